@@ -15,7 +15,7 @@ use crate::error::{AutogradError, LeafFault, Result};
 use crate::foreign::{Border, Foreign, Role};
 use crate::journal::{Journal, Replay};
 use crate::random::Draws;
-use crate::rule::AnyRule;
+use crate::rule::{AnyRule, Needs};
 use crate::saved::Saver;
 use crate::store::Store;
 use crate::tape::{Edge, Hook, Op, Site, Tape};
@@ -398,7 +398,8 @@ impl Pass {
     pub(crate) fn saver(&self, op: &'static str, site: Site, nodes: &[Option<Edge>]) -> Saver {
         let recorded = matches!(self.0.mode, Mode::Record(_)) && self.is_recording();
         let is_needed = recorded && nodes.iter().any(Option::is_some);
-        Saver::new(self.clone(), op, site, is_needed)
+        let needs = Needs::new(nodes.iter().map(Option::is_some));
+        Saver::new(self.clone(), op, site, (is_needed, needs))
     }
 
     /// Notes that an operation uses `value`, if this pass is a run of a segment.

@@ -7,6 +7,7 @@ use lowtide_tensor::{Shape, Tensor};
 use crate::error::{AutogradError, Result};
 use crate::pass::Pass;
 use crate::recipe::Recipe;
+use crate::rule::Needs;
 use crate::store::{Parked, Store};
 use crate::tape::Site;
 
@@ -17,17 +18,30 @@ pub struct Saver {
     site: Site,
     /// Whether the operation is recorded, and its rule may run.
     is_needed: bool,
+    /// Which inputs may be asked for a gradient.
+    needs: Needs,
 }
 
 impl Saver {
     /// For an operation of `pass`.
-    pub(crate) fn new(pass: Pass, op: &'static str, site: Site, is_needed: bool) -> Self {
-        Saver { pass, op, site, is_needed }
+    pub(crate) fn new(
+        pass: Pass,
+        op: &'static str,
+        site: Site,
+        (is_needed, needs): (bool, Needs),
+    ) -> Self {
+        Saver { pass, op, site, is_needed, needs }
     }
 
     /// Whether the rule may run: what only a rule needs is not worth computing otherwise.
     pub fn is_needed(&self) -> bool {
         self.is_needed
+    }
+
+    /// Whether the rule may be asked for the gradient of input `index`: what only that needs is
+    /// not worth keeping otherwise.
+    pub fn needs(&self, index: usize) -> bool {
+        self.is_needed && self.needs.input(index)
     }
 
     /// Keeps `tensor` (its storage, not a copy), an input or an output of the operation.

@@ -13,6 +13,7 @@ use crate::module::Parameters;
 pub struct Buffer {
     id: BufferId,
     value: Tensor,
+    is_constant: bool,
 }
 
 impl Buffer {
@@ -34,7 +35,17 @@ impl Buffer {
 
     /// A buffer with the storage of `value`.
     pub fn new(value: Tensor) -> Self {
-        Buffer { id: BufferId::new(), value }
+        Buffer { id: BufferId::new(), value, is_constant: false }
+    }
+
+    /// A buffer that no pass updates, such as a weight in few bits.
+    pub fn constant(value: Tensor) -> Self {
+        Buffer { is_constant: true, ..Buffer::new(value) }
+    }
+
+    /// Whether it is one that no pass updates, like a frozen parameter.
+    pub fn is_constant(&self) -> bool {
+        self.is_constant
     }
 
     /// The identity: the key of its updates.

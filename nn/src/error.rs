@@ -71,6 +71,68 @@ pub enum NnError {
         /// How the file or state differs from what was expected.
         problem: WeightsProblem,
     },
+    /// Adapters do not fit the model.
+    #[error(transparent)]
+    Adapter(#[from] AdapterProblem),
+}
+
+/// Why a model cannot be adapted, or a file's adapters are not its.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AdapterProblem {
+    /// No linear layer is called so.
+    #[error("no linear layer is called `{target}`; there are {}", endings(layers))]
+    NoMatch {
+        /// What was asked for.
+        target: String,
+        /// The linear layers that there are.
+        layers: Vec<String>,
+    },
+    /// The pattern is no regular expression.
+    #[error("`{pattern}`: {source}")]
+    Pattern {
+        /// What was asked for.
+        pattern: String,
+        /// Where it is wrong.
+        source: Box<regex::Error>,
+    },
+    /// The layer has an adapter already.
+    #[error("{name} has an adapter already; merge or remove it first")]
+    Present {
+        /// Name of the layer.
+        name: String,
+    },
+    /// The model has no adapters.
+    #[error("no layer has an adapter")]
+    Absent,
+    /// The weight is also another parameter, which a merge would change too.
+    #[error("the weight of {name} is also another parameter, such as an embedding")]
+    Shared {
+        /// Name of the layer.
+        name: String,
+    },
+    /// The weight is quantised, where a merge would be rounded again.
+    #[error("the weight of {name} is quantised; decode it before a merge")]
+    Quantized {
+        /// Name of the layer.
+        name: String,
+    },
+    /// The config of the adapters asks for what there is not here.
+    #[error("`{field}` is {value}, which is not known here")]
+    Unsupported {
+        /// Field of the config.
+        field: &'static str,
+        /// What it says.
+        value: String,
+    },
+    /// The config of the adapters is not JSON.
+    #[error("{}: {source}", path.display())]
+    Json {
+        /// Path of the file.
+        path: PathBuf,
+        /// The error of the parser.
+        source: serde_json::Error,
+    },
 }
 
 /// How a file and a model or its optimizer differ.
@@ -133,3 +195,21 @@ impl NnError {
 pub type NnResult<T, E = NnError> = std::result::Result<T, E>;
 
 pub(crate) use NnResult as Result;
+
+/// The ends of names, each once, as far as a line has room: there are as many names as layers.
+fn endings(names: &[String]) -> String {
+    const SHOWN_MAX: usize = 12;
+    let mut shown: Vec<&str> = Vec::new();
+    for name in names {
+        let ending = name.rsplit('.').next().unwrap_or(name);
+        if !shown.contains(&ending) {
+            shown.push(ending);
+        }
+    }
+    let more = if shown.len() > SHOWN_MAX { " .." } else { "" };
+    shown.truncate(SHOWN_MAX);
+    match shown.is_empty() {
+        true => "none".to_owned(),
+        false => shown.join(", ") + more,
+    }
+}

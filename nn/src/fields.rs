@@ -4,6 +4,8 @@
 #[doc(no_inline)]
 pub use crate::buffer::Buffer;
 #[doc(no_inline)]
+pub use crate::layers::linear::Linear;
+#[doc(no_inline)]
 pub use crate::module::Parameters;
 #[doc(no_inline)]
 pub use crate::parameter::Parameter;
@@ -67,6 +69,17 @@ macro_rules! parameters {
                     visitor,
                 );)*
             }
+
+            fn visit_linears(
+                &mut self,
+                visitor: &mut dyn FnMut(&str, &mut $crate::fields::Linear),
+            ) {
+                use $crate::fields::Field;
+                $(self.$field.visit_linears_as(
+                    $crate::parameters!(@name $field $($name)?),
+                    visitor,
+                );)*
+            }
         }
     };
     (@name $field:tt) => { stringify!($field) };
@@ -89,6 +102,11 @@ pub trait Field<N> {
 
     /// Shows the policies of its blocks, which have no names.
     fn visit_policies_as(&mut self, name: N, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        let _ = (name, visitor);
+    }
+
+    /// Shows its linear layers under `name`.
+    fn visit_linears_as(&mut self, name: N, visitor: &mut dyn FnMut(&str, &mut Linear)) {
         let _ = (name, visitor);
     }
 }
@@ -124,6 +142,14 @@ impl<M: Parameters + ?Sized> Field<&str> for M {
     fn visit_policies_as(&mut self, _: &str, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
         self.visit_policies(visitor);
     }
+
+    fn visit_linears_as(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        self.visit_linears(&mut |own, linear| match (name, own) {
+            ("", own) => visitor(own, linear),
+            (name, "") => visitor(name, linear),
+            _ => visitor(&format!("{name}.{own}"), linear),
+        });
+    }
 }
 
 impl<N, F: Field<N>> Field<N> for Option<F> {
@@ -144,6 +170,12 @@ impl<N, F: Field<N>> Field<N> for Option<F> {
             field.visit_policies_as(name, visitor);
         }
     }
+
+    fn visit_linears_as(&mut self, name: N, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        if let Some(field) = self {
+            field.visit_linears_as(name, visitor);
+        }
+    }
 }
 
 /// Each element under `{name}0`, `{name}1` and so on.
@@ -162,6 +194,12 @@ impl<F: for<'a> Field<&'a str>> Field<&str> for Vec<F> {
 
     fn visit_policies_as(&mut self, name: &str, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
         self.iter_mut().for_each(|field| field.visit_policies_as(name, visitor));
+    }
+
+    fn visit_linears_as(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        for (index, field) in self.iter_mut().enumerate() {
+            field.visit_linears_as(&format!("{name}{index}"), visitor);
+        }
     }
 }
 
@@ -186,6 +224,12 @@ impl<N, F: Field<N>, const COUNT: usize> Field<[N; COUNT]> for Vec<F> {
     ) {
         for (name, field) in names.into_iter().zip(self) {
             field.visit_policies_as(name, visitor);
+        }
+    }
+
+    fn visit_linears_as(&mut self, names: [N; COUNT], visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        for (name, field) in names.into_iter().zip(self) {
+            field.visit_linears_as(name, visitor);
         }
     }
 }

@@ -9,12 +9,14 @@ mod grid;
 mod images;
 pub mod init;
 mod layers;
+mod lora;
 mod loss;
 pub mod models;
 mod module;
 pub mod optim;
 mod parameter;
 mod pool_places;
+mod quantized;
 mod safetensors;
 mod schedule;
 mod segment;
@@ -24,7 +26,7 @@ pub use buffer::{Buffer, check_buffers, commit_buffers};
 pub use distance::{
     LocalResponseOptions, cosine_similarity, local_response_norm, normalize, pairwise_distance,
 };
-pub use error::{NnError, NnResult, WeightsProblem};
+pub use error::{AdapterProblem, NnError, NnResult, WeightsProblem};
 pub use grid::{GridMode, GridOptions, GridPadding, grid_sample};
 pub use images::{ResizeMode, Sizes, channel_shuffle, pixel_shuffle, pixel_unshuffle, resize};
 pub use layers::activations::{
@@ -69,6 +71,10 @@ pub use layers::transformer_stack::{
 };
 pub use layers::upsample::Upsample;
 pub use layers::weight_norm::{WeightNorm, Weighted};
+pub use lora::{
+    Adapter, LoraOptions, LoraScaling, Targets, adapt, adapted, load_adapters, merge,
+    remove_adapters, save_adapters,
+};
 pub use loss::compositions::{
     NllOptions, cosine_embedding, ctc, dice, gaussian_nll, hinge_embedding, margin_ranking,
     multi_margin, multilabel_soft_margin, nll, poisson_nll, soft_margin, triplet_margin,
@@ -88,7 +94,8 @@ pub use pool_places::{
     adaptive_max_pool2d_with_places, adaptive_max_pool3d_with_places, max_pool2d_with_places,
     max_pool3d_with_places, max_unpool,
 };
-pub use safetensors::{from_safetensors, load, save, to_safetensors};
+pub use quantized::quantize;
+pub use safetensors::{from_safetensors, load, map, save, to_safetensors};
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use segment::{Segment, run_blocks};
 pub use volumes::{

@@ -8,6 +8,7 @@ use lowtide_tensor::{DType, Tensor, TensorError};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::layers::linear::Linear;
 use crate::parameter::Parameter;
 
 /// Anything that owns parameters.
@@ -29,6 +30,14 @@ pub trait Parameters {
     /// around it. The results have the same bits under every policy. Modules without blocks need
     /// not implement it; containers have to.
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        let _ = visitor;
+    }
+
+    /// Shows every linear layer once, with its name (`layers.0.q_proj`; empty for a module that is
+    /// one), in a fixed order: what can be [adapted](crate::adapt). Modules without linear layers
+    /// need not implement it; containers have to. A layer whose weight is computed from others is
+    /// not shown.
+    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
         let _ = visitor;
     }
 

@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use lowtide_tensor::{DType, Tensor};
+use lowtide_tensor::{DType, MappedFile, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 
 use crate::error::{NnError, Result, WeightsProblem};
@@ -155,6 +155,54 @@ fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 pub fn load(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     let bytes = fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
     from_safetensors(model, &bytes, path)
+}
+
+/// [`load`] without a copy: parameters become parts of the file, which the CPU reads when they are
+/// used and which cost no memory of the device ([`Tensor::from_mapped`]), and are frozen. So are
+/// the tensors of [quantised](crate::quantize) layers; other buffers are copied, for training
+/// writes them. What lies askew in the file is copied too, and everything on an NVIDIA device.
+///
+/// # Errors
+/// Those of [`load`], and `OutOfMemory` for what is copied: the model is then as before.
+pub fn map(model: &mut dyn Parameters, path: &Path) -> Result<()> {
+    let error = |source| NnError::File { path: path.to_owned(), source };
+    let mapped = MappedFile::open(path).map_err(error)?;
+    let format = |source| NnError::Format { path: path.to_owned(), source };
+    let file = SafeTensors::deserialize(mapped.bytes()).map_err(format)?;
+    check(model, &file, path)?;
+    let mut weights = BTreeSet::new();
+    model.visit(&mut |name, _| {
+        weights.insert(name.to_owned());
+    });
+    model.visit_linears(&mut |layer, linear| {
+        linear.visit_buffers(&mut |own, _| {
+            let dot = if layer.is_empty() { "" } else { "." };
+            weights.insert(format!("{layer}{dot}{own}"));
+        });
+    });
+    let (mut values, mut outcome) = (BTreeMap::new(), Ok(()));
+    model.visit_tensors(&mut |name, value| {
+        if outcome.is_err() {
+            return;
+        }
+        let view = file.tensor(name).expect("checked to be there");
+        let (device, shape, dtype) = (value.device(), *value.shape(), value.dtype());
+        let _scope = device.category(value.category());
+        let offset_bytes = view.data().as_ptr().addr() - mapped.bytes().as_ptr().addr();
+        let is_aligned = offset_bytes.is_multiple_of(dtype.size_bytes());
+        let read = match is_aligned && weights.contains(name) {
+            true => Tensor::from_mapped(device, shape, dtype, (&mapped, offset_bytes)),
+            false => Tensor::from_bytes(device, shape, dtype, view.data()),
+        };
+        match read {
+            Ok(read) => drop(values.insert(name.to_owned(), read)),
+            Err(error) => outcome = Err(error),
+        }
+    });
+    outcome?;
+    model.visit_tensors(&mut |name, value| value.clone_from(&values[name]));
+    model.visit(&mut |_, parameter| parameter.freeze());
+    Ok(())
 }
 
 /// Reads every parameter and every buffer of `model` from the contents of a file of [`save`], in

@@ -4,6 +4,7 @@ use lowtide_autograd::{Pass, SavedPolicy, Var};
 
 use crate::buffer::Buffer;
 use crate::error::{NnError, Result};
+use crate::layers::linear::Linear;
 use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
 
@@ -106,6 +107,10 @@ impl<B: Parameters> Parameters for Segment<B> {
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
         visitor(&mut self.policy);
         self.block.visit_policies(visitor);
+    }
+
+    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        self.block.visit_linears(visitor);
     }
 }
 

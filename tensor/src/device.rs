@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug, Display};
 use std::panic::Location;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 #[cfg(feature = "cuda")]
@@ -47,6 +48,7 @@ struct Inner {
     backend: Backend,
     /// What [`Device::spec`] says instead of nominal rates.
     rates: Option<Rates>,
+    mapped_bytes: Arc<AtomicUsize>,
 }
 
 pub(crate) enum Backend {
@@ -203,7 +205,10 @@ impl Sim {
             return copies.simulated.upgrade();
         }
         let buffer = self.simulation.as_ref()?.adopt(real.buffer())?;
-        let copy = Arc::new(Storage::new(buffer, device.clone()));
+        let copy = Arc::new(match real.mapped() {
+            Some(mapped) => Storage::of_mapped(buffer, device.clone(), mapped.on(device)),
+            None => Storage::new(buffer, device.clone()),
+        });
         copy.set_frozen(real.is_frozen());
         copy.set_arriving(real.is_arriving());
         let pair = SimulatedPair { _real: Arc::downgrade(real), simulated: Arc::downgrade(&copy) };
@@ -234,7 +239,7 @@ impl Device {
         let cpu = Cpu::new(options.threads.unwrap_or_else(available_threads).max(1));
         let allocator = CachingAllocator::new(source)?;
         let (backend, rates) = (Backend::Cpu(cpu), options.rates);
-        Ok(Device(Arc::new(Inner { allocator, backend, rates })))
+        Ok(Device(Arc::new(Inner { allocator, backend, rates, mapped_bytes: Arc::default() })))
     }
 
     /// The NVIDIA device of this number, from 0.
@@ -275,7 +280,7 @@ impl Device {
     }
 
     fn new(allocator: CachingAllocator, backend: Backend) -> Self {
-        Device(Arc::new(Inner { allocator, backend, rates: None }))
+        Device(Arc::new(Inner { allocator, backend, rates: None, mapped_bytes: Arc::default() }))
     }
 
     /// A simulated device in exactly this one's state: the same live blocks at the same places,
@@ -285,7 +290,7 @@ impl Device {
         let simulation = self.0.allocator.simulate();
         let allocator = simulation.allocator().clone();
         let backend = Backend::Sim(Box::new(Sim::new(self.spec(), Some(simulation))));
-        Device(Arc::new(Inner { allocator, backend, rates: None }))
+        Self::new(allocator, backend)
     }
 
     /// What [`Device::sim`] needs for a device like this one, with nothing on it yet.
@@ -318,6 +323,16 @@ impl Device {
     /// The allocator that all of this device's tensors come from.
     pub fn allocator(&self) -> &CachingAllocator {
         &self.0.allocator
+    }
+
+    /// Bytes of tensors that lie in [mapped files](crate::Tensor::from_mapped): no part of the
+    /// allocator's.
+    pub fn mapped_bytes(&self) -> usize {
+        self.0.mapped_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn mapped_count(&self) -> &Arc<AtomicUsize> {
+        &self.0.mapped_bytes
     }
 
     /// Attributes allocations to `category` until the scope ends.

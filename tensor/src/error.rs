@@ -103,6 +103,24 @@ pub enum TensorError {
         /// Where it was called.
         site: &'static Location<'static>,
     },
+    /// The destination lies in a file that is mapped for reading.
+    #[error("{op} at {site}: the tensor lies in a file that is mapped for reading")]
+    ReadOnly {
+        /// Name of the operation, such as `add`.
+        op: &'static str,
+        /// Where it was called.
+        site: &'static Location<'static>,
+    },
+    /// Elements do not begin where their type has to.
+    #[error("{op}: offset {offset_bytes} is no multiple of {align_bytes} bytes")]
+    Unaligned {
+        /// Name of the operation.
+        op: &'static str,
+        /// Where the elements begin.
+        offset_bytes: usize,
+        /// What that has to be a multiple of.
+        align_bytes: usize,
+    },
     /// The operation does not run on such a device.
     #[error("{op}: has no kernel for {device}")]
     NoKernel {

@@ -187,7 +187,8 @@ impl<'a> Operands<'a> {
         let (start, layout) = pointer::<T>(tensor);
         // SAFETY: a shared slice needs memory that is valid, aligned, initialised and not written:
         // 1. `pointer` checked type, alignment and that the span ends inside the buffer;
-        // 2. buffers hold plain numbers from the start (the source hands out zeroed pages);
+        // 2. buffers hold plain numbers from the start (the source hands out zeroed pages), and
+        //    so do files;
         // 3. the storage's lock is held for 'a, and `check_launch` proved that no write operand of
         //    this launch touches the span.
         let data = unsafe { std::slice::from_raw_parts(start, layout.span_len()) };
@@ -204,7 +205,8 @@ impl<'a> Operands<'a> {
         assert!(!was_taken, "write operand {index} was taken already");
         let tensor = self.writes[index];
         let (start, layout) = pointer::<T>(tensor);
-        // SAFETY: as in `read`, and unique: 1. the storage's lock is held for writing;
+        // SAFETY: as in `read`, and unique: 1. the storage's lock is held for writing, and it is
+        // not mapped, which `check_launch` refused;
         // 2. `check_launch` proved that no other operand touches the span; 3. `taken` lets this
         // slice exist once.
         let data = unsafe { std::slice::from_raw_parts_mut(start, layout.span_len()) };
@@ -216,15 +218,19 @@ impl<'a> Operands<'a> {
 fn pointer<T: Element>(tensor: &Tensor) -> (*mut T, Layout) {
     assert_eq!(tensor.dtype(), T::DTYPE, "a kernel asked for the wrong element type");
     let layout = *tensor.layout();
-    let buffer = tensor.storage().buffer();
-    let base = buffer.as_ptr().expect("kernels run only where memory is").cast::<T>();
+    let storage = tensor.storage();
+    let (base, size_bytes) = match storage.mapped() {
+        Some(mapped) => (Some(mapped.pointer()), mapped.size_bytes()),
+        None => (storage.buffer().as_ptr(), storage.buffer().size_bytes()),
+    };
+    let base = base.expect("kernels run only where memory is").cast::<T>();
     assert!(base.is_aligned(), "buffers are aligned for every element type");
     if layout.span_len() == 0 {
         // The offset of a view without elements may lie anywhere: row 1 of [2, 0] is at 1.
         return (base.as_ptr(), layout);
     }
     let end_bytes = (layout.offset() + layout.span_len()) * size_of::<T>();
-    assert!(end_bytes <= buffer.size_bytes(), "a layout of {end_bytes} bytes leaves its buffer");
+    assert!(end_bytes <= size_bytes, "a layout of {end_bytes} bytes leaves its buffer");
     (base.as_ptr().wrapping_add(layout.offset()), layout)
 }
 
@@ -366,6 +372,9 @@ impl Device {
         }
         if writes.iter().any(|write| write.storage().is_frozen()) {
             return Err(TensorError::Frozen { op, site });
+        }
+        if writes.iter().any(|write| write.is_mapped()) {
+            return Err(TensorError::ReadOnly { op, site });
         }
         let repeats = writes.iter().any(|write| write.layout().repeats_elements());
         if repeats || overlap(reads, writes) {

@@ -11,6 +11,7 @@ mod dtype;
 mod error;
 mod launch;
 mod layout;
+mod mapped;
 pub mod npy;
 mod ops;
 mod print;
@@ -32,6 +33,7 @@ pub use error::{TensorError, TensorResult};
 pub use half::{bf16, f16};
 pub use launch::{Cost, Kernel, OpClass, Operands, View, ViewMut};
 pub use layout::{Layout, RANK_MAX, Shape};
+pub use mapped::MappedFile;
 pub use ops::attention::{
     Attention, AttentionDropout, AttentionOptions, AttentionWorkspace, Causal,
 };
@@ -53,6 +55,7 @@ pub use ops::matmul::addend::Scales;
 pub use ops::max_pool2d::{MaxPool, Pool1dGeometry, Pool2dGeometry};
 pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::pair_loss::PairLoss;
+pub use ops::quantize::{QuantFormat, QuantPart, Quantized};
 pub use ops::random::Draw;
 pub use ops::rearrange::PadMode;
 pub use ops::rotary::RotaryPairs;

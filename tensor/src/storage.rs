@@ -7,10 +7,14 @@ use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use lowtide_allocator::{AllocError, Buffer, Stream};
 
 use crate::device::Device;
+use crate::mapped::MappedBytes;
 
 /// One allocation that tensors share views of.
 pub(crate) struct Storage {
     buffer: Buffer,
+    /// Where the bytes are instead; the buffer is then empty, and stands for the storage with the
+    /// allocator.
+    mapped: Option<MappedBytes>,
     device: Device,
     lock: RwLock<()>,
     version: AtomicU64,
@@ -28,6 +32,7 @@ impl Storage {
     pub(crate) fn new(buffer: Buffer, device: Device) -> Self {
         Storage {
             buffer,
+            mapped: None,
             device,
             lock: RwLock::new(()),
             version: AtomicU64::new(0),
@@ -39,6 +44,17 @@ impl Storage {
 
     pub(crate) fn buffer(&self) -> &Buffer {
         &self.buffer
+    }
+
+    /// [`Storage::new`] with its bytes in a file.
+    #[track_caller]
+    pub(crate) fn of_mapped(buffer: Buffer, device: Device, mapped: MappedBytes) -> Self {
+        Storage { mapped: Some(mapped), ..Self::new(buffer, device) }
+    }
+
+    /// The part of a file that it is, if it is one.
+    pub(crate) fn mapped(&self) -> Option<&MappedBytes> {
+        self.mapped.as_ref()
     }
 
     pub(crate) fn device(&self) -> &Device {

@@ -11,6 +11,7 @@ use crate::device::{Backend, COPIES, Device};
 use crate::dtype::{DType, Element, Value, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::layout::{Layout, Shape};
+use crate::mapped::MappedBytes;
 use crate::storage::Storage;
 use crate::transfer::{Download, Overwrite, Upload};
 
@@ -62,6 +63,21 @@ impl Tensor {
         let size_bytes = shape.element_count().saturating_mul(dtype.size_bytes());
         let buffer = device.allocator().allocate_on(stream, category, size_bytes)?;
         let storage = Arc::new(Storage::new(buffer, device.clone()));
+        Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
+    }
+
+    /// A tensor whose bytes are mapped, with an empty block.
+    #[track_caller]
+    pub(crate) fn of_mapped(
+        device: &Device,
+        shape: Shape,
+        dtype: DType,
+        mapped: MappedBytes,
+    ) -> Result<Self> {
+        let (stream, category) =
+            (device.allocator().stream(), device.allocator().current_category());
+        let buffer = device.allocator().allocate_on(stream, category, 0)?;
+        let storage = Arc::new(Storage::of_mapped(buffer, device.clone(), mapped));
         Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
     }
 
@@ -273,6 +289,7 @@ impl Tensor {
         Arc::strong_count(&self.storage) == 1
             && self.layout.is_contiguous()
             && !self.storage.is_frozen()
+            && !self.is_mapped()
     }
 
     /// Makes every in-place operation on the storage an error until [`Tensor::unfreeze`].
@@ -283,9 +300,12 @@ impl Tensor {
     /// `Ok` if in-place operations are allowed; for callers that write several tensors or none.
     ///
     /// # Errors
-    /// `Frozen` with the caller's place.
+    /// `Frozen` with the caller's place, or `ReadOnly`.
     #[track_caller]
     pub fn check_writable(&self, op: &'static str) -> Result<()> {
+        if self.is_mapped() {
+            return Err(TensorError::ReadOnly { op, site: Location::caller() });
+        }
         if !self.storage.is_frozen() {
             return Ok(());
         }

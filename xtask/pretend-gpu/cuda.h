@@ -169,6 +169,8 @@ inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fadd_rn(float x, float y) { return x + y; }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 inline float __int_as_float(int bits) { return __builtin_bit_cast(float, bits); }
 inline int __float_as_int(float x) { return __builtin_bit_cast(int, x); }

@@ -114,8 +114,14 @@ impl Section {
 }
 
 /// The packages with tests that run on the pretend driver.
-const WITH_CUDA: [&str; 5] =
-    ["lowtide-allocator", "lowtide-tensor", "lowtide-nn", "lowtide-trainer", "lowtide-scoreboard"];
+const WITH_CUDA: [&str; 6] = [
+    "lowtide-allocator",
+    "lowtide-tensor",
+    "lowtide-nn",
+    "lowtide-pretrained",
+    "lowtide-trainer",
+    "lowtide-scoreboard",
+];
 
 /// The sections of a run, and the names of those left out with the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -159,6 +159,15 @@ impl Var {
             let rule = move |dy: Tensor, needs: Needs| {
                 let (x, w, labels) = (saved_x.unpack()?, saved_w.unpack()?, saved_labels.unpack()?);
                 let b = saved_b.map(Saved::unpack).transpose()?;
+                let is_head_trained = needs.input(1) || (b.is_some() && needs.input(2));
+                if !is_head_trained {
+                    let b = b.as_ref();
+                    let (_, dx) =
+                        x.linear_cross_entropy_input_gradient(&w, b, &labels, &options, &dy)?;
+                    let mut gradients = vec![Some(dx), None];
+                    gradients.extend(b.map(|_| None));
+                    return Ok(gradients);
+                }
                 // Sums over the chunks would get lost in a half type: dy is in f32 then.
                 let zeros = |like: &Tensor| Tensor::zeros(like.device(), *like.shape(), dy.dtype());
                 let (mut dw, mut db) = (zeros(&w)?, b.as_ref().map(zeros).transpose()?);

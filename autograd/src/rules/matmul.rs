@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::rule::Needs;
 use crate::rules::elementwise_fused::scaled;
 use crate::rules::{unbroadcast, when};
+use crate::saved::Saved;
 use crate::var::Var;
 
 /// `x` as the matrices `[.., rows, columns]` that a product takes it for: a vector stands for a row
@@ -205,21 +206,25 @@ impl Var {
             |inputs, save| {
                 let (x, w, b) = (&inputs[0], &inputs[1], inputs.get(2));
                 let y = x.linear(w, b)?;
-                let (saved_x, saved_w, has_bias) = (save.keep(x), save.keep(w), b.is_some());
+                // A frozen weight needs no input, and an input without a gradient no weight.
+                let saved_x = save.needs(1).then(|| save.keep(x));
+                let saved_w = save.needs(0).then(|| save.keep(w));
+                let has_bias = b.is_some();
                 // dx = dy · w, dw = dyᵀ · x, db = the sum of dy over the rows
                 let rule = move |dy: Tensor, needs: Needs| {
-                    let (x, w) = (saved_x.unpack()?, saved_w.unpack()?);
+                    let w = saved_w.map(Saved::unpack).transpose()?;
                     let needs_bias = has_bias && needs.input(2);
-                    let (dw, db) = match needs.input(1) {
-                        true if needs_bias => {
+                    let x = saved_x.map(Saved::unpack).transpose()?;
+                    let (dw, db) = match x.filter(|_| needs.input(1)) {
+                        Some(x) if needs_bias => {
                             let (dw, db) = x.linear_weight_gradient(&dy)?;
                             (Some(dw), db)
                         }
-                        true => (Some(transposed_product(&dy, &x)?), None),
-                        false => (None, None),
+                        Some(x) => (Some(transposed_product(&dy, &x)?), None),
+                        None => (None, None),
                     };
-                    drop(x);
-                    let dx = when(needs.input(0), || Ok(dy.matmul(&w)?))?;
+                    let w = w.filter(|_| needs.input(0));
+                    let dx = w.map(|w| dy.matmul(&w)).transpose()?;
                     let mut gradients = vec![dx, dw];
                     if has_bias {
                         let db = match db {

@@ -23,6 +23,7 @@ mod matmul;
 mod network;
 mod norm;
 mod places;
+mod quantize;
 mod rank;
 mod reduce;
 mod reduce_choice;

@@ -38,6 +38,7 @@ const WITHOUT_RULE: [(&str, &[&str]); 7] = [
             "add_scaled_",
             "bernoulli_",
             "copy_",
+            "decode_rows_into",
             "fill_",
             "masked_copy_",
             "matmul_add_",
@@ -57,6 +58,12 @@ const WITHOUT_RULE: [(&str, &[&str]); 7] = [
         &[
             "allclose",
             "check_writable",
+            "decode",
+            "decode_rows",
+            "encode",
+            "from_parts",
+            "parts",
+            "size_bytes",
             "copied",
             "equal",
             "item",
@@ -81,7 +88,14 @@ const WITHOUT_RULE: [(&str, &[&str]); 7] = [
         "gives different elements, which rules would select by their places",
         &["unique", "unique_consecutive"],
     ),
-    ("is a gradient itself", &["linear_cross_entropy_gradients", "linear_weight_gradient"]),
+    (
+        "is a gradient itself",
+        &[
+            "linear_cross_entropy_gradients",
+            "linear_cross_entropy_input_gradient",
+            "linear_weight_gradient",
+        ],
+    ),
     ("counts elements, in their type", &["histc"]),
 ];
 

@@ -5,7 +5,9 @@ use std::rc::Rc;
 
 use lowtide_allocator::{BLOCK_BYTES, Category};
 use lowtide_autograd::{AutogradResult as Result, LeafId, Needs, Pass, Var};
-use lowtide_tensor::{Conv2dGeometry, Device, Pool2dGeometry, RandomKey, Tensor};
+use lowtide_tensor::{
+    Conv2dGeometry, Device, LinearCrossEntropyOptions, Pool2dGeometry, RandomKey, Tensor,
+};
 
 use crate::common::{BLOCK_LEN, Outcome, cpu, live_bytes, recording, tensor};
 
@@ -237,5 +239,47 @@ fn a_deep_graph_is_dropped_without_recursion() -> Outcome {
     }
     drop((pass, attempt, y));
     assert_eq!(live_bytes(&device), before);
+    Ok(())
+}
+
+/// Bytes that the forward pass leaves alive, and the most that backward takes beside those of
+/// before.
+fn bytes_of(device: &Device, run: impl FnOnce(&Pass) -> Result<Var>) -> Result<[usize; 2]> {
+    let (pass, _attempt) = recording();
+    let before = live_bytes(device);
+    let loss = run(&pass)?;
+    let kept = live_bytes(device) - before;
+    device.allocator().reset_peaks();
+    pass.backward(loss)?;
+    Ok([kept, device.allocator().statistics().allocated.peak_bytes - before])
+}
+
+#[test]
+fn frozen_weights_keep_no_inputs_and_have_no_gradients() -> Outcome {
+    let device = cpu();
+    let x = tensor(&device, "x", [64, 128]);
+    let [w, head] = [tensor(&device, "w", [128, 128]), tensor(&device, "head", [2000, 128])];
+    let layers = |is_frozen: bool| {
+        bytes_of(&device, |pass| {
+            let mut y = pass.leaf(LeafId::new(), &x)?;
+            for _ in 0..4 {
+                let w = match is_frozen {
+                    true => pass.constant(w.clone()),
+                    false => pass.leaf(LeafId::new(), &w)?,
+                };
+                y = y.linear(w, None)?;
+            }
+            y.sum_all()
+        })
+    };
+    let ([trained, _], [frozen, _]) = (layers(false)?, layers(true)?);
+    assert_eq!(trained - frozen, 3 * x.size_bytes());
+    let labels = Tensor::from_slice(&device, [64], &[7_i64; 64])?;
+    let [_, peak] = bytes_of(&device, |pass| {
+        let (x, head) = (pass.leaf(LeafId::new(), &x)?, pass.constant(head.clone()));
+        let options = LinearCrossEntropyOptions::default();
+        Ok(x.linear_cross_entropy(head, None, &labels, options)?.0)
+    })?;
+    assert!(peak < head.size_bytes(), "{peak}");
     Ok(())
 }

@@ -93,6 +93,43 @@ fn chats_are_framed_and_the_assistant_is_learned() {
     assert_eq!((frame(257), frame(258)), (2, 2), "a turn cannot end itself");
 }
 
+/// The formats as their tokenizers' own templates render them: the `chat_template` of
+/// Llama-3.1-8B-Instruct without its date, and of gemma-2-2b-it.
+#[test]
+fn formats_are_chosen_by_the_vocabulary_and_rendered_as_its_own_template_does() {
+    let with =
+        |names: &[&str]| names.iter().fold(Bytes::new(), |bytes, name| bytes.with_special(*name));
+    let llama =
+        with(&["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]);
+    let gemma = with(&["<bos>", "<start_of_turn>", "<end_of_turn>"]);
+    let turns = [("user", "hi <bos>"), ("assistant", "ho"), ("user", "so?")];
+    let cases = [
+        (
+            &llama,
+            "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi <bos><|eot_id|>\
+             <|start_header_id|>assistant<|end_header_id|>\n\nho<|eot_id|>\
+             <|start_header_id|>user<|end_header_id|>\n\nso?<|eot_id|>\
+             <|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            &gemma,
+            "<bos><start_of_turn>user\nhi <bos><end_of_turn>\n\
+             <start_of_turn>model\nho<end_of_turn>\n\
+             <start_of_turn>user\nso?<end_of_turn>\n<start_of_turn>model\n",
+        ),
+    ];
+    for (tokenizer, expected) in cases {
+        let template = ChatTemplate::of(tokenizer);
+        let tokens = template.prompt(tokenizer, &turns).unwrap().unwrap();
+        assert_eq!(tokenizer.decode(&tokens).unwrap(), expected);
+        let special = tokens.iter().filter(|&&token| token == END).count();
+        assert_eq!(special, 1, "a turn has no special tokens of its own");
+    }
+    assert_eq!(ChatTemplate::of(&*bytes()), ChatTemplate::chat_ml());
+    let strangers = ChatTemplate::gemma().prompt(&gemma, &[("system", "be brief")]);
+    assert_eq!(strangers.unwrap(), None, "the format has no such role");
+}
+
 #[test]
 fn frame_is_what_the_reader_is_told() {
     let folder = Folder::new("frame");

@@ -23,6 +23,11 @@ impl Dropout {
         check_option("probability", probability, "[0, 1]", |p| (0.0..=1.0).contains(&p))?;
         Ok(Dropout { probability })
     }
+
+    /// The probability of an element being set to 0 in training.
+    pub fn probability(&self) -> f64 {
+        self.probability
+    }
 }
 
 impl Parameters for Dropout {}

@@ -27,6 +27,11 @@ impl Embedding {
         Ok(Embedding { weight: Parameter::new(weight), padding: None })
     }
 
+    /// A layer with this table, `[V, D]`.
+    pub fn from_parameter(weight: Parameter) -> Self {
+        Embedding { weight, padding: None }
+    }
+
     /// This layer with a row for padding, `padding_idx`: zeros now, and no gradient ever.
     ///
     /// # Errors

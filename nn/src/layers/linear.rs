@@ -1,20 +1,26 @@
 //! `y = x Wᵀ + b`; x: [N, I], W: [O, I], b: [O], y: [N, O].
 
+use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{Device, RandomKey};
+use lowtide_tensor::{DType, Device, QuantFormat, Quantized, RandomKey, Tensor, TensorError};
 
+use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::init;
 use crate::layers::weight_norm::weighted;
-use crate::module::Module;
+use crate::lora::{Adapter, MergePlan};
+use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
+use crate::quantized::QuantizedWeight;
 
-/// A fully connected layer, `torch.nn.Linear`.
+/// A fully connected layer, `torch.nn.Linear`; perhaps with an [adapter](crate::adapt).
 #[derive(Clone, Debug)]
 pub struct Linear {
     weight: Parameter,
     bias: Option<Parameter>,
+    adapter: Option<Adapter>,
+    /// In place of the weight, of which only the shape and the type are then there.
+    quantized: Option<QuantizedWeight>,
 }
 
 impl Linear {
@@ -40,7 +46,7 @@ impl Linear {
     ) -> Result<Self> {
         let bound = init::default_bound(inputs);
         let weight = Parameter::uniform(device, key.op("weight"), [outputs, inputs], bound)?;
-        Ok(Linear { weight, bias: None })
+        Ok(Linear { weight, bias: None, adapter: None, quantized: None })
     }
 
     /// [`Linear::new`] or [`Linear::without_bias`].
@@ -56,7 +62,13 @@ impl Linear {
         }
     }
 
-    /// The weight, `[O, I]`.
+    /// A layer with these parameters: a weight `[O, I]` and a bias `[O]`.
+    pub fn from_parameters(weight: Parameter, bias: Option<Parameter>) -> Self {
+        Linear { weight, bias, adapter: None, quantized: None }
+    }
+
+    /// The weight, `[O, I]`. Of a [quantised](Linear::quantize) layer it has the shape and the
+    /// type, but no values of its own.
     pub fn weight(&self) -> &Parameter {
         &self.weight
     }
@@ -65,16 +77,166 @@ impl Linear {
     pub fn bias(&self) -> Option<&Parameter> {
         self.bias.as_ref()
     }
+
+    /// What [LoRA](crate::adapt) added, if anything.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    pub(crate) fn adapter_mut(&mut self) -> Option<&mut Adapter> {
+        self.adapter.as_mut()
+    }
+
+    pub(crate) fn set_adapter(&mut self, adapter: Option<Adapter>) {
+        self.adapter = adapter;
+    }
+
+    /// The weight in a pass with what an adapter adds to it, `[O, I]`: for a loss that takes the
+    /// weight of an output layer. An adapter's dropout has no place in it.
+    ///
+    /// # Errors
+    /// `Consumed` after backward, `OutOfMemory`.
+    pub fn adapted_weight(&self, pass: &Pass) -> Result<Var> {
+        match &self.adapter {
+            Some(adapter) => adapter.weight(pass, self),
+            None => self.weight_in(pass),
+        }
+    }
+
+    /// `input Wᵀ + bias`, without the adapter.
+    pub(crate) fn product(&self, pass: &Pass, input: Var, bias: Option<Var>) -> Result<Var> {
+        match &self.quantized {
+            Some(weight) => Ok(input.linear_quantized(&weight.get()?, bias)?),
+            None => Ok(input.linear(self.weight.var(pass)?, bias)?),
+        }
+    }
+
+    /// The weight without an adapter; a quantised one is decoded as a whole.
+    pub(crate) fn weight_in(&self, pass: &Pass) -> Result<Var> {
+        match &self.quantized {
+            Some(weight) => Ok(pass.constant(weight.get()?.decode(self.weight.value().dtype())?)),
+            None => self.weight.var(pass),
+        }
+    }
+
+    /// Rows of the weight from `first` on, as many as `to` has, in its type. Allocates nothing.
+    pub(crate) fn copy_rows(&self, first: usize, to: &mut Tensor) -> Result<()> {
+        match &self.quantized {
+            Some(weight) => weight.get()?.decode_rows_into(first, to)?,
+            None => to.copy_(&self.weight.value().narrow(0, first, to.shape()[0])?)?,
+        }
+        Ok(())
+    }
+
+    /// Puts the weight in few bits, for good: it has no gradient any more, and what it was is
+    /// freed unless others hold it. The bias stays. See [`crate::quantize`] for whole models.
+    ///
+    /// # Errors
+    /// `Shape` for rows that are no whole blocks, `OutOfMemory`; then nothing was changed.
+    pub fn quantize(&mut self, format: QuantFormat) -> Result<()> {
+        if self.quantized.is_some() {
+            return Ok(());
+        }
+        let quantized = QuantizedWeight::encode(self.weight.value(), format)?;
+        self.set_stand_in()?;
+        self.quantized = Some(quantized);
+        Ok(())
+    }
+
+    /// Takes a weight that was quantised elsewhere, such as one that was stored.
+    ///
+    /// # Errors
+    /// `Shape` unless it has the shape of this layer's, `OutOfMemory`.
+    pub fn set_quantized(&mut self, weight: &Quantized) -> Result<()> {
+        let (left, right) = (*weight.shape(), *self.weight.value().shape());
+        if left != right {
+            return Err(TensorError::Shape { op: "set_quantized", left, right }.into());
+        }
+        let quantized = QuantizedWeight::of(weight)?;
+        self.set_stand_in()?;
+        self.quantized = Some(quantized);
+        Ok(())
+    }
+
+    /// Decodes the weight to floats of this type, frozen; nothing to do unless it is quantised.
+    ///
+    /// # Errors
+    /// `DType`, `OutOfMemory`.
+    pub fn dequantize(&mut self, dtype: DType) -> Result<()> {
+        if let Some(weight) = &self.quantized {
+            let weight = weight.get()?;
+            let _scope = weight.device().category(Category::Parameter);
+            self.weight = Parameter::new(weight.decode(dtype)?);
+            self.weight.freeze();
+            self.quantized = None;
+        }
+        Ok(())
+    }
+
+    /// The weight in few bits, if it is.
+    ///
+    /// # Errors
+    /// `DType` where the type of a scale was changed.
+    pub fn quantized(&self) -> Option<Result<Quantized>> {
+        self.quantized.as_ref().map(QuantizedWeight::get)
+    }
+
+    /// Leaves nothing of the weight but its shape and its type.
+    fn set_stand_in(&mut self) -> Result<()> {
+        let weight = self.weight.value();
+        let _scope = weight.device().category(Category::Parameter);
+        let one = Tensor::zeros(weight.device(), [1, 1], weight.dtype())?;
+        let weight = Parameter::new(one.expand(*weight.shape())?);
+        weight.freeze();
+        self.weight = weight;
+        Ok(())
+    }
+
+    pub(crate) fn bias_in(&self, pass: &Pass) -> Result<Option<Var>> {
+        self.bias.as_ref().map(|bias| bias.var(pass)).transpose()
+    }
+
+    /// Adds what the adapter does to the weight, in place.
+    pub(crate) fn merge(&self, plan: &MergePlan, scratch: &mut [Tensor; 2]) -> Result<()> {
+        match &self.adapter {
+            Some(adapter) => adapter.merge_into(self, plan, scratch),
+            None => Ok(()),
+        }
+    }
 }
 
-parameters!(Linear { weight, bias });
+impl Parameters for Linear {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        if self.quantized.is_none() {
+            visitor("weight", &mut self.weight);
+        }
+        if let Some(bias) = &mut self.bias {
+            visitor("bias", bias);
+        }
+        if let Some(adapter) = &mut self.adapter {
+            adapter.visit(visitor);
+        }
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        if let Some(quantized) = &mut self.quantized {
+            quantized.visit_buffers(visitor);
+        }
+    }
+
+    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        visitor("", self);
+    }
+}
 
 impl Module for Linear {
     /// # Shapes
     /// `input: [.., I] → [.., O]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        let bias = self.bias.as_ref().map(|bias| bias.var(pass)).transpose()?;
-        Ok(input.linear(self.weight.var(pass)?, bias)?)
+        match &self.adapter {
+            Some(adapter) => adapter.forward(pass, self, input),
+            None => self.product(pass, input, self.bias_in(pass)?),
+        }
     }
 }
 

@@ -50,30 +50,96 @@ pub enum RotaryScaling {
         /// Up to how many turns a pair is slow, and from how many on it is fast.
         turns: [f64; 2],
     },
+    /// YaRN: as [`RotaryScaling::ByTurns`], but between slow and fast pairs the share that is
+    /// divided grows evenly with the pair's number, from a whole one to a whole one, and cosines
+    /// and sines are multiplied. Peng et al., "YaRN: efficient context window extension of large
+    /// language models" (2023).
+    Yarn {
+        /// What the angles of slow pairs are divided by.
+        factor: f64,
+        /// The length of the sequences that the model was first trained with.
+        context: usize,
+        /// Up to how many turns a pair is slow, and from how many on it is fast; 1 and 32 in the
+        /// paper.
+        turns: [f64; 2],
+        /// What cosines and sines are multiplied by; `0.1 ln(factor) + 1` in the paper.
+        attention: f64,
+    },
 }
 
 impl RotaryScaling {
+    fn factor(&self) -> f64 {
+        match *self {
+            RotaryScaling::Linear { factor }
+            | RotaryScaling::ByTurns { factor, .. }
+            | RotaryScaling::Yarn { factor, .. } => factor,
+        }
+    }
+
     fn check(&self) -> Result<()> {
-        let &(RotaryScaling::Linear { factor } | RotaryScaling::ByTurns { factor, .. }) = self;
         let is_positive = |x: f64| x > 0.0 && x.is_finite();
-        check_option("factor", factor, "above 0", is_positive)?;
-        if let &RotaryScaling::ByTurns { turns: [slow, fast], .. } = self {
+        check_option("factor", self.factor(), "above 0", is_positive)?;
+        if let &(RotaryScaling::ByTurns { turns: [slow, fast], .. }
+        | RotaryScaling::Yarn { turns: [slow, fast], .. }) = self
+        {
             check_option("turns", fast, "above the turns of slow pairs", |_| fast > slow)?;
+        }
+        if let &RotaryScaling::Yarn { attention, turns: [slow, _], .. } = self {
+            check_option("attention", attention, "above 0", is_positive)?;
+            check_option("turns", slow, "above 0", is_positive)?;
         }
         Ok(())
     }
 
+    /// What cosines and sines are multiplied by.
+    fn attention(&self) -> f64 {
+        match *self {
+            RotaryScaling::Yarn { attention, .. } => attention,
+            RotaryScaling::Linear { .. } | RotaryScaling::ByTurns { .. } => 1.0,
+        }
+    }
+
     /// `rates` in f64, the angles of position 1, as this makes them.
-    fn scaled(&self, rates: &Tensor) -> Result<Tensor> {
-        let &(RotaryScaling::Linear { factor } | RotaryScaling::ByTurns { factor, .. }) = self;
-        let &RotaryScaling::ByTurns { context, turns: [slow, fast], .. } = self else {
-            return Ok(rates.mul_scalar(1.0 / factor)?);
+    fn scaled(&self, rates: &Tensor, base: f64) -> Result<Tensor> {
+        let factor = self.factor();
+        let (context, [slow, fast]) = match *self {
+            RotaryScaling::Linear { .. } => return Ok(rates.mul_scalar(1.0 / factor)?),
+            RotaryScaling::ByTurns { context, turns, .. } => (context, turns),
+            RotaryScaling::Yarn { context, turns, .. } => {
+                let scales = yarn_scales(factor, context, turns, (rates.element_count(), base));
+                let scales = Tensor::from_slice(rates.device(), *rates.shape(), &scales)?;
+                return Ok(rates.mul(&scales)?);
+            }
         };
         let turns = rates.mul_scalar(context as f64 / std::f64::consts::TAU)?;
         let kept = turns.add_scalar(-slow)?.mul_scalar(1.0 / (fast - slow))?.clamp(0.0, 1.0)?;
         let scales = kept.mul_scalar(1.0 - 1.0 / factor)?.add_scalar(1.0 / factor)?;
         Ok(rates.mul(&scales)?)
     }
+}
+
+/// What the rates of each of `pairs` pairs are multiplied by.
+fn yarn_scales(
+    factor: f64,
+    context: usize,
+    turns: [f64; 2],
+    (pairs, base): (usize, f64),
+) -> Vec<f64> {
+    let dim = 2.0 * pairs as f64;
+    // The number of the pair, a fraction, that turns so many times in the context.
+    let pair = |turns: f64| {
+        let positions = context as f64 / (turns * std::f64::consts::TAU);
+        dim * libm::log(positions) / (2.0 * libm::log(base))
+    };
+    let low = libm::floor(pair(turns[1])).max(0.0);
+    let high = libm::ceil(pair(turns[0])).min(dim - 1.0);
+    // Where both are one pair, the share jumps at it.
+    let high = if high == low { high + 0.001 } else { high };
+    let scale = |pair: usize| {
+        let divided = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        divided / factor + (1.0 - divided)
+    };
+    (0..pairs).map(scale).collect()
 }
 
 impl RotaryEmbedding {
@@ -115,10 +181,16 @@ impl RotaryEmbedding {
         rates.mul_scalar_(-2.0 * self.base.ln() / turned.max(1) as f64)?;
         let mut rates = rates.exp()?.reshape([1, half])?;
         if let Some(scaling) = self.scaling {
-            rates = scaling.scaled(&rates)?;
+            rates = scaling.scaled(&rates, self.base)?;
         }
         let angles = positions.reshape([len, 1])?.mul(&rates)?;
-        let (cos, sin) = (angles.cos()?.to_dtype(dtype)?, angles.sin()?.to_dtype(dtype)?);
+        let (mut cos, mut sin) = (angles.cos()?, angles.sin()?);
+        let attention = self.scaling.map_or(1.0, |scaling| scaling.attention());
+        if attention != 1.0 {
+            cos.mul_scalar_(attention)?;
+            sin.mul_scalar_(attention)?;
+        }
+        let (cos, sin) = (cos.to_dtype(dtype)?, sin.to_dtype(dtype)?);
         Ok(RotaryTables { cos, sin, pairs: self.pairs })
     }
 
@@ -156,6 +228,15 @@ pub struct RotaryTables {
 }
 
 impl RotaryTables {
+    /// The tables of the `len` positions from `start` on: of those that continue a sequence.
+    ///
+    /// # Errors
+    /// `Index` beyond the last position of these tables.
+    pub fn rows(&self, start: usize, len: usize) -> Result<Self> {
+        let rows = |table: &Tensor| table.narrow(0, start, len);
+        Ok(RotaryTables { cos: rows(&self.cos)?, sin: rows(&self.sin)?, pairs: self.pairs })
+    }
+
     /// Every row rotated by the angles of its position.
     ///
     /// # Shapes

@@ -5,6 +5,7 @@ use lowtide_autograd::{Pass, SavedPolicy, Var};
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::fields::Field;
+use crate::layers::linear::Linear;
 use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
 
@@ -60,6 +61,12 @@ impl Parameters for Sequential {
 
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
         self.layers.iter_mut().for_each(|layer| layer.visit_policies(visitor));
+    }
+
+    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            layer.visit_linears_as(&index.to_string(), visitor);
+        }
     }
 }
 

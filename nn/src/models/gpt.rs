@@ -273,7 +273,7 @@ impl Gpt {
     ) -> Result<Loss> {
         let x = self.features(pass, tokens)?;
         let table = match &self.head {
-            Some(head) => head.weight().var(pass)?,
+            Some(head) => head.adapted_weight(pass)?,
             None => self.tok.table(pass)?,
         };
         linear_cross_entropy(x, table, None, labels, options)

@@ -3,6 +3,7 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
+use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::fields::Field;
 use crate::layers::linear::Linear;
@@ -34,6 +35,18 @@ impl Parameters for Mlp {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             layer.visit_as(&(2 * index).to_string(), visitor);
+        }
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            layer.visit_buffers_as(&(2 * index).to_string(), visitor);
+        }
+    }
+
+    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            layer.visit_linears_as(&(2 * index).to_string(), visitor);
         }
     }
 }

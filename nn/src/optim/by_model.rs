@@ -7,6 +7,7 @@ use lowtide_tensor::Tensor;
 
 use crate::buffer::Buffer;
 use crate::error::{NnError, Result, WeightsProblem};
+use crate::layers::linear::Linear;
 use crate::module::Parameters;
 use crate::optim::{Optimizer, OptimizerMemory, OptimizerState, Pace, Scheduled, Stateful, Update};
 use crate::parameter::Parameter;
@@ -224,6 +225,15 @@ impl Parameters for OneModel<'_> {
         self.parameters.visit_buffers(&mut |name, buffer| {
             if is_of(name, model) {
                 visitor(name, buffer);
+            }
+        });
+    }
+
+    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        let model = self.model;
+        self.parameters.visit_linears(&mut |name, linear| {
+            if name == model || is_of(name, model) {
+                visitor(name, linear);
             }
         });
     }

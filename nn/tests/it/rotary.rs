@@ -314,6 +314,20 @@ fn scaled_angles_are_smaller_for_pairs_that_turn_slowly() -> Outcome {
     assert_close(&found, &expected);
     assert_close(&[found[0], found[3]], &[before[0], divided[3]]);
     assert!(divided[1] < found[1] && found[1] < before[1], "{found:?}");
+    // The numbers of the pairs that turn 2 and 0.2 times are 0.40 and 2.40: from 0 to 3.
+    let (factor, context, turns) = (4.0, 20, [0.2, 2.0]);
+    let yarn = RotaryScaling::Yarn { factor, context, turns, attention: 1.1 };
+    let shares = [0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0];
+    let expected: Vec<f64> =
+        before.iter().zip(shares).map(|(rate, share)| rate * (1.0 - 0.75 * share)).collect();
+    let yarn = RotaryEmbedding { scaling: Some(yarn), ..plain };
+    assert_close(&rates(&yarn, 8)?, &expected);
+    let row = Tensor::ones(&cpu(), [1, 8], DType::F64)?;
+    let pass = Pass::eval();
+    let turned = yarn.forward(&pass, pass.constant(row))?.value().to_vec::<f64>()?;
+    assert_close(&turned, &[1.1; 8]);
+    let still = RotaryScaling::Yarn { factor, context, turns, attention: 0.0 };
+    refused(RotaryEmbedding { scaling: Some(still), ..plain }.check(8), "attention");
     refused(
         RotaryEmbedding { scaling: Some(RotaryScaling::Linear { factor: 0.0 }), ..plain }.check(8),
         "factor",

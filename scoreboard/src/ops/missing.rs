@@ -129,7 +129,7 @@ pub const MISSING: &[Missing] = &[
             __rand__ __ror__ __rxor__ bitwise_* gcd lcm hash_tensor",
     },
     Missing {
-        reason: "numbers of the program as tensors: a mask by `tril`, a range by two numbers serve",
+        reason: "numbers of the program as tensors: `tril` of a mask, two numbers serve",
         to_build: false,
         names: "linspace/tensor_overload tril_indices triu_indices",
     },
@@ -151,8 +151,8 @@ pub const MISSING: &[Missing] = &[
             bernoulli cauchy exponential geometric log_normal multinomial \
             nn.functional.alpha_dropout nn.functional.dropout2d nn.functional.dropout3d \
             nn.functional.feature_alpha_dropout/* nn.functional.fractional_max_pool2d \
-            nn.functional.fractional_max_pool3d nn.functional.rrelu normal normal/in_place normal/number_mean \
-            rand_like randint randint_like randn randn_like uniform",
+            nn.functional.fractional_max_pool3d nn.functional.rrelu normal normal/in_place \
+            normal/number_mean rand_like randint randint_like randn randn_like uniform",
     },
     Missing {
         reason: "parts of PyTorch's own gradients and kernels",

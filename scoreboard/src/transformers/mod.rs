@@ -1,28 +1,23 @@
-//! Models of the `transformers` package, built from lowtide's layers and loaded from the files that
-//! its `save_pretrained` writes: one file for each family, names as they stand in the files.
+//! Models of the `transformers` package, as `lowtide-pretrained` reads them from the files that its
+//! `save_pretrained` writes.
 //!
 //! A run is ten steps of AdamW. Each of its quantities is a case: logits and loss of a step,
 //! gradients of the first and the last step, and the buffers after the last.
 
-mod bert;
-mod config;
-mod gpt2;
-mod llama;
-mod parts;
-mod resnet;
+mod batch;
+mod models;
 mod run;
-mod t5;
-mod vit;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::Parameters;
-use lowtide_tensor::Device;
+use lowtide_tensor::Tensor;
 
 use crate::call::Result;
 use crate::report::Line;
-use config::{Batch, Config};
+use batch::Batch;
 
 pub use run::lines;
 
@@ -44,6 +39,15 @@ pub(crate) fn is_of(line: &Line, model: &str) -> bool {
 trait Net: Parameters {
     /// The results for a batch, and its loss.
     fn forward(&self, pass: &Pass, batch: &Batch) -> Result<Step>;
+
+    /// Reads the weights of a folder.
+    fn load(&mut self, folder: &Path) -> Result<()>;
+
+    /// A gradient of the parameter `name` as files would have it.
+    fn in_file(&self, name: &str, gradient: Tensor) -> Result<Tensor> {
+        let _ = name;
+        Ok(gradient)
+    }
 }
 
 /// What a model computes in a step.
@@ -51,25 +55,4 @@ struct Step {
     logits: Var,
     /// The mean over the targets.
     loss: Var,
-}
-
-/// From a configuration to a model with fresh weights.
-type Build = fn(&Device, &Config) -> Result<Box<dyn Net>>;
-
-/// The architectures, as `config.json` names them.
-const ARCHITECTURES: [(&str, Build); 8] = [
-    ("BertForMaskedLM", bert::masked_lm),
-    ("BertForSequenceClassification", bert::classifier),
-    ("GPT2LMHeadModel", gpt2::lm),
-    ("LlamaForCausalLM", llama::llama),
-    ("Qwen3ForCausalLM", llama::qwen3),
-    ("ResNetForImageClassification", resnet::classifier),
-    ("T5ForConditionalGeneration", t5::seq2seq),
-    ("ViTForImageClassification", vit::classifier),
-];
-
-/// What builds an architecture, if there is one here.
-fn builder(architecture: &str) -> Option<Build> {
-    let known = ARCHITECTURES.iter().find(|(name, _)| *name == architecture);
-    known.map(|(_, build)| *build)
 }

@@ -5,18 +5,17 @@ use std::fs;
 use std::path::Path;
 
 use lowtide_autograd::{Attempt, Pass};
-use lowtide_nn::load;
 use lowtide_nn::optim::{Adam, AdamOptions, Optimizer, WeightDecay};
 use lowtide_tensor::{DType, Device, Tensor};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::config::{Batch, Config};
-use super::parts::KEY;
-use super::{Net, Step, builder};
+use super::batch::Batch;
+use super::models::{self, KEY};
+use super::{Net, Step};
 use crate::call::{Result, Stop};
 use crate::case::{self, Case, Values};
 use crate::compare::{Tolerance, compare, compare_values, distance};
-use crate::outcome::{Law, Outcome, Reason, Verdict};
+use crate::outcome::{Law, Outcome, Verdict};
 use crate::report::Line;
 use crate::run::{allocations, cpu, guarded, sim};
 
@@ -121,8 +120,8 @@ impl Run<'_> {
     fn train(&self, device: &Device) -> Result<Found> {
         let weights = self.case.options.get("folder").and_then(Value::as_str).unwrap_or_default();
         let folder = self.folder.join(weights);
-        let mut net = self.net(device, &folder.join("config.json"))?;
-        load(&mut *net, &folder.join("model.safetensors"))?;
+        let mut net = self.net(device, &folder)?;
+        net.load(&folder)?;
         let mut optimizer = Adam::new(self.optimizer()?)?;
         let (mut found, steps) = (Found::new(), self.case.arguments.len());
         for (step, arguments) in self.case.arguments.iter().enumerate() {
@@ -150,23 +149,13 @@ impl Run<'_> {
         Ok(found)
     }
 
-    /// The model of a `config.json`, with weights of the run's type.
-    fn net(&self, device: &Device, config: &Path) -> Result<Box<dyn Net>> {
-        let problem =
-            |error: &dyn std::fmt::Display| Stop::failure(format!("{}: {error}", config.display()));
-        let text = fs::read_to_string(config).map_err(|error| problem(&error))?;
-        let entries: Map<String, Value> =
-            serde_json::from_str(&text).map_err(|error| problem(&error))?;
-        let name = entries["architectures"][0].as_str().unwrap_or_default().to_owned();
-        let Some(build) = builder(&name) else {
-            return Err(Stop::NotApplicable(Reason::Form, format!("the architecture {name}")));
-        };
-        let config = Config::new(entries);
-        let mut net = build(device, &config)?;
-        config.check_all_read()?;
+    /// The model of a folder, with weights of the run's type.
+    fn net(&self, device: &Device, folder: &Path) -> Result<Box<dyn Net>> {
+        let path = folder.join("config.json");
+        let problem = |error| Stop::failure(format!("{}: {error}", path.display()));
+        let text = fs::read_to_string(&path).map_err(problem)?;
         let dtype = case::dtype(&self.case.dtype).unwrap_or(DType::F32);
-        net.set_dtype(dtype)?;
-        Ok(net)
+        models::net(device, folder, &text, dtype)
     }
 
     fn optimizer(&self) -> Result<AdamOptions> {
@@ -261,17 +250,15 @@ fn one(tensor: &Tensor) -> Named {
 
 /// Copies, because the optimizer may work in the gradients' memory.
 fn gradients(net: &mut dyn Net, attempt: &Attempt) -> Result<Named> {
-    let (mut all, mut outcome) = (Named::new(), Ok(()));
-    net.visit(&mut |name, parameter| match attempt
-        .gradient(parameter.id())
-        .map(|gradient| gradient.copied())
-        .transpose()
-    {
-        Ok(gradient) => all.extend(gradient.map(|gradient| (name.to_owned(), gradient))),
-        Err(error) => outcome = Err(error),
+    let mut all = Vec::new();
+    net.visit(&mut |name, parameter| {
+        all.extend(attempt.gradient(parameter.id()).map(|gradient| (name.to_owned(), gradient)));
     });
-    outcome?;
-    Ok(all)
+    let copied = |(name, gradient): (String, Tensor)| {
+        let gradient = net.in_file(&name, gradient.copied()?)?;
+        Ok((name, gradient))
+    };
+    all.into_iter().map(copied).collect()
 }
 
 fn bytes(tensors: &Named) -> Option<Vec<Vec<u8>>> {

@@ -227,6 +227,7 @@ const CHECKED: &[Checked] = &[
     Checked::Labels("cross_entropy"),
     Checked::Labels("linear_cross_entropy"),
     Checked::Labels("linear_cross_entropy_gradients"),
+    Checked::Labels("linear_cross_entropy_input_gradient"),
     Checked::Labels("nll_loss"),
     Checked::Labels("ctc_loss"),
     Checked::Indices("ctc_loss"),

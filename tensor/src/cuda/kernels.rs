@@ -132,6 +132,7 @@ typed_images! {
     NLL = "cross_entropy" / "nll" of floats;
     NORM = "norm" / "norm" of floats;
     PAIR_LOSS = "pair_loss" / "pair_loss" of floats;
+    QUANTIZE = "quantize" / "quantize" of floats;
     RANDOM = "random" / "random" of floats;
     REDUCE = "reduce" / "reduce" of numbers;
     ROTARY = "rotary" / "rotary" of floats;

@@ -21,6 +21,7 @@ pub(crate) mod matmul;
 pub(crate) mod max_pool2d;
 pub(crate) mod norm;
 pub(crate) mod pair_loss;
+pub(crate) mod quantize;
 pub(crate) mod random;
 pub(crate) mod rearrange;
 mod reduce;

@@ -23,6 +23,7 @@ mod max_pool2d;
 mod norm;
 mod order;
 mod products;
+mod quantize;
 mod random;
 mod reduce;
 mod rows;

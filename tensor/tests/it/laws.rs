@@ -227,6 +227,11 @@ fn inventory_lists_every_public_operation() {
         // Of `RunningCheck`, which is `squared_norm` of tensors one by one.
         "new",
         "read",
+        // Of quantised matrices: what `decode_rows` is made of, and what their tensors are.
+        "decode_rows_into",
+        "from_parts",
+        "parts",
+        "size_bytes",
         // Of workspaces: sizes without tensors.
         "of",
     ];

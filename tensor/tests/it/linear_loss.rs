@@ -82,6 +82,10 @@ proptest! {
             .linear_cross_entropy_gradients(&w, b, &target, &options, &dy, &mut dw_sum, db_sum)
             .unwrap();
         prop_assert_eq!(again.sum.to_bytes().unwrap(), found.sum.to_bytes().unwrap());
+        let (again, dx_alone) =
+            x.linear_cross_entropy_input_gradient(&w, b, &target, &options, &dy).unwrap();
+        prop_assert_eq!(again.sum.to_bytes().unwrap(), found.sum.to_bytes().unwrap());
+        prop_assert_eq!(dx_alone.to_bytes().unwrap(), dx_found.to_bytes().unwrap());
         // Sums over classes or rows of terms of a few roundings each; half types round a sum
         // once for each chunk.
         assert_close(&dx_found, &dx, 16 * (4 + classes));

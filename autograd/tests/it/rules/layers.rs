@@ -1,7 +1,7 @@
 use lowtide_autograd::{AutogradResult as Result, Pass, Var};
 use lowtide_tensor::{
-    AttentionDropout, AttentionOptions, Causal, Device, Dropout, RandomKey, RotaryPairs, Scales,
-    Tensor,
+    AttentionDropout, AttentionOptions, Causal, Device, Dropout, QuantFormat, Quantized, RandomKey,
+    RotaryPairs, Scales, Tensor,
 };
 
 use super::{AROUND_ZERO, Cases, pair, with_weight};
@@ -60,6 +60,18 @@ pub(super) fn products(cases: &mut Cases) {
         let linear = |_: &Pass, x| with_weight(x, Var::linear);
         cases.add("linear", &[x, &[2, 4]], AROUND_ZERO, linear);
         cases.add("linear", &[x, &[2, 4], &[2]], AROUND_ZERO, linear);
+        for bias in [&[][..], &[&[2][..]]] {
+            let shapes = [&[x][..], bias].concat();
+            // A matrix that is a multiple of a few codes.
+            cases.add("linear_quantized", &shapes, AROUND_ZERO, |_, x| {
+                let mut inputs = x.into_iter();
+                let x = inputs.next().expect("an input");
+                let w: Vec<f64> = (0..8).map(|i| f64::from(i * i % 7) - 3.0).collect();
+                let w = Tensor::from_slice(x.value().device(), [2, 4], &w)?;
+                let w = Quantized::encode(&w, QuantFormat::Nf4 { double: true })?;
+                x.linear_quantized(&w, inputs.next())
+            });
+        }
     }
 }
 

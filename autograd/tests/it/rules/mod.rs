@@ -19,7 +19,7 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry, Tensor};
 use crate::common::{Outcome, cpu, gradients_of, values};
 
 /// The rules' sources by module.
-const SOURCES: [(&str, &str); 31] = [
+const SOURCES: [(&str, &str); 32] = [
     ("assemble", include_str!("../../../src/rules/assemble.rs")),
     ("attention", include_str!("../../../src/rules/attention.rs")),
     ("batch_norm", include_str!("../../../src/rules/batch_norm.rs")),
@@ -41,6 +41,7 @@ const SOURCES: [(&str, &str); 31] = [
     ("network", include_str!("../../../src/rules/network.rs")),
     ("norm", include_str!("../../../src/rules/norm.rs")),
     ("places", include_str!("../../../src/rules/places.rs")),
+    ("quantize", include_str!("../../../src/rules/quantize.rs")),
     ("rank", include_str!("../../../src/rules/rank.rs")),
     ("reduce", include_str!("../../../src/rules/reduce.rs")),
     ("reduce_choice", include_str!("../../../src/rules/reduce_choice.rs")),

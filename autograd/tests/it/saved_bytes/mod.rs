@@ -15,8 +15,10 @@ const PYTORCH: &str = include_str!("../../fixtures/saved_bytes.txt");
 const README: &str = include_str!("../../../src/rules/README.md");
 
 /// Rules that are another one of the table with other shapes or numbers, or made of it.
-const LIKE_OTHERS: [(&str, &[&str]); 37] = [
+const LIKE_OTHERS: [(&str, &[&str]); 38] = [
     ("adaptive_max_pool2d", &["max_pool2d_with"]),
+    // Nothing: the codes are the model's.
+    ("add", &["linear_quantized"]),
     ("addmm", &["addmv", "baddbmm"]),
     ("amax", &["amax_keep", "aminmax", "aminmax_keep"]),
     ("amin", &["amin_keep"]),

@@ -48,6 +48,72 @@ impl ChatTemplate {
         let roles = ["system", "user", "tool", "assistant"].map(role).to_vec();
         Self { begin: String::new(), separator: "\n".to_owned(), roles }
     }
+
+    /// The format of Llama 3: the roles `system`, `user`, `ipython` and `assistant`, of which the
+    /// last is learned.
+    #[must_use]
+    pub fn llama3() -> Self {
+        let role = |name: &str| ChatRole {
+            name: name.to_owned(),
+            prefix: format!("<|start_header_id|>{name}<|end_header_id|>\n\n"),
+            suffix: "<|eot_id|>".to_owned(),
+            is_learned: name == "assistant",
+        };
+        let roles = ["system", "user", "ipython", "assistant"].map(role).to_vec();
+        Self { begin: "<|begin_of_text|>".to_owned(), separator: String::new(), roles }
+    }
+
+    /// The format of Gemma, which has no turns of a system: the roles `user` and `assistant`,
+    /// called `model` in the text, of which the last is learned.
+    #[must_use]
+    pub fn gemma() -> Self {
+        let role = |(name, title): (&str, &str)| ChatRole {
+            name: name.to_owned(),
+            prefix: format!("<start_of_turn>{title}\n"),
+            suffix: "<end_of_turn>".to_owned(),
+            is_learned: name == "assistant",
+        };
+        let roles = [("user", "user"), ("assistant", "model")].map(role).to_vec();
+        Self { begin: "<bos>".to_owned(), separator: "\n".to_owned(), roles }
+    }
+
+    /// The format whose special tokens a vocabulary has: Llama 3's, Gemma's, or else ChatML.
+    #[must_use]
+    pub fn of(tokenizer: &dyn Tokenizer) -> Self {
+        let has = |name| tokenizer.special_named(name).is_some();
+        if has("<|start_header_id|>") {
+            Self::llama3()
+        } else if has("<start_of_turn>") {
+            Self::gemma()
+        } else {
+            Self::chat_ml()
+        }
+    }
+
+    /// The tokens that a model goes on from with its answer to `turns`, of roles and texts; `None`
+    /// where the format has not all of the roles.
+    ///
+    /// # Errors
+    /// [`TokenizerError`] for text without tokens.
+    pub fn prompt(
+        &self,
+        tokenizer: &dyn Tokenizer,
+        turns: &[(&str, &str)],
+    ) -> Result<Option<Vec<u32>>, TokenizerError> {
+        let mut tokens = tokenizer.encode_markup(&self.begin)?;
+        for (name, content) in turns {
+            let Some(role) = self.roles.iter().find(|role| role.name == *name) else {
+                return Ok(None);
+            };
+            tokens.extend(tokenizer.encode_markup(&role.prefix)?);
+            tokens.extend(tokenizer.encode(content)?);
+            tokens.extend(tokenizer.encode_markup(&role.suffix)?);
+            tokens.extend(tokenizer.encode_markup(&self.separator)?);
+        }
+        let Some(answer) = self.roles.iter().find(|role| role.is_learned) else { return Ok(None) };
+        tokens.extend(tokenizer.encode_markup(&answer.prefix)?);
+        Ok(Some(tokens))
+    }
 }
 
 /// A turn as it is in the data.

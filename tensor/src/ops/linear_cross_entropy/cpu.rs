@@ -57,12 +57,15 @@ pub(super) fn run<T: SimdFloat, E: Element, W: Element>(
     let [sum, count, logits, losses] = [0, 1, 2, 3].map(|k| operands.write::<T>(k).slice());
     let mut gradients = kernel.has_gradients.then(|| {
         let dy = operands.read::<T>(3 + usize::from(kernel.has_bias)).slice()[0];
-        let dw = operands.write::<W>(4);
-        let strides = [dw.layout().strides()[0], dw.layout().strides()[1]];
-        let dx = operands.write::<E>(5).slice();
+        let dx = operands.write::<E>(4).slice();
+        let dw = (operands.write_count() > 5).then(|| operands.write::<W>(5));
+        let dw = dw.map(|dw| {
+            let strides = [dw.layout().strides()[0], dw.layout().strides()[1]];
+            (dw.into_data(), strides)
+        });
         let db = (operands.write_count() > 6).then(|| operands.write::<W>(6));
         let db = db.map(|db| (db.layout().strides()[0], db.into_data()));
-        (dy, (dw.into_data(), strides), dx, db)
+        (dy, dw, dx, db)
     });
     let (pool, single, mut total) = (cpu.pool(), Batch::single(), 0.0);
     let chunk_rows = chunk_rows(rows, dim, classes);
@@ -86,11 +89,12 @@ pub(super) fn run<T: SimdFloat, E: Element, W: Element>(
         let chunk = Chunk { bias, labels, options: kernel.options, dy };
         chunk.run(pool, classes, logits, losses);
         total += losses.iter().map(|loss| loss.to_f64()).sum::<f64>();
-        let Some((_, (dw, [row_stride, col_stride]), dx, db)) = &mut gradients else { continue };
+        let Some((_, dw, dx, db)) = &mut gradients else { continue };
         let dlogits = Matrix { data: &*logits, row_stride: classes, col_stride: 1 };
         let dx = MatrixMut::row_major(&mut dx[first * dim..][..count * dim], dim);
         let size = [count, classes, dim];
         gemm_batched::<T, _, _, _>(pool, &single, size, dlogits, w, &[], WriteMode::Overwrite, dx);
+        let Some((dw, [row_stride, col_stride])) = dw else { continue };
         let dw = MatrixMut { data: dw, row_stride: *row_stride, col_stride: *col_stride };
         let size = [classes, count, dim];
         let dlogits = dlogits.transposed();

@@ -162,8 +162,8 @@ pub(super) struct Gradients<'a> {
     pub(super) dy: &'a Tensor,
     /// That of x, which is overwritten.
     pub(super) dx: &'a Tensor,
-    /// That of w, which is added to.
-    pub(super) dw: &'a Tensor,
+    /// That of w, which is added to, if it is asked for.
+    pub(super) dw: Option<&'a Tensor>,
     /// That of b, which is added to.
     pub(super) db: Option<&'a Tensor>,
 }
@@ -204,7 +204,9 @@ impl LinearCrossEntropyKernel {
             let Some(Gradients { dx, dw, .. }) = gradients else { continue };
             let logits = logits.front_of_rows(self.dtype);
             dx.narrow(0, first, rows)?.multiply(op, &logits, w, WriteMode::Overwrite)?;
-            dw.multiply(op, &logits.transpose(0, 1)?, &x, WriteMode::Accumulate)?;
+            if let Some(dw) = dw {
+                dw.multiply(op, &logits.transpose(0, 1)?, &x, WriteMode::Accumulate)?;
+            }
         }
         device.launch(Total(all), &[losses, labels], &[sum, count])
     }

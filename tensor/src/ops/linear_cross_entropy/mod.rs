@@ -59,6 +59,8 @@ struct LinearCrossEntropyKernel {
     dtype: DType,
     has_bias: bool,
     has_gradients: bool,
+    /// Whether those of w and perhaps of b are among the gradients.
+    has_weight_gradient: bool,
 }
 
 impl Kernel for LinearCrossEntropyKernel {
@@ -68,7 +70,8 @@ impl Kernel for LinearCrossEntropyKernel {
 
     fn cost(&self) -> Cost {
         let cpu::Sizes { rows, dim, classes } = self.sizes;
-        let passes = if self.has_gradients { 3.0 } else { 1.0 };
+        let products = [true, self.has_gradients, self.has_weight_gradient];
+        let passes = products.into_iter().filter(|&is_there| is_there).count() as f64;
         let elements = rows * dim + classes * dim;
         Cost {
             class: OpClass::Product,
@@ -79,7 +82,7 @@ impl Kernel for LinearCrossEntropyKernel {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let (op, classes) = (self.name(), self.sizes.classes);
-        let is_wide = self.has_gradients && operands.write_dtype(4) != self.dtype;
+        let is_wide = self.has_weight_gradient && operands.write_dtype(5) != self.dtype;
         let labels = operands.read::<i64>(2).slice();
         let outcome = for_each_float!(self.dtype, E as T => match is_wide {
             true => cpu::run::<T, E, T>(cpu, &self, operands),
@@ -119,7 +122,16 @@ impl LinearCrossEntropyKernel {
         }
         let sizes = cpu::Sizes { rows, dim, classes };
         let (dtype, has_bias) = (x.dtype(), b.is_some());
-        Ok(Self { op, sizes, options: *options, dtype, has_bias, has_gradients: false })
+        let (has_gradients, has_weight_gradient) = (false, false);
+        Ok(Self {
+            op,
+            sizes,
+            options: *options,
+            dtype,
+            has_bias,
+            has_gradients,
+            has_weight_gradient,
+        })
     }
 
     /// Allocates the logits of one chunk and the losses of its rows.
@@ -198,13 +210,7 @@ impl Tensor {
         db: Option<&mut Tensor>,
     ) -> Result<(LinearCrossEntropy, Tensor)> {
         let op = "linear_cross_entropy_gradients";
-        let mut kernel = LinearCrossEntropyKernel::new(op, [self, w, labels], b, options)?;
-        kernel.has_gradients = true;
-        let (device, dtype) = (self.device(), self.dtype().computed());
-        dy.check_shape(op, [])?;
-        if dy.dtype() != dtype {
-            return Err(TensorError::DType { op, left: dy.dtype(), right: dtype });
-        }
+        let dtype = self.dtype().computed();
         dw.check_shape(op, *w.shape())?;
         if dw.dtype() != self.dtype() && dw.dtype() != dtype {
             return Err(TensorError::DType { op, left: dw.dtype(), right: self.dtype() });
@@ -213,9 +219,49 @@ impl Tensor {
             db.check_shape(op, [w.shape()[0]])?;
             dw.check_dtype(op, db)?;
         }
+        let of_weight = Some((&*dw, db.as_deref()));
+        self.with_gradients(op, [w, labels, dy], b, options, of_weight)
+    }
+
+    /// [`Tensor::linear_cross_entropy_gradients`] with the gradient of x alone, where w and b are
+    /// frozen: nothing of w's size is made.
+    ///
+    /// # Errors
+    /// As [`Tensor::linear_cross_entropy`].
+    #[track_caller]
+    pub fn linear_cross_entropy_input_gradient(
+        &self,
+        w: &Tensor,
+        b: Option<&Tensor>,
+        labels: &Tensor,
+        options: &LinearCrossEntropyOptions,
+        dy: &Tensor,
+    ) -> Result<(LinearCrossEntropy, Tensor)> {
+        let op = "linear_cross_entropy_input_gradient";
+        self.with_gradients(op, [w, labels, dy], b, options, None)
+    }
+
+    /// The loss, and the gradient of x; those of w and perhaps of b are added to what is given.
+    #[track_caller]
+    fn with_gradients(
+        &self,
+        op: &'static str,
+        [w, labels, dy]: [&Tensor; 3],
+        b: Option<&Tensor>,
+        options: &LinearCrossEntropyOptions,
+        of_weight: Option<(&Tensor, Option<&Tensor>)>,
+    ) -> Result<(LinearCrossEntropy, Tensor)> {
+        let mut kernel = LinearCrossEntropyKernel::new(op, [self, w, labels], b, options)?;
+        (kernel.has_gradients, kernel.has_weight_gradient) = (true, of_weight.is_some());
+        let (device, dtype) = (self.device(), self.dtype().computed());
+        dy.check_shape(op, [])?;
+        if dy.dtype() != dtype {
+            return Err(TensorError::DType { op, left: dy.dtype(), right: dtype });
+        }
+        let (dw, db) = (of_weight.map(|(dw, _)| dw), of_weight.and_then(|(_, db)| db));
         let reads = [Some(self), Some(w), Some(labels), b, Some(dy)];
         let reads: Vec<&Tensor> = reads.into_iter().flatten().collect();
-        let gradients: Vec<&Tensor> = [Some(&*dw), db.as_deref()].into_iter().flatten().collect();
+        let gradients: Vec<&Tensor> = [dw, db].into_iter().flatten().collect();
         device.check_launch(op, &reads, &gradients)?;
         let (labels, b) = (labels.contiguous()?, b.map(Tensor::contiguous).transpose()?);
         let sum = Tensor::empty(device, [], dtype)?;
@@ -224,15 +270,15 @@ impl Tensor {
         let [logits, losses] = kernel.workspace(self)?;
         #[cfg(feature = "cuda")]
         if device.kind() == DeviceKind::Cuda {
-            let gradients = cuda::Gradients { dy, dx: &dx, dw, db: db.as_deref() };
+            let gradients = cuda::Gradients { dy, dx: &dx, dw, db };
             let writes = [&sum, &count, &logits, &losses];
             kernel.launch_chunks([self, w, &labels], b.as_ref(), Some(&gradients), writes)?;
             return Ok((LinearCrossEntropy { sum, count }, dx));
         }
         let reads = [Some(self), Some(w), Some(&labels), b.as_ref(), Some(dy)];
         let reads: Vec<&Tensor> = reads.into_iter().flatten().collect();
-        let mut writes = vec![&sum, &count, &logits, &losses, &*dw, &dx];
-        writes.extend(db.as_deref());
+        let mut writes = vec![&sum, &count, &logits, &losses, &dx];
+        writes.extend([dw, db].into_iter().flatten());
         device.launch(kernel, &reads, &writes)?;
         Ok((LinearCrossEntropy { sum, count }, dx))
     }

@@ -323,6 +323,23 @@ impl Tensor {
         self.device().launch(kernel, &[&a, &b], &[&y])
     }
 
+    /// Writes the product `a · b`, and the bias added to every row, to this tensor. A device's
+    /// library may take scratch memory, as with [`Tensor::matmul`].
+    #[track_caller]
+    pub(super) fn multiply_with_bias(
+        &self,
+        op: &'static str,
+        a: &Tensor,
+        b: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<()> {
+        let (Factors { a, b, .. }, y, plan) = self.addition(op, a, b)?;
+        let start = WriteMode::Overwrite;
+        let kernel = MatMul { op, plan, dtype: a.dtype(), start, has_row_sums: false };
+        let reads: Vec<&Tensor> = [Some(&a), Some(&b), bias].into_iter().flatten().collect();
+        kernel.launch_with_workspace(&reads, &[&y])
+    }
+
     /// How `a · b` is added to `self`: the factors, and `self` with all dimensions.
     fn addition(
         &self,

@@ -64,6 +64,18 @@ fn linear() -> Vec<Op> {
             half: true,
         },
         Op {
+            name: "linear_cross_entropy_input_gradient",
+            run: |i| {
+                let options = LinearCrossEntropyOptions::default();
+                let (w, dy) = (i.b.narrow(0, 0, 37)?, &i.seed);
+                let labels = i.labels.narrow(0, 0, 65)?;
+                let found =
+                    i.a.linear_cross_entropy_input_gradient(&w, None, &labels, &options, dy)?;
+                Ok(vec![found.0.sum, found.0.count, found.1])
+            },
+            half: true,
+        },
+        Op {
             name: "linear_cross_entropy_gradients",
             run: |i| {
                 let (w, labels) = (i.b.narrow(0, 0, 40)?, i.labels.narrow(0, 0, 65)?);

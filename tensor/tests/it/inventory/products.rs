@@ -1,8 +1,13 @@
-use lowtide_tensor::Scales;
+use lowtide_tensor::{QuantFormat, Quantized, Scales, TensorResult as Result};
 
-use super::{Op, in_place, out};
+use super::{Inputs, Op, in_place, out};
 
 const HALVES: Scales = Scales { beta: -0.5, alpha: 1.5 };
+
+/// `left` in 4 bits.
+fn quantized(i: &Inputs) -> Result<Quantized> {
+    Quantized::encode(&i.left, QuantFormat::Nf4 { double: true })
+}
 
 pub(super) fn ops() -> Vec<Op> {
     vec![
@@ -25,6 +30,19 @@ pub(super) fn ops() -> Vec<Op> {
         out!(baddbmm, i => {
             let [a, b] = [i.image.select(0, 1)?, i.image.select(0, 2)?.transpose(1, 2)?];
             i.scalar.baddbmm(&a, &b, HALVES)
+        }),
+        Op { name: "decode", run: |i| Ok(vec![quantized(i)?.decode(i.left.dtype())?]), half: true },
+        Op {
+            name: "decode_rows",
+            run: |i| Ok(vec![quantized(i)?.decode_rows(3, 7, i.left.dtype())?]),
+            half: true,
+        },
+        Op { name: "encode", run: |i| Ok(quantized(i)?.parts().to_vec()), half: true },
+        out!(linear_quantized, i => {
+            i.right.transpose(0, 1)?.linear_quantized(&quantized(i)?, Some(&i.bias))
+        }),
+        out!(linear_quantized_backward, i => {
+            i.left.transpose(0, 1)?.linear_quantized_backward(&quantized(i)?)
         }),
         in_place!(matmul_add_, i => i.a.matmul_add_(&i.b.narrow(1, 0, 170)?, &i.b.narrow(0, 0, 1)?
             .expand([170, 1001])?)),

@@ -1,0 +1,310 @@
+//! Adapters to and from PEFT's folders: `adapter_config.json` and `adapter_model.safetensors`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::Path;
+
+use lowtide_tensor::{RandomKey, Tensor};
+use safetensors::tensor::SafeTensors;
+use serde_json::{Map, Value, json};
+
+use super::{LoraOptions, LoraScaling, Targets, adapt_layers, adapted};
+use crate::error::{AdapterProblem, NnError, Result, WeightsProblem};
+use crate::module::Parameters;
+use crate::parameter::Parameter;
+use crate::safetensors::{Entry, dtype_of_file, serialized, write_file};
+
+const CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model.safetensors";
+/// What PEFT puts before the names of a model.
+const PREFIX: &str = "base_model.model.";
+
+/// Writes the adapters of `model` to `folder`, which is made if need be, as PEFT does:
+/// `PeftModel.from_pretrained` reads them. `base` is what the model was loaded from.
+///
+/// # Errors
+/// `Adapter` where there are none, `File`, and those of a copy from the device.
+pub fn save_adapters(
+    model: &mut dyn Parameters,
+    options: &LoraOptions,
+    base: Option<&str>,
+    folder: &Path,
+) -> Result<()> {
+    let mut entries = BTreeMap::new();
+    visit_adapters(model, &mut |name, parameter| {
+        entries.insert(format!("{PREFIX}{name}"), Entry::of(parameter.value()));
+    });
+    if entries.is_empty() {
+        return Err(AdapterProblem::Absent.into());
+    }
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let contents = serialized(&entries, Some(metadata))?;
+    let file = |source| NnError::File { path: folder.to_owned(), source };
+    fs::create_dir_all(folder).map_err(file)?;
+    write_file(&folder.join(WEIGHTS), &contents)?;
+    let config = format!("{:#}\n", config_of(options, base));
+    write_file(&folder.join(CONFIG), config.as_bytes())
+}
+
+/// Reads adapters that [`save_adapters`] or PEFT wrote: layers without get them, and those of a
+/// model that has the same ones are overwritten. The rest of the model is frozen.
+///
+/// # Errors
+/// `File`, `Format`; `Adapter` for a config that says what there is not here; `Weights` for names
+/// or shapes that do not fit, also of a model with other adapters; `OutOfMemory`. The model is then
+/// as before.
+pub fn load_adapters(model: &mut dyn Parameters, folder: &Path) -> Result<LoraOptions> {
+    let options = read_config(&folder.join(CONFIG))?;
+    options.check()?;
+    let path = folder.join(WEIGHTS);
+    let bytes = fs::read(&path).map_err(|source| NnError::File { path: path.clone(), source })?;
+    let file = SafeTensors::deserialize(&bytes)
+        .map_err(|source| NnError::Format { path: path.clone(), source })?;
+    let names = layers_of(&file, &path)?;
+    let found = adapted(model);
+    let is_new = found.is_empty();
+    if is_new {
+        let missing = missing_layer(model, &names);
+        if let Some(name) = missing {
+            let problem = WeightsProblem::Unknown;
+            return Err(NnError::Weights { path, name, problem });
+        }
+    }
+    let was_frozen = frozen(model);
+    if is_new {
+        adapt_layers(model, RandomKey::new(0), &options, &names)?;
+    }
+    let read = read_into(model, &file, &path);
+    if read.is_err() && is_new {
+        super::remove_adapters(model);
+        let mut frozen = was_frozen.into_iter();
+        model.visit(&mut |_, parameter| {
+            if frozen.next() == Some(false) {
+                parameter.unfreeze();
+            }
+        });
+    }
+    read?;
+    let (scale, dropout) = (options.scale(), options.dropout);
+    let dropout = crate::layers::dropout::Dropout::new(dropout)?;
+    model.visit_linears(&mut |_, layer| {
+        if let Some(adapter) = layer.adapter_mut() {
+            (adapter.scale, adapter.dropout) = (scale, dropout);
+        }
+    });
+    Ok(options)
+}
+
+/// Whether each parameter is frozen.
+fn frozen(model: &mut dyn Parameters) -> Vec<bool> {
+    let mut frozen = Vec::new();
+    model.visit(&mut |_, parameter| frozen.push(parameter.is_frozen()));
+    frozen
+}
+
+/// The first of `names` that no linear layer of `model` has.
+fn missing_layer(model: &mut dyn Parameters, names: &[String]) -> Option<String> {
+    let mut layers = Vec::new();
+    model.visit_linears(&mut |name, _| layers.push(name.to_owned()));
+    names.iter().find(|name| !layers.contains(name)).cloned()
+}
+
+/// Sets the adapters' values to those of the file, all or none.
+fn read_into(model: &mut dyn Parameters, file: &SafeTensors<'_>, path: &Path) -> Result<()> {
+    let mut values = BTreeMap::new();
+    let mut outcome = Ok(());
+    let weights = |name: &str, problem| NnError::Weights {
+        path: path.to_owned(),
+        name: name.to_owned(),
+        problem,
+    };
+    visit_adapters(model, &mut |name, parameter| {
+        if outcome.is_err() {
+            return;
+        }
+        let like = parameter.value();
+        let read = || {
+            let Ok(view) = file.tensor(&format!("{PREFIX}{name}")) else {
+                return Err(weights(name, WeightsProblem::Missing));
+            };
+            let (found, expected) = (view.shape().to_vec(), *like.shape());
+            if found[..] != expected[..] {
+                return Err(weights(name, WeightsProblem::Shape { found, expected }));
+            }
+            let Some(dtype) = dtype_of_file(view.dtype()).filter(|dtype| dtype.is_float()) else {
+                let (found, expected) = (format!("{:?}", view.dtype()), like.dtype().to_string());
+                return Err(weights(name, WeightsProblem::Type { found, expected }));
+            };
+            let value = Tensor::from_bytes(like.device(), expected, dtype, view.data())?;
+            Ok(value.to_dtype(like.dtype())?)
+        };
+        match read() {
+            Ok(value) => drop(values.insert(name.to_owned(), value)),
+            Err(error) => outcome = Err(error),
+        }
+    });
+    outcome?;
+    let unknown = file
+        .names()
+        .into_iter()
+        .find(|name| name.strip_prefix(PREFIX).is_none_or(|name| !values.contains_key(name)));
+    if let Some(name) = unknown {
+        return Err(weights(name, WeightsProblem::Unknown));
+    }
+    let mut outcome = Ok(());
+    visit_adapters(model, &mut |_, parameter| {
+        let writable = parameter.value().check_writable("load_adapters");
+        outcome = std::mem::replace(&mut outcome, Ok(())).and(writable);
+    });
+    outcome?;
+    let mut outcome = Ok(());
+    visit_adapters(model, &mut |name, parameter| {
+        let copied = parameter.value_mut().copy_(&values[name]);
+        outcome = std::mem::replace(&mut outcome, Ok(())).and(copied);
+    });
+    Ok(outcome?)
+}
+
+/// Shows the parameters of the adapters under the names of the model.
+fn visit_adapters(model: &mut dyn Parameters, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+    model.visit_linears(&mut |layer, linear| {
+        if let Some(adapter) = linear.adapter_mut() {
+            adapter.visit(&mut |own, parameter| match layer {
+                "" => visitor(own, parameter),
+                _ => visitor(&format!("{layer}.{own}"), parameter),
+            });
+        }
+    });
+}
+
+/// The layers that a file has adapters of.
+fn layers_of(file: &SafeTensors<'_>, path: &Path) -> Result<Vec<String>> {
+    let mut layers = Vec::new();
+    for name in file.names() {
+        let layer = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix("lora_A.weight"));
+        if let Some(layer) = layer {
+            layers.push(layer.strip_suffix('.').unwrap_or(layer).to_owned());
+        }
+    }
+    layers.sort();
+    match layers.is_empty() {
+        true => {
+            let (path, name) = (path.to_owned(), "lora_A.weight".to_owned());
+            Err(NnError::Weights { path, name, problem: WeightsProblem::Missing })
+        }
+        false => Ok(layers),
+    }
+}
+
+/// PEFT's config with every field that decides what the adapters do.
+fn config_of(options: &LoraOptions, base: Option<&str>) -> Value {
+    let targets = match &options.targets {
+        Targets::AllLinear => json!("all-linear"),
+        Targets::Endings(endings) => json!(endings),
+        Targets::Pattern(pattern) => json!(pattern),
+    };
+    json!({
+        "peft_type": "LORA",
+        "task_type": null,
+        "base_model_name_or_path": base,
+        "inference_mode": true,
+        "r": options.rank,
+        "lora_alpha": number(options.alpha),
+        "target_modules": targets,
+        "lora_dropout": options.dropout,
+        "use_rslora": options.scaling == LoraScaling::RankStabilised,
+        "use_dora": options.dora,
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "init_lora_weights": true,
+        "modules_to_save": null,
+        "layers_to_transform": null,
+        "layers_pattern": null,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    })
+}
+
+/// PEFT has integers for whole numbers.
+fn number(value: f64) -> Value {
+    if value.fract() == 0.0 && value.abs() < 1e15 { json!(value as i64) } else { json!(value) }
+}
+
+/// Fields that have to say nothing, since what else they say is not here. `fan_in_fan_out` is not
+/// among them: it says how the base is stored, which A and B do not depend on.
+const EMPTY: [&str; 9] = [
+    "modules_to_save",
+    "layers_to_transform",
+    "rank_pattern",
+    "alpha_pattern",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "lora_bias",
+    "alora_invocation_tokens",
+];
+
+fn read_config(path: &Path) -> Result<LoraOptions> {
+    let text = fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
+    let config: Map<String, Value> = serde_json::from_slice(&text)
+        .map_err(|source| AdapterProblem::Json { path: path.to_owned(), source })?;
+    let is = |field: &'static str, value: Option<&Value>, fits: bool| -> Result<()> {
+        let value = value.map_or_else(String::new, Value::to_string);
+        if fits { Ok(()) } else { Err(AdapterProblem::Unsupported { field, value }.into()) }
+    };
+    for field in EMPTY {
+        let value = config.get(field);
+        let is_empty = match value {
+            None | Some(Value::Null | Value::Bool(false)) => true,
+            Some(Value::Array(items)) => items.is_empty(),
+            Some(Value::Object(items)) => items.is_empty(),
+            Some(_) => false,
+        };
+        is(field, value, is_empty)?;
+    }
+    let kind = config.get("peft_type");
+    is("peft_type", kind, kind.and_then(Value::as_str) == Some("LORA"))?;
+    let bias = config.get("bias");
+    is("bias", bias, bias.is_none_or(|bias| bias.as_str() == Some("none")))?;
+    // The others change the base.
+    let start = config.get("init_lora_weights");
+    let is_plain = start.is_none_or(|start| start.is_boolean() || start == "gaussian");
+    is("init_lora_weights", start, is_plain)?;
+    let defaults = LoraOptions::default();
+    let float = |field: &'static str, default: f64| -> Result<f64> {
+        let Some(value) = config.get(field) else { return Ok(default) };
+        is(field, Some(value), value.is_number())?;
+        Ok(value.as_f64().unwrap_or(default))
+    };
+    let flag = |field: &'static str| -> Result<bool> {
+        let Some(value) = config.get(field) else { return Ok(false) };
+        is(field, Some(value), value.is_boolean())?;
+        Ok(value.as_bool().unwrap_or(false))
+    };
+    let rank = config.get("r").map_or(Some(defaults.rank as u64), Value::as_u64);
+    is("r", config.get("r"), rank.is_some())?;
+    let targets = match config.get("target_modules") {
+        Some(Value::String(text)) => Targets::from(text.as_str()),
+        Some(Value::Array(items)) => {
+            let ending = |item: &Value| item.as_str().map(str::to_owned);
+            let endings: Option<Vec<String>> = items.iter().map(ending).collect();
+            is("target_modules", config.get("target_modules"), endings.is_some())?;
+            Targets::Endings(endings.unwrap_or_default())
+        }
+        other => {
+            is("target_modules", other, matches!(other, None | Some(Value::Null)))?;
+            Targets::AllLinear
+        }
+    };
+    Ok(LoraOptions {
+        rank: rank.map_or(defaults.rank, |rank| rank as usize),
+        alpha: float("lora_alpha", defaults.alpha)?,
+        targets,
+        dropout: float("lora_dropout", defaults.dropout)?,
+        scaling: match flag("use_rslora")? {
+            true => LoraScaling::RankStabilised,
+            false => LoraScaling::Plain,
+        },
+        dora: flag("use_dora")?,
+    })
+}

@@ -1,0 +1,103 @@
+//! Which linear layers get an adapter.
+
+use regex::Regex;
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+
+use crate::error::{AdapterProblem, Result};
+use crate::module::Parameters;
+
+/// What output layers are called: PEFT's `all-linear` leaves them out.
+const OUTPUT_LAYERS: [&str; 4] = ["lm_head", "head", "score", "classifier"];
+
+/// Which linear layers, by name: PEFT's `target_modules`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[cfg_attr(feature = "serde", serde(from = "Spelling", into = "Spelling"))]
+pub enum Targets {
+    /// All but the output layer, which is one whose name ends with `lm_head`, `head`, `score` or
+    /// `classifier`.
+    #[default]
+    AllLinear,
+    /// Those with one of these names, or whose name ends with one after a dot: `q_proj`.
+    Endings(Vec<String>),
+    /// Those whose whole name a regular expression matches: `layers\.[0-3]\..*_proj`.
+    Pattern(String),
+}
+
+impl From<&str> for Targets {
+    /// `all-linear`, or a pattern.
+    fn from(text: &str) -> Self {
+        if text == "all-linear" { Targets::AllLinear } else { Targets::Pattern(text.to_owned()) }
+    }
+}
+
+/// How files spell it.
+#[cfg(feature = "serde")]
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Spelling {
+    One(String),
+    Several(Vec<String>),
+}
+
+#[cfg(feature = "serde")]
+impl From<Spelling> for Targets {
+    fn from(spelling: Spelling) -> Self {
+        match spelling {
+            Spelling::One(text) => text.as_str().into(),
+            Spelling::Several(endings) => Targets::Endings(endings),
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<Targets> for Spelling {
+    fn from(targets: Targets) -> Self {
+        match targets {
+            Targets::AllLinear => Spelling::One("all-linear".to_owned()),
+            Targets::Endings(endings) => Spelling::Several(endings),
+            Targets::Pattern(pattern) => Spelling::One(pattern),
+        }
+    }
+}
+
+/// The linear layers of `model` that `targets` names, in the model's order.
+pub(crate) fn matched(model: &mut dyn Parameters, targets: &Targets) -> Result<Vec<String>> {
+    let mut layers = Vec::new();
+    model.visit_linears(&mut |name, _| layers.push(name.to_owned()));
+    let among = |matches: &dyn Fn(&str) -> bool| -> Vec<String> {
+        layers.iter().filter(|name| matches(name)).cloned().collect()
+    };
+    let none = |target: &str| -> Result<Vec<String>> {
+        let (target, layers) = (target.to_owned(), layers.clone());
+        Err(AdapterProblem::NoMatch { target, layers }.into())
+    };
+    match targets {
+        Targets::AllLinear => {
+            let names = among(&|name| !OUTPUT_LAYERS.iter().any(|output| ends_with(name, output)));
+            if names.is_empty() { none("all-linear") } else { Ok(names) }
+        }
+        Targets::Endings(endings) => {
+            // PEFT passes over endings without a layer; they are mistakes.
+            let is_lost = |ending: &&String| !layers.iter().any(|name| ends_with(name, ending));
+            match endings.iter().find(is_lost) {
+                Some(ending) => none(ending),
+                None if endings.is_empty() => none(""),
+                None => Ok(among(&|name| endings.iter().any(|ending| ends_with(name, ending)))),
+            }
+        }
+        Targets::Pattern(pattern) => {
+            let regex = Regex::new(&format!(r"\A(?:{pattern})\z")).map_err(|source| {
+                AdapterProblem::Pattern { pattern: pattern.clone(), source: Box::new(source) }
+            })?;
+            let names = among(&|name| regex.is_match(name));
+            if names.is_empty() { none(pattern) } else { Ok(names) }
+        }
+    }
+}
+
+fn ends_with(name: &str, ending: &str) -> bool {
+    let rest = name.strip_suffix(ending);
+    rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}

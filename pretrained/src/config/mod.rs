@@ -1,0 +1,383 @@
+//! A model's `config.json`: which architecture it is of, and its shape.
+
+mod entries;
+mod gemma;
+mod gpt2;
+mod llama;
+mod neox;
+mod published;
+mod rotary;
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use lowtide_data::{HubCache, HubRepo};
+use lowtide_nn::{NnResult, Parameters};
+use lowtide_tensor::{DType, Device, RandomKey};
+use serde_json::{Map, Value};
+
+use crate::decoder::{Activation, Decoder, DecoderShape, Weights};
+use crate::error::{EntryProblem, PretrainedError, Result};
+use crate::weights::{Stored, load, load_by_parts, write_beside};
+pub(crate) use entries::Entries;
+
+/// Entries without an influence on what a model computes: how weights are initialised and stored,
+/// what text is made of, names of classes, and what other programs keep.
+const IGNORED: [&str; 37] = [
+    "_attn_implementation",
+    "_name_or_path",
+    "_num_labels",
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "classifier_dropout",
+    "eos_token_id",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "id2label",
+    "is_decoder",
+    "is_encoder_decoder",
+    "is_llama_config",
+    "label2id",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pretraining_tp",
+    "return_dict",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "task_specific_params",
+    "torch_dtype",
+    "transformers.js_config",
+    "transformers_version",
+    "unsloth_version",
+    "use_cache",
+];
+
+/// An architecture: its name, the `model_type` of files that name none, and what reads its entries.
+pub(crate) type Architecture<S> = (&'static str, &'static str, fn(&Entries) -> Result<S>);
+
+/// What a configuration describes, and what is made of it. Only shapes of this crate are.
+pub trait Shape: Clone + 'static {
+    /// The model of this shape.
+    type Model: Stored;
+
+    #[doc(hidden)]
+    fn architectures() -> &'static [Architecture<Self>];
+
+    #[doc(hidden)]
+    fn model(&self, device: &Device, weights: Weights, dtype: DType) -> Result<Self::Model>;
+
+    /// Elements of all parameters.
+    #[doc(hidden)]
+    fn count(&self) -> u128;
+}
+
+impl Shape for DecoderShape {
+    type Model = Decoder;
+
+    fn architectures() -> &'static [Architecture<Self>] {
+        &[
+            ("LlamaForCausalLM", "llama", llama::llama),
+            ("MistralForCausalLM", "mistral", llama::mistral),
+            ("Qwen2ForCausalLM", "qwen2", llama::qwen2),
+            ("Qwen3ForCausalLM", "qwen3", llama::qwen3),
+            ("GemmaForCausalLM", "gemma", gemma::gemma),
+            ("Gemma2ForCausalLM", "gemma2", gemma::gemma2),
+            ("Gemma3ForCausalLM", "gemma3_text", gemma::gemma3),
+            ("GPT2LMHeadModel", "gpt2", gpt2::gpt2),
+            ("GPTNeoXForCausalLM", "gpt_neox", neox::neox),
+        ]
+    }
+
+    fn model(&self, device: &Device, weights: Weights, dtype: DType) -> Result<Decoder> {
+        Decoder::new(device, self.clone(), weights, dtype)
+    }
+
+    fn count(&self) -> u128 {
+        self.parameter_count()
+    }
+}
+
+/// The configuration of a model, and where it was found.
+#[derive(Clone, Debug)]
+pub struct ModelConfig<S> {
+    folder: PathBuf,
+    text: String,
+    architecture: &'static str,
+    dtype: Option<DType>,
+    shape: S,
+}
+
+/// The configuration of a decoder.
+pub type Config = ModelConfig<DecoderShape>;
+
+impl<S: Shape> ModelConfig<S> {
+    /// The configuration of the model in the folder `path`; where there is no such folder, of the
+    /// model of that name, such as `org/name`, in the [local cache of the hub](HubCache). Nothing
+    /// is downloaded.
+    ///
+    /// # Errors
+    /// `NotFound` with where it was looked, `File`, `Json`, and `Entry` for a configuration that
+    /// is damaged or asks for something that is not built here.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_in(path.as_ref(), &HubCache::from_environment())
+    }
+
+    /// [`ModelConfig::open`] with another cache of the hub.
+    ///
+    /// # Errors
+    /// Those of [`ModelConfig::open`].
+    pub fn open_in(path: &Path, cache: &HubCache) -> Result<Self> {
+        if path.is_dir() {
+            return Self::read(path, &path.join("config.json"));
+        }
+        let name = path.display().to_string();
+        let found = cache.find(&HubRepo::model(&name), "config.json");
+        let file = found.map_err(|source| PretrainedError::NotFound { name, source })?;
+        Self::read(file.parent().unwrap_or(path), &file)
+    }
+
+    fn read(folder: &Path, file: &Path) -> Result<Self> {
+        /// No configuration is near it, and nothing larger is read into memory.
+        const FILE_BYTES_MAX: u64 = 4 << 20;
+        let mut text = String::new();
+        let read = fs::File::open(file)
+            .and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text));
+        read.map_err(|source| PretrainedError::File { path: file.to_owned(), source })?;
+        Self::parse(folder, file, text)
+    }
+
+    /// The configuration `text`, as if it was in a file of `folder`.
+    ///
+    /// # Errors
+    /// Those of [`ModelConfig::open`] but `NotFound` and `File`.
+    pub fn from_text(folder: impl AsRef<Path>, text: impl Into<String>) -> Result<Self> {
+        let folder = folder.as_ref();
+        Self::parse(folder, &folder.join("config.json"), text.into())
+    }
+
+    fn parse(folder: &Path, file: &Path, text: String) -> Result<Self> {
+        let entries: Map<String, Value> = serde_json::from_str(&text)
+            .map_err(|source| PretrainedError::Json { path: file.to_owned(), source })?;
+        let entries = Entries::new(file, entries);
+        let &(architecture, _, parse) = architecture::<S>(&entries)?;
+        let (shape, dtype) = (parse(&entries)?, stored_dtype(&entries)?);
+        entries.check_all_read(&IGNORED)?;
+        check(&entries, &shape)?;
+        Ok(ModelConfig { folder: folder.to_owned(), text, architecture, dtype, shape })
+    }
+
+    /// The folder that the configuration was found in.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The architecture, such as `LlamaForCausalLM`.
+    pub fn architecture(&self) -> &'static str {
+        self.architecture
+    }
+
+    /// The type that the model was stored in, if the configuration says so: what to load it in,
+    /// unless there is a reason for another.
+    pub fn dtype(&self) -> Option<DType> {
+        self.dtype
+    }
+
+    /// What the model is made of.
+    pub fn shape(&self) -> &S {
+        &self.shape
+    }
+
+    /// Elements of all parameters of the model.
+    pub fn parameter_count(&self) -> u128 {
+        self.shape.count()
+    }
+
+    /// The model with fresh weights from `key`, in `dtype`: to be trained from the beginning, or
+    /// to be planned on a simulated device.
+    ///
+    /// # Errors
+    /// `DType` unless a float type, `OutOfMemory`.
+    pub fn model(&self, device: &Device, key: RandomKey, dtype: DType) -> Result<S::Model> {
+        self.shape.model(device, Weights::Random(key), dtype)
+    }
+
+    /// The model with the weights of its folder, in `dtype`, whatever they are stored in.
+    ///
+    /// # Errors
+    /// Those of [`ModelConfig::model`] and of [`load`].
+    pub fn load(&self, device: &Device, dtype: DType) -> Result<S::Model> {
+        let mut model = self.shape.model(device, Weights::Unset, dtype)?;
+        load(&mut model, &self.folder)?;
+        Ok(model)
+    }
+
+    /// Writes the configuration into `folder` as it was read, but for a new head: beside its place
+    /// first, then renamed.
+    ///
+    /// # Errors
+    /// `File`; a file that was there before is untouched.
+    pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
+        write_beside(&folder.as_ref().join("config.json"), self.text.as_bytes())
+    }
+}
+
+impl<S: Shape> ModelConfig<S> {
+    /// This configuration with a head for `count` classes, which have no names yet; its shape is
+    /// what `map` makes of the old one.
+    pub(crate) fn with_head(
+        self,
+        architecture: &'static str,
+        count: usize,
+        map: impl FnOnce(S) -> S,
+    ) -> Self {
+        // It was parsed when the configuration was made.
+        let mut entries: Map<String, Value> = serde_json::from_str(&self.text).unwrap_or_default();
+        let name = |class: usize| format!("LABEL_{class}");
+        let names = (0..count).map(|class| (class.to_string(), Value::from(name(class))));
+        let classes = (0..count).map(|class| (name(class), Value::from(class)));
+        entries.insert("id2label".to_owned(), Value::Object(names.collect()));
+        entries.insert("label2id".to_owned(), Value::Object(classes.collect()));
+        entries.insert("architectures".to_owned(), vec![architecture].into());
+        for other in ["num_labels", "_num_labels", "problem_type"] {
+            entries.remove(other);
+        }
+        let text = format!("{:#}\n", Value::Object(entries));
+        ModelConfig { text, architecture, shape: map(self.shape), ..self }
+    }
+}
+
+impl Config {
+    /// [`ModelConfig::model`] of a decoder.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::new`].
+    pub fn decoder(&self, device: &Device, key: RandomKey, dtype: DType) -> Result<Decoder> {
+        self.model(device, key, dtype)
+    }
+
+    /// [`Config::decoder`], of which `change` sees each part right after it was made, a table or a
+    /// layer, under the names that its parameters have in the whole: what it makes smaller is never
+    /// there as a whole.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::new`] and of `change`.
+    pub fn decoder_with(
+        &self,
+        device: &Device,
+        key: RandomKey,
+        dtype: DType,
+        mut change: impl FnMut(&mut dyn Parameters) -> NnResult<()>,
+    ) -> Result<Decoder> {
+        let weights = (Weights::Random(key), dtype);
+        Decoder::by_parts(device, self.shape.clone(), weights, &mut |part| Ok(change(part)?))
+    }
+
+    /// [`ModelConfig::load`], of which `change` sees each part right after its weights were read:
+    /// see [`Config::decoder_with`]. That files and model fit is known before the first is.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::new`], of [`load`] and of `change`.
+    pub fn load_with(
+        &self,
+        device: &Device,
+        dtype: DType,
+        change: impl FnMut(&mut dyn Parameters) -> NnResult<()>,
+    ) -> Result<Decoder> {
+        load_by_parts(device, (&self.shape, dtype), &self.folder, change)
+    }
+}
+
+/// What reads a configuration, by its `architectures` or, without, its `model_type`.
+fn architecture<S: Shape>(entries: &Entries) -> Result<&'static Architecture<S>> {
+    let (value, name) = match entries.value("architectures") {
+        Some(names) => (names, "architectures"),
+        None => match entries.value("model_type") {
+            Some(kind) => (kind, "model_type"),
+            None => return Err(entries.error("architectures", EntryProblem::Missing)),
+        },
+    };
+    let given = value.get(0).unwrap_or(value).as_str();
+    let known = S::architectures()
+        .iter()
+        .find(|(class, kind, _)| given == Some(if name == "model_type" { kind } else { class }));
+    known.ok_or_else(|| entries.not_built(name, value))
+}
+
+/// The type of `dtype`, or as older files have it, of `torch_dtype`.
+fn stored_dtype(entries: &Entries) -> Result<Option<DType>> {
+    let name = if entries.value("dtype").is_some() { "dtype" } else { "torch_dtype" };
+    Ok(match entries.optional_text(name)? {
+        None | Some("auto") => None,
+        Some("bfloat16") => Some(DType::BF16),
+        Some("float16") => Some(DType::F16),
+        Some("float32") => Some(DType::F32),
+        Some("float64") => Some(DType::F64),
+        Some(other) => return Err(entries.not_built(name, &Value::from(other))),
+    })
+}
+
+/// The activation of an entry.
+pub(crate) fn activation(entries: &Entries, name: &'static str) -> Result<Activation> {
+    Ok(match entries.text(name)? {
+        "gelu" => Activation::Gelu,
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
+        "relu" => Activation::Relu,
+        "silu" | "swish" => Activation::Silu,
+        other => return Err(entries.not_built(name, &Value::from(other))),
+    })
+}
+
+/// Checks what no single entry says.
+fn check<S: Shape>(entries: &Entries, shape: &S) -> Result<()> {
+    /// Many times the largest model that there is; above are mistakes and attacks.
+    const PARAMETERS_MAX: u128 = 1 << 46;
+    let count = shape.count();
+    match count <= PARAMETERS_MAX {
+        true => Ok(()),
+        false => {
+            let (expected, found) = ("a number of parameters that a model has", count.to_string());
+            Err(entries.error("(all)", EntryProblem::Wrong { expected, found }))
+        }
+    }
+}
+
+/// The number of layers: each costs memory even on a simulated device, unlike wide ones.
+pub(crate) fn layer_count(entries: &Entries, name: &'static str) -> Result<usize> {
+    const LAYERS_MAX: usize = 4096;
+    let count = entries.count(name)?;
+    match count <= LAYERS_MAX {
+        true => Ok(count),
+        false => {
+            let (expected, found) = ("at most 4096 layers", count.to_string());
+            Err(entries.error(name, EntryProblem::Wrong { expected, found }))
+        }
+    }
+}
+
+/// The width of a head where no entry says it.
+pub(crate) fn head_width(
+    entries: &Entries,
+    name: &str,
+    width: usize,
+    heads: usize,
+) -> Result<usize> {
+    match width.is_multiple_of(heads) {
+        true => Ok(width / heads),
+        false => {
+            let (expected, found) = ("a divisor of the width", heads.to_string());
+            Err(entries.error(name, EntryProblem::Wrong { expected, found }))
+        }
+    }
+}

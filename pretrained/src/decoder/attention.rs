@@ -1,0 +1,226 @@
+//! Attention of a sequence to itself, with grouped heads.
+//!
+//! `B` batch, `T` positions, `H` heads of queries, `G` heads of keys and values, `D` features of a
+//! head.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_nn::{Dropout, Linear, Module, NnResult, RotaryTables};
+use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Tensor};
+
+use super::cache::LayerCache;
+use super::fields::named;
+use super::make::Maker;
+use super::names::LayerNames;
+use super::norm::Norm;
+use super::shape::{AttentionShape, NormShape, Projections};
+use super::{capped, run_in};
+use crate::error::Result;
+
+#[derive(Clone, Debug)]
+pub(super) struct Attention {
+    /// Queries, keys and values, or all in one.
+    inputs: Vec<Linear>,
+    /// Of queries and keys, or none.
+    head_norms: Vec<Norm>,
+    output: Linear,
+    shape: AttentionShape,
+    scale: Option<f64>,
+    names: &'static LayerNames,
+}
+
+/// What the queries of a pass see, and how they are turned.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// True where a query sees a key, besides what the order of positions says; broadcasts to
+    /// `[B, H, T, T]`.
+    pub(super) mask: Option<Tensor>,
+    pub(super) tables: Option<RotaryTables>,
+}
+
+impl Attention {
+    /// The last layer begins with `deviation`.
+    pub(super) fn new(
+        make: &Maker<'_>,
+        (path, names): (&str, &'static LayerNames),
+        (width, shape, norm): (usize, AttentionShape, NormShape),
+        (scale, deviation): (Option<f64>, f64),
+    ) -> Result<Self> {
+        let AttentionShape { heads, groups, head_width, has_input_bias, .. } = shape;
+        let path = |name: &str| format!("{path}.{}.{name}", names.attention);
+        let counts: &[usize] = match shape.projections {
+            Projections::Separate => &[heads, groups, groups],
+            Projections::Packed | Projections::PackedByHead => &[heads + 2 * groups],
+        };
+        let input = |(&count, name): (&usize, &&str)| {
+            make.linear(&path(name), [width, count * head_width], has_input_bias)
+        };
+        let inputs = counts.iter().zip(&names.inputs).map(input).collect::<Result<_>>()?;
+        let head_norms = match shape.has_head_norms {
+            true => vec![make.norm(norm, head_width)?, make.norm(norm, head_width)?],
+            false => Vec::new(),
+        };
+        let sizes = [heads * head_width, width];
+        let output =
+            make.linear_with(&path(names.output), sizes, shape.has_output_bias, deviation)?;
+        Ok(Attention { inputs, head_norms, output, shape, scale, names })
+    }
+
+    /// # Shapes
+    /// `x: [B, T, C] → [B, T, C]`
+    pub(super) fn forward(&self, pass: &Pass, x: Var, seen: &Seen) -> NnResult<Var> {
+        let AttentionShape { heads, groups, .. } = self.shape;
+        let (mask, options) = (seen.mask.as_ref(), self.options(pass, Causal::UpperLeft));
+        let y = match (&self.inputs[..], &self.head_norms[..]) {
+            ([packed], []) if self.shape.score_cap.is_none() => {
+                let mut x = self.packed(run_in(pass, self.names.inputs[0], packed, x)?)?;
+                if let Some(tables) = &seen.tables {
+                    x = tables.turn_heads(x, [heads + groups, heads + 2 * groups])?;
+                }
+                x.self_attention([heads, groups], mask, options)?
+            }
+            _ => {
+                let [q, k, v] = self.projected(pass, x)?;
+                let [q, k] = self.turned(pass, [q, k], seen.tables.as_ref())?;
+                joined(self.attended(pass, [q, k, v], mask, Causal::UpperLeft)?)?
+            }
+        };
+        run_in(pass, self.names.output, &self.output, y)
+    }
+
+    /// [`Attention::forward`] of positions that follow those of `cache`: of the first ones, or of
+    /// one, which sees all that is there.
+    pub(super) fn forward_cached(
+        &self,
+        pass: &Pass,
+        x: Var,
+        seen: &Seen,
+        cache: &mut LayerCache,
+    ) -> NnResult<Var> {
+        let [q, k, v] = self.projected(pass, x)?;
+        let [q, k] = self.turned(pass, [q, k], seen.tables.as_ref())?;
+        let is_first = cache.is_empty();
+        cache.extend(k.value(), v.value())?;
+        let y = match is_first {
+            true => self.attended(pass, [q, k, v], seen.mask.as_ref(), Causal::UpperLeft)?,
+            false => {
+                let [k, v] = cache.seen()?.map(|kept| pass.constant(kept));
+                self.attended(pass, [q, k, v], None, Causal::No)?
+            }
+        };
+        run_in(pass, self.names.output, &self.output, joined(y)?)
+    }
+
+    fn options(&self, pass: &Pass, causal: Causal) -> AttentionOptions {
+        let probability = self.shape.dropout;
+        let drops = pass.is_training() && probability > 0.0;
+        let first_sample = pass.first_sample();
+        let dropout =
+            drops.then(|| AttentionDropout { key: pass.draw(), probability, first_sample });
+        AttentionOptions { causal, scale: self.scale, dropout }
+    }
+
+    /// # Shapes
+    /// `q: [B, H, T, D], k and v: [B, G, S, D] → [B, H, T, D]`
+    fn attended(
+        &self,
+        pass: &Pass,
+        [q, k, v]: [Var; 3],
+        mask: Option<&Tensor>,
+        causal: Causal,
+    ) -> NnResult<Var> {
+        let Some(cap) = self.shape.score_cap else {
+            return Ok(q.attention(k, v, mask, self.options(pass, causal))?);
+        };
+        /// So much below the cap that nothing is left of its exponential, in every type.
+        const HIDDEN: f64 = -30_000.0;
+        let (batch, len, keys) = (q.shape()[0], q.shape()[2], k.shape()[2]);
+        let AttentionShape { heads, groups, head_width: width, .. } = self.shape;
+        let scale = self.scale.unwrap_or_else(|| 1.0 / (width as f64).sqrt());
+        let shared = heads / groups;
+        let q = q.reshape([batch, groups, shared * len, width])?;
+        let mut scores = capped(q.matmul(k.transpose(2, 3)?)?, scale, cap)?;
+        scores = scores.reshape([batch, groups, shared, len, keys])?;
+        if let Some(mask) = mask {
+            scores = scores.masked_fill(&mask.logical_not()?.unsqueeze(1)?, HIDDEN)?;
+        }
+        let weights = Dropout::new(self.shape.dropout)?.forward(pass, scores.softmax(4)?)?;
+        let weights = weights.reshape([batch, groups, shared * len, keys])?;
+        Ok(weights.matmul(v)?.reshape([batch, heads, len, width])?)
+    }
+
+    /// Queries, keys and values as they come out of their layers.
+    ///
+    /// # Shapes
+    /// `x: [B, T, C] → [B, H, T, D], [B, G, T, D], [B, G, T, D]`
+    fn projected(&self, pass: &Pass, x: Var) -> NnResult<[Var; 3]> {
+        let AttentionShape { heads, groups, .. } = self.shape;
+        let names = self.names.inputs;
+        match &self.inputs[..] {
+            [q, k, v] => Ok([
+                by_heads(run_in(pass, names[0], q, x.clone())?, heads)?,
+                by_heads(run_in(pass, names[1], k, x.clone())?, groups)?,
+                by_heads(run_in(pass, names[2], v, x)?, groups)?,
+            ]),
+            packed => {
+                let all = self.packed(run_in(pass, names[0], &packed[0], x)?)?;
+                let all = by_heads(all, heads + 2 * groups)?;
+                Ok([
+                    all.clone().narrow(1, 0, heads)?,
+                    all.clone().narrow(1, heads, groups)?,
+                    all.narrow(1, heads + groups, groups)?,
+                ])
+            }
+        }
+    }
+
+    /// `x` with the queries of all heads before the keys and values.
+    ///
+    /// # Shapes
+    /// `[B, T, (H + 2 · G) · D]`
+    fn packed(&self, x: Var) -> NnResult<Var> {
+        let AttentionShape { heads, head_width, projections, .. } = self.shape;
+        if projections != Projections::PackedByHead {
+            return Ok(x);
+        }
+        let shape = *x.shape();
+        let (batch, len) = (shape[0], shape[1]);
+        let x = x.reshape([batch, len, heads, 3, head_width])?.transpose(2, 3)?;
+        Ok(x.reshape([batch, len, 3 * heads * head_width])?)
+    }
+
+    /// Queries and keys, normalised and turned.
+    fn turned(
+        &self,
+        pass: &Pass,
+        [mut q, mut k]: [Var; 2],
+        tables: Option<&RotaryTables>,
+    ) -> NnResult<[Var; 2]> {
+        if let [q_norm, k_norm] = &self.head_norms[..] {
+            let names = self.names.head_norms;
+            q = run_in(pass, names[0], q_norm, q)?;
+            k = run_in(pass, names[1], k_norm, k)?;
+        }
+        match tables {
+            Some(tables) => Ok([tables.turn(q)?, tables.turn(k)?]),
+            None => Ok([q, k]),
+        }
+    }
+}
+
+named!(Attention, |self| {
+    self.inputs => self.names.inputs,
+    self.output => self.names.output,
+    self.head_norms => self.names.head_norms,
+});
+
+/// `[B, T, heads · D] → [B, heads, T, D]`
+fn by_heads(x: Var, heads: usize) -> NnResult<Var> {
+    let (batch, len, width) = (x.shape()[0], x.shape()[1], x.shape()[2]);
+    Ok(x.reshape([batch, len, heads, width / heads])?.transpose(1, 2)?)
+}
+
+/// `[B, H, T, D] → [B, T, H · D]`
+fn joined(x: Var) -> NnResult<Var> {
+    let (batch, heads, len, width) = (x.shape()[0], x.shape()[1], x.shape()[2], x.shape()[3]);
+    Ok(x.transpose(1, 2)?.reshape([batch, len, heads * width])?)
+}

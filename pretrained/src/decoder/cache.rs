@@ -1,0 +1,162 @@
+//! Keys and values of the positions that were seen, so that the next one costs one position.
+//!
+//! `B` batch, `G` heads of keys and values, `D` features of a head, `S` positions that are kept.
+
+use lowtide_autograd::Pass;
+use lowtide_nn::{NnError, NnResult, RotaryTables};
+use lowtide_tensor::{DType, Device, Tensor};
+
+use super::attention::Seen;
+use super::shape::Positions;
+use super::{Decoder, run_in};
+
+/// What a [`Decoder`] remembers of sequences: keys and values of each layer, of layers with a
+/// window those of the window only.
+#[derive(Debug)]
+pub struct KeyValueCache {
+    layers: Vec<LayerCache>,
+    /// The angles of all positions, for each kind of layer.
+    tables: Vec<Option<RotaryTables>>,
+    len: usize,
+    capacity: usize,
+}
+
+impl KeyValueCache {
+    /// Positions that were seen.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing was seen yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Positions that there is room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+}
+
+/// Keys and values of a layer.
+#[derive(Debug)]
+pub(super) struct LayerCache {
+    /// `[B, G, S, D]`; position `p` is at `p mod S`, and the order does not matter to attention.
+    keys: Tensor,
+    values: Tensor,
+    len: usize,
+}
+
+impl LayerCache {
+    fn new(device: &Device, shape: [usize; 4], dtype: DType) -> NnResult<Self> {
+        let [keys, values] = [(); 2].map(|()| Tensor::empty(device, shape, dtype));
+        Ok(LayerCache { keys: keys?, values: values?, len: 0 })
+    }
+
+    /// Whether nothing was seen yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Takes keys and values of the positions after those that are there, `[B, G, T, D]`.
+    pub(super) fn extend(&mut self, keys: &Tensor, values: &Tensor) -> NnResult<()> {
+        let (room, len) = (self.keys.shape()[2], keys.shape()[2]);
+        // Of more than there is room for, the last ones.
+        let mut from = len.saturating_sub(room);
+        while from < len {
+            let place = (self.len + from) % room;
+            let count = (len - from).min(room - place);
+            for (own, new) in [(&self.keys, keys), (&self.values, values)] {
+                own.narrow(2, place, count)?.copy_(&new.narrow(2, from, count)?)?;
+            }
+            from += count;
+        }
+        self.len += len;
+        Ok(())
+    }
+
+    /// Keys and values that are there, `[B, G, ≤ S, D]`.
+    pub(super) fn seen(&self) -> NnResult<[Tensor; 2]> {
+        let len = self.len.min(self.keys.shape()[2]);
+        Ok([self.keys.narrow(2, 0, len)?, self.values.narrow(2, 0, len)?])
+    }
+}
+
+impl Decoder {
+    /// Memory for `batch` sequences of at most `capacity` positions.
+    ///
+    /// # Errors
+    /// `Option` for more positions than the model has learned, `OutOfMemory`.
+    pub fn cache(&self, batch: usize, capacity: usize) -> NnResult<KeyValueCache> {
+        let (shape, table) = (self.shape(), self.table.table(&Pass::eval())?);
+        if shape.positions == Positions::Learned && capacity > shape.context {
+            let (name, value, range) = ("capacity", capacity as f64, "the context of the model");
+            return Err(NnError::Option { name, value, range });
+        }
+        let (device, dtype) = (table.value().device(), table.value().dtype());
+        let (groups, head_width) = (shape.attention.groups, shape.attention.head_width);
+        let layer = |window: Option<usize>| {
+            let room = window.map_or(capacity, |window| window.min(capacity)).max(1);
+            LayerCache::new(device, [batch, groups, room, head_width], dtype)
+        };
+        let tables = self.kinds.iter().map(|(_, rotary)| {
+            rotary.map(|rotary| rotary.tables(device, [capacity, head_width], dtype)).transpose()
+        });
+        Ok(KeyValueCache {
+            layers: shape.layers.iter().map(|it| layer(it.window)).collect::<NnResult<_>>()?,
+            tables: tables.collect::<NnResult<_>>()?,
+            len: 0,
+            capacity,
+        })
+    }
+
+    /// What the last of `tokens`, which follow those of `cache`, says of the token after it.
+    /// Nothing is recorded. After an error the cache is of no use any more.
+    ///
+    /// # Shapes
+    /// `tokens: [B, T]` of i64 `→ [B, V]`
+    ///
+    /// # Errors
+    /// `Option` for no tokens and for more than there is room for; those of [`Decoder::logits`].
+    pub fn extend(&self, cache: &mut KeyValueCache, tokens: &Tensor) -> NnResult<Tensor> {
+        let len = tokens.shape().last().copied().unwrap_or_default();
+        let room = cache.capacity - cache.len;
+        if len == 0 || len > room {
+            let (name, range) = ("tokens", "1 to the positions that the cache has room for");
+            return Err(NnError::Option { name, value: len as f64, range });
+        }
+        if cache.is_empty() {
+            return self.extend_at_once(cache, tokens);
+        }
+        for at in 0..len - 1 {
+            self.extend_at_once(cache, &tokens.narrow(1, at, 1)?.contiguous()?)?;
+        }
+        self.extend_at_once(cache, &tokens.narrow(1, len - 1, 1)?.contiguous()?)
+    }
+
+    /// [`Decoder::extend`] by the first tokens of all, or by one.
+    fn extend_at_once(&self, cache: &mut KeyValueCache, tokens: &Tensor) -> NnResult<Tensor> {
+        let (pass, names) = (Pass::eval(), self.shape.family.names());
+        let (start, len) = (cache.len, tokens.shape()[1]);
+        let mut x = self.embedded(&pass, pass.constant(tokens.clone()), start)?;
+        let kinds = self.kinds.iter().zip(&cache.tables);
+        let seen = kinds.map(|(&(window, _), tables)| {
+            let mask = self.mask(x.value().device(), window, None, len)?;
+            let tables = tables.as_ref().map(|tables| tables.rows(start, len)).transpose()?;
+            Ok(Seen { mask: mask.filter(|_| start == 0), tables })
+        });
+        let seen: Vec<Seen> = seen.collect::<NnResult<_>>()?;
+        for (index, (layer, cache)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
+            let layer = layer.block();
+            let seen = &seen[layer.seen_index];
+            let name = format!("{}{index}", names.layers);
+            x = pass.within(&name, || layer.forward_cached(&pass, x, seen, cache))?;
+        }
+        cache.len += len;
+        let last = x.narrow(1, len - 1, 1)?;
+        let last = run_in(&pass, names.norm, &self.norm, last)?;
+        let logits = self.logits_of(&pass, last)?.into_value();
+        let (batch, vocabulary) = (logits.shape()[0], logits.shape()[2]);
+        Ok(logits.reshape([batch, vocabulary])?)
+    }
+}

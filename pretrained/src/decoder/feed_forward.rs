@@ -1,0 +1,76 @@
+//! The hidden features of a position: `down(f(up(x)))`, or with a gate
+//! `down(f(gate(x)) · up(x))`.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_nn::{Linear, NnResult};
+
+use super::fields::named;
+use super::make::Maker;
+use super::names::LayerNames;
+use super::run_in;
+use super::shape::{Activation, FeedForwardShape};
+use crate::error::Result;
+
+#[derive(Clone, Debug)]
+pub(super) struct FeedForward {
+    gate: Option<Linear>,
+    up: Linear,
+    down: Linear,
+    activation: Activation,
+    names: &'static LayerNames,
+}
+
+impl FeedForward {
+    /// The last layer begins with `deviation`.
+    pub(super) fn new(
+        make: &Maker<'_>,
+        (path, names): (&str, &'static LayerNames),
+        (width, shape): (usize, FeedForwardShape),
+        deviation: f64,
+    ) -> Result<Self> {
+        let FeedForwardShape { width: hidden, activation, is_gated, has_bias } = shape;
+        let path = |name: &str| format!("{path}.{}.{name}", names.feed_forward);
+        let gate = match is_gated {
+            true => Some(make.linear(&path(names.gate), [width, hidden], has_bias)?),
+            false => None,
+        };
+        Ok(FeedForward {
+            gate,
+            up: make.linear(&path(names.up), [width, hidden], has_bias)?,
+            down: make.linear_with(&path(names.down), [hidden, width], has_bias, deviation)?,
+            activation,
+            names,
+        })
+    }
+
+    /// # Shapes
+    /// `x: [.., D] → [.., D]`
+    pub(super) fn forward(&self, pass: &Pass, x: Var) -> NnResult<Var> {
+        let names = self.names;
+        let hidden = match &self.gate {
+            None => self.activation.of(run_in(pass, names.up, &self.up, x)?)?,
+            Some(gate) => {
+                let gate = self.activation.of(run_in(pass, names.gate, gate, x.clone())?)?;
+                gate.mul(run_in(pass, names.up, &self.up, x)?)?
+            }
+        };
+        run_in(pass, names.down, &self.down, hidden)
+    }
+}
+
+named!(FeedForward, |self| {
+    self.gate => self.names.gate,
+    self.up => self.names.up,
+    self.down => self.names.down,
+});
+
+impl Activation {
+    pub(crate) fn of(self, x: Var) -> NnResult<Var> {
+        Ok(match self {
+            Activation::Gelu => x.gelu()?,
+            Activation::GeluTanh => x.gelu_tanh()?,
+            Activation::Relu => x.relu()?,
+            Activation::Silu => x.silu()?,
+        })
+    }
+}

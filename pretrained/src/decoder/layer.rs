@@ -1,0 +1,135 @@
+//! A layer of a decoder: attention and hidden features, each a branch that is added.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_nn::{Dropout, Module, NnResult};
+
+use super::attention::{Attention, Seen};
+use super::cache::LayerCache;
+use super::feed_forward::FeedForward;
+use super::fields::named;
+use super::make::Maker;
+use super::names::LayerNames;
+use super::norm::Norm;
+use super::run_in;
+use super::shape::{DecoderShape, LayerShape, Residual};
+use crate::error::Result;
+
+#[derive(Clone, Debug)]
+pub(super) struct Layer {
+    attention_norm: Norm,
+    attention: Attention,
+    after_attention: Option<Norm>,
+    feed_forward_norm: Norm,
+    feed_forward: FeedForward,
+    after_feed_forward: Option<Norm>,
+    residual: Residual,
+    /// Of each branch.
+    dropout: f64,
+    /// Which of the masks and angles of a pass are this layer's.
+    pub(super) seen_index: usize,
+    names: &'static LayerNames,
+}
+
+impl Layer {
+    pub(super) fn new(
+        make: &Maker<'_>,
+        path: &str,
+        (of_model, of_layer): (&DecoderShape, LayerShape),
+        seen_index: usize,
+    ) -> Result<Self> {
+        let (names, norm) = (of_model.family.names().layer, of_model.norm);
+        let DecoderShape { width, attention, feed_forward, residual, .. } = *of_model;
+        let after = || -> Result<Option<Norm>> {
+            match residual {
+                Residual::PrePostNorm => Ok(Some(make.norm(norm, width)?)),
+                Residual::PreNorm | Residual::Parallel => Ok(None),
+            }
+        };
+        let deviation = of_model.branch_deviation();
+        let place = (path, names);
+        let shape = (width, attention, norm);
+        Ok(Layer {
+            attention_norm: make.norm(norm, width)?,
+            attention: Attention::new(make, place, shape, (of_layer.scale, deviation))?,
+            after_attention: after()?,
+            feed_forward_norm: make.norm(norm, width)?,
+            feed_forward: FeedForward::new(make, place, (width, feed_forward), deviation)?,
+            after_feed_forward: after()?,
+            residual,
+            dropout: of_model.dropout.branch,
+            seen_index,
+            names,
+        })
+    }
+
+    /// # Shapes
+    /// `x: [B, T, C] → [B, T, C]`
+    pub(super) fn forward(&self, pass: &Pass, x: Var, seen: &Seen) -> NnResult<Var> {
+        self.with_attention(pass, x, |normed| self.attention.forward(pass, normed, seen))
+    }
+
+    /// [`Layer::forward`] of positions that follow those of `cache`.
+    pub(super) fn forward_cached(
+        &self,
+        pass: &Pass,
+        x: Var,
+        seen: &Seen,
+        cache: &mut LayerCache,
+    ) -> NnResult<Var> {
+        self.with_attention(pass, x, |x| self.attention.forward_cached(pass, x, seen, cache))
+    }
+
+    /// The layer with what `attend` makes of the normalised input.
+    fn with_attention(
+        &self,
+        pass: &Pass,
+        x: Var,
+        attend: impl FnOnce(Var) -> NnResult<Var>,
+    ) -> NnResult<Var> {
+        let names = self.names;
+        let normed = run_in(pass, names.attention_norm, &self.attention_norm, x.clone())?;
+        let seen = pass.within(names.attention, || self.drop(pass, attend(normed)?))?;
+        let seen = after(pass, names.after_attention, &self.after_attention, seen)?;
+        // What is added to is a branch, whose buffer nothing else needs.
+        match self.residual {
+            Residual::Parallel => {
+                let hidden = self.hidden(pass, x.clone())?;
+                Ok(hidden.add(seen)?.add(x)?)
+            }
+            Residual::PreNorm | Residual::PrePostNorm => {
+                let x = seen.add(x)?;
+                let hidden = self.hidden(pass, x.clone())?;
+                Ok(hidden.add(x)?)
+            }
+        }
+    }
+
+    fn drop(&self, pass: &Pass, x: Var) -> NnResult<Var> {
+        Dropout::new(self.dropout)?.forward(pass, x)
+    }
+
+    fn hidden(&self, pass: &Pass, x: Var) -> NnResult<Var> {
+        let names = self.names;
+        let normed = run_in(pass, names.feed_forward_norm, &self.feed_forward_norm, x)?;
+        let forward = || self.drop(pass, self.feed_forward.forward(pass, normed)?);
+        let hidden = pass.within(names.feed_forward, forward)?;
+        after(pass, names.after_feed_forward, &self.after_feed_forward, hidden)
+    }
+}
+
+/// `x` after the norm, if there is one.
+fn after(pass: &Pass, name: &str, norm: &Option<Norm>, x: Var) -> NnResult<Var> {
+    match norm {
+        Some(norm) => run_in(pass, name, norm, x),
+        None => Ok(x),
+    }
+}
+
+named!(Layer, |self| {
+    self.attention_norm => self.names.attention_norm,
+    self.attention => self.names.attention,
+    self.after_attention => self.names.after_attention,
+    self.feed_forward_norm => self.names.feed_forward_norm,
+    self.feed_forward => self.names.feed_forward,
+    self.after_feed_forward => self.names.after_feed_forward,
+});

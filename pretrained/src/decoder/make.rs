@@ -1,0 +1,104 @@
+//! Parameters of a new model, in its own type from the beginning: it never stands in memory twice.
+
+use lowtide_allocator::Category;
+use lowtide_nn::{Embedding, LayerNorm, Linear, NnResult, Parameter, Parameters, RmsNorm};
+use lowtide_tensor::{DType, Device, RandomKey, Tensor};
+
+use super::Weights;
+use super::norm::Norm;
+use super::shape::{NormKind, NormShape};
+use crate::error::Result;
+
+/// What all parameters have in common.
+pub(crate) struct Maker<'a> {
+    pub(crate) device: &'a Device,
+    pub(crate) dtype: DType,
+    pub(crate) weights: Weights,
+    pub(crate) deviation: f64,
+}
+
+impl Maker<'_> {
+    /// Normal numbers that depend on the name, not on what else there is.
+    pub(crate) fn normal(
+        &self,
+        name: &str,
+        shape: impl Into<lowtide_tensor::Shape>,
+        deviation: f64,
+    ) -> Result<Parameter> {
+        let mut value = Tensor::empty_in(self.device, Category::Parameter, shape, self.dtype)?;
+        if let Weights::Random(key) = self.weights {
+            value.normal_(key.op(name).op("weight"), 0.0, deviation)?;
+        }
+        Ok(Parameter::new(value))
+    }
+
+    pub(crate) fn table(&self, name: &str, shape: [usize; 2]) -> Result<Embedding> {
+        Ok(Embedding::from_parameter(self.normal(name, shape, self.deviation)?))
+    }
+
+    pub(crate) fn linear(&self, name: &str, sizes: [usize; 2], has_bias: bool) -> Result<Linear> {
+        self.linear_with(name, sizes, has_bias, self.deviation)
+    }
+
+    pub(crate) fn linear_with(
+        &self,
+        name: &str,
+        [inputs, outputs]: [usize; 2],
+        has_bias: bool,
+        deviation: f64,
+    ) -> Result<Linear> {
+        let weight = self.normal(name, [outputs, inputs], deviation)?;
+        let bias = match has_bias {
+            true => Some(self.zeros(outputs)?),
+            false => None,
+        };
+        Ok(Linear::from_parameters(weight, bias))
+    }
+
+    pub(crate) fn zeros(&self, len: usize) -> Result<Parameter> {
+        let mut value = Tensor::empty_in(self.device, Category::Parameter, [len], self.dtype)?;
+        value.fill_(0.0)?;
+        Ok(Parameter::new(value))
+    }
+
+    pub(super) fn norm(&self, shape: NormShape, width: usize) -> Result<Norm> {
+        let NormShape { kind, eps } = shape;
+        Ok(match kind {
+            NormKind::Layer => Norm::Layer(self.layer_norm(width, eps)?),
+            NormKind::Rms => Norm::Rms(self.rms_norm(width, eps)?),
+            NormKind::RmsPlusOne => Norm::RmsPlusOne { weight: self.zeros(width)?, eps },
+        })
+    }
+
+    pub(crate) fn layer_norm(&self, width: usize, eps: f64) -> Result<LayerNorm> {
+        let norm = self.made("", |_| LayerNorm::new(self.device, &[width]))?;
+        Ok(norm.with_eps(eps))
+    }
+
+    pub(crate) fn rms_norm(&self, width: usize, eps: f64) -> Result<RmsNorm> {
+        let norm = self.made("", |_| RmsNorm::new(self.device, &[width]))?;
+        Ok(norm.with_eps(eps))
+    }
+
+    /// A small layer that begins as it does elsewhere, in f32 for a moment.
+    pub(crate) fn made<M: Parameters>(
+        &self,
+        name: &str,
+        make: impl FnOnce(RandomKey) -> NnResult<M>,
+    ) -> Result<M> {
+        let key = match self.weights {
+            Weights::Random(key) => key.op(name),
+            Weights::Unset => RandomKey::new(0),
+        };
+        let mut made = make(key)?;
+        made.set_dtype(self.dtype)?;
+        Ok(made)
+    }
+}
+
+/// The key of a model that is trained from the beginning.
+impl From<RandomKey> for Weights {
+    fn from(key: RandomKey) -> Self {
+        Weights::Random(key)
+    }
+}

@@ -1,0 +1,343 @@
+//! Decoders of text: layers of causal attention and hidden features, as Llama, Qwen, Mistral,
+//! Gemma, GPT-2 and GPT-NeoX have them.
+//!
+//! `B` batch, `T` positions, `C` features of a position, `V` vocabulary.
+
+mod attention;
+mod cache;
+mod feed_forward;
+mod fields;
+mod layer;
+mod make;
+mod names;
+mod norm;
+mod part;
+mod shape;
+mod stored;
+
+use std::rc::Rc;
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_nn::{
+    CrossEntropyOptions, Dropout, Embedding, Linear, LinearCrossEntropyOptions, Loss, Module,
+    NnResult, Parameters, RotaryEmbedding, Segment, cross_entropy_with, linear_cross_entropy,
+    run_blocks,
+};
+use lowtide_tensor::{DType, Device, RandomKey, Tensor, bf16, f16};
+
+use crate::error::Result;
+use attention::Seen;
+use layer::Layer;
+use norm::Norm;
+
+pub(crate) use fields::named;
+pub(crate) use make::Maker;
+
+pub(crate) use part::Part;
+
+pub use cache::KeyValueCache;
+pub use shape::{
+    Activation, AttentionShape, DecoderShape, DropoutShape, Family, FeedForwardShape, LayerShape,
+    NormKind, NormShape, Positions, Projections, Residual,
+};
+
+/// What the parameters of a new model are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// Normal numbers from a key, biases of 0 and norms that change nothing: to train from the
+    /// beginning.
+    Random(RandomKey),
+    /// Whatever is in memory, for weights that are loaded right after.
+    Unset,
+}
+
+/// A language model, with its parameters under the names of its files.
+#[derive(Clone, Debug)]
+pub struct Decoder {
+    table: Embedding,
+    positions: Option<Embedding>,
+    layers: Vec<Segment<Layer>>,
+    norm: Norm,
+    /// Absent where the output layer is the table of tokens.
+    head: Option<Linear>,
+    /// The windows and angles that layers have, each once.
+    kinds: Vec<(Option<usize>, Option<RotaryEmbedding>)>,
+    shape: DecoderShape,
+}
+
+impl DecoderShape {
+    /// Deviation of the layers that end a branch.
+    fn branch_deviation(&self) -> f64 {
+        match self.family {
+            // As in "Language models are unsupervised multitask learners" (2019).
+            Family::Gpt2 => self.deviation / (2.0 * self.layers.len() as f64).sqrt(),
+            Family::Llama | Family::Gemma2 | Family::Neox => self.deviation,
+        }
+    }
+}
+
+impl Decoder {
+    /// A model of `shape` whose parameters are `weights` of `dtype`.
+    ///
+    /// # Errors
+    /// `DType` unless a float type, `OutOfMemory`.
+    pub fn new(
+        device: &Device,
+        shape: DecoderShape,
+        weights: impl Into<Weights>,
+        dtype: DType,
+    ) -> Result<Self> {
+        Self::by_parts(device, shape, (weights.into(), dtype), &mut |_| Ok(()))
+    }
+
+    /// [`Decoder::new`] with `finish` called for each part right after it was made: the tables,
+    /// each layer, the norm and the output layer.
+    pub(crate) fn by_parts(
+        device: &Device,
+        shape: DecoderShape,
+        (weights, dtype): (Weights, DType),
+        finish: &mut dyn FnMut(&mut Part<'_>) -> Result<()>,
+    ) -> Result<Self> {
+        let names = shape.family.names();
+        let make = Maker { device, dtype, weights, deviation: shape.deviation };
+        let (width, vocabulary) = (shape.width, shape.vocabulary);
+        let mut finish =
+            |name: &str, parameters: &mut dyn Parameters| finish(&mut Part { name, parameters });
+        let mut table = make.table(names.table, [vocabulary, width])?;
+        finish(names.table, &mut table)?;
+        let mut positions = match shape.positions {
+            Positions::Learned => Some(make.table(names.positions, [shape.context, width])?),
+            Positions::Rotary => None,
+        };
+        if let Some(positions) = &mut positions {
+            finish(names.positions, positions)?;
+        }
+        let (mut kinds, mut layers) = (Vec::new(), Vec::with_capacity(shape.layers.len()));
+        for (index, &of_layer) in shape.layers.iter().enumerate() {
+            let kind = (of_layer.window, of_layer.rotary);
+            let known = kinds.iter().position(|known| *known == kind);
+            let seen_index = known.unwrap_or(kinds.len());
+            if known.is_none() {
+                kinds.push(kind);
+            }
+            let path = format!("{}{index}", names.layers);
+            let mut layer = Layer::new(&make, &path, (&shape, of_layer), seen_index)?;
+            finish(&path, &mut layer)?;
+            layers.push(Segment::new(layer));
+        }
+        let mut norm = make.norm(shape.norm, width)?;
+        finish(names.norm, &mut norm)?;
+        let mut head = match shape.is_tied {
+            true => None,
+            false => Some(make.linear(names.head, [width, vocabulary], false)?),
+        };
+        if let Some(head) = &mut head {
+            finish(names.head, head)?;
+        }
+        Ok(Decoder { table, positions, layers, norm, head, kinds, shape })
+    }
+
+    /// What the model is made of.
+    pub fn shape(&self) -> &DecoderShape {
+        &self.shape
+    }
+
+    /// The input of the output layer.
+    ///
+    /// # Shapes
+    /// `tokens: [B, T], mask: [B, T] → [B, T, C]`
+    fn features(&self, pass: &Pass, tokens: Var, mask: Option<&Tensor>) -> NnResult<Var> {
+        let names = self.shape.family.names();
+        let len = tokens.shape().last().copied().unwrap_or_default();
+        let mut x = self.embedded(pass, tokens, 0)?;
+        let seen = Rc::new(self.seen(&x, mask, len)?);
+        x = run_blocks(names.layers, &self.layers, pass, x, move |layer, pass, x| {
+            layer.forward(pass, x, &seen[layer.seen_index])
+        })?;
+        run_in(pass, names.norm, &self.norm, x)
+    }
+
+    /// The rows of the tables, for tokens at the positions from `start` on.
+    fn embedded(&self, pass: &Pass, tokens: Var, start: usize) -> NnResult<Var> {
+        let names = self.shape.family.names();
+        let len = tokens.shape().last().copied().unwrap_or_default();
+        let mut x = run_in(pass, names.table, &self.table, tokens)?;
+        if self.shape.table_scale != 1.0 {
+            // Rounded to the type of the table, as the model was trained.
+            let scale = rounded(self.shape.table_scale, x.value().dtype());
+            x = pass.within(names.table, || x.mul_scalar(scale))?;
+        }
+        if let Some(positions) = &self.positions {
+            // [T, C]
+            let rows = || -> NnResult<Var> { Ok(positions.table(pass)?.narrow(0, start, len)?) };
+            x = x.add(pass.within(names.positions, rows)?)?;
+        }
+        let dropout = Dropout::new(self.shape.dropout.embedding)?;
+        pass.within(names.table, || dropout.forward(pass, x))
+    }
+
+    /// Masks and angles of the kinds of layers, for an input `x` of `len` positions.
+    fn seen(&self, x: &Var, mask: Option<&Tensor>, len: usize) -> NnResult<Vec<Seen>> {
+        let (device, dtype) = (x.value().device(), x.value().dtype());
+        let keys = mask.map(keys_of).transpose()?;
+        let kind = |&(window, rotary): &(Option<usize>, Option<RotaryEmbedding>)| {
+            let mask = self.mask(device, window, keys.as_ref(), len)?;
+            let width = self.shape.attention.head_width;
+            let tables = rotary.map(|rotary| rotary.tables(device, [len, width], dtype));
+            NnResult::Ok(Seen { mask, tables: tables.transpose()? })
+        };
+        self.kinds.iter().map(kind).collect()
+    }
+
+    /// True where a query sees a key, if that is not by the order of positions alone.
+    fn mask(
+        &self,
+        device: &Device,
+        window: Option<usize>,
+        keys: Option<&Tensor>,
+        len: usize,
+    ) -> NnResult<Option<Tensor>> {
+        let near = match window.filter(|&window| window < len) {
+            Some(window) => Some(near(device, len, window)?),
+            None => None,
+        };
+        let before = match self.shape.attention.score_cap {
+            Some(_) => Some(before(device, len)?),
+            None => None,
+        };
+        let parts = [near.as_ref(), before.as_ref(), keys].into_iter().flatten();
+        parts.cloned().map(Ok).reduce(|a, b| Ok(a?.logical_and(&b?)?)).transpose()
+    }
+
+    /// The output layer's weight, `[V, C]`.
+    fn head_weight(&self, pass: &Pass) -> NnResult<Var> {
+        match &self.head {
+            Some(head) => head.adapted_weight(pass),
+            None => self.table.table(pass),
+        }
+    }
+
+    /// What each position says of the token after it. Positions where `mask` is 0 are padding,
+    /// which no other position sees.
+    ///
+    /// # Shapes
+    /// `tokens: [B, T]` of i64, `mask: [B, T]` of any type `→ [B, T, V]`
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `Index` for a token outside the vocabulary, `OutOfMemory`.
+    pub fn logits(&self, pass: &Pass, tokens: Var, mask: Option<&Tensor>) -> NnResult<Var> {
+        let x = self.features(pass, tokens, mask)?;
+        self.logits_of(pass, x)
+    }
+
+    fn logits_of(&self, pass: &Pass, x: Var) -> NnResult<Var> {
+        let name = self.shape.family.names().head;
+        let logits = match &self.head {
+            Some(head) => run_in(pass, name, head, x)?,
+            None => {
+                let table = self.table.table(pass)?;
+                pass.within(name, || x.linear(table, None))?
+            }
+        };
+        match self.shape.logit_cap {
+            Some(cap) => capped(logits, 1.0, cap),
+            None => Ok(logits),
+        }
+    }
+
+    /// The cross-entropy of each position with its label, the token that follows, in chunks: the
+    /// logits, the largest tensor of a step, are never there as a whole, unless they are capped.
+    /// `mask` is that of [`Decoder::logits`]; a label of -100 does not count.
+    ///
+    /// # Shapes
+    /// `tokens: [B, T]` of i64, `labels: [B, T]` of i64, `mask: [B, T]` of any type
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `Label` for a label outside the vocabulary, `OutOfMemory`.
+    pub fn loss_with_mask(
+        &self,
+        pass: &Pass,
+        tokens: Var,
+        labels: &Tensor,
+        mask: Option<&Tensor>,
+        options: LinearCrossEntropyOptions,
+    ) -> NnResult<Loss> {
+        let x = self.features(pass, tokens, mask)?;
+        if self.shape.logit_cap.is_some() {
+            let LinearCrossEntropyOptions { ignore_index, label_smoothing } = options;
+            let options = CrossEntropyOptions { ignore_index, label_smoothing, weight: None };
+            let (rows, classes) = (labels.element_count(), self.shape.vocabulary);
+            let logits = self.logits_of(pass, x)?.reshape([rows, classes])?;
+            return cross_entropy_with(logits, &labels.reshape([rows])?, options);
+        }
+        linear_cross_entropy(x, self.head_weight(pass)?, None, labels, options)
+    }
+
+    /// [`Decoder::loss_with_mask`] of sequences without padding.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::loss_with_mask`].
+    pub fn loss(
+        &self,
+        pass: &Pass,
+        tokens: Var,
+        labels: &Tensor,
+        options: LinearCrossEntropyOptions,
+    ) -> NnResult<Loss> {
+        self.loss_with_mask(pass, tokens, labels, None, options)
+    }
+}
+
+named!(Decoder, |self| {
+    self.table => self.shape.family.names().table,
+    self.positions => self.shape.family.names().positions,
+    self.layers => self.shape.family.names().layers,
+    self.norm => self.shape.family.names().norm,
+    self.head => self.shape.family.names().head,
+});
+
+impl Module for Decoder {
+    /// [`Decoder::logits`] of sequences without padding.
+    fn forward(&self, pass: &Pass, input: Var) -> NnResult<Var> {
+        self.logits(pass, input, None)
+    }
+}
+
+/// `module`, whose memory and random numbers are its own.
+fn run_in(pass: &Pass, name: &str, module: &impl Module, x: Var) -> NnResult<Var> {
+    pass.within(name, || module.forward(pass, x))
+}
+
+/// The mask of sequences whose padding has a 0 in `mask: [B, S]`, for all heads and queries.
+pub(crate) fn keys_of(mask: &Tensor) -> NnResult<Tensor> {
+    Ok(mask.ne_scalar(0.0)?.unsqueeze(1)?.unsqueeze(1)?)
+}
+
+/// True where key `j` is less than `window` positions before query `i` or after it, `[1, 1, T, T]`.
+fn near(device: &Device, len: usize, window: usize) -> NnResult<Tensor> {
+    let queries = Tensor::arange(device, 0.0..len as f64, 1.0, DType::I64)?.reshape([len, 1])?;
+    let keys = queries.add_scalar(window as f64)?.reshape([1, len])?;
+    Ok(keys.gt(&queries)?.reshape([1, 1, len, len])?)
+}
+
+/// True where key `j` is not after query `i`, `[1, 1, T, T]`.
+pub(crate) fn before(device: &Device, len: usize) -> NnResult<Tensor> {
+    let queries = Tensor::arange(device, 0.0..len as f64, 1.0, DType::I64)?.reshape([len, 1])?;
+    let keys = queries.reshape([1, len])?;
+    Ok(keys.le(&queries)?.reshape([1, 1, len, len])?)
+}
+
+/// `cap · tanh(scale · x / cap)`: near 0 what it was, and never beyond the cap.
+fn capped(x: Var, scale: f64, cap: f64) -> NnResult<Var> {
+    Ok(x.mul_scalar(scale / cap)?.tanh()?.mul_scalar(cap)?)
+}
+
+/// The nearest number of a type.
+fn rounded(x: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => bf16::from_f64(x).to_f64(),
+        DType::F16 => f16::from_f64(x).to_f64(),
+        DType::F32 => f64::from(x as f32),
+        _ => x,
+    }
+}

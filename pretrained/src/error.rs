@@ -1,0 +1,147 @@
+//! What can go wrong with a folder of a model.
+
+use std::fmt::{self, Display};
+use std::path::PathBuf;
+
+use lowtide_allocator::OutOfMemory;
+use lowtide_autograd::AutogradError;
+use lowtide_data::HubError;
+use lowtide_nn::{NnError, WeightsProblem};
+use lowtide_tensor::TensorError;
+use thiserror::Error;
+
+/// An error of a configuration, of a file of weights, or of a model.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PretrainedError {
+    /// A layer or an operation failed.
+    #[error(transparent)]
+    Nn(#[from] NnError),
+    /// A file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Path of the file.
+        path: PathBuf,
+        /// The error of the file system.
+        source: std::io::Error,
+    },
+    /// A file is not JSON.
+    #[error("{}: {source}", path.display())]
+    Json {
+        /// Path of the file.
+        path: PathBuf,
+        /// The error of the parser.
+        source: serde_json::Error,
+    },
+    /// An entry of a configuration cannot be used.
+    #[error("{}: {entry}: {problem}", path.display())]
+    Entry {
+        /// Path of the file.
+        path: PathBuf,
+        /// Name of the entry; those inside others after a dot.
+        entry: String,
+        /// What is wrong with the entry.
+        problem: EntryProblem,
+    },
+    /// There is no such folder, and the local cache of the hub has no such model.
+    #[error("{name} is no folder, and {source}")]
+    NotFound {
+        /// What was asked for.
+        name: String,
+        /// Where the cache was looked at.
+        source: HubError,
+    },
+    /// A file of weights is not a safetensors file.
+    #[error("{}: {source}", path.display())]
+    Format {
+        /// Path of the file.
+        path: PathBuf,
+        /// The error of the parser.
+        source: safetensors::SafeTensorError,
+    },
+    /// The files do not hold the tensors that the model has.
+    #[error("{}: {}", folder.display(), Listed(problems))]
+    Weights {
+        /// The folder of the files.
+        folder: PathBuf,
+        /// Every tensor that is missing, not known, or of another shape or type.
+        problems: Vec<WeightProblem>,
+    },
+}
+
+/// What is wrong with an entry of a configuration.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum EntryProblem {
+    /// The entry is not there, and nothing stands for it.
+    #[error("missing")]
+    Missing,
+    /// The entry is of another kind, or outside what such entries can be.
+    #[error("{found} is not {expected}")]
+    Wrong {
+        /// What the entry can be.
+        expected: &'static str,
+        /// What the entry is, shortened.
+        found: String,
+    },
+    /// The entry asks for something that is not built here.
+    #[error("{found} is not built here")]
+    NotBuilt {
+        /// What the entry is, shortened.
+        found: String,
+    },
+}
+
+/// A tensor of a file that does not fit the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightProblem {
+    /// Name of the tensor.
+    pub name: String,
+    /// How file and model differ.
+    pub problem: WeightsProblem,
+}
+
+/// As many problems as a terminal has room for.
+struct Listed<'a>(&'a [WeightProblem]);
+
+impl Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN_MAX: usize = 8;
+        for (index, WeightProblem { name, problem }) in self.0.iter().take(SHOWN_MAX).enumerate() {
+            let separator = if index > 0 { "; " } else { "" };
+            write!(f, "{separator}{name}: {problem}")?;
+        }
+        match self.0.len().saturating_sub(SHOWN_MAX) {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
+        }
+    }
+}
+
+impl From<TensorError> for PretrainedError {
+    fn from(error: TensorError) -> Self {
+        PretrainedError::Nn(error.into())
+    }
+}
+
+impl From<AutogradError> for PretrainedError {
+    fn from(error: AutogradError) -> Self {
+        PretrainedError::Nn(error.into())
+    }
+}
+
+impl PretrainedError {
+    /// The out-of-memory ledger, if this is an out-of-memory error.
+    pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
+        match self {
+            PretrainedError::Nn(error) => error.out_of_memory(),
+            _ => None,
+        }
+    }
+}
+
+/// The result of an operation of this crate. It is not called `Result`, so that all crates of the
+/// workspace can be imported by glob together.
+pub type PretrainedResult<T, E = PretrainedError> = std::result::Result<T, E>;
+
+pub(crate) use PretrainedResult as Result;

@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+mod config;
+mod decoder;
+mod error;
+mod generate;
+mod models;
+mod weights;
+
+pub use config::{Config, ModelConfig, Shape};
+pub use decoder::{
+    Activation, AttentionShape, Decoder, DecoderShape, DropoutShape, Family, FeedForwardShape,
+    KeyValueCache, LayerShape, NormKind, NormShape, Positions, Projections, Residual, Weights,
+};
+pub use error::{EntryProblem, PretrainedError, PretrainedResult, WeightProblem};
+pub use generate::{GenerateOptions, Sampling};
+pub use models::{
+    Bert, BertConfig, BertHead, BertInput, BertShape, ResNet, ResNetConfig, ResNetShape, T5,
+    T5Config, T5Shape, ViT, ViTConfig, ViTShape,
+};
+pub use weights::{Stored, load, load_body, save};

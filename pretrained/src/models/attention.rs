@@ -1,0 +1,109 @@
+//! Attention of encoders, and of decoders to what an encoder made: layers for queries, keys, values
+//! and results, and perhaps a learned bias of the scores.
+//!
+//! `B` batch, `T` positions, `S` keys, `H` heads, `D` features of a head, `C` features of a
+//! position.
+
+use lowtide_autograd::{Pass, Var};
+use lowtide_nn::{Dropout, Linear, Module, NnResult};
+use lowtide_tensor::{AttentionDropout, AttentionOptions, Tensor};
+
+use crate::decoder::{Maker, named};
+use crate::error::Result;
+
+/// Which layers an attention has, under which names.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub(super) width: usize,
+    pub(super) heads: usize,
+    pub(super) head_width: usize,
+    /// Whether queries, keys and values have biases, and whether the result has one.
+    pub(super) biases: [bool; 2],
+    /// Of the layers of queries, keys, values and results.
+    pub(super) names: [&'static str; 4],
+    /// Factor of the scores; `1 / sqrt(head_width)` if absent.
+    pub(super) scale: Option<f64>,
+    /// Probability with which the weight of a pair is dropped in training.
+    pub(super) dropout: f64,
+    /// Deviations of the initial weights.
+    pub(super) deviations: [f64; 4],
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Attention {
+    layers: Vec<Linear>,
+    names: [&'static str; 4],
+    heads: usize,
+    scale: Option<f64>,
+    dropout: f64,
+}
+
+named!(Attention, |self| { self.layers => self.names });
+
+impl Attention {
+    pub(super) fn new(make: &Maker<'_>, path: &str, sizes: Sizes) -> Result<Self> {
+        let Sizes { width, heads, head_width, biases, names, scale, dropout, deviations } = sizes;
+        let inner = heads * head_width;
+        let layer = |at: usize| {
+            let (shape, has_bias) = match at {
+                3 => ([inner, width], biases[1]),
+                _ => ([width, inner], biases[0]),
+            };
+            make.linear_with(&format!("{path}.{}", names[at]), shape, has_bias, deviations[at])
+        };
+        let layers = (0..4).map(layer).collect::<Result<_>>()?;
+        Ok(Attention { layers, names, heads, scale, dropout })
+    }
+
+    /// Attention of the queries of `x` to the keys and values of `memory`, of those that `mask`
+    /// shows, with `bias` added to the scores. The gradient of a bias is one of all scores, which
+    /// are then there as a whole.
+    ///
+    /// # Shapes
+    /// `x: [B, T, C], memory: [B, S, C], mask` broadcasts to `[B, H, T, S]`, `bias: [1, H, T, S]`
+    pub(super) fn forward(
+        &self,
+        pass: &Pass,
+        [x, memory]: [Var; 2],
+        mask: Option<&Tensor>,
+        bias: Option<Var>,
+    ) -> NnResult<Var> {
+        let q = self.projected(pass, 0, x)?;
+        let k = self.projected(pass, 1, memory.clone())?;
+        let v = self.projected(pass, 2, memory)?;
+        let y = match bias {
+            None => q.attention(k, v, mask, self.options(pass))?,
+            Some(bias) => {
+                let scale = self.scale.unwrap_or(1.0);
+                let mut scores = q.matmul(k.transpose(2, 3)?)?;
+                if scale != 1.0 {
+                    scores = scores.mul_scalar(scale)?;
+                }
+                scores = scores.add(bias)?;
+                if let Some(mask) = mask {
+                    scores = scores.masked_fill(&mask.logical_not()?, f64::NEG_INFINITY)?;
+                }
+                let weights = Dropout::new(self.dropout)?.forward(pass, scores.softmax(3)?)?;
+                weights.matmul(v)?
+            }
+        };
+        let (batch, len, width) = (y.shape()[0], y.shape()[2], y.shape()[1] * y.shape()[3]);
+        let joined = y.transpose(1, 2)?.reshape([batch, len, width])?;
+        pass.within(self.names[3], || self.layers[3].forward(pass, joined))
+    }
+
+    fn options(&self, pass: &Pass) -> AttentionOptions {
+        let (probability, first_sample) = (self.dropout, pass.first_sample());
+        let drops = pass.is_training() && probability > 0.0;
+        let dropout =
+            drops.then(|| AttentionDropout { key: pass.draw(), probability, first_sample });
+        AttentionOptions { scale: self.scale, dropout, ..Default::default() }
+    }
+
+    /// `[B, T, C] → [B, H, T, D]`
+    fn projected(&self, pass: &Pass, at: usize, x: Var) -> NnResult<Var> {
+        let x = pass.within(self.names[at], || self.layers[at].forward(pass, x))?;
+        let (batch, len, width) = (x.shape()[0], x.shape()[1], x.shape()[2]);
+        Ok(x.reshape([batch, len, self.heads, width / self.heads])?.transpose(1, 2)?)
+    }
+}

@@ -1,0 +1,65 @@
+//! How the files of a family lay out what the model has in another order.
+
+use lowtide_nn::{NnResult, Parameters};
+use lowtide_tensor::Tensor;
+
+/// A model whose weights are in files of transformers. Only models of this crate are.
+pub trait Stored: Parameters {
+    /// How files lay out the tensor `name`.
+    #[doc(hidden)]
+    fn layout(&self, name: &str) -> Layout {
+        let _ = name;
+        Layout::Same
+    }
+
+    /// What the names begin with that files of the model without its output layer leave out.
+    #[doc(hidden)]
+    fn base(&self) -> &'static str {
+        ""
+    }
+
+    /// Whether files have a tensor `name` that the model has no use for.
+    #[doc(hidden)]
+    fn is_unused(&self, name: &str) -> bool {
+        let _ = name;
+        false
+    }
+
+    /// Whether a tensor belongs to what a model is trained for, such as a layer of classes, of this
+    /// model or of another one with the same body.
+    #[doc(hidden)]
+    fn is_of_head(&self, name: &str) -> bool {
+        let _ = name;
+        false
+    }
+}
+
+/// From a tensor in memory to the one in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Layout {
+    /// The same in both.
+    Same,
+    /// `[outputs, inputs]` in memory, `[inputs, outputs]` in the file.
+    Transposed,
+}
+
+impl Layout {
+    /// `tensor` as it lies in the file, without copying: `[slabs, ..]`, which row-major is what is
+    /// in the file.
+    pub(super) fn view(self, tensor: &Tensor) -> NnResult<Tensor> {
+        Ok(match self {
+            Layout::Same => tensor.clone(),
+            Layout::Transposed => tensor.t()?,
+        })
+    }
+
+    /// The shape that the file says.
+    pub(super) fn file_shape(self, tensor: &Tensor) -> Vec<usize> {
+        let mut shape = tensor.shape().to_vec();
+        if self == Layout::Transposed {
+            shape.reverse();
+        }
+        shape
+    }
+}

@@ -1,0 +1,102 @@
+use std::error::Error;
+use std::path::PathBuf;
+
+use lowtide_pretrained::Config;
+use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, SimSpec, Tensor};
+use safetensors::SafeTensors;
+
+pub(crate) type Outcome<T = ()> = std::result::Result<T, Box<dyn Error>>;
+
+pub(crate) const KEY: RandomKey = RandomKey::new(3);
+
+const BUDGET_BYTES: usize = 64 << 20;
+
+/// Folders of the fixtures; `make.py` there says how they were made.
+pub(crate) const CASES: [&str; 14] = [
+    "llama",
+    "llama-3.1",
+    "llama-linear",
+    "llama-yarn",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "gpt2-by-layer",
+    "neox",
+    "neox-sequential",
+];
+
+pub(crate) fn cpu(threads: usize) -> Device {
+    let (budget_bytes, threads) = (Some(BUDGET_BYTES), Some(threads));
+    let options = CpuOptions { budget_bytes, threads, ..Default::default() };
+    Device::cpu(options).expect("the address space for a small budget")
+}
+
+pub(crate) fn sim(threads: usize, budget_bytes: usize) -> Device {
+    let spec = SimSpec { threads, ..SimSpec::like_this_machine(budget_bytes) };
+    Device::sim(spec).expect("a simulation takes nothing")
+}
+
+pub(crate) fn small_sim(threads: usize) -> Device {
+    sim(threads, BUDGET_BYTES)
+}
+
+pub(crate) fn folder(case: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests/fixtures", case].iter().collect()
+}
+
+pub(crate) fn config(case: &str) -> Outcome<Config> {
+    Ok(Config::open(folder(case))?)
+}
+
+/// What transformers computed with a case.
+pub(crate) struct Run(Vec<u8>);
+
+impl Run {
+    pub(crate) fn read(case: &str) -> Outcome<Self> {
+        Ok(Run(std::fs::read(folder(case).join("run.safetensors"))?))
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        SafeTensors::deserialize(&self.0).is_ok_and(|file| file.tensor(name).is_ok())
+    }
+
+    /// The names that begin so.
+    pub(crate) fn names(&self, start: &str) -> Outcome<Vec<String>> {
+        let file = SafeTensors::deserialize(&self.0)?;
+        let mut names: Vec<String> = file.names().into_iter().map(str::to_owned).collect();
+        names.retain(|name| name.starts_with(start));
+        Ok(names)
+    }
+
+    pub(crate) fn tensor(&self, device: &Device, name: &str) -> Outcome<Tensor> {
+        let file = SafeTensors::deserialize(&self.0)?;
+        let view = file.tensor(name).map_err(|error| format!("{name}: {error}"))?;
+        let dtype = match view.dtype() {
+            safetensors::Dtype::F64 => DType::F64,
+            safetensors::Dtype::F32 => DType::F32,
+            safetensors::Dtype::I64 => DType::I64,
+            other => return Err(format!("{name} is of {other:?}").into()),
+        };
+        Ok(Tensor::from_bytes(device, view.shape(), dtype, view.data())?)
+    }
+
+    pub(crate) fn values(&self, name: &str) -> Outcome<Vec<f64>> {
+        Ok(self.tensor(&cpu(1), name)?.to_vec::<f64>()?)
+    }
+}
+
+/// The largest distance of numbers to those that are expected, where the largest of these is 1.
+pub(crate) fn error(found: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let size = expected.iter().fold(0.0_f64, |max, x| max.max(x.abs())).max(1e-300);
+    let distance = |(x, y): (&f64, &f64)| if x.is_finite() { (x - y).abs() } else { f64::INFINITY };
+    found.iter().zip(expected).map(distance).fold(0.0, f64::max) / size
+}
+
+pub(crate) fn f64s(tensor: &Tensor) -> Outcome<Vec<f64>> {
+    Ok(tensor.to_dtype(DType::F64)?.to_vec::<f64>()?)
+}

@@ -1,0 +1,137 @@
+//! Decoding on the CPU.
+
+use half::f16;
+
+use super::encode::NF4;
+use super::{Decode, GGUF_BLOCK_LEN, NESTED_BLOCK_LEN, NF4_BLOCK_LEN, QuantFormat};
+use crate::cpu::Cpu;
+use crate::dtype::Element;
+use crate::launch::Operands;
+
+/// Elements of a task.
+const CHUNK_LEN: usize = 1 << 14;
+/// Elements that are found in f32 before they are rounded.
+const RUN_LEN: usize = 256;
+
+pub(super) fn decode<E: Element>(op: &Decode, cpu: &Cpu, operands: &mut Operands<'_>) {
+    let codes = Codes::of(op, operands);
+    let [_, columns] = op.size;
+    let y = operands.write::<E>(0).slice();
+    cpu.for_each_chunk(y, CHUNK_LEN, |index, chunk| {
+        let mut at = index * CHUNK_LEN;
+        let mut rest = chunk;
+        let mut values = [0.0; RUN_LEN];
+        while !rest.is_empty() {
+            let (row, column) = (at / columns, at % columns);
+            let len = RUN_LEN.min(columns - column).min(rest.len());
+            let (run, next) = rest.split_at_mut(len);
+            let place = [op.first[0] + row, op.first[1] + column];
+            codes.values(op.inputs, place, &mut values[..len]);
+            E::from_f32_slice(&values[..len], run);
+            (at, rest) = (at + len, next);
+        }
+    });
+}
+
+/// The codes of a matrix with their scales.
+enum Codes<'a> {
+    Int8 {
+        codes: &'a [u8],
+        scales: &'a [f32],
+    },
+    Nf4 {
+        codes: &'a [u8],
+        scales: Scales<'a>,
+    },
+    /// Blocks of GGUF, each behind its scale.
+    Blocks {
+        bytes: &'a [u8],
+        block_bytes: usize,
+    },
+}
+
+/// The scales of blocks.
+enum Scales<'a> {
+    Plain(&'a [f32]),
+    Double { codes: &'a [u8], nested: &'a [f32], map: &'a [f32], offset: f32 },
+}
+
+impl Scales<'_> {
+    fn get(&self, block: usize) -> f32 {
+        match self {
+            Scales::Plain(scales) => scales[block],
+            Scales::Double { codes, nested, map, offset } => {
+                map[usize::from(codes[block])] * nested[block / NESTED_BLOCK_LEN] + offset
+            }
+        }
+    }
+}
+
+impl<'a> Codes<'a> {
+    fn of(op: &Decode, operands: &Operands<'a>) -> Self {
+        let codes = operands.read::<u8>(0).slice();
+        let scales = |index: usize| operands.read::<f32>(index).slice();
+        match op.format {
+            QuantFormat::Int8Rows => Codes::Int8 { codes, scales: scales(1) },
+            QuantFormat::Nf4 { double: false } => {
+                Codes::Nf4 { codes, scales: Scales::Plain(scales(1)) }
+            }
+            QuantFormat::Nf4 { double: true } => {
+                let of_scales = operands.read::<u8>(1).slice();
+                let (nested, map, offset) = (scales(2), scales(3), scales(4)[0]);
+                let scales = Scales::Double { codes: of_scales, nested, map, offset };
+                Codes::Nf4 { codes, scales }
+            }
+            QuantFormat::Q8_0 => Codes::Blocks { bytes: codes, block_bytes: 2 + GGUF_BLOCK_LEN },
+            QuantFormat::Q4_0 => {
+                Codes::Blocks { bytes: codes, block_bytes: 2 + GGUF_BLOCK_LEN / 2 }
+            }
+        }
+    }
+
+    /// The values from that row and column of a matrix with so many columns on, in one row.
+    fn values(&self, inputs: usize, [row, column]: [usize; 2], to: &mut [f32]) {
+        let first = row * inputs + column;
+        match *self {
+            Codes::Int8 { codes, scales } => {
+                let scale = scales[row];
+                for (to, code) in to.iter_mut().zip(&codes[first..]) {
+                    // The order and the constant are those of bitsandbytes.
+                    *to = f32::from(code.cast_signed()) * scale * (1.0 / 127.0);
+                }
+            }
+            Codes::Nf4 { codes, ref scales } => {
+                let mut at = first;
+                let mut rest = to;
+                while !rest.is_empty() {
+                    let block = at / NF4_BLOCK_LEN;
+                    let len = ((block + 1) * NF4_BLOCK_LEN - at).min(rest.len());
+                    let (run, next) = rest.split_at_mut(len);
+                    let scale = scales.get(block);
+                    for (to, index) in run.iter_mut().zip(at..) {
+                        let pair = codes[index / 2];
+                        let code = if index % 2 == 0 { pair >> 4 } else { pair & 15 };
+                        *to = NF4[usize::from(code)] * scale;
+                    }
+                    (at, rest) = (at + len, next);
+                }
+            }
+            Codes::Blocks { bytes, block_bytes } => {
+                for (to, index) in to.iter_mut().zip(first..) {
+                    let (block, place) = (index / GGUF_BLOCK_LEN, index % GGUF_BLOCK_LEN);
+                    let block = &bytes[block * block_bytes..][..block_bytes];
+                    let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
+                    let code = if block_bytes == 2 + GGUF_BLOCK_LEN {
+                        i16::from(block[2 + place].cast_signed())
+                    } else {
+                        // The first half in the low bits, the second in the high ones.
+                        let half = GGUF_BLOCK_LEN / 2;
+                        let pair = block[2 + place % half];
+                        i16::from(if place < half { pair & 15 } else { pair >> 4 }) - 8
+                    };
+                    *to = f32::from(code) * scale;
+                }
+            }
+        }
+    }
+}

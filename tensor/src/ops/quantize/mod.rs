@@ -1,0 +1,296 @@
+//! Frozen weights in 8 or 4 bits, and their products, which decode a panel at a time.
+//!
+//! W: [O, I] as codes and scales; x: [.., I], y: [.., O]. The formats: int8 with a scale for each
+//! row, and NF4 of Dettmers, Pagnoni, Holtzman and Zettlemoyer, "QLoRA: efficient finetuning of
+//! quantized LLMs" (2023), both as bitsandbytes has them; the blocks `Q8_0` and `Q4_0` of GGUF
+//! files.
+
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod encode;
+mod product;
+
+use crate::cpu::Cpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaOperands};
+use crate::device::Device;
+use crate::dtype::{DType, for_each_float};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::layout::Shape;
+use crate::tensor::Tensor;
+
+/// Elements of an NF4 weight that share a scale.
+const NF4_BLOCK_LEN: usize = 64;
+/// Scales of an NF4 weight that share a scale of their own, with double quantisation.
+const NESTED_BLOCK_LEN: usize = 256;
+/// Elements of a block of GGUF.
+const GGUF_BLOCK_LEN: usize = 32;
+
+/// How a weight is quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QuantFormat {
+    /// 8 bits and an f32 for each row: `w = code · scale / 127`.
+    Int8Rows,
+    /// 4 bits from 16 quantiles of the normal distribution, with a scale for each 64 elements,
+    /// counted through the rows.
+    Nf4 {
+        /// Whether the scales are in 8 bits themselves, 256 of them with one f32: 4.127 bits for
+        /// each element in all instead of 4.5.
+        double: bool,
+    },
+    /// GGUF's: 32 elements in 8 bits, with an f16. Rows are multiples of 32.
+    Q8_0,
+    /// GGUF's: 32 elements in 4 bits, with an f16. Rows are multiples of 32.
+    Q4_0,
+}
+
+/// A tensor of a [`Quantized`]: what files and reports call it, its shape and its type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QuantPart {
+    /// Its name, such as `scales`.
+    pub name: &'static str,
+    /// Of all its elements.
+    pub shape: Shape,
+    /// Of an element, codes being bytes.
+    pub dtype: DType,
+}
+
+impl QuantFormat {
+    /// The tensors of a weight of this shape, in their order.
+    ///
+    /// # Errors
+    /// `Shape` unless a matrix; with GGUF's formats unless its rows are whole blocks.
+    pub fn parts(self, shape: Shape) -> Result<Vec<QuantPart>> {
+        let mismatch = |right| TensorError::Shape { op: "quantize", left: shape, right };
+        let &[rows, columns] = &*shape else { return Err(mismatch(Shape::new(&[1, 1]))) };
+        let part = |name, dims: &[usize], dtype| QuantPart { name, shape: Shape::new(dims), dtype };
+        let of_rows = |block_bytes: usize| {
+            if columns % GGUF_BLOCK_LEN != 0 {
+                return Err(mismatch(Shape::new(&[rows, GGUF_BLOCK_LEN])));
+            }
+            let bytes = columns / GGUF_BLOCK_LEN * block_bytes;
+            Ok(vec![part("blocks", &[rows, bytes], DType::U8)])
+        };
+        let len = rows * columns;
+        let blocks = len.div_ceil(NF4_BLOCK_LEN);
+        Ok(match self {
+            QuantFormat::Int8Rows => vec![
+                part("codes", &[rows, columns], DType::U8),
+                part("scales", &[rows], DType::F32),
+            ],
+            QuantFormat::Nf4 { double: false } => vec![
+                part("codes", &[len.div_ceil(2)], DType::U8),
+                part("scales", &[blocks], DType::F32),
+            ],
+            QuantFormat::Nf4 { double: true } => vec![
+                part("codes", &[len.div_ceil(2)], DType::U8),
+                part("scales", &[blocks], DType::U8),
+                part("nested_scales", &[blocks.div_ceil(NESTED_BLOCK_LEN)], DType::F32),
+                part("nested_map", &[256], DType::F32),
+                part("offset", &[1], DType::F32),
+            ],
+            QuantFormat::Q8_0 => return of_rows(2 + GGUF_BLOCK_LEN),
+            QuantFormat::Q4_0 => return of_rows(2 + GGUF_BLOCK_LEN / 2),
+        })
+    }
+
+    /// Bytes of all tensors of a weight of this shape, without rounding.
+    ///
+    /// # Errors
+    /// Those of [`QuantFormat::parts`].
+    pub fn size_bytes(self, shape: Shape) -> Result<usize> {
+        let parts = self.parts(shape)?;
+        Ok(parts.iter().map(|part| part.shape.element_count() * part.dtype.size_bytes()).sum())
+    }
+
+    /// What kernels call it.
+    #[cfg(feature = "cuda")]
+    fn index(self) -> u32 {
+        match self {
+            QuantFormat::Int8Rows => 0,
+            QuantFormat::Nf4 { double: false } => 1,
+            QuantFormat::Nf4 { double: true } => 2,
+            QuantFormat::Q8_0 => 3,
+            QuantFormat::Q4_0 => 4,
+        }
+    }
+}
+
+/// A matrix `[O, I]` of few bits: cheap handles to its tensors.
+#[derive(Clone, Debug)]
+pub struct Quantized {
+    format: QuantFormat,
+    shape: Shape,
+    parts: Vec<Tensor>,
+}
+
+impl Quantized {
+    /// A weight of tensors that were stored, in the order of [`QuantFormat::parts`].
+    ///
+    /// # Errors
+    /// `Shape` and `DType` for tensors that are not of the format; `Strided`, `Device`.
+    pub fn from_parts(
+        format: QuantFormat,
+        shape: impl Into<Shape>,
+        parts: Vec<Tensor>,
+    ) -> Result<Self> {
+        let (op, shape) = ("quantize", shape.into());
+        let expected = format.parts(shape)?;
+        if parts.len() != expected.len() {
+            let [left, right] = [parts.len(), expected.len()].map(|len| Shape::new(&[len]));
+            return Err(TensorError::Shape { op, left, right });
+        }
+        for (part, expected) in parts.iter().zip(&expected) {
+            part.check_shape(op, expected.shape)?;
+            if part.dtype() != expected.dtype {
+                let (left, right) = (part.dtype(), expected.dtype);
+                return Err(TensorError::DType { op, left, right });
+            }
+            if !part.layout().is_contiguous() {
+                return Err(TensorError::Strided { op });
+            }
+            if part.device() != parts[0].device() {
+                return Err(TensorError::devices(op, parts[0].device(), part.device()));
+            }
+        }
+        Ok(Quantized { format, shape, parts })
+    }
+
+    /// How it is quantised.
+    pub fn format(&self) -> QuantFormat {
+        self.format
+    }
+
+    /// O and I.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Where it lies.
+    pub fn device(&self) -> &Device {
+        self.parts[0].device()
+    }
+
+    /// Its tensors, in the order of [`QuantFormat::parts`].
+    pub fn parts(&self) -> &[Tensor] {
+        &self.parts
+    }
+
+    /// Bytes of its tensors, without the rounding of their storages.
+    pub fn size_bytes(&self) -> usize {
+        self.parts.iter().map(Tensor::size_bytes).sum()
+    }
+
+    /// The whole matrix in a float type: its values are found in f32 and rounded once.
+    ///
+    /// # Errors
+    /// `DType`, `OutOfMemory`.
+    #[track_caller]
+    pub fn decode(&self, dtype: DType) -> Result<Tensor> {
+        self.decode_rows(0, self.shape[0], dtype)
+    }
+
+    /// `count` rows from `first` on, as [`Quantized::decode`].
+    ///
+    /// # Errors
+    /// `Index` for rows that there are not, `DType`, `OutOfMemory`.
+    #[track_caller]
+    pub fn decode_rows(&self, first: usize, count: usize, dtype: DType) -> Result<Tensor> {
+        let out = Tensor::empty(self.device(), [count, self.shape[1]], dtype)?;
+        self.decode_into(&out, [first, 0])?;
+        Ok(out)
+    }
+
+    /// The rows from `first` on to `out`, `[rows, I]`, which is contiguous. Allocates nothing.
+    ///
+    /// # Errors
+    /// `Shape`, `Index` for rows that there are not, `DType`, `Strided`, `Frozen`.
+    #[track_caller]
+    pub fn decode_rows_into(&self, first: usize, out: &mut Tensor) -> Result<()> {
+        self.decode_into(out, [first, 0])
+    }
+
+    /// The part of the matrix from that row and column on which `out` has room for.
+    #[track_caller]
+    pub(super) fn decode_into(&self, out: &Tensor, first: [usize; 2]) -> Result<()> {
+        let op = "dequantize";
+        out.check_any_float(op)?;
+        let &[rows, columns] = &**out.shape() else {
+            let (left, right) = (*out.shape(), self.shape);
+            return Err(TensorError::Shape { op, left, right });
+        };
+        for (axis, len) in [rows, columns].into_iter().enumerate() {
+            let end = first[axis].saturating_add(len);
+            if end > self.shape[axis] {
+                let (index, len) = (end as isize, self.shape[axis]);
+                return Err(TensorError::Index { op, index, len });
+            }
+        }
+        if !out.layout().is_contiguous() {
+            return Err(TensorError::Strided { op });
+        }
+        if rows * columns == 0 {
+            return Ok(());
+        }
+        let size = [rows, columns];
+        let (format, inputs, dtype) = (self.format, self.shape[1], out.dtype());
+        let kernel = Decode { format, inputs, first, size, dtype };
+        let reads: Vec<&Tensor> = self.parts.iter().collect();
+        self.device().launch(kernel, &reads, &[out])
+    }
+
+    /// Its stand-in on a device made by [`Device::simulate`]; see [`Tensor::simulated_copy`].
+    pub fn simulated_copy(&self, sim: &Device) -> Option<Quantized> {
+        let parts: Option<Vec<Tensor>> =
+            self.parts.iter().map(|part| part.simulated_copy(sim)).collect();
+        Some(Quantized { parts: parts?, ..self.clone() })
+    }
+}
+
+/// y = a part of the matrix.
+struct Decode {
+    format: QuantFormat,
+    /// Columns of the whole matrix.
+    inputs: usize,
+    /// The first row and column.
+    first: [usize; 2],
+    /// Rows and columns of the part.
+    size: [usize; 2],
+    dtype: DType,
+}
+
+impl Kernel for Decode {
+    fn name(&self) -> &'static str {
+        "dequantize"
+    }
+
+    fn cost(&self) -> Cost {
+        let len = (self.size[0] * self.size[1]) as f64;
+        let bits = match self.format {
+            QuantFormat::Int8Rows => 8.0,
+            QuantFormat::Nf4 { double: false } => 4.5,
+            QuantFormat::Nf4 { double: true } => 4.127,
+            QuantFormat::Q8_0 => 8.5,
+            QuantFormat::Q4_0 => 4.5,
+        };
+        let bytes = len * (self.dtype.size_bytes() as f64 + bits / 8.0);
+        Cost { class: OpClass::Elementwise, flops: 2.0 * len, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_each_float!(self.dtype, E => cpu::decode::<E>(&self, cpu, operands));
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::decode(&self, cuda, operands)
+    }
+}
