@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, TrainError};
+use crate::learned::Learned;
 use crate::new_file::sync;
 use crate::task::Task;
 use crate::trainer::Trainer;
@@ -125,16 +126,6 @@ impl Snapshot {
     }
 }
 
-/// Bytes of a model's tensors, and room for their names in a file.
-pub(crate) fn model_bytes(model: &mut dyn Parameters) -> [usize; 2] {
-    const NAME_BYTES: usize = 512;
-    let (mut bytes, mut tensors) = (0, 0);
-    model.visit_tensors(&mut |_, tensor| {
-        (bytes, tensors) = (bytes + tensor.size_bytes(), tensors + 1);
-    });
-    [bytes, tensors * NAME_BYTES]
-}
-
 /// What a file has to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -168,8 +159,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `Torn` after a step that was cut off; what the device says of a copy.
     pub fn snapshot(&mut self) -> Result<Snapshot> {
         self.check_whole()?;
-        let model = to_safetensors(self.task.parameters())?;
-        let optimizer = state_to_safetensors(&self.optimizer, self.task.parameters())?;
+        let mut learned = Learned::of(&mut self.task);
+        let model = to_safetensors(&mut learned)?;
+        let optimizer = state_to_safetensors(&self.optimizer, &mut learned)?;
         let files = [(MODEL, model), (OPTIMIZER, optimizer)];
         let fingerprint =
             |(name, bytes): &(&str, Vec<u8>)| ((*name).to_owned(), Fingerprint::of(bytes));
@@ -192,8 +184,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Bytes that a snapshot takes when the optimizer has its state: the tensors, and room for
     /// their names.
     pub(crate) fn snapshot_bytes(&mut self) -> usize {
-        let [tensor_bytes, name_bytes] = model_bytes(self.task.parameters());
-        tensor_bytes + name_bytes + self.optimizer.memory(self.task.parameters()).state_bytes
+        let mut learned = Learned::of(&mut self.task);
+        let [tensor_bytes, name_bytes] = learned.bytes();
+        tensor_bytes + name_bytes + self.optimizer.memory(&mut learned).state_bytes
     }
 
     /// Bytes of the process that a training takes while it is saved or loaded: a snapshot, and the
@@ -201,7 +194,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     #[cfg(feature = "command")]
     pub(crate) fn copied_bytes(&mut self) -> usize {
         let mut largest_bytes = 0;
-        self.task.parameters().visit_tensors(&mut |_, tensor| {
+        Learned::of(&mut self.task).visit_tensors(&mut |_, tensor| {
             largest_bytes = largest_bytes.max(tensor.size_bytes());
         });
         self.snapshot_bytes() + 2 * largest_bytes
@@ -263,7 +256,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         };
         // Both before anything changes: a damaged one leaves nothing to be put back.
         let (state, model) = (file(OPTIMIZER)?, file(MODEL)?);
-        let parameters = self.task.parameters();
+        let parameters = &mut Learned::of(&mut self.task);
         let before = self.optimizer.state(parameters)?;
         state_from_safetensors(&mut self.optimizer, parameters, &state, &folder.join(OPTIMIZER))?;
         if let Err(error) = from_safetensors(parameters, &model, &folder.join(MODEL)) {

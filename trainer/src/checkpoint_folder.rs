@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use lowtide_tensor::DeviceKind;
 
-use crate::checkpoint::{Snapshot, model_bytes};
+use crate::checkpoint::Snapshot;
 use crate::error::{Result, TrainError};
 use crate::observer::{RunStart, Training};
 use crate::reserve::Reserve;
@@ -118,7 +118,7 @@ impl CheckpointFolder {
             (self.best_cost, self.best_path) = (cost, Some(path));
         }
         self.last = checkpoints_in(&self.path)?.into_iter().rev().map(|(_, path)| path).collect();
-        let [tensor_bytes, name_bytes] = model_bytes(training.parameters());
+        let [tensor_bytes, name_bytes] = training.learned_bytes();
         // An optimizer keeps up to four tensors under the name of each.
         let state_bytes = training.snapshot_bytes() - tensor_bytes + name_bytes;
         // As a string in JSON.

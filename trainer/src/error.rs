@@ -10,6 +10,7 @@ use lowtide_amp::{AmpError, GradientError};
 use lowtide_autograd::{AutogradError, Coupling, Foreign, Role};
 use lowtide_data::DataError;
 use lowtide_nn::NnError;
+use lowtide_pretrained::PretrainedError;
 use lowtide_tensor::TensorError;
 use thiserror::Error;
 
@@ -27,6 +28,9 @@ pub enum TrainError {
     /// The data could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// The folder of a pretrained model, its configuration or its weights are not usable.
+    #[error(transparent)]
+    Pretrained(PretrainedError),
     /// No way of running this training fits in the memory there is.
     #[error(transparent)]
     DoesNotFit(#[from] Box<DoesNotFit>),
@@ -117,6 +121,15 @@ fn blocks(count: usize) -> String {
     match count {
         1 => "a block allocated".to_owned(),
         _ => format!("the last of {count} blocks, allocated"),
+    }
+}
+
+impl From<PretrainedError> for TrainError {
+    fn from(error: PretrainedError) -> Self {
+        match error {
+            PretrainedError::Nn(error) => TrainError::Nn(error),
+            error => TrainError::Pretrained(error),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use lowtide_tensor::{Device, TensorError};
 use crate::checkpoint::Snapshot;
 use crate::error::{Result, TrainError};
 use crate::evaluation::{evaluate_within, with_averages};
+use crate::learned::Learned;
 use crate::observer::{EvaluationReport, Flow, Observer, RunStart, Training};
 use crate::outline::{Every, Fit, Length, PlannedFor};
 use crate::plan::Plan;
@@ -198,6 +199,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
 
     fn snapshot_bytes(&mut self) -> usize {
         Trainer::snapshot_bytes(self)
+    }
+
+    fn learned_bytes(&mut self) -> [usize; 2] {
+        Learned::of(&mut self.task).bytes()
     }
 }
 

@@ -15,6 +15,7 @@ mod fused;
 pub mod human;
 mod json;
 mod knobs;
+mod learned;
 mod metrics;
 mod new_file;
 mod not_finite;

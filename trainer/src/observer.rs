@@ -179,6 +179,9 @@ pub trait Training {
 
     /// Bytes that a snapshot takes at most, once the optimizer has its state.
     fn snapshot_bytes(&mut self) -> usize;
+
+    /// What of them are the tensors of the model, and room for their names.
+    fn learned_bytes(&mut self) -> [usize; 2];
 }
 
 /// Someone who is told, and may act between two steps. Every method may be left out. Memory of the

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 use lowtide_allocator::ModulePath;
 use lowtide_amp::LossScaler;
 use lowtide_data::{Batch, BatchView, Loader, LoaderState};
-use lowtide_nn::NnError;
 use lowtide_nn::optim::Stateful;
+use lowtide_nn::{NnError, Parameters};
 use lowtide_tensor::{Device, DeviceKind, RandomKey};
 
 use crate::admission::Admitted;
 use crate::error::{Result, TrainError};
 use crate::fused::Proofs;
 use crate::knobs::Knobs;
+use crate::learned::Learned;
 use crate::not_finite::{Look, NotFinite, NotFiniteWhat};
 use crate::observer::{Observer, StepReport};
 use crate::options::{MicroBatches, NonFinite, Options};
@@ -184,7 +185,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             let added = hasher.add(name, tensor);
             result = std::mem::replace(&mut result, Ok(())).and(added);
         };
-        self.task.parameters().visit_tensors(&mut |name, tensor| add(name, tensor));
+        Learned::of(&mut self.task).visit_tensors(&mut |name, tensor| add(name, tensor));
         self.optimizer.visit_state(&mut |tensor| add("state", tensor));
         result?;
         let scale = u64::from(self.scaler.scale().to_bits());

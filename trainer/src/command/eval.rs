@@ -5,18 +5,17 @@ use std::path::PathBuf;
 use clap::Args;
 use lowtide_tensor::Device;
 
-use crate::checkpoint::model_bytes;
 use crate::command::process::{Process, Work};
 use crate::command::{DeviceArgs, say};
 use crate::error::Result;
 use crate::evaluation::evaluate;
 use crate::knobs::Knobs;
+use crate::learned::Learned;
 use crate::metrics::metric_values;
 use crate::outline::Fit;
 use crate::page_lock::lock_pages;
 use crate::recipe::{Recipe, RecipeData};
 use crate::run_dir::RunDir;
-use crate::task::Task;
 
 #[derive(Args)]
 pub(super) struct EvalArgs {
@@ -38,7 +37,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
     lock_pages(&mut test, &device)?;
     let mut task = recipe.task(&device, samples)?;
     if let Some(budget) = process_budget {
-        let copied_bytes = model_bytes(task.parameters()).iter().sum();
+        let copied_bytes = Learned::of(&mut task).bytes().iter().sum();
         let fit = Fit::new(&test);
         let work = Work { device: &device, fit: &fit, copied_bytes, steps: 0, offload_bytes: 0 };
         let process = Process::divide(budget, &work, arguments.device.budget())?;
@@ -47,7 +46,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
             device.allocator().set_capacity(bytes);
         }
     }
-    lowtide_nn::load(task.parameters(), &run_dir.model())?;
+    lowtide_nn::load(&mut Learned::of(&mut task), &run_dir.model())?;
     let score = evaluate(&task, &device, &test, recipe.train.batch_size)?;
     let (count, scores) = (score.count, [("test".to_owned(), score)]);
     if arguments.json {

@@ -7,8 +7,12 @@ mod calibrate;
 mod device;
 mod eval;
 mod explain;
+mod export;
 mod failure;
+mod finetune;
+mod generate;
 mod interrupt;
+mod model;
 mod plan;
 mod plan_file;
 mod planning;
@@ -21,6 +25,7 @@ mod runs;
 mod saving;
 mod staging;
 mod train;
+mod trained;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -50,10 +55,16 @@ struct Cli {
 enum Command {
     /// Trains; without a recipe, a small convolutional network on handwritten digits.
     Train(Box<train::TrainArgs>),
+    /// Trains a pretrained model further on a file of texts or chats, whole or by adapters.
+    Finetune(Box<finetune::FinetuneArgs>),
     /// Tells what a training needs and how it would run in a budget, without running it.
     Plan(plan::PlanArgs),
     /// Measures how fast this machine's processor is, for the times of plans.
     Calibrate(calibrate::CalibrateArgs),
+    /// Goes on with a text, by a pretrained model or by a run that trained one further.
+    Generate(Box<generate::GenerateArgs>),
+    /// Writes the model of a run for other programs.
+    Export(export::ExportArgs),
     /// Evaluates a trained model on its test data.
     Eval(eval::EvalArgs),
     /// Lists the recipes that ship, or shows one.
@@ -77,12 +88,19 @@ enum Command {
 struct RecipeArgs {
     /// A recipe (TOML), or the name of one that ships; every key has a default.
     recipe: Option<PathBuf>,
+    #[command(flatten)]
+    changes: Changes,
+}
+
+/// Changes to a recipe.
+#[derive(Args, Clone)]
+struct Changes {
     /// Times through the training data.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=EPOCHS_MAX))]
     epochs: Option<u64>,
     /// Samples of a logical batch, whatever fits on the device at once.
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(long, visible_alias = "batch", value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=BATCH_SIZE_MAX))]
     batch_size: Option<u64>,
     /// Seed of initial values and of the order of the data.
@@ -99,7 +117,8 @@ struct RecipeArgs {
 
 impl RecipeArgs {
     fn load(&self) -> Result<Recipe> {
-        self.changed(Recipe::load_with(self.recipe.as_deref(), &self.set)?)
+        let changes = &self.changes;
+        changes.applied(Recipe::load_with(self.recipe.as_deref(), &changes.set)?)
     }
 
     /// The recipe that a checkpoint was saved with, and the changes to it.
@@ -109,10 +128,18 @@ impl RecipeArgs {
             place: checkpoint.display().to_string(),
             problem: "does not say of what recipe it is".to_owned(),
         })?;
-        self.changed(Recipe::parse_with(&saved, checkpoint, &self.set)?)
+        self.changes.applied(Recipe::parse_with(&saved, checkpoint, &self.changes.set)?)
+    }
+}
+
+impl Changes {
+    /// A recipe that was made here, with all changes.
+    fn of(&self, made: &Recipe, place: &Path) -> Result<Recipe> {
+        self.applied(Recipe::parse_with(&made.to_toml(), place, &self.set)?)
     }
 
-    fn changed(&self, mut recipe: Recipe) -> Result<Recipe> {
+    /// A recipe whose keys are set already, with the other changes.
+    fn applied(&self, mut recipe: Recipe) -> Result<Recipe> {
         let train = &mut recipe.train;
         train.epochs = self.epochs.unwrap_or(train.epochs);
         // No larger than `BATCH_SIZE_MAX`.
@@ -139,12 +166,15 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(error) => return usage(&error),
     };
     let (done, json) = match &cli.command {
-        Command::Train(arguments) => (train::run(arguments), arguments.json),
+        Command::Train(arguments) => (train::run(arguments), arguments.run.json),
+        Command::Finetune(arguments) => (finetune::run(arguments), arguments.run.json),
         Command::Plan(arguments) => match plan::run(arguments) {
             Ok(false) => return ExitCode::from(DOES_NOT_FIT),
             planned => (planned.map(drop), arguments.json),
         },
         Command::Calibrate(arguments) => (calibrate::run(arguments), arguments.json),
+        Command::Generate(arguments) => (generate::run(arguments), arguments.json),
+        Command::Export(arguments) => (export::run(arguments), false),
         Command::Eval(arguments) => (eval::run(arguments), arguments.json),
         Command::Recipes(arguments) => (recipes::list(arguments), false),
         Command::Check(arguments) => (recipes::check(arguments), false),

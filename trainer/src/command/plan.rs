@@ -2,14 +2,16 @@
 
 use clap::Args;
 use lowtide_allocator::Category;
+use lowtide_tensor::Device;
 use serde_json::{Value, json};
 
 use crate::command::device::{CAPACITY_BYTES, Simulated};
+use crate::command::model::ModelArgs;
 use crate::command::planning::{Changed, Numerics, PlanningArgs};
 use crate::command::process::{Process, ProcessBudget, Work};
 use crate::command::rates::Calibration;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
-use crate::error::{Result, TrainError};
+use crate::error::{DoesNotFit, Result, TrainError};
 use crate::human::{format_bytes, format_seconds};
 use crate::json::{categories_json, does_not_fit_json, modules_json, with_knobs};
 use crate::knobs::Knobs;
@@ -24,9 +26,14 @@ pub(super) struct PlanArgs {
     #[command(flatten)]
     recipe: RecipeArgs,
     #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
     planning: PlanningArgs,
+    /// Finds the longest rows that fit each budget, up to what the model was made for.
+    #[arg(long, conflicts_with = "seq")]
+    longest: bool,
     /// Prints the plan, or why there is none, as one JSON object.
     #[arg(long)]
     pub(super) json: bool,
@@ -56,7 +63,10 @@ pub(super) struct Found {
 
 /// Whether everything that was asked for fits.
 pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
-    let recipe = arguments.recipe.load()?;
+    let recipe = arguments.model.recipe(&arguments.recipe)?;
+    if arguments.longest {
+        return longest(arguments);
+    }
     if arguments.device.budgets.len() > 1 {
         return compare(&recipe, arguments);
     }
@@ -77,24 +87,13 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     let process_budget = arguments.device.process_budget();
     let simulated = arguments.device.open_simulated(process_budget)?;
     let Simulated { device: sim, calibration, .. } = simulated;
-    let RecipeData { samples, mut train, test } = recipe.open()?;
-    lock_pages(&mut train, &sim)?;
+    let mut data = recipe.open()?;
+    lock_pages(&mut data.train, &sim)?;
     let host = arguments.planning.open_simulated_host(&arguments.device)?;
-    let fit = recipe.fit(&train, &test);
+    let place = Place { arguments, sim: &sim, host: host.as_ref() };
     let mut plans = Vec::new();
     for &budget_bytes in &arguments.device.budgets {
-        let found = arguments.planning.first_that_fits(recipe, |recipe| {
-            sim.allocator().set_capacity(CAPACITY_BYTES);
-            let mut trainer = recipe.trainer(&sim, samples)?;
-            trainer.set_offload(host.clone());
-            let process = divide(process_budget, &mut trainer, &fit, Some(budget_bytes))?;
-            sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
-            checked(trainer.plan_for(&fit), process.as_ref())
-        });
-        let plan = match found {
-            Err(TrainError::DoesNotFit(error)) => Err(error),
-            found => found.map(|Changed { planned, numerics, .. }| Ok((planned, numerics)))?,
-        };
+        let plan = place.plan(budget_bytes, recipe, &data)?;
         plans.push((budget_bytes, plan));
     }
     let fitting = || plans.iter().filter_map(|(_, plan)| Some(&plan.as_ref().ok()?.0));
@@ -158,6 +157,121 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
         ))?;
     }
     Ok(fits)
+}
+
+/// The plan within a budget, and the changes of the numerics that it takes; or why there is none.
+type WithinBudget = std::result::Result<(Plan, Vec<Numerics>), Box<DoesNotFit>>;
+
+/// Where plans are made for.
+struct Place<'a> {
+    arguments: &'a PlanArgs,
+    sim: &'a Device,
+    host: Option<&'a Device>,
+}
+
+impl Place<'_> {
+    /// The plan of a recipe within a budget, or why there is none.
+    ///
+    /// # Errors
+    /// Anything that keeps the recipe from being built.
+    fn plan(
+        &self,
+        budget_bytes: usize,
+        recipe: &Recipe,
+        data: &RecipeData,
+    ) -> Result<WithinBudget> {
+        let &Place { arguments, sim, host } = self;
+        let process_budget = arguments.device.process_budget();
+        let fit = recipe.fit(&data.train, &data.test);
+        let found = arguments.planning.first_that_fits(recipe, |recipe| {
+            sim.allocator().set_capacity(CAPACITY_BYTES);
+            let mut trainer = recipe.trainer(sim, data.samples)?;
+            trainer.set_offload(host.cloned());
+            let process = divide(process_budget, &mut trainer, &fit, Some(budget_bytes))?;
+            sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
+            checked(trainer.plan_for(&fit), process.as_ref())
+        });
+        match found {
+            Err(TrainError::DoesNotFit(error)) => Ok(Err(error)),
+            found => found.map(|Changed { planned, numerics, .. }| Ok((planned, numerics))),
+        }
+    }
+}
+
+/// Tells the longest rows that fit each budget, a line each.
+fn longest(arguments: &PlanArgs) -> Result<bool> {
+    arguments.device.check_budgets()?;
+    let limit = arguments.model.context_max(&arguments.recipe)?;
+    let Simulated { device: sim, .. } =
+        arguments.device.open_simulated(arguments.device.process_budget())?;
+    let host = arguments.planning.open_simulated_host(&arguments.device)?;
+    let place = Place { arguments, sim: &sim, host: host.as_ref() };
+    let mut rows = Vec::new();
+    for &budget_bytes in &arguments.device.budgets {
+        let plan_of = |context: usize| -> Result<WithinBudget> {
+            let recipe = arguments.model.recipe_of(&arguments.recipe, Some(context))?;
+            let mut data = recipe.open()?;
+            lock_pages(&mut data.train, &sim)?;
+            place.plan(budget_bytes, &recipe, &data)
+        };
+        rows.push((budget_bytes, longest_that_fits(limit, plan_of)?));
+    }
+    let fits = rows.iter().all(|(_, found)| found.is_some());
+    if arguments.json {
+        let rows = rows.iter().map(|(budget_bytes, found)| match found {
+            Some((context, plan)) => with_knobs(
+                plan.knobs,
+                json!({
+                    "budget_bytes": budget_bytes,
+                    "context": context,
+                    "predicted_peak_bytes": plan.predicted_peak_bytes(),
+                }),
+            ),
+            None => json!({ "budget_bytes": budget_bytes, "context": null }),
+        });
+        let all = json!({ "fits": fits, "limit": limit, "longest": rows.collect::<Vec<_>>() });
+        say(&all.to_string())?;
+        return Ok(fits);
+    }
+    say(&format!("the longest rows that fit, of {limit} tokens at most"))?;
+    say("")?;
+    say("budget       tokens   peak                             plan")?;
+    for (budget_bytes, found) in &rows {
+        let budget = format_bytes(*budget_bytes as u64);
+        let line = match found {
+            Some((context, plan)) => {
+                let bytes = plan.predicted_peak_bytes();
+                let peak = format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
+                format!("{budget:<12} {context:<8} {peak:<32} {}", plan.knobs)
+            }
+            None => format!("{budget:<12} none fits, not even of one token"),
+        };
+        say(&line)?;
+    }
+    Ok(fits)
+}
+
+/// The largest number from 1 to `limit` that there is a plan for, and the plan: what fits rows of
+/// some length fits shorter ones.
+///
+/// # Errors
+/// Those of `plan_of`.
+fn longest_that_fits(
+    limit: usize,
+    plan_of: impl Fn(usize) -> Result<WithinBudget>,
+) -> Result<Option<(usize, Plan)>> {
+    if let Ok((plan, _)) = plan_of(limit)? {
+        return Ok(Some((limit, plan)));
+    }
+    let (mut found, mut within, mut over) = (None, 0, limit);
+    while over - within > 1 {
+        let middle = within.midpoint(over);
+        match plan_of(middle)? {
+            Ok((plan, _)) => (found, within) = (Some((middle, plan)), middle),
+            Err(_) => over = middle,
+        }
+    }
+    Ok(found)
 }
 
 impl Found {

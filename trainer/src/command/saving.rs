@@ -4,14 +4,13 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 
-use crate::checkpoint::model_bytes;
 use crate::command::staging::Staging;
 use crate::error::{Result, TrainError};
+use crate::learned::Learned;
 use crate::metrics::partial_of;
 use crate::recipe::{Recipe, RecipeTrainer};
 use crate::reserve::Reserve;
 use crate::run_dir::RunDir;
-use crate::task::Task;
 
 /// More than a summary takes, and folders that grow by a name.
 const SUMMARY_BYTES: usize = 16 << 10;
@@ -28,7 +27,7 @@ impl<'a> LastFiles<'a> {
     /// # Errors
     /// `File` when there is none.
     pub(super) fn new(files: &'a RunDir, trainer: &mut RecipeTrainer) -> Result<Self> {
-        let model_bytes = model_bytes(trainer.task_mut().parameters()).iter().sum();
+        let model_bytes = Learned::of(trainer.task_mut()).bytes().iter().sum();
         let path = files.path().join(".reserve");
         let reserve = Reserve::take(&path, &[model_bytes, SUMMARY_BYTES], "the trained model")?;
         Ok(LastFiles { files, reserve: Some(reserve) })
@@ -40,7 +39,8 @@ impl<'a> LastFiles<'a> {
     /// `File` if there is no room even then; what the device says of a copy.
     pub(super) fn save_model(&mut self, trainer: &mut RecipeTrainer) -> Result<()> {
         let files = self.files;
-        let mut save = || Ok(lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?);
+        let mut save =
+            || Ok(lowtide_nn::save(&mut Learned::of(trainer.task_mut()), &files.model())?);
         let saved = Reserve::spend(&mut self.reserve, &mut save);
         match saved {
             Err(error) if error.lacks_room() => {
@@ -100,7 +100,7 @@ pub(super) fn rescue(trainer: &mut RecipeTrainer, recipe: &Recipe, staging: Stag
         return;
     }
     let mut save = || -> Result<()> {
-        lowtide_nn::save(trainer.task_mut().parameters(), &files.model())?;
+        lowtide_nn::save(&mut Learned::of(trainer.task_mut()), &files.model())?;
         RunDir::write(&files.recipe(), &recipe.to_toml())
     };
     if save().is_err() {

@@ -36,6 +36,17 @@ use crate::trainer::Position;
 pub(super) struct TrainArgs {
     #[command(flatten)]
     recipe: RecipeArgs,
+    /// Goes on with the run in DIR after its last checkpoint, or with the checkpoint DIR; what is
+    /// given beside it is changed, --epochs counts from the beginning.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["recipe", "plan"])]
+    resume: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+}
+
+/// Where and how a run is done, and what it leaves.
+#[derive(Args, Clone)]
+pub(super) struct RunArgs {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -43,13 +54,9 @@ pub(super) struct TrainArgs {
     /// Folder of the run; runs/NAME-N if absent. An earlier run there is replaced.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Goes on with the run in DIR after its last checkpoint, or with the checkpoint DIR; what is
-    /// given beside it is changed, --epochs counts from the beginning.
-    #[arg(long, value_name = "DIR", conflicts_with = "recipe")]
-    resume: Option<PathBuf>,
     /// Runs by the plan in FILE, which `lowtide plan --json` has printed, within its budget unless
     /// one is given; refuses if a rehearsal finds other bytes.
-    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
+    #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
     /// Writes a checkpoint every so many steps, epochs or minutes: 500steps, 1epoch, 10min.
     #[arg(long, value_name = "INTERVAL", value_parser = CheckpointEvery::from_str)]
@@ -91,6 +98,25 @@ fn parse_time(text: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
+    let origin = arguments.resume.as_deref().map(Origin::find).transpose()?;
+    let recipe = match &origin {
+        Some(origin) => {
+            arguments.recipe.load_saved(&origin.checkpoint).map_err(|e| offer(origin, e))?
+        }
+        None => arguments.recipe.load()?,
+    };
+    run_recipe(recipe, origin.as_ref(), &arguments.run)
+}
+
+/// Trains what a recipe says, or goes on with it.
+///
+/// # Errors
+/// Anything that keeps the run from being published.
+pub(super) fn run_recipe(
+    mut recipe: Recipe,
+    origin: Option<&Origin>,
+    arguments: &RunArgs,
+) -> Result<()> {
     let plan_file = arguments.plan.as_deref().map(PlanFile::read).transpose()?;
     let mut arguments = arguments.clone();
     if let Some(file) = &plan_file {
@@ -99,13 +125,6 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
         *given = given.or(file.offload_budget());
     }
     let arguments = &arguments;
-    let origin = arguments.resume.as_deref().map(Origin::find).transpose()?;
-    let mut recipe = match &origin {
-        Some(origin) => {
-            arguments.recipe.load_saved(&origin.checkpoint).map_err(|e| offer(origin, e))?
-        }
-        None => arguments.recipe.load()?,
-    };
     if let Some(file) = &plan_file {
         file.numerics().iter().for_each(|change| change.apply(&mut recipe));
     }
@@ -117,7 +136,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     for loader in [&mut train, &mut test] {
         lock_pages(loader, &device)?;
     }
-    let begin = Begin { arguments, origin: origin.as_ref(), plan_file: plan_file.as_ref() };
+    let begin = Begin { arguments, origin, plan_file: plan_file.as_ref() };
     let (train, test) = (&train, &test);
     let plan = |recipe: &Recipe| begin.plan(recipe, &device, samples, [train, test]);
     // What has begun, or is planned, stays what it is.
@@ -135,12 +154,12 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     // Everything that will be written is opened before the first step.
     let trace = arguments.trace.as_ref().map(Output::open).transpose()?;
     let out = arguments.out.as_deref();
-    let staging = match &origin {
+    let staging = match origin {
         Some(origin) => Staging::resume(&origin.run_dir, out)?,
         None => Staging::new(out, recipe.name())?,
     };
     let interrupt = Interrupt::listen()?;
-    let metrics = origin.as_ref().map(|origin| origin.metrics.as_path());
+    let metrics = origin.map(|origin| origin.metrics.as_path());
     let (process, files) = (process.as_ref(), staging.partial());
     let (recipe, plan) = (&recipe, &plan);
     let run = Run { arguments, recipe, numerics: &numerics, plan, process, files, metrics };
@@ -165,7 +184,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
 
 /// How a run begins.
 struct Begin<'a> {
-    arguments: &'a TrainArgs,
+    arguments: &'a RunArgs,
     origin: Option<&'a Origin>,
     plan_file: Option<&'a PlanFile>,
 }
@@ -193,7 +212,7 @@ impl Begin<'_> {
         [train, test]: [&'a Loader; 2],
     ) -> Result<Planned<'a>> {
         let &Begin { arguments, origin, plan_file } = self;
-        let TrainArgs { device: device_arguments, planning, .. } = arguments;
+        let RunArgs { device: device_arguments, planning, .. } = arguments;
         let process_budget = device_arguments.process_budget();
         let mut trainer = match recipe.trainer(device, samples) {
             // The rehearsal on a larger, simulated device knows how much is missing in all.
@@ -228,7 +247,7 @@ impl Begin<'_> {
 
 /// What a run is told before its first step.
 struct Run<'a> {
-    arguments: &'a TrainArgs,
+    arguments: &'a RunArgs,
     recipe: &'a Recipe,
     /// What of its numerics was changed to fit.
     numerics: &'a [Numerics],
@@ -400,7 +419,7 @@ fn conclude(
     plan: &Plan,
     process: Option<&Process>,
     run_dir: &RunDir,
-    arguments: &TrainArgs,
+    arguments: &RunArgs,
 ) -> Result<()> {
     let bytes = |count: usize| format!("{} ({count} bytes)", format_bytes(count as u64));
     let Summary { epochs, steps, seconds, values, train_loss_last, .. } = summary;

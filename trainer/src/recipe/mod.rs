@@ -8,6 +8,7 @@ mod model;
 mod optimizer;
 mod options;
 mod overrides;
+mod pretrained;
 mod schedule;
 mod shipped;
 mod stored;
@@ -31,10 +32,11 @@ pub use data::{
 };
 pub use help::{OPTIMIZERS, help};
 pub use model::{
-    DeepCnnRecipe, GptRecipe, LstmRecipe, MlpRecipe, ModelRecipe, ResNetRecipe, Seq2SeqRecipe,
-    SimpleCnnRecipe, UNetRecipe, ViTRecipe,
+    DeepCnnRecipe, GptRecipe, LstmRecipe, MlpRecipe, ModelRecipe, PretrainedRecipe, ResNetRecipe,
+    Seq2SeqRecipe, SimpleCnnRecipe, UNetRecipe, ViTRecipe,
 };
 pub use optimizer::{AdamRecipe, MuonRecipe, OptimizerRecipe};
+pub use pretrained::{Base, FewBits, Tuning};
 pub use schedule::{ScheduleRecipe, WarmUpRecipe};
 pub use shipped::{SHIPPED, Shipped};
 pub use stored::{StateType, StoredType};

@@ -1,17 +1,20 @@
 //! Models of a recipe, and the task that each is for.
 
+use std::path::PathBuf;
+
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::models::{
     DeepCnn, DeepCnnShape, Gpt, GptShape, LstmModel, LstmModelShape, Mlp, ResNet, ResNetBlock,
     ResNetShape, Seq2Seq, Seq2SeqShape, SimpleCnn, SimpleCnnShape, UNet, UNetShape, ViT, ViTShape,
 };
-use lowtide_nn::{Module, NnResult, TransformerOptions, parameters};
+use lowtide_nn::{LoraOptions, Module, NnResult, TransformerOptions, parameters};
 use lowtide_tensor::{Device, RandomKey};
 use serde::Deserializer;
 
 use super::data::{Samples, Wants};
 use super::kind;
 use super::options::{kinds, options};
+use super::pretrained::FewBits;
 use super::setting;
 use super::stored::StoredType;
 use crate::error::{Result, TrainError};
@@ -39,6 +42,8 @@ kinds! {
         Lstm(LstmRecipe) = "lstm",
         /// A transformer from one row of tokens to the next.
         Seq2seq(Seq2SeqRecipe) = "seq2seq",
+        /// A decoder from files of Hugging Face's form: Llama, Qwen, Mistral, Gemma, GPT-2, NeoX.
+        Pretrained(PretrainedRecipe) = "pretrained",
     }
 }
 
@@ -122,6 +127,17 @@ options! {
         /// Dropout probability.
         dropout: f64 = 0.1,
     }
+    /// Options of a pretrained model.
+    PretrainedRecipe {
+        /// The folder with `config.json` and safetensors files, or a name in the hub's local cache.
+        folder: PathBuf = PathBuf::from("model"),
+        /// Few bits for frozen weights: "int8", "nf4", "q8_0", "q4_0"; train.parameters if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        base: Option<FewBits> = None,
+        /// Adapters, { rank = 16, alpha = 32.0 }; every parameter is trained if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        lora: Option<LoraOptions> = None,
+    }
 }
 
 impl Default for ModelRecipe {
@@ -176,6 +192,9 @@ impl ModelRecipe {
                 ("model.layers", model.layers[0], DEPTH),
                 ("model.layers", model.layers[1], DEPTH),
             ],
+            ModelRecipe::Pretrained(PretrainedRecipe { lora, .. }) => {
+                lora.iter().map(|lora| ("model.lora.rank", lora.rank, FEATURES)).collect()
+            }
         }
     }
 
@@ -186,6 +205,9 @@ impl ModelRecipe {
             ModelRecipe::Gpt(model) => model.dropout,
             ModelRecipe::Lstm(model) => model.dropout,
             ModelRecipe::Seq2seq(model) => model.dropout,
+            ModelRecipe::Pretrained(PretrainedRecipe { lora: Some(lora), .. }) => {
+                return Some(("model.lora.dropout", lora.dropout));
+            }
             _ => return None,
         };
         Some(("model.dropout", dropout))
@@ -212,6 +234,9 @@ impl ModelRecipe {
         stored: StoredType,
     ) -> Result<Box<dyn Task>> {
         match (self, samples) {
+            (ModelRecipe::Pretrained(model), Samples::Tokens { vocabulary, context }) => {
+                model.task(device, key, (vocabulary, context), stored)
+            }
             (
                 ModelRecipe::Gpt(_) | ModelRecipe::Lstm(_) | ModelRecipe::Seq2seq(_),
                 Samples::Tokens { vocabulary, context },
@@ -312,9 +337,10 @@ impl ModelRecipe {
                 let shape = UNetShape { channels, width: model.width, classes };
                 Box::new(Segmentation::new(stored.convert(UNet::new(device, key, shape)?)?))
             }
-            ModelRecipe::Gpt(_) | ModelRecipe::Lstm(_) | ModelRecipe::Seq2seq(_) => {
-                unreachable!("models of tokens")
-            }
+            ModelRecipe::Gpt(_)
+            | ModelRecipe::Lstm(_)
+            | ModelRecipe::Seq2seq(_)
+            | ModelRecipe::Pretrained(_) => unreachable!("models of tokens"),
         })
     }
 

@@ -81,6 +81,14 @@ fn put(table: &mut Table, set: &str) -> std::result::Result<(), String> {
         // Another kind has keys of its own.
         section.clear();
     }
-    section.insert(key.to_owned(), value);
+    // A key may be of a table inside, as those of adapters are.
+    let mut tables: Vec<&str> = key.split('.').collect();
+    let last = tables.pop().unwrap_or_default();
+    let mut place = section;
+    for name in tables {
+        let inside = place.entry(name).or_insert_with(|| Value::Table(Table::new()));
+        place = inside.as_table_mut().ok_or_else(|| format!("{name} is no table"))?;
+    }
+    place.insert(last.to_owned(), value);
     Ok(())
 }

@@ -4,6 +4,7 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_data::{BatchView, IGNORED_LABEL};
 use lowtide_nn::models::{Gpt, LstmModel};
 use lowtide_nn::{LinearCrossEntropyOptions, Loss, Module, Parameters, cross_entropy};
+use lowtide_pretrained::Decoder;
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
@@ -16,6 +17,7 @@ use crate::task::{Task, field, labels_that_count, sum_of, upload, values};
 #[derive(Clone, Debug)]
 pub struct LanguageModel<M> {
     model: M,
+    base_is_elsewhere: bool,
 }
 
 /// A model that predicts the next token at each position.
@@ -34,6 +36,13 @@ impl TokenModel for Gpt {
     }
 }
 
+impl TokenModel for Decoder {
+    /// In chunks, as that of [`Gpt`].
+    fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss> {
+        Ok(self.loss(pass, tokens, labels, LinearCrossEntropyOptions::default())?)
+    }
+}
+
 impl TokenModel for LstmModel {
     fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss> {
         // [B, T, V]
@@ -46,7 +55,14 @@ impl TokenModel for LstmModel {
 impl<M: TokenModel + Clone> LanguageModel<M> {
     /// The task of training `model`.
     pub fn new(model: M) -> Self {
-        LanguageModel { model }
+        LanguageModel { model, base_is_elsewhere: false }
+    }
+
+    /// The same of a pretrained model, whose frozen parameters are in files that stay: see
+    /// [`Task::base_is_elsewhere`].
+    #[must_use]
+    pub fn of_files(self) -> Self {
+        LanguageModel { base_is_elsewhere: true, ..self }
     }
 
     /// The model that is trained.
@@ -95,6 +111,10 @@ impl<M: TokenModel + Clone + 'static> Task for LanguageModel<M> {
 
     fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
         self.loss_of(pass, device, part)
+    }
+
+    fn base_is_elsewhere(&self) -> bool {
+        self.base_is_elsewhere
     }
 
     fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {

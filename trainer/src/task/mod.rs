@@ -65,6 +65,13 @@ pub trait Task: CloneTask {
         Vec::new()
     }
 
+    /// Whether the frozen parameters come from a file that stays, such as that of a pretrained
+    /// model: checkpoints, files of runs and hashes are then of the others alone, and who goes on
+    /// from one makes the task with the same weights. By default they hold everything.
+    fn base_is_elsewhere(&self) -> bool {
+        false
+    }
+
     /// The counts of a loss of several terms, each of which is divided by its own count of the
     /// whole batch; then [`Task::losses`] gives as many. By default the one of [`Task::count`].
     ///
@@ -120,6 +127,10 @@ impl Task for Box<dyn Task> {
 
     fn turns(&self) -> Vec<String> {
         (**self).turns()
+    }
+
+    fn base_is_elsewhere(&self) -> bool {
+        (**self).base_is_elsewhere()
     }
 
     fn counts(&self, batch: &BatchView<'_>) -> Result<Vec<f64>> {

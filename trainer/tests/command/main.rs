@@ -19,6 +19,7 @@ mod plan_file;
 #[cfg(feature = "pretend")]
 #[path = "../pretend/mod.rs"]
 mod pretend;
+mod pretrained;
 mod process;
 mod publish;
 mod readme;

@@ -26,7 +26,10 @@ fn check_recipe(recipe: impl AsRef<[u8]>, words: &[&str]) {
 
 #[test]
 fn unknown_words_on_the_command_line_are_named() {
-    check("", &["a command is missing", "train, plan, calibrate, eval, recipes, check"]);
+    check(
+        "",
+        &["a command is missing", "train, finetune, plan, calibrate, generate, export, eval"],
+    );
     check("trian", &["'trian'", "'train'"]);
     check("train --frobnicate", &["'--frobnicate'"]);
     check("train --epoch 3", &["'--epoch'", "'--epochs'"]);

@@ -29,6 +29,7 @@ mod peak;
 mod precision;
 mod prelude;
 mod pressure;
+mod pretrained;
 mod rates;
 mod recipe;
 mod recompute;

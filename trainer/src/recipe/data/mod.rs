@@ -288,6 +288,12 @@ pub(super) fn or_digits<'de, D: Deserializer<'de>>(
     kind::with_default(d, "digits")
 }
 
+/// More than the sides of images, or the tokens of rows of text, have.
+const SIDE_MAX: usize = 1 << 16;
+
+/// Tokens of a row at random at most, to plan with; texts are read in rows of up to [`SIDE_MAX`].
+pub(super) const CONTEXT_MAX: usize = 1 << 20;
+
 impl DataRecipe {
     /// Threads that read samples beside the one that trains.
     pub fn workers(&self) -> usize {
@@ -296,7 +302,6 @@ impl DataRecipe {
 
     /// Its whole numbers by name, with the least and the most that each may be.
     pub(super) fn counts(&self) -> Vec<(&'static str, usize, [usize; 2])> {
-        const SIDE_MAX: usize = 1 << 16;
         const MANY: usize = 1 << 32;
         let context = |context: usize| ("data.context", context, [1, SIDE_MAX]);
         let classes = |classes: usize, max| ("data.classes", classes, [1, max]);
@@ -333,7 +338,7 @@ impl DataRecipe {
             .concat(),
             DataRecipe::RandomTokens(data) => vec![
                 ("data.vocabulary", data.vocabulary, [1, MANY]),
-                context(data.context),
+                ("data.context", data.context, [1, CONTEXT_MAX]),
                 ("data.samples", data.samples, [1, MANY]),
             ],
         };

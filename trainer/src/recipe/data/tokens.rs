@@ -77,12 +77,15 @@ pub(super) fn json_lines(data: &JsonLinesRecipe, wants: Wants) -> Result<Opened>
     let (vocabulary, context) = (tokenizer.vocabulary_len(), data.context);
     let end = tokenizer.special(SpecialRole::EndOfText);
     let padding = tokenizer.special(SpecialRole::Padding).or(end).unwrap_or(0);
+    // Models with such a token have seen it before every document; chats have a begin of their own.
+    let begin = tokenizer.special(SpecialRole::BeginOfText);
+    let begin = begin.filter(|_| data.format != LineKind::Chat);
     let format = match data.format {
         LineKind::Text => LineFormat::text(),
         LineKind::Completion => LineFormat::completion(),
-        LineKind::Chat => LineFormat::chat(ChatTemplate::chat_ml()),
+        LineKind::Chat => LineFormat::chat(ChatTemplate::of(&*tokenizer)),
     };
-    let lines = JsonLines::new(format, tokenizer)?.with_frame(None, end);
+    let lines = JsonLines::new(format, tokenizer)?.with_frame(begin, end);
     let documents = lines.read(&[&data.file])?;
     let (train, test) = match &data.test {
         None => documents.split()?,

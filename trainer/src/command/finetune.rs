@@ -1,0 +1,72 @@
+//! `lowtide finetune`.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde_json::Value;
+
+use crate::command::Changes;
+use crate::command::model::ModelArgs;
+use crate::command::train::{RunArgs, run_recipe};
+use crate::error::{Result, TrainError};
+use crate::recipe::{LineKind, Recipe};
+
+#[derive(Args, Clone)]
+pub(super) struct FinetuneArgs {
+    /// The folder of a model with its tokenizer, or its name in the hub's local cache.
+    model: PathBuf,
+    /// A file with a JSON object on each line: {"text"}, {"prompt", "completion"} or {"messages"}.
+    data: PathBuf,
+    /// What the lines are; as the first one looks if absent.
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+    #[command(flatten)]
+    tuning: ModelArgs,
+    #[command(flatten)]
+    changes: Changes,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+}
+
+/// [`LineKind`] as an argument.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    Text,
+    Completion,
+    Chat,
+}
+
+pub(super) fn run(arguments: &FinetuneArgs) -> Result<()> {
+    let FinetuneArgs { model, data, format, tuning, changes, run } = arguments;
+    let format = match format {
+        Some(Format::Text) => LineKind::Text,
+        Some(Format::Completion) => LineKind::Completion,
+        Some(Format::Chat) => LineKind::Chat,
+        None => format_of(data)?,
+    };
+    let recipe = Recipe::of_model_and_lines(model, data, format, &tuning.tuning())?;
+    run_recipe(changes.of(&recipe, model)?, None, run)
+}
+
+/// What the lines of a file are, by the first.
+fn format_of(path: &Path) -> Result<LineKind> {
+    /// No line of a document that is trained on is near it.
+    const LINE_BYTES_MAX: u64 = 1 << 26;
+    let file = |source| TrainError::File { path: path.to_owned(), source };
+    let mut line = String::new();
+    let opened = File::open(path).map_err(file)?;
+    BufReader::new(opened.take(LINE_BYTES_MAX)).read_line(&mut line).map_err(file)?;
+    let keys: Value = serde_json::from_str(&line).unwrap_or_default();
+    let kinds = [
+        ("messages", LineKind::Chat),
+        ("completion", LineKind::Completion),
+        ("text", LineKind::Text),
+    ];
+    let kind = kinds.iter().find(|(key, _)| keys.get(key).is_some());
+    kind.map(|(_, kind)| *kind).ok_or_else(|| TrainError::Setting {
+        place: format!("{}, line 1", path.display()),
+        problem: "has neither \"text\", \"completion\" nor \"messages\"".to_owned(),
+    })
+}

@@ -1,0 +1,117 @@
+//! `lowtide generate`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use lowtide_data::{ChatTemplate, SpecialRole, Tokenizer, TokenizerError, TokenizerJson};
+use lowtide_pretrained::{GenerateOptions, Sampling};
+use lowtide_tensor::RandomKey;
+
+use crate::command::trained::Trained;
+use crate::command::{DeviceArgs, parse_count, say};
+use crate::error::{Result, TrainError};
+
+#[derive(Args, Clone)]
+pub(super) struct GenerateArgs {
+    /// The folder of a run of a pretrained model, or of a model, or a model's name in the hub's
+    /// local cache.
+    model: PathBuf,
+    /// The text to go on from.
+    #[arg(long, value_name = "TEXT")]
+    prompt: String,
+    /// Takes the text for what a user says in a chat, and prints the answer.
+    #[arg(long)]
+    chat: bool,
+    /// New tokens at most.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 20))]
+    tokens: u64,
+    /// How much is left to chance: 0 takes the most likely token, 1 the model's own probabilities.
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
+    temperature: f64,
+    /// Chooses among so many of the most likely tokens only.
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 30))]
+    top_k: Option<u64>,
+    /// Chooses among the most likely tokens that are this share of the probability only.
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_hyphen_values = true)]
+    top_p: f64,
+    /// Seed of the choices.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Prints one JSON object instead of the text.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+pub(super) fn run(arguments: &GenerateArgs) -> Result<()> {
+    let device = arguments.device.open(arguments.device.process_budget())?;
+    let Trained { config, model, .. } = Trained::open(&arguments.model, &device)?;
+    let path = config.folder().join("tokenizer.json");
+    let tokenizer: Arc<dyn Tokenizer> = Arc::new(TokenizerJson::open(&path)?);
+    let wrong = |error: TokenizerError| setting("--prompt", &error.to_string());
+    let prompt = match arguments.chat {
+        true => {
+            let template = ChatTemplate::of(&*tokenizer);
+            let turns = [("user", arguments.prompt.as_str())];
+            template.prompt(&*tokenizer, &turns).map_err(wrong)?.expect("every format has users")
+        }
+        false => {
+            let begin = tokenizer.special(SpecialRole::BeginOfText);
+            let text = tokenizer.encode(&arguments.prompt).map_err(wrong)?;
+            begin.into_iter().chain(text).collect()
+        }
+    };
+    if prompt.is_empty() {
+        return Err(setting("--prompt", "has no tokens to go on from"));
+    }
+    let sampling = match arguments.temperature {
+        0.0 => Sampling::Greedy,
+        temperature => Sampling::Random {
+            key: RandomKey::new(arguments.seed),
+            temperature,
+            // No larger than 2^30.
+            top_k: arguments.top_k.map(|count| count as usize),
+            top_p: arguments.top_p,
+        },
+    };
+    let stops = stop_tokens(&*tokenizer);
+    let options = GenerateOptions {
+        len_max: arguments.tokens as usize,
+        sampling,
+        stop_tokens: stops.iter().map(|&token| i64::from(token)).collect(),
+    };
+    let tokens: Vec<i64> = prompt.iter().map(|&token| i64::from(token)).collect();
+    let mut found = model.generate(&device, &[tokens], &options)?.remove(0);
+    let is_over = found.last().is_some_and(|last| options.stop_tokens.contains(last));
+    if is_over {
+        found.pop();
+    }
+    // Tokens of a vocabulary.
+    let tokens: Vec<u32> = found.iter().map(|&token| token as u32).collect();
+    let text = tokenizer.decode(&tokens).map_err(wrong)?;
+    if arguments.json {
+        let answer = serde_json::json!({
+            "text": text,
+            "tokens": tokens.len(),
+            "prompt_tokens": prompt.len(),
+            "ended": is_over,
+        });
+        return say(&answer.to_string());
+    }
+    say(&text)
+}
+
+/// The tokens that end a text or an answer in a chat.
+fn stop_tokens(tokenizer: &dyn Tokenizer) -> Vec<u32> {
+    const NAMES: [&str; 3] = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>"];
+    let ends = NAMES.iter().filter_map(|name| tokenizer.special_named(name));
+    ends.chain(tokenizer.special(SpecialRole::EndOfText)).collect()
+}
+
+fn setting(place: &str, problem: &str) -> TrainError {
+    TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
+}

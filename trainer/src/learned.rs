@@ -1,0 +1,55 @@
+//! What a training changes of a model: what checkpoints, files of runs and hashes hold.
+
+use lowtide_nn::{Buffer, Parameter, Parameters};
+
+use crate::task::Task;
+
+/// The parameters and buffers of a task, without the frozen parameters and the weights in few bits
+/// of a model whose weights [are elsewhere](Task::base_is_elsewhere).
+pub(crate) struct Learned<'a> {
+    parameters: &'a mut dyn Parameters,
+    leaves_frozen_out: bool,
+}
+
+impl<'a> Learned<'a> {
+    pub(crate) fn of(task: &'a mut impl Task) -> Self {
+        let leaves_frozen_out = task.base_is_elsewhere();
+        Learned { parameters: task.parameters(), leaves_frozen_out }
+    }
+
+    /// What is not frozen of `parameters`.
+    #[cfg(feature = "command")]
+    pub(crate) fn without_frozen(parameters: &'a mut dyn Parameters) -> Self {
+        Learned { parameters, leaves_frozen_out: true }
+    }
+
+    /// Bytes of its tensors, and room for their names in a file.
+    pub(crate) fn bytes(&mut self) -> [usize; 2] {
+        const NAME_BYTES: usize = 512;
+        let (mut bytes, mut tensors) = (0, 0);
+        self.visit_tensors(&mut |_, tensor| {
+            (bytes, tensors) = (bytes + tensor.size_bytes(), tensors + 1);
+        });
+        [bytes, tensors * NAME_BYTES]
+    }
+}
+
+impl Parameters for Learned<'_> {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        let leaves_frozen_out = self.leaves_frozen_out;
+        self.parameters.visit(&mut |name, parameter| {
+            if !(leaves_frozen_out && parameter.is_frozen()) {
+                visitor(name, parameter);
+            }
+        });
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        let leaves_frozen_out = self.leaves_frozen_out;
+        self.parameters.visit_buffers(&mut |name, buffer| {
+            if !(leaves_frozen_out && buffer.is_constant()) {
+                visitor(name, buffer);
+            }
+        });
+    }
+}
