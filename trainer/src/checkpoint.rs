@@ -295,8 +295,8 @@ fn place_of(content: &Content) -> (u64, Option<LoaderState>) {
     }
 }
 
-/// The folder that a checkpoint is made in.
-fn beside(path: &Path) -> Option<PathBuf> {
+/// The folder that one at `path` is made in.
+pub(crate) fn beside(path: &Path) -> Option<PathBuf> {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name()?);
     name.push(".partial");
@@ -307,7 +307,8 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn remove(folder: &Path) -> io::Result<()> {
+/// Removes a folder, if there is one.
+pub(crate) fn remove(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),

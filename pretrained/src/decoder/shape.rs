@@ -33,7 +33,7 @@ pub struct DecoderShape {
     pub attention: AttentionShape,
     /// What is the same in all layers of hidden features.
     pub feed_forward: FeedForwardShape,
-    /// All norms.
+    /// Of all norms: which one, and its addend.
     pub norm: NormShape,
     /// How branches are added.
     pub residual: Residual,
@@ -95,7 +95,7 @@ pub struct DropoutShape {
 /// The layers that make queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Projections {
-    /// One each.
+    /// A layer for each of the three.
     Separate,
     /// One for all: queries of all heads, then keys, then values.
     Packed,
@@ -107,7 +107,7 @@ pub enum Projections {
 /// What is the same in all layers of hidden features.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FeedForwardShape {
-    /// Hidden features.
+    /// Hidden features between the layers.
     pub width: usize,
     /// What is between the layers.
     pub activation: Activation,
@@ -134,7 +134,7 @@ pub enum Activation {
 /// All norms of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormShape {
-    /// Which norm.
+    /// What is normalised, and by which parameters.
     pub kind: NormKind,
     /// Added to the variance or to the mean square.
     pub eps: f64,

@@ -9,6 +9,7 @@ use lowtide_nn::{Parameters, adapted, merge, save_adapters};
 use lowtide_pretrained::save;
 use lowtide_tensor::Device;
 
+use crate::checkpoint::{beside, remove};
 use crate::command::trained::Trained;
 use crate::command::{DeviceArgs, say};
 use crate::error::{Result, TrainError};
@@ -57,12 +58,14 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<()> {
         return Err(file(io::ErrorKind::AlreadyExists.into()));
     }
     let device = device.open(device.process_budget())?;
-    let beside = out.with_extension("partial");
+    let beside = beside(out).ok_or_else(|| file(io::ErrorKind::InvalidFilename.into()))?;
+    // What a process that was killed has left there is of no use.
+    remove(&beside).map_err(file)?;
     let written = write(run_dir, &beside, *format, &device)
         .and_then(|bytes| fs::rename(&beside, out).map_err(file).map(|()| bytes));
     if written.is_err() {
         // The first error is the one to report.
-        drop(fs::remove_dir_all(&beside));
+        drop(remove(&beside));
     }
     let size = format_bytes(written?);
     say(&format!("{} has the model, {size}", out.display()))

@@ -128,7 +128,7 @@ impl FewBits {
 /// What the weights of a model are kept in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// Floats.
+    /// Floats, which may be trained.
     Floats(StoredType),
     /// Few bits, beside which other parameters are bf16.
     FewBits(FewBits),

@@ -100,7 +100,9 @@ fn adapters_learn_within_the_plan_and_alone_are_saved() {
     place.run("generate llama --prompt after --tokens 4").check_done();
 
     // What the run learned is in the weights of the whole.
+    fs::create_dir(place.path("merged.partial")).expect("a folder of the user's");
     place.run("export run merged").check_done();
+    assert!(place.path("merged.partial").is_dir());
     let tokens = |model: &str| {
         let greedy = format!("generate {model} --prompt after --tokens 16 --json");
         json(&place.run(&greedy).check_done())["text"].clone()
@@ -108,6 +110,8 @@ fn adapters_learn_within_the_plan_and_alone_are_saved() {
     assert_eq!(tokens("merged"), tokens("run"));
     assert_eq!(place.list("merged").len(), 3, "{:?}", place.list("merged"));
     place.run("export run merged").check_refused(1, &["merged"]);
+    place.run("export none lost").check_refused(1, &["none"]);
+    assert!(!place.list(".").iter().any(|name| name.contains("lost")), "nothing is left of it");
     place.run("export run adapters --format peft").check_done();
     assert_eq!(place.list("adapters"), ["adapter_config.json", "adapter_model.safetensors"]);
 }
