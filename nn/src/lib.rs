@@ -72,8 +72,8 @@ pub use layers::transformer_stack::{
 pub use layers::upsample::Upsample;
 pub use layers::weight_norm::{WeightNorm, Weighted};
 pub use lora::{
-    Adapter, LoraOptions, LoraScaling, Targets, adapt, adapted, load_adapters, merge,
-    remove_adapters, save_adapters,
+    Adapter, LoraOptions, LoraScaling, Targets, adapt, adapted, is_output_layer, load_adapters,
+    merge, remove_adapters, save_adapters,
 };
 pub use loss::compositions::{
     NllOptions, cosine_embedding, ctc, dice, gaussian_nll, hinge_embedding, margin_ranking,

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use adapter::Adapter;
 pub use file::{load_adapters, save_adapters};
-pub use targets::Targets;
+pub use targets::{Targets, is_output_layer};
 
 pub(crate) use adapter::MergePlan;
 use adapter::panel_len;

@@ -8,15 +8,14 @@ use crate::error::{AdapterProblem, Result};
 use crate::module::Parameters;
 
 /// What output layers are called: PEFT's `all-linear` leaves them out.
-const OUTPUT_LAYERS: [&str; 4] = ["lm_head", "head", "score", "classifier"];
+const OUTPUT_LAYERS: [&str; 5] = ["lm_head", "embed_out", "head", "score", "classifier"];
 
 /// Which linear layers, by name: PEFT's `target_modules`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[cfg_attr(feature = "serde", serde(from = "Spelling", into = "Spelling"))]
 pub enum Targets {
-    /// All but the output layer, which is one whose name ends with `lm_head`, `head`, `score` or
-    /// `classifier`.
+    /// All but the output layer, see [`is_output_layer`].
     #[default]
     AllLinear,
     /// Those with one of these names, or whose name ends with one after a dot: `q_proj`.
@@ -75,7 +74,7 @@ pub(crate) fn matched(model: &mut dyn Parameters, targets: &Targets) -> Result<V
     };
     match targets {
         Targets::AllLinear => {
-            let names = among(&|name| !OUTPUT_LAYERS.iter().any(|output| ends_with(name, output)));
+            let names = among(&|name| !is_output_layer(name));
             if names.is_empty() { none("all-linear") } else { Ok(names) }
         }
         Targets::Endings(endings) => {
@@ -95,6 +94,12 @@ pub(crate) fn matched(model: &mut dyn Parameters, targets: &Targets) -> Result<V
             if names.is_empty() { none(pattern) } else { Ok(names) }
         }
     }
+}
+
+/// Whether a layer is an output layer by its name, which then ends with `lm_head`, `embed_out`,
+/// `head`, `score` or `classifier`.
+pub fn is_output_layer(name: &str) -> bool {
+    OUTPUT_LAYERS.iter().any(|output| ends_with(name, output))
 }
 
 fn ends_with(name: &str, ending: &str) -> bool {

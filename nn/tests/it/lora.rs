@@ -564,3 +564,13 @@ fn dropout_that_drops_nothing_changes_nothing_and_other_dropout_only_what_a_sees
     }
     Ok(())
 }
+
+#[test]
+fn output_layers_are_known_by_the_ends_of_their_names() {
+    for name in ["lm_head", "embed_out", "model.head", "bert.classifier"] {
+        assert!(lowtide_nn::is_output_layer(name), "{name}");
+    }
+    for name in ["heads", "layers.0.lm_head_proj", "layers.0.q_proj", ""] {
+        assert!(!lowtide_nn::is_output_layer(name), "{name}");
+    }
+}

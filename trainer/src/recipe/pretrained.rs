@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use lowtide_nn::optim::AdamOptions;
-use lowtide_nn::{LoraOptions, Parameters, adapt};
+use lowtide_nn::{LoraOptions, Parameters, adapt, is_output_layer};
 use lowtide_pretrained::{Config, Decoder, Positions, PretrainedError};
 use lowtide_tensor::{DType, Device, QuantFormat, RandomKey};
 use serde::{Deserialize, Serialize};
@@ -70,7 +70,7 @@ impl PretrainedRecipe {
         let quantize = |part: &mut dyn Parameters| {
             let mut outcome = Ok(());
             part.visit_linears(&mut |name, layer| {
-                if let (Ok(()), Some(bits), false) = (&outcome, self.base, is_output(name)) {
+                if let (Ok(()), Some(bits), false) = (&outcome, self.base, is_output_layer(name)) {
                     outcome = layer.quantize(bits.format());
                 }
             });
@@ -90,11 +90,6 @@ impl PretrainedRecipe {
         }
         Ok(model)
     }
-}
-
-/// Whether a layer is an output layer: PEFT's `all-linear` leaves them out, too.
-fn is_output(name: &str) -> bool {
-    ["lm_head", "embed_out"].iter().any(|output| name.ends_with(output))
 }
 
 /// How frozen weights are kept in fewer bits than floats have.
