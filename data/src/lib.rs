@@ -54,8 +54,8 @@ pub use source::ParquetImages;
 pub use source::{
     ChatRole, ChatTemplate, Cifar, Csv, CsvError, CsvOptions, CsvTarget, Digits, Document,
     DocumentRows, Documents, Images, InMemory, JsonLines, JsonLinesStream, LineError, LineFormat,
-    Npy, NpyError, PackedRows, Random, ReadProgress, RowFit, Text, TokenFile, TokenFileError,
-    TokenFormat, TokenTooLarge, TokenWriter, write_tokens,
+    Npy, NpyError, PackedRows, PreferenceLines, PreferenceRows, Preferences, Random, ReadProgress,
+    RowFit, Text, TokenFile, TokenFileError, TokenFormat, TokenTooLarge, TokenWriter, write_tokens,
 };
 #[cfg(feature = "images")]
 pub use source::{ImageFolder, SegmentationFolder, TarError, TarShards};

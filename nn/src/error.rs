@@ -74,6 +74,69 @@ pub enum NnError {
     /// Adapters do not fit the model.
     #[error(transparent)]
     Adapter(#[from] AdapterProblem),
+    /// The model cannot be pruned so.
+    #[error(transparent)]
+    Prune(#[from] PruneProblem),
+}
+
+/// Why a model cannot be pruned so.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PruneProblem {
+    /// No parameter, or no group of channels, is called so.
+    #[error("nothing to prune is called `{target}`; there are {}", list(names))]
+    NoMatch {
+        /// What was asked for.
+        target: String,
+        /// What could be pruned.
+        names: Vec<String>,
+    },
+    /// The inputs of a weight do not divide into runs.
+    #[error("{name}: {inputs} inputs are no multiple of {of}")]
+    Inputs {
+        /// Name of the parameter.
+        name: String,
+        /// Positions along dimension 1.
+        inputs: usize,
+        /// Length of a run.
+        of: usize,
+    },
+    /// A channel is none of the group's.
+    #[error("{group}: there is no channel {channel} of {len}")]
+    Channel {
+        /// Name of the group.
+        group: String,
+        /// Index of the channel.
+        channel: usize,
+        /// Channels of the group.
+        len: usize,
+    },
+    /// No channel would be left.
+    #[error("{group}: one of the {len} channels has to stay")]
+    Emptied {
+        /// Name of the group.
+        group: String,
+        /// Channels of the group.
+        len: usize,
+    },
+    /// What a group says of a tensor is not so.
+    #[error("{group}: {name} is not of {len} channels along dimension {axis}")]
+    Group {
+        /// Name of the group.
+        group: String,
+        /// Name of the parameter or buffer.
+        name: String,
+        /// The dimension that the channels are along.
+        axis: usize,
+        /// Channels of the group.
+        len: usize,
+    },
+    /// A layer has an adapter or is quantised: its channels cannot be cut.
+    #[error("{name} has an adapter or is quantised; prune before that")]
+    Layer {
+        /// Name of the layer.
+        name: String,
+    },
 }
 
 /// Why a model cannot be adapted, or a file's adapters are not its.
@@ -195,6 +258,16 @@ impl NnError {
 pub type NnResult<T, E = NnError> = std::result::Result<T, E>;
 
 pub(crate) use NnResult as Result;
+
+/// Names, as far as a line has room.
+fn list(names: &[String]) -> String {
+    const SHOWN_MAX: usize = 12;
+    let more = if names.len() > SHOWN_MAX { " .." } else { "" };
+    match names.is_empty() {
+        true => "none".to_owned(),
+        false => names[..names.len().min(SHOWN_MAX)].join(", ") + more,
+    }
+}
 
 /// The ends of names, each once, as far as a line has room: there are as many names as layers.
 fn endings(names: &[String]) -> String {

@@ -16,6 +16,7 @@ mod module;
 pub mod optim;
 mod parameter;
 mod pool_places;
+pub mod prune;
 mod quantized;
 mod safetensors;
 mod schedule;
@@ -26,7 +27,7 @@ pub use buffer::{Buffer, check_buffers, commit_buffers};
 pub use distance::{
     LocalResponseOptions, cosine_similarity, local_response_norm, normalize, pairwise_distance,
 };
-pub use error::{AdapterProblem, NnError, NnResult, WeightsProblem};
+pub use error::{AdapterProblem, NnError, NnResult, PruneProblem, WeightsProblem};
 pub use grid::{GridMode, GridOptions, GridPadding, grid_sample};
 pub use images::{ResizeMode, Sizes, channel_shuffle, pixel_shuffle, pixel_unshuffle, resize};
 pub use layers::activations::{
@@ -79,6 +80,8 @@ pub use loss::compositions::{
     NllOptions, cosine_embedding, ctc, dice, gaussian_nll, hinge_embedding, margin_ranking,
     multi_margin, multilabel_soft_margin, nll, poisson_nll, soft_margin, triplet_margin,
 };
+pub use loss::logits::Logits;
+pub use loss::preference::preference;
 pub use loss::terms;
 pub use loss::terms::{
     CtcOptions, GaussianNllOptions, MultiMarginOptions, PoissonNllOptions, TripletMarginOptions,

@@ -31,12 +31,15 @@ mod zip;
 pub use cifar::Cifar;
 pub use csv::{Csv, CsvError, CsvOptions, CsvTarget};
 pub use digits::Digits;
-pub use documents::{Document, DocumentRows, Documents, PackedRows, RowFit, TokenTooLarge};
+pub use documents::{
+    Document, DocumentRows, Documents, PackedRows, PreferenceRows, RowFit, TokenTooLarge,
+};
 #[cfg(feature = "images")]
 pub use image_folder::{ImageFolder, SegmentationFolder};
 pub use images::Images;
 pub use json_lines::{
-    ChatRole, ChatTemplate, JsonLines, JsonLinesStream, LineError, LineFormat, ReadProgress,
+    ChatRole, ChatTemplate, JsonLines, JsonLinesStream, LineError, LineFormat, PreferenceLines,
+    Preferences, ReadProgress,
 };
 pub use memory::InMemory;
 pub use npy::{Npy, NpyError};

@@ -2,8 +2,9 @@
 
 use crate::Folder;
 use lowtide_data::{
-    Bytes, Characters, ChatTemplate, DataError, Documents, FilePlace, JsonLines, LineError,
-    LineFormat, ReadProgress, Tokenizer, TokenizerError,
+    Bytes, Characters, ChatTemplate, DataError, Dataset, Documents, FilePlace, JsonLines,
+    LineError, LineFormat, Loader, LoaderOptions, PreferenceLines, Preferences, ReadProgress,
+    Sequential, Tokenizer, TokenizerError,
 };
 use proptest::prelude::*;
 use std::fs;
@@ -293,4 +294,72 @@ proptest! {
             prop_assert_eq!(&bytes().decode(&tokens[..tokens.len() - 1]).unwrap(), text);
         }
     }
+}
+
+fn pairs(text: &str) -> Result<Preferences, DataError> {
+    let folder = Folder::new("pairs");
+    let path = folder.path("data.jsonl");
+    fs::write(&path, text).unwrap();
+    PreferenceLines::new(bytes()).read(&[path])
+}
+
+#[test]
+fn preferences_are_two_documents_of_one_prompt_and_their_answers_are_learned() {
+    let lines = [
+        r#"{"prompt": "a", "chosen": "bc", "rejected": "d", "score": [1]}"#,
+        "",
+        r#"{"rejected": "", "prompt": "p", "chosen": "q"}"#,
+    ];
+    let pairs = pairs(&lines.join("\n")).unwrap();
+    assert_eq!(pairs.len(), 2);
+    let [chosen, rejected] = pairs.documents();
+    let ends = |text: &str| format!("{text}<|endoftext|>");
+    assert_eq!(texts(chosen, 0), (ends("abc"), ends("bc")));
+    assert_eq!(texts(rejected, 0), (ends("ad"), ends("d")));
+    assert_eq!(texts(rejected, 1), (ends("p"), ends("")), "an empty answer is its end");
+
+    let rows = pairs.rows(4, 7).unwrap();
+    let names: Vec<&str> = rows.fields().iter().map(|field| &*field.name).collect();
+    assert_eq!(names, ["chosen", "chosen.labels", "rejected", "rejected.labels"]);
+    let options = LoaderOptions { batch_size: 2, ..Default::default() };
+    let loader = Loader::with_sampler(rows, Sequential, options).unwrap();
+    let batch = loader.epoch(0).next().unwrap().unwrap();
+    let values = |name| batch.field(name).unwrap().values::<i64>().unwrap().to_vec();
+    let [a, b, c, d, end] = [97, 98, 99, 100, i64::from(END)];
+    assert_eq!(values("chosen")[..5], [a, b, c, end, 7]);
+    assert_eq!(values("chosen.labels")[..4], [b, c, end, -100]);
+    assert_eq!(values("rejected")[..5], [a, d, end, 7, 7]);
+    assert_eq!(values("rejected.labels")[..4], [d, end, -100, -100]);
+}
+
+#[test]
+fn pairs_without_a_label_in_their_rows_are_left_out_and_others_named() {
+    let long = r#"{"prompt": "abcdef", "chosen": "g", "rejected": "h"}"#;
+    let short = r#"{"q": "a", "good": "b", "bad": "c"}"#;
+    let both = pairs(long).unwrap();
+    let rows = both.rows(4, 0).unwrap();
+    assert_eq!((rows.len(), rows.left_out()), (0, 1));
+    assert_eq!(both.rows(7, 0).unwrap().len(), 1);
+    assert!(matches!(both.rows(0, 0), Err(DataError::InvalidOption { option: "context", .. })));
+
+    let folder = Folder::new("named pairs");
+    let path = folder.path("data.jsonl");
+    fs::write(&path, short).unwrap();
+    let named = PreferenceLines::new(bytes()).with_names(["q", "good", "bad"]);
+    let framed = named.with_frame(Some(1), None).read(&[path]).unwrap();
+    let [chosen, _] = framed.documents();
+    assert_eq!(chosen.tokens(0).collect::<Vec<_>>(), [1, 97, 98]);
+    let ten = [r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#; 20].join("\n");
+    let (train, test) = pairs(&ten).unwrap().split().unwrap();
+    assert_eq!((train.len(), test.len()), (18, 2));
+}
+
+#[test]
+fn preferences_that_lack_something_are_named_by_their_lines() {
+    let good = r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#;
+    let error = pairs(&format!("{good}\n{{\"prompt\": \"a\", \"chosen\": \"b\"}}")).unwrap_err();
+    let (line, error) = cause(&error);
+    assert!(line == 2 && matches!(error, LineError::MissingField { field } if field == "rejected"));
+    let error = pairs(r#"{"prompt": "a", "chosen": ["b"], "rejected": "c"}"#).unwrap_err();
+    assert!(matches!(cause(&error), (1, LineError::Json { .. })));
 }

@@ -92,7 +92,7 @@ impl RotaryScaling {
     }
 
     /// What cosines and sines are multiplied by.
-    fn attention(&self) -> f64 {
+    pub fn attention(&self) -> f64 {
         match *self {
             RotaryScaling::Yarn { attention, .. } => attention,
             RotaryScaling::Linear { .. } | RotaryScaling::ByTurns { .. } => 1.0,
@@ -162,6 +162,23 @@ impl RotaryEmbedding {
         })
     }
 
+    /// The angles of position 1 in f64, of each pair of heads of `width` features: `[1, R / 2]`.
+    ///
+    /// # Errors
+    /// Those of [`RotaryEmbedding::check`], `OutOfMemory`.
+    pub fn rates(&self, device: &Device, width: usize) -> Result<Tensor> {
+        self.check(width)?;
+        let turned = self.turned.unwrap_or(width);
+        let half = turned / 2;
+        let mut rates = Tensor::arange(device, 0.0..half as f64, 1.0, DType::F64)?;
+        rates.mul_scalar_(-2.0 * self.base.ln() / turned.max(1) as f64)?;
+        let rates = rates.exp()?.reshape([1, half])?;
+        match self.scaling {
+            Some(scaling) => scaling.scaled(&rates, self.base),
+            None => Ok(rates),
+        }
+    }
+
     /// The cosines and sines of positions `0..len` for heads of `width` features, computed in f64
     /// and rounded to `dtype`.
     ///
@@ -173,16 +190,8 @@ impl RotaryEmbedding {
         [len, width]: [usize; 2],
         dtype: DType,
     ) -> Result<RotaryTables> {
-        self.check(width)?;
-        let turned = self.turned.unwrap_or(width);
-        let half = turned / 2;
         let positions = Tensor::arange(device, 0.0..len as f64, 1.0, DType::F64)?;
-        let mut rates = Tensor::arange(device, 0.0..half as f64, 1.0, DType::F64)?;
-        rates.mul_scalar_(-2.0 * self.base.ln() / turned.max(1) as f64)?;
-        let mut rates = rates.exp()?.reshape([1, half])?;
-        if let Some(scaling) = self.scaling {
-            rates = scaling.scaled(&rates, self.base)?;
-        }
+        let rates = self.rates(device, width)?;
         let angles = positions.reshape([len, 1])?.mul(&rates)?;
         let (mut cos, mut sin) = (angles.cos()?, angles.sin()?);
         let attention = self.scaling.map_or(1.0, |scaling| scaling.attention());

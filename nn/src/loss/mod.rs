@@ -1,6 +1,8 @@
 //! Losses as (sum, count): a batch in micro-batches is divided once, by the count of the whole.
 
 pub(crate) mod compositions;
+pub(crate) mod logits;
+pub(crate) mod preference;
 pub mod terms;
 
 use lowtide_autograd::Var;

@@ -10,7 +10,9 @@ use crate::fields::parameters;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
 use crate::layers::pool::MaxPool2d;
+use crate::models::groups::{channels, flattened};
 use crate::module::{Module, forward_in};
+use crate::prune::{Group, Prunable, Slice};
 
 /// What images a [`DeepCnn`] takes, and how large it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +59,20 @@ const CONVS: [&str; 3] = ["0", "3", "6"];
 const LINEAR: &str = "10";
 
 parameters!(DeepCnn { convs as CONVS, linear as LINEAR });
+
+impl Prunable for DeepCnn {
+    /// `0`, `3` and `6`: the channels of each convolution.
+    fn groups(&self) -> Vec<Group> {
+        let group = |index: usize| {
+            let next = match CONVS.get(index + 1) {
+                Some(next) => Slice::new(format!("{next}.weight"), 1),
+                None => flattened(LINEAR, &self.linear, &self.convs[index]),
+            };
+            channels(CONVS[index], &self.convs[index], next)
+        };
+        (0..self.convs.len()).map(group).collect()
+    }
+}
 
 impl Module for DeepCnn {
     /// # Shapes

@@ -14,10 +14,13 @@ use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::layers::rotary::{RotaryEmbedding, RotaryTables};
+use crate::loss::logits::Logits;
 use crate::loss::{LinearCrossEntropyOptions, Loss, linear_cross_entropy};
+use crate::models::groups::{hidden, packed_heads};
 use crate::module::{Module, Parameters, forward_in};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
+use crate::prune::{Group, Prunable};
 use crate::segment::{Segment, run_blocks};
 
 /// How large a [`Gpt`] is.
@@ -96,6 +99,11 @@ impl Block {
             heads,
             dropout: 0.0,
         })
+    }
+
+    /// Features of a head.
+    fn head_width(&self) -> usize {
+        self.qkv.weight().value().shape()[0] / (3 * self.heads).max(1)
     }
 
     fn drop(&self, name: &str, pass: &Pass, x: Var) -> Result<Var> {
@@ -189,7 +197,7 @@ impl Gpt {
     pub fn with_rotary(mut self, rotary: RotaryEmbedding) -> Result<Self> {
         let width = match (&self.pos, self.blocks.first()) {
             (&Positions::Rotary(_, width), _) => width,
-            (Positions::Learned(table), Some(segment)) => table.width() / segment.block().heads,
+            (Positions::Learned(_), Some(segment)) => segment.block().head_width(),
             (Positions::Learned(_), None) => 0,
         };
         rotary.check(width)?;
@@ -213,6 +221,32 @@ impl Gpt {
 }
 
 parameters!(Gpt { tok, pos, blocks as "blocks.", norm, head });
+
+/// The ends of the names of a block's groups.
+const HEADS: &str = "heads";
+const HIDDEN: &str = "up";
+
+impl Prunable for Gpt {
+    /// `blocks.0.heads`, the attention heads of a block, `blocks.0.up`, its hidden features, and so
+    /// on.
+    fn groups(&self) -> Vec<Group> {
+        let of_block = |(index, segment): (usize, &Segment<Block>)| {
+            let (block, name) = (segment.block(), format!("blocks.{index}"));
+            let heads = [block.heads, block.head_width()];
+            [packed_heads(HEADS, heads, ["qkv", "proj"]), hidden(HIDDEN, &block.up, ["up", "down"])]
+                .map(|group| group.within(&name))
+        };
+        self.blocks.iter().enumerate().flat_map(of_block).collect()
+    }
+
+    fn resized(&mut self, group: &str, len: usize) {
+        for (index, segment) in self.blocks.iter_mut().enumerate() {
+            if group == format!("blocks.{index}.{HEADS}") {
+                segment.block_mut().heads = len;
+            }
+        }
+    }
+}
 
 impl Parameters for Positions {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
@@ -271,12 +305,27 @@ impl Gpt {
         labels: &Tensor,
         options: LinearCrossEntropyOptions,
     ) -> Result<Loss> {
-        let x = self.features(pass, tokens)?;
-        let table = match &self.head {
-            Some(head) => head.adapted_weight(pass)?,
-            None => self.tok.table(pass)?,
-        };
+        let (x, table) = (self.features(pass, tokens)?, self.output_weight(pass)?);
         linear_cross_entropy(x, table, None, labels, options)
+    }
+
+    /// What the output layer would give, for losses in chunks.
+    ///
+    /// # Shapes
+    /// `tokens: [B, T]` of i64 `→ [B, T, V]`
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `OutOfMemory`.
+    pub fn logits(&self, pass: &Pass, tokens: Var) -> Result<Logits> {
+        let (input, weight) = (self.features(pass, tokens)?, self.output_weight(pass)?);
+        Ok(Logits::Linear { input, weight })
+    }
+
+    fn output_weight(&self, pass: &Pass) -> Result<Var> {
+        match &self.head {
+            Some(head) => head.adapted_weight(pass),
+            None => self.tok.table(pass),
+        }
     }
 }
 

@@ -7,8 +7,10 @@ use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::fields::Field;
 use crate::layers::linear::Linear;
+use crate::models::groups::hidden;
 use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
+use crate::prune::{Group, Prunable};
 
 /// A perceptron of several layers: `torch.nn.Sequential` of linear layers with ReLU in between, so
 /// that the layers are called `0`, `2`, `4` and so on. 784-512-512-10 has 669,706 parameters.
@@ -48,6 +50,18 @@ impl Parameters for Mlp {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             layer.visit_linears_as(&(2 * index).to_string(), visitor);
         }
+    }
+}
+
+impl Prunable for Mlp {
+    /// `0`, `2` and so on: the features of each layer but the last.
+    fn groups(&self) -> Vec<Group> {
+        let group = |(index, layer): (usize, &Linear)| {
+            let names = [2 * index, 2 * index + 2].map(|name| name.to_string());
+            hidden(&names[0], layer, [&names[0], &names[1]])
+        };
+        let hidden = self.layers.iter().take(self.layers.len().saturating_sub(1));
+        hidden.enumerate().map(group).collect()
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod deep_cnn;
 mod gpt;
+mod groups;
 mod lstm_model;
 mod mlp;
 mod resnet;

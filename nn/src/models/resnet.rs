@@ -14,8 +14,10 @@ use crate::layers::batch_norm::BatchNorm2d;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
 use crate::layers::pool::{AdaptiveAvgPool2d, MaxPool2d};
+use crate::layers::weight_norm::Weighted;
 use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
+use crate::prune::{Group, Prunable, Slice};
 use crate::segment::{Segment, forward_blocks};
 
 /// The kind of the blocks of a [`ResNet`].
@@ -151,6 +153,22 @@ impl Block {
 
 parameters!(Block { convs as NAMES, downsample as DOWNSAMPLE });
 
+impl Block {
+    /// The channels between two convolutions.
+    fn groups(&self) -> impl Iterator<Item = Group> {
+        let between = self.convs.iter().zip(NAMES.windows(2));
+        between.take(self.convs.len() - 1).map(|(conv, names)| {
+            let ([name, norm], [next, _]) = (names[0], names[1]);
+            let len = conv.conv.weight().value().shape()[0];
+            let made_by = [Slice::new(format!("{name}.weight"), 0)];
+            let statistics = ["weight", "bias", "running_mean", "running_var"];
+            let statistics = statistics.map(|own| Slice::new(format!("{norm}.{own}"), 0));
+            let next = Slice::new(format!("{next}.weight"), 1);
+            Group::new(name, len, made_by).with(statistics).with([next])
+        })
+    }
+}
+
 impl Module for Block {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let mut x = input.clone();
@@ -202,6 +220,21 @@ impl ResNet {
 }
 
 parameters!(ResNet { stem as NAMES[0], layers as LAYERS, fc });
+
+impl Prunable for ResNet {
+    /// `layer1.0.conv1` and so on: the channels within each block. Those that blocks are added to
+    /// stay.
+    fn groups(&self) -> Vec<Group> {
+        let mut groups = Vec::new();
+        for (layer, blocks) in LAYERS.into_iter().zip(&self.layers) {
+            for (index, segment) in blocks.iter().enumerate() {
+                let within = |group: Group| group.within(&format!("{layer}{index}"));
+                groups.extend(segment.block().groups().map(within));
+            }
+        }
+        groups
+    }
+}
 
 impl Module for ResNet {
     /// # Shapes

@@ -10,7 +10,9 @@ use crate::fields::parameters;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
 use crate::layers::pool::MaxPool2d;
+use crate::models::groups::{channels, flattened};
 use crate::module::{Module, forward_in};
+use crate::prune::{Group, Prunable};
 
 /// What images a [`SimpleCnn`] takes, and how wide it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,13 @@ impl SimpleCnn {
 }
 
 parameters!(SimpleCnn { conv, linear });
+
+impl Prunable for SimpleCnn {
+    /// `conv`: the channels of the convolution.
+    fn groups(&self) -> Vec<Group> {
+        vec![channels("conv", &self.conv, flattened("linear", &self.linear, &self.conv))]
+    }
+}
 
 impl Module for SimpleCnn {
     /// # Shapes

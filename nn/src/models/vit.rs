@@ -15,8 +15,10 @@ use crate::layers::conv2d::Conv2d;
 use crate::layers::dropout::Dropout;
 use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
+use crate::models::groups::hidden;
 use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
+use crate::prune::{Group, Prunable};
 use crate::segment::{Segment, forward_blocks};
 
 /// How large a [`ViT`] is.
@@ -185,6 +187,17 @@ parameters!(ViT {
     ln as "encoder.ln",
     head as "heads.head",
 });
+
+impl Prunable for ViT {
+    /// `encoder.layers.encoder_layer_0.mlp.0` and so on: the hidden features of each block.
+    fn groups(&self) -> Vec<Group> {
+        let group = |(index, segment): (usize, &Segment<Block>)| {
+            let group = hidden("mlp.0", &segment.block().up, ["mlp.0", "mlp.3"]);
+            group.within(&format!("{BLOCKS}{index}"))
+        };
+        self.blocks.iter().enumerate().map(group).collect()
+    }
+}
 
 impl Module for ViT {
     /// # Shapes

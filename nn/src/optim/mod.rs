@@ -15,6 +15,7 @@ mod clip;
 mod file;
 mod lamb;
 mod lion;
+mod masked;
 mod muon;
 mod nadam;
 mod per_parameter;
@@ -49,6 +50,7 @@ pub use clip::{clip_norm, clip_scale, clip_value};
 pub use file::{load_state, save_state, state_from_safetensors, state_to_safetensors};
 pub use lamb::{Lamb, LambOptions};
 pub use lion::{Lion, LionOptions};
+pub use masked::Masked;
 pub use muon::{Matrices, Muon, MuonOptions, RateScale};
 pub use nadam::{Nadam, NadamOptions};
 pub use per_parameter::PerParameter;
@@ -57,6 +59,8 @@ pub use rms_prop::{RmsProp, RmsPropOptions, Spread};
 pub use rprop::{Rprop, RpropOptions};
 pub use rule::{Job, Scratch, StateShape, StateSpec, UpdateRule, UpdateStep};
 pub use sgd::{Momentum, Sgd, SgdOptions};
+
+pub(crate) use per_parameter::is_like;
 
 /// Updates the parameters of a model from gradients.
 pub trait Optimizer: Debug {
@@ -253,7 +257,10 @@ pub(crate) fn check_option(
 }
 
 /// Shows each parameter once, also a parameter that several layers of a model share.
-fn visit_once(parameters: &mut dyn Parameters, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+pub(crate) fn visit_once(
+    parameters: &mut dyn Parameters,
+    visitor: &mut dyn FnMut(&str, &mut Parameter),
+) {
     let mut seen = BTreeSet::new();
     parameters.visit(&mut |name, parameter| {
         if seen.insert(parameter.id()) {

@@ -348,7 +348,7 @@ impl<R: UpdateRule> Stateful for PerParameter<R> {
 }
 
 /// Whether `name` matches `pattern`, in which `*` matches any text.
-fn is_like(name: &str, pattern: &str) -> bool {
+pub(crate) fn is_like(name: &str, pattern: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return name == pattern };
     let Some(mut name) = name.strip_prefix(head) else { return false };
     let mut parts: Vec<&str> = rest.split('*').collect();

@@ -2,11 +2,13 @@
 
 mod one_per_row;
 mod packed;
+mod preference_rows;
 mod text_files;
 
 pub use one_per_row::{DocumentRows, RowFit};
 pub(super) use packed::PackedFields;
 pub use packed::PackedRows;
+pub use preference_rows::PreferenceRows;
 
 use crate::dataset::visit_slice;
 use crate::element::IGNORED_LABEL;

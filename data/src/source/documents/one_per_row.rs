@@ -122,13 +122,13 @@ impl Dataset for DocumentRows {
     }
 }
 
-fn copy_tokens(row: &[Cell], tokens: &mut [i64]) {
+pub(super) fn copy_tokens(row: &[Cell], tokens: &mut [i64]) {
     for (to, cell) in tokens.iter_mut().zip(row) {
         *to = cell.token();
     }
 }
 
-fn copy_labels(row: &[Cell], labels: &mut [i64]) {
+pub(super) fn copy_labels(row: &[Cell], labels: &mut [i64]) {
     labels.fill(IGNORED_LABEL);
     for (to, cell) in labels.iter_mut().zip(&row[1..]) {
         *to = cell.label();

@@ -3,9 +3,11 @@
 mod chat;
 mod lines;
 mod object;
+mod preference;
 mod stream;
 
 pub use chat::{ChatRole, ChatTemplate};
+pub use preference::{PreferenceLines, Preferences};
 pub use stream::JsonLinesStream;
 
 use crate::error::DataError;

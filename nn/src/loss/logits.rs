@@ -1,0 +1,219 @@
+//! Logits that an output layer need not have computed yet, and what students learn of teachers.
+//!
+//! Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network" (2015).
+//!
+//! `N` rows, `D` features, `C` classes.
+
+use lowtide_autograd::{SavedPolicy, Var};
+use lowtide_tensor::{DType, LinearCrossEntropyOptions, PairLoss, Tensor, TensorError};
+
+use crate::error::{NnError, Result};
+use crate::loss::{CrossEntropyOptions, Loss, cross_entropy, linear_cross_entropy, terms};
+use crate::optim::check_option;
+
+/// The logits of a model: `[N, C]`, or `[.., C]` of sequences.
+#[derive(Clone)]
+#[expect(clippy::large_enum_variant, reason = "there is one in a pass, and it is moved")]
+pub enum Logits {
+    /// All of them.
+    Whole(Var),
+    /// Those that an output layer would give: losses compute them in chunks, and they are never
+    /// there as a whole, which a large vocabulary makes worth while.
+    Linear {
+        /// What the layer would get, `[.., D]`.
+        input: Var,
+        /// Its weight, `[C, D]`.
+        weight: Var,
+    },
+}
+
+/// Rows are divided into so many chunks at most: each adds to the whole gradient of the weight.
+const CHUNKS_MAX: usize = 8;
+/// With fewer rows products do not pay.
+const CHUNK_ROWS_MIN: usize = 16;
+
+impl Logits {
+    /// Number of classes.
+    pub fn classes(&self) -> usize {
+        match self {
+            Logits::Whole(logits) => logits.shape().last().copied().unwrap_or_default(),
+            Logits::Linear { weight, .. } => weight.shape()[0],
+        }
+    }
+
+    /// All of them, `[.., C]`.
+    ///
+    /// # Errors
+    /// `Shape`, `OutOfMemory`.
+    pub fn whole(self) -> Result<Var> {
+        match self {
+            Logits::Whole(logits) => Ok(logits),
+            Logits::Linear { input, weight } => Ok(input.linear(weight, None)?),
+        }
+    }
+
+    /// The cross-entropy with labels, of which -100 does not count: the bits of
+    /// [`cross_entropy`](crate::cross_entropy) or
+    /// [`linear_cross_entropy`](crate::linear_cross_entropy).
+    ///
+    /// # Shapes
+    /// `labels: [..]` of i64
+    ///
+    /// # Errors
+    /// Those of the two.
+    pub fn cross_entropy(self, labels: &Tensor) -> Result<Loss> {
+        match self {
+            Logits::Whole(logits) if logits.shape().len() == 2 => cross_entropy(logits, labels),
+            Logits::Whole(logits) => {
+                let rows = labels.reshape([labels.element_count()])?;
+                cross_entropy(in_rows(logits)?, &rows)
+            }
+            Logits::Linear { input, weight } => {
+                let options = LinearCrossEntropyOptions::default();
+                linear_cross_entropy(input, weight, None, labels, options)
+            }
+        }
+    }
+
+    /// The logarithm of the probability of each sequence of labels: `Σ ln softmax(logits)[label]`
+    /// over its positions, but for those whose label is -100.
+    ///
+    /// # Shapes
+    /// `labels: [B, T]` of i64 `→ [B]`
+    ///
+    /// # Errors
+    /// `Shape`, `DType`, `Label` for a label outside `0..C`, `OutOfMemory`.
+    pub fn log_likelihoods(self, labels: &Tensor) -> Result<Var> {
+        let (op, right) = ("log_likelihoods", *labels.shape());
+        let left = match &self {
+            Logits::Whole(logits) => *logits.shape(),
+            Logits::Linear { input, .. } => *input.shape(),
+        };
+        let (&[batch, len], 3) = (&*right, left.len()) else {
+            return Err(TensorError::Shape { op, left, right }.into());
+        };
+        match self {
+            Logits::Whole(logits) => {
+                let rows = labels.reshape([batch * len])?;
+                let options = CrossEntropyOptions::default();
+                let of_labels = terms::cross_entropy(in_rows(logits)?, &rows, options)?;
+                Ok(of_labels.reshape([batch, len])?.sum(&[1])?.neg()?)
+            }
+            Logits::Linear { input, weight } => {
+                let one = |index: usize| -> Result<Var> {
+                    let (input, labels) =
+                        (input.clone().narrow(0, index, 1)?, labels.narrow(0, index, 1)?);
+                    let options = LinearCrossEntropyOptions::default();
+                    let loss = linear_cross_entropy(input, weight.clone(), None, &labels, options)?;
+                    Ok(loss.sum.neg()?)
+                };
+                Ok(Var::stack((0..batch).map(one).collect::<Result<_>>()?, 0)?)
+            }
+        }
+    }
+
+    /// `T² · KL(softmax(teacher / T) ‖ softmax(logits / T))`, summed over the rows whose label is
+    /// not -100, where T is the temperature: its gradient stays as large as that of a cross-entropy
+    /// as T grows. No gradient flows to the teacher. Of [`Logits::Linear`] on both sides an eighth
+    /// is there at a time, which backward computes again.
+    ///
+    /// # Shapes
+    /// as many rows and classes on both sides; `labels: [..]` of i64
+    ///
+    /// # Errors
+    /// `Option` unless the temperature is above 0; `Shape`, `DType`, `OutOfMemory`.
+    pub fn distillation(self, teacher: Logits, labels: &Tensor, temperature: f64) -> Result<Loss> {
+        let is_valid = |t: f64| t > 0.0 && t.is_finite();
+        check_option("temperature", temperature, "(0, ∞)", is_valid)?;
+        let ignored = labels.reshape([labels.element_count(), 1])?.eq_scalar(-100.0)?;
+        let count = ignored.logical_not()?;
+        let sum = match (self, teacher) {
+            (
+                Logits::Linear { input, weight },
+                Logits::Linear { input: teacher, weight: teacher_weight },
+            ) => {
+                let teacher = [in_rows(teacher)?, teacher_weight].map(|x| x.value().clone());
+                chunked([in_rows(input)?, weight], teacher, &ignored, temperature)?
+            }
+            (logits, teacher) => {
+                let teacher = in_rows(teacher.whole()?)?.value().clone();
+                softened_kl(in_rows(logits.whole()?)?, teacher, &ignored, temperature)?
+            }
+        };
+        let count = count.to_dtype(sum.value().dtype())?.sum_all()?;
+        Ok(Loss { sum, count })
+    }
+}
+
+/// With all but the last dimension as one.
+fn in_rows(x: Var) -> Result<Var> {
+    let shape = *x.shape();
+    let features = shape.last().copied().unwrap_or_default();
+    if shape.len() == 2 {
+        return Ok(x);
+    }
+    let rows = shape[..shape.len().saturating_sub(1)].iter().product();
+    Ok(x.reshape([rows, features])?)
+}
+
+/// The loss of rows `[N, C]` on both sides, without those that are `ignored: [N, 1]`.
+fn softened_kl(logits: Var, teacher: Tensor, ignored: &Tensor, temperature: f64) -> Result<Var> {
+    let (left, right) = (*logits.shape(), *teacher.shape());
+    if left != right {
+        return Err(TensorError::Shape { op: "distillation", left, right }.into());
+    }
+    let logarithms = softened(logits, temperature)?.log_softmax(1)?;
+    let dtype = logarithms.value().dtype();
+    let teacher = if teacher.dtype() == dtype { teacher } else { teacher.to_dtype(dtype)? };
+    let mut target = teacher.mul_scalar(1.0 / temperature)?;
+    drop(teacher);
+    target.softmax_(1)?;
+    // A target of zeros adds nothing, and has no gradient.
+    target.masked_fill_(ignored, 0.0)?;
+    let sum = logarithms.pair_loss(&target, PairLoss::KlDivergence)?;
+    Ok(sum.mul_scalar(temperature * temperature)?)
+}
+
+/// `x / T`, in half types in f32.
+fn softened(x: Var, temperature: f64) -> Result<Var> {
+    let wide = match x.value().dtype() {
+        DType::F64 => x,
+        _ => x.to_dtype(DType::F32)?,
+    };
+    Ok(if temperature == 1.0 { wide } else { wide.mul_scalar(1.0 / temperature)? })
+}
+
+/// [`softened_kl`] of two linear layers, by chunks of rows.
+fn chunked(
+    [input, weight]: [Var; 2],
+    teacher: [Tensor; 2],
+    ignored: &Tensor,
+    temperature: f64,
+) -> Result<Var> {
+    let rows = input.shape()[0];
+    let chunk = rows.div_ceil(CHUNKS_MAX).max(CHUNK_ROWS_MIN);
+    let pass = input.pass().clone();
+    let mut sum: Option<Var> = None;
+    for first in (0..rows.max(1)).step_by(chunk) {
+        let len = chunk.min(rows - first);
+        let part = teacher[0].narrow(0, first, len)?;
+        let (of_teacher, ignored) = ([part, teacher[1].clone()], ignored.narrow(0, first, len)?);
+        let segment = move |_: &lowtide_autograd::Pass, inputs: Vec<Var>| {
+            let [input, weight] =
+                inputs.try_into().unwrap_or_else(|_| unreachable!("as many as there were"));
+            let run = || -> Result<Var> {
+                let teacher = of_teacher[0].linear(&of_teacher[1], None)?;
+                softened_kl(input.linear(weight, None)?, teacher, &ignored, temperature)
+            };
+            Ok(vec![run().map_err(NnError::into_autograd)?])
+        };
+        let inputs = vec![input.clone().narrow(0, first, len)?, weight.clone()];
+        let own = pass.segment_many(&SavedPolicy::Recompute, inputs, segment)?;
+        let own = own.into_iter().next().expect("one output");
+        sum = Some(match sum {
+            Some(sum) => sum.add(own)?,
+            None => own,
+        });
+    }
+    Ok(sum.expect("one chunk or more"))
+}

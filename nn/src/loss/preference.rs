@@ -1,0 +1,34 @@
+//! Losses of pairs of answers, one of which was preferred.
+
+use lowtide_autograd::Var;
+use lowtide_tensor::Tensor;
+
+use crate::error::Result;
+use crate::loss::{Loss, counted};
+use crate::optim::check_option;
+
+/// `-ln sigmoid(beta · ((c - c') - (r - r')))` of the logarithms of the probabilities of chosen
+/// answers c and rejected ones r, with those that a reference gives, c' and r': direct preference
+/// optimisation (Rafailov et al., "Direct preference optimization: your language model is secretly
+/// a reward model", 2023). No gradient flows to the reference. Summed over the pairs, with what is
+/// in the sigmoid for each.
+///
+/// # Shapes
+/// all `[B]`
+///
+/// # Errors
+/// `Option` unless beta is above 0; `Shape`, `DType`, `OutOfMemory`.
+pub fn preference(
+    [chosen, rejected]: [Var; 2],
+    reference: &[Tensor; 2],
+    beta: f64,
+) -> Result<(Loss, Tensor)> {
+    check_option("beta", beta, "(0, ∞)", |beta| beta > 0.0 && beta.is_finite())?;
+    let pass = chosen.pass().clone();
+    let reference = pass.constant(reference[0].sub(&reference[1])?);
+    let margins = chosen.sub(rejected)?.sub(reference)?.mul_scalar(beta)?;
+    let values = margins.value().clone();
+    let len = values.element_count();
+    let loss = counted(len, margins.logsigmoid()?.sum_all()?.neg()?)?;
+    Ok((loss, values))
+}

@@ -1,0 +1,236 @@
+//! An optimizer that leaves pruned weights at zero.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+
+use lowtide_autograd::{Gradients, LeafId};
+use lowtide_tensor::{DType, Tensor};
+
+use crate::error::{NnError, Result, WeightsProblem};
+use crate::module::Parameters;
+use crate::optim::slots::{StateKind, block_bytes, take_states};
+use crate::optim::{
+    FusedUpdate, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Stateful, Update,
+    visit_once,
+};
+use crate::prune::Masks;
+
+/// The name of a mask among the states of a parameter.
+const SUFFIX: &str = "pruned";
+
+/// An optimizer that leaves pruned weights at zero: they have no gradient, as with
+/// `torch.nn.utils.prune`, and are set to zero after each update, so that a momentum from before
+/// does not move them either. What an optimizer computes of a whole tensor, such as a norm or the
+/// scale of a block in 8 bits, is that of the others.
+///
+/// The masks are part of the state: checkpoints hold them as `{parameter}.pruned`, and a step that
+/// is rolled back leaves them alone, for nothing writes them. Gradients are masked in place where
+/// nothing else holds them. A trainer that clips gradients measures them before they are masked.
+#[derive(Clone, Debug)]
+pub struct Masked<O> {
+    optimizer: O,
+    masks: Masks,
+}
+
+impl<O: Optimizer> Masked<O> {
+    /// Masks of a model that was [pruned](crate::prune::magnitude); none for an optimizer that gets
+    /// them with a [state](Stateful::set_state).
+    pub fn new(optimizer: O, masks: Masks) -> Self {
+        Masked { optimizer, masks }
+    }
+
+    /// The optimizer below.
+    pub fn optimizer(&self) -> &O {
+        &self.optimizer
+    }
+
+    /// What stays zero.
+    pub fn masks(&self) -> &Masks {
+        &self.masks
+    }
+
+    /// The parameters that are pruned and trained, each with its mask.
+    fn jobs(&self, parameters: &mut dyn Parameters) -> BTreeMap<LeafId, Job> {
+        let mut jobs = BTreeMap::new();
+        visit_once(parameters, &mut |_, parameter| {
+            let mask = self.masks.get(parameter.id()).filter(|_| !parameter.is_frozen());
+            if let Some(mask) = mask {
+                let (value, mask) = (parameter.value().clone(), mask.clone());
+                jobs.insert(parameter.id(), Job { value, mask });
+            }
+        });
+        jobs
+    }
+}
+
+/// A pruned parameter.
+struct Job {
+    value: Tensor,
+    mask: Tensor,
+}
+
+impl Job {
+    /// The gradient without that of what is pruned.
+    fn masked(&self, mut gradient: Tensor) -> Result<Tensor> {
+        // A gradient of another shape is an error of the optimizer.
+        if gradient.shape() != self.mask.shape() {
+            return Ok(gradient);
+        }
+        if !gradient.is_reusable() {
+            return Ok(gradient.masked_fill(&self.mask, 0.0)?);
+        }
+        gradient.masked_fill_(&self.mask, 0.0)?;
+        Ok(gradient)
+    }
+
+    fn apply(&mut self) -> Result<()> {
+        Ok(self.value.masked_fill_(&self.mask, 0.0)?)
+    }
+}
+
+impl<O: Optimizer> Optimizer for Masked<O> {
+    fn prepare(
+        &mut self,
+        parameters: &mut dyn Parameters,
+        mut gradients: Gradients,
+    ) -> Result<Update<'_>> {
+        let mut jobs = self.jobs(parameters);
+        // Those without a gradient are not updated.
+        jobs.retain(|&leaf, _| gradients.get(leaf).is_some());
+        for (&leaf, job) in &jobs {
+            if let Some(gradient) = gradients.remove(leaf) {
+                gradients.insert(leaf, job.masked(gradient)?);
+            }
+        }
+        let update = self.optimizer.prepare(parameters, gradients)?;
+        Ok(Update::new(move || {
+            update.commit()?;
+            jobs.values_mut().try_for_each(Job::apply)
+        }))
+    }
+
+    fn can_fuse(&self) -> bool {
+        self.optimizer.can_fuse()
+    }
+
+    fn fused(
+        &mut self,
+        parameters: &mut dyn Parameters,
+        leaves: &BTreeSet<LeafId>,
+    ) -> Result<Option<Box<dyn FusedUpdate + '_>>> {
+        let jobs = self.jobs(parameters);
+        let Some(update) = self.optimizer.fused(parameters, leaves)? else { return Ok(None) };
+        Ok(Some(Box::new(Fused { update, jobs })))
+    }
+
+    fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
+        self.optimizer.visit_state(visitor);
+        self.masks.0.values_mut().for_each(visitor);
+    }
+}
+
+/// The update of one parameter after the other.
+struct Fused<'a> {
+    update: Box<dyn FusedUpdate + 'a>,
+    jobs: BTreeMap<LeafId, Job>,
+}
+
+impl FusedUpdate for Fused<'_> {
+    fn apply(&mut self, leaf: LeafId, gradient: Tensor) -> Result<()> {
+        let Some(job) = self.jobs.get_mut(&leaf) else { return self.update.apply(leaf, gradient) };
+        self.update.apply(leaf, job.masked(gradient)?)?;
+        job.apply()
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.update.finish()
+    }
+}
+
+impl<O: Scheduled> Scheduled for Masked<O> {
+    fn steps(&self) -> u64 {
+        self.optimizer.steps()
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.optimizer.learning_rate()
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.optimizer.set_learning_rate(learning_rate);
+    }
+}
+
+impl<O: Stateful + Clone + 'static> Stateful for Masked<O> {
+    /// With the masks, which are there before the first update.
+    fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
+        let mut memory = self.optimizer.memory(parameters);
+        visit_once(parameters, &mut |_, parameter| {
+            if let Some(mask) = self.masks.get(parameter.id()) {
+                memory.state_bytes += block_bytes(mask.element_count(), DType::Bool);
+            }
+        });
+        memory
+    }
+
+    fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState> {
+        let mut state = self.optimizer.state(parameters)?;
+        parameters.visit(&mut |name, parameter| {
+            if let Some(mask) = self.masks.get(parameter.id()) {
+                state.tensors.insert(format!("{name}.{SUFFIX}"), mask.clone());
+            }
+        });
+        Ok(state)
+    }
+
+    /// # Errors
+    /// `State` also for a state without the mask of a parameter that has one here.
+    fn set_state(
+        &mut self,
+        parameters: &mut dyn Parameters,
+        mut state: OptimizerState,
+    ) -> Result<()> {
+        let mut masks = BTreeMap::new();
+        let mut result = Ok(());
+        parameters.visit(&mut |name, parameter| {
+            let (id, value) = (parameter.id(), parameter.value());
+            let kind = StateKind { name: SUFFIX, shape: *value.shape(), dtype: DType::Bool };
+            let missing = || {
+                let problem = WeightsProblem::Missing;
+                Err(NnError::State { name: format!("{name}.{SUFFIX}"), problem })
+            };
+            let found = match take_states(name, value, &[kind], &mut state.tensors) {
+                Ok(Some(found)) => {
+                    masks.extend(found.into_iter().map(|mask| (id, mask)));
+                    Ok(())
+                }
+                Ok(None) if self.masks.get(id).is_some() => missing(),
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            };
+            result = mem::replace(&mut result, Ok(())).and(found);
+        });
+        result?;
+        self.optimizer.set_state(parameters, state)?;
+        self.masks = Masks(masks);
+        Ok(())
+    }
+
+    /// Averages, which began before the model was pruned, perhaps, are masked.
+    fn swap_averages(&mut self, parameters: &mut dyn Parameters) -> Result<bool> {
+        let is_swapped = self.optimizer.swap_averages(parameters)?;
+        if is_swapped {
+            self.masks.apply(parameters)?;
+        }
+        Ok(is_swapped)
+    }
+
+    fn eight_bit(&self) -> Option<Box<dyn Stateful>> {
+        let optimizer = self.optimizer.eight_bit()?;
+        Some(Box::new(Masked { optimizer, masks: self.masks.clone() }))
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Stateful> {
+        Box::new(self.clone())
+    }
+}

@@ -1,0 +1,175 @@
+//! Channels of the least norm.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use lowtide_tensor::{DType, Tensor};
+use safetensors::tensor::SafeTensors;
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+
+use crate::error::{NnError, PruneProblem, Result};
+use crate::optim::{check_option, is_like};
+use crate::prune::cut::remove_all;
+use crate::prune::{Cut, Group, Prunable, Slice};
+use crate::safetensors::from_safetensors;
+
+/// Which channels [`channels`] takes out.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
+pub struct ChannelOptions {
+    /// The share of each group's channels that is taken out, rounded down; one stays in any case.
+    pub fraction: f64,
+    /// By what channels are compared.
+    pub norm: Norm,
+    /// Patterns of groups' names, in which `*` matches anything.
+    pub groups: Vec<String>,
+}
+
+/// The norm of what computes a channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "lowercase"))]
+pub enum Norm {
+    /// The sum of the magnitudes.
+    #[default]
+    L1,
+    /// The root of the sum of the squares.
+    L2,
+}
+
+impl Default for ChannelOptions {
+    fn default() -> Self {
+        ChannelOptions { fraction: 0.5, norm: Norm::L1, groups: vec!["*".to_owned()] }
+    }
+}
+
+/// Takes the channels of the least norm out of each group, of equal ones the first: the model gets
+/// smaller, and so are the files that it is saved to; see [`remove`](crate::prune::remove). A
+/// model of the original shape reads them by [`load`](crate::prune::load).
+///
+/// ```
+/// use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
+/// use lowtide_nn::{Parameters, prune};
+/// use lowtide_tensor::{CpuOptions, Device, RandomKey};
+///
+/// let device = Device::cpu(CpuOptions::default())?;
+/// let shape = SimpleCnnShape { image: [1, 8, 8], channels: 64, classes: 10 };
+/// let mut model = SimpleCnn::new(&device, RandomKey::new(0), shape)?;
+/// let cuts = prune::channels(&mut model, &prune::ChannelOptions::default())?;
+/// assert_eq!((cuts[0].group.as_str(), cuts[0].kept.len()), ("conv", 32));
+/// model.visit(&mut |name, parameter| println!("{name} {}", parameter.value().shape()));
+/// # Ok::<(), lowtide_nn::NnError>(())
+/// ```
+///
+/// # Errors
+/// `Option` for a fraction outside `[0, 1]`; `Prune` for a pattern that matches no group;
+/// `ValueUnavailable` on a simulated device; those of [`remove`](crate::prune::remove). The model
+/// is then as before.
+pub fn channels(
+    model: &mut (impl Prunable + ?Sized),
+    options: &ChannelOptions,
+) -> Result<Vec<Cut>> {
+    let ChannelOptions { fraction, norm, groups: patterns } = options;
+    check_option("fraction", *fraction, "[0, 1]", |share| (0.0..=1.0).contains(&share))?;
+    let groups = model.groups();
+    let is_lost = |pattern: &&String| !groups.iter().any(|group| is_like(&group.name, pattern));
+    if let Some(target) = patterns.iter().find(is_lost) {
+        let names = groups.into_iter().map(|group| group.name).collect();
+        return Err(PruneProblem::NoMatch { target: target.clone(), names }.into());
+    }
+    let (mut plans, mut cuts) = (Vec::new(), Vec::new());
+    for group in groups {
+        if !patterns.iter().any(|pattern| is_like(&group.name, pattern)) {
+            continue;
+        }
+        let count = (fraction * group.len as f64).floor() as usize;
+        let count = count.min(group.len.saturating_sub(1));
+        let norms = norms(model, &group, *norm)?;
+        let mut order: Vec<usize> = (0..group.len).collect();
+        // Stable: of equal ones the first comes first. NaN is the largest.
+        order.sort_by(|&a, &b| norms[a].total_cmp(&norms[b]));
+        let removed: BTreeSet<usize> = order.drain(..count).collect();
+        order.sort_unstable();
+        cuts.push(Cut { group: group.name.clone(), len: group.len, kept: order });
+        plans.push((group, removed));
+    }
+    remove_all(model, &plans)?;
+    Ok(cuts)
+}
+
+/// The norm of each channel, or its square: only their order counts.
+fn norms(model: &mut (impl Prunable + ?Sized), group: &Group, norm: Norm) -> Result<Vec<f64>> {
+    let mut norms = vec![0.0; group.len];
+    let mut outcome = Ok(());
+    model.visit_tensors(&mut |name, value| {
+        for slice in group.made_by.iter().filter(|slice| slice.tensor == name) {
+            if outcome.is_ok() {
+                outcome = add_norms(&mut norms, value, slice, norm);
+            }
+        }
+    });
+    outcome.map(|()| norms)
+}
+
+fn add_norms(norms: &mut [f64], value: &Tensor, slice: &Slice, norm: Norm) -> Result<()> {
+    let Slice { axis, first, width, .. } = *slice;
+    let shape = value.shape();
+    // Groups that do not fit are an error of the cut.
+    if axis >= shape.len() {
+        return Ok(());
+    }
+    let (dim, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>().max(1));
+    let values = match value.dtype() {
+        DType::F64 => value.to_vec::<f64>()?,
+        dtype => {
+            let wide =
+                if dtype == DType::F32 { value.clone() } else { value.to_dtype(DType::F32)? };
+            wide.to_vec::<f32>()?.into_iter().map(f64::from).collect()
+        }
+    };
+    for (index, value) in values.into_iter().enumerate() {
+        let Some(at) = (index / inner % dim).checked_sub(first) else { continue };
+        if let Some(sum) = norms.get_mut(at / width.max(1)) {
+            *sum += match norm {
+                Norm::L1 => value.abs(),
+                Norm::L2 => value * value,
+            };
+        }
+    }
+    Ok(())
+}
+
+/// Reads a file of a model that was pruned into one of the original shape: groups are cut to the
+/// lengths of the file first.
+///
+/// # Errors
+/// Those of [`load`](crate::load) and [`remove`](crate::prune::remove); the model is then as
+/// before, or cut, with its own values.
+pub fn load(model: &mut impl Prunable, path: &Path) -> Result<()> {
+    let bytes = fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
+    let format = |source| NnError::Format { path: path.to_owned(), source };
+    let file = SafeTensors::deserialize(&bytes).map_err(format)?;
+    let mut plans = Vec::new();
+    for group in model.groups() {
+        let Some(slice) = group.made_by.first() else { continue };
+        let alike = group.slices().filter(|s| (&s.tensor, s.axis) == (&slice.tensor, slice.axis));
+        let step = alike.map(|slice| slice.width).sum::<usize>().max(1);
+        let mut dim = None;
+        model.visit_tensors(&mut |name, value| {
+            if name == slice.tensor {
+                dim = value.shape().get(slice.axis).copied();
+            }
+        });
+        let found = file.tensor(&slice.tensor).ok();
+        let found = found.and_then(|view| view.shape().get(slice.axis).copied());
+        // What is missing or larger is an error of the load.
+        let cut = dim.zip(found).and_then(|(dim, found)| dim.checked_sub(found)).unwrap_or(0);
+        let removed: BTreeSet<usize> = (group.len.saturating_sub(cut / step)..group.len).collect();
+        if !removed.is_empty() && removed.len() < group.len {
+            plans.push((group, removed));
+        }
+    }
+    remove_all(model, &plans)?;
+    from_safetensors(model, &bytes, path)
+}
