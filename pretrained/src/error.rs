@@ -67,6 +67,31 @@ pub enum PretrainedError {
         /// Every tensor that is missing, not known, or of another shape or type.
         problems: Vec<WeightProblem>,
     },
+    /// A model cannot be written for other programs, or not in this format.
+    #[error("{architecture} as {format}: {problem}")]
+    Export {
+        /// The architecture of the configuration.
+        architecture: &'static str,
+        /// The name of the format.
+        format: &'static str,
+        /// What is in the way.
+        problem: ExportProblem,
+    },
+}
+
+/// Why a model cannot be written in a format.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ExportProblem {
+    /// The programs that read the format do not compute what the model does.
+    #[error("no program that reads it has {what}")]
+    NoForm {
+        /// What the model has and the format has not.
+        what: &'static str,
+    },
+    /// The model has adapters or weights in few bits, which belong into its weights first.
+    #[error("the parameters are not those of the configuration: adapters have to be merged")]
+    Parameters,
 }
 
 /// What is wrong with an entry of a configuration.

@@ -5,7 +5,9 @@ mod config;
 mod decoder;
 mod error;
 mod generate;
+mod gguf;
 mod models;
+mod onnx;
 mod weights;
 
 pub use config::{Config, ModelConfig, Shape};
@@ -13,10 +15,12 @@ pub use decoder::{
     Activation, AttentionShape, Decoder, DecoderShape, DropoutShape, Family, FeedForwardShape,
     KeyValueCache, LayerShape, NormKind, NormShape, Positions, Projections, Residual, Weights,
 };
-pub use error::{EntryProblem, PretrainedError, PretrainedResult, WeightProblem};
+pub use error::{EntryProblem, ExportProblem, PretrainedError, PretrainedResult, WeightProblem};
 pub use generate::{GenerateOptions, Sampling};
+pub use gguf::{GgufNote, GgufOptions, GgufType, save_gguf};
 pub use models::{
     Bert, BertConfig, BertHead, BertInput, BertShape, ResNet, ResNetConfig, ResNetShape, T5,
     T5Config, T5Shape, ViT, ViTConfig, ViTShape,
 };
+pub use onnx::{OnnxModel, OnnxOptions, OnnxType, save_onnx};
 pub use weights::{Stored, load, load_body, save};

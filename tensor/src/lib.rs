@@ -55,7 +55,7 @@ pub use ops::matmul::addend::Scales;
 pub use ops::max_pool2d::{MaxPool, Pool1dGeometry, Pool2dGeometry};
 pub use ops::norm::{Normalized, NormalizedBackward};
 pub use ops::pair_loss::PairLoss;
-pub use ops::quantize::{QuantFormat, QuantPart, Quantized};
+pub use ops::quantize::{NF4_VALUES, QuantFormat, QuantPart, Quantized};
 pub use ops::random::Draw;
 pub use ops::rearrange::PadMode;
 pub use ops::rotary::RotaryPairs;

@@ -6,6 +6,7 @@ mod gpt2;
 mod llama;
 mod neox;
 mod published;
+mod quantization;
 mod rotary;
 
 use std::fs;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use lowtide_data::{HubCache, HubRepo};
 use lowtide_nn::{NnResult, Parameters};
-use lowtide_tensor::{DType, Device, RandomKey};
+use lowtide_tensor::{DType, Device, QuantFormat, RandomKey};
 use serde_json::{Map, Value};
 
 use crate::decoder::{Activation, Decoder, DecoderShape, Weights};
@@ -78,6 +79,14 @@ pub trait Shape: Clone + 'static {
     #[doc(hidden)]
     fn model(&self, device: &Device, weights: Weights, dtype: DType) -> Result<Self::Model>;
 
+    /// The model with the weights of a folder.
+    #[doc(hidden)]
+    fn stored(&self, device: &Device, dtype: DType, folder: &Path) -> Result<Self::Model> {
+        let mut model = self.model(device, Weights::Unset, dtype)?;
+        load(&mut model, folder)?;
+        Ok(model)
+    }
+
     /// Elements of all parameters.
     #[doc(hidden)]
     fn count(&self) -> u128;
@@ -104,6 +113,10 @@ impl Shape for DecoderShape {
         Decoder::new(device, self.clone(), weights, dtype)
     }
 
+    fn stored(&self, device: &Device, dtype: DType, folder: &Path) -> Result<Decoder> {
+        load_by_parts(device, (self, dtype), folder, |_| Ok(()))
+    }
+
     fn count(&self) -> u128 {
         self.parameter_count()
     }
@@ -116,6 +129,7 @@ pub struct ModelConfig<S> {
     text: String,
     architecture: &'static str,
     dtype: Option<DType>,
+    quantization: Option<QuantFormat>,
     shape: S,
 }
 
@@ -173,9 +187,11 @@ impl<S: Shape> ModelConfig<S> {
         let entries = Entries::new(file, entries);
         let &(architecture, _, parse) = architecture::<S>(&entries)?;
         let (shape, dtype) = (parse(&entries)?, stored_dtype(&entries)?);
+        let quantization = quantization::quantization(&entries)?;
         entries.check_all_read(&IGNORED)?;
         check(&entries, &shape)?;
-        Ok(ModelConfig { folder: folder.to_owned(), text, architecture, dtype, shape })
+        let folder = folder.to_owned();
+        Ok(ModelConfig { folder, text, architecture, dtype, quantization, shape })
     }
 
     /// The folder that the configuration was found in.
@@ -194,9 +210,23 @@ impl<S: Shape> ModelConfig<S> {
         self.dtype
     }
 
+    /// What the weights of linear layers are in, if the files have them in few bits, as
+    /// bitsandbytes writes them. Of such a folder [`ModelConfig::load`] reads nothing but what has
+    /// to be converted: on the CPU, parameters and codes are [parts of the
+    /// files](lowtide_tensor::Tensor::from_mapped), and frozen.
+    pub fn quantization(&self) -> Option<QuantFormat> {
+        self.quantization
+    }
+
     /// What the model is made of.
     pub fn shape(&self) -> &S {
         &self.shape
+    }
+
+    /// Entries as they were read, for those that only other programs use.
+    pub(crate) fn entries(&self) -> Map<String, Value> {
+        // The text was parsed when the configuration was made.
+        serde_json::from_str(&self.text).unwrap_or_default()
     }
 
     /// Elements of all parameters of the model.
@@ -218,13 +248,11 @@ impl<S: Shape> ModelConfig<S> {
     /// # Errors
     /// Those of [`ModelConfig::model`] and of [`load`].
     pub fn load(&self, device: &Device, dtype: DType) -> Result<S::Model> {
-        let mut model = self.shape.model(device, Weights::Unset, dtype)?;
-        load(&mut model, &self.folder)?;
-        Ok(model)
+        self.shape.stored(device, dtype, &self.folder)
     }
 
-    /// Writes the configuration into `folder` as it was read, but for a new head: beside its place
-    /// first, then renamed.
+    /// Writes the configuration into `folder` as it was read, but for a new head or other weights:
+    /// beside its place first, then renamed.
     ///
     /// # Errors
     /// `File`; a file that was there before is untouched.
@@ -242,8 +270,7 @@ impl<S: Shape> ModelConfig<S> {
         count: usize,
         map: impl FnOnce(S) -> S,
     ) -> Self {
-        // It was parsed when the configuration was made.
-        let mut entries: Map<String, Value> = serde_json::from_str(&self.text).unwrap_or_default();
+        let mut entries = self.entries();
         let name = |class: usize| format!("LABEL_{class}");
         let names = (0..count).map(|class| (class.to_string(), Value::from(name(class))));
         let classes = (0..count).map(|class| (name(class), Value::from(class)));
@@ -259,6 +286,19 @@ impl<S: Shape> ModelConfig<S> {
 }
 
 impl Config {
+    /// This configuration of the same model with linear layers in `format`, or in floats. Files do
+    /// not have GGUF's formats: there is none for them.
+    pub fn with_quantization(self, format: Option<QuantFormat>) -> Option<Self> {
+        // It was parsed when the configuration was made.
+        let mut entries: Map<String, Value> = serde_json::from_str(&self.text).unwrap_or_default();
+        entries.remove(quantization::ENTRY);
+        if let Some(format) = format {
+            entries.insert(quantization::ENTRY.to_owned(), quantization::entry(format)?);
+        }
+        let text = format!("{:#}\n", Value::Object(entries));
+        Some(ModelConfig { text, quantization: format, ..self })
+    }
+
     /// [`ModelConfig::model`] of a decoder.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use lowtide_allocator::Category;
 use lowtide_nn::{Embedding, LayerNorm, Linear, NnResult, Parameter, Parameters, RmsNorm};
-use lowtide_tensor::{DType, Device, RandomKey, Tensor};
+use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 
 use super::Weights;
 use super::norm::Norm;
@@ -22,9 +22,16 @@ impl Maker<'_> {
     pub(crate) fn normal(
         &self,
         name: &str,
-        shape: impl Into<lowtide_tensor::Shape>,
+        shape: impl Into<Shape>,
         deviation: f64,
     ) -> Result<Parameter> {
+        let shape = shape.into();
+        if self.weights == Weights::Absent {
+            let _scope = self.device.category(Category::Parameter);
+            let ones = vec![1; shape.len()];
+            let one = Tensor::zeros(self.device, Shape::new(&ones), self.dtype)?;
+            return Ok(Parameter::new(one.expand(shape)?));
+        }
         let mut value = Tensor::empty_in(self.device, Category::Parameter, shape, self.dtype)?;
         if let Weights::Random(key) = self.weights {
             value.normal_(key.op(name).op("weight"), 0.0, deviation)?;
@@ -88,7 +95,7 @@ impl Maker<'_> {
     ) -> Result<M> {
         let key = match self.weights {
             Weights::Random(key) => key.op(name),
-            Weights::Unset => RandomKey::new(0),
+            Weights::Unset | Weights::Absent => RandomKey::new(0),
         };
         let mut made = make(key)?;
         made.set_dtype(self.dtype)?;

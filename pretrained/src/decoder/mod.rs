@@ -19,9 +19,9 @@ use std::rc::Rc;
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::{
-    CrossEntropyOptions, Dropout, Embedding, Linear, LinearCrossEntropyOptions, Loss, Module,
-    NnResult, Parameters, RotaryEmbedding, Segment, cross_entropy_with, linear_cross_entropy,
-    run_blocks,
+    CrossEntropyOptions, Dropout, Embedding, Linear, LinearCrossEntropyOptions, Logits, Loss,
+    Module, NnResult, Parameters, RotaryEmbedding, Segment, cross_entropy_with,
+    linear_cross_entropy, run_blocks,
 };
 use lowtide_tensor::{DType, Device, RandomKey, Tensor, bf16, f16};
 
@@ -32,7 +32,7 @@ use norm::Norm;
 
 pub(crate) use fields::named;
 pub(crate) use make::Maker;
-
+pub(crate) use names::{LayerNames, Names};
 pub(crate) use part::Part;
 
 pub use cache::KeyValueCache;
@@ -49,6 +49,8 @@ pub enum Weights {
     Random(RandomKey),
     /// Whatever is in memory, for weights that are loaded right after.
     Unset,
+    /// Of matrices nothing but a number, for weights that are put in their places right after.
+    Absent,
 }
 
 /// A language model, with its parameters under the names of its files.
@@ -243,6 +245,19 @@ impl Decoder {
             Some(cap) => capped(logits, 1.0, cap),
             None => Ok(logits),
         }
+    }
+
+    /// [`Decoder::logits`] of sequences without padding, left to losses that take them in chunks
+    /// unless the model caps them.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::logits`].
+    pub fn linear_logits(&self, pass: &Pass, tokens: Var) -> NnResult<Logits> {
+        let input = self.features(pass, tokens, None)?;
+        Ok(match self.shape.logit_cap {
+            Some(_) => Logits::Whole(self.logits_of(pass, input)?),
+            None => Logits::Linear { input, weight: self.head_weight(pass)? },
+        })
     }
 
     /// The cross-entropy of each position with its label, the token that follows, in chunks: the

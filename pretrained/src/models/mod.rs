@@ -14,6 +14,7 @@ use crate::config::Entries;
 use crate::error::Result;
 
 pub use bert::{Bert, BertConfig, BertHead, BertInput, BertShape};
+pub(crate) use resnet::has_shortcut;
 pub use resnet::{ResNet, ResNetConfig, ResNetShape};
 pub use t5::{T5, T5Config, T5Shape};
 pub use vit::{ViT, ViTConfig, ViTShape};

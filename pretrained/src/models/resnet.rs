@@ -137,7 +137,11 @@ parameters!(ResNet {
 
 impl ResNetShape {
     /// Channels, kernel and stride of each convolution of a layer.
-    fn convolutions(&self, [inputs, outputs]: [usize; 2], stride: usize) -> Vec<[usize; 4]> {
+    pub(crate) fn convolutions(
+        &self,
+        [inputs, outputs]: [usize; 2],
+        stride: usize,
+    ) -> Vec<[usize; 4]> {
         let inner = outputs / 4;
         let [first, second] = if self.is_first_strided { [stride, 1] } else { [1, stride] };
         match self.is_bottleneck {
@@ -149,7 +153,7 @@ impl ResNetShape {
     }
 
     /// Channels and stride of the layers, stage by stage.
-    fn layers(&self) -> Vec<Vec<([usize; 2], usize)>> {
+    pub(crate) fn layers(&self) -> Vec<Vec<([usize; 2], usize)>> {
         let mut inputs = self.first;
         let mut stages = Vec::with_capacity(self.stages.len());
         for (at, &[outputs, depth]) in self.stages.iter().enumerate() {
@@ -166,7 +170,7 @@ impl ResNetShape {
 }
 
 /// Whether a layer's input is made to fit before it is added.
-fn has_shortcut([inputs, outputs]: [usize; 2], stride: usize) -> bool {
+pub(crate) fn has_shortcut([inputs, outputs]: [usize; 2], stride: usize) -> bool {
     inputs != outputs || stride != 1
 }
 

@@ -1,16 +1,18 @@
-//! Weights of a folder into a model, in place.
+//! Weights of a folder into a model: copied in place, or, beside weights in few bits, left where
+//! they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use lowtide_allocator::Category;
 use lowtide_nn::{NnResult, Parameters, WeightsProblem};
-use lowtide_tensor::{DType, Device, SimSpec, Tensor};
+use lowtide_tensor::{DType, Device, MappedFile, Quantized, Shape, SimSpec, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value;
 
 use super::layout::{Layout, Stored};
-use super::map::Map;
+use super::quantized::{self, StoredWeight};
 use super::{FILE, INDEX};
 use crate::decoder::{Decoder, DecoderShape, Weights};
 use crate::error::{EntryProblem, PretrainedError, Result, WeightProblem};
@@ -49,12 +51,21 @@ enum Parts {
 fn load_parts<M: Stored>(model: &mut M, folder: &Path, parts: Parts) -> Result<()> {
     let files = open(folder)?;
     let parsed = parsed(&files)?;
-    let matched = matched(model, &parsed, folder, parts)?;
-    fill_all(&tensors_of(model), &matched)
+    let Matched { floats, few_bits } = matched(model, &parsed, folder, parts)?;
+    let refused = few_bits.into_keys().map(|layer| WeightProblem {
+        name: format!("{layer}.weight"),
+        problem: WeightsProblem::Type { found: "few bits".into(), expected: "a float".into() },
+    });
+    let problems: Vec<_> = refused.collect();
+    if !problems.is_empty() {
+        return Err(PretrainedError::Weights { folder: folder.to_owned(), problems });
+    }
+    fill_all(&tensors_of(model), &floats)
 }
 
 /// A decoder of `shape` with the weights in `folder`, made and read part by part; `change` sees
-/// each right after.
+/// each right after. Of files with weights in few bits nothing is read but what has to be
+/// converted: parameters are parts of the files, and frozen.
 pub(crate) fn load_by_parts(
     device: &Device,
     (shape, dtype): (&DecoderShape, DType),
@@ -68,8 +79,13 @@ pub(crate) fn load_by_parts(
     let mut outline = Decoder::new(&Device::sim(spec)?, shape.clone(), Weights::Unset, dtype)?;
     let matched = matched(&mut outline, &parsed, folder, Parts::All)?;
     drop(outline);
-    Decoder::by_parts(device, shape.clone(), (Weights::Unset, dtype), &mut |part| {
-        fill_all(&tensors_of(part), &matched)?;
+    let is_mapped = !matched.few_bits.is_empty();
+    let weights = if is_mapped { Weights::Absent } else { Weights::Unset };
+    Decoder::by_parts(device, shape.clone(), (weights, dtype), &mut |part| {
+        match is_mapped {
+            true => map_all(part, device, &matched, &files)?,
+            false => fill_all(&tensors_of(part), &matched.floats)?,
+        }
         Ok(change(part)?)
     })
 }
@@ -82,7 +98,7 @@ fn tensors_of(model: &mut (impl Parameters + ?Sized)) -> Vec<(String, Tensor)> {
 }
 
 /// The mapped files of a folder.
-fn open(folder: &Path) -> Result<Vec<(PathBuf, Map)>> {
+fn open(folder: &Path) -> Result<Vec<(PathBuf, MappedFile)>> {
     let (one, index) = (folder.join(FILE), folder.join(INDEX));
     let paths = match index.is_file() && !one.is_file() {
         true => shards(folder, &index)?,
@@ -90,9 +106,9 @@ fn open(folder: &Path) -> Result<Vec<(PathBuf, Map)>> {
     };
     paths
         .into_iter()
-        .map(|path| {
-            let map = Map::open(&path)?;
-            Ok((path, map))
+        .map(|path| match MappedFile::open(&path) {
+            Ok(file) => Ok((path, file)),
+            Err(source) => Err(PretrainedError::File { path, source }),
         })
         .collect()
 }
@@ -125,7 +141,7 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<PathBuf>> {
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
-fn parsed(files: &[(PathBuf, Map)]) -> Result<Vec<SafeTensors<'_>>> {
+fn parsed(files: &[(PathBuf, MappedFile)]) -> Result<Vec<SafeTensors<'_>>> {
     let parsed = files.iter().map(|(path, map)| {
         let format = |source| PretrainedError::Format { path: path.clone(), source };
         SafeTensors::deserialize(map.bytes()).map_err(format)
@@ -133,8 +149,16 @@ fn parsed(files: &[(PathBuf, Map)]) -> Result<Vec<SafeTensors<'_>>> {
     parsed.collect()
 }
 
-/// What is to be written to a tensor.
+/// What the files have for a model.
 struct Matched<'a> {
+    /// By the name of the tensor.
+    floats: BTreeMap<String, StoredFloats<'a>>,
+    /// By the name of the layer.
+    few_bits: BTreeMap<String, StoredWeight<'a>>,
+}
+
+/// What a tensor has in a file.
+struct StoredFloats<'a> {
     bytes: &'a [u8],
     dtype: DType,
     layout: Layout,
@@ -146,22 +170,26 @@ fn matched<'a, M: Stored>(
     files: &[SafeTensors<'a>],
     folder: &Path,
     parts: Parts,
-) -> Result<BTreeMap<String, Matched<'a>>> {
+) -> Result<Matched<'a>> {
     let mut stored = BTreeMap::new();
     for file in files {
         for (name, view) in file.iter() {
             stored.insert(renamed(name), view);
         }
     }
-    let (mut matched, mut problems) = (BTreeMap::new(), Vec::new());
+    let mut problems = Vec::new();
+    let few_bits = few_bits(model, &mut stored, &mut problems);
+    let mut floats = BTreeMap::new();
     let tensors = tensors_of(model);
     let may_differ = |name: &str| parts == Parts::Body && model.is_of_head(name);
-    for (name, value) in tensors {
+    let is_in_few_bits =
+        |name: &str| name.strip_suffix(".weight").is_some_and(|layer| few_bits.contains_key(layer));
+    for (name, value) in tensors.into_iter().filter(|(name, _)| !is_in_few_bits(name)) {
         let own = name.strip_prefix(model.base()).unwrap_or(&name);
         let layout = model.layout(&name);
         let found = stored.remove(&name).or_else(|| stored.remove(own));
         match fitting(found, &value, layout) {
-            Ok((bytes, dtype)) => drop(matched.insert(name, Matched { bytes, dtype, layout })),
+            Ok((bytes, dtype)) => drop(floats.insert(name, StoredFloats { bytes, dtype, layout })),
             Err(_) if may_differ(&name) => {}
             Err(problem) => problems.push(WeightProblem { name, problem }),
         }
@@ -171,9 +199,115 @@ fn matched<'a, M: Stored>(
     let problem = WeightsProblem::Unknown;
     problems.extend(unknown.map(|name| WeightProblem { name, problem: problem.clone() }));
     match problems.is_empty() {
-        true => Ok(matched),
+        true => Ok(Matched { floats, few_bits }),
         false => Err(PretrainedError::Weights { folder: folder.to_owned(), problems }),
     }
+}
+
+/// Takes the weights in few bits from the tensors of the files, by the name of their layer.
+fn few_bits<'a, M: Stored>(
+    model: &mut M,
+    stored: &mut BTreeMap<String, TensorView<'a>>,
+    problems: &mut Vec<WeightProblem>,
+) -> BTreeMap<String, StoredWeight<'a>> {
+    let (mut taken, base) = (BTreeMap::new(), model.base());
+    model.visit_linears(&mut |layer, linear| {
+        let shape = *linear.weight().value().shape();
+        for own in [layer, layer.strip_prefix(base).unwrap_or(layer)] {
+            match quantized::take(stored, own, shape) {
+                Ok(None) => {}
+                Ok(Some(weight)) => drop(taken.insert(layer.to_owned(), weight)),
+                Err(problem) => {
+                    let name = format!("{layer}.weight");
+                    problems.push(WeightProblem { name, problem });
+                }
+            }
+        }
+    });
+    taken
+}
+
+/// Makes the tensors of a part, which has none yet, parts of the files: see [`load_by_parts`].
+fn map_all(
+    part: &mut dyn Parameters,
+    device: &Device,
+    matched: &Matched<'_>,
+    files: &[(PathBuf, MappedFile)],
+) -> Result<()> {
+    let _scope = device.category(Category::Parameter);
+    let mut outcome = Ok(());
+    part.visit_linears(&mut |name, layer| {
+        if let (Ok(()), Some(weight)) = (&outcome, matched.few_bits.get(name)) {
+            let quantized = few_bits_in(device, weight, files);
+            outcome = quantized.and_then(|weight| Ok(layer.set_quantized(&weight)?));
+        }
+    });
+    outcome?;
+    let (mut values, mut copied) = (BTreeMap::new(), Vec::new());
+    for (name, value) in tensors_of(part) {
+        let Some(StoredFloats { bytes, dtype, layout }) = matched.floats.get(&name) else {
+            continue;
+        };
+        let is_same = *dtype == value.dtype() && *layout == Layout::Same;
+        let mapped = match is_same {
+            true => mapped(device, (*value.shape(), *dtype), bytes, files)?,
+            false => None,
+        };
+        let value = match mapped {
+            Some(mapped) => mapped,
+            None => {
+                let value = Tensor::empty(device, *value.shape(), value.dtype())?;
+                copied.push((name.clone(), value.clone()));
+                value
+            }
+        };
+        values.insert(name, value);
+    }
+    fill_all(&copied, &matched.floats)?;
+    part.visit_tensors(&mut |name, value| {
+        if let Some(read) = values.get(name) {
+            value.clone_from(read);
+        }
+    });
+    part.visit(&mut |_, parameter| parameter.freeze());
+    Ok(())
+}
+
+/// A weight whose tensors are parts of the files, but for what files have in another form.
+fn few_bits_in(
+    device: &Device,
+    weight: &StoredWeight<'_>,
+    files: &[(PathBuf, MappedFile)],
+) -> Result<Quantized> {
+    let StoredWeight { format, shape, parts } = weight;
+    let parts = format.parts(*shape)?.into_iter().zip(parts).map(|(part, bytes)| {
+        match mapped(device, (part.shape, part.dtype), bytes, files)? {
+            Some(mapped) => Ok(mapped),
+            None => Ok(Tensor::from_bytes(device, part.shape, part.dtype, bytes)?),
+        }
+    });
+    Ok(Quantized::from_parts(*format, *shape, parts.collect::<Result<_>>()?)?)
+}
+
+/// The tensor that `bytes` are, if they are in one of the files and not askew.
+fn mapped(
+    device: &Device,
+    (shape, dtype): (Shape, DType),
+    bytes: &[u8],
+    files: &[(PathBuf, MappedFile)],
+) -> Result<Option<Tensor>> {
+    let from = bytes.as_ptr().addr();
+    for (_, file) in files {
+        let start = file.bytes().as_ptr().addr();
+        if (start..start + file.bytes().len()).contains(&from) {
+            let offset_bytes = from - start;
+            if !offset_bytes.is_multiple_of(dtype.size_bytes()) {
+                return Ok(None);
+            }
+            return Ok(Some(Tensor::from_mapped(device, shape, dtype, (file, offset_bytes))?));
+        }
+    }
+    Ok(None)
 }
 
 /// A tensor, and what is to be written to it.
@@ -185,10 +319,13 @@ struct Planned<'a> {
 }
 
 /// Writes to each tensor what was matched to its name, or to none of them.
-fn fill_all(tensors: &[(String, Tensor)], matched: &BTreeMap<String, Matched<'_>>) -> Result<()> {
+fn fill_all(
+    tensors: &[(String, Tensor)],
+    floats: &BTreeMap<String, StoredFloats<'_>>,
+) -> Result<()> {
     let mut planned = Vec::with_capacity(tensors.len());
     for (name, value) in tensors {
-        if let Some(Matched { bytes, dtype, layout }) = matched.get(name) {
+        if let Some(StoredFloats { bytes, dtype, layout }) = floats.get(name) {
             value.check_writable("load")?;
             planned.push(Planned { view: layout.view(value)?, bytes, dtype: *dtype });
         }

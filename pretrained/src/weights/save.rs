@@ -2,28 +2,30 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lowtide_nn::NnResult;
+use lowtide_nn::WeightsProblem;
 use lowtide_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, View};
 use serde_json::{Map, Value, json};
 
 use super::layout::Stored;
+use super::quantized::{WrittenPart, written};
 use super::{FILE, INDEX, beside, write_beside};
-use crate::error::{PretrainedError, Result};
+use crate::error::{PretrainedError, Result, WeightProblem};
 
 /// Writes every parameter and buffer of `model` into `folder`, which is made if it is not there, as
 /// transformers reads them: `model.safetensors` if they are of at most `shard_bytes_max` together,
 /// else files of at most so much, but of at least one tensor, and `model.safetensors.index.json`.
 /// Files are written beside their places first, then renamed, the index last. Of all tensors one
-/// copy is in memory at a time.
+/// copy is in memory at a time. Linear layers in NF4 or int8 are written as bitsandbytes has them.
 ///
 /// # Errors
-/// `File`; what the device says of a copy, such as `ValueUnavailable` on a simulated one. Files
-/// that were there before are then untouched.
+/// `File`; `Weights` for layers in GGUF's formats, which such files do not have; what the device
+/// says of a copy, such as `ValueUnavailable` on a simulated one. Files that were there before are
+/// then untouched.
 pub fn save<M: Stored>(
     model: &mut M,
     folder: impl AsRef<Path>,
@@ -35,7 +37,7 @@ pub fn save<M: Stored>(
         move |source| PretrainedError::File { path, source }
     };
     fs::create_dir_all(folder).map_err(file_error(folder))?;
-    let shards = shards(entries(model)?, shard_bytes_max);
+    let shards = shards(entries(model, folder)?, shard_bytes_max);
     let named: Vec<(PathBuf, Vec<Entry>)> = match shards.len() {
         0 | 1 => shards.into_iter().map(|shard| (folder.join(FILE), shard)).collect(),
         count => {
@@ -68,22 +70,68 @@ pub fn save<M: Stored>(
     }
 }
 
-/// A parameter as the file has it.
+/// A tensor as the file has it.
 struct Entry {
     name: String,
     /// As it lies in the file.
     view: Tensor,
     shape: Vec<usize>,
+    dtype: Dtype,
 }
 
-fn entries<M: Stored>(model: &mut M) -> NnResult<Vec<Entry>> {
+fn entries<M: Stored>(model: &mut M, folder: &Path) -> Result<Vec<Entry>> {
+    let (mut few_bits, mut outcome) = (BTreeMap::new(), Ok(()));
+    model.visit_linears(&mut |layer, linear| {
+        let Some(weight) = linear.quantized().filter(|_| outcome.is_ok()) else { return };
+        let dtype = linear.weight().value().dtype();
+        match weight.map_err(PretrainedError::from).and_then(|it| written(layer, &it, dtype)) {
+            Ok(parts) => drop(few_bits.insert(format!("{layer}.weight."), parts)),
+            Err(error) => outcome = Err(error),
+        }
+    });
+    outcome?;
+    let refused = few_bits.iter().filter(|(_, parts)| parts.is_none());
+    let refused = refused.map(|(layer, _)| WeightProblem {
+        name: layer.trim_end_matches('.').to_owned(),
+        problem: WeightsProblem::Type { found: "NF4 or int8".into(), expected: "blocks".into() },
+    });
+    let problems: Vec<_> = refused.collect();
+    if !problems.is_empty() {
+        return Err(PretrainedError::Weights { folder: folder.to_owned(), problems });
+    }
     let mut tensors = Vec::new();
     model.visit_tensors(&mut |name, value| tensors.push((name.to_owned(), value.clone())));
-    let entry = |(name, value): (String, Tensor)| {
-        let layout = model.layout(&name);
-        Ok(Entry { name, view: layout.view(&value)?, shape: layout.file_shape(&value) })
-    };
-    tensors.into_iter().map(entry).collect()
+    let mut entries = Vec::new();
+    for (name, value) in tensors {
+        // The tensors of a weight in few bits follow each other.
+        let layer = few_bits.keys().find(|layer| name.starts_with(*layer)).cloned();
+        match layer.and_then(|layer| few_bits.get_mut(&layer)) {
+            Some(parts) => entries.extend(parts.take().into_iter().flatten().map(Entry::of)),
+            None => {
+                let (layout, dtype) = (model.layout(&name), file_dtype(value.dtype()));
+                let (view, shape) = (layout.view(&value)?, layout.file_shape(&value));
+                entries.push(Entry { name, view, shape, dtype });
+            }
+        }
+    }
+    Ok(entries)
+}
+
+impl Entry {
+    fn of(part: WrittenPart) -> Self {
+        let WrittenPart { name, tensor, shape, dtype } = part;
+        Entry { name, view: tensor, shape, dtype }
+    }
+}
+
+fn file_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F64 => Dtype::F64,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::I64 => Dtype::I64,
+        _ => Dtype::F32,
+    }
 }
 
 /// `entries` in order, in files of at most `bytes_max`.
@@ -126,13 +174,7 @@ struct Written<'a> {
 
 impl View for Written<'_> {
     fn dtype(&self) -> Dtype {
-        match self.entry.view.dtype() {
-            DType::F64 => Dtype::F64,
-            DType::F16 => Dtype::F16,
-            DType::BF16 => Dtype::BF16,
-            DType::I64 => Dtype::I64,
-            _ => Dtype::F32,
-        }
+        self.entry.dtype
     }
 
     fn shape(&self) -> &[usize] {

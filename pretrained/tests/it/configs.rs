@@ -160,7 +160,14 @@ fn what_is_not_built_is_refused_by_name() {
             "rope_scaling.truncate",
         ),
         (json!({"rope_parameters": {"rope_theta": 1e4, "mscale": 2}}), "rope_parameters.mscale"),
-        (json!({"quantization_config": {"bits": 4}}), "quantization_config"),
+        (
+            json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+            "quantization_config.quant_method",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}),
+            "quantization_config.bnb_4bit_quant_type",
+        ),
         (json!({"num_experts": 8}), "num_experts"),
         (
             json!({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "silu",

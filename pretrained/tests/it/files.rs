@@ -19,10 +19,10 @@ fn bits(model: &mut Decoder) -> Vec<Vec<u8>> {
 }
 
 /// Name, shape, type and bytes.
-type Stored = (String, Vec<usize>, String, Vec<u8>);
+pub(crate) type Stored = (String, Vec<usize>, String, Vec<u8>);
 
 /// Every tensor of a folder's files.
-fn stored(folder: &Path) -> Outcome<Vec<Stored>> {
+pub(crate) fn stored(folder: &Path) -> Outcome<Vec<Stored>> {
     let mut stored = Vec::new();
     for file in fs::read_dir(folder)? {
         let path = file?.path();

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::encode::NF4;
+use super::encode::NF4_VALUES;
 use super::{Decode, GGUF_BLOCK_LEN, NESTED_BLOCK_LEN, NF4_BLOCK_LEN, QuantFormat};
 use crate::cpu::Cpu;
 use crate::dtype::Element;
@@ -111,7 +111,7 @@ impl<'a> Codes<'a> {
                     for (to, index) in run.iter_mut().zip(at..) {
                         let pair = codes[index / 2];
                         let code = if index % 2 == 0 { pair >> 4 } else { pair & 15 };
-                        *to = NF4[usize::from(code)] * scale;
+                        *to = NF4_VALUES[usize::from(code)] * scale;
                     }
                     (at, rest) = (at + len, next);
                 }

@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 /// Quantiles of the normal distribution with 0 among them, scaled to [-1, 1]: appendix E of the
 /// QLoRA paper.
 #[expect(clippy::excessive_precision, reason = "the paper's digits")]
-pub(super) const NF4: [f32; 16] = [
+pub const NF4_VALUES: [f32; 16] = [
     -1.0,
     -0.6961928009986877,
     -0.5250730514526367,
@@ -107,7 +107,7 @@ fn int8_rows(values: &[f32], columns: usize) -> Vec<Vec<u8>> {
 }
 
 fn nf4(values: &[f32], double: bool) -> Vec<Vec<u8>> {
-    let middles_of_nf4 = middles(&NF4);
+    let middles_of_nf4 = middles(&NF4_VALUES);
     let (mut codes, mut scales) = (Vec::with_capacity(values.len() + 1), Vec::new());
     for block in values.chunks(NF4_BLOCK_LEN) {
         let (scale, values) = scaled(block, NF4_BLOCK_LEN);

@@ -11,6 +11,8 @@ mod cuda;
 mod encode;
 mod product;
 
+pub use encode::NF4_VALUES;
+
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};

@@ -1,0 +1,287 @@
+//! Which architecture of GGUF a model is of, and what its entries are. A model of which llama.cpp
+//! would compute something else is refused: what an architecture can be was read in the sources of
+//! llama.cpp, and its logits were compared.
+
+use lowtide_nn::{RotaryEmbedding, RotaryScaling};
+
+use super::FORMAT;
+use super::file::{Entries, Value};
+use super::note::GgufNote;
+use crate::config::Config;
+use crate::decoder::{Activation, DecoderShape, LayerShape, NormKind, Positions, Residual};
+use crate::error::{ExportProblem, PretrainedError, Result};
+
+/// The architectures that are known here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Architecture {
+    Llama,
+    Qwen2,
+    Qwen3,
+    Gemma,
+    Gemma2,
+    Gemma3,
+    Gpt2,
+    Neox,
+}
+
+impl Architecture {
+    /// The architecture of a model, if it has what llama.cpp computes for it.
+    ///
+    /// # Errors
+    /// `Export`.
+    pub(super) fn of(config: &Config, shape: &DecoderShape) -> Result<Self> {
+        let refused = |what| {
+            let (architecture, problem) = (config.architecture(), ExportProblem::NoForm { what });
+            PretrainedError::Export { architecture, format: FORMAT, problem }
+        };
+        let architecture = match config.architecture() {
+            "LlamaForCausalLM" | "MistralForCausalLM" => Architecture::Llama,
+            "Qwen2ForCausalLM" => Architecture::Qwen2,
+            "Qwen3ForCausalLM" => Architecture::Qwen3,
+            "GemmaForCausalLM" => Architecture::Gemma,
+            "Gemma2ForCausalLM" => Architecture::Gemma2,
+            "Gemma3ForCausalLM" => Architecture::Gemma3,
+            "GPT2LMHeadModel" => Architecture::Gpt2,
+            "GPTNeoXForCausalLM" => Architecture::Neox,
+            _ => return Err(refused("this architecture")),
+        };
+        match architecture.missing(shape) {
+            None => Ok(architecture),
+            Some(what) => Err(refused(what)),
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Architecture::Llama => "llama",
+            Architecture::Qwen2 => "qwen2",
+            Architecture::Qwen3 => "qwen3",
+            Architecture::Gemma => "gemma",
+            Architecture::Gemma2 => "gemma2",
+            Architecture::Gemma3 => "gemma3",
+            Architecture::Gpt2 => "gpt2",
+            Architecture::Neox => "gptneox",
+        }
+    }
+
+    fn is_gemma(self) -> bool {
+        matches!(self, Architecture::Gemma | Architecture::Gemma2 | Architecture::Gemma3)
+    }
+
+    /// Whether some layers may have windows.
+    fn has_windows(self) -> bool {
+        matches!(self, Architecture::Gemma2 | Architecture::Gemma3)
+    }
+
+    /// Whether pairs of features that are turned are neighbours: llama.cpp's order of the rows of
+    /// queries and keys, where transformers has the first half of a head before the second.
+    pub(super) fn has_neighbours(self) -> bool {
+        self == Architecture::Llama
+    }
+
+    /// What the model has and the architecture has not.
+    fn missing(self, shape: &DecoderShape) -> Option<&'static str> {
+        let (attention, feed_forward) = (shape.attention, shape.feed_forward);
+        let activations: &[Activation] = match self {
+            Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => &[Activation::Silu],
+            Architecture::Gemma | Architecture::Gemma2 | Architecture::Gemma3 => {
+                &[Activation::GeluTanh]
+            }
+            Architecture::Gpt2 => &[Activation::GeluTanh],
+            // llama.cpp takes the approximation for both.
+            Architecture::Neox => &[Activation::GeluTanh, Activation::Gelu],
+        };
+        let biases = [attention.has_input_bias, attention.has_output_bias, feed_forward.has_bias];
+        let has_its_biases = match self {
+            Architecture::Llama => true,
+            Architecture::Qwen2 => biases == [true, false, false],
+            Architecture::Gpt2 | Architecture::Neox => biases == [true; 3],
+            Architecture::Qwen3
+            | Architecture::Gemma
+            | Architecture::Gemma2
+            | Architecture::Gemma3 => biases == [false; 3],
+        };
+        let caps = [attention.score_cap.is_some(), shape.logit_cap.is_some()];
+        let has_its_caps = match self {
+            Architecture::Gemma2 => caps == [true, true],
+            Architecture::Gemma3 => !caps[0],
+            _ => caps == [false, false],
+        };
+        let checks = [
+            (activations.contains(&feed_forward.activation), "this function of hidden features"),
+            (has_its_biases, "these biases"),
+            (has_its_caps, "these caps of scores and logits"),
+            (shape.is_tied || !self.is_gemma(), "an output layer of its own"),
+            (!self.has_windows() || period(shape).is_some(), "this order of windows"),
+            (self.has_scales(shape), "this scale of the scores"),
+            (self.has_angles(shape), "these angles of positions"),
+        ];
+        checks.into_iter().find(|(is_there, _)| !is_there).map(|(_, what)| what)
+    }
+
+    /// Whether all layers have the scale of scores that llama.cpp takes.
+    fn has_scales(self, shape: &DecoderShape) -> bool {
+        let (heads, head_width) = (shape.attention.heads, shape.attention.head_width);
+        // The largest Gemmas, which it knows by the number of their layers.
+        let is_largest = match self {
+            Architecture::Gemma2 => shape.layers.len() == 46,
+            Architecture::Gemma3 => shape.layers.len() == 62,
+            _ => false,
+        };
+        let width = if is_largest { shape.width / heads } else { head_width };
+        let taken = 1.0 / (width as f64).sqrt();
+        let own = 1.0 / (head_width as f64).sqrt();
+        let is_taken = |scale: f64| (scale / taken - 1.0).abs() < 1e-6;
+        shape.layers.iter().all(|layer| is_taken(layer.scale.unwrap_or(own)))
+    }
+
+    /// Whether the angles of all layers can be said in entries.
+    fn has_angles(self, shape: &DecoderShape) -> bool {
+        // Only there have layers with a window angles of their own, which are not scaled.
+        let has_own = |layer: &&LayerShape| self == Architecture::Gemma3 && layer.window.is_some();
+        let (near, far): (Vec<_>, Vec<_>) = shape.layers.iter().partition(has_own);
+        let are_equal =
+            |layers: &[&LayerShape]| layers.windows(2).all(|pair| pair[0].rotary == pair[1].rotary);
+        let is_plain = |layer: &&LayerShape| layer.rotary.is_none_or(|it| it.scaling.is_none());
+        let width = shape.attention.head_width;
+        let is_known =
+            |layer: &LayerShape| layer.rotary.is_none_or(|it| self.has_rotary(&it, width));
+        are_equal(&near)
+            && are_equal(&far)
+            && near.iter().all(is_plain)
+            && shape.layers.iter().all(is_known)
+    }
+
+    fn has_rotary(self, angles: &RotaryEmbedding, head_width: usize) -> bool {
+        let is_whole = angles.turned.is_none_or(|turned| turned == head_width);
+        let is_scaled = match angles.scaling {
+            None | Some(RotaryScaling::Linear { .. }) => true,
+            Some(RotaryScaling::ByTurns { .. }) => self == Architecture::Llama,
+            Some(RotaryScaling::Yarn { factor, attention, .. }) => {
+                let usual = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
+                let is_known =
+                    matches!(self, Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3);
+                is_known && (attention / usual - 1.0).abs() < 1e-6
+            }
+            Some(_) => false,
+        };
+        (is_whole || self == Architecture::Neox) && is_scaled
+    }
+
+    /// The entries of a model, and what a reader of the file has to know.
+    pub(super) fn entries(self, shape: &DecoderShape) -> (Entries, Vec<GgufNote>) {
+        let attention = shape.attention;
+        let (context, notes) = self.context(shape);
+        let norm = match shape.norm.kind {
+            NormKind::Layer => "attention.layer_norm_epsilon",
+            NormKind::Rms | NormKind::RmsPlusOne => "attention.layer_norm_rms_epsilon",
+        };
+        let mut entries = vec![
+            ("block_count", count(shape.layers.len())),
+            ("context_length", count(context)),
+            ("embedding_length", count(shape.width)),
+            ("feed_forward_length", count(shape.feed_forward.width)),
+            ("attention.head_count", count(attention.heads)),
+            ("attention.head_count_kv", count(attention.groups)),
+            ("attention.key_length", count(attention.head_width)),
+            ("attention.value_length", count(attention.head_width)),
+            (norm, Value::Number(shape.norm.eps as f32)),
+            ("vocab_size", count(shape.vocabulary)),
+        ];
+        if let (Positions::Rotary, Some(angles)) = (shape.positions, main_angles(shape)) {
+            entries.extend(rotary(&angles, attention.head_width));
+        }
+        if let Some(cap) = attention.score_cap {
+            entries.push(("attn_logit_softcapping", Value::Number(cap as f32)));
+        }
+        if let Some(cap) = shape.logit_cap {
+            entries.push(("final_logit_softcapping", Value::Number(cap as f32)));
+        }
+        if self.has_windows() {
+            entries.extend(self.windows(shape));
+        }
+        if self == Architecture::Neox {
+            let is_parallel = Value::Flag(shape.residual == Residual::Parallel);
+            entries.push(("use_parallel_residual", is_parallel));
+        }
+        let keyed =
+            entries.into_iter().map(|(key, value)| (format!("{}.{key}", self.name()), value));
+        (keyed.collect(), notes)
+    }
+
+    /// The positions that a reader may use: up to the smallest window where it knows none.
+    fn context(self, shape: &DecoderShape) -> (usize, Vec<GgufNote>) {
+        let windows = shape.layers.iter().filter_map(|layer| layer.window);
+        match windows.min().filter(|&window| !self.has_windows() && window < shape.context) {
+            None => (shape.context, Vec::new()),
+            Some(window) => (window, vec![GgufNote::Window { window, context: shape.context }]),
+        }
+    }
+
+    fn windows(self, shape: &DecoderShape) -> Vec<(&'static str, Value)> {
+        let near = shape.layers.iter().find(|layer| layer.window.is_some());
+        let period = period(shape).unwrap_or(1);
+        let usual = if self == Architecture::Gemma2 { 2 } else { 6 };
+        let mut entries = Vec::new();
+        if let Some(window) = near.and_then(|layer| layer.window) {
+            entries.push(("attention.sliding_window", count(window)));
+        }
+        if let (Architecture::Gemma3, Some(angles)) = (self, near.and_then(|layer| layer.rotary)) {
+            entries.push(("rope.freq_base_swa", Value::Number(angles.base as f32)));
+        }
+        // Older readers know the usual one only.
+        if period != usual && !fits(shape, usual) {
+            entries.push(("attention.sliding_window_pattern", count(period)));
+        }
+        entries
+    }
+}
+
+fn count(count: usize) -> Value {
+    // Configurations with larger counts are refused when they are read.
+    Value::Count(u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+/// The angles of the layers that see all positions; of the first one where none does.
+fn main_angles(shape: &DecoderShape) -> Option<RotaryEmbedding> {
+    let seeing = shape.layers.iter().find(|layer| layer.window.is_none());
+    seeing.or(shape.layers.first()).and_then(|layer| layer.rotary)
+}
+
+/// Whether every layer but each `period`-th has the same window.
+fn fits(shape: &DecoderShape, period: usize) -> bool {
+    let window = shape.layers.iter().find_map(|layer| layer.window);
+    shape.layers.iter().enumerate().all(|(index, layer)| {
+        let is_near = index % period < period - 1;
+        layer.window == window.filter(|_| is_near)
+    })
+}
+
+/// Every how many layers one sees all positions, if the others have one window.
+fn period(shape: &DecoderShape) -> Option<usize> {
+    (1..=shape.layers.len() + 1).find(|&period| fits(shape, period))
+}
+
+fn rotary(angles: &RotaryEmbedding, head_width: usize) -> Vec<(&'static str, Value)> {
+    let number = |x: f64| Value::Number(x as f32);
+    let mut entries = vec![
+        ("rope.dimension_count", count(angles.turned.unwrap_or(head_width))),
+        ("rope.freq_base", number(angles.base)),
+    ];
+    match angles.scaling {
+        Some(RotaryScaling::Linear { factor }) => entries.extend([
+            ("rope.scaling.type", Value::Text("linear".to_owned())),
+            ("rope.scaling.factor", number(factor)),
+        ]),
+        Some(RotaryScaling::Yarn { factor, context, turns: [slow, fast], .. }) => entries.extend([
+            ("rope.scaling.type", Value::Text("yarn".to_owned())),
+            ("rope.scaling.factor", number(factor)),
+            ("rope.scaling.original_context_length", count(context)),
+            ("rope.scaling.yarn_beta_slow", number(slow)),
+            ("rope.scaling.yarn_beta_fast", number(fast)),
+        ]),
+        // Llama 3's are a tensor.
+        _ => {}
+    }
+    entries
+}

@@ -1,0 +1,82 @@
+//! GGUF files, as llama.cpp and the programs around it read them: weights, what the model is made
+//! of, and its tokenizer, in one file.
+
+mod architecture;
+mod file;
+mod note;
+mod tensors;
+mod vocabulary;
+
+use std::path::Path;
+
+use lowtide_tensor::DType;
+
+use crate::config::Config;
+use crate::decoder::Decoder;
+use crate::error::Result;
+use crate::weights::{sources, write_file_beside};
+use architecture::Architecture;
+use file::Value;
+
+pub use file::GgufType;
+pub use note::GgufNote;
+
+/// What errors call the format.
+const FORMAT: &str = "GGUF";
+
+/// How a GGUF file is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GgufOptions {
+    /// The type of matrices; if absent that of the model's parameters, or the nearest one.
+    /// Biases, norms and positions are f32, and rows that are no whole blocks f16.
+    pub tensor_type: Option<GgufType>,
+    /// What the file calls the model; if absent, its folder's name.
+    pub name: Option<String>,
+}
+
+/// Writes `model` to the file `path`, with the tokenizer and the chat template in the folder of
+/// `config`: beside its place first, then renamed. Weights are converted in pieces of a few
+/// megabytes.
+///
+/// Returns what a user has to know of the file.
+///
+/// # Errors
+/// `Export` for a model of which llama.cpp would compute something else, and for one with adapters
+/// or weights in few bits; `File`, `Json`, and `Entry` for a tokenizer that GGUF has no form for;
+/// `OutOfMemory`. A file that was there before is then untouched.
+pub fn save_gguf(
+    model: &mut Decoder,
+    config: &Config,
+    path: impl AsRef<Path>,
+    options: &GgufOptions,
+) -> Result<Vec<GgufNote>> {
+    let shape = model.shape().clone();
+    let architecture = Architecture::of(config, &shape)?;
+    let place = (config.architecture(), FORMAT);
+    let sources = sources(model, shape.parameter_count(), place)?;
+    let of_model = sources.first().map_or(DType::F32, |(_, value)| value.dtype());
+    let wanted = options.tensor_type.unwrap_or(match of_model {
+        DType::F16 => GgufType::F16,
+        DType::BF16 => GgufType::Bf16,
+        _ => GgufType::F32,
+    });
+    let (of_shape, mut notes) = architecture.entries(&shape);
+    let (tensors, of_tensors) = tensors::stored(architecture, &shape, sources, wanted)?;
+    let (of_tokens, of_vocabulary) = vocabulary::entries(config, shape.vocabulary)?;
+    notes.extend(of_tensors);
+    notes.extend(of_vocabulary);
+    let folder = config.folder().file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = options.name.clone().or(folder).unwrap_or_default();
+    let mut entries = vec![
+        ("general.architecture".to_owned(), Value::Text(architecture.name().to_owned())),
+        ("general.type".to_owned(), Value::Text("model".to_owned())),
+        ("general.name".to_owned(), Value::Text(name)),
+        ("general.file_type".to_owned(), Value::Count(wanted.of_file())),
+        // Of the blocks of few bits.
+        ("general.quantization_version".to_owned(), Value::Count(2)),
+    ];
+    entries.extend(of_shape);
+    entries.extend(of_tokens);
+    write_file_beside(path.as_ref(), |file| file::write(file, &entries, &tensors))?;
+    Ok(notes)
+}

@@ -1,0 +1,157 @@
+//! What the graphs of all models are made of: layers by the names of their parameters.
+
+use std::collections::BTreeMap;
+
+use lowtide_tensor::Tensor;
+
+use super::graph::{Attribute, Graph, Value};
+use crate::decoder::Activation;
+use crate::error::Result;
+
+/// A graph that is being built from the parameters of a model.
+pub struct Parts {
+    pub(super) graph: Graph,
+    pub(super) tensors: BTreeMap<String, Tensor>,
+}
+
+/// How queries see keys.
+pub(super) struct Seeing<'a> {
+    /// Heads of queries, heads of keys and values, and features of a head.
+    pub(super) sizes: [usize; 3],
+    /// Factor of the scores.
+    pub(super) scale: f64,
+    /// What scores are kept below, softly.
+    pub(super) cap: Option<f64>,
+    /// True where a query sees a key, `[T, S]` or `[B, 1, 1, 1, S]`; all do if absent.
+    pub(super) seen: Option<&'a Value>,
+}
+
+impl Parts {
+    /// A parameter as it is in memory.
+    pub(super) fn tensor(&self, name: &str) -> Tensor {
+        let found = self.tensors.get(name);
+        // The parameters are those of the model, which are counted before.
+        found.unwrap_or_else(|| panic!("a model without {name}")).clone()
+    }
+
+    /// A parameter in the file beside.
+    pub(super) fn weight(&mut self, name: &str) -> Value {
+        let tensor = self.tensor(name);
+        self.graph.weight(name, tensor, 0.0)
+    }
+
+    /// `x Wᵀ + b`, the weight as `[I, O]`, which a product takes without another copy.
+    pub(super) fn linear(&mut self, x: &Value, path: &str, has_bias: bool) -> Result<Value> {
+        let name = format!("{path}.weight");
+        let tensor = self.tensor(&name).t()?;
+        let weight = self.graph.weight(&name, tensor, 0.0);
+        let y = self.graph.matmul(x, &weight);
+        if !has_bias {
+            return Ok(y);
+        }
+        let bias = self.weight(&format!("{path}.bias"));
+        Ok(self.graph.add(&y, &bias))
+    }
+
+    /// `x Tᵀ + b` with a table of tokens, whose rows are `width` wide and which stays as it is.
+    /// `sizes` are those of the tokens, `[B, T]`.
+    ///
+    /// # Shapes
+    /// `x: [B, T, C], table: [V, C] → [B, T, V]`
+    pub(super) fn product_with_table(
+        &mut self,
+        x: &Value,
+        (table, [vocabulary, width]): (&Value, [usize; 2]),
+        bias: Option<&Value>,
+        sizes: &Value,
+    ) -> Value {
+        let graph = &mut self.graph;
+        let rows = graph.reshape(x, &[-1, width as i64]);
+        let inputs = [Some(&rows), Some(table), bias];
+        let inputs: Vec<&Value> = inputs.into_iter().flatten().collect();
+        let y = graph.node("Gemm", &inputs, &[Attribute::Int("transB", 1)]);
+        let count = graph.ints(&[vocabulary as i64]);
+        let sizes = graph.concat(&[sizes, &count], 0);
+        graph.node("Reshape", &[&y, &sizes], &[])
+    }
+
+    /// A norm of mean 0 and variance 1 over the last dimension.
+    pub(super) fn layer_norm(&mut self, x: &Value, path: &str, eps: f64) -> Value {
+        let [weight, bias] = ["weight", "bias"].map(|name| self.weight(&format!("{path}.{name}")));
+        let attributes = [Attribute::Int("axis", -1), Attribute::Float("epsilon", eps as f32)];
+        self.graph.node("LayerNormalization", &[x, &weight, &bias], &attributes)
+    }
+
+    /// `[B, T, heads · D] → [B, heads, T, D]`
+    pub(super) fn by_heads(&mut self, x: &Value, heads: usize, width: usize) -> Value {
+        let x = self.graph.reshape(x, &[0, 0, heads as i64, width as i64]);
+        self.graph.permute(&x, &[0, 2, 1, 3])
+    }
+
+    /// Attention before its last layer.
+    ///
+    /// # Shapes
+    /// `q: [B, H, T, D], k and v: [B, G, S, D] → [B, T, H · D]`
+    pub(super) fn attended(&mut self, [q, k, v]: [&Value; 3], seeing: &Seeing<'_>) -> Value {
+        let [heads, groups, width] = seeing.sizes.map(|count| count as i64);
+        let graph = &mut self.graph;
+        // The heads of queries that share a head of keys are a dimension of their own.
+        let q = graph.scaled(q, seeing.scale);
+        let q = graph.reshape(&q, &[0, groups, heads / groups, -1, width]);
+        let k = graph.permute(k, &[0, 1, 3, 2]);
+        let axis = graph.ints(&[2]);
+        let [k, v] = [&k, v].map(|x| graph.node("Unsqueeze", &[x, &axis], &[]));
+        let mut scores = graph.matmul(&q, &k);
+        if let Some(cap) = seeing.cap {
+            scores = self.capped(&scores, cap);
+        }
+        let graph = &mut self.graph;
+        let mut scores = graph.widened(&scores);
+        if let Some(seen) = seeing.seen {
+            let hidden = graph.floats(&[], &[f64::from(f32::MIN)]);
+            scores = graph.node("Where", &[seen, &scores, &hidden], &[]);
+        }
+        let shares = graph.node("Softmax", &[&scores], &[Attribute::Int("axis", -1)]);
+        let shares = graph.narrowed(&shares);
+        let y = graph.matmul(&shares, &v);
+        let y = graph.reshape(&y, &[0, heads, -1, width]);
+        let y = graph.permute(&y, &[0, 2, 1, 3]);
+        graph.reshape(&y, &[0, 0, heads * width])
+    }
+
+    pub(super) fn activated(&mut self, x: &Value, activation: Activation) -> Value {
+        let graph = &mut self.graph;
+        // Twice the share of x that is left, less 1: by the error function, or nearly.
+        let share = match activation {
+            Activation::Relu => return graph.node("Relu", &[x], &[]),
+            Activation::Silu => {
+                let share = graph.node("Sigmoid", &[x], &[]);
+                return graph.mul(x, &share);
+            }
+            Activation::Gelu => {
+                let scaled = graph.scaled(x, std::f64::consts::FRAC_1_SQRT_2);
+                graph.node("Erf", &[&scaled], &[])
+            }
+            Activation::GeluTanh => {
+                // √(2/π) · (x + 0.044715 · x³)
+                let square = graph.mul(x, x);
+                let (third, one) = (graph.scaled(&square, 0.044715), graph.number(1.0));
+                let factor = graph.add(&third, &one);
+                let inner = graph.mul(x, &factor);
+                let inner = graph.scaled(&inner, (2.0 / std::f64::consts::PI).sqrt());
+                graph.node("Tanh", &[&inner], &[])
+            }
+        };
+        let one = graph.number(1.0);
+        let share = graph.add(&share, &one);
+        let half = graph.scaled(x, 0.5);
+        graph.mul(&half, &share)
+    }
+
+    /// `cap · tanh(x / cap)`
+    pub(super) fn capped(&mut self, x: &Value, cap: f64) -> Value {
+        let small = self.graph.scaled(x, 1.0 / cap);
+        let small = self.graph.node("Tanh", &[&small], &[]);
+        self.graph.scaled(&small, cap)
+    }
+}

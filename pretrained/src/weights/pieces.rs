@@ -1,0 +1,48 @@
+//! Tensors on their way into files of other programs, a piece at a time.
+
+use lowtide_nn::Parameters;
+use lowtide_tensor::{DType, Tensor};
+
+use crate::error::{ExportProblem, PretrainedError, Result};
+
+/// Elements of a piece: 16 MiB of f32, beside the model.
+const PIECE_LEN: usize = 4 << 20;
+
+/// All parameters and buffers of `model` with their names, as they are in memory.
+///
+/// # Errors
+/// `Export` unless its parameters are the `count` floats of its configuration: adapters are merged
+/// and weights in few bits decoded before.
+pub(crate) fn sources(
+    model: &mut (impl Parameters + ?Sized),
+    count: u128,
+    (architecture, format): (&'static str, &'static str),
+) -> Result<Vec<(String, Tensor)>> {
+    let (mut found, mut sources) = (0, Vec::new());
+    model.visit(&mut |_, parameter| found += parameter.value().element_count() as u128);
+    if found != count {
+        let problem = ExportProblem::Parameters;
+        return Err(PretrainedError::Export { architecture, format, problem });
+    }
+    model.visit_tensors(&mut |name, value| sources.push((name.to_owned(), value.clone())));
+    Ok(sources)
+}
+
+/// Calls `write` with `tensor` in f32, a few megabytes of the first dimension at a time, in order;
+/// each piece is contiguous.
+///
+/// # Errors
+/// Those of `write`, `OutOfMemory`, `ValueUnavailable` on a simulated device.
+pub(crate) fn for_each_piece(
+    tensor: &Tensor,
+    mut write: impl FnMut(Tensor) -> Result<()>,
+) -> Result<()> {
+    let count = tensor.shape().first().copied().unwrap_or(1);
+    let len: usize = tensor.shape().iter().skip(1).product();
+    let step = (PIECE_LEN / len.max(1)).clamp(1, count.max(1));
+    for start in (0..count).step_by(step) {
+        let piece = tensor.narrow(0, start, step.min(count - start))?.contiguous()?;
+        write(piece.to_dtype(DType::F32)?)?;
+    }
+    Ok(())
+}
