@@ -79,8 +79,9 @@ pub use report::Report;
 pub use run_dir::{RunDir, Summary};
 pub use score::{Metric, Ratio, Score};
 pub use task::{
-    Classification, CloneTask, FnTask, LanguageModel, Regression, Segmentation, Task, TokenModel,
-    Translation, field, upload, upload_as, values,
+    Classification, CloneTask, Distillation, DistillationOptions, FnTask, LanguageModel, Outputs,
+    Preference, Regression, Segmentation, Task, TokenModel, Translation, field, upload, upload_as,
+    values,
 };
 pub use timeline::{RecordedStep, Timeline};
 pub use trainer::{Position, Trainer};

@@ -30,7 +30,8 @@ pub(super) struct EvalArgs {
 
 pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
     let run_dir = RunDir::open(&arguments.run_dir)?;
-    let recipe = Recipe::load(&run_dir.recipe())?;
+    // A teacher has no part in scores.
+    let recipe = Recipe { distill: None, ..Recipe::load(&run_dir.recipe())? };
     let process_budget = arguments.device.process_budget();
     let device: Device = arguments.device.open(process_budget)?;
     let RecipeData { samples, mut test, .. } = recipe.open()?;

@@ -63,7 +63,7 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     /// Goes on with a text, by a pretrained model or by a run that trained one further.
     Generate(Box<generate::GenerateArgs>),
-    /// Writes the model of a run for other programs.
+    /// Writes a pretrained model, or that of a run, for other programs.
     Export(export::ExportArgs),
     /// Evaluates a trained model on its test data.
     Eval(eval::EvalArgs),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lowtide_nn::LoraOptions;
+use lowtide_nn::{LoraOptions, NnResult, Parameters};
 use lowtide_pretrained::{Config, Decoder};
 use lowtide_tensor::{DType, Device};
 
@@ -27,12 +27,40 @@ impl Trained {
     /// # Errors
     /// Those of the files; `Setting` for a run of another model; `OutOfMemory`.
     pub(super) fn open(path: &Path, device: &Device) -> Result<Trained> {
-        if path.join("recipe.toml").is_file() {
-            return Trained::of_run(path, device);
+        match Trained::is_run(path) {
+            true => Trained::of_run(path, device),
+            false => Trained::of_model(path, device, |_| Ok(())),
         }
+    }
+
+    /// The same with floats alone, as [`Trained::of_run_in_floats`] has them.
+    ///
+    /// # Errors
+    /// Those of [`Trained::open`].
+    pub(super) fn open_in_floats(path: &Path, device: &Device) -> Result<Trained> {
+        match Trained::is_run(path) {
+            true => Trained::of_run_in_floats(path, device),
+            false => Trained::of_model(path, device, |_| Ok(()))?.in_floats(),
+        }
+    }
+
+    /// The model in a folder, of which `change` sees each part when it was read.
+    ///
+    /// # Errors
+    /// Those of the files and of `change`; `OutOfMemory`.
+    pub(super) fn of_model(
+        path: &Path,
+        device: &Device,
+        change: impl FnMut(&mut dyn Parameters) -> NnResult<()>,
+    ) -> Result<Trained> {
         let config = Config::open(path)?;
-        let model = config.load(device, config.dtype().unwrap_or(DType::F32))?;
+        let model = config.load_with(device, config.dtype().unwrap_or(DType::F32), change)?;
         Ok(Trained { config, model, lora: None, base: path.display().to_string() })
+    }
+
+    /// Whether a folder is that of a run, not of a model.
+    pub(super) fn is_run(path: &Path) -> bool {
+        path.join("recipe.toml").is_file()
     }
 
     /// The model of a run as it was trained.
@@ -44,7 +72,8 @@ impl Trained {
         Trained::of_recipe(&Recipe::load(&run_dir.recipe())?, &run_dir, device)
     }
 
-    /// The same with the floats of its files where it was trained beside weights in few bits.
+    /// The same with the floats of its files where it was trained beside weights in few bits, or,
+    /// where the files have these, with what they stand for.
     ///
     /// # Errors
     /// Those of [`Trained::of_run`].
@@ -54,7 +83,21 @@ impl Trained {
         if let ModelRecipe::Pretrained(model) = &mut recipe.model {
             model.base = None;
         }
-        Trained::of_recipe(&recipe, &run_dir, device)
+        Trained::of_recipe(&recipe, &run_dir, device)?.in_floats()
+    }
+
+    /// With what weights in few bits stand for.
+    fn in_floats(mut self) -> Result<Trained> {
+        let mut outcome = Ok(());
+        self.model.visit_linears(&mut |_, layer| {
+            let dtype = layer.weight().value().dtype();
+            if outcome.is_ok() {
+                outcome = layer.dequantize(dtype);
+            }
+        });
+        outcome?;
+        let config = self.config.with_quantization(None).expect("floats are in any file");
+        Ok(Trained { config, ..self })
     }
 
     fn of_recipe(recipe: &Recipe, run_dir: &RunDir, device: &Device) -> Result<Trained> {
@@ -64,7 +107,12 @@ impl Trained {
         };
         let ModelRecipe::Pretrained(of_recipe) = &recipe.model else { return Err(wrong()) };
         let mut model = recipe.pretrained(device)?.ok_or_else(wrong)?;
-        lowtide_nn::load(&mut Learned::without_frozen(&mut model), &run_dir.model())?;
+        match of_recipe.fresh {
+            true => lowtide_nn::load(&mut model, &run_dir.model())?,
+            false => {
+                lowtide_nn::load(&mut Learned::without_frozen(&mut model), &run_dir.model())?;
+            }
+        }
         let (lora, base) = (of_recipe.lora.clone(), of_recipe.folder.display().to_string());
         Ok(Trained { config: Config::open(&of_recipe.folder)?, model, lora, base })
     }

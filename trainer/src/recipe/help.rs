@@ -6,7 +6,7 @@ use serde::Serialize;
 use toml::Table;
 
 use super::options::{Key, Kind};
-use super::{AugmentRecipe, DataRecipe, ModelRecipe, OptimizerRecipe, TrainRecipe};
+use super::{AugmentRecipe, DataRecipe, DistillRecipe, ModelRecipe, OptimizerRecipe, TrainRecipe};
 
 /// The kinds of optimizers, as recipes name them.
 pub const OPTIMIZERS: [&str; 15] = [
@@ -43,6 +43,8 @@ TABLE.KEY=VALUE` changes one. `lowtide recipes` lists those that ship, which are
     kinds(&mut text, ModelRecipe::kinds());
     text += "\n[train]\n";
     keys(&mut text, &values(&TrainRecipe::default()), TrainRecipe::KEYS);
+    text += "\n[distill]   a teacher beside the data: none unless the table is there\n";
+    keys(&mut text, &values(&DistillRecipe::default()), DistillRecipe::KEYS);
     text += "\n[optimizer]   options and defaults are those of lowtide_nn::optim\n";
     for kind in OPTIMIZERS {
         let parsed = toml::from_str::<OptimizerRecipe>(&format!("kind = \"{kind}\""));

@@ -2,6 +2,7 @@
 
 mod augment;
 mod data;
+mod distill;
 mod help;
 mod kind;
 mod model;
@@ -30,6 +31,7 @@ pub use data::{
     RandomTokensRecipe, Samples, SegmentationFolderRecipe, TarShardsRecipe, TextRecipe,
     TokenFileRecipe,
 };
+pub use distill::DistillRecipe;
 pub use help::{OPTIMIZERS, help};
 pub use model::{
     DeepCnnRecipe, GptRecipe, LstmRecipe, MlpRecipe, ModelRecipe, PretrainedRecipe, ResNetRecipe,
@@ -78,6 +80,9 @@ pub struct Recipe {
     pub warm_up: WarmUpRecipe,
     /// How long is trained, in what batches and types.
     pub train: TrainRecipe,
+    /// A teacher that the model learns of, beside its data; none if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distill: Option<DistillRecipe>,
 }
 
 options! {
@@ -213,6 +218,7 @@ impl Recipe {
             }
         }
         self.augment.check()?;
+        self.distill.iter().try_for_each(DistillRecipe::check)?;
         if let Some((at, dropout)) = self.model.dropout().filter(|(_, p)| !(0.0..1.0).contains(p)) {
             return wrong(at, format!("{dropout} is not from 0 up to 1"));
         }
@@ -281,13 +287,18 @@ impl Recipe {
         Fit::new(train).evaluate("test", test).epochs(self.train.epochs)
     }
 
-    /// The model with its initial values, and what it is to learn of such samples.
+    /// The model with its initial values, and what it is to learn of such samples, and perhaps of
+    /// a teacher.
     ///
     /// # Errors
-    /// `Setting` for a model that is not for them; `OutOfMemory`.
+    /// `Setting` for a model that is not for them; those of the teacher's files; `OutOfMemory`.
     pub fn task(&self, device: &Device, samples: Samples) -> Result<Box<dyn Task>> {
         let key = RandomKey::new(self.train.seed);
-        self.model.task(device, key, samples, self.train.parameters)
+        let task = self.model.task(device, key, samples, self.train.parameters)?;
+        match &self.distill {
+            Some(distill) => distill.task(task, device, samples),
+            None => Ok(task),
+        }
     }
 
     /// The optimizer with its schedule, without state yet.

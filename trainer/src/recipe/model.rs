@@ -131,6 +131,8 @@ options! {
     PretrainedRecipe {
         /// The folder with `config.json` and safetensors files, or a name in the hub's local cache.
         folder: PathBuf = PathBuf::from("model"),
+        /// Whether it begins with random weights; the folder then needs its `config.json` alone.
+        fresh: bool = false,
         /// Few bits for frozen weights: "int8", "nf4", "q8_0", "q4_0"; train.parameters if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         base: Option<FewBits> = None,

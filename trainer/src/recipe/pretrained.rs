@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use lowtide_nn::optim::AdamOptions;
-use lowtide_nn::{LoraOptions, Parameters, adapt, is_output_layer};
+use lowtide_nn::{LoraOptions, NnResult, Parameters, adapt, is_output_layer};
 use lowtide_pretrained::{Config, Decoder, Positions, PretrainedError};
 use lowtide_tensor::{DType, Device, QuantFormat, RandomKey};
 use serde::{Deserialize, Serialize};
@@ -47,12 +47,12 @@ impl PretrainedRecipe {
             let problem = format!("is {context}, and the model has {} positions", shape.context);
             return Err(setting("data.context", &problem));
         }
-        let model = self.model(&config, device, key, stored)?;
-        Ok(Box::new(LanguageModel::new(model).of_files()))
+        let task = LanguageModel::new(self.model(&config, device, key, stored)?);
+        Ok(Box::new(if self.fresh { task } else { task.of_files() }))
     }
 
-    /// The model with the weights of its folder and new adapters; on a simulated device the folder
-    /// needs no weights.
+    /// The model with the weights of its folder, or fresh ones, and new adapters; on a simulated
+    /// device the folder needs no weights.
     ///
     /// # Errors
     /// Those of the folder; `OutOfMemory`.
@@ -67,20 +67,21 @@ impl PretrainedRecipe {
             StoredType::F32 => DType::F32,
             StoredType::Bf16 => DType::BF16,
         };
-        let quantize = |part: &mut dyn Parameters| {
-            let mut outcome = Ok(());
-            part.visit_linears(&mut |name, layer| {
-                if let (Ok(()), Some(bits), false) = (&outcome, self.base, is_output_layer(name)) {
-                    outcome = layer.quantize(bits.format());
-                }
-            });
-            outcome
+        let quantize = |part: &mut dyn Parameters| match self.base {
+            Some(bits) => bits.quantize(part),
+            None => Ok(()),
         };
-        if self.base.is_some() && self.lora.is_none() {
+        let of_files = config.quantization().filter(|_| !self.fresh);
+        if (self.base.is_some() || of_files.is_some()) && self.lora.is_none() {
             let problem = "weights in few bits are not trained: model.lora says what is";
             return Err(setting("model.base", problem));
         }
-        let mut model = match device.is_simulated() {
+        if of_files.is_some() && self.base.is_some() {
+            let problem = "the files of the model have its weights in few bits already";
+            return Err(setting("model.base", problem));
+        }
+        let is_made = self.fresh || (device.is_simulated() && of_files.is_none());
+        let mut model = match is_made {
             true => config.decoder_with(device, key, dtype, quantize)?,
             // With its own error where only the configuration is known.
             false => Config::open(&self.folder)?.load_with(device, dtype, quantize)?,
@@ -110,7 +111,18 @@ pub enum FewBits {
 }
 
 impl FewBits {
-    fn format(self) -> QuantFormat {
+    /// Puts the weights of linear layers in these bits, but those of output layers.
+    pub(crate) fn quantize(self, part: &mut dyn Parameters) -> NnResult<()> {
+        let mut outcome = Ok(());
+        part.visit_linears(&mut |name, layer| {
+            if outcome.is_ok() && !is_output_layer(name) {
+                outcome = layer.quantize(self.format());
+            }
+        });
+        outcome
+    }
+
+    pub(crate) fn format(self) -> QuantFormat {
         match self {
             FewBits::Int8 => QuantFormat::Int8Rows,
             FewBits::Nf4 => QuantFormat::Nf4 { double: true },
@@ -182,7 +194,7 @@ impl Recipe {
         let folder = folder.to_owned();
         Ok(Recipe {
             data: DataRecipe::RandomTokens(data),
-            model: ModelRecipe::Pretrained(PretrainedRecipe { folder, base, lora }),
+            model: ModelRecipe::Pretrained(PretrainedRecipe { folder, fresh: false, base, lora }),
             optimizer: OptimizerRecipe::Adamw(AdamRecipe {
                 learning_rate,
                 betas,

@@ -3,16 +3,14 @@
 use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
 use lowtide_data::BatchView;
-use lowtide_nn::{
-    CrossEntropyOptions, Loss, Module, Parameters, cross_entropy, soft_cross_entropy,
-};
+use lowtide_nn::{Logits, Loss, Module, Parameters, cross_entropy};
 use lowtide_tensor::{DType, Device, SortOrder, Tensor};
 
 use crate::error::{Result, TrainError};
 use crate::score::{Metric, Score};
 use crate::task::{
-    Task, field, float_type, labels_that_count, right_ones, sum_of, upload, upload_as, values,
-    values_of,
+    Outputs, Task, field, float_type, labels_that_count, right_ones, sum_of, upload, upload_as,
+    values, values_of,
 };
 
 /// Images to classes by cross-entropy: fields `images` `[B, ..]` (floats, or bytes, which become
@@ -62,6 +60,20 @@ impl<M: Module + Clone> Classification<M> {
         let labels = upload(device, field(part, "labels")?)?;
         Ok((self.model.forward(pass, pass.constant(images))?, labels))
     }
+
+    fn outputs_of(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Outputs> {
+        let (logits, labels) = self.logits(pass, device, part)?;
+        let shares = match part.field("labels.other") {
+            Some(_) => {
+                let shares = shares(part, logits.shape()[1])?;
+                let _scope = device.category(Category::Input);
+                let shares = Tensor::from_slice(device, *logits.shape(), &shares)?;
+                Some(shares.to_dtype(logits.value().dtype())?)
+            }
+            None => None,
+        };
+        Ok(Outputs { logits: Logits::Whole(logits), labels, shares })
+    }
 }
 
 impl<M: Module + Clone + 'static> Task for Classification<M> {
@@ -74,17 +86,16 @@ impl<M: Module + Clone + 'static> Task for Classification<M> {
     }
 
     fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
-        let (logits, labels) = self.logits(pass, device, part)?;
-        if part.field("labels.other").is_none() {
-            return Ok(cross_entropy(logits, &labels)?);
-        }
-        let shares = shares(part, logits.shape()[1])?;
-        let shares = {
-            let _scope = device.category(Category::Input);
-            Tensor::from_slice(device, *logits.shape(), &shares)?
-                .to_dtype(logits.value().dtype())?
-        };
-        Ok(soft_cross_entropy(logits, &shares, CrossEntropyOptions::default())?)
+        self.outputs_of(pass, device, part)?.loss()
+    }
+
+    fn outputs(
+        &self,
+        pass: &Pass,
+        device: &Device,
+        part: &BatchView<'_>,
+    ) -> Result<Option<Outputs>> {
+        self.outputs_of(pass, device, part).map(Some)
     }
 
     fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {

@@ -3,13 +3,13 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_data::{BatchView, IGNORED_LABEL};
 use lowtide_nn::models::{Gpt, LstmModel};
-use lowtide_nn::{LinearCrossEntropyOptions, Loss, Module, Parameters, cross_entropy};
+use lowtide_nn::{LinearCrossEntropyOptions, Logits, Loss, Module, Parameters, cross_entropy};
 use lowtide_pretrained::Decoder;
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
 use crate::score::{Metric, Score};
-use crate::task::{Task, field, labels_that_count, sum_of, upload, values};
+use crate::task::{Outputs, Task, field, labels_that_count, sum_of, upload, values};
 
 /// Tokens to the tokens that follow, by cross-entropy: the field `tokens` `[B, T + 1]` of i64. The
 /// first T of a row are read, and the last T are to be predicted, unless they are -100; where there
@@ -27,6 +27,16 @@ pub trait TokenModel: Parameters {
     /// # Errors
     /// Those of the model and of cross-entropy.
     fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss>;
+
+    /// The logits of [`TokenModel::token_loss`], `[B, T, V]`, for losses of other kinds; `None` of
+    /// a model that does not give them.
+    ///
+    /// # Errors
+    /// Those of the model.
+    fn token_logits(&self, pass: &Pass, tokens: Var) -> Result<Option<Logits>> {
+        let _ = (pass, tokens);
+        Ok(None)
+    }
 }
 
 impl TokenModel for Gpt {
@@ -34,12 +44,20 @@ impl TokenModel for Gpt {
     fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss> {
         Ok(self.loss(pass, tokens, labels, LinearCrossEntropyOptions::default())?)
     }
+
+    fn token_logits(&self, pass: &Pass, tokens: Var) -> Result<Option<Logits>> {
+        Ok(Some(self.logits(pass, tokens)?))
+    }
 }
 
 impl TokenModel for Decoder {
     /// In chunks, as that of [`Gpt`].
     fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss> {
         Ok(self.loss(pass, tokens, labels, LinearCrossEntropyOptions::default())?)
+    }
+
+    fn token_logits(&self, pass: &Pass, tokens: Var) -> Result<Option<Logits>> {
+        Ok(Some(self.linear_logits(pass, tokens)?))
     }
 }
 
@@ -49,6 +67,10 @@ impl TokenModel for LstmModel {
         let logits = self.forward(pass, tokens)?;
         let [count, classes] = [labels.element_count(), logits.shape()[2]];
         Ok(cross_entropy(logits.reshape([count, classes])?, &labels.reshape([count])?)?)
+    }
+
+    fn token_logits(&self, pass: &Pass, tokens: Var) -> Result<Option<Logits>> {
+        Ok(Some(Logits::Whole(self.forward(pass, tokens)?)))
     }
 }
 
@@ -71,6 +93,12 @@ impl<M: TokenModel + Clone> LanguageModel<M> {
     }
 
     fn loss_of(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
+        let [inputs, labels] = self.read(device, part)?;
+        self.model.token_loss(pass, pass.constant(inputs), &labels)
+    }
+
+    /// Tokens to read, and those that follow.
+    fn read(&self, device: &Device, part: &BatchView<'_>) -> Result<[Tensor; 2]> {
         let tokens = upload(device, field(part, "tokens")?)?;
         let len = row_len(part)? - 1;
         let [inputs, labels] = [0, 1].map(|start| tokens.narrow(1, start, len));
@@ -79,7 +107,7 @@ impl<M: TokenModel + Clone> LanguageModel<M> {
             Some(labels) => upload(device, labels)?,
             None => labels.contiguous()?,
         };
-        self.model.token_loss(pass, pass.constant(inputs), &labels)
+        Ok([inputs, labels])
     }
 }
 
@@ -111,6 +139,17 @@ impl<M: TokenModel + Clone + 'static> Task for LanguageModel<M> {
 
     fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
         self.loss_of(pass, device, part)
+    }
+
+    fn outputs(
+        &self,
+        pass: &Pass,
+        device: &Device,
+        part: &BatchView<'_>,
+    ) -> Result<Option<Outputs>> {
+        let [inputs, labels] = self.read(device, part)?;
+        let logits = self.model.token_logits(pass, pass.constant(inputs))?;
+        Ok(logits.map(|logits| Outputs { logits, labels, shares: None }))
     }
 
     fn base_is_elsewhere(&self) -> bool {

@@ -2,7 +2,10 @@
 
 mod classification;
 mod closures;
+mod distillation;
 mod language;
+mod outputs;
+mod preference;
 mod regression;
 mod segmentation;
 mod translation;
@@ -15,7 +18,10 @@ use lowtide_tensor::{DType, Device, Tensor};
 
 pub use classification::Classification;
 pub use closures::FnTask;
+pub use distillation::{Distillation, DistillationOptions};
 pub use language::{LanguageModel, TokenModel};
+pub use outputs::Outputs;
+pub use preference::Preference;
 pub use regression::Regression;
 pub use segmentation::Segmentation;
 pub use translation::Translation;
@@ -54,6 +60,20 @@ pub trait Task: CloneTask {
     /// # Errors
     /// Anything; out of memory is recovered from.
     fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score>;
+
+    /// The logits of a part of a batch and what they should be, for a [`Distillation`], of tasks
+    /// that are of classes; `None` of others.
+    ///
+    /// # Errors
+    /// Those of [`Task::loss`].
+    fn outputs(
+        &self,
+        _pass: &Pass,
+        _device: &Device,
+        _part: &BatchView<'_>,
+    ) -> Result<Option<Outputs>> {
+        Ok(None)
+    }
 
     /// The models that are trained in turn within one step, such as `["discriminator",
     /// "generator"]`, by what their parameters' names begin with. Each turn has a forward and a
@@ -123,6 +143,15 @@ impl Task for Box<dyn Task> {
 
     fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {
         (**self).score(device, part)
+    }
+
+    fn outputs(
+        &self,
+        pass: &Pass,
+        device: &Device,
+        part: &BatchView<'_>,
+    ) -> Result<Option<Outputs>> {
+        (**self).outputs(pass, device, part)
     }
 
     fn turns(&self) -> Vec<String> {

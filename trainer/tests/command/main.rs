@@ -5,6 +5,7 @@ mod calls;
 mod cuda;
 mod data;
 mod disk;
+mod distill;
 mod eval;
 mod faults;
 #[cfg(target_os = "linux")]

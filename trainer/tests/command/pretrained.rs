@@ -116,6 +116,77 @@ fn adapters_learn_within_the_plan_and_alone_are_saved() {
     assert_eq!(place.list("adapters"), ["adapter_config.json", "adapter_model.safetensors"]);
 }
 
+#[test]
+fn models_and_runs_are_exported_as_gguf_files() {
+    let place = place();
+    let said = place.run("export llama plain.gguf --format gguf").check_done();
+    assert!(said.contains("plain.gguf has the model"), "{said}");
+    let plain = place.read("plain.gguf");
+    assert!(plain.starts_with(b"GGUF\x03\0\0\0"));
+    let has = |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|it| it == text.as_bytes());
+    for text in ["general.architecture", "llama.block_count", "tokenizer.ggml.merges", "gpt-2"] {
+        assert!(has(&plain, text), "{text}");
+    }
+    let mut sizes = Vec::new();
+    for kind in ["f32", "bf16", "q8_0", "q4_0"] {
+        place.run(&format!("export llama {kind}.gguf --format gguf --type {kind}")).check_done();
+        sizes.push(place.read(&format!("{kind}.gguf")).len());
+    }
+    assert!(sizes.windows(2).all(|pair| pair[1] < pair[0]), "{sizes:?}");
+    assert!(place.read("f32.gguf") == plain);
+
+    // What a run learned is in its file, and nothing else differs.
+    let options = "--lora 4 --base int8 --seq 16 --batch 8 --epochs 1 --quiet --out run";
+    place.run(&format!("finetune llama texts.jsonl {options}")).check_done();
+    place.run("export run run.gguf --format gguf --type f32").check_done();
+    let learned = place.read("run.gguf");
+    assert!(learned.len() == plain.len() && learned != plain);
+    place.run("export run merged").check_done();
+    place.run("export merged merged.gguf --format gguf --type f32").check_done();
+    let merged = place.read("merged.gguf");
+    let tensors = |bytes: &[u8]| bytes[bytes.len() - 100_000..].to_vec();
+    assert!(tensors(&merged) == tensors(&learned));
+
+    fs::remove_file(place.path("llama/tokenizer.json")).expect("it was there");
+    let said = place.run("export llama bare.gguf --format gguf").check_done();
+    assert!(said.contains("no vocabulary"), "{said}");
+    let refused = |arguments: &str, words: &[&str]| {
+        let before = place.list(".");
+        place.run(arguments).check_refused(1, words);
+        assert_eq!(place.list("."), before, "{arguments}");
+    };
+    refused("export llama plain.gguf --format gguf", &["plain.gguf", "exists"]);
+    refused("export llama lost.gguf --format gguf --type q5_1", &["q5_1", "q4_0"]);
+    refused("export llama lost --type q8_0", &["--type", "--format gguf"]);
+    refused("export llama lost --format onnx --type q8_0", &["--type", "f32 or f16"]);
+    refused("export llama lost --format peft", &["llama", "no adapters"]);
+    refused("export none lost.gguf --format gguf", &["none is no folder"]);
+    place.train("digits --epochs 1 --set model.channels=4", "digits");
+    refused("export digits lost.gguf --format gguf", &["not a pretrained one"]);
+}
+
+#[test]
+fn models_and_runs_are_exported_as_onnx_graphs() {
+    let place = place();
+    let files = ["config.json", "model.onnx", "model.onnx.data", "tokenizer.json"];
+    let mut sizes = Vec::new();
+    for options in ["", "--type f32", "--type f16"] {
+        let out = format!("onnx{}", sizes.len());
+        place.run(&format!("export llama {out} --format onnx {options}")).check_done();
+        assert_eq!(place.list(&out), files);
+        sizes.push(place.read(&format!("{out}/model.onnx.data")).len());
+    }
+    assert!(sizes[0] == sizes[1] && sizes[2] < sizes[1], "{sizes:?}");
+    let options = "--lora 4 --seq 16 --batch 8 --epochs 1 --quiet --out run";
+    place.run(&format!("finetune llama texts.jsonl {options}")).check_done();
+    place.run("export run learned --format onnx").check_done();
+    let data = |folder: &str| place.read(&format!("{folder}/model.onnx.data"));
+    assert!(data("learned").len() == sizes[0] && data("learned") != data("onnx0"));
+    place.run("export run merged").check_done();
+    place.run("export merged again --format onnx").check_done();
+    assert!(data("again") == data("learned"));
+}
+
 fn first_loss(place: &Place) -> f64 {
     let metrics = place.read("run/metrics.jsonl");
     let metrics = String::from_utf8(metrics).expect("text");
@@ -142,6 +213,74 @@ fn every_method_runs_as_planned_and_goes_on_to_the_same_bits() {
             assert_eq!(resumed["final_state_hash"], whole["final_state_hash"], "{method} {data}");
         }
     }
+}
+
+#[test]
+fn a_model_in_few_bits_is_trained_beside_from_its_files() {
+    let place = place();
+    for (bits, format) in [("nf4", 4), ("int8", 8)] {
+        place.run(&format!("export llama few{bits} --type {bits}")).check_done();
+        let config =
+            json(&String::from_utf8(place.read(&format!("few{bits}/config.json"))).unwrap());
+        assert_eq!(config["quantization_config"][format!("load_in_{format}bit")], true, "{config}");
+        let common = "texts.jsonl --lora 4 --seq 24 --batch 4 --epochs 2 --quiet --json";
+        let run = |model: &str| {
+            let out = place.run(&format!("finetune {model} {common} --out run-{}", model.len()));
+            json(&out.check_done())
+        };
+        let mapped = run(&format!("few{bits}"));
+        assert_eq!(mapped["predicted_peak_bytes"], mapped["measured_peak_bytes"], "{bits}");
+        let in_memory = run(&format!("llama --base {bits}"));
+        // Tables and norms beside codes are of bf16 in one and of f32 in the other.
+        let loss = |summary: &Value| summary["test_loss"].as_f64().expect("a loss");
+        let [x, y] = [loss(&mapped), loss(&in_memory)];
+        assert!((x - y).abs() < 0.02 * y, "{bits}: {x} {y}");
+        let trained = format!("run-{}", format!("few{bits}").len());
+        place.run(&format!("export {trained} merged{bits}")).check_done();
+        let text = |model: &str| {
+            let greedy = format!("generate {model} --prompt after --tokens 8 --json");
+            json(&place.run(&greedy).check_done())["text"].clone()
+        };
+        assert_eq!(text(&trained), text(&format!("merged{bits}")), "{bits}");
+        place.run(&format!("finetune few{bits} texts.jsonl")).check_refused(1, &["model.lora"]);
+        let again = format!("finetune few{bits} texts.jsonl --lora 4 --base int8");
+        place.run(&again).check_refused(1, &["model.base", "already"]);
+    }
+    place.run("export llama other --type q8_0").check_refused(1, &["--type", "nf4"]);
+}
+
+#[test]
+fn a_model_is_trained_from_its_configuration_alone() {
+    let place = place();
+    fs::remove_file(place.path("llama/model.safetensors")).expect("it was there");
+    place.write(
+        "fresh.toml",
+        r#"
+            model = { kind = "pretrained", folder = "llama", fresh = true }
+            optimizer = { kind = "adamw", learning_rate = 3e-3 }
+            train = { epochs = 4, batch_size = 4 }
+            [data]
+            kind = "json-lines"
+            file = "texts.jsonl"
+            tokenizer = "llama/tokenizer.json"
+            context = 24
+        "#,
+    );
+    let run = |options: &str| {
+        json(&place.run(&format!("train fresh.toml --quiet --json {options}")).check_done())
+    };
+    let whole = run("--out run");
+    assert_eq!(whole["predicted_peak_bytes"], whole["measured_peak_bytes"]);
+    run("--epochs 2 --checkpoint-every 1epoch --out part");
+    let resumed = json(&place.run("train --resume part --epochs 4 --quiet --json").check_done());
+    assert_eq!(resumed["final_state_hash"], whole["final_state_hash"]);
+    place.run("export run model").check_done();
+    let tokens = |model: &str| {
+        let greedy = format!("generate {model} --prompt after --tokens 8 --json");
+        json(&place.run(&greedy).check_done())["text"].clone()
+    };
+    assert_eq!(tokens("run"), tokens("model"));
+    place.run("finetune model texts.jsonl --lora 2 --seq 24 --epochs 1 --quiet").check_done();
 }
 
 #[test]

@@ -1,0 +1,193 @@
+//! A student that learns of a teacher.
+
+use std::collections::BTreeSet;
+
+use lowtide_autograd::Pass;
+use lowtide_data::BatchView;
+use lowtide_nn::{Buffer, Linear, Loss, Parameter, Parameters};
+use lowtide_tensor::{Device, Tensor};
+
+use crate::error::{Result, TrainError};
+use crate::score::Score;
+use crate::task::{Outputs, Task};
+
+/// How a student learns of a teacher.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DistillationOptions {
+    /// What the logits of both are divided by, T: with more of it the classes that are not the
+    /// right one count more.
+    pub temperature: f64,
+    /// The share a of the teacher in the loss, from 0 to 1.
+    pub weight: f64,
+}
+
+impl Default for DistillationOptions {
+    fn default() -> Self {
+        DistillationOptions { temperature: 2.0, weight: 0.5 }
+    }
+}
+
+/// A task whose model, the student, learns of that of another task, the teacher, which is frozen:
+/// `(1 - a) CE + a T² KL(teacher ‖ student)` (Hinton, Vinyals and Dean, "Distilling the knowledge
+/// in a neural network", 2015), where CE is the student's own loss, and KL that of the softmax of
+/// logits divided by T. Counts and scores are the student's; a target that does not count has no
+/// part in either. With a weight of 0 the bits are those of the student's task, and the teacher is
+/// not asked.
+///
+/// The teacher computes in evaluation mode and in its own types, before the student, and saves
+/// nothing for backward. Its parameters are called `teacher.`, and counted in plans. Checkpoints
+/// and files of runs do not have them, nor other frozen parameters: see
+/// [`Task::base_is_elsewhere`].
+///
+/// Both tasks are of classes: [`Task::outputs`].
+#[derive(Clone, Debug)]
+pub struct Distillation<S, T> {
+    student: S,
+    teacher: T,
+    options: DistillationOptions,
+}
+
+impl<S: Task, T: Task> Distillation<S, T> {
+    /// The task of the student with the teacher's help. Freezes the teacher, through all handles to
+    /// its parameters.
+    ///
+    /// # Errors
+    /// `Setting` for a temperature that is not above 0, a weight outside `[0, 1]`, and a student
+    /// that shares parameters with its teacher: clones do, and so does what is left whole where
+    /// [channels](lowtide_nn::prune::channels) were taken out of a clone.
+    pub fn new(mut student: S, mut teacher: T, options: DistillationOptions) -> Result<Self> {
+        options.check()?;
+        let mut own = BTreeSet::new();
+        student.parameters().visit(&mut |_, parameter| _ = own.insert(parameter.id()));
+        let mut shared = None;
+        teacher.parameters().visit(&mut |name, parameter| {
+            if shared.is_none() && own.contains(&parameter.id()) {
+                shared = Some(name.to_owned());
+            }
+        });
+        if let Some(place) = shared {
+            let problem = "is the student's and the teacher's, which would freeze it".to_owned();
+            return Err(TrainError::Setting { place, problem });
+        }
+        teacher.parameters().visit(&mut |_, parameter| parameter.freeze());
+        teacher.parameters().visit_buffers(&mut |_, buffer| {
+            *buffer = Buffer::constant(buffer.value().clone());
+        });
+        Ok(Distillation { student, teacher, options })
+    }
+
+    /// The task of the student.
+    pub fn student(&self) -> &S {
+        &self.student
+    }
+
+    /// The task of the teacher.
+    pub fn teacher(&self) -> &T {
+        &self.teacher
+    }
+}
+
+impl DistillationOptions {
+    /// # Errors
+    /// Those of [`Distillation::new`].
+    pub(crate) fn check(&self) -> Result<()> {
+        let wrong = |name: &str, problem: String| {
+            Err(TrainError::Setting { place: format!("distill.{name}"), problem })
+        };
+        let &DistillationOptions { temperature, weight } = self;
+        if !(temperature > 0.0 && temperature.is_finite()) {
+            return wrong("temperature", format!("{temperature} is not above 0"));
+        }
+        if !(0.0..=1.0).contains(&weight) {
+            return wrong("weight", format!("{weight} is not from 0 to 1"));
+        }
+        Ok(())
+    }
+}
+
+impl<S: Task + Clone + 'static, T: Task + Clone + 'static> Parameters for Distillation<S, T> {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.student.parameters().visit(visitor);
+        let mut of_teacher =
+            |name: &str, own: &mut Parameter| visitor(&format!("teacher.{name}"), own);
+        self.teacher.parameters().visit(&mut of_teacher);
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        self.student.parameters().visit_buffers(visitor);
+        let mut of_teacher =
+            |name: &str, own: &mut Buffer| visitor(&format!("teacher.{name}"), own);
+        self.teacher.parameters().visit_buffers(&mut of_teacher);
+    }
+
+    /// The student's: the teacher saves nothing.
+    fn visit_policies(
+        &mut self,
+        visitor: &mut dyn FnMut(&mut Option<lowtide_autograd::SavedPolicy>),
+    ) {
+        self.student.parameters().visit_policies(visitor);
+    }
+
+    /// The student's: the teacher is not to be adapted.
+    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        self.student.parameters().visit_linears(visitor);
+    }
+}
+
+impl<S: Task + Clone + 'static, T: Task + Clone + 'static> Task for Distillation<S, T> {
+    fn parameters(&mut self) -> &mut dyn Parameters {
+        self
+    }
+
+    fn count(&self, batch: &BatchView<'_>) -> Result<f64> {
+        self.student.count(batch)
+    }
+
+    fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
+        let DistillationOptions { temperature, weight } = self.options;
+        if weight == 0.0 {
+            return self.student.loss(pass, device, part);
+        }
+        let silent = Pass::eval();
+        let taught = silent.within("teacher", || self.teacher.outputs(&silent, device, part))?;
+        let taught = taught.ok_or_else(|| without_classes("teacher"))?.logits;
+        let own = self.student.outputs(pass, device, part)?;
+        let own = own.ok_or_else(|| without_classes("student"))?;
+        let classes = [own.logits.classes(), taught.classes()];
+        if classes[0] != classes[1] {
+            let [student, teacher] = classes;
+            let problem = format!("has {student} classes, and its teacher {teacher}");
+            return Err(TrainError::Setting { place: "student".to_owned(), problem });
+        }
+        let labels: Tensor = own.labels.clone();
+        let soft = own.logits.clone().distillation(taught, &labels, temperature)?;
+        let soft = Loss { sum: soft.sum.mul_scalar(weight)?, ..soft };
+        if weight == 1.0 {
+            return Ok(soft);
+        }
+        let hard = own.loss()?;
+        Ok(Loss { sum: soft.sum.add(hard.sum.mul_scalar(1.0 - weight)?)?, ..hard })
+    }
+
+    fn outputs(
+        &self,
+        pass: &Pass,
+        device: &Device,
+        part: &BatchView<'_>,
+    ) -> Result<Option<Outputs>> {
+        self.student.outputs(pass, device, part)
+    }
+
+    fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {
+        self.student.score(device, part)
+    }
+
+    fn base_is_elsewhere(&self) -> bool {
+        true
+    }
+}
+
+fn without_classes(place: &str) -> TrainError {
+    let problem = "its task gives no logits: it is not of classes".to_owned();
+    TrainError::Setting { place: place.to_owned(), problem }
+}

@@ -1,0 +1,193 @@
+//! Answers that people prefer to others.
+
+use std::collections::BTreeSet;
+
+use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_data::BatchView;
+use lowtide_nn::{
+    Buffer, Linear, Loss, Parameter, Parameters, adapted, preference, remove_adapters,
+};
+use lowtide_tensor::{DType, Device, Tensor};
+
+use crate::error::{Result, TrainError};
+use crate::score::{Metric, Score};
+use crate::task::{Task, TokenModel, field, sum_of, upload, values_of};
+
+/// Answers that were chosen over others, by direct preference optimisation (Rafailov et al.,
+/// "Direct preference optimization: your language model is secretly a reward model", 2023):
+/// `-ln sigmoid(beta ((ln p(chosen) - ln r(chosen)) - (ln p(rejected) - ln r(rejected))))` of each
+/// pair, where p is the model's probability of an answer and r that of a reference, which stays as
+/// it is. Fields are those of [`PreferenceRows`](lowtide_data::PreferenceRows): `chosen` and
+/// `rejected` `[B, T + 1]`, `chosen.labels` and `rejected.labels` `[B, T]`, of i64. Scored by the
+/// `accuracy`: how often the model moved towards the chosen answer.
+///
+/// Both answers are one batch of twice as many rows. The reference is asked first, in evaluation
+/// mode, and saves nothing for backward.
+#[derive(Clone, Debug)]
+pub struct Preference<M> {
+    model: M,
+    /// The model without its adapters if absent.
+    reference: Option<M>,
+    beta: f64,
+    base_is_elsewhere: bool,
+}
+
+impl<M: TokenModel + Clone> Preference<M> {
+    /// The task of training the adapters of `model`: the reference is the model without them, of
+    /// which there is no copy.
+    ///
+    /// # Errors
+    /// `Setting` for a model without adapters, and unless beta is above 0 (0.1 is usual).
+    pub fn of_adapters(mut model: M, beta: f64) -> Result<Self> {
+        if adapted(&mut model).is_empty() {
+            let problem = "has no adapters, and no other model to compare it with".to_owned();
+            return Err(TrainError::Setting { place: "model".to_owned(), problem });
+        }
+        Preference { model, reference: None, beta, base_is_elsewhere: false }.checked()
+    }
+
+    /// The task of training `model`, with a reference of its own, which is frozen through all its
+    /// handles: not a clone of the model, but loaded beside it. Its parameters are called
+    /// `reference.` and counted in plans; checkpoints and files of runs do not have them, nor other
+    /// frozen parameters.
+    ///
+    /// # Errors
+    /// `Setting` for a reference that shares parameters with the model, and unless beta is above 0.
+    pub fn with_reference(mut model: M, mut reference: M, beta: f64) -> Result<Self> {
+        let mut own = BTreeSet::new();
+        model.visit(&mut |_, parameter| _ = own.insert(parameter.id()));
+        let mut is_shared = false;
+        reference.visit(&mut |_, parameter| is_shared |= own.contains(&parameter.id()));
+        if is_shared {
+            let problem = "shares parameters with the model, which would freeze".to_owned();
+            return Err(TrainError::Setting { place: "reference".to_owned(), problem });
+        }
+        reference.visit(&mut |_, parameter| parameter.freeze());
+        reference.visit_buffers(&mut |_, buffer| {
+            *buffer = Buffer::constant(buffer.value().clone());
+        });
+        let reference = Some(reference);
+        Preference { model, reference, beta, base_is_elsewhere: true }.checked()
+    }
+
+    /// The same of a pretrained model, whose frozen parameters are in files that stay: see
+    /// [`Task::base_is_elsewhere`].
+    #[must_use]
+    pub fn of_files(self) -> Self {
+        Preference { base_is_elsewhere: true, ..self }
+    }
+
+    /// The model that is trained.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    fn checked(self) -> Result<Self> {
+        if self.beta > 0.0 && self.beta.is_finite() {
+            return Ok(self);
+        }
+        let problem = format!("{} is not above 0", self.beta);
+        Err(TrainError::Setting { place: "beta".to_owned(), problem })
+    }
+
+    /// The loss, and for each pair how far the model moved towards the chosen answer.
+    fn loss_of(
+        &self,
+        pass: &Pass,
+        device: &Device,
+        part: &BatchView<'_>,
+    ) -> Result<(Loss, Tensor)> {
+        let both = |names: [&str; 2]| -> Result<Tensor> {
+            let [chosen, rejected] = names.map(|name| upload(device, field(part, name)?));
+            Ok(Tensor::cat(&[&chosen?, &rejected?], 0)?)
+        };
+        let labels = both(["chosen.labels", "rejected.labels"])?; // [2B, T]
+        let tokens = both(["chosen", "rejected"])?.narrow(1, 0, labels.shape()[1])?.contiguous()?;
+        let reference = {
+            let silent = Pass::eval();
+            let base = self.reference.clone().unwrap_or_else(|| {
+                // Handles: the base is the model's own.
+                let mut base = self.model.clone();
+                remove_adapters(&mut base);
+                base
+            });
+            let of_base =
+                silent.within("reference", || log_likelihoods(&base, &silent, &tokens, &labels));
+            of_base?.value().clone()
+        };
+        let own = log_likelihoods(&self.model, pass, &tokens, &labels)?; // [2B]
+        let pairs = own.shape()[0] / 2;
+        let half = |index: usize| own.clone().narrow(0, index * pairs, pairs);
+        let of_reference = |index: usize| reference.narrow(0, index * pairs, pairs);
+        let references = [of_reference(0)?, of_reference(1)?];
+        let (loss, margins) = preference([half(0)?, half(1)?], &references, self.beta)?;
+        Ok((loss, margins))
+    }
+}
+
+/// The logarithm of each row's probability, `[2B]`.
+fn log_likelihoods(
+    model: &impl TokenModel,
+    pass: &Pass,
+    tokens: &Tensor,
+    labels: &Tensor,
+) -> Result<Var> {
+    let logits = model.token_logits(pass, pass.constant(tokens.clone()))?;
+    let logits = logits.ok_or_else(|| TrainError::Setting {
+        place: "model".to_owned(),
+        problem: "gives no logits".to_owned(),
+    })?;
+    Ok(logits.log_likelihoods(labels)?)
+}
+
+impl<M: TokenModel + Clone> Parameters for Preference<M> {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.model.visit(visitor);
+        if let Some(reference) = &mut self.reference {
+            reference.visit(&mut |name, own| visitor(&format!("reference.{name}"), own));
+        }
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        self.model.visit_buffers(visitor);
+        if let Some(reference) = &mut self.reference {
+            reference.visit_buffers(&mut |name, own| visitor(&format!("reference.{name}"), own));
+        }
+    }
+
+    /// The model's: the reference saves nothing.
+    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
+        self.model.visit_policies(visitor);
+    }
+
+    /// The model's: the reference is not to be adapted.
+    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        self.model.visit_linears(visitor);
+    }
+}
+
+impl<M: TokenModel + Clone + 'static> Task for Preference<M> {
+    fn parameters(&mut self) -> &mut dyn Parameters {
+        self
+    }
+
+    fn count(&self, batch: &BatchView<'_>) -> Result<f64> {
+        Ok(batch.len() as f64)
+    }
+
+    fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
+        Ok(self.loss_of(pass, device, part)?.0)
+    }
+
+    fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {
+        let (loss, margins) = self.loss_of(&Pass::eval(), device, part)?;
+        let margins = values_of::<f64>(&margins.to_dtype(DType::F64)?)?;
+        let right = margins.into_iter().filter(|&margin| margin > 0.0).count() as f64;
+        let count = part.len() as f64;
+        Ok(Score::new(sum_of(&loss)?, count).with(Metric::fraction("accuracy", right, count)))
+    }
+
+    fn base_is_elsewhere(&self) -> bool {
+        self.base_is_elsewhere
+    }
+}
