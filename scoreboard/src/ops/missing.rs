@@ -91,6 +91,8 @@ pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
 pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
     ("linalg.norm", "f16", 1, "two roundings in the gradient are beyond one part in 1000"),
     ("linalg.vector_norm", "f16", 1, "two roundings in the gradient are beyond one part in 1000"),
+    // Element 69: 5.7e-5 off the gradient of f64, the difference of two numbers near 0.03.
+    ("nn.CrossEntropyLoss", "bf16", 1, "weights times probabilities are rounded, then subtracted"),
     // in_proj_weight, element 4: 1.1e-5 off the gradient of f64. Rounding Σ dy·y once, and nothing
     // else, moves it by 0.6e-5; y is rounded too. Rounding scores, weights or dp moves it by 3e-8.
     ("nn.MultiheadAttention", "f32", 1, "a key of weight 0.99995: dp - Σ dy·y is its rounding"),

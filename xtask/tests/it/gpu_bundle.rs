@@ -248,6 +248,15 @@ fn what_is_missing_is_named_and_libraries_are_those_of_the_interpreter_with_torc
     assert_eq!(sections["sanitizer memcheck"]["refused"], "no compute-sanitizer on the PATH");
     let lines = &results["tests"]["lines"];
     assert_eq!(lines["compute-sanitizer"], "not on the PATH");
+    // The interpreter of this machine may have it, as that of a virtual environment.
+    let ask = Command::new(&real).args(["-c", "import torch"]).output();
+    if ask.is_ok_and(|asked| asked.status.success()) {
+        assert!(
+            lines["python"].as_str().is_some_and(|line| line.contains("with torch")),
+            "{lines}"
+        );
+        return;
+    }
     assert!(lines["python"].as_str().is_some_and(|line| line.ends_with("has no torch")), "{lines}");
     let refused = &sections["cudnn"]["figures"][0]["refused"];
     assert!(refused.as_str().is_some_and(|text| text.contains("torch")), "{refused}");
