@@ -27,8 +27,8 @@ pub(super) fn stored(
         let Some((part, name)) = names.translated(&name) else { continue };
         let is_norm = part.ends_with("_norm");
         let columns = value.shape().last().copied().unwrap_or(1);
-        let is_whole = value.shape().len() < 2 || is_norm || part == "position_embd";
-        let kind = match is_whole {
+        let is_f32 = value.shape().len() < 2 || is_norm || part == "position_embd";
+        let kind = match is_f32 {
             true => GgufType::F32,
             false if wanted.fits(columns) => wanted,
             false => {
