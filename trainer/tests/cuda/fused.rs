@@ -38,7 +38,7 @@ fn run(gpu: &Gpu, run: &Run, fused_update: bool, after: impl FnMut(u64)) -> (u64
 
 #[test]
 fn fused_update_has_the_bits_and_the_planned_peak() {
-    let Some(gpu) = Gpu::pretend() else { return };
+    let Some(gpu) = Gpu::take() else { return };
     for kind in KINDS {
         let of = Run { kind, ..small() };
         let (apart, _) = run(&gpu, &of, false, |_| {});

@@ -27,7 +27,7 @@ fn simulated() -> Device {
 
 #[test]
 fn plan_without_a_device_is_the_run_on_one_to_the_byte() {
-    let Some(gpu) = Gpu::pretend() else { return };
+    let Some(gpu) = Gpu::take() else { return };
     let of = Run { channels: 24, kind: Kind::Momentum, ..small() };
     let run = Run { train_len: 1440, batch_size: 1440, ..of };
     let mut outcomes = Vec::new();
@@ -74,7 +74,7 @@ impl UpdateRule for Own {
 
 #[test]
 fn plan_of_what_has_no_kernel_fails_as_its_run_would() {
-    let Some(gpu) = Gpu::pretend() else { return };
+    let Some(gpu) = Gpu::take() else { return };
     let run = small();
     let (train, test) = run.loaders();
     let errors = [simulated(), gpu.device()].map(|device| {
