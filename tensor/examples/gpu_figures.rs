@@ -1,7 +1,7 @@
 //! What an NVIDIA device does under lowtide, as lines of JSON: `cargo run --release -p
 //! lowtide-tensor --features cuda --example gpu_figures [--small] [SECTION...]`. The sections are
-//! `versions`, `copies`, `memory_calls`, `launches`, `products` and `kernels`; all of them if none
-//! is named.
+//! `compile` (every kernel, into the cache), `versions`, `copies`, `memory_calls`, `launches`,
+//! `products` and `kernels`; all of them if none is named.
 //!
 //! A figure is the median of some runs; what cannot be measured is a line that says why. A line is
 //! printed when its figure is known. `cargo xtask gpu-bundle` carries this to a machine with a
@@ -15,7 +15,8 @@ use std::time::Instant;
 
 use lowtide_allocator::cuda::{CudaDevice, CudaHostSource, CudaSource, CudaStreams};
 use lowtide_allocator::{CachingAllocator, PinnedCache, Stream};
-use lowtide_tensor::cuda::{CudaOptions, Precision, Products, ProductsBy};
+use lowtide_tensor::cuda::gate::{KernelCache, KernelCompiler};
+use lowtide_tensor::cuda::{CudaOptions, Precision, Products, ProductsBy, compile_kernels};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -29,8 +30,8 @@ const MIB: usize = 1 << 20;
 /// Launches between two waits, so that the wait is short beside them.
 const LAUNCHES: usize = 1000;
 
-const SECTIONS: [&str; 6] =
-    ["versions", "copies", "memory_calls", "launches", "products", "kernels"];
+const SECTIONS: [&str; 7] =
+    ["compile", "versions", "copies", "memory_calls", "launches", "products", "kernels"];
 
 /// How large what is measured is.
 struct Sizes {
@@ -62,6 +63,7 @@ fn main() {
     let sections = if named.is_empty() { SECTIONS.to_vec() } else { named };
     for section in sections {
         let outcome = match section {
+            "compile" => compile(&device),
             "versions" => describe(&device),
             "copies" => copies(&device, sizes.copy_bytes),
             "memory_calls" => [1, 16, 256].iter().try_for_each(|pages| {
@@ -73,7 +75,8 @@ fn main() {
                 }
             }),
             "launches" => launches(&device, sizes.launches),
-            "products" => products(&device, sizes.product),
+            "products" => products(&device, sizes.product)
+                .and_then(|()| gpt2_layers(&device, 2 * sizes.product)),
             _ => copy_rate(&device, sizes.copy_bytes)
                 .and_then(|rate| kernels::measure(&device, &sizes, rate)),
         };
@@ -132,6 +135,16 @@ fn median(mut run: impl FnMut() -> Outcome<f64>) -> Outcome<f64> {
     Ok(seconds[RUNS / 2])
 }
 
+/// How long a new device waits for its kernels, if the cache is empty.
+fn compile(device: &CudaDevice) -> Outcome<()> {
+    let compiler = KernelCompiler::of(device, KernelCache::from_environment())?;
+    let started = Instant::now();
+    let kernels = compile_kernels(&compiler)?;
+    figure("compile_kernels", "seconds", started.elapsed().as_secs_f64());
+    said("compiled", &format!("{kernels} images for {}", compiler.architecture()));
+    Ok(())
+}
+
 fn describe(device: &CudaDevice) -> Outcome<()> {
     said("device", &device.name()?);
     said(
@@ -154,6 +167,33 @@ fn describe(device: &CudaDevice) -> Outcome<()> {
     }
     figure("outside_the_allocator", "bytes", tensors.outside_bytes() as f64);
     figure("capacity", "bytes", tensors.allocator().capacity_bytes() as f64);
+    Ok(())
+}
+
+/// The layers of GPT-2's smallest, in bf16: name, inputs, outputs.
+const GPT2: [(&str, usize, usize); 5] = [
+    ("qkv", 768, 2304),
+    ("proj", 768, 768),
+    ("up", 768, 3072),
+    ("down", 3072, 768),
+    ("head", 768, 50_257),
+];
+
+/// What they reach on `rows` tokens, forwards.
+fn gpt2_layers(device: &CudaDevice, rows: usize) -> Outcome<()> {
+    let tensors = Device::cuda_on(device, CudaOptions::default())?;
+    let noise = |dims: &[usize]| -> Outcome<Tensor> {
+        let mut x = Tensor::zeros(&tensors, dims, DType::F32)?;
+        x.normal_(RandomKey::new(1), 0.0, 1.0)?;
+        Ok(x.to_dtype(DType::BF16)?)
+    };
+    for (name, inputs, outputs) in GPT2 {
+        let (x, w) = (noise(&[rows, inputs])?, noise(&[outputs, inputs])?);
+        let b = noise(&[outputs])?;
+        let seconds = seconds_of_one(device, || Ok(x.linear(&w, Some(&b)).map(drop)?))?;
+        let operations = 2.0 * (rows * inputs * outputs) as f64;
+        figure(&format!("gpt2_{name}_bf16_rate"), "FLOP/s", operations / seconds);
+    }
     Ok(())
 }
 
@@ -183,6 +223,18 @@ fn products(device: &CudaDevice, size: usize) -> Outcome<()> {
     Ok(())
 }
 
+/// The median time of a product; one alone is too short beside the wait for it.
+fn seconds_of_one(device: &CudaDevice, product: impl Fn() -> Outcome<()>) -> Outcome<f64> {
+    const PRODUCTS: usize = 8;
+    median(|| {
+        device.synchronize()?;
+        let started = Instant::now();
+        (0..PRODUCTS).try_for_each(|_| product())?;
+        device.synchronize()?;
+        Ok(started.elapsed().as_secs_f64() / PRODUCTS as f64)
+    })
+}
+
 fn product_seconds(
     device: &CudaDevice,
     (size, dtype): (usize, DType),
@@ -200,17 +252,7 @@ fn product_seconds(
     a.normal_(RandomKey::new(1), 0.0, 1.0)?;
     b.normal_(RandomKey::new(2), 0.0, 1.0)?;
     let (a, b) = (a.to_dtype(dtype)?, b.to_dtype(dtype)?);
-    // One product is too short beside the wait for it.
-    const PRODUCTS: usize = 8;
-    let seconds = median(|| {
-        device.synchronize()?;
-        let started = Instant::now();
-        for _ in 0..PRODUCTS {
-            a.matmul(&b)?;
-        }
-        device.synchronize()?;
-        Ok(started.elapsed().as_secs_f64() / PRODUCTS as f64)
-    })?;
+    let seconds = seconds_of_one(device, || Ok(a.matmul(&b).map(drop)?))?;
     let cuda = tensors.as_cuda().ok_or("no NVIDIA device")?;
     let own = cuda.product_counts().own;
     if products != Products::Own && own > 0 {

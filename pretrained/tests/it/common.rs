@@ -44,8 +44,13 @@ pub(crate) fn small_sim(threads: usize) -> Device {
     sim(threads, BUDGET_BYTES)
 }
 
+/// The folder of a case, also where the tests were carried to another machine.
 pub(crate) fn folder(case: &str) -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "tests/fixtures", case].iter().collect()
+    let package = match std::env::var_os("LOWTIDE_TEST_WORKSPACE") {
+        Some(workspace) => PathBuf::from(workspace).join("pretrained"),
+        None => PathBuf::from(env!("CARGO_MANIFEST_DIR")),
+    };
+    package.join("tests/fixtures").join(case)
 }
 
 pub(crate) fn config(case: &str) -> Outcome<Config> {

@@ -1,8 +1,6 @@
 //! The sample of cases on an NVIDIA device, which the pretend driver stands for: every operation
 //! and layer in every type that it has a case of.
 
-use std::path::PathBuf;
-
 use lowtide_allocator::cuda::CudaDevice;
 use lowtide_allocator::cuda::pretend::TestDriver;
 use lowtide_scoreboard::case::{Cases, Kind};
@@ -21,7 +19,7 @@ fn check(suite: &str) {
     let Some(gpu) = DRIVER.take() else { return };
     let device = CudaDevice::of(&gpu.driver, 0).expect("it is there");
     let device = Device::cuda_on(&device, CudaOptions::default()).expect("it has memory");
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(suite);
+    let folder = DRIVER.package_folder().join("tests").join(suite);
     let (mut complaints, mut passed) = (Vec::new(), 0);
     for file in Cases::files(&folder).expect("the sample that is checked in") {
         let Cases { cases, bytes } = Cases::read(&file).expect("the sample that is checked in");

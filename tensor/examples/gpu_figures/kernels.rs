@@ -7,9 +7,9 @@ use std::time::Instant;
 use lowtide_allocator::cuda::CudaDevice;
 use lowtide_tensor::cuda::{CudaOptions, Products};
 use lowtide_tensor::{
-    AdamUpdate, Conv2dGeometry, DType, Device, OpClass, Pool2dGeometry, RandomKey, Rates, Rounding,
-    SgdUpdate, SimSpec, Tensor, TensorError, TensorResult as Result, scale_and_check_finite,
-    squared_norm,
+    AdamUpdate, AttentionOptions, BatchNorm, Causal, Conv2dGeometry, DType, Device, Dropout,
+    Normalized, OpClass, Pool2dGeometry, RandomKey, Rates, Rounding, SgdUpdate, SimSpec,
+    Statistics, Tensor, TensorError, TensorResult as Result, scale_and_check_finite, squared_norm,
 };
 
 use crate::{Outcome, Sizes, figure_beside, median, refused};
@@ -69,6 +69,28 @@ const CASES: &[Case] = &[
             convolution(d, t, n, |x, w, y| y.conv2d_backward_weight(x, *w.shape(), SAME))
         },
     },
+    Case { name: "softmax", make: |d, t, n| of(rows(d, t, n)?, |x| x.softmax(1)) },
+    Case {
+        name: "softmax_backward",
+        make: |d, t, n| of(rows(d, t, n)?.softmax(1)?, |y| y.softmax_backward(y, 1)),
+    },
+    Case {
+        name: "layer_norm",
+        make: |d, t, n| layer_norm(d, t, n, |x, w| Ok(x.layer_norm(1, Some(w), Some(w), 1e-5)?.y)),
+    },
+    Case { name: "layer_norm_backward", make: layer_norm_backward },
+    Case {
+        name: "rms_norm",
+        make: |d, t, n| layer_norm(d, t, n, |x, w| Ok(x.rms_norm(1, Some(w), 1e-5)?.y)),
+    },
+    Case {
+        name: "batch_norm",
+        make: |d, t, n| of(images(d, t, n)?, |x| Ok(x.batch_norm(None, None, 1e-5)?.y)),
+    },
+    Case { name: "batch_norm_backward", make: batch_norm_backward },
+    Case { name: "dropout", make: |d, t, n| of(row(d, t, n)?, |x| x.dropout(DROPOUT)) },
+    Case { name: "attention", make: |d, t, n| attention(d, t, n, false) },
+    Case { name: "attention_and_backward", make: |d, t, n| attention(d, t, n, true) },
     Case { name: "matmul_own", make: |d, t, n| of(square(d, t, n)?, |x| x.matmul(x)) },
 ];
 
@@ -77,8 +99,13 @@ const POOL: Pool2dGeometry = Pool2dGeometry { kernel: [2, 2], stride: [2, 2], pa
 const SAME: Conv2dGeometry =
     Conv2dGeometry { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1 };
 
-/// Channels of images, and classes of logits.
+const DROPOUT: Dropout = Dropout { probability: 0.1, key: KEY, first: 0 };
+
+/// Channels of images, classes of logits, and features of a head of attention.
 const CHANNELS: usize = 64;
+
+/// Features of a row that is normalised: those of GPT-2's smallest.
+const WIDTH: usize = 768;
 
 /// Measures all of them, the smallest sizes first. `copy_rate` is what a copy reaches, in bytes a
 /// second, each byte counted when it is read and when it is written.
@@ -242,6 +269,52 @@ fn max_pool2d_backward(device: &Device, dtype: DType, len: usize) -> Result<Run>
     let (y, winners) = x.max_pool2d(POOL)?;
     let shape = *x.shape();
     of(y, move |dy| dy.max_pool2d_backward(&winners, shape, POOL))
+}
+
+/// Rows as of GPT-2's smallest.
+fn rows(device: &Device, dtype: DType, len: usize) -> Result<Tensor> {
+    noise(device, dtype, &[(len / WIDTH).max(1), WIDTH])
+}
+
+fn layer_norm(
+    device: &Device,
+    dtype: DType,
+    len: usize,
+    op: fn(&Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<Run> {
+    let (x, weight) = (rows(device, dtype, len)?, noise(device, dtype, &[WIDTH])?);
+    of(x, move |x| op(x, &weight))
+}
+
+fn layer_norm_backward(device: &Device, dtype: DType, len: usize) -> Result<Run> {
+    let (x, weight) = (rows(device, dtype, len)?, noise(device, dtype, &[WIDTH])?);
+    let Normalized { mean, rstd, .. } = x.layer_norm(1, Some(&weight), Some(&weight), 1e-5)?;
+    let mean = mean.expect("a layer norm centres");
+    of(x, move |x| Ok(x.layer_norm_backward(x, &mean, &rstd, Some(&weight))?.dx))
+}
+
+fn batch_norm_backward(device: &Device, dtype: DType, len: usize) -> Result<Run> {
+    let x = images(device, dtype, len)?;
+    let BatchNorm { mean, variance, .. } = x.batch_norm(None, None, 1e-5)?;
+    of(x, move |x| {
+        Ok(x.batch_norm_backward(x, &mean, &variance, None, Statistics::Batch, 1e-5)?.dx)
+    })
+}
+
+/// Causal attention of twelve heads over 1024 positions, or as many as there are elements for.
+fn attention(device: &Device, dtype: DType, len: usize, is_backward: bool) -> Result<Run> {
+    const HEADS: usize = WIDTH / CHANNELS;
+    let positions = (len / WIDTH).clamp(1, 1024);
+    let q =
+        noise(device, dtype, &[(len / (WIDTH * positions)).max(1), HEADS, positions, CHANNELS])?;
+    let options = AttentionOptions { causal: Causal::UpperLeft, ..AttentionOptions::default() };
+    Ok(Box::new(move || {
+        let found = q.attention(&q, &q, None, &options)?;
+        if is_backward {
+            black_box(found.y.attention_backward([&q; 3], None, &found, &options)?);
+        }
+        Ok(())
+    }))
 }
 
 /// Logits of 64 classes, and labels.

@@ -6,7 +6,9 @@
 //! driver compiles that.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use lowtide_allocator::cuda::{CudaDevice, Function, Grid, Kernel, KernelError, Module, Parameter};
 
@@ -28,6 +30,11 @@ impl Image {
     fn source(self) -> String {
         let stored = self.stored.map(|stored| format!("#define STORED {stored}\n"));
         [&stored.unwrap_or_default(), include_str!("common.cu"), self.text].concat()
+    }
+
+    fn cubin(self, compiler: &KernelCompiler) -> Result<Vec<u8>, CompileError> {
+        let source = self.source();
+        compiler.cubin(&KernelSource { name: self.name, source: &source, options: &OPTIONS })
     }
 }
 
@@ -186,6 +193,38 @@ fn ptx(_image: Image) -> Option<String> {
     None
 }
 
+/// Every kernel of this crate, in every type.
+pub(super) fn all_images() -> Vec<Image> {
+    let typed = TYPED_IMAGES.iter().flat_map(|image| image.0);
+    IMAGES.iter().chain(typed).copied().collect()
+}
+
+/// Code of each image, of the cache or compiled now, on all cores.
+pub(super) fn cubins(
+    compiler: &KernelCompiler,
+    images: &[Image],
+) -> Vec<Result<Vec<u8>, CompileError>> {
+    let next = AtomicUsize::new(0);
+    let cubins: Vec<_> = images.iter().map(|_| OnceLock::new()).collect();
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some((image, cubin)) = images.get(at).zip(cubins.get(at)) else { return };
+            cubin.get_or_init(|| image.cubin(compiler));
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(images.len());
+    thread::scope(|scope| {
+        // Where the system has no thread to give, this one does their work.
+        for _ in 1..threads {
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let of = |cubin: OnceLock<_>| cubin.into_inner().expect("every image was somebody's turn");
+    cubins.into_iter().map(of).collect()
+}
+
 /// What has been loaded on a device.
 pub(crate) struct Loaded {
     device: CudaDevice,
@@ -228,32 +267,41 @@ impl Loaded {
     pub(super) fn load_all(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let typed = TYPED_IMAGES.iter().map(|image| image.of(DType::F32));
-        IMAGES.iter().copied().chain(typed).for_each(|image| drop(self.module(&mut state, image)));
+        let images: Vec<Image> = IMAGES.iter().copied().chain(typed).collect();
+        let cubins = match self.compiler() {
+            Ok(compiler) => cubins(compiler, &images),
+            Err(error) => images.iter().map(|_| Err(error.clone())).collect(),
+        };
+        for (image, cubin) in images.into_iter().zip(cubins) {
+            if let Ok(module) = self.load(image, cubin) {
+                state.modules.insert(image.name, module);
+            }
+        }
     }
 
     fn module(&self, state: &mut State, image: Image) -> Result<Module, KernelError> {
         if let Some(module) = state.modules.get(image.name) {
             return Ok(module.clone());
         }
-        let module = self.load(image)?;
+        let cubin = self.compiler().map_err(CompileError::clone);
+        let module = self.load(image, cubin.and_then(|compiler| image.cubin(compiler)))?;
         state.modules.insert(image.name, module.clone());
         Ok(module)
     }
 
-    /// Code of an image that was compiled for the device. What stands in its way (a compiler that
+    /// An image by code that was compiled for the device. What stands in its way (a compiler that
     /// does not take the source, a driver that does not take its code) does not stand in the way of
     /// the PTX, which does the same.
-    fn load(&self, image: Image) -> Result<Module, KernelError> {
-        let (name, source) = (image.name, image.source());
-        let program = KernelSource { name, source: &source, options: &OPTIONS };
-        let compiled = match self.compiler() {
-            Ok(compiler) => compiler.cubin(&program).map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        let reason = match compiled.map(|code| Module::load(&self.device, name, &code)) {
+    fn load(
+        &self,
+        image: Image,
+        cubin: Result<Vec<u8>, CompileError>,
+    ) -> Result<Module, KernelError> {
+        let name = image.name;
+        let reason = match cubin.map(|code| Module::load(&self.device, name, &code)) {
             Ok(Err(error)) if !error.is_fault() && !error.is_out_of_memory() => error.to_string(),
             Ok(loaded) => return loaded,
-            Err(reason) => reason,
+            Err(error) => error.to_string(),
         };
         let ptx = ptx(image).ok_or(KernelError::NoCode { module: name, reason })?;
         Module::load(&self.device, name, ptx.as_bytes())

@@ -66,6 +66,18 @@ impl Default for Products {
     }
 }
 
+/// Compiles every kernel of this crate for every type, on all cores, so that none is compiled when
+/// it is first launched: after an installation, say. The compiler's
+/// [cache](KernelCompiler::cache) keeps them; how many there are.
+///
+/// # Errors
+/// That of the first that is not compiled; the others are.
+pub fn compile_kernels(compiler: &KernelCompiler) -> Result<usize, CompileError> {
+    let cubins = kernels::cubins(compiler, &kernels::all_images());
+    let kept: Vec<Vec<u8>> = cubins.into_iter().collect::<Result<_, _>>()?;
+    Ok(kept.len())
+}
+
 /// What kernels are enqueued with.
 pub struct Cuda {
     streams: CudaStreams,

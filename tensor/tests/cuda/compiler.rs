@@ -1,5 +1,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use lowtide_allocator::cuda::pretend::KernelFile;
 use lowtide_allocator::cuda::{
@@ -222,15 +223,22 @@ fn every_kernel_compiles_with_the_real_compiler() {
     let root = package();
     let kernels = [root.join(BASICS), root.join(KERNELS)];
     let cache = KernelCache::in_folder(folder("real"));
-    for kernel in kernels.iter().filter(|folder| folder.is_dir()).flat_map(|of| programs(of)) {
-        for architecture in [SM_80, SM_90] {
-            let compiler = KernelCompiler::with(compiler.clone(), architecture, cache.clone());
-            let code = compiler.cubin(&program(&kernel)).unwrap_or_else(|error| panic!("{error}"));
-            // ELF, for the machine EM_CUDA, 190.
-            assert_eq!((&code[..4], &code[18..20]), (&b"\x7fELF"[..], &[190, 0][..]));
-            assert_eq!(compiler.cubin(&program(&kernel)), Ok(code));
+    let kernels: Vec<_> =
+        kernels.iter().filter(|folder| folder.is_dir()).flat_map(|of| programs(of)).collect();
+    let check = |kernel, architecture| {
+        let compiler = KernelCompiler::with(compiler.clone(), architecture, cache.clone());
+        let code = compiler.cubin(&program(kernel)).unwrap_or_else(|error| panic!("{error}"));
+        // ELF, for the machine EM_CUDA, 190.
+        assert_eq!((&code[..4], &code[18..20]), (&b"\x7fELF"[..], &[190, 0][..]));
+        assert_eq!(compiler.cubin(&program(kernel)), Ok(code));
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for part in kernels.chunks(kernels.len().div_ceil(threads).max(1)) {
+            let each = || [SM_80, SM_90].map(|to| part.iter().for_each(|kernel| check(kernel, to)));
+            scope.spawn(each);
         }
-    }
+    });
     let wrong =
         KernelSource { name: "wrong", source: "__global__ void f() { x = 1; }", options: &[] };
     let error = compiler.compile(&wrong, SM_90).unwrap_err();

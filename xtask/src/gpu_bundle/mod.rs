@@ -61,6 +61,10 @@ pub struct Program {
     pub path: PathBuf,
 }
 
+/// What tests read beside kernels.
+const CASES: [&str; 3] =
+    ["pretrained/tests/fixtures", "scoreboard/tests/moduleinfo", "scoreboard/tests/opinfo"];
+
 /// How the `lowtide` command and the measurements are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
@@ -102,9 +106,13 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         put(&folder.join(name), text.as_bytes())?;
     }
     make_executable(&folder.join("run.sh"))?;
-    // What tests read kernels from.
+    let workspace = folder.join("workspace");
+    let is_kernels = |path: &Path| path.extension().is_some_and(|of| of == "cu" || of == "xz");
     for set in kernels::KERNELS {
-        copy_kernels(&root.join(set.folder), &folder.join("workspace").join(set.folder))?;
+        copy(&root.join(set.folder), &workspace.join(set.folder), &is_kernels)?;
+    }
+    for folder in CASES {
+        copy(&root.join(folder), &workspace.join(folder), &|_| true)?;
     }
     put(&folder.join("commit.txt"), commit(root).as_bytes())?;
     let size_bytes = size_of_tree(&folder)?;
@@ -210,12 +218,13 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-fn copy_kernels(from: &Path, to: &Path) -> Result<(), String> {
+/// Copies the files of a folder that are wanted, and of those in it.
+fn copy(from: &Path, to: &Path, is_wanted: &dyn Fn(&Path) -> bool) -> Result<(), String> {
     for path in entries(from)? {
         let into = to.join(path.file_name().unwrap_or_default());
         if path.is_dir() {
-            copy_kernels(&path, &into)?;
-        } else if path.extension().is_some_and(|extension| extension == "cu" || extension == "xz") {
+            copy(&path, &into, is_wanted)?;
+        } else if is_wanted(&path) {
             create(to)?;
             fs::copy(&path, &into).map_err(|error| at(&path, &error))?;
         }

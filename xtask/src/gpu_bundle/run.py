@@ -1,9 +1,10 @@
 """Runs the tests and the measurements of a bundle, and writes what they say.
 
-There are four commands, each within ten minutes: `tests` (versions, tests, compute-sanitizer,
-cuDNN's description of the device), `kernels` (every kernel against its floor, launches, calls of the
-driver, copies), `models` (trainings, their steps and peaks, and their longest kernels) and `torch`
-(the same in PyTorch: eager, compiled, compiled with graphs). Without a name all of them run.
+There are four commands, each within ten minutes: `tests` (every kernel is compiled; versions, tests,
+compute-sanitizer, cuDNN's description of the device), `kernels` (every kernel against its floor,
+products, launches, calls of the driver, copies), `models` (trainings, their steps and peaks, and
+their longest kernels) and `torch` (the same in PyTorch: eager, compiled, compiled with graphs).
+Without a name all of them run.
 
 What a command finds is in results-COMMAND.json as soon as it is known; results.json and results.md
 have all that is in the folder. What cannot be done is one line that says why. The exit code is 0 if
@@ -11,6 +12,7 @@ no test failed and no program broke; a machine without a device breaks nothing.
 """
 
 import argparse
+import concurrent.futures
 import csv
 import datetime
 import importlib.util
@@ -35,10 +37,26 @@ COMMANDS = ("tests", "kernels", "models", "torch")
 # Of one command, with what it needs to start and to write.
 LIMIT_SECONDS = 560
 
+# Tests run in processes beside each other, for most of the time is the processor's.
+PROCESSES_MAX = 12
+PARTS_MAX = 8
+TESTS_OF_A_PART = 20
+TESTS_SECONDS_MAX = 150
+
 RESULT = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed")
 TEST = re.compile(r"^test (\S+) \.\.\. ?(.*)")
 MISSING = re.compile(r"no CUDA driver: .*[^)]")
 SKIPPED = re.compile(r"skipped: ([^:]+(?:::[^:]+)*): (.*)")
+# Also those of torch_figures.py: model, type, batch.
+MODELS = {
+    "gpt2_124m bf16": ["gpt2-124m", "--precision", "bf16", "--set", "data.samples=160"],
+    "resnet50 bf16": ["resnet50", "--precision", "bf16", "--set", "data.samples=640"],
+    "resnet50 f32": ["resnet50", "--set", "data.samples=640"],
+    "unet bf16": [
+        "digits-unet", "--precision", "bf16", "--set", "data.shape=[1,128,128]",
+        "--set", "model.width=64", "--set", "train.batch_size=16",
+    ],
+}  # fmt: skip
 METRICS = "gpu__time_duration.sum,launch__registers_per_thread"
 
 
@@ -201,51 +219,100 @@ def figures(report, name, command, seconds):
     report.say(name, line)
 
 
-def tests(report, binary, left):
-    """One test binary on the machine's own driver."""
-    section = report.section(f"tests {binary.name}")
-    section.update(passed=0, failed=0, skipped=0, skips={}, failures=[])
-    log, now = [], None
+class Tests:
+    """What a test binary says on the machine's own driver, in parts that run beside each other."""
 
-    def on_line(line):
-        nonlocal now
-        log.append(line)
-        skip = SKIPPED.search(line)
-        begun = TEST.match(line)
-        now = begun[1] if begun else now
-        word = line.split()[-1] if line else ""
-        if skip:
-            section["skips"][skip[1]] = skip[2]
-            section["skipped"] = len(section["skips"])
-        elif now and word in ("ok", "FAILED"):
-            if word == "FAILED":
-                section["failures"].append(now)
-                section["failed"] += 1
-            elif now not in section["skips"] and now.split("::")[-1] not in section["skips"]:
-                section["passed"] += 1
-            section["last"], now = now, None
-            report.grew()
-        counts = RESULT.search(line)
-        if counts:
-            section["is_whole"] = True
-            section["passed"] = int(counts[1]) - section["skipped"]
-            section["failed"] = int(counts[2])
+    def __init__(self, report, binary, left):
+        self.report, self.binary, self.left = report, binary, left
+        self.log, self.lock = [], threading.Lock()
+        self.section = report.section(f"tests {binary.name}")
+        self.section.update(passed=0, failed=0, skipped=0, skips={}, failures=[])
 
-    environment = dict(os.environ, LOWTIDE_TEST_DRIVER="system")
-    environment["LOWTIDE_TEST_WORKSPACE"] = str(HERE / "workspace")
-    # One at a time: a device is taken by one test after the other anyhow.
-    command = [str(binary), "--test-threads=1", "--nocapture"]
-    end = stream(command, left, on_line, env=environment)
-    passed, failed, skipped = (section[key] for key in ("passed", "failed", "skipped"))
-    line = f"{passed} passed, {failed} failed, {skipped} skipped"
-    if not section.pop("is_whole", False):
-        section["broken"] = str(end)
-        line = f"broke: {end}" + (f"; {line}" if passed + failed else "")
-    if failed or "broken" in section:
-        (report.out / f"{binary.name}.log").write_text("\n".join(log[-5000:]) + "\n")
-    # Said once: why there is no device.
-    why = [reason for reason in section["skips"].values() if reason.startswith("no CUDA")]
-    report.say(f"tests {binary.name}", line + (f" ({why[0]})" if why else ""))
+    def parts(self):
+        """The names of its tests, dealt out to processes; one that lists none is run as it is."""
+        lines, _ = output_of([str(self.binary), "--list", "--format", "terse"], min(20, self.left()))
+        names = [line[: -len(": test")] for line in lines.splitlines() if line.endswith(": test")]
+        count = max(1, min(PARTS_MAX, len(names) // TESTS_OF_A_PART))
+        return [names[part::count] for part in range(count)]
+
+    def run(self, names):
+        """Runs the tests of these names, or all. The one that ends its process has failed, and the
+        others are run without it."""
+        log, counts, now, ended = [], None, None, set()
+
+        def on_line(line):
+            nonlocal counts, now
+            log.append(line)
+            skip, begun = SKIPPED.search(line), TEST.match(line)
+            now = begun[1] if begun else now
+            word = line.split()[-1] if line else ""
+            counts = RESULT.search(line) or counts
+            with self.lock:
+                if skip:
+                    self.section["skips"][skip[1]] = skip[2]
+                elif now and word in ("ok", "FAILED"):
+                    self.ended(now, word)
+                    ended.add(now)
+                    now = None
+
+        environment = dict(os.environ, LOWTIDE_TEST_DRIVER="system")
+        environment["LOWTIDE_TEST_WORKSPACE"] = str(HERE / "workspace")
+        # One at a time in a process: a device is taken by one test after the other anyhow.
+        command = [str(self.binary), "--test-threads=1", "--nocapture"]
+        command += ["--exact", *names] if names else []
+        seconds = min(TESTS_SECONDS_MAX, self.left())
+        end = stream(command, seconds, on_line, env=environment)
+        with self.lock:
+            self.log += log
+            if counts is None and names and now and "took over" not in str(end):
+                self.ended(now, "FAILED")
+                ended.add(now)
+            elif counts is None:
+                self.section["broken"] = f"{end}" + (f", in {now}" if now else "")
+            elif not names:
+                self.section["passed"] = int(counts[1]) - len(self.section["skips"])
+                self.section["failed"] = int(counts[2])
+        rest = [name for name in names if name not in ended]
+        if counts is None and ended and rest and "broken" not in self.section:
+            self.run(rest)
+
+    def ended(self, name, word):
+        section = self.section
+        section["last"] = name
+        if word == "FAILED":
+            section["failures"].append(name)
+            section["failed"] += 1
+        elif name not in section["skips"] and name.split("::")[-1] not in section["skips"]:
+            section["passed"] += 1
+        self.report.grew()
+
+    def run_again(self):
+        """Each that failed, in a process of its own: a kernel that reads where it must not fails
+        all tests after it, and a device without free memory those beside it."""
+        section = self.section
+        if self.left() < 1:
+            return
+        failures, section["failures"], section["failed"] = section["failures"], [], 0
+        for name in failures:
+            self.run([name])
+        alone = sorted(set(failures) - set(section["failures"]))
+        if alone:
+            section["failed_beside_others"] = alone
+
+    def tell(self):
+        section, name = self.section, self.binary.name
+        section["skipped"] = len(section["skips"])
+        passed, failed, skipped = (section[key] for key in ("passed", "failed", "skipped"))
+        line = f"{passed} passed, {failed} failed, {skipped} skipped"
+        if "broken" in section:
+            line = f"broke: {section['broken']}" + (f"; {line}" if passed + failed else "")
+        if section.get("failed_beside_others"):
+            line += f"; {len(section['failed_beside_others'])} failed beside others only"
+        if failed or "broken" in section or "failed_beside_others" in section:
+            (self.report.out / f"{name}.log").write_text("\n".join(self.log[-20000:]) + "\n")
+        # Said once: why there is no device.
+        why = [reason for reason in section["skips"].values() if reason.startswith("no CUDA")]
+        self.report.say(f"tests {name}", line + (f" ({why[0]})" if why else ""))
 
 
 def sanitizer(report, tool, seconds):
@@ -292,10 +359,23 @@ def versions(report, left):
 
 
 def run_tests(report, options, left):
+    program = str(HERE / "bin/gpu_figures")
+    # Once, on all cores: tests would each wait for the kernels that they use.
+    figures(report, "compile", [program, "compile"], min(180, left()))
     versions(report, left)
-    for binary in sorted((HERE / "tests").iterdir()):
-        if os.access(binary, os.X_OK):
-            tests(report, binary, min(130, left()))
+    binaries = [path for path in sorted((HERE / "tests").iterdir()) if os.access(path, os.X_OK)]
+    of_binaries = [Tests(report, path, left) for path in binaries]
+    started = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(min(PROCESSES_MAX, os.cpu_count() or 1)) as pool:
+        runs = [pool.submit(of.run, names) for of in of_binaries for names in of.parts()]
+    seconds = time.monotonic() - started
+    for run in runs:
+        run.result()
+    for of in of_binaries:
+        of.run_again()
+        of.tell()
+    report.data["tests_seconds"] = seconds
+    report.say("tests", f"{seconds:.0f} s, each once")
     for tool in ("memcheck", "racecheck"):
         sanitizer(report, tool, min(60, left()))
     command = [sys.executable, str(HERE / "cudnn_device.py")]
@@ -369,10 +449,8 @@ def run_models(report, options, left):
     epochs = str(2 if options.small else options.epochs)
     train(report, "train", ["--epochs", epochs], min(150, left()))
     train(report, "train in 5 MiB", ["--epochs", epochs, "--budget", "5MiB"], min(150, left()))
-    if not options.small:
-        recipe = HERE / "wide.toml"
-        recipe.write_text("[model]\nchannels = 512\n", encoding="utf-8")
-        train(report, "train 512 channels", [str(recipe), "--epochs", "3"], min(150, left()))
+    for name, arguments in () if options.small else MODELS.items():
+        train(report, name, [*arguments, "--epochs", "2"], min(150, left()))
     profile(report, 1, min(150, left()))
 
 

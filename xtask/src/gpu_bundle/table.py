@@ -17,7 +17,7 @@ def readable(value, unit):
 
 def ours_and_torch(results):
     """Figures by name, of lowtide and of PyTorch."""
-    ours = {}
+    ours = values(results, "tests", "compile")
     for name in ("versions", "copies", "memory_calls", "launches", "products"):
         ours.update(values(results, "kernels", name))
     for name, section in results.get("models", {}).get("sections", {}).items():

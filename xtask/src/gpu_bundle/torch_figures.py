@@ -2,8 +2,10 @@
 
 torch_figures.py [--small]
 
-The main job is trained eagerly, compiled, and compiled with graphs. A line is printed when its
-figure is known, so that what is cut short keeps what it has.
+The main job is trained eagerly, compiled, and compiled with graphs; GPT-2 with 124 million
+parameters, ResNet-50 and a U-Net eagerly and compiled, in bf16 by autocast, on the batches of
+lowtide's recipes. A line is printed when its figure is known, so that what is cut short keeps what
+it has.
 """
 
 import ctypes
@@ -11,6 +13,14 @@ import json
 import statistics
 import sys
 import time
+
+try:
+    import torch
+    from torch import nn
+except ImportError as error:
+    reason = " ".join(str(error).split())
+    print(json.dumps({"name": "torch", "refused": reason}), flush=True)
+    sys.exit()
 
 WARM_UP = 2
 RUNS = 9
@@ -53,7 +63,6 @@ def train(mode=None, epochs=EPOCHS):
     images of 8x8, in batches of 256, with Adam. The loss is read after each step, as lowtide
     does. The images are noise: they change neither memory nor time."""
     torch.manual_seed(0)
-    nn = torch.nn
     model = nn.Sequential(
         nn.Conv2d(1, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(64 * 4 * 4, 10),
@@ -82,15 +91,186 @@ def train(mode=None, epochs=EPOCHS):
     figure(f"train{suffix}_peak_allocated", "bytes", torch.cuda.max_memory_allocated())
 
 
-def matmul(size):
-    a = torch.full((size, size), 1.0, device="cuda")
-    b = torch.full((size, size), 0.5, device="cuda")
-    for name, is_tf32 in (("matmul_f32", False), ("matmul_tf32", True)):
-        torch.backends.cuda.matmul.allow_tf32 = is_tf32
-        products = lambda: [a @ b for _ in range(PRODUCTS)]
+class Block(nn.Module):
+    """Of GPT-2: Radford et al., "Language models are unsupervised multitask learners" (2019)."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        b, t, width = x.shape
+        qkv = self.qkv(self.ln1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(b, t, width))
+        return x + self.down(nn.functional.gelu(self.up(self.ln2(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, vocabulary=50_257, context=1024, width=768, heads=12, blocks=12):
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(blocks)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tok.weight
+
+    def forward(self, ids):
+        x = self.tok(ids) + self.pos(torch.arange(ids.shape[1], device=ids.device))
+        return self.head(self.norm(self.blocks(x))).flatten(0, 1)
+
+
+class Bottleneck(nn.Module):
+    """Of ResNet-50: He et al., "Deep residual learning for image recognition" (2016), with the
+    stride in the convolution 3x3."""
+
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        ends = [(inputs, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1)]
+        parts = []
+        for start, end, kernel, step in ends:
+            parts += [conv(start, end, kernel, step), nn.BatchNorm2d(end), nn.ReLU(True)]
+        self.body = nn.Sequential(*parts[:-1])
+        self.side = nn.Identity()
+        if stride > 1 or inputs != 4 * width:
+            norm = nn.BatchNorm2d(4 * width)
+            self.side = nn.Sequential(conv(inputs, 4 * width, 1, stride), norm)
+
+    def forward(self, x):
+        return torch.relu(self.body(x) + self.side(x))
+
+
+def conv(start, end, kernel, stride=1):
+    return nn.Conv2d(start, end, kernel, stride, padding=kernel // 2, bias=False)
+
+
+def resnet50():
+    blocks, inputs = [], 64
+    for width, count in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for index in range(count):
+            stride = 2 if index == 0 and width > 64 else 1
+            blocks.append(Bottleneck(inputs, width, stride))
+            inputs = 4 * width
+    stem = [conv(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(True), nn.MaxPool2d(3, 2, 1)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)]
+    return nn.Sequential(*stem, *blocks, *head)
+
+
+class UNet(nn.Module):
+    """Ronneberger et al., "U-Net: convolutional networks for biomedical image segmentation"
+    (2015), with padded convolutions and batch normalisation."""
+
+    def __init__(self, channels, width, classes):
+        super().__init__()
+        widths = [width << level for level in range(5)]
+        self.downs = nn.ModuleList(map(double_conv, [channels, *widths], widths))
+        pairs = list(zip(widths[:0:-1], widths[-2::-1]))
+        self.ups = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, 2) for a, b in pairs)
+        self.convs = nn.ModuleList(double_conv(a, b) for a, b in pairs)
+        self.out = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x):
+        beside = []
+        for level, down in enumerate(self.downs):
+            x = down(nn.functional.max_pool2d(x, 2) if level else x)
+            beside.append(x)
+        beside.pop()
+        for up, convs in zip(self.ups, self.convs):
+            x = convs(torch.cat([beside.pop(), up(x)], 1))
+        return self.out(x)
+
+
+def double_conv(start, end):
+    first = [conv(start, end, 3), nn.BatchNorm2d(end), nn.ReLU(True)]
+    return nn.Sequential(*first, conv(end, end, 3), nn.BatchNorm2d(end), nn.ReLU(True))
+
+
+def models():
+    """Name, model, optimizer, batch and the precision, as lowtide's recipes have them."""
+    images, classes = torch.randn(32, 3, 224, 224), torch.randint(1000, (32,))
+    adamw = lambda model: torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
+    sgd = lambda model: torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True
+    )
+    tokens = torch.randint(50_257, (8, 1025))
+    text = (tokens[:, :-1].contiguous(), tokens[:, 1:].flatten())
+    pixels = (torch.randn(16, 1, 128, 128), torch.randint(11, (16, 128, 128)))
+    yield "gpt2_124m_bf16", Gpt, adamw, text, True, 1.0
+    yield "resnet50_bf16", resnet50, sgd, (images, classes), True, None
+    yield "resnet50_f32", resnet50, sgd, (images, classes), False, None
+    yield "unet_bf16", lambda: UNet(1, 64, 11), adamw, pixels, True, None
+
+
+def train_model(of, mode=None, steps=20):
+    """Steps of one model, on the same batch: it is copied to the device each time, and the loss is
+    read after each step, as lowtide does."""
+    name, make, make_optimizer, (x, y), is_half, clip = of
+    torch.manual_seed(0)
+    torch.cuda.empty_cache()
+    model = make().cuda()
+    optimizer = make_optimizer(model)
+    forward = model if mode is None else torch.compile(model, mode=mode)
+    suffix = "" if mode is None else "_compiled"
+    x, y = x.pin_memory(), y.pin_memory()
+    seconds = []
+    torch.cuda.reset_peak_memory_stats()
+    for step in range(steps + 3):
+        started = time.perf_counter()
+        on_device = [part.cuda(non_blocking=True) for part in (x, y)]
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=is_half):
+            loss = nn.functional.cross_entropy(forward(on_device[0]), on_device[1])
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        loss.item()
+        if step >= 3:
+            seconds.append(time.perf_counter() - started)
+    figure(f"{name}{suffix}_step", "seconds", statistics.median(seconds))
+    figure(f"{name}{suffix}_peak", "bytes", torch.cuda.max_memory_reserved())
+    figure(f"{name}{suffix}_peak_allocated", "bytes", torch.cuda.max_memory_allocated())
+
+
+def train_models(mode=None):
+    for of in models():
+        try:
+            train_model(of, mode)
+        except Exception as error:  # noqa: BLE001: the compiler raises what it likes
+            refused(f"{of[0]}{'' if mode is None else '_compiled'}", error)
+
+
+def gpt2_layers(rows):
+    """The layers of GPT-2's smallest, forwards, in bf16."""
+    layers = {
+        "qkv": (768, 2304), "proj": (768, 768), "up": (768, 3072), "down": (3072, 768),
+        "head": (768, 50_257),
+    }  # fmt: skip
+    for name, (inputs, outputs) in layers.items():
+        noise = lambda *dims: torch.randn(*dims, device="cuda", dtype=torch.bfloat16)
+        x, w, b = noise(rows, inputs), noise(outputs, inputs), noise(outputs)
+        products = lambda: [nn.functional.linear(x, w, b) for _ in range(PRODUCTS)]
         seconds = median(lambda: timed(products)) / PRODUCTS
-        figure(f"{name}_{size}", "seconds", seconds)
-        figure(f"{name}_{size}_rate", "FLOP/s", 2 * size**3 / seconds)
+        figure(f"gpt2_{name}_bf16_rate", "FLOP/s", 2 * rows * inputs * outputs / seconds)
+
+
+def matmul(size):
+    a, b = torch.randn(size, size, device="cuda"), torch.randn(size, size, device="cuda")
+    for name, is_tf32, dtype in (
+        ("f32", False, torch.float32),
+        ("tf32", True, torch.float32),
+        ("bf16", False, torch.bfloat16),
+        ("f16", False, torch.float16),
+        ("f64", False, torch.float64),
+    ):
+        torch.backends.cuda.matmul.allow_tf32 = is_tf32
+        x, y = a.to(dtype), b.to(dtype)
+        products = lambda: [x @ y for _ in range(PRODUCTS)]
+        seconds = median(lambda: timed(products)) / PRODUCTS
+        figure(f"matmul_{name}_{size}", "seconds", seconds)
+        figure(f"matmul_{name}_{size}_rate", "FLOP/s", 2 * size**3 / seconds)
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
@@ -160,12 +340,17 @@ def main():
     sections = {
         "train": train,
         "matmul": lambda: matmul(size),
+        "gpt2_layers": lambda: gpt2_layers(2 * size),
         "copy": lambda: copies(copy_bytes),
         "memory_calls": lambda: [memory_calls(n) for n in (2 * MIB, copy_bytes)],
+        "models": train_models,
         # Last: compiling takes a minute or more.
         "train_compiled": lambda: train("default"),
         "train_compiled_with_graphs": lambda: train("reduce-overhead"),
+        "models_compiled": lambda: train_models("default"),
     }
+    if "--small" in sys.argv:
+        del sections["models"], sections["models_compiled"]
     for name, section in sections.items():
         try:
             section()
@@ -173,9 +358,4 @@ def main():
             refused(name, error)
 
 
-try:
-    import torch
-except ImportError as error:
-    refused("torch", error)
-else:
-    main()
+main()

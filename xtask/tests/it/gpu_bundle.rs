@@ -52,9 +52,13 @@ fn bundle(test: &str, lowtide: &str, figures: &str) -> tempfile::TempDir {
     )
     .expect("a file");
     fs::write(folder.path().join("commit.txt"), "abc\n").expect("a file");
-    for (name, script) in
-        [("tests/tensor-cuda", test), ("bin/lowtide", lowtide), ("bin/gpu_figures", figures)]
-    {
+    // A binary that lists no test is run as one.
+    let test = &format!("test \"$1\" = --list && exit 0\n{test}");
+    for (name, script) in [
+        ("tests/tensor-cuda", test.as_str()),
+        ("bin/lowtide", lowtide),
+        ("bin/gpu_figures", figures),
+    ] {
         script_at(&folder.path().join(name), script);
     }
     folder
@@ -169,6 +173,34 @@ fn test_that_fails_or_a_program_that_breaks_is_told_by_the_exit_code() {
             assert!(log.expect("the log is kept").contains("FAILED"));
         }
     }
+}
+
+/// A binary of three tests: `a` passes, `b` ends its process, and `c` fails after another one.
+const CRASHES: &str = "test \"$1\" = --list && printf 'a: test\\nb: test\\nc: test\\n' && exit; \
+    for name; do case \"$name\" in \
+        a) echo 'test a ... ok';; \
+        b) echo 'test b ... '; exit 9;; \
+        c) if test $# -eq 4; then echo 'test c ... ok'; else echo 'test c ... FAILED'; fi;; \
+    esac; done; echo 'test result: ok. 1 passed; 0 failed; 0 ignored'";
+
+#[test]
+fn tests_after_one_that_ends_its_process_run_and_what_fails_is_tried_alone() {
+    let folder = bundle(CRASHES, "exit 1", "echo '{\"name\": \"a\", \"text\": \"b\"}'");
+    script_at(&folder.path().join("tests/tensor-cuda"), CRASHES);
+    let Some((output, results, _)) = run(folder.path(), &["tests"]) else { return };
+    assert_eq!(output.status.code(), Some(1));
+    assert_lines(&output, &["tests tensor-cuda: 2 passed, 1 failed, 0 skipped"]);
+    let tests = &results["tests"]["sections"]["tests tensor-cuda"];
+    assert_eq!(tests["failures"], serde_json::json!(["b"]), "{results}");
+
+    let beside = "test \"$1\" = --list && printf 'a: test\\nc: test\\n' && exit; \
+        test $# -eq 4 && word=ok || word=FAILED; echo \"test c ... $word\"; \
+        echo 'test result: ok. 1 passed; 0 failed; 0 ignored'";
+    script_at(&folder.path().join("tests/tensor-cuda"), beside);
+    let Some((_, results, _)) = run(folder.path(), &["tests"]) else { return };
+    let tests = &results["tests"]["sections"]["tests tensor-cuda"];
+    assert_eq!(tests["failed_beside_others"], serde_json::json!(["c"]), "{results}");
+    assert_eq!([&tests["passed"], &tests["failed"]], [1, 0], "{results}");
 }
 
 #[test]
