@@ -111,9 +111,18 @@ pub trait Field<N> {
     }
 }
 
+/// One in few bits is buffers.
 impl Field<&str> for Parameter {
     fn visit_as(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor(name, self);
+        if self.quantized.is_none() {
+            visitor(name, self);
+        }
+    }
+
+    fn visit_buffers_as(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        if let Some(quantized) = &mut self.quantized {
+            quantized.visit_buffers(name, visitor);
+        }
     }
 }
 

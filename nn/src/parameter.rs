@@ -8,6 +8,7 @@ use lowtide_autograd::{LeafId, Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 
 use crate::error::Result;
+use crate::quantized::{QuantizedWeight, stand_in};
 
 /// A cheap shared handle to a trainable tensor: clones see the same values and the same
 /// gradient.
@@ -16,6 +17,8 @@ pub struct Parameter {
     id: LeafId,
     value: Tensor,
     frozen: Arc<AtomicBool>,
+    /// In place of the value, of which only the shape and the type are then there.
+    pub(crate) quantized: Option<Box<QuantizedWeight>>,
 }
 
 impl Parameter {
@@ -48,7 +51,7 @@ impl Parameter {
 
     /// A parameter with the storage of `value`.
     pub fn new(value: Tensor) -> Self {
-        Parameter { id: LeafId::new(), value, frozen: Arc::default() }
+        Parameter { id: LeafId::new(), value, frozen: Arc::default(), quantized: None }
     }
 
     /// The identity: the key of its gradient and of its optimizer state.
@@ -56,7 +59,8 @@ impl Parameter {
         self.id
     }
 
-    /// The tensor with its values.
+    /// The tensor with its values. Of one [in few bits](crate::quantize_all) it has the shape and
+    /// the type alone.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
@@ -66,16 +70,29 @@ impl Parameter {
         &mut self.value
     }
 
-    /// The value in a pass, where its gradient is collected unless it is frozen.
+    /// The value in a pass, where its gradient is collected unless it is frozen. One [in few
+    /// bits](crate::quantize_all) is decoded as a whole.
     ///
     /// # Errors
-    /// `Consumed` after backward.
+    /// `Consumed` after backward; `OutOfMemory` for what is decoded.
     #[track_caller]
     pub fn var(&self, pass: &Pass) -> Result<Var> {
+        if let Some(weight) = &self.quantized {
+            let value = weight.get()?.decode(self.value.dtype())?;
+            return Ok(pass.constant(value.reshape(*self.value.shape())?));
+        }
         if self.is_frozen() {
             return Ok(pass.constant(self.value.clone()));
         }
         Ok(pass.leaf(self.id, &self.value)?)
+    }
+
+    /// Leaves of the value its shape and its type, and takes `weight` in its place, frozen.
+    pub(crate) fn set_quantized(&mut self, weight: QuantizedWeight) -> Result<()> {
+        let value = stand_in(&self.value)?;
+        *self = Parameter { quantized: Some(Box::new(weight)), ..Parameter::new(value) };
+        self.freeze();
+        Ok(())
     }
 
     /// Excludes it from training, through all its handles: it has no gradient, no optimizer state,

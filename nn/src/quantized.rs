@@ -1,5 +1,7 @@
 //! Frozen linear layers in 8 or 4 bits.
 
+use std::collections::BTreeMap;
+
 use lowtide_allocator::Category;
 use lowtide_tensor::{QuantFormat, Quantized, Shape, Tensor};
 
@@ -14,7 +16,7 @@ use crate::module::Parameters;
 pub(crate) struct QuantizedWeight {
     format: QuantFormat,
     shape: Shape,
-    parts: Vec<(String, Buffer)>,
+    parts: Vec<(&'static str, Buffer)>,
 }
 
 impl QuantizedWeight {
@@ -28,14 +30,13 @@ impl QuantizedWeight {
         let (format, shape) = (weight.format(), *weight.shape());
         let names = format.parts(shape)?;
         let parts = names.iter().zip(weight.parts());
-        let parts = parts.map(|(part, tensor)| {
-            (format!("weight.{}", part.name), Buffer::constant(tensor.clone()))
-        });
+        let parts = parts.map(|(part, tensor)| (part.name, Buffer::constant(tensor.clone())));
         Ok(QuantizedWeight { format, shape, parts: parts.collect() })
     }
 
-    pub(crate) fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        self.parts.iter_mut().for_each(|(name, buffer)| visitor(name, buffer));
+    /// Shows its tensors below the weight's `name`.
+    pub(crate) fn visit_buffers(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        self.parts.iter_mut().for_each(|(part, buffer)| visitor(&format!("{name}.{part}"), buffer));
     }
 
     /// Handles to the tensors as they are.
@@ -43,6 +44,13 @@ impl QuantizedWeight {
         let parts = self.parts.iter().map(|(_, buffer)| buffer.value().clone()).collect();
         Ok(Quantized::from_parts(self.format, self.shape, parts)?)
     }
+}
+
+/// What is left of a weight whose values are elsewhere: its shape and its type.
+pub(crate) fn stand_in(weight: &Tensor) -> Result<Tensor> {
+    let _scope = weight.device().category(Category::Parameter);
+    let one = Tensor::zeros(weight.device(), [1], weight.dtype())?;
+    Ok(one.expand(*weight.shape())?)
 }
 
 /// Puts the weights of the layers of `targets` in few bits, one after the other, so that a layer's
@@ -90,4 +98,57 @@ pub fn quantize(
     });
     outcome?;
     Ok(names)
+}
+
+/// Puts every weight of a model in few bits that is not to be trained any more: those of all linear
+/// layers, as [`quantize`] does, and convolutions, tables of embeddings and all else that has rows,
+/// which are decoded as a whole when they are used. Biases and norms stay, as do weights that the
+/// format has no whole blocks for, and those that others are computed from, as in
+/// [`WeightNorm`](crate::WeightNorm). Returns the names of what is quantised now.
+///
+/// # Errors
+/// `OutOfMemory`: the weights before are quantised.
+pub fn quantize_all(model: &mut dyn Parameters, format: QuantFormat) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    let mut outcome = Ok(());
+    model.visit_linears(&mut |name, layer| {
+        let fits = format.parts(*layer.weight().value().shape()).is_ok();
+        if outcome.is_ok() && fits {
+            outcome = layer.quantize(format);
+            names.push(if name.is_empty() { "weight".into() } else { format!("{name}.weight") });
+        }
+    });
+    outcome?;
+    // One that stands in several places is encoded once.
+    let mut encoded = BTreeMap::new();
+    let mut outcome = Ok(());
+    model.visit(&mut |name, parameter| {
+        if outcome.is_err() || name.contains("parametrizations.") {
+            return;
+        }
+        let mut quantize = || -> Result<()> {
+            let id = parameter.id();
+            if !encoded.contains_key(&id) {
+                let Some(rows) = rows(parameter.value(), format)? else { return Ok(()) };
+                encoded.insert(id, QuantizedWeight::encode(&rows, format)?);
+            }
+            parameter.set_quantized(encoded[&id].clone())?;
+            names.push(name.to_owned());
+            Ok(())
+        };
+        outcome = quantize();
+    });
+    outcome.map(|()| names)
+}
+
+/// A weight as a matrix of a row for each position of its first dimension; `None` if it has no rows
+/// that `format` has blocks for.
+fn rows(weight: &Tensor, format: QuantFormat) -> Result<Option<Tensor>> {
+    let Some((&rows, others)) = weight.shape().split_first() else { return Ok(None) };
+    let shape = Shape::new(&[rows, others.iter().product()]);
+    let fits = weight.dtype().is_float() && rows > 1 && shape[1] > 1;
+    if !fits || format.parts(shape).is_err() {
+        return Ok(None);
+    }
+    Ok(Some(weight.contiguous()?.reshape(shape)?))
 }

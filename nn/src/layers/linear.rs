@@ -11,7 +11,7 @@ use crate::layers::weight_norm::weighted;
 use crate::lora::{Adapter, MergePlan};
 use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
-use crate::quantized::QuantizedWeight;
+use crate::quantized::{QuantizedWeight, stand_in};
 
 /// A fully connected layer, `torch.nn.Linear`; perhaps with an [adapter](crate::adapt).
 #[derive(Clone, Debug)]
@@ -183,10 +183,7 @@ impl Linear {
 
     /// Leaves nothing of the weight but its shape and its type.
     fn set_stand_in(&mut self) -> Result<()> {
-        let weight = self.weight.value();
-        let _scope = weight.device().category(Category::Parameter);
-        let one = Tensor::zeros(weight.device(), [1, 1], weight.dtype())?;
-        let weight = Parameter::new(one.expand(*weight.shape())?);
+        let weight = Parameter::new(stand_in(self.weight.value())?);
         weight.freeze();
         self.weight = weight;
         Ok(())
@@ -220,7 +217,7 @@ impl Parameters for Linear {
 
     fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
         if let Some(quantized) = &mut self.quantized {
-            quantized.visit_buffers(visitor);
+            quantized.visit_buffers("weight", visitor);
         }
     }
 

@@ -46,7 +46,8 @@ impl Default for ChannelOptions {
 
 /// Takes the channels of the least norm out of each group, of equal ones the first: the model gets
 /// smaller, and so are the files that it is saved to; see [`remove`](crate::prune::remove). A
-/// model of the original shape reads them by [`load`](crate::prune::load).
+/// model of the original shape reads them by [`load`](crate::prune::load). On a simulated device,
+/// where there are no values, all norms are equal.
 ///
 /// ```
 /// use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
@@ -63,9 +64,8 @@ impl Default for ChannelOptions {
 /// ```
 ///
 /// # Errors
-/// `Option` for a fraction outside `[0, 1]`; `Prune` for a pattern that matches no group;
-/// `ValueUnavailable` on a simulated device; those of [`remove`](crate::prune::remove). The model
-/// is then as before.
+/// `Option` for a fraction outside `[0, 1]`; `Prune` for a pattern that matches no group; those of
+/// [`remove`](crate::prune::remove). The model is then as before.
 pub fn channels(
     model: &mut (impl Prunable + ?Sized),
     options: &ChannelOptions,
@@ -104,7 +104,7 @@ fn norms(model: &mut (impl Prunable + ?Sized), group: &Group, norm: Norm) -> Res
     let mut outcome = Ok(());
     model.visit_tensors(&mut |name, value| {
         for slice in group.made_by.iter().filter(|slice| slice.tensor == name) {
-            if outcome.is_ok() {
+            if outcome.is_ok() && !value.device().is_simulated() {
                 outcome = add_norms(&mut norms, value, slice, norm);
             }
         }

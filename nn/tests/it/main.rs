@@ -7,6 +7,7 @@ mod chunked_head;
 mod common;
 mod dtypes;
 mod embedding_bags;
+mod few_bits;
 mod globs;
 mod gpt2_memory;
 mod images;

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use lowtide_data::Loader;
+use lowtide_nn::quantize_all;
 use lowtide_tensor::Device;
 
 use crate::command::process::{Process, Work};
+use crate::command::shrink::Bits;
 use crate::command::{DeviceArgs, say};
 use crate::error::Result;
 use crate::evaluation::evaluate;
@@ -16,6 +19,8 @@ use crate::outline::Fit;
 use crate::page_lock::lock_pages;
 use crate::recipe::{Recipe, RecipeData};
 use crate::run_dir::RunDir;
+use crate::score::Score;
+use crate::task::Task;
 
 #[derive(Args)]
 pub(super) struct EvalArgs {
@@ -23,32 +28,66 @@ pub(super) struct EvalArgs {
     run_dir: PathBuf,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Puts the weights in so many bits first, those of all layers.
+    #[arg(long, value_enum)]
+    bits: Option<Bits>,
     /// Prints one JSON object instead of words.
     #[arg(long)]
     pub(super) json: bool,
 }
 
+/// The model of a run and what it is evaluated on.
+pub(super) struct Evaluated {
+    pub(super) device: Device,
+    pub(super) task: Box<dyn Task>,
+    pub(super) test: Loader,
+    batch_size: usize,
+}
+
+impl Evaluated {
+    /// Reads the model, and puts its weights in few bits where these are given.
+    ///
+    /// # Errors
+    /// Those of the run's files and of the data; `OutOfMemory`.
+    pub(super) fn open(
+        run_dir: &RunDir,
+        device_arguments: &DeviceArgs,
+        bits: Option<Bits>,
+    ) -> Result<Self> {
+        let recipe = Recipe::of_run(run_dir)?;
+        let process_budget = device_arguments.process_budget();
+        let device: Device = device_arguments.open(process_budget)?;
+        let RecipeData { samples, mut test, .. } = recipe.open()?;
+        lock_pages(&mut test, &device)?;
+        let mut task = recipe.task(&device, samples)?;
+        if let Some(budget) = process_budget {
+            let copied_bytes = Learned::of(&mut task).bytes().iter().sum();
+            let fit = Fit::new(&test);
+            let work =
+                Work { device: &device, fit: &fit, copied_bytes, steps: 0, offload_bytes: 0 };
+            let process = Process::divide(budget, &work, device_arguments.budget())?;
+            process.check_room(Knobs { micro_batch: 1, ..Knobs::default() })?;
+            if let Some(bytes) = process.training_bytes() {
+                device.allocator().set_capacity(bytes);
+            }
+        }
+        lowtide_nn::load(&mut Learned::of(&mut task), &run_dir.model())?;
+        if let Some(bits) = bits {
+            quantize_all(task.parameters(), bits.few().format())?;
+        }
+        Ok(Evaluated { device, task, test, batch_size: recipe.train.batch_size })
+    }
+
+    /// # Errors
+    /// Those of the data; `OutOfMemory` where not even one sample fits.
+    pub(super) fn score(&self) -> Result<Score> {
+        evaluate(&self.task, &self.device, &self.test, self.batch_size)
+    }
+}
+
 pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
     let run_dir = RunDir::open(&arguments.run_dir)?;
-    // A teacher has no part in scores.
-    let recipe = Recipe { distill: None, ..Recipe::load(&run_dir.recipe())? };
-    let process_budget = arguments.device.process_budget();
-    let device: Device = arguments.device.open(process_budget)?;
-    let RecipeData { samples, mut test, .. } = recipe.open()?;
-    lock_pages(&mut test, &device)?;
-    let mut task = recipe.task(&device, samples)?;
-    if let Some(budget) = process_budget {
-        let copied_bytes = Learned::of(&mut task).bytes().iter().sum();
-        let fit = Fit::new(&test);
-        let work = Work { device: &device, fit: &fit, copied_bytes, steps: 0, offload_bytes: 0 };
-        let process = Process::divide(budget, &work, arguments.device.budget())?;
-        process.check_room(Knobs { micro_batch: 1, ..Knobs::default() })?;
-        if let Some(bytes) = process.training_bytes() {
-            device.allocator().set_capacity(bytes);
-        }
-    }
-    lowtide_nn::load(&mut Learned::of(&mut task), &run_dir.model())?;
-    let score = evaluate(&task, &device, &test, recipe.train.batch_size)?;
+    let score = Evaluated::open(&run_dir, &arguments.device, arguments.bits)?.score()?;
     let (count, scores) = (score.count, [("test".to_owned(), score)]);
     if arguments.json {
         let mut numbers = serde_json::json!(metric_values(&scores));

@@ -23,6 +23,7 @@ mod recording;
 mod replay;
 mod runs;
 mod saving;
+mod shrink;
 mod staging;
 mod train;
 mod trained;
@@ -65,6 +66,8 @@ enum Command {
     Generate(Box<generate::GenerateArgs>),
     /// Writes a pretrained model, or that of a run, for other programs.
     Export(export::ExportArgs),
+    /// Makes the model of a run smaller: fewer channels, trained on, and fewer bits.
+    Shrink(Box<shrink::ShrinkArgs>),
     /// Evaluates a trained model on its test data.
     Eval(eval::EvalArgs),
     /// Lists the recipes that ship, or shows one.
@@ -175,6 +178,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Calibrate(arguments) => (calibrate::run(arguments), arguments.json),
         Command::Generate(arguments) => (generate::run(arguments), arguments.json),
         Command::Export(arguments) => (export::run(arguments), false),
+        Command::Shrink(arguments) => (shrink::run(arguments), arguments.run.json),
         Command::Eval(arguments) => (eval::run(arguments), arguments.json),
         Command::Recipes(arguments) => (recipes::list(arguments), false),
         Command::Check(arguments) => (recipes::check(arguments), false),

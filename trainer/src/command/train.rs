@@ -8,6 +8,7 @@ use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::Loader;
 use lowtide_tensor::Device;
+use serde_json::Value;
 
 use crate::checkpoint_folder::CheckpointFolder;
 use crate::command::interrupt::Interrupt;
@@ -28,7 +29,7 @@ use crate::page_lock::lock_pages;
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::recipe::{Recipe, RecipeData, RecipeTrainer, Samples};
-use crate::report::{About, Curves, Report};
+use crate::report::{self, About, Curves, Report};
 use crate::run_dir::{RunDir, Summary};
 use crate::trainer::Position;
 
@@ -48,12 +49,12 @@ pub(super) struct TrainArgs {
 #[derive(Args, Clone)]
 pub(super) struct RunArgs {
     #[command(flatten)]
-    device: DeviceArgs,
+    pub(super) device: DeviceArgs,
     #[command(flatten)]
     planning: PlanningArgs,
     /// Folder of the run; runs/NAME-N if absent. An earlier run there is replaced.
     #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    pub(super) out: Option<PathBuf>,
     /// Runs by the plan in FILE, which `lowtide plan --json` has printed, within its budget unless
     /// one is given; refuses if a rehearsal finds other bytes.
     #[arg(long, value_name = "FILE")]
@@ -108,78 +109,120 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     run_recipe(recipe, origin.as_ref(), &arguments.run)
 }
 
-/// Trains what a recipe says, or goes on with it.
+/// Trains what a recipe says, or goes on with it, and tells of it.
 ///
 /// # Errors
 /// Anything that keeps the run from being published.
 pub(super) fn run_recipe(
-    mut recipe: Recipe,
+    recipe: Recipe,
     origin: Option<&Origin>,
     arguments: &RunArgs,
 ) -> Result<()> {
-    let plan_file = arguments.plan.as_deref().map(PlanFile::read).transpose()?;
-    let mut arguments = arguments.clone();
-    if let Some(file) = &plan_file {
-        arguments.device.limit_to(file.budget_bytes());
-        let given = &mut arguments.planning.offload_budget;
-        *given = given.or(file.offload_budget());
-    }
-    let arguments = &arguments;
-    if let Some(file) = &plan_file {
-        file.numerics().iter().for_each(|change| change.apply(&mut recipe));
-    }
-    let every = arguments.checkpoint_every.or(recipe.train.checkpoint_every);
-    recipe.train.checkpoint_every = every;
-    let process_budget = arguments.device.process_budget();
-    let RecipeData { samples, mut train, mut test } = recipe.open()?;
-    let device = arguments.device.open(process_budget)?;
-    for loader in [&mut train, &mut test] {
-        lock_pages(loader, &device)?;
-    }
-    let begin = Begin { arguments, origin, plan_file: plan_file.as_ref() };
-    let (train, test) = (&train, &test);
-    let plan = |recipe: &Recipe| begin.plan(recipe, &device, samples, [train, test]);
-    // What has begun, or is planned, stays what it is.
-    let changed = match origin.is_none() && plan_file.is_none() {
-        true => arguments.planning.first_that_fits(&recipe, plan)?,
-        false => {
-            let numerics = plan_file.as_ref().map_or(&[][..], PlanFile::numerics).to_vec();
-            Changed { planned: plan(&recipe)?, recipe, numerics }
-        }
-    };
-    let Changed { recipe, planned, numerics } = changed;
-    let Planned { mut trainer, rest, process, plan } = planned;
-    arguments.device.doubt(plan.predicted_peak_bytes());
+    Ended::of(recipe, origin, arguments)?.tell(arguments)
+}
 
-    // Everything that will be written is opened before the first step.
-    let trace = arguments.trace.as_ref().map(Output::open).transpose()?;
-    let out = arguments.out.as_deref();
-    let staging = match origin {
-        Some(origin) => Staging::resume(&origin.run_dir, out)?,
-        None => Staging::new(out, recipe.name())?,
-    };
-    let interrupt = Interrupt::listen()?;
-    let metrics = origin.map(|origin| origin.metrics.as_path());
-    let (process, files) = (process.as_ref(), staging.partial());
-    let (recipe, plan) = (&recipe, &plan);
-    let run = Run { arguments, recipe, numerics: &numerics, plan, process, files, metrics };
-    let worked = run.work(&mut trainer, rest.as_ref(), test, &interrupt);
-    // The model is at its place before anything else is tried.
-    let published = worked.and_then(|summary| Ok((summary, staging.publish()?)));
-    if published.is_err() {
-        rescue(&mut trainer, recipe, staging);
-    }
-    let traced = trace.map_or(Ok(()), |trace| trace.write(&device.allocator().recording()));
-    let (summary, run_dir) = published?;
-    if arguments.json {
-        say(&summary_json(&summary, &run_dir))?;
-    } else {
-        if interrupt.came() {
-            say("interrupted: everything up to the last step is in the run folder")?;
+/// A run whose files are at their place.
+pub(super) struct Ended {
+    pub(super) summary: Summary,
+    pub(super) run_dir: RunDir,
+    /// What its report shows.
+    pub(super) report: report::Run,
+    pub(super) was_interrupted: bool,
+    plan: Plan,
+    process: Option<Process>,
+    /// Whether the trace that was asked for is written.
+    traced: Result<()>,
+}
+
+impl Ended {
+    /// Trains what a recipe says, or goes on with it.
+    ///
+    /// # Errors
+    /// Anything that keeps the run from being published.
+    pub(super) fn of(
+        mut recipe: Recipe,
+        origin: Option<&Origin>,
+        arguments: &RunArgs,
+    ) -> Result<Self> {
+        let plan_file = arguments.plan.as_deref().map(PlanFile::read).transpose()?;
+        let mut arguments = arguments.clone();
+        if let Some(file) = &plan_file {
+            arguments.device.limit_to(file.budget_bytes());
+            let given = &mut arguments.planning.offload_budget;
+            *given = given.or(file.offload_budget());
         }
-        conclude(&summary, plan, process, &run_dir, arguments)?;
+        let arguments = &arguments;
+        if let Some(file) = &plan_file {
+            file.numerics().iter().for_each(|change| change.apply(&mut recipe));
+        }
+        let every = arguments.checkpoint_every.or(recipe.train.checkpoint_every);
+        recipe.train.checkpoint_every = every;
+        let process_budget = arguments.device.process_budget();
+        let RecipeData { samples, mut train, mut test } = recipe.open()?;
+        let device = arguments.device.open(process_budget)?;
+        for loader in [&mut train, &mut test] {
+            lock_pages(loader, &device)?;
+        }
+        let begin = Begin { arguments, origin, plan_file: plan_file.as_ref() };
+        let (train, test) = (&train, &test);
+        let plan = |recipe: &Recipe| begin.plan(recipe, &device, samples, [train, test]);
+        // What has begun, or is planned, stays what it is.
+        let changed = match origin.is_none() && plan_file.is_none() {
+            true => arguments.planning.first_that_fits(&recipe, plan)?,
+            false => {
+                let numerics = plan_file.as_ref().map_or(&[][..], PlanFile::numerics).to_vec();
+                Changed { planned: plan(&recipe)?, recipe, numerics }
+            }
+        };
+        let Changed { recipe, planned, numerics } = changed;
+        let Planned { mut trainer, rest, process, plan } = planned;
+        arguments.device.doubt(plan.predicted_peak_bytes());
+
+        // Everything that will be written is opened before the first step.
+        let trace = arguments.trace.as_ref().map(Output::open).transpose()?;
+        let out = arguments.out.as_deref();
+        let staging = match origin {
+            Some(origin) => Staging::resume(&origin.run_dir, out)?,
+            None => Staging::new(out, recipe.name())?,
+        };
+        let interrupt = Interrupt::listen()?;
+        let metrics = origin.map(|origin| origin.metrics.as_path());
+        let (recipe, files) = (&recipe, staging.partial());
+        let run = Run {
+            arguments,
+            recipe,
+            numerics: &numerics,
+            plan: &plan,
+            process: process.as_ref(),
+            files,
+            metrics,
+        };
+        let worked = run.work(&mut trainer, rest.as_ref(), test, &interrupt);
+        // The model is at its place before anything else is tried.
+        let published = worked.and_then(|worked| Ok((worked, staging.publish()?)));
+        if published.is_err() {
+            rescue(&mut trainer, recipe, staging);
+        }
+        let traced = trace.map_or(Ok(()), |trace| trace.write(&device.allocator().recording()));
+        let ((summary, report), run_dir) = published?;
+        let was_interrupted = interrupt.came();
+        Ok(Ended { summary, run_dir, report, was_interrupted, plan, process, traced })
     }
-    traced
+
+    /// # Errors
+    /// `File` when it cannot be printed, or the trace was not written.
+    pub(super) fn tell(self, arguments: &RunArgs) -> Result<()> {
+        let Ended { summary, run_dir, was_interrupted, plan, process, traced, .. } = self;
+        if arguments.json {
+            say(&summary_json(&summary, &run_dir).to_string())?;
+        } else {
+            if was_interrupted {
+                say("interrupted: everything up to the last step is in the run folder")?;
+            }
+            conclude(&summary, &plan, process.as_ref(), &run_dir, arguments)?;
+        }
+        traced
+    }
 }
 
 /// How a run begins.
@@ -268,7 +311,7 @@ impl Run<'_> {
         rest: Option<&Fit<'_>>,
         test: &Loader,
         mut interrupt: &Interrupt,
-    ) -> Result<Summary> {
+    ) -> Result<(Summary, report::Run)> {
         let &Run { arguments, recipe, numerics, plan, process, files, metrics } = self;
         let device = trainer.device().clone();
         let mut metrics = match metrics {
@@ -361,7 +404,7 @@ impl Run<'_> {
         last_files.have_report()?;
         let json = serde_json::to_string_pretty(&summary).expect("a summary has only plain values");
         last_files.write(|| RunDir::write(&files.summary(), &format!("{json}\n")))?;
-        Ok(summary)
+        Ok((summary, report.run().clone()))
     }
 }
 
@@ -406,11 +449,11 @@ fn offer(origin: &Origin, error: TrainError) -> TrainError {
     TrainError::Checkpoint { path, problem }
 }
 
-/// The summary in one line, with the folder of the run.
-fn summary_json(summary: &Summary, run_dir: &RunDir) -> String {
+/// The summary with the folder of the run.
+pub(super) fn summary_json(summary: &Summary, run_dir: &RunDir) -> Value {
     let mut json = serde_json::to_value(summary).expect("a summary has only plain values");
     json["run_dir"] = run_dir.path().display().to_string().into();
-    json.to_string()
+    json
 }
 
 /// The run in plain words.

@@ -47,9 +47,7 @@ impl DistillRecipe {
         samples: Samples,
     ) -> Result<Box<dyn Task>> {
         let run_dir = RunDir::open(&self.teacher)?;
-        // What taught the teacher is of no use any more.
-        let recipe = Recipe { distill: None, ..Recipe::load(&run_dir.recipe())? };
-        let mut teacher = recipe.task(device, samples)?;
+        let mut teacher = Recipe::of_run(&run_dir)?.task(device, samples)?;
         if !device.is_simulated() {
             lowtide_nn::load(&mut Learned::of(&mut teacher), &run_dir.model())?;
         }

@@ -6,7 +6,10 @@ use serde::Serialize;
 use toml::Table;
 
 use super::options::{Key, Kind};
-use super::{AugmentRecipe, DataRecipe, DistillRecipe, ModelRecipe, OptimizerRecipe, TrainRecipe};
+use super::{
+    AugmentRecipe, DataRecipe, DistillRecipe, ModelRecipe, OptimizerRecipe, PruneRecipe,
+    TrainRecipe,
+};
 
 /// The kinds of optimizers, as recipes name them.
 pub const OPTIMIZERS: [&str; 15] = [
@@ -45,6 +48,8 @@ TABLE.KEY=VALUE` changes one. `lowtide recipes` lists those that ship, which are
     keys(&mut text, &values(&TrainRecipe::default()), TrainRecipe::KEYS);
     text += "\n[distill]   a teacher beside the data: none unless the table is there\n";
     keys(&mut text, &values(&DistillRecipe::default()), DistillRecipe::KEYS);
+    text += "\n[prune]   a model to begin with, made smaller: none unless the table is there\n";
+    keys(&mut text, &values(&PruneRecipe::default()), PruneRecipe::KEYS);
     text += "\n[optimizer]   options and defaults are those of lowtide_nn::optim\n";
     for kind in OPTIMIZERS {
         let parsed = toml::from_str::<OptimizerRecipe>(&format!("kind = \"{kind}\""));

@@ -10,6 +10,7 @@ mod optimizer;
 mod options;
 mod overrides;
 mod pretrained;
+mod prune;
 mod schedule;
 mod shipped;
 mod stored;
@@ -39,17 +40,20 @@ pub use model::{
 };
 pub use optimizer::{AdamRecipe, MuonRecipe, OptimizerRecipe};
 pub use pretrained::{Base, FewBits, Tuning};
+pub use prune::PruneRecipe;
 pub use schedule::{ScheduleRecipe, WarmUpRecipe};
 pub use shipped::{SHIPPED, Shipped};
 pub use stored::{StateType, StoredType};
 
 use options::options;
+use prune::Start;
 
 use crate::error::{Result, TrainError};
 use crate::observers::CheckpointEvery;
 use crate::options::{MicroBatches, NonFinite, Options};
 use crate::outline::Fit;
 use crate::precision::Precision;
+use crate::run_dir::RunDir;
 use crate::task::Task;
 use crate::trainer::Trainer;
 
@@ -83,6 +87,10 @@ pub struct Recipe {
     /// A teacher that the model learns of, beside its data; none if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distill: Option<DistillRecipe>,
+    /// What is taken out of the model of another run, with which this one begins; nothing if
+    /// absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prune: Option<PruneRecipe>,
 }
 
 options! {
@@ -192,6 +200,19 @@ impl Recipe {
         Ok(recipe)
     }
 
+    /// The recipe of a run, for the model that it left: what taught it, and of what model it is a
+    /// part, is of no use any more.
+    ///
+    /// # Errors
+    /// Those of [`Recipe::load`].
+    pub fn of_run(run_dir: &RunDir) -> Result<Self> {
+        let mut recipe = Recipe { distill: None, ..Recipe::load(&run_dir.recipe())? };
+        if let Some(prune) = &mut recipe.prune {
+            prune.run = None;
+        }
+        Ok(recipe)
+    }
+
     /// The recipe as TOML, complete with defaults.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a recipe has only plain values")
@@ -219,6 +240,7 @@ impl Recipe {
         }
         self.augment.check()?;
         self.distill.iter().try_for_each(DistillRecipe::check)?;
+        self.prune.iter().try_for_each(PruneRecipe::check)?;
         if let Some((at, dropout)) = self.model.dropout().filter(|(_, p)| !(0.0..1.0).contains(p)) {
             return wrong(at, format!("{dropout} is not from 0 up to 1"));
         }
@@ -294,7 +316,12 @@ impl Recipe {
     /// `Setting` for a model that is not for them; those of the teacher's files; `OutOfMemory`.
     pub fn task(&self, device: &Device, samples: Samples) -> Result<Box<dyn Task>> {
         let key = RandomKey::new(self.train.seed);
-        let task = self.model.task(device, key, samples, self.train.parameters)?;
+        let start = Start {
+            stored: self.train.parameters,
+            prune: self.prune.as_ref(),
+            is_simulated: device.is_simulated(),
+        };
+        let task = self.model.task(device, key, samples, start)?;
         match &self.distill {
             Some(distill) => distill.task(task, device, samples),
             None => Ok(task),

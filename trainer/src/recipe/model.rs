@@ -7,6 +7,7 @@ use lowtide_nn::models::{
     DeepCnn, DeepCnnShape, Gpt, GptShape, LstmModel, LstmModelShape, Mlp, ResNet, ResNetBlock,
     ResNetShape, Seq2Seq, Seq2SeqShape, SimpleCnn, SimpleCnnShape, UNet, UNetShape, ViT, ViTShape,
 };
+use lowtide_nn::prune::{Group, Prunable};
 use lowtide_nn::{LoraOptions, Module, NnResult, TransformerOptions, parameters};
 use lowtide_tensor::{Device, RandomKey};
 use serde::Deserializer;
@@ -15,8 +16,8 @@ use super::data::{Samples, Wants};
 use super::kind;
 use super::options::{kinds, options};
 use super::pretrained::FewBits;
+use super::prune::Start;
 use super::setting;
-use super::stored::StoredType;
 use crate::error::{Result, TrainError};
 use crate::task::{Classification, LanguageModel, Regression, Segmentation, Task, Translation};
 
@@ -233,16 +234,17 @@ impl ModelRecipe {
         device: &Device,
         key: RandomKey,
         samples: Samples,
-        stored: StoredType,
+        start: Start<'_>,
     ) -> Result<Box<dyn Task>> {
         match (self, samples) {
             (ModelRecipe::Pretrained(model), Samples::Tokens { vocabulary, context }) => {
-                model.task(device, key, (vocabulary, context), stored)
+                start.check_whole()?;
+                model.task(device, key, (vocabulary, context), start.stored)
             }
             (
                 ModelRecipe::Gpt(_) | ModelRecipe::Lstm(_) | ModelRecipe::Seq2seq(_),
                 Samples::Tokens { vocabulary, context },
-            ) => self.task_of_tokens(device, key, (vocabulary, context), stored),
+            ) => self.task_of_tokens(device, key, (vocabulary, context), start),
             (
                 ModelRecipe::SimpleCnn(_)
                 | ModelRecipe::DeepCnn(_)
@@ -251,10 +253,10 @@ impl ModelRecipe {
                 | ModelRecipe::Vit(_)
                 | ModelRecipe::Unet(_),
                 Samples::Images { shape, classes },
-            ) => self.task_of_images(device, key, (shape, classes), stored),
+            ) => self.task_of_images(device, key, (shape, classes), start),
             (ModelRecipe::Mlp(model), Samples::Features { count, classes }) => {
                 let ends = [vec![count], model.hidden.clone(), vec![classes.unwrap_or(1)]];
-                let mlp = stored.convert(Mlp::new(device, key, &ends.concat())?)?;
+                let mlp = start.of(Mlp::new(device, key, &ends.concat())?)?;
                 Ok(match classes {
                     Some(_) => Box::new(Classification::new(mlp).with_input("inputs")),
                     None => Box::new(Regression::new(mlp, "")),
@@ -273,7 +275,7 @@ impl ModelRecipe {
         device: &Device,
         key: RandomKey,
         (image, classes): ([usize; 3], usize),
-        stored: StoredType,
+        start: Start<'_>,
     ) -> Result<Box<dyn Task>> {
         let [channels, height, width] = image;
         let side_min = |min: usize| {
@@ -289,17 +291,17 @@ impl ModelRecipe {
             ModelRecipe::SimpleCnn(model) => {
                 side_min(4)?;
                 let shape = SimpleCnnShape { image, channels: model.channels, classes };
-                Box::new(Classification::new(stored.convert(SimpleCnn::new(device, key, shape)?)?))
+                Box::new(Classification::new(start.of(SimpleCnn::new(device, key, shape)?)?))
             }
             ModelRecipe::DeepCnn(model) => {
                 side_min(8)?;
                 let shape = DeepCnnShape { image, channels: model.channels, classes };
-                Box::new(Classification::new(stored.convert(DeepCnn::new(device, key, shape)?)?))
+                Box::new(Classification::new(start.of(DeepCnn::new(device, key, shape)?)?))
             }
             ModelRecipe::Mlp(model) => {
                 let ends = [vec![image.iter().product()], model.hidden.clone(), vec![classes]];
                 let mlp = Mlp::new(device, key, &ends.concat())?;
-                Box::new(Classification::new(stored.convert(OfPixels { mlp })?))
+                Box::new(Classification::new(start.of(OfPixels { mlp })?))
             }
             ModelRecipe::Resnet(model) => {
                 colour()?;
@@ -310,7 +312,7 @@ impl ModelRecipe {
                     _ => return Err(setting("model.depth", "must be 18, 34 or 50")),
                 };
                 let shape = ResNetShape { width: model.width, classes, ..of_depth };
-                Box::new(Classification::new(stored.convert(ResNet::new(device, key, shape)?)?))
+                Box::new(Classification::new(start.of(ResNet::new(device, key, shape)?)?))
             }
             ModelRecipe::Vit(model) => {
                 colour()?;
@@ -329,7 +331,7 @@ impl ModelRecipe {
                     classes,
                     dropout,
                 };
-                Box::new(Classification::new(stored.convert(ViT::new(device, key, shape)?)?))
+                Box::new(Classification::new(start.of(ViT::new(device, key, shape)?)?))
             }
             ModelRecipe::Unet(model) => {
                 // Halved four times.
@@ -337,7 +339,7 @@ impl ModelRecipe {
                     return Err(self.unfit("needs images whose sides 16 divides: see data.shape"));
                 }
                 let shape = UNetShape { channels, width: model.width, classes };
-                Box::new(Segmentation::new(stored.convert(UNet::new(device, key, shape)?)?))
+                Box::new(Segmentation::new(start.of_whole(UNet::new(device, key, shape)?)?))
             }
             ModelRecipe::Gpt(_)
             | ModelRecipe::Lstm(_)
@@ -351,7 +353,7 @@ impl ModelRecipe {
         device: &Device,
         key: RandomKey,
         (vocabulary, context): (usize, usize),
-        stored: StoredType,
+        start: Start<'_>,
     ) -> Result<Box<dyn Task>> {
         Ok(match *self {
             ModelRecipe::Gpt(GptRecipe { width, heads, blocks, dropout, tied }) => {
@@ -361,11 +363,11 @@ impl ModelRecipe {
                     true => Gpt::gpt2(device, key, shape)?,
                     false => Gpt::new(device, key, shape)?,
                 };
-                Box::new(LanguageModel::new(stored.convert(gpt.with_dropout(dropout)?)?))
+                Box::new(LanguageModel::new(start.of(gpt.with_dropout(dropout)?)?))
             }
             ModelRecipe::Lstm(LstmRecipe { width, hidden, layers, dropout }) => {
                 let shape = LstmModelShape { vocabulary, width, hidden, layers, dropout };
-                Box::new(LanguageModel::new(stored.convert(LstmModel::new(device, key, shape)?)?))
+                Box::new(LanguageModel::new(start.of_whole(LstmModel::new(device, key, shape)?)?))
             }
             ModelRecipe::Seq2seq(Seq2SeqRecipe { width, heads, hidden, layers, dropout }) => {
                 self.check_heads(width, heads)?;
@@ -374,7 +376,7 @@ impl ModelRecipe {
                 let (source_vocabulary, target_vocabulary) = (vocabulary, vocabulary);
                 let shape =
                     Seq2SeqShape { source_vocabulary, target_vocabulary, context, layers, options };
-                Box::new(Translation::new(stored.convert(Seq2Seq::new(device, key, shape)?)?, None))
+                Box::new(Translation::new(start.of_whole(Seq2Seq::new(device, key, shape)?)?, None))
             }
             _ => unreachable!("models of images"),
         })
@@ -399,6 +401,16 @@ struct OfPixels {
 }
 
 parameters!(OfPixels { mlp as "" });
+
+impl Prunable for OfPixels {
+    fn groups(&self) -> Vec<Group> {
+        self.mlp.groups()
+    }
+
+    fn resized(&mut self, group: &str, len: usize) {
+        self.mlp.resized(group, len);
+    }
+}
 
 impl Module for OfPixels {
     fn forward(&self, pass: &Pass, input: Var) -> NnResult<Var> {

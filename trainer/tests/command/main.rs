@@ -27,6 +27,7 @@ mod readme;
 mod recipes;
 mod replay;
 mod resume;
+mod shrink;
 mod tensorboard;
 mod trace_files;
 mod train;

@@ -3,7 +3,9 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor, TensorError};
 
+use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::fields::Field;
 use crate::init;
 use crate::layers::dropout::Dropout;
 use crate::module::{Module, Parameters};
@@ -266,22 +268,34 @@ pub(super) fn start_of(
     Ok(pass.constant(Tensor::zeros(value.device(), shape, value.dtype())?))
 }
 
+impl Cell {
+    /// What it has, with PyTorch's names.
+    fn named(&mut self) -> impl Iterator<Item = (String, &mut Parameter)> {
+        let Cell { weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, suffix } = self;
+        let weights = [("weight_ih", Some(weight_ih)), ("weight_hh", Some(weight_hh))];
+        let others = [("bias_ih", bias_ih), ("bias_hh", bias_hh), ("weight_hr", weight_hr)];
+        let others = others.map(|(name, parameter)| (name, parameter.as_mut()));
+        let all = weights.into_iter().chain(others);
+        all.filter_map(move |(name, parameter)| Some((format!("{name}{suffix}"), parameter?)))
+    }
+}
+
 impl Parameters for Cell {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        let Cell { weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, suffix } = self;
-        visitor(&format!("weight_ih{suffix}"), weight_ih);
-        visitor(&format!("weight_hh{suffix}"), weight_hh);
-        let others = [("bias_ih", bias_ih), ("bias_hh", bias_hh), ("weight_hr", weight_hr)];
-        for (name, parameter) in others {
-            if let Some(parameter) = parameter {
-                visitor(&format!("{name}{suffix}"), parameter);
-            }
-        }
+        self.named().for_each(|(name, parameter)| parameter.visit_as(&name, visitor));
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        self.named().for_each(|(name, parameter)| parameter.visit_buffers_as(&name, visitor));
     }
 }
 
 impl Parameters for Stack {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         self.cells.iter_mut().for_each(|cell| cell.visit(visitor));
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        self.cells.iter_mut().for_each(|cell| cell.visit_buffers(visitor));
     }
 }

@@ -1,0 +1,186 @@
+//! `lowtide shrink`.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::command::eval::Evaluated;
+use crate::command::train::{Ended, RunArgs, summary_json};
+use crate::command::{Changes, DeviceArgs, say};
+use crate::error::{Result, TrainError};
+use crate::human::format_bytes;
+use crate::metrics::metric_values;
+use crate::recipe::{DistillRecipe, FewBits, PruneRecipe, Recipe};
+use crate::run_dir::RunDir;
+
+#[derive(Args, Clone)]
+pub(super) struct ShrinkArgs {
+    /// The folder of the run whose model is made smaller; it stays as it is.
+    model: PathBuf,
+    /// The share of channels, hidden features and attention heads that is taken out.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    channels: f64,
+    /// The share of the whole model in what the smaller one learns of; 0 for none.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    teacher: f64,
+    /// The bits that the smaller model's weights are put in at the end.
+    #[arg(long, value_enum, default_value = "int8")]
+    bits: Bits,
+    #[command(flatten)]
+    changes: Changes,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+}
+
+/// [`FewBits`] as an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Bits {
+    /// 8 bits, with a scale for each row.
+    Int8,
+    /// QLoRA's 4 bits.
+    Nf4,
+    /// GGUF's 8 bits, where rows are whole blocks of 32.
+    #[value(name = "q8_0")]
+    Q80,
+    /// GGUF's 4 bits, where rows are whole blocks of 32.
+    #[value(name = "q4_0")]
+    Q40,
+}
+
+impl Bits {
+    pub(super) fn few(self) -> FewBits {
+        match self {
+            Bits::Int8 => FewBits::Int8,
+            Bits::Nf4 => FewBits::Nf4,
+            Bits::Q80 => FewBits::Q80,
+            Bits::Q40 => FewBits::Q40,
+        }
+    }
+
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+/// A model of the table.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    model: String,
+    /// The scores on the test data.
+    #[serde(flatten)]
+    values: Map<String, Value>,
+    /// Of parameters and buffers.
+    model_bytes: usize,
+    /// Of the test data, the faster of two rounds.
+    batch_seconds: f64,
+}
+
+pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
+    let ShrinkArgs { model, channels, teacher, bits, changes, run } = arguments;
+    let run_dir = RunDir::open(model)?;
+    let recipe = changes.of(&smaller(Recipe::of_run(&run_dir)?, arguments), model)?;
+    let place = |path: &PathBuf| path.canonicalize().ok();
+    if run.out.as_ref().is_some_and(|out| place(out).is_some_and(|at| Some(at) == place(model))) {
+        let problem = "is the run that is made smaller, which stays".to_owned();
+        return Err(TrainError::Setting { place: "--out".to_owned(), problem });
+    }
+    let name = name_of(&run_dir);
+    let mut rows = vec![Row::of(name, &run_dir, None, &run.device)?];
+
+    let mut ended = Ended::of(recipe, None, run)?;
+    let taught = if *teacher > 0.0 { ", taught by it" } else { "" };
+    let name = format!("{} % of channels out{taught}", 100.0 * channels);
+    rows.push(Row::of(name, &ended.run_dir, None, &run.device)?);
+    let name = format!("and in {}", bits.name());
+    rows.push(Row::of(name, &ended.run_dir, Some(*bits), &run.device)?);
+
+    let lines = table(&rows);
+    ended.report.facts.extend(rows.iter().map(|row| (row.model.clone(), row.told())));
+    RunDir::write(&ended.run_dir.report(), &ended.report.to_html())?;
+    let json = serde_json::to_value(&rows).expect("rows have only plain values");
+    RunDir::write(&ended.run_dir.path().join("shrink.json"), &format!("{json:#}\n"))?;
+    if run.json {
+        let mut summary = summary_json(&ended.summary, &ended.run_dir);
+        summary["shrink"] = json;
+        return say(&summary.to_string());
+    }
+    ended.tell(run)?;
+    say("")?;
+    lines.iter().try_for_each(|line| say(line))
+}
+
+/// The recipe of the smaller model: it begins with what is left of the whole one, and learns of it.
+fn smaller(recipe: Recipe, arguments: &ShrinkArgs) -> Recipe {
+    let &ShrinkArgs { ref model, channels, teacher, .. } = arguments;
+    let prune = PruneRecipe { run: Some(model.clone()), channels, ..PruneRecipe::default() };
+    let distill =
+        DistillRecipe { teacher: model.clone(), weight: teacher, ..DistillRecipe::default() };
+    Recipe { prune: Some(prune), distill: (teacher > 0.0).then_some(distill), ..recipe }
+}
+
+fn name_of(run_dir: &RunDir) -> String {
+    let path = run_dir.path().canonicalize().unwrap_or_else(|_| run_dir.path().to_owned());
+    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+impl Row {
+    /// The model of a run on its test data, perhaps with its weights in few bits, which are then
+    /// kept beside the others.
+    fn of(name: String, run_dir: &RunDir, bits: Option<Bits>, device: &DeviceArgs) -> Result<Row> {
+        let mut evaluated = Evaluated::open(run_dir, device, bits)?;
+        let parameters = evaluated.task.parameters();
+        if let Some(bits) = bits {
+            let file = format!("model.{}.safetensors", bits.name());
+            lowtide_nn::save(parameters, &run_dir.path().join(file))?;
+        }
+        let mut model_bytes = 0;
+        parameters.visit_tensors(&mut |_, tensor| model_bytes += tensor.size_bytes());
+        let (mut values, mut seconds) = (Map::new(), f64::INFINITY);
+        for _ in 0..2 {
+            let started = Instant::now();
+            let score = evaluated.score()?;
+            seconds = seconds.min(started.elapsed().as_secs_f64());
+            let named = metric_values(&[("test".to_owned(), score)]);
+            values = named.into_iter().map(|(name, value)| (name, value.into())).collect();
+        }
+        let batch_seconds = seconds / evaluated.test.batches_per_epoch().max(1) as f64;
+        Ok(Row { model: name, values, model_bytes, batch_seconds })
+    }
+
+    /// The row in words, for a report.
+    fn told(&self) -> String {
+        let Row { values, model_bytes, batch_seconds, .. } = self;
+        let values = values.iter().map(|(name, value)| format!("{name} {:.4}", number(value)));
+        let values: Vec<String> = values.collect();
+        format!(
+            "{}, {} ({model_bytes} bytes), {:.2} ms a batch",
+            values.join(", ").replace('_', " "),
+            format_bytes(*model_bytes as u64),
+            batch_seconds * 1e3
+        )
+    }
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(f64::NAN)
+}
+
+/// The rows below each other, the first one's names as the head.
+fn table(rows: &[Row]) -> Vec<String> {
+    let names: Vec<&String> = rows[0].values.keys().collect();
+    let width = rows.iter().map(|row| row.model.chars().count()).max().unwrap_or(0);
+    let heads = names.iter().map(|name| name.replace('_', " "));
+    let heads = heads.chain(["bytes".to_owned(), "a batch".to_owned()]);
+    let head: String = heads.map(|head| format!("{head:>15}")).collect();
+    let mut lines = vec![format!("{:width$}{head}", "")];
+    for row in rows {
+        let values = names.iter().map(|name| format!("{:>15.4}", number(&row.values[*name])));
+        let (bytes, ms) = (row.model_bytes, row.batch_seconds * 1e3);
+        let values: String = values.collect();
+        lines.push(format!("{:<width$}{values}{bytes:>15}{ms:>12.2} ms", row.model));
+    }
+    lines
+}
