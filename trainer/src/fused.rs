@@ -19,6 +19,7 @@ use crate::error::{Result, TrainError};
 use crate::knobs::Knobs;
 use crate::not_finite::NotFiniteWhat;
 use crate::options::{NonFinite, Options};
+use crate::reading::read_together;
 use crate::rehearsal::PlannedEvent;
 use crate::step::{Forward, Frozen, Goal, Step, TurnOutcome};
 use crate::task::Task;
@@ -166,8 +167,11 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         }
         drop(trial);
         (self.on_enqueued)()?;
-        let (is_finite, squares) = check.read()?;
-        let loss_sum = loss_sum.item_assuming(0.0f64)?;
+        let [flag, squares] = check.tensors();
+        let values = read_together(&[loss_sum, flag, squares])?;
+        let (loss_sum, is_finite) = (values[0], values[1] == 0.0);
+        // In order, from 0 on, as on a device.
+        let squares = values[2..].iter().fold(0.0, |sum, square| sum + square);
         let is_ignored = self.options.non_finite == NonFinite::Ignore;
         let not_finite = match (is_finite, loss_sum.is_finite()) {
             (_, false) if !is_ignored => Some(NotFiniteWhat::Loss),

@@ -14,7 +14,7 @@ use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_amp::{AmpError, LossScaler};
 use lowtide_autograd::{Attempt, Coupling, Gradients, Pass, Turn, Var};
 use lowtide_data::BatchView;
-use lowtide_nn::optim::{OneModel, Optimizer, Stateful, clip_norm};
+use lowtide_nn::optim::{OneModel, Optimizer, Stateful, shorten};
 use lowtide_nn::{Loss, Parameters, check_buffers, commit_buffers};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
@@ -24,7 +24,7 @@ use crate::knobs::{Knobs, reset_policies, set_policies};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
 use crate::options::{NonFinite, Options};
 use crate::precision::Precision;
-use crate::reading::Reading;
+use crate::reading::{Found, Reading};
 use crate::task::Task;
 use crate::undo::Undo;
 
@@ -227,7 +227,8 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
             (self.on_enqueued)()?;
         }
         let (mut gradients, buffers) = attempt.into_parts();
-        let (loss_sum, not_finite) = self.read(turn, &loss_sum, &mut gradients)?;
+        let found = self.read(turn, &loss_sum, &mut gradients)?;
+        let Found { loss_sum, gradient_norm, not_finite } = found;
         let loss = loss_sum / goal.count;
 
         // PREPARE
@@ -235,8 +236,9 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         if let Some(what) = not_finite {
             return self.without_update(what, loss, coupling);
         }
-        let gradient_norm =
-            self.norm_max().map(|max| clip_norm(self.device, &mut gradients, max)).transpose()?;
+        if let Some((norm, max)) = gradient_norm.zip(self.norm_max()) {
+            shorten(&mut gradients, norm, max)?;
+        }
         let optimizer = optimizer_of(self.optimizer, turn.map(Turn::model))?;
         if let (Some(turn), false) = (turn, is_last) {
             let parameters = self.task.parameters();
@@ -348,23 +350,22 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         Ok((loss_sum, coupling))
     }
 
-    /// Undoes the loss scale and waits for the device, once: the sum of the losses, and what may
-    /// not be committed. A scaled gradient that overflowed is always looked for, everything else
-    /// unless it is to be ignored.
+    /// Undoes the loss scale and waits for the device, once. A scaled gradient that overflowed is
+    /// always looked for, everything else unless it is to be ignored.
     fn read(
         &mut self,
         turn: Option<&Turn>,
         loss_sum: &Tensor,
         gradients: &mut Gradients,
-    ) -> Result<(f64, Option<NotFiniteWhat>)> {
+    ) -> Result<Found> {
         let is_ignored = self.options.non_finite == NonFinite::Ignore;
-        if is_ignored && !self.scaler.is_enabled() {
-            return Ok((loss_sum.item_assuming(0.0f64)?, None));
-        }
-        let mut reading =
-            Reading { device: self.device, loss_sum, gradients, is_ignored, found: (0.0, None) };
+        let (wants_norm, found) = (self.norm_max().is_some(), Found::default());
+        let device = self.device;
+        let mut reading = Reading { device, loss_sum, gradients, is_ignored, wants_norm, found };
         if self.scaler.is_enabled() {
             self.scaler.step(turn.map_or("", Turn::model), &mut reading)?;
+        } else if is_ignored {
+            reading.look_away()?;
         } else {
             reading.look()?;
         }

@@ -28,10 +28,20 @@ pub fn clip_value(gradients: &mut Gradients, limit: f64) -> Result<()> {
 pub fn clip_norm(device: &Device, gradients: &mut Gradients, norm_max: f64) -> Result<f64> {
     check_option("clip_norm", norm_max, "0..", |x| x >= 0.0)?;
     let norm = squared_norm(device, gradients.iter())?.item_assuming(0.0f64)?.sqrt();
+    shorten(gradients, norm, norm_max)?;
+    Ok(norm)
+}
+
+/// [`clip_norm`] of gradients whose norm is known.
+///
+/// # Errors
+/// `Option` for a maximum below 0.
+pub fn shorten(gradients: &mut Gradients, norm: f64, norm_max: f64) -> Result<()> {
+    check_option("clip_norm", norm_max, "0..", |x| x >= 0.0)?;
     if let Some(scale) = clip_scale(norm, norm_max) {
         gradients.iter_mut().try_for_each(|gradient| gradient.mul_scalar_(scale))?;
     }
-    Ok(norm)
+    Ok(())
 }
 
 /// What [`clip_norm`] multiplies gradients of this norm by, if they are longer than `norm_max`.

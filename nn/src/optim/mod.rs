@@ -46,7 +46,7 @@ pub use amsgrad::{Amsgrad, AmsgradOptions};
 pub use ascending::Ascending;
 pub use average::Averaged;
 pub use by_model::{ByModel, OneModel};
-pub use clip::{clip_norm, clip_scale, clip_value};
+pub use clip::{clip_norm, clip_scale, clip_value, shorten};
 pub use file::{load_state, save_state, state_from_safetensors, state_to_safetensors};
 pub use lamb::{Lamb, LambOptions};
 pub use lion::{Lion, LionOptions};

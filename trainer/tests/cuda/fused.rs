@@ -7,7 +7,7 @@ use lowtide_trainer::{Fit, Flow, Knobs, Observer, Options, Result, StepReport, T
 
 use crate::common::{KINDS, Kind, Run};
 use crate::gpu::Gpu;
-use crate::small;
+use crate::{WAITS, small};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
@@ -44,6 +44,22 @@ fn fused_update_has_the_bits_and_the_planned_peak() {
         let (apart, _) = run(&gpu, &of, false, |_| {});
         let (fused, [predicted, measured]) = run(&gpu, &of, true, |_| {});
         assert_eq!((fused, predicted), (apart, measured), "{kind:?}");
+    }
+}
+
+#[test]
+fn step_that_clips_waits_for_the_device_once() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let of = Run { train_len: 96, ..small() };
+    for is_fused in [false, true] {
+        let counts = RefCell::new(Vec::new());
+        run(&gpu, &of, is_fused, |_| {
+            counts.borrow_mut().push(WAITS.map(|call| gpu.pretend.calls(call)));
+        });
+        let counts = counts.into_inner();
+        let of_step = |pair: &[[u64; 3]]| [0, 1, 2].map(|call| pair[1][call] - pair[0][call]);
+        let steps: Vec<[u64; 3]> = counts.windows(2).map(of_step).collect();
+        assert_eq!(steps, [[1, 0, 1]; 3], "fused: {is_fused}");
     }
 }
 
