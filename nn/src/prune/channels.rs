@@ -1,6 +1,6 @@
 //! Channels of the least norm.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -70,7 +70,19 @@ pub fn channels(
     model: &mut (impl Prunable + ?Sized),
     options: &ChannelOptions,
 ) -> Result<Vec<Cut>> {
-    let ChannelOptions { fraction, norm, groups: patterns } = options;
+    let kept = left(model, options)?;
+    keep(model, options.norm, &kept)
+}
+
+/// How many channels of each group [`channels`] would leave.
+///
+/// # Errors
+/// `Option` for a fraction outside `[0, 1]`; `Prune` for a pattern that matches no group.
+pub fn left(
+    model: &(impl Prunable + ?Sized),
+    options: &ChannelOptions,
+) -> Result<BTreeMap<String, usize>> {
+    let ChannelOptions { fraction, groups: patterns, .. } = options;
     check_option("fraction", *fraction, "[0, 1]", |share| (0.0..=1.0).contains(&share))?;
     let groups = model.groups();
     let is_lost = |pattern: &&String| !groups.iter().any(|group| is_like(&group.name, pattern));
@@ -78,18 +90,43 @@ pub fn channels(
         let names = groups.into_iter().map(|group| group.name).collect();
         return Err(PruneProblem::NoMatch { target: target.clone(), names }.into());
     }
+    let mut left = BTreeMap::new();
+    for group in groups {
+        if patterns.iter().any(|pattern| is_like(&group.name, pattern)) {
+            let count = (fraction * group.len as f64).floor() as usize;
+            left.insert(group.name, group.len - count.min(group.len.saturating_sub(1)));
+        }
+    }
+    Ok(left)
+}
+
+/// [`channels`] of these groups, until so many of each are left; a group with no more stays.
+///
+/// # Errors
+/// `Prune` for a name of no group and for 0 channels; those of [`remove`](crate::prune::remove).
+/// The model is then as before.
+pub fn keep(
+    model: &mut (impl Prunable + ?Sized),
+    norm: Norm,
+    kept: &BTreeMap<String, usize>,
+) -> Result<Vec<Cut>> {
+    let groups = model.groups();
+    let is_known = |name: &&String| groups.iter().any(|group| group.name == **name);
+    if let Some(target) = kept.keys().find(|name| !is_known(name)) {
+        let names = groups.into_iter().map(|group| group.name).collect();
+        return Err(PruneProblem::NoMatch { target: target.clone(), names }.into());
+    }
     let (mut plans, mut cuts) = (Vec::new(), Vec::new());
     for group in groups {
-        if !patterns.iter().any(|pattern| is_like(&group.name, pattern)) {
-            continue;
+        let Some(&kept) = kept.get(&group.name) else { continue };
+        if kept == 0 {
+            return Err(PruneProblem::Emptied { group: group.name, len: group.len }.into());
         }
-        let count = (fraction * group.len as f64).floor() as usize;
-        let count = count.min(group.len.saturating_sub(1));
-        let norms = norms(model, &group, *norm)?;
+        let norms = norms(model, &group, norm)?;
         let mut order: Vec<usize> = (0..group.len).collect();
         // Stable: of equal ones the first comes first. NaN is the largest.
         order.sort_by(|&a, &b| norms[a].total_cmp(&norms[b]));
-        let removed: BTreeSet<usize> = order.drain(..count).collect();
+        let removed: BTreeSet<usize> = order.drain(..group.len.saturating_sub(kept)).collect();
         order.sort_unstable();
         cuts.push(Cut { group: group.name.clone(), len: group.len, kept: order });
         plans.push((group, removed));

@@ -12,7 +12,7 @@ mod cut;
 mod magnitude;
 mod masks;
 
-pub use channels::{ChannelOptions, Norm, channels, load};
+pub use channels::{ChannelOptions, Norm, channels, keep, left, load};
 pub use cut::{Cut, Group, Prunable, Slice, remove};
 pub use magnitude::{MagnitudeOptions, Scope, magnitude, n_of_m};
 pub use masks::Masks;

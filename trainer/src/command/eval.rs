@@ -38,7 +38,7 @@ pub(super) struct EvalArgs {
 
 /// The model of a run and what it is evaluated on.
 pub(super) struct Evaluated {
-    pub(super) device: Device,
+    device: Device,
     pub(super) task: Box<dyn Task>,
     pub(super) test: Loader,
     batch_size: usize,

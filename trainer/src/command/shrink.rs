@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::command::eval::Evaluated;
-use crate::command::train::{Ended, RunArgs, summary_json};
+use crate::command::train::{Ended, RunArgs};
 use crate::command::{Changes, DeviceArgs, say};
 use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
@@ -91,8 +91,11 @@ pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
     let mut rows = vec![Row::of(name, &run_dir, None, &run.device)?];
 
     let mut ended = Ended::of(recipe, None, run)?;
+    if ended.was_interrupted {
+        return ended.tell(run, None);
+    }
     let taught = if *teacher > 0.0 { ", taught by it" } else { "" };
-    let name = format!("{} % of channels out{taught}", 100.0 * channels);
+    let name = format!("{:.0} % of channels out{taught}", 100.0 * channels);
     rows.push(Row::of(name, &ended.run_dir, None, &run.device)?);
     let name = format!("and in {}", bits.name());
     rows.push(Row::of(name, &ended.run_dir, Some(*bits), &run.device)?);
@@ -102,20 +105,19 @@ pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
     RunDir::write(&ended.run_dir.report(), &ended.report.to_html())?;
     let json = serde_json::to_value(&rows).expect("rows have only plain values");
     RunDir::write(&ended.run_dir.path().join("shrink.json"), &format!("{json:#}\n"))?;
-    if run.json {
-        let mut summary = summary_json(&ended.summary, &ended.run_dir);
-        summary["shrink"] = json;
-        return say(&summary.to_string());
-    }
-    ended.tell(run)?;
-    say("")?;
+    ended.tell(run, Some(("shrink", json)))?;
+    let lines = if run.json { Vec::new() } else { [vec![String::new()], lines].concat() };
     lines.iter().try_for_each(|line| say(line))
 }
 
 /// The recipe of the smaller model: it begins with what is left of the whole one, and learns of it.
+/// Its shares are of the model that the recipe describes, of which some may be gone already.
 fn smaller(recipe: Recipe, arguments: &ShrinkArgs) -> Recipe {
     let &ShrinkArgs { ref model, channels, teacher, .. } = arguments;
-    let prune = PruneRecipe { run: Some(model.clone()), channels, ..PruneRecipe::default() };
+    let mut prune =
+        recipe.prune.clone().unwrap_or(PruneRecipe { channels: 0.0, ..Default::default() });
+    prune.channels += (1.0 - prune.channels) * channels;
+    prune.run = Some(model.clone());
     let distill =
         DistillRecipe { teacher: model.clone(), weight: teacher, ..DistillRecipe::default() };
     Recipe { prune: Some(prune), distill: (teacher > 0.0).then_some(distill), ..recipe }

@@ -118,12 +118,12 @@ pub(super) fn run_recipe(
     origin: Option<&Origin>,
     arguments: &RunArgs,
 ) -> Result<()> {
-    Ended::of(recipe, origin, arguments)?.tell(arguments)
+    Ended::of(recipe, origin, arguments)?.tell(arguments, None)
 }
 
 /// A run whose files are at their place.
 pub(super) struct Ended {
-    pub(super) summary: Summary,
+    summary: Summary,
     pub(super) run_dir: RunDir,
     /// What its report shows.
     pub(super) report: report::Run,
@@ -209,12 +209,18 @@ impl Ended {
         Ok(Ended { summary, run_dir, report, was_interrupted, plan, process, traced })
     }
 
+    /// Prints what it came to, and as JSON something more under a key.
+    ///
     /// # Errors
     /// `File` when it cannot be printed, or the trace was not written.
-    pub(super) fn tell(self, arguments: &RunArgs) -> Result<()> {
+    pub(super) fn tell(self, arguments: &RunArgs, more: Option<(&str, Value)>) -> Result<()> {
         let Ended { summary, run_dir, was_interrupted, plan, process, traced, .. } = self;
         if arguments.json {
-            say(&summary_json(&summary, &run_dir).to_string())?;
+            let mut json = summary_json(&summary, &run_dir);
+            if let Some((key, value)) = more {
+                json[key] = value;
+            }
+            say(&json.to_string())?;
         } else {
             if was_interrupted {
                 say("interrupted: everything up to the last step is in the run folder")?;
@@ -450,7 +456,7 @@ fn offer(origin: &Origin, error: TrainError) -> TrainError {
 }
 
 /// The summary with the folder of the run.
-pub(super) fn summary_json(summary: &Summary, run_dir: &RunDir) -> Value {
+fn summary_json(summary: &Summary, run_dir: &RunDir) -> Value {
     let mut json = serde_json::to_value(summary).expect("a summary has only plain values");
     json["run_dir"] = run_dir.path().display().to_string().into();
     json

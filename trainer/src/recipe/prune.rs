@@ -34,15 +34,18 @@ impl PruneRecipe {
         }
     }
 
-    /// Gives a model of the recipe's shape the values of the run, and takes its channels out. On a
-    /// simulated device there are no values, and the files are not read.
+    /// Gives a model of the recipe's shape the values of the run, which may be smaller already, and
+    /// takes channels out until the share is gone. On a simulated device there are no values, and
+    /// the files are not read.
     fn cut(&self, model: &mut impl Prunable, is_simulated: bool) -> Result<()> {
         let PruneRecipe { run, channels, groups } = self;
+        let (fraction, groups) = (*channels, groups.clone());
+        let options = ChannelOptions { fraction, groups, ..ChannelOptions::default() };
+        let left = prune::left(model, &options)?;
         if let Some(run) = run.as_ref().filter(|_| !is_simulated) {
             prune::load(model, &RunDir::open(run)?.model())?;
         }
-        let (fraction, groups) = (*channels, groups.clone());
-        prune::channels(model, &ChannelOptions { fraction, groups, ..Default::default() })?;
+        prune::keep(model, options.norm, &left)?;
         Ok(())
     }
 }
