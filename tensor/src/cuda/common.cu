@@ -169,6 +169,42 @@ struct Walk {
   i64 strides[TENSORS][RANK_MAX];
 };
 
+// Whether the walk goes from element to element of all tensors, as they lie in memory.
+template <u32 TENSORS>
+__device__ inline bool is_row(const Walk<TENSORS>& walk) {
+  bool is_row = walk.rank == 1;
+  for (u32 tensor = 0; tensor < TENSORS; tensor++) is_row &= walk.strides[tensor][0] == 1;
+  return is_row;
+}
+
+// Elements that lie side by side, loaded and stored at once where memory is aligned to their size.
+template <typename E, u32 LEN>
+struct alignas(sizeof(E) * LEN) Pack {
+  E at[LEN];
+};
+
+// As many of the largest of these elements as one access takes, which is 16 bytes.
+template <typename X, typename Y = X>
+__device__ constexpr u32 pack_len() {
+  return 16 / (sizeof(X) > sizeof(Y) ? sizeof(X) : sizeof(Y));
+}
+
+// What is absent is aligned.
+template <u32 LEN, typename E>
+__device__ inline bool is_aligned(const E* x) {
+  return (u64)x % sizeof(Pack<E, LEN>) == 0;
+}
+
+template <u32 LEN, typename E>
+__device__ inline Pack<E, LEN> load_pack(const E* x, u64 pack) {
+  return ((const Pack<E, LEN>*)x)[pack];
+}
+
+template <u32 LEN, typename E>
+__device__ inline void store_pack(E* x, u64 pack, const Pack<E, LEN>& elements) {
+  ((Pack<E, LEN>*)x)[pack] = elements;
+}
+
 // Where each tensor is at an element of the walk.
 template <u32 TENSORS>
 struct Places {

@@ -22,6 +22,7 @@ mod losses;
 mod max_pool2d;
 mod norm;
 mod order;
+mod packs;
 mod products;
 mod quantize;
 mod random;

@@ -231,6 +231,10 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
             }
             print!("{}", found.report());
             counts.add(Counts::one(found.spills().is_empty()));
+            for need in found.narrow() {
+                println!("{} for {}: no access of 16 bytes", need.kernel, need.architecture);
+            }
+            counts.add(Counts::one(found.narrow().is_empty()));
             if writes {
                 write(&table_path, found.text().as_bytes())?;
             } else {

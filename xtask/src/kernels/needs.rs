@@ -18,10 +18,28 @@ pub struct Need {
     pub stack_bytes: usize,
     /// What did not fit registers: bytes written and read.
     pub spill_bytes: usize,
+    /// Places of its code that access 16 bytes of global memory at once.
+    pub wide_accesses: usize,
+    /// Places of its code that divide integers.
+    pub divisions: usize,
 }
 
+/// Kernels over elements that lie side by side, of every type: threads access 16 bytes at once, or
+/// memory is not as fast as it is.
+const WIDE: [&str; 5] = ["cast_", "copy_", "fill_", "formula_", "scale_and_check_"];
+
+/// What walks along strides has no such elements.
+const WALKS: &str = "_walk_";
+
 impl Need {
-    /// Every kernel that a log of the assembler (`ptxas -v`) is about.
+    /// Whether it is to access 16 bytes at once, and does not.
+    pub fn is_narrow(&self) -> bool {
+        let of_elements = WIDE.iter().any(|start| self.kernel.starts_with(start));
+        of_elements && !self.kernel.contains(WALKS) && self.wide_accesses == 0
+    }
+
+    /// Every kernel that a log of the assembler (`ptxas -v`) is about, with what was counted in
+    /// its code.
     pub fn of_log(log: &str, architecture: &str) -> Vec<Need> {
         let mut needs: Vec<Need> = Vec::new();
         for line in log.lines() {
@@ -30,8 +48,16 @@ impl Need {
                 let architecture = architecture.to_owned();
                 needs.push(Need { kernel, architecture, ..Need::default() });
             }
-            let Some(need) = needs.last_mut() else { continue };
             let number = |label: &str| number_before(line, label);
+            if let Some((_, rest)) = line.split_once("counted in '") {
+                let kernel = rest.split('\'').next().unwrap_or_default();
+                for need in needs.iter_mut().filter(|need| need.kernel == kernel) {
+                    need.wide_accesses = number(" accesses of 16 bytes").unwrap_or(0);
+                    need.divisions = number(" divisions").unwrap_or(0);
+                }
+                continue;
+            }
+            let Some(need) = needs.last_mut() else { continue };
             need.registers = number(" registers").unwrap_or(need.registers);
             need.shared_bytes = number(" bytes smem").unwrap_or(need.shared_bytes);
             need.stack_bytes = number(" bytes stack frame").unwrap_or(need.stack_bytes);
@@ -70,8 +96,17 @@ impl Table {
             let (kernel, architecture) = (words.next()?.to_owned(), words.next()?.to_owned());
             let mut number = || words.next()?.parse().ok();
             let (registers, shared_bytes, stack_bytes) = (number()?, number()?, number()?);
-            let spill_bytes = 0;
-            Some(Need { kernel, architecture, registers, shared_bytes, stack_bytes, spill_bytes })
+            let (wide_accesses, divisions, spill_bytes) = (number()?, number()?, 0);
+            Some(Need {
+                kernel,
+                architecture,
+                registers,
+                shared_bytes,
+                stack_bytes,
+                spill_bytes,
+                wide_accesses,
+                divisions,
+            })
         };
         let mut table = Table::default();
         let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
@@ -96,14 +131,20 @@ impl Table {
         for (name, hash) in &self.sources {
             let _ = writeln!(text, "{SOURCE_MARK}{name} {hash}");
         }
-        text.push_str("# kernel, architecture, registers, shared bytes, stack bytes\n");
+        text.push_str(
+            "# kernel, architecture, registers, shared bytes, stack bytes, accesses of 16 bytes, \
+             integer divisions\n",
+        );
         let mut rows: Vec<&Need> = self.rows.iter().collect();
         rows.sort_by_key(|need| (&need.kernel, &need.architecture));
         for need in rows {
             let Need { kernel, architecture, registers, shared_bytes, stack_bytes, .. } = need;
-            let line = format!("{kernel} {architecture} {registers} {shared_bytes} {stack_bytes}");
-            text.push_str(&line);
-            text.push('\n');
+            let Need { wide_accesses, divisions, .. } = need;
+            let _ = writeln!(
+                text,
+                "{kernel} {architecture} {registers} {shared_bytes} {stack_bytes} {wide_accesses} \
+                 {divisions}"
+            );
         }
         text
     }
@@ -127,6 +168,11 @@ impl Table {
         self.rows.iter().filter(|need| need.spill_bytes > 0).collect()
     }
 
+    /// Rows that access less at once than they are to.
+    pub fn narrow(&self) -> Vec<&Need> {
+        self.rows.iter().filter(|need| need.is_narrow()).collect()
+    }
+
     /// A line for each row that needs more than `known` says, or that it does not have.
     pub fn growth_over(&self, known: &Table) -> Vec<String> {
         let of = |need: &Need| {
@@ -146,6 +192,7 @@ impl Table {
                 ("registers", need.registers, before.registers),
                 ("bytes of shared memory", need.shared_bytes, before.shared_bytes),
                 ("bytes of stack", need.stack_bytes, before.stack_bytes),
+                ("integer divisions", need.divisions, before.divisions),
             ] {
                 if now > then {
                     lines.push(format!("{name}: {now} {what}, {then} in needs.txt"));

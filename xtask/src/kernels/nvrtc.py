@@ -1,8 +1,9 @@
 """Compiles CUDA C with the NVRTC of a pip package, with no device and no driver.
 
-nvrtc.py FOLDER NAME ARCHITECTURE SEED < SOURCE: prints the PTX for an architecture `compute_N`, and what
-the assembler says about each kernel for `sm_N`. What is wrong with the source goes to the standard
-error. FOLDER is where the package was installed.
+nvrtc.py FOLDER NAME ARCHITECTURE SEED < SOURCE: prints the PTX for an architecture `compute_N`, and for
+`sm_N` what the assembler says about each kernel, and how often its code accesses 16 bytes of global
+memory at once and divides integers. What is wrong with the source goes to the standard error.
+FOLDER is where the package was installed.
 
 The functions are those of "NVRTC: CUDA Runtime Compilation", section "Basic Usage".
 """
@@ -10,6 +11,7 @@ The functions are those of "NVRTC: CUDA Runtime Compilation", section "Basic Usa
 import ctypes
 import os
 import pathlib
+import re
 import sys
 
 ADDR_NO_RANDOMIZE = 0x0040000
@@ -33,6 +35,18 @@ def load(folder):
         path = sorted(libraries.glob(pattern))[0]
         library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     return library
+
+
+WIDE = re.compile(r"\b(?:ld|st)\.global\S*\.(?:v4\.\w32|v2\.\w64)\b")
+DIVISION = re.compile(r"\b(?:div|rem)\.[us]\d+\b")
+
+
+def counts(ptx):
+    """A line for each kernel of a file."""
+    for text in ptx.split(".entry ")[1:]:
+        name = text.split("(")[0].strip()
+        wide, divisions = len(WIDE.findall(text)), len(DIVISION.findall(text))
+        yield f"counted in '{name}': {wide} accesses of 16 bytes, {divisions} divisions"
 
 
 def text_of(library, size, get, program):
@@ -67,11 +81,12 @@ def main():
     log = text_of(library, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog", program)
     if compiled != 0:
         sys.exit(log)
+    ptx = text_of(library, "nvrtcGetPTXSize", "nvrtcGetPTX", program)
     if is_real:
-        print(log)
+        print(log, *counts(ptx), sep="\n")
     else:
         sys.stderr.write(log)
-        print(text_of(library, "nvrtcGetPTXSize", "nvrtcGetPTX", program))
+        print(ptx)
 
 
 main()

@@ -14,6 +14,9 @@ ptxas info    : Compiling entry function 'large' for 'sm_90'
 ptxas info    : Function properties for large
 ptxas         .     40 bytes stack frame, 36 bytes spill stores, 20 bytes spill loads
 ptxas info    : Used 255 registers, 2048 bytes smem, 400 bytes cmem[0]
+
+counted in 'large': 3 accesses of 16 bytes, 16 divisions
+counted in 'small': 0 accesses of 16 bytes, 0 divisions
 ";
 
 fn need(kernel: &str, registers: usize) -> Need {
@@ -23,7 +26,14 @@ fn need(kernel: &str, registers: usize) -> Need {
 
 #[test]
 fn log_of_the_assembler_is_read() {
-    let large = Need { shared_bytes: 2048, stack_bytes: 40, spill_bytes: 56, ..need("large", 255) };
+    let large = Need {
+        shared_bytes: 2048,
+        stack_bytes: 40,
+        spill_bytes: 56,
+        wide_accesses: 3,
+        divisions: 16,
+        ..need("large", 255)
+    };
     assert_eq!(Need::of_log(LOG, "sm_90"), [need("small", 11), large.clone()]);
     let table = Table { rows: Need::of_log(LOG, "sm_90"), ..Table::default() };
     assert_eq!(table.spills(), [&large]);
@@ -39,7 +49,10 @@ fn table_is_read_as_it_is_written_and_growth_is_told() {
     assert_eq!(known.growth_over(&known), Vec::<String>::new());
     let fewer = Table { rows: vec![need("a", 9)], ..Table::default() };
     assert_eq!(fewer.growth_over(&known), Vec::<String>::new());
-    let shared = Need { shared_bytes: 1, ..need("b", 20) };
+    let shared = Need { shared_bytes: 1, wide_accesses: 2, ..need("b", 20) };
+    let divides = Table { rows: vec![Need { divisions: 1, ..need("a", 1) }], ..Table::default() };
+    let lines = divides.growth_over(&known);
+    assert_eq!(lines, ["a for sm_90: 1 integer divisions, 0 in needs.txt"]);
     let rows = vec![need("a", 11), shared, need("c", 1)];
     let more = Table { rows, ..Table::default() };
     let lines = more.growth_over(&known);
@@ -47,6 +60,14 @@ fn table_is_read_as_it_is_written_and_growth_is_told() {
     assert!(lines[0].contains("a for sm_90: 11 registers, 10 in"), "{lines:?}");
     assert!(lines[1].contains("1 bytes of shared memory"), "{lines:?}");
     assert!(lines[2].contains("c for sm_90: not in"), "{lines:?}");
+}
+
+#[test]
+fn kernel_over_elements_side_by_side_is_to_access_16_bytes_at_once() {
+    let wide = Need { wide_accesses: 1, ..need("cast_f32_bf16", 1) };
+    let rows = vec![wide, need("fill_8", 1), need("formula_walk_f32", 1), need("reduce_f32", 1)];
+    let table = Table { rows, ..Table::default() };
+    assert_eq!(table.narrow(), [&need("fill_8", 1)]);
 }
 
 #[test]

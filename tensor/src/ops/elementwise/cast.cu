@@ -1,7 +1,7 @@
 // y = x in another type, overwritten. Floats are rounded to nearest, ties to even; a float becomes
 // an integer by truncation, the nearest one where there is none so large, 0 of NaN; an integer
 // wraps into a narrower one; what is not 0, NaN too, becomes true. A thread takes every n-th element
-// of the walk; grids of one row.
+// of the walk, or pack of elements; grids of one row.
 
 __device__ inline void put(f32& y, double x) { y = (float)x; }
 __device__ inline void put(f32& y, float x) { y = x; }
@@ -27,7 +27,16 @@ __device__ inline void put(bool& y, X x) { y = x != 0; }
 
 template <typename Y, typename X>
 __device__ inline void cast(Y* y, const X* x, const Walk<2>& walk) {
-  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
+  constexpr u32 LEN = pack_len<X, Y>();
+  u64 packs = is_row(walk) && is_aligned<LEN>(x) && is_aligned<LEN>(y) ? walk.len / LEN : 0;
+  for (u64 i = thread_index(); i < packs; i += thread_count()) {
+    Pack<X, LEN> from = load_pack<LEN>(x, i);
+    Pack<Y, LEN> to;
+#pragma unroll
+    for (u32 k = 0; k < LEN; k++) put(to.at[k], widened(from.at[k]));
+    store_pack<LEN>(y, i, to);
+  }
+  for (u64 i = LEN * packs + thread_index(); i < walk.len; i += thread_count()) {
     Places<2> at = places(walk, i);
     put(y[at.at[0]], widened(x[at.at[1]]));
   }

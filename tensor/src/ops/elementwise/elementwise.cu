@@ -1,8 +1,8 @@
 // One formula on each element: y = f(a, b, c) with scalars p and q, for elements of every type of
 // floats. Overwrites y, which may be one of the sources in place. The formula is a number, the same
 // for every thread: these kernels wait for memory, and one kernel is loaded instead of a hundred.
-// A thread takes every n-th element; grids of one row. Formulas and corner cases as on the
-// processor, which follow PyTorch.
+// A thread takes every n-th element, or of the formulas that models are full of every n-th pack of
+// elements; grids of one row. Formulas and corner cases as on the processor, which follow PyTorch.
 
 enum Formula : u32 {
   ABS, NEG, SIGN, RELU, CLAMP, EXP, EXPM1, LOG, LOG1P, SQRT, RSQRT, RECIPROCAL, SIN, COS, TANH, ERF,
@@ -273,14 +273,85 @@ __device__ inline void put(u8* y, i64 place, u32 op, const Sources& from, const 
                    numbers.p, numbers.q);
 }
 
-// Elements that lie side by side in all.
+// Elements that lie side by side in all, those from `start` on.
 template <typename Y>
-__device__ inline void row(Y* y, const Sources& from, u32 op, const Numbers& numbers, u64 len) {
+__device__ inline void row(Y* y, const Sources& from, u32 op, const Numbers& numbers, u64 start,
+                           u64 len) {
   T constant = number(numbers.constant);
-  for (u64 i = thread_index(); i < len; i += thread_count()) {
+  for (u64 i = start + thread_index(); i < len; i += thread_count()) {
     i64 place = (i64)i;
     put(y, place, op, from, {place, place, place, place}, constant, numbers);
   }
+}
+
+enum : u32 { LEN = pack_len<Stored>() };
+
+__device__ inline T of_pack(const Pack<Stored, LEN>& x, u32 k, const Stored* from, T constant) {
+  return from != nullptr ? widened(x.at[k]) : constant;
+}
+
+// Packs of elements, of a formula that the compiler knows: one for each element of a pack.
+template <u32 OP>
+__device__ inline void packs(Stored* y, const Sources& from, const Numbers& numbers, u64 count) {
+  T constant = number(numbers.constant);
+  for (u64 i = thread_index(); i < count; i += thread_count()) {
+    Pack<Stored, LEN> a, b, c, to;
+    Pack<u8, LEN> mask;
+    if (from.a != nullptr) a = load_pack<LEN>(from.a, i);
+    if (from.b != nullptr) b = load_pack<LEN>(from.b, i);
+    if (from.c != nullptr) c = load_pack<LEN>(from.c, i);
+    if (from.mask != nullptr) mask = load_pack<LEN>(from.mask, i);
+#pragma unroll
+    for (u32 k = 0; k < LEN; k++) {
+      T x = of_pack(a, k, from.a, constant), z = of_pack(c, k, from.c, constant);
+      bool is_marked = from.mask != nullptr && mask.at[k] != 0;
+      set(to.at[k], value(OP, x, of_pack(b, k, from.b, constant), z, is_marked, numbers.p,
+                          numbers.q));
+    }
+    store_pack<LEN>(y, i, to);
+  }
+}
+
+// The elements of whole packs; how many there are, none of other formulas.
+__device__ inline u64 packed_row(Stored* y, const Sources& from, u32 op, const Numbers& numbers,
+                                 u64 len) {
+  bool are_aligned = is_aligned<LEN>(y) && is_aligned<LEN>(from.a) && is_aligned<LEN>(from.b) &&
+                     is_aligned<LEN>(from.c) && is_aligned<LEN>(from.mask);
+  if (!are_aligned) return 0;
+  u64 count = len / LEN;
+#define CASE(OP) \
+  case OP: packs<OP>(y, from, numbers, count); break
+  switch (op) {
+    CASE(NEG);
+    CASE(RELU);
+    CASE(CLAMP);
+    CASE(EXP);
+    CASE(SQRT);
+    CASE(TANH);
+    CASE(SIGMOID);
+    CASE(GELU);
+    CASE(GELU_TANH);
+    CASE(SILU);
+    CASE(ADD_SCALED);
+    CASE(SUB);
+    CASE(MUL);
+    CASE(DIV);
+    CASE(MAXIMUM);
+    CASE(MINIMUM);
+    CASE(LERP);
+    CASE(WHERE);
+    CASE(MASKED_FILL);
+    CASE(ADDCMUL);
+    CASE(D_RELU);
+    CASE(D_SIGMOID);
+    CASE(D_TANH);
+    CASE(D_GELU);
+    CASE(D_GELU_TANH);
+    CASE(D_SILU);
+    default: return 0;
+  }
+#undef CASE
+  return count * LEN;
 }
 
 // Sources may repeat their elements. The walk is over y, a, b, c and the mask.
@@ -297,7 +368,8 @@ __device__ inline void walk_all(Y* y, const Sources& from, u32 op, const Numbers
 extern "C" __global__ void KERNEL(formula)(Stored* y, const Stored* a, const Stored* b,
                                            const Stored* c, const u8* mask, u32 op,
                                            Numbers numbers, u64 len) {
-  row(y, {a, b, c, mask}, op, numbers, len);
+  Sources from = {a, b, c, mask};
+  row(y, from, op, numbers, packed_row(y, from, op, numbers, len), len);
 }
 
 extern "C" __global__ void KERNEL(formula_walk)(Stored* y, const Stored* a, const Stored* b,
@@ -308,7 +380,7 @@ extern "C" __global__ void KERNEL(formula_walk)(Stored* y, const Stored* a, cons
 
 extern "C" __global__ void KERNEL(test)(u8* y, const Stored* a, const Stored* b, u32 op,
                                         Numbers numbers, u64 len) {
-  row(y, {a, b, nullptr, nullptr}, op, numbers, len);
+  row(y, {a, b, nullptr, nullptr}, op, numbers, 0, len);
 }
 
 extern "C" __global__ void KERNEL(test_walk)(u8* y, const Stored* a, const Stored* b, u32 op,

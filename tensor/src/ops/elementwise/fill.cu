@@ -1,9 +1,15 @@
 // Elements of any type by their size: y = value, overwritten. A thread takes every n-th element of
-// the walk; grids of one row.
+// the walk, or pack of elements; grids of one row.
 
 template <typename T>
 __device__ inline void fill(T* y, u64 bits, const Walk<1>& walk) {
-  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
+  constexpr u32 LEN = pack_len<T>();
+  u64 packs = is_row(walk) && is_aligned<LEN>(y) ? walk.len / LEN : 0;
+  Pack<T, LEN> pack;
+#pragma unroll
+  for (u32 k = 0; k < LEN; k++) pack.at[k] = (T)bits;
+  for (u64 i = thread_index(); i < packs; i += thread_count()) store_pack<LEN>(y, i, pack);
+  for (u64 i = LEN * packs + thread_index(); i < walk.len; i += thread_count()) {
     y[places(walk, i).at[0]] = (T)bits;
   }
 }
@@ -11,7 +17,12 @@ __device__ inline void fill(T* y, u64 bits, const Walk<1>& walk) {
 // y = x, where neither overlaps the other.
 template <typename T>
 __device__ inline void copy(T* y, const T* x, const Walk<2>& walk) {
-  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
+  constexpr u32 LEN = pack_len<T>();
+  u64 packs = is_row(walk) && is_aligned<LEN>(x) && is_aligned<LEN>(y) ? walk.len / LEN : 0;
+  for (u64 i = thread_index(); i < packs; i += thread_count()) {
+    store_pack<LEN>(y, i, load_pack<LEN>(x, i));
+  }
+  for (u64 i = LEN * packs + thread_index(); i < walk.len; i += thread_count()) {
     Places<2> at = places(walk, i);
     y[at.at[0]] = x[at.at[1]];
   }

@@ -1,16 +1,29 @@
-// Passes over one gradient. A thread takes every n-th element; blocks have whole warps.
+// Passes over one gradient. A thread takes every n-th element, or pack of elements; blocks have whole
+// warps.
 
 __device__ inline bool is_finite(Computed x) { return x - x == (Computed)0; }
+
+// Whether what is stored is finite.
+__device__ inline bool scale_and_check(Stored& place, double scale) {
+  if (scale != 1.0) set(place, (Computed)scale * widened(place));
+  return is_finite(widened(place));
+}
 
 // x *= scale, in place, or as it is where the scale is 1; `found` becomes 1.0 where what is stored
 // is not finite, and is left alone else.
 extern "C" __global__ void KERNEL(scale_and_check)(u32* found, Stored* x, double scale,
                                                    Walk<1> walk) {
+  constexpr u32 LEN = pack_len<Stored>();
   bool all = true;
-  for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
-    Stored& place = x[places(walk, i).at[0]];
-    if (scale != 1.0) set(place, (Computed)scale * widened(place));
-    all = all && is_finite(widened(place));
+  u64 packs = is_row(walk) && is_aligned<LEN>(x) ? walk.len / LEN : 0;
+  for (u64 i = thread_index(); i < packs; i += thread_count()) {
+    Pack<Stored, LEN> pack = load_pack<LEN>(x, i);
+#pragma unroll
+    for (u32 k = 0; k < LEN; k++) all &= scale_and_check(pack.at[k], scale);
+    if (scale != 1.0) store_pack<LEN>(x, i, pack);
+  }
+  for (u64 i = LEN * packs + thread_index(); i < walk.len; i += thread_count()) {
+    all &= scale_and_check(x[places(walk, i).at[0]], scale);
   }
   if (!all) atomicOr(found, __float_as_uint(1.0f));
 }
