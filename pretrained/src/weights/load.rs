@@ -175,15 +175,18 @@ fn matched<'a, M: Stored>(
     folder: &Path,
     parts: Parts,
 ) -> Result<Matched<'a>> {
-    let (mut stored, mut problems) = (BTreeMap::new(), Vec::new());
+    let (mut stored, mut twice) = (BTreeMap::new(), BTreeSet::new());
     for file in files {
         for (name, view) in file.iter() {
             let name = renamed(name);
             if stored.insert(name.clone(), view).is_some() {
-                problems.push(WeightProblem { name, problem: WeightsProblem::Twice });
+                twice.insert(name);
             }
         }
     }
+    let problem = WeightsProblem::Twice;
+    let twice = twice.into_iter().map(|name| WeightProblem { name, problem: problem.clone() });
+    let mut problems: Vec<WeightProblem> = twice.collect();
     let few_bits = few_bits(model, &mut stored, &mut problems);
     let mut floats = BTreeMap::new();
     let tensors = tensors_of(model);
