@@ -1,5 +1,5 @@
-//! Bytes of a stranger as a file of weights: refused and the model as before, or tensors that lie in
-//! the file, each name once, which the model has or not.
+//! Bytes of a stranger as a file of weights: refused and the model as before, or tensors that lie
+//! in the file, each name once, which the model has or not.
 
 #![no_main]
 

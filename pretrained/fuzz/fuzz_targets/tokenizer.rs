@@ -1,5 +1,5 @@
-//! Bytes of a stranger as a tokenizer: refused, or tokens below the length of its vocabulary; and in
-//! a GGUF file, which is whole or not there.
+//! Bytes of a stranger as a tokenizer: refused, or tokens below the length of its vocabulary; and
+//! in a GGUF file, which is whole or not there.
 
 #![no_main]
 

@@ -78,8 +78,8 @@ pub trait OnnxModel: Stored {
 /// logits: [batch, classes]`.
 ///
 /// # Errors
-/// `Export` for a model with adapters or weights in few bits; `File`; `OutOfMemory`. Files that were
-/// there before are then untouched.
+/// `Export` for a model with adapters or weights in few bits; `File`; `OutOfMemory`. Files that
+/// were there before are then untouched.
 pub fn save_onnx<S: Shape<Model: OnnxModel>>(
     model: &mut S::Model,
     config: &ModelConfig<S>,

@@ -229,7 +229,8 @@ mod tests {
     use lowtide_tensor::{CpuOptions, Device, RandomKey};
 
     use super::*;
-    use crate::{Config, Decoder};
+    use crate::config::Config;
+    use crate::decoder::Decoder;
 
     const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 5,
         "hidden_size": 2, "intermediate_size": 3, "num_hidden_layers": 2,

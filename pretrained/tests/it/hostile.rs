@@ -1,5 +1,5 @@
-//! Files of a stranger: lengths that lie, overlaps, depth. Each is refused with the name of the file
-//! and what is wrong with it, takes no memory that it only claims, and changes nothing.
+//! Files of a stranger: lengths that lie, overlaps, depth. Each is refused with the name of the
+//! file and what is wrong with it, takes no memory that it only claims, and changes nothing.
 
 use std::fs;
 use std::path::Path;
