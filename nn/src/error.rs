@@ -181,11 +181,13 @@ pub enum AdapterProblem {
         name: String,
     },
     /// The config of the adapters asks for what there is not here.
-    #[error("`{field}` is {value}, which is not known here")]
+    #[error("{}: `{field}` is {value}, which is not known here", path.display())]
     Unsupported {
+        /// Path of the file.
+        path: PathBuf,
         /// Field of the config.
         field: &'static str,
-        /// What it says.
+        /// What it says, shortened.
         value: String,
     },
     /// The config of the adapters is not JSON.
@@ -208,6 +210,9 @@ pub enum WeightsProblem {
     /// The file has it, the model does not.
     #[error("not known to this model")]
     Unknown,
+    /// The file has more than one tensor of this name.
+    #[error("more than once in the file")]
+    Twice,
     /// A count of updates that is no count, or differs from that of the other parameters.
     #[error("not the count of updates that the other parameters had")]
     Steps,

@@ -98,7 +98,7 @@ pub use pool_places::{
     max_pool3d_with_places, max_unpool,
 };
 pub use quantized::{quantize, quantize_all};
-pub use safetensors::{from_safetensors, load, map, save, to_safetensors};
+pub use safetensors::{from_safetensors, load, map, parse_safetensors, save, to_safetensors};
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use segment::{Segment, run_blocks};
 pub use volumes::{

@@ -153,8 +153,72 @@ fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 /// `File`, `Format`, and `Weights` when names, shapes or types differ: the model is then as
 /// before.
 pub fn load(model: &mut dyn Parameters, path: &Path) -> Result<()> {
-    let bytes = fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
-    from_safetensors(model, &bytes, path)
+    from_safetensors(model, mapped(path)?.bytes(), path)
+}
+
+/// The file `path`, which is read where it is looked at: one that is larger than memory, or that
+/// says so, is refused by its header.
+///
+/// # Errors
+/// `File`.
+pub(crate) fn mapped(path: &Path) -> Result<MappedFile> {
+    MappedFile::open(path).map_err(|source| NnError::File { path: path.to_owned(), source })
+}
+
+/// The tensors in the contents of a safetensors file, whose header was checked: lengths, offsets
+/// and shapes fit each other and the contents, and each name is there once. Errors name `path`.
+///
+/// # Errors
+/// `Format`; `Weights` for a name that is there twice.
+pub fn parse_safetensors<'a>(bytes: &'a [u8], path: &Path) -> Result<SafeTensors<'a>> {
+    let format = |source| NnError::Format { path: path.to_owned(), source };
+    let file = SafeTensors::deserialize(bytes).map_err(format)?;
+    let (header_len, _) = SafeTensors::read_metadata(bytes).map_err(format)?;
+    match name_twice(&bytes[size_of::<u64>()..][..header_len]) {
+        None => Ok(file),
+        Some(name) => {
+            let problem = WeightsProblem::Twice;
+            Err(NnError::Weights { path: path.to_owned(), name, problem })
+        }
+    }
+}
+
+/// A name that a header, which is a JSON object, has twice: the format does not allow it, and its
+/// parser takes the last one.
+fn name_twice(header: &[u8]) -> Option<String> {
+    let (mut names, mut depth, mut at) = (BTreeSet::new(), 0_usize, 0);
+    while let Some(&byte) = header.get(at) {
+        at += 1;
+        match byte {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b'"' => {
+                let start = at - 1;
+                at += text_len(&header[at..]);
+                let is_name = header[at..].trim_ascii_start().first() == Some(&b':');
+                if depth == 1 && is_name {
+                    // Escapes may write the same name in another way.
+                    let name: String = serde_json::from_slice(&header[start..at]).ok()?;
+                    if let Some(name) = names.replace(name) {
+                        return Some(name);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Bytes of a JSON text after its first quotation mark, the last one among them.
+fn text_len(json: &[u8]) -> usize {
+    let mut is_escaped = false;
+    let end = json.iter().position(|&byte| {
+        let is_end = byte == b'"' && !is_escaped;
+        is_escaped = byte == b'\\' && !is_escaped;
+        is_end
+    });
+    end.map_or(json.len(), |end| end + 1)
 }
 
 /// [`load`] without a copy: parameters become parts of the file, which the CPU reads when they are
@@ -165,10 +229,8 @@ pub fn load(model: &mut dyn Parameters, path: &Path) -> Result<()> {
 /// # Errors
 /// Those of [`load`], and `OutOfMemory` for what is copied: the model is then as before.
 pub fn map(model: &mut dyn Parameters, path: &Path) -> Result<()> {
-    let error = |source| NnError::File { path: path.to_owned(), source };
-    let mapped = MappedFile::open(path).map_err(error)?;
-    let format = |source| NnError::Format { path: path.to_owned(), source };
-    let file = SafeTensors::deserialize(mapped.bytes()).map_err(format)?;
+    let mapped = mapped(path)?;
+    let file = parse_safetensors(mapped.bytes(), path)?;
     check(model, &file, path)?;
     let mut weights = BTreeSet::new();
     model.visit(&mut |name, _| {
@@ -211,8 +273,7 @@ pub fn map(model: &mut dyn Parameters, path: &Path) -> Result<()> {
 /// # Errors
 /// Those of [`load`] but `File`: the model is then as before.
 pub fn from_safetensors(model: &mut dyn Parameters, bytes: &[u8], path: &Path) -> Result<()> {
-    let format = |source| NnError::Format { path: path.to_owned(), source };
-    let file = SafeTensors::deserialize(bytes).map_err(format)?;
+    let file = parse_safetensors(bytes, path)?;
     check(model, &file, path)?;
     let mut writable = Ok(());
     model.visit_tensors(&mut |_, value| {

@@ -10,6 +10,8 @@ use lowtide_nn::{NnError, WeightsProblem};
 use lowtide_tensor::TensorError;
 use thiserror::Error;
 
+use crate::config::shortened;
+
 /// An error of a configuration, of a file of weights, or of a model.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -134,7 +136,7 @@ impl Display for Listed<'_> {
         const SHOWN_MAX: usize = 8;
         for (index, WeightProblem { name, problem }) in self.0.iter().take(SHOWN_MAX).enumerate() {
             let separator = if index > 0 { "; " } else { "" };
-            write!(f, "{separator}{name}: {problem}")?;
+            write!(f, "{separator}{}: {problem}", shortened(name))?;
         }
         match self.0.len().saturating_sub(SHOWN_MAX) {
             0 => Ok(()),

@@ -2,7 +2,7 @@
 //! weights that cost no memory of a device's budget, since the system can drop them at any time.
 #![allow(unsafe_code, reason = "mapping a file is unsafe: others may change it")]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -29,8 +29,12 @@ impl MappedFile {
     /// Maps all of the file.
     ///
     /// # Errors
-    /// What the system says.
+    /// What the system says; `InvalidInput` for what is no regular file, such as a pipe, which is
+    /// not opened: that would wait for a writer.
     pub fn open(path: &Path) -> io::Result<Self> {
+        if !fs::metadata(path)?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
         let file = File::open(path)?;
         // SAFETY: 1. The mapping is read only, and no `&mut` to its bytes is ever made. 2. They
         // are only read as numbers, all of whose bit patterns are values, or checked anew: a

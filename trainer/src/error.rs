@@ -174,7 +174,9 @@ impl TrainError {
         }
     }
 
-    /// The error and its causes in one line, unless a cause is part of the text already.
+    /// The error and its causes in one line, unless a cause is part of the text already. Of names
+    /// from files, which may be a stranger's, it has no more than a reader needs, and nothing that
+    /// a terminal obeys.
     pub(crate) fn one_line(&self) -> String {
         let mut line = self.to_string();
         let mut cause = std::error::Error::source(self);
@@ -185,7 +187,13 @@ impl TrainError {
             }
             cause = error.source();
         }
-        line.lines().collect::<Vec<_>>().join(" ")
+        const CHARACTERS_MAX: usize = 1000;
+        let line = line.lines().collect::<Vec<_>>().join(" ");
+        let shown = line.chars().take(CHARACTERS_MAX).map(|it| match it.is_control() {
+            true => it.escape_default().to_string(),
+            false => it.to_string(),
+        });
+        shown.collect()
     }
 
     /// The ledger of the failed allocation that this is or that led to it.

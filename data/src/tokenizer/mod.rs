@@ -15,6 +15,8 @@ pub use json::TokenizerJson;
 pub use tiktoken::Tiktoken;
 
 use crate::dataset::SampleError;
+#[cfg(any(feature = "tiktoken", feature = "tokenizers"))]
+use crate::job::message_of;
 
 /// Text to tokens and back.
 ///
@@ -162,11 +164,13 @@ fn guarded<T>(call: impl FnOnce() -> Result<T, SampleError>) -> Result<T, Sample
     // Unwind safety: the libraries change nothing but caches while they encode.
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
         Ok(result) => result,
-        Err(_) => Err(LibraryPanicked.into()),
+        Err(panic) => Err(LibraryPanicked { message: message_of(panic) }.into()),
     }
 }
 
 #[cfg(any(feature = "tiktoken", feature = "tokenizers"))]
 #[derive(Debug, thiserror::Error)]
-#[error("the library panicked")]
-struct LibraryPanicked;
+#[error("the library panicked: {message}")]
+struct LibraryPanicked {
+    message: String,
+}

@@ -203,3 +203,132 @@ fn garbage_for_a_tokenizer_is_an_error_with_its_place() {
     let absent = TokenizerJson::open(&folder.path("absent")).unwrap_err();
     assert!(matches!(absent, DataError::File { .. }), "{absent}");
 }
+
+/// The small tokenizer with something changed.
+fn changed(change: impl FnOnce(&mut serde_json::Value)) -> String {
+    let mut json = serde_json::from_str(SMALL).unwrap();
+    change(&mut json);
+    json.to_string()
+}
+
+#[test]
+fn tokenizers_that_lie_are_errors_that_name_file_and_mistake() {
+    let folder = Folder::new("hostile");
+    let path = folder.path("tokenizer.json");
+    let with = |pointer: &str, value: serde_json::Value| {
+        changed(|json| *json.pointer_mut(pointer).expect("an entry") = value)
+    };
+    let nested = |depth: usize, kind: &str, list: &str| {
+        let start = format!("{{\"type\":\"Sequence\",\"{list}\":[").repeat(depth);
+        let parts = format!("{start}{{\"type\":\"{kind}\"}}{}", "]}".repeat(depth));
+        let place = match list {
+            "normalizers" => "\"normalizer\": null",
+            _ => "\"pre_tokenizer\": null",
+        };
+        let (name, _) = place.split_once(':').unwrap();
+        SMALL.replace(place, &format!("{name}: {parts}"))
+    };
+    let table =
+        |base64: &str| serde_json::json!({ "type": "Precompiled", "precompiled_charsmap": base64 });
+    let sequence = serde_json::json!({ "type": "Sequence", "normalizers": [table("/P///wAA")] });
+    let gap = changed(|json| {
+        // The library counts tokens to find a number for one that was added.
+        json["model"]["vocab"]["aba"] = 7.into();
+    });
+    let json = |value| serde_json::json!(value);
+    let cut = changed(|json| {
+        json["model"]["continuing_subword_prefix"] = "#".into();
+        json["model"]["vocab"]["\u{e9}"] = 6.into();
+        json["model"]["merges"] = serde_json::json!([["a", "\u{e9}"]]);
+    });
+    let cases: Vec<(&str, String, &[&str])> = vec![
+        ("a number twice", with("/model/vocab/b", json(0)), &["\"a\", \"b\"", "token 0"]),
+        ("a number of an added token", gap, &["token 7"]),
+        ("a number of 33 bits", with("/model/vocab/b", serde_json::json!(1_u64 << 32)), &[]),
+        ("a negative number", with("/model/vocab/b", json(-1)), &[]),
+        ("no number", with("/model/vocab/b", serde_json::json!("1")), &[]),
+        ("an added number that is huge", with("/added_tokens/0/id", json(-7)), &[]),
+        ("a merge of no token", with("/model/merges", serde_json::json!(["a q"])), &["q"]),
+        ("a merge to no token", with("/model/merges", serde_json::json!(["a a"])), &["aa"]),
+        ("no pair", with("/model/merges", serde_json::json!(["a b s"])), &[]),
+        ("half a pair", with("/model/merges", serde_json::json!([["a"]])), &[]),
+        ("half a character", cut, &["continuing_subword_prefix", "#"]),
+        ("a table that is not there", with("/normalizer", table("/P///wAA")), &["4294967292"]),
+        ("a table in a sequence", with("/normalizer", sequence), &["4294967292"]),
+        ("an empty table", with("/normalizer", table("AAAAAAAA")), &["precompiled_charsmap"]),
+        ("no base64", with("/normalizer", table("********")), &["precompiled_charsmap"]),
+        ("no table", with("/normalizer", table("")), &["precompiled_charsmap"]),
+        ("depth", nested(200, "NFC", "normalizers"), &["recursion limit"]),
+        ("more depth", nested(100_000, "NFC", "normalizers"), &["recursion limit"]),
+        ("depth of steps", nested(200, "Digits", "pretokenizers"), &["recursion limit"]),
+        ("no decoder", with("/decoder", serde_json::json!([1])), &[]),
+        ("a decoder that ends", SMALL[..SMALL.find("Fuse").unwrap()].to_owned(), &["EOF"]),
+        ("no model", with("/model", serde_json::Value::Null), &[]),
+        ("another kind", with("/model/type", serde_json::json!("Other")), &[]),
+    ];
+    for (what, text, words) in cases {
+        fs::write(&path, text).unwrap();
+        let error = TokenizerJson::open(&path).expect_err(what);
+        assert!(matches!(error, DataError::Malformed { .. }), "{what}: {error}");
+        let text = error.to_string();
+        assert!(text.contains("tokenizer.json"), "{what}: {text}");
+        assert!(!text.contains("panicked"), "{what}: {text}");
+        for word in words {
+            assert!(text.contains(word), "{what}: {text}");
+        }
+        assert!(text.len() < 600, "{what}: {} bytes", text.len());
+    }
+    // As deep as the parser goes, which is not too deep for the stack.
+    fs::write(&path, nested(60, "NFC", "normalizers")).unwrap();
+    check(&TokenizerJson::open(&path).unwrap(), "ab");
+    // The largest number that there is.
+    fs::write(&path, with("/model/vocab/aba", serde_json::json!(u32::MAX))).unwrap();
+    let tokenizer = TokenizerJson::open(&path).unwrap();
+    assert_eq!(tokenizer.vocabulary_len(), 1 << 32);
+    assert_eq!(tokenizer.encode("aba").unwrap(), [u32::MAX]);
+}
+
+/// Opening one would wait for a writer.
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_place_of_a_tokenizer_is_an_error() {
+    let folder = Folder::new("pipe");
+    let path = folder.path("tokenizer.json");
+    let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(made.success());
+    for path in [path.as_path(), path.parent().unwrap()] {
+        let error = TokenizerJson::open(path).unwrap_err();
+        assert!(matches!(error, DataError::File { .. }), "{error}");
+        assert!(error.to_string().contains("not a regular file"), "{error}");
+    }
+}
+
+/// Every beginning of a file, and the file with each byte changed in a few ways, is a tokenizer or
+/// an error, and what is one encodes and decodes or says why not.
+#[test]
+fn no_cut_and_no_changed_byte_of_a_tokenizer_panics() {
+    let good = SMALL.as_bytes();
+    for len in 0..good.len() {
+        let error = TokenizerJson::from_bytes(&good[..len]).unwrap_err();
+        assert!(error.is::<serde_json::Error>(), "{len} bytes: {error}");
+    }
+    let (mut read, mut refused) = (0, 0);
+    for at in 0..good.len() {
+        let mixed = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+        for byte in [good[at] ^ (mixed as u8).max(1), b'9', b'"', b'{'] {
+            let mut changed = good.to_vec();
+            changed[at] = byte;
+            let Ok(tokenizer) = TokenizerJson::from_bytes(&changed) else {
+                refused += 1;
+                continue;
+            };
+            read += 1;
+            if let Ok(tokens) = tokenizer.encode("<aba s>") {
+                assert!(tokens.iter().all(|token| (*token as usize) < tokenizer.vocabulary_len()));
+                let _ = tokenizer.decode(&tokens);
+            }
+        }
+    }
+    println!("{read} tokenizers, {refused} refused");
+    assert!(read > 100 && refused > 1000);
+}

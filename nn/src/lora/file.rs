@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
 
-use lowtide_tensor::{RandomKey, Tensor};
+use lowtide_tensor::{RandomKey, Shape, Tensor};
 use safetensors::tensor::SafeTensors;
 use serde_json::{Map, Value, json};
 
-use super::{LoraOptions, LoraScaling, Targets, adapt_layers, adapted};
+use super::{LoraOptions, LoraScaling, RANK_MAX, Targets, adapt_layers, adapted};
 use crate::error::{AdapterProblem, NnError, Result, WeightsProblem};
 use crate::module::Parameters;
 use crate::parameter::Parameter;
-use crate::safetensors::{Entry, dtype_of_file, serialized, write_file};
+use crate::safetensors::{Entry, dtype_of_file, mapped, parse_safetensors, serialized, write_file};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -57,10 +57,10 @@ pub fn load_adapters(model: &mut dyn Parameters, folder: &Path) -> Result<LoraOp
     let options = read_config(&folder.join(CONFIG))?;
     options.check()?;
     let path = folder.join(WEIGHTS);
-    let bytes = fs::read(&path).map_err(|source| NnError::File { path: path.clone(), source })?;
-    let file = SafeTensors::deserialize(&bytes)
-        .map_err(|source| NnError::Format { path: path.clone(), source })?;
+    let mapped = mapped(&path)?;
+    let file = parse_safetensors(mapped.bytes(), &path)?;
     let names = layers_of(&file, &path)?;
+    check_rank(model, &file, &path, options.rank)?;
     let found = adapted(model);
     let is_new = found.is_empty();
     if is_new {
@@ -196,6 +196,29 @@ fn layers_of(file: &SafeTensors<'_>, path: &Path) -> Result<Vec<String>> {
     }
 }
 
+/// Checks that the adapters of a file are of the rank that their config says, before any is
+/// allocated.
+fn check_rank(
+    model: &mut dyn Parameters,
+    file: &SafeTensors<'_>,
+    path: &Path,
+    rank: usize,
+) -> Result<()> {
+    let mut outcome = Ok(());
+    model.visit_linears(&mut |layer, linear| {
+        let separator = if layer.is_empty() { "" } else { "." };
+        let name = format!("{layer}{separator}lora_A.weight");
+        let view = file.tensor(&format!("{PREFIX}{name}"));
+        let (true, Ok(view)) = (outcome.is_ok(), view) else { return };
+        let expected = Shape::new(&[rank, linear.weight().value().shape()[1]]);
+        if view.shape() != &expected[..] {
+            let problem = WeightsProblem::Shape { found: view.shape().to_vec(), expected };
+            outcome = Err(NnError::Weights { path: path.to_owned(), name, problem });
+        }
+    });
+    outcome
+}
+
 /// PEFT's config with every field that decides what the adapters do.
 fn config_of(options: &LoraOptions, base: Option<&str>) -> Value {
     let targets = match &options.targets {
@@ -245,12 +268,17 @@ const EMPTY: [&str; 9] = [
 ];
 
 fn read_config(path: &Path) -> Result<LoraOptions> {
-    let text = fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
-    let config: Map<String, Value> = serde_json::from_slice(&text)
+    let mapped = mapped(path)?;
+    let config: Map<String, Value> = serde_json::from_slice(mapped.bytes())
         .map_err(|source| AdapterProblem::Json { path: path.to_owned(), source })?;
     let is = |field: &'static str, value: Option<&Value>, fits: bool| -> Result<()> {
-        let value = value.map_or_else(String::new, Value::to_string);
-        if fits { Ok(()) } else { Err(AdapterProblem::Unsupported { field, value }.into()) }
+        const SHOWN_MAX: usize = 60;
+        if fits {
+            return Ok(());
+        }
+        let value = value.map_or_else(|| "missing".to_owned(), Value::to_string);
+        let value = value.chars().take(SHOWN_MAX).collect();
+        Err(AdapterProblem::Unsupported { path: path.to_owned(), field, value }.into())
     };
     for field in EMPTY {
         let value = config.get(field);
@@ -271,9 +299,9 @@ fn read_config(path: &Path) -> Result<LoraOptions> {
     let is_plain = start.is_none_or(|start| start.is_boolean() || start == "gaussian");
     is("init_lora_weights", start, is_plain)?;
     let defaults = LoraOptions::default();
-    let float = |field: &'static str, default: f64| -> Result<f64> {
+    let float = |field: &'static str, default: f64, fits: fn(f64) -> bool| -> Result<f64> {
         let Some(value) = config.get(field) else { return Ok(default) };
-        is(field, Some(value), value.is_number())?;
+        is(field, Some(value), value.as_f64().is_some_and(fits))?;
         Ok(value.as_f64().unwrap_or(default))
     };
     let flag = |field: &'static str| -> Result<bool> {
@@ -282,7 +310,8 @@ fn read_config(path: &Path) -> Result<LoraOptions> {
         Ok(value.as_bool().unwrap_or(false))
     };
     let rank = config.get("r").map_or(Some(defaults.rank as u64), Value::as_u64);
-    is("r", config.get("r"), rank.is_some())?;
+    let is_rank = |rank: u64| (1..=RANK_MAX as u64).contains(&rank);
+    is("r", config.get("r"), rank.is_some_and(is_rank))?;
     let targets = match config.get("target_modules") {
         Some(Value::String(text)) => Targets::from(text.as_str()),
         Some(Value::Array(items)) => {
@@ -298,9 +327,9 @@ fn read_config(path: &Path) -> Result<LoraOptions> {
     };
     Ok(LoraOptions {
         rank: rank.map_or(defaults.rank, |rank| rank as usize),
-        alpha: float("lora_alpha", defaults.alpha)?,
+        alpha: float("lora_alpha", defaults.alpha, |alpha| alpha > 0.0)?,
         targets,
-        dropout: float("lora_dropout", defaults.dropout)?,
+        dropout: float("lora_dropout", defaults.dropout, |p| (0.0..1.0).contains(&p))?,
         scaling: match flag("use_rslora")? {
             true => LoraScaling::RankStabilised,
             false => LoraScaling::Plain,

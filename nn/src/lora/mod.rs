@@ -27,6 +27,9 @@ use crate::error::{AdapterProblem, Result};
 use crate::module::Parameters;
 use crate::optim::check_option;
 
+/// Ranks above are no adapter's: A and B would be larger than the weights.
+const RANK_MAX: usize = 1 << 16;
+
 /// How a model is adapted: PEFT's `LoraConfig`.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
@@ -81,7 +84,8 @@ impl LoraOptions {
     }
 
     fn check(&self) -> Result<()> {
-        check_option("rank", self.rank as f64, "[1, ∞)", |rank| rank >= 1.0)?;
+        let is_rank = |_| (1..=RANK_MAX).contains(&self.rank);
+        check_option("rank", self.rank as f64, "[1, 65536]", is_rank)?;
         check_option("alpha", self.alpha, "(0, ∞)", |alpha| alpha > 0.0 && alpha.is_finite())?;
         check_option("dropout", self.dropout, "[0, 1)", |p| (0.0..1.0).contains(&p))
     }

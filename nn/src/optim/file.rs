@@ -1,7 +1,6 @@
 //! Optimizer states to and from safetensors files.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use lowtide_allocator::Category;
@@ -12,7 +11,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
 use crate::optim::{OptimizerState, Pace, Stateful};
-use crate::safetensors::{Entry, dtype_of_file, serialized, write_file};
+use crate::safetensors::{Entry, dtype_of_file, mapped, parse_safetensors, serialized, write_file};
 
 /// Before a parameter's name, as in PyTorch's `state_dict` of an optimizer by name.
 const PREFIX: &str = "state.";
@@ -80,8 +79,7 @@ pub fn load_state(
     parameters: &mut dyn Parameters,
     path: &Path,
 ) -> Result<()> {
-    let bytes = fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
-    state_from_safetensors(optimizer, parameters, &bytes, path)
+    state_from_safetensors(optimizer, parameters, mapped(path)?.bytes(), path)
 }
 
 /// Reads the state of `optimizer` from the contents of a file, as [`load_state`] does. Errors name
@@ -96,7 +94,7 @@ pub fn state_from_safetensors(
     path: &Path,
 ) -> Result<()> {
     let format = |source| NnError::Format { path: path.to_owned(), source };
-    let file = SafeTensors::deserialize(bytes).map_err(format)?;
+    let file = parse_safetensors(bytes, path)?;
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(format)?;
     let present = optimizer.state(parameters)?;
     let text = |name: &str| header.metadata().as_ref()?.get(name);

@@ -1,19 +1,17 @@
 //! Channels of the least norm.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 
 use lowtide_tensor::{DType, Tensor};
-use safetensors::tensor::SafeTensors;
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-use crate::error::{NnError, PruneProblem, Result};
+use crate::error::{PruneProblem, Result};
 use crate::optim::{check_option, is_like};
 use crate::prune::cut::remove_all;
 use crate::prune::{Cut, Group, Prunable, Slice};
-use crate::safetensors::from_safetensors;
+use crate::safetensors::{from_safetensors, mapped, parse_safetensors};
 
 /// Which channels [`channels`] takes out.
 #[derive(Clone, Debug, PartialEq)]
@@ -184,9 +182,8 @@ fn add_norms(norms: &mut [f64], value: &Tensor, slice: &Slice, norm: Norm) -> Re
 /// Those of [`load`](crate::load) and [`remove`](crate::prune::remove); the model is then as
 /// before, or cut, with its own values.
 pub fn load(model: &mut impl Prunable, path: &Path) -> Result<()> {
-    let bytes = fs::read(path).map_err(|source| NnError::File { path: path.to_owned(), source })?;
-    let format = |source| NnError::Format { path: path.to_owned(), source };
-    let file = SafeTensors::deserialize(&bytes).map_err(format)?;
+    let mapped = mapped(path)?;
+    let file = parse_safetensors(mapped.bytes(), path)?;
     let mut plans = Vec::new();
     for group in model.groups() {
         let Some(slice) = group.made_by.first() else { continue };
@@ -208,5 +205,5 @@ pub fn load(model: &mut impl Prunable, path: &Path) -> Result<()> {
         }
     }
     remove_all(model, &plans)?;
-    from_safetensors(model, &bytes, path)
+    from_safetensors(model, mapped.bytes(), path)
 }

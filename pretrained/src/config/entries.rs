@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value};
 
@@ -14,39 +14,39 @@ const COUNT_MAX: u64 = 1 << 31;
 
 /// Entries of a configuration, by name. Those that are null count as absent.
 #[derive(Debug)]
-pub struct Entries {
-    path: PathBuf,
+pub struct Entries<'a> {
+    path: &'a Path,
     /// The name of the entry that these are in, and a dot.
     prefix: String,
-    entries: Map<String, Value>,
+    /// Not a copy, of which there would be one for each layer.
+    entries: &'a Map<String, Value>,
     read: RefCell<BTreeSet<&'static str>>,
 }
 
-impl Entries {
-    pub(crate) fn new(path: &Path, entries: Map<String, Value>) -> Self {
-        let (path, prefix) = (path.to_owned(), String::new());
-        Entries { path, prefix, entries, read: RefCell::default() }
+impl<'a> Entries<'a> {
+    pub(crate) fn new(path: &'a Path, entries: &'a Map<String, Value>) -> Self {
+        Entries { path, prefix: String::new(), entries, read: RefCell::default() }
     }
 
     pub(crate) fn error(&self, name: &str, problem: EntryProblem) -> PretrainedError {
-        let entry = format!("{}{name}", self.prefix);
-        PretrainedError::Entry { path: self.path.clone(), entry, problem }
+        let entry = format!("{}{}", self.prefix, shortened(name));
+        PretrainedError::Entry { path: self.path.to_owned(), entry, problem }
     }
 
     fn wrong(&self, name: &str, value: &Value, expected: &'static str) -> PretrainedError {
-        self.error(name, EntryProblem::Wrong { expected, found: shortened(value) })
+        self.error(name, EntryProblem::Wrong { expected, found: shortened(&value.to_string()) })
     }
 
     /// An entry that no part of this crate stands for.
     pub(crate) fn not_built(&self, name: &str, value: &Value) -> PretrainedError {
-        self.error(name, EntryProblem::NotBuilt { found: shortened(value) })
+        self.error(name, EntryProblem::NotBuilt { found: shortened(&value.to_string()) })
     }
 
     fn of<T>(
         &self,
         name: &'static str,
         expected: &'static str,
-        convert: impl FnOnce(&Value) -> Option<T>,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         convert(value).map(Some).ok_or_else(|| self.wrong(name, value, expected))
@@ -57,7 +57,7 @@ impl Entries {
     }
 
     /// An entry that is there and not null.
-    pub(crate) fn value(&self, name: &'static str) -> Option<&Value> {
+    pub(crate) fn value(&self, name: &'static str) -> Option<&'a Value> {
         self.read.borrow_mut().insert(name);
         self.entries.get(name).filter(|value| !value.is_null())
     }
@@ -130,9 +130,13 @@ impl Entries {
     }
 
     /// The entries inside an entry.
-    pub(crate) fn inside(&self, name: &'static str) -> Result<Option<Entries>> {
-        let entries = self.of(name, "an object", |value| value.as_object().cloned())?;
-        let (path, prefix) = (self.path.clone(), format!("{}{name}.", self.prefix));
+    pub(crate) fn inside(&self, name: &'static str) -> Result<Option<Entries<'a>>> {
+        /// They are looked through for every layer.
+        const LEN_MAX: usize = 256;
+        let entries = self.of(name, "an object of at most 256 entries", |value| {
+            value.as_object().filter(|entries| entries.len() <= LEN_MAX)
+        })?;
+        let (path, prefix) = (self.path, format!("{}{name}.", self.prefix));
         Ok(entries.map(|entries| Entries { path, prefix, entries, read: RefCell::default() }))
     }
 
@@ -157,7 +161,7 @@ impl Entries {
 
     pub(crate) fn check_all_read(&self, ignored: &[&str]) -> Result<()> {
         let read = self.read.borrow();
-        for (name, value) in &self.entries {
+        for (name, value) in self.entries {
             let is_known = ignored.contains(&name.as_str()) || read.contains(name.as_str());
             if !is_known && !value.is_null() {
                 return Err(self.not_built(name, value));
@@ -172,12 +176,11 @@ fn count_of(value: &Value) -> Option<usize> {
     usize::try_from(count).ok()
 }
 
-/// A value as it is in a message: hostile ones are long.
-fn shortened(value: &Value) -> String {
+/// A text of a file as it is in a message: hostile ones are long.
+pub(crate) fn shortened(text: &str) -> String {
     const SHOWN_MAX: usize = 60;
-    let text = value.to_string();
     match text.char_indices().nth(SHOWN_MAX) {
         Some((end, _)) => format!("{}..", &text[..end]),
-        None => text,
+        None => text.to_owned(),
     }
 }

@@ -9,8 +9,6 @@ mod published;
 mod quantization;
 mod rotary;
 
-use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use lowtide_data::{HubCache, HubRepo};
@@ -20,8 +18,8 @@ use serde_json::{Map, Value};
 
 use crate::decoder::{Activation, Decoder, DecoderShape, Weights};
 use crate::error::{EntryProblem, PretrainedError, Result};
-use crate::weights::{Stored, load, load_by_parts, write_beside};
-pub(crate) use entries::Entries;
+use crate::weights::{Stored, load, load_by_parts, read_text, write_beside};
+pub(crate) use entries::{Entries, shortened};
 
 /// Entries without an influence on what a model computes: how weights are initialised and stored,
 /// what text is made of, names of classes, and what other programs keep.
@@ -163,13 +161,9 @@ impl<S: Shape> ModelConfig<S> {
     }
 
     fn read(folder: &Path, file: &Path) -> Result<Self> {
-        /// No configuration is near it, and nothing larger is read into memory.
+        /// No configuration is near it.
         const FILE_BYTES_MAX: u64 = 4 << 20;
-        let mut text = String::new();
-        let read = fs::File::open(file)
-            .and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text));
-        read.map_err(|source| PretrainedError::File { path: file.to_owned(), source })?;
-        Self::parse(folder, file, text)
+        Self::parse(folder, file, read_text(file, FILE_BYTES_MAX)?)
     }
 
     /// The configuration `text`, as if it was in a file of `folder`.
@@ -184,7 +178,7 @@ impl<S: Shape> ModelConfig<S> {
     fn parse(folder: &Path, file: &Path, text: String) -> Result<Self> {
         let entries: Map<String, Value> = serde_json::from_str(&text)
             .map_err(|source| PretrainedError::Json { path: file.to_owned(), source })?;
-        let entries = Entries::new(file, entries);
+        let entries = Entries::new(file, &entries);
         let &(architecture, _, parse) = architecture::<S>(&entries)?;
         let (shape, dtype) = (parse(&entries)?, stored_dtype(&entries)?);
         let quantization = quantization::quantization(&entries)?;

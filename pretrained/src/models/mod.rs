@@ -11,7 +11,7 @@ use lowtide_nn::{Dropout, Module, NnResult};
 use serde_json::{Map, Value};
 
 use crate::config::Entries;
-use crate::error::Result;
+use crate::error::{EntryProblem, Result};
 
 pub use bert::{Bert, BertConfig, BertHead, BertInput, BertShape};
 pub(crate) use resnet::has_shortcut;
@@ -22,6 +22,10 @@ pub use vit::{ViT, ViTConfig, ViTShape};
 /// Classes of a configuration: as many as have names.
 fn classes(entries: &Entries) -> Result<usize> {
     let names = entries.value("id2label").and_then(Value::as_object).map(Map::len);
+    if names == Some(0) {
+        let (expected, found) = ("a name for each class", "{}".to_owned());
+        return Err(entries.error("id2label", EntryProblem::Wrong { expected, found }));
+    }
     let count = entries.optional_count("num_labels")?.or(entries.optional_count("_num_labels")?);
     match entries.optional_text("problem_type")? {
         None | Some("single_label_classification") => Ok(names.or(count).unwrap_or(2)),

@@ -8,14 +8,13 @@ mod parts;
 mod proto;
 mod resnet;
 
-use std::fs;
 use std::path::Path;
 
 use lowtide_tensor::DType;
 
 use crate::config::{ModelConfig, Shape};
-use crate::error::{PretrainedError, Result};
-use crate::weights::{Stored, sources, write_beside, write_file_beside};
+use crate::error::Result;
+use crate::weights::{Partial, Stored, in_folder, remove, sources};
 use graph::Graph;
 use parts::Parts;
 
@@ -68,7 +67,7 @@ pub trait OnnxModel: Stored {
 }
 
 /// Writes what `model` computes into `folder`, which is made if it is not there: the graph to
-/// `model.onnx` and its weights to `model.onnx.data`, each beside its place first, then renamed.
+/// `model.onnx` and its weights to `model.onnx.data`, beside their places first, then renamed.
 /// Of the operations of version 17 it has standard ones only. Weights are converted in pieces of a
 /// few megabytes. Nothing is dropped, and statistics are those that were seen in training.
 ///
@@ -79,7 +78,8 @@ pub trait OnnxModel: Stored {
 /// logits: [batch, classes]`.
 ///
 /// # Errors
-/// `Export` for a model with adapters or weights in few bits; `File`; `OutOfMemory`.
+/// `Export` for a model with adapters or weights in few bits; `File`; `OutOfMemory`. Files that
+/// were there before are then untouched.
 pub fn save_onnx<S: Shape<Model: OnnxModel>>(
     model: &mut S::Model,
     config: &ModelConfig<S>,
@@ -96,8 +96,13 @@ pub fn save_onnx<S: Shape<Model: OnnxModel>>(
     });
     let mut parts = Parts { graph: Graph::new(kind), tensors: tensors.into_iter().collect() };
     model.build(&mut parts)?;
-    let made = fs::create_dir_all(folder);
-    made.map_err(|source| PretrainedError::File { path: folder.to_owned(), source })?;
-    write_file_beside(&folder.join(DATA_FILE), |file| parts.graph.write_weights(file))?;
-    write_beside(&folder.join(FILE), &parts.graph.model())
+    let (graph_path, data_path) = (folder.join(FILE), folder.join(DATA_FILE));
+    in_folder(folder, || {
+        let data = Partial::write(&data_path, |file| parts.graph.write_weights(file))?;
+        let graph = Partial::write(&graph_path, |file| file.write(&parts.graph.model()))?;
+        // A process that ends in between leaves no graph, not one of other weights.
+        remove(&graph_path)?;
+        data.publish()?;
+        graph.publish()
+    })
 }

@@ -2,18 +2,18 @@
 //! they are.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use lowtide_allocator::Category;
-use lowtide_nn::{NnResult, Parameters, WeightsProblem};
+use lowtide_nn::{NnError, NnResult, Parameters, WeightsProblem, parse_safetensors};
 use lowtide_tensor::{DType, Device, MappedFile, Quantized, Shape, SimSpec, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value;
 
 use super::layout::{Layout, Stored};
 use super::quantized::{self, StoredWeight};
-use super::{FILE, INDEX};
+use super::{FILE, INDEX, read_text};
+use crate::config::shortened;
 use crate::decoder::{Decoder, DecoderShape, Weights};
 use crate::error::{EntryProblem, PretrainedError, Result, WeightProblem};
 
@@ -115,8 +115,9 @@ fn open(folder: &Path) -> Result<Vec<(PathBuf, MappedFile)>> {
 
 /// The files that an index lists, each once.
 fn shards(folder: &Path, index: &Path) -> Result<Vec<PathBuf>> {
-    let text = fs::read_to_string(index)
-        .map_err(|source| PretrainedError::File { path: index.to_owned(), source })?;
+    /// The largest ones, of thousands of layers of experts, have some 10 MB.
+    const INDEX_BYTES_MAX: u64 = 1 << 28;
+    let text = read_text(index, INDEX_BYTES_MAX)?;
     let json: Value = serde_json::from_str(&text)
         .map_err(|source| PretrainedError::Json { path: index.to_owned(), source })?;
     let problem = |problem| {
@@ -133,7 +134,8 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<PathBuf>> {
             Path::new(name).file_name().is_some_and(|only| only == *name) && *name != ".."
         });
         let Some(name) = name else {
-            let (expected, found) = ("the name of a file beside the index", file.to_string());
+            let expected = "the name of a file beside the index";
+            let found = shortened(&file.to_string());
             return Err(problem(EntryProblem::Wrong { expected, found }));
         };
         names.insert(name);
@@ -143,8 +145,10 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<PathBuf>> {
 
 fn parsed(files: &[(PathBuf, MappedFile)]) -> Result<Vec<SafeTensors<'_>>> {
     let parsed = files.iter().map(|(path, map)| {
-        let format = |source| PretrainedError::Format { path: path.clone(), source };
-        SafeTensors::deserialize(map.bytes()).map_err(format)
+        parse_safetensors(map.bytes(), path).map_err(|error| match error {
+            NnError::Format { path, source } => PretrainedError::Format { path, source },
+            error => error.into(),
+        })
     });
     parsed.collect()
 }
@@ -171,13 +175,18 @@ fn matched<'a, M: Stored>(
     folder: &Path,
     parts: Parts,
 ) -> Result<Matched<'a>> {
-    let mut stored = BTreeMap::new();
+    let (mut stored, mut twice) = (BTreeMap::new(), BTreeSet::new());
     for file in files {
         for (name, view) in file.iter() {
-            stored.insert(renamed(name), view);
+            let name = renamed(name);
+            if stored.insert(name.clone(), view).is_some() {
+                twice.insert(name);
+            }
         }
     }
-    let mut problems = Vec::new();
+    let problem = WeightsProblem::Twice;
+    let twice = twice.into_iter().map(|name| WeightProblem { name, problem: problem.clone() });
+    let mut problems: Vec<WeightProblem> = twice.collect();
     let few_bits = few_bits(model, &mut stored, &mut problems);
     let mut floats = BTreeMap::new();
     let tensors = tensors_of(model);

@@ -8,7 +8,7 @@ mod quantized;
 mod save;
 
 use std::fs;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use crate::error::{PretrainedError, Result};
@@ -30,6 +30,39 @@ fn beside(path: &Path) -> PathBuf {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".partial");
     beside.into()
+}
+
+/// The bytes of a file that other programs wrote, if there are no more than such files have.
+///
+/// # Errors
+/// `File`, also for what is no regular file, such as a pipe, which is not opened: that would wait
+/// for a writer.
+pub(crate) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
+    let refused = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
+    let read = || {
+        if !fs::metadata(path)?.is_file() {
+            return Err(refused("not a regular file".to_owned()));
+        }
+        let mut bytes = Vec::new();
+        fs::File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
+        match bytes.len() as u64 <= bytes_max {
+            true => Ok(bytes),
+            false => Err(refused(format!("more than {bytes_max} bytes"))),
+        }
+    };
+    read().map_err(|source| PretrainedError::File { path: path.to_owned(), source })
+}
+
+/// [`read_bytes`] of a text.
+///
+/// # Errors
+/// `File`.
+pub(crate) fn read_text(path: &Path, bytes_max: u64) -> Result<String> {
+    let text = String::from_utf8(read_bytes(path, bytes_max)?);
+    text.map_err(|error| {
+        let source = io::Error::new(io::ErrorKind::InvalidData, error.utf8_error());
+        PretrainedError::File { path: path.to_owned(), source }
+    })
 }
 
 /// Writes the contents of a file beside its place first.
@@ -64,6 +97,50 @@ impl Written<'_> {
     }
 }
 
+/// A file that is written beside its place, so that what is at its place is whole. Dropped before
+/// it is published, it leaves nothing.
+pub(crate) struct Partial<'a> {
+    path: &'a Path,
+}
+
+impl<'a> Partial<'a> {
+    /// Writes a file by `write`.
+    ///
+    /// # Errors
+    /// `File`, and those of `write`.
+    pub(crate) fn write(
+        path: &'a Path,
+        write: impl FnOnce(&mut Written<'_>) -> Result<()>,
+    ) -> Result<Self> {
+        let partial = Partial { path };
+        let file = fs::File::create(beside(path)).map_err(|source| partial.error(source))?;
+        let mut written = Written { path, file: BufWriter::new(file), size_bytes: 0 };
+        write(&mut written)?;
+        let file = written.file.into_inner().map_err(|error| partial.error(error.into_error()))?;
+        file.sync_all().map_err(|source| partial.error(source))?;
+        Ok(partial)
+    }
+
+    fn error(&self, source: io::Error) -> PretrainedError {
+        PretrainedError::File { path: self.path.to_owned(), source }
+    }
+
+    /// Puts the file in its place.
+    ///
+    /// # Errors
+    /// `File`; what was there before is then untouched.
+    pub(crate) fn publish(self) -> Result<()> {
+        fs::rename(beside(self.path), self.path).map_err(|source| self.error(source))
+    }
+}
+
+impl Drop for Partial<'_> {
+    fn drop(&mut self) {
+        // Not there any more once it was published.
+        drop(fs::remove_file(beside(self.path)));
+    }
+}
+
 /// Writes a file by `write` beside its place first, so that what is at its place is whole.
 ///
 /// # Errors
@@ -72,15 +149,32 @@ pub(crate) fn write_file_beside(
     path: &Path,
     write: impl FnOnce(&mut Written<'_>) -> Result<()>,
 ) -> Result<()> {
-    let partial = beside(path);
-    let file_error = |source| PretrainedError::File { path: path.to_owned(), source };
-    let run = || {
-        let file = BufWriter::new(fs::File::create(&partial).map_err(file_error)?);
-        let mut written = Written { path, file, size_bytes: 0 };
-        write(&mut written)?;
-        let file = written.file.into_inner().map_err(|error| file_error(error.into_error()))?;
-        file.sync_all().and_then(|()| fs::rename(&partial, path)).map_err(file_error)
-    };
-    // What could not be finished is of no use, and the error to report is the first one.
-    run().inspect_err(|_| drop(fs::remove_file(&partial)))
+    Partial::write(path, write)?.publish()
+}
+
+/// Does `work` that writes into `folder`, which is made if it is not there, and then removed again
+/// if `work` fails.
+///
+/// # Errors
+/// `File`, and those of `work`.
+pub(crate) fn in_folder(folder: &Path, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let new: Vec<&Path> = folder.ancestors().take_while(is_new).collect();
+    let made = fs::create_dir_all(folder);
+    made.map_err(|source| PretrainedError::File { path: folder.to_owned(), source })?;
+    // Where something else was written meanwhile, they stay.
+    work().inspect_err(|_| new.iter().for_each(|path| drop(fs::remove_dir(path))))
+}
+
+/// Removes a file, if it is there.
+///
+/// # Errors
+/// `File`.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(PretrainedError::File { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
 }

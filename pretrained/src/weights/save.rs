@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::layout::Stored;
 use super::quantized::{WrittenPart, written};
-use super::{FILE, INDEX, beside, write_beside};
+use super::{FILE, INDEX, Partial, beside, in_folder, remove};
 use crate::error::{PretrainedError, Result, WeightProblem};
 
 /// Writes every parameter and buffer of `model` into `folder`, which is made if it is not there, as
@@ -32,11 +32,6 @@ pub fn save<M: Stored>(
     shard_bytes_max: u64,
 ) -> Result<()> {
     let folder = folder.as_ref();
-    let file_error = |path: &Path| {
-        let path = path.to_owned();
-        move |source| PretrainedError::File { path, source }
-    };
-    fs::create_dir_all(folder).map_err(file_error(folder))?;
     let shards = shards(entries(model, folder)?, shard_bytes_max);
     let named: Vec<(PathBuf, Vec<Entry>)> = match shards.len() {
         0 | 1 => shards.into_iter().map(|shard| (folder.join(FILE), shard)).collect(),
@@ -45,29 +40,36 @@ pub fn save<M: Stored>(
             shards.into_iter().enumerate().map(|(at, it)| (folder.join(name(at)), it)).collect()
         }
     };
-    let written = named.iter().try_for_each(|(path, shard)| write(&beside(path), shard));
-    if written.is_err() {
-        // What could not be finished is of no use, and the error to report is the first one.
-        named.iter().for_each(|(path, _)| drop(fs::remove_file(beside(path))));
+    in_folder(folder, || {
+        let written = named.iter().map(|(path, shard)| write(path, shard));
+        let written = written.collect::<Result<_>>()?;
+        publish(folder, &named, written, &mut |partial| partial.publish())
+    })
+}
+
+/// Puts files in their places by `rename`. A process that ends in between leaves a model that is
+/// whole, or none.
+fn publish(
+    folder: &Path,
+    named: &[(PathBuf, Vec<Entry>)],
+    written: Vec<Partial<'_>>,
+    rename: &mut dyn FnMut(Partial<'_>) -> Result<()>,
+) -> Result<()> {
+    let index_path = folder.join(INDEX);
+    if named.len() <= 1 {
+        written.into_iter().try_for_each(rename)?;
+        // Of the model that was there before, in the other form.
+        return remove(&index_path);
     }
-    written?;
-    for (path, _) in &named {
-        fs::rename(beside(path), path).map_err(file_error(path))?;
+    let index = Partial::write(&index_path, |file| file.write(index(named).as_bytes()))?;
+    // It would be that of files of two models.
+    if named.iter().any(|(path, _)| path.exists()) {
+        remove(&index_path)?;
     }
-    let stale = match named.len() {
-        0 | 1 => INDEX,
-        _ => {
-            write_beside(&folder.join(INDEX), index(&named).as_bytes())?;
-            FILE
-        }
-    };
-    // Of the model that was there before, in the other form: it would be read instead.
-    match fs::remove_file(folder.join(stale)) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(file_error(&folder.join(stale))(error))
-        }
-        _ => Ok(()),
-    }
+    written.into_iter().try_for_each(&mut *rename)?;
+    rename(index)?;
+    // Until now the model that was there before: it is read instead.
+    remove(&folder.join(FILE))
 }
 
 /// A tensor as the file has it.
@@ -197,16 +199,17 @@ impl View for Written<'_> {
     }
 }
 
-fn write(path: &Path, shard: &[Entry]) -> Result<()> {
+fn write<'a>(path: &'a Path, shard: &[Entry]) -> Result<Partial<'a>> {
     let failure = RefCell::new(None);
     let views = shard.iter().map(|entry| (&entry.name, Written { entry, failure: &failure }));
     // Without it, transformers does not know whose tensors these are.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let file_error = |source| PretrainedError::File { path: path.to_owned(), source };
+    let beside = beside(path);
     // As readable as any new file of the user's, which the library's files are not.
-    let permissions = fs::File::create(path).and_then(|file| file.metadata());
-    let permissions = permissions.map_err(file_error)?.permissions();
-    let written = safetensors::serialize_to_file(views, Some(metadata), path);
+    let partial = Partial::write(path, |_| Ok(()))?;
+    let permissions = fs::metadata(&beside).map_err(file_error)?.permissions();
+    let written = safetensors::serialize_to_file(views, Some(metadata), &beside);
     if let Some(error) = failure.into_inner() {
         return Err(error);
     }
@@ -214,6 +217,89 @@ fn write(path: &Path, shard: &[Entry]) -> Result<()> {
         safetensors::SafeTensorError::IoError(source) => file_error(source),
         source => PretrainedError::Format { path: path.to_owned(), source },
     })?;
-    let file = fs::File::open(path).map_err(file_error)?;
-    file.set_permissions(permissions).and_then(|()| file.sync_all()).map_err(file_error)
+    let file = fs::File::open(&beside).map_err(file_error)?;
+    file.set_permissions(permissions).and_then(|()| file.sync_all()).map_err(file_error)?;
+    Ok(partial)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use lowtide_tensor::{CpuOptions, Device, RandomKey};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::decoder::Decoder;
+
+    const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 5,
+        "hidden_size": 2, "intermediate_size": 3, "num_hidden_layers": 2,
+        "num_attention_heads": 1, "hidden_act": "silu"}"#;
+
+    fn decoder(seed: u64) -> Result<Decoder> {
+        let device = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
+        Config::from_text("tiny", CONFIG)?.decoder(&device, RandomKey::new(seed), DType::F32)
+    }
+
+    fn bits(model: &mut Decoder) -> Result<Vec<Vec<u8>>> {
+        let (mut tensors, mut bits) = (Vec::new(), Vec::new());
+        lowtide_nn::Parameters::visit_tensors(model, &mut |_, value| tensors.push(value.clone()));
+        for tensor in tensors {
+            bits.push(tensor.to_bytes()?);
+        }
+        Ok(bits)
+    }
+
+    /// [`save`] of several files, cut off before the `nth` rename; how many there were.
+    fn save_up_to(nth: usize, model: &mut Decoder, folder: &Path, bytes_max: u64) -> Result<usize> {
+        let shards = shards(entries(model, folder)?, bytes_max);
+        let name = |at: usize| format!("model-{:05}-of-{:05}.safetensors", at + 1, shards.len());
+        let places: Vec<_> = (0..shards.len()).map(|at| folder.join(name(at))).collect();
+        let named: Vec<_> = places.into_iter().zip(shards).collect();
+        let written = named.iter().map(|(path, shard)| write(path, shard));
+        let (written, mut renames) = (written.collect::<Result<_>>()?, 0);
+        let published = publish(folder, &named, written, &mut |partial| {
+            renames += 1;
+            let cut = io::Error::from(io::ErrorKind::Interrupted);
+            match renames > nth {
+                true => Err(PretrainedError::File { path: folder.to_owned(), source: cut }),
+                false => partial.publish(),
+            }
+        });
+        assert_eq!(published.is_ok(), renames <= nth);
+        Ok(renames)
+    }
+
+    #[test]
+    fn model_in_place_of_another_is_one_of_them_or_none_whenever_it_is_cut_off() -> Result<()> {
+        let [mut earlier, mut new] = [decoder(1)?, decoder(2)?];
+        let [was, will_be] = [bits(&mut earlier)?, bits(&mut new)?];
+        for earlier_bytes_max in [100, 200, 1 << 20] {
+            let mut found = [0; 3];
+            for nth in 0.. {
+                let folder = tempfile::tempdir().expect("a folder");
+                save(&mut earlier, folder.path(), earlier_bytes_max)?;
+                let renames = save_up_to(nth, &mut new, folder.path(), 100)?;
+                let mut read = decoder(3)?;
+                let index = match crate::load(&mut read, folder.path()) {
+                    // None: it says which file is missing.
+                    Err(PretrainedError::File { .. }) => 2,
+                    Err(error) => panic!("{nth}: {error}"),
+                    Ok(()) if bits(&mut read)? == was => 0,
+                    Ok(()) => {
+                        assert!(bits(&mut read)? == will_be, "{nth}: a mixture");
+                        1
+                    }
+                };
+                found[index] += 1;
+                if renames <= nth {
+                    break;
+                }
+            }
+            assert_eq!(found[1], 1, "{found:?}");
+            // Files of other names stay until the index says otherwise.
+            assert!(found[2] == 0 || earlier_bytes_max == 100, "{found:?}");
+        }
+        Ok(())
+    }
 }

@@ -3,9 +3,11 @@
 mod common;
 mod configs;
 mod devices;
+mod faults;
 mod files;
 mod generate;
 mod gguf;
+mod hostile;
 mod lora;
 mod models;
 mod onnx;

@@ -11,6 +11,7 @@ mod faults;
 #[cfg(target_os = "linux")]
 mod group;
 mod json;
+mod kills;
 mod limits;
 mod memory;
 mod mistakes;

@@ -15,7 +15,7 @@ fn tiny_llama() -> PathBuf {
 
 /// A place with the model `llama`, and questions with answers in `chats.jsonl`, `pairs.jsonl` and
 /// `texts.jsonl`.
-fn place() -> Place {
+pub(crate) fn place() -> Place {
     let place = Place::new();
     fs::create_dir(place.path("llama")).expect("a folder");
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {

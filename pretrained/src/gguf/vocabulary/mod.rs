@@ -4,16 +4,16 @@
 mod pre_tokenizer;
 mod special;
 
-use std::collections::BTreeMap;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
 use super::file::{Entries, Value};
 use super::note::GgufNote;
-use crate::config::Config;
+use crate::config::{Config, shortened};
 use crate::error::{EntryProblem, PretrainedError, Result};
+use crate::weights::{read_bytes, read_text};
 
 /// `llama_token_type`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,8 +53,9 @@ impl File {
         if !path.is_file() {
             return Ok(None);
         }
-        let bytes = fs::read(&path)
-            .map_err(|source| PretrainedError::File { path: path.clone(), source })?;
+        /// The largest tokenizers have some 30 MB.
+        const FILE_BYTES_MAX: u64 = 1 << 29;
+        let bytes = read_bytes(&path, FILE_BYTES_MAX)?;
         match serde_json::from_slice(&bytes) {
             Ok(json) => Ok(Some(File { path, json })),
             Err(source) => Err(PretrainedError::Json { path, source }),
@@ -66,7 +67,7 @@ impl File {
     }
 
     fn wrong(&self, entry: &str, expected: &'static str, found: &Json) -> PretrainedError {
-        let found = found.to_string().chars().take(60).collect();
+        let found = shortened(&found.to_string());
         self.error(entry, EntryProblem::Wrong { expected, found })
     }
 }
@@ -154,14 +155,12 @@ fn tokens(file: &File, model: Model, vocabulary: usize) -> Result<(Vec<Token>, u
     let unused = |index| Token { text: format!("[PAD{index}]"), kind: Kind::Unused, score: 0.0 };
     let mut tokens: Vec<Token> = (0..vocabulary).map(unused).collect();
     let mut outside_count = 0;
-    let mut set = |id: &Json, token: Token| -> Result<()> {
+    let mut set = |id: &Json, token: Token| -> Result<Option<Token>> {
         let index = id.as_u64().and_then(|id| usize::try_from(id).ok());
         let index = index.ok_or_else(|| file.wrong("model.vocab", "the number of a token", id))?;
-        match tokens.get_mut(index) {
-            Some(place) => *place = token,
-            None => outside_count += 1,
-        }
-        Ok(())
+        let before = tokens.get_mut(index).map(|place| std::mem::replace(place, token));
+        outside_count += usize::from(before.is_none());
+        Ok(before)
     };
     let Some(listed) = file.json["model"]["vocab"].as_object() else {
         return Err(file.error("model.vocab", EntryProblem::Missing));
@@ -175,8 +174,12 @@ fn tokens(file: &File, model: Model, vocabulary: usize) -> Result<(Vec<Token>, u
             _ => Kind::Normal,
         };
         let score = scores.get(text.as_str()).copied().unwrap_or(0.0);
-        set(id, Token { text: text.clone(), kind, score })?;
+        let before = set(id, Token { text: text.clone(), kind, score })?;
+        if before.is_some_and(|before| before.kind != Kind::Unused) {
+            return Err(file.wrong("model.vocab", "a number that no other token has", id));
+        }
     }
+    let mut added_ids = BTreeSet::new();
     for added in file.json["added_tokens"].as_array().into_iter().flatten() {
         let Some(text) = added["content"].as_str() else {
             return Err(file.wrong("added_tokens", "tokens with a content", added));
@@ -193,7 +196,11 @@ fn tokens(file: &File, model: Model, vocabulary: usize) -> Result<(Vec<Token>, u
         match added["id"].as_u64() {
             // It was counted among those of the list.
             Some(id) if is_listed && id >= vocabulary as u64 => {}
-            _ => set(&added["id"], Token { text, kind, score: 0.0 })?,
+            _ => drop(set(&added["id"], Token { text, kind, score: 0.0 })?),
+        }
+        if !added_ids.insert(added["id"].as_u64()) {
+            let expected = "a number that no other token has";
+            return Err(file.wrong("added_tokens", expected, &added["id"]));
         }
     }
     Ok((tokens, outside_count))
@@ -239,7 +246,11 @@ fn pairs(file: &File) -> Result<Vec<[&str; 2]>> {
             other => other[0].as_str().zip(other[1].as_str()),
         };
         let (left, right) = parts.ok_or_else(|| file.wrong(entry, "pairs of texts", merge))?;
-        Ok([left, right])
+        let is_token = |text: &str| file.json["model"]["vocab"].get(text).is_some();
+        match is_token(left) && is_token(right) && is_token(&[left, right].concat()) {
+            true => Ok([left, right]),
+            false => Err(file.wrong(entry, "two tokens that make a token", merge)),
+        }
     });
     pairs.collect()
 }
@@ -266,6 +277,7 @@ fn chat_template(folder: &Path, of_folder: Option<&File>) -> Result<Option<Strin
     if given.is_some() || !path.is_file() {
         return Ok(given);
     }
-    let text = fs::read_to_string(&path);
-    text.map(Some).map_err(|source| PretrainedError::File { path, source })
+    /// No template is near it.
+    const TEMPLATE_BYTES_MAX: u64 = 1 << 24;
+    read_text(&path, TEMPLATE_BYTES_MAX).map(Some)
 }
