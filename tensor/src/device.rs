@@ -145,8 +145,8 @@ pub(crate) struct Sim {
 }
 
 /// The time of everything launched on a simulated device.
-#[derive(Default)]
-struct SimulatedTime {
+#[derive(Clone, Copy, Default)]
+pub(crate) struct SimulatedTime {
     seconds: f64,
     by_class: [SimulatedWork; OpClass::ALL.len()],
 }
@@ -183,6 +183,19 @@ impl Sim {
         let mut time = locked(&self.time);
         time.seconds += seconds;
         time.by_class[cost.class as usize].add(cost, seconds);
+    }
+
+    pub(crate) fn time(&self) -> SimulatedTime {
+        *locked(&self.time)
+    }
+
+    /// Adds what was launched since `begin`, `times` times more.
+    pub(crate) fn repeat_since(&self, begin: &SimulatedTime, times: usize) {
+        let mut time = locked(&self.time);
+        time.seconds += (time.seconds - begin.seconds) * times as f64;
+        for (work, begin) in time.by_class.iter_mut().zip(&begin.by_class) {
+            work.repeat_since(begin, times);
+        }
     }
 
     pub(crate) fn assume(&self, value: f64, site: &'static Location<'static>) {

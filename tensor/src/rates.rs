@@ -88,4 +88,12 @@ impl SimulatedWork {
         self.bytes += cost.bytes;
         self.seconds += seconds;
     }
+
+    /// Adds what came after `begin`, `times` times more.
+    pub(crate) fn repeat_since(&mut self, begin: &SimulatedWork, times: usize) {
+        self.launch_count += (self.launch_count - begin.launch_count) * times as u64;
+        self.flops += (self.flops - begin.flops) * times as f64;
+        self.bytes += (self.bytes - begin.bytes) * times as f64;
+        self.seconds += (self.seconds - begin.seconds) * times as f64;
+    }
 }

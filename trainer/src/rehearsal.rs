@@ -123,27 +123,6 @@ impl<T, O> Clone for RunInputs<'_, T, O> {
 impl<T, O> Copy for RunInputs<'_, T, O> {}
 
 impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
-    /// The rehearsal of a run that [copies the next batch ahead](Plan::copy_ahead_bytes), and the
-    /// bytes for that; or of one that does not, and 0, if it stays within the budget only then.
-    ///
-    /// # Errors
-    /// Those of [`Self::rehearse`].
-    pub(crate) fn rehearse_within(
-        &self,
-        budget_bytes: usize,
-        events: &[PlannedEvent<'_>],
-        knobs: Knobs,
-    ) -> Result<(Forecast, usize)> {
-        let bytes = if self.copies_ahead { bytes_ahead_of(events, knobs.micro_batch) } else { 0 };
-        if bytes > 0 {
-            let forecast = self.rehearse_beside(bytes, events, knobs)?;
-            if forecast.peak_bytes <= budget_bytes {
-                return Ok((forecast, bytes));
-            }
-        }
-        Ok((self.rehearse(events, knobs)?, 0))
-    }
-
     /// Runs `events` with `knobs` on a simulated copy of the device as it is now, cache dropped,
     /// without a limit on its memory. The peak is what a run needs: with that much capacity it
     /// passes, with one byte less it does not (see the allocator's laws). Of the parts of a batch
@@ -156,7 +135,10 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
     }
 
     /// [`Self::rehearse`] beside memory that batches are copied ahead to.
-    fn rehearse_beside(
+    ///
+    /// # Errors
+    /// Those of [`Self::rehearse`].
+    pub(crate) fn rehearse_beside(
         &self,
         copy_ahead_bytes: usize,
         events: &[PlannedEvent<'_>],
@@ -256,7 +238,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
 }
 
 /// Bytes for a part of a batch that comes after another one of `events`.
-fn bytes_ahead_of(events: &[PlannedEvent<'_>], micro_batch: usize) -> usize {
+pub(crate) fn bytes_ahead_of(events: &[PlannedEvent<'_>], micro_batch: usize) -> usize {
     let steps = events.iter().filter_map(|event| match event {
         PlannedEvent::Step(batch) => Some(batch),
         PlannedEvent::Evaluate(_) => None,

@@ -22,7 +22,7 @@ use crate::outline::{Examples, Fit, PlannedFor};
 use crate::plan::Plan;
 use crate::recovery::Growth;
 use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
-use crate::search::{Search, Splitting};
+use crate::search::{Forecasts, Search, Splitting};
 use crate::state_hash::StateHasher;
 use crate::step::{Step, StepOutcome};
 use crate::task::Task;
@@ -208,10 +208,45 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// # Errors
     /// Those of [`Trainer::plan`].
     pub fn plan_for(&mut self, fit: &Fit<'_>) -> Result<Plan> {
+        self.plan_sharing(fit, &Forecasts::default())
+    }
+
+    /// [`Trainer::plan_for`] by what was rehearsed of this training before.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::plan`].
+    pub(crate) fn plan_sharing(&mut self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<Plan> {
         let examples = Examples::of(fit)?;
         let events = examples.events(fit, self.begin_of(fit));
         let (batch_size, splitting) = (examples.batch_size(), self.splitting());
-        self.plan_by(&events, Some(fit), |search| search.find(batch_size, batch_size, splitting))
+        self.plan_by(&events, Some(fit), |search| {
+            search.sharing(forecasts).find(batch_size, batch_size, splitting)
+        })
+    }
+
+    /// The least capacity of the device in which there is a [plan](Trainer::plan_for): with a byte
+    /// less there is none. It takes about as long as a plan that does not fit, and whatever the
+    /// capacity is now, it is the same.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::plan`] but `DoesNotFit`.
+    pub fn least_bytes(&self, fit: &Fit<'_>) -> Result<usize> {
+        self.least_bytes_sharing(fit, &Forecasts::default())
+    }
+
+    /// [`Trainer::least_bytes`] by what was rehearsed of this training before.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::least_bytes`].
+    pub(crate) fn least_bytes_sharing(
+        &self,
+        fit: &Fit<'_>,
+        forecasts: &Forecasts,
+    ) -> Result<usize> {
+        let examples = Examples::of(fit)?;
+        let events = examples.events(fit, self.begin_of(fit));
+        let search = Search::new(self.run_inputs(), &events, 0).sharing(forecasts);
+        search.least_budget(examples.batch_size(), self.splitting())
     }
 
     /// The plan of a run with these knobs, faster ones or not.
@@ -268,12 +303,24 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// # Errors
     /// Errors of the data or the model.
     pub fn survey(&self, fit: &Fit<'_>) -> Result<Vec<(Knobs, Forecast)>> {
+        self.survey_sharing(fit, &Forecasts::default())
+    }
+
+    /// [`Trainer::survey`] by what was rehearsed of this training before.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::survey`].
+    pub(crate) fn survey_sharing(
+        &self,
+        fit: &Fit<'_>,
+        forecasts: &Forecasts,
+    ) -> Result<Vec<(Knobs, Forecast)>> {
         let examples = Examples::of(fit)?;
         let (events, whole) = (examples.events(fit, self.begin_of(fit)), examples.batch_size());
         let budget_bytes = self.device.allocator().capacity_bytes();
         let copies_ahead = can_copy_ahead(&self.device, fit.train);
         let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
-        let search = Search::new(inputs, &events, budget_bytes);
+        let search = Search::new(inputs, &events, budget_bytes).sharing(forecasts);
         let planned = self.plan.is_some().then_some(self.knobs);
         search.survey(whole, self.splitting(), planned)
     }

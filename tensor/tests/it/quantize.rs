@@ -3,7 +3,7 @@
 
 use lowtide_allocator::{Action, Category};
 use lowtide_tensor::{
-    DType, Device, QuantFormat, Quantized, Tensor, TensorError, TensorResult as Result,
+    DType, Device, OpClass, QuantFormat, Quantized, Tensor, TensorError, TensorResult as Result,
 };
 use proptest::prelude::*;
 
@@ -168,6 +168,10 @@ fn a_simulated_device_takes_the_same_memory_and_a_panel_at_most() {
         let most = scratch.map(|(.., bytes)| *bytes).max().unwrap();
         assert_eq!(most, 4 << 19, "{format:?}");
     }
+    // Four panels of rows and four of columns, for each format: those that only repeat are counted.
+    let products = sim.simulated_work(OpClass::Product);
+    assert_eq!(products.launch_count, 8 * FORMATS.len() as u64);
+    assert_eq!(products.flops, (2 * 2 * 3 * 2048 * 1024 * FORMATS.len()) as f64);
 }
 
 #[test]

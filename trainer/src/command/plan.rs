@@ -1,5 +1,7 @@
 //! `lowtide plan`.
 
+use std::cell::RefCell;
+
 use clap::Args;
 use lowtide_allocator::Category;
 use lowtide_tensor::Device;
@@ -20,6 +22,7 @@ use crate::page_lock::lock_pages;
 use crate::plan::Plan;
 use crate::recipe::{Recipe, RecipeData, RecipeTrainer};
 use crate::rehearsal::Forecast;
+use crate::search::Forecasts;
 
 #[derive(Args)]
 pub(super) struct PlanArgs {
@@ -34,6 +37,9 @@ pub(super) struct PlanArgs {
     /// Finds the longest rows that fit each budget, up to what the model was made for.
     #[arg(long, conflicts_with = "seq")]
     longest: bool,
+    /// Finds the least budget that there is a plan for, and that plan: a byte less does not do.
+    #[arg(long, conflicts_with_all = ["budgets", "process_budget", "longest", "allow"])]
+    least: bool,
     /// Prints the plan, or why there is none, as one JSON object.
     #[arg(long)]
     pub(super) json: bool,
@@ -42,11 +48,22 @@ pub(super) struct PlanArgs {
 /// How many modules a plan lists.
 const MODULES_SHOWN: usize = 8;
 
+/// What a plan has to fit.
+#[derive(Clone, Copy)]
+pub(super) enum PlanBudget {
+    /// The budget of the device, within what the process may take.
+    Given(Option<ProcessBudget>),
+    /// The least that there is a plan for, whatever the device has.
+    Least,
+}
+
 /// What a rehearsal of a recipe found.
 pub(super) struct Found {
     plan: Plan,
     /// What the process takes, where that has a limit.
     process: Option<Process>,
+    /// Whether the budget is the least that there is a plan for.
+    is_least: bool,
     /// What of the device's memory is not for tensors.
     outside_bytes: usize,
     /// Whether that is no measurement.
@@ -71,7 +88,11 @@ pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
         return compare(&recipe, arguments);
     }
     let PlanArgs { device, planning, .. } = arguments;
-    let found = find(&recipe, device, planning, device.process_budget())?;
+    let budget = match arguments.least {
+        true => PlanBudget::Least,
+        false => PlanBudget::Given(device.process_budget()),
+    };
+    let found = find(&recipe, device, planning, budget)?;
     arguments.device.doubt(found.plan.predicted_peak_bytes());
     if arguments.json {
         say(&found.to_json(&arguments.device).to_string())?;
@@ -90,7 +111,7 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     let mut data = recipe.open()?;
     lock_pages(&mut data.train, &sim)?;
     let host = arguments.planning.open_simulated_host(&arguments.device)?;
-    let place = Place { arguments, sim: &sim, host: host.as_ref() };
+    let place = Place::new(arguments, &sim, host.as_ref());
     let mut plans = Vec::new();
     for &budget_bytes in &arguments.device.budgets {
         let plan = place.plan(budget_bytes, recipe, &data)?;
@@ -167,9 +188,26 @@ struct Place<'a> {
     arguments: &'a PlanArgs,
     sim: &'a Device,
     host: Option<&'a Device>,
+    /// What was rehearsed of each recipe, for the next budget.
+    known: RefCell<Vec<(Recipe, Forecasts)>>,
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
+    fn new(arguments: &'a PlanArgs, sim: &'a Device, host: Option<&'a Device>) -> Self {
+        Place { arguments, sim, host, known: RefCell::default() }
+    }
+
+    /// What was rehearsed of a recipe.
+    fn forecasts(&self, recipe: &Recipe) -> Forecasts {
+        let mut known = self.known.borrow_mut();
+        if let Some((_, forecasts)) = known.iter().find(|(of, _)| of == recipe) {
+            return forecasts.clone();
+        }
+        let forecasts = Forecasts::default();
+        known.push((recipe.clone(), forecasts.clone()));
+        forecasts
+    }
+
     /// The plan of a recipe within a budget, or why there is none.
     ///
     /// # Errors
@@ -180,7 +218,7 @@ impl Place<'_> {
         recipe: &Recipe,
         data: &RecipeData,
     ) -> Result<WithinBudget> {
-        let &Place { arguments, sim, host } = self;
+        let &Place { arguments, sim, host, .. } = self;
         let process_budget = arguments.device.process_budget();
         let fit = recipe.fit(&data.train, &data.test);
         let found = arguments.planning.first_that_fits(recipe, |recipe| {
@@ -189,7 +227,8 @@ impl Place<'_> {
             trainer.set_offload(host.cloned());
             let process = divide(process_budget, &mut trainer, &fit, Some(budget_bytes))?;
             sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
-            checked(trainer.plan_for(&fit), process.as_ref())
+            let planned = trainer.plan_sharing(&fit, &self.forecasts(recipe));
+            checked(planned, process.as_ref())
         });
         match found {
             Err(TrainError::DoesNotFit(error)) => Ok(Err(error)),
@@ -205,7 +244,7 @@ fn longest(arguments: &PlanArgs) -> Result<bool> {
     let Simulated { device: sim, .. } =
         arguments.device.open_simulated(arguments.device.process_budget())?;
     let host = arguments.planning.open_simulated_host(&arguments.device)?;
-    let place = Place { arguments, sim: &sim, host: host.as_ref() };
+    let place = Place::new(arguments, &sim, host.as_ref());
     let mut rows = Vec::new();
     for &budget_bytes in &arguments.device.budgets {
         let plan_of = |context: usize| -> Result<WithinBudget> {
@@ -279,7 +318,10 @@ impl Found {
         let Found { plan, process, survey, products, calibration, numerics, .. } = self;
         let &Found { outside_bytes, is_assumed, .. } = self;
         let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
-        let budget = device.tell_budget(plan.budget_bytes, process.as_ref());
+        let budget = match self.is_least {
+            true => format!("{}: the least that there is a plan for", exact(plan.budget_bytes)),
+            false => device.tell_budget(plan.budget_bytes, process.as_ref()),
+        };
         say(&format!("budget          {budget}"))?;
         if outside_bytes > 0 {
             let assumed = if is_assumed { ", assumed" } else { "" };
@@ -382,6 +424,10 @@ impl Found {
         let Found { plan, process, survey, products, outside_bytes, calibration, .. } = self;
         let Found { numerics, offload_budget, .. } = self;
         let calibration = calibration.as_ref();
+        let budget_from = match self.is_least {
+            true => "--least".to_owned(),
+            false => device.budget_origin(process.as_ref()),
+        };
         let survey = survey.iter().map(|(knobs, forecast)| {
             let fields = json!({
                 "peak_bytes": forecast.peak_bytes,
@@ -395,7 +441,7 @@ impl Found {
         );
         let fields = json!({
             "budget_bytes": plan.budget_bytes,
-            "budget_from": device.budget_origin(process.as_ref()),
+            "budget_from": budget_from,
             "outside_bytes": outside_bytes,
             "products": products,
             "batch_size": plan.batch_size,
@@ -465,7 +511,7 @@ pub(super) fn checked(planned: Result<Plan>, process: Option<&Process>) -> Resul
     }
 }
 
-/// Rehearses `recipe` on a simulated device with the budgets of `device`.
+/// Rehearses `recipe` on a simulated device like `device`.
 ///
 /// # Errors
 /// `DoesNotFit`; anything that keeps the recipe from being built.
@@ -473,22 +519,35 @@ pub(super) fn find(
     recipe: &Recipe,
     device: &DeviceArgs,
     planning: &PlanningArgs,
-    process_budget: Option<ProcessBudget>,
+    budget: PlanBudget,
 ) -> Result<Found> {
+    let (mut device, is_least) = (device.clone(), matches!(budget, PlanBudget::Least));
+    let process_budget = match budget {
+        PlanBudget::Given(process_budget) => process_budget,
+        PlanBudget::Least => {
+            device.limit_to(CAPACITY_BYTES);
+            None
+        }
+    };
     let Simulated { device: sim, budget_bytes, products, calibration } =
         device.open_simulated(process_budget)?;
     let RecipeData { samples, mut train, test } = recipe.open()?;
     lock_pages(&mut train, &sim)?;
-    let host = planning.open_simulated_host(device)?;
+    let host = planning.open_simulated_host(&device)?;
     let fit = recipe.fit(&train, &test);
     let changed = planning.first_that_fits(recipe, |recipe| {
         sim.allocator().set_capacity(CAPACITY_BYTES);
         let mut trainer = recipe.trainer(&sim, samples)?;
         trainer.set_offload(host.clone());
         let process = divide(process_budget, &mut trainer, &fit, device.budget())?;
-        sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
-        let plan = checked(trainer.plan_for(&fit), process.as_ref())?;
-        Ok((plan, process, trainer.survey(&fit)?))
+        let forecasts = Forecasts::default();
+        let budget_bytes = match is_least {
+            true => trainer.least_bytes_sharing(&fit, &forecasts)?,
+            false => capacity(budget_bytes, process.as_ref()),
+        };
+        sim.allocator().set_capacity(budget_bytes);
+        let plan = checked(trainer.plan_sharing(&fit, &forecasts), process.as_ref())?;
+        Ok((plan, process, trainer.survey_sharing(&fit, &forecasts)?))
     })?;
     let Changed { planned: (plan, process, survey), numerics, .. } = changed;
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.is_assumed());
@@ -496,6 +555,7 @@ pub(super) fn find(
     Ok(Found {
         plan,
         process,
+        is_least,
         outside_bytes,
         is_assumed,
         products,

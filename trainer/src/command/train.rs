@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::checkpoint_folder::CheckpointFolder;
 use crate::command::interrupt::Interrupt;
+use crate::command::plan::PlanBudget;
 use crate::command::plan_file::PlanFile;
 use crate::command::planning::{Changed, Numerics, PlanningArgs};
 use crate::command::process::Process;
@@ -267,7 +268,8 @@ impl Begin<'_> {
             // The rehearsal on a larger, simulated device knows how much is missing in all.
             Err(error) if error.out_of_memory().is_some() => {
                 let as_it_is = PlanningArgs { allow: Vec::new(), ..planning.clone() };
-                let found = plan::find(recipe, device_arguments, &as_it_is, process_budget);
+                let budget = PlanBudget::Given(process_budget);
+                let found = plan::find(recipe, device_arguments, &as_it_is, budget);
                 return found.and(Err(error));
             }
             built => built?,

@@ -5,15 +5,18 @@
 //! that with which the largest parts fit, or what blocks save waits in memory of the host. Of these
 //! the one with least simulated time is the plan.
 
+mod forecasts;
 mod remedies;
 
 use lowtide_nn::optim::Stateful;
+
+pub(crate) use forecasts::Forecasts;
 
 use crate::error::{DoesNotFit, Remedy, Result, TrainError};
 use crate::fused::looks_first;
 use crate::knobs::{Knobs, Thrift, block_count};
 use crate::plan::Plan;
-use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
+use crate::rehearsal::{Forecast, PlannedEvent, RunInputs, bytes_ahead_of};
 use crate::task::Task;
 
 /// Whether batches may be split.
@@ -30,6 +33,17 @@ const BLOCKS_PER_RUN_LEN: usize = 8;
 /// times what goes into it.
 const AT_ONCE_MAX: usize = 4;
 
+/// Counts of blocks one after the other that need more than one before them, after which fewer
+/// blocks are not tried: with each that is kept, less is there of inputs and more of what it saves,
+/// so that the need falls and rises once, up to how blocks lie in memory.
+const OVER_COUNT_MAX: usize = 2;
+
+/// A knob that counts blocks.
+type CountOf = fn(&mut Knobs) -> &mut usize;
+
+const RECOMPUTED: CountOf = |knobs| &mut knobs.recomputed_blocks;
+const OFFLOADED: CountOf = |knobs| &mut knobs.offloaded_blocks;
+
 /// A search for the plan of a run.
 pub(crate) struct Search<'a, T, O> {
     inputs: RunInputs<'a, T, O>,
@@ -42,6 +56,7 @@ pub(crate) struct Search<'a, T, O> {
     can_fuse: bool,
     /// What was rehearsed, in that order.
     tried: Vec<Candidate>,
+    forecasts: Forecasts,
 }
 
 /// Knobs that were rehearsed.
@@ -49,7 +64,6 @@ pub(crate) struct Search<'a, T, O> {
 struct Candidate {
     knobs: Knobs,
     forecast: Forecast,
-    copy_ahead_bytes: usize,
 }
 
 impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
@@ -62,7 +76,13 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let RunInputs { device, task, optimizer, .. } = inputs;
         let can_promise = device.allocator().can_promise();
         let can_fuse = task.turns().is_empty() && optimizer.can_fuse() && can_promise;
-        Search { inputs, events, budget_bytes, block_count, can_fuse, tried: Vec::new() }
+        let (tried, forecasts) = (Vec::new(), Forecasts::default());
+        Search { inputs, events, budget_bytes, block_count, can_fuse, tried, forecasts }
+    }
+
+    /// A search that shares what rehearsals show with others.
+    pub(crate) fn sharing(self, forecasts: &Forecasts) -> Self {
+        Search { forecasts: forecasts.clone(), ..self }
     }
 
     /// The plan for batches of `batch_size` in parts of at most `micro_batch_max`; where splitting
@@ -76,6 +96,34 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         micro_batch_max: usize,
         splitting: Splitting,
     ) -> Result<Plan> {
+        match self.fastest(batch_size, micro_batch_max, splitting)? {
+            Some(found) => self.plan(batch_size, found),
+            None => Err(self.does_not_fit(splitting)?.into()),
+        }
+    }
+
+    /// The least budget for which [`Search::find`] has a plan for batches of `batch_size`: with a
+    /// byte less it has none.
+    ///
+    /// A search of which nothing fits tries the same whatever the budget is, and in the budget of
+    /// what needs least of that, it comes as far as there.
+    ///
+    /// # Errors
+    /// Those of a rehearsal.
+    pub(crate) fn least_budget(mut self, batch_size: usize, splitting: Splitting) -> Result<usize> {
+        self.budget_bytes = 0;
+        let fitting = self.fastest(batch_size, batch_size, splitting)?;
+        assert!(fitting.is_none(), "nothing fits a budget of 0");
+        Ok(self.least().forecast.peak_bytes)
+    }
+
+    /// The fastest that fits.
+    fn fastest(
+        &mut self,
+        batch_size: usize,
+        micro_batch_max: usize,
+        splitting: Splitting,
+    ) -> Result<Option<Candidate>> {
         let mut sizes = match splitting {
             Splitting::Allowed => part_sizes(batch_size),
             Splitting::Forbidden => vec![batch_size],
@@ -94,7 +142,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             Some(all) => Some(self.fewest_blocks(0, all)?),
             // Not always all blocks need least: the inputs of those are kept that are recomputed.
             None if kept.is_none() && cheap.is_none() => {
-                self.some_blocks(&sizes, Thrift::blocks)?
+                self.some_blocks(&sizes, Thrift::blocks, RECOMPUTED)?
             }
             None => None,
         };
@@ -114,7 +162,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             found.push(self.offloaded(larger, recomputed)?);
             for recomputed in [recomputed, Thrift::CHEAP] {
                 if found.iter().all(Option::is_none) {
-                    found.push(self.some_blocks(&sizes, |count| recomputed.offloading(count))?);
+                    let offloading = |count| recomputed.offloading(count);
+                    found.push(self.some_blocks(&sizes, offloading, OFFLOADED)?);
                 }
             }
         }
@@ -123,14 +172,9 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         // Twice the work is worth it only where nothing else helps.
         let may_fuse = self.can_fuse && !(has_plan && looks_first(options, scaler));
         found.push(if may_fuse { self.fused(sizes[0])? } else { None });
-        match found
-            .into_iter()
-            .flatten()
-            .min_by(|a, b| a.forecast.seconds.total_cmp(&b.forecast.seconds))
-        {
-            Some(found) => self.plan(batch_size, found),
-            None => Err(self.does_not_fit(splitting)?.into()),
-        }
+        let by_time =
+            |a: &Candidate, b: &Candidate| a.forecast.seconds.total_cmp(&b.forecast.seconds);
+        Ok(found.into_iter().flatten().min_by(by_time))
     }
 
     /// The plan for batches of `batch_size` with these knobs.
@@ -257,8 +301,12 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         if let Some(planned) = planned {
             self.rehearse(planned)?;
         }
-        let rows = |candidate: Candidate| (candidate.knobs, candidate.forecast);
-        let mut rows: Vec<(Knobs, Forecast)> = self.tried.into_iter().map(rows).collect();
+        // What is copied ahead takes room that is left, so that only a plan says whether there is.
+        let row = |of: &Candidate| match planned == Some(of.knobs) {
+            true => Ok((of.knobs, self.copying_ahead(of)?.0)),
+            false => Ok((of.knobs, of.forecast.clone())),
+        };
+        let mut rows: Vec<(Knobs, Forecast)> = self.tried.iter().map(row).collect::<Result<_>>()?;
         rows.sort_by(|(_, a), (_, b)| {
             a.seconds.total_cmp(&b.seconds).then(a.peak_bytes.cmp(&b.peak_bytes))
         });
@@ -356,20 +404,29 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     }
 
     /// The largest parts that fit with the `thrift` of so many blocks, where no parts fit with that
-    /// of none or all; of the sizes only the largest and the smallest are tried.
+    /// of none or all; `knob` is what counts them. Of the sizes only the largest and the smallest
+    /// are tried, and of the counts those from all blocks down, as long as fewer need less.
     fn some_blocks(
         &mut self,
         sizes: &[usize],
         thrift: impl Fn(usize) -> Thrift,
+        knob: CountOf,
     ) -> Result<Option<Candidate>> {
         let ends = [0, sizes.len() - 1].map(|at| sizes[at]);
         for micro_batch in ends {
-            for count in 1..self.block_count {
+            let (mut least_bytes, mut over_count) = (usize::MAX, 0);
+            for count in (1..=self.block_count).rev() {
                 let knobs = Knobs { micro_batch, ..Knobs::default() };
                 let candidate = self.rehearse(knobs.keeping(thrift(count)))?;
                 if self.fits(&candidate) {
-                    return Ok(Some(candidate));
+                    return self.fewest(0, candidate, knob, Self::fits).map(Some);
                 }
+                let is_over = candidate.forecast.peak_bytes > least_bytes;
+                over_count = if is_over { over_count + 1 } else { 0 };
+                if over_count == OVER_COUNT_MAX {
+                    break;
+                }
+                least_bytes = least_bytes.min(candidate.forecast.peak_bytes);
             }
         }
         Ok(None)
@@ -378,13 +435,13 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     /// The candidate that fits with fewest blocks recomputed, but more than `count`, where `all`
     /// fits.
     fn fewest_blocks(&mut self, count: usize, all: Candidate) -> Result<Candidate> {
-        self.fewest(count, all, |knobs| &mut knobs.recomputed_blocks, Self::fits)
+        self.fewest(count, all, RECOMPUTED, Self::fits)
     }
 
     /// The candidate that fits the device with fewest blocks offloaded, but more than `count`,
     /// where `all` fits.
     fn fewest_offloaded(&mut self, count: usize, all: Candidate) -> Result<Candidate> {
-        self.fewest(count, all, |knobs| &mut knobs.offloaded_blocks, Self::fits_device)
+        self.fewest(count, all, OFFLOADED, Self::fits_device)
     }
 
     /// The candidate that `fits` with least of one of the knobs, but more than `count`.
@@ -392,7 +449,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         &mut self,
         count: usize,
         all: Candidate,
-        knob: fn(&mut Knobs) -> &mut usize,
+        knob: CountOf,
         fits: fn(&Self, &Candidate) -> bool,
     ) -> Result<Candidate> {
         let (mut over, mut found) = (count, all);
@@ -433,17 +490,49 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         if let Some(known) = self.tried.iter().find(|candidate| candidate.knobs == knobs) {
             return Ok(known.clone());
         }
-        let (forecast, copy_ahead_bytes) =
-            self.inputs.rehearse_within(self.budget_bytes, self.events, knobs)?;
-        let candidate = Candidate { knobs, forecast, copy_ahead_bytes };
+        let forecast = self.forecasts.of(&self.inputs, self.events, knobs, 0)?;
+        let candidate = Candidate { knobs, forecast };
         self.tried.push(candidate.clone());
         Ok(candidate)
     }
 
-    /// As many samples as can be evaluated at once without needing more than `found` does, and the
-    /// forecast with them. Evaluations keep nothing for backward.
-    fn evaluation(&self, found: &Candidate) -> Result<(usize, Forecast)> {
-        let Candidate { knobs, forecast, .. } = found;
+    /// What needs least of what was tried, and fits the host. On ties the largest parts, and the
+    /// fewest blocks, are what the planner would take.
+    fn least(&self) -> &Candidate {
+        let order =
+            |candidate: &&Candidate| (candidate.forecast.peak_bytes, preference(&candidate.knobs));
+        let host_bytes = self.host_bytes();
+        let fits_host = |of: &&Candidate| of.forecast.offloaded_peak_bytes <= host_bytes;
+        let least = self.tried.iter().filter(fits_host).min_by_key(order);
+        least.expect("a batch has at least one part, kept on the device")
+    }
+
+    /// The forecast of a run that [copies the next batch ahead](Plan::copy_ahead_bytes), and the
+    /// bytes for that; or of one that does not, and 0, if it stays within the budget only then.
+    fn copying_ahead(&self, without: &Candidate) -> Result<(Forecast, usize)> {
+        let Candidate { knobs, forecast } = without;
+        let bytes = match self.inputs.copies_ahead && self.fits_device(without) {
+            true => bytes_ahead_of(self.events, knobs.micro_batch),
+            false => 0,
+        };
+        if bytes > 0 {
+            let ahead = self.forecasts.of(&self.inputs, self.events, *knobs, bytes)?;
+            if ahead.peak_bytes <= self.budget_bytes {
+                return Ok((ahead, bytes));
+            }
+        }
+        Ok((forecast.clone(), 0))
+    }
+
+    /// As many samples as can be evaluated at once without needing more than `forecast` does, beside
+    /// as much that is copied ahead, and the forecast with them. Evaluations keep nothing for
+    /// backward.
+    fn evaluation(
+        &self,
+        knobs: Knobs,
+        forecast: &Forecast,
+        copy_ahead_bytes: usize,
+    ) -> Result<(usize, Forecast)> {
         let lens = self.events.iter().map(|event| match event {
             PlannedEvent::Evaluate(batch) => batch.len(),
             PlannedEvent::Step(_) => 0,
@@ -458,10 +547,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             // The whole is likely, and then it is the answer.
             let middle = if begin == 0 && end == sizes.len() { 0 } else { begin.midpoint(end) };
             let inputs = RunInputs { evaluation_batch: Some(sizes[middle]), ..self.inputs };
-            let (own, copy_ahead_bytes) =
-                inputs.rehearse_within(self.budget_bytes, self.events, *knobs)?;
-            let is_as_small = own.peak_bytes <= forecast.peak_bytes;
-            if is_as_small && copy_ahead_bytes == found.copy_ahead_bytes {
+            let own = self.forecasts.of(&inputs, self.events, knobs, copy_ahead_bytes)?;
+            if own.peak_bytes <= forecast.peak_bytes {
                 best = (sizes[middle], own);
                 end = middle;
             } else {
@@ -474,8 +561,9 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     /// # Errors
     /// Those of a rehearsal.
     fn plan(self, batch_size: usize, found: Candidate) -> Result<Plan> {
-        let (evaluation_batch, forecast) = self.evaluation(&found)?;
-        let Candidate { knobs, copy_ahead_bytes, .. } = found;
+        let knobs = found.knobs;
+        let (forecast, copy_ahead_bytes) = self.copying_ahead(&found)?;
+        let (evaluation_batch, forecast) = self.evaluation(knobs, &forecast, copy_ahead_bytes)?;
         let is_rejected = |candidate: &&Candidate| !self.fits(candidate);
         let mut rejected: Vec<(Knobs, usize)> = self
             .tried
@@ -500,14 +588,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
 
     /// Why there is no plan: what needs least, and what would help.
     fn does_not_fit(mut self, splitting: Splitting) -> Result<Box<DoesNotFit>> {
-        // On ties the largest parts, and the fewest blocks, are what the planner would take.
-        let order =
-            |candidate: &&Candidate| (candidate.forecast.peak_bytes, preference(&candidate.knobs));
-        let host_bytes = self.host_bytes();
-        let fits_host = |of: &&Candidate| of.forecast.offloaded_peak_bytes <= host_bytes;
-        let least = self.tried.iter().filter(fits_host).min_by_key(order);
-        let least = least.expect("a batch has at least one part, kept on the device");
-        let Candidate { knobs, forecast, .. } = least.clone();
+        let Candidate { knobs, forecast } = self.least().clone();
         let Forecast { peak_bytes: needed_bytes, category_peaks, coupling, .. } = forecast;
         // Parts would help, if they were allowed.
         let can_split = splitting == Splitting::Forbidden && coupling.is_none();

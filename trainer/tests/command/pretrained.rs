@@ -73,6 +73,35 @@ fn published_models_are_planned_by_their_names_for_each_method() {
 }
 
 #[test]
+fn least_budget_has_a_plan_and_a_byte_less_has_none() {
+    let place = Place::new();
+    let model = "plan HuggingFaceTB/SmolLM2-135M --batch 2 --seq 256 --lora 16 --base nf4";
+    for device in ["", "--device h100:80GiB"] {
+        let least = json(&place.run(&format!("{model} {device} --least --json")).check_done());
+        let bytes = least["budget_bytes"].as_u64().expect("bytes");
+        // What an NVIDIA device copies ahead may lie such that other blocks lie better.
+        assert!(least["predicted_peak_bytes"].as_u64() <= Some(bytes), "{device}: {least}");
+        let within = |options: &str| place.run(&format!("{model} {device} --budget {options}"));
+        let mut plan = json(&within(&format!("{bytes}B --json")).check_done());
+        plan["budget_from"] = least["budget_from"].clone();
+        assert_eq!(plan, least, "{device}");
+        within(&format!("{}B", bytes - 1)).check_refused(2, &["does not fit"]);
+        // What is rehearsed for one budget is known for the next one.
+        let several = within(&format!("{}B,{bytes}B,64GiB --json", bytes - 1));
+        assert_eq!(several.code, Some(2), "{several:?}");
+        let several = json(&several.stdout);
+        let needed = &several["plans"][0]["does_not_fit"]["needed_bytes"];
+        assert_eq!(needed.as_u64(), Some(bytes), "{device}");
+        for name in ["micro_batch", "recomputed_blocks", "predicted_peak_bytes"] {
+            assert_eq!(several["plans"][1][name], least[name], "{device}");
+        }
+        let words = place.run(&format!("{model} {device} --least")).check_done();
+        assert!(words.contains(&format!("({bytes} bytes): the least that")), "{words}");
+    }
+    place.run(&format!("{model} --least --budget 1GiB")).check_refused(1, &["--least", "--budget"]);
+}
+
+#[test]
 fn adapters_learn_within_the_plan_and_alone_are_saved() {
     let place = place();
     let options =

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use lowtide_pretrained::{Config, save};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey};
+use lowtide_trainer::TrainError;
 use lowtide_trainer::recipe::{Base, FewBits, Recipe, RecipeData, StoredType, Tuning};
 use serde_json::{Map, Value};
 
@@ -96,7 +97,7 @@ fn published_models_made_narrow_take_what_is_planned_by_every_method() {
     }
 }
 
-/// Without a budget, and within one for which less is kept.
+/// Without a budget, within the least that there is a plan for, and within one of a byte less.
 fn check(name: &str, folder: &Path, tuning: &Tuning) {
     let recipe = Recipe::of_model(folder, tuning).expect("a recipe");
     let RecipeData { samples, train, test } = recipe.open().expect("data");
@@ -105,14 +106,22 @@ fn check(name: &str, folder: &Path, tuning: &Tuning) {
         let options = CpuOptions { budget_bytes, threads: Some(2), ..Default::default() };
         let device = Device::cpu(options).expect("a device");
         let mut trainer = recipe.trainer(&device, samples).expect("memory");
-        let plan = trainer.plan_for(&fit).ok()?;
+        let least_bytes = trainer.least_bytes(&fit).expect("it does not depend on the budget");
+        let plan = match trainer.plan_for(&fit) {
+            Err(TrainError::DoesNotFit(error)) => {
+                assert!(error.needed_bytes >= least_bytes, "{name} {tuning:?}");
+                return (least_bytes, None);
+            }
+            plan => plan.expect("a plan, or too little memory"),
+        };
         trainer.run(&fit, &mut []).expect("as planned");
         let measured_bytes = device.allocator().statistics().reserved.peak_bytes;
         assert_eq!(plan.predicted_peak_bytes(), measured_bytes, "{name} {tuning:?}");
         assert_eq!(trainer.retried_steps(), 0, "{name} {tuning:?}");
-        Some(measured_bytes)
+        (least_bytes, Some(measured_bytes))
     };
-    let whole_bytes = run(None).expect("there is no limit");
-    // Not every one of them has a plan in less.
-    run(Some(whole_bytes - whole_bytes / 16));
+    let (least_bytes, whole_bytes) = run(None);
+    assert!(whole_bytes >= Some(least_bytes), "{name} {tuning:?}");
+    assert_eq!(run(Some(least_bytes)), (least_bytes, Some(least_bytes)), "{name} {tuning:?}");
+    assert_eq!(run(Some(least_bytes - 1)), (least_bytes, None), "{name} {tuning:?}");
 }
