@@ -80,12 +80,20 @@ struct Row {
 
 pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
     let ShrinkArgs { model, channels, teacher, bits, changes, run } = arguments;
+    let wrong = |place: &str, problem: String| {
+        Err(TrainError::Setting { place: place.to_owned(), problem })
+    };
+    if !(0.0..1.0).contains(channels) {
+        return wrong("--channels", format!("{channels} is not from 0 up to 1"));
+    }
+    if !(0.0..=1.0).contains(teacher) {
+        return wrong("--teacher", format!("{teacher} is not from 0 to 1"));
+    }
     let run_dir = RunDir::open(model)?;
     let recipe = changes.of(&smaller(Recipe::of_run(&run_dir)?, arguments), model)?;
     let place = |path: &PathBuf| path.canonicalize().ok();
     if run.out.as_ref().is_some_and(|out| place(out).is_some_and(|at| Some(at) == place(model))) {
-        let problem = "is the run that is made smaller, which stays".to_owned();
-        return Err(TrainError::Setting { place: "--out".to_owned(), problem });
+        return wrong("--out", "is the run that is made smaller, which stays".to_owned());
     }
     let name = name_of(&run_dir);
     let mut rows = vec![Row::of(name, &run_dir, None, &run.device)?];

@@ -94,8 +94,8 @@ fn what_cannot_be_made_smaller_is_refused_and_nothing_is_lost() {
     refused("none", &["none", "No such file"]);
     refused("whole --out whole", &["--out", "is the run that is made smaller"]);
     refused("whole --out ./whole/../whole", &["--out", "is the run that is made smaller"]);
-    refused("whole --out x --channels 1", &["prune.channels", "1 is not from 0 up to 1"]);
-    refused("whole --out x --teacher 2", &["distill.weight", "2 is not from 0 to 1"]);
+    refused("whole --out x --channels 1", &["--channels", "1 is not from 0 up to 1"]);
+    refused("whole --out x --teacher 2", &["--teacher", "2 is not from 0 to 1"]);
     refused("whole --out x --bits int7", &["int7"]);
     refused("whole --out x --set prune.groups=[\"cnov\"]", &["cnov", "conv"]);
     assert_eq!(place.files("whole"), before);
