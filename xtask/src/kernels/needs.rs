@@ -26,7 +26,8 @@ pub struct Need {
 
 /// Kernels over elements that lie side by side, of every type: threads access 16 bytes at once, or
 /// memory is not as fast as it is.
-const WIDE: [&str; 5] = ["cast_", "copy_", "fill_", "formula_", "scale_and_check_"];
+const WIDE: [&str; 8] =
+    ["cast_", "copy_", "fill_1", "fill_2", "fill_4", "fill_8", "formula_", "scale_and_check_"];
 
 /// What walks along strides has no such elements.
 const WALKS: &str = "_walk_";
