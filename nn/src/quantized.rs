@@ -1,8 +1,10 @@
 //! Frozen linear layers in 8 or 4 bits.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use lowtide_allocator::Category;
+use lowtide_autograd::LeafId;
 use lowtide_tensor::{QuantFormat, Quantized, Shape, Tensor};
 
 use crate::buffer::Buffer;
@@ -10,6 +12,7 @@ use crate::error::Result;
 use crate::layers::linear::Linear;
 use crate::lora::{Targets, matched};
 use crate::module::Parameters;
+use crate::parameter::Parameter;
 
 /// A quantised weight whose tensors are buffers: files and plans know them by name.
 #[derive(Clone, Debug)]
@@ -123,22 +126,32 @@ pub fn quantize_all(model: &mut dyn Parameters, format: QuantFormat) -> Result<V
     let mut encoded = BTreeMap::new();
     let mut outcome = Ok(());
     model.visit(&mut |name, parameter| {
-        if outcome.is_err() || name.contains("parametrizations.") {
-            return;
-        }
-        let mut quantize = || -> Result<()> {
-            let id = parameter.id();
-            if !encoded.contains_key(&id) {
-                let Some(rows) = rows(parameter.value(), format)? else { return Ok(()) };
-                encoded.insert(id, QuantizedWeight::encode(&rows, format)?);
+        if outcome.is_ok() && !name.contains("parametrizations.") {
+            match quantize_once(parameter, format, &mut encoded) {
+                Ok(true) => names.push(name.to_owned()),
+                Ok(false) => {}
+                Err(error) => outcome = Err(error),
             }
-            parameter.set_quantized(encoded[&id].clone())?;
-            names.push(name.to_owned());
-            Ok(())
-        };
-        outcome = quantize();
+        }
     });
     outcome.map(|()| names)
+}
+
+/// Puts a parameter in few bits, if it has rows; what is encoded already is taken from there.
+fn quantize_once(
+    parameter: &mut Parameter,
+    format: QuantFormat,
+    encoded: &mut BTreeMap<LeafId, QuantizedWeight>,
+) -> Result<bool> {
+    let weight = match encoded.entry(parameter.id()) {
+        Entry::Occupied(known) => known.into_mut(),
+        Entry::Vacant(new) => match rows(parameter.value(), format)? {
+            Some(rows) => new.insert(QuantizedWeight::encode(&rows, format)?),
+            None => return Ok(false),
+        },
+    };
+    parameter.set_quantized(weight.clone())?;
+    Ok(true)
 }
 
 /// A weight as a matrix of a row for each position of its first dimension; `None` if it has no rows

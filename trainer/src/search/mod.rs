@@ -524,9 +524,9 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok((forecast.clone(), 0))
     }
 
-    /// As many samples as can be evaluated at once without needing more than `forecast` does, beside
-    /// as much that is copied ahead, and the forecast with them. Evaluations keep nothing for
-    /// backward.
+    /// As many samples as can be evaluated at once without needing more than `forecast` does,
+    /// beside as much that is copied ahead, and the forecast with them. Evaluations keep nothing
+    /// for backward.
     fn evaluation(
         &self,
         knobs: Knobs,
