@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use half::f16;
 
 use super::{GGUF_BLOCK_LEN, NESTED_BLOCK_LEN, NF4_BLOCK_LEN, QuantFormat, Quantized};
+use crate::device::Backend;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -177,12 +178,14 @@ impl Quantized {
         for part in &specs {
             parts.push(Tensor::empty_in(device, category, part.shape, part.dtype)?);
         }
-        // A simulated device has no values, and a large model's codes are much to fill for nothing.
-        if !device.is_simulated() {
-            let bytes = encode(format, &f32s(weight)?, shape[1]);
-            for (part, bytes) in parts.iter_mut().zip(&bytes) {
-                part.set_bytes_(bytes)?;
-            }
+        let is_simulated = matches!(device.backend(), Backend::Sim(_));
+        let bytes = if is_simulated {
+            parts.iter().map(|part| vec![0; part.size_bytes()]).collect()
+        } else {
+            encode(format, &f32s(weight)?, shape[1])
+        };
+        for (part, bytes) in parts.iter_mut().zip(&bytes) {
+            part.set_bytes_(bytes)?;
         }
         Quantized::from_parts(format, shape, parts)
     }
