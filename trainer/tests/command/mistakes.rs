@@ -28,7 +28,7 @@ fn check_recipe(recipe: impl AsRef<[u8]>, words: &[&str]) {
 fn unknown_words_on_the_command_line_are_named() {
     check(
         "",
-        &["a command is missing", "train, finetune, plan, calibrate, generate, export, eval"],
+        &["a command is missing", "train, finetune, plan, calibrate, generate, export, shrink"],
     );
     check("trian", &["'trian'", "'train'"]);
     check("train --frobnicate", &["'--frobnicate'"]);
