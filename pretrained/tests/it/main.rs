@@ -8,6 +8,7 @@ mod files;
 mod generate;
 mod gguf;
 mod hostile;
+mod hostile_texts;
 mod lora;
 mod models;
 mod onnx;
