@@ -8,7 +8,6 @@ use lowtide_nn::quantize_all;
 use lowtide_tensor::Device;
 
 use crate::command::process::{Process, Work};
-use crate::command::shrink::Bits;
 use crate::command::{DeviceArgs, say};
 use crate::error::Result;
 use crate::evaluation::evaluate;
@@ -17,7 +16,7 @@ use crate::learned::Learned;
 use crate::metrics::metric_values;
 use crate::outline::Fit;
 use crate::page_lock::lock_pages;
-use crate::recipe::{Recipe, RecipeData};
+use crate::recipe::{FewBits, Recipe, RecipeData};
 use crate::run_dir::RunDir;
 use crate::score::Score;
 use crate::task::Task;
@@ -30,7 +29,7 @@ pub(super) struct EvalArgs {
     device: DeviceArgs,
     /// Puts the weights in so many bits first, those of all layers.
     #[arg(long, value_enum)]
-    bits: Option<Bits>,
+    bits: Option<FewBits>,
     /// Prints one JSON object instead of words.
     #[arg(long)]
     pub(super) json: bool,
@@ -52,7 +51,7 @@ impl Evaluated {
     pub(super) fn open(
         run_dir: &RunDir,
         device_arguments: &DeviceArgs,
-        bits: Option<Bits>,
+        bits: Option<FewBits>,
     ) -> Result<Self> {
         let recipe = Recipe::of_run(run_dir)?;
         let process_budget = device_arguments.process_budget();
@@ -73,7 +72,7 @@ impl Evaluated {
         }
         lowtide_nn::load(&mut Learned::of(&mut task), &run_dir.model())?;
         if let Some(bits) = bits {
-            quantize_all(task.parameters(), bits.few().format())?;
+            quantize_all(task.parameters(), bits.format())?;
         }
         Ok(Evaluated { device, task, test, batch_size: recipe.train.batch_size })
     }

@@ -28,41 +28,11 @@ pub(super) struct ShrinkArgs {
     teacher: f64,
     /// The bits that the smaller model's weights are put in at the end.
     #[arg(long, value_enum, default_value = "int8")]
-    bits: Bits,
+    bits: FewBits,
     #[command(flatten)]
     changes: Changes,
     #[command(flatten)]
     pub(super) run: RunArgs,
-}
-
-/// [`FewBits`] as an argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Bits {
-    /// 8 bits, with a scale for each row.
-    Int8,
-    /// QLoRA's 4 bits.
-    Nf4,
-    /// GGUF's 8 bits, where rows are whole blocks of 32.
-    #[value(name = "q8_0")]
-    Q80,
-    /// GGUF's 4 bits, where rows are whole blocks of 32.
-    #[value(name = "q4_0")]
-    Q40,
-}
-
-impl Bits {
-    pub(super) fn few(self) -> FewBits {
-        match self {
-            Bits::Int8 => FewBits::Int8,
-            Bits::Nf4 => FewBits::Nf4,
-            Bits::Q80 => FewBits::Q80,
-            Bits::Q40 => FewBits::Q40,
-        }
-    }
-
-    fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
 }
 
 /// A model of the table.
@@ -105,7 +75,7 @@ pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
     let taught = if *teacher > 0.0 { ", taught by it" } else { "" };
     let name = format!("{:.0} % of channels out{taught}", 100.0 * channels);
     rows.push(Row::of(name, &ended.run_dir, None, &run.device)?);
-    let name = format!("and in {}", bits.name());
+    let name = format!("and in {}", name_of_bits(*bits));
     rows.push(Row::of(name, &ended.run_dir, Some(*bits), &run.device)?);
 
     let lines = table(&rows);
@@ -136,14 +106,23 @@ fn name_of(run_dir: &RunDir) -> String {
     path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
+fn name_of_bits(bits: FewBits) -> String {
+    bits.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 impl Row {
     /// The model of a run on its test data, perhaps with its weights in few bits, which are then
     /// kept beside the others.
-    fn of(name: String, run_dir: &RunDir, bits: Option<Bits>, device: &DeviceArgs) -> Result<Row> {
+    fn of(
+        name: String,
+        run_dir: &RunDir,
+        bits: Option<FewBits>,
+        device: &DeviceArgs,
+    ) -> Result<Row> {
         let mut evaluated = Evaluated::open(run_dir, device, bits)?;
         let parameters = evaluated.task.parameters();
         if let Some(bits) = bits {
-            let file = format!("model.{}.safetensors", bits.name());
+            let file = format!("model.{}.safetensors", name_of_bits(bits));
             lowtide_nn::save(parameters, &run_dir.path().join(file))?;
         }
         let mut model_bytes = 0;

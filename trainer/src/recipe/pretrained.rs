@@ -95,6 +95,7 @@ impl PretrainedRecipe {
 
 /// How frozen weights are kept in fewer bits than floats have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "command", derive(clap::ValueEnum))]
 pub enum FewBits {
     /// 8 bits, with a scale for each row.
     #[serde(rename = "int8")]
@@ -104,9 +105,11 @@ pub enum FewBits {
     Nf4,
     /// GGUF's 8 bits: 8.5 an element.
     #[serde(rename = "q8_0")]
+    #[cfg_attr(feature = "command", value(name = "q8_0"))]
     Q80,
     /// GGUF's 4 bits: 4.5 an element.
     #[serde(rename = "q4_0")]
+    #[cfg_attr(feature = "command", value(name = "q4_0"))]
     Q40,
 }
 
