@@ -60,6 +60,20 @@ __device__ inline void set(f16& y, float x) { y.bits = __builtin_bit_cast(u16, (
 #define INFINITY_F __builtin_inff()
 #endif
 
+// x · y + sum. Kernels are compiled such that no other product and sum become one operation, which
+// rounds once: formulas have the processor's bits. Where many are summed up it is the faster one.
+#ifdef __CUDACC__
+__device__ inline float multiply_add(float x, float y, float sum) { return __fmaf_rn(x, y, sum); }
+__device__ inline double multiply_add(double x, double y, double sum) {
+  return __fma_rn(x, y, sum);
+}
+#else
+template <typename T>
+__device__ inline T multiply_add(T x, T y, T sum) {
+  return x * y + sum;
+}
+#endif
+
 // A number without what is behind its point: the nearest integer where there is none so large, 0 of
 // NaN.
 __device__ inline i64 truncated(double x) {
@@ -255,6 +269,86 @@ __device__ inline Words block_of(const Stream& stream, u64 place) {
   return c;
 }
 
+// Tensor cores: a warp adds a[16, 16] · b[16, 8] of a half type to c[16, 8] in f32. Lane 4 g + t has
+//   of a: row g, columns 2 t and 2 t + 1; row g + 8, the same; and both rows 8 columns further on
+//   of b: rows 2 t and 2 t + 1 of column g; and the rows 8 further on
+//   of c: row g, columns 2 t and 2 t + 1; row g + 8, the same
+// with the first of two elements in the lower half of a word (PTX ISA, "Matrix fragments for
+// mma.m16n8k16 with floating point type").
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+#define MULTIPLY_TILES(type)                                                                     \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, "           \
+      "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                            \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                           \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+
+__device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], f16) {
+  MULTIPLY_TILES("f16");
+}
+__device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], bf16) {
+  MULTIPLY_TILES("bf16");
+}
+
+#define LOAD_MATRICES(how)                                                                       \
+  asm volatile(                                                                                  \
+      "{ .reg .u64 place; cvta.to.shared.u64 place, %4; "                                        \
+      "ldmatrix.sync.aligned.m8n8.x4" how ".shared.b16 {%0, %1, %2, %3}, [place]; }"             \
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])                                       \
+      : "l"(row)                                                                                 \
+      : "memory")
+
+// Four matrices of 8 by 8 elements of a half type from shared memory. Lane 8 m + r says where row r
+// of matrix m is, aligned to 16 bytes. Lane 4 g + t gets of each matrix columns 2 t and 2 t + 1 of
+// row g.
+__device__ inline void load_matrices(u32 (&to)[4], const u16* row) { LOAD_MATRICES(""); }
+// The same of the transposed matrices: rows 2 t and 2 t + 1 of column g.
+__device__ inline void load_turned_matrices(u32 (&to)[4], const u16* row) {
+  LOAD_MATRICES(".trans");
+}
+#else
+// On other devices, and as it is tested: element by element.
+template <typename E>
+__device__ inline float half_of(u32 pair, u32 which) {
+  E element;
+  element.bits = (u16)(pair >> 16 * which);
+  return widened(element);
+}
+
+template <typename E>
+__device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], E) {
+  u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  for (u32 part = 0; part < 8; part++) {
+    u32 lane = part % 4, side = part / 4;
+    u32 upper = __shfl_sync(ALL_LANES, a[2 * side], 4 * g + lane);
+    u32 lower = __shfl_sync(ALL_LANES, a[2 * side + 1], 4 * g + lane);
+    u32 left = __shfl_sync(ALL_LANES, b[side], 8 * t + lane);
+    u32 right = __shfl_sync(ALL_LANES, b[side], 8 * t + 4 + lane);
+    for (u32 which = 0; which < 2; which++) {
+      c[0] += half_of<E>(upper, which) * half_of<E>(left, which);
+      c[1] += half_of<E>(upper, which) * half_of<E>(right, which);
+      c[2] += half_of<E>(lower, which) * half_of<E>(left, which);
+      c[3] += half_of<E>(lower, which) * half_of<E>(right, which);
+    }
+  }
+}
+
+__device__ inline void load_matrices(u32 (&to)[4], const u16* row) {
+  u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  for (u32 matrix = 0; matrix < 4; matrix++) {
+    const u16* of_row = (const u16*)__shfl_sync(ALL_LANES, (u64)row, 8 * matrix + g);
+    to[matrix] = of_row[2 * t] | (u32)of_row[2 * t + 1] << 16;
+  }
+}
+__device__ inline void load_turned_matrices(u32 (&to)[4], const u16* row) {
+  u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  for (u32 matrix = 0; matrix < 4; matrix++) {
+    const u16* first = (const u16*)__shfl_sync(ALL_LANES, (u64)row, 8 * matrix + 2 * t);
+    const u16* second = (const u16*)__shfl_sync(ALL_LANES, (u64)row, 8 * matrix + 2 * t + 1);
+    to[matrix] = first[g] | (u32)second[g] << 16;
+  }
+}
+#endif
+
 // One tile of a product: C[M, N] = A[M, K] · B[K, N], 64 by 64 elements by a block of 256 threads,
 // 4 by 4 by each of them. `Product` says what A and B hold, of which rows and columns (0 outside),
 // and takes what comes out.
@@ -310,7 +404,7 @@ __device__ inline void tile_product(const Product& product, u32 first_row, u32 f
       for (u32 i = 0; i < 4; i++) {
         if constexpr (Product::HAS_ROW_SUMS) row_sums[i] += as[i];
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) sums[i][j] += as[i] * bs[j];
+        for (u32 j = 0; j < 4; j++) sums[i][j] = multiply_add(as[i], bs[j], sums[i][j]);
       }
     }
     // The next tile is written over this one.

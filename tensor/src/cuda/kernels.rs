@@ -38,8 +38,9 @@ impl Image {
     }
 }
 
-/// As `cargo xtask kernels` compiles.
-const OPTIONS: [&str; 1] = ["--std=c++17"];
+/// As `cargo xtask kernels` compiles. A product and a sum stay two operations, so that formulas have
+/// the processor's bits.
+const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
 macro_rules! images {
     ($($image:ident = $operation:literal / $name:literal;)*) => {

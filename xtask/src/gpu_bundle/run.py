@@ -57,6 +57,8 @@ MODELS = {
         "--set", "model.width=64", "--set", "train.batch_size=16",
     ],
 }  # fmt: skip
+# Kernels of a profile that are told.
+LONGEST = 25
 METRICS = "gpu__time_duration.sum,launch__registers_per_thread"
 
 
@@ -326,7 +328,7 @@ def sanitizer(report, tool, seconds):
     errors = []
 
     def on_line(line):
-        if line.startswith("=========") and "ERROR SUMMARY" in line:
+        if line.startswith("=========") and " SUMMARY: " in line:
             section["summary"] = line.strip("= ")
         elif line.startswith("========= ") and len(errors) < 50:
             errors.append(line)
@@ -334,6 +336,8 @@ def sanitizer(report, tool, seconds):
     environment = dict(os.environ, LOWTIDE_TEST_DRIVER="system")
     environment["LOWTIDE_TEST_WORKSPACE"] = str(HERE / "workspace")
     command = [program, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
+    # How many parameters a kernel has is asked of the driver until it refuses.
+    command += ["--report-api-errors", "no"] if tool == "memcheck" else []
     command += [str(HERE / "tests/tensor-cuda"), "--test-threads=1", "reduce", "conv2d", "random"]
     end = stream(command, seconds, on_line, env=environment)
     section.update(end=str(end), lines=errors)
@@ -401,8 +405,8 @@ def train(report, name, arguments, seconds):
             return report.say(name, f"refused: {end}")
         summary = json.loads((out / "summary.json").read_text())
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    # The first epoch loads kernels; whole batches alone are compared.
-    steps = [line for line in lines if "seconds" in line and line["epoch"] > 1]
+    # The first epoch loads kernels; whole batches alone are compared, and no evaluation.
+    steps = [line for line in lines if "batch" in line and line["epoch"] > 1]
     steps = [line for line in steps if line["batch"] == summary["batch_size"]] or steps
     times = sorted(line["seconds"] for line in steps)
     if times:
@@ -412,21 +416,23 @@ def train(report, name, arguments, seconds):
     same = "the" if predicted == measured else "NOT the"
     if predicted != measured:
         section["broken"] = "the peak is not the predicted one"
-    report.say(name, f"{len(lines)} lines of metrics, peak {measured} bytes, {same} predicted one")
+    step = f", a step in {1e3 * summary['step_seconds']:.2f} ms" if times else ""
+    report.say(name, f"peak {measured} bytes, {same} predicted one{step}")
 
 
-def profile(report, epochs, seconds):
-    """The ten kernels of the main job that take longest, by Nsight Compute."""
-    section = report.section("ncu")
+def profile(report, name, arguments, seconds):
+    """The kernels of a training that take longest, by Nsight Compute."""
+    name = f"ncu {name}"
+    section = report.section(name)
     program = shutil.which("ncu")
     if program is None:
         section["refused"] = "no ncu on the PATH"
-        return report.say("ncu", f"skipped: {section['refused']}")
+        return report.say(name, f"skipped: {section['refused']}")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         command = [program, "--csv", "--page", "raw", "--metrics", METRICS, "--clock-control", "none"]
-        command += ["--launch-skip", "100", "--launch-count", "200", str(HERE / "bin/lowtide")]
-        command += ["train", "--device", "cuda", "--epochs", str(epochs), "--out", f"{folder}/run"]
+        command += ["--launch-skip", "1000", "--launch-count", "1000", str(HERE / "bin/lowtide")]
+        command += ["train", "--device", "cuda", *arguments, "--out", f"{folder}/run"]
         end = stream(command, seconds, lambda line: rows.append(line) if line[:1] == '"' else None)
     sums = {}
     for row in csv.DictReader(rows):
@@ -438,11 +444,11 @@ def profile(report, epochs, seconds):
         kernel["launches"] += 1
         kernel["time"] += taken
         kernel["registers"] = row.get("launch__registers_per_thread")
-    longest = sorted(sums.items(), key=lambda item: -item[1]["time"])[:10]
+    longest = sorted(sums.items(), key=lambda item: -item[1]["time"])[:LONGEST]
     section.update(end=str(end), longest=[{"kernel": name, **about} for name, about in longest])
     if not longest:
-        return report.say("ncu", f"no kernel was measured: {end}")
-    report.say("ncu", f"{len(sums)} kernels, the longest {longest[0][0]}")
+        return report.say(name, f"no kernel was measured: {end}")
+    report.say(name, f"{len(sums)} kernels, the longest {longest[0][0]}")
 
 
 def run_models(report, options, left):
@@ -451,7 +457,9 @@ def run_models(report, options, left):
     train(report, "train in 5 MiB", ["--epochs", epochs, "--budget", "5MiB"], min(150, left()))
     for name, arguments in () if options.small else MODELS.items():
         train(report, name, [*arguments, "--epochs", "2"], min(150, left()))
-    profile(report, 1, min(150, left()))
+    profile(report, "train", ["--epochs", "20"], min(60, left()))
+    for name, arguments in () if options.small else MODELS.items():
+        profile(report, name, [*arguments, "--epochs", "1"], min(60, left()))
 
 
 def run_torch(report, options, left):

@@ -53,12 +53,13 @@ def readable_table(results):
         part = f"{100 * f['floor'] / f['value']:.0f} %" if f.get("floor") and f["value"] else ""
         times = [readable(f[key], "seconds") for key in ("value", "floor")]
         lines.append(f"| {name} | {times[0]} | {times[1]} | {part} |")
-    longest = results.get("models", {}).get("sections", {}).get("ncu", {}).get("longest", [])
-    if longest:
-        lines += ["", "## Longest kernels of the main job", ""]
+    for name, section in results.get("models", {}).get("sections", {}).items():
+        if not section.get("longest"):
+            continue
+        lines += ["", f"## Longest kernels: {name}", ""]
         lines += ["| kernel | launches | ns | registers |", "| --- | ---: | ---: | ---: |"]
-    for f in longest:
-        lines.append(f"| {f['kernel']} | {f['launches']} | {f['time']:.0f} | {f['registers']} |")
+        for f in section["longest"]:
+            lines.append(f"| {f['kernel']} | {f['launches']} | {f['time']:.0f} | {f['registers']} |")
     texts = [
         f
         for data in results.values()

@@ -72,7 +72,7 @@ def main():
         ctypes.byref(program), source, name.encode(), 0, None, None
     )
     check(created, "nvrtcCreateProgram")
-    options = [f"--gpu-architecture={architecture}", "--std=c++17"]
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--fmad=false"]
     is_real = architecture.startswith("sm_")
     if is_real:
         options.append("--ptxas-options=-v")
