@@ -117,7 +117,7 @@ __device__ inline void products(Computed* sums, const Side& own, u64 own_first, 
       Computed value = shared.tile[lane * TILE_LINE + column];
       const Computed* rows = shared.own + column * ROWS + warp * WARP_ROWS;
 #pragma unroll
-      for (u32 r = 0; r < WARP_ROWS; r++) sums[r] += rows[r] * value;
+      for (u32 r = 0; r < WARP_ROWS; r++) sums[r] = multiply_add(rows[r], value, sums[r]);
     }
   }
 }
@@ -150,7 +150,8 @@ __device__ inline void accumulate(Computed (*sums)[LANE_COLUMNS], const Computed
         Computed value = shared.tile[line * TILE_LINE + t * LANES + lane];
 #pragma unroll
         for (u32 r = 0; r < WARP_ROWS; r++) {
-          sums[r][chunk * CHUNK_LANE_COLUMNS + t] += of_line[r] * value;
+          Computed& sum = sums[r][chunk * CHUNK_LANE_COLUMNS + t];
+          sum = multiply_add(of_line[r], value, sum);
         }
       }
     }
@@ -285,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(256)
     Side dy_side = side(dy, of.dy, head / of.heads, head % of.heads, of.queries, of.v_dim);
     Computed sum = (Computed)0;
     for (u64 column = lane; column < of.v_dim; column += LANES) {
-      sum += y_side.at(query, column) * dy_side.at(query, column);
+      sum = multiply_add(y_side.at(query, column), dy_side.at(query, column), sum);
     }
     sum = join_warp<Sum>(sum);
     if (lane == 0) delta[warp] = sum;
@@ -309,7 +310,8 @@ __device__ inline Pair pair(Computed product, Computed dy_product, Computed lse,
   return {weight * keeps, weight * (keeps * dy_product - delta)};
 }
 
-// dq = scale · ds k. A block takes 32 queries of a head and up to COLUMNS columns of dq, and every n-th.
+// dq = scale · ds k. A block takes 32 queries of a head and up to COLUMNS columns of dq, and every
+// n-th.
 extern "C" __global__ void __launch_bounds__(256, 1)
     KERNEL(attention_dq)(Stored* dq, const Stored* q, const Stored* k, const Stored* v,
                          const Stored* dy, const Computed* lse, const Computed* delta,
