@@ -1,11 +1,11 @@
 // Attention in blocks, as on the processor: y = softmax(scale · q kᵀ + mask) v for each head,
 // without the weights of all pairs. Dao, "FlashAttention-2: faster attention with better
-// parallelism and work partitioning" (2023), without its atomic sums: backward makes dq in a pass of
-// its own, so that each result is one block's and has the same bits in each run.
+// parallelism and work partitioning" (2023), without its atomic sums: backward makes dq in a pass
+// of its own, so that each result is one block's and has the same bits in each run.
 //
 // A block of 8 warps has 32 rows, 4 for each warp (queries, or keys in the pass for dk and dv), and
-// meets the other side in tiles of 32 lines, one for each lane. Half types of up to 128 columns have
-// kernels for tensor cores, at the end.
+// meets the other side in tiles of 32 lines, one for each lane. Half types of up to 128 columns
+// have kernels for tensor cores, at the end.
 
 enum : u32 {
   WARP_ROWS = 4,
@@ -315,24 +315,21 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// What dropout leaves of a pair's weight, and the gradient of its score, from the product of dy and v.
+// The weight of a pair, what dropout leaves of it, and the gradient of its score, from the products
+// of query and key and of dy and v.
 struct Pair {
   Computed left;
   Computed gradient;
 };
 
-__device__ inline Pair pair_of(Computed weight, Computed keeps, Computed dy_product,
-                               Computed delta) {
-  return {weight * keeps, weight * (keeps * dy_product - delta)};
-}
-
-// The same from the product of query and key besides.
 __device__ inline Pair pair(Computed product, Computed dy_product, Computed lse, Computed delta,
                             Computed scale, const Mask& mask, const Dropout& dropout,
                             const Problem& of, u64 b, u64 h, u64 query, u64 key) {
   Computed value = score(product, scale, mask, of, b, h, query, key);
   if (value == (Computed)-INFINITY_F) return {};
-  return pair_of(exp(value - lse), kept(dropout, of, b, h, query, key), dy_product, delta);
+  Computed weight = exp(value - lse);
+  Computed keeps = kept(dropout, of, b, h, query, key);
+  return {weight * keeps, weight * (keeps * dy_product - delta)};
 }
 
 // dq = scale · ds k. A block takes 32 queries of a head and up to COLUMNS columns of dq, and every
@@ -439,12 +436,15 @@ extern "C" __global__ void __launch_bounds__(256, 1)
 }
 
 #if IS_HALF
-// The same by tensor cores, for up to WIDTH columns: those that are missing are 0. A block of 4 warps
-// has 64 rows, 16 for each warp, and meets the other side in tiles of 64 lines. The weights and the
-// gradients of the scores are rounded to the half type before they are multiplied.
+// The same by tensor cores, for up to WIDTH columns: those that are missing are 0. A block of 4
+// warps has 64 rows, 16 for each warp, and meets the other side in tiles of 64 lines. The weights
+// and the gradients of the scores are rounded to the half type before they are multiplied.
 //
 // Lane 4 g + t has of 16 rows and 8 columns of a result rows g and g + 8, columns 2 t and 2 t + 1:
 // `multiply_tiles` says so. Of 16 columns this is also how it takes a factor on the left.
+//
+// Of the kernels for 64 columns three blocks run on a multiprocessor at once: one computes while
+// another loads. Backwards their registers suffice for 16 lines of a tile at a time.
 
 enum : u32 { LINES = 64, WARP_LINES = 16, LINE_THREADS = 128 };
 
@@ -515,8 +515,8 @@ struct alignas(16) Lines {
   __device__ const u16* place(u32 line, u32 column) const { return at + line * LINE + column; }
 };
 
-// Rows of a block as a factor on the left, each warp's in its registers. `scratch` is free for all
-// before and is so afterwards, behind a barrier.
+// Rows of a block as a factor on the left, each warp's in its registers. They go through `scratch`,
+// which may be written over behind the next barrier.
 template <u32 WIDTH>
 __device__ inline void load_own(u32 (&own)[WIDTH / 16][4], Lines<WIDTH>& scratch, const Side& from,
                                 u64 first) {
@@ -526,7 +526,8 @@ __device__ inline void load_own(u32 (&own)[WIDTH / 16][4], Lines<WIDTH>& scratch
   __syncthreads();
 #pragma unroll
   for (u32 step = 0; step < WIDTH / 16; step++) {
-    load_matrices(own[step], scratch.place(warp * WARP_LINES + lane % 16, step * 16 + lane / 16 * 8));
+    u32 line = warp * WARP_LINES + lane % 16, column = step * 16 + lane / 16 * 8;
+    load_matrices(own[step], scratch.place(line, column));
   }
 }
 
@@ -595,7 +596,7 @@ __device__ inline void store_lines(Stored* to, const float (&sums)[COLUMNS / 8][
   }
 }
 
-// What all passes read.
+// What all passes are told.
 struct Inputs {
   const Stored* q;
   const Stored* k;
@@ -604,7 +605,6 @@ struct Inputs {
   float scale;
   Dropout dropout;
 
-  // Whether only places decide which pairs count.
   __device__ bool has_mask() const { return mask.keep != nullptr || mask.add != nullptr; }
 };
 
@@ -615,7 +615,7 @@ struct Gradients {
   const float* delta;
 };
 
-// Whose turn it is: a head, and a tile of its rows. The tile is that of all heads before the next.
+// A head, and a tile of its rows. All heads have one turn before the next tile has.
 struct Turn {
   u64 b;
   u64 h;
@@ -631,28 +631,56 @@ __device__ inline u32 end_of(const Problem& of, u32 query) {
   return query < of.queries ? (u32)visible(of, query) : 0;
 }
 
-// Scores of this lane's queries `query` and `query + 8` with `key` and the key behind it, from
-// their products. `is_seen` says that all count by their places.
-__device__ inline void weigh(float (&scores)[4], const Inputs& in, const Problem& of, u64 b, u64 h,
-                             u32 query, u32 key, const u32 (&ends)[2], bool is_seen) {
+// Scores from the products of 16 queries, of which this lane has `query` and `query + 8`, with 16
+// keys in each of COUNT steps; its first key is `key`. `is_seen` says that all count by their
+// places.
+template <u32 COUNT>
+__device__ inline void weigh(float (&scores)[COUNT][2][4], const Inputs& in, const Problem& of,
+                             u64 b, u64 h, u32 query, u32 key, const u32 (&ends)[2],
+                             bool is_seen) {
 #pragma unroll
-  for (u32 i = 0; i < 4; i++) scores[i] *= in.scale;
+  for (u32 i = 0; i < COUNT * 8; i++) scores[i / 8][i / 4 % 2][i % 4] *= in.scale;
   if (!is_seen) {
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-      if (key + i % 2 >= ends[i / 2]) scores[i] = -INFINITY_F;
+    for (u32 i = 0; i < COUNT * 8; i++) {
+      if (key + i / 4 * 8 + i % 2 >= ends[i / 2 % 2]) {
+        scores[i / 8][i / 4 % 2][i % 4] = -INFINITY_F;
+      }
     }
   }
   if (in.has_mask()) {
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-      if (key + i % 2 >= ends[i / 2]) continue;
-      i64 place = mask_row(of, b, h, query + i / 2 * 8) + (i64)(key + i % 2) * of.mask[3];
-      scores[i] = masked(scores[i], in.mask, place);
+    for (u32 i = 0; i < COUNT * 8; i++) {
+      u32 of_query = query + i / 2 % 2 * 8, of_key = key + i / 4 * 8 + i % 2;
+      if (of_key >= ends[i / 2 % 2]) continue;
+      i64 place = mask_row(of, b, h, of_query) + (i64)of_key * of.mask[3];
+      float& value = scores[i / 8][i / 4 % 2][i % 4];
+      value = masked(value, in.mask, place);
     }
   }
 }
 
+// What dropout makes of these pairs' values, if there is any.
+template <u32 COUNT>
+__device__ inline void drop(float (&values)[COUNT][2][4], const Inputs& in, const Problem& of,
+                            u64 b, u64 h, u32 query, u32 key) {
+  if (in.dropout.probability == 0.0) return;
+#pragma unroll
+  for (u32 i = 0; i < COUNT * 4; i++) {
+    u32 of_key = key + i / 2 * 8;
+    Words words = decision(in.dropout, of, b, h, query + i % 2 * 8, of_key);
+    float* pair = values[i / 4][i / 2 % 2] + i % 2 * 2;
+    pair[0] *= kept(in.dropout, words, of_key);
+    pair[1] *= kept(in.dropout, words, of_key + 1);
+  }
+}
+
+// The weight of a pair by its score.
+__device__ inline float weight_of(float score, float lse) {
+  return score == -INFINITY_F ? 0.0f : __expf(score - lse);
+}
+
+// y and lse. A block takes 64 queries of a head, and every n-th.
 template <u32 WIDTH>
 __device__ inline void attend(Stored* y, float* lse, const Inputs& in, const Problem& of) {
   __shared__ Lines<WIDTH> k_lines, v_lines;
@@ -660,7 +688,7 @@ __device__ inline void attend(Stored* y, float* lse, const Inputs& in, const Pro
   u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
   u64 query_tiles = tiles(of.queries, LINES);
   for (u64 task = blockIdx.x; task < of.batch * of.heads * query_tiles; task += gridDim.x) {
-    // The last queries see the most keys: they do not come last.
+    // The last queries see the most keys, and come first.
     Turn turn = turn_of(task, of.batch, of.heads);
     u64 b = turn.b, h = turn.h, g = h / (of.heads / of.groups), head = b * of.heads + h;
     u32 first = (u32)(query_tiles - 1 - turn.tile) * LINES;
@@ -683,12 +711,8 @@ __device__ inline void attend(Stored* y, float* lse, const Inputs& in, const Pro
       for (u32 block = 0; block < LINES / 16; block++) {
         multiply_by_lines(scores[block], own, k_lines, block * 16);
       }
-#pragma unroll
-      for (u32 i = 0; i < LINES / 8; i++) {
-        float(&block)[4] = scores[i / 2][i % 2];
-        u32 own_key = key + i * 8 + lane % 4 * 2;
-        weigh(block, in, of, b, h, query, own_key, ends, key + LINES <= seen_by_all);
-      }
+      u32 own_key = key + lane % 4 * 2;
+      weigh(scores, in, of, b, h, query, own_key, ends, key + LINES <= seen_by_all);
 #pragma unroll
       for (u32 r = 0; r < 2; r++) {
         float greatest = most[r];
@@ -713,16 +737,7 @@ __device__ inline void attend(Stored* y, float* lse, const Inputs& in, const Pro
           totals[r] += weight;
         }
       }
-      if (in.dropout.probability != 0.0) {
-#pragma unroll
-        for (u32 i = 0; i < LINES / 4; i++) {
-          u32 of_pair = key + i / 2 * 8 + lane % 4 * 2;
-          Words words = decision(in.dropout, of, b, h, query + i % 2 * 8, of_pair);
-          float* weights = scores[i / 4][i / 2 % 2] + i % 2 * 2;
-          weights[0] *= kept(in.dropout, words, of_pair);
-          weights[1] *= kept(in.dropout, words, of_pair + 1);
-        }
-      }
+      drop(scores, in, of, b, h, query, own_key);
 #pragma unroll
       for (u32 block = 0; block < LINES / 16; block++) {
         multiply_lines<WIDTH>(sums, scores[block], v_lines, block * 16, 0);
@@ -744,6 +759,7 @@ __device__ inline void attend(Stored* y, float* lse, const Inputs& in, const Pro
   }
 }
 
+// dq = scale · ds k. A block takes 64 queries of a head, and every n-th.
 template <u32 WIDTH>
 __device__ inline void find_dq(Stored* dq, const Inputs& in, const Gradients& gradients,
                                const Problem& of) {
@@ -779,28 +795,20 @@ __device__ inline void find_dq(Stored* dq, const Inputs& in, const Gradients& gr
       bool is_seen = key + LINES <= seen_by_all;
 #pragma unroll 1
       for (u32 block = 0; block < LINES / 16; block++) {
-        float scores[2][4] = {}, products[2][4] = {};
-        multiply_by_lines(scores, own_q, k_lines, block * 16);
-        multiply_by_lines(products, own_dy, v_lines, block * 16);
+        float scores[1][2][4] = {}, products[1][2][4] = {};
+        multiply_by_lines(scores[0], own_q, k_lines, block * 16);
+        multiply_by_lines(products[0], own_dy, v_lines, block * 16);
+        u32 own_key = key + block * 16 + lane % 4 * 2;
+        weigh(scores, in, of, b, h, query, own_key, ends, is_seen);
+        drop(products, in, of, b, h, query, own_key);
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-          u32 r = i % 2;
-          u32 own_key = key + block * 16 + i / 2 * 8 + lane % 4 * 2;
-          if (r == 0) weigh(scores[i / 2], in, of, b, h, query, own_key, ends, is_seen);
-          Words words = {};
-          bool has_dropout = in.dropout.probability != 0.0;
-          if (has_dropout) words = decision(in.dropout, of, b, h, query + 8 * r, own_key);
-#pragma unroll
-          for (u32 j = 0; j < 2; j++) {
-            float& value = scores[i / 2][2 * r + j];
-            float keeps = has_dropout ? kept(in.dropout, words, own_key + j) : 1.0f;
-            float product = products[i / 2][2 * r + j];
-            value = value == -INFINITY_F
-                        ? 0.0f
-                        : pair_of(__expf(value - lses[r]), keeps, product, deltas[r]).gradient;
-          }
+        for (u32 i = 0; i < 8; i++) {
+          u32 r = i / 2 % 2;
+          float& value = scores[0][i / 4][i % 4];
+          float weight = weight_of(value, lses[r]);
+          value = weight == 0.0f ? 0.0f : weight * (products[0][i / 4][i % 4] - deltas[r]);
         }
-        multiply_lines<WIDTH>(sums, scores, k_lines, block * 16, 0);
+        multiply_lines<WIDTH>(sums, scores[0], k_lines, block * 16, 0);
       }
     }
     float factors[2] = {in.scale, in.scale};
@@ -809,12 +817,14 @@ __device__ inline void find_dq(Stored* dq, const Inputs& in, const Gradients& gr
   }
 }
 
-// A block takes COLUMNS columns of the results.
+// dk = scale · dsᵀ q and dv = pᵀ dy over the heads of q that share them. A block takes 64 keys of a
+// head and up to COLUMNS columns of both, and every n-th.
 template <u32 WIDTH, u32 COLUMNS>
 __device__ inline void find_dk_dv(Stored* dk, Stored* dv, const Inputs& in,
                                   const Gradients& gradients, const Problem& of) {
   __shared__ Lines<WIDTH> q_lines, dy_lines;
   __shared__ float lses[LINES], deltas[LINES];
+  __shared__ u32 ends[LINES];
   u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
   u64 sharing = of.heads / of.groups;
   u64 parts = tiles(of.dim > of.v_dim ? of.dim : of.v_dim, COLUMNS);
@@ -823,54 +833,69 @@ __device__ inline void find_dk_dv(Stored* dk, Stored* dv, const Inputs& in,
     // The first keys are seen by the most queries, and come first.
     Turn turn = turn_of(task / parts, of.batch, of.groups);
     u64 b = turn.b, g = turn.h, group = b * of.groups + g;
-    u64 first = turn.tile * LINES;
+    u32 first = (u32)turn.tile * LINES;
     u32 first_column = (u32)(task % parts) * COLUMNS;
     u32 own_k[WIDTH / 16][4], own_v[WIDTH / 16][4];
     load_own(own_k, q_lines, side(in.k, of.k, b, g, of.keys, of.dim), first);
     load_own(own_v, dy_lines, side(in.v, of.v, b, g, of.keys, of.v_dim), first);
     float k_sums[COLUMNS / 8][4] = {}, v_sums[COLUMNS / 8][4] = {};
-    u64 key = first + warp * WARP_LINES + lane / 4;
+    u32 key = first + warp * WARP_LINES + lane / 4;
     for (u64 h = g * sharing; h < (g + 1) * sharing; h++) {
       Side q_side = side(in.q, of.q, b, h, of.queries, of.dim);
       Side dy_side = side(gradients.dy, of.dy, b, h, of.queries, of.v_dim);
       u64 first_place = (b * of.heads + h) * of.queries;
-      for (u64 start = first_query(of, first) / LINES * LINES; start < of.queries;
+      for (u32 start = (u32)first_query(of, first) / LINES * LINES; start < of.queries;
            start += LINES) {
         __syncthreads();
         q_lines.load(q_side, start);
         dy_lines.load(dy_side, start);
         if (threadIdx.x < LINES) {
-          u64 query = start + threadIdx.x;
+          u32 query = start + threadIdx.x;
           bool is_there = query < of.queries;
+          ends[threadIdx.x] = end_of(of, query);
           lses[threadIdx.x] = is_there ? gradients.lse[first_place + query] : 0.0f;
           deltas[threadIdx.x] = is_there ? gradients.delta[first_place + query] : 0.0f;
         }
         __syncthreads();
-        bool is_seen = start + LINES <= of.queries && first + LINES <= visible(of, start);
 #pragma unroll 1
         for (u32 block = 0; block < LINES / 16; block++) {
-          float weights[2][4] = {}, products[2][4] = {};
+          float weights[2][4] = {}, products[2][4] = {}, keeps[2][4];
           multiply_by_lines(weights, own_k, q_lines, block * 16);
           multiply_by_lines(products, own_v, dy_lines, block * 16);
+          u32 line = block * 16 + lane % 4 * 2;
 #pragma unroll
           for (u32 i = 0; i < 8; i++) {
+            float& value = weights[i / 4][i % 4];
+            bool is_seen = key + i / 2 % 2 * 8 < ends[line + i / 4 * 8 + i % 2];
+            value = is_seen ? in.scale * value : -INFINITY_F;
+            keeps[i / 4][i % 4] = 1.0f;
+          }
+          if (in.has_mask()) {
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+              float& value = weights[i / 4][i % 4];
+              if (value == -INFINITY_F) continue;
+              i64 row = mask_row(of, b, h, start + line + i / 4 * 8 + i % 2);
+              value = masked(value, in.mask, row + (i64)(key + i / 2 % 2 * 8) * of.mask[3]);
+            }
+          }
+          if (in.dropout.probability != 0.0) {
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+              keeps[i / 4][i % 4] = kept(in.dropout, of, b, h, start + line + i / 4 * 8 + i % 2,
+                                         key + i / 2 % 2 * 8);
+            }
+          }
+#pragma unroll
+          for (u32 i = 0; i < 8; i++) {
+            u32 of_line = line + i / 4 * 8 + i % 2;
             float& weight = weights[i / 4][i % 4];
             float& product = products[i / 4][i % 4];
-            u32 line = block * 16 + i / 4 * 8 + lane % 4 * 2 + i % 2;
-            u64 query = start + line, of_pair = key + i / 2 % 2 * 8;
-            float value = in.scale * weight;
-            if (!is_seen && !counts(of, query, of_pair)) value = -INFINITY_F;
-            if (in.has_mask() && value != -INFINITY_F) {
-              i64 place = mask_row(of, b, h, query) + (i64)of_pair * of.mask[3];
-              value = masked(value, in.mask, place);
-            }
-            Pair found = {};
-            if (value != -INFINITY_F) {
-              float keeps = kept(in.dropout, of, b, h, query, of_pair);
-              found = pair_of(__expf(value - lses[line]), keeps, product, deltas[line]);
-            }
-            weight = found.left;
-            product = found.gradient;
+            float keep = keeps[i / 4][i % 4];
+            weight = weight_of(weight, lses[of_line]);
+            float gradient = weight * (keep * product - deltas[of_line]);
+            product = weight == 0.0f ? 0.0f : gradient;
+            weight *= keep;
           }
           multiply_lines<COLUMNS>(v_sums, weights, dy_lines, block * 16, first_column);
           multiply_lines<COLUMNS>(k_sums, products, q_lines, block * 16, first_column);
