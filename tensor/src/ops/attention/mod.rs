@@ -290,7 +290,8 @@ impl Tensor {
     ///
     /// A `Bool` mask says which keys count; one of q's type is added to the scores. It broadcasts
     /// to `[B, H, T, S]`. Where a query sees no key, y is 0, as in PyTorch, and so are the
-    /// gradients. The half types are computed in f32.
+    /// gradients. The half types are computed in f32; where tensor cores multiply, weights and the
+    /// gradients of scores are rounded to the type before.
     ///
     /// # Shapes
     /// `q: [B, H, T, D], k: [B, G, S, D], v: [B, G, S, E] → [B, H, T, E], [B, H, T]`, where G
