@@ -306,7 +306,7 @@ __device__ inline void load_turned_matrices(u32 (&to)[4], const u16* row) {
   LOAD_MATRICES(".trans");
 }
 #else
-// On other devices, and as it is tested: element by element.
+// On other devices, and where it is tested: by shared memory, in blocks of up to 256 threads.
 template <typename E>
 __device__ inline float half_of(u32 pair, u32 which) {
   E element;
@@ -316,49 +316,55 @@ __device__ inline float half_of(u32 pair, u32 which) {
 
 template <typename E>
 __device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], E) {
-  u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  for (u32 part = 0; part < 8; part++) {
-    u32 lane = part % 4, side = part / 4;
-    u32 upper = __shfl_sync(ALL_LANES, a[2 * side], 4 * g + lane);
-    u32 lower = __shfl_sync(ALL_LANES, a[2 * side + 1], 4 * g + lane);
-    u32 left = __shfl_sync(ALL_LANES, b[side], 8 * t + lane);
-    u32 right = __shfl_sync(ALL_LANES, b[side], 8 * t + 4 + lane);
-    for (u32 which = 0; which < 2; which++) {
-      c[0] += half_of<E>(upper, which) * half_of<E>(left, which);
-      c[1] += half_of<E>(upper, which) * half_of<E>(right, which);
-      c[2] += half_of<E>(lower, which) * half_of<E>(left, which);
-      c[3] += half_of<E>(lower, which) * half_of<E>(right, which);
-    }
+  __shared__ u32 of_lanes[8][32][6];
+  u32(*lanes)[6] = of_lanes[threadIdx.x / 32];
+  u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  for (u32 i = 0; i < 4; i++) lanes[lane][i] = a[i];
+  for (u32 i = 0; i < 2; i++) lanes[lane][4 + i] = b[i];
+  __syncwarp();
+  for (u32 k = 0; k < 16; k++) {
+    u32 side = k / 8, other = k % 8 / 2, which = k % 2;
+    float upper = half_of<E>(lanes[4 * g + other][2 * side], which);
+    float lower = half_of<E>(lanes[4 * g + other][2 * side + 1], which);
+    float left = half_of<E>(lanes[8 * t + other][4 + side], which);
+    float right = half_of<E>(lanes[8 * t + 4 + other][4 + side], which);
+    c[0] += upper * left, c[1] += upper * right;
+    c[2] += lower * left, c[3] += lower * right;
   }
+  __syncwarp();
+}
+
+// Where row r of matrix m is, of this lane's warp.
+struct MatrixRows {
+  const u16* at[4][8];
+};
+
+__device__ inline MatrixRows rows_of_lanes(const u16* row) {
+  __shared__ MatrixRows of_warps[8];
+  MatrixRows& of_warp = of_warps[threadIdx.x / 32];
+  of_warp.at[threadIdx.x % 32 / 8][threadIdx.x % 8] = row;
+  __syncwarp();
+  MatrixRows rows = of_warp;
+  __syncwarp();
+  return rows;
 }
 
 __device__ inline void load_matrices(u32 (&to)[4], const u16* row) {
+  MatrixRows rows = rows_of_lanes(row);
   u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  for (u32 matrix = 0; matrix < 4; matrix++) {
-    const u16* of_row = (const u16*)__shfl_sync(ALL_LANES, (u64)row, 8 * matrix + g);
-    to[matrix] = of_row[2 * t] | (u32)of_row[2 * t + 1] << 16;
-  }
+  for (u32 m = 0; m < 4; m++) to[m] = rows.at[m][g][2 * t] | (u32)rows.at[m][g][2 * t + 1] << 16;
 }
 __device__ inline void load_turned_matrices(u32 (&to)[4], const u16* row) {
+  MatrixRows rows = rows_of_lanes(row);
   u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  for (u32 matrix = 0; matrix < 4; matrix++) {
-    const u16* first = (const u16*)__shfl_sync(ALL_LANES, (u64)row, 8 * matrix + 2 * t);
-    const u16* second = (const u16*)__shfl_sync(ALL_LANES, (u64)row, 8 * matrix + 2 * t + 1);
-    to[matrix] = first[g] | (u32)second[g] << 16;
-  }
+  for (u32 m = 0; m < 4; m++) to[m] = rows.at[m][2 * t][g] | (u32)rows.at[m][2 * t + 1][g] << 16;
 }
 #endif
 
-// One tile of a product: C[M, N] = A[M, K] · B[K, N], 64 by 64 elements by a block of 256 threads,
-// 4 by 4 by each of them. `Product` says what A and B hold, of which rows and columns (0 outside),
-// and takes what comes out.
-enum : u32 {
-  TILE = 64,
-  DEPTH = 16,
-  // Rows of a tile begin at different banks, and at multiples of four elements.
-  TILE_ROW = TILE + 4,
-  TILE_THREADS = 256
-};
+// One tile of a product: C[M, N] = A[M, K] · B[K, N], 64 by 64 elements by a block of 256 threads.
+// `Product` says what A and B hold, of which rows and columns (0 outside), and takes what comes out.
+// With `Product::HAS_ROW_SUMS` the block of the first columns also takes the sums of the rows of A.
+enum : u32 { TILE = 64, DEPTH = 16, TILE_THREADS = 256 };
 
 __device__ inline void load_four(float (&to)[4], const float* from) {
   float4 four = *(const float4*)from;
@@ -369,37 +375,68 @@ __device__ inline void load_four(double (&to)[4], const double* from) {
   for (u32 i = 0; i < 4; i++) to[i] = from[i];
 }
 
-// The part of K from `start` to `end`. Factors are read as `Product::Number`, and summed so. With
-// `Product::HAS_ROW_SUMS` the block of the first columns also takes the sums of the rows of A.
+// The elements of A and B in a step of K that a thread loads: neighbours load what lies side by side
+// in memory.
 template <typename Product>
-__device__ inline void tile_product(const Product& product, u32 first_row, u32 first_column,
-                                    u32 start, u32 end) {
-  typedef typename Product::Number Number;
-  __shared__ __align__(16) Number a_tile[DEPTH * TILE_ROW];
-  __shared__ __align__(16) Number b_tile[DEPTH * TILE_ROW];
+struct TilePart {
+  typedef typename Product::Factor Factor;
+  enum : u32 { LEN = DEPTH * TILE / TILE_THREADS };
+  Factor a[LEN];
+  Factor b[LEN];
+
+  // Row or column, and place in the step, of element `i`.
+  template <bool IS_DEEP>
+  static __device__ u32 line(u32 i) {
+    u32 index = i * TILE_THREADS + threadIdx.x;
+    return IS_DEEP ? index / DEPTH : index % TILE;
+  }
+  template <bool IS_DEEP>
+  static __device__ u32 place(u32 i) {
+    u32 index = i * TILE_THREADS + threadIdx.x;
+    return IS_DEEP ? index % DEPTH : index / TILE;
+  }
+
+  __device__ void load(const Product& product, u32 first_row, u32 first_column, u32 first_k,
+                       u32 end) {
+#pragma unroll
+    for (u32 i = 0; i < LEN; i++) {
+      u32 a_k = first_k + place<Product::A_IS_DEEP>(i), b_k = first_k + place<Product::B_IS_DEEP>(i);
+      u32 row = first_row + line<Product::A_IS_DEEP>(i);
+      u32 column = first_column + line<Product::B_IS_DEEP>(i);
+      a[i] = a_k < end ? product.a(row, a_k) : Factor();
+      b[i] = b_k < end ? product.b(b_k, column) : Factor();
+    }
+  }
+};
+
+// Sums in the order of K, 4 by 4 of them by each thread.
+template <typename Product>
+__device__ inline void scalar_tile_product(const Product& product, u32 first_row, u32 first_column,
+                                           u32 start, u32 end) {
+  typedef typename Product::Factor Number;
+  typedef TilePart<Product> Part;
+  // Rows of a tile begin at different banks, and at multiples of four elements.
+  enum : u32 { ROW = TILE + 4 };
+  __shared__ __align__(16) Number a_tile[DEPTH * ROW];
+  __shared__ __align__(16) Number b_tile[DEPTH * ROW];
   u32 row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
   Number sums[4][4] = {}, row_sums[4] = {};
   for (u32 first_k = start; first_k < end; first_k += DEPTH) {
+    Part part;
+    part.load(product, first_row, first_column, first_k, end);
 #pragma unroll
-    for (u32 part = 0; part < DEPTH * TILE / TILE_THREADS; part++) {
-      u32 index = part * TILE_THREADS + threadIdx.x;
-      // Neighbours load what lies side by side in memory.
-      u32 a_k = Product::A_IS_DEEP ? index % DEPTH : index / TILE;
-      u32 a_row = Product::A_IS_DEEP ? index / DEPTH : index % TILE;
-      u32 b_k = Product::B_IS_DEEP ? index % DEPTH : index / TILE;
-      u32 b_column = Product::B_IS_DEEP ? index / DEPTH : index % TILE;
-      bool has_a = first_k + a_k < end, has_b = first_k + b_k < end;
-      a_tile[a_k * TILE_ROW + a_row] =
-          has_a ? product.a(first_row + a_row, first_k + a_k) : Number(0);
-      b_tile[b_k * TILE_ROW + b_column] =
-          has_b ? product.b(first_k + b_k, first_column + b_column) : Number(0);
+    for (u32 i = 0; i < Part::LEN; i++) {
+      u32 a_k = Part::template place<Product::A_IS_DEEP>(i);
+      u32 b_k = Part::template place<Product::B_IS_DEEP>(i);
+      a_tile[a_k * ROW + Part::template line<Product::A_IS_DEEP>(i)] = part.a[i];
+      b_tile[b_k * ROW + Part::template line<Product::B_IS_DEEP>(i)] = part.b[i];
     }
     __syncthreads();
 #pragma unroll
     for (u32 k = 0; k < DEPTH; k++) {
       Number as[4], bs[4];
-      load_four(as, &a_tile[k * TILE_ROW + row]);
-      load_four(bs, &b_tile[k * TILE_ROW + column]);
+      load_four(as, &a_tile[k * ROW + row]);
+      load_four(bs, &b_tile[k * ROW + column]);
 #pragma unroll
       for (u32 i = 0; i < 4; i++) {
         if constexpr (Product::HAS_ROW_SUMS) row_sums[i] += as[i];
@@ -419,5 +456,76 @@ __device__ inline void tile_product(const Product& product, u32 first_row, u32 f
     if constexpr (Product::HAS_ROW_SUMS) {
       if (first_column + column == 0) product.put_row_sum(first_row + row + i, row_sums[i]);
     }
+  }
+}
+
+// Half types by tensor cores: a warp has 16 rows and 32 columns of the tile. The next elements are
+// loaded while these are multiplied.
+template <typename Product>
+__device__ inline void half_tile_product(const Product& product, u32 first_row, u32 first_column,
+                                         u32 start, u32 end) {
+  typedef typename Product::Factor Factor;
+  // Eight rows of a matrix of 8 by 8 lie in different banks.
+  enum : u32 { ROW = DEPTH + 8 };
+  typedef TilePart<Product> Part;
+  // By rows of A and by columns of B: along K elements lie side by side.
+  __shared__ __align__(16) Factor a_tile[TILE * ROW];
+  __shared__ __align__(16) Factor b_tile[TILE * ROW];
+  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  u32 row = warp / 2 * 16, column = warp % 2 * 32;
+  const Factor* a_line = &a_tile[(row + lane % 16) * ROW + lane / 16 * 8];
+  const Factor* b_line = &b_tile[(column + lane / 16 * 8 + lane % 8) * ROW + lane / 8 % 2 * 8];
+  float sums[4][4] = {}, row_sum = 0;
+  Part part;
+  part.load(product, first_row, first_column, start, end);
+  for (u32 first_k = start; first_k < end; first_k += DEPTH) {
+#pragma unroll
+    for (u32 i = 0; i < Part::LEN; i++) {
+      u32 a_row = Part::template line<Product::A_IS_DEEP>(i);
+      u32 b_column = Part::template line<Product::B_IS_DEEP>(i);
+      a_tile[a_row * ROW + Part::template place<Product::A_IS_DEEP>(i)] = part.a[i];
+      b_tile[b_column * ROW + Part::template place<Product::B_IS_DEEP>(i)] = part.b[i];
+    }
+    __syncthreads();
+    part.load(product, first_row, first_column, first_k + DEPTH, end);
+    if constexpr (Product::HAS_ROW_SUMS) {
+      if (first_column == 0 && threadIdx.x < TILE) {
+        for (u32 k = 0; k < DEPTH; k++) row_sum += widened(a_tile[threadIdx.x * ROW + k]);
+      }
+    }
+    u32 a[4];
+    load_matrices(a, (const u16*)a_line);
+#pragma unroll
+    for (u32 block = 0; block < 4; block += 2) {
+      u32 b[4];
+      load_matrices(b, (const u16*)(b_line + block * 8 * ROW));
+      multiply_tiles(sums[block], a, {b[0], b[1]}, Factor());
+      multiply_tiles(sums[block + 1], a, {b[2], b[3]}, Factor());
+    }
+    // The next tile is written over this one.
+    __syncthreads();
+  }
+  u32 first = first_row + row + lane / 4;
+#pragma unroll
+  for (u32 block = 0; block < 4; block++) {
+    u32 at = first_column + column + block * 8 + lane % 4 * 2;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) product.put(first + i / 2 * 8, at + i % 2, sums[block][i]);
+  }
+  if constexpr (Product::HAS_ROW_SUMS) {
+    if (first_column == 0 && threadIdx.x < TILE) {
+      product.put_row_sum(first_row + threadIdx.x, row_sum);
+    }
+  }
+}
+
+// The part of K from `start` to `end`.
+template <typename Product>
+__device__ inline void tile_product(const Product& product, u32 first_row, u32 first_column,
+                                    u32 start, u32 end) {
+  if constexpr (sizeof(typename Product::Factor) == 2) {
+    half_tile_product(product, first_row, first_column, start, end);
+  } else {
+    scalar_tile_product(product, first_row, first_column, start, end);
   }
 }

@@ -7,6 +7,7 @@
 struct Rows {
   u64 rows;
   u64 classes;
+  u64 row_len;  // from the logits of one row to those of the next
   i64 ignore_index;
 };
 
@@ -20,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256)
   Computed even = (Computed)(smoothing / (double)of.classes);
   Computed own = (Computed)(1.0 - smoothing);
   for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x) {
-    Computed* z = logits + row * of.classes;
+    Computed* z = logits + row * of.row_len;
     u64 label = (u64)labels[row];
     if (labels[row] == of.ignore_index || label >= of.classes) {
       for (u64 c = threadIdx.x; c < of.classes; c += blockDim.x) z[c] = (Computed)0;
@@ -63,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // db[c · step] += Σ of column c of the gradients of a chunk, in the order of the rows.
 template <typename Sum>
 __device__ inline void add_columns(Sum* db, const Stored* gradients, i64 step, const Rows& of) {
-  u64 row_len = of.classes * (sizeof(Computed) / sizeof(Stored));
+  u64 row_len = of.row_len * (sizeof(Computed) / sizeof(Stored));
   for (u64 c = thread_index(); c < of.classes; c += thread_count()) {
     Computed sum = 0;
     for (u64 row = 0; row < of.rows; row++) sum += widened(gradients[row * row_len + c]);
