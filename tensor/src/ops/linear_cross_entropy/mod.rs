@@ -74,8 +74,9 @@ impl Sizes {
     fn chunk(self, kind: DeviceKind) -> Chunk {
         const ROWS_MIN: usize = 128;
         /// Each chunk reads all weights and adds to all their gradients: on a fast device that takes
-        /// as long as the products of some hundred rows.
-        const CUDA_LEN_MIN: usize = 1 << 25;
+        /// as long as the products of some hundred rows. So there are few, but of no more logits.
+        const CUDA_CHUNKS: usize = 8;
+        const CUDA_LEN_MAX: usize = 1 << 25;
         /// The library's kernels for tensor cores need rows that begin at multiples of 16 bytes.
         const CUDA_ALIGNMENT: usize = 4;
         let Sizes { rows, dim, classes } = self;
@@ -85,8 +86,9 @@ impl Sizes {
             DeviceKind::Cpu => Chunk { rows: chunk_rows.min(rows), row_len: classes },
             DeviceKind::Cuda => {
                 let row_len = classes.next_multiple_of(CUDA_ALIGNMENT);
-                let many = CUDA_LEN_MIN / row_len / ROWS_MIN * ROWS_MIN;
-                Chunk { rows: chunk_rows.max(many).min(rows), row_len }
+                let few_chunks = rows.div_ceil(CUDA_CHUNKS).min(CUDA_LEN_MAX / row_len);
+                let few_chunks = few_chunks / ROWS_MIN * ROWS_MIN;
+                Chunk { rows: chunk_rows.max(few_chunks).min(rows), row_len }
             }
         }
     }
