@@ -32,10 +32,21 @@ extern "C" __global__ void KERNEL(scale_and_check)(u32* found, Stored* x, double
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(squares)(double* partials, const Stored* x, u64 len) {
   __shared__ double scratch[32];
+  constexpr u32 LEN = pack_len<Stored>();
   double sum = 0.0;
-  for (u64 i = thread_index(); i < len; i += thread_count()) {
+  u64 packs = is_aligned<LEN>(x) ? len / LEN : 0;
+#pragma unroll 4
+  for (u64 i = thread_index(); i < packs; i += thread_count()) {
+    Pack<Stored, LEN> pack = load_pack<LEN>(x, i);
+#pragma unroll
+    for (u32 k = 0; k < LEN; k++) {
+      double value = (double)widened(pack.at[k]);
+      sum = multiply_add(value, value, sum);
+    }
+  }
+  for (u64 i = LEN * packs + thread_index(); i < len; i += thread_count()) {
     double value = (double)widened(x[i]);
-    sum += value * value;
+    sum = multiply_add(value, value, sum);
   }
   sum = join_block<Sum>(sum, scratch);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
