@@ -1,7 +1,7 @@
 // Reductions of x[kept.., reduced..] over the dimensions that come last, however it lies, as on the
 // processor: partial results of fixed ranges of the reduced elements, [part][output], accumulated
-// in f64 or i64, which one more kernel merges in order. The order is fixed by the layout: the same
-// bits in each run.
+// in f64 or i64, which one more kernel merges in order. The order is fixed by the layout, and by
+// whether memory is aligned to packs: the same bits in each run.
 // Integers, too.
 
 enum Fold : u32 {
