@@ -107,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂)), without the first mean where rows have none.
+// A thread holds packs of two tensors: the compiler is to take the registers for them.
 extern "C" __global__ void __launch_bounds__(256, 1)
     KERNEL(normalize_backward)(Stored* dx, const Stored* dy, const Stored* x,
                                const Computed* rstds, const Computed* means,
