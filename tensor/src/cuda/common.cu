@@ -219,6 +219,152 @@ __device__ inline void store_pack(E* x, u64 pack, const Pack<E, LEN>& elements) 
   ((Pack<E, LEN>*)x)[pack] = elements;
 }
 
+#if defined(STORED) && !IS_INTEGER
+// Lines of elements, each taken by a group of threads: `lanes` neighbours of a warp, a power of two,
+// or a whole block of several warps. Of a line a thread has the packs `lane`, `lane + lanes`, ..
+struct LineGroup {
+  u32 lanes;
+
+  __device__ u32 lane() const { return threadIdx.x % lanes; }
+
+  // The groups of a block take lines that follow each other, and every n-th of such. All threads of
+  // a block go through as many: one that has no line left takes one of no elements.
+  __device__ u32 in_block() const { return threadIdx.x / lanes; }
+  __device__ u64 first_of_block() const { return (u64)blockIdx.x * (blockDim.x / lanes); }
+  __device__ u64 step() const { return (u64)gridDim.x * (blockDim.x / lanes); }
+
+  // Joins a value of each thread of the group, in a fixed order; all of them get the result.
+  template <typename Join, typename T>
+  __device__ T join(T value, T* scratch) const {
+    if (lanes > 32) return join_block<Join>(value, scratch);
+    for (u32 bit = lanes / 2; bit > 0; bit /= 2) {
+      value = Join::join(value, __shfl_xor_sync(ALL_LANES, value, bit));
+    }
+    return value;
+  }
+};
+
+enum : u32 { LINE_PACK = pack_len<Stored>(), HELD_PACKS = sizeof(Stored) == 2 ? 4 : 8 };
+
+// Lines of several tensors that are read side by side. A thread holds packs of them in registers:
+// lines of up to HELD_PACKS packs a thread are read once, however often they are gone through;
+// longer ones once for each time.
+template <u32 SOURCES>
+struct HeldLines {
+  const Stored* from[SOURCES];
+  u64 len;
+  u64 step;  // from element to element
+  LineGroup group;
+  // Whether they, and where results go, are whole packs that memory is aligned to.
+  bool is_packed;
+  u64 held_at;
+  Pack<Stored, LINE_PACK> held[SOURCES][HELD_PACKS];
+
+  __device__ HeldLines(u64 len, u64 step, LineGroup group, bool is_packed)
+      : len(len), step(step), group(group), is_packed(is_packed), held_at(~0ull) {}
+
+  // The element that a pack of this thread begins with.
+  __device__ u64 start_of(u64 first, u32 p) const {
+    return (first + p * group.lanes + group.lane()) * LINE_PACK;
+  }
+
+  // Elements of the pack that begins with one.
+  __device__ u32 count_from(u64 start) const {
+    return len - start < LINE_PACK ? (u32)(len - start) : (u32)LINE_PACK;
+  }
+
+  // All loads of a piece are under way before the first is waited for.
+  __device__ void load(u64 first) {
+    if (is_packed) {
+#pragma unroll
+      for (u32 p = 0; p < HELD_PACKS; p++) {
+        u64 start = start_of(first, p);
+#pragma unroll
+        for (u32 source = 0; source < SOURCES; source++) {
+          if (start >= len) continue;
+          held[source][p] = load_pack<LINE_PACK>(from[source], start / LINE_PACK);
+        }
+      }
+      return;
+    }
+#pragma unroll
+    for (u32 p = 0; p < HELD_PACKS; p++) {
+      u64 start = start_of(first, p);
+      u32 count = start < len ? count_from(start) : 0;
+#pragma unroll
+      for (u32 k = 0; k < LINE_PACK; k++) {
+#pragma unroll
+        for (u32 source = 0; source < SOURCES; source++) {
+          if (k < count) held[source][p].at[k] = from[source][(start + k) * step];
+        }
+      }
+    }
+  }
+
+  // Calls with the first element's number and the elements of each source, for the packs of this
+  // thread in order. What is beyond the end of a line is `beyond`.
+  template <typename Work>
+  __device__ void for_each_pack(Computed beyond, const Work& work) {
+    for (u64 first = 0; first * LINE_PACK < len; first += HELD_PACKS * group.lanes) {
+      if (held_at != first) load(first);
+      held_at = first;
+#pragma unroll
+      for (u32 p = 0; p < HELD_PACKS; p++) {
+        u64 start = start_of(first, p);
+        if (start >= len) break;
+        u32 count = is_packed ? (u32)LINE_PACK : count_from(start);
+        Computed x[SOURCES][LINE_PACK];
+#pragma unroll
+        for (u32 k = 0; k < LINE_PACK; k++) {
+#pragma unroll
+          for (u32 source = 0; source < SOURCES; source++) {
+            x[source][k] = k < count ? widened(held[source][p].at[k]) : beyond;
+          }
+        }
+        work(start, x);
+      }
+    }
+  }
+
+  // Stores the elements from `start` on of a line that lies as these do.
+  __device__ void put(Stored* to, u64 start, const Computed (&y)[LINE_PACK]) const {
+    Pack<Stored, LINE_PACK> pack;
+#pragma unroll
+    for (u32 k = 0; k < LINE_PACK; k++) set(pack.at[k], y[k]);
+    if (is_packed) return store_pack<LINE_PACK>(to, start / LINE_PACK, pack);
+    u32 count = count_from(start);
+#pragma unroll
+    for (u32 k = 0; k < LINE_PACK; k++) {
+      if (k < count) to[(start + k) * step] = pack.at[k];
+    }
+  }
+};
+
+// The largest of a line, and Σ exp(x - max), by one reading.
+struct Powers {
+  Computed max;
+  Computed sum;
+};
+
+__device__ inline Powers powers_of(HeldLines<1>& line, Computed* scratch) {
+  const Computed LEAST = (Computed)-INFINITY_F, ZERO = (Computed)0;
+  Powers of = {LEAST, ZERO};
+  line.for_each_pack(LEAST, [&](u64, const Computed (&x)[1][LINE_PACK]) {
+    Computed max = of.max, sum = ZERO;
+#pragma unroll
+    for (u32 k = 0; k < LINE_PACK; k++) max = greater(max, x[0][k]);
+    // Of nothing but -inf the powers are 0.
+    Computed shift = max == LEAST ? ZERO : max;
+#pragma unroll
+    for (u32 k = 0; k < LINE_PACK; k++) sum += exp(x[0][k] - shift);
+    of = {max, of.max == max ? of.sum + sum : of.sum * exp(of.max - shift) + sum};
+  });
+  Computed max = line.group.template join<Max>(of.max, scratch);
+  Computed sum = of.max == max ? of.sum : of.sum * exp(of.max - max);
+  return {max, line.group.template join<Sum>(sum, scratch)};
+}
+#endif
+
 // Where each tensor is at an element of the walk.
 template <u32 TENSORS>
 struct Places {

@@ -31,11 +31,22 @@ extern "C" __global__ void KERNEL(scale_and_check)(u32* found, Stored* x, double
 // Σ x² over the elements of one block of `blocks`. Their number fixes the order.
 __device__ inline double squares(const Stored* x, u64 len, u64 block, u64 blocks,
                                  double* scratch) {
+  constexpr u32 LEN = pack_len<Stored>();
   double sum = 0.0;
+  u64 packs = is_aligned<LEN>(x) ? len / LEN : 0;
+  u64 first = block * blockDim.x + threadIdx.x, step = blocks * blockDim.x;
 #pragma unroll 4
-  for (u64 i = block * blockDim.x + threadIdx.x; i < len; i += blocks * blockDim.x) {
+  for (u64 i = first; i < packs; i += step) {
+    Pack<Stored, LEN> pack = load_pack<LEN>(x, i);
+#pragma unroll
+    for (u32 k = 0; k < LEN; k++) {
+      double value = (double)widened(pack.at[k]);
+      sum = multiply_add(value, value, sum);
+    }
+  }
+  for (u64 i = LEN * packs + first; i < len; i += step) {
     double value = (double)widened(x[i]);
-    sum += value * value;
+    sum = multiply_add(value, value, sum);
   }
   return join_block<Sum>(sum, scratch);
 }
