@@ -1,10 +1,11 @@
 use lowtide_tensor::{
     AttentionDropout, AttentionOptions, AttentionWorkspace, Causal, DType, RandomKey, Tensor,
+    TensorResult,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::alike::{assert_alike, each_float};
+use crate::alike::{assert_alike, each_float, on};
 use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
@@ -47,7 +48,8 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-fn check(gpu: &Gpu, case: &Case, dtype: DType, tolerance: f64) {
+/// q, k, v, dy, and the mask if there is one.
+fn inputs(case: &Case, dtype: DType) -> Vec<Tensor> {
     let Case { heads: [batch, groups, shared], sizes: [queries, keys, dim, v_dim], .. } = *case;
     let heads = groups * shared;
     let of = |name: &str, shape: &[usize]| {
@@ -67,21 +69,31 @@ fn check(gpu: &Gpu, case: &Case, dtype: DType, tolerance: f64) {
             inputs.push(pattern.gt_scalar(0.0).unwrap());
         }
     }
+    inputs
+}
+
+/// y, the logarithms of the sums, dq, dk and dv.
+fn run(case: &Case, operands: &[Tensor]) -> TensorResult<Vec<Tensor>> {
+    let turn = |x: &Tensor| match case.is_turned {
+        true => x.permute(&[0, 2, 1, 3])?.contiguous()?.permute(&[0, 2, 1, 3]),
+        false => Ok(x.clone()),
+    };
+    let [q, k, v, dy] = [0, 1, 2, 3].map(|index: usize| turn(&operands[index]));
+    let (q, k, v, dy) = (q?, k?, v?, dy?);
+    let mask = operands.get(4);
+    let found = q.attention(&k, &v, mask, &case.options)?;
+    let gradients = dy.attention_backward([&q, &k, &v], mask, &found, &case.options)?;
+    Ok([found.y, found.log_sum_exp].into_iter().chain(gradients).collect())
+}
+
+fn check(gpu: &Gpu, case: &Case, dtype: DType, tolerance: f64) {
+    let inputs = inputs(case, dtype);
     let inputs: Vec<&Tensor> = inputs.iter().collect();
+    let [queries, keys, dim, _] = case.sizes;
     // Sums over all pairs, of terms of up to 4 · 4 · D.
     let tolerance = tolerance * (1.0 + (dim + queries + keys) as f64);
-    assert_alike(&gpu.device(), &format!("{case:?} {dtype}"), &inputs, tolerance, |operands| {
-        let turn = |x: &Tensor| match case.is_turned {
-            true => x.permute(&[0, 2, 1, 3])?.contiguous()?.permute(&[0, 2, 1, 3]),
-            false => Ok(x.clone()),
-        };
-        let [q, k, v, dy] = [0, 1, 2, 3].map(|index: usize| turn(&operands[index]));
-        let (q, k, v, dy) = (q?, k?, v?, dy?);
-        let mask = operands.get(4);
-        let found = q.attention(&k, &v, mask, &case.options)?;
-        let gradients = dy.attention_backward([&q, &k, &v], mask, &found, &case.options)?;
-        Ok([found.y, found.log_sum_exp].into_iter().chain(gradients).collect())
-    });
+    let name = format!("{case:?} {dtype}");
+    assert_alike(&gpu.device(), &name, &inputs, tolerance, |operands| run(case, operands));
 }
 
 #[test]
@@ -109,6 +121,65 @@ fn attention_in_every_type_is_that_of_the_processor() {
             check(&gpu, &Case { heads, sizes, mask, options, is_turned }, dtype, tolerance);
         }
     }
+}
+
+/// |x - y| / |y| of all elements as vectors, where -∞ is the same as -∞.
+fn distance(x: &Tensor, y: &Tensor) -> f64 {
+    let wide = |x: &Tensor| on(&cpu(), x).to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
+    let (x, y) = (wide(x), wide(y));
+    assert_eq!(x.len(), y.len());
+    let pairs = || x.iter().zip(&y).filter(|(x, y)| x != y || y.is_finite());
+    let apart: f64 = pairs().map(|(x, y)| (x - y).powi(2)).sum();
+    let size: f64 = pairs().map(|(_, y)| y.powi(2)).sum();
+    (apart / size).sqrt()
+}
+
+/// Cases of half types that tensor cores multiply: whole tiles and parts of them, rows that packs
+/// are loaded from and others.
+fn half_cases() -> [Case; 5] {
+    let (key, first_sample) = (RandomKey::new(3), 2);
+    let case = |heads, sizes, causal, is_turned| Case {
+        heads,
+        sizes,
+        mask: MaskKind::None,
+        options: AttentionOptions { causal, ..AttentionOptions::default() },
+        is_turned,
+    };
+    let mut cases = [
+        case([1, 1, 1], [66, 130, 64, 64], Causal::No, true),
+        case([1, 1, 2], [65, 70, 40, 64], Causal::UpperLeft, false),
+        case([1, 1, 1], [70, 66, 128, 72], Causal::LowerRight, false),
+        case([2, 2, 1], [37, 70, 13, 5], Causal::LowerRight, true),
+        case([1, 1, 1], [30, 65, 99, 128], Causal::No, false),
+    ];
+    cases[1].mask = MaskKind::Add;
+    cases[3].mask = MaskKind::Keep;
+    for case in &mut cases[2..] {
+        case.options.dropout = Some(AttentionDropout { key, probability: 0.25, first_sample });
+    }
+    cases
+}
+
+#[test]
+fn attention_of_half_types_is_some_roundings_from_that_of_the_processor() {
+    let Some(gpu) = Gpu::take() else { return };
+    let (device, processor) = (gpu.device(), cpu());
+    gpu.in_every_order(|| {
+        let types = [(DType::F16, 11), (DType::BF16, 8)];
+        for (case, (dtype, digits)) in half_cases().iter().zip(types.into_iter().cycle()) {
+            let inputs = inputs(case, dtype);
+            let [there, here] = [&device, &processor]
+                .map(|device| inputs.iter().map(|x| on(device, x)).collect::<Vec<_>>());
+            let found = run(case, &there).unwrap();
+            let expected = run(case, &here).unwrap();
+            for (index, (x, y)) in found.iter().zip(&expected).enumerate() {
+                let distance = distance(x, y);
+                // A rounding of each weight, of each result, and of each y that Σ dy·y is of.
+                let tolerance = 3.0 * 0.5_f64.powi(digits);
+                assert!(distance <= tolerance, "{case:?} {dtype} {index}: {distance}");
+            }
+        }
+    });
 }
 
 #[test]

@@ -16,23 +16,71 @@ const DROPOUT: Parameter = Words(4);
 /// `struct Problem`.
 const PROBLEM: Parameter = Words(33);
 
-/// Rows of a block, and its threads.
-const ROWS: usize = 32;
-const THREADS: u32 = 256;
-
-/// Queries of a block that multiplies them one by one.
-const WARPS: usize = 8;
+/// Threads of a block that multiplies y and dy, and queries, which it multiplies one by one.
+const DELTA_THREADS: u32 = 256;
+const DELTA_QUERIES: usize = 8;
 
 /// The most blocks of a grid; each then takes several parts.
 const BLOCKS_MAX: usize = 1 << 16;
 
-/// Columns of a result that a block sums up.
-fn columns_of_block(dtype: DType) -> usize {
-    if dtype == DType::F64 { 64 } else { 128 }
+fn grid(blocks: usize, threads: u32) -> Grid {
+    Grid::row(blocks.min(BLOCKS_MAX) as u32, threads)
 }
 
-fn grid(blocks: usize) -> Grid {
-    Grid::row(blocks.min(BLOCKS_MAX) as u32, THREADS)
+/// A kernel, and how many columns of its results a block takes.
+struct Pass {
+    name: &'static str,
+    columns: usize,
+}
+
+/// The kernels of a launch, and how many rows and threads their blocks have.
+struct Passes {
+    forward: Pass,
+    dq: Pass,
+    dk_dv: Pass,
+    rows: usize,
+    threads: u32,
+}
+
+impl Passes {
+    /// Tensor cores multiply half types of up to 128 columns.
+    fn new(launch: &Launch) -> Self {
+        let Sizes { queries, keys, dim, v_dim, .. } = launch.sizes;
+        let dtype = launch.dtype;
+        let pass = |name, columns| Pass { name, columns };
+        let is_half = matches!(dtype, DType::F16 | DType::BF16);
+        match dim.max(v_dim) {
+            0..=64 if is_half && queries.max(keys) < 1 << 31 => Passes {
+                forward: pass(typed_name!("attention_64", dtype), 64),
+                dq: pass(typed_name!("attention_dq_64", dtype), 64),
+                dk_dv: pass(typed_name!("attention_dk_dv_64", dtype), 64),
+                rows: 64,
+                threads: 128,
+            },
+            65..=128 if is_half && queries.max(keys) < 1 << 31 => Passes {
+                forward: pass(typed_name!("attention_128", dtype), 128),
+                dq: pass(typed_name!("attention_dq_128", dtype), 128),
+                dk_dv: pass(typed_name!("attention_dk_dv_128", dtype), 64),
+                rows: 64,
+                threads: 128,
+            },
+            _ => {
+                let columns = if dtype == DType::F64 { 64 } else { 128 };
+                Passes {
+                    forward: pass(typed_name!("attention", dtype), columns),
+                    dq: pass(typed_name!("attention_dq", dtype), columns),
+                    dk_dv: pass(typed_name!("attention_dk_dv", dtype), columns),
+                    rows: 32,
+                    threads: 256,
+                }
+            }
+        }
+    }
+
+    /// The grid for heads that have so many rows, whose columns are so many blocks'.
+    fn grid(&self, heads: usize, rows: usize, parts: usize) -> Grid {
+        grid(heads * rows.div_ceil(self.rows) * parts, self.threads)
+    }
 }
 
 /// What all kernels are told besides their operands.
@@ -95,16 +143,17 @@ pub(super) fn forward(launch: &Launch, cuda: &Cuda, operands: &CudaOperands<'_>)
     let mask = (operands.read_count() > 3).then_some(3);
     let told = Told::new(launch, operands, mask, [None; 2]);
     let Sizes { batch, heads, queries, v_dim, .. } = launch.sizes;
+    let passes = Passes::new(launch);
     let kernel = Signature {
-        name: typed_name!("attention", launch.dtype),
+        name: passes.forward.name,
         parameters: &[Write, Write, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM],
     };
     let results = [0, 1].map(|index| operands.write(index).to_write());
     let sources = [0, 1, 2].map(|index| operands.read(index).to_read());
     let arguments = [&results[..], &sources, &told.arguments()].concat();
-    let parts = v_dim.div_ceil(columns_of_block(launch.dtype)).max(1);
-    let blocks = batch * heads * queries.div_ceil(ROWS) * parts;
-    cuda.launch(ATTENTION.of(launch.dtype), &kernel, grid(blocks), &arguments)
+    let parts = v_dim.div_ceil(passes.forward.columns).max(1);
+    let grid = passes.grid(batch * heads, queries, parts);
+    cuda.launch(ATTENTION.of(launch.dtype), &kernel, grid, &arguments)
 }
 
 /// Reads q, k, v, y, dy, lse and perhaps the mask; writes dq, dk, dv and Σ dy·y.
@@ -121,24 +170,25 @@ pub(super) fn backward(launch: &Launch, cuda: &Cuda, operands: &CudaOperands<'_>
         parameters: &[Write, Read, Read, PROBLEM],
     };
     let arguments = [delta.to_write(), y, dy, Argument::Words(&told.problem)];
-    let blocks = (batch * heads * queries).div_ceil(WARPS);
-    cuda.launch(image, &kernel, grid(blocks), &arguments)?;
+    let blocks = (batch * heads * queries).div_ceil(DELTA_QUERIES);
+    cuda.launch(image, &kernel, grid(blocks, DELTA_THREADS), &arguments)?;
+    let passes = Passes::new(launch);
     let sources = [q, k, v, dy, lse, delta.to_read()];
-    let columns = columns_of_block(launch.dtype);
     let kernel = Signature {
-        name: typed_name!("attention_dq", launch.dtype),
+        name: passes.dq.name,
         parameters: &[Write, Read, Read, Read, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM],
     };
     let arguments = [&[dq][..], &sources, &told.arguments()].concat();
-    let blocks = batch * heads * queries.div_ceil(ROWS) * dim.div_ceil(columns);
-    cuda.launch(image, &kernel, grid(blocks), &arguments)?;
+    let grid = passes.grid(batch * heads, queries, dim.div_ceil(passes.dq.columns));
+    cuda.launch(image, &kernel, grid, &arguments)?;
     let kernel = Signature {
-        name: typed_name!("attention_dk_dv", launch.dtype),
+        name: passes.dk_dv.name,
         parameters: &[
             Write, Write, Read, Read, Read, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM,
         ],
     };
     let arguments = [&[dk, dv][..], &sources, &told.arguments()].concat();
-    let blocks = batch * groups * keys.div_ceil(ROWS) * dim.max(v_dim).div_ceil(columns);
-    cuda.launch(image, &kernel, grid(blocks), &arguments)
+    let parts = dim.max(v_dim).div_ceil(passes.dk_dv.columns);
+    let grid = passes.grid(batch * groups, keys, parts);
+    cuda.launch(image, &kernel, grid, &arguments)
 }
