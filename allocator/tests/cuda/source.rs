@@ -266,9 +266,11 @@ fn memory_outlives_every_handle_but_the_block() {
 #[test]
 fn adaptors_stack_on_a_device() {
     let Some(gpu) = Gpu::take() else { return };
-    let limited = LimitSource::new(source(&gpu.streams()), 4 * PAGE_BYTES);
+    let source = source(&gpu.streams());
+    let limit_bytes = 4 * source.page_bytes();
+    let limited = LimitSource::new(source, limit_bytes);
     let memory = CachingAllocator::new(Arc::new(limited)).unwrap();
-    let _block = memory.allocate(4 * PAGE_BYTES).unwrap();
+    let _block = memory.allocate(limit_bytes).unwrap();
     assert!(memory.allocate(1).unwrap_err().out_of_memory().is_some());
 }
 

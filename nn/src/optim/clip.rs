@@ -1,7 +1,7 @@
 //! Clipping gradients before an update.
 
 use lowtide_autograd::Gradients;
-use lowtide_tensor::{Device, squared_norm};
+use lowtide_tensor::{Device, scale_and_check_finite, squared_norm};
 
 use crate::error::Result;
 use crate::optim::check_option;
@@ -38,8 +38,11 @@ pub fn clip_norm(device: &Device, gradients: &mut Gradients, norm_max: f64) -> R
 /// `Option` for a maximum below 0.
 pub fn shorten(gradients: &mut Gradients, norm: f64, norm_max: f64) -> Result<()> {
     check_option("clip_norm", norm_max, "0..", |x| x >= 0.0)?;
-    if let Some(scale) = clip_scale(norm, norm_max) {
-        gradients.iter_mut().try_for_each(|gradient| gradient.mul_scalar_(scale))?;
+    let Some(scale) = clip_scale(norm, norm_max) else { return Ok(()) };
+    // In few launches; what it says of the numbers is known.
+    let device = gradients.iter().next().map(|gradient| gradient.device().clone());
+    if let Some(device) = device {
+        scale_and_check_finite(&device, gradients.iter_mut(), scale)?;
     }
     Ok(())
 }

@@ -219,6 +219,152 @@ __device__ inline void store_pack(E* x, u64 pack, const Pack<E, LEN>& elements) 
   ((Pack<E, LEN>*)x)[pack] = elements;
 }
 
+#if defined(STORED) && !IS_INTEGER
+// Lines of elements, each taken by a group of threads: `lanes` neighbours of a warp, a power of two,
+// or a whole block of several warps. Of a line a thread has the packs `lane`, `lane + lanes`, ..
+struct LineGroup {
+  u32 lanes;
+
+  __device__ u32 lane() const { return threadIdx.x % lanes; }
+
+  // The groups of a block take lines that follow each other, and every n-th of such. All threads of
+  // a block go through as many: one that has no line left takes one of no elements.
+  __device__ u32 in_block() const { return threadIdx.x / lanes; }
+  __device__ u64 first_of_block() const { return (u64)blockIdx.x * (blockDim.x / lanes); }
+  __device__ u64 step() const { return (u64)gridDim.x * (blockDim.x / lanes); }
+
+  // Joins a value of each thread of the group, in a fixed order; all of them get the result.
+  template <typename Join, typename T>
+  __device__ T join(T value, T* scratch) const {
+    if (lanes > 32) return join_block<Join>(value, scratch);
+    for (u32 bit = lanes / 2; bit > 0; bit /= 2) {
+      value = Join::join(value, __shfl_xor_sync(ALL_LANES, value, bit));
+    }
+    return value;
+  }
+};
+
+enum : u32 { LINE_PACK = pack_len<Stored>(), HELD_PACKS = sizeof(Stored) == 2 ? 4 : 8 };
+
+// Lines of several tensors that are read side by side. A thread holds packs of them in registers:
+// lines of up to HELD_PACKS packs a thread are read once, however often they are gone through;
+// longer ones once for each time.
+template <u32 SOURCES>
+struct HeldLines {
+  const Stored* from[SOURCES];
+  u64 len;
+  u64 step;  // from element to element
+  LineGroup group;
+  // Whether they, and where results go, are whole packs that memory is aligned to.
+  bool is_packed;
+  u64 held_at;
+  Pack<Stored, LINE_PACK> held[SOURCES][HELD_PACKS];
+
+  __device__ HeldLines(u64 len, u64 step, LineGroup group, bool is_packed)
+      : len(len), step(step), group(group), is_packed(is_packed), held_at(~0ull) {}
+
+  // The element that a pack of this thread begins with.
+  __device__ u64 start_of(u64 first, u32 p) const {
+    return (first + p * group.lanes + group.lane()) * LINE_PACK;
+  }
+
+  // Elements of the pack that begins with one.
+  __device__ u32 count_from(u64 start) const {
+    return len - start < LINE_PACK ? (u32)(len - start) : (u32)LINE_PACK;
+  }
+
+  // All loads of a piece are under way before the first is waited for.
+  __device__ void load(u64 first) {
+    if (is_packed) {
+#pragma unroll
+      for (u32 p = 0; p < HELD_PACKS; p++) {
+        u64 start = start_of(first, p);
+#pragma unroll
+        for (u32 source = 0; source < SOURCES; source++) {
+          if (start >= len) continue;
+          held[source][p] = load_pack<LINE_PACK>(from[source], start / LINE_PACK);
+        }
+      }
+      return;
+    }
+#pragma unroll
+    for (u32 p = 0; p < HELD_PACKS; p++) {
+      u64 start = start_of(first, p);
+      u32 count = start < len ? count_from(start) : 0;
+#pragma unroll
+      for (u32 k = 0; k < LINE_PACK; k++) {
+#pragma unroll
+        for (u32 source = 0; source < SOURCES; source++) {
+          if (k < count) held[source][p].at[k] = from[source][(start + k) * step];
+        }
+      }
+    }
+  }
+
+  // Calls with the first element's number and the elements of each source, for the packs of this
+  // thread in order. What is beyond the end of a line is `beyond`.
+  template <typename Work>
+  __device__ void for_each_pack(Computed beyond, const Work& work) {
+    for (u64 first = 0; first * LINE_PACK < len; first += HELD_PACKS * group.lanes) {
+      if (held_at != first) load(first);
+      held_at = first;
+#pragma unroll
+      for (u32 p = 0; p < HELD_PACKS; p++) {
+        u64 start = start_of(first, p);
+        if (start >= len) break;
+        u32 count = is_packed ? (u32)LINE_PACK : count_from(start);
+        Computed x[SOURCES][LINE_PACK];
+#pragma unroll
+        for (u32 k = 0; k < LINE_PACK; k++) {
+#pragma unroll
+          for (u32 source = 0; source < SOURCES; source++) {
+            x[source][k] = k < count ? widened(held[source][p].at[k]) : beyond;
+          }
+        }
+        work(start, x);
+      }
+    }
+  }
+
+  // Stores the elements from `start` on of a line that lies as these do.
+  __device__ void put(Stored* to, u64 start, const Computed (&y)[LINE_PACK]) const {
+    Pack<Stored, LINE_PACK> pack;
+#pragma unroll
+    for (u32 k = 0; k < LINE_PACK; k++) set(pack.at[k], y[k]);
+    if (is_packed) return store_pack<LINE_PACK>(to, start / LINE_PACK, pack);
+    u32 count = count_from(start);
+#pragma unroll
+    for (u32 k = 0; k < LINE_PACK; k++) {
+      if (k < count) to[(start + k) * step] = pack.at[k];
+    }
+  }
+};
+
+// The largest of a line, and Σ exp(x - max), by one reading.
+struct Powers {
+  Computed max;
+  Computed sum;
+};
+
+__device__ inline Powers powers_of(HeldLines<1>& line, Computed* scratch) {
+  const Computed LEAST = (Computed)-INFINITY_F, ZERO = (Computed)0;
+  Powers of = {LEAST, ZERO};
+  line.for_each_pack(LEAST, [&](u64, const Computed (&x)[1][LINE_PACK]) {
+    Computed max = of.max, sum = ZERO;
+#pragma unroll
+    for (u32 k = 0; k < LINE_PACK; k++) max = greater(max, x[0][k]);
+    // Of nothing but -inf the powers are 0.
+    Computed shift = max == LEAST ? ZERO : max;
+#pragma unroll
+    for (u32 k = 0; k < LINE_PACK; k++) sum += exp(x[0][k] - shift);
+    of = {max, of.max == max ? of.sum + sum : of.sum * exp(of.max - shift) + sum};
+  });
+  Computed max = line.group.template join<Max>(of.max, scratch);
+  Computed sum = of.max == max ? of.sum : of.sum * exp(of.max - max);
+  return {max, line.group.template join<Sum>(sum, scratch)};
+}
+#endif
+
 // Where each tensor is at an element of the walk.
 template <u32 TENSORS>
 struct Places {
@@ -306,7 +452,7 @@ __device__ inline void load_turned_matrices(u32 (&to)[4], const u16* row) {
   LOAD_MATRICES(".trans");
 }
 #else
-// On other devices, and as it is tested: element by element.
+// On other devices, and where it is tested: by shared memory, in blocks of up to 256 threads.
 template <typename E>
 __device__ inline float half_of(u32 pair, u32 which) {
   E element;
@@ -316,49 +462,56 @@ __device__ inline float half_of(u32 pair, u32 which) {
 
 template <typename E>
 __device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], E) {
-  u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  for (u32 part = 0; part < 8; part++) {
-    u32 lane = part % 4, side = part / 4;
-    u32 upper = __shfl_sync(ALL_LANES, a[2 * side], 4 * g + lane);
-    u32 lower = __shfl_sync(ALL_LANES, a[2 * side + 1], 4 * g + lane);
-    u32 left = __shfl_sync(ALL_LANES, b[side], 8 * t + lane);
-    u32 right = __shfl_sync(ALL_LANES, b[side], 8 * t + 4 + lane);
-    for (u32 which = 0; which < 2; which++) {
-      c[0] += half_of<E>(upper, which) * half_of<E>(left, which);
-      c[1] += half_of<E>(upper, which) * half_of<E>(right, which);
-      c[2] += half_of<E>(lower, which) * half_of<E>(left, which);
-      c[3] += half_of<E>(lower, which) * half_of<E>(right, which);
-    }
+  __shared__ u32 of_lanes[8][32][6];
+  u32(*lanes)[6] = of_lanes[threadIdx.x / 32];
+  u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  for (u32 i = 0; i < 4; i++) lanes[lane][i] = a[i];
+  for (u32 i = 0; i < 2; i++) lanes[lane][4 + i] = b[i];
+  __syncwarp();
+  for (u32 k = 0; k < 16; k++) {
+    u32 side = k / 8, other = k % 8 / 2, which = k % 2;
+    float upper = half_of<E>(lanes[4 * g + other][2 * side], which);
+    float lower = half_of<E>(lanes[4 * g + other][2 * side + 1], which);
+    float left = half_of<E>(lanes[8 * t + other][4 + side], which);
+    float right = half_of<E>(lanes[8 * t + 4 + other][4 + side], which);
+    c[0] += upper * left, c[1] += upper * right;
+    c[2] += lower * left, c[3] += lower * right;
   }
+  __syncwarp();
+}
+
+// Where row r of matrix m is, of this lane's warp.
+struct MatrixRows {
+  const u16* at[4][8];
+};
+
+__device__ inline MatrixRows rows_of_lanes(const u16* row) {
+  __shared__ MatrixRows of_warps[8];
+  MatrixRows& of_warp = of_warps[threadIdx.x / 32];
+  of_warp.at[threadIdx.x % 32 / 8][threadIdx.x % 8] = row;
+  __syncwarp();
+  MatrixRows rows = of_warp;
+  __syncwarp();
+  return rows;
 }
 
 __device__ inline void load_matrices(u32 (&to)[4], const u16* row) {
+  MatrixRows rows = rows_of_lanes(row);
   u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  for (u32 matrix = 0; matrix < 4; matrix++) {
-    const u16* of_row = (const u16*)__shfl_sync(ALL_LANES, (u64)row, 8 * matrix + g);
-    to[matrix] = of_row[2 * t] | (u32)of_row[2 * t + 1] << 16;
-  }
+  for (u32 m = 0; m < 4; m++) to[m] = rows.at[m][g][2 * t] | (u32)rows.at[m][g][2 * t + 1] << 16;
 }
 __device__ inline void load_turned_matrices(u32 (&to)[4], const u16* row) {
+  MatrixRows rows = rows_of_lanes(row);
   u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  for (u32 matrix = 0; matrix < 4; matrix++) {
-    const u16* first = (const u16*)__shfl_sync(ALL_LANES, (u64)row, 8 * matrix + 2 * t);
-    const u16* second = (const u16*)__shfl_sync(ALL_LANES, (u64)row, 8 * matrix + 2 * t + 1);
-    to[matrix] = first[g] | (u32)second[g] << 16;
-  }
+  for (u32 m = 0; m < 4; m++) to[m] = rows.at[m][2 * t][g] | (u32)rows.at[m][2 * t + 1][g] << 16;
 }
 #endif
 
-// One tile of a product: C[M, N] = A[M, K] · B[K, N], 64 by 64 elements by a block of 256 threads,
-// 4 by 4 by each of them. `Product` says what A and B hold, of which rows and columns (0 outside),
-// and takes what comes out.
-enum : u32 {
-  TILE = 64,
-  DEPTH = 16,
-  // Rows of a tile begin at different banks, and at multiples of four elements.
-  TILE_ROW = TILE + 4,
-  TILE_THREADS = 256
-};
+// One tile of a product: C[M, N] = A[M, K] · B[K, N], 64 by 64 elements by a block of 256 threads; of
+// half types also 128 by 64, which loads each element of B for twice as many rows.
+// `Product` says what A and B hold, of which rows and columns (0 outside), and takes what comes out.
+// With `Product::HAS_ROW_SUMS` the block of the first columns also takes the sums of the rows of A.
+enum : u32 { TILE = 64, TALL_TILE = 128, DEPTH = 16, TILE_THREADS = 256 };
 
 __device__ inline void load_four(float (&to)[4], const float* from) {
   float4 four = *(const float4*)from;
@@ -369,37 +522,77 @@ __device__ inline void load_four(double (&to)[4], const double* from) {
   for (u32 i = 0; i < 4; i++) to[i] = from[i];
 }
 
-// The part of K from `start` to `end`. Factors are read as `Product::Number`, and summed so. With
-// `Product::HAS_ROW_SUMS` the block of the first columns also takes the sums of the rows of A.
+// The elements of `LINES` rows of A, or columns of B, in a step of K that a thread loads: neighbours
+// load what lies side by side in memory.
+template <u32 LINES, bool IS_DEEP>
+struct TilePart {
+  enum : u32 { LEN = DEPTH * LINES / TILE_THREADS };
+
+  // Row or column, and place in the step, of element `i`.
+  static __device__ u32 line(u32 i) {
+    u32 index = i * TILE_THREADS + threadIdx.x;
+    return IS_DEEP ? index / DEPTH : index % LINES;
+  }
+  static __device__ u32 place(u32 i) {
+    u32 index = i * TILE_THREADS + threadIdx.x;
+    return IS_DEEP ? index % DEPTH : index / LINES;
+  }
+};
+
+// The next step's elements of A and B, and where they go.
+template <u32 ROWS, typename Product>
+struct TileStep {
+  typedef typename Product::Factor Factor;
+  typedef TilePart<ROWS, Product::A_IS_DEEP> OfA;
+  typedef TilePart<TILE, Product::B_IS_DEEP> OfB;
+  Factor a[OfA::LEN];
+  Factor b[OfB::LEN];
+
+  __device__ void load(const Product& product, u32 first_row, u32 first_column, u32 first_k,
+                       u32 end) {
+#pragma unroll
+    for (u32 i = 0; i < OfA::LEN; i++) {
+      u32 k = first_k + OfA::place(i);
+      a[i] = k < end ? product.a(first_row + OfA::line(i), k) : Factor();
+    }
+#pragma unroll
+    for (u32 i = 0; i < OfB::LEN; i++) {
+      u32 k = first_k + OfB::place(i);
+      b[i] = k < end ? product.b(k, first_column + OfB::line(i)) : Factor();
+    }
+  }
+
+  // `at(line, place)` is where an element is in a tile.
+  template <typename At>
+  __device__ void store(Factor* a_tile, Factor* b_tile, const At& at) const {
+#pragma unroll
+    for (u32 i = 0; i < OfA::LEN; i++) a_tile[at(OfA::line(i), OfA::place(i))] = a[i];
+#pragma unroll
+    for (u32 i = 0; i < OfB::LEN; i++) b_tile[at(OfB::line(i), OfB::place(i))] = b[i];
+  }
+};
+
+// Sums in the order of K, 4 by 4 of them by each thread.
 template <typename Product>
-__device__ inline void tile_product(const Product& product, u32 first_row, u32 first_column,
-                                    u32 start, u32 end) {
-  typedef typename Product::Number Number;
-  __shared__ __align__(16) Number a_tile[DEPTH * TILE_ROW];
-  __shared__ __align__(16) Number b_tile[DEPTH * TILE_ROW];
+__device__ inline void scalar_tile_product(const Product& product, u32 first_row, u32 first_column,
+                                           u32 start, u32 end) {
+  typedef typename Product::Factor Number;
+  // Rows of a tile begin at different banks, and at multiples of four elements.
+  enum : u32 { ROW = TILE + 4 };
+  __shared__ __align__(16) Number a_tile[DEPTH * ROW];
+  __shared__ __align__(16) Number b_tile[DEPTH * ROW];
   u32 row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
   Number sums[4][4] = {}, row_sums[4] = {};
   for (u32 first_k = start; first_k < end; first_k += DEPTH) {
-#pragma unroll
-    for (u32 part = 0; part < DEPTH * TILE / TILE_THREADS; part++) {
-      u32 index = part * TILE_THREADS + threadIdx.x;
-      // Neighbours load what lies side by side in memory.
-      u32 a_k = Product::A_IS_DEEP ? index % DEPTH : index / TILE;
-      u32 a_row = Product::A_IS_DEEP ? index / DEPTH : index % TILE;
-      u32 b_k = Product::B_IS_DEEP ? index % DEPTH : index / TILE;
-      u32 b_column = Product::B_IS_DEEP ? index / DEPTH : index % TILE;
-      bool has_a = first_k + a_k < end, has_b = first_k + b_k < end;
-      a_tile[a_k * TILE_ROW + a_row] =
-          has_a ? product.a(first_row + a_row, first_k + a_k) : Number(0);
-      b_tile[b_k * TILE_ROW + b_column] =
-          has_b ? product.b(first_k + b_k, first_column + b_column) : Number(0);
-    }
+    TileStep<TILE, Product> step;
+    step.load(product, first_row, first_column, first_k, end);
+    step.store(a_tile, b_tile, [](u32 line, u32 place) { return place * ROW + line; });
     __syncthreads();
 #pragma unroll
     for (u32 k = 0; k < DEPTH; k++) {
       Number as[4], bs[4];
-      load_four(as, &a_tile[k * TILE_ROW + row]);
-      load_four(bs, &b_tile[k * TILE_ROW + column]);
+      load_four(as, &a_tile[k * ROW + row]);
+      load_four(bs, &b_tile[k * ROW + column]);
 #pragma unroll
       for (u32 i = 0; i < 4; i++) {
         if constexpr (Product::HAS_ROW_SUMS) row_sums[i] += as[i];
@@ -419,5 +612,77 @@ __device__ inline void tile_product(const Product& product, u32 first_row, u32 f
     if constexpr (Product::HAS_ROW_SUMS) {
       if (first_column + column == 0) product.put_row_sum(first_row + row + i, row_sums[i]);
     }
+  }
+}
+
+// Half types by tensor cores: a warp has a quarter of the rows and 32 columns of the tile. The next
+// elements are loaded while these are multiplied.
+template <u32 ROWS, typename Product>
+__device__ inline void half_tile_product(const Product& product, u32 first_row, u32 first_column,
+                                         u32 start, u32 end) {
+  typedef typename Product::Factor Factor;
+  // Eight rows of a matrix of 8 by 8 lie in different banks.
+  enum : u32 { ROW = DEPTH + 8, WARP_ROWS = ROWS / 4, BLOCKS = WARP_ROWS / 16 };
+  // By rows of A and by columns of B: along K elements lie side by side.
+  __shared__ __align__(16) Factor a_tile[ROWS * ROW];
+  __shared__ __align__(16) Factor b_tile[TILE * ROW];
+  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  u32 row = warp / 2 * WARP_ROWS, column = warp % 2 * 32;
+  const Factor* a_line = &a_tile[(row + lane % 16) * ROW + lane / 16 * 8];
+  const Factor* b_line = &b_tile[(column + lane / 16 * 8 + lane % 8) * ROW + lane / 8 % 2 * 8];
+  float sums[BLOCKS][4][4] = {}, row_sum = 0;
+  TileStep<ROWS, Product> step;
+  step.load(product, first_row, first_column, start, end);
+  for (u32 first_k = start; first_k < end; first_k += DEPTH) {
+    step.store(a_tile, b_tile, [](u32 line, u32 place) { return line * ROW + place; });
+    __syncthreads();
+    step.load(product, first_row, first_column, first_k + DEPTH, end);
+    if constexpr (Product::HAS_ROW_SUMS) {
+      if (first_column == 0 && threadIdx.x < ROWS) {
+        for (u32 k = 0; k < DEPTH; k++) row_sum += widened(a_tile[threadIdx.x * ROW + k]);
+      }
+    }
+    u32 a[BLOCKS][4];
+#pragma unroll
+    for (u32 i = 0; i < BLOCKS; i++) load_matrices(a[i], (const u16*)(a_line + i * 16 * ROW));
+#pragma unroll
+    for (u32 j = 0; j < 4; j += 2) {
+      u32 b[4];
+      load_matrices(b, (const u16*)(b_line + j * 8 * ROW));
+#pragma unroll
+      for (u32 i = 0; i < BLOCKS; i++) {
+        multiply_tiles(sums[i][j], a[i], {b[0], b[1]}, Factor());
+        multiply_tiles(sums[i][j + 1], a[i], {b[2], b[3]}, Factor());
+      }
+    }
+    // The next tile is written over this one.
+    __syncthreads();
+  }
+#pragma unroll
+  for (u32 i = 0; i < BLOCKS; i++) {
+    u32 first = first_row + row + i * 16 + lane / 4;
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+      u32 at = first_column + column + j * 8 + lane % 4 * 2;
+#pragma unroll
+      for (u32 e = 0; e < 4; e++) product.put(first + e / 2 * 8, at + e % 2, sums[i][j][e]);
+    }
+  }
+  if constexpr (Product::HAS_ROW_SUMS) {
+    if (first_column == 0 && threadIdx.x < ROWS) {
+      product.put_row_sum(first_row + threadIdx.x, row_sum);
+    }
+  }
+}
+
+// The part of K from `start` to `end`.
+template <u32 ROWS, typename Product>
+__device__ inline void tile_product(const Product& product, u32 first_row, u32 first_column,
+                                    u32 start, u32 end) {
+  if constexpr (sizeof(typename Product::Factor) == 2) {
+    half_tile_product<ROWS>(product, first_row, first_column, start, end);
+  } else {
+    static_assert(ROWS == TILE, "only tensor cores are so fast that it matters");
+    scalar_tile_product(product, first_row, first_column, start, end);
   }
 }

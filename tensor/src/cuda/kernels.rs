@@ -12,6 +12,7 @@ use std::thread;
 
 use lowtide_allocator::cuda::{CudaDevice, Function, Grid, Kernel, KernelError, Module, Parameter};
 
+use crate::cpu::lines::Blocks;
 use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, KernelSource};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
@@ -318,6 +319,44 @@ const BLOCKS_MAX: usize = 4096;
 /// The grid for `len` elements.
 pub(crate) fn grid(len: usize) -> Grid {
     Grid::row(len.div_ceil(THREADS as usize).min(BLOCKS_MAX) as u32, THREADS)
+}
+
+/// How groups of threads take lines of elements, see `struct LineGroup` and `struct HeldLines`.
+#[derive(Clone, Copy)]
+pub(crate) struct LineGroups {
+    pub(crate) lanes: u32,
+    pub(crate) blocks: u32,
+    threads: u32,
+}
+
+impl LineGroups {
+    /// For the lines of [`Blocks`]. A thread gets two packs of a short line, so that several lines
+    /// share a warp. What a warp cannot hold a block gets.
+    pub(crate) fn of(blocks: Blocks, dtype: DType, blocks_max: u32) -> Self {
+        /// Threads of a block of several groups.
+        const SHARED_THREADS: usize = 128;
+        const WARP_THREADS: usize = 32;
+        let Blocks { outer, len, inner } = blocks;
+        let pack_len = 16 / dtype.size_bytes();
+        let held_packs = if dtype.size_bytes() == 2 { 4 } else { 8 };
+        let packs = len.div_ceil(pack_len);
+        let (lanes, threads) = if inner > 1 {
+            (1, SHARED_THREADS)
+        } else if packs <= WARP_THREADS * held_packs {
+            ((packs / 2).next_power_of_two().min(WARP_THREADS), SHARED_THREADS)
+        } else {
+            let threads = packs.div_ceil(held_packs / 2).next_multiple_of(WARP_THREADS);
+            let threads = threads.min(THREADS as usize);
+            (threads, threads)
+        };
+        let needed = (outer * inner).div_ceil(threads / lanes);
+        let blocks = needed.min(blocks_max as usize) as u32;
+        LineGroups { lanes: lanes as u32, blocks, threads: threads as u32 }
+    }
+
+    pub(crate) fn grid(&self) -> Grid {
+        Grid::row(self.blocks, self.threads)
+    }
 }
 
 /// A number converted to an element type, as bits.

@@ -115,17 +115,20 @@ fn convolution_of_several_tiles_each_way_is_that_of_the_processor() {
 fn convolutions_in_every_type_and_in_parts_are_those_of_the_processor() {
     let Some(gpu) = Gpu::take() else { return };
     let (device, cpu) = (gpu.device(), cpu());
-    // The pixels of the second one are the work of two blocks for a tile of the gradient.
+    // The pixels of the second one are the work of two blocks for a tile of the gradient; the third one
+    // has more channels than a tile has rows, which tensor cores take in taller ones.
     let small =
-        (Conv2dGeometry { stride: [2, 1], padding: [1, 0], ..Default::default() }, 2, [7, 6]);
-    let parted = (Conv2dGeometry { padding: [1, 1], ..Default::default() }, 2, [32, 33]);
-    for (geometry, images, [height, width]) in [small, parted] {
+        (Conv2dGeometry { stride: [2, 1], padding: [1, 0], ..Default::default() }, [2, 2, 7, 6], 3);
+    let padded = Conv2dGeometry { padding: [1, 1], ..Default::default() };
+    let (parted, tall) = ((padded, [2, 2, 32, 33], 3), (padded, [1, 66, 5, 6], 131));
+    for (geometry, [images, channels, height, width], outs) in [small, parted, tall] {
         for (dtype, tolerance) in each_float([2e-5, 1e-13]) {
             let make = |name: &str, dims: &[usize]| {
                 noise(&cpu, name, dims, [-1.0, 1.0]).to_dtype(dtype).unwrap()
             };
-            let (x, w) = (make("x", &[images, 2, height, width]), make("w", &[3, 2, 3, 3]));
-            let (b, in_bias) = (make("b", &[3]), make("in_bias", &[2]));
+            let (x, w) =
+                (make("x", &[images, channels, height, width]), make("w", &[outs, channels, 3, 3]));
+            let (b, in_bias) = (make("b", &[outs]), make("in_bias", &[channels]));
             let dy = make("dy", x.conv2d(&w, None, geometry).unwrap().shape());
             let operands = [&x, &w, &b, &in_bias, &dy];
             let Conv2dGeometry { stride, padding, dilation, groups } = geometry;

@@ -1,6 +1,6 @@
-use lowtide_tensor::{DType, Tensor, scale_and_check_finite, squared_norm};
+use lowtide_tensor::{DType, RunningCheck, Tensor, scale_and_check_finite, squared_norm};
 
-use crate::alike::{assert_alike, each_float};
+use crate::alike::{assert_alike, each_float, on};
 use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
@@ -59,5 +59,41 @@ fn norm_of_a_long_gradient_has_more_parts_than_a_grid() {
     let x = noise(&cpu(), "x", &[300_001], [-2.0, 2.0]);
     assert_alike(&gpu.device(), "norm", &[&x], 1e-9, |inputs| {
         Ok(vec![squared_norm(inputs[0].device(), inputs)?])
+    });
+}
+
+/// Of two types, some on their sides, more than one launch is told of.
+fn many(device: &lowtide_tensor::Device) -> Vec<Tensor> {
+    let one = |index: usize| {
+        let dtype = if index % 60 == 59 { DType::F16 } else { DType::F32 };
+        let x = noise(&cpu(), &index.to_string(), &[3, index * 37 % 700], [-2.0, 2.0]);
+        let x = on(device, &x.to_dtype(dtype).unwrap());
+        if index % 100 == 99 { x.transpose(0, 1).unwrap() } else { x }
+    };
+    (0..520).map(one).collect()
+}
+
+#[test]
+fn tensors_of_one_launch_have_the_bits_of_one_after_the_other() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    gpu.in_every_order(|| {
+        let (mut all, mut each) = (many(&device), many(&device));
+        let mut check = RunningCheck::new(&device, each.len()).unwrap();
+        for (index, x) in each.iter_mut().enumerate() {
+            check.add(index, x, 0.3).unwrap();
+        }
+        let flag = scale_and_check_finite(&device, all.iter_mut(), 0.3).unwrap();
+        assert_eq!(flag.item_assuming(9.0_f32).unwrap(), 0.0);
+        for (x, y) in all.iter().zip(&each) {
+            assert_eq!(x.to_bytes().unwrap(), y.to_bytes().unwrap());
+        }
+        let norm = squared_norm(&device, &all).unwrap().item_assuming(0.0_f64).unwrap();
+        let (is_finite, expected) = check.read().unwrap();
+        assert_eq!((is_finite, norm.to_bits()), (true, expected.to_bits()));
+        let last = all.last_mut().unwrap();
+        last.mul_scalar_(f64::INFINITY).unwrap();
+        let flag = scale_and_check_finite(&device, all.iter_mut(), 1.0).unwrap();
+        assert_eq!(flag.item_assuming(9.0_f32).unwrap(), 1.0);
     });
 }

@@ -28,11 +28,21 @@ fn pass(
 fn normalisation_and_its_gradients_are_those_of_the_processor_in_every_type() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    // Rows shorter and longer than a block, more samples than partial sums, none at all.
-    let shapes = [[3, 4, 5], [2, 6, 130], [70, 6, 1], [130, 2, 7], [0, 4, 3], [3, 4, 0]];
+    // Rows shorter and longer than a block, more samples than partial sums, none at all, and rows
+    // of whole packs: of a warp each, and of more than registers hold.
+    let shapes = [
+        [3, 4, 5],
+        [2, 6, 130],
+        [70, 6, 1],
+        [130, 2, 7],
+        [0, 4, 3],
+        [3, 4, 0],
+        [70, 136, 1],
+        [2, 10, 1104],
+    ];
     gpu.in_every_order(|| {
         for (dtype, tolerance) in each_float([4e-6, 1e-13]) {
-            for (shape, parameter_count) in shapes.into_iter().zip([2, 1, 2, 0, 2, 2]) {
+            for (shape, parameter_count) in shapes.into_iter().zip([2, 1, 2, 0, 2, 2, 2, 2]) {
                 let of = |name: &str, shape: &[usize]| {
                     noise(&cpu(), name, shape, [-2.0, 3.0]).to_dtype(dtype).unwrap()
                 };

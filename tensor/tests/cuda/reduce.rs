@@ -138,12 +138,13 @@ fn integers_and_truth_values_are_reduced_as_by_the_processor() {
 #[test]
 fn long_reductions_go_part_by_part_in_every_order() {
     let Some(gpu) = Gpu::take() else { return };
-    // Rows of more than a part, and columns of more than one.
+    // Rows of more than a part, and columns of more than one, of no whole packs and of some.
     let rows = noise(&cpu(), "rows", &[2, 70_000], [-1.0, 1.0]);
     let columns = noise(&cpu(), "columns", &[1500, 130], [-1.0, 1.0]);
+    let packs = noise(&cpu(), "packs", &[1500, 136], [-1.0, 1.0]);
     gpu.in_every_order(|| {
-        assert_alike(&gpu.device(), "parts", &[&rows, &columns], TOLERANCE, |inputs| {
-            let [rows, columns] = inputs else { unreachable!() };
+        assert_alike(&gpu.device(), "parts", &[&rows, &columns, &packs], TOLERANCE, |inputs| {
+            let [rows, columns, packs] = inputs else { unreachable!() };
             Ok(vec![
                 rows.sum(&[1])?,
                 rows.sum_all()?,
@@ -153,6 +154,9 @@ fn long_reductions_go_part_by_part_in_every_order() {
                 rows.argmax()?,
                 rows.argmin_all()?,
                 columns.argmax_axis(0)?,
+                packs.sum(&[0])?,
+                packs.amax(&[0])?,
+                packs.norm(&[0], 2.0)?,
             ])
         });
     });

@@ -11,13 +11,21 @@ fn softmax_and_its_gradients_are_those_of_the_processor_in_every_type() {
     let device = gpu.device();
     gpu.in_every_order(|| {
         for (dtype, tolerance) in each_float([4e-6, 1e-14]) {
-            for (shape, axis) in
-                [(vec![3, 300], 1), (vec![4, 7, 5], 1), (vec![6, 2], 0), (vec![0, 3], 1)]
-            {
+            for (shape, axis) in [
+                (vec![3, 300], 1),
+                (vec![4, 7, 5], 1),
+                (vec![6, 2], 0),
+                (vec![0, 3], 1),
+                // Lines that share a warp, one of a block, and one that registers do not hold.
+                (vec![37, 64], 1),
+                (vec![2, 1104], 1),
+                (vec![1, 9001], 1),
+            ] {
                 let [x, dy] = ["x", "dy"]
                     .map(|name| noise(&cpu(), name, &shape, [-6.0, 6.0]).to_dtype(dtype).unwrap());
                 let name = format!("{dtype} {shape:?}");
-                assert_alike(&device, &name, &[&x, &dy], tolerance, |operands| {
+                let sums = 1.0 + shape[axis] as f64 / 500.0;
+                assert_alike(&device, &name, &[&x, &dy], tolerance * sums, |operands| {
                     let [x, dy] = operands else { unreachable!("as given") };
                     let (y, log) = (x.softmax(axis)?, x.log_softmax(axis)?);
                     let dx = dy.softmax_backward(&y, axis)?;

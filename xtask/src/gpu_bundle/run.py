@@ -66,6 +66,7 @@ def parse():
     parser = argparse.ArgumentParser(prog="run.sh", description=__doc__.split("\n\n")[0])
     parser.add_argument("commands", nargs="*", metavar="COMMAND", help=", ".join(COMMANDS))
     parser.add_argument("--small", action="store_true", help="small sizes, for a pretend device")
+    parser.add_argument("--quick", action="store_true", help="no sanitizers, no profiles")
     parser.add_argument("--epochs", type=int, default=10, help="of the trainings")
     parser.add_argument("--seconds", type=float, default=LIMIT_SECONDS, help="for each command")
     parser.add_argument("--out", type=pathlib.Path, default=HERE, help="folder of the results")
@@ -380,7 +381,7 @@ def run_tests(report, options, left):
         of.tell()
     report.data["tests_seconds"] = seconds
     report.say("tests", f"{seconds:.0f} s, each once")
-    for tool in ("memcheck", "racecheck"):
+    for tool in () if options.quick else ("memcheck", "racecheck"):
         sanitizer(report, tool, min(60, left()))
     command = [sys.executable, str(HERE / "cudnn_device.py")]
     figures(report, "cudnn", command, min(40, left()))
@@ -457,6 +458,8 @@ def run_models(report, options, left):
     train(report, "train in 5 MiB", ["--epochs", epochs, "--budget", "5MiB"], min(150, left()))
     for name, arguments in () if options.small else MODELS.items():
         train(report, name, [*arguments, "--epochs", "2"], min(150, left()))
+    if options.quick:
+        return
     profile(report, "train", ["--epochs", "20"], min(60, left()))
     for name, arguments in () if options.small else MODELS.items():
         profile(report, name, [*arguments, "--epochs", "1"], min(60, left()))

@@ -10,10 +10,11 @@ struct Channels {
   u64 parts;
 };
 
-// Where the element `place` of a channel is, of samples · inner.
-__device__ inline u64 element_of(const Channels& of, u64 channel, u64 place) {
-  u64 sample = of.inner == 1 ? place : place / of.inner;
-  return (sample * of.channels + channel) * of.inner + (place - sample * of.inner);
+enum : u32 { LEN = pack_len<Stored>() };
+
+// Whether the elements of a channel of a sample are whole packs, where memory is aligned.
+__device__ inline bool are_packs(const Channels& of) {
+  return of.inner % LEN == 0 && of.part_len % LEN == 0;
 }
 
 __device__ inline u64 end_of(const Channels& of, u64 part) {
@@ -21,27 +22,72 @@ __device__ inline u64 end_of(const Channels& of, u64 part) {
   return end < len ? end : len;
 }
 
+// The places of a thread in a part of a channel: every n-th run of `run` elements, for all threads of
+// a block. It goes on without a division.
+struct RunWalk {
+  u64 place;    // of samples · inner
+  u64 element;  // where that is in memory
+  u64 within;   // the place in its sample
+  u64 step, element_step, within_step, inner, next_sample;
+
+  __device__ RunWalk(const Channels& of, u64 channel, u64 part, u32 run)
+      : place(part * of.part_len + threadIdx.x * run), step(blockDim.x * run), inner(of.inner) {
+    u64 sample = place / inner, samples = step / inner;
+    within = place - sample * inner;
+    element = (sample * of.channels + channel) * inner + within;
+    within_step = step - samples * inner;
+    element_step = samples * of.channels * inner + within_step;
+    next_sample = (of.channels - 1) * inner;
+  }
+
+  __device__ void advance() {
+    place += step;
+    element += element_step;
+    within += within_step;
+    if (within < inner) return;
+    within -= inner;
+    element += next_sample;
+  }
+};
+
 // partials[part][channel][the mean, and the squared distances from it]. A block of whole warps takes
-// a part of a channel, and every n-th, and reads it twice: the second time from the caches.
+// a part of a channel, and every n-th. It sums up distances from one of the elements: what that
+// loses, at most the number of elements times the precision of f64, is little.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(batch_moments)(double* partials, const Stored* x, Channels of) {
   __shared__ double scratch[32];
+  bool is_packed = are_packs(of) && is_aligned<LEN>(x);
   for (u64 at = blockIdx.x; at < of.parts * of.channels; at += gridDim.x) {
     u64 part = at / of.channels, channel = at % of.channels;
-    u64 start = part * of.part_len, end = end_of(of, part);
+    u64 start = part * of.part_len, end = end_of(of, part), first = start / of.inner;
+    double near = (double)widened(x[(first * of.channels + channel) * of.inner + start % of.inner]);
+    if (!(near - near == 0.0)) near = 0.0;
     double sum = 0.0, squares = 0.0;
-    for (u64 i = start + threadIdx.x; i < end; i += blockDim.x) {
-      sum += (double)widened(x[element_of(of, channel, i)]);
+    auto add = [&](Stored element) {
+      double distance = (double)widened(element) - near;
+      sum += distance;
+      squares = multiply_add(distance, distance, squares);
+    };
+    if (is_packed) {
+      RunWalk walk(of, channel, part, LEN);
+#pragma unroll 4
+      for (; walk.place < end; walk.advance()) {
+        Pack<Stored, LEN> pack = load_pack<LEN>(x, walk.element / LEN);
+#pragma unroll
+        for (u32 k = 0; k < LEN; k++) add(pack.at[k]);
+      }
+    } else {
+      RunWalk walk(of, channel, part, 1);
+      for (; walk.place < end; walk.advance()) add(x[walk.element]);
     }
-    double mean = join_block<Sum>(sum, scratch) / (double)(end - start);
-    for (u64 i = start + threadIdx.x; i < end; i += blockDim.x) {
-      double distance = (double)widened(x[element_of(of, channel, i)]) - mean;
-      squares += distance * distance;
-    }
+    sum = join_block<Sum>(sum, scratch);
     squares = join_block<Sum>(squares, scratch);
     if (threadIdx.x != 0) continue;
-    partials[2 * at] = mean;
-    partials[2 * at + 1] = squares;
+    double mean = sum / (double)(end - start);
+    squares -= mean * sum;
+    partials[2 * at] = near + mean;
+    // Rounding must not take it below 0; NaN stays one.
+    partials[2 * at + 1] = squares < 0.0 ? 0.0 : squares;
   }
 }
 
@@ -51,6 +97,7 @@ extern "C" __global__ void KERNEL(merge_moments)(Computed* means, Computed* vari
                                                  const double* partials, Channels of) {
   for (u64 channel = thread_index(); channel < of.channels; channel += thread_count()) {
     double count = 0.0, mean = 0.0, squares = 0.0;
+#pragma unroll 4
     for (u64 part = 0; part < of.parts; part++) {
       double added = (double)(end_of(of, part) - part * of.part_len);
       const double* from = partials + 2 * (part * of.channels + channel);
@@ -88,15 +135,28 @@ extern "C" __global__ void __launch_bounds__(256)
     KERNEL(batch_gradient_sums)(double* partials, const Stored* dy, const Stored* x,
                                 const Computed* means, Channels of) {
   __shared__ double scratch[32];
+  bool is_packed = are_packs(of) && is_aligned<LEN>(x) && is_aligned<LEN>(dy);
   for (u64 at = blockIdx.x; at < of.parts * of.channels; at += gridDim.x) {
-    u64 part = at / of.channels, channel = at % of.channels;
-    u64 end = end_of(of, part);
+    u64 part = at / of.channels, channel = at % of.channels, end = end_of(of, part);
+    Computed mean = means[channel];
     double sum = 0.0, product = 0.0;
-    for (u64 i = part * of.part_len + threadIdx.x; i < end; i += blockDim.x) {
-      u64 element = element_of(of, channel, i);
-      double grad = (double)widened(dy[element]);
+    auto add = [&](Stored dy, Stored x) {
+      double grad = (double)widened(dy);
       sum += grad;
-      product += grad * (double)(widened(x[element]) - means[channel]);
+      product = multiply_add(grad, (double)(widened(x) - mean), product);
+    };
+    if (is_packed) {
+      RunWalk walk(of, channel, part, LEN);
+#pragma unroll 4
+      for (; walk.place < end; walk.advance()) {
+        Pack<Stored, LEN> dys = load_pack<LEN>(dy, walk.element / LEN);
+        Pack<Stored, LEN> xs = load_pack<LEN>(x, walk.element / LEN);
+#pragma unroll
+        for (u32 k = 0; k < LEN; k++) add(dys.at[k], xs.at[k]);
+      }
+    } else {
+      RunWalk walk(of, channel, part, 1);
+      for (; walk.place < end; walk.advance()) add(dy[walk.element], x[walk.element]);
     }
     sum = join_block<Sum>(sum, scratch);
     product = join_block<Sum>(product, scratch);
@@ -115,6 +175,7 @@ extern "C" __global__ void KERNEL(batch_norm_gradients)(
   u64 channels = of.channels;
   for (u64 channel = thread_index(); channel < channels; channel += thread_count()) {
     double sum = 0.0, product = 0.0;
+#pragma unroll 16
     for (u64 part = 0; part < of.parts; part++) {
       const double* from = partials + 2 * (part * channels + channel);
       sum += from[0];
@@ -134,21 +195,48 @@ extern "C" __global__ void KERNEL(batch_norm_gradients)(
   }
 }
 
+// The coefficients of the channel of an element.
+struct Line {
+  Computed mean, scale, slope, shift;
+
+  __device__ Line(const Computed* coefficients, const Channels& of, u64 element) {
+    // Dividing 64 bits costs several times as much as 32.
+    bool is_short = (element | of.inner | of.channels) >> 32 == 0;
+    u64 row = is_short ? (u64)((u32)element / (u32)of.inner) : element / of.inner;
+    u64 channel = is_short ? (u64)((u32)row % (u32)of.channels) : row % of.channels;
+    const Computed* from = coefficients + channel;
+    mean = from[MEAN * of.channels], scale = from[SCALE * of.channels];
+    slope = from[SLOPE * of.channels], shift = from[SHIFT * of.channels];
+  }
+
+  __device__ Computed y(Stored x) const { return scale * (widened(x) - mean) + shift; }
+  __device__ Computed dx(Stored x, Stored dy) const {
+    return scale * widened(dy) + (slope * (widened(x) - mean) + shift);
+  }
+};
+
 // y of x, or dx of x and dy where that is given.
 extern "C" __global__ void KERNEL(batch_norm_apply)(Stored* y, const Stored* x, const Stored* dy,
                                                     const Computed* coefficients, Channels of) {
-  u64 len = of.samples * of.channels * of.inner, channels = of.channels;
-  for (u64 i = thread_index(); i < len; i += thread_count()) {
-    u64 channel = i / of.inner % channels;
-    Computed distance = widened(x[i]) - coefficients[MEAN * channels + channel];
-    Computed scale = coefficients[SCALE * channels + channel];
-    Computed shift = coefficients[SHIFT * channels + channel];
-    if (dy != nullptr) {
-      Computed slope = coefficients[SLOPE * channels + channel];
-      set(y[i], scale * widened(dy[i]) + (slope * distance + shift));
-    } else {
-      set(y[i], scale * distance + shift);
+  u64 len = of.samples * of.channels * of.inner;
+  // Packs of one channel each.
+  bool is_packed = of.inner % LEN == 0 && is_aligned<LEN>(x) && is_aligned<LEN>(dy) &&
+                   is_aligned<LEN>(y);
+  u64 packs = is_packed ? len / LEN : 0;
+  for (u64 i = thread_index(); i < packs; i += thread_count()) {
+    Pack<Stored, LEN> xs = load_pack<LEN>(x, i), dys, to;
+    if (dy != nullptr) dys = load_pack<LEN>(dy, i);
+    Line line(coefficients, of, i * LEN);
+#pragma unroll
+    for (u32 k = 0; k < LEN; k++) {
+      set(to.at[k], dy != nullptr ? line.dx(xs.at[k], dys.at[k]) : line.y(xs.at[k]));
     }
+    store_pack<LEN>(y, i, to);
+  }
+  if (is_packed) return;
+  for (u64 i = thread_index(); i < len; i += thread_count()) {
+    Line line(coefficients, of, i);
+    set(y[i], dy != nullptr ? line.dx(x[i], dy[i]) : line.y(x[i]));
   }
 }
 

@@ -60,6 +60,9 @@ pub enum Statistics {
 const PART_LEN: usize = 1 << 12;
 const PARTS_MAX: usize = 64;
 
+/// Elements of the largest pack that a thread of an NVIDIA device takes at once.
+const PACK_LEN_MAX: usize = 8;
+
 /// A contiguous `[samples, channels, inner]`.
 #[derive(Clone, Copy)]
 struct Channels {
@@ -124,6 +127,8 @@ impl Channels {
     fn cuda_parts(&self) -> [usize; 2] {
         let len = self.samples * self.inner;
         let part_len = len.div_ceil(len.div_ceil(PART_LEN).clamp(1, PARTS_MAX)).max(1);
+        // Whole packs of every type; too few elements more to change how many parts there are.
+        let part_len = part_len.next_multiple_of(PACK_LEN_MAX);
         [part_len, len.div_ceil(part_len)]
     }
 

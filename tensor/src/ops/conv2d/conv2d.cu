@@ -2,6 +2,9 @@
 // that nobody writes down (implicit GEMM), and its gradients; overwritten. A grid is (columns of
 // tiles, rows of tiles, groups) of 256 threads, see `tile_product`.
 
+// Blocks that a multiprocessor has room for: others go on while one waits for memory.
+enum : u32 { BLOCKS_AT_ONCE = sizeof(Stored) == 8 ? 2 : 3 };
+
 struct Conv {
   u64 images, groups;
   u64 in_channels, out_channels;  // of a group
@@ -57,16 +60,16 @@ struct Shape {
         by_stride_width(conv.by_stride_width) {}
 
   // x of a channel of the group and a place in a window: `tap` is (c, kh, kw), `pixel` (n, oh, ow).
-  __device__ Computed x_at(const Stored* x, u32 tap, u32 pixel) const {
+  __device__ Stored x_at(const Stored* x, u32 tap, u32 pixel) const {
     u32 c = by_kernel.quotient(tap), inside = tap - c * kernel_len;
     u32 kh = by_kernel_width.quotient(inside), kw = inside - kh * kernel_width;
     u32 image = by_out_image.quotient(pixel), place = pixel - image * out_len;
     u32 oh = by_out_width.quotient(place), ow = place - oh * out_width;
     i32 row = (i32)(oh * stride_height + kh * dilation_height) - padding_height;
     i32 column = (i32)(ow * stride_width + kw * dilation_width) - padding_width;
-    if (row < 0 || row >= (i32)height || column < 0 || column >= (i32)width) return 0;
+    if (row < 0 || row >= (i32)height || column < 0 || column >= (i32)width) return Stored();
     u64 plane = ((u64)image * groups + group) * in_channels + c;
-    return widened(x[plane * in_len + (u32)row * width + (u32)column]);
+    return x[plane * in_len + (u32)row * width + (u32)column];
   }
 
   // Where y has an output channel of the group and (n, oh, ow).
@@ -78,7 +81,7 @@ struct Shape {
 
 // y[o, (n, oh, ow)] = Σ w[o, (c, kh, kw)] · x.
 struct Forward {
-  typedef Computed Number;
+  typedef Stored Factor;
   static const bool A_IS_DEEP = true;
   static const bool B_IS_DEEP = false;
   static const bool HAS_ROW_SUMS = false;
@@ -90,12 +93,12 @@ struct Forward {
   const Stored* w;
   const Stored* bias;
 
-  __device__ Computed a(u32 o, u32 tap) const {
-    if (o >= shape.out_channels) return 0;
-    return widened(w[((u64)shape.group * shape.out_channels + o) * tap_count + tap]);
+  __device__ Stored a(u32 o, u32 tap) const {
+    if (o >= shape.out_channels) return Stored();
+    return w[((u64)shape.group * shape.out_channels + o) * tap_count + tap];
   }
-  __device__ Computed b(u32 tap, u32 pixel) const {
-    return pixel < pixels ? shape.x_at(x, tap, pixel) : 0;
+  __device__ Stored b(u32 tap, u32 pixel) const {
+    return pixel < pixels ? shape.x_at(x, tap, pixel) : Stored();
   }
   __device__ void put(u32 o, u32 pixel, Computed value) const {
     if (o >= shape.out_channels || pixel >= pixels) return;
@@ -107,7 +110,7 @@ struct Forward {
 // dx[c, (n, h, w)] = Σ w[o, c, kh, kw] · dy[o, n, oh, ow] over the (o, kh, kw) that meet there. With a
 // bias for each c it is the transposed convolution of dy.
 struct BackwardInput {
-  typedef Computed Number;
+  typedef Stored Factor;
   static const bool A_IS_DEEP = false;
   static const bool B_IS_DEEP = false;
   static const bool HAS_ROW_SUMS = false;
@@ -118,27 +121,27 @@ struct BackwardInput {
   const Stored* w;
   const Stored* bias;
 
-  __device__ Computed a(u32 c, u32 tap) const {
-    if (c >= shape.in_channels) return 0;
+  __device__ Stored a(u32 c, u32 tap) const {
+    if (c >= shape.in_channels) return Stored();
     u32 o = shape.by_kernel.quotient(tap), inside = tap - o * shape.kernel_len;
     u64 filter = ((u64)shape.group * shape.out_channels + o) * shape.in_channels + c;
-    return widened(w[filter * shape.kernel_len + inside]);
+    return w[filter * shape.kernel_len + inside];
   }
-  __device__ Computed b(u32 tap, u32 pixel) const {
-    if (pixel >= pixels) return 0;
+  __device__ Stored b(u32 tap, u32 pixel) const {
+    if (pixel >= pixels) return Stored();
     u32 o = shape.by_kernel.quotient(tap), inside = tap - o * shape.kernel_len;
     u32 kh = shape.by_kernel_width.quotient(inside), kw = inside - kh * shape.kernel_width;
     u32 image = shape.by_image.quotient(pixel), place = pixel - image * shape.in_len;
     u32 h = shape.by_width.quotient(place), at = place - h * shape.width;
     i32 row = (i32)h + shape.padding_height - (i32)(kh * shape.dilation_height);
     i32 column = (i32)at + shape.padding_width - (i32)(kw * shape.dilation_width);
-    if (row < 0 || column < 0) return 0;
+    if (row < 0 || column < 0) return Stored();
     u32 oh = shape.by_stride_height.quotient((u32)row);
     u32 ow = shape.by_stride_width.quotient((u32)column);
-    if (oh * shape.stride_height != (u32)row || ow * shape.stride_width != (u32)column) return 0;
-    if (oh >= shape.out_height || ow >= shape.out_width) return 0;
+    bool is_met = oh * shape.stride_height == (u32)row && ow * shape.stride_width == (u32)column;
+    if (!is_met || oh >= shape.out_height || ow >= shape.out_width) return Stored();
     u64 plane = ((u64)image * shape.groups + shape.group) * shape.out_channels + o;
-    return widened(dy[plane * shape.out_len + oh * shape.out_width + ow]);
+    return dy[plane * shape.out_len + oh * shape.out_width + ow];
   }
   __device__ void put(u32 c, u32 pixel, Computed value) const {
     if (c >= shape.in_channels || pixel >= pixels) return;
@@ -152,7 +155,7 @@ struct BackwardInput {
 // dw[o, (c, kh, kw)] = Σ dy[o, (n, oh, ow)] · x over a part of the pixels: to dw, or to the part's
 // place in `parts`.
 struct BackwardWeight {
-  typedef Computed Number;
+  typedef Stored Factor;
   static const bool A_IS_DEEP = true;
   static const bool B_IS_DEEP = true;
   static const bool HAS_ROW_SUMS = false;
@@ -163,11 +166,11 @@ struct BackwardWeight {
   const Stored* x;
   const Stored* dy;
 
-  __device__ Computed a(u32 o, u32 pixel) const {
-    return o < shape.out_channels ? widened(dy[shape.y_index(o, pixel)]) : 0;
+  __device__ Stored a(u32 o, u32 pixel) const {
+    return o < shape.out_channels ? dy[shape.y_index(o, pixel)] : Stored();
   }
-  __device__ Computed b(u32 pixel, u32 tap) const {
-    return tap < tap_count ? shape.x_at(x, tap, pixel) : 0;
+  __device__ Stored b(u32 pixel, u32 tap) const {
+    return tap < tap_count ? shape.x_at(x, tap, pixel) : Stored();
   }
   __device__ void put(u32 o, u32 tap, Computed value) const {
     if (o >= shape.out_channels || tap >= tap_count) return;
@@ -180,29 +183,30 @@ struct BackwardWeight {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256)
-    KERNEL(conv2d)(Stored* y, const Stored* x, const Stored* w, const Stored* bias, Conv conv) {
+template <u32 ROWS>
+__device__ inline void forward(Stored* y, const Stored* x, const Stored* w, const Stored* bias,
+                               const Conv& conv) {
   Shape shape(conv, blockIdx.z);
   u32 pixels = (u32)conv.images * shape.out_len;
   u32 tap_count = shape.in_channels * shape.kernel_len;
   Forward product = {shape, pixels, tap_count, y, x, w, bias};
-  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, tap_count);
+  tile_product<ROWS>(product, blockIdx.y * ROWS, blockIdx.x * TILE, 0, tap_count);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    KERNEL(conv2d_backward_input)(Stored* dx, const Stored* dy, const Stored* w,
-                                  const Stored* bias, Conv conv) {
+template <u32 ROWS>
+__device__ inline void backward_input(Stored* dx, const Stored* dy, const Stored* w,
+                                      const Stored* bias, const Conv& conv) {
   Shape shape(conv, blockIdx.z);
   u32 pixels = (u32)conv.images * shape.in_len;
   BackwardInput product = {shape, pixels, dx, dy, w, bias};
   u32 tap_count = shape.out_channels * shape.kernel_len;
-  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, tap_count);
+  tile_product<ROWS>(product, blockIdx.y * ROWS, blockIdx.x * TILE, 0, tap_count);
 }
 
 // The third direction of the grid is (parts of the pixels, groups).
-extern "C" __global__ void __launch_bounds__(256)
-    KERNEL(conv2d_backward_weight)(Stored* dw, Computed* parts, const Stored* x, const Stored* dy,
-                                   u32 part_count, Conv conv) {
+template <u32 ROWS>
+__device__ inline void backward_weight(Stored* dw, Computed* parts, const Stored* x,
+                                       const Stored* dy, u32 part_count, const Conv& conv) {
   u32 group = blockIdx.z % (u32)conv.groups, part = blockIdx.z / (u32)conv.groups;
   Shape shape(conv, group);
   u32 pixels = (u32)conv.images * shape.out_len;
@@ -214,8 +218,31 @@ extern "C" __global__ void __launch_bounds__(256)
   u64 len = (u64)shape.groups * shape.out_channels * tap_count;
   BackwardWeight product = {shape, tap_count, dw, parts + part * len, x, dy};
   if (part_count == 1) product.parts = nullptr;
-  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, start, end);
+  tile_product<ROWS>(product, blockIdx.y * ROWS, blockIdx.x * TILE, start, end);
 }
+
+#define STAMP(ROWS, BLOCKS, conv2d, conv2d_backward_input, conv2d_backward_weight)               \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                      \
+      KERNEL(conv2d)(Stored* y, const Stored* x, const Stored* w, const Stored* bias,            \
+                     Conv conv) {                                                                \
+    forward<ROWS>(y, x, w, bias, conv);                                                          \
+  }                                                                                              \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                      \
+      KERNEL(conv2d_backward_input)(Stored* dx, const Stored* dy, const Stored* w,               \
+                                    const Stored* bias, Conv conv) {                             \
+    backward_input<ROWS>(dx, dy, w, bias, conv);                                                 \
+  }                                                                                              \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                      \
+      KERNEL(conv2d_backward_weight)(Stored* dw, Computed* parts, const Stored* x,               \
+                                     const Stored* dy, u32 part_count, Conv conv) {              \
+    backward_weight<ROWS>(dw, parts, x, dy, part_count, conv);                                   \
+  }
+
+STAMP(TILE, BLOCKS_AT_ONCE, conv2d, conv2d_backward_input, conv2d_backward_weight)
+#if IS_HALF
+// For more rows than one tile has.
+STAMP(TALL_TILE, 2, conv2d_tall, conv2d_tall_backward_input, conv2d_tall_backward_weight)
+#endif
 
 // dw[i] = Σ parts[part][i], in their order.
 extern "C" __global__ void KERNEL(conv2d_sum_parts)(Stored* dw, const Computed* parts,

@@ -14,8 +14,9 @@ use Parameter::{Read, U32, U64, Words, Write};
 /// `struct Conv`.
 const CONV: Parameter = Words(32);
 
-/// `TILE` and `TILE_THREADS` of `common.cu`.
+/// `TILE`, `TALL_TILE` and `TILE_THREADS` of `common.cu`.
 const TILE: usize = 64;
+const TALL_TILE: usize = 128;
 const TILE_THREADS: u32 = 256;
 
 /// Blocks of a grid in its second and third direction.
@@ -27,20 +28,35 @@ pub(super) fn check(conv: &Conv2d) -> Result<()> {
 }
 
 fn grid_of(conv: &Conv2d) -> Result<Grid> {
-    let grid = tiles(&conv.shape, conv.product);
+    let grid = tiles(&conv.shape, conv.product, rows_of_tile(conv));
     grid.ok_or(TensorError::NoKernel { op: conv.op, device: "cuda" })
+}
+
+/// Tensor cores multiply faster than elements are loaded: each is loaded for more rows, where there
+/// are as many.
+fn rows_of_tile(conv: &Conv2d) -> usize {
+    let Conv2dShape { in_channels, out_channels, groups, .. } = conv.shape;
+    let rows = match conv.product {
+        Product::BackwardInput => in_channels / groups,
+        Product::Forward | Product::BackwardWeight => out_channels / groups,
+    };
+    if conv.dtype.size_bytes() == 2 && rows > TILE { TALL_TILE } else { TILE }
 }
 
 /// Enqueues a product.
 pub(super) fn run(conv: &Conv2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let (on_tiles, image, dtype) = (grid_of(conv)?, CONV2D.of(conv.dtype), conv.dtype);
+    let is_tall = rows_of_tile(conv) == TALL_TILE;
     let words = words(&conv.shape);
     let sizes = Argument::Words(&words);
     let [y, scratch] = [0, 1].map(|index| operands.write(index));
     let [a, b] = [0, 1].map(|index| operands.read(index).to_read());
     if let Product::BackwardWeight = conv.product {
         let parts = conv.shape.weight_parts();
-        let name = typed_name!("conv2d_backward_weight", dtype);
+        let name = match is_tall {
+            true => typed_name!("conv2d_tall_backward_weight", dtype),
+            false => typed_name!("conv2d_backward_weight", dtype),
+        };
         let kernel = Signature { name, parameters: &[Write, Write, Read, Read, U32, CONV] };
         let part_count = Argument::U32(parts as u32);
         let to_parts = if parts > 1 { scratch.to_write() } else { Argument::Nothing };
@@ -54,9 +70,11 @@ pub(super) fn run(conv: &Conv2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Re
         let arguments = [y.to_write(), scratch.to_read(), part_count, Argument::U64(len as u64)];
         return cuda.launch(image, &kernel, grid(len), &arguments);
     }
-    let name = match conv.product {
-        Product::Forward => typed_name!("conv2d", dtype),
-        _ => typed_name!("conv2d_backward_input", dtype),
+    let name = match (conv.product, is_tall) {
+        (Product::Forward, true) => typed_name!("conv2d_tall", dtype),
+        (Product::Forward, false) => typed_name!("conv2d", dtype),
+        (_, true) => typed_name!("conv2d_tall_backward_input", dtype),
+        (_, false) => typed_name!("conv2d_backward_input", dtype),
     };
     let bias =
         if operands.read_count() > 2 { operands.read(2).to_read() } else { Argument::Nothing };
@@ -66,7 +84,7 @@ pub(super) fn run(conv: &Conv2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Re
 
 /// A block for each tile of the result of each group. `None` where the kernels, which count in 32
 /// bits, or a grid end.
-fn tiles(shape: &Conv2dShape, product: Product) -> Option<Grid> {
+fn tiles(shape: &Conv2dShape, product: Product, rows_of_tile: usize) -> Option<Grid> {
     let (images, groups) = (shape.batch, shape.groups);
     let [ins, outs] = [shape.in_channels, shape.out_channels].map(|count| count / groups);
     let taps = len_of(&[ins, shape.kernel[0], shape.kernel[1]])?;
@@ -80,7 +98,7 @@ fn tiles(shape: &Conv2dShape, product: Product) -> Option<Grid> {
         Product::BackwardInput => (ins, pixels, 1),
         Product::BackwardWeight => (outs, taps, shape.weight_parts()),
     };
-    let (rows, columns) = (rows.div_ceil(TILE), columns.div_ceil(TILE));
+    let (rows, columns) = (rows.div_ceil(rows_of_tile), columns.div_ceil(TILE));
     let layers = groups * parts;
     let fits = rows <= BLOCKS_MAX && layers <= BLOCKS_MAX;
     let blocks = [columns as u32, rows as u32, layers as u32];

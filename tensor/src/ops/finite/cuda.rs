@@ -2,14 +2,28 @@
 
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
-use super::{AddSquares, PARTIALS_MAX, ScaleAndCheck};
+use super::{
+    AddSquares, AddSquaresAll, PARTIAL_LEN_MIN, ScaleAndCheck, ScaleAndCheckAll, TENSORS_MAX,
+    partial_count,
+};
 use crate::cuda::kernels::{FINITE, WALK_OF_1, grid, typed_name, walk};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;
-use Parameter::{F64, Read, U64, Write};
+use Parameter::{F64, Pointers, Read, U64, Words, Write};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
+const _: () = assert!(PARTIAL_LEN_MIN == THREADS as usize);
+
+/// The most blocks of a grid that walks over tensors: each walks over all of them.
+const BLOCKS_MAX: usize = 1 << 12;
+
+/// Bytes of a tile of `scale_and_check_all`.
+const TILE_BYTES: usize = 1024 * 16;
+
+/// `struct Tensors` and `struct Lens`.
+const TENSORS: Parameter = Pointers(TENSORS_MAX);
+const LENS: Parameter = Words(TENSORS_MAX);
 
 /// Enqueues the scaling and the check of one tensor.
 pub(super) fn scale_and_check(
@@ -26,10 +40,74 @@ pub(super) fn scale_and_check(
     cuda.launch(FINITE.of(op.dtype), &kernel, grid(op.len), &arguments)
 }
 
+/// Pointers and lengths as kernels take them.
+fn tensors_and_lens<'a>(
+    all: impl Iterator<Item = Argument<'a>>,
+    lens: &[usize],
+) -> (Vec<Argument<'a>>, [u64; TENSORS_MAX]) {
+    let mut pointers: Vec<Argument<'a>> = all.collect();
+    pointers.resize(TENSORS_MAX, Argument::Nothing);
+    let mut words = [0; TENSORS_MAX];
+    words.iter_mut().zip(lens).for_each(|(word, &len)| *word = len as u64);
+    (pointers, words)
+}
+
+/// Enqueues the scaling and the check of tensors, in one launch.
+pub(super) fn scale_and_check_all(
+    op: &ScaleAndCheckAll,
+    cuda: &Cuda,
+    operands: &CudaOperands<'_>,
+) -> Result<()> {
+    let writes = (0..op.lens.len()).map(|index| operands.write(1 + index).to_write());
+    let (pointers, lens) = tensors_and_lens(writes, &op.lens);
+    let name = typed_name!("scale_and_check_all", op.dtype);
+    let kernel = Signature { name, parameters: &[Write, TENSORS, LENS, U64, F64] };
+    let tile_len = TILE_BYTES / op.dtype.size_bytes();
+    let tiles: usize = op.lens.iter().map(|len| len.div_ceil(tile_len)).sum();
+    let arguments = [
+        operands.write(0).to_write(),
+        Argument::Pointers(&pointers),
+        Argument::Words(&lens),
+        Argument::U64(op.lens.len() as u64),
+        Argument::F64(op.scale),
+    ];
+    let grid = Grid::row(tiles.clamp(1, BLOCKS_MAX) as u32, THREADS);
+    cuda.launch(FINITE.of(op.dtype), &kernel, grid, &arguments)
+}
+
+/// Enqueues the sum of squares of tensors: their partial sums, of these the sum of each, and the sum
+/// of all.
+pub(super) fn add_squares_all(
+    op: &AddSquaresAll,
+    cuda: &Cuda,
+    operands: &CudaOperands<'_>,
+) -> Result<()> {
+    let reads = (0..op.lens.len()).map(|index| operands.read(index).to_read());
+    let (pointers, lens) = tensors_and_lens(reads, &op.lens);
+    let (sum, scratch, image) = (operands.write(0), operands.write(1), FINITE.of(op.dtype));
+    let [lens, count] = [Argument::Words(&lens), Argument::U64(op.lens.len() as u64)];
+    let partials: usize = op.lens.iter().map(|&len| partial_count(len)).sum();
+    let name = typed_name!("squares_all", op.dtype);
+    let kernel = Signature { name, parameters: &[Write, TENSORS, LENS, U64] };
+    let arguments = [scratch.to_write(), Argument::Pointers(&pointers), lens, count];
+    let grid = Grid::row(partials.clamp(1, BLOCKS_MAX) as u32, THREADS);
+    cuda.launch(image, &kernel, grid, &arguments)?;
+    // The sum of each lies behind the partial sums.
+    let at = Argument::U64(partials as u64);
+    let name = typed_name!("sum_partials", op.dtype);
+    let kernel = Signature { name, parameters: &[Write, U64, LENS] };
+    let grid = Grid::row(op.lens.len() as u32, THREADS);
+    cuda.launch(image, &kernel, grid, &[scratch.to_write(), at, lens])?;
+    let name = typed_name!("add_in_order", op.dtype);
+    let kernel = Signature { name, parameters: &[Write, Read, U64, U64] };
+    let arguments = [sum.to_write(), scratch.to_read(), at, count];
+    cuda.launch(image, &kernel, Grid::row(1, 1), &arguments)
+}
+
 /// Enqueues the sum of squares of one tensor, by way of partial sums.
 pub(super) fn add_squares(op: &AddSquares, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let (x, [sum, partials]) = (operands.read(0), [operands.write(0), operands.write(1)]);
-    let blocks = op.len.div_ceil(THREADS as usize).min(PARTIALS_MAX) as u32;
+    let blocks = partial_count(op.len) as u32;
     let (image, parameters) = (FINITE.of(op.dtype), &[Write, Read, U64]);
     let kernel = Signature { name: typed_name!("squares", op.dtype), parameters };
     let len = Argument::U64(op.len as u64);

@@ -68,8 +68,69 @@ impl Kernel for ScaleAndCheck {
     }
 }
 
+/// [`ScaleAndCheck`] of contiguous tensors of one type, on an NVIDIA device.
+#[cfg(feature = "cuda")]
+struct ScaleAndCheckAll {
+    scale: f64,
+    dtype: DType,
+    lens: Vec<usize>,
+}
+
+#[cfg(feature = "cuda")]
+impl Kernel for ScaleAndCheckAll {
+    fn name(&self) -> &'static str {
+        "scale_and_check_finite"
+    }
+
+    fn cost(&self) -> Cost {
+        let len = self.lens.iter().sum();
+        ScaleAndCheck { scale: self.scale, dtype: self.dtype, len }.cost()
+    }
+
+    fn cpu(self, _: &Cpu, _: &mut Operands<'_>) -> Result<()> {
+        Err(TensorError::NoKernel { op: self.name(), device: "cpu" })
+    }
+
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::scale_and_check_all(&self, cuda, operands)
+    }
+}
+
 /// The most partial sums that an NVIDIA device keeps of a tensor's squares.
 const PARTIALS_MAX: usize = 1024;
+
+/// Elements of a tensor's squares that one partial sum has at least.
+const PARTIAL_LEN_MIN: usize = 256;
+
+/// Partial sums of a tensor.
+fn partial_count(len: usize) -> usize {
+    len.div_ceil(PARTIAL_LEN_MIN).min(PARTIALS_MAX)
+}
+
+/// The most tensors that one launch on an NVIDIA device is told of.
+const TENSORS_MAX: usize = 240;
+
+/// Runs of tensors, in their order, that one launch can do: of one type and contiguous, or one.
+fn runs<'a, T: std::borrow::Borrow<Tensor>>(tensors: &'a [T]) -> impl Iterator<Item = &'a [T]> {
+    let mut rest = tensors;
+    std::iter::from_fn(move || {
+        let first = rest.first()?.borrow();
+        let fits = |tensor: &T| {
+            let tensor = tensor.borrow();
+            tensor.layout().is_contiguous() && tensor.dtype() == first.dtype()
+        };
+        let is_cuda = first.device().kind() == DeviceKind::Cuda;
+        let most = if is_cuda { TENSORS_MAX.min(rest.len()) } else { 1 };
+        let count = rest[..most].iter().take_while(|tensor| fits(tensor)).count().max(1);
+        let (run, others) = rest.split_at(count);
+        rest = others;
+        Some(run)
+    })
+}
 
 /// Adds one tensor's sum of squares to the first destination. The second holds partial sums, where
 /// the device keeps them.
@@ -108,6 +169,37 @@ impl Kernel for AddSquares {
     }
 }
 
+/// [`AddSquares`] of contiguous tensors of one type, on an NVIDIA device: the same bits as one after
+/// the other. The second destination holds the partial sums of all, and then the sum of each.
+#[cfg(feature = "cuda")]
+struct AddSquaresAll {
+    dtype: DType,
+    lens: Vec<usize>,
+}
+
+#[cfg(feature = "cuda")]
+impl Kernel for AddSquaresAll {
+    fn name(&self) -> &'static str {
+        "squared_norm"
+    }
+
+    fn cost(&self) -> Cost {
+        AddSquares { dtype: self.dtype, len: self.lens.iter().sum() }.cost()
+    }
+
+    fn cpu(self, _: &Cpu, _: &mut Operands<'_>) -> Result<()> {
+        Err(TensorError::NoKernel { op: self.name(), device: "cpu" })
+    }
+
+    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        cuda::add_squares_all(&self, cuda, operands)
+    }
+}
+
 /// `Ok` if the tensor holds floats, half types included.
 fn check_any_float(op: &'static str, tensor: &Tensor) -> Result<()> {
     if tensor.dtype().is_float() {
@@ -141,10 +233,23 @@ pub fn scale_and_check_finite<'a>(
         check_any_float(op, tensor)?;
         device.check_launch(op, &[], &[&flag, tensor])?;
     }
-    for tensor in tensors {
-        device.launch(kernel(tensor), &[], &[&flag, tensor])?;
+    for run in runs(&tensors) {
+        let writes = std::iter::once(&flag).chain(run.iter().map(|tensor| &**tensor));
+        let writes: Vec<&Tensor> = writes.collect();
+        #[cfg(feature = "cuda")]
+        if run.len() > 1 {
+            let (dtype, lens) = (run[0].dtype(), lens(&writes[1..]));
+            device.launch(ScaleAndCheckAll { scale, dtype, lens }, &[], &writes)?;
+            continue;
+        }
+        device.launch(kernel(writes[1]), &[], &writes)?;
     }
     Ok(flag)
+}
+
+#[cfg(feature = "cuda")]
+fn lens(tensors: &[&Tensor]) -> Vec<usize> {
+    tensors.iter().map(|tensor| tensor.element_count()).collect()
 }
 
 /// The Euclidean norm of all elements of all (float) tensors together, as a one-element f64
@@ -157,13 +262,25 @@ pub fn squared_norm<'a>(
     device: &Device,
     tensors: impl IntoIterator<Item = &'a Tensor>,
 ) -> Result<Tensor> {
+    let tensors: Vec<&Tensor> = tensors.into_iter().collect();
+    tensors.iter().try_for_each(|tensor| check_any_float("squared_norm", tensor))?;
     let sum = Tensor::zeros(device, [1], DType::F64)?;
-    let partial_count = if device.kind() == DeviceKind::Cuda { PARTIALS_MAX } else { 0 };
+    let of_run = |run: &[&Tensor]| match run {
+        [one] => partial_count(one.element_count()),
+        all => all.iter().map(|tensor| partial_count(tensor.element_count()) + 1).sum(),
+    };
+    let is_cuda = device.kind() == DeviceKind::Cuda;
+    let partial_count = runs(&tensors).map(of_run).max().filter(|_| is_cuda).unwrap_or(0);
     let partials = Tensor::workspace(device, partial_count, DType::F64)?;
-    for tensor in tensors {
-        check_any_float("squared_norm", tensor)?;
-        let kernel = AddSquares { dtype: tensor.dtype(), len: tensor.element_count() };
-        device.launch(kernel, &[&tensor.contiguous()?], &[&sum, &partials])?;
+    for run in runs(&tensors) {
+        #[cfg(feature = "cuda")]
+        if run.len() > 1 {
+            let kernel = AddSquaresAll { dtype: run[0].dtype(), lens: lens(run) };
+            device.launch(kernel, run, &[&sum, &partials])?;
+            continue;
+        }
+        let kernel = AddSquares { dtype: run[0].dtype(), len: run[0].element_count() };
+        device.launch(kernel, &[&run[0].contiguous()?], &[&sum, &partials])?;
     }
     Ok(sum)
 }

@@ -1,33 +1,19 @@
 //! Chunk by chunk: logits, their losses and gradients in place, then the products with those.
 
-use super::{LinearCrossEntropyKernel, LinearCrossEntropyOptions};
+use super::{LinearCrossEntropyKernel, LinearCrossEntropyOptions, Sizes};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2};
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
+use crate::device::DeviceKind;
 use crate::dtype::Element;
 use crate::launch::{Operands, View};
 use crate::write_mode::WriteMode;
 
 /// Logits of a task.
 const TASK_LEN: usize = 1 << 14;
-
-/// N, D and V.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    pub(super) rows: usize,
-    pub(super) dim: usize,
-    pub(super) classes: usize,
-}
-
-/// Rows whose logits are held at once: as many bytes as x, but enough for products to be efficient.
-pub(super) fn chunk_rows(rows: usize, dim: usize, classes: usize) -> usize {
-    const CHUNK_ROWS_MIN: usize = 128;
-    let chunk_count = classes.div_ceil(dim.max(1)).max(1);
-    rows.div_ceil(chunk_count).max(CHUNK_ROWS_MIN).min(rows)
-}
 
 fn matrix<E: Element>(view: View<'_, E>) -> Matrix<'_, E> {
     let strides = view.layout().strides();
@@ -68,7 +54,7 @@ pub(super) fn run<T: SimdFloat, E: Element, W: Element>(
         (dy, dw, dx, db)
     });
     let (pool, single, mut total) = (cpu.pool(), Batch::single(), 0.0);
-    let chunk_rows = chunk_rows(rows, dim, classes);
+    let chunk_rows = kernel.sizes.chunk(DeviceKind::Cpu).rows;
     for first in (0..rows).step_by(chunk_rows.max(1)) {
         let count = chunk_rows.min(rows - first);
         let (logits, losses) = (&mut logits[..count * classes], &mut losses[..count]);

@@ -3,7 +3,7 @@
 
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
-use super::{LinearCrossEntropyKernel, cpu};
+use super::{Chunk, LinearCrossEntropyKernel, Sizes};
 use crate::cpu::Cpu;
 use crate::cuda::kernels::{LINEAR_CROSS_ENTROPY, grid, typed_name};
 use crate::cuda::{Checked, Cuda, CudaOperands};
@@ -15,7 +15,7 @@ use crate::write_mode::WriteMode;
 use Parameter::{F64, I64, Read, U64, Words, Write};
 
 /// `struct Rows`.
-const ROWS: Parameter = Words(3);
+const ROWS: Parameter = Words(4);
 
 /// Threads of a block, at most; it takes whole rows.
 const THREADS_MAX: usize = 256;
@@ -30,13 +30,16 @@ struct Rows {
     dtype: DType,
     rows: usize,
     classes: usize,
+    /// From the logits of one row to those of the next.
+    row_len: usize,
     ignore_index: i64,
 }
 
 impl Rows {
     /// `struct Rows`.
-    fn words(&self) -> [u64; 3] {
-        [self.rows as u64, self.classes as u64, self.ignore_index.cast_unsigned()]
+    fn words(&self) -> [u64; 4] {
+        let [rows, classes, row_len] = [self.rows, self.classes, self.row_len].map(|n| n as u64);
+        [rows, classes, row_len, self.ignore_index.cast_unsigned()]
     }
 
     fn threads(len: usize) -> u32 {
@@ -179,14 +182,15 @@ impl LinearCrossEntropyKernel {
         gradients: Option<&Gradients<'_>>,
         [sum, count, logits, losses]: [&Tensor; 4],
     ) -> Result<()> {
-        let (op, cpu::Sizes { rows, dim, classes }) = (self.op, self.sizes);
-        let (device, chunk_rows) = (x.device(), cpu::chunk_rows(rows, dim, classes));
-        let all =
-            Rows { op, dtype: self.dtype, rows, classes, ignore_index: self.options.ignore_index };
+        let (op, device, Sizes { rows, classes, .. }) = (self.op, x.device(), self.sizes);
+        let Chunk { rows: chunk_rows, row_len } = self.sizes.chunk(device.kind());
+        let (dtype, ignore_index) = (self.dtype, self.options.ignore_index);
+        let all = Rows { op, dtype, rows, classes, row_len, ignore_index };
         let turned = w.transpose(0, 1)?;
         for first in (0..rows).step_by(chunk_rows.max(1)) {
             let rows = chunk_rows.min(rows - first);
-            let logits = logits.narrow(0, 0, rows * classes)?.reshape([rows, classes])?;
+            let logits = logits.narrow(0, 0, rows * row_len)?.reshape([rows, row_len])?;
+            let logits = logits.narrow(1, 0, classes)?;
             let [x, labels, losses] = [x, labels, losses].map(|of| of.narrow(0, first, rows));
             let (x, labels, losses) = (x?, labels?, losses?);
             logits.multiply(op, &x, &turned, WriteMode::Overwrite)?;

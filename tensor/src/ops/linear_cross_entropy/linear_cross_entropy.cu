@@ -7,7 +7,34 @@
 struct Rows {
   u64 rows;
   u64 classes;
+  u64 row_len;  // from the logits of one row to those of the next
   i64 ignore_index;
+};
+
+// Elements of a row that are read at once; rows begin at multiples of them.
+enum : u32 { PACK = 16 / sizeof(Computed) };
+
+// What a thread knows of the logits that it has seen: Σ exp(z - shift of the greatest), and Σ z.
+struct Seen {
+  Computed most, powers, plain;
+
+  // An ∞ or NaN among them would turn each into NaN.
+  static __device__ Computed shift(Computed most) {
+    return most - most == (Computed)0 ? most : (Computed)0;
+  }
+  template <u32 LEN>
+  __device__ void add(const Computed (&z)[LEN]) {
+    Computed greatest = most;
+#pragma unroll
+    for (u32 i = 0; i < LEN; i++) greatest = greater(greatest, z[i]);
+    powers *= exp(most - shift(greatest));
+    most = greatest;
+#pragma unroll
+    for (u32 i = 0; i < LEN; i++) {
+      powers += exp(z[i] - shift(most));
+      plain += z[i];
+    }
+  }
 };
 
 // Rows of one chunk; a block of whole warps takes a row, and every n-th. Logits become gradients
@@ -19,29 +46,36 @@ extern "C" __global__ void __launch_bounds__(256)
   __shared__ Computed scratch[32];
   Computed even = (Computed)(smoothing / (double)of.classes);
   Computed own = (Computed)(1.0 - smoothing);
+  u64 packs = of.classes / PACK;
   for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x) {
-    Computed* z = logits + row * of.classes;
+    Computed* z = logits + row * of.row_len;
     u64 label = (u64)labels[row];
     if (labels[row] == of.ignore_index || label >= of.classes) {
       for (u64 c = threadIdx.x; c < of.classes; c += blockDim.x) z[c] = (Computed)0;
       if (threadIdx.x == 0) losses[row] = (Computed)0;
       continue;
     }
-    Computed most = (Computed)-INFINITY_F;
-    for (u64 c = threadIdx.x; c < of.classes; c += blockDim.x) {
+    Seen seen = {(Computed)-INFINITY_F, (Computed)0, (Computed)0};
+    for (u64 i = threadIdx.x; i < packs; i += blockDim.x) {
+      Pack<Computed, PACK> pack = load_pack<PACK>(z, i);
+      if (bias != nullptr) {
+#pragma unroll
+        for (u32 k = 0; k < PACK; k++) pack.at[k] += widened(bias[i * PACK + k]);
+        store_pack<PACK>(z, i, pack);
+      }
+      seen.add(pack.at);
+    }
+    for (u64 c = packs * PACK + threadIdx.x; c < of.classes; c += blockDim.x) {
       if (bias != nullptr) z[c] += widened(bias[c]);
-      most = greater(most, z[c]);
+      Computed one[1] = {z[c]};
+      seen.add(one);
     }
-    most = join_block<Max>(most, scratch);
-    // An ∞ or NaN among them would turn each into NaN.
-    Computed shift = most - most == (Computed)0 ? most : (Computed)0;
-    Computed powers = (Computed)0, plain = (Computed)0;
-    for (u64 c = threadIdx.x; c < of.classes; c += blockDim.x) {
-      powers += exp(z[c] - shift);
-      plain += z[c];
-    }
+    Computed most = join_block<Max>(seen.most, scratch), shift = Seen::shift(most);
+    Computed powers = seen.powers;
+    // A thread without any has -∞, and adds nothing.
+    if (powers != (Computed)0) powers *= exp(Seen::shift(seen.most) - shift);
     Computed log_sum_exp = shift + log(join_block<Sum>(powers, scratch));
-    if (smoothing != 0.0) plain = join_block<Sum>(plain, scratch);
+    Computed plain = smoothing != 0.0 ? join_block<Sum>(seen.plain, scratch) : (Computed)0;
     if (threadIdx.x == 0) {
       Computed loss = log_sum_exp - own * z[label];
       losses[row] = smoothing != 0.0 ? loss - even * plain : loss;
@@ -49,21 +83,32 @@ extern "C" __global__ void __launch_bounds__(256)
     if (dy == nullptr) continue;
     // The logit of the label has been read.
     __syncthreads();
-    for (u64 first = 0; first < of.classes; first += blockDim.x) {
-      u64 c = first + threadIdx.x;
-      Computed gradient = 0;
-      if (c < of.classes) gradient = exp(z[c] - log_sum_exp) - even;
+    auto gradient = [&](Computed logit, u64 c) {
+      Computed found = exp(logit - log_sum_exp) - even;
+      return *dy * (c == label ? found - own : found);
+    };
+    for (u64 first = 0; first < packs; first += blockDim.x) {
+      u64 i = first + threadIdx.x;
+      Pack<Computed, PACK> pack = {};
+      Pack<Stored, PACK> result;
+      if (i < packs) pack = load_pack<PACK>(z, i);
       // Smaller elements go where others' logits were.
       if (sizeof(Stored) < sizeof(Computed)) __syncthreads();
-      if (c < of.classes) set(((Stored*)z)[c], *dy * (c == label ? gradient - own : gradient));
+#pragma unroll
+      for (u32 k = 0; k < PACK; k++) set(result.at[k], gradient(pack.at[k], i * PACK + k));
+      if (i < packs) store_pack<PACK>((Stored*)z, i, result);
     }
+    u64 c = packs * PACK + threadIdx.x;
+    Computed last = c < of.classes ? z[c] : (Computed)0;
+    __syncthreads();
+    if (c < of.classes) set(((Stored*)z)[c], gradient(last, c));
   }
 }
 
 // db[c · step] += Σ of column c of the gradients of a chunk, in the order of the rows.
 template <typename Sum>
 __device__ inline void add_columns(Sum* db, const Stored* gradients, i64 step, const Rows& of) {
-  u64 row_len = of.classes * (sizeof(Computed) / sizeof(Stored));
+  u64 row_len = of.row_len * (sizeof(Computed) / sizeof(Stored));
   for (u64 c = thread_index(); c < of.classes; c += thread_count()) {
     Computed sum = 0;
     for (u64 row = 0; row < of.rows; row++) sum += widened(gradients[row * row_len + c]);

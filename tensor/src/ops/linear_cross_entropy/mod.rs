@@ -39,22 +39,64 @@ pub struct LinearCrossEntropy {
     pub count: Tensor,
 }
 
-/// Bytes of the workspace: the logits of one chunk of rows, and their losses (on an NVIDIA device
-/// those of all rows, which are 4 or 8 bytes each). No more than twice x where there are many rows,
-/// and a few rows of logits where there are not.
+/// Bytes of the workspace: the logits of one chunk of rows, and their losses. On the processor no
+/// more than twice x where there are many rows, and a few rows of logits where there are not; on an
+/// NVIDIA device up to 128 MiB of logits in f32 where that is more, and the losses of all rows.
 pub fn linear_cross_entropy_workspace_bytes(
+    kind: DeviceKind,
+    [rows, dim, classes]: [usize; 3],
+    dtype: DType,
+) -> usize {
+    let chunk = Sizes { rows, dim, classes }.chunk(kind);
+    let losses = if kind == DeviceKind::Cuda { rows } else { chunk.rows };
+    let len = chunk.rows.saturating_mul(chunk.row_len).saturating_add(losses);
+    len.saturating_mul(dtype.computed().size_bytes())
+}
+
+/// N, D and V.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
     rows: usize,
     dim: usize,
     classes: usize,
-    dtype: DType,
-) -> usize {
-    let chunk = cpu::chunk_rows(rows, dim, classes);
-    chunk.saturating_mul(classes + 1).saturating_mul(dtype.computed().size_bytes())
+}
+
+/// The rows whose logits are held at once.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    rows: usize,
+    /// From the logits of one row to those of the next.
+    row_len: usize,
+}
+
+impl Sizes {
+    /// As many bytes as x, but enough for products to be efficient.
+    fn chunk(self, kind: DeviceKind) -> Chunk {
+        const ROWS_MIN: usize = 128;
+        /// Each chunk reads all weights and adds to all their gradients: on a fast device that takes
+        /// as long as the products of some hundred rows. So there are few, but of no more logits.
+        const CUDA_CHUNKS: usize = 8;
+        const CUDA_LEN_MAX: usize = 1 << 25;
+        /// The library's kernels for tensor cores need rows that begin at multiples of 16 bytes.
+        const CUDA_ALIGNMENT: usize = 4;
+        let Sizes { rows, dim, classes } = self;
+        let chunk_count = classes.div_ceil(dim.max(1)).max(1);
+        let chunk_rows = rows.div_ceil(chunk_count).max(ROWS_MIN);
+        match kind {
+            DeviceKind::Cpu => Chunk { rows: chunk_rows.min(rows), row_len: classes },
+            DeviceKind::Cuda => {
+                let row_len = classes.next_multiple_of(CUDA_ALIGNMENT);
+                let few_chunks = rows.div_ceil(CUDA_CHUNKS).min(CUDA_LEN_MAX / row_len);
+                let few_chunks = few_chunks / ROWS_MIN * ROWS_MIN;
+                Chunk { rows: chunk_rows.max(few_chunks).min(rows), row_len }
+            }
+        }
+    }
 }
 
 struct LinearCrossEntropyKernel {
     op: &'static str,
-    sizes: cpu::Sizes,
+    sizes: Sizes,
     options: LinearCrossEntropyOptions,
     dtype: DType,
     has_bias: bool,
@@ -69,7 +111,7 @@ impl Kernel for LinearCrossEntropyKernel {
     }
 
     fn cost(&self) -> Cost {
-        let cpu::Sizes { rows, dim, classes } = self.sizes;
+        let Sizes { rows, dim, classes } = self.sizes;
         let products = [true, self.has_gradients, self.has_weight_gradient];
         let passes = products.into_iter().filter(|&is_there| is_there).count() as f64;
         let elements = rows * dim + classes * dim;
@@ -120,7 +162,7 @@ impl LinearCrossEntropyKernel {
             x.check_dtype(op, b)?;
             b.check_shape(op, [classes])?;
         }
-        let sizes = cpu::Sizes { rows, dim, classes };
+        let sizes = Sizes { rows, dim, classes };
         let (dtype, has_bias) = (x.dtype(), b.is_some());
         let (has_gradients, has_weight_gradient) = (false, false);
         Ok(Self {
@@ -136,13 +178,13 @@ impl LinearCrossEntropyKernel {
 
     /// Allocates the logits of one chunk and the losses of its rows.
     fn workspace(&self, like: &Tensor) -> Result<[Tensor; 2]> {
-        let cpu::Sizes { rows, dim, classes } = self.sizes;
         let (device, dtype) = (like.device(), self.dtype.computed());
-        let chunk = cpu::chunk_rows(rows, dim, classes);
+        let chunk = self.sizes.chunk(device.kind());
         // An NVIDIA device adds up the losses of all rows at the end.
-        let loss_count = if device.kind() == DeviceKind::Cuda { rows } else { chunk };
+        let is_cuda = device.kind() == DeviceKind::Cuda;
+        let loss_count = if is_cuda { self.sizes.rows } else { chunk.rows };
         Ok([
-            Tensor::workspace(device, chunk * classes, dtype)?,
+            Tensor::workspace(device, chunk.rows * chunk.row_len, dtype)?,
             Tensor::workspace(device, loss_count, dtype)?,
         ])
     }

@@ -14,7 +14,7 @@ struct Sizes {
 // `A_DEEP`: columns of A lie side by side; `B_DEEP`: rows of B do. C, bias and sums are of type `C`.
 template <bool A_DEEP, bool B_DEEP, bool ROW_SUMS, typename C>
 struct Matmul {
-  typedef Computed Number;
+  typedef Stored Factor;
   static const bool A_IS_DEEP = A_DEEP;
   static const bool B_IS_DEEP = B_DEEP;
   static const bool HAS_ROW_SUMS = ROW_SUMS;
@@ -26,13 +26,13 @@ struct Matmul {
   const Sizes& sizes;
   bool adds;
 
-  __device__ Computed a(u32 row, u32 k) const {
-    if (row >= sizes.m) return 0;
-    return widened(x[row * sizes.a_row + k * sizes.a_column]);
+  __device__ Stored a(u32 row, u32 k) const {
+    if (row >= sizes.m) return Stored();
+    return x[row * sizes.a_row + k * sizes.a_column];
   }
-  __device__ Computed b(u32 k, u32 column) const {
-    if (column >= sizes.n) return 0;
-    return widened(w[k * sizes.b_row + column * sizes.b_column]);
+  __device__ Stored b(u32 k, u32 column) const {
+    if (column >= sizes.n) return Stored();
+    return w[k * sizes.b_row + column * sizes.b_column];
   }
   __device__ void put(u32 row, u32 column, Computed value) const {
     if (row >= sizes.m || column >= sizes.n) return;
@@ -52,7 +52,7 @@ __device__ inline void matmul(C* c, const Stored* a, const Stored* b, const C* b
   Matmul<A_DEEP, B_DEEP, false, C> product = {
       c + matrix * sizes.c_matrix, a + matrix * sizes.a_matrix, b + matrix * sizes.b_matrix,
       bias, nullptr, sizes, adds != 0};
-  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, (u32)sizes.k);
+  tile_product<TILE>(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, (u32)sizes.k);
 }
 
 #define STAMP(name, C, A_DEEP, B_DEEP)                                                          \
@@ -80,5 +80,5 @@ extern "C" __global__ void __launch_bounds__(256)
     KERNEL(matmul_row_sums)(Stored* c, Stored* row_sums, const Stored* a, const Stored* b,
                             Sizes sizes) {
   Matmul<false, false, true, Stored> product = {c, a, b, nullptr, row_sums, sizes, false};
-  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, (u32)sizes.k);
+  tile_product<TILE>(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, (u32)sizes.k);
 }

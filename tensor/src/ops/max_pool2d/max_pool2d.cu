@@ -82,33 +82,49 @@ struct Covering {
 };
 
 // dx[h, w] = Σ dy over the windows whose maximum stood there, in their order: a thread looks at each
-// of them, so that none is written by two.
-extern "C" __global__ void KERNEL(max_pool2d_backward)(Stored* dx, const Stored* dy,
-                                                       const u8* positions, Pool pool) {
+// of them, so that none is written by two. It takes runs of so many places of a row.
+template <u32 RUN>
+__device__ inline void gradients(Stored* dx, const Stored* dy, const u8* positions,
+                                 const Pool& pool) {
   u32 width = (u32)pool.width, len = (u32)pool.height * width;
   u32 out_width = (u32)pool.out_width, kernel_width = (u32)pool.kernel_width;
   u32 stride_height = (u32)pool.stride_height, stride_width = (u32)pool.stride_width;
   u32 dilation_height = (u32)pool.dilation_height, dilation_width = (u32)pool.dilation_width;
   u64 count = pool.planes * len;
-  for (u64 i = thread_index(); i < count; i += thread_count()) {
-    u64 plane = plane_of(i, pool.by_len, count);
+  for (u64 run = thread_index(); run < count / RUN; run += thread_count()) {
+    u64 i = run * RUN, plane = plane_of(i, pool.by_len, count);
     u64 first = plane * pool.out_height * out_width;
     u32 at = (u32)(i - plane * len), h = pool.by_width.quotient(at);
-    u32 row = h + (u32)pool.padding_height, column = at - h * width + (u32)pool.padding_width;
+    u32 row = h + (u32)pool.padding_height;
+    u32 first_column = at - h * width + (u32)pool.padding_width;
     Covering rows(row, (u32)pool.out_height, (u32)pool.kernel_height, dilation_height,
                   pool.by_stride_height);
-    Covering columns(column, out_width, kernel_width, dilation_width, pool.by_stride_width);
-    Computed sum = 0;
-    for (u32 oh = rows.first; oh <= rows.last; oh++) {
-      u32 down = row - oh * stride_height, kh = pool.by_dilation_height.quotient(down);
-      if (kh * dilation_height != down) continue;
-      for (u32 ow = columns.first; ow <= columns.last; ow++) {
-        u32 right = column - ow * stride_width, kw = pool.by_dilation_width.quotient(right);
-        if (kw * dilation_width != right) continue;
-        u64 window = first + oh * out_width + ow;
-        if (positions[window] == kh * kernel_width + kw) sum += widened(dy[window]);
+    Pack<Stored, RUN> to;
+#pragma unroll
+    for (u32 k = 0; k < RUN; k++) {
+      u32 column = first_column + k;
+      Covering columns(column, out_width, kernel_width, dilation_width, pool.by_stride_width);
+      Computed sum = 0;
+      for (u32 oh = rows.first; oh <= rows.last; oh++) {
+        u32 down = row - oh * stride_height, kh = pool.by_dilation_height.quotient(down);
+        if (kh * dilation_height != down) continue;
+        for (u32 ow = columns.first; ow <= columns.last; ow++) {
+          u32 right = column - ow * stride_width, kw = pool.by_dilation_width.quotient(right);
+          if (kw * dilation_width != right) continue;
+          u64 window = first + oh * out_width + ow;
+          if (positions[window] == kh * kernel_width + kw) sum += widened(dy[window]);
+        }
       }
+      set(to.at[k], sum);
     }
-    set(dx[i], sum);
+    store_pack<RUN>(dx, run, to);
   }
+}
+
+extern "C" __global__ void KERNEL(max_pool2d_backward)(Stored* dx, const Stored* dy,
+                                                       const u8* positions, Pool pool) {
+  constexpr u32 LEN = pack_len<Stored>();
+  bool is_packed = pool.width % LEN == 0 && is_aligned<LEN>(dx);
+  if (is_packed) gradients<LEN>(dx, dy, positions, pool);
+  if (!is_packed) gradients<1>(dx, dy, positions, pool);
 }

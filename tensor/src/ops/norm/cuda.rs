@@ -4,10 +4,11 @@ use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::backward::Cut;
 use super::{Backward, Center, Forward, Norm};
-use crate::cuda::kernels::{NORM, grid, typed_name};
+use crate::cpu::lines::Blocks;
+use crate::cuda::kernels::{LineGroups, NORM, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;
-use Parameter::{F64, Read, U64, Words, Write};
+use Parameter::{F64, Read, U32, U64, Words, Write};
 
 /// `struct Norm`.
 const SIZES: Parameter = Words(4);
@@ -15,21 +16,28 @@ const SIZES: Parameter = Words(4);
 /// `struct Partials`.
 const PARTS: Parameter = Words(2);
 
-/// Threads of a block, at most; it takes whole rows.
+/// Threads of a block that adds up parts of channels, at most.
 const THREADS_MAX: usize = 256;
 
-/// Blocks that keep the largest devices busy; each then takes more rows.
-const BLOCKS_MAX: usize = 1 << 16;
+/// Channels of such a block where a sample has one element of each.
+const BLOCK_CHANNELS: usize = 128;
 
-/// A block for each of `count` lines of `len` elements, or for several.
-fn grid_of_lines(count: usize, len: usize) -> Grid {
-    let threads = len.next_multiple_of(32).clamp(32, THREADS_MAX);
-    Grid::row(count.min(BLOCKS_MAX) as u32, threads as u32)
+/// The most blocks of a grid; each then takes more rows, or parts.
+const BLOCKS_MAX: u32 = 1 << 16;
+
+/// A block for each of `count` parts, or for several.
+fn grid_of_parts(count: usize, threads: usize) -> Grid {
+    Grid::row(count.min(BLOCKS_MAX as usize) as u32, threads as u32)
 }
 
 impl Norm {
     fn rows(&self) -> usize {
         self.samples * self.groups
+    }
+
+    fn row_groups(&self) -> LineGroups {
+        let blocks = Blocks { outer: self.rows(), len: self.row_len(), inner: 1 };
+        LineGroups::of(blocks, self.dtype, BLOCKS_MAX)
     }
 
     /// `struct Norm`.
@@ -40,7 +48,7 @@ impl Norm {
 
 pub(super) fn forward(op: &Forward, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let Forward { norm, has: [has_weight, has_bias] } = op;
-    let parameters = &[Write, Write, Write, Read, Read, Read, F64, SIZES];
+    let parameters = &[Write, Write, Write, Read, Read, Read, F64, SIZES, U32];
     let kernel = Signature { name: typed_name!("normalize", norm.dtype), parameters };
     let read = |is_there: bool, index: usize| match is_there {
         true => operands.read(index).to_read(),
@@ -54,13 +62,9 @@ pub(super) fn forward(op: &Forward, cuda: &Cuda, operands: &CudaOperands<'_>) ->
     let (x, words) = (operands.read(0).to_read(), norm.words());
     let (weight, bias) = (read(*has_weight, 1), read(*has_bias, 1 + usize::from(*has_weight)));
     let (eps, sizes) = (Argument::F64(norm.eps), Argument::Words(&words));
-    let arguments = [y, rstd, means, x, weight, bias, eps, sizes];
-    cuda.launch(
-        NORM.of(norm.dtype),
-        &kernel,
-        grid_of_lines(norm.rows(), norm.row_len()),
-        &arguments,
-    )
+    let groups = norm.row_groups();
+    let arguments = [y, rstd, means, x, weight, bias, eps, sizes, Argument::U32(groups.lanes)];
+    cuda.launch(NORM.of(norm.dtype), &kernel, groups.grid(), &arguments)
 }
 
 pub(super) fn backward(op: &Backward, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
@@ -75,12 +79,12 @@ pub(super) fn backward(op: &Backward, cuda: &Cuda, operands: &CudaOperands<'_>) 
     };
     let kernel = Signature {
         name: typed_name!("normalize_backward", norm.dtype),
-        parameters: &[Write, Read, Read, Read, Read, Read, SIZES],
+        parameters: &[Write, Read, Read, Read, Read, Read, SIZES, U32],
     };
-    let sizes = Argument::Words(&words);
-    let arguments = [operands.write(0).to_write(), dy, x, rstd, mean, weight, sizes];
-    let lines = grid_of_lines(norm.rows(), norm.row_len());
-    cuda.launch(image, &kernel, lines, &arguments)?;
+    let (sizes, groups) = (Argument::Words(&words), norm.row_groups());
+    let lanes = Argument::U32(groups.lanes);
+    let arguments = [operands.write(0).to_write(), dy, x, rstd, mean, weight, sizes, lanes];
+    cuda.launch(image, &kernel, groups.grid(), &arguments)?;
     if !has_weight {
         return Ok(());
     }
@@ -89,11 +93,14 @@ pub(super) fn backward(op: &Backward, cuda: &Cuda, operands: &CudaOperands<'_>) 
     let (name, of_partials) = match norm.inner {
         0 | 1 => (
             typed_name!("norm_partials_of_elements", norm.dtype),
-            grid(cut.partials * norm.channels),
+            grid_of_parts(cut.partials * norm.channels.div_ceil(BLOCK_CHANNELS), THREADS_MAX),
         ),
         _ => (
             typed_name!("norm_partials_of_planes", norm.dtype),
-            grid_of_lines(cut.partials * norm.channels, norm.inner),
+            grid_of_parts(
+                cut.partials * norm.channels,
+                norm.inner.next_multiple_of(32).min(THREADS_MAX),
+            ),
         ),
     };
     let parameters = &[Write, Read, Read, Read, Read, PARTS, SIZES];

@@ -171,5 +171,5 @@ pub(super) fn extreme(op: &Extreme, cuda: &Cuda, operands: &CudaOperands<'_>) ->
     let [outputs, parts] = launches.counts();
     let found = [positions.to_write(), best, values.to_read(), places.to_read(), end];
     let arguments = [&found[..], &[outputs, parts]].concat();
-    cuda.launch(image, &kernel, grid(launches.outputs), &arguments)
+    cuda.launch(image, &kernel, launches.over_outputs(), &arguments)
 }

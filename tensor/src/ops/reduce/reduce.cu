@@ -1,7 +1,7 @@
 // Reductions of x[kept.., reduced..] over the dimensions that come last, however it lies, as on the
 // processor: partial results of fixed ranges of the reduced elements, [part][output], accumulated
-// in f64 or i64, which one more kernel merges in order. The order is fixed by the layout: the same
-// bits in each run.
+// in f64 or i64, which one more kernel merges in order. The order is fixed by the layout, and by
+// whether memory is aligned to packs: the same bits in each run.
 // Integers, too.
 
 enum Fold : u32 {
@@ -87,6 +87,25 @@ __device__ inline u64 end_of(const Parts& parts, u64 part, const Walk<1>& reduce
   return end < reduced.len ? end : reduced.len;
 }
 
+// What `work` returns for the folding: for one that the compiler knows where that is common.
+template <typename Work>
+__device__ inline auto with_folding(const Folding& folding, const Work& work) {
+  switch (folding.fold) {
+    case SUM: return work(Folding{SUM, 0.0});
+    case MAX: return work(Folding{MAX, 0.0});
+    case MIN: return work(Folding{MIN, 0.0});
+    case SQUARE_SUM: return work(Folding{SQUARE_SUM, 0.0});
+  }
+  return work(folding);
+}
+
+enum : u32 { LEN = pack_len<Stored>() };
+
+// Whether elements follow each other along what is left of the dimensions.
+__device__ inline bool is_dense(const Walk<1>& walk) {
+  return walk.rank == 1 && walk.strides[0][0] == 1;
+}
+
 // A block of whole warps takes a part of an output, and every n-th: neighbours read what follows
 // each other in the reduced dimensions. `centers` may be absent.
 extern "C" __global__ void __launch_bounds__(256)
@@ -98,10 +117,20 @@ extern "C" __global__ void __launch_bounds__(256)
     u64 part = at / kept.len, output = at % kept.len;
     const Stored* from = x + place(kept, output);
     double center = centers != nullptr ? centers[output] : 0.0;
-    Wide value = folding.start();
-    u64 end = end_of(parts, part, reduced);
+    u64 start = part * parts.part_len, end = end_of(parts, part, reduced);
+    bool is_packed = start < end && is_dense(reduced) && is_aligned<LEN>(from + start);
+    u64 packs = is_packed ? (end - start) / LEN : 0;
+    Wide value = with_folding(folding, [=](const Folding& known) {
+      Wide value = known.start();
 #pragma unroll 4
-    for (u64 i = part * parts.part_len + threadIdx.x; i < end; i += blockDim.x) {
+      for (u64 i = threadIdx.x; i < packs; i += blockDim.x) {
+        Pack<Stored, LEN> pack = load_pack<LEN>(from + start, i);
+#pragma unroll
+        for (u32 k = 0; k < LEN; k++) value = known.join(value, known.of(pack.at[k], center));
+      }
+      return value;
+    });
+    for (u64 i = start + packs * LEN + threadIdx.x; i < end; i += blockDim.x) {
       value = folding.join(value, folding.of(from[place(reduced, i)], center));
     }
     value = join_block<Folding>(value, scratch, folding);
@@ -109,12 +138,38 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// A thread takes a part of an output: neighbours read outputs that lie side by side.
+// A thread takes a part of an output, or of as many as a pack has: neighbours read outputs that lie
+// side by side.
 extern "C" __global__ void KERNEL(fold_columns)(Wide* partials, const Stored* x,
                                                 const double* centers, u32 fold,
                                                 double exponent, Parts parts, Walk<1> kept,
                                                 Walk<1> reduced) {
   Folding folding = {fold, exponent};
+  u64 stride = (u64)reduced.strides[0][0];
+  bool is_packed = centers == nullptr && is_dense(kept) && kept.len % LEN == 0 &&
+                   reduced.rank == 1 && stride % LEN == 0 && is_aligned<LEN>(x);
+  if (is_packed) {
+    with_folding(folding, [=](const Folding& known) {
+      u64 lines = kept.len / LEN;
+      for (u64 at = thread_index(); at < parts.count * lines; at += thread_count()) {
+        u64 part = at / lines, pack = at % lines, end = end_of(parts, part, reduced);
+        Wide values[LEN];
+#pragma unroll
+        for (u32 k = 0; k < LEN; k++) values[k] = known.start();
+#pragma unroll 4
+        for (u64 i = part * parts.part_len; i < end; i++) {
+          Pack<Stored, LEN> elements = load_pack<LEN>(x, i * (stride / LEN) + pack);
+#pragma unroll
+          for (u32 k = 0; k < LEN; k++) {
+            values[k] = known.join(values[k], known.of(elements.at[k], 0.0));
+          }
+        }
+#pragma unroll
+        for (u32 k = 0; k < LEN; k++) partials[at * LEN + k] = values[k];
+      }
+    });
+    return;
+  }
   for (u64 at = thread_index(); at < parts.count * kept.len; at += thread_count()) {
     u64 part = at / kept.len, output = at % kept.len;
     const Stored* from = x + place(kept, output);
@@ -140,7 +195,8 @@ __device__ inline void for_each_output(const Wide* partials, u32 fold, u64 outpu
   u32 lanes = parts >= WARP_PARTS ? 32 : 1, lane = threadIdx.x % lanes;
   for (u64 output = thread_index() / lanes; output < outputs; output += thread_count() / lanes) {
     Wide value = folding.start();
-#pragma unroll 4
+    // There may be one output: a thread has many loads under way.
+#pragma unroll 16
     for (u64 part = lane; part < parts; part += lanes) {
       value = folding.join(value, partials[part * outputs + output]);
     }
@@ -219,6 +275,20 @@ __device__ inline Best better(u32 end, const Best& a, const Best& b) {
   return is_better(end, b, a) ? b : a;
 }
 
+__device__ inline Best best_of_warp(u32 end, Best best) {
+  for (u32 bit = 16; bit > 0; bit /= 2) {
+    Best other = {__shfl_xor_sync(ALL_LANES, best.value, bit),
+                  __shfl_xor_sync(ALL_LANES, best.position, bit)};
+    best = better(end, best, other);
+  }
+  return best;
+}
+
+// Whether an element cannot be better than what came before it: most often it cannot.
+__device__ inline bool is_behind(u32 end, Wide x, const Best& best) {
+  return best.position >= 0 && (end == LARGEST ? x <= best.value : x >= best.value);
+}
+
 // As `fold_rows`, by one warp for each part of an output.
 extern "C" __global__ void __launch_bounds__(32)
     KERNEL(best_rows)(Wide* values, i64* positions, const Stored* x, u32 end, Parts parts,
@@ -227,15 +297,23 @@ extern "C" __global__ void __launch_bounds__(32)
     u64 part = at / kept.len, output = at % kept.len;
     const Stored* from = x + place(kept, output);
     Best best = {0, -1};
-    u64 last = end_of(parts, part, reduced);
-    for (u64 i = part * parts.part_len + threadIdx.x; i < last; i += 32) {
+    u64 start = part * parts.part_len, last = end_of(parts, part, reduced);
+    bool is_packed = is_dense(reduced) && is_aligned<LEN>(from + start);
+    u64 packs = is_packed && start < last ? (last - start) / LEN : 0;
+#pragma unroll 8
+    for (u64 i = threadIdx.x; i < packs; i += 32) {
+      Pack<Stored, LEN> pack = load_pack<LEN>(from + start, i);
+#pragma unroll
+      for (u32 k = 0; k < LEN; k++) {
+        Wide value = widened(pack.at[k]);
+        if (is_behind(end, value, best)) continue;
+        best = better(end, best, {value, (i64)(start + i * LEN + k)});
+      }
+    }
+    for (u64 i = start + packs * LEN + threadIdx.x; i < last; i += 32) {
       best = better(end, best, {widened(from[place(reduced, i)]), (i64)i});
     }
-    for (u32 bit = 16; bit > 0; bit /= 2) {
-      Best other = {__shfl_xor_sync(ALL_LANES, best.value, bit),
-                    __shfl_xor_sync(ALL_LANES, best.position, bit)};
-      best = better(end, best, other);
-    }
+    best = best_of_warp(end, best);
     if (threadIdx.x == 0) values[at] = best.value;
     if (threadIdx.x == 0) positions[at] = best.position;
   }
@@ -262,13 +340,17 @@ extern "C" __global__ void KERNEL(best_columns)(Wide* values, i64* positions, co
 extern "C" __global__ void KERNEL(best_finish)(i64* positions, Stored* values,
                                                const Wide* partials, const i64* places, u32 end,
                                                u64 outputs, u64 parts) {
-  for (u64 i = thread_index(); i < outputs; i += thread_count()) {
-    Best best = {partials[i], places[i]};
-    for (u64 part = 1; part < parts; part++) {
-      u64 at = part * outputs + i;
+  u32 lanes = parts >= WARP_PARTS ? 32 : 1, lane = threadIdx.x % lanes;
+  for (u64 output = thread_index() / lanes; output < outputs; output += thread_count() / lanes) {
+    Best best = {0, -1};
+#pragma unroll 8
+    for (u64 part = lane; part < parts; part += lanes) {
+      u64 at = part * outputs + output;
       best = better(end, best, {partials[at], places[at]});
     }
-    positions[i] = best.position;
-    if (values != nullptr) set(values[i], (Computed)best.value);
+    if (lanes > 1) best = best_of_warp(end, best);
+    if (lane != 0) continue;
+    positions[output] = best.position;
+    if (values != nullptr) set(values[output], (Computed)best.value);
   }
 }

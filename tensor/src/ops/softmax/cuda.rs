@@ -1,10 +1,10 @@
 //! Softmax and its gradients on NVIDIA devices, see `softmax.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
+use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
 
 use super::Rows;
 use crate::cpu::lines::Blocks;
-use crate::cuda::kernels::{SOFTMAX, grid, typed_name};
+use crate::cuda::kernels::{LineGroups, SOFTMAX, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::{Result, TensorError};
 use crate::ops::direction::Direction;
@@ -13,11 +13,8 @@ use Parameter::{Read, U32, Words, Write};
 /// `struct Blocks`.
 const BLOCKS: Parameter = Words(3);
 
-/// Threads of a block, at most; it takes whole lines.
-const THREADS_MAX: usize = 256;
-
 /// The most blocks of a grid; each then takes several lines.
-const BLOCKS_MAX: usize = 1 << 16;
+const BLOCKS_MAX: u32 = 1 << 16;
 
 /// `Ok` if there is a kernel: for operands that lie in order.
 pub(super) fn check(op: &Rows, operands: &CudaOperands<'_>) -> Result<()> {
@@ -40,24 +37,19 @@ pub(super) fn softmax(op: &Rows, cuda: &Cuda, operands: &CudaOperands<'_>) -> Re
     let words = [outer, len, inner].map(|size| size as u64);
     let (is_log, sizes) = (Argument::U32(u32::from(op.softmax.is_log)), Argument::Words(&words));
     let (image, dtype) = (SOFTMAX.of(op.dtype), op.dtype);
-    let threads = len.next_multiple_of(32).clamp(32, THREADS_MAX) as u32;
-    let grid = match inner {
-        1 => Grid::row(outer.min(BLOCKS_MAX) as u32, threads),
-        _ => grid(outer * inner),
-    };
+    let groups = LineGroups::of(op.blocks, dtype, BLOCKS_MAX);
+    let (grid, lanes) = (groups.grid(), Argument::U32(groups.lanes));
     if is_backward {
-        let name = match inner {
-            1 => typed_name!("softmax_backward_rows", dtype),
-            _ => typed_name!("softmax_backward_columns", dtype),
+        let kernel = Signature {
+            name: typed_name!("softmax_backward", dtype),
+            parameters: &[Write, Read, Read, U32, BLOCKS, U32],
         };
-        let kernel = Signature { name, parameters: &[Write, Read, Read, U32, BLOCKS] };
         let y = operands.read(source_count).to_read();
-        return cuda.launch(image, &kernel, grid, &[to, source, y, is_log, sizes]);
+        return cuda.launch(image, &kernel, grid, &[to, source, y, is_log, sizes, lanes]);
     }
-    let name = match inner {
-        1 => typed_name!("softmax_rows", dtype),
-        _ => typed_name!("softmax_columns", dtype),
+    let kernel = Signature {
+        name: typed_name!("softmax", dtype),
+        parameters: &[Write, Read, U32, BLOCKS, U32],
     };
-    let kernel = Signature { name, parameters: &[Write, Read, U32, BLOCKS] };
-    cuda.launch(image, &kernel, grid, &[to, source, is_log, sizes])
+    cuda.launch(image, &kernel, grid, &[to, source, is_log, sizes, lanes])
 }

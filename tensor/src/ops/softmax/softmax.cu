@@ -1,107 +1,80 @@
 // Softmax and its logarithm along the middle of x[outer, len, inner], and their gradients, as on
-// the processor. In place where the source is absent.
+// the processor. In place where the source is absent. A group of `lanes` threads takes a line; of
+// lines across the rows of memory (inner > 1) one thread does, and its neighbours read what lies
+// side by side.
 
 struct Blocks {
   u64 outer;
   u64 len;
   u64 inner;
+
+  __device__ u64 lines() const { return outer * inner; }
+
+  __device__ u64 start_of(u64 line) const {
+    if (inner == 1) return line * len;
+    u64 block = line / inner;
+    return block * len * inner + (line - block * inner);
+  }
+
+  // Whether lines are whole packs, where memory is aligned.
+  __device__ bool are_packs() const { return inner == 1 && len % LINE_PACK == 0; }
 };
 
-// A line of elements that lie `step` apart.
-struct Line {
-  const Stored* from;  // x, or dy
-  const Stored* y;     // for the gradient
-  Stored* to;
-  u64 len;
-  u64 step;
-};
-
-__device__ inline Computed at(const Stored* x, const Line& line, u64 i) {
-  return widened(x[i * line.step]);
-}
-
-// What the places `start`, `start + every`, .. of a line count.
-__device__ inline Computed max_of(const Line& line, u64 start, u64 every) {
-  Computed max = (Computed)-INFINITY_F;
-  for (u64 i = start; i < line.len; i += every) max = greater(max, at(line.from, line, i));
-  return max;
-}
-__device__ inline Computed exp_sum_of(const Line& line, Computed max, u64 start, u64 every) {
-  Computed sum = (Computed)0;
-  for (u64 i = start; i < line.len; i += every) sum += exp(at(line.from, line, i) - max);
-  return sum;
-}
-__device__ inline Computed dot_of(const Line& line, u32 is_log, u64 start, u64 every) {
-  Computed sum = (Computed)0;
-  for (u64 i = start; i < line.len; i += every) {
-    Computed dy = at(line.from, line, i);
-    sum += is_log != 0 ? dy : dy * at(line.y, line, i);
-  }
-  return sum;
-}
-
-__device__ inline void write(const Line& line, u32 is_log, Computed max, Computed sum, u64 start,
-                             u64 every) {
-  Computed log_sum = is_log != 0 ? log(sum) : (Computed)0;
-  for (u64 i = start; i < line.len; i += every) {
-    Computed x = at(line.from, line, i) - max;
-    set(line.to[i * line.step], is_log != 0 ? x - log_sum : exp(x) / sum);
-  }
-}
-__device__ inline void write_gradient(const Line& line, u32 is_log, Computed sum, u64 start,
-                                      u64 every) {
-  for (u64 i = start; i < line.len; i += every) {
-    Computed dy = at(line.from, line, i), y = at(line.y, line, i);
-    set(line.to[i * line.step], is_log != 0 ? dy - exp(y) * sum : y * (dy - sum));
-  }
-}
-
-__device__ inline Line line_of(Stored* to, const Stored* from, const Stored* y, const Blocks& of,
-                               u64 line) {
-  u64 start = line / of.inner * of.len * of.inner + line % of.inner;
-  const Stored* source = from != nullptr ? from : to;
-  return {source + start, y != nullptr ? y + start : nullptr, to + start, of.len, of.inner};
-}
-
-// Lines that lie side by side (inner = 1): a block of whole warps takes a line, and every n-th.
 extern "C" __global__ void __launch_bounds__(256)
-    KERNEL(softmax_rows)(Stored* to, const Stored* x, u32 is_log, Blocks of) {
+    KERNEL(softmax)(Stored* to, const Stored* x, u32 is_log, Blocks of, u32 lanes) {
   __shared__ Computed scratch[32];
-  for (u64 at = blockIdx.x; at < of.outer; at += gridDim.x) {
-    Line line = line_of(to, x, nullptr, of, at);
-    Computed max = join_block<Max>(max_of(line, threadIdx.x, blockDim.x), scratch);
-    Computed sum = join_block<Sum>(exp_sum_of(line, max, threadIdx.x, blockDim.x), scratch);
-    write(line, is_log, max, sum, threadIdx.x, blockDim.x);
+  const Stored* from = x != nullptr ? x : to;
+  LineGroup group = {lanes};
+  bool is_packed = of.are_packs() && is_aligned<LINE_PACK>(from) && is_aligned<LINE_PACK>(to);
+  for (u64 first = group.first_of_block(); first < of.lines(); first += group.step()) {
+    u64 at = first + group.in_block();
+    HeldLines<1> line(at < of.lines() ? of.len : 0, of.inner, group, is_packed);
+    u64 start_of_line = of.start_of(at);
+    line.from[0] = from + start_of_line;
+    Powers powers = powers_of(line, scratch);
+    // The sum is at least 1: its inverse is as near as the quotient but for half a unit.
+    Computed max = powers.max;
+    Computed of_sum = is_log != 0 ? log(powers.sum) : (Computed)1 / powers.sum;
+    line.for_each_pack((Computed)0, [&](u64 start, const Computed (&x)[1][LINE_PACK]) {
+      Computed y[LINE_PACK];
+#pragma unroll
+      for (u32 k = 0; k < LINE_PACK; k++) {
+        Computed below = x[0][k] - max;
+        y[k] = is_log != 0 ? below - of_sum : exp(below) * of_sum;
+      }
+      line.put(to + start_of_line, start, y);
+    });
   }
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    KERNEL(softmax_backward_rows)(Stored* to, const Stored* dy, const Stored* y, u32 is_log,
-                                  Blocks of) {
+    KERNEL(softmax_backward)(Stored* to, const Stored* dy, const Stored* y, u32 is_log, Blocks of,
+                             u32 lanes) {
   __shared__ Computed scratch[32];
-  for (u64 at = blockIdx.x; at < of.outer; at += gridDim.x) {
-    Line line = line_of(to, dy, y, of, at);
-    Computed sum = join_block<Sum>(dot_of(line, is_log, threadIdx.x, blockDim.x), scratch);
-    write_gradient(line, is_log, sum, threadIdx.x, blockDim.x);
-  }
-}
-
-// Lines across the rows of memory: a thread takes a line, and every n-th; neighbours read what lies
-// side by side.
-extern "C" __global__ void KERNEL(softmax_columns)(Stored* to, const Stored* x, u32 is_log,
-                                                   Blocks of) {
-  for (u64 at = thread_index(); at < of.outer * of.inner; at += thread_count()) {
-    Line line = line_of(to, x, nullptr, of, at);
-    Computed max = max_of(line, 0, 1);
-    write(line, is_log, max, exp_sum_of(line, max, 0, 1), 0, 1);
-  }
-}
-
-extern "C" __global__ void KERNEL(softmax_backward_columns)(Stored* to, const Stored* dy,
-                                                            const Stored* y, u32 is_log,
-                                                            Blocks of) {
-  for (u64 at = thread_index(); at < of.outer * of.inner; at += thread_count()) {
-    Line line = line_of(to, dy, y, of, at);
-    write_gradient(line, is_log, dot_of(line, is_log, 0, 1), 0, 1);
+  const Stored* from = dy != nullptr ? dy : to;
+  LineGroup group = {lanes};
+  bool is_packed = of.are_packs() && is_aligned<LINE_PACK>(from) && is_aligned<LINE_PACK>(y) &&
+                   is_aligned<LINE_PACK>(to);
+  for (u64 first = group.first_of_block(); first < of.lines(); first += group.step()) {
+    u64 at = first + group.in_block();
+    HeldLines<2> line(at < of.lines() ? of.len : 0, of.inner, group, is_packed);
+    u64 start_of_line = of.start_of(at);
+    line.from[0] = from + start_of_line;
+    line.from[1] = y + start_of_line;
+    Computed sum = (Computed)0;
+    line.for_each_pack((Computed)0, [&](u64, const Computed (&x)[2][LINE_PACK]) {
+#pragma unroll
+      for (u32 k = 0; k < LINE_PACK; k++) sum += is_log != 0 ? x[0][k] : x[0][k] * x[1][k];
+    });
+    sum = group.join<Sum>(sum, scratch);
+    line.for_each_pack((Computed)0, [&](u64 start, const Computed (&x)[2][LINE_PACK]) {
+      Computed dx[LINE_PACK];
+#pragma unroll
+      for (u32 k = 0; k < LINE_PACK; k++) {
+        Computed dy = x[0][k], y = x[1][k];
+        dx[k] = is_log != 0 ? dy - exp(y) * sum : y * (dy - sum);
+      }
+      line.put(to + start_of_line, start, dx);
+    });
   }
 }
