@@ -42,8 +42,8 @@ __device__ inline Computed not_a_number() { return (Computed)__uint_as_float(0x7
 
 // lse[position], and loss[block] and weight[block]: sums over the block's positions, of the loss
 // and of the weight of the label, which is 1 without weights. The loss is NaN where the label is
-// neither a class nor the one to ignore.
-extern "C" __global__ void __launch_bounds__(256)
+// neither a class nor the one to ignore. The compiler is to take the registers for a line.
+extern "C" __global__ void __launch_bounds__(256, 1)
     KERNEL(cross_entropy)(Computed* lse, Computed* loss, Computed* weight, const Stored* x,
                           const i64* labels, const Stored* class_weights, double smoothed,
                           Targets targets, u32 lanes) {
