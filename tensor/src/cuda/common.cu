@@ -220,8 +220,8 @@ __device__ inline void store_pack(E* x, u64 pack, const Pack<E, LEN>& elements) 
 }
 
 #if defined(STORED) && !IS_INTEGER
-// Lines of elements, each taken by a group of threads: `lanes` neighbours of a warp, a power of two,
-// or a whole block of several warps. Of a line a thread has the packs `lane`, `lane + lanes`, ..
+// Lines of elements, each taken by a group of threads: `lanes` neighbours of a warp, a power of
+// two, or a whole block of several warps. Of a line a thread has packs `lane`, `lane + lanes`, ..
 struct LineGroup {
   u32 lanes;
 

@@ -22,8 +22,8 @@ __device__ inline u64 end_of(const Channels& of, u64 part) {
   return end < len ? end : len;
 }
 
-// The places of a thread in a part of a channel: every n-th run of `run` elements, for all threads of
-// a block. It goes on without a division.
+// The places of a thread in a part of a channel: every n-th run of `run` elements, for all threads
+// of a block. It goes on without a division.
 struct RunWalk {
   u64 place;    // of samples · inner
   u64 element;  // where that is in memory
@@ -50,9 +50,9 @@ struct RunWalk {
   }
 };
 
-// partials[part][channel][the mean, and the squared distances from it]. A block of whole warps takes
-// a part of a channel, and every n-th. It sums up distances from one of the elements: what that
-// loses, at most the number of elements times the precision of f64, is little.
+// partials[part][channel][the mean, and the squared distances from it]. A block of whole warps
+// takes a part of a channel, and every n-th. It sums up distances from one of the elements: what
+// that loses, at most the number of elements times the precision of f64, is little.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(batch_moments)(double* partials, const Stored* x, Channels of) {
   __shared__ double scratch[32];
@@ -130,8 +130,9 @@ extern "C" __global__ void KERNEL(batch_norm_coefficients)(
   }
 }
 
-// partials[part][channel][Σ dy, Σ dy · (x - mean)], in the same way.
-extern "C" __global__ void __launch_bounds__(256)
+// partials[part][channel][Σ dy, Σ dy · (x - mean)], in the same way. A thread has packs of two
+// tensors under way: the compiler is to take the registers for them.
+extern "C" __global__ void __launch_bounds__(256, 1)
     KERNEL(batch_gradient_sums)(double* partials, const Stored* dy, const Stored* x,
                                 const Computed* means, Channels of) {
   __shared__ double scratch[32];

@@ -40,10 +40,10 @@ __device__ inline Computed sum_of_weights(const Stored* class_weights, u64 len,
 
 __device__ inline Computed not_a_number() { return (Computed)__uint_as_float(0x7fc00000); }
 
-// lse[position], and loss[block] and weight[block]: sums over the block's positions, of the loss and
-// of the weight of the label, which is 1 without weights. The loss is NaN where the label is neither
-// a class nor the one to ignore.
-extern "C" __global__ void __launch_bounds__(256)
+// lse[position], and loss[block] and weight[block]: sums over the block's positions, of the loss
+// and of the weight of the label, which is 1 without weights. The loss is NaN where the label is
+// neither a class nor the one to ignore. The compiler is to take the registers for a line.
+extern "C" __global__ void __launch_bounds__(256, 1)
     KERNEL(cross_entropy)(Computed* lse, Computed* loss, Computed* weight, const Stored* x,
                           const i64* labels, const Stored* class_weights, double smoothed,
                           Targets targets, u32 lanes) {
@@ -98,9 +98,9 @@ extern "C" __global__ void __launch_bounds__(256)
   weight[blockIdx.x] = (Computed)label_weights;
 }
 
-// sum = Σ loss and count = Σ weight over the parts that the blocks left. The sum is NaN if the label
-// of a position is neither a class nor the one to ignore: only then labels are searched for the
-// first such, which is told, unless there is a complaint already. One block.
+// sum = Σ loss and count = Σ weight over the parts that the blocks left. The sum is NaN if the
+// label of a position is neither a class nor the one to ignore: only then labels are searched for
+// the first such, which is told, unless there is a complaint already. One block.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(cross_entropy_sum)(Computed* sum, Computed* count, Complaint* complaint,
                               const Computed* loss, const Computed* weight, u64 parts,
