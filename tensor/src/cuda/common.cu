@@ -434,25 +434,7 @@ __device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u3
 __device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], bf16) {
   MULTIPLY_TILES("bf16");
 }
-
-#define LOAD_MATRICES(how)                                                                       \
-  asm volatile(                                                                                  \
-      "{ .reg .u64 place; cvta.to.shared.u64 place, %4; "                                        \
-      "ldmatrix.sync.aligned.m8n8.x4" how ".shared.b16 {%0, %1, %2, %3}, [place]; }"             \
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])                                       \
-      : "l"(row)                                                                                 \
-      : "memory")
-
-// Four matrices of 8 by 8 elements of a half type from shared memory. Lane 8 m + r says where row r
-// of matrix m is, aligned to 16 bytes. Lane 4 g + t gets of each matrix columns 2 t and 2 t + 1 of
-// row g.
-__device__ inline void load_matrices(u32 (&to)[4], const u16* row) { LOAD_MATRICES(""); }
-// The same of the transposed matrices: rows 2 t and 2 t + 1 of column g.
-__device__ inline void load_turned_matrices(u32 (&to)[4], const u16* row) {
-  LOAD_MATRICES(".trans");
-}
 #else
-// On other devices, and where it is tested: by shared memory, in blocks of up to 256 threads.
 template <typename E>
 __device__ inline float half_of(u32 pair, u32 which) {
   E element;
@@ -460,6 +442,8 @@ __device__ inline float half_of(u32 pair, u32 which) {
   return widened(element);
 }
 
+// Without tensor cores for the type, and where it is tested: by shared memory, in blocks of up to 256
+// threads.
 template <typename E>
 __device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], E) {
   __shared__ u32 of_lanes[8][32][6];
@@ -480,6 +464,37 @@ __device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u3
   __syncwarp();
 }
 
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 750
+// Those of compute capability 7.5 take half of the columns of a at a time.
+__device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], f16) {
+#pragma unroll
+  for (u32 side = 0; side < 2; side++) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[2 * side]), "r"(a[2 * side + 1]), "r"(b[side]));
+  }
+}
+#endif
+#endif
+
+// Four matrices of 8 by 8 elements of a half type from shared memory. Lane 8 m + r says where row r
+// of matrix m is, aligned to 16 bytes. Lane 4 g + t gets of each matrix columns 2 t and 2 t + 1 of
+// row g; of the turned ones rows 2 t and 2 t + 1 of column g.
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 750
+#define LOAD_MATRICES(how)                                                                       \
+  asm volatile(                                                                                  \
+      "{ .reg .u64 place; cvta.to.shared.u64 place, %4; "                                        \
+      "ldmatrix.sync.aligned.m8n8.x4" how ".shared.b16 {%0, %1, %2, %3}, [place]; }"             \
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])                                       \
+      : "l"(row)                                                                                 \
+      : "memory")
+
+__device__ inline void load_matrices(u32 (&to)[4], const u16* row) { LOAD_MATRICES(""); }
+__device__ inline void load_turned_matrices(u32 (&to)[4], const u16* row) {
+  LOAD_MATRICES(".trans");
+}
+#else
 // Where row r of matrix m is, of this lane's warp.
 struct MatrixRows {
   const u16* at[4][8];
