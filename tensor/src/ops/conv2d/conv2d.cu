@@ -20,7 +20,8 @@ struct Conv {
   Divisor by_stride_height, by_stride_width;
 };
 
-// Sizes in 32 bits: there are fewer than 2^31 pixels, and taps of a channel, on either side.
+// Sizes in 32 bits: there are fewer than 2^31 pixels, taps of a channel, and elements of an image, on
+// either side.
 struct Shape {
   u32 group;
   u32 in_channels, out_channels, groups;
@@ -65,11 +66,12 @@ struct Shape {
     u32 kh = by_kernel_width.quotient(inside), kw = inside - kh * kernel_width;
     u32 image = by_out_image.quotient(pixel), place = pixel - image * out_len;
     u32 oh = by_out_width.quotient(place), ow = place - oh * out_width;
-    i32 row = (i32)(oh * stride_height + kh * dilation_height) - padding_height;
-    i32 column = (i32)(ow * stride_width + kw * dilation_width) - padding_width;
-    if (row < 0 || row >= (i32)height || column < 0 || column >= (i32)width) return Stored();
-    u64 plane = ((u64)image * groups + group) * in_channels + c;
-    return x[plane * in_len + (u32)row * width + (u32)column];
+    // Those before the first row and column become numbers beyond the last.
+    u32 row = oh * stride_height - (u32)padding_height + kh * dilation_height;
+    u32 column = ow * stride_width - (u32)padding_width + kw * dilation_width;
+    if (row >= height || column >= width) return Stored();
+    const Stored* planes = x + ((u64)image * groups + group) * in_channels * in_len;
+    return planes[c * in_len + row * width + column];
   }
 
   // Where y has an output channel of the group and (n, oh, ow).
@@ -140,8 +142,9 @@ struct BackwardInput {
     u32 ow = shape.by_stride_width.quotient((u32)column);
     bool is_met = oh * shape.stride_height == (u32)row && ow * shape.stride_width == (u32)column;
     if (!is_met || oh >= shape.out_height || ow >= shape.out_width) return Stored();
-    u64 plane = ((u64)image * shape.groups + shape.group) * shape.out_channels + o;
-    return dy[plane * shape.out_len + oh * shape.out_width + ow];
+    const Stored* planes =
+        dy + ((u64)image * shape.groups + shape.group) * shape.out_channels * shape.out_len;
+    return planes[o * shape.out_len + oh * shape.out_width + ow];
   }
   __device__ void put(u32 c, u32 pixel, Computed value) const {
     if (c >= shape.in_channels || pixel >= pixels) return;

@@ -91,6 +91,8 @@ fn tiles(shape: &Conv2dShape, product: Product, rows_of_tile: usize) -> Option<G
     len_of(&[outs, shape.kernel[0], shape.kernel[1]])?;
     let pixels = len_of(&[images, shape.in_height, shape.in_width])?;
     let out_pixels = len_of(&[images, shape.out_height(), shape.out_width()])?;
+    len_of(&[shape.in_channels, shape.in_height, shape.in_width])?;
+    len_of(&[shape.out_channels, shape.out_height(), shape.out_width()])?;
     let padded = |len: usize, axis: usize| len.checked_add(2 * shape.padding[axis]);
     len_of(&[padded(shape.in_height, 0)?, padded(shape.in_width, 1)?])?;
     let (rows, columns, parts) = match product {

@@ -46,6 +46,8 @@ use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
+#[cfg(feature = "cuda")]
+use crate::write_mode::WriteMode;
 pub use one::{Conv1dGeometry, ConvTranspose1dGeometry};
 use shape::Conv2dShape;
 pub use transposed::ConvTranspose2dGeometry;
@@ -247,11 +249,42 @@ impl Conv2d {
         let reads = reads.iter().map(|tensor| tensor.contiguous()).collect::<Result<Vec<_>>>()?;
         let device = first.device();
         let y = Tensor::empty(device, y_shape, first.dtype())?;
+        #[cfg(feature = "cuda")]
+        if device.kind() == DeviceKind::Cuda && self.is_pointwise(&reads) {
+            self.multiply_pixels(&y, &reads[0], &reads[1])?;
+            return Ok(y);
+        }
         let scratch_len = self.workspace_len(device.kind());
         let scratch = Tensor::workspace(device, scratch_len, first.dtype().computed())?;
         let reads: Vec<&Tensor> = reads.iter().collect();
         device.launch(self, &reads, &[&y, &scratch])?;
         Ok(y)
+    }
+}
+
+/// Of one tap, at each pixel: for each image a product of matrices, which a device's library does
+/// faster than any kernel for convolutions.
+#[cfg(feature = "cuda")]
+impl Conv2d {
+    fn is_pointwise(&self, reads: &[Tensor]) -> bool {
+        let Conv2dShape { kernel, stride, padding, groups, .. } = self.shape;
+        let is_of_pixels = [kernel, stride] == [[1, 1]; 2] && padding == [0, 0] && groups == 1;
+        // Gradients of weights are sums over images.
+        let is_of_images = !matches!(self.product, Product::BackwardWeight);
+        is_of_pixels && is_of_images && reads.len() == 2 && self.shape.batch > 0
+    }
+
+    #[track_caller]
+    fn multiply_pixels(&self, y: &Tensor, x: &Tensor, w: &Tensor) -> Result<()> {
+        let Conv2dShape { batch, in_channels, out_channels, .. } = self.shape;
+        let pixels = self.shape.in_height * self.shape.in_width;
+        let w = w.reshape([out_channels, in_channels])?;
+        let (w, [ins, outs]) = match self.product {
+            Product::BackwardInput => (w.transpose(0, 1)?, [out_channels, in_channels]),
+            _ => (w, [in_channels, out_channels]),
+        };
+        let (x, y) = (x.reshape([batch, ins, pixels])?, y.reshape([batch, outs, pixels])?);
+        y.multiply(self.op, &w, &x, WriteMode::Overwrite)
     }
 }
 

@@ -172,6 +172,18 @@ pub(super) struct Gradients<'a> {
 }
 
 impl LinearCrossEntropyKernel {
+    /// The classes of one product, from the first on, and how many: the library's kernels for tensor
+    /// cores take whole vectors of half types, so the last few have products of their own.
+    fn parts(&self) -> impl Iterator<Item = (usize, usize)> {
+        const VECTOR_LEN: usize = 8;
+        let classes = self.sizes.classes;
+        let whole = match self.dtype.size_bytes() {
+            2 => classes / VECTOR_LEN * VECTOR_LEN,
+            _ => classes,
+        };
+        [(0, whole), (whole, classes - whole)].into_iter().filter(|&(_, count)| count > 0)
+    }
+
     /// Launches all of it: for each chunk of rows the logits, their losses and gradients, and the
     /// products with those. Logits are the workspace's, and losses those of all rows.
     #[track_caller]
@@ -193,7 +205,10 @@ impl LinearCrossEntropyKernel {
             let logits = logits.narrow(1, 0, classes)?;
             let [x, labels, losses] = [x, labels, losses].map(|of| of.narrow(0, first, rows));
             let (x, labels, losses) = (x?, labels?, losses?);
-            logits.multiply(op, &x, &turned, WriteMode::Overwrite)?;
+            for (first, count) in self.parts() {
+                let turned = turned.narrow(1, first, count)?;
+                logits.narrow(1, first, count)?.multiply(op, &x, &turned, WriteMode::Overwrite)?;
+            }
             let kernel = Losses {
                 of: Rows { rows, ..all },
                 smoothing: self.options.label_smoothing,
@@ -207,9 +222,15 @@ impl LinearCrossEntropyKernel {
             device.launch(kernel, &reads, &writes)?;
             let Some(Gradients { dx, dw, .. }) = gradients else { continue };
             let logits = logits.front_of_rows(self.dtype);
-            dx.narrow(0, first, rows)?.multiply(op, &logits, w, WriteMode::Overwrite)?;
-            if let Some(dw) = dw {
-                dw.multiply(op, &logits.transpose(0, 1)?, &x, WriteMode::Accumulate)?;
+            let dx = dx.narrow(0, first, rows)?;
+            let mut start = WriteMode::Overwrite;
+            for (first, count) in self.parts() {
+                let logits = logits.narrow(1, first, count)?;
+                dx.multiply(op, &logits, &w.narrow(0, first, count)?, start)?;
+                start = WriteMode::Accumulate;
+                let Some(dw) = dw else { continue };
+                let (dw, logits) = (dw.narrow(0, first, count)?, logits.transpose(0, 1)?);
+                dw.multiply(op, &logits, &x, WriteMode::Accumulate)?;
             }
         }
         device.launch(Total(all), &[losses, labels], &[sum, count])
