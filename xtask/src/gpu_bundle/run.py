@@ -460,9 +460,9 @@ def run_models(report, options, left):
         train(report, name, [*arguments, "--epochs", "2"], min(150, left()))
     if options.quick:
         return
-    profile(report, "train", ["--epochs", "20"], min(60, left()))
     for name, arguments in () if options.small else MODELS.items():
         profile(report, name, [*arguments, "--epochs", "1"], min(60, left()))
+    profile(report, "train", ["--epochs", "20"], min(60, left()))
 
 
 def run_torch(report, options, left):

@@ -339,11 +339,11 @@ def main():
     said("torch_device", torch.cuda.get_device_name(0))
     sections = {
         "train": train,
+        "models": train_models,
         "matmul": lambda: matmul(size),
         "gpt2_layers": lambda: gpt2_layers(2 * size),
         "copy": lambda: copies(copy_bytes),
         "memory_calls": lambda: [memory_calls(n) for n in (2 * MIB, copy_bytes)],
-        "models": train_models,
         # Last: compiling takes a minute or more.
         "train_compiled": lambda: train("default"),
         "train_compiled_with_graphs": lambda: train("reduce-overhead"),

@@ -129,12 +129,13 @@ fn machine_without_a_device_is_told_in_lines_and_breaks_nothing() {
     assert!(table.contains("| a |  | 2.50 TFLOP/s |"), "{table}");
 }
 
-/// `lowtide train` that writes a run of four steps.
+/// `lowtide train` that writes a run of four steps, and what was evaluated after them.
 const TRAINS: &str = "for last; do :; done; mkdir -p \"$last\"; cd \"$last\"; \
     echo '{\"predicted_peak_bytes\": 5, \"measured_peak_bytes\": 5, \"batch_size\": 4}' \
     > summary.json; \
     for s in 9 1 2 3; do echo \"{\\\"epoch\\\": $((1 + (s != 9))), \\\"batch\\\": 4, \
-    \\\"seconds\\\": 0.00$s}\"; done > metrics.jsonl";
+    \\\"seconds\\\": 0.00$s}\"; done > metrics.jsonl; \
+    echo '{\"epoch\": 2, \"seconds\": 0.0001}' >> metrics.jsonl";
 
 #[test]
 fn figures_of_a_device_are_collected() {
