@@ -82,6 +82,8 @@ class Report:
 
     def __init__(self, out, command):
         self.out, self.path = out, out / f"results-{command}.json"
+        # Tests that run beside each other tell it what they find.
+        self.lock = threading.Lock()
         self.data = {"command": command, "machine": machine(), "sections": {}, "lines": {}}
         self.told = {}
 
@@ -98,7 +100,8 @@ class Report:
         self.write()
 
     def grew(self):
-        replace(self.path, json.dumps(self.data, indent=1) + "\n")
+        with self.lock:
+            replace(self.path, json.dumps(self.data, indent=1) + "\n")
 
     def write(self):
         self.grew()
