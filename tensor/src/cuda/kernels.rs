@@ -39,8 +39,8 @@ impl Image {
     }
 }
 
-/// As `cargo xtask kernels` compiles. A product and a sum stay two operations, so that formulas have
-/// the processor's bits.
+/// As `cargo xtask kernels` compiles. A product and a sum stay two operations, so that formulas
+/// have the processor's bits.
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
 macro_rules! images {

@@ -115,8 +115,8 @@ fn convolution_of_several_tiles_each_way_is_that_of_the_processor() {
 fn convolutions_in_every_type_and_in_parts_are_those_of_the_processor() {
     let Some(gpu) = Gpu::take() else { return };
     let (device, cpu) = (gpu.device(), cpu());
-    // The pixels of the second one are the work of two blocks for a tile of the gradient; the third one
-    // has more channels than a tile has rows, which tensor cores take in taller ones.
+    // The pixels of the second one are the work of two blocks for a tile of the gradient; the third
+    // one has more channels than a tile has rows: tensor cores take taller ones.
     let small =
         (Conv2dGeometry { stride: [2, 1], padding: [1, 0], ..Default::default() }, [2, 2, 7, 6], 3);
     let padded = Conv2dGeometry { padding: [1, 1], ..Default::default() };

@@ -75,8 +75,8 @@ pub(super) fn scale_and_check_all(
     cuda.launch(FINITE.of(op.dtype), &kernel, grid, &arguments)
 }
 
-/// Enqueues the sum of squares of tensors: their partial sums, of these the sum of each, and the sum
-/// of all.
+/// Enqueues the sum of squares of tensors: their partial sums, of these the sum of each, and the
+/// sum of all.
 pub(super) fn add_squares_all(
     op: &AddSquaresAll,
     cuda: &Cuda,

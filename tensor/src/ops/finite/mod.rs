@@ -169,8 +169,8 @@ impl Kernel for AddSquares {
     }
 }
 
-/// [`AddSquares`] of contiguous tensors of one type, on an NVIDIA device: the same bits as one after
-/// the other. The second destination holds the partial sums of all, and then the sum of each.
+/// [`AddSquares`] of contiguous tensors of one type, on an NVIDIA device: the same bits as one
+/// after the other. The second destination holds the partial sums of all, then the sum of each.
 #[cfg(feature = "cuda")]
 struct AddSquaresAll {
     dtype: DType,

@@ -172,8 +172,8 @@ pub(super) struct Gradients<'a> {
 }
 
 impl LinearCrossEntropyKernel {
-    /// The classes of one product, from the first on, and how many: the library's kernels for tensor
-    /// cores take whole vectors of half types, so the last few have products of their own.
+    /// The classes of one product, from the first on, and how many: the library's kernels for
+    /// tensor cores take whole vectors of half types, so the last few have products of their own.
     fn parts(&self) -> impl Iterator<Item = (usize, usize)> {
         const VECTOR_LEN: usize = 8;
         let classes = self.sizes.classes;

@@ -73,9 +73,10 @@ impl Sizes {
     /// As many bytes as x, but enough for products to be efficient.
     fn chunk(self, kind: DeviceKind) -> Chunk {
         const ROWS_MIN: usize = 128;
-        /// Each chunk reads all weights and adds to all their gradients: on a fast device that takes
-        /// as long as the products of some hundred rows. So there are few, but of no more logits.
+        /// Each chunk reads all weights and adds to all their gradients: on a fast device that
+        /// takes as long as the products of some hundred rows. So there are few.
         const CUDA_CHUNKS: usize = 8;
+        /// Logits of a chunk.
         const CUDA_LEN_MAX: usize = 1 << 25;
         /// The library's kernels for tensor cores need rows that begin at multiples of 16 bytes.
         const CUDA_ALIGNMENT: usize = 4;
