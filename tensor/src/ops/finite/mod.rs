@@ -4,6 +4,9 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use std::borrow::Borrow;
+use std::iter;
+
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
@@ -115,9 +118,9 @@ fn partial_count(len: usize) -> usize {
 const TENSORS_MAX: usize = 240;
 
 /// Runs of tensors, in their order, that one launch can do: of one type and contiguous, or one.
-fn runs<'a, T: std::borrow::Borrow<Tensor>>(tensors: &'a [T]) -> impl Iterator<Item = &'a [T]> {
+fn runs<T: Borrow<Tensor>>(tensors: &[T]) -> impl Iterator<Item = &[T]> {
     let mut rest = tensors;
-    std::iter::from_fn(move || {
+    iter::from_fn(move || {
         let first = rest.first()?.borrow();
         let fits = |tensor: &T| {
             let tensor = tensor.borrow();
@@ -234,7 +237,7 @@ pub fn scale_and_check_finite<'a>(
         device.check_launch(op, &[], &[&flag, tensor])?;
     }
     for run in runs(&tensors) {
-        let writes = std::iter::once(&flag).chain(run.iter().map(|tensor| &**tensor));
+        let writes = iter::once(&flag).chain(run.iter().map(|tensor| &**tensor));
         let writes: Vec<&Tensor> = writes.collect();
         #[cfg(feature = "cuda")]
         if run.len() > 1 {
