@@ -110,7 +110,7 @@ ENTRY nvrtcCompileProgram(uint64_t name, int count, const char* const* options) 
     std::string option(options[i]);
     if (option.rfind(mark, 0) == 0) {
       architecture = option.substr(mark.size());
-    } else if (option != "--std=c++17") {
+    } else if (option != "--std=c++17" && option != "--fmad=false") {
       program->log = "nvrtc: error: unrecognized option " + option + " found";
       return INVALID_OPTION;
     }

@@ -40,7 +40,7 @@ fn check_sum(streams: &CudaStreams, memory: &CachingAllocator, add: &Function, l
 
 const SM_80: Architecture = Architecture { major: 8, minor: 0 };
 const SM_90: Architecture = Architecture { major: 9, minor: 0 };
-const OPTIONS: [&str; 1] = ["--std=c++17"];
+const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
 /// A folder of a test's own, which is not there yet.
 fn folder(name: &str) -> PathBuf {
