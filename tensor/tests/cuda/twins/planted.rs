@@ -57,16 +57,25 @@ fn fold_rows(lab: &Lab) {
 }
 
 fn matmul(lab: &Lab) {
+    multiply(lab, "matmul_f32", "matmul_nn_f32");
+}
+
+/// By tensor cores; of any bits.
+fn matmul_of_halves(lab: &Lab) {
+    multiply(lab, "matmul_bf16", "matmul_nn_bf16");
+}
+
+fn multiply(lab: &Lab, image: &'static str, name: &'static str) {
     let (m, n, k) = (30_usize, 20_usize, 40_usize);
     let (a, b) = (lab.floats(&noise(m * k, 1)), lab.floats(&noise(k * n, 2)));
     let c = lab.room(4 * m * n);
     let words = [m, n, k, k, 1, m * k, n, 1, k * n, n, 1, m * n].map(|size| size as u64);
     let parameters = &[Write, Read, Read, Read, U32, Words(12)];
-    let kernel = Kernel { name: "matmul_nn_f32", parameters };
+    let kernel = Kernel { name, parameters };
     let none = Argument::Nothing;
     let rest = [none, Argument::U32(0), Argument::Words(&words)];
     let arguments = [&[c.write(), a.read(), b.read()], &rest[..]].concat();
-    lab.run("matmul_f32", kernel, Grid::row(1, 256), &arguments);
+    lab.run(image, kernel, Grid::row(1, 256), &arguments);
 }
 
 fn unary(lab: &Lab) {
@@ -90,7 +99,7 @@ fn each_barrier_that_is_removed_from_a_kernel_is_missed() {
         return;
     };
     let count = common.matches(BARRIER).count();
-    assert_eq!(count, 4, "two of `join_block` and two of `tile_product`");
+    assert_eq!(count, 6, "two of `join_block` and two of each tile product");
     for nth in 0..=count {
         let remove = |source: &str, text: String| {
             let mut index = 0;
@@ -103,10 +112,12 @@ fn each_barrier_that_is_removed_from_a_kernel_is_missed() {
             // The last part has no barrier behind it.
             whole.strip_suffix(BARRIER).unwrap_or(&whole).to_owned()
         };
-        for (file, of_file, work) in
-            [("reduce", 0..2, fold_rows as fn(&Lab)), ("matmul", 2..4, matmul)]
-        {
-            if nth < count && !of_file.contains(&nth) {
+        for (file, of_work, work) in [
+            ("reduce", 0..2, fold_rows as fn(&Lab)),
+            ("matmul", 2..4, matmul),
+            ("matmul", 4..6, matmul_of_halves),
+        ] {
+            if nth < count && !of_work.contains(&nth) {
                 continue;
             }
             let folder = planted(&format!("barrier-{nth}-{file}"), file, remove);
@@ -123,8 +134,8 @@ fn each_barrier_that_is_removed_from_a_kernel_is_missed() {
 fn each_bound_that_is_removed_from_a_kernel_is_missed() {
     for (index, (file, work, from, to)) in [
         ("elementwise", unary as fn(&Lab), "i < len", "i <= len"),
-        ("matmul", matmul, "if (row >= sizes.m) return 0;", ""),
-        ("matmul", matmul, "if (column >= sizes.n) return 0;", ""),
+        ("matmul", matmul, "if (row >= sizes.m) return Stored();", ""),
+        ("matmul", matmul, "if (column >= sizes.n) return Stored();", ""),
         ("matmul", matmul, "0, (u32)sizes.k);", "0, (u32)sizes.k + 1);"),
         ("matmul", matmul, "if (row >= sizes.m || column >= sizes.n) return;", ""),
         ("reduce", fold_rows, "i < end; i += blockDim.x", "i <= end; i += blockDim.x"),
