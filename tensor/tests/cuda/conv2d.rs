@@ -116,18 +116,22 @@ fn convolutions_in_every_type_and_in_parts_are_those_of_the_processor() {
     let Some(gpu) = Gpu::take() else { return };
     let (device, cpu) = (gpu.device(), cpu());
     // The pixels of the second one are the work of two blocks for a tile of the gradient; the third
-    // one has more channels than a tile has rows: tensor cores take taller ones.
-    let small =
-        (Conv2dGeometry { stride: [2, 1], padding: [1, 0], ..Default::default() }, [2, 2, 7, 6], 3);
+    // one has more channels than a tile has rows: tensor cores take taller ones; of one tap the
+    // library multiplies pixels.
+    let strided = Conv2dGeometry { stride: [2, 1], padding: [1, 0], ..Default::default() };
     let padded = Conv2dGeometry { padding: [1, 1], ..Default::default() };
-    let (parted, tall) = ((padded, [2, 2, 32, 33], 3), (padded, [1, 66, 5, 6], 131));
-    for (geometry, [images, channels, height, width], outs) in [small, parted, tall] {
+    for (geometry, [images, channels, height, width], [outs, tap]) in [
+        (strided, [2, 2, 7, 6], [3, 3]),
+        (padded, [2, 2, 32, 33], [3, 3]),
+        (padded, [1, 66, 5, 6], [131, 3]),
+        (Conv2dGeometry::default(), [2, 5, 4, 6], [7, 1]),
+    ] {
         for (dtype, tolerance) in each_float([2e-5, 1e-13]) {
             let make = |name: &str, dims: &[usize]| {
                 noise(&cpu, name, dims, [-1.0, 1.0]).to_dtype(dtype).unwrap()
             };
-            let (x, w) =
-                (make("x", &[images, channels, height, width]), make("w", &[outs, channels, 3, 3]));
+            let x = make("x", &[images, channels, height, width]);
+            let w = make("w", &[outs, channels, tap, tap]);
             let (b, in_bias) = (make("b", &[outs]), make("in_bias", &[channels]));
             let dy = make("dy", x.conv2d(&w, None, geometry).unwrap().shape());
             let operands = [&x, &w, &b, &in_bias, &dy];
@@ -140,6 +144,7 @@ fn convolutions_in_every_type_and_in_parts_are_those_of_the_processor() {
                 let [x, w, b, in_bias, dy] = operands else { unreachable!() };
                 Ok(vec![
                     x.conv2d(w, Some(b), geometry)?,
+                    x.conv2d(w, None, geometry)?,
                     dy.conv2d_backward_input(w, *x.shape(), geometry)?,
                     dy.conv2d_backward_weight(x, *w.shape(), geometry)?,
                     dy.conv_transpose2d(w, Some(in_bias), transposed)?,

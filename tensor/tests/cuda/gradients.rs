@@ -62,11 +62,13 @@ fn norm_of_a_long_gradient_has_more_parts_than_a_grid() {
     });
 }
 
-/// Of two types, some on their sides, more than one launch is told of.
+/// Of two types, some on their sides, more than one launch is told of; one that is longer than a
+/// tile, and whose squares have as many partial sums as there may be.
 fn many(device: &lowtide_tensor::Device) -> Vec<Tensor> {
     let one = |index: usize| {
         let dtype = if index % 60 == 59 { DType::F16 } else { DType::F32 };
-        let x = noise(&cpu(), &index.to_string(), &[3, index * 37 % 700], [-2.0, 2.0]);
+        let len = if index == 7 { 100_001 } else { index * 37 % 700 };
+        let x = noise(&cpu(), &index.to_string(), &[3, len], [-2.0, 2.0]);
         let x = on(device, &x.to_dtype(dtype).unwrap());
         if index % 100 == 99 { x.transpose(0, 1).unwrap() } else { x }
     };
@@ -96,4 +98,15 @@ fn tensors_of_one_launch_have_the_bits_of_one_after_the_other() {
         let flag = scale_and_check_finite(&device, all.iter_mut(), 1.0).unwrap();
         assert_eq!(flag.item_assuming(9.0_f32).unwrap(), 1.0);
     });
+}
+
+#[test]
+fn tensors_that_share_memory_are_scaled_each_in_its_turn() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    let x = Tensor::full(&device, [8], DType::F32, 1.0).unwrap();
+    let mut all = [x.narrow(0, 0, 5).unwrap(), x.narrow(0, 3, 5).unwrap()];
+    let flag = scale_and_check_finite(&device, &mut all, 2.0).unwrap();
+    assert_eq!(flag.item_assuming(9.0_f32).unwrap(), 0.0);
+    assert_eq!(x.to_vec::<f32>().unwrap(), [2.0, 2.0, 2.0, 4.0, 4.0, 2.0, 2.0, 2.0]);
 }

@@ -239,13 +239,16 @@ pub fn scale_and_check_finite<'a>(
     for run in runs(&tensors) {
         let writes = iter::once(&flag).chain(run.iter().map(|tensor| &**tensor));
         let writes: Vec<&Tensor> = writes.collect();
+        // Each could be written: of several that share memory each is scaled in its turn.
         #[cfg(feature = "cuda")]
-        if run.len() > 1 {
+        if run.len() > 1 && device.check_launch(op, &[], &writes).is_ok() {
             let (dtype, lens) = (run[0].dtype(), lens(&writes[1..]));
             device.launch(ScaleAndCheckAll { scale, dtype, lens }, &[], &writes)?;
             continue;
         }
-        device.launch(kernel(writes[1]), &[], &writes)?;
+        for tensor in &writes[1..] {
+            device.launch(kernel(tensor), &[], &[&flag, tensor])?;
+        }
     }
     Ok(flag)
 }
