@@ -5,6 +5,7 @@ use super::{StateRange, UpdateFormula};
 use crate::dtype::Float;
 
 /// The most constants that a known formula has.
+#[cfg(feature = "cuda")]
 pub(super) const CONSTANTS_MAX: usize = 10;
 
 /// A formula that NVIDIA devices have kernels for, in all floats, with states of any kind. `p` is
