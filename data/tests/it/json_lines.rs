@@ -355,6 +355,36 @@ fn pairs_without_a_label_in_their_rows_are_left_out_and_others_named() {
 }
 
 #[test]
+fn preferences_of_chats_are_the_chats_of_their_turns() {
+    let turn = |role: &str, content: &str| serde_json::json!({ "role": role, "content": content });
+    let (question, good, bad) = (turn("user", "a"), turn("assistant", "b"), turn("assistant", "c"));
+    let apart = serde_json::json!({ "prompt": [question], "chosen": [good], "rejected": [bad] });
+    let whole = serde_json::json!({ "chosen": [question, good], "rejected": [question, bad] });
+    let folder = Folder::new("chat pairs");
+    let path = folder.path("data.jsonl");
+    let pairs_of = |text: &str| {
+        fs::write(&path, text).unwrap();
+        PreferenceLines::chat(&ChatTemplate::llama3(), bytes()).unwrap().read(&[&path])
+    };
+    let pairs = pairs_of(&format!("{apart}\n{whole}")).unwrap();
+    let chats = |answer: &serde_json::Value| {
+        let line = serde_json::json!({ "messages": [question, answer] });
+        read(LineFormat::chat(ChatTemplate::llama3()), &line.to_string()).unwrap()
+    };
+    for (documents, answer) in pairs.documents().into_iter().zip([&good, &bad]) {
+        for index in 0..2 {
+            assert_eq!(texts(documents, index), texts(&chats(answer), 0));
+        }
+    }
+    let error = pairs_of(&serde_json::json!({ "chosen": [question] }).to_string()).unwrap_err();
+    let (line, error) = cause(&error);
+    assert!(line == 1 && matches!(error, LineError::MissingField { field } if field == "rejected"));
+    let stranger = serde_json::json!({ "chosen": [turn("judge", "a")], "rejected": [good] });
+    let error = pairs_of(&stranger.to_string()).unwrap_err();
+    assert!(matches!(cause(&error), (1, LineError::UnknownRole { role }) if role == "judge"));
+}
+
+#[test]
 fn preferences_that_lack_something_are_named_by_their_lines() {
     let good = r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#;
     let error = pairs(&format!("{good}\n{{\"prompt\": \"a\", \"chosen\": \"b\"}}")).unwrap_err();

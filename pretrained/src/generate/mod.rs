@@ -2,6 +2,9 @@
 
 mod sampling;
 
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
 use lowtide_nn::NnError;
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
@@ -59,51 +62,103 @@ impl GenerateOptions {
 }
 
 impl Decoder {
-    /// The tokens that the model adds to each of `prompts`, which are of one length, with a
-    /// [cache](Decoder::cache) of keys and values.
+    /// The tokens that the model adds to each of `prompts`, with a [cache](Decoder::cache) of keys
+    /// and values. Prompts of one length go on side by side, others one after the other: what is
+    /// added to a prompt does not depend on the others but for rounding.
     ///
     /// # Errors
-    /// `Option` for prompts without tokens or of several lengths, for options out of their ranges,
-    /// and for more positions than the model has learned; `ValueUnavailable` on a simulated
-    /// device; those of [`Decoder::logits`].
+    /// `Option` for a prompt without tokens, for options out of their ranges, and for more positions
+    /// than the model has learned; `ValueUnavailable` on a simulated device; those of
+    /// [`Decoder::logits`].
     pub fn generate(
         &self,
         device: &Device,
         prompts: &[Vec<i64>],
         options: &GenerateOptions,
     ) -> Result<Vec<Vec<i64>>> {
+        self.generate_with(device, prompts, options, |_, _| ControlFlow::Continue(()))
+    }
+
+    /// [`Decoder::generate`], which tells `each` of a token as soon as it is chosen, with the index
+    /// of its prompt. Where `each` breaks off, what there is until then is the result.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::generate`].
+    pub fn generate_with(
+        &self,
+        device: &Device,
+        prompts: &[Vec<i64>],
+        options: &GenerateOptions,
+        mut each: impl FnMut(usize, i64) -> ControlFlow<()>,
+    ) -> Result<Vec<Vec<i64>>> {
         options.check()?;
-        let len = prompts.first().map_or(0, Vec::len);
-        if len == 0 || prompts.iter().any(|prompt| prompt.len() != len) {
-            let (name, range) = ("prompts", "prompts of one length, of at least one token");
-            return Err(NnError::Option { name, value: len as f64, range }.into());
+        let mut of_length: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (index, prompt) in prompts.iter().enumerate() {
+            of_length.entry(prompt.len()).or_default().push(index);
+        }
+        if of_length.is_empty() || of_length.contains_key(&0) {
+            let (name, range) = ("prompts", "prompts of at least one token");
+            return Err(NnError::Option { name, value: 0.0, range }.into());
         }
         let mut found = vec![Vec::new(); prompts.len()];
-        let is_over = |tokens: &Vec<i64>| {
-            tokens.last().is_some_and(|token| options.stop_tokens.contains(token))
-        };
-        // The last token is never read.
-        let capacity = (len + options.len_max).saturating_sub(1).max(len);
-        let mut cache = self.cache(prompts.len(), capacity)?;
-        let mut next = prompts.concat();
-        for step in 0..options.len_max {
-            let shape = [prompts.len(), next.len() / prompts.len()];
-            let tokens = Tensor::from_slice(device, shape, &next)?;
-            let logits = self.extend(&mut cache, &tokens)?.to_dtype(DType::F64)?.to_vec::<f64>()?;
-            let rows = logits.chunks(self.shape().vocabulary);
-            let chosen = rows.enumerate().map(|(row, logits)| {
-                sampling::choose(logits, options.sampling, [step as u64, row as u64]) as i64
-            });
-            next = chosen.collect();
-            for (tokens, &token) in found.iter_mut().zip(&next) {
-                if !is_over(tokens) {
-                    tokens.push(token);
-                }
-            }
-            if found.iter().all(is_over) {
+        for indices in of_length.values() {
+            let mut rows: Vec<Row> = indices
+                .iter()
+                .map(|&index| Row { index, prompt: &prompts[index], added: Vec::new() })
+                .collect();
+            let flow = self.extend_rows(device, &mut rows, options, &mut each)?;
+            rows.into_iter().for_each(|row| found[row.index] = row.added);
+            if flow.is_break() {
                 break;
             }
         }
         Ok(found)
     }
+
+    /// Goes on with prompts of one length.
+    fn extend_rows(
+        &self,
+        device: &Device,
+        rows: &mut [Row<'_>],
+        options: &GenerateOptions,
+        each: &mut dyn FnMut(usize, i64) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let is_over = |row: &Row<'_>| {
+            row.added.last().is_some_and(|token| options.stop_tokens.contains(token))
+        };
+        let mut next: Vec<i64> = rows.iter().flat_map(|row| row.prompt).copied().collect();
+        let len = next.len() / rows.len();
+        // The last token is never read.
+        let capacity = (len + options.len_max).saturating_sub(1).max(len);
+        let mut cache = self.cache(rows.len(), capacity)?;
+        for step in 0..options.len_max {
+            let shape = [rows.len(), next.len() / rows.len()];
+            let tokens = Tensor::from_slice(device, shape, &next)?;
+            let logits = self.extend(&mut cache, &tokens)?.to_dtype(DType::F64)?.to_vec::<f64>()?;
+            next.clear();
+            for (row, logits) in rows.iter_mut().zip(logits.chunks(self.shape().vocabulary)) {
+                let place = [step as u64, row.index as u64];
+                let token = sampling::choose(logits, options.sampling, place) as i64;
+                next.push(token);
+                if is_over(row) {
+                    continue;
+                }
+                row.added.push(token);
+                if each(row.index, token).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+            if rows.iter().all(is_over) {
+                break;
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// A prompt that is gone on from.
+struct Row<'a> {
+    index: usize,
+    prompt: &'a [i64],
+    added: Vec<i64>,
 }

@@ -17,7 +17,8 @@ use crate::recipe::{LineKind, Recipe};
 pub(super) struct FinetuneArgs {
     /// The folder of a model with its tokenizer, or its name in the hub's local cache.
     model: PathBuf,
-    /// A file with a JSON object on each line: {"text"}, {"prompt", "completion"} or {"messages"}.
+    /// A file with a JSON object on each line: {"text"}, {"prompt", "completion"}, {"messages"}, or
+    /// {"prompt", "chosen", "rejected"}, of texts or of messages, to learn by DPO what is preferred.
     data: PathBuf,
     /// What the lines are; as the first one looks if absent.
     #[arg(long, value_enum)]
@@ -36,6 +37,8 @@ enum Format {
     Text,
     Completion,
     Chat,
+    Preference,
+    ChatPreference,
 }
 
 pub(super) fn run(arguments: &FinetuneArgs) -> Result<()> {
@@ -44,9 +47,16 @@ pub(super) fn run(arguments: &FinetuneArgs) -> Result<()> {
         Some(Format::Text) => LineKind::Text,
         Some(Format::Completion) => LineKind::Completion,
         Some(Format::Chat) => LineKind::Chat,
+        Some(Format::Preference) => LineKind::Preference,
+        Some(Format::ChatPreference) => LineKind::ChatPreference,
         None => format_of(data)?,
     };
-    let recipe = Recipe::of_model_and_lines(model, data, format, &tuning.tuning())?;
+    let tuning = tuning.tuning();
+    if tuning.preference && !format.is_preference() {
+        let problem = format!("{} has no answers that are preferred to others", data.display());
+        return Err(TrainError::Setting { place: "--dpo".to_owned(), problem });
+    }
+    let recipe = Recipe::of_model_and_lines(model, data, format, &tuning)?;
     run_recipe(changes.of(&recipe, model)?, None, run)
 }
 
@@ -59,7 +69,12 @@ fn format_of(path: &Path) -> Result<LineKind> {
     let opened = File::open(path).map_err(file)?;
     BufReader::new(opened.take(LINE_BYTES_MAX)).read_line(&mut line).map_err(file)?;
     let keys: Value = serde_json::from_str(&line).unwrap_or_default();
+    let of_chosen = match keys.get("chosen") {
+        Some(Value::Array(_)) => LineKind::ChatPreference,
+        _ => LineKind::Preference,
+    };
     let kinds = [
+        ("chosen", of_chosen),
         ("messages", LineKind::Chat),
         ("completion", LineKind::Completion),
         ("text", LineKind::Text),
@@ -67,6 +82,6 @@ fn format_of(path: &Path) -> Result<LineKind> {
     let kind = kinds.iter().find(|(key, _)| keys.get(key).is_some());
     kind.map(|(_, kind)| *kind).ok_or_else(|| TrainError::Setting {
         place: format!("{}, line 1", path.display()),
-        problem: "has neither \"text\", \"completion\" nor \"messages\"".to_owned(),
+        problem: "has none of \"text\", \"completion\", \"messages\" and \"chosen\"".to_owned(),
     })
 }

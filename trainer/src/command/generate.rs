@@ -1,5 +1,6 @@
 //! `lowtide generate`.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use lowtide_pretrained::{GenerateOptions, Sampling};
 use lowtide_tensor::RandomKey;
 
 use crate::command::trained::Trained;
-use crate::command::{DeviceArgs, parse_count, say};
+use crate::command::{DeviceArgs, parse_count, say, write_out};
 use crate::error::{Result, TrainError};
 
 #[derive(Args, Clone)]
@@ -85,24 +86,69 @@ pub(super) fn run(arguments: &GenerateArgs) -> Result<()> {
         stop_tokens: stops.iter().map(|&token| i64::from(token)).collect(),
     };
     let tokens: Vec<i64> = prompt.iter().map(|&token| i64::from(token)).collect();
-    let mut found = model.generate(&device, &[tokens], &options)?.remove(0);
-    let is_over = found.last().is_some_and(|last| options.stop_tokens.contains(last));
-    if is_over {
-        found.pop();
+    let mut text = Stream { tokenizer: &*tokenizer, tokens: Vec::new(), written: String::new() };
+    let mut outcome = Ok(());
+    let found = model.generate_with(&device, &[tokens], &options, |_, token| {
+        if options.stop_tokens.contains(&token) {
+            return ControlFlow::Continue(());
+        }
+        // A token of a vocabulary.
+        text.tokens.push(token as u32);
+        let shown = if arguments.json { Ok(true) } else { text.write() };
+        let goes_on = matches!(shown, Ok(true));
+        outcome = shown.map(drop);
+        if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    outcome?;
+    if !arguments.json {
+        return text.end();
     }
-    // Tokens of a vocabulary.
-    let tokens: Vec<u32> = found.iter().map(|&token| token as u32).collect();
-    let text = tokenizer.decode(&tokens).map_err(wrong)?;
-    if arguments.json {
-        let answer = serde_json::json!({
-            "text": text,
-            "tokens": tokens.len(),
-            "prompt_tokens": prompt.len(),
-            "ended": is_over,
-        });
-        return say(&answer.to_string());
+    let is_over = found[0].last().is_some_and(|last| options.stop_tokens.contains(last));
+    let answer = serde_json::json!({
+        "text": text.decoded()?,
+        "tokens": text.tokens.len(),
+        "prompt_tokens": prompt.len(),
+        "ended": is_over,
+    });
+    say(&answer.to_string())
+}
+
+/// A text that is written while it comes.
+struct Stream<'a> {
+    tokenizer: &'a dyn Tokenizer,
+    tokens: Vec<u32>,
+    written: String,
+}
+
+impl Stream<'_> {
+    fn decoded(&self) -> Result<String> {
+        self.tokenizer.decode(&self.tokens).map_err(|error| setting("model", &error.to_string()))
     }
-    say(&text)
+
+    /// Writes what is certain by now: characters of which tokens are to come, and blanks that a
+    /// tokenizer may take back, are not. `false` where nobody reads it any more.
+    fn write(&mut self) -> Result<bool> {
+        let text = self.decoded()?;
+        let certain = text.trim_end_matches([char::REPLACEMENT_CHARACTER, ' ']);
+        match certain.strip_prefix(self.written.as_str()) {
+            None | Some("") => Ok(true),
+            Some(rest) => {
+                let is_read = write_out(rest)?;
+                self.written = certain.to_owned();
+                Ok(is_read)
+            }
+        }
+    }
+
+    /// Writes the rest of the text, and ends the line.
+    fn end(&self) -> Result<()> {
+        let text = self.decoded()?;
+        match text.strip_prefix(self.written.as_str()) {
+            Some(rest) => say(rest),
+            // The tokenizer says it otherwise as a whole.
+            None => say(&format!("\n{text}")),
+        }
+    }
 }
 
 /// The tokens that end a text or an answer in a chat.

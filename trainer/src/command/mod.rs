@@ -218,10 +218,15 @@ fn usage(error: &clap::Error) -> ExitCode {
 
 /// Writes a line to standard output. A reader that has gone, such as `head`, has seen enough.
 fn say(line: &str) -> Result<()> {
-    match writeln!(io::stdout(), "{line}") {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => {
-            written.map_err(|source| TrainError::File { path: "standard output".into(), source })
-        }
+    write_out(&format!("{line}\n")).map(drop)
+}
+
+/// Writes to standard output at once; `false` where nobody reads it any more.
+fn write_out(text: &str) -> Result<bool> {
+    let mut out = io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(source) => Err(TrainError::File { path: "standard output".into(), source }),
     }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use clap::{Args, ValueEnum};
+use lowtide_nn::Targets;
 
 use crate::command::{RecipeArgs, parse_count};
 use crate::error::{Result, TrainError};
@@ -19,9 +20,26 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "RANK", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 16))]
     lora: Option<u64>,
+    /// The layers that get adapters: all-linear, names that theirs end with (q_proj,v_proj), or a
+    /// regular expression of whole names within slashes (/layers\.[0-3]\..*_proj/).
+    #[arg(long, value_name = "NAMES", requires = "lora", value_parser = targets)]
+    lora_targets: Option<Targets>,
     /// What the model's weights are kept in; as its configuration says if absent, or f32.
     #[arg(long, value_enum, value_name = "TYPE")]
     base: Option<Weights>,
+    /// Learns which answers are preferred to others (DPO), as `finetune` does of such data.
+    #[arg(long)]
+    dpo: bool,
+}
+
+fn targets(text: &str) -> std::result::Result<Targets, String> {
+    let pattern = text.strip_prefix('/').and_then(|rest| rest.strip_suffix('/'));
+    match (text, pattern) {
+        ("all-linear", _) => Ok(Targets::AllLinear),
+        (_, Some("")) | ("", _) => Err("names no layer".to_owned()),
+        (_, Some(pattern)) => Ok(Targets::Pattern(pattern.to_owned())),
+        _ => Ok(Targets::Endings(text.split(',').map(|name| name.trim().to_owned()).collect())),
+    }
 }
 
 /// [`Base`] as an argument.
@@ -54,7 +72,13 @@ impl ModelArgs {
             Weights::Q80 => Base::FewBits(FewBits::Q80),
             Weights::Q40 => Base::FewBits(FewBits::Q40),
         });
-        Tuning { lora: self.lora.map(count), context: self.seq.map(count), base }
+        Tuning {
+            lora: self.lora.map(count),
+            context: self.seq.map(count),
+            base,
+            targets: self.lora_targets.clone().unwrap_or_default(),
+            preference: self.dpo,
+        }
     }
 
     /// The recipe of a folder of a model, or of a file.
@@ -81,7 +105,11 @@ impl ModelArgs {
                 arguments.changes.of(&Recipe::of_model(folder, &tuning)?, folder)
             }
             None if self.tuning() != Tuning::default() => {
-                let given = [("--seq", self.seq.is_some()), ("--lora", self.lora.is_some())];
+                let given = [
+                    ("--seq", self.seq.is_some()),
+                    ("--lora", self.lora.is_some()),
+                    ("--dpo", self.dpo),
+                ];
                 let place = given.iter().find(|(_, is_given)| *is_given);
                 let place = place.map_or("--base", |(name, _)| *name);
                 let problem = "is for the folder of a model; a recipe has data.context, \

@@ -7,8 +7,8 @@ use toml::Table;
 
 use super::options::{Key, Kind};
 use super::{
-    AugmentRecipe, DataRecipe, DistillRecipe, ModelRecipe, OptimizerRecipe, PruneRecipe,
-    TrainRecipe,
+    AugmentRecipe, DataRecipe, DistillRecipe, ModelRecipe, OptimizerRecipe, PreferenceRecipe,
+    PruneRecipe, TrainRecipe,
 };
 
 /// The kinds of optimizers, as recipes name them.
@@ -48,6 +48,9 @@ TABLE.KEY=VALUE` changes one. `lowtide recipes` lists those that ship, which are
     keys(&mut text, &values(&TrainRecipe::default()), TrainRecipe::KEYS);
     text += "\n[distill]   a teacher beside the data: none unless the table is there\n";
     keys(&mut text, &values(&DistillRecipe::default()), DistillRecipe::KEYS);
+    text +=
+        "\n[preference]   of a pretrained model, where the data has answers that are preferred\n";
+    keys(&mut text, &values(&PreferenceRecipe::default()), PreferenceRecipe::KEYS);
     text += "\n[prune]   a model to begin with, made smaller: none unless the table is there\n";
     keys(&mut text, &values(&PruneRecipe::default()), PruneRecipe::KEYS);
     text += "\n[optimizer]   options and defaults are those of lowtide_nn::optim\n";

@@ -9,6 +9,7 @@ mod model;
 mod optimizer;
 mod options;
 mod overrides;
+mod preference;
 mod pretrained;
 mod prune;
 mod schedule;
@@ -39,6 +40,7 @@ pub use model::{
     Seq2SeqRecipe, SimpleCnnRecipe, UNetRecipe, ViTRecipe,
 };
 pub use optimizer::{AdamRecipe, MuonRecipe, OptimizerRecipe};
+pub use preference::PreferenceRecipe;
 pub use pretrained::{Base, FewBits, Tuning};
 pub use prune::PruneRecipe;
 pub use schedule::{ScheduleRecipe, WarmUpRecipe};
@@ -87,6 +89,10 @@ pub struct Recipe {
     /// A teacher that the model learns of, beside its data; none if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distill: Option<DistillRecipe>,
+    /// How a pretrained model learns which answers are preferred to others, of data that has such;
+    /// as [`PreferenceRecipe::default`] if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preference: Option<PreferenceRecipe>,
     /// What is taken out of the model of another run, with which this one begins; nothing if
     /// absent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -241,6 +247,11 @@ impl Recipe {
         self.augment.check()?;
         self.distill.iter().try_for_each(DistillRecipe::check)?;
         self.prune.iter().try_for_each(PruneRecipe::check)?;
+        self.preference.iter().try_for_each(PreferenceRecipe::check)?;
+        if self.preference.is_some() && !self.data.is_preferences() {
+            let problem = "is for data of answers that are preferred to others, see data.format";
+            return wrong("preference", problem.to_owned());
+        }
         if let Some((at, dropout)) = self.model.dropout().filter(|(_, p)| !(0.0..1.0).contains(p)) {
             return wrong(at, format!("{dropout} is not from 0 up to 1"));
         }
@@ -321,7 +332,15 @@ impl Recipe {
             prune: self.prune.as_ref(),
             is_simulated: device.is_simulated(),
         };
-        let task = self.model.task(device, key, samples, start)?;
+        let task = match (&self.model, samples) {
+            (ModelRecipe::Pretrained(model), Samples::Preferences { vocabulary, context }) => {
+                start.check_whole()?;
+                let preference = self.preference.clone().unwrap_or_default();
+                let sizes = (vocabulary, context);
+                model.preference_task(device, key, sizes, start.stored, preference.beta)?
+            }
+            _ => self.model.task(device, key, samples, start)?,
+        };
         match &self.distill {
             Some(distill) => distill.task(task, device, samples),
             None => Ok(task),

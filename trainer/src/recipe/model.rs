@@ -266,6 +266,9 @@ impl ModelRecipe {
                 Err(self.unfit("is not for tables, which an mlp takes"))
             }
             (_, Samples::Images { .. }) => Err(self.unfit("is for tokens, and the data is images")),
+            (_, Samples::Preferences { .. }) => {
+                Err(self.unfit("does not learn preferences, which a pretrained model does"))
+            }
             (_, Samples::Tokens { .. }) => Err(self.unfit("is for images, and the data is tokens")),
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use lowtide_nn::optim::AdamOptions;
-use lowtide_nn::{LoraOptions, NnResult, Parameters, adapt, is_output_layer};
+use lowtide_nn::{LoraOptions, NnResult, Parameters, Targets, adapt, is_output_layer};
 use lowtide_pretrained::{Config, Decoder, Positions, PretrainedError};
 use lowtide_tensor::{DType, Device, QuantFormat, RandomKey};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use super::model::{ModelRecipe, PretrainedRecipe};
 use super::optimizer::{AdamRecipe, OptimizerRecipe};
 use super::{Recipe, StoredType, TrainRecipe, setting};
 use crate::error::Result;
-use crate::task::{LanguageModel, Task};
+use crate::task::{LanguageModel, Preference, Task};
 
 /// Tokens of a row, unless the model was made for fewer.
 const CONTEXT: usize = 1024;
@@ -34,6 +34,35 @@ impl PretrainedRecipe {
         (vocabulary, context): (usize, usize),
         stored: StoredType,
     ) -> Result<Box<dyn Task>> {
+        let config = self.config_for((vocabulary, context))?;
+        let task = LanguageModel::new(self.model(&config, device, key, stored)?);
+        Ok(Box::new(if self.fresh { task } else { task.of_files() }))
+    }
+
+    /// The task of training it by which answers are preferred. Adapters are compared with the
+    /// model without them, and otherwise there is a second one, which stays as it is.
+    ///
+    /// # Errors
+    /// Those of [`PretrainedRecipe::task`].
+    pub(super) fn preference_task(
+        &self,
+        device: &Device,
+        key: RandomKey,
+        sizes: (usize, usize),
+        stored: StoredType,
+        beta: f64,
+    ) -> Result<Box<dyn Task>> {
+        let config = self.config_for(sizes)?;
+        let model = || self.model(&config, device, key, stored);
+        let task = match self.lora {
+            Some(_) => Preference::of_adapters(model()?, beta)?,
+            None => Preference::with_reference(model()?, model()?, beta)?,
+        };
+        Ok(Box::new(if self.fresh { task } else { task.of_files() }))
+    }
+
+    /// The configuration, if it is for so many tokens and rows of so many.
+    fn config_for(&self, (vocabulary, context): (usize, usize)) -> Result<Config> {
         let config = found(&self.folder)?;
         let shape = config.shape();
         if vocabulary > shape.vocabulary {
@@ -47,8 +76,7 @@ impl PretrainedRecipe {
             let problem = format!("is {context}, and the model has {} positions", shape.context);
             return Err(setting("data.context", &problem));
         }
-        let task = LanguageModel::new(self.model(&config, device, key, stored)?);
-        Ok(Box::new(if self.fresh { task } else { task.of_files() }))
+        Ok(config)
     }
 
     /// The model with the weights of its folder, or fresh ones, and new adapters; on a simulated
@@ -153,6 +181,10 @@ pub struct Tuning {
     pub context: Option<usize>,
     /// What weights are kept in; as the configuration says if absent, or f32.
     pub base: Option<Base>,
+    /// Which layers get adapters, where [`Tuning::lora`] has a rank.
+    pub targets: Targets,
+    /// Whether it learns which answers are preferred to others, to plan that.
+    pub preference: bool,
 }
 
 impl Recipe {
@@ -177,10 +209,17 @@ impl Recipe {
         let (vocabulary, context) = (config.shape().vocabulary, context_of(&config, tuning));
         let batch_size = 8;
         // Two batches, the second of which shows what the first leaves.
-        let data = RandomTokensRecipe { vocabulary, context, samples: 2 * batch_size, workers: 0 };
+        let data = RandomTokensRecipe {
+            vocabulary,
+            context,
+            samples: 2 * batch_size,
+            preference: tuning.preference,
+            workers: 0,
+        };
         let lora = tuning.lora.map(|rank| LoraOptions {
             rank,
             alpha: 2.0 * rank as f64,
+            targets: tuning.targets.clone(),
             ..LoraOptions::default()
         });
         let learning_rate = if lora.is_some() { LORA_RATE } else { FULL_RATE };

@@ -18,6 +18,7 @@ mod mistakes;
 mod output;
 mod place;
 mod plan_file;
+mod preference;
 #[cfg(feature = "pretend")]
 #[path = "../pretend/mod.rs"]
 mod pretend;

@@ -127,6 +127,9 @@ fn adapters_learn_within_the_plan_and_alone_are_saved() {
     let chat = json(&place.run("generate run --chat --prompt hi --tokens 4 --json").check_done());
     // The frame of a turn of Llama 3: two headers, of three tokens and line ends, and an end.
     assert!(chat["prompt_tokens"].as_u64().expect("a count") >= 12, "{chat}");
+    // What is written while it comes is the same text.
+    let written = place.run(&generate.replace(" --json", "")).check_done();
+    assert_eq!(written, format!("{}\n", answer["text"].as_str().expect("a text")));
     place.run("generate llama --prompt after --tokens 4").check_done();
 
     // What the run learned is in the weights of the whole.

@@ -73,6 +73,14 @@ impl Document {
         self.push(tokens, 0)
     }
 
+    /// Adds tokens that end the document: they are learned where the token before them is.
+    pub(super) fn push_end(&mut self, tokens: &[u32]) -> Result<(), TokenTooLarge> {
+        match self.cells.last().is_some_and(|cell| cell.is_learned()) {
+            true => self.push_learned(tokens),
+            false => self.push_context(tokens),
+        }
+    }
+
     fn push(&mut self, tokens: &[u32], mark: u32) -> Result<(), TokenTooLarge> {
         if let Some(&token) = tokens.iter().find(|&&token| token >= Cell::TOKEN_END) {
             return Err(TokenTooLarge { token });

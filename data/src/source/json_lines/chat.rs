@@ -160,9 +160,9 @@ impl EncodedTemplate {
     }
 
     /// Adds the turns of a chat to a document.
-    pub(super) fn push(
+    pub(super) fn push<'t>(
         &self,
-        turns: &[Turn],
+        turns: impl IntoIterator<Item = &'t Turn>,
         tokenizer: &dyn Tokenizer,
         document: &mut Document,
     ) -> Result<(), LineError> {

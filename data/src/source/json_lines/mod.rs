@@ -223,12 +223,7 @@ impl JsonLines {
         if document.len() == begin_len {
             return Ok(Document::new());
         }
-        let is_learned = document.learned().last() == Some(true);
-        if is_learned {
-            document.push_learned(self.end.as_slice())?;
-        } else {
-            document.push_context(self.end.as_slice())?;
-        }
+        document.push_end(self.end.as_slice())?;
         Ok(document)
     }
 }

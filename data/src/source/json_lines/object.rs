@@ -11,15 +11,28 @@ pub(super) fn fields_of<'a, T: Deserialize<'a>, const N: usize>(
     line: &'a [u8],
     names: [&str; N],
 ) -> Result<[T; N], LineError> {
+    let found = found_fields_of(line, names)?;
+    if let Some(at) = found.iter().position(Option::is_none) {
+        return Err(missing(names[at]));
+    }
+    Ok(found.map(|value| value.expect("a missing member was returned above")))
+}
+
+/// [`fields_of`], of which some may be missing.
+pub(super) fn found_fields_of<'a, T: Deserialize<'a>, const N: usize>(
+    line: &'a [u8],
+    names: [&str; N],
+) -> Result<[Option<T>; N], LineError> {
     let json = |source| LineError::Json { source };
     let mut parser = serde_json::Deserializer::from_slice(line);
     let visitor = Members { names, value: PhantomData };
-    let found: [Option<T>; N] = parser.deserialize_map(visitor).map_err(json)?;
+    let found = parser.deserialize_map(visitor).map_err(json)?;
     parser.end().map_err(json)?;
-    if let Some(at) = found.iter().position(Option::is_none) {
-        return Err(LineError::MissingField { field: names[at].to_owned() });
-    }
-    Ok(found.map(|value| value.expect("a missing member was returned above")))
+    Ok(found)
+}
+
+pub(super) fn missing(name: &str) -> LineError {
+    LineError::MissingField { field: name.to_owned() }
 }
 
 /// What the parser says, without the place, which the error of the line has in its own words.

@@ -5,16 +5,18 @@ use crate::source::documents::{Document, Documents, PreferenceRows};
 use crate::source::files::files_of;
 use crate::source::json_lines::JsonLines;
 use crate::source::json_lines::LineError;
+use crate::source::json_lines::chat::{ChatTemplate, EncodedTemplate, Turn};
 use crate::source::json_lines::lines::{LineStart, Lines};
-use crate::source::json_lines::object::fields_of;
+use crate::source::json_lines::object::{fields_of, found_fields_of, missing};
 use crate::tokenizer::{SpecialRole, Tokenizer};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Reads files with a JSON object on each line: a prompt, the answer that was chosen, and the one
-/// that was rejected. Prompts are read, and answers learned, with the token for the end of a text
-/// if the tokenizer has one; each is encoded by itself. Blank lines are left out.
+/// that was rejected, as texts or as turns of chats. Of texts prompts are read, and answers learned,
+/// with the token for the end of a text if the tokenizer has one; each is encoded by itself. Of
+/// chats is learned what their template says. Blank lines are left out.
 ///
 /// # Examples
 /// ```
@@ -32,6 +34,8 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct PreferenceLines {
     names: [String; 3],
+    /// Of chats.
+    template: Option<EncodedTemplate>,
     tokenizer: Arc<dyn Tokenizer>,
     begin: Option<u32>,
     end: Option<u32>,
@@ -44,7 +48,19 @@ impl PreferenceLines {
         let end = tokenizer.special(SpecialRole::EndOfText);
         let names = ["prompt", "chosen", "rejected"].map(str::to_owned);
         let line_bytes_max = JsonLines::LINE_BYTES_MAX;
-        Self { names, tokenizer, begin: None, end, line_bytes_max }
+        Self { names, template: None, tokenizer, begin: None, end, line_bytes_max }
+    }
+
+    /// Lines of `{"prompt": [..], "chosen": [..], "rejected": [..]}`, of turns that are
+    /// `{"role": ..., "content": ...}`: both answers follow the prompt, which may be missing where
+    /// they begin with it.
+    ///
+    /// # Errors
+    /// [`DataError::Tokenizer`] if the template cannot be encoded.
+    pub fn chat(template: &ChatTemplate, tokenizer: Arc<dyn Tokenizer>) -> Result<Self, DataError> {
+        let encoded = EncodedTemplate::new(template, tokenizer.as_ref());
+        let template = Some(encoded.map_err(|source| DataError::Tokenizer { source })?);
+        Ok(Self { template, ..Self::new(tokenizer) })
     }
 
     /// The same with other names for the prompt, the chosen and the rejected answer.
@@ -89,6 +105,9 @@ impl PreferenceLines {
     /// The chosen and the rejected document of a line.
     fn parse(&self, line: &[u8]) -> Result<[Document; 2], LineError> {
         let names = self.names.each_ref().map(String::as_str);
+        if let Some(template) = &self.template {
+            return self.parse_chats(template, found_fields_of(line, names)?);
+        }
         let [prompt, chosen, rejected] = fields_of::<String, 3>(line, names)?;
         let prompt = self.tokenizer.encode(&prompt)?;
         let document = |answer: &str| -> Result<Document, LineError> {
@@ -101,12 +120,32 @@ impl PreferenceLines {
         };
         Ok([document(&chosen)?, document(&rejected)?])
     }
+
+    /// The documents of a line of chats.
+    fn parse_chats(
+        &self,
+        template: &EncodedTemplate,
+        [prompt, chosen, rejected]: [Option<Vec<Turn>>; 3],
+    ) -> Result<[Document; 2], LineError> {
+        let prompt = prompt.unwrap_or_default();
+        let document = |name: &str, answer: Option<Vec<Turn>>| -> Result<Document, LineError> {
+            let answer = answer.ok_or_else(|| missing(name))?;
+            let mut document = Document::new();
+            document.push_context(self.begin.as_slice())?;
+            let turns = prompt.iter().chain(&answer);
+            template.push(turns, self.tokenizer.as_ref(), &mut document)?;
+            document.push_end(self.end.as_slice())?;
+            Ok(document)
+        };
+        Ok([document(&self.names[1], chosen)?, document(&self.names[2], rejected)?])
+    }
 }
 
 impl fmt::Debug for PreferenceLines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreferenceLines")
             .field("names", &self.names)
+            .field("is_chat", &self.template.is_some())
             .field("begin", &self.begin)
             .field("end", &self.end)
             .finish_non_exhaustive()

@@ -104,7 +104,9 @@ fn samples_from<D: Dataset + 'static>(
     let (name, shape, classes) = match samples {
         Samples::Images { shape, classes } => ("images", shape.to_vec(), Some(classes)),
         Samples::Features { count, classes } => ("inputs", vec![count], classes),
-        Samples::Tokens { .. } => unreachable!("numbers are no tokens"),
+        Samples::Tokens { .. } | Samples::Preferences { .. } => {
+            unreachable!("numbers are no tokens")
+        }
     };
     let target_shape = if has_pixel_labels { &shape[1..] } else { &[] };
     let found = &dataset.fields()[elements.len()].shape;

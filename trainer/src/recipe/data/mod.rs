@@ -34,7 +34,8 @@ kinds! {
         Text(TextRecipe) = "text",
         /// Files of tokens, as nanoGPT and llm.c have them.
         TokenFile(TokenFileRecipe) = "token-file",
-        /// A file with a JSON object on each line: texts, prompts with completions, or chats.
+        /// A file with a JSON object on each line: texts, prompts with completions, chats, or
+        /// answers that are preferred to others.
         JsonLines(JsonLinesRecipe) = "json-lines",
         /// Arrays of NumPy: images or rows of numbers, and a class or a number for each.
         Npy(NpyRecipe) = "npy",
@@ -159,11 +160,13 @@ options! {
         /// Another file to test on; the last tenth of the first if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         test: Option<PathBuf> = None,
-        /// What a line is: "text", "completion" (prompt and completion) or "chat" (messages).
+        /// What a line is: "text", "completion" (prompt and completion), "chat" (messages),
+        /// "preference" (prompt, chosen and rejected) or "chat-preference" (the same of messages).
         format: LineKind = LineKind::Text,
         /// "bytes", "gpt2", "cl100k", "o200k", or a file `tokenizer.json` (a feature).
         tokenizer: String = "gpt2".to_owned(),
-        /// Whether documents fill rows one after the other; each has a row of its own otherwise.
+        /// Whether documents fill rows one after the other; each has a row of its own otherwise,
+        /// as preferences always have.
         packed: bool = true,
         /// Tokens of a row.
         context: usize = 1024,
@@ -258,6 +261,8 @@ options! {
         context: usize = 1024,
         /// Rows of an epoch; an evaluation has a tenth of them.
         samples: usize = 1280,
+        /// Whether a sample is two rows, of which the first is preferred to the second.
+        preference: bool = false,
         /// Threads that read samples beside the one that trains.
         workers: usize = 1,
     }
@@ -273,6 +278,18 @@ pub enum LineKind {
     Completion,
     /// `{"messages": [{"role": .., "content": ..}]}`: what the assistant says is learned.
     Chat,
+    /// `{"prompt": .., "chosen": .., "rejected": ..}`: one answer is preferred to the other.
+    Preference,
+    /// The same of messages; what `chosen` and `rejected` begin with may be in them and not in
+    /// `prompt`.
+    ChatPreference,
+}
+
+impl LineKind {
+    /// Whether a line has two answers, of which one is preferred.
+    pub fn is_preference(self) -> bool {
+        matches!(self, LineKind::Preference | LineKind::ChatPreference)
+    }
 }
 
 impl Default for DataRecipe {
@@ -298,6 +315,15 @@ impl DataRecipe {
     /// Threads that read samples beside the one that trains.
     pub fn workers(&self) -> usize {
         *self.clone().workers_mut()
+    }
+
+    /// Whether its samples are pairs of answers, of which one is preferred.
+    pub(super) fn is_preferences(&self) -> bool {
+        match self {
+            DataRecipe::JsonLines(data) => data.format.is_preference(),
+            DataRecipe::RandomTokens(data) => data.preference,
+            _ => false,
+        }
     }
 
     /// Its whole numbers by name, with the least and the most that each may be.

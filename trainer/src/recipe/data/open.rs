@@ -33,6 +33,13 @@ pub enum Samples {
         /// Tokens that are read at once.
         context: usize,
     },
+    /// Pairs of rows of tokens, of which the first is preferred to the second.
+    Preferences {
+        /// Tokens that there are.
+        vocabulary: usize,
+        /// Tokens of a row that are read at once.
+        context: usize,
+    },
     /// Rows of numbers.
     Features {
         /// Numbers of a row.
@@ -145,9 +152,21 @@ impl DataRecipe {
                 Ok(random(Samples::Images { shape, classes }, samples, fields, classes))
             }
             &DataRecipe::RandomTokens(RandomTokensRecipe {
-                vocabulary, context, samples, ..
+                vocabulary,
+                context,
+                samples,
+                preference,
+                ..
             }) => {
                 let field = |name, len| Field::new(name, ElementType::I64, &[len]);
+                if preference {
+                    tokens::no_pairs(wants)?;
+                    let row = |name, labels| [field(name, context + 1), field(labels, context)];
+                    let [chosen, rejected] =
+                        [row("chosen", "chosen.labels"), row("rejected", "rejected.labels")];
+                    let kind = Samples::Preferences { vocabulary, context };
+                    return Ok(random(kind, samples, [chosen, rejected].concat(), vocabulary));
+                }
                 let fields = match wants.pairs {
                     true => vec![field("source", context), field("target", context + 1)],
                     false => vec![field("tokens", context + 1)],

@@ -10,7 +10,7 @@ use lowtide_data::Tiktoken;
 use lowtide_data::TokenizerJson;
 use lowtide_data::{
     Bytes, ChatTemplate, Dataset, Document, DocumentRows, Documents, JsonLines, LineFormat,
-    PackedRows, RowFit, SpecialRole, Text, TokenFile, Tokenizer,
+    PackedRows, PreferenceLines, Preferences, RowFit, SpecialRole, Text, TokenFile, Tokenizer,
 };
 
 #[cfg(not(all(feature = "tiktoken", feature = "tokenizers")))]
@@ -79,11 +79,21 @@ pub(super) fn json_lines(data: &JsonLinesRecipe, wants: Wants) -> Result<Opened>
     let padding = tokenizer.special(SpecialRole::Padding).or(end).unwrap_or(0);
     // Models with such a token have seen it before every document; chats have a begin of their own.
     let begin = tokenizer.special(SpecialRole::BeginOfText);
-    let begin = begin.filter(|_| data.format != LineKind::Chat);
+    let is_chat = matches!(data.format, LineKind::Chat | LineKind::ChatPreference);
+    let begin = begin.filter(|_| !is_chat);
+    let template = ChatTemplate::of(&*tokenizer);
     let format = match data.format {
         LineKind::Text => LineFormat::text(),
         LineKind::Completion => LineFormat::completion(),
-        LineKind::Chat => LineFormat::chat(ChatTemplate::of(&*tokenizer)),
+        LineKind::Chat => LineFormat::chat(template),
+        LineKind::Preference => {
+            let lines = PreferenceLines::new(tokenizer).with_frame(begin, end);
+            return preferences(data, &lines, vocabulary, padding);
+        }
+        LineKind::ChatPreference => {
+            let lines = PreferenceLines::chat(&template, tokenizer)?.with_frame(begin, end);
+            return preferences(data, &lines, vocabulary, padding);
+        }
     };
     let lines = JsonLines::new(format, tokenizer)?.with_frame(begin, end);
     let documents = lines.read(&[&data.file])?;
@@ -105,13 +115,34 @@ pub(super) fn json_lines(data: &JsonLinesRecipe, wants: Wants) -> Result<Opened>
     }
     let rows = |documents| {
         let rows = DocumentRows::new(documents, context, RowFit::Padded(padding))?;
-        if rows.is_empty() {
-            let problem = format!("leaves nothing to learn: prompts fill the rows of {context}");
-            return Err(setting("data.context", &problem));
-        }
-        Ok(rows)
+        if rows.is_empty() { Err(nothing_to_learn(context)) } else { Ok(rows) }
     };
     Ok(Opened::new(samples, rows(train)?, rows(test)?))
+}
+
+/// Lines of answers that are preferred to others.
+fn preferences(
+    data: &JsonLinesRecipe,
+    lines: &PreferenceLines,
+    vocabulary: usize,
+    padding: u32,
+) -> Result<Opened> {
+    let context = data.context;
+    let pairs = lines.read(&[&data.file])?;
+    let (train, test) = match &data.test {
+        None => pairs.split()?,
+        Some(test) => (pairs, lines.read(&[test])?),
+    };
+    let rows = |pairs: Preferences| {
+        let rows = pairs.rows(context, padding)?;
+        if rows.is_empty() { Err(nothing_to_learn(context)) } else { Ok(rows) }
+    };
+    Ok(Opened::new(Samples::Preferences { vocabulary, context }, rows(train)?, rows(test)?))
+}
+
+fn nothing_to_learn(context: usize) -> TrainError {
+    let problem = format!("leaves nothing to learn: prompts fill the rows of {context}");
+    setting("data.context", &problem)
 }
 
 /// The tokenizer of a name or a file.
@@ -139,7 +170,7 @@ fn tokenizer(name: &str) -> Result<Arc<dyn Tokenizer>> {
     }
 }
 
-fn no_pairs(wants: Wants) -> Result<()> {
+pub(super) fn no_pairs(wants: Wants) -> Result<()> {
     match wants.pairs {
         true => Err(setting("data.kind", "has no rows in pairs of source and target")),
         false => Ok(()),

@@ -1,0 +1,24 @@
+//! Preferences of a recipe: how far the model may move from what it was.
+
+use super::options::options;
+use super::setting;
+use crate::error::Result;
+
+options! {
+    /// How a model learns which answers are preferred to others.
+    PreferenceRecipe {
+        /// How much it costs to move away from the model that it was, above 0: DPO's beta.
+        beta: f64 = 0.1,
+    }
+}
+
+impl PreferenceRecipe {
+    /// # Errors
+    /// `Setting` for a number out of its range.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.beta > 0.0 && self.beta.is_finite() {
+            true => Ok(()),
+            false => Err(setting("preference.beta", &format!("{} is not above 0", self.beta))),
+        }
+    }
+}
