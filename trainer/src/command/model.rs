@@ -7,7 +7,7 @@ use lowtide_nn::Targets;
 
 use crate::command::{RecipeArgs, parse_count};
 use crate::error::{Result, TrainError};
-use crate::recipe::{Base, FewBits, Recipe, StoredType, Tuning};
+use crate::recipe::{Base, FewBits, Recipe, Shipped, StoredType, Tuning};
 
 /// How a pretrained model is trained.
 #[derive(Args, Clone)]
@@ -143,5 +143,10 @@ fn is_model(path: &Path) -> bool {
         let mut parts = path.components();
         parts.by_ref().count() == 2 && path.extension().is_none_or(|kind| kind != "toml")
     };
-    path.is_dir() || (!path.exists() && !path.is_absolute() && is_name())
+    // The folder of a data set may be called like a recipe that ships.
+    let is_recipe = || Shipped::find(path).is_some() && !path.join("config.json").exists();
+    match path.is_dir() {
+        true => !is_recipe(),
+        false => !path.exists() && !path.is_absolute() && is_name(),
+    }
 }

@@ -15,8 +15,8 @@ impl Recipe {
     /// Those of [`Recipe::load`]; `Setting` that names the first one which cannot be.
     pub fn load_with(path: Option<&Path>, sets: &[String]) -> Result<Recipe> {
         match path {
-            // A file of that name comes first.
-            Some(path) => match Shipped::find(path).filter(|_| !path.exists()) {
+            // A file of that name comes first. A folder may be the data's.
+            Some(path) => match Shipped::find(path).filter(|_| !path.is_file()) {
                 Some(shipped) => Recipe::parse_with(shipped.text, path, sets),
                 None => Recipe::parse_with(&read(path)?, path, sets),
             },

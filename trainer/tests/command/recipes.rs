@@ -65,6 +65,18 @@ fn every_recipe_that_ships_is_listed_checked_and_planned() {
 }
 
 #[test]
+fn folder_called_like_a_recipe_hides_it_only_if_it_is_a_model() {
+    let place = Place::new();
+    fs::create_dir(place.path("mnist")).expect("a folder");
+    for command in ["check", "train", "plan"] {
+        let missing = "mnist/train-images-idx3-ubyte";
+        place.run(&format!("{command} mnist")).check_refused(1, &[missing]);
+    }
+    place.write("mnist/config.json", "{}");
+    place.run("plan mnist").check_refused(1, &["config.json"]);
+}
+
+#[test]
 fn model_that_is_not_for_the_data_is_refused_with_its_reason() {
     let place = Place::new();
     let check = |arguments: &str, words: &[&str]| {
