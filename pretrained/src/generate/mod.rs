@@ -46,7 +46,7 @@ impl GenerateOptions {
         GenerateOptions { len_max, sampling: Sampling::Greedy, stop_tokens: Vec::new() }
     }
 
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let Sampling::Random { temperature, top_k, top_p, .. } = self.sampling else {
             return Ok(());
         };
@@ -121,44 +121,59 @@ impl Decoder {
         device: &Device,
         rows: &mut [Row<'_>],
         options: &GenerateOptions,
-        each: &mut dyn FnMut(usize, i64) -> ControlFlow<()>,
+        each: &mut Each<'_>,
     ) -> Result<ControlFlow<()>> {
-        let is_over = |row: &Row<'_>| {
-            row.added.last().is_some_and(|token| options.stop_tokens.contains(token))
-        };
-        let mut next: Vec<i64> = rows.iter().flat_map(|row| row.prompt).copied().collect();
-        let len = next.len() / rows.len();
+        let len = rows[0].prompt.len();
         // The last token is never read.
         let capacity = (len + options.len_max).saturating_sub(1).max(len);
-        let mut cache = self.cache(rows.len(), capacity)?;
-        for step in 0..options.len_max {
-            let shape = [rows.len(), next.len() / rows.len()];
-            let tokens = Tensor::from_slice(device, shape, &next)?;
-            let logits = self.extend(&mut cache, &tokens)?.to_dtype(DType::F64)?.to_vec::<f64>()?;
-            next.clear();
-            for (row, logits) in rows.iter_mut().zip(logits.chunks(self.shape().vocabulary)) {
-                let place = [step as u64, row.index as u64];
-                let token = sampling::choose(logits, options.sampling, place) as i64;
-                next.push(token);
-                if is_over(row) {
-                    continue;
-                }
-                row.added.push(token);
-                if each(row.index, token).is_break() {
-                    return Ok(ControlFlow::Break(()));
-                }
-            }
-            if rows.iter().all(is_over) {
-                break;
-            }
-        }
-        Ok(ControlFlow::Continue(()))
+        let (count, mut cache) = (rows.len(), self.cache(rows.len(), capacity)?);
+        go_on(rows, options, each, |tokens| {
+            let tokens = Tensor::from_slice(device, [count, tokens.len() / count], tokens)?;
+            Ok(self.extend(&mut cache, &tokens)?)
+        })
     }
 }
 
+/// What is told of each token: the index of its prompt, and the token.
+pub(crate) type Each<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
+
 /// A prompt that is gone on from.
-struct Row<'a> {
-    index: usize,
-    prompt: &'a [i64],
-    added: Vec<i64>,
+pub(crate) struct Row<'a> {
+    pub(crate) index: usize,
+    pub(crate) prompt: &'a [i64],
+    pub(crate) added: Vec<i64>,
+}
+
+/// Adds tokens to rows whose prompts are of one length. `read` takes the tokens of all rows that
+/// are new, first their prompts and then one of each, and gives the logits of the next, `[B, V]`.
+pub(crate) fn go_on(
+    rows: &mut [Row<'_>],
+    options: &GenerateOptions,
+    each: &mut Each<'_>,
+    mut read: impl FnMut(&[i64]) -> Result<Tensor>,
+) -> Result<ControlFlow<()>> {
+    let is_over =
+        |row: &Row<'_>| row.added.last().is_some_and(|token| options.stop_tokens.contains(token));
+    let mut next: Vec<i64> = rows.iter().flat_map(|row| row.prompt).copied().collect();
+    for step in 0..options.len_max {
+        let logits = read(&next)?.to_dtype(DType::F64)?.to_vec::<f64>()?;
+        let vocabulary = logits.len() / rows.len();
+        next.clear();
+        for (row, logits) in rows.iter_mut().zip(logits.chunks(vocabulary)) {
+            let place = [step as u64, row.index as u64];
+            let token = sampling::choose(logits, options.sampling, place) as i64;
+            next.push(token);
+            if is_over(row) {
+                continue;
+            }
+            row.added.push(token);
+            if each(row.index, token).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        if rows.iter().all(is_over) {
+            break;
+        }
+    }
+    Ok(ControlFlow::Continue(()))
 }

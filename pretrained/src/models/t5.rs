@@ -5,6 +5,7 @@
 //!
 //! `B` batch, `S` positions of the encoder, `T` of the decoder, `C` features, `V` vocabulary.
 
+use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use lowtide_autograd::{Pass, Var};
@@ -20,6 +21,7 @@ use super::{dropped, run_in};
 use crate::config::{Architecture, Entries, ModelConfig, Shape, layer_count};
 use crate::decoder::{Activation, Maker, Weights, before, keys_of, named};
 use crate::error::Result;
+use crate::generate::{GenerateOptions, Row, go_on};
 use crate::weights::Stored;
 
 /// What a T5 is made of.
@@ -288,13 +290,31 @@ impl T5 {
         mask: Option<&Tensor>,
     ) -> NnResult<Var> {
         let keys = mask.map(keys_of).transpose()?;
-        let table = |ids: &Tensor| run_in(pass, "shared", &self.shared, pass.constant(ids.clone()));
-        let seen = Seen { own: keys.clone(), memory: None };
-        let x = table(tokens)?;
-        let memory = pass.within("encoder", || self.encoder.forward(pass, x, None, seen))?;
+        let memory = self.encoded(pass, tokens, keys.clone())?;
+        self.decoded(pass, targets, memory, keys)
+    }
+
+    fn embedded(&self, pass: &Pass, ids: &Tensor) -> NnResult<Var> {
+        run_in(pass, "shared", &self.shared, pass.constant(ids.clone()))
+    }
+
+    /// What the encoder makes of `tokens`, of which `keys` are seen: `[B, S, C]`.
+    fn encoded(&self, pass: &Pass, tokens: &Tensor, keys: Option<Tensor>) -> NnResult<Var> {
+        let (x, seen) = (self.embedded(pass, tokens)?, Seen { own: keys, memory: None });
+        pass.within("encoder", || self.encoder.forward(pass, x, None, seen))
+    }
+
+    /// The input of the output layer, `[B, T, C]`, from what the encoder made.
+    fn decoded(
+        &self,
+        pass: &Pass,
+        targets: &Tensor,
+        memory: Var,
+        keys: Option<Tensor>,
+    ) -> NnResult<Var> {
         let len = targets.shape().last().copied().unwrap_or_default();
         let seen = Seen { own: Some(before(targets.device(), len)?), memory: keys };
-        let y = table(targets)?;
+        let y = self.embedded(pass, targets)?;
         let y = pass.within("decoder", || self.decoder.forward(pass, y, Some(memory), seen))?;
         match self.shape.is_scaled {
             true => Ok(y.mul_scalar(1.0 / (self.shape.width as f64).sqrt())?),
@@ -326,6 +346,41 @@ impl T5 {
     ) -> NnResult<Var> {
         let x = self.features(pass, [tokens, targets], mask)?;
         Ok(x.linear(self.head_weight(pass)?, None)?)
+    }
+
+    /// What the decoder writes, having read each row of `tokens`, without the token that starts it.
+    /// Positions where `mask` is 0 are padding. Nothing is recorded, and the encoder runs once; the
+    /// decoder reads all that it has written for each token.
+    ///
+    /// # Shapes
+    /// `tokens: [B, S]` of i64, `mask: [B, S]` of any type
+    ///
+    /// # Errors
+    /// `Option` for options out of their ranges, `ValueUnavailable` on a simulated device; those of
+    /// [`T5::logits`].
+    pub fn generate(
+        &self,
+        tokens: &Tensor,
+        mask: Option<&Tensor>,
+        options: &GenerateOptions,
+    ) -> Result<Vec<Vec<i64>>> {
+        options.check()?;
+        let (pass, start) = (Pass::eval(), [self.shape.start]);
+        let keys = mask.map(keys_of).transpose()?;
+        let memory = self.encoded(&pass, tokens, keys.clone())?;
+        let count = tokens.shape()[0];
+        let row = |index: usize| Row { index, prompt: &start, added: Vec::new() };
+        let mut rows: Vec<Row<'_>> = (0..count).map(row).collect();
+        let mut written = vec![Vec::new(); count];
+        go_on(&mut rows, options, &mut |_, _| ControlFlow::Continue(()), |next| {
+            written.iter_mut().zip(next).for_each(|(written, &token)| written.push(token));
+            let (len, device) = (written[0].len(), tokens.device());
+            let targets = Tensor::from_slice(device, [count, len], &written.concat())?;
+            let x = self.decoded(&pass, &targets, memory.clone(), keys.clone())?;
+            let last = x.narrow(1, len - 1, 1)?.linear(self.head_weight(&pass)?, None)?;
+            Ok(last.into_value().reshape([count, self.shape.vocabulary])?)
+        })?;
+        Ok(rows.into_iter().map(|row| row.added).collect())
     }
 
     /// The cross-entropy of writing `labels` after reading `tokens`, in chunks: the logits are

@@ -6,8 +6,8 @@ use lowtide_autograd::{Attempt, Pass, SavedPolicy, Var};
 use lowtide_nn::optim::Optimizer;
 use lowtide_nn::{LinearCrossEntropyOptions, Module, NnResult, Parameters, cross_entropy};
 use lowtide_pretrained::{
-    Bert, BertConfig, BertHead, BertInput, ModelConfig, PretrainedError, ResNet, ResNetConfig,
-    Shape, Stored, T5, T5Config, ViT, ViTConfig, load_body, save,
+    Bert, BertConfig, BertHead, BertInput, GenerateOptions, ModelConfig, PretrainedError, ResNet,
+    ResNetConfig, Shape, Stored, T5, T5Config, ViT, ViTConfig, load_body, save,
 };
 use lowtide_tensor::{DType, Device, Tensor};
 
@@ -74,6 +74,30 @@ impl Tried for ResNet {
     fn step(&self, pass: &Pass, batch: &Batch<'_>) -> NnResult<[Var; 2]> {
         classified(self, pass, batch)
     }
+}
+
+/// Greedy text of a T5 is that of transformers, token for token, up to the one that ends it.
+#[test]
+fn t5_writes_what_transformers_writes() -> Outcome {
+    const END: i64 = 1;
+    for case in ["t5", "t5-1.1"] {
+        let (device, run) = (cpu(2), Run::read(case)?);
+        let batch = Batch { run: &run, device: &device, dtype: DType::F64, step: 0 };
+        let model = T5Config::open(folder(case))?.load(&device, DType::F64)?;
+        let expected = run.tensor(&device, "generated")?;
+        let len = expected.shape()[1] - 1;
+        let options = GenerateOptions { stop_tokens: vec![END], ..GenerateOptions::greedy(len) };
+        let (tokens, mask) = (batch.tensor("input_ids"), batch.tensor("attention_mask"));
+        let found = model.generate(&tokens, Some(&mask), &options)?;
+        let expected = expected.to_vec::<i64>()?;
+        for (found, expected) in found.iter().zip(expected.chunks(len + 1)) {
+            let end = expected.iter().position(|&token| token == END).map_or(len, |at| at);
+            assert_eq!(*found, expected[1..=end], "{case}");
+            assert_eq!(expected[0], model.shape().start);
+        }
+        assert!(model.generate(&tokens, None, &GenerateOptions::greedy(0))?[0].is_empty());
+    }
+    Ok(())
 }
 
 /// What three steps leave behind.
