@@ -11,10 +11,12 @@ use xtask::{bench, data, gpu_bundle, kernels, parity, scoreboard, test, tidy, wo
 const HELP: &str = "\
 usage: cargo xtask COMMAND
 
-  test [CRATE] [--deep]  format, clippy, tidy, tests, doc tests, benches once, the feature
+  test [CRATE] [--deep] [--section NAME]..
+                         format, clippy, tidy, tests, doc tests, benches once, the feature
                          cuda on a pretend driver, package, docs;
                          CRATE (a folder name) restricts every section that can be restricted;
-                         --deep adds sanitizers, loom, Miri and long property tests
+                         --deep adds sanitizers, loom, Miri and long property tests;
+                         --section runs those of these names alone, such as \"thread sanitizer\"
   tidy                   checks of the tracked files only
   kernels [--write]      compile the CUDA kernels with NVRTC from PyPI: what they need of a device
                          nothing spills, none needs more than needs.txt says;

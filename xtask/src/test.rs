@@ -45,18 +45,24 @@ pub struct Options {
     pub filter: Option<String>,
     /// Also run what takes long.
     pub deep: bool,
+    /// The sections to run, by name; all if there is none.
+    pub sections: Vec<String>,
 }
 
 impl Options {
-    /// Reads `[CRATE] [--deep]`.
+    /// Reads `[CRATE] [--deep] [--section NAME]..`.
     ///
     /// # Errors
-    /// One line about an argument that is neither.
+    /// One line about an argument that is none of them.
     pub fn parse(arguments: &[String]) -> Result<Self, String> {
         let mut options = Self::default();
-        for argument in arguments {
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
             if argument == "--deep" {
                 options.deep = true;
+            } else if argument == "--section" {
+                let name = arguments.next().ok_or("--section needs the name of one")?;
+                options.sections.push(name.clone());
             } else if argument.starts_with('-') || options.filter.is_some() {
                 return Err(format!("test does not understand `{argument}`"));
             } else {
@@ -208,11 +214,20 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
             .env("RUSTDOCFLAGS", "-Dwarnings"),
     );
     let deep = deep_sections(options, &scope);
-    if options.deep {
+    if options.deep || !options.sections.is_empty() {
         plan.sections.extend(deep);
     } else {
         let names: Vec<&str> = deep.iter().map(|section| section.name).collect();
         plan.left_out.push(format!("not run without --deep: {}", names.join(", ")));
+    }
+    if !options.sections.is_empty() {
+        let is_wanted =
+            |section: &Section| options.sections.iter().any(|name| name == section.name);
+        let (wanted, others): (Vec<Section>, Vec<Section>) =
+            plan.sections.into_iter().partition(is_wanted);
+        let others: Vec<&str> = others.iter().map(|section| section.name).collect();
+        plan.left_out = vec![format!("not run without their names: {}", others.join(", "))];
+        plan.sections = wanted;
     }
     plan
 }
@@ -331,6 +346,11 @@ pub fn run(root: &Path, options: &Options) -> Result<bool, String> {
         ),
     };
     let plan = plan(options, package.as_deref());
+    let is_lost =
+        |name: &&String| !plan.sections.iter().any(|section| section.name == name.as_str());
+    if let Some(lost) = options.sections.iter().find(is_lost) {
+        return Err(format!("no section is called `{lost}`; {}", plan.left_out.join("; ")));
+    }
     let mut total = Counts::default();
     let mut failed = Vec::new();
     for section in &plan.sections {

@@ -372,7 +372,8 @@ impl T5 {
         let row = |index: usize| Row { index, prompt: &start, added: Vec::new() };
         let mut rows: Vec<Row<'_>> = (0..count).map(row).collect();
         let mut written = vec![Vec::new(); count];
-        go_on(&mut rows, options, &mut |_, _| ControlFlow::Continue(()), |next| {
+        let mut untold = |_: usize, _: i64| ControlFlow::Continue(());
+        let _ = go_on(&mut rows, options, &mut untold, |next| {
             written.iter_mut().zip(next).for_each(|(written, &token)| written.push(token));
             let (len, device) = (written[0].len(), tokens.device());
             let targets = Tensor::from_slice(device, [count, len], &written.concat())?;

@@ -7,19 +7,18 @@ use serde_json::{Value, json};
 use crate::place::Place;
 use crate::pretrained;
 
-/// The place of a small Llama, with answers of which the right one was chosen: as texts in
+/// The place of a small Llama, with answers of which always the same was chosen: as texts in
 /// `preferred.jsonl`, and as chats in `preferred-chats.jsonl`.
 fn place() -> Place {
     let place = pretrained::place();
     let (mut texts, mut chats) = (String::new(), String::new());
     for number in 0..40 {
         let question = format!("after {number}?");
-        let [right, wrong] = [number + 1, number].map(|answer| answer.to_string());
-        let text = json!({ "prompt": question, "chosen": right, "rejected": wrong });
+        let text = json!({ "prompt": question, "chosen": "yes", "rejected": "no" });
         let _ = writeln!(texts, "{text}");
         let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
         let chat = |answer: &str| [turn("user", &question), turn("assistant", answer)];
-        let line = json!({ "chosen": chat(&right), "rejected": chat(&wrong) });
+        let line = json!({ "chosen": chat("yes"), "rejected": chat("no") });
         let _ = writeln!(chats, "{line}");
     }
     place.write("preferred.jsonl", texts);
@@ -38,13 +37,13 @@ fn what_is_preferred_is_learned_as_planned_and_goes_on_to_the_same_bits() {
     for (index, (method, data)) in methods.into_iter().enumerate() {
         let common = format!(
             "finetune llama {data}.jsonl {method} --seq 48 --batch 8 --quiet --json \
-             --set optimizer.learning_rate=0.01"
+             --set optimizer.learning_rate=0.01 --set preference.beta=0.5"
         );
         let whole = summary(&place, &format!("{common} --epochs 6 --out whole{index}"));
         assert_eq!(whole["predicted_peak_bytes"], whole["measured_peak_bytes"], "{method} {data}");
         let loss = whole["test_loss"].as_f64().expect("a loss");
         assert!(loss < 2.0_f64.ln() - 0.01, "{method} {data}: {loss}");
-        assert!(whole["test_accuracy"].as_f64().expect("a share") > 0.5, "{method} {data}");
+        assert_eq!(whole["test_accuracy"], 1.0, "{method} {data}");
         summary(
             &place,
             &format!("{common} --epochs 3 --checkpoint-every 1epoch --out part{index}"),
@@ -124,7 +123,7 @@ fn mistakes_with_preferences_are_told_by_name() {
         &["data.context", "nothing to learn"],
     );
     place.write("few.jsonl", r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#);
-    refused("finetune llama few.jsonl --lora 4", &["few"]);
+    refused("finetune llama few.jsonl --lora 4", &["data.file", "has 1", "data.test"]);
     let gpt = "train --set model.kind=gpt --set data.kind=random-tokens --set data.preference=true";
     refused(gpt, &["gpt", "preferences"]);
     refused("plan digits --dpo", &["--dpo"]);

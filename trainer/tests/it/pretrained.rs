@@ -90,7 +90,8 @@ fn published_models_made_narrow_take_what_is_planned_by_every_method() {
         make(name, folder.path());
         for (lora, base) in METHODS {
             for context in [1, 12, 48] {
-                let tuning = Tuning { lora, context: Some(context), base: Some(base) };
+                let base = Some(base);
+                let tuning = Tuning { lora, context: Some(context), base, ..Tuning::default() };
                 check(name, folder.path(), &tuning);
             }
         }

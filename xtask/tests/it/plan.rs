@@ -38,6 +38,16 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
 }
 
 #[test]
+fn sections_are_run_alone_by_name_and_the_others_named() {
+    let some = plan(&options(&["--section", "loom", "--section", "tidy"]), None);
+    assert_eq!(names(&some), ["tidy", "loom"]);
+    assert!(some.left_out[0].starts_with("not run without their names: format, clippy, tests"));
+    let none = plan(&options(&["--section", "lom"]), None);
+    assert!(none.sections.is_empty() && none.left_out[0].contains("loom"));
+    assert!(Options::parse(&["--section".to_owned()]).is_err());
+}
+
+#[test]
 fn deep_adds_and_leaves_nothing_out() {
     let plan = plan(&options(&["--deep"]), None);
     let expected = [

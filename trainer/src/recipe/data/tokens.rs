@@ -9,8 +9,9 @@ use lowtide_data::Tiktoken;
 #[cfg(feature = "tokenizers")]
 use lowtide_data::TokenizerJson;
 use lowtide_data::{
-    Bytes, ChatTemplate, Dataset, Document, DocumentRows, Documents, JsonLines, LineFormat,
-    PackedRows, PreferenceLines, Preferences, RowFit, SpecialRole, Text, TokenFile, Tokenizer,
+    Bytes, ChatTemplate, DataError, Dataset, Document, DocumentRows, Documents, JsonLines,
+    LineFormat, PackedRows, PreferenceLines, Preferences, RowFit, SpecialRole, Text, TokenFile,
+    Tokenizer,
 };
 
 #[cfg(not(all(feature = "tiktoken", feature = "tokenizers")))]
@@ -98,7 +99,7 @@ pub(super) fn json_lines(data: &JsonLinesRecipe, wants: Wants) -> Result<Opened>
     let lines = JsonLines::new(format, tokenizer)?.with_frame(begin, end);
     let documents = lines.read(&[&data.file])?;
     let (train, test) = match &data.test {
-        None => documents.split()?,
+        None => documents.split().map_err(too_few)?,
         Some(test) => (documents, lines.read(&[test])?),
     };
     let samples = Samples::Tokens { vocabulary, context };
@@ -130,7 +131,7 @@ fn preferences(
     let context = data.context;
     let pairs = lines.read(&[&data.file])?;
     let (train, test) = match &data.test {
-        None => pairs.split()?,
+        None => pairs.split().map_err(too_few)?,
         Some(test) => (pairs, lines.read(&[test])?),
     };
     let rows = |pairs: Preferences| {
@@ -138,6 +139,19 @@ fn preferences(
         if rows.is_empty() { Err(nothing_to_learn(context)) } else { Ok(rows) }
     };
     Ok(Opened::new(Samples::Preferences { vocabulary, context }, rows(train)?, rows(test)?))
+}
+
+/// The error of a file that is too short to be split.
+fn too_few(error: DataError) -> TrainError {
+    match error {
+        DataError::SampleCount { dataset, .. } => {
+            let problem = format!(
+                "has {dataset}: of ten or more the last tenth is tested on, of fewer data.test"
+            );
+            setting("data.file", &problem)
+        }
+        other => other.into(),
+    }
 }
 
 fn nothing_to_learn(context: usize) -> TrainError {
