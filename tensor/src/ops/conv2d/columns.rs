@@ -67,7 +67,7 @@ impl Columns {
         let in_pixels = shape.in_height * shape.in_width;
         let taps = shape.kernel[0] * shape.kernel[1];
         let k_len = shape.in_channels * taps;
-        let is_small = pixels <= PIXELS_MAX
+        let is_small = (1..=PIXELS_MAX).contains(&pixels)
             && (1..=IN_PIXELS_MAX).contains(&in_pixels)
             && taps * pixels <= PLACE_COUNT_MAX;
         let has_work = shape.batch > 0 && shape.out_channels > 0 && k_len > 0;
