@@ -281,7 +281,7 @@ fn scaled(mut value: f64, step: f64, units: [&str; 4]) -> String {
     format!("{value:.2} {unit}/s")
 }
 
-fn describe_machine(root: &Path, command: &str) -> Machine {
+pub(crate) fn describe_machine(root: &Path, command: &str) -> Machine {
     let unknown = || "unknown".to_owned();
     let commit = workspace::first_line_of(root, "git", &["rev-parse", "--short=12", "HEAD"]);
     let changed = workspace::first_line_of(root, "git", &["status", "--porcelain"]).is_some();

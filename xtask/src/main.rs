@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use xtask::{bench, data, gpu_bundle, kernels, parity, scoreboard, test, tidy, workspace};
+use xtask::{bench, data, gpu_bundle, kernels, parity, peers, scoreboard, test, tidy, workspace};
 
 const HELP: &str = "\
 usage: cargo xtask COMMAND
@@ -26,6 +26,10 @@ usage: cargo xtask COMMAND
                          --dev takes programs as tests build them
   bench [FILTER]         run the benches and write target/bench-report.md;
                          FILTER is a crate folder or a part of a benchmark's name
+  bench --peers          measure operations of well-known networks by shape, in turns with PyTorch
+                         in LOWTIDE_PYTHON, or installed below target, and write target/peers-f32.md
+                         and .html; [--threads N] [--rounds N] [--dtype f32|bf16] [--only TEXT],
+                         [--before FILE.jsonl] for the ratio to an earlier one
   parity [CRATE]         make the reference values of tensor, autograd, nn and amp anew with
                          the PyTorch of LOWTIDE_PYTHON (or python3), compare them with the
                          checked-in ones, and run the tests that compare lowtide with those
@@ -68,6 +72,9 @@ fn dispatch(arguments: &[String]) -> Result<bool, String> {
         "tidy" => run_tidy(&root()?, rest),
         "kernels" => kernels::run(&root()?, rest),
         "gpu-bundle" => gpu_bundle::run(&root()?, rest),
+        "bench" if rest.first().is_some_and(|first| first == "--peers") => {
+            peers::run(&root()?, &rest[1..])
+        }
         "bench" => bench::run(&root()?, rest),
         "parity" => parity::run(&root()?, rest),
         "scoreboard" => scoreboard::run(&root()?, rest),

@@ -5,31 +5,23 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::python::{self, Packages, call};
 use crate::{test, workspace};
 
-/// What cases are made with.
-struct Peer {
-    packages: &'static [&'static str],
-    /// Python that ends well where these packages are there.
-    probe: &'static str,
-    /// What installing them takes.
-    size: &'static str,
-}
-
-const PYTORCH: Peer = Peer {
-    packages: &["torch==2.15.0", "numpy==2.4.6", "expecttest==0.3.0"],
+const PYTORCH: Packages = Packages {
+    names: &["torch==2.15.0", "numpy==2.4.6", "expecttest==0.3.0"],
     probe: "import torch, numpy, expecttest; assert torch.__version__.startswith('2.15.0')",
     size: "more than 5 GB",
 };
 
-const ONNX: Peer = Peer {
-    packages: &["onnx==1.23.2", "numpy==2.4.6"],
+const ONNX: Packages = Packages {
+    names: &["onnx==1.23.2", "numpy==2.4.6"],
     probe: "import onnx; assert onnx.__version__ == '1.23.2'",
     size: "120 MB",
 };
 
-const TRANSFORMERS: Peer = Peer {
-    packages: &[PYTORCH.packages[0], "numpy==2.4.6", "transformers==5.24.0", "safetensors==0.8.0"],
+const TRANSFORMERS: Packages = Packages {
+    names: &[PYTORCH.names[0], "numpy==2.4.6", "transformers==5.24.0", "safetensors==0.8.0"],
     probe: "import torch, numpy, safetensors; from importlib.metadata import version; \
             assert torch.__version__.startswith('2.15.0') and version('transformers') == '5.24.0'",
     size: "more than 5 GB",
@@ -37,7 +29,7 @@ const TRANSFORMERS: Peer = Peer {
 
 /// The suites, each with its script below `scoreboard/python`. A script named like a package would
 /// hide it from the others.
-const SUITES: [(&str, &str, &Peer); 5] = [
+const SUITES: [(&str, &str, &Packages); 5] = [
     ("opinfo", "opinfo.py", &PYTORCH),
     ("moduleinfo", "moduleinfo.py", &PYTORCH),
     ("optiminfo", "optiminfo.py", &PYTORCH),
@@ -65,8 +57,10 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
             return Err(format!("scoreboard takes one of {suites}, got `{found}`"));
         }
     };
-    let pythons: Vec<PathBuf> =
-        suites.iter().map(|(.., peer)| python(root, peer)).collect::<Result<_, _>>()?;
+    let pythons: Vec<PathBuf> = suites
+        .iter()
+        .map(|(.., peer)| python::find_or_install(root, peer))
+        .collect::<Result<_, _>>()?;
     let program = program(root)?;
     let (mut good, mut rows) = (true, String::new());
     for ((suite, script, _), python) in suites.iter().zip(&pythons) {
@@ -121,45 +115,5 @@ fn run_suite(
 
 /// Whether there is a Python for every suite.
 pub fn is_ready(root: &Path) -> bool {
-    SUITES.iter().all(|(.., peer)| ready_python(root, peer).is_some())
-}
-
-/// A Python that has the peer in the version that cases are made with: that of `LOWTIDE_PYTHON`,
-/// `python3`, or one below `target`.
-fn ready_python(root: &Path, peer: &Peer) -> Option<PathBuf> {
-    let named = std::env::var_os("LOWTIDE_PYTHON").map(PathBuf::from);
-    let candidates = [named, Some("python3".into()), Some(below_target(root).join("bin/python"))];
-    candidates.into_iter().flatten().find(|python| {
-        let mut probe = Command::new(python);
-        let probe =
-            probe.args(["-c", peer.probe]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        probe.is_ok_and(|status| status.success())
-    })
-}
-
-fn below_target(root: &Path) -> PathBuf {
-    root.join("target/scoreboard/venv")
-}
-
-/// [`ready_python`], or one below `target` with the peer's packages.
-fn python(root: &Path, peer: &Peer) -> Result<PathBuf, String> {
-    if let Some(python) = ready_python(root, peer) {
-        return Ok(python);
-    }
-    let folder = below_target(root);
-    let python = folder.join("bin/python");
-    let (packages, place) = (peer.packages.join(", "), folder.display());
-    println!("installing {packages} in {place}: with what they need, {}", peer.size);
-    call(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-    call(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(peer.packages))?;
-    Ok(python)
-}
-
-fn call(command: &mut Command) -> Result<(), String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    match command.stdin(Stdio::null()).status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("{name} failed: {status}")),
-        Err(error) => Err(format!("{name} does not start: {error}")),
-    }
+    SUITES.iter().all(|(.., peer)| python::find(root, peer).is_some())
 }

@@ -9,6 +9,7 @@
 mod cases;
 mod measure;
 mod ops;
+mod sweep;
 
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_nn::models::{Gpt, GptShape};
@@ -17,7 +18,7 @@ use lowtide_nn::{
     Conv2d, Flatten, Linear, MaxPool2d, Module, NnResult as Result, Parameters, ReLU, Sequential,
     cross_entropy,
 };
-use lowtide_tensor::{Conv2dGeometry, CpuOptions, Device, RandomKey, Tensor};
+use lowtide_tensor::{Conv2dGeometry, CpuOptions, DType, Device, RandomKey, Tensor};
 
 use measure::{Workload, X, Y, integers, measure, uniform};
 
@@ -50,6 +51,18 @@ fn main() -> Result<()> {
     let threads = arguments.get(1).and_then(|count| count.parse().ok());
     let (Some(name), Some(threads)) = (arguments.first(), threads) else { usage() };
     let device = Device::cpu(CpuOptions { threads: Some(threads), ..Default::default() })?;
+    if name == "sweep" {
+        let option = |name: &str| {
+            let at = arguments.iter().position(|argument| argument == name)?;
+            arguments.get(at + 1).map(String::as_str)
+        };
+        let dtype = match option("--dtype") {
+            None | Some("f32") => DType::F32,
+            Some("bf16") => DType::BF16,
+            Some(_) => usage(),
+        };
+        return Ok(sweep::sweep(&device, dtype, option("--only").unwrap_or_default())?);
+    }
     let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) else {
         return if ops::measure_op(&device, name, threads)? { Ok(()) } else { usage() };
     };
@@ -94,6 +107,7 @@ fn usage() -> ! {
     let steps = WORKLOADS.iter().map(|workload| workload.name);
     let names: Vec<_> = steps.chain(cases::names()).collect();
     eprintln!("usage: peer WORKLOAD THREADS, WORKLOAD one of {}", names.join(", "));
+    eprintln!("       peer sweep THREADS [--dtype f32|bf16] [--only TEXT]");
     std::process::exit(2);
 }
 

@@ -7,6 +7,7 @@ mod gpu_bundle;
 mod kernels;
 mod markdown;
 mod parity;
+mod peers;
 mod plan;
 mod source;
 mod tally;

@@ -1,16 +1,20 @@
-//! Convolution on the processor: implicit matrix products over tiles (see `tile.rs`).
+//! Convolution on the processor: implicit matrix products over tiles (see `tile.rs`), and of small
+//! planes explicit ones (see `columns.rs`).
 //!
 //! Letters: N images, C input channels, O output channels, H W input size, P output pixels,
 //! K = C/groups · KH · KW taps of one output channel. E is the type in memory, T the one that is
 //! computed in: tiles, weights and sums are of T, and the rest is converted on its way.
 //!
 //! - forward: y`[O, P]` = w`[O, K]` · tile`[K, P]`; y is overwritten.
-//! - gradient for x: the same with dy for x and the kernel turned around; dx is overwritten.
+//! - gradient for x: the same with dy for x and the kernel turned around, in phases (`phases.rs`);
+//!   dx is overwritten.
 //! - gradient for w: see `weight.rs`.
 
-use super::output_tile::{OutputTile, PackWeights, WeightOrder};
+use super::columns::Columns;
+use super::output_tile::{OutputTile, PackWeights};
+use super::phases::{Phase, Phases};
 use super::shape::Conv2dShape;
-use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
+use super::tile::{Geometry, TAP_COUNT_MAX, Tiling, fill, tap_offsets};
 use super::units::{Role, Unit, Units};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::math::SimdFloat;
@@ -29,14 +33,18 @@ pub(super) fn forward<E: Element, T: SimdFloat>(
     workspace: &mut [T],
 ) {
     assert_eq!([x.len(), w.len(), y.len()], [shape.x_len(), shape.w_len(), shape.y_len()]);
-    let geometry = Geometry::forward(shape);
-    let order = WeightOrder::forward(&geometry);
-    convolve(pool, &geometry, order, [x, w], b, y, workspace);
+    match Columns::of(shape) {
+        Some(columns) => columns.forward(pool, [x, w], b, y, workspace),
+        None => convolve(pool, &Phases::forward(shape), [x, w], b, y, workspace),
+    }
 }
 
 /// Elements of scratch that [`forward`] needs.
 pub(super) fn forward_workspace_len<E: Element, T: SimdFloat>(shape: &Conv2dShape) -> usize {
-    workspace_len::<E, T>(&Geometry::forward(shape))
+    match Columns::of(shape) {
+        Some(columns) => columns.workspace_len(),
+        None => workspace_len::<E, T>(&Phases::forward(shape)),
+    }
 }
 
 /// dx = the convolution of dy with the kernel turned around, plus `b` for each channel of dx:
@@ -51,36 +59,46 @@ pub(super) fn backward_input<E: Element, T: SimdFloat>(
     workspace: &mut [T],
 ) {
     assert_eq!([dx.len(), w.len(), dy.len()], [shape.x_len(), shape.w_len(), shape.y_len()]);
-    let geometry = Geometry::backward_input(shape);
-    let order = WeightOrder::backward_input(&geometry);
-    convolve(pool, &geometry, order, [dy, w], b, dx, workspace);
+    match Columns::of(shape) {
+        Some(columns) => columns.backward_input(pool, [dy, w], b, dx, workspace),
+        None => convolve(pool, &Phases::backward_input(shape), [dy, w], b, dx, workspace),
+    }
 }
 
 /// Elements of scratch that [`backward_input`] needs.
 pub(super) fn backward_input_workspace_len<E: Element, T: SimdFloat>(shape: &Conv2dShape) -> usize {
-    workspace_len::<E, T>(&Geometry::backward_input(shape))
+    match Columns::of(shape) {
+        Some(columns) => columns.workspace_len(),
+        None => workspace_len::<E, T>(&Phases::backward_input(shape)),
+    }
 }
 
-fn output_units<E: Element, T: SimdFloat>(geometry: &Geometry) -> Units {
-    let role = if is_same_type::<E, T>() { Role::Output } else { Role::HalfOutput };
-    Units::of_output(geometry, role)
+/// The cut of a phase: that of every phase of a result but for tiles.
+fn output_units<E: Element, T: SimdFloat>(phases: &Phases, phase: &Phase) -> Units {
+    let is_in_place = is_same_type::<E, T>() && phases.is_one();
+    Units::of_output(&phase.geometry, if is_in_place { Role::Output } else { Role::PlacedOutput })
 }
 
-fn k_len(geometry: &Geometry) -> usize {
-    geometry.in_channels * geometry.tap_count()
+/// The phases with a tap, which their weights stand in the order of.
+fn phases_with_taps(phases: &Phases) -> impl Iterator<Item = Phase> {
+    phases.iter().filter(|phase| phase.geometry.tap_count() > 0)
 }
 
-/// The weights in the order of their use, a bias for each channel, and the tasks' tiles.
-fn workspace_len<E: Element, T: SimdFloat>(geometry: &Geometry) -> usize {
-    let channels = geometry.groups * geometry.out_channels;
-    channels * (k_len(geometry) + 1) + output_units::<E, T>(geometry).workspace_len()
+/// A bias for each channel, the weights in the order of their use, and the tasks' tiles.
+fn workspace_len<E: Element, T: SimdFloat>(phases: &Phases) -> usize {
+    let mut weights_len = 0;
+    let mut tiles_len = 0;
+    for phase in phases_with_taps(phases) {
+        weights_len += phases.channels() * phase.k_len();
+        tiles_len = tiles_len.max(output_units::<E, T>(phases, &phase).workspace_len());
+    }
+    phases.channels() + weights_len + tiles_len
 }
 
 /// The product of `w` and the tiles of `source`, overwriting `y`.
 fn convolve<E: Element, T: SimdFloat>(
     pool: &Pool,
-    geometry: &Geometry,
-    order: WeightOrder,
+    phases: &Phases,
     [source, w]: [&[E]; 2],
     b: Option<&[E]>,
     y: &mut [E],
@@ -89,88 +107,166 @@ fn convolve<E: Element, T: SimdFloat>(
     if y.is_empty() {
         return;
     }
-    let units = output_units::<E, T>(geometry);
-    let (bias, workspace) = workspace.split_at_mut(geometry.groups * geometry.out_channels);
+    let (bias, workspace) = workspace.split_at_mut(phases.channels());
     match b {
         Some(b) => convert_slice(b, bias),
         None => bias.fill(T::ZERO),
     }
-    if source.is_empty() || w.is_empty() {
-        for (plane, y) in y.chunks_exact_mut(geometry.out_plane_len()).enumerate() {
+    let is_product = !source.is_empty() && !w.is_empty();
+    let Some(first) = phases_with_taps(phases).next().filter(|_| is_product) else {
+        for (plane, y) in y.chunks_exact_mut(phases.plane_len()).enumerate() {
             y.fill(bias[plane % bias.len()].cast());
         }
         return;
+    };
+    let units = output_units::<E, T>(phases, &first);
+    let weights_len: usize =
+        phases_with_taps(phases).map(|phase| phases.channels() * phase.k_len()).sum();
+    let (packed, tiles) = workspace.split_at_mut(weights_len);
+    let mut rest = &mut *packed;
+    for phase in phases_with_taps(phases) {
+        let own;
+        (own, rest) = rest.split_at_mut(phases.channels() * phase.k_len());
+        for_each_chunk(pool, own, units.channels * phase.k_len(), |part, to| {
+            let first = part * units.channels;
+            T::dispatch(PackWeights { w, order: phase.order, first, channels: units.channels, to });
+        });
     }
-    let (packed, tiles) = workspace.split_at_mut(w.len());
-    for_each_chunk(pool, packed, units.channels * k_len(geometry), |part, to| {
-        let first = part * units.channels;
-        T::dispatch(PackWeights { w, order, first, channels: units.channels, to });
-    });
-    let unit_len = units.channels * geometry.out_plane_len();
+    let scratch_len = phases_with_taps(phases)
+        .map(|phase| output_units::<E, T>(phases, &phase).scratch_len)
+        .max()
+        .unwrap_or_default();
+    let unit_len = units.channels * phases.plane_len();
     for_each_chunk2(
         pool,
         Chunked::new(y, units.per_task * unit_len),
-        Chunked::new(tiles, units.scratch_len),
+        Chunked::new(tiles, scratch_len),
         |task, y, scratch| {
             for (index, y) in y.chunks_exact_mut(unit_len).enumerate() {
                 let unit = units.at(task * units.per_task + index);
-                output_unit(geometry, &units, unit, source, [&*packed, &*bias], y, scratch);
+                let mut rest = &*packed;
+                for phase in phases.iter() {
+                    let own;
+                    (own, rest) = rest.split_at(phases.channels() * phase.k_len());
+                    let (k_len, channels) = (phase.k_len(), units.channels);
+                    let tiling = (k_len > 0).then(|| output_units::<E, T>(phases, &phase).tiling);
+                    let product = UnitProduct {
+                        phase,
+                        unit: &unit,
+                        source,
+                        w: &own[unit.first_channel * k_len..][..channels * k_len],
+                        b: &bias[unit.first_channel..][..channels],
+                        size: phases.size(),
+                    };
+                    match tiling {
+                        Some(tiling) => product.write(&tiling, phases.is_one(), y, scratch),
+                        None => product.write_bias(y),
+                    }
+                }
             }
         },
     );
 }
 
-fn output_unit<E: Element, T: SimdFloat>(
-    geometry: &Geometry,
-    units: &Units,
-    unit: Unit,
-    source: &[E],
-    [w, b]: [&[T]; 2],
-    y: &mut [E],
-    scratch: &mut [T],
-) {
-    let Units { tiling, channels, .. } = *units;
-    let (tile, sums) = scratch.split_at_mut(tiling.len(1));
-    let w = &w[unit.first_channel * k_len(geometry)..][..channels * k_len(geometry)];
-    let b = &b[unit.first_channel..][..channels];
-    let (width, out_len) = (geometry.out_size[1], geometry.out_plane_len());
-    let taps_len = geometry.tap_count();
-    for first_row in (0..geometry.out_size[0]).step_by(tiling.row_count) {
-        let row_count = tiling.row_count.min(geometry.out_size[0] - first_row);
-        let mut product = |first_channel, y: &mut [T], out_len, first_pixel| {
+/// Rows of a phase, and where their sums go.
+struct Rows {
+    first_row: usize,
+    row_count: usize,
+    /// Sums from one channel to the next, and before the first of each.
+    out_len: usize,
+    first_pixel: usize,
+}
+
+/// A phase of what a unit computes.
+struct UnitProduct<'a, E, T> {
+    phase: Phase,
+    unit: &'a Unit,
+    source: &'a [E],
+    /// The unit's weights, and a bias for each of its channels.
+    w: &'a [T],
+    b: &'a [T],
+    /// Rows and columns of a plane of the result.
+    size: [usize; 2],
+}
+
+impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
+    /// The outputs of a phase without a tap in y, the planes of the unit.
+    fn write_bias(&self, y: &mut [E]) {
+        let [height, width] = self.phase.geometry.out_size;
+        for (y, b) in y.chunks_exact_mut(self.size[0] * self.size[1]).zip(self.b) {
+            (0..height).for_each(|row| self.place(y, row, std::iter::repeat_n(b, width)));
+        }
+    }
+
+    /// The outputs of the phase in y, the planes of the unit.
+    fn write(&self, tiling: &Tiling, is_one: bool, y: &mut [E], scratch: &mut [T]) {
+        let [height, width] = self.phase.geometry.out_size;
+        let plane_len = self.size[0] * self.size[1];
+        let (tile, sums) = scratch.split_at_mut(tiling.len(1));
+        for first_row in (0..height).step_by(tiling.row_count) {
+            let row_count = tiling.row_count.min(height - first_row);
+            let mut product = |y: &mut [T], out_len, first_pixel| {
+                let to = Rows { first_row, row_count, out_len, first_pixel };
+                self.add_rows(tiling, to, tile, y);
+            };
+            if is_same_type::<E, T>() && is_one {
+                product(bytemuck::cast_slice_mut(y), plane_len, first_row * width);
+                continue;
+            }
+            let pixel_count = row_count * width;
+            let sums = &mut sums[..self.b.len() * pixel_count];
+            product(sums, pixel_count, 0);
+            for (y, sums) in y.chunks_exact_mut(plane_len).zip(sums.chunks_exact(pixel_count)) {
+                if is_one {
+                    convert_slice(sums, &mut y[first_row * width..][..pixel_count]);
+                    continue;
+                }
+                for (row, sums) in sums.chunks_exact(width).enumerate() {
+                    self.place(y, first_row + row, sums.iter());
+                }
+            }
+        }
+    }
+
+    /// Writes a row of the phase to its places in a plane.
+    fn place<'t>(&self, y: &mut [E], row: usize, sums: impl Iterator<Item = &'t T>)
+    where
+        T: 't,
+    {
+        let Phase { first, step, .. } = self.phase;
+        let start = (first[0] + row * step[0]) * self.size[1] + first[1];
+        let y = y[start..].iter_mut().step_by(step[1]);
+        sums.zip(y).for_each(|(sum, y)| *y = sum.cast());
+    }
+
+    /// The sums of some rows, from their biases on.
+    fn add_rows(&self, tiling: &Tiling, rows: Rows, tile: &mut [T], sums: &mut [T]) {
+        let Rows { first_row, row_count, out_len, first_pixel } = rows;
+        let geometry = &self.phase.geometry;
+        let (width, taps_len) = (geometry.out_size[1], geometry.tap_count());
+        for first_channel in (0..geometry.in_channels).step_by(tiling.channel_count) {
             let channel_count = tiling.channel_count.min(geometry.in_channels - first_channel);
-            let from = source_channels(geometry, unit.images.start, unit.group, first_channel);
-            let source = &source[from..][..channel_count * geometry.in_plane_len()];
-            fill(geometry, &tiling, source, first_row, tile);
+            let from =
+                source_channels(geometry, self.unit.images.start, self.unit.group, first_channel);
+            let source = &self.source[from..][..channel_count * geometry.in_plane_len()];
+            fill(geometry, tiling, source, first_row, tile);
             for first_tap in (0..channel_count * taps_len).step_by(TAP_COUNT_MAX) {
-                let (offsets, tap_count) = tap_offsets(geometry, &tiling, channel_count, first_tap);
+                let (offsets, tap_count) = tap_offsets(geometry, tiling, channel_count, first_tap);
                 let first_k = first_channel * taps_len + first_tap;
                 T::dispatch(OutputTile {
-                    w,
-                    k_len: k_len(geometry),
+                    w: self.w,
+                    k_len: self.phase.k_len(),
                     first_k,
                     tile,
                     offsets: &offsets[..tap_count],
-                    b,
-                    y: &mut *y,
+                    b: self.b,
+                    y: &mut *sums,
                     out_len,
                     first_pixel,
                     pixel_count: row_count * width,
                     start: if first_k == 0 { WriteMode::Overwrite } else { WriteMode::Accumulate },
                 });
             }
-        };
-        let first_channels = (0..geometry.in_channels).step_by(tiling.channel_count);
-        let (first_pixel, pixel_count) = (first_row * width, row_count * width);
-        if is_same_type::<E, T>() {
-            let y = bytemuck::cast_slice_mut(y);
-            first_channels.for_each(|channel| product(channel, y, out_len, first_pixel));
-            continue;
-        }
-        let sums = &mut sums[..channels * pixel_count];
-        first_channels.for_each(|channel| product(channel, sums, pixel_count, 0));
-        for (y, sums) in y.chunks_exact_mut(out_len).zip(sums.chunks_exact(pixel_count)) {
-            convert_slice(sums, &mut y[first_pixel..][..pixel_count]);
         }
     }
 }

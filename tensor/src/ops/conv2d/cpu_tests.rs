@@ -85,7 +85,7 @@ fn pair(range: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = [usize;
 fn shapes() -> impl Strategy<Value = Conv2dShape> {
     let channels = (0..=3usize, 0..=20usize, 1..=3usize);
     let window = (pair(1..=4), pair(1..=3), pair(0..=3), pair(1..=3));
-    (0..=5usize, channels, pair(0..=11), window).prop_map(
+    (0..=5usize, channels, pair(0..=14), window).prop_map(
         |(batch, (ins, outs, groups), size, (kernel, stride, padding, dilation))| Conv2dShape {
             batch,
             in_channels: ins * groups,
@@ -135,6 +135,12 @@ fn layers_of_usual_networks_agree_with_the_definition() {
         square(1, [32, 64], 7, 1),
         Conv2dShape { groups: 16, ..square(2, [16, 16], 9, 3) },
         Conv2dShape { stride: [2; 2], ..square(2, [8, 24], 16, 3) },
+        Conv2dShape { stride: [2; 2], padding: [0; 2], ..square(2, [8, 24], 16, 2) },
+        Conv2dShape { stride: [2; 2], ..square(2, [8, 24], 17, 1) },
+        Conv2dShape { stride: [4, 3], dilation: [2, 3], ..square(2, [8, 24], 40, 5) },
+        Conv2dShape { stride: [16; 2], padding: [0; 2], ..square(1, [3, 24], 160, 16) },
+        square(17, [40, 24], 2, 3),
+        Conv2dShape { stride: [2; 2], ..square(5, [16, 30], 8, 3) },
     ] {
         check_against_definition::<f32>(&shape, 3);
         check_against_definition::<f64>(&shape, 3);
@@ -156,6 +162,9 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
         square(1, [3, 8], 64, 3),
         square(9, [70, 2], 12, 3),
         square(1, [2, 3], 4, 33),
+        // Columns of several blocks of images, and of one image each.
+        square(31, [150, 3], 7, 3),
+        square(3, [1200, 2], 7, 3),
     ] {
         check_against_definition::<f32>(&shape, 2);
         on_every_instruction_set(|| check_against_definition::<f32>(&shape, 1));

@@ -8,7 +8,8 @@
 //! - pixel: one (h, w) of an output plane; P of them.
 //! - tile (`tile.rs`): the part of the source that some rows of outputs read, copied so that each
 //!   tap is one contiguous run of pixels. Of dw, a tile holds rows of several images.
-//! - spread: for dx, the zeros that a stride puts between the rows and columns of dy.
+//! - phase (`phases.rs`): for dx, the rows and columns that a stride lets meet the same taps.
+//! - columns (`columns.rs`): of small planes, what each tap meets in all images, one after the other.
 //! - unit, task (`units.rs`): units are the equal parts of the result, each of some output channels
 //!   of some images; a task is some units that share scratch memory, and is what a thread takes.
 //! - role: which of y, dx or dw a unit computes, for whole or half types.
@@ -20,6 +21,7 @@
 //! - lanes: what the elements of a vector are, pixels or output channels (`weight_by_channel.rs`).
 //! - turn: to transpose, of pixels and channels; turned around: the kernel read backwards, for dx.
 
+mod columns;
 mod cpu;
 #[cfg(test)]
 mod cpu_tests;
@@ -27,6 +29,7 @@ mod cpu_tests;
 mod cuda;
 mod one;
 mod output_tile;
+mod phases;
 mod shape;
 mod tile;
 mod transposed;

@@ -17,43 +17,63 @@ use crate::write_mode::WriteMode;
 /// Where the weight of output channel o (over all groups), source channel c and tap t stands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WeightOrder {
-    /// Output and source channels of a group, and the taps of a pair of them.
-    lens: [usize; 3],
+    /// Output and source channels of a group.
+    channels: [usize; 2],
+    /// Rows and columns of the kernel.
+    kernel: [usize; 2],
     /// Weights from one output channel of a group to the next.
     out_stride: usize,
     /// Weights from one source channel to the next.
     source_stride: usize,
-    taps: Taps,
+    /// Rows, and columns, of the kernel that are taps, in their order.
+    taps: [AxisTaps; 2],
 }
 
+/// Taps along an axis of the kernel.
 #[derive(Clone, Copy, Debug)]
-enum Taps {
-    Forward,
-    Reversed,
+pub(super) struct AxisTaps {
+    pub(super) first: usize,
+    /// From one to the next; backwards if it is negative.
+    pub(super) step: isize,
+    pub(super) count: usize,
+}
+
+impl AxisTaps {
+    /// Where the taps are in the kernel.
+    fn places(self) -> impl Iterator<Item = usize> {
+        let place =
+            move |index: usize| self.first.wrapping_add_signed(index.cast_signed() * self.step);
+        (0..self.count).map(place)
+    }
 }
 
 impl WeightOrder {
-    /// w as it is.
-    pub(super) fn forward(geometry: &Geometry) -> Self {
-        let taps = geometry.tap_count();
-        let lens = [geometry.out_channels, geometry.in_channels, taps];
-        let out_stride = geometry.in_channels * taps;
-        Self { lens, out_stride, source_stride: taps, taps: Taps::Forward }
+    /// w as it is, of a convolution as a whole.
+    pub(super) fn forward(whole: &Geometry) -> Self {
+        let kernel = whole.kernel;
+        let channels = [whole.out_channels, whole.in_channels];
+        let taps = kernel.map(|count| AxisTaps { first: 0, step: 1, count });
+        let source_stride = kernel[0] * kernel[1];
+        let out_stride = channels[1] * source_stride;
+        Self { channels, kernel, out_stride, source_stride, taps }
     }
 
-    /// The kernel of the gradient for x: channels exchanged within a group, taps turned around.
-    pub(super) fn backward_input(geometry: &Geometry) -> Self {
-        let taps = geometry.tap_count();
-        let lens = [geometry.out_channels, geometry.in_channels, taps];
-        let source_stride = geometry.out_channels * taps;
-        Self { lens, out_stride: taps, source_stride, taps: Taps::Reversed }
+    /// Some taps of a convolution as a whole, for the gradient for its x: channels exchanged within
+    /// a group.
+    pub(super) fn backward_input(whole: &Geometry, taps: [AxisTaps; 2]) -> Self {
+        let kernel = whole.kernel;
+        let channels = [whole.in_channels, whole.out_channels];
+        let out_stride = kernel[0] * kernel[1];
+        Self { channels, kernel, out_stride, source_stride: channels[0] * out_stride, taps }
     }
 
-    /// The first tap of a pair of channels.
-    fn at(&self, channel: usize, source: usize) -> usize {
-        let (group, channel) = (channel / self.lens[0], channel % self.lens[0]);
-        let group_start = group * self.lens.iter().product::<usize>();
-        group_start + channel * self.out_stride + source * self.source_stride
+    /// The kernel of a pair of channels.
+    fn kernel_of<'a, E>(&self, w: &'a [E], channel: usize, source: usize) -> &'a [E] {
+        let [outs, sources] = self.channels;
+        let kernel_len = self.kernel[0] * self.kernel[1];
+        let group_start = channel / outs * (outs * sources * kernel_len);
+        let at = group_start + channel % outs * self.out_stride + source * self.source_stride;
+        &w[at..][..kernel_len]
     }
 }
 
@@ -78,7 +98,9 @@ pub(super) struct PackWeights<'a, E, T> {
 impl<E: Element, T: SimdFloat> SimdKernel<T> for PackWeights<'_, E, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        let [_, sources, taps] = self.order.lens;
+        let WeightOrder { channels: [_, sources], kernel, taps: [heights, widths], .. } =
+            self.order;
+        let taps = heights.count * widths.count;
         let mut rest = self.to;
         let mut channel = 0;
         while channel < self.channels {
@@ -86,12 +108,14 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for PackWeights<'_, E, T> {
             let (block, after) = rest.split_at_mut(rows * sources * taps);
             for (source, block) in block.chunks_exact_mut(rows * taps).enumerate() {
                 for row in 0..rows {
-                    let at = self.order.at(self.first + channel + row, source);
-                    let to = block[row..].iter_mut().step_by(rows);
-                    let w = &self.w[at..][..taps];
-                    match self.order.taps {
-                        Taps::Forward => to.zip(w).for_each(|(to, w)| *to = w.cast()),
-                        Taps::Reversed => to.zip(w.iter().rev()).for_each(|(to, w)| *to = w.cast()),
+                    let w = self.order.kernel_of(self.w, self.first + channel + row, source);
+                    let mut at = row;
+                    for height in heights.places() {
+                        let w = &w[height * kernel[1]..][..kernel[1]];
+                        for width in widths.places() {
+                            block[at] = w[width].cast();
+                            at += rows;
+                        }
                     }
                 }
             }

@@ -7,9 +7,6 @@
 //! pixel, no branch at the border, no lanes lost between rows. It costs KW copies of the rows
 //! instead of the KH·KW of im2col. With a row stride S, rows are sorted by their remainder mod S
 //! so that the rows of one tap stay adjacent.
-//!
-//! The same tile serves the gradient for x, which is a convolution of dy spread out by the stride:
-//! `spread` zeros that the forward pass does not have.
 
 use super::shape::Conv2dShape;
 use crate::cpu::simd::LANE_COUNT_MAX;
@@ -42,8 +39,6 @@ pub(super) struct Geometry {
     pub(super) dilation: [usize; 2],
     /// Negative where the border of the source is never read.
     pub(super) padding: [isize; 2],
-    /// The source stands at every `spread`-th place of a grid of zeros.
-    pub(super) spread: [usize; 2],
 }
 
 impl Geometry {
@@ -60,25 +55,6 @@ impl Geometry {
             stride: shape.stride,
             dilation: shape.dilation,
             padding: shape.padding.map(usize::cast_signed),
-            spread: [1, 1],
-        }
-    }
-
-    /// dx from dy and w turned around.
-    pub(super) fn backward_input(shape: &Conv2dShape) -> Self {
-        let forward = Self::forward(shape);
-        let padding = [0, 1].map(|axis| {
-            (shape.dilation[axis] * (shape.kernel[axis] - 1)).cast_signed() - forward.padding[axis]
-        });
-        Self {
-            in_channels: forward.out_channels,
-            in_size: forward.out_size,
-            out_channels: forward.in_channels,
-            out_size: forward.in_size,
-            stride: [1, 1],
-            padding,
-            spread: shape.stride,
-            ..forward
         }
     }
 
@@ -198,7 +174,7 @@ pub(super) fn fill<E: Element, T: Float>(
     let (in_len, width) = (geometry.in_plane_len(), geometry.out_size[1]);
     let phase_rows = geometry.phase_rows(tiling.row_count);
     let column_len = geometry.stride[0] * phase_rows * width;
-    let unit = geometry.stride == [1, 1] && geometry.spread == [1, 1];
+    let unit = geometry.stride == [1, 1];
     let planes = source.chunks_exact(in_len.max(1)).zip(tile.chunks_exact_mut(tiling.plane_len));
     for (plane, tile) in planes {
         for (kw, tile) in tile.chunks_exact_mut(column_len).enumerate() {
@@ -213,7 +189,7 @@ pub(super) fn fill<E: Element, T: Float>(
                 match source_row(geometry, first_row, row) {
                     Some(from) => {
                         let from = &plane[from * geometry.in_size[1]..][..geometry.in_size[1]];
-                        fill_row(geometry, from, shift, to);
+                        fill_row(from, geometry.stride[1], shift, to);
                     }
                     None => to.fill(T::ZERO),
                 }
@@ -225,27 +201,29 @@ pub(super) fn fill<E: Element, T: Float>(
 /// The source row that grid row `row` of a tile shows, if it is not padding.
 fn source_row(geometry: &Geometry, first_row: usize, row: usize) -> Option<usize> {
     let row = (first_row * geometry.stride[0] + row).checked_add_signed(-geometry.padding[0])?;
-    let spread = geometry.spread[0];
-    (row.is_multiple_of(spread) && row / spread < geometry.in_size[0]).then_some(row / spread)
+    (row < geometry.in_size[0]).then_some(row)
 }
 
-fn fill_row<E: Element, T: Float>(geometry: &Geometry, from: &[E], shift: isize, to: &mut [T]) {
-    let (stride, spread) = (geometry.stride[1], geometry.spread[1]);
-    if stride == 1 && spread == 1 {
-        let left = shift.min(0).unsigned_abs().min(to.len());
-        let skip = shift.max(0).cast_unsigned().min(from.len());
-        let copied = (to.len() - left).min(from.len() - skip);
-        to[..left].fill(T::ZERO);
-        convert_slice(&from[skip..skip + copied], &mut to[left..left + copied]);
-        to[left + copied..].fill(T::ZERO);
-        return;
-    }
-    for (column, to) in to.iter_mut().enumerate() {
-        let at = (column * stride).checked_add_signed(shift);
-        *to = match at.filter(|at| at.is_multiple_of(spread)) {
-            Some(at) => from.get(at / spread).map_or(T::ZERO, |from| from.cast()),
-            None => T::ZERO,
-        };
+/// Every `stride`-th element of `from`, from number `shift` on, and zeros beyond its ends.
+fn fill_row<E: Element, T: Float>(from: &[E], stride: usize, shift: isize, to: &mut [T]) {
+    let left = (-shift).max(0).cast_unsigned().div_ceil(stride).min(to.len());
+    let start = (left * stride).saturating_add_signed(shift);
+    let from = from.get(start..).unwrap_or_default();
+    let count = from.len().div_ceil(stride).min(to.len() - left);
+    to[..left].fill(T::ZERO);
+    to[left + count..].fill(T::ZERO);
+    let to = &mut to[left..][..count];
+    match stride {
+        1 => convert_slice(&from[..count], to),
+        // The most usual one, in a form that is compiled to vectors.
+        2 => {
+            let (pairs, last) = from.as_chunks::<2>();
+            to.iter_mut().zip(pairs).for_each(|(to, pair)| *to = pair[0].cast());
+            if let ([last], Some(to)) = (last, to.get_mut(pairs.len())) {
+                *to = last.cast();
+            }
+        }
+        _ => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, x)| *to = x.cast()),
     }
 }
 

@@ -46,8 +46,8 @@ pub(super) struct Units {
 pub(super) enum Role {
     /// Pixels, from weights.
     Output,
-    /// Pixels of a half type: their sums, in the type computed in, need a place of their own.
-    HalfOutput,
+    /// Pixels whose sums need a place of their own: of a half type, or of a phase.
+    PlacedOutput,
     /// Weights, from pixels, with channels for lanes: these need dy turned around, a second tile.
     WeightByChannel,
     /// Weights with pixels for lanes, which take dy as it lies.
@@ -93,7 +93,7 @@ impl Units {
         // Elements of scratch for each pixel, beside its tile.
         let pixel_len = match role {
             Role::Output | Role::WeightByPixel => 0,
-            Role::HalfOutput | Role::HalfWeightByPixel => channels,
+            Role::PlacedOutput | Role::HalfWeightByPixel => channels,
             Role::WeightByChannel => padded_channels(channels),
         };
         let images_for = |pixels: usize| {
@@ -101,7 +101,9 @@ impl Units {
             pixels.div_ceil(geometry.out_plane_len().max(1)).min(images_max).max(1)
         };
         let (tiling, images_per_tile) = match role {
-            Role::Output | Role::HalfOutput => (Tiling::new(geometry, pixel_len, PIXELS_ENOUGH), 1),
+            Role::Output | Role::PlacedOutput => {
+                (Tiling::new(geometry, pixel_len, PIXELS_ENOUGH), 1)
+            }
             Role::WeightByChannel => {
                 (Tiling::new(geometry, pixel_len, PIXELS_ENOUGH), images_for(BLOCK_PIXELS))
             }

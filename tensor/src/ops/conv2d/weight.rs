@@ -1,5 +1,6 @@
 //! The gradient for w: dw`[O, K]` = Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ, overwritten.
 
+use super::columns::Columns;
 use super::cpu::source_channels;
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
@@ -72,6 +73,10 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
         dw.fill(E::default());
         return;
     }
+    if let Some(columns) = Columns::of(shape) {
+        columns.backward_weight(pool, [dy, x], dw, workspace);
+        return;
+    }
     let geometry = Geometry::forward(shape);
     let lanes = LaneAxis::of(&geometry);
     let units = lanes.units::<E, T>(&geometry);
@@ -100,6 +105,9 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
 pub(super) fn backward_weight_workspace_len<E: Element, T: SimdFloat>(
     shape: &Conv2dShape,
 ) -> usize {
+    if let Some(columns) = Columns::of(shape) {
+        return columns.weight_workspace_len::<E, T>();
+    }
     let geometry = Geometry::forward(shape);
     let lanes = LaneAxis::of(&geometry);
     let units = lanes.units::<E, T>(&geometry);

@@ -1,0 +1,299 @@
+//! Convolutions of small planes, as products over the pixels of many images.
+//!
+//! Where a plane has few pixels, vectors over the pixels of one image are half empty, and all weights
+//! are read once for each image. Here what each tap meets in a *block* of images lies in one row of
+//! the columns`[K, images · P]`, so that the three products are those of plain matrices:
+//!
+//! - forward: y = w`[O, K]` · columns
+//! - gradient for x: columns = w`[O, K]`ᵀ · dy, which are then added up in x, tap by tap
+//! - gradient for w: dw = dy · columnsᵀ, added up over the blocks
+//!
+//! y and dy of a block lie as `[O, images · P]` then.
+
+use super::shape::Conv2dShape;
+use crate::cpu::chunk::for_each_chunk;
+use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::pool::Pool;
+use crate::dtype::{Element, convert_slice, is_same_type, same_type_mut};
+use crate::write_mode::WriteMode;
+
+/// Pixels of a plane of y, at most: of more, vectors over the pixels of one image are mostly full.
+const PIXELS_MAX: usize = 49;
+
+/// Pixels of a plane of x, at most: with the largest stride that is usual.
+const IN_PIXELS_MAX: usize = 1024;
+
+/// Places of x that the taps meet, at most: their list lies on the stack.
+const PLACE_COUNT_MAX: usize = 2048;
+
+/// Elements of the columns, if one image does not have more: 2 MiB of f32.
+const COLUMNS_LEN_MAX: usize = 512 * 1024;
+
+/// Channels of x whose columns are one task.
+const TASK_CHANNELS: usize = 8;
+
+/// Stands for the padding in a list of places.
+const NOWHERE: u16 = u16::MAX;
+
+/// A convolution that is computed by way of columns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Columns {
+    shape: Conv2dShape,
+    /// Pixels of a plane of x, and of y.
+    in_pixels: usize,
+    pixels: usize,
+    taps: usize,
+    /// Taps of all channels, K.
+    k_len: usize,
+    /// Images of a block; the last may have fewer.
+    block: usize,
+}
+
+/// Where tap t meets x for pixel p: at `t * pixels + p`.
+type Places = [u16; PLACE_COUNT_MAX];
+
+/// Some images after each other.
+#[derive(Clone, Copy)]
+struct Images {
+    first: usize,
+    count: usize,
+}
+
+impl Columns {
+    /// For a convolution of small planes, of one group.
+    pub(super) fn of(shape: &Conv2dShape) -> Option<Self> {
+        let pixels = shape.out_height() * shape.out_width();
+        let in_pixels = shape.in_height * shape.in_width;
+        let taps = shape.kernel[0] * shape.kernel[1];
+        let k_len = shape.in_channels * taps;
+        let is_small = (1..=PIXELS_MAX).contains(&pixels)
+            && (1..=IN_PIXELS_MAX).contains(&in_pixels)
+            && taps * pixels <= PLACE_COUNT_MAX;
+        let has_work = shape.batch > 0 && shape.out_channels > 0 && k_len > 0;
+        if !is_small || !has_work || shape.groups != 1 {
+            return None;
+        }
+        let block = (COLUMNS_LEN_MAX / (k_len * pixels)).clamp(1, shape.batch);
+        // As equal as can be.
+        let block = shape.batch.div_ceil(shape.batch.div_ceil(block));
+        Some(Columns { shape: *shape, in_pixels, pixels, taps, k_len, block })
+    }
+
+    /// Elements of scratch of each of the products: the columns of a block, and its y or dy.
+    pub(super) fn workspace_len(&self) -> usize {
+        (self.k_len + self.shape.out_channels) * self.block * self.pixels
+    }
+
+    /// That of the gradient for w, whose sums need a place of their own if they are of a half type.
+    pub(super) fn weight_workspace_len<E: Element, T: SimdFloat>(&self) -> usize {
+        let sums_len = if is_same_type::<E, T>() { 0 } else { self.shape.w_len() };
+        self.workspace_len() + sums_len
+    }
+
+    /// y = conv(x, w) + b.
+    pub(super) fn forward<E: Element, T: SimdFloat>(
+        &self,
+        pool: &Pool,
+        [x, w]: [&[E]; 2],
+        b: Option<&[E]>,
+        y: &mut [E],
+        workspace: &mut [T],
+    ) {
+        let outs = self.shape.out_channels;
+        let places = self.places();
+        for images in self.blocks() {
+            let len = images.count * self.pixels;
+            let (columns, sums) = self.split(images, workspace);
+            self.gather(pool, &places, x, images, columns);
+            let w = Matrix { data: w, row_stride: self.k_len, col_stride: 1 };
+            let columns = Matrix { data: &*columns, row_stride: len, col_stride: 1 };
+            multiply(pool, [outs, self.k_len, len], w, columns, WriteMode::Overwrite, sums);
+            let y = &mut y[images.first * outs * self.pixels..][..sums.len()];
+            for_each_chunk(pool, y, outs * self.pixels, |image, y| {
+                for (channel, y) in y.chunks_exact_mut(self.pixels).enumerate() {
+                    let sums = &sums[channel * len + image * self.pixels..][..self.pixels];
+                    match b {
+                        None => convert_slice(sums, y),
+                        Some(b) => {
+                            let b: T = b[channel].cast();
+                            y.iter_mut().zip(sums).for_each(|(y, &sum)| *y = (sum + b).cast());
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    /// The gradient for x, plus `b` for each of its channels.
+    pub(super) fn backward_input<E: Element, T: SimdFloat>(
+        &self,
+        pool: &Pool,
+        [dy, w]: [&[E]; 2],
+        b: Option<&[E]>,
+        dx: &mut [E],
+        workspace: &mut [T],
+    ) {
+        let Conv2dShape { in_channels, out_channels, .. } = self.shape;
+        let places = self.places();
+        for images in self.blocks() {
+            let len = images.count * self.pixels;
+            let (columns, turned) = self.split(images, workspace);
+            self.turn(pool, dy, images, turned);
+            let w = Matrix { data: w, row_stride: 1, col_stride: self.k_len };
+            let turned = Matrix { data: &*turned, row_stride: len, col_stride: 1 };
+            let size = [self.k_len, out_channels, len];
+            multiply(pool, size, w, turned, WriteMode::Overwrite, columns);
+            let image_len = in_channels * self.in_pixels;
+            let dx = &mut dx[images.first * image_len..][..images.count * image_len];
+            for_each_chunk(pool, dx, image_len, |image, dx| {
+                let mut sums = [T::ZERO; IN_PIXELS_MAX];
+                let sums = &mut sums[..self.in_pixels];
+                for (channel, dx) in dx.chunks_exact_mut(self.in_pixels).enumerate() {
+                    sums.fill(b.map_or(T::ZERO, |b| b[channel].cast()));
+                    let columns = &columns[channel * self.taps * len..][..self.taps * len];
+                    self.add_up(&places, columns, image, sums);
+                    convert_slice(sums, dx);
+                }
+            });
+        }
+    }
+
+    /// The gradient for w.
+    pub(super) fn backward_weight<E: Element, T: SimdFloat>(
+        &self,
+        pool: &Pool,
+        [dy, x]: [&[E]; 2],
+        dw: &mut [E],
+        workspace: &mut [T],
+    ) {
+        let outs = self.shape.out_channels;
+        let places = self.places();
+        let (workspace, own_sums) = workspace.split_at_mut(self.workspace_len());
+        let is_in_place = is_same_type::<E, T>();
+        let sums = match same_type_mut::<E, T>(dw) {
+            Some(dw) => dw,
+            None => &mut own_sums[..outs * self.k_len],
+        };
+        for images in self.blocks() {
+            let len = images.count * self.pixels;
+            let (columns, turned) = self.split(images, workspace);
+            self.gather(pool, &places, x, images, columns);
+            self.turn(pool, dy, images, turned);
+            let turned = Matrix { data: &*turned, row_stride: len, col_stride: 1 };
+            let columns = Matrix { data: &*columns, row_stride: 1, col_stride: len };
+            let is_first = images.first == 0;
+            let start = if is_first { WriteMode::Overwrite } else { WriteMode::Accumulate };
+            multiply(pool, [outs, len, self.k_len], turned, columns, start, sums);
+        }
+        if !is_in_place {
+            convert_slice(&own_sums[..outs * self.k_len], dw);
+        }
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = Images> {
+        let (batch, block) = (self.shape.batch, self.block);
+        let images = move |first: usize| Images { first, count: block.min(batch - first) };
+        (0..batch).step_by(block).map(images)
+    }
+
+    /// The columns of a block, and its `[O, images · P]`.
+    fn split<'a, T>(&self, images: Images, workspace: &'a mut [T]) -> (&'a mut [T], &'a mut [T]) {
+        let len = images.count * self.pixels;
+        let (columns, rest) = workspace.split_at_mut(self.k_len * len);
+        (columns, &mut rest[..self.shape.out_channels * len])
+    }
+
+    fn places(&self) -> Places {
+        let Conv2dShape { in_height, in_width, kernel, stride, padding, dilation, .. } = self.shape;
+        let (width, mut places) = (self.shape.out_width(), [NOWHERE; PLACE_COUNT_MAX]);
+        for (index, place) in places[..self.taps * self.pixels].iter_mut().enumerate() {
+            let (tap, pixel) = (index / self.pixels, index % self.pixels);
+            let (tap, pixel) = ([tap / kernel[1], tap % kernel[1]], [pixel / width, pixel % width]);
+            let at = |axis: usize| {
+                let at = pixel[axis] * stride[axis] + tap[axis] * dilation[axis];
+                at.checked_sub(padding[axis]).filter(|&at| at < [in_height, in_width][axis])
+            };
+            if let (Some(row), Some(column)) = (at(0), at(1)) {
+                // Below `IN_PIXELS_MAX`.
+                *place = (row * in_width + column) as u16;
+            }
+        }
+        places
+    }
+
+    /// What the taps meet in some images: `[C, taps, images, P]`.
+    fn gather<E: Element, T: SimdFloat>(
+        &self,
+        pool: &Pool,
+        places: &Places,
+        x: &[E],
+        images: Images,
+        columns: &mut [T],
+    ) {
+        let len = images.count * self.pixels;
+        let image_len = self.shape.in_channels * self.in_pixels;
+        let x = &x[images.first * image_len..];
+        for_each_chunk(pool, columns, TASK_CHANNELS * self.taps * len, |task, columns| {
+            for (nth, columns) in columns.chunks_exact_mut(self.taps * len).enumerate() {
+                let plane_at = (task * TASK_CHANNELS + nth) * self.in_pixels;
+                let taps = columns.chunks_exact_mut(len).zip(places.chunks_exact(self.pixels));
+                for (columns, places) in taps {
+                    for (image, columns) in columns.chunks_exact_mut(self.pixels).enumerate() {
+                        let plane = &x[image * image_len + plane_at..][..self.in_pixels];
+                        for (to, &place) in columns.iter_mut().zip(places) {
+                            *to = plane.get(usize::from(place)).map_or(T::ZERO, |x| x.cast());
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    /// dy of some images, `[images, O, P]`, as `[O, images, P]`.
+    fn turn<E: Element, T: SimdFloat>(
+        &self,
+        pool: &Pool,
+        dy: &[E],
+        images: Images,
+        turned: &mut [T],
+    ) {
+        let (len, image_len) = (images.count * self.pixels, self.shape.out_channels * self.pixels);
+        let dy = &dy[images.first * image_len..];
+        for_each_chunk(pool, turned, TASK_CHANNELS * len, |task, turned| {
+            for (nth, turned) in turned.chunks_exact_mut(len).enumerate() {
+                let channel_at = (task * TASK_CHANNELS + nth) * self.pixels;
+                for (image, turned) in turned.chunks_exact_mut(self.pixels).enumerate() {
+                    let dy = &dy[image * image_len + channel_at..][..self.pixels];
+                    convert_slice(dy, turned);
+                }
+            }
+        });
+    }
+
+    /// Adds the columns of a channel to its plane of dx, in the order of the taps.
+    fn add_up<T: SimdFloat>(&self, places: &Places, columns: &[T], image: usize, sums: &mut [T]) {
+        let len = columns.len() / self.taps;
+        for (columns, places) in columns.chunks_exact(len).zip(places.chunks_exact(self.pixels)) {
+            let columns = &columns[image * self.pixels..][..self.pixels];
+            for (&column, &place) in columns.iter().zip(places) {
+                if let Some(sum) = sums.get_mut(usize::from(place)) {
+                    *sum += column;
+                }
+            }
+        }
+    }
+}
+
+/// y`[M, N]` = or += a · b, for a size of (M, K, N).
+fn multiply<A: Element, T: SimdFloat>(
+    pool: &Pool,
+    size: [usize; 3],
+    a: Matrix<'_, A>,
+    b: Matrix<'_, T>,
+    start: WriteMode,
+    y: &mut [T],
+) {
+    let y = MatrixMut::row_major(y, size[2]);
+    gemm_batched::<T, A, T, T>(pool, &Batch::single(), size, a, b, &[], start, y);
+}

@@ -1,0 +1,138 @@
+//! Convolutions with weights as those that have no gaps.
+//!
+//! The gradient for x of a stride S meets dy in S x S ways: rows of dx whose numbers have the same
+//! remainder by S meet the same rows of the kernel, and neighbours of them neighbouring rows of dy.
+//! Such rows and columns of dx are a *phase*: a convolution of dy, without a stride, with a part of
+//! the kernel turned around. Each tap belongs to one phase, so that nothing is multiplied by zero.
+
+use super::output_tile::{AxisTaps, WeightOrder};
+use super::shape::Conv2dShape;
+use super::tile::Geometry;
+
+/// The phases that a result consists of: one forwards, one for each phase of the stride backwards.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Phases {
+    /// The convolution from x to y.
+    whole: Geometry,
+    is_backward: bool,
+    /// Phases below each other, and side by side.
+    counts: [usize; 2],
+}
+
+/// Some rows and columns of the result, and the convolution that computes them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Phase {
+    pub(super) geometry: Geometry,
+    pub(super) order: WeightOrder,
+    /// The first row and column of the result.
+    pub(super) first: [usize; 2],
+    /// From one row, and column, to the next.
+    pub(super) step: [usize; 2],
+}
+
+impl Phases {
+    /// y from x and w.
+    pub(super) fn forward(shape: &Conv2dShape) -> Self {
+        Self { whole: Geometry::forward(shape), is_backward: false, counts: [1, 1] }
+    }
+
+    /// dx from dy and w.
+    pub(super) fn backward_input(shape: &Conv2dShape) -> Self {
+        let whole = Geometry::forward(shape);
+        let counts = [0, 1].map(|axis| whole.stride[axis].min(whole.in_size[axis]));
+        Self { whole, is_backward: true, counts }
+    }
+
+    /// Whether there is one phase, which is all of the result.
+    pub(super) fn is_one(&self) -> bool {
+        !self.is_backward || self.whole.stride == [1, 1]
+    }
+
+    /// Channels of the result, of all groups.
+    pub(super) fn channels(&self) -> usize {
+        let Geometry { groups, in_channels, out_channels, .. } = self.whole;
+        groups * if self.is_backward { in_channels } else { out_channels }
+    }
+
+    /// Rows and columns of the result.
+    pub(super) fn size(&self) -> [usize; 2] {
+        if self.is_backward { self.whole.in_size } else { self.whole.out_size }
+    }
+
+    pub(super) fn plane_len(&self) -> usize {
+        self.size().iter().product()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Phase> {
+        let (this, columns) = (*self, self.counts[1]);
+        let of = move |index: usize| this.at([index / columns, index % columns]);
+        (0..self.counts[0] * columns).map(of)
+    }
+
+    fn at(&self, first: [usize; 2]) -> Phase {
+        let whole = self.whole;
+        if !self.is_backward {
+            let order = WeightOrder::forward(&whole);
+            return Phase { geometry: whole, order, first, step: [1, 1] };
+        }
+        let [rows, columns] = [0, 1].map(|axis| AxisPhase::of(&whole, axis, first[axis]));
+        let geometry = Geometry {
+            in_channels: whole.out_channels,
+            in_size: whole.out_size,
+            out_channels: whole.in_channels,
+            out_size: [rows.len, columns.len],
+            kernel: [rows.taps.count, columns.taps.count],
+            stride: [1, 1],
+            dilation: [rows.dilation, columns.dilation],
+            padding: [rows.padding, columns.padding],
+            ..whole
+        };
+        let order = WeightOrder::backward_input(&whole, [rows.taps, columns.taps]);
+        Phase { geometry, order, first, step: whole.stride }
+    }
+}
+
+impl Phase {
+    /// Weights that meet an output.
+    pub(super) fn k_len(&self) -> usize {
+        self.geometry.in_channels * self.geometry.tap_count()
+    }
+}
+
+/// A phase along one axis.
+struct AxisPhase {
+    /// Outputs.
+    len: usize,
+    /// None if no tap meets an output.
+    taps: AxisTaps,
+    dilation: usize,
+    padding: isize,
+}
+
+impl AxisPhase {
+    /// Output `r + S i` meets tap k, which stands at D k, in dy at `(r + S i + padding - D k) / S`,
+    /// if that is whole.
+    fn of(whole: &Geometry, axis: usize, r: usize) -> Self {
+        let [stride, dilation, kernel, in_len] =
+            [whole.stride, whole.dilation, whole.kernel, whole.in_size].map(|pair| pair[axis]);
+        let at = r.cast_signed() + whole.padding[axis];
+        let place = |tap: usize| at - (dilation * tap).cast_signed();
+        let is_met = |tap: &usize| place(*tap) % stride.cast_signed() == 0;
+        let tap_step = stride / gcd(stride, dilation);
+        let met = (0..kernel.min(tap_step)).find(is_met);
+        let count = met.map_or(0, |met| (kernel - met).div_ceil(tap_step));
+        let last = count.saturating_sub(1) * tap_step;
+        let (met, dilation) = (met.unwrap_or_default(), dilation * tap_step / stride);
+        let first = place(met) / stride.cast_signed();
+        AxisPhase {
+            len: in_len.saturating_sub(r).div_ceil(stride),
+            taps: AxisTaps { first: met + last, step: -tap_step.cast_signed(), count },
+            dilation,
+            padding: (count.saturating_sub(1) * dilation).cast_signed() - first,
+        }
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

@@ -1,0 +1,182 @@
+//! `cargo xtask bench --peers`: operations by shape in lowtide and in PyTorch, in turns on one
+//! machine, as a table and a page.
+
+mod page;
+mod report;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::bench::describe_machine;
+use crate::python::{self, Packages, call};
+use crate::workspace;
+
+pub use page::page;
+pub use report::{Row, report, rows};
+
+const PYTORCH: Packages = Packages {
+    names: &["torch==2.15.0", "numpy==2.4.6"],
+    probe: "import torch, numpy; assert torch.__version__.startswith('2.15.0')",
+    size: "more than 5 GB",
+};
+
+const USAGE: &str = "bench --peers takes [--threads N] [--rounds N] [--dtype f32|bf16] \
+                     [--only TEXT] [--before FILE.jsonl]";
+
+/// One measurement of an operation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// The program, such as `torch-eager`.
+    pub peer: String,
+    /// Network, layer, operation and part.
+    pub operation: String,
+    /// The fastest run.
+    pub min_ms: f64,
+    /// The mean magnitude of what was computed: equal ones show equal work.
+    pub magnitude: f64,
+}
+
+impl Sample {
+    /// That of a line of JSON.
+    pub fn parse(line: &str) -> Option<Sample> {
+        let value: Value = serde_json::from_str(line).ok()?;
+        Some(Sample {
+            peer: value["peer"].as_str()?.to_owned(),
+            operation: value["operation"].as_str()?.to_owned(),
+            min_ms: value["min_ms"].as_f64()?,
+            magnitude: value["magnitude"].as_f64()?,
+        })
+    }
+}
+
+struct Options {
+    threads: usize,
+    rounds: usize,
+    dtype: String,
+    only: String,
+    before: Option<PathBuf>,
+}
+
+impl Options {
+    fn parse(arguments: &[String]) -> Result<Options, String> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let mut options = Options {
+            threads: cores,
+            rounds: 3,
+            dtype: "f32".to_owned(),
+            only: String::new(),
+            before: None,
+        };
+        let mut rest = arguments.iter();
+        while let Some(name) = rest.next() {
+            let value = rest.next().ok_or(USAGE)?;
+            let count = || value.parse().ok().filter(|&count| count > 0).ok_or(USAGE);
+            match name.as_str() {
+                "--threads" => options.threads = count()?,
+                "--rounds" => options.rounds = count()?,
+                "--dtype" if ["f32", "bf16"].contains(&value.as_str()) => {
+                    options.dtype.clone_from(value);
+                }
+                "--only" => options.only.clone_from(value),
+                "--before" => options.before = Some(value.into()),
+                _ => return Err(USAGE.to_owned()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Runs it, writes `target/peers-DTYPE.md`, `.html` and `.jsonl`, and prints their paths. False if
+/// the peers computed other numbers somewhere.
+///
+/// # Errors
+/// One line about arguments, programs that are missing or fail, and files.
+pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
+    let options = Options::parse(arguments)?;
+    let before = options.before.as_deref().map(read_samples).transpose()?;
+    let python = python::find_or_install(root, &PYTORCH)?;
+    call(workspace::cargo(root).args([
+        "build",
+        "--release",
+        "-p",
+        "lowtide-nn",
+        "--example",
+        "peer",
+    ]))?;
+    let own = workspace::target(root).join("release/examples/peer");
+    let script = root.join("nn/examples/peer/sweep/torch_sweep.py");
+    let threads = options.threads.to_string();
+    let common = ["--dtype", &options.dtype, "--only", &options.only];
+    let mut samples = Vec::new();
+    for round in 1..=options.rounds {
+        let mut lowtide = Command::new(&own);
+        lowtide.args(["sweep", &threads]).args(common);
+        let torch = ["eager", "channels-last"].map(|mode| {
+            let mut command = Command::new(&python);
+            command.arg(&script).arg(&threads).args(["--mode", mode]).args(common);
+            command
+        });
+        for (name, command) in ["lowtide", "eager", "channels-last"]
+            .into_iter()
+            .zip(std::iter::once(lowtide).chain(torch))
+        {
+            println!("round {round} of {}: {name}", options.rounds);
+            samples.extend(samples_of(command)?);
+        }
+    }
+    let command = format!("cargo xtask bench --peers {}", arguments.join(" "));
+    let machine = describe_machine(root, command.trim());
+    let rows = rows(&samples, &options.dtype);
+    if rows.is_empty() {
+        return Err(format!("no operation has `{}` in its name", options.only));
+    }
+    let path =
+        |ending: &str| workspace::target(root).join(format!("peers-{}.{ending}", options.dtype));
+    let lines: String = samples.iter().map(|sample| json(sample) + "\n").collect();
+    let title =
+        format!("{} threads, {}, {} rounds", options.threads, options.dtype, options.rounds);
+    let written = [
+        ("jsonl", lines),
+        ("md", report(&machine, &title, &rows, before.as_deref())),
+        ("html", page(&machine, &title, &rows)),
+    ];
+    for (ending, text) in written {
+        let path = path(ending);
+        fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+        println!("{}", path.display());
+    }
+    let differing: Vec<&Row> = rows.iter().filter(|row| row.differs).collect();
+    for row in &differing {
+        println!("{}: the results differ", row.operation);
+    }
+    Ok(differing.is_empty())
+}
+
+fn json(sample: &Sample) -> String {
+    let Sample { peer, operation, min_ms, magnitude } = sample;
+    serde_json::json!({
+        "peer": peer, "operation": operation, "min_ms": min_ms, "magnitude": magnitude,
+    })
+    .to_string()
+}
+
+fn read_samples(path: &Path) -> Result<Vec<Sample>, String> {
+    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(text.lines().filter_map(Sample::parse).collect())
+}
+
+/// What a program measures.
+fn samples_of(mut command: Command) -> Result<Vec<Sample>, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    // Allocators that give pages back take them anew in every run.
+    command.env("MALLOC_TRIM_THRESHOLD_", "-1").env("MALLOC_MMAP_THRESHOLD_", "4294967296");
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.map_err(|error| format!("{name} does not start: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{name} failed: {}", output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(Sample::parse).collect())
+}

@@ -1,0 +1,87 @@
+//! The page of a comparison: a bar for each operation, by network. It needs no other file.
+
+use std::fmt::Write;
+
+use super::report::{Row, mean};
+use crate::bench::Machine;
+
+const STYLE: &str = "\
+:root{color-scheme:light dark;--own:#2a78d6;--over:#d2691e;--line:#8886}\
+body{font:14px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:62rem;padding:0 1rem}\
+h1{font-size:1.4rem}h2{font-size:1.05rem;margin:1.6rem 0 .3rem}\
+table{border-collapse:collapse;width:100%}td{padding:.1rem .5rem .1rem 0;white-space:nowrap}\
+td.n{text-align:right;font-variant-numeric:tabular-nums}td.bar{width:55%}\
+svg{display:block;width:100%;height:14px}.own{fill:var(--own)}.over{fill:var(--over)}\
+line{stroke:var(--line)}p{margin:.3rem 0}";
+
+/// Ratios that the bars reach from and to.
+const RANGE: [f64; 2] = [0.125, 8.0];
+
+/// Width of the plot, in its own units.
+const WIDTH: f64 = 600.0;
+
+/// Where a ratio lies on the plot, by its logarithm.
+fn place(ratio: f64) -> f64 {
+    let [low, high] = RANGE;
+    (ratio.clamp(low, high) / low).ln() / (high / low).ln() * WIDTH
+}
+
+/// The page.
+pub fn page(machine: &Machine, title: &str, rows: &[Row]) -> String {
+    let Machine { commit, date, cpu, core_count, rustc, command } = machine;
+    let mut text = format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width\">\
+         <title>Operations by shape beside PyTorch</title><style>{STYLE}</style>\
+         <h1>Operations by shape beside PyTorch: {}</h1>\
+         <p>lowtide's time by that of PyTorch's fastest mode: bars to the left of the line are \
+         faster. Geometric mean of {} operations: <b>{:.2}</b>.</p>\
+         <p>{} on {}, {core_count} cores of {}, {}: <code>{}</code></p>",
+        escaped(title),
+        rows.len(),
+        mean(rows.iter().map(Row::ratio)),
+        escaped(commit),
+        escaped(date),
+        escaped(cpu),
+        escaped(rustc),
+        escaped(command),
+    );
+    let mut networks: Vec<&str> = Vec::new();
+    for row in rows {
+        if !networks.contains(&row.network()) {
+            networks.push(row.network());
+        }
+    }
+    for network in networks {
+        let own: Vec<&Row> = rows.iter().filter(|row| row.network() == network).collect();
+        let ratio = mean(own.iter().map(|row| row.ratio()));
+        let _ = write!(text, "<h2>{}: {ratio:.2}</h2><table>", escaped(network));
+        for row in own {
+            text += &line(row);
+        }
+        text += "</table>";
+    }
+    text + "</html>\n"
+}
+
+fn line(row: &Row) -> String {
+    let Row { operation, own_ms, other: (mode, other_ms), .. } = row;
+    let ratio = row.ratio();
+    let (one, end) = (place(1.0), place(ratio));
+    let (x, width) = (one.min(end), (one - end).abs().max(1.0));
+    let class = if ratio > 1.0 { "over" } else { "own" };
+    let name = operation.split_once(' ').map_or("", |(_, name)| name);
+    format!(
+        "<tr><td>{}</td><td class=\"n\">{own_ms:.3} ms</td>\
+         <td class=\"n\" title=\"{}\">{other_ms:.3} ms</td><td class=\"n\">{ratio:.2}</td>\
+         <td class=\"bar\"><svg viewBox=\"0 0 {WIDTH} 14\" preserveAspectRatio=\"none\">\
+         <rect class=\"{class}\" x=\"{x:.1}\" y=\"2\" width=\"{width:.1}\" height=\"10\"/>\
+         <line x1=\"{one:.1}\" x2=\"{one:.1}\" y1=\"0\" y2=\"14\"/></svg></td></tr>",
+        escaped(name),
+        escaped(mode),
+    )
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;")
+}

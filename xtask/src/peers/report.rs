@@ -1,0 +1,141 @@
+//! Rows and the Markdown table of a comparison.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::Sample;
+use crate::bench::Machine;
+
+/// How many of the worst are listed.
+const WORST: usize = 10;
+
+/// An operation in all programs: times of the fastest run of all rounds, in milliseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Network, layer, operation and part.
+    pub operation: String,
+    /// lowtide's time.
+    pub own_ms: f64,
+    /// That of the slowest round by that of the fastest.
+    pub spread: f64,
+    /// The fastest other program and its time.
+    pub other: (String, f64),
+    /// Whether the programs computed other numbers.
+    pub differs: bool,
+}
+
+impl Row {
+    /// lowtide's time by that of the fastest other: below 1 it is faster.
+    pub fn ratio(&self) -> f64 {
+        self.own_ms / self.other.1
+    }
+
+    pub(super) fn network(&self) -> &str {
+        self.operation.split(' ').next().unwrap_or_default()
+    }
+
+    /// The operation without network and layer.
+    fn kind(&self) -> String {
+        self.operation.split(' ').skip(2).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// The operations that lowtide and another program measured, in their order.
+pub fn rows(samples: &[Sample], dtype: &str) -> Vec<Row> {
+    let tolerance = if dtype == "f32" { 1e-3 } else { 3e-2 };
+    let of = |operation: &str, is_own: bool| -> Vec<&Sample> {
+        let is_one = |sample: &&Sample| {
+            sample.operation == operation && (sample.peer == "lowtide") == is_own
+        };
+        samples.iter().filter(is_one).collect()
+    };
+    let fastest = |of: &[&Sample]| {
+        of.iter().min_by(|a, b| a.min_ms.total_cmp(&b.min_ms)).map(|&sample| sample.clone())
+    };
+    let mut names: Vec<&str> = Vec::new();
+    for sample in samples {
+        if !names.contains(&sample.operation.as_str()) {
+            names.push(&sample.operation);
+        }
+    }
+    let row = |name: &str| {
+        let (own, others) = (of(name, true), of(name, false));
+        let (fastest_own, other) = (fastest(&own)?, fastest(&others)?);
+        let slowest_ms = own.iter().map(|sample| sample.min_ms).fold(0.0, f64::max);
+        let magnitude = fastest_own.magnitude;
+        let is_far = |other: &&Sample| {
+            (other.magnitude - magnitude).abs() > tolerance * magnitude.abs().max(1e-12)
+        };
+        Some(Row {
+            operation: name.to_owned(),
+            own_ms: fastest_own.min_ms,
+            spread: slowest_ms / fastest_own.min_ms,
+            other: (other.peer, other.min_ms),
+            differs: others.iter().any(is_far),
+        })
+    };
+    names.into_iter().filter_map(row).collect()
+}
+
+/// The geometric mean of some numbers.
+pub(super) fn mean(ratios: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = ratios.fold((0.0, 0), |(sum, count), x| (sum + x.ln(), count + 1));
+    (sum / f64::from(count.max(1))).exp()
+}
+
+/// The report in Markdown; `before` are the samples of an earlier one.
+pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sample]>) -> String {
+    let Machine { commit, date, cpu, core_count, rustc, command } = machine;
+    let mut text = format!(
+        "# Operations by shape beside PyTorch: {title}\n\n\
+         - commit: {commit}\n- date: {date}\n- cpu: {cpu}, {core_count} cores\n\
+         - rustc: {rustc}\n- command: `{command}`\n\n\
+         Times are those of the fastest run of all rounds, which the programs took in turns. Ratios\n\
+         are lowtide's time by that of the fastest mode of PyTorch: below 1 lowtide is faster.\n\n\
+         Geometric mean of {} operations: **{:.2}**; {} above 1.5.\n",
+        rows.len(),
+        mean(rows.iter().map(Row::ratio)),
+        rows.iter().filter(|row| row.ratio() > 1.5).count(),
+    );
+    let groups: [(&str, &dyn Fn(&Row) -> String); 2] =
+        [("network", &|row| row.network().to_owned()), ("operation", &Row::kind)];
+    for (name, of) in groups {
+        let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        rows.iter().for_each(|row| by_name.entry(of(row)).or_default().push(row.ratio()));
+        let _ = write!(text, "\n| {name} | operations | ratio | worst |\n|---|--:|--:|--:|\n");
+        for (name, ratios) in by_name {
+            let (count, worst) = (ratios.len(), ratios.iter().copied().fold(0.0, f64::max));
+            let ratio = mean(ratios.into_iter());
+            let _ = writeln!(text, "| {name} | {count} | {ratio:.2} | {worst:.2} |");
+        }
+    }
+    let mut worst: Vec<&Row> = rows.iter().collect();
+    worst.sort_by(|a, b| b.ratio().total_cmp(&a.ratio()));
+    worst.truncate(WORST);
+    for (title, rows) in [("The worst", worst), ("All", rows.iter().collect())] {
+        let _ = write!(
+            text,
+            "\n## {title}\n\n| operation | lowtide, ms | spread | PyTorch, ms | mode | ratio | to \
+             before |\n|---|--:|--:|--:|---|--:|--:|\n"
+        );
+        for row in rows {
+            let Row { operation, own_ms, spread, other: (mode, other_ms), differs } = row;
+            let earlier = before
+                .into_iter()
+                .flatten()
+                .filter(|sample| sample.peer == "lowtide" && sample.operation == *operation);
+            let earlier = earlier.map(|sample| sample.min_ms).reduce(f64::min);
+            let to_before =
+                earlier.map_or_else(|| "-".to_owned(), |ms| format!("{:.2}", own_ms / ms));
+            let note = if *differs { " (results differ)" } else { "" };
+            let _ = writeln!(
+                text,
+                "| {operation}{note} | {own_ms:.3} | {spread:.2} | {other_ms:.3} | {} | {:.2} | \
+                 {to_before} |",
+                mode.trim_start_matches("torch-"),
+                row.ratio(),
+            );
+        }
+    }
+    text
+}
