@@ -3,6 +3,8 @@
 //! x`[planes, H, W]` → y`[planes, OH, OW]` with the position inside its window, kh · KW + kw, as
 //! one byte: an eighth of PyTorch's index. Both directions overwrite.
 
+use std::marker::PhantomData;
+
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
@@ -10,6 +12,7 @@ use crate::dtype::{Element, Float};
 use crate::ops::windows::{Axis, Kind, for_each_row, window_count};
 
 use super::halves::{BackwardHalves, ForwardHalves};
+use super::rows::{BackwardRow, ForwardRows};
 use super::{MaxPool, Pool2dGeometry};
 
 /// Elements of x or y of a task, at least.
@@ -84,7 +87,7 @@ impl MaxPool2dShape {
     }
 
     /// The windows along one axis, with all that they reach over.
-    fn axis(&self, at: usize) -> Axis {
+    pub(super) fn axis(&self, at: usize) -> Axis {
         let (stride, padding) = (self.stride[at], self.padding[at]);
         let kernel = (self.kernel[at] - 1) * self.dilation[at] + 1;
         let kind = Kind::Stepped { kernel, stride, padding };
@@ -93,7 +96,7 @@ impl MaxPool2dShape {
 
     /// The position in window `out` of input `at`, which it reaches over, along one axis.
     #[inline(always)]
-    fn position(&self, axis: usize, out: usize, at: usize) -> Option<usize> {
+    pub(super) fn position(&self, axis: usize, out: usize, at: usize) -> Option<usize> {
         let offset = at + self.padding[axis] - out * self.stride[axis];
         match self.dilation[axis] {
             // Usual, and a division would take longer than all the rest.
@@ -109,7 +112,7 @@ impl MaxPool2dShape {
 
     /// Positions in the window of output `at` that are inside x along one axis, and the index in
     /// x of position 0, which may be negative.
-    fn window(&self, axis: usize, at: usize) -> (std::ops::Range<usize>, isize) {
+    pub(super) fn window(&self, axis: usize, at: usize) -> (std::ops::Range<usize>, isize) {
         let start = (at * self.stride[axis]).cast_signed() - self.padding[axis].cast_signed();
         let before = |end: isize| match self.dilation[axis] {
             1 => end.max(0).cast_unsigned(),
@@ -140,16 +143,12 @@ pub(crate) fn forward<E: Element>(
         Chunked::new(y, planes * y_plane_len),
         Chunked::new(positions, planes * y_plane_len),
         |chunk, y, positions| {
+            let x = &x[chunk * planes * x_plane..];
+            // Of no type in particular: compiled for every instruction set.
             if shape.halves() {
-                let x = &x[chunk * planes * x_plane..];
-                // Of no type in particular: compiled for every instruction set.
                 return f32::dispatch(ForwardHalves { shape, x, y, positions });
             }
-            let x = x[chunk * planes * x_plane..].chunks_exact(x_plane);
-            let y = y.chunks_exact_mut(y_plane_len);
-            for ((x, y), positions) in x.zip(y).zip(positions.chunks_exact_mut(y_plane_len)) {
-                forward_plane(shape, x, y, positions);
-            }
+            f32::dispatch(ForwardRows { shape, x, y, positions });
         },
     );
 }
@@ -164,30 +163,6 @@ pub(crate) fn exceeds<E: Element>(x: E, max: E) -> bool {
 #[expect(clippy::eq_op, reason = "only a NaN differs from itself")]
 fn is_nan<E: Element>(x: E) -> bool {
     x != x
-}
-
-fn forward_plane<E: Element>(shape: &MaxPool2dShape, x: &[E], y: &mut [E], positions: &mut [u8]) {
-    let width = shape.in_size[1];
-    let out_width = shape.out_size[1];
-    let [row_step, col_step] = shape.dilation;
-    for (at, (y, position)) in y.iter_mut().zip(positions).enumerate() {
-        let (rows, top) = shape.window(0, at / out_width);
-        let (cols, left) = shape.window(1, at % out_width);
-        // -∞ must win over nothing, so the search starts from the first position itself.
-        let mut best: Option<(E, usize)> = None;
-        for kh in rows {
-            let row = (top + (kh * row_step).cast_signed()).cast_unsigned() * width;
-            for kw in cols.clone() {
-                let x = x[row + (left + (kw * col_step).cast_signed()).cast_unsigned()];
-                if best.is_none_or(|(max, _)| exceeds(x, max)) {
-                    best = Some((x, kh * shape.kernel[1] + kw));
-                }
-            }
-        }
-        let (max, found) = best.expect("no window lies outside x");
-        *y = max;
-        *position = found as u8;
-    }
 }
 
 /// dx: the sum of dy over the windows in which this input was the largest. Positions that are in
@@ -212,25 +187,11 @@ pub(crate) fn backward<E: Element, T: Float>(
             f32::dispatch(BackwardHalves { shape, dy, positions, dx });
         });
     }
-    let axes = [shape.axis(0), shape.axis(1)];
     for_each_row(pool, dx, shape.in_size, |plane, row, dx| {
         let (dy, positions) =
             (&dy[plane * y_plane..][..y_plane], &positions[plane * y_plane..][..y_plane]);
-        let rows = axes[0].covering(row);
-        for (col, dx) in dx.iter_mut().enumerate() {
-            let cols = axes[1].covering(col);
-            let mut sum = T::ZERO;
-            for p in rows.clone() {
-                let Some(kh) = shape.position(0, p, row) else { continue };
-                for q in cols.clone() {
-                    let Some(kw) = shape.position(1, q, col) else { continue };
-                    if usize::from(positions[p * out_width + q]) == kh * shape.kernel[1] + kw {
-                        sum += dy[p * out_width + q].cast();
-                    }
-                }
-            }
-            *dx = sum.cast();
-        }
+        let sums = PhantomData::<T>;
+        f32::dispatch(BackwardRow { shape, dy, positions, row, dx, sums });
     });
 }
 

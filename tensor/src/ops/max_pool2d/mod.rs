@@ -7,6 +7,7 @@ mod cpu;
 mod cuda;
 mod halves;
 mod one;
+mod rows;
 
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
