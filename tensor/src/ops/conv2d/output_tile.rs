@@ -97,30 +97,43 @@ pub(super) struct PackWeights<'a, E, T> {
 
 impl<E: Element, T: SimdFloat> SimdKernel<T> for PackWeights<'_, E, T> {
     #[inline(always)]
-    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, _: S) {
+        while self.channels > 0 {
+            match block_len(ROWS, self.channels) {
+                1 => self.block::<1>(),
+                2 => self.block::<2>(),
+                3 => self.block::<3>(),
+                4 => self.block::<4>(),
+                _ => self.block::<ROWS>(),
+            }
+        }
+    }
+}
+
+impl<E: Element, T: SimdFloat> PackWeights<'_, E, T> {
+    /// The weights of the next R channels.
+    #[inline(always)]
+    fn block<const R: usize>(&mut self) {
         let WeightOrder { channels: [_, sources], kernel, taps: [heights, widths], .. } =
             self.order;
-        let taps = heights.count * widths.count;
-        let mut rest = self.to;
-        let mut channel = 0;
-        while channel < self.channels {
-            let rows = block_len(ROWS, self.channels - channel);
-            let (block, after) = rest.split_at_mut(rows * sources * taps);
-            for (source, block) in block.chunks_exact_mut(rows * taps).enumerate() {
-                for row in 0..rows {
-                    let w = self.order.kernel_of(self.w, self.first + channel + row, source);
-                    let mut at = row;
-                    for height in heights.places() {
-                        let w = &w[height * kernel[1]..][..kernel[1]];
-                        for width in widths.places() {
-                            block[at] = w[width].cast();
-                            at += rows;
-                        }
+        let (block, rest) =
+            std::mem::take(&mut self.to).split_at_mut(R * sources * heights.count * widths.count);
+        let mut steps = block.as_chunks_mut::<R>().0.iter_mut();
+        for source in 0..sources {
+            let mut kernels: [&[E]; R] = [&[]; R];
+            for (row, kernel) in kernels.iter_mut().enumerate() {
+                *kernel = self.order.kernel_of(self.w, self.first + row, source);
+            }
+            for height in heights.places() {
+                // The longer one is asked second: an element that is asked for is gone.
+                for (width, to) in widths.places().zip(steps.by_ref()) {
+                    for row in 0..R {
+                        to[row] = kernels[row][height * kernel[1] + width].cast();
                     }
                 }
             }
-            (rest, channel) = (after, channel + rows);
         }
+        (self.to, self.first, self.channels) = (rest, self.first + R, self.channels - R);
     }
 }
 

@@ -9,7 +9,8 @@
 //! so that the rows of one tap stay adjacent.
 
 use super::shape::Conv2dShape;
-use crate::cpu::simd::LANE_COUNT_MAX;
+use crate::cpu::math::SimdFloat;
+use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::dtype::{Element, Float, convert_slice};
 
 /// Elements a tile may have if one channel of [`PIXELS_ENOUGH`] outputs does not need more: 128 KiB
@@ -164,34 +165,64 @@ fn tap_offset(geometry: &Geometry, tiling: &Tiling, index: usize) -> usize {
 }
 
 /// Fills the tile of output rows `first_row..` from `source`, the planes of its channels.
-pub(super) fn fill<E: Element, T: Float>(
+pub(super) fn fill<E: Element, T: SimdFloat>(
     geometry: &Geometry,
     tiling: &Tiling,
     source: &[E],
     first_row: usize,
     tile: &mut [T],
 ) {
-    let (in_len, width) = (geometry.in_plane_len(), geometry.out_size[1]);
-    let phase_rows = geometry.phase_rows(tiling.row_count);
-    let column_len = geometry.stride[0] * phase_rows * width;
-    let unit = geometry.stride == [1, 1];
-    let planes = source.chunks_exact(in_len.max(1)).zip(tile.chunks_exact_mut(tiling.plane_len));
-    for (plane, tile) in planes {
-        for (kw, tile) in tile.chunks_exact_mut(column_len).enumerate() {
-            let shift = (kw * geometry.dilation[1]).cast_signed() - geometry.padding[1];
-            if unit && width == geometry.in_size[1] {
-                fill_shifted(geometry, plane, first_row, shift, tile);
-                continue;
-            }
-            for row in 0..phase_rows * geometry.stride[0] {
-                let at = (row % geometry.stride[0]) * phase_rows + row / geometry.stride[0];
-                let to = &mut tile[at * width..][..width];
-                match source_row(geometry, first_row, row) {
-                    Some(from) => {
-                        let from = &plane[from * geometry.in_size[1]..][..geometry.in_size[1]];
-                        fill_row(from, geometry.stride[1], shift, to);
+    let fill = Fill { geometry, tiling, source, first_row, tile };
+    match geometry.stride[1] {
+        // Rows are copied, by a function that knows its processor.
+        1 => fill.planes(),
+        _ => T::dispatch(fill),
+    }
+}
+
+/// A tile that is to be filled.
+struct Fill<'a, E, T> {
+    geometry: &'a Geometry,
+    tiling: &'a Tiling,
+    source: &'a [E],
+    first_row: usize,
+    tile: &'a mut [T],
+}
+
+impl<E: Element, T: SimdFloat> SimdKernel<T> for Fill<'_, E, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        self.planes();
+    }
+}
+
+impl<E: Element, T: SimdFloat> Fill<'_, E, T> {
+    #[inline(always)]
+    fn planes(self) {
+        let Fill { geometry, tiling, source, first_row, tile } = self;
+        let (in_len, width) = (geometry.in_plane_len(), geometry.out_size[1]);
+        let phase_rows = geometry.phase_rows(tiling.row_count);
+        let column_len = geometry.stride[0] * phase_rows * width;
+        let unit = geometry.stride == [1, 1];
+        let planes =
+            source.chunks_exact(in_len.max(1)).zip(tile.chunks_exact_mut(tiling.plane_len));
+        for (plane, tile) in planes {
+            for (kw, tile) in tile.chunks_exact_mut(column_len).enumerate() {
+                let shift = (kw * geometry.dilation[1]).cast_signed() - geometry.padding[1];
+                if unit && width == geometry.in_size[1] {
+                    fill_shifted(geometry, plane, first_row, shift, tile);
+                    continue;
+                }
+                for row in 0..phase_rows * geometry.stride[0] {
+                    let at = (row % geometry.stride[0]) * phase_rows + row / geometry.stride[0];
+                    let to = &mut tile[at * width..][..width];
+                    match source_row(geometry, first_row, row) {
+                        Some(from) => {
+                            let from = &plane[from * geometry.in_size[1]..][..geometry.in_size[1]];
+                            fill_row(from, geometry.stride[1], shift, to);
+                        }
+                        None => to.fill(T::ZERO),
                     }
-                    None => to.fill(T::ZERO),
                 }
             }
         }
@@ -205,6 +236,7 @@ fn source_row(geometry: &Geometry, first_row: usize, row: usize) -> Option<usize
 }
 
 /// Every `stride`-th element of `from`, from number `shift` on, and zeros beyond its ends.
+#[inline(always)]
 fn fill_row<E: Element, T: Float>(from: &[E], stride: usize, shift: isize, to: &mut [T]) {
     let left = (-shift).max(0).cast_unsigned().div_ceil(stride).min(to.len());
     let start = (left * stride).saturating_add_signed(shift);
