@@ -30,6 +30,9 @@ const PLACE_COUNT_MAX: usize = 2048;
 /// Elements of the columns, if one image does not have more: 2 MiB of f32.
 const COLUMNS_LEN_MAX: usize = 512 * 1024;
 
+/// Pixels of a block: of more, products are not faster.
+const BLOCK_PIXELS: usize = 256;
+
 /// Channels of x whose columns are one task.
 const TASK_CHANNELS: usize = 8;
 
@@ -74,7 +77,8 @@ impl Columns {
         if !is_small || !has_work || shape.groups != 1 {
             return None;
         }
-        let block = (COLUMNS_LEN_MAX / (k_len * pixels)).clamp(1, shape.batch);
+        let block = (COLUMNS_LEN_MAX / (k_len * pixels)).min(BLOCK_PIXELS / pixels);
+        let block = block.clamp(1, shape.batch);
         // As equal as can be.
         let block = shape.batch.div_ceil(shape.batch.div_ceil(block));
         Some(Columns { shape: *shape, in_pixels, pixels, taps, k_len, block })
