@@ -1,7 +1,11 @@
 //! Matrix products, one or many, of operands that lie in any way.
 //!
-//! Operands in another type than the one that is computed in (f16 and bf16, in f32) are converted
-//! panel by panel on the stack of the thread that multiplies them.
+//! Half types are computed in f32: operands are converted as they are packed (`packing.rs`), and the
+//! sums of a panel are rounded once, when they are whole (`stored.rs`). The results have the bits
+//! that the product of the same numbers in f32 has, rounded. The instruction that adds two products
+//! of bf16 to a sum, `vdpbf16ps`, is not used: in a tile's loop it took as long as four
+//! multiply-adds of f32, half the rate (a Xeon with AMX, 2026-11-26), and it takes small numbers
+//! for 0.
 //!
 //! Letters: y`[M, N]` = a`[M, K]` · b`[K, N]`, or y is added to.
 
@@ -10,11 +14,12 @@
 use std::marker::PhantomData;
 
 pub(crate) use super::batch::Batch;
-use super::gemm_panel::{Grid, Panels};
+use super::gemm_panel::{Grid, run_panels};
 use super::math::SimdFloat;
 use super::pool::Pool;
 use super::simd::LANE_COUNT_MAX;
-use crate::dtype::{Element, is_same_type, same_type};
+use super::stored::{Results, Stored};
+use crate::dtype::{Element, same_type};
 use crate::write_mode::WriteMode;
 
 /// Multiplications that are worth a task: smaller products share one.
@@ -66,11 +71,6 @@ impl<'a, T> MatrixMut<'a, T> {
     }
 }
 
-/// Panels of a product whose operands have to be converted: they lie on the stack.
-const CONVERTED_ROWS: usize = 64;
-const CONVERTED_COLS: usize = 64;
-const CONVERTED_DEPTH: usize = 128;
-
 /// y = or += a · b, for `size` (M, K, N).
 ///
 /// # Panics
@@ -117,68 +117,15 @@ pub(crate) fn gemm_batched<T: SimdFloat, A: Element, B: Element, Y: Element>(
         "elements of y overlap: {m}x{n}, strides {y_strides:?} of {batch:?}"
     );
     let first = y.data.as_mut_ptr();
-    let y = Destination { start: first, strides: y_strides, y: PhantomData };
+    let y = Destination { start: first, strides: y_strides, bias, y: PhantomData };
     if k == 0 {
         if start == WriteMode::Overwrite {
-            y.fill(batch, [m, n], bias);
+            y.fill(batch, [m, n]);
         }
         return;
     }
-    if let (Some(a), Some(b), Some(y), Some(bias)) =
-        (a.cast::<T>(), b.cast(), y.cast(), same_type(bias))
-    {
-        Products { batch: *batch, size: [m, k, n], a, b, bias, start, y }.run(pool);
-        return;
-    }
-    let (row_panels, col_panels) = (m.div_ceil(CONVERTED_ROWS), n.div_ceil(CONVERTED_COLS));
-    pool.run(count * row_panels * col_panels, &|index| {
-        let [a_at, b_at, y_at] = batch.offsets(index / (row_panels * col_panels));
-        let panel = index % (row_panels * col_panels);
-        let [i, j] = [panel / col_panels * CONVERTED_ROWS, panel % col_panels * CONVERTED_COLS];
-        let size = [CONVERTED_ROWS.min(m - i), k, CONVERTED_COLS.min(n - j)];
-        let (a, b) = (a.skip(a_at).from(i, 0), b.skip(b_at).from(0, j));
-        let bias = bias.get(j..j + size[2]).unwrap_or_default();
-        converted_panel::<T, _, _, _>(size, a, b, bias, start, &y, y.at(y_at, i, j));
-    });
-}
-
-/// One panel of y by way of converted copies.
-fn converted_panel<T: SimdFloat, A: Element, B: Element, Y: Element>(
-    [m, k, n]: [usize; 3],
-    a: Matrix<'_, A>,
-    b: Matrix<'_, B>,
-    bias: &[Y],
-    start: WriteMode,
-    y: &Destination<'_, Y>,
-    y_at: usize,
-) {
-    let mut a_panel = [T::ZERO; CONVERTED_ROWS * CONVERTED_DEPTH];
-    let mut b_panel = [T::ZERO; CONVERTED_DEPTH * CONVERTED_COLS];
-    let mut sums = [T::ZERO; CONVERTED_ROWS * CONVERTED_COLS];
-    for p in (0..k).step_by(CONVERTED_DEPTH) {
-        let k = CONVERTED_DEPTH.min(k - p);
-        let a = a.from(0, p).converted([m, k], &mut a_panel);
-        let b = b.from(p, 0).converted([k, n], &mut b_panel);
-        let strides = [CONVERTED_COLS, 1];
-        let y = Destination { start: sums.as_mut_ptr(), strides, y: PhantomData };
-        let start = if p == 0 { WriteMode::Overwrite } else { WriteMode::Accumulate };
-        let (batch, size) = (Batch::single(), [m, k, n]);
-        let products = Products { batch, size, a, b, bias: &[], start, y };
-        T::dispatch(Panels { products: &products, grid: Grid::single::<T>([m, n]), range: 0..1 });
-    }
-    for i in 0..m {
-        for j in 0..n {
-            // SAFETY: the element is one of this task's panel of y, which the caller checked.
-            let to = unsafe { y.element(y_at + i * y.strides[0] + j * y.strides[1]) };
-            let sum = sums[i * CONVERTED_COLS + j];
-            let sum = match (start, bias) {
-                (WriteMode::Accumulate, _) => sum + to.cast(),
-                (WriteMode::Overwrite, []) => sum,
-                (WriteMode::Overwrite, _) => sum + bias[j].cast(),
-            };
-            *to = sum.cast();
-        }
-    }
+    let (a, b, y) = (Stored::new(a), Stored::new(b), Results::new(y));
+    Products::<T> { batch: *batch, size: [m, k, n], a, b, start, y }.run(pool);
 }
 
 impl<'a, T: Element> Matrix<'a, T> {
@@ -218,48 +165,45 @@ impl<'a, T: Element> Matrix<'a, T> {
     }
 }
 
-/// The products of one batch in the type that they are computed in.
+/// The products of one batch.
 pub(super) struct Products<'a, T> {
     pub(super) batch: Batch,
     pub(super) size: [usize; 3],
-    pub(super) a: Matrix<'a, T>,
-    pub(super) b: Matrix<'a, T>,
-    /// N elements or none.
-    pub(super) bias: &'a [T],
+    pub(super) a: Stored<'a, T>,
+    pub(super) b: Stored<'a, T>,
     pub(super) start: WriteMode,
-    pub(super) y: Destination<'a, T>,
+    pub(super) y: Results<'a, T>,
 }
 
 impl<T: SimdFloat> Products<'_, T> {
     fn run(self, pool: &Pool) {
         let [m, _, n] = self.size;
-        let [row_stride, col_stride] = self.y.strides;
+        let [row_stride, col_stride] = self.y.strides();
         // Vectors lie along the rows of y. A column alone would use one lane of many.
         let are_columns = row_stride == 1 && col_stride != 1;
         let products =
             if are_columns || (n < m && n < LANE_COUNT_MAX / 2) { self.turned() } else { self };
         let count = products.batch.len();
-        let grid = Grid::new::<T>(products.size, count, pool.threads());
+        let grid = Grid::new(&products, pool.threads());
         let panels = count * grid.panel_count();
         let product =
             products.size.iter().fold(1, |product: usize, &len| product.saturating_mul(len));
         let group = if grid.panel_count() == 1 { (TASK_PRODUCT / product).max(1) } else { 1 };
         pool.run(panels.div_ceil(group), &|task| {
             let range = task * group..panels.min((task + 1) * group);
-            T::dispatch(Panels { products: &products, grid, range });
+            run_panels(&products, &grid, range);
         });
     }
 
     /// The transposed products, whose columns are few and have their bias already.
     fn turned(self) -> Self {
-        let Products { batch, size: [m, k, n], a, b, bias, mut start, mut y } = self;
-        if start == WriteMode::Overwrite && !bias.is_empty() {
-            y.fill(&batch, [m, n], bias);
+        let Products { batch, size: [m, k, n], a, b, mut start, y } = self;
+        if start == WriteMode::Overwrite && y.has_bias() {
+            y.fill(&batch, [m, n]);
             start = WriteMode::Accumulate;
         }
-        y.strides.reverse();
         let (a, b) = (b.transposed(), a.transposed());
-        Products { batch: batch.turned(), size: [n, k, m], a, b, bias: &[], start, y }
+        Products { batch: batch.turned(), size: [n, k, m], a, b, start, y: y.transposed() }
     }
 }
 
@@ -267,10 +211,18 @@ impl<T: SimdFloat> Products<'_, T> {
 pub(super) struct Destination<'a, T> {
     start: *mut T,
     pub(super) strides: [usize; 2],
+    /// What is added to every row that is overwritten: N elements or none.
+    pub(super) bias: &'a [T],
     y: PhantomData<&'a mut [T]>,
 }
 
 impl<'a, T: Element> Destination<'a, T> {
+    /// Rows one after the other.
+    pub(super) fn row_major(data: &'a mut [T], cols: usize) -> Self {
+        let (start, strides) = (data.as_mut_ptr(), [cols, 1]);
+        Destination { start, strides, bias: &[], y: PhantomData }
+    }
+
     pub(super) fn at(&self, offset: usize, i: usize, j: usize) -> usize {
         offset + i * self.strides[0] + j * self.strides[1]
     }
@@ -299,29 +251,32 @@ impl<'a, T: Element> Destination<'a, T> {
     }
 
     /// Every row the bias, or 0 without one: the sums of no products.
-    fn fill(&self, batch: &Batch, [m, n]: [usize; 2], bias: &[T]) {
+    pub(super) fn fill(&self, batch: &Batch, [m, n]: [usize; 2]) {
         for offset in (0..batch.len()).map(|index| batch.offsets(index)[2]) {
             for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
                 // SAFETY: `check_fits` found the element inside y, and no task runs.
                 let y = unsafe { self.element(self.at(offset, i, j)) };
-                *y = bias.get(j).copied().unwrap_or_else(T::zeroed);
+                *y = self.bias.get(j).copied().unwrap_or(T::ZERO);
             }
         }
     }
 
+    /// Rows and columns exchanged, without a bias.
+    pub(super) fn transposed(self) -> Self {
+        let [row_stride, col_stride] = self.strides;
+        Destination { strides: [col_stride, row_stride], bias: &[], ..self }
+    }
+
     /// The same place, if its elements are of type `U`.
-    fn cast<U: Element>(&self) -> Option<Destination<'a, U>> {
-        is_same_type::<T, U>().then(|| Destination {
-            start: self.start.cast(),
-            strides: self.strides,
-            y: PhantomData,
-        })
+    pub(super) fn cast<U: Element>(&self) -> Option<Destination<'a, U>> {
+        let (start, strides, bias) = (self.start.cast(), self.strides, same_type(self.bias)?);
+        Some(Destination { start, strides, bias, y: PhantomData })
     }
 }
 
 // SAFETY: the pointer is only used to write disjoint panels, one task each, which is the same as
-// sending each task a `&mut` of its elements: allowed for `T: Send`.
-unsafe impl<T: Send> Sync for Destination<'_, T> {}
+// sending each task a `&mut` of its elements: allowed for `T: Send`. The bias is only read.
+unsafe impl<T: Send + Sync> Sync for Destination<'_, T> {}
 
 fn check_fits(
     name: &str,

@@ -5,19 +5,22 @@
 //! are read, and then meet every row of the panel while they lie in the first-level cache. Slivers
 //! of a are read in place if the elements of a row lie side by side, and else packed too (K. Goto
 //! and R. van de Geijn, *Anatomy of High-Performance Matrix Multiplication*, ACM TOMS 34(3), 2008).
+//! Half types are always packed, and converted on the way. Where y is of one, the sums of a panel
+//! are kept in the type that is computed in until they are whole.
 //!
-//! What is packed lies on the stack of the thread, some 340 KB of it: no memory is taken.
+//! What is packed and kept lies on the stack of the thread, some 490 KB of it: no memory is taken.
 
-#![allow(unsafe_code, reason = "tasks share y, and the stack is used as it is found")]
+#![allow(unsafe_code, reason = "tasks share y")]
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::gemm::{Matrix, Products};
+use super::gemm::{Destination, Matrix, Products};
 use super::math::SimdFloat;
-use super::packing::{pack_rows, pack_sliver};
+use super::packing::{pack_rows, pack_stored_sliver};
 use super::panel::add_product;
+use super::scratch::{SCRATCH_BYTES, Scratch, with_scratch};
 use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
+use super::stored::{KeptSums, Results, RoundSums, StartSums};
 use crate::write_mode::WriteMode;
 
 /// Depth that is packed at once: a sliver of b then takes 36 KB at most of a first-level cache.
@@ -29,10 +32,18 @@ const BLOCK_BYTES: usize = 300 << 10;
 /// Room for a sliver of b.
 const SLIVER_BYTES: usize = 37 << 10;
 
+/// Room for the sums of a panel whose y is of a half type.
+const SUMS_BYTES: usize = 147 << 10;
+
+const _: () = assert!(BLOCK_BYTES + SLIVER_BYTES + SUMS_BYTES <= SCRATCH_BYTES);
+
 /// Rows of a panel, at most: whole tiles of every height.
 const fn panel_rows<T>() -> usize {
     BLOCK_BYTES / (DEPTH * size_of::<T>()) / 48 * 48
 }
+
+/// No panel of any type has more rows.
+pub(super) const ROWS_MAX: usize = panel_rows::<f32>();
 
 /// Multiplications that are worth a panel of their own.
 const PANEL_PRODUCT: usize = 1 << 18;
@@ -41,9 +52,6 @@ const PANEL_PRODUCT: usize = 1 << 18;
 const TILE_ROWS: [usize; 5] = [1, 2, 4, 6, TILE_ROWS_MAX];
 const TILE_ROWS_MAX: usize = 8;
 const TILE_COLS_MAX: usize = 3 * LANE_COUNT_MAX;
-
-/// Addresses this far apart share a set of the first-level cache of x86-64 processors.
-const CACHE_PERIOD_BYTES: usize = 4096;
 
 /// Rows and vectors of a whole tile. Its sums, a vector of b for each column and a factor fit the
 /// registers.
@@ -76,8 +84,9 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// For one of `count` products of `[M, K, N]`, none of them 0, on so many threads.
-    pub(super) fn new<T: SimdFloat>([m, k, n]: [usize; 3], count: usize, threads: usize) -> Self {
+    /// For one of the products, of which no size is 0, on so many threads.
+    pub(super) fn new<T: SimdFloat>(products: &Products<'_, T>, threads: usize) -> Self {
+        let ([m, k, n], count) = (products.size, products.batch.len());
         let mut grid = Self::single::<T>([m, n]);
         let product = count.saturating_mul(m * n).saturating_mul(k);
         let panels_wanted = threads.min(product / PANEL_PRODUCT);
@@ -85,6 +94,10 @@ impl Grid {
         if grid.panels[0] > 1 && count == 1 {
             // So that all threads end at the same time.
             grid.panels[0] = grid.panels[0].next_multiple_of(threads).min(grid.tiles[0]);
+        }
+        if products.y.is_rounded() && k > DEPTH {
+            let tiles = SUMS_BYTES / (grid.panel_size()[0] * grid.tile[1] * size_of::<T>());
+            grid.panels[1] = grid.tiles[1].div_ceil(tiles);
         }
         while count * grid.panel_count() < panels_wanted {
             // Each panel packs what it meets, so the longer side is cut.
@@ -98,8 +111,8 @@ impl Grid {
         grid
     }
 
-    /// One panel, of at most [`panel_rows`].
-    pub(super) fn single<T: SimdFloat>([m, n]: [usize; 2]) -> Self {
+    /// One panel, however high.
+    fn single<T: SimdFloat>([m, n]: [usize; 2]) -> Self {
         let mut tile = [0; 2];
         T::dispatch(TileSize(&mut tile));
         // As equal as can be: of nine rows two tiles of six, not one of eight and one of a row.
@@ -111,6 +124,11 @@ impl Grid {
 
     pub(super) fn panel_count(&self) -> usize {
         self.panels[0] * self.panels[1]
+    }
+
+    /// Rows and columns that no panel has more of.
+    fn panel_size(&self) -> [usize; 2] {
+        [0, 1].map(|axis| self.tiles[axis].div_ceil(self.panels[axis]) * self.tile[axis])
     }
 
     /// Rows and columns of panel `index`: whole tiles, and as many as in any other but for one.
@@ -126,33 +144,54 @@ impl Grid {
     }
 }
 
-/// Whether rows of a are read where they lie. If they start in the same set of the cache, those of
-/// a tile would drive each other out.
-fn is_in_place<T>(a: Matrix<'_, T>) -> bool {
-    a.col_stride == 1 && !(a.row_stride * size_of::<T>()).is_multiple_of(CACHE_PERIOD_BYTES)
+/// Multiplies the panels `range` of all products of a batch, on the caller: they are inside y, and
+/// no other task has them.
+pub(super) fn run_panels<T: SimdFloat>(
+    products: &Products<'_, T>,
+    grid: &Grid,
+    range: Range<usize>,
+) {
+    let lens = scratch_lens(products, grid, grid.panel_size());
+    with_scratch::<T, _>(lens, |scratch| T::dispatch(Panels { products, grid, range, scratch }));
 }
 
-/// The panels `range` of all products of a batch, on the caller: they are inside y, and no other
-/// task has them.
-pub(super) struct Panels<'a, T> {
-    pub(super) products: &'a Products<'a, T>,
-    pub(super) grid: Grid,
-    pub(super) range: Range<usize>,
+/// What a panel of so many rows and columns takes of scratch: room for what is packed of a, for a
+/// sliver of b, and for the sums of what is rounded when they are whole.
+fn scratch_lens<T: SimdFloat>(
+    products: &Products<'_, T>,
+    grid: &Grid,
+    [m, n]: [usize; 2],
+) -> [usize; 3] {
+    let ([_, k, _], [tile_rows, tile_cols]) = (products.size, grid.tile);
+    let depth = DEPTH.min(k);
+    // Where rows are read in place, those of a tile that is not whole are packed.
+    let packed_rows = if products.a.in_place().is_some() { tile_rows } else { m };
+    let kept_cols = match (products.y.is_rounded(), k <= DEPTH) {
+        (false, _) => 0,
+        (true, true) => tile_cols,
+        (true, false) => n.next_multiple_of(tile_cols),
+    };
+    // Slivers may be overwritten by a vector more than they have.
+    let block = packed_rows.next_multiple_of(tile_rows) * depth + LANE_COUNT_MAX;
+    [block, tile_cols * depth + LANE_COUNT_MAX, m.next_multiple_of(tile_rows) * kept_cols]
+}
+
+struct Panels<'a, T> {
+    products: &'a Products<'a, T>,
+    grid: &'a Grid,
+    range: Range<usize>,
+    scratch: Scratch<'a>,
 }
 
 impl<T: SimdFloat> SimdKernel<T> for Panels<'_, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
-        let mut scratch = Scratch::new();
-        for index in self.range {
-            let panels = self.grid.panel_count();
-            let panel = Panel {
-                products: self.products,
-                offsets: self.products.batch.offsets(index / panels),
-                grid: &self.grid,
-                range: self.grid.panel(index % panels),
-            };
-            match self.grid.tile[0] {
+        let Panels { products, grid, range, mut scratch } = self;
+        for index in range {
+            let panels = grid.panel_count();
+            let offsets = products.batch.offsets(index / panels);
+            let panel = Panel { products, offsets, grid, range: grid.panel(index % panels) };
+            match grid.tile[0] {
                 1 => panel.run::<S, 1>(simd, &mut scratch),
                 2 => panel.run::<S, 2>(simd, &mut scratch),
                 4 => panel.run::<S, 4>(simd, &mut scratch),
@@ -166,40 +205,6 @@ impl<T: SimdFloat> SimdKernel<T> for Panels<'_, T> {
     }
 }
 
-/// Room on the stack, from the start of a cache line on: vectors do not straddle lines then.
-#[repr(C, align(64))]
-struct Scratch {
-    sliver: MaybeUninit<[u8; SLIVER_BYTES]>,
-    block: MaybeUninit<[u8; BLOCK_BYTES]>,
-}
-
-impl Scratch {
-    fn new() -> Self {
-        Scratch { sliver: MaybeUninit::uninit(), block: MaybeUninit::uninit() }
-    }
-
-    /// Elements for slivers of a and for one of b, and a vector after each, all 0.
-    fn zeroed<T: SimdFloat>(&mut self, lens: [usize; 2]) -> [&mut [T]; 2] {
-        let [block, sliver] = lens.map(|len| len + LANE_COUNT_MAX);
-        [prefix(&mut self.block, block), prefix(&mut self.sliver, sliver)]
-    }
-}
-
-/// The first `len` elements, made 0.
-fn prefix<T: SimdFloat, const BYTES: usize>(
-    room: &mut MaybeUninit<[u8; BYTES]>,
-    len: usize,
-) -> &mut [T] {
-    assert!(len * size_of::<T>() <= BYTES, "{len} elements in {BYTES} bytes");
-    let start = room.as_mut_ptr().cast::<T>();
-    assert!(start.is_aligned());
-    // SAFETY: the elements are inside the room.
-    unsafe { start.write_bytes(0, len) };
-    // SAFETY: the elements are aligned, inside the room and borrowed with it; all bits 0 are a
-    // number.
-    unsafe { std::slice::from_raw_parts_mut(start, len) }
-}
-
 /// One panel of one product.
 struct Panel<'a, T> {
     products: &'a Products<'a, T>,
@@ -210,123 +215,170 @@ struct Panel<'a, T> {
     range: [Range<usize>; 2],
 }
 
-/// Where a tile goes.
-struct TileTarget<'a, T> {
+/// Rows of a at one depth, in the type that is computed in.
+struct Rows<'a, T> {
+    /// The first `packed_from`, unless there are none.
+    in_place: Option<Matrix<'a, T>>,
+    packed_from: usize,
+    packed: &'a [T],
+    packed_strides: [usize; 2],
+    depth: usize,
+}
+
+impl<'a, T: Copy> Rows<'a, T> {
+    /// The tile from row `i` on.
+    fn tile(&self, i: usize) -> Matrix<'a, T> {
+        match self.in_place {
+            Some(a) if i < self.packed_from => a.from(i, 0),
+            _ => {
+                let data = &self.packed[(i - self.packed_from) * self.depth..];
+                let [row_stride, col_stride] = self.packed_strides;
+                Matrix { data, row_stride, col_stride }
+            }
+        }
+    }
+}
+
+/// Where tiles below each other go.
+struct Target<'a, T> {
+    y: &'a Destination<'a, T>,
     at: usize,
-    rows: usize,
-    cols: usize,
+    /// Rows and columns; a tile may have more.
+    size: [usize; 2],
     start: WriteMode,
-    /// What is added to each of its columns, unless there is none.
+    /// What is added to each of the columns, unless there is none.
     bias: &'a [T],
 }
 
 impl<T: SimdFloat> Panel<'_, T> {
     /// In tiles of `R` rows.
     #[inline(always)]
-    fn run<S: Simd<T>, const R: usize>(&self, simd: S, scratch: &mut Scratch) {
-        let Products { size: [_, k, _], a, b, bias, ref y, .. } = *self.products;
-        let [rows, cols] = self.range.clone();
-        let [m, n] = [rows.len(), cols.len()];
-        let bias = bias.get(cols.clone()).unwrap_or_default();
-        let a = a.skip(self.offsets[0]).from(rows.start, 0);
-        let b = b.skip(self.offsets[1]).from(0, cols.start);
-        let y_at = y.at(self.offsets[2], rows.start, cols.start);
+    fn run<S: Simd<T>, const R: usize>(&self, simd: S, scratch: &mut Scratch<'_>) {
+        let Products { size: [_, k, _], a, b, ref y, .. } = *self.products;
+        let [m, n] = self.range.each_ref().map(ExactSizeIterator::len);
+        let a = a.skip(self.offsets[0]).from(self.range[0].start, 0);
+        let b = b.skip(self.offsets[1]).from(0, self.range[1].start);
         let tile_cols = self.grid.tile[1];
+        let in_place = a.in_place();
         // The last rows may be fewer than a tile's, which would read past their end.
-        let packed_from = if is_in_place(a) { m - m % R } else { 0 };
-        let packed_rows = (m - packed_from).next_multiple_of(R);
-        let depth_max = DEPTH.min(k);
-        let [block, sliver] = scratch.zeroed([packed_rows * depth_max, tile_cols * depth_max]);
+        let packed_from = if in_place.is_some() { m - m % R } else { 0 };
+        let lens = scratch_lens(self.products, self.grid, [m, n]);
+        let [block, sliver, sums] = scratch.zeroed(lens);
         for p in (0..k).step_by(DEPTH) {
             let depth = DEPTH.min(k - p);
-            let start = if p == 0 { self.products.start } else { WriteMode::Accumulate };
-            if packed_from < m {
-                pack_rows::<T, S, R>(simd, a.from(packed_from, p), [m - packed_from, depth], block);
-            }
+            let packed_strides = match packed_from < m {
+                true => {
+                    let size = [m - packed_from, depth];
+                    pack_rows::<T, S, R>(simd, a.from(packed_from, p), size, block)
+                }
+                false => [0; 2],
+            };
+            let in_place = in_place.map(|a| a.from(0, p));
+            let rows = Rows { in_place, packed_from, packed: block, packed_strides, depth };
             for j in (0..n).step_by(tile_cols) {
-                let cols = tile_cols.min(n - j);
-                let width = cols.next_multiple_of(S::LANE_COUNT);
-                let bias = bias.get(j..j + cols).unwrap_or_default();
-                pack_sliver(simd, b.from(p, j).transposed(), [n - j, depth], width, sliver);
-                for i in (0..m).step_by(R) {
-                    let a = if i < packed_from {
-                        a.from(i, p)
-                    } else {
-                        let data = &block[(i - packed_from) * depth..];
-                        Matrix { data, row_stride: 1, col_stride: R }
-                    };
-                    let at = y.at(y_at, i, j);
-                    let place = TileTarget { at, rows: R.min(m - i), cols, start, bias };
-                    match width / S::LANE_COUNT {
-                        1 => self.tile::<S, R, 1>(simd, depth, a, sliver, place),
-                        2 => self.tile::<S, R, 2>(simd, depth, a, sliver, place),
-                        3 if tile_size::<T, S>()[1] == 3 => {
-                            self.tile::<S, R, 3>(simd, depth, a, sliver, place);
-                        }
-                        vectors => unreachable!("tiles of {vectors} vectors"),
-                    }
-                }
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn tile<S: Simd<T>, const R: usize, const COLS: usize>(
-        &self,
-        simd: S,
-        depth: usize,
-        a: Matrix<'_, T>,
-        b: &[T],
-        place: TileTarget<'_, T>,
-    ) {
-        let mut sums = [[simd.splat(T::ZERO); COLS]; R];
-        add_product(simd, depth, a, b, &mut sums);
-        self.store(simd, sums, place);
-    }
-
-    /// Writes the sums of a tile to y, or adds them.
-    #[inline(always)]
-    fn store<S: Simd<T>, const R: usize, const COLS: usize>(
-        &self,
-        simd: S,
-        sums: [[S::Vector; COLS]; R],
-        TileTarget { at, rows, cols, start, bias }: TileTarget<'_, T>,
-    ) {
-        let lanes = S::LANE_COUNT;
-        let y = &self.products.y;
-        let [row_stride, col_stride] = y.strides;
-        if rows == R && cols == COLS * lanes && col_stride == 1 {
-            for (r, sums) in sums.iter().enumerate() {
-                // SAFETY: the row of the tile is inside y, and no other task has it.
-                let y = unsafe { y.row(at + r * row_stride, COLS * lanes) };
-                for (col, &sum) in sums.iter().enumerate() {
-                    let y = &mut y[col * lanes..];
-                    let sum = match (start, bias) {
-                        (WriteMode::Accumulate, _) => simd.add(simd.load(y), sum),
-                        (WriteMode::Overwrite, []) => sum,
-                        (WriteMode::Overwrite, _) => simd.add(simd.load(&bias[col * lanes..]), sum),
-                    };
-                    simd.store(sum, y);
-                }
-            }
-            return;
-        }
-        let mut values = [[T::ZERO; TILE_COLS_MAX]; R];
-        for (values, sums) in values.iter_mut().zip(&sums) {
-            for (values, &sum) in values.chunks_exact_mut(lanes).zip(sums) {
-                simd.store(sum, values);
-            }
-        }
-        for (r, values) in values.iter().enumerate().take(rows) {
-            for (c, &value) in values.iter().enumerate().take(cols) {
-                // SAFETY: the element of the tile is inside y, and no other task has it.
-                let y = unsafe { y.element(at + r * row_stride + c * col_stride) };
-                *y = match (start, bias) {
-                    (WriteMode::Accumulate, _) => *y + value,
-                    (WriteMode::Overwrite, []) => value,
-                    (WriteMode::Overwrite, _) => bias[c] + value,
+                let size = [m, tile_cols.min(n - j)];
+                let width = size[1].next_multiple_of(S::LANE_COUNT);
+                let b = b.from(p, j).transposed();
+                pack_stored_sliver(simd, b, [n - j, depth], width, sliver);
+                let whole = [m.next_multiple_of(R), width];
+                let kept_len = whole[0] * tile_cols;
+                let kept_at = if k <= DEPTH { 0 } else { j / tile_cols * kept_len };
+                let mut kept = KeptSums {
+                    y,
+                    at: y.at(self.offsets[2], self.range[0].start, self.range[1].start + j),
+                    first_col: self.range[1].start + j,
+                    size,
+                    sums: sums.get_mut(kept_at..kept_at + kept_len).unwrap_or_default(),
+                    stride: tile_cols,
                 };
+                let mut start = if p == 0 { self.products.start } else { WriteMode::Accumulate };
+                if p == 0 && y.is_rounded() && (start == WriteMode::Accumulate || y.has_bias()) {
+                    simd.call(StartSums(&mut kept, start));
+                    start = WriteMode::Accumulate;
+                }
+                let sums = Destination::row_major(kept.sums, tile_cols);
+                let target = match y {
+                    Results::Computed(y) => {
+                        let bias = y.bias.get(kept.first_col..).unwrap_or_default();
+                        Target { y, at: kept.at, size, start, bias }
+                    }
+                    _ => Target { y: &sums, at: 0, size: whole, start, bias: &[] },
+                };
+                match width / S::LANE_COUNT {
+                    1 => tiles::<T, S, R, 1>(simd, m, &rows, sliver, &target),
+                    2 => tiles::<T, S, R, 2>(simd, m, &rows, sliver, &target),
+                    3 if tile_size::<T, S>()[1] == 3 => {
+                        tiles::<T, S, R, 3>(simd, m, &rows, sliver, &target);
+                    }
+                    vectors => unreachable!("tiles of {vectors} vectors"),
+                }
+                if y.is_rounded() && p + depth == k {
+                    simd.call(RoundSums(kept));
+                }
             }
+        }
+    }
+}
+
+/// All tiles of `m` rows with one sliver of b.
+#[inline(always)]
+fn tiles<T: SimdFloat, S: Simd<T>, const R: usize, const COLS: usize>(
+    simd: S,
+    m: usize,
+    rows: &Rows<'_, T>,
+    b: &[T],
+    target: &Target<'_, T>,
+) {
+    for i in (0..m).step_by(R) {
+        let mut sums = [[simd.splat(T::ZERO); COLS]; R];
+        add_product(simd, rows.depth, rows.tile(i), b, &mut sums);
+        store(simd, sums, target, i);
+    }
+}
+
+/// Writes the sums of the tile from row `i` on, or adds them.
+#[inline(always)]
+fn store<T: SimdFloat, S: Simd<T>, const R: usize, const COLS: usize>(
+    simd: S,
+    sums: [[S::Vector; COLS]; R],
+    target: &Target<'_, T>,
+    i: usize,
+) {
+    let Target { y, at, size, start, bias } = *target;
+    let (at, rows, cols) = (y.at(at, i, 0), size[0] - i, size[1]);
+    let lanes = S::LANE_COUNT;
+    let [row_stride, col_stride] = y.strides;
+    if rows >= R && cols == COLS * lanes && col_stride == 1 {
+        for (r, sums) in sums.iter().enumerate() {
+            // SAFETY: the row of the tile is inside y, and no other task has it.
+            let y = unsafe { y.row(at + r * row_stride, COLS * lanes) };
+            for (col, &sum) in sums.iter().enumerate() {
+                let y = &mut y[col * lanes..];
+                let sum = match (start, bias) {
+                    (WriteMode::Accumulate, _) => simd.add(simd.load(y), sum),
+                    (WriteMode::Overwrite, []) => sum,
+                    (WriteMode::Overwrite, _) => simd.add(simd.load(&bias[col * lanes..]), sum),
+                };
+                simd.store(sum, y);
+            }
+        }
+        return;
+    }
+    let mut values = [[T::ZERO; TILE_COLS_MAX]; R];
+    for (values, sums) in values.iter_mut().zip(&sums) {
+        for (values, &sum) in values.chunks_exact_mut(lanes).zip(sums) {
+            simd.store(sum, values);
+        }
+    }
+    for (r, values) in values.iter().enumerate().take(rows) {
+        for (c, &value) in values.iter().enumerate().take(cols) {
+            // SAFETY: the element of the tile is inside y, and no other task has it.
+            let y = unsafe { y.element(at + r * row_stride + c * col_stride) };
+            *y = match (start, bias) {
+                (WriteMode::Accumulate, _) => *y + value,
+                (WriteMode::Overwrite, []) => value,
+                (WriteMode::Overwrite, _) => bias[c] + value,
+            };
         }
     }
 }

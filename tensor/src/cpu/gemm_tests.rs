@@ -5,6 +5,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
@@ -96,6 +97,197 @@ proptest! {
             check_product::<f32>(&pool, size, turned, 0, WriteMode::Overwrite);
             check_product::<f64>(&pool, size, turned, 0, WriteMode::Overwrite);
         });
+    }
+}
+
+/// A product of operands that are stored in any type.
+#[derive(Clone, Copy, Debug)]
+struct StoredCase {
+    size: [usize; 3],
+    /// Of a, b and y.
+    turned: [bool; 3],
+    gap: usize,
+    count: usize,
+    has_bias: bool,
+    start: WriteMode,
+}
+
+fn stored_case() -> impl Strategy<Value = StoredCase> {
+    let rows = prop_oneof![0..=9usize, 45..=55usize];
+    let depth = prop_oneof![0..=5usize, 30..=70usize, 190..=200usize, 380..=400usize];
+    let cols = prop_oneof![0..=9usize, 30..=70usize, 95..=130usize];
+    let start = prop_oneof![Just(WriteMode::Overwrite), Just(WriteMode::Accumulate)];
+    let flags = (any::<[bool; 3]>(), any::<bool>());
+    (rows, depth, cols, flags, 0..=1usize, 1..=2usize, start).prop_map(
+        |(m, k, n, (turned, has_bias), gap, count, start)| StoredCase {
+            size: [m, k, n],
+            turned,
+            gap,
+            count,
+            has_bias,
+            start,
+        },
+    )
+}
+
+impl StoredCase {
+    /// The products of `count` matrices, one after the other, into a copy of `y`.
+    fn run<A: Element, B: Element, Y: Element>(
+        &self,
+        pool: &Pool,
+        (a, b): (&[A], &[B]),
+        bias: &[Y],
+        y: &[Y],
+    ) -> Vec<Y> {
+        let [[a_row, a_col], [b_row, b_col], [row_stride, col_stride]] = self.strides();
+        let mut y = y.to_vec();
+        let batch_strides = self.lens();
+        let [a_len, b_len, y_len] = batch_strides.each_ref().map(std::slice::from_ref);
+        gemm_batched::<f32, _, _, _>(
+            pool,
+            &Batch::new(&[self.count], [a_len, b_len, y_len]),
+            self.size,
+            Matrix { data: a, row_stride: a_row, col_stride: a_col },
+            Matrix { data: b, row_stride: b_row, col_stride: b_col },
+            bias,
+            self.start,
+            MatrixMut { data: &mut y, row_stride, col_stride },
+        );
+        y
+    }
+
+    /// Rows and columns of a, b and y.
+    fn shapes(&self) -> [[usize; 2]; 3] {
+        let [m, k, n] = self.size;
+        [[m, k], [k, n], [m, n]]
+    }
+
+    fn strides(&self) -> [[usize; 2]; 3] {
+        let shapes = self.shapes();
+        [0, 1, 2].map(|x| strides(shapes[x][0], shapes[x][1], self.turned[x], self.gap))
+    }
+
+    /// Elements of one matrix each.
+    fn lens(&self) -> [usize; 3] {
+        self.shapes().map(|[rows, cols]| rows * cols * (1 + self.gap))
+    }
+
+    /// Operands, a bias and what y holds, made of numbers by their place and a seed.
+    fn operands<A: Element, B: Element, Y: Element>(
+        &self,
+        number: impl Fn(usize, usize) -> f32,
+    ) -> (Vec<A>, Vec<B>, Vec<Y>, Vec<Y>) {
+        fn all<E: Element>(len: usize, number: impl Fn(usize) -> f32) -> Vec<E> {
+            (0..len).map(|i| E::from_f32(number(i))).collect()
+        }
+        let [a, b, y] = self.lens().map(|len| len * self.count);
+        let bias = if self.has_bias { self.size[2] } else { 0 };
+        // Overwriting must not read: NaN would show.
+        let held = |i| if self.start == WriteMode::Overwrite { f32::NAN } else { number(i, 3) };
+        (
+            all(a, |i| number(i, 1)),
+            all(b, |i| number(i, 2)),
+            all(bias, |i| number(i, 4)),
+            all(y, held),
+        )
+    }
+}
+
+fn widened<E: Element>(from: &[E]) -> Vec<f32> {
+    from.iter().map(|x| x.cast()).collect()
+}
+
+/// Bits, so that NaN is equal to itself.
+fn bits<E: Element>(values: &[E]) -> Vec<u64> {
+    values.iter().map(|x| x.to_f64().to_bits()).collect()
+}
+
+/// Every element is the sum of the definition, in numbers whose sums are exact, rounded once.
+fn check_stored_definition<A: Element, B: Element, Y: Element>(pool: &Pool, case: &StoredCase) {
+    let small = |i: usize, seed: usize| ((i * 5 + seed + i / 7) % 11) as f32 - 5.0;
+    let (a, b, bias, held) = case.operands::<A, B, Y>(small);
+    let found = case.run(pool, (&a, &b), &bias, &held);
+    let ([m, k, n], lens) = (case.size, case.lens());
+    let (a, b) = (widened(&a), widened(&b));
+    let [a_strides, b_strides, y_strides] = case.strides();
+    let mut expected = held.clone();
+    for (q, i) in (0..case.count).flat_map(|q| (0..m).map(move |i| (q, i))) {
+        for j in 0..n {
+            let y = &mut expected[q * lens[2] + i * y_strides[0] + j * y_strides[1]];
+            let mut sum: f32 = match case.start {
+                WriteMode::Accumulate => y.cast(),
+                WriteMode::Overwrite => bias.get(j).map_or(0.0, |bias| bias.cast()),
+            };
+            for p in 0..k {
+                let a = a[q * lens[0] + i * a_strides[0] + p * a_strides[1]];
+                sum += a * b[q * lens[1] + p * b_strides[0] + j * b_strides[1]];
+            }
+            *y = Y::from_f32(sum);
+        }
+    }
+    let names = [A::DTYPE, B::DTYPE, Y::DTYPE];
+    assert_eq!(bits(&found), bits(&expected), "{names:?}: {case:?}");
+}
+
+/// The bits of the product of the same numbers in f32, rounded once.
+fn check_stored_rounding<A: Element, B: Element, Y: Element>(pool: &Pool, case: &StoredCase) {
+    let noise = |i: usize, seed: usize| {
+        let bits = (i as u32 ^ (seed as u32) << 28).wrapping_mul(2_654_435_761) >> 8;
+        bits as f32 / (1 << 23) as f32 - 1.0
+    };
+    let (a, b, bias, held) = case.operands::<A, B, Y>(noise);
+    let found = case.run(pool, (&a, &b), &bias, &held);
+    let (wide_a, wide_b) = (widened(&a), widened(&b));
+    let wide = case.run(pool, (&wide_a, &wide_b), &widened(&bias), &widened(&held));
+    let expected: Vec<Y> = wide.into_iter().map(Y::from_f32).collect();
+    let names = [A::DTYPE, B::DTYPE, Y::DTYPE];
+    assert_eq!(bits(&found), bits(&expected), "{names:?}: {case:?}");
+}
+
+/// `$check` for all types that callers have operands and results of.
+macro_rules! for_stored_types {
+    ($check:ident, $pool:expr, $case:expr) => {
+        $check::<f16, f16, f16>($pool, $case);
+        $check::<bf16, bf16, bf16>($pool, $case);
+        $check::<f16, f16, f32>($pool, $case);
+        $check::<bf16, bf16, f32>($pool, $case);
+        $check::<f32, f16, f16>($pool, $case);
+        $check::<f32, bf16, bf16>($pool, $case);
+        $check::<f32, bf16, f32>($pool, $case);
+    };
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn half_types_agree_with_the_definition_on_every_instruction_set(case in stored_case()) {
+        let pool = Pool::new(1);
+        on_every_instruction_set(|| {
+            for_stored_types!(check_stored_definition, &pool, &case);
+        });
+    }
+
+    #[test]
+    fn half_types_have_the_bits_of_f32_rounded_on_every_instruction_set(case in stored_case()) {
+        let pool = Pool::new(1);
+        on_every_instruction_set(|| {
+            for_stored_types!(check_stored_rounding, &pool, &case);
+        });
+    }
+}
+
+#[test]
+fn half_types_have_the_bits_of_f32_rounded_in_many_panels_on_any_threads() {
+    let (has_bias, start) = (true, WriteMode::Overwrite);
+    for turned in [[false; 3], [true, false, false], [false, true, false], [false, false, true]] {
+        for size in [[420, 400, 330], [3, 200, 2500], [2500, 200, 3]] {
+            let case = StoredCase { size, turned, gap: 0, count: 1, has_bias, start };
+            for threads in [1, 2, 3] {
+                check_stored_rounding::<bf16, bf16, bf16>(&Pool::new(threads), &case);
+                check_stored_rounding::<f32, f16, f16>(&Pool::new(threads), &case);
+            }
+        }
     }
 }
 

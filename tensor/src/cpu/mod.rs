@@ -18,6 +18,8 @@ pub(crate) mod turn;
 mod gemm_panel;
 mod handle;
 mod packing;
+mod scratch;
+mod stored;
 mod sync;
 mod uncached;
 

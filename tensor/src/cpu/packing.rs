@@ -1,17 +1,47 @@
 //! Laying operands of a matrix product out in the order in which they are read.
 
 use super::gemm::Matrix;
+use super::gemm_panel::ROWS_MAX;
 use super::math::SimdFloat;
-use super::simd::Simd;
+use super::simd::{Simd, SimdKernel};
+use super::stored::{Stored, widen, with_stored};
+use crate::dtype::{DType, Element};
+
+/// [`pack_sliver`], whatever the type of x, as a function of its own.
+#[inline(always)]
+pub(super) fn pack_stored_sliver<T: SimdFloat, S: Simd<T>>(
+    simd: S,
+    x: Stored<'_, T>,
+    size: [usize; 2],
+    width: usize,
+    to: &mut [T],
+) {
+    simd.call(PackSliver { x, size, width, to });
+}
+
+struct PackSliver<'a, T> {
+    x: Stored<'a, T>,
+    size: [usize; 2],
+    width: usize,
+    to: &'a mut [T],
+}
+
+impl<T: SimdFloat> SimdKernel<T> for PackSliver<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+        let PackSliver { x, size, width, to } = self;
+        with_stored!(Stored, x, x => pack_sliver(simd, x, size, width, to));
+    }
+}
 
 /// A sliver of x, `width` rows of it, column by column: `to[p * width + r]` becomes `x[r, p]`.
 ///
 /// x has `rows` rows from there on, which may be fewer; what stands in `to` for the others is any
 /// number. `to` is a vector longer than the sliver, and that much is overwritten too.
 #[inline(always)]
-pub(super) fn pack_sliver<T: SimdFloat, S: Simd<T>>(
+fn pack_sliver<T: SimdFloat, S: Simd<T>, E: Element>(
     simd: S,
-    x: Matrix<'_, T>,
+    x: Matrix<'_, E>,
     [rows, depth]: [usize; 2],
     width: usize,
     to: &mut [T],
@@ -26,7 +56,7 @@ pub(super) fn pack_sliver<T: SimdFloat, S: Simd<T>>(
             let to = &mut to[p * width..][..padded];
             let mut r = 0;
             while r < width {
-                simd.store(simd.load(&from[r..]), &mut to[r..]);
+                simd.store(simd.widen(&from[r..]), &mut to[r..]);
                 r += lanes;
             }
         }
@@ -44,31 +74,67 @@ pub(super) fn pack_sliver<T: SimdFloat, S: Simd<T>>(
     }
     for p in done..depth {
         for (r, to) in to[p * width..][..width.min(rows)].iter_mut().enumerate() {
-            *to = x.data[r * x.row_stride + p * x.col_stride];
+            *to = x.data[r * x.row_stride + p * x.col_stride].cast();
         }
     }
 }
 
-/// All slivers of `R` of the `rows` rows of x, one after the other, the last as high as the others.
+/// Rows of x, one after the other, as a function of its own.
+struct CopyRows<'a, T> {
+    x: Stored<'a, T>,
+    /// Rows and columns; columns have a stride of 1.
+    size: [usize; 2],
+    to: &'a mut [T],
+}
+
+impl<T: SimdFloat> SimdKernel<T> for CopyRows<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+        let CopyRows { x, size: [rows, depth], to } = self;
+        let to = to.chunks_exact_mut(depth).take(rows).enumerate();
+        with_stored!(Stored, x, x => for (i, to) in to {
+            widen(simd, &x.data[i * x.row_stride..][..depth], to);
+        });
+    }
+}
+
+/// The `rows` rows of x in the type that is computed in: one after the other if they lie so, else
+/// in slivers of `R`, the last as high as the others. Returns the distances of rows and columns; of
+/// those of a sliver, in the other case.
 #[inline(always)]
 pub(super) fn pack_rows<T: SimdFloat, S: Simd<T>, const R: usize>(
     simd: S,
-    x: Matrix<'_, T>,
+    x: Stored<'_, T>,
     [rows, depth]: [usize; 2],
     to: &mut [T],
-) {
+) -> [usize; 2] {
+    let [row_stride, col_stride] = x.strides();
+    if col_stride == 1 {
+        simd.call(CopyRows { x, size: [rows, depth], to });
+        return [depth, 1];
+    }
     let mut first = 0;
-    if x.row_stride == 1 {
+    if row_stride == 1 && rows >= R {
         // Along the columns, as they lie.
         first = rows - rows % R;
+        let mut converted = [T::ZERO; ROWS_MAX];
         for p in 0..depth {
-            let (slivers, _) = x.data[p * x.col_stride..][..first].as_chunks::<R>();
+            let column = match x.from(0, p) {
+                Stored::Computed(x) => &x.data[..first],
+                x => {
+                    let to = &mut converted[..first];
+                    simd.call(CopyRows { x: x.transposed(), size: [1, first], to });
+                    &converted[..first]
+                }
+            };
+            let (slivers, _) = column.as_chunks::<R>();
             for (sliver, column) in slivers.iter().enumerate() {
                 to[(sliver * depth + p) * R..][..R].copy_from_slice(column);
             }
         }
     }
     for i in (first..rows).step_by(R) {
-        pack_sliver(simd, x.from(i, 0), [rows - i, depth], R, &mut to[i * depth..]);
+        pack_stored_sliver(simd, x.from(i, 0), [rows - i, depth], R, &mut to[i * depth..]);
     }
+    [1, R]
 }

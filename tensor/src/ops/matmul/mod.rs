@@ -1,5 +1,5 @@
 //! Matrix products, one or many; transposed and other strided operands are read where they lie.
-//! They take no memory but their result's, and up to 430 KB of a thread's stack. A library for
+//! They take no memory but their result's, and up to 500 KB of a thread's stack. A library for
 //! NVIDIA devices gets scratch memory where a product is too small to keep all of a device busy,
 //! see [`library_workspace_bytes`].
 //!

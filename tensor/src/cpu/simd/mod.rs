@@ -6,7 +6,14 @@
 #![allow(unsafe_code, reason = "vector instructions and the proof that they exist")]
 
 #[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
+
+#[cfg(target_arch = "x86_64")]
+use self::x86::*;
+use crate::dtype::{Element, same_type, same_type_mut};
 
 /// No instruction set has more lanes; buffers read by whole vectors keep this much slack.
 pub(crate) const LANE_COUNT_MAX: usize = 16;
@@ -51,16 +58,45 @@ pub(crate) trait Simd<T>: Copy + Fused {
             *to = self.sum(vector);
         }
     }
+    /// The first `LANE_COUNT` elements of a slice that has at least as many, as numbers of `T`: f32
+    /// where it is a half type.
+    #[inline(always)]
+    fn widen<E: Element>(self, from: &[E]) -> Self::Vector
+    where
+        T: Element,
+    {
+        if let Some(from) = same_type::<E, T>(from) {
+            return self.load(from);
+        }
+        let from = &from[..Self::LANE_COUNT];
+        let mut lanes = [T::ZERO; LANE_COUNT_MAX];
+        lanes.iter_mut().zip(from).for_each(|(lane, from)| *lane = from.cast());
+        self.load(&lanes)
+    }
+    /// Overwrites the first `LANE_COUNT` elements of a slice that has at least as many with what
+    /// [`Element::cast`] makes of the lanes.
+    #[inline(always)]
+    fn narrow<E: Element>(self, from: Self::Vector, to: &mut [E])
+    where
+        T: Element,
+    {
+        if let Some(to) = same_type_mut::<E, T>(to) {
+            return self.store(from, to);
+        }
+        let mut lanes = [T::ZERO; LANE_COUNT_MAX];
+        self.store(from, &mut lanes);
+        to[..Self::LANE_COUNT].iter_mut().zip(lanes).for_each(|(to, lane)| *to = lane.cast());
+    }
     /// Turns a square of `LANE_COUNT` rows: row `r` of `from` starts at `r * from_stride` and
     /// becomes column `r` of `to`, whose rows are written in their order.
     #[inline(always)]
-    fn transpose(self, from: &[T], from_stride: usize, to: &mut [T], to_stride: usize)
+    fn transpose<E: Element>(self, from: &[E], from_stride: usize, to: &mut [T], to_stride: usize)
     where
-        T: Copy,
+        T: Element,
     {
         for p in 0..Self::LANE_COUNT {
             for (r, to) in to[p * to_stride..][..Self::LANE_COUNT].iter_mut().enumerate() {
-                *to = from[r * from_stride + p];
+                *to = from[r * from_stride + p].cast();
             }
         }
     }
@@ -137,7 +173,7 @@ macro_rules! portable {
 }
 portable!(f32, f64);
 
-/// AVX2 and FMA; made only by [`Avx2::detect`].
+/// AVX2, FMA and F16C; made only by [`Avx2::detect`].
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct Avx2(());
@@ -161,7 +197,9 @@ impl Fused for Avx512 {
 #[cfg(target_arch = "x86_64")]
 impl Avx2 {
     fn detect() -> Option<Self> {
-        let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let has = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         (has && is_allowed(256)).then_some(Self(()))
     }
 }
@@ -206,7 +244,7 @@ macro_rules! x86 {
     ($($set:ty, $float:ty, $vector:ty, $lanes:literal of $registers:literal, $run:ident,
        $splat:ident, $load:ident, $store:ident,
        $add:ident, $mul_add:ident, $sum:ident
-       $(, $transpose:ident $(, $sum_each:ident)?)?;)*) => {$(
+       $(, $transpose:ident, $widen:ident, $narrow:ident $(, $sum_each:ident)?)?;)*) => {$(
         impl Simd<$float> for $set {
             type Vector = $vector;
             const LANE_COUNT: usize = $lanes;
@@ -255,9 +293,25 @@ macro_rules! x86 {
             }
             $(
                 #[inline(always)]
-                fn transpose(
+                fn widen<E: Element>(self, from: &[E]) -> Self::Vector {
+                    match same_type::<E, $float>(from) {
+                        Some(from) => self.load(from),
+                        // SAFETY: needs the instruction set, which `self` proves.
+                        None => unsafe { $widen(self, from) },
+                    }
+                }
+                #[inline(always)]
+                fn narrow<E: Element>(self, from: Self::Vector, to: &mut [E]) {
+                    match same_type_mut::<E, $float>(to) {
+                        Some(to) => self.store(from, to),
+                        // SAFETY: needs the instruction set, which `self` proves.
+                        None => unsafe { $narrow(self, from, to) },
+                    }
+                }
+                #[inline(always)]
+                fn transpose<E: Element>(
                     self,
-                    from: &[$float],
+                    from: &[E],
                     from_stride: usize,
                     to: &mut [$float],
                     to_stride: usize,
@@ -279,163 +333,19 @@ macro_rules! x86 {
 #[cfg(target_arch = "x86_64")]
 x86! {
     Avx2, f32, __m256, 8 of 16, run_avx2, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps,
-        _mm256_add_ps, _mm256_fmadd_ps, sum_8, transpose_8x8;
+        _mm256_add_ps, _mm256_fmadd_ps, sum_8, transpose_8x8, widen_8, narrow_8;
     Avx2, f64, __m256d, 4 of 16, run_avx2, _mm256_set1_pd, _mm256_loadu_pd, _mm256_storeu_pd,
         _mm256_add_pd, _mm256_fmadd_pd, sum_4;
     Avx512, f32, __m512, 16 of 32, run_avx512, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps,
-        _mm512_add_ps, _mm512_fmadd_ps, sum_16, transpose_16x16, sum_each_16;
+        _mm512_add_ps, _mm512_fmadd_ps, sum_16, transpose_16x16, widen_16, narrow_16,
+        sum_each_16;
     Avx512, f64, __m512d, 8 of 32, run_avx512, _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd,
         _mm512_add_pd, _mm512_fmadd_pd, sum_8_wide;
 }
 
+/// Compiles `kernel` with AVX2, FMA and F16C: 16 registers, 6×2 accumulators and their operands.
 #[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx2")]
-fn sum_8(lanes: __m256) -> f32 {
-    let fours = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
-    let pairs = _mm_add_ps(fours, _mm_movehl_ps(fours, fours));
-    _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)))
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx2")]
-fn sum_4(lanes: __m256d) -> f64 {
-    let pairs = _mm_add_pd(_mm256_castpd256_pd128(lanes), _mm256_extractf128_pd::<1>(lanes));
-    _mm_cvtsd_f64(_mm_add_sd(pairs, _mm_unpackhi_pd(pairs, pairs)))
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512vl")]
-fn sum_16(lanes: __m512) -> f32 {
-    let after = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(lanes)));
-    sum_8(_mm256_add_ps(_mm512_castps512_ps256(lanes), after))
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512vl")]
-fn sum_8_wide(lanes: __m512d) -> f64 {
-    let after = _mm512_extractf64x4_pd::<1>(lanes);
-    sum_4(_mm256_add_pd(_mm512_castpd512_pd256(lanes), after))
-}
-
-/// Sixteen at a time: halves of two vectors are added up in one, then quarters and so on, so that
-/// the lanes of a vector meet in the order of [`sum_16`]. A call, because the loop before it would
-/// have to do with the registers that this leaves.
-#[cfg(target_arch = "x86_64")]
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512vl")]
-fn sum_each_16(simd: Avx512, vectors: &[__m512], to: &mut [f32]) {
-    assert_eq!(vectors.len(), to.len());
-    for first in (0..vectors.len()).step_by(16) {
-        let count = (vectors.len() - first).min(16);
-        let mut v = [simd.splat(0.0f32); 16];
-        v[..count].copy_from_slice(&vectors[first..][..count]);
-        for i in 0..8 {
-            let [a, b] = [v[2 * i], v[2 * i + 1]];
-            let before = _mm512_shuffle_f32x4::<0x44>(a, b);
-            v[i] = _mm512_add_ps(before, _mm512_shuffle_f32x4::<0xEE>(a, b));
-        }
-        for i in 0..4 {
-            let [a, b] = [v[2 * i], v[2 * i + 1]];
-            let even = _mm512_shuffle_f32x4::<0x88>(a, b);
-            v[i] = _mm512_add_ps(even, _mm512_shuffle_f32x4::<0xDD>(a, b));
-        }
-        for i in 0..2 {
-            let [a, b] = [v[2 * i], v[2 * i + 1]];
-            let before = _mm512_shuffle_ps::<0x44>(a, b);
-            v[i] = _mm512_add_ps(before, _mm512_shuffle_ps::<0xEE>(a, b));
-        }
-        let even = _mm512_shuffle_ps::<0x88>(v[0], v[1]);
-        let all = _mm512_add_ps(even, _mm512_shuffle_ps::<0xDD>(v[0], v[1]));
-        // Every fourth is the sum of one of the first four vectors, and so on.
-        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        let mut sums = [0.0f32; 16];
-        simd.store(_mm512_permutexvar_ps(order, all), &mut sums);
-        to[first..][..count].copy_from_slice(&sums[..count]);
-    }
-}
-
-/// Turns 8 rows of 8: pairs, then fours, then halves change places.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx2")]
-fn transpose_8x8(simd: Avx2, from: &[f32], from_stride: usize, to: &mut [f32], to_stride: usize) {
-    let mut rows: [__m256; 8] = [simd.splat(0.0f32); 8];
-    for (r, row) in rows.iter_mut().enumerate() {
-        *row = simd.load(&from[r * from_stride..]);
-    }
-    let mut pairs = rows;
-    for i in [0, 2, 4, 6] {
-        pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
-        pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
-    }
-    let mut fours = pairs;
-    for i in [0, 4] {
-        fours[i] = _mm256_shuffle_ps::<0x44>(pairs[i], pairs[i + 2]);
-        fours[i + 1] = _mm256_shuffle_ps::<0xEE>(pairs[i], pairs[i + 2]);
-        fours[i + 2] = _mm256_shuffle_ps::<0x44>(pairs[i + 1], pairs[i + 3]);
-        fours[i + 3] = _mm256_shuffle_ps::<0xEE>(pairs[i + 1], pairs[i + 3]);
-    }
-    let mut columns = fours;
-    for i in 0..4 {
-        columns[i] = _mm256_permute2f128_ps::<0x20>(fours[i], fours[i + 4]);
-        columns[i + 4] = _mm256_permute2f128_ps::<0x31>(fours[i], fours[i + 4]);
-    }
-    for (p, &column) in columns.iter().enumerate() {
-        simd.store(column, &mut to[p * to_stride..]);
-    }
-}
-
-/// Turns 16 rows of 16: pairs, fours, then quarters change places, twice.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512vl")]
-fn transpose_16x16(
-    simd: Avx512,
-    from: &[f32],
-    from_stride: usize,
-    to: &mut [f32],
-    to_stride: usize,
-) {
-    let mut rows: [__m512; 16] = [simd.splat(0.0f32); 16];
-    for (r, row) in rows.iter_mut().enumerate() {
-        *row = simd.load(&from[r * from_stride..]);
-    }
-    let mut pairs = rows;
-    for i in (0..16).step_by(2) {
-        pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-        pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-    }
-    let mut fours = pairs;
-    for i in (0..16).step_by(4) {
-        fours[i] = _mm512_shuffle_ps::<0x44>(pairs[i], pairs[i + 2]);
-        fours[i + 1] = _mm512_shuffle_ps::<0xEE>(pairs[i], pairs[i + 2]);
-        fours[i + 2] = _mm512_shuffle_ps::<0x44>(pairs[i + 1], pairs[i + 3]);
-        fours[i + 3] = _mm512_shuffle_ps::<0xEE>(pairs[i + 1], pairs[i + 3]);
-    }
-    // Even and odd quarters of the rows above and of those below, ...
-    let mut quarters = fours;
-    for i in [0, 1, 2, 3, 8, 9, 10, 11] {
-        quarters[i] = _mm512_shuffle_f32x4::<0x88>(fours[i], fours[i + 4]);
-        quarters[i + 4] = _mm512_shuffle_f32x4::<0xDD>(fours[i], fours[i + 4]);
-    }
-    // ... and the same once more.
-    let mut columns = quarters;
-    for i in 0..8 {
-        columns[i] = _mm512_shuffle_f32x4::<0x88>(quarters[i], quarters[i + 8]);
-        columns[i + 8] = _mm512_shuffle_f32x4::<0xDD>(quarters[i], quarters[i + 8]);
-    }
-    for (p, &column) in columns.iter().enumerate() {
-        simd.store(column, &mut to[p * to_stride..]);
-    }
-}
-
-/// Compiles `kernel` with AVX2 and FMA: 16 registers, 6×2 accumulators and their operands.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 #[inline(never)]
 fn run_avx2<T, K: SimdKernel<T>>(kernel: K, simd: Avx2)
 where
@@ -475,7 +385,7 @@ macro_rules! dispatch {
                 // SAFETY: needs AVX-512F and VL, which `simd` proves.
                 return unsafe { run_avx512(kernel, simd) };
             } else if let Some(simd) = Avx2::detect() {
-                // SAFETY: needs AVX2 and FMA, which `simd` proves.
+                // SAFETY: needs AVX2, FMA and F16C, which `simd` proves.
                 return unsafe { run_avx2(kernel, simd) };
             }
             run_portable(kernel, Portable);
@@ -485,144 +395,4 @@ macro_rules! dispatch {
 dispatch!(dispatch_f32 f32, dispatch_f64 f64);
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::math::SimdFloat;
-    use crate::dtype::Float;
-
-    /// An instruction set that is narrowed away is not used, so the tests run with each.
-    #[test]
-    fn narrowing_takes_instruction_sets_away() {
-        struct Lanes<'a>(&'a mut Vec<usize>);
-        impl SimdKernel<f32> for Lanes<'_> {
-            fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
-                self.0.push(S::LANE_COUNT);
-            }
-        }
-        let seen = std::cell::RefCell::new(Vec::new());
-        on_every_instruction_set(|| f32::dispatch(Lanes(&mut seen.borrow_mut())));
-        let seen = seen.into_inner();
-        assert_eq!((seen.len(), seen[0]), (3, 4), "{seen:?}");
-        assert!(seen.is_sorted(), "{seen:?}");
-        #[cfg(target_arch = "x86_64")]
-        {
-            let is_wide = is_x86_feature_detected!("avx512vl");
-            assert!(!is_wide || seen == [4, 8, 16], "{seen:?}");
-        }
-    }
-
-    /// y += a·x.
-    struct Axpy<'a, T>(T, &'a [T], &'a mut [T]);
-
-    impl<T: Float> SimdKernel<T> for Axpy<'_, T> {
-        #[inline(always)]
-        fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
-            let Axpy(a, x, y) = self;
-            assert!(S::LANE_COUNT <= LANE_COUNT_MAX);
-            for (x, y) in x.chunks_exact(S::LANE_COUNT).zip(y.chunks_exact_mut(S::LANE_COUNT)) {
-                simd.store(simd.mul_add(simd.splat(a), simd.load(x), simd.load(y)), y);
-            }
-        }
-    }
-
-    fn check_axpy<T: SimdFloat>() {
-        let x: Vec<T> = (0..32).map(|i| T::from_f64(f64::from(i))).collect();
-        let mut y = vec![T::ONE; 32];
-        T::dispatch(Axpy(T::from_f64(3.0), &x, &mut y));
-        assert!((0..32).all(|i| y[i] == T::from_f64(3.0 * i as f64 + 1.0)), "{y:?}");
-    }
-
-    #[test]
-    fn every_instruction_set_computes_the_same() {
-        on_every_instruction_set(|| {
-            check_axpy::<f32>();
-            check_axpy::<f64>();
-        });
-    }
-
-    /// So many vectors of numbers whose sum depends on the order.
-    struct SumEach(usize);
-
-    impl<T: Float> SimdKernel<T> for SumEach {
-        #[inline(always)]
-        fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
-            let mut vectors = [simd.splat(T::ZERO); 40];
-            for (i, vector) in vectors.iter_mut().enumerate() {
-                let lanes = std::array::from_fn::<_, LANE_COUNT_MAX, _>(|lane| {
-                    T::from_f64(1.0 / (i * LANE_COUNT_MAX + lane + 1) as f64)
-                });
-                *vector = simd.load(&lanes);
-            }
-            let mut sums = [T::ZERO; 40];
-            simd.sum_each(&vectors[..self.0], &mut sums[..self.0]);
-            for (i, &sum) in sums.iter().enumerate() {
-                let expected = if i < self.0 { simd.sum(vectors[i]) } else { T::ZERO };
-                assert_eq!(sum, expected, "{i} of {}", self.0);
-            }
-        }
-    }
-
-    #[test]
-    fn sums_of_many_vectors_are_those_of_each() {
-        on_every_instruction_set(|| {
-            for count in [0, 1, 3, 12, 16, 24, 40] {
-                f32::dispatch(SumEach(count));
-                f64::dispatch(SumEach(count));
-            }
-        });
-    }
-
-    /// A square of numbers that are all different becomes the one with rows for columns.
-    struct Turn;
-
-    impl<T: Float> SimdKernel<T> for Turn {
-        #[inline(always)]
-        fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
-            let (lanes, from_stride, to_stride) = (S::LANE_COUNT, 20, 17);
-            let from: Vec<T> = (0..lanes * from_stride).map(|i| T::from_f64(i as f64)).collect();
-            let mut to = vec![T::ZERO; lanes * to_stride];
-            simd.transpose(&from, from_stride, &mut to, to_stride);
-            for (r, p) in (0..lanes).flat_map(|r| (0..lanes).map(move |p| (r, p))) {
-                assert!(
-                    to[p * to_stride + r] == from[r * from_stride + p],
-                    "({r}, {p}) of {lanes}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn every_instruction_set_turns_a_square() {
-        on_every_instruction_set(|| {
-            f32::dispatch(Turn);
-            f64::dispatch(Turn);
-        });
-    }
-
-    /// Thirds have a sum in every order, and rounded it tells the orders apart.
-    struct AddUp;
-
-    impl<T: Float> SimdKernel<T> for AddUp {
-        #[inline(always)]
-        fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
-            for seed in 0..100 {
-                let number = |lane: usize| T::from_f64(((lane * 37 + seed) % 101) as f64 / 3.0);
-                let mut lanes: Vec<T> = (0..S::LANE_COUNT).map(number).collect();
-                let found = simd.sum(simd.load(&lanes));
-                while lanes.len() > 1 {
-                    let after = lanes.split_off(lanes.len() / 2);
-                    lanes.iter_mut().zip(after).for_each(|(lane, other)| *lane += other);
-                }
-                assert!(found == lanes[0], "{found:?} instead of {lanes:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_instruction_set_adds_lanes_up_in_the_same_order() {
-        on_every_instruction_set(|| {
-            f32::dispatch(AddUp);
-            f64::dispatch(AddUp);
-        });
-    }
-}
+mod tests;

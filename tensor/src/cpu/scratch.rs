@@ -1,0 +1,68 @@
+//! Memory on the stack of a thread, which nobody has to allocate or clear.
+
+#![allow(unsafe_code, reason = "the stack is used as it is found")]
+
+use std::mem::MaybeUninit;
+
+use super::math::SimdFloat;
+
+/// Parts of scratch start at the start of a cache line: vectors do not straddle lines then.
+const LINE_BYTES: usize = 64;
+
+/// The most that there is.
+pub(super) const SCRATCH_BYTES: usize = 488 << 10;
+
+/// Enough for small products. The system has a page of the stack looked at before the next, which
+/// for all of the scratch would take as long as some of them.
+const SMALL_SCRATCH_BYTES: usize = 40 << 10;
+
+/// Memory that holds nothing in particular.
+pub(super) struct Scratch<'a>(&'a mut [MaybeUninit<u8>]);
+
+#[repr(C, align(64))]
+struct Room<const BYTES: usize>([MaybeUninit<u8>; BYTES]);
+
+/// Runs `task` with scratch for `N` slices of these lengths.
+pub(super) fn with_scratch<T: SimdFloat, const N: usize>(
+    lens: [usize; N],
+    task: impl FnOnce(Scratch<'_>),
+) {
+    let size_bytes: usize = lens.into_iter().map(size_bytes::<T>).sum();
+    match size_bytes <= SMALL_SCRATCH_BYTES {
+        true => with_room::<SMALL_SCRATCH_BYTES>(task),
+        false => with_room::<SCRATCH_BYTES>(task),
+    }
+}
+
+/// Never inlined: the caller would have the room on its stack too.
+#[inline(never)]
+fn with_room<const BYTES: usize>(task: impl FnOnce(Scratch<'_>)) {
+    task(Scratch(&mut Room::<BYTES>([MaybeUninit::uninit(); BYTES]).0));
+}
+
+/// Whole cache lines for `len` numbers.
+fn size_bytes<T>(len: usize) -> usize {
+    (len * size_of::<T>()).next_multiple_of(LINE_BYTES)
+}
+
+impl Scratch<'_> {
+    /// Slices of these lengths, all 0.
+    ///
+    /// # Panics
+    /// If there is not as much.
+    pub(super) fn zeroed<T: SimdFloat, const N: usize>(
+        &mut self,
+        lens: [usize; N],
+    ) -> [&mut [T]; N] {
+        let mut rest = &mut *self.0;
+        lens.map(|len| {
+            let part = rest.split_off_mut(..size_bytes::<T>(len)).expect("there is as much");
+            part.fill(MaybeUninit::new(0));
+            let start = part.as_mut_ptr().cast::<T>();
+            assert!(start.is_aligned());
+            // SAFETY: the numbers are aligned, inside the part and borrowed with it; all of its
+            // bytes are 0, which is a number.
+            unsafe { std::slice::from_raw_parts_mut(start, len) }
+        })
+    }
+}
