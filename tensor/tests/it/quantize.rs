@@ -205,6 +205,17 @@ fn what_does_not_fit_is_an_error() {
 }
 
 #[test]
+fn matrices_without_elements_are_quantised_too() {
+    for format in FORMATS {
+        for shape in [[3, 0], [0, 64]] {
+            let w = Tensor::zeros(shared(), shape, DType::F32).unwrap();
+            let q = Quantized::encode(&w, format).unwrap();
+            assert_eq!(q.decode(DType::F32).unwrap().shape()[..], shape, "{format:?}");
+        }
+    }
+}
+
+#[test]
 fn zeros_stay_zeros_and_nan_spoils_its_block_at_most() {
     for format in FORMATS {
         let zeros = Tensor::zeros(shared(), [2, 64], DType::F32).unwrap();
