@@ -116,8 +116,7 @@ pub(crate) fn gemm_batched<T: SimdFloat, A: Element, B: Element, Y: Element>(
         batch.is_injective([m, n], y_strides),
         "elements of y overlap: {m}x{n}, strides {y_strides:?} of {batch:?}"
     );
-    let first = y.data.as_mut_ptr();
-    let y = Destination { start: first, strides: y_strides, y: PhantomData };
+    let y = Destination::new(y);
     if k == 0 {
         if start == WriteMode::Overwrite {
             y.fill(batch, [m, n], bias);
@@ -271,6 +270,11 @@ pub(super) struct Destination<'a, T> {
 }
 
 impl<'a, T: Element> Destination<'a, T> {
+    pub(super) fn new(y: MatrixMut<'a, T>) -> Self {
+        let strides = [y.row_stride, y.col_stride];
+        Destination { start: y.data.as_mut_ptr(), strides, y: PhantomData }
+    }
+
     pub(super) fn at(&self, offset: usize, i: usize, j: usize) -> usize {
         offset + i * self.strides[0] + j * self.strides[1]
     }

@@ -18,6 +18,7 @@ use super::math::SimdFloat;
 use super::packing::{pack_rows, pack_sliver};
 use super::panel::add_product;
 use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
+use crate::dtype::Element;
 use crate::write_mode::WriteMode;
 
 /// Depth that is packed at once: a sliver of b then takes 36 KB at most of a first-level cache.
@@ -186,7 +187,7 @@ impl Scratch {
 }
 
 /// The first `len` elements, made 0.
-fn prefix<T: SimdFloat, const BYTES: usize>(
+pub(super) fn prefix<T: Element, const BYTES: usize>(
     room: &mut MaybeUninit<[u8; BYTES]>,
     len: usize,
 ) -> &mut [T] {
