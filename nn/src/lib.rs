@@ -97,7 +97,7 @@ pub use pool_places::{
     adaptive_max_pool2d_with_places, adaptive_max_pool3d_with_places, max_pool2d_with_places,
     max_pool3d_with_places, max_unpool,
 };
-pub use quantized::{quantize, quantize_all};
+pub use quantized::{Activations, quantize, quantize_all, set_activations};
 pub use safetensors::{from_safetensors, load, map, parse_safetensors, save, to_safetensors};
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use segment::{Segment, run_blocks};

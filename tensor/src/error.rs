@@ -15,6 +15,7 @@ use crate::cuda::gate::BlasError;
 use crate::device::{Device, DeviceLabel};
 use crate::dtype::DType;
 use crate::layout::Shape;
+use crate::ops::quantize::QuantFormat;
 
 /// An error of a tensor operation. The operands are as they were before the call.
 #[derive(Clone, Debug, Error)]
@@ -42,6 +43,16 @@ pub enum TensorError {
         left: DType,
         /// Type of the second operand, or the type expected.
         right: DType,
+    },
+    /// The weight is in another format than the operation is defined for.
+    #[error("{op}: the weight is in {found:?}, not in {expected:?}")]
+    Format {
+        /// Name of the operation, such as `add`.
+        op: &'static str,
+        /// How the weight is quantised.
+        found: QuantFormat,
+        /// How it has to be.
+        expected: QuantFormat,
     },
     /// A dimension or position is out of range.
     #[error("{op}: index {index} is out of range for length {len}")]

@@ -1,6 +1,6 @@
-//! The rule of products with a quantised matrix, which never has a gradient.
+//! The rules of products with a quantised matrix, which never has a gradient.
 
-use lowtide_tensor::{Quantized, Shape, Tensor};
+use lowtide_tensor::{Quantized, Shape, Tensor, TensorResult};
 
 use crate::error::Result;
 use crate::rule::Needs;
@@ -12,26 +12,44 @@ impl Var {
     /// kept for backward but w.
     #[track_caller]
     pub fn linear_quantized(self, w: &Quantized, b: Option<Var>) -> Result<Var> {
-        let w = w.clone();
-        Var::apply_to(
-            // A policy of types takes it for what it is.
-            "linear",
-            [Some(self), b].into_iter().flatten().collect(),
-            |inputs, _| {
-                let (x, b) = (&inputs[0], inputs.get(1));
-                let (y, has_bias) = (x.linear_quantized(&w, b)?, b.is_some());
-                let outputs = Shape::new(&[w.shape()[0]]);
-                // dx = dy · w, db = the sum of dy over the rows
-                let rule = move |dy: Tensor, needs: Needs| {
-                    let dx = when(needs.input(0), || Ok(dy.linear_quantized_backward(&w)?))?;
-                    let mut gradients = vec![dx];
-                    if has_bias {
-                        gradients.push(when(needs.input(1), || unbroadcast(&dy, outputs))?);
-                    }
-                    Ok(gradients)
-                };
-                Ok((y, rule))
-            },
-        )
+        product(self, w, b, Tensor::linear_quantized)
     }
+
+    /// [`Var::linear_quantized`] as a product of integers, for which x is put in 8 bits too; see
+    /// [`Tensor::linear_int8`]. Backward does as if x were not rounded (straight-through, as in
+    /// LLM.int8()): dx is the one of [`Var::linear_quantized`].
+    #[track_caller]
+    pub fn linear_int8(self, w: &Quantized, b: Option<Var>) -> Result<Var> {
+        product(self, w, b, Tensor::linear_int8)
+    }
+}
+
+#[track_caller]
+fn product(
+    x: Var,
+    w: &Quantized,
+    b: Option<Var>,
+    forward: impl FnOnce(&Tensor, &Quantized, Option<&Tensor>) -> TensorResult<Tensor>,
+) -> Result<Var> {
+    let w = w.clone();
+    Var::apply_to(
+        // A policy of types takes it for what it is.
+        "linear",
+        [Some(x), b].into_iter().flatten().collect(),
+        |inputs, _| {
+            let (x, b) = (&inputs[0], inputs.get(1));
+            let (y, has_bias) = (forward(x, &w, b)?, b.is_some());
+            let outputs = Shape::new(&[w.shape()[0]]);
+            // dx = dy · w, db = the sum of dy over the rows
+            let rule = move |dy: Tensor, needs: Needs| {
+                let dx = when(needs.input(0), || Ok(dy.linear_quantized_backward(&w)?))?;
+                let mut gradients = vec![dx];
+                if has_bias {
+                    gradients.push(when(needs.input(1), || unbroadcast(&dy, outputs))?);
+                }
+                Ok(gradients)
+            };
+            Ok((y, rule))
+        },
+    )
 }

@@ -11,7 +11,7 @@ use crate::layers::weight_norm::weighted;
 use crate::lora::{Adapter, MergePlan};
 use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
-use crate::quantized::{QuantizedWeight, stand_in};
+use crate::quantized::{Activations, QuantizedWeight, stand_in};
 
 /// A fully connected layer, `torch.nn.Linear`; perhaps with an [adapter](crate::adapt).
 #[derive(Clone, Debug)]
@@ -106,7 +106,7 @@ impl Linear {
     /// `input Wᵀ + bias`, without the adapter.
     pub(crate) fn product(&self, pass: &Pass, input: Var, bias: Option<Var>) -> Result<Var> {
         match &self.quantized {
-            Some(weight) => Ok(input.linear_quantized(&weight.get()?, bias)?),
+            Some(weight) => weight.product(input, bias),
             None => Ok(input.linear(self.weight.var(pass)?, bias)?),
         }
     }
@@ -179,6 +179,28 @@ impl Linear {
     /// `DType` where the type of a scale was changed.
     pub fn quantized(&self) -> Option<Result<Quantized>> {
         self.quantized.as_ref().map(QuantizedWeight::get)
+    }
+
+    /// What the layer multiplies from now on, until its weight is decoded or another one. See
+    /// [`crate::set_activations`] for whole models.
+    ///
+    /// # Errors
+    /// For [`Activations::Int8`] `Format` unless the weight is in [`QuantFormat::Int8Rows`], and
+    /// `DType` for a weight of floats.
+    pub fn set_activations(&mut self, activations: Activations) -> Result<()> {
+        match (&mut self.quantized, activations) {
+            (Some(weight), _) => weight.set_activations(activations),
+            (None, Activations::Float) => Ok(()),
+            (None, Activations::Int8) => {
+                let (left, right) = (self.weight.value().dtype(), DType::U8);
+                Err(TensorError::DType { op: "set_activations", left, right }.into())
+            }
+        }
+    }
+
+    /// How the weight is quantised, if it is.
+    pub(crate) fn format(&self) -> Option<QuantFormat> {
+        self.quantized.as_ref().map(QuantizedWeight::format)
     }
 
     /// Leaves nothing of the weight but its shape and its type.

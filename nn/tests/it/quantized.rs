@@ -1,12 +1,12 @@
 //! Linear layers in few bits, and adapters over them: QLoRA.
 
-use lowtide_autograd::{Attempt, Pass, SavedPolicy};
+use lowtide_autograd::{Attempt, LeafId, Pass, SavedPolicy};
 use lowtide_nn::models::{Gpt, GptShape};
 use lowtide_nn::optim::{Adam, AdamOptions, Optimizer};
 use lowtide_nn::{
-    AdapterProblem, Linear, LinearCrossEntropyOptions, LoraOptions, Module, NnError,
+    Activations, AdapterProblem, Linear, LinearCrossEntropyOptions, LoraOptions, Module, NnError,
     NnResult as Result, Parameters, ReLU, Sequential, Targets, adapt, cross_entropy, load, merge,
-    quantize, save,
+    quantize, save, set_activations,
 };
 use lowtide_tensor::{CpuOptions, DType, Device, QuantFormat, Tensor};
 
@@ -219,5 +219,83 @@ fn quantised_head_of_a_chunked_loss_is_that_of_the_logits() -> Outcome {
     let logits = model.forward(&pass, x())?.flatten(0..2)?;
     let whole = cross_entropy(logits, &tokens.reshape([8])?)?.mean()?.value().item::<f32>()?;
     assert!((chunked - whole).abs() < 1e-5, "{chunked} {whole}");
+    Ok(())
+}
+
+#[test]
+fn int8_activations_give_products_of_integers_and_the_gradients_of_floats() -> Outcome {
+    let device = cpu();
+    let x = f32s(&device, "x", [5, 64]);
+    let mut model = model(&device)?;
+    // Nothing is in int8 yet.
+    assert!(set_activations(&mut model, Activations::Int8).is_empty());
+    quantize(&mut model, &Targets::AllLinear, QuantFormat::Int8Rows)?;
+    let step = |model: &Sequential| -> Result<_> {
+        let attempt = Attempt::new();
+        let pass = Pass::train(KEY, &attempt);
+        let input = LeafId::new();
+        let y = model.forward(&pass, pass.leaf(input, &x)?)?;
+        let value = y.value().clone();
+        pass.backward(y.sum_all()?)?;
+        let gradients = attempt.into_gradients();
+        let dx = gradients.get(input).expect("x has one").clone();
+        Ok([value, dx])
+    };
+    let floats = step(&model)?;
+    assert_eq!(set_activations(&mut model, Activations::Int8), ["0", "2"]);
+    let integers = step(&model)?;
+    let mut layers = Vec::new();
+    each_linear(&mut model, |layer| {
+        layers.push((layer.quantized().expect("in int8")?, layer.bias().cloned()));
+        Ok(())
+    });
+    let mut expected = x.clone();
+    for (w, bias) in &layers {
+        let bias = bias.as_ref().map(|bias| bias.value());
+        expected = expected.linear_int8(w, bias)?;
+        if bias.is_some() {
+            expected = expected.relu()?;
+        }
+    }
+    assert!(integers[0].to_bytes()? == expected.to_bytes()?);
+    assert!(integers[0].to_bytes()? != floats[0].to_bytes()?);
+    // Straight-through: of the same weights, and nearly everywhere of the same places of ReLU.
+    let [far, all] = [integers[1].sub(&floats[1])?, floats[1].clone()].map(|x| x.mul(&x));
+    let [far, all] = [far?, all?].map(|x| x.sum_all()?.item::<f32>());
+    assert!(far? < 0.05 * all?);
+
+    assert_eq!(set_activations(&mut model, Activations::Float), ["0", "2"]);
+    assert!(step(&model)?[0].to_bytes()? == floats[0].to_bytes()?);
+    Ok(())
+}
+
+#[test]
+fn int8_activations_are_for_weights_in_int8() -> Outcome {
+    let device = cpu();
+    for format in &FORMATS[1..] {
+        let mut model = model(&device)?;
+        quantize(&mut model, &Targets::AllLinear, *format)?;
+        assert!(set_activations(&mut model, Activations::Int8).is_empty());
+        each_linear(&mut model, |layer| {
+            let refused = layer.set_activations(Activations::Int8).expect_err("another format");
+            assert!(refused.to_string().contains("Int8Rows"), "{refused}");
+            layer.set_activations(Activations::Float)
+        });
+    }
+    let mut layer = Linear::new(&device, KEY, 8, 8)?;
+    layer.set_activations(Activations::Float)?;
+    let refused = layer.set_activations(Activations::Int8).expect_err("floats");
+    assert!(refused.to_string().contains("f32"), "{refused}");
+    // They go with the weight.
+    layer.quantize(QuantFormat::Int8Rows)?;
+    layer.set_activations(Activations::Int8)?;
+    layer.dequantize(DType::F32)?;
+    layer.quantize(QuantFormat::Int8Rows)?;
+    let x = f32s(&device, "x", [3, 8]);
+    let pass = Pass::eval();
+    let y = layer.forward(&pass, pass.constant(x.clone()))?.into_value();
+    let bias = layer.bias().map(|bias| bias.value());
+    let expected = x.linear_quantized(&layer.quantized().expect("in int8")?, bias)?;
+    assert!(y.to_bytes()? == expected.to_bytes()?);
     Ok(())
 }

@@ -116,8 +116,7 @@ pub(crate) fn gemm_batched<T: SimdFloat, A: Element, B: Element, Y: Element>(
         batch.is_injective([m, n], y_strides),
         "elements of y overlap: {m}x{n}, strides {y_strides:?} of {batch:?}"
     );
-    let first = y.data.as_mut_ptr();
-    let y = Destination { start: first, strides: y_strides, bias, y: PhantomData };
+    let y = Destination::new(y, bias);
     if k == 0 {
         if start == WriteMode::Overwrite {
             y.fill(batch, [m, n]);
@@ -217,10 +216,15 @@ pub(super) struct Destination<'a, T> {
 }
 
 impl<'a, T: Element> Destination<'a, T> {
+    /// Every row that is overwritten begins with `bias`: as many elements as it has, or none.
+    pub(super) fn new(y: MatrixMut<'a, T>, bias: &'a [T]) -> Self {
+        let strides = [y.row_stride, y.col_stride];
+        Destination { start: y.data.as_mut_ptr(), strides, bias, y: PhantomData }
+    }
+
     /// Rows one after the other.
     pub(super) fn row_major(data: &'a mut [T], cols: usize) -> Self {
-        let (start, strides) = (data.as_mut_ptr(), [cols, 1]);
-        Destination { start, strides, bias: &[], y: PhantomData }
+        Self::new(MatrixMut::row_major(data, cols), &[])
     }
 
     pub(super) fn at(&self, offset: usize, i: usize, j: usize) -> usize {

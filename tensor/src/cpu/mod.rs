@@ -7,6 +7,7 @@ pub(crate) mod arithmetic;
 mod batch;
 pub(crate) mod chunk;
 pub(crate) mod gemm;
+pub(crate) mod int8;
 pub(crate) mod lines;
 pub(crate) mod math;
 pub(crate) mod panel;
@@ -17,6 +18,9 @@ pub(crate) mod turn;
 
 mod gemm_panel;
 mod handle;
+#[cfg(target_arch = "x86_64")]
+mod int8_packed;
+mod int8_simd;
 mod packing;
 mod scratch;
 mod stored;

@@ -1,4 +1,4 @@
-use lowtide_tensor::{DType, QuantFormat, Quantized, Tensor};
+use lowtide_tensor::{DType, QuantFormat, Quantized, Tensor, TensorError};
 
 use crate::alike::{assert_alike, each_float, on};
 use crate::elementwise::noise;
@@ -74,4 +74,15 @@ fn products_are_those_of_the_processor_in_every_type() {
             }
         }
     });
+}
+
+#[test]
+fn products_of_integers_have_no_kernel() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    let w = Quantized::encode(&on(&device, &weight(5, 64)), QuantFormat::Int8Rows).unwrap();
+    let x = Tensor::zeros(&device, [2, 64], DType::F32).unwrap();
+    let found = x.linear_int8(&w, None);
+    let expected = TensorError::NoKernel { op: "linear_int8", device: "cuda" };
+    assert_eq!(found.unwrap_err().to_string(), expected.to_string());
 }

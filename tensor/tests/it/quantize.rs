@@ -139,6 +139,121 @@ fn products_are_those_of_the_decoded_matrix_for_any_threads() {
     }
 }
 
+/// x, a weight in 8 bits and a bias.
+fn int8_operands(device: &Device, [m, k, n]: [usize; 3], dtype: DType) -> [Tensor; 3] {
+    let numbers =
+        |dims: &[usize], seed| upload(device, &Array::pattern(dims, seed).map(|x| x / 3.0), dtype);
+    [numbers(&[m, k], 2), numbers(&[n, k], 5), numbers(&[n], 4)]
+}
+
+#[test]
+fn int8_products_are_near_those_of_the_decoded_matrix_and_the_same_for_any_threads() {
+    let threads = [cpu(1), cpu(2), cpu(3)];
+    // Few rows and many; of w, one and several slivers.
+    for size in [[1, 1024, 600], [5, 544, 300], [140, 96, 70], [9, 1, 1], [3, 130, 100]] {
+        for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
+            let found = threads.each_ref().map(|device| {
+                let [x, w, bias] = int8_operands(device, size, dtype);
+                let w = Quantized::encode(&w, QuantFormat::Int8Rows).unwrap();
+                let y = x.linear_int8(&w, Some(&bias)).unwrap();
+                assert_eq!((y.dtype(), &y.shape()[..]), (dtype, &[size[0], size[2]][..]));
+                let wide = |x: &Tensor| x.to_dtype(DType::F64).unwrap();
+                let exact = wide(&x).linear_quantized(&w, Some(&wide(&bias))).unwrap();
+                // Half of a code for each element of x, and what y is rounded to.
+                let step = largest(&wide(&x).to_dtype(DType::F32).unwrap()) / 254.0;
+                let w = w.decode(DType::F32).unwrap();
+                let bound = step * largest(&w) * size[1] as f32
+                    + 0.01 * largest(&y.to_dtype(DType::F32).unwrap());
+                let error = wide(&y).sub(&exact).unwrap().to_dtype(DType::F32).unwrap();
+                assert!(largest(&error) <= bound, "{size:?} {dtype}: {}", largest(&error));
+                bytes(&y)
+            });
+            assert!(found[0] == found[1] && found[0] == found[2], "{size:?} {dtype}");
+        }
+    }
+}
+
+#[test]
+fn int8_products_do_not_depend_on_how_x_lies_or_on_other_rows() {
+    let device = shared();
+    for dtype in [DType::F32, DType::BF16] {
+        let [x, w, bias] = int8_operands(device, [24, 100, 50], dtype);
+        let w = Quantized::encode(&w, QuantFormat::Int8Rows).unwrap();
+        let y = x.linear_int8(&w, Some(&bias)).unwrap();
+        let turned = x.transpose(0, 1).unwrap().copied().unwrap().transpose(0, 1).unwrap();
+        let wide = Tensor::cat(&[&x, &x], 1).unwrap().narrow(1, 0, 100).unwrap();
+        let cube = x.reshape([2, 3, 4, 100]).unwrap();
+        for x in [turned, wide, cube] {
+            assert!(
+                bytes(&x.linear_int8(&w, Some(&bias)).unwrap()) == bytes(&y),
+                "{:?}",
+                x.shape()
+            );
+        }
+        for (first, count) in [(0, 1), (3, 4), (7, 17)] {
+            let part = x.narrow(0, first, count).unwrap().linear_int8(&w, Some(&bias)).unwrap();
+            assert!(bytes(&part) == bytes(&y.narrow(0, first, count).unwrap()), "{first}");
+        }
+        let row = x.narrow(0, 2, 1).unwrap().expand([3, 100]).unwrap();
+        let rows = row.linear_int8(&w, None).unwrap();
+        let one = row.narrow(0, 0, 1).unwrap().linear_int8(&w, None).unwrap();
+        assert!(bytes(&rows) == bytes(&one).repeat(3));
+    }
+}
+
+#[test]
+fn special_rows_of_int8_products_spoil_only_themselves() {
+    let [x, w, bias] = int8_operands(shared(), [9, 20, 7], DType::F32);
+    let w = Quantized::encode(&w, QuantFormat::Int8Rows).unwrap();
+    let mut values = x.to_vec::<f32>().unwrap();
+    values[20..40].fill(0.0);
+    values[45] = f32::NAN;
+    values[79] = f32::NEG_INFINITY;
+    let special = Tensor::from_slice(shared(), [9, 20], &values).unwrap();
+    let [found, expected] =
+        [&special, &x].map(|x| x.linear_int8(&w, Some(&bias)).unwrap().to_vec::<f32>().unwrap());
+    assert_eq!(found[7..14], bias.to_vec::<f32>().unwrap());
+    assert!(found[14..28].iter().all(|y| y.is_nan()), "{found:?}");
+    assert_eq!((&found[..7], &found[28..]), (&expected[..7], &expected[28..]));
+    for [m, k, n] in [[0, 20, 7], [3, 0, 7], [3, 20, 0], [0, 0, 0]] {
+        let [x, w, bias] = int8_operands(shared(), [m, k, n], DType::F32);
+        let w = Quantized::encode(&w, QuantFormat::Int8Rows).unwrap();
+        let y = x.linear_int8(&w, Some(&bias)).unwrap();
+        assert_eq!(y.shape()[..], [m, n]);
+        if k == 0 {
+            assert!(bytes(&y) == bytes(&bias).repeat(m));
+        }
+    }
+}
+
+#[test]
+fn what_int8_products_do_not_take_is_an_error() {
+    let device = shared();
+    let [x, w, bias] = int8_operands(device, [2, 64, 4], DType::F32);
+    for format in &FORMATS[1..] {
+        let w = Quantized::encode(&w, *format).unwrap();
+        let found = x.linear_int8(&w, None);
+        assert!(matches!(found, Err(TensorError::Format { found, .. }) if found == *format));
+    }
+    let int8 = |w: &Tensor| Quantized::encode(w, QuantFormat::Int8Rows).unwrap();
+    let w = int8(&w);
+    let narrow = x.narrow(1, 0, 63).unwrap();
+    assert!(matches!(narrow.linear_int8(&w, None), Err(TensorError::Shape { .. })));
+    let wide = bias.to_dtype(DType::F64).unwrap();
+    assert!(matches!(x.linear_int8(&w, Some(&wide)), Err(TensorError::DType { .. })));
+    let short = bias.narrow(0, 0, 3).unwrap();
+    assert!(matches!(x.linear_int8(&w, Some(&short)), Err(TensorError::Shape { .. })));
+    let integers = Tensor::zeros(device, [2, 64], DType::I64).unwrap();
+    assert!(matches!(integers.linear_int8(&w, None), Err(TensorError::DType { .. })));
+    let there = Tensor::zeros(&cpu(1), [2, 64], DType::F32).unwrap();
+    assert!(matches!(there.linear_int8(&w, None), Err(TensorError::Device { .. })));
+    // A sum of more products might not fit 32 bits.
+    for (inputs, fits) in [(132_104, true), (132_105, false)] {
+        let [x, w, _] = int8_operands(device, [1, inputs, 1], DType::F32);
+        assert_eq!(x.linear_int8(&int8(&w), None).is_ok(), fits, "{inputs}");
+    }
+}
+
 fn moves(device: &Device, run: impl FnOnce()) -> Vec<(Action, Category, usize, usize)> {
     let last = device.allocator().history().records().last().map(|record| record.sequence);
     run();
@@ -202,6 +317,17 @@ fn what_does_not_fit_is_an_error() {
     // Neither a matrix.
     let found = Quantized::encode(&weight(device, &[64], DType::F32), QuantFormat::Int8Rows);
     assert!(matches!(found, Err(TensorError::Shape { .. })));
+}
+
+#[test]
+fn matrices_without_elements_are_quantised_too() {
+    for format in FORMATS {
+        for shape in [[3, 0], [0, 64]] {
+            let w = Tensor::zeros(shared(), shape, DType::F32).unwrap();
+            let q = Quantized::encode(&w, format).unwrap();
+            assert_eq!(q.decode(DType::F32).unwrap().shape()[..], shape, "{format:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,3 +1,4 @@
+use lowtide_autograd::check::Tolerance;
 use lowtide_autograd::{AutogradResult as Result, Pass, Var};
 use lowtide_tensor::{
     AttentionDropout, AttentionOptions, Causal, Device, Dropout, QuantFormat, Quantized, RandomKey,
@@ -5,7 +6,7 @@ use lowtide_tensor::{
 };
 
 use super::{AROUND_ZERO, Cases, pair, with_weight};
-use crate::common::values;
+use crate::common::{Outcome, cpu, gradients_of, values};
 
 const EPS: f64 = 1e-5;
 
@@ -71,8 +72,45 @@ pub(super) fn products(cases: &mut Cases) {
                 let w = Quantized::encode(&w, QuantFormat::Nf4 { double: true })?;
                 x.linear_quantized(&w, inputs.next())
             });
+            cases.add("linear_int8", &shapes, AROUND_ZERO, |_, x| {
+                let mut inputs = x.into_iter();
+                let x = inputs.next().expect("an input");
+                let w = int8_weight(x.value().device())?;
+                x.linear_int8(&w, inputs.next())
+            });
+            // Values go in steps, of which a difference has to span many. 8 products for a row, by
+            // 3 and weighted 1.5 at most, are half a code wrong: 1 / 127 where the largest is 2.
+            cases.0.last_mut().expect("just added").tolerance =
+                Tolerance { step: 1.0, absolute: 8.0 * 3.0 * 1.5 / 127.0, relative: 0.0 };
         }
     }
+}
+
+/// A matrix of a few codes in 8 bits.
+fn int8_weight(device: &Device) -> Result<Quantized> {
+    let w: Vec<f64> = (0..8).map(|i| f64::from(i * i % 7) - 3.0).collect();
+    let w = Tensor::from_slice(device, [2, 4], &w)?;
+    Ok(Quantized::encode(&w, QuantFormat::Int8Rows)?)
+}
+
+/// Straight-through: the gradients of a product of integers are those of the decoded weight.
+#[test]
+fn gradients_of_int8_products_are_those_of_the_decoded_weight() -> Outcome {
+    type Product = fn(Var, &Quantized, Option<Var>) -> Result<Var>;
+    let device = cpu();
+    let w = int8_weight(&device)?;
+    let x = Tensor::from_slice(&device, [3, 4], &[0.3, -0.1, 0.7, 0.2].repeat(3))?;
+    let b = Tensor::from_slice(&device, [2], &[0.5, 0.25])?;
+    let gradients = |product: Product| -> Result<Vec<Vec<f64>>> {
+        let (leaves, found) = gradients_of(&[&x, &b], |_, inputs| {
+            let (x, b) = pair(inputs);
+            product(x, &w, Some(b))?.sum_all()
+        })?;
+        let of = |leaf| found.get(leaf).expect("every input has one").to_vec::<f64>();
+        Ok(leaves.into_iter().map(of).collect::<lowtide_tensor::TensorResult<_>>()?)
+    };
+    assert_eq!(gradients(Var::linear_int8)?, gradients(Var::linear_quantized)?);
+    Ok(())
 }
 
 fn with_addends(cases: &mut Cases) {

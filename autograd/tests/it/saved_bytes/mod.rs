@@ -18,7 +18,7 @@ const README: &str = include_str!("../../../src/rules/README.md");
 const LIKE_OTHERS: [(&str, &[&str]); 38] = [
     ("adaptive_max_pool2d", &["max_pool2d_with"]),
     // Nothing: the codes are the model's.
-    ("add", &["linear_quantized"]),
+    ("add", &["linear_int8", "linear_quantized"]),
     ("addmm", &["addmv", "baddbmm"]),
     ("amax", &["amax_keep", "aminmax", "aminmax_keep"]),
     ("amin", &["amin_keep"]),

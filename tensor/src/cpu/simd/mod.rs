@@ -215,12 +215,12 @@ impl Avx512 {
 /// Whether vectors of so many bits may be used: always, but in a test of narrower ones.
 #[cfg(all(target_arch = "x86_64", not(test)))]
 #[inline(always)]
-fn is_allowed(_bits: usize) -> bool {
+pub(super) fn is_allowed(_bits: usize) -> bool {
     true
 }
 
 #[cfg(all(target_arch = "x86_64", test))]
-fn is_allowed(bits: usize) -> bool {
+pub(super) fn is_allowed(bits: usize) -> bool {
     bits <= WIDEST_BITS.get()
 }
 

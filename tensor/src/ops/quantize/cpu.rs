@@ -1,10 +1,13 @@
-//! Decoding on the CPU.
+//! Decoding on the CPU, and what products of integers read and write.
 
 use half::f16;
 
 use super::encode::NF4_VALUES;
 use super::{Decode, GGUF_BLOCK_LEN, NESTED_BLOCK_LEN, NF4_BLOCK_LEN, QuantFormat};
 use crate::cpu::Cpu;
+use crate::cpu::gemm::{Matrix, MatrixMut};
+use crate::cpu::int8::{Int8Product, QuantizedRows, quantize};
+use crate::cpu::math::SimdFloat;
 use crate::dtype::Element;
 use crate::launch::Operands;
 
@@ -31,6 +34,45 @@ pub(super) fn decode<E: Element>(op: &Decode, cpu: &Cpu, operands: &mut Operands
             (at, rest) = (at + len, next);
         }
     });
+}
+
+/// Rows of x: codes, scales and sums of codes.
+pub(super) fn quantize_rows<T: SimdFloat, E: Element>(
+    size: [usize; 2],
+    cpu: &Cpu,
+    operands: &mut Operands<'_>,
+) {
+    let x = operands.read::<E>(0);
+    let [row_stride, col_stride] = [0, 1].map(|axis| x.layout().strides()[axis]);
+    let x = Matrix { data: x.data(), row_stride, col_stride };
+    let to = (
+        bytemuck::cast_slice_mut(operands.write::<u8>(0).slice()),
+        operands.write::<T>(1).slice(),
+        operands.write::<i32>(2).slice(),
+    );
+    quantize(cpu.pool(), size, x, to);
+}
+
+/// y of the codes of x and of w.
+pub(super) fn multiply_int8<T: SimdFloat, E: Element>(
+    size: [usize; 3],
+    cpu: &Cpu,
+    operands: &mut Operands<'_>,
+) {
+    let codes = |index: usize| bytemuck::cast_slice(operands.read::<u8>(index).slice());
+    let has_bias = operands.read_count() > 5;
+    let product = Int8Product {
+        size,
+        x: QuantizedRows {
+            codes: codes(0),
+            scales: operands.read::<T>(1).slice(),
+            sums: operands.read::<i32>(2).slice(),
+        },
+        w: codes(3),
+        w_scales: operands.read::<f32>(4).slice(),
+        bias: if has_bias { operands.read::<E>(5).slice() } else { &[] },
+    };
+    product.run(cpu.pool(), MatrixMut::row_major(operands.write::<E>(0).slice(), size[2]));
 }
 
 /// The codes of a matrix with their scales.

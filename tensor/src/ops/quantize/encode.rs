@@ -80,10 +80,10 @@ fn scaled(block: &[f32], len: usize) -> (f32, impl Iterator<Item = f32> + '_) {
     (if is_whole { largest } else { divisor }, block.iter().map(move |x| by(x).clamp(-1.0, 1.0)))
 }
 
-/// The bytes of each part of a matrix with so many columns.
-fn encode(format: QuantFormat, values: &[f32], columns: usize) -> Vec<Vec<u8>> {
+/// The bytes of each part of a matrix.
+fn encode(format: QuantFormat, values: &[f32], shape: &[usize]) -> Vec<Vec<u8>> {
     match format {
-        QuantFormat::Int8Rows => int8_rows(values, columns),
+        QuantFormat::Int8Rows => int8_rows(values, [shape[0], shape[1]]),
         QuantFormat::Nf4 { double } => nf4(values, double),
         QuantFormat::Q8_0 => vec![values.chunks(GGUF_BLOCK_LEN).flat_map(q8_0).collect()],
         QuantFormat::Q4_0 => vec![values.chunks(GGUF_BLOCK_LEN).flat_map(q4_0).collect()],
@@ -94,9 +94,9 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
     bytemuck::cast_slice(values).to_vec()
 }
 
-fn int8_rows(values: &[f32], columns: usize) -> Vec<Vec<u8>> {
-    let (mut codes, mut scales) = (Vec::with_capacity(values.len()), Vec::new());
-    for row in values.chunks(columns.max(1)) {
+fn int8_rows(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<Vec<u8>> {
+    let (mut codes, mut scales) = (Vec::with_capacity(values.len()), Vec::with_capacity(rows));
+    for row in (0..rows).map(|row| &values[row * columns..][..columns]) {
         let largest = row.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
         // The library multiplies by the reciprocal, and rounds twice.
         let factor = if largest > 0.0 { 1.0 / largest * 127.0 } else { 0.0 };
@@ -182,7 +182,7 @@ impl Quantized {
         let bytes = if is_simulated {
             parts.iter().map(|part| vec![0; part.size_bytes()]).collect()
         } else {
-            encode(format, &f32s(weight)?, shape[1])
+            encode(format, &f32s(weight)?, &shape)
         };
         for (part, bytes) in parts.iter_mut().zip(&bytes) {
             part.set_bytes_(bytes)?;

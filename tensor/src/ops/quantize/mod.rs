@@ -1,4 +1,5 @@
-//! Frozen weights in 8 or 4 bits, and their products, which decode a panel at a time.
+//! Frozen weights in 8 or 4 bits, and their products: with floats, of which a panel is decoded at a
+//! time, and with rows that are put in 8 bits as well.
 //!
 //! W: [O, I] as codes and scales; x: [.., I], y: [.., O]. The formats: int8 with a scale for each
 //! row, and NF4 of Dettmers, Pagnoni, Holtzman and Zettlemoyer, "QLoRA: efficient finetuning of
@@ -9,6 +10,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod encode;
+mod int8;
 mod product;
 
 pub use encode::NF4_VALUES;

@@ -123,7 +123,12 @@ impl Tensor {
     }
 
     /// All dimensions but the last as one.
-    fn rows_of(&self, op: &'static str, w: &Quantized, columns: usize) -> Result<Tensor> {
+    pub(super) fn rows_of(
+        &self,
+        op: &'static str,
+        w: &Quantized,
+        columns: usize,
+    ) -> Result<Tensor> {
         self.check_any_float(op)?;
         let outer = match self.shape().split_last() {
             Some((&last, outer)) if last == columns => outer.iter().product(),
@@ -136,7 +141,7 @@ impl Tensor {
     }
 
     /// This shape with another last dimension.
-    fn with_last(&self, last: usize) -> Shape {
+    pub(super) fn with_last(&self, last: usize) -> Shape {
         let outer = self.shape().split_last().map_or(&[][..], |(_, outer)| outer);
         Shape::new(&[outer, &[last]].concat())
     }

@@ -38,6 +38,10 @@ pub(super) fn ops() -> Vec<Op> {
             half: true,
         },
         Op { name: "encode", run: |i| Ok(quantized(i)?.parts().to_vec()), half: true },
+        out!(linear_int8, i => {
+            let w = Quantized::encode(&i.left, QuantFormat::Int8Rows)?;
+            i.right.transpose(0, 1)?.linear_int8(&w, Some(&i.bias))
+        }),
         out!(linear_quantized, i => {
             i.right.transpose(0, 1)?.linear_quantized(&quantized(i)?, Some(&i.bias))
         }),

@@ -1,0 +1,125 @@
+//! Products of 8-bit integers: dynamic quantisation of the rows of x, each by its own largest
+//! magnitude, beside a weight whose rows are in 8 bits.
+//!
+//! It is the vector-wise product of Dettmers, Lewis, Belkada and Zettlemoyer, "LLM.int8(): 8-bit
+//! matrix multiplication for transformers at scale" (2022), without their outliers in 16 bits.
+
+use super::{QuantFormat, Quantized, cpu};
+use crate::cpu::Cpu;
+use crate::cpu::int8::{DEPTH_MAX, row_stride};
+use crate::dtype::{DType, for_each_float};
+use crate::error::{Result, TensorError};
+use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::layout::Shape;
+use crate::tensor::Tensor;
+
+const OP: &str = "linear_int8";
+
+impl Tensor {
+    /// `x Wᵀ + b` for `self = x` and a W in [`QuantFormat::Int8Rows`], as a product of integers:
+    /// the rows of x are put in 8 bits too, by their largest magnitudes. It is not what
+    /// [`Tensor::linear_quantized`] gives: x is rounded to a 127th part of its row's largest
+    /// magnitude, so it is for inference.
+    ///
+    /// With `max[m]` of a row, `q[m, i] = round(x[m, i] / max[m] · 127)`, to the even one between
+    /// two, and `s` the scales of W:
+    ///
+    /// `y[m, o] = (Σ q[m, i] · w[o, i]) · (max[m] / 127) · (s[o] / 127) + b[o]`
+    ///
+    /// The sum is one of integers and exact, the rest is computed in f32 (f64 for an x of f64) and
+    /// rounded once to the type of x: the bits are the same with any instructions and threads. A
+    /// row of zeros gives the bias. One with NaN or an infinity gives NaN in its row of y.
+    ///
+    /// It takes workspace for the codes of x, a byte for each element and up to 140 more for each
+    /// row. Where a processor has no instructions for bytes, it may be slower than decoding.
+    ///
+    /// # Shapes
+    /// `x: [.., I], w: [O, I], b: [O] → [.., O]`
+    ///
+    /// # Errors
+    /// `Format` unless W is in int8 rows; `Shape`, also for I beyond 132,104, where a sum might not
+    /// fit 32 bits; `DType` unless x and b have one float type; `NoKernel` on NVIDIA devices, where
+    /// [`Tensor::linear_quantized`] takes the same W; `OutOfMemory`.
+    #[track_caller]
+    pub fn linear_int8(&self, w: &Quantized, bias: Option<&Tensor>) -> Result<Tensor> {
+        let [outputs, inputs] = [w.shape[0], w.shape[1]];
+        let expected = QuantFormat::Int8Rows;
+        if w.format != expected {
+            return Err(TensorError::Format { op: OP, found: w.format, expected });
+        }
+        if inputs > DEPTH_MAX {
+            let right = Shape::new(&[outputs, DEPTH_MAX]);
+            return Err(TensorError::Shape { op: OP, left: w.shape, right });
+        }
+        let x = self.rows_of(OP, w, inputs)?;
+        if let Some(bias) = bias {
+            self.check_dtype(OP, bias)?;
+            bias.check_shape(OP, [outputs])?;
+        }
+        let (device, dtype, rows) = (self.device(), self.dtype(), x.shape()[0]);
+        let y = Tensor::empty(device, [rows, outputs], dtype)?;
+        if rows * outputs > 0 {
+            let codes = Tensor::workspace(device, rows * row_stride(inputs), DType::U8)?;
+            let scales = Tensor::workspace(device, rows, dtype.computed())?;
+            let sums = Tensor::workspace(device, rows, DType::I32)?;
+            let bias = bias.map(Tensor::contiguous).transpose()?;
+            let quantize = QuantizeRows { size: [rows, inputs], dtype };
+            device.launch(quantize, &[&x], &[&codes, &scales, &sums])?;
+            let mut reads = vec![&codes, &scales, &sums, &w.parts[0], &w.parts[1]];
+            reads.extend(&bias);
+            let product = Int8Product { size: [rows, inputs, outputs], dtype };
+            device.launch(product, &reads, &[&y])?;
+        }
+        y.reshape(self.with_last(outputs))
+    }
+}
+
+/// The codes of the rows of x, their scales and their sums.
+struct QuantizeRows {
+    /// M and K.
+    size: [usize; 2],
+    /// That of x.
+    dtype: DType,
+}
+
+impl Kernel for QuantizeRows {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cost(&self) -> Cost {
+        let len = (self.size[0] * self.size[1]) as f64;
+        let bytes = len * (self.dtype.size_bytes() + 1) as f64;
+        Cost { class: OpClass::Elementwise, flops: 4.0 * len, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_each_float!(self.dtype, E as T => cpu::quantize_rows::<T, E>(self.size, cpu, operands));
+        Ok(())
+    }
+}
+
+/// y = what the product of the codes of x and W stands for, and the bias.
+struct Int8Product {
+    /// M, K and N.
+    size: [usize; 3],
+    /// That of y.
+    dtype: DType,
+}
+
+impl Kernel for Int8Product {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cost(&self) -> Cost {
+        let [m, k, n] = self.size;
+        let bytes = (m * k + k * n + m * n * self.dtype.size_bytes()) as f64;
+        Cost { class: OpClass::Product, flops: 2.0 * (m * k * n) as f64, bytes }
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        for_each_float!(self.dtype, E as T => cpu::multiply_int8::<T, E>(self.size, cpu, operands));
+        Ok(())
+    }
+}
