@@ -1,7 +1,7 @@
 //! Matrix products, one or many, of operands that lie in any way.
 //!
-//! Half types are computed in f32: operands are converted as they are packed (`packing.rs`), and the
-//! sums of a panel are rounded once, when they are whole (`stored.rs`). The results have the bits
+//! Half types are computed in f32: operands are converted as they are packed (`packing.rs`), and
+//! the sums of a panel are rounded once, when they are whole (`stored.rs`). Results have the bits
 //! that the product of the same numbers in f32 has, rounded. The instruction that adds two products
 //! of bf16 to a sum, `vdpbf16ps`, is not used: in a tile's loop it took as long as four
 //! multiply-adds of f32, half the rate (a Xeon with AMX, 2026-11-26), and it takes small numbers

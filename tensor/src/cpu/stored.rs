@@ -149,7 +149,8 @@ impl<T: SimdFloat> SimdKernel<T> for StartSums<'_, '_, T> {
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
         let StartSums(kept, start) = self;
         let KeptSums { y, at, first_col, size: [rows, cols], ref mut sums, stride } = *kept;
-        with_stored!(Results, y, y => for (i, sums) in sums.chunks_exact_mut(stride).take(rows).enumerate() {
+        let sums = sums.chunks_exact_mut(stride).take(rows).enumerate();
+        with_stored!(Results, y, y => for (i, sums) in sums {
             let sums = &mut sums[..cols];
             let [row_stride, col_stride] = y.strides;
             let at = at + i * row_stride;
@@ -175,7 +176,8 @@ impl<T: SimdFloat> SimdKernel<T> for RoundSums<'_, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
         let RoundSums(KeptSums { y, at, size: [rows, cols], sums, stride, .. }) = self;
-        with_stored!(Results, y, y => for (i, sums) in sums.chunks_exact(stride).take(rows).enumerate() {
+        let sums = sums.chunks_exact(stride).take(rows).enumerate();
+        with_stored!(Results, y, y => for (i, sums) in sums {
             let sums = &sums[..cols];
             let [row_stride, col_stride] = y.strides;
             let at = at + i * row_stride;
