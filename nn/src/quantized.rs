@@ -23,8 +23,9 @@ pub enum Activations {
     Float,
     /// Integers, for weights in [`QuantFormat::Int8Rows`]: each row of the input is put in 8 bits
     /// by its largest magnitude, in every forward pass anew. Faster on a CPU with instructions for
-    /// bytes, from a few rows on several times. For inference: the inputs are rounded, which
-    /// backward leaves out of account. NVIDIA devices have no kernel for it.
+    /// bytes where layers have some hundred features and more; of small ones it takes longer to
+    /// round the input than to multiply it. For inference: the inputs are rounded, which backward
+    /// leaves out of account. NVIDIA devices have no kernel for it.
     Int8,
 }
 

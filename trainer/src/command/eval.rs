@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use lowtide_data::Loader;
-use lowtide_nn::quantize_all;
-use lowtide_tensor::Device;
+use lowtide_nn::{Activations, quantize_all, set_activations};
+use lowtide_tensor::{Device, DeviceKind};
 
 use crate::command::process::{Process, Work};
 use crate::command::{DeviceArgs, say};
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::evaluation::evaluate;
 use crate::knobs::Knobs;
 use crate::learned::Learned;
@@ -30,9 +30,40 @@ pub(super) struct EvalArgs {
     /// Puts the weights in so many bits first, those of all layers.
     #[arg(long, value_enum)]
     bits: Option<FewBits>,
+    #[command(flatten)]
+    activations: ActivationArgs,
     /// Prints one JSON object instead of words.
     #[arg(long)]
     pub(super) json: bool,
+}
+
+#[derive(Args, Clone, Copy)]
+pub(super) struct ActivationArgs {
+    /// Puts what goes into linear layers in 8 bits too, each sample's row by its largest magnitude,
+    /// and multiplies integers; for --bits int8 on a CPU.
+    #[arg(long)]
+    pub(super) int8_activations: bool,
+}
+
+impl ActivationArgs {
+    /// The flag, as errors name it.
+    const PLACE: &str = "--int8-activations";
+
+    /// What layers multiply, with weights in these bits.
+    ///
+    /// # Errors
+    /// `Setting` where these bits are not those of the products of integers.
+    pub(super) fn beside(self, bits: Option<FewBits>) -> Result<Activations> {
+        match (self.int8_activations, bits) {
+            (false, _) => Ok(Activations::Float),
+            (true, Some(FewBits::Int8)) => Ok(Activations::Int8),
+            (true, _) => Err(wrong_activations("are for weights with --bits int8")),
+        }
+    }
+}
+
+fn wrong_activations(problem: &str) -> TrainError {
+    TrainError::Setting { place: ActivationArgs::PLACE.to_owned(), problem: problem.to_owned() }
 }
 
 /// The model of a run and what it is evaluated on.
@@ -47,15 +78,21 @@ impl Evaluated {
     /// Reads the model, and puts its weights in few bits where these are given.
     ///
     /// # Errors
-    /// Those of the run's files and of the data; `OutOfMemory`.
+    /// `Setting` for products of integers of a model without such layers, or on a device without
+    /// such products; those of the run's files and of the data; `OutOfMemory`.
     pub(super) fn open(
         run_dir: &RunDir,
         device_arguments: &DeviceArgs,
         bits: Option<FewBits>,
+        activations: Activations,
     ) -> Result<Self> {
         let recipe = Recipe::of_run(run_dir)?;
         let process_budget = device_arguments.process_budget();
         let device: Device = device_arguments.open(process_budget)?;
+        if activations == Activations::Int8 && device.kind() != DeviceKind::Cpu {
+            let problem = "are for a CPU; elsewhere --bits int8 alone decodes the weights";
+            return Err(wrong_activations(problem));
+        }
         let RecipeData { samples, mut test, .. } = recipe.open()?;
         lock_pages(&mut test, &device)?;
         let mut task = recipe.task(&device, samples)?;
@@ -74,6 +111,11 @@ impl Evaluated {
         if let Some(bits) = bits {
             quantize_all(task.parameters(), bits.format())?;
         }
+        if activations == Activations::Int8
+            && set_activations(task.parameters(), activations).is_empty()
+        {
+            return Err(wrong_activations("the model has no linear layer in int8"));
+        }
         Ok(Evaluated { device, task, test, batch_size: recipe.train.batch_size })
     }
 
@@ -85,8 +127,10 @@ impl Evaluated {
 }
 
 pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
+    let EvalArgs { device, bits, .. } = arguments;
+    let activations = arguments.activations.beside(*bits)?;
     let run_dir = RunDir::open(&arguments.run_dir)?;
-    let score = Evaluated::open(&run_dir, &arguments.device, arguments.bits)?.score()?;
+    let score = Evaluated::open(&run_dir, device, *bits, activations)?.score()?;
     let (count, scores) = (score.count, [("test".to_owned(), score)]);
     if arguments.json {
         let mut numbers = serde_json::json!(metric_values(&scores));

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
+use lowtide_nn::Activations;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::command::eval::Evaluated;
+use crate::command::eval::{ActivationArgs, Evaluated};
 use crate::command::train::{Ended, RunArgs};
 use crate::command::{Changes, DeviceArgs, say};
 use crate::error::{Result, TrainError};
@@ -30,6 +31,8 @@ pub(super) struct ShrinkArgs {
     #[arg(long, value_enum, default_value = "int8")]
     bits: FewBits,
     #[command(flatten)]
+    activations: ActivationArgs,
+    #[command(flatten)]
     changes: Changes,
     #[command(flatten)]
     pub(super) run: RunArgs,
@@ -49,7 +52,7 @@ struct Row {
 }
 
 pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
-    let ShrinkArgs { model, channels, teacher, bits, changes, run } = arguments;
+    let ShrinkArgs { model, channels, teacher, bits, activations, changes, run } = arguments;
     let wrong = |place: &str, problem: String| {
         Err(TrainError::Setting { place: place.to_owned(), problem })
     };
@@ -59,6 +62,7 @@ pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
     if !(0.0..=1.0).contains(teacher) {
         return wrong("--teacher", format!("{teacher} is not from 0 to 1"));
     }
+    let activations = activations.beside(Some(*bits))?;
     let run_dir = RunDir::open(model)?;
     let recipe = changes.of(&smaller(Recipe::of_run(&run_dir)?, arguments), model)?;
     let place = |path: &PathBuf| path.canonicalize().ok();
@@ -68,6 +72,10 @@ pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
     let name = name_of(&run_dir);
     let mut rows = vec![Row::of(name, &run_dir, None, &run.device)?];
 
+    if activations == Activations::Int8 {
+        // What cannot be had is found out before the training, not after.
+        Evaluated::open(&run_dir, &run.device, Some(*bits), activations)?;
+    }
     let mut ended = Ended::of(recipe, None, run)?;
     if ended.was_interrupted {
         return ended.tell(run, None);
@@ -76,7 +84,12 @@ pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
     let name = format!("{:.0} % of channels out{taught}", 100.0 * channels);
     rows.push(Row::of(name, &ended.run_dir, None, &run.device)?);
     let name = format!("and in {}", name_of_bits(*bits));
-    rows.push(Row::of(name, &ended.run_dir, Some(*bits), &run.device)?);
+    let floats = Some((*bits, Activations::Float));
+    rows.push(Row::of(name, &ended.run_dir, floats, &run.device)?);
+    if activations == Activations::Int8 {
+        let name = "and int8 activations".to_owned();
+        rows.push(Row::of(name, &ended.run_dir, Some((*bits, activations)), &run.device)?);
+    }
 
     let lines = table(&rows);
     ended.report.facts.extend(rows.iter().map(|row| (row.model.clone(), row.told())));
@@ -112,16 +125,18 @@ fn name_of_bits(bits: FewBits) -> String {
 
 impl Row {
     /// The model of a run on its test data, perhaps with its weights in few bits, which are then
-    /// kept beside the others.
+    /// kept beside the others: once, whatever they are multiplied by.
     fn of(
         name: String,
         run_dir: &RunDir,
-        bits: Option<FewBits>,
+        bits: Option<(FewBits, Activations)>,
         device: &DeviceArgs,
     ) -> Result<Row> {
-        let mut evaluated = Evaluated::open(run_dir, device, bits)?;
+        let (bits, activations) = bits.unzip();
+        let activations = activations.unwrap_or_default();
+        let mut evaluated = Evaluated::open(run_dir, device, bits, activations)?;
         let parameters = evaluated.task.parameters();
-        if let Some(bits) = bits {
+        if let (Some(bits), Activations::Float) = (bits, activations) {
             let file = format!("model.{}.safetensors", name_of_bits(bits));
             lowtide_nn::save(parameters, &run_dir.path().join(file))?;
         }

@@ -23,9 +23,17 @@ fn parse(text: &str) -> Value {
 fn run_is_made_smaller_trained_on_and_put_in_8_bits_with_a_table_of_it() {
     let place = whole();
     let before = place.files("whole");
-    let words = place.run("shrink whole --epochs 3 --out half --quiet").check_done();
+    let command = "shrink whole --epochs 3 --out half --quiet --int8-activations";
+    let words = place.run(command).check_done();
     assert_eq!(place.files("whole"), before, "the whole model stays as it is");
-    for part in ["test accuracy", "bytes", "whole", "50 % of channels out", "and in int8"] {
+    for part in [
+        "test accuracy",
+        "bytes",
+        "whole",
+        "50 % of channels out",
+        "and in int8",
+        "and int8 activations",
+    ] {
         assert!(words.contains(part), "{part} in:\n{words}");
     }
     let summary = place.json("half/summary.json");
@@ -38,14 +46,21 @@ fn run_is_made_smaller_trained_on_and_put_in_8_bits_with_a_table_of_it() {
     assert!(row(2, "model_bytes") < 0.4 * row(1, "model_bytes"), "{rows}");
     assert_eq!(rows[1]["test_accuracy"], summary["test_accuracy"]);
     assert!(row(2, "test_accuracy") > row(1, "test_accuracy") - 0.02, "{rows}");
+    assert_eq!(row(3, "model_bytes"), row(2, "model_bytes"));
+    assert!(row(3, "test_accuracy") > row(1, "test_accuracy") - 0.02, "{rows}");
+    assert_ne!(rows[3]["test_loss"], rows[2]["test_loss"]);
     let report = String::from_utf8(place.read("half/report.html")).expect("a page");
-    assert!(report.contains("and in int8"), "the report has the table");
+    for part in ["and in int8", "and int8 activations"] {
+        assert!(report.contains(part), "the report has the table");
+    }
 
     // What it came to can be found again, without the whole model.
     fs::rename(place.path("whole"), place.path("gone")).expect("a folder");
     let eval = |more: &str| parse(&place.run(&format!("eval half --json {more}")).check_done());
     assert_eq!(eval("")["test_loss"], rows[1]["test_loss"]);
     assert_eq!(eval("--bits int8")["test_loss"], rows[2]["test_loss"]);
+    let integers = eval("--bits int8 --int8-activations");
+    assert_eq!(integers["test_loss"], rows[3]["test_loss"]);
     let file = place.read("half/model.int8.safetensors");
     assert!(file.len() < place.read("half/model.safetensors").len());
 }
@@ -97,9 +112,24 @@ fn what_cannot_be_made_smaller_is_refused_and_nothing_is_lost() {
     refused("whole --out x --channels 1", &["--channels", "1 is not from 0 up to 1"]);
     refused("whole --out x --teacher 2", &["--teacher", "2 is not from 0 to 1"]);
     refused("whole --out x --bits int7", &["int7"]);
+    let words = ["--int8-activations", "--bits int8"];
+    refused("whole --out x --bits nf4 --int8-activations", &words);
+    for bits in ["", "--bits q8_0"] {
+        place.run(&format!("eval whole {bits} --int8-activations")).check_refused(1, &words);
+    }
     refused("whole --out x --set prune.groups=[\"cnov\"]", &["cnov", "conv"]);
     assert_eq!(place.files("whole"), before);
     assert!(!place.path("x").exists());
     let unet = "train digits-unet --set data.shape=[1,16,16] --set prune.channels=0.5 --out x";
     place.run(unet).check_refused(1, &["prune", "simple-cnn"]);
+}
+
+#[test]
+fn model_without_linear_layers_has_no_int8_activations() {
+    let place = Place::new();
+    let unet = "digits-unet --set data.shape=[1,16,16] --set model.width=2 --epochs 1";
+    place.train(unet, "unet");
+    place.run("eval unet --bits int8").check_done();
+    let refused = place.run("eval unet --bits int8 --int8-activations");
+    refused.check_refused(1, &["--int8-activations", "no linear layer in int8"]);
 }
