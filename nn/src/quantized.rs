@@ -177,8 +177,8 @@ pub fn quantize_all(model: &mut dyn Parameters, format: QuantFormat) -> Result<V
 }
 
 /// Sets what the linear layers multiply whose weights are in [`QuantFormat::Int8Rows`]; all else,
-/// such as convolutions, decodes its weights as before. Files of weights do not keep it. Returns the
-/// names of these layers: none where no such weight is.
+/// such as convolutions, decodes its weights as before. Files of weights do not keep it. Returns
+/// the names of these layers: none where no such weight is.
 ///
 /// ```
 /// use lowtide_autograd::Pass;

@@ -67,8 +67,8 @@ impl Decoder {
     /// added to a prompt does not depend on the others but for rounding.
     ///
     /// # Errors
-    /// `Option` for a prompt without tokens, for options out of their ranges, and for more positions
-    /// than the model has learned; `ValueUnavailable` on a simulated device; those of
+    /// `Option` for a prompt without tokens, for options out of their ranges, and for more
+    /// positions than the model has learned; `ValueUnavailable` on a simulated device; those of
     /// [`Decoder::logits`].
     pub fn generate(
         &self,

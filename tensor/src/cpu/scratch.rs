@@ -1,4 +1,4 @@
-//! Memory on the stack of a thread, which nobody has to allocate or clear.
+//! Memory on the stack of a thread, which no caller has to allocate or clear.
 
 #![allow(unsafe_code, reason = "the stack is used as it is found")]
 

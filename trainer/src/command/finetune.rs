@@ -17,8 +17,8 @@ use crate::recipe::{LineKind, Recipe};
 pub(super) struct FinetuneArgs {
     /// The folder of a model with its tokenizer, or its name in the hub's local cache.
     model: PathBuf,
-    /// A file with a JSON object on each line: {"text"}, {"prompt", "completion"}, {"messages"}, or
-    /// {"prompt", "chosen", "rejected"}, of texts or of messages, to learn by DPO what is preferred.
+    /// A file with a JSON object on each line: {"text"}, {"prompt", "completion"}, {"messages"},
+    /// or {"prompt", "chosen", "rejected"}, texts or messages, to learn by DPO what is preferred.
     data: PathBuf,
     /// What the lines are; as the first one looks if absent.
     #[arg(long, value_enum)]

@@ -126,7 +126,7 @@ impl Stream<'_> {
     }
 
     /// Writes what is certain by now: characters of which tokens are to come, and blanks that a
-    /// tokenizer may take back, are not. `false` where nobody reads it any more.
+    /// tokenizer may take back, are not. `false` where the reader has gone.
     fn write(&mut self) -> Result<bool> {
         let text = self.decoded()?;
         let certain = text.trim_end_matches([char::REPLACEMENT_CHARACTER, ' ']);

@@ -221,7 +221,7 @@ fn say(line: &str) -> Result<()> {
     write_out(&format!("{line}\n")).map(drop)
 }
 
-/// Writes to standard output at once; `false` where nobody reads it any more.
+/// Writes to standard output at once; `false` where the reader has gone.
 fn write_out(text: &str) -> Result<bool> {
     let mut out = io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -26,7 +26,7 @@ fn place(ratio: f64) -> f64 {
     (ratio.clamp(low, high) / low).ln() / (high / low).ln() * WIDTH
 }
 
-/// The page.
+/// The comparison in HTML, with nothing beside it.
 pub fn page(machine: &Machine, title: &str, rows: &[Row]) -> String {
     let Machine { commit, date, cpu, core_count, rustc, command } = machine;
     let mut text = format!(

@@ -90,8 +90,8 @@ pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sam
         "# Operations by shape beside PyTorch: {title}\n\n\
          - commit: {commit}\n- date: {date}\n- cpu: {cpu}, {core_count} cores\n\
          - rustc: {rustc}\n- command: `{command}`\n\n\
-         Times are those of the fastest run of all rounds, which the programs took in turns. Ratios\n\
-         are lowtide's time by that of the fastest mode of PyTorch: below 1 lowtide is faster.\n\n\
+         Times are those of the fastest run of all rounds, which the programs took in turns.\n\
+         Ratios are lowtide's time by that of PyTorch's fastest mode: below 1 it is faster.\n\n\
          Geometric mean of {} operations: **{:.2}**; {} above 1.5.\n",
         rows.len(),
         mean(rows.iter().map(Row::ratio)),

@@ -14,9 +14,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Reads files with a JSON object on each line: a prompt, the answer that was chosen, and the one
-/// that was rejected, as texts or as turns of chats. Of texts prompts are read, and answers learned,
-/// with the token for the end of a text if the tokenizer has one; each is encoded by itself. Of
-/// chats is learned what their template says. Blank lines are left out.
+/// that was rejected, as texts or as turns of chats. Of texts prompts are read, and answers
+/// learned, with the token for the end of a text if the tokenizer has one; each is encoded by
+/// itself. Of chats is learned what their template says. Blank lines are left out.
 ///
 /// # Examples
 /// ```

@@ -9,7 +9,7 @@
 //! - tile (`tile.rs`): the part of the source that some rows of outputs read, copied so that each
 //!   tap is one contiguous run of pixels. Of dw, a tile holds rows of several images.
 //! - phase (`phases.rs`): for dx, the rows and columns that a stride lets meet the same taps.
-//! - columns (`columns.rs`): of small planes, what each tap meets in all images, one after the other.
+//! - columns (`columns.rs`): of small planes, what each tap meets in all images, side by side.
 //! - unit, task (`units.rs`): units are the equal parts of the result, each of some output channels
 //!   of some images; a task is some units that share scratch memory, and is what a thread takes.
 //! - role: which of y, dx or dw a unit computes, for whole or half types.
