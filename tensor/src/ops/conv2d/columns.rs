@@ -1,8 +1,8 @@
 //! Convolutions of small planes, as products over the pixels of many images.
 //!
 //! Where a plane has few pixels, vectors over the pixels of one image are half empty, and all
-//! weights are read once for each image. Here what each tap meets in a *block* of images lies in one
-//! row of the columns`[K, images · P]`, so that the three products are those of plain matrices:
+//! weights are read once for each image. Here what each tap meets in a *block* of images is one row
+//! of the columns`[K, images · P]`, so that the three products are those of plain matrices:
 //!
 //! - forward: y = w`[O, K]` · columns
 //! - gradient for x: columns = w`[O, K]`ᵀ · dy, which are then added up in x, tap by tap
