@@ -125,10 +125,13 @@ fn what_may_not_be_split_is_recomputed_to_the_same_bits() {
         let blocks: Vec<usize> = knobs.iter().map(|knobs| knobs.recomputed_blocks).collect();
         assert!(blocks.len() > 3 && blocks[1] == 0 && blocks[2] > 0, "{knobs:?}");
     }
-    for knobs in [resnet, unet, gpt] {
+    for knobs in [&resnet, &unet, &gpt] {
         assert!(knobs.len() > 3 && knobs[1].cheap_recomputed, "first what is cheap: {knobs:?}");
         // An update is fused where nothing else fits.
         assert!(knobs.is_sorted_by_key(|knobs| knobs.fused_update), "{knobs:?}");
+    }
+    // The U-Net needs most while no gradient is there yet.
+    for knobs in [&resnet, &gpt] {
         assert!(knobs[knobs.len() - 1].fused_update, "{knobs:?}");
     }
 }
