@@ -194,7 +194,7 @@ fn codes_are_rounded_to_the_even_one_and_special_rows_are_what_they_are() {
             assert!(found[4..].iter().all(|&code| code == 0), "{x:?}");
             assert!(found_scale.total_cmp(scale).is_eq() || scale.is_nan(), "{x:?}");
             assert_eq!(found_scale.is_nan(), scale.is_nan(), "{x:?}");
-            assert_eq!(*sum, codes.iter().map(|&code| i32::from(code)).sum(), "{x:?}");
+            assert_eq!(*sum, codes.iter().map(|&code| i32::from(code)).sum::<i32>(), "{x:?}");
         }
     });
 }
