@@ -157,7 +157,7 @@ fn sums_of_the_largest_codes_over_the_longest_rows_are_exact() {
     for m in [1, 6] {
         let case = Case {
             size: [m, k, 2],
-            x: (0..m * k).map(|i| if i / k % 2 == 0 { 1.0 } else { -1.0 }).collect(),
+            x: (0..m * k).map(|i| if (i / k).is_multiple_of(2) { 1.0 } else { -1.0 }).collect(),
             w: [vec![-128; k], vec![127; k]].concat(),
             w_scales: vec![127.0; 2],
             bias: Vec::new(),

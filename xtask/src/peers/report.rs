@@ -97,18 +97,9 @@ pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sam
         mean(rows.iter().map(Row::ratio)),
         rows.iter().filter(|row| row.ratio() > 1.5).count(),
     );
-    let groups: [(&str, &dyn Fn(&Row) -> String); 2] =
-        [("network", &|row| row.network().to_owned()), ("operation", &Row::kind)];
-    for (name, of) in groups {
-        let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-        rows.iter().for_each(|row| by_name.entry(of(row)).or_default().push(row.ratio()));
-        let _ = write!(text, "\n| {name} | operations | ratio | worst |\n|---|--:|--:|--:|\n");
-        for (name, ratios) in by_name {
-            let (count, worst) = (ratios.len(), ratios.iter().copied().fold(0.0, f64::max));
-            let ratio = mean(ratios.into_iter());
-            let _ = writeln!(text, "| {name} | {count} | {ratio:.2} | {worst:.2} |");
-        }
-    }
+    let by_network = |row: &Row| row.network().to_owned();
+    text += &means(rows, "network", by_network);
+    text += &means(rows, "operation", Row::kind);
     let mut worst: Vec<&Row> = rows.iter().collect();
     worst.sort_by(|a, b| b.ratio().total_cmp(&a.ratio()));
     worst.truncate(WORST);
@@ -136,6 +127,19 @@ pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sam
                 row.ratio(),
             );
         }
+    }
+    text
+}
+
+/// A table of the ratios of all rows with one name.
+fn means(rows: &[Row], title: &str, name: impl Fn(&Row) -> String) -> String {
+    let mut text = format!("\n| {title} | operations | ratio | worst |\n|---|--:|--:|--:|\n");
+    let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    rows.iter().for_each(|row| by_name.entry(name(row)).or_default().push(row.ratio()));
+    for (name, ratios) in by_name {
+        let (count, worst) = (ratios.len(), ratios.iter().copied().fold(0.0, f64::max));
+        let ratio = mean(ratios.into_iter());
+        let _ = writeln!(text, "| {name} | {count} | {ratio:.2} | {worst:.2} |");
     }
     text
 }
