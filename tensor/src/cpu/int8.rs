@@ -13,7 +13,6 @@ use std::ops::Range;
 use super::chunk::{Chunked, for_each_chunk3};
 use super::gemm::{Destination, Matrix, MatrixMut};
 #[cfg(target_arch = "x86_64")]
-#[cfg(target_arch = "x86_64")]
 use super::int8_packed::{LANES, Tile, pack, sliver_bytes};
 #[cfg(target_arch = "x86_64")]
 use super::int8_simd::Vnni;

@@ -1,8 +1,8 @@
 //! Preferences of a recipe: how far the model may move from what it was.
 
 use super::options::options;
-use super::setting;
 use crate::error::Result;
+use crate::task::check_beta;
 
 options! {
     /// How a model learns which answers are preferred to others.
@@ -16,9 +16,6 @@ impl PreferenceRecipe {
     /// # Errors
     /// `Setting` for a number out of its range.
     pub(super) fn check(&self) -> Result<()> {
-        match self.beta > 0.0 && self.beta.is_finite() {
-            true => Ok(()),
-            false => Err(setting("preference.beta", &format!("{} is not above 0", self.beta))),
-        }
+        check_beta("preference.beta", self.beta)
     }
 }

@@ -83,11 +83,8 @@ impl<M: TokenModel + Clone> Preference<M> {
     }
 
     fn checked(self) -> Result<Self> {
-        if self.beta > 0.0 && self.beta.is_finite() {
-            return Ok(self);
-        }
-        let problem = format!("{} is not above 0", self.beta);
-        Err(TrainError::Setting { place: "beta".to_owned(), problem })
+        check_beta("beta", self.beta)?;
+        Ok(self)
     }
 
     /// The loss, and for each pair how far the model moved towards the chosen answer.
@@ -123,6 +120,16 @@ impl<M: TokenModel + Clone> Preference<M> {
         let (loss, margins) = preference([half(0)?, half(1)?], &references, self.beta)?;
         Ok((loss, margins))
     }
+}
+
+/// # Errors
+/// `Setting` with this place unless beta is above 0.
+pub(crate) fn check_beta(place: &str, beta: f64) -> Result<()> {
+    if beta > 0.0 && beta.is_finite() {
+        return Ok(());
+    }
+    let problem = format!("{beta} is not above 0");
+    Err(TrainError::Setting { place: place.to_owned(), problem })
 }
 
 /// The logarithm of each row's probability, `[2B]`.

@@ -149,7 +149,11 @@ fn convolve<E: Element, T: SimdFloat>(
                     let own;
                     (own, rest) = rest.split_at(phases.channels() * phase.k_len());
                     let (k_len, channels) = (phase.k_len(), units.channels);
-                    let tiling = (k_len > 0).then(|| output_units::<E, T>(phases, &phase).tiling);
+                    let tiling = match k_len {
+                        0 => None,
+                        _ if phases.is_one() => Some(units.tiling),
+                        _ => Some(output_units::<E, T>(phases, &phase).tiling),
+                    };
                     let product = UnitProduct {
                         phase,
                         unit: &unit,
