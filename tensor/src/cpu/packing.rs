@@ -7,6 +7,9 @@ use super::simd::{Simd, SimdKernel};
 use super::stored::{Stored, widen, with_stored};
 use crate::dtype::{DType, Element};
 
+/// Bytes that are fetched together.
+const LINE_BYTES: usize = 64;
+
 /// [`pack_sliver`], whatever the type of x, as a function of its own.
 #[inline(always)]
 pub(super) fn pack_stored_sliver<T: SimdFloat, S: Simd<T>>(
@@ -53,6 +56,13 @@ fn pack_sliver<T: SimdFloat, S: Simd<T>, E: Element>(
         // The last vector of a column may be too long: what it overwrites is written next.
         for p in 0..depth {
             let from = &x.data[p * x.col_stride..][..padded];
+            // What is likely to be packed next: of each column it is a short piece, too short for
+            // the processor to see it come.
+            if let Some(next) =
+                x.data.get(p * x.col_stride + padded..).and_then(|x| x.get(..padded))
+            {
+                next.iter().step_by(LINE_BYTES / size_of::<E>()).for_each(|next| simd.fetch(next));
+            }
             let to = &mut to[p * width..][..padded];
             let mut r = 0;
             while r < width {
@@ -63,13 +73,14 @@ fn pack_sliver<T: SimdFloat, S: Simd<T>, E: Element>(
         done = depth;
     } else if x.col_stride == 1 && rows >= padded && (width <= lanes || width == padded) {
         done = depth - depth % lanes;
-        for p in (0..done).step_by(lanes) {
-            let mut r = 0;
-            while r < width {
+        // Along the rows: long runs of a few rows are fetched ahead, a piece of each of many is not.
+        let mut r = 0;
+        while r < width {
+            for p in (0..done).step_by(lanes) {
                 let from = &x.data[r * x.row_stride + p..];
                 simd.transpose(from, x.row_stride, &mut to[p * width + r..], width);
-                r += lanes;
             }
+            r += lanes;
         }
     }
     for p in done..depth {

@@ -12,6 +12,7 @@
 
 use super::columns::Columns;
 use super::output_tile::{OutputTile, PackWeights};
+use super::patches::Patches;
 use super::phases::{Phase, Phases};
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, Tiling, fill, tap_offsets};
@@ -33,16 +34,22 @@ pub(super) fn forward<E: Element, T: SimdFloat>(
     workspace: &mut [T],
 ) {
     assert_eq!([x.len(), w.len(), y.len()], [shape.x_len(), shape.w_len(), shape.y_len()]);
-    match Columns::of(shape) {
-        Some(columns) => columns.forward(pool, [x, w], b, y, workspace),
-        None => convolve(pool, &Phases::forward(shape), [x, w], b, y, workspace),
+    if let Some(columns) = Columns::of(shape) {
+        columns.forward(pool, [x, w], b, y, workspace);
+    } else if let Some(patches) = Patches::of(shape) {
+        patches.forward(pool, [x, w], b, y, workspace);
+    } else {
+        convolve(pool, &Phases::forward(shape), [x, w], b, y, workspace);
     }
 }
 
 /// Elements of scratch that [`forward`] needs.
 pub(super) fn forward_workspace_len<E: Element, T: SimdFloat>(shape: &Conv2dShape) -> usize {
-    match Columns::of(shape) {
-        Some(columns) => columns.workspace_len(),
+    if let Some(columns) = Columns::of(shape) {
+        return columns.workspace_len();
+    }
+    match Patches::of(shape) {
+        Some(patches) => patches.workspace_len(),
         None => workspace_len::<E, T>(&Phases::forward(shape)),
     }
 }
@@ -59,16 +66,22 @@ pub(super) fn backward_input<E: Element, T: SimdFloat>(
     workspace: &mut [T],
 ) {
     assert_eq!([dx.len(), w.len(), dy.len()], [shape.x_len(), shape.w_len(), shape.y_len()]);
-    match Columns::of(shape) {
-        Some(columns) => columns.backward_input(pool, [dy, w], b, dx, workspace),
-        None => convolve(pool, &Phases::backward_input(shape), [dy, w], b, dx, workspace),
+    if let Some(columns) = Columns::of(shape) {
+        columns.backward_input(pool, [dy, w], b, dx, workspace);
+    } else if let Some(patches) = Patches::of(shape) {
+        patches.backward_input(pool, [dy, w], b, dx, workspace);
+    } else {
+        convolve(pool, &Phases::backward_input(shape), [dy, w], b, dx, workspace);
     }
 }
 
 /// Elements of scratch that [`backward_input`] needs.
 pub(super) fn backward_input_workspace_len<E: Element, T: SimdFloat>(shape: &Conv2dShape) -> usize {
-    match Columns::of(shape) {
-        Some(columns) => columns.workspace_len(),
+    if let Some(columns) = Columns::of(shape) {
+        return columns.workspace_len();
+    }
+    match Patches::of(shape) {
+        Some(patches) => patches.workspace_len(),
         None => workspace_len::<E, T>(&Phases::backward_input(shape)),
     }
 }

@@ -54,11 +54,15 @@ fn check_against_definition<T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
     let scratch = |len: usize| vec![T::from_f64(f64::NAN); len];
     let (x, w) = (values::<T>(shape.x_len(), 1), values::<T>(shape.w_len(), 2));
     let (b, dy) = (values::<T>(shape.out_channels, 3), values::<T>(shape.y_len(), 4));
+    let own = values::<T>(shape.in_channels, 5);
     let out_len = (shape.out_height() * shape.out_width()).max(1);
+    let in_len = (shape.in_height * shape.in_width).max(1);
 
     let mut expected: Vec<T> =
         (0..shape.y_len()).map(|i| b[i / out_len % shape.out_channels]).collect();
-    let (mut dx_expected, mut dw_expected) = (vec![T::ZERO; x.len()], vec![T::ZERO; w.len()]);
+    let mut dx_expected: Vec<T> =
+        (0..shape.x_len()).map(|i| own[i / in_len % shape.in_channels]).collect();
+    let mut dw_expected = vec![T::ZERO; w.len()];
     each_product(shape, |i, j, k| {
         expected[k] += x[i] * w[j];
         dx_expected[i] += w[j] * dy[k];
@@ -70,7 +74,7 @@ fn check_against_definition<T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
     assert_eq!(y, expected, "y of {shape:?}");
     let mut dx = scratch(shape.x_len());
     let mut workspace = scratch(backward_input_workspace_len::<T, T>(shape));
-    backward_input(&pool, shape, &dy, &w, None, &mut dx, &mut workspace);
+    backward_input(&pool, shape, &dy, &w, Some(&own), &mut dx, &mut workspace);
     assert_eq!(dx, dx_expected, "dx of {shape:?}");
     let mut dw = scratch(shape.w_len());
     let mut workspace = scratch(backward_weight_workspace_len::<T, T>(shape));
@@ -116,7 +120,28 @@ fn square(batch: usize, channels: [usize; 2], side: usize, kernel: usize) -> Con
     }
 }
 
+/// Those that meet each number of x at most once.
+fn shapes_of_patches() -> impl Strategy<Value = Conv2dShape> {
+    let window = pair(1..=5).prop_flat_map(|[h, w]| (Just([h, w]), [h..=6usize, w..=6usize]));
+    (1..=4usize, [0..=5usize, 1..=20usize], pair(7..=40), window).prop_map(
+        |(batch, channels, size, (kernel, stride))| Conv2dShape {
+            in_height: size[0],
+            in_width: size[1],
+            kernel,
+            stride,
+            padding: [0; 2],
+            ..square(batch, channels, 1, 1)
+        },
+    )
+}
+
 proptest! {
+    #[test]
+    fn patches_agree_with_the_definition(shape in shapes_of_patches()) {
+        check_against_definition::<f32>(&shape, 2);
+        check_against_definition::<f64>(&shape, 1);
+    }
+
     #[test]
     fn kernels_agree_with_the_definition(shape in shapes()) {
         check_against_definition::<f32>(&shape, 2);
@@ -162,6 +187,10 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
         square(1, [3, 8], 64, 3),
         square(9, [70, 2], 12, 3),
         square(1, [2, 3], 4, 33),
+        // Patches of a few rows, of pieces of a row, and of several images.
+        Conv2dShape { stride: [2; 2], ..square(2, [80, 3], 70, 1) },
+        Conv2dShape { in_width: 60_001, kernel: [1, 2], stride: [1, 3], ..square(2, [8, 3], 1, 1) },
+        Conv2dShape { stride: [2; 2], ..square(9, [300, 3], 16, 1) },
         // Columns of several blocks of images, and of one image each.
         square(31, [150, 3], 7, 3),
         square(3, [1200, 2], 7, 3),

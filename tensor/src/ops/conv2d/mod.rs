@@ -10,6 +10,7 @@
 //!   tap is one contiguous run of pixels. Of dw, a tile holds rows of several images.
 //! - phase (`phases.rs`): for dx, the rows and columns that a stride lets meet the same taps.
 //! - columns (`columns.rs`): of small planes, what each tap meets in all images, side by side.
+//! - patches (`patches.rs`): what the taps meet where nothing of x is met twice.
 //! - unit, task (`units.rs`): units are the equal parts of the result, each of some output channels
 //!   of some images; a task is some units that share scratch memory, and is what a thread takes.
 //! - role: which of y, dx or dw a unit computes, for whole or half types.
@@ -29,6 +30,7 @@ mod cpu_tests;
 mod cuda;
 mod one;
 mod output_tile;
+mod patches;
 mod phases;
 mod shape;
 mod tile;

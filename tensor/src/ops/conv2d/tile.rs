@@ -237,7 +237,12 @@ fn source_row(geometry: &Geometry, first_row: usize, row: usize) -> Option<usize
 
 /// Every `stride`-th element of `from`, from number `shift` on, and zeros beyond its ends.
 #[inline(always)]
-fn fill_row<E: Element, T: Float>(from: &[E], stride: usize, shift: isize, to: &mut [T]) {
+pub(super) fn fill_row<E: Element, T: Float>(
+    from: &[E],
+    stride: usize,
+    shift: isize,
+    to: &mut [T],
+) {
     let left = (-shift).max(0).cast_unsigned().div_ceil(stride).min(to.len());
     let start = (left * stride).saturating_add_signed(shift);
     let from = from.get(start..).unwrap_or_default();

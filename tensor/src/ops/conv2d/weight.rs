@@ -2,6 +2,7 @@
 
 use super::columns::Columns;
 use super::cpu::source_channels;
+use super::patches::Patches;
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
 use super::units::{Role, Unit, Units};
@@ -77,6 +78,10 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
         columns.backward_weight(pool, [dy, x], dw, workspace);
         return;
     }
+    if let Some(patches) = Patches::of(shape) {
+        patches.backward_weight(pool, [dy, x], dw, workspace);
+        return;
+    }
     let geometry = Geometry::forward(shape);
     let lanes = LaneAxis::of(&geometry);
     let units = lanes.units::<E, T>(&geometry);
@@ -107,6 +112,9 @@ pub(super) fn backward_weight_workspace_len<E: Element, T: SimdFloat>(
 ) -> usize {
     if let Some(columns) = Columns::of(shape) {
         return columns.weight_workspace_len::<E, T>();
+    }
+    if let Some(patches) = Patches::of(shape) {
+        return patches.weight_workspace_len::<E, T>();
     }
     let geometry = Geometry::forward(shape);
     let lanes = LaneAxis::of(&geometry);

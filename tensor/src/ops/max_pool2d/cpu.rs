@@ -156,7 +156,8 @@ pub(crate) fn forward<E: Element>(
 /// Whether `x` takes the place of `max`: the first NaN stays, and so does the first of equals.
 #[inline(always)]
 pub(crate) fn exceeds<E: Element>(x: E, max: E) -> bool {
-    x > max || (is_nan(x) && !is_nan(max))
+    // Without a branch, so that loops are compiled to vectors.
+    (x > max) | (is_nan(x) & !is_nan(max))
 }
 
 #[inline(always)]

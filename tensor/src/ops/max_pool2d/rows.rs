@@ -36,66 +36,99 @@ pub(super) struct ForwardRows<'a, E> {
 impl<E: Element> SimdKernel<f32> for ForwardRows<'_, E> {
     #[inline(always)]
     fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        let ([height, width], [out_height, out_width]) = (self.shape.in_size, self.shape.out_size);
-        let kernel = self.shape.kernel[1];
-        let rows = self.y.chunks_exact_mut(out_width);
-        for (at, (y, positions)) in rows.zip(self.positions.chunks_exact_mut(out_width)).enumerate()
-        {
-            let x = &self.x[at / out_height * height * width..][..height * width];
-            let (heights, top) = self.shape.window(0, at % out_height);
-            let mut meet = |kh: usize, kw: usize, is_first: bool| {
-                let row = (top + (kh * self.shape.dilation[0]).cast_signed()).cast_unsigned();
-                let (outs, first) = outputs(self.shape, kw, 0..width);
-                let from = x[row * width..][..width].get(first..).unwrap_or_default();
-                let (y, positions) = (&mut y[outs.clone()], &mut positions[outs]);
-                let place = (kh * kernel + kw) as u8;
-                // The usual strides are constants, with which the loops are compiled to vectors.
-                match self.shape.stride[1] {
-                    1 => take::<E, 1>(from, y, positions, place, is_first),
-                    2 => take::<E, 2>(from, y, positions, place, is_first),
-                    stride => {
-                        let x = from.iter().step_by(stride);
-                        for ((y, position), &x) in y.iter_mut().zip(positions).zip(x) {
-                            larger(x, y, position, place, is_first);
-                        }
-                    }
+        let ForwardRows { shape, x, y, positions } = self;
+        let ([height, width], [out_height, out_width]) = (shape.in_size, shape.out_size);
+        let rows = y.chunks_exact_mut(out_width).zip(positions.chunks_exact_mut(out_width));
+        for (at, (y, positions)) in rows.enumerate() {
+            let x = &x[at / out_height * height * width..][..height * width];
+            let (heights, top) = shape.window(0, at % out_height);
+            let row = |kh: usize| (top + (kh * shape.dilation[0]).cast_signed()).cast_unsigned();
+            let blocks = y.chunks_mut(BLOCK_LEN).zip(positions.chunks_mut(BLOCK_LEN));
+            for (block, (y, positions)) in blocks.enumerate() {
+                let mut maxima = Maxima::of_none();
+                for kh in heights.clone() {
+                    let x = &x[row(kh) * width..][..width];
+                    maxima.meet_row(shape, x, block * BLOCK_LEN, kh * shape.kernel[1]);
                 }
-            };
-            // The first position that a window has inside x begins; it is written last.
-            (0..kernel).rev().for_each(|kw| meet(heights.start, kw, true));
-            for kh in heights {
-                (0..kernel).for_each(|kw| meet(kh, kw, false));
+                y.copy_from_slice(&maxima.values[..y.len()]);
+                for (position, place) in positions.iter_mut().zip(maxima.places) {
+                    *position = place as u8;
+                }
             }
         }
     }
 }
 
-/// Without a branch, which on random values would be taken wrong every other time.
-#[inline(always)]
-fn larger<E: Element>(x: E, y: &mut E, position: &mut u8, place: u8, is_first: bool) {
-    let wins = is_first | exceeds(x, *y);
-    *y = if wins { x } else { *y };
-    *position = if wins { place } else { *position };
+/// Outputs side by side that are computed at once: loops over so many are compiled to vectors.
+const BLOCK_LEN: usize = 16;
+
+/// Columns of x that a block's windows reach over, if they are not more.
+const REACH_MAX: usize = 128;
+
+/// The place of an output that has met nothing yet.
+const NOWHERE: u32 = u32::MAX;
+
+/// The largest values that a block of windows has met, and their places in the window.
+struct Maxima<E> {
+    values: [E; BLOCK_LEN],
+    places: [u32; BLOCK_LEN],
 }
 
-/// Every `STRIDE`-th element of `from` meets one of y.
-#[inline(always)]
-fn take<E: Element, const STRIDE: usize>(
-    from: &[E],
-    y: &mut [E],
-    positions: &mut [u8],
-    place: u8,
-    is_first: bool,
-) {
-    let (steps, last) = from.as_chunks::<STRIDE>();
-    let whole = steps.len().min(y.len());
-    let (y, y_last) = y.split_at_mut(whole);
-    let (positions, positions_last) = positions.split_at_mut(whole);
-    for ((y, position), step) in y.iter_mut().zip(positions).zip(&steps[..whole]) {
-        larger(step[0], y, position, place, is_first);
+impl<E: Element> Maxima<E> {
+    #[inline(always)]
+    fn of_none() -> Self {
+        Maxima { values: [E::default(); BLOCK_LEN], places: [NOWHERE; BLOCK_LEN] }
     }
-    if let (&[x, ..], [y, ..], [position, ..]) = (last, y_last, positions_last) {
-        larger(x, y, position, place, is_first);
+
+    /// A row of x, for the outputs from number `first` on; its places begin at `place`.
+    #[inline(always)]
+    fn meet_row(&mut self, shape: &MaxPool2dShape, x: &[E], first: usize, place: usize) {
+        let [kernel, stride, dilation] = [shape.kernel[1], shape.stride[1], shape.dilation[1]];
+        // Column 0 of x in what is held; columns beside x hold any number.
+        let origin = shape.padding[1].cast_signed() - (first * stride).cast_signed();
+        let mut held = [E::default(); REACH_MAX];
+        let is_held = (BLOCK_LEN - 1) * stride + (kernel - 1) * dilation < REACH_MAX;
+        if is_held {
+            let skip = (-origin).max(0).cast_unsigned().min(x.len());
+            let at = origin.max(0).cast_unsigned().min(REACH_MAX);
+            let count = (x.len() - skip).min(REACH_MAX - at);
+            held[at..at + count].copy_from_slice(&x[skip..skip + count]);
+        }
+        for kw in 0..kernel {
+            let shift = kw * dilation;
+            let mut found = [E::default(); BLOCK_LEN];
+            match stride {
+                1 if is_held => found.copy_from_slice(&held[shift..][..BLOCK_LEN]),
+                2 if is_held => {
+                    let pairs = held[shift..].as_chunks::<2>().0;
+                    found.iter_mut().zip(pairs).for_each(|(found, pair)| *found = pair[0]);
+                }
+                _ => {
+                    for (i, found) in found.iter_mut().enumerate() {
+                        let column = (i * stride + shift).cast_signed() - origin;
+                        *found = x.get(column.cast_unsigned()).copied().unwrap_or_default();
+                    }
+                }
+            }
+            // The outputs that have a column of x here.
+            let before = |column: isize| {
+                (column + origin - shift.cast_signed()).max(0).cast_unsigned().div_ceil(stride)
+            };
+            let inside = before(0) as u32..before(x.len().cast_signed()) as u32;
+            self.meet(&found, inside, (place + kw) as u32);
+        }
+    }
+
+    /// Without a branch, which on random values would be taken wrong every other time.
+    #[inline(always)]
+    fn meet(&mut self, found: &[E; BLOCK_LEN], inside: Range<u32>, place: u32) {
+        for i in 0..BLOCK_LEN {
+            let is_inside = (inside.start <= i as u32) & ((i as u32) < inside.end);
+            let is_first = self.places[i] == NOWHERE;
+            let wins = is_inside & (is_first | exceeds(found[i], self.values[i]));
+            self.values[i] = if wins { found[i] } else { self.values[i] };
+            self.places[i] = if wins { place } else { self.places[i] };
+        }
     }
 }
 
@@ -165,6 +198,15 @@ fn give<E: Element, T: Float, const STRIDE: usize>(
     let whole = steps.len().min(dy.len());
     let (dy, dy_last) = dy.split_at(whole);
     let (positions, positions_last) = positions.split_at(whole);
+    let (dys, dy) = dy.as_chunks::<BLOCK_LEN>();
+    let (blocks, positions) = positions.as_chunks::<BLOCK_LEN>();
+    let (step_blocks, steps) = steps[..whole].as_chunks_mut::<BLOCK_LEN>();
+    for ((dy, positions), steps) in dys.iter().zip(blocks).zip(step_blocks) {
+        let places = positions.map(u32::from);
+        for i in 0..BLOCK_LEN {
+            steps[i][0] += own::<E, T>(dy[i], places[i] == u32::from(place));
+        }
+    }
     for ((&dy, &position), step) in dy.iter().zip(positions).zip(steps) {
         step[0] += own::<E, T>(dy, position == place);
     }
