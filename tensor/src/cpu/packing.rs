@@ -7,9 +7,6 @@ use super::simd::{Simd, SimdKernel};
 use super::stored::{Stored, widen, with_stored};
 use crate::dtype::{DType, Element};
 
-/// Bytes that are fetched together.
-const LINE_BYTES: usize = 64;
-
 /// [`pack_sliver`], whatever the type of x, as a function of its own.
 #[inline(always)]
 pub(super) fn pack_stored_sliver<T: SimdFloat, S: Simd<T>>(
@@ -56,13 +53,6 @@ fn pack_sliver<T: SimdFloat, S: Simd<T>, E: Element>(
         // The last vector of a column may be too long: what it overwrites is written next.
         for p in 0..depth {
             let from = &x.data[p * x.col_stride..][..padded];
-            // What is likely to be packed next: of each column it is a short piece, too short for
-            // the processor to see it come.
-            if let Some(next) =
-                x.data.get(p * x.col_stride + padded..).and_then(|x| x.get(..padded))
-            {
-                next.iter().step_by(LINE_BYTES / size_of::<E>()).for_each(|next| simd.fetch(next));
-            }
             let to = &mut to[p * width..][..padded];
             let mut r = 0;
             while r < width {

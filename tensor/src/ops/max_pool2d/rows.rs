@@ -87,7 +87,7 @@ impl<E: Element> Maxima<E> {
         // Column 0 of x in what is held; columns beside x hold any number.
         let origin = shape.padding[1].cast_signed() - (first * stride).cast_signed();
         let mut held = [E::default(); REACH_MAX];
-        let is_held = (BLOCK_LEN - 1) * stride + (kernel - 1) * dilation < REACH_MAX;
+        let is_held = BLOCK_LEN * stride + (kernel - 1) * dilation <= REACH_MAX;
         if is_held {
             let skip = (-origin).max(0).cast_unsigned().min(x.len());
             let at = origin.max(0).cast_unsigned().min(REACH_MAX);
@@ -100,8 +100,9 @@ impl<E: Element> Maxima<E> {
             match stride {
                 1 if is_held => found.copy_from_slice(&held[shift..][..BLOCK_LEN]),
                 2 if is_held => {
-                    let pairs = held[shift..].as_chunks::<2>().0;
-                    found.iter_mut().zip(pairs).for_each(|(found, pair)| *found = pair[0]);
+                    // Of a length that the compiler knows: it becomes a shuffle of vectors.
+                    let (line, _) = held[shift..].as_chunks::<{ 2 * BLOCK_LEN }>();
+                    (0..BLOCK_LEN).for_each(|i| found[i] = line[0][2 * i]);
                 }
                 _ => {
                     for (i, found) in found.iter_mut().enumerate() {
@@ -149,26 +150,29 @@ impl<E: Element, T: Float> SimdKernel<f32> for BackwardRow<'_, E, T> {
     #[inline(always)]
     fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
         let BackwardRow { shape, dy, positions, row, dx, .. } = self;
-        let (kernel, out_width) = (shape.kernel[1], shape.out_size[1]);
-        let mut sums = [T::ZERO; COLUMN_COUNT];
+        let ([_, kernel], [_, stride]) = (shape.kernel, shape.stride);
+        let out_width = shape.out_size[1];
+        // Of a stride of two, even columns and odd ones: neighbours of dy meet neighbours there.
+        let mut sums = [[T::ZERO; COLUMN_COUNT]; 2];
         for (block, dx) in dx.chunks_mut(COLUMN_COUNT).enumerate() {
             let begin = block * COLUMN_COUNT;
-            let sums = &mut sums[..dx.len()];
-            sums.fill(T::ZERO);
+            sums.iter_mut().for_each(|sums| sums[..dx.len()].fill(T::ZERO));
             for p in shape.axis(0).covering(row) {
                 let Some(kh) = shape.position(0, p, row) else { continue };
                 // Of later positions earlier outputs.
                 for kw in (0..kernel).rev() {
                     let (outs, first) = outputs(shape, kw, begin..begin + dx.len());
-                    let place = (kh * kernel + kw) as u8;
+                    if outs.is_empty() {
+                        continue;
+                    }
+                    let (place, first) = ((kh * kernel + kw) as u8, first - begin);
                     let dy = &dy[p * out_width..][outs.clone()];
                     let positions = &positions[p * out_width..][outs];
-                    let sums = sums.get_mut(first.wrapping_sub(begin)..).unwrap_or_default();
-                    match shape.stride[1] {
-                        1 => give::<E, T, 1>(dy, positions, place, sums),
-                        2 => give::<E, T, 2>(dy, positions, place, sums),
-                        stride => {
-                            let sums = sums.iter_mut().step_by(stride);
+                    match stride {
+                        1 => give(dy, positions, place, &mut sums[0][first..]),
+                        2 => give(dy, positions, place, &mut sums[first % 2][first / 2..]),
+                        _ => {
+                            let sums = sums[0][first..].iter_mut().step_by(stride);
                             for ((&dy, &position), sum) in dy.iter().zip(positions).zip(sums) {
                                 *sum += own(dy, position == place);
                             }
@@ -176,7 +180,16 @@ impl<E: Element, T: Float> SimdKernel<f32> for BackwardRow<'_, E, T> {
                     }
                 }
             }
-            dx.iter_mut().zip(sums).for_each(|(dx, sum)| *dx = sum.cast());
+            if stride != 2 {
+                dx.iter_mut().zip(sums[0]).for_each(|(dx, sum)| *dx = sum.cast());
+                continue;
+            }
+            let half = dx.len() / 2;
+            let (pairs, last) = dx.as_chunks_mut::<2>();
+            for (pair, (even, odd)) in pairs.iter_mut().zip(sums[0].iter().zip(sums[1])) {
+                *pair = [even.cast(), odd.cast()];
+            }
+            last.iter_mut().for_each(|dx| *dx = sums[0][half].cast());
         }
     }
 }
@@ -186,31 +199,20 @@ fn own<E: Element, T: Float>(dy: E, is_own: bool) -> T {
     if is_own { dy.cast() } else { T::ZERO }
 }
 
-/// Every element of dy is added to every `STRIDE`-th of `sums`, where its position is the place.
+/// Adds dy to `sums`, which may be more, where its position is the place.
 #[inline(always)]
-fn give<E: Element, T: Float, const STRIDE: usize>(
-    dy: &[E],
-    positions: &[u8],
-    place: u8,
-    sums: &mut [T],
-) {
-    let (steps, last) = sums.as_chunks_mut::<STRIDE>();
-    let whole = steps.len().min(dy.len());
-    let (dy, dy_last) = dy.split_at(whole);
-    let (positions, positions_last) = positions.split_at(whole);
-    let (dys, dy) = dy.as_chunks::<BLOCK_LEN>();
-    let (blocks, positions) = positions.as_chunks::<BLOCK_LEN>();
-    let (step_blocks, steps) = steps[..whole].as_chunks_mut::<BLOCK_LEN>();
-    for ((dy, positions), steps) in dys.iter().zip(blocks).zip(step_blocks) {
-        let places = positions.map(u32::from);
+fn give<E: Element, T: Float>(dy: &[E], positions: &[u8], place: u8, sums: &mut [T]) {
+    let sums = &mut sums[..dy.len()];
+    let (dy_blocks, dy) = dy.as_chunks::<BLOCK_LEN>();
+    let (position_blocks, positions) = positions.as_chunks::<BLOCK_LEN>();
+    let (sum_blocks, sums) = sums.as_chunks_mut::<BLOCK_LEN>();
+    for ((dy, positions), sums) in dy_blocks.iter().zip(position_blocks).zip(sum_blocks) {
         for i in 0..BLOCK_LEN {
-            steps[i][0] += own::<E, T>(dy[i], places[i] == u32::from(place));
+            // As numbers of four bytes, of which a vector has as many as of f32.
+            sums[i] += own::<E, T>(dy[i], u32::from(positions[i]) == u32::from(place));
         }
     }
-    for ((&dy, &position), step) in dy.iter().zip(positions).zip(steps) {
-        step[0] += own::<E, T>(dy, position == place);
-    }
-    if let ([sum, ..], [dy, ..], [position, ..]) = (last, dy_last, positions_last) {
-        *sum += own::<E, T>(*dy, *position == place);
+    for ((&dy, &position), sum) in dy.iter().zip(positions).zip(sums) {
+        *sum += own::<E, T>(dy, position == place);
     }
 }
