@@ -1,5 +1,6 @@
 //! Convolution on the processor: implicit matrix products over tiles (see `tile.rs`), and of small
-//! planes explicit ones (see `columns.rs`).
+//! planes explicit ones (see `columns.rs`); channels by themselves are no matrices (see
+//! `depthwise.rs`).
 //!
 //! Letters: N images, C input channels, O output channels, H W input size, P output pixels,
 //! K = C/groups · KH · KW taps of one output channel. E is the type in memory, T the one that is
@@ -11,6 +12,7 @@
 //! - gradient for w: see `weight.rs`.
 
 use super::columns::Columns;
+use super::depthwise::Depthwise;
 use super::output_tile::{OutputTile, PackWeights};
 use super::phases::{Phase, Phases};
 use super::shape::Conv2dShape;
@@ -33,6 +35,9 @@ pub(super) fn forward<E: Element, T: SimdFloat>(
     workspace: &mut [T],
 ) {
     assert_eq!([x.len(), w.len(), y.len()], [shape.x_len(), shape.w_len(), shape.y_len()]);
+    if let Some(depthwise) = Depthwise::of(shape) {
+        return depthwise.forward(pool, [x, w], b, y, workspace);
+    }
     match Columns::of(shape) {
         Some(columns) => columns.forward(pool, [x, w], b, y, workspace),
         None => convolve(pool, &Phases::forward(shape), [x, w], b, y, workspace),
@@ -41,6 +46,9 @@ pub(super) fn forward<E: Element, T: SimdFloat>(
 
 /// Elements of scratch that [`forward`] needs.
 pub(super) fn forward_workspace_len<E: Element, T: SimdFloat>(shape: &Conv2dShape) -> usize {
+    if let Some(depthwise) = Depthwise::of(shape) {
+        return depthwise.forward_workspace_len();
+    }
     match Columns::of(shape) {
         Some(columns) => columns.workspace_len(),
         None => workspace_len::<E, T>(&Phases::forward(shape)),
@@ -59,6 +67,9 @@ pub(super) fn backward_input<E: Element, T: SimdFloat>(
     workspace: &mut [T],
 ) {
     assert_eq!([dx.len(), w.len(), dy.len()], [shape.x_len(), shape.w_len(), shape.y_len()]);
+    if let Some(depthwise) = Depthwise::of(shape) {
+        return depthwise.backward_input(pool, [dy, w], b, dx, workspace);
+    }
     match Columns::of(shape) {
         Some(columns) => columns.backward_input(pool, [dy, w], b, dx, workspace),
         None => convolve(pool, &Phases::backward_input(shape), [dy, w], b, dx, workspace),
@@ -67,6 +78,9 @@ pub(super) fn backward_input<E: Element, T: SimdFloat>(
 
 /// Elements of scratch that [`backward_input`] needs.
 pub(super) fn backward_input_workspace_len<E: Element, T: SimdFloat>(shape: &Conv2dShape) -> usize {
+    if let Some(depthwise) = Depthwise::of(shape) {
+        return depthwise.backward_input_workspace_len();
+    }
     match Columns::of(shape) {
         Some(columns) => columns.workspace_len(),
         None => workspace_len::<E, T>(&Phases::backward_input(shape)),

@@ -2,6 +2,7 @@
 
 use super::columns::Columns;
 use super::cpu::source_channels;
+use super::depthwise::Depthwise;
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
 use super::units::{Role, Unit, Units};
@@ -73,6 +74,10 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
         dw.fill(E::default());
         return;
     }
+    if let Some(depthwise) = Depthwise::of(shape) {
+        depthwise.backward_weight(pool, [dy, x], dw, workspace);
+        return;
+    }
     if let Some(columns) = Columns::of(shape) {
         columns.backward_weight(pool, [dy, x], dw, workspace);
         return;
@@ -105,6 +110,9 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
 pub(super) fn backward_weight_workspace_len<E: Element, T: SimdFloat>(
     shape: &Conv2dShape,
 ) -> usize {
+    if let Some(depthwise) = Depthwise::of(shape) {
+        return depthwise.backward_weight_workspace_len();
+    }
     if let Some(columns) = Columns::of(shape) {
         return columns.weight_workspace_len::<E, T>();
     }
@@ -256,7 +264,7 @@ impl<E: Element> Product<'_, E> {
 }
 
 /// Adds `others`, whole copies of `total` one after the other, to `total` in that order.
-fn add_partials<T: SimdFloat>(pool: &Pool, total: &mut [T], others: &[T]) {
+pub(super) fn add_partials<T: SimdFloat>(pool: &Pool, total: &mut [T], others: &[T]) {
     const CHUNK_LEN: usize = 4096;
     let total_len = total.len();
     for_each_chunk(pool, total, CHUNK_LEN, |chunk, total| {
