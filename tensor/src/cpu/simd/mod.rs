@@ -50,7 +50,7 @@ pub(crate) trait Simd<T>: Copy + Fused {
     fn sum(self, vector: Self::Vector) -> T;
     /// Fetches the place of a value into the second-level cache ahead of its use.
     #[inline(always)]
-    fn fetch(self, _from: &T) {}
+    fn fetch<E>(self, _from: &E) {}
     /// The [`sum`](Self::sum) of each vector.
     #[inline(always)]
     fn sum_each(self, vectors: &[Self::Vector], to: &mut [T]) {
@@ -287,7 +287,7 @@ macro_rules! x86 {
                 unsafe { $sum(vector) }
             }
             #[inline(always)]
-            fn fetch(self, from: &$float) {
+            fn fetch<E>(self, from: &E) {
                 // SAFETY: every x86-64 processor has it, and a reference is a valid address.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(from).cast()) }
             }

@@ -18,14 +18,11 @@ use crate::cpu::pool::Pool;
 use crate::dtype::{Element, convert_slice, is_same_type, same_type_mut};
 use crate::write_mode::WriteMode;
 
-/// Pixels of a plane of y, at most: of more, vectors over the pixels of one image are mostly full.
-const PIXELS_MAX: usize = 49;
-
 /// Pixels of a plane of x, at most: with the largest stride that is usual.
 const IN_PIXELS_MAX: usize = 1024;
 
 /// Places of x that the taps meet, at most: their list lies on the stack.
-const PLACE_COUNT_MAX: usize = 2048;
+const PLACE_COUNT_MAX: usize = 4096;
 
 /// Elements of the columns, if one image does not have more: 2 MiB of f32.
 const COLUMNS_LEN_MAX: usize = 512 * 1024;
@@ -64,13 +61,13 @@ struct Images {
 }
 
 impl Columns {
-    /// For a convolution of small planes, of one group.
-    pub(super) fn of(shape: &Conv2dShape) -> Option<Self> {
+    /// For a convolution of one group whose planes of y have at most `pixels_max` pixels.
+    pub(super) fn of(shape: &Conv2dShape, pixels_max: usize) -> Option<Self> {
         let pixels = shape.out_height() * shape.out_width();
         let in_pixels = shape.in_height * shape.in_width;
         let taps = shape.kernel[0] * shape.kernel[1];
         let k_len = shape.in_channels * taps;
-        let is_small = (1..=PIXELS_MAX).contains(&pixels)
+        let is_small = (1..=pixels_max).contains(&pixels)
             && (1..=IN_PIXELS_MAX).contains(&in_pixels)
             && taps * pixels <= PLACE_COUNT_MAX;
         let has_work = shape.batch > 0 && shape.out_channels > 0 && k_len > 0;

@@ -1,5 +1,5 @@
-//! Convolution on the processor: implicit matrix products over tiles (see `tile.rs`), and of small
-//! planes explicit ones (see `columns.rs`).
+//! Convolution on the processor: implicit matrix products over tiles (see `tile.rs`), unless the
+//! shape has a better way (see `way.rs`).
 //!
 //! Letters: N images, C input channels, O output channels, H W input size, P output pixels,
 //! K = C/groups · KH · KW taps of one output channel. E is the type in memory, T the one that is
@@ -10,13 +10,13 @@
 //!   dx is overwritten.
 //! - gradient for w: see `weight.rs`.
 
-use super::columns::Columns;
+use super::Product;
 use super::output_tile::{OutputTile, PackWeights};
-use super::patches::Patches;
 use super::phases::{Phase, Phases};
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, Tiling, fill, tap_offsets};
 use super::units::{Role, Unit, Units};
+use super::way::Way;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
@@ -34,23 +34,21 @@ pub(super) fn forward<E: Element, T: SimdFloat>(
     workspace: &mut [T],
 ) {
     assert_eq!([x.len(), w.len(), y.len()], [shape.x_len(), shape.w_len(), shape.y_len()]);
-    if let Some(columns) = Columns::of(shape) {
-        columns.forward(pool, [x, w], b, y, workspace);
-    } else if let Some(patches) = Patches::of(shape) {
-        patches.forward(pool, [x, w], b, y, workspace);
-    } else {
-        convolve(pool, &Phases::forward(shape), [x, w], b, y, workspace);
+    match Way::of(shape, Product::Forward) {
+        Way::Depthwise(way) => way.forward(pool, [x, w], b, y, workspace),
+        Way::Columns(way) => way.forward(pool, [x, w], b, y, workspace),
+        Way::Patches(way) => way.forward(pool, [x, w], b, y, workspace),
+        Way::Tiles => convolve(pool, &Phases::forward(shape), [x, w], b, y, workspace),
     }
 }
 
 /// Elements of scratch that [`forward`] needs.
 pub(super) fn forward_workspace_len<E: Element, T: SimdFloat>(shape: &Conv2dShape) -> usize {
-    if let Some(columns) = Columns::of(shape) {
-        return columns.workspace_len();
-    }
-    match Patches::of(shape) {
-        Some(patches) => patches.workspace_len(),
-        None => workspace_len::<E, T>(&Phases::forward(shape)),
+    match Way::of(shape, Product::Forward) {
+        Way::Depthwise(way) => way.forward_workspace_len(),
+        Way::Columns(way) => way.workspace_len(),
+        Way::Patches(way) => way.workspace_len(),
+        Way::Tiles => workspace_len::<E, T>(&Phases::forward(shape)),
     }
 }
 
@@ -66,23 +64,21 @@ pub(super) fn backward_input<E: Element, T: SimdFloat>(
     workspace: &mut [T],
 ) {
     assert_eq!([dx.len(), w.len(), dy.len()], [shape.x_len(), shape.w_len(), shape.y_len()]);
-    if let Some(columns) = Columns::of(shape) {
-        columns.backward_input(pool, [dy, w], b, dx, workspace);
-    } else if let Some(patches) = Patches::of(shape) {
-        patches.backward_input(pool, [dy, w], b, dx, workspace);
-    } else {
-        convolve(pool, &Phases::backward_input(shape), [dy, w], b, dx, workspace);
+    match Way::of(shape, Product::BackwardInput) {
+        Way::Depthwise(way) => way.backward_input(pool, [dy, w], b, dx, workspace),
+        Way::Columns(way) => way.backward_input(pool, [dy, w], b, dx, workspace),
+        Way::Patches(way) => way.backward_input(pool, [dy, w], b, dx, workspace),
+        Way::Tiles => convolve(pool, &Phases::backward_input(shape), [dy, w], b, dx, workspace),
     }
 }
 
 /// Elements of scratch that [`backward_input`] needs.
 pub(super) fn backward_input_workspace_len<E: Element, T: SimdFloat>(shape: &Conv2dShape) -> usize {
-    if let Some(columns) = Columns::of(shape) {
-        return columns.workspace_len();
-    }
-    match Patches::of(shape) {
-        Some(patches) => patches.workspace_len(),
-        None => workspace_len::<E, T>(&Phases::backward_input(shape)),
+    match Way::of(shape, Product::BackwardInput) {
+        Way::Depthwise(way) => way.backward_input_workspace_len(),
+        Way::Columns(way) => way.workspace_len(),
+        Way::Patches(way) => way.workspace_len(),
+        Way::Tiles => workspace_len::<E, T>(&Phases::backward_input(shape)),
     }
 }
 

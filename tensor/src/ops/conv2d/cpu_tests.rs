@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use half::bf16;
 use proptest::prelude::*;
 
 use super::cpu::{backward_input, backward_input_workspace_len, forward, forward_workspace_len};
@@ -10,6 +11,7 @@ use super::weight::{backward_weight, backward_weight_workspace_len};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::on_every_instruction_set;
+use crate::dtype::Element;
 
 /// Calls `visit(x index, w index, y index)` for every product in the definition.
 fn each_product(shape: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {
@@ -49,37 +51,54 @@ fn values<T: SimdFloat>(len: usize, seed: usize) -> Vec<T> {
 }
 
 fn check_against_definition<T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
+    check_in::<T, T>(shape, threads);
+}
+
+/// Operands and results of E, sums of T.
+fn check_in<E: Element, T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
     let pool = Pool::new(threads);
+    let elements = |values: &[T]| values.iter().map(|value| value.cast()).collect::<Vec<E>>();
     // A kernel that reads scratch it did not write shows it as NaN.
+    let results = |len: usize| vec![E::from_f64(f64::NAN); len];
     let scratch = |len: usize| vec![T::from_f64(f64::NAN); len];
     let (x, w) = (values::<T>(shape.x_len(), 1), values::<T>(shape.w_len(), 2));
-    let (b, dy) = (values::<T>(shape.out_channels, 3), values::<T>(shape.y_len(), 4));
-    let own = values::<T>(shape.in_channels, 5);
-    let out_len = (shape.out_height() * shape.out_width()).max(1);
-    let in_len = (shape.in_height * shape.in_width).max(1);
-
-    let mut expected: Vec<T> =
-        (0..shape.y_len()).map(|i| b[i / out_len % shape.out_channels]).collect();
-    let mut dx_expected: Vec<T> =
-        (0..shape.x_len()).map(|i| own[i / in_len % shape.in_channels]).collect();
+    let dy = values::<T>(shape.y_len(), 4);
+    let (mut y_expected, mut dx_expected) = (vec![T::ZERO; dy.len()], vec![T::ZERO; x.len()]);
     let mut dw_expected = vec![T::ZERO; w.len()];
     each_product(shape, |i, j, k| {
-        expected[k] += x[i] * w[j];
+        y_expected[k] += x[i] * w[j];
         dx_expected[i] += w[j] * dy[k];
         dw_expected[j] += x[i] * dy[k];
     });
-    let mut y = scratch(shape.y_len());
-    let mut workspace = scratch(forward_workspace_len::<T, T>(shape));
-    forward(&pool, shape, &x, &w, Some(&b), &mut y, &mut workspace);
-    assert_eq!(y, expected, "y of {shape:?}");
-    let mut dx = scratch(shape.x_len());
-    let mut workspace = scratch(backward_input_workspace_len::<T, T>(shape));
-    backward_input(&pool, shape, &dy, &w, Some(&own), &mut dx, &mut workspace);
-    assert_eq!(dx, dx_expected, "dx of {shape:?}");
-    let mut dw = scratch(shape.w_len());
-    let mut workspace = scratch(backward_weight_workspace_len::<T, T>(shape));
+    let [x, w, dy] = [&x, &w, &dy].map(|values| elements(values));
+    for has_bias in [false, true] {
+        let b = values::<T>(if has_bias { shape.out_channels } else { 0 }, 3);
+        let expected = elements(&with_biases(&y_expected, &b, shape.batch));
+        let b = has_bias.then(|| elements(&b));
+        let mut y = results(shape.y_len());
+        let mut workspace = scratch(forward_workspace_len::<E, T>(shape));
+        forward(&pool, shape, &x, &w, b.as_deref(), &mut y, &mut workspace);
+        assert_eq!(y, expected, "y of {shape:?}");
+
+        let b = values::<T>(if has_bias { shape.in_channels } else { 0 }, 3);
+        let expected = elements(&with_biases(&dx_expected, &b, shape.batch));
+        let b = has_bias.then(|| elements(&b));
+        let mut dx = results(shape.x_len());
+        let mut workspace = scratch(backward_input_workspace_len::<E, T>(shape));
+        backward_input(&pool, shape, &dy, &w, b.as_deref(), &mut dx, &mut workspace);
+        assert_eq!(dx, expected, "dx of {shape:?}");
+    }
+    let mut dw = results(shape.w_len());
+    let mut workspace = scratch(backward_weight_workspace_len::<E, T>(shape));
     backward_weight(&pool, shape, &dy, &x, &mut dw, &mut workspace);
-    assert_eq!(dw, dw_expected, "dw of {shape:?}");
+    assert_eq!(dw, elements(&dw_expected), "dw of {shape:?}");
+}
+
+/// The images with a bias added to each channel, if there are any.
+fn with_biases<T: SimdFloat>(images: &[T], b: &[T], batch: usize) -> Vec<T> {
+    let plane_len = images.len() / (batch * b.len()).max(1);
+    let bias = |at: usize| if b.is_empty() { T::ZERO } else { b[at / plane_len % b.len()] };
+    images.iter().enumerate().map(|(at, &sum)| sum + bias(at)).collect()
 }
 
 fn pair(range: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = [usize; 2]> {
@@ -103,6 +122,26 @@ fn shapes() -> impl Strategy<Value = Conv2dShape> {
             groups,
         },
     )
+}
+
+/// Convolutions whose channels are groups: of fewer planes than lanes, and of several bundles.
+fn depthwise_shapes() -> impl Strategy<Value = Conv2dShape> {
+    let window = (pair(1..=7), pair(1..=3), pair(0..=4), pair(1..=3));
+    (1..=5usize, 2..=40usize, pair(1..=30), window).prop_map(
+        |(batch, channels, size, (kernel, stride, padding, dilation))| Conv2dShape {
+            kernel,
+            stride,
+            padding,
+            dilation,
+            in_height: size[0],
+            in_width: size[1],
+            ..depthwise(batch, channels, 1, 1)
+        },
+    )
+}
+
+fn depthwise(batch: usize, channels: usize, side: usize, kernel: usize) -> Conv2dShape {
+    Conv2dShape { groups: channels, ..square(batch, [channels; 2], side, kernel) }
 }
 
 fn square(batch: usize, channels: [usize; 2], side: usize, kernel: usize) -> Conv2dShape {
@@ -139,6 +178,7 @@ proptest! {
     #[test]
     fn patches_agree_with_the_definition(shape in shapes_of_patches()) {
         check_against_definition::<f32>(&shape, 2);
+        check_in::<bf16, f32>(&shape, 2);
         check_against_definition::<f64>(&shape, 1);
     }
 
@@ -146,6 +186,17 @@ proptest! {
     fn kernels_agree_with_the_definition(shape in shapes()) {
         check_against_definition::<f32>(&shape, 2);
         check_against_definition::<f64>(&shape, 1);
+    }
+
+    #[test]
+    fn depthwise_kernels_agree_with_the_definition(shape in depthwise_shapes()) {
+        check_against_definition::<f32>(&shape, 3);
+        check_in::<bf16, f32>(&shape, 2);
+        on_every_instruction_set(|| {
+            check_against_definition::<f32>(&shape, 1);
+            check_against_definition::<f64>(&shape, 1);
+            check_in::<bf16, f32>(&shape, 1);
+        });
     }
 }
 
@@ -158,7 +209,10 @@ fn layers_of_usual_networks_agree_with_the_definition() {
         square(3, [16, 32], 8, 3),
         square(2, [3, 8], 33, 5),
         square(1, [32, 64], 7, 1),
-        Conv2dShape { groups: 16, ..square(2, [16, 16], 9, 3) },
+        depthwise(2, 16, 9, 3),
+        depthwise(3, 40, 7, 3),
+        depthwise(2, 24, 14, 5),
+        Conv2dShape { stride: [2; 2], ..depthwise(2, 24, 56, 5) },
         Conv2dShape { stride: [2; 2], ..square(2, [8, 24], 16, 3) },
         Conv2dShape { stride: [2; 2], padding: [0; 2], ..square(2, [8, 24], 16, 2) },
         Conv2dShape { stride: [2; 2], ..square(2, [8, 24], 17, 1) },
@@ -191,9 +245,22 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
         Conv2dShape { stride: [2; 2], ..square(2, [80, 3], 70, 1) },
         Conv2dShape { in_width: 60_001, kernel: [1, 2], stride: [1, 3], ..square(2, [8, 3], 1, 1) },
         Conv2dShape { stride: [2; 2], ..square(9, [300, 3], 16, 1) },
+        // Strips of several rows, of one, and with rows between them that no tap meets.
+        depthwise(3, 20, 40, 7),
+        depthwise(1, 18, 130, 3),
+        Conv2dShape { stride: [2; 2], ..depthwise(1, 18, 130, 3) },
+        Conv2dShape { stride: [7, 5], ..depthwise(1, 18, 130, 1) },
+        // Kernels of more taps than are summed at once, and wider than planes.
+        depthwise(1, 33, 12, 31),
+        // More bundles than tasks.
+        depthwise(9, 70, 4, 3),
+        depthwise(2, 290, 3, 3),
         // Columns of several blocks of images, and of one image each.
         square(31, [150, 3], 7, 3),
         square(3, [1200, 2], 7, 3),
+        // The same of larger planes, for the gradient for w.
+        square(5, [16, 8], 8, 3),
+        Conv2dShape { stride: [2; 2], padding: [1; 2], ..square(3, [12, 20], 32, 4) },
     ] {
         check_against_definition::<f32>(&shape, 2);
         on_every_instruction_set(|| check_against_definition::<f32>(&shape, 1));
@@ -221,7 +288,12 @@ fn infinite_channel_leaves_the_gradients_of_others_finite() {
 
 #[test]
 fn thread_count_does_not_change_a_bit() {
-    for shape in [square(19, [5, 24], 9, 3), square(19, [15, 24], 7, 3)] {
+    for shape in [
+        square(19, [5, 24], 9, 3),
+        square(19, [15, 24], 7, 3),
+        depthwise(7, 40, 9, 3),
+        Conv2dShape { stride: [2, 3], ..depthwise(2, 20, 50, 5) },
+    ] {
         let results = [1, 2, 5].map(|threads| products_of_noise::<f32>(&shape, threads));
         assert_eq!(results[0], results[1]);
         assert_eq!(results[0], results[2]);
@@ -252,7 +324,13 @@ fn products_of_noise<T: SimdFloat>(shape: &Conv2dShape, threads: usize) -> [Vec<
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn fused_instruction_sets_give_the_same_bits() {
-    for shape in [square(3, [3, 21], 19, 3), square(3, [15, 24], 7, 3), square(2, [12, 3], 17, 5)] {
+    for shape in [
+        square(3, [3, 21], 19, 3),
+        square(3, [15, 24], 7, 3),
+        square(2, [12, 3], 17, 5),
+        depthwise(3, 40, 7, 3),
+        Conv2dShape { stride: [2, 3], ..depthwise(2, 20, 50, 5) },
+    ] {
         let seen = RefCell::new(Vec::new());
         on_every_instruction_set(|| {
             let products =

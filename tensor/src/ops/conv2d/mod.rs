@@ -9,6 +9,8 @@
 //! - tile (`tile.rs`): the part of the source that some rows of outputs read, copied so that each
 //!   tap is one contiguous run of pixels. Of dw, a tile holds rows of several images.
 //! - phase (`phases.rs`): for dx, the rows and columns that a stride lets meet the same taps.
+//! - bundle, frame, strip (`depthwise.rs`): where each channel is a group, sixteen planes whose
+//!   pixels are turned together; some rows of them with zeros around; the results that read these.
 //! - columns (`columns.rs`): of small planes, what each tap meets in all images, side by side.
 //! - patches (`patches.rs`): what the taps meet where nothing of x is met twice.
 //! - unit, task (`units.rs`): units are the equal parts of the result, each of some output channels
@@ -19,7 +21,8 @@
 //! - piece (`weight.rs`): the rows of a few images that one tile of dw covers.
 //! - run (`weight_by_pixel.rs`): so many pixels that rows of dy stay in the first-level cache.
 //! - block (`output_tile.rs`): output channels whose sums are in registers at once.
-//! - lanes: what the elements of a vector are, pixels or output channels (`weight_by_channel.rs`).
+//! - lanes: what the elements of a vector are: pixels, output channels (`weight_by_channel.rs`) or
+//!   planes (`depthwise.rs`).
 //! - turn: to transpose, of pixels and channels; turned around: the kernel read backwards, for dx.
 
 mod columns;
@@ -28,6 +31,8 @@ mod cpu;
 mod cpu_tests;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod depthwise;
+mod depthwise_lanes;
 mod one;
 mod output_tile;
 mod patches;
@@ -36,6 +41,7 @@ mod shape;
 mod tile;
 mod transposed;
 mod units;
+mod way;
 mod weight;
 mod weight_by_channel;
 mod weight_by_pixel;

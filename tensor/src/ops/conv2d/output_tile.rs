@@ -67,6 +67,14 @@ impl WeightOrder {
         Self { channels, kernel, out_stride, source_stride: channels[0] * out_stride, taps }
     }
 
+    /// Where the taps are in the kernel, in their order.
+    pub(super) fn tap_places(&self) -> impl Iterator<Item = usize> {
+        let WeightOrder { kernel: [_, columns], taps: [heights, widths], .. } = *self;
+        heights
+            .places()
+            .flat_map(move |height| widths.places().map(move |width| height * columns + width))
+    }
+
     /// The kernel of a pair of channels.
     fn kernel_of<'a, E>(&self, w: &'a [E], channel: usize, source: usize) -> &'a [E] {
         let [outs, sources] = self.channels;

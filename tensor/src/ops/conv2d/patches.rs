@@ -12,7 +12,6 @@
 
 use std::ops::Range;
 
-use super::columns::Columns;
 use super::shape::Conv2dShape;
 use super::tile::fill_row;
 use crate::cpu::chunk::for_each_chunk;
@@ -70,7 +69,7 @@ impl Block {
 }
 
 impl Patches {
-    /// For a convolution of one group whose planes are too large for [`Columns`].
+    /// For a convolution of one group that has work.
     pub(super) fn of(shape: &Conv2dShape) -> Option<Self> {
         let Conv2dShape { kernel, stride, padding, dilation, .. } = shape;
         let is_apart = |axis: usize| {
@@ -78,9 +77,6 @@ impl Patches {
         };
         let has_work = shape.x_len() > 0 && shape.y_len() > 0;
         if !has_work || shape.groups != 1 || *padding != [0, 0] || !(is_apart(0) && is_apart(1)) {
-            return None;
-        }
-        if Columns::of(shape).is_some() {
             return None;
         }
         let out_size = [shape.out_height(), shape.out_width()];

@@ -1,11 +1,10 @@
 //! The gradient for w: dw`[O, K]` = Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ, overwritten.
 
-use super::columns::Columns;
 use super::cpu::source_channels;
-use super::patches::Patches;
 use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
 use super::units::{Role, Unit, Units};
+use super::way::Way;
 use super::weight_by_channel::{ChannelTile, TurnPixels, TurnWeights, padded_channels};
 use super::weight_by_pixel::{PixelTile, Rows};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
@@ -74,13 +73,11 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
         dw.fill(E::default());
         return;
     }
-    if let Some(columns) = Columns::of(shape) {
-        columns.backward_weight(pool, [dy, x], dw, workspace);
-        return;
-    }
-    if let Some(patches) = Patches::of(shape) {
-        patches.backward_weight(pool, [dy, x], dw, workspace);
-        return;
+    match Way::of(shape, super::Product::BackwardWeight) {
+        Way::Depthwise(way) => return way.backward_weight(pool, [dy, x], dw, workspace),
+        Way::Columns(way) => return way.backward_weight(pool, [dy, x], dw, workspace),
+        Way::Patches(way) => return way.backward_weight(pool, [dy, x], dw, workspace),
+        Way::Tiles => {}
     }
     let geometry = Geometry::forward(shape);
     let lanes = LaneAxis::of(&geometry);
@@ -110,11 +107,11 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
 pub(super) fn backward_weight_workspace_len<E: Element, T: SimdFloat>(
     shape: &Conv2dShape,
 ) -> usize {
-    if let Some(columns) = Columns::of(shape) {
-        return columns.weight_workspace_len::<E, T>();
-    }
-    if let Some(patches) = Patches::of(shape) {
-        return patches.weight_workspace_len::<E, T>();
+    match Way::of(shape, super::Product::BackwardWeight) {
+        Way::Depthwise(way) => return way.backward_weight_workspace_len(),
+        Way::Columns(way) => return way.weight_workspace_len::<E, T>(),
+        Way::Patches(way) => return way.weight_workspace_len::<E, T>(),
+        Way::Tiles => {}
     }
     let geometry = Geometry::forward(shape);
     let lanes = LaneAxis::of(&geometry);
@@ -264,7 +261,7 @@ impl<E: Element> Product<'_, E> {
 }
 
 /// Adds `others`, whole copies of `total` one after the other, to `total` in that order.
-fn add_partials<T: SimdFloat>(pool: &Pool, total: &mut [T], others: &[T]) {
+pub(super) fn add_partials<T: SimdFloat>(pool: &Pool, total: &mut [T], others: &[T]) {
     const CHUNK_LEN: usize = 4096;
     let total_len = total.len();
     for_each_chunk(pool, total, CHUNK_LEN, |chunk, total| {
