@@ -149,70 +149,84 @@ pub(super) struct BackwardRow<'a, E, T> {
 impl<E: Element, T: Float> SimdKernel<f32> for BackwardRow<'_, E, T> {
     #[inline(always)]
     fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        let &MaxPool2dShape { kernel, stride, dilation, .. } = self.shape;
+        let reach =
+            self.shape.out_size[1].next_multiple_of(BLOCK_LEN) + (kernel[1] - 1) * dilation[1];
+        match stride[1] {
+            1 if reach <= HELD_LEN => self.held::<1>(),
+            2 if reach <= HELD_LEN => self.held::<2>(),
+            _ => self.any(),
+        }
+    }
+}
+
+/// Sums of a row that are held at once, for each remainder of the stride.
+const HELD_LEN: usize = 512;
+
+impl<E: Element, T: Float> BackwardRow<'_, E, T> {
+    /// A row whose sums are held with the padding around it: outputs side by side are added to sums
+    /// side by side, those of columns with the same remainder by the stride.
+    #[inline(always)]
+    fn held<const STRIDE: usize>(self) {
         let BackwardRow { shape, dy, positions, row, dx, .. } = self;
-        let ([_, kernel], [_, stride]) = (shape.kernel, shape.stride);
-        let out_width = shape.out_size[1];
-        // Of a stride of two, even columns and odd ones: neighbours of dy meet neighbours there.
-        let mut sums = [[T::ZERO; COLUMN_COUNT]; 2];
+        let (kernel, out_width) = (shape.kernel[1], shape.out_size[1]);
+        let (dilation, padding) = (shape.dilation[1], shape.padding[1]);
+        let mut sums = [[T::ZERO; HELD_LEN]; STRIDE];
+        for p in shape.axis(0).covering(row) {
+            let Some(kh) = shape.position(0, p, row) else { continue };
+            let dy = dy[p * out_width..][..out_width].chunks(BLOCK_LEN);
+            let positions = positions[p * out_width..][..out_width].chunks(BLOCK_LEN);
+            for (block, (dy, positions)) in dy.zip(positions).enumerate() {
+                // Numbers of four bytes, of which a vector has as many as of f32.
+                let (mut values, mut places) = ([T::ZERO; BLOCK_LEN], [0; BLOCK_LEN]);
+                values.iter_mut().zip(dy).for_each(|(value, dy)| *value = dy.cast());
+                places.iter_mut().zip(positions).for_each(|(place, &at)| *place = u32::from(at));
+                // Of later positions earlier outputs.
+                for kw in (0..kernel).rev() {
+                    let (place, shift) = ((kh * kernel + kw) as u32, kw * dilation);
+                    let first = block * BLOCK_LEN + shift / STRIDE;
+                    let sums = &mut sums[shift % STRIDE][first..][..BLOCK_LEN];
+                    for i in 0..BLOCK_LEN {
+                        sums[i] += if places[i] == place { values[i] } else { T::ZERO };
+                    }
+                }
+            }
+        }
+        for (remainder, sums) in sums.iter().enumerate() {
+            // The first column of x with this remainder, counted with the padding before it.
+            let skip = (remainder + STRIDE - padding % STRIDE) % STRIDE;
+            let sums = &sums[(padding + skip) / STRIDE..];
+            let dx = dx.get_mut(skip..).unwrap_or_default().iter_mut().step_by(STRIDE);
+            dx.zip(sums).for_each(|(dx, sum)| *dx = sum.cast());
+        }
+    }
+
+    /// A row of any other kind.
+    #[inline(always)]
+    fn any(self) {
+        let BackwardRow { shape, dy, positions, row, dx, .. } = self;
+        let (kernel, out_width) = (shape.kernel[1], shape.out_size[1]);
+        let mut sums = [T::ZERO; COLUMN_COUNT];
         for (block, dx) in dx.chunks_mut(COLUMN_COUNT).enumerate() {
             let begin = block * COLUMN_COUNT;
-            sums.iter_mut().for_each(|sums| sums[..dx.len()].fill(T::ZERO));
+            let sums = &mut sums[..dx.len()];
+            sums.fill(T::ZERO);
             for p in shape.axis(0).covering(row) {
                 let Some(kh) = shape.position(0, p, row) else { continue };
                 // Of later positions earlier outputs.
                 for kw in (0..kernel).rev() {
                     let (outs, first) = outputs(shape, kw, begin..begin + dx.len());
-                    if outs.is_empty() {
-                        continue;
-                    }
-                    let (place, first) = ((kh * kernel + kw) as u8, first - begin);
-                    let dy = &dy[p * out_width..][outs.clone()];
-                    let positions = &positions[p * out_width..][outs];
-                    match stride {
-                        1 => give(dy, positions, place, &mut sums[0][first..]),
-                        2 => give(dy, positions, place, &mut sums[first % 2][first / 2..]),
-                        _ => {
-                            let sums = sums[0][first..].iter_mut().step_by(stride);
-                            for ((&dy, &position), sum) in dy.iter().zip(positions).zip(sums) {
-                                *sum += own(dy, position == place);
-                            }
-                        }
+                    let place = (kh * kernel + kw) as u8;
+                    let own = dy[p * out_width..][outs.clone()].iter();
+                    let own = own.zip(&positions[p * out_width..][outs]);
+                    let sums = sums.get_mut(first.wrapping_sub(begin)..).unwrap_or_default();
+                    for ((dy, &position), sum) in own.zip(sums.iter_mut().step_by(shape.stride[1]))
+                    {
+                        *sum += if position == place { dy.cast() } else { T::ZERO };
                     }
                 }
             }
-            if stride != 2 {
-                dx.iter_mut().zip(sums[0]).for_each(|(dx, sum)| *dx = sum.cast());
-                continue;
-            }
-            let half = dx.len() / 2;
-            let (pairs, last) = dx.as_chunks_mut::<2>();
-            for (pair, (even, odd)) in pairs.iter_mut().zip(sums[0].iter().zip(sums[1])) {
-                *pair = [even.cast(), odd.cast()];
-            }
-            last.iter_mut().for_each(|dx| *dx = sums[0][half].cast());
+            dx.iter_mut().zip(sums).for_each(|(dx, sum)| *dx = sum.cast());
         }
-    }
-}
-
-#[inline(always)]
-fn own<E: Element, T: Float>(dy: E, is_own: bool) -> T {
-    if is_own { dy.cast() } else { T::ZERO }
-}
-
-/// Adds dy to `sums`, which may be more, where its position is the place.
-#[inline(always)]
-fn give<E: Element, T: Float>(dy: &[E], positions: &[u8], place: u8, sums: &mut [T]) {
-    let sums = &mut sums[..dy.len()];
-    let (dy_blocks, dy) = dy.as_chunks::<BLOCK_LEN>();
-    let (position_blocks, positions) = positions.as_chunks::<BLOCK_LEN>();
-    let (sum_blocks, sums) = sums.as_chunks_mut::<BLOCK_LEN>();
-    for ((dy, positions), sums) in dy_blocks.iter().zip(position_blocks).zip(sum_blocks) {
-        for i in 0..BLOCK_LEN {
-            // As numbers of four bytes, of which a vector has as many as of f32.
-            sums[i] += own::<E, T>(dy[i], u32::from(positions[i]) == u32::from(place));
-        }
-    }
-    for ((&dy, &position), sum) in dy.iter().zip(positions).zip(sums) {
-        *sum += own::<E, T>(dy, position == place);
     }
 }
