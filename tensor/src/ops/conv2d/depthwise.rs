@@ -31,12 +31,12 @@ use crate::dtype::Element;
 /// Planes of a bundle.
 const LANES: usize = LANE_COUNT_MAX;
 
-/// Elements of a strip's frame and results, if one row of results does not need more: 64 KiB of f32.
-/// Half as many took as long for planes of 112x112, and twice as many some percent longer.
+/// Elements of a strip's frame and results, if one row of results does not need more: 64 KiB of
+/// f32. Half as many took as long for planes of 112x112, and twice as many some percent longer.
 const STRIP_LEN_MAX: usize = 16 * 1024;
 
-/// Elements of a plane from those that are turned to those that are fetched for later, where a plane
-/// has several strips.
+/// Elements of a plane from those that are turned to those that are fetched for later, where a
+/// plane has several strips.
 const FETCH_LEN: usize = 128;
 
 /// With fewer planes most lanes of their only bundle are empty.
@@ -405,6 +405,18 @@ impl Plan {
         let out_columns = (0..frame.size[1]).collect();
         Plan { frame, phases: plans, taps, offsets, in_columns, out_columns }
     }
+
+    /// Where the columns of the source go.
+    fn columns(&self) -> Columns<'_> {
+        let Frame { in_size: [_, width], stride: [_, stride], before: [_, left], .. } = self.frame;
+        match stride {
+            1 if width >= LANES => Columns::Run { first: left, width },
+            2 if width >= LANES => {
+                Columns::TwoRuns { firsts: [self.in_columns[0], self.in_columns[1]], width }
+            }
+            _ => Columns::Places(&self.in_columns),
+        }
+    }
 }
 
 /// Planes of a bundle, and what comes after them.
@@ -536,10 +548,7 @@ impl<'a, T: SimdFloat> Strips<'a, T> {
                 plane_count: source.count,
                 row_count: end - begin,
                 ahead: frame.ahead(source.len),
-                columns: match frame.stride[1] {
-                    1 if width >= LANES => Columns::Run { first: frame.before[1], width },
-                    _ => Columns::Places(&self.plan.in_columns),
-                },
+                columns: self.plan.columns(),
                 pixels: &mut self.pixels[begin * pitch..],
                 pitch,
             });

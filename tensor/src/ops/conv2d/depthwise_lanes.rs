@@ -32,8 +32,8 @@ pub(super) fn zeros<T: SimdFloat>() -> Pixel<T> {
     [T::ZERO; LANE_COUNT_MAX]
 }
 
-/// Kernels`[C, taps]` to a table`[taps, row_len]`, whose rows go round: after the last channel comes
-/// the first one again.
+/// Kernels`[C, taps]` to a table`[taps, row_len]`, whose rows go round: after the last channel
+/// comes the first one again.
 pub(super) struct TurnKernels<'a, E, T> {
     pub(super) kernels: &'a [E],
     pub(super) taps: usize,
@@ -76,6 +76,9 @@ pub(super) struct PlaceRows<'a, E, T> {
 pub(super) enum Columns<'a> {
     /// `width` neighbours, at least the lanes of a vector: they are turned in place.
     Run { first: usize, width: usize },
+    /// As many, whose first goes to one run, the second to another, and so on by turns: a stride
+    /// of two.
+    TwoRuns { firsts: [usize; 2], width: usize },
     /// One place for each.
     Places(&'a [usize]),
 }
@@ -84,7 +87,8 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for PlaceRows<'_, E, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
         match self.columns {
-            Columns::Run { first, width } => self.turn_runs(simd, first, width),
+            Columns::Run { first, width } => self.turn_run(simd, first, width),
+            Columns::TwoRuns { firsts, width } => self.turn_two_runs(simd, firsts, width),
             Columns::Places(places) => self.turn_and_place(simd, places),
         }
     }
@@ -93,7 +97,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for PlaceRows<'_, E, T> {
 impl<E: Element, T: SimdFloat> PlaceRows<'_, E, T> {
     /// Squares of whole rows.
     #[inline(always)]
-    fn turn_runs<S: Simd<T>>(&mut self, simd: S, first: usize, width: usize) {
+    fn turn_run<S: Simd<T>>(&mut self, simd: S, first: usize, width: usize) {
         let lanes = S::LANE_COUNT;
         let pixels = std::mem::take(&mut self.pixels);
         for row in 0..self.row_count {
@@ -103,6 +107,29 @@ impl<E: Element, T: SimdFloat> PlaceRows<'_, E, T> {
                 let to = &mut pixels[row * self.pitch + first + column..][..lanes];
                 for lane in (0..LANE_COUNT_MAX).step_by(lanes) {
                     self.turn(simd, lane, row * width + column, lanes, to);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn turn_two_runs<S: Simd<T>>(&mut self, simd: S, firsts: [usize; 2], width: usize) {
+        let (lanes, pairs) = (S::LANE_COUNT, S::LANE_COUNT / 2);
+        let mut turned = Square::new();
+        for row in 0..self.row_count {
+            for column in (0..width).step_by(lanes) {
+                // As above; one more of them keeps pairs together.
+                let column = column.min((width - lanes).next_multiple_of(2));
+                let count = lanes.min(width - column);
+                for lane in (0..LANE_COUNT_MAX).step_by(lanes) {
+                    self.turn(simd, lane, row * width + column, count, &mut turned.0);
+                }
+                for (odd, first) in firsts.into_iter().enumerate() {
+                    let start = row * self.pitch + first + column / 2;
+                    let to = &mut self.pixels[start..][..pairs - odd * (lanes - count)];
+                    for (pair, to) in to.iter_mut().enumerate() {
+                        *to = turned.0[2 * pair + odd];
+                    }
                 }
             }
         }
