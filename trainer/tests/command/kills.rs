@@ -1,5 +1,5 @@
-//! Processes that are killed while they fine-tune or export: what they were to leave is not there,
-//! or whole, and the same command then does what it would have done.
+//! Processes that are killed, or run out of memory, while they fine-tune or export: what they were to
+//! leave is not there, or whole, and the same command then does what it would have done.
 
 #![cfg(unix)]
 
@@ -60,23 +60,23 @@ fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
+/// A model and the form that it is exported in, one of each kind.
+const EXPORTS: [&str; 6] = [
+    "run --format safetensors",
+    "llama --format safetensors --type nf4",
+    "run --format peft",
+    "run --format gguf",
+    "llama --format gguf --type q8_0",
+    "run --format onnx",
+];
+
 #[test]
 fn export_that_is_killed_at_any_instant_leaves_a_whole_one_or_none() {
     let place = place();
     let tune = "finetune llama texts.jsonl --lora 4 --seq 16 --batch 8 --epochs 1 --quiet";
     place.run(&format!("{tune} --base int8 --out run")).check_done();
     let (mut killed, mut cut) = (0, 0);
-    for (seed, form) in [
-        "run --format safetensors",
-        "llama --format safetensors --type nf4",
-        "run --format peft",
-        "run --format gguf",
-        "llama --format gguf --type q8_0",
-        "run --format onnx",
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    for (seed, form) in EXPORTS.into_iter().enumerate() {
         let (model, options) = form.split_once(' ').expect("a model");
         let whole = timed(&place, &format!("export {model} whole {options}"));
         let expected = contents(&place.path("whole"));
@@ -101,6 +101,42 @@ fn export_that_is_killed_at_any_instant_leaves_a_whole_one_or_none() {
     }
     println!("{killed} exports were killed, {cut} before they were whole");
     assert!(cut > 0, "no export was cut off");
+}
+
+/// Budgets from one that nothing fits to one that all does: the allocation that fails is another in
+/// each, of the load, the merge or the export itself.
+#[test]
+fn export_that_does_not_fit_leaves_nothing() {
+    let place = place();
+    let tune = "finetune llama texts.jsonl --lora 4 --seq 16 --batch 8 --epochs 1 --quiet";
+    place.run(&format!("{tune} --base int8 --out run")).check_done();
+    let steps = if is_deep() { 120 } else { 8 };
+    for form in EXPORTS {
+        let (model, options) = form.split_once(' ').expect("a model");
+        place.run(&format!("export {model} whole {options}")).check_done();
+        let expected = contents(&place.path("whole"));
+        remove(&place.path("whole"));
+        let (mut failed, mut done) = (0, 0);
+        for step in 0..=steps {
+            let budget =
+                (1024.0 * (64.0_f64 * 1024.0).powf(f64::from(step) / f64::from(steps))) as u64;
+            let outcome = place.run(&format!("export {model} out {options} --budget {budget}"));
+            let what = format!("{form}, {budget} bytes");
+            if outcome.code == Some(0) {
+                assert!(contents(&place.path("out")) == expected, "{what}");
+                remove(&place.path("out"));
+                done += 1;
+            } else {
+                outcome.check_failed(2, &["out of memory"]);
+                failed += 1;
+            }
+            let left: Vec<String> =
+                place.list(".").into_iter().filter(|name| name.contains("out")).collect();
+            assert!(left.is_empty(), "{what}: {left:?}");
+        }
+        println!("{form}: {failed} did not fit, {done} did");
+        assert!(failed > 0 && done > 0, "{form}");
+    }
 }
 
 fn remove(path: &Path) {
