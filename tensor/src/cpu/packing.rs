@@ -63,7 +63,7 @@ fn pack_sliver<T: SimdFloat, S: Simd<T>, E: Element>(
         done = depth;
     } else if x.col_stride == 1 && rows >= padded && (width <= lanes || width == padded) {
         done = depth - depth % lanes;
-        // Along the rows: long runs of a few rows are fetched ahead, a piece of each of many is not.
+        // Along the rows: long runs of a few rows are fetched ahead, not a piece of each of many.
         let mut r = 0;
         while r < width {
             for p in (0..done).step_by(lanes) {

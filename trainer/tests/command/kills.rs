@@ -1,5 +1,5 @@
-//! Processes that are killed, or run out of memory, while they fine-tune or export: what they were to
-//! leave is not there, or whole, and the same command then does what it would have done.
+//! Processes that are killed, or run out of memory, while they fine-tune or export: what they were
+//! to leave is not there, or whole, and the same command then does what it would have done.
 
 #![cfg(unix)]
 

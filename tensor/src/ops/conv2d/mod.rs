@@ -63,9 +63,9 @@ pub use one::{Conv1dGeometry, ConvTranspose1dGeometry};
 use shape::Conv2dShape;
 pub use transposed::ConvTranspose2dGeometry;
 
-/// With fewer pixels in a plane of the result a convolution runs at a part of the rate of others, as
-/// with a stride: forward at 0.7 of it with 2 x 2 pixels, at 0.6 to 0.9 with a stride of 2 (one core
-/// of an Intel Xeon with AVX-512, 2026-11-27).
+/// With fewer pixels in a plane of the result a convolution runs at a part of the rate of others,
+/// as with a stride: forward at 0.7 of it with 2 x 2 pixels, at 0.6 to 0.9 with a stride of 2 (one
+/// core of an Intel Xeon with AVX-512, 2026-11-27).
 const PIXELS_MIN: usize = 16;
 
 /// How a convolution walks over its input, (height, width); PyTorch's defaults.

@@ -1,8 +1,8 @@
 //! Convolutions that meet each number of x at most once, as products of matrices.
 //!
 //! Where no side of the kernel is longer than the stride along it and nothing is padded, what the
-//! taps meet of an image is x`[C, H, W]` in another order: columns`[K, P]`, for each pixel one. With
-//! one tap and no stride it is x as it lies. The three products are those of plain matrices:
+//! taps meet of an image is x`[C, H, W]` in another order: columns`[K, P]`, one for each pixel.
+//! With one tap and no stride it is x as it lies. The three products are those of plain matrices:
 //!
 //! - forward: y`[O, P]` = w`[O, K]` · columns
 //! - gradient for x: columns = w`[O, K]`ᵀ · dy, which are put back to their places in x

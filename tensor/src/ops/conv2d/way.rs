@@ -22,7 +22,7 @@ impl Way {
     pub(super) fn of(shape: &Conv2dShape, product: Product) -> Self {
         /// Pixels of a plane of y that fill too few vectors.
         const SMALL: usize = 49;
-        /// The same where tiles are slower: of rows with gaps, and of weights, which need dy turned.
+        /// The same where tiles are slower: rows with gaps, or weights, which need dy turned.
         const SMALL_FOR_SLOW_TILES: usize = 64;
         /// The same where they are slowest, of both.
         const SMALL_FOR_SLOWEST_TILES: usize = 256;

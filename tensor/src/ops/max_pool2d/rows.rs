@@ -122,6 +122,7 @@ impl<E: Element> Maxima<E> {
 
     /// Without a branch, which on random values would be taken wrong every other time.
     #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "three arrays of one length that is known")]
     fn meet(&mut self, found: &[E; BLOCK_LEN], inside: Range<u32>, place: u32) {
         for i in 0..BLOCK_LEN {
             let is_inside = (inside.start <= i as u32) & ((i as u32) < inside.end);
