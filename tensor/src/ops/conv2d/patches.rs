@@ -62,7 +62,7 @@ struct Block {
 }
 
 impl Block {
-    /// Pixels.
+    /// Pixels of y that it has in each image.
     fn len(&self) -> usize {
         self.size[0] * self.size[1]
     }

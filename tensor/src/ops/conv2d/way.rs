@@ -14,7 +14,7 @@ pub(super) enum Way {
     Columns(Columns),
     /// Nothing of x is met twice.
     Patches(Patches),
-    /// All others.
+    /// As products with tiles of the source (`tile.rs`), where no other way is better.
     Tiles,
 }
 
