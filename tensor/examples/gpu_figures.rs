@@ -1,7 +1,7 @@
 //! What an NVIDIA device does under lowtide, as lines of JSON: `cargo run --release -p
 //! lowtide-tensor --features cuda --example gpu_figures [--small] [SECTION...]`. The sections are
 //! `compile` (every kernel, into the cache), `versions`, `copies`, `memory_calls`, `launches`,
-//! `products` and `kernels`; all of them if none is named.
+//! `products`, `convolutions` and `kernels`; all of them if none is named.
 //!
 //! A figure is the median of some runs; what cannot be measured is a line that says why. A line is
 //! printed when its figure is known. `cargo xtask gpu-bundle` carries this to a machine with a
@@ -17,7 +17,7 @@ use lowtide_allocator::cuda::{CudaDevice, CudaHostSource, CudaSource, CudaStream
 use lowtide_allocator::{CachingAllocator, PinnedCache, Stream};
 use lowtide_tensor::cuda::gate::{KernelCache, KernelCompiler};
 use lowtide_tensor::cuda::{CudaOptions, Precision, Products, ProductsBy, compile_kernels};
-use lowtide_tensor::{DType, Device, RandomKey, Tensor};
+use lowtide_tensor::{Conv2dGeometry, DType, Device, RandomKey, Tensor};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -30,13 +30,23 @@ const MIB: usize = 1 << 20;
 /// Launches between two waits, so that the wait is short beside them.
 const LAUNCHES: usize = 1000;
 
-const SECTIONS: [&str; 7] =
-    ["compile", "versions", "copies", "memory_calls", "launches", "products", "kernels"];
+const SECTIONS: [&str; 8] = [
+    "compile",
+    "versions",
+    "copies",
+    "memory_calls",
+    "launches",
+    "products",
+    "convolutions",
+    "kernels",
+];
 
 /// How large what is measured is.
 struct Sizes {
     /// Rows and columns of products.
     product: usize,
+    /// Images of convolutions.
+    images: usize,
     copy_bytes: usize,
     launches: usize,
     /// Elements that kernels work on.
@@ -46,9 +56,16 @@ struct Sizes {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let sizes = match arguments.iter().any(|argument| argument == "--small") {
-        true => Sizes { product: 64, copy_bytes: 4 * MIB, launches: 20, kernels: [64, 256, 1024] },
+        true => Sizes {
+            product: 64,
+            images: 1,
+            copy_bytes: 4 * MIB,
+            launches: 20,
+            kernels: [64, 256, 1024],
+        },
         false => Sizes {
             product: 4096,
+            images: 32,
             copy_bytes: 256 * MIB,
             launches: LAUNCHES,
             kernels: [1 << 14, 1 << 20, 1 << 26],
@@ -77,6 +94,7 @@ fn main() {
             "launches" => launches(&device, sizes.launches),
             "products" => products(&device, sizes.product)
                 .and_then(|()| gpt2_layers(&device, 2 * sizes.product)),
+            "convolutions" => convolutions(&device, sizes.images),
             _ => copy_rate(&device, sizes.copy_bytes)
                 .and_then(|rate| kernels::measure(&device, &sizes, rate)),
         };
@@ -193,6 +211,47 @@ fn gpt2_layers(device: &CudaDevice, rows: usize) -> Outcome<()> {
         let seconds = seconds_of_one(device, || Ok(x.linear(&w, Some(&b)).map(drop)?))?;
         let operations = 2.0 * (rows * inputs * outputs) as f64;
         figure(&format!("gpt2_{name}_bf16_rate"), "FLOP/s", operations / seconds);
+    }
+    Ok(())
+}
+
+/// Convolutions of ResNet-50 and of a U-Net: name, channels, rows and columns of x, channels of y,
+/// rows and columns of the kernel, stride.
+const CONVOLUTIONS: [(&str, usize, usize, usize, usize, usize); 10] = [
+    ("stem", 3, 224, 64, 7, 2),
+    ("56", 64, 56, 64, 3, 1),
+    ("56_one", 64, 56, 256, 1, 1),
+    ("56_strided", 128, 56, 128, 3, 2),
+    ("28", 128, 28, 128, 3, 1),
+    ("14", 256, 14, 256, 3, 1),
+    ("14_one", 1024, 14, 256, 1, 1),
+    ("7", 512, 7, 512, 3, 1),
+    ("7_one", 512, 7, 2048, 1, 1),
+    ("unet_128", 64, 128, 64, 3, 1),
+];
+
+/// What they and their gradients reach in bf16.
+fn convolutions(device: &CudaDevice, images: usize) -> Outcome<()> {
+    let tensors = Device::cuda_on(device, CudaOptions::default())?;
+    let noise = |dims: &[usize]| -> Outcome<Tensor> {
+        let mut x = Tensor::zeros(&tensors, dims, DType::F32)?;
+        x.normal_(RandomKey::new(1), 0.0, 1.0)?;
+        Ok(x.to_dtype(DType::BF16)?)
+    };
+    for (name, ins, size, outs, kernel, stride) in CONVOLUTIONS {
+        let (stride, padding) = ([stride, stride], [kernel / 2, kernel / 2]);
+        let geometry = Conv2dGeometry { stride, padding, ..Conv2dGeometry::default() };
+        let (x, w) = (noise(&[images, ins, size, size])?, noise(&[outs, ins, kernel, kernel])?);
+        let dy = noise(x.conv2d(&w, None, geometry)?.shape())?;
+        let operations = 2.0 * (dy.element_count() * w.element_count() / outs) as f64;
+        let tell = |what: &str, run: &dyn Fn() -> lowtide_tensor::TensorResult<Tensor>| {
+            let seconds = seconds_of_one(device, || Ok(run().map(drop)?))?;
+            figure(&format!("conv_{name}_{what}_bf16_rate"), "FLOP/s", operations / seconds);
+            Outcome::Ok(())
+        };
+        tell("y", &|| x.conv2d(&w, None, geometry))?;
+        tell("dx", &|| dy.conv2d_backward_input(&w, *x.shape(), geometry))?;
+        tell("dw", &|| dy.conv2d_backward_weight(&x, *w.shape(), geometry))?;
     }
     Ok(())
 }

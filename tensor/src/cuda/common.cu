@@ -3,7 +3,7 @@
 //
 // A file with kernels for every float type is compiled once for each of f32, f64, f16 and bf16, with
 // STORED defined as that: see `Stored` below. One that also has the line `// Integers, too.` is so
-// for i64, i32, u8 and bool.
+// for i64, i32, u8 and bool; one with the line `// Half types alone.` is so for f16 and bf16.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -522,11 +522,10 @@ __device__ inline void load_turned_matrices(u32 (&to)[4], const u16* row) {
 }
 #endif
 
-// One tile of a product: C[M, N] = A[M, K] · B[K, N], 64 by 64 elements by a block of 256 threads; of
-// half types also 128 by 64, which loads each element of B for twice as many rows.
+// One tile of a product: C[M, N] = A[M, K] · B[K, N], 64 by 64 elements by a block of 256 threads.
 // `Product` says what A and B hold, of which rows and columns (0 outside), and takes what comes out.
 // With `Product::HAS_ROW_SUMS` the block of the first columns also takes the sums of the rows of A.
-enum : u32 { TILE = 64, TALL_TILE = 128, DEPTH = 16, TILE_THREADS = 256 };
+enum : u32 { TILE = 64, DEPTH = 16, TILE_THREADS = 256 };
 
 __device__ inline void load_four(float (&to)[4], const float* from) {
   float4 four = *(const float4*)from;
@@ -537,29 +536,29 @@ __device__ inline void load_four(double (&to)[4], const double* from) {
   for (u32 i = 0; i < 4; i++) to[i] = from[i];
 }
 
-// The elements of `LINES` rows of A, or columns of B, in a step of K that a thread loads: neighbours
-// load what lies side by side in memory.
-template <u32 LINES, bool IS_DEEP>
+// The elements of rows of A, or columns of B, in a step of K that a thread loads: neighbours load
+// what lies side by side in memory.
+template <bool IS_DEEP>
 struct TilePart {
-  enum : u32 { LEN = DEPTH * LINES / TILE_THREADS };
+  enum : u32 { LEN = DEPTH * TILE / TILE_THREADS };
 
   // Row or column, and place in the step, of element `i`.
   static __device__ u32 line(u32 i) {
     u32 index = i * TILE_THREADS + threadIdx.x;
-    return IS_DEEP ? index / DEPTH : index % LINES;
+    return IS_DEEP ? index / DEPTH : index % TILE;
   }
   static __device__ u32 place(u32 i) {
     u32 index = i * TILE_THREADS + threadIdx.x;
-    return IS_DEEP ? index % DEPTH : index / LINES;
+    return IS_DEEP ? index % DEPTH : index / TILE;
   }
 };
 
 // The next step's elements of A and B, and where they go.
-template <u32 ROWS, typename Product>
+template <typename Product>
 struct TileStep {
   typedef typename Product::Factor Factor;
-  typedef TilePart<ROWS, Product::A_IS_DEEP> OfA;
-  typedef TilePart<TILE, Product::B_IS_DEEP> OfB;
+  typedef TilePart<Product::A_IS_DEEP> OfA;
+  typedef TilePart<Product::B_IS_DEEP> OfB;
   Factor a[OfA::LEN];
   Factor b[OfB::LEN];
 
@@ -599,7 +598,7 @@ __device__ inline void scalar_tile_product(const Product& product, u32 first_row
   u32 row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
   Number sums[4][4] = {}, row_sums[4] = {};
   for (u32 first_k = start; first_k < end; first_k += DEPTH) {
-    TileStep<TILE, Product> step;
+    TileStep<Product> step;
     step.load(product, first_row, first_column, first_k, end);
     step.store(a_tile, b_tile, [](u32 line, u32 place) { return place * ROW + line; });
     __syncthreads();
@@ -630,74 +629,66 @@ __device__ inline void scalar_tile_product(const Product& product, u32 first_row
   }
 }
 
-// Half types by tensor cores: a warp has a quarter of the rows and 32 columns of the tile. The next
-// elements are loaded while these are multiplied.
-template <u32 ROWS, typename Product>
+// Half types by tensor cores: a warp has 16 rows and 32 columns of the tile. The next elements
+// are loaded while these are multiplied.
+template <typename Product>
 __device__ inline void half_tile_product(const Product& product, u32 first_row, u32 first_column,
                                          u32 start, u32 end) {
   typedef typename Product::Factor Factor;
   // Eight rows of a matrix of 8 by 8 lie in different banks.
-  enum : u32 { ROW = DEPTH + 8, WARP_ROWS = ROWS / 4, BLOCKS = WARP_ROWS / 16 };
+  enum : u32 { ROW = DEPTH + 8 };
   // By rows of A and by columns of B: along K elements lie side by side.
-  __shared__ __align__(16) Factor a_tile[ROWS * ROW];
+  __shared__ __align__(16) Factor a_tile[TILE * ROW];
   __shared__ __align__(16) Factor b_tile[TILE * ROW];
   u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  u32 row = warp / 2 * WARP_ROWS, column = warp % 2 * 32;
+  u32 row = warp / 2 * 16, column = warp % 2 * 32;
   const Factor* a_line = &a_tile[(row + lane % 16) * ROW + lane / 16 * 8];
   const Factor* b_line = &b_tile[(column + lane / 16 * 8 + lane % 8) * ROW + lane / 8 % 2 * 8];
-  float sums[BLOCKS][4][4] = {}, row_sum = 0;
-  TileStep<ROWS, Product> step;
+  float sums[4][4] = {}, row_sum = 0;
+  TileStep<Product> step;
   step.load(product, first_row, first_column, start, end);
   for (u32 first_k = start; first_k < end; first_k += DEPTH) {
     step.store(a_tile, b_tile, [](u32 line, u32 place) { return line * ROW + place; });
     __syncthreads();
     step.load(product, first_row, first_column, first_k + DEPTH, end);
     if constexpr (Product::HAS_ROW_SUMS) {
-      if (first_column == 0 && threadIdx.x < ROWS) {
+      if (first_column == 0 && threadIdx.x < TILE) {
         for (u32 k = 0; k < DEPTH; k++) row_sum += widened(a_tile[threadIdx.x * ROW + k]);
       }
     }
-    u32 a[BLOCKS][4];
-#pragma unroll
-    for (u32 i = 0; i < BLOCKS; i++) load_matrices(a[i], (const u16*)(a_line + i * 16 * ROW));
+    u32 a[4];
+    load_matrices(a, (const u16*)a_line);
 #pragma unroll
     for (u32 j = 0; j < 4; j += 2) {
       u32 b[4];
       load_matrices(b, (const u16*)(b_line + j * 8 * ROW));
-#pragma unroll
-      for (u32 i = 0; i < BLOCKS; i++) {
-        multiply_tiles(sums[i][j], a[i], {b[0], b[1]}, Factor());
-        multiply_tiles(sums[i][j + 1], a[i], {b[2], b[3]}, Factor());
-      }
+      multiply_tiles(sums[j], a, {b[0], b[1]}, Factor());
+      multiply_tiles(sums[j + 1], a, {b[2], b[3]}, Factor());
     }
     // The next tile is written over this one.
     __syncthreads();
   }
+  u32 first = first_row + row + lane / 4;
 #pragma unroll
-  for (u32 i = 0; i < BLOCKS; i++) {
-    u32 first = first_row + row + i * 16 + lane / 4;
+  for (u32 j = 0; j < 4; j++) {
+    u32 at = first_column + column + j * 8 + lane % 4 * 2;
 #pragma unroll
-    for (u32 j = 0; j < 4; j++) {
-      u32 at = first_column + column + j * 8 + lane % 4 * 2;
-#pragma unroll
-      for (u32 e = 0; e < 4; e++) product.put(first + e / 2 * 8, at + e % 2, sums[i][j][e]);
-    }
+    for (u32 e = 0; e < 4; e++) product.put(first + e / 2 * 8, at + e % 2, sums[j][e]);
   }
   if constexpr (Product::HAS_ROW_SUMS) {
-    if (first_column == 0 && threadIdx.x < ROWS) {
+    if (first_column == 0 && threadIdx.x < TILE) {
       product.put_row_sum(first_row + threadIdx.x, row_sum);
     }
   }
 }
 
 // The part of K from `start` to `end`.
-template <u32 ROWS, typename Product>
+template <typename Product>
 __device__ inline void tile_product(const Product& product, u32 first_row, u32 first_column,
                                     u32 start, u32 end) {
   if constexpr (sizeof(typename Product::Factor) == 2) {
-    half_tile_product<ROWS>(product, first_row, first_column, start, end);
+    half_tile_product(product, first_row, first_column, start, end);
   } else {
-    static_assert(ROWS == TILE, "only tensor cores are so fast that it matters");
     scalar_tile_product(product, first_row, first_column, start, end);
   }
 }

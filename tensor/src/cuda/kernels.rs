@@ -58,24 +58,18 @@ macro_rules! images {
 }
 
 /// A file with kernels for several types: an image for each of f32, f64, f16 and bf16, and of i64,
-/// i32, u8 and bool if it is for integers, too.
+/// i32, u8 and bool if it is for integers, too; or for f16 and bf16 alone.
 #[derive(Clone, Copy)]
 pub(crate) struct TypedImage(&'static [Image]);
 
 impl TypedImage {
     /// The image for elements of a type.
     pub(crate) fn of(self, dtype: DType) -> Image {
-        let at = match dtype {
-            DType::F32 => 0,
-            DType::F64 => 1,
-            DType::F16 => 2,
-            DType::BF16 => 3,
-            DType::I64 => 4,
-            DType::I32 => 5,
-            DType::U8 => 6,
-            DType::Bool => 7,
-        };
-        *self.0.get(at).expect("the operation checked that there are kernels for its type")
+        self.get(dtype).expect("the operation checked that there are kernels for its type")
+    }
+
+    fn get(self, dtype: DType) -> Option<Image> {
+        self.0.iter().copied().find(|image| image.stored == Some(dtype.name()))
     }
 }
 
@@ -90,6 +84,9 @@ macro_rules! typed_images {
     };
     (@ floats $operation:literal / $name:literal) => {
         typed_images!(@ each $operation / $name: "f32", "f64", "f16", "bf16")
+    };
+    (@ halves $operation:literal / $name:literal) => {
+        typed_images!(@ each $operation / $name: "f16", "bf16")
     };
     (@ numbers $operation:literal / $name:literal) => {
         typed_images!(
@@ -128,6 +125,7 @@ typed_images! {
     AVG_POOL2D = "avg_pool2d" / "avg_pool2d" of floats;
     BATCH_NORM = "batch_norm" / "batch_norm" of floats;
     CDIST = "cdist" / "cdist" of floats;
+    CHANNELS_LAST = "conv2d" / "channels_last" of halves;
     CONV2D = "conv2d" / "conv2d" of floats;
     COUNT = "count" / "count" of floats;
     CROSS_ENTROPY = "cross_entropy" / "cross_entropy" of floats;
@@ -268,7 +266,7 @@ impl Loaded {
     /// launched, as are those of other types: the reserve has room for them.
     pub(super) fn load_all(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let typed = TYPED_IMAGES.iter().map(|image| image.of(DType::F32));
+        let typed = TYPED_IMAGES.iter().filter_map(|image| image.get(DType::F32));
         let images: Vec<Image> = IMAGES.iter().copied().chain(typed).collect();
         let cubins = match self.compiler() {
             Ok(compiler) => cubins(compiler, &images),

@@ -111,47 +111,112 @@ fn convolution_of_several_tiles_each_way_is_that_of_the_processor() {
     gpu.in_every_order(|| check(&device, &(geometry, vec![2, 9, 9, 7], vec![70, 9, 3, 3])));
 }
 
+/// A convolution of noise, its gradients and the transposed one, of one type; w is `[outs, kernel]`.
+fn check_in_type(
+    device: &Device,
+    (dtype, tolerance): (DType, f64),
+    geometry: Conv2dGeometry,
+    x_dims: [usize; 4],
+    [outs, kernel_height, kernel_width]: [usize; 3],
+) {
+    let cpu = cpu();
+    let make =
+        |name: &str, dims: &[usize]| noise(&cpu, name, dims, [-1.0, 1.0]).to_dtype(dtype).unwrap();
+    let Conv2dGeometry { stride, padding, dilation, groups } = geometry;
+    let x = make("x", &x_dims);
+    let w = make("w", &[outs, x_dims[1] / groups, kernel_height, kernel_width]);
+    let (b, in_bias) = (make("b", &[outs]), make("in_bias", &[x_dims[1]]));
+    let dy = make("dy", x.conv2d(&w, None, geometry).unwrap().shape());
+    let output_padding = [0, 0];
+    let transposed = ConvTranspose2dGeometry { stride, padding, output_padding, dilation, groups };
+    let can_be_transposed = dy.conv_transpose2d(&w, None, transposed).is_ok();
+    let name = format!("conv2d {dtype} of {x_dims:?}");
+    // Sums over all pixels are larger than 1, by which tolerances are measured.
+    let operands = [&x, &w, &b, &in_bias, &dy];
+    assert_alike(device, &name, &operands, tolerance, |operands| {
+        let [x, w, b, in_bias, dy] = operands else { unreachable!() };
+        let mut results = vec![
+            x.conv2d(w, Some(b), geometry)?,
+            x.conv2d(w, None, geometry)?,
+            dy.conv2d_backward_input(w, *x.shape(), geometry)?,
+            dy.conv2d_backward_weight(x, *w.shape(), geometry)?,
+        ];
+        if can_be_transposed {
+            results.push(dy.conv_transpose2d(w, Some(in_bias), transposed)?);
+        }
+        Ok(results)
+    });
+}
+
 #[test]
 fn convolutions_in_every_type_and_in_parts_are_those_of_the_processor() {
     let Some(gpu) = Gpu::take() else { return };
-    let (device, cpu) = (gpu.device(), cpu());
-    // The pixels of the second one are the work of two blocks for a tile of the gradient; the third
-    // one has more channels than a tile has rows: tensor cores take taller ones; of one tap the
-    // library multiplies pixels.
+    let device = gpu.device();
+    // The pixels of the second one are the work of two blocks for a tile of the gradient; of one
+    // tap the library multiplies pixels.
     let strided = Conv2dGeometry { stride: [2, 1], padding: [1, 0], ..Default::default() };
     let padded = Conv2dGeometry { padding: [1, 1], ..Default::default() };
-    for (geometry, [images, channels, height, width], [outs, tap]) in [
+    for (geometry, x, [outs, tap]) in [
         (strided, [2, 2, 7, 6], [3, 3]),
         (padded, [2, 2, 32, 33], [3, 3]),
         (padded, [1, 66, 5, 6], [131, 3]),
         (Conv2dGeometry::default(), [2, 5, 4, 6], [7, 1]),
     ] {
-        for (dtype, tolerance) in each_float([2e-5, 1e-13]) {
-            let make = |name: &str, dims: &[usize]| {
-                noise(&cpu, name, dims, [-1.0, 1.0]).to_dtype(dtype).unwrap()
-            };
-            let x = make("x", &[images, channels, height, width]);
-            let w = make("w", &[outs, channels, tap, tap]);
-            let (b, in_bias) = (make("b", &[outs]), make("in_bias", &[channels]));
-            let dy = make("dy", x.conv2d(&w, None, geometry).unwrap().shape());
-            let operands = [&x, &w, &b, &in_bias, &dy];
-            let Conv2dGeometry { stride, padding, dilation, groups } = geometry;
-            let output_padding = [0, 0];
-            let transposed =
-                ConvTranspose2dGeometry { stride, padding, output_padding, dilation, groups };
-            // Sums over all pixels are larger than 1, by which tolerances are measured.
-            assert_alike(&device, &format!("conv2d {dtype}"), &operands, tolerance, |operands| {
-                let [x, w, b, in_bias, dy] = operands else { unreachable!() };
-                Ok(vec![
-                    x.conv2d(w, Some(b), geometry)?,
-                    x.conv2d(w, None, geometry)?,
-                    dy.conv2d_backward_input(w, *x.shape(), geometry)?,
-                    dy.conv2d_backward_weight(x, *w.shape(), geometry)?,
-                    dy.conv_transpose2d(w, Some(in_bias), transposed)?,
-                ])
-            });
+        for of_type in each_float([2e-5, 1e-13]) {
+            check_in_type(&device, of_type, geometry, x, [outs, tap, tap]);
         }
     }
+}
+
+/// Half types, whose operands are copied with their channels last.
+fn half_types() -> impl Iterator<Item = (DType, f64)> {
+    each_float([2e-5, 1e-13]).into_iter().filter(|(dtype, _)| dtype.size_bytes() == 2)
+}
+
+#[test]
+fn convolutions_of_half_types_are_those_of_the_processor() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    let none = Conv2dGeometry::default();
+    let padded = Conv2dGeometry { padding: [1, 1], ..none };
+    // Groups of channels that are no whole packs, and phases that no tap meets.
+    let grouped = Conv2dGeometry { stride: [2, 2], dilation: [2, 2], groups: 2, ..padded };
+    // Phases that meet different numbers of taps, which are apart.
+    let apart = Conv2dGeometry { stride: [3, 2], padding: [2, 1], dilation: [1, 3], groups: 1 };
+    let few = Conv2dGeometry { groups: 3, ..padded };
+    let cases = [
+        (grouped, [2, 18, 9, 11], [22, 3, 3]),
+        (apart, [1, 5, 13, 10], [4, 4, 3]),
+        // Planes of whole packs, several tiles each way, parts of the pixels.
+        (padded, [3, 40, 16, 24], [70, 3, 3]),
+        // Groups of few channels are done otherwise.
+        (few, [2, 6, 5, 6], [9, 3, 3]),
+        // Without images and without channels.
+        (padded, [0, 8, 4, 4], [8, 3, 3]),
+        (none, [2, 0, 4, 4], [3, 2, 2]),
+    ];
+    gpu.in_every_order(|| {
+        for (geometry, x, w) in cases {
+            half_types().for_each(|of_type| check_in_type(&device, of_type, geometry, x, w));
+        }
+    });
+}
+
+#[test]
+fn convolutions_of_half_types_in_tall_tiles_are_those_of_the_processor() {
+    const NAME: &str = "convolutions of half types in tall tiles are those of the processor";
+    let Some(gpu) = Gpu::take() else { return };
+    if gpu.pretend.get().is_some() {
+        return println!("skipped: {NAME}: they are for more work than a pretend device can do");
+    }
+    let device = gpu.device();
+    let strided = Conv2dGeometry { stride: [2, 2], ..Conv2dGeometry::default() };
+    let of_type = half_types().last().expect("there are two");
+    // As many pixels as keep a large device busy: the result's, of the gradient the phases', and of
+    // that of w all parts of them.
+    check_in_type(&device, of_type, strided, [1, 3, 367, 367], [70, 1, 1]);
+    check_in_type(&device, of_type, Conv2dGeometry::default(), [1, 70, 184, 184], [3, 1, 1]);
+    check_in_type(&device, of_type, Conv2dGeometry::default(), [1, 64, 64, 64], [300, 5, 5]);
 }
 
 #[test]

@@ -393,7 +393,8 @@ def run_tests(report, options, left):
 def run_kernels(report, options, left):
     small = ["--small"] if options.small else []
     program = str(HERE / "bin/gpu_figures")
-    for section in ("versions", "copies", "memory_calls", "launches", "products", "kernels"):
+    sections = ("versions", "copies", "memory_calls", "launches", "products", "convolutions", "kernels")
+    for section in sections:
         figures(report, section, [program, *small, section], left())
 
 

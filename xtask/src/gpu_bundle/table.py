@@ -18,7 +18,7 @@ def readable(value, unit):
 def ours_and_torch(results):
     """Figures by name, of lowtide and of PyTorch."""
     ours = values(results, "tests", "compile")
-    for name in ("versions", "copies", "memory_calls", "launches", "products"):
+    for name in ("versions", "copies", "memory_calls", "launches", "products", "convolutions"):
         ours.update(values(results, "kernels", name))
     for name, section in results.get("models", {}).get("sections", {}).items():
         name = name.replace(" ", "_")

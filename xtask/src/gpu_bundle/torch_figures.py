@@ -256,6 +256,33 @@ def gpt2_layers(rows):
         figure(f"gpt2_{name}_bf16_rate", "FLOP/s", 2 * rows * inputs * outputs / seconds)
 
 
+def convolutions(images):
+    """Convolutions of ResNet-50 and of a U-Net and their gradients, in bf16: channels, rows and
+    columns of x, channels of y, rows and columns of the kernel, stride."""
+    shapes = {
+        "stem": (3, 224, 64, 7, 2), "56": (64, 56, 64, 3, 1), "56_one": (64, 56, 256, 1, 1),
+        "56_strided": (128, 56, 128, 3, 2), "28": (128, 28, 128, 3, 1), "14": (256, 14, 256, 3, 1),
+        "14_one": (1024, 14, 256, 1, 1), "7": (512, 7, 512, 3, 1), "7_one": (512, 7, 2048, 1, 1),
+        "unet_128": (64, 128, 64, 3, 1),
+    }  # fmt: skip
+    for name, (ins, size, outs, kernel, stride) in shapes.items():
+        noise = lambda *dims: torch.randn(*dims, device="cuda", dtype=torch.bfloat16)
+        x, w = noise(images, ins, size, size), noise(outs, ins, kernel, kernel)
+        pair = lambda value: [value, value]
+        geometry = pair(stride), pair(kernel // 2), pair(1), False, pair(0), 1
+        y = torch.ops.aten.convolution(x, w, None, *geometry)
+        dy = torch.randn_like(y)
+        operations = 2 * y.numel() * w.numel() / outs
+        backward = torch.ops.aten.convolution_backward
+        for what, run in (
+            ("y", lambda: torch.ops.aten.convolution(x, w, None, *geometry)),
+            ("dx", lambda: backward(dy, x, w, None, *geometry, (True, False, False))),
+            ("dw", lambda: backward(dy, x, w, None, *geometry, (False, True, False))),
+        ):
+            seconds = median(lambda: timed(lambda: [run() for _ in range(PRODUCTS)])) / PRODUCTS
+            figure(f"conv_{name}_{what}_bf16_rate", "FLOP/s", operations / seconds)
+
+
 def matmul(size):
     a, b = torch.randn(size, size, device="cuda"), torch.randn(size, size, device="cuda")
     for name, is_tf32, dtype in (
@@ -342,6 +369,7 @@ def main():
         "models": train_models,
         "matmul": lambda: matmul(size),
         "gpt2_layers": lambda: gpt2_layers(2 * size),
+        "convolutions": lambda: convolutions(1 if "--small" in sys.argv else 32),
         "copy": lambda: copies(copy_bytes),
         "memory_calls": lambda: [memory_calls(n) for n in (2 * MIB, copy_bytes)],
         # Last: compiling takes a minute or more.

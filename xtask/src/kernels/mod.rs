@@ -65,9 +65,18 @@ const COMMON: &str = "common.cu";
 const TYPED: &str = "KERNEL(";
 const TYPES: [&str; 8] = ["f32", "f64", "f16", "bf16", "i64", "i32", "u8", "bool"];
 
-/// The types of a file without this are only so many, the floats.
+/// The types of a file with the first of these are all, with the other the two half types, and
+/// without either the floats.
 const WITH_INTEGERS: &str = "// Integers, too.";
-const FLOAT_COUNT: usize = 4;
+const HALVES_ALONE: &str = "// Half types alone.";
+
+fn types_of(source: &str) -> &'static [&'static str] {
+    match (source.contains(WITH_INTEGERS), source.contains(HALVES_ALONE)) {
+        (true, _) => &TYPES,
+        (_, true) => &TYPES[2..4],
+        _ => &TYPES[..4],
+    }
+}
 
 /// Before the hash of the source in the first line of a PTX file.
 const HASH_MARK: &str = "// source ";
@@ -113,8 +122,7 @@ impl KernelSet {
                 units.push(Unit { name, source });
                 continue;
             }
-            let count = if text.contains(WITH_INTEGERS) { TYPES.len() } else { FLOAT_COUNT };
-            units.extend(TYPES[..count].iter().map(|of| Unit {
+            units.extend(types_of(&text).iter().map(|of| Unit {
                 name: format!("{name}_{of}"),
                 source: format!("#define STORED {of}\n{source}"),
             }));

@@ -85,9 +85,19 @@ const COMMON: &str = "common.cu";
 const TYPED: &str = "KERNEL(";
 const TYPES: [&str; 8] = ["f32", "f64", "f16", "bf16", "i64", "i32", "u8", "bool"];
 
-/// The types of a file without this are only so many, the floats.
+/// The types of a file with the first of these are all, with the other the two half types, and
+/// without either the floats.
 const WITH_INTEGERS: &str = "// Integers, too.";
-const FLOAT_COUNT: usize = 4;
+const HALVES_ALONE: &str = "// Half types alone.";
+
+fn types_of(source: &str) -> &'static [&'static str] {
+    match (source.contains(WITH_INTEGERS), source.contains(HALVES_ALONE)) {
+        (true, _) => &TYPES,
+        (_, true) => &TYPES[2..4],
+        _ => &TYPES[..4],
+    }
+}
+
 const STORED: &str = "STORED";
 
 /// The libraries that the driver's file is, beside the driver.
@@ -225,9 +235,7 @@ impl KernelFile {
                 let variant = |name: &&str| {
                     (format!("{stem}_{name}"), format!("#define {STORED} {name}\n{common}"))
                 };
-                let with_integers = source.contains(WITH_INTEGERS);
-                let count = if with_integers { TYPES.len() } else { FLOAT_COUNT };
-                variants = TYPES[..count].iter().map(variant).collect();
+                variants = types_of(&source).iter().map(variant).collect();
             }
             for (name, common) in variants {
                 let (source, path) = (source.clone(), path.clone());

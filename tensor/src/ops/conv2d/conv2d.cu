@@ -186,28 +186,25 @@ struct BackwardWeight {
   }
 };
 
-template <u32 ROWS>
 __device__ inline void forward(Stored* y, const Stored* x, const Stored* w, const Stored* bias,
                                const Conv& conv) {
   Shape shape(conv, blockIdx.z);
   u32 pixels = (u32)conv.images * shape.out_len;
   u32 tap_count = shape.in_channels * shape.kernel_len;
   Forward product = {shape, pixels, tap_count, y, x, w, bias};
-  tile_product<ROWS>(product, blockIdx.y * ROWS, blockIdx.x * TILE, 0, tap_count);
+  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, tap_count);
 }
 
-template <u32 ROWS>
 __device__ inline void backward_input(Stored* dx, const Stored* dy, const Stored* w,
                                       const Stored* bias, const Conv& conv) {
   Shape shape(conv, blockIdx.z);
   u32 pixels = (u32)conv.images * shape.in_len;
   BackwardInput product = {shape, pixels, dx, dy, w, bias};
   u32 tap_count = shape.out_channels * shape.kernel_len;
-  tile_product<ROWS>(product, blockIdx.y * ROWS, blockIdx.x * TILE, 0, tap_count);
+  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, tap_count);
 }
 
 // The third direction of the grid is (parts of the pixels, groups).
-template <u32 ROWS>
 __device__ inline void backward_weight(Stored* dw, Computed* parts, const Stored* x,
                                        const Stored* dy, u32 part_count, const Conv& conv) {
   u32 group = blockIdx.z % (u32)conv.groups, part = blockIdx.z / (u32)conv.groups;
@@ -221,31 +218,25 @@ __device__ inline void backward_weight(Stored* dw, Computed* parts, const Stored
   u64 len = (u64)shape.groups * shape.out_channels * tap_count;
   BackwardWeight product = {shape, tap_count, dw, parts + part * len, x, dy};
   if (part_count == 1) product.parts = nullptr;
-  tile_product<ROWS>(product, blockIdx.y * ROWS, blockIdx.x * TILE, start, end);
+  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, start, end);
 }
 
-#define STAMP(ROWS, BLOCKS, conv2d, conv2d_backward_input, conv2d_backward_weight)               \
-  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                      \
-      KERNEL(conv2d)(Stored* y, const Stored* x, const Stored* w, const Stored* bias,            \
-                     Conv conv) {                                                                \
-    forward<ROWS>(y, x, w, bias, conv);                                                          \
-  }                                                                                              \
-  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                      \
-      KERNEL(conv2d_backward_input)(Stored* dx, const Stored* dy, const Stored* w,               \
-                                    const Stored* bias, Conv conv) {                             \
-    backward_input<ROWS>(dx, dy, w, bias, conv);                                                 \
-  }                                                                                              \
-  extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                      \
-      KERNEL(conv2d_backward_weight)(Stored* dw, Computed* parts, const Stored* x,               \
-                                     const Stored* dy, u32 part_count, Conv conv) {              \
-    backward_weight<ROWS>(dw, parts, x, dy, part_count, conv);                                   \
-  }
+extern "C" __global__ void __launch_bounds__(256, BLOCKS_AT_ONCE)
+    KERNEL(conv2d)(Stored* y, const Stored* x, const Stored* w, const Stored* bias, Conv conv) {
+  forward(y, x, w, bias, conv);
+}
 
-STAMP(TILE, BLOCKS_AT_ONCE, conv2d, conv2d_backward_input, conv2d_backward_weight)
-#if IS_HALF
-// For more rows than one tile has.
-STAMP(TALL_TILE, 2, conv2d_tall, conv2d_tall_backward_input, conv2d_tall_backward_weight)
-#endif
+extern "C" __global__ void __launch_bounds__(256, BLOCKS_AT_ONCE)
+    KERNEL(conv2d_backward_input)(Stored* dx, const Stored* dy, const Stored* w,
+                                  const Stored* bias, Conv conv) {
+  backward_input(dx, dy, w, bias, conv);
+}
+
+extern "C" __global__ void __launch_bounds__(256, BLOCKS_AT_ONCE)
+    KERNEL(conv2d_backward_weight)(Stored* dw, Computed* parts, const Stored* x, const Stored* dy,
+                                   u32 part_count, Conv conv) {
+  backward_weight(dw, parts, x, dy, part_count, conv);
+}
 
 // dw[i] = Σ parts[part][i], in their order.
 extern "C" __global__ void KERNEL(conv2d_sum_parts)(Stored* dw, const Computed* parts,

@@ -25,6 +25,7 @@
 //!   planes (`depthwise.rs`).
 //! - turn: to transpose, of pixels and channels; turned around: the kernel read backwards, for dx.
 
+mod channels_last;
 mod columns;
 mod cpu;
 #[cfg(test)]
@@ -47,6 +48,8 @@ mod weight_by_channel;
 mod weight_by_pixel;
 
 use std::fmt::{self, Display};
+
+use channels_last::ChannelsLast;
 
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
@@ -192,6 +195,10 @@ struct Conv2d {
 
 impl Conv2d {
     fn workspace_len(&self, kind: DeviceKind) -> usize {
+        if kind == DeviceKind::Cuda && channels_last::is_used(self) {
+            let [.., len] = ChannelsLast::of(self).scratch();
+            return len;
+        }
         if kind == DeviceKind::Cuda {
             return match (self.product, self.shape.weight_parts()) {
                 (Product::BackwardWeight, parts @ 2..) => parts * self.shape.w_len(),

@@ -52,7 +52,7 @@ __device__ inline void matmul(C* c, const Stored* a, const Stored* b, const C* b
   Matmul<A_DEEP, B_DEEP, false, C> product = {
       c + matrix * sizes.c_matrix, a + matrix * sizes.a_matrix, b + matrix * sizes.b_matrix,
       bias, nullptr, sizes, adds != 0};
-  tile_product<TILE>(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, (u32)sizes.k);
+  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, (u32)sizes.k);
 }
 
 #define STAMP(name, C, A_DEEP, B_DEEP)                                                          \
@@ -80,5 +80,5 @@ extern "C" __global__ void __launch_bounds__(256)
     KERNEL(matmul_row_sums)(Stored* c, Stored* row_sums, const Stored* a, const Stored* b,
                             Sizes sizes) {
   Matmul<false, false, true, Stored> product = {c, a, b, nullptr, row_sums, sizes, false};
-  tile_product<TILE>(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, (u32)sizes.k);
+  tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, (u32)sizes.k);
 }

@@ -230,3 +230,83 @@ fn convolutions_and_their_gradients_are_those_of_their_twins() {
         });
     });
 }
+
+/// Products of half types in tall tiles: whoever takes them has more work than a device of threads
+/// on a processor does in a test, so that they are compared with the other tiles.
+#[test]
+fn convolutions_in_tall_tiles_have_the_bits_of_others() {
+    let Some(lab) = Lab::open() else { return };
+    const FILE: &str = "channels_last_bf16";
+    let [images, groups, depth, rows, part_count] = [2, 2, 24, 132, 3];
+    let ([height, width], [out_height, out_width]) = ([9, 8], [5, 8]);
+    let (kernel, stride, padding, dilation) = ([3, 3], [2, 1], [1, 1], [1, 1]);
+    // The upper half of an f32 is a bf16.
+    let halves = |len: usize, seed: u64| {
+        let noise = noise(len, seed).into_iter();
+        lab.bytes(
+            &noise
+                .flat_map(|value| value.to_be_bytes().into_iter().take(2).rev())
+                .collect::<Vec<u8>>(),
+        )
+    };
+    let words = |sizes: [[usize; 2]; 2], places: [usize; 2]| -> Vec<u64> {
+        let [source, result] = sizes;
+        let side = |axis: usize| {
+            [source, result, kernel, stride, padding, dilation].map(|pair: [usize; 2]| pair[axis])
+        };
+        let sizes = [images, groups, depth, rows].into_iter().chain(side(0)).chain(side(1));
+        let divisors = [places[0] * places[1], places[1]].into_iter().flat_map(divisor);
+        sizes.map(|size| size as u64).chain(divisors).collect()
+    };
+    let grid = |columns: usize, tile_rows: usize, layers: usize| Grid {
+        blocks: [columns.div_ceil(128) as u32, rows.div_ceil(tile_rows) as u32, layers as u32],
+        threads: [256, 1, 1],
+        shared_bytes: 0,
+    };
+    let [small, large] = [[out_height, out_width], [height, width]];
+    let pixels = |[height, width]: [usize; 2]| images * height * width;
+    let (w, bias) = (halves(groups * rows * 9 * depth, 1), halves(groups * rows, 2));
+    let parameters = &[Write, Read, Read, Read, Words(20)];
+    // Forward, and the gradient with a place of each phase for rows 0, 2, .. and 1, 3, ..
+    for (names, sizes, places, phases) in [
+        (["channels_last_conv2d_bf16", "channels_last_tall_conv2d_bf16"], [large, small], small, 1),
+        (
+            ["channels_last_backward_input_bf16", "channels_last_tall_backward_input_bf16"],
+            [small, large],
+            [out_height, width],
+            2,
+        ),
+    ] {
+        let source = halves(pixels(sizes[0]) * groups * depth, 3);
+        let words = words(sizes, places);
+        lab.in_each_order(|| {
+            let found = [(names[0], 64), (names[1], 128)].map(|(name, tile_rows)| {
+                let y = lab.room(2 * groups * rows * pixels(sizes[1]));
+                let sizes = Argument::Words(&words);
+                let arguments = [y.write(), source.read(), w.read(), bias.read(), sizes];
+                let grid = grid(pixels(places), tile_rows, groups * phases);
+                lab.run(FILE, Kernel { name, parameters }, grid, &arguments);
+                lab.bytes_of(&y)
+            });
+            assert!(found[0].iter().any(|&byte| byte != found[0][0]));
+            assert_eq!(found[0], found[1], "{}", names[1]);
+        });
+    }
+    let x = halves(pixels(large) * groups * depth, 4);
+    let dy = halves(pixels(small) * groups * rows.next_multiple_of(8), 5);
+    let words = words([large, small], small);
+    let parameters = &[Write, Read, Read, U32, Words(20)];
+    let names = ["channels_last_backward_weight_bf16", "channels_last_tall_backward_weight_bf16"];
+    lab.in_each_order(|| {
+        let found = [(names[0], 64), (names[1], 128)].map(|(name, tile_rows)| {
+            let parts = lab.room(4 * part_count * groups * rows * 9 * depth);
+            let (count, sizes) = (Argument::U32(part_count as u32), Argument::Words(&words));
+            let arguments = [parts.write(), x.read(), dy.read(), count, sizes];
+            let grid = grid(9 * depth, tile_rows, groups * part_count);
+            lab.run(FILE, Kernel { name, parameters }, grid, &arguments);
+            lab.bytes_of(&parts)
+        });
+        assert!(found[0].iter().any(|&byte| byte != found[0][0]));
+        assert_eq!(found[0], found[1], "{}", names[1]);
+    });
+}

@@ -1,0 +1,133 @@
+//! The products of half types on NVIDIA devices: operands are copied into scratch memory with the
+//! channels of a pixel side by side (NHWC), so that tensor cores get what they multiply in whole
+//! packs. See `channels_last.cu`. Sizes are the same with and without a device.
+
+use super::shape::Conv2dShape;
+use super::{Conv2d, Product};
+
+/// Elements that are copied at a time.
+const PACK: usize = 8;
+
+/// Rows and columns of a tile of the result, and the rows of a tall one.
+const TILE: [usize; 2] = [64, 128];
+const TALL_TILE: usize = 128;
+
+/// Blocks that keep a large device busy: two on each of its multiprocessors.
+const BLOCKS_WANTED: usize = 264;
+
+/// Whether a product is done so. Channels are filled up to whole packs: of groups with few channels
+/// the most would be zeros.
+pub(super) fn is_used(conv: &Conv2d) -> bool {
+    let Conv2dShape { in_channels, out_channels, groups, .. } = conv.shape;
+    let are_packs = [in_channels, out_channels].iter().all(|count| count / groups >= PACK);
+    conv.dtype.size_bytes() == 2 && (groups == 1 || are_packs)
+}
+
+/// The sizes of a product as the kernels see it.
+pub(super) struct ChannelsLast {
+    /// Channels of a group of the source, which is x or, for dx, dy.
+    pub(super) source_channels: usize,
+    /// Channels of a group of the result, which is y or dx; for dw those of y.
+    pub(super) result_channels: usize,
+    /// Rows and columns of the source.
+    pub(super) source_size: [usize; 2],
+    /// Rows and columns of the result; for dw those of y.
+    pub(super) result_size: [usize; 2],
+    /// Of the result; for dx those of each phase.
+    pub(super) places: [usize; 2],
+    /// For dx, the product of the strides, else 1.
+    pub(super) phases: usize,
+    /// Tiles of a group's result, across and down.
+    pub(super) tiles: [usize; 2],
+    /// Rows of a tile.
+    pub(super) tile_rows: usize,
+    /// Into how many the pixels are cut, for dw.
+    pub(super) parts: usize,
+    /// Elements of the copies in half types, and of the parts' sums in f32.
+    copies: [usize; 2],
+    sums: usize,
+}
+
+impl ChannelsLast {
+    pub(super) fn of(conv: &Conv2d) -> Self {
+        let shape = &conv.shape;
+        let [ins, outs] = [shape.in_channels, shape.out_channels].map(|count| count / shape.groups);
+        let in_size = [shape.in_height, shape.in_width];
+        let out_size = [shape.out_height(), shape.out_width()];
+        let is_of_input = matches!(conv.product, Product::BackwardInput);
+        let is_of_weight = matches!(conv.product, Product::BackwardWeight);
+        let (source_channels, result_channels) =
+            if is_of_input { (outs, ins) } else { (ins, outs) };
+        let (source_size, result_size) =
+            if is_of_input { (out_size, in_size) } else { (in_size, out_size) };
+        let stride = if is_of_input { shape.stride } else { [1, 1] };
+        let places = [0, 1].map(|axis| result_size[axis].div_ceil(stride[axis]));
+        let phases = stride[0] * stride[1];
+
+        let taps = shape.kernel[0] * shape.kernel[1];
+        let filter_len = taps * in_packs(source_channels);
+        let pixels = shape.batch * places[0] * places[1];
+        let columns = if is_of_weight { filter_len } else { pixels };
+        let across = columns.div_ceil(TILE[1]);
+        let layers = shape.groups * phases;
+        let blocks = |tile_rows: usize| result_channels.div_ceil(tile_rows) * across * layers;
+        let parts = |tile_rows: usize| match is_of_weight {
+            true => parts(shape, filter_len, blocks(tile_rows)),
+            false => 1,
+        };
+        // Tall tiles load less for each product.
+        let is_busy = blocks(TALL_TILE) * parts(TALL_TILE) >= BLOCKS_WANTED;
+        let is_tall = result_channels > TILE[0] && is_busy;
+        let tile_rows = if is_tall { TALL_TILE } else { TILE[0] };
+        let parts = parts(tile_rows);
+
+        let images = |channels: usize, size: [usize; 2]| {
+            shape.batch * size[0] * size[1] * shape.groups * in_packs(channels)
+        };
+        let filters = shape.groups * result_channels * filter_len;
+        let second = if is_of_weight { images(outs, out_size) } else { filters };
+        ChannelsLast {
+            source_channels,
+            result_channels,
+            source_size,
+            result_size,
+            places,
+            phases,
+            tiles: [across, result_channels.div_ceil(tile_rows)],
+            tile_rows,
+            parts,
+            copies: [images(source_channels, source_size), second],
+            sums: if is_of_weight { parts * filters } else { 0 },
+        }
+    }
+
+    /// Where the source, the other factor and the parts' sums begin in scratch memory, and its
+    /// length, in elements of f32.
+    pub(super) fn scratch(&self) -> [usize; 4] {
+        // Copies are whole packs.
+        let [source, other] = self.copies.map(|len| len / 2);
+        [0, source, source + other, source + other + self.sums]
+    }
+
+    /// Elements of w with its channels in whole packs; for dw, of one part.
+    pub(super) fn filters_len(&self) -> usize {
+        if self.sums > 0 { self.sums / self.parts } else { self.copies[1] }
+    }
+}
+
+/// Channels with what fills them up.
+pub(super) fn in_packs(channels: usize) -> usize {
+    channels.next_multiple_of(PACK)
+}
+
+/// Into how many parts the pixels are cut for dw, so that all of a device has work.
+fn parts(shape: &Conv2dShape, filter_len: usize, blocks: usize) -> usize {
+    /// Pixels of a part, at least: its sums are written, and read again.
+    const PIXELS_MIN: usize = 512;
+    /// Elements of all parts, at most.
+    const PARTS_LEN_MAX: usize = 8 << 20;
+    let pixels = shape.batch * shape.out_height() * shape.out_width();
+    let len = shape.out_channels * filter_len;
+    let most = (pixels / PIXELS_MIN).min(PARTS_LEN_MAX / len.max(1));
+    BLOCKS_WANTED.div_ceil(blocks.max(1)).min(most).max(1)
+}
