@@ -200,11 +200,7 @@ const GPT2: [(&str, usize, usize); 5] = [
 /// What they reach on `rows` tokens, forwards.
 fn gpt2_layers(device: &CudaDevice, rows: usize) -> Outcome<()> {
     let tensors = Device::cuda_on(device, CudaOptions::default())?;
-    let noise = |dims: &[usize]| -> Outcome<Tensor> {
-        let mut x = Tensor::zeros(&tensors, dims, DType::F32)?;
-        x.normal_(RandomKey::new(1), 0.0, 1.0)?;
-        Ok(x.to_dtype(DType::BF16)?)
-    };
+    let noise = |dims: &[usize]| kernels::noise(&tensors, DType::BF16, dims);
     for (name, inputs, outputs) in GPT2 {
         let (x, w) = (noise(&[rows, inputs])?, noise(&[outputs, inputs])?);
         let b = noise(&[outputs])?;
@@ -233,11 +229,7 @@ const CONVOLUTIONS: [(&str, usize, usize, usize, usize, usize); 10] = [
 /// What they and their gradients reach in bf16.
 fn convolutions(device: &CudaDevice, images: usize) -> Outcome<()> {
     let tensors = Device::cuda_on(device, CudaOptions::default())?;
-    let noise = |dims: &[usize]| -> Outcome<Tensor> {
-        let mut x = Tensor::zeros(&tensors, dims, DType::F32)?;
-        x.normal_(RandomKey::new(1), 0.0, 1.0)?;
-        Ok(x.to_dtype(DType::BF16)?)
-    };
+    let noise = |dims: &[usize]| kernels::noise(&tensors, DType::BF16, dims);
     for (name, ins, size, outs, kernel, stride) in CONVOLUTIONS {
         let (stride, padding) = ([stride, stride], [kernel / 2, kernel / 2]);
         let geometry = Conv2dGeometry { stride, padding, ..Conv2dGeometry::default() };

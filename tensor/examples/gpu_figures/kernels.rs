@@ -180,7 +180,7 @@ fn seconds(
 }
 
 /// Random numbers, where the device can draw them in this type: zeros can be faster than data.
-fn noise(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
+pub(crate) fn noise(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
     let mut x = Tensor::zeros(device, dims, DType::F32)?;
     x.normal_(KEY, 0.0, 1.0)?;
     match x.to_dtype(dtype) {

@@ -188,9 +188,11 @@ fn convolutions_of_half_types_are_those_of_the_processor() {
         (grouped, [2, 18, 9, 11], [22, 3, 3]),
         (apart, [1, 5, 13, 10], [4, 4, 3]),
         // Planes of whole packs, several tiles each way, parts of the pixels.
-        (padded, [3, 40, 16, 24], [70, 3, 3]),
+        (padded, [2, 16, 16, 12], [70, 3, 3]),
         // Groups of few channels are done otherwise.
         (few, [2, 6, 5, 6], [9, 3, 3]),
+        // Of one tap, with rows of pixels that the library would read one by one.
+        (none, [2, 9, 5, 5], [7, 1, 1]),
         // Without images and without channels.
         (padded, [0, 8, 4, 4], [8, 3, 3]),
         (none, [2, 0, 4, 4], [3, 2, 2]),

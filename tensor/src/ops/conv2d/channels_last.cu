@@ -46,11 +46,13 @@ extern "C" __global__ void __launch_bounds__(256)
   // By places. Neighbouring ones are in neighbouring banks.
   __shared__ __align__(16) Stored tile[SIDE * ROW];
   u32 depth = in_whole_packs(channels);
+  // Those of this block that are written.
+  u32 rows = depth - blockIdx.y * SIDE < SIDE ? depth - blockIdx.y * SIDE : (u32)SIDE;
   u32 first_place = blockIdx.x * SIDE, first_channel = blockIdx.y * SIDE;
   bool in_fours = places % 4 == 0 && is_aligned<4>(from);
   for (u32 plane = blockIdx.z; plane < images * groups; plane += gridDim.z) {
     const Stored* source = from + (u64)plane * channels * places;
-    for (u32 i = threadIdx.x; in_fours && i < SIDE * SIDE / 4; i += TILE_THREADS) {
+    for (u32 i = threadIdx.x; in_fours && i < rows * SIDE / 4; i += TILE_THREADS) {
       u32 channel = i / (SIDE / 4), place = i % (SIDE / 4) * 4;
       bool is_there = first_channel + channel < channels && first_place + place < places;
       u64 at = (u64)(first_channel + channel) * places + first_place + place;
@@ -58,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
       for (u32 k = 0; k < 4; k++) tile[(place + k) * ROW + channel] = four.at[k];
     }
-    for (u32 i = threadIdx.x; !in_fours && i < SIDE * SIDE; i += TILE_THREADS) {
+    for (u32 i = threadIdx.x; !in_fours && i < rows * SIDE; i += TILE_THREADS) {
       u32 channel = i / SIDE, place = i % SIDE;
       bool is_there = first_channel + channel < channels && first_place + place < places;
       u64 at = (u64)(first_channel + channel) * places + first_place + place;
@@ -552,7 +554,8 @@ extern "C" __global__ void KERNEL(channels_last_sum_parts)(Stored* dw, const flo
     u32 line = by_depth.quotient((u32)i), channel = (u32)i - line * by_depth.size;
     if (channel >= channels) continue;
     float sum = 0;
-#pragma unroll 4
+    // Elements are few: a thread waits for many loads at a time.
+#pragma unroll 16
     for (u32 part = 0; part < part_count; part++) sum += parts[(u64)part * len + i];
     u32 filter = by_taps.quotient(line), tap = line - filter * by_taps.size;
     set(dw[((u64)filter * channels + channel) * by_taps.size + tap], sum);

@@ -136,7 +136,7 @@ pub struct Conv2dWorkspace {
 
 impl Conv2dWorkspace {
     /// That of a convolution of `x` with `w`, both of `dtype`, on a device that is, or stands for,
-    /// one of this `kind`. Operands that are not contiguous are copied besides.
+    /// one of this `kind`; without a bias. Operands that are not contiguous are copied besides.
     ///
     /// # Errors
     /// Those of [`Tensor::conv2d`].
@@ -153,7 +153,7 @@ impl Conv2dWorkspace {
             return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
         }
         let bytes = |product| {
-            let len = Conv2d { op, product, shape, dtype }.workspace_len(kind);
+            let len = Conv2d { op, product, shape, dtype }.workspace_len(kind, false);
             len * dtype.computed().size_bytes()
         };
         Ok(Conv2dWorkspace {
@@ -194,7 +194,24 @@ struct Conv2d {
 }
 
 impl Conv2d {
-    fn workspace_len(&self, kind: DeviceKind) -> usize {
+    /// Whether it is of one tap, at each pixel: for each image a product of matrices, which a
+    /// device's library does faster than any kernel for convolutions, if rows of pixels begin where
+    /// it reads several at once.
+    fn is_pointwise(&self, has_bias: bool) -> bool {
+        let Conv2dShape { kernel, stride, padding, groups, .. } = self.shape;
+        let is_of_pixels = [kernel, stride] == [[1, 1]; 2] && padding == [0, 0] && groups == 1;
+        // Gradients of weights are sums over images.
+        let is_of_images = !matches!(self.product, Product::BackwardWeight);
+        let row_bytes = self.shape.in_height * self.shape.in_width * self.dtype.size_bytes();
+        let are_rows_aligned = !channels_last::is_used(self) || row_bytes.is_multiple_of(8);
+        let is_product = is_of_pixels && is_of_images && !has_bias;
+        is_product && are_rows_aligned && self.shape.batch > 0
+    }
+
+    fn workspace_len(&self, kind: DeviceKind, has_bias: bool) -> usize {
+        if kind == DeviceKind::Cuda && self.is_pointwise(has_bias) {
+            return 0;
+        }
         if kind == DeviceKind::Cuda && channels_last::is_used(self) {
             let [.., len] = ChannelsLast::of(self).scratch();
             return len;
@@ -265,14 +282,14 @@ impl Conv2d {
         first.check_any_float(op)?;
         reads.iter().try_for_each(|tensor| first.check_dtype(op, tensor))?;
         let reads = reads.iter().map(|tensor| tensor.contiguous()).collect::<Result<Vec<_>>>()?;
-        let device = first.device();
+        let (device, has_bias) = (first.device(), reads.len() > 2);
         let y = Tensor::empty(device, y_shape, first.dtype())?;
         #[cfg(feature = "cuda")]
-        if device.kind() == DeviceKind::Cuda && self.is_pointwise(&reads) {
+        if device.kind() == DeviceKind::Cuda && self.is_pointwise(has_bias) {
             self.multiply_pixels(&y, &reads[0], &reads[1])?;
             return Ok(y);
         }
-        let scratch_len = self.workspace_len(device.kind());
+        let scratch_len = self.workspace_len(device.kind(), has_bias);
         let scratch = Tensor::workspace(device, scratch_len, first.dtype().computed())?;
         let reads: Vec<&Tensor> = reads.iter().collect();
         device.launch(self, &reads, &[&y, &scratch])?;
@@ -280,18 +297,8 @@ impl Conv2d {
     }
 }
 
-/// Of one tap, at each pixel: for each image a product of matrices, which a device's library does
-/// faster than any kernel for convolutions.
 #[cfg(feature = "cuda")]
 impl Conv2d {
-    fn is_pointwise(&self, reads: &[Tensor]) -> bool {
-        let Conv2dShape { kernel, stride, padding, groups, .. } = self.shape;
-        let is_of_pixels = [kernel, stride] == [[1, 1]; 2] && padding == [0, 0] && groups == 1;
-        // Gradients of weights are sums over images.
-        let is_of_images = !matches!(self.product, Product::BackwardWeight);
-        is_of_pixels && is_of_images && reads.len() == 2 && self.shape.batch > 0
-    }
-
     #[track_caller]
     fn multiply_pixels(&self, y: &Tensor, x: &Tensor, w: &Tensor) -> Result<()> {
         let Conv2dShape { batch, in_channels, out_channels, .. } = self.shape;

@@ -16,7 +16,7 @@ const THREADS: u32 = 256;
 const _: () = assert!(PARTIAL_LEN_MIN == THREADS as usize);
 
 /// The most blocks of a grid that walks over tensors: each walks over all of them.
-const BLOCKS_MAX: usize = 1 << 12;
+const BLOCKS_MAX: usize = 1 << 10;
 
 /// Bytes of a tile of `scale_and_check_all`.
 const TILE_BYTES: usize = 1024 * 16;

@@ -1,5 +1,5 @@
-// Passes over gradients: one, or contiguous ones of a type. A thread takes every n-th element, or pack of elements; blocks have whole
-// warps.
+// Passes over gradients: one, or contiguous ones of a type. A thread takes every n-th element, or
+// pack of elements; blocks have whole warps.
 
 __device__ inline bool is_finite(Computed x) { return x - x == (Computed)0; }
 
@@ -92,6 +92,10 @@ extern "C" __global__ void __launch_bounds__(256)
   u64 tile = blockIdx.x, first = 0;
   for (u64 tensor = 0; tensor < count; tensor++) {
     u64 len = lens.at[tensor], end = first + (len + TILE_LEN - 1) / TILE_LEN;
+    if (tile >= end) {
+      first = end;
+      continue;
+    }
     Stored* x = tensors.at[tensor];
     // They begin where memory is aligned, or are taken one by one.
     u64 packs = is_aligned<LEN>(x) ? len / LEN : 0;
