@@ -133,6 +133,29 @@ proptest! {
     }
 }
 
+/// The gradients of the values are the weights of one query, if dy is 1.
+#[test]
+fn weights_of_backward_sum_to_1_also_of_large_scores() {
+    let (heads, keys, dim) = (512, 7, 3);
+    for dtype in [DType::F32, DType::F64] {
+        let large = Array::pattern(&[1, heads, 1, dim], 1).map(|x| 60.0 * x);
+        let q = laid_out(&large, Style::Contiguous, dtype);
+        let (k, _) = sample(&[1, heads, keys, dim], Style::Contiguous, dtype, 2);
+        let (v, _) = sample(&[1, heads, keys, 1], Style::Contiguous, dtype, 3);
+        let options = AttentionOptions::default();
+        let found = q.attention(&k, &v, None, &options).unwrap();
+        let dy = Tensor::ones(shared(), [1, heads, 1, 1], dtype).unwrap();
+        let [_, _, dv] = dy.attention_backward([&q, &k, &v], None, &found, &options).unwrap();
+        let (sums, scores) = (download(&dv.sum(&[2]).unwrap()), download(&found.log_sum_exp));
+        assert!(scores.values.iter().any(|&lse| lse > 100.0), "large scores");
+        for (sum, lse) in sums.values.iter().zip(&scores.values) {
+            // Half a unit of the log-sum-exp, and the roundings of powers and sums.
+            let allowed = (lse.abs() / 2.0 + 16.0) * epsilon(dtype);
+            assert!((sum - 1.0).abs() <= allowed, "{dtype}: {sum}, of scores up to {lse}");
+        }
+    }
+}
+
 #[test]
 fn nothing_is_copied_and_memory_is_linear() {
     let device = cpu(2);

@@ -3,7 +3,9 @@
 //! Scores lie with the keys along the lanes, turned once for each block of keys. All that a head of
 //! k and v touches is its task's own, so nothing is added up between threads.
 
-use super::block::{BLOCK, Problem, Rows, Sizes, Source, block, panels, turned, turned_back};
+use super::block::{
+    BLOCK, Problem, Rows, Sizes, Source, block, exp_fast, panels, scaled, turned, turned_back,
+};
 use super::heads_of;
 use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
 use crate::cpu::gemm::Matrix;
@@ -26,7 +28,7 @@ pub(super) fn scratch_len(sizes: &Sizes, is_converted: bool) -> usize {
 
 /// The scratch of a task, by role.
 struct Scratch<'a, T> {
-    /// k times the scale, and v, turned: `[panels][D][W]`.
+    /// k and v, turned: `[panels][D][W]`.
     k: &'a mut [T],
     v: &'a mut [T],
     /// Their gradients, turned.
@@ -45,8 +47,10 @@ struct Scratch<'a, T> {
     dq: &'a mut [T],
     /// Σ dy·y of their queries.
     delta: &'a mut [T],
-    /// q, dy, and rows of k, where they have to be converted.
+    /// q times the scale, as forward multiplies it: scores are the same numbers, and weights sum to
+    /// 1, also where a rounding of the scores is large.
     q: &'a mut [T],
+    /// dy and rows of k, where they have to be converted.
     dy: &'a mut [T],
     k_converted: &'a mut [T],
 }
@@ -57,8 +61,8 @@ impl<'a, T> Scratch<'a, T> {
         let rows = heads / groups.max(1) * queries;
         let (padded, panel) = (padded(dim), BLOCK * PANEL_WIDTH_MAX);
         let converted = |len: usize| if is_converted { BLOCK * len } else { 0 };
-        let [k, v, dk, dv] = [dim, v_dim, dim, v_dim].map(|len| BLOCK * len);
-        let [q, dy, k_converted] = [dim, v_dim, dim].map(converted);
+        let [k, v, dk, dv, q] = [dim, v_dim, dim, v_dim, dim].map(|len| BLOCK * len);
+        let [dy, k_converted] = [v_dim, dim].map(converted);
         let (k_rows, ds_rows) = (BLOCK * padded, BLOCK * BLOCK);
         let (dq, delta) = (rows * padded, rows);
         [k, v, dk, dv, k_rows, panel, panel, panel, ds_rows, dq, delta, q, dy, k_converted]
@@ -133,8 +137,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Keys<'_, E, T> {
             let count = BLOCK.min(keys - j);
             let Scratch { k, v, dk, dv, k_rows, k_converted, .. } = &mut self.scratch;
             let (b, g) = (self.index / groups, self.index % groups);
-            let factor = T::from_f64(scale * std::f64::consts::LOG2_E);
-            turned(simd, problem.k.at(b, g), j, [count, dim], width, factor, k);
+            turned(simd, problem.k.at(b, g), j, [count, dim], width, T::ONE, k);
             turned(simd, problem.v.at(b, g), j, [count, v_dim], width, T::ONE, v);
             let rows = block(problem.k.at(b, g), j, [count, dim], k_converted);
             panels(rows, [count, dim], [BLOCK, width], k_rows);
@@ -146,9 +149,8 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Keys<'_, E, T> {
                 }
             }
             let Scratch { dk, dv, .. } = &self.scratch;
-            let scale = T::from_f64(scale);
-            turned_back(simd, dk, dim, width, scale, &mut self.dk[j * dim..][..count * dim]);
-            turned_back(simd, dv, v_dim, width, T::ONE, &mut self.dv[j * v_dim..][..count * v_dim]);
+            turned_back(simd, dk, dim, width, &mut self.dk[j * dim..][..count * dim]);
+            turned_back(simd, dv, v_dim, width, &mut self.dv[j * v_dim..][..count * v_dim]);
         }
         let scale = T::from_f64(scale);
         let rows = self.scratch.dq.chunks_exact(padded(dim).max(1));
@@ -200,11 +202,11 @@ impl<E: Element, T: SimdFloat> Keys<'_, E, T> {
         let heads = heads_of(&problem.sizes, first_row + head);
         let Scratch { k, v, dk, dv, k_rows, p, ds, kept, ds_rows, dq, delta, q, dy, .. } =
             &mut self.scratch;
-        let q = block(problem.q.at(heads.b, heads.h), i, [count, dim], q);
+        let scale = T::from_f64(problem.scale());
+        let q = scaled(problem.q.at(heads.b, heads.h), i, [count, dim], scale, q);
         let dy = block(self.dy.at(heads.b, heads.h), i, [count, v_dim], dy);
         let own = head * queries + i;
         let (lse, delta) = (&self.lse[own..][..count], &delta[own..][..count]);
-        let log2_e = T::from_f64(std::f64::consts::LOG2_E);
         let (q_rows, dy_rows) = (q, dy);
         for panel in 0..key_count.div_ceil(width) {
             let first = j + panel * width;
@@ -230,10 +232,9 @@ impl<E: Element, T: SimdFloat> Keys<'_, E, T> {
                 let visible = problem.visible(i + row).saturating_sub(first).min(lanes);
                 p[visible..].fill(T::NEG_INFINITY);
                 // With no key seen, the powers have to be 0 and not 1.
-                let shift =
-                    if lse[row] == T::NEG_INFINITY { T::INFINITY } else { lse[row] * log2_e };
+                let shift = if lse[row] == T::NEG_INFINITY { T::INFINITY } else { lse[row] };
                 for p in p {
-                    *p = (*p - shift).exp2_fast_in::<S>();
+                    *p = exp_fast::<T, S>(*p - shift);
                 }
             }
             let is_dropped = problem.options.dropout.is_some();

@@ -86,9 +86,8 @@ impl<E: Element> Problem<'_, E> {
         }
     }
 
-    /// Adds the mask to scores in units of ln 2: `rows` rows of `width`, the first at pair
-    /// `[i, j]`. A row is a key with the queries that follow `i`, or a query with the keys that
-    /// follow `j`.
+    /// Adds the mask to scores: `rows` rows of `width`, the first at pair `[i, j]`. A row is a key
+    /// with the queries that follow `i`, or a query with the keys that follow `j`.
     #[inline(always)]
     pub(super) fn add_mask<T: SimdFloat>(
         &self,
@@ -123,14 +122,13 @@ impl<E: Element> Problem<'_, E> {
                 }
             }
             Mask::Add(mask) => {
-                let log2_e = T::from_f64(std::f64::consts::LOG2_E);
                 let mask = mask.at(heads.b, heads.h);
                 let [row_step, lane_step] = place([mask.row_stride, mask.col_stride]);
                 let start = i * mask.row_stride + j * mask.col_stride;
                 for (row, scores) in scores.chunks_exact_mut(width).enumerate() {
                     let mask = &mask.data[start + row * row_step..];
                     for (lane, score) in scores[..lanes].iter_mut().enumerate() {
-                        *score += log2_e * mask[lane * lane_step].cast();
+                        *score += mask[lane * lane_step].cast();
                     }
                 }
             }
@@ -199,6 +197,39 @@ pub(super) fn block<'a, E: Element, T: Element>(
     }
 }
 
+/// Rows `first..first + rows` of `x` times `factor`.
+#[inline(always)]
+pub(super) fn scaled<'a, E: Element, T: SimdFloat>(
+    x: Matrix<'_, E>,
+    first: usize,
+    [rows, cols]: [usize; 2],
+    factor: T,
+    to: &'a mut [T],
+) -> Matrix<'a, T> {
+    let x = x.rows_from(first);
+    for (row, to) in to.chunks_exact_mut(cols.max(1)).take(rows).enumerate() {
+        let from = &x.data[row * x.row_stride..];
+        if x.col_stride == 1 {
+            to.iter_mut().zip(from).for_each(|(to, &x)| *to = x.cast::<T>() * factor);
+        } else {
+            for (col, to) in to.iter_mut().enumerate() {
+                *to = from[col * x.col_stride].cast::<T>() * factor;
+            }
+        }
+    }
+    Matrix { data: to, row_stride: cols, col_stride: 1 }
+}
+
+/// e^x of a score less a larger one, or less the log-sum-exp that it is part of.
+///
+/// The difference first: its error is that of a unit of the scores, whatever they are counted in,
+/// and it is exact for the largest. Scores in units of ln 2 would spare the product, but a
+/// log-sum-exp that is kept in units of 1 then comes back with two more roundings.
+#[inline(always)]
+pub(super) fn exp_fast<T: SimdFloat, S: Simd<T>>(x: T) -> T {
+    (x * T::from_f64(std::f64::consts::LOG2_E)).exp2_fast_in::<S>()
+}
+
 /// Rows `first..first + rows` of `x` times `factor`, in panels of `width` rows turned into columns:
 /// `[panels][cols][width]`, 0 where there is no row.
 #[inline(always)]
@@ -260,14 +291,13 @@ pub(super) fn panels<T: SimdFloat>(
     }
 }
 
-/// The inverse of [`turned`]: rows of `cols`, each element times `factor`.
+/// The inverse of [`turned`] without a factor: rows of `cols`.
 #[inline(always)]
 pub(super) fn turned_back<T: SimdFloat, E: Element, S: Simd<T>>(
     simd: S,
     x: &[T],
     cols: usize,
     width: usize,
-    factor: T,
     to: &mut [E],
 ) {
     if cols == 0 {
@@ -275,6 +305,6 @@ pub(super) fn turned_back<T: SimdFloat, E: Element, S: Simd<T>>(
     }
     for (to, x) in to.chunks_mut(cols * width).zip(x.chunks_exact(cols * width)) {
         let size = [cols, to.len() / cols];
-        turn_rows(simd, (x, width), size, (to, cols), |x| x * factor, T::cast);
+        turn_rows(simd, (x, width), size, (to, cols), |x| x, T::cast);
     }
 }

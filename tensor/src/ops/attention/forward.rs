@@ -4,7 +4,7 @@
 //! score and the sum of a query are vector operations, and only q and y are turned, once for each
 //! block of queries.
 
-use super::block::{BLOCK, Problem, Rows, Sizes, block, turned};
+use super::block::{BLOCK, Problem, Rows, Sizes, block, exp_fast, turned};
 use super::heads_of;
 use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
 use crate::cpu::math::SimdFloat;
@@ -76,8 +76,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Queries<'_, E, T> {
         let (scores, converted) = rest.split_at_mut(BLOCK * PANEL_WIDTH_MAX);
         let converted_len = if converted.is_empty() { 0 } else { BLOCK * dim };
         let (k_converted, v_converted) = converted.split_at_mut(converted_len);
-        // Scores in units of ln 2: a power of two is cheaper than one of e.
-        let factor = T::from_f64(problem.scale() * std::f64::consts::LOG2_E);
+        let factor = T::from_f64(problem.scale());
         turned(simd, problem.q.at(heads.b, heads.h), first, [count, dim], width, factor, q_turned);
         sums.fill(T::ZERO);
         let mut state = [Running::<T>::new(); BLOCK / 8];
@@ -126,7 +125,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Queries<'_, E, T> {
             let mut factors = [T::ZERO; PANEL_WIDTH_MAX];
             for (lane, lse) in lse.iter_mut().enumerate() {
                 let (max, total) = (state.max[lane], state.total[lane]);
-                *lse = max * T::from_f64(std::f64::consts::LN_2) + total.ln();
+                *lse = max + total.ln();
                 // Where no key is seen, the sums are 0.
                 factors[lane] = if total == T::ZERO { T::ZERO } else { T::ONE / total };
             }
@@ -185,7 +184,7 @@ impl<T: SimdFloat> Running<T> {
             // Where all is hidden so far, any shift does.
             let is_seen = max[lane] > T::NEG_INFINITY;
             shift[lane] = if is_seen { max[lane] } else { T::ZERO };
-            factor[lane] = (self.max[lane] - shift[lane]).exp2_fast_in::<S>();
+            factor[lane] = exp_fast::<T, S>(self.max[lane] - shift[lane]);
             changed |= max[lane] != self.max[lane];
         }
         let (shift, factor) = (&shift[..width], &factor[..width]);
@@ -193,7 +192,7 @@ impl<T: SimdFloat> Running<T> {
         let added = &mut added[..width];
         for row in scores.chunks_exact_mut(width) {
             for lane in 0..width {
-                row[lane] = (row[lane] - shift[lane]).exp2_fast_in::<S>();
+                row[lane] = exp_fast::<T, S>(row[lane] - shift[lane]);
                 added[lane] += row[lane];
             }
         }
