@@ -111,7 +111,8 @@ fn convolution_of_several_tiles_each_way_is_that_of_the_processor() {
     gpu.in_every_order(|| check(&device, &(geometry, vec![2, 9, 9, 7], vec![70, 9, 3, 3])));
 }
 
-/// A convolution of noise, its gradients and the transposed one, of one type; w is `[outs, kernel]`.
+/// A convolution of noise, its gradients and the transposed one, of one type. The rest of the
+/// dimensions of w are those of x.
 fn check_in_type(
     device: &Device,
     (dtype, tolerance): (DType, f64),
