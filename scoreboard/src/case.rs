@@ -75,7 +75,7 @@ pub struct Case {
     /// The peer's gradients, in the order of `wants_gradient`; null without influence.
     #[serde(default)]
     pub gradients: Vec<Value>,
-    /// The results computed in f64, where the peer's own are not close to them.
+    /// The results computed in f64, where the peer's own are not nearly the same.
     #[serde(default)]
     pub truth: Option<Truth>,
     /// Allowed difference, relative to the expected value.
@@ -98,10 +98,18 @@ pub struct Case {
 /// Results in f64.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Truth {
+    /// Whether the peer's own results are within half of what is allowed.
+    #[serde(default)]
+    pub is_close: bool,
     /// As [`Case::outputs`].
     pub outputs: Vec<Value>,
     /// As [`Case::gradients`].
     pub gradients: Vec<Value>,
+    /// How far each of the peer's results, then of its gradients, is from that in f64 at its worst
+    /// element, in the worst of some samples whose operands differ from these by a unit of their
+    /// last place; none where that was not measured.
+    #[serde(default)]
+    pub nearby: Vec<f64>,
 }
 
 /// A tensor of a case.

@@ -52,6 +52,10 @@ pub enum Reason {
     Choice,
     /// Which of equal elements comes first, which the peer leaves open. The values agree.
     Ties,
+    /// No farther from the result in f64 than the peer's own results are where the operands differ
+    /// by a unit of their last place, in half types twice as far: what roundings leave is chance
+    /// there, and not counted as passed.
+    Roundings,
     /// The peer raises an error for its own sample, or prescribes what only it can be.
     PeerCannot,
     /// An operation that networks are not trained with.
@@ -72,7 +76,7 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, in the order of the report.
-    pub const ALL: [Reason; 17] = [
+    pub const ALL: [Reason; 18] = [
         Reason::MixedTypes,
         Reason::NotOfIntegers,
         Reason::NoDimensions,
@@ -82,6 +86,7 @@ impl Reason {
         Reason::MoreGeneral,
         Reason::Choice,
         Reason::Ties,
+        Reason::Roundings,
         Reason::PeerCannot,
         Reason::OutOfScope,
         Reason::ControlFlow,
@@ -116,6 +121,7 @@ impl Reason {
             Reason::MoreGeneral => "an error of PyTorch's that has a meaning in lowtide",
             Reason::Choice => "a result of the peer's where lowtide documents another, or an error",
             Reason::Ties => "which of equal elements comes first, which PyTorch leaves open",
+            Reason::Roundings => "as far from f64 as PyTorch is with operands one last digit away",
             Reason::PeerCannot => "PyTorch cannot compute its own sample",
             Reason::OutOfScope => "an operation that networks are not trained with",
             Reason::ControlFlow => "a branch or a loop of a graph, which in lowtide is Rust's own",

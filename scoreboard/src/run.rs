@@ -9,7 +9,7 @@ use lowtide_tensor::{CpuOptions, DType, Device, Layout, RandomKey, SimSpec, Tens
 use serde_json::Value;
 
 use crate::call::{Call, Output, Reads, Result, Stop};
-use crate::case::{Case, Kind, Values};
+use crate::case::{Case, Kind, Truth, Values};
 use crate::compare::{Tolerance, compare, compare_values, distance, is_zero};
 use crate::onnx;
 use crate::ops::{self, Adapter};
@@ -220,15 +220,18 @@ fn judge_stop(case: &Case, stop: Stop) -> Outcome {
 /// Whether the results are the peer's, or those in f64.
 fn judge(case: &Case, file: &[u8], found: &Found) -> Outcome {
     let judge = Judge { case, file, found };
-    let verdict = match judge.check((&case.outputs, &case.gradients), false) {
+    let verdict = match judge.check(Against::Peer) {
         Ok(()) => Outcome::Passed,
         Err(why) => {
-            let truth = case.truth.as_ref();
-            match truth.map(|truth| judge.check((&truth.outputs, &truth.gradients), true)) {
+            let far = case.truth.as_ref().filter(|truth| !truth.is_close);
+            let measured = case.truth.as_ref().filter(|truth| !truth.nearby.is_empty());
+            let nearby = measured.map(|truth| judge.check(Against::Nearby(truth)));
+            match far.map(|truth| judge.check(Against::Truth(truth))) {
                 Some(Ok(())) => Outcome::PassedByTruth,
                 _ if ties::agree(case, file, &found.outputs) => {
                     Outcome::NotApplicable(Reason::Ties, why)
                 }
+                _ if nearby == Some(Ok(())) => Outcome::NotApplicable(Reason::Roundings, why),
                 Some(Err(also)) => failed(case, format!("{why}; in f64: {also}")),
                 None => failed(case, why),
             }
@@ -250,21 +253,46 @@ struct Judge<'a> {
     found: &'a Found,
 }
 
+/// What results are compared with.
+#[derive(Clone, Copy)]
+enum Against<'a> {
+    /// The peer's.
+    Peer,
+    /// Those in f64, as far as the peer's are close to them.
+    Truth(&'a Truth),
+    /// The same, as far as the peer's are close to them nearby too.
+    Nearby(&'a Truth),
+}
+
+/// A result of the peer, where it is not the expected one, and how far its results are from f64 at
+/// least.
+#[derive(Clone, Copy)]
+struct Own<'a> {
+    value: &'a Value,
+    distance: f64,
+}
+
 impl Judge<'_> {
-    /// `Ok` if all results and gradients are the expected ones: those of the peer, or those in f64.
-    fn check(
-        &self,
-        (outputs, gradients): (&[Value], &[Value]),
-        is_truth: bool,
-    ) -> std::result::Result<(), String> {
+    /// `Ok` if all results and gradients are the expected ones.
+    fn check(&self, against: Against<'_>) -> std::result::Result<(), String> {
         let Judge { case, found, .. } = self;
+        let (outputs, gradients) = match against {
+            Against::Peer => (&case.outputs, &case.gradients),
+            Against::Truth(truth) | Against::Nearby(truth) => (&truth.outputs, &truth.gradients),
+        };
         if found.outputs.len() != outputs.len() {
             let (found, expected) = (found.outputs.len(), outputs.len());
             return Err(format!("{found} results, not {expected}"));
         }
-        let peer = |peer| is_truth.then_some(peer);
+        let peer = |value, place: usize| match against {
+            Against::Peer => None,
+            Against::Truth(_) => Some(Own { value, distance: 0.0 }),
+            Against::Nearby(truth) => {
+                Some(Own { value, distance: truth.nearby.get(place).copied().unwrap_or(0.0) })
+            }
+        };
         for (index, (output, expected)) in found.outputs.iter().zip(outputs).enumerate() {
-            let same = self.same(output, expected, peer(&case.outputs[index]));
+            let same = self.same(output, expected, peer(&case.outputs[index], index));
             same.map_err(|why| format!("result {index}: {why}"))?;
         }
         for (index, operand) in case.wants_gradient.iter().enumerate() {
@@ -274,7 +302,8 @@ impl Judge<'_> {
             let (gradient, expected) = (found.gradients[index].as_ref(), gradients.get(index));
             let same = match (gradient, expected.and_then(|value| self.case.tensor(value))) {
                 (Some(gradient), Some(_)) => {
-                    self.same(gradient, &gradients[index], peer(&case.gradients[index]))
+                    let peer = peer(&case.gradients[index], outputs.len() + index);
+                    self.same(gradient, &gradients[index], peer)
                 }
                 // Without influence, the peer has no gradient or one of zeros.
                 (None, Some(stored)) if is_zero(&stored.values(self.file)) => Ok(()),
@@ -290,12 +319,12 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// `Ok` if a result is the expected one; `peer` is the peer's, where that is not the same.
+    /// `Ok` if a result is the expected one.
     fn same(
         &self,
         found: &Tensor,
         expected: &Value,
-        peer: Option<&Value>,
+        own: Option<Own<'_>>,
     ) -> std::result::Result<(), String> {
         let values = |value: &Value| {
             let stored = self.case.tensor(value);
@@ -305,7 +334,7 @@ impl Judge<'_> {
             return Err(format!("a tensor, not {expected}"));
         };
         let found = Values::of(found).map_err(|error| error.to_string())?;
-        let peer = peer.and_then(values);
+        let peer = own.and_then(|own| values(own.value));
         let dtype = peer.as_ref().unwrap_or(&expected).dtype;
         // A graph's tolerance is that of all its results that are floats.
         let is_own = match self.case.graph {
@@ -321,7 +350,8 @@ impl Judge<'_> {
         // one is often twice as far from the exact one as the other.
         let expected = expected.rounded(peer.dtype);
         let is_half = matches!(peer.dtype, DType::F16 | DType::BF16);
-        let allowed = distance(&peer, &expected) * if is_half { 2.0 } else { 1.0 };
+        let far = own.map_or(0.0, |own| own.distance).max(distance(&peer, &expected));
+        let allowed = far * if is_half { 2.0 } else { 1.0 };
         let absolute = tolerance.absolute.max(allowed);
         compare_values(&found, &expected, Tolerance { absolute, ..tolerance })
     }

@@ -91,20 +91,9 @@ pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
 pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
     ("linalg.norm", "f16", 1, "two roundings in the gradient are beyond one part in 1000"),
     ("linalg.vector_norm", "f16", 1, "two roundings in the gradient are beyond one part in 1000"),
-    // Element 69: 5.7e-5 off the gradient of f64, the difference of two numbers near 0.03.
-    ("nn.CrossEntropyLoss", "bf16", 1, "weights times probabilities are rounded, then subtracted"),
     // in_proj_weight, element 4: 1.1e-5 off the gradient of f64. Rounding Σ dy·y once, and nothing
     // else, moves it by 0.6e-5; y is rounded too. Rounding scores, weights or dp moves it by 3e-8.
     ("nn.MultiheadAttention", "f32", 1, "a key of weight 0.99995: dp - Σ dy·y is its rounding"),
-    ("nn.Transformer", "bf16", 6, "roundings of two stacks of layers add up"),
-    ("nn.Transformer", "f32", 3, "roundings of two stacks of layers add up; f64 passes"),
-    ("nn.TransformerEncoder", "bf16", 4, "roundings of two layers add up"),
-    ("nn.TransformerEncoder", "f32", 1, "roundings of two layers add up; f64 passes"),
-    ("nn.TransformerDecoderLayer", "bf16", 4, "roundings of a dozen operations add up"),
-    // self_attn.in_proj_weight, elements 22 and 34: 1.0e-5 and 1.6e-5 off the gradients of f64, of
-    // which PyTorch's are up to 0.4e-5 and 2.3e-5 off. Rounding all operands once moves element 22
-    // by up to 0.7e-5. No single step of the first attention does: at most 0.5e-6 each.
-    ("nn.TransformerDecoderLayer", "f32", 2, "roundings of a dozen operations add up"),
     ("nn.functional.grid_sample", "f32", 1, "roundings of sums that nearly cancel"),
     ("nn.functional.scaled_dot_product_attention", "bf16", 1, "backward reads the rounded result"),
     ("nn.functional.scaled_dot_product_attention", "f16", 1, "backward reads the rounded result"),
