@@ -103,12 +103,6 @@ pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
         1,
         "a sum of rounded products, one digit off",
     ),
-    (
-        "nn.functional.scaled_dot_product_attention",
-        "f32",
-        3,
-        "scores around 200 round to 1e-5; it is not the rounding of ln Σ exp",
-    ),
 ];
 
 /// Every name of PyTorch 2.15's `op_db` that there is no call for.
