@@ -1,11 +1,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use lowtide_scoreboard::case::{Cases, Kind};
+use lowtide_scoreboard::case::{Case, Cases, Kind, Numbers, Stored, Truth};
 use lowtide_scoreboard::ops;
 use lowtide_scoreboard::outcome::{Law, Outcome, Reason};
 use lowtide_scoreboard::report::{Line, Report};
 use lowtide_scoreboard::{run, transformers};
+use lowtide_tensor::bf16;
+use serde_json::{Value, json};
 
 fn folder(suite: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(suite)
@@ -63,6 +65,60 @@ fn results_and_gradients_that_are_not_those_of_lowtide_fail() {
     };
     let error = lowtide_scoreboard::case::Case { kind: Kind::Error, ..case };
     assert!(matches!(run::run(&error, &bytes).outcome, Outcome::Failed(_)), "no error");
+}
+
+/// A tensor of the case whose first element is `by` more than that of `value`.
+fn shifted(case: &mut Case, bytes: &mut Vec<u8>, value: &Value, by: f64) -> Value {
+    let stored = case.tensor(value).expect("a tensor").clone();
+    let Numbers::Floats(mut numbers) = stored.values(bytes).numbers else {
+        panic!("{stored:?} has no floats");
+    };
+    numbers[0] += by;
+    let at = bytes.len();
+    for x in numbers {
+        match &*stored.dtype {
+            "f32" => bytes.extend((x as f32).to_le_bytes()),
+            "bf16" => bytes.extend(bf16::from_f64(x).to_le_bytes()),
+            other => panic!("{other} is not among the samples of this test"),
+        }
+    }
+    case.tensors.push(Stored { at, offset: 0, ..stored });
+    json!({ "tensor": case.tensors.len() - 1 })
+}
+
+#[test]
+fn results_within_the_roundings_of_neighbours_do_not_apply_and_others_fail() {
+    // A result passes up to the worst distance of the neighbours, in half types up to twice that.
+    for (dtype, by, within, outside) in [("f32", 0.01, 0.011, 0.009), ("bf16", 0.5, 0.3, 0.2)] {
+        let Cases { cases, bytes } = sample();
+        let is_it = |case: &Case| case.op == "nn.functional.silu" && case.dtype == dtype;
+        let case = cases.into_iter().find(is_it).expect("a sample of silu");
+        assert_eq!(run::run(&case, &bytes).outcome, Outcome::Passed);
+        // The first place is the result's, the second its gradient's.
+        for place in 0..2 {
+            let (mut case, mut bytes) = (case.clone(), bytes.clone());
+            let value = [&case.outputs, &case.gradients][place][0].clone();
+            let moved = shifted(&mut case, &mut bytes, &value, by);
+            [&mut case.outputs, &mut case.gradients][place][0] = moved;
+            let (outputs, gradients) = (case.outputs.clone(), case.gradients.clone());
+            let truth = Truth { is_close: true, outputs, gradients, nearby: Vec::new() };
+            let mut outcome = |nearby: &[f64]| {
+                case.truth = Some(Truth { nearby: nearby.to_vec(), ..truth.clone() });
+                run::run(&case, &bytes).outcome
+            };
+            let mut nearby = [1.0; 2];
+            nearby[place] = within;
+            let found = outcome(&nearby);
+            let is_rounding =
+                matches!(&found, Outcome::NotApplicable(reason, _) if *reason == Reason::Roundings);
+            assert!(is_rounding, "{dtype} {place}: {found:?}");
+            nearby[place] = outside;
+            let found = outcome(&nearby);
+            assert!(matches!(found, Outcome::Failed(_)), "{dtype} {place}: {found:?}");
+            let found = outcome(&[]);
+            assert!(matches!(found, Outcome::Failed(_)), "not measured: {found:?}");
+        }
+    }
 }
 
 #[test]
