@@ -24,6 +24,7 @@ pub(super) fn is_used(conv: &Conv2d) -> bool {
 }
 
 /// The sizes of a product as the kernels see it.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only the length is asked for"))]
 pub(super) struct ChannelsLast {
     /// Channels of a group of the source, which is x or, for dx, dy.
     pub(super) source_channels: usize,
@@ -110,6 +111,7 @@ impl ChannelsLast {
     }
 
     /// Elements of w with its channels in whole packs; for dw, of one part.
+    #[cfg(feature = "cuda")]
     pub(super) fn filters_len(&self) -> usize {
         if self.sums > 0 { self.sums / self.parts } else { self.copies[1] }
     }
