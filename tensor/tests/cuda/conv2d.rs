@@ -234,6 +234,13 @@ fn convolution_that_no_kernel_does_says_so() {
     let error = x.conv2d(&w, None, geometry).unwrap_err();
     assert_eq!(error.to_string(), "conv2d: has no kernel for cuda");
     assert_eq!(device.allocator().live_blocks(), before);
+    // More phases of a stride than numbers count.
+    let far = Conv2dGeometry { stride: [1 << 40; 2], ..Conv2dGeometry::default() };
+    let [dy, w] = [(); 2].map(|()| Tensor::zeros(&device, [1; 4], DType::BF16).unwrap());
+    let before = device.allocator().live_blocks();
+    let error = dy.conv2d_backward_input(&w, [1, 1, 2, 2].into(), far).unwrap_err();
+    assert_eq!(error.to_string(), "conv2d_backward_input: has no kernel for cuda");
+    assert_eq!(device.allocator().live_blocks(), before);
 }
 
 #[test]

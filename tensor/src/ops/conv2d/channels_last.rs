@@ -44,6 +44,8 @@ pub(super) struct ChannelsLast {
     pub(super) tile_rows: usize,
     /// Into how many the pixels are cut, for dw.
     pub(super) parts: usize,
+    /// Elements of w with its channels in whole packs.
+    pub(super) filters_len: usize,
     /// Elements of the copies in half types, and of the parts' sums in f32.
     copies: [usize; 2],
     sums: usize,
@@ -63,21 +65,24 @@ impl ChannelsLast {
             if is_of_input { (out_size, in_size) } else { (in_size, out_size) };
         let stride = if is_of_input { shape.stride } else { [1, 1] };
         let places = [0, 1].map(|axis| result_size[axis].div_ceil(stride[axis]));
-        let phases = stride[0] * stride[1];
+        // Of more than a grid has blocks for, there is no kernel: see `check`.
+        let phases = stride[0].saturating_mul(stride[1]);
 
         let taps = shape.kernel[0] * shape.kernel[1];
         let filter_len = taps * in_packs(source_channels);
         let pixels = shape.batch * places[0] * places[1];
         let columns = if is_of_weight { filter_len } else { pixels };
         let across = columns.div_ceil(TILE[1]);
-        let layers = shape.groups * phases;
-        let blocks = |tile_rows: usize| result_channels.div_ceil(tile_rows) * across * layers;
+        let layers = shape.groups.saturating_mul(phases);
+        let blocks = |tile_rows: usize| {
+            (result_channels.div_ceil(tile_rows) * across).saturating_mul(layers)
+        };
         let parts = |tile_rows: usize| match is_of_weight {
             true => parts(shape, filter_len, blocks(tile_rows)),
             false => 1,
         };
         // Tall tiles load less for each product.
-        let is_busy = blocks(TALL_TILE) * parts(TALL_TILE) >= BLOCKS_WANTED;
+        let is_busy = blocks(TALL_TILE).saturating_mul(parts(TALL_TILE)) >= BLOCKS_WANTED;
         let is_tall = result_channels > TILE[0] && is_busy;
         let tile_rows = if is_tall { TALL_TILE } else { TILE[0] };
         let parts = parts(tile_rows);
@@ -97,6 +102,7 @@ impl ChannelsLast {
             tiles: [across, result_channels.div_ceil(tile_rows)],
             tile_rows,
             parts,
+            filters_len: filters,
             copies: [images(source_channels, source_size), second],
             sums: if is_of_weight { parts * filters } else { 0 },
         }
@@ -108,12 +114,6 @@ impl ChannelsLast {
         // Copies are whole packs.
         let [source, other] = self.copies.map(|len| len / 2);
         [0, source, source + other, source + other + self.sums]
-    }
-
-    /// Elements of w with its channels in whole packs; for dw, of one part.
-    #[cfg(feature = "cuda")]
-    pub(super) fn filters_len(&self) -> usize {
-        if self.sums > 0 { self.sums / self.parts } else { self.copies[1] }
     }
 }
 

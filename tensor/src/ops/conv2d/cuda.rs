@@ -12,7 +12,7 @@ use crate::cuda::{Cuda, CudaOperands};
 use crate::error::{Result, TensorError};
 use Parameter::{Read, U32, U64, Words, Write};
 
-/// `struct Conv`.
+/// `struct Conv` of `conv2d.cu`.
 const CONV: Parameter = Words(32);
 
 /// `struct Conv` of `channels_last.cu`.
@@ -119,7 +119,7 @@ fn run_channels_last(conv: &Conv2d, cuda: &Cuda, operands: &CudaOperands<'_>) ->
         let name = typed_name!("channels_last_sum_parts", dtype);
         let parameters = &[Write, Read, U32, U32, U32, Words(2), Words(2)];
         let kernel = Signature { name, parameters };
-        let len = of.filters_len();
+        let len = of.filters_len;
         let [by_depth, by_taps] = [divisor(in_packs(ins)), divisor(taps)];
         let arguments = [
             y.to_write(),
@@ -157,11 +157,11 @@ fn channels_last_tiles(conv: &Conv2d) -> Option<Grid> {
     let (of, shape) = (ChannelsLast::of(conv), &conv.shape);
     len_of(&[shape.batch, of.places[0], of.places[1]])?;
     len_of(&[shape.batch, shape.groups])?;
-    len_of(&[of.filters_len()])?;
+    len_of(&[of.filters_len])?;
     len_of(&[shape.groups, in_packs(of.source_channels)])?;
     len_of(&[shape.groups, in_packs(of.result_channels)])?;
     let [across, down] = of.tiles;
-    let layers = shape.groups * of.phases * of.parts;
+    let layers = shape.groups.checked_mul(of.phases)?.checked_mul(of.parts)?;
     let fits = down <= BLOCKS_MAX && layers <= BLOCKS_MAX;
     let blocks = [across as u32, down as u32, layers as u32];
     fits.then_some(Grid { blocks, threads: [TILE_THREADS, 1, 1], shared_bytes: 0 })
@@ -210,7 +210,7 @@ fn len_of(sizes: &[usize]) -> Option<usize> {
     (len < 1 << 31).then_some(len)
 }
 
-/// `struct Conv`.
+/// `struct Conv` of `conv2d.cu`.
 fn words(shape: &Conv2dShape) -> Vec<u64> {
     let [ins, outs] = [shape.in_channels, shape.out_channels].map(|count| count / shape.groups);
     let Conv2dShape { kernel, stride, padding, dilation, .. } = *shape;
