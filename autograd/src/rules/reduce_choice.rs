@@ -71,18 +71,21 @@ fn powers(
     let axes = axes.to_vec();
     Var::apply("norm", [x], |[x], save| {
         let (spread, y) = (kept(*x.shape(), &axes), forward(&x)?);
+        let (dtype, wide) = (x.dtype(), x.dtype().computed());
         let saved = save.keep(&x);
-        // The slopes of a count and of a sum of magnitudes do not depend on it.
-        let norms = (order != 0.0 && order != 1.0).then(|| save.keep(&y));
+        // The slopes of a count and of a sum of magnitudes do not depend on y. That of half types
+        // is a power of x / y: y, which was rounded, is computed anew.
+        let norms = (order != 0.0 && order != 1.0 && dtype == wide).then(|| save.keep(&y));
         let rule = move |dy: Tensor, _: Needs| {
-            let x = saved.unpack()?;
+            let x = saved.unpack()?.to_dtype(wide)?;
             let mut slope = match norms {
                 Some(norms) => norm_slope(&x, &norms.unpack()?.reshape(spread)?, &axes, order)?,
                 None if order == 1.0 => x.sign()?,
-                None => Tensor::zeros(x.device(), *x.shape(), x.dtype())?,
+                None if order == 0.0 => Tensor::zeros(x.device(), *x.shape(), wide)?,
+                None => norm_slope(&x, &x.norm_keep(&axes, order)?, &axes, order)?,
             };
-            slope.mul_(&dy.reshape(spread)?)?;
-            Ok(vec![Some(slope)])
+            slope.mul_(&dy.reshape(spread)?.to_dtype(wide)?)?;
+            Ok(vec![Some(slope.to_dtype(dtype)?)])
         };
         Ok((y, rule))
     })

@@ -109,10 +109,11 @@ impl Var {
         let others: Vec<usize> = (0..rank).filter(|&other| other != axis).collect();
         Var::apply(op, [self], |[x], save| {
             let (y, saved) = (x.renorm(order, axis, norm_max)?, save.keep(&x));
+            let (dtype, wide) = (x.dtype(), x.dtype().computed());
             // y = f x with f = m / (n + ε) where the norm n is larger than m, else 1; so
             // dx = f dy + dn · (the slope of n), with dn = -m / (n + ε)² · Σ x dy where n > m
             let rule = move |dy: Tensor, _: Needs| {
-                let x = saved.unpack()?;
+                let (x, dy) = (saved.unpack()?.to_dtype(wide)?, dy.to_dtype(wide)?);
                 let norms = x.norm_keep(&others, order)?;
                 let is_within = norms.gt_scalar(norm_max)?.logical_not()?;
                 let inverse = norms.add_scalar(1e-7)?.reciprocal()?;
@@ -124,7 +125,7 @@ impl Var {
                 factors.masked_fill_(&is_within, 1.0)?;
                 let mut dx = norm_slope(&x, &norms, &others, order)?;
                 dx.mul_(&dn)?;
-                Ok(vec![Some(dy.mul(&factors)?.sub(&dx)?)])
+                Ok(vec![Some(dy.mul(&factors)?.sub(&dx)?.to_dtype(dtype)?)])
             };
             Ok((y, rule))
         })

@@ -89,10 +89,6 @@ pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
 /// Cases that fail: the operation, the type, how many, and the cause. They count as failures, but a
 /// run that has no others is a good one.
 pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
-    // To 2.5 and 3: over 48 neighbours 0.8 and 2.5 times as far from f64 as PyTorch's in the mean.
-    // A slope computed in f32 is open.
-    ("linalg.norm", "f16", 1, "the gradient's |x| / norm is rounded before its power"),
-    ("linalg.vector_norm", "f16", 1, "the gradient's |x| / norm is rounded before its power"),
     // Of the vector, operands not contiguous: 250 products. In their order 3.1e-5 off f64 at worst,
     // PyTorch's, in several sums, 1.5e-5.
     ("matmul", "f32", 1, "a gradient is one sum of 250 products"),

@@ -90,17 +90,25 @@ pub(super) fn statistics(cases: &mut Cases) {
     }
 }
 
-/// The digits that a half type drops from the running sums would be factors of the gradient.
+/// The digits that a half type drops from running sums and norms would be factors of the gradient.
 #[test]
-fn gradients_of_running_sums_do_not_follow_their_rounding() -> Outcome {
+fn gradients_of_half_types_do_not_follow_the_rounding_of_results() -> Outcome {
+    let rules: [(&str, fn(Var) -> Result<Var>); 5] = [
+        ("logcumsumexp", |x| x.logcumsumexp(0)),
+        ("norm 2", |x| x.norm(&[0], 2.0)),
+        ("norm 2.5", |x| x.norm(&[0], 2.5)),
+        ("norm inf", |x| x.norm(&[0], f64::INFINITY)),
+        ("renorm", |x| x.reshape([1, 5])?.renorm(2.5, 0, 3.0)),
+    ];
     let x = Tensor::from_slice(&cpu(), [5], &[100.0_f32, 100.5, 99.0, 101.0, 60.0])?;
-    let dx = |x: &Tensor| -> Result<Tensor> {
-        let (leaves, gradients) =
-            gradients_of(&[x], |_, vars| vars[0].clone().logcumsumexp(0)?.sum_all())?;
-        Ok(gradients.get(leaves[0]).expect("it has one").to_dtype(DType::BF16)?)
-    };
-    let half = dx(&x.to_dtype(DType::BF16)?)?.to_dtype(DType::F32)?;
-    let wide = dx(&x)?.to_dtype(DType::F32)?;
-    assert_eq!(half.to_vec::<f32>()?, wide.to_vec::<f32>()?);
+    for (name, rule) in rules {
+        let dx = |x: &Tensor| -> Result<Vec<f32>> {
+            let (leaves, gradients) =
+                gradients_of(&[x], |_, vars| rule(vars[0].clone())?.sum_all())?;
+            let dx = gradients.get(leaves[0]).expect("it has one").to_dtype(DType::BF16)?;
+            Ok(dx.to_dtype(DType::F32)?.to_vec()?)
+        };
+        assert_eq!(dx(&x.to_dtype(DType::BF16)?)?, dx(&x)?, "{name}");
+    }
     Ok(())
 }
