@@ -90,9 +90,14 @@ impl Var {
     /// The norm of the difference of all elements; see [`Tensor::dist`].
     #[track_caller]
     pub fn dist(self, other: Var, order: f64) -> Result<Var> {
-        let difference = self.sub(other)?;
+        let (dtype, right) = (self.value().dtype(), other.value().dtype());
+        if dtype != right {
+            return Err(TensorError::DType { op: "dist", left: dtype, right }.into());
+        }
+        let wide = |x: Var| x.to_dtype(dtype.computed());
+        let difference = wide(self)?.sub(wide(other)?)?;
         let axes: Vec<usize> = (0..difference.shape().len()).collect();
-        difference.norm(&axes, order)
+        difference.norm(&axes, order)?.to_dtype(dtype)
     }
 
     /// Each slice along `axis` scaled down to `norm_max` where its norm is larger; see

@@ -207,15 +207,17 @@ impl Tensor {
     }
 
     /// `(Σ |self - other|^order)^(1/order)` over all elements, both broadcast, without dimensions;
-    /// see [`Tensor::norm`]. Floats only.
+    /// see [`Tensor::norm`]. Floats only; the difference of half types is in f32.
     ///
     /// # Errors
     /// `Shape`, `DType`, `Device`, `OutOfMemory`, `Index` for no elements and an infinite order.
     #[track_caller]
     pub fn dist(&self, other: &Tensor, order: f64) -> Result<Tensor> {
-        let difference = self.sub(other)?;
+        self.check_dtype("dist", other)?;
+        let wide = |x: &Tensor| x.to_dtype(x.dtype().computed());
+        let difference = wide(self)?.sub(&wide(other)?)?;
         let axes: Vec<usize> = (0..difference.shape().len()).collect();
-        difference.norm(&axes, order)
+        difference.norm(&axes, order)?.to_dtype(self.dtype())
     }
 
     /// Each slice along `axis` scaled down to `norm_max` where its [`Tensor::norm`] is larger.
