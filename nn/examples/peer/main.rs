@@ -9,6 +9,7 @@
 mod cases;
 mod measure;
 mod ops;
+mod steps;
 mod sweep;
 
 use lowtide_autograd::{Attempt, Pass};
@@ -52,16 +53,20 @@ fn main() -> Result<()> {
     let (Some(name), Some(threads)) = (arguments.first(), threads) else { usage() };
     let device = Device::cpu(CpuOptions { threads: Some(threads), ..Default::default() })?;
     if name == "sweep" {
-        let option = |name: &str| {
-            let at = arguments.iter().position(|argument| argument == name)?;
-            arguments.get(at + 1).map(String::as_str)
-        };
-        let dtype = match option("--dtype") {
-            None | Some("f32") => DType::F32,
-            Some("bf16") => DType::BF16,
-            Some(_) => usage(),
-        };
-        return Ok(sweep::sweep(&device, dtype, option("--only").unwrap_or_default())?);
+        let only = option(&arguments, "--only").unwrap_or_default();
+        match arguments.last().map(String::as_str) {
+            Some("--list") => sweep::names(only).for_each(|name| println!("{name}")),
+            Some("--turns") => sweep::turns(&device, dtype(&arguments))?,
+            _ => {
+                for name in sweep::names(only) {
+                    sweep::measure(&device, dtype(&arguments), &name)?;
+                }
+            }
+        }
+        return Ok(());
+    }
+    if let Some(step) = name.strip_prefix("step-") {
+        return steps::run(&device, step, dtype(&arguments));
     }
     let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) else {
         return if ops::measure_op(&device, name, threads)? { Ok(()) } else { usage() };
@@ -103,11 +108,30 @@ fn main() -> Result<()> {
     }
 }
 
+/// What follows `name` in the arguments.
+fn option<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
+    let at = arguments.iter().position(|argument| argument == name)?;
+    arguments.get(at + 1).map(String::as_str)
+}
+
+/// The element type that the arguments ask for.
+fn dtype(arguments: &[String]) -> DType {
+    match option(arguments, "--dtype") {
+        None | Some("f32") => DType::F32,
+        Some("bf16") => DType::BF16,
+        Some(_) => usage(),
+    }
+}
+
 fn usage() -> ! {
     let steps = WORKLOADS.iter().map(|workload| workload.name);
     let names: Vec<_> = steps.chain(cases::names()).collect();
     eprintln!("usage: peer WORKLOAD THREADS, WORKLOAD one of {}", names.join(", "));
-    eprintln!("       peer sweep THREADS [--dtype f32|bf16] [--only TEXT]");
+    eprintln!("       peer sweep THREADS [--dtype f32|bf16] [--only TEXT] [--list|--turns]");
+    eprintln!(
+        "       peer step-NAME THREADS [--dtype f32|bf16], NAME one of {}",
+        steps::NAMES.join(", ")
+    );
     std::process::exit(2);
 }
 

@@ -1,18 +1,21 @@
-//! `cargo xtask bench --peers`: operations by shape in lowtide and in PyTorch, in turns on one
-//! machine, as a table and a page.
+//! `cargo xtask bench --peers`: operations by shape and whole steps in lowtide and in PyTorch, in
+//! turns on one machine, as a table and a page.
 
 mod page;
+mod program;
+mod programs;
 mod report;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
 use crate::bench::describe_machine;
 use crate::python::{self, Packages, call};
 use crate::workspace;
+
+use programs::Programs;
 
 pub use page::page;
 pub use report::{Row, report, rows};
@@ -26,29 +29,52 @@ const PYTORCH: Packages = Packages {
 const USAGE: &str = "bench --peers takes [--threads N] [--rounds N] [--dtype f32|bf16] \
                      [--only TEXT] [--before FILE.jsonl]";
 
-/// One measurement of an operation.
+/// What the names of whole steps begin with.
+const STEP: &str = "step ";
+
+/// One measurement of an operation or a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// The program, such as `torch-eager`.
     pub peer: String,
-    /// Network, layer, operation and part.
+    /// Network, layer, operation and part; or `step` and the network.
     pub operation: String,
     /// The fastest run.
     pub min_ms: f64,
-    /// The mean magnitude of what was computed: equal ones show equal work.
+    /// The mean magnitude of what was computed, or the sum of the first losses: equal ones show
+    /// equal work.
     pub magnitude: f64,
+    /// How many MB the memory of a step was above that before the first.
+    pub peak_mb: Option<f64>,
 }
 
 impl Sample {
     /// That of a line of JSON.
     pub fn parse(line: &str) -> Option<Sample> {
-        let value: Value = serde_json::from_str(line).ok()?;
+        Sample::of(&serde_json::from_str(line).ok()?)
+    }
+
+    fn of(value: &Value) -> Option<Sample> {
         Some(Sample {
             peer: value["peer"].as_str()?.to_owned(),
             operation: value["operation"].as_str()?.to_owned(),
             min_ms: value["min_ms"].as_f64()?,
             magnitude: value["magnitude"].as_f64()?,
+            peak_mb: value["peak_mb"].as_f64(),
         })
+    }
+
+    /// As a line of JSON.
+    fn line(&self) -> String {
+        let Sample { peer, operation, min_ms, magnitude, peak_mb } = self;
+        let value = serde_json::json!({
+            "peer": peer,
+            "operation": operation,
+            "min_ms": min_ms,
+            "magnitude": magnitude,
+            "peak_mb": peak_mb,
+        });
+        format!("{value}\n")
     }
 }
 
@@ -106,26 +132,17 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         "--example",
         "peer",
     ]))?;
-    let own = workspace::target(root).join("release/examples/peer");
-    let script = root.join("nn/examples/peer/sweep/torch_sweep.py");
-    let threads = options.threads.to_string();
-    let common = ["--dtype", &options.dtype, "--only", &options.only];
+    let programs = Programs {
+        own: workspace::target(root).join("release/examples/peer"),
+        python,
+        scripts: root.join("nn/examples/peer"),
+        options: &options,
+    };
     let mut samples = Vec::new();
     for round in 1..=options.rounds {
-        let mut lowtide = Command::new(&own);
-        lowtide.args(["sweep", &threads]).args(common);
-        let torch = ["eager", "channels-last"].map(|mode| {
-            let mut command = Command::new(&python);
-            command.arg(&script).arg(&threads).args(["--mode", mode]).args(common);
-            command
-        });
-        for (name, command) in ["lowtide", "eager", "channels-last"]
-            .into_iter()
-            .zip(std::iter::once(lowtide).chain(torch))
-        {
-            println!("round {round} of {}: {name}", options.rounds);
-            samples.extend(samples_of(command)?);
-        }
+        println!("round {round} of {}", options.rounds);
+        samples.extend(programs.operations()?);
+        samples.extend(programs.steps(round == 1)?);
     }
     let command = format!("cargo xtask bench --peers {}", arguments.join(" "));
     let machine = describe_machine(root, command.trim());
@@ -135,7 +152,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     }
     let path =
         |ending: &str| workspace::target(root).join(format!("peers-{}.{ending}", options.dtype));
-    let lines: String = samples.iter().map(|sample| json(sample) + "\n").collect();
+    let lines: String = samples.iter().map(Sample::line).collect();
     let title =
         format!("{} threads, {}, {} rounds", options.threads, options.dtype, options.rounds);
     let written = [
@@ -155,28 +172,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     Ok(differing.is_empty())
 }
 
-fn json(sample: &Sample) -> String {
-    let Sample { peer, operation, min_ms, magnitude } = sample;
-    serde_json::json!({
-        "peer": peer, "operation": operation, "min_ms": min_ms, "magnitude": magnitude,
-    })
-    .to_string()
-}
-
 fn read_samples(path: &Path) -> Result<Vec<Sample>, String> {
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(text.lines().filter_map(Sample::parse).collect())
-}
-
-/// What a program measures.
-fn samples_of(mut command: Command) -> Result<Vec<Sample>, String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    // Allocators that give pages back take them anew in every run.
-    command.env("MALLOC_TRIM_THRESHOLD_", "-1").env("MALLOC_MMAP_THRESHOLD_", "4294967296");
-    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-    let output = output.map_err(|error| format!("{name} does not start: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{name} failed: {}", output.status));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(Sample::parse).collect())
 }

@@ -1,8 +1,10 @@
-//! The page of a comparison: a bar for each operation, by network. It needs no other file.
+//! The page of a comparison: a bar for each step and each operation, by network. It needs no other
+//! file.
 
 use std::fmt::Write;
 
-use super::report::{Row, mean};
+use super::STEP;
+use super::report::{Row, mean, worst};
 use crate::bench::Machine;
 
 const STYLE: &str = "\
@@ -12,6 +14,7 @@ h1{font-size:1.4rem}h2{font-size:1.05rem;margin:1.6rem 0 .3rem}\
 table{border-collapse:collapse;width:100%}td{padding:.1rem .5rem .1rem 0;white-space:nowrap}\
 td.n{text-align:right;font-variant-numeric:tabular-nums}td.bar{width:55%}\
 svg{display:block;width:100%;height:14px}.own{fill:var(--own)}.over{fill:var(--over)}\
+.slow{fill:#8888}\
 line{stroke:var(--line)}p{margin:.3rem 0}";
 
 /// Ratios that the bars reach from and to.
@@ -29,17 +32,16 @@ fn place(ratio: f64) -> f64 {
 /// The comparison in HTML, with nothing beside it.
 pub fn page(machine: &Machine, title: &str, rows: &[Row]) -> String {
     let Machine { commit, date, cpu, core_count, rustc, command } = machine;
+    let (steps, operations): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.is_step());
     let mut text = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\">\
-         <title>Operations by shape beside PyTorch</title><style>{STYLE}</style>\
-         <h1>Operations by shape beside PyTorch: {}</h1>\
+         <title>lowtide beside PyTorch</title><style>{STYLE}</style>\
+         <h1>lowtide beside PyTorch: {}</h1>\
          <p>lowtide's time by that of PyTorch's fastest mode: bars to the left of the line are \
-         faster. Geometric mean of {} operations: <b>{:.2}</b>.</p>\
+         faster. The lighter end of a bar is the slowest round.</p>\
          <p>{} on {}, {core_count} cores of {}, {}: <code>{}</code></p>",
         escaped(title),
-        rows.len(),
-        mean(rows.iter().map(Row::ratio)),
         escaped(commit),
         escaped(date),
         escaped(cpu),
@@ -47,38 +49,56 @@ pub fn page(machine: &Machine, title: &str, rows: &[Row]) -> String {
         escaped(command),
     );
     let mut networks: Vec<&str> = Vec::new();
-    for row in rows {
+    for row in &operations {
         if !networks.contains(&row.network()) {
             networks.push(row.network());
         }
     }
+    text += &section("Whole steps", &steps);
+    if !operations.is_empty() {
+        let (count, ratio) = (operations.len(), mean(operations.iter().map(|row| row.ratio())));
+        let _ = write!(text, "<h2>{count} operations: {ratio:.2}</h2>");
+    }
+    text += &section("The worst operations", &worst(&operations));
     for network in networks {
-        let own: Vec<&Row> = rows.iter().filter(|row| row.network() == network).collect();
-        let ratio = mean(own.iter().map(|row| row.ratio()));
-        let _ = write!(text, "<h2>{}: {ratio:.2}</h2><table>", escaped(network));
-        for row in own {
-            text += &line(row);
-        }
-        text += "</table>";
+        let own: Vec<&Row> =
+            operations.iter().copied().filter(|row| row.network() == network).collect();
+        text += &section(network, &own);
     }
     text + "</html>\n"
 }
 
+/// A heading with the geometric mean, and a line for each row; nothing without rows.
+fn section(title: &str, rows: &[&Row]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let ratio = mean(rows.iter().map(|row| row.ratio()));
+    let lines: String = rows.iter().map(|row| line(row)).collect();
+    format!("<h2>{}: {ratio:.2}</h2><table>{lines}</table>", escaped(title))
+}
+
 fn line(row: &Row) -> String {
-    let Row { operation, own_ms, other: (mode, other_ms), .. } = row;
+    let Row { operation, own_ms, spread, other: (mode, other_ms), peak_mb, .. } = row;
     let ratio = row.ratio();
-    let (one, end) = (place(1.0), place(ratio));
+    let (one, end, slowest) = (place(1.0), place(ratio), place(ratio * spread));
     let (x, width) = (one.min(end), (one - end).abs().max(1.0));
     let class = if ratio > 1.0 { "over" } else { "own" };
-    let name = operation.split_once(' ').map_or("", |(_, name)| name);
+    let name = operation.trim_start_matches(STEP);
+    let memory = peak_mb.map_or_else(String::new, |[own, other]| {
+        format!("<td class=\"n\">{own:.0} MB</td><td class=\"n\">{other:.0} MB</td>")
+    });
     format!(
         "<tr><td>{}</td><td class=\"n\">{own_ms:.3} ms</td>\
-         <td class=\"n\" title=\"{}\">{other_ms:.3} ms</td><td class=\"n\">{ratio:.2}</td>\
+         <td class=\"n\" title=\"{}\">{other_ms:.3} ms</td>{memory}\
+         <td class=\"n\">{ratio:.2}</td>\
          <td class=\"bar\"><svg viewBox=\"0 0 {WIDTH} 14\" preserveAspectRatio=\"none\">\
          <rect class=\"{class}\" x=\"{x:.1}\" y=\"2\" width=\"{width:.1}\" height=\"10\"/>\
+         <rect class=\"slow\" x=\"{end:.1}\" y=\"5\" width=\"{:.1}\" height=\"4\"/>\
          <line x1=\"{one:.1}\" x2=\"{one:.1}\" y1=\"0\" y2=\"14\"/></svg></td></tr>",
         escaped(name),
         escaped(mode),
+        slowest - end,
     )
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::Sample;
+use super::{STEP, Sample};
 use crate::bench::Machine;
 
 /// How many of the worst are listed.
@@ -12,7 +12,7 @@ const WORST: usize = 10;
 /// An operation in all programs: times of the fastest run of all rounds, in milliseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Network, layer, operation and part.
+    /// Network, layer, operation and part; or `step` and the network.
     pub operation: String,
     /// lowtide's time.
     pub own_ms: f64,
@@ -22,12 +22,19 @@ pub struct Row {
     pub other: (String, f64),
     /// Whether the programs computed other numbers.
     pub differs: bool,
+    /// Of a step: how many MB lowtide took, and the leanest other program.
+    pub peak_mb: Option<[f64; 2]>,
 }
 
 impl Row {
     /// lowtide's time by that of the fastest other: below 1 it is faster.
     pub fn ratio(&self) -> f64 {
         self.own_ms / self.other.1
+    }
+
+    /// Whether it is a whole step.
+    pub(super) fn is_step(&self) -> bool {
+        self.operation.starts_with(STEP)
     }
 
     pub(super) fn network(&self) -> &str {
@@ -38,6 +45,11 @@ impl Row {
     fn kind(&self) -> String {
         self.operation.split(' ').skip(2).collect::<Vec<_>>().join(" ")
     }
+}
+
+/// The least memory of some programs.
+fn least_mb(of: &[&Sample]) -> Option<f64> {
+    of.iter().filter_map(|sample| sample.peak_mb).reduce(f64::min)
 }
 
 /// The operations that lowtide and another program measured, in their order.
@@ -72,6 +84,7 @@ pub fn rows(samples: &[Sample], dtype: &str) -> Vec<Row> {
             spread: slowest_ms / fastest_own.min_ms,
             other: (other.peer, other.min_ms),
             differs: others.iter().any(is_far),
+            peak_mb: least_mb(&own).zip(least_mb(&others)).map(<[f64; 2]>::from),
         })
     };
     names.into_iter().filter_map(row).collect()
@@ -86,53 +99,85 @@ pub(super) fn mean(ratios: impl Iterator<Item = f64>) -> f64 {
 /// The report in Markdown; `before` are the samples of an earlier one.
 pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sample]>) -> String {
     let Machine { commit, date, cpu, core_count, rustc, command } = machine;
+    let (steps, operations): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.is_step());
     let mut text = format!(
-        "# Operations by shape beside PyTorch: {title}\n\n\
+        "# Operations by shape and whole steps beside PyTorch: {title}\n\n\
          - commit: {commit}\n- date: {date}\n- cpu: {cpu}, {core_count} cores\n\
          - rustc: {rustc}\n- command: `{command}`\n\n\
          Times are those of the fastest run of all rounds, which the programs took in turns.\n\
-         Ratios are lowtide's time by that of PyTorch's fastest mode: below 1 it is faster.\n\n\
-         Geometric mean of {} operations: **{:.2}**; {} above 1.5.\n",
-        rows.len(),
-        mean(rows.iter().map(Row::ratio)),
-        rows.iter().filter(|row| row.ratio() > 1.5).count(),
+         Ratios are lowtide's time by that of PyTorch's fastest mode: below 1 it is faster.\n",
     );
-    let by_network = |row: &Row| row.network().to_owned();
-    text += &means(rows, "network", by_network);
-    text += &means(rows, "operation", Row::kind);
-    let mut worst: Vec<&Row> = rows.iter().collect();
-    worst.sort_by(|a, b| b.ratio().total_cmp(&a.ratio()));
-    worst.truncate(WORST);
-    for (title, rows) in [("The worst", worst), ("All", rows.iter().collect())] {
-        let _ = write!(
-            text,
-            "\n## {title}\n\n| operation | lowtide, ms | spread | PyTorch, ms | mode | ratio | to \
-             before |\n|---|--:|--:|--:|---|--:|--:|\n"
-        );
-        for row in rows {
-            let Row { operation, own_ms, spread, other: (mode, other_ms), differs } = row;
-            let earlier = before
-                .into_iter()
-                .flatten()
-                .filter(|sample| sample.peer == "lowtide" && sample.operation == *operation);
-            let earlier = earlier.map(|sample| sample.min_ms).reduce(f64::min);
-            let to_before =
-                earlier.map_or_else(|| "-".to_owned(), |ms| format!("{:.2}", own_ms / ms));
-            let note = if *differs { " (results differ)" } else { "" };
-            let _ = writeln!(
+    for (name, rows) in [("steps", &steps), ("operations", &operations)] {
+        if !rows.is_empty() {
+            let _ = write!(
                 text,
-                "| {operation}{note} | {own_ms:.3} | {spread:.2} | {other_ms:.3} | {} | {:.2} | \
-                 {to_before} |",
-                mode.trim_start_matches("torch-"),
-                row.ratio(),
+                "\nGeometric mean of {} {name}: **{:.2}**; {} above 1.5.\n",
+                rows.len(),
+                mean(rows.iter().map(|row| row.ratio())),
+                rows.iter().filter(|row| row.ratio() > 1.5).count(),
             );
+        }
+    }
+    if !steps.is_empty() {
+        text += "\n## Whole steps\n\nMemory is what no file is behind, each page once, above that before \
+                 the first of three steps,\nbeside PyTorch's leanest mode (the compiler's own memory \
+                 keeps `compiled` out).\n";
+        text += &table(&steps, before);
+        text += "\n| step | lowtide, MB | PyTorch, MB | ratio |\n|---|--:|--:|--:|\n";
+        for row in &steps {
+            if let Some([own, other]) = row.peak_mb {
+                let (name, ratio) = (&row.operation, own / other);
+                let _ = writeln!(text, "| {name} | {own:.0} | {other:.0} | {ratio:.2} |");
+            }
+        }
+    }
+    if !operations.is_empty() {
+        text += &means(&operations, "network", |row| row.network().to_owned());
+        text += &means(&operations, "operation", Row::kind);
+        for (title, rows) in [("The worst", worst(&operations)), ("All", operations)] {
+            let _ = write!(text, "\n## {title}\n");
+            text += &table(&rows, before);
         }
     }
     text
 }
 
+/// The rows with the largest ratios.
+pub(super) fn worst<'a>(rows: &[&'a Row]) -> Vec<&'a Row> {
+    let mut worst = rows.to_vec();
+    worst.sort_by(|a, b| b.ratio().total_cmp(&a.ratio()));
+    worst.truncate(WORST);
+    worst
+}
+
+/// A line for each row.
+fn table(rows: &[&Row], before: Option<&[Sample]>) -> String {
+    let mut text =
+        "\n| operation | lowtide, ms | spread | PyTorch, ms | mode | ratio | to before |\n\
+                    |---|--:|--:|--:|---|--:|--:|\n"
+            .to_owned();
+    for row in rows {
+        let Row { operation, own_ms, spread, other: (mode, other_ms), differs, .. } = row;
+        let earlier = before
+            .into_iter()
+            .flatten()
+            .filter(|sample| sample.peer == "lowtide" && sample.operation == *operation);
+        let earlier = earlier.map(|sample| sample.min_ms).reduce(f64::min);
+        let to_before = earlier.map_or_else(|| "-".to_owned(), |ms| format!("{:.2}", own_ms / ms));
+        let note = if *differs { " (results differ)" } else { "" };
+        let _ = writeln!(
+            text,
+            "| {operation}{note} | {own_ms:.3} | {spread:.2} | {other_ms:.3} | {} | {:.2} | \
+             {to_before} |",
+            mode.trim_start_matches("torch-"),
+            row.ratio(),
+        );
+    }
+    text
+}
+
 /// A table of the ratios of all rows with one name.
-fn means(rows: &[Row], title: &str, name: impl Fn(&Row) -> String) -> String {
+fn means(rows: &[&Row], title: &str, name: impl Fn(&Row) -> String) -> String {
     let mut text = format!("\n| {title} | operations | ratio | worst |\n|---|--:|--:|--:|\n");
     let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     rows.iter().for_each(|row| by_name.entry(name(row)).or_default().push(row.ratio()));

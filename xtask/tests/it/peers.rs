@@ -8,7 +8,13 @@ use xtask::bench::Machine;
 use xtask::peers::{Row, Sample, page, report, rows};
 
 fn sample(peer: &str, operation: &str, min_ms: f64, magnitude: f64) -> Sample {
-    Sample { peer: peer.to_owned(), operation: operation.to_owned(), min_ms, magnitude }
+    Sample {
+        peer: peer.to_owned(),
+        operation: operation.to_owned(),
+        min_ms,
+        magnitude,
+        peak_mb: None,
+    }
 }
 
 /// Two rounds of three programs.
@@ -51,6 +57,46 @@ fn report_has_means_the_worst_and_the_ratio_to_an_earlier_one() {
 }
 
 #[test]
+fn steps_are_a_table_of_their_own_with_their_memory() {
+    let step = |peer: &str, min_ms: f64, peak_mb: f64| Sample {
+        peak_mb: Some(peak_mb),
+        ..sample(peer, "step net", min_ms, 7.0)
+    };
+    let steps = [
+        step("lowtide", 3.0, 60.0),
+        step("torch-eager", 6.0, 90.0),
+        step("torch-fused", 4.0, 80.0),
+        sample("torch-compiled", "step net", 5.0, 7.0),
+    ];
+    let rows = rows(&[steps.to_vec(), samples()].concat(), "f32");
+    assert_eq!(rows[0].peak_mb, Some([60.0, 80.0]));
+    let text = report(&Machine::default(), "2 threads", &rows, None);
+    assert!(text.contains("Geometric mean of 1 steps: **0.75**; 0 above 1.5."), "{text}");
+    assert!(text.contains("Geometric mean of 2 operations: **0.71**"), "{text}");
+    assert!(text.contains("| step net | 3.000 | 1.00 | 4.000 | fused | 0.75 | - |"), "{text}");
+    assert!(text.contains("| step net | 60 | 80 | 0.75 |"), "{text}");
+    let page = page(&Machine::default(), "2 threads", &rows);
+    assert!(page.contains("<h2>Whole steps: 0.75</h2>") && page.contains("60 MB"), "{page}");
+}
+
+#[test]
+fn all_programs_have_the_same_steps() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |path: &str| fs::read_to_string(root.join(path)).expect(path);
+    let asked = read("xtask/src/peers/programs.rs");
+    let list = asked.split("const NETWORKS").nth(1).expect("the list");
+    let list = list.split("];").next().expect("its end").split('"');
+    let names: Vec<&str> = list.skip(1).step_by(2).collect();
+    assert_eq!(names.len(), 12, "{names:?}");
+    for path in ["nn/examples/peer/steps/mod.rs", "nn/examples/peer/steps/torch_steps.py"] {
+        let text = read(path);
+        for name in &names {
+            assert!(text.contains(&format!("\"{name}\"")), "{path}: no {name}");
+        }
+    }
+}
+
+#[test]
 fn page_has_a_bar_for_each_operation_and_escapes_names() {
     let row = Row {
         operation: "a<b c conv forward".to_owned(),
@@ -58,9 +104,11 @@ fn page_has_a_bar_for_each_operation_and_escapes_names() {
         spread: 1.0,
         other: ("torch-eager".to_owned(), 8.0),
         differs: false,
+        peak_mb: None,
     };
     let text = page(&Machine::default(), "f32 & more", &[row]);
-    assert_eq!(text.matches("<rect").count(), 1);
+    // Among the worst, and in its network.
+    assert_eq!(text.matches("<rect class=\"own\"").count(), 2);
     assert!(text.contains("a&lt;b") && text.contains("f32 &amp; more") && !text.contains("a<b"));
     // Eight times as fast: from the left end to the middle.
     assert!(text.contains("x=\"0.0\" y=\"2\" width=\"300.0\""), "{text}");

@@ -3,6 +3,8 @@
 //! ```text
 //! cargo run --release -p lowtide-nn --example peer -- sweep 2 [--dtype bf16] [--only TEXT]
 //! ```
+//!
+//! With `--turns` lines of input name the operations, so that programs can take turns.
 
 mod run;
 
@@ -47,21 +49,35 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Measures all operations whose name has `only` in it.
-pub(crate) fn sweep(device: &Device, dtype: DType, only: &str) -> Result<()> {
+/// The operations of the list: each part of each line with its name.
+fn operations() -> impl Iterator<Item = (String, Line<'static>, &'static str)> {
     let lines = OPERATIONS.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-    for line in lines.map(Line::parse) {
-        for part in line.parts() {
-            let name = format!("{} {} {} {part}", line.network, line.layer, line.operation);
-            if name.contains(only) {
-                measure(&name, line.prepare(part, device, dtype)?)?;
-            }
-        }
+    lines.flat_map(|text| {
+        Line::parse(text).parts().iter().map(move |part| {
+            let line = Line::parse(text);
+            (format!("{} {} {} {part}", line.network, line.layer, line.operation), line, *part)
+        })
+    })
+}
+
+/// The names of the operations that have `only` in them.
+pub(crate) fn names(only: &str) -> impl Iterator<Item = String> {
+    operations().map(|(name, ..)| name).filter(move |name| name.contains(only))
+}
+
+/// Measures the operation that each line of input names.
+pub(crate) fn turns(device: &Device, dtype: DType) -> Result<()> {
+    for name in std::io::stdin().lines().map_while(std::result::Result::ok) {
+        measure(device, dtype, &name)?;
     }
     Ok(())
 }
 
-fn measure(name: &str, mut run: Run) -> Result<()> {
+/// Measures the operation of that name.
+pub(crate) fn measure(device: &Device, dtype: DType, name: &str) -> Result<()> {
+    let found = operations().find(|(other, ..)| other == name);
+    let (_, line, part) = found.unwrap_or_else(|| panic!("no operation is called `{name}`"));
+    let mut run = line.prepare(part, device, dtype)?;
     let first = run()?.to_dtype(DType::F64)?.abs()?;
     let magnitude = first.sum_all()?.item::<f64>()? / first.element_count() as f64;
     let mut timed = || -> Result<f64> {

@@ -1,17 +1,20 @@
 """The operations of operations.txt in PyTorch on the CPU, measured as mod.rs measures them:
 
-torch_sweep.py THREADS [--mode eager|channels-last] [--dtype f32|bf16] [--only TEXT]
+torch_sweep.py THREADS [--mode eager|channels-last] [--dtype f32|bf16] [--only TEXT] [--turns]
 
 eager           as a user calls them
 channels-last   operations on images alone, over images that lie channels last
+
+With `--turns` lines of input name the operations; one that the mode does not have is answered by {}.
 """
-import argparse, json, os, pathlib, time
+import argparse, json, os, pathlib, sys, time
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("threads", type=int)
 arguments.add_argument("--mode", default="eager", choices=["eager", "channels-last"])
 arguments.add_argument("--dtype", default="f32", choices=["f32", "bf16"])
 arguments.add_argument("--only", default="")
+arguments.add_argument("--turns", action="store_true")
 A = arguments.parse_args()
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(A.threads)
 
@@ -159,20 +162,24 @@ def measure(name, run):
     }), flush=True)
 
 
-for line in pathlib.Path(__file__).with_name("operations.txt").read_text().splitlines():
-    if not line or line.startswith("#"):
-        continue
-    network, layer, operation, *sizes = line.split()
-    sizes = {"s": 1, "p": 0, "d": 1, "g": 1} | {k: int(v) for k, v in (w.split("=") for w in sizes)}
-    size = sizes.__getitem__
-    if A.mode == "channels-last" and (operation not in OF_IMAGES or size("h") == 1):
-        continue
-    for part in parts(operation, size):
-        name = f"{network} {layer} {operation} {part}"
-        if A.only not in name:
+def operations():
+    """The name, operation, part and sizes of each operation that the mode differs in."""
+    for line in pathlib.Path(__file__).with_name("operations.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
             continue
-        if part == "backward":
-            measure(name, prepare(operation, part, size))
-        else:
-            with torch.no_grad():
-                measure(name, prepare(operation, part, size))
+        network, layer, operation, *sizes = line.split()
+        sizes = {"s": 1, "p": 0, "d": 1, "g": 1} | {k: int(v) for k, v in (w.split("=") for w in sizes)}
+        size = sizes.__getitem__
+        if A.mode == "channels-last" and (operation not in OF_IMAGES or size("h") == 1):
+            continue
+        for part in parts(operation, size):
+            yield f"{network} {layer} {operation} {part}", (operation, part, size)
+
+
+found = dict(operations())
+for name in map(str.strip, sys.stdin) if A.turns else [name for name in found if A.only in name]:
+    if name not in found:
+        print("{}", flush=True)
+        continue
+    with torch.set_grad_enabled(found[name][1] == "backward"):
+        measure(name, prepare(*found[name]))

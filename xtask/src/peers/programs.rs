@@ -1,0 +1,132 @@
+//! The programs of a comparison: which there are, how each is started, what they measure in turns.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::program::Program;
+use super::{Options, STEP, Sample};
+
+/// The networks of whole steps.
+const NETWORKS: [&str; 12] = [
+    "resnet18",
+    "vgg11",
+    "mobilenet-v2",
+    "convnext",
+    "densenet",
+    "unet",
+    "dcgan",
+    "wavenet",
+    "bert",
+    "gpt2",
+    "llama",
+    "lstm",
+];
+
+/// The networks without images, whose numbers lie in one way.
+const OF_SEQUENCES: [&str; 5] = ["wavenet", "bert", "gpt2", "llama", "lstm"];
+
+/// PyTorch's modes for operations and for steps.
+const OPERATION_MODES: [&str; 2] = ["eager", "channels-last"];
+const STEP_MODES: [&str; 4] = ["eager", "fused", "channels-last", COMPILED];
+
+/// The mode with a compiler in the process, whose memory is not that of the steps.
+const COMPILED: &str = "compiled";
+
+pub(super) struct Programs<'a> {
+    /// lowtide's program.
+    pub(super) own: PathBuf,
+    /// The Python that has PyTorch, and the folder of its scripts.
+    pub(super) python: PathBuf,
+    pub(super) scripts: PathBuf,
+    pub(super) options: &'a Options,
+}
+
+impl Programs<'_> {
+    fn lowtide(&self, what: &str) -> Command {
+        let Options { threads, dtype, .. } = self.options;
+        let mut command = Command::new(&self.own);
+        command.args([what, &threads.to_string(), "--dtype", dtype]);
+        command
+    }
+
+    /// PyTorch's `script` in a mode, for `what`.
+    fn pytorch(&self, script: &str, what: Option<&str>, mode: &str) -> Command {
+        let Options { threads, dtype, .. } = self.options;
+        let mut command = Command::new(&self.python);
+        command.arg(self.scripts.join(script)).args(what).arg(threads.to_string());
+        command.args(["--mode", mode, "--dtype", dtype]);
+        command
+    }
+
+    /// Measures all operations that are asked for: each in all programs before the next.
+    pub(super) fn operations(&self) -> Result<Vec<Sample>, String> {
+        let mut list = self.lowtide("sweep");
+        list.args(["--only", &self.options.only, "--list"]);
+        let output = list.output().map_err(|error| format!("lowtide does not start: {error}"))?;
+        let names = String::from_utf8_lossy(&output.stdout).into_owned();
+        let count = names.lines().count();
+        let mut samples = Vec::new();
+        if count == 0 {
+            return Ok(samples);
+        }
+        let torch = OPERATION_MODES.map(|mode| self.pytorch("sweep/torch_sweep.py", None, mode));
+        let start = |mut command: Command| {
+            command.arg("--turns");
+            Program::start(command, true)
+        };
+        let commands = std::iter::once(self.lowtide("sweep")).chain(torch);
+        let mut programs = commands.map(start).collect::<Result<Vec<_>, _>>()?;
+        for (index, name) in names.lines().enumerate() {
+            println!("{} of {count}: {name}", index + 1);
+            for program in &mut programs {
+                // Nothing comes back in a mode that is no different for the operation.
+                samples.extend(Sample::of(&program.ask(name)?));
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Measures the steps that are asked for: those of each network in all programs before the
+    /// next, with their memory if that `is_watched`.
+    pub(super) fn steps(&self, is_watched: bool) -> Result<Vec<Sample>, String> {
+        let is_asked = |network: &&str| format!("{STEP}{network}").contains(&self.options.only);
+        let mut samples = Vec::new();
+        for network in NETWORKS.into_iter().filter(is_asked) {
+            println!("{STEP}{network}");
+            samples.push(self.step(network, None, is_watched)?);
+            for mode in STEP_MODES {
+                if mode != "channels-last" || !OF_SEQUENCES.contains(&network) {
+                    samples.push(self.step(network, Some(mode), is_watched)?);
+                }
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Measures the steps of a network in a mode of PyTorch, or in lowtide.
+    fn step(&self, network: &str, mode: Option<&str>, is_watched: bool) -> Result<Sample, String> {
+        let command = || match mode {
+            None => self.lowtide(&format!("step-{network}")),
+            Some(mode) => self.pytorch("steps/torch_steps.py", Some(network), mode),
+        };
+        let mut peak_mb = None;
+        if is_watched && mode != Some(COMPILED) {
+            let mut program = Program::start(command(), false)?;
+            program.answer()?;
+            peak_mb = program.ask_for_memory("")?.1;
+        }
+        let mut program = Program::start(command(), true)?;
+        program.answer()?;
+        let (first, timed) = (program.ask("")?, program.ask("")?);
+        let losses = first["losses"].as_array().ok_or("no losses")?;
+        Ok(Sample {
+            peer: mode.map_or_else(|| "lowtide".to_owned(), |mode| format!("torch-{mode}")),
+            operation: format!("{STEP}{network}"),
+            min_ms: timed["min_ms"].as_f64().ok_or("no time")?,
+            magnitude: losses.iter().filter_map(Value::as_f64).sum(),
+            peak_mb,
+        })
+    }
+}
