@@ -30,19 +30,19 @@ const USAGE: &str = "bench --peers takes [--threads N] [--rounds N] [--dtype f32
                      [--only TEXT] [--before FILE.jsonl]";
 
 /// What the names of whole steps begin with.
-const STEP: &str = "step ";
+const STEP: &str = "whole-step ";
 
 /// One measurement of an operation or a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// The program, such as `torch-eager`.
     pub peer: String,
-    /// Network, layer, operation and part; or `step` and the network.
+    /// Network, layer, operation and part; or `whole-step` and the network.
     pub operation: String,
     /// The fastest run.
     pub min_ms: f64,
-    /// The mean magnitude of what was computed, or the sum of the first losses: equal ones show
-    /// equal work.
+    /// The mean magnitude of what was computed, or the sum of the first two losses: equal ones
+    /// show equal work.
     pub magnitude: f64,
     /// How many MB the memory of a step was above that before the first.
     pub peak_mb: Option<f64>,

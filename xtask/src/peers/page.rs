@@ -12,7 +12,8 @@ const STYLE: &str = "\
 body{font:14px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:62rem;padding:0 1rem}\
 h1{font-size:1.4rem}h2{font-size:1.05rem;margin:1.6rem 0 .3rem}\
 table{border-collapse:collapse;width:100%}td{padding:.1rem .5rem .1rem 0;white-space:nowrap}\
-td.n{text-align:right;font-variant-numeric:tabular-nums}td.bar{width:55%}\
+td.n,th{text-align:right;padding-right:.5rem;font-variant-numeric:tabular-nums}td.bar{width:55%}\
+th{font-weight:normal;color:#888}\
 svg{display:block;width:100%;height:14px}.own{fill:var(--own)}.over{fill:var(--over)}\
 .slow{fill:#8888}\
 line{stroke:var(--line)}p{margin:.3rem 0}";
@@ -39,7 +40,7 @@ pub fn page(machine: &Machine, title: &str, rows: &[Row]) -> String {
          <title>lowtide beside PyTorch</title><style>{STYLE}</style>\
          <h1>lowtide beside PyTorch: {}</h1>\
          <p>lowtide's time by that of PyTorch's fastest mode: bars to the left of the line are \
-         faster. The lighter end of a bar is the slowest round.</p>\
+         faster, and the thin one reaches to the slowest round.</p>\
          <p>{} on {}, {core_count} cores of {}, {}: <code>{}</code></p>",
         escaped(title),
         escaped(commit),
@@ -75,7 +76,13 @@ fn section(title: &str, rows: &[&Row]) -> String {
     }
     let ratio = mean(rows.iter().map(|row| row.ratio()));
     let lines: String = rows.iter().map(|row| line(row)).collect();
-    format!("<h2>{}: {ratio:.2}</h2><table>{lines}</table>", escaped(title))
+    let both = "<th>lowtide</th><th>PyTorch</th>";
+    let memory = if rows.iter().any(|row| row.peak_mb.is_some()) { both } else { "" };
+    format!(
+        "<h2>{}: {ratio:.2}</h2><table>\
+         <tr><th></th>{both}{memory}<th>ratio</th></tr>{lines}</table>",
+        escaped(title)
+    )
 }
 
 fn line(row: &Row) -> String {

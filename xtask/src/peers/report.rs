@@ -12,7 +12,7 @@ const WORST: usize = 10;
 /// An operation in all programs: times of the fastest run of all rounds, in milliseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Network, layer, operation and part; or `step` and the network.
+    /// Network, layer, operation and part; or `whole-step` and the network.
     pub operation: String,
     /// lowtide's time.
     pub own_ms: f64,
@@ -119,9 +119,9 @@ pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sam
         }
     }
     if !steps.is_empty() {
-        text += "\n## Whole steps\n\nMemory is what no file is behind, each page once, above that before \
-                 the first of three steps,\nbeside PyTorch's leanest mode (the compiler's own memory \
-                 keeps `compiled` out).\n";
+        text += "\n## Whole steps\n\nMemory is what no file is behind, each page once, above that \
+                 before the first of three steps,\nbeside PyTorch's leanest mode (the compiler's \
+                 own memory keeps `compiled` out).\n";
         text += &table(&steps, before);
         text += "\n| step | lowtide, MB | PyTorch, MB | ratio |\n|---|--:|--:|--:|\n";
         for row in &steps {

@@ -60,21 +60,24 @@ fn report_has_means_the_worst_and_the_ratio_to_an_earlier_one() {
 fn steps_are_a_table_of_their_own_with_their_memory() {
     let step = |peer: &str, min_ms: f64, peak_mb: f64| Sample {
         peak_mb: Some(peak_mb),
-        ..sample(peer, "step net", min_ms, 7.0)
+        ..sample(peer, "whole-step net", min_ms, 7.0)
     };
     let steps = [
         step("lowtide", 3.0, 60.0),
         step("torch-eager", 6.0, 90.0),
         step("torch-fused", 4.0, 80.0),
-        sample("torch-compiled", "step net", 5.0, 7.0),
+        sample("torch-compiled", "whole-step net", 5.0, 7.0),
     ];
     let rows = rows(&[steps.to_vec(), samples()].concat(), "f32");
     assert_eq!(rows[0].peak_mb, Some([60.0, 80.0]));
     let text = report(&Machine::default(), "2 threads", &rows, None);
     assert!(text.contains("Geometric mean of 1 steps: **0.75**; 0 above 1.5."), "{text}");
     assert!(text.contains("Geometric mean of 2 operations: **0.71**"), "{text}");
-    assert!(text.contains("| step net | 3.000 | 1.00 | 4.000 | fused | 0.75 | - |"), "{text}");
-    assert!(text.contains("| step net | 60 | 80 | 0.75 |"), "{text}");
+    assert!(
+        text.contains("| whole-step net | 3.000 | 1.00 | 4.000 | fused | 0.75 | - |"),
+        "{text}"
+    );
+    assert!(text.contains("| whole-step net | 60 | 80 | 0.75 |"), "{text}");
     let page = page(&Machine::default(), "2 threads", &rows);
     assert!(page.contains("<h2>Whole steps: 0.75</h2>") && page.contains("60 MB"), "{page}");
 }

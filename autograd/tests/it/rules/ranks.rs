@@ -93,7 +93,8 @@ pub(super) fn statistics(cases: &mut Cases) {
 /// The digits that a half type drops from running sums and norms would be factors of the gradient.
 #[test]
 fn gradients_of_half_types_do_not_follow_the_rounding_of_results() -> Outcome {
-    let rules: [(&str, fn(Var) -> Result<Var>); 5] = [
+    type Rule = fn(Var) -> Result<Var>;
+    let rules: [(&str, Rule); 5] = [
         ("logcumsumexp", |x| x.logcumsumexp(0)),
         ("norm 2", |x| x.norm(&[0], 2.0)),
         ("norm 2.5", |x| x.norm(&[0], 2.5)),

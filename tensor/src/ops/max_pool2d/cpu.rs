@@ -279,6 +279,19 @@ mod tests {
         }
     }
 
+    /// More columns than are held at once, and windows so far apart that few are held.
+    #[test]
+    fn wide_rows_agree_with_the_definition() {
+        for (width, kernel, stride, padding) in
+            [(700, 3, 1, 1), (700, 3, 2, 1), (1100, 3, 2, 1), (700, 5, 3, 2), (900, 3, 40, 0)]
+        {
+            let window =
+                Pool2dGeometry { kernel: [2, kernel], stride: [1, stride], padding: [1, padding] };
+            let shape = MaxPool2dShape::new(2, [3, width], window, MaxPool::default());
+            check_against_definition::<f32>(&shape.expect("it fits"), 3);
+        }
+    }
+
     #[test]
     fn halving_agrees_with_the_definition() {
         for side in [2, 3, 8, 17] {

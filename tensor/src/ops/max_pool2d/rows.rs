@@ -38,21 +38,34 @@ impl<E: Element> SimdKernel<f32> for ForwardRows<'_, E> {
     fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
         let ForwardRows { shape, x, y, positions } = self;
         let ([height, width], [out_height, out_width]) = (shape.in_size, shape.out_size);
+        let (stride, beyond) = (shape.stride[1], (shape.kernel[1] - 1) * shape.dilation[1]);
+        // Outputs whose columns are held at once.
+        let span = HELD_LEN.saturating_sub(beyond) / stride / BLOCK_LEN * BLOCK_LEN;
+        let mut columns = Columns { values: [E::default(); HELD_LEN], rows: [NOWHERE; HELD_LEN] };
         let rows = y.chunks_exact_mut(out_width).zip(positions.chunks_exact_mut(out_width));
         for (at, (y, positions)) in rows.enumerate() {
             let x = &x[at / out_height * height * width..][..height * width];
-            let (heights, top) = shape.window(0, at % out_height);
-            let row = |kh: usize| (top + (kh * shape.dilation[0]).cast_signed()).cast_unsigned();
-            let blocks = y.chunks_mut(BLOCK_LEN).zip(positions.chunks_mut(BLOCK_LEN));
-            for (block, (y, positions)) in blocks.enumerate() {
-                let mut maxima = Maxima::of_none();
-                for kh in heights.clone() {
-                    let x = &x[row(kh) * width..][..width];
-                    maxima.meet_row(shape, x, block * BLOCK_LEN, kh * shape.kernel[1]);
+            let p = at % out_height;
+            if span == 0 {
+                for (q, (y, position)) in y.iter_mut().zip(positions).enumerate() {
+                    (*y, *position) = largest(shape, x, [p, q]);
                 }
-                y.copy_from_slice(&maxima.values[..y.len()]);
-                for (position, place) in positions.iter_mut().zip(maxima.places) {
-                    *position = place as u8;
+                continue;
+            }
+            let spans = y.chunks_mut(span).zip(positions.chunks_mut(span));
+            for (index, (y, positions)) in spans.enumerate() {
+                let len = y.len().next_multiple_of(BLOCK_LEN) * stride + beyond;
+                columns.fill(shape, x, p, index * span * stride..index * span * stride + len);
+                let (y, y_rest) = y.as_chunks_mut::<BLOCK_LEN>();
+                let (positions, positions_rest) = positions.as_chunks_mut::<BLOCK_LEN>();
+                let count = y.len();
+                for (block, (y, positions)) in y.iter_mut().zip(positions).enumerate() {
+                    (*y, *positions) = columns.maxima(shape, block);
+                }
+                if !y_rest.is_empty() {
+                    let (values, places) = columns.maxima(shape, count);
+                    y_rest.copy_from_slice(&values[..y_rest.len()]);
+                    positions_rest.copy_from_slice(&places[..y_rest.len()]);
                 }
             }
         }
@@ -62,76 +75,112 @@ impl<E: Element> SimdKernel<f32> for ForwardRows<'_, E> {
 /// Outputs side by side that are computed at once: loops over so many are compiled to vectors.
 const BLOCK_LEN: usize = 16;
 
-/// Columns of x that a block's windows reach over, if they are not more.
-const REACH_MAX: usize = 128;
+/// Columns that are held at once, with the padding around them.
+const HELD_LEN: usize = 512;
 
-/// The place of an output that has met nothing yet.
+/// The row of a window that a column beside x has its largest value in.
 const NOWHERE: u32 = u32::MAX;
 
-/// The largest values that a block of windows has met, and their places in the window.
-struct Maxima<E> {
-    values: [E; BLOCK_LEN],
-    places: [u32; BLOCK_LEN],
+/// The largest value of one window and its position, for windows of which few are held.
+#[inline(always)]
+fn largest<E: Element>(shape: &MaxPool2dShape, x: &[E], [p, q]: [usize; 2]) -> (E, u8) {
+    let ((heights, top), (widths, left)) = (shape.window(0, p), shape.window(1, q));
+    let mut found: Option<(E, u8)> = None;
+    for kh in heights {
+        let row = top.cast_unsigned().wrapping_add(kh * shape.dilation[0]);
+        for kw in widths.clone() {
+            let column = left.cast_unsigned().wrapping_add(kw * shape.dilation[1]);
+            let value = x[row * shape.in_size[1] + column];
+            if found.is_none_or(|(max, _)| exceeds(value, max)) {
+                found = Some((value, (kh * shape.kernel[1] + kw) as u8));
+            }
+        }
+    }
+    found.expect("every window meets x")
 }
 
-impl<E: Element> Maxima<E> {
-    #[inline(always)]
-    fn of_none() -> Self {
-        Maxima { values: [E::default(); BLOCK_LEN], places: [NOWHERE; BLOCK_LEN] }
-    }
+/// The largest value of each column over the rows of a window, and the row of the window that it
+/// is in: the first of equals.
+struct Columns<E> {
+    values: [E; HELD_LEN],
+    rows: [u32; HELD_LEN],
+}
 
-    /// A row of x, for the outputs from number `first` on; its places begin at `place`.
+impl<E: Element> Columns<E> {
+    /// Those of the windows of row `p` of y, of which `padded` are held: columns of x counted from
+    /// the padding on.
     #[inline(always)]
-    fn meet_row(&mut self, shape: &MaxPool2dShape, x: &[E], first: usize, place: usize) {
-        let [kernel, stride, dilation] = [shape.kernel[1], shape.stride[1], shape.dilation[1]];
-        // Column 0 of x in what is held; columns beside x hold any number.
-        let origin = shape.padding[1].cast_signed() - (first * stride).cast_signed();
-        let mut held = [E::default(); REACH_MAX];
-        let is_held = BLOCK_LEN * stride + (kernel - 1) * dilation <= REACH_MAX;
-        if is_held {
-            let skip = (-origin).max(0).cast_unsigned().min(x.len());
-            let at = origin.max(0).cast_unsigned().min(REACH_MAX);
-            let count = (x.len() - skip).min(REACH_MAX - at);
-            held[at..at + count].copy_from_slice(&x[skip..skip + count]);
-        }
-        for kw in 0..kernel {
-            let shift = kw * dilation;
-            let mut found = [E::default(); BLOCK_LEN];
-            match stride {
-                1 if is_held => found.copy_from_slice(&held[shift..][..BLOCK_LEN]),
-                2 if is_held => {
-                    // Of a length that the compiler knows: it becomes a shuffle of vectors.
-                    let (line, _) = held[shift..].as_chunks::<{ 2 * BLOCK_LEN }>();
-                    (0..BLOCK_LEN).for_each(|i| found[i] = line[0][2 * i]);
-                }
-                _ => {
-                    for (i, found) in found.iter_mut().enumerate() {
-                        let column = (i * stride + shift).cast_signed() - origin;
-                        *found = x.get(column.cast_unsigned()).copied().unwrap_or_default();
-                    }
-                }
+    fn fill(&mut self, shape: &MaxPool2dShape, x: &[E], p: usize, padded: Range<usize>) {
+        let (width, padding) = (shape.in_size[1], shape.padding[1]);
+        let (heights, top) = shape.window(0, p);
+        self.rows[..padded.len()].fill(NOWHERE);
+        // The columns of x among them, and the place of the first.
+        let first = padded.start.saturating_sub(padding).min(width);
+        let end = padded.end.saturating_sub(padding).min(width);
+        let at = (first + padding).saturating_sub(padded.start).min(padded.len());
+        let values = &mut self.values[at..][..end - first];
+        let rows = &mut self.rows[at..][..end - first];
+        for (index, kh) in heights.enumerate() {
+            let row = top.cast_unsigned().wrapping_add(kh * shape.dilation[0]);
+            let x = &x[row * width..][first..end];
+            if index == 0 {
+                values.copy_from_slice(x);
+                rows.fill(kh as u32);
+                continue;
             }
-            // The outputs that have a column of x here.
-            let before = |column: isize| {
-                (column + origin - shift.cast_signed()).max(0).cast_unsigned().div_ceil(stride)
-            };
-            let inside = before(0) as u32..before(x.len().cast_signed()) as u32;
-            self.meet(&found, inside, (place + kw) as u32);
+            // Without a branch, which on random values would be taken wrong every other time.
+            for ((value, row), &x) in values.iter_mut().zip(rows.iter_mut()).zip(x) {
+                let wins = exceeds(x, *value);
+                *value = if wins { x } else { *value };
+                *row = if wins { kh as u32 } else { *row };
+            }
         }
     }
 
-    /// Without a branch, which on random values would be taken wrong every other time.
+    /// The largest values of a block of windows, and their positions in the window.
     #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "three arrays of one length that is known")]
-    fn meet(&mut self, found: &[E; BLOCK_LEN], inside: Range<u32>, place: u32) {
-        for i in 0..BLOCK_LEN {
-            let is_inside = (inside.start <= i as u32) & ((i as u32) < inside.end);
-            let is_first = self.places[i] == NOWHERE;
-            let wins = is_inside & (is_first | exceeds(found[i], self.values[i]));
-            self.values[i] = if wins { found[i] } else { self.values[i] };
-            self.places[i] = if wins { place } else { self.places[i] };
+    fn maxima(&self, shape: &MaxPool2dShape, block: usize) -> ([E; BLOCK_LEN], [u8; BLOCK_LEN]) {
+        let [kernel, stride, dilation] = [shape.kernel[1], shape.stride[1], shape.dilation[1]];
+        let (mut values, mut rows) = ([E::default(); BLOCK_LEN], [NOWHERE; BLOCK_LEN]);
+        let mut columns = [0; BLOCK_LEN];
+        for kw in 0..kernel {
+            let from = block * BLOCK_LEN * stride + kw * dilation;
+            let found = every(&self.values[from..], stride);
+            let found_rows = every(&self.rows[from..], stride);
+            for i in 0..BLOCK_LEN {
+                let (value, row) = (found[i], found_rows[i]);
+                // In row-major order an upper row comes before every column of a lower one.
+                let is_earlier = !exceeds(values[i], value) & (row < rows[i]);
+                let wins = (rows[i] == NOWHERE) | exceeds(value, values[i]) | is_earlier;
+                let wins = wins & (row != NOWHERE);
+                values[i] = if wins { value } else { values[i] };
+                rows[i] = if wins { row } else { rows[i] };
+                columns[i] = if wins { kw as u32 } else { columns[i] };
+            }
         }
+        let mut positions = [0; BLOCK_LEN];
+        for i in 0..BLOCK_LEN {
+            // Outputs behind the last of the row have nothing.
+            positions[i] = rows[i].wrapping_mul(kernel as u32).wrapping_add(columns[i]) as u8;
+        }
+        (values, positions)
     }
+}
+
+/// A block of elements `stride` apart.
+#[inline(always)]
+fn every<E: Copy + Default>(from: &[E], stride: usize) -> [E; BLOCK_LEN] {
+    let mut block = [E::default(); BLOCK_LEN];
+    match stride {
+        1 => block.copy_from_slice(&from[..BLOCK_LEN]),
+        2 => {
+            // Of a length that the compiler knows: it becomes a shuffle of vectors.
+            let (line, _) = from.as_chunks::<{ 2 * BLOCK_LEN }>();
+            (0..BLOCK_LEN).for_each(|i| block[i] = line[0][2 * i]);
+        }
+        _ => (0..BLOCK_LEN).for_each(|i| block[i] = from[i * stride]),
+    }
+    block
 }
 
 /// A row of dx: the sums of dy over the windows in which an input was the largest, in the order of
@@ -161,45 +210,38 @@ impl<E: Element, T: Float> SimdKernel<f32> for BackwardRow<'_, E, T> {
     }
 }
 
-/// Sums of a row that are held at once, for each remainder of the stride.
-const HELD_LEN: usize = 512;
-
 impl<E: Element, T: Float> BackwardRow<'_, E, T> {
     /// A row whose sums are held with the padding around it: outputs side by side are added to sums
     /// side by side, those of columns with the same remainder by the stride.
     #[inline(always)]
     fn held<const STRIDE: usize>(self) {
         let BackwardRow { shape, dy, positions, row, dx, .. } = self;
-        let (kernel, out_width) = (shape.kernel[1], shape.out_size[1]);
-        let (dilation, padding) = (shape.dilation[1], shape.padding[1]);
+        let (out_width, padding) = (shape.out_size[1], shape.padding[1]);
         let mut sums = [[T::ZERO; HELD_LEN]; STRIDE];
         for p in shape.axis(0).covering(row) {
             let Some(kh) = shape.position(0, p, row) else { continue };
-            let dy = dy[p * out_width..][..out_width].chunks(BLOCK_LEN);
-            let positions = positions[p * out_width..][..out_width].chunks(BLOCK_LEN);
-            for (block, (dy, positions)) in dy.zip(positions).enumerate() {
-                // Numbers of four bytes, of which a vector has as many as of f32.
-                let (mut values, mut places) = ([T::ZERO; BLOCK_LEN], [0; BLOCK_LEN]);
-                values.iter_mut().zip(dy).for_each(|(value, dy)| *value = dy.cast());
-                places.iter_mut().zip(positions).for_each(|(place, &at)| *place = u32::from(at));
-                // Of later positions earlier outputs.
-                for kw in (0..kernel).rev() {
-                    let (place, shift) = ((kh * kernel + kw) as u32, kw * dilation);
-                    let first = block * BLOCK_LEN + shift / STRIDE;
-                    let sums = &mut sums[shift % STRIDE][first..][..BLOCK_LEN];
-                    for i in 0..BLOCK_LEN {
-                        sums[i] += if places[i] == place { values[i] } else { T::ZERO };
-                    }
-                }
+            let (dy, dy_rest) = dy[p * out_width..][..out_width].as_chunks::<BLOCK_LEN>();
+            let positions = &positions[p * out_width..][..out_width];
+            let (positions, positions_rest) = positions.as_chunks::<BLOCK_LEN>();
+            for (block, (dy, positions)) in dy.iter().zip(positions).enumerate() {
+                add_block(shape, kh, &mut sums, (block, dy, positions));
+            }
+            if !dy_rest.is_empty() {
+                let (mut last, mut last_positions) = ([E::default(); BLOCK_LEN], [0; BLOCK_LEN]);
+                last[..dy_rest.len()].copy_from_slice(dy_rest);
+                last_positions[..dy_rest.len()].copy_from_slice(positions_rest);
+                add_block(shape, kh, &mut sums, (dy.len(), &last, &last_positions));
             }
         }
-        for (remainder, sums) in sums.iter().enumerate() {
-            // The first column of x with this remainder, counted with the padding before it.
-            let skip = (remainder + STRIDE - padding % STRIDE) % STRIDE;
-            let sums = &sums[(padding + skip) / STRIDE..];
-            let dx = dx.get_mut(skip..).unwrap_or_default().iter_mut().step_by(STRIDE);
-            dx.zip(sums).for_each(|(dx, sum)| *dx = sum.cast());
+        // Where the sums of column `at`, of STRIDE, begin.
+        let from = |at: usize| &sums[(at + padding) % STRIDE][(at + padding) / STRIDE..];
+        let (whole, rest) = dx.as_chunks_mut::<STRIDE>();
+        let count = whole.len();
+        let columns: [&[T]; STRIDE] = std::array::from_fn(|at| &from(at)[..count]);
+        for (index, dx) in whole.iter_mut().enumerate() {
+            (0..STRIDE).for_each(|at| dx[at] = columns[at][index].cast());
         }
+        rest.iter_mut().enumerate().for_each(|(at, dx)| *dx = from(at)[count].cast());
     }
 
     /// A row of any other kind.
@@ -228,6 +270,29 @@ impl<E: Element, T: Float> BackwardRow<'_, E, T> {
                 }
             }
             dx.iter_mut().zip(sums).for_each(|(dx, sum)| *dx = sum.cast());
+        }
+    }
+}
+
+/// Adds a block of dy to the sums of the columns that its windows found in their row `kh`. Padding
+/// of the block with zeros changes nothing.
+#[inline(always)]
+fn add_block<E: Element, T: Float, const STRIDE: usize>(
+    shape: &MaxPool2dShape,
+    kh: usize,
+    sums: &mut [[T; HELD_LEN]; STRIDE],
+    (block, dy, positions): (usize, &[E; BLOCK_LEN], &[u8; BLOCK_LEN]),
+) {
+    let (kernel, dilation) = (shape.kernel[1], shape.dilation[1]);
+    // Numbers of four bytes, of which a vector has as many as of f32.
+    let (values, places): ([T; BLOCK_LEN], _) = (dy.map(|dy| dy.cast()), positions.map(u32::from));
+    // Of later positions earlier outputs.
+    for kw in (0..kernel).rev() {
+        let (place, shift) = ((kh * kernel + kw) as u32, kw * dilation);
+        let first = block * BLOCK_LEN + shift / STRIDE;
+        let sums = &mut sums[shift % STRIDE][first..][..BLOCK_LEN];
+        for i in 0..BLOCK_LEN {
+            sums[i] += if places[i] == place { values[i] } else { T::ZERO };
         }
     }
 }
