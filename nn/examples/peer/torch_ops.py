@@ -15,25 +15,17 @@ arguments.add_argument("--mode", default="eager", choices=["eager", "tuned", "co
 A = arguments.parse_args()
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(A.threads)
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+
+import streams
 
 torch.set_num_threads(A.threads)
 aten = torch.ops.aten
 
 
 def uniform(stream, *shape):
-    """SplitMix64 (Steele, Lea & Flood 2014), as measure.rs has it."""
-    u = np.uint64
-    with np.errstate(over="ignore"):
-        z = u(stream) * u(0xD1342543DE82EF95)
-        z = z + np.arange(1, np.prod(shape) + 1, dtype=u) * u(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> u(30))) * u(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> u(27))) * u(0x94D049BB133111EB)
-        z = (z ^ (z >> u(31))) >> u(40)
-    unit = z.astype(np.float32) * np.float32(1 / 8388608) - np.float32(1)
-    return torch.from_numpy(unit).reshape(shape)
+    return torch.from_numpy(streams.uniform(stream, shape))
 
 
 def image(stream, *shape):

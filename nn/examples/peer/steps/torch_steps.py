@@ -7,7 +7,7 @@ fused           with the fused optimizer
 channels-last   that, and images and parameters that lie channels last
 compiled        fused, and torch.compile of the network with its loss
 """
-import argparse, json, os, sys, time
+import argparse, json, os, pathlib, sys, time
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("name")
@@ -23,31 +23,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+PEER = pathlib.Path(__file__).resolve().parents[1]
+sys.path += [str(PEER), str(PEER.parents[1] / "tests/fixtures")]
+import streams
+from reference_models import DoubleConv, Down, Gpt, LstmModel, OutConv, ResNet
+
 torch.set_num_threads(A.threads)
 DTYPE = {"f32": torch.float32, "bf16": torch.bfloat16}[A.dtype]
 FIRST_STEPS, TIME_S, STEPS_MIN, X, Y = 3, 2.5, 5, 1001, 1002
 
 
-def mixed(stream, count):
-    """SplitMix64 (Steele, Lea & Flood 2014), as measure.rs has it."""
-    u = np.uint64
-    with np.errstate(over="ignore"):
-        z = u(stream) * u(0xD1342543DE82EF95)
-        z = z + np.arange(1, count + 1, dtype=u) * u(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> u(30))) * u(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> u(27))) * u(0x94D049BB133111EB)
-        return z ^ (z >> u(31))
-
-
 def uniform(stream, shape, bound=1.0):
-    z = mixed(stream, int(np.prod(shape))) >> np.uint64(40)
-    unit = z.astype(np.float32) * np.float32(1 / 8388608) - np.float32(1)
-    return torch.from_numpy(unit * np.float32(bound)).reshape(tuple(shape))
+    return torch.from_numpy(streams.uniform(stream, shape) * np.float32(bound))
 
 
 def integers(stream, shape, modulo):
-    z = (mixed(stream, int(np.prod(shape))) >> np.uint64(32)).astype(np.uint32) % np.uint32(modulo)
-    return torch.from_numpy(z.astype(np.int64)).reshape(tuple(shape))
+    return torch.from_numpy(streams.integers(stream, shape, modulo))
 
 
 def stream(name):
@@ -56,42 +47,6 @@ def stream(name):
     for byte in name.encode():
         value = (value ^ byte) * 0x100000001B3 % (1 << 64)
     return value
-
-
-def conv_norm(inputs, outputs, kernel, stride=1):
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)
-
-
-class ResBlock(nn.Module):
-    def __init__(self, inputs, width, stride):
-        super().__init__()
-        self.conv1, self.bn1 = conv_norm(inputs, width, 3, stride)
-        self.conv2, self.bn2 = conv_norm(width, width, 3)
-        changes = stride != 1 or inputs != width
-        self.downsample = nn.Sequential(*conv_norm(inputs, width, 1, stride)) if changes else None
-
-    def forward(self, x):
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)), inplace=True)))
-        y += x if self.downsample is None else self.downsample(x)
-        return F.relu(y, inplace=True)
-
-
-class ResNet18(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.bn1 = conv_norm(3, 64, 7, 2)
-        inputs = 64
-        for index in range(4):
-            width = 64 << index
-            layer = [ResBlock(inputs, width, 2 if index else 1), ResBlock(width, width, 1)]
-            setattr(self, f"layer{index + 1}", nn.Sequential(*layer))
-            inputs = width
-        self.fc = nn.Linear(512, 1000)
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x)), inplace=True), 3, 2, 1)
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
 def vgg11():
@@ -211,27 +166,9 @@ class DenseNet(nn.Module):
         return self.classifier(self.features(x))
 
 
-class DoubleConv(nn.Module):
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        relu = lambda: nn.ReLU(inplace=True)
-        self.double_conv = nn.Sequential(
-            *conv_norm(inputs, outputs, 3), relu(), *conv_norm(outputs, outputs, 3), relu())
-
-    def forward(self, x):
-        return self.double_conv(x)
-
-
-class Down(nn.Module):
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        self.maxpool_conv = nn.Sequential(nn.MaxPool2d(2), DoubleConv(inputs, outputs))
-
-    def forward(self, x):
-        return self.maxpool_conv(x)
-
-
 class Up(nn.Module):
+    """Without the padding for images of odd sizes, which takes a copy of each."""
+
     def __init__(self, inputs, outputs):
         super().__init__()
         self.up = nn.ConvTranspose2d(inputs, inputs // 2, 2, stride=2)
@@ -239,15 +176,6 @@ class Up(nn.Module):
 
     def forward(self, x, beside):
         return self.conv(torch.cat([beside, self.up(x)], 1))
-
-
-class OutConv(nn.Module):
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, 1)
-
-    def forward(self, x):
-        return self.conv(x)
 
 
 class UNet(nn.Module):
@@ -337,36 +265,6 @@ class Bert(nn.Module):
         return self.head(x)
 
 
-class GptBlock(nn.Module):
-    def __init__(self, d, heads):
-        super().__init__()
-        self.ln1, self.qkv, self.proj = nn.LayerNorm(d), nn.Linear(d, 3 * d), nn.Linear(d, d)
-        self.ln2, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
-        self.heads = heads
-
-    def forward(self, x):
-        b, t, d = x.shape
-        qkv = self.qkv(self.ln1(x)).view(b, t, 3, self.heads, d // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(a.transpose(1, 2).reshape(b, t, d))
-        return x + self.down(F.gelu(self.up(self.ln2(x))))
-
-
-class Gpt(nn.Module):
-    def __init__(self, vocabulary=8192, context=128, width=384, heads=6, blocks=6):
-        super().__init__()
-        self.tok, self.pos = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(GptBlock(width, heads) for _ in range(blocks))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, tokens):
-        x = self.tok(tokens) + self.pos.weight
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
 def turned(x, cos, sin):
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -411,19 +309,9 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
-class LstmModel(nn.Module):
-    def __init__(self, vocabulary=10000, width=256):
-        super().__init__()
-        self.encoder, self.decoder = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
-        self.rnn = nn.LSTM(width, width, 2, batch_first=True)
-
-    def forward(self, tokens):
-        return self.decoder(self.rnn(self.encoder(tokens))[0])
-
-
 # The network, its batch, the shape and number of its labels, and its optimizer.
 IMAGES = {
-    "resnet18": (ResNet18, [16, 3, 64, 64], [16], 1000, "sgd"),
+    "resnet18": (lambda: ResNet(1, [2, 2, 2, 2], 64, 1000), [16, 3, 64, 64], [16], 1000, "sgd"),
     "vgg11": (vgg11, [32, 3, 32, 32], [32], 10, "sgd"),
     "mobilenet-v2": (MobileNetV2, [16, 3, 64, 64], [16], 100, "sgd"),
     "convnext": (ConvNeXt, [16, 3, 64, 64], [16], 100, "adamw"),
@@ -433,9 +321,9 @@ IMAGES = {
 TOKENS = {
     "wavenet": (WaveNet, [4, 1024], 256),
     "bert": (Bert, [8, 128], 8192),
-    "gpt2": (Gpt, [8, 128], 8192),
+    "gpt2": (lambda: Gpt(8192, 128, 384, 6, 6, tied=False), [8, 128], 8192),
     "llama": (Llama, [4, 256], 8192),
-    "lstm": (LstmModel, [32, 64], 10000),
+    "lstm": (lambda: LstmModel(10000, 256, 256, 2), [32, 64], 10000),
 }
 
 

@@ -18,9 +18,11 @@ arguments.add_argument("--turns", action="store_true")
 A = arguments.parse_args()
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(A.threads)
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+import streams
 
 torch.set_num_threads(A.threads)
 DTYPE = {"f32": torch.float32, "bf16": torch.bfloat16}[A.dtype]
@@ -28,21 +30,8 @@ TIME_S, RUNS_MIN, RUNS_MAX, EPS = 0.25, 5, 300, 1e-5
 OF_IMAGES = {"conv", "conv-transpose", "batch-norm", "relu", "add", "max-pool"}
 
 
-def mixed(stream, count):
-    """SplitMix64 (Steele, Lea & Flood 2014), as measure.rs has it."""
-    u = np.uint64
-    with np.errstate(over="ignore"):
-        z = u(stream) * u(0xD1342543DE82EF95)
-        z = z + np.arange(1, count + 1, dtype=u) * u(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> u(30))) * u(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> u(27))) * u(0x94D049BB133111EB)
-        return z ^ (z >> u(31))
-
-
 def fill(stream, shape):
-    z = mixed(stream, int(np.prod(shape))) >> np.uint64(40)
-    unit = z.astype(np.float32) * np.float32(1 / 8388608) - np.float32(1)
-    x = torch.from_numpy(unit).reshape(tuple(shape)).to(DTYPE)
+    x = torch.from_numpy(streams.uniform(stream, shape)).to(DTYPE)
     return x.to(memory_format=torch.channels_last) if A.mode == "channels-last" and x.dim() == 4 else x
 
 
@@ -94,8 +83,7 @@ def of_rows(operation, part, size):
     rows, columns = size("rows"), size("columns")
     x = fill(1, [rows, columns])
     if operation == "cross-entropy":
-        labels = (mixed(2, rows) >> np.uint64(32)).astype(np.uint32) % np.uint32(columns)
-        labels = torch.from_numpy(labels.astype(np.int64))
+        labels = torch.from_numpy(streams.integers(2, [rows], columns))
         loss = lambda x: F.cross_entropy(x, labels, reduction="sum")
         return (lambda: loss(x)) if part == "forward" else backward(loss, None, x)
     dy, w, b = fill(2, [rows, columns]), fill(3, [columns]), fill(4, [columns])
