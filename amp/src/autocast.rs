@@ -29,13 +29,14 @@ pub(crate) const NARROW: [&str; 18] = [
 
 /// What overflows or cancels in a half type, and long sums. PyTorch's `AT_FORALL_FP32` and
 /// `AT_FORALL_FP32_SET_OPT_DTYPE`; the losses are sums here.
-pub(crate) const F32: [&str; 33] = [
+pub(crate) const F32: [&str; 34] = [
     "acos",
     "asin",
     "cosh",
     "cross_entropy",
     "cumprod",
     "cumsum",
+    "dist",
     "exp",
     "expm1",
     "group_norm",

@@ -88,6 +88,7 @@ const F32: &[Case] = &[
     }),
     Case("cumprod", &[X], |x| of1(x, |x| x.cumprod(1))),
     Case("cumsum", &[X], |x| of1(x, |x| x.cumsum(1))),
+    Case("dist", &[X, X], |x| of2(x, |x, y| x.dist(y, 2.0))),
     Case("exp", &[X], |x| of1(x, Var::exp)),
     Case("expm1", &[X], |x| of1(x, Var::expm1)),
     Case("group_norm", &[&[2, 4, 3], &[4], &[4]], |x| {

@@ -5,6 +5,7 @@ use lowtide_tensor::{Axis, Covariance, MatrixNorm, Replacements, Shape, Tensor, 
 use crate::error::Result;
 use crate::rule::Needs;
 use crate::rules::reduce_choice::norm_slope;
+use crate::rules::{unbroadcast, when};
 use crate::saved::Saved;
 use crate::var::Var;
 
@@ -90,14 +91,29 @@ impl Var {
     /// The norm of the difference of all elements; see [`Tensor::dist`].
     #[track_caller]
     pub fn dist(self, other: Var, order: f64) -> Result<Var> {
-        let (dtype, right) = (self.value().dtype(), other.value().dtype());
-        if dtype != right {
-            return Err(TensorError::DType { op: "dist", left: dtype, right }.into());
-        }
-        let wide = |x: Var| x.to_dtype(dtype.computed());
-        let difference = wide(self)?.sub(wide(other)?)?;
-        let axes: Vec<usize> = (0..difference.shape().len()).collect();
-        difference.norm(&axes, order)?.to_dtype(dtype)
+        Var::apply("dist", [self, other], |[a, b], save| {
+            let (dtype, right, shapes) = (a.dtype(), b.dtype(), [*a.shape(), *b.shape()]);
+            if dtype != right {
+                return Err(TensorError::DType { op: "dist", left: dtype, right }.into());
+            }
+            let wide = move |x: &Tensor| x.to_dtype(dtype.computed());
+            let difference = wide(&a)?.sub(&wide(&b)?)?;
+            let axes: Vec<usize> = (0..difference.shape().len()).collect();
+            let distance = difference.norm(&axes, order)?.to_dtype(dtype)?;
+            let saved = save.keep(&difference);
+            // da = dy · the slope of the norm after a - b, db = -da
+            let rule = move |dy: Tensor, needs: Needs| {
+                let difference = saved.unpack()?;
+                let norm = difference.norm_keep(&axes, order)?;
+                let mut slope = norm_slope(&difference, &norm, &axes, order)?;
+                slope.mul_(&wide(&dy)?)?;
+                let of = |shape| Ok(unbroadcast(&slope, shape)?.to_dtype(dtype)?);
+                let da = when(needs.input(0), || of(shapes[0]))?;
+                let db = when(needs.input(1), || Ok(of(shapes[1])?.neg()?))?;
+                Ok(vec![da, db])
+            };
+            Ok((distance, rule))
+        })
     }
 
     /// Each slice along `axis` scaled down to `norm_max` where its norm is larger; see

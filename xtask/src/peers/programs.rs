@@ -81,8 +81,12 @@ impl Programs<'_> {
         for (index, name) in names.lines().enumerate() {
             println!("{} of {count}: {name}", index + 1);
             for program in &mut programs {
+                let answer = program.ask(name)?;
                 // Nothing comes back in a mode that is no different for the operation.
-                samples.extend(Sample::of(&program.ask(name)?));
+                if answer.as_object().is_none_or(|fields| !fields.is_empty()) {
+                    let sample = Sample::of(&answer);
+                    samples.push(sample.ok_or_else(|| format!("{name}: not a sample: {answer}"))?);
+                }
             }
         }
         Ok(samples)

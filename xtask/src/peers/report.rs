@@ -119,18 +119,10 @@ pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sam
         }
     }
     if !steps.is_empty() {
-        text += "\n## Whole steps\n\nMemory is what no file is behind, each page once, above that \
-                 before the first of three steps,\nbeside PyTorch's leanest mode (the compiler's \
-                 own memory keeps `compiled` out).\n";
+        text += "\n## Whole steps\n";
         text += &table(&steps, before);
-        text += "\n| step | lowtide, MB | PyTorch, MB | ratio |\n|---|--:|--:|--:|\n";
-        for row in &steps {
-            if let Some([own, other]) = row.peak_mb {
-                let (name, ratio) = (&row.operation, own / other);
-                let _ = writeln!(text, "| {name} | {own:.0} | {other:.0} | {ratio:.2} |");
-            }
-        }
     }
+    text += &memory(&steps);
     if !operations.is_empty() {
         text += &means(&operations, "network", |row| row.network().to_owned());
         text += &means(&operations, "operation", Row::kind);
@@ -140,6 +132,24 @@ pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sam
         }
     }
     text
+}
+
+/// The memory of steps, where it was measured.
+fn memory(steps: &[&Row]) -> String {
+    let line = |row: &&Row| {
+        let [own, other] = row.peak_mb?;
+        let (name, ratio) = (&row.operation, own / other);
+        Some(format!("| {name} | {own:.0} | {other:.0} | {ratio:.2} |\n"))
+    };
+    let lines: String = steps.iter().filter_map(line).collect();
+    if lines.is_empty() {
+        return lines;
+    }
+    format!(
+        "\nMemory is what no file is behind, each page once, above that before the first of three\n\
+         steps, beside PyTorch's leanest mode (the compiler's own memory keeps `compiled` out).\n\n\
+         | step | lowtide, MB | PyTorch, MB | ratio |\n|---|--:|--:|--:|\n{lines}"
+    )
 }
 
 /// The rows with the largest ratios.

@@ -226,6 +226,8 @@ pub(crate) fn run(device: &Device, name: &str, dtype: DType) -> Result<()> {
         optimizer.step(model.as_mut(), attempt)?;
         Ok(value.to_dtype(DType::F32)?.item::<f32>()?)
     };
+    // What making the network left free is no memory of the steps.
+    device.allocator().trim();
     println!("{{\"ready\":true}}");
     wait();
     let losses = (0..FIRST_STEPS).map(|_| step()).collect::<Result<Vec<f32>>>()?;
