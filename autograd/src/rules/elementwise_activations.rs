@@ -1,6 +1,6 @@
 //! Rules of the activation functions: one pass over `dy`, in place where it is free.
 
-use lowtide_tensor::Tensor;
+use lowtide_tensor::{DType, Tensor, bf16, f16};
 
 use crate::error::Result;
 use crate::rules::{from_input, from_output, reuse};
@@ -96,6 +96,21 @@ activations! {
 }
 
 impl Var {
+    /// `self` between `low` and `high`, which stand for what is beyond them; `clamp` whose slope is
+    /// 0 at the ends as well, PyTorch's `hardtanh`. In place if the buffer is free to reuse.
+    #[track_caller]
+    pub fn hardtanh(self, low: f64, high: f64) -> Result<Var> {
+        // dx = dy where low < y < high, else 0. Beyond a limit y is what the limit is rounded to.
+        let dtype = self.value().dtype();
+        let [low, high] = [low, high].map(|limit| rounded(dtype, limit));
+        let rule = move |dy: Tensor, of: Tensor| {
+            let in_place = |dy: &mut Tensor| dy.hardtanh_backward_(&of, low, high);
+            reuse(dy, in_place, |dy| dy.hardtanh_backward(&of, low, high))
+        };
+        let in_place = move |x: &mut Tensor| x.clamp_(low, high);
+        from_output("hardtanh", self, in_place, move |x| x.clamp(low, high), rule)
+    }
+
     /// `self` where it is positive, `slope · self` elsewhere.
     #[track_caller]
     pub fn leaky_relu(self, slope: f64) -> Result<Var> {
@@ -111,5 +126,15 @@ impl Var {
         }
         let in_place = move |x: &mut Tensor| x.leaky_relu_(slope);
         from_output(op, self, in_place, move |x| x.leaky_relu(slope), rule)
+    }
+}
+
+/// A number as tensors of the type hold it.
+fn rounded(dtype: DType, x: f64) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(x as f32),
+        DType::F16 => f16::from_f32(x as f32).to_f64(),
+        DType::BF16 => bf16::from_f32(x as f32).to_f64(),
+        _ => x,
     }
 }

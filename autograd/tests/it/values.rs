@@ -2,7 +2,7 @@
 //! are PyTorch's.
 
 use lowtide_autograd::{AutogradResult as Result, LeafId, Pass, Var};
-use lowtide_tensor::{Device, SortOrder, Tensor};
+use lowtide_tensor::{DType, Device, SortOrder, Tensor};
 
 use crate::common::{BLOCK_LEN, Outcome, cpu, gradients_of, live_bytes, recording, tensor};
 
@@ -37,17 +37,39 @@ fn equal_values_share_the_gradient_of_the_larger_and_the_smaller() -> Outcome {
     Ok(())
 }
 
+/// 0.7 is above what f16 and bf16 round it to, 0.3 below, and f32 has neither.
+#[test]
+fn limits_of_hardtanh_are_those_of_the_stored_type() -> Outcome {
+    let device = cpu();
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        for [low, high] in [[-0.7, 0.7], [-0.3, 0.3]] {
+            let x = Tensor::from_slice(&device, [3], &[-2.0, 0.25, 2.0])?.to_dtype(dtype)?;
+            let (leaves, gradients) =
+                gradients_of(&[&x], |_, mut x| x.remove(0).hardtanh(low, high)?.sum_all())?;
+            let dx = gradients.get(leaves[0]).expect("it has influence").to_dtype(DType::F64)?;
+            assert_eq!(dx.to_vec::<f64>()?, [0.0, 1.0, 0.0], "{dtype}, {low} to {high}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn kinks_have_the_slopes_of_pytorch() -> Outcome {
     let device = cpu();
     type Unary = fn(Var) -> Result<Var>;
-    let cases: [(&str, Unary, &[f64], &[f64]); 9] = [
+    let cases: [(&str, Unary, &[f64], &[f64]); 10] = [
         ("relu", Var::relu, &[-1.0, 0.0, 1.0], &[0.0, 0.0, 1.0]),
         ("abs", Var::abs, &[-1.0, 0.0, 1.0], &[-1.0, 0.0, 1.0]),
         ("leaky_relu", |x| x.leaky_relu(0.5), &[-1.0, 0.0, 1.0], &[0.5, 0.5, 1.0]),
         ("elu", |x| x.elu(2.0), &[0.0, 1.0], &[2.0, 1.0]),
         ("clamp", |x| x.clamp(-1.0, 1.0), &[-2.0, -1.0, 0.0, 1.0, 2.0], &[0.0, 0.0, 1.0, 0.0, 0.0]),
         ("clamp", |x| x.clamp(0.0, f64::INFINITY), &[-2.0, 0.0, 9.0], &[0.0, 0.0, 1.0]),
+        (
+            "hardtanh",
+            |x| x.hardtanh(0.0, 6.0),
+            &[-1.0, 0.0, 1.0, 6.0, 7.0],
+            &[0.0, 0.0, 1.0, 0.0, 0.0],
+        ),
         ("softplus", |x| x.softplus(1.0, 20.0), &[0.0, 21.0], &[0.5, 1.0]),
         ("pow_scalar", |x| x.pow_scalar(0.0), &[0.0, 2.0], &[0.0, 0.0]),
         ("sqrt", Var::sqrt, &[0.0, 4.0], &[f64::INFINITY, 0.25]),

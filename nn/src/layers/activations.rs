@@ -56,7 +56,7 @@ activations! {
     /// `x - tanh(x)`, `torch.nn.Tanhshrink`.
     Tanhshrink(x) x.clone().tanh().and_then(|tanh| x.sub(tanh));
     /// `clamp(x, 0, 6)`, `torch.nn.ReLU6`.
-    ReLU6(x) between(x, [0.0, 6.0]);
+    ReLU6(x) x.hardtanh(0.0, 6.0);
 }
 
 /// `x`, and `slope · x` below 0, `torch.nn.LeakyReLU`.
@@ -77,25 +77,6 @@ impl Module for LeakyReLU {
     }
 }
 
-/// `clamp(x, low, high)` whose gradient passes a NaN, unlike that of [`Var::clamp`].
-fn between(x: Var, [low, high]: [f64; 2]) -> lowtide_autograd::AutogradResult<Var> {
-    Var::apply("hardtanh", [x], |[mut x], save| {
-        if x.is_reusable() {
-            x.clamp_(low, high)?;
-        } else {
-            x = x.clamp(low, high)?;
-        }
-        let saved = save.keep(&x);
-        // dx = dy where low < y < high, 0 elsewhere
-        let rule = move |dy: Tensor, _: Needs| {
-            let y = saved.unpack()?;
-            let is_outside = y.le_scalar(low)?.logical_or(&y.ge_scalar(high)?)?;
-            Ok(vec![Some(dy.masked_fill(&is_outside, 0.0)?)])
-        };
-        Ok((x, rule))
-    })
-}
-
 /// `clamp(x, low, high)`, `torch.nn.Hardtanh`; from -1 to 1 by default.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardtanh(pub [f64; 2]);
@@ -114,7 +95,7 @@ impl Module for Hardtanh {
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
         let [low, high] = self.0;
         check_option("max_val", high, "[min_val, ∞)", |high| high >= low)?;
-        Ok(between(input, self.0)?)
+        Ok(input.hardtanh(low, high)?)
     }
 }
 

@@ -148,7 +148,7 @@ const BINARY: [(&str, Binary); 40] = [
 type Gradient = fn(&Tensor, &Tensor) -> Result<Tensor>;
 
 /// Of dy, and of x or y.
-const GRADIENTS: [(&str, Gradient); 16] = [
+const GRADIENTS: [(&str, Gradient); 17] = [
     ("relu", |dy, y| dy.relu_backward(y)),
     ("sigmoid", |dy, y| dy.sigmoid_backward(y)),
     ("tanh", |dy, y| dy.tanh_backward(y)),
@@ -162,6 +162,7 @@ const GRADIENTS: [(&str, Gradient); 16] = [
     ("mish", |dy, x| dy.mish_backward(x)),
     ("hardswish", |dy, x| dy.hardswish_backward(x)),
     ("hardsigmoid", |dy, x| dy.hardsigmoid_backward(x)),
+    ("hardtanh", |dy, y| dy.hardtanh_backward(y, -0.4, 0.7)),
     ("selu", |dy, x| dy.selu_backward(x)),
     ("softsign", |dy, x| dy.softsign_backward(x)),
     ("logsigmoid", |dy, x| dy.logsigmoid_backward(x)),

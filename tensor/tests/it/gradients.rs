@@ -54,6 +54,7 @@ const GRADIENTS: &[Gradient] = &gradients! {
     mish_backward mish_backward_ X () = |x| x * x.exp().ln_1p().tanh();
     hardswish_backward hardswish_backward_ X () = |x| x * (x + 3.0).clamp(0.0, 6.0) / 6.0;
     hardsigmoid_backward hardsigmoid_backward_ X () = |x| (x + 3.0).clamp(0.0, 6.0) / 6.0;
+    hardtanh_backward hardtanh_backward_ Y (-0.375, 1.75) = |x| x.clamp(-0.375, 1.75);
     selu_backward selu_backward_ X () = |x| {
         1.0507009873554805 * if x > 0.0 { x } else { 1.6732632423543772 * x.exp_m1() }
     };

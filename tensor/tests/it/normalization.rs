@@ -213,9 +213,32 @@ fn large_mean_does_not_swallow_the_variance() {
     }
 }
 
-/// `[N, C, ..]` of few and of many samples, with and without dimensions behind the channels.
+/// Also where the first element, which the others are compared with, is far from them.
+#[test]
+fn large_mean_does_not_swallow_the_variance_of_channels() {
+    for (inner, first) in [(1, 4096.0), (10, 0.0), (10, -1e6), (300, 0.0)] {
+        let mut x_twin = Array::pattern(&[500, 2, inner], 1).map(|x| x + 4096.0);
+        x_twin.values[0] = first;
+        let x = crate::common::upload(shared(), &x_twin, DType::F32);
+        let found = x.batch_norm(None, None, 0.0).unwrap();
+        let statistics = [download(&found.mean).values, download(&found.variance).values];
+        for channel in 0..2 {
+            let of_channel = |(at, x): (usize, &f64)| (at / inner % 2 == channel).then_some(*x);
+            let of_channel: Vec<f64> =
+                x_twin.values.iter().enumerate().filter_map(of_channel).collect();
+            let count = of_channel.len() as f64;
+            let mean = of_channel.iter().sum::<f64>() / count;
+            let variance = of_channel.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
+            for (found, expected) in statistics.iter().zip([mean, variance]) {
+                assert!((found[channel] / expected - 1.0).abs() < 1e-6, "{found:?} {expected}");
+            }
+        }
+    }
+}
+
+/// `[N, C, ..]` of few and of many samples, with short and with long rows, with and without dimensions behind the channels.
 fn batch_shapes() -> impl Strategy<Value = Vec<usize>> {
-    let inner = prop::collection::vec(prop::sample::select(vec![1, 2, 3, 5, 12]), 0..=2);
+    let inner = prop::collection::vec(prop::sample::select(vec![1, 2, 3, 5, 12, 17]), 0..=2);
     let samples = prop::sample::select(vec![1, 2, 5, 70, 131]);
     (samples, prop::sample::select(vec![1, 3, 35]), inner)
         .prop_map(|(n, c, inner)| [vec![n, c], inner].concat())

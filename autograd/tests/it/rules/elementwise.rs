@@ -122,6 +122,7 @@ pub(super) fn functions(cases: &mut Cases) {
         ("round", AROUND_ZERO, Var::round),
         ("trunc", POSITIVE, Var::trunc),
         ("relu", AROUND_ZERO, Var::relu),
+        ("hardtanh", AROUND_ZERO, |x| x.hardtanh(-0.7, 1.1)),
         ("leaky_relu", AROUND_ZERO, |x| x.leaky_relu(0.1)),
         ("leaky_relu", AROUND_ZERO, |x| x.leaky_relu(-0.5)),
         ("elu", AROUND_ZERO, |x| x.elu(1.5)),

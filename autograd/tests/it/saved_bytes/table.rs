@@ -125,6 +125,7 @@ fn functions() -> Vec<Row> {
         clamp(x) = x.clamp(-0.4, 0.3);
         maximum_scalar(x) = x.maximum_scalar(0.1);
         minimum_scalar(x) = x.minimum_scalar(0.1);
+        hardtanh(x) = x.hardtanh(-0.4, 0.3);
         leaky_relu(x) = x.leaky_relu(0.1);
         elu(x) = x.elu(1.0);
         celu(x) = x.celu(1.5);

@@ -3,25 +3,28 @@
 
 use super::Channels;
 use crate::cpu::Cpu;
-use crate::cpu::chunk::{Chunked, for_each_chunk};
-use crate::cpu::lines::{load, store};
+use crate::cpu::chunk::{Blocks, Joined, for_each_chunk, for_each_joined_part};
+use crate::cpu::lines::{fold, load, store};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
-use crate::ops::norm::backward::products;
+use crate::ops::norm::backward::products as sums_of_products;
 use crate::ops::norm::cpu::mean_and_variance;
 
 /// Elements of a task.
 const CHUNK_LEN: usize = 1 << 14;
 /// Partial sums of a channel, at most.
 const PARTIALS_MAX: usize = 64;
+/// Elements of several channels that are handled side by side: a row `[inner]` of this length or
+/// more has its own loops, shorter ones would leave most of their time to the ends of rows.
+const WIDTH: usize = 256;
+/// Elements of a line.
+const LINE: usize = 32;
 
-/// How the samples are cut for the sums: by the shape alone.
+/// How x is cut for the sums: by the shape alone.
 #[derive(Clone, Copy)]
 struct Cut {
-    /// Rows `[inner]` of a task; all channels of some samples, or fewer of one.
-    rows: usize,
-    /// Channels that the partial sums of a task have.
+    /// Channels of a task.
     channels: usize,
     /// Samples that one partial sum adds up.
     samples: usize,
@@ -29,22 +32,20 @@ struct Cut {
 
 impl Cut {
     fn of(shape: &Channels) -> Self {
-        let row_count_min = (CHUNK_LEN / shape.inner.max(1)).max(1);
-        if shape.inner > 1 && shape.samples <= PARTIALS_MAX {
-            return Cut { rows: row_count_min, channels: row_count_min, samples: 1 };
-        }
-        let samples = shape
-            .samples
-            .div_ceil(PARTIALS_MAX)
-            .max(CHUNK_LEN / (shape.channels * shape.inner).max(1))
-            .max(1);
-        Cut { rows: samples * shape.channels, channels: shape.channels, samples }
+        let inner = shape.inner.max(1);
+        let channels = (WIDTH / inner).clamp(1, shape.channels.max(1));
+        let samples = shape.samples.div_ceil(PARTIALS_MAX).max(CHUNK_LEN / (channels * inner));
+        Cut { channels, samples: samples.max(1) }
+    }
+
+    fn parts(&self, shape: &Channels) -> usize {
+        shape.samples.div_ceil(self.samples)
     }
 }
 
 /// Numbers of f64 scratch for the sums: two of each channel and part.
 pub(super) fn partials_len(shape: &Channels) -> usize {
-    2 * shape.samples.div_ceil(Cut::of(shape).samples) * shape.channels
+    2 * Cut::of(shape).parts(shape) * shape.channels
 }
 
 /// What is summed over each channel.
@@ -56,104 +57,181 @@ enum Sums<'a, E: Element> {
     Products(&'a [E], &'a [E::Compute]),
 }
 
-/// The sums over the rows of a task.
+/// The sums over some samples of neighbouring channels: of one with long rows, or of as many as
+/// [`WIDTH`] has room for.
 struct Part<'a, E: Element> {
     sums: Sums<'a, E>,
-    inner: usize,
-    channel_count: usize,
-    first_row: usize,
+    shape: &'a Channels,
+    samples: std::ops::Range<usize>,
+    first_channel: usize,
     x: &'a [E],
-    /// Pairs, of the rows' channels in turn.
+    /// A pair for each channel.
     to: &'a mut [f64],
 }
 
 impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Part<'_, E> {
     #[inline(always)]
     fn run<S: Simd<E::Compute>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        match self.inner {
-            1 => self.columns::<32>(),
+        match self.shape.inner {
+            ..WIDTH => self.side_by_side(),
             _ => self.rows::<64>(),
         }
     }
 }
 
 impl<E: Element<Compute: SimdFloat>> Part<'_, E> {
+    /// Where the channels of a sample begin.
+    fn start(&self, sample: usize) -> usize {
+        (sample * self.shape.channels + self.first_channel) * self.shape.inner
+    }
+
     #[inline(always)]
     fn rows<const W: usize>(self) {
-        let (inner, one) = (self.inner, E::Compute::ONE);
-        let channels = self.to.len() / 2;
-        self.to.fill(0.0);
-        for row in 0..self.x.len() / inner {
-            let x = &self.x[row * inner..][..inner];
-            let to = &mut self.to[row % channels * 2..][..2];
+        let (inner, one) = (self.shape.inner, E::Compute::ONE);
+        let mut moments = Moments { count: 0.0, mean: 0.0, squares: 0.0 };
+        let mut products = [0.0; 2];
+        for sample in self.samples.clone() {
+            let places = self.start(sample)..self.start(sample) + inner;
+            let x = &self.x[places.clone()];
             match self.sums {
                 Sums::Moments => {
                     let (mean, variance) = mean_and_variance::<E, E::Compute, W>(x);
-                    let found =
-                        Moments { count: inner as f64, mean, squares: variance * inner as f64 };
-                    let count = (row / channels * inner) as f64;
-                    let both = Moments { count, mean: to[0], squares: to[1] }.and(found);
-                    (to[0], to[1]) = (both.mean, both.squares);
+                    let squares = variance * inner as f64;
+                    moments = moments.and(Moments { count: inner as f64, mean, squares });
                 }
                 Sums::Products(dy, mean) => {
-                    let mean = mean[(self.first_row + row) % self.channel_count];
-                    let dy = &dy[row * inner..][..inner];
-                    let [sum, product] = products::<E, E::Compute, W>(dy, x, [mean, one]);
-                    to[0] += sum;
-                    to[1] += product;
+                    let mean = mean[self.first_channel];
+                    let row = sums_of_products::<E, E::Compute, W>(&dy[places], x, [mean, one]);
+                    products = [products[0] + row[0], products[1] + row[1]];
                 }
             }
+        }
+        self.to.copy_from_slice(&match self.sums {
+            Sums::Moments => [moments.mean, moments.squares],
+            Sums::Products(..) => products,
+        });
+    }
+
+    /// Sums over the samples for each element of the channels, and then over those of a channel.
+    /// With distances d from a number c of the channel, its mean is `c + Σd / n`, and the squared
+    /// distances from that add up to `Σd² - (Σd)² / n`: c is an element, so that little cancels.
+    #[inline(always)]
+    fn side_by_side(self) {
+        let (inner, zero) = (self.shape.inner, E::Compute::ZERO);
+        let channels = self.first_channel..self.first_channel + self.to.len() / 2;
+        let width = channels.len() * inner;
+        let first = self.start(self.samples.start);
+        let mut centers = [zero; WIDTH + LINE];
+        match self.sums {
+            Sums::Moments => {
+                let mut values = [zero; WIDTH];
+                for channel in 0..channels.len() {
+                    let x: E::Compute = self.x[first + channel * inner].cast();
+                    values[channel] = if x.to_f64().is_finite() { x } else { zero };
+                }
+                spread(&values[..channels.len()], inner, &mut centers);
+            }
+            Sums::Products(_, mean) => spread(&mean[channels.clone()], inner, &mut centers),
+        }
+        let (mut sums, mut products) = ([0.0; WIDTH + LINE], [0.0; WIDTH + LINE]);
+        let whole = width / LINE * LINE;
+        for sample in self.samples.clone() {
+            let start = self.start(sample);
+            for at in (0..whole).step_by(LINE) {
+                self.add_line(
+                    start + at,
+                    LINE,
+                    &centers[at..],
+                    &mut sums[at..],
+                    &mut products[at..],
+                );
+            }
+            if whole < width {
+                let (sums, products) = (&mut sums[whole..], &mut products[whole..]);
+                self.add_line(start + whole, width - whole, &centers[whole..], sums, products);
+            }
+        }
+        let count = (self.samples.len() * inner) as f64;
+        for (channel, to) in self.to.chunks_exact_mut(2).enumerate() {
+            let places = channel * inner..(channel + 1) * inner;
+            let (sum, product) = (total(&sums[places.clone()]), total(&products[places]));
+            to.copy_from_slice(&match self.sums {
+                Sums::Moments => {
+                    let squares = product - sum * (sum / count);
+                    let squares = if squares < 0.0 { 0.0 } else { squares };
+                    [centers[channel * inner].to_f64() + sum / count, squares]
+                }
+                Sums::Products(..) => [sum, product],
+            });
         }
     }
 
-    /// One element of each channel and sample: whole samples, neighbouring channels in lanes.
+    /// Adds `len` elements from `start` on to the sums that begin with theirs.
     #[inline(always)]
-    fn columns<const W: usize>(self) {
+    fn add_line(
+        &self,
+        start: usize,
+        len: usize,
+        centers: &[E::Compute],
+        sums: &mut [f64],
+        products: &mut [f64],
+    ) {
         let zero = E::Compute::ZERO;
-        let channels = self.channel_count;
-        let count = self.x.len() / channels;
-        let (mut line, mut dy_line) = ([zero; W], [zero; W]);
-        for from in (0..channels).step_by(W) {
-            let len = W.min(channels - from);
-            let (mut a, mut b) = ([0.0; W], [0.0; W]);
-            let mut mean = [0.0; W];
-            if let Sums::Products(_, means) = self.sums {
-                (0..len).for_each(|lane| mean[lane] = means[from + lane].to_f64());
-            } else {
-                for sample in 0..count {
-                    load(&self.x[sample * channels + from..][..len], zero, &mut line);
-                    for lane in 0..W {
-                        mean[lane] += line[lane].to_f64();
-                    }
-                }
-                mean.iter_mut().for_each(|mean| *mean /= count as f64);
-                a = mean;
-            }
-            for sample in 0..count {
-                let first = sample * channels + from;
-                load(&self.x[first..][..len], zero, &mut line);
-                match self.sums {
-                    Sums::Moments => {
-                        for lane in 0..W {
-                            let distance = line[lane].to_f64() - mean[lane];
-                            b[lane] += distance * distance;
-                        }
-                    }
-                    Sums::Products(dy, _) => {
-                        load(&dy[first..][..len], zero, &mut dy_line);
-                        for lane in 0..W {
-                            a[lane] += dy_line[lane].to_f64();
-                            b[lane] += dy_line[lane].to_f64() * (line[lane].to_f64() - mean[lane]);
-                        }
-                    }
+        let (centers, sums) = (&centers[..LINE], &mut sums[..LINE]);
+        let products = &mut products[..LINE];
+        let mut line = [zero; LINE];
+        load(&self.x[start..start + len], zero, &mut line);
+        match self.sums {
+            Sums::Moments => {
+                for lane in 0..LINE {
+                    let distance = line[lane].to_f64() - centers[lane].to_f64();
+                    sums[lane] += distance;
+                    products[lane] += distance * distance;
                 }
             }
-            for lane in 0..len {
-                self.to[2 * (from + lane)] = a[lane];
-                self.to[2 * (from + lane) + 1] = b[lane];
+            Sums::Products(dy, _) => {
+                let mut dy_line = [zero; LINE];
+                load(&dy[start..start + len], zero, &mut dy_line);
+                for lane in 0..LINE {
+                    let distance = line[lane].to_f64() - centers[lane].to_f64();
+                    sums[lane] += dy_line[lane].to_f64();
+                    products[lane] += dy_line[lane].to_f64() * distance;
+                }
             }
         }
     }
+}
+
+/// Elements that [`spread`] may write beyond the last.
+const SLACK: usize = 16;
+
+/// Overwrites `to` with `inner` times each of `values`, and a few elements more.
+#[inline(always)]
+fn spread<T: Copy>(values: &[T], inner: usize, to: &mut [T]) {
+    if inner == 1 {
+        to[..values.len()].copy_from_slice(values);
+        return;
+    }
+    for index in 0..values.len() {
+        // Whole vectors; the next value overwrites what is too much.
+        for at in (index * inner..(index + 1) * inner).step_by(SLACK) {
+            to[at..at + SLACK].copy_from_slice(&[values[index]; SLACK]);
+        }
+    }
+}
+
+/// The sum, in lanes of a vector.
+#[inline(always)]
+fn total(x: &[f64]) -> f64 {
+    let (lines, rest) = x.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for line in lines {
+        for lane in 0..8 {
+            sums[lane] += line[lane];
+        }
+    }
+    let rest: f64 = rest.iter().sum();
+    if lines.is_empty() { rest } else { fold(&sums, |a, b| a + b) + rest }
 }
 
 /// The mean of some elements, and their squared distances from it.
@@ -187,21 +265,14 @@ fn partial_sums<E: Element<Compute: SimdFloat>>(
     partials: &mut [f64],
 ) {
     let cut = Cut::of(shape);
-    let task_len = cut.rows * shape.inner;
-    let partials = &mut partials[..partials_len(shape)];
-    debug_assert_eq!(
-        Chunked::new(&mut *partials, 2 * cut.channels).count(),
-        x.len().div_ceil(task_len)
-    );
-    for_each_chunk(cpu.pool(), partials, 2 * cut.channels, |index, to| {
-        let places = index * task_len..x.len().min((index + 1) * task_len);
-        let sums = match sums {
-            Sums::Moments => Sums::Moments,
-            Sums::Products(dy, mean) => Sums::Products(&dy[places.clone()], mean),
-        };
-        let (inner, channel_count) = (shape.inner, shape.channels);
-        let (first_row, x) = (index * cut.rows, &x[places]);
-        E::Compute::dispatch(Part { sums, inner, channel_count, first_row, x, to });
+    let (parts, blocks) = (cut.parts(shape), shape.channels.div_ceil(cut.channels));
+    let partials = &mut partials[..2 * parts * shape.channels];
+    let partials = Blocks::new(partials, [parts, shape.channels], cut.channels, 2);
+    for_each_joined_part(cpu.pool(), Joined::new(vec![partials]), |_, index, to| {
+        let (part, block) = (index / blocks, index % blocks);
+        let samples = part * cut.samples..shape.samples.min((part + 1) * cut.samples);
+        let first_channel = block * cut.channels;
+        E::Compute::dispatch(Part { sums, shape, samples, first_channel, x, to });
     });
 }
 
@@ -214,13 +285,12 @@ pub(super) fn moments<E: Element<Compute: SimdFloat>>(
     partials: &mut [f64],
 ) {
     partial_sums(cpu, shape, Sums::Moments, x, partials);
-    let samples = Cut::of(shape).samples;
-    let parts = shape.samples.div_ceil(samples);
+    let cut = Cut::of(shape);
     for channel in 0..shape.channels {
         let none = Moments { count: 0.0, mean: 0.0, squares: 0.0 };
-        let total = (0..parts).fold(none, |total, part| {
+        let total = (0..cut.parts(shape)).fold(none, |total, part| {
             let at = 2 * (part * shape.channels + channel);
-            let count = samples.min(shape.samples - part * samples) * shape.inner;
+            let count = cut.samples.min(shape.samples - part * cut.samples) * shape.inner;
             let [mean, squares] = [partials[at], partials[at + 1]];
             total.and(Moments { count: count as f64, mean, squares })
         });
@@ -239,7 +309,7 @@ pub(super) fn gradient_sums<E: Element<Compute: SimdFloat>>(
     partials: &mut [f64],
 ) {
     partial_sums(cpu, shape, Sums::Products(dy, mean), x, partials);
-    let parts = shape.samples.div_ceil(Cut::of(shape).samples);
+    let parts = Cut::of(shape).parts(shape);
     for at in 0..2 * shape.channels {
         partials[at] = (0..parts).map(|part| partials[2 * part * shape.channels + at]).sum();
     }
@@ -249,6 +319,13 @@ pub(super) fn gradient_sums<E: Element<Compute: SimdFloat>>(
 /// has no slope. A quarter of the slice each: mean, scale, slope, shift.
 pub(super) struct Affine<'a, T> {
     pub(super) coefficients: &'a [T],
+}
+
+impl<T> Affine<'_, T> {
+    fn of(&self, channels: std::ops::Range<usize>) -> [&[T]; 4] {
+        let count = self.coefficients.len() / 4;
+        std::array::from_fn(|which| &self.coefficients[which * count..][channels.clone()])
+    }
 }
 
 struct Apply<'a, E: Element> {
@@ -264,64 +341,97 @@ impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Apply<'_, E> {
     #[inline(always)]
     fn run<S: Simd<E::Compute>, const ROWS: usize, const COLS: usize>(self, _: S) {
         let channels = self.affine.coefficients.len() / 4;
-        // With one element for each channel, a row is all channels of a sample.
-        let len = if self.inner == 1 { channels } else { self.inner };
-        for row in 0..self.y.len() / len {
-            let places = row * len..(row + 1) * len;
-            let dy = self.dy.map(|dy| &dy[places.clone()]);
+        let rows = self.y.len() / self.inner;
+        let at_once = (WIDTH / self.inner).max(1);
+        let mut lines = OfEach([[E::Compute::ZERO; WIDTH + LINE]; 4]);
+        let mut row = 0;
+        while row < rows {
             let channel = (self.first_row + row) % channels;
-            let step = self.inner == 1;
-            apply_row::<E, 64>(
-                self.affine,
-                if step { None } else { Some(channel) },
-                dy,
-                &self.x[places.clone()],
-                &mut self.y[places],
-            );
+            let count = at_once.min(channels - channel).min(rows - row);
+            let places = row * self.inner..(row + count) * self.inner;
+            let dy = self.dy.map(|dy| &dy[places.clone()]);
+            let (x, y) = (&self.x[places.clone()], &mut self.y[places]);
+            let [mean, scale, slope, shift] = self.affine.of(channel..channel + count);
+            if self.inner >= WIDTH {
+                OfOne([mean[0], scale[0], slope[0], shift[0]]).apply(dy, x, y);
+            } else {
+                spread(mean, self.inner, &mut lines.0[0]);
+                spread(scale, self.inner, &mut lines.0[1]);
+                spread(slope, self.inner, &mut lines.0[2]);
+                spread(shift, self.inner, &mut lines.0[3]);
+                lines.apply(dy, x, y);
+            }
+            row += count;
         }
     }
 }
 
-/// A row of one channel, or of all.
-#[inline(always)]
-fn apply_row<E: Element<Compute: SimdFloat>, const W: usize>(
-    affine: &Affine<'_, E::Compute>,
-    channel: Option<usize>,
-    dy: Option<&[E]>,
-    x: &[E],
-    y: &mut [E],
-) {
-    let zero = E::Compute::ZERO;
-    let channels = affine.coefficients.len() / 4;
-    let of = |which: usize| &affine.coefficients[which * channels..][..channels];
-    let mut lines = [[zero; W]; 4];
-    if let Some(channel) = channel {
-        (0..4).for_each(|which| lines[which] = [of(which)[channel]; W]);
+/// Mean, scale, slope and shift of elements that lie side by side. No closures and adapters of
+/// iterators in here: the compiler makes functions of them that lack the vector instructions.
+trait Coefficients<T: SimdFloat>: Sized {
+    /// Coefficient `which` of the line that begins with element `at`.
+    fn line(&self, which: usize, at: usize) -> [T; LINE];
+
+    #[inline(always)]
+    fn apply<E: Element<Compute = T>>(&self, dy: Option<&[E]>, x: &[E], y: &mut [E]) {
+        let whole = x.len() / LINE * LINE;
+        for at in (0..whole).step_by(LINE) {
+            self.apply_line(at, LINE, dy, x, y);
+        }
+        if whole < x.len() {
+            self.apply_line(whole, x.len() - whole, dy, x, y);
+        }
     }
-    let (mut line, mut dy_line) = ([zero; W], [zero; W]);
-    for at in (0..x.len()).step_by(W) {
-        let places = at..x.len().min(at + W);
-        load(&x[places.clone()], zero, &mut line);
-        if channel.is_none() {
-            (0..4).for_each(|which| load(&of(which)[places.clone()], zero, &mut lines[which]));
-        }
-        let [mean, scale, slope, shift] = &lines;
-        match dy {
-            Some(dy) => {
-                load(&dy[places.clone()], zero, &mut dy_line);
-                for lane in 0..W {
-                    line[lane] = scale[lane] * dy_line[lane]
-                        + slope[lane] * (line[lane] - mean[lane])
-                        + shift[lane];
-                }
+
+    /// `len` elements from `at` on: whole lines are fast because their length is known.
+    #[inline(always)]
+    fn apply_line<E: Element<Compute = T>>(
+        &self,
+        at: usize,
+        len: usize,
+        dy: Option<&[E]>,
+        x: &[E],
+        y: &mut [E],
+    ) {
+        let mut line = [T::ZERO; LINE];
+        load(&x[at..at + len], T::ZERO, &mut line);
+        let (mean, scale, shift) = (self.line(0, at), self.line(1, at), self.line(3, at));
+        if let Some(dy) = dy {
+            let (mut dy_line, slope) = ([T::ZERO; LINE], self.line(2, at));
+            load(&dy[at..at + len], T::ZERO, &mut dy_line);
+            for lane in 0..LINE {
+                line[lane] = scale[lane] * dy_line[lane]
+                    + slope[lane] * (line[lane] - mean[lane])
+                    + shift[lane];
             }
-            None => {
-                for lane in 0..W {
-                    line[lane] = scale[lane] * (line[lane] - mean[lane]) + shift[lane];
-                }
+        } else {
+            for lane in 0..LINE {
+                line[lane] = scale[lane] * (line[lane] - mean[lane]) + shift[lane];
             }
         }
-        store(&line, &mut y[places]);
+        store(&line, &mut y[at..at + len]);
+    }
+}
+
+/// Elements of one channel.
+struct OfOne<T>([T; 4]);
+
+impl<T: SimdFloat> Coefficients<T> for OfOne<T> {
+    #[inline(always)]
+    fn line(&self, which: usize, _: usize) -> [T; LINE] {
+        [self.0[which]; LINE]
+    }
+}
+
+/// Elements of several channels.
+struct OfEach<T>([[T; WIDTH + LINE]; 4]);
+
+impl<T: SimdFloat> Coefficients<T> for OfEach<T> {
+    #[inline(always)]
+    fn line(&self, which: usize, at: usize) -> [T; LINE] {
+        let mut line = [T::ZERO; LINE];
+        line.copy_from_slice(&self.0[which][at..at + LINE]);
+        line
     }
 }
 
@@ -334,10 +444,9 @@ pub(super) fn apply<E: Element<Compute: SimdFloat>>(
     x: &[E],
     y: &mut [E],
 ) {
-    let len = if shape.inner == 1 { shape.channels } else { shape.inner };
-    let rows = (CHUNK_LEN / len).max(1);
-    for_each_chunk(cpu.pool(), y, rows * len, |index, y| {
-        let places = index * rows * len..index * rows * len + y.len();
+    let rows = (CHUNK_LEN / shape.inner).max(1);
+    for_each_chunk(cpu.pool(), y, rows * shape.inner, |index, y| {
+        let places = index * rows * shape.inner..index * rows * shape.inner + y.len();
         let (first_row, x) = (index * rows, &x[places.clone()]);
         let dy = dy.map(|dy| &dy[places]);
         E::Compute::dispatch(Apply { affine, inner: shape.inner, first_row, dy, x, y });

@@ -14,7 +14,7 @@ enum Formula : u32 {
   WHERE, MASKED_FILL, ADDCMUL, ADDCDIV,
   // Gradients: dy, and y or x.
   D_RELU, D_SIGMOID, D_TANH, D_GELU, D_GELU_TANH, D_SILU, D_LEAKY_RELU, D_ELU, D_CELU, D_SOFTPLUS,
-  D_MISH, D_HARDSWISH, D_HARDSIGMOID, D_SELU, D_SOFTSIGN, D_LOGSIGMOID,
+  D_MISH, D_HARDSWISH, D_HARDSIGMOID, D_HARDTANH, D_SELU, D_SOFTSIGN, D_LOGSIGMOID,
   // Tests, whose results are truth values.
   NOT, IS_FINITE, IS_INF, IS_NAN, EQ, NE, IS_CLOSE, IS_CLOSE_OR_NAN, LT, LE, GT, GE, AND, OR, XOR
 };
@@ -209,6 +209,7 @@ __device__ inline T value(u32 op, T a, T b, T c, bool mask, double p, double q) 
       return b >= number(3.0) ? a : a * (b / number(3.0) + HALF);
     case D_HARDSIGMOID:
       return b > number(-3.0) && b < number(3.0) ? a * number(1.0 / 6.0) : ZERO;
+    case D_HARDTANH: return b <= number(p) || b >= number(q) ? ZERO : a;
     case D_SELU: return a * (b > ZERO ? number(SELU_SCALE) : number(SELU_SLOPE) * exp(b));
     case D_SOFTSIGN: {
       T below = ONE + fabs(b);
@@ -348,6 +349,7 @@ __device__ inline u64 packed_row(Stored* y, const Sources& from, u32 op, const N
     CASE(D_GELU);
     CASE(D_GELU_TANH);
     CASE(D_SILU);
+    CASE(D_HARDTANH);
     default: return 0;
   }
 #undef CASE

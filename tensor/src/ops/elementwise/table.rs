@@ -48,6 +48,11 @@ formulas! {
         /// Not below `low` and not above `high`, either of which may be infinite; `high` wins.
         pub fn clamp, clamp_ =
         Clamp[low, high](x) 1.0 [CLAMP] { x.larger(low).smaller(high) }
+            // As a function of y, with limits that y's type can hold: PyTorch's `hardtanh`, whose
+            // slope is 0 at the limits, and whose NaN lets its gradient through.
+            => pub fn hardtanh_backward, hardtanh_backward_ = (dy, y; low, high) 2.0 [D_HARDTANH] {
+                if (y <= low) | (y >= high) { constant(0.0) } else { dy }
+            }
         Add(a, b) 1.0 { a.plus(b) }
         AddScaled[scale](a, b) 1.0 [ADD_SCALED] { a.plus(scale.times(b)) }
         Sub(a, b) 1.0 [SUB] { a.minus(b) }

@@ -147,6 +147,7 @@ fn gradients() -> Vec<Op> {
         mish_backward mish_backward_ (&i.b);
         hardswish_backward hardswish_backward_ (&i.b);
         hardsigmoid_backward hardsigmoid_backward_ (&i.b);
+        hardtanh_backward hardtanh_backward_ (&i.b, -0.2, 0.3);
         selu_backward selu_backward_ (&i.b);
         softsign_backward softsign_backward_ (&i.b);
         logsigmoid_backward logsigmoid_backward_ (&i.b);
