@@ -256,7 +256,7 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
     fn add_rows(&self, tiling: &Tiling, rows: Rows, tile: &mut [T], sums: &mut [T]) {
         let Rows { first_row, row_count, out_len, first_pixel } = rows;
         let geometry = &self.phase.geometry;
-        let (width, taps_len) = (geometry.out_size[1], geometry.tap_count());
+        let taps_len = geometry.tap_count();
         for first_channel in (0..geometry.in_channels).step_by(tiling.channel_count) {
             let channel_count = tiling.channel_count.min(geometry.in_channels - first_channel);
             let from =
@@ -276,7 +276,7 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
                     y: &mut *sums,
                     out_len,
                     first_pixel,
-                    pixel_count: row_count * width,
+                    runs: tiling.runs(geometry, row_count),
                     start: if first_k == 0 { WriteMode::Overwrite } else { WriteMode::Accumulate },
                 });
             }

@@ -159,6 +159,30 @@ fn square(batch: usize, channels: [usize; 2], side: usize, kernel: usize) -> Con
     }
 }
 
+/// Those whose rows of outputs are whole vectors, in some of the three products.
+fn shapes_of_whole_vectors() -> impl Strategy<Value = Conv2dShape> {
+    let channels = (1..=4usize, 1..=12usize, 1..=3usize);
+    let window = (pair(1..=4), pair(0..=5), pair(1..=3));
+    let size = (1..=9usize, prop::sample::select(vec![32, 48, 64]));
+    (1..=3usize, channels, size, window).prop_map(
+        |(batch, (ins, outs, groups), (height, out_width), (kernel, padding, dilation))| {
+            let reach = (kernel[1] - 1) * dilation[1];
+            Conv2dShape {
+                batch,
+                in_channels: ins * groups,
+                in_height: height,
+                in_width: (out_width + reach - 2 * padding[1]).max(1),
+                out_channels: outs * groups,
+                kernel,
+                stride: [1; 2],
+                padding,
+                dilation,
+                groups,
+            }
+        },
+    )
+}
+
 /// Those that meet each number of x at most once.
 fn shapes_of_patches() -> impl Strategy<Value = Conv2dShape> {
     let window = pair(1..=5).prop_flat_map(|[h, w]| (Just([h, w]), [h..=6usize, w..=6usize]));
@@ -185,6 +209,16 @@ proptest! {
     #[test]
     fn kernels_agree_with_the_definition(shape in shapes()) {
         check_against_definition::<f32>(&shape, 2);
+        check_against_definition::<f64>(&shape, 1);
+    }
+
+    #[test]
+    fn rows_of_whole_vectors_agree_with_the_definition(shape in shapes_of_whole_vectors()) {
+        check_against_definition::<f32>(&shape, 2);
+        on_every_instruction_set(|| {
+            check_against_definition::<f32>(&shape, 1);
+            check_in::<bf16, f32>(&shape, 1);
+        });
         check_against_definition::<f64>(&shape, 1);
     }
 
@@ -236,6 +270,7 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
     for shape in [
         square(1, [24, 2], 64, 3),
         square(1, [600, 2], 21, 3),
+        square(2, [300, 4], 32, 3),
         square(2, [40, 3], 4, 9),
         // Several runs of pixels, and more images than a tile of them holds.
         square(1, [3, 8], 64, 3),
@@ -291,6 +326,7 @@ fn thread_count_does_not_change_a_bit() {
     for shape in [
         square(19, [5, 24], 9, 3),
         square(19, [15, 24], 7, 3),
+        square(3, [15, 24], 32, 3),
         depthwise(7, 40, 9, 3),
         Conv2dShape { stride: [2, 3], ..depthwise(2, 20, 50, 5) },
     ] {
@@ -328,6 +364,7 @@ fn fused_instruction_sets_give_the_same_bits() {
         square(3, [3, 21], 19, 3),
         square(3, [15, 24], 7, 3),
         square(2, [12, 3], 17, 5),
+        square(2, [12, 10], 32, 3),
         depthwise(3, 40, 7, 3),
         Conv2dShape { stride: [2, 3], ..depthwise(2, 20, 50, 5) },
     ] {

@@ -8,7 +8,7 @@
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
-use super::tile::Geometry;
+use super::tile::{Geometry, Runs};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::dtype::Element;
@@ -161,7 +161,7 @@ pub(super) struct OutputTile<'a, T> {
     /// Values from one output channel to the next.
     pub(super) out_len: usize,
     pub(super) first_pixel: usize,
-    pub(super) pixel_count: usize,
+    pub(super) runs: Runs,
     pub(super) start: WriteMode,
 }
 
@@ -199,10 +199,24 @@ impl<T: SimdFloat> OutputTile<'_, T> {
         simd: S,
         channels: std::ops::Range<usize>,
     ) {
+        for run in 0..self.runs.count {
+            self.run::<S, ROWS, COLS>(simd, channels.clone(), run);
+        }
+    }
+
+    /// The same of one run.
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(
+        &mut self,
+        simd: S,
+        channels: std::ops::Range<usize>,
+        run: usize,
+    ) {
         let lanes = S::LANE_COUNT;
         let mut pixel = 0;
-        while pixel < self.pixel_count {
-            let left = self.pixel_count - pixel;
+        while pixel < self.runs.len {
+            let at = [run, pixel];
+            let left = self.runs.len - pixel;
             let len = match left / lanes {
                 // Four are two and two: a single one would wait for its own sums.
                 4 if COLS == 3 => 2 * lanes,
@@ -212,11 +226,11 @@ impl<T: SimdFloat> OutputTile<'_, T> {
             };
             for channel in channels.clone().step_by(ROWS) {
                 if len == COLS * lanes {
-                    self.block::<S, ROWS, COLS>(simd, channel, pixel, len);
+                    self.block::<S, ROWS, COLS>(simd, channel, at, len);
                 } else if len == 2 * lanes {
-                    self.block::<S, ROWS, 2>(simd, channel, pixel, len);
+                    self.block::<S, ROWS, 2>(simd, channel, at, len);
                 } else {
-                    self.block::<S, ROWS, 1>(simd, channel, pixel, len);
+                    self.block::<S, ROWS, 1>(simd, channel, at, len);
                 }
             }
             pixel += len;
@@ -228,14 +242,15 @@ impl<T: SimdFloat> OutputTile<'_, T> {
         &mut self,
         simd: S,
         channel: usize,
-        pixel: usize,
+        [run, pixel]: [usize; 2],
         len: usize,
     ) {
         let lanes = S::LANE_COUNT;
+        let first_pixel = self.first_pixel + run * self.runs.len + pixel;
         let mut sums = [[simd.splat(T::ZERO); COLS]; ROWS];
         let mut edge = [T::ZERO; LANE_COUNT_MAX];
         for row in 0..ROWS {
-            let at = (channel + row) * self.out_len + self.first_pixel + pixel;
+            let at = (channel + row) * self.out_len + first_pixel;
             for col in 0..COLS {
                 if self.start == WriteMode::Overwrite {
                     sums[row][col] = simd.splat(self.b[channel + row]);
@@ -247,7 +262,7 @@ impl<T: SimdFloat> OutputTile<'_, T> {
                 }
             }
         }
-        let tile = &self.tile[pixel..];
+        let tile = &self.tile[run * self.runs.step + pixel..];
         let w = &self.w[channel * self.k_len + self.first_k * ROWS..];
         for (w, &offset) in w.as_chunks::<ROWS>().0.iter().zip(self.offsets) {
             let x = &tile[offset..][..COLS * lanes];
@@ -263,7 +278,7 @@ impl<T: SimdFloat> OutputTile<'_, T> {
             }
         }
         for row in 0..ROWS {
-            let at = (channel + row) * self.out_len + self.first_pixel + pixel;
+            let at = (channel + row) * self.out_len + first_pixel;
             for col in 0..COLS {
                 if len == COLS * lanes {
                     simd.store(sums[row][col], &mut self.y[at + col * lanes..]);

@@ -1,12 +1,15 @@
 //! The part of an image that a block of outputs reads, laid out so that every tap of the kernel
 //! is one contiguous run of outputs.
 //!
-//! A tile holds, for each channel c, each kernel column and each input row, the `out_width`
-//! values that this kernel column meets along the row: `[C][KW][rows][OW]`. Output pixel p of the
-//! tile (row by row) and tap (kh, kw) then meet at `p + offset(kh, kw)`: no index arithmetic per
-//! pixel, no branch at the border, no lanes lost between rows. It costs KW copies of the rows
-//! instead of the KH·KW of im2col. With a row stride S, rows are sorted by their remainder mod S
-//! so that the rows of one tap stay adjacent.
+//! Where rows of outputs are whole vectors, a tile has the rows once, with the zeros beside them:
+//! `[C][rows][OW + (KW - 1) · dilation]`. A row of outputs and a tap are one run then.
+//!
+//! Elsewhere a tile holds, for each channel c, each kernel column and each input row, the
+//! `out_width` values that this kernel column meets along the row: `[C][KW][rows][OW]`. Output
+//! pixel p of the tile (row by row) and tap (kh, kw) then meet at `p + offset(kh, kw)`: no index
+//! arithmetic per pixel, no branch at the border, no lanes lost between rows. It costs KW copies of
+//! the rows instead of the KH·KW of im2col. With a row stride S, rows are sorted by their remainder
+//! mod S so that the rows of one tap stay adjacent.
 
 use super::shape::Conv2dShape;
 use crate::cpu::math::SimdFloat;
@@ -81,15 +84,59 @@ impl Geometry {
         self.span(row_count).div_ceil(self.stride[0])
     }
 
-    /// Elements of one channel of a tile.
-    fn plane_len(&self, row_count: usize) -> usize {
-        self.kernel[1] * self.stride[0] * self.phase_rows(row_count) * self.out_size[1]
+    /// Elements of a source row with the zeros beside it, as far as a row of outputs reads.
+    fn padded_width(&self) -> usize {
+        self.out_size[1] + (self.kernel[1] - 1) * self.dilation[1]
     }
+
+    /// Elements of one channel of a tile.
+    fn plane_len(&self, layout: Layout, row_count: usize) -> usize {
+        match layout {
+            Layout::PaddedRows => self.span(row_count) * self.padded_width(),
+            Layout::Copies => {
+                self.kernel[1] * self.stride[0] * self.phase_rows(row_count) * self.out_size[1]
+            }
+        }
+    }
+}
+
+/// How the rows of a channel lie in a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// Each once, with zeros beside it.
+    PaddedRows,
+    /// Once for each column of the kernel, without anything between them.
+    Copies,
+}
+
+impl Layout {
+    /// The one whose outputs fill vectors.
+    pub(super) fn of(geometry: &Geometry) -> Self {
+        let width = geometry.out_size[1];
+        // A single vector of outputs would load as much as it multiplies.
+        let fills_vectors = width >= 2 * LANE_COUNT_MAX && width.is_multiple_of(LANE_COUNT_MAX);
+        if fills_vectors && geometry.stride == [1, 1] && geometry.kernel[1] > 1 {
+            Layout::PaddedRows
+        } else {
+            Layout::Copies
+        }
+    }
+}
+
+/// Outputs of a tile whose taps are neighbours.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Runs {
+    /// How many there are, and outputs of each.
+    pub(super) count: usize,
+    pub(super) len: usize,
+    /// Elements of the tile from one to the next.
+    pub(super) step: usize,
 }
 
 /// How an output plane is cut into tiles: a function of the geometry only.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tiling {
+    layout: Layout,
     /// Output rows of a tile; the last of a plane may have fewer.
     pub(super) row_count: usize,
     /// Source channels of a tile; the last of a group may have fewer.
@@ -103,11 +150,16 @@ pub(super) struct Tiling {
 impl Tiling {
     /// Tiles of `pixels_enough` outputs that share the cache with `pixel_len` further elements per
     /// output.
-    pub(super) fn new(geometry: &Geometry, pixel_len: usize, pixels_enough: usize) -> Self {
+    pub(super) fn new(
+        geometry: &Geometry,
+        layout: Layout,
+        pixel_len: usize,
+        pixels_enough: usize,
+    ) -> Self {
         let (height, channels) = (geometry.out_size[0].max(1), geometry.in_channels.max(1));
         let fits = |rows: usize| {
             let pixels_len = rows * geometry.out_size[1] * pixel_len;
-            channels * geometry.plane_len(rows) + pixels_len <= TILE_LEN_MAX
+            channels * geometry.plane_len(layout, rows) + pixels_len <= TILE_LEN_MAX
         };
         let mut row_count = height;
         while row_count > 1 && !fits(row_count) {
@@ -117,10 +169,22 @@ impl Tiling {
             }
             row_count = halved;
         }
-        let plane_len = geometry.plane_len(row_count);
+        let plane_len = geometry.plane_len(layout, row_count);
         let channels_max = (TILE_LEN_MAX / plane_len.max(1)).clamp(1, channels);
         let channel_count = channels.div_ceil(channels.div_ceil(channels_max));
-        Self { row_count, channel_count, plane_len, image_len: channel_count * plane_len }
+        let image_len = channel_count * plane_len;
+        Self { layout, row_count, channel_count, plane_len, image_len }
+    }
+
+    /// The runs of so many rows of outputs.
+    pub(super) fn runs(&self, geometry: &Geometry, row_count: usize) -> Runs {
+        let width = geometry.out_size[1];
+        match self.layout {
+            Layout::PaddedRows => {
+                Runs { count: row_count, len: width, step: geometry.padded_width() }
+            }
+            Layout::Copies => Runs { count: 1, len: row_count * width, step: 0 },
+        }
     }
 
     /// Images that the tile of one could grow to; at least 1.
@@ -160,6 +224,10 @@ fn tap_offset(geometry: &Geometry, tiling: &Tiling, index: usize) -> usize {
     let (kh, kw) = (tap / geometry.kernel[1], tap % geometry.kernel[1]);
     let (stride, phase_rows) = (geometry.stride[0], geometry.phase_rows(tiling.row_count));
     let row = kh * geometry.dilation[0];
+    if tiling.layout == Layout::PaddedRows {
+        let column = kw * geometry.dilation[1];
+        return channel * tiling.plane_len + row * geometry.padded_width() + column;
+    }
     let rows = (kw * stride + row % stride) * phase_rows + row / stride;
     channel * tiling.plane_len + rows * geometry.out_size[1]
 }
@@ -175,6 +243,7 @@ pub(super) fn fill<E: Element, T: SimdFloat>(
     let fill = Fill { geometry, tiling, source, first_row, tile };
     match geometry.stride[1] {
         // Rows are copied, by a function that knows its processor.
+        _ if tiling.layout == Layout::PaddedRows => fill.padded_rows(),
         1 => fill.planes(),
         _ => T::dispatch(fill),
     }
@@ -197,6 +266,29 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Fill<'_, E, T> {
 }
 
 impl<E: Element, T: SimdFloat> Fill<'_, E, T> {
+    fn padded_rows(self) {
+        let Fill { geometry, tiling, source, first_row, tile } = self;
+        let in_width = geometry.in_size[1];
+        let planes = source
+            .chunks_exact(geometry.in_plane_len().max(1))
+            .zip(tile.chunks_exact_mut(tiling.plane_len));
+        for (plane, tile) in planes {
+            for (row, to) in tile.chunks_exact_mut(geometry.padded_width()).enumerate() {
+                match source_row(geometry, first_row, row) {
+                    Some(from) => {
+                        fill_row(
+                            &plane[from * in_width..][..in_width],
+                            1,
+                            -geometry.padding[1],
+                            to,
+                        );
+                    }
+                    None => to.fill(T::ZERO),
+                }
+            }
+        }
+    }
+
     #[inline(always)]
     fn planes(self) {
         let Fill { geometry, tiling, source, first_row, tile } = self;

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::tile::{Geometry, PIXELS_ENOUGH, Tiling};
+use super::tile::{Geometry, Layout, PIXELS_ENOUGH, Tiling};
 use super::weight_by_channel::padded_channels;
 use super::weight_by_pixel::RUN_LEN;
 
@@ -101,14 +101,14 @@ impl Units {
             pixels.div_ceil(geometry.out_plane_len().max(1)).min(images_max).max(1)
         };
         let (tiling, images_per_tile) = match role {
-            Role::Output | Role::PlacedOutput => {
-                (Tiling::new(geometry, pixel_len, PIXELS_ENOUGH), 1)
-            }
-            Role::WeightByChannel => {
-                (Tiling::new(geometry, pixel_len, PIXELS_ENOUGH), images_for(BLOCK_PIXELS))
+            Role::Output | Role::PlacedOutput | Role::WeightByChannel => {
+                let layout = Layout::of(geometry);
+                let tiling = Tiling::new(geometry, layout, pixel_len, PIXELS_ENOUGH);
+                let is_output = !matches!(role, Role::WeightByChannel);
+                (tiling, if is_output { 1 } else { images_for(BLOCK_PIXELS) })
             }
             Role::WeightByPixel | Role::HalfWeightByPixel => {
-                let tiling = Tiling::new(geometry, pixel_len, RUN_LEN);
+                let tiling = Tiling::new(geometry, Layout::Copies, pixel_len, RUN_LEN);
                 (tiling, images_for(RUN_LEN).min(tiling.images_that_fit()))
             }
         };

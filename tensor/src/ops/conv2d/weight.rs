@@ -216,7 +216,7 @@ impl<E: Element> Product<'_, E> {
                     LaneAxis::Channels => T::dispatch(ChannelTile {
                         dy: prepared,
                         channels,
-                        pixel_count,
+                        runs: tiling.runs(geometry, pixel_count / geometry.out_size[1]),
                         image_count,
                         tile,
                         image_len,

@@ -10,6 +10,7 @@
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
+use super::tile::Runs;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::cpu::turn::turn_rows;
@@ -63,10 +64,11 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for TurnWeights<'_, E, T> {
 
 /// dw`[K, O]` += Σ over images of tile`[K, P]` · dy`[P, O]`.
 pub(super) struct ChannelTile<'a, T> {
-    /// For each image, `pixel_count` rows of padded channels.
+    /// Rows of padded channels, one for each pixel of each run of each image.
     pub(super) dy: &'a [T],
     pub(super) channels: usize,
-    pub(super) pixel_count: usize,
+    /// Those of an image.
+    pub(super) runs: Runs,
     pub(super) image_count: usize,
     pub(super) tile: &'a [T],
     /// Elements of the tile from one image to the next.
@@ -143,14 +145,16 @@ impl<T: SimdFloat> ChannelTile<'_, T> {
                 sums[row][col] = simd.load(&self.dw[first_result + row * padded + col * lanes..]);
             }
         }
-        for image in 0..self.image_count {
-            let dy = &self.dy[image * self.pixel_count * padded..][..self.pixel_count * padded];
+        let runs = self.runs;
+        for index in 0..self.image_count * runs.count {
+            let (image, run) = (index / runs.count, index % runs.count);
+            let dy = &self.dy[index * runs.len * padded..][..runs.len * padded];
             let mut x: [&[T]; ROWS] = [&[]; ROWS];
             for row in 0..ROWS {
-                let start = image * self.image_len + offsets[row];
-                x[row] = &self.tile[start..][..self.pixel_count];
+                let start = image * self.image_len + run * runs.step + offsets[row];
+                x[row] = &self.tile[start..][..runs.len];
             }
-            for pixel in 0..self.pixel_count {
+            for pixel in 0..runs.len {
                 let dy = &dy[pixel * padded + channel..][..COLS * lanes];
                 let mut vectors = [simd.splat(T::ZERO); COLS];
                 for col in 0..COLS {
