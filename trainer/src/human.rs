@@ -20,7 +20,7 @@ pub enum ParseBytesError {
         /// The text as given.
         input: String,
     },
-    /// The product of number and unit has a fraction.
+    /// A fraction of single bytes.
     #[error("`{input}` is not a whole number of bytes")]
     Fraction {
         /// The text as given.
@@ -50,10 +50,11 @@ pub fn format_seconds(seconds: f64) -> String {
 
 /// Reads a byte count: `4096`, `4096B`, `6MiB`, `1.5 GiB`, `512KB` (1 KB is 1000 bytes).
 ///
-/// The case of the unit does not matter, and neither do spaces around it.
+/// The case of the unit does not matter, and neither do spaces around it. What a fraction of a
+/// larger unit has beyond whole bytes is left out: `0.1KiB` are 102 bytes.
 ///
 /// # Errors
-/// What is not a number with a known unit, not a whole number of bytes, or too large for 64 bits.
+/// What is not a number with a known unit, a fraction of single bytes, or too large for 64 bits.
 pub fn parse_bytes(input: &str) -> Result<u64, ParseBytesError> {
     let owned = || input.to_owned();
     let text = input.trim();
@@ -68,24 +69,17 @@ pub fn parse_bytes(input: &str) -> Result<u64, ParseBytesError> {
     let unit_bytes =
         unit_bytes(unit.trim_start()).ok_or_else(|| ParseBytesError::Unit { input: owned() })?;
 
-    // bytes = digits / 10^n · unit, where digits is the number without its point.
     let fraction = fraction.trim_end_matches('0');
+    if !fraction.is_empty() && unit_bytes == 1 {
+        return Err(ParseBytesError::Fraction { input: owned() });
+    }
     let too_large = || ParseBytesError::TooLarge { input: owned() };
-    let not_whole = || ParseBytesError::Fraction { input: owned() };
     let whole_bytes = parse_digits(whole).and_then(|digits| digits.checked_mul(unit_bytes));
     let whole_bytes = whole_bytes.ok_or_else(too_large)?;
-    let fraction_bytes = if fraction.is_empty() {
-        0
-    } else {
-        // A fraction too long for 128 bits is refused with those that do not come out whole.
-        let power = 10u128.checked_pow(fraction.len() as u32).ok_or_else(not_whole)?;
-        let product = parse_digits(fraction).and_then(|digits| digits.checked_mul(unit_bytes));
-        let product = product.ok_or_else(not_whole)?;
-        if product % power != 0 {
-            return Err(not_whole());
-        }
-        product / power
-    };
+    // Digits beyond these are less than a byte of the largest unit.
+    let fraction = &fraction[..fraction.len().min(19)];
+    let digits = parse_digits(fraction).unwrap_or_default();
+    let fraction_bytes = digits * unit_bytes / 10u128.pow(fraction.len() as u32);
     u64::try_from(whole_bytes.saturating_add(fraction_bytes)).map_err(|_| too_large())
 }
 
@@ -159,9 +153,13 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_byte_are_refused() {
-        let long = format!("0.{}1GiB", "0".repeat(60));
-        for input in ["0.5", "0.1KiB", "1.0000001MB", long.as_str()] {
+    fn parts_of_a_byte_are_left_out_of_larger_units_and_else_refused() {
+        check_parse("0.1KiB", 102);
+        check_parse("1.72GiB", 1_846_835_937);
+        check_parse("1.0000001MB", 1_000_000);
+        check_parse(&format!("0.{}1GiB", "0".repeat(60)), 0);
+        check_parse(&format!("0.{}EiB", "9".repeat(60)), (1 << 60) - 1);
+        for input in ["0.5", "1.5B"] {
             check_refused(input, |input| ParseBytesError::Fraction { input });
         }
     }
