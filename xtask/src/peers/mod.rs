@@ -123,7 +123,6 @@ impl Options {
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let options = Options::parse(arguments)?;
     let before = options.before.as_deref().map(read_samples).transpose()?;
-    let python = python::find_or_install(root, &PYTORCH)?;
     call(workspace::cargo(root).args([
         "build",
         "--release",
@@ -132,24 +131,26 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         "--example",
         "peer",
     ]))?;
+    let own = workspace::target(root).join("release/examples/peer");
+    let operations = programs::operations(&own, &options)?;
+    if operations.is_empty() && programs::networks(&options).next().is_none() {
+        return Err(format!("no operation and no step has `{}` in its name", options.only));
+    }
     let programs = Programs {
-        own: workspace::target(root).join("release/examples/peer"),
-        python,
+        own,
+        python: python::find_or_install(root, &PYTORCH)?,
         scripts: root.join("nn/examples/peer"),
         options: &options,
     };
     let mut samples = Vec::new();
     for round in 1..=options.rounds {
         println!("round {round} of {}", options.rounds);
-        samples.extend(programs.operations()?);
+        samples.extend(programs.operations(&operations)?);
         samples.extend(programs.steps(round == 1)?);
     }
     let command = format!("cargo xtask bench --peers {}", arguments.join(" "));
     let machine = describe_machine(root, command.trim());
     let rows = rows(&samples, &options.dtype);
-    if rows.is_empty() {
-        return Err(format!("no operation has `{}` in its name", options.only));
-    }
     let path =
         |ending: &str| workspace::target(root).join(format!("peers-{}.{ending}", options.dtype));
     let lines: String = samples.iter().map(Sample::line).collect();

@@ -1,6 +1,6 @@
 //! The programs of a comparison: which there are, how each is started, what they measure in turns.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -43,6 +43,19 @@ pub(super) struct Programs<'a> {
     pub(super) options: &'a Options,
 }
 
+/// The names of lowtide's operations that are asked for.
+pub(super) fn operations(own: &Path, options: &Options) -> Result<Vec<String>, String> {
+    let mut list = Command::new(own);
+    list.args(["sweep", &options.threads.to_string(), "--only", &options.only, "--list"]);
+    let output = list.output().map_err(|error| format!("lowtide does not start: {error}"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+}
+
+/// The networks whose steps are asked for.
+pub(super) fn networks(options: &Options) -> impl Iterator<Item = &'static str> {
+    NETWORKS.into_iter().filter(|network| format!("{STEP}{network}").contains(&options.only))
+}
+
 impl Programs<'_> {
     fn lowtide(&self, what: &str) -> Command {
         let Options { threads, dtype, .. } = self.options;
@@ -60,15 +73,10 @@ impl Programs<'_> {
         command
     }
 
-    /// Measures all operations that are asked for: each in all programs before the next.
-    pub(super) fn operations(&self) -> Result<Vec<Sample>, String> {
-        let mut list = self.lowtide("sweep");
-        list.args(["--only", &self.options.only, "--list"]);
-        let output = list.output().map_err(|error| format!("lowtide does not start: {error}"))?;
-        let names = String::from_utf8_lossy(&output.stdout).into_owned();
-        let count = names.lines().count();
+    /// Measures operations: each in all programs before the next.
+    pub(super) fn operations(&self, names: &[String]) -> Result<Vec<Sample>, String> {
         let mut samples = Vec::new();
-        if count == 0 {
+        if names.is_empty() {
             return Ok(samples);
         }
         let torch = OPERATION_MODES.map(|mode| self.pytorch("sweep/torch_sweep.py", None, mode));
@@ -78,8 +86,8 @@ impl Programs<'_> {
         };
         let commands = std::iter::once(self.lowtide("sweep")).chain(torch);
         let mut programs = commands.map(start).collect::<Result<Vec<_>, _>>()?;
-        for (index, name) in names.lines().enumerate() {
-            println!("{} of {count}: {name}", index + 1);
+        for (index, name) in names.iter().enumerate() {
+            println!("{} of {}: {name}", index + 1, names.len());
             for program in &mut programs {
                 let answer = program.ask(name)?;
                 // Nothing comes back in a mode that is no different for the operation.
@@ -95,9 +103,8 @@ impl Programs<'_> {
     /// Measures the steps that are asked for: those of each network in all programs before the
     /// next, with their memory if that `is_watched`.
     pub(super) fn steps(&self, is_watched: bool) -> Result<Vec<Sample>, String> {
-        let is_asked = |network: &&str| format!("{STEP}{network}").contains(&self.options.only);
         let mut samples = Vec::new();
-        for network in NETWORKS.into_iter().filter(is_asked) {
+        for network in networks(self.options) {
             println!("{STEP}{network}");
             samples.push(self.step(network, None, is_watched)?);
             for mode in STEP_MODES {
