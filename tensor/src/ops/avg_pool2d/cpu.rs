@@ -38,17 +38,19 @@ impl Means {
 /// y = Σ window / count.
 pub(super) fn forward<E: Element, T: Float>(pool: &Pool, shape: &Means, x: &[E], y: &mut [E]) {
     let [height, width] = shape.in_size();
+    // The same for all rows: they take divisions.
+    let cols: Vec<_> =
+        (0..shape.out_size()[1]).map(|at| (shape.axes[1].window(at), shape.count(1, at))).collect();
     for_each_row(pool, y, shape.out_size(), |plane, row, y| {
         let x = &x[plane * height * width..][..height * width];
         let rows = shape.axes[0].window(row);
         let row_count = shape.count(0, row);
-        for (at, y) in y.iter_mut().enumerate() {
-            let cols = shape.axes[1].window(at);
+        for (y, (cols, col_count)) in y.iter_mut().zip(&cols) {
             let mut sum = T::ZERO;
             for row in rows.clone() {
                 sum += sum_of::<E, T>(&x[row * width..][cols.clone()]);
             }
-            let count = (row_count * shape.count(1, at)).max(1);
+            let count = (row_count * col_count).max(1);
             *y = (sum / T::from_f64(count as f64)).cast();
         }
     });
@@ -72,16 +74,18 @@ fn sum_of<E: Element, T: Float>(row: &[E]) -> T {
 /// dx = Σ over the windows that hold an input of dy / count.
 pub(super) fn backward<E: Element, T: Float>(pool: &Pool, shape: &Means, dy: &[E], dx: &mut [E]) {
     let [out_height, out_width] = shape.out_size();
+    // The same for all rows: they take divisions.
+    let cols: Vec<_> = (0..shape.in_size()[1]).map(|at| shape.axes[1].covering(at)).collect();
+    let col_counts: Vec<_> = (0..out_width).map(|at| shape.count(1, at)).collect();
+    let row_counts: Vec<_> = (0..out_height).map(|at| shape.count(0, at)).collect();
     for_each_row(pool, dx, shape.in_size(), |plane, row, dx| {
         let dy = &dy[plane * out_height * out_width..][..out_height * out_width];
         let rows = shape.axes[0].covering(row);
-        for (at, dx) in dx.iter_mut().enumerate() {
-            let cols = shape.axes[1].covering(at);
+        for (dx, cols) in dx.iter_mut().zip(&cols) {
             let mut sum = T::ZERO;
             for row in rows.clone() {
-                let row_count = shape.count(0, row);
                 for col in cols.clone() {
-                    let count = row_count * shape.count(1, col);
+                    let count = row_counts[row] * col_counts[col];
                     let dy: T = dy[row * out_width + col].cast();
                     sum += dy / T::from_f64(count as f64);
                 }
