@@ -66,7 +66,7 @@ pub(super) fn arithmetic(cases: &mut Cases) {
 }
 
 pub(super) fn functions(cases: &mut Cases) {
-    let unary: [(&'static str, [f64; 2], Unary); 75] = [
+    let unary: [(&'static str, [f64; 2], Unary); 76] = [
         ("neg", AROUND_ZERO, Var::neg),
         ("add_scalar", AROUND_ZERO, |x| x.add_scalar(0.75)),
         ("sub_scalar", AROUND_ZERO, |x| x.sub_scalar(0.75)),
