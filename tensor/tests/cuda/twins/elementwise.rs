@@ -255,7 +255,7 @@ const SLOPES_FROM: usize = UNARY.len() + BINARY.len() + 5;
 
 /// The gradients of dy = a and of y or x = b, in the order of their numbers, with p = 0.5 and q =
 /// 1.5.
-const SLOPES: [fn(f64, f64) -> f64; 16] = [
+const SLOPES: [fn(f64, f64) -> f64; 17] = [
     |a, b| if b > 0.0 { a } else { 0.0 },
     |a, b| a * b * (1.0 - b),
     |a, b| a * (1.0 - b * b),
@@ -269,6 +269,7 @@ const SLOPES: [fn(f64, f64) -> f64; 16] = [
     |a, b| a * slope(|x| x * x.exp().ln_1p().tanh(), b),
     |a, b| a * (b / 3.0 + 0.5),
     |a, _| a / 6.0,
+    |a, b| if b > 0.5 && b < 1.5 { a } else { 0.0 },
     |a, b| {
         let slope = if b > 0.0 { 1.0 } else { 1.673_263_242_354_377_2 * b.exp() };
         a * 1.050_700_987_355_480_5 * slope
