@@ -236,7 +236,7 @@ fn large_mean_does_not_swallow_the_variance_of_channels() {
     }
 }
 
-/// `[N, C, ..]` of few and of many samples, with short and with long rows, with and without dimensions behind the channels.
+/// `[N, C, ..]` of few and of many samples, with short rows, long ones, or none behind channels.
 fn batch_shapes() -> impl Strategy<Value = Vec<usize>> {
     let inner = prop::collection::vec(prop::sample::select(vec![1, 2, 3, 5, 12, 17]), 0..=2);
     let samples = prop::sample::select(vec![1, 2, 5, 70, 131]);

@@ -125,9 +125,9 @@ impl<E: Element<Compute: SimdFloat>> Part<'_, E> {
         match self.sums {
             Sums::Moments => {
                 let mut values = [zero; WIDTH];
-                for channel in 0..channels.len() {
+                for (channel, value) in values[..channels.len()].iter_mut().enumerate() {
                     let x: E::Compute = self.x[first + channel * inner].cast();
-                    values[channel] = if x.to_f64().is_finite() { x } else { zero };
+                    *value = if x.to_f64().is_finite() { x } else { zero };
                 }
                 spread(&values[..channels.len()], inner, &mut centers);
             }
@@ -212,10 +212,10 @@ fn spread<T: Copy>(values: &[T], inner: usize, to: &mut [T]) {
         to[..values.len()].copy_from_slice(values);
         return;
     }
-    for index in 0..values.len() {
+    for (index, &value) in values.iter().enumerate() {
         // Whole vectors; the next value overwrites what is too much.
         for at in (index * inner..(index + 1) * inner).step_by(SLACK) {
-            to[at..at + SLACK].copy_from_slice(&[values[index]; SLACK]);
+            to[at..at + SLACK].copy_from_slice(&[value; SLACK]);
         }
     }
 }
