@@ -33,7 +33,10 @@ struct Cut {
 impl Cut {
     fn of(shape: &Channels) -> Self {
         let inner = shape.inner.max(1);
-        let channels = (WIDTH / inner).clamp(1, shape.channels.max(1));
+        // Long rows of neighbouring channels lie one after the other in memory; of short ones, a
+        // task has as many as fit side by side, and more samples.
+        let channels_max = if inner < WIDTH { WIDTH / inner } else { CHUNK_LEN / inner };
+        let channels = channels_max.clamp(1, shape.channels.max(1));
         let samples = shape.samples.div_ceil(PARTIALS_MAX).max(CHUNK_LEN / (channels * inner));
         Cut { channels, samples: samples.max(1) }
     }
@@ -57,8 +60,7 @@ enum Sums<'a, E: Element> {
     Products(&'a [E], &'a [E::Compute]),
 }
 
-/// The sums over some samples of neighbouring channels: of one with long rows, or of as many as
-/// [`WIDTH`] has room for.
+/// The sums over some samples of neighbouring channels.
 struct Part<'a, E: Element> {
     sums: Sums<'a, E>,
     shape: &'a Channels,
@@ -88,28 +90,31 @@ impl<E: Element<Compute: SimdFloat>> Part<'_, E> {
     #[inline(always)]
     fn rows<const W: usize>(self) {
         let (inner, one) = (self.shape.inner, E::Compute::ONE);
-        let mut moments = Moments { count: 0.0, mean: 0.0, squares: 0.0 };
-        let mut products = [0.0; 2];
-        for sample in self.samples.clone() {
-            let places = self.start(sample)..self.start(sample) + inner;
-            let x = &self.x[places.clone()];
-            match self.sums {
-                Sums::Moments => {
-                    let (mean, variance) = mean_and_variance::<E, E::Compute, W>(x);
-                    let squares = variance * inner as f64;
-                    moments = moments.and(Moments { count: inner as f64, mean, squares });
-                }
-                Sums::Products(dy, mean) => {
-                    let mean = mean[self.first_channel];
-                    let row = sums_of_products::<E, E::Compute, W>(&dy[places], x, [mean, one]);
-                    products = [products[0] + row[0], products[1] + row[1]];
+        for index in 0..self.to.len() / 2 {
+            let mut moments = Moments { count: 0.0, mean: 0.0, squares: 0.0 };
+            let mut products = [0.0; 2];
+            for sample in self.samples.clone() {
+                let start = self.start(sample) + index * inner;
+                let x = &self.x[start..start + inner];
+                match self.sums {
+                    Sums::Moments => {
+                        let (mean, variance) = mean_and_variance::<E, E::Compute, W>(x);
+                        let squares = variance * inner as f64;
+                        moments = moments.and(Moments { count: inner as f64, mean, squares });
+                    }
+                    Sums::Products(dy, mean) => {
+                        let dy = &dy[start..start + inner];
+                        let mean = mean[self.first_channel + index];
+                        let row = sums_of_products::<E, E::Compute, W>(dy, x, [mean, one]);
+                        products = [products[0] + row[0], products[1] + row[1]];
+                    }
                 }
             }
+            self.to[2 * index..2 * index + 2].copy_from_slice(&match self.sums {
+                Sums::Moments => [moments.mean, moments.squares],
+                Sums::Products(..) => products,
+            });
         }
-        self.to.copy_from_slice(&match self.sums {
-            Sums::Moments => [moments.mean, moments.squares],
-            Sums::Products(..) => products,
-        });
     }
 
     /// Sums over the samples for each element of the channels, and then over those of a channel.
