@@ -49,7 +49,9 @@ fn apart(found: &[Vec<f64>], expected: &[Vec<f64>]) -> f64 {
     assert_eq!(lens(found), lens(expected));
     let pairs = found.iter().flatten().zip(expected.iter().flatten());
     let distances = pairs.map(|(a, b)| (a - b).abs() / b.abs().max(1.0));
-    distances.fold(0.0, |most, distance| if distance <= most { most } else { distance })
+    distances.fold(0.0, |most, distance| {
+        most.max(if distance.is_nan() { f64::INFINITY } else { distance })
+    })
 }
 
 /// Three steps: where values can be read, the losses and then the model's parameters.
@@ -72,14 +74,17 @@ fn train(case: &mut dyn Trained, is_real: bool) -> Result<Vec<Vec<f64>>> {
     Ok(values)
 }
 
-/// What is wrong with what ran on the device, if anything.
+/// What is wrong with what ran on the device, if it is near none of `expected`.
 fn complaint(
     name: &str,
     found: Result<Vec<Vec<f64>>>,
-    expected: &[Vec<f64>],
+    expected: &[&[Vec<f64>]],
     tolerance: f64,
 ) -> Option<String> {
-    match found.map(|found| apart(&found, expected)) {
+    let least = |found: Vec<_>| {
+        expected.iter().map(|list| apart(&found, list)).fold(f64::INFINITY, f64::min)
+    };
+    match found.map(least) {
         Ok(apart) if apart <= tolerance => None,
         Ok(apart) => Some(format!("{name}: {apart:.1e} apart")),
         Err(error) => Some(format!("{name}: {error}")),
@@ -108,6 +113,9 @@ fn every_model_trains_as_on_the_processor_in_every_type_and_in_the_planned_memor
                 2 => tolerance.max(2.0 * apart(&expected, &exact)),
                 _ => tolerance,
             };
+            // Where the processor rounds a value to the other side of a ReLU's kink, it is further
+            // from what is exact than the device.
+            let expected = [&expected[..], &exact];
             complaints.extend(complaint(&name, run(&there, true), &expected, tolerance));
             let simulated = Device::sim(there.spec()).expect("no memory is needed");
             let _ = run(&simulated, false);
@@ -157,7 +165,7 @@ fn every_layer_and_its_gradients_are_those_of_the_processor_in_every_type() {
             let bytes = x.to_bytes().expect("readable");
             let copy = Tensor::from_bytes(&there, *x.shape(), dtype, &bytes).expect("room");
             let expected = pass(expected, &x, dtype).expect("on the processor");
-            complaints.extend(complaint(&name, pass(found, &copy, dtype), &expected, tolerance));
+            complaints.extend(complaint(&name, pass(found, &copy, dtype), &[&expected], tolerance));
         }
     }
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
