@@ -2,10 +2,9 @@
 //!
 //! Half types are computed in f32: operands are converted as they are packed (`packing.rs`), and
 //! the sums of a panel are rounded once, when they are whole (`stored.rs`). Results have the bits
-//! that the product of the same numbers in f32 has, rounded. The instruction that adds two products
-//! of bf16 to a sum, `vdpbf16ps`, is not used: in a tile's loop it took as long as four
-//! multiply-adds of f32, half the rate (a Xeon with AMX, 2026-11-26), and it takes small numbers
-//! for 0.
+//! that the product of the same numbers in f32 has, rounded; but where both operands are bf16, and
+//! the processor adds two of their products to a sum as fast as one of f32, they are multiplied in
+//! pairs (`pairs.rs`): as near to what is exact, but for subnormal numbers, which count as 0.
 //!
 //! Letters: y`[M, N]` = a`[M, K]` · b`[K, N]`, or y is added to.
 
@@ -17,7 +16,7 @@ pub(crate) use super::batch::Batch;
 use super::gemm_panel::{Grid, run_panels};
 use super::math::SimdFloat;
 use super::pool::Pool;
-use super::simd::LANE_COUNT_MAX;
+use super::simd::{LANE_COUNT_MAX, has_pairs};
 use super::stored::{Results, Stored};
 use crate::dtype::{Element, same_type};
 use crate::write_mode::WriteMode;
@@ -123,8 +122,9 @@ pub(crate) fn gemm_batched<T: SimdFloat, A: Element, B: Element, Y: Element>(
         }
         return;
     }
-    let (a, b, y) = (Stored::new(a), Stored::new(b), Results::new(y));
-    Products::<T> { batch: *batch, size: [m, k, n], a, b, start, y }.run(pool);
+    let (a, b, y) = (Stored::<T>::new(a), Stored::new(b), Results::new(y));
+    let are_pairs = matches!([a, b], [Stored::Bf16(_), Stored::Bf16(_)]) && has_pairs();
+    Products { batch: *batch, size: [m, k, n], are_pairs, a, b, start, y }.run(pool);
 }
 
 impl<'a, T: Element> Matrix<'a, T> {
@@ -168,6 +168,8 @@ impl<'a, T: Element> Matrix<'a, T> {
 pub(super) struct Products<'a, T> {
     pub(super) batch: Batch,
     pub(super) size: [usize; 3],
+    /// Whether two numbers along the depth are multiplied at once; `pairs.rs`.
+    pub(super) are_pairs: bool,
     pub(super) a: Stored<'a, T>,
     pub(super) b: Stored<'a, T>,
     pub(super) start: WriteMode,
@@ -175,6 +177,16 @@ pub(super) struct Products<'a, T> {
 }
 
 impl<T: SimdFloat> Products<'_, T> {
+    /// Numbers along the depth that are multiplied at once.
+    pub(super) fn step_len(&self) -> usize {
+        if self.are_pairs { 2 } else { 1 }
+    }
+
+    /// Steps along the depth; beyond an odd one, pairs have zeros.
+    pub(super) fn steps(&self) -> usize {
+        self.size[1].div_ceil(self.step_len())
+    }
+
     fn run(self, pool: &Pool) {
         let [m, _, n] = self.size;
         let [row_stride, col_stride] = self.y.strides();
@@ -196,13 +208,14 @@ impl<T: SimdFloat> Products<'_, T> {
 
     /// The transposed products, whose columns are few and have their bias already.
     fn turned(self) -> Self {
-        let Products { batch, size: [m, k, n], a, b, mut start, y } = self;
+        let Products { batch, size: [m, k, n], are_pairs, a, b, mut start, y } = self;
         if start == WriteMode::Overwrite && y.has_bias() {
             y.fill(&batch, [m, n]);
             start = WriteMode::Accumulate;
         }
         let (a, b) = (b.transposed(), a.transposed());
-        Products { batch: batch.turned(), size: [n, k, m], a, b, start, y: y.transposed() }
+        let y = y.transposed();
+        Products { batch: batch.turned(), size: [n, k, m], are_pairs, a, b, start, y }
     }
 }
 

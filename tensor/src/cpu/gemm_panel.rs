@@ -5,8 +5,8 @@
 //! are read, and then meet every row of the panel while they lie in the first-level cache. Slivers
 //! of a are read in place if the elements of a row lie side by side, and else packed too (K. Goto
 //! and R. van de Geijn, *Anatomy of High-Performance Matrix Multiplication*, ACM TOMS 34(3), 2008).
-//! Half types are always packed, and converted on the way. Where y is of one, the sums of a panel
-//! are kept in the type that is computed in until they are whole.
+//! Half types are always packed, and converted or paired on the way. Where y is of one, the sums of
+//! a panel are kept in the type that is computed in until they are whole.
 //!
 //! What is packed and kept lies on the stack of the thread, some 490 KB of it: no memory is taken.
 
@@ -17,6 +17,7 @@ use std::ops::Range;
 use super::gemm::{Destination, Matrix, Products};
 use super::math::SimdFloat;
 use super::packing::{pack_rows, pack_stored_sliver};
+use super::pairs::{pack_pair_rows, pack_pair_sliver};
 use super::panel::add_product;
 use super::scratch::{SCRATCH_BYTES, Scratch, with_scratch};
 use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
@@ -86,7 +87,8 @@ pub(super) struct Grid {
 impl Grid {
     /// For one of the products, of which no size is 0, on so many threads.
     pub(super) fn new<T: SimdFloat>(products: &Products<'_, T>, threads: usize) -> Self {
-        let ([m, k, n], count) = (products.size, products.batch.len());
+        let ([m, _, n], count) = (products.size, products.batch.len());
+        let k = products.steps();
         let mut grid = Self::single::<T>([m, n]);
         let product = count.saturating_mul(m * n).saturating_mul(k);
         let panels_wanted = threads.min(product / PANEL_PRODUCT);
@@ -152,7 +154,10 @@ pub(super) fn run_panels<T: SimdFloat>(
     range: Range<usize>,
 ) {
     let lens = scratch_lens(products, grid, grid.panel_size());
-    with_scratch::<T, _>(lens, |scratch| T::dispatch(Panels { products, grid, range, scratch }));
+    with_scratch::<T, _>(lens, |scratch| {
+        let panels = Panels { products, grid, range, scratch };
+        if products.are_pairs { T::dispatch_pairs(panels) } else { T::dispatch(panels) }
+    });
 }
 
 /// What a panel of so many rows and columns takes of scratch: room for what is packed of a, for a
@@ -162,7 +167,7 @@ fn scratch_lens<T: SimdFloat>(
     grid: &Grid,
     [m, n]: [usize; 2],
 ) -> [usize; 3] {
-    let ([_, k, _], [tile_rows, tile_cols]) = (products.size, grid.tile);
+    let (k, [tile_rows, tile_cols]) = (products.steps(), grid.tile);
     let depth = DEPTH.min(k);
     // Where rows are read in place, those of a tile that is not whole are packed.
     let packed_rows = if products.a.in_place().is_some() { tile_rows } else { m };
@@ -254,7 +259,8 @@ impl<T: SimdFloat> Panel<'_, T> {
     /// In tiles of `R` rows.
     #[inline(always)]
     fn run<S: Simd<T>, const R: usize>(&self, simd: S, scratch: &mut Scratch<'_>) {
-        let Products { size: [_, k, _], a, b, ref y, .. } = *self.products;
+        let Products { size: [_, numbers, _], are_pairs, a, b, ref y, .. } = *self.products;
+        let (k, step_len) = (self.products.steps(), self.products.step_len());
         let [m, n] = self.range.each_ref().map(ExactSizeIterator::len);
         let a = a.skip(self.offsets[0]).from(self.range[0].start, 0);
         let b = b.skip(self.offsets[1]).from(0, self.range[1].start);
@@ -266,10 +272,15 @@ impl<T: SimdFloat> Panel<'_, T> {
         let [block, sliver, sums] = scratch.zeroed(lens);
         for p in (0..k).step_by(DEPTH) {
             let depth = DEPTH.min(k - p);
+            let first = p * step_len;
+            let len = (depth * step_len).min(numbers - first);
             let packed_strides = match packed_from < m {
                 true => {
-                    let size = [m - packed_from, depth];
-                    pack_rows::<T, S, R>(simd, a.from(packed_from, p), size, block)
+                    let (a, size) = (a.from(packed_from, first), [m - packed_from, len]);
+                    match are_pairs {
+                        true => pack_pair_rows::<T, R>(a, size, block),
+                        false => pack_rows::<T, S, R>(simd, a, size, block),
+                    }
                 }
                 false => [0; 2],
             };
@@ -278,8 +289,11 @@ impl<T: SimdFloat> Panel<'_, T> {
             for j in (0..n).step_by(tile_cols) {
                 let size = [m, tile_cols.min(n - j)];
                 let width = size[1].next_multiple_of(S::LANE_COUNT);
-                let b = b.from(p, j).transposed();
-                pack_stored_sliver(simd, b, [n - j, depth], width, sliver);
+                let b = b.from(first, j).transposed();
+                match are_pairs {
+                    true => pack_pair_sliver(b, [n - j, len], width, sliver),
+                    false => pack_stored_sliver(simd, b, [n - j, len], width, sliver),
+                }
                 let whole = [m.next_multiple_of(R), width];
                 let kept_len = whole[0] * tile_cols;
                 let kept_at = if k <= DEPTH { 0 } else { j / tile_cols * kept_len };

@@ -22,6 +22,7 @@ mod handle;
 mod int8_packed;
 mod int8_simd;
 mod packing;
+mod pairs;
 mod scratch;
 mod stored;
 mod sync;

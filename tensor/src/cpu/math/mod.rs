@@ -16,6 +16,10 @@ pub(crate) trait SimdFloat: Float + Arithmetic {
     const TRIG_MAX: Self;
     /// Runs `kernel` with the best instruction set of this processor.
     fn dispatch<K: SimdKernel<Self>>(kernel: K);
+    /// Runs `kernel` with vectors that multiply pairs of bf16, which are added up in f32.
+    fn dispatch_pairs<K: SimdKernel<Self>>(_: K) {
+        unreachable!("no pairs are added up in {}", Self::DTYPE)
+    }
     fn exp_in<F: Fused>(self) -> Self;
     /// 2^x for x up to 127, to 2 units in the last place; 0 below -126.
     fn exp2_fast_in<F: Fused>(self) -> Self;

@@ -17,7 +17,7 @@ use super::SimdFloat;
 use super::coefficients::{
     ATAN, COS, ERF, ERF_OVER, ERF_UNDER, ERFC, EXP, LOG, POW_EXP2, POW_LOG2, SIN, TANH,
 };
-use crate::cpu::simd::{Fused, SimdKernel, dispatch_f32};
+use crate::cpu::simd::{Fused, SimdKernel, dispatch_f32, dispatch_pairs};
 
 #[inline(always)]
 fn fused32<F: Fused>(a: f32, b: f32, c: f32) -> f32 {
@@ -295,6 +295,11 @@ impl SimdFloat for f32 {
 
     fn tan_large(self) -> f32 {
         f64::from(self).tan() as f32
+    }
+
+    #[inline(always)]
+    fn dispatch_pairs<K: SimdKernel<Self>>(kernel: K) {
+        dispatch_pairs(kernel);
     }
 
     shared!(f32, dispatch_f32);

@@ -6,6 +6,8 @@
 #![allow(unsafe_code, reason = "vector instructions and the proof that they exist")]
 
 #[cfg(target_arch = "x86_64")]
+mod pairs;
+#[cfg(target_arch = "x86_64")]
 mod x86;
 
 #[cfg(target_arch = "x86_64")]
@@ -233,7 +235,7 @@ thread_local! {
 /// has to have no other.
 #[cfg(test)]
 pub(crate) fn on_every_instruction_set(test: impl Fn()) {
-    for bits in [128, 256, usize::MAX] {
+    for bits in [128, 256, 512, usize::MAX] {
         WIDEST_BITS.set(bits);
         test();
     }
@@ -393,6 +395,28 @@ macro_rules! dispatch {
     )*};
 }
 dispatch!(dispatch_f32 f32, dispatch_f64 f64);
+
+/// Whether [`dispatch_pairs`] may be called: products of pairs of bf16 are the faster ones here.
+pub(super) fn has_pairs() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return pairs::Pairs::detect().is_some();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Runs `kernel` with vectors whose `mul_add` adds the products of pairs of bf16.
+///
+/// # Panics
+/// Without [`has_pairs`].
+pub(super) fn dispatch_pairs<K: SimdKernel<f32>>(kernel: K) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = pairs::Pairs::detect() {
+        // SAFETY: needs AVX-512 and BF16, which `simd` proves.
+        return unsafe { pairs::run_pairs(kernel, simd) };
+    }
+    let _ = kernel;
+    unreachable!("this processor has no products of pairs")
+}
 
 #[cfg(test)]
 mod tests;

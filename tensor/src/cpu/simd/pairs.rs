@@ -1,0 +1,90 @@
+//! AVX-512 whose lanes hold pairs of bf16 where they are multiplied, and f32 where they are added.
+
+use std::arch::x86_64::*;
+use std::sync::LazyLock;
+
+use super::{Avx512, Fused, Simd, SimdKernel};
+
+/// AVX-512 with BF16; made only by [`Pairs::detect`].
+///
+/// `vdpbf16ps` adds two products to each lane, and takes subnormal numbers for 0.
+#[derive(Clone, Copy)]
+pub(super) struct Pairs(Avx512);
+
+impl Pairs {
+    /// Only processors of AMD do this at the rate of multiply-adds, and so twice their work. On a
+    /// Xeon it took as long as four of them (2026-11-26).
+    pub(super) fn detect() -> Option<Self> {
+        static IS_FAST: LazyLock<bool> = LazyLock::new(|| {
+            let vendor = __cpuid(0);
+            let bytes = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+            // Its result is tested where it is slow, too.
+            is_x86_feature_detected!("avx512bf16")
+                && (cfg!(test) || bytes.concat() == b"AuthenticAMD")
+        });
+        Avx512::detect().filter(|_| super::is_allowed(PAIRS_BITS) && *IS_FAST).map(Self)
+    }
+}
+
+/// What a test of narrower vectors calls these.
+pub(super) const PAIRS_BITS: usize = 1024;
+
+impl Fused for Pairs {
+    const IS_FUSED: bool = true;
+}
+
+impl Simd<f32> for Pairs {
+    type Vector = __m512;
+    const LANE_COUNT: usize = <Avx512 as Simd<f32>>::LANE_COUNT;
+    const REGISTER_COUNT: usize = <Avx512 as Simd<f32>>::REGISTER_COUNT;
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::Vector {
+        self.0.splat(value)
+    }
+    /// What is a function of its own works with f32.
+    #[inline(always)]
+    fn call(self, kernel: impl SimdKernel<f32>) {
+        self.0.call(kernel);
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> Self::Vector {
+        self.0.load(from)
+    }
+    #[inline(always)]
+    fn store(self, vector: Self::Vector, to: &mut [f32]) {
+        self.0.store(vector, to);
+    }
+    #[inline(always)]
+    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        Simd::<f32>::add(self.0, a, b)
+    }
+    /// The products of two pairs each, added to c.
+    #[inline(always)]
+    fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
+        // SAFETY: needs the instruction set, which `self` proves.
+        unsafe { mul_add_pairs(a, b, c) }
+    }
+    #[inline(always)]
+    fn sum(self, vector: Self::Vector) -> f32 {
+        Simd::<f32>::sum(self.0, vector)
+    }
+    #[inline(always)]
+    fn fetch<E>(self, from: &E) {
+        Simd::<f32>::fetch(self.0, from);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512bf16")]
+fn mul_add_pairs(a: __m512, b: __m512, c: __m512) -> __m512 {
+    // SAFETY: all are 64 bytes, of which any are a vector of bf16.
+    let [a, b] = [a, b].map(|x| unsafe { std::mem::transmute::<__m512, __m512bh>(x) });
+    _mm512_dpbf16_ps(c, a, b)
+}
+
+/// Compiles `kernel` with AVX-512 and BF16: 32 registers, 8×2 accumulators and their operands.
+#[target_feature(enable = "avx512f,avx512vl,avx512bf16")]
+#[inline(never)]
+pub(super) fn run_pairs<K: SimdKernel<f32>>(kernel: K, simd: Pairs) {
+    kernel.run::<_, 8, 2>(simd);
+}
