@@ -116,7 +116,8 @@ fn every_model_trains_as_on_the_processor_in_every_type_and_in_the_planned_memor
             // Where the processor rounds a value to the other side of a ReLU's kink, it is further
             // from what is exact than the device.
             let expected = [&expected[..], &exact];
-            complaints.extend(complaint(&name, run(&there, true), &expected, tolerance));
+            let expected = &expected[..if dtype == DType::F32 { 2 } else { 1 }];
+            complaints.extend(complaint(&name, run(&there, true), expected, tolerance));
             let simulated = Device::sim(there.spec()).expect("no memory is needed");
             let _ = run(&simulated, false);
             let [real, sim] =

@@ -92,9 +92,6 @@ pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
     // Of the vector, operands not contiguous: 250 products. In their order 3.1e-5 off f64 at worst,
     // PyTorch's, in several sums, 1.5e-5.
     ("matmul", "f32", 1, "a gradient is one sum of 250 products"),
-    // in_proj_weight: 1.1e-5 off f64, PyTorch's fused attention 1.4e-5, its other one 0.2e-5. Over
-    // 48 other cotangents 0.62e-5 in the mean; PyTorch's 0.94e-5.
-    ("nn.MultiheadAttention", "f32", 1, "a key of weight 0.99995, where dp - Σ dy·y cancels"),
     // Of w: 125 products. In their order 4.6e-5 off f64 at worst, in four drawn orders 5.3 to
     // 9.2e-5, PyTorch's, in several sums, 1.5e-5.
     ("nn.functional.conv_transpose3d", "f32", 3, "a gradient is one sum of 125 products"),

@@ -4,8 +4,8 @@ use lowtide_tensor::{DType, Tensor};
 use proptest::prelude::*;
 
 use crate::common::{
-    all_floats, assert_close, assert_same, cpu, download, sample, shapes, styles, upload,
-    writable_styles,
+    Style, all_floats, assert_close, assert_same, cpu, download, epsilon, laid_out, sample, shapes,
+    styles, upload, writable_styles,
 };
 use crate::naive::{Array, index_of};
 
@@ -82,7 +82,9 @@ proptest! {
         (dims, axis) in shapes_with_axis(), style in styles(), dy_style in writable_styles(),
         dtype in all_floats(),
     ) {
-        let (y, y_twin) = sample(&dims, style, dtype, 1);
+        let (y_of_log, log_twin) = sample(&dims, style, dtype, 1);
+        let y_twin = softmax(&log_twin, axis);
+        let y = laid_out(&y_twin, style, dtype);
         let (dy, dy_twin) = sample(&dims, dy_style, dtype, 2);
         let len = dims.get(axis).copied().unwrap_or(1);
         let sum = |array: &Array| {
@@ -91,17 +93,40 @@ proptest! {
         let product = dy_twin.zip(&y_twin, &dims, |dy, y| dy * y);
         let expected = dy_twin.zip(&sum(&product), &dims, |dy, s| dy - s);
         let expected = expected.zip(&y_twin, &dims, |dx, y| dx * y);
-        let weighted = sum(&dy_twin).zip(&y_twin, &dims, |s, y| s * y.exp());
+        let weighted = sum(&dy_twin).zip(&log_twin, &dims, |s, y| s * y.exp());
         let expected_log = dy_twin.zip(&weighted, &dims, |dy, s| dy - s);
 
         assert_close(&dy.softmax_backward(&y, axis).unwrap(), &expected, 8 + 2 * len);
-        assert_close(&dy.log_softmax_backward(&y, axis).unwrap(), &expected_log, 8 + 2 * len);
+        assert_close(&dy.log_softmax_backward(&y_of_log, axis).unwrap(), &expected_log, 8 + 2 * len);
         let (mut dx, _) = sample(&dims, dy_style, dtype, 2);
         dx.softmax_backward_(&y, axis).unwrap();
         assert_close(&dx, &expected, 8 + 2 * len);
         let (mut dx, _) = sample(&dims, dy_style, dtype, 2);
-        dx.log_softmax_backward_(&y, axis).unwrap();
+        dx.log_softmax_backward_(&y_of_log, axis).unwrap();
         assert_close(&dx, &expected_log, 8 + 2 * len);
+    }
+}
+
+/// Where one y is nearly 1, its dy and the sum of products cancel, and roundings of either would be as
+/// large as the gradient.
+#[test]
+fn backward_of_a_row_that_one_element_fills_is_as_near_as_its_elements() {
+    let (x, dy) = ([10.0, 0.0, -3.0, -0.5], [5.51, 3.13, -1.07, 2.23]);
+    let rows = |row: [f64; 4]| Array::new(&[2, 4], [row, row].concat());
+    let y = softmax_row(&x);
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        for style in [Style::Contiguous, Style::Transposed] {
+            let mut dx = laid_out(&rows(dy), style, dtype);
+            let dy = download(&dx).values;
+            dx.softmax_backward_(&laid_out(&softmax(&rows(x), 1), style, dtype), 1).unwrap();
+            for (place, found) in download(&dx).values.into_iter().enumerate() {
+                // `dy[i] - Σ_j y[j]·dy[j]` without its cancellation, as Σ y = 1.
+                let differences = y.iter().zip(&dy).map(|(y, other)| y * (dy[place] - other));
+                let expected = y[place % 4] * differences.sum::<f64>();
+                let most = 8.0 * epsilon(dtype) * expected.abs();
+                assert!((found - expected).abs() <= most, "{dtype}: {found}, not {expected}");
+            }
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Three passes over the lines of a row or of neighbouring columns, the last two in the cache.
+//! Three passes over the lines of a row or of neighbouring columns, but for the first in the cache.
 
 use super::Softmax;
 use crate::cpu::Cpu;
@@ -123,7 +123,9 @@ fn forward_log<E: Element, T: SimdFloat, F: Fused, const W: usize>(
     }
 }
 
-/// `dx = y · (dy - Σ dy·y)`.
+/// `dx = y · (dy - sum - rest)`, where `sum = Σ dy·y` and `rest = Σ y·(dy - sum)`. Exactly, the rest
+/// is 0. Where one y is nearly 1, its dy and the sum cancel, and what the roundings of y and of the
+/// sum leave would be as large as dx.
 #[inline(always)]
 fn backward<E: Element, T: SimdFloat, const W: usize>(
     lines: &Lines,
@@ -141,11 +143,20 @@ fn backward<E: Element, T: SimdFloat, const W: usize>(
         }
     }
     lines.fold(&mut sum, |a, b| a + b);
+    let mut rest = [T::ZERO; W];
+    for places in lines.places() {
+        load(&dy.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
+        load(&y[places], T::ZERO, &mut y_line);
+        for lane in 0..W {
+            rest[lane] += (line[lane] - sum[lane]) * y_line[lane];
+        }
+    }
+    lines.fold(&mut rest, |a, b| a + b);
     for places in lines.places() {
         load(&dy.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
         load(&y[places.clone()], T::ZERO, &mut y_line);
         for lane in 0..W {
-            line[lane] = (line[lane] - sum[lane]) * y_line[lane];
+            line[lane] = (line[lane] - sum[lane] - rest[lane]) * y_line[lane];
         }
         store(&line, &mut to[places]);
     }
@@ -220,7 +231,7 @@ pub(super) fn strided<E: Element<Compute: SimdFloat>>(
             let result = match (softmax.direction, softmax.is_log) {
                 (Direction::Forward, false) => (x - a).exp() / b,
                 (Direction::Forward, true) => (x - a) - b.ln(),
-                (Direction::Backward, false) => (x - a) * y_at(i),
+                (Direction::Backward, false) => (x - a - b) * y_at(i),
                 (Direction::Backward, true) => x - y_at(i).exp() * a,
             };
             data[start + i * step] = result.cast();
@@ -228,7 +239,7 @@ pub(super) fn strided<E: Element<Compute: SimdFloat>>(
     });
 }
 
-/// The maximum and the sum of exponentials, or the sum that backward needs.
+/// The maximum and the sum of exponentials, or what backward subtracts from dy, as in [`backward`].
 fn coefficients<T: Float>(
     softmax: Softmax,
     len: usize,
@@ -241,7 +252,10 @@ fn coefficients<T: Float>(
             let max = (0..len).fold(T::NEG_INFINITY, |max, i| x(i).maximum(max));
             (max, sum(&|i| (x(i) - max).exp()))
         }
-        (Direction::Backward, false) => (sum(&|i| x(i) * y(i)), T::ZERO),
+        (Direction::Backward, false) => {
+            let of_products = sum(&|i| x(i) * y(i));
+            (of_products, sum(&|i| (x(i) - of_products) * y(i)))
+        }
         (Direction::Backward, true) => (sum(&x), T::ZERO),
     }
 }

@@ -65,7 +65,7 @@ impl Kernel for Rows {
     fn cost(&self) -> Cost {
         let (flops, passes) = match self.softmax.direction {
             Direction::Forward => (25.0, 2),
-            Direction::Backward => (4.0, 3),
+            Direction::Backward => (8.0, 3),
         };
         let bytes = (passes * self.size_bytes) as f64;
         Cost { class: OpClass::Reduction, flops: flops * self.blocks.element_count() as f64, bytes }
@@ -193,7 +193,8 @@ impl Tensor {
     }
 
     /// The gradient of x through `y = x.softmax(axis)`, for `self = dy`:
-    /// `dx[i] = y[i] · (dy[i] - Σ_j dy[j] · y[j])`.
+    /// `dx[i] = y[i] · (dy[i] - Σ_j dy[j] · y[j])`, for y whose rows sum to 1 but for roundings, which
+    /// are made up for.
     ///
     /// # Errors
     /// `Shape` unless y has the shape of dy, and those of [`Tensor::softmax`].

@@ -61,18 +61,24 @@ extern "C" __global__ void __launch_bounds__(256)
     u64 start_of_line = of.start_of(at);
     line.from[0] = from + start_of_line;
     line.from[1] = y + start_of_line;
-    Computed sum = (Computed)0;
-    line.for_each_pack((Computed)0, [&](u64, const Computed (&x)[2][LINE_PACK]) {
+    // The second time of dy without the sum: `rest` of `backward` on the processor.
+    Computed sum = (Computed)0, rest = (Computed)0;
+#pragma unroll 1
+    for (u32 time = 0; time < (is_log != 0 ? 1 : 2); time++) {
+      Computed part = (Computed)0;
+      line.for_each_pack((Computed)0, [&](u64, const Computed (&x)[2][LINE_PACK]) {
 #pragma unroll
-      for (u32 k = 0; k < LINE_PACK; k++) sum += is_log != 0 ? x[0][k] : x[0][k] * x[1][k];
-    });
-    sum = group.join<Sum>(sum, scratch);
+        for (u32 k = 0; k < LINE_PACK; k++) part += is_log != 0 ? x[0][k] : (x[0][k] - sum) * x[1][k];
+      });
+      part = group.join<Sum>(part, scratch);
+      (time == 0 ? sum : rest) = part;
+    }
     line.for_each_pack((Computed)0, [&](u64 start, const Computed (&x)[2][LINE_PACK]) {
       Computed dx[LINE_PACK];
 #pragma unroll
       for (u32 k = 0; k < LINE_PACK; k++) {
         Computed dy = x[0][k], y = x[1][k];
-        dx[k] = is_log != 0 ? dy - exp(y) * sum : y * (dy - sum);
+        dx[k] = is_log != 0 ? dy - exp(y) * sum : y * (dy - sum - rest);
       }
       line.put(to + start_of_line, start, dx);
     });
