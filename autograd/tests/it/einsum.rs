@@ -58,10 +58,25 @@ fn einsum(device: &Device, equation: &str, shapes: &[&[usize]]) -> Result<Tensor
     Var::einsum(equation, operands.collect()).map(Var::into_value)
 }
 
+/// The sum over all letters that the result does not have, against the plain one.
+fn check_sum(device: &Device, equation: &str, shapes: &[&[usize]]) -> Outcome {
+    let y = einsum(device, equation, shapes)?;
+    let known: Vec<(Vec<usize>, Vec<f64>)> = operands(device, shapes)
+        .into_iter()
+        .map(|(x, numbers)| (x.shape().to_vec(), numbers))
+        .collect();
+    let (shape, expected) = naive(equation, &known);
+    assert_eq!(y.shape().to_vec(), shape, "{equation}");
+    for (found, expected) in y.contiguous()?.to_vec::<f64>()?.iter().zip(&expected) {
+        assert!((found - expected).abs() < 1e-14, "{equation}: {found}, not {expected}");
+    }
+    Ok(())
+}
+
 #[test]
 fn einsum_is_the_sum_over_all_letters() -> Outcome {
     let device = cpu();
-    let cases: [(&str, &[&[usize]]); 20] = [
+    let cases: [(&str, &[&[usize]]); 17] = [
         ("ij,jk->ik", &[&[2, 3], &[3, 4]]),
         ("ij,jk->ki", &[&[2, 3], &[3, 4]]),
         ("bij,bjk->bik", &[&[2, 3, 4], &[2, 4, 2]]),
@@ -80,24 +95,19 @@ fn einsum_is_the_sum_over_all_letters() -> Outcome {
         // One element is stretched; a letter of one operand alone is summed before the product.
         ("ij,ij->ij", &[&[1, 3], &[4, 3]]),
         ("ijk,kl->jl", &[&[3, 2, 1], &[5, 2]]),
-        // Nothing of something: sums of no products are zeros.
+    ];
+    cases.into_iter().try_for_each(|(equation, shapes)| check_sum(&device, equation, shapes))
+}
+
+#[test]
+fn einsum_of_nothing_is_zeros() -> Outcome {
+    let device = cpu();
+    let cases: [(&str, &[&[usize]]); 3] = [
         ("bij,bjk->ik", &[&[2, 0, 3], &[2, 3, 4]]),
         ("ij,jk->ik", &[&[2, 0], &[0, 3]]),
         ("ij,ij->ij", &[&[1, 3], &[0, 3]]),
     ];
-    for (equation, shapes) in cases {
-        let y = einsum(&device, equation, shapes)?;
-        let known: Vec<(Vec<usize>, Vec<f64>)> = operands(&device, shapes)
-            .into_iter()
-            .map(|(x, numbers)| (x.shape().to_vec(), numbers))
-            .collect();
-        let (shape, expected) = naive(equation, &known);
-        assert_eq!(y.shape().to_vec(), shape, "{equation}");
-        for (found, expected) in y.contiguous()?.to_vec::<f64>()?.iter().zip(&expected) {
-            assert!((found - expected).abs() < 1e-14, "{equation}: {found}, not {expected}");
-        }
-    }
-    Ok(())
+    cases.into_iter().try_for_each(|(equation, shapes)| check_sum(&device, equation, shapes))
 }
 
 #[test]

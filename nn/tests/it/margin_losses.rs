@@ -1,6 +1,6 @@
 //! Likelihoods, margins and distances: values from the definition, gradients from differences.
 
-use lowtide_autograd::{Pass, Var};
+use lowtide_autograd::{Attempt, LeafId, Pass, Var};
 use lowtide_nn::{
     CrossEntropyOptions, CtcOptions, GaussianNllOptions, InstanceNorm1d, InstanceNorm2d,
     LocalResponseOptions, Module, MultiMarginOptions, NllOptions, NnError, NnResult as Result,
@@ -10,7 +10,7 @@ use lowtide_nn::{
 };
 use lowtide_tensor::{DType, Device, Tensor};
 
-use crate::common::{Outcome, cpu, values};
+use crate::common::{KEY, Outcome, cpu, values};
 
 const ROWS: usize = 4;
 const COLS: usize = 3;
@@ -290,6 +290,26 @@ fn distances_are_their_formulas() -> Outcome {
     let similar = cosine_similarity(zeros.clone(), zeros.clone(), 1, 1e-8)?;
     assert_eq!(at(similar.value()), [0.0; 2]);
     assert_eq!(at(normalize(zeros, 2.0, 1, 1e-12)?.value()), [0.0; 2 * COLS]);
+    Ok(())
+}
+
+/// The rounding of a norm alone would be that of the quotient.
+#[test]
+fn cosine_similarity_of_half_types_rounds_once() -> Outcome {
+    let run = |dtype: DType| -> Result<Vec<Vec<f64>>> {
+        let (attempt, leaves) = (Attempt::new(), [LeafId::new(), LeafId::new()]);
+        let pass = Pass::train(KEY, &attempt);
+        let of = |name: &str| matrix(name).to_dtype(DType::BF16)?.to_dtype(dtype);
+        let (a, b) = (pass.leaf(leaves[0], &of("a")?)?, pass.leaf(leaves[1], &of("b")?)?);
+        let y = cosine_similarity(a, b, 1, 1e-8)?;
+        let mut found = vec![y.value().clone()];
+        pass.backward(y.sum_all()?)?;
+        let gradients = attempt.into_gradients();
+        found.extend(leaves.map(|leaf| gradients.get(leaf).expect("it has one").clone()));
+        let rounded = |x: Tensor| Ok(at(&x.to_dtype(DType::BF16)?.to_dtype(DType::F64)?));
+        found.into_iter().map(rounded).collect()
+    };
+    assert_eq!(run(DType::BF16)?, run(DType::F32)?);
     Ok(())
 }
 

@@ -41,6 +41,26 @@ fn softmax_and_its_gradients_are_those_of_the_processor_in_every_type() {
     });
 }
 
+/// Where one y is nearly 1, its dy and the sum of products cancel; dy is so large that dx is near
+/// 1.
+#[test]
+fn gradients_of_rows_that_one_element_fills_are_those_of_the_processor() {
+    let Some(gpu) = Gpu::take() else { return };
+    let device = gpu.device();
+    gpu.in_every_order(|| {
+        for (dtype, tolerance) in each_float([4e-6, 1e-14]) {
+            let of = |row: [f32; 4]| {
+                Tensor::from_slice(&cpu(), [1, 4], &row).unwrap().to_dtype(dtype).unwrap()
+            };
+            let (x, dy) = (of([10.0, 0.0, -3.0, -0.5]), of([5.51e4, 3.13e4, -1.07e4, 2.23e4]));
+            assert_alike(&device, &format!("{dtype}"), &[&x, &dy], tolerance, |operands| {
+                let [x, dy] = operands else { unreachable!("as given") };
+                Ok(vec![dy.softmax_backward(&x.softmax(1)?, 1)?])
+            });
+        }
+    });
+}
+
 #[test]
 fn rows_that_are_not_finite_give_what_the_processor_gives() {
     let Some(gpu) = Gpu::take() else { return };

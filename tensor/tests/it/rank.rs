@@ -447,6 +447,14 @@ fn covariances_of_half_types_are_those_in_f32_rounded_once() {
     assert_same(&dx, &rounded(wide(&c).cov_backward(&wide(&x), options).unwrap()));
 }
 
+/// 128.4375 is 128 in bf16, and seven of them 896 instead of 900.
+#[test]
+fn distances_of_half_types_take_their_difference_in_f32() {
+    let of = |value: f64| upload(shared(), &Array::new(&[7], vec![value; 7]), DType::BF16);
+    let distance = of(128.0).dist(&of(-0.4375), 1.0).unwrap();
+    assert_eq!(download(&distance).values, [900.0]);
+}
+
 #[test]
 fn covariances_count_observations_by_their_weights() {
     let (x, twin) = sample(&[3, 6], Style::Narrowed, DType::F64, 1);

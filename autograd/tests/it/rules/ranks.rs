@@ -94,12 +94,17 @@ pub(super) fn statistics(cases: &mut Cases) {
 #[test]
 fn gradients_of_half_types_do_not_follow_the_rounding_of_results() -> Outcome {
     type Rule = fn(Var) -> Result<Var>;
-    let rules: [(&str, Rule); 5] = [
+    let rules: [(&str, Rule); 6] = [
         ("logcumsumexp", |x| x.logcumsumexp(0)),
         ("norm 2", |x| x.norm(&[0], 2.0)),
         ("norm 2.5", |x| x.norm(&[0], 2.5)),
         ("norm inf", |x| x.norm(&[0], f64::INFINITY)),
         ("renorm", |x| x.reshape([1, 5])?.renorm(2.5, 0, 3.0)),
+        ("dist", |x| {
+            let other = Tensor::from_slice(x.value().device(), [1], &[-0.21875_f32])?;
+            let other = x.pass().constant(other.to_dtype(x.value().dtype())?);
+            x.dist(other, 2.5)
+        }),
     ];
     let x = Tensor::from_slice(&cpu(), [5], &[100.0_f32, 100.5, 99.0, 101.0, 60.0])?;
     for (name, rule) in rules {

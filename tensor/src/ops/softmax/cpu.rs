@@ -123,9 +123,9 @@ fn forward_log<E: Element, T: SimdFloat, F: Fused, const W: usize>(
     }
 }
 
-/// `dx = y · (dy - sum - rest)`, where `sum = Σ dy·y` and `rest = Σ y·(dy - sum)`. Exactly, the rest
-/// is 0. Where one y is nearly 1, its dy and the sum cancel, and what the roundings of y and of the
-/// sum leave would be as large as dx.
+/// `dx = y · (dy - sum - rest)`, where `sum = Σ dy·y` and `rest = Σ y·(dy - sum)`, which is 0 but
+/// for roundings. Where one y is nearly 1, its dy and the sum cancel, and those roundings would be
+/// as large as dx.
 #[inline(always)]
 fn backward<E: Element, T: SimdFloat, const W: usize>(
     lines: &Lines,

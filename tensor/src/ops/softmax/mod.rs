@@ -193,8 +193,8 @@ impl Tensor {
     }
 
     /// The gradient of x through `y = x.softmax(axis)`, for `self = dy`:
-    /// `dx[i] = y[i] · (dy[i] - Σ_j dy[j] · y[j])`, for y whose rows sum to 1 but for roundings, which
-    /// are made up for.
+    /// `dx[i] = y[i] · (dy[i] - Σ_j dy[j] · y[j])`, for rows of y that sum to 1 but for roundings,
+    /// which are made up for.
     ///
     /// # Errors
     /// `Shape` unless y has the shape of dy, and those of [`Tensor::softmax`].

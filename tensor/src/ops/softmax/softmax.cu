@@ -68,7 +68,9 @@ extern "C" __global__ void __launch_bounds__(256)
       Computed part = (Computed)0;
       line.for_each_pack((Computed)0, [&](u64, const Computed (&x)[2][LINE_PACK]) {
 #pragma unroll
-        for (u32 k = 0; k < LINE_PACK; k++) part += is_log != 0 ? x[0][k] : (x[0][k] - sum) * x[1][k];
+        for (u32 k = 0; k < LINE_PACK; k++) {
+          part += is_log != 0 ? x[0][k] : (x[0][k] - sum) * x[1][k];
+        }
       });
       part = group.join<Sum>(part, scratch);
       (time == 0 ? sum : rest) = part;
