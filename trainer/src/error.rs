@@ -11,6 +11,7 @@ use lowtide_autograd::{AutogradError, Coupling, Foreign, Role};
 use lowtide_data::DataError;
 use lowtide_nn::NnError;
 use lowtide_pretrained::PretrainedError;
+use lowtide_ranks::RanksError;
 use lowtide_tensor::TensorError;
 use thiserror::Error;
 
@@ -71,6 +72,9 @@ pub enum TrainError {
     /// row were skipped because of that.
     #[error(transparent)]
     NotFinite(#[from] Box<NotFinite>),
+    /// Another rank failed, or the ranks are no longer together.
+    #[error(transparent)]
+    Ranks(RanksError),
     /// A file of the run could not be read or written.
     #[error("{}: {source}", path.display())]
     File {
@@ -129,6 +133,15 @@ impl From<PretrainedError> for TrainError {
         match error {
             PretrainedError::Nn(error) => TrainError::Nn(error),
             error => TrainError::Pretrained(error),
+        }
+    }
+}
+
+impl From<RanksError> for TrainError {
+    fn from(error: RanksError) -> Self {
+        match error {
+            RanksError::Tensor(error) => error.into(),
+            error => TrainError::Ranks(error),
         }
     }
 }

@@ -48,6 +48,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// stay, and the next call goes on after them. `Torn` if the device failed while a step was
     /// written, and after that until an earlier state is restored.
     pub fn run(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
+        let score = self.run_alone(fit, observers);
+        self.told(score)
+    }
+
+    /// [`Trainer::run`], of whose failure the other ranks do not hear yet.
+    fn run_alone(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
         fit.check()?;
         let planned_for = PlannedFor::new(&self.device, fit, self.begin_of(fit));
         let is_planned =
@@ -101,18 +107,19 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                     Every::Steps(every) => is_multiple(self.step, every),
                 };
                 report.is_evaluated = is_due || self.step == end.step;
-                let wants_to_stop =
-                    ask(observers, |observer| observer.on_step(&report, &mut *self))? == Flow::Stop;
+                let flow = ask(observers, |observer| observer.on_step(&report, &mut *self))?;
+                let wants_to_stop = self.flow_of_all(flow)? == Flow::Stop;
                 let is_last = wants_to_stop || self.step == end.step;
                 if is_last || is_due {
                     let is_told = report.is_evaluated;
                     let report = self.evaluate_sets(fit, number, ends_epoch)?;
                     score = report.scores.first().map_or_else(Score::default, |(_, s)| s.clone());
-                    if is_told
-                        && ask(observers, |observer| observer.on_evaluation(&report, &mut *self))?
-                            == Flow::Stop
-                    {
-                        break 'run;
+                    if is_told {
+                        let flow =
+                            ask(observers, |observer| observer.on_evaluation(&report, &mut *self))?;
+                        if self.flow_of_all(flow)? == Flow::Stop {
+                            break 'run;
+                        }
                     }
                 }
                 if is_last {

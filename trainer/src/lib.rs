@@ -3,6 +3,7 @@
 #![cfg_attr(not(feature = "command"), allow(dead_code, reason = "what only the command uses"))]
 
 mod admission;
+mod agreement;
 mod calibration;
 mod checkpoint;
 mod checkpoint_folder;
@@ -54,6 +55,7 @@ pub use lowtide_amp as amp;
 pub use lowtide_autograd as autograd;
 pub use lowtide_data as data;
 pub use lowtide_nn as nn;
+pub use lowtide_ranks as ranks;
 pub use lowtide_tensor as tensor;
 
 pub use calibration::measure_rates;

@@ -1,8 +1,10 @@
 //! What a trainer leaves open.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lowtide_amp::LossScaler;
+use lowtide_ranks::Collectives;
 use lowtide_tensor::Device;
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +40,13 @@ pub struct Options {
     /// A device whose memory, up to its capacity, plans may use for what blocks keep for backward:
     /// the processor's, for a training on an NVIDIA device. Beside that device's own memory.
     pub offload: Option<Device>,
+    /// The ranks that train this together: each on a device of its own, with its share of every
+    /// batch, as [`Sharded::in_blocks`](lowtide_data::Sharded::in_blocks) gives it, and the same
+    /// seed. The update is that of all samples; running statistics are the means of all ranks.
+    /// Where each rank takes its share in one part, and no samples are coupled, two ranks have the
+    /// bits of one that splits the batch in two. Ranks have to wait longer for each other than
+    /// [`Options::wait`]. Each evaluates, observes and saves for itself; updates are not fused.
+    pub ranks: Option<Arc<dyn Collectives>>,
 }
 
 /// What becomes of a step whose loss or gradients are infinite or NaN. Where losses are scaled, a
@@ -78,6 +87,7 @@ impl Default for Options {
             wait: Duration::ZERO,
             non_finite: NonFinite::Stop,
             offload: None,
+            ranks: None,
         }
     }
 }

@@ -8,6 +8,7 @@ use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Assumption, Device, RandomKey, TensorError};
 use serde::{Deserialize, Serialize};
 
+use crate::agreement::mirrored;
 use crate::error::{Result, TrainError};
 use crate::evaluation::{score_parts, with_averages};
 use crate::knobs::Knobs;
@@ -177,6 +178,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             bytes => device.copy_ahead(bytes)?,
         };
         let mut scaler = self.scaler.clone();
+        let ranks = mirrored(self.options.ranks.as_deref());
         let (mut coupling, mut repeated_seconds, mut step_seconds) = (None, 0.0, 0.0_f64);
         let mut rehearsed = Vec::with_capacity(events.len());
         for event in events {
@@ -197,6 +199,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                         on_enqueued: &mut || Ok(()),
                         repeated_seconds: Some(&mut repeated_seconds),
                         promised_bytes: None,
+                        ranks: ranks.as_deref(),
                     };
                     let outcome = step.run(batch, knobs)?;
                     coupling = coupling.or(outcome.coupling);

@@ -12,13 +12,14 @@ use std::sync::Arc;
 
 use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_amp::{AmpError, LossScaler};
-use lowtide_autograd::{Attempt, Coupling, Gradients, Pass, Turn, Var};
+use lowtide_autograd::{Attempt, BufferUpdates, Coupling, Gradients, Pass, Turn, Var};
 use lowtide_data::BatchView;
-use lowtide_nn::optim::{OneModel, Optimizer, Stateful, shorten};
+use lowtide_nn::optim::{OneModel, Optimizer, Stateful, Update, shorten};
 use lowtide_nn::{Loss, Parameters, check_buffers, commit_buffers};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::admission::is_packed;
+use crate::agreement::{Ranks, add_up, agree, counted_together};
 use crate::error::{Result, TrainError};
 use crate::knobs::{Knobs, reset_policies, set_policies};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
@@ -51,6 +52,8 @@ pub(crate) struct Step<'a, T, O> {
     pub(crate) repeated_seconds: Option<&'a mut f64>,
     /// What may be reserved until the end of a fused update; `None` in a rehearsal.
     pub(crate) promised_bytes: Option<usize>,
+    /// Those that have the other shares of the batch.
+    pub(crate) ranks: Ranks<'a>,
 }
 
 /// What a step did.
@@ -95,6 +98,8 @@ pub(crate) struct TurnOutcome {
 /// What the turns of a step have in common.
 pub(crate) struct Goal<'a> {
     pub(crate) batch: &'a BatchView<'a>,
+    /// Samples of the logical batch before these, on other ranks.
+    samples_before: usize,
     knobs: Knobs,
     /// What each term of the loss is divided by.
     counts: &'a [f64],
@@ -135,7 +140,8 @@ impl<T: Task> Forward<'_, T> {
         part: Range<usize>,
     ) -> Result<(Pass, Var)> {
         (self.on_phase)("forward");
-        let pass = training_pass(self.key, attempt, turn, part.start, self.device);
+        let pass =
+            training_pass(self.key, attempt, turn, goal.samples_before + part.start, self.device);
         let mut pass = with_precision(pass, self.options.precision);
         if goal.knobs.cheap_recomputed {
             pass = pass.with_cheap_recomputed();
@@ -168,11 +174,13 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
 
     fn take_turns(&mut self, batch: &BatchView<'_>, knobs: Knobs) -> Result<StepOutcome> {
         // BEGIN
-        let counts = self.task.counts(batch)?;
+        let own = agree(self.ranks, self.task.counts(batch))?;
+        let counts = counted_together(self.ranks, own)?;
+        let samples_before = self.ranks.map_or(0, |ranks| ranks.rank().index * batch.len());
         // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
         let count = counts.iter().copied().find(|&count| count > 0.0).unwrap_or(0.0);
         let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
-        let goal = Goal { batch, knobs, counts: &counts, count, seed };
+        let goal = Goal { batch, samples_before, knobs, counts: &counts, count, seed };
         let mut turns = turns_of(self.task)?.into_iter().peekable();
         let (mut outcome, mut undo) = (StepOutcome::default(), Vec::new());
         let scaler = self.scaler.clone();
@@ -222,12 +230,16 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         // COMPUTE
         let frozen = Frozen::new(self.task, self.optimizer);
         let attempt = Attempt::new();
-        let (loss_sum, coupling) = self.compute(&attempt, goal, turn, goal.part_count())?;
-        if is_last {
-            (self.on_enqueued)()?;
-        }
+        let computed = self.compute(&attempt, goal, turn, goal.part_count());
+        let computed = computed.and_then(|computed| match is_last {
+            true => (self.on_enqueued)().map(|()| computed),
+            false => Ok(computed),
+        });
+        let (mut loss_sum, coupling) = agree(self.ranks, computed)?;
         let (mut gradients, buffers) = attempt.into_parts();
-        let found = self.read(turn, &loss_sum, &mut gradients)?;
+        add_up(self.ranks, &mut loss_sum, &mut gradients, &buffers)?;
+        let found = self.read(turn, &loss_sum, &mut gradients);
+        let found = agree(self.ranks, found)?;
         let Found { loss_sum, gradient_norm, not_finite } = found;
         let loss = loss_sum / goal.count;
 
@@ -236,23 +248,14 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         if let Some(what) = not_finite {
             return self.without_update(what, loss, coupling);
         }
-        if let Some((norm, max)) = gradient_norm.zip(self.norm_max()) {
-            shorten(&mut gradients, norm, max)?;
-        }
-        let optimizer = optimizer_of(self.optimizer, turn.map(Turn::model))?;
-        if let (Some(turn), false) = (turn, is_last) {
-            let parameters = self.task.parameters();
-            undo.push(Undo::new(self.device, turn, parameters, optimizer, &buffers)?);
-        }
-        let update = match turn {
-            Some(turn) => {
-                let parameters = self.task.parameters();
-                optimizer.prepare(&mut OneModel { parameters, model: turn.model() }, gradients)?
-            }
-            None => optimizer.prepare(self.task.parameters(), gradients)?,
-        };
-        drop(frozen);
-        check_buffers(self.task.parameters(), &buffers)?;
+        let clip = gradient_norm.zip(self.norm_max());
+        let clipped = clip.map_or(Ok(()), |(norm, max)| shorten(&mut gradients, norm, max));
+        let undo = (!is_last).then_some(undo);
+        let preparation = Preparation { device: self.device, task: &mut *self.task, turn, undo };
+        let update = clipped
+            .map_err(TrainError::from)
+            .and_then(|()| preparation.update(&mut *self.optimizer, gradients, &buffers, frozen));
+        let update = agree(self.ranks, update)?;
 
         // COMMIT
         let _seal = self.device.allocator().seal();
@@ -370,6 +373,41 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
             reading.look()?;
         }
         Ok(reading.found)
+    }
+}
+
+/// PREPARE of a turn.
+struct Preparation<'a, T> {
+    device: &'a Device,
+    task: &'a mut T,
+    turn: Option<&'a Turn>,
+    /// What is about to be written is added here, if other turns follow.
+    undo: Option<&'a mut Vec<Undo>>,
+}
+
+impl<T: Task> Preparation<'_, T> {
+    fn update<'o>(
+        self,
+        optimizer: &'o mut dyn Stateful,
+        gradients: Gradients,
+        buffers: &BufferUpdates,
+        frozen: Frozen,
+    ) -> Result<Update<'o>> {
+        let optimizer = optimizer_of(optimizer, self.turn.map(Turn::model))?;
+        let parameters = self.task.parameters();
+        if let Some((turn, undo)) = self.turn.zip(self.undo) {
+            undo.push(Undo::new(self.device, turn, parameters, optimizer, buffers)?);
+        }
+        let update = match self.turn {
+            Some(turn) => {
+                let mut own = OneModel { parameters: &mut *parameters, model: turn.model() };
+                optimizer.prepare(&mut own, gradients)?
+            }
+            None => optimizer.prepare(&mut *parameters, gradients)?,
+        };
+        drop(frozen);
+        check_buffers(parameters, buffers)?;
+        Ok(update)
     }
 }
 

@@ -11,6 +11,7 @@ use lowtide_nn::{NnError, Parameters};
 use lowtide_tensor::{Device, DeviceKind, RandomKey};
 
 use crate::admission::Admitted;
+use crate::agreement::is_of_another;
 use crate::error::{Result, TrainError};
 use crate::fused::Proofs;
 use crate::knobs::Knobs;
@@ -109,6 +110,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.proofs = Proofs::default();
         self.admitted = Admitted::default();
         &mut self.task
+    }
+
+    /// What was left open, as it was decided.
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     /// What updates the parameters.
@@ -336,7 +342,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             let splitting = self.splitting();
             self.plan_by(&events, None, |search| search.find(len, len, splitting))?;
         }
-        self.train_step(batch, self.epoch + 1, &mut Upcoming::default(), &mut [])
+        let report = self.train_step(batch, self.epoch + 1, &mut Upcoming::default(), &mut []);
+        self.told(report)
     }
 
     /// One logical batch: attempts until one commits, then the bookkeeping of a new step.
@@ -359,6 +366,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                     self.knobs = knobs;
                     return Err(self.explained(*error, &batch.view()));
                 }
+                // It has rolled back, too: what it does next is for itself to find out.
+                Err(error) if is_of_another(&error) => {}
                 Err(error) => {
                     // The same bits need less memory without it.
                     upcoming.give_up();
@@ -467,6 +476,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             },
             repeated_seconds: None,
             promised_bytes,
+            ranks: self.options.ranks.as_deref(),
             on_enqueued: &mut || Ok(upcoming.copy_next(knobs.micro_batch)?),
         };
         let outcome = transaction.run(batch, knobs);

@@ -14,14 +14,16 @@ pub enum Remainder {
 }
 
 /// Every `rank_count`-th sample of another sampler's order, so that the ranks together visit it in
-/// rounds. All ranks have the same number of samples, and must have the same seed. Their batches
-/// number `i` together are one batch of the order, `rank_count` times as large.
+/// rounds, or [a run of each batch](Sharded::in_blocks). All ranks have the same number of samples,
+/// and must have the same seed. Their batches number `i` together are one batch of the order,
+/// `rank_count` times as large.
 #[derive(Debug, Clone)]
 pub struct Sharded<S> {
     sampler: S,
     rank: usize,
     rank_count: usize,
     remainder: Remainder,
+    in_blocks: bool,
 }
 
 impl<S: Sampler> Sharded<S> {
@@ -38,7 +40,14 @@ impl<S: Sampler> Sharded<S> {
         if rank >= rank_count {
             return Err(DataError::InvalidOption { option: "rank", value: rank });
         }
-        Ok(Self { sampler, rank, rank_count, remainder })
+        Ok(Self { sampler, rank, rank_count, remainder, in_blocks: false })
+    }
+
+    /// The same with the samples of a rank one after the other: of each batch of all ranks the
+    /// first rank has the first samples, and so on, as it is cut for one rank that splits it.
+    #[must_use]
+    pub fn in_blocks(self) -> Self {
+        Self { in_blocks: true, ..self }
     }
 }
 
@@ -54,21 +63,37 @@ impl<S: Sampler> Sampler for Sharded<S> {
     fn order(&self, key: EpochKey, len: usize) -> Box<dyn Order> {
         let batch_size = key.batch_size.saturating_mul(self.rank_count);
         let order = self.sampler.order(EpochKey { batch_size, ..key }, len);
-        // The loader has asked before, so this is no error.
+        // The loader has asked before, so these are no errors.
         let order_len = self.sampler.samples_per_epoch(len).unwrap_or(len);
-        Box::new(Shard { order, order_len, rank: self.rank, rank_count: self.rank_count })
+        let own_len = self.samples_per_epoch(len).unwrap_or(len);
+        let block = self.in_blocks.then_some(key.batch_size);
+        let &Self { rank, rank_count, .. } = self;
+        Box::new(Shard { order, order_len, own_len, rank, rank_count, block })
     }
 }
 
 struct Shard {
     order: Box<dyn Order>,
     order_len: usize,
+    /// Samples that this rank visits.
+    own_len: usize,
     rank: usize,
     rank_count: usize,
+    /// Samples of a rank that follow each other, in a full batch.
+    block: Option<usize>,
 }
 
 impl Order for Shard {
     fn sample(&self, position: usize) -> usize {
-        self.order.sample((position * self.rank_count + self.rank) % self.order_len)
+        let place = match self.block {
+            None => position * self.rank_count + self.rank,
+            Some(block) => {
+                let first = position - position % block;
+                // The last batch may be smaller, on all ranks alike.
+                let block = block.min(self.own_len - first);
+                first * self.rank_count + self.rank * block + (position - first)
+            }
+        };
+        self.order.sample(place % self.order_len)
     }
 }

@@ -201,6 +201,27 @@ fn shards_together_are_the_whole_order_in_rounds() {
     ));
 }
 
+/// The last batch, too, which may be smaller.
+#[test]
+fn shards_in_blocks_are_the_parts_of_each_batch_of_the_order() {
+    for len in [0, 12, 13, 20, 31] {
+        for rank_count in [1, 2, 3] {
+            let shard = |rank| {
+                let shard = Sharded::new(Shuffled, rank, rank_count, Remainder::Drop).unwrap();
+                order(&shard.in_blocks(), len, 2)
+            };
+            let shards: Vec<Vec<usize>> = (0..rank_count).map(shard).collect();
+            let mut together = Vec::new();
+            for batch in 0..shards[0].len().div_ceil(4) {
+                let parts = shards.iter().filter_map(|shard| shard.chunks(4).nth(batch));
+                together.extend(parts.flatten().copied());
+            }
+            let whole = order(&Shuffled, len, 2);
+            assert_eq!(together, whole[..len / rank_count * rank_count], "{len}, {rank_count}");
+        }
+    }
+}
+
 #[test]
 fn batches_of_all_ranks_are_one_bucket() {
     let lengths: Vec<u32> = (0..64).map(|index| index * 37 % 64).collect();

@@ -52,8 +52,8 @@ pub(crate) struct Search<'a, T, O> {
     budget_bytes: usize,
     /// Blocks that may be recomputed.
     block_count: usize,
-    /// Whether the update may be fused: of one model, by an optimizer that can, from an allocator
-    /// that promises.
+    /// Whether the update may be fused: of one model, on one rank, by an optimizer that can, from
+    /// an allocator that promises.
     can_fuse: bool,
     /// What was rehearsed, in that order.
     tried: Vec<Candidate>,
@@ -74,9 +74,9 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         budget_bytes: usize,
     ) -> Self {
         let block_count = block_count(inputs.task.clone().parameters());
-        let RunInputs { device, task, optimizer, .. } = inputs;
-        let can_promise = device.allocator().can_promise();
-        let can_fuse = task.turns().is_empty() && optimizer.can_fuse() && can_promise;
+        let RunInputs { device, task, optimizer, options, .. } = inputs;
+        let is_one = task.turns().is_empty() && options.ranks.is_none();
+        let can_fuse = is_one && optimizer.can_fuse() && device.allocator().can_promise();
         let (tried, forecasts) = (Vec::new(), Forecasts::default());
         Search { inputs, events, budget_bytes, block_count, can_fuse, tried, forecasts }
     }

@@ -37,7 +37,16 @@ pub(crate) fn trainer(
     run: &Run,
     middle: Middle,
 ) -> Trainer<Net, Box<dyn Stateful>> {
-    let options = Options { seed: run.seed, ..Options::default() };
+    trainer_with(device, run, middle, Options::default())
+}
+
+pub(crate) fn trainer_with(
+    device: &Device,
+    run: &Run,
+    middle: Middle,
+    options: Options,
+) -> Trainer<Net, Box<dyn Stateful>> {
+    let options = Options { seed: run.seed, ..options };
     Trainer::new(device, net(device, run, middle), run.kind.build(0.01), options)
 }
 

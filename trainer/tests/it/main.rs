@@ -32,6 +32,7 @@ mod preference;
 mod prelude;
 mod pressure;
 mod pretrained;
+mod ranks;
 mod rates;
 mod recipe;
 mod recompute;

@@ -1,0 +1,112 @@
+//! What ranks can do together, whatever connects them.
+
+use std::fmt;
+
+use lowtide_tensor::Tensor;
+
+use crate::error::{RanksError, Result};
+
+/// Which of the ranks this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rank {
+    /// From 0.
+    pub index: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+/// Operations that all ranks call in the same order, each with its own tensors.
+///
+/// Each of them succeeds on all ranks or fails on all. After a failure of one rank (`Failed`, or
+/// the error itself there) and after a `Mismatch` the ranks are still together and may go on; after
+/// any other error none of them gets anything any more. Tensors are contiguous; what a failed
+/// operation was to write holds some of it.
+pub trait Collectives: Send + Sync {
+    /// Which rank this is.
+    fn rank(&self) -> Rank;
+
+    /// What every rank gave, by rank.
+    ///
+    /// # Errors
+    /// `Mismatch`, `Late`, `Lost`, `Aborted`. So for all of them.
+    fn exchange(&self, own: &[u8]) -> Result<Vec<Vec<u8>>>;
+
+    /// The sum over the ranks in place of x. It is taken along a tree: of the first ranks, as many
+    /// as the largest power of two below their count, and of the others, and so on in each part.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::exchange`], `Tensor` for a tensor that is not contiguous or for a
+    /// lack of memory, `Failed` on the others then.
+    fn all_reduce(&self, x: &mut Tensor) -> Result<()>;
+
+    /// This rank's part of the sum over the ranks, which is taken as in
+    /// [`Collectives::all_reduce`].
+    ///
+    /// # Shapes
+    /// `from: [ranks · n], to: [n]` elements in row-major order.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::all_reduce`].
+    fn reduce_scatter(&self, from: &Tensor, to: &mut Tensor) -> Result<()>;
+
+    /// The parts of all ranks side by side.
+    ///
+    /// # Shapes
+    /// `from: [n], to: [ranks · n]` elements in row-major order.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::all_reduce`].
+    fn all_gather(&self, from: &Tensor, to: &mut Tensor) -> Result<()>;
+
+    /// What rank `root` has, in place of x.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::all_reduce`]; `NoSuchRank`.
+    fn broadcast(&self, x: &mut Tensor, root: usize) -> Result<()>;
+
+    /// Gives x to rank `to`, and waits until it has it.
+    ///
+    /// # Errors
+    /// `Late`, `Lost`, `Aborted`, `NoSuchRank`; `Failed` if the other rank cannot take it.
+    fn send(&self, x: &Tensor, to: usize) -> Result<()>;
+
+    /// What rank `from` [sends](Collectives::send), in place of x.
+    ///
+    /// # Errors
+    /// `Late`, `Lost`, `Aborted`, `NoSuchRank`, `Tensor`; `Mismatch` if it sends something else.
+    fn receive(&self, x: &mut Tensor, from: usize) -> Result<()>;
+
+    /// Tells the other ranks that this one cannot go on: what they wait for ends with `Aborted`.
+    fn abort(&self, reason: &str);
+
+    /// Waits until all ranks are here.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::exchange`].
+    fn barrier(&self) -> Result<()> {
+        self.exchange(&[]).map(drop)
+    }
+}
+
+/// `Ok` on all ranks if all of them are ready, else `Refused` on all, of the first that is not.
+///
+/// # Errors
+/// `Refused`, and those of [`Collectives::exchange`].
+pub fn vote(ranks: &dyn Collectives, own: std::result::Result<(), &str>) -> Result<()> {
+    // A refusal without a reason is one, too.
+    let own = own.err().map_or(String::new(), |reason| format!("!{reason}"));
+    for (rank, answer) in ranks.exchange(own.as_bytes())?.into_iter().enumerate() {
+        if let Some(reason) = answer.strip_prefix(b"!") {
+            let reason = String::from_utf8_lossy(reason).into_owned();
+            return Err(RanksError::Refused { rank, reason });
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Debug for dyn Collectives + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rank { index, count } = self.rank();
+        write!(f, "rank {index} of {count}")
+    }
+}

@@ -1,0 +1,137 @@
+//! The collectives of ranks that can read each other's tensors.
+//!
+//! A sum goes as in a ring, with as many bytes: each rank sums its part, then copies those of the
+//! others. Unlike in a ring, a part is summed in the order of the tree, on the rank that it belongs
+//! to. A rank needs copies of parts of the others for it, at most one more than the tree is deep.
+
+use std::ops::Range;
+
+use lowtide_allocator::Category;
+use lowtide_tensor::{Device, Tensor, TensorError};
+
+use crate::collectives::Rank;
+use crate::error::{Call, RanksError, Result};
+use crate::meeting::{Meeting, Message, meet_in, settle};
+
+/// What every rank gave, by rank.
+pub(crate) fn exchange(ranks: &impl Meeting, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let call = Call { op: "exchange", elements: None, root: None };
+    let messages = meet_in(ranks, Message { bytes: own.into(), ..Message::of(call) })?;
+    Ok(messages.iter().map(|message| message.bytes.to_vec()).collect())
+}
+
+pub(crate) fn all_reduce(ranks: &impl Meeting, x: &mut Tensor) -> Result<()> {
+    let Rank { index, count } = ranks.rank();
+    let len = x.element_count();
+    let call = Call { op: "all_reduce", elements: Some((x.dtype(), len)), root: None };
+    with_tensors(ranks, call, x.clone(), |all| {
+        let own = part(len, index, count);
+        let sum = sum(&parts(all, own.clone())?, x.device())?;
+        Ok(flat(x)?.narrow(0, own.start, own.len())?.copy_(&sum)?)
+    })?;
+    // The others read what this rank has summed.
+    with_tensors(ranks, call, x.clone(), |all| {
+        for other in (0..count).filter(|&other| other != index) {
+            let theirs = part(len, other, count);
+            copy(&all[other], theirs.clone(), x, theirs.start)?;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) fn reduce_scatter(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Result<()> {
+    let Rank { index, count } = ranks.rank();
+    let (len, own) = (from.element_count(), to.element_count());
+    let call = Call { op: "reduce_scatter", elements: Some((from.dtype(), len)), root: None };
+    with_tensors(ranks, call, from.clone(), |all| {
+        check(call.op, from, to, len == own * count)?;
+        let sum = sum(&parts(all, index * own..(index + 1) * own)?, to.device())?;
+        Ok(flat(to)?.copy_(&sum)?)
+    })
+}
+
+pub(crate) fn all_gather(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Result<()> {
+    let Rank { count, .. } = ranks.rank();
+    let len = from.element_count();
+    let call = Call { op: "all_gather", elements: Some((from.dtype(), len)), root: None };
+    with_tensors(ranks, call, from.clone(), |all| {
+        check(call.op, from, to, to.element_count() == len * count)?;
+        let mut theirs = all.iter().enumerate();
+        theirs.try_for_each(|(rank, theirs)| copy(theirs, 0..len, to, rank * len))
+    })
+}
+
+pub(crate) fn broadcast(ranks: &impl Meeting, x: &mut Tensor, root: usize) -> Result<()> {
+    let Rank { index, count } = ranks.rank();
+    if root >= count {
+        return Err(RanksError::NoSuchRank { rank: root, count });
+    }
+    let len = x.element_count();
+    let call = Call { op: "broadcast", elements: Some((x.dtype(), len)), root: Some(root) };
+    with_tensors(ranks, call, x.clone(), |all| match root == index {
+        true => Ok(()),
+        false => copy(&all[root], 0..len, x, 0),
+    })
+}
+
+/// Does `work` with the tensors of all ranks, which stay as they are until all are done with it.
+fn with_tensors(
+    ranks: &impl Meeting,
+    call: Call,
+    own: Tensor,
+    work: impl FnOnce(&[Tensor]) -> Result<()>,
+) -> Result<()> {
+    let messages = meet_in(ranks, Message { tensor: Some(own), ..Message::of(call) })?;
+    let tensors = messages.iter().map(|message| message.tensor.clone().expect("one of each"));
+    let tensors: Vec<Tensor> = tensors.collect();
+    let own = work(&tensors);
+    // Before the other ranks go on: a step that is rolled back has to find its memory free.
+    drop((tensors, messages));
+    settle(ranks, call, own)
+}
+
+/// The part of `len` elements that a rank sums.
+fn part(len: usize, rank: usize, count: usize) -> Range<usize> {
+    let end_of = |ranks: usize| (len as u128 * ranks as u128 / count as u128) as usize;
+    end_of(rank)..end_of(rank + 1)
+}
+
+fn flat(x: &Tensor) -> Result<Tensor> {
+    Ok(x.view([x.element_count()])?)
+}
+
+fn parts(all: &[Tensor], range: Range<usize>) -> Result<Vec<Tensor>> {
+    all.iter().map(|x| Ok(flat(x)?.narrow(0, range.start, range.len())?)).collect()
+}
+
+/// The sum along the tree of [`Collectives::all_reduce`](crate::Collectives::all_reduce), on
+/// `device`.
+fn sum(terms: &[Tensor], device: &Device) -> Result<Tensor> {
+    let count = terms.len();
+    if count == 1 {
+        return Ok(terms[0].to_device(device, Category::Workspace)?);
+    }
+    let (first, others) = terms.split_at(count.next_power_of_two() / 2);
+    let mut y = sum(first, device)?;
+    y.add_(&sum(others, device)?)?;
+    Ok(y)
+}
+
+/// Copies a range of a tensor of another rank to a place in an own one.
+pub(crate) fn copy(from: &Tensor, range: Range<usize>, to: &Tensor, start: usize) -> Result<()> {
+    let from = flat(from)?.narrow(0, range.start, range.len())?;
+    let from = from.to_device(to.device(), Category::Workspace)?;
+    Ok(flat(to)?.narrow(0, start, range.len())?.copy_(&from)?)
+}
+
+/// # Errors
+/// `DType`, and `Shape` unless `fits`.
+fn check(op: &'static str, from: &Tensor, to: &Tensor, fits: bool) -> Result<()> {
+    if !fits {
+        return Err(TensorError::Shape { op, left: *from.shape(), right: *to.shape() }.into());
+    }
+    if from.dtype() != to.dtype() {
+        return Err(TensorError::DType { op, left: from.dtype(), right: to.dtype() }.into());
+    }
+    Ok(())
+}

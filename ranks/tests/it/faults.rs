@@ -1,0 +1,203 @@
+//! Whatever happens to one rank, all of them hear of it, and nobody hangs.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lowtide_allocator::{Fault, Repeat};
+use lowtide_ranks::{Collectives, RanksError, Result, ThreadRank, vote};
+use lowtide_tensor::{DType, Device, Tensor, TensorError};
+
+use crate::common::{PATIENT, bits, on_ranks, own};
+
+/// With what a rank gives and a place for what it gets.
+type Operation = fn(&ThreadRank, &mut [Tensor; 2]) -> Result<()>;
+
+/// Every collective with tensors, and the elements that a rank gives and gets, of three ranks.
+const OPERATIONS: [(&str, [usize; 2], Operation); 4] = [
+    ("all_reduce", [24, 0], |rank, [x, _]| rank.all_reduce(x)),
+    ("reduce_scatter", [24, 8], |rank, [x, y]| rank.reduce_scatter(x, y)),
+    ("all_gather", [8, 24], |rank, [x, y]| rank.all_gather(x, y)),
+    ("broadcast", [24, 0], |rank, [x, _]| rank.broadcast(x, 1)),
+];
+
+/// Each allocation of a collective fails on one rank: all ranks fail, and all may do it again.
+#[test]
+fn a_collective_without_memory_fails_on_all_ranks_and_can_be_done_again() {
+    for (name, lens, operation) in OPERATIONS {
+        for faulty in 0..3 {
+            let failures = (1..).take_while(|&nth| {
+                let found = on_ranks(3, PATIENT, |rank, device| {
+                    let run = |fault: Option<Fault>| {
+                        let mut tensors = lens.map(|len| own(&rank, &device, len, DType::F32));
+                        fault.into_iter().for_each(|fault| device.allocator().inject_fault(fault));
+                        let result = operation(&rank, &mut tensors);
+                        device.allocator().clear_fault();
+                        result.map(|()| tensors.map(|x| bits(&x)))
+                    };
+                    let calm = run(None).unwrap();
+                    let is_faulty = rank.rank().index == faulty;
+                    let stormy = run(is_faulty.then_some(Fault { nth, repeat: Repeat::Once }));
+                    assert_eq!(run(None).unwrap(), calm, "{name}");
+                    stormy.map(|found| assert_eq!(found, calm, "{name}"))
+                });
+                if found.iter().all(Result::is_ok) {
+                    return false;
+                }
+                for (rank, found) in found.into_iter().enumerate() {
+                    match found.expect_err("of one, so of all") {
+                        RanksError::Tensor(TensorError::Alloc(_)) => assert_eq!(rank, faulty),
+                        RanksError::Failed { rank: other, .. } => {
+                            assert_eq!((other, rank == faulty), (faulty, false));
+                        }
+                        other => panic!("{name}: {other}"),
+                    }
+                }
+                true
+            });
+            // The root of a broadcast takes no memory.
+            assert_eq!(failures.count() == 0, name == "broadcast" && faulty == 1, "{name}");
+        }
+    }
+}
+
+#[test]
+fn another_operation_type_or_size_on_one_rank_is_an_error_on_all() {
+    type Other = fn(&ThreadRank, &Device) -> Result<()>;
+    let others: [(&str, Other); 4] = [
+        ("exchange", |rank, _| rank.barrier()),
+        ("all_reduce of 5 f32", |rank, device| {
+            rank.all_reduce(&mut Tensor::zeros(device, [5], DType::F32)?)
+        }),
+        ("all_reduce of 4 f64", |rank, device| {
+            rank.all_reduce(&mut Tensor::zeros(device, [4], DType::F64)?)
+        }),
+        ("broadcast of 4 f32 from rank 2", |rank, device| {
+            rank.broadcast(&mut Tensor::zeros(device, [4], DType::F32)?, 2)
+        }),
+    ];
+    for (name, other) in others {
+        let found = on_ranks(3, PATIENT, |rank, device| {
+            let found = match rank.rank().index {
+                1 => other(&rank, &device),
+                _ => rank.all_reduce(&mut Tensor::zeros(&device, [4], DType::F32).unwrap()),
+            };
+            // They are still together.
+            vote(&rank, Ok(())).unwrap();
+            found.expect_err("two calls").to_string()
+        });
+        assert_eq!(found[0], format!("rank 1 is in {name}, this one in all_reduce of 4 f32"));
+        assert_eq!(found[1], format!("rank 0 is in all_reduce of 4 f32, this one in {name}"));
+        assert_eq!(found[2], found[0]);
+    }
+}
+
+#[test]
+fn one_vote_against_it_is_the_answer_of_all() {
+    for reasons in [["", "no memory", ""], ["first", "second", ""]] {
+        let found = on_ranks(3, PATIENT, |rank, _| {
+            let own = reasons[rank.rank().index];
+            let refused = vote(&rank, if own.is_empty() { Ok(()) } else { Err(own) });
+            (refused.expect_err("a vote against it").to_string(), vote(&rank, Ok(())).is_ok())
+        });
+        let first = reasons.iter().position(|reason| !reason.is_empty()).unwrap();
+        let expected = format!("rank {first} is not ready: {}", reasons[first]);
+        assert!(found.iter().all(|found| *found == (expected.clone(), true)), "{found:?}");
+    }
+    let found = on_ranks(2, PATIENT, |rank, _| vote(&rank, Err("")).is_err());
+    assert_eq!(found, [true, true], "a vote without a reason counts");
+}
+
+#[test]
+fn who_does_not_come_is_named_when_time_is_up() {
+    let waiting = AtomicUsize::new(2);
+    let found = on_ranks(4, Duration::from_millis(500), |rank, device| {
+        rank.barrier()?;
+        if rank.rank().index % 2 == 1 {
+            // It is there, and busy with something else.
+            while waiting.load(Ordering::Relaxed) > 0 {
+                std::thread::yield_now();
+            }
+            return rank.barrier();
+        }
+        let found = rank.all_reduce(&mut own(&rank, &device, 3, DType::F32));
+        waiting.fetch_sub(1, Ordering::Relaxed);
+        found
+    });
+    for found in found {
+        let found = found.expect_err("nobody gets anything any more").to_string();
+        assert_eq!(found, "all_reduce: ranks 1, 3 did not come within 0.5 s");
+    }
+}
+
+#[test]
+fn a_rank_that_ends_ends_the_others_at_once() {
+    let found = on_ranks(3, PATIENT, |rank, device| match rank.rank().index {
+        1 => None,
+        _ => rank.all_reduce(&mut own(&rank, &device, 3, DType::F32)).err(),
+    });
+    for rank in [0, 2] {
+        assert!(matches!(found[rank], Some(RanksError::Lost { rank: 1 })), "{:?}", found[rank]);
+    }
+}
+
+#[test]
+fn a_rank_that_panics_ends_the_others_at_once() {
+    let found = std::thread::scope(|scope| {
+        let mut ranks = lowtide_ranks::threads(2, PATIENT).into_iter();
+        let (calm, panicking) = (ranks.next().unwrap(), ranks.next().unwrap());
+        let handle = scope.spawn(move || {
+            let _own = panicking;
+            std::panic::resume_unwind(Box::new("a planted panic"));
+        });
+        let found = calm.barrier();
+        assert!(handle.join().is_err());
+        found
+    });
+    assert!(matches!(found, Err(RanksError::Lost { rank: 1 })), "{found:?}");
+}
+
+#[test]
+fn a_rank_that_gives_up_says_why() {
+    let found = on_ranks(3, PATIENT, |rank, _| {
+        if rank.rank().index == 2 {
+            rank.abort("the disk is full");
+        }
+        rank.barrier().expect_err("one gave up").to_string()
+    });
+    assert!(
+        found.iter().all(|found| found == "rank 2 has given up: the disk is full"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn ranks_that_do_not_exist_are_named() {
+    let found = on_ranks(2, PATIENT, |rank, device| {
+        let mut x = own(&rank, &device, 3, DType::F32);
+        let own = rank.rank().index;
+        let found = [
+            rank.send(&x, 2).unwrap_err(),
+            rank.receive(&mut x, own).unwrap_err(),
+            rank.broadcast(&mut x, 5).unwrap_err(),
+        ];
+        rank.barrier().unwrap();
+        found.map(|error| error.to_string())
+    });
+    assert_eq!(found[0], [2, 0, 5].map(|rank| format!("there is no rank {rank} among 2")),);
+}
+
+#[test]
+fn what_is_received_has_to_be_what_is_sent() {
+    let found = on_ranks(2, PATIENT, |rank, device| {
+        let mut x = own(&rank, &device, 3 + rank.rank().index, DType::F32);
+        let found = match rank.rank().index {
+            0 => rank.send(&x, 1),
+            _ => rank.receive(&mut x, 0),
+        };
+        rank.barrier().unwrap();
+        found.unwrap_err().to_string()
+    });
+    let mismatch = "rank 0 is in send of 3 f32, this one in receive of 4 f32";
+    assert_eq!(found[1], mismatch);
+    assert_eq!(found[0], format!("rank 1 failed in receive: {mismatch}"));
+}

@@ -1,0 +1,95 @@
+//! What collectives allocate: on ranks, and on one whose partners are simulated.
+
+use lowtide_ranks::{Collectives, Mirror, Rank, Result};
+use lowtide_tensor::{DType, Device, Tensor};
+
+use crate::common::{PATIENT, on_ranks};
+
+/// Everything once, with tensors of `len` elements a rank.
+fn everything(rank: &dyn Collectives, device: &Device, len: usize) -> Result<()> {
+    let Rank { index, count } = rank.rank();
+    let mut x = Tensor::zeros(device, [len * count], DType::F32)?;
+    let mut part = Tensor::zeros(device, [len], DType::F32)?;
+    rank.all_reduce(&mut x)?;
+    rank.reduce_scatter(&x, &mut part)?;
+    rank.all_gather(&part, &mut x)?;
+    rank.broadcast(&mut x, 0)?;
+    if count > 1 {
+        let pair = index ^ 1;
+        let is_first = index < pair;
+        for sends in [is_first, !is_first] {
+            match sends {
+                true => rank.send(&x, pair)?,
+                false => rank.receive(&mut x, pair)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Requests of the device's allocator, and the most that was reserved.
+fn used(device: &Device) -> (u64, usize) {
+    let allocator = device.allocator();
+    (allocator.request_count(), allocator.statistics().reserved.peak_bytes)
+}
+
+#[test]
+fn a_simulated_rank_alone_allocates_what_one_of_many_does() {
+    for count in [1, 2, 4, 8] {
+        let found = on_ranks(count, PATIENT, |rank, device| {
+            everything(&rank, &device, 3 << 16).unwrap();
+            (used(&device), device.spec())
+        });
+        for (index, (real, spec)) in found.into_iter().enumerate() {
+            let device = Device::sim(spec).unwrap();
+            let rank = Mirror::new(Rank { index, count }).unwrap();
+            everything(&rank, &device, 3 << 16).unwrap();
+            assert_eq!(used(&device), real, "rank {index} of {count}");
+        }
+    }
+}
+
+/// Parts of 1 / n, one for each level of the tree and one more.
+#[test]
+fn a_sum_takes_as_many_parts_as_the_tree_is_deep() {
+    for (count, parts) in [(2, 2), (4, 3), (8, 4)] {
+        let found = on_ranks(count, PATIENT, |rank, device| {
+            let len = 1 << 20;
+            let mut x = Tensor::zeros(&device, [len], DType::F32).unwrap();
+            let allocated = |device: &Device| device.allocator().statistics().allocated;
+            let before = allocated(&device).current_bytes;
+            rank.all_reduce(&mut x).unwrap();
+            (allocated(&device).peak_bytes - before, 4 * len / count)
+        });
+        assert!(found.iter().all(|&(peak, part)| peak == parts * part), "{count}: {found:?}");
+    }
+}
+
+/// Blocks that are live on a rank's device.
+fn live_bytes(device: &Device) -> usize {
+    device.allocator().statistics().allocated.current_bytes
+}
+
+/// A step that is rolled back has to find its memory free, whatever the other ranks are at.
+#[test]
+fn no_rank_holds_a_tensor_of_another_once_a_collective_has_ended() {
+    for _ in 0..20 {
+        let found = on_ranks(4, PATIENT, |rank, device| {
+            everything(&rank, &device, 33).unwrap();
+            live_bytes(&device)
+        });
+        assert_eq!(found, [0; 4]);
+    }
+    type Alone = fn(&dyn Collectives, &mut Tensor) -> Result<()>;
+    let alone: [Alone; 2] = [|rank, x| rank.all_reduce(x), |rank, x| rank.send(x, 1)];
+    for alone in alone {
+        let found = on_ranks(2, PATIENT, |rank, device| {
+            if rank.rank().index == 0 {
+                let mut x = Tensor::zeros(&device, [9], DType::F32).unwrap();
+                alone(&rank, &mut x).expect_err("the other one is gone");
+            }
+            live_bytes(&device)
+        });
+        assert_eq!(found, [0; 2]);
+    }
+}

@@ -1,0 +1,157 @@
+//! What collectives compute, against plain loops.
+
+use lowtide_ranks::{Collectives, RanksError};
+use lowtide_tensor::{DType, Tensor};
+use proptest::prelude::*;
+
+use crate::common::{PATIENT, bits, cpu, numbers, on_ranks, own, tensor};
+
+/// The sum of tensors along the tree.
+fn along_the_tree(terms: &[Tensor]) -> Tensor {
+    if let [one] = terms {
+        return one.clone();
+    }
+    let (mut half, count) = (1, terms.len());
+    while 2 * half < count {
+        half *= 2;
+    }
+    along_the_tree(&terms[..half]).add(&along_the_tree(&terms[half..])).expect("memory")
+}
+
+fn terms(count: usize, len: usize, dtype: DType) -> Vec<Tensor> {
+    let device = cpu();
+    (0..count).map(|rank| tensor(&device, &numbers(rank, len), dtype)).collect()
+}
+
+fn dtypes() -> impl Strategy<Value = DType> {
+    prop::sample::select(vec![DType::F32, DType::F64, DType::BF16, DType::F16])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_rank_has_the_sum_along_the_tree(
+        count in 1_usize..9, len in 0_usize..40, dtype in dtypes(),
+    ) {
+        let expected = bits(&along_the_tree(&terms(count, len, dtype)));
+        let found = on_ranks(count, PATIENT, |rank, device| {
+            let mut x = own(&rank, &device, len, dtype);
+            rank.all_reduce(&mut x).map(|()| bits(&x))
+        });
+        for found in found {
+            prop_assert_eq!(&found.unwrap(), &expected);
+        }
+    }
+
+    #[test]
+    fn a_scattered_sum_gathered_is_the_sum(
+        count in 1_usize..7, part in 0_usize..12, dtype in dtypes(),
+    ) {
+        let len = count * part;
+        let expected = bits(&along_the_tree(&terms(count, len, dtype)));
+        let found = on_ranks(count, PATIENT, |rank, device| {
+            let from = own(&rank, &device, len, dtype);
+            let mut to = Tensor::zeros(&device, [part], dtype)?;
+            let mut all = Tensor::zeros(&device, [len], dtype)?;
+            rank.reduce_scatter(&from, &mut to)?;
+            rank.all_gather(&to, &mut all)?;
+            Ok::<_, RanksError>(bits(&all))
+        });
+        for found in found {
+            prop_assert_eq!(&found.unwrap(), &expected);
+        }
+    }
+}
+
+/// Eight leaves, a power of two of them on each rank.
+#[test]
+fn sums_of_leaves_do_not_depend_on_the_number_of_ranks() {
+    let (leaves, len) = (8, 33);
+    let sum_of = |count: usize| {
+        let found = on_ranks(count, PATIENT, |rank, device| {
+            let each = leaves / count;
+            let first = rank.rank().index * each;
+            let own: Vec<Tensor> = (first..first + each)
+                .map(|leaf| tensor(&device, &numbers(leaf, len), DType::F32))
+                .collect();
+            let mut sum = along_the_tree(&own);
+            rank.all_reduce(&mut sum).map(|()| bits(&sum))
+        });
+        let found: Vec<_> = found.into_iter().map(Result::unwrap).collect();
+        assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "ranks differ");
+        found[0].clone()
+    };
+    let one = sum_of(1);
+    for count in [2, 4, 8] {
+        assert_eq!(sum_of(count), one, "{count} ranks");
+    }
+}
+
+#[test]
+fn the_shape_of_a_sum_is_kept_and_a_part_of_a_tensor_can_be_summed() {
+    let found = on_ranks(3, PATIENT, |rank, device| {
+        let mut whole = own(&rank, &device, 12, DType::F64).reshape([4, 3])?;
+        let mut part = whole.narrow(0, 1, 2)?;
+        rank.all_reduce(&mut part)?;
+        whole.add_scalar_(0.0)?;
+        Ok::<_, RanksError>((whole.shape().to_vec(), whole.to_vec::<f64>()?))
+    });
+    for (rank, found) in found.into_iter().enumerate() {
+        let (shape, values) = found.unwrap();
+        assert_eq!(shape, [4, 3]);
+        let all: Vec<Vec<f64>> = (0..3).map(|rank| numbers(rank, 12)).collect();
+        for (at, value) in values.into_iter().enumerate() {
+            let sum = (all[0][at] + all[1][at]) + all[2][at];
+            assert_eq!(value, if (3..9).contains(&at) { sum } else { all[rank][at] });
+        }
+    }
+}
+
+#[test]
+fn what_the_root_has_is_what_all_have() {
+    for root in 0..3 {
+        let found = on_ranks(3, PATIENT, |rank, device| {
+            let mut x = own(&rank, &device, 5, DType::F32);
+            rank.broadcast(&mut x, root).map(|()| bits(&x))
+        });
+        let expected = bits(&tensor(&cpu(), &numbers(root, 5), DType::F32));
+        assert!(found.into_iter().all(|found| found.unwrap() == expected));
+    }
+}
+
+#[test]
+fn words_come_by_rank_and_as_long_as_they_are() {
+    let found = on_ranks(4, PATIENT, |rank, _| rank.exchange(&vec![7; rank.rank().index]));
+    for found in found {
+        assert_eq!(found.unwrap(), [vec![], vec![7], vec![7; 2], vec![7; 3]]);
+    }
+}
+
+/// Each rank has its number go around, while meetings are under way.
+#[test]
+fn what_is_sent_around_comes_back() {
+    let count = 4;
+    let found = on_ranks(count, PATIENT, |rank, device| {
+        let index = rank.rank().index;
+        let (next, before) = ((index + 1) % count, (index + count - 1) % count);
+        let mut x = own(&rank, &device, 9, DType::F32);
+        for _ in 0..count {
+            // Somebody has to begin to receive.
+            if index == 0 {
+                let mut received = Tensor::zeros(&device, [9], DType::F32)?;
+                rank.receive(&mut received, before)?;
+                rank.send(&x, next)?;
+                x = received;
+            } else {
+                rank.send(&x, next)?;
+                rank.receive(&mut x, before)?;
+            }
+            rank.barrier()?;
+        }
+        Ok::<_, RanksError>(bits(&x))
+    });
+    for (rank, found) in found.into_iter().enumerate() {
+        assert_eq!(found.unwrap(), bits(&tensor(&cpu(), &numbers(rank, 9), DType::F32)));
+    }
+}

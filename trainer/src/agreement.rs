@@ -1,0 +1,124 @@
+//! What the ranks of a training agree on, and what they add up.
+//!
+//! Each rank has a share of the logical batch. It counts, computes and prepares on its own, and
+//! after each of these votes, so that a step is a transaction over all ranks: one that fails before
+//! COMMIT makes all of them roll back. If it can recover it tries again, as the others do; if it
+//! gives up it tells them.
+
+use std::sync::Arc;
+
+use lowtide_autograd::{BufferUpdates, Gradients};
+use lowtide_nn::optim::Stateful;
+use lowtide_ranks::{Collectives, RanksError, vote};
+use lowtide_tensor::Tensor;
+
+use crate::error::{Result, TrainError};
+use crate::observer::Flow;
+use crate::task::Task;
+use crate::trainer::Trainer;
+
+/// The other ranks, if there are any.
+pub(crate) type Ranks<'a> = Option<&'a dyn Collectives>;
+
+/// The own result, if every rank has one.
+///
+/// # Errors
+/// The own error; `Ranks` for that of another rank.
+pub(crate) fn agree<T>(ranks: Ranks<'_>, own: Result<T>) -> Result<T> {
+    let Some(ranks) = ranks else { return own };
+    let problem = own.as_ref().err().map(TrainError::one_line);
+    let verdict = vote(ranks, problem.as_deref().map_or(Ok(()), Err));
+    let value = own?;
+    verdict?;
+    Ok(value)
+}
+
+/// The counts of all ranks together.
+///
+/// # Errors
+/// `Setting` if they count differently many terms of a loss; `Ranks`.
+pub(crate) fn counted_together(ranks: Ranks<'_>, own: Vec<f64>) -> Result<Vec<f64>> {
+    let Some(ranks) = ranks else { return Ok(own) };
+    let words: Vec<u8> = own.iter().flat_map(|count| count.to_le_bytes()).collect();
+    let mut sums = vec![0.0; own.len()];
+    for (rank, words) in ranks.exchange(&words)?.into_iter().enumerate() {
+        let counts = words.chunks_exact(8).map(|word| word.try_into().map(f64::from_le_bytes));
+        let counts: Vec<f64> = counts.map(|count| count.expect("eight bytes")).collect();
+        if counts.len() != own.len() {
+            let problem = format!(
+                "rank {rank} has {} terms of the loss, this one {}",
+                counts.len(),
+                own.len()
+            );
+            return Err(TrainError::Setting { place: "task".to_owned(), problem });
+        }
+        sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+    }
+    Ok(sums)
+}
+
+/// Adds up losses and gradients of all ranks, and takes the mean of buffers of floats.
+///
+/// # Errors
+/// `OutOfMemory` of this rank; `Ranks`.
+pub(crate) fn add_up(
+    ranks: Ranks<'_>,
+    loss_sum: &mut Tensor,
+    gradients: &mut Gradients,
+    buffers: &BufferUpdates,
+) -> Result<()> {
+    let Some(ranks) = ranks else { return Ok(()) };
+    ranks.all_reduce(loss_sum)?;
+    for gradient in gradients.iter_mut() {
+        ranks.all_reduce(gradient)?;
+    }
+    let share = 1.0 / ranks.rank().count as f64;
+    for (_, value) in buffers.iter().filter(|(_, value)| value.dtype().is_float()) {
+        let mut value = value.clone();
+        ranks.all_reduce(&mut value)?;
+        agree(Some(ranks), value.mul_scalar_(share).map_err(TrainError::from))?;
+    }
+    Ok(())
+}
+
+impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
+    pub(crate) fn ranks(&self) -> Ranks<'_> {
+        self.options.ranks.as_deref()
+    }
+
+    /// The result; of one that ends the training here, the other ranks hear.
+    pub(crate) fn told<R>(&self, result: Result<R>) -> Result<R> {
+        if let (Some(ranks), Err(error)) = (self.ranks(), &result) {
+            // What the others have, too, ends nothing that is common.
+            if !matches!(error, TrainError::NotFinite(_) | TrainError::Ranks(_)) {
+                ranks.abort(&error.one_line());
+            }
+        }
+        result
+    }
+
+    /// Whether any rank wants to stop.
+    ///
+    /// # Errors
+    /// `Ranks`.
+    pub(crate) fn flow_of_all(&self, own: Flow) -> Result<Flow> {
+        let Some(ranks) = self.ranks() else { return Ok(own) };
+        let wants_to_stop = ranks.exchange(&[u8::from(own == Flow::Stop)])?;
+        Ok(match wants_to_stop.iter().any(|answer| answer == &[1]) {
+            true => Flow::Stop,
+            false => Flow::Continue,
+        })
+    }
+}
+
+/// Whether another rank failed: it tries again, or ends.
+pub(crate) fn is_of_another(error: &TrainError) -> bool {
+    let TrainError::Ranks(error) = error else { return false };
+    matches!(error, RanksError::Failed { .. } | RanksError::Refused { .. })
+}
+
+/// The ranks of a rehearsal: those that do the same as this one.
+pub(crate) fn mirrored(ranks: Ranks<'_>) -> Option<Arc<dyn Collectives>> {
+    let mirror = lowtide_ranks::Mirror::new(ranks?.rank());
+    Some(Arc::new(mirror.expect("the rank that it is")))
+}

@@ -1,0 +1,241 @@
+//! A training by several ranks: that of one rank with the same batches.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lowtide_allocator::{Fault, Repeat};
+use lowtide_data::{Loader, LoaderOptions, Remainder, Sharded, Shuffled, Subset};
+use lowtide_nn::optim::Stateful;
+use lowtide_ranks::{Collectives, RanksError, threads};
+use lowtide_tensor::Device;
+use lowtide_trainer::{
+    Fit, Flow, Knobs, Observer, Options, Plan, Result, StepReport, TrainError, Trainer, Training,
+};
+
+use crate::buffers::{Middle, Net, trainer_with};
+use crate::common::{KINDS, Run, digits, is_deep};
+
+/// Long enough for what is to come, however busy the machine is.
+const PATIENT: Duration = Duration::from_secs(120);
+
+type OneTrainer = Trainer<Net, Box<dyn Stateful>>;
+
+/// What each of `count` ranks returns, by rank.
+fn on_ranks<R: Send>(count: usize, work: impl Fn(Arc<dyn Collectives>) -> R + Sync) -> Vec<R> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let ranks = threads(count, PATIENT).into_iter();
+        let handles: Vec<_> = ranks.map(|rank| scope.spawn(move || work(Arc::new(rank)))).collect();
+        handles.into_iter().map(|handle| handle.join().expect("no panic")).collect()
+    })
+}
+
+/// The batches of `run`, or this rank's part of them.
+fn loader(run: &Run, ranks: Option<&dyn Collectives>) -> Loader {
+    let (index, count) = ranks.map_or((0, 1), |ranks| (ranks.rank().index, ranks.rank().count));
+    let data =
+        Subset::new(digits(), (0..run.train_len).collect::<Vec<_>>()).expect("there are 1797");
+    let shard = Sharded::new(Shuffled, index, count, Remainder::Drop).expect("a rank").in_blocks();
+    let batch_size = run.batch_size / count;
+    let options = LoaderOptions { batch_size, seed: run.seed, ..Default::default() };
+    Loader::with_sampler(data, shard, options).expect("valid options")
+}
+
+fn trainer(run: &Run, middle: Middle, ranks: Option<Arc<dyn Collectives>>) -> OneTrainer {
+    let options = Options { ranks, ..Options::default() };
+    trainer_with(&run.device(None), run, middle, options)
+}
+
+/// What a run came to: its plan, its hash, and the peak that was measured.
+struct Ran {
+    plan: Plan,
+    hash: u64,
+    peak_bytes: usize,
+    losses: Vec<f64>,
+    retried_steps: u64,
+}
+
+struct Watch<F> {
+    on_step: F,
+    losses: Vec<f64>,
+}
+
+impl<F: FnMut(&Device, u64) -> Result<Flow>> Observer for Watch<F> {
+    fn on_step(&mut self, report: &StepReport, training: &mut dyn Training) -> Result<Flow> {
+        self.losses.push(report.loss);
+        (self.on_step)(training.device(), report.step)
+    }
+}
+
+fn run_trainer(
+    run: &Run,
+    trainer: &mut OneTrainer,
+    knobs: Option<Knobs>,
+    on_step: impl FnMut(&Device, u64) -> Result<Flow>,
+) -> Result<Ran> {
+    let train = loader(run, trainer.options().ranks.as_deref());
+    let fit = Fit::new(&train).epochs(run.epochs);
+    let plan = match knobs {
+        Some(knobs) => trainer.plan_with(&fit, knobs)?,
+        None => trainer.plan_for(&fit)?,
+    };
+    let mut watch = Watch { on_step, losses: Vec::new() };
+    (watch.on_step)(trainer.device(), 0)?;
+    trainer.run(&fit, &mut [&mut watch])?;
+    let (hash, retried_steps) = (trainer.state_hash()?, trainer.retried_steps());
+    let peak_bytes = trainer.device().allocator().statistics().reserved.peak_bytes;
+    Ok(Ran { plan, hash, peak_bytes, losses: watch.losses, retried_steps })
+}
+
+fn calm(_: &Device, _: u64) -> Result<Flow> {
+    Ok(Flow::Continue)
+}
+
+/// Random numbers are those of the samples: dropout is in it.
+#[test]
+fn two_ranks_have_the_bits_of_one_that_splits_its_batches() {
+    for kind in KINDS {
+        let run = Run { kind, epochs: 2, ..Run::default() };
+        let split = Knobs { micro_batch: run.batch_size / 2, ..Knobs::default() };
+        let one = run_trainer(&run, &mut trainer(&run, Middle::Dropout, None), Some(split), calm);
+        let one = one.unwrap();
+        let two = on_ranks(2, |ranks| {
+            run_trainer(&run, &mut trainer(&run, Middle::Dropout, Some(ranks)), None, calm).unwrap()
+        });
+        for two in two {
+            assert_eq!((two.hash, &two.losses), (one.hash, &one.losses));
+        }
+    }
+}
+
+#[test]
+fn every_rank_ends_with_the_same_state_and_in_the_planned_memory() {
+    let run = Run { epochs: 2, ..Run::default() };
+    for middle in [Middle::BatchNorm, Middle::Dropout] {
+        for count in [2, 3, 4] {
+            let found = on_ranks(count, |ranks| {
+                run_trainer(&run, &mut trainer(&run, middle, Some(ranks)), None, calm).unwrap()
+            });
+            for ran in &found {
+                assert_eq!(ran.hash, found[0].hash, "{middle:?} on {count} ranks");
+                assert_eq!(ran.losses, found[0].losses);
+                assert_eq!(ran.plan.predicted_peak_bytes(), ran.peak_bytes);
+            }
+        }
+    }
+}
+
+/// Each allocation of a step fails on each rank in turn.
+#[test]
+fn a_step_that_fails_on_one_rank_is_done_again_by_all_with_the_same_bits() {
+    let run = Run::default();
+    let requests_of_step = |ranks: Arc<dyn Collectives>| {
+        let counts = Cell::new([0; 3]);
+        let on_step = |device: &Device, step: u64| {
+            let mut all = counts.get();
+            all[step as usize] = device.allocator().request_count();
+            counts.set(all);
+            Ok(Flow::Continue)
+        };
+        let trainer = &mut trainer(&run, Middle::Dropout, Some(ranks));
+        let ran = run_trainer(&run, trainer, None, on_step).unwrap();
+        let [start, first, second] = counts.get();
+        (ran.hash, [first - start, second - first])
+    };
+    let calm = on_ranks(2, requests_of_step);
+    let every = if is_deep() { 1 } else { 9 };
+    for (faulty, (hash, requests)) in calm.into_iter().enumerate() {
+        for step in 0..2 {
+            assert!(requests[step] > 20, "{requests:?} allocations are no step");
+            for nth in (1..=requests[step]).step_by(every) {
+                let place = format!("allocation {nth} of step {} on rank {faulty}", step + 1);
+                let found = on_ranks(2, |ranks| {
+                    let is_faulty = ranks.rank().index == faulty;
+                    let on_step = |device: &Device, after: u64| {
+                        if is_faulty && after == step as u64 {
+                            let fault = Fault { nth, repeat: Repeat::Once };
+                            device.allocator().inject_fault(fault);
+                        }
+                        Ok(Flow::Continue)
+                    };
+                    let trainer = &mut trainer(&run, Middle::Dropout, Some(ranks));
+                    run_trainer(&run, trainer, None, on_step).unwrap()
+                });
+                for (rank, ran) in found.into_iter().enumerate() {
+                    assert_eq!(ran.hash, hash, "{place}");
+                    assert_eq!(ran.retried_steps, u64::from(rank == faulty), "{place}");
+                }
+            }
+        }
+    }
+}
+
+/// One rank loses memory in the middle of a run, and takes smaller parts; the other need not.
+#[test]
+fn a_rank_with_less_memory_goes_on_with_smaller_parts() {
+    let run = Run { epochs: 3, ..Run::default() };
+    let found = on_ranks(2, |ranks| {
+        let is_poor = ranks.rank().index == 1;
+        let on_step = |device: &Device, step: u64| {
+            if is_poor && step == 2 {
+                let allocator = device.allocator();
+                allocator.trim();
+                let reserved = allocator.statistics().reserved;
+                let (live, peak) = (reserved.current_bytes, reserved.peak_bytes);
+                allocator.set_capacity(live + (peak - live) * 2 / 3);
+            }
+            Ok(Flow::Continue)
+        };
+        let mut trainer = trainer(&run, Middle::Dropout, Some(ranks));
+        let ran = run_trainer(&run, &mut trainer, None, on_step).unwrap();
+        (ran.hash, trainer.knobs().micro_batch)
+    });
+    assert_eq!(found[0].0, found[1].0);
+    assert_eq!(found[0].1, 48);
+    assert!(found[1].1 < 48, "{found:?}");
+}
+
+#[test]
+fn a_rank_that_fails_for_good_ends_the_others_with_its_reason() {
+    let run = Run { epochs: 2, ..Run::default() };
+    let found = on_ranks(3, |ranks| {
+        let is_faulty = ranks.rank().index == 1;
+        let on_step = |_: &Device, step: u64| {
+            if is_faulty && step == 2 {
+                let (place, problem) = ("disk".to_owned(), "is full".to_owned());
+                return Err(TrainError::Setting { place, problem });
+            }
+            Ok(Flow::Continue)
+        };
+        let mut trainer = trainer(&run, Middle::Dropout, Some(ranks));
+        let error = run_trainer(&run, &mut trainer, None, on_step).err().expect("one failed");
+        (error, trainer.steps(), trainer.state_hash().unwrap())
+    });
+    for (rank, (error, steps, hash)) in found.iter().enumerate() {
+        assert_eq!((*steps, *hash), (2, found[0].2));
+        match (rank, error) {
+            (1, TrainError::Setting { .. }) => {}
+            (_, TrainError::Ranks(RanksError::Aborted { rank: 1, reason })) if rank != 1 => {
+                assert_eq!(reason, "disk: is full");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn one_rank_that_wants_to_stop_stops_all_after_the_same_step() {
+    let run = Run { epochs: 3, ..Run::default() };
+    let found = on_ranks(3, |ranks| {
+        let stops = ranks.rank().index == 2;
+        let on_step = |_: &Device, step: u64| match stops && step == 3 {
+            true => Ok(Flow::Stop),
+            false => Ok(Flow::Continue),
+        };
+        let mut trainer = trainer(&run, Middle::Dropout, Some(ranks));
+        let ran = run_trainer(&run, &mut trainer, None, on_step).unwrap();
+        (trainer.steps(), ran.hash)
+    });
+    assert!(found.iter().all(|found| *found == (3, found.1)), "{found:?}");
+}
