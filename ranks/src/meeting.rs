@@ -25,7 +25,7 @@ impl Message {
 }
 
 /// Ranks that can meet: the one thing that an engine inside a process has to provide.
-pub(crate) trait Meeting {
+pub(crate) trait Meeting: Send + Sync {
     /// Which rank this is.
     fn rank(&self) -> Rank;
 
@@ -34,6 +34,15 @@ pub(crate) trait Meeting {
     /// # Errors
     /// `Late`, `Lost`, `Aborted`, of this meeting and of all after it.
     fn meet(&self, own: Message) -> Result<Arc<[Message]>>;
+
+    /// [`Collectives::send`](crate::Collectives::send) to another rank that exists.
+    fn give(&self, x: &Tensor, to: usize) -> Result<()>;
+
+    /// [`Collectives::receive`](crate::Collectives::receive) from another rank that exists.
+    fn take(&self, x: &mut Tensor, from: usize) -> Result<()>;
+
+    /// [`Collectives::abort`](crate::Collectives::abort).
+    fn give_up(&self, reason: &str);
 }
 
 /// The messages of a meeting, all of the same call.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lowtide_tensor::Tensor;
 
-use crate::collectives::{Collectives, Rank};
+use crate::collectives::Rank;
 use crate::error::{RanksError, Result};
 use crate::meeting::{Meeting, Message};
 use crate::together;
@@ -16,7 +16,7 @@ use crate::together;
 pub struct Mirror(Rank);
 
 impl Mirror {
-    /// This rank.
+    /// That rank, among mirror images of itself.
     ///
     /// # Errors
     /// `NoSuchRank` unless its index is below the count.
@@ -25,14 +25,6 @@ impl Mirror {
         match index < count {
             true => Ok(Mirror(rank)),
             false => Err(RanksError::NoSuchRank { rank: index, count }),
-        }
-    }
-
-    fn check(&self, rank: usize) -> Result<()> {
-        let Rank { index, count } = self.0;
-        match rank < count && rank != index {
-            true => Ok(()),
-            false => Err(RanksError::NoSuchRank { rank, count }),
         }
     }
 }
@@ -45,42 +37,15 @@ impl Meeting for Mirror {
     fn meet(&self, own: Message) -> Result<Arc<[Message]>> {
         Ok(std::iter::repeat_n(own, self.0.count).collect())
     }
-}
 
-impl Collectives for Mirror {
-    fn rank(&self) -> Rank {
-        self.0
+    fn give(&self, _: &Tensor, _: usize) -> Result<()> {
+        Ok(())
     }
 
-    fn exchange(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        together::exchange(self, own)
-    }
-
-    fn all_reduce(&self, x: &mut Tensor) -> Result<()> {
-        together::all_reduce(self, x)
-    }
-
-    fn reduce_scatter(&self, from: &Tensor, to: &mut Tensor) -> Result<()> {
-        together::reduce_scatter(self, from, to)
-    }
-
-    fn all_gather(&self, from: &Tensor, to: &mut Tensor) -> Result<()> {
-        together::all_gather(self, from, to)
-    }
-
-    fn broadcast(&self, x: &mut Tensor, root: usize) -> Result<()> {
-        together::broadcast(self, x, root)
-    }
-
-    fn send(&self, _: &Tensor, to: usize) -> Result<()> {
-        self.check(to)
-    }
-
-    fn receive(&self, x: &mut Tensor, from: usize) -> Result<()> {
-        self.check(from)?;
+    fn take(&self, x: &mut Tensor, _: usize) -> Result<()> {
         let own = x.clone();
         together::copy(&own, 0..own.element_count(), x, 0)
     }
 
-    fn abort(&self, _: &str) {}
+    fn give_up(&self, _: &str) {}
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lowtide_tensor::Tensor;
 
-use crate::collectives::{Collectives, Rank};
+use crate::collectives::Rank;
 use crate::error::{Call, RanksError, Result};
 use crate::meeting::{Meeting, Message};
 use crate::together;
@@ -120,14 +120,6 @@ impl ThreadRank {
             state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
     }
-
-    fn check_other(&self, rank: usize) -> Result<()> {
-        let Rank { index, count } = self.rank;
-        match rank < count && rank != index {
-            true => Ok(()),
-            false => Err(RanksError::NoSuchRank { rank, count }),
-        }
-    }
 }
 
 impl Meeting for ThreadRank {
@@ -164,35 +156,8 @@ impl Meeting for ThreadRank {
         }
         met
     }
-}
 
-impl Collectives for ThreadRank {
-    fn rank(&self) -> Rank {
-        self.rank
-    }
-
-    fn exchange(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        together::exchange(self, own)
-    }
-
-    fn all_reduce(&self, x: &mut Tensor) -> Result<()> {
-        together::all_reduce(self, x)
-    }
-
-    fn reduce_scatter(&self, from: &Tensor, to: &mut Tensor) -> Result<()> {
-        together::reduce_scatter(self, from, to)
-    }
-
-    fn all_gather(&self, from: &Tensor, to: &mut Tensor) -> Result<()> {
-        together::all_gather(self, from, to)
-    }
-
-    fn broadcast(&self, x: &mut Tensor, root: usize) -> Result<()> {
-        together::broadcast(self, x, root)
-    }
-
-    fn send(&self, x: &Tensor, to: usize) -> Result<()> {
-        self.check_other(to)?;
+    fn give(&self, x: &Tensor, to: usize) -> Result<()> {
         let key = (self.rank.index, to);
         let call = Call { op: "send", elements: Some((x.dtype(), x.element_count())), root: None };
         let mut state = self.state();
@@ -216,8 +181,7 @@ impl Collectives for ThreadRank {
         }
     }
 
-    fn receive(&self, x: &mut Tensor, from: usize) -> Result<()> {
-        self.check_other(from)?;
+    fn take(&self, x: &mut Tensor, from: usize) -> Result<()> {
         let key = (from, self.rank.index);
         let own =
             Call { op: "receive", elements: Some((x.dtype(), x.element_count())), root: None };
@@ -237,7 +201,7 @@ impl Collectives for ThreadRank {
         received
     }
 
-    fn abort(&self, reason: &str) {
+    fn give_up(&self, reason: &str) {
         let (rank, reason) = (self.rank.index, reason.to_owned());
         self.end(&mut self.state(), End::Aborted { rank, reason });
     }

@@ -9,18 +9,62 @@ use std::ops::Range;
 use lowtide_allocator::Category;
 use lowtide_tensor::{Device, Tensor, TensorError};
 
-use crate::collectives::Rank;
+use crate::collectives::{Collectives, Rank};
 use crate::error::{Call, RanksError, Result};
 use crate::meeting::{Meeting, Message, meet_in, settle};
 
-/// What every rank gave, by rank.
-pub(crate) fn exchange(ranks: &impl Meeting, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-    let call = Call { op: "exchange", elements: None, root: None };
-    let messages = meet_in(ranks, Message { bytes: own.into(), ..Message::of(call) })?;
-    Ok(messages.iter().map(|message| message.bytes.to_vec()).collect())
+impl<M: Meeting> Collectives for M {
+    fn rank(&self) -> Rank {
+        Meeting::rank(self)
+    }
+
+    fn exchange(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let call = Call { op: "exchange", elements: None, root: None };
+        let messages = meet_in(self, Message { bytes: own.into(), ..Message::of(call) })?;
+        Ok(messages.iter().map(|message| message.bytes.to_vec()).collect())
+    }
+
+    fn all_reduce(&self, x: &mut Tensor) -> Result<()> {
+        all_reduce(self, x)
+    }
+
+    fn reduce_scatter(&self, from: &Tensor, to: &mut Tensor) -> Result<()> {
+        reduce_scatter(self, from, to)
+    }
+
+    fn all_gather(&self, from: &Tensor, to: &mut Tensor) -> Result<()> {
+        all_gather(self, from, to)
+    }
+
+    fn broadcast(&self, x: &mut Tensor, root: usize) -> Result<()> {
+        broadcast(self, x, root)
+    }
+
+    fn send(&self, x: &Tensor, to: usize) -> Result<()> {
+        check_other(Meeting::rank(self), to)?;
+        self.give(x, to)
+    }
+
+    fn receive(&self, x: &mut Tensor, from: usize) -> Result<()> {
+        check_other(Meeting::rank(self), from)?;
+        self.take(x, from)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.give_up(reason);
+    }
 }
 
-pub(crate) fn all_reduce(ranks: &impl Meeting, x: &mut Tensor) -> Result<()> {
+/// # Errors
+/// `NoSuchRank` unless it is another one.
+fn check_other(Rank { index, count }: Rank, rank: usize) -> Result<()> {
+    match rank < count && rank != index {
+        true => Ok(()),
+        false => Err(RanksError::NoSuchRank { rank, count }),
+    }
+}
+
+fn all_reduce(ranks: &impl Meeting, x: &mut Tensor) -> Result<()> {
     let Rank { index, count } = ranks.rank();
     let len = x.element_count();
     let call = Call { op: "all_reduce", elements: Some((x.dtype(), len)), root: None };
@@ -39,7 +83,7 @@ pub(crate) fn all_reduce(ranks: &impl Meeting, x: &mut Tensor) -> Result<()> {
     })
 }
 
-pub(crate) fn reduce_scatter(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Result<()> {
+fn reduce_scatter(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Result<()> {
     let Rank { index, count } = ranks.rank();
     let (len, own) = (from.element_count(), to.element_count());
     let call = Call { op: "reduce_scatter", elements: Some((from.dtype(), len)), root: None };
@@ -50,7 +94,7 @@ pub(crate) fn reduce_scatter(ranks: &impl Meeting, from: &Tensor, to: &mut Tenso
     })
 }
 
-pub(crate) fn all_gather(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Result<()> {
+fn all_gather(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Result<()> {
     let Rank { count, .. } = ranks.rank();
     let len = from.element_count();
     let call = Call { op: "all_gather", elements: Some((from.dtype(), len)), root: None };
@@ -61,7 +105,7 @@ pub(crate) fn all_gather(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -
     })
 }
 
-pub(crate) fn broadcast(ranks: &impl Meeting, x: &mut Tensor, root: usize) -> Result<()> {
+fn broadcast(ranks: &impl Meeting, x: &mut Tensor, root: usize) -> Result<()> {
     let Rank { index, count } = ranks.rank();
     if root >= count {
         return Err(RanksError::NoSuchRank { rank: root, count });
@@ -104,7 +148,7 @@ fn parts(all: &[Tensor], range: Range<usize>) -> Result<Vec<Tensor>> {
     all.iter().map(|x| Ok(flat(x)?.narrow(0, range.start, range.len())?)).collect()
 }
 
-/// The sum along the tree of [`Collectives::all_reduce`](crate::Collectives::all_reduce), on
+/// The sum along the tree of [`Collectives::all_reduce`], on
 /// `device`.
 fn sum(terms: &[Tensor], device: &Device) -> Result<Tensor> {
     let count = terms.len();

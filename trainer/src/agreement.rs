@@ -5,11 +5,9 @@
 //! COMMIT makes all of them roll back. If it can recover it tries again, as the others do; if it
 //! gives up it tells them.
 
-use std::sync::Arc;
-
 use lowtide_autograd::{BufferUpdates, Gradients};
 use lowtide_nn::optim::Stateful;
-use lowtide_ranks::{Collectives, RanksError, vote};
+use lowtide_ranks::{Collectives, Mirror, RanksError, vote};
 use lowtide_tensor::Tensor;
 
 use crate::error::{Result, TrainError};
@@ -72,13 +70,14 @@ pub(crate) fn add_up(
     for gradient in gradients.iter_mut() {
         ranks.all_reduce(gradient)?;
     }
-    let share = 1.0 / ranks.rank().count as f64;
-    for (_, value) in buffers.iter().filter(|(_, value)| value.dtype().is_float()) {
-        let mut value = value.clone();
-        ranks.all_reduce(&mut value)?;
-        agree(Some(ranks), value.mul_scalar_(share).map_err(TrainError::from))?;
+    let floats = buffers.iter().map(|(_, value)| value.clone());
+    let mut floats: Vec<Tensor> = floats.filter(|value| value.dtype().is_float()).collect();
+    for value in &mut floats {
+        ranks.all_reduce(value)?;
     }
-    Ok(())
+    let share = 1.0 / ranks.rank().count as f64;
+    let scaled = floats.iter_mut().try_for_each(|value| value.mul_scalar_(share));
+    agree(Some(ranks), scaled.map_err(TrainError::from))
 }
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
@@ -118,7 +117,6 @@ pub(crate) fn is_of_another(error: &TrainError) -> bool {
 }
 
 /// The ranks of a rehearsal: those that do the same as this one.
-pub(crate) fn mirrored(ranks: Ranks<'_>) -> Option<Arc<dyn Collectives>> {
-    let mirror = lowtide_ranks::Mirror::new(ranks?.rank());
-    Some(Arc::new(mirror.expect("the rank that it is")))
+pub(crate) fn mirrored(ranks: Ranks<'_>) -> Option<Mirror> {
+    ranks.map(|ranks| Mirror::new(ranks.rank()).expect("the rank that it is"))
 }

@@ -5,6 +5,7 @@ use lowtide_amp::LossScaler;
 use lowtide_autograd::Coupling;
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
+use lowtide_ranks::Collectives;
 use lowtide_tensor::{Assumption, Device, RandomKey, TensorError};
 use serde::{Deserialize, Serialize};
 
@@ -199,7 +200,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                         on_enqueued: &mut || Ok(()),
                         repeated_seconds: Some(&mut repeated_seconds),
                         promised_bytes: None,
-                        ranks: ranks.as_deref(),
+                        ranks: ranks.as_ref().map(|mirror| mirror as &dyn Collectives),
                     };
                     let outcome = step.run(batch, knobs)?;
                     coupling = coupling.or(outcome.coupling);

@@ -14,7 +14,7 @@ use lowtide_trainer::{
 };
 
 use crate::buffers::{Middle, Net, trainer_with};
-use crate::common::{KINDS, Run, digits, is_deep};
+use crate::common::{KINDS, Run, digits};
 
 /// Long enough for what is to come, however busy the machine is.
 const PATIENT: Duration = Duration::from_secs(120);
@@ -144,11 +144,10 @@ fn a_step_that_fails_on_one_rank_is_done_again_by_all_with_the_same_bits() {
         (ran.hash, [first - start, second - first])
     };
     let calm = on_ranks(2, requests_of_step);
-    let every = if is_deep() { 1 } else { 9 };
     for (faulty, (hash, requests)) in calm.into_iter().enumerate() {
         for step in 0..2 {
             assert!(requests[step] > 20, "{requests:?} allocations are no step");
-            for nth in (1..=requests[step]).step_by(every) {
+            for nth in 1..=requests[step] {
                 let place = format!("allocation {nth} of step {} on rank {faulty}", step + 1);
                 let found = on_ranks(2, |ranks| {
                     let is_faulty = ranks.rank().index == faulty;
