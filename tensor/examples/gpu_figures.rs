@@ -226,10 +226,20 @@ const CONVOLUTIONS: [(&str, usize, usize, usize, usize, usize); 10] = [
     ("unet_128", 64, 128, 64, 3, 1),
 ];
 
-/// What they and their gradients reach in bf16.
+/// What they and their gradients reach in bf16 and in tf32.
 fn convolutions(device: &CudaDevice, images: usize) -> Outcome<()> {
-    let tensors = Device::cuda_on(device, CudaOptions::default())?;
-    let noise = |dims: &[usize]| kernels::noise(&tensors, DType::BF16, dims);
+    convolutions_in(device, images, ("bf16", DType::BF16, Precision::F32))?;
+    convolutions_in(device, images, ("tf32", DType::F32, Precision::Tf32))
+}
+
+fn convolutions_in(
+    device: &CudaDevice,
+    images: usize,
+    (name_of_type, dtype, precision): (&str, DType, Precision),
+) -> Outcome<()> {
+    let products = Products::Library(precision);
+    let tensors = Device::cuda_on(device, CudaOptions { products, ..CudaOptions::default() })?;
+    let noise = |dims: &[usize]| kernels::noise(&tensors, dtype, dims);
     for (name, ins, size, outs, kernel, stride) in CONVOLUTIONS {
         let (stride, padding) = ([stride, stride], [kernel / 2, kernel / 2]);
         let geometry = Conv2dGeometry { stride, padding, ..Conv2dGeometry::default() };
@@ -238,7 +248,8 @@ fn convolutions(device: &CudaDevice, images: usize) -> Outcome<()> {
         let operations = 2.0 * (dy.element_count() * w.element_count() / outs) as f64;
         let tell = |what: &str, run: &dyn Fn() -> lowtide_tensor::TensorResult<Tensor>| {
             let seconds = seconds_of_one(device, || Ok(run().map(drop)?))?;
-            figure(&format!("conv_{name}_{what}_bf16_rate"), "FLOP/s", operations / seconds);
+            let name = format!("conv_{name}_{what}_{name_of_type}_rate");
+            figure(&name, "FLOP/s", operations / seconds);
             Outcome::Ok(())
         };
         tell("y", &|| x.conv2d(&w, None, geometry))?;

@@ -95,6 +95,9 @@ pub struct SimSpec {
     pub mappings_max: usize,
     /// Threads that compute; decides the workspace of attention.
     pub threads: usize,
+    /// Whether products and convolutions of f32 are of tf32 on an NVIDIA device, as
+    /// `Products::Library(Precision::Tf32)` asks for; decides the workspace of convolutions.
+    pub tf32: bool,
     /// What simulated time is made of.
     pub rates: Rates,
 }
@@ -111,6 +114,7 @@ impl SimSpec {
             page_bytes: HOST_PAGE_BYTES,
             mappings_max: if cfg!(target_os = "linux") { MAPPINGS_MAX } else { 0 },
             threads,
+            tf32: false,
             rates: Rates::nominal(40e9 * threads as f64, 10e9),
         }
     }
@@ -320,7 +324,8 @@ impl Device {
         let (page_bytes, mappings_max) = (statistics.page_bytes, self.allocator().mappings_max());
         let like = like(capacity_bytes);
         let rates = self.0.rates.unwrap_or(like.rates);
-        SimSpec { threads, outside_bytes, page_bytes, mappings_max, rates, ..like }
+        let tf32 = self.is_in_tf32();
+        SimSpec { threads, tf32, outside_bytes, page_bytes, mappings_max, rates, ..like }
     }
 
     /// What of the device's memory is not for tensors: see [`SimSpec::outside_bytes`].
@@ -365,6 +370,17 @@ impl Device {
             #[cfg(feature = "cuda")]
             Backend::Cuda(_) => DeviceKind::Cuda,
             Backend::Sim(sim) => sim.spec.kind,
+        }
+    }
+
+    /// Whether products and convolutions of f32 round their factors to tf32, which has 11 of the 24
+    /// binary digits; on an NVIDIA device that was asked to.
+    pub fn is_in_tf32(&self) -> bool {
+        match self.backend() {
+            Backend::Cpu(_) => false,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.is_in_tf32(),
+            Backend::Sim(sim) => sim.spec.kind == DeviceKind::Cuda && sim.spec.tf32,
         }
     }
 

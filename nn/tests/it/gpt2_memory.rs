@@ -23,6 +23,7 @@ const SPEC: SimSpec = SimSpec {
     outside_bytes: 0,
     page_bytes: 64 << 10,
     mappings_max: 1 << 14,
+    tf32: false,
     threads: 8,
     rates: Rates::nominal(3e11, 5e10),
 };

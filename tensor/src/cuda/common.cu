@@ -3,7 +3,7 @@
 //
 // A file with kernels for every float type is compiled once for each of f32, f64, f16 and bf16, with
 // STORED defined as that: see `Stored` below. One that also has the line `// Integers, too.` is so
-// for i64, i32, u8 and bool; one with the line `// Half types alone.` is so for f16 and bf16.
+// for i64, i32, u8 and bool; one with the line `// For tensor cores.` is so for f32, f16 and bf16.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -420,7 +420,11 @@ __device__ inline Words block_of(const Stream& stream, u64 place) {
 //   of b: rows 2 t and 2 t + 1 of column g; and the rows 8 further on
 //   of c: row g, columns 2 t and 2 t + 1; row g + 8, the same
 // with the first of two elements in the lower half of a word (PTX ISA, "Matrix fragments for
-// mma.m16n8k16 with floating point type").
+// mma.m16n8k16 with floating point type"). Of f32, of which it takes the upper 19 bits (tf32), it is
+// a[16, 8] · b[8, 8], and a lane has
+//   of a: row g, column t; row g + 8, the same; and both rows 4 columns further on
+//   of b: row t of column g; and the row 4 further on
+// ("Matrix fragments for mma.m16n8k8").
 #if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
 #define MULTIPLY_TILES(type)                                                                     \
   asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, "           \
@@ -433,6 +437,12 @@ __device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u3
 }
 __device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], bf16) {
   MULTIPLY_TILES("bf16");
+}
+__device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], f32) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+      "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 #else
 template <typename E>
@@ -458,6 +468,25 @@ __device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u3
     float lower = half_of<E>(lanes[4 * g + other][2 * side + 1], which);
     float left = half_of<E>(lanes[8 * t + other][4 + side], which);
     float right = half_of<E>(lanes[8 * t + 4 + other][4 + side], which);
+    c[0] += upper * left, c[1] += upper * right;
+    c[2] += lower * left, c[3] += lower * right;
+  }
+  __syncwarp();
+}
+
+__device__ inline void multiply_tiles(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], f32) {
+  __shared__ u32 of_lanes[8][32][6];
+  u32(*lanes)[6] = of_lanes[threadIdx.x / 32];
+  u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  for (u32 i = 0; i < 4; i++) lanes[lane][i] = a[i] & 0xffffe000;
+  for (u32 i = 0; i < 2; i++) lanes[lane][4 + i] = b[i] & 0xffffe000;
+  __syncwarp();
+  for (u32 k = 0; k < 8; k++) {
+    u32 side = k / 4, other = k % 4;
+    float upper = __uint_as_float(lanes[4 * g + other][2 * side]);
+    float lower = __uint_as_float(lanes[4 * g + other][2 * side + 1]);
+    float left = __uint_as_float(lanes[8 * t + other][4 + side]);
+    float right = __uint_as_float(lanes[8 * t + 4 + other][4 + side]);
     c[0] += upper * left, c[1] += upper * right;
     c[2] += lower * left, c[3] += lower * right;
   }

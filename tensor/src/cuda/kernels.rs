@@ -58,7 +58,7 @@ macro_rules! images {
 }
 
 /// A file with kernels for several types: an image for each of f32, f64, f16 and bf16, and of i64,
-/// i32, u8 and bool if it is for integers, too; or for f16 and bf16 alone.
+/// i32, u8 and bool if it is for integers, too; or for those that tensor cores take.
 #[derive(Clone, Copy)]
 pub(crate) struct TypedImage(&'static [Image]);
 
@@ -85,8 +85,8 @@ macro_rules! typed_images {
     (@ floats $operation:literal / $name:literal) => {
         typed_images!(@ each $operation / $name: "f32", "f64", "f16", "bf16")
     };
-    (@ halves $operation:literal / $name:literal) => {
-        typed_images!(@ each $operation / $name: "f16", "bf16")
+    (@ factors $operation:literal / $name:literal) => {
+        typed_images!(@ each $operation / $name: "f32", "f16", "bf16")
     };
     (@ numbers $operation:literal / $name:literal) => {
         typed_images!(
@@ -125,7 +125,7 @@ typed_images! {
     AVG_POOL2D = "avg_pool2d" / "avg_pool2d" of floats;
     BATCH_NORM = "batch_norm" / "batch_norm" of floats;
     CDIST = "cdist" / "cdist" of floats;
-    CHANNELS_LAST = "conv2d" / "channels_last" of halves;
+    CHANNELS_LAST = "conv2d" / "channels_last" of factors;
     CONV2D = "conv2d" / "conv2d" of floats;
     COUNT = "count" / "count" of floats;
     CROSS_ENTROPY = "cross_entropy" / "cross_entropy" of floats;

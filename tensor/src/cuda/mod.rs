@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use lowtide_allocator::cuda::{
-    Argument, CudaDevice, CudaSource, CudaStreams, DeviceMemory, Grid, Kernel,
+    Architecture, Argument, CudaDevice, CudaSource, CudaStreams, DeviceMemory, Grid, Kernel,
 };
 use lowtide_allocator::{
     Buffer, CachingAllocator, MemorySource, PinnedBuffer, PinnedCache, Stream,
@@ -41,13 +41,16 @@ const RESERVE_BYTES_MAX: usize = 256 << 20;
 /// Of a small device, only this part of what is free is kept.
 const RESERVE_PART: usize = 64;
 
+/// The first devices with tf32.
+const TF32_SINCE: Architecture = Architecture { major: 8, minor: 0 };
+
 /// How much of a device, and how it computes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaOptions {
     /// The device behaves and reports as one with this much memory for tensors. Absent, or more
     /// than there is: all that is free once kernels and libraries are loaded, but for a reserve.
     pub budget_bytes: Option<usize>,
-    /// What multiplies matrices.
+    /// What multiplies matrices, and how precisely; convolutions are as precise.
     pub products: Products,
 }
 
@@ -84,6 +87,7 @@ pub struct Cuda {
     copies: Copies,
     loaded: Loaded,
     library: Library,
+    is_in_tf32: bool,
     /// Of the device, for what it caches when the driver needs memory.
     memory: CachingAllocator,
     outside_bytes: usize,
@@ -98,6 +102,8 @@ impl Cuda {
         let streams = CudaStreams::new(device);
         let (copies, loaded) = (Copies::new(&streams), Loaded::new(device));
         let library = Library::new(device, products);
+        let is_in_tf32 = products == Products::Library(Precision::Tf32)
+            && device.architecture()?.is_none_or(|architecture| architecture >= TF32_SINCE);
         // First what takes memory outside the allocator. What fails now is tried again when it is
         // first used, and the error is told then.
         loaded.load_all();
@@ -111,7 +117,8 @@ impl Cuda {
         let memory = CachingAllocator::new(source)?;
         let outside_bytes = total_bytes - most_bytes;
         let allocator = memory.clone();
-        Ok((Cuda { streams, copies, loaded, library, memory, outside_bytes }, allocator))
+        let cuda = Cuda { streams, copies, loaded, library, is_in_tf32, memory, outside_bytes };
+        Ok((cuda, allocator))
     }
 
     /// What of the device's memory is not for tensors: what was taken when the device was opened,
@@ -193,6 +200,12 @@ impl Cuda {
             }
             Err(error) => Err(error.into()),
         })
+    }
+
+    /// Whether products of f32, convolutions among them, are of tf32: as was asked for, where the
+    /// device has it, or is a pretend one that does not tell.
+    pub(crate) fn is_in_tf32(&self) -> bool {
+        self.is_in_tf32
     }
 
     /// Counts a launch of a product by the kernel of this crate.

@@ -1,4 +1,5 @@
 use lowtide_allocator::Repeat;
+use lowtide_tensor::cuda::{CudaOptions, Precision, Products};
 use lowtide_tensor::{Conv2dGeometry, ConvTranspose2dGeometry, DType, Device, Tensor, TensorError};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -121,8 +122,12 @@ fn check_in_type(
     [outs, kernel_height, kernel_width]: [usize; 3],
 ) {
     let cpu = cpu();
-    let make =
-        |name: &str, dims: &[usize]| noise(&cpu, name, dims, [-1.0, 1.0]).to_dtype(dtype).unwrap();
+    // Numbers of bf16 are factors in tf32, too.
+    let of_values = if device.is_in_tf32() { DType::BF16 } else { dtype };
+    let make = |name: &str, dims: &[usize]| {
+        let values = noise(&cpu, name, dims, [-1.0, 1.0]).to_dtype(of_values).unwrap();
+        values.to_dtype(dtype).unwrap()
+    };
     let Conv2dGeometry { stride, padding, dilation, groups } = geometry;
     let x = make("x", &x_dims);
     let w = make("w", &[outs, x_dims[1] / groups, kernel_height, kernel_width]);
@@ -169,15 +174,27 @@ fn convolutions_in_every_type_and_in_parts_are_those_of_the_processor() {
     }
 }
 
-/// Half types, whose operands are copied with their channels last.
-fn half_types() -> impl Iterator<Item = (DType, f64)> {
-    each_float([2e-5, 1e-13]).into_iter().filter(|(dtype, _)| dtype.size_bytes() == 2)
+/// What tensor cores multiply, from copies with channels last: half types, and f32 as tf32, each on
+/// a device that does so.
+fn for_tensor_cores(gpu: &Gpu) -> impl Iterator<Item = (Device, (DType, f64))> {
+    let (plain, in_tf32) = (gpu.device(), in_tf32(gpu));
+    each_float([2e-5, 1e-13]).into_iter().filter_map(move |of_type| match of_type.0 {
+        DType::F64 => None,
+        DType::F32 => Some((in_tf32.clone(), of_type)),
+        _ => Some((plain.clone(), of_type)),
+    })
+}
+
+fn in_tf32(gpu: &Gpu) -> Device {
+    let products = Products::Library(Precision::Tf32);
+    let device = gpu.device_with(CudaOptions { products, ..CudaOptions::default() });
+    assert!(device.is_in_tf32() && device.simulate().is_in_tf32());
+    device
 }
 
 #[test]
-fn convolutions_of_half_types_are_those_of_the_processor() {
+fn convolutions_for_tensor_cores_are_those_of_the_processor() {
     let Some(gpu) = Gpu::take() else { return };
-    let device = gpu.device();
     let none = Conv2dGeometry::default();
     let padded = Conv2dGeometry { padding: [1, 1], ..none };
     // Groups of channels that are no whole packs, and phases that no tap meets.
@@ -199,27 +216,55 @@ fn convolutions_of_half_types_are_those_of_the_processor() {
         (none, [2, 0, 4, 4], [3, 2, 2]),
     ];
     gpu.in_every_order(|| {
-        for (geometry, x, w) in cases {
-            half_types().for_each(|of_type| check_in_type(&device, of_type, geometry, x, w));
+        for (device, of_type) in for_tensor_cores(&gpu) {
+            cases.iter().for_each(|&(geometry, x, w)| {
+                check_in_type(&device, of_type, geometry, x, w);
+            });
         }
     });
 }
 
 #[test]
-fn convolutions_of_half_types_in_tall_tiles_are_those_of_the_processor() {
-    const NAME: &str = "convolutions of half types in tall tiles are those of the processor";
+fn convolutions_in_tf32_round_their_factors() {
+    let Some(gpu) = Gpu::take() else { return };
+    let geometry = Conv2dGeometry::default();
+    // Half of the last digit that tf32 has is rounded away from 0, less is lost.
+    let digit = 2.0_f32.powi(-10);
+    for (value, factor) in [
+        (1.0 + 0.49 * digit, 1.0),
+        (1.0 + 0.5 * digit, 1.0 + digit),
+        (-1.0 - 0.5 * digit, -1.0 - digit),
+        (f32::INFINITY, f32::INFINITY),
+        (f32::MAX, f32::INFINITY),
+    ] {
+        let device = in_tf32(&gpu);
+        let x = Tensor::full(&device, [1, 1, 2, 2], DType::F32, f64::from(value)).unwrap();
+        let w = Tensor::full(&device, [1, 1, 2, 1], DType::F32, 0.5).unwrap();
+        let y = x.conv2d(&w, None, geometry).unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(y, [factor, factor], "{value}");
+    }
+    let device = in_tf32(&gpu);
+    let x = Tensor::full(&device, [1, 1, 1, 1], DType::F32, f64::NAN).unwrap();
+    let y = x.conv2d(&x, None, geometry).unwrap().to_vec::<f32>().unwrap();
+    assert!(y[0].is_nan());
+}
+
+#[test]
+fn convolutions_for_tensor_cores_in_tall_tiles_are_those_of_the_processor() {
+    const NAME: &str = "convolutions for tensor cores in tall tiles are those of the processor";
     let Some(gpu) = Gpu::take() else { return };
     if gpu.pretend.get().is_some() {
         return println!("skipped: {NAME}: they are for more work than a pretend device can do");
     }
-    let device = gpu.device();
-    let strided = Conv2dGeometry { stride: [2, 2], ..Conv2dGeometry::default() };
-    let of_type = half_types().last().expect("there are two");
+    let (none, strided) = (Conv2dGeometry::default(), [2, 2]);
+    let strided = Conv2dGeometry { stride: strided, ..none };
     // As many pixels as keep a large device busy: the result's, of the gradient the phases', and of
     // that of w all parts of them.
-    check_in_type(&device, of_type, strided, [1, 3, 367, 367], [70, 1, 1]);
-    check_in_type(&device, of_type, Conv2dGeometry::default(), [1, 70, 184, 184], [3, 1, 1]);
-    check_in_type(&device, of_type, Conv2dGeometry::default(), [1, 64, 64, 64], [300, 5, 5]);
+    for (device, of_type) in for_tensor_cores(&gpu) {
+        check_in_type(&device, of_type, strided, [1, 3, 367, 367], [70, 1, 1]);
+        check_in_type(&device, of_type, none, [1, 70, 184, 184], [3, 1, 1]);
+        check_in_type(&device, of_type, none, [1, 64, 64, 64], [300, 5, 5]);
+    }
 }
 
 #[test]

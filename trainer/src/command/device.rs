@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use clap::Args;
 use lowtide_allocator::{MemoryLimit, available_bytes};
 #[cfg(feature = "cuda")]
-use lowtide_tensor::cuda::CudaOptions;
+use lowtide_tensor::cuda::{CudaOptions, Precision, Products};
 #[cfg(feature = "cuda")]
 use lowtide_tensor::cuda::gate::Product;
 use lowtide_tensor::{CpuOptions, Device, Rates, SimSpec};
@@ -32,6 +32,10 @@ pub(super) struct DeviceArgs {
     /// batches, copies that are saved, the program itself. Of a cuda device it is beside that.
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
     process_budget: Option<usize>,
+    /// Rounds the factors of products and convolutions in f32 to tf32, which has 11 of the 24 binary
+    /// digits and takes a fraction of the time: on NVIDIA devices since the A100.
+    #[arg(long)]
+    tf32: bool,
     /// Threads that compute on the processor; one per core if absent.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=THREADS_MAX))]
@@ -84,6 +88,10 @@ const ABSENT_DEVICES: [(&str, u32, u32, u32); 8] = [
 ];
 
 impl AbsentDevice {
+    fn has_tf32(&self) -> bool {
+        self.name != "t4"
+    }
+
     fn spec(&self) -> SimSpec {
         SimSpec {
             rates: Rates::nominal(
@@ -94,6 +102,11 @@ impl AbsentDevice {
             ..SimSpec::like_cuda(self.memory_bytes)
         }
     }
+}
+
+fn without_tf32(place: &str) -> TrainError {
+    let problem = format!("{place} has no tf32, which NVIDIA devices have since the A100");
+    TrainError::Setting { place: "--tf32".to_owned(), problem }
 }
 
 /// Threads that compute on the processor, where so many are asked for.
@@ -140,6 +153,7 @@ impl DeviceArgs {
                 "a run has one, found {first} bytes and {second} bytes"
             )));
         }
+        self.check_tf32()?;
         let calibration = self.calibration();
         let rates = calibration.as_ref().and_then(Calibration::rates);
         self.open_within(self.limit(process), rates)
@@ -170,6 +184,18 @@ impl DeviceArgs {
         }
     }
 
+    /// # Errors
+    /// `Setting` for tf32 where there is none.
+    fn check_tf32(&self) -> Result<()> {
+        match self.device {
+            DeviceName::Cpu if self.tf32 => Err(without_tf32("the processor")),
+            DeviceName::Absent(device) if self.tf32 && !device.has_tf32() => {
+                Err(without_tf32(device.name))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn open_within(&self, budget_bytes: Option<usize>, rates: Option<Rates>) -> Result<Device> {
         match self.device {
             DeviceName::Cpu => {
@@ -178,7 +204,13 @@ impl DeviceArgs {
             }
             #[cfg(feature = "cuda")]
             DeviceName::Cuda(index) => {
-                Ok(Device::cuda(index, CudaOptions { budget_bytes, ..Default::default() })?)
+                let precision = if self.tf32 { Precision::Tf32 } else { Precision::F32 };
+                let products = Products::Library(precision);
+                let device = Device::cuda(index, CudaOptions { budget_bytes, products })?;
+                if self.tf32 && !device.is_in_tf32() {
+                    return Err(without_tf32("the device"));
+                }
+                Ok(device)
             }
             DeviceName::Absent(device) => Err(TrainError::Setting {
                 place: "--device".to_owned(),
@@ -195,6 +227,7 @@ impl DeviceArgs {
     /// A simulated device of the same kind, so large that any model can be built on it. A CUDA
     /// device is asked only where no budget says what it has.
     pub(super) fn open_simulated(&self, process: Option<ProcessBudget>) -> Result<Simulated> {
+        self.check_tf32()?;
         let (mut products, calibration) = (None, self.calibration());
         let rates = calibration.as_ref().and_then(Calibration::rates);
         let (spec, budget_bytes) = match (self.limit(process), self.device) {
@@ -210,10 +243,10 @@ impl DeviceArgs {
             }
             #[cfg(feature = "cuda")]
             (Some(budget_bytes), DeviceName::Cuda(_)) => {
-                (SimSpec::like_cuda(CAPACITY_BYTES), budget_bytes)
+                (SimSpec { tf32: self.tf32, ..SimSpec::like_cuda(CAPACITY_BYTES) }, budget_bytes)
             }
             (budget, DeviceName::Absent(device)) => {
-                let spec = device.spec();
+                let spec = SimSpec { tf32: self.tf32, ..device.spec() };
                 (spec, budget.unwrap_or(spec.capacity_bytes - spec.outside_bytes))
             }
             _ => {

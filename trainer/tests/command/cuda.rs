@@ -93,6 +93,21 @@ mod on_the_pretend_device {
     }
 
     #[test]
+    fn products_in_tf32_are_planned_for_and_have_nearly_the_same_losses() {
+        let place = Place::new();
+        let Some(plain) = train(&place, "--epochs 1 --device cuda", "plain") else { return };
+        let found = train(&place, "--epochs 1 --device cuda --tf32", "tf32").expect("it ran");
+        assert_eq!(found["products"], "cuBLASLt 120800 in tf32");
+        assert_eq!(found["predicted_peak_bytes"], found["measured_peak_bytes"]);
+        assert_ne!(found["final_state_hash"], plain["final_state_hash"]);
+        let [rounded, exact] = ["tf32", "plain"].map(|out| losses(&place, out));
+        for (found, expected) in rounded.iter().zip(&exact) {
+            let apart = (found - expected).abs() / expected;
+            assert!(apart <= 1e-2, "{rounded:?}, not {exact:?}");
+        }
+    }
+
+    #[test]
     fn plan_on_a_device_says_what_multiplies_and_what_lies_outside() {
         let place = Place::new();
         let Some(folder) = DRIVER.folder() else { return };
@@ -130,8 +145,8 @@ mod on_the_pretend_device {
     #[test]
     fn plan_without_a_device_says_what_the_run_on_one_takes() {
         let place = Place::new();
-        for budget in ["5MiB", "16MiB"] {
-            let arguments = format!("--epochs 1 --device cuda --budget {budget}");
+        for options in ["--budget 5MiB", "--budget 16MiB", "--budget 16MiB --tf32"] {
+            let arguments = format!("--epochs 1 --device cuda {options}");
             let words = place.run(&format!("plan {arguments}")).check_done();
             let Some(found) = train(&place, &arguments, "there") else { return };
             let micro_batch = format!("micro-batches of {}\n", found["micro_batch"]);

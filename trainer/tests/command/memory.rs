@@ -150,6 +150,13 @@ fn device_that_is_not_there_is_planned_for_by_its_name_and_memory() {
         place.run(&format!("plan --device {wrong}")).check_refused(1, &["--device"]);
     }
     place.run("train --device h100:80GiB").check_refused(1, &["--device", "not to run on"]);
+    // Copies with channels last take memory.
+    let rounded = place.run("plan --device h100:80GiB --tf32").check_done();
+    assert!(bytes_of(&rounded, "  workspace") > bytes_of(&words, "  workspace"), "{rounded}");
+    for without in ["t4:16GiB", "cpu"] {
+        let outcome = place.run(&format!("plan --device {without} --tf32"));
+        outcome.check_refused(1, &["--tf32", "has no tf32, which NVIDIA devices have since"]);
+    }
 }
 
 #[test]

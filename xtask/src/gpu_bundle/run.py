@@ -52,6 +52,7 @@ MODELS = {
     "gpt2_124m bf16": ["gpt2-124m", "--precision", "bf16", "--set", "data.samples=160"],
     "resnet50 bf16": ["resnet50", "--precision", "bf16", "--set", "data.samples=640"],
     "resnet50 f32": ["resnet50", "--set", "data.samples=640"],
+    "resnet50 tf32": ["resnet50", "--tf32", "--set", "data.samples=640"],
     "unet bf16": [
         "digits-unet", "--precision", "bf16", "--set", "data.shape=[1,128,128]",
         "--set", "model.width=64", "--set", "train.batch_size=16",

@@ -257,16 +257,19 @@ def gpt2_layers(rows):
 
 
 def convolutions(images):
-    """Convolutions of ResNet-50 and of a U-Net and their gradients, in bf16: channels, rows and
-    columns of x, channels of y, rows and columns of the kernel, stride."""
+    """Convolutions of ResNet-50 and of a U-Net and their gradients, in bf16 and, as PyTorch does by
+    default, in tf32: channels, rows and columns of x, channels of y, rows and columns of the kernel,
+    stride."""
     shapes = {
         "stem": (3, 224, 64, 7, 2), "56": (64, 56, 64, 3, 1), "56_one": (64, 56, 256, 1, 1),
         "56_strided": (128, 56, 128, 3, 2), "28": (128, 28, 128, 3, 1), "14": (256, 14, 256, 3, 1),
         "14_one": (1024, 14, 256, 1, 1), "7": (512, 7, 512, 3, 1), "7_one": (512, 7, 2048, 1, 1),
         "unet_128": (64, 128, 64, 3, 1),
     }  # fmt: skip
-    for name, (ins, size, outs, kernel, stride) in shapes.items():
-        noise = lambda *dims: torch.randn(*dims, device="cuda", dtype=torch.bfloat16)
+    types = {"bf16": torch.bfloat16, "tf32": torch.float32}
+    cases = [(of, dtype, *shape) for of, dtype in types.items() for shape in shapes.items()]
+    for of, dtype, name, (ins, size, outs, kernel, stride) in cases:
+        noise = lambda *dims: torch.randn(*dims, device="cuda", dtype=dtype)
         x, w = noise(images, ins, size, size), noise(outs, ins, kernel, kernel)
         pair = lambda value: [value, value]
         geometry = pair(stride), pair(kernel // 2), pair(1), False, pair(0), 1
@@ -280,7 +283,7 @@ def convolutions(images):
             ("dw", lambda: backward(dy, x, w, None, *geometry, (False, True, False))),
         ):
             seconds = median(lambda: timed(lambda: [run() for _ in range(PRODUCTS)])) / PRODUCTS
-            figure(f"conv_{name}_{what}_bf16_rate", "FLOP/s", operations / seconds)
+            figure(f"conv_{name}_{what}_{of}_rate", "FLOP/s", operations / seconds)
 
 
 def matmul(size):

@@ -1,20 +1,22 @@
-// Half types alone.
+// For tensor cores.
 //
 // Convolution of x[N, C, H, W] with w[O, C/G, KH, KW] to y[N, O, OH, OW] by tensor cores, and its
-// gradients; overwritten. x and dy are first copied such that the channels of a pixel lie side by
+// gradients; overwritten. Factors in f32 are rounded to tf32, which has 11 of its 24 binary digits. x
+// and dy are first copied such that the channels of a pixel lie side by
 // side (NHWC), and w the channels of a tap: what a tap meets is then whole packs of 16 bytes, which
 // are copied into shared memory while others are multiplied. Channels of a group are filled up with
 // zeros to whole packs. Blocks have 256 threads.
 
 enum : u32 {
-  PACK = 8,          // elements of 16 bytes
-  COLUMNS = 128,     // of a block's tile of the result
-  STEP = 32,         // of K, which are multiplied at a time
-  STEP_PACKS = STEP / PACK,
+  PACK = 16 / sizeof(Stored),  // elements of 16 bytes
+  COLUMNS = 128,               // of a block's tile of the result
+  STEP_PACKS = 4,
+  STEP = STEP_PACKS * PACK,    // of K, which are multiplied at a time
+  DEPTH_AT_ONCE = 2 * PACK,    // of K, which a tensor core multiplies
 #if defined(__CUDACC__) && __CUDA_ARCH__ < 800
   STAGES = 2,
 #else
-  STAGES = 3,        // steps that are in shared memory
+  STAGES = 3,                  // steps that are in shared memory
 #endif
 };
 
@@ -35,6 +37,16 @@ struct Conv {
 
 __device__ inline u32 in_whole_packs(u64 channels) {
   return ((u32)channels + PACK - 1) / PACK * PACK;
+}
+
+// A factor as tensor cores take it: of f32 what is nearest in tf32, of two the one farther from 0.
+__device__ inline float to_factor(float value) {
+  bool is_nan = value != value;
+  return is_nan ? value : __uint_as_float((__float_as_uint(value) + 0x1000) & 0xffffe000);
+}
+template <typename Half>
+__device__ inline Half to_factor(Half value) {
+  return value;
 }
 
 // to[image, place, group, channels in whole packs] = from[image, group, channel, place]. A grid is
@@ -58,13 +70,13 @@ extern "C" __global__ void __launch_bounds__(256)
       u64 at = (u64)(first_channel + channel) * places + first_place + place;
       Pack<Stored, 4> four = is_there ? load_pack<4>(source, at / 4) : Pack<Stored, 4>();
 #pragma unroll
-      for (u32 k = 0; k < 4; k++) tile[(place + k) * ROW + channel] = four.at[k];
+      for (u32 k = 0; k < 4; k++) tile[(place + k) * ROW + channel] = to_factor(four.at[k]);
     }
     for (u32 i = threadIdx.x; !in_fours && i < rows * SIDE; i += TILE_THREADS) {
       u32 channel = i / SIDE, place = i % SIDE;
       bool is_there = first_channel + channel < channels && first_place + place < places;
       u64 at = (u64)(first_channel + channel) * places + first_place + place;
-      tile[place * ROW + channel] = is_there ? source[at] : Stored();
+      tile[place * ROW + channel] = is_there ? to_factor(source[at]) : Stored();
     }
     __syncthreads();
     u32 image = plane / groups, group = plane % groups;
@@ -176,10 +188,17 @@ struct Sums {
 __device__ inline u32 place_in_lines(u32 line, u32 pack) {
   return line * STEP + (pack ^ line / 2 % STEP_PACKS) * PACK;
 }
-// By the places of the step, of packs of `LINES` lines.
+// By the places of the step, of packs of `LINES` lines. Of half types eight places of a pack are read
+// at once, of f32 four places of two packs.
 template <u32 LINES>
 __device__ inline u32 place_in_step(u32 k, u32 pack) {
-  return k * LINES + (pack ^ k % 8) * PACK;
+  return k * LINES + (pack ^ (sizeof(Stored) == 4 ? k % 4 * 2 : k % 8)) * PACK;
+}
+
+// Element `line` of place `k` of a step, of f32.
+template <u32 LINES>
+__device__ inline u32 word_in_step(const Stored* tile, u32 k, u32 line) {
+  return __float_as_uint(tile[place_in_step<LINES>(k, line / PACK) + line % PACK]);
 }
 
 // Adds the products of a step. `IS_TURNED`: of each k lines lie side by side.
@@ -188,28 +207,39 @@ __device__ inline void multiply_step(const Stored* a_tile, const Stored* b_tile,
   typedef Sums<ROWS> Of;
   u32 lane = threadIdx.x % 32, matrix = lane / 8, line = lane % 8;
 #pragma unroll
-  for (u32 k = 0; k < STEP; k += 16) {
+  for (u32 k = 0; k < STEP; k += DEPTH_AT_ONCE) {
     u32 a[Of::BLOCKS][4], b[2][4];
 #pragma unroll
     for (u32 i = 0; i < Of::BLOCKS; i++) {
       u32 row = Of::first_row() + i * 16;
-      if constexpr (IS_TURNED) {
+      if constexpr (!IS_TURNED) {
+        u32 at = place_in_lines(row + matrix % 2 * 8 + line, k / PACK + matrix / 2);
+        load_matrices(a[i], (const u16*)(a_tile + at));
+      } else if constexpr (sizeof(Stored) == 2) {
         u32 at = place_in_step<ROWS>(k + matrix / 2 * 8 + line, row / PACK + matrix % 2);
         load_turned_matrices(a[i], (const u16*)(a_tile + at));
       } else {
-        u32 at = place_in_lines(row + matrix % 2 * 8 + line, k / PACK + matrix / 2);
-        load_matrices(a[i], (const u16*)(a_tile + at));
+#pragma unroll
+        for (u32 m = 0; m < 4; m++) {
+          a[i][m] = word_in_step<ROWS>(a_tile, k + m / 2 * 4 + lane % 4, row + m % 2 * 8 + lane / 4);
+        }
       }
     }
 #pragma unroll
     for (u32 j = 0; j < 2; j++) {
       u32 column = Of::first_column() + j * 16;
-      if constexpr (IS_TURNED) {
+      if constexpr (!IS_TURNED) {
+        u32 at = place_in_lines(column + matrix / 2 * 8 + line, k / PACK + matrix % 2);
+        load_matrices(b[j], (const u16*)(b_tile + at));
+      } else if constexpr (sizeof(Stored) == 2) {
         u32 at = place_in_step<COLUMNS>(k + matrix % 2 * 8 + line, column / PACK + matrix / 2);
         load_turned_matrices(b[j], (const u16*)(b_tile + at));
       } else {
-        u32 at = place_in_lines(column + matrix / 2 * 8 + line, k / PACK + matrix % 2);
-        load_matrices(b[j], (const u16*)(b_tile + at));
+#pragma unroll
+        for (u32 m = 0; m < 4; m++) {
+          u32 of_line = column + m / 2 * 8 + lane / 4;
+          b[j][m] = word_in_step<COLUMNS>(b_tile, k + m % 2 * 4 + lane % 4, of_line);
+        }
       }
     }
 #pragma unroll
@@ -370,39 +400,13 @@ struct TapLoader {
   }
 };
 
-// y or dx. A grid is (tiles of places, tiles of channels, groups and their phases).
-template <u32 ROWS, bool IS_BACKWARD>
-__device__ inline void multiply_taps(Stored* y, const Stored* source, const Stored* w,
-                                     const Stored* bias, const Conv& conv) {
-  enum : u32 {
-    RESULT_ROW = COLUMNS + PACK,  // rows begin at different banks
-    STAGES_LEN = STAGES * STEP * (ROWS + COLUMNS),
-    LEN = STAGES_LEN > ROWS * RESULT_ROW ? STAGES_LEN : ROWS * RESULT_ROW,
-  };
-  __shared__ __align__(16) Stored shared[LEN];
-  u32 groups = (u32)conv.groups, group = blockIdx.z % groups, phase = blockIdx.z / groups;
-  u32 phases_across = (u32)conv.width.stride;
-  Axis down = IS_BACKWARD ? backward_axis(conv.height, phase / phases_across)
-                          : forward_axis(conv.height);
-  Axis across = IS_BACKWARD ? backward_axis(conv.width, phase % phases_across)
-                            : forward_axis(conv.width);
-  u32 first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS;
-  Sums<ROWS> sums = {};
-  u32 len = down.count * across.count * in_whole_packs(conv.source_channels);
-  if (len > 0) {
-    TapLoader<ROWS> loader(conv, down, across, w, source, group, first_row, first_column);
-    multiply_steps<ROWS>(loader, (len + STEP - 1) / STEP, shared, sums);
-  }
-  u32 rows = (u32)conv.result_channels;
-  sums.for_each_pair([&](u32 row, u32 column, float left, float right) {
-    if (bias != nullptr && first_row + row < rows) {
-      float more = widened(bias[group * rows + first_row + row]);
-      left += more, right += more;
-    }
-    set(shared[row * RESULT_ROW + column], left);
-    set(shared[row * RESULT_ROW + column + 1], right);
-  });
-  __syncthreads();
+// Writes rows of a tile of y or dx that are in shared memory, the first of which is that of `first_row`.
+template <u32 ROWS>
+__device__ inline void write_rows(Stored* y, const Stored* shared, const Conv& conv,
+                                  const Axis& down, const Axis& across, u32 group, u32 first_row,
+                                  u32 first_column) {
+  enum : u32 { RESULT_ROW = COLUMNS + PACK };
+  u32 groups = (u32)conv.groups, rows = (u32)conv.result_channels;
   u32 height = (u32)conv.height.result_len, width = (u32)conv.width.result_len;
   u64 plane_len = (u64)height * width;
   u32 count = (u32)conv.images * conv.by_places.size;
@@ -432,6 +436,54 @@ __device__ inline void multiply_taps(Stored* y, const Stored* source, const Stor
   for (u32 row = threadIdx.x / COLUMNS; row < ROWS && first_row + row < rows;
        row += TILE_THREADS / COLUMNS) {
     y[at + row * plane_len] = shared[row * RESULT_ROW + column];
+  }
+}
+
+// y or dx. A grid is (tiles of places, tiles of channels, groups and their phases).
+template <u32 ROWS, bool IS_BACKWARD>
+__device__ inline void multiply_taps(Stored* y, const Stored* source, const Stored* w,
+                                     const Stored* bias, const Conv& conv) {
+  enum : u32 {
+    RESULT_ROW = COLUMNS + PACK,  // rows begin at different banks
+    // Of the result in f32 half is in shared memory at a time, that of half of the warps.
+    ROUNDS = sizeof(Stored) == 4 ? 2 : 1,
+    ROUND_ROWS = ROWS / ROUNDS,
+    STAGES_LEN = STAGES * STEP * (ROWS + COLUMNS),
+    LEN = STAGES_LEN > ROUND_ROWS * RESULT_ROW ? STAGES_LEN : ROUND_ROWS * RESULT_ROW,
+  };
+  __shared__ __align__(16) Stored shared[LEN];
+  u32 groups = (u32)conv.groups, group = blockIdx.z % groups, phase = blockIdx.z / groups;
+  u32 phases_across = (u32)conv.width.stride;
+  Axis down = IS_BACKWARD ? backward_axis(conv.height, phase / phases_across)
+                          : forward_axis(conv.height);
+  Axis across = IS_BACKWARD ? backward_axis(conv.width, phase % phases_across)
+                            : forward_axis(conv.width);
+  u32 first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS;
+  Sums<ROWS> sums = {};
+  u32 len = down.count * across.count * in_whole_packs(conv.source_channels);
+  if (len > 0) {
+    TapLoader<ROWS> loader(conv, down, across, w, source, group, first_row, first_column);
+    multiply_steps<ROWS>(loader, (len + STEP - 1) / STEP, shared, sums);
+  }
+  u32 rows = (u32)conv.result_channels;
+#pragma unroll
+  for (u32 round = 0; round < ROUNDS; round++) {
+    u32 round_row = round * ROUND_ROWS;
+    if (ROUNDS == 1 || threadIdx.x / 128 == round) {
+      sums.for_each_pair([&](u32 row, u32 column, float left, float right) {
+        if (bias != nullptr && first_row + row < rows) {
+          float more = widened(bias[group * rows + first_row + row]);
+          left += more, right += more;
+        }
+        set(shared[(row - round_row) * RESULT_ROW + column], left);
+        set(shared[(row - round_row) * RESULT_ROW + column + 1], right);
+      });
+    }
+    __syncthreads();
+    write_rows<ROUND_ROWS>(y, shared, conv, down, across, group, first_row + round_row,
+                           first_column);
+    // The next round is written over this one.
+    if (round + 1 < ROUNDS) __syncthreads();
   }
 }
 

@@ -1,12 +1,13 @@
-//! The products of half types on NVIDIA devices: operands are copied into scratch memory with the
+//! The products of half types, and of f32 as tf32, on NVIDIA devices: operands are copied into scratch memory with the
 //! channels of a pixel side by side (NHWC), so that tensor cores get what they multiply in whole
 //! packs. See `channels_last.cu`. Sizes are the same with and without a device.
 
 use super::shape::Conv2dShape;
 use super::{Conv2d, Product};
+use crate::dtype::DType;
 
-/// Elements that are copied at a time.
-const PACK: usize = 8;
+/// What is copied at a time.
+const PACK_BYTES: usize = 16;
 
 /// Rows and columns of a tile of the result, and the rows of a tall one.
 const TILE: [usize; 2] = [64, 128];
@@ -19,8 +20,13 @@ const BLOCKS_WANTED: usize = 264;
 /// the most would be zeros.
 pub(super) fn is_used(conv: &Conv2d) -> bool {
     let Conv2dShape { in_channels, out_channels, groups, .. } = conv.shape;
-    let are_packs = [in_channels, out_channels].iter().all(|count| count / groups >= PACK);
-    conv.dtype.size_bytes() == 2 && (groups == 1 || are_packs)
+    let pack = PACK_BYTES / conv.dtype.size_bytes();
+    let are_packs = [in_channels, out_channels].iter().all(|count| count / groups >= pack);
+    let is_for_tensor_cores = match conv.dtype {
+        DType::F32 => conv.is_in_tf32,
+        dtype => dtype.size_bytes() == 2,
+    };
+    is_for_tensor_cores && (groups == 1 || are_packs)
 }
 
 /// The sizes of a product as the kernels see it.
@@ -46,7 +52,9 @@ pub(super) struct ChannelsLast {
     pub(super) parts: usize,
     /// Elements of w with its channels in whole packs.
     pub(super) filters_len: usize,
-    /// Elements of the copies in half types, and of the parts' sums in f32.
+    /// Elements of a pack.
+    pack: usize,
+    /// Elements of the copies, and of the parts' sums in f32.
     copies: [usize; 2],
     sums: usize,
 }
@@ -54,6 +62,7 @@ pub(super) struct ChannelsLast {
 impl ChannelsLast {
     pub(super) fn of(conv: &Conv2d) -> Self {
         let shape = &conv.shape;
+        let pack = PACK_BYTES / conv.dtype.size_bytes();
         let [ins, outs] = [shape.in_channels, shape.out_channels].map(|count| count / shape.groups);
         let in_size = [shape.in_height, shape.in_width];
         let out_size = [shape.out_height(), shape.out_width()];
@@ -69,7 +78,7 @@ impl ChannelsLast {
         let phases = stride[0].saturating_mul(stride[1]);
 
         let taps = shape.kernel[0] * shape.kernel[1];
-        let filter_len = taps * in_packs(source_channels);
+        let filter_len = taps * source_channels.next_multiple_of(pack);
         let pixels = shape.batch * places[0] * places[1];
         let columns = if is_of_weight { filter_len } else { pixels };
         let across = columns.div_ceil(TILE[1]);
@@ -88,7 +97,7 @@ impl ChannelsLast {
         let parts = parts(tile_rows);
 
         let images = |channels: usize, size: [usize; 2]| {
-            shape.batch * size[0] * size[1] * shape.groups * in_packs(channels)
+            shape.batch * size[0] * size[1] * shape.groups * channels.next_multiple_of(pack)
         };
         let filters = shape.groups * result_channels * filter_len;
         let second = if is_of_weight { images(outs, out_size) } else { filters };
@@ -103,6 +112,7 @@ impl ChannelsLast {
             tile_rows,
             parts,
             filters_len: filters,
+            pack,
             copies: [images(source_channels, source_size), second],
             sums: if is_of_weight { parts * filters } else { 0 },
         }
@@ -111,15 +121,15 @@ impl ChannelsLast {
     /// Where the source, the other factor and the parts' sums begin in scratch memory, and its
     /// length, in elements of f32.
     pub(super) fn scratch(&self) -> [usize; 4] {
-        // Copies are whole packs.
-        let [source, other] = self.copies.map(|len| len / 2);
+        // Copies are whole packs of four elements of f32.
+        let [source, other] = self.copies.map(|len| len / self.pack * 4);
         [0, source, source + other, source + other + self.sums]
     }
-}
 
-/// Channels with what fills them up.
-pub(super) fn in_packs(channels: usize) -> usize {
-    channels.next_multiple_of(PACK)
+    /// Channels with what fills them up.
+    pub(super) fn in_packs(&self, channels: usize) -> usize {
+        channels.next_multiple_of(self.pack)
+    }
 }
 
 /// Into how many parts the pixels are cut for dw, so that all of a device has work.

@@ -1,10 +1,10 @@
 //! The three products on NVIDIA devices: implicit matrix products in tiles. Gradients of weights
 //! have few elements that are sums over all pixels, so several blocks each add up some of the
-//! pixels, in scratch memory. See `conv2d.cu`, and for half types `channels_last.cu`.
+//! pixels, in scratch memory. See `conv2d.cu`, and `channels_last.cu` for what tensor cores take.
 
 use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
-use super::channels_last::{self, ChannelsLast, in_packs};
+use super::channels_last::{self, ChannelsLast};
 use super::shape::Conv2dShape;
 use super::{Conv2d, Product};
 use crate::cuda::kernels::{CHANNELS_LAST, CONV2D, divisor, grid, typed_name};
@@ -77,7 +77,7 @@ pub(super) fn run(conv: &Conv2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Re
     cuda.launch(image, &kernel, on_tiles, &[y.to_write(), a, b, bias, sizes])
 }
 
-/// A product of half types: copies of the operands with their channels last, and what they give.
+/// A product for tensor cores: copies of the operands with their channels last, and what they give.
 fn run_channels_last(conv: &Conv2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let (on_tiles, image, dtype) = (grid_of(conv)?, CHANNELS_LAST.of(conv.dtype), conv.dtype);
     let (of, shape) = (ChannelsLast::of(conv), &conv.shape);
@@ -120,7 +120,7 @@ fn run_channels_last(conv: &Conv2d, cuda: &Cuda, operands: &CudaOperands<'_>) ->
         let parameters = &[Write, Read, U32, U32, U32, Words(2), Words(2)];
         let kernel = Signature { name, parameters };
         let len = of.filters_len;
-        let [by_depth, by_taps] = [divisor(in_packs(ins)), divisor(taps)];
+        let [by_depth, by_taps] = [divisor(of.in_packs(ins)), divisor(taps)];
         let arguments = [
             y.to_write(),
             scratch.to_read_from(sums),
@@ -158,8 +158,8 @@ fn channels_last_tiles(conv: &Conv2d) -> Option<Grid> {
     len_of(&[shape.batch, of.places[0], of.places[1]])?;
     len_of(&[shape.batch, shape.groups])?;
     len_of(&[of.filters_len])?;
-    len_of(&[shape.groups, in_packs(of.source_channels)])?;
-    len_of(&[shape.groups, in_packs(of.result_channels)])?;
+    len_of(&[shape.groups, of.in_packs(of.source_channels)])?;
+    len_of(&[shape.groups, of.in_packs(of.result_channels)])?;
     let [across, down] = of.tiles;
     let layers = shape.groups.checked_mul(of.phases)?.checked_mul(of.parts)?;
     let fits = down <= BLOCKS_MAX && layers <= BLOCKS_MAX;

@@ -136,7 +136,7 @@ pub struct Conv2dWorkspace {
 
 impl Conv2dWorkspace {
     /// That of a convolution of `x` with `w`, both of `dtype`, on a device that is, or stands for,
-    /// one of this `kind`; without a bias. Operands that are not contiguous are copied besides.
+    /// one of this `kind`; without a bias, and not in tf32. Operands that are not contiguous are copied besides.
     ///
     /// # Errors
     /// Those of [`Tensor::conv2d`].
@@ -153,7 +153,8 @@ impl Conv2dWorkspace {
             return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
         }
         let bytes = |product| {
-            let len = Conv2d { op, product, shape, dtype }.workspace_len(kind, false);
+            let conv = Conv2d { op, product, shape, dtype, is_in_tf32: false };
+            let len = conv.workspace_len(kind, false);
             len * dtype.computed().size_bytes()
         };
         Ok(Conv2dWorkspace {
@@ -191,9 +192,17 @@ struct Conv2d {
     product: Product,
     shape: Conv2dShape,
     dtype: DType,
+    /// Whether factors in f32 may be rounded to tf32.
+    is_in_tf32: bool,
 }
 
 impl Conv2d {
+    /// A product of tensors like `first`.
+    fn of(op: &'static str, product: Product, shape: Conv2dShape, first: &Tensor) -> Self {
+        let (dtype, is_in_tf32) = (first.dtype(), first.device().is_in_tf32());
+        Conv2d { op, product, shape, dtype, is_in_tf32 }
+    }
+
     /// Whether it is of one tap, at each pixel: for each image a product of matrices, which a
     /// device's library does faster than any kernel for convolutions, if rows of pixels begin where
     /// it reads several at once.
@@ -241,7 +250,7 @@ impl Conv2d {
         if let Some(b) = b {
             b.check_shape(op, [shape.out_channels])?;
         }
-        let kernel = Conv2d { op, product: Product::Forward, shape, dtype: x.dtype() };
+        let kernel = Conv2d::of(op, Product::Forward, shape, x);
         let reads = [Some(x), Some(w), b].into_iter().flatten().collect::<Vec<_>>();
         kernel.run(&reads, output_shape(&shape))
     }
@@ -256,7 +265,7 @@ impl Conv2d {
     ) -> Result<Tensor> {
         let shape = geometry.with(op, &x_shape, w.shape())?;
         dy.check_shape(op, output_shape(&shape))?;
-        let kernel = Conv2d { op, product: Product::BackwardInput, shape, dtype: dy.dtype() };
+        let kernel = Conv2d::of(op, Product::BackwardInput, shape, dy);
         kernel.run(&[dy, w], x_shape)
     }
 
@@ -270,7 +279,7 @@ impl Conv2d {
     ) -> Result<Tensor> {
         let shape = geometry.with(op, x.shape(), &w_shape)?;
         dy.check_shape(op, output_shape(&shape))?;
-        let kernel = Conv2d { op, product: Product::BackwardWeight, shape, dtype: dy.dtype() };
+        let kernel = Conv2d::of(op, Product::BackwardWeight, shape, dy);
         kernel.run(&[dy, x], w_shape)
     }
 

@@ -80,7 +80,7 @@ pub(super) fn forward(
     if let Some(b) = b {
         b.check_shape(op, [y_shape[1]])?;
     }
-    let kernel = Conv2d { op, product: Product::BackwardInput, shape, dtype: x.dtype() };
+    let kernel = Conv2d::of(op, Product::BackwardInput, shape, x);
     let reads = [Some(x), Some(w), b].into_iter().flatten().collect::<Vec<_>>();
     kernel.run(&reads, y_shape)
 }
@@ -95,7 +95,7 @@ pub(super) fn backward_input(
 ) -> Result<Tensor> {
     let (y_shape, shape) = geometry.with(op, &x_shape, w.shape())?;
     dy.check_shape(op, y_shape)?;
-    let kernel = Conv2d { op, product: Product::Forward, shape, dtype: dy.dtype() };
+    let kernel = Conv2d::of(op, Product::Forward, shape, dy);
     kernel.run(&[dy, w], x_shape)
 }
 
@@ -109,7 +109,7 @@ pub(super) fn backward_weight(
 ) -> Result<Tensor> {
     let (y_shape, shape) = geometry.with(op, x.shape(), &w_shape)?;
     dy.check_shape(op, y_shape)?;
-    let kernel = Conv2d { op, product: Product::BackwardWeight, shape, dtype: dy.dtype() };
+    let kernel = Conv2d::of(op, Product::BackwardWeight, shape, dy);
     // The gradient of this x is the convolution's y, and the other way round.
     kernel.run(&[x, dy], w_shape)
 }
