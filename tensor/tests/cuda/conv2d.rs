@@ -178,7 +178,8 @@ fn convolutions_in_every_type_and_in_parts_are_those_of_the_processor() {
 /// a device that does so.
 fn for_tensor_cores(gpu: &Gpu) -> impl Iterator<Item = (Device, (DType, f64))> {
     let (plain, in_tf32) = (gpu.device(), in_tf32(gpu));
-    each_float([2e-5, 1e-13]).into_iter().filter_map(move |of_type| match of_type.0 {
+    // Tensor cores cut off what a sum has no digits for, where the processor rounds.
+    each_float([2e-4, 1e-13]).into_iter().filter_map(move |of_type| match of_type.0 {
         DType::F64 => None,
         DType::F32 => Some((in_tf32.clone(), of_type)),
         _ => Some((plain.clone(), of_type)),

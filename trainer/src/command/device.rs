@@ -5,9 +5,9 @@ use std::io::{self, Write};
 use clap::Args;
 use lowtide_allocator::{MemoryLimit, available_bytes};
 #[cfg(feature = "cuda")]
-use lowtide_tensor::cuda::{CudaOptions, Precision, Products};
-#[cfg(feature = "cuda")]
 use lowtide_tensor::cuda::gate::Product;
+#[cfg(feature = "cuda")]
+use lowtide_tensor::cuda::{CudaOptions, Precision, Products};
 use lowtide_tensor::{CpuOptions, Device, Rates, SimSpec};
 
 use crate::command::parse_count;
