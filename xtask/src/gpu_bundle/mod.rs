@@ -5,13 +5,14 @@
 //! cargo xtask gpu-bundle # and target/gpu-bundle.tar.xz, to be sent about
 //! # on the machine with the device: a driver, Python 3.8 and, for the comparison, torch
 //! tar -xJf gpu-bundle.tar.xz
-//! for part in tests kernels models torch; do sh gpu-bundle/run.sh $part --out results; done
+//! for part in tests kernels models torch pretrained; do sh gpu-bundle/run.sh $part --out results; done
 //! ```
 //!
-//! Each of the four takes less than ten minutes: `tests` has versions, the tests that can do with
+//! Each of the five takes less than ten minutes: `tests` has versions, the tests that can do with
 //! any driver, compute-sanitizer and cuDNN's description of the device; `kernels` every kernel
 //! against its floor, launches, calls of the driver and copies; `models` trainings by lowtide on
-//! the device and their longest kernels; `torch` the same in PyTorch. What is found is on disk at
+//! the device and their longest kernels; `torch` the same in PyTorch; `pretrained` models of
+//! transformers, fine-tuned by lowtide and by PyTorch with peft. What is found is on disk at
 //! once, so a part that is cut short keeps what it has: `results.json` has everything and
 //! `results.md` a table of it. Results of parts that were brought into one folder become one by
 //! `run.sh table --out FOLDER`. What cannot be done is a line that says why; without a device every
@@ -45,12 +46,13 @@ pub const BYTES_MAX: u64 = 40_000_000;
 const PROGRAMS: [&str; 2] = ["lowtide", "gpu_figures"];
 
 /// What is no binary: name, text.
-const SCRIPTS: [(&str, &str); 5] = [
+const SCRIPTS: [(&str, &str); 6] = [
     ("run.sh", include_str!("run.sh")),
     ("run.py", include_str!("run.py")),
     ("table.py", include_str!("table.py")),
     ("cudnn_device.py", include_str!("cudnn_device.py")),
     ("torch_figures.py", include_str!("torch_figures.py")),
+    ("pretrained_figures.py", include_str!("pretrained_figures.py")),
 ];
 
 /// A program that cargo built.

@@ -1,9 +1,10 @@
 """Runs the tests and the measurements of a bundle, and writes what they say.
 
-There are four commands, each within ten minutes: `tests` (every kernel is compiled; versions, tests,
+There are five commands, each within ten minutes: `tests` (every kernel is compiled; versions, tests,
 compute-sanitizer, cuDNN's description of the device), `kernels` (every kernel against its floor,
 products, launches, calls of the driver, copies), `models` (trainings, their steps and peaks, and
-their longest kernels) and `torch` (the same in PyTorch: eager, compiled, compiled with graphs).
+their longest kernels), `torch` (the same in PyTorch: eager, compiled, compiled with graphs) and
+`pretrained` (models of transformers, fine-tuned by lowtide and by PyTorch with peft).
 Without a name all of them run.
 
 What a command finds is in results-COMMAND.json as soon as it is known; results.json and results.md
@@ -33,7 +34,7 @@ import time
 from table import readable_table
 
 HERE = pathlib.Path(__file__).resolve().parent
-COMMANDS = ("tests", "kernels", "models", "torch")
+COMMANDS = ("tests", "kernels", "models", "torch", "pretrained")
 # Of one command, with what it needs to start and to write.
 LIMIT_SECONDS = 560
 
@@ -473,6 +474,15 @@ def run_models(report, options, left):
 def run_torch(report, options, left):
     small = ["--small"] if options.small else []
     figures(report, "torch", [sys.executable, str(HERE / "torch_figures.py"), *small], left())
+
+
+def run_pretrained(report, options, left):
+    small = ["--small"] if options.small else []
+    script, lowtide = str(HERE / "pretrained_figures.py"), str(HERE / "bin/lowtide")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, program in (("lowtide", lowtide), ("torch", "torch")):
+            command = [sys.executable, script, program, folder, *small]
+            figures(report, name, command, min(270, left()))
 
 
 def main():

@@ -26,7 +26,8 @@ def ours_and_torch(results):
             ours[f"{name}_peak"] = {"value": section["measured_peak_bytes"], "unit": "bytes"}
         if "step_seconds" in section:
             ours[f"{name}_step"] = {"value": section["step_seconds"], "unit": "seconds"}
-    return ours, values(results, "torch", "torch")
+    ours.update(values(results, "pretrained", "lowtide"))
+    return ours, values(results, "torch", "torch") | values(results, "pretrained", "torch")
 
 
 def readable_table(results):

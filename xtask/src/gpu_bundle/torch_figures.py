@@ -389,4 +389,5 @@ def main():
             refused(name, error)
 
 
-main()
+if __name__ == "__main__":
+    main()

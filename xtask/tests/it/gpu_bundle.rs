@@ -43,12 +43,13 @@ text
 fn bundle(test: &str, lowtide: &str, figures: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu_bundle");
-    for name in ["run.sh", "run.py", "table.py", "cudnn_device.py"] {
+    for name in ["run.sh", "run.py", "table.py", "cudnn_device.py", "pretrained_figures.py"] {
         fs::copy(scripts.join(name), folder.path().join(name)).expect("a script");
     }
     fs::write(
         folder.path().join("torch_figures.py"),
-        "print('{\"name\": \"a\", \"value\": 2.5e12, \"unit\": \"FLOP/s\"}')\n",
+        "print('{\"name\": \"a\", \"value\": 2.5e12, \"unit\": \"FLOP/s\"}')\n\
+         figure = said = refused = print\n",
     )
     .expect("a file");
     fs::write(folder.path().join("commit.txt"), "abc\n").expect("a file");
@@ -119,6 +120,7 @@ fn machine_without_a_device_is_told_in_lines_and_breaks_nothing() {
             "train: refused: exit code 1: lowtide: no CUDA driver: none",
             "products: 0 figures; device: none",
             "torch: 1 figures",
+            "lowtide: 1 figures",
         ],
     );
     let tests = &results["tests"]["sections"]["tests tensor-cuda"];
