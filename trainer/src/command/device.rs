@@ -32,8 +32,8 @@ pub(super) struct DeviceArgs {
     /// batches, copies that are saved, the program itself. Of a cuda device it is beside that.
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
     process_budget: Option<usize>,
-    /// Rounds the factors of products and convolutions in f32 to tf32, which has 11 of the 24 binary
-    /// digits and takes a fraction of the time: on NVIDIA devices since the A100.
+    /// Rounds the factors of products and convolutions in f32 to tf32, which has 11 of the 24
+    /// binary digits and takes a fraction of the time: on NVIDIA devices since the A100.
     #[arg(long)]
     tf32: bool,
     /// Threads that compute on the processor; one per core if absent.

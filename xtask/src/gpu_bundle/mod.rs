@@ -5,7 +5,9 @@
 //! cargo xtask gpu-bundle # and target/gpu-bundle.tar.xz, to be sent about
 //! # on the machine with the device: a driver, Python 3.8 and, for the comparison, torch
 //! tar -xJf gpu-bundle.tar.xz
-//! for part in tests kernels models torch pretrained; do sh gpu-bundle/run.sh $part --out results; done
+//! for part in tests kernels models torch pretrained; do
+//!     sh gpu-bundle/run.sh $part --out results
+//! done
 //! ```
 //!
 //! Each of the five takes less than ten minutes: `tests` has versions, the tests that can do with
@@ -127,8 +129,8 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     if profile == Profile::Dev { Ok(true) } else { pack(root, &folder) }
 }
 
-/// Packs the folder, with a window over all programs, which have much in common. True if it is small
-/// enough; where nothing packs, said aloud, it is.
+/// Packs the folder, with a window over all programs, which have much in common. True if it is
+/// small enough; where nothing packs, said aloud, it is.
 fn pack(root: &Path, folder: &Path) -> Result<bool, String> {
     let packed = folder.with_extension("tar.xz");
     let mut tar = Command::new("tar");

@@ -1,6 +1,7 @@
-//! The products of half types, and of f32 as tf32, on NVIDIA devices: operands are copied into scratch memory with the
-//! channels of a pixel side by side (NHWC), so that tensor cores get what they multiply in whole
-//! packs. See `channels_last.cu`. Sizes are the same with and without a device.
+//! The products of half types, and of f32 as tf32, on NVIDIA devices: operands are copied into
+//! scratch memory with the channels of a pixel side by side (NHWC), so that tensor cores get what
+//! they multiply in whole packs. See `channels_last.cu`. Sizes are the same with and without a
+//! device.
 
 use super::shape::Conv2dShape;
 use super::{Conv2d, Product};

@@ -136,7 +136,8 @@ pub struct Conv2dWorkspace {
 
 impl Conv2dWorkspace {
     /// That of a convolution of `x` with `w`, both of `dtype`, on a device that is, or stands for,
-    /// one of this `kind`; without a bias, and not in tf32. Operands that are not contiguous are copied besides.
+    /// one of this `kind`; without a bias, and not in tf32. Operands that are not contiguous are
+    /// copied besides.
     ///
     /// # Errors
     /// Those of [`Tensor::conv2d`].
