@@ -39,6 +39,18 @@ text
     assert_eq!(programs("{\"reason\": \"build-finished\"}"), []);
 }
 
+/// Has one figure, and what `pretrained_figures.py` takes from it.
+const TORCH_FIGURES: &str = r#"
+import json
+
+def refused(name, reason):
+    print(json.dumps({"name": name, "refused": str(reason)}))
+
+figure = said = refused
+if __name__ == "__main__":
+    print('{"name": "a", "value": 2.5e12, "unit": "FLOP/s"}')
+"#;
+
 /// A bundle of programs that say what they are told to say.
 fn bundle(test: &str, lowtide: &str, figures: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
@@ -46,12 +58,7 @@ fn bundle(test: &str, lowtide: &str, figures: &str) -> tempfile::TempDir {
     for name in ["run.sh", "run.py", "table.py", "cudnn_device.py", "pretrained_figures.py"] {
         fs::copy(scripts.join(name), folder.path().join(name)).expect("a script");
     }
-    fs::write(
-        folder.path().join("torch_figures.py"),
-        "print('{\"name\": \"a\", \"value\": 2.5e12, \"unit\": \"FLOP/s\"}')\n\
-         figure = said = refused = print\n",
-    )
-    .expect("a file");
+    fs::write(folder.path().join("torch_figures.py"), TORCH_FIGURES).expect("a file");
     fs::write(folder.path().join("commit.txt"), "abc\n").expect("a file");
     // A binary that lists no test is run as one.
     let test = &format!("test \"$1\" = --list && exit 0\n{test}");
@@ -120,13 +127,17 @@ fn machine_without_a_device_is_told_in_lines_and_breaks_nothing() {
             "train: refused: exit code 1: lowtide: no CUDA driver: none",
             "products: 0 figures; device: none",
             "torch: 1 figures",
-            "lowtide: 1 figures",
         ],
     );
     let tests = &results["tests"]["sections"]["tests tensor-cuda"];
     assert_eq!(tests["skips"]["storage::a"], "no CUDA driver: none");
     let trained = &results["models"]["sections"]["train"];
     assert_eq!(trained["refused"], "exit code 1: lowtide: no CUDA driver: none");
+    // Without transformers or a device, each side says so.
+    for side in ["lowtide", "torch"] {
+        let figures = &results["pretrained"]["sections"][side]["figures"];
+        assert!(figures[0]["refused"].is_string(), "{side}: {figures}");
+    }
     assert_eq!(results["tests"]["machine"]["commit"], "abc");
     assert!(table.contains("| a |  | 2.50 TFLOP/s |"), "{table}");
 }
