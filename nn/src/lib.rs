@@ -52,7 +52,8 @@ pub use layers::linear::Linear;
 pub use layers::norm::{GroupNorm, LayerNorm, RmsNorm};
 pub use layers::pad::Pad;
 pub use layers::pool::{
-    AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d,
+    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool1d, AdaptiveMaxPool2d, AvgPool1d,
+    AvgPool2d, MaxPool1d, MaxPool2d,
 };
 pub use layers::prelu::PReLU;
 pub use layers::recurrent::{
@@ -102,6 +103,7 @@ pub use safetensors::{from_safetensors, load, map, parse_safetensors, save, to_s
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use segment::{Segment, run_blocks};
 pub use volumes::{
-    AvgPool3d, Conv3d, Conv3dGeometry, MaxPool3d, MaxPool3dOptions, Pool3dGeometry,
-    adaptive_avg_pool3d, adaptive_max_pool3d, avg_pool3d, conv3d, max_pool3d,
+    AdaptiveAvgPool3d, AdaptiveMaxPool3d, AvgPool3d, Conv3d, Conv3dGeometry, MaxPool3d,
+    MaxPool3dOptions, Pool3dGeometry, adaptive_avg_pool3d, adaptive_max_pool3d, avg_pool3d, conv3d,
+    max_pool3d,
 };

@@ -315,3 +315,33 @@ impl Module for AvgPool3d {
         avg_pool3d(input, self.window, self.options)
     }
 }
+
+/// The means of this many (planes, rows, columns) of windows that cover the volume,
+/// `torch.nn.AdaptiveAvgPool3d`.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptiveAvgPool3d(pub [usize; 3]);
+
+impl Parameters for AdaptiveAvgPool3d {}
+
+impl Module for AdaptiveAvgPool3d {
+    /// # Shapes
+    /// `input: [B, C, D, H, W] → [B, C, planes, rows, columns]`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        adaptive_avg_pool3d(input, self.0)
+    }
+}
+
+/// The largest values of this many (planes, rows, columns) of windows that cover the volume,
+/// `torch.nn.AdaptiveMaxPool3d`.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptiveMaxPool3d(pub [usize; 3]);
+
+impl Parameters for AdaptiveMaxPool3d {}
+
+impl Module for AdaptiveMaxPool3d {
+    /// # Shapes
+    /// `input: [B, C, D, H, W] → [B, C, planes, rows, columns]`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        adaptive_max_pool3d(input, self.0)
+    }
+}

@@ -86,6 +86,35 @@ impl Module for AvgPool2d {
     }
 }
 
+/// The means of this many windows that cover the sequence, `torch.nn.AdaptiveAvgPool1d`.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptiveAvgPool1d(pub usize);
+
+impl Parameters for AdaptiveAvgPool1d {}
+
+impl Module for AdaptiveAvgPool1d {
+    /// # Shapes
+    /// `input: [B, C, L] → [B, C, windows]`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(input.unsqueeze(2)?.adaptive_avg_pool2d([1, self.0])?.squeeze(2)?)
+    }
+}
+
+/// The largest values of this many windows that cover the sequence,
+/// `torch.nn.AdaptiveMaxPool1d`.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptiveMaxPool1d(pub usize);
+
+impl Parameters for AdaptiveMaxPool1d {}
+
+impl Module for AdaptiveMaxPool1d {
+    /// # Shapes
+    /// `input: [B, C, L] → [B, C, windows]`
+    fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
+        Ok(input.unsqueeze(2)?.adaptive_max_pool2d([1, self.0])?.squeeze(2)?)
+    }
+}
+
 /// The means of this many (rows, columns) of windows that cover the image,
 /// `torch.nn.AdaptiveAvgPool2d`.
 #[derive(Clone, Copy, Debug)]
