@@ -23,6 +23,8 @@ pub(crate) struct EpochPlan {
     order: Box<dyn Order>,
     /// Samples that are visited.
     len: usize,
+    /// Samples that this loader has of a full batch.
+    batch_size: usize,
     /// Set once, when no other batch will be taken.
     cancelled: AtomicBool,
 }
@@ -33,20 +35,21 @@ impl EpochPlan {
         end: LoaderState,
         skip_max: usize,
         order: Box<dyn Order>,
-        len: usize,
+        [len, batch_size]: [usize; 2],
     ) -> Self {
-        Self { layout, end, skip_max, order, len, cancelled: AtomicBool::new(false) }
+        let cancelled = AtomicBool::new(false);
+        Self { layout, end, skip_max, order, len, batch_size, cancelled }
     }
 
     /// What is known of a stream, which has no order of its own.
     pub(crate) fn unordered(layout: Arc<Layout>, end: LoaderState) -> Self {
-        Self::new(layout, end, 0, Box::new(Vec::new()), 0)
+        Self::new(layout, end, 0, Box::new(Vec::new()), [0; 2])
     }
 
     /// The indexes of the samples of `batch`.
     pub(crate) fn samples(&self, batch: usize) -> Vec<usize> {
-        let start = batch * self.end.batch_size;
-        let end = self.len.min(start.saturating_add(self.end.batch_size));
+        let start = batch * self.batch_size;
+        let end = self.len.min(start.saturating_add(self.batch_size));
         (start..end).map(|position| self.order.sample(position)).collect()
     }
 

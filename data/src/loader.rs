@@ -197,7 +197,7 @@ impl Shared {
             epoch,
             batch: self.batches_per_epoch(),
             seed: self.options.seed,
-            batch_size: self.options.batch_size,
+            batch_size: self.options.batch_size.saturating_mul(self.sampler.rank_count()),
             sample_count: self.dataset.len(),
         }
     }
@@ -212,7 +212,8 @@ impl Shared {
         let LoaderOptions { seed, batch_size, .. } = self.options;
         let order = self.sampler.order(EpochKey { seed, epoch, batch_size }, self.dataset.len());
         let (layout, skip_max) = (Arc::clone(&self.layout), self.options.skip_max());
-        let plan = EpochPlan::new(layout, self.end_of(epoch), skip_max, order, self.len);
+        let end = self.end_of(epoch);
+        let plan = EpochPlan::new(layout, end, skip_max, order, [self.len, batch_size]);
         Window::new(Arc::new(plan), 0, self.ring.slots)
     }
 

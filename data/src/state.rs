@@ -16,7 +16,7 @@ pub struct LoaderState {
     pub batch: usize,
     /// Seed of the order.
     pub seed: u64,
-    /// Samples in a full batch.
+    /// Samples in a full batch, of all ranks that share it: another number of ranks can go on.
     pub batch_size: usize,
     /// Samples in the dataset.
     pub sample_count: usize,

@@ -26,6 +26,12 @@ pub trait Sampler: Send + Sync {
         Ok(len)
     }
 
+    /// How many loaders share each batch: one, unless this says otherwise. A
+    /// [`LoaderState`](crate::LoaderState) is that of all of them together.
+    fn rank_count(&self) -> usize {
+        1
+    }
+
     /// The order of an epoch of a dataset of `len` samples.
     ///
     /// An order may repeat an index and leave others out; every index must be below `len`. It is
@@ -61,6 +67,10 @@ impl Order for Vec<usize> {
 impl<S: Sampler + ?Sized> Sampler for Box<S> {
     fn samples_per_epoch(&self, len: usize) -> Result<usize, DataError> {
         (**self).samples_per_epoch(len)
+    }
+
+    fn rank_count(&self) -> usize {
+        (**self).rank_count()
     }
 
     fn order(&self, key: EpochKey, len: usize) -> Box<dyn Order> {

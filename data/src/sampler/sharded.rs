@@ -60,6 +60,10 @@ impl<S: Sampler> Sampler for Sharded<S> {
         })
     }
 
+    fn rank_count(&self) -> usize {
+        self.rank_count.saturating_mul(self.sampler.rank_count())
+    }
+
     fn order(&self, key: EpochKey, len: usize) -> Box<dyn Order> {
         let batch_size = key.batch_size.saturating_mul(self.rank_count);
         let order = self.sampler.order(EpochKey { batch_size, ..key }, len);
