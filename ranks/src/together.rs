@@ -2,16 +2,20 @@
 //!
 //! A sum goes as in a ring, with as many bytes: each rank sums its part, then copies those of the
 //! others. Unlike in a ring, a part is summed in the order of the tree, on the rank that it belongs
-//! to. A rank needs copies of parts of the others for it, at most one more than the tree is deep.
+//! to. It is summed piece by piece: a rank needs copies of pieces of the others for it, at most one
+//! more than the tree is deep.
 
 use std::ops::Range;
 
 use lowtide_allocator::Category;
-use lowtide_tensor::{Device, Tensor, TensorError};
+use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
 use crate::collectives::{Collectives, Rank};
 use crate::error::{Call, RanksError, Result};
 use crate::meeting::{Meeting, Message, meet_in, settle};
+
+/// What is summed or copied at once, at most.
+const PIECE_BYTES: usize = 4 << 20;
 
 impl<M: Meeting> Collectives for M {
     fn rank(&self) -> Rank {
@@ -70,8 +74,7 @@ fn all_reduce(ranks: &impl Meeting, x: &mut Tensor) -> Result<()> {
     let call = Call { op: "all_reduce", elements: Some((x.dtype(), len)), root: None };
     with_tensors(ranks, call, x.clone(), |all| {
         let own = part(len, index, count);
-        let sum = sum(&parts(all, own.clone())?, x.device())?;
-        Ok(flat(x)?.narrow(0, own.start, own.len())?.copy_(&sum)?)
+        sum_to(all, own.clone(), x, own.start)
     })?;
     // The others read what this rank has summed.
     with_tensors(ranks, call, x.clone(), |all| {
@@ -89,8 +92,7 @@ fn reduce_scatter(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Resul
     let call = Call { op: "reduce_scatter", elements: Some((from.dtype(), len)), root: None };
     with_tensors(ranks, call, from.clone(), |all| {
         check(call.op, from, to, len == own * count)?;
-        let sum = sum(&parts(all, index * own..(index + 1) * own)?, to.device())?;
-        Ok(flat(to)?.copy_(&sum)?)
+        sum_to(all, index * own..(index + 1) * own, to, 0)
     })
 }
 
@@ -144,12 +146,29 @@ fn flat(x: &Tensor) -> Result<Tensor> {
     Ok(x.view([x.element_count()])?)
 }
 
-fn parts(all: &[Tensor], range: Range<usize>) -> Result<Vec<Tensor>> {
-    all.iter().map(|x| Ok(flat(x)?.narrow(0, range.start, range.len())?)).collect()
+/// A range of elements of x in row-major order.
+fn slice(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
+    Ok(flat(x)?.narrow(0, range.start, range.len())?)
 }
 
-/// The sum along the tree of [`Collectives::all_reduce`], on
-/// `device`.
+/// A range of elements of a type in pieces.
+fn pieces(range: Range<usize>, dtype: DType) -> impl Iterator<Item = Range<usize>> {
+    let len = (PIECE_BYTES / dtype.size_bytes()).max(1);
+    range.clone().step_by(len).map(move |start| start..range.end.min(start + len))
+}
+
+/// Writes the sum over a range of all tensors to a place in another.
+fn sum_to(all: &[Tensor], range: Range<usize>, to: &Tensor, start: usize) -> Result<()> {
+    for piece in pieces(range.clone(), to.dtype()) {
+        let terms = all.iter().map(|x| slice(x, piece.clone()));
+        let terms = terms.collect::<Result<Vec<Tensor>>>()?;
+        let start = start + piece.start - range.start;
+        slice(to, start..start + piece.len())?.copy_(&sum(&terms, to.device())?)?;
+    }
+    Ok(())
+}
+
+/// The sum along the tree of [`Collectives::all_reduce`], on `device`.
 fn sum(terms: &[Tensor], device: &Device) -> Result<Tensor> {
     let count = terms.len();
     if count == 1 {
@@ -163,9 +182,12 @@ fn sum(terms: &[Tensor], device: &Device) -> Result<Tensor> {
 
 /// Copies a range of a tensor of another rank to a place in an own one.
 pub(crate) fn copy(from: &Tensor, range: Range<usize>, to: &Tensor, start: usize) -> Result<()> {
-    let from = flat(from)?.narrow(0, range.start, range.len())?;
-    let from = from.to_device(to.device(), Category::Workspace)?;
-    Ok(flat(to)?.narrow(0, start, range.len())?.copy_(&from)?)
+    for piece in pieces(range.clone(), from.dtype()) {
+        let start = start + piece.start - range.start;
+        let copy = slice(from, piece.clone())?.to_device(to.device(), Category::Workspace)?;
+        slice(to, start..start + piece.len())?.copy_(&copy)?;
+    }
+    Ok(())
 }
 
 /// # Errors
