@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -227,6 +228,20 @@ impl Gradients {
     /// Puts a gradient that was computed elsewhere in the place of what `leaf` has.
     pub fn insert(&mut self, leaf: LeafId, gradient: Tensor) {
         self.0.insert(leaf, gradient);
+    }
+
+    /// Adds those of other samples. What a leaf has only there is all that it gets.
+    ///
+    /// # Errors
+    /// `OutOfMemory` of a device; `Shape`, `DType` for gradients of something else.
+    pub fn add(&mut self, others: Gradients) -> Result<()> {
+        for (leaf, gradient) in others.0 {
+            match self.0.entry(leaf) {
+                Entry::Occupied(own) => own.into_mut().add_(&gradient)?,
+                Entry::Vacant(place) => _ = place.insert(gradient),
+            }
+        }
+        Ok(())
     }
 
     /// All gradients, in the order in which their leaves were made.

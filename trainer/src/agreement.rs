@@ -5,12 +5,11 @@
 //! COMMIT makes all of them roll back. If it can recover it tries again, as the others do; if it
 //! gives up it tells them.
 
-use lowtide_autograd::{BufferUpdates, Gradients};
 use lowtide_nn::optim::Stateful;
 use lowtide_ranks::{Collectives, Mirror, RanksError, vote};
-use lowtide_tensor::Tensor;
 
 use crate::error::{Result, TrainError};
+use crate::leaves::{Computed, add_counts, summed};
 use crate::observer::Flow;
 use crate::task::Task;
 use crate::trainer::Trainer;
@@ -38,7 +37,7 @@ pub(crate) fn agree<T>(ranks: Ranks<'_>, own: Result<T>) -> Result<T> {
 pub(crate) fn counted_together(ranks: Ranks<'_>, own: Vec<f64>) -> Result<Vec<f64>> {
     let Some(ranks) = ranks else { return Ok(own) };
     let words: Vec<u8> = own.iter().flat_map(|count| count.to_le_bytes()).collect();
-    let mut sums = vec![0.0; own.len()];
+    let mut of_ranks = Vec::new();
     for (rank, words) in ranks.exchange(&words)?.into_iter().enumerate() {
         let counts = words.chunks_exact(8).map(|word| word.try_into().map(f64::from_le_bytes));
         let counts: Vec<f64> = counts.map(|count| count.expect("eight bytes")).collect();
@@ -50,34 +49,35 @@ pub(crate) fn counted_together(ranks: Ranks<'_>, own: Vec<f64>) -> Result<Vec<f6
             );
             return Err(TrainError::Setting { place: "task".to_owned(), problem });
         }
-        sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        of_ranks.push(counts);
     }
-    Ok(sums)
+    let of_rank = &mut |rank: usize| Ok(of_ranks[rank].clone());
+    summed(0..of_ranks.len(), of_rank, &add_counts)
 }
 
-/// Adds up losses and gradients of all ranks, and takes the mean of buffers of floats.
+/// Adds up losses and gradients of all ranks, and takes the means of buffers of floats: over the
+/// ranks, or all of their leaves.
 ///
 /// # Errors
 /// `OutOfMemory` of this rank; `Ranks`.
-pub(crate) fn add_up(
-    ranks: Ranks<'_>,
-    loss_sum: &mut Tensor,
-    gradients: &mut Gradients,
-    buffers: &BufferUpdates,
-) -> Result<()> {
-    let Some(ranks) = ranks else { return Ok(()) };
-    ranks.all_reduce(loss_sum)?;
-    for gradient in gradients.iter_mut() {
-        ranks.all_reduce(gradient)?;
+pub(crate) fn add_up(ranks: Ranks<'_>, own: &mut Computed) -> Result<()> {
+    let mut floats = own.float_buffers();
+    if let Some(ranks) = ranks {
+        ranks.all_reduce(&mut own.loss_sum)?;
+        for gradient in own.gradients.iter_mut() {
+            ranks.all_reduce(gradient)?;
+        }
+        for value in &mut floats {
+            ranks.all_reduce(value)?;
+        }
     }
-    let floats = buffers.iter().map(|(_, value)| value.clone());
-    let mut floats: Vec<Tensor> = floats.filter(|value| value.dtype().is_float()).collect();
-    for value in &mut floats {
-        ranks.all_reduce(value)?;
+    let terms = own.leaf_count * ranks.map_or(1, |ranks| ranks.rank().count);
+    if terms == 1 {
+        return Ok(());
     }
-    let share = 1.0 / ranks.rank().count as f64;
+    let share = 1.0 / terms as f64;
     let scaled = floats.iter_mut().try_for_each(|value| value.mul_scalar_(share));
-    agree(Some(ranks), scaled.map_err(TrainError::from))
+    agree(ranks, scaled.map_err(TrainError::from))
 }
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {

@@ -17,6 +17,7 @@ pub mod human;
 mod json;
 mod knobs;
 mod learned;
+mod leaves;
 mod metrics;
 mod new_file;
 mod not_finite;

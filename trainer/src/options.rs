@@ -1,5 +1,6 @@
 //! What a trainer leaves open.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,7 +45,8 @@ pub struct Options {
     /// batch, as [`Sharded::in_blocks`](lowtide_data::Sharded::in_blocks) gives it, and the same
     /// seed. The update is that of all samples; running statistics are the means of all ranks.
     /// Where each rank takes its share in one part, and no samples are coupled, two ranks have the
-    /// bits of one that splits the batch in two. Ranks have to wait longer for each other than
+    /// bits of one that splits the batch in two; with [`MicroBatches::Leaves`] any number that is a
+    /// power of two has the bits of one. Ranks have to wait longer for each other than
     /// [`Options::wait`]. Each evaluates, observes and saves for itself; updates are not fused.
     pub ranks: Option<Arc<dyn Collectives>>,
 }
@@ -72,6 +74,13 @@ pub enum MicroBatches {
     AsNeeded,
     /// Never split: the same bits, or an error.
     Never,
+    /// Always split into leaves of so many samples, the exact mode of [`Options::ranks`]: the same
+    /// bits on 1, 2, 4, 8 ranks. The gradients of a batch are summed along a tree of its leaves,
+    /// which halves it until one leaf is left, and the upper part of which are the ranks; a rank
+    /// has one more set of gradients than its tree is deep. Buffers such as running statistics
+    /// become the means of what each leaf makes of those before the step: they move once a step.
+    /// Evaluations, too, are done in parts of so many samples. A batch is made of whole leaves, an equal number for each of the ranks.
+    Leaves(NonZeroUsize),
 }
 
 impl Default for Options {

@@ -9,6 +9,7 @@ use lowtide_nn::optim::Stateful;
 use crate::error::{DoesNotFit, Result, TrainError};
 use crate::knobs::Knobs;
 use crate::observer::{Recovery, Retry};
+use crate::options::MicroBatches;
 use crate::rehearsal::PlannedEvent;
 use crate::search::Search;
 use crate::task::Task;
@@ -182,7 +183,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let has_more = capacity_bytes > budget_bytes && len == plan.batch_size;
         // A short batch says nothing about parts longer than itself.
         let planned = Knobs { micro_batch: planned.micro_batch.min(len), ..planned };
-        let whole = Knobs { micro_batch: len, ..Knobs::default() };
+        let largest = match self.options.micro_batches {
+            MicroBatches::Leaves(leaf) => leaf.get(),
+            _ => len,
+        };
+        let whole = Knobs { micro_batch: largest, ..Knobs::default() };
         let limit = if has_more { whole } else { planned };
         if self.knobs.is_at_least(&limit) {
             return;

@@ -41,8 +41,11 @@ pub struct Summary {
     pub steps: u64,
     /// Epochs trained to their end.
     pub epochs: u64,
-    /// Samples of a logical batch.
+    /// Samples of a logical batch, of all ranks.
     pub batch_size: usize,
+    /// How many ranks trained together.
+    #[serde(default = "one")]
+    pub ranks: usize,
     /// The limit on reserved bytes; the machine's memory if none was given.
     pub budget_bytes: usize,
     /// What the budget is: `--budget`, or what limits the memory; empty in runs of older versions.
@@ -77,6 +80,10 @@ pub struct Summary {
     pub seconds: f64,
     /// Hash of parameters, optimizer state, step counts and loss scale.
     pub final_state_hash: String,
+}
+
+fn one() -> usize {
+    1
 }
 
 impl RunDir {

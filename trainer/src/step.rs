@@ -22,8 +22,9 @@ use crate::admission::is_packed;
 use crate::agreement::{Ranks, add_up, agree, counted_together};
 use crate::error::{Result, TrainError};
 use crate::knobs::{Knobs, reset_policies, set_policies};
+use crate::leaves::{Computed, add_counts, check as check_leaves, summed};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
-use crate::options::{NonFinite, Options};
+use crate::options::{MicroBatches, NonFinite, Options};
 use crate::precision::Precision;
 use crate::reading::{Found, Reading};
 use crate::task::Task;
@@ -174,7 +175,8 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
 
     fn take_turns(&mut self, batch: &BatchView<'_>, knobs: Knobs) -> Result<StepOutcome> {
         // BEGIN
-        let own = agree(self.ranks, self.task.counts(batch))?;
+        let own = self.counts(batch);
+        let own = agree(self.ranks, own)?;
         let counts = counted_together(self.ranks, own)?;
         let samples_before = self.ranks.map_or(0, |ranks| ranks.rank().index * batch.len());
         // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
@@ -229,15 +231,14 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     ) -> Result<TurnOutcome> {
         // COMPUTE
         let frozen = Frozen::new(self.task, self.optimizer);
-        let attempt = Attempt::new();
-        let computed = self.compute(&attempt, goal, turn, goal.part_count());
+        let computed = self.compute_share(goal, turn);
         let computed = computed.and_then(|computed| match is_last {
             true => (self.on_enqueued)().map(|()| computed),
             false => Ok(computed),
         });
-        let (mut loss_sum, coupling) = agree(self.ranks, computed)?;
-        let (mut gradients, buffers) = attempt.into_parts();
-        add_up(self.ranks, &mut loss_sum, &mut gradients, &buffers)?;
+        let mut computed = agree(self.ranks, computed)?;
+        add_up(self.ranks, &mut computed)?;
+        let Computed { loss_sum, mut gradients, buffers, coupling, .. } = computed;
         let found = self.read(turn, &loss_sum, &mut gradients);
         let found = agree(self.ranks, found)?;
         let Found { loss_sum, gradient_norm, not_finite } = found;
@@ -312,6 +313,48 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
             })?;
         }
         Ok(())
+    }
+
+    /// What each term of the loss is divided by, as far as this rank's samples count.
+    fn counts(&mut self, batch: &BatchView<'_>) -> Result<Vec<f64>> {
+        let MicroBatches::Leaves(leaf) = self.options.micro_batches else {
+            return self.task.counts(batch);
+        };
+        check_leaves(self.ranks, batch, leaf.get())?;
+        let parts: Vec<_> = micro_batches(batch.len(), leaf.get()).collect();
+        let of_part = &mut |index: usize| self.task.counts(&batch.slice(parts[index].clone()));
+        summed(0..parts.len(), of_part, &add_counts)
+    }
+
+    /// The gradients of the mean loss, as far as they are from this rank's samples.
+    fn compute_share(&mut self, goal: &Goal<'_>, turn: Option<&Turn>) -> Result<Computed> {
+        if let MicroBatches::Leaves(leaf) = self.options.micro_batches {
+            let parts: Vec<_> = micro_batches(goal.batch.len(), leaf.get()).collect();
+            let of_part = &mut |index: usize| self.compute_leaf(goal, turn, parts[index].clone());
+            return summed(0..parts.len(), of_part, &Computed::add);
+        }
+        let attempt = Attempt::new();
+        let (loss_sum, coupling) = self.compute(&attempt, goal, turn, goal.part_count())?;
+        let (gradients, buffers) = attempt.into_parts();
+        Ok(Computed { loss_sum, gradients, buffers, coupling, leaf_count: 1 })
+    }
+
+    /// The gradients of a part of the batch on its own.
+    fn compute_leaf(
+        &mut self,
+        goal: &Goal<'_>,
+        turn: Option<&Turn>,
+        part: Range<usize>,
+    ) -> Result<Computed> {
+        let attempt = Attempt::new();
+        let (pass, loss) = self.forward().run(&attempt, goal, turn, part)?;
+        let loss_sum = loss.value().to_dtype(DType::F64)?.copied()?;
+        let coupling = pass.coupling();
+        (self.on_phase)("backward");
+        attempt.end_casts();
+        pass.backward_seeded(loss, goal.seed)?;
+        let (gradients, buffers) = attempt.into_parts();
+        Ok(Computed { loss_sum, gradients, buffers, coupling, leaf_count: 1 })
     }
 
     /// Adds the gradients of the mean loss to `attempt`, one micro-batch after the other, of the

@@ -8,6 +8,7 @@ use lowtide_amp::LossScaler;
 use lowtide_data::{Batch, BatchView, Loader, LoaderState};
 use lowtide_nn::optim::Stateful;
 use lowtide_nn::{NnError, Parameters};
+use lowtide_ranks::Collectives;
 use lowtide_tensor::{Device, DeviceKind, RandomKey};
 
 use crate::admission::Admitted;
@@ -135,6 +136,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Sets [`Options::offload`]; a plan that offloads has to be made after it.
     pub fn set_offload(&mut self, host: Option<Device>) {
         self.options.offload = host;
+    }
+
+    /// Sets [`Options::ranks`], before the first plan.
+    pub fn set_ranks(&mut self, ranks: Option<Arc<dyn Collectives>>) {
+        self.options.ranks = ranks;
     }
 
     /// The loss scaler, as it is now.
@@ -516,8 +522,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub(crate) fn splitting(&self) -> Splitting {
         let is_coupled = self.current_plan().is_some_and(|plan| plan.forecast.coupling.is_some());
         match self.options.micro_batches {
+            MicroBatches::Leaves(leaf) => Splitting::Leaves(leaf.get()),
             MicroBatches::AsNeeded if !is_coupled => Splitting::Allowed,
-            _ => Splitting::Forbidden,
+            MicroBatches::AsNeeded | MicroBatches::Never => Splitting::Forbidden,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use clap::Args;
 use lowtide_allocator::{MemoryLimit, available_bytes};
+use lowtide_ranks::Rank;
 #[cfg(feature = "cuda")]
 use lowtide_tensor::cuda::gate::Product;
 #[cfg(feature = "cuda")]
@@ -40,6 +41,9 @@ pub(super) struct DeviceArgs {
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=THREADS_MAX))]
     threads: Option<u64>,
+    /// Ranks that share what the machine has for one.
+    #[arg(skip = 1_usize)]
+    shared_by: usize,
 }
 
 /// So much that any model can be built in it.
@@ -119,6 +123,34 @@ pub(super) fn threads_of(asked: Option<u64>) -> usize {
 }
 
 impl DeviceArgs {
+    /// Where one of several ranks computes: with as many threads as it has cores, and within its
+    /// part of what the machine gives unless there is a budget for each; on a cuda device of its
+    /// own.
+    ///
+    /// # Errors
+    /// `Setting` for a limit on the process, which has several ranks.
+    pub(super) fn of_rank(&self, Rank { index, count }: Rank) -> Result<DeviceArgs> {
+        let mut own = self.clone();
+        if count == 1 {
+            return Ok(own);
+        }
+        if self.process_budget.is_some() {
+            let place = "--process-budget".to_owned();
+            let problem = "is for one rank; --budget says what each of several may take";
+            return Err(TrainError::Setting { place, problem: problem.to_owned() });
+        }
+        match &mut own.device {
+            DeviceName::Cpu => {
+                let threads = (threads_of(None) / count).max(1) as u64;
+                own.threads.get_or_insert(threads);
+                own.shared_by = count;
+            }
+            DeviceName::Cuda(device) => *device += index,
+            DeviceName::Absent(_) => {}
+        }
+        Ok(own)
+    }
+
     /// The one budget that is given, or the first.
     pub(super) fn budget(&self) -> Option<usize> {
         self.budgets.first().copied()
@@ -136,7 +168,9 @@ impl DeviceArgs {
     pub(super) fn process_budget(&self) -> Option<ProcessBudget> {
         match (self.process_budget, self.budget(), self.device) {
             (Some(bytes), ..) => Some(ProcessBudget::given(bytes)),
-            (None, None, DeviceName::Cpu) => ProcessBudget::of_control_group(),
+            (None, None, DeviceName::Cpu) if self.shared_by == 1 => {
+                ProcessBudget::of_control_group()
+            }
             _ => None,
         }
     }
@@ -170,7 +204,10 @@ impl DeviceArgs {
     /// The least of what limits the device's memory.
     fn limit(&self, process: Option<ProcessBudget>) -> Option<usize> {
         let of_process = process.filter(|_| self.device == DeviceName::Cpu);
-        self.budget().into_iter().chain(of_process.map(|budget| budget.bytes)).min()
+        let of_process = of_process.map(|budget| budget.bytes);
+        let share = (self.shared_by > 1 && self.budget().is_none())
+            .then(|| MemoryLimit::of_this_process().bytes / self.shared_by);
+        self.budget().into_iter().chain(of_process).chain(share).min()
     }
 
     /// Several budgets, each to plan for.
@@ -268,7 +305,13 @@ impl DeviceArgs {
         }
         match (self.budget(), self.device) {
             (Some(_), _) => "--budget".to_owned(),
-            (None, DeviceName::Cpu) => MemoryLimit::of_this_process().origin.to_string(),
+            (None, DeviceName::Cpu) => {
+                let origin = MemoryLimit::of_this_process().origin.to_string();
+                match self.shared_by {
+                    1 => origin,
+                    count => format!("{origin}, for {count} ranks together"),
+                }
+            }
             (None, DeviceName::Absent(device)) => format!("what is left of the {}", device.name),
             (None, DeviceName::Cuda(_)) => "what the device has free, less a reserve".to_owned(),
         }

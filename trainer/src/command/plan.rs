@@ -76,6 +76,8 @@ pub(super) struct Found {
     /// Changes of the recipe's numerics that it takes.
     numerics: Vec<Numerics>,
     offload_budget: Option<usize>,
+    /// How many ranks it is one of.
+    rank_count: usize,
 }
 
 /// Whether everything that was asked for fits.
@@ -88,27 +90,28 @@ pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
         return compare(&recipe, arguments);
     }
     let PlanArgs { device, planning, .. } = arguments;
+    let device = &device.of_rank(planning.first_rank())?;
     let budget = match arguments.least {
         true => PlanBudget::Least,
         false => PlanBudget::Given(device.process_budget()),
     };
     let found = find(&recipe, device, planning, budget)?;
-    arguments.device.doubt(found.plan.predicted_peak_bytes());
+    device.doubt(found.plan.predicted_peak_bytes());
     if arguments.json {
-        say(&found.to_json(&arguments.device).to_string())?;
+        say(&found.to_json(device).to_string())?;
     } else {
-        found.tell(&arguments.device)?;
+        found.tell(device)?;
     }
     Ok(true)
 }
 
 /// Tells the plan of each of several budgets, a line each.
 fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
-    arguments.device.check_budgets()?;
-    let process_budget = arguments.device.process_budget();
-    let simulated = arguments.device.open_simulated(process_budget)?;
+    let of_rank = arguments.device.of_rank(arguments.planning.first_rank())?;
+    of_rank.check_budgets()?;
+    let simulated = of_rank.open_simulated(of_rank.process_budget())?;
     let Simulated { device: sim, calibration, .. } = simulated;
-    let mut data = recipe.open()?;
+    let mut data = recipe.open_share(arguments.planning.first_rank())?;
     lock_pages(&mut data.train, &sim)?;
     let host = arguments.planning.open_simulated_host(&arguments.device)?;
     let place = Place::new(arguments, &sim, host.as_ref());
@@ -150,7 +153,11 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
         }
         None => "time relative to the fastest".to_owned(),
     };
-    say(&format!("batches of {} samples; {time}", recipe.train.batch_size))?;
+    let share = match arguments.planning.rank_count() {
+        1 => String::new(),
+        count => format!(", {} on each of {count} ranks", recipe.train.batch_size / count),
+    };
+    say(&format!("batches of {} samples{share}; {time}", recipe.train.batch_size))?;
     say("")?;
     let width = if calibration.is_some() { 8 } else { 4 };
     say(&format!("budget       peak                             {:>width$}  plan", "time"))?;
@@ -219,12 +226,14 @@ impl<'a> Place<'a> {
         data: &RecipeData,
     ) -> Result<WithinBudget> {
         let &Place { arguments, sim, host, .. } = self;
-        let process_budget = arguments.device.process_budget();
+        let of_rank = arguments.device.of_rank(arguments.planning.first_rank())?;
+        let process_budget = of_rank.process_budget();
         let fit = recipe.fit(&data.train, &data.test);
         let found = arguments.planning.first_that_fits(recipe, |recipe| {
             sim.allocator().set_capacity(CAPACITY_BYTES);
             let mut trainer = recipe.trainer(sim, data.samples)?;
             trainer.set_offload(host.cloned());
+            trainer.set_ranks(arguments.planning.simulated_ranks());
             let process = divide(process_budget, &mut trainer, &fit, Some(budget_bytes))?;
             sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
             let planned = trainer.plan_sharing(&fit, &self.forecasts(recipe));
@@ -239,17 +248,17 @@ impl<'a> Place<'a> {
 
 /// Tells the longest rows that fit each budget, a line each.
 fn longest(arguments: &PlanArgs) -> Result<bool> {
-    arguments.device.check_budgets()?;
+    let of_rank = arguments.device.of_rank(arguments.planning.first_rank())?;
+    of_rank.check_budgets()?;
     let limit = arguments.model.context_max(&arguments.recipe)?;
-    let Simulated { device: sim, .. } =
-        arguments.device.open_simulated(arguments.device.process_budget())?;
+    let Simulated { device: sim, .. } = of_rank.open_simulated(of_rank.process_budget())?;
     let host = arguments.planning.open_simulated_host(&arguments.device)?;
     let place = Place::new(arguments, &sim, host.as_ref());
     let mut rows = Vec::new();
     for &budget_bytes in &arguments.device.budgets {
         let plan_of = |context: usize| -> Result<WithinBudget> {
             let recipe = arguments.model.recipe_of(&arguments.recipe, Some(context))?;
-            let mut data = recipe.open()?;
+            let mut data = recipe.open_share(arguments.planning.first_rank())?;
             lock_pages(&mut data.train, &sim)?;
             place.plan(budget_bytes, &recipe, &data)
         };
@@ -331,7 +340,11 @@ impl Found {
         if let Some(products) = products {
             say(&format!("products        by {products}"))?;
         }
-        say(&format!("batch           {} samples", plan.batch_size))?;
+        let share = match self.rank_count {
+            1 => String::new(),
+            count => format!(" on each of {count} ranks"),
+        };
+        say(&format!("batch           {} samples{share}", plan.batch_size))?;
         say(&format!("plan            {}", plan.knobs))?;
         for (index, change) in numerics.iter().enumerate() {
             let head = if index == 0 { "numerics" } else { "" };
@@ -445,6 +458,7 @@ impl Found {
             "outside_bytes": outside_bytes,
             "products": products,
             "batch_size": plan.batch_size,
+            "ranks": self.rank_count,
             "evaluation_batch": plan.evaluation_batch,
             "copy_ahead_bytes": plan.copy_ahead_bytes,
             "numerics": numerics,
@@ -531,7 +545,7 @@ pub(super) fn find(
     };
     let Simulated { device: sim, budget_bytes, products, calibration } =
         device.open_simulated(process_budget)?;
-    let RecipeData { samples, mut train, test } = recipe.open()?;
+    let RecipeData { samples, mut train, test } = recipe.open_share(planning.first_rank())?;
     lock_pages(&mut train, &sim)?;
     let host = planning.open_simulated_host(&device)?;
     let fit = recipe.fit(&train, &test);
@@ -539,6 +553,7 @@ pub(super) fn find(
         sim.allocator().set_capacity(CAPACITY_BYTES);
         let mut trainer = recipe.trainer(&sim, samples)?;
         trainer.set_offload(host.clone());
+        trainer.set_ranks(planning.simulated_ranks());
         let process = divide(process_budget, &mut trainer, &fit, device.budget())?;
         let forecasts = Forecasts::default();
         let budget_bytes = match is_least {
@@ -563,6 +578,7 @@ pub(super) fn find(
         survey,
         numerics,
         offload_budget,
+        rank_count: planning.rank_count(),
     })
 }
 

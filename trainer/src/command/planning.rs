@@ -1,13 +1,15 @@
 //! What a plan may do beside splitting and recomputing, where that is asked for.
 
 use std::fmt;
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
+use lowtide_ranks::{Collectives, Mirror, Rank};
 use lowtide_tensor::{CpuOptions, Device, SimSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::command::DeviceArgs;
 use crate::command::device::{DeviceName, parse_budget};
+use crate::command::{DeviceArgs, parse_count};
 use crate::error::{Result, TrainError};
 use crate::precision::Precision;
 use crate::recipe::{Recipe, StateType, StoredType};
@@ -19,11 +21,19 @@ pub(super) struct PlanningArgs {
     /// where it does not fit there; none if absent.
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
     pub(super) offload_budget: Option<usize>,
+    /// So many ranks train together on this machine, each with its share of every batch and a budget
+    /// of its own: on the processor, whose cores they share, or on as many cuda devices.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=RANKS_MAX))]
+    ranks: u64,
     /// Changes of the numerics for a plan that does not fit without, in order, with commas between
     /// them, and in the end all together.
     #[arg(long, value_name = "CHANGES", value_delimiter = ',')]
     pub(super) allow: Vec<Numerics>,
 }
+
+/// More than any machine has devices.
+const RANKS_MAX: u64 = 64;
 
 /// A change of a recipe that takes less memory and computes other numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -102,6 +112,22 @@ impl PlanningArgs {
             }
         }
         Err(first.expect("the recipe as it is was tried"))
+    }
+
+    /// How many ranks train together.
+    pub(super) fn rank_count(&self) -> usize {
+        self.ranks as usize
+    }
+
+    /// The first of the ranks.
+    pub(super) fn first_rank(&self) -> Rank {
+        Rank { index: 0, count: self.rank_count() }
+    }
+
+    /// What a plan for several ranks is made with, that of the first: the others do the same.
+    pub(super) fn simulated_ranks(&self) -> Option<Arc<dyn Collectives>> {
+        let rank = self.first_rank();
+        (rank.count > 1).then(|| Arc::new(Mirror::new(rank).expect("the first of them")) as _)
     }
 
     /// What blocks are offloaded to.

@@ -1,12 +1,16 @@
 //! `lowtide train`.
 
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::Loader;
+use lowtide_ranks::{Collectives, threads};
 use lowtide_tensor::Device;
 use serde_json::Value;
 
@@ -92,6 +96,10 @@ pub(super) struct RunArgs {
     pub(super) json: bool,
 }
 
+/// How long ranks wait for each other, beside the time for memory to come back: one of them may
+/// evaluate or write a checkpoint that the others do not.
+const RANK_TIMEOUT: Duration = Duration::from_secs(600);
+
 fn parse_time(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(CheckpointEvery::Time(time)) => Ok(time),
@@ -136,78 +144,82 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Trains what a recipe says, or goes on with it.
+    /// Trains what a recipe says, or goes on with it, on one rank or several.
     ///
     /// # Errors
     /// Anything that keeps the run from being published.
-    pub(super) fn of(
-        mut recipe: Recipe,
+    pub(super) fn of(recipe: Recipe, origin: Option<&Origin>, arguments: &RunArgs) -> Result<Self> {
+        let count = arguments.planning.rank_count();
+        if count == 1 {
+            return Ended::of_rank(recipe, origin, arguments, None);
+        }
+        let mut ranks = threads(count, RANK_TIMEOUT + arguments.wait.unwrap_or_default());
+        thread::scope(|scope| {
+            let others = ranks.drain(1..).map(|rank| {
+                let recipe = recipe.clone();
+                scope.spawn(move || follow(recipe, origin, arguments, Arc::new(rank)))
+            });
+            let others: Vec<_> = others.collect();
+            let first = ranks.pop().expect("the first of several");
+            let ended = Ended::of_rank(recipe, origin, arguments, Some(Arc::new(first)));
+            let others = others.into_iter().map(|other| other.join());
+            let others: Vec<_> =
+                others.map(|other| other.unwrap_or_else(|p| resume_unwind(p))).collect();
+            match ended {
+                // Another rank's own error says more than what this one heard of it.
+                Err(TrainError::Ranks(heard)) => {
+                    let of_ranks = |error: &TrainError| matches!(error, TrainError::Ranks(_));
+                    let errors = others.into_iter().filter_map(Result::err);
+                    Err(errors.filter(|error| !of_ranks(error)).next().unwrap_or(heard.into()))
+                }
+                ended => ended,
+            }
+        })
+    }
+
+    /// Trains on the one rank that leaves files.
+    fn of_rank(
+        recipe: Recipe,
         origin: Option<&Origin>,
         arguments: &RunArgs,
+        ranks: Option<Arc<dyn Collectives>>,
     ) -> Result<Self> {
-        let plan_file = arguments.plan.as_deref().map(PlanFile::read).transpose()?;
-        let mut arguments = arguments.clone();
-        if let Some(file) = &plan_file {
-            arguments.device.limit_to(file.budget_bytes());
-            let given = &mut arguments.planning.offload_budget;
-            *given = given.or(file.offload_budget());
-        }
-        let arguments = &arguments;
-        if let Some(file) = &plan_file {
-            file.numerics().iter().for_each(|change| change.apply(&mut recipe));
-        }
-        let every = arguments.checkpoint_every.or(recipe.train.checkpoint_every);
-        recipe.train.checkpoint_every = every;
-        let process_budget = arguments.device.process_budget();
-        let RecipeData { samples, mut train, mut test } = recipe.open()?;
-        let device = arguments.device.open(process_budget)?;
-        for loader in [&mut train, &mut test] {
-            lock_pages(loader, &device)?;
-        }
-        let begin = Begin { arguments, origin, plan_file: plan_file.as_ref() };
-        let (train, test) = (&train, &test);
-        let plan = |recipe: &Recipe| begin.plan(recipe, &device, samples, [train, test]);
-        // What has begun, or is planned, stays what it is.
-        let changed = match origin.is_none() && plan_file.is_none() {
-            true => arguments.planning.first_that_fits(&recipe, plan)?,
-            false => {
-                let numerics = plan_file.as_ref().map_or(&[][..], PlanFile::numerics).to_vec();
-                Changed { planned: plan(&recipe)?, recipe, numerics }
-            }
-        };
-        let Changed { recipe, planned, numerics } = changed;
-        let Planned { mut trainer, rest, process, plan } = planned;
-        arguments.device.doubt(plan.predicted_peak_bytes());
+        with_planned(recipe, origin, arguments, ranks, |arguments, changed, test| {
+            let Changed { recipe, planned, numerics } = changed;
+            let Planned { mut trainer, rest, process, plan } = planned;
+            arguments.device.doubt(plan.predicted_peak_bytes());
 
-        // Everything that will be written is opened before the first step.
-        let trace = arguments.trace.as_ref().map(Output::open).transpose()?;
-        let out = arguments.out.as_deref();
-        let staging = match origin {
-            Some(origin) => Staging::resume(&origin.run_dir, out)?,
-            None => Staging::new(out, recipe.name())?,
-        };
-        let interrupt = Interrupt::listen()?;
-        let metrics = origin.map(|origin| origin.metrics.as_path());
-        let (recipe, files) = (&recipe, staging.partial());
-        let run = Run {
-            arguments,
-            recipe,
-            numerics: &numerics,
-            plan: &plan,
-            process: process.as_ref(),
-            files,
-            metrics,
-        };
-        let worked = run.work(&mut trainer, rest.as_ref(), test, &interrupt);
-        // The model is at its place before anything else is tried.
-        let published = worked.and_then(|worked| Ok((worked, staging.publish()?)));
-        if published.is_err() {
-            rescue(&mut trainer, recipe, staging);
-        }
-        let traced = trace.map_or(Ok(()), |trace| trace.write(&device.allocator().recording()));
-        let ((summary, report), run_dir) = published?;
-        let was_interrupted = interrupt.came();
-        Ok(Ended { summary, run_dir, report, was_interrupted, plan, process, traced })
+            // Everything that will be written is opened before the first step.
+            let trace = arguments.trace.as_ref().map(Output::open).transpose()?;
+            let out = arguments.out.as_deref();
+            let staging = match origin {
+                Some(origin) => Staging::resume(&origin.run_dir, out)?,
+                None => Staging::new(out, recipe.name())?,
+            };
+            let interrupt = Interrupt::listen()?;
+            let metrics = origin.map(|origin| origin.metrics.as_path());
+            let (recipe, files) = (&recipe, staging.partial());
+            let run = Run {
+                arguments,
+                recipe,
+                numerics: &numerics,
+                plan: &plan,
+                process: process.as_ref(),
+                files,
+                metrics,
+            };
+            let worked = run.work(&mut trainer, rest.as_ref(), test, &interrupt);
+            // The model is at its place before anything else is tried.
+            let published = worked.and_then(|worked| Ok((worked, staging.publish()?)));
+            if published.is_err() {
+                rescue(&mut trainer, recipe, staging);
+            }
+            let recording = || trainer.device().allocator().recording();
+            let traced = trace.map_or(Ok(()), |trace| trace.write(&recording()));
+            let ((summary, report), run_dir) = published?;
+            let was_interrupted = interrupt.came();
+            Ok(Ended { summary, run_dir, report, was_interrupted, plan, process, traced })
+        })
     }
 
     /// Prints what it came to, and as JSON something more under a key.
@@ -232,11 +244,73 @@ impl Ended {
     }
 }
 
+/// Trains on a rank that leaves no files.
+fn follow(
+    mut recipe: Recipe,
+    origin: Option<&Origin>,
+    arguments: &RunArgs,
+    ranks: Arc<dyn Collectives>,
+) -> Result<()> {
+    recipe.train.checkpoint_every = None;
+    let arguments = RunArgs { checkpoint_every: None, ..arguments.clone() };
+    with_planned(recipe, origin, &arguments, Some(ranks), |_, changed, _| {
+        let Planned { mut trainer, rest, .. } = changed.planned;
+        rest.map_or(Ok(()), |rest| trainer.run(&rest, &mut []).map(drop))
+    })
+}
+
+/// Opens everything for a run, plans it, and does `work` with the arguments of this rank, the
+/// training, and the data to test on.
+///
+/// # Errors
+/// What keeps it from being planned, and those of `work`.
+fn with_planned<R>(
+    mut recipe: Recipe,
+    origin: Option<&Origin>,
+    arguments: &RunArgs,
+    ranks: Option<Arc<dyn Collectives>>,
+    work: impl FnOnce(&RunArgs, Changed<Planned<'_>>, &Loader) -> Result<R>,
+) -> Result<R> {
+    let rank = ranks.as_ref().map_or(arguments.planning.first_rank(), |ranks| ranks.rank());
+    let plan_file = arguments.plan.as_deref().map(PlanFile::read).transpose()?;
+    let mut arguments = arguments.clone();
+    if let Some(file) = &plan_file {
+        arguments.device.limit_to(file.budget_bytes());
+        let given = &mut arguments.planning.offload_budget;
+        *given = given.or(file.offload_budget());
+        file.numerics().iter().for_each(|change| change.apply(&mut recipe));
+    }
+    arguments.device = arguments.device.of_rank(rank)?;
+    let arguments = &arguments;
+    let every = arguments.checkpoint_every.or(recipe.train.checkpoint_every);
+    recipe.train.checkpoint_every = every;
+    let process_budget = arguments.device.process_budget();
+    let RecipeData { samples, mut train, mut test } = recipe.open_share(rank)?;
+    let device = arguments.device.open(process_budget)?;
+    for loader in [&mut train, &mut test] {
+        lock_pages(loader, &device)?;
+    }
+    let begin = Begin { arguments, origin, plan_file: plan_file.as_ref(), ranks };
+    let (train, test) = (&train, &test);
+    let plan = |recipe: &Recipe| begin.plan(recipe, &device, samples, [train, test]);
+    // What has begun, or is planned, stays what it is.
+    let changed = match origin.is_none() && plan_file.is_none() {
+        true => arguments.planning.first_that_fits(&recipe, plan)?,
+        false => {
+            let numerics = plan_file.as_ref().map_or(&[][..], PlanFile::numerics).to_vec();
+            Changed { planned: plan(&recipe)?, recipe, numerics }
+        }
+    };
+    work(arguments, changed, test)
+}
+
 /// How a run begins.
 struct Begin<'a> {
     arguments: &'a RunArgs,
     origin: Option<&'a Origin>,
     plan_file: Option<&'a PlanFile>,
+    /// The others, if several train together.
+    ranks: Option<Arc<dyn Collectives>>,
 }
 
 /// A training that is ready to begin.
@@ -261,13 +335,14 @@ impl Begin<'_> {
         samples: Samples,
         [train, test]: [&'a Loader; 2],
     ) -> Result<Planned<'a>> {
-        let &Begin { arguments, origin, plan_file } = self;
+        let &Begin { arguments, origin, plan_file, ref ranks } = self;
         let RunArgs { device: device_arguments, planning, .. } = arguments;
         let process_budget = device_arguments.process_budget();
         let mut trainer = match recipe.trainer(device, samples) {
             // The rehearsal on a larger, simulated device knows how much is missing in all.
             Err(error) if error.out_of_memory().is_some() => {
-                let as_it_is = PlanningArgs { allow: Vec::new(), ..planning.clone() };
+                let mut as_it_is = planning.clone();
+                as_it_is.allow.clear();
                 let budget = PlanBudget::Given(process_budget);
                 let found = plan::find(recipe, device_arguments, &as_it_is, budget);
                 return found.and(Err(error));
@@ -276,6 +351,7 @@ impl Begin<'_> {
         };
         trainer.set_wait(arguments.wait.unwrap_or_default());
         trainer.set_offload(planning.open_host(device_arguments)?);
+        trainer.set_ranks(ranks.clone());
         if let Some(origin) = origin {
             trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error))?;
         }
@@ -385,7 +461,8 @@ impl Run<'_> {
             train_loss_last: report.run().last("loss").unwrap_or(f64::NAN),
             steps: trainer.steps(),
             epochs: trainer.position().epoch,
-            batch_size: plan.batch_size,
+            batch_size: plan.batch_size * arguments.planning.rank_count(),
+            ranks: arguments.planning.rank_count(),
             knobs: trainer.knobs(),
             numerics: numerics.iter().map(ToString::to_string).collect(),
             budget_bytes: statistics.capacity_bytes,
@@ -480,6 +557,11 @@ fn conclude(
         say(&format!("{:<16} {value:.4}", name.replace('_', " ")))?;
     }
     say(&format!("train loss       {train_loss_last:.6} in the last step"))?;
+    if summary.ranks > 1 {
+        let Summary { ranks, batch_size, .. } = summary;
+        let each = format!("{ranks}, each with {} of {batch_size} samples", plan.batch_size);
+        say(&format!("ranks            {each}"))?;
+    }
     let knobs = summary.knobs;
     say(&format!("micro-batch      {} of {}", knobs.micro_batch, plan.batch_size))?;
     for change in &summary.numerics {
@@ -495,7 +577,8 @@ fn conclude(
     if knobs.fused_update {
         say("update           fused, each parameter as soon as its gradient is complete")?;
     }
-    let budget = arguments.device.tell_budget(summary.budget_bytes, process);
+    let device = arguments.device.of_rank(arguments.planning.first_rank())?;
+    let budget = device.tell_budget(summary.budget_bytes, process);
     say(&format!("budget           {budget}"))?;
     if let Some(process) = process {
         say(&format!("process          {}", process.headline()))?;
@@ -533,6 +616,7 @@ fn facts(recipe: &Recipe, plan: &Plan, summary: &Summary, computer: &str) -> Vec
         ("Time", Some(format!("{:.1} s on {computer}", summary.seconds))),
         ("Numerics changed to fit", numerics),
         ("Plan", Some(format!("{}: {}", plan.knobs, plan.reasons().join("; ")))),
+        ("Ranks", (summary.ranks > 1).then(|| summary.ranks.to_string())),
         ("Seed", Some(recipe.train.seed.to_string())),
         ("State hash", Some(summary.final_state_hash.clone())),
         ("Outside the allocator", outside),

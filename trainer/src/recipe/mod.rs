@@ -18,11 +18,13 @@ mod stored;
 
 use std::fs;
 use std::io::Read;
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use lowtide_data::{Loader, LoaderOptions, OnBadSample};
 use lowtide_nn::optim::Stateful;
 use lowtide_nn::{NnError, Schedule};
+use lowtide_ranks::Rank;
 use lowtide_tensor::{Device, RandomKey};
 use serde::{Deserialize, Serialize};
 
@@ -119,6 +121,10 @@ options! {
         states: StateType = StateType::F32,
         /// Whether batches may be split where memory asks for it.
         split_batches: bool = true,
+        /// Samples of a leaf, whose gradients are summed along a tree: the same bits on 1, 2, 4 or 8
+        /// ranks. It divides what each rank has of a batch; a shorter last batch is left out.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        leaf: Option<NonZeroUsize> = None,
         /// How often a checkpoint is written: "500steps", "1epoch", "10min"; not at all if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         checkpoint_every: Option<CheckpointEvery> = None,
@@ -244,6 +250,17 @@ impl Recipe {
                 return wrong(name, format!("must be {min} to {max}"));
             }
         }
+        if let Some(leaf) = self.train.leaf {
+            let batch_size = self.train.batch_size;
+            if !batch_size.is_multiple_of(leaf.get()) {
+                let problem = format!("batches of {batch_size} are not made of leaves of {leaf}");
+                return wrong("train.leaf", problem);
+            }
+            if !self.train.split_batches {
+                let problem = "splits batches, which train.split_batches forbids".to_owned();
+                return wrong("train.leaf", problem);
+            }
+        }
         self.augment.check()?;
         self.distill.iter().try_for_each(DistillRecipe::check)?;
         self.prune.iter().try_for_each(PruneRecipe::check)?;
@@ -289,8 +306,22 @@ impl Recipe {
     /// # Errors
     /// Those of the data set; `Setting` for data that the model has no use for.
     pub fn open(&self) -> Result<RecipeData> {
+        self.open_share(Rank { index: 0, count: 1 })
+    }
+
+    /// [`Recipe::open`] with that share of each batch to train on which is this rank's.
+    ///
+    /// # Errors
+    /// Those of [`Recipe::open`]; `Setting` for batches that cannot be shared evenly.
+    pub fn open_share(&self, rank: Rank) -> Result<RecipeData> {
+        let (batch_size, count) = (self.train.batch_size, rank.count);
+        if !batch_size.is_multiple_of(count) {
+            let problem = format!("{batch_size} samples have no equal shares for {count} ranks");
+            return Err(setting("train.batch_size", &problem));
+        }
         let options = LoaderOptions {
-            batch_size: self.train.batch_size,
+            batch_size: batch_size / count,
+            drop_last: self.train.leaf.is_some(),
             seed: self.train.seed,
             workers: self.data.workers(),
             on_bad_sample: match self.train.bad_samples {
@@ -301,7 +332,7 @@ impl Recipe {
         };
         let opened = self.data.open(self.model.wants(), &self.augment)?;
         let samples = opened.samples;
-        let (train, test) = opened.loaders(options)?;
+        let (train, test) = opened.loaders(options, rank)?;
         Ok(RecipeData { samples, train, test })
     }
 
@@ -373,9 +404,10 @@ impl Recipe {
         let options = Options {
             seed: self.train.seed,
             clip_norm: self.train.clip_norm,
-            micro_batches: match self.train.split_batches {
-                true => MicroBatches::AsNeeded,
-                false => MicroBatches::Never,
+            micro_batches: match (self.train.leaf, self.train.split_batches) {
+                (Some(leaf), _) => MicroBatches::Leaves(leaf),
+                (None, true) => MicroBatches::AsNeeded,
+                (None, false) => MicroBatches::Never,
             },
             precision: self.train.precision,
             non_finite: self.train.non_finite,

@@ -16,6 +16,7 @@ pub(crate) use forecasts::Forecasts;
 use crate::error::{DoesNotFit, Remedy, Result, TrainError};
 use crate::fused::looks_first;
 use crate::knobs::{Knobs, Thrift, block_count};
+use crate::options::MicroBatches;
 use crate::plan::Plan;
 use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
 use crate::task::Task;
@@ -25,6 +26,8 @@ use crate::task::Task;
 pub(crate) enum Splitting {
     Allowed,
     Forbidden,
+    /// Into parts of so many samples, no others.
+    Leaves(usize),
 }
 
 /// How many blocks a model has at least for each that is recomputed at once with others.
@@ -52,8 +55,8 @@ pub(crate) struct Search<'a, T, O> {
     budget_bytes: usize,
     /// Blocks that may be recomputed.
     block_count: usize,
-    /// Whether the update may be fused: of one model, on one rank, by an optimizer that can, from
-    /// an allocator that promises.
+    /// Whether the update may be fused: of one model, on one rank, without leaves that are summed
+    /// on their own, by an optimizer that can, from an allocator that promises.
     can_fuse: bool,
     /// What was rehearsed, in that order.
     tried: Vec<Candidate>,
@@ -75,7 +78,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     ) -> Self {
         let block_count = block_count(inputs.task.clone().parameters());
         let RunInputs { device, task, optimizer, options, .. } = inputs;
-        let is_one = task.turns().is_empty() && options.ranks.is_none();
+        let has_leaves = matches!(options.micro_batches, MicroBatches::Leaves(_));
+        let is_one = task.turns().is_empty() && options.ranks.is_none() && !has_leaves;
         let can_fuse = is_one && optimizer.can_fuse() && device.allocator().can_promise();
         let (tried, forecasts) = (Vec::new(), Forecasts::default());
         Search { inputs, events, budget_bytes, block_count, can_fuse, tried, forecasts }
@@ -86,8 +90,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Search { forecasts: forecasts.clone(), ..self }
     }
 
-    /// The plan for batches of `batch_size` in parts of at most `micro_batch_max`; where splitting
-    /// is forbidden, or a rehearsal shows that samples are coupled, of the whole.
+    /// The plan for batches of `batch_size` in parts of at most `micro_batch_max`, or in leaves;
+    /// where splitting is forbidden, or a rehearsal shows that samples are coupled, of the whole.
     ///
     /// # Errors
     /// `DoesNotFit` when there is none.
@@ -128,11 +132,14 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let mut sizes = match splitting {
             Splitting::Allowed => part_sizes(batch_size),
             Splitting::Forbidden => vec![batch_size],
+            Splitting::Leaves(leaf) => vec![leaf],
         };
-        sizes.retain(|&size| size <= micro_batch_max || splitting == Splitting::Forbidden);
-        let first = Knobs { micro_batch: sizes[0], ..Knobs::default() };
-        if self.rehearse(first)?.forecast.coupling.is_some() {
-            sizes = vec![batch_size];
+        if splitting == Splitting::Allowed {
+            sizes.retain(|&size| size <= micro_batch_max);
+            let first = Knobs { micro_batch: sizes[0], ..Knobs::default() };
+            if self.rehearse(first)?.forecast.coupling.is_some() {
+                sizes = vec![batch_size];
+            }
         }
         let mut larger = &sizes[..];
         let kept = self.largest(larger, Thrift::NONE)?;
@@ -203,9 +210,18 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         if knobs.fused_update && !self.can_fuse {
             return wrong("this optimizer updates all parameters together".to_owned());
         }
+        if let Splitting::Leaves(leaf) = splitting
+            && size != leaf
+        {
+            return wrong(format!("micro-batches of {size}, where a leaf has {leaf} samples"));
+        }
         let found = self.rehearse(knobs)?;
-        let is_coupled = found.forecast.coupling.is_some();
-        if size < batch_size && (is_coupled || splitting == Splitting::Forbidden) {
+        let may_split = match splitting {
+            Splitting::Allowed => found.forecast.coupling.is_none(),
+            Splitting::Forbidden => false,
+            Splitting::Leaves(_) => true,
+        };
+        if size < batch_size && !may_split {
             return wrong("the batch may not be split".to_owned());
         }
         let (host_bytes, needed_bytes) = (self.host_bytes(), found.forecast.offloaded_peak_bytes);
@@ -288,14 +304,18 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         splitting: Splitting,
         planned: Option<Knobs>,
     ) -> Result<Vec<(Knobs, Forecast)>> {
+        let largest = match splitting {
+            Splitting::Leaves(leaf) => leaf,
+            _ => batch_size,
+        };
         let halves =
-            std::iter::successors(Some(batch_size), |&size| (size > 1).then(|| size.div_ceil(2)));
+            std::iter::successors(Some(largest), |&size| (size > 1).then(|| size.div_ceil(2)));
         for micro_batch in halves {
             for thrift in self.levels() {
                 self.rehearse(Knobs { micro_batch, ..Knobs::default() }.keeping(thrift))?;
             }
             let is_coupled = self.tried[0].forecast.coupling.is_some();
-            if splitting == Splitting::Forbidden || is_coupled {
+            if splitting != Splitting::Allowed || is_coupled {
                 break;
             }
         }

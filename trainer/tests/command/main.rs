@@ -25,6 +25,7 @@ mod pretend;
 mod pretrained;
 mod process;
 mod publish;
+mod ranks;
 mod readme;
 mod recipes;
 mod replay;

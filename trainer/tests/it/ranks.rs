@@ -1,6 +1,7 @@
 //! A training by several ranks: that of one rank with the same batches.
 
 use std::cell::Cell;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use lowtide_nn::optim::Stateful;
 use lowtide_ranks::{Collectives, RanksError, threads};
 use lowtide_tensor::Device;
 use lowtide_trainer::{
-    Fit, Flow, Knobs, Observer, Options, Plan, Result, StepReport, TrainError, Trainer, Training,
+    Fit, Flow, Knobs, MicroBatches, Observer, Options, Plan, Result, StepReport, TrainError,
+    Trainer, Training,
 };
 
 use crate::buffers::{Middle, Net, trainer_with};
@@ -43,8 +45,21 @@ fn loader(run: &Run, ranks: Option<&dyn Collectives>) -> Loader {
 }
 
 fn trainer(run: &Run, middle: Middle, ranks: Option<Arc<dyn Collectives>>) -> OneTrainer {
-    let options = Options { ranks, ..Options::default() };
+    trainer_splitting(run, middle, ranks, MicroBatches::AsNeeded)
+}
+
+fn trainer_splitting(
+    run: &Run,
+    middle: Middle,
+    ranks: Option<Arc<dyn Collectives>>,
+    micro_batches: MicroBatches,
+) -> OneTrainer {
+    let options = Options { ranks, micro_batches, ..Options::default() };
     trainer_with(&run.device(None), run, middle, options)
+}
+
+fn leaves(samples: usize) -> MicroBatches {
+    MicroBatches::Leaves(NonZeroUsize::new(samples).expect("some"))
 }
 
 /// What a run came to: its plan, its hash, and the peak that was measured.
@@ -126,9 +141,88 @@ fn every_rank_ends_with_the_same_state_and_in_the_planned_memory() {
     }
 }
 
+/// Batch norm is in it: a leaf has statistics of its own.
+#[test]
+fn with_leaves_one_two_four_and_eight_ranks_have_the_same_bits_in_the_planned_memory() {
+    for kind in KINDS {
+        for middle in [Middle::BatchNorm, Middle::Dropout] {
+            let run = Run { kind, epochs: 2, ..Run::default() };
+            let mut first = None;
+            for count in [1, 2, 4, 8] {
+                let found = on_ranks(count, |ranks| {
+                    let ranks = (count > 1).then_some(ranks);
+                    let trainer = &mut trainer_splitting(&run, middle, ranks, leaves(12));
+                    run_trainer(&run, trainer, None, calm).unwrap()
+                });
+                for ran in found {
+                    let place = format!("{kind:?} {middle:?} on {count} ranks");
+                    assert_eq!(ran.plan.predicted_peak_bytes(), ran.peak_bytes, "{place}");
+                    assert_eq!(ran.plan.knobs.micro_batch, 12, "{place}");
+                    let (hash, losses) = first.get_or_insert((ran.hash, ran.losses.clone()));
+                    assert_eq!((ran.hash, &ran.losses), (*hash, &*losses), "{place}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn leaves_are_the_update_of_the_whole_batch_up_to_the_order_of_sums() {
+    let run = Run { epochs: 1, ..Run::default() };
+    let losses = |micro_batches| {
+        let trainer = &mut trainer_splitting(&run, Middle::Dropout, None, micro_batches);
+        let ran = run_trainer(&run, trainer, None, calm).unwrap();
+        assert_eq!(ran.plan.predicted_peak_bytes(), ran.peak_bytes);
+        ran.losses
+    };
+    let whole = losses(MicroBatches::AsNeeded);
+    // Of three leaves the tree has two on one side.
+    for samples in [96, 32, 3, 1] {
+        let own = losses(leaves(samples));
+        assert_eq!(own.len(), whole.len());
+        for (own, whole) in own.iter().zip(&whole) {
+            assert!((own - whole).abs() < 1e-5 * whole.abs(), "leaves of {samples}: {own} {whole}");
+        }
+    }
+}
+
+#[test]
+fn batches_that_are_not_made_of_leaves_are_refused() {
+    let run = Run::default();
+    let refused = |count, samples, knobs: Option<Knobs>| {
+        let found = on_ranks(count, |ranks| {
+            let ranks = (count > 1).then_some(ranks);
+            let trainer = &mut trainer_splitting(&run, Middle::Dropout, ranks, leaves(samples));
+            match run_trainer(&run, trainer, knobs, calm).err().expect("no such leaves") {
+                TrainError::Setting { place, problem } => (place, problem),
+                other => panic!("{other:?}"),
+            }
+        });
+        found.into_iter().next().expect("a rank")
+    };
+    for (count, samples, words) in
+        [(1, 36, "share of 96"), (2, 32, "share of 48"), (3, 16, "no common tree")]
+    {
+        let (place, problem) = refused(count, samples, None);
+        assert_eq!(place, "leaves");
+        assert!(problem.contains(words), "{problem}");
+    }
+    let knobs = Knobs { micro_batch: 48, ..Knobs::default() };
+    let (place, problem) = refused(1, 12, Some(knobs));
+    assert_eq!(place, "knobs");
+    assert!(problem.contains("a leaf has 12 samples"), "{problem}");
+    let fused = Knobs { micro_batch: 12, fused_update: true, ..Knobs::default() };
+    assert_eq!(refused(1, 12, Some(fused)).0, "knobs");
+}
+
 /// Each allocation of a step fails on each rank in turn.
 #[test]
 fn a_step_that_fails_on_one_rank_is_done_again_by_all_with_the_same_bits() {
+    fail_everywhere(MicroBatches::AsNeeded);
+    fail_everywhere(leaves(24));
+}
+
+fn fail_everywhere(micro_batches: MicroBatches) {
     let run = Run::default();
     let requests_of_step = |ranks: Arc<dyn Collectives>| {
         let counts = Cell::new([0; 3]);
@@ -138,7 +232,7 @@ fn a_step_that_fails_on_one_rank_is_done_again_by_all_with_the_same_bits() {
             counts.set(all);
             Ok(Flow::Continue)
         };
-        let trainer = &mut trainer(&run, Middle::Dropout, Some(ranks));
+        let trainer = &mut trainer_splitting(&run, Middle::Dropout, Some(ranks), micro_batches);
         let ran = run_trainer(&run, trainer, None, on_step).unwrap();
         let [start, first, second] = counts.get();
         (ran.hash, [first - start, second - first])
@@ -158,7 +252,8 @@ fn a_step_that_fails_on_one_rank_is_done_again_by_all_with_the_same_bits() {
                         }
                         Ok(Flow::Continue)
                     };
-                    let trainer = &mut trainer(&run, Middle::Dropout, Some(ranks));
+                    let trainer =
+                        &mut trainer_splitting(&run, Middle::Dropout, Some(ranks), micro_batches);
                     run_trainer(&run, trainer, None, on_step).unwrap()
                 });
                 for (rank, ran) in found.into_iter().enumerate() {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use lowtide_data::{
     Csv, CsvOptions, CsvTarget, Dataset, ElementType, Field, Loader, LoaderOptions, OnBadSample,
-    Random, Sequential, split_at_random,
+    Random, Remainder, Sequential, Sharded, Shuffled, split_at_random,
 };
+use lowtide_ranks::Rank;
 
 use super::{
     CsvRecipe, DataRecipe, RandomImagesRecipe, RandomTokensRecipe, arrays, images, tokens,
@@ -60,7 +61,7 @@ pub(crate) struct Wants {
     pub(crate) pairs: bool,
 }
 
-type OpenLoader = Box<dyn FnOnce(LoaderOptions) -> Result<Loader>>;
+type OpenLoader = Box<dyn FnOnce(LoaderOptions, Rank) -> Result<Loader>>;
 
 /// Data, open.
 pub(crate) struct Opened {
@@ -78,19 +79,28 @@ impl Opened {
     ) -> Opened {
         Opened {
             samples,
-            train: Box::new(move |options| Ok(Loader::new(train, options)?)),
-            test: Box::new(move |options| {
+            train: Box::new(move |options, rank| {
+                let Rank { index, count } = rank;
+                if count == 1 {
+                    return Ok(Loader::new(train, options)?);
+                }
+                let shard = Sharded::new(Shuffled, index, count, Remainder::Drop)?.in_blocks();
+                Ok(Loader::with_sampler(train, shard, options)?)
+            }),
+            test: Box::new(move |options, _| {
                 // A score of fewer samples would be another one.
                 let on_bad_sample = OnBadSample::Fail;
-                let in_order = LoaderOptions { workers: 0, on_bad_sample, ..options };
+                let in_order =
+                    LoaderOptions { workers: 0, on_bad_sample, drop_last: false, ..options };
                 Ok(Loader::with_sampler(test, Sequential, in_order)?)
             }),
         }
     }
 
-    /// Loaders of the data to train on, shuffled, and to test on, in order.
-    pub(crate) fn loaders(self, options: LoaderOptions) -> Result<(Loader, Loader)> {
-        Ok(((self.train)(options)?, (self.test)(options)?))
+    /// Loaders of this rank's share of the data to train on, shuffled, and of all to test on, in
+    /// order.
+    pub(crate) fn loaders(self, options: LoaderOptions, rank: Rank) -> Result<(Loader, Loader)> {
+        Ok(((self.train)(options, rank)?, (self.test)(options, rank)?))
     }
 }
 

@@ -1,0 +1,110 @@
+//! `--ranks`: several ranks of one machine do the run of one.
+
+use serde_json::Value;
+
+use crate::place::{Place, bytes_of};
+
+/// A model, its data, batches, and the samples of a leaf.
+const TASKS: [(&str, &str); 3] = [
+    ("simple-cnn", "[model]\nkind = \"simple-cnn\"\nchannels = 8\n[data]\nkind = \"digits\"\n"),
+    (
+        "resnet",
+        "[model]\nkind = \"resnet\"\ndepth = 18\nwidth = 4\n\
+         [data]\nkind = \"random-images\"\nshape = [3, 32, 32]\nclasses = 10\nsamples = 40\n",
+    ),
+    (
+        "gpt",
+        "[model]\nkind = \"gpt\"\nwidth = 16\nheads = 2\nblocks = 2\ndropout = 0.1\n\
+         [data]\nkind = \"random-tokens\"\nvocabulary = 50\ncontext = 12\nsamples = 40\n",
+    ),
+];
+
+/// What every number of ranks has to come to.
+fn learned(summary: &Value) -> [&Value; 5] {
+    let names = ["final_state_hash", "test_loss", "train_loss_last", "steps", "batch_size"];
+    names.map(|name| &summary[name])
+}
+
+#[test]
+fn with_leaves_every_number_of_ranks_comes_to_the_same_bits_in_the_predicted_memory() {
+    let place = Place::new();
+    for (name, task) in TASKS {
+        let (batch, leaf) = if name == "simple-cnn" { (256, 32) } else { (16, 2) };
+        let train = format!("[train]\nepochs = 1\nbatch_size = {batch}\nleaf = {leaf}\n");
+        place.write("task.toml", format!("{task}{train}"));
+        let one = place.train("task.toml --threads 1", &format!("{name}-1"));
+        for ranks in [2, 4, 8] {
+            let out = format!("{name}-{ranks}");
+            let many = place.train(&format!("task.toml --ranks {ranks}"), &out);
+            assert_eq!(learned(&many), learned(&one), "{name} on {ranks} ranks");
+            assert_eq!(many["ranks"], ranks);
+            assert_eq!(many["predicted_peak_bytes"], many["measured_peak_bytes"], "{out}");
+            let plan = place.run(&format!("plan task.toml --ranks {ranks}")).check_done();
+            assert_eq!(many["predicted_peak_bytes"], bytes_of(&plan, "predicted peak"), "{out}");
+            assert!(plan.contains(&format!("{} samples on each of {ranks} ranks", batch / ranks)));
+        }
+        assert_eq!(one["predicted_peak_bytes"], one["measured_peak_bytes"], "{name}");
+    }
+}
+
+/// Each rank has the budget: what one cannot do in it, several can.
+#[test]
+fn a_budget_is_that_of_each_rank() {
+    let place = Place::new();
+    let task = "--epochs 1 --set data.workers=0";
+    let one = place.run(&format!("plan {task} --least")).check_done();
+    let two = place.run(&format!("plan {task} --ranks 2 --least")).check_done();
+    assert_eq!(bytes_of(&one, "predicted peak"), bytes_of(&one, "budget"));
+    let least = bytes_of(&two, "budget");
+    let trained = place.train(&format!("{task} --ranks 2 --budget {least}B"), "run");
+    assert_eq!(trained["measured_peak_bytes"], least);
+    let less = format!("train {task} --ranks 2 --budget {}B", least - 1);
+    place.run(&less).check_refused(2, &["does not fit", "1 bytes more"]);
+}
+
+#[test]
+fn a_run_of_four_ranks_goes_on_with_two_or_one_to_the_same_bits() {
+    let place = Place::new();
+    let (_, task) = TASKS[0];
+    let train = "[train]\nepochs = 2\nleaf = 32\ncheckpoint_every = \"4steps\"\n";
+    place.write("task.toml", format!("{task}{train}"));
+    let whole = place.train("task.toml --ranks 4", "whole");
+    for ranks in [2, 1] {
+        let from = "whole/checkpoints/step-00000008";
+        let out = format!("with-{ranks}");
+        let resumed = format!("train --resume {from} --ranks {ranks} --out {out}");
+        place.run(&resumed).check_done();
+        let resumed = place.json(&format!("{out}/summary.json"));
+        assert_eq!(learned(&resumed), learned(&whole), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn an_allocation_that_fails_on_the_first_rank_leaves_the_bits() {
+    let place = Place::new();
+    let task = "--epochs 1 --ranks 2 --set train.leaf=64";
+    let calm = place.train(task, "calm");
+    let stormy = place.train(&format!("{task} --fault-at 30"), "stormy");
+    assert_eq!(learned(&stormy), learned(&calm));
+    assert_eq!((&calm["retried_steps"], &stormy["retried_steps"]), (&0.into(), &1.into()));
+}
+
+#[test]
+fn what_ranks_cannot_share_is_said() {
+    let place = Place::new();
+    let refused = |arguments: &str, words: &[&str]| {
+        place.run(arguments).check_refused(1, words);
+        assert!(place.list(".").is_empty(), "{:?}", place.list("."));
+    };
+    refused("train --ranks 3", &["train.batch_size", "no equal shares for 3 ranks"]);
+    refused("plan --ranks 3", &["train.batch_size", "no equal shares for 3 ranks"]);
+    let three = "train --ranks 3 --set train.batch_size=192 --set train.leaf=32";
+    refused(three, &["leaves", "3 ranks have no common tree"]);
+    refused("train --set train.leaf=48", &["train.leaf", "not made of leaves of 48"]);
+    let shares = "train --ranks 8 --set train.leaf=64";
+    refused(shares, &["leaves", "a rank's share of 32 samples"]);
+    let whole = "train --set train.leaf=64 --set train.split_batches=false";
+    refused(whole, &["train.leaf", "train.split_batches"]);
+    refused("train --ranks 2 --process-budget 1GiB", &["--process-budget", "--budget"]);
+    refused("train --ranks 0", &["--ranks"]);
+}
