@@ -79,7 +79,8 @@ pub enum MicroBatches {
     /// which halves it until one leaf is left, and the upper part of which are the ranks; a rank
     /// has one more set of gradients than its tree is deep. Buffers such as running statistics
     /// become the means of what each leaf makes of those before the step: they move once a step.
-    /// Evaluations, too, are done in parts of so many samples. A batch is made of whole leaves, an equal number for each of the ranks.
+    /// Evaluations, too, are done in parts of so many samples. A batch is made of whole leaves, an
+    /// equal number for each of the ranks.
     Leaves(NonZeroUsize),
 }
 

@@ -102,7 +102,8 @@ impl ModelArgs {
             Some(folder) => {
                 let given = self.tuning();
                 let tuning = Tuning { context: context.or(given.context), ..given };
-                arguments.changes.of(&Recipe::of_model(folder, &tuning)?, folder)
+                let recipe = arguments.changes.of(&Recipe::of_model(folder, &tuning)?, folder)?;
+                Ok(recipe.with_two_batches())
             }
             None if self.tuning() != Tuning::default() => {
                 let given = [

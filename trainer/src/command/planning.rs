@@ -21,8 +21,8 @@ pub(super) struct PlanningArgs {
     /// where it does not fit there; none if absent.
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
     pub(super) offload_budget: Option<usize>,
-    /// So many ranks train together on this machine, each with its share of every batch and a budget
-    /// of its own: on the processor, whose cores they share, or on as many cuda devices.
+    /// So many ranks train together on this machine, each with its share of every batch and a
+    /// budget of its own: on the processor, whose cores they share, or on as many cuda devices.
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=RANKS_MAX))]
     ranks: u64,

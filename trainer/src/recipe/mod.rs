@@ -121,8 +121,8 @@ options! {
         states: StateType = StateType::F32,
         /// Whether batches may be split where memory asks for it.
         split_batches: bool = true,
-        /// Samples of a leaf, whose gradients are summed along a tree: the same bits on 1, 2, 4 or 8
-        /// ranks. It divides what each rank has of a batch; a shorter last batch is left out.
+        /// Samples of a leaf, whose gradients are summed along a tree: the same bits on 1, 2, 4 or
+        /// 8 ranks. It divides what each rank has of a batch; a shorter last batch is left out.
         #[serde(skip_serializing_if = "Option::is_none")]
         leaf: Option<NonZeroUsize> = None,
         /// How often a checkpoint is written: "500steps", "1epoch", "10min"; not at all if absent.

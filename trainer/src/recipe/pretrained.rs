@@ -248,6 +248,14 @@ impl Recipe {
         })
     }
 
+    /// The same with two batches at least of tokens at random, whatever a batch has become.
+    pub(crate) fn with_two_batches(mut self) -> Recipe {
+        if let DataRecipe::RandomTokens(data) = &mut self.data {
+            data.samples = data.samples.max(2 * self.train.batch_size);
+        }
+        self
+    }
+
     /// The longest rows for the model in `folder`: as many tokens as it was made for, or as recipes
     /// may have.
     ///

@@ -63,6 +63,19 @@ fn a_budget_is_that_of_each_rank() {
 }
 
 #[test]
+fn a_model_is_planned_for_with_batches_as_large_as_they_are_said_to_be() {
+    let place = Place::new();
+    for (batch, ranks, said) in
+        [(5, 1, "5 samples\n"), (64, 1, "64 samples\n"), (64, 8, "8 samples on each of 8 ranks\n")]
+    {
+        let asked = format!("--seq 8 --batch {batch} --ranks {ranks}");
+        let plan = format!("plan openai-community/gpt2 {asked} --device a100:80GiB");
+        let plan = place.run(&plan).check_done();
+        assert!(plan.contains(&format!("\nbatch           {said}")), "{plan}");
+    }
+}
+
+#[test]
 fn a_run_of_four_ranks_goes_on_with_two_or_one_to_the_same_bits() {
     let place = Place::new();
     let (_, task) = TASKS[0];
