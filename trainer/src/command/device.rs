@@ -344,8 +344,8 @@ impl DeviceArgs {
         }
     }
 
-    /// Notes on standard error that the budget that is given, or else the predicted peak, is more
-    /// memory than the processor's machine has left.
+    /// Notes on standard error that the budget that is given, or else the predicted peak, of all
+    /// ranks together, is more memory than the processor's machine has left.
     pub(super) fn doubt(&self, predicted_peak_bytes: usize) {
         let (name, bytes) = match (self.budget(), self.process_budget) {
             (Some(bytes), Some(of_process)) if bytes > of_process => ("process budget", of_process),
@@ -353,6 +353,7 @@ impl DeviceArgs {
             (None, Some(bytes)) => ("process budget", bytes),
             (None, None) => ("predicted peak", predicted_peak_bytes),
         };
+        let bytes = bytes.saturating_mul(self.shared_by);
         if let (DeviceName::Cpu, Some(left_bytes)) = (self.device, available_bytes())
             && bytes > left_bytes
         {

@@ -14,6 +14,7 @@ use lowtide_ranks::{Collectives, threads};
 use lowtide_tensor::Device;
 use serde_json::Value;
 
+use crate::agreement::agree;
 use crate::checkpoint_folder::CheckpointFolder;
 use crate::command::interrupt::Interrupt;
 use crate::command::plan::PlanBudget;
@@ -295,12 +296,14 @@ fn with_planned<R>(
     let plan = |recipe: &Recipe| begin.plan(recipe, &device, samples, [train, test]);
     // What has begun, or is planned, stays what it is.
     let changed = match origin.is_none() && plan_file.is_none() {
-        true => arguments.planning.first_that_fits(&recipe, plan)?,
-        false => {
+        true => arguments.planning.first_that_fits(&recipe, plan),
+        false => plan(&recipe).map(|planned| {
             let numerics = plan_file.as_ref().map_or(&[][..], PlanFile::numerics).to_vec();
-            Changed { planned: plan(&recipe)?, recipe, numerics }
-        }
+            Changed { planned, recipe, numerics }
+        }),
     };
+    // Nothing is written before every rank is ready.
+    let changed = agree(begin.ranks.as_deref(), changed)?;
     work(arguments, changed, test)
 }
 

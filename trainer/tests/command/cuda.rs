@@ -93,6 +93,22 @@ mod on_the_pretend_device {
     }
 
     #[test]
+    fn two_ranks_on_a_device_each_have_the_bits_of_one() {
+        let place = Place::new();
+        let task = "--epochs 1 --set train.leaf=64 --device cuda";
+        let Some(one) = train(&place, task, "one") else { return };
+        let two = train(&place, &format!("{task} --ranks 2"), "two").expect("it ran");
+        assert_eq!(two["final_state_hash"], one["final_state_hash"]);
+        assert_eq!(two["predicted_peak_bytes"], two["measured_peak_bytes"]);
+        let [two, one] = ["two", "one"].map(|out| losses(&place, out));
+        assert_eq!(two, one);
+        // The pretend driver has two devices.
+        let folder = DRIVER.folder().expect("it was there");
+        let mut command = place.command(&format!("train {task} --ranks 4"));
+        Outcome::of(command.env("LOWTIDE_CUDA_LIBS", folder)).check_refused(1, &["device 2"]);
+    }
+
+    #[test]
     fn products_in_tf32_are_planned_for_and_have_nearly_the_same_losses() {
         let place = Place::new();
         let Some(plain) = train(&place, "--epochs 1 --device cuda", "plain") else { return };
