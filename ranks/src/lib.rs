@@ -5,10 +5,16 @@ mod collectives;
 mod error;
 mod meeting;
 mod mirror;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod threads;
 mod together;
+mod wire;
 
 pub use collectives::{Collectives, Rank, vote};
 pub use error::{Call, RanksError, Result};
 pub use mirror::Mirror;
+#[cfg(feature = "mpi")]
+pub use mpi::{MpiRank, mpi};
 pub use threads::{ThreadRank, threads};
+pub use wire::{Wire, Wired};

@@ -1,11 +1,14 @@
 //! Where ranks give each other messages.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use lowtide_tensor::Tensor;
+use lowtide_allocator::Category;
+use lowtide_tensor::{Device, Tensor};
 
 use crate::collectives::Rank;
 use crate::error::{Call, RanksError, Result};
+use crate::together::slice;
 
 /// What a rank brings to a meeting.
 #[derive(Clone)]
@@ -24,7 +27,7 @@ impl Message {
     }
 }
 
-/// Ranks that can meet: the one thing that an engine inside a process has to provide.
+/// Ranks that can meet: what an engine has to provide.
 pub(crate) trait Meeting: Send + Sync {
     /// Which rank this is.
     fn rank(&self) -> Rank;
@@ -43,6 +46,51 @@ pub(crate) trait Meeting: Send + Sync {
 
     /// [`Collectives::abort`](crate::Collectives::abort).
     fn give_up(&self, reason: &str);
+
+    /// The tensors of the ranks that have met.
+    fn others(&self, messages: &[Message]) -> Box<dyn Others + '_> {
+        let tensors = messages.iter().map(|message| message.tensor.clone().expect("one of each"));
+        Box::new(InThisProcess(tensors.collect()))
+    }
+}
+
+/// The tensors of other ranks, in a call. Each rank gives each other the pieces that it takes or
+/// leaves, in the same order.
+pub(crate) trait Others {
+    /// Gives a piece of the own tensor to a rank.
+    ///
+    /// # Errors
+    /// `Late`, `Lost`, `Aborted`.
+    fn give(&mut self, to: usize, piece: Range<usize>) -> Result<()>;
+
+    /// A copy on `device` of the piece that a rank gives next.
+    ///
+    /// # Errors
+    /// Those of [`Others::give`]; `Tensor`, and the piece is left then.
+    fn take(&mut self, from: usize, piece: Range<usize>, device: &Device) -> Result<Tensor>;
+
+    /// Leaves the piece that a rank gives next.
+    ///
+    /// # Errors
+    /// Those of [`Others::give`].
+    fn leave(&mut self, from: usize) -> Result<()>;
+}
+
+/// Tensors that can be read where they are.
+struct InThisProcess(Vec<Tensor>);
+
+impl Others for InThisProcess {
+    fn give(&mut self, _: usize, _: Range<usize>) -> Result<()> {
+        Ok(())
+    }
+
+    fn take(&mut self, from: usize, piece: Range<usize>, device: &Device) -> Result<Tensor> {
+        Ok(slice(&self.0[from], piece)?.to_device(device, Category::Workspace)?)
+    }
+
+    fn leave(&mut self, _: usize) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The messages of a meeting, all of the same call.
@@ -72,6 +120,14 @@ pub(crate) fn meet_in(ranks: &impl Meeting, own: Message) -> Result<Arc<[Message
 pub(crate) fn settle(ranks: &impl Meeting, call: Call, own: Result<()>) -> Result<()> {
     let failure = own.as_ref().err().map(ToString::to_string);
     let messages = meet_in(ranks, Message { failure, ..Message::of(call) })?;
+    first_failure(&messages, call, own)
+}
+
+/// `Ok` if no rank has failed.
+///
+/// # Errors
+/// The own one; `Failed` of the first other rank.
+pub(crate) fn first_failure(messages: &[Message], call: Call, own: Result<()>) -> Result<()> {
     own?;
     let failures = messages.iter().enumerate();
     let mut failures =

@@ -192,7 +192,7 @@ impl Meeting for ThreadRank {
         let message = self.wait(self.state(), own.op, take, |_| vec![from])?;
         let other = message.call;
         let received = match message.tensor.filter(|_| other.elements == own.elements) {
-            Some(sent) => together::copy(&sent, 0..sent.element_count(), x, 0),
+            Some(sent) => together::copy(&sent, x),
             None => Err(RanksError::Mismatch { rank: from, own, other }),
         };
         let failure = received.as_ref().err().map(ToString::to_string);

@@ -1,4 +1,4 @@
-//! The collectives of ranks that can read each other's tensors.
+//! The collectives, of whatever ranks meet.
 //!
 //! A sum goes as in a ring, with as many bytes: each rank sums its part, then copies those of the
 //! others. Unlike in a ring, a part is summed in the order of the tree, on the rank that it belongs
@@ -12,10 +12,10 @@ use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
 use crate::collectives::{Collectives, Rank};
 use crate::error::{Call, RanksError, Result};
-use crate::meeting::{Meeting, Message, meet_in, settle};
+use crate::meeting::{Meeting, Message, Others, first_failure, meet_in, settle};
 
 /// What is summed or copied at once, at most.
-const PIECE_BYTES: usize = 4 << 20;
+pub(crate) const PIECE_BYTES: usize = 4 << 20;
 
 impl<M: Meeting> Collectives for M {
     fn rank(&self) -> Rank {
@@ -69,20 +69,14 @@ fn check_other(Rank { index, count }: Rank, rank: usize) -> Result<()> {
 }
 
 fn all_reduce(ranks: &impl Meeting, x: &mut Tensor) -> Result<()> {
-    let Rank { index, count } = ranks.rank();
-    let len = x.element_count();
+    let count = ranks.rank().count;
+    let (len, x) = (x.element_count(), &*x);
     let call = Call { op: "all_reduce", elements: Some((x.dtype(), len)), root: None };
-    with_tensors(ranks, call, x.clone(), |all| {
-        let own = part(len, index, count);
-        sum_to(all, own.clone(), x, own.start)
-    })?;
+    let part = |rank| part(len, rank, count);
+    share(ranks, call, x, Ok(()), |rounds| rounds.sum(&part, x, &|at| at))?;
     // The others read what this rank has summed.
-    with_tensors(ranks, call, x.clone(), |all| {
-        for other in (0..count).filter(|&other| other != index) {
-            let theirs = part(len, other, count);
-            copy(&all[other], theirs.clone(), x, theirs.start)?;
-        }
-        Ok(())
+    share(ranks, call, x, Ok(()), |rounds| {
+        rounds.gather(&part, Own::IsThere, x, &|rank, at| part(rank).start + at)
     })
 }
 
@@ -90,50 +84,174 @@ fn reduce_scatter(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Resul
     let Rank { index, count } = ranks.rank();
     let (len, own) = (from.element_count(), to.element_count());
     let call = Call { op: "reduce_scatter", elements: Some((from.dtype(), len)), root: None };
-    with_tensors(ranks, call, from.clone(), |all| {
-        check(call.op, from, to, len == own * count)?;
-        sum_to(all, index * own..(index + 1) * own, to, 0)
-    })
+    let checked = check(call.op, from, to, len == own * count);
+    let part = |rank| rank * (len / count)..(rank + 1) * (len / count);
+    share(ranks, call, from, checked, |rounds| rounds.sum(&part, to, &|at| at - part(index).start))
 }
 
 fn all_gather(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Result<()> {
-    let Rank { count, .. } = ranks.rank();
+    let count = ranks.rank().count;
     let len = from.element_count();
     let call = Call { op: "all_gather", elements: Some((from.dtype(), len)), root: None };
-    with_tensors(ranks, call, from.clone(), |all| {
-        check(call.op, from, to, to.element_count() == len * count)?;
-        let mut theirs = all.iter().enumerate();
-        theirs.try_for_each(|(rank, theirs)| copy(theirs, 0..len, to, rank * len))
+    let checked = check(call.op, from, to, to.element_count() == len * count);
+    share(ranks, call, from, checked, |rounds| {
+        rounds.gather(&|_| 0..len, Own::IsCopied, to, &|rank, at| rank * len + at)
     })
 }
 
 fn broadcast(ranks: &impl Meeting, x: &mut Tensor, root: usize) -> Result<()> {
-    let Rank { index, count } = ranks.rank();
+    let count = ranks.rank().count;
     if root >= count {
         return Err(RanksError::NoSuchRank { rank: root, count });
     }
-    let len = x.element_count();
+    let (len, x) = (x.element_count(), &*x);
     let call = Call { op: "broadcast", elements: Some((x.dtype(), len)), root: Some(root) };
-    with_tensors(ranks, call, x.clone(), |all| match root == index {
-        true => Ok(()),
-        false => copy(&all[root], 0..len, x, 0),
-    })
+    let part = |rank| if rank == root { 0..len } else { 0..0 };
+    share(ranks, call, x, Ok(()), |rounds| rounds.gather(&part, Own::IsThere, x, &|_, at| at))
 }
 
-/// Does `work` with the tensors of all ranks, which stay as they are until all are done with it.
-fn with_tensors(
+/// Meets, does `work` with the tensors of all ranks, which stay as they are until all are done, and
+/// tells how it went.
+fn share(
     ranks: &impl Meeting,
     call: Call,
-    own: Tensor,
-    work: impl FnOnce(&[Tensor]) -> Result<()>,
+    own: &Tensor,
+    checked: Result<()>,
+    work: impl FnOnce(&mut Rounds<'_>) -> Result<()>,
 ) -> Result<()> {
-    let messages = meet_in(ranks, Message { tensor: Some(own), ..Message::of(call) })?;
-    let tensors = messages.iter().map(|message| message.tensor.clone().expect("one of each"));
-    let tensors: Vec<Tensor> = tensors.collect();
-    let own = work(&tensors);
+    let failure = checked.as_ref().err().map(ToString::to_string);
+    let message = Message { tensor: Some(own.clone()), failure, ..Message::of(call) };
+    let messages = meet_in(ranks, message)?;
+    first_failure(&messages, call, checked)?;
+    let rank = ranks.rank();
+    let mut rounds = Rounds { rank, own, others: ranks.others(&messages) };
+    let outcome = work(&mut rounds);
     // Before the other ranks go on: a step that is rolled back has to find its memory free.
-    drop((tensors, messages));
-    settle(ranks, call, own)
+    drop((rounds, messages));
+    if outcome.as_ref().is_err_and(is_the_end) {
+        return outcome;
+    }
+    settle(ranks, call, outcome)
+}
+
+/// Whether the ranks are no longer together.
+fn is_the_end(error: &RanksError) -> bool {
+    matches!(error, RanksError::Late { .. } | RanksError::Lost { .. } | RanksError::Aborted { .. })
+}
+
+/// Rounds in which each rank gives each other a piece and takes one of it.
+struct Rounds<'a> {
+    rank: Rank,
+    own: &'a Tensor,
+    others: Box<dyn Others + 'a>,
+}
+
+/// What is done with the own part where those of all ranks are put together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Own {
+    IsThere,
+    IsCopied,
+}
+
+/// Elements of a tensor, by rank.
+type Parts<'a> = &'a dyn Fn(usize) -> Range<usize>;
+
+impl Rounds<'_> {
+    /// Writes the sum of all tensors over this rank's part, along the tree of
+    /// [`Collectives::all_reduce`], to the places in `to` of its elements.
+    fn sum(&mut self, part: Parts<'_>, to: &Tensor, place: &dyn Fn(usize) -> usize) -> Result<()> {
+        let Rank { index, count } = self.rank;
+        let mut outcome = Ok(());
+        for round in 0..self.count(part) {
+            for other in (0..count).filter(|&other| other != index) {
+                self.give(other, part(other), round)?;
+            }
+            let Some(piece) = self.piece(part(index), round) else { continue };
+            let mut taken = 0;
+            if outcome.is_ok() {
+                let mut term = |rank| {
+                    taken = rank + 1;
+                    self.take(rank, piece.clone(), to.device())
+                };
+                outcome =
+                    sum(&mut term, 0..count).and_then(|sum| write(&sum, to, place(piece.start)));
+            }
+            self.leave(taken..count, &outcome)?;
+        }
+        outcome
+    }
+
+    /// Writes the parts of all ranks to the places in `to` of their elements.
+    fn gather(
+        &mut self,
+        part: Parts<'_>,
+        own: Own,
+        to: &Tensor,
+        place: &dyn Fn(usize, usize) -> usize,
+    ) -> Result<()> {
+        let Rank { index, count } = self.rank;
+        let mut outcome = Ok(());
+        for round in 0..self.count(part) {
+            for other in (0..count).filter(|&other| other != index) {
+                self.give(other, part(index), round)?;
+            }
+            for rank in (0..count).filter(|&rank| rank != index || own == Own::IsCopied) {
+                let Some(piece) = self.piece(part(rank), round) else { continue };
+                if outcome.is_err() {
+                    self.leave(rank..rank + 1, &outcome)?;
+                    continue;
+                }
+                let at = piece.start - part(rank).start;
+                outcome = self
+                    .take(rank, piece, to.device())
+                    .and_then(|piece| write(&piece, to, place(rank, at)));
+                self.leave(0..0, &outcome)?;
+            }
+        }
+        outcome
+    }
+
+    /// Rounds that it takes until every rank's part is through.
+    fn count(&self, part: Parts<'_>) -> usize {
+        let longest = (0..self.rank.count).map(|rank| part(rank).len()).max();
+        longest.unwrap_or(0).div_ceil(piece_len(self.own.dtype()))
+    }
+
+    /// The elements of a part that are in a round.
+    fn piece(&self, part: Range<usize>, round: usize) -> Option<Range<usize>> {
+        let len = piece_len(self.own.dtype());
+        let start = part.start + round * len;
+        (start < part.end).then(|| start..part.end.min(start + len))
+    }
+
+    fn give(&mut self, to: usize, part: Range<usize>, round: usize) -> Result<()> {
+        match self.piece(part, round) {
+            Some(piece) => self.others.give(to, piece),
+            None => Ok(()),
+        }
+    }
+
+    /// A copy of a piece of a rank's tensor.
+    fn take(&mut self, rank: usize, piece: Range<usize>, device: &Device) -> Result<Tensor> {
+        match rank == self.rank.index {
+            true => Ok(slice(self.own, piece)?.to_device(device, Category::Workspace)?),
+            false => self.others.take(rank, piece, device),
+        }
+    }
+
+    /// Leaves what these ranks give in this round.
+    ///
+    /// # Errors
+    /// That of `outcome`, if the ranks are no longer together.
+    fn leave(&mut self, ranks: Range<usize>, outcome: &Result<()>) -> Result<()> {
+        if let Err(error) = outcome
+            && is_the_end(error)
+        {
+            return Err(error.clone());
+        }
+        let index = self.rank.index;
+        ranks.filter(|&rank| rank != index).try_for_each(|rank| self.others.leave(rank))
+    }
 }
 
 /// The part of `len` elements that a rank sums.
@@ -142,52 +260,44 @@ fn part(len: usize, rank: usize, count: usize) -> Range<usize> {
     end_of(rank)..end_of(rank + 1)
 }
 
-fn flat(x: &Tensor) -> Result<Tensor> {
-    Ok(x.view([x.element_count()])?)
+fn piece_len(dtype: DType) -> usize {
+    PIECE_BYTES / dtype.size_bytes()
 }
 
 /// A range of elements of x in row-major order.
-fn slice(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
-    Ok(flat(x)?.narrow(0, range.start, range.len())?)
+pub(crate) fn slice(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
+    Ok(x.view([x.element_count()])?.narrow(0, range.start, range.len())?)
 }
 
-/// A range of elements of a type in pieces.
-fn pieces(range: Range<usize>, dtype: DType) -> impl Iterator<Item = Range<usize>> {
-    let len = (PIECE_BYTES / dtype.size_bytes()).max(1);
-    range.clone().step_by(len).map(move |start| start..range.end.min(start + len))
+/// The ranges of a tensor that are given one after the other.
+pub(crate) fn pieces(x: &Tensor) -> impl Iterator<Item = Range<usize>> {
+    let (end, len) = (x.element_count(), piece_len(x.dtype()));
+    (0..end).step_by(len).map(move |start| start..end.min(start + len))
 }
 
-/// Writes the sum over a range of all tensors to a place in another.
-fn sum_to(all: &[Tensor], range: Range<usize>, to: &Tensor, start: usize) -> Result<()> {
-    for piece in pieces(range.clone(), to.dtype()) {
-        let terms = all.iter().map(|x| slice(x, piece.clone()));
-        let terms = terms.collect::<Result<Vec<Tensor>>>()?;
-        let start = start + piece.start - range.start;
-        slice(to, start..start + piece.len())?.copy_(&sum(&terms, to.device())?)?;
-    }
-    Ok(())
+/// Writes elements to a place in a tensor.
+pub(crate) fn write(piece: &Tensor, to: &Tensor, start: usize) -> Result<()> {
+    Ok(slice(to, start..start + piece.element_count())?.copy_(piece)?)
 }
 
-/// The sum along the tree of [`Collectives::all_reduce`], on `device`.
-fn sum(terms: &[Tensor], device: &Device) -> Result<Tensor> {
-    let count = terms.len();
-    if count == 1 {
-        return Ok(terms[0].to_device(device, Category::Workspace)?);
-    }
-    let (first, others) = terms.split_at(count.next_power_of_two() / 2);
-    let mut y = sum(first, device)?;
-    y.add_(&sum(others, device)?)?;
-    Ok(y)
-}
-
-/// Copies a range of a tensor of another rank to a place in an own one.
-pub(crate) fn copy(from: &Tensor, range: Range<usize>, to: &Tensor, start: usize) -> Result<()> {
-    for piece in pieces(range.clone(), from.dtype()) {
-        let start = start + piece.start - range.start;
+/// Copies a tensor of another rank into one of the same size, piece by piece.
+pub(crate) fn copy(from: &Tensor, to: &Tensor) -> Result<()> {
+    for piece in pieces(from) {
         let copy = slice(from, piece.clone())?.to_device(to.device(), Category::Workspace)?;
-        slice(to, start..start + piece.len())?.copy_(&copy)?;
+        write(&copy, to, piece.start)?;
     }
     Ok(())
+}
+
+/// The sum along the tree of [`Collectives::all_reduce`]; terms are asked for by rank.
+fn sum(term: &mut dyn FnMut(usize) -> Result<Tensor>, ranks: Range<usize>) -> Result<Tensor> {
+    if ranks.len() == 1 {
+        return term(ranks.start);
+    }
+    let middle = ranks.start + ranks.len().next_power_of_two() / 2;
+    let mut y = sum(term, ranks.start..middle)?;
+    y.add_(&sum(term, middle..ranks.end)?)?;
+    Ok(y)
 }
 
 /// # Errors

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use lowtide_ranks::{Collectives, ThreadRank, threads};
+use lowtide_ranks::Collectives;
 use lowtide_tensor::{CpuOptions, DType, Device, Tensor};
+
+pub(crate) use super::engine::{OneRank, ranks};
 
 /// Long enough for what is to come, however busy the machine is.
 pub(crate) const PATIENT: Duration = Duration::from_secs(120);
@@ -17,11 +19,11 @@ pub(crate) fn cpu() -> Device {
 pub(crate) fn on_ranks<R: Send>(
     count: usize,
     timeout: Duration,
-    work: impl Fn(ThreadRank, Device) -> R + Sync,
+    work: impl Fn(OneRank, Device) -> R + Sync,
 ) -> Vec<R> {
     let work = &work;
     std::thread::scope(|scope| {
-        let ranks = threads(count, timeout).into_iter();
+        let ranks = ranks(count, timeout).into_iter();
         let handles: Vec<_> = ranks.map(|rank| scope.spawn(move || work(rank, cpu()))).collect();
         handles.into_iter().map(|handle| handle.join().expect("no panic")).collect()
     })
@@ -43,6 +45,6 @@ pub(crate) fn bits(x: &Tensor) -> Vec<u64> {
 }
 
 /// The numbers of this rank, as a tensor.
-pub(crate) fn own(rank: &ThreadRank, device: &Device, len: usize, dtype: DType) -> Tensor {
+pub(crate) fn own(rank: &OneRank, device: &Device, len: usize, dtype: DType) -> Tensor {
     tensor(device, &numbers(rank.rank().index, len), dtype)
 }

@@ -1,16 +1,13 @@
 //! Whatever happens to one rank, all of them hear of it, and nobody hangs.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-
 use lowtide_allocator::{Fault, Repeat};
-use lowtide_ranks::{Collectives, RanksError, Result, ThreadRank, vote};
+use lowtide_ranks::{Collectives, RanksError, Result, vote};
 use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
-use crate::common::{PATIENT, bits, on_ranks, own};
+use super::common::{OneRank, PATIENT, bits, on_ranks, own, ranks};
 
 /// With what a rank gives and a place for what it gets.
-type Operation = fn(&ThreadRank, &mut [Tensor; 2]) -> Result<()>;
+type Operation = fn(&OneRank, &mut [Tensor; 2]) -> Result<()>;
 
 /// Every collective with tensors, and the elements that a rank gives and gets, of three ranks.
 const OPERATIONS: [(&str, [usize; 2], Operation); 4] = [
@@ -62,7 +59,7 @@ fn a_collective_without_memory_fails_on_all_ranks_and_can_be_done_again() {
 
 #[test]
 fn another_operation_type_or_size_on_one_rank_is_an_error_on_all() {
-    type Other = fn(&ThreadRank, &Device) -> Result<()>;
+    type Other = fn(&OneRank, &Device) -> Result<()>;
     let others: [(&str, Other); 4] = [
         ("exchange", |rank, _| rank.barrier()),
         ("all_reduce of 5 f32", |rank, device| {
@@ -108,28 +105,6 @@ fn one_vote_against_it_is_the_answer_of_all() {
 }
 
 #[test]
-fn who_does_not_come_is_named_when_time_is_up() {
-    let waiting = AtomicUsize::new(2);
-    let found = on_ranks(4, Duration::from_millis(500), |rank, device| {
-        rank.barrier()?;
-        if rank.rank().index % 2 == 1 {
-            // It is there, and busy with something else.
-            while waiting.load(Ordering::Relaxed) > 0 {
-                std::thread::yield_now();
-            }
-            return rank.barrier();
-        }
-        let found = rank.all_reduce(&mut own(&rank, &device, 3, DType::F32));
-        waiting.fetch_sub(1, Ordering::Relaxed);
-        found
-    });
-    for found in found {
-        let found = found.expect_err("nobody gets anything any more").to_string();
-        assert_eq!(found, "all_reduce: ranks 1, 3 did not come within 0.5 s");
-    }
-}
-
-#[test]
 fn a_rank_that_ends_ends_the_others_at_once() {
     let found = on_ranks(3, PATIENT, |rank, device| match rank.rank().index {
         1 => None,
@@ -143,7 +118,7 @@ fn a_rank_that_ends_ends_the_others_at_once() {
 #[test]
 fn a_rank_that_panics_ends_the_others_at_once() {
     let found = std::thread::scope(|scope| {
-        let mut ranks = lowtide_ranks::threads(2, PATIENT).into_iter();
+        let mut ranks = ranks(2, PATIENT).into_iter();
         let (calm, panicking) = (ranks.next().unwrap(), ranks.next().unwrap());
         let handle = scope.spawn(move || {
             let _own = panicking;

@@ -1,6 +1,4 @@
 //! Laws of what ranks do together.
 
-mod common;
-mod faults;
-mod memory;
-mod sums;
+mod threads;
+mod wired;

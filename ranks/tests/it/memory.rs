@@ -3,7 +3,7 @@
 use lowtide_ranks::{Collectives, Mirror, Rank, Result};
 use lowtide_tensor::{DType, Device, Tensor};
 
-use crate::common::{PATIENT, on_ranks};
+use super::common::{PATIENT, on_ranks};
 
 /// Everything once, with tensors of `len` elements a rank.
 fn everything(rank: &dyn Collectives, device: &Device, len: usize) -> Result<()> {

@@ -4,7 +4,7 @@ use lowtide_ranks::{Collectives, RanksError};
 use lowtide_tensor::{DType, Tensor};
 use proptest::prelude::*;
 
-use crate::common::{PATIENT, bits, cpu, numbers, on_ranks, own, tensor};
+use super::common::{PATIENT, bits, cpu, numbers, on_ranks, own, tensor};
 
 /// The sum of tensors along the tree.
 fn along_the_tree(terms: &[Tensor]) -> Tensor {

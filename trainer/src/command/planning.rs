@@ -119,6 +119,20 @@ impl PlanningArgs {
         self.ranks as usize
     }
 
+    /// The same of one of several processes that train together.
+    ///
+    /// # Errors
+    /// `Setting` where `--ranks` says how many train in one process.
+    #[cfg(feature = "mpi")]
+    pub(super) fn of_processes(&self, count: usize) -> Result<PlanningArgs> {
+        if self.ranks > 1 {
+            let place = "--ranks".to_owned();
+            let problem = format!("MPI has started {count} processes, a rank each");
+            return Err(TrainError::Setting { place, problem });
+        }
+        Ok(PlanningArgs { ranks: count as u64, ..self.clone() })
+    }
+
     /// The first of the ranks.
     pub(super) fn first_rank(&self) -> Rank {
         Rank { index: 0, count: self.rank_count() }

@@ -11,6 +11,8 @@ use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::Loader;
 use lowtide_ranks::{Collectives, threads};
+#[cfg(feature = "mpi")]
+use lowtide_ranks::{Rank, mpi};
 use lowtide_tensor::Device;
 use serde_json::Value;
 
@@ -128,7 +130,28 @@ pub(super) fn run_recipe(
     origin: Option<&Origin>,
     arguments: &RunArgs,
 ) -> Result<()> {
+    #[cfg(feature = "mpi")]
+    if let Some(ranks) = rank_of_process(arguments) {
+        let ranks: Arc<dyn Collectives> = Arc::new(ranks);
+        let Rank { index, count } = ranks.rank();
+        let planning = arguments.planning.of_processes(count)?;
+        let arguments = &RunArgs { planning, ..arguments.clone() };
+        return match index {
+            0 => Ended::of_rank(recipe, origin, arguments, Some(ranks))?.tell(arguments, None),
+            _ => follow(recipe, origin, arguments, ranks),
+        };
+    }
     Ended::of(recipe, origin, arguments)?.tell(arguments, None)
+}
+
+/// The rank of this process, where MPI has started several.
+#[cfg(feature = "mpi")]
+fn rank_of_process(arguments: &RunArgs) -> Option<impl Collectives + use<>> {
+    // What MPICH, Open MPI and Slurm's PMI tell a process that they start.
+    let is_started = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some());
+    is_started.then(|| mpi(RANK_TIMEOUT + arguments.wait.unwrap_or_default())).flatten()
 }
 
 /// A run whose files are at their place.

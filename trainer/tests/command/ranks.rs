@@ -92,6 +92,102 @@ fn a_run_of_four_ranks_goes_on_with_two_or_one_to_the_same_bits() {
     }
 }
 
+/// Processes that MPI starts are ranks as well.
+#[cfg(feature = "mpi")]
+mod processes {
+    use std::process::{Command, Stdio};
+
+    use super::{TASKS, learned};
+    use crate::place::{Outcome, Place};
+
+    /// `lowtide` in so many processes.
+    fn command(place: &Place, count: usize, arguments: &str) -> Command {
+        let one = place.command(arguments);
+        let mut command = Command::new("mpirun");
+        command.args(["-n", &count.to_string()]).arg(one.get_program()).args(one.get_args());
+        command.current_dir(place.path("")).stdin(Stdio::null()).env("LOWTIDE_RATES", "");
+        command
+    }
+
+    #[test]
+    fn processes_come_to_the_bits_of_one_in_the_predicted_memory() {
+        let place = Place::new();
+        for (name, task) in TASKS {
+            let (batch, leaf) = if name == "simple-cnn" { (256, 32) } else { (16, 2) };
+            let train = format!("[train]\nepochs = 1\nbatch_size = {batch}\nleaf = {leaf}\n");
+            place.write("task.toml", format!("{task}{train}"));
+            let one = place.train("task.toml", &format!("{name}-1"));
+            for (count, fault) in [(2, ""), (4, ""), (2, "--fault-at 30")] {
+                let arguments = format!("train task.toml --quiet --out many {fault}");
+                Outcome::of(&mut command(&place, count, &arguments)).check_done();
+                let many = place.json("many/summary.json");
+                assert_eq!(learned(&many), learned(&one), "{name} in {count} processes");
+                assert_eq!(many["ranks"], count);
+                assert_eq!(many["predicted_peak_bytes"], many["measured_peak_bytes"]);
+                assert_eq!(many["retried_steps"], u64::from(!fault.is_empty()));
+            }
+        }
+    }
+
+    #[test]
+    fn what_ends_one_process_ends_all_and_leaves_nothing() {
+        let place = Place::new();
+        for (arguments, code, words) in [
+            ("train --set train.batch_size=255", 1, "no equal shares for 2 ranks"),
+            ("train --ranks 2", 1, "MPI has started 2 processes"),
+            ("train --budget 100KiB", 2, "does not fit"),
+        ] {
+            let ended = Outcome::of(&mut command(&place, 2, arguments));
+            assert_eq!(ended.code, Some(code), "{ended:?}");
+            assert!(ended.stderr.contains(words), "{ended:?}");
+            assert!(place.list("").is_empty(), "{:?}", place.list(""));
+        }
+    }
+
+    /// MPI then ends its partners.
+    #[test]
+    fn a_run_of_which_a_process_was_killed_goes_on_with_as_many_or_one_to_the_same_bits() {
+        let place = Place::new();
+        let (_, task) = TASKS[0];
+        let train = "[train]\nepochs = 60\nleaf = 32\ncheckpoint_every = \"5steps\"\n";
+        place.write("task.toml", format!("{task}{train}"));
+        let whole = place.train("task.toml", "whole");
+        let mut resumed_count = 0;
+        for kill in 0..6 {
+            drop(std::fs::remove_dir_all(place.path("cut")));
+            // The shell that MPI starts as rank 1 ends its `lowtide` after a while.
+            let lowtide = env!("CARGO_BIN_EXE_lowtide");
+            let seconds = 0.2 + 0.13 * f64::from(kill);
+            let script = format!(
+                "{lowtide} train task.toml --quiet --out cut & own=$!; \
+                 rank=${{PMI_RANK:-$PMIX_RANK}}; \
+                 if [ $rank = 1 ]; then sleep {seconds}; kill -9 $own; fi; \
+                 wait $own"
+            );
+            let mut cut = Command::new("mpirun");
+            cut.args(["-n", "2", "sh", "-c", &script]).current_dir(place.path(""));
+            drop(Outcome::of(cut.stdin(Stdio::null())));
+            for count in [2, 1] {
+                let arguments = "train --resume cut --quiet --out resumed";
+                let resumed = Outcome::of(&mut command(&place, count, arguments));
+                // It may have ended before, or had no checkpoint yet.
+                if resumed.code == Some(0) {
+                    let resumed = place.json("resumed/summary.json");
+                    assert_eq!(learned(&resumed), learned(&whole), "kill {kill}, {count} ranks");
+                    resumed_count += 1;
+                }
+            }
+        }
+        assert!(resumed_count > 0, "no run was cut off between its first checkpoint and its end");
+    }
+}
+
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn processes_that_mpi_starts() {
+    crate::place::skip("processes that MPI starts are ranks", "built without the feature `mpi`");
+}
+
 #[test]
 fn an_allocation_that_fails_on_the_first_rank_leaves_the_bits() {
     let place = Place::new();

@@ -1,0 +1,177 @@
+//! Ranks that are processes, started by `mpirun` or `srun`.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mpi::environment::Universe;
+use mpi::point_to_point::MatchedReceiveVec;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator, Destination, Source};
+use mpi::{Tag, Threading};
+
+use crate::collectives::Rank;
+use crate::error::{RanksError, Result};
+use crate::together::PIECE_BYTES;
+use crate::wire::{Wire, Wired};
+
+/// A message of a call.
+const OF_CALL: Tag = 1;
+/// Why a rank gives up.
+const ABORT: Tag = 2;
+/// A rank sends nothing more.
+const END: Tag = 3;
+
+/// Beside two pieces, as many as a rank is ahead of another: what ranks say of a call.
+const WORDS_BYTES: usize = 1 << 20;
+
+/// How long a rank looks for a message again and again before it lets others compute.
+const SPIN: Duration = Duration::from_micros(50);
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// How long a rank that ends waits until what it has sent is there.
+const GOODBYE: Duration = Duration::from_secs(10);
+
+/// A process of an MPI world.
+pub struct MpiRank {
+    rank: Rank,
+    timeout: Duration,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Until the end of this rank.
+    universe: Option<Universe>,
+    /// Why nothing more will come.
+    end: Option<RanksError>,
+    /// Ranks that have said that they send nothing more.
+    gone_count: usize,
+}
+
+/// This process's rank among those that `mpirun` or `srun` has started together; `None` if it is
+/// alone, or if MPI is in use already. A wait for another that is longer than `timeout` is an
+/// error. Each rank has a buffer of 9 MiB for each other one, in memory of the host.
+///
+/// MPI does not tell of a process that is killed. Most starters then end all of its partners; where
+/// they are told not to, these get `Late`.
+pub fn mpi(timeout: Duration) -> Option<Wired<MpiRank>> {
+    let (mut universe, _) = mpi::initialize_with_threading(Threading::Serialized)?;
+    let world = universe.world();
+    let [index, count] = [world.rank(), world.size()].map(|number| number as usize);
+    if count == 1 {
+        return None;
+    }
+    universe.set_buffer_size((count - 1) * (2 * PIECE_BYTES + WORDS_BYTES));
+    let state = Mutex::new(State { universe: Some(universe), end: None, gone_count: 0 });
+    Some(Wired::new(MpiRank { rank: Rank { index, count }, timeout, state }))
+}
+
+impl MpiRank {
+    /// One thread at a time is in MPI.
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change is a single assignment: a panic leaves it whole.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let Rank { index, count } = self.rank;
+        (0..count).filter(move |&other| other != index)
+    }
+}
+
+fn world() -> SimpleCommunicator {
+    SimpleCommunicator::world()
+}
+
+fn post(message: &[u8], to: usize, tag: Tag) {
+    world().process_at_rank(to as i32).buffered_send_with_tag(message, tag);
+}
+
+/// The next message of this kind, if it is there: who sent it, and what it is.
+fn arrived(source: &impl Source, tag: Tag) -> Option<(usize, Vec<u8>)> {
+    let (bytes, status) = source.immediate_matched_probe_with_tag(tag)?.matched_receive_vec();
+    Some((status.source_rank() as usize, bytes))
+}
+
+impl Wire for MpiRank {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn send(&self, message: Vec<u8>, to: usize) -> Result<()> {
+        match &self.state().end {
+            Some(end) => Err(end.clone()),
+            None => Ok(post(&message, to, OF_CALL)),
+        }
+    }
+
+    fn receive(&self, from: usize, op: &'static str) -> Result<Vec<u8>> {
+        let begin = Instant::now();
+        loop {
+            let mut state = self.state();
+            if let Some(end) = &state.end {
+                return Err(end.clone());
+            }
+            let world = world();
+            let source = world.process_at_rank(from as i32);
+            if let Some((rank, reason)) = arrived(&world.any_process(), ABORT) {
+                let reason = String::from_utf8_lossy(&reason).into_owned();
+                state.end = Some(RanksError::Aborted { rank, reason });
+            } else if let Some((_, message)) = arrived(&source, OF_CALL) {
+                return Ok(message);
+            } else if arrived(&source, END).is_some() {
+                state.gone_count += 1;
+                state.end = Some(RanksError::Lost { rank: from });
+            } else if begin.elapsed() > self.timeout {
+                let (missing, waited) = (vec![from], self.timeout);
+                state.end = Some(RanksError::Late { op, missing, waited });
+            } else {
+                drop(state);
+                if begin.elapsed() > SPIN {
+                    thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+
+    fn abort(&self, reason: &str) {
+        let mut state = self.state();
+        if state.end.is_some() {
+            return;
+        }
+        self.others().for_each(|other| post(reason.as_bytes(), other, ABORT));
+        let (rank, reason) = (self.rank.index, reason.to_owned());
+        state.end = Some(RanksError::Aborted { rank, reason });
+    }
+}
+
+impl Drop for MpiRank {
+    /// MPI ends when all messages are taken: those that no call waits for any more are taken here.
+    fn drop(&mut self) {
+        let mut state = self.state();
+        let (universe, gone_count) = (state.universe.take(), state.gone_count);
+        drop(state);
+        self.others().for_each(|other| post(&[], other, END));
+        let begin = Instant::now();
+        let (mut missing, world) = (self.rank.count - 1 - gone_count, world());
+        while missing > 0 && begin.elapsed() < GOODBYE {
+            let any = world.any_process();
+            missing -= usize::from(arrived(&any, END).is_some());
+            let left = [OF_CALL, ABORT].map(|tag| arrived(&any, tag).is_some());
+            if left == [false; 2] {
+                thread::sleep(PAUSE);
+            }
+        }
+        if missing > 0 {
+            // Its end would wait for a rank that does not come.
+            std::mem::forget(universe);
+        }
+    }
+}
+
+impl fmt::Debug for MpiRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MpiRank").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}

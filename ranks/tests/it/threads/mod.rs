@@ -1,0 +1,12 @@
+//! The laws of ranks that read each other's tensors.
+
+#[path = "../common.rs"]
+mod common;
+mod engine;
+#[path = "../faults.rs"]
+mod faults;
+mod late;
+#[path = "../memory.rs"]
+mod memory;
+#[path = "../sums.rs"]
+mod sums;

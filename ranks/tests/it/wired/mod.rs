@@ -1,0 +1,11 @@
+//! The laws of ranks that have messages alone.
+
+#[path = "../common.rs"]
+mod common;
+mod engine;
+#[path = "../faults.rs"]
+mod faults;
+#[path = "../memory.rs"]
+mod memory;
+#[path = "../sums.rs"]
+mod sums;
