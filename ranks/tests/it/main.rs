@@ -1,4 +1,6 @@
 //! Laws of what ranks do together.
 
+#![expect(clippy::duplicate_mod, reason = "each engine has to keep the same laws")]
+
 mod threads;
 mod wired;
