@@ -48,9 +48,8 @@ impl Computed {
 }
 
 /// Adds counts of the terms of a loss.
-pub(crate) fn add_counts(own: &mut Vec<f64>, other: Vec<f64>) -> Result<()> {
+pub(crate) fn add_counts(own: &mut [f64], other: &[f64]) {
     own.iter_mut().zip(other).for_each(|(sum, count)| *sum += count);
-    Ok(())
 }
 
 /// The sum along a tree that halves the range, the first half being the longer one: what each half

@@ -193,8 +193,8 @@ impl Ended {
                 // Another rank's own error says more than what this one heard of it.
                 Err(TrainError::Ranks(heard)) => {
                     let of_ranks = |error: &TrainError| matches!(error, TrainError::Ranks(_));
-                    let errors = others.into_iter().filter_map(Result::err);
-                    Err(errors.filter(|error| !of_ranks(error)).next().unwrap_or(heard.into()))
+                    let mut errors = others.into_iter().filter_map(Result::err);
+                    Err(errors.find(|error| !of_ranks(error)).unwrap_or(heard.into()))
                 }
                 ended => ended,
             }
