@@ -52,7 +52,7 @@ pub(crate) fn counted_together(ranks: Ranks<'_>, own: Vec<f64>) -> Result<Vec<f6
         of_ranks.push(counts);
     }
     let of_rank = &mut |rank: usize| Ok(of_ranks[rank].clone());
-    summed(0..of_ranks.len(), of_rank, &|sum, counts| Ok(add_counts(sum, &counts)))
+    summed(0..of_ranks.len(), of_rank, &|sum, counts| add_counts(sum, &counts))
 }
 
 /// Adds up losses and gradients of all ranks, and takes the means of buffers of floats: over the

@@ -48,8 +48,9 @@ impl Computed {
 }
 
 /// Adds counts of the terms of a loss.
-pub(crate) fn add_counts(own: &mut [f64], other: &[f64]) {
+pub(crate) fn add_counts(own: &mut [f64], other: &[f64]) -> Result<()> {
     own.iter_mut().zip(other).for_each(|(sum, count)| *sum += count);
+    Ok(())
 }
 
 /// The sum along a tree that halves the range, the first half being the longer one: what each half

@@ -323,7 +323,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         check_leaves(self.ranks, batch, leaf.get())?;
         let parts: Vec<_> = micro_batches(batch.len(), leaf.get()).collect();
         let of_part = &mut |index: usize| self.task.counts(&batch.slice(parts[index].clone()));
-        summed(0..parts.len(), of_part, &|sum, counts| Ok(add_counts(sum, &counts)))
+        summed(0..parts.len(), of_part, &|sum, counts| add_counts(sum, &counts))
     }
 
     /// The gradients of the mean loss, as far as they are from this rank's samples.
