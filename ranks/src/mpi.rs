@@ -100,10 +100,12 @@ impl Wire for MpiRank {
     }
 
     fn send(&self, message: Vec<u8>, to: usize) -> Result<()> {
-        match &self.state().end {
-            Some(end) => Err(end.clone()),
-            None => Ok(post(&message, to, OF_CALL)),
+        let state = self.state();
+        if let Some(end) = &state.end {
+            return Err(end.clone());
         }
+        post(&message, to, OF_CALL);
+        Ok(())
     }
 
     fn receive(&self, from: usize, op: &'static str) -> Result<Vec<u8>> {

@@ -17,6 +17,7 @@ mod plan;
 mod plan_file;
 mod planning;
 mod process;
+mod ranks;
 mod rates;
 mod recipes;
 mod recording;

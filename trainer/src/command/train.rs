@@ -1,18 +1,16 @@
 //! `lowtide train`.
 
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::Loader;
-use lowtide_ranks::{Collectives, threads};
+use lowtide_ranks::Collectives;
 #[cfg(feature = "mpi")]
-use lowtide_ranks::{Rank, mpi};
+use lowtide_ranks::Rank;
 use lowtide_tensor::Device;
 use serde_json::Value;
 
@@ -26,7 +24,7 @@ use crate::command::process::Process;
 use crate::command::recording::{Output, Target};
 use crate::command::saving::{LastFiles, rescue, unless_full};
 use crate::command::staging::{Origin, Staging};
-use crate::command::{DeviceArgs, RecipeArgs, parse_count, plan, say};
+use crate::command::{DeviceArgs, RecipeArgs, parse_count, plan, ranks, say};
 use crate::error::{Result, TrainError};
 use crate::human::format_bytes;
 use crate::metrics::{Metrics, metric_values, partial_of};
@@ -99,10 +97,6 @@ pub(super) struct RunArgs {
     pub(super) json: bool,
 }
 
-/// How long ranks wait for each other, beside the time for memory to come back: one of them may
-/// evaluate or write a checkpoint that the others do not.
-const RANK_TIMEOUT: Duration = Duration::from_secs(600);
-
 fn parse_time(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(CheckpointEvery::Time(time)) => Ok(time),
@@ -131,8 +125,7 @@ pub(super) fn run_recipe(
     arguments: &RunArgs,
 ) -> Result<()> {
     #[cfg(feature = "mpi")]
-    if let Some(ranks) = rank_of_process(arguments) {
-        let ranks: Arc<dyn Collectives> = Arc::new(ranks);
+    if let Some(ranks) = ranks::of_process(arguments.wait) {
         let Rank { index, count } = ranks.rank();
         let planning = arguments.planning.of_processes(count)?;
         let arguments = &RunArgs { planning, ..arguments.clone() };
@@ -142,16 +135,6 @@ pub(super) fn run_recipe(
         };
     }
     Ended::of(recipe, origin, arguments)?.tell(arguments, None)
-}
-
-/// The rank of this process, where MPI has started several.
-#[cfg(feature = "mpi")]
-fn rank_of_process(arguments: &RunArgs) -> Option<impl Collectives + use<>> {
-    // What MPICH, Open MPI and Slurm's PMI tell a process that they start.
-    let is_started = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"]
-        .iter()
-        .any(|name| std::env::var_os(name).is_some());
-    is_started.then(|| mpi(RANK_TIMEOUT + arguments.wait.unwrap_or_default())).flatten()
 }
 
 /// A run whose files are at their place.
@@ -177,28 +160,12 @@ impl Ended {
         if count == 1 {
             return Ended::of_rank(recipe, origin, arguments, None);
         }
-        let mut ranks = threads(count, RANK_TIMEOUT + arguments.wait.unwrap_or_default());
-        thread::scope(|scope| {
-            let others = ranks.drain(1..).map(|rank| {
-                let recipe = recipe.clone();
-                scope.spawn(move || follow(recipe, origin, arguments, Arc::new(rank)))
-            });
-            let others: Vec<_> = others.collect();
-            let first = ranks.pop().expect("the first of several");
-            let ended = Ended::of_rank(recipe, origin, arguments, Some(Arc::new(first)));
-            let others = others.into_iter().map(|other| other.join());
-            let others: Vec<_> =
-                others.map(|other| other.unwrap_or_else(|p| resume_unwind(p))).collect();
-            match ended {
-                // Another rank's own error says more than what this one heard of it.
-                Err(TrainError::Ranks(heard)) => {
-                    let of_ranks = |error: &TrainError| matches!(error, TrainError::Ranks(_));
-                    let mut errors = others.into_iter().filter_map(Result::err);
-                    Err(errors.find(|error| !of_ranks(error)).unwrap_or(heard.into()))
-                }
-                ended => ended,
-            }
-        })
+        ranks::on_threads(
+            count,
+            arguments.wait,
+            |ranks| Ended::of_rank(recipe.clone(), origin, arguments, Some(ranks)),
+            |ranks| follow(recipe.clone(), origin, arguments, ranks),
+        )
     }
 
     /// Trains on the one rank that leaves files.
