@@ -72,6 +72,8 @@ pub(super) struct Evaluated {
     pub(super) task: Box<dyn Task>,
     pub(super) test: Loader,
     batch_size: usize,
+    /// Of parameters and buffers as the run has them, before their weights are put in few bits.
+    stored_bytes: usize,
 }
 
 impl Evaluated {
@@ -108,6 +110,7 @@ impl Evaluated {
             }
         }
         lowtide_nn::load(&mut Learned::of(&mut task), &run_dir.model())?;
+        let stored_bytes = model_bytes(&mut *task);
         if let Some(bits) = bits {
             quantize_all(task.parameters(), bits.format())?;
         }
@@ -116,7 +119,12 @@ impl Evaluated {
         {
             return Err(wrong_activations("the model has no linear layer in int8"));
         }
-        Ok(Evaluated { device, task, test, batch_size: recipe.train.batch_size })
+        Ok(Evaluated { device, task, test, batch_size: recipe.train.batch_size, stored_bytes })
+    }
+
+    /// Of the parameters and buffers that are evaluated.
+    pub(super) fn model_bytes(&mut self) -> usize {
+        model_bytes(&mut *self.task)
     }
 
     /// # Errors
@@ -126,19 +134,31 @@ impl Evaluated {
     }
 }
 
+fn model_bytes(task: &mut dyn Task) -> usize {
+    let mut bytes = 0;
+    task.parameters().visit_tensors(&mut |_, tensor| bytes += tensor.size_bytes());
+    bytes
+}
+
 pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
     let EvalArgs { device, bits, .. } = arguments;
     let activations = arguments.activations.beside(*bits)?;
     let run_dir = RunDir::open(&arguments.run_dir)?;
-    let score = Evaluated::open(&run_dir, device, *bits, activations)?.score()?;
+    let mut evaluated = Evaluated::open(&run_dir, device, *bits, activations)?;
+    let (model_bytes, stored_bytes) = (evaluated.model_bytes(), evaluated.stored_bytes);
+    let score = evaluated.score()?;
     let (count, scores) = (score.count, [("test".to_owned(), score)]);
     if arguments.json {
         let mut numbers = serde_json::json!(metric_values(&scores));
         numbers["samples"] = (count as u64).into();
+        numbers["model_bytes"] = (model_bytes as u64).into();
+        numbers["stored_bytes"] = (stored_bytes as u64).into();
         return say(&numbers.to_string());
     }
     for (name, value) in metric_values(&scores) {
         say(&format!("{:<16} {value:.4}", name.replace('_', " ")))?;
     }
-    say(&format!("{:<16} {count}", "samples"))
+    say(&format!("{:<16} {count}", "samples"))?;
+    let before = if bits.is_some() { format!(", of {stored_bytes}") } else { String::new() };
+    say(&format!("{:<16} {model_bytes}{before}", "model bytes"))
 }

@@ -140,8 +140,7 @@ impl Row {
             let file = format!("model.{}.safetensors", name_of_bits(bits));
             lowtide_nn::save(parameters, &run_dir.path().join(file))?;
         }
-        let mut model_bytes = 0;
-        parameters.visit_tensors(&mut |_, tensor| model_bytes += tensor.size_bytes());
+        let model_bytes = evaluated.model_bytes();
         let (mut values, mut seconds) = (Map::new(), f64::INFINITY);
         for _ in 0..2 {
             let started = Instant::now();

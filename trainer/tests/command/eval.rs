@@ -40,6 +40,26 @@ fn small_budget_evaluates_in_smaller_parts() {
 }
 
 #[test]
+fn weights_in_few_bits_are_told_with_the_bytes_of_before() {
+    let place = trained();
+    let bytes = |arguments: &str| {
+        let json = place.run(&format!("eval run --json {arguments}")).check_done();
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        ["model_bytes", "stored_bytes"].map(|name| json[name].as_u64().expect("a number"))
+    };
+    let [whole, stored] = bytes("");
+    assert_eq!(whole, stored);
+    let [int8, before] = bytes("--bits int8");
+    assert_eq!(before, whole);
+    assert!(int8 < whole / 2, "{int8} of {whole}");
+
+    let words = place.run("eval run --bits int8").check_done();
+    assert!(words.contains(&format!("model bytes      {int8}, of {whole}\n")), "{words}");
+    let words = place.run("eval run").check_done();
+    assert!(words.contains(&format!("model bytes      {whole}\n")), "{words}");
+}
+
+#[test]
 fn folders_without_a_run_are_refused() {
     let place = trained();
     fs::create_dir(place.path("empty")).expect("a folder");
