@@ -254,6 +254,11 @@ impl Gradients {
         self.0.values_mut()
     }
 
+    /// The leaves that have a gradient, in the order in which they were made.
+    pub fn leaves(&self) -> impl Iterator<Item = LeafId> {
+        self.0.keys().copied()
+    }
+
     /// The number of leaves that have a gradient.
     pub fn len(&self) -> usize {
         self.0.len()

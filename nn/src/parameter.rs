@@ -70,6 +70,11 @@ impl Parameter {
         &mut self.value
     }
 
+    /// The same parameter with another value, such as a part of its own.
+    pub(crate) fn with_value(&self, value: Tensor) -> Parameter {
+        Parameter { id: self.id, value, frozen: Arc::clone(&self.frozen), quantized: None }
+    }
+
     /// The value in a pass, where its gradient is collected unless it is frozen. One [in few
     /// bits](crate::quantize_all) is decoded as a whole.
     ///

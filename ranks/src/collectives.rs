@@ -58,6 +58,21 @@ pub trait Collectives: Send + Sync {
     /// Those of [`Collectives::all_reduce`].
     fn all_gather(&self, from: &Tensor, to: &mut Tensor) -> Result<()>;
 
+    /// The sum over the ranks, which is taken as in [`Collectives::all_reduce`], of this rank's part
+    /// of x in its place: of every `part_len` elements in row-major order those of its index, fewer
+    /// or none at the end. The other parts stay as they are.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::all_reduce`].
+    fn reduce_part(&self, x: &mut Tensor, part_len: usize) -> Result<()>;
+
+    /// What each rank has of its part of x, in its place: parts as in
+    /// [`Collectives::reduce_part`].
+    ///
+    /// # Errors
+    /// Those of [`Collectives::all_reduce`].
+    fn gather_parts(&self, x: &mut Tensor, part_len: usize) -> Result<()>;
+
     /// What rank `root` has, in place of x.
     ///
     /// # Errors
@@ -75,6 +90,13 @@ pub trait Collectives: Send + Sync {
     /// # Errors
     /// `Late`, `Lost`, `Aborted`, `NoSuchRank`, `Tensor`; `Mismatch` if it sends something else.
     fn receive(&self, x: &mut Tensor, from: usize) -> Result<()>;
+
+    /// In place of the call that the other ranks are in, or come to next: it fails for them with
+    /// `Failed`, and all of them may go on.
+    ///
+    /// # Errors
+    /// `Late`, `Lost`, `Aborted`.
+    fn refuse(&self, reason: &str) -> Result<()>;
 
     /// Tells the other ranks that this one cannot go on: what they wait for ends with `Aborted`.
     fn abort(&self, reason: &str);

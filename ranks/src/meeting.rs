@@ -10,6 +10,11 @@ use crate::collectives::Rank;
 use crate::error::{Call, RanksError, Result};
 use crate::together::slice;
 
+/// The call of a rank that has failed, in place of any other; then all meet once more in it, so that
+/// none holds a tensor of another any more.
+pub(crate) const REFUSED: Call = Call { op: REFUSE, elements: None, root: None };
+pub(crate) const REFUSE: &str = "refuse";
+
 /// What a rank brings to a meeting.
 #[derive(Clone)]
 pub(crate) struct Message {
@@ -96,10 +101,17 @@ impl Others for InThisProcess {
 /// The messages of a meeting, all of the same call.
 ///
 /// # Errors
-/// `Mismatch` on every rank if two are in different calls.
+/// `Failed` if a rank has in place of the call; `Mismatch` on every rank if two are in different
+/// calls.
 pub(crate) fn meet_in(ranks: &impl Meeting, own: Message) -> Result<Arc<[Message]>> {
     let call = own.call;
     let messages = ranks.meet(own)?;
+    if let Some(rank) = messages.iter().position(|message| message.call.op == REFUSE) {
+        let reason = messages[rank].failure.clone().unwrap_or_default();
+        drop(messages);
+        ranks.meet(Message::of(REFUSED))?;
+        return Err(RanksError::Failed { rank, op: call.op, reason });
+    }
     let Rank { index, .. } = ranks.rank();
     // Each rank looks at all others, so that all of them find one.
     let differs = |message: &Message| message.call != call;

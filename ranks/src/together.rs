@@ -12,7 +12,7 @@ use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
 use crate::collectives::{Collectives, Rank};
 use crate::error::{Call, RanksError, Result};
-use crate::meeting::{Meeting, Message, Others, first_failure, meet_in, settle};
+use crate::meeting::{Meeting, Message, Others, REFUSED, first_failure, meet_in, settle};
 
 /// What is summed or copied at once, at most.
 pub(crate) const PIECE_BYTES: usize = 4 << 20;
@@ -40,6 +40,22 @@ impl<M: Meeting> Collectives for M {
         all_gather(self, from, to)
     }
 
+    fn reduce_part(&self, x: &mut Tensor, part_len: usize) -> Result<()> {
+        let (len, x) = (x.element_count(), &*x);
+        let part = |rank| part_of(len, rank, part_len);
+        let call = Call { op: "reduce_part", elements: Some((x.dtype(), len)), root: None };
+        share(self, call, x, Ok(()), |rounds| rounds.sum(&part, x, &|at| at))
+    }
+
+    fn gather_parts(&self, x: &mut Tensor, part_len: usize) -> Result<()> {
+        let (len, x) = (x.element_count(), &*x);
+        let part = |rank| part_of(len, rank, part_len);
+        let call = Call { op: "gather_parts", elements: Some((x.dtype(), len)), root: None };
+        share(self, call, x, Ok(()), |rounds| {
+            rounds.gather(&part, Own::IsThere, x, &|rank, at| part(rank).start + at)
+        })
+    }
+
     fn broadcast(&self, x: &mut Tensor, root: usize) -> Result<()> {
         broadcast(self, x, root)
     }
@@ -52,6 +68,12 @@ impl<M: Meeting> Collectives for M {
     fn receive(&self, x: &mut Tensor, from: usize) -> Result<()> {
         check_other(Meeting::rank(self), from)?;
         self.take(x, from)
+    }
+
+    fn refuse(&self, reason: &str) -> Result<()> {
+        let failure = Some(reason.to_owned());
+        drop(self.meet(Message { failure, ..Message::of(REFUSED) })?);
+        self.meet(Message::of(REFUSED)).map(drop)
     }
 
     fn abort(&self, reason: &str) {
@@ -258,6 +280,11 @@ impl Rounds<'_> {
 fn part(len: usize, rank: usize, count: usize) -> Range<usize> {
     let end_of = |ranks: usize| (len as u128 * ranks as u128 / count as u128) as usize;
     end_of(rank)..end_of(rank + 1)
+}
+
+/// A rank's part of `len` elements, where each has `part_len`, but for the last ones.
+fn part_of(len: usize, rank: usize, part_len: usize) -> Range<usize> {
+    len.min(rank * part_len)..len.min((rank + 1) * part_len)
 }
 
 fn piece_len(dtype: DType) -> usize {

@@ -8,7 +8,7 @@ use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::collectives::Rank;
 use crate::error::{Call, RanksError, Result};
-use crate::meeting::{Meeting, Message, Others};
+use crate::meeting::{Meeting, Message, Others, REFUSE};
 use crate::together::{pieces, slice, write};
 
 /// What carries messages between ranks. They come whole, and those of one rank in the order in
@@ -161,8 +161,18 @@ fn unpacked(bytes: &[u8], len: usize, dtype: DType, device: &Device) -> Result<T
 }
 
 /// What a call may be.
-const OPS: [&str; 7] =
-    ["exchange", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "receive"];
+const OPS: [&str; 10] = [
+    "exchange",
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "reduce_part",
+    "gather_parts",
+    "broadcast",
+    "send",
+    "receive",
+    REFUSE,
+];
 
 /// A message without its tensor: lengths are 64 bits, little-endian.
 fn encoded(Message { call, bytes, failure, .. }: &Message) -> Vec<u8> {

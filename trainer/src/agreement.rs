@@ -10,7 +10,6 @@ use lowtide_ranks::{Collectives, Mirror, RanksError, vote};
 
 use crate::error::{Result, TrainError};
 use crate::leaves::{Computed, add_counts, summed};
-use crate::observer::Flow;
 use crate::task::Task;
 use crate::trainer::Trainer;
 
@@ -55,16 +54,16 @@ pub(crate) fn counted_together(ranks: Ranks<'_>, own: Vec<f64>) -> Result<Vec<f6
     summed(0..of_ranks.len(), of_rank, &|sum, counts| add_counts(sum, &counts))
 }
 
-/// Adds up losses and gradients of all ranks, and takes the means of buffers of floats: over the
-/// ranks, or all of their leaves.
+/// Adds up losses and gradients of all ranks, unless these are parts of such sums already, and takes
+/// the means of buffers of floats: over the ranks, or all of their leaves.
 ///
 /// # Errors
 /// `OutOfMemory` of this rank; `Ranks`.
-pub(crate) fn add_up(ranks: Ranks<'_>, own: &mut Computed) -> Result<()> {
+pub(crate) fn add_up(ranks: Ranks<'_>, own: &mut Computed, are_parts: bool) -> Result<()> {
     let mut floats = own.float_buffers();
     if let Some(ranks) = ranks {
         ranks.all_reduce(&mut own.loss_sum)?;
-        for gradient in own.gradients.iter_mut() {
+        for gradient in own.gradients.iter_mut().filter(|_| !are_parts) {
             ranks.all_reduce(gradient)?;
         }
         for value in &mut floats {
@@ -94,19 +93,6 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             }
         }
         result
-    }
-
-    /// Whether any rank wants to stop.
-    ///
-    /// # Errors
-    /// `Ranks`.
-    pub(crate) fn flow_of_all(&self, own: Flow) -> Result<Flow> {
-        let Some(ranks) = self.ranks() else { return Ok(own) };
-        let wants_to_stop = ranks.exchange(&[u8::from(own == Flow::Stop)])?;
-        Ok(match wants_to_stop.iter().any(|answer| answer == &[1]) {
-            true => Flow::Stop,
-            false => Flow::Continue,
-        })
     }
 }
 

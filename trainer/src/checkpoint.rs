@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use lowtide_amp::{LossScaler, LossScalerState};
 use lowtide_data::LoaderState;
-use lowtide_nn::optim::{Stateful, state_from_safetensors, state_to_safetensors};
+use lowtide_nn::optim::{Parts, Stateful, part_of_state_from_safetensors, state_from_safetensors};
 use lowtide_nn::{Parameters, from_safetensors, to_safetensors};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -159,9 +159,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `Torn` after a step that was cut off; what the device says of a copy.
     pub fn snapshot(&mut self) -> Result<Snapshot> {
         self.check_whole()?;
+        let state = self.whole_state()?;
         let mut learned = Learned::of(&mut self.task);
         let model = to_safetensors(&mut learned)?;
-        let optimizer = state_to_safetensors(&self.optimizer, &mut learned)?;
+        let optimizer = state.to_safetensors(&mut learned)?;
         let files = [(MODEL, model), (OPTIMIZER, optimizer)];
         let fingerprint =
             |(name, bytes): &(&str, Vec<u8>)| ((*name).to_owned(), Fingerprint::of(bytes));
@@ -256,11 +257,21 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         };
         // Both before anything changes: a damaged one leaves nothing to be put back.
         let (state, model) = (file(OPTIMIZER)?, file(MODEL)?);
+        let (part, place) = (self.part(), folder.join(OPTIMIZER));
         let parameters = &mut Learned::of(&mut self.task);
         let before = self.optimizer.state(parameters)?;
-        state_from_safetensors(&mut self.optimizer, parameters, &state, &folder.join(OPTIMIZER))?;
+        let optimizer = &mut self.optimizer;
+        match part {
+            Some(part) => {
+                part_of_state_from_safetensors(optimizer, parameters, part, &state, &place)?;
+            }
+            None => state_from_safetensors(optimizer, parameters, &state, &place)?,
+        }
         if let Err(error) = from_safetensors(parameters, &model, &folder.join(MODEL)) {
-            self.optimizer.set_state(parameters, before)?;
+            match part {
+                Some(part) => optimizer.set_state(&mut Parts::new(parameters, part)?, before)?,
+                None => optimizer.set_state(parameters, before)?,
+            }
             return Err(error.into());
         }
         self.scaler = scaler;

@@ -97,7 +97,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         let frozen = Frozen::new(self.task, self.optimizer);
         let attempt = Attempt::new();
         let (mut loss_sum, mut coupling) =
-            self.compute(&attempt, goal, None, goal.part_count() - 1)?;
+            self.compute(&attempt, goal, None, goal.part_count() - 1, None)?;
         let (leaves, checked) = if looks_first(self.options, self.scaler) {
             let (trial, own) = self.try_last_part(&attempt, goal, &mut loss_sum)?;
             let loss = trial.loss_sum / goal.count;

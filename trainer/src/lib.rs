@@ -49,6 +49,7 @@ mod trainer;
 mod undo;
 mod upcoming;
 mod waiting;
+mod zero;
 
 // What a training is made of, for programs that depend on this crate alone.
 pub use lowtide_allocator as allocator;
@@ -88,3 +89,4 @@ pub use task::{
 };
 pub use timeline::{RecordedStep, Timeline};
 pub use trainer::{Position, Trainer};
+pub use zero::Zero;

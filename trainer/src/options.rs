@@ -10,6 +10,7 @@ use lowtide_tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::precision::Precision;
+use crate::zero::Zero;
 
 /// What a [`Trainer`](crate::Trainer) leaves open.
 #[derive(Clone, Debug)]
@@ -49,6 +50,10 @@ pub struct Options {
     /// power of two has the bits of one. Ranks have to wait longer for each other than
     /// [`Options::wait`]. Each evaluates, observes and saves for itself; updates are not fused.
     pub ranks: Option<Arc<dyn Collectives>>,
+    /// What each of the ranks keeps only a part of. A checkpoint or a hash then takes all of them:
+    /// each has to go on with its run, or to [leave](crate::Trainer::leave) after it, for any other
+    /// to have one.
+    pub zero: Zero,
 }
 
 /// What becomes of a step whose loss or gradients are infinite or NaN. Where losses are scaled, a
@@ -98,6 +103,7 @@ impl Default for Options {
             non_finite: NonFinite::Stop,
             offload: None,
             ranks: None,
+            zero: Zero::Off,
         }
     }
 }

@@ -2,8 +2,10 @@
 
 use lowtide_amp::ScaledGradients;
 use lowtide_autograd::Gradients;
+use lowtide_ranks::{Collectives, RanksError};
 use lowtide_tensor::{DType, Device, Tensor, TensorResult, scale_and_check_finite, squared_norm};
 
+use crate::agreement::Ranks;
 use crate::error::{Result, TrainError};
 use crate::not_finite::NotFiniteWhat;
 
@@ -17,6 +19,8 @@ pub(crate) struct Reading<'a> {
     pub(crate) is_ignored: bool,
     /// Whether the length of the gradients is asked for.
     pub(crate) wants_norm: bool,
+    /// Those that have the other parts of the gradients, if these are divided.
+    pub(crate) ranks: Ranks<'a>,
     pub(crate) found: Found,
 }
 
@@ -35,25 +39,26 @@ impl ScaledGradients for Reading<'_> {
     type Error = TrainError;
 
     fn unscale(&mut self, inverse_scale: f32) -> Result<bool> {
-        let flag = lowtide_amp::unscale(self.device, self.gradients, inverse_scale)?;
-        self.read(Some(&flag))
+        let flag = lowtide_amp::unscale(self.device, self.gradients, inverse_scale);
+        self.read(flag.map(Some).map_err(TrainError::from))
     }
 }
 
 impl Reading<'_> {
     /// Looks at gradients that are not scaled.
     pub(crate) fn look(&mut self) -> Result<bool> {
-        let flag = scale_and_check_finite(self.device, self.gradients.iter_mut(), 1.0)?;
-        self.read(Some(&flag))
+        let flag = scale_and_check_finite(self.device, self.gradients.iter_mut(), 1.0);
+        self.read(flag.map(Some).map_err(TrainError::from))
     }
 
     /// Takes the gradients as they are.
     pub(crate) fn look_away(&mut self) -> Result<()> {
-        self.read(None).map(drop)
+        self.read(Ok(None)).map(drop)
     }
 
-    /// Whether something may not be committed; `flag` is 1 where that is a gradient, else 0.
-    fn read(&mut self, flag: Option<&Tensor>) -> Result<bool> {
+    /// The sum of the losses; `flag`, or 0 without one; the sum of the squares of the gradients, or
+    /// 0 where it is not asked for. The device is waited for once.
+    fn own_numbers(&self, flag: Option<&Tensor>) -> Result<[f64; 3]> {
         let squares = match self.wants_norm {
             true => Some(squared_norm(self.device, self.gradients.iter())?),
             false => None,
@@ -62,8 +67,19 @@ impl Reading<'_> {
         let numbers: Vec<&Tensor> = numbers.into_iter().flatten().collect();
         let mut values = read_together(&numbers)?.into_iter();
         let loss_sum = values.next().unwrap_or(f64::NAN);
-        let has_overflowed = flag.is_some() && values.next().is_some_and(|flag| flag > 0.0);
-        let gradient_norm = values.next().map(f64::sqrt);
+        let flag = flag.and_then(|_| values.next());
+        Ok([loss_sum, flag.unwrap_or(0.0), values.next().unwrap_or(0.0)])
+    }
+
+    /// Whether something may not be committed; `flag` is 1 where that is a gradient, else 0.
+    fn read(&mut self, flag: Result<Option<Tensor>>) -> Result<bool> {
+        let own = flag.and_then(|flag| self.own_numbers(flag.as_ref()));
+        let [loss_sum, flag, squares] = match self.ranks {
+            Some(ranks) => of_all(ranks, own)?,
+            None => own?,
+        };
+        let has_overflowed = flag > 0.0;
+        let gradient_norm = self.wants_norm.then(|| squares.sqrt());
         let not_finite = match loss_sum.is_finite() || self.is_ignored {
             false => Some(NotFiniteWhat::Loss),
             true => has_overflowed.then_some(NotFiniteWhat::Gradient),
@@ -71,6 +87,32 @@ impl Reading<'_> {
         self.found = Found { loss_sum, gradient_norm, not_finite };
         Ok(not_finite.is_some())
     }
+}
+
+/// What all ranks have found of their parts: the sum of the losses, which they have in common, and
+/// the sums of the flags and of the squares.
+///
+/// # Errors
+/// The own one; `Ranks` for that of another rank.
+fn of_all(ranks: &dyn Collectives, own: Result<[f64; 3]>) -> Result<[f64; 3]> {
+    let words = match &own {
+        Ok(numbers) => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        Err(error) => error.one_line().into_bytes(),
+    };
+    let mark = [u8::from(own.is_ok())];
+    let said = ranks.exchange(&[&mark[..], &words].concat())?;
+    let [loss_sum, ..] = own?;
+    let mut sums = [loss_sum, 0.0, 0.0];
+    for (rank, said) in said.iter().enumerate() {
+        let Some(words) = said.strip_prefix(&[1]) else {
+            let reason = String::from_utf8_lossy(said.get(1..).unwrap_or_default()).into_owned();
+            return Err(RanksError::Refused { rank, reason }.into());
+        };
+        let numbers = words.chunks_exact(8).map(|word| word.try_into().expect("eight bytes"));
+        let numbers = numbers.map(f64::from_le_bytes);
+        sums.iter_mut().zip(numbers).skip(1).for_each(|(sum, number)| *sum += number);
+    }
+    Ok(sums)
 }
 
 /// All elements of float tensors, one after the other; the device is waited for once. A simulated

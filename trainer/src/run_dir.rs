@@ -16,6 +16,7 @@ use crate::error::{Result, TrainError};
 use crate::knobs::Knobs;
 use crate::new_file::{NewFile, sync};
 use crate::run_lock::RunLock;
+use crate::zero::Zero;
 
 /// The folder of one run.
 #[derive(Clone, Debug)]
@@ -46,6 +47,9 @@ pub struct Summary {
     /// How many ranks trained together.
     #[serde(default = "one")]
     pub ranks: usize,
+    /// What each of them kept only a part of.
+    #[serde(default)]
+    pub zero: Zero,
     /// The limit on reserved bytes; the machine's memory if none was given.
     pub budget_bytes: usize,
     /// What the budget is: `--budget`, or what limits the memory; empty in runs of older versions.

@@ -12,10 +12,13 @@ use std::sync::Arc;
 
 use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_amp::{AmpError, LossScaler};
-use lowtide_autograd::{Attempt, BufferUpdates, Coupling, Gradients, Pass, Turn, Var};
+use lowtide_autograd::{
+    Attempt, AutogradError, BufferUpdates, Coupling, Gradients, LeafId, Pass, Turn, Var,
+};
 use lowtide_data::BatchView;
-use lowtide_nn::optim::{OneModel, Optimizer, Stateful, Update, shorten};
+use lowtide_nn::optim::{OneModel, Optimizer, Part, Parts, Stateful, Update, shorten};
 use lowtide_nn::{Loss, Parameters, check_buffers, commit_buffers};
+use lowtide_ranks::Collectives;
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::admission::is_packed;
@@ -29,6 +32,10 @@ use crate::precision::Precision;
 use crate::reading::{Found, Reading};
 use crate::task::Task;
 use crate::undo::Undo;
+use crate::zero::{PartSums, Zero, check as check_zero, common_knobs, part_of, promise, spread};
+
+/// Is given each gradient that is complete.
+type Take<'a> = dyn FnMut(LeafId, Tensor) -> std::result::Result<(), AutogradError> + 'a;
 
 /// Everything that a step reads and, at its end, writes.
 pub(crate) struct Step<'a, T, O> {
@@ -161,12 +168,17 @@ pub(crate) fn micro_batches(len: usize, micro_batch: usize) -> impl Iterator<Ite
     (0..len).step_by(micro_batch).map(move |start| start..len.min(start + micro_batch))
 }
 
-impl<T: Task, O: Stateful> Step<'_, T, O> {
+impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
     /// Runs the step.
     ///
     /// # Errors
     /// Anything before COMMIT; everything is then as it was at BEGIN. `Torn` in COMMIT.
     pub(crate) fn run(mut self, batch: &BatchView<'_>, knobs: Knobs) -> Result<StepOutcome> {
+        check_zero(part_of(self.ranks, self.options.zero), self.optimizer)?;
+        let knobs = match self.divides_gradients() {
+            Some((ranks, _)) => common_knobs(ranks, knobs)?,
+            None => knobs,
+        };
         let chosen = set_policies(self.task.parameters(), &knobs, self.host);
         let outcome = self.take_turns(batch, knobs);
         reset_policies(self.task.parameters(), &chosen);
@@ -231,15 +243,21 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     ) -> Result<TurnOutcome> {
         // COMPUTE
         let frozen = Frozen::new(self.task, self.optimizer);
-        let computed = self.compute_share(goal, turn);
-        let computed = computed.and_then(|computed| match is_last {
-            true => (self.on_enqueued)().map(|()| computed),
-            false => Ok(computed),
-        });
-        let mut computed = agree(self.ranks, computed)?;
-        add_up(self.ranks, &mut computed)?;
+        let divided = self.divides_gradients();
+        let mut computed = match divided {
+            Some((ranks, part)) => self.compute_part(goal, turn, is_last, ranks, part)?,
+            None => {
+                let computed = self.compute_share(goal, turn);
+                let computed = computed.and_then(|computed| {
+                    self.enqueued(is_last)?;
+                    Ok(computed)
+                });
+                agree(self.ranks, computed)?
+            }
+        };
+        add_up(self.ranks, &mut computed, divided.is_some())?;
         let Computed { loss_sum, mut gradients, buffers, coupling, .. } = computed;
-        let found = self.read(turn, &loss_sum, &mut gradients);
+        let found = self.read(turn, &loss_sum, &mut gradients, divided.map(|(ranks, _)| ranks));
         let found = agree(self.ranks, found)?;
         let Found { loss_sum, gradient_norm, not_finite } = found;
         let loss = loss_sum / goal.count;
@@ -252,16 +270,30 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         let clip = gradient_norm.zip(self.norm_max());
         let clipped = clip.map_or(Ok(()), |(norm, max)| shorten(&mut gradients, norm, max));
         let undo = (!is_last).then_some(undo);
-        let preparation = Preparation { device: self.device, task: &mut *self.task, turn, undo };
-        let update = clipped
-            .map_err(TrainError::from)
-            .and_then(|()| preparation.update(&mut *self.optimizer, gradients, &buffers, frozen));
-        let update = agree(self.ranks, update)?;
+        let part = part_of(self.ranks, self.options.zero);
+        let leaves = gradients.leaves().collect();
+        let device = self.device;
+        let preparation = Preparation { device, task: &mut *self.task, turn, part, undo };
+        let prepared = clipped.map_err(TrainError::from).and_then(|()| {
+            if let (Some(part), None) = (part, divided) {
+                part.keep(&mut gradients)?;
+            }
+            let update = preparation.update(&mut *self.optimizer, gradients, &buffers, frozen)?;
+            let promise = part.map_or(Ok(None), |_| promise(device))?;
+            Ok((update, promise))
+        });
+        let (update, promise) = agree(self.ranks, prepared)?;
 
         // COMMIT
-        let _seal = self.device.allocator().seal();
+        let seal = device.allocator().seal();
         let committed = update.commit();
-        let committed = committed.and_then(|()| commit_buffers(self.task.parameters(), &buffers));
+        let mut committed =
+            committed.and_then(|()| commit_buffers(self.task.parameters(), &buffers));
+        drop(seal);
+        if let (Ok(()), Some((ranks, part))) = (&committed, self.ranks.zip(part)) {
+            committed = spread(ranks, part, self.task.parameters(), leaves);
+        }
+        drop(promise);
         committed
             .map_err(|source| TrainError::Torn { step: self.number, source: Arc::new(source) })?;
         Ok(TurnOutcome { loss, gradient_norm, skipped: false, coupling })
@@ -334,9 +366,44 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
             return summed(0..parts.len(), of_part, &Computed::add);
         }
         let attempt = Attempt::new();
-        let (loss_sum, coupling) = self.compute(&attempt, goal, turn, goal.part_count())?;
+        let (loss_sum, coupling) = self.compute(&attempt, goal, turn, goal.part_count(), None)?;
         let (gradients, buffers) = attempt.into_parts();
         Ok(Computed { loss_sum, gradients, buffers, coupling, leaf_count: 1 })
+    }
+
+    /// The ranks, and what this one keeps of every gradient, where these are divided as they are
+    /// computed.
+    fn divides_gradients(&self) -> Option<(&'a dyn Collectives, Part)> {
+        let divides = self.options.zero == Zero::Gradients
+            && !matches!(self.options.micro_batches, MicroBatches::Leaves(_));
+        let part = part_of(self.ranks, self.options.zero).filter(|_| divides)?;
+        Some((self.ranks?, part))
+    }
+
+    /// This rank's part of the gradients of the mean loss of all of them.
+    fn compute_part(
+        &mut self,
+        goal: &Goal<'_>,
+        turn: Option<&Turn>,
+        is_last: bool,
+        ranks: &dyn Collectives,
+        part: Part,
+    ) -> Result<Computed> {
+        let (attempt, mut sums) = (Attempt::new(), PartSums::new(ranks, part));
+        let mut take = |leaf, gradient| sums.add(leaf, gradient);
+        let computed = self.compute(&attempt, goal, turn, goal.part_count(), Some(&mut take));
+        let computed = computed.and_then(|computed| {
+            self.enqueued(is_last)?;
+            Ok(computed)
+        });
+        let ((loss_sum, coupling), gradients) = sums.agree(computed)?;
+        let (_, buffers) = attempt.into_parts();
+        Ok(Computed { loss_sum, gradients, buffers, coupling, leaf_count: 1 })
+    }
+
+    /// Tells that everything is enqueued, if it is the last turn.
+    fn enqueued(&mut self, is_last: bool) -> Result<()> {
+        if is_last { (self.on_enqueued)() } else { Ok(()) }
     }
 
     /// The gradients of a part of the batch on its own.
@@ -358,14 +425,16 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     }
 
     /// Adds the gradients of the mean loss to `attempt`, one micro-batch after the other, of the
-    /// first `count` of them; the sum of the losses, to be divided by the goal's count, and where
-    /// samples were coupled.
+    /// first `count` of them, or gives each gradient of a micro-batch to `take` once it is
+    /// complete; the sum of the losses, to be divided by the goal's count, and where samples were
+    /// coupled.
     pub(crate) fn compute(
         &mut self,
         attempt: &Attempt,
         goal: &Goal<'_>,
         turn: Option<&Turn>,
         count: usize,
+        mut take: Option<&mut Take<'_>>,
     ) -> Result<(Tensor, Option<Coupling>)> {
         let &Goal { batch, knobs, .. } = goal;
         let mut coupling = None;
@@ -387,7 +456,10 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
             if is_last {
                 attempt.end_casts();
             }
-            pass.backward_seeded(loss, goal.seed)?;
+            match &mut take {
+                Some(take) => pass.backward_taking(loss, goal.seed, &mut **take)?,
+                None => pass.backward_seeded(loss, goal.seed)?,
+            }
             if let (1, true, Some(seconds)) = (index, are_alike, &mut self.repeated_seconds) {
                 let own = self.device.simulated_seconds() - begin_seconds;
                 **seconds += own * part_count.saturating_sub(3) as f64;
@@ -397,17 +469,20 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     }
 
     /// Undoes the loss scale and waits for the device, once. A scaled gradient that overflowed is
-    /// always looked for, everything else unless it is to be ignored.
+    /// always looked for, everything else unless it is to be ignored. `ranks` have the other parts
+    /// of gradients that are divided.
     fn read(
         &mut self,
         turn: Option<&Turn>,
         loss_sum: &Tensor,
         gradients: &mut Gradients,
+        ranks: Ranks<'_>,
     ) -> Result<Found> {
         let is_ignored = self.options.non_finite == NonFinite::Ignore;
         let (wants_norm, found) = (self.norm_max().is_some(), Found::default());
         let device = self.device;
-        let mut reading = Reading { device, loss_sum, gradients, is_ignored, wants_norm, found };
+        let mut reading =
+            Reading { device, loss_sum, gradients, is_ignored, wants_norm, ranks, found };
         if self.scaler.is_enabled() {
             self.scaler.step(turn.map_or("", Turn::model), &mut reading)?;
         } else if is_ignored {
@@ -424,6 +499,8 @@ struct Preparation<'a, T> {
     device: &'a Device,
     task: &'a mut T,
     turn: Option<&'a Turn>,
+    /// What is updated of every parameter, if not all.
+    part: Option<Part>,
     /// What is about to be written is added here, if other turns follow.
     undo: Option<&'a mut Vec<Undo>>,
 }
@@ -441,12 +518,15 @@ impl<T: Task> Preparation<'_, T> {
         if let Some((turn, undo)) = self.turn.zip(self.undo) {
             undo.push(Undo::new(self.device, turn, parameters, optimizer, buffers)?);
         }
-        let update = match self.turn {
-            Some(turn) => {
+        let update = match (self.turn, self.part) {
+            (Some(turn), _) => {
                 let mut own = OneModel { parameters: &mut *parameters, model: turn.model() };
                 optimizer.prepare(&mut own, gradients)?
             }
-            None => optimizer.prepare(&mut *parameters, gradients)?,
+            (None, Some(part)) => {
+                optimizer.prepare(&mut Parts::new(&mut *parameters, part)?, gradients)?
+            }
+            (None, None) => optimizer.prepare(&mut *parameters, gradients)?,
         };
         drop(frozen);
         check_buffers(parameters, buffers)?;

@@ -29,6 +29,7 @@ use crate::state_hash::StateHasher;
 use crate::step::{Step, StepOutcome};
 use crate::task::Task;
 use crate::upcoming::{Upcoming, can_copy_ahead};
+use crate::zero::Zero;
 
 /// Trains a task with an optimizer on a device, one transaction per logical batch.
 pub struct Trainer<T, O> {
@@ -143,6 +144,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.options.ranks = ranks;
     }
 
+    /// Sets [`Options::zero`], before the first plan.
+    pub fn set_zero(&mut self, zero: Zero) {
+        self.options.zero = zero;
+    }
+
     /// The loss scaler, as it is now.
     pub fn scaler(&self) -> &LossScaler {
         &self.scaler
@@ -189,7 +195,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// counts, loss scale. Equal hashes are equal runs, bit for bit.
     ///
     /// # Errors
-    /// `ValueUnavailable` on a simulated device.
+    /// `ValueUnavailable` on a simulated device; `Ranks` where the state is divided among ranks,
+    /// all of which it takes then.
     pub fn state_hash(&mut self) -> Result<u64> {
         let mut hasher = StateHasher::default();
         let mut result = Ok(());
@@ -198,7 +205,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             result = std::mem::replace(&mut result, Ok(())).and(added);
         };
         Learned::of(&mut self.task).visit_tensors(&mut |name, tensor| add(name, tensor));
-        self.optimizer.visit_state(&mut |tensor| add("state", tensor));
+        match self.part() {
+            None => self.optimizer.visit_state(&mut |tensor| add("state", tensor)),
+            Some(_) => {
+                self.gathered_states()?.iter().for_each(|(_, tensor)| add("state", tensor));
+            }
+        }
         result?;
         let scale = u64::from(self.scaler.scale().to_bits());
         let tracker = u64::from(self.scaler.growth_tracker());

@@ -30,6 +30,10 @@ impl Optimizer for Box<dyn Stateful> {
         (**self).can_fuse()
     }
 
+    fn can_update_parts(&self) -> bool {
+        (**self).can_update_parts()
+    }
+
     fn fused(
         &mut self,
         parameters: &mut dyn Parameters,

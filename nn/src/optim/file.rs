@@ -1,6 +1,7 @@
 //! Optimizer states to and from safetensors files.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use lowtide_allocator::Category;
@@ -10,7 +11,7 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
-use crate::optim::{OptimizerState, Pace, Stateful};
+use crate::optim::{OptimizerState, Pace, Part, Parts, Stateful};
 use crate::safetensors::{Entry, dtype_of_file, mapped, parse_safetensors, serialized, write_file};
 
 /// Before a parameter's name, as in PyTorch's `state_dict` of an optimizer by name.
@@ -45,26 +46,35 @@ pub fn state_to_safetensors(
     optimizer: &dyn Stateful,
     parameters: &mut dyn Parameters,
 ) -> Result<Vec<u8>> {
-    let state = optimizer.state(parameters)?;
-    let mut entries = BTreeMap::new();
-    parameters.visit(&mut |name, _| {
-        let own = format!("{name}.");
-        if state.tensors.keys().any(|key| key.starts_with(&own)) {
-            let model = name.split('.').next().and_then(|model| state.models.get(model));
-            let steps = model.map_or(state.steps, |pace| pace.steps);
-            entries.insert(format!("{PREFIX}{name}{STEP}"), Entry::scalar(steps as f32));
+    optimizer.state(parameters)?.to_safetensors(parameters)
+}
+
+impl OptimizerState {
+    /// The contents of a file of [`save_state`], for an optimizer of these parameters.
+    ///
+    /// # Errors
+    /// What a device says of a copy.
+    pub fn to_safetensors(&self, parameters: &mut dyn Parameters) -> Result<Vec<u8>> {
+        let mut entries = BTreeMap::new();
+        parameters.visit(&mut |name, _| {
+            let own = format!("{name}.");
+            if self.tensors.keys().any(|key| key.starts_with(&own)) {
+                let model = name.split('.').next().and_then(|model| self.models.get(model));
+                let steps = model.map_or(self.steps, |pace| pace.steps);
+                entries.insert(format!("{PREFIX}{name}{STEP}"), Entry::scalar(steps as f32));
+            }
+        });
+        for (name, tensor) in &self.tensors {
+            entries.insert(format!("{PREFIX}{name}"), Entry::of(tensor));
         }
-    });
-    for (name, tensor) in &state.tensors {
-        entries.insert(format!("{PREFIX}{name}"), Entry::of(tensor));
+        let models = self.models.iter().map(|(model, pace)| (format!("{model}."), *pace));
+        let paces = std::iter::once((String::new(), self.pace())).chain(models);
+        let metadata = paces.flat_map(|(model, Pace { steps, learning_rate })| {
+            [(STEPS, steps.to_string()), (LEARNING_RATE, learning_rate.to_string())]
+                .map(|(name, value)| (format!("{model}{name}"), value))
+        });
+        serialized(&entries, Some(metadata.collect()))
     }
-    let models = state.models.iter().map(|(model, pace)| (format!("{model}."), *pace));
-    let paces = std::iter::once((String::new(), state.pace())).chain(models);
-    let metadata = paces.flat_map(|(model, Pace { steps, learning_rate })| {
-        [(STEPS, steps.to_string()), (LEARNING_RATE, learning_rate.to_string())]
-            .map(|(name, value)| (format!("{model}{name}"), value))
-    });
-    serialized(&entries, Some(metadata.collect()))
 }
 
 /// Reads the state of `optimizer` from `path`. In a file without metadata, such as one made from
@@ -92,6 +102,33 @@ pub fn state_from_safetensors(
     parameters: &mut dyn Parameters,
     bytes: &[u8],
     path: &Path,
+) -> Result<()> {
+    set_state(optimizer, parameters, bytes, path, None)
+}
+
+/// [`state_from_safetensors`] for an optimizer that updates a [part](Part) of these parameters: of
+/// what the file has of all of them it takes that part.
+///
+/// # Errors
+/// Those of [`state_from_safetensors`], and `Strided` for parameters that are not contiguous; the
+/// optimizer is then as before.
+pub fn part_of_state_from_safetensors(
+    optimizer: &mut dyn Stateful,
+    parameters: &mut dyn Parameters,
+    part: Part,
+    bytes: &[u8],
+    path: &Path,
+) -> Result<()> {
+    set_state(optimizer, &mut Parts::new(parameters, part)?, bytes, path, Some(part))
+}
+
+/// Reads the state of an optimizer of these parameters, or of a part of what the file has.
+fn set_state(
+    optimizer: &mut dyn Stateful,
+    parameters: &mut dyn Parameters,
+    bytes: &[u8],
+    path: &Path,
+    part: Option<Part>,
 ) -> Result<()> {
     let format = |source| NnError::Format { path: path.to_owned(), source };
     let file = parse_safetensors(bytes, path)?;
@@ -129,7 +166,7 @@ pub fn state_from_safetensors(
             steps = steps.or(Some(count));
         } else {
             // No state has a type or a rank that tensors do not have.
-            match read(device, view)? {
+            match read(device, view, part)? {
                 Some(tensor) => tensors.insert(key.to_owned(), tensor),
                 None => return wrong(name, WeightsProblem::Unknown),
             };
@@ -152,10 +189,18 @@ fn step_count(view: &TensorView<'_>) -> Option<u64> {
     (count >= 0.0 && count.fract() == 0.0).then_some(count as u64)
 }
 
-/// The tensor of a file on `device`, unless there can be none of its type or rank.
-fn read(device: &Device, view: &TensorView<'_>) -> Result<Option<Tensor>> {
+/// The tensor of a file on `device`, or a part of it, unless there can be none of its type or rank.
+fn read(device: &Device, view: &TensorView<'_>, part: Option<Part>) -> Result<Option<Tensor>> {
     let dtype = dtype_of_file(view.dtype()).filter(|_| view.shape().len() <= RANK_MAX);
     let Some(dtype) = dtype else { return Ok(None) };
     let _scope = device.category(Category::OptimizerState);
-    Ok(Some(Tensor::from_bytes(device, Shape::new(view.shape()), dtype, view.data())?))
+    let shape = Shape::new(view.shape());
+    let (shape, bytes) = match part.map(|part| part.range(shape.element_count())) {
+        Some(Range { start, end }) => {
+            let size = dtype.size_bytes();
+            (Shape::new(&[end - start]), &view.data()[start * size..end * size])
+        }
+        None => (shape, view.data()),
+    };
+    Ok(Some(Tensor::from_bytes(device, shape, dtype, bytes)?))
 }

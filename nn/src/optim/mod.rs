@@ -18,6 +18,7 @@ mod lion;
 mod masked;
 mod muon;
 mod nadam;
+mod part;
 mod per_parameter;
 mod radam;
 mod rms_prop;
@@ -47,12 +48,16 @@ pub use ascending::Ascending;
 pub use average::Averaged;
 pub use by_model::{ByModel, OneModel};
 pub use clip::{clip_norm, clip_scale, clip_value, shorten};
-pub use file::{load_state, save_state, state_from_safetensors, state_to_safetensors};
+pub use file::{
+    load_state, part_of_state_from_safetensors, save_state, state_from_safetensors,
+    state_to_safetensors,
+};
 pub use lamb::{Lamb, LambOptions};
 pub use lion::{Lion, LionOptions};
 pub use masked::Masked;
 pub use muon::{Matrices, Muon, MuonOptions, RateScale};
 pub use nadam::{Nadam, NadamOptions};
+pub use part::{Part, Parts};
 pub use per_parameter::PerParameter;
 pub use radam::{Radam, RadamOptions};
 pub use rms_prop::{RmsProp, RmsPropOptions, Spread};
@@ -94,6 +99,12 @@ pub trait Optimizer: Debug {
         _leaves: &BTreeSet<LeafId>,
     ) -> Result<Option<Box<dyn FusedUpdate + '_>>> {
         Ok(None)
+    }
+
+    /// Whether [parts](Parts) of parameters can be updated, with the bits of an update of all: not
+    /// where the update of an element depends on other elements or on its place.
+    fn can_update_parts(&self) -> bool {
+        false
     }
 
     /// Shows every tensor of the state in a fixed order: to freeze, hash or replace them.

@@ -262,6 +262,10 @@ impl<R: UpdateRule> Optimizer for PerParameter<R> {
         Ok(Some(Box::new(Fused { optimizer: self, targets })))
     }
 
+    fn can_update_parts(&self) -> bool {
+        R::IS_ELEMENTWISE && !self.quantized && self.stochastic.is_none()
+    }
+
     fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor)) {
         self.slots.visit(visitor);
     }

@@ -32,6 +32,7 @@ mod origins;
 mod packed_sequences;
 mod parameters;
 mod parity;
+mod parts;
 mod prune;
 mod prune_channels;
 mod pytorch;

@@ -144,7 +144,7 @@ fn pruned(device: &Device) -> Result<(Named, Masks), NnError> {
     Ok((model, masks))
 }
 
-fn gradients(model: &Named, name: &str) -> Gradients {
+pub(crate) fn gradients(model: &Named, name: &str) -> Gradients {
     let mut gradients = Gradients::default();
     for (own, parameter) in &model.0 {
         let value = parameter.value();

@@ -10,10 +10,12 @@ use super::common::{OneRank, PATIENT, bits, on_ranks, own, ranks};
 type Operation = fn(&OneRank, &mut [Tensor; 2]) -> Result<()>;
 
 /// Every collective with tensors, and the elements that a rank gives and gets, of three ranks.
-const OPERATIONS: [(&str, [usize; 2], Operation); 4] = [
+const OPERATIONS: [(&str, [usize; 2], Operation); 6] = [
     ("all_reduce", [24, 0], |rank, [x, _]| rank.all_reduce(x)),
     ("reduce_scatter", [24, 8], |rank, [x, y]| rank.reduce_scatter(x, y)),
     ("all_gather", [8, 24], |rank, [x, y]| rank.all_gather(x, y)),
+    ("reduce_part", [24, 0], |rank, [x, _]| rank.reduce_part(x, 8)),
+    ("gather_parts", [24, 0], |rank, [x, _]| rank.gather_parts(x, 10)),
     ("broadcast", [24, 0], |rank, [x, _]| rank.broadcast(x, 1)),
 ];
 
@@ -55,6 +57,40 @@ fn a_collective_without_memory_fails_on_all_ranks_and_can_be_done_again() {
             assert_eq!(failures.count() == 0, name == "broadcast" && faulty == 1, "{name}");
         }
     }
+}
+
+/// What a rank calls that has failed in place of a collective, whichever it is.
+#[test]
+fn a_rank_that_refuses_fails_the_call_of_the_others_and_all_may_go_on() {
+    for (name, lens, operation) in OPERATIONS {
+        for refusing in [&[1][..], &[0, 2], &[0, 1, 2]] {
+            let found = on_ranks(3, PATIENT, |rank, device| {
+                let mut tensors = lens.map(|len| own(&rank, &device, len, DType::F32));
+                let refuses = refusing.contains(&rank.rank().index);
+                let found = match refuses {
+                    true => rank.refuse("the disk is full"),
+                    false => operation(&rank, &mut tensors),
+                };
+                rank.barrier().unwrap();
+                (refuses, found)
+            });
+            for (refuses, found) in found {
+                match found {
+                    Ok(()) => assert!(refuses, "{name}"),
+                    Err(RanksError::Failed { rank, op, reason }) => {
+                        assert_eq!((refuses, rank, op), (false, refusing[0], name));
+                        assert_eq!(reason, "the disk is full");
+                    }
+                    Err(other) => panic!("{name}: {other}"),
+                }
+            }
+        }
+    }
+    let found = on_ranks(2, PATIENT, |rank, _| match rank.rank().index {
+        0 => rank.refuse("no"),
+        _ => vote(&rank, Ok(())),
+    });
+    assert!(matches!(found[1], Err(RanksError::Failed { rank: 0, .. })), "{found:?}");
 }
 
 #[test]

@@ -13,6 +13,8 @@ fn everything(rank: &dyn Collectives, device: &Device, len: usize) -> Result<()>
     rank.all_reduce(&mut x)?;
     rank.reduce_scatter(&x, &mut part)?;
     rank.all_gather(&part, &mut x)?;
+    rank.reduce_part(&mut x, len)?;
+    rank.gather_parts(&mut x, len + 1)?;
     rank.broadcast(&mut x, 0)?;
     if count > 1 {
         let pair = index ^ 1;

@@ -62,6 +62,32 @@ proptest! {
             prop_assert_eq!(&found.unwrap(), &expected);
         }
     }
+
+    /// Parts of any length that is long enough; the last ones are shorter or empty.
+    #[test]
+    fn parts_of_a_sum_in_place_are_gathered_to_the_sum(
+        count in 1_usize..7, len in 0_usize..60, more in 0_usize..9, dtype in dtypes(),
+    ) {
+        let part_len = len.div_ceil(count) + more;
+        let terms = terms(count, len, dtype);
+        let expected = bits(&along_the_tree(&terms));
+        let found = on_ranks(count, PATIENT, |rank, device| {
+            let mut x = own(&rank, &device, len, dtype);
+            rank.reduce_part(&mut x, part_len)?;
+            let part = bits(&x);
+            rank.gather_parts(&mut x, part_len)?;
+            Ok::<_, RanksError>((part, bits(&x)))
+        });
+        for (rank, found) in found.into_iter().enumerate() {
+            let (part, whole) = found.unwrap();
+            prop_assert_eq!(&whole, &expected);
+            let (before, own) = (bits(&terms[rank]), rank * part_len..(rank + 1) * part_len);
+            for (at, bits) in part.iter().enumerate() {
+                let of = if own.contains(&at) { &expected } else { &before };
+                prop_assert_eq!(bits, &of[at]);
+            }
+        }
+    }
 }
 
 /// Eight leaves, a power of two of them on each rank.

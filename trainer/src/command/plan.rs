@@ -20,9 +20,10 @@ use crate::knobs::Knobs;
 use crate::outline::Fit;
 use crate::page_lock::lock_pages;
 use crate::plan::Plan;
-use crate::recipe::{Recipe, RecipeData, RecipeTrainer};
+use crate::recipe::{Recipe, RecipeData, RecipeTrainer, Samples};
 use crate::rehearsal::Forecast;
 use crate::search::Forecasts;
+use crate::zero::Zero;
 
 #[derive(Args)]
 pub(super) struct PlanArgs {
@@ -78,6 +79,19 @@ pub(super) struct Found {
     offload_budget: Option<usize>,
     /// How many ranks it is one of.
     rank_count: usize,
+    /// What is divided among them.
+    zero: Zero,
+    /// What each way of dividing comes to, if there are several ranks.
+    ways: Vec<Way>,
+}
+
+/// A way of dividing a training among ranks.
+struct Way {
+    zero: Zero,
+    /// The plan within the budget, or the least bytes that it needs.
+    plan: std::result::Result<Plan, usize>,
+    /// Bytes that a rank sends in a step.
+    sent_bytes: usize,
 }
 
 /// Whether everything that was asked for fits.
@@ -120,15 +134,16 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
         let plan = place.plan(budget_bytes, recipe, &data)?;
         plans.push((budget_bytes, plan));
     }
-    let fitting = || plans.iter().filter_map(|(_, plan)| Some(&plan.as_ref().ok()?.0));
+    let fitting = || plans.iter().filter_map(|(_, plan)| Some(&plan.as_ref().ok()?.plan));
     let fastest = fitting().map(|plan| plan.forecast.seconds).fold(f64::INFINITY, f64::min);
     let fits = fitting().count() == plans.len();
     if arguments.json {
         let plans = plans.iter().map(|(budget_bytes, plan)| match plan {
-            Ok((plan, numerics)) => {
+            Ok(Within { plan, numerics, zero }) => {
                 let fields = json!({
                     "budget_bytes": budget_bytes,
                     "numerics": numerics,
+                    "zero": zero,
                     "offloaded_peak_bytes": plan.forecast.offloaded_peak_bytes,
                     "predicted_peak_bytes": plan.predicted_peak_bytes(),
                     "relative_time": plan.forecast.seconds / fastest,
@@ -163,13 +178,15 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     say(&format!("budget       peak                             {:>width$}  plan", "time"))?;
     for (budget_bytes, plan) in plans {
         let (bytes, time, words) = match plan {
-            Ok((plan, numerics)) => {
+            Ok(Within { plan, numerics, zero }) => {
                 let time = match measured_seconds(calibration.as_ref(), &plan.forecast) {
                     Some(seconds) => format_seconds(seconds),
                     None => format!("{:.2}", plan.forecast.seconds / fastest),
                 };
-                let words = numerics.iter().map(Numerics::to_string);
-                let words: Vec<_> = std::iter::once(plan.knobs.to_string()).chain(words).collect();
+                let divided = zero.divided().map(|what| format!("{what} divided among ranks"));
+                let numerics = numerics.iter().map(Numerics::to_string);
+                let words = std::iter::once(plan.knobs.to_string()).chain(divided).chain(numerics);
+                let words: Vec<_> = words.collect();
                 (plan.predicted_peak_bytes(), time, words.join(", "))
             }
             Err(error) => {
@@ -187,8 +204,17 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     Ok(fits)
 }
 
-/// The plan within a budget, and the changes of the numerics that it takes; or why there is none.
-type WithinBudget = std::result::Result<(Plan, Vec<Numerics>), Box<DoesNotFit>>;
+/// The plan within a budget, or why there is none.
+type WithinBudget = std::result::Result<Within, Box<DoesNotFit>>;
+
+/// A plan, and what it takes to fit.
+struct Within {
+    plan: Plan,
+    /// Changes of the recipe's numerics.
+    numerics: Vec<Numerics>,
+    /// What is divided among ranks.
+    zero: Zero,
+}
 
 /// Where plans are made for.
 struct Place<'a> {
@@ -196,7 +222,7 @@ struct Place<'a> {
     sim: &'a Device,
     host: Option<&'a Device>,
     /// What was rehearsed of each recipe, for the next budget.
-    known: RefCell<Vec<(Recipe, Forecasts)>>,
+    known: RefCell<Vec<((Recipe, Zero), Forecasts)>>,
 }
 
 impl<'a> Place<'a> {
@@ -205,13 +231,14 @@ impl<'a> Place<'a> {
     }
 
     /// What was rehearsed of a recipe.
-    fn forecasts(&self, recipe: &Recipe) -> Forecasts {
+    fn forecasts(&self, recipe: &Recipe, zero: Zero) -> Forecasts {
         let mut known = self.known.borrow_mut();
-        if let Some((_, forecasts)) = known.iter().find(|(of, _)| of == recipe) {
+        let is_same = |(of, divided): &(Recipe, Zero)| of == recipe && *divided == zero;
+        if let Some((_, forecasts)) = known.iter().find(|(of, _)| is_same(of)) {
             return forecasts.clone();
         }
         let forecasts = Forecasts::default();
-        known.push((recipe.clone(), forecasts.clone()));
+        known.push(((recipe.clone(), zero), forecasts.clone()));
         forecasts
     }
 
@@ -229,19 +256,22 @@ impl<'a> Place<'a> {
         let of_rank = arguments.device.of_rank(arguments.planning.first_rank())?;
         let process_budget = of_rank.process_budget();
         let fit = recipe.fit(&data.train, &data.test);
-        let found = arguments.planning.first_that_fits(recipe, |recipe| {
+        let found = arguments.planning.first_that_fits(recipe, |recipe, zero| {
             sim.allocator().set_capacity(CAPACITY_BYTES);
             let mut trainer = recipe.trainer(sim, data.samples)?;
             trainer.set_offload(host.cloned());
             trainer.set_ranks(arguments.planning.simulated_ranks());
+            trainer.set_zero(zero);
             let process = divide(process_budget, &mut trainer, &fit, Some(budget_bytes))?;
             sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
-            let planned = trainer.plan_sharing(&fit, &self.forecasts(recipe));
+            let planned = trainer.plan_sharing(&fit, &self.forecasts(recipe, zero));
             checked(planned, process.as_ref())
         });
         match found {
             Err(TrainError::DoesNotFit(error)) => Ok(Err(error)),
-            found => found.map(|Changed { planned, numerics, .. }| Ok((planned, numerics))),
+            found => found.map(|Changed { planned: plan, numerics, zero, .. }| {
+                Ok(Within { plan, numerics, zero })
+            }),
         }
     }
 }
@@ -308,14 +338,14 @@ fn longest_that_fits(
     limit: usize,
     plan_of: impl Fn(usize) -> Result<WithinBudget>,
 ) -> Result<Option<(usize, Plan)>> {
-    if let Ok((plan, _)) = plan_of(limit)? {
+    if let Ok(Within { plan, .. }) = plan_of(limit)? {
         return Ok(Some((limit, plan)));
     }
     let (mut found, mut within, mut over) = (None, 0, limit);
     while over - within > 1 {
         let middle = within.midpoint(over);
         match plan_of(middle)? {
-            Ok((plan, _)) => (found, within) = (Some((middle, plan)), middle),
+            Ok(Within { plan, .. }) => (found, within) = (Some((middle, plan)), middle),
             Err(_) => over = middle,
         }
     }
@@ -346,6 +376,9 @@ impl Found {
         };
         say(&format!("batch           {} samples{share}", plan.batch_size))?;
         say(&format!("plan            {}", plan.knobs))?;
+        if let Some(what) = self.zero.divided() {
+            say(&format!("divided         {what} among the ranks, each with a part"))?;
+        }
         for (index, change) in numerics.iter().enumerate() {
             let head = if index == 0 { "numerics" } else { "" };
             say(&format!("{head:<15} {change}: does not fit without, other numbers"))?;
@@ -413,12 +446,38 @@ impl Found {
                 "{micro_batch:<13} {recomputed:<18} {peak:<27} {seconds}{time:.2}{mark}"
             ))?;
         }
+        self.tell_ways()?;
         if !plan.forecast.assumptions.is_empty() {
             say("")?;
             say("assumed, because a rehearsal computes no values:")?;
             for assumption in &plan.forecast.assumptions {
                 say(&format!("  {} at {}", assumption.value, assumption.site))?;
             }
+        }
+        Ok(())
+    }
+
+    /// What each way of dividing among ranks comes to.
+    fn tell_ways(&self) -> Result<()> {
+        if self.ways.is_empty() {
+            return Ok(());
+        }
+        let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
+        let width = "the optimizer's states and gradients".len();
+        say("")?;
+        say(&format!(
+            "{:<width$}  {:<32}{:<14}{}",
+            "divided among the ranks", "peak of each", "sends a step", "micro-batches"
+        ))?;
+        for Way { zero, plan, sent_bytes } in &self.ways {
+            let (peak, knobs) = match plan {
+                Ok(plan) => (plan.predicted_peak_bytes(), plan.knobs.to_string()),
+                Err(needed_bytes) => (*needed_bytes, "does not fit".to_owned()),
+            };
+            let mark = if *zero == self.zero { "  <- plan" } else { "" };
+            let (what, peak) = (zero.divided().unwrap_or("nothing"), exact(peak));
+            let sent = format_bytes(*sent_bytes as u64);
+            say(&format!("{what:<width$}  {peak:<32}{sent:<14}{knobs}{mark}"))?;
         }
         Ok(())
     }
@@ -449,6 +508,21 @@ impl Found {
             });
             with_knobs(*knobs, fields)
         });
+        let ways = self.ways.iter().map(|Way { zero, plan, sent_bytes }| match plan {
+            Ok(plan) => with_knobs(
+                plan.knobs,
+                json!({
+                    "zero": zero,
+                    "predicted_peak_bytes": plan.predicted_peak_bytes(),
+                    "sent_bytes": sent_bytes,
+                }),
+            ),
+            Err(needed_bytes) => json!({
+                "zero": zero,
+                "needed_bytes": needed_bytes,
+                "sent_bytes": sent_bytes,
+            }),
+        });
         let assumptions = plan.forecast.assumptions.iter().map(
             |assumption| json!({ "value": assumption.value, "site": assumption.site.to_string() }),
         );
@@ -459,6 +533,8 @@ impl Found {
             "products": products,
             "batch_size": plan.batch_size,
             "ranks": self.rank_count,
+            "zero": self.zero,
+            "ways": ways.collect::<Vec<_>>(),
             "evaluation_batch": plan.evaluation_batch,
             "copy_ahead_bytes": plan.copy_ahead_bytes,
             "numerics": numerics,
@@ -549,11 +625,20 @@ pub(super) fn find(
     lock_pages(&mut train, &sim)?;
     let host = planning.open_simulated_host(&device)?;
     let fit = recipe.fit(&train, &test);
-    let changed = planning.first_that_fits(recipe, |recipe| {
+    let mut planning = planning.clone();
+    if is_least && planning.zero.is_none() {
+        planning.zero = can_divide(recipe, &sim, samples, &planning)?.then_some(Zero::Gradients);
+    }
+    let trainer_of = |recipe: &Recipe, zero: Zero| -> Result<RecipeTrainer> {
         sim.allocator().set_capacity(CAPACITY_BYTES);
         let mut trainer = recipe.trainer(&sim, samples)?;
         trainer.set_offload(host.clone());
         trainer.set_ranks(planning.simulated_ranks());
+        trainer.set_zero(zero);
+        Ok(trainer)
+    };
+    let changed = planning.first_that_fits(recipe, |recipe, zero| {
+        let mut trainer = trainer_of(recipe, zero)?;
         let process = divide(process_budget, &mut trainer, &fit, device.budget())?;
         let forecasts = Forecasts::default();
         let budget_bytes = match is_least {
@@ -564,7 +649,25 @@ pub(super) fn find(
         let plan = checked(trainer.plan_sharing(&fit, &forecasts), process.as_ref())?;
         Ok((plan, process, trainer.survey_sharing(&fit, &forecasts)?))
     })?;
-    let Changed { planned: (plan, process, survey), numerics, .. } = changed;
+    let Changed { planned: (plan, process, survey), recipe, numerics, zero } = changed;
+    let mut ways = Vec::new();
+    if planning.rank_count() > 1 {
+        for other in Zero::ALL {
+            let mut trainer = trainer_of(&recipe, other)?;
+            if other != Zero::Off && !trainer.optimizer().can_update_parts() {
+                continue;
+            }
+            sim.allocator().set_capacity(plan.budget_bytes);
+            let planned = match trainer.plan_for(&fit) {
+                Err(TrainError::DoesNotFit(error)) => Err(error.needed_bytes),
+                planned => Ok(planned?),
+            };
+            let knobs = planned.as_ref().map_or(plan.knobs, |plan| plan.knobs);
+            let parts = plan.batch_size.div_ceil(knobs.micro_batch.max(1));
+            let sent_bytes = trainer.sent_bytes(parts);
+            ways.push(Way { zero: other, plan: planned, sent_bytes });
+        }
+    }
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.is_assumed());
     let offload_budget = planning.offload_budget;
     Ok(Found {
@@ -579,7 +682,21 @@ pub(super) fn find(
         numerics,
         offload_budget,
         rank_count: planning.rank_count(),
+        zero,
+        ways,
     })
+}
+
+/// Whether the states of the optimizer can be divided among the ranks.
+fn can_divide(
+    recipe: &Recipe,
+    sim: &Device,
+    samples: Samples,
+    planning: &PlanningArgs,
+) -> Result<bool> {
+    sim.allocator().set_capacity(CAPACITY_BYTES);
+    let trainer = recipe.trainer(sim, samples)?;
+    Ok(planning.rank_count() > 1 && trainer.optimizer().can_update_parts())
 }
 
 /// Seconds of a step, where they are more than an order of plans.

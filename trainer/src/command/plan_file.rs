@@ -16,6 +16,7 @@ use crate::outline::{Examples, Fit};
 use crate::plan::Plan;
 use crate::recipe::RecipeTrainer;
 use crate::rehearsal::RehearsedEvent;
+use crate::zero::Zero;
 
 /// A plan that `lowtide plan --json` has printed.
 pub(super) struct PlanFile {
@@ -36,6 +37,8 @@ struct Told {
     events: Vec<RehearsedEvent>,
     #[serde(default)]
     numerics: Vec<Numerics>,
+    #[serde(default)]
+    zero: Zero,
     #[serde(default)]
     offload_budget_bytes: Option<usize>,
 }
@@ -68,17 +71,27 @@ impl PlanFile {
         &self.told.numerics
     }
 
+    /// What it divides among ranks.
+    pub(super) fn zero(&self) -> Zero {
+        self.told.zero
+    }
+
     /// The plan with its knobs for `fit`, rehearsed anew.
     ///
     /// # Errors
     /// `Setting` unless the rehearsal takes the same bytes in each step and evaluation, in all, of
-    /// each category and by module; `DoesNotFit`.
+    /// each category and by module, or on another rank than the first, of which the plan is, no
+    /// more in all; `DoesNotFit`.
     pub(super) fn follow(&self, trainer: &mut RecipeTrainer, fit: &Fit<'_>) -> Result<Plan> {
         let batch_sizes = [self.told.batch_size, Examples::of(fit)?.batch_size()];
         if let Some(difference) = differs("a batch", batch_sizes.map(|size| size.to_string())) {
             return Err(self.refused(&difference));
         }
         let plan = trainer.plan_with(fit, self.told.knobs)?;
+        let is_other = trainer.ranks().is_some_and(|ranks| ranks.rank().index > 0);
+        if is_other && plan.predicted_peak_bytes() <= self.told.predicted_peak_bytes {
+            return Ok(plan);
+        }
         match self.difference(&plan) {
             None => Ok(plan),
             Some(difference) => Err(self.refused(&difference)),

@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::command::device::{DeviceName, parse_budget};
 use crate::command::{DeviceArgs, parse_count};
-use crate::error::{Result, TrainError};
+use crate::error::{DoesNotFit, Result, TrainError};
 use crate::precision::Precision;
 use crate::recipe::{Recipe, StateType, StoredType};
+use crate::zero::Zero;
 
 /// What a plan may do where that is asked for.
 #[derive(Args, Clone)]
@@ -26,6 +27,11 @@ pub(super) struct PlanningArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=RANKS_MAX))]
     ranks: u64,
+    /// What each of the ranks keeps only a part of (ZeRO): 0 for nothing; 1 for the optimizer's
+    /// states, where each updates a part of every parameter and then copies those of the others,
+    /// the same bits; 2 for those and gradients. The first that fits if absent.
+    #[arg(long, value_name = "STAGE", value_parser = parse_zero)]
+    pub(super) zero: Option<Zero>,
     /// Changes of the numerics for a plan that does not fit without, in order, with commas between
     /// them, and in the end all together.
     #[arg(long, value_name = "CHANGES", value_delimiter = ',')]
@@ -50,10 +56,20 @@ pub(super) enum Numerics {
     Bf16Parameters,
 }
 
-/// A recipe, with the changes of its numerics that it took to plan it.
+fn parse_zero(text: &str) -> Result<Zero, String> {
+    match text {
+        "0" => Ok(Zero::Off),
+        "1" => Ok(Zero::States),
+        "2" => Ok(Zero::Gradients),
+        _ => Err(format!("{text:?} is no stage: 0, 1 or 2")),
+    }
+}
+
+/// A recipe, with the changes of its numerics and the division among ranks that it took to plan it.
 pub(super) struct Changed<T> {
     pub(super) recipe: Recipe,
     pub(super) numerics: Vec<Numerics>,
+    pub(super) zero: Zero,
     pub(super) planned: T,
 }
 
@@ -85,33 +101,49 @@ impl Numerics {
 
 impl PlanningArgs {
     /// The first result of `plan` that fits: of the recipe as it is, with each change of the
-    /// numerics that is allowed, or with all.
+    /// numerics that is allowed, or with all; each with nothing divided among the ranks before
+    /// something is.
     ///
     /// # Errors
-    /// That of the recipe as it is; any error but `DoesNotFit` at once.
+    /// Of the recipe as it is, that of what needs least; any error but `DoesNotFit` at once.
     pub(super) fn first_that_fits<T>(
         &self,
         recipe: &Recipe,
-        mut plan: impl FnMut(&Recipe) -> Result<T>,
+        mut plan: impl FnMut(&Recipe, Zero) -> Result<T>,
     ) -> Result<Changed<T>> {
         let singly = self.allow.iter().map(std::slice::from_ref);
         let together = (self.allow.len() > 1).then_some(&self.allow[..]);
-        let mut first = None;
+        let zeros = match self.zero {
+            Some(zero) => vec![zero],
+            None if self.rank_count() == 1 => vec![Zero::Off],
+            None => Zero::ALL.to_vec(),
+        };
+        let mut least: Option<Box<DoesNotFit>> = None;
         for changes in std::iter::once(&[][..]).chain(singly).chain(together) {
             let mut changed = recipe.clone();
             changes.iter().for_each(|change| change.apply(&mut changed));
             if !changes.is_empty() && (changed == *recipe || changed.check().is_err()) {
                 continue;
             }
-            match plan(&changed) {
-                Ok(planned) => {
-                    return Ok(Changed { recipe: changed, numerics: changes.to_vec(), planned });
+            for &zero in &zeros {
+                match plan(&changed, zero) {
+                    Ok(planned) => {
+                        let numerics = changes.to_vec();
+                        return Ok(Changed { recipe: changed, numerics, zero, planned });
+                    }
+                    Err(TrainError::DoesNotFit(error)) => {
+                        let known_bytes = least.as_ref().map_or(usize::MAX, |of| of.needed_bytes);
+                        if changes.is_empty() && error.needed_bytes < known_bytes {
+                            least = Some(error);
+                        }
+                    }
+                    // Not every optimizer can be divided.
+                    Err(_) if self.zero.is_none() && zero != Zero::Off => {}
+                    Err(error) => return Err(error),
                 }
-                Err(error @ TrainError::DoesNotFit(_)) => _ = first.get_or_insert(error),
-                Err(error) => return Err(error),
             }
         }
-        Err(first.expect("the recipe as it is was tried"))
+        Err(TrainError::DoesNotFit(least.expect("the recipe as it is was tried")))
     }
 
     /// How many ranks train together.

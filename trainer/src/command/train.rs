@@ -38,6 +38,7 @@ use crate::recipe::{Recipe, RecipeData, RecipeTrainer, Samples};
 use crate::report::{self, About, Curves, Report};
 use crate::run_dir::{RunDir, Summary};
 use crate::trainer::Position;
+use crate::zero::Zero;
 
 #[derive(Args, Clone)]
 pub(super) struct TrainArgs {
@@ -176,7 +177,7 @@ impl Ended {
         ranks: Option<Arc<dyn Collectives>>,
     ) -> Result<Self> {
         with_planned(recipe, origin, arguments, ranks, |arguments, changed, test| {
-            let Changed { recipe, planned, numerics } = changed;
+            let Changed { recipe, planned, numerics, zero } = changed;
             let Planned { mut trainer, rest, process, plan } = planned;
             arguments.device.doubt(plan.predicted_peak_bytes());
 
@@ -194,6 +195,7 @@ impl Ended {
                 arguments,
                 recipe,
                 numerics: &numerics,
+                zero,
                 plan: &plan,
                 process: process.as_ref(),
                 files,
@@ -208,6 +210,8 @@ impl Ended {
             let recording = || trainer.device().allocator().recording();
             let traced = trace.map_or(Ok(()), |trace| trace.write(&recording()));
             let ((summary, report), run_dir) = published?;
+            // Who is gone by now has nothing more to give.
+            drop(trainer.leave());
             let was_interrupted = interrupt.came();
             Ok(Ended { summary, run_dir, report, was_interrupted, plan, process, traced })
         })
@@ -246,7 +250,8 @@ fn follow(
     let arguments = RunArgs { checkpoint_every: None, ..arguments.clone() };
     with_planned(recipe, origin, &arguments, Some(ranks), |_, changed, _| {
         let Planned { mut trainer, rest, .. } = changed.planned;
-        rest.map_or(Ok(()), |rest| trainer.run(&rest, &mut []).map(drop))
+        rest.map_or(Ok(()), |rest| trainer.run(&rest, &mut []).map(drop))?;
+        trainer.leave()
     })
 }
 
@@ -270,6 +275,7 @@ fn with_planned<R>(
         let given = &mut arguments.planning.offload_budget;
         *given = given.or(file.offload_budget());
         file.numerics().iter().for_each(|change| change.apply(&mut recipe));
+        arguments.planning.zero = arguments.planning.zero.or(Some(file.zero()));
     }
     arguments.device = arguments.device.of_rank(rank)?;
     let arguments = &arguments;
@@ -283,17 +289,30 @@ fn with_planned<R>(
     }
     let begin = Begin { arguments, origin, plan_file: plan_file.as_ref(), ranks };
     let (train, test) = (&train, &test);
-    let plan = |recipe: &Recipe| begin.plan(recipe, &device, samples, [train, test]);
-    // What has begun, or is planned, stays what it is.
-    let changed = match origin.is_none() && plan_file.is_none() {
-        true => arguments.planning.first_that_fits(&recipe, plan),
-        false => plan(&recipe).map(|planned| {
-            let numerics = plan_file.as_ref().map_or(&[][..], PlanFile::numerics).to_vec();
-            Changed { planned, recipe, numerics }
-        }),
+    let plan = |planning: &PlanningArgs| {
+        let changed = planning.first_that_fits(&recipe, |recipe, zero| {
+            begin.plan(recipe, zero, &device, samples, [train, test])
+        });
+        // Nothing is written before every rank is ready.
+        agree(begin.ranks.as_deref(), changed)
     };
-    // Nothing is written before every rank is ready.
-    let changed = agree(begin.ranks.as_deref(), changed)?;
+    let mut planning = arguments.planning.clone();
+    if origin.is_some() || plan_file.is_some() {
+        // What has begun, or is planned, stays what it is.
+        planning.allow.clear();
+    }
+    let mut changed = plan(&planning)?;
+    let zeros = begin.ranks.as_deref().map(|ranks| ranks.exchange(&[changed.zero as u8]));
+    let zeros = zeros.transpose()?.unwrap_or_default();
+    if zeros.iter().any(|zero| *zero != zeros[0]) {
+        // One that has less memory than others divides more, and then all do.
+        let most = zeros.iter().flatten().max();
+        planning.zero = Zero::ALL.into_iter().find(|&zero| Some(&(zero as u8)) == most);
+        changed = plan(&planning)?;
+    }
+    if let Some(file) = &plan_file {
+        changed.numerics = file.numerics().to_vec();
+    }
     work(arguments, changed, test)
 }
 
@@ -324,6 +343,7 @@ impl Begin<'_> {
     fn plan<'a>(
         &self,
         recipe: &Recipe,
+        zero: Zero,
         device: &Device,
         samples: Samples,
         [train, test]: [&'a Loader; 2],
@@ -345,6 +365,7 @@ impl Begin<'_> {
         trainer.set_wait(arguments.wait.unwrap_or_default());
         trainer.set_offload(planning.open_host(device_arguments)?);
         trainer.set_ranks(ranks.clone());
+        trainer.set_zero(zero);
         if let Some(origin) = origin {
             trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error))?;
         }
@@ -371,6 +392,8 @@ struct Run<'a> {
     recipe: &'a Recipe,
     /// What of its numerics was changed to fit.
     numerics: &'a [Numerics],
+    /// What is divided among ranks.
+    zero: Zero,
     plan: &'a Plan,
     /// What the process takes, where that has a limit.
     process: Option<&'a Process>,
@@ -389,7 +412,7 @@ impl Run<'_> {
         test: &Loader,
         mut interrupt: &Interrupt,
     ) -> Result<(Summary, report::Run)> {
-        let &Run { arguments, recipe, numerics, plan, process, files, metrics } = self;
+        let &Run { arguments, recipe, numerics, zero, plan, process, files, metrics } = self;
         let device = trainer.device().clone();
         let mut metrics = match metrics {
             Some(before) => Metrics::go_on(&files.metrics(), before, trainer.steps())?,
@@ -456,6 +479,7 @@ impl Run<'_> {
             epochs: trainer.position().epoch,
             batch_size: plan.batch_size * arguments.planning.rank_count(),
             ranks: arguments.planning.rank_count(),
+            zero,
             knobs: trainer.knobs(),
             numerics: numerics.iter().map(ToString::to_string).collect(),
             budget_bytes: statistics.capacity_bytes,
@@ -554,6 +578,9 @@ fn conclude(
         let Summary { ranks, batch_size, .. } = summary;
         let each = format!("{ranks}, each with {} of {batch_size} samples", plan.batch_size);
         say(&format!("ranks            {each}"))?;
+        if let Some(divided) = summary.zero.divided() {
+            say(&format!("divided          {divided} among the ranks, each with a part"))?;
+        }
     }
     let knobs = summary.knobs;
     say(&format!("micro-batch      {} of {}", knobs.micro_batch, plan.batch_size))?;
@@ -610,6 +637,7 @@ fn facts(recipe: &Recipe, plan: &Plan, summary: &Summary, computer: &str) -> Vec
         ("Numerics changed to fit", numerics),
         ("Plan", Some(format!("{}: {}", plan.knobs, plan.reasons().join("; ")))),
         ("Ranks", (summary.ranks > 1).then(|| summary.ranks.to_string())),
+        ("Divided among them", summary.zero.divided().map(str::to_owned)),
         ("Seed", Some(recipe.train.seed.to_string())),
         ("State hash", Some(summary.final_state_hash.clone())),
         ("Outside the allocator", outside),

@@ -47,6 +47,65 @@ fn with_leaves_every_number_of_ranks_comes_to_the_same_bits_in_the_predicted_mem
     }
 }
 
+#[test]
+fn divided_states_change_no_bit_of_any_model_and_go_on_undivided() {
+    let place = Place::new();
+    for (name, task) in TASKS {
+        let (batch, leaf, step) = if name == "simple-cnn" { (256, 32, 8) } else { (16, 2, 2) };
+        let train = format!(
+            "[train]\nepochs = 2\nbatch_size = {batch}\nleaf = {leaf}\n\
+             checkpoint_every = \"{step}steps\"\n"
+        );
+        place.write("task.toml", format!("{task}{train}"));
+        let one = place.train("task.toml --threads 1", &format!("{name}-1"));
+        for ranks in [2, 4] {
+            let out = format!("{name}-{ranks}");
+            let many = place.train(&format!("task.toml --ranks {ranks} --zero 1"), &out);
+            assert_eq!(learned(&many), learned(&one), "{name} on {ranks} ranks");
+            assert_eq!(many["zero"], "states");
+            assert_eq!(many["predicted_peak_bytes"], many["measured_peak_bytes"], "{out}");
+            let plan = place.run(&format!("plan task.toml --ranks {ranks} --zero 1")).check_done();
+            assert_eq!(many["predicted_peak_bytes"], bytes_of(&plan, "predicted peak"), "{out}");
+            assert!(plan.contains("\ndivided         the optimizer's states"), "{plan}");
+            let from = format!("train --resume {out}/checkpoints/step-{step:08} --out resumed");
+            for more in ["", "--ranks 2 --zero 1", "--ranks 2 --zero 0"] {
+                place.run(&format!("{from} {more}")).check_done();
+                let resumed = place.json("resumed/summary.json");
+                assert_eq!(learned(&resumed), learned(&one), "{name}, {ranks}, then {more}");
+            }
+        }
+    }
+}
+
+/// What does not fit ranks that keep all of it fits those that divide it, without being asked.
+#[test]
+fn states_are_divided_where_the_budget_asks_for_it() {
+    let place = Place::new();
+    let task = "--epochs 1 --set data.workers=0 --set model.channels=64 --ranks 2";
+    let least = |zero: &str| {
+        let plan = place.run(&format!("plan {task} {zero} --least")).check_done();
+        bytes_of(&plan, "budget")
+    };
+    let (whole, divided) = (least("--zero 0"), least("--zero 1"));
+    assert!(divided < whole, "{divided} of {whole}");
+    assert!(least("--zero 2") <= divided);
+    assert_eq!(least(""), least("--zero 2"));
+    let budget = format!("--budget {divided}B");
+    let trained = place.train(&format!("{task} {budget}"), "run");
+    assert_eq!(
+        (&trained["zero"], &trained["measured_peak_bytes"]),
+        (&"states".into(), &divided.into())
+    );
+    let refused = format!("train {task} {budget} --zero 0");
+    place.run(&refused).check_refused(2, &["does not fit"]);
+    place.write("plan.json", place.run(&format!("plan {task} {budget} --json")).check_done());
+    let planned = place.train(&format!("{task} --plan plan.json"), "planned");
+    assert_eq!(learned(&planned), learned(&trained));
+    for wrong in ["--zero 4", "--zero x"] {
+        place.run(&format!("train {task} {wrong}")).check_refused(1, &["no stage: 0, 1 or 2"]);
+    }
+}
+
 /// Each rank has the budget: what one cannot do in it, several can.
 #[test]
 fn a_budget_is_that_of_each_rank() {

@@ -18,7 +18,7 @@ pub(crate) enum Middle {
 
 pub(crate) type Net = Classification<Sequential>;
 
-fn net(device: &Device, run: &Run, middle: Middle) -> Net {
+pub(crate) fn net(device: &Device, run: &Run, middle: Middle) -> Net {
     let key = RandomKey::new(run.seed);
     let geometry = Conv2dGeometry { padding: [1, 1], ..Default::default() };
     let conv = Conv2d::new(device, key.op("conv"), [1, run.channels], [3, 3], geometry);

@@ -46,3 +46,4 @@ mod split;
 mod tasks;
 mod timeline;
 mod turns;
+mod zero;

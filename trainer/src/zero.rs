@@ -1,0 +1,318 @@
+//! What each of several ranks keeps only a part of.
+//!
+//! A rank updates its part of every parameter and then copies the parts of the others. A rank
+//! that needs the whole state, for a checkpoint or a hash, asks for it: the others hear of that
+//! where they meet between two steps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lowtide_allocator::Promise;
+use lowtide_autograd::{AutogradError, Gradients, LeafId};
+use lowtide_nn::optim::{OptimizerState, Part, Parts, Stateful};
+use lowtide_nn::{NnError, Parameters};
+use lowtide_ranks::{Collectives, Rank, RanksError, vote};
+use lowtide_tensor::{CpuOptions, Device, Tensor, TensorError};
+use serde::{Deserialize, Serialize};
+
+use crate::agreement::Ranks;
+use crate::error::{Result, TrainError};
+use crate::knobs::Knobs;
+use crate::learned::Learned;
+use crate::observer::Flow;
+#[cfg(feature = "command")]
+use crate::options::MicroBatches;
+use crate::task::Task;
+use crate::trainer::Trainer;
+
+/// What each of several ranks keeps only a part of (ZeRO, Rajbhandari et al. 2020).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Zero {
+    /// Nothing: each rank updates everything.
+    #[default]
+    Off,
+    /// The states of the optimizer (ZeRO-1): each rank updates a part of every parameter, which the
+    /// others then copy. The same bits; half as many bytes are sent again.
+    States,
+    /// Those, and gradients (ZeRO-2): each is summed over the ranks as soon as it is complete, and
+    /// a rank keeps its part. All ranks split their batches alike, and the sum of gradients is that
+    /// of each micro-batch in turn; with [leaves](crate::MicroBatches::Leaves), gradients are
+    /// divided once they are summed.
+    Gradients,
+}
+
+impl Zero {
+    /// All of them, the one that divides least first.
+    pub(crate) const ALL: [Zero; 3] = [Zero::Off, Zero::States, Zero::Gradients];
+
+    /// What is divided, in words, if anything is.
+    pub(crate) fn divided(self) -> Option<&'static str> {
+        match self {
+            Zero::Off => None,
+            Zero::States => Some("the optimizer's states"),
+            Zero::Gradients => Some("the optimizer's states and gradients"),
+        }
+    }
+}
+
+/// The part of every parameter that this rank updates, if not all.
+pub(crate) fn part_of(ranks: Ranks<'_>, zero: Zero) -> Option<Part> {
+    let Rank { index, count } = ranks?.rank();
+    (zero != Zero::Off && count > 1).then_some(Part { index, count })
+}
+
+/// # Errors
+/// `Setting` for an optimizer that cannot update parts of parameters.
+pub(crate) fn check(part: Option<Part>, optimizer: &impl Stateful) -> Result<()> {
+    if part.is_none() || optimizer.can_update_parts() {
+        return Ok(());
+    }
+    let problem = "updates parameters as wholes, or keeps averages, masks or states in 8 bits of \
+                   them: its states cannot be divided among ranks";
+    Err(TrainError::Setting { place: "optimizer".to_owned(), problem: problem.to_owned() })
+}
+
+/// The gradients that a rank keeps its part of.
+pub(crate) struct PartSums<'a> {
+    ranks: &'a dyn Collectives,
+    part: Part,
+    sums: Gradients,
+    /// A failure that all ranks know of.
+    failed_together: Option<RanksError>,
+}
+
+impl<'a> PartSums<'a> {
+    pub(crate) fn new(ranks: &'a dyn Collectives, part: Part) -> Self {
+        PartSums { ranks, part, sums: Gradients::default(), failed_together: None }
+    }
+
+    /// Adds the own part of a gradient of all ranks, which all of them have now.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; what else keeps the ranks from it.
+    pub(crate) fn add(&mut self, leaf: LeafId, gradient: Tensor) -> Result<(), AutogradError> {
+        let mut gradient = if gradient.is_reusable() { gradient } else { gradient.copied()? };
+        let part_len = self.part.len_of(gradient.element_count());
+        if let Err(error) = self.ranks.reduce_part(&mut gradient, part_len) {
+            self.failed_together = Some(error.clone());
+            return Err(AutogradError::segment(error));
+        }
+        let mut own = self.part.of(&gradient).map_err(NnError::into_autograd)?.copied()?;
+        drop(gradient);
+        if let Some(mut sum) = self.sums.remove(leaf) {
+            // As of half types on one rank: f32 from the second term on.
+            let wide = sum.dtype().computed();
+            sum = sum.to_dtype(wide)?;
+            sum.add_(&own.to_dtype(wide)?)?;
+            own = sum;
+        }
+        self.sums.insert(leaf, own);
+        Ok(())
+    }
+
+    /// The sums, if every rank has its own.
+    ///
+    /// # Errors
+    /// The own error; `Ranks` for that of another rank.
+    pub(crate) fn agree<T>(self, own: Result<T>) -> Result<(T, Gradients)> {
+        match (own, self.failed_together) {
+            (Ok(value), None) => {
+                vote(self.ranks, Ok(()))?;
+                Ok((value, self.sums))
+            }
+            (_, Some(error)) => Err(error.into()),
+            (Err(error), None) => {
+                self.ranks.refuse(&error.one_line())?;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Knobs that need no more memory than those of any rank: where gradients are summed as they come,
+/// they have to come in the same order everywhere.
+///
+/// # Errors
+/// `Ranks`.
+pub(crate) fn common_knobs(ranks: &dyn Collectives, own: Knobs) -> Result<Knobs> {
+    let words = serde_json::to_vec(&own).expect("plain values");
+    let said = ranks.exchange(&words)?;
+    let others = said.iter().filter_map(|words| serde_json::from_slice::<Knobs>(words).ok());
+    Ok(others.fold(own, |common, other| Knobs {
+        micro_batch: common.micro_batch.min(other.micro_batch),
+        cheap_recomputed: common.cheap_recomputed || other.cheap_recomputed,
+        recomputed_blocks: common.recomputed_blocks.max(other.recomputed_blocks),
+        blocks_at_once: common.blocks_at_once.max(other.blocks_at_once),
+        offloaded_blocks: common.offloaded_blocks.max(other.offloaded_blocks),
+        fused_update: false,
+    }))
+}
+
+/// That the parts of other ranks can be copied after an update, whatever becomes of the memory
+/// meanwhile: they come in pieces that are smaller than the gradients, which are gone then.
+///
+/// # Errors
+/// `OutOfMemory`.
+pub(crate) fn promise(device: &Device) -> Result<Option<Promise>> {
+    let allocator = device.allocator();
+    let reserved_bytes = allocator.statistics().reserved.current_bytes;
+    let promise = allocator.can_promise().then(|| allocator.promise(reserved_bytes));
+    Ok(promise.transpose().map_err(TensorError::from)?)
+}
+
+/// Copies what the other ranks have updated of their parts of the parameters with these `leaves`.
+///
+/// # Errors
+/// What keeps the ranks from it: some parameters are then not whole.
+pub(crate) fn spread(
+    ranks: &dyn Collectives,
+    part: Part,
+    parameters: &mut dyn Parameters,
+    mut leaves: BTreeSet<LeafId>,
+) -> Result<(), NnError> {
+    let mut result = Ok(());
+    parameters.visit(&mut |_, parameter| {
+        if result.is_ok() && leaves.remove(&parameter.id()) {
+            let value = parameter.value_mut();
+            let part_len = part.len_of(value.element_count());
+            result = ranks.gather_parts(value, part_len);
+        }
+    });
+    result.map_err(|error| AutogradError::segment(error).into())
+}
+
+/// What a rank says where all of them meet between two steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Continue,
+    Stop,
+    /// It needs the whole state of the optimizer, for which all ranks give their parts.
+    Gather,
+    /// It has trained, and needs nothing more.
+    Leave,
+}
+
+impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
+    /// The part of every parameter that this rank updates, if not all.
+    pub(crate) fn part(&self) -> Option<Part> {
+        part_of(self.ranks(), self.options.zero)
+    }
+
+    /// Whether any rank wants to stop.
+    ///
+    /// # Errors
+    /// `Ranks`.
+    pub(crate) fn flow_of_all(&mut self, own: Flow) -> Result<Flow> {
+        if self.ranks().is_none() {
+            return Ok(own);
+        }
+        let own = if own == Flow::Stop { Word::Stop } else { Word::Continue };
+        let words = self.meet(own)?;
+        Ok(if words.contains(&Word::Stop) { Flow::Stop } else { Flow::Continue })
+    }
+
+    /// The bytes that a rank sends in a step of so many micro-batches, by the formula: of the n - 1
+    /// other parts of the gradients each is sent to the rank that it belongs to, and the own part
+    /// of their sums, or of what was updated by them, to n - 1 others.
+    #[cfg(feature = "command")]
+    pub(crate) fn sent_bytes(&mut self, micro_batches: usize) -> usize {
+        let Some(Rank { count, .. }) = self.ranks().map(Collectives::rank) else { return 0 };
+        let mut bytes = 0;
+        let mut seen = BTreeSet::new();
+        self.task.parameters().visit(&mut |_, parameter| {
+            if !parameter.is_frozen() && seen.insert(parameter.id()) {
+                bytes += parameter.value().size_bytes();
+            }
+        });
+        let once = bytes / count * (count - 1);
+        match (self.options.zero, self.options.micro_batches) {
+            (Zero::Off, _) => 2 * once,
+            (Zero::Gradients, MicroBatches::AsNeeded | MicroBatches::Never) => {
+                (micro_batches + 1) * once
+            }
+            (Zero::States | Zero::Gradients, _) => 3 * once,
+        }
+    }
+
+    /// Waits until every rank has said so, and gives this rank's part of the states to those that
+    /// still save or hash them: for after the last run. Only where
+    /// [ranks](crate::Options::ranks) divide [states](crate::Options::zero).
+    ///
+    /// # Errors
+    /// `Ranks`.
+    pub fn leave(&mut self) -> Result<()> {
+        match self.part() {
+            Some(_) => self.meet(Word::Leave).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// What all ranks say, once none of them needs the states.
+    fn meet(&mut self, own: Word) -> Result<Vec<Word>> {
+        loop {
+            let words = self.say(own)?;
+            if !words.contains(&Word::Gather) {
+                return Ok(words);
+            }
+            self.gather(false)?;
+        }
+    }
+
+    fn say(&self, own: Word) -> Result<Vec<Word>> {
+        const WORDS: [Word; 4] = [Word::Continue, Word::Stop, Word::Gather, Word::Leave];
+        let ranks = self.ranks().expect("there are several");
+        let said = ranks.exchange(&[own as u8])?;
+        let word = |said: Vec<u8>| WORDS.into_iter().find(|&word| said == [word as u8]);
+        Ok(said.into_iter().map(|said| word(said).expect("one of the words")).collect())
+    }
+
+    /// The states of the optimizer of all ranks by name, on the host, in the order in which the
+    /// optimizer has them.
+    ///
+    /// # Errors
+    /// `Ranks`; what a device says of a copy.
+    pub(crate) fn gathered_states(&mut self) -> Result<Vec<(String, Tensor)>> {
+        self.say(Word::Gather)?;
+        self.gather(true)
+    }
+
+    /// Gives the own parts, and takes those of all, if it is this rank that `wants` them.
+    fn gather(&mut self, wants: bool) -> Result<Vec<(String, Tensor)>> {
+        let mut shapes = BTreeMap::new();
+        let mut learned = Learned::of(&mut self.task);
+        learned.visit(&mut |name, parameter| {
+            shapes.insert(name.to_owned(), *parameter.value().shape());
+        });
+        let part = part_of(self.options.ranks.as_deref(), self.options.zero).expect("there is one");
+        let named = self.optimizer.state(&mut Parts::new(&mut learned, part)?)?.tensors;
+        let mut states = Vec::with_capacity(named.len());
+        self.optimizer.visit_state(&mut |state| states.push(state.clone()));
+        let host = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
+        let ranks = self.ranks().expect("there are several");
+        let mut gathered = Vec::new();
+        for state in states {
+            let name = named.iter().find(|(_, tensor)| tensor.shares_storage(&state));
+            let parts = ranks.exchange(&state.to_bytes()?)?;
+            let (true, Some((name, _))) = (wants, name) else { continue };
+            let parameter = name.rsplit_once('.').map_or("", |(parameter, _)| parameter);
+            let shape = shapes[parameter];
+            let whole = Tensor::from_bytes(&host, shape, state.dtype(), &parts.concat())?;
+            gathered.push((name.clone(), whole));
+        }
+        Ok(gathered)
+    }
+
+    /// The optimizer's state of all ranks.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::gathered_states`].
+    pub(crate) fn whole_state(&mut self) -> Result<OptimizerState> {
+        let Some(part) = self.part() else {
+            return Ok(self.optimizer.state(&mut Learned::of(&mut self.task))?);
+        };
+        let tensors = self.gathered_states()?.into_iter().collect();
+        let mut learned = Learned::of(&mut self.task);
+        let own = self.optimizer.state(&mut Parts::new(&mut learned, part)?)?;
+        Ok(OptimizerState { tensors, ..own })
+    }
+}
