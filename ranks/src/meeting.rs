@@ -10,8 +10,8 @@ use crate::collectives::Rank;
 use crate::error::{Call, RanksError, Result};
 use crate::together::slice;
 
-/// The call of a rank that has failed, in place of any other; then all meet once more in it, so that
-/// none holds a tensor of another any more.
+/// The call of a rank that has failed, in place of any other; then all meet once more in it, so
+/// that none holds a tensor of another any more.
 pub(crate) const REFUSED: Call = Call { op: REFUSE, elements: None, root: None };
 pub(crate) const REFUSE: &str = "refuse";
 

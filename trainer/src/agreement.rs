@@ -54,8 +54,8 @@ pub(crate) fn counted_together(ranks: Ranks<'_>, own: Vec<f64>) -> Result<Vec<f6
     summed(0..of_ranks.len(), of_rank, &|sum, counts| add_counts(sum, &counts))
 }
 
-/// Adds up losses and gradients of all ranks, unless these are parts of such sums already, and takes
-/// the means of buffers of floats: over the ranks, or all of their leaves.
+/// Adds up losses and gradients of all ranks, unless these are parts of such sums already, and
+/// takes the means of buffers of floats: over the ranks, or all of their leaves.
 ///
 /// # Errors
 /// `OutOfMemory` of this rank; `Ranks`.
