@@ -58,9 +58,10 @@ pub trait Collectives: Send + Sync {
     /// Those of [`Collectives::all_reduce`].
     fn all_gather(&self, from: &Tensor, to: &mut Tensor) -> Result<()>;
 
-    /// The sum over the ranks, which is taken as in [`Collectives::all_reduce`], of this rank's part
-    /// of x in its place: of every `part_len` elements in row-major order those of its index, fewer
-    /// or none at the end. The other parts stay as they are.
+    /// The sum over the ranks, which is taken as in [`Collectives::all_reduce`], of this rank's
+    /// part of x in its place: parts have `part_len` elements each, in row-major order and by
+    /// rank, but for the last ones, which may be shorter or empty. The other parts stay as they
+    /// are.
     ///
     /// # Errors
     /// Those of [`Collectives::all_reduce`].
