@@ -1,7 +1,10 @@
 //! What a section of `cargo xtask test` needs of the machine, and why it cannot run without it.
 
-use std::path::Path;
-use std::process::Stdio;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use crate::{scoreboard, workspace};
 
@@ -25,6 +28,8 @@ pub enum Needs {
     Suites,
     /// That machine, and a C++ compiler with the library of its address sanitizer.
     CompilerSanitizer,
+    /// An MPI that starts processes, its compiler, and the libclang that reads its headers.
+    Mpi,
 }
 
 impl Needs {
@@ -51,6 +56,7 @@ impl Needs {
                     .is_none()
                     .then(|| format!("there is no C++ compiler `{compiler}`"))
             }
+            Self::Mpi => missing_mpi(root),
             Self::CompilerSanitizer => {
                 let compiler = cpp_compiler();
                 (!has_sanitizer(root, &compiler))
@@ -65,6 +71,49 @@ impl Needs {
             }),
         }
     }
+}
+
+/// Why there can be no processes of MPI here.
+fn missing_mpi(root: &Path) -> Option<String> {
+    for tool in ["mpicc", "mpirun"] {
+        if workspace::first_line_of(root, tool, &["--version"]).is_none() {
+            return Some(format!("there is no `{tool}` (Debian's mpich and libmpich-dev)"));
+        }
+    }
+    if !has_libclang() {
+        return Some("there is no libclang (Debian's libclang-dev)".to_owned());
+    }
+    let mut started = Command::new("mpirun");
+    started.args(["-n", "2", "true"]).stdin(Stdio::null()).stdout(Stdio::null());
+    (!ends_well(started.stderr(Stdio::null()))).then(|| "`mpirun -n 2 true` fails".to_owned())
+}
+
+/// Where `clang-sys` looks, or is told to.
+fn has_libclang() -> bool {
+    if std::env::var_os("LIBCLANG_PATH").is_some() {
+        return true;
+    }
+    let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    let has_it = |folder: &Path| {
+        entries(folder).any(|entry| entry.file_name().to_string_lossy().starts_with("libclang"))
+    };
+    let versions = entries(Path::new("/usr/lib")).map(|entry| entry.path().join("lib"));
+    let others = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib"];
+    versions.chain(others.map(PathBuf::from)).any(|folder| has_it(&folder))
+}
+
+/// Whether a program ends within a quarter of a minute, and well.
+fn ends_well(command: &mut Command) -> bool {
+    let Ok(mut child) = command.spawn() else { return false };
+    for _ in 0..150 {
+        if let Ok(Some(status)) = child.try_wait() {
+            return status.success();
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    drop(child.kill());
+    drop(child.wait());
+    false
 }
 
 fn cpp_compiler() -> String {

@@ -130,6 +130,9 @@ const WITH_CUDA: [&str; 6] = [
     "lowtide-scoreboard",
 ];
 
+/// What ranks need to be processes that MPI starts.
+const MPI: &str = "lowtide-trainer/mpi";
+
 /// The sections of a run, and the names of those left out with the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -174,6 +177,16 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
             Counting::Runners,
         ),
     ]);
+    if package.is_none_or(|name| name == "lowtide-trainer") {
+        plan.sections.push(
+            Section::new(
+                "ranks under MPI",
+                &format!("test {scope},{MPI} --test command -- --show-output processes"),
+                Counting::Runners,
+            )
+            .needs(Needs::Mpi),
+        );
+    }
     if package.is_none_or(|name| WITH_CUDA.contains(&name)) {
         plan.sections.push(
             Section::new(

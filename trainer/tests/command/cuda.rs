@@ -97,11 +97,20 @@ mod on_the_pretend_device {
         let place = Place::new();
         let task = "--epochs 1 --set train.leaf=64 --device cuda";
         let Some(one) = train(&place, task, "one") else { return };
-        let two = train(&place, &format!("{task} --ranks 2"), "two").expect("it ran");
-        assert_eq!(two["final_state_hash"], one["final_state_hash"]);
-        assert_eq!(two["predicted_peak_bytes"], two["measured_peak_bytes"]);
-        let [two, one] = ["two", "one"].map(|out| losses(&place, out));
-        assert_eq!(two, one);
+        for zero in ["--zero 0", "--zero 1"] {
+            let ranks = format!("{task} --ranks 2 {zero}");
+            let two = train(&place, &ranks, "two").expect("it ran");
+            assert_eq!(two["final_state_hash"], one["final_state_hash"], "{zero}");
+            assert_eq!(two["predicted_peak_bytes"], two["measured_peak_bytes"], "{zero}");
+            let [two, one] = ["two", "one"].map(|out| losses(&place, out));
+            assert_eq!(two, one, "{zero}");
+        }
+        // Gradients that are divided as they come: not the sums of leaves.
+        let task_of = |zero| format!("--epochs 1 --device cuda --ranks 2 --zero {zero}");
+        let [whole, divided] = [0, 2].map(|zero| train(&place, &task_of(zero), &zero.to_string()));
+        let (whole, divided) = (whole.expect("it ran"), divided.expect("it ran"));
+        assert_eq!(divided["final_state_hash"], whole["final_state_hash"]);
+        assert_eq!(divided["predicted_peak_bytes"], divided["measured_peak_bytes"]);
         // The pretend driver has two devices.
         let folder = DRIVER.folder().expect("it was there");
         let mut command = place.command(&format!("train {task} --ranks 4"));

@@ -157,7 +157,7 @@ mod processes {
     use std::process::{Command, Stdio};
 
     use super::{TASKS, learned};
-    use crate::place::{Outcome, Place};
+    use crate::place::{Outcome, Place, is_deep};
 
     /// `lowtide` in so many processes.
     fn command(place: &Place, count: usize, arguments: &str) -> Command {
@@ -176,11 +176,18 @@ mod processes {
             let train = format!("[train]\nepochs = 1\nbatch_size = {batch}\nleaf = {leaf}\n");
             place.write("task.toml", format!("{task}{train}"));
             let one = place.train("task.toml", &format!("{name}-1"));
-            for (count, fault) in [(2, ""), (4, ""), (2, "--fault-at 30")] {
-                let arguments = format!("train task.toml --quiet --out many {fault}");
+            for (count, zero, fault) in [
+                (2, "", ""),
+                (4, "", ""),
+                (2, "", "--fault-at 30"),
+                (2, "--zero 1", ""),
+                (4, "--zero 2", ""),
+                (2, "--zero 1", "--fault-at 30"),
+            ] {
+                let arguments = format!("train task.toml --quiet --out many {zero} {fault}");
                 Outcome::of(&mut command(&place, count, &arguments)).check_done();
                 let many = place.json("many/summary.json");
-                assert_eq!(learned(&many), learned(&one), "{name} in {count} processes");
+                assert_eq!(learned(&many), learned(&one), "{name} in {count} processes {zero}");
                 assert_eq!(many["ranks"], count);
                 assert_eq!(many["predicted_peak_bytes"], many["measured_peak_bytes"]);
                 assert_eq!(many["retried_steps"], u64::from(!fault.is_empty()));
@@ -203,7 +210,7 @@ mod processes {
         }
     }
 
-    /// MPI then ends its partners.
+    /// MPI then ends its partners. Every other time it has a checkpoint by then.
     #[test]
     fn a_run_of_which_a_process_was_killed_goes_on_with_as_many_or_one_to_the_same_bits() {
         let place = Place::new();
@@ -212,15 +219,22 @@ mod processes {
         place.write("task.toml", format!("{task}{train}"));
         let whole = place.train("task.toml", "whole");
         let mut resumed_count = 0;
-        for kill in 0..6 {
+        let kills = if is_deep() { 50 } else { 6 };
+        for kill in 0..kills {
             drop(std::fs::remove_dir_all(place.path("cut")));
             // The shell that MPI starts as rank 1 ends its `lowtide` after a while.
             let lowtide = env!("CARGO_BIN_EXE_lowtide");
-            let seconds = 0.2 + 0.13 * f64::from(kill);
+            let saved = "ls cut/.partial/checkpoints/step-* >/dev/null 2>&1";
+            let (wait, zero) = (kill % 2 == 0, kill % 3);
+            let until = if wait { saved } else { "true" };
+            let seconds = 1.5 * f64::from(kill * 7 % kills) / f64::from(kills);
             let script = format!(
-                "{lowtide} train task.toml --quiet --out cut & own=$!; \
+                "{lowtide} train task.toml --zero {zero} --quiet --out cut & own=$!; \
                  rank=${{PMI_RANK:-$PMIX_RANK}}; \
-                 if [ $rank = 1 ]; then sleep {seconds}; kill -9 $own; fi; \
+                 if [ $rank = 1 ]; then \
+                   while kill -0 $own 2>/dev/null && ! {until}; do sleep 0.01; done; \
+                   sleep {seconds}; kill -9 $own; \
+                 fi; \
                  wait $own"
             );
             let mut cut = Command::new("mpirun");

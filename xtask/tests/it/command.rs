@@ -3,26 +3,35 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// A workspace of one file in a repository, with a program that answers in cargo's place.
+/// A workspace of one file in a repository, with programs that answer in cargo's and MPI's place.
 fn workspace(cargo: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path();
     fs::write(root.join("Cargo.toml"), "[workspace]\n").expect("a file");
     fs::create_dir_all(root.join("nn")).expect("a folder");
     fs::write(root.join("nn/Cargo.toml"), "[package]\nname = \"lowtide-nn\"\n").expect("a file");
-    let program = root.join(".git-cargo");
-    fs::write(&program, format!("#!/bin/sh\n{cargo}\n")).expect("a file");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("executable");
+    fs::create_dir_all(root.join(".git-bin")).expect("a folder");
+    let programs =
+        [(".git-cargo", cargo), (".git-bin/mpicc", "echo 1"), (".git-bin/mpirun", "echo 1")];
+    for (name, text) in programs {
+        let program = root.join(name);
+        fs::write(&program, format!("#!/bin/sh\n{text}\n")).expect("a file");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("executable");
+    }
     let status = Command::new("git").args(["init", "-q"]).current_dir(root).status();
     assert!(status.expect("git").success());
     folder
 }
 
 fn xtask(root: &Path, arguments: &[&str]) -> Output {
+    let path = std::env::var("PATH").expect("there are programs");
+    let path = format!("{}:{path}", root.join(".git-bin").display());
     Command::new(env!("CARGO_BIN_EXE_xtask"))
         .args(arguments)
         .current_dir(root)
         .env("CARGO", root.join(".git-cargo"))
+        .env("PATH", path)
+        .env("LIBCLANG_PATH", root)
         .env_remove("CARGO_TARGET_DIR")
         .output()
         .expect("xtask starts")
@@ -39,8 +48,8 @@ fn good_run_ends_in_its_counts_and_zero() {
     let folder = workspace(&format!("case $1 in test) echo '{RESULT}';; esac"));
     let output = xtask(folder.path(), &["test"]);
     let text = stdout(&output);
-    // format, package, docs, clippy three times; ten tidy checks; three sections of test runners.
-    assert!(text.ends_with("\n31 passed, 0 failed, 0 skipped\n"), "{text}");
+    // format, package, docs, clippy three times; ten tidy checks; four sections of test runners.
+    assert!(text.ends_with("\n36 passed, 0 failed, 0 skipped\n"), "{text}");
     assert!(output.status.success());
 }
 
@@ -52,7 +61,7 @@ fn failing_section_is_named_and_the_following_ones_run() {
     let output = xtask(folder.path(), &["test"]);
     let text = stdout(&output);
     assert!(text.contains("\nfailed sections: clippy\n"), "{text}");
-    assert!(text.ends_with("\n30 passed, 1 failed, 0 skipped\n"), "{text}");
+    assert!(text.ends_with("\n35 passed, 1 failed, 0 skipped\n"), "{text}");
     assert_eq!(output.status.code(), Some(1));
 }
 
@@ -64,7 +73,7 @@ fn missing_tool_is_a_skip_with_its_reason() {
     let output = xtask(folder.path(), &["test"]);
     let text = stdout(&output);
     let end = "\nskipped: format: `cargo fmt` is not installed here\n\
-               30 passed, 0 failed, 1 skipped\n";
+               35 passed, 0 failed, 1 skipped\n";
     assert!(text.ends_with(end), "{text}");
     assert!(output.status.success());
 }
@@ -73,7 +82,7 @@ fn missing_tool_is_a_skip_with_its_reason() {
 fn skip_told_on_standard_error_is_counted() {
     let folder = workspace("case \"$*\" in test*--benches*) echo 'skipped: gpu: none' >&2;; esac");
     let text = stdout(&xtask(folder.path(), &["test"]));
-    assert!(text.ends_with("\nskipped: gpu: none\n19 passed, 0 failed, 1 skipped\n"), "{text}");
+    assert!(text.ends_with("\nskipped: gpu: none\n20 passed, 0 failed, 1 skipped\n"), "{text}");
 }
 
 #[test]

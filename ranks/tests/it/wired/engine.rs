@@ -9,9 +9,18 @@ use lowtide_ranks::{Rank, RanksError, Result, Wire, Wired};
 pub(crate) type OneRank = Wired<Queues>;
 
 pub(crate) fn ranks(count: usize, timeout: Duration) -> Vec<OneRank> {
+    counted_ranks(count, timeout).0
+}
+
+/// Ranks, and what tells how many bytes one of them has sent.
+pub(crate) fn counted_ranks(
+    count: usize,
+    timeout: Duration,
+) -> (Vec<OneRank>, impl Fn(usize) -> usize) {
     let place = Arc::new(Place { timeout, state: Mutex::default(), changed: Condvar::new() });
     let rank = |index| Queues { rank: Rank { index, count }, place: Arc::clone(&place) };
-    (0..count).map(|index| Wired::new(rank(index))).collect()
+    let ranks = (0..count).map(|index| Wired::new(rank(index))).collect();
+    (ranks, move |rank| place.state.lock().expect("no panic").sent_bytes[&rank])
 }
 
 /// A rank's end of all queues.
@@ -31,6 +40,8 @@ struct State {
     /// By sender and receiver.
     messages: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
     gone: BTreeSet<usize>,
+    /// By sender.
+    sent_bytes: BTreeMap<usize, usize>,
     /// What every rank hears from now on.
     end: Option<RanksError>,
 }
@@ -51,6 +62,7 @@ impl Wire for Queues {
         if let Some(end) = &state.end {
             return Err(end.clone());
         }
+        *state.sent_bytes.entry(self.rank.index).or_default() += message.len();
         let queue = state.messages.entry((self.rank.index, to)).or_default();
         queue.push_back(message);
         assert!(queue.len() < 8, "a rank is only a few messages ahead");

@@ -7,5 +7,6 @@ mod engine;
 mod faults;
 #[path = "../memory.rs"]
 mod memory;
+mod sent;
 #[path = "../sums.rs"]
 mod sums;
