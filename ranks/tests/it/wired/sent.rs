@@ -9,8 +9,11 @@ use super::engine::{OneRank, counted_ranks};
 /// Words of a meeting: who is there, and that all went well.
 const WORDS_BYTES_MAX: usize = 400;
 
+/// With a tensor, and the length of a part of it.
+type Operation = fn(&OneRank, &mut Tensor, usize) -> Result<()>;
+
 /// How often a rank sends its share of a tensor, all parts but one, in each collective.
-const SHARES: [(usize, fn(&OneRank, &mut Tensor, usize) -> Result<()>); 4] = [
+const SHARES: [(usize, Operation); 4] = [
     (2, |rank, x, _| rank.all_reduce(x)),
     (1, |rank, x, part_len| rank.reduce_part(x, part_len)),
     (1, |rank, x, part_len| rank.gather_parts(x, part_len)),
