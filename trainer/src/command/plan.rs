@@ -467,7 +467,7 @@ impl Found {
         say("")?;
         say(&format!(
             "{:<width$}  {:<32}{:<14}{}",
-            "divided among the ranks", "peak of each", "sends a step", "micro-batches"
+            "divided among the ranks", "peak of each", "sends a step", "plan"
         ))?;
         for Way { zero, plan, sent_bytes } in &self.ways {
             let (peak, knobs) = match plan {
