@@ -61,15 +61,24 @@ pub(crate) fn part_of(ranks: Ranks<'_>, zero: Zero) -> Option<Part> {
     (zero != Zero::Off && count > 1).then_some(Part { index, count })
 }
 
+/// What errors about an optimizer that cannot be divided name.
+const PLACE: &str = "zero";
+
 /// # Errors
 /// `Setting` for an optimizer that cannot update parts of parameters.
 pub(crate) fn check(part: Option<Part>, optimizer: &impl Stateful) -> Result<()> {
     if part.is_none() || optimizer.can_update_parts() {
         return Ok(());
     }
-    let problem = "updates parameters as wholes, or keeps averages, masks or states in 8 bits of \
-                   them: its states cannot be divided among ranks";
-    Err(TrainError::Setting { place: "optimizer".to_owned(), problem: problem.to_owned() })
+    let problem = "the optimizer updates parameters as wholes, or keeps averages, masks or states \
+                   in 8 bits of them: its states cannot be divided among ranks";
+    Err(TrainError::Setting { place: PLACE.to_owned(), problem: problem.to_owned() })
+}
+
+/// Whether that is the error of [`check`].
+#[cfg(feature = "command")]
+pub(crate) fn is_undividable(error: &TrainError) -> bool {
+    matches!(error, TrainError::Setting { place, .. } if place == PLACE)
 }
 
 /// The gradients that a rank keeps its part of.

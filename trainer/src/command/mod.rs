@@ -28,6 +28,7 @@ mod shrink;
 mod staging;
 mod train;
 mod trained;
+mod ways;
 
 use std::ffi::OsString;
 use std::io::{self, Write};

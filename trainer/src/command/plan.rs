@@ -12,6 +12,7 @@ use crate::command::model::ModelArgs;
 use crate::command::planning::{Changed, Numerics, PlanningArgs};
 use crate::command::process::{Process, ProcessBudget, Work};
 use crate::command::rates::Calibration;
+use crate::command::ways::Ways;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
 use crate::error::{DoesNotFit, Result, TrainError};
 use crate::human::{format_bytes, format_seconds};
@@ -82,16 +83,7 @@ pub(super) struct Found {
     /// What is divided among them.
     zero: Zero,
     /// What each way of dividing comes to, if there are several ranks.
-    ways: Vec<Way>,
-}
-
-/// A way of dividing a training among ranks.
-struct Way {
-    zero: Zero,
-    /// The plan within the budget, or the least bytes that it needs.
-    plan: std::result::Result<Plan, usize>,
-    /// Bytes that a rank sends in a step.
-    sent_bytes: usize,
+    ways: Ways,
 }
 
 /// Whether everything that was asked for fits.
@@ -446,38 +438,13 @@ impl Found {
                 "{micro_batch:<13} {recomputed:<18} {peak:<27} {seconds}{time:.2}{mark}"
             ))?;
         }
-        self.tell_ways()?;
+        self.ways.tell(self.zero)?;
         if !plan.forecast.assumptions.is_empty() {
             say("")?;
             say("assumed, because a rehearsal computes no values:")?;
             for assumption in &plan.forecast.assumptions {
                 say(&format!("  {} at {}", assumption.value, assumption.site))?;
             }
-        }
-        Ok(())
-    }
-
-    /// What each way of dividing among ranks comes to.
-    fn tell_ways(&self) -> Result<()> {
-        if self.ways.is_empty() {
-            return Ok(());
-        }
-        let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
-        let width = "the optimizer's states and gradients".len();
-        say("")?;
-        say(&format!(
-            "{:<width$}  {:<32}{:<14}{}",
-            "divided among the ranks", "peak of each", "sends a step", "plan"
-        ))?;
-        for Way { zero, plan, sent_bytes } in &self.ways {
-            let (peak, knobs) = match plan {
-                Ok(plan) => (plan.predicted_peak_bytes(), plan.knobs.to_string()),
-                Err(needed_bytes) => (*needed_bytes, "does not fit".to_owned()),
-            };
-            let mark = if *zero == self.zero { "  <- plan" } else { "" };
-            let (what, peak) = (zero.divided().unwrap_or("nothing"), exact(peak));
-            let sent = format_bytes(*sent_bytes as u64);
-            say(&format!("{what:<width$}  {peak:<32}{sent:<14}{knobs}{mark}"))?;
         }
         Ok(())
     }
@@ -508,21 +475,6 @@ impl Found {
             });
             with_knobs(*knobs, fields)
         });
-        let ways = self.ways.iter().map(|Way { zero, plan, sent_bytes }| match plan {
-            Ok(plan) => with_knobs(
-                plan.knobs,
-                json!({
-                    "zero": zero,
-                    "predicted_peak_bytes": plan.predicted_peak_bytes(),
-                    "sent_bytes": sent_bytes,
-                }),
-            ),
-            Err(needed_bytes) => json!({
-                "zero": zero,
-                "needed_bytes": needed_bytes,
-                "sent_bytes": sent_bytes,
-            }),
-        });
         let assumptions = plan.forecast.assumptions.iter().map(
             |assumption| json!({ "value": assumption.value, "site": assumption.site.to_string() }),
         );
@@ -534,7 +486,7 @@ impl Found {
             "batch_size": plan.batch_size,
             "ranks": self.rank_count,
             "zero": self.zero,
-            "ways": ways.collect::<Vec<_>>(),
+            "ways": self.ways.to_json(),
             "evaluation_batch": plan.evaluation_batch,
             "copy_ahead_bytes": plan.copy_ahead_bytes,
             "numerics": numerics,
@@ -650,24 +602,10 @@ pub(super) fn find(
         Ok((plan, process, trainer.survey_sharing(&fit, &forecasts)?))
     })?;
     let Changed { planned: (plan, process, survey), recipe, numerics, zero } = changed;
-    let mut ways = Vec::new();
-    if planning.rank_count() > 1 {
-        for other in Zero::ALL {
-            let mut trainer = trainer_of(&recipe, other)?;
-            if other != Zero::Off && !trainer.optimizer().can_update_parts() {
-                continue;
-            }
-            sim.allocator().set_capacity(plan.budget_bytes);
-            let planned = match trainer.plan_for(&fit) {
-                Err(TrainError::DoesNotFit(error)) => Err(error.needed_bytes),
-                planned => Ok(planned?),
-            };
-            let knobs = planned.as_ref().map_or(plan.knobs, |plan| plan.knobs);
-            let parts = plan.batch_size.div_ceil(knobs.micro_batch.max(1));
-            let sent_bytes = trainer.sent_bytes(parts);
-            ways.push(Way { zero: other, plan: planned, sent_bytes });
-        }
-    }
+    let ways = match planning.rank_count() {
+        1 => Ways::default(),
+        _ => Ways::of(&plan, &fit, |zero| trainer_of(&recipe, zero))?,
+    };
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.is_assumed());
     let offload_budget = planning.offload_budget;
     Ok(Found {

@@ -13,7 +13,7 @@ use crate::command::{DeviceArgs, parse_count};
 use crate::error::{DoesNotFit, Result, TrainError};
 use crate::precision::Precision;
 use crate::recipe::{Recipe, StateType, StoredType};
-use crate::zero::Zero;
+use crate::zero::{Zero, is_undividable};
 
 /// What a plan may do where that is asked for.
 #[derive(Args, Clone)]
@@ -137,8 +137,7 @@ impl PlanningArgs {
                             least = Some(error);
                         }
                     }
-                    // Not every optimizer can be divided.
-                    Err(_) if self.zero.is_none() && zero != Zero::Off => {}
+                    Err(error) if self.zero.is_none() && is_undividable(&error) => {}
                     Err(error) => return Err(error),
                 }
             }
