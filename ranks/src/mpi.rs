@@ -45,8 +45,8 @@ struct State {
     universe: Option<Universe>,
     /// Why nothing more will come.
     end: Option<RanksError>,
-    /// Ranks that have said that they send nothing more.
-    gone_count: usize,
+    /// Whether a rank has said that it sends nothing more.
+    gone: Vec<bool>,
 }
 
 /// This process's rank among those that `mpirun` or `srun` has started together; `None` if it is
@@ -63,7 +63,7 @@ pub fn mpi(timeout: Duration) -> Option<Wired<MpiRank>> {
         return None;
     }
     universe.set_buffer_size((count - 1) * (2 * PIECE_BYTES + WORDS_BYTES));
-    let state = Mutex::new(State { universe: Some(universe), end: None, gone_count: 0 });
+    let state = Mutex::new(State { universe: Some(universe), end: None, gone: vec![false; count] });
     Some(Wired::new(MpiRank { rank: Rank { index, count }, timeout, state }))
 }
 
@@ -120,10 +120,15 @@ impl Wire for MpiRank {
             if let Some((rank, reason)) = arrived(&world.any_process(), ABORT) {
                 let reason = String::from_utf8_lossy(&reason).into_owned();
                 state.end = Some(RanksError::Aborted { rank, reason });
-            } else if let Some((_, message)) = arrived(&source, OF_CALL) {
+                continue;
+            }
+            // Before its messages: after its end all of them are here.
+            if arrived(&source, END).is_some() {
+                state.gone[from] = true;
+            }
+            if let Some((_, message)) = arrived(&source, OF_CALL) {
                 return Ok(message);
-            } else if arrived(&source, END).is_some() {
-                state.gone_count += 1;
+            } else if state.gone[from] {
                 state.end = Some(RanksError::Lost { rank: from });
             } else if begin.elapsed() > self.timeout {
                 let (missing, waited) = (vec![from], self.timeout);
@@ -152,11 +157,11 @@ impl Drop for MpiRank {
     /// MPI ends when all messages are taken: those that no call waits for any more are taken here.
     fn drop(&mut self) {
         let mut state = self.state();
-        let (universe, gone_count) = (state.universe.take(), state.gone_count);
+        let universe = state.universe.take();
+        let mut missing = self.others().filter(|&other| !state.gone[other]).count();
         drop(state);
         self.others().for_each(|other| post(&[], other, END));
-        let begin = Instant::now();
-        let (mut missing, world) = (self.rank.count - 1 - gone_count, world());
+        let (begin, world) = (Instant::now(), world());
         while missing > 0 && begin.elapsed() < GOODBYE {
             let any = world.any_process();
             missing -= usize::from(arrived(&any, END).is_some());
