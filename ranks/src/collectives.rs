@@ -15,6 +15,13 @@ pub struct Rank {
     pub count: usize,
 }
 
+impl Rank {
+    /// All but this one.
+    pub(crate) fn others(self) -> impl Iterator<Item = usize> {
+        (0..self.count).filter(move |&other| other != self.index)
+    }
+}
+
 /// Operations that all ranks call in the same order, each with its own tensors.
 ///
 /// Each of them succeeds on all ranks or fails on all. After a failure of one rank (`Failed`, or

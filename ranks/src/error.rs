@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "cuda")]
+use lowtide_tensor::cuda::gate::NcclError;
 use lowtide_tensor::{DType, TensorError};
 
 /// The result of what ranks do together.
@@ -98,6 +100,13 @@ pub enum RanksError {
     /// This rank failed; the others get `Failed`.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+}
+
+#[cfg(feature = "cuda")]
+impl From<NcclError> for RanksError {
+    fn from(error: NcclError) -> Self {
+        TensorError::from(error).into()
+    }
 }
 
 /// `rank 1`, or `ranks 1, 3`.

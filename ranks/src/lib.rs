@@ -7,6 +7,8 @@ mod meeting;
 mod mirror;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod threads;
 mod together;
 mod wire;
@@ -16,5 +18,7 @@ pub use error::{Call, RanksError, Result};
 pub use mirror::Mirror;
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiRank, mpi};
+#[cfg(feature = "cuda")]
+pub use nccl::{NcclRank, nccl};
 pub use threads::{ThreadRank, threads};
 pub use wire::{Wire, Wired};

@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lowtide_allocator::Category;
-use lowtide_tensor::{Device, Tensor};
+use lowtide_tensor::Tensor;
 
 use crate::collectives::Rank;
 use crate::error::{Call, RanksError, Result};
@@ -43,58 +42,67 @@ pub(crate) trait Meeting: Send + Sync {
     /// `Late`, `Lost`, `Aborted`, of this meeting and of all after it.
     fn meet(&self, own: Message) -> Result<Arc<[Message]>>;
 
-    /// [`Collectives::send`](crate::Collectives::send) to another rank that exists.
-    fn give(&self, x: &Tensor, to: usize) -> Result<()>;
+    /// Leaves a message for one other rank.
+    ///
+    /// # Errors
+    /// `Lost`, `Aborted`.
+    fn post(&self, message: Message, to: usize) -> Result<()>;
 
-    /// [`Collectives::receive`](crate::Collectives::receive) from another rank that exists.
-    fn take(&self, x: &mut Tensor, from: usize) -> Result<()>;
+    /// Waits for the next message that a rank has [left](Meeting::post) for this one, which is in
+    /// `own`.
+    ///
+    /// # Errors
+    /// `Late`, `Lost`, `Aborted`.
+    fn fetch(&self, from: usize, own: &Message) -> Result<Message>;
 
     /// [`Collectives::abort`](crate::Collectives::abort).
     fn give_up(&self, reason: &str);
 
-    /// The tensors of the ranks that have met.
-    fn others(&self, messages: &[Message]) -> Box<dyn Others + '_> {
-        let tensors = messages.iter().map(|message| message.tensor.clone().expect("one of each"));
-        Box::new(InThisProcess(tensors.collect()))
+    /// The tensors of other ranks in a call, of which these are the messages, by rank; the own one
+    /// is given to them.
+    fn others<'a>(
+        &'a self,
+        call: Call,
+        messages: &'a [Message],
+        own: &'a Tensor,
+    ) -> Box<dyn Others + 'a> {
+        let _ = (call, own);
+        Box::new(InThisProcess(messages))
     }
 }
 
-/// The tensors of other ranks, in a call. Each rank gives each other the pieces that it takes or
-/// leaves, in the same order.
+/// Elements of the own tensor for another rank.
+pub(crate) struct Gift {
+    pub(crate) to: usize,
+    pub(crate) piece: Range<usize>,
+}
+
+/// Elements of another rank's tensor, and a place that is as large.
+pub(crate) struct Taking {
+    pub(crate) from: usize,
+    pub(crate) piece: Range<usize>,
+    pub(crate) place: Tensor,
+}
+
+/// The tensors of other ranks, in a call.
 pub(crate) trait Others {
-    /// Gives a piece of the own tensor to a rank.
+    /// Gives and takes pieces, at most one to and from each rank: those that one gives, the other
+    /// takes in its own exchange, which is its next with this rank.
     ///
     /// # Errors
-    /// `Late`, `Lost`, `Aborted`.
-    fn give(&mut self, to: usize, piece: Range<usize>) -> Result<()>;
-
-    /// A copy on `device` of the piece that a rank gives next.
-    ///
-    /// # Errors
-    /// Those of [`Others::give`]; `Tensor`, and the piece is left then.
-    fn take(&mut self, from: usize, piece: Range<usize>, device: &Device) -> Result<Tensor>;
-
-    /// Leaves the piece that a rank gives next.
-    ///
-    /// # Errors
-    /// Those of [`Others::give`].
-    fn leave(&mut self, from: usize) -> Result<()>;
+    /// `Late`, `Lost`, `Aborted`; what a device says, and everything was given then all the same.
+    fn exchange(&mut self, gifts: &[Gift], takings: &mut [Taking]) -> Result<()>;
 }
 
 /// Tensors that can be read where they are.
-struct InThisProcess(Vec<Tensor>);
+struct InThisProcess<'a>(&'a [Message]);
 
-impl Others for InThisProcess {
-    fn give(&mut self, _: usize, _: Range<usize>) -> Result<()> {
-        Ok(())
-    }
-
-    fn take(&mut self, from: usize, piece: Range<usize>, device: &Device) -> Result<Tensor> {
-        Ok(slice(&self.0[from], piece)?.to_device(device, Category::Workspace)?)
-    }
-
-    fn leave(&mut self, _: usize) -> Result<()> {
-        Ok(())
+impl Others for InThisProcess<'_> {
+    fn exchange(&mut self, _: &[Gift], takings: &mut [Taking]) -> Result<()> {
+        takings.iter_mut().try_for_each(|Taking { from, piece, place }| {
+            let tensor = self.0[*from].tensor.as_ref().expect("one of each");
+            Ok(place.copy_across_(&slice(tensor, piece.clone())?)?)
+        })
     }
 }
 
@@ -135,17 +143,17 @@ pub(crate) fn settle(ranks: &impl Meeting, call: Call, own: Result<()>) -> Resul
     first_failure(&messages, call, own)
 }
 
-/// `Ok` if no rank has failed.
+/// What this rank has, if no rank has failed.
 ///
 /// # Errors
 /// The own one; `Failed` of the first other rank.
-pub(crate) fn first_failure(messages: &[Message], call: Call, own: Result<()>) -> Result<()> {
-    own?;
+pub(crate) fn first_failure<T>(messages: &[Message], call: Call, own: Result<T>) -> Result<T> {
+    let own = own?;
     let failures = messages.iter().enumerate();
     let mut failures =
         failures.filter_map(|(rank, message)| Some((rank, message.failure.clone()?)));
     match failures.next() {
         Some((rank, reason)) => Err(RanksError::Failed { rank, op: call.op, reason }),
-        None => Ok(()),
+        None => Ok(own),
     }
 }

@@ -3,12 +3,10 @@
 
 use std::sync::Arc;
 
-use lowtide_tensor::Tensor;
-
 use crate::collectives::Rank;
-use crate::error::{RanksError, Result};
+use crate::error::{Call, RanksError, Result};
 use crate::meeting::{Meeting, Message};
-use crate::together;
+use crate::together::SEND;
 
 /// A rank whose partners are its own mirror images. With tensors of a simulated device it allocates
 /// what a rank of [`threads`](crate::threads) does, to the byte.
@@ -38,13 +36,12 @@ impl Meeting for Mirror {
         Ok(std::iter::repeat_n(own, self.0.count).collect())
     }
 
-    fn give(&self, _: &Tensor, _: usize) -> Result<()> {
+    fn post(&self, _: Message, _: usize) -> Result<()> {
         Ok(())
     }
 
-    fn take(&self, x: &mut Tensor, _: usize) -> Result<()> {
-        let own = x.clone();
-        together::copy(&own, x)
+    fn fetch(&self, _: usize, own: &Message) -> Result<Message> {
+        Ok(Message { call: Call { op: SEND, ..own.call }, ..own.clone() })
     }
 
     fn give_up(&self, _: &str) {}

@@ -73,11 +73,6 @@ impl MpiRank {
         // Every change is a single assignment: a panic leaves it whole.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
-
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let Rank { index, count } = self.rank;
-        (0..count).filter(move |&other| other != index)
-    }
 }
 
 fn world() -> SimpleCommunicator {
@@ -147,7 +142,7 @@ impl Wire for MpiRank {
         if state.end.is_some() {
             return;
         }
-        self.others().for_each(|other| post(reason.as_bytes(), other, ABORT));
+        self.rank.others().for_each(|other| post(reason.as_bytes(), other, ABORT));
         let (rank, reason) = (self.rank.index, reason.to_owned());
         state.end = Some(RanksError::Aborted { rank, reason });
     }
@@ -158,9 +153,9 @@ impl Drop for MpiRank {
     fn drop(&mut self) {
         let mut state = self.state();
         let universe = state.universe.take();
-        let mut missing = self.others().filter(|&other| !state.gone[other]).count();
+        let mut missing = self.rank.others().filter(|&other| !state.gone[other]).count();
         drop(state);
-        self.others().for_each(|other| post(&[], other, END));
+        self.rank.others().for_each(|other| post(&[], other, END));
         let (begin, world) = (Instant::now(), world());
         while missing > 0 && begin.elapsed() < GOODBYE {
             let any = world.any_process();

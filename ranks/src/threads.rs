@@ -1,15 +1,12 @@
 //! Ranks that are threads of one process: for tests, and for several devices in one machine.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use lowtide_tensor::Tensor;
-
 use crate::collectives::Rank;
-use crate::error::{Call, RanksError, Result};
+use crate::error::{RanksError, Result};
 use crate::meeting::{Meeting, Message};
-use crate::together;
 
 /// `count` ranks, each for a thread of its own. One that waits longer than `timeout` for another
 /// ends all of them; one that is dropped is lost to those that wait for it.
@@ -46,19 +43,12 @@ struct State {
     /// The messages of the last one. A rank that has not read them has not come to the next one,
     /// which therefore cannot end.
     messages: Option<Arc<[Message]>>,
-    /// By sender and receiver.
-    parcels: BTreeMap<(usize, usize), Parcel>,
+    /// For one rank each, by sender and receiver.
+    posted: BTreeMap<(usize, usize), VecDeque<Message>>,
     /// Ranks that have ended. Who waits for one of them waits for nothing.
     gone: BTreeSet<usize>,
     /// Why nothing more will happen.
     end: Option<End>,
-}
-
-/// What is under way between two ranks.
-enum Parcel {
-    Sent(Box<Message>),
-    /// With what the receiver says was wrong.
-    Taken(Option<String>),
 }
 
 #[derive(Clone)]
@@ -157,48 +147,22 @@ impl Meeting for ThreadRank {
         met
     }
 
-    fn give(&self, x: &Tensor, to: usize) -> Result<()> {
-        let key = (self.rank.index, to);
-        let call = Call { op: "send", elements: Some((x.dtype(), x.element_count())), root: None };
+    fn post(&self, message: Message, to: usize) -> Result<()> {
         let mut state = self.state();
-        let message = Message { tensor: Some(x.clone()), ..Message::of(call) };
-        state.parcels.insert(key, Parcel::Sent(Box::new(message)));
+        state.posted.entry((self.rank.index, to)).or_default().push_back(message);
         self.place.changed.notify_all();
-        let take = |state: &mut State| match state.parcels.remove(&key) {
-            Some(Parcel::Taken(failure)) => Some(failure),
-            other => {
-                state.parcels.extend(other.map(|parcel| (key, parcel)));
-                None
-            }
-        };
-        match self.wait(state, call.op, take, |_| vec![to]) {
-            Ok(None) => Ok(()),
-            Ok(Some(reason)) => Err(RanksError::Failed { rank: to, op: "receive", reason }),
-            Err(error) => {
-                self.state().parcels.remove(&key);
-                Err(error)
-            }
-        }
+        Ok(())
     }
 
-    fn take(&self, x: &mut Tensor, from: usize) -> Result<()> {
+    fn fetch(&self, from: usize, own: &Message) -> Result<Message> {
         let key = (from, self.rank.index);
-        let own =
-            Call { op: "receive", elements: Some((x.dtype(), x.element_count())), root: None };
-        let take = |state: &mut State| match state.parcels.get(&key) {
-            Some(Parcel::Sent(message)) => Some(Message::clone(message)),
-            _ => None,
-        };
-        let message = self.wait(self.state(), own.op, take, |_| vec![from])?;
-        let other = message.call;
-        let received = match message.tensor.filter(|_| other.elements == own.elements) {
-            Some(sent) => together::copy(&sent, x),
-            None => Err(RanksError::Mismatch { rank: from, own, other }),
-        };
-        let failure = received.as_ref().err().map(ToString::to_string);
-        self.state().parcels.insert(key, Parcel::Taken(failure));
-        self.place.changed.notify_all();
-        received
+        let take = |state: &mut State| state.posted.get_mut(&key)?.pop_front();
+        let fetched = self.wait(self.state(), own.call.op, take, |_| vec![from]);
+        if fetched.is_err() {
+            // Nor may what it has not fetched hold a tensor of this rank.
+            self.state().posted.remove(&(self.rank.index, from));
+        }
+        fetched
     }
 
     fn give_up(&self, reason: &str) {

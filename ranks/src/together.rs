@@ -2,20 +2,29 @@
 //!
 //! A sum goes as in a ring, with as many bytes: each rank sums its part, then copies those of the
 //! others. Unlike in a ring, a part is summed in the order of the tree, on the rank that it belongs
-//! to. It is summed piece by piece: a rank needs copies of pieces of the others for it, at most one
-//! more than the tree is deep.
+//! to. It is summed piece by piece: a rank has a copy of a piece of each other one for it, and
+//! nothing else is allocated. It is before the ranks meet: nothing lacks memory after that.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use lowtide_allocator::Category;
-use lowtide_tensor::{DType, Device, Tensor, TensorError};
+use lowtide_tensor::{DType, Tensor, TensorError};
 
 use crate::collectives::{Collectives, Rank};
 use crate::error::{Call, RanksError, Result};
-use crate::meeting::{Meeting, Message, Others, REFUSED, first_failure, meet_in, settle};
+use crate::meeting::{
+    Gift, Meeting, Message, Others, REFUSED, Taking, first_failure, meet_in, settle,
+};
 
-/// What is summed or copied at once, at most.
+/// What is given to a rank at once, at most.
 pub(crate) const PIECE_BYTES: usize = 4 << 20;
+
+/// The copies of pieces that a rank has for a sum, at most.
+const COPIES_BYTES: usize = 16 << 20;
+
+/// What a rank is in that sends.
+pub(crate) const SEND: &str = "send";
 
 impl<M: Meeting> Collectives for M {
     fn rank(&self) -> Rank {
@@ -44,14 +53,15 @@ impl<M: Meeting> Collectives for M {
         let (len, x) = (x.element_count(), &*x);
         let part = |rank| part_of(len, rank, part_len);
         let call = Call { op: "reduce_part", elements: Some((x.dtype(), len)), root: None };
-        share(self, call, x, Ok(()), |rounds| rounds.sum(&part, x, &|at| at))
+        let own = part(Meeting::rank(self).index).len();
+        share(self, call, x, (Ok(()), &|_| own), |rounds| rounds.sum(&part, x, &|at| at))
     }
 
     fn gather_parts(&self, x: &mut Tensor, part_len: usize) -> Result<()> {
         let (len, x) = (x.element_count(), &*x);
         let part = |rank| part_of(len, rank, part_len);
         let call = Call { op: "gather_parts", elements: Some((x.dtype(), len)), root: None };
-        share(self, call, x, Ok(()), |rounds| {
+        share(self, call, x, (Ok(()), &|rank| part(rank).len()), |rounds| {
             rounds.gather(&part, Own::IsThere, x, &|rank, at| part(rank).start + at)
         })
     }
@@ -62,12 +72,12 @@ impl<M: Meeting> Collectives for M {
 
     fn send(&self, x: &Tensor, to: usize) -> Result<()> {
         check_other(Meeting::rank(self), to)?;
-        self.give(x, to)
+        send(self, x, to)
     }
 
     fn receive(&self, x: &mut Tensor, from: usize) -> Result<()> {
         check_other(Meeting::rank(self), from)?;
-        self.take(x, from)
+        receive(self, x, from)
     }
 
     fn refuse(&self, reason: &str) -> Result<()> {
@@ -91,13 +101,14 @@ fn check_other(Rank { index, count }: Rank, rank: usize) -> Result<()> {
 }
 
 fn all_reduce(ranks: &impl Meeting, x: &mut Tensor) -> Result<()> {
-    let count = ranks.rank().count;
+    let Rank { index, count } = ranks.rank();
     let (len, x) = (x.element_count(), &*x);
     let call = Call { op: "all_reduce", elements: Some((x.dtype(), len)), root: None };
     let part = |rank| part(len, rank, count);
-    share(ranks, call, x, Ok(()), |rounds| rounds.sum(&part, x, &|at| at))?;
+    let own = part(index).len();
+    share(ranks, call, x, (Ok(()), &|_| own), |rounds| rounds.sum(&part, x, &|at| at))?;
     // The others read what this rank has summed.
-    share(ranks, call, x, Ok(()), |rounds| {
+    share(ranks, call, x, (Ok(()), &|rank| part(rank).len()), |rounds| {
         rounds.gather(&part, Own::IsThere, x, &|rank, at| part(rank).start + at)
     })
 }
@@ -108,7 +119,9 @@ fn reduce_scatter(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Resul
     let call = Call { op: "reduce_scatter", elements: Some((from.dtype(), len)), root: None };
     let checked = check(call.op, from, to, len == own * count);
     let part = |rank| rank * (len / count)..(rank + 1) * (len / count);
-    share(ranks, call, from, checked, |rounds| rounds.sum(&part, to, &|at| at - part(index).start))
+    share(ranks, call, from, (checked, &|_| own), |rounds| {
+        rounds.sum(&part, to, &|at| at - part(index).start)
+    })
 }
 
 fn all_gather(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Result<()> {
@@ -116,7 +129,7 @@ fn all_gather(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Result<()
     let len = from.element_count();
     let call = Call { op: "all_gather", elements: Some((from.dtype(), len)), root: None };
     let checked = check(call.op, from, to, to.element_count() == len * count);
-    share(ranks, call, from, checked, |rounds| {
+    share(ranks, call, from, (checked, &|_| len), |rounds| {
         rounds.gather(&|_| 0..len, Own::IsCopied, to, &|rank, at| rank * len + at)
     })
 }
@@ -129,42 +142,121 @@ fn broadcast(ranks: &impl Meeting, x: &mut Tensor, root: usize) -> Result<()> {
     let (len, x) = (x.element_count(), &*x);
     let call = Call { op: "broadcast", elements: Some((x.dtype(), len)), root: Some(root) };
     let part = |rank| if rank == root { 0..len } else { 0..0 };
-    share(ranks, call, x, Ok(()), |rounds| rounds.gather(&part, Own::IsThere, x, &|_, at| at))
+    share(ranks, call, x, (Ok(()), &|rank| part(rank).len()), |rounds| {
+        rounds.gather(&part, Own::IsThere, x, &|_, at| at)
+    })
+}
+
+fn send(ranks: &impl Meeting, x: &Tensor, to: usize) -> Result<()> {
+    let call = Call { op: SEND, elements: Some((x.dtype(), x.element_count())), root: None };
+    let own = Message { tensor: Some(x.clone()), ..Message::of(call) };
+    let answer = || match ranks.fetch(to, &own)?.failure {
+        Some(reason) => Err(RanksError::Failed { rank: to, op: "receive", reason }),
+        None => Ok(()),
+    };
+    ranks.post(own.clone(), to)?;
+    // Whether it takes that, and whether it could.
+    answer()?;
+    let mut others = ranks.others(call, &[], x);
+    let mut outcome = Ok(());
+    for piece in pieces(x) {
+        let given = others.exchange(&[Gift { to, piece }], &mut []);
+        outcome = go_on(outcome, given)?;
+    }
+    drop(others);
+    answer().and(outcome)
+}
+
+fn receive(ranks: &impl Meeting, x: &Tensor, from: usize) -> Result<()> {
+    let own = Call { op: "receive", elements: Some((x.dtype(), x.element_count())), root: None };
+    let fetched = ranks.fetch(from, &Message { tensor: Some(x.clone()), ..Message::of(own) })?;
+    let answer = |outcome: &Result<()>| {
+        let failure = outcome.as_ref().err().map(ToString::to_string);
+        ranks.post(Message { failure, ..Message::of(own) }, from)
+    };
+    let other = fetched.call;
+    let checked = match other.op == SEND && other.elements == own.elements {
+        true => Ok(()),
+        false => Err(RanksError::Mismatch { rank: from, own, other }),
+    };
+    answer(&checked)?;
+    checked?;
+    let mut messages = vec![Message::of(own); ranks.rank().count];
+    messages[from] = fetched;
+    let mut others = ranks.others(own, &messages, x);
+    let mut outcome = Ok(());
+    for piece in pieces(x) {
+        let place = slice(x, piece.clone())?;
+        let taken = others.exchange(&[], &mut [Taking { from, piece, place }]);
+        outcome = go_on(outcome, taken)?;
+    }
+    // The other rank may need its tensor's memory once it has the answer.
+    drop(others);
+    drop(messages);
+    answer(&outcome)?;
+    outcome
 }
 
 /// Meets, does `work` with the tensors of all ranks, which stay as they are until all are done, and
-/// tells how it went.
+/// tells how it went. Each other rank has so many elements to take, if the call is `checked`.
 fn share(
     ranks: &impl Meeting,
     call: Call,
     own: &Tensor,
-    checked: Result<()>,
+    (checked, lens): (Result<()>, &dyn Fn(usize) -> usize),
     work: impl FnOnce(&mut Rounds<'_>) -> Result<()>,
 ) -> Result<()> {
-    let failure = checked.as_ref().err().map(ToString::to_string);
+    let rank = ranks.rank();
+    let copies = checked.and_then(|()| copies_for(rank, own, lens));
+    let failure = copies.as_ref().err().map(ToString::to_string);
     let message = Message { tensor: Some(own.clone()), failure, ..Message::of(call) };
     let messages = meet_in(ranks, message)?;
-    first_failure(&messages, call, checked)?;
-    let rank = ranks.rank();
-    let mut rounds = Rounds { rank, own, others: ranks.others(&messages) };
+    let copies = first_failure(&messages, call, copies)?;
+    let mut rounds = Rounds { rank, own, copies, others: ranks.others(call, &messages, own) };
     let outcome = work(&mut rounds);
     // Before the other ranks go on: a step that is rolled back has to find its memory free.
-    drop((rounds, messages));
+    drop(rounds);
+    drop(messages);
     if outcome.as_ref().is_err_and(is_the_end) {
         return outcome;
     }
     settle(ranks, call, outcome)
 }
 
+/// Places for a piece of each other rank, by rank.
+fn copies_for(rank: Rank, own: &Tensor, lens: &dyn Fn(usize) -> usize) -> Result<Copies> {
+    let (dtype, mut copies) = (own.dtype(), Copies::new());
+    for other in rank.others() {
+        let len = lens(other).min(piece_len(dtype, rank.count));
+        if len > 0 {
+            let copy = Tensor::empty_in(own.device(), Category::Workspace, [len], dtype)?;
+            copies.insert(other, copy);
+        }
+    }
+    Ok(copies)
+}
+
+/// The first failure, unless this one is the end.
+fn go_on(outcome: Result<()>, next: Result<()>) -> Result<Result<()>> {
+    match next {
+        Err(error) if is_the_end(&error) => Err(error),
+        next => Ok(outcome.and(next)),
+    }
+}
+
 /// Whether the ranks are no longer together.
-fn is_the_end(error: &RanksError) -> bool {
+pub(crate) fn is_the_end(error: &RanksError) -> bool {
     matches!(error, RanksError::Late { .. } | RanksError::Lost { .. } | RanksError::Aborted { .. })
 }
+
+/// Places for what other ranks give, by rank.
+type Copies = BTreeMap<usize, Tensor>;
 
 /// Rounds in which each rank gives each other a piece and takes one of it.
 struct Rounds<'a> {
     rank: Rank,
     own: &'a Tensor,
+    copies: Copies,
     others: Box<dyn Others + 'a>,
 }
 
@@ -182,23 +274,24 @@ impl Rounds<'_> {
     /// Writes the sum of all tensors over this rank's part, along the tree of
     /// [`Collectives::all_reduce`], to the places in `to` of its elements.
     fn sum(&mut self, part: Parts<'_>, to: &Tensor, place: &dyn Fn(usize) -> usize) -> Result<()> {
-        let Rank { index, count } = self.rank;
+        let index = self.rank.index;
         let mut outcome = Ok(());
         for round in 0..self.count(part) {
-            for other in (0..count).filter(|&other| other != index) {
-                self.give(other, part(other), round)?;
+            let own = self.piece(part(index), round);
+            let pieces = |rank| self.piece(part(rank), round);
+            let mut takings = self.takings(|_| own.clone())?;
+            let taken = self.others.exchange(&gifts(self.rank, pieces), &mut takings);
+            outcome = go_on(outcome, taken)?;
+            if let (Ok(()), Some(own)) = (&outcome, own) {
+                let mut terms: Vec<Tensor> =
+                    takings.into_iter().map(|taking| taking.place).collect();
+                terms.insert(index, slice(self.own, own.clone())?);
+                outcome = sum(&terms, index).and_then(|sum| match sum.shares_storage(to) {
+                    // That of one rank alone, in place.
+                    true => Ok(()),
+                    false => write(&sum, to, place(own.start)),
+                });
             }
-            let Some(piece) = self.piece(part(index), round) else { continue };
-            let mut taken = 0;
-            if outcome.is_ok() {
-                let mut term = |rank| {
-                    taken = rank + 1;
-                    self.take(rank, piece.clone(), to.device())
-                };
-                outcome =
-                    sum(&mut term, 0..count).and_then(|sum| write(&sum, to, place(piece.start)));
-            }
-            self.leave(taken..count, &outcome)?;
         }
         outcome
     }
@@ -211,69 +304,53 @@ impl Rounds<'_> {
         to: &Tensor,
         place: &dyn Fn(usize, usize) -> usize,
     ) -> Result<()> {
-        let Rank { index, count } = self.rank;
+        let index = self.rank.index;
         let mut outcome = Ok(());
         for round in 0..self.count(part) {
-            for other in (0..count).filter(|&other| other != index) {
-                self.give(other, part(index), round)?;
+            let own_piece = self.piece(part(index), round);
+            let mut takings = self.takings(|rank| self.piece(part(rank), round))?;
+            let gifts = gifts(self.rank, |_| own_piece.clone());
+            let taken = self.others.exchange(&gifts, &mut takings);
+            outcome = go_on(outcome, taken)?;
+            if let (Own::IsCopied, Some(piece)) = (own, own_piece) {
+                let place = slice(self.own, piece.clone())?;
+                takings.push(Taking { from: index, piece, place });
             }
-            for rank in (0..count).filter(|&rank| rank != index || own == Own::IsCopied) {
-                let Some(piece) = self.piece(part(rank), round) else { continue };
-                if outcome.is_err() {
-                    self.leave(rank..rank + 1, &outcome)?;
-                    continue;
-                }
-                let at = piece.start - part(rank).start;
-                outcome = self
-                    .take(rank, piece, to.device())
-                    .and_then(|piece| write(&piece, to, place(rank, at)));
-                self.leave(0..0, &outcome)?;
+            for Taking { from, piece, place: copy } in takings {
+                let start = place(from, piece.start - part(from).start);
+                outcome = outcome.and_then(|()| write(&copy, to, start));
             }
         }
         outcome
     }
 
+    /// What other ranks give in a round.
+    fn takings(&self, piece: impl Fn(usize) -> Option<Range<usize>>) -> Result<Vec<Taking>> {
+        let taking = |(&from, copy)| {
+            let piece = piece(from)?;
+            let place = slice(copy, 0..piece.len());
+            Some(place.map(|place| Taking { from, piece, place }))
+        };
+        self.copies.iter().filter_map(taking).collect()
+    }
+
     /// Rounds that it takes until every rank's part is through.
     fn count(&self, part: Parts<'_>) -> usize {
         let longest = (0..self.rank.count).map(|rank| part(rank).len()).max();
-        longest.unwrap_or(0).div_ceil(piece_len(self.own.dtype()))
+        longest.unwrap_or(0).div_ceil(piece_len(self.own.dtype(), self.rank.count))
     }
 
     /// The elements of a part that are in a round.
     fn piece(&self, part: Range<usize>, round: usize) -> Option<Range<usize>> {
-        let len = piece_len(self.own.dtype());
+        let len = piece_len(self.own.dtype(), self.rank.count);
         let start = part.start + round * len;
         (start < part.end).then(|| start..part.end.min(start + len))
     }
+}
 
-    fn give(&mut self, to: usize, part: Range<usize>, round: usize) -> Result<()> {
-        match self.piece(part, round) {
-            Some(piece) => self.others.give(to, piece),
-            None => Ok(()),
-        }
-    }
-
-    /// A copy of a piece of a rank's tensor.
-    fn take(&mut self, rank: usize, piece: Range<usize>, device: &Device) -> Result<Tensor> {
-        match rank == self.rank.index {
-            true => Ok(slice(self.own, piece)?.to_device(device, Category::Workspace)?),
-            false => self.others.take(rank, piece, device),
-        }
-    }
-
-    /// Leaves what these ranks give in this round.
-    ///
-    /// # Errors
-    /// That of `outcome`, if the ranks are no longer together.
-    fn leave(&mut self, ranks: Range<usize>, outcome: &Result<()>) -> Result<()> {
-        if let Err(error) = outcome
-            && is_the_end(error)
-        {
-            return Err(error.clone());
-        }
-        let index = self.rank.index;
-        ranks.filter(|&rank| rank != index).try_for_each(|rank| self.others.leave(rank))
-    }
+/// What a rank gives to each other one in a round.
+fn gifts(rank: Rank, piece: impl Fn(usize) -> Option<Range<usize>>) -> Vec<Gift> {
+    rank.others().filter_map(|to| Some(Gift { to, piece: piece(to)? })).collect()
 }
 
 /// The part of `len` elements that a rank sums.
@@ -287,8 +364,9 @@ fn part_of(len: usize, rank: usize, part_len: usize) -> Range<usize> {
     len.min(rank * part_len)..len.min((rank + 1) * part_len)
 }
 
-fn piece_len(dtype: DType) -> usize {
-    PIECE_BYTES / dtype.size_bytes()
+/// The elements of a piece that one of so many ranks gives to another at once.
+fn piece_len(dtype: DType, count: usize) -> usize {
+    PIECE_BYTES.min(COPIES_BYTES / (count - 1).max(1)) / dtype.size_bytes()
 }
 
 /// A range of elements of x in row-major order.
@@ -297,33 +375,29 @@ pub(crate) fn slice(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
 }
 
 /// The ranges of a tensor that are given one after the other.
-pub(crate) fn pieces(x: &Tensor) -> impl Iterator<Item = Range<usize>> {
-    let (end, len) = (x.element_count(), piece_len(x.dtype()));
+fn pieces(x: &Tensor) -> impl Iterator<Item = Range<usize>> + use<> {
+    let (end, len) = (x.element_count(), PIECE_BYTES / x.dtype().size_bytes());
     (0..end).step_by(len).map(move |start| start..end.min(start + len))
 }
 
 /// Writes elements to a place in a tensor.
-pub(crate) fn write(piece: &Tensor, to: &Tensor, start: usize) -> Result<()> {
+fn write(piece: &Tensor, to: &Tensor, start: usize) -> Result<()> {
     Ok(slice(to, start..start + piece.element_count())?.copy_(piece)?)
 }
 
-/// Copies a tensor of another rank into one of the same size, piece by piece.
-pub(crate) fn copy(from: &Tensor, to: &Tensor) -> Result<()> {
-    for piece in pieces(from) {
-        let copy = slice(from, piece.clone())?.to_device(to.device(), Category::Workspace)?;
-        write(&copy, to, piece.start)?;
+/// The sum along the tree of [`Collectives::all_reduce`], in the place of one of the terms that is
+/// not the `own` one.
+fn sum(terms: &[Tensor], own: usize) -> Result<Tensor> {
+    let middle = terms.len().next_power_of_two() / 2;
+    if middle == 0 {
+        return Ok(terms[0].clone());
     }
-    Ok(())
-}
-
-/// The sum along the tree of [`Collectives::all_reduce`]; terms are asked for by rank.
-fn sum(term: &mut dyn FnMut(usize) -> Result<Tensor>, ranks: Range<usize>) -> Result<Tensor> {
-    if ranks.len() == 1 {
-        return term(ranks.start);
-    }
-    let middle = ranks.start + ranks.len().next_power_of_two() / 2;
-    let mut y = sum(term, ranks.start..middle)?;
-    y.add_(&sum(term, middle..ranks.end)?)?;
+    let (first, last) = terms.split_at(middle);
+    let is_own = middle == 1 && own == 0;
+    let (first, last) = (sum(first, own)?, sum(last, own.wrapping_sub(middle))?);
+    // The order of two terms is no matter of bits.
+    let (mut y, x) = if is_own { (last, first) } else { (first, last) };
+    y.add_(&x)?;
     Ok(y)
 }
 

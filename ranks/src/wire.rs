@@ -1,15 +1,13 @@
 //! Ranks that reach each other by messages alone, such as processes.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use lowtide_allocator::Category;
-use lowtide_tensor::{DType, Device, Tensor};
+use lowtide_tensor::{DType, Tensor};
 
 use crate::collectives::Rank;
 use crate::error::{Call, RanksError, Result};
-use crate::meeting::{Meeting, Message, Others, REFUSE};
-use crate::together::{pieces, slice, write};
+use crate::meeting::{Gift, Meeting, Message, Others, REFUSE, Taking};
+use crate::together::slice;
 
 /// What carries messages between ranks. They come whole, and those of one rank in the order in
 /// which it sent them.
@@ -45,11 +43,6 @@ impl<W: Wire> Wired<W> {
         Wired(wire)
     }
 
-    fn others_than_this(&self) -> impl Iterator<Item = usize> + use<W> {
-        let Rank { index, count } = self.0.rank();
-        (0..count).filter(move |&other| other != index)
-    }
-
     fn send_message(&self, message: &Message, to: usize) -> Result<()> {
         self.0.send(encoded(message), to)
     }
@@ -70,7 +63,7 @@ impl<W: Wire> Meeting for Wired<W> {
 
     fn meet(&self, own: Message) -> Result<Arc<[Message]>> {
         let (op, Rank { index, count }) = (own.call.op, self.0.rank());
-        self.others_than_this().try_for_each(|other| self.send_message(&own, other))?;
+        self.0.rank().others().try_for_each(|other| self.send_message(&own, other))?;
         let of_rank = |rank: usize| match rank == index {
             true => Ok(own.clone()),
             false => self.receive_message(rank, op),
@@ -78,55 +71,20 @@ impl<W: Wire> Meeting for Wired<W> {
         (0..count).map(of_rank).collect::<Result<Vec<_>>>().map(Arc::from)
     }
 
-    fn give(&self, x: &Tensor, to: usize) -> Result<()> {
-        let elements = Some((x.dtype(), x.element_count()));
-        let call = Call { op: "send", elements, root: None };
-        self.send_message(&Message::of(call), to)?;
-        let failed = |reason| RanksError::Failed { rank: to, op: "receive", reason };
-        // Whether it takes that, and whether it could.
-        if let Some(reason) = self.receive_message(to, call.op)?.failure {
-            return Err(failed(reason));
-        }
-        for piece in pieces(x) {
-            self.0.send(slice(x, piece)?.to_bytes()?, to)?;
-        }
-        self.receive_message(to, call.op)?.failure.map_or(Ok(()), |reason| Err(failed(reason)))
+    fn post(&self, message: Message, to: usize) -> Result<()> {
+        self.send_message(&message, to)
     }
 
-    fn take(&self, x: &mut Tensor, from: usize) -> Result<()> {
-        let elements = Some((x.dtype(), x.element_count()));
-        let own = Call { op: "receive", elements, root: None };
-        let answer = |outcome: &Result<()>| {
-            let failure = outcome.as_ref().err().map(ToString::to_string);
-            self.send_message(&Message { failure, ..Message::of(own) }, from)
-        };
-        let other = self.receive_message(from, own.op)?.call;
-        let checked = match other.op == "send" && other.elements == elements {
-            true => Ok(()),
-            false => Err(RanksError::Mismatch { rank: from, own, other }),
-        };
-        answer(&checked)?;
-        checked?;
-        let mut outcome = Ok(());
-        for piece in pieces(x) {
-            let bytes = self.0.receive(from, own.op)?;
-            if outcome.is_ok() {
-                outcome = unpacked(&bytes, piece.len(), x.dtype(), x.device())
-                    .and_then(|received| write(&received, x, piece.start));
-            }
-        }
-        answer(&outcome)?;
-        outcome
+    fn fetch(&self, from: usize, own: &Message) -> Result<Message> {
+        self.receive_message(from, own.call.op)
     }
 
     fn give_up(&self, reason: &str) {
         self.0.abort(reason);
     }
 
-    fn others(&self, messages: &[Message]) -> Box<dyn Others + '_> {
-        let own = &messages[self.0.rank().index];
-        let tensor = own.tensor.clone().expect("what this rank gives");
-        Box::new(BehindTheWire { wire: &self.0, op: own.call.op, tensor })
+    fn others<'a>(&'a self, call: Call, _: &'a [Message], own: &'a Tensor) -> Box<dyn Others + 'a> {
+        Box::new(BehindTheWire { wire: &self.0, op: call.op, own })
     }
 }
 
@@ -134,30 +92,27 @@ impl<W: Wire> Meeting for Wired<W> {
 struct BehindTheWire<'a, W> {
     wire: &'a W,
     op: &'static str,
-    /// The own one.
-    tensor: Tensor,
+    own: &'a Tensor,
 }
 
 impl<W: Wire> Others for BehindTheWire<'_, W> {
-    fn give(&mut self, to: usize, piece: Range<usize>) -> Result<()> {
-        self.wire.send(slice(&self.tensor, piece)?.to_bytes()?, to)
+    fn exchange(&mut self, gifts: &[Gift], takings: &mut [Taking]) -> Result<()> {
+        // The other ranks wait for a message, and send theirs, whatever becomes of this one's.
+        let mut outcome = Ok(());
+        for Gift { to, piece } in gifts {
+            let bytes = slice(self.own, piece.clone()).and_then(|piece| Ok(piece.to_bytes()?));
+            let bytes = bytes.unwrap_or_else(|error| {
+                outcome = Err(error);
+                Vec::new()
+            });
+            self.wire.send(bytes, *to)?;
+        }
+        for Taking { from, place, .. } in takings {
+            let bytes = self.wire.receive(*from, self.op)?;
+            outcome = outcome.and(place.set_bytes_(&bytes).map_err(RanksError::from));
+        }
+        outcome
     }
-
-    fn take(&mut self, from: usize, piece: Range<usize>, device: &Device) -> Result<Tensor> {
-        let bytes = self.wire.receive(from, self.op)?;
-        unpacked(&bytes, piece.len(), self.tensor.dtype(), device)
-    }
-
-    fn leave(&mut self, from: usize) -> Result<()> {
-        self.wire.receive(from, self.op).map(drop)
-    }
-}
-
-/// Elements of a message on a device.
-fn unpacked(bytes: &[u8], len: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-    let mut tensor = Tensor::empty_in(device, Category::Workspace, [len], dtype)?;
-    tensor.set_bytes_(bytes)?;
-    Ok(tensor)
 }
 
 /// What a call may be.
@@ -175,7 +130,7 @@ const OPS: [&str; 10] = [
 ];
 
 /// A message without its tensor: lengths are 64 bits, little-endian.
-fn encoded(Message { call, bytes, failure, .. }: &Message) -> Vec<u8> {
+pub(crate) fn encoded(Message { call, bytes, failure, .. }: &Message) -> Vec<u8> {
     let op = OPS.iter().position(|op| *op == call.op).expect("an operation of this crate");
     let mut text = vec![op as u8];
     let mut add = |number: Option<usize>| {
@@ -193,7 +148,7 @@ fn encoded(Message { call, bytes, failure, .. }: &Message) -> Vec<u8> {
     text
 }
 
-fn decoded(bytes: &[u8]) -> Option<Message> {
+pub(crate) fn decoded(bytes: &[u8]) -> Option<Message> {
     let (&op, mut rest) = bytes.split_first()?;
     let op = OPS.get(usize::from(op))?;
     let mut number = || {

@@ -11,7 +11,7 @@ use lowtide_allocator::{AllocError, OutOfMemory};
 use thiserror::Error;
 
 #[cfg(feature = "cuda")]
-use crate::cuda::gate::BlasError;
+use crate::cuda::gate::{BlasError, NcclError};
 use crate::device::{Device, DeviceLabel};
 use crate::dtype::DType;
 use crate::layout::Shape;
@@ -152,6 +152,10 @@ pub enum TensorError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Product(#[from] BlasError),
+    /// The library of messages between devices refused.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Messages(#[from] NcclError),
     /// A simulated device has no values to read.
     #[error("{op} at {site}: a simulated device has no values")]
     ValueUnavailable {

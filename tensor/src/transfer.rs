@@ -7,7 +7,7 @@ use crate::cpu::Cpu;
 use crate::cuda::{Cuda, CudaOperands};
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element, for_each_dtype};
-use crate::error::Result;
+use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{Layout, Nest};
 use crate::tensor::Tensor;
@@ -202,13 +202,33 @@ impl Tensor {
     /// `OutOfMemory` of `device`; of an NVIDIA device what it reports, also of work before.
     #[track_caller]
     pub fn to_device(&self, device: &Device, category: Category) -> Result<Tensor> {
-        let copy = Tensor::empty_in(device, category, *self.shape(), self.dtype())?;
-        self.device().launch(Send { to: &copy }, &[self], &[])?;
-        // Both devices wait for the copy: it is part of the time of each.
-        if let (true, Backend::Sim(sim)) = (device != self.device(), device.backend()) {
-            sim.advance(Send { to: &copy }.cost());
-        }
+        let mut copy = Tensor::empty_in(device, category, *self.shape(), self.dtype())?;
+        copy.copy_across_(self)?;
         Ok(copy)
+    }
+
+    /// The elements of `source`, which may be on another device, as with [`Tensor::to_device`].
+    ///
+    /// # Errors
+    /// `Shape` and `DType` unless both have the same; `Frozen`, `Overlap`; of an NVIDIA device what
+    /// it reports, also of work before.
+    #[track_caller]
+    pub fn copy_across_(&mut self, source: &Tensor) -> Result<()> {
+        let (op, to) = ("copy_across", &*self);
+        if to.shape() != source.shape() {
+            let (left, right) = (*to.shape(), *source.shape());
+            return Err(TensorError::Shape { op, left, right });
+        }
+        if to.dtype() != source.dtype() {
+            let (left, right) = (to.dtype(), source.dtype());
+            return Err(TensorError::DType { op, left, right });
+        }
+        source.device().launch(Send { to }, &[source], &[])?;
+        // Both devices wait for the copy: it is part of the time of each.
+        if let (true, Backend::Sim(sim)) = (to.device() != source.device(), to.device().backend()) {
+            sim.advance(Send { to }.cost());
+        }
+        Ok(())
     }
 }
 

@@ -44,8 +44,10 @@ bool strikes(Fault& fault) {
   return true;
 }
 
+const int DEVICES = 4;
+
 void open_devices(State& state, size_t capacity_bytes) {
-  for (int index = 0; index < 2; index++) {
+  for (int index = 0; index < DEVICES; index++) {
     Device device;
     device.capacity_bytes = capacity_bytes;
     device.file = memfd_create("pretend-gpu", MFD_CLOEXEC);
@@ -74,6 +76,12 @@ Guard::Guard(const char* function, Needs needs) : state(the_state()), lock_(the_
   if (!state.is_initialised && strcmp(function, "cuInit") != 0) code = NOT_INITIALIZED;
   if (state.lost != SUCCESS) code = state.lost;
   is_over = code != SUCCESS;
+}
+
+void let_others_call() {
+  the_lock().unlock();
+  usleep(1000);
+  the_lock().lock();
 }
 
 size_t used_bytes(const State& state, const Device& device) {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "executor.h"
@@ -136,9 +137,51 @@ struct Multiplication {
   size_t workspace_bytes;
 };
 
+// What NCCL knows a rank by.
+struct NcclRank {
+  uint64_t clique = 0;
+  int index = 0;
+  int device = 0;
+  bool is_over = false;
+  bool is_destroyed = false;
+};
+
+// A message, by who has said it.
+struct NcclMessage {
+  uint64_t rank;
+  uint64_t stream;
+  int peer;
+  bool is_given;
+  uint64_t address;
+  size_t size_bytes;
+  size_t nth;  // among those from one rank to another
+};
+
+// One side of a message, and the group that it is in.
+struct NcclSide {
+  uint64_t group;
+  uint64_t address;
+  size_t size_bytes;
+  bool is_done;
+};
+
+struct NcclGroup {
+  uint64_t stream;
+  std::vector<NcclMessage> messages;
+  bool is_running;
+};
+
+// Ranks that have one id.
+struct NcclClique {
+  int count = 0;
+  int error = 0;
+  std::map<int, int> devices;  // by rank
+  std::map<std::tuple<int, int, bool>, std::vector<NcclSide>> sides;  // from, to, is given
+};
+
 // One entry of a stream's queue.
 struct Work {
-  enum Kind { COPY, PUT, FILL, FILL_WORDS, PRODUCT, LAUNCH, RECORD, WAIT };
+  enum Kind { COPY, PUT, FILL, FILL_WORDS, PRODUCT, LAUNCH, EXCHANGE, RECORD, WAIT };
   explicit Work(Kind kind) : kind(kind) {}
   Kind kind;
   uint64_t target = 0;
@@ -148,7 +191,7 @@ struct Work {
   unsigned value = 0;
   std::shared_ptr<const Started> launch;
   std::shared_ptr<const Multiplication> product;
-  uint64_t event = 0;
+  uint64_t event = 0;      // of EXCHANGE: the group
   uint64_t ticket = 0;     // of RECORD and WAIT: the nth record of the event
   uint64_t awaited = 0;    // of WAIT: the stream that the record is on
 };
@@ -179,7 +222,7 @@ struct State {
   int lost = SUCCESS;  // what every call returns once a device is lost
   size_t page_bytes = 2 << 20;
   size_t context_bytes = 0;
-  size_t load_bytes = 0;  // what each module and each handle of cuBLASLt takes of a device
+  size_t load_bytes = 0;  // what each module and each handle of a library takes of a device
   int driver_version = 13000;
   int capability = 0;  // 10 times the major number and the minor one; 0 is not told
   std::vector<Device> devices;
@@ -192,6 +235,9 @@ struct State {
   std::map<uint64_t, Module> modules;
   std::map<uint64_t, Program> programs;
   std::map<uint64_t, BlasPart> blas_parts;
+  std::map<uint64_t, NcclClique> nccl_cliques;
+  std::map<uint64_t, NcclRank> nccl_ranks;
+  std::map<uint64_t, NcclGroup> nccl_groups;
   std::map<std::string, uint64_t> calls;
   std::map<std::string, Fault> faults;
   std::mt19937_64 order;
@@ -221,6 +267,15 @@ void launch(State& state, const Work& work);
 
 // Runs a product of cuBLASLt.
 void multiply(State& state, const Work& work);
+
+// Lets other threads call for a millisecond.
+void let_others_call();
+
+// Runs the first entry of a queue. False if there is none, or if it waits for what is not there.
+bool step(State& state, uint64_t stream);
+
+// Runs what can be run of a group of NCCL: whether all of it is done.
+bool exchange(State& state, uint64_t group);
 
 // What the calling thread said that its next launch may use; false if it said nothing.
 bool take_extents(std::vector<Extent>& extents);

@@ -24,11 +24,9 @@ bool is_device_memory(const State& s, uint64_t address, size_t size_bytes) {
   return true;
 }
 
-bool step(State& s, uint64_t stream);
-
 void run(State& s, const Work& work) {
   // Nothing runs any more on a device that is lost; only who waits is let go.
-  if (s.lost != SUCCESS && work.kind <= Work::LAUNCH) return;
+  if (s.lost != SUCCESS && work.kind < Work::RECORD) return;
   size_t size_bytes = work.size_bytes;
   // Memory that went meanwhile: the device is lost, as a real one is.
   bool has_target = work.kind <= Work::FILL_WORDS;
@@ -55,25 +53,30 @@ void run(State& s, const Work& work) {
       if (event != s.events.end()) event->second.done = work.ticket;
       break;
     }
-    case Work::WAIT:
-      for (;;) {
-        auto event = s.events.find(work.event);
-        if (event == s.events.end() || event->second.done >= work.ticket) break;
-        if (!step(s, work.awaited)) break;
-      }
-      break;
+    // What they wait for is there.
+    case Work::EXCHANGE:
+    case Work::WAIT: break;
   }
 }
 
-// Runs the first entry of a queue. False if there is none.
-bool step(State& s, uint64_t stream) {
+bool is_idle(const State& s, uint64_t stream) {
   auto queue = s.streams.find(stream);
-  if (queue == s.streams.end() || queue->second.empty()) return false;
-  Work work = std::move(queue->second.front());
-  queue->second.pop_front();
-  run(s, work);
-  return true;
+  return queue == s.streams.end() || queue->second.empty();
 }
+
+// Does what an entry waits for. False if that cannot be done now.
+bool is_ready(State& s, const Work& work) {
+  if (work.kind == Work::EXCHANGE) return s.lost != SUCCESS || exchange(s, work.event);
+  if (work.kind != Work::WAIT) return true;
+  for (;;) {
+    auto event = s.events.find(work.event);
+    if (event == s.events.end() || event->second.done >= work.ticket) return true;
+    if (!step(s, work.awaited)) return is_idle(s, work.awaited);
+  }
+}
+
+// Some ten seconds.
+const int PAUSES_MAX = 10000;
 
 std::vector<uint64_t> busy(const State& s) {
   std::vector<uint64_t> streams;
@@ -96,6 +99,21 @@ void stray(State& s) {
 
 }  // namespace
 
+bool step(State& s, uint64_t stream) {
+  if (is_idle(s, stream)) return false;
+  const Work::Kind kind = s.streams[stream].front().kind;
+  if (kind == Work::EXCHANGE || kind == Work::WAIT) {
+    // What it waits for may be on this stream's other side: it stays the first until it is done.
+    Work work = s.streams[stream].front();
+    if (!is_ready(s, work)) return false;
+  }
+  if (is_idle(s, stream)) return true;
+  Work work = std::move(s.streams[stream].front());
+  s.streams[stream].pop_front();
+  run(s, work);
+  return true;
+}
+
 bool is_memory(const State& s, uint64_t address, size_t size_bytes) {
   return is_device_memory(s, address, size_bytes) || is_locked(s, address, size_bytes);
 }
@@ -110,7 +128,15 @@ int enqueue(State& s, uint64_t stream, Work work) {
 
 void drain(State& s, uint64_t stream) {
   stray(s);
-  while (step(s, stream)) {
+  for (int pauses = 0; !is_idle(s, stream);) {
+    if (step(s, stream)) continue;
+    // It waits for what another thread has still to say.
+    if (++pauses == PAUSES_MAX) {
+      s.lost = LAUNCH_FAILED;
+      s.complaint = "a rank waits for a message that no other one sends or takes";
+      continue;
+    }
+    let_others_call();
   }
 }
 
@@ -119,8 +145,12 @@ void drain_all(State& s) {
     std::vector<uint64_t> streams = busy(s);
     if (streams.empty()) return;
     // The youngest stream first: what is not made to wait overtakes.
-    uint64_t next = s.is_drawn ? streams[s.order() % streams.size()] : streams.back();
-    step(s, next);
+    if (s.is_drawn) {
+      std::swap(streams[s.order() % streams.size()], streams.back());
+    }
+    // What waits for another rank stays.
+    while (!streams.empty() && !step(s, streams.back())) streams.pop_back();
+    if (streams.empty()) return;
   }
 }
 

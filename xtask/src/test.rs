@@ -121,10 +121,11 @@ impl Section {
 }
 
 /// The packages with tests that run on the pretend driver.
-const WITH_CUDA: [&str; 6] = [
+const WITH_CUDA: [&str; 7] = [
     "lowtide-allocator",
     "lowtide-tensor",
     "lowtide-nn",
+    "lowtide-ranks",
     "lowtide-pretrained",
     "lowtide-trainer",
     "lowtide-scoreboard",

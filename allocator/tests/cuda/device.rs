@@ -16,10 +16,10 @@ const INVALID_VALUE: i32 = 1;
 fn driver_and_device_say_who_they_are() {
     let Some(gpu) = Gpu::pretend() else { return };
     assert_eq!(gpu.driver.version(), Ok(13000));
-    assert_eq!(gpu.driver.device_count(), Ok(2));
+    assert_eq!(gpu.driver.device_count(), Ok(4));
     assert_eq!(gpu.device().name().as_deref(), Ok("pretend GPU"));
-    let error = CudaDevice::of(&gpu.driver, 2).unwrap_err();
-    assert_eq!(error, CudaError::NoDevice { index: 2, count: 2 });
+    let error = CudaDevice::of(&gpu.driver, 4).unwrap_err();
+    assert_eq!(error, CudaError::NoDevice { index: 4, count: 4 });
     let memory = gpu.device().memory().unwrap();
     assert_eq!(memory.total_bytes, DEVICE_BYTES);
     assert_eq!(memory.free_bytes, DEVICE_BYTES - CONTEXT_BYTES);

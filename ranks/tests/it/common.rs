@@ -3,48 +3,25 @@
 use std::time::Duration;
 
 use lowtide_ranks::Collectives;
-use lowtide_tensor::{CpuOptions, DType, Device, Tensor};
+use lowtide_tensor::Device;
 
-pub(crate) use super::engine::{OneRank, ranks};
+use super::engine::ranks;
+pub(crate) use super::values::*;
 
-/// Long enough for what is to come, however busy the machine is.
-pub(crate) const PATIENT: Duration = Duration::from_secs(120);
-
-pub(crate) fn cpu() -> Device {
-    let options = CpuOptions { threads: Some(1), ..CpuOptions::default() };
-    Device::cpu(options).expect("a processor")
-}
+/// Ranks that a test may have.
+pub(crate) const MOST: usize = 9;
 
 /// What each of `count` ranks returns, by rank.
 pub(crate) fn on_ranks<R: Send>(
     count: usize,
     timeout: Duration,
-    work: impl Fn(OneRank, Device) -> R + Sync,
+    work: impl Fn(Box<dyn Collectives>, Device) -> R + Sync,
 ) -> Vec<R> {
     let work = &work;
     std::thread::scope(|scope| {
         let ranks = ranks(count, timeout).into_iter();
-        let handles: Vec<_> = ranks.map(|rank| scope.spawn(move || work(rank, cpu()))).collect();
+        let handles: Vec<_> =
+            ranks.map(|rank| scope.spawn(move || work(Box::new(rank), cpu()))).collect();
         handles.into_iter().map(|handle| handle.join().expect("no panic")).collect()
     })
-}
-
-/// Numbers of a rank whose sums round.
-pub(crate) fn numbers(rank: usize, len: usize) -> Vec<f64> {
-    (0..len).map(|at| ((rank * 7919 + at * 104_729) % 1009) as f64 / 97.0 - 5.0).collect()
-}
-
-pub(crate) fn tensor(device: &Device, values: &[f64], dtype: DType) -> Tensor {
-    let tensor = Tensor::from_slice(device, [values.len()], values);
-    tensor.and_then(|tensor| tensor.to_dtype(dtype)).expect("memory")
-}
-
-pub(crate) fn bits(x: &Tensor) -> Vec<u64> {
-    let wide = x.to_dtype(DType::F64).and_then(|x| x.to_vec::<f64>()).expect("values");
-    wide.into_iter().map(f64::to_bits).collect()
-}
-
-/// The numbers of this rank, as a tensor.
-pub(crate) fn own(rank: &OneRank, device: &Device, len: usize, dtype: DType) -> Tensor {
-    tensor(device, &numbers(rank.rank().index, len), dtype)
 }

@@ -1,13 +1,15 @@
 //! Whatever happens to one rank, all of them hear of it, and nobody hangs.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_ranks::{Collectives, RanksError, Result, vote};
 use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
-use super::common::{OneRank, PATIENT, bits, on_ranks, own, ranks};
+use super::common::{PATIENT, bits, on_ranks, own};
 
 /// With what a rank gives and a place for what it gets.
-type Operation = fn(&OneRank, &mut [Tensor; 2]) -> Result<()>;
+type Operation = fn(&dyn Collectives, &mut [Tensor; 2]) -> Result<()>;
 
 /// Every collective with tensors, and the elements that a rank gives and gets, of three ranks.
 const OPERATIONS: [(&str, [usize; 2], Operation); 6] = [
@@ -27,9 +29,9 @@ fn a_collective_without_memory_fails_on_all_ranks_and_can_be_done_again() {
             let failures = (1..).take_while(|&nth| {
                 let found = on_ranks(3, PATIENT, |rank, device| {
                     let run = |fault: Option<Fault>| {
-                        let mut tensors = lens.map(|len| own(&rank, &device, len, DType::F32));
+                        let mut tensors = lens.map(|len| own(&*rank, &device, len, DType::F32));
                         fault.into_iter().for_each(|fault| device.allocator().inject_fault(fault));
-                        let result = operation(&rank, &mut tensors);
+                        let result = operation(&*rank, &mut tensors);
                         device.allocator().clear_fault();
                         result.map(|()| tensors.map(|x| bits(&x)))
                     };
@@ -65,11 +67,11 @@ fn a_rank_that_refuses_fails_the_call_of_the_others_and_all_may_go_on() {
     for (name, lens, operation) in OPERATIONS {
         for refusing in [&[1][..], &[0, 2], &[0, 1, 2]] {
             let found = on_ranks(3, PATIENT, |rank, device| {
-                let mut tensors = lens.map(|len| own(&rank, &device, len, DType::F32));
+                let mut tensors = lens.map(|len| own(&*rank, &device, len, DType::F32));
                 let refuses = refusing.contains(&rank.rank().index);
                 let found = match refuses {
                     true => rank.refuse("the disk is full"),
-                    false => operation(&rank, &mut tensors),
+                    false => operation(&*rank, &mut tensors),
                 };
                 rank.barrier().unwrap();
                 (refuses, found)
@@ -88,14 +90,14 @@ fn a_rank_that_refuses_fails_the_call_of_the_others_and_all_may_go_on() {
     }
     let found = on_ranks(2, PATIENT, |rank, _| match rank.rank().index {
         0 => rank.refuse("no"),
-        _ => vote(&rank, Ok(())),
+        _ => vote(&*rank, Ok(())),
     });
     assert!(matches!(found[1], Err(RanksError::Failed { rank: 0, .. })), "{found:?}");
 }
 
 #[test]
 fn another_operation_type_or_size_on_one_rank_is_an_error_on_all() {
-    type Other = fn(&OneRank, &Device) -> Result<()>;
+    type Other = fn(&dyn Collectives, &Device) -> Result<()>;
     let others: [(&str, Other); 4] = [
         ("exchange", |rank, _| rank.barrier()),
         ("all_reduce of 5 f32", |rank, device| {
@@ -111,11 +113,11 @@ fn another_operation_type_or_size_on_one_rank_is_an_error_on_all() {
     for (name, other) in others {
         let found = on_ranks(3, PATIENT, |rank, device| {
             let found = match rank.rank().index {
-                1 => other(&rank, &device),
+                1 => other(&*rank, &device),
                 _ => rank.all_reduce(&mut Tensor::zeros(&device, [4], DType::F32).unwrap()),
             };
             // They are still together.
-            vote(&rank, Ok(())).unwrap();
+            vote(&*rank, Ok(())).unwrap();
             found.expect_err("two calls").to_string()
         });
         assert_eq!(found[0], format!("rank 1 is in {name}, this one in all_reduce of 4 f32"));
@@ -129,14 +131,14 @@ fn one_vote_against_it_is_the_answer_of_all() {
     for reasons in [["", "no memory", ""], ["first", "second", ""]] {
         let found = on_ranks(3, PATIENT, |rank, _| {
             let own = reasons[rank.rank().index];
-            let refused = vote(&rank, if own.is_empty() { Ok(()) } else { Err(own) });
-            (refused.expect_err("a vote against it").to_string(), vote(&rank, Ok(())).is_ok())
+            let refused = vote(&*rank, if own.is_empty() { Ok(()) } else { Err(own) });
+            (refused.expect_err("a vote against it").to_string(), vote(&*rank, Ok(())).is_ok())
         });
         let first = reasons.iter().position(|reason| !reason.is_empty()).unwrap();
         let expected = format!("rank {first} is not ready: {}", reasons[first]);
         assert!(found.iter().all(|found| *found == (expected.clone(), true)), "{found:?}");
     }
-    let found = on_ranks(2, PATIENT, |rank, _| vote(&rank, Err("")).is_err());
+    let found = on_ranks(2, PATIENT, |rank, _| vote(&*rank, Err("")).is_err());
     assert_eq!(found, [true, true], "a vote without a reason counts");
 }
 
@@ -144,7 +146,7 @@ fn one_vote_against_it_is_the_answer_of_all() {
 fn a_rank_that_ends_ends_the_others_at_once() {
     let found = on_ranks(3, PATIENT, |rank, device| match rank.rank().index {
         1 => None,
-        _ => rank.all_reduce(&mut own(&rank, &device, 3, DType::F32)).err(),
+        _ => rank.all_reduce(&mut own(&*rank, &device, 3, DType::F32)).err(),
     });
     for rank in [0, 2] {
         assert!(matches!(found[rank], Some(RanksError::Lost { rank: 1 })), "{:?}", found[rank]);
@@ -153,18 +155,18 @@ fn a_rank_that_ends_ends_the_others_at_once() {
 
 #[test]
 fn a_rank_that_panics_ends_the_others_at_once() {
-    let found = std::thread::scope(|scope| {
-        let mut ranks = ranks(2, PATIENT).into_iter();
-        let (calm, panicking) = (ranks.next().unwrap(), ranks.next().unwrap());
-        let handle = scope.spawn(move || {
-            let _own = panicking;
-            std::panic::resume_unwind(Box::new("a planted panic"));
-        });
-        let found = calm.barrier();
-        assert!(handle.join().is_err());
-        found
+    let found = on_ranks(2, PATIENT, |rank, _| match rank.rank().index {
+        0 => Some(rank.barrier()),
+        _ => {
+            let panicking = AssertUnwindSafe(move || {
+                let _own = rank;
+                resume_unwind(Box::new("a planted panic"));
+            });
+            assert!(catch_unwind(panicking).is_err());
+            None
+        }
     });
-    assert!(matches!(found, Err(RanksError::Lost { rank: 1 })), "{found:?}");
+    assert!(matches!(found[0], Some(Err(RanksError::Lost { rank: 1 }))), "{found:?}");
 }
 
 #[test]
@@ -184,7 +186,7 @@ fn a_rank_that_gives_up_says_why() {
 #[test]
 fn ranks_that_do_not_exist_are_named() {
     let found = on_ranks(2, PATIENT, |rank, device| {
-        let mut x = own(&rank, &device, 3, DType::F32);
+        let mut x = own(&*rank, &device, 3, DType::F32);
         let own = rank.rank().index;
         let found = [
             rank.send(&x, 2).unwrap_err(),
@@ -200,7 +202,7 @@ fn ranks_that_do_not_exist_are_named() {
 #[test]
 fn what_is_received_has_to_be_what_is_sent() {
     let found = on_ranks(2, PATIENT, |rank, device| {
-        let mut x = own(&rank, &device, 3 + rank.rank().index, DType::F32);
+        let mut x = own(&*rank, &device, 3 + rank.rank().index, DType::F32);
         let found = match rank.rank().index {
             0 => rank.send(&x, 1),
             _ => rank.receive(&mut x, 0),

@@ -10,6 +10,7 @@ mod copies;
 pub mod gate;
 pub(crate) mod kernels;
 mod library;
+mod messages;
 mod operands;
 
 use std::ops::Range;

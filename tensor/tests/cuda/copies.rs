@@ -349,6 +349,27 @@ fn tensor_goes_to_another_device_and_comes_back_with_its_bits() {
     });
 }
 
+/// Between devices of both kinds and within one, to a part of a tensor too.
+#[test]
+fn elements_are_copied_across_to_where_a_tensor_is() {
+    let Some(gpu) = Gpu::pretend() else { return };
+    let (device, host) = (gpu.device(), Device::cpu(CpuOptions::default()).unwrap());
+    in_every_schedule(&gpu, || {
+        for [from, to] in [[&host, &device], [&device, &host], [&device, &device], [&host, &host]] {
+            let x = Tensor::from_slice(from, [2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0_f32]).unwrap();
+            let y = Tensor::zeros(to, [4, 3], DType::F32).unwrap();
+            y.narrow(0, 1, 2).unwrap().copy_across_(&x).unwrap();
+            let expected = [0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0, 0.0, 0.0];
+            assert_eq!(y.to_vec::<f32>().unwrap(), expected);
+            let other_shape = y.narrow(0, 1, 3).unwrap().copy_across_(&x).unwrap_err();
+            assert!(matches!(other_shape, TensorError::Shape { .. }), "{other_shape}");
+            let mut other_type = Tensor::zeros(to, [2, 3], DType::F64).unwrap();
+            let other_type = other_type.copy_across_(&x).unwrap_err();
+            assert!(matches!(other_type, TensorError::DType { .. }), "{other_type}");
+        }
+    });
+}
+
 #[test]
 fn tensor_without_room_on_the_other_device_stays_and_nothing_is_left() {
     let Some(gpu) = Gpu::pretend() else { return };

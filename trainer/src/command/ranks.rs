@@ -1,12 +1,20 @@
 //! A run on several ranks: threads of this process, or processes that MPI has started.
 
+#[cfg(feature = "cuda")]
+use std::io::{self, Write};
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use lowtide_ranks::{Collectives, threads};
+#[cfg(feature = "cuda")]
+use lowtide_ranks::{RanksError, nccl};
+#[cfg(feature = "cuda")]
+use lowtide_tensor::Device;
 
+#[cfg(feature = "cuda")]
+use crate::command::train::RunArgs;
 use crate::error::{Result, TrainError};
 
 /// How long ranks wait for each other, beside the time for memory to come back: one of them may
@@ -42,6 +50,42 @@ pub(super) fn on_threads<R>(
             outcome => outcome,
         }
     })
+}
+
+/// The same ranks, whose tensors go from one NVIDIA device to another by NCCL where they are on such
+/// devices and all ranks have it; else they go through the host, and standard error says why.
+///
+/// # Errors
+/// `Ranks`.
+#[cfg(feature = "cuda")]
+pub(super) fn by_nccl(
+    ranks: Arc<dyn Collectives>,
+    device: &Device,
+    RunArgs { device: arguments, wait, .. }: &RunArgs,
+) -> Result<Arc<dyn Collectives>> {
+    if device.as_cuda().is_none() {
+        return Ok(ranks);
+    }
+    let is_first = ranks.rank().index == 0;
+    match nccl(Arc::clone(&ranks), device, TIMEOUT + wait.unwrap_or_default()) {
+        Ok(rank) => {
+            if arguments.budget().is_none() {
+                // What it takes of the device was taken for memory for tensors.
+                let capacity_bytes = device.allocator().capacity_bytes();
+                let left_bytes = capacity_bytes.saturating_sub(rank.outside_bytes());
+                device.allocator().set_capacity(left_bytes);
+            }
+            Ok(Arc::new(rank))
+        }
+        Err(error @ (RanksError::Refused { .. } | RanksError::Tensor(_))) => {
+            if is_first {
+                let line = format!("lowtide: note: tensors go through the host: {error}");
+                drop(writeln!(io::stderr(), "{line}"));
+            }
+            Ok(ranks)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The rank of this process, where MPI has started several.

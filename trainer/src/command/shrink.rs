@@ -177,13 +177,13 @@ fn table(rows: &[Row]) -> Vec<String> {
     let width = rows.iter().map(|row| row.model.chars().count()).max().unwrap_or(0);
     let heads = names.iter().map(|name| name.replace('_', " "));
     let heads = heads.chain(["bytes".to_owned(), "a batch".to_owned()]);
-    let head: String = heads.map(|head| format!("{head:>15}")).collect();
+    let head: String = heads.map(|head| format!(" {head:>15}")).collect();
     let mut lines = vec![format!("{:width$}{head}", "")];
     for row in rows {
-        let values = names.iter().map(|name| format!("{:>15.4}", number(&row.values[*name])));
+        let values = names.iter().map(|name| format!(" {:>15.4}", number(&row.values[*name])));
         let (bytes, ms) = (row.model_bytes, row.batch_seconds * 1e3);
         let values: String = values.collect();
-        lines.push(format!("{:<width$}{values}{bytes:>15}{ms:>12.2} ms", row.model));
+        lines.push(format!("{:<width$}{values}{bytes:>16}{ms:>13.2} ms", row.model));
     }
     lines
 }

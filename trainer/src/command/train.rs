@@ -76,7 +76,7 @@ pub(super) struct RunArgs {
     /// How long a step that ran out of memory waits for it to come back before it keeps less, runs
     /// in smaller parts, or ends the run: 60s, 10min.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
-    wait: Option<Duration>,
+    pub(super) wait: Option<Duration>,
     /// A drill: lets the N-th device allocation of the training fail once.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=u64::MAX))]
@@ -284,6 +284,8 @@ fn with_planned<R>(
     let process_budget = arguments.device.process_budget();
     let RecipeData { samples, mut train, mut test } = recipe.open_share(rank)?;
     let device = arguments.device.open(process_budget)?;
+    #[cfg(feature = "cuda")]
+    let ranks = ranks.map(|ranks| ranks::by_nccl(ranks, &device, arguments)).transpose()?;
     for loader in [&mut train, &mut test] {
         lock_pages(loader, &device)?;
     }

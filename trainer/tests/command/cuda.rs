@@ -95,7 +95,7 @@ mod on_the_pretend_device {
     #[test]
     fn two_ranks_on_a_device_each_have_the_bits_of_one() {
         let place = Place::new();
-        let task = "--epochs 1 --set train.leaf=64 --device cuda";
+        let task = "--epochs 1 --set train.leaf=32 --device cuda";
         let Some(one) = train(&place, task, "one") else { return };
         for zero in ["--zero 0", "--zero 1"] {
             let ranks = format!("{task} --ranks 2 {zero}");
@@ -111,10 +111,10 @@ mod on_the_pretend_device {
         let (whole, divided) = (whole.expect("it ran"), divided.expect("it ran"));
         assert_eq!(divided["final_state_hash"], whole["final_state_hash"]);
         assert_eq!(divided["predicted_peak_bytes"], divided["measured_peak_bytes"]);
-        // The pretend driver has two devices.
+        // The pretend driver has four devices.
         let folder = DRIVER.folder().expect("it was there");
-        let mut command = place.command(&format!("train {task} --ranks 4"));
-        Outcome::of(command.env("LOWTIDE_CUDA_LIBS", folder)).check_refused(1, &["device 2"]);
+        let mut command = place.command(&format!("train {task} --ranks 8"));
+        Outcome::of(command.env("LOWTIDE_CUDA_LIBS", folder)).check_refused(1, &["device 4"]);
     }
 
     #[test]

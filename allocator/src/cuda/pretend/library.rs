@@ -102,7 +102,7 @@ fn types_of(source: &str) -> &'static [&'static str] {
 const STORED: &str = "STORED";
 
 /// The libraries that the driver's file is, beside the driver.
-const OTHER_NAMES: [&str; 2] = ["libnvrtc.so.12", "libcublasLt.so.12"];
+const OTHER_NAMES: [&str; 3] = ["libnvrtc.so.12", "libcublasLt.so.12", "libnccl.so.2"];
 
 const WARNINGS: [&str; 7] =
     ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"];
@@ -143,7 +143,7 @@ impl Library<'_> {
             Watch::Barriers => (&[], &["-O2"]),
         };
         let mut driver = Vec::new();
-        for name in ["device", "memory", "work", "modules", "nvrtc", "blas"] {
+        for name in ["device", "memory", "work", "modules", "nvrtc", "blas", "nccl"] {
             driver.push(build.object(name, &sources.file(name), &sources.headers, flags)?);
         }
         let mut library = Vec::new();

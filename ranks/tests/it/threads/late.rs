@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lowtide_ranks::Collectives;
 use lowtide_tensor::DType;
 
 use super::common::{on_ranks, own};
@@ -20,7 +19,7 @@ fn who_does_not_come_is_named_when_time_is_up() {
             }
             return rank.barrier();
         }
-        let found = rank.all_reduce(&mut own(&rank, &device, 3, DType::F32));
+        let found = rank.all_reduce(&mut own(&*rank, &device, 3, DType::F32));
         waiting.fetch_sub(1, Ordering::Relaxed);
         found
     });

@@ -10,3 +10,5 @@ mod late;
 mod memory;
 #[path = "../sums.rs"]
 mod sums;
+#[path = "../values.rs"]
+mod values;

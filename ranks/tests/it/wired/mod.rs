@@ -10,3 +10,5 @@ mod memory;
 mod sent;
 #[path = "../sums.rs"]
 mod sums;
+#[path = "../values.rs"]
+mod values;
