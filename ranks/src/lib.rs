@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod buckets;
 mod collectives;
 mod error;
 mod meeting;
@@ -13,6 +14,7 @@ mod threads;
 mod together;
 mod wire;
 
+pub use buckets::all_reduce_each;
 pub use collectives::{Collectives, Rank, vote};
 pub use error::{Call, RanksError, Result};
 pub use mirror::Mirror;

@@ -6,7 +6,7 @@
 //! gives up it tells them.
 
 use lowtide_nn::optim::Stateful;
-use lowtide_ranks::{Collectives, Mirror, RanksError, vote};
+use lowtide_ranks::{Collectives, Mirror, RanksError, all_reduce_each, vote};
 
 use crate::error::{Result, TrainError};
 use crate::leaves::{Computed, add_counts, summed};
@@ -62,13 +62,9 @@ pub(crate) fn counted_together(ranks: Ranks<'_>, own: Vec<f64>) -> Result<Vec<f6
 pub(crate) fn add_up(ranks: Ranks<'_>, own: &mut Computed, are_parts: bool) -> Result<()> {
     let mut floats = own.float_buffers();
     if let Some(ranks) = ranks {
-        ranks.all_reduce(&mut own.loss_sum)?;
-        for gradient in own.gradients.iter_mut().filter(|_| !are_parts) {
-            ranks.all_reduce(gradient)?;
-        }
-        for value in &mut floats {
-            ranks.all_reduce(value)?;
-        }
+        let gradients = own.gradients.iter_mut().filter(|_| !are_parts);
+        let sums = [&mut own.loss_sum].into_iter().chain(gradients).chain(&mut floats);
+        all_reduce_each(ranks, sums)?;
     }
     let terms = own.leaf_count * ranks.map_or(1, |ranks| ranks.rank().count);
     if terms == 1 {

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use lowtide_allocator::{Fault, Repeat};
-use lowtide_ranks::{Collectives, RanksError, Result, vote};
+use lowtide_ranks::{Collectives, RanksError, Result, all_reduce_each, vote};
 use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
 use super::common::{PATIENT, bits, on_ranks, own};
@@ -12,8 +12,9 @@ use super::common::{PATIENT, bits, on_ranks, own};
 type Operation = fn(&dyn Collectives, &mut [Tensor; 2]) -> Result<()>;
 
 /// Every collective with tensors, and the elements that a rank gives and gets, of three ranks.
-const OPERATIONS: [(&str, [usize; 2], Operation); 6] = [
+const OPERATIONS: [(&str, [usize; 2], Operation); 7] = [
     ("all_reduce", [24, 0], |rank, [x, _]| rank.all_reduce(x)),
+    ("all_reduce_each", [24, 8], |rank, tensors| all_reduce_each(rank, tensors)),
     ("reduce_scatter", [24, 8], |rank, [x, y]| rank.reduce_scatter(x, y)),
     ("all_gather", [8, 24], |rank, [x, y]| rank.all_gather(x, y)),
     ("reduce_part", [24, 0], |rank, [x, _]| rank.reduce_part(x, 8)),

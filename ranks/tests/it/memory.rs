@@ -1,6 +1,6 @@
 //! What collectives allocate: on ranks, and on one whose partners are simulated.
 
-use lowtide_ranks::{Collectives, Mirror, Rank, Result};
+use lowtide_ranks::{Collectives, Mirror, Rank, Result, all_reduce_each};
 use lowtide_tensor::{DType, Device, Tensor};
 
 use super::common::{MOST, PATIENT, on_ranks};
@@ -11,6 +11,7 @@ fn everything(rank: &dyn Collectives, device: &Device, len: usize) -> Result<()>
     let mut x = Tensor::zeros(device, [len * count], DType::F32)?;
     let mut part = Tensor::zeros(device, [len], DType::F32)?;
     rank.all_reduce(&mut x)?;
+    all_reduce_each(rank, [&mut x, &mut part])?;
     rank.reduce_scatter(&x, &mut part)?;
     rank.all_gather(&part, &mut x)?;
     rank.reduce_part(&mut x, len)?;

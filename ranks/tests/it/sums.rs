@@ -1,6 +1,6 @@
 //! What collectives compute, against plain loops.
 
-use lowtide_ranks::RanksError;
+use lowtide_ranks::{RanksError, all_reduce_each};
 use lowtide_tensor::{DType, Tensor};
 use proptest::prelude::*;
 
@@ -60,6 +60,27 @@ proptest! {
         });
         for found in found {
             prop_assert_eq!(&found.unwrap(), &expected);
+        }
+    }
+
+    /// Of two types, and of lengths that fill buckets and are too large for them.
+    #[test]
+    fn tensors_that_are_summed_together_have_the_sums_of_each(
+        count in 1..=MOST.min(4),
+        lens in prop::collection::vec((prop::sample::select(vec![0, 3, 50_000, 70_000]), dtypes()), 0..8),
+    ) {
+        let found = on_ranks(count, PATIENT, |rank, device| {
+            let own = || -> Vec<Tensor> {
+                lens.iter().map(|&(len, dtype)| own(&*rank, &device, len, dtype)).collect()
+            };
+            let (mut together, mut alone) = (own(), own());
+            all_reduce_each(&*rank, &mut together)?;
+            alone.iter_mut().try_for_each(|x| rank.all_reduce(x))?;
+            Ok::<_, RanksError>([together, alone].map(|all| all.iter().map(bits).collect::<Vec<_>>()))
+        });
+        for found in found {
+            let [together, alone] = found.unwrap();
+            prop_assert!(together == alone);
         }
     }
 
