@@ -116,21 +116,23 @@ pub(crate) fn meet_in(ranks: &impl Meeting, own: Message) -> Result<Arc<[Message
     let messages = ranks.meet(own)?;
     if let Some(rank) = messages.iter().position(|message| message.call.op == REFUSE) {
         let reason = messages[rank].failure.clone().unwrap_or_default();
-        drop(messages);
-        ranks.meet(Message::of(REFUSED))?;
+        release(ranks, messages)?;
         return Err(RanksError::Failed { rank, op: call.op, reason });
     }
-    let Rank { index, .. } = ranks.rank();
     // Each rank looks at all others, so that all of them find one.
-    let differs = |message: &Message| message.call != call;
-    let first = messages.iter().position(differs);
-    match first {
-        Some(rank) => {
-            debug_assert_ne!(rank, index, "a rank is in its own call");
-            Err(RanksError::Mismatch { rank, own: call, other: messages[rank].call })
-        }
-        None => Ok(messages),
+    if let Some(rank) = messages.iter().position(|message| message.call != call) {
+        let other = messages[rank].call;
+        release(ranks, messages)?;
+        return Err(RanksError::Mismatch { rank, own: call, other });
     }
+    Ok(messages)
+}
+
+/// Gives the messages of a meeting up, and waits until every rank has: none has a tensor of another
+/// one then, and a step that is rolled back finds its memory free.
+pub(crate) fn release(ranks: &impl Meeting, messages: Arc<[Message]>) -> Result<()> {
+    drop(messages);
+    ranks.meet(Message::of(REFUSED)).map(drop)
 }
 
 /// Tells all ranks how the own part of a call went: `Ok` if it went well everywhere.

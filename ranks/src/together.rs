@@ -14,7 +14,7 @@ use lowtide_tensor::{DType, Tensor, TensorError};
 use crate::collectives::{Collectives, Rank};
 use crate::error::{Call, RanksError, Result};
 use crate::meeting::{
-    Gift, Meeting, Message, Others, REFUSED, Taking, first_failure, meet_in, settle,
+    self, Gift, Meeting, Message, Others, REFUSED, Taking, first_failure, meet_in, settle,
 };
 
 /// What is given to a rank at once, at most.
@@ -82,8 +82,8 @@ impl<M: Meeting> Collectives for M {
 
     fn refuse(&self, reason: &str) -> Result<()> {
         let failure = Some(reason.to_owned());
-        drop(self.meet(Message { failure, ..Message::of(REFUSED) })?);
-        self.meet(Message::of(REFUSED)).map(drop)
+        let messages = self.meet(Message { failure, ..Message::of(REFUSED) })?;
+        meeting::release(self, messages)
     }
 
     fn abort(&self, reason: &str) {
@@ -211,10 +211,16 @@ fn share(
     let failure = copies.as_ref().err().map(ToString::to_string);
     let message = Message { tensor: Some(own.clone()), failure, ..Message::of(call) };
     let messages = meet_in(ranks, message)?;
-    let copies = first_failure(&messages, call, copies)?;
+    let copies = match first_failure(&messages, call, copies) {
+        Ok(copies) => copies,
+        Err(error) => {
+            meeting::release(ranks, messages)?;
+            return Err(error);
+        }
+    };
     let mut rounds = Rounds { rank, own, copies, others: ranks.others(call, &messages, own) };
     let outcome = work(&mut rounds);
-    // Before the other ranks go on: a step that is rolled back has to find its memory free.
+    // Before the other ranks go on, which then may need the memory of their tensors.
     drop(rounds);
     drop(messages);
     if outcome.as_ref().is_err_and(is_the_end) {

@@ -1,14 +1,17 @@
 //! How good the model is, in parts that fit.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use lowtide_allocator::{Category, ModulePath, Origin};
-use lowtide_data::{BatchView, Loader};
+use lowtide_data::{Batch, BatchView, Loader, LoaderState};
 use lowtide_nn::optim::Stateful;
+use lowtide_ranks::{Collectives, Rank, RanksError};
 use lowtide_tensor::Device;
 
+use crate::agreement::{Ranks, agree};
 use crate::error::{Result, TrainError};
-use crate::score::Score;
+use crate::score::{Score, decoded, encoded};
 use crate::step::micro_batches;
 use crate::task::Task;
 use crate::waiting::Waiting;
@@ -43,25 +46,59 @@ pub fn evaluate(
     loader: &Loader,
     micro_batch: usize,
 ) -> Result<Score> {
-    evaluate_within(task, device, loader, micro_batch, Duration::ZERO)
+    evaluate_within(task, device, loader, (micro_batch, Duration::ZERO), None)
 }
 
-/// [`evaluate`], waiting that long for memory to come back before a batch is cut.
+/// [`evaluate`], waiting that long for memory to come back before a batch is cut. Each of several
+/// `ranks` has [some of the batches](shared_batches), and all have the score of everything. It is
+/// added up in the order of the batches: evaluated in the same parts, as leaves are, it has the bits
+/// of one rank alone.
+///
+/// # Errors
+/// Those of [`evaluate`]; `Ranks`.
 pub(crate) fn evaluate_within(
     task: &(impl Task + ?Sized),
     device: &Device,
     loader: &Loader,
-    micro_batch: usize,
-    wait: Duration,
+    (micro_batch, wait): (usize, Duration),
+    ranks: Ranks<'_>,
 ) -> Result<Score> {
+    let score_all = || {
+        let own = shared_batches(ranks.map(Collectives::rank), loader.batches_per_epoch());
+        let mut epoch = loader.epoch(0);
+        if own.start > 0 {
+            epoch = loader.resume(LoaderState { batch: own.start, ..epoch.state() })?;
+        }
+        let score = |batch: Batch| {
+            with_retries(device, micro_batch, wait, |micro_batch| {
+                score_parts(task, device, &batch.view(), micro_batch)
+            })
+        };
+        epoch.take(own.len()).map(|batch| score(batch?)).collect::<Result<Vec<Score>>>()
+    };
+    let own = agree(ranks, score_all())?;
     let mut total = Score::default();
-    for batch in loader.epoch(0) {
-        let batch = batch?;
-        total.add(with_retries(device, micro_batch, wait, |micro_batch| {
-            score_parts(task, device, &batch.view(), micro_batch)
-        })?);
+    match ranks {
+        None => own.into_iter().for_each(|score| total.add(score)),
+        Some(ranks) => {
+            for (rank, words) in ranks.exchange(&encoded(&own))?.iter().enumerate() {
+                let scores = decoded(words).ok_or_else(|| {
+                    let reason = "it sent what are no scores of this version".to_owned();
+                    RanksError::Aborted { rank, reason }
+                })?;
+                scores.into_iter().for_each(|score| total.add(score));
+            }
+        }
     }
     Ok(total)
+}
+
+/// Which of an evaluation's batches one of several ranks has: as many as any other, in order; where
+/// that does not come out even the first ranks have one more.
+pub(crate) fn shared_batches(rank: Option<Rank>, batches: usize) -> Range<usize> {
+    let Some(Rank { index, count }) = rank else { return 0..batches };
+    let start_of = |rank: usize| batches / count * rank + rank.min(batches % count);
+    start_of(index)..start_of(index + 1)
 }
 
 /// Evaluates by the averages that an optimizer keeps of the parameters, if it does; afterwards the

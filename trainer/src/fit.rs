@@ -55,7 +55,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// [`Trainer::run`], of whose failure the other ranks do not hear yet.
     fn run_alone(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
         fit.check()?;
-        let planned_for = PlannedFor::new(&self.device, fit, self.begin_of(fit));
+        let planned_for = PlannedFor::new(&self.device, fit, self.begin_of(fit), self.rank());
         let is_planned =
             matches!(&self.plan, Some((_, Some(made_for))) if *made_for == planned_for);
         let plan = match &self.plan {
@@ -161,10 +161,24 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let started = Instant::now();
         let mut scores = Vec::new();
         for (name, set) in &fit.sets {
-            scores.push((name.clone(), self.evaluate(set)?));
+            scores.push((name.clone(), self.score(set, true)?));
         }
         let (step, seconds) = (self.step, started.elapsed().as_secs_f64());
         Ok(EvaluationReport { epoch, ends_epoch, step, scores, seconds })
+    }
+
+    /// The score of everything in `loader`, of which each rank evaluates its share if it
+    /// `is_shared`: all of them are here then.
+    fn score(&mut self, loader: &Loader, is_shared: bool) -> Result<Score> {
+        let (device, wait) = (&self.device, self.options.wait);
+        let ranks = self.options.ranks.as_deref().filter(|_| is_shared);
+        let planned = self.plan.as_ref().map(|(plan, _)| plan);
+        // A plan that had to shrink says nothing about evaluations.
+        let planned = planned.filter(|plan| plan.knobs == self.knobs);
+        let part = planned.map_or(self.knobs.micro_batch.max(1), |plan| plan.evaluation_batch);
+        with_averages(&mut self.task, &mut self.optimizer, |task| {
+            evaluate_within(task, device, loader, (part, wait), ranks)
+        })
     }
 }
 
@@ -190,14 +204,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
     }
 
     fn evaluate(&mut self, loader: &Loader) -> Result<Score> {
-        let (device, wait) = (&self.device, self.options.wait);
-        let planned = self.plan.as_ref().map(|(plan, _)| plan);
-        // A plan that had to shrink says nothing about evaluations.
-        let planned = planned.filter(|plan| plan.knobs == self.knobs);
-        let part = planned.map_or(self.knobs.micro_batch.max(1), |plan| plan.evaluation_batch);
-        with_averages(&mut self.task, &mut self.optimizer, |task| {
-            evaluate_within(task, device, loader, part, wait)
-        })
+        self.score(loader, false)
     }
 
     fn snapshot(&mut self) -> Result<Snapshot> {

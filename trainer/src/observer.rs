@@ -164,7 +164,8 @@ pub trait Training {
     /// The optimizer, for instance to set its learning rate.
     fn optimizer(&mut self) -> &mut dyn Stateful;
 
-    /// The score of everything in `loader`, by the averages of the parameters if there are any.
+    /// The score of everything in `loader`, by the averages of the parameters if there are any, of
+    /// this rank alone.
     ///
     /// # Errors
     /// Those of an evaluation.

@@ -48,7 +48,8 @@ pub struct Options {
     /// Where each rank takes its share in one part, and no samples are coupled, two ranks have the
     /// bits of one that splits the batch in two; with [`MicroBatches::Leaves`] any number that is a
     /// power of two has the bits of one. Ranks have to wait longer for each other than
-    /// [`Options::wait`]. Each evaluates, observes and saves for itself; updates are not fused.
+    /// [`Options::wait`]. Each evaluates its share of the batches, and has the score of all; each
+    /// observes and saves for itself; updates are not fused.
     pub ranks: Option<Arc<dyn Collectives>>,
     /// What each of the ranks keeps only a part of. A checkpoint or a hash then takes all of them:
     /// each has to go on with its run, or to [leave](crate::Trainer::leave) after it, for any other

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use lowtide_data::{Batch, BatchView, Field, Loader};
+use lowtide_ranks::Rank;
 use lowtide_tensor::Device;
 
 use crate::error::{Result, TrainError};
+use crate::evaluation::shared_batches;
 use crate::rehearsal::PlannedEvent;
 use crate::upcoming::can_copy_ahead;
 
@@ -157,11 +159,16 @@ struct Shapes {
 
 impl PlannedFor {
     /// A run that begins before batch `begin` of an epoch.
-    pub(crate) fn new(device: &Device, fit: &Fit<'_>, begin: usize) -> PlannedFor {
+    pub(crate) fn new(
+        device: &Device,
+        fit: &Fit<'_>,
+        begin: usize,
+        rank: Option<Rank>,
+    ) -> PlannedFor {
         PlannedFor {
             train: Shapes::of(fit.train),
             sets: fit.sets.iter().map(|(_, set)| Shapes::of(set)).collect(),
-            outline: outline(fit, begin),
+            outline: outline(fit, begin, rank),
             capacity_bytes: device.allocator().capacity_bytes(),
             copies_ahead: can_copy_ahead(device, fit.train),
         }
@@ -216,14 +223,19 @@ impl Examples {
     }
 
     /// The [`outline`] of a run that begins before batch `begin` of an epoch.
-    pub(crate) fn events(&self, fit: &Fit<'_>, begin: usize) -> Vec<PlannedEvent<'_>> {
+    pub(crate) fn events(
+        &self,
+        fit: &Fit<'_>,
+        begin: usize,
+        rank: Option<Rank>,
+    ) -> Vec<PlannedEvent<'_>> {
         let event = |part| match part {
             Part::Step { len } => Some(PlannedEvent::Step(first_of(&self.train, len)?)),
             Part::Evaluate { set, len } => {
                 Some(PlannedEvent::Evaluate(first_of(&self.sets[set], len)?))
             }
         };
-        outline(fit, begin).into_iter().filter_map(event).collect()
+        outline(fit, begin, rank).into_iter().filter_map(event).collect()
     }
 }
 
@@ -242,9 +254,10 @@ enum Part {
 
 /// A run in short: every kind of step and evaluation that it will contain, in the order of an
 /// epoch, with repetitions left out: of an epoch's full batches there are up to two, and of its
-/// epochs the one that it begins in and up to two whole ones. Placement is a function of the live
+/// epochs the one that it begins in and up to two whole ones. Of evaluations it has those of this
+/// rank. Placement is a function of the live
 /// blocks, so neither a repetition nor an evaluation between two steps changes anything.
-fn outline(fit: &Fit<'_>, begin: usize) -> Vec<Part> {
+fn outline(fit: &Fit<'_>, begin: usize, rank: Option<Rank>) -> Vec<Part> {
     let batches = fit.train.batches_per_epoch();
     let mut begin = if begin < batches { begin } else { 0 };
     let (mut epochs, mut steps) = match fit.length {
@@ -256,7 +269,7 @@ fn outline(fit: &Fit<'_>, begin: usize) -> Vec<Part> {
         let end = batches.min(begin.saturating_add(usize::try_from(steps).unwrap_or(usize::MAX)));
         parts.extend(batch_lens(fit.train, begin..end).map(|len| Part::Step { len }));
         for (set, (_, loader)) in fit.sets.iter().enumerate() {
-            let lens = batch_lens(loader, 0..loader.batches_per_epoch());
+            let lens = batch_lens(loader, shared_batches(rank, loader.batches_per_epoch()));
             parts.extend(lens.map(|len| Part::Evaluate { set, len }));
         }
         whole_epochs += u64::from(begin == 0);
@@ -274,6 +287,6 @@ fn batch_lens(loader: &Loader, batches: Range<usize>) -> impl Iterator<Item = us
     let tail = if options.drop_last || full == 0 { 0 } else { samples % full };
     let full_end = loader.batches_per_epoch() - usize::from(tail > 0);
     let full_count = batches.end.min(full_end).saturating_sub(batches.start).min(2);
-    let tail = (tail > 0 && batches.end > full_end).then_some(tail);
+    let tail = (tail > 0 && batches.contains(&full_end)).then_some(tail);
     std::iter::repeat_n(full, full_count).chain(tail)
 }

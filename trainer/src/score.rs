@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use lowtide_nn::Better;
+use serde::{Deserialize, Serialize};
 
 /// Sums over evaluated samples. Those of parts add up to those of the whole, so that a score does
 /// not depend on how its samples were cut into batches.
@@ -76,7 +77,7 @@ impl Score {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
     name: Cow<'static, str>,
-    unit: &'static str,
+    unit: Cow<'static, str>,
     better: Better,
     form: Form,
     ratios: Vec<Ratio>,
@@ -92,7 +93,7 @@ pub struct Ratio {
 }
 
 /// What is made of the mean of the ratios.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Form {
     Mean,
     Root,
@@ -109,7 +110,7 @@ impl Metric {
     /// intersections over unions, or of F1 = 2 · hits / (predicted + actual).
     pub fn fractions(name: impl Into<Cow<'static, str>>, ratios: Vec<Ratio>) -> Metric {
         let (name, form) = (name.into(), Form::Mean);
-        Metric { name, unit: "", better: Better::Higher, form, ratios }
+        Metric { name, unit: Cow::Borrowed(""), better: Better::Higher, form, ratios }
     }
 
     /// A sum of errors over their count, in a unit: a mean absolute error.
@@ -119,7 +120,8 @@ impl Metric {
         sum: f64,
         count: f64,
     ) -> Metric {
-        let (name, ratios) = (name.into(), vec![Ratio { part: sum, whole: count }]);
+        let (name, unit) = (name.into(), Cow::Borrowed(unit));
+        let ratios = vec![Ratio { part: sum, whole: count }];
         Metric { name, unit, better: Better::Lower, form: Form::Mean, ratios }
     }
 
@@ -151,8 +153,8 @@ impl Metric {
     }
 
     /// The unit of its value; empty for a plain number.
-    pub fn unit(&self) -> &'static str {
-        self.unit
+    pub fn unit(&self) -> &str {
+        &self.unit
     }
 
     /// Whether a higher value is a better one.
@@ -184,6 +186,71 @@ impl Metric {
     }
 }
 
+/// Scores in a form that other ranks read: JSON, with the bits of floats, which may be infinite or
+/// NaN.
+pub(crate) fn encoded(scores: &[Score]) -> Vec<u8> {
+    let scores: Vec<ScoreWords> = scores.iter().map(ScoreWords::of).collect();
+    serde_json::to_vec(&scores).expect("plain values")
+}
+
+/// What was [encoded]; `None` if it is something else.
+pub(crate) fn decoded(bytes: &[u8]) -> Option<Vec<Score>> {
+    let scores: Vec<ScoreWords> = serde_json::from_slice(bytes).ok()?;
+    Some(scores.into_iter().map(ScoreWords::into_score).collect())
+}
+
+#[derive(Serialize, Deserialize)]
+struct ScoreWords {
+    loss_sum: u64,
+    count: u64,
+    metrics: Vec<MetricWords>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct MetricWords {
+    name: String,
+    unit: String,
+    is_better_higher: bool,
+    form: Form,
+    ratios: Vec<[u64; 2]>,
+}
+
+impl ScoreWords {
+    fn of(score: &Score) -> Self {
+        let metrics = score.metrics.iter().map(|metric| MetricWords {
+            name: metric.name.to_string(),
+            unit: metric.unit.to_string(),
+            is_better_higher: metric.better == Better::Higher,
+            form: metric.form,
+            ratios: metric.ratios.iter().map(|r| [r.part, r.whole].map(f64::to_bits)).collect(),
+        });
+        ScoreWords {
+            loss_sum: score.loss_sum.to_bits(),
+            count: score.count.to_bits(),
+            metrics: metrics.collect(),
+        }
+    }
+
+    fn into_score(self) -> Score {
+        let ratio = |[part, whole]: [u64; 2]| Ratio {
+            part: f64::from_bits(part),
+            whole: f64::from_bits(whole),
+        };
+        let metric = |words: MetricWords| Metric {
+            name: words.name.into(),
+            unit: words.unit.into(),
+            better: if words.is_better_higher { Better::Higher } else { Better::Lower },
+            form: words.form,
+            ratios: words.ratios.into_iter().map(ratio).collect(),
+        };
+        Score {
+            loss_sum: f64::from_bits(self.loss_sum),
+            count: f64::from_bits(self.count),
+            metrics: self.metrics.into_iter().map(metric).collect(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,6 +277,19 @@ mod tests {
         assert_eq!(whole.value("recall"), None);
         let names: Vec<&str> = whole.values().map(|(name, _)| name).collect();
         assert_eq!(names, ["loss", "accuracy", "error"]);
+    }
+
+    #[test]
+    fn what_other_ranks_read_is_what_was_scored() {
+        let odd = Score::new(f64::INFINITY, 0.1)
+            .with(Metric::mean_error("error", "m", -0.0, 3.0))
+            .with(Metric::perplexity(1e-320, f64::MAX))
+            .with(Metric::fractions("iou", ratios(&[(1.0, 3.0), (0.0, 0.0)])));
+        let scores = [odd, Score::default(), Score::new(0.1 + 0.2, 1.0)];
+        assert_eq!(decoded(&encoded(&scores)).unwrap(), scores);
+        let nan = decoded(&encoded(&[Score::new(f64::NAN, 1.0)])).unwrap();
+        assert_eq!(nan[0].loss_sum.to_bits(), f64::NAN.to_bits());
+        assert_eq!(decoded(b"[1]"), None);
     }
 
     #[test]

@@ -241,7 +241,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Those of [`Trainer::plan`].
     pub(crate) fn plan_sharing(&mut self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<Plan> {
         let examples = Examples::of(fit)?;
-        let events = examples.events(fit, self.begin_of(fit));
+        let events = examples.events(fit, self.begin_of(fit), self.rank());
         let (batch_size, splitting) = (examples.batch_size(), self.splitting());
         self.plan_by(&events, Some(fit), |search| {
             search.sharing(forecasts).find(batch_size, batch_size, splitting)
@@ -268,7 +268,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         forecasts: &Forecasts,
     ) -> Result<usize> {
         let examples = Examples::of(fit)?;
-        let events = examples.events(fit, self.begin_of(fit));
+        let events = examples.events(fit, self.begin_of(fit), self.rank());
         let search = Search::new(self.run_inputs(), &events, 0).sharing(forecasts);
         search.least_budget(examples.batch_size(), self.splitting())
     }
@@ -281,7 +281,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// updates all parameters together.
     pub fn plan_with(&mut self, fit: &Fit<'_>, knobs: Knobs) -> Result<Plan> {
         let examples = Examples::of(fit)?;
-        let events = examples.events(fit, self.begin_of(fit));
+        let events = examples.events(fit, self.begin_of(fit), self.rank());
         let (batch_size, splitting) = (examples.batch_size(), self.splitting());
         self.plan_by(&events, Some(fit), |search| search.find_with(batch_size, knobs, splitting))
     }
@@ -315,7 +315,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         plan.staging_bytes = fit.map_or(0, Fit::staging_bytes);
         plan.data_bytes = fit.map_or(0, Fit::data_bytes);
         self.knobs = plan.knobs;
-        let planned_for = fit.map(|fit| PlannedFor::new(&self.device, fit, self.begin_of(fit)));
+        let planned_for =
+            fit.map(|fit| PlannedFor::new(&self.device, fit, self.begin_of(fit), self.rank()));
         self.plan = Some((plan.clone(), planned_for));
         Ok(plan)
     }
@@ -340,7 +341,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         forecasts: &Forecasts,
     ) -> Result<Vec<(Knobs, Forecast)>> {
         let examples = Examples::of(fit)?;
-        let (events, whole) = (examples.events(fit, self.begin_of(fit)), examples.batch_size());
+        let (events, whole) =
+            (examples.events(fit, self.begin_of(fit), self.rank()), examples.batch_size());
         let budget_bytes = self.device.allocator().capacity_bytes();
         let copies_ahead = can_copy_ahead(&self.device, fit.train);
         let inputs = RunInputs { copies_ahead, ..self.run_inputs() };

@@ -1,5 +1,6 @@
 //! What collectives allocate: on ranks, and on one whose partners are simulated.
 
+use lowtide_allocator::{Fault, Repeat};
 use lowtide_ranks::{Collectives, Mirror, Rank, Result, all_reduce_each};
 use lowtide_tensor::{DType, Device, Tensor};
 
@@ -83,6 +84,18 @@ fn no_rank_holds_a_tensor_of_another_once_a_collective_has_ended() {
     for _ in 0..20 {
         let found = on_ranks(4, PATIENT, |rank, device| {
             everything(&*rank, &device, 33).unwrap();
+            live_bytes(&device)
+        });
+        assert_eq!(found, [0; 4]);
+    }
+    for _ in 0..20 {
+        let found = on_ranks(4, PATIENT, |rank, device| {
+            let mut x = Tensor::zeros(&device, [99], DType::F32).unwrap();
+            if rank.rank().index == 1 {
+                device.allocator().inject_fault(Fault { nth: 1, repeat: Repeat::Once });
+            }
+            rank.all_reduce(&mut x).expect_err("one rank has no memory");
+            drop(x);
             live_bytes(&device)
         });
         assert_eq!(found, [0; 4]);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lowtide_allocator::{Fault, Repeat};
-use lowtide_data::{Loader, LoaderOptions, Remainder, Sharded, Shuffled, Subset};
+use lowtide_data::{Loader, LoaderOptions, Remainder, Sequential, Sharded, Shuffled, Subset};
 use lowtide_nn::optim::Stateful;
 use lowtide_ranks::{Collectives, RanksError, threads};
 use lowtide_tensor::Device;
 use lowtide_trainer::{
-    Fit, Flow, Knobs, MicroBatches, Observer, Options, Plan, Result, StepReport, TrainError,
-    Trainer, Training, Zero,
+    EvaluationReport, Fit, Flow, Knobs, MicroBatches, Observer, Options, Plan, Result, StepReport,
+    TrainError, Trainer, Training, Zero,
 };
 
 use crate::buffers::{Middle, Net, trainer_with};
@@ -166,6 +166,48 @@ fn with_leaves_one_two_four_and_eight_ranks_have_the_same_bits_in_the_planned_me
                 }
             }
         }
+    }
+}
+
+/// Looks at what an evaluation by all ranks came to.
+struct Scores<'a> {
+    set: &'a Loader,
+    peaks: Vec<usize>,
+}
+
+impl Observer for Scores<'_> {
+    fn on_evaluation(
+        &mut self,
+        report: &EvaluationReport,
+        training: &mut dyn Training,
+    ) -> Result<Flow> {
+        let allocator = training.device().allocator().clone();
+        self.peaks.push(allocator.statistics().reserved.peak_bytes);
+        let alone = training.evaluate(self.set)?;
+        assert_eq!(report.scores, [("test".to_owned(), alone)]);
+        Ok(Flow::Continue)
+    }
+}
+
+/// Of four batches, the last one short, and eight ranks four have none.
+#[test]
+fn ranks_share_an_evaluation_and_have_the_score_of_one_in_the_planned_memory() {
+    let run = Run::default();
+    let options = LoaderOptions { batch_size: 192, ..Default::default() };
+    let data = || Subset::new(digits(), (0..650).collect::<Vec<_>>()).expect("there are 1797");
+    for count in [1, 2, 4, 8] {
+        let found = on_ranks(count, |ranks| {
+            let train = loader(&run, Some(&*ranks));
+            let test = Loader::with_sampler(data(), Sequential, options).expect("valid options");
+            let mut trainer = trainer_splitting(&run, Middle::Dropout, Some(ranks), leaves(12));
+            let fit = Fit::new(&train).evaluate("test", &test).epochs(1);
+            let plan = trainer.plan_for(&fit).unwrap();
+            let mut scores = Scores { set: &test, peaks: Vec::new() };
+            trainer.run(&fit, &mut [&mut scores]).unwrap();
+            assert_eq!(scores.peaks, [plan.predicted_peak_bytes()], "of {count} ranks");
+            plan.forecast.events.iter().filter(|event| event.is_evaluation).count()
+        });
+        assert_eq!(found.iter().filter(|&&events| events == 0).count(), count.saturating_sub(4));
     }
 }
 
