@@ -51,8 +51,8 @@ pub fn evaluate(
 
 /// [`evaluate`], waiting that long for memory to come back before a batch is cut. Each of several
 /// `ranks` has [some of the batches](shared_batches), and all have the score of everything. It is
-/// added up in the order of the batches: evaluated in the same parts, as leaves are, it has the bits
-/// of one rank alone.
+/// added up in the order of the batches: where these are evaluated in the same parts, as leaves
+/// are, it has the bits of one rank alone.
 ///
 /// # Errors
 /// Those of [`evaluate`]; `Ranks`.

@@ -52,8 +52,8 @@ pub(super) fn on_threads<R>(
     })
 }
 
-/// The same ranks, whose tensors go from one NVIDIA device to another by NCCL where they are on such
-/// devices and all ranks have it; else they go through the host, and standard error says why.
+/// The same ranks. Where they are on NVIDIA devices, and all have NCCL, tensors go by it from one
+/// device to another; else they go through the host, and standard error says why.
 ///
 /// # Errors
 /// `Ranks`.

@@ -71,7 +71,7 @@ struct Config {
 pub struct NcclId(pub [u8; NcclId::BYTES]);
 
 impl NcclId {
-    /// Its size.
+    /// Bytes of an id, as the library has it.
     pub const BYTES: usize = 128;
 }
 
@@ -330,8 +330,8 @@ impl Communicator {
     /// not come any more.
     pub fn give_up(&self) {
         if let Some(Handle(handle)) = self.lock().take() {
-            // SAFETY: the handle is live, and was taken from where all others find it. There is
-            // nobody to tell if the call fails.
+            // SAFETY: the handle is live, and was taken from where all others find it. If
+            // the call fails there is no call whose error that could be.
             let _ = self.nccl.make("ncclCommAbort", |table| unsafe { (table.abort)(handle) });
         }
     }
@@ -371,11 +371,12 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         let handle = self.lock().as_ref().map(|handle| handle.0);
         let Some(handle) = handle else { return };
-        // SAFETY: the handle is live: nobody else has this value.
+        // SAFETY: the handle is live, and this value the only one with it.
         let ended = self.nccl.make("ncclCommFinalize", |table| unsafe { (table.finalize)(handle) });
         match ended.and_then(|()| self.settle("ncclCommFinalize")) {
             Ok(()) => {
-                // SAFETY: as above, and it is not used again. There is nobody to tell if that fails.
+                // SAFETY: as above, and it is not used again. If it fails nothing more can be
+                // done.
                 let _ =
                     self.nccl.make("ncclCommDestroy", |table| unsafe { (table.destroy)(handle) });
             }
