@@ -71,6 +71,12 @@ pub enum NnError {
         /// How the file or state differs from what was expected.
         problem: WeightsProblem,
     },
+    /// A parameter is not whole here: other ranks have parts of it.
+    #[error("{name} is divided among ranks, and this one has only a part of it")]
+    Divided {
+        /// Name of the parameter.
+        name: String,
+    },
     /// Adapters do not fit the model.
     #[error(transparent)]
     Adapter(#[from] AdapterProblem),

@@ -3,6 +3,7 @@
 
 mod buffer;
 mod distance;
+mod divided;
 mod error;
 pub mod fields;
 mod grid;
@@ -27,6 +28,7 @@ pub use buffer::{Buffer, check_buffers, commit_buffers};
 pub use distance::{
     LocalResponseOptions, cosine_similarity, local_response_norm, normalize, pairwise_distance,
 };
+pub use divided::{Gather, divide, set_gather};
 pub use error::{AdapterProblem, NnError, NnResult, PruneProblem, WeightsProblem};
 pub use grid::{GridMode, GridOptions, GridPadding, grid_sample};
 pub use images::{ResizeMode, Sizes, channel_shuffle, pixel_shuffle, pixel_unshuffle, resize};

@@ -46,9 +46,15 @@ pub trait Parameters {
         self.visit_policies(&mut |slot| slot.clone_from(&policy));
     }
 
-    /// Shows the value of every parameter, then that of every buffer: all that is stored.
+    /// Shows the value of every parameter, beside it the [part](Parameter::part) of one that is
+    /// divided, as `layers.0.weight.part`, then the value of every buffer: all that is stored.
     fn visit_tensors(&mut self, visitor: &mut dyn FnMut(&str, &mut Tensor)) {
-        self.visit(&mut |name, parameter| visitor(name, parameter.value_mut()));
+        self.visit(&mut |name, parameter| {
+            visitor(name, parameter.value_mut());
+            if let Some(part) = parameter.part_mut() {
+                visitor(&format!("{name}.part"), part);
+            }
+        });
         self.visit_buffers(&mut |name, buffer| visitor(name, buffer.value_mut()));
     }
 
@@ -80,7 +86,7 @@ pub trait Parameters {
 }
 
 /// Adds what `convert` gives under `id`, which may stand in several places; the first error stays.
-fn keep<K: Ord>(
+pub(crate) fn keep<K: Ord>(
     converted: &mut BTreeMap<K, Tensor>,
     id: K,
     outcome: &mut Result<()>,

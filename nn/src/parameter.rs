@@ -7,6 +7,7 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{LeafId, Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 
+use crate::divided::Divided;
 use crate::error::Result;
 use crate::quantized::{QuantizedWeight, stand_in};
 
@@ -19,6 +20,8 @@ pub struct Parameter {
     frozen: Arc<AtomicBool>,
     /// In place of the value, of which only the shape and the type are then there.
     pub(crate) quantized: Option<Box<QuantizedWeight>>,
+    /// The part that this rank has, in place of the value, as above.
+    pub(crate) divided: Option<Box<Divided>>,
 }
 
 impl Parameter {
@@ -51,7 +54,8 @@ impl Parameter {
 
     /// A parameter with the storage of `value`.
     pub fn new(value: Tensor) -> Self {
-        Parameter { id: LeafId::new(), value, frozen: Arc::default(), quantized: None }
+        let (id, frozen) = (LeafId::new(), Arc::default());
+        Parameter { id, value, frozen, quantized: None, divided: None }
     }
 
     /// The identity: the key of its gradient and of its optimizer state.
@@ -59,8 +63,8 @@ impl Parameter {
         self.id
     }
 
-    /// The tensor with its values. Of one [in few bits](crate::quantize_all) it has the shape and
-    /// the type alone.
+    /// The tensor with its values. Of one [in few bits](crate::quantize_all), or that is
+    /// [divided](crate::divide), it has the shape and the type alone.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
@@ -70,26 +74,47 @@ impl Parameter {
         &mut self.value
     }
 
-    /// The same parameter with another value, such as a part of its own.
-    pub(crate) fn with_value(&self, value: Tensor) -> Parameter {
-        Parameter { id: self.id, value, frozen: Arc::clone(&self.frozen), quantized: None }
+    /// What this rank has of one that is [divided](crate::divide).
+    ///
+    /// # Shapes
+    /// `[n]`
+    pub fn part(&self) -> Option<&Tensor> {
+        self.divided.as_deref().map(|divided| &divided.own)
+    }
+
+    /// The same, to write or to replace.
+    pub fn part_mut(&mut self) -> Option<&mut Tensor> {
+        self.divided.as_deref_mut().map(|divided| &mut divided.own)
+    }
+
+    /// The same parameter with another value, such as a part of its own: for what is shown to a
+    /// visitor.
+    #[must_use]
+    pub fn with_value(&self, value: Tensor) -> Parameter {
+        let (id, frozen) = (self.id, Arc::clone(&self.frozen));
+        Parameter { id, value, frozen, quantized: None, divided: None }
     }
 
     /// The value in a pass, where its gradient is collected unless it is frozen. One [in few
-    /// bits](crate::quantize_all) is decoded as a whole.
+    /// bits](crate::quantize_all) is decoded as a whole, one that is [divided](crate::divide) is
+    /// put together by all ranks.
     ///
     /// # Errors
-    /// `Consumed` after backward; `OutOfMemory` for what is decoded.
+    /// `Consumed` after backward; `OutOfMemory` for what is decoded or put together.
     #[track_caller]
     pub fn var(&self, pass: &Pass) -> Result<Var> {
         if let Some(weight) = &self.quantized {
             let value = weight.get()?.decode(self.value.dtype())?;
             return Ok(pass.constant(value.reshape(*self.value.shape())?));
         }
+        let value = match &self.divided {
+            Some(divided) => divided.whole(&self.value)?,
+            None => self.value.clone(),
+        };
         if self.is_frozen() {
-            return Ok(pass.constant(self.value.clone()));
+            return Ok(pass.constant(value));
         }
-        Ok(pass.leaf(self.id, &self.value)?)
+        Ok(pass.leaf(self.id, &value)?)
     }
 
     /// Leaves of the value its shape and its type, and takes `weight` in its place, frozen.

@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{LeafId, Var};
-use lowtide_tensor::{QuantFormat, Quantized, Shape, Tensor, TensorError};
+use lowtide_tensor::{Device, QuantFormat, Quantized, Shape, Tensor, TensorError};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
@@ -90,8 +90,13 @@ impl QuantizedWeight {
 
 /// What is left of a weight whose values are elsewhere: its shape and its type.
 pub(crate) fn stand_in(weight: &Tensor) -> Result<Tensor> {
-    let _scope = weight.device().category(Category::Parameter);
-    let one = Tensor::zeros(weight.device(), [1], weight.dtype())?;
+    stand_in_on(weight.device(), weight)
+}
+
+/// The same on another device.
+pub(crate) fn stand_in_on(device: &Device, weight: &Tensor) -> Result<Tensor> {
+    let _scope = device.category(Category::Parameter);
+    let one = Tensor::zeros(device, [1], weight.dtype())?;
     Ok(one.expand(*weight.shape())?)
 }
 

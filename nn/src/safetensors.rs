@@ -26,8 +26,17 @@ pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
 /// contents it takes the bytes of the largest tensor twice, for a moment.
 ///
 /// # Errors
-/// What the device says of a copy; `ValueUnavailable` on a simulated one.
+/// What the device says of a copy; `ValueUnavailable` on a simulated one; `Divided`.
 pub fn to_safetensors(model: &mut dyn Parameters) -> Result<Vec<u8>> {
+    let mut divided = None;
+    model.visit(&mut |name, parameter| {
+        if parameter.part().is_some() {
+            divided.get_or_insert_with(|| name.to_owned());
+        }
+    });
+    if let Some(name) = divided {
+        return Err(NnError::Divided { name });
+    }
     let mut entries = BTreeMap::new();
     model.visit_tensors(&mut |name, value| {
         entries.insert(name.to_owned(), Entry::of(value));

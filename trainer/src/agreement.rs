@@ -6,7 +6,7 @@
 //! gives up it tells them.
 
 use lowtide_nn::optim::Stateful;
-use lowtide_ranks::{Collectives, Mirror, Rank, RanksError, all_reduce_each, vote};
+use lowtide_ranks::{Collectives, Mirror, RanksError, all_reduce_each, vote};
 
 use crate::error::{Result, TrainError};
 use crate::leaves::{Computed, add_counts, summed};
@@ -78,11 +78,6 @@ pub(crate) fn add_up(ranks: Ranks<'_>, own: &mut Computed, are_parts: bool) -> R
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub(crate) fn ranks(&self) -> Ranks<'_> {
         self.options.ranks.as_deref()
-    }
-
-    /// Which of several ranks this is.
-    pub(crate) fn rank(&self) -> Option<Rank> {
-        self.ranks().map(Collectives::rank)
     }
 
     /// The result; of one that ends the training here, the other ranks hear.

@@ -16,6 +16,7 @@ use lowtide_nn::{Parameters, from_safetensors, to_safetensors};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::divided::take_parts;
 use crate::error::{Result, TrainError};
 use crate::learned::Learned;
 use crate::new_file::sync;
@@ -159,8 +160,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `Torn` after a step that was cut off; what the device says of a copy.
     pub fn snapshot(&mut self) -> Result<Snapshot> {
         self.check_whole()?;
-        let state = self.whole_state()?;
-        let mut learned = Learned::of(&mut self.task);
+        let (state, wholes) = self.whole_state()?;
+        let mut learned = Learned::of(&mut self.task).with_wholes(wholes);
         let model = to_safetensors(&mut learned)?;
         let optimizer = state.to_safetensors(&mut learned)?;
         let files = [(MODEL, model), (OPTIMIZER, optimizer)];
@@ -257,6 +258,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         };
         // Both before anything changes: a damaged one leaves nothing to be put back.
         let (state, model) = (file(OPTIMIZER)?, file(MODEL)?);
+        self.divide()?;
+        let wholes = self.empty_wholes()?;
         let (part, place) = (self.part(), folder.join(OPTIMIZER));
         let parameters = &mut Learned::of(&mut self.task);
         let before = self.optimizer.state(parameters)?;
@@ -267,12 +270,18 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             }
             None => state_from_safetensors(optimizer, parameters, &state, &place)?,
         }
-        if let Err(error) = from_safetensors(parameters, &model, &folder.join(MODEL)) {
+        let parameters = &mut Learned::of(&mut self.task).with_wholes(wholes.clone());
+        let loaded = from_safetensors(parameters, &model, &folder.join(MODEL));
+        let parameters = &mut Learned::of(&mut self.task);
+        if let Err(error) = loaded {
             match part {
                 Some(part) => optimizer.set_state(&mut Parts::new(parameters, part)?, before)?,
                 None => optimizer.set_state(parameters, before)?,
             }
             return Err(error.into());
+        }
+        if let Some(part) = part {
+            take_parts(parameters, part, &wholes)?;
         }
         self.scaler = scaler;
         self.step = content.step;

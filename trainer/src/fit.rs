@@ -9,6 +9,7 @@ use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Device, TensorError};
 
 use crate::checkpoint::Snapshot;
+use crate::divided::evaluate_together;
 use crate::error::{Result, TrainError};
 use crate::evaluation::{evaluate_within, with_averages};
 use crate::learned::Learned;
@@ -20,6 +21,7 @@ use crate::task::Task;
 use crate::trainer::{Position, Trainer};
 use crate::upcoming::Upcoming;
 use crate::waiting::Waiting;
+use crate::zero::Zero;
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Trains for `epochs` epochs of `train` from where the training is, evaluating `test` after
@@ -55,7 +57,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// [`Trainer::run`], of whose failure the other ranks do not hear yet.
     fn run_alone(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
         fit.check()?;
-        let planned_for = PlannedFor::new(&self.device, fit, self.begin_of(fit), self.rank());
+        self.divide()?;
+        let planned_for =
+            PlannedFor::new(&self.device, fit, self.begin_of(fit), self.evaluating_rank());
         let is_planned =
             matches!(&self.plan, Some((_, Some(made_for))) if *made_for == planned_for);
         let plan = match &self.plan {
@@ -176,6 +180,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         // A plan that had to shrink says nothing about evaluations.
         let planned = planned.filter(|plan| plan.knobs == self.knobs);
         let part = planned.map_or(self.knobs.micro_batch.max(1), |plan| plan.evaluation_batch);
+        if let (Some(ranks), Zero::Parameters) = (ranks, self.options.zero) {
+            return evaluate_together(&self.task, device, loader, part, ranks);
+        }
         with_averages(&mut self.task, &mut self.optimizer, |task| {
             evaluate_within(task, device, loader, (part, wait), ranks)
         })
@@ -204,6 +211,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
     }
 
     fn evaluate(&mut self, loader: &Loader) -> Result<Score> {
+        self.check_alone()?;
         self.score(loader, false)
     }
 

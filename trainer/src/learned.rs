@@ -1,6 +1,10 @@
 //! What a training changes of a model: what checkpoints, files of runs and hashes hold.
 
+use std::collections::BTreeMap;
+
+use lowtide_autograd::LeafId;
 use lowtide_nn::{Buffer, Parameter, Parameters};
+use lowtide_tensor::Tensor;
 
 use crate::task::Task;
 
@@ -9,18 +13,25 @@ use crate::task::Task;
 pub(crate) struct Learned<'a> {
     parameters: &'a mut dyn Parameters,
     leaves_frozen_out: bool,
+    /// Of parameters that are divided among ranks, on the host.
+    wholes: BTreeMap<LeafId, Tensor>,
 }
 
 impl<'a> Learned<'a> {
     pub(crate) fn of(task: &'a mut impl Task) -> Self {
         let leaves_frozen_out = task.base_is_elsewhere();
-        Learned { parameters: task.parameters(), leaves_frozen_out }
+        Learned { parameters: task.parameters(), leaves_frozen_out, wholes: BTreeMap::new() }
+    }
+
+    /// The same with these values for parameters that are divided among ranks.
+    pub(crate) fn with_wholes(self, wholes: BTreeMap<LeafId, Tensor>) -> Self {
+        Learned { wholes, ..self }
     }
 
     /// What is not frozen of `parameters`.
     #[cfg(feature = "command")]
     pub(crate) fn without_frozen(parameters: &'a mut dyn Parameters) -> Self {
-        Learned { parameters, leaves_frozen_out: true }
+        Learned { parameters, leaves_frozen_out: true, wholes: BTreeMap::new() }
     }
 
     /// Bytes of its tensors, and room for their names in a file.
@@ -36,10 +47,14 @@ impl<'a> Learned<'a> {
 
 impl Parameters for Learned<'_> {
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        let leaves_frozen_out = self.leaves_frozen_out;
-        self.parameters.visit(&mut |name, parameter| {
-            if !(leaves_frozen_out && parameter.is_frozen()) {
-                visitor(name, parameter);
+        let Learned { parameters, leaves_frozen_out, wholes } = self;
+        parameters.visit(&mut |name, parameter| {
+            if *leaves_frozen_out && parameter.is_frozen() {
+                return;
+            }
+            match wholes.get(&parameter.id()) {
+                Some(whole) => visitor(name, &mut parameter.with_value(whole.clone())),
+                None => visitor(name, parameter),
             }
         });
     }

@@ -9,6 +9,7 @@ mod checkpoint;
 mod checkpoint_folder;
 #[cfg(feature = "command")]
 pub mod command;
+mod divided;
 mod error;
 mod evaluation;
 mod fit;

@@ -1,5 +1,7 @@
 //! Rehearsals: the real training code on a simulated device, to know its peak before it runs.
 
+use std::sync::Arc;
+
 use lowtide_allocator::{Category, ModuleShare, Statistics};
 use lowtide_amp::LossScaler;
 use lowtide_autograd::Coupling;
@@ -10,6 +12,7 @@ use lowtide_tensor::{Assumption, Device, RandomKey, TensorError};
 use serde::{Deserialize, Serialize};
 
 use crate::agreement::mirrored;
+use crate::divided::gather_by;
 use crate::error::{Result, TrainError};
 use crate::evaluation::{score_parts, with_averages};
 use crate::knobs::Knobs;
@@ -180,6 +183,9 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         };
         let mut scaler = self.scaler.clone();
         let ranks = mirrored(self.options.ranks.as_deref());
+        if let Some(mirror) = mirrored(self.options.ranks.as_deref()) {
+            gather_by(task.parameters(), Arc::new(mirror));
+        }
         let (mut coupling, mut repeated_seconds, mut step_seconds) = (None, 0.0, 0.0_f64);
         let mut rehearsed = Vec::with_capacity(events.len());
         for event in events {

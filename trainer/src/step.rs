@@ -23,6 +23,7 @@ use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::admission::is_packed;
 use crate::agreement::{Ranks, add_up, agree, counted_together};
+use crate::divided::agree_in_calls;
 use crate::error::{Result, TrainError};
 use crate::knobs::{Knobs, reset_policies, set_policies};
 use crate::leaves::{Computed, add_counts, check as check_leaves, summed};
@@ -148,6 +149,10 @@ impl<T: Task> Forward<'_, T> {
         part: Range<usize>,
     ) -> Result<(Pass, Var)> {
         (self.on_phase)("forward");
+        if self.options.zero == Zero::Parameters {
+            // They are not whole for longer than one use takes.
+            attempt.end_casts();
+        }
         let pass =
             training_pass(self.key, attempt, turn, goal.samples_before + part.start, self.device);
         let mut pass = with_precision(pass, self.options.precision);
@@ -175,8 +180,10 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
     /// Anything before COMMIT; everything is then as it was at BEGIN. `Torn` in COMMIT.
     pub(crate) fn run(mut self, batch: &BatchView<'_>, knobs: Knobs) -> Result<StepOutcome> {
         check_zero(part_of(self.ranks, self.options.zero), self.optimizer)?;
-        let knobs = match self.divides_gradients() {
-            Some((ranks, _)) => common_knobs(ranks, knobs)?,
+        let in_step =
+            self.ranks.filter(|_| self.divides_gradients().is_some() || self.divides_parameters());
+        let knobs = match in_step {
+            Some(ranks) => common_knobs(ranks, knobs)?,
             None => knobs,
         };
         let chosen = set_policies(self.task.parameters(), &knobs, self.host);
@@ -252,7 +259,10 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
                     self.enqueued(is_last)?;
                     Ok(computed)
                 });
-                agree(self.ranks, computed)?
+                match self.ranks.filter(|_| self.divides_parameters()) {
+                    Some(ranks) => agree_in_calls(ranks, computed)?,
+                    None => agree(self.ranks, computed)?,
+                }
             }
         };
         add_up(self.ranks, &mut computed, divided.is_some())?;
@@ -271,6 +281,7 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
         let clipped = clip.map_or(Ok(()), |(norm, max)| shorten(&mut gradients, norm, max));
         let undo = (!is_last).then_some(undo);
         let part = part_of(self.ranks, self.options.zero);
+        let spread_part = part.filter(|_| !self.divides_parameters());
         let leaves = gradients.leaves().collect();
         let device = self.device;
         let preparation = Preparation { device, task: &mut *self.task, turn, part, undo };
@@ -279,7 +290,7 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
                 part.keep(&mut gradients)?;
             }
             let update = preparation.update(&mut *self.optimizer, gradients, &buffers, frozen)?;
-            let promise = part.map_or(Ok(None), |_| promise(device))?;
+            let promise = spread_part.map_or(Ok(None), |_| promise(device))?;
             Ok((update, promise))
         });
         let (update, promise) = agree(self.ranks, prepared)?;
@@ -290,7 +301,7 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
         let mut committed =
             committed.and_then(|()| commit_buffers(self.task.parameters(), &buffers));
         drop(seal);
-        if let (Ok(()), Some((ranks, part))) = (&committed, self.ranks.zip(part)) {
+        if let (Ok(()), Some((ranks, part))) = (&committed, self.ranks.zip(spread_part)) {
             committed = spread(ranks, part, self.task.parameters(), leaves);
         }
         drop(promise);
@@ -374,10 +385,15 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
     /// The ranks, and what this one keeps of every gradient, where these are divided as they are
     /// computed.
     fn divides_gradients(&self) -> Option<(&'a dyn Collectives, Part)> {
-        let divides = self.options.zero == Zero::Gradients
+        let divides = matches!(self.options.zero, Zero::Gradients | Zero::Parameters)
             && !matches!(self.options.micro_batches, MicroBatches::Leaves(_));
         let part = part_of(self.ranks, self.options.zero).filter(|_| divides)?;
         Some((self.ranks?, part))
+    }
+
+    /// Whether this rank has parts of the parameters alone.
+    fn divides_parameters(&self) -> bool {
+        self.options.zero == Zero::Parameters && part_of(self.ranks, self.options.zero).is_some()
     }
 
     /// This rank's part of the gradients of the mean loss of all of them.

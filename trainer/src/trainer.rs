@@ -1,5 +1,6 @@
 //! A training: its parts, and one step of it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,7 @@ use crate::state_hash::StateHasher;
 use crate::step::{Step, StepOutcome};
 use crate::task::Task;
 use crate::upcoming::{Upcoming, can_copy_ahead};
-use crate::zero::Zero;
+use crate::zero::{Gathered, Zero};
 
 /// Trains a task with an optimizer on a device, one transaction per logical batch.
 pub struct Trainer<T, O> {
@@ -68,7 +69,8 @@ pub struct Position {
 }
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
-    /// A trainer before its first step. The task's parameters are on `device`.
+    /// A trainer before its first step. The task's parameters are on `device`, or where ranks are
+    /// going to [divide](Trainer::divide) them, on any.
     pub fn new(device: &Device, mut task: T, optimizer: O, options: Options) -> Self {
         // Only now do they have names: reports and errors say whose memory is whose.
         task.parameters().visit_tensors(&mut |name, tensor| {
@@ -204,12 +206,16 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             let added = hasher.add(name, tensor);
             result = std::mem::replace(&mut result, Ok(())).and(added);
         };
-        Learned::of(&mut self.task).visit_tensors(&mut |name, tensor| add(name, tensor));
-        match self.part() {
+        let gathered = self.part().map(|_| self.gathered()).transpose()?;
+        let (states, wholes) = match gathered {
+            Some(Gathered { states, parameters }) => (Some(states), parameters),
+            None => (None, BTreeMap::new()),
+        };
+        let mut learned = Learned::of(&mut self.task).with_wholes(wholes);
+        learned.visit_tensors(&mut |name, tensor| add(name, tensor));
+        match states {
             None => self.optimizer.visit_state(&mut |tensor| add("state", tensor)),
-            Some(_) => {
-                self.gathered_states()?.iter().for_each(|(_, tensor)| add("state", tensor));
-            }
+            Some(states) => states.iter().for_each(|(_, tensor)| add("state", tensor)),
         }
         result?;
         let scale = u64::from(self.scaler.scale().to_bits());
@@ -240,8 +246,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// # Errors
     /// Those of [`Trainer::plan`].
     pub(crate) fn plan_sharing(&mut self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<Plan> {
+        self.divide()?;
         let examples = Examples::of(fit)?;
-        let events = examples.events(fit, self.begin_of(fit), self.rank());
+        let events = examples.events(fit, self.begin_of(fit), self.evaluating_rank());
         let (batch_size, splitting) = (examples.batch_size(), self.splitting());
         self.plan_by(&events, Some(fit), |search| {
             search.sharing(forecasts).find(batch_size, batch_size, splitting)
@@ -268,7 +275,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         forecasts: &Forecasts,
     ) -> Result<usize> {
         let examples = Examples::of(fit)?;
-        let events = examples.events(fit, self.begin_of(fit), self.rank());
+        let events = examples.events(fit, self.begin_of(fit), self.evaluating_rank());
         let search = Search::new(self.run_inputs(), &events, 0).sharing(forecasts);
         search.least_budget(examples.batch_size(), self.splitting())
     }
@@ -280,8 +287,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// samples are coupled, or that may not be split, or a fused update by an optimizer that
     /// updates all parameters together.
     pub fn plan_with(&mut self, fit: &Fit<'_>, knobs: Knobs) -> Result<Plan> {
+        self.divide()?;
         let examples = Examples::of(fit)?;
-        let events = examples.events(fit, self.begin_of(fit), self.rank());
+        let events = examples.events(fit, self.begin_of(fit), self.evaluating_rank());
         let (batch_size, splitting) = (examples.batch_size(), self.splitting());
         self.plan_by(&events, Some(fit), |search| search.find_with(batch_size, knobs, splitting))
     }
@@ -315,8 +323,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         plan.staging_bytes = fit.map_or(0, Fit::staging_bytes);
         plan.data_bytes = fit.map_or(0, Fit::data_bytes);
         self.knobs = plan.knobs;
-        let planned_for =
-            fit.map(|fit| PlannedFor::new(&self.device, fit, self.begin_of(fit), self.rank()));
+        let planned_for = fit.map(|fit| {
+            PlannedFor::new(&self.device, fit, self.begin_of(fit), self.evaluating_rank())
+        });
         self.plan = Some((plan.clone(), planned_for));
         Ok(plan)
     }
@@ -341,8 +350,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         forecasts: &Forecasts,
     ) -> Result<Vec<(Knobs, Forecast)>> {
         let examples = Examples::of(fit)?;
-        let (events, whole) =
-            (examples.events(fit, self.begin_of(fit), self.rank()), examples.batch_size());
+        let (events, whole) = (
+            examples.events(fit, self.begin_of(fit), self.evaluating_rank()),
+            examples.batch_size(),
+        );
         let budget_bytes = self.device.allocator().capacity_bytes();
         let copies_ahead = can_copy_ahead(&self.device, fit.train);
         let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
@@ -358,6 +369,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Those of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
         if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
+            self.divide()?;
             let (events, len) = ([PlannedEvent::Step(batch.view()); 2], batch.len());
             let splitting = self.splitting();
             self.plan_by(&events, None, |search| search.find(len, len, splitting))?;
@@ -453,8 +465,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Err(self.explained(error, batch))
     }
 
-    /// The error with what a second look at the batch finds.
+    /// The error with what a second look at the batch finds, if this rank can look alone.
     fn explained(&mut self, mut error: NotFinite, batch: &BatchView<'_>) -> TrainError {
+        if self.check_alone().is_err() {
+            return Box::new(error).into();
+        }
         let key = RandomKey::new(self.options.seed).step(error.step);
         let look = Look { device: &self.device, key, precision: self.options.precision };
         error.explain(&mut self.task, &look, batch, self.knobs.micro_batch);

@@ -5,16 +5,19 @@
 //! where they meet between two steps.
 
 use std::collections::{BTreeMap, BTreeSet};
+#[cfg(feature = "command")]
+use std::path::Path;
 
 use lowtide_allocator::Promise;
 use lowtide_autograd::{AutogradError, Gradients, LeafId};
 use lowtide_nn::optim::{OptimizerState, Part, Parts, Stateful};
 use lowtide_nn::{NnError, Parameters};
-use lowtide_ranks::{Collectives, Rank, RanksError, vote};
+use lowtide_ranks::{Collectives, Rank};
 use lowtide_tensor::{CpuOptions, Device, Tensor, TensorError};
 use serde::{Deserialize, Serialize};
 
 use crate::agreement::Ranks;
+use crate::divided::{agree_in_calls, in_pass};
 use crate::error::{Result, TrainError};
 use crate::knobs::Knobs;
 use crate::learned::Learned;
@@ -39,11 +42,15 @@ pub enum Zero {
     /// of each micro-batch in turn; with [leaves](crate::MicroBatches::Leaves), gradients are
     /// divided once they are summed.
     Gradients,
+    /// Those, and parameters (ZeRO-3), frozen ones too: a parameter is whole only from its use in
+    /// forward to its last one in backward, and in blocks that are recomputed only while they run.
+    /// All ranks take the same parts of batches and of evaluations at the same time.
+    Parameters,
 }
 
 impl Zero {
     /// All of them, the one that divides least first.
-    pub(crate) const ALL: [Zero; 3] = [Zero::Off, Zero::States, Zero::Gradients];
+    pub(crate) const ALL: [Zero; 4] = [Zero::Off, Zero::States, Zero::Gradients, Zero::Parameters];
 
     /// What is divided, in words, if anything is.
     pub(crate) fn divided(self) -> Option<&'static str> {
@@ -51,6 +58,7 @@ impl Zero {
             Zero::Off => None,
             Zero::States => Some("the optimizer's states"),
             Zero::Gradients => Some("the optimizer's states and gradients"),
+            Zero::Parameters => Some("the optimizer's states, gradients and parameters"),
         }
     }
 }
@@ -86,13 +94,11 @@ pub(crate) struct PartSums<'a> {
     ranks: &'a dyn Collectives,
     part: Part,
     sums: Gradients,
-    /// A failure that all ranks know of.
-    failed_together: Option<RanksError>,
 }
 
 impl<'a> PartSums<'a> {
     pub(crate) fn new(ranks: &'a dyn Collectives, part: Part) -> Self {
-        PartSums { ranks, part, sums: Gradients::default(), failed_together: None }
+        PartSums { ranks, part, sums: Gradients::default() }
     }
 
     /// Adds the own part of a gradient of all ranks, which all of them have now.
@@ -102,10 +108,7 @@ impl<'a> PartSums<'a> {
     pub(crate) fn add(&mut self, leaf: LeafId, gradient: Tensor) -> Result<(), AutogradError> {
         let mut gradient = if gradient.is_reusable() { gradient } else { gradient.copied()? };
         let part_len = self.part.len_of(gradient.element_count());
-        if let Err(error) = self.ranks.reduce_part(&mut gradient, part_len) {
-            self.failed_together = Some(error.clone());
-            return Err(AutogradError::segment(error));
-        }
+        self.ranks.reduce_part(&mut gradient, part_len).map_err(in_pass)?;
         let mut own = self.part.of(&gradient).map_err(NnError::into_autograd)?.copied()?;
         drop(gradient);
         if let Some(mut sum) = self.sums.remove(leaf) {
@@ -124,22 +127,13 @@ impl<'a> PartSums<'a> {
     /// # Errors
     /// The own error; `Ranks` for that of another rank.
     pub(crate) fn agree<T>(self, own: Result<T>) -> Result<(T, Gradients)> {
-        match (own, self.failed_together) {
-            (Ok(value), None) => {
-                vote(self.ranks, Ok(()))?;
-                Ok((value, self.sums))
-            }
-            (_, Some(error)) => Err(error.into()),
-            (Err(error), None) => {
-                self.ranks.refuse(&error.one_line())?;
-                Err(error)
-            }
-        }
+        let value = agree_in_calls(self.ranks, own)?;
+        Ok((value, self.sums))
     }
 }
 
 /// Knobs that need no more memory than those of any rank: where gradients are summed as they come,
-/// they have to come in the same order everywhere.
+/// or parameters put together as they are used, that has to be in the same order everywhere.
 ///
 /// # Errors
 /// `Ranks`.
@@ -188,6 +182,14 @@ pub(crate) fn spread(
         }
     });
     result.map_err(|error| AutogradError::segment(error).into())
+}
+
+/// What ranks have parts of, on the host.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    /// The states of the optimizer by name, in the order in which the optimizer has them.
+    pub(crate) states: Vec<(String, Tensor)>,
+    pub(crate) parameters: BTreeMap<LeafId, Tensor>,
 }
 
 /// What a rank says where all of them meet between two steps.
@@ -239,7 +241,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             (Zero::Gradients, MicroBatches::AsNeeded | MicroBatches::Never) => {
                 (micro_batches + 1) * once
             }
-            (Zero::States | Zero::Gradients, _) => 3 * once,
+            (Zero::Parameters, MicroBatches::AsNeeded | MicroBatches::Never) => {
+                3 * micro_batches * once
+            }
+            (Zero::States | Zero::Gradients | Zero::Parameters, _) => 3 * once,
         }
     }
 
@@ -275,22 +280,25 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(said.into_iter().map(|said| word(said).expect("one of the words")).collect())
     }
 
-    /// The states of the optimizer of all ranks by name, on the host, in the order in which the
-    /// optimizer has them.
+    /// What all ranks have parts of.
     ///
     /// # Errors
     /// `Ranks`; what a device says of a copy.
-    pub(crate) fn gathered_states(&mut self) -> Result<Vec<(String, Tensor)>> {
+    pub(crate) fn gathered(&mut self) -> Result<Gathered> {
         self.say(Word::Gather)?;
         self.gather(true)
     }
 
     /// Gives the own parts, and takes those of all, if it is this rank that `wants` them.
-    fn gather(&mut self, wants: bool) -> Result<Vec<(String, Tensor)>> {
-        let mut shapes = BTreeMap::new();
+    fn gather(&mut self, wants: bool) -> Result<Gathered> {
+        let (mut shapes, mut own_parts) = (BTreeMap::new(), BTreeMap::new());
         let mut learned = Learned::of(&mut self.task);
         learned.visit(&mut |name, parameter| {
             shapes.insert(name.to_owned(), *parameter.value().shape());
+            if let Some(own) = parameter.part() {
+                let own = (own.clone(), *parameter.value().shape());
+                own_parts.insert(parameter.id(), own);
+            }
         });
         let part = part_of(self.options.ranks.as_deref(), self.options.zero).expect("there is one");
         let named = self.optimizer.state(&mut Parts::new(&mut learned, part)?)?.tensors;
@@ -298,7 +306,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.optimizer.visit_state(&mut |state| states.push(state.clone()));
         let host = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
         let ranks = self.ranks().expect("there are several");
-        let mut gathered = Vec::new();
+        let mut gathered = Gathered::default();
         for state in states {
             let name = named.iter().find(|(_, tensor)| tensor.shares_storage(&state));
             let parts = ranks.exchange(&state.to_bytes()?)?;
@@ -306,22 +314,44 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             let parameter = name.rsplit_once('.').map_or("", |(parameter, _)| parameter);
             let shape = shapes[parameter];
             let whole = Tensor::from_bytes(&host, shape, state.dtype(), &parts.concat())?;
-            gathered.push((name.clone(), whole));
+            gathered.states.push((name.clone(), whole));
+        }
+        for (id, (own, shape)) in own_parts {
+            let parts = ranks.exchange(&own.to_bytes()?)?;
+            if wants {
+                let whole = Tensor::from_bytes(&host, shape, own.dtype(), &parts.concat())?;
+                gathered.parameters.insert(id, whole);
+            }
         }
         Ok(gathered)
     }
 
-    /// The optimizer's state of all ranks.
+    /// Writes the model as a file of safetensors, with the parts of all ranks.
     ///
     /// # Errors
-    /// Those of [`Trainer::gathered_states`].
-    pub(crate) fn whole_state(&mut self) -> Result<OptimizerState> {
-        let Some(part) = self.part() else {
-            return Ok(self.optimizer.state(&mut Learned::of(&mut self.task))?);
+    /// `File`; those of [`Trainer::gathered`].
+    #[cfg(feature = "command")]
+    pub(crate) fn save_model(&mut self, path: &Path) -> Result<()> {
+        let wholes = match (self.options.zero, self.part()) {
+            (Zero::Parameters, Some(_)) => self.gathered()?.parameters,
+            _ => BTreeMap::new(),
         };
-        let tensors = self.gathered_states()?.into_iter().collect();
+        Ok(lowtide_nn::save(&mut Learned::of(&mut self.task).with_wholes(wholes), path)?)
+    }
+
+    /// The optimizer's state of all ranks, and the parameters that are divided among them.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::gathered`].
+    pub(crate) fn whole_state(&mut self) -> Result<(OptimizerState, BTreeMap<LeafId, Tensor>)> {
+        let Some(part) = self.part() else {
+            let state = self.optimizer.state(&mut Learned::of(&mut self.task))?;
+            return Ok((state, BTreeMap::new()));
+        };
+        let Gathered { states, parameters } = self.gathered()?;
+        let tensors = states.into_iter().collect();
         let mut learned = Learned::of(&mut self.task);
         let own = self.optimizer.state(&mut Parts::new(&mut learned, part)?)?;
-        Ok(OptimizerState { tensors, ..own })
+        Ok((OptimizerState { tensors, ..own }, parameters))
     }
 }

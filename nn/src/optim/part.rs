@@ -74,14 +74,15 @@ pub struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// That part of the parameters.
+    /// That part of the parameters, or what they have of it if they are
+    /// [divided](crate::divide).
     ///
     /// # Errors
     /// `Strided` if one of those that are trained is not contiguous.
     pub fn new(parameters: &'a mut dyn Parameters, part: Part) -> Result<Self> {
         let mut result = Ok(());
         visit_once(parameters, &mut |_, parameter| {
-            if result.is_ok() && !parameter.is_frozen() {
+            if result.is_ok() && !parameter.is_frozen() && parameter.part().is_none() {
                 result = part.of(parameter.value()).map(drop);
             }
         });
@@ -94,7 +95,10 @@ impl Parameters for Parts<'_> {
         let part = self.part;
         self.parameters.visit(&mut |name, parameter| {
             if !parameter.is_frozen() {
-                let value = part.of(parameter.value()).expect("contiguous, which was checked");
+                let value = match parameter.part() {
+                    Some(own) => own.clone(),
+                    None => part.of(parameter.value()).expect("contiguous, which was checked"),
+                };
                 visitor(name, &mut parameter.with_value(value));
             }
         });

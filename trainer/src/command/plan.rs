@@ -579,14 +579,13 @@ pub(super) fn find(
     let fit = recipe.fit(&train, &test);
     let mut planning = planning.clone();
     if is_least && planning.zero.is_none() {
-        planning.zero = can_divide(recipe, &sim, samples, &planning)?.then_some(Zero::Gradients);
+        planning.zero = can_divide(recipe, &sim, samples, &planning)?.then_some(Zero::Parameters);
     }
     let trainer_of = |recipe: &Recipe, zero: Zero| -> Result<RecipeTrainer> {
         sim.allocator().set_capacity(CAPACITY_BYTES);
-        let mut trainer = recipe.trainer(&sim, samples)?;
+        let ranks = planning.simulated_ranks();
+        let mut trainer = recipe.trainer_among(ranks, zero, &sim, samples)?;
         trainer.set_offload(host.clone());
-        trainer.set_ranks(planning.simulated_ranks());
-        trainer.set_zero(zero);
         Ok(trainer)
     };
     let changed = planning.first_that_fits(recipe, |recipe, zero| {

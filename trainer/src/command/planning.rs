@@ -61,7 +61,8 @@ fn parse_zero(text: &str) -> Result<Zero, String> {
         "0" => Ok(Zero::Off),
         "1" => Ok(Zero::States),
         "2" => Ok(Zero::Gradients),
-        _ => Err(format!("{text:?} is no stage: 0, 1 or 2")),
+        "3" => Ok(Zero::Parameters),
+        _ => Err(format!("{text:?} is no stage: 0, 1, 2 or 3")),
     }
 }
 

@@ -39,8 +39,7 @@ impl<'a> LastFiles<'a> {
     /// `File` if there is no room even then; what the device says of a copy.
     pub(super) fn save_model(&mut self, trainer: &mut RecipeTrainer) -> Result<()> {
         let files = self.files;
-        let mut save =
-            || Ok(lowtide_nn::save(&mut Learned::of(trainer.task_mut()), &files.model())?);
+        let mut save = || trainer.save_model(&files.model());
         let saved = Reserve::spend(&mut self.reserve, &mut save);
         match saved {
             Err(error) if error.lacks_room() => {
@@ -95,6 +94,10 @@ fn note(what: &str, error: &TrainError) {
 /// the one to report, so one in here only means that nothing is kept.
 pub(super) fn rescue(trainer: &mut RecipeTrainer, recipe: &Recipe, staging: Staging) {
     let (steps, files) = (trainer.steps(), staging.partial());
+    // Of parameters that are divided the other ranks have the rest, and have ended.
+    if trainer.check_alone().is_err() {
+        return;
+    }
     // A run that is published needs no rescue, even if some of its files are still to be moved.
     if steps == 0 || trainer.is_torn() || !files.path().is_dir() {
         return;

@@ -353,11 +353,12 @@ impl Begin<'_> {
         let &Begin { arguments, origin, plan_file, ref ranks } = self;
         let RunArgs { device: device_arguments, planning, .. } = arguments;
         let process_budget = device_arguments.process_budget();
-        let mut trainer = match recipe.trainer(device, samples) {
+        let mut trainer = match recipe.trainer_among(ranks.clone(), zero, device, samples) {
             // The rehearsal on a larger, simulated device knows how much is missing in all.
             Err(error) if error.out_of_memory().is_some() => {
                 let mut as_it_is = planning.clone();
                 as_it_is.allow.clear();
+                as_it_is.zero = Some(zero);
                 let budget = PlanBudget::Given(process_budget);
                 let found = plan::find(recipe, device_arguments, &as_it_is, budget);
                 return found.and(Err(error));
@@ -366,8 +367,6 @@ impl Begin<'_> {
         };
         trainer.set_wait(arguments.wait.unwrap_or_default());
         trainer.set_offload(planning.open_host(device_arguments)?);
-        trainer.set_ranks(ranks.clone());
-        trainer.set_zero(zero);
         if let Some(origin) = origin {
             trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error))?;
         }

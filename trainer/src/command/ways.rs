@@ -59,7 +59,7 @@ impl Ways {
             return Ok(());
         }
         let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
-        let width = "the optimizer's states and gradients".len();
+        let width = "the optimizer's states, gradients and parameters".len();
         say("")?;
         say(&format!(
             "{:<width$}  {:<32}{:<14}{}",

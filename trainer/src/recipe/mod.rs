@@ -20,11 +20,12 @@ use std::fs;
 use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::Arc;
 
 use lowtide_data::{Loader, LoaderOptions, OnBadSample};
 use lowtide_nn::optim::Stateful;
 use lowtide_nn::{NnError, Schedule};
-use lowtide_ranks::Rank;
+use lowtide_ranks::{Collectives, Rank};
 use lowtide_tensor::{Device, RandomKey};
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +53,7 @@ pub use stored::{StateType, StoredType};
 use options::options;
 use prune::Start;
 
+use crate::divided::host_of;
 use crate::error::{Result, TrainError};
 use crate::observers::CheckpointEvery;
 use crate::options::{MicroBatches, NonFinite, Options};
@@ -60,6 +62,7 @@ use crate::precision::Precision;
 use crate::run_dir::RunDir;
 use crate::task::Task;
 use crate::trainer::Trainer;
+use crate::zero::Zero;
 
 /// So many that the steps of a run can be counted.
 pub(crate) const EPOCHS_MAX: u64 = 1 << 32;
@@ -400,6 +403,31 @@ impl Recipe {
     /// # Errors
     /// `OutOfMemory` when not even the model fits; a number out of its range.
     pub fn trainer(&self, device: &Device, samples: Samples) -> Result<RecipeTrainer> {
+        self.trainer_of(self.task(device, samples)?, device)
+    }
+
+    /// The same for `ranks` of which each keeps its part of what `zero` says, beside a host that
+    /// has room for the whole model while parameters are divided.
+    ///
+    /// # Errors
+    /// Those of [`Recipe::trainer`].
+    pub(crate) fn trainer_among(
+        &self,
+        ranks: Option<Arc<dyn Collectives>>,
+        zero: Zero,
+        device: &Device,
+        samples: Samples,
+    ) -> Result<RecipeTrainer> {
+        let is_divided = zero == Zero::Parameters && ranks.is_some();
+        let place = if is_divided { host_of(device)? } else { device.clone() };
+        let mut trainer = self.trainer_of(self.task(&place, samples)?, device)?;
+        trainer.set_ranks(ranks);
+        trainer.set_zero(zero);
+        trainer.divide()?;
+        Ok(trainer)
+    }
+
+    fn trainer_of(&self, task: Box<dyn Task>, device: &Device) -> Result<RecipeTrainer> {
         let optimizer = self.optimizer()?;
         let options = Options {
             seed: self.train.seed,
@@ -414,7 +442,7 @@ impl Recipe {
             background_checkpoints: self.train.checkpoint_every.is_some(),
             ..Default::default()
         };
-        Ok(Trainer::new(device, self.task(device, samples)?, optimizer, options))
+        Ok(Trainer::new(device, task, optimizer, options))
     }
 }
 

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use lowtide_allocator::Category;
+use lowtide_autograd::SavedPolicy;
 use lowtide_nn::optim::{Adam, AdamOptions, Averaged, Lamb, LambOptions, Stateful};
-use lowtide_nn::{Flatten, Linear, ReLU, Sequential};
+use lowtide_nn::{Flatten, Linear, ReLU, Segment, Sequential};
 use lowtide_ranks::Collectives;
 use lowtide_tensor::RandomKey;
 use lowtide_trainer::{
-    Classification, Fit, Flow, Knobs, MicroBatches, Observer, Options, Result, StepReport,
+    Classification, Fit, Flow, Knobs, MicroBatches, Observer, Options, Result, StepReport, Task,
     TrainError, Trainer, Training, Zero,
 };
 
@@ -52,7 +53,7 @@ fn divided_states_have_the_same_bits_in_the_planned_memory() {
                     })
                 };
                 let whole = ran(Zero::Off);
-                for zero in [Zero::States, Zero::Gradients] {
+                for zero in [Zero::States, Zero::Gradients, Zero::Parameters] {
                     for (whole, divided) in whole.iter().zip(ran(zero)) {
                         let place = format!("{kind:?} {middle:?} {zero:?} on {count} ranks");
                         assert_eq!((divided.0, &divided.1), (whole.0, &whole.1), "{place}");
@@ -124,11 +125,44 @@ fn deep(run: &Run, options: Options) -> Trainer<Classification<Sequential>, Box<
     let mut net = Sequential::new().then(Flatten).then(first);
     for index in 0..8 {
         let key = key.op(&format!("layer {index}"));
-        net = net.then(ReLU).then(Linear::new(&device, key, 256, 256).expect("memory"));
+        let layer = Linear::new(&device, key, 256, 256).expect("memory");
+        net = net.then(Segment::new(Sequential::new().then(ReLU).then(layer)));
     }
     let last = Linear::new(&device, key.op("last"), 256, 10).expect("memory");
     let net = net.then(ReLU).then(last);
     Trainer::new(&device, Classification::new(net), run.kind.build(0.01), options)
+}
+
+/// Beside the largest one, which is whole for a moment, where blocks are recomputed.
+#[test]
+fn parameters_that_are_divided_take_their_share() {
+    let run = Run { train_len: 16, batch_size: 8, kind: Kind::Plain, ..Run::default() };
+    let parameters = |count: usize, zero| {
+        on_ranks(count, |ranks| {
+            let options = Options { ranks: Some(ranks.clone()), zero, ..Options::default() };
+            let mut trainer = deep(&run, options);
+            trainer.task_mut().parameters().set_policy(Some(SavedPolicy::Recompute));
+            let train = loader(&run, Some(&*ranks));
+            let fit = Fit::new(&train).evaluate("test", &train).epochs(1);
+            let plan = trainer.plan_for(&fit).unwrap();
+            trainer.device().allocator().trim();
+            trainer.device().allocator().reset_peaks();
+            trainer.run(&fit, &mut []).unwrap();
+            let statistics = trainer.device().allocator().statistics();
+            assert_eq!(plan.predicted_peak_bytes(), statistics.reserved.peak_bytes);
+            let bytes = statistics.by_category[Category::Parameter].peak_bytes;
+            (bytes, trainer.state_hash().unwrap())
+        })
+    };
+    for count in [2, 4] {
+        let whole = parameters(count, Zero::Gradients);
+        for (own, whole) in parameters(count, Zero::Parameters).iter().zip(&whole) {
+            assert_eq!(own.1, whole.1, "{count} ranks");
+            // Eight layers of one size.
+            let largest = whole.0 / 8;
+            assert!(own.0 < whole.0 / count + 2 * largest, "{} of {}, {count}", own.0, whole.0);
+        }
+    }
 }
 
 /// The sum of each micro-batch over the ranks, and then over the micro-batches.
@@ -163,7 +197,7 @@ fn gradients_are_divided_after_each_micro_batch_of_all_ranks() {
 /// Each allocation of a step fails on each rank in turn.
 #[test]
 fn a_divided_step_that_fails_is_done_again_with_the_same_bits() {
-    for zero in [Zero::States, Zero::Gradients] {
+    for zero in [Zero::States, Zero::Gradients, Zero::Parameters] {
         fail_everywhere(MicroBatches::AsNeeded, zero);
         fail_everywhere(leaves(24), zero);
     }
@@ -189,7 +223,10 @@ impl Observer for Save<'_> {
 #[test]
 fn what_one_rank_saves_has_the_states_of_all_and_goes_on_with_any_number() {
     let folder = tempfile::tempdir().expect("a folder");
-    for kind in [Kind::Adam, Kind::Momentum] {
+    let saving = [Zero::States, Zero::Parameters];
+    for (kind, saved) in
+        [Kind::Adam, Kind::Momentum].into_iter().flat_map(|kind| saving.map(|zero| (kind, zero)))
+    {
         let run = Run { kind, epochs: 3, ..Run::default() };
         let whole = run_trainer(
             &run,
@@ -198,18 +235,22 @@ fn what_one_rank_saves_has_the_states_of_all_and_goes_on_with_any_number() {
             calm,
         );
         let whole = whole.unwrap().hash;
-        let path = folder.path().join(format!("{kind:?}"));
+        let path = folder.path().join(format!("{kind:?} {saved:?}"));
         on_ranks(4, |ranks| {
             let saves = ranks.rank().index == 1;
             let train = loader(&run, Some(&*ranks));
-            let mut trainer =
-                trainer(&run, Middle::BatchNorm, Some(ranks), leaves(12), Zero::States);
+            let mut trainer = trainer(&run, Middle::BatchNorm, Some(ranks), leaves(12), saved);
             let mut save = Save { after: 3, path: saves.then_some(&*path) };
             trainer.run(&Fit::new(&train).epochs(run.epochs), &mut [&mut save]).unwrap();
             trainer.leave().unwrap();
         });
-        for (count, zero) in [(1, Zero::Off), (2, Zero::States), (2, Zero::Off), (4, Zero::States)]
-        {
+        for (count, zero) in [
+            (1, Zero::Off),
+            (2, Zero::States),
+            (2, Zero::Off),
+            (4, Zero::States),
+            (2, Zero::Parameters),
+        ] {
             let hashes = on_ranks(count, |ranks| {
                 let ranks = (count > 1).then_some(ranks);
                 let train = loader(&run, ranks.as_deref());

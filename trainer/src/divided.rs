@@ -1,0 +1,222 @@
+//! Parameters of which each of several ranks has a part.
+//!
+//! A pass puts a parameter together where it uses it, which all ranks have to do at the same time.
+//! So they take the same steps in the same order: parts of batches are alike, an evaluation is done
+//! by all, and a rank that fails between two calls says so in place of the next one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lowtide_allocator::ModulePath;
+use lowtide_autograd::{AutogradError, LeafId};
+use lowtide_data::Loader;
+use lowtide_nn::optim::{Part, Stateful};
+use lowtide_nn::{Gather, NnError, NnResult, Parameters, divide, set_gather};
+use lowtide_ranks::{Collectives, Rank, RanksError, vote};
+use lowtide_tensor::{CpuOptions, Device, Tensor};
+
+use crate::agreement::is_of_another;
+use crate::error::{Result, TrainError};
+use crate::evaluation::score_parts;
+use crate::learned::Learned;
+use crate::score::Score;
+use crate::task::Task;
+use crate::trainer::Trainer;
+use crate::zero::Zero;
+
+/// The call of all ranks by which a parameter is put together.
+#[derive(Debug)]
+struct ByRanks(Arc<dyn Collectives>);
+
+impl Gather for ByRanks {
+    fn gather(&self, whole: &mut Tensor, part_len: usize) -> NnResult<()> {
+        self.0.gather_parts(whole, part_len).map_err(|error| in_pass(error).into())
+    }
+}
+
+/// An error of ranks as one of a pass, in which a lack of memory is seen.
+pub(crate) fn in_pass(error: RanksError) -> AutogradError {
+    match error {
+        RanksError::Tensor(error) => error.into(),
+        error => AutogradError::segment(error),
+    }
+}
+
+/// The error, or that of the ranks which it carries.
+fn out_of_pass(error: TrainError) -> TrainError {
+    match &error {
+        TrainError::Nn(NnError::Autograd(AutogradError::Segment(carried))) => {
+            let of_ranks = carried.downcast_ref::<RanksError>().cloned();
+            of_ranks.map_or(error, TrainError::from)
+        }
+        _ => error,
+    }
+}
+
+/// The own result of work in which ranks call each other, if every rank has one. A rank that fails
+/// says so in place of the call that the others are in, or come to; if that call has failed they
+/// all do.
+///
+/// # Errors
+/// The own error; `Ranks` for that of another rank.
+pub(crate) fn agree_in_calls<T>(ranks: &dyn Collectives, own: Result<T>) -> Result<T> {
+    match own {
+        Ok(value) => {
+            vote(ranks, Ok(()))?;
+            Ok(value)
+        }
+        Err(error) => {
+            let error = out_of_pass(error);
+            ranks.refuse(&error.one_line())?;
+            Err(error)
+        }
+    }
+}
+
+/// Lets the parameters of a rehearsal be put together by the ranks of it.
+pub(crate) fn gather_by(parameters: &mut dyn Parameters, ranks: Arc<dyn Collectives>) {
+    let gather: Arc<dyn Gather> = Arc::new(ByRanks(ranks));
+    set_gather(parameters, &gather);
+}
+
+/// Where a model is built whose parameters are divided then: it has room for all of it, as memory
+/// beside that of the training.
+///
+/// # Errors
+/// What keeps the device from being opened.
+#[cfg(feature = "command")]
+pub(crate) fn host_of(device: &Device) -> Result<Device> {
+    if !device.is_simulated() {
+        return Ok(Device::cpu(CpuOptions::default())?);
+    }
+    let host = device.simulate();
+    host.allocator().set_capacity(usize::MAX);
+    Ok(host)
+}
+
+/// The score of everything in `loader`, of which all ranks score the same parts at the same time,
+/// of no more samples than any of them would. Where memory lacks on one of them, all drop their
+/// caches and try again, then with half the samples.
+///
+/// # Errors
+/// Those of an evaluation; `Ranks`.
+pub(crate) fn evaluate_together(
+    task: &(impl Task + ?Sized),
+    device: &Device,
+    loader: &Loader,
+    micro_batch: usize,
+    ranks: &dyn Collectives,
+) -> Result<Score> {
+    let said = ranks.exchange(&(micro_batch as u64).to_le_bytes())?;
+    let sizes = said.iter().filter_map(|words| words.as_slice().try_into().ok());
+    let least = sizes.map(u64::from_le_bytes).min().unwrap_or(1).max(1) as usize;
+    let mut total = Score::default();
+    for batch in loader.epoch(0) {
+        let batch = agree_in_calls(ranks, batch.map_err(TrainError::from))?;
+        let (mut part, mut is_again) = (least, false);
+        let score = loop {
+            let scored = score_parts(task, device, &batch.view(), part);
+            match agree_in_calls(ranks, scored) {
+                Err(error) if error.out_of_memory().is_some() || is_of_another(&error) => {
+                    device.allocator().trim();
+                    if is_again && part == 1 {
+                        return Err(error);
+                    }
+                    part = if is_again { part.div_ceil(2) } else { part };
+                    is_again = true;
+                }
+                scored => break scored?,
+            }
+        };
+        total.add(score);
+    }
+    Ok(total)
+}
+
+impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
+    /// Leaves of every parameter the part of this rank, on the device of the training, as
+    /// [`Options::zero`](crate::Options::zero) says: before the first plan or step, which do it
+    /// themselves. The model may be on another device before, which has room for all of it.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn divide(&mut self) -> Result<()> {
+        let (zero, part) = (self.options.zero, self.part());
+        let ranks = self.options.ranks.clone();
+        let (Zero::Parameters, Some(part), Some(ranks)) = (zero, part, ranks) else {
+            return Ok(());
+        };
+        let parameters = self.task.parameters();
+        let mut is_divided = false;
+        parameters.visit(&mut |_, parameter| is_divided |= parameter.part().is_some());
+        if is_divided {
+            return Ok(());
+        }
+        let gather: Arc<dyn Gather> = Arc::new(ByRanks(ranks));
+        divide(parameters, &self.device, part, &gather)?;
+        parameters.visit_tensors(&mut |name, tensor| {
+            tensor.set_module(ModulePath::of_parameter(name));
+        });
+        Ok(())
+    }
+
+    /// Places on the host for what is learned of the parameters that are divided, to be loaded and
+    /// then [taken](take_parts).
+    ///
+    /// # Errors
+    /// What keeps the host's device from being opened.
+    pub(crate) fn empty_wholes(&mut self) -> Result<BTreeMap<LeafId, Tensor>> {
+        let host = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
+        let (mut wholes, mut outcome) = (BTreeMap::new(), Ok(()));
+        Learned::of(&mut self.task).visit(&mut |_, parameter| {
+            if parameter.part().is_none() || outcome.is_err() {
+                return;
+            }
+            let (shape, dtype) = (*parameter.value().shape(), parameter.value().dtype());
+            match Tensor::zeros(&host, shape, dtype) {
+                Ok(whole) => drop(wholes.insert(parameter.id(), whole)),
+                Err(error) => outcome = Err(error),
+            }
+        });
+        outcome?;
+        Ok(wholes)
+    }
+
+    /// Those among whom evaluations are shared.
+    pub(crate) fn evaluating_rank(&self) -> Option<Rank> {
+        self.ranks().map(Collectives::rank).filter(|_| self.options.zero != Zero::Parameters)
+    }
+
+    /// # Errors
+    /// `Setting` where this rank has no whole parameters.
+    pub(crate) fn check_alone(&self) -> Result<()> {
+        match (self.options.zero, self.part()) {
+            (Zero::Parameters, Some(_)) => {
+                let problem = "this rank has only parts of the parameters: all ranks evaluate \
+                               together, after the steps that the run says";
+                Err(TrainError::Setting { place: "evaluate".to_owned(), problem: problem.into() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Overwrites the parts of parameters with those of `wholes`.
+///
+/// # Errors
+/// What a device says of a copy.
+pub(crate) fn take_parts(
+    parameters: &mut dyn Parameters,
+    part: Part,
+    wholes: &BTreeMap<LeafId, Tensor>,
+) -> Result<()> {
+    let mut outcome: NnResult<()> = Ok(());
+    parameters.visit(&mut |_, parameter| {
+        let id = parameter.id();
+        if let (Ok(()), Some(own), Some(whole)) = (&outcome, parameter.part_mut(), wholes.get(&id))
+        {
+            outcome = part.of(whole).and_then(|of_whole| Ok(own.copy_across_(&of_whole)?));
+        }
+    });
+    Ok(outcome?)
+}
