@@ -577,10 +577,6 @@ pub(super) fn find(
     lock_pages(&mut train, &sim)?;
     let host = planning.open_simulated_host(&device)?;
     let fit = recipe.fit(&train, &test);
-    let mut planning = planning.clone();
-    if is_least && planning.zero.is_none() {
-        planning.zero = can_divide(recipe, &sim, samples, &planning)?.then_some(Zero::Parameters);
-    }
     let trainer_of = |recipe: &Recipe, zero: Zero| -> Result<RecipeTrainer> {
         sim.allocator().set_capacity(CAPACITY_BYTES);
         let ranks = planning.simulated_ranks();
@@ -588,6 +584,14 @@ pub(super) fn find(
         trainer.set_offload(host.clone());
         Ok(trainer)
     };
+    let mut planning = planning.clone();
+    if is_least && planning.zero.is_none() && can_divide(recipe, &sim, samples, &planning)? {
+        // What parameters take when they are put together may be more than their share saves.
+        let least = |zero| -> Result<usize> { trainer_of(recipe, zero)?.least_bytes(&fit) };
+        let [gradients, parameters] = [least(Zero::Gradients)?, least(Zero::Parameters)?];
+        let is_less = parameters < gradients;
+        planning.zero = Some(if is_less { Zero::Parameters } else { Zero::Gradients });
+    }
     let changed = planning.first_that_fits(recipe, |recipe, zero| {
         let mut trainer = trainer_of(recipe, zero)?;
         let process = divide(process_budget, &mut trainer, &fit, device.budget())?;

@@ -29,7 +29,9 @@ pub(super) struct PlanningArgs {
     ranks: u64,
     /// What each of the ranks keeps only a part of (ZeRO): 0 for nothing; 1 for the optimizer's
     /// states, where each updates a part of every parameter and then copies those of the others,
-    /// the same bits; 2 for those and gradients. The first that fits if absent.
+    /// the same bits; 2 for those and gradients; 3 for those and parameters, which are whole only
+    /// while they are used: for models of blocks, which are recomputed then. The first that fits
+    /// if absent.
     #[arg(long, value_name = "STAGE", value_parser = parse_zero)]
     pub(super) zero: Option<Zero>,
     /// Changes of the numerics for a plan that does not fit without, in order, with commas between
