@@ -37,11 +37,11 @@ impl<'a> Learned<'a> {
     /// Bytes of its tensors, and room for their names in a file.
     pub(crate) fn bytes(&mut self) -> [usize; 2] {
         const NAME_BYTES: usize = 512;
-        let (mut bytes, mut tensors) = (0, 0);
-        self.visit_tensors(&mut |_, tensor| {
-            (bytes, tensors) = (bytes + tensor.size_bytes(), tensors + 1);
-        });
-        [bytes, tensors * NAME_BYTES]
+        // Of parameters that are divided the whole, which a file has.
+        let mut sizes = Vec::new();
+        self.visit(&mut |_, parameter| sizes.push(parameter.value().size_bytes()));
+        self.visit_buffers(&mut |_, buffer| sizes.push(buffer.value().size_bytes()));
+        [sizes.iter().sum(), sizes.len() * NAME_BYTES]
     }
 }
 

@@ -257,7 +257,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// The least capacity of the device in which there is a [plan](Trainer::plan_for): with a byte
     /// less there is none. It takes about as long as a plan that does not fit, and whatever the
-    /// capacity is now, it is the same.
+    /// capacity is now, it is the same. Parameters that ranks divide have to be
+    /// [divided](Trainer::divide) before.
     ///
     /// # Errors
     /// Those of [`Trainer::plan`] but `DoesNotFit`.

@@ -97,7 +97,7 @@ mod on_the_pretend_device {
         let place = Place::new();
         let task = "--epochs 1 --set train.leaf=32 --device cuda";
         let Some(one) = train(&place, task, "one") else { return };
-        for zero in ["--zero 0", "--zero 1"] {
+        for zero in ["--zero 0", "--zero 1", "--zero 3"] {
             let ranks = format!("{task} --ranks 2 {zero}");
             let two = train(&place, &ranks, "two").expect("it ran");
             assert_eq!(two["final_state_hash"], one["final_state_hash"], "{zero}");

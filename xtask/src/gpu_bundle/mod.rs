@@ -5,17 +5,17 @@
 //! cargo xtask gpu-bundle # and target/gpu-bundle.tar.xz, to be sent about
 //! # on the machine with the device: a driver, Python 3.8 and, for the comparison, torch
 //! tar -xJf gpu-bundle.tar.xz
-//! for part in tests kernels models torch pretrained; do
+//! for part in tests kernels models torch pretrained ranks; do
 //!     sh gpu-bundle/run.sh $part --out results
 //! done
 //! ```
 //!
-//! Each of the five takes less than ten minutes: `tests` has versions, the tests that can do with
+//! Each of the six takes less than ten minutes: `tests` has versions, the tests that can do with
 //! any driver, compute-sanitizer and cuDNN's description of the device; `kernels` every kernel
 //! against its floor, launches, calls of the driver and copies; `models` trainings by lowtide on
 //! the device and their longest kernels; `torch` the same in PyTorch; `pretrained` models of
-//! transformers, fine-tuned by lowtide and by PyTorch with peft. What is found is on disk at
-//! once, so a part that is cut short keeps what it has: `results.json` has everything and
+//! transformers, fine-tuned by lowtide and by PyTorch with peft; `ranks` trainings by several
+//! devices, which no machine with several has run yet. What is found is on disk at once, so a part that is cut short keeps what it has: `results.json` has everything and
 //! `results.md` a table of it. Results of parts that were brought into one folder become one by
 //! `run.sh table --out FOLDER`. What cannot be done is a line that says why; without a device every
 //! section is one. The exit code is 1 if a test failed or a program broke, 2 without Python, else

@@ -1,10 +1,11 @@
 """Runs the tests and the measurements of a bundle, and writes what they say.
 
-There are five commands, each within ten minutes: `tests` (every kernel is compiled; versions, tests,
+There are six commands, each within ten minutes: `tests` (every kernel is compiled; versions, tests,
 compute-sanitizer, cuDNN's description of the device), `kernels` (every kernel against its floor,
 products, launches, calls of the driver, copies), `models` (trainings, their steps and peaks, and
-their longest kernels), `torch` (the same in PyTorch: eager, compiled, compiled with graphs) and
-`pretrained` (models of transformers, fine-tuned by lowtide and by PyTorch with peft).
+their longest kernels), `torch` (the same in PyTorch: eager, compiled, compiled with graphs),
+`pretrained` (models of transformers, fine-tuned by lowtide and by PyTorch with peft) and `ranks`
+(trainings by several devices: their bits, peaks and steps).
 Without a name all of them run.
 
 What a command finds is in results-COMMAND.json as soon as it is known; results.json and results.md
@@ -34,7 +35,7 @@ import time
 from table import readable_table
 
 HERE = pathlib.Path(__file__).resolve().parent
-COMMANDS = ("tests", "kernels", "models", "torch", "pretrained")
+COMMANDS = ("tests", "kernels", "models", "torch", "pretrained", "ranks")
 # Of one command, with what it needs to start and to write.
 LIMIT_SECONDS = 560
 
@@ -70,6 +71,7 @@ def parse():
     parser.add_argument("--small", action="store_true", help="small sizes, for a pretend device")
     parser.add_argument("--quick", action="store_true", help="no sanitizers, no profiles")
     parser.add_argument("--epochs", type=int, default=10, help="of the trainings")
+    parser.add_argument("--devices", type=int, help="for `ranks`; all of the machine if absent")
     parser.add_argument("--seconds", type=float, default=LIMIT_SECONDS, help="for each command")
     parser.add_argument("--out", type=pathlib.Path, default=HERE, help="folder of the results")
     options = parser.parse_args()
@@ -131,9 +133,10 @@ def write_table(out):
     replace(out / "results.md", readable_table(results))
 
 
-def stream(command, seconds, on_line, **more):
-    """Gives each line that a program prints to `on_line` when it comes; how it ended: 0, or a
-    sentence. A program that takes too long is ended, and so is all that it started."""
+def stream(command, seconds, on_line, on_error_text=lambda text: None, **more):
+    """Gives each line that a program prints to `on_line` when it comes, and what it said of errors
+    to `on_error_text`; how it ended: 0, or a sentence. A program that takes too long is ended, and
+    so is all that it started."""
     if seconds < 1:
         return "no time was left for it"
     with tempfile.TemporaryFile() as errors:
@@ -167,6 +170,7 @@ def stream(command, seconds, on_line, **more):
                 started.wait()
         errors.seek(0)
         said = errors.read().decode(errors="replace").strip()
+        on_error_text(said)
     if is_late:
         return f"it took over {seconds:.0f} s"
     sys.stderr.write(said + "\n" if said and started.returncode else "")
@@ -406,7 +410,9 @@ def train(report, name, arguments, seconds):
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "run"
         command = [str(HERE / "bin/lowtide"), "train", "--device", "cuda", *arguments]
-        _, end = output_of([*command, "--out", str(out)], seconds)
+        notes = []
+        end = stream([*command, "--out", str(out)], seconds, lambda line: None, notes.append)
+        section["notes"] = [line for line in notes[0].splitlines() if ": note: " in line] if notes else []
         if end != 0:
             section["refused"] = end
             return report.say(name, f"refused: {end}")
@@ -425,6 +431,38 @@ def train(report, name, arguments, seconds):
         section["broken"] = "the peak is not the predicted one"
     step = f", a step in {1e3 * summary['step_seconds']:.2f} ms" if times else ""
     report.say(name, f"peak {measured} bytes, {same} predicted one{step}")
+
+
+def device_count():
+    listed, end = output_of(["nvidia-smi", "-L"], 20)
+    return sum(line.startswith("GPU ") for line in listed.splitlines()) if end == 0 else 0
+
+
+def run_ranks(report, options, left):
+    """By leaves every number of ranks has the bits of one, whatever they divide."""
+    count = options.devices or device_count()
+    if count < 2:
+        return report.say("ranks", f"skipped: several devices are needed, here are {count}")
+    exact = ["--epochs", "2", "--set", "train.leaf=32"]
+    train(report, "1 rank", exact, min(100, left()))
+    expected = report.section("1 rank").get("final_state_hash")
+    numbers = [number for number in (2, 4, 8) if number <= count]
+    for number in numbers:
+        for zero in range(4):
+            name = f"{number} ranks, zero {zero}"
+            divided = ["--ranks", str(number), "--zero", str(zero)]
+            train(report, name, [*exact, *divided], min(60, left()))
+            section = report.section(name)
+            if section.get("final_state_hash", expected) != expected:
+                section["broken"] = "the bits are not those of one rank"
+                report.say(name, f"broke: {section['broken']}")
+            # Such as that tensors go through the host.
+            for note in section["notes"]:
+                report.say(f"{name}, note", note)
+    name, arguments = "gpt2_124m bf16", [*MODELS["gpt2_124m bf16"], "--epochs", "2"]
+    for number in () if options.small else (1, *numbers):
+        ranks = ["--ranks", str(number)] if number > 1 else []
+        train(report, f"{name}, {number} ranks", [*arguments, *ranks], min(90, left()))
 
 
 def profile(report, name, arguments, seconds):

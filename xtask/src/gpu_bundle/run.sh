@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the tests and the measurements of this folder on the first NVIDIA device of the machine:
-#   sh run.sh tests|kernels|models|torch|pretrained [--out FOLDER] [--quick] [--small]
-# Each of the five takes less than ten minutes; without a name they run one after the other. See
+#   sh run.sh tests|kernels|models|torch|pretrained|ranks [--out FOLDER] [--quick] [--small]
+# Each of the six takes less than ten minutes; without a name they run one after the other. See
 # `run.sh --help`. The interpreter is the first that has torch; LOWTIDE_PYTHON names another.
 set -eu
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)

@@ -127,6 +127,7 @@ fn machine_without_a_device_is_told_in_lines_and_breaks_nothing() {
             "train: refused: exit code 1: lowtide: no CUDA driver: none",
             "products: 0 figures; device: none",
             "torch: 1 figures",
+            "ranks: skipped: several devices are needed, here are 0",
         ],
     );
     let tests = &results["tests"]["sections"]["tests tensor-cuda"];
@@ -169,6 +170,34 @@ fn figures_of_a_device_are_collected() {
     assert!(table.contains("| train_step | 2.000 ms |  |"), "{table}");
     assert!(table.contains("| relu_f32_64 | 2.000 ms | 1.000 ms | 50 % |"), "{table}");
     assert!(table.contains("- products: cuBLASLt 1"), "{table}");
+}
+
+#[test]
+fn several_devices_have_to_come_to_the_bits_of_one() {
+    // As TRAINS, with a hash, which is another one where parameters are divided.
+    let trains = format!(
+        "hash=a; case \"$*\" in *'--zero 3'*) hash=$OTHER; \
+         echo 'lowtide: note: tensors go through the host: no NCCL' >&2;; esac; {TRAINS}; \
+         echo \"{{\\\"final_state_hash\\\": \\\"$hash\\\", \\\"predicted_peak_bytes\\\": 5, \
+         \\\"measured_peak_bytes\\\": 5, \\\"batch_size\\\": 4}}\" > summary.json"
+    );
+    for (other, succeeds) in [("a", true), ("b", false)] {
+        let folder = bundle("exit 0", &trains, "exit 0");
+        let Some(mut command) = command(folder.path(), &["ranks", "--devices", "4"]) else {
+            return;
+        };
+        let output = command.env("OTHER", other).output().expect("a shell");
+        assert_eq!(output.status.success(), succeeds, "{output:?}");
+        assert_lines(
+            &output,
+            &["4 ranks, zero 2: peak 5 bytes, the predicted one, a step in 2.00 ms"],
+        );
+        let note = "2 ranks, zero 3, note: lowtide: note: tensors go through the host: no NCCL";
+        assert_lines(&output, &[note]);
+        if !succeeds {
+            assert_lines(&output, &["4 ranks, zero 3: broke: the bits are not those of one rank"]);
+        }
+    }
 }
 
 #[test]
