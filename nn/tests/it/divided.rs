@@ -29,7 +29,7 @@ impl Gather for Others {
             known.shape() == whole.shape() && of_known == own
         };
         let known = self.wholes.iter().find(is_this).expect("one of them").clone();
-        Ok(whole.copy_(&known)?)
+        Ok(whole.copy_across_(&known)?)
     }
 }
 

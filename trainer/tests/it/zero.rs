@@ -90,30 +90,48 @@ fn states_on_each_of_n_ranks_are_one_nth() {
     }
 }
 
-/// Beside the largest gradient, which is whole for a moment.
-#[test]
-fn gradients_that_are_divided_take_their_share() {
+/// The most that a category takes on each rank in a run of [`deep`], and the state after it.
+fn peaks(
+    category: Category,
+    count: usize,
+    zero: Zero,
+    policy: Option<SavedPolicy>,
+) -> Vec<(usize, u64)> {
     let run = Run { train_len: 16, batch_size: 8, kind: Kind::Plain, ..Run::default() };
-    let gradients = |count: usize, zero| {
-        on_ranks(count, |ranks| {
-            let options = Options { ranks: Some(ranks.clone()), zero, ..Options::default() };
-            let mut trainer = deep(&run, options);
-            let train = loader(&run, Some(&*ranks));
-            let plan = trainer.plan_for(&Fit::new(&train).epochs(1)).unwrap();
-            trainer.run(&Fit::new(&train).epochs(1), &mut []).unwrap();
-            let statistics = trainer.device().allocator().statistics();
-            assert_eq!(plan.predicted_peak_bytes(), statistics.reserved.peak_bytes);
-            let bytes = statistics.by_category[Category::Gradient].peak_bytes;
-            (bytes, trainer.state_hash().unwrap())
-        })
-    };
-    for count in [2, 4] {
-        let whole = gradients(count, Zero::States);
-        for (own, whole) in gradients(count, Zero::Gradients).iter().zip(&whole) {
-            assert_eq!(own.1, whole.1, "{count} ranks");
-            // Eight layers of one size.
-            let largest = whole.0 / 8;
-            assert!(own.0 < whole.0 / count + 2 * largest, "{} of {}, {count}", own.0, whole.0);
+    on_ranks(count, |ranks| {
+        let options = Options { ranks: Some(ranks.clone()), zero, ..Options::default() };
+        let mut trainer = deep(&run, options);
+        trainer.task_mut().parameters().set_policy(policy.clone());
+        let train = loader(&run, Some(&*ranks));
+        let fit = Fit::new(&train).evaluate("test", &train).epochs(1);
+        let plan = trainer.plan_for(&fit).unwrap();
+        let allocator = trainer.device().allocator().clone();
+        // What a model took that was divided then.
+        allocator.trim();
+        allocator.reset_peaks();
+        trainer.run(&fit, &mut []).unwrap();
+        let statistics = allocator.statistics();
+        assert_eq!(plan.predicted_peak_bytes(), statistics.reserved.peak_bytes);
+        (statistics.by_category[category].peak_bytes, trainer.state_hash().unwrap())
+    })
+}
+
+/// Beside the largest one, which is whole for a moment; a parameter where blocks are recomputed.
+#[test]
+fn gradients_and_parameters_that_are_divided_take_their_share() {
+    let recompute = Some(SavedPolicy::Recompute);
+    for (category, [less, more], policy) in [
+        (Category::Gradient, [Zero::States, Zero::Gradients], None),
+        (Category::Parameter, [Zero::Gradients, Zero::Parameters], recompute),
+    ] {
+        for count in [2, 4] {
+            let whole = peaks(category, count, less, policy.clone());
+            for (own, whole) in peaks(category, count, more, policy.clone()).iter().zip(&whole) {
+                assert_eq!(own.1, whole.1, "{count} ranks");
+                // Eight layers of one size.
+                let most = whole.0 / count + 2 * (whole.0 / 8);
+                assert!(own.0 < most, "{category:?}: {} of {}, {count}", own.0, whole.0);
+            }
         }
     }
 }
@@ -131,38 +149,6 @@ fn deep(run: &Run, options: Options) -> Trainer<Classification<Sequential>, Box<
     let last = Linear::new(&device, key.op("last"), 256, 10).expect("memory");
     let net = net.then(ReLU).then(last);
     Trainer::new(&device, Classification::new(net), run.kind.build(0.01), options)
-}
-
-/// Beside the largest one, which is whole for a moment, where blocks are recomputed.
-#[test]
-fn parameters_that_are_divided_take_their_share() {
-    let run = Run { train_len: 16, batch_size: 8, kind: Kind::Plain, ..Run::default() };
-    let parameters = |count: usize, zero| {
-        on_ranks(count, |ranks| {
-            let options = Options { ranks: Some(ranks.clone()), zero, ..Options::default() };
-            let mut trainer = deep(&run, options);
-            trainer.task_mut().parameters().set_policy(Some(SavedPolicy::Recompute));
-            let train = loader(&run, Some(&*ranks));
-            let fit = Fit::new(&train).evaluate("test", &train).epochs(1);
-            let plan = trainer.plan_for(&fit).unwrap();
-            trainer.device().allocator().trim();
-            trainer.device().allocator().reset_peaks();
-            trainer.run(&fit, &mut []).unwrap();
-            let statistics = trainer.device().allocator().statistics();
-            assert_eq!(plan.predicted_peak_bytes(), statistics.reserved.peak_bytes);
-            let bytes = statistics.by_category[Category::Parameter].peak_bytes;
-            (bytes, trainer.state_hash().unwrap())
-        })
-    };
-    for count in [2, 4] {
-        let whole = parameters(count, Zero::Gradients);
-        for (own, whole) in parameters(count, Zero::Parameters).iter().zip(&whole) {
-            assert_eq!(own.1, whole.1, "{count} ranks");
-            // Eight layers of one size.
-            let largest = whole.0 / 8;
-            assert!(own.0 < whole.0 / count + 2 * largest, "{} of {}, {count}", own.0, whole.0);
-        }
-    }
 }
 
 /// The sum of each micro-batch over the ranks, and then over the micro-batches.

@@ -15,11 +15,11 @@
 //! against its floor, launches, calls of the driver and copies; `models` trainings by lowtide on
 //! the device and their longest kernels; `torch` the same in PyTorch; `pretrained` models of
 //! transformers, fine-tuned by lowtide and by PyTorch with peft; `ranks` trainings by several
-//! devices, which no machine with several has run yet. What is found is on disk at once, so a part that is cut short keeps what it has: `results.json` has everything and
-//! `results.md` a table of it. Results of parts that were brought into one folder become one by
-//! `run.sh table --out FOLDER`. What cannot be done is a line that says why; without a device every
-//! section is one. The exit code is 1 if a test failed or a program broke, 2 without Python, else
-//! 0.
+//! devices, which no machine with several has run yet. What is found is on disk at once, so a part
+//! that is cut short keeps what it has: `results.json` has everything and `results.md` a table of
+//! it. Results of parts that were brought into one folder become one by `run.sh table --out
+//! FOLDER`. What cannot be done is a line that says why; without a device every section is one. The
+//! exit code is 1 if a test failed or a program broke, 2 without Python, else 0.
 //!
 //! The tests are the binaries that `cargo xtask test` runs, those of every target called
 //! [`TARGET`]: with `LOWTIDE_TEST_DRIVER=system` they take the driver of the machine, and those
