@@ -33,14 +33,14 @@ impl Gather for Others {
     }
 }
 
-/// Three layers of which the middle one is a block.
+/// Three layers of which the middle one is a block, and no two tensors of which have one shape.
 fn model(device: &Device) -> Result<Sequential> {
-    let block = Sequential::new().then(ReLU).then(Linear::new(device, KEY.op("1"), 64, 64)?);
+    let block = Sequential::new().then(ReLU).then(Linear::new(device, KEY.op("1"), 64, 48)?);
     Ok(Sequential::new()
         .then(Linear::new(device, KEY.op("0"), 32, 64)?)
         .then(Segment::new(block))
         .then(ReLU)
-        .then(Linear::new(device, KEY.op("2"), 64, 9)?))
+        .then(Linear::new(device, KEY.op("2"), 48, 9)?))
 }
 
 fn values(model: &mut Sequential) -> Vec<Tensor> {
@@ -113,7 +113,8 @@ fn wholes_are_freed_where_blocks_are_recomputed() -> Result<()> {
     };
     let layer_bytes = 4 * 128 * 128;
     let own_bytes = 6 * (layer_bytes / 2 + 512);
-    assert_eq!(peak(SavedPolicy::Keep)?, own_bytes + 6 * layer_bytes);
+    // The first one is not kept: its input has no gradient.
+    assert_eq!(peak(SavedPolicy::Keep)?, own_bytes + 5 * layer_bytes);
     assert_eq!(peak(SavedPolicy::Recompute)?, own_bytes + layer_bytes);
     Ok(())
 }

@@ -134,7 +134,7 @@ fn cuda_is_tested_with_the_crates_that_have_it_and_with_everything() {
         assert_eq!(at.is_some(), without, "what is tested with it is read without it");
         at.map(|at| arguments[at + 1].clone())
     };
-    let crates = ["allocator", "tensor", "nn", "pretrained", "trainer", "scoreboard"];
+    let crates = ["allocator", "tensor", "nn", "ranks", "pretrained", "trainer", "scoreboard"];
     let all = crates.map(|name| format!("lowtide-{name}/pretend")).join(",");
     assert_eq!(features(None), Some(all));
     for name in crates {
