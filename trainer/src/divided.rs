@@ -22,7 +22,7 @@ use crate::learned::Learned;
 use crate::score::Score;
 use crate::task::Task;
 use crate::trainer::Trainer;
-use crate::zero::Zero;
+use crate::zero::{Zero, parameter_part};
 
 /// The call of all ranks by which a parameter is put together.
 #[derive(Debug)]
@@ -141,11 +141,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// # Errors
     /// `OutOfMemory`.
     pub fn divide(&mut self) -> Result<()> {
-        let (zero, part) = (self.options.zero, self.part());
-        let ranks = self.options.ranks.clone();
-        let (Zero::Parameters, Some(part), Some(ranks)) = (zero, part, ranks) else {
-            return Ok(());
-        };
+        let part = parameter_part(self.ranks(), self.options.zero);
+        let Some((part, ranks)) = part.zip(self.options.ranks.clone()) else { return Ok(()) };
         let parameters = self.task.parameters();
         let mut is_divided = false;
         parameters.visit(&mut |_, parameter| is_divided |= parameter.part().is_some());
@@ -190,14 +187,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// # Errors
     /// `Setting` where this rank has no whole parameters.
     pub(crate) fn check_alone(&self) -> Result<()> {
-        match (self.options.zero, self.part()) {
-            (Zero::Parameters, Some(_)) => {
-                let problem = "this rank has only parts of the parameters: all ranks evaluate \
-                               together, after the steps that the run says";
-                Err(TrainError::Setting { place: "evaluate".to_owned(), problem: problem.into() })
-            }
-            _ => Ok(()),
+        if parameter_part(self.ranks(), self.options.zero).is_none() {
+            return Ok(());
         }
+        let problem = "this rank has only parts of the parameters: all ranks evaluate together, \
+                       after the steps that the run says";
+        Err(TrainError::Setting { place: "evaluate".to_owned(), problem: problem.to_owned() })
     }
 }
 

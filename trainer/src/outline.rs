@@ -255,8 +255,8 @@ enum Part {
 /// A run in short: every kind of step and evaluation that it will contain, in the order of an
 /// epoch, with repetitions left out: of an epoch's full batches there are up to two, and of its
 /// epochs the one that it begins in and up to two whole ones. Of evaluations it has those of this
-/// rank. Placement is a function of the live
-/// blocks, so neither a repetition nor an evaluation between two steps changes anything.
+/// rank. Placement is a function of the live blocks, so neither a repetition nor an evaluation
+/// between two steps changes anything.
 fn outline(fit: &Fit<'_>, begin: usize, rank: Option<Rank>) -> Vec<Part> {
     let batches = fit.train.batches_per_epoch();
     let mut begin = if begin < batches { begin } else { 0 };

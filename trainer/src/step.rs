@@ -18,7 +18,6 @@ use lowtide_autograd::{
 use lowtide_data::BatchView;
 use lowtide_nn::optim::{OneModel, Optimizer, Part, Parts, Stateful, Update, shorten};
 use lowtide_nn::{Loss, Parameters, check_buffers, commit_buffers};
-use lowtide_ranks::Collectives;
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::admission::is_packed;
@@ -33,7 +32,7 @@ use crate::precision::Precision;
 use crate::reading::{Found, Reading};
 use crate::task::Task;
 use crate::undo::Undo;
-use crate::zero::{PartSums, Zero, check as check_zero, common_knobs, part_of, promise, spread};
+use crate::zero::{check as check_zero, common_knobs, parameter_part, part_of, promise, spread};
 
 /// Is given each gradient that is complete.
 type Take<'a> = dyn FnMut(LeafId, Tensor) -> std::result::Result<(), AutogradError> + 'a;
@@ -149,7 +148,7 @@ impl<T: Task> Forward<'_, T> {
         part: Range<usize>,
     ) -> Result<(Pass, Var)> {
         (self.on_phase)("forward");
-        if self.options.zero == Zero::Parameters {
+        if parameter_part(self.options.ranks.as_deref(), self.options.zero).is_some() {
             // They are not whole for longer than one use takes.
             attempt.end_casts();
         }
@@ -382,43 +381,8 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
         Ok(Computed { loss_sum, gradients, buffers, coupling, leaf_count: 1 })
     }
 
-    /// The ranks, and what this one keeps of every gradient, where these are divided as they are
-    /// computed.
-    fn divides_gradients(&self) -> Option<(&'a dyn Collectives, Part)> {
-        let divides = matches!(self.options.zero, Zero::Gradients | Zero::Parameters)
-            && !matches!(self.options.micro_batches, MicroBatches::Leaves(_));
-        let part = part_of(self.ranks, self.options.zero).filter(|_| divides)?;
-        Some((self.ranks?, part))
-    }
-
-    /// Whether this rank has parts of the parameters alone.
-    fn divides_parameters(&self) -> bool {
-        self.options.zero == Zero::Parameters && part_of(self.ranks, self.options.zero).is_some()
-    }
-
-    /// This rank's part of the gradients of the mean loss of all of them.
-    fn compute_part(
-        &mut self,
-        goal: &Goal<'_>,
-        turn: Option<&Turn>,
-        is_last: bool,
-        ranks: &dyn Collectives,
-        part: Part,
-    ) -> Result<Computed> {
-        let (attempt, mut sums) = (Attempt::new(), PartSums::new(ranks, part));
-        let mut take = |leaf, gradient| sums.add(leaf, gradient);
-        let computed = self.compute(&attempt, goal, turn, goal.part_count(), Some(&mut take));
-        let computed = computed.and_then(|computed| {
-            self.enqueued(is_last)?;
-            Ok(computed)
-        });
-        let ((loss_sum, coupling), gradients) = sums.agree(computed)?;
-        let (_, buffers) = attempt.into_parts();
-        Ok(Computed { loss_sum, gradients, buffers, coupling, leaf_count: 1 })
-    }
-
     /// Tells that everything is enqueued, if it is the last turn.
-    fn enqueued(&mut self, is_last: bool) -> Result<()> {
+    pub(crate) fn enqueued(&mut self, is_last: bool) -> Result<()> {
         if is_last { (self.on_enqueued)() } else { Ok(()) }
     }
 

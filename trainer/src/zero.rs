@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use lowtide_allocator::Promise;
-use lowtide_autograd::{AutogradError, Gradients, LeafId};
+use lowtide_autograd::{Attempt, AutogradError, Gradients, LeafId, Turn};
 use lowtide_nn::optim::{OptimizerState, Part, Parts, Stateful};
 use lowtide_nn::{NnError, Parameters};
 use lowtide_ranks::{Collectives, Rank};
@@ -21,9 +21,10 @@ use crate::divided::{agree_in_calls, in_pass};
 use crate::error::{Result, TrainError};
 use crate::knobs::Knobs;
 use crate::learned::Learned;
+use crate::leaves::Computed;
 use crate::observer::Flow;
-#[cfg(feature = "command")]
 use crate::options::MicroBatches;
+use crate::step::{Goal, Step};
 use crate::task::Task;
 use crate::trainer::Trainer;
 
@@ -67,6 +68,11 @@ impl Zero {
 pub(crate) fn part_of(ranks: Ranks<'_>, zero: Zero) -> Option<Part> {
     let Rank { index, count } = ranks?.rank();
     (zero != Zero::Off && count > 1).then_some(Part { index, count })
+}
+
+/// The part of every parameter that is all that this rank has of it, if it is.
+pub(crate) fn parameter_part(ranks: Ranks<'_>, zero: Zero) -> Option<Part> {
+    part_of(ranks, zero).filter(|_| zero == Zero::Parameters)
 }
 
 /// What errors about an optimizer that cannot be divided name.
@@ -224,28 +230,34 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// The bytes that a rank sends in a step of so many micro-batches, by the formula: of the n - 1
     /// other parts of the gradients each is sent to the rank that it belongs to, and the own part
-    /// of their sums, or of what was updated by them, to n - 1 others.
+    /// of their sums, or of what was updated by them, to n - 1 others. So is the own part of each
+    /// parameter that is divided, in each micro-batch for forward and for backward: of blocks that
+    /// are not recomputed once, so that this is the most.
     #[cfg(feature = "command")]
     pub(crate) fn sent_bytes(&mut self, micro_batches: usize) -> usize {
         let Some(Rank { count, .. }) = self.ranks().map(Collectives::rank) else { return 0 };
-        let mut bytes = 0;
+        let (mut trained_bytes, mut divided_bytes) = (0, 0);
         let mut seen = BTreeSet::new();
         self.task.parameters().visit(&mut |_, parameter| {
-            if !parameter.is_frozen() && seen.insert(parameter.id()) {
-                bytes += parameter.value().size_bytes();
+            if seen.insert(parameter.id()) {
+                let bytes = parameter.value().size_bytes();
+                trained_bytes += if parameter.is_frozen() { 0 } else { bytes };
+                divided_bytes += parameter.part().map_or(0, |_| bytes);
             }
         });
-        let once = bytes / count * (count - 1);
-        match (self.options.zero, self.options.micro_batches) {
-            (Zero::Off, _) => 2 * once,
-            (Zero::Gradients, MicroBatches::AsNeeded | MicroBatches::Never) => {
-                (micro_batches + 1) * once
-            }
-            (Zero::Parameters, MicroBatches::AsNeeded | MicroBatches::Never) => {
-                3 * micro_batches * once
-            }
-            (Zero::States | Zero::Gradients | Zero::Parameters, _) => 3 * once,
-        }
+        let [trained, divided] =
+            [trained_bytes, divided_bytes].map(|all| all / count * (count - 1));
+        let has_leaves = matches!(self.options.micro_batches, MicroBatches::Leaves(_));
+        // Of leaves the sum is reduced once, and then all of it is everywhere.
+        let gradients = match self.options.zero {
+            Zero::Gradients | Zero::Parameters if !has_leaves => micro_batches * trained,
+            _ => 2 * trained,
+        };
+        let updated = match self.options.zero {
+            Zero::States | Zero::Gradients => trained,
+            Zero::Off | Zero::Parameters => 0,
+        };
+        gradients + updated + 2 * micro_batches * divided
     }
 
     /// Waits until every rank has said so, and gives this rank's part of the states to those that
@@ -332,9 +344,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `File`; those of [`Trainer::gathered`].
     #[cfg(feature = "command")]
     pub(crate) fn save_model(&mut self, path: &Path) -> Result<()> {
-        let wholes = match (self.options.zero, self.part()) {
-            (Zero::Parameters, Some(_)) => self.gathered()?.parameters,
-            _ => BTreeMap::new(),
+        let wholes = match parameter_part(self.ranks(), self.options.zero) {
+            Some(_) => self.gathered()?.parameters,
+            None => BTreeMap::new(),
         };
         Ok(lowtide_nn::save(&mut Learned::of(&mut self.task).with_wholes(wholes), path)?)
     }
@@ -353,5 +365,42 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let mut learned = Learned::of(&mut self.task);
         let own = self.optimizer.state(&mut Parts::new(&mut learned, part)?)?;
         Ok((OptimizerState { tensors, ..own }, parameters))
+    }
+}
+
+impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
+    /// The ranks, and what this one keeps of every gradient, where these are divided as they are
+    /// computed.
+    pub(crate) fn divides_gradients(&self) -> Option<(&'a dyn Collectives, Part)> {
+        let divides = matches!(self.options.zero, Zero::Gradients | Zero::Parameters)
+            && !matches!(self.options.micro_batches, MicroBatches::Leaves(_));
+        let part = part_of(self.ranks, self.options.zero).filter(|_| divides)?;
+        Some((self.ranks?, part))
+    }
+
+    /// Whether this rank has parts of the parameters alone.
+    pub(crate) fn divides_parameters(&self) -> bool {
+        parameter_part(self.ranks, self.options.zero).is_some()
+    }
+
+    /// This rank's part of the gradients of the mean loss of all of them.
+    pub(crate) fn compute_part(
+        &mut self,
+        goal: &Goal<'_>,
+        turn: Option<&Turn>,
+        is_last: bool,
+        ranks: &dyn Collectives,
+        part: Part,
+    ) -> Result<Computed> {
+        let (attempt, mut sums) = (Attempt::new(), PartSums::new(ranks, part));
+        let mut take = |leaf, gradient| sums.add(leaf, gradient);
+        let computed = self.compute(&attempt, goal, turn, goal.part_count(), Some(&mut take));
+        let computed = computed.and_then(|computed| {
+            self.enqueued(is_last)?;
+            Ok(computed)
+        });
+        let ((loss_sum, coupling), gradients) = sums.agree(computed)?;
+        let (_, buffers) = attempt.into_parts();
+        Ok(Computed { loss_sum, gradients, buffers, coupling, leaf_count: 1 })
     }
 }

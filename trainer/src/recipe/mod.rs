@@ -62,7 +62,7 @@ use crate::precision::Precision;
 use crate::run_dir::RunDir;
 use crate::task::Task;
 use crate::trainer::Trainer;
-use crate::zero::Zero;
+use crate::zero::{Zero, parameter_part};
 
 /// So many that the steps of a run can be counted.
 pub(crate) const EPOCHS_MAX: u64 = 1 << 32;
@@ -418,7 +418,7 @@ impl Recipe {
         device: &Device,
         samples: Samples,
     ) -> Result<RecipeTrainer> {
-        let is_divided = zero == Zero::Parameters && ranks.is_some();
+        let is_divided = parameter_part(ranks.as_deref(), zero).is_some();
         let place = if is_divided { host_of(device)? } else { device.clone() };
         let mut trainer = self.trainer_of(self.task(&place, samples)?, device)?;
         trainer.set_ranks(ranks);

@@ -128,6 +128,27 @@ fn a_model_that_fits_no_rank_is_trained_by_all_of_them() {
     assert_eq!(found, (&"parameters".into(), &divided.into()));
 }
 
+/// A convolution of 1 to 8 channels and a linear layer of 128 to 10, 1370 numbers, of which two
+/// ranks send each other a half at a time.
+#[test]
+fn a_plan_says_how_many_bytes_each_way_sends() {
+    let place = Place::new();
+    place.write("task.toml", TASKS[0].1);
+    let half = 4 * 1370 / 2;
+    for (leaf, expected) in [
+        // Sums and their spreading; half a sum, and parameters for forward and backward.
+        ("", [2, 3, 2, 3]),
+        // The sum of four leaves is reduced once, but each leaf needs the parameters.
+        ("--set train.leaf=32", [2, 3, 3, 2 + 2 * 4]),
+    ] {
+        let plan = place.run(&format!("plan task.toml --ranks 2 --json {leaf}")).check_done();
+        let plan: Value = serde_json::from_str(&plan).expect("JSON");
+        let ways = plan["ways"].as_array().expect("a list");
+        let sent: Vec<_> = ways.iter().map(|way| way["sent_bytes"].as_u64().unwrap()).collect();
+        assert_eq!(sent, expected.map(|halves| halves * half), "{leaf}");
+    }
+}
+
 /// Each rank has the budget: what one cannot do in it, several can.
 #[test]
 fn a_budget_is_that_of_each_rank() {
