@@ -87,17 +87,21 @@ pub trait Collectives: Send + Sync {
     /// Those of [`Collectives::all_reduce`]; `NoSuchRank`.
     fn broadcast(&self, x: &mut Tensor, root: usize) -> Result<()>;
 
-    /// Gives x to rank `to`, and waits until it has it.
+    /// Gives `give` to rank `other` and takes what that gives in place of `take`, both at once; the
+    /// other rank trades at the same time. Either may be absent, where it is absent there.
     ///
     /// # Errors
-    /// `Late`, `Lost`, `Aborted`, `NoSuchRank`; `Failed` if the other rank cannot take it.
-    fn send(&self, x: &Tensor, to: usize) -> Result<()>;
+    /// `Late`, `Lost`, `Aborted`, `NoSuchRank`, `Tensor`; `Mismatch` on both if one gives something
+    /// else than the other takes; `Failed` if the other rank cannot take it, or
+    /// [declines](Collectives::decline). The ranks may go on after the last three.
+    fn trade(&self, give: Option<&Tensor>, take: Option<&mut Tensor>, other: usize) -> Result<()>;
 
-    /// What rank `from` [sends](Collectives::send), in place of x.
+    /// In place of a [`Collectives::trade`] with rank `other`, which fails there with `Failed`,
+    /// unless it declines as well.
     ///
     /// # Errors
-    /// `Late`, `Lost`, `Aborted`, `NoSuchRank`, `Tensor`; `Mismatch` if it sends something else.
-    fn receive(&self, x: &mut Tensor, from: usize) -> Result<()>;
+    /// `Late`, `Lost`, `Aborted`, `NoSuchRank`.
+    fn decline(&self, other: usize, reason: &str) -> Result<()>;
 
     /// In place of the call that the other ranks are in, or come to next: it fails for them with
     /// `Failed`, and all of them may go on.
@@ -108,6 +112,22 @@ pub trait Collectives: Send + Sync {
 
     /// Tells the other ranks that this one cannot go on: what they wait for ends with `Aborted`.
     fn abort(&self, reason: &str);
+
+    /// Gives x to rank `to`, and waits until it has it.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::trade`].
+    fn send(&self, x: &Tensor, to: usize) -> Result<()> {
+        self.trade(Some(x), None, to)
+    }
+
+    /// What rank `from` [sends](Collectives::send), in place of x.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::trade`].
+    fn receive(&self, x: &mut Tensor, from: usize) -> Result<()> {
+        self.trade(None, Some(x), from)
+    }
 
     /// Waits until all ranks are here.
     ///

@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
+use lowtide_tensor::Tensor;
+
 use crate::collectives::Rank;
 use crate::error::{Call, RanksError, Result};
-use crate::meeting::{Meeting, Message};
-use crate::together::SEND;
+use crate::meeting::{Gift, Meeting, Message, Others, Taking};
+use crate::together::slice;
 
 /// A rank whose partners are its own mirror images. With tensors of a simulated device it allocates
 /// what a rank of [`threads`](crate::threads) does, to the byte.
@@ -41,8 +43,38 @@ impl Meeting for Mirror {
     }
 
     fn fetch(&self, _: usize, own: &Message) -> Result<Message> {
-        Ok(Message { call: Call { op: SEND, ..own.call }, ..own.clone() })
+        Ok(own.clone())
     }
 
     fn give_up(&self, _: &str) {}
+
+    fn others<'a>(
+        &'a self,
+        _: Call,
+        messages: &'a [Message],
+        own: &'a Tensor,
+    ) -> Box<dyn Others + 'a> {
+        Box::new(Reflected { messages, own })
+    }
+}
+
+/// Tensors of mirror images. What two ranks trade may differ in size: what is missing is as it was.
+struct Reflected<'a> {
+    messages: &'a [Message],
+    own: &'a Tensor,
+}
+
+impl Others for Reflected<'_> {
+    fn exchange(&mut self, _: &[Gift], takings: &mut [Taking]) -> Result<()> {
+        takings.iter_mut().try_for_each(|Taking { from, piece, place }| {
+            let tensor = self.messages.get(*from).and_then(|message| message.tensor.as_ref());
+            let tensor = tensor.unwrap_or(self.own);
+            let is_there = piece.end <= tensor.element_count() && tensor.dtype() == place.dtype();
+            let source = match is_there {
+                true => slice(tensor, piece.clone())?,
+                false => place.clone(),
+            };
+            Ok(place.copy_across_(&source)?)
+        })
+    }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use lowtide_allocator::Category;
 use lowtide_tensor::{DType, Tensor, TensorError};
@@ -23,8 +24,8 @@ pub(crate) const PIECE_BYTES: usize = 4 << 20;
 /// The copies of pieces that a rank has for a sum, at most.
 const COPIES_BYTES: usize = 16 << 20;
 
-/// What a rank is in that sends.
-pub(crate) const SEND: &str = "send";
+/// What two ranks are in that give each other something.
+const TRADE: &str = "trade";
 
 impl<M: Meeting> Collectives for M {
     fn rank(&self) -> Rank {
@@ -70,14 +71,16 @@ impl<M: Meeting> Collectives for M {
         broadcast(self, x, root)
     }
 
-    fn send(&self, x: &Tensor, to: usize) -> Result<()> {
-        check_other(Meeting::rank(self), to)?;
-        send(self, x, to)
+    fn trade(&self, give: Option<&Tensor>, take: Option<&mut Tensor>, other: usize) -> Result<()> {
+        check_other(Meeting::rank(self), other)?;
+        trade(self, give, take.map(|take| &*take), other)
     }
 
-    fn receive(&self, x: &mut Tensor, from: usize) -> Result<()> {
-        check_other(Meeting::rank(self), from)?;
-        receive(self, x, from)
+    fn decline(&self, other: usize, reason: &str) -> Result<()> {
+        check_other(Meeting::rank(self), other)?;
+        let call = Call { op: TRADE, elements: None, root: None };
+        let own = Message { failure: Some(reason.to_owned()), ..Message::of(call) };
+        tell_each_other(self, &own, other).map(drop)
     }
 
     fn refuse(&self, reason: &str) -> Result<()> {
@@ -147,54 +150,81 @@ fn broadcast(ranks: &impl Meeting, x: &mut Tensor, root: usize) -> Result<()> {
     })
 }
 
-fn send(ranks: &impl Meeting, x: &Tensor, to: usize) -> Result<()> {
-    let call = Call { op: SEND, elements: Some((x.dtype(), x.element_count())), root: None };
-    let own = Message { tensor: Some(x.clone()), ..Message::of(call) };
-    let answer = || match ranks.fetch(to, &own)?.failure {
-        Some(reason) => Err(RanksError::Failed { rank: to, op: "receive", reason }),
-        None => Ok(()),
-    };
-    ranks.post(own.clone(), to)?;
-    // Whether it takes that, and whether it could.
-    answer()?;
-    let mut others = ranks.others(call, &[], x);
-    let mut outcome = Ok(());
-    for piece in pieces(x) {
-        let given = others.exchange(&[Gift { to, piece }], &mut []);
-        outcome = go_on(outcome, given)?;
+/// Gives one tensor to the other rank and takes another one of it, piece by piece.
+fn trade(
+    ranks: &impl Meeting,
+    give: Option<&Tensor>,
+    take: Option<&Tensor>,
+    other: usize,
+) -> Result<()> {
+    let Some(any) = give.or(take) else { return Ok(()) };
+    let (up, down) = if ranks.rank().index < other { (give, take) } else { (take, give) };
+    let [up, down] = [up, down].map(|x| x.map(|x| (x.dtype(), x.element_count())));
+    // The same on both sides: what goes to the higher rank, and what goes to the lower one.
+    let call = |elements| Call { op: TRADE, elements, root: None };
+    let own = Message { tensor: Some(any.clone()), bytes: words_of(down), ..Message::of(call(up)) };
+    let fetched = tell_each_other(ranks, &own, other)?;
+    if let Some(reason) = fetched.failure {
+        return Err(RanksError::Failed { rank: other, op: TRADE, reason });
     }
-    drop(others);
-    answer().and(outcome)
-}
-
-fn receive(ranks: &impl Meeting, x: &Tensor, from: usize) -> Result<()> {
-    let own = Call { op: "receive", elements: Some((x.dtype(), x.element_count())), root: None };
-    let fetched = ranks.fetch(from, &Message { tensor: Some(x.clone()), ..Message::of(own) })?;
-    let answer = |outcome: &Result<()>| {
-        let failure = outcome.as_ref().err().map(ToString::to_string);
-        ranks.post(Message { failure, ..Message::of(own) }, from)
-    };
-    let other = fetched.call;
-    let checked = match other.op == SEND && other.elements == own.elements {
-        true => Ok(()),
-        false => Err(RanksError::Mismatch { rank: from, own, other }),
-    };
-    answer(&checked)?;
-    checked?;
-    let mut messages = vec![Message::of(own); ranks.rank().count];
-    messages[from] = fetched;
-    let mut others = ranks.others(own, &messages, x);
+    if fetched.call.op != TRADE || fetched.call.elements != up {
+        return Err(RanksError::Mismatch { rank: other, own: own.call, other: fetched.call });
+    }
+    if fetched.bytes != own.bytes {
+        let theirs = call(elements_of(&fetched.bytes));
+        return Err(RanksError::Mismatch { rank: other, own: call(down), other: theirs });
+    }
+    let mut messages = vec![Message::of(own.call); ranks.rank().count];
+    messages[other] = fetched;
+    let mut others = ranks.others(own.call, &messages, any);
+    let [given, taken] = [give, take].map(|x| x.into_iter().flat_map(pieces).collect::<Vec<_>>());
     let mut outcome = Ok(());
-    for piece in pieces(x) {
-        let place = slice(x, piece.clone())?;
-        let taken = others.exchange(&[], &mut [Taking { from, piece, place }]);
-        outcome = go_on(outcome, taken)?;
+    for round in 0..given.len().max(taken.len()) {
+        if round > 0 {
+            // So that neither is more than a piece ahead.
+            tell_each_other(ranks, &Message::of(call(None)), other)?;
+        }
+        let gift = given.get(round).map(|piece| Gift { to: other, piece: piece.clone() });
+        let taking = take
+            .zip(taken.get(round).cloned())
+            .map(|(x, piece)| Ok(Taking { from: other, place: slice(x, piece.clone())?, piece }));
+        let mut takings: Vec<Taking> = taking.into_iter().collect::<Result<_>>()?;
+        let exchanged = others.exchange(gift.as_slice(), &mut takings);
+        outcome = go_on(outcome, exchanged)?;
     }
     // The other rank may need its tensor's memory once it has the answer.
     drop(others);
     drop(messages);
-    answer(&outcome)?;
-    outcome
+    let failure = outcome.as_ref().err().map(ToString::to_string);
+    let answer = Message { failure, ..Message::of(call(None)) };
+    let answer = tell_each_other(ranks, &answer, other)?;
+    outcome?;
+    match answer.failure {
+        Some(reason) => Err(RanksError::Failed { rank: other, op: TRADE, reason }),
+        None => Ok(()),
+    }
+}
+
+fn words_of(elements: Option<(DType, usize)>) -> Arc<[u8]> {
+    elements.map_or_else(String::new, |(dtype, len)| format!("{len} {dtype}")).into_bytes().into()
+}
+
+fn elements_of(words: &[u8]) -> Option<(DType, usize)> {
+    let (len, name) = std::str::from_utf8(words).ok()?.split_once(' ')?;
+    let dtype = DType::ALL.into_iter().find(|dtype| dtype.to_string() == name)?;
+    Some((dtype, len.parse().ok()?))
+}
+
+/// Says something to another rank and hears what that says: one after the other, for those that
+/// wait until they are heard.
+fn tell_each_other(ranks: &impl Meeting, own: &Message, other: usize) -> Result<Message> {
+    if ranks.rank().index < other {
+        ranks.post(own.clone(), other)?;
+        return ranks.fetch(other, own);
+    }
+    let heard = ranks.fetch(other, own)?;
+    ranks.post(own.clone(), other)?;
+    Ok(heard)
 }
 
 /// Meets, does `work` with the tensors of all ranks, which stay as they are until all are done, and

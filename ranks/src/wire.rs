@@ -116,7 +116,7 @@ impl<W: Wire> Others for BehindTheWire<'_, W> {
 }
 
 /// What a call may be.
-const OPS: [&str; 10] = [
+const OPS: [&str; 9] = [
     "exchange",
     "all_reduce",
     "reduce_scatter",
@@ -124,8 +124,7 @@ const OPS: [&str; 10] = [
     "reduce_part",
     "gather_parts",
     "broadcast",
-    "send",
-    "receive",
+    "trade",
     REFUSE,
 ];
 

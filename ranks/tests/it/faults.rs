@@ -212,7 +212,46 @@ fn what_is_received_has_to_be_what_is_sent() {
         rank.barrier().unwrap();
         found.unwrap_err().to_string()
     });
-    let mismatch = "rank 0 is in send of 3 f32, this one in receive of 4 f32";
-    assert_eq!(found[1], mismatch);
-    assert_eq!(found[0], format!("rank 1 failed in receive: {mismatch}"));
+    assert_eq!(found[0], "rank 1 is in trade of 4 f32, this one in trade of 3 f32");
+    assert_eq!(found[1], "rank 0 is in trade of 3 f32, this one in trade of 4 f32");
+}
+
+/// Both give; one takes something else than the other gives.
+#[test]
+fn what_is_traded_has_to_be_the_same_on_both_sides() {
+    let found = on_ranks(2, PATIENT, |rank, device| {
+        let index = rank.rank().index;
+        let x = own(&*rank, &device, 3, DType::F32);
+        let mut y = Tensor::zeros(&device, [3], [DType::I32, DType::F32][index]).unwrap();
+        let found = rank.trade(Some(&x), Some(&mut y), 1 - index);
+        rank.barrier().unwrap();
+        found.unwrap_err().to_string()
+    });
+    assert_eq!(found[0], "rank 1 is in trade of 3 f32, this one in trade of 3 i32");
+    assert_eq!(found[1], "rank 0 is in trade of 3 i32, this one in trade of 3 f32");
+}
+
+/// What one of them gives is as it was, and both go on.
+#[test]
+fn a_trade_that_is_declined_fails_on_the_other_side() {
+    for decliner in [0, 1] {
+        let found = on_ranks(2, PATIENT, |rank, device| {
+            let index = rank.rank().index;
+            let (x, mut y) =
+                (own(&*rank, &device, 9, DType::F32), own(&*rank, &device, 9, DType::F32));
+            let found = match index == decliner {
+                true => rank.decline(1 - index, "no memory"),
+                false => rank.trade(Some(&x), Some(&mut y), 1 - index),
+            };
+            assert_eq!(bits(&x), bits(&y));
+            // Both may decline.
+            rank.decline(1 - index, "nor now").unwrap();
+            rank.trade(Some(&x), Some(&mut y), 1 - index).unwrap();
+            (found.err().map(|error| error.to_string()), bits(&x), bits(&y))
+        });
+        assert_eq!(found[decliner].0, None);
+        let declined = format!("rank {decliner} failed in trade: no memory");
+        assert_eq!(found[1 - decliner].0, Some(declined));
+        assert_eq!((&found[0].1, &found[1].1), (&found[1].2, &found[0].2));
+    }
 }

@@ -27,6 +27,7 @@ fn everything(rank: &dyn Collectives, device: &Device, len: usize) -> Result<()>
                 false => rank.receive(&mut x, pair)?,
             }
         }
+        rank.trade(Some(&part), Some(&mut x.narrow(0, 0, len)?), pair)?;
     }
     Ok(())
 }

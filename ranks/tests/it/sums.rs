@@ -180,6 +180,21 @@ fn words_come_by_rank_and_as_long_as_they_are() {
     }
 }
 
+/// Of lengths of several pieces, of which the ranks have differently many.
+#[test]
+fn two_ranks_give_each_other_what_the_other_had() {
+    for lens in [[9, 9], [3 << 20, 5], [5, 3 << 20], [1 << 20, (2 << 20) + 1]] {
+        let found = on_ranks(2, PATIENT, |rank, device| {
+            let index = rank.rank().index;
+            let x = own(&*rank, &device, lens[index], DType::F32);
+            let mut y = Tensor::zeros(&device, [lens[1 - index]], DType::F32).unwrap();
+            rank.trade(Some(&x), Some(&mut y), 1 - index).unwrap();
+            (bits(&x), bits(&y))
+        });
+        assert!(found[0].0 == found[1].1 && found[1].0 == found[0].1, "{lens:?}");
+    }
+}
+
 /// Each rank has its number go around, while meetings are under way.
 #[test]
 fn what_is_sent_around_comes_back() {
