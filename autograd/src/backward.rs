@@ -1,6 +1,6 @@
 //! Walking a pass back, from one number or from any values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
 
 use lowtide_allocator::Category;
@@ -109,6 +109,30 @@ impl Pass {
         let found = self.run(walk, seeds)?;
         let gradient = |edge: Option<Edge>| edge.and_then(|edge| found.get(&edge)?.clone());
         Ok(edges.into_iter().map(gradient).collect())
+    }
+
+    /// The leaves that `value` depends on, and by index those of `inputs` that it does, which
+    /// [`Pass::input`] made. The record stays.
+    ///
+    /// # Errors
+    /// `Passes` for a value of another pass, `Consumed` after backward.
+    #[track_caller]
+    pub fn origins(
+        &self,
+        value: &Var,
+        inputs: &[Var],
+    ) -> Result<(BTreeSet<LeafId>, BTreeSet<usize>)> {
+        let site = Location::caller();
+        self.check_own(value, site)?;
+        self.check_open("origins", site)?;
+        let (Mode::Record(tape), Some(edge)) = (&self.0.mode, value.node()) else {
+            return Ok(Default::default());
+        };
+        let tape = tape.borrow();
+        let (leaves, sources) = tape.as_ref().expect("it is open").origins(edge);
+        let is_source = |input: &Var| input.node().is_some_and(|edge| sources.contains(&edge.node));
+        let inputs = inputs.iter().enumerate().filter(|(_, input)| is_source(input));
+        Ok((leaves, inputs.map(|(index, _)| index).collect()))
     }
 
     /// A walk with this pass's settings.

@@ -1,6 +1,6 @@
 //! The record of a pass: one node per operation, walked from the last to the first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
 
 use lowtide_allocator::Origin;
@@ -85,6 +85,26 @@ impl Tape {
             };
             leaves.into_iter().map(move |leaf| (index, leaf))
         })
+    }
+
+    /// The leaves that `edge` depends on, and the nodes of other values that it begins from.
+    pub(crate) fn origins(&self, edge: Edge) -> (BTreeSet<LeafId>, BTreeSet<usize>) {
+        let (mut leaves, mut sources) = (BTreeSet::new(), BTreeSet::new());
+        let (mut seen, mut ahead) = (BTreeSet::from([edge.node]), vec![edge.node]);
+        while let Some(index) = ahead.pop() {
+            match &self.nodes[index].kind {
+                Kind::Source => _ = sources.insert(index),
+                Kind::Leaf(leaf) => _ = leaves.insert(*leaf),
+                Kind::Op(op) => {
+                    if let AnyRule::Segment(rule, _) = &op.rule {
+                        leaves.extend(rule.leaves());
+                    }
+                    let inputs = op.inputs.iter().flatten().map(|edge| edge.node);
+                    ahead.extend(inputs.filter(|&node| seen.insert(node)));
+                }
+            }
+        }
+        (leaves, sources)
     }
 
     /// For every node whether a wanted value leads to it; all of them when leaves are served.

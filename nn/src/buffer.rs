@@ -6,6 +6,7 @@ use lowtide_tensor::{DType, Device, Shape, Tensor};
 
 use crate::error::Result;
 use crate::module::Parameters;
+use crate::stages;
 
 /// A shared handle to what a layer keeps from step to step beside its parameters, such as running
 /// statistics. Passes read it as their attempt has it, and [`commit_buffers`] writes it.
@@ -14,6 +15,8 @@ pub struct Buffer {
     id: BufferId,
     value: Tensor,
     is_constant: bool,
+    /// Whether another rank updates it.
+    pub(crate) is_elsewhere: bool,
 }
 
 impl Buffer {
@@ -35,7 +38,7 @@ impl Buffer {
 
     /// A buffer with the storage of `value`.
     pub fn new(value: Tensor) -> Self {
-        Buffer { id: BufferId::new(), value, is_constant: false }
+        Buffer { id: BufferId::new(), value, is_constant: false, is_elsewhere: false }
     }
 
     /// A buffer that no pass updates, such as a weight in few bits.
@@ -46,6 +49,11 @@ impl Buffer {
     /// Whether it is one that no pass updates, like a frozen parameter.
     pub fn is_constant(&self) -> bool {
         self.is_constant
+    }
+
+    /// Whether it is [another stage](crate::keep_own) of a pipeline that updates it.
+    pub fn is_elsewhere(&self) -> bool {
+        self.is_elsewhere
     }
 
     /// The identity: the key of its updates.
@@ -66,12 +74,16 @@ impl Buffer {
     /// The value as the attempt of `pass` has it.
     #[track_caller]
     pub fn current(&self, pass: &Pass) -> Tensor {
+        stages::note_buffer(self.id);
         pass.buffer(self.id, &self.value)
     }
 
     /// Sets the value that this buffer gets when the attempt is committed.
     pub fn update(&self, pass: &Pass, value: Tensor) {
-        pass.update_buffer(self.id, value);
+        stages::note_buffer(self.id);
+        if !self.is_elsewhere {
+            pass.update_buffer(self.id, value);
+        }
     }
 }
 

@@ -32,6 +32,10 @@ pub enum NnError {
         /// How the file or state differs from what was expected.
         problem: WeightsProblem,
     },
+    /// The blocks of a [stage](crate::run_stage) have run: no error, but how the code of its model
+    /// is left.
+    #[error("this stage of the model ends here")]
+    EndOfStage,
     /// The parameters have the values of their average.
     #[error("the parameters are swapped for their average; swap them back before an update")]
     Swapped,

@@ -22,6 +22,7 @@ mod quantized;
 mod safetensors;
 mod schedule;
 mod segment;
+mod stages;
 mod volumes;
 
 pub use buffer::{Buffer, check_buffers, commit_buffers};
@@ -104,6 +105,7 @@ pub use quantized::{Activations, quantize, quantize_all, set_activations};
 pub use safetensors::{from_safetensors, load, map, parse_safetensors, save, to_safetensors};
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use segment::{Segment, run_blocks};
+pub use stages::{Cuts, Section, StageEnd, Survey, keep_own, run_stage, survey, survey_cuts};
 pub use volumes::{
     AdaptiveAvgPool3d, AdaptiveMaxPool3d, AvgPool3d, Conv3d, Conv3dGeometry, MaxPool3d,
     MaxPool3dOptions, Pool3dGeometry, adaptive_avg_pool3d, adaptive_max_pool3d, avg_pool3d, conv3d,

@@ -10,6 +10,7 @@ use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 use crate::divided::Divided;
 use crate::error::Result;
 use crate::quantized::{QuantizedWeight, stand_in};
+use crate::stages;
 
 /// A cheap shared handle to a trainable tensor: clones see the same values and the same
 /// gradient.
@@ -22,6 +23,8 @@ pub struct Parameter {
     pub(crate) quantized: Option<Box<QuantizedWeight>>,
     /// The part that this rank has, in place of the value, as above.
     pub(crate) divided: Option<Box<Divided>>,
+    /// Whether another rank has the value, of which only the shape and the type are then there.
+    pub(crate) is_elsewhere: bool,
 }
 
 impl Parameter {
@@ -55,7 +58,7 @@ impl Parameter {
     /// A parameter with the storage of `value`.
     pub fn new(value: Tensor) -> Self {
         let (id, frozen) = (LeafId::new(), Arc::default());
-        Parameter { id, value, frozen, quantized: None, divided: None }
+        Parameter { id, value, frozen, quantized: None, divided: None, is_elsewhere: false }
     }
 
     /// The identity: the key of its gradient and of its optimizer state.
@@ -63,8 +66,9 @@ impl Parameter {
         self.id
     }
 
-    /// The tensor with its values. Of one [in few bits](crate::quantize_all), or that is
-    /// [divided](crate::divide), it has the shape and the type alone.
+    /// The tensor with its values. Of one [in few bits](crate::quantize_all), that is
+    /// [divided](crate::divide) or [elsewhere](Parameter::is_elsewhere), it has the shape and the
+    /// type alone.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
@@ -87,12 +91,18 @@ impl Parameter {
         self.divided.as_deref_mut().map(|divided| &mut divided.own)
     }
 
+    /// Whether it is with [another stage](crate::keep_own) of a pipeline: here it has no value, no
+    /// gradient and no state.
+    pub fn is_elsewhere(&self) -> bool {
+        self.is_elsewhere
+    }
+
     /// The same parameter with another value, such as a part of its own: for what is shown to a
     /// visitor.
     #[must_use]
     pub fn with_value(&self, value: Tensor) -> Parameter {
         let (id, frozen) = (self.id, Arc::clone(&self.frozen));
-        Parameter { id, value, frozen, quantized: None, divided: None }
+        Parameter { id, value, frozen, quantized: None, divided: None, is_elsewhere: false }
     }
 
     /// The value in a pass, where its gradient is collected unless it is frozen. One [in few
@@ -103,6 +113,7 @@ impl Parameter {
     /// `Consumed` after backward; `OutOfMemory` for what is decoded or put together.
     #[track_caller]
     pub fn var(&self, pass: &Pass) -> Result<Var> {
+        stages::note_leaf(self.id);
         if let Some(weight) = &self.quantized {
             let value = weight.get()?.decode(self.value.dtype())?;
             return Ok(pass.constant(value.reshape(*self.value.shape())?));
@@ -111,7 +122,8 @@ impl Parameter {
             Some(divided) => divided.whole(&self.value)?,
             None => self.value.clone(),
         };
-        if self.is_frozen() {
+        let is_constant = self.is_frozen() && !stages::is_surveying();
+        if is_constant || self.is_elsewhere {
             return Ok(pass.constant(value));
         }
         Ok(pass.leaf(self.id, &value)?)

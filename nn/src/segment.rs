@@ -1,5 +1,7 @@
 //! Blocks of a model as segments: what each saves for backward is kept, recomputed or offloaded.
 
+use std::ops::Range;
+
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 
 use crate::buffer::Buffer;
@@ -7,10 +9,11 @@ use crate::error::{NnError, Result};
 use crate::layers::linear::Linear;
 use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
+use crate::stages;
 
 /// A block of a model, with what becomes of the tensors that it saves for backward: see
 /// [`Parameters::visit_policies`]. A trainer's plan may recompute the first blocks of a model that
-/// has them, to the same bits.
+/// has them, to the same bits; a pipeline [cuts](crate::run_stage) it between them.
 ///
 /// ```
 /// use lowtide_autograd::{Pass, Var};
@@ -90,7 +93,9 @@ impl<B: Clone + 'static> Segment<B> {
 
 impl<B: Module + Clone + 'static> Module for Segment<B> {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        self.run(pass, [input], |block, pass, [input]| block.forward(pass, input))
+        stages::run_own(1, pass, input, |_, x| {
+            self.run(pass, [x], |block, pass, [x]| block.forward(pass, x))
+        })
     }
 }
 
@@ -116,9 +121,10 @@ impl<B: Parameters> Parameters for Segment<B> {
 
 /// Runs blocks one after the other; the path of each is `{prefix}{index}`. Those that are
 /// recomputed [with the one before](SavedPolicy::RecomputeWithPrevious) are one segment with it.
+/// Between two blocks a model can be cut: see [`run_stage`](crate::run_stage).
 ///
 /// # Errors
-/// Those of `run`.
+/// Those of `run`; `EndOfStage` where a stage ends.
 pub fn run_blocks<B: Clone + 'static>(
     prefix: &str,
     blocks: &[Segment<B>],
@@ -126,13 +132,27 @@ pub fn run_blocks<B: Clone + 'static>(
     input: Var,
     run: impl Fn(&B, &Pass, Var) -> Result<Var> + Clone + 'static,
 ) -> Result<Var> {
+    stages::run_own(blocks.len(), pass, input, |own, x| {
+        run_some(prefix, blocks, own, pass, x, run.clone())
+    })
+}
+
+/// [`run_blocks`] of a range of them.
+fn run_some<B: Clone + 'static>(
+    prefix: &str,
+    blocks: &[Segment<B>],
+    range: Range<usize>,
+    pass: &Pass,
+    input: Var,
+    run: impl Fn(&B, &Pass, Var) -> Result<Var> + Clone + 'static,
+) -> Result<Var> {
     let is_joined =
         |segment: &&Segment<B>| matches!(segment.policy, Some(SavedPolicy::RecomputeWithPrevious));
-    let (mut x, mut index) = (input, 0);
-    while let Some(first) = blocks.get(index) {
+    let (mut x, mut index) = (input, range.start);
+    while let Some(first) = blocks[..range.end].get(index) {
         let len = match &first.policy {
             None | Some(SavedPolicy::Keep | SavedPolicy::Offload(_)) => 1,
-            Some(_) => 1 + blocks[index + 1..].iter().take_while(is_joined).count(),
+            Some(_) => 1 + blocks[index + 1..range.end].iter().take_while(is_joined).count(),
         };
         let own = run.clone();
         x = match &first.policy {

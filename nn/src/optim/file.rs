@@ -1,6 +1,6 @@
 //! Optimizer states to and from safetensors files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
 
@@ -122,7 +122,8 @@ pub fn part_of_state_from_safetensors(
     set_state(optimizer, &mut Parts::new(parameters, part)?, bytes, path, Some(part))
 }
 
-/// Reads the state of an optimizer of these parameters, or of a part of what the file has.
+/// Reads the state of an optimizer of these parameters, or of a part of what the file has; states
+/// of parameters that are [elsewhere](crate::Parameter::is_elsewhere) are left out.
 fn set_state(
     optimizer: &mut dyn Stateful,
     parameters: &mut dyn Parameters,
@@ -147,8 +148,13 @@ fn set_state(
     });
     let models: BTreeMap<String, Pace> = models.collect();
 
-    let mut device = None;
-    parameters.visit(&mut |_, parameter| device = Some(parameter.value().device().clone()));
+    let (mut device, mut elsewhere) = (None, BTreeSet::new());
+    parameters.visit(&mut |name, parameter| {
+        device = Some(parameter.value().device().clone());
+        if parameter.is_elsewhere() {
+            elsewhere.insert(name.to_owned());
+        }
+    });
     let wrong = |name: &str, problem| {
         Err(NnError::Weights { path: path.to_owned(), name: name.to_owned(), problem })
     };
@@ -159,6 +165,9 @@ fn set_state(
         let (Some(key), Some(device)) = (name.strip_prefix(PREFIX), &device) else {
             return wrong(name, WeightsProblem::Unknown);
         };
+        if key.rsplit_once('.').is_some_and(|(name, _)| elsewhere.contains(name)) {
+            continue;
+        }
         if key.ends_with(STEP) {
             let count = step_count(view)
                 .filter(|count| exact.is_some() || steps.is_none_or(|s| s == *count));

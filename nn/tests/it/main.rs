@@ -48,6 +48,7 @@ mod schedules;
 mod segments;
 mod shrink;
 mod spectral_norms;
+mod stages;
 mod torch_optimizers;
 mod transaction;
 mod transformer;
