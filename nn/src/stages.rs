@@ -85,7 +85,7 @@ thread_local! {
 /// What this thread does with blocks at the moment.
 enum Course {
     Survey(Surveying),
-    Stage(Staging),
+    Stage(Box<Staging>),
 }
 
 struct Surveying {
@@ -180,7 +180,7 @@ pub fn run_stage<R>(
     input: Option<Tensor>,
     work: impl FnOnce() -> R,
 ) -> (R, StageEnd) {
-    let course = Rc::new(Course::Stage(Staging {
+    let course = Rc::new(Course::Stage(Box::new(Staging {
         blocks,
         cuts: cuts.clone(),
         passed: Cell::new(0),
@@ -188,7 +188,7 @@ pub fn run_stage<R>(
         input_gradient: Rc::default(),
         output: RefCell::default(),
         is_in_block: Cell::new(false),
-    }));
+    })));
     let done = {
         let _entered = Entered::new(&course);
         work()

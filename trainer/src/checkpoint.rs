@@ -259,6 +259,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         // Both before anything changes: a damaged one leaves nothing to be put back.
         let (state, model) = (file(OPTIMIZER)?, file(MODEL)?);
         self.divide()?;
+        if self.is_to_be_cut() {
+            let problem = "the model is cut into stages only after this: plan, or cut, first";
+            return Err(damaged(&header, problem));
+        }
         let wholes = self.empty_wholes()?;
         let (part, place) = (self.part(), folder.join(OPTIMIZER));
         let parameters = &mut Learned::of(&mut self.task);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use lowtide_allocator::ModulePath;
 use lowtide_autograd::{AutogradError, LeafId};
-use lowtide_data::Loader;
+use lowtide_data::{BatchView, Loader};
 use lowtide_nn::optim::{Part, Stateful};
 use lowtide_nn::{Gather, NnError, NnResult, Parameters, divide, set_gather};
 use lowtide_ranks::{Collectives, Rank, RanksError, vote};
@@ -17,7 +17,6 @@ use lowtide_tensor::{CpuOptions, Device, Tensor};
 
 use crate::agreement::is_of_another;
 use crate::error::{Result, TrainError};
-use crate::evaluation::score_parts;
 use crate::learned::Learned;
 use crate::score::Score;
 use crate::task::Task;
@@ -95,17 +94,17 @@ pub(crate) fn host_of(device: &Device) -> Result<Device> {
 }
 
 /// The score of everything in `loader`, of which all ranks score the same parts at the same time,
-/// of no more samples than any of them would. Where memory lacks on one of them, all drop their
-/// caches and try again, then with half the samples.
+/// of no more samples than any of them would; `score` does so with a batch in such parts. Where
+/// memory lacks on one of them, all drop their caches and try again, then with half the samples.
 ///
 /// # Errors
 /// Those of an evaluation; `Ranks`.
 pub(crate) fn evaluate_together(
-    task: &(impl Task + ?Sized),
     device: &Device,
     loader: &Loader,
     micro_batch: usize,
     ranks: &dyn Collectives,
+    score: impl Fn(&BatchView<'_>, usize) -> Result<Score>,
 ) -> Result<Score> {
     let said = ranks.exchange(&(micro_batch as u64).to_le_bytes())?;
     let sizes = said.iter().filter_map(|words| words.as_slice().try_into().ok());
@@ -115,8 +114,7 @@ pub(crate) fn evaluate_together(
         let batch = agree_in_calls(ranks, batch.map_err(TrainError::from))?;
         let (mut part, mut is_again) = (least, false);
         let score = loop {
-            let scored = score_parts(task, device, &batch.view(), part);
-            match agree_in_calls(ranks, scored) {
+            match agree_in_calls(ranks, score(&batch.view(), part)) {
                 Err(error) if error.out_of_memory().is_some() || is_of_another(&error) => {
                     device.allocator().trim();
                     if is_again && part == 1 {
@@ -158,7 +156,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     }
 
     /// Places on the host for what is learned of the parameters that are divided, to be loaded and
-    /// then [taken](take_parts).
+    /// then [taken](take_parts), and of those that are in other stages.
     ///
     /// # Errors
     /// What keeps the host's device from being opened.
@@ -166,7 +164,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let host = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
         let (mut wholes, mut outcome) = (BTreeMap::new(), Ok(()));
         Learned::of(&mut self.task).visit(&mut |_, parameter| {
-            if parameter.part().is_none() || outcome.is_err() {
+            let is_here = parameter.part().is_none() && !parameter.is_elsewhere();
+            if is_here || outcome.is_err() {
                 return;
             }
             let (shape, dtype) = (*parameter.value().shape(), parameter.value().dtype());
@@ -179,15 +178,17 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(wholes)
     }
 
-    /// Those among whom evaluations are shared.
+    /// Those among whom evaluations are shared, unless all take part in each.
     pub(crate) fn evaluating_rank(&self) -> Option<Rank> {
-        self.ranks().map(Collectives::rank).filter(|_| self.options.zero != Zero::Parameters)
+        let do_all = self.options.zero == Zero::Parameters || self.pipeline.is_some();
+        self.ranks().map(Collectives::rank).filter(|_| !do_all)
     }
 
     /// # Errors
     /// `Setting` where this rank has no whole parameters.
     pub(crate) fn check_alone(&self) -> Result<()> {
-        if parameter_part(self.ranks(), self.options.zero).is_none() {
+        let has_parts = parameter_part(self.ranks(), self.options.zero).is_some();
+        if !has_parts && self.pipeline.is_none() {
             return Ok(());
         }
         let problem = "this rank has only parts of the parameters: all ranks evaluate together, \

@@ -11,10 +11,11 @@ use lowtide_tensor::{Device, TensorError};
 use crate::checkpoint::Snapshot;
 use crate::divided::evaluate_together;
 use crate::error::{Result, TrainError};
-use crate::evaluation::{evaluate_within, with_averages};
+use crate::evaluation::{evaluate_within, score_parts, with_averages};
 use crate::learned::Learned;
 use crate::observer::{EvaluationReport, Flow, Observer, RunStart, Training};
-use crate::outline::{Every, Fit, Length, PlannedFor};
+use crate::outline::{Every, Examples, Fit, Length, PlannedFor};
+use crate::pipeline::evaluate_stages;
 use crate::plan::Plan;
 use crate::score::Score;
 use crate::task::Task;
@@ -58,6 +59,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     fn run_alone(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
         fit.check()?;
         self.divide()?;
+        if self.is_to_be_cut() {
+            self.cut_for(&Examples::of(fit)?)?;
+        }
         let planned_for =
             PlannedFor::new(&self.device, fit, self.begin_of(fit), self.evaluating_rank());
         let is_planned =
@@ -180,8 +184,15 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         // A plan that had to shrink says nothing about evaluations.
         let planned = planned.filter(|plan| plan.knobs == self.knobs);
         let part = planned.map_or(self.knobs.micro_batch.max(1), |plan| plan.evaluation_batch);
+        if let Some((pipeline, ranks)) = self.pipeline.as_ref().zip(ranks) {
+            return with_averages(&mut self.task, &mut self.optimizer, |task| {
+                evaluate_stages(task, device, loader, part, pipeline, ranks)
+            });
+        }
         if let (Some(ranks), Zero::Parameters) = (ranks, self.options.zero) {
-            return evaluate_together(&self.task, device, loader, part, ranks);
+            return evaluate_together(device, loader, part, ranks, |batch, part| {
+                score_parts(&self.task, device, batch, part)
+            });
         }
         with_averages(&mut self.task, &mut self.optimizer, |task| {
             evaluate_within(task, device, loader, (part, wait), ranks)

@@ -1,6 +1,7 @@
 //! What a plan may choose.
 
 use std::fmt;
+use std::ops::Range;
 
 use lowtide_autograd::{Offload, SavedPolicy};
 use lowtide_nn::Parameters;
@@ -141,17 +142,25 @@ fn count_of(blocks: usize) -> String {
     }
 }
 
-/// Blocks that a plan may recompute or offload: those without a policy of their own.
-pub(crate) fn block_count(model: &mut dyn Parameters) -> usize {
-    let mut count = 0;
-    model.visit_policies(&mut |policy| count += usize::from(policy.is_none()));
+/// Blocks that a plan may recompute or offload: of those in the range the ones without a policy of
+/// their own.
+pub(crate) fn block_count(model: &mut dyn Parameters, range: &Range<usize>) -> usize {
+    let (mut index, mut count) = (0, 0);
+    model.visit_policies(&mut |policy| {
+        count += usize::from(policy.is_none() && range.contains(&index));
+        index += 1;
+    });
     count
 }
 
-/// Gives these blocks the policies of the knobs, `host` being what they are offloaded to; which
-/// blocks, for [`reset_policies`].
+/// All blocks.
+pub(crate) const EVERY_BLOCK: Range<usize> = 0..usize::MAX;
+
+/// Gives these blocks of the range the policies of the knobs, `host` being what they are offloaded
+/// to; which blocks, for [`reset_policies`].
 pub(crate) fn set_policies(
     model: &mut dyn Parameters,
+    range: &Range<usize>,
     knobs: &Knobs,
     host: Option<&Device>,
 ) -> Vec<usize> {
@@ -167,7 +176,7 @@ pub(crate) fn set_policies(
     };
     let (mut index, mut block, mut chosen) = (0, 0, Vec::new());
     model.visit_policies(&mut |policy| {
-        if policy.is_none() {
+        if policy.is_none() && range.contains(&index) {
             *policy = policy_of(block);
             chosen.extend(policy.is_some().then_some(index));
             block += 1;

@@ -27,6 +27,7 @@ pub mod observers;
 mod options;
 mod outline;
 mod page_lock;
+mod pipeline;
 mod plan;
 mod precision;
 pub mod prelude;

@@ -217,6 +217,11 @@ impl Examples {
         Ok(Examples { train: first(fit.train)?, sets })
     }
 
+    /// The batch that stands for those of the training.
+    pub(crate) fn train(&self) -> Option<&Batch> {
+        self.train.as_ref()
+    }
+
     /// Samples of a batch.
     pub(crate) fn batch_size(&self) -> usize {
         self.train.as_ref().map_or(1, Batch::len)

@@ -1,7 +1,9 @@
 //! The one look at what a step has computed, before any of it is written.
 
+use std::collections::BTreeSet;
+
 use lowtide_amp::ScaledGradients;
-use lowtide_autograd::Gradients;
+use lowtide_autograd::{Gradients, LeafId};
 use lowtide_ranks::{Collectives, RanksError};
 use lowtide_tensor::{DType, Device, Tensor, TensorResult, scale_and_check_finite, squared_norm};
 
@@ -15,11 +17,13 @@ pub(crate) struct Reading<'a> {
     /// One f64 without dimensions.
     pub(crate) loss_sum: &'a Tensor,
     pub(crate) gradients: &'a mut Gradients,
+    /// Gradients that other ranks have as well, which count their length.
+    pub(crate) of_others: BTreeSet<LeafId>,
     /// Whether the loss may be infinite or NaN.
     pub(crate) is_ignored: bool,
     /// Whether the length of the gradients is asked for.
     pub(crate) wants_norm: bool,
-    /// Those that have the other parts of the gradients, if these are divided.
+    /// Those that have the other parts of the gradients, if these are divided, or other gradients.
     pub(crate) ranks: Ranks<'a>,
     pub(crate) found: Found,
 }
@@ -60,7 +64,11 @@ impl Reading<'_> {
     /// 0 where it is not asked for. The device is waited for once.
     fn own_numbers(&self, flag: Option<&Tensor>) -> Result<[f64; 3]> {
         let squares = match self.wants_norm {
-            true => Some(squared_norm(self.device, self.gradients.iter())?),
+            true => {
+                let leaves = self.gradients.leaves().zip(self.gradients.iter());
+                let own = leaves.filter(|(leaf, _)| !self.of_others.contains(leaf));
+                Some(squared_norm(self.device, own.map(|(_, gradient)| gradient))?)
+            }
             false => None,
         };
         let numbers = [Some(self.loss_sum), flag, squares.as_ref()];

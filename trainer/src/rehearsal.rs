@@ -1,5 +1,6 @@
 //! Rehearsals: the real training code on a simulated device, to know its peak before it runs.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use lowtide_allocator::{Category, ModuleShare, Statistics};
@@ -15,8 +16,9 @@ use crate::agreement::mirrored;
 use crate::divided::gather_by;
 use crate::error::{Result, TrainError};
 use crate::evaluation::{score_parts, with_averages};
-use crate::knobs::Knobs;
+use crate::knobs::{EVERY_BLOCK, Knobs};
 use crate::options::Options;
+use crate::pipeline::{Pipeline, score_stage};
 use crate::step::Step;
 use crate::task::Task;
 use crate::upcoming::bytes_ahead;
@@ -48,6 +50,9 @@ pub struct Forecast {
     pub seconds: f64,
     /// The same of the longest step; 0 where there is none.
     pub step_seconds: f64,
+    /// In a [pipeline](crate::Zero::Blocks) the same of one micro-batch in this stage, forwards and
+    /// backwards, of the last step.
+    pub stage_seconds: Option<[f64; 2]>,
     /// Where the samples of a batch are coupled: such a batch is never split.
     pub coupling: Option<Coupling>,
     /// Each step and evaluation that was rehearsed, in order.
@@ -97,6 +102,8 @@ pub(crate) struct RunInputs<'a, T, O> {
     pub(crate) held_bytes: usize,
     /// Whether the next batch is copied to the device during a step, if there is room for it.
     pub(crate) copies_ahead: bool,
+    /// The stage of a pipeline that this rank has.
+    pub(crate) pipeline: Option<&'a Pipeline<T>>,
     /// Samples that are evaluated at once; as many as are trained at once if that is not said.
     pub(crate) evaluation_batch: Option<usize>,
 }
@@ -105,7 +112,7 @@ impl<'a, T, O> RunInputs<'a, T, O> {
     /// The same with another optimizer.
     pub(crate) fn with_optimizer<P>(&self, optimizer: &'a P) -> RunInputs<'a, T, P> {
         let &RunInputs { device, task, scaler, options, held_bytes, copies_ahead, .. } = self;
-        let evaluation_batch = self.evaluation_batch;
+        let &RunInputs { pipeline, evaluation_batch, .. } = self;
         RunInputs {
             device,
             task,
@@ -114,6 +121,7 @@ impl<'a, T, O> RunInputs<'a, T, O> {
             options,
             held_bytes,
             copies_ahead,
+            pipeline,
             evaluation_batch,
         }
     }
@@ -128,6 +136,11 @@ impl<T, O> Clone for RunInputs<'_, T, O> {
 impl<T, O> Copy for RunInputs<'_, T, O> {}
 
 impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
+    /// The blocks whose policies a plan may choose.
+    pub(crate) fn policies(&self) -> Range<usize> {
+        self.pipeline.map_or(EVERY_BLOCK, Pipeline::policies)
+    }
+
     /// Runs `events` with `knobs` on a simulated copy of the device as it is now, cache dropped,
     /// without a limit on its memory. The peak is what a run needs: with that much capacity it
     /// passes, with one byte less it does not (see the allocator's laws). Of the parts of a batch
@@ -187,6 +200,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             gather_by(task.parameters(), Arc::new(mirror));
         }
         let (mut coupling, mut repeated_seconds, mut step_seconds) = (None, 0.0, 0.0_f64);
+        let mut stage_seconds = [0.0; 2];
         let mut rehearsed = Vec::with_capacity(events.len());
         for event in events {
             let allocations_before = allocator.request_count();
@@ -207,6 +221,8 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                         repeated_seconds: Some(&mut repeated_seconds),
                         promised_bytes: None,
                         ranks: ranks.as_ref().map(|mirror| mirror as &dyn Collectives),
+                        pipeline: self.pipeline,
+                        stage_seconds: self.pipeline.map(|_| &mut stage_seconds),
                     };
                     let outcome = step.run(batch, knobs)?;
                     coupling = coupling.or(outcome.coupling);
@@ -216,7 +232,12 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                 PlannedEvent::Evaluate(batch) => {
                     let part = self.evaluation_batch.unwrap_or(knobs.micro_batch);
                     with_averages(&mut task, &mut optimizer, |task| {
-                        score_parts(task, &device, batch, part)
+                        match self.pipeline.zip(ranks.as_ref()) {
+                            Some((pipeline, ranks)) => {
+                                score_stage(task, &device, batch, part, pipeline, ranks)
+                            }
+                            None => score_parts(task, &device, batch, part),
+                        }
                     })?;
                 }
             }
@@ -234,7 +255,16 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         let peak_of = |host: &Device| host.allocator().statistics().reserved.peak_bytes;
         let offloaded_peak_bytes = host.as_ref().map_or(0, peak_of);
         let events = rehearsed;
-        Ok(Forecast { offloaded_peak_bytes, coupling, seconds, step_seconds, events, ..forecast })
+        let stage_seconds = self.pipeline.map(|_| stage_seconds);
+        Ok(Forecast {
+            offloaded_peak_bytes,
+            coupling,
+            seconds,
+            step_seconds,
+            stage_seconds,
+            events,
+            ..forecast
+        })
     }
 
     fn elsewhere(&self, name: &str, found: &str) -> TrainError {
@@ -267,6 +297,7 @@ impl Forecast {
             modules_at_peak: device.allocator().capture().modules_at_peak(0),
             seconds: device.simulated_seconds(),
             step_seconds: 0.0,
+            stage_seconds: None,
             coupling: None,
             events: Vec::new(),
             assumptions: device.assumptions(),

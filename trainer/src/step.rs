@@ -7,6 +7,7 @@
 //! Where several models are trained in turn, the later ones see the updates of the earlier. Each
 //! turn but the last then keeps copies of what it writes, and a step that fails puts them back.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -24,10 +25,11 @@ use crate::admission::is_packed;
 use crate::agreement::{Ranks, add_up, agree, counted_together};
 use crate::divided::agree_in_calls;
 use crate::error::{Result, TrainError};
-use crate::knobs::{Knobs, reset_policies, set_policies};
+use crate::knobs::{EVERY_BLOCK, Knobs, reset_policies, set_policies};
 use crate::leaves::{Computed, add_counts, check as check_leaves, summed};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
 use crate::options::{MicroBatches, NonFinite, Options};
+use crate::pipeline::{Pipeline, common_micro_batch};
 use crate::precision::Precision;
 use crate::reading::{Found, Reading};
 use crate::task::Task;
@@ -60,8 +62,12 @@ pub(crate) struct Step<'a, T, O> {
     pub(crate) repeated_seconds: Option<&'a mut f64>,
     /// What may be reserved until the end of a fused update; `None` in a rehearsal.
     pub(crate) promised_bytes: Option<usize>,
-    /// Those that have the other shares of the batch.
+    /// Those that have the other shares of the batch, or the other stages.
     pub(crate) ranks: Ranks<'a>,
+    /// The stage of a pipeline that this rank has.
+    pub(crate) pipeline: Option<&'a Pipeline<T>>,
+    /// In a rehearsal of a stage: the simulated seconds of a micro-batch forwards and backwards.
+    pub(crate) stage_seconds: Option<&'a mut [f64; 2]>,
 }
 
 /// What a step did.
@@ -118,6 +124,10 @@ pub(crate) struct Goal<'a> {
 }
 
 impl Goal<'_> {
+    pub(crate) fn micro_batch(&self) -> usize {
+        self.knobs.micro_batch
+    }
+
     pub(crate) fn part_count(&self) -> usize {
         self.batch.len().div_ceil(self.knobs.micro_batch)
     }
@@ -179,13 +189,14 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
     /// Anything before COMMIT; everything is then as it was at BEGIN. `Torn` in COMMIT.
     pub(crate) fn run(mut self, batch: &BatchView<'_>, knobs: Knobs) -> Result<StepOutcome> {
         check_zero(part_of(self.ranks, self.options.zero), self.optimizer)?;
-        let in_step =
-            self.ranks.filter(|_| self.divides_gradients().is_some() || self.divides_parameters());
-        let knobs = match in_step {
-            Some(ranks) => common_knobs(ranks, knobs)?,
-            None => knobs,
+        let calls_in_step = self.divides_gradients().is_some() || self.divides_parameters();
+        let knobs = match self.ranks {
+            Some(ranks) if self.pipeline.is_some() => common_micro_batch(ranks, knobs)?,
+            Some(ranks) if calls_in_step => common_knobs(ranks, knobs)?,
+            _ => knobs,
         };
-        let chosen = set_policies(self.task.parameters(), &knobs, self.host);
+        let policies = self.pipeline.map_or(EVERY_BLOCK, Pipeline::policies);
+        let chosen = set_policies(self.task.parameters(), &policies, &knobs, self.host);
         let outcome = self.take_turns(batch, knobs);
         reset_policies(self.task.parameters(), &chosen);
         outcome
@@ -195,8 +206,10 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
         // BEGIN
         let own = self.counts(batch);
         let own = agree(self.ranks, own)?;
-        let counts = counted_together(self.ranks, own)?;
-        let samples_before = self.ranks.map_or(0, |ranks| ranks.rank().index * batch.len());
+        // The stages of a pipeline have all samples.
+        let sharing = self.ranks.filter(|_| self.pipeline.is_none());
+        let counts = counted_together(sharing, own)?;
+        let samples_before = sharing.map_or(0, |ranks| ranks.rank().index * batch.len());
         // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
         let count = counts.iter().copied().find(|&count| count > 0.0).unwrap_or(0.0);
         let seed = if count > 0.0 { f64::from(self.scaler.scale()) / count } else { 0.0 };
@@ -250,9 +263,11 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
         // COMPUTE
         let frozen = Frozen::new(self.task, self.optimizer);
         let divided = self.divides_gradients();
-        let mut computed = match divided {
-            Some((ranks, part)) => self.compute_part(goal, turn, is_last, ranks, part)?,
-            None => {
+        let stage = self.pipeline.zip(self.ranks);
+        let mut computed = match (stage, divided) {
+            (Some((pipeline, ranks)), _) => self.compute_stage(goal, pipeline, ranks)?,
+            (None, Some((ranks, part))) => self.compute_part(goal, turn, is_last, ranks, part)?,
+            (None, None) => {
                 let computed = self.compute_share(goal, turn);
                 let computed = computed.and_then(|computed| {
                     self.enqueued(is_last)?;
@@ -264,9 +279,12 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
                 }
             }
         };
-        add_up(self.ranks, &mut computed, divided.is_some())?;
+        if stage.is_none() {
+            add_up(self.ranks, &mut computed, divided.is_some())?;
+        }
         let Computed { loss_sum, mut gradients, buffers, coupling, .. } = computed;
-        let found = self.read(turn, &loss_sum, &mut gradients, divided.map(|(ranks, _)| ranks));
+        let with_parts = divided.map(|(ranks, _)| ranks).or(stage.map(|(_, ranks)| ranks));
+        let found = self.read(turn, &loss_sum, &mut gradients, with_parts);
         let found = agree(self.ranks, found)?;
         let Found { loss_sum, gradient_norm, not_finite } = found;
         let loss = loss_sum / goal.count;
@@ -450,7 +468,7 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
 
     /// Undoes the loss scale and waits for the device, once. A scaled gradient that overflowed is
     /// always looked for, everything else unless it is to be ignored. `ranks` have the other parts
-    /// of gradients that are divided.
+    /// of gradients that are divided, or the other stages.
     fn read(
         &mut self,
         turn: Option<&Turn>,
@@ -461,8 +479,17 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
         let is_ignored = self.options.non_finite == NonFinite::Ignore;
         let (wants_norm, found) = (self.norm_max().is_some(), Found::default());
         let device = self.device;
-        let mut reading =
-            Reading { device, loss_sum, gradients, is_ignored, wants_norm, ranks, found };
+        let of_others = self.pipeline.map_or_else(BTreeSet::new, Pipeline::of_earlier_stages);
+        let mut reading = Reading {
+            device,
+            loss_sum,
+            gradients,
+            of_others,
+            is_ignored,
+            wants_norm,
+            ranks,
+            found,
+        };
         if self.scaler.is_enabled() {
             self.scaler.step(turn.map_or("", Turn::model), &mut reading)?;
         } else if is_ignored {
@@ -579,7 +606,7 @@ fn optimizer_of<'a>(
 
 /// The terms of a loss as one sum that is to be divided by `count`, while each term has a count of
 /// its own: those that have none add nothing.
-fn joined(terms: Vec<Loss>, counts: &[f64], count: f64) -> Result<Var> {
+pub(crate) fn joined(terms: Vec<Loss>, counts: &[f64], count: f64) -> Result<Var> {
     if terms.is_empty() || terms.len() != counts.len() {
         return Err(TrainError::Setting {
             place: "task".to_owned(),

@@ -22,6 +22,7 @@ use crate::not_finite::{Look, NotFinite, NotFiniteWhat};
 use crate::observer::{Observer, StepReport};
 use crate::options::{MicroBatches, NonFinite, Options};
 use crate::outline::{Examples, Fit, PlannedFor};
+use crate::pipeline::{Pipeline, common_plan};
 use crate::plan::Plan;
 use crate::recovery::Growth;
 use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
@@ -51,6 +52,8 @@ pub struct Trainer<T, O> {
     pub(crate) growth: Growth,
     pub(crate) proofs: Proofs,
     pub(crate) admitted: Admitted,
+    /// Once the model is cut.
+    pub(crate) pipeline: Option<Pipeline<T>>,
     pub(crate) skipped_in_a_row: u64,
     pub(crate) retried_steps: u64,
     /// The step that was cut off while it was written.
@@ -92,6 +95,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             growth: Growth::default(),
             proofs: Proofs::default(),
             admitted: Admitted::default(),
+            pipeline: None,
             skipped_in_a_row: 0,
             retried_steps: 0,
             torn: None,
@@ -206,7 +210,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             let added = hasher.add(name, tensor);
             result = std::mem::replace(&mut result, Ok(())).and(added);
         };
-        let gathered = self.part().map(|_| self.gathered()).transpose()?;
+        let gathered = self.is_spread().then(|| self.gathered()).transpose()?;
         let (states, wholes) = match gathered {
             Some(Gathered { states, parameters }) => (Some(states), parameters),
             None => (None, BTreeMap::new()),
@@ -246,12 +250,26 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// # Errors
     /// Those of [`Trainer::plan`].
     pub(crate) fn plan_sharing(&mut self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<Plan> {
+        self.plan_up_to(fit, usize::MAX, forecasts)
+    }
+
+    /// The same in micro-batches of at most so many samples.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::plan`].
+    pub(crate) fn plan_up_to(
+        &mut self,
+        fit: &Fit<'_>,
+        size_max: usize,
+        forecasts: &Forecasts,
+    ) -> Result<Plan> {
         self.divide()?;
         let examples = Examples::of(fit)?;
+        self.cut_for(&examples)?;
         let events = examples.events(fit, self.begin_of(fit), self.evaluating_rank());
         let (batch_size, splitting) = (examples.batch_size(), self.splitting());
-        self.plan_by(&events, Some(fit), |search| {
-            search.sharing(forecasts).find(batch_size, batch_size, splitting)
+        self.plan_by(&events, Some(fit), size_max.min(batch_size), |search, size_max| {
+            search.sharing(forecasts).find(batch_size, size_max, splitting)
         })
     }
 
@@ -290,9 +308,17 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub fn plan_with(&mut self, fit: &Fit<'_>, knobs: Knobs) -> Result<Plan> {
         self.divide()?;
         let examples = Examples::of(fit)?;
+        self.cut_for(&examples)?;
         let events = examples.events(fit, self.begin_of(fit), self.evaluating_rank());
         let (batch_size, splitting) = (examples.batch_size(), self.splitting());
-        self.plan_by(&events, Some(fit), |search| search.find_with(batch_size, knobs, splitting))
+        self.plan_by(&events, Some(fit), batch_size, |search, _| {
+            search.find_with(batch_size, knobs, splitting)
+        })
+    }
+
+    /// [`Trainer::cut`] by the first batch of a run.
+    pub(crate) fn cut_for(&mut self, examples: &Examples) -> Result<()> {
+        examples.train().map_or(Ok(()), |batch| self.cut(&batch.view()))
     }
 
     /// The batch of an epoch that a run begins with.
@@ -305,18 +331,22 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         &mut self,
         events: &[PlannedEvent<'_>],
         fit: Option<&Fit<'_>>,
-        find: impl Fn(Search<'_, T, O>) -> Result<Plan>,
+        size_max: usize,
+        find: impl Fn(Search<'_, T, O>, usize) -> Result<Plan>,
     ) -> Result<Plan> {
         let capacity_bytes = self.device.allocator().capacity_bytes();
         let copies_ahead = fit.is_some_and(|fit| can_copy_ahead(&self.device, fit.train));
         let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
-        let mut plan = find(Search::new(inputs, events, capacity_bytes))?;
+        let find_up_to = |size_max| find(Search::new(inputs, events, capacity_bytes), size_max);
+        let stages = self.ranks().filter(|_| self.pipeline.is_some());
+        let mut plan = common_plan(stages, size_max, find_up_to)?;
         let is_on_host = self.device.kind() == DeviceKind::Cpu;
         // The copy of a training on another device is in the memory of the process.
         if self.options.background_checkpoints && fit.is_some() && is_on_host {
             let held_bytes = self.snapshot_bytes();
             let with_copy = RunInputs { held_bytes, ..self.run_inputs() };
-            let with_copy = find(Search::new(with_copy, events, capacity_bytes));
+            let with_copy =
+                find(Search::new(with_copy, events, capacity_bytes), plan.knobs.micro_batch);
             if let Some(better) = with_copy.ok().filter(|p| p.knobs == plan.knobs) {
                 plan = better;
             }
@@ -371,9 +401,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
         if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
             self.divide()?;
+            self.cut(&batch.view())?;
             let (events, len) = ([PlannedEvent::Step(batch.view()); 2], batch.len());
             let splitting = self.splitting();
-            self.plan_by(&events, None, |search| search.find(len, len, splitting))?;
+            self.plan_by(&events, None, len, |search, size_max| {
+                search.find(len, size_max, splitting)
+            })?;
         }
         let report = self.train_step(batch, self.epoch + 1, &mut Upcoming::default(), &mut []);
         self.told(report)
@@ -513,6 +546,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             repeated_seconds: None,
             promised_bytes,
             ranks: self.options.ranks.as_deref(),
+            pipeline: self.pipeline.as_ref(),
+            stage_seconds: None,
             on_enqueued: &mut || Ok(upcoming.copy_next(knobs.micro_batch)?),
         };
         let outcome = transaction.run(batch, knobs);
@@ -545,6 +580,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             options: &self.options,
             held_bytes: 0,
             copies_ahead: false,
+            pipeline: self.pipeline.as_ref(),
             evaluation_batch: None,
         }
     }

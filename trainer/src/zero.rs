@@ -47,10 +47,17 @@ pub enum Zero {
     /// forward to its last one in backward, and in blocks that are recomputed only while they run.
     /// All ranks take the same parts of batches and of evaluations at the same time.
     Parameters,
+    /// The model by its blocks: each rank has a run of them, a stage of a pipeline (GPipe, Huang et
+    /// al. 2019), and all samples of every batch, which goes through the stages in micro-batches.
+    /// The model is cut between its [`Segment`](lowtide_nn::Segment)s, such that the stage that
+    /// takes longest takes as little time as can be. A step has the bits of one rank that splits
+    /// its batches so, but for parameters that are trained in several stages, such as an embedding
+    /// that is the output layer too, and for clipping: these sums are taken in another order.
+    Blocks,
 }
 
 impl Zero {
-    /// All of them, the one that divides least first.
+    /// All in which ranks share the samples of a batch, the one that divides least first.
     pub(crate) const ALL: [Zero; 4] = [Zero::Off, Zero::States, Zero::Gradients, Zero::Parameters];
 
     /// What is divided, in words, if anything is.
@@ -60,6 +67,7 @@ impl Zero {
             Zero::States => Some("the optimizer's states"),
             Zero::Gradients => Some("the optimizer's states and gradients"),
             Zero::Parameters => Some("the optimizer's states, gradients and parameters"),
+            Zero::Blocks => Some("the model's blocks"),
         }
     }
 }
@@ -67,7 +75,8 @@ impl Zero {
 /// The part of every parameter that this rank updates, if not all.
 pub(crate) fn part_of(ranks: Ranks<'_>, zero: Zero) -> Option<Part> {
     let Rank { index, count } = ranks?.rank();
-    (zero != Zero::Off && count > 1).then_some(Part { index, count })
+    let divides = !matches!(zero, Zero::Off | Zero::Blocks);
+    (divides && count > 1).then_some(Part { index, count })
 }
 
 /// The part of every parameter that is all that this rank has of it, if it is.
@@ -255,7 +264,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         };
         let updated = match self.options.zero {
             Zero::States | Zero::Gradients => trained,
-            Zero::Off | Zero::Parameters => 0,
+            Zero::Off | Zero::Parameters | Zero::Blocks => 0,
         };
         gradients + updated + 2 * micro_batches * divided
     }
@@ -267,10 +276,15 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// # Errors
     /// `Ranks`.
     pub fn leave(&mut self) -> Result<()> {
-        match self.part() {
-            Some(_) => self.meet(Word::Leave).map(drop),
-            None => Ok(()),
+        match self.is_spread() {
+            true => self.meet(Word::Leave).map(drop),
+            false => Ok(()),
         }
+    }
+
+    /// Whether it takes all ranks to have everything.
+    pub(crate) fn is_spread(&self) -> bool {
+        self.part().is_some() || self.pipeline.is_some()
     }
 
     /// What all ranks say, once none of them needs the states.
@@ -303,6 +317,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// Gives the own parts, and takes those of all, if it is this rank that `wants` them.
     fn gather(&mut self, wants: bool) -> Result<Gathered> {
+        if self.pipeline.is_some() {
+            return self.gather_stages(wants);
+        }
         let (mut shapes, mut own_parts) = (BTreeMap::new(), BTreeMap::new());
         let mut learned = Learned::of(&mut self.task);
         learned.visit(&mut |name, parameter| {
@@ -344,9 +361,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `File`; those of [`Trainer::gathered`].
     #[cfg(feature = "command")]
     pub(crate) fn save_model(&mut self, path: &Path) -> Result<()> {
-        let wholes = match parameter_part(self.ranks(), self.options.zero) {
-            Some(_) => self.gathered()?.parameters,
-            None => BTreeMap::new(),
+        let has_parts = parameter_part(self.ranks(), self.options.zero).is_some();
+        let wholes = match has_parts || self.pipeline.is_some() {
+            true => self.gathered()?.parameters,
+            false => BTreeMap::new(),
         };
         Ok(lowtide_nn::save(&mut Learned::of(&mut self.task).with_wholes(wholes), path)?)
     }
@@ -356,14 +374,17 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// # Errors
     /// Those of [`Trainer::gathered`].
     pub(crate) fn whole_state(&mut self) -> Result<(OptimizerState, BTreeMap<LeafId, Tensor>)> {
-        let Some(part) = self.part() else {
-            let state = self.optimizer.state(&mut Learned::of(&mut self.task))?;
-            return Ok((state, BTreeMap::new()));
-        };
-        let Gathered { states, parameters } = self.gathered()?;
-        let tensors = states.into_iter().collect();
+        let gathered = self.is_spread().then(|| self.gathered()).transpose()?;
+        let part = self.part();
         let mut learned = Learned::of(&mut self.task);
-        let own = self.optimizer.state(&mut Parts::new(&mut learned, part)?)?;
+        let own = match part {
+            Some(part) => self.optimizer.state(&mut Parts::new(&mut learned, part)?)?,
+            None => self.optimizer.state(&mut learned)?,
+        };
+        let Some(Gathered { states, parameters }) = gathered else {
+            return Ok((own, BTreeMap::new()));
+        };
+        let tensors = states.into_iter().collect();
         Ok((OptimizerState { tensors, ..own }, parameters))
     }
 }

@@ -1,6 +1,6 @@
 //! Models cut between their blocks: what can be cut, and that the stages are the model.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lowtide_autograd::{Attempt, LeafId, Pass, Var};
 use lowtide_nn::{
@@ -131,9 +131,8 @@ fn by_stages(whole: &Net, bounds: &[usize], x: &Tensor) -> (Vec<f32>, Vec<Vec<f3
         value = Some(output.value().clone());
         stages.push((attempt, pass, output, end));
     }
-    let mut gradients = vec![Vec::new(); 0];
     let mut dy = Tensor::full(device, [3, 5], DType::F32, 1.0).expect("memory");
-    let mut sums: std::collections::BTreeMap<LeafId, Vec<f32>> = Default::default();
+    let mut sums: BTreeMap<LeafId, Vec<f32>> = BTreeMap::new();
     for (attempt, pass, output, StageEnd { output: sent, input_gradient }) in
         stages.into_iter().rev()
     {
@@ -149,8 +148,7 @@ fn by_stages(whole: &Net, bounds: &[usize], x: &Tensor) -> (Vec<f32>, Vec<Vec<f3
             sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
         }
     }
-    gradients.extend(sums.into_values());
-    (result, gradients)
+    (result, sums.into_values().collect())
 }
 
 #[test]

@@ -25,6 +25,7 @@ mod replay;
 mod runs;
 mod saving;
 mod shrink;
+mod stages;
 mod staging;
 mod train;
 mod trained;

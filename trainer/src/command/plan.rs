@@ -12,13 +12,14 @@ use crate::command::model::ModelArgs;
 use crate::command::planning::{Changed, Numerics, PlanningArgs};
 use crate::command::process::{Process, ProcessBudget, Work};
 use crate::command::rates::Calibration;
+use crate::command::stages::Stages;
 use crate::command::ways::Ways;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
 use crate::error::{DoesNotFit, Result, TrainError};
 use crate::human::{format_bytes, format_seconds};
 use crate::json::{categories_json, does_not_fit_json, modules_json, with_knobs};
 use crate::knobs::Knobs;
-use crate::outline::Fit;
+use crate::outline::{Examples, Fit};
 use crate::page_lock::lock_pages;
 use crate::plan::Plan;
 use crate::recipe::{Recipe, RecipeData, RecipeTrainer, Samples};
@@ -84,11 +85,27 @@ pub(super) struct Found {
     zero: Zero,
     /// What each way of dividing comes to, if there are several ranks.
     ways: Ways,
+    /// The stages, where the model is cut.
+    stages: Stages,
+}
+
+impl PlanArgs {
+    /// # Errors
+    /// `Setting` for what is not planned for a pipeline.
+    fn check_pipeline(&self) -> Result<()> {
+        let is_pipeline = self.planning.divided() == Some(Zero::Blocks);
+        if !is_pipeline || !(self.least || self.longest || self.device.budgets.len() > 1) {
+            return Ok(());
+        }
+        let problem = "is planned within one budget, not with --least, --longest or several";
+        Err(TrainError::Setting { place: "--pipeline".to_owned(), problem: problem.to_owned() })
+    }
 }
 
 /// Whether everything that was asked for fits.
 pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
     let recipe = arguments.model.recipe(&arguments.recipe)?;
+    arguments.check_pipeline()?;
     if arguments.longest {
         return longest(arguments);
     }
@@ -362,14 +379,19 @@ impl Found {
         if let Some(products) = products {
             say(&format!("products        by {products}"))?;
         }
-        let share = match self.rank_count {
-            1 => String::new(),
-            count => format!(" on each of {count} ranks"),
+        let share = match (self.rank_count, self.zero) {
+            (1, _) => String::new(),
+            (count, Zero::Blocks) => format!(" through {count} stages"),
+            (count, _) => format!(" on each of {count} ranks"),
         };
         say(&format!("batch           {} samples{share}", plan.batch_size))?;
         say(&format!("plan            {}", plan.knobs))?;
         if let Some(what) = self.zero.divided() {
-            say(&format!("divided         {what} among the ranks, each with a part"))?;
+            let shown = match self.zero {
+                Zero::Blocks => "; below is the stage that needs most",
+                _ => "",
+            };
+            say(&format!("divided         {what} among the ranks, each with a part{shown}"))?;
         }
         for (index, change) in numerics.iter().enumerate() {
             let head = if index == 0 { "numerics" } else { "" };
@@ -438,7 +460,8 @@ impl Found {
                 "{micro_batch:<13} {recomputed:<18} {peak:<27} {seconds}{time:.2}{mark}"
             ))?;
         }
-        self.ways.tell(self.zero)?;
+        self.ways.tell(self.zero, calibration.is_some())?;
+        self.stages.tell(calibration.is_some())?;
         if !plan.forecast.assumptions.is_empty() {
             say("")?;
             say("assumed, because a rehearsal computes no values:")?;
@@ -486,6 +509,7 @@ impl Found {
             "batch_size": plan.batch_size,
             "ranks": self.rank_count,
             "zero": self.zero,
+            "stages": self.stages.to_json(),
             "ways": self.ways.to_json(),
             "evaluation_batch": plan.evaluation_batch,
             "copy_ahead_bytes": plan.copy_ahead_bytes,
@@ -573,27 +597,41 @@ pub(super) fn find(
     };
     let Simulated { device: sim, budget_bytes, products, calibration } =
         device.open_simulated(process_budget)?;
-    let RecipeData { samples, mut train, test } = recipe.open_share(planning.first_rank())?;
+    let reader = planning.reader(planning.first_rank());
+    let RecipeData { samples, mut train, test } = recipe.open_share(reader)?;
     lock_pages(&mut train, &sim)?;
     let host = planning.open_simulated_host(&device)?;
     let fit = recipe.fit(&train, &test);
-    let trainer_of = |recipe: &Recipe, zero: Zero| -> Result<RecipeTrainer> {
-        sim.allocator().set_capacity(CAPACITY_BYTES);
-        let ranks = planning.simulated_ranks();
-        let mut trainer = recipe.trainer_among(ranks, zero, &sim, samples)?;
-        trainer.set_offload(host.clone());
-        Ok(trainer)
-    };
+    let place = Rehearsing { planning, sim: &sim, host: host.as_ref(), samples, fit: &fit };
+    let trainer_of = |recipe: &Recipe, zero: Zero| place.trainer(recipe, zero, 0);
     let mut planning = planning.clone();
-    if is_least && planning.zero.is_none() && can_divide(recipe, &sim, samples, &planning)? {
+    if is_least && planning.divided().is_none() && can_divide(recipe, &sim, samples, &planning)? {
         // What parameters take when they are put together may be more than their share saves.
         let least = |zero| -> Result<usize> { trainer_of(recipe, zero)?.least_bytes(&fit) };
         let [gradients, parameters] = [least(Zero::Gradients)?, least(Zero::Parameters)?];
         let is_less = parameters < gradients;
         planning.zero = Some(if is_less { Zero::Parameters } else { Zero::Gradients });
     }
+    let mut ways = Ways::default();
+    if planning.rank_count() > 1 && planning.divided().is_none() && process_budget.is_none() {
+        ways = Ways::of(budget_bytes, &fit, |zero| trainer_of(recipe, zero))?;
+        planning.preferred = ways.fastest();
+    }
+    let mut stages = Stages::default();
     let changed = planning.first_that_fits(recipe, |recipe, zero| {
-        let mut trainer = trainer_of(recipe, zero)?;
+        let mut shown = 0;
+        if zero == Zero::Blocks {
+            (stages, shown) = Stages::of(planning.rank_count(), |index, size_max, forecasts| {
+                let mut trainer = place.trainer(recipe, zero, index)?;
+                let process = divide(process_budget, &mut trainer, &fit, device.budget())?;
+                sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
+                let planned = trainer.plan_up_to(&fit, size_max, forecasts);
+                let plan = checked(planned, process.as_ref())?;
+                let (blocks, sent_bytes) = trainer.stage(&plan);
+                Ok((plan, blocks, sent_bytes))
+            })?;
+        }
+        let mut trainer = place.trainer(recipe, zero, shown)?;
         let process = divide(process_budget, &mut trainer, &fit, device.budget())?;
         let forecasts = Forecasts::default();
         let budget_bytes = match is_least {
@@ -601,14 +639,14 @@ pub(super) fn find(
             false => capacity(budget_bytes, process.as_ref()),
         };
         sim.allocator().set_capacity(budget_bytes);
-        let plan = checked(trainer.plan_sharing(&fit, &forecasts), process.as_ref())?;
+        let planned = trainer.plan_up_to(&fit, stages.micro_batch(), &forecasts);
+        let plan = checked(planned, process.as_ref())?;
         Ok((plan, process, trainer.survey_sharing(&fit, &forecasts)?))
     })?;
     let Changed { planned: (plan, process, survey), recipe, numerics, zero } = changed;
-    let ways = match planning.rank_count() {
-        1 => Ways::default(),
-        _ => Ways::of(&plan, &fit, |zero| trainer_of(&recipe, zero))?,
-    };
+    if ways.fastest().is_none() && planning.rank_count() > 1 && zero != Zero::Blocks {
+        ways = Ways::of(plan.budget_bytes, &fit, |zero| trainer_of(&recipe, zero))?;
+    }
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.is_assumed());
     let offload_budget = planning.offload_budget;
     Ok(Found {
@@ -625,7 +663,51 @@ pub(super) fn find(
         rank_count: planning.rank_count(),
         zero,
         ways,
+        stages,
     })
+}
+
+/// What is divided among the ranks in the fastest plan that fits, if there is one.
+///
+/// # Errors
+/// Anything that keeps the recipe from being built.
+pub(super) fn fastest_way(
+    recipe: &Recipe,
+    device: &DeviceArgs,
+    planning: &PlanningArgs,
+) -> Result<Option<Zero>> {
+    let Simulated { device: sim, budget_bytes, .. } = device.open_simulated(None)?;
+    let RecipeData { samples, mut train, test } = recipe.open_share(planning.first_rank())?;
+    lock_pages(&mut train, &sim)?;
+    let host = planning.open_simulated_host(device)?;
+    let fit = recipe.fit(&train, &test);
+    let place = Rehearsing { planning, sim: &sim, host: host.as_ref(), samples, fit: &fit };
+    let ways = Ways::of(budget_bytes, &fit, |zero| place.trainer(recipe, zero, 0))?;
+    Ok(ways.fastest())
+}
+
+/// Where a training is rehearsed.
+struct Rehearsing<'a> {
+    planning: &'a PlanningArgs,
+    sim: &'a Device,
+    host: Option<&'a Device>,
+    samples: Samples,
+    fit: &'a Fit<'a>,
+}
+
+impl Rehearsing<'_> {
+    /// The training of one of the ranks.
+    ///
+    /// # Errors
+    /// Anything that keeps it from being built.
+    fn trainer(&self, recipe: &Recipe, zero: Zero, index: usize) -> Result<RecipeTrainer> {
+        self.sim.allocator().set_capacity(CAPACITY_BYTES);
+        let ranks = self.planning.simulated_rank(index);
+        let mut trainer = recipe.trainer_among(ranks, zero, self.sim, self.samples)?;
+        trainer.set_offload(self.host.cloned());
+        trainer.cut_for(&Examples::of(self.fit)?)?;
+        Ok(trainer)
+    }
 }
 
 /// Whether the states of the optimizer can be divided among the ranks.

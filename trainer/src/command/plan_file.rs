@@ -98,6 +98,11 @@ impl PlanFile {
         }
     }
 
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn refused(&self, difference: &str) -> TrainError {
         let problem = format!(
             "is a plan for something else: {difference}; recipe, data, options and program have to \

@@ -30,14 +30,21 @@ pub(super) struct PlanningArgs {
     /// What each of the ranks keeps only a part of (ZeRO): 0 for nothing; 1 for the optimizer's
     /// states, where each updates a part of every parameter and then copies those of the others,
     /// the same bits; 2 for those and gradients; 3 for those and parameters, which are whole only
-    /// while they are used: for models of blocks, which are recomputed then. The first that fits
-    /// if absent.
+    /// while they are used: for models of blocks, which are recomputed then. The fastest that fits
+    /// if absent, by the times of a plan.
     #[arg(long, value_name = "STAGE", value_parser = parse_zero)]
     pub(super) zero: Option<Zero>,
+    /// Cuts the model between its blocks into as many stages as there are ranks, and gives each of
+    /// them one: a batch goes through them in micro-batches. For models that no rank has room for.
+    #[arg(long, conflicts_with = "zero")]
+    pipeline: bool,
     /// Changes of the numerics for a plan that does not fit without, in order, with commas between
     /// them, and in the end all together.
     #[arg(long, value_name = "CHANGES", value_delimiter = ',')]
     pub(super) allow: Vec<Numerics>,
+    /// What is divided where that is not said, if it fits.
+    #[arg(skip)]
+    pub(super) preferred: Option<Zero>,
 }
 
 /// More than any machine has devices.
@@ -104,8 +111,8 @@ impl Numerics {
 
 impl PlanningArgs {
     /// The first result of `plan` that fits: of the recipe as it is, with each change of the
-    /// numerics that is allowed, or with all; each with nothing divided among the ranks before
-    /// something is.
+    /// numerics that is allowed, or with all; each divided among the ranks as is preferred, then
+    /// with nothing divided before something is.
     ///
     /// # Errors
     /// Of the recipe as it is, that of what needs least; any error but `DoesNotFit` at once.
@@ -114,12 +121,16 @@ impl PlanningArgs {
         recipe: &Recipe,
         mut plan: impl FnMut(&Recipe, Zero) -> Result<T>,
     ) -> Result<Changed<T>> {
+        self.check_divided()?;
         let singly = self.allow.iter().map(std::slice::from_ref);
         let together = (self.allow.len() > 1).then_some(&self.allow[..]);
-        let zeros = match self.zero {
+        let zeros = match self.divided() {
             Some(zero) => vec![zero],
             None if self.rank_count() == 1 => vec![Zero::Off],
-            None => Zero::ALL.to_vec(),
+            None => {
+                let others = Zero::ALL.into_iter().filter(|&zero| Some(zero) != self.preferred);
+                self.preferred.into_iter().chain(others).collect()
+            }
         };
         let mut least: Option<Box<DoesNotFit>> = None;
         for changes in std::iter::once(&[][..]).chain(singly).chain(together) {
@@ -140,12 +151,45 @@ impl PlanningArgs {
                             least = Some(error);
                         }
                     }
-                    Err(error) if self.zero.is_none() && is_undividable(&error) => {}
+                    Err(error) if self.divided().is_none() && is_undividable(&error) => {}
                     Err(error) => return Err(error),
                 }
             }
         }
         Err(TrainError::DoesNotFit(least.expect("the recipe as it is was tried")))
+    }
+
+    /// # Errors
+    /// `Setting` where something is to be divided among ranks and there is one.
+    fn check_divided(&self) -> Result<()> {
+        let place = match self.divided() {
+            None | Some(Zero::Off) => return Ok(()),
+            Some(Zero::Blocks) => "--pipeline",
+            Some(_) => "--zero",
+        };
+        if self.rank_count() > 1 {
+            return Ok(());
+        }
+        let problem = "takes several ranks to divide something among: --ranks says how many";
+        Err(TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() })
+    }
+
+    /// What is to be divided among the ranks, if that is said.
+    pub(super) fn divided(&self) -> Option<Zero> {
+        if self.pipeline { Some(Zero::Blocks) } else { self.zero }
+    }
+
+    /// The rank whose share of every batch this one reads: the stages of a pipeline read all.
+    pub(super) fn reader(&self, rank: Rank) -> Rank {
+        match self.divided() {
+            Some(Zero::Blocks) => Rank { index: 0, count: 1 },
+            _ => rank,
+        }
+    }
+
+    /// Into how many shares batches are divided.
+    pub(super) fn share_count(&self) -> usize {
+        self.reader(self.first_rank()).count
     }
 
     /// How many ranks train together.
@@ -174,8 +218,13 @@ impl PlanningArgs {
 
     /// What a plan for several ranks is made with, that of the first: the others do the same.
     pub(super) fn simulated_ranks(&self) -> Option<Arc<dyn Collectives>> {
-        let rank = self.first_rank();
-        (rank.count > 1).then(|| Arc::new(Mirror::new(rank).expect("the first of them")) as _)
+        self.simulated_rank(0)
+    }
+
+    /// The same of another one.
+    pub(super) fn simulated_rank(&self, index: usize) -> Option<Arc<dyn Collectives>> {
+        let rank = Rank { index, ..self.first_rank() };
+        (rank.count > 1).then(|| Arc::new(Mirror::new(rank).expect("one of them")) as _)
     }
 
     /// What blocks are offloaded to.

@@ -30,7 +30,7 @@ use crate::human::format_bytes;
 use crate::metrics::{Metrics, metric_values, partial_of};
 use crate::observer::{Observer, Training};
 use crate::observers::{CheckpointEvery, Checkpoints, TensorBoard, Watched};
-use crate::outline::Fit;
+use crate::outline::{Examples, Fit};
 use crate::page_lock::lock_pages;
 use crate::plan::Plan;
 use crate::progress::Progress;
@@ -275,14 +275,20 @@ fn with_planned<R>(
         let given = &mut arguments.planning.offload_budget;
         *given = given.or(file.offload_budget());
         file.numerics().iter().for_each(|change| change.apply(&mut recipe));
-        arguments.planning.zero = arguments.planning.zero.or(Some(file.zero()));
+        arguments.planning.zero = arguments.planning.divided().or(Some(file.zero()));
+        if arguments.planning.divided() == Some(Zero::Blocks) {
+            let problem = "is of one stage: a pipeline is planned when it is run";
+            let place = file.path().display().to_string();
+            return Err(TrainError::Setting { place, problem: problem.to_owned() });
+        }
     }
     arguments.device = arguments.device.of_rank(rank)?;
     let arguments = &arguments;
     let every = arguments.checkpoint_every.or(recipe.train.checkpoint_every);
     recipe.train.checkpoint_every = every;
     let process_budget = arguments.device.process_budget();
-    let RecipeData { samples, mut train, mut test } = recipe.open_share(rank)?;
+    let RecipeData { samples, mut train, mut test } =
+        recipe.open_share(arguments.planning.reader(rank))?;
     let device = arguments.device.open(process_budget)?;
     #[cfg(feature = "cuda")]
     let ranks = ranks.map(|ranks| ranks::by_nccl(ranks, &device, arguments)).transpose()?;
@@ -302,6 +308,14 @@ fn with_planned<R>(
     if origin.is_some() || plan_file.is_some() {
         // What has begun, or is planned, stays what it is.
         planning.allow.clear();
+    }
+    if let Some(ranks) = begin.ranks.as_deref().filter(|_| planning.divided().is_none()) {
+        let of_first = match rank.index {
+            0 => plan::fastest_way(&recipe, &arguments.device, &planning).ok().flatten(),
+            _ => None,
+        };
+        let said = ranks.exchange(&[of_first.map_or(u8::MAX, |zero| zero as u8)])?;
+        planning.preferred = Zero::ALL.into_iter().find(|&zero| said[0] == [zero as u8]);
     }
     let mut changed = plan(&planning)?;
     let zeros = begin.ranks.as_deref().map(|ranks| ranks.exchange(&[changed.zero as u8]));
@@ -353,7 +367,10 @@ impl Begin<'_> {
         let &Begin { arguments, origin, plan_file, ref ranks } = self;
         let RunArgs { device: device_arguments, planning, .. } = arguments;
         let process_budget = device_arguments.process_budget();
-        let mut trainer = match recipe.trainer_among(ranks.clone(), zero, device, samples) {
+        let built = recipe.trainer_among(ranks.clone(), zero, device, samples);
+        // Those that are cut meet on the way to a plan.
+        let stages = ranks.as_deref().filter(|_| zero == Zero::Blocks);
+        let mut trainer = match agree(stages, built) {
             // The rehearsal on a larger, simulated device knows how much is missing in all.
             Err(error) if error.out_of_memory().is_some() => {
                 let mut as_it_is = planning.clone();
@@ -367,10 +384,14 @@ impl Begin<'_> {
         };
         trainer.set_wait(arguments.wait.unwrap_or_default());
         trainer.set_offload(planning.open_host(device_arguments)?);
-        if let Some(origin) = origin {
-            trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error))?;
-        }
         let fit = recipe.fit(train, test);
+        if trainer.is_to_be_cut() {
+            trainer.cut_for(&agree(stages, Examples::of(&fit))?)?;
+        }
+        if let Some(origin) = origin {
+            let loaded = trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error));
+            agree(stages, loaded)?;
+        }
         let rest = rest_of(recipe, origin, &fit, trainer.position())?;
         let planned_for = rest.as_ref().unwrap_or(&fit);
         let given_bytes = device_arguments.budget();
@@ -478,7 +499,7 @@ impl Run<'_> {
             train_loss_last: report.run().last("loss").unwrap_or(f64::NAN),
             steps: trainer.steps(),
             epochs: trainer.position().epoch,
-            batch_size: plan.batch_size * arguments.planning.rank_count(),
+            batch_size: plan.batch_size * arguments.planning.share_count(),
             ranks: arguments.planning.rank_count(),
             zero,
             knobs: trainer.knobs(),
@@ -577,7 +598,10 @@ fn conclude(
     say(&format!("train loss       {train_loss_last:.6} in the last step"))?;
     if summary.ranks > 1 {
         let Summary { ranks, batch_size, .. } = summary;
-        let each = format!("{ranks}, each with {} of {batch_size} samples", plan.batch_size);
+        let each = match summary.zero {
+            Zero::Blocks => format!("{ranks}, each with a stage of the model"),
+            _ => format!("{ranks}, each with {} of {batch_size} samples", plan.batch_size),
+        };
         say(&format!("ranks            {each}"))?;
         if let Some(divided) = summary.zero.divided() {
             say(&format!("divided          {divided} among the ranks, each with a part"))?;

@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use crate::command::say;
 use crate::error::{Result, TrainError};
-use crate::human::format_bytes;
+use crate::human::{format_bytes, format_seconds};
 use crate::json::with_knobs;
-use crate::outline::Fit;
+use crate::outline::{Examples, Fit};
 use crate::plan::Plan;
 use crate::recipe::RecipeTrainer;
 use crate::zero::Zero;
@@ -24,37 +24,53 @@ struct Way {
     sent_bytes: usize,
 }
 
+impl Way {
+    /// Simulated time of a step, if it fits.
+    fn seconds(&self) -> Option<f64> {
+        self.plan.as_ref().ok().map(|plan| plan.forecast.step_seconds)
+    }
+}
+
 impl Ways {
-    /// Those that the optimizer allows, within the budget of `plan`.
+    /// Those that the optimizer allows, within a budget.
     ///
     /// # Errors
     /// Those of a plan but `DoesNotFit`.
     pub(super) fn of(
-        plan: &Plan,
+        budget_bytes: usize,
         fit: &Fit<'_>,
         trainer_of: impl Fn(Zero) -> Result<RecipeTrainer>,
     ) -> Result<Ways> {
-        let mut ways = Vec::new();
+        let (mut ways, batch_size) = (Vec::new(), Examples::of(fit)?.batch_size());
         for zero in Zero::ALL {
             let mut trainer = trainer_of(zero)?;
             if zero != Zero::Off && !trainer.optimizer().can_update_parts() {
                 continue;
             }
-            trainer.device().allocator().set_capacity(plan.budget_bytes);
-            let planned = match trainer.plan_for(fit) {
-                Err(TrainError::DoesNotFit(error)) => Err(error.needed_bytes),
-                planned => Ok(planned?),
+            trainer.device().allocator().set_capacity(budget_bytes);
+            let (plan, knobs) = match trainer.plan_for(fit) {
+                Err(TrainError::DoesNotFit(error)) => (Err(error.needed_bytes), error.knobs),
+                plan => {
+                    let plan = plan?;
+                    let knobs = plan.knobs;
+                    (Ok(plan), knobs)
+                }
             };
-            let knobs = planned.as_ref().map_or(plan.knobs, |plan| plan.knobs);
-            let parts = plan.batch_size.div_ceil(knobs.micro_batch.max(1));
-            let sent_bytes = trainer.sent_bytes(parts);
-            ways.push(Way { zero, plan: planned, sent_bytes });
+            let sent_bytes = trainer.sent_bytes(batch_size.div_ceil(knobs.micro_batch.max(1)));
+            ways.push(Way { zero, plan, sent_bytes });
         }
         Ok(Ways(ways))
     }
 
-    /// Prints them, `chosen` with a mark.
-    pub(super) fn tell(&self, chosen: Zero) -> Result<()> {
+    /// The one whose steps are shortest, of those that fit; of equal ones that which divides least.
+    pub(super) fn fastest(&self) -> Option<Zero> {
+        let fitting = self.0.iter().filter_map(|way| Some((way.zero, way.seconds()?)));
+        let fastest = fitting.min_by(|(_, own), (_, other)| own.total_cmp(other));
+        fastest.map(|(zero, _)| zero)
+    }
+
+    /// Prints them, `chosen` with a mark; times in seconds if they are measured.
+    pub(super) fn tell(&self, chosen: Zero, is_measured: bool) -> Result<()> {
         if self.0.is_empty() {
             return Ok(());
         }
@@ -62,10 +78,13 @@ impl Ways {
         let width = "the optimizer's states, gradients and parameters".len();
         say("")?;
         say(&format!(
-            "{:<width$}  {:<32}{:<14}{}",
-            "divided among the ranks", "peak of each", "sends a step", "plan"
+            "{:<width$}  {:<32}{:<14}{:<9}{}",
+            "divided among the ranks", "peak of each", "sends a step", "time", "plan"
         ))?;
-        for Way { zero, plan, sent_bytes } in &self.0 {
+        let seconds = self.0.iter().filter_map(Way::seconds);
+        let least_seconds = seconds.fold(f64::INFINITY, f64::min);
+        for way in &self.0 {
+            let Way { zero, plan, sent_bytes } = way;
             let (peak, knobs) = match plan {
                 Ok(plan) => (plan.predicted_peak_bytes(), plan.knobs.to_string()),
                 Err(needed_bytes) => (*needed_bytes, "does not fit".to_owned()),
@@ -73,12 +92,18 @@ impl Ways {
             let mark = if *zero == chosen { "  <- plan" } else { "" };
             let (what, peak) = (zero.divided().unwrap_or("nothing"), exact(peak));
             let sent = format_bytes(*sent_bytes as u64);
-            say(&format!("{what:<width$}  {peak:<32}{sent:<14}{knobs}{mark}"))?;
+            let time = match way.seconds() {
+                None => "-".to_owned(),
+                Some(seconds) if is_measured => format_seconds(seconds),
+                Some(seconds) => format!("{:.2}", seconds / least_seconds),
+            };
+            say(&format!("{what:<width$}  {peak:<32}{sent:<14}{time:<9}{knobs}{mark}"))?;
         }
         Ok(())
     }
 
     pub(super) fn to_json(&self) -> Value {
+        let fastest = self.0.iter().filter_map(Way::seconds).fold(f64::INFINITY, f64::min);
         let ways = self.0.iter().map(|Way { zero, plan, sent_bytes }| match plan {
             Ok(plan) => with_knobs(
                 plan.knobs,
@@ -86,6 +111,7 @@ impl Ways {
                     "zero": zero,
                     "predicted_peak_bytes": plan.predicted_peak_bytes(),
                     "sent_bytes": sent_bytes,
+                    "relative_time": plan.forecast.step_seconds / fastest,
                 }),
             ),
             Err(needed_bytes) => json!({

@@ -407,7 +407,7 @@ impl Recipe {
     }
 
     /// The same for `ranks` of which each keeps its part of what `zero` says, beside a host that
-    /// has room for the whole model while parameters are divided.
+    /// has room for the whole model while parameters are divided, and until it is cut.
     ///
     /// # Errors
     /// Those of [`Recipe::trainer`].
@@ -418,8 +418,9 @@ impl Recipe {
         device: &Device,
         samples: Samples,
     ) -> Result<RecipeTrainer> {
+        let is_cut = zero == Zero::Blocks && ranks.is_some();
         let is_divided = parameter_part(ranks.as_deref(), zero).is_some();
-        let place = if is_divided { host_of(device)? } else { device.clone() };
+        let place = if is_divided || is_cut { host_of(device)? } else { device.clone() };
         let mut trainer = self.trainer_of(self.task(&place, samples)?, device)?;
         trainer.set_ranks(ranks);
         trainer.set_zero(zero);

@@ -76,8 +76,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         events: &'a [PlannedEvent<'a>],
         budget_bytes: usize,
     ) -> Self {
-        let block_count = block_count(inputs.task.clone().parameters());
         let RunInputs { device, task, optimizer, options, .. } = inputs;
+        let block_count = block_count(task.clone().parameters(), &inputs.policies());
         let has_leaves = matches!(options.micro_batches, MicroBatches::Leaves(_));
         let is_one = task.turns().is_empty() && options.ranks.is_none() && !has_leaves;
         let can_fuse = is_one && optimizer.can_fuse() && device.allocator().can_promise();
@@ -139,6 +139,9 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             let first = Knobs { micro_batch: sizes[0], ..Knobs::default() };
             if self.rehearse(first)?.forecast.coupling.is_some() {
                 sizes = vec![batch_size];
+            } else if self.inputs.pipeline.is_some() {
+                let fastest = self.fastest_size(batch_size)?;
+                sizes.retain(|&size| size <= fastest);
             }
         }
         let mut larger = &sizes[..];
@@ -183,6 +186,22 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let by_time =
             |a: &Candidate, b: &Candidate| a.forecast.seconds.total_cmp(&b.forecast.seconds);
         Ok(found.into_iter().flatten().min_by(by_time))
+    }
+
+    /// Of whole batches, halves, quarters and so on the parts that are fastest where nothing is
+    /// recomputed: the stages of a pipeline wait less for small ones.
+    fn fastest_size(&mut self, batch_size: usize) -> Result<usize> {
+        let (mut fastest, mut least_seconds) = (batch_size, f64::INFINITY);
+        let halves =
+            std::iter::successors(Some(batch_size), |&size| (size > 1).then(|| size.div_ceil(2)));
+        for micro_batch in halves {
+            let knobs = Knobs { micro_batch, ..Knobs::default() };
+            let seconds = self.rehearse(knobs)?.forecast.seconds;
+            if seconds < least_seconds {
+                (fastest, least_seconds) = (micro_batch, seconds);
+            }
+        }
+        Ok(fastest)
     }
 
     /// The plan for batches of `batch_size` with these knobs.

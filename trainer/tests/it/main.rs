@@ -27,6 +27,7 @@ mod offloading;
 mod packed;
 mod pairs;
 mod peak;
+mod pipeline;
 mod precision;
 mod preference;
 mod prelude;

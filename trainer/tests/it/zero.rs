@@ -189,10 +189,10 @@ fn a_divided_step_that_fails_is_done_again_with_the_same_bits() {
     }
 }
 
-/// Saves after a step, or stops there.
-struct Save<'a> {
-    after: u64,
-    path: Option<&'a std::path::Path>,
+/// Stops after a step, where it saves first if there is a path.
+pub(crate) struct Save<'a> {
+    pub(crate) after: u64,
+    pub(crate) path: Option<&'a std::path::Path>,
 }
 
 impl Observer for Save<'_> {
