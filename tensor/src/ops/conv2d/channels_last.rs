@@ -128,6 +128,7 @@ impl ChannelsLast {
     }
 
     /// Channels with what fills them up.
+    #[cfg(feature = "cuda")]
     pub(super) fn in_packs(&self, channels: usize) -> usize {
         channels.next_multiple_of(self.pack)
     }

@@ -15,6 +15,9 @@ use super::halves::{BackwardHalves, ForwardHalves};
 use super::rows::{BackwardRow, ForwardRows};
 use super::{MaxPool, Pool2dGeometry};
 
+/// Elements of a plane whose sums are held all at once, at most.
+const PLANE_LEN: usize = 4 * 1024;
+
 /// Elements of x or y of a task, at least.
 const CHUNK_LEN: usize = 8 * 1024;
 
@@ -180,12 +183,19 @@ pub(crate) fn backward<E: Element, T: Float>(
     let [out_height, out_width] = shape.out_size;
     let y_plane = out_height * out_width;
     if shape.halves() {
-        let planes = shape.planes_per_chunk();
-        let x_plane = shape.in_size[0] * shape.in_size[1];
+        let (planes, x_plane) = (shape.planes_per_chunk(), shape.in_size[0] * shape.in_size[1]);
         return for_each_chunk(pool, dx, planes * x_plane, |chunk, dx| {
             let from = chunk * planes * y_plane;
             let (dy, positions) = (&dy[from..], &positions[from..]);
             f32::dispatch(BackwardHalves { shape, dy, positions, dx });
+        });
+    }
+    let x_plane = shape.in_size[0] * shape.in_size[1];
+    if x_plane <= PLANE_LEN {
+        let planes = shape.planes_per_chunk();
+        return for_each_chunk(pool, dx, planes * x_plane, |chunk, dx| {
+            let from = chunk * planes * y_plane;
+            scatter::<E, T>(shape, &dy[from..], &positions[from..], dx);
         });
     }
     for_each_row(pool, dx, shape.in_size, |plane, row, dx| {
@@ -194,6 +204,38 @@ pub(crate) fn backward<E: Element, T: Float>(
         let sums = PhantomData::<T>;
         f32::dispatch(BackwardRow { shape, dy, positions, row, dx, sums });
     });
+}
+
+/// The gradient of whole planes: each dy goes to where its window found the maximum, in the order
+/// of the outputs.
+fn scatter<E: Element, T: Float>(shape: &MaxPool2dShape, dy: &[E], positions: &[u8], dx: &mut [E]) {
+    let &MaxPool2dShape { in_size: [height, width], out_size, kernel, .. } = shape;
+    let &MaxPool2dShape { stride, padding, dilation, .. } = shape;
+    // From position 0 of a window to each other one; what is none leads out of x.
+    let mut steps = [[usize::MAX / 2; 2]; 256];
+    for (place, step) in steps.iter_mut().enumerate().take(kernel[0] * kernel[1]) {
+        *step = [place / kernel[1] * dilation[0], place % kernel[1] * dilation[1]];
+    }
+    let mut sums = [T::ZERO; PLANE_LEN];
+    let y_plane = out_size[0] * out_size[1];
+    let of_y = dy.chunks_exact(y_plane).zip(positions.chunks_exact(y_plane));
+    for (dx, (dy, positions)) in dx.chunks_exact_mut(height * width).zip(of_y) {
+        let sums = &mut sums[..dx.len()];
+        sums.fill(T::ZERO);
+        let rows = dy.chunks_exact(out_size[1]).zip(positions.chunks_exact(out_size[1]));
+        for (p, (dy, positions)) in rows.enumerate() {
+            for (q, (dy, &position)) in dy.iter().zip(positions).enumerate() {
+                let [down, right] = steps[usize::from(position)];
+                // What is in the padding is above any size.
+                let row = (p * stride[0] + down).wrapping_sub(padding[0]);
+                let column = (q * stride[1] + right).wrapping_sub(padding[1]);
+                if row < height && column < width {
+                    sums[row * width + column] += dy.cast();
+                }
+            }
+        }
+        dx.iter_mut().zip(sums).for_each(|(dx, sum)| *dx = sum.cast());
+    }
 }
 
 #[cfg(test)]
