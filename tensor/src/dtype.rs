@@ -416,6 +416,11 @@ pub(crate) fn same_type_mut<E: Element, T: Element>(slice: &mut [E]) -> Option<&
     is_same_type::<E, T>().then(|| bytemuck::cast_slice_mut(slice))
 }
 
+/// Elements of T that have room for `len` of E, which is not larger.
+pub(crate) fn stored_len<E: Element, T: Element>(len: usize) -> usize {
+    len.div_ceil(size_of::<T>() / size_of::<E>())
+}
+
 /// [`Element::cast_slice`], a plain copy where both types are the same.
 pub(crate) fn convert_slice<E: Element, T: Element>(from: &[E], to: &mut [T]) {
     if is_same_type::<E, T>() {

@@ -10,9 +10,11 @@ pub(crate) mod gemm;
 pub(crate) mod int8;
 pub(crate) mod lines;
 pub(crate) mod math;
+pub(crate) mod pairs;
 pub(crate) mod panel;
 pub(crate) mod pool;
 pub(crate) mod simd;
+pub(crate) mod stored;
 pub(crate) mod tiles;
 pub(crate) mod turn;
 
@@ -22,9 +24,7 @@ mod handle;
 mod int8_packed;
 mod int8_simd;
 mod packing;
-mod pairs;
 mod scratch;
-mod stored;
 mod sync;
 mod uncached;
 

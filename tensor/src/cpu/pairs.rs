@@ -13,7 +13,7 @@ use super::gemm_panel::ROWS_MAX;
 use super::math::SimdFloat;
 use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use super::stored::Stored;
-use crate::dtype::same_type_mut;
+use crate::dtype::{Element, same_type_mut};
 
 /// `pack_rows` of pairs: of x and `to`, which are of bf16 and of f32. `size` is in numbers.
 pub(super) fn pack_pair_rows<T: SimdFloat, const R: usize>(
@@ -40,6 +40,17 @@ pub(super) fn pack_pair_rows<T: SimdFloat, const R: usize>(
         f32::dispatch(PackSliver { x: x.rows_from(i), size, width: R, to: &mut to[i * pairs..] });
     }
     [1, R]
+}
+
+/// `to[p * width + r]` becomes the pair of `x[r, 2p]` and `x[r, 2p + 1]`, for the `size` of x; x is
+/// of bf16 and `to` of f32. Beyond the last row `to` has any numbers.
+pub(crate) fn turn_pairs<E: Element, T: SimdFloat>(
+    x: Matrix<'_, E>,
+    size: [usize; 2],
+    width: usize,
+    to: &mut [T],
+) {
+    pack_pair_sliver(Stored::new(x), size, width, to);
 }
 
 /// `pack_stored_sliver` of pairs: `to[p * width + r]` becomes the pair of `x[r, 2p]` and
@@ -107,13 +118,14 @@ impl SimdKernel<f32> for PackSliver<'_> {
                 join_columns(x, [whole, depth], p, &mut to[p * width..][..whole]);
             }
             done = pairs;
-        } else if x.col_stride == 1 && width.is_multiple_of(lanes) && rows >= width {
+        } else if x.col_stride == 1 && width.is_multiple_of(lanes) {
             done = depth / 2 / lanes * lanes;
             // Squares of pairs: their rows are copied, and turned as numbers are.
             let mut square = [0.0; LANE_COUNT_MAX * LANE_COUNT_MAX];
             for r in (0..width).step_by(lanes) {
                 for p in (0..done).step_by(lanes) {
-                    for (i, square) in square.chunks_exact_mut(lanes).take(lanes).enumerate() {
+                    let height = lanes.min(whole.saturating_sub(r));
+                    for (i, square) in square.chunks_exact_mut(lanes).take(height).enumerate() {
                         let from = &x.data[(r + i) * x.row_stride + 2 * p..][..2 * lanes];
                         copy_pairs(from, square);
                     }

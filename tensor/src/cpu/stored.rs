@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::gemm::{Batch, Destination, Matrix};
 use super::math::SimdFloat;
 use super::simd::{Simd, SimdKernel};
-use crate::dtype::{DType, Element};
+use crate::dtype::{DType, Element, same_type_mut};
 use crate::write_mode::WriteMode;
 
 /// Addresses this far apart share a set of the first-level cache of x86-64 processors.
@@ -209,9 +209,29 @@ pub(super) fn widen<T: SimdFloat, S: Simd<T>, E: Element>(simd: S, from: &[E], t
     simd.store(simd.widen(&from[last..]), &mut to[last..]);
 }
 
+/// What [`Element::cast`] makes of each, in vectors: a plain copy where both types are the same.
+pub(crate) fn round_slice<E: Element, T: SimdFloat>(from: &[T], to: &mut [E]) {
+    match same_type_mut(to) {
+        Some(to) => to.copy_from_slice(from),
+        None => T::dispatch(RoundSlice { from, to }),
+    }
+}
+
+struct RoundSlice<'a, E, T> {
+    from: &'a [T],
+    to: &'a mut [E],
+}
+
+impl<E: Element, T: SimdFloat> SimdKernel<T> for RoundSlice<'_, E, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+        narrow(simd, self.from, self.to);
+    }
+}
+
 /// [`Simd::narrow`] of each, in vectors; the last one may overlap the one before.
 #[inline(always)]
-fn narrow<T: SimdFloat, S: Simd<T>, E: Element>(simd: S, from: &[T], to: &mut [E]) {
+pub(crate) fn narrow<T: SimdFloat, S: Simd<T>, E: Element>(simd: S, from: &[T], to: &mut [E]) {
     assert_eq!(from.len(), to.len());
     let Some(last) = from.len().checked_sub(S::LANE_COUNT) else {
         return to.iter_mut().zip(from).for_each(|(to, from)| *to = from.cast());

@@ -397,7 +397,7 @@ macro_rules! dispatch {
 dispatch!(dispatch_f32 f32, dispatch_f64 f64);
 
 /// Whether [`dispatch_pairs`] may be called: products of pairs of bf16 are the faster ones here.
-pub(super) fn has_pairs() -> bool {
+pub(crate) fn has_pairs() -> bool {
     #[cfg(target_arch = "x86_64")]
     return pairs::Pairs::detect().is_some();
     #[cfg(not(target_arch = "x86_64"))]

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 use std::sync::LazyLock;
 
 use super::{Avx512, Fused, Simd, SimdKernel};
+use crate::dtype::Element;
 
 /// AVX-512 with BF16; made only by [`Pairs::detect`].
 ///
@@ -41,10 +42,10 @@ impl Simd<f32> for Pairs {
     fn splat(self, value: f32) -> Self::Vector {
         self.0.splat(value)
     }
-    /// What is a function of its own works with f32.
     #[inline(always)]
     fn call(self, kernel: impl SimdKernel<f32>) {
-        self.0.call(kernel);
+        // SAFETY: needs the instruction set, which `self` proves.
+        unsafe { run_pairs(kernel, self) }
     }
     #[inline(always)]
     fn load(self, from: &[f32]) -> Self::Vector {
@@ -71,6 +72,18 @@ impl Simd<f32> for Pairs {
     #[inline(always)]
     fn fetch<E>(self, from: &E) {
         Simd::<f32>::fetch(self.0, from);
+    }
+    #[inline(always)]
+    fn sum_each(self, vectors: &[Self::Vector], to: &mut [f32]) {
+        self.0.sum_each(vectors, to);
+    }
+    #[inline(always)]
+    fn widen<E: Element>(self, from: &[E]) -> Self::Vector {
+        Simd::<f32>::widen(self.0, from)
+    }
+    #[inline(always)]
+    fn narrow<E: Element>(self, from: Self::Vector, to: &mut [E]) {
+        Simd::<f32>::narrow(self.0, from, to);
     }
 }
 

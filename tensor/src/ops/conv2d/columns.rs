@@ -8,14 +8,17 @@
 //! - gradient for x: columns = w`[O, K]`ᵀ · dy, which are then added up in x, tap by tap
 //! - gradient for w: dw = dy · columnsᵀ, added up over the blocks
 //!
-//! y and dy of a block lie as `[O, images · P]` then.
+//! y and dy of a block lie as `[O, images · P]` then. What is copied stays in the type that it is
+//! stored in, for products of bf16 to be in pairs; sums are in the one that is computed in.
 
 use super::shape::Conv2dShape;
+use super::weight::round_weights;
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
-use crate::dtype::{Element, convert_slice, is_same_type, same_type_mut};
+use crate::cpu::stored::round_slice;
+use crate::dtype::{Element, is_same_type, same_type_mut, stored_len};
 use crate::write_mode::WriteMode;
 
 /// Pixels of a plane of x, at most: with the largest stride that is usual.
@@ -81,15 +84,26 @@ impl Columns {
         Some(Columns { shape: *shape, in_pixels, pixels, taps, k_len, block })
     }
 
-    /// Elements of scratch of each of the products: the columns of a block, and its y or dy.
-    pub(super) fn workspace_len(&self) -> usize {
-        (self.k_len + self.shape.out_channels) * self.block * self.pixels
+    /// Elements of scratch of y: the columns of a block, and its sums.
+    pub(super) fn forward_workspace_len<E: Element, T: SimdFloat>(&self) -> usize {
+        self.block_len::<E, T, T>()
+    }
+
+    /// That of the gradient for x, whose columns are sums.
+    pub(super) fn backward_input_workspace_len<E: Element, T: SimdFloat>(&self) -> usize {
+        self.block_len::<T, E, T>()
     }
 
     /// That of the gradient for w, whose sums need a place of their own if they are of a half type.
     pub(super) fn weight_workspace_len<E: Element, T: SimdFloat>(&self) -> usize {
         let sums_len = if is_same_type::<E, T>() { 0 } else { self.shape.w_len() };
-        self.workspace_len() + sums_len
+        self.block_len::<E, E, T>() + sums_len
+    }
+
+    /// Elements of scratch of a block: its columns, of C, and its y or dy, of Y.
+    fn block_len<C: Element, Y: Element, T: SimdFloat>(&self) -> usize {
+        let len = self.block * self.pixels;
+        stored_len::<C, T>(self.k_len * len) + stored_len::<Y, T>(self.shape.out_channels * len)
     }
 
     /// y = conv(x, w) + b.
@@ -105,7 +119,7 @@ impl Columns {
         let places = self.places();
         for images in self.blocks() {
             let len = images.count * self.pixels;
-            let (columns, sums) = self.split(images, workspace);
+            let (columns, sums) = self.split::<E, T, T>(images, workspace);
             self.gather(pool, &places, x, images, columns);
             let w = Matrix { data: w, row_stride: self.k_len, col_stride: 1 };
             let columns = Matrix { data: &*columns, row_stride: len, col_stride: 1 };
@@ -115,7 +129,7 @@ impl Columns {
                 for (channel, y) in y.chunks_exact_mut(self.pixels).enumerate() {
                     let sums = &sums[channel * len + image * self.pixels..][..self.pixels];
                     match b {
-                        None => convert_slice(sums, y),
+                        None => round_slice(sums, y),
                         Some(b) => {
                             let b: T = b[channel].cast();
                             y.iter_mut().zip(sums).for_each(|(y, &sum)| *y = (sum + b).cast());
@@ -139,7 +153,7 @@ impl Columns {
         let places = self.places();
         for images in self.blocks() {
             let len = images.count * self.pixels;
-            let (columns, turned) = self.split(images, workspace);
+            let (columns, turned) = self.split::<T, E, T>(images, workspace);
             self.turn(pool, dy, images, turned);
             let w = Matrix { data: w, row_stride: 1, col_stride: self.k_len };
             let turned = Matrix { data: &*turned, row_stride: len, col_stride: 1 };
@@ -154,7 +168,7 @@ impl Columns {
                     sums.fill(b.map_or(T::ZERO, |b| b[channel].cast()));
                     let columns = &columns[channel * self.taps * len..][..self.taps * len];
                     self.add_up(&places, columns, image, sums);
-                    convert_slice(sums, dx);
+                    round_slice(sums, dx);
                 }
             });
         }
@@ -170,7 +184,7 @@ impl Columns {
     ) {
         let outs = self.shape.out_channels;
         let places = self.places();
-        let (workspace, own_sums) = workspace.split_at_mut(self.workspace_len());
+        let (workspace, own_sums) = workspace.split_at_mut(self.block_len::<E, E, T>());
         let is_in_place = is_same_type::<E, T>();
         let sums = match same_type_mut::<E, T>(dw) {
             Some(dw) => dw,
@@ -178,7 +192,7 @@ impl Columns {
         };
         for images in self.blocks() {
             let len = images.count * self.pixels;
-            let (columns, turned) = self.split(images, workspace);
+            let (columns, turned) = self.split::<E, E, T>(images, workspace);
             self.gather(pool, &places, x, images, columns);
             self.turn(pool, dy, images, turned);
             let turned = Matrix { data: &*turned, row_stride: len, col_stride: 1 };
@@ -188,7 +202,7 @@ impl Columns {
             multiply(pool, [outs, len, self.k_len], turned, columns, start, sums);
         }
         if !is_in_place {
-            convert_slice(&own_sums[..outs * self.k_len], dw);
+            round_weights(pool, own_sums, dw);
         }
     }
 
@@ -199,10 +213,15 @@ impl Columns {
     }
 
     /// The columns of a block, and its `[O, images · P]`.
-    fn split<'a, T>(&self, images: Images, workspace: &'a mut [T]) -> (&'a mut [T], &'a mut [T]) {
+    fn split<'a, C: Element, Y: Element, T: SimdFloat>(
+        &self,
+        images: Images,
+        workspace: &'a mut [T],
+    ) -> (&'a mut [C], &'a mut [Y]) {
         let len = images.count * self.pixels;
-        let (columns, rest) = workspace.split_at_mut(self.k_len * len);
-        (columns, &mut rest[..self.shape.out_channels * len])
+        let (columns, rest) = workspace.split_at_mut(stored_len::<C, T>(self.k_len * len));
+        let (columns, rest) = (bytemuck::cast_slice_mut(columns), bytemuck::cast_slice_mut(rest));
+        (&mut columns[..self.k_len * len], &mut rest[..self.shape.out_channels * len])
     }
 
     fn places(&self) -> Places {
@@ -224,13 +243,13 @@ impl Columns {
     }
 
     /// What the taps meet in some images: `[C, taps, images, P]`.
-    fn gather<E: Element, T: SimdFloat>(
+    fn gather<E: Element>(
         &self,
         pool: &Pool,
         places: &Places,
         x: &[E],
         images: Images,
-        columns: &mut [T],
+        columns: &mut [E],
     ) {
         let len = images.count * self.pixels;
         let image_len = self.shape.in_channels * self.in_pixels;
@@ -243,7 +262,7 @@ impl Columns {
                     for (image, columns) in columns.chunks_exact_mut(self.pixels).enumerate() {
                         let plane = &x[image * image_len + plane_at..][..self.in_pixels];
                         for (to, &place) in columns.iter_mut().zip(places) {
-                            *to = plane.get(usize::from(place)).map_or(T::ZERO, |x| x.cast());
+                            *to = plane.get(usize::from(place)).copied().unwrap_or(E::ZERO);
                         }
                     }
                 }
@@ -252,13 +271,7 @@ impl Columns {
     }
 
     /// dy of some images, `[images, O, P]`, as `[O, images, P]`.
-    fn turn<E: Element, T: SimdFloat>(
-        &self,
-        pool: &Pool,
-        dy: &[E],
-        images: Images,
-        turned: &mut [T],
-    ) {
+    fn turn<E: Element>(&self, pool: &Pool, dy: &[E], images: Images, turned: &mut [E]) {
         let (len, image_len) = (images.count * self.pixels, self.shape.out_channels * self.pixels);
         let dy = &dy[images.first * image_len..];
         for_each_chunk(pool, turned, TASK_CHANNELS * len, |task, turned| {
@@ -266,7 +279,7 @@ impl Columns {
                 let channel_at = (task * TASK_CHANNELS + nth) * self.pixels;
                 for (image, turned) in turned.chunks_exact_mut(self.pixels).enumerate() {
                     let dy = &dy[image * image_len + channel_at..][..self.pixels];
-                    convert_slice(dy, turned);
+                    turned.copy_from_slice(dy);
                 }
             }
         });
@@ -287,14 +300,14 @@ impl Columns {
 }
 
 /// y`[M, N]` = or += a · b, for a size of (M, K, N).
-fn multiply<A: Element, T: SimdFloat>(
+fn multiply<A: Element, B: Element, T: SimdFloat>(
     pool: &Pool,
     size: [usize; 3],
     a: Matrix<'_, A>,
-    b: Matrix<'_, T>,
+    b: Matrix<'_, B>,
     start: WriteMode,
     y: &mut [T],
 ) {
     let y = MatrixMut::row_major(y, size[2]);
-    gemm_batched::<T, A, T, T>(pool, &Batch::single(), size, a, b, &[], start, y);
+    gemm_batched::<T, A, B, T>(pool, &Batch::single(), size, a, b, &[], start, y);
 }

@@ -3,7 +3,10 @@
 //!
 //! Letters: N images, C input channels, O output channels, H W input size, P output pixels,
 //! K = C/groups · KH · KW taps of one output channel. E is the type in memory, T the one that is
-//! computed in: tiles, weights and sums are of T, and the rest is converted on its way.
+//! computed in: tiles, weights and sums are of T, and the rest is converted on its way. Where the
+//! processor multiplies bf16 in pairs, an element of a tile and of the weights is a pair, of two
+//! channels of the source; sums are as near to what is exact, but for subnormal numbers, which
+//! count as 0.
 //!
 //! - forward: y`[O, P]` = w`[O, K]` · tile`[K, P]`; y is overwritten.
 //! - gradient for x: the same with dy for x and the kernel turned around, in phases (`phases.rs`);
@@ -14,13 +17,15 @@ use super::Product;
 use super::output_tile::{OutputTile, PackWeights};
 use super::phases::{Phase, Phases};
 use super::shape::Conv2dShape;
-use super::tile::{Geometry, TAP_COUNT_MAX, Tiling, fill, tap_offsets};
+use super::tile::{Geometry, TAP_COUNT_MAX, Tiling, fill_planes, tap_offsets};
 use super::units::{Role, Unit, Units};
 use super::way::Way;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
-use crate::dtype::{Element, convert_slice, is_same_type};
+use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel, has_pairs};
+use crate::cpu::stored::{narrow, round_slice};
+use crate::dtype::{DType, Element, convert_slice, is_same_type};
 use crate::write_mode::WriteMode;
 
 /// y = conv(x, w) + b.
@@ -38,7 +43,7 @@ pub(super) fn forward<E: Element, T: SimdFloat>(
         Way::Depthwise(way) => way.forward(pool, [x, w], b, y, workspace),
         Way::Columns(way) => way.forward(pool, [x, w], b, y, workspace),
         Way::Patches(way) => way.forward(pool, [x, w], b, y, workspace),
-        Way::Tiles => convolve(pool, &Phases::forward(shape), [x, w], b, y, workspace),
+        Way::Tiles => convolve(pool, Phases::forward(shape), [x, w], b, y, workspace),
     }
 }
 
@@ -46,9 +51,9 @@ pub(super) fn forward<E: Element, T: SimdFloat>(
 pub(super) fn forward_workspace_len<E: Element, T: SimdFloat>(shape: &Conv2dShape) -> usize {
     match Way::of(shape, Product::Forward) {
         Way::Depthwise(way) => way.forward_workspace_len(),
-        Way::Columns(way) => way.workspace_len(),
-        Way::Patches(way) => way.workspace_len(),
-        Way::Tiles => workspace_len::<E, T>(&Phases::forward(shape)),
+        Way::Columns(way) => way.forward_workspace_len::<E, T>(),
+        Way::Patches(way) => way.forward_workspace_len::<E, T>(),
+        Way::Tiles => workspace_len::<E, T>(Phases::forward(shape)),
     }
 }
 
@@ -68,7 +73,7 @@ pub(super) fn backward_input<E: Element, T: SimdFloat>(
         Way::Depthwise(way) => way.backward_input(pool, [dy, w], b, dx, workspace),
         Way::Columns(way) => way.backward_input(pool, [dy, w], b, dx, workspace),
         Way::Patches(way) => way.backward_input(pool, [dy, w], b, dx, workspace),
-        Way::Tiles => convolve(pool, &Phases::backward_input(shape), [dy, w], b, dx, workspace),
+        Way::Tiles => convolve(pool, Phases::backward_input(shape), [dy, w], b, dx, workspace),
     }
 }
 
@@ -76,9 +81,9 @@ pub(super) fn backward_input<E: Element, T: SimdFloat>(
 pub(super) fn backward_input_workspace_len<E: Element, T: SimdFloat>(shape: &Conv2dShape) -> usize {
     match Way::of(shape, Product::BackwardInput) {
         Way::Depthwise(way) => way.backward_input_workspace_len(),
-        Way::Columns(way) => way.workspace_len(),
-        Way::Patches(way) => way.workspace_len(),
-        Way::Tiles => workspace_len::<E, T>(&Phases::backward_input(shape)),
+        Way::Columns(way) => way.backward_input_workspace_len::<E, T>(),
+        Way::Patches(way) => way.backward_input_workspace_len(),
+        Way::Tiles => workspace_len::<E, T>(Phases::backward_input(shape)),
     }
 }
 
@@ -93,8 +98,17 @@ fn phases_with_taps(phases: &Phases) -> impl Iterator<Item = Phase> {
     phases.iter().filter(|phase| phase.geometry.tap_count() > 0)
 }
 
+/// What any processor needs, those included that multiply in pairs.
+fn workspace_len<E: Element, T: SimdFloat>(phases: Phases) -> usize {
+    let len = phases_workspace_len::<E, T>(&phases);
+    match E::DTYPE {
+        DType::BF16 => len.max(phases_workspace_len::<E, T>(&phases.in_pairs())),
+        _ => len,
+    }
+}
+
 /// A bias for each channel, the weights in the order of their use, and the tasks' tiles.
-fn workspace_len<E: Element, T: SimdFloat>(phases: &Phases) -> usize {
+fn phases_workspace_len<E: Element, T: SimdFloat>(phases: &Phases) -> usize {
     let mut weights_len = 0;
     let mut tiles_len = 0;
     for phase in phases_with_taps(phases) {
@@ -107,7 +121,7 @@ fn workspace_len<E: Element, T: SimdFloat>(phases: &Phases) -> usize {
 /// The product of `w` and the tiles of `source`, overwriting `y`.
 fn convolve<E: Element, T: SimdFloat>(
     pool: &Pool,
-    phases: &Phases,
+    phases: Phases,
     [source, w]: [&[E]; 2],
     b: Option<&[E]>,
     y: &mut [E],
@@ -116,6 +130,8 @@ fn convolve<E: Element, T: SimdFloat>(
     if y.is_empty() {
         return;
     }
+    let are_pairs = E::DTYPE == DType::BF16 && has_pairs();
+    let phases = &if are_pairs { phases.in_pairs() } else { phases };
     let (bias, workspace) = workspace.split_at_mut(phases.channels());
     match b {
         Some(b) => convert_slice(b, bias),
@@ -138,7 +154,8 @@ fn convolve<E: Element, T: SimdFloat>(
         (own, rest) = rest.split_at_mut(phases.channels() * phase.k_len());
         for_each_chunk(pool, own, units.channels * phase.k_len(), |part, to| {
             let first = part * units.channels;
-            T::dispatch(PackWeights { w, order: phase.order, first, channels: units.channels, to });
+            let order = phase.order;
+            dispatch(are_pairs, PackWeights { w, order, first, channels: units.channels, to });
         });
     }
     let scratch_len = phases_with_taps(phases)
@@ -207,7 +224,10 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
     fn write_bias(&self, y: &mut [E]) {
         let [height, width] = self.phase.geometry.out_size;
         for (y, b) in y.chunks_exact_mut(self.size[0] * self.size[1]).zip(self.b) {
-            (0..height).for_each(|row| self.place(y, row, std::iter::repeat_n(b, width)));
+            for row in 0..height {
+                let y = y[self.phase.row_start(self.size, row)..].iter_mut();
+                y.step_by(self.phase.step[1]).take(width).for_each(|y| *y = b.cast());
+            }
         }
     }
 
@@ -215,12 +235,14 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
     fn write(&self, tiling: &Tiling, is_one: bool, y: &mut [E], scratch: &mut [T]) {
         let [height, width] = self.phase.geometry.out_size;
         let plane_len = self.size[0] * self.size[1];
-        let (tile, sums) = scratch.split_at_mut(tiling.len(1));
+        let (tile, scratch) = scratch.split_at_mut(tiling.len(1));
+        let joined_len = self.phase.geometry.joined_len(tiling.row_count);
+        let (joined, sums) = scratch.split_at_mut(joined_len);
         for first_row in (0..height).step_by(tiling.row_count) {
             let row_count = tiling.row_count.min(height - first_row);
             let mut product = |y: &mut [T], out_len, first_pixel| {
                 let to = Rows { first_row, row_count, out_len, first_pixel };
-                self.add_rows(tiling, to, tile, y);
+                self.add_rows(tiling, to, [tile, joined], y);
             };
             if is_same_type::<E, T>() && is_one {
                 product(bytemuck::cast_slice_mut(y), plane_len, first_row * width);
@@ -231,42 +253,33 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
             product(sums, pixel_count, 0);
             for (y, sums) in y.chunks_exact_mut(plane_len).zip(sums.chunks_exact(pixel_count)) {
                 if is_one {
-                    convert_slice(sums, &mut y[first_row * width..][..pixel_count]);
+                    round_slice(sums, &mut y[first_row * width..][..pixel_count]);
                     continue;
                 }
-                for (row, sums) in sums.chunks_exact(width).enumerate() {
-                    self.place(y, first_row + row, sums.iter());
-                }
+                T::dispatch(Place { phase: &self.phase, size: self.size, first_row, sums, y });
             }
         }
     }
 
-    /// Writes a row of the phase to its places in a plane.
-    fn place<'t>(&self, y: &mut [E], row: usize, sums: impl Iterator<Item = &'t T>)
-    where
-        T: 't,
-    {
-        let Phase { first, step, .. } = self.phase;
-        let start = (first[0] + row * step[0]) * self.size[1] + first[1];
-        let y = y[start..].iter_mut().step_by(step[1]);
-        sums.zip(y).for_each(|(sum, y)| *y = sum.cast());
-    }
-
     /// The sums of some rows, from their biases on.
-    fn add_rows(&self, tiling: &Tiling, rows: Rows, tile: &mut [T], sums: &mut [T]) {
+    fn add_rows(&self, tiling: &Tiling, rows: Rows, [tile, joined]: [&mut [T]; 2], sums: &mut [T]) {
         let Rows { first_row, row_count, out_len, first_pixel } = rows;
         let geometry = &self.phase.geometry;
         let taps_len = geometry.tap_count();
-        for first_channel in (0..geometry.in_channels).step_by(tiling.channel_count) {
-            let channel_count = tiling.channel_count.min(geometry.in_channels - first_channel);
+        let are_pairs = geometry.plane_channels == 2;
+        for first_plane in (0..geometry.tile_planes()).step_by(tiling.plane_count) {
+            let plane_count = tiling.plane_count.min(geometry.tile_planes() - first_plane);
+            let first_channel = first_plane * geometry.plane_channels;
+            let channel_count =
+                (plane_count * geometry.plane_channels).min(geometry.in_channels - first_channel);
             let from =
                 source_channels(geometry, self.unit.images.start, self.unit.group, first_channel);
             let source = &self.source[from..][..channel_count * geometry.in_plane_len()];
-            fill(geometry, tiling, source, first_row, tile);
-            for first_tap in (0..channel_count * taps_len).step_by(TAP_COUNT_MAX) {
-                let (offsets, tap_count) = tap_offsets(geometry, tiling, channel_count, first_tap);
-                let first_k = first_channel * taps_len + first_tap;
-                T::dispatch(OutputTile {
+            fill_planes(geometry, tiling, source, first_row, [tile, joined]);
+            for first_tap in (0..plane_count * taps_len).step_by(TAP_COUNT_MAX) {
+                let (offsets, tap_count) = tap_offsets(geometry, tiling, plane_count, first_tap);
+                let first_k = first_plane * taps_len + first_tap;
+                let product = OutputTile {
                     w: self.w,
                     k_len: self.phase.k_len(),
                     first_k,
@@ -278,10 +291,46 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
                     first_pixel,
                     runs: tiling.runs(geometry, row_count),
                     start: if first_k == 0 { WriteMode::Overwrite } else { WriteMode::Accumulate },
-                });
+                };
+                dispatch(are_pairs, product);
             }
         }
     }
+}
+
+/// Writes sums of rows of a phase to their places in a plane.
+struct Place<'a, E, T> {
+    phase: &'a Phase,
+    /// Rows and columns of the plane.
+    size: [usize; 2],
+    first_row: usize,
+    sums: &'a [T],
+    y: &'a mut [E],
+}
+
+impl<E: Element, T: SimdFloat> SimdKernel<T> for Place<'_, E, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+        let Place { phase, size, first_row, sums, y } = self;
+        // Rounded in vectors first, since the places are no neighbours.
+        let mut rounded = [E::ZERO; 4 * LANE_COUNT_MAX];
+        let step = phase.step[1];
+        for (row, sums) in sums.chunks_exact(phase.geometry.out_size[1]).enumerate() {
+            let mut at = phase.row_start(size, first_row + row);
+            for sums in sums.chunks(rounded.len()) {
+                let rounded = &mut rounded[..sums.len()];
+                narrow(simd, sums, rounded);
+                let y = y[at..].iter_mut().step_by(step);
+                y.zip(rounded).for_each(|(y, rounded)| *y = *rounded);
+                at += step * sums.len();
+            }
+        }
+    }
+}
+
+/// Runs what packs or multiplies weights, in pairs or one by one.
+fn dispatch<T: SimdFloat>(are_pairs: bool, kernel: impl SimdKernel<T>) {
+    if are_pairs { T::dispatch_pairs(kernel) } else { T::dispatch(kernel) }
 }
 
 /// Where the planes of a group's channels begin in the source.

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use half::bf16;
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::cpu::{backward_input, backward_input_workspace_len, forward, forward_workspace_len};
@@ -203,12 +203,17 @@ proptest! {
     fn patches_agree_with_the_definition(shape in shapes_of_patches()) {
         check_against_definition::<f32>(&shape, 2);
         check_in::<bf16, f32>(&shape, 2);
+        check_in::<f16, f32>(&shape, 2);
+        on_every_instruction_set(|| check_in::<bf16, f32>(&shape, 1));
         check_against_definition::<f64>(&shape, 1);
     }
 
     #[test]
     fn kernels_agree_with_the_definition(shape in shapes()) {
         check_against_definition::<f32>(&shape, 2);
+        check_in::<bf16, f32>(&shape, 2);
+        check_in::<f16, f32>(&shape, 2);
+        on_every_instruction_set(|| check_in::<bf16, f32>(&shape, 1));
         check_against_definition::<f64>(&shape, 1);
     }
 
@@ -260,6 +265,7 @@ fn layers_of_usual_networks_agree_with_the_definition() {
         on_every_instruction_set(|| {
             check_against_definition::<f32>(&shape, 1);
             check_against_definition::<f64>(&shape, 1);
+            check_in::<bf16, f32>(&shape, 1);
         });
     }
 }
@@ -298,7 +304,10 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
         Conv2dShape { stride: [2; 2], padding: [1; 2], ..square(3, [12, 20], 32, 4) },
     ] {
         check_against_definition::<f32>(&shape, 2);
-        on_every_instruction_set(|| check_against_definition::<f32>(&shape, 1));
+        on_every_instruction_set(|| {
+            check_against_definition::<f32>(&shape, 1);
+            check_in::<bf16, f32>(&shape, 1);
+        });
     }
 }
 

@@ -8,7 +8,7 @@
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
-use super::tile::{Geometry, Runs};
+use super::tile::{Geometry, Runs, lane};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::dtype::Element;
@@ -27,6 +27,8 @@ pub(super) struct WeightOrder {
     source_stride: usize,
     /// Rows, and columns, of the kernel that are taps, in their order.
     taps: [AxisTaps; 2],
+    /// Source channels whose weights are packed side by side; see [`Geometry`].
+    plane_channels: usize,
 }
 
 /// Taps along an axis of the kernel.
@@ -55,7 +57,8 @@ impl WeightOrder {
         let taps = kernel.map(|count| AxisTaps { first: 0, step: 1, count });
         let source_stride = kernel[0] * kernel[1];
         let out_stride = channels[1] * source_stride;
-        Self { channels, kernel, out_stride, source_stride, taps }
+        let plane_channels = whole.plane_channels;
+        Self { channels, kernel, out_stride, source_stride, taps, plane_channels }
     }
 
     /// Some taps of a convolution as a whole, for the gradient for its x: channels exchanged within
@@ -64,7 +67,9 @@ impl WeightOrder {
         let kernel = whole.kernel;
         let channels = [whole.in_channels, whole.out_channels];
         let out_stride = kernel[0] * kernel[1];
-        Self { channels, kernel, out_stride, source_stride: channels[0] * out_stride, taps }
+        let source_stride = channels[0] * out_stride;
+        let plane_channels = whole.plane_channels;
+        Self { channels, kernel, out_stride, source_stride, taps, plane_channels }
     }
 
     /// Where the taps are in the kernel, in their order.
@@ -122,21 +127,32 @@ impl<E: Element, T: SimdFloat> PackWeights<'_, E, T> {
     /// The weights of the next R channels.
     #[inline(always)]
     fn block<const R: usize>(&mut self) {
-        let WeightOrder { channels: [_, sources], kernel, taps: [heights, widths], .. } =
-            self.order;
-        let (block, rest) =
-            std::mem::take(&mut self.to).split_at_mut(R * sources * heights.count * widths.count);
+        let WeightOrder { channels: [_, sources], kernel, taps, plane_channels, .. } = self.order;
+        let [heights, widths] = taps;
+        let k_len = sources.div_ceil(plane_channels) * heights.count * widths.count;
+        let (block, rest) = std::mem::take(&mut self.to).split_at_mut(R * k_len);
         let mut steps = block.as_chunks_mut::<R>().0.iter_mut();
-        for source in 0..sources {
+        for source in (0..sources).step_by(plane_channels) {
             let mut kernels: [&[E]; R] = [&[]; R];
-            for (row, kernel) in kernels.iter_mut().enumerate() {
-                *kernel = self.order.kernel_of(self.w, self.first + row, source);
+            let mut others: [&[E]; R] = [&[]; R];
+            for row in 0..R {
+                kernels[row] = self.order.kernel_of(self.w, self.first + row, source);
+                if plane_channels == 2 && source + 1 < sources {
+                    others[row] = self.order.kernel_of(self.w, self.first + row, source + 1);
+                }
             }
             for height in heights.places() {
                 // The longer one is asked second: an element that is asked for is gone.
                 for (width, to) in widths.places().zip(steps.by_ref()) {
+                    let at = height * kernel[1] + width;
                     for row in 0..R {
-                        to[row] = kernels[row][height * kernel[1] + width].cast();
+                        to[row] = match plane_channels {
+                            1 => kernels[row][at].cast(),
+                            _ => {
+                                let other = others[row].get(at).copied().unwrap_or(E::ZERO);
+                                lane([kernels[row][at], other])
+                            }
+                        };
                     }
                 }
             }

@@ -8,19 +8,22 @@
 //! - gradient for x: columns = w`[O, K]`ᵀ · dy, which are put back to their places in x
 //! - gradient for w: dw = dy · columnsᵀ, added up over the images
 //!
-//! Columns are made of a *block* at a time: of a few images, or of a *band* of pixels of one.
+//! Columns are made of a *block* at a time: of a few images, or of a *band* of pixels of one. They
+//! are in the type that x is stored in; those of the gradient for x are sums, in the one that is
+//! computed in.
 
 use std::ops::Range;
 
 use super::shape::Conv2dShape;
 use super::tile::fill_row;
+use super::weight::round_weights;
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::cpu::turn::turn_rows;
-use crate::dtype::{Element, convert_slice, is_same_type, same_type_mut};
+use crate::dtype::{Element, is_same_type, same_type_mut, stored_len};
 use crate::write_mode::WriteMode;
 
 /// Elements of the columns, if a few pixels do not have more: 1 MiB of f32.
@@ -104,8 +107,13 @@ impl Patches {
         self.out_size[0] * self.out_size[1]
     }
 
-    /// Elements of scratch of y and of the gradient for x: the columns of a block.
-    pub(super) fn workspace_len(&self) -> usize {
+    /// Elements of scratch of y: the columns of a block.
+    pub(super) fn forward_workspace_len<E: Element, T: SimdFloat>(&self) -> usize {
+        stored_len::<E, T>(self.backward_input_workspace_len())
+    }
+
+    /// That of the gradient for x, whose columns are sums.
+    pub(super) fn backward_input_workspace_len(&self) -> usize {
         match self.is_plain() {
             true => 0,
             false => self.images * self.k_len * self.band[0] * self.band[1],
@@ -115,7 +123,7 @@ impl Patches {
     /// That of the gradient for w, whose sums need a place of their own if they are of a half type.
     pub(super) fn weight_workspace_len<E: Element, T: SimdFloat>(&self) -> usize {
         let sums_len = if is_same_type::<E, T>() { 0 } else { self.shape.w_len() };
-        self.workspace_len() + sums_len
+        self.forward_workspace_len::<E, T>() + sums_len
     }
 
     /// y = conv(x, w) + b.
@@ -206,7 +214,7 @@ impl Patches {
         workspace: &mut [T],
     ) {
         let outs = self.shape.out_channels;
-        let (workspace, own_sums) = workspace.split_at_mut(self.workspace_len());
+        let (workspace, own_sums) = workspace.split_at_mut(self.forward_workspace_len::<E, T>());
         let is_in_place = is_same_type::<E, T>();
         let sums = match same_type_mut::<E, T>(dw) {
             Some(dw) => dw,
@@ -237,7 +245,7 @@ impl Patches {
             }
         }
         if !is_in_place {
-            convert_slice(&own_sums[..outs * self.k_len], dw);
+            round_weights(pool, own_sums, dw);
         }
     }
 
@@ -269,10 +277,10 @@ impl Patches {
         x: &[E],
         block: &Block,
         workspace: &'a mut [T],
-    ) -> &'a [T] {
+    ) -> &'a [E] {
         let plane_len = self.taps * block.len();
         let planes = block.images.len() * self.shape.in_channels;
-        let columns = &mut workspace[..planes * plane_len];
+        let columns = &mut bytemuck::cast_slice_mut(workspace)[..planes * plane_len];
         let per_task = (TASK_LEN / plane_len).max(1);
         let x = &x[block.images.start * self.shape.in_channels * self.in_pixels..];
         for_each_chunk(pool, columns, per_task * plane_len, |task, columns| {
@@ -326,14 +334,14 @@ fn fill_planes<E: Element>(pool: &Pool, pixels: usize, b: Option<&[E]>, y: &mut 
 }
 
 /// Planes of x to their columns.
-struct Gather<'a, E, T> {
+struct Gather<'a, E> {
     patches: &'a Patches,
     block: &'a Block,
     x: &'a [E],
-    columns: &'a mut [T],
+    columns: &'a mut [E],
 }
 
-impl<E: Element, T: SimdFloat> SimdKernel<T> for Gather<'_, E, T> {
+impl<E: Element, T: SimdFloat> SimdKernel<T> for Gather<'_, E> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
         let Gather { patches, block, x, columns } = self;
@@ -345,7 +353,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Gather<'_, E, T> {
                 let x = &x[place..][..(width - 1) * stride + taps];
                 let columns = &mut columns[at..][..(taps - 1) * len + width];
                 if taps >= TURNED_MIN {
-                    turn_rows(simd, (x, stride), [width, taps], (columns, len), E::cast, |x| x);
+                    turn_rows(simd, (x, stride), [width, taps], (columns, len), carry, carried);
                     continue;
                 }
                 for (kw, columns) in columns.chunks_mut(len).enumerate() {
@@ -353,6 +361,24 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Gather<'_, E, T> {
                 }
             }
         }
+    }
+}
+
+/// The bits of x in a number of the type that is computed in, which has room for them.
+#[inline(always)]
+fn carry<E: Element, T: SimdFloat>(x: E) -> T {
+    match is_same_type::<E, T>() {
+        true => bytemuck::cast(x),
+        false => bytemuck::cast([x, E::ZERO]),
+    }
+}
+
+/// What was given to [`carry`].
+#[inline(always)]
+fn carried<E: Element, T: SimdFloat>(x: T) -> E {
+    match is_same_type::<E, T>() {
+        true => bytemuck::cast(x),
+        false => bytemuck::cast::<T, [E; 2]>(x)[0],
     }
 }
 

@@ -43,6 +43,12 @@ impl Phases {
         Self { whole, is_backward: true, counts }
     }
 
+    /// The same with channels of the source in pairs.
+    pub(super) fn in_pairs(mut self) -> Self {
+        self.whole.plane_channels = 2;
+        self
+    }
+
     /// Whether there is one phase, which is all of the result.
     pub(super) fn is_one(&self) -> bool {
         !self.is_backward || self.whole.stride == [1, 1]
@@ -93,9 +99,14 @@ impl Phases {
 }
 
 impl Phase {
-    /// Weights that meet an output.
+    /// Where a row of the phase begins in a plane of the result of that size.
+    pub(super) fn row_start(&self, size: [usize; 2], row: usize) -> usize {
+        (self.first[0] + row * self.step[0]) * size[1] + self.first[1]
+    }
+
+    /// Weights that meet an output, or pairs of them.
     pub(super) fn k_len(&self) -> usize {
-        self.geometry.in_channels * self.geometry.tap_count()
+        self.geometry.tile_planes() * self.geometry.tap_count()
     }
 }
 

@@ -10,11 +10,16 @@
 //! arithmetic per pixel, no branch at the border, no lanes lost between rows. It costs KW copies of
 //! the rows instead of the KH·KW of im2col. With a row stride S, rows are sorted by their remainder
 //! mod S so that the rows of one tap stay adjacent.
+//!
+//! Where bf16 is multiplied in pairs, two channels of the source share a plane of the tile: an
+//! element is a lane of 32 bits that holds a number of each.
+
+use std::ops::Range;
 
 use super::shape::Conv2dShape;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
-use crate::dtype::{Element, Float, convert_slice};
+use crate::dtype::{Element, convert_slice};
 
 /// Elements a tile may have if one channel of [`PIXELS_ENOUGH`] outputs does not need more: 128 KiB
 /// of f32, which stays in a second-level cache next to the weights.
@@ -43,6 +48,8 @@ pub(super) struct Geometry {
     pub(super) dilation: [usize; 2],
     /// Negative where the border of the source is never read.
     pub(super) padding: [isize; 2],
+    /// Channels of the source that share a plane of a tile: 2 if they are multiplied in pairs.
+    pub(super) plane_channels: usize,
 }
 
 impl Geometry {
@@ -59,7 +66,13 @@ impl Geometry {
             stride: shape.stride,
             dilation: shape.dilation,
             padding: shape.padding.map(usize::cast_signed),
+            plane_channels: 1,
         }
+    }
+
+    /// Planes of a tile that the channels of the source fill.
+    pub(super) fn tile_planes(&self) -> usize {
+        self.in_channels.div_ceil(self.plane_channels)
     }
 
     pub(super) fn tap_count(&self) -> usize {
@@ -77,6 +90,25 @@ impl Geometry {
     /// Rows of the source grid that `row_count` rows of outputs span.
     fn span(&self, row_count: usize) -> usize {
         (row_count - 1) * self.stride[0] + (self.kernel[0] - 1) * self.dilation[0] + 1
+    }
+
+    /// Elements of the rows of a plane of the source that are joined with those of another.
+    pub(super) fn joined_len(&self, row_count: usize) -> usize {
+        match self.plane_channels {
+            1 => 0,
+            _ => self.span(row_count).min(self.in_size[0]) * self.in_size[1],
+        }
+    }
+
+    /// The rows of the source that a tile of output rows `first_row..` shows, and the convolution
+    /// as one of these alone, whose first row of outputs is `first_row`.
+    fn cut(&self, first_row: usize, row_count: usize) -> (Range<usize>, Geometry) {
+        let first = (first_row * self.stride[0]).cast_signed() - self.padding[0];
+        let row = |row: isize| row.clamp(0, self.in_size[0].cast_signed()).cast_unsigned();
+        let rows = row(first)..row(first + self.span(row_count).cast_signed());
+        let in_size = [rows.len(), self.in_size[1]];
+        let padding = [rows.start.cast_signed() - first, self.padding[1]];
+        (rows, Geometry { in_size, padding, ..*self })
     }
 
     /// Rows of one remainder mod the stride.
@@ -139,9 +171,9 @@ pub(super) struct Tiling {
     layout: Layout,
     /// Output rows of a tile; the last of a plane may have fewer.
     pub(super) row_count: usize,
-    /// Source channels of a tile; the last of a group may have fewer.
-    pub(super) channel_count: usize,
-    /// Elements from one channel to the next.
+    /// Planes of a tile, each of a source channel or a pair; the last of a group may have fewer.
+    pub(super) plane_count: usize,
+    /// Elements from one plane to the next.
     pub(super) plane_len: usize,
     /// Elements of one whole image in a tile.
     pub(super) image_len: usize,
@@ -156,10 +188,10 @@ impl Tiling {
         pixel_len: usize,
         pixels_enough: usize,
     ) -> Self {
-        let (height, channels) = (geometry.out_size[0].max(1), geometry.in_channels.max(1));
+        let (height, planes) = (geometry.out_size[0].max(1), geometry.tile_planes().max(1));
         let fits = |rows: usize| {
             let pixels_len = rows * geometry.out_size[1] * pixel_len;
-            channels * geometry.plane_len(layout, rows) + pixels_len <= TILE_LEN_MAX
+            planes * geometry.plane_len(layout, rows) + pixels_len <= TILE_LEN_MAX
         };
         let mut row_count = height;
         while row_count > 1 && !fits(row_count) {
@@ -170,10 +202,10 @@ impl Tiling {
             row_count = halved;
         }
         let plane_len = geometry.plane_len(layout, row_count);
-        let channels_max = (TILE_LEN_MAX / plane_len.max(1)).clamp(1, channels);
-        let channel_count = channels.div_ceil(channels.div_ceil(channels_max));
-        let image_len = channel_count * plane_len;
-        Self { layout, row_count, channel_count, plane_len, image_len }
+        let planes_max = (TILE_LEN_MAX / plane_len.max(1)).clamp(1, planes);
+        let plane_count = planes.div_ceil(planes.div_ceil(planes_max));
+        let image_len = plane_count * plane_len;
+        Self { layout, row_count, plane_count, plane_len, image_len }
     }
 
     /// The runs of so many rows of outputs.
@@ -198,17 +230,17 @@ impl Tiling {
     }
 }
 
-/// Where the taps `first..` of `channel_count` channels begin in a tile, channel by channel, and
-/// how many they are. One list for all channels, so that the innermost loop is long: where it began
-/// anew for each channel, 3x3 kernels took 5 % more.
+/// Where the taps `first..` of `plane_count` planes begin in a tile, plane by plane, and how many
+/// they are. One list for all planes, so that the innermost loop is long: where it began anew for
+/// each channel, 3x3 kernels took 5 % more.
 pub(super) fn tap_offsets(
     geometry: &Geometry,
     tiling: &Tiling,
-    channel_count: usize,
+    plane_count: usize,
     first: usize,
 ) -> ([usize; TAP_COUNT_MAX], usize) {
     let taps = geometry.tap_count();
-    let count = (channel_count * taps - first).min(TAP_COUNT_MAX);
+    let count = (plane_count * taps - first).min(TAP_COUNT_MAX);
     let mut offsets = [0; TAP_COUNT_MAX];
     for index in 0..count {
         offsets[index] = match index.checked_sub(taps) {
@@ -220,20 +252,76 @@ pub(super) fn tap_offsets(
 }
 
 fn tap_offset(geometry: &Geometry, tiling: &Tiling, index: usize) -> usize {
-    let (channel, tap) = (index / geometry.tap_count(), index % geometry.tap_count());
+    let (plane, tap) = (index / geometry.tap_count(), index % geometry.tap_count());
     let (kh, kw) = (tap / geometry.kernel[1], tap % geometry.kernel[1]);
     let (stride, phase_rows) = (geometry.stride[0], geometry.phase_rows(tiling.row_count));
     let row = kh * geometry.dilation[0];
     if tiling.layout == Layout::PaddedRows {
         let column = kw * geometry.dilation[1];
-        return channel * tiling.plane_len + row * geometry.padded_width() + column;
+        return plane * tiling.plane_len + row * geometry.padded_width() + column;
     }
     let rows = (kw * stride + row % stride) * phase_rows + row / stride;
-    channel * tiling.plane_len + rows * geometry.out_size[1]
+    plane * tiling.plane_len + rows * geometry.out_size[1]
+}
+
+/// Fills the tile of output rows `first_row..` from `source`, the planes of its channels, two of
+/// which become one of the tile if they are multiplied in pairs. `joined` has room for the rows of
+/// a pair.
+pub(super) fn fill_planes<E: Element, T: SimdFloat>(
+    geometry: &Geometry,
+    tiling: &Tiling,
+    source: &[E],
+    first_row: usize,
+    [tile, joined]: [&mut [T]; 2],
+) {
+    if geometry.plane_channels == 1 {
+        return fill(geometry, tiling, source, first_row, tile);
+    }
+    let (rows, cut) = geometry.cut(first_row, tiling.row_count);
+    let (start, len) = (rows.start * geometry.in_size[1], cut.in_plane_len());
+    let pairs = source.chunks(2 * geometry.in_plane_len());
+    for (pair, tile) in pairs.zip(tile.chunks_exact_mut(tiling.plane_len)) {
+        if len == 0 {
+            tile.fill(T::ZERO);
+            continue;
+        }
+        let (low, high) = pair.split_at(geometry.in_plane_len());
+        let [low, high] = [low, high].map(|plane| plane.get(start..start + len).unwrap_or(&[]));
+        T::dispatch(JoinRows { low, high, to: &mut joined[..len] });
+        fill(&cut, tiling, &joined[..len], 0, tile);
+    }
+}
+
+/// A number of each of two channels in every lane, or 0 where there is no second channel.
+struct JoinRows<'a, E, T> {
+    low: &'a [E],
+    high: &'a [E],
+    to: &'a mut [T],
+}
+
+impl<E: Element, T: SimdFloat> SimdKernel<T> for JoinRows<'_, E, T> {
+    #[inline(always)]
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
+        let JoinRows { low, high, to } = self;
+        match high {
+            [] => to.iter_mut().zip(low).for_each(|(to, &low)| *to = lane([low, E::ZERO])),
+            _ => {
+                for ((to, &low), &high) in to.iter_mut().zip(low).zip(high) {
+                    *to = lane([low, high]);
+                }
+            }
+        }
+    }
+}
+
+/// A lane that holds a pair of numbers of half its size.
+#[inline(always)]
+pub(super) fn lane<E: Element, T: Element>(pair: [E; 2]) -> T {
+    bytemuck::cast(pair)
 }
 
 /// Fills the tile of output rows `first_row..` from `source`, the planes of its channels.
-pub(super) fn fill<E: Element, T: SimdFloat>(
+pub(super) fn fill<E: Element, T: Element>(
     geometry: &Geometry,
     tiling: &Tiling,
     source: &[E],
@@ -245,7 +333,7 @@ pub(super) fn fill<E: Element, T: SimdFloat>(
         // Rows are copied, by a function that knows its processor.
         _ if tiling.layout == Layout::PaddedRows => fill.padded_rows(),
         1 => fill.planes(),
-        _ => T::dispatch(fill),
+        _ => f32::dispatch(fill),
     }
 }
 
@@ -258,14 +346,14 @@ struct Fill<'a, E, T> {
     tile: &'a mut [T],
 }
 
-impl<E: Element, T: SimdFloat> SimdKernel<T> for Fill<'_, E, T> {
+impl<E: Element, T: Element> SimdKernel<f32> for Fill<'_, E, T> {
     #[inline(always)]
-    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
+    fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
         self.planes();
     }
 }
 
-impl<E: Element, T: SimdFloat> Fill<'_, E, T> {
+impl<E: Element, T: Element> Fill<'_, E, T> {
     fn padded_rows(self) {
         let Fill { geometry, tiling, source, first_row, tile } = self;
         let in_width = geometry.in_size[1];
@@ -329,7 +417,7 @@ fn source_row(geometry: &Geometry, first_row: usize, row: usize) -> Option<usize
 
 /// Every `stride`-th element of `from`, from number `shift` on, and zeros beyond its ends.
 #[inline(always)]
-pub(super) fn fill_row<E: Element, T: Float>(
+pub(super) fn fill_row<E: Element, T: Element>(
     from: &[E],
     stride: usize,
     shift: isize,
@@ -359,7 +447,7 @@ pub(super) fn fill_row<E: Element, T: Float>(
 /// [`fill`] for one kernel column when input and output rows have the same length: the whole
 /// plane is one copy, displaced by `shift`, and only the columns that wrapped around are cleared.
 /// Small images would otherwise spend more time in calls to copy than in arithmetic.
-fn fill_shifted<E: Element, T: Float>(
+fn fill_shifted<E: Element, T: Element>(
     geometry: &Geometry,
     plane: &[E],
     first_row: usize,

@@ -113,7 +113,8 @@ impl Units {
             }
         };
         let pixel_count = images_per_tile * tiling.row_count * geometry.out_size[1];
-        let scratch_len = tiling.len(images_per_tile) + pixel_count * pixel_len;
+        let joined_len = geometry.joined_len(tiling.row_count);
+        let scratch_len = tiling.len(images_per_tile) + joined_len + pixel_count * pixel_len;
         Self {
             groups,
             parts,

@@ -5,13 +5,16 @@ use super::shape::Conv2dShape;
 use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
 use super::units::{Role, Unit, Units};
 use super::way::Way;
-use super::weight_by_channel::{ChannelTile, TurnPixels, TurnWeights, padded_channels};
-use super::weight_by_pixel::{PixelTile, Rows};
+use super::weight_by_channel::{
+    ChannelTile, TurnPixels, TurnWeights, padded_channels, turn_pixel_pairs,
+};
+use super::weight_by_pixel::{PixelTile, Rows, STEP_IN_PAIRS, STEP_ONE_BY_ONE};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::LANE_COUNT_MAX;
-use crate::dtype::{Element, convert_slice, is_same_type};
+use crate::cpu::simd::{LANE_COUNT_MAX, has_pairs};
+use crate::cpu::stored::round_slice;
+use crate::dtype::{DType, Element, convert_slice, is_same_type};
 
 /// What the lanes of a vector stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +86,8 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
     let lanes = LaneAxis::of(&geometry);
     let units = lanes.units::<E, T>(&geometry);
     let unit_len = lanes.unit_len(&geometry, &units);
-    let product = Product { geometry, lanes, units, dy, x };
+    let are_pairs = E::DTYPE == DType::BF16 && has_pairs();
+    let product = Product { geometry, lanes, are_pairs, units, dy, x };
     let (partials, scratch) = workspace.split_at_mut(units.count * unit_len);
     for_each_chunk2(
         pool,
@@ -99,7 +103,7 @@ pub(super) fn backward_weight<E: Element, T: SimdFloat>(
     add_partials(pool, total, others);
     match lanes {
         LaneAxis::Channels => turn_weights(pool, total, k_len(&geometry), units.channels, dw),
-        LaneAxis::Pixels => convert_slice(total, dw),
+        LaneAxis::Pixels => round_slice(total, dw),
     }
 }
 
@@ -123,6 +127,8 @@ pub(super) fn backward_weight_workspace_len<E: Element, T: SimdFloat>(
 struct Product<'a, E> {
     geometry: Geometry,
     lanes: LaneAxis,
+    /// Whether two pixels are multiplied at once: of bf16.
+    are_pairs: bool,
     units: Units,
     dy: &'a [E],
     x: &'a [E],
@@ -170,12 +176,17 @@ impl<E: Element> Product<'_, E> {
         for image in 0..piece.image_count {
             let dy = &self.dy[self.dy_start(piece, image)..][..channels * out_len];
             match self.lanes {
+                LaneAxis::Channels if self.are_pairs => {
+                    let turned_len = pixel_count.div_ceil(2) * padded_channels(channels);
+                    let turned = &mut prepared[image * turned_len..][..turned_len];
+                    turn_pixel_pairs(dy, out_len, [skip, pixel_count], turned);
+                }
                 LaneAxis::Channels => {
                     let turned_len = pixel_count * padded_channels(channels);
                     let turned = &mut prepared[image * turned_len..][..turned_len];
                     T::dispatch(TurnPixels { dy, out_len, skip, pixel_count, turned });
                 }
-                LaneAxis::Pixels if is_same_type::<E, T>() => {}
+                LaneAxis::Pixels if is_same_type::<E, T>() || self.are_pairs => {}
                 LaneAxis::Pixels => {
                     let to = &mut prepared[image * channels * pixel_count..];
                     let rows = dy.chunks_exact(out_len).zip(to.chunks_exact_mut(pixel_count));
@@ -194,29 +205,43 @@ impl<E: Element> Product<'_, E> {
 
     /// Adds the products of a piece, whose dy is prepared, to dw.
     fn add_piece<T: SimdFloat>(&self, piece: &Piece, prepared: &[T], tile: &mut [T], dw: &mut [T]) {
-        let Product { geometry, units, x, .. } = self;
+        let Product { geometry, units, .. } = self;
         let &Piece { image_count, pixel_count, .. } = piece;
         let &Units { tiling, channels, .. } = units;
         let image_len = tiling.image_len;
         let taps_len = geometry.tap_count();
-        for first_channel in (0..geometry.in_channels).step_by(tiling.channel_count) {
-            let channel_count = tiling.channel_count.min(geometry.in_channels - first_channel);
-            for image in 0..image_count {
-                let image_at = piece.first_image + image;
-                let at = source_channels(geometry, image_at, piece.group, first_channel);
-                let x = &x[at..][..channel_count * geometry.in_plane_len()];
-                let tile = &mut tile[image * image_len..][..image_len];
-                fill(geometry, &tiling, x, piece.first_row, tile);
+        for first_channel in (0..geometry.in_channels).step_by(tiling.plane_count) {
+            let channel_count = tiling.plane_count.min(geometry.in_channels - first_channel);
+            match self.are_pairs {
+                true => {
+                    let tile = bytemuck::cast_slice_mut::<T, E>(tile);
+                    self.fill(piece, [first_channel, channel_count], tile);
+                }
+                false => self.fill(piece, [first_channel, channel_count], tile),
             }
             for first_tap in (0..channel_count * taps_len).step_by(TAP_COUNT_MAX) {
                 let (offsets, tap_count) = tap_offsets(geometry, &tiling, channel_count, first_tap);
                 let (tile, offsets) = (&*tile, &offsets[..tap_count]);
                 let first_k = first_channel * taps_len + first_tap;
+                let runs = tiling.runs(geometry, pixel_count / geometry.out_size[1]);
                 match self.lanes {
-                    LaneAxis::Channels => T::dispatch(ChannelTile {
+                    LaneAxis::Channels if self.are_pairs => {
+                        T::dispatch_pairs(ChannelTile::<E, T, 2> {
+                            dy: prepared,
+                            channels,
+                            runs,
+                            image_count,
+                            tile: bytemuck::cast_slice(tile),
+                            image_len,
+                            offsets,
+                            dw: &mut *dw,
+                            first_k,
+                        });
+                    }
+                    LaneAxis::Channels => T::dispatch(ChannelTile::<T, T, 1> {
                         dy: prepared,
                         channels,
-                        runs: tiling.runs(geometry, pixel_count / geometry.out_size[1]),
+                        runs,
                         image_count,
                         tile,
                         image_len,
@@ -224,7 +249,20 @@ impl<E: Element> Product<'_, E> {
                         dw: &mut *dw,
                         first_k,
                     }),
-                    LaneAxis::Pixels => PixelTile {
+                    LaneAxis::Pixels if self.are_pairs => PixelTile::<E, T, STEP_IN_PAIRS> {
+                        dy: self.rows_in_place(piece),
+                        channels,
+                        pixel_count,
+                        image_count,
+                        tile: bytemuck::cast_slice(tile),
+                        image_len,
+                        offsets,
+                        dw: &mut *dw,
+                        k_len: k_len(geometry),
+                        first_k,
+                    }
+                    .add(),
+                    LaneAxis::Pixels => PixelTile::<T, T, STEP_ONE_BY_ONE> {
                         dy: self.rows(piece, prepared),
                         channels,
                         pixel_count,
@@ -242,22 +280,47 @@ impl<E: Element> Product<'_, E> {
         }
     }
 
-    /// The rows of dy, one for each channel and image, where they lie or were converted to.
-    fn rows<'a, T: SimdFloat>(&'a self, piece: &Piece, prepared: &'a [T]) -> Rows<'a, T> {
-        let (geometry, channels) = (&self.geometry, self.units.channels);
-        if is_same_type::<E, T>() {
-            let skip = piece.first_row * geometry.out_size[1];
-            let out_len = geometry.out_plane_len();
-            Rows {
-                elements: bytemuck::cast_slice(&self.dy[self.dy_start(piece, 0) + skip..]),
-                row_step: out_len,
-                image_step: geometry.groups * geometry.out_channels * out_len,
-            }
-        } else {
-            let row_step = piece.pixel_count;
-            Rows { elements: prepared, row_step, image_step: channels * row_step }
+    /// The tile of some source channels of a piece, as its elements are stored or as they are
+    /// computed in.
+    fn fill<C: Element>(&self, piece: &Piece, [first, count]: [usize; 2], tile: &mut [C]) {
+        let Product { geometry, units: Units { tiling, .. }, x, .. } = self;
+        let tiles = tile.chunks_exact_mut(tiling.image_len).take(piece.image_count);
+        for (image, tile) in tiles.enumerate() {
+            let at = source_channels(geometry, piece.first_image + image, piece.group, first);
+            let x = &x[at..][..count * geometry.in_plane_len()];
+            fill(geometry, tiling, x, piece.first_row, tile);
         }
     }
+
+    /// The rows of dy, one for each channel and image, where they lie or were converted to.
+    fn rows<'a, T: SimdFloat>(&'a self, piece: &Piece, prepared: &'a [T]) -> Rows<'a, T> {
+        if is_same_type::<E, T>() {
+            let Rows { elements, row_step, image_step } = self.rows_in_place(piece);
+            Rows { elements: bytemuck::cast_slice(elements), row_step, image_step }
+        } else {
+            let row_step = piece.pixel_count;
+            Rows { elements: prepared, row_step, image_step: self.units.channels * row_step }
+        }
+    }
+
+    fn rows_in_place(&self, piece: &Piece) -> Rows<'_, E> {
+        let geometry = &self.geometry;
+        let skip = piece.first_row * geometry.out_size[1];
+        let out_len = geometry.out_plane_len();
+        Rows {
+            elements: &self.dy[self.dy_start(piece, 0) + skip..],
+            row_step: out_len,
+            image_step: geometry.groups * geometry.out_channels * out_len,
+        }
+    }
+}
+
+/// Sums of dw to dw, of another type, with all threads.
+pub(super) fn round_weights<E: Element, T: SimdFloat>(pool: &Pool, sums: &[T], dw: &mut [E]) {
+    const CHUNK_LEN: usize = 16 * 1024;
+    for_each_chunk(pool, dw, CHUNK_LEN, |chunk, dw| {
+        round_slice(&sums[chunk * CHUNK_LEN..][..dw.len()], dw);
+    });
 }
 
 /// Adds `others`, whole copies of `total` one after the other, to `total` in that order.

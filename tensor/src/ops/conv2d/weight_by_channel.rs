@@ -4,14 +4,19 @@
 //! dy arrives channel by channel; it is turned to `[P, O]` first, which costs a copy of dy and
 //! saves adding up the lanes of every sum. Results are kept as `[K, O]` until the whole
 //! batch is in.
+//!
+//! Where bf16 is multiplied in pairs, these are of neighbouring pixels: those of dy are turned as
+//! lanes, and those of the tile, which is of bf16 then, are read where they lie.
 
 #![expect(
     clippy::needless_range_loop,
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
-use super::tile::Runs;
+use super::tile::{Runs, lane};
+use crate::cpu::gemm::Matrix;
 use crate::cpu::math::SimdFloat;
+use crate::cpu::pairs::turn_pairs;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::cpu::turn::turn_rows;
 use crate::dtype::Element;
@@ -45,6 +50,18 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for TurnPixels<'_, E, T> {
     }
 }
 
+/// The same in pairs: to `[pixel_count / 2, O]`, rounded up, with any numbers beside the channels.
+pub(super) fn turn_pixel_pairs<E: Element, T: SimdFloat>(
+    dy: &[E],
+    out_len: usize,
+    [skip, pixel_count]: [usize; 2],
+    turned: &mut [T],
+) {
+    let channels = dy.len() / out_len;
+    let rows = Matrix { data: &dy[skip..], row_stride: out_len, col_stride: 1 };
+    turn_pairs(rows, [channels, pixel_count], padded_channels(channels), turned);
+}
+
 /// Sums`[K, O]`, in rows of `padded`, to dw`[O, K]`.
 pub(super) struct TurnWeights<'a, E, T> {
     pub(super) sums: &'a [T],
@@ -62,15 +79,16 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for TurnWeights<'_, E, T> {
     }
 }
 
-/// dw`[K, O]` += Σ over images of tile`[K, P]` · dy`[P, O]`.
-pub(super) struct ChannelTile<'a, T> {
-    /// Rows of padded channels, one for each pixel of each run of each image.
+/// dw`[K, O]` += Σ over images of tile`[K, P]` · dy`[P, O]`, so many `PIXELS` at once: 1, or 2 in
+/// pairs.
+pub(super) struct ChannelTile<'a, E, T, const PIXELS: usize> {
+    /// Rows of padded channels, one for each pixel, or pair of pixels, of each run of each image.
     pub(super) dy: &'a [T],
     pub(super) channels: usize,
     /// Those of an image.
     pub(super) runs: Runs,
     pub(super) image_count: usize,
-    pub(super) tile: &'a [T],
+    pub(super) tile: &'a [E],
     /// Elements of the tile from one image to the next.
     pub(super) image_len: usize,
     /// Where the taps begin in the tile.
@@ -81,7 +99,9 @@ pub(super) struct ChannelTile<'a, T> {
     pub(super) first_k: usize,
 }
 
-impl<T: SimdFloat> SimdKernel<T> for ChannelTile<'_, T> {
+impl<E: Element, T: SimdFloat, const PIXELS: usize> SimdKernel<T>
+    for ChannelTile<'_, E, T, PIXELS>
+{
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
         let lanes = S::LANE_COUNT;
@@ -101,7 +121,7 @@ impl<T: SimdFloat> SimdKernel<T> for ChannelTile<'_, T> {
     }
 }
 
-impl<T: SimdFloat> ChannelTile<'_, T> {
+impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS> {
     /// COLS vectors of output channels, for all of K. Returns COLS.
     #[inline(always)]
     fn column<S: Simd<T>, const ROWS: usize, const COLS: usize>(
@@ -146,26 +166,30 @@ impl<T: SimdFloat> ChannelTile<'_, T> {
             }
         }
         let runs = self.runs;
+        let steps = runs.len.div_ceil(PIXELS);
         for index in 0..self.image_count * runs.count {
             let (image, run) = (index / runs.count, index % runs.count);
-            let dy = &self.dy[index * runs.len * padded..][..runs.len * padded];
-            let mut x: [&[T]; ROWS] = [&[]; ROWS];
+            let dy = &self.dy[index * steps * padded..][..steps * padded];
+            let whole = runs.len / PIXELS;
+            let mut x: [&[[E; PIXELS]]; ROWS] = [&[]; ROWS];
+            let mut rest: [&[E]; ROWS] = [&[]; ROWS];
             for row in 0..ROWS {
                 let start = image * self.image_len + run * runs.step + offsets[row];
-                x[row] = &self.tile[start..][..runs.len];
+                let (pixels, last) = self.tile[start..][..runs.len].as_chunks();
+                (x[row], rest[row]) = (&pixels[..whole], last);
             }
-            for pixel in 0..runs.len {
-                let dy = &dy[pixel * padded + channel..][..COLS * lanes];
-                let mut vectors = [simd.splat(T::ZERO); COLS];
-                for col in 0..COLS {
-                    vectors[col] = simd.load(&dy[col * lanes..]);
-                }
+            let mut factors = [T::ZERO; ROWS];
+            for step in 0..whole {
                 for row in 0..ROWS {
-                    let x = simd.splat(x[row][pixel]);
-                    for col in 0..COLS {
-                        sums[row][col] = simd.mul_add(x, vectors[col], sums[row][col]);
-                    }
+                    factors[row] = factor(x[row][step]);
                 }
+                add_step(simd, &factors, &dy[step * padded + channel..], &mut sums);
+            }
+            if whole < steps {
+                for row in 0..ROWS {
+                    factors[row] = lane([rest[row][0], E::ZERO]);
+                }
+                add_step(simd, &factors, &dy[whole * padded + channel..], &mut sums);
             }
         }
         for row in 0..ROWS {
@@ -176,5 +200,36 @@ impl<T: SimdFloat> ChannelTile<'_, T> {
                 );
             }
         }
+    }
+}
+
+/// Adds the products of a pixel, or a pair of them, of each tap with some vectors of dy.
+#[inline(always)]
+fn add_step<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
+    simd: S,
+    factors: &[T; ROWS],
+    dy: &[T],
+    sums: &mut [[S::Vector; COLS]; ROWS],
+) {
+    let lanes = S::LANE_COUNT;
+    let dy = &dy[..COLS * lanes];
+    let mut vectors = [simd.splat(T::ZERO); COLS];
+    for col in 0..COLS {
+        vectors[col] = simd.load(&dy[col * lanes..]);
+    }
+    for row in 0..ROWS {
+        let x = simd.splat(factors[row]);
+        for col in 0..COLS {
+            sums[row][col] = simd.mul_add(x, vectors[col], sums[row][col]);
+        }
+    }
+}
+
+/// What the lanes of dy are multiplied with: a pixel, or a pair in one lane.
+#[inline(always)]
+fn factor<E: Element, T: Element, const PIXELS: usize>(pixels: [E; PIXELS]) -> T {
+    match PIXELS {
+        1 => pixels[0].cast(),
+        _ => lane([pixels[0], pixels[1]]),
     }
 }

@@ -1,5 +1,6 @@
 //! The inner loops of the gradient for w with pixels for lanes: they lie side by side in dy and in
-//! a tile, so that neither has to be turned. The lanes of a sum are added up at its end.
+//! a tile, so that neither has to be turned. The lanes of a sum are added up at its end. Where bf16
+//! is multiplied in pairs, a lane is two neighbouring pixels, of dy and of a tile as they lie.
 
 #![expect(
     clippy::needless_range_loop,
@@ -8,6 +9,7 @@
 
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
+use crate::dtype::{Element, same_type};
 
 /// Pixels that are summed before their lanes are added up: eight rows of dy of this length stay in
 /// the first-level cache while all taps pass.
@@ -26,13 +28,14 @@ pub(super) struct Rows<'a, T> {
     pub(super) image_step: usize,
 }
 
-/// dw`[O, K]` += Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ.
-pub(super) struct PixelTile<'a, T> {
-    pub(super) dy: Rows<'a, T>,
+/// dw`[O, K]` += Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ, in steps of so many pixels: one for
+/// each lane, or two in pairs.
+pub(super) struct PixelTile<'a, E, T, const STEP: usize> {
+    pub(super) dy: Rows<'a, E>,
     pub(super) channels: usize,
     pub(super) pixel_count: usize,
     pub(super) image_count: usize,
-    pub(super) tile: &'a [T],
+    pub(super) tile: &'a [E],
     /// Elements of the tile from one image to the next.
     pub(super) image_len: usize,
     /// Where the taps begin in the tile.
@@ -44,8 +47,12 @@ pub(super) struct PixelTile<'a, T> {
     pub(super) first_k: usize,
 }
 
-/// Pixels that are whole vectors of any instruction set.
-type Step<T> = [T; LANE_COUNT_MAX];
+/// Steps of pixels, and pairs of them.
+pub(super) const STEP_ONE_BY_ONE: usize = LANE_COUNT_MAX;
+pub(super) const STEP_IN_PAIRS: usize = 2 * LANE_COUNT_MAX;
+
+/// The lanes of a step: whole vectors of any instruction set.
+type Lanes<T> = [T; LANE_COUNT_MAX];
 
 /// Vectors of a step: no instruction set has fewer than four lanes.
 const PARTS_MAX: usize = LANE_COUNT_MAX / 4;
@@ -60,15 +67,18 @@ struct At {
     tap: usize,
 }
 
-impl<T: SimdFloat> PixelTile<'_, T> {
+impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
     /// Adds the products to dw.
     pub(super) fn add(mut self) {
-        let whole = self.pixel_count / LANE_COUNT_MAX * LANE_COUNT_MAX;
+        let whole = self.pixel_count / STEP * STEP;
         if whole < self.pixel_count {
             self.add_rest(whole);
             self.pixel_count = whole;
         }
-        T::dispatch(self);
+        match STEP {
+            STEP_IN_PAIRS => T::dispatch_pairs(self),
+            _ => T::dispatch(self),
+        }
     }
 
     /// The pixels that are no whole step, one by one.
@@ -80,7 +90,7 @@ impl<T: SimdFloat> PixelTile<'_, T> {
                 let mut sum = T::ZERO;
                 for image in 0..self.image_count {
                     let pairs = self.dy_row(image, at, 0).iter().zip(self.x_row(image, at, 0));
-                    pairs.for_each(|(&dy, &x)| sum += dy * x);
+                    pairs.for_each(|(&dy, &x)| sum += dy.cast::<T>() * x.cast());
                 }
                 self.dw[channel * self.k_len + self.first_k + tap] += sum;
             }
@@ -88,7 +98,7 @@ impl<T: SimdFloat> PixelTile<'_, T> {
     }
 }
 
-impl<T: SimdFloat> SimdKernel<T> for PixelTile<'_, T> {
+impl<E: Element, T: SimdFloat, const STEP: usize> SimdKernel<T> for PixelTile<'_, E, T, STEP> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(mut self, simd: S) {
         for first_pixel in (0..self.pixel_count).step_by(RUN_LEN) {
@@ -105,7 +115,7 @@ impl<T: SimdFloat> SimdKernel<T> for PixelTile<'_, T> {
     }
 }
 
-impl<T: SimdFloat> PixelTile<'_, T> {
+impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
     /// All of dw over a run, O rows at a time.
     #[inline(always)]
     fn pass<S: Simd<T>, const O: usize>(&mut self, simd: S, mut at: At) {
@@ -159,13 +169,13 @@ impl<T: SimdFloat> PixelTile<'_, T> {
 
     /// The pixels that a tap meets in an image.
     #[inline(always)]
-    fn x_row(&self, image: usize, at: At, k: usize) -> &[T] {
+    fn x_row(&self, image: usize, at: At, k: usize) -> &[E] {
         let start = image * self.image_len + self.offsets[at.tap + k] + at.first_pixel;
         &self.tile[start..][..at.pixel_count]
     }
 
     #[inline(always)]
-    fn dy_row(&self, image: usize, at: At, o: usize) -> &[T] {
+    fn dy_row(&self, image: usize, at: At, o: usize) -> &[E] {
         &self.dy.elements[self.dy_start(image, at, o)..][..at.pixel_count]
     }
 
@@ -177,7 +187,7 @@ impl<T: SimdFloat> PixelTile<'_, T> {
 
 /// The vectors of a step added up: the last half to the first, as the lanes within a vector.
 #[inline(always)]
-fn add_parts<T: SimdFloat, S: Simd<T>>(simd: S, step: &Step<T>) -> S::Vector {
+fn add_parts<T: SimdFloat, S: Simd<T>>(simd: S, step: &Lanes<T>) -> S::Vector {
     let lanes = S::LANE_COUNT;
     match LANE_COUNT_MAX / lanes {
         1 => simd.load(step),
@@ -190,25 +200,40 @@ fn add_parts<T: SimdFloat, S: Simd<T>>(simd: S, step: &Step<T>) -> S::Vector {
     }
 }
 
-/// The products of one image for O rows and K columns of dw, added to sums of which each lane of a
-/// step has its own: results do not depend on the instruction set.
-struct Block<'a, 'b, T, const O: usize, const K: usize> {
-    product: &'a PixelTile<'b, T>,
-    at: At,
-    image: usize,
-    sums: &'a mut [[Step<T>; K]; O],
+/// A vector of a step.
+#[inline(always)]
+fn load<E: Element, T: SimdFloat, S: Simd<T>>(simd: S, step: &[E], part: usize) -> S::Vector {
+    let first = part * S::LANE_COUNT;
+    match same_type::<E, T>(step) {
+        Some(step) => simd.load(&step[first..]),
+        None => {
+            let lanes: Lanes<T> = bytemuck::pod_read_unaligned(bytemuck::cast_slice(step));
+            simd.load(&lanes[first..])
+        }
+    }
 }
 
-impl<T: SimdFloat, const O: usize, const K: usize> SimdKernel<T> for Block<'_, '_, T, O, K> {
+/// The products of one image for O rows and K columns of dw, added to sums of which each lane of a
+/// step has its own: results do not depend on the instruction set.
+struct Block<'a, 'b, E, T, const STEP: usize, const O: usize, const K: usize> {
+    product: &'a PixelTile<'b, E, T, STEP>,
+    at: At,
+    image: usize,
+    sums: &'a mut [[Lanes<T>; K]; O],
+}
+
+impl<E: Element, T: SimdFloat, const STEP: usize, const O: usize, const K: usize> SimdKernel<T>
+    for Block<'_, '_, E, T, STEP, O, K>
+{
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
         let Block { product, at, image, sums: all } = self;
         let (lanes, parts) = (S::LANE_COUNT, LANE_COUNT_MAX / S::LANE_COUNT);
-        let step_count = at.pixel_count / LANE_COUNT_MAX;
+        let step_count = at.pixel_count / STEP;
         // Slices of arrays, all of one length: else each load would be checked, and the sums
         // moved from register to register around the checks.
-        let mut x: [&[Step<T>]; K] = [&[]; K];
-        let mut dy: [&[Step<T>]; O] = [&[]; O];
+        let mut x: [&[[E; STEP]]; K] = [&[]; K];
+        let mut dy: [&[[E; STEP]]; O] = [&[]; O];
         for k in 0..K {
             x[k] = &product.x_row(image, at, k).as_chunks().0[..step_count];
         }
@@ -233,10 +258,10 @@ impl<T: SimdFloat, const O: usize, const K: usize> SimdKernel<T> for Block<'_, '
             for part in 0..parts {
                 let mut vectors = [simd.splat(T::ZERO); K];
                 for k in 0..K {
-                    vectors[k] = simd.load(&x[k][step][part * lanes..]);
+                    vectors[k] = load(simd, &x[k][step], part);
                 }
                 for o in 0..O {
-                    let dy = simd.load(&dy[o][step][part * lanes..]);
+                    let dy = load(simd, &dy[o][step], part);
                     for k in 0..K {
                         sums[part][o][k] = simd.mul_add(dy, vectors[k], sums[part][o][k]);
                     }
