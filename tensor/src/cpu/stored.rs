@@ -217,9 +217,10 @@ pub(crate) fn round_slice<E: Element, T: SimdFloat>(from: &[T], to: &mut [E]) {
     }
 }
 
-struct RoundSlice<'a, E, T> {
-    from: &'a [T],
-    to: &'a mut [E],
+/// What [`Simd::narrow`] makes of each.
+pub(crate) struct RoundSlice<'a, E, T> {
+    pub(crate) from: &'a [T],
+    pub(crate) to: &'a mut [E],
 }
 
 impl<E: Element, T: SimdFloat> SimdKernel<T> for RoundSlice<'_, E, T> {

@@ -3,8 +3,10 @@
 use std::arch::x86_64::*;
 use std::sync::LazyLock;
 
+use half::bf16;
+
 use super::{Avx512, Fused, Simd, SimdKernel};
-use crate::dtype::Element;
+use crate::dtype::{Element, same_type_mut};
 
 /// AVX-512 with BF16; made only by [`Pairs::detect`].
 ///
@@ -81,9 +83,14 @@ impl Simd<f32> for Pairs {
     fn widen<E: Element>(self, from: &[E]) -> Self::Vector {
         Simd::<f32>::widen(self.0, from)
     }
+    /// Takes subnormal numbers for 0, as products do.
     #[inline(always)]
     fn narrow<E: Element>(self, from: Self::Vector, to: &mut [E]) {
-        Simd::<f32>::narrow(self.0, from, to);
+        match same_type_mut::<E, bf16>(to) {
+            // SAFETY: needs the instruction set, which `self` proves.
+            Some(to) => unsafe { round(from, to) },
+            None => Simd::<f32>::narrow(self.0, from, to),
+        }
     }
 }
 
@@ -93,6 +100,17 @@ fn mul_add_pairs(a: __m512, b: __m512, c: __m512) -> __m512 {
     // SAFETY: all are 64 bytes, of which any are a vector of bf16.
     let [a, b] = [a, b].map(|x| unsafe { std::mem::transmute::<__m512, __m512bh>(x) });
     _mm512_dpbf16_ps(c, a, b)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512bf16")]
+fn round(from: __m512, to: &mut [bf16]) {
+    let to = &mut to[..16];
+    let rounded = _mm512_cvtneps_pbh(from);
+    // SAFETY: all are 32 bytes, of which any are a vector of integers.
+    let bits = unsafe { std::mem::transmute::<__m256bh, __m256i>(rounded) };
+    // SAFETY: the first line checked the length, 32 bytes.
+    unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), bits) }
 }
 
 /// Compiles `kernel` with AVX-512 and BF16: 32 registers, 8×2 accumulators and their operands.

@@ -24,7 +24,7 @@ use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel, has_pairs};
-use crate::cpu::stored::{narrow, round_slice};
+use crate::cpu::stored::{RoundSlice, narrow};
 use crate::dtype::{DType, Element, convert_slice, is_same_type};
 use crate::write_mode::WriteMode;
 
@@ -235,6 +235,7 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
     fn write(&self, tiling: &Tiling, is_one: bool, y: &mut [E], scratch: &mut [T]) {
         let [height, width] = self.phase.geometry.out_size;
         let plane_len = self.size[0] * self.size[1];
+        let are_pairs = self.phase.geometry.plane_channels == 2;
         let (tile, scratch) = scratch.split_at_mut(tiling.len(1));
         let joined_len = self.phase.geometry.joined_len(tiling.row_count);
         let (joined, sums) = scratch.split_at_mut(joined_len);
@@ -253,10 +254,12 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
             product(sums, pixel_count, 0);
             for (y, sums) in y.chunks_exact_mut(plane_len).zip(sums.chunks_exact(pixel_count)) {
                 if is_one {
-                    round_slice(sums, &mut y[first_row * width..][..pixel_count]);
+                    let to = &mut y[first_row * width..][..pixel_count];
+                    dispatch(are_pairs, RoundSlice { from: sums, to });
                     continue;
                 }
-                T::dispatch(Place { phase: &self.phase, size: self.size, first_row, sums, y });
+                let place = Place { phase: &self.phase, size: self.size, first_row, sums, y };
+                dispatch(are_pairs, place);
             }
         }
     }

@@ -21,7 +21,8 @@ use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{Simd, SimdKernel};
+use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
+use crate::cpu::stored::narrow;
 use crate::cpu::turn::turn_rows;
 use crate::dtype::{Element, is_same_type, same_type_mut, stored_len};
 use crate::write_mode::WriteMode;
@@ -200,7 +201,7 @@ impl Patches {
                     WriteMode::Overwrite,
                     to,
                 );
-                self.put_back(pool, columns, &block, dx);
+                self.put_back(pool, columns, &block, b, dx);
             }
         }
     }
@@ -296,6 +297,7 @@ impl Patches {
         pool: &Pool,
         columns: &[T],
         block: &Block,
+        b: Option<&[E]>,
         dx: &mut [E],
     ) {
         let plane_len = self.taps * block.len();
@@ -305,7 +307,8 @@ impl Patches {
         let per_task = (TASK_LEN / plane_len).max(1);
         for_each_chunk(pool, dx, per_task * self.in_pixels, |task, dx| {
             let columns = &columns[task * per_task * plane_len..];
-            T::dispatch(PutBack { patches: self, block, columns, dx });
+            let first_channel = task * per_task % self.shape.in_channels;
+            T::dispatch(PutBack { patches: self, block, columns, b, first_channel, dx });
         });
     }
 
@@ -387,29 +390,29 @@ struct PutBack<'a, E, T> {
     patches: &'a Patches,
     block: &'a Block,
     columns: &'a [T],
+    b: Option<&'a [E]>,
+    /// The channel of the first plane.
+    first_channel: usize,
+    /// What no tap meets keeps its bias.
     dx: &'a mut [E],
 }
 
 impl<E: Element, T: SimdFloat> SimdKernel<T> for PutBack<'_, E, T> {
     #[inline(always)]
-    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        let PutBack { patches, block, columns, dx } = self;
+    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+        let PutBack { patches, block, columns, b, first_channel, dx } = self;
         let (len, width) = (block.len(), block.size[1]);
         let Conv2dShape { kernel: [_, taps], stride: [_, stride], .. } = patches.shape;
         let columns = columns.chunks_exact(patches.taps * len);
-        for (dx, columns) in dx.chunks_exact_mut(patches.in_pixels).zip(columns) {
+        let planes = dx.chunks_exact_mut(patches.in_pixels).zip(columns).enumerate();
+        for (nth, (dx, columns)) in planes {
+            let bias = b.map_or(T::ZERO, |b| b[(first_channel + nth) % b.len()].cast());
             for [at, place] in patches.rows(block) {
                 let dx = &mut dx[place..][..(width - 1) * stride + taps];
                 let columns = &columns[at..][..(taps - 1) * len + width];
                 if [taps, stride] == [2, 2] {
-                    // Both at once, which is compiled to vectors.
-                    let (even, odd) = (&columns[..width], &columns[len..][..width]);
-                    for (pair, (&even, &odd)) in
-                        dx.as_chunks_mut::<2>().0.iter_mut().zip(even.iter().zip(odd))
-                    {
-                        let sum = [pair[0].cast::<T>() + even, pair[1].cast::<T>() + odd];
-                        *pair = sum.map(T::cast);
-                    }
+                    let columns = [&columns[..width], &columns[len..][..width]];
+                    put_back_pairs(simd, columns, bias, dx.as_chunks_mut().0);
                     continue;
                 }
                 for (kw, columns) in columns.chunks(len).enumerate() {
@@ -419,6 +422,30 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for PutBack<'_, E, T> {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Two columns, each with a bias added, to places that take turns: both at once, in vectors.
+#[inline(always)]
+fn put_back_pairs<E: Element, T: SimdFloat, S: Simd<T>>(
+    simd: S,
+    [even, odd]: [&[T]; 2],
+    bias: T,
+    dx: &mut [[E; 2]],
+) {
+    const LEN: usize = 4 * LANE_COUNT_MAX;
+    let mut sums = [T::ZERO; LEN];
+    let mut rounded = [[E::ZERO; LEN]; 2];
+    for ((even, odd), dx) in even.chunks(LEN).zip(odd.chunks(LEN)).zip(dx.chunks_mut(LEN)) {
+        for (column, rounded) in [even, odd].into_iter().zip(&mut rounded) {
+            let sums = &mut sums[..column.len()];
+            sums.iter_mut().zip(column).for_each(|(sum, &x)| *sum = x + bias);
+            narrow(simd, sums, &mut rounded[..column.len()]);
+        }
+        let [even, odd] = &rounded;
+        for (dx, (&even, &odd)) in dx.iter_mut().zip(even.iter().zip(odd)) {
+            *dx = [even, odd];
         }
     }
 }

@@ -19,7 +19,7 @@ use std::ops::Range;
 use super::shape::Conv2dShape;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
-use crate::dtype::{Element, convert_slice};
+use crate::dtype::{Element, convert_slice, is_same_type};
 
 /// Elements a tile may have if one channel of [`PIXELS_ENOUGH`] outputs does not need more: 128 KiB
 /// of f32, which stays in a second-level cache next to the weights.
@@ -435,12 +435,29 @@ pub(super) fn fill_row<E: Element, T: Element>(
         // The most usual one, in a form that is compiled to vectors.
         2 => {
             let (pairs, last) = from.as_chunks::<2>();
-            to.iter_mut().zip(pairs).for_each(|(to, pair)| *to = pair[0].cast());
-            if let ([last], Some(to)) = (last, to.get_mut(pairs.len())) {
-                *to = last.cast();
+            to.iter_mut().zip(pairs).for_each(|(to, &pair)| *to = first_of(pair));
+            if let (&[last], Some(to)) = (last, to.get_mut(pairs.len())) {
+                *to = converted(last);
             }
         }
-        _ => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, x)| *to = x.cast()),
+        _ => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &x)| *to = converted(x)),
+    }
+}
+
+/// [`Element::cast`], but for a half type that stays one, which would be rounded on its way.
+#[inline(always)]
+fn converted<E: Element, T: Element>(x: E) -> T {
+    if is_same_type::<E, T>() { bytemuck::cast(x) } else { x.cast() }
+}
+
+/// The first of two, converted. Of halves that stay as they are it is the lower half of a word:
+/// there are vectors of words, but not of halves, on every processor with AVX-512.
+#[inline(always)]
+fn first_of<E: Element, T: Element>(pair: [E; 2]) -> T {
+    if is_same_type::<E, T>() && size_of::<E>() == 2 && cfg!(target_endian = "little") {
+        bytemuck::cast(bytemuck::cast::<[E; 2], u32>(pair) as u16)
+    } else {
+        converted(pair[0])
     }
 }
 

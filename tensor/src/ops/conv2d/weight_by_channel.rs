@@ -172,22 +172,30 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
             let dy = &self.dy[index * steps * padded..][..steps * padded];
             let whole = runs.len / PIXELS;
             let mut x: [&[[E; PIXELS]]; ROWS] = [&[]; ROWS];
-            let mut rest: [&[E]; ROWS] = [&[]; ROWS];
+            let first = image * self.image_len + run * runs.step;
             for row in 0..ROWS {
-                let start = image * self.image_len + run * runs.step + offsets[row];
-                let (pixels, last) = self.tile[start..][..runs.len].as_chunks();
-                (x[row], rest[row]) = (&pixels[..whole], last);
+                let x_run = &self.tile[first + offsets[row]..][..runs.len];
+                x[row] = &x_run.as_chunks().0[..whole];
             }
-            let mut factors = [T::ZERO; ROWS];
             for step in 0..whole {
-                for row in 0..ROWS {
-                    factors[row] = factor(x[row][step]);
+                let dy = &dy[step * padded + channel..][..COLS * lanes];
+                let mut vectors = [simd.splat(T::ZERO); COLS];
+                for col in 0..COLS {
+                    vectors[col] = simd.load(&dy[col * lanes..]);
                 }
-                add_step(simd, &factors, &dy[step * padded + channel..], &mut sums);
+                // Each factor where it is used, which makes it an operand in memory.
+                for row in 0..ROWS {
+                    let x = simd.splat(factor(x[row][step]));
+                    for col in 0..COLS {
+                        sums[row][col] = simd.mul_add(x, vectors[col], sums[row][col]);
+                    }
+                }
             }
             if whole < steps {
+                let mut factors = [T::ZERO; ROWS];
                 for row in 0..ROWS {
-                    factors[row] = lane([rest[row][0], E::ZERO]);
+                    let last = self.tile[first + offsets[row] + runs.len - 1];
+                    factors[row] = lane([last, E::ZERO]);
                 }
                 add_step(simd, &factors, &dy[whole * padded + channel..], &mut sums);
             }
@@ -203,7 +211,7 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
     }
 }
 
-/// Adds the products of a pixel, or a pair of them, of each tap with some vectors of dy.
+/// Adds the products of the last pixel of each tap, of an odd number, with some vectors of dy.
 #[inline(always)]
 fn add_step<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
     simd: S,
