@@ -16,6 +16,9 @@ use crate::wire::{decoded, encoded};
 /// What one rank says to another alone, at most. The reason of a failure is cut to fit.
 const WORDS_BYTES: usize = 1024;
 
+/// Their length, which goes before them.
+const LEN_BYTES: usize = size_of::<u64>();
+
 /// The same ranks, each of which calls this with the NVIDIA device that its tensors are on. From
 /// then on these go from device to device by NCCL, with the sums and the memory of any other
 /// engine. No rank waits for another for longer than `timeout`.
@@ -98,9 +101,10 @@ impl NcclRank {
     }
 
     fn words(&self, bytes: &[u8]) -> Result<Tensor> {
-        let mut padded = vec![0; WORDS_BYTES];
-        padded[..bytes.len()].copy_from_slice(bytes);
-        Ok(Tensor::from_bytes(&self.host, [WORDS_BYTES], DType::U8, &padded)?)
+        let mut padded = vec![0; LEN_BYTES + WORDS_BYTES];
+        padded[..LEN_BYTES].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+        padded[LEN_BYTES..][..bytes.len()].copy_from_slice(bytes);
+        Ok(Tensor::from_bytes(&self.host, [padded.len()], DType::U8, &padded)?)
     }
 
     fn received(&self, bytes: &[u8], from: usize) -> Result<Message> {
@@ -134,7 +138,11 @@ impl Meeting for NcclRank {
     fn fetch(&self, from: usize, _: &Message) -> Result<Message> {
         let mut words = self.words(&[])?;
         self.or_end(self.ranks.receive(&mut words, from))?;
-        self.received(&words.to_bytes()?, from)
+        let words = words.to_bytes()?;
+        let words = words
+            .split_first_chunk::<LEN_BYTES>()
+            .and_then(|(len, words)| words.get(..usize::try_from(u64::from_le_bytes(*len)).ok()?));
+        self.received(words.unwrap_or_default(), from)
     }
 
     fn give_up(&self, reason: &str) {
