@@ -21,6 +21,7 @@ mod ranks;
 mod rates;
 mod recipes;
 mod recording;
+mod rehearsing;
 mod replay;
 mod runs;
 mod saving;

@@ -12,6 +12,7 @@ use crate::command::model::ModelArgs;
 use crate::command::planning::{Changed, Numerics, PlanningArgs};
 use crate::command::process::{Process, ProcessBudget, Work};
 use crate::command::rates::Calibration;
+use crate::command::rehearsing::Rehearsing;
 use crate::command::stages::Stages;
 use crate::command::ways::Ways;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
@@ -19,7 +20,7 @@ use crate::error::{DoesNotFit, Result, TrainError};
 use crate::human::{format_bytes, format_seconds};
 use crate::json::{categories_json, does_not_fit_json, modules_json, with_knobs};
 use crate::knobs::Knobs;
-use crate::outline::{Examples, Fit};
+use crate::outline::Fit;
 use crate::page_lock::lock_pages;
 use crate::plan::Plan;
 use crate::recipe::{Recipe, RecipeData, RecipeTrainer, Samples};
@@ -665,49 +666,6 @@ pub(super) fn find(
         ways,
         stages,
     })
-}
-
-/// What is divided among the ranks in the fastest plan that fits, if there is one.
-///
-/// # Errors
-/// Anything that keeps the recipe from being built.
-pub(super) fn fastest_way(
-    recipe: &Recipe,
-    device: &DeviceArgs,
-    planning: &PlanningArgs,
-) -> Result<Option<Zero>> {
-    let Simulated { device: sim, budget_bytes, .. } = device.open_simulated(None)?;
-    let RecipeData { samples, mut train, test } = recipe.open_share(planning.first_rank())?;
-    lock_pages(&mut train, &sim)?;
-    let host = planning.open_simulated_host(device)?;
-    let fit = recipe.fit(&train, &test);
-    let place = Rehearsing { planning, sim: &sim, host: host.as_ref(), samples, fit: &fit };
-    let ways = Ways::of(budget_bytes, &fit, |zero| place.trainer(recipe, zero, 0))?;
-    Ok(ways.fastest())
-}
-
-/// Where a training is rehearsed.
-struct Rehearsing<'a> {
-    planning: &'a PlanningArgs,
-    sim: &'a Device,
-    host: Option<&'a Device>,
-    samples: Samples,
-    fit: &'a Fit<'a>,
-}
-
-impl Rehearsing<'_> {
-    /// The training of one of the ranks.
-    ///
-    /// # Errors
-    /// Anything that keeps it from being built.
-    fn trainer(&self, recipe: &Recipe, zero: Zero, index: usize) -> Result<RecipeTrainer> {
-        self.sim.allocator().set_capacity(CAPACITY_BYTES);
-        let ranks = self.planning.simulated_rank(index);
-        let mut trainer = recipe.trainer_among(ranks, zero, self.sim, self.samples)?;
-        trainer.set_offload(self.host.cloned());
-        trainer.cut_for(&Examples::of(self.fit)?)?;
-        Ok(trainer)
-    }
 }
 
 /// Whether the states of the optimizer can be divided among the ranks.

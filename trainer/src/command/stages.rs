@@ -19,7 +19,7 @@ pub(super) type Planned = (Plan, Range<usize>, usize);
 #[derive(Default)]
 pub(super) struct Stages {
     stages: Vec<Stage>,
-    /// Of a step, but for the update.
+    /// Of a step, but for what is sent and for the update.
     seconds: f64,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Stages {
 struct Stage {
     blocks: Range<usize>,
     plan: Plan,
-    /// The share of a step in which it waits for others.
+    /// The share of a step in which it waits for others to compute.
     idle: f64,
     /// Bytes that it sends in a step.
     sent_bytes: usize,
@@ -85,7 +85,7 @@ impl Stages {
         say("")?;
         if is_measured {
             let seconds = format_seconds(self.seconds);
-            say(&format!("a step but for the update takes {seconds}"))?;
+            say(&format!("a step but for sending and the update takes {seconds}"))?;
         }
         say(&format!("stage  blocks    {:<32}{:<14}{:<8}plan", "peak", "sends a step", "idle"))?;
         for (index, Stage { blocks, plan, idle, sent_bytes }) in self.stages.iter().enumerate() {

@@ -22,6 +22,7 @@ use crate::command::plan_file::PlanFile;
 use crate::command::planning::{Changed, Numerics, PlanningArgs};
 use crate::command::process::Process;
 use crate::command::recording::{Output, Target};
+use crate::command::rehearsing::fastest_way;
 use crate::command::saving::{LastFiles, rescue, unless_full};
 use crate::command::staging::{Origin, Staging};
 use crate::command::{DeviceArgs, RecipeArgs, parse_count, plan, ranks, say};
@@ -311,7 +312,7 @@ fn with_planned<R>(
     }
     if let Some(ranks) = begin.ranks.as_deref().filter(|_| planning.divided().is_none()) {
         let of_first = match rank.index {
-            0 => plan::fastest_way(&recipe, &arguments.device, &planning).ok().flatten(),
+            0 => fastest_way(&recipe, &arguments.device, &planning).ok().flatten(),
             _ => None,
         };
         let said = ranks.exchange(&[of_first.map_or(u8::MAX, |zero| zero as u8)])?;
