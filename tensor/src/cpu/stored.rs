@@ -217,6 +217,24 @@ pub(crate) fn round_slice<E: Element, T: SimdFloat>(from: &[T], to: &mut [E]) {
     }
 }
 
+/// What [`Element::cast`] makes of each, in vectors.
+pub(crate) fn widen_slice<E: Element>(from: &[E], to: &mut [f32]) {
+    f32::dispatch(WidenSlice { from, to });
+}
+
+/// What [`Simd::widen`] makes of each.
+struct WidenSlice<'a, E> {
+    from: &'a [E],
+    to: &'a mut [f32],
+}
+
+impl<E: Element> SimdKernel<f32> for WidenSlice<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, simd: S) {
+        widen(simd, self.from, self.to);
+    }
+}
+
 /// What [`Simd::narrow`] makes of each.
 pub(crate) struct RoundSlice<'a, E, T> {
     pub(crate) from: &'a [T],

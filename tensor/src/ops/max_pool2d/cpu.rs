@@ -158,9 +158,11 @@ pub(crate) fn forward<E: Element>(
 
 /// Whether `x` takes the place of `max`: the first NaN stays, and so does the first of equals.
 #[inline(always)]
+#[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is not below or equal")]
 pub(crate) fn exceeds<E: Element>(x: E, max: E) -> bool {
-    // Without a branch, so that loops are compiled to vectors.
-    (x > max) | (is_nan(x) & !is_nan(max))
+    // Two comparisons without a branch, so that loops are compiled to vectors: what is not below or
+    // equal is above, or one of the two is NaN.
+    !(x <= max) & !is_nan(max)
 }
 
 #[inline(always)]

@@ -19,8 +19,10 @@ fn larger<E: Element>((a, a_at): (E, u32), (b, b_at): (E, u32)) -> (E, u32) {
 /// The largest of a window, of which there are an upper and a lower pair.
 #[inline(always)]
 fn largest<E: Element>(upper: [E; 2], lower: [E; 2]) -> (E, u32) {
+    let [upper, lower] = [upper, lower].map(|pair| pair.map(|x| x.cast::<E::Compute>()));
     let upper = larger((upper[0], 0), (upper[1], 1));
-    larger(upper, larger((lower[0], 2), (lower[1], 3)))
+    let (most, at) = larger(upper, larger((lower[0], 2), (lower[1], 3)));
+    (most.cast(), at)
 }
 
 /// y and the position of each maximum of some planes.
@@ -50,7 +52,8 @@ impl<E: Element> SimdKernel<f32> for ForwardHalves<'_, E> {
                 let mut found = [0; LANE_COUNT];
                 for i in 0..LANE_COUNT {
                     let (at, next) = (2 * i, 2 * i + 1);
-                    (y[i], found[i]) = largest([upper[at], upper[next]], [lower[at], lower[next]]);
+                    let (upper, lower) = ([upper[at], upper[next]], [lower[at], lower[next]]);
+                    (y[i], found[i]) = largest(upper, lower);
                 }
                 // Positions as wide as the values until here: one kind of vector.
                 position

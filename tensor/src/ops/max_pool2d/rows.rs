@@ -35,41 +35,107 @@ pub(super) struct ForwardRows<'a, E> {
 
 impl<E: Element> SimdKernel<f32> for ForwardRows<'_, E> {
     #[inline(always)]
-    fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        let ForwardRows { shape, x, y, positions } = self;
-        let ([height, width], [out_height, out_width]) = (shape.in_size, shape.out_size);
-        let (stride, beyond) = (shape.stride[1], (shape.kernel[1] - 1) * shape.dilation[1]);
+    fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(mut self, _: S) {
+        let [stride, out_width] = [self.shape.stride[1], self.shape.out_size[1]];
+        let beyond = (self.shape.kernel[1] - 1) * self.shape.dilation[1];
         // Outputs whose columns are held at once.
         let span = HELD_LEN.saturating_sub(beyond) / stride / BLOCK_LEN * BLOCK_LEN;
-        let mut columns = Columns { values: [E::default(); HELD_LEN], rows: [NOWHERE; HELD_LEN] };
-        let rows = y.chunks_exact_mut(out_width).zip(positions.chunks_exact_mut(out_width));
-        for (at, (y, positions)) in rows.enumerate() {
-            let x = &x[at / out_height * height * width..][..height * width];
-            let p = at % out_height;
-            if span == 0 {
-                for (q, (y, position)) in y.iter_mut().zip(positions).enumerate() {
-                    (*y, *position) = largest(shape, x, [p, q]);
-                }
-                continue;
-            }
-            let spans = y.chunks_mut(span).zip(positions.chunks_mut(span));
-            for (index, (y, positions)) in spans.enumerate() {
-                let len = y.len().next_multiple_of(BLOCK_LEN) * stride + beyond;
-                columns.fill(shape, x, p, index * span * stride..index * span * stride + len);
-                let (y, y_rest) = y.as_chunks_mut::<BLOCK_LEN>();
-                let (positions, positions_rest) = positions.as_chunks_mut::<BLOCK_LEN>();
-                let count = y.len();
-                for (block, (y, positions)) in y.iter_mut().zip(positions).enumerate() {
-                    (*y, *positions) = columns.maxima(shape, block);
-                }
-                if !y_rest.is_empty() {
-                    let (values, places) = columns.maxima(shape, count);
-                    y_rest.copy_from_slice(&values[..y_rest.len()]);
-                    positions_rest.copy_from_slice(&places[..y_rest.len()]);
-                }
+        if span == 0 {
+            return self.one_by_one();
+        }
+        for first in (0..out_width).step_by(span) {
+            let outs = first..out_width.min(first + span);
+            match stride {
+                1 => self.columns::<1>(outs),
+                2 => self.columns::<2>(outs),
+                _ => self.columns::<0>(outs),
             }
         }
     }
+}
+
+impl<E: Element> ForwardRows<'_, E> {
+    /// For windows of which few are held.
+    fn one_by_one(&mut self) {
+        let ForwardRows { shape, x, y, positions } = self;
+        let ([height, width], [out_height, out_width]) = (shape.in_size, shape.out_size);
+        for (at, (y, position)) in y.iter_mut().zip(positions.iter_mut()).enumerate() {
+            let (row, q) = (at / out_width, at % out_width);
+            let x = &x[row / out_height * height * width..][..height * width];
+            (*y, *position) = largest(shape, x, [row % out_height, q]);
+        }
+    }
+
+    /// These columns of all rows of y; `STRIDE` is that of the windows, or 0 for any other.
+    #[inline(always)]
+    fn columns<const STRIDE: usize>(&mut self, outs: Range<usize>) {
+        let ForwardRows { shape, x, y, positions } = self;
+        let ([height, width], [out_height, out_width]) = (shape.in_size, shape.out_size);
+        let (stride, padding) = (shape.stride[1], shape.padding[1]);
+        let ([kernel, dilation], len) = ([shape.kernel[1], shape.dilation[1]], outs.len());
+        let blocks = len.div_ceil(BLOCK_LEN);
+        // What a window has beside x is below everything.
+        let below = E::Compute::from_f64(f64::NEG_INFINITY);
+        let mut line = [below; HELD_LEN];
+        // The columns of x that are held, and the place of the first.
+        let (start, held) = (outs.start * stride, blocks * BLOCK_LEN * stride);
+        let held = held + (kernel - 1) * dilation;
+        let first = start.saturating_sub(padding).min(width);
+        let end = (start + held).saturating_sub(padding).min(width);
+        let at = (first + padding).saturating_sub(start).min(held);
+        // The first position of each window that is inside x, which a window has that is -∞.
+        let mut begins = [0; HELD_LEN];
+        for (q, begin) in outs.clone().zip(&mut begins) {
+            *begin = shape.window(1, q).0.start as u32;
+        }
+        let (mut values, mut places) = ([below; HELD_LEN], [0; HELD_LEN]);
+        let rows = y.chunks_exact_mut(out_width).zip(positions.chunks_exact_mut(out_width));
+        for (row, (y, positions)) in rows.enumerate() {
+            let x = &x[row / out_height * height * width..][..height * width];
+            let (heights, top) = shape.window(0, row % out_height);
+            let upper = (heights.start * kernel) as u32;
+            for i in 0..blocks * BLOCK_LEN {
+                (values[i], places[i]) = (below, upper + begins[i]);
+            }
+            for kh in heights {
+                let from = top.cast_unsigned().wrapping_add(kh * shape.dilation[0]) * width;
+                let x = &x[from + first..from + end];
+                let line_of_x = &mut line[at..][..x.len()];
+                for i in 0..x.len() {
+                    line_of_x[i] = x[i].cast();
+                }
+                for block in 0..blocks {
+                    let values: &mut [_; BLOCK_LEN] = block_of(&mut values, block);
+                    let places: &mut [_; BLOCK_LEN] = block_of(&mut places, block);
+                    let (mut most, mut found_at) = (*values, *places);
+                    for kw in 0..kernel {
+                        let from = &line[block * BLOCK_LEN * stride + kw * dilation..];
+                        let found = every::<_, STRIDE>(from, stride);
+                        let place = (kh * kernel + kw) as u32;
+                        // Without a branch, which on random values would be taken wrong every
+                        // other time.
+                        for i in 0..BLOCK_LEN {
+                            let wins = exceeds(found[i], most[i]);
+                            most[i] = if wins { found[i] } else { most[i] };
+                            found_at[i] = if wins { place } else { found_at[i] };
+                        }
+                    }
+                    (*values, *places) = (most, found_at);
+                }
+            }
+            let (y, positions) = (&mut y[outs.clone()], &mut positions[outs.clone()]);
+            for i in 0..len {
+                (y[i], positions[i]) = (values[i].cast(), places[i] as u8);
+            }
+        }
+    }
+}
+
+/// The block of that index.
+#[inline(always)]
+fn block_of<V>(of: &mut [V; HELD_LEN], block: usize) -> &mut [V; BLOCK_LEN] {
+    let block = &mut of[block * BLOCK_LEN..][..BLOCK_LEN];
+    block.try_into().expect("of that length")
 }
 
 /// Outputs side by side that are computed at once: loops over so many are compiled to vectors.
@@ -77,9 +143,6 @@ const BLOCK_LEN: usize = 16;
 
 /// Columns that are held at once, with the padding around them.
 const HELD_LEN: usize = 512;
-
-/// The row of a window that a column beside x has its largest value in.
-const NOWHERE: u32 = u32::MAX;
 
 /// The largest value of one window and its position, for windows of which few are held.
 #[inline(always)]
@@ -99,79 +162,11 @@ fn largest<E: Element>(shape: &MaxPool2dShape, x: &[E], [p, q]: [usize; 2]) -> (
     found.expect("every window meets x")
 }
 
-/// The largest value of each column over the rows of a window, and the row of the window that it
-/// is in: the first of equals.
-struct Columns<E> {
-    values: [E; HELD_LEN],
-    rows: [u32; HELD_LEN],
-}
-
-impl<E: Element> Columns<E> {
-    /// Those of the windows of row `p` of y, of which `padded` are held: columns of x counted from
-    /// the padding on.
-    #[inline(always)]
-    fn fill(&mut self, shape: &MaxPool2dShape, x: &[E], p: usize, padded: Range<usize>) {
-        let (width, padding) = (shape.in_size[1], shape.padding[1]);
-        let (heights, top) = shape.window(0, p);
-        self.rows[..padded.len()].fill(NOWHERE);
-        // The columns of x among them, and the place of the first.
-        let first = padded.start.saturating_sub(padding).min(width);
-        let end = padded.end.saturating_sub(padding).min(width);
-        let at = (first + padding).saturating_sub(padded.start).min(padded.len());
-        let values = &mut self.values[at..][..end - first];
-        let rows = &mut self.rows[at..][..end - first];
-        for (index, kh) in heights.enumerate() {
-            let row = top.cast_unsigned().wrapping_add(kh * shape.dilation[0]);
-            let x = &x[row * width..][first..end];
-            if index == 0 {
-                values.copy_from_slice(x);
-                rows.fill(kh as u32);
-                continue;
-            }
-            // Without a branch, which on random values would be taken wrong every other time.
-            for ((value, row), &x) in values.iter_mut().zip(rows.iter_mut()).zip(x) {
-                let wins = exceeds(x, *value);
-                *value = if wins { x } else { *value };
-                *row = if wins { kh as u32 } else { *row };
-            }
-        }
-    }
-
-    /// The largest values of a block of windows, and their positions in the window.
-    #[inline(always)]
-    fn maxima(&self, shape: &MaxPool2dShape, block: usize) -> ([E; BLOCK_LEN], [u8; BLOCK_LEN]) {
-        let [kernel, stride, dilation] = [shape.kernel[1], shape.stride[1], shape.dilation[1]];
-        let (mut values, mut rows) = ([E::default(); BLOCK_LEN], [NOWHERE; BLOCK_LEN]);
-        let mut columns = [0; BLOCK_LEN];
-        for kw in 0..kernel {
-            let from = block * BLOCK_LEN * stride + kw * dilation;
-            let found = every(&self.values[from..], stride);
-            let found_rows = every(&self.rows[from..], stride);
-            for i in 0..BLOCK_LEN {
-                let (value, row) = (found[i], found_rows[i]);
-                // In row-major order an upper row comes before every column of a lower one.
-                let is_earlier = !exceeds(values[i], value) & (row < rows[i]);
-                let wins = (rows[i] == NOWHERE) | exceeds(value, values[i]) | is_earlier;
-                let wins = wins & (row != NOWHERE);
-                values[i] = if wins { value } else { values[i] };
-                rows[i] = if wins { row } else { rows[i] };
-                columns[i] = if wins { kw as u32 } else { columns[i] };
-            }
-        }
-        let mut positions = [0; BLOCK_LEN];
-        for i in 0..BLOCK_LEN {
-            // Outputs behind the last of the row have nothing.
-            positions[i] = rows[i].wrapping_mul(kernel as u32).wrapping_add(columns[i]) as u8;
-        }
-        (values, positions)
-    }
-}
-
-/// A block of elements `stride` apart.
+/// A block of elements `stride` apart, which is `STRIDE` unless that is 0.
 #[inline(always)]
-fn every<E: Copy + Default>(from: &[E], stride: usize) -> [E; BLOCK_LEN] {
+fn every<E: Copy + Default, const STRIDE: usize>(from: &[E], stride: usize) -> [E; BLOCK_LEN] {
     let mut block = [E::default(); BLOCK_LEN];
-    match stride {
+    match STRIDE {
         1 => block.copy_from_slice(&from[..BLOCK_LEN]),
         2 => {
             // Of a length that the compiler knows: it becomes a shuffle of vectors.
