@@ -10,12 +10,16 @@ pub use crate::module::Parameters;
 #[doc(no_inline)]
 pub use crate::parameter::Parameter;
 #[doc(no_inline)]
+pub use crate::tensor_parallel::Shared;
+#[doc(no_inline)]
 pub use lowtide_autograd::SavedPolicy;
 
 /// Implements [`Parameters`] for a module from its fields in the order of PyTorch's `state_dict`:
 /// `parameters!(Block { norm, up as "mlp.0", convs as NAMES })`. A field is a parameter, a buffer,
 /// a module, or an option or a vector of these. It is called what it is called in Rust, unless a
-/// name follows; `""` gives the names below it without a prefix.
+/// name follows; `""` gives the names below it without a prefix. With `, shared by METHOD` after
+/// the fields, that shows what ranks can share of the module itself: see
+/// [`Parameters::visit_shared`].
 ///
 /// ```
 /// use lowtide_nn::{Linear, Parameter, Parameters, parameters};
@@ -38,7 +42,7 @@ pub use lowtide_autograd::SavedPolicy;
 /// ```
 #[macro_export]
 macro_rules! parameters {
-    ($module:ty { $($field:tt $(as $name:expr)?),* $(,)? }) => {
+    ($module:ty { $($field:tt $(as $name:expr)?),* $(,)? } $(, shared by $shared:ident)?) => {
         impl $crate::fields::Parameters for $module {
             fn visit(
                 &mut self,
@@ -80,6 +84,15 @@ macro_rules! parameters {
                     visitor,
                 );)*
             }
+
+            fn visit_shared(&mut self, visitor: &mut dyn FnMut($crate::fields::Shared<'_>)) {
+                use $crate::fields::Field;
+                $(self.$shared(visitor);)?
+                $(self.$field.visit_shared_as(
+                    $crate::parameters!(@name $field $($name)?),
+                    visitor,
+                );)*
+            }
         }
     };
     (@name $field:tt) => { stringify!($field) };
@@ -107,6 +120,11 @@ pub trait Field<N> {
 
     /// Shows its linear layers under `name`.
     fn visit_linears_as(&mut self, name: N, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        let _ = (name, visitor);
+    }
+
+    /// Shows what ranks can share of it, which has no names.
+    fn visit_shared_as(&mut self, name: N, visitor: &mut dyn FnMut(Shared<'_>)) {
         let _ = (name, visitor);
     }
 }
@@ -159,6 +177,10 @@ impl<M: Parameters + ?Sized> Field<&str> for M {
             _ => visitor(&format!("{name}.{own}"), linear),
         });
     }
+
+    fn visit_shared_as(&mut self, _: &str, visitor: &mut dyn FnMut(Shared<'_>)) {
+        self.visit_shared(visitor);
+    }
 }
 
 impl<N, F: Field<N>> Field<N> for Option<F> {
@@ -185,6 +207,12 @@ impl<N, F: Field<N>> Field<N> for Option<F> {
             field.visit_linears_as(name, visitor);
         }
     }
+
+    fn visit_shared_as(&mut self, name: N, visitor: &mut dyn FnMut(Shared<'_>)) {
+        if let Some(field) = self {
+            field.visit_shared_as(name, visitor);
+        }
+    }
 }
 
 /// Each element under `{name}0`, `{name}1` and so on.
@@ -209,6 +237,10 @@ impl<F: for<'a> Field<&'a str>> Field<&str> for Vec<F> {
         for (index, field) in self.iter_mut().enumerate() {
             field.visit_linears_as(&format!("{name}{index}"), visitor);
         }
+    }
+
+    fn visit_shared_as(&mut self, name: &str, visitor: &mut dyn FnMut(Shared<'_>)) {
+        self.iter_mut().for_each(|field| field.visit_shared_as(name, visitor));
     }
 }
 
@@ -239,6 +271,12 @@ impl<N, F: Field<N>, const COUNT: usize> Field<[N; COUNT]> for Vec<F> {
     fn visit_linears_as(&mut self, names: [N; COUNT], visitor: &mut dyn FnMut(&str, &mut Linear)) {
         for (name, field) in names.into_iter().zip(self) {
             field.visit_linears_as(name, visitor);
+        }
+    }
+
+    fn visit_shared_as(&mut self, names: [N; COUNT], visitor: &mut dyn FnMut(Shared<'_>)) {
+        for (name, field) in names.into_iter().zip(self) {
+            field.visit_shared_as(name, visitor);
         }
     }
 }

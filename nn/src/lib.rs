@@ -23,6 +23,7 @@ mod safetensors;
 mod schedule;
 mod segment;
 mod stages;
+mod tensor_parallel;
 mod volumes;
 
 pub use buffer::{Buffer, check_buffers, commit_buffers};
@@ -106,6 +107,7 @@ pub use safetensors::{from_safetensors, load, map, parse_safetensors, save, to_s
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use segment::{Segment, run_blocks};
 pub use stages::{Cuts, Section, StageEnd, Survey, keep_own, run_stage, survey, survey_cuts};
+pub use tensor_parallel::{Branch, Shard, Shared, Sum, VocabularyShare, set_sum, share_layers};
 pub use volumes::{
     AdaptiveAvgPool3d, AdaptiveMaxPool3d, AvgPool3d, Conv3d, Conv3dGeometry, MaxPool3d,
     MaxPool3dOptions, Pool3dGeometry, adaptive_avg_pool3d, adaptive_max_pool3d, avg_pool3d, conv3d,

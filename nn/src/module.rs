@@ -10,6 +10,7 @@ use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::layers::linear::Linear;
 use crate::parameter::Parameter;
+use crate::tensor_parallel::Shared;
 
 /// Anything that owns parameters.
 pub trait Parameters {
@@ -38,6 +39,12 @@ pub trait Parameters {
     /// need not implement it; containers have to. A layer whose weight is computed from others is
     /// not shown.
     fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
+        let _ = visitor;
+    }
+
+    /// Shows what several ranks can [share](crate::share_layers), in a fixed order. Modules without
+    /// such layers need not implement it; containers have to.
+    fn visit_shared(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         let _ = visitor;
     }
 

@@ -11,6 +11,7 @@ use crate::divided::Divided;
 use crate::error::Result;
 use crate::quantized::{QuantizedWeight, stand_in};
 use crate::stages;
+use crate::tensor_parallel::{Shard, Sum, with_summed_gradient};
 
 /// A cheap shared handle to a trainable tensor: clones see the same values and the same
 /// gradient.
@@ -25,6 +26,10 @@ pub struct Parameter {
     pub(crate) divided: Option<Box<Divided>>,
     /// Whether another rank has the value, of which only the shape and the type are then there.
     pub(crate) is_elsewhere: bool,
+    /// What the value is of a parameter that ranks share.
+    pub(crate) shard: Option<Arc<Shard>>,
+    /// Of one that is whole on each rank and has a part of its gradient there.
+    pub(crate) gradient_sum: Option<Arc<dyn Sum>>,
 }
 
 impl Parameter {
@@ -57,8 +62,16 @@ impl Parameter {
 
     /// A parameter with the storage of `value`.
     pub fn new(value: Tensor) -> Self {
-        let (id, frozen) = (LeafId::new(), Arc::default());
-        Parameter { id, value, frozen, quantized: None, divided: None, is_elsewhere: false }
+        Parameter {
+            id: LeafId::new(),
+            value,
+            frozen: Arc::default(),
+            quantized: None,
+            divided: None,
+            is_elsewhere: false,
+            shard: None,
+            gradient_sum: None,
+        }
     }
 
     /// The identity: the key of its gradient and of its optimizer state.
@@ -91,6 +104,12 @@ impl Parameter {
         self.divided.as_deref_mut().map(|divided| &mut divided.own)
     }
 
+    /// Of which whole parameter the value is a part, if it is [shared](crate::share_layers) by
+    /// ranks: value, gradient and state have its own shape here.
+    pub fn shard(&self) -> Option<&Shard> {
+        self.shard.as_deref()
+    }
+
     /// Whether it is with [another stage](crate::keep_own) of a pipeline: here it has no value, no
     /// gradient and no state.
     pub fn is_elsewhere(&self) -> bool {
@@ -102,7 +121,7 @@ impl Parameter {
     #[must_use]
     pub fn with_value(&self, value: Tensor) -> Parameter {
         let (id, frozen) = (self.id, Arc::clone(&self.frozen));
-        Parameter { id, value, frozen, quantized: None, divided: None, is_elsewhere: false }
+        Parameter { id, frozen, ..Parameter::new(value) }
     }
 
     /// The value in a pass, where its gradient is collected unless it is frozen. One [in few
@@ -126,7 +145,11 @@ impl Parameter {
         if is_constant || self.is_elsewhere {
             return Ok(pass.constant(value));
         }
-        Ok(pass.leaf(self.id, &value)?)
+        let leaf = pass.leaf(self.id, &value)?;
+        match &self.gradient_sum {
+            Some(sum) => with_summed_gradient(sum, leaf),
+            None => Ok(leaf),
+        }
     }
 
     /// Leaves of the value its shape and its type, and takes `weight` in its place, frozen.

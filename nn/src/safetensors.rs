@@ -30,7 +30,7 @@ pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
 pub fn to_safetensors(model: &mut dyn Parameters) -> Result<Vec<u8>> {
     let mut divided = None;
     model.visit(&mut |name, parameter| {
-        if parameter.part().is_some() {
+        if parameter.part().is_some() || parameter.shard().is_some() {
             divided.get_or_insert_with(|| name.to_owned());
         }
     });

@@ -10,6 +10,7 @@ use crate::layers::linear::Linear;
 use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
 use crate::stages;
+use crate::tensor_parallel::Shared;
 
 /// A block of a model, with what becomes of the tensors that it saves for backward: see
 /// [`Parameters::visit_policies`]. A trainer's plan may recompute the first blocks of a model that
@@ -116,6 +117,10 @@ impl<B: Parameters> Parameters for Segment<B> {
 
     fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
         self.block.visit_linears(visitor);
+    }
+
+    fn visit_shared(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        self.block.visit_shared(visitor);
     }
 }
 

@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::divided::take_parts;
 use crate::error::{Result, TrainError};
+use crate::features::take_shards;
 use crate::learned::Learned;
 use crate::new_file::sync;
 use crate::task::Task;
@@ -186,7 +187,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Bytes that a snapshot takes when the optimizer has its state: the tensors, and room for
     /// their names.
     pub(crate) fn snapshot_bytes(&mut self) -> usize {
-        let mut learned = Learned::of(&mut self.task);
+        let mut learned = Learned::in_size(&mut self.task);
         let [tensor_bytes, name_bytes] = learned.bytes();
         tensor_bytes + name_bytes + self.optimizer.memory(&mut learned).state_bytes
     }
@@ -196,7 +197,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     #[cfg(feature = "command")]
     pub(crate) fn copied_bytes(&mut self) -> usize {
         let mut largest_bytes = 0;
-        Learned::of(&mut self.task).visit_tensors(&mut |_, tensor| {
+        Learned::in_size(&mut self.task).visit_tensors(&mut |_, tensor| {
             largest_bytes = largest_bytes.max(tensor.size_bytes());
         });
         self.snapshot_bytes() + 2 * largest_bytes
@@ -284,8 +285,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             }
             return Err(error.into());
         }
-        if let Some(part) = part {
-            take_parts(parameters, part, &wholes)?;
+        match part {
+            Some(part) => take_parts(parameters, part, &wholes)?,
+            None => take_shards(parameters, &wholes)?,
         }
         self.scaler = scaler;
         self.step = content.step;

@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lowtide_allocator::ModulePath;
 use lowtide_autograd::{AutogradError, LeafId};
 use lowtide_data::{BatchView, Loader};
 use lowtide_nn::optim::{Part, Stateful};
-use lowtide_nn::{Gather, NnError, NnResult, Parameters, divide, set_gather};
+use lowtide_nn::{Gather, NnError, NnResult, Parameters, Sum, divide, set_gather, set_sum};
 use lowtide_ranks::{Collectives, Rank, RanksError, vote};
 use lowtide_tensor::{CpuOptions, Device, Tensor};
 
@@ -23,13 +24,35 @@ use crate::task::Task;
 use crate::trainer::Trainer;
 use crate::zero::{Zero, parameter_part};
 
-/// The call of all ranks by which a parameter is put together.
+/// The calls of all ranks within passes.
 #[derive(Debug)]
-struct ByRanks(Arc<dyn Collectives>);
+pub(crate) struct ByRanks {
+    ranks: Arc<dyn Collectives>,
+    /// Bytes that were added up so far.
+    summed_bytes: AtomicUsize,
+}
+
+impl ByRanks {
+    pub(crate) fn new(ranks: Arc<dyn Collectives>) -> Self {
+        ByRanks { ranks, summed_bytes: AtomicUsize::new(0) }
+    }
+
+    /// Bytes that were added up so far.
+    pub(crate) fn summed_bytes(&self) -> usize {
+        self.summed_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Sum for ByRanks {
+    fn sum(&self, x: &mut Tensor) -> NnResult<()> {
+        self.summed_bytes.fetch_add(x.size_bytes(), Ordering::Relaxed);
+        self.ranks.all_reduce(x).map_err(|error| in_pass(error).into())
+    }
+}
 
 impl Gather for ByRanks {
     fn gather(&self, whole: &mut Tensor, part_len: usize) -> NnResult<()> {
-        self.0.gather_parts(whole, part_len).map_err(|error| in_pass(error).into())
+        self.ranks.gather_parts(whole, part_len).map_err(|error| in_pass(error).into())
     }
 }
 
@@ -72,10 +95,17 @@ pub(crate) fn agree_in_calls<T>(ranks: &dyn Collectives, own: Result<T>) -> Resu
     }
 }
 
-/// Lets the parameters of a rehearsal be put together by the ranks of it.
-pub(crate) fn gather_by(parameters: &mut dyn Parameters, ranks: Arc<dyn Collectives>) {
-    let gather: Arc<dyn Gather> = Arc::new(ByRanks(ranks));
+/// Lets the parameters of a rehearsal be put together, and what is shared be added up, by the ranks
+/// of it.
+pub(crate) fn rehearse_among(
+    parameters: &mut dyn Parameters,
+    ranks: Arc<dyn Collectives>,
+) -> Arc<ByRanks> {
+    let ranks = Arc::new(ByRanks::new(ranks));
+    let (gather, sum): (Arc<dyn Gather>, Arc<dyn Sum>) = (ranks.clone(), ranks.clone());
     set_gather(parameters, &gather);
+    set_sum(parameters, &sum);
+    ranks
 }
 
 /// Where a model is built whose parameters are divided then: it has room for all of it, as memory
@@ -132,13 +162,16 @@ pub(crate) fn evaluate_together(
 }
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
-    /// Leaves of every parameter the part of this rank, on the device of the training, as
-    /// [`Options::zero`](crate::Options::zero) says: before the first plan or step, which do it
+    /// Leaves of every parameter the part of this rank, or of the model's features its own, on the
+    /// device of the training, as [`Options::zero`](crate::Options::zero) says: before the first plan or step, which do it
     /// themselves. The model may be on another device before, which has room for all of it.
     ///
     /// # Errors
-    /// `OutOfMemory`.
+    /// `OutOfMemory`; `Setting` for a model whose features cannot be shared.
     pub fn divide(&mut self) -> Result<()> {
+        if self.shares_features() {
+            return self.share_features();
+        }
         let part = parameter_part(self.ranks(), self.options.zero);
         let Some((part, ranks)) = part.zip(self.options.ranks.clone()) else { return Ok(()) };
         let parameters = self.task.parameters();
@@ -147,7 +180,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         if is_divided {
             return Ok(());
         }
-        let gather: Arc<dyn Gather> = Arc::new(ByRanks(ranks));
+        let gather: Arc<dyn Gather> = Arc::new(ByRanks::new(ranks));
         divide(parameters, &self.device, part, &gather)?;
         parameters.visit_tensors(&mut |name, tensor| {
             tensor.set_module(ModulePath::of_parameter(name));
@@ -156,7 +189,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     }
 
     /// Places on the host for what is learned of the parameters that are divided, to be loaded and
-    /// then [taken](take_parts), and of those that are in other stages.
+    /// then [taken](take_parts), of those that ranks share, and of those that are in other stages.
     ///
     /// # Errors
     /// What keeps the host's device from being opened.
@@ -164,11 +197,13 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let host = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
         let (mut wholes, mut outcome) = (BTreeMap::new(), Ok(()));
         Learned::of(&mut self.task).visit(&mut |_, parameter| {
-            let is_here = parameter.part().is_none() && !parameter.is_elsewhere();
+            let is_whole = parameter.part().is_none() && parameter.shard().is_none();
+            let is_here = is_whole && !parameter.is_elsewhere();
             if is_here || outcome.is_err() {
                 return;
             }
-            let (shape, dtype) = (*parameter.value().shape(), parameter.value().dtype());
+            let (value, shard) = (parameter.value(), parameter.shard());
+            let (shape, dtype) = (shard.map_or(*value.shape(), |of| *of.shape()), value.dtype());
             match Tensor::zeros(&host, shape, dtype) {
                 Ok(whole) => drop(wholes.insert(parameter.id(), whole)),
                 Err(error) => outcome = Err(error),
@@ -180,7 +215,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// Those among whom evaluations are shared, unless all take part in each.
     pub(crate) fn evaluating_rank(&self) -> Option<Rank> {
-        let do_all = self.options.zero == Zero::Parameters || self.pipeline.is_some();
+        let do_all = matches!(self.options.zero, Zero::Parameters | Zero::Features);
+        let do_all = do_all || self.pipeline.is_some();
         self.ranks().map(Collectives::rank).filter(|_| !do_all)
     }
 
@@ -188,7 +224,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `Setting` where this rank has no whole parameters.
     pub(crate) fn check_alone(&self) -> Result<()> {
         let has_parts = parameter_part(self.ranks(), self.options.zero).is_some();
-        if !has_parts && self.pipeline.is_none() {
+        if !has_parts && !self.shares_features() && self.pipeline.is_none() {
             return Ok(());
         }
         let problem = "this rank has only parts of the parameters: all ranks evaluate together, \

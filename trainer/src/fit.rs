@@ -189,9 +189,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                 evaluate_stages(task, device, loader, part, pipeline, ranks)
             });
         }
-        if let (Some(ranks), Zero::Parameters) = (ranks, self.options.zero) {
-            return evaluate_together(device, loader, part, ranks, |batch, part| {
-                score_parts(&self.task, device, batch, part)
+        if let (Some(ranks), Zero::Parameters | Zero::Features) = (ranks, self.options.zero) {
+            return with_averages(&mut self.task, &mut self.optimizer, |task| {
+                evaluate_together(device, loader, part, ranks, |batch, part| {
+                    score_parts(task, device, batch, part)
+                })
             });
         }
         with_averages(&mut self.task, &mut self.optimizer, |task| {
@@ -235,7 +237,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
     }
 
     fn learned_bytes(&mut self) -> [usize; 2] {
-        Learned::of(&mut self.task).bytes()
+        Learned::in_size(&mut self.task).bytes()
     }
 }
 

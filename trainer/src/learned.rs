@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use lowtide_autograd::LeafId;
 use lowtide_nn::{Buffer, Parameter, Parameters};
-use lowtide_tensor::Tensor;
+use lowtide_tensor::{Shape, Tensor, TensorResult};
 
 use crate::task::Task;
 
@@ -21,6 +21,20 @@ impl<'a> Learned<'a> {
     pub(crate) fn of(task: &'a mut impl Task) -> Self {
         let leaves_frozen_out = task.base_is_elsewhere();
         Learned { parameters: task.parameters(), leaves_frozen_out, wholes: BTreeMap::new() }
+    }
+
+    /// The same as large as it is in a file: of parameters that ranks share what has the shape of
+    /// the whole, without values.
+    pub(crate) fn in_size(task: &'a mut impl Task) -> Self {
+        let learned = Learned::of(task);
+        let mut wholes = BTreeMap::new();
+        learned.parameters.visit(&mut |_, parameter| {
+            if let Some(shard) = parameter.shard() {
+                let whole = expanded(parameter.value(), *shard.shape());
+                wholes.insert(parameter.id(), whole.expect("one element has every shape"));
+            }
+        });
+        learned.with_wholes(wholes)
     }
 
     /// The same with these values for parameters that are divided among ranks.
@@ -43,6 +57,12 @@ impl<'a> Learned<'a> {
         self.visit_buffers(&mut |_, buffer| sizes.push(buffer.value().size_bytes()));
         [sizes.iter().sum(), sizes.len() * NAME_BYTES]
     }
+}
+
+/// The first element of a contiguous tensor under another shape.
+fn expanded(x: &Tensor, shape: Shape) -> TensorResult<Tensor> {
+    let one = x.view([x.element_count()])?.narrow(0, 0, 1)?;
+    one.expand(shape)
 }
 
 impl Parameters for Learned<'_> {

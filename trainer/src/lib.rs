@@ -12,6 +12,7 @@ pub mod command;
 mod divided;
 mod error;
 mod evaluation;
+mod features;
 mod fit;
 mod fused;
 pub mod human;

@@ -13,7 +13,7 @@ use lowtide_tensor::{Assumption, Device, RandomKey, TensorError};
 use serde::{Deserialize, Serialize};
 
 use crate::agreement::mirrored;
-use crate::divided::gather_by;
+use crate::divided::rehearse_among;
 use crate::error::{Result, TrainError};
 use crate::evaluation::{score_parts, with_averages};
 use crate::knobs::{EVERY_BLOCK, Knobs};
@@ -53,6 +53,9 @@ pub struct Forecast {
     /// In a [pipeline](crate::Zero::Blocks) the same of one micro-batch in this stage, forwards and
     /// backwards, of the last step.
     pub stage_seconds: Option<[f64; 2]>,
+    /// Bytes that ranks add up within the passes of the longest step, where they share the
+    /// [features](crate::Zero::Features) of the model.
+    pub summed_bytes: usize,
     /// Where the samples of a batch are coupled: such a batch is never split.
     pub coupling: Option<Coupling>,
     /// Each step and evaluation that was rehearsed, in order.
@@ -196,17 +199,17 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         };
         let mut scaler = self.scaler.clone();
         let ranks = mirrored(self.options.ranks.as_deref());
-        if let Some(mirror) = mirrored(self.options.ranks.as_deref()) {
-            gather_by(task.parameters(), Arc::new(mirror));
-        }
+        let by_ranks = mirrored(self.options.ranks.as_deref())
+            .map(|mirror| rehearse_among(task.parameters(), Arc::new(mirror)));
         let (mut coupling, mut repeated_seconds, mut step_seconds) = (None, 0.0, 0.0_f64);
-        let mut stage_seconds = [0.0; 2];
+        let (mut stage_seconds, mut summed_bytes) = ([0.0; 2], 0);
         let mut rehearsed = Vec::with_capacity(events.len());
         for event in events {
             let allocations_before = allocator.request_count();
             match event {
                 PlannedEvent::Step(batch) => {
                     let begin_seconds = device.simulated_seconds() + repeated_seconds;
+                    let summed_before = by_ranks.as_ref().map_or(0, |ranks| ranks.summed_bytes());
                     let step = Step {
                         device: &device,
                         host: host.as_ref(),
@@ -228,6 +231,9 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                     coupling = coupling.or(outcome.coupling);
                     let end_seconds = device.simulated_seconds() + repeated_seconds;
                     step_seconds = step_seconds.max(end_seconds - begin_seconds);
+                    let summed_after = by_ranks.as_ref().map_or(0, |ranks| ranks.summed_bytes());
+                    let summed = of_all_parts(summed_after - summed_before, batch.len(), knobs);
+                    summed_bytes = summed_bytes.max(summed);
                 }
                 PlannedEvent::Evaluate(batch) => {
                     let part = self.evaluation_batch.unwrap_or(knobs.micro_batch);
@@ -262,6 +268,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             seconds,
             step_seconds,
             stage_seconds,
+            summed_bytes,
             events,
             ..forecast
         })
@@ -274,6 +281,16 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             self.device
         );
         TrainError::Setting { place: name.to_owned(), problem }
+    }
+}
+
+/// What a step comes to of what is proportional to samples, of which a rehearsal runs the first two
+/// parts and the last.
+fn of_all_parts(rehearsed: usize, len: usize, knobs: Knobs) -> usize {
+    let part = knobs.micro_batch.clamp(1, len.max(1));
+    match len.div_ceil(part) {
+        0..=3 => rehearsed,
+        count => rehearsed / (2 * part + (len - (count - 1) * part)) * len,
     }
 }
 
@@ -298,6 +315,7 @@ impl Forecast {
             seconds: device.simulated_seconds(),
             step_seconds: 0.0,
             stage_seconds: None,
+            summed_bytes: 0,
             coupling: None,
             events: Vec::new(),
             assumptions: device.assumptions(),

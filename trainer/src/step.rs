@@ -25,6 +25,7 @@ use crate::admission::is_packed;
 use crate::agreement::{Ranks, add_up, agree, counted_together};
 use crate::divided::agree_in_calls;
 use crate::error::{Result, TrainError};
+use crate::features::{shares_features, whole_leaves};
 use crate::knobs::{EVERY_BLOCK, Knobs, reset_policies, set_policies};
 use crate::leaves::{Computed, add_counts, check as check_leaves, summed};
 use crate::not_finite::{NotFinite, NotFiniteWhat};
@@ -188,8 +189,11 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
     /// # Errors
     /// Anything before COMMIT; everything is then as it was at BEGIN. `Torn` in COMMIT.
     pub(crate) fn run(mut self, batch: &BatchView<'_>, knobs: Knobs) -> Result<StepOutcome> {
-        check_zero(part_of(self.ranks, self.options.zero), self.optimizer)?;
+        let shares_features = self.shares_features();
+        let has_parts = part_of(self.ranks, self.options.zero).is_some() || shares_features;
+        check_zero(has_parts, self.optimizer)?;
         let calls_in_step = self.divides_gradients().is_some() || self.divides_parameters();
+        let calls_in_step = calls_in_step || shares_features;
         let knobs = match self.ranks {
             Some(ranks) if self.pipeline.is_some() => common_micro_batch(ranks, knobs)?,
             Some(ranks) if calls_in_step => common_knobs(ranks, knobs)?,
@@ -206,8 +210,9 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
         // BEGIN
         let own = self.counts(batch);
         let own = agree(self.ranks, own)?;
-        // The stages of a pipeline have all samples.
-        let sharing = self.ranks.filter(|_| self.pipeline.is_none());
+        // The stages of a pipeline have all samples, and so have those that share features.
+        let has_all = self.pipeline.is_some() || self.shares_features();
+        let sharing = self.ranks.filter(|_| !has_all);
         let counts = counted_together(sharing, own)?;
         let samples_before = sharing.map_or(0, |ranks| ranks.rank().index * batch.len());
         // A batch in which nothing counts has no gradient, rather than one of 0 / 0.
@@ -273,17 +278,20 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
                     self.enqueued(is_last)?;
                     Ok(computed)
                 });
-                match self.ranks.filter(|_| self.divides_parameters()) {
+                let calls_in_pass = self.divides_parameters() || self.shares_features();
+                match self.ranks.filter(|_| calls_in_pass) {
                     Some(ranks) => agree_in_calls(ranks, computed)?,
                     None => agree(self.ranks, computed)?,
                 }
             }
         };
-        if stage.is_none() {
+        let sharing = self.ranks.filter(|_| self.shares_features());
+        if stage.is_none() && sharing.is_none() {
             add_up(self.ranks, &mut computed, divided.is_some())?;
         }
         let Computed { loss_sum, mut gradients, buffers, coupling, .. } = computed;
         let with_parts = divided.map(|(ranks, _)| ranks).or(stage.map(|(_, ranks)| ranks));
+        let with_parts = with_parts.or(sharing);
         let found = self.read(turn, &loss_sum, &mut gradients, with_parts);
         let found = agree(self.ranks, found)?;
         let Found { loss_sum, gradient_norm, not_finite } = found;
@@ -325,6 +333,11 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
         committed
             .map_err(|source| TrainError::Torn { step: self.number, source: Arc::new(source) })?;
         Ok(TurnOutcome { loss, gradient_norm, skipped: false, coupling })
+    }
+
+    /// Whether ranks share the features of the model.
+    pub(crate) fn shares_features(&self) -> bool {
+        shares_features(self.ranks, self.options.zero)
     }
 
     /// What becomes of a step whose gradients or loss are not finite.
@@ -479,7 +492,13 @@ impl<'a, T: Task, O: Stateful> Step<'a, T, O> {
         let is_ignored = self.options.non_finite == NonFinite::Ignore;
         let (wants_norm, found) = (self.norm_max().is_some(), Found::default());
         let device = self.device;
-        let of_others = self.pipeline.map_or_else(BTreeSet::new, Pipeline::of_earlier_stages);
+        let of_others = match (self.pipeline, self.ranks) {
+            (Some(pipeline), _) => pipeline.of_earlier_stages(),
+            (None, Some(ranks)) if self.shares_features() && ranks.rank().index > 0 => {
+                whole_leaves(self.task.parameters())
+            }
+            _ => BTreeSet::new(),
+        };
         let mut reading = Reading {
             device,
             loss_sum,

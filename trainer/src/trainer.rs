@@ -15,6 +15,7 @@ use lowtide_tensor::{Device, DeviceKind, RandomKey};
 use crate::admission::Admitted;
 use crate::agreement::is_of_another;
 use crate::error::{Result, TrainError};
+use crate::features::plan_of_all;
 use crate::fused::Proofs;
 use crate::knobs::Knobs;
 use crate::learned::Learned;
@@ -339,7 +340,18 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
         let find_up_to = |size_max| find(Search::new(inputs, events, capacity_bytes), size_max);
         let stages = self.ranks().filter(|_| self.pipeline.is_some());
-        let mut plan = common_plan(stages, size_max, find_up_to)?;
+        let sharing = self.ranks().filter(|_| self.shares_features());
+        let mut plan = match sharing {
+            Some(ranks) => plan_of_all(
+                ranks,
+                || find_up_to(size_max),
+                |plan| {
+                    let search = Search::new(inputs, events, capacity_bytes);
+                    search.find_with(plan.batch_size, plan.knobs, self.splitting())
+                },
+            )?,
+            None => common_plan(stages, size_max, find_up_to)?,
+        };
         let is_on_host = self.device.kind() == DeviceKind::Cpu;
         // The copy of a training on another device is in the memory of the process.
         if self.options.background_checkpoints && fit.is_some() && is_on_host {

@@ -54,6 +54,14 @@ pub enum Zero {
     /// its batches so, but for parameters that are trained in several stages, such as an embedding
     /// that is the output layer too, and for clipping: these sums are taken in another order.
     Blocks,
+    /// The attention heads, the hidden features and the vocabulary of a model (tensor parallelism,
+    /// Megatron-LM, Shoeybi et al. 2019): each rank has some of them, and all samples of every
+    /// batch. What ranks make of their own is added up within each block, twice forwards and twice
+    /// backwards. Norms, and whatever has fewer heads than there are ranks, each rank has as a
+    /// whole; so are the tables and the output layers of models other than decoders of text. All
+    /// ranks take the same parts of batches and of evaluations at the same time. Sums are taken in
+    /// another order than one rank takes them, and for their own heads ranks draw other numbers.
+    Features,
 }
 
 impl Zero {
@@ -68,6 +76,7 @@ impl Zero {
             Zero::Gradients => Some("the optimizer's states and gradients"),
             Zero::Parameters => Some("the optimizer's states, gradients and parameters"),
             Zero::Blocks => Some("the model's blocks"),
+            Zero::Features => Some("the model's heads, hidden features and vocabulary"),
         }
     }
 }
@@ -75,7 +84,7 @@ impl Zero {
 /// The part of every parameter that this rank updates, if not all.
 pub(crate) fn part_of(ranks: Ranks<'_>, zero: Zero) -> Option<Part> {
     let Rank { index, count } = ranks?.rank();
-    let divides = !matches!(zero, Zero::Off | Zero::Blocks);
+    let divides = !matches!(zero, Zero::Off | Zero::Blocks | Zero::Features);
     (divides && count > 1).then_some(Part { index, count })
 }
 
@@ -88,9 +97,9 @@ pub(crate) fn parameter_part(ranks: Ranks<'_>, zero: Zero) -> Option<Part> {
 const PLACE: &str = "zero";
 
 /// # Errors
-/// `Setting` for an optimizer that cannot update parts of parameters.
-pub(crate) fn check(part: Option<Part>, optimizer: &impl Stateful) -> Result<()> {
-    if part.is_none() || optimizer.can_update_parts() {
+/// `Setting` for an optimizer that cannot update parts of parameters, where there are such.
+pub(crate) fn check(has_parts: bool, optimizer: &impl Stateful) -> Result<()> {
+    if !has_parts || optimizer.can_update_parts() {
         return Ok(());
     }
     let problem = "the optimizer updates parameters as wholes, or keeps averages, masks or states \
@@ -264,7 +273,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         };
         let updated = match self.options.zero {
             Zero::States | Zero::Gradients => trained,
-            Zero::Off | Zero::Parameters | Zero::Blocks => 0,
+            Zero::Off | Zero::Parameters | Zero::Blocks | Zero::Features => 0,
         };
         gradients + updated + 2 * micro_batches * divided
     }
@@ -284,7 +293,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// Whether it takes all ranks to have everything.
     pub(crate) fn is_spread(&self) -> bool {
-        self.part().is_some() || self.pipeline.is_some()
+        self.part().is_some() || self.pipeline.is_some() || self.shares_features()
     }
 
     /// What all ranks say, once none of them needs the states.
@@ -319,6 +328,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     fn gather(&mut self, wants: bool) -> Result<Gathered> {
         if self.pipeline.is_some() {
             return self.gather_stages(wants);
+        }
+        if self.shares_features() {
+            return self.gather_shards(wants);
         }
         let (mut shapes, mut own_parts) = (BTreeMap::new(), BTreeMap::new());
         let mut learned = Learned::of(&mut self.task);
@@ -362,7 +374,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     #[cfg(feature = "command")]
     pub(crate) fn save_model(&mut self, path: &Path) -> Result<()> {
         let has_parts = parameter_part(self.ranks(), self.options.zero).is_some();
-        let wholes = match has_parts || self.pipeline.is_some() {
+        let wholes = match has_parts || self.shares_features() || self.pipeline.is_some() {
             true => self.gathered()?.parameters,
             false => BTreeMap::new(),
         };

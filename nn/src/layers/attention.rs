@@ -22,6 +22,7 @@ use crate::layers::rotary::RotaryEmbedding;
 use crate::module::{Module, Parameters, forward_in};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
+use crate::tensor_parallel::{Branch, Shared};
 
 /// How a [`MultiHeadAttention`] is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -170,6 +171,7 @@ impl MultiHeadAttention {
             return self.attend(pass, input.clone(), input, mask);
         }
         let [bias] = optional([&self.in_proj_bias], pass)?;
+        let input = self.out_proj.branch_input(input)?;
         let packed = input.linear(self.in_proj_weight.var(pass)?, bias)?;
         let packed = self.turn(packed, [heads + groups, heads + 2 * groups])?;
         let y = packed.self_attention([heads, groups], mask, self.attention_options(pass))?;
@@ -220,7 +222,7 @@ impl MultiHeadAttention {
         let [q, memory] = self.projected(pass, input, memory.into())?;
         let Masking { mask, causal } = self.mask_of_all_keys([&q, &memory], mask)?;
         let (shape, keys) = (*q.shape(), memory.shape()[1]);
-        let [batch, queries, width] = [shape[0], shape[1], self.options.width / heads];
+        let [batch, queries, width] = [shape[0], shape[1], self.head_width()];
         let mask = with_causal(mask, q.value().device(), [queries, keys], causal)?;
         // Keys and values of a group for each of its queries.
         let parts = memory.reshape([batch, keys, 2 * groups, width])?.transpose(1, 2)?;
@@ -240,7 +242,8 @@ impl MultiHeadAttention {
             };
         }
         let weights = scores.softmax(-1)?;
-        let weights = Dropout::new(self.options.dropout)?.forward(pass, weights)?;
+        let dropout = Dropout::new(self.options.dropout)?;
+        let weights = self.out_proj.within_branch(pass, || dropout.forward(pass, weights))?;
         let y = weights.clone().matmul(v)?.transpose(1, 2)?.reshape(shape)?;
         Ok((self.project(pass, y)?, weights))
     }
@@ -248,8 +251,9 @@ impl MultiHeadAttention {
     /// Queries `[B, T, heads · D]`, and keys and values side by side, with those that the layer
     /// adds behind.
     fn projected(&self, pass: &Pass, input: Var, memory: Memory) -> Result<[Var; 2]> {
-        let MultiHeadOptions { width, heads, groups, zero_key, .. } = self.options;
-        let row = groups * (width / heads);
+        let MultiHeadOptions { heads, groups, zero_key, .. } = self.options;
+        let head_width = self.head_width();
+        let row = groups * head_width;
         let Memory { keys, values } = memory;
         let (left, right) = match &values {
             None => (*input.shape(), *keys.shape()),
@@ -258,7 +262,11 @@ impl MultiHeadAttention {
         if [left.len(), right.len(), input.shape().len()] != [3; 3] || left[0] != right[0] {
             return Err(TensorError::Shape { op: "attention", left, right }.into());
         }
-        let sizes = if values.is_some() { vec![width, row, row] } else { vec![width, 2 * row] };
+        let own = heads * head_width;
+        let sizes = if values.is_some() { vec![own, row, row] } else { vec![own, 2 * row] };
+        let given = |x: Var| self.out_proj.branch_input(x);
+        let (input, keys) = (given(input)?, given(keys)?);
+        let values = values.map(given).transpose()?;
         let parts = |parameter: &Parameter| -> Result<Vec<Var>> {
             Ok(parameter.var(pass)?.split_with_sizes(0, &sizes)?)
         };
@@ -288,6 +296,29 @@ impl MultiHeadAttention {
             rows.push(pass.constant(Tensor::zeros(device, [batch, 1, both], dtype)?));
         }
         Ok([q, Var::cat(rows, 1)?])
+    }
+
+    /// Features of a head.
+    fn head_width(&self) -> usize {
+        let rows = self.in_proj_weight.value().shape()[0];
+        rows / (self.options.heads + 2 * self.options.groups)
+    }
+
+    /// The heads, by groups; a learned key and value are left whole, and so is the layer then.
+    fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        let (width, is_learned) = (self.head_width(), self.bias_k.is_some());
+        let MultiHeadOptions { heads, groups, .. } = self.options;
+        let of_group = heads / groups * width;
+        let keys = [0, 1].map(|part| ((heads + part * groups) * width, width));
+        let runs = [(0, of_group), keys[0], keys[1]];
+        let branch = Branch::new(groups, &mut self.out_proj, of_group)
+            .with_rows(&self.in_proj_weight, &runs)
+            .with_optional_rows(self.in_proj_bias.as_ref(), &runs)
+            .resizing(|len| {
+                self.options.heads = len * (heads / groups);
+                self.options.groups = len;
+            });
+        visitor(Shared::Branch(if is_learned { branch.whole() } else { branch }));
     }
 
     /// Keys that the layer adds to those of the memory.
@@ -321,8 +352,8 @@ impl MultiHeadAttention {
         let MultiHeadOptions { causal, dropout: probability, .. } = self.options;
         let drops = pass.is_training() && probability > 0.0;
         let first_sample = pass.first_sample();
-        let dropout =
-            drops.then(|| AttentionDropout { key: pass.draw(), probability, first_sample });
+        let key = || self.out_proj.within_branch(pass, || pass.draw());
+        let dropout = drops.then(|| AttentionDropout { key: key(), probability, first_sample });
         AttentionOptions { causal, dropout, ..Default::default() }
     }
 
@@ -331,7 +362,10 @@ impl MultiHeadAttention {
     }
 }
 
-parameters!(MultiHeadAttention { in_proj_weight, in_proj_bias, bias_k, bias_v, out_proj });
+parameters!(
+    MultiHeadAttention { in_proj_weight, in_proj_bias, bias_k, bias_v, out_proj },
+    shared by branches
+);
 
 impl Module for MultiHeadAttention {
     /// # Shapes

@@ -8,12 +8,15 @@ use crate::error::Result;
 use crate::fields::parameters;
 use crate::module::Module;
 use crate::parameter::Parameter;
+use crate::tensor_parallel::VocabularyShare;
 
 /// A learned vector for each index, `torch.nn.Embedding`.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Parameter,
     padding: Option<usize>,
+    /// The rows that this rank has.
+    pub(crate) share: Option<VocabularyShare>,
 }
 
 impl Embedding {
@@ -24,12 +27,12 @@ impl Embedding {
     pub fn new(device: &Device, key: RandomKey, rows: usize, width: usize) -> Result<Self> {
         let mut weight = Tensor::empty_in(device, Category::Parameter, [rows, width], DType::F32)?;
         weight.normal_(key.op("weight"), 0.0, 1.0)?;
-        Ok(Embedding { weight: Parameter::new(weight), padding: None })
+        Ok(Embedding::from_parameter(Parameter::new(weight)))
     }
 
     /// A layer with this table, `[V, D]`.
     pub fn from_parameter(weight: Parameter) -> Self {
-        Embedding { weight, padding: None }
+        Embedding { weight, padding: None, share: None }
     }
 
     /// This layer with a row for padding, `padding_idx`: zeros now, and no gradient ever.
@@ -47,7 +50,21 @@ impl Embedding {
         self.weight.value().shape()[1]
     }
 
-    /// The table in a pass.
+    /// Vectors of the table, or those of them that this rank has.
+    pub(crate) fn rows(&self) -> usize {
+        self.weight.value().shape()[0]
+    }
+
+    pub(crate) fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    /// The rows that this rank has of a table that ranks [share](crate::share_layers).
+    pub fn vocabulary(&self) -> Option<&VocabularyShare> {
+        self.share.as_ref()
+    }
+
+    /// The table in a pass, or what this rank has of it.
     ///
     /// # Errors
     /// `Consumed` after backward.
@@ -63,7 +80,10 @@ impl Module for Embedding {
     /// `input: [..]` of i64 `→ [.., D]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let (index, table) = (input.into_value(), self.weight.var(pass)?);
-        let y = table.embedding(&index)?;
+        let y = match &self.share {
+            Some(share) => share.embedding(table, &index)?,
+            None => table.embedding(&index)?,
+        };
         let Some(row) = self.padding else { return Ok(y) };
         // What the mask leaves out is a constant: no gradient.
         let is_padding = index.eq_scalar(row as f64)?.unsqueeze(-1)?;

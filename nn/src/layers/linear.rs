@@ -12,6 +12,7 @@ use crate::lora::{Adapter, MergePlan};
 use crate::module::{Module, Parameters};
 use crate::parameter::Parameter;
 use crate::quantized::{Activations, QuantizedWeight, stand_in};
+use crate::tensor_parallel::{BranchShare, LayerShare, VocabularyShare};
 
 /// A fully connected layer, `torch.nn.Linear`; perhaps with an [adapter](crate::adapt).
 #[derive(Clone, Debug)]
@@ -21,6 +22,8 @@ pub struct Linear {
     adapter: Option<Adapter>,
     /// In place of the weight, of which only the shape and the type are then there.
     quantized: Option<QuantizedWeight>,
+    /// What other ranks have of it.
+    pub(crate) share: Option<LayerShare>,
 }
 
 impl Linear {
@@ -46,7 +49,7 @@ impl Linear {
     ) -> Result<Self> {
         let bound = init::default_bound(inputs);
         let weight = Parameter::uniform(device, key.op("weight"), [outputs, inputs], bound)?;
-        Ok(Linear { weight, bias: None, adapter: None, quantized: None })
+        Ok(Linear::from_parameters(weight, None))
     }
 
     /// [`Linear::new`] or [`Linear::without_bias`].
@@ -64,7 +67,7 @@ impl Linear {
 
     /// A layer with these parameters: a weight `[O, I]` and a bias `[O]`.
     pub fn from_parameters(weight: Parameter, bias: Option<Parameter>) -> Self {
-        Linear { weight, bias, adapter: None, quantized: None }
+        Linear { weight, bias, adapter: None, quantized: None, share: None }
     }
 
     /// The weight, `[O, I]`. Of a [quantised](Linear::quantize) layer it has the shape and the
@@ -211,6 +214,52 @@ impl Linear {
         Ok(())
     }
 
+    /// Whether it has a weight of floats and no adapter.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.adapter.is_none() && self.quantized.is_none() && self.weight.quantized.is_none()
+    }
+
+    fn branch(&self) -> Option<&BranchShare> {
+        match &self.share {
+            Some(LayerShare::End(share)) => Some(share),
+            Some(LayerShare::Rows(_)) | None => None,
+        }
+    }
+
+    /// The rows that this rank has of an output layer that ranks [share](crate::share_layers).
+    pub fn vocabulary(&self) -> Option<&VocabularyShare> {
+        match &self.share {
+            Some(LayerShare::Rows(share)) => Some(share),
+            Some(LayerShare::End(_)) | None => None,
+        }
+    }
+
+    /// What the first layers of the branch that this layer ends are given: where ranks
+    /// [share](crate::share_layers) the branch, its gradient is added up over them. Everything that
+    /// the branch reads, but for parameters, has to come through here.
+    ///
+    /// # Errors
+    /// `Consumed` after backward.
+    pub fn branch_input(&self, x: Var) -> Result<Var> {
+        self.branch().map_or(Ok(x.clone()), |share| share.input(x))
+    }
+
+    /// What the heads or features that this rank has of the branch have of x, along a dimension.
+    ///
+    /// # Errors
+    /// `Consumed` after backward.
+    pub fn own_units(&self, x: Var, axis: usize) -> Result<Var> {
+        self.branch().map_or(Ok(x.clone()), |share| share.own_units(x, axis))
+    }
+
+    /// Runs what draws random numbers in the branch that this layer ends: each rank's are its own.
+    pub fn within_branch<T>(&self, pass: &Pass, run: impl FnOnce() -> T) -> T {
+        match self.branch() {
+            Some(share) => share.within(pass, run),
+            None => run(),
+        }
+    }
+
     pub(crate) fn bias_in(&self, pass: &Pass) -> Result<Option<Var>> {
         self.bias.as_ref().map(|bias| bias.var(pass)).transpose()
     }
@@ -254,7 +303,10 @@ impl Module for Linear {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         match &self.adapter {
             Some(adapter) => adapter.forward(pass, self, input),
-            None => self.product(pass, input, self.bias_in(pass)?),
+            None => match self.branch() {
+                Some(share) => share.end(self.product(pass, input, None)?, self.bias_in(pass)?),
+                None => self.product(pass, input, self.bias_in(pass)?),
+            },
         }
     }
 }

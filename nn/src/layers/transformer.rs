@@ -16,6 +16,7 @@ use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::layers::rotary::RotaryEmbedding;
 use crate::module::{Module, forward_in};
+use crate::tensor_parallel::{Branch, Shared};
 
 /// Where a layer normalises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -142,18 +143,24 @@ impl FeedForward {
         })
     }
 
+    /// The hidden features.
+    fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        visitor(Shared::Branch(Branch::hidden([&self.linear1], &mut self.linear2)));
+    }
+
     fn forward(&self, pass: &Pass, x: Var) -> Result<Var> {
-        let x = forward_in(pass, "linear1", &self.linear1, x)?;
+        let x = forward_in(pass, "linear1", &self.linear1, self.linear2.branch_input(x)?)?;
         let x = match self.activation {
             HiddenActivation::Relu => x.relu()?,
             HiddenActivation::Gelu => x.gelu()?,
         };
-        let x = pass.within("dropout", || self.dropout.forward(pass, x))?;
+        let drop = || pass.within("dropout", || self.dropout.forward(pass, x));
+        let x = self.linear2.within_branch(pass, drop)?;
         forward_in(pass, "linear2", &self.linear2, x)
     }
 }
 
-parameters!(FeedForward { linear1, linear2 });
+parameters!(FeedForward { linear1, linear2 }, shared by branches);
 
 /// Self-attention, then two linear layers, `torch.nn.TransformerEncoderLayer`
 /// with `batch_first=True`.

@@ -8,12 +8,14 @@ use lowtide_autograd::{SavedPolicy, Var};
 use lowtide_tensor::{DType, LinearCrossEntropyOptions, PairLoss, Tensor, TensorError};
 
 use crate::error::{NnError, Result};
-use crate::loss::{CrossEntropyOptions, Loss, cross_entropy, linear_cross_entropy, terms};
+use crate::loss::{
+    CrossEntropyOptions, Loss, cross_entropy, cross_entropy_with, linear_cross_entropy, terms,
+};
 use crate::optim::check_option;
+use crate::tensor_parallel::VocabularyShare;
 
 /// The logits of a model: `[N, C]`, or `[.., C]` of sequences.
 #[derive(Clone)]
-#[expect(clippy::large_enum_variant, reason = "there is one in a pass, and it is moved")]
 pub enum Logits {
     /// All of them.
     Whole(Var),
@@ -25,6 +27,15 @@ pub enum Logits {
         /// Its weight, `[C, D]`.
         weight: Var,
     },
+    /// The same of an output layer that ranks [share](crate::share_layers).
+    Shared {
+        /// What the layer would get, `[.., D]`.
+        input: Var,
+        /// The rows of its weight that this rank has, `[n, D]`.
+        weight: Var,
+        /// Which rows these are.
+        share: VocabularyShare,
+    },
 }
 
 /// Rows are divided into so many chunks at most: each adds to the whole gradient of the weight.
@@ -33,11 +44,20 @@ const CHUNKS_MAX: usize = 8;
 const CHUNK_ROWS_MIN: usize = 16;
 
 impl Logits {
+    /// Those of an output layer with this weight, or with these rows of it where ranks share it.
+    pub fn of(input: Var, weight: Var, share: Option<&VocabularyShare>) -> Logits {
+        match share.cloned() {
+            Some(share) => Logits::Shared { input, weight, share },
+            None => Logits::Linear { input, weight },
+        }
+    }
+
     /// Number of classes.
     pub fn classes(&self) -> usize {
         match self {
             Logits::Whole(logits) => logits.shape().last().copied().unwrap_or_default(),
             Logits::Linear { weight, .. } => weight.shape()[0],
+            Logits::Shared { share, .. } => share.len(),
         }
     }
 
@@ -49,6 +69,7 @@ impl Logits {
         match self {
             Logits::Whole(logits) => Ok(logits),
             Logits::Linear { input, weight } => Ok(input.linear(weight, None)?),
+            Logits::Shared { input, weight, share } => share.logits(input, weight),
         }
     }
 
@@ -68,9 +89,38 @@ impl Logits {
                 let rows = labels.reshape([labels.element_count()])?;
                 cross_entropy(in_rows(logits)?, &rows)
             }
+            logits => logits.cross_entropy_in_chunks(labels, LinearCrossEntropyOptions::default()),
+        }
+    }
+
+    /// The cross-entropy with labels in chunks, as
+    /// [`linear_cross_entropy`](crate::linear_cross_entropy) has it, unless the logits are all
+    /// there.
+    ///
+    /// # Shapes
+    /// `labels: [..]` of i64
+    ///
+    /// # Errors
+    /// Those of [`cross_entropy_with`](crate::cross_entropy_with) and
+    /// [`linear_cross_entropy`](crate::linear_cross_entropy); `Index` for a label outside the
+    /// classes where ranks share the output layer.
+    pub fn cross_entropy_in_chunks(
+        self,
+        labels: &Tensor,
+        options: LinearCrossEntropyOptions,
+    ) -> Result<Loss> {
+        match self {
+            Logits::Whole(logits) => {
+                let LinearCrossEntropyOptions { ignore_index, label_smoothing } = options;
+                let options = CrossEntropyOptions { ignore_index, label_smoothing, weight: None };
+                let rows = labels.reshape([labels.element_count()])?;
+                cross_entropy_with(in_rows(logits)?, &rows, options)
+            }
             Logits::Linear { input, weight } => {
-                let options = LinearCrossEntropyOptions::default();
                 linear_cross_entropy(input, weight, None, labels, options)
+            }
+            Logits::Shared { input, weight, share } => {
+                share.cross_entropy(input, weight, labels, options)
             }
         }
     }
@@ -87,29 +137,43 @@ impl Logits {
         let (op, right) = ("log_likelihoods", *labels.shape());
         let left = match &self {
             Logits::Whole(logits) => *logits.shape(),
-            Logits::Linear { input, .. } => *input.shape(),
+            Logits::Linear { input, .. } | Logits::Shared { input, .. } => *input.shape(),
         };
         let (&[batch, len], 3) = (&*right, left.len()) else {
             return Err(TensorError::Shape { op, left, right }.into());
         };
-        match self {
+        match &self {
             Logits::Whole(logits) => {
                 let rows = labels.reshape([batch * len])?;
                 let options = CrossEntropyOptions::default();
-                let of_labels = terms::cross_entropy(in_rows(logits)?, &rows, options)?;
+                let of_labels = terms::cross_entropy(in_rows(logits.clone())?, &rows, options)?;
                 Ok(of_labels.reshape([batch, len])?.sum(&[1])?.neg()?)
             }
-            Logits::Linear { input, weight } => {
+            Logits::Linear { .. } | Logits::Shared { .. } => {
                 let one = |index: usize| -> Result<Var> {
-                    let (input, labels) =
-                        (input.clone().narrow(0, index, 1)?, labels.narrow(0, index, 1)?);
                     let options = LinearCrossEntropyOptions::default();
-                    let loss = linear_cross_entropy(input, weight.clone(), None, &labels, options)?;
+                    let labels = labels.narrow(0, index, 1)?;
+                    let loss = self.sequence(index)?.cross_entropy_in_chunks(&labels, options)?;
                     Ok(loss.sum.neg()?)
                 };
                 Ok(Var::stack((0..batch).map(one).collect::<Result<_>>()?, 0)?)
             }
         }
+    }
+
+    /// Those of one sequence, `[1, T, C]`.
+    fn sequence(&self, index: usize) -> Result<Logits> {
+        let of_one = |x: &Var| x.clone().narrow(0, index, 1);
+        Ok(match self {
+            Logits::Whole(logits) => Logits::Whole(of_one(logits)?),
+            Logits::Linear { input, weight } => {
+                Logits::Linear { input: of_one(input)?, weight: weight.clone() }
+            }
+            Logits::Shared { input, weight, share } => {
+                let (weight, share) = (weight.clone(), share.clone());
+                Logits::Shared { input: of_one(input)?, weight, share }
+            }
+        })
     }
 
     /// `T² · KL(softmax(teacher / T) ‖ softmax(logits / T))`, summed over the rows whose label is

@@ -15,13 +15,14 @@ use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::layers::rotary::{RotaryEmbedding, RotaryTables};
 use crate::loss::logits::Logits;
-use crate::loss::{LinearCrossEntropyOptions, Loss, linear_cross_entropy};
+use crate::loss::{LinearCrossEntropyOptions, Loss};
 use crate::models::groups::{hidden, packed_heads};
 use crate::module::{Module, Parameters, forward_in};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 use crate::prune::{Group, Prunable};
 use crate::segment::{Segment, run_blocks};
+use crate::tensor_parallel::{Branch, Shared, VocabularyShare};
 
 /// How large a [`Gpt`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,13 +107,22 @@ impl Block {
         self.qkv.weight().value().shape()[0] / (3 * self.heads).max(1)
     }
 
+    /// Heads and hidden features.
+    fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        let (heads, width) = (self.heads, self.head_width());
+        let packed = [0, 1, 2].map(|part| (part * heads * width, width));
+        let of_heads = Branch::new(heads, &mut self.proj, width).made_by(&self.qkv, &packed);
+        visitor(Shared::Branch(of_heads.resizing(|len| self.heads = len)));
+        visitor(Shared::Branch(Branch::hidden([&self.up], &mut self.down)));
+    }
+
     fn drop(&self, name: &str, pass: &Pass, x: Var) -> Result<Var> {
         let dropout = Dropout::new(self.dropout)?;
         pass.within(name, || dropout.forward(pass, x))
     }
 }
 
-parameters!(Block { ln1, qkv, proj, ln2, up, down });
+parameters!(Block { ln1, qkv, proj, ln2, up, down }, shared by branches);
 
 impl Block {
     /// # Shapes
@@ -121,12 +131,12 @@ impl Block {
         let (heads, probability) = (self.heads, self.dropout);
         let drops = pass.is_training() && probability > 0.0;
         let first_sample = pass.first_sample();
-        let dropout =
-            drops.then(|| AttentionDropout { key: pass.draw(), probability, first_sample });
+        let key = || self.proj.within_branch(pass, || pass.draw());
+        let dropout = drops.then(|| AttentionDropout { key: key(), probability, first_sample });
         let causal = Causal::UpperLeft;
         let options = AttentionOptions { causal, dropout, ..Default::default() };
         let mut packed = forward_in(pass, "ln1", &self.ln1, input.clone())?;
-        packed = forward_in(pass, "qkv", &self.qkv, packed)?;
+        packed = forward_in(pass, "qkv", &self.qkv, self.proj.branch_input(packed)?)?;
         if let Some(tables) = tables {
             packed = tables.turn_heads(packed, [2 * heads, 3 * heads])?;
         }
@@ -134,6 +144,7 @@ impl Block {
         // Added to the branch, whose buffer nothing else needs.
         let x = self.drop("proj", pass, forward_in(pass, "proj", &self.proj, seen)?)?.add(input)?;
         let hidden = forward_in(pass, "ln2", &self.ln2, x.clone())?;
+        let hidden = self.down.branch_input(hidden)?;
         let hidden = forward_in(pass, "up", &self.up, hidden)?.gelu()?;
         Ok(self.drop("down", pass, forward_in(pass, "down", &self.down, hidden)?)?.add(x)?)
     }
@@ -220,7 +231,7 @@ impl Gpt {
     }
 }
 
-parameters!(Gpt { tok, pos, blocks as "blocks.", norm, head });
+parameters!(Gpt { tok, pos, blocks as "blocks.", norm, head }, shared by vocabulary);
 
 /// The ends of the names of a block's groups.
 const HEADS: &str = "heads";
@@ -290,7 +301,7 @@ impl Gpt {
     }
 
     /// The cross-entropy of [`Module::forward`] with the tokens that follow, by
-    /// [`linear_cross_entropy`]: the logits, the largest tensor of a step, are never materialised
+    /// [`linear_cross_entropy`](crate::linear_cross_entropy): the logits, the largest tensor of a step, are never materialised
     /// as a whole.
     ///
     /// # Shapes
@@ -305,8 +316,7 @@ impl Gpt {
         labels: &Tensor,
         options: LinearCrossEntropyOptions,
     ) -> Result<Loss> {
-        let (x, table) = (self.features(pass, tokens)?, self.output_weight(pass)?);
-        linear_cross_entropy(x, table, None, labels, options)
+        self.logits(pass, tokens)?.cross_entropy_in_chunks(labels, options)
     }
 
     /// What the output layer would give, for losses in chunks.
@@ -318,7 +328,17 @@ impl Gpt {
     /// `Shape`, `DType`, `OutOfMemory`.
     pub fn logits(&self, pass: &Pass, tokens: Var) -> Result<Logits> {
         let (input, weight) = (self.features(pass, tokens)?, self.output_weight(pass)?);
-        Ok(Logits::Linear { input, weight })
+        Ok(Logits::of(input, weight, self.output_share()))
+    }
+
+    /// The rows that this rank has of the output layer, where ranks share it.
+    fn output_share(&self) -> Option<&VocabularyShare> {
+        self.head.as_ref().map_or(self.tok.vocabulary(), Linear::vocabulary)
+    }
+
+    /// The table of tokens and the output layer.
+    fn vocabulary(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        visitor(Shared::Vocabulary { table: &mut self.tok, head: self.head.as_mut() });
     }
 
     fn output_weight(&self, pass: &Pass) -> Result<Var> {
@@ -333,6 +353,9 @@ impl Module for Gpt {
     /// # Shapes
     /// `input: [B, T]` of i64, T at most the context where positions are learned, `→ [B, T, V]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
+        if self.output_share().is_some() {
+            return self.logits(pass, input)?.whole();
+        }
         let x = self.features(pass, input)?;
         match &self.head {
             Some(head) => forward_in(pass, "head", head, x),

@@ -20,6 +20,7 @@ use crate::module::{Module, Parameters, forward_in};
 use crate::parameter::Parameter;
 use crate::prune::{Group, Prunable};
 use crate::segment::{Segment, forward_blocks};
+use crate::tensor_parallel::{Branch, Shared};
 
 /// How large a [`ViT`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -95,6 +96,13 @@ impl Block {
     }
 }
 
+impl Block {
+    /// The hidden features.
+    fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        visitor(Shared::Branch(Branch::hidden([&self.up], &mut self.down)));
+    }
+}
+
 /// Sets each parameter of a layer by its name.
 fn fill(
     layer: &mut impl Parameters,
@@ -109,7 +117,10 @@ fn fill(
     result
 }
 
-parameters!(Block { ln_1, self_attention, ln_2, up as "mlp.0", down as "mlp.3" });
+parameters!(
+    Block { ln_1, self_attention, ln_2, up as "mlp.0", down as "mlp.3" },
+    shared by branches
+);
 
 impl Module for Block {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
@@ -119,8 +130,9 @@ impl Module for Block {
         // Added to the branch, whose buffer nothing else needs.
         let x = drop("dropout", x)?.add(input)?;
         let y = forward_in(pass, "ln_2", &self.ln_2, x.clone())?;
-        let y = forward_in(pass, "mlp.0", &self.up, y)?.gelu()?;
-        let y = forward_in(pass, "mlp.3", &self.down, drop("mlp.2", y)?)?;
+        let y = forward_in(pass, "mlp.0", &self.up, self.down.branch_input(y)?)?.gelu()?;
+        let y = self.down.within_branch(pass, || drop("mlp.2", y))?;
+        let y = forward_in(pass, "mlp.3", &self.down, y)?;
         Ok(drop("mlp.4", y)?.add(x)?)
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use lowtide_allocator::Category;
-use lowtide_tensor::{Device, RANK_MAX, Shape, Tensor};
+use lowtide_tensor::{CpuOptions, Device, RANK_MAX, Shape, Tensor};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -13,6 +13,7 @@ use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
 use crate::optim::{OptimizerState, Pace, Part, Parts, Stateful};
 use crate::safetensors::{Entry, dtype_of_file, mapped, parse_safetensors, serialized, write_file};
+use crate::tensor_parallel::Shard;
 
 /// Before a parameter's name, as in PyTorch's `state_dict` of an optimizer by name.
 const PREFIX: &str = "state.";
@@ -123,7 +124,8 @@ pub fn part_of_state_from_safetensors(
 }
 
 /// Reads the state of an optimizer of these parameters, or of a part of what the file has; states
-/// of parameters that are [elsewhere](crate::Parameter::is_elsewhere) are left out.
+/// of parameters that are [elsewhere](crate::Parameter::is_elsewhere) are left out, and of those
+/// that ranks [share](crate::share_layers) it takes what this rank has.
 fn set_state(
     optimizer: &mut dyn Stateful,
     parameters: &mut dyn Parameters,
@@ -148,12 +150,13 @@ fn set_state(
     });
     let models: BTreeMap<String, Pace> = models.collect();
 
-    let (mut device, mut elsewhere) = (None, BTreeSet::new());
+    let (mut device, mut elsewhere, mut shards) = (None, BTreeSet::new(), BTreeMap::new());
     parameters.visit(&mut |name, parameter| {
         device = Some(parameter.value().device().clone());
         if parameter.is_elsewhere() {
             elsewhere.insert(name.to_owned());
         }
+        shards.extend(parameter.shard().map(|shard| (name.to_owned(), shard.clone())));
     });
     let wrong = |name: &str, problem| {
         Err(NnError::Weights { path: path.to_owned(), name: name.to_owned(), problem })
@@ -165,7 +168,8 @@ fn set_state(
         let (Some(key), Some(device)) = (name.strip_prefix(PREFIX), &device) else {
             return wrong(name, WeightsProblem::Unknown);
         };
-        if key.rsplit_once('.').is_some_and(|(name, _)| elsewhere.contains(name)) {
+        let parameter = key.rsplit_once('.').map_or("", |(parameter, _)| parameter);
+        if elsewhere.contains(parameter) {
             continue;
         }
         if key.ends_with(STEP) {
@@ -175,7 +179,8 @@ fn set_state(
             steps = steps.or(Some(count));
         } else {
             // No state has a type or a rank that tensors do not have.
-            match read(device, view, part)? {
+            let shard = shards.get(parameter).filter(|shard| view.shape() == &**shard.shape());
+            match read(device, view, part, shard)? {
                 Some(tensor) => tensors.insert(key.to_owned(), tensor),
                 None => return wrong(name, WeightsProblem::Unknown),
             };
@@ -199,11 +204,22 @@ fn step_count(view: &TensorView<'_>) -> Option<u64> {
 }
 
 /// The tensor of a file on `device`, or a part of it, unless there can be none of its type or rank.
-fn read(device: &Device, view: &TensorView<'_>, part: Option<Part>) -> Result<Option<Tensor>> {
+fn read(
+    device: &Device,
+    view: &TensorView<'_>,
+    part: Option<Part>,
+    shard: Option<&Shard>,
+) -> Result<Option<Tensor>> {
     let dtype = dtype_of_file(view.dtype()).filter(|_| view.shape().len() <= RANK_MAX);
     let Some(dtype) = dtype else { return Ok(None) };
     let _scope = device.category(Category::OptimizerState);
     let shape = Shape::new(view.shape());
+    if let Some(shard) = shard {
+        // The device need not have room for the whole.
+        let host = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
+        let own = shard.own_of(&Tensor::from_bytes(&host, shape, dtype, view.data())?)?;
+        return Ok(Some(own.to_device(device, Category::OptimizerState)?));
+    }
     let (shape, bytes) = match part.map(|part| part.range(shape.element_count())) {
         Some(Range { start, end }) => {
             let size = dtype.size_bytes();

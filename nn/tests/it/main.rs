@@ -49,6 +49,7 @@ mod segments;
 mod shrink;
 mod spectral_norms;
 mod stages;
+mod tensor_parallel;
 mod torch_optimizers;
 mod transaction;
 mod transformer;

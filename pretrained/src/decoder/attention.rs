@@ -4,7 +4,7 @@
 //! head.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_nn::{Dropout, Linear, Module, NnResult, RotaryTables};
+use lowtide_nn::{Branch, Dropout, Linear, Module, NnResult, RotaryTables, Shared};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Tensor};
 
 use super::cache::LayerCache;
@@ -65,11 +65,34 @@ impl Attention {
         Ok(Attention { inputs, head_norms, output, shape, scale, names })
     }
 
+    /// The heads, by groups.
+    fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        let AttentionShape { heads, groups, head_width: width, projections, .. } = self.shape;
+        let of_group = heads / groups * width;
+        let packed = [(0, of_group), (heads * width, width), ((heads + groups) * width, width)];
+        let branch = Branch::new(groups, &mut self.output, of_group);
+        let branch = match (&self.inputs[..], projections) {
+            ([q, k, v], _) => {
+                let branch = branch.made_by(q, &[(0, of_group)]);
+                branch.made_by(k, &[(0, width)]).made_by(v, &[(0, width)])
+            }
+            (inputs, Projections::PackedByHead) => branch.made_by(&inputs[0], &[(0, 3 * width)]),
+            (inputs, _) => branch.made_by(&inputs[0], &packed),
+        };
+        let branch =
+            self.head_norms.iter_mut().fold(branch, |branch, norm| branch.with_common(norm));
+        visitor(Shared::Branch(branch.resizing(|len| {
+            self.shape.heads = len * (heads / groups);
+            self.shape.groups = len;
+        })));
+    }
+
     /// # Shapes
     /// `x: [B, T, C] → [B, T, C]`
     pub(super) fn forward(&self, pass: &Pass, x: Var, seen: &Seen) -> NnResult<Var> {
         let AttentionShape { heads, groups, .. } = self.shape;
         let (mask, options) = (seen.mask.as_ref(), self.options(pass, Causal::UpperLeft));
+        let x = self.output.branch_input(x)?;
         let y = match (&self.inputs[..], &self.head_norms[..]) {
             ([packed], []) if self.shape.score_cap.is_none() => {
                 let mut x = self.packed(run_in(pass, self.names.inputs[0], packed, x)?)?;
@@ -114,8 +137,8 @@ impl Attention {
         let probability = self.shape.dropout;
         let drops = pass.is_training() && probability > 0.0;
         let first_sample = pass.first_sample();
-        let dropout =
-            drops.then(|| AttentionDropout { key: pass.draw(), probability, first_sample });
+        let key = || self.output.within_branch(pass, || pass.draw());
+        let dropout = drops.then(|| AttentionDropout { key: key(), probability, first_sample });
         AttentionOptions { causal, scale: self.scale, dropout }
     }
 
@@ -143,7 +166,8 @@ impl Attention {
         if let Some(mask) = mask {
             scores = scores.masked_fill(&mask.logical_not()?.unsqueeze(1)?, HIDDEN)?;
         }
-        let weights = Dropout::new(self.shape.dropout)?.forward(pass, scores.softmax(4)?)?;
+        let (dropout, weights) = (Dropout::new(self.shape.dropout)?, scores.softmax(4)?);
+        let weights = self.output.within_branch(pass, || dropout.forward(pass, weights))?;
         let weights = weights.reshape([batch, groups, shared * len, keys])?;
         Ok(weights.matmul(v)?.reshape([batch, heads, len, width])?)
     }
@@ -211,7 +235,7 @@ named!(Attention, |self| {
     self.inputs => self.names.inputs,
     self.output => self.names.output,
     self.head_norms => self.names.head_norms,
-});
+}, shared by branches);
 
 /// `[B, T, heads · D] → [B, heads, T, D]`
 fn by_heads(x: Var, heads: usize) -> NnResult<Var> {

@@ -2,7 +2,7 @@
 //! `down(f(gate(x)) · up(x))`.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_nn::{Linear, NnResult};
+use lowtide_nn::{Branch, Linear, NnResult, Shared};
 
 use super::fields::named;
 use super::make::Maker;
@@ -43,10 +43,16 @@ impl FeedForward {
         })
     }
 
+    /// The hidden features.
+    fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        let layers = [Some(&self.up), self.gate.as_ref()];
+        visitor(Shared::Branch(Branch::hidden(layers.into_iter().flatten(), &mut self.down)));
+    }
+
     /// # Shapes
     /// `x: [.., D] → [.., D]`
     pub(super) fn forward(&self, pass: &Pass, x: Var) -> NnResult<Var> {
-        let names = self.names;
+        let (names, x) = (self.names, self.down.branch_input(x)?);
         let hidden = match &self.gate {
             None => self.activation.of(run_in(pass, names.up, &self.up, x)?)?,
             Some(gate) => {
@@ -62,7 +68,7 @@ named!(FeedForward, |self| {
     self.gate => self.names.gate,
     self.up => self.names.up,
     self.down => self.names.down,
-});
+}, shared by branches);
 
 impl Activation {
     pub(crate) fn of(self, x: Var) -> NnResult<Var> {

@@ -1,8 +1,13 @@
 //! `Parameters` of modules whose fields have the names of a family.
 
-/// Implements `Parameters` from fields and their names, which are known when the program runs.
+/// Implements `Parameters` from fields and their names, which are known when the program runs; what
+/// ranks can share of the module itself is shown by a method of it.
 macro_rules! named {
-    ($module:ty, |$self:ident| { $($field:expr => $name:expr),* $(,)? }) => {
+    (
+        $module:ty,
+        |$self:ident| { $($field:expr => $name:expr),* $(,)? }
+        $(, shared by $shared:ident)?
+    ) => {
         impl lowtide_nn::Parameters for $module {
             fn visit(
                 &mut $self,
@@ -34,6 +39,15 @@ macro_rules! named {
             ) {
                 use lowtide_nn::fields::Field;
                 $($field.visit_policies_as($name, visitor);)*
+            }
+
+            fn visit_shared(
+                &mut $self,
+                visitor: &mut dyn FnMut(lowtide_nn::Shared<'_>),
+            ) {
+                use lowtide_nn::fields::Field;
+                $($self.$shared(visitor);)?
+                $($field.visit_shared_as($name, visitor);)*
             }
         }
     };

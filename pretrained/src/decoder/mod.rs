@@ -19,9 +19,8 @@ use std::rc::Rc;
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::{
-    CrossEntropyOptions, Dropout, Embedding, Linear, LinearCrossEntropyOptions, Logits, Loss,
-    Module, NnResult, Parameters, RotaryEmbedding, Segment, cross_entropy_with,
-    linear_cross_entropy, run_blocks,
+    Dropout, Embedding, Linear, LinearCrossEntropyOptions, Logits, Loss, Module, NnResult,
+    Parameters, RotaryEmbedding, Segment, Shared, VocabularyShare, run_blocks,
 };
 use lowtide_tensor::{DType, Device, RandomKey, Tensor, bf16, f16};
 
@@ -219,6 +218,16 @@ impl Decoder {
         }
     }
 
+    /// The rows that this rank has of the output layer, where ranks share it.
+    fn output_share(&self) -> Option<&VocabularyShare> {
+        self.head.as_ref().map_or(self.table.vocabulary(), Linear::vocabulary)
+    }
+
+    /// The table of tokens and the output layer.
+    fn vocabulary(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        visitor(Shared::Vocabulary { table: &mut self.table, head: self.head.as_mut() });
+    }
+
     /// What each position says of the token after it. Positions where `mask` is 0 are padding,
     /// which no other position sees.
     ///
@@ -235,6 +244,10 @@ impl Decoder {
     fn logits_of(&self, pass: &Pass, x: Var) -> NnResult<Var> {
         let name = self.shape.family.names().head;
         let logits = match &self.head {
+            _ if self.output_share().is_some() => {
+                let weight = self.head_weight(pass)?;
+                pass.within(name, || Logits::of(x, weight, self.output_share()).whole())?
+            }
             Some(head) => run_in(pass, name, head, x)?,
             None => {
                 let table = self.table.table(pass)?;
@@ -253,10 +266,19 @@ impl Decoder {
     /// # Errors
     /// Those of [`Decoder::logits`].
     pub fn linear_logits(&self, pass: &Pass, tokens: Var) -> NnResult<Logits> {
-        let input = self.features(pass, tokens, None)?;
+        self.linear_logits_with_mask(pass, tokens, None)
+    }
+
+    fn linear_logits_with_mask(
+        &self,
+        pass: &Pass,
+        tokens: Var,
+        mask: Option<&Tensor>,
+    ) -> NnResult<Logits> {
+        let input = self.features(pass, tokens, mask)?;
         Ok(match self.shape.logit_cap {
             Some(_) => Logits::Whole(self.logits_of(pass, input)?),
-            None => Logits::Linear { input, weight: self.head_weight(pass)? },
+            None => Logits::of(input, self.head_weight(pass)?, self.output_share()),
         })
     }
 
@@ -277,15 +299,7 @@ impl Decoder {
         mask: Option<&Tensor>,
         options: LinearCrossEntropyOptions,
     ) -> NnResult<Loss> {
-        let x = self.features(pass, tokens, mask)?;
-        if self.shape.logit_cap.is_some() {
-            let LinearCrossEntropyOptions { ignore_index, label_smoothing } = options;
-            let options = CrossEntropyOptions { ignore_index, label_smoothing, weight: None };
-            let (rows, classes) = (labels.element_count(), self.shape.vocabulary);
-            let logits = self.logits_of(pass, x)?.reshape([rows, classes])?;
-            return cross_entropy_with(logits, &labels.reshape([rows])?, options);
-        }
-        linear_cross_entropy(x, self.head_weight(pass)?, None, labels, options)
+        self.linear_logits_with_mask(pass, tokens, mask)?.cross_entropy_in_chunks(labels, options)
     }
 
     /// [`Decoder::loss_with_mask`] of sequences without padding.
@@ -309,7 +323,7 @@ named!(Decoder, |self| {
     self.layers => self.shape.family.names().layers,
     self.norm => self.shape.family.names().norm,
     self.head => self.shape.family.names().head,
-});
+}, shared by vocabulary);
 
 impl Module for Decoder {
     /// [`Decoder::logits`] of sequences without padding.

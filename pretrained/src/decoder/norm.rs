@@ -5,6 +5,7 @@ use lowtide_nn::{LayerNorm, Module, NnResult, Parameter, Parameters, RmsNorm};
 
 /// A norm over the last dimension.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a layer has a few")]
 pub(super) enum Norm {
     Layer(LayerNorm),
     Rms(RmsNorm),

@@ -1,6 +1,6 @@
 //! A part of a model that is being made.
 
-use lowtide_nn::fields::{Buffer, Field, SavedPolicy};
+use lowtide_nn::fields::{Buffer, Field, SavedPolicy, Shared};
 use lowtide_nn::{Linear, Parameter, Parameters};
 
 /// A part of a model, with the names that its parameters have in the whole.
@@ -24,5 +24,9 @@ impl Parameters for Part<'_> {
 
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
         self.parameters.visit_policies_as(self.name, visitor);
+    }
+
+    fn visit_shared(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        self.parameters.visit_shared(visitor);
     }
 }

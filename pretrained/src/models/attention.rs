@@ -5,7 +5,7 @@
 //! position.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_nn::{Dropout, Linear, Module, NnResult};
+use lowtide_nn::{Branch, Dropout, Linear, Module, NnResult, Shared};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Tensor};
 
 use crate::decoder::{Maker, named};
@@ -38,7 +38,7 @@ pub(super) struct Attention {
     dropout: f64,
 }
 
-named!(Attention, |self| { self.layers => self.names });
+named!(Attention, |self| { self.layers => self.names }, shared by branches);
 
 impl Attention {
     pub(super) fn new(make: &Maker<'_>, path: &str, sizes: Sizes) -> Result<Self> {
@@ -55,8 +55,19 @@ impl Attention {
         Ok(Attention { layers, names, heads, scale, dropout })
     }
 
-    /// Attention of the queries of `x` to the keys and values of `memory`, of those that `mask`
-    /// shows, with `bias` added to the scores. The gradient of a bias is one of all scores, which
+    /// The heads.
+    fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        let [q, k, v, end] = &mut self.layers[..] else { unreachable!("there are four") };
+        let width = q.weight().value().shape()[0] / self.heads;
+        let branch =
+            [q, k, v].into_iter().fold(Branch::new(self.heads, end, width), |branch, layer| {
+                branch.made_by(layer, &[(0, width)])
+            });
+        visitor(Shared::Branch(branch.resizing(|len| self.heads = len)));
+    }
+
+    /// Attention of the queries of `x` to the keys and values of `memory`, which is x itself if
+    /// absent, of those that `mask` shows, with `bias` added to the scores. The gradient of a bias is one of all scores, which
     /// are then there as a whole.
     ///
     /// # Shapes
@@ -64,10 +75,13 @@ impl Attention {
     pub(super) fn forward(
         &self,
         pass: &Pass,
-        [x, memory]: [Var; 2],
+        (x, memory): (Var, Option<Var>),
         mask: Option<&Tensor>,
         bias: Option<Var>,
     ) -> NnResult<Var> {
+        let end = &self.layers[3];
+        let x = end.branch_input(x)?;
+        let memory = memory.map_or(Ok(x.clone()), |memory| end.branch_input(memory))?;
         let q = self.projected(pass, 0, x)?;
         let k = self.projected(pass, 1, memory.clone())?;
         let v = self.projected(pass, 2, memory)?;
@@ -79,24 +93,25 @@ impl Attention {
                 if scale != 1.0 {
                     scores = scores.mul_scalar(scale)?;
                 }
-                scores = scores.add(bias)?;
+                scores = scores.add(end.own_units(end.branch_input(bias)?, 1)?)?;
                 if let Some(mask) = mask {
                     scores = scores.masked_fill(&mask.logical_not()?, f64::NEG_INFINITY)?;
                 }
-                let weights = Dropout::new(self.dropout)?.forward(pass, scores.softmax(3)?)?;
+                let (dropout, weights) = (Dropout::new(self.dropout)?, scores.softmax(3)?);
+                let weights = end.within_branch(pass, || dropout.forward(pass, weights))?;
                 weights.matmul(v)?
             }
         };
         let (batch, len, width) = (y.shape()[0], y.shape()[2], y.shape()[1] * y.shape()[3]);
         let joined = y.transpose(1, 2)?.reshape([batch, len, width])?;
-        pass.within(self.names[3], || self.layers[3].forward(pass, joined))
+        pass.within(self.names[3], || end.forward(pass, joined))
     }
 
     fn options(&self, pass: &Pass) -> AttentionOptions {
         let (probability, first_sample) = (self.dropout, pass.first_sample());
         let drops = pass.is_training() && probability > 0.0;
-        let dropout =
-            drops.then(|| AttentionDropout { key: pass.draw(), probability, first_sample });
+        let key = || self.layers[3].within_branch(pass, || pass.draw());
+        let dropout = drops.then(|| AttentionDropout { key: key(), probability, first_sample });
         AttentionOptions { scale: self.scale, dropout, ..Default::default() }
     }
 

@@ -6,8 +6,9 @@
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::{
-    CrossEntropyOptions, Embedding, LayerNorm, Linear, LinearCrossEntropyOptions, Loss, Module,
-    NnResult, Parameter, Segment, cross_entropy_with, linear_cross_entropy, parameters, run_blocks,
+    Branch, CrossEntropyOptions, Embedding, LayerNorm, Linear, LinearCrossEntropyOptions, Loss,
+    Module, NnResult, Parameter, Segment, Shared, cross_entropy_with, linear_cross_entropy,
+    parameters, run_blocks,
 };
 use lowtide_tensor::{DType, Device, Tensor};
 
@@ -104,16 +105,22 @@ parameters!(Layer {
     up as "intermediate.dense",
     down as "output.dense",
     norm as "output.LayerNorm",
-});
+}, shared by branches);
 
 impl Layer {
+    /// The hidden features.
+    fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        visitor(Shared::Branch(Branch::hidden([&self.up], &mut self.down)));
+    }
+
     fn forward(&self, pass: &Pass, x: Var, mask: Option<&Tensor>) -> NnResult<Var> {
         let y = pass.within("attention", || {
-            let y = self.attention.forward(pass, [x.clone(), x.clone()], mask, None)?;
+            let y = self.attention.forward(pass, (x.clone(), None), mask, None)?;
             dropped(pass, self.dropout, y)
         })?;
         let x = run_in(pass, "attention.output.LayerNorm", &self.attention_norm, y.add(x)?)?;
-        let hidden = run_in(pass, "intermediate.dense", &self.up, x.clone())?;
+        let hidden = self.down.branch_input(x.clone())?;
+        let hidden = run_in(pass, "intermediate.dense", &self.up, hidden)?;
         let hidden = self.activation.of(hidden)?;
         let y = pass.within("output.dense", || {
             dropped(pass, self.dropout, self.down.forward(pass, hidden)?)

@@ -10,8 +10,9 @@ use std::rc::Rc;
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::{
-    Embedding, Linear, LinearCrossEntropyOptions, Loss, Module, NnResult, RelativePositionBias,
-    RelativePositionOptions, RmsNorm, Segment, Sides, linear_cross_entropy, parameters,
+    Branch, Embedding, Linear, LinearCrossEntropyOptions, Loss, Module, NnResult,
+    RelativePositionBias, RelativePositionOptions, RmsNorm, Segment, Shared, Sides,
+    linear_cross_entropy, parameters,
 };
 use lowtide_tensor::{DType, Device, Tensor};
 use serde_json::Value;
@@ -96,7 +97,13 @@ named!(Hidden, |self| {
     self.wi => self.names.wi,
     self.wo => self.names.wo,
     self.norm => self.names.norm,
-});
+}, shared by branches);
+
+impl Hidden {
+    fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        visitor(Shared::Branch(Branch::hidden(&self.wi, &mut self.wo)));
+    }
+}
 
 #[derive(Debug)]
 struct HiddenNames {
@@ -155,8 +162,8 @@ impl Layer {
     ) -> NnResult<Var> {
         let normed = run_in(pass, OWN[1], &self.own.norm, x.clone())?;
         let y = pass.within(OWN[0], || {
-            let (sources, mask) = ([normed.clone(), normed], seen.own.as_ref());
-            let y = self.own.attention.forward(pass, sources, mask, Some(bias))?;
+            let mask = seen.own.as_ref();
+            let y = self.own.attention.forward(pass, (normed, None), mask, Some(bias))?;
             dropped(pass, self.dropout, y)
         })?;
         let mut x = y.add(x)?;
@@ -164,19 +171,19 @@ impl Layer {
             let normed = run_in(pass, CROSS[1], &cross.norm, x.clone())?;
             let y = pass.within(CROSS[0], || {
                 let mask = seen.memory.as_ref();
-                let y = cross.attention.forward(pass, [normed, memory], mask, None)?;
+                let y = cross.attention.forward(pass, (normed, Some(memory)), mask, None)?;
                 dropped(pass, self.dropout, y)
             })?;
             x = y.add(x)?;
         }
         let Hidden { wi, wo, norm, activation, names } = &self.hidden;
-        let normed = run_in(pass, names.norm, norm, x.clone())?;
+        let normed = wo.branch_input(run_in(pass, names.norm, norm, x.clone())?)?;
         let mut hidden = activation.of(run_in(pass, names.wi[0], &wi[0], normed.clone())?)?;
         if let Some(up) = wi.get(1) {
             hidden = hidden.mul(run_in(pass, names.wi[1], up, normed)?)?;
         }
         let y = pass.within(names.wo, || {
-            let hidden = dropped(pass, self.dropout, hidden)?;
+            let hidden = wo.within_branch(pass, || dropped(pass, self.dropout, hidden))?;
             let y = wo.forward(pass, hidden)?;
             pass.within("branch", || dropped(pass, self.dropout, y))
         })?;

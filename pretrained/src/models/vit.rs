@@ -5,8 +5,8 @@
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::{
-    Conv2d, LayerNorm, Linear, Module, NnResult, Parameter, ResizeMode, Segment, Sizes as To,
-    parameters, resize, run_blocks,
+    Branch, Conv2d, LayerNorm, Linear, Module, NnResult, Parameter, ResizeMode, Segment, Shared,
+    Sizes as To, parameters, resize, run_blocks,
 };
 use lowtide_tensor::{Conv2dGeometry, Corners, DType, Device};
 
@@ -82,17 +82,23 @@ parameters!(Layer {
     after as "layernorm_after",
     up as "intermediate.dense",
     down as "output.dense",
-});
+}, shared by branches);
 
 impl Layer {
+    /// The hidden features.
+    fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
+        visitor(Shared::Branch(Branch::hidden([&self.up], &mut self.down)));
+    }
+
     fn forward(&self, pass: &Pass, x: Var) -> NnResult<Var> {
         let normed = run_in(pass, "layernorm_before", &self.before, x.clone())?;
         let y = pass.within("attention", || {
-            let y = self.attention.forward(pass, [normed.clone(), normed], None, None)?;
+            let y = self.attention.forward(pass, (normed, None), None, None)?;
             dropped(pass, self.dropout, y)
         })?;
         let x = y.add(x)?;
         let hidden = run_in(pass, "layernorm_after", &self.after, x.clone())?;
+        let hidden = self.down.branch_input(hidden)?;
         let hidden = self.activation.of(run_in(pass, "intermediate.dense", &self.up, hidden)?)?;
         let y = pass.within("output.dense", || {
             dropped(pass, self.dropout, self.down.forward(pass, hidden)?)

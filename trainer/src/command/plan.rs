@@ -135,7 +135,7 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     of_rank.check_budgets()?;
     let simulated = of_rank.open_simulated(of_rank.process_budget())?;
     let Simulated { device: sim, calibration, .. } = simulated;
-    let mut data = recipe.open_share(arguments.planning.first_rank())?;
+    let mut data = recipe.open_share(arguments.planning.first_reader())?;
     lock_pages(&mut data.train, &sim)?;
     let host = arguments.planning.open_simulated_host(&arguments.device)?;
     let place = Place::new(arguments, &sim, host.as_ref());
@@ -178,7 +178,7 @@ fn compare(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
         }
         None => "time relative to the fastest".to_owned(),
     };
-    let share = match arguments.planning.rank_count() {
+    let share = match arguments.planning.share_count() {
         1 => String::new(),
         count => format!(", {} on each of {count} ranks", recipe.train.batch_size / count),
     };
@@ -298,7 +298,7 @@ fn longest(arguments: &PlanArgs) -> Result<bool> {
     for &budget_bytes in &arguments.device.budgets {
         let plan_of = |context: usize| -> Result<WithinBudget> {
             let recipe = arguments.model.recipe_of(&arguments.recipe, Some(context))?;
-            let mut data = recipe.open_share(arguments.planning.first_rank())?;
+            let mut data = recipe.open_share(arguments.planning.first_reader())?;
             lock_pages(&mut data.train, &sim)?;
             place.plan(budget_bytes, &recipe, &data)
         };
@@ -383,6 +383,7 @@ impl Found {
         let share = match (self.rank_count, self.zero) {
             (1, _) => String::new(),
             (count, Zero::Blocks) => format!(" through {count} stages"),
+            (count, Zero::Features) => format!(" on all of {count} ranks"),
             (count, _) => format!(" on each of {count} ranks"),
         };
         say(&format!("batch           {} samples{share}", plan.batch_size))?;
@@ -393,6 +394,10 @@ impl Found {
                 _ => "",
             };
             say(&format!("divided         {what} among the ranks, each with a part{shown}"))?;
+        }
+        if self.zero == Zero::Features {
+            let sent = format_bytes(self.sent_in_passes() as u64);
+            say(&format!("sent            {sent} by each rank in a step, for sums"))?;
         }
         for (index, change) in numerics.iter().enumerate() {
             let head = if index == 0 { "numerics" } else { "" };
@@ -510,6 +515,7 @@ impl Found {
             "batch_size": plan.batch_size,
             "ranks": self.rank_count,
             "zero": self.zero,
+            "sent_in_passes_bytes": self.sent_in_passes(),
             "stages": self.stages.to_json(),
             "ways": self.ways.to_json(),
             "evaluation_batch": plan.evaluation_batch,
@@ -534,6 +540,12 @@ impl Found {
             json["process"] = process.to_json();
         }
         json
+    }
+
+    /// Bytes that a rank sends in a step for sums within passes: of each its part to all others, as
+    /// others do with theirs, and then the sum of it.
+    fn sent_in_passes(&self) -> usize {
+        2 * self.plan.forecast.summed_bytes / self.rank_count * (self.rank_count - 1)
     }
 
     /// The estimated time of a forecast, with the fastest as 1.
@@ -598,8 +610,7 @@ pub(super) fn find(
     };
     let Simulated { device: sim, budget_bytes, products, calibration } =
         device.open_simulated(process_budget)?;
-    let reader = planning.reader(planning.first_rank());
-    let RecipeData { samples, mut train, test } = recipe.open_share(reader)?;
+    let RecipeData { samples, mut train, test } = recipe.open_share(planning.first_reader())?;
     lock_pages(&mut train, &sim)?;
     let host = planning.open_simulated_host(&device)?;
     let fit = recipe.fit(&train, &test);
@@ -645,7 +656,8 @@ pub(super) fn find(
         Ok((plan, process, trainer.survey_sharing(&fit, &forecasts)?))
     })?;
     let Changed { planned: (plan, process, survey), recipe, numerics, zero } = changed;
-    if ways.fastest().is_none() && planning.rank_count() > 1 && zero != Zero::Blocks {
+    let shares_batches = !matches!(zero, Zero::Blocks | Zero::Features);
+    if ways.fastest().is_none() && planning.rank_count() > 1 && shares_batches {
         ways = Ways::of(plan.budget_bytes, &fit, |zero| trainer_of(&recipe, zero))?;
     }
     let (outside_bytes, is_assumed) = (sim.outside_bytes(), device.is_assumed());

@@ -38,6 +38,11 @@ pub(super) struct PlanningArgs {
     /// them one: a batch goes through them in micro-batches. For models that no rank has room for.
     #[arg(long, conflicts_with = "zero")]
     pipeline: bool,
+    /// Shares the attention heads, the hidden features and the vocabulary of a model of text, or the
+    /// heads and features of one of images, among the ranks, each of which has all samples: what
+    /// they make of their own is added up in each block. For layers that no rank has room for.
+    #[arg(long, conflicts_with_all = ["zero", "pipeline"])]
+    tensor_parallel: bool,
     /// Changes of the numerics for a plan that does not fit without, in order, with commas between
     /// them, and in the end all together.
     #[arg(long, value_name = "CHANGES", value_delimiter = ',')]
@@ -165,6 +170,7 @@ impl PlanningArgs {
         let place = match self.divided() {
             None | Some(Zero::Off) => return Ok(()),
             Some(Zero::Blocks) => "--pipeline",
+            Some(Zero::Features) => "--tensor-parallel",
             Some(_) => "--zero",
         };
         if self.rank_count() > 1 {
@@ -176,20 +182,30 @@ impl PlanningArgs {
 
     /// What is to be divided among the ranks, if that is said.
     pub(super) fn divided(&self) -> Option<Zero> {
-        if self.pipeline { Some(Zero::Blocks) } else { self.zero }
+        match (self.pipeline, self.tensor_parallel) {
+            (true, _) => Some(Zero::Blocks),
+            (_, true) => Some(Zero::Features),
+            _ => self.zero,
+        }
     }
 
-    /// The rank whose share of every batch this one reads: the stages of a pipeline read all.
+    /// The rank whose share of every batch this one reads: the stages of a pipeline, and those that
+    /// share the features of a model, read all.
     pub(super) fn reader(&self, rank: Rank) -> Rank {
         match self.divided() {
-            Some(Zero::Blocks) => Rank { index: 0, count: 1 },
+            Some(Zero::Blocks | Zero::Features) => Rank { index: 0, count: 1 },
             _ => rank,
         }
     }
 
+    /// The same of the first rank.
+    pub(super) fn first_reader(&self) -> Rank {
+        self.reader(self.first_rank())
+    }
+
     /// Into how many shares batches are divided.
     pub(super) fn share_count(&self) -> usize {
-        self.reader(self.first_rank()).count
+        self.first_reader().count
     }
 
     /// How many ranks train together.

@@ -369,8 +369,8 @@ impl Begin<'_> {
         let RunArgs { device: device_arguments, planning, .. } = arguments;
         let process_budget = device_arguments.process_budget();
         let built = recipe.trainer_among(ranks.clone(), zero, device, samples);
-        // Those that are cut meet on the way to a plan.
-        let stages = ranks.as_deref().filter(|_| zero == Zero::Blocks);
+        // Those that have blocks or features of one model meet on the way to a plan.
+        let stages = ranks.as_deref().filter(|_| matches!(zero, Zero::Blocks | Zero::Features));
         let mut trainer = match agree(stages, built) {
             // The rehearsal on a larger, simulated device knows how much is missing in all.
             Err(error) if error.out_of_memory().is_some() => {
@@ -601,6 +601,7 @@ fn conclude(
         let Summary { ranks, batch_size, .. } = summary;
         let each = match summary.zero {
             Zero::Blocks => format!("{ranks}, each with a stage of the model"),
+            Zero::Features => format!("{ranks}, each with all of {batch_size} samples"),
             _ => format!("{ranks}, each with {} of {batch_size} samples", plan.batch_size),
         };
         say(&format!("ranks            {each}"))?;

@@ -55,6 +55,7 @@ use prune::Start;
 
 use crate::divided::host_of;
 use crate::error::{Result, TrainError};
+use crate::features::shares_features;
 use crate::observers::CheckpointEvery;
 use crate::options::{MicroBatches, NonFinite, Options};
 use crate::outline::Fit;
@@ -419,7 +420,8 @@ impl Recipe {
         samples: Samples,
     ) -> Result<RecipeTrainer> {
         let is_cut = zero == Zero::Blocks && ranks.is_some();
-        let is_divided = parameter_part(ranks.as_deref(), zero).is_some();
+        let is_divided = parameter_part(ranks.as_deref(), zero).is_some()
+            || shares_features(ranks.as_deref(), zero);
         let place = if is_divided || is_cut { host_of(device)? } else { device.clone() };
         let mut trainer = self.trainer_of(self.task(&place, samples)?, device)?;
         trainer.set_ranks(ranks);

@@ -120,6 +120,11 @@ impl<S: Task + Clone + 'static, T: Task + Clone + 'static> Parameters for Distil
         self.teacher.parameters().visit_buffers(&mut of_teacher);
     }
 
+    /// The student's: every rank has the teacher as a whole.
+    fn visit_shared(&mut self, visitor: &mut dyn FnMut(lowtide_nn::Shared<'_>)) {
+        self.student.parameters().visit_shared(visitor);
+    }
+
     /// The student's: the teacher saves nothing.
     fn visit_policies(
         &mut self,

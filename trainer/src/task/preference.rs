@@ -162,6 +162,11 @@ impl<M: TokenModel + Clone> Parameters for Preference<M> {
         }
     }
 
+    /// The model's: every rank has the reference as a whole.
+    fn visit_shared(&mut self, visitor: &mut dyn FnMut(lowtide_nn::Shared<'_>)) {
+        self.model.visit_shared(visitor);
+    }
+
     /// The model's: the reference saves nothing.
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
         self.model.visit_policies(visitor);

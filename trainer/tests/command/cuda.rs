@@ -111,16 +111,18 @@ mod on_the_pretend_device {
         let (whole, divided) = (whole.expect("it ran"), divided.expect("it ran"));
         assert_eq!(divided["final_state_hash"], whole["final_state_hash"]);
         assert_eq!(divided["predicted_peak_bytes"], divided["measured_peak_bytes"]);
-        let model = ["width=16", "blocks=2", "hidden=16"].map(|set| format!("--set model.{set}"));
+        let model = ["width=16", "blocks=2", "hidden=16", "dropout=0.0"]
+            .map(|set| format!("--set model.{set}"));
         let task = format!("digits-vit {} --epochs 1 --device cuda", model.join(" "));
         let one = train(&place, &task, "one").expect("it ran");
-        let stages = train(&place, &format!("{task} --ranks 2 --pipeline"), "two");
-        let stages = stages.expect("it ran");
-        assert_eq!(stages["predicted_peak_bytes"], stages["measured_peak_bytes"]);
-        assert!(stages["predicted_peak_bytes"].as_u64() < one["predicted_peak_bytes"].as_u64());
-        let [two, one] = ["two", "one"].map(|out| losses(&place, out));
-        for (found, expected) in two.iter().zip(&one) {
-            assert!((found - expected).abs() < 1e-3 * expected, "{two:?}, not {one:?}");
+        for way in ["--pipeline", "--tensor-parallel"] {
+            let two = train(&place, &format!("{task} --ranks 2 {way}"), "two").expect("it ran");
+            assert_eq!(two["predicted_peak_bytes"], two["measured_peak_bytes"], "{way}");
+            assert!(two["predicted_peak_bytes"].as_u64() < one["predicted_peak_bytes"].as_u64());
+            let [two, one] = ["two", "one"].map(|out| losses(&place, out));
+            for (found, expected) in two.iter().zip(&one) {
+                assert!((found - expected).abs() < 1e-3 * expected, "{way}: {two:?}, not {one:?}");
+            }
         }
         // The pretend driver has four devices.
         let folder = DRIVER.folder().expect("it was there");

@@ -182,6 +182,58 @@ fn a_transformer_that_fits_no_rank_is_trained_in_stages() {
     assert!(distance(&many, &one, "test_loss") < 1e-5);
     assert_eq!(many["predicted_peak_bytes"], many["measured_peak_bytes"]);
     assert!(many["measured_peak_bytes"].as_u64() <= Some(budget));
+    // What goes from block to block for all samples, and the gradient of the table.
+    let plan = place.run("plan task.toml --ranks 4 --pipeline --json").check_done();
+    let plan: Value = serde_json::from_str(&plan).expect("JSON");
+    let sent = plan["stages"].as_array().expect("a list").iter();
+    let sent: Vec<_> = sent.map(|stage| stage["sent_bytes"].as_u64().expect("bytes")).collect();
+    let (between, table) = (16 * 12 * 64 * 4, 50 * 64 * 4);
+    assert_eq!(sent, [between + table, 2 * between, 2 * between, between + table]);
+}
+
+/// Two ranks have a head each, half of the hidden features and of the vocabulary.
+#[test]
+fn ranks_that_share_features_train_as_one_does_and_go_on_in_any_way() {
+    let place = Place::new();
+    let (_, task) = TASKS[2];
+    // Ranks draw other numbers for their own heads.
+    let task = task.replace("dropout = 0.1", "dropout = 0.0");
+    let train = "[train]\nepochs = 2\nbatch_size = 16\ncheckpoint_every = \"2steps\"\n";
+    place.write("task.toml", format!("{task}{train}"));
+    let one = place.train("task.toml --threads 1", "one");
+    let same = |many: &Value, place: &str| {
+        let far = ["test_loss", "train_loss_last"].map(|name| distance(many, &one, name));
+        assert!(far.iter().all(|&far| far < 1e-5), "{place}: {far:?}");
+    };
+    let many = place.train("task.toml --ranks 2 --tensor-parallel", "two");
+    same(&many, "two ranks");
+    assert_eq!((&many["zero"], &many["ranks"]), (&"features".into(), &2.into()));
+    assert_eq!(many["predicted_peak_bytes"], many["measured_peak_bytes"]);
+    let plan = place.run("plan task.toml --ranks 2 --tensor-parallel --json").check_done();
+    let plan: Value = serde_json::from_str(&plan).expect("JSON");
+    assert_eq!(plan["predicted_peak_bytes"], many["predicted_peak_bytes"]);
+    // Of each of 16 x 12 positions: the embedding once, what goes into and comes out of four
+    // branches and of the output layer, and three numbers by rank for its loss.
+    let position = (1 + 8 + 1) * 16 * 4 + 2 * 3 * 4;
+    assert_eq!(plan["sent_in_passes_bytes"], 16 * 12 * position);
+    let said = place.run("plan task.toml --ranks 2 --tensor-parallel").check_done();
+    assert!(said.contains("\nbatch           16 samples on all of 2 ranks\n"), "{said}");
+    assert!(said.contains("heads, hidden features and vocabulary among the ranks"), "{said}");
+    assert!(said.contains(" by each rank in a step, for sums\n"), "{said}");
+    for (drill, retried) in [("--fault-at 30", 1), ("", 0)] {
+        let again = place.train(&format!("task.toml --ranks 2 --tensor-parallel {drill}"), "again");
+        assert_eq!(learned(&again), learned(&many), "{drill}");
+        assert_eq!(again["retried_steps"], retried);
+    }
+    let from = "train --resume two/checkpoints/step-00000004 --out resumed";
+    for more in ["", "--ranks 2 --tensor-parallel", "--ranks 2 --pipeline", "--ranks 2 --zero 1"] {
+        place.run(&format!("{from} {more}")).check_done();
+        same(&place.json("resumed/summary.json"), more);
+    }
+    // A plan that was written, and budgets side by side.
+    place.run("plan task.toml --ranks 2 --tensor-parallel --json --budget 1GiB").check_done();
+    let rows = "plan task.toml --ranks 2 --tensor-parallel --budget 1GiB,8KiB";
+    place.run(rows).check_refused(2, &["1 GiB", "does not fit"]);
 }
 
 /// A transformer in a budget in which none of the ranks could have it whole.
@@ -318,20 +370,25 @@ mod processes {
     }
 
     #[test]
-    fn processes_are_the_stages_that_threads_are() {
+    fn processes_are_the_stages_and_the_heads_that_threads_are() {
         let place = Place::new();
         let (_, task) = TASKS[2];
-        let model = task.replace("blocks = 2", "blocks = 4");
+        let model = task.replace("blocks = 2", "blocks = 4").replace("heads = 2", "heads = 4");
         let train = "[train]\nepochs = 1\nbatch_size = 16\n";
         place.write("task.toml", format!("{model}{train}"));
-        for count in [2, 4] {
-            let threads = format!("task.toml --ranks {count} --pipeline");
-            let threads = place.train(&threads, &format!("threads-{count}"));
+        for (count, way) in [
+            (2, "--pipeline"),
+            (4, "--pipeline"),
+            (2, "--tensor-parallel"),
+            (4, "--tensor-parallel"),
+        ] {
+            let threads = format!("task.toml --ranks {count} {way}");
+            let threads = place.train(&threads, "threads");
             for fault in ["", "--fault-at 30"] {
-                let arguments = format!("train task.toml --quiet --out many --pipeline {fault}");
+                let arguments = format!("train task.toml --quiet --out many {way} {fault}");
                 Outcome::of(&mut command(&place, count, &arguments)).check_done();
                 let many = place.json("many/summary.json");
-                assert_eq!(learned(&many), learned(&threads), "{count} processes {fault}");
+                assert_eq!(learned(&many), learned(&threads), "{count} processes {way} {fault}");
                 assert_eq!(many["predicted_peak_bytes"], many["measured_peak_bytes"]);
                 assert_eq!(many["retried_steps"], u64::from(!fault.is_empty()));
             }
@@ -432,7 +489,14 @@ fn what_ranks_cannot_share_is_said() {
     refused(whole, &["train.leaf", "train.split_batches"]);
     refused("train --ranks 2 --process-budget 1GiB", &["--process-budget", "--budget"]);
     refused("train --ranks 0", &["--ranks"]);
-    for alone in ["train --zero 1", "plan --zero 3", "train --pipeline", "plan --pipeline"] {
+    for alone in [
+        "train --zero 1",
+        "plan --zero 3",
+        "train --pipeline",
+        "plan --pipeline",
+        "train --tensor-parallel",
+        "plan --tensor-parallel",
+    ] {
         refused(alone, &["takes several ranks", "--ranks"]);
     }
     refused("train --ranks 2 --pipeline", &["pipeline", "nowhere to cut"]);
@@ -440,4 +504,7 @@ fn what_ranks_cannot_share_is_said() {
     refused("plan --ranks 2 --pipeline --least", &["--pipeline", "within one budget"]);
     refused("train --ranks 2 --pipeline --process-budget 1GiB", &["--process-budget"]);
     refused("train --ranks 2 --pipeline --zero 1", &["--pipeline", "--zero"]);
+    refused("train --ranks 2 --pipeline --tensor-parallel", &["--pipeline", "--tensor-parallel"]);
+    refused("train --ranks 2 --tensor-parallel", &["tensor-parallel", "no attention heads"]);
+    refused("plan --ranks 2 --tensor-parallel", &["tensor-parallel", "no attention heads"]);
 }

@@ -15,19 +15,20 @@ use lowtide_trainer::{
     Task, TrainError, Trainer, Training, Zero,
 };
 
+use crate::counting::Counting;
 use crate::ranks::on_ranks;
 use crate::small_recipes::recipe;
 use crate::zero::Save;
 
 /// Recipes with so many blocks, in which a batch is so large.
-const GPT: (&str, &[&str]) =
+pub(crate) const GPT: (&str, &[&str]) =
     ("text-gpt", &["model.width=16", "model.blocks=4", "data.context=16", "train.batch_size=24"]);
-const VIT: (&str, &[&str]) =
+pub(crate) const VIT: (&str, &[&str]) =
     ("digits-vit", &["model.width=16", "model.blocks=4", "model.hidden=16", "train.batch_size=24"]);
 const RESNET: (&str, &[&str]) =
     ("digits-resnet", &["model.width=2", "data.shape=[3, 16, 16]", "train.batch_size=24"]);
 
-fn small((name, sets): (&str, &[&str])) -> Recipe {
+pub(crate) fn small((name, sets): (&str, &[&str])) -> Recipe {
     let mut recipe = recipe(name, sets);
     // Its terms are added in another order.
     recipe.train.clip_norm = None;
@@ -35,12 +36,16 @@ fn small((name, sets): (&str, &[&str])) -> Recipe {
     recipe
 }
 
-fn trainer(recipe: &Recipe, ranks: Option<Arc<dyn Collectives>>, zero: Zero) -> RecipeTrainer {
+pub(crate) fn trainer(
+    recipe: &Recipe,
+    ranks: Option<Arc<dyn Collectives>>,
+    zero: Zero,
+) -> RecipeTrainer {
     let device = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() });
     trainer_on(recipe, &device.expect("a device"), ranks, zero)
 }
 
-fn trainer_on(
+pub(crate) fn trainer_on(
     recipe: &Recipe,
     device: &Device,
     ranks: Option<Arc<dyn Collectives>>,
@@ -54,9 +59,9 @@ fn trainer_on(
 }
 
 /// Watches a run, and does something after each step.
-struct Watch<F> {
+pub(crate) struct Watch<F> {
     on_step: F,
-    losses: Vec<f64>,
+    pub(crate) losses: Vec<f64>,
     scores: Vec<(f64, f64)>,
     norms: Vec<Option<f64>>,
 }
@@ -75,36 +80,44 @@ impl<F: FnMut(&Device, u64)> Observer for Watch<F> {
     }
 }
 
-fn watch<F>(on_step: F) -> Watch<F> {
+pub(crate) fn watch<F>(on_step: F) -> Watch<F> {
     Watch { on_step, losses: Vec::new(), scores: Vec::new(), norms: Vec::new() }
 }
 
 /// What a run of some steps came to.
 #[derive(Debug, PartialEq)]
-struct Ran {
-    hash: u64,
-    losses: Vec<f64>,
-    scores: Vec<(f64, f64)>,
-    norms: Vec<Option<f64>>,
-    retried_steps: u64,
+pub(crate) struct Ran {
+    pub(crate) hash: u64,
+    pub(crate) losses: Vec<f64>,
+    pub(crate) scores: Vec<(f64, f64)>,
+    pub(crate) norms: Vec<Option<f64>>,
+    pub(crate) retried_steps: u64,
 }
 
-const STEPS: u64 = 2;
+pub(crate) const STEPS: u64 = 2;
 
 /// Runs some steps in micro-batches of so many samples, or as planned, and an evaluation.
-fn run(
+pub(crate) fn run(
     recipe: &Recipe,
     trainer: &mut RecipeTrainer,
     micro_batch: Option<usize>,
     on_step: impl FnMut(&Device, u64),
 ) -> Ran {
+    let knobs = micro_batch.map(|micro_batch| Knobs { micro_batch, ..Knobs::default() });
+    run_with(recipe, trainer, knobs, on_step)
+}
+
+/// The same with these knobs, or as planned.
+pub(crate) fn run_with(
+    recipe: &Recipe,
+    trainer: &mut RecipeTrainer,
+    knobs: Option<Knobs>,
+    on_step: impl FnMut(&Device, u64),
+) -> Ran {
     let RecipeData { train, test, .. } = recipe.open().expect("data");
     let fit = recipe.fit(&train, &test).steps(STEPS);
-    let plan = match micro_batch {
-        Some(micro_batch) => {
-            let knobs = Knobs { micro_batch, ..Knobs::default() };
-            trainer.plan_with(&fit, knobs).unwrap()
-        }
+    let plan = match knobs {
+        Some(knobs) => trainer.plan_with(&fit, knobs).unwrap(),
         None => trainer.plan_for(&fit).unwrap(),
     };
     let allocator = trainer.device().allocator().clone();
@@ -149,7 +162,7 @@ fn stages_have_the_bits_of_one_rank_in_the_planned_memory() {
 }
 
 /// Evaluations may be in other parts, whose sums are added.
-fn assert_near(own: &[(f64, f64)], whole: &[(f64, f64)]) {
+pub(crate) fn assert_near(own: &[(f64, f64)], whole: &[(f64, f64)]) {
     assert_eq!(own.len(), whole.len());
     for (own, whole) in own.iter().zip(whole) {
         assert!((own.0 - whole.0).abs() < 1e-6 * whole.0, "{own:?} {whole:?}");
@@ -257,19 +270,17 @@ fn a_stage_alone_is_planned_as_among_others() {
 /// Each allocation of a step fails on each rank in turn.
 #[test]
 fn a_step_that_fails_in_one_stage_is_done_again_by_all_with_the_same_bits() {
-    let recipe = small(GPT);
+    fail_on_each_rank(&small(GPT), Zero::Blocks);
+}
+
+pub(crate) fn fail_on_each_rank(recipe: &Recipe, zero: Zero) {
     let calm = on_ranks(2, |ranks| {
         let counts = Cell::new([0; 1 + STEPS as usize]);
-        let ran = run(
-            &recipe,
-            &mut trainer(&recipe, Some(ranks), Zero::Blocks),
-            Some(6),
-            |device, step| {
-                let mut all = counts.get();
-                all[step as usize] = device.allocator().request_count();
-                counts.set(all);
-            },
-        );
+        let ran = run(recipe, &mut trainer(recipe, Some(ranks), zero), Some(6), |device, step| {
+            let mut all = counts.get();
+            all[step as usize] = device.allocator().request_count();
+            counts.set(all);
+        });
         (ran, counts.get())
     });
     for (faulty, (_, counts)) in calm.iter().enumerate() {
@@ -288,8 +299,8 @@ fn a_step_that_fails_in_one_stage_is_done_again_by_all_with_the_same_bits() {
                             device.allocator().inject_fault(fault);
                         }
                     };
-                    let mut trainer = trainer(&recipe, Some(ranks), Zero::Blocks);
-                    run(&recipe, &mut trainer, Some(6), on_step)
+                    let mut trainer = trainer(recipe, Some(ranks), zero);
+                    run(recipe, &mut trainer, Some(6), on_step)
                 });
                 for (rank, ran) in found.iter().enumerate() {
                     let calm = &calm[rank].0;
@@ -406,6 +417,38 @@ fn a_model_that_fits_no_rank_trains_in_stages_with_the_losses_of_one_large_devic
         (watch.losses, hash)
     });
     assert!(found.iter().all(|own| *own == (whole.losses.clone(), whole_hash)), "{found:?}");
+}
+
+/// What comes out of each block goes on, its gradient comes back; the table of tokens is in the
+/// first stage and in the last.
+#[test]
+fn a_stage_sends_what_goes_between_blocks_and_the_gradient_of_the_table() {
+    let recipe = small(GPT);
+    let width = 16;
+    let between = 24 * 16 * width * 4;
+    for size in [24, 5] {
+        let sent = on_ranks(3, |ranks| {
+            let counting = Arc::new(Counting::new(ranks));
+            let mut trainer = trainer(&recipe, Some(counting.clone()), Zero::Blocks);
+            let train = recipe.open().expect("data").train;
+            let fit = Fit::new(&train).steps(STEPS);
+            trainer.plan_with(&fit, Knobs { micro_batch: size, ..Knobs::default() }).unwrap();
+            trainer.run(&fit, &mut []).unwrap();
+            let mut table = 0;
+            trainer.task_mut().parameters().visit(&mut |name, parameter| {
+                if name.ends_with("tok.weight") {
+                    table = parameter.value().size_bytes();
+                }
+            });
+            assert!(table >= width * 4, "{table}");
+            (counting.given_bytes(), table)
+        });
+        let table = sent[0].1;
+        for (index, (bytes, _)) in sent.into_iter().enumerate() {
+            let ends = if index == 1 { 2 * between } else { between + table };
+            assert_eq!(bytes, STEPS as usize * ends, "stage {index}, parts of {size}");
+        }
+    }
 }
 
 /// What is refused, and why.

@@ -4,11 +4,14 @@ use std::path::Path;
 
 use lowtide_pretrained::{Config, save};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey};
-use lowtide_trainer::TrainError;
 use lowtide_trainer::recipe::{Base, FewBits, Recipe, RecipeData, StoredType, Tuning};
+use lowtide_trainer::{TrainError, Zero};
 use serde_json::{Map, Value};
 
 use crate::common::is_deep;
+use crate::features::assert_close;
+use crate::pipeline::{run, trainer};
+use crate::ranks::on_ranks;
 
 /// What makes a model narrow, by the names that families have for it.
 const NARROW: [(&str, u64); 15] = [
@@ -125,4 +128,35 @@ fn check(name: &str, folder: &Path, tuning: &Tuning) {
     assert!(whole_bytes >= Some(least_bytes), "{name} {tuning:?}");
     assert_eq!(run(Some(least_bytes)), (least_bytes, Some(least_bytes)), "{name} {tuning:?}");
     assert_eq!(run(Some(least_bytes - 1)), (least_bytes, None), "{name} {tuning:?}");
+}
+
+/// Heads in groups, packed in every way, with norms of their own, gates, caps: two ranks have a group
+/// each, unless there is one.
+#[test]
+fn decoders_that_ranks_share_have_the_losses_of_one() {
+    for name in SOME {
+        let folder = tempfile::tempdir().expect("a folder");
+        make(name, folder.path());
+        // Ranks drop other weights of their own heads.
+        let path = folder.path().join("config.json");
+        let text = std::fs::read_to_string(&path).expect("it was written");
+        let mut entries: Map<String, Value> = serde_json::from_str(&text).expect("JSON");
+        for (key, value) in &mut entries {
+            if key.ends_with("pdrop") || key.ends_with("dropout") {
+                *value = 0.0.into();
+            }
+        }
+        std::fs::write(&path, serde_json::to_string(&entries).expect("JSON")).expect("room");
+        let base = Some(Base::Floats(StoredType::F32));
+        let tuning = Tuning { context: Some(12), base, ..Tuning::default() };
+        let recipe = Recipe::of_model(folder.path(), &tuning).expect("a recipe");
+        let one = run(&recipe, &mut trainer(&recipe, None, Zero::Off), None, |_, _| {});
+        let found = on_ranks(2, |ranks| {
+            run(&recipe, &mut trainer(&recipe, Some(ranks), Zero::Features), None, |_, _| {})
+        });
+        for ran in &found {
+            assert_eq!(ran, &found[0], "{name}");
+            assert_close(&ran.losses, &one.losses, name);
+        }
+    }
 }

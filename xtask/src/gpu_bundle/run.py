@@ -463,9 +463,10 @@ def run_ranks(report, options, left):
     for number in () if options.small else (1, *numbers):
         ranks = ["--ranks", str(number)] if number > 1 else []
         train(report, f"{name}, {number} ranks", [*arguments, *ranks], min(90, left()))
-    for number in () if options.small else numbers:
-        stages = ["--ranks", str(number), "--pipeline"]
-        train(report, f"{name}, {number} stages", [*arguments, *stages], min(90, left()))
+    for way, flag in (("stages", "--pipeline"), ("shares", "--tensor-parallel")):
+        for number in () if options.small else numbers:
+            divided = ["--ranks", str(number), flag]
+            train(report, f"{name}, {number} {way}", [*arguments, *divided], min(90, left()))
 
 
 def profile(report, name, arguments, seconds):

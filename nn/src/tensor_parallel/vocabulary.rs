@@ -1,0 +1,169 @@
+//! A vocabulary whose rows are with several ranks: tables of tokens, and losses of output layers.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_tensor::{DType, Tensor};
+
+use crate::error::{NnError, Result};
+use crate::loss::{LinearCrossEntropyOptions, Loss, check_smoothing};
+use crate::tensor_parallel::shard::units_of;
+use crate::tensor_parallel::{Sum, sum_in_place, with_summed_gradient};
+
+/// The rows of a vocabulary that this rank has.
+#[derive(Clone, Debug)]
+pub struct VocabularyShare {
+    pub(super) sum: Arc<dyn Sum>,
+    pub(super) rank: (usize, usize),
+    /// All rows.
+    pub(super) len: usize,
+}
+
+/// Rows are divided into so many chunks at most: each adds to the whole gradient of the weight.
+const CHUNKS_MAX: usize = 8;
+/// With fewer rows products do not pay.
+const CHUNK_ROWS_MIN: usize = 16;
+
+impl VocabularyShare {
+    /// The rows of all ranks.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn own(&self) -> Range<usize> {
+        units_of(self.rank, self.len)
+    }
+
+    /// The own rows that `index` names, the first one where it names another rank's, and where it
+    /// does. What names no row at all is none here, either.
+    ///
+    /// # Shapes
+    /// `index: [..]` of i64 `→ [..]` of i64, `[..]` of bool
+    fn own_rows(&self, index: &Tensor) -> Result<(Tensor, Tensor)> {
+        let Range { start, end } = self.own();
+        let is_before = index.lt_scalar(start as f64)?;
+        let is_others = is_before.logical_or(&index.ge_scalar(end as f64)?)?;
+        let is_none = index.lt_scalar(0.0)?.logical_or(&index.ge_scalar(self.len as f64)?)?;
+        let mut own = index.add_scalar(-(start as f64))?;
+        own.masked_fill_(&is_others, 0.0)?;
+        own.masked_fill_(&is_none, (end - start) as f64)?;
+        Ok((own, is_others))
+    }
+
+    /// The rows of `table`, of which this rank has its own.
+    ///
+    /// # Shapes
+    /// `index: [..]` of i64, `table: [n, D] → [.., D]`
+    pub(crate) fn embedding(&self, table: Var, index: &Tensor) -> Result<Var> {
+        let (own, is_others) = self.own_rows(index)?;
+        let y = table.embedding(&own)?.masked_fill(&is_others.unsqueeze(-1)?, 0.0)?;
+        sum_in_place(&*self.sum, &y)?;
+        Ok(y)
+    }
+
+    /// The logits of all classes.
+    ///
+    /// # Shapes
+    /// `input: [.., D]`, `weight: [n, D] → [.., C]`
+    pub(crate) fn logits(&self, input: Var, weight: Var) -> Result<Var> {
+        let pass = input.pass().clone();
+        let own = with_summed_gradient(&self.sum, input)?.linear(weight, None)?;
+        let (device, dtype) = (own.value().device().clone(), own.value().dtype());
+        let mut shape = own.shape().to_vec();
+        let mut zeros = |len: usize| -> Result<Var> {
+            *shape.last_mut().expect("the classes") = len;
+            Ok(pass.constant(Tensor::zeros(&device, &shape[..], dtype)?))
+        };
+        let Range { start, end } = self.own();
+        let y = Var::cat(vec![zeros(start)?, own, zeros(self.len - end)?], -1)?;
+        sum_in_place(&*self.sum, &y)?;
+        Ok(y)
+    }
+
+    /// The cross-entropy of rows with their labels, where this rank computes the logits of its own
+    /// classes, a chunk of rows at a time, and again in backward. Ranks tell each other the
+    /// logarithm of the sum of exponentials of each row, and the logit of its label.
+    ///
+    /// # Shapes
+    /// `input: [.., D]`, `weight: [n, D]`, `labels: [..]` of i64
+    pub(crate) fn cross_entropy(
+        &self,
+        input: Var,
+        weight: Var,
+        labels: &Tensor,
+        options: LinearCrossEntropyOptions,
+    ) -> Result<Loss> {
+        let LinearCrossEntropyOptions { ignore_index, label_smoothing } = options;
+        check_smoothing(label_smoothing)?;
+        let pass = input.pass().clone();
+        let (rows, width) = (labels.element_count(), *input.shape().last().unwrap_or(&0));
+        let input = with_summed_gradient(&self.sum, input.reshape([rows, width])?)?;
+        let labels = labels.reshape([rows])?;
+        let ignored = labels.eq_scalar(ignore_index as f64)?;
+        let mut labels = labels.copied()?;
+        labels.masked_fill_(&ignored, 0.0)?;
+        let (own_labels, is_others) = self.own_rows(&labels)?;
+        let own = numbers_of_rows([input, weight], (&own_labels, &is_others))?;
+
+        // [ranks, 3, N]
+        let (index, count) = self.rank;
+        let like = own.value();
+        let mut all = Tensor::zeros(like.device(), [count, 3, rows], like.dtype())?;
+        all.select(0, index)?.copy_(like)?;
+        self.sum.sum(&mut all)?;
+        let number = |at: usize| -> Result<Vec<Var>> {
+            let of_rank = |rank: usize| match rank == index {
+                true => Ok(own.clone().select(0, at)?),
+                false => Ok(pass.constant(all.select(0, rank)?.select(0, at)?)),
+            };
+            (0..count).map(of_rank).collect()
+        };
+        let total = |terms: Vec<Var>| -> Result<Var> { Ok(Var::stack(terms, 0)?.sum(&[0])?) };
+        let logarithm = Var::stack(number(0)?, 0)?.logsumexp(&[0])?;
+        let mut loss = logarithm.sub(total(number(1)?)?.mul_scalar(1.0 - label_smoothing)?)?;
+        if label_smoothing != 0.0 {
+            let mean = total(number(2)?)?.mul_scalar(label_smoothing / self.len as f64)?;
+            loss = loss.sub(mean)?;
+        }
+        let sum = loss.masked_fill(&ignored, 0.0)?.sum_all()?;
+        let count = ignored.logical_not()?.to_dtype(sum.value().dtype())?.sum_all()?;
+        Ok(Loss { sum, count })
+    }
+}
+
+/// Of each row the logarithm of the sum of exponentials of the own logits, the logit of the label,
+/// or 0 where that is another rank's, and the sum of the own logits.
+///
+/// # Shapes
+/// `input: [N, D]`, `weight: [n, D]`, `labels: [N] → [3, N]`
+fn numbers_of_rows(
+    [input, weight]: [Var; 2],
+    (labels, is_others): (&Tensor, &Tensor),
+) -> Result<Var> {
+    let (pass, rows) = (input.pass().clone(), labels.element_count());
+    let chunk = rows.div_ceil(CHUNKS_MAX).max(CHUNK_ROWS_MIN);
+    let mut chunks = Vec::new();
+    for first in (0..rows.max(1)).step_by(chunk) {
+        let len = chunk.min(rows - first);
+        let of_chunk = |x: &Tensor| x.narrow(0, first, len);
+        let (labels, is_others) = (of_chunk(labels)?.unsqueeze(1)?, of_chunk(is_others)?);
+        let segment = move |_: &Pass, inputs: Vec<Var>| {
+            let [input, weight] =
+                inputs.try_into().unwrap_or_else(|_| unreachable!("as many as there were"));
+            let run = || -> Result<Var> {
+                let z = input.linear(weight, None)?;
+                let z = if z.value().dtype() == DType::F64 { z } else { z.to_dtype(DType::F32)? };
+                let logarithm = z.clone().logsumexp(&[1])?;
+                let label = z.clone().gather(1, &labels)?.squeeze(1)?;
+                let label = label.masked_fill(&is_others, 0.0)?;
+                Ok(Var::stack(vec![logarithm, label, z.sum(&[1])?], 0)?)
+            };
+            Ok(vec![run().map_err(NnError::into_autograd)?])
+        };
+        let inputs = vec![input.clone().narrow(0, first, len)?, weight.clone()];
+        let own = pass.segment_many(&SavedPolicy::Recompute, inputs, segment)?;
+        chunks.extend(own);
+    }
+    Ok(Var::cat(chunks, 1)?)
+}
