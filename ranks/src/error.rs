@@ -57,6 +57,15 @@ pub enum RanksError {
         /// How long the first one waited.
         waited: Duration,
     },
+    /// What starts the ranks did not bring them together.
+    #[error(
+        "the ranks did not come together within {} s: one of them may have ended before",
+        waited.as_secs_f64()
+    )]
+    Start {
+        /// How long this one waited.
+        waited: Duration,
+    },
     /// A rank has ended.
     #[error("rank {rank} has ended")]
     Lost {

@@ -1,8 +1,8 @@
 //! Ranks that are processes, started by `mpirun` or `srun`.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard};
-use std::thread;
+use std::sync::{Mutex, MutexGuard, mpsc};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use mpi::environment::Universe;
@@ -30,6 +30,9 @@ const WORDS_BYTES: usize = 1 << 20;
 const SPIN: Duration = Duration::from_micros(50);
 const PAUSE: Duration = Duration::from_micros(100);
 
+/// How long MPI may take to begin: while it does, nothing tells of a process that was killed.
+const START: Duration = Duration::from_secs(60);
+
 /// How long a rank that ends waits until what it has sent is there.
 const GOODBYE: Duration = Duration::from_secs(10);
 
@@ -38,11 +41,11 @@ pub struct MpiRank {
     rank: Rank,
     timeout: Duration,
     state: Mutex<State>,
+    /// The thread in which MPI has begun.
+    session: Option<Session>,
 }
 
 struct State {
-    /// Until the end of this rank.
-    universe: Option<Universe>,
     /// Why nothing more will come.
     end: Option<RanksError>,
     /// Whether a rank has said that it sends nothing more.
@@ -55,7 +58,57 @@ struct State {
 ///
 /// MPI does not tell of a process that is killed. Most starters then end all of its partners; where
 /// they are told not to, these get `Late`.
-pub fn mpi(timeout: Duration) -> Option<Wired<MpiRank>> {
+///
+/// # Errors
+/// `Start` if MPI does not begin within a minute, as where another process is killed before it has
+/// begun. There is no MPI in this process then.
+pub fn mpi(timeout: Duration) -> Result<Option<Wired<MpiRank>>> {
+    let waited = timeout.min(START);
+    let Some((session, rank)) = Session::start(waited)? else { return Ok(None) };
+    let state = Mutex::new(State { end: None, gone: vec![false; rank.count] });
+    Ok(Some(Wired::new(MpiRank { rank, timeout, state, session: Some(session) })))
+}
+
+/// A thread of its own in which MPI begins, which may take for ever, and ends, as it has to in the
+/// same one.
+struct Session {
+    /// Is told whether MPI is to end, or is left as it is.
+    ends: mpsc::Sender<bool>,
+    thread: JoinHandle<()>,
+}
+
+impl Session {
+    /// MPI, if this process is one of several.
+    ///
+    /// # Errors
+    /// `Start`.
+    fn start(waited: Duration) -> Result<Option<(Session, Rank)>> {
+        let (begun, begins) = mpsc::channel();
+        let (ends, ended) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            let universe = begin();
+            // Nobody waits for what was late.
+            _ = begun.send(universe.as_ref().map(|(_, rank)| *rank));
+            if ended.recv() != Ok(true) {
+                std::mem::forget(universe);
+            }
+        });
+        match begins.recv_timeout(waited) {
+            Ok(Some(rank)) => Ok(Some((Session { ends, thread }, rank))),
+            Ok(None) => Ok(None),
+            Err(_) => Err(RanksError::Start { waited }),
+        }
+    }
+
+    fn end(self, is_whole: bool) {
+        // It waits for nothing else.
+        _ = self.ends.send(is_whole);
+        drop(self.thread.join());
+    }
+}
+
+/// Begins MPI, and ends it again if this process is alone.
+fn begin() -> Option<(Universe, Rank)> {
     let (mut universe, _) = mpi::initialize_with_threading(Threading::Serialized)?;
     let world = universe.world();
     let [index, count] = [world.rank(), world.size()].map(|number| number as usize);
@@ -63,8 +116,7 @@ pub fn mpi(timeout: Duration) -> Option<Wired<MpiRank>> {
         return None;
     }
     universe.set_buffer_size((count - 1) * (2 * PIECE_BYTES + WORDS_BYTES));
-    let state = Mutex::new(State { universe: Some(universe), end: None, gone: vec![false; count] });
-    Some(Wired::new(MpiRank { rank: Rank { index, count }, timeout, state }))
+    Some((universe, Rank { index, count }))
 }
 
 impl MpiRank {
@@ -151,8 +203,7 @@ impl Wire for MpiRank {
 impl Drop for MpiRank {
     /// MPI ends when all messages are taken: those that no call waits for any more are taken here.
     fn drop(&mut self) {
-        let mut state = self.state();
-        let universe = state.universe.take();
+        let state = self.state();
         let mut missing = self.rank.others().filter(|&other| !state.gone[other]).count();
         drop(state);
         self.rank.others().for_each(|other| post(&[], other, END));
@@ -165,9 +216,9 @@ impl Drop for MpiRank {
                 thread::sleep(PAUSE);
             }
         }
-        if missing > 0 {
-            // Its end would wait for a rank that does not come.
-            std::mem::forget(universe);
+        // The end of MPI would wait for a rank that does not come.
+        if let Some(session) = self.session.take() {
+            session.end(missing == 0);
         }
     }
 }

@@ -89,13 +89,16 @@ pub(super) fn by_nccl(
 }
 
 /// The rank of this process, where MPI has started several.
+///
+/// # Errors
+/// `Ranks` if these do not come together.
 #[cfg(feature = "mpi")]
-pub(super) fn of_process(wait: Option<Duration>) -> Option<Arc<dyn Collectives>> {
+pub(super) fn of_process(wait: Option<Duration>) -> Result<Option<Arc<dyn Collectives>>> {
     // What MPICH, Open MPI and Slurm's PMI tell a process that they start.
     let is_started = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"]
         .iter()
         .any(|name| std::env::var_os(name).is_some());
     let timeout = TIMEOUT + wait.unwrap_or_default();
-    let rank = is_started.then(|| lowtide_ranks::mpi(timeout)).flatten();
-    rank.map(|rank| Arc::new(rank) as _)
+    let rank = if is_started { lowtide_ranks::mpi(timeout)? } else { None };
+    Ok(rank.map(|rank| Arc::new(rank) as _))
 }

@@ -127,7 +127,7 @@ pub(super) fn run_recipe(
     arguments: &RunArgs,
 ) -> Result<()> {
     #[cfg(feature = "mpi")]
-    if let Some(ranks) = ranks::of_process(arguments.wait) {
+    if let Some(ranks) = ranks::of_process(arguments.wait)? {
         let Rank { index, count } = ranks.rank();
         let planning = arguments.planning.of_processes(count)?;
         let arguments = &RunArgs { planning, ..arguments.clone() };
