@@ -305,6 +305,13 @@ pub(crate) fn bytes_ahead_of(events: &[PlannedEvent<'_>], micro_batch: usize) ->
 }
 
 impl Forecast {
+    /// Bytes that one of `count` ranks sends in a step for sums within passes: of each its part to
+    /// all others, as others do with theirs, and then the sum of it.
+    #[cfg(feature = "command")]
+    pub(crate) fn sent_in_passes(&self, count: usize) -> usize {
+        2 * self.summed_bytes / count * (count - 1)
+    }
+
     fn new(statistics: &Statistics, device: &Device) -> Self {
         let peak_of = |category| (category, statistics.by_category[category].peak_bytes);
         Forecast {

@@ -12,7 +12,7 @@ use crate::command::model::ModelArgs;
 use crate::command::planning::{Changed, Numerics, PlanningArgs};
 use crate::command::process::{Process, ProcessBudget, Work};
 use crate::command::rates::Calibration;
-use crate::command::rehearsing::Rehearsing;
+use crate::command::rehearsing::{Rehearsing, way_of_one_model};
 use crate::command::stages::Stages;
 use crate::command::ways::Ways;
 use crate::command::{DeviceArgs, RecipeArgs, failure, say};
@@ -396,7 +396,8 @@ impl Found {
             say(&format!("divided         {what} among the ranks, each with a part{shown}"))?;
         }
         if self.zero == Zero::Features {
-            let sent = format_bytes(self.sent_in_passes() as u64);
+            let sent_bytes = plan.forecast.sent_in_passes(self.rank_count);
+            let sent = format_bytes(sent_bytes as u64);
             say(&format!("sent            {sent} by each rank in a step, for sums"))?;
         }
         for (index, change) in numerics.iter().enumerate() {
@@ -515,7 +516,7 @@ impl Found {
             "batch_size": plan.batch_size,
             "ranks": self.rank_count,
             "zero": self.zero,
-            "sent_in_passes_bytes": self.sent_in_passes(),
+            "sent_in_passes_bytes": plan.forecast.sent_in_passes(self.rank_count),
             "stages": self.stages.to_json(),
             "ways": self.ways.to_json(),
             "evaluation_batch": plan.evaluation_batch,
@@ -540,12 +541,6 @@ impl Found {
             json["process"] = process.to_json();
         }
         json
-    }
-
-    /// Bytes that a rank sends in a step for sums within passes: of each its part to all others, as
-    /// others do with theirs, and then the sum of it.
-    fn sent_in_passes(&self) -> usize {
-        2 * self.plan.forecast.summed_bytes / self.rank_count * (self.rank_count - 1)
     }
 
     /// The estimated time of a forecast, with the fastest as 1.
@@ -627,20 +622,20 @@ pub(super) fn find(
     let mut ways = Ways::default();
     if planning.rank_count() > 1 && planning.divided().is_none() && process_budget.is_none() {
         ways = Ways::of(budget_bytes, &fit, |zero| trainer_of(recipe, zero))?;
+        ways.add_those_of_one_model(|zero| {
+            way_of_one_model(recipe, &sim, budget_bytes, (&planning, host.as_ref()), zero)
+        })?;
         planning.preferred = ways.fastest();
+        ways.hint();
     }
     let mut stages = Stages::default();
     let changed = planning.first_that_fits(recipe, |recipe, zero| {
         let mut shown = 0;
         if zero == Zero::Blocks {
-            (stages, shown) = Stages::of(planning.rank_count(), |index, size_max, forecasts| {
-                let mut trainer = place.trainer(recipe, zero, index)?;
-                let process = divide(process_budget, &mut trainer, &fit, device.budget())?;
+            (stages, shown) = place.stages(recipe, |trainer, size_max, forecasts| {
+                let process = divide(process_budget, trainer, &fit, device.budget())?;
                 sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
-                let planned = trainer.plan_up_to(&fit, size_max, forecasts);
-                let plan = checked(planned, process.as_ref())?;
-                let (blocks, sent_bytes) = trainer.stage(&plan);
-                Ok((plan, blocks, sent_bytes))
+                checked(trainer.plan_up_to(&fit, size_max, forecasts), process.as_ref())
             })?;
         }
         let mut trainer = place.trainer(recipe, zero, shown)?;

@@ -5,11 +5,14 @@ use lowtide_tensor::Device;
 use crate::command::DeviceArgs;
 use crate::command::device::{CAPACITY_BYTES, Simulated};
 use crate::command::planning::PlanningArgs;
+use crate::command::stages::Stages;
 use crate::command::ways::Ways;
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::outline::{Examples, Fit};
 use crate::page_lock::lock_pages;
+use crate::plan::Plan;
 use crate::recipe::{Recipe, RecipeData, RecipeTrainer, Samples};
+use crate::search::Forecasts;
 use crate::zero::Zero;
 
 /// What is divided among the ranks in the fastest plan that fits, if there is one.
@@ -29,6 +32,46 @@ pub(super) fn fastest_way(
     let place = Rehearsing { planning, sim: &sim, host: host.as_ref(), samples, fit: &fit };
     let ways = Ways::of(budget_bytes, &fit, |zero| place.trainer(recipe, zero, 0))?;
     Ok(ways.fastest())
+}
+
+/// The plan within a budget of ranks that share a model instead of batches, and the most bytes that
+/// one of them sends in a step; nothing for a model that cannot be shared so.
+///
+/// # Errors
+/// `DoesNotFit`; anything that keeps the recipe from being built.
+pub(super) fn way_of_one_model(
+    recipe: &Recipe,
+    sim: &Device,
+    budget_bytes: usize,
+    (planning, host): (&PlanningArgs, Option<&Device>),
+    zero: Zero,
+) -> Result<Option<(Plan, usize)>> {
+    let RecipeData { samples, mut train, test } = recipe.open()?;
+    lock_pages(&mut train, sim)?;
+    let fit = recipe.fit(&train, &test);
+    let place = Rehearsing { planning, sim, host, samples, fit: &fit };
+    let planned = match zero {
+        Zero::Blocks => {
+            let stages = place.stages(recipe, |trainer, size_max, forecasts| {
+                sim.allocator().set_capacity(budget_bytes);
+                trainer.plan_up_to(&fit, size_max, forecasts)
+            });
+            stages.map(|(stages, most)| Some(stages.way(most)))
+        }
+        _ => place.trainer(recipe, zero, 0).and_then(|mut trainer| {
+            if !trainer.optimizer().can_update_parts() {
+                return Ok(None);
+            }
+            sim.allocator().set_capacity(budget_bytes);
+            let plan = trainer.plan_for(&fit)?;
+            let sent_bytes = plan.forecast.sent_in_passes(planning.rank_count());
+            Ok(Some((plan, sent_bytes)))
+        }),
+    };
+    match planned {
+        Err(TrainError::Setting { .. }) => Ok(None),
+        planned => planned,
+    }
 }
 
 /// Where a training is rehearsed.
@@ -57,5 +100,23 @@ impl Rehearsing<'_> {
         trainer.set_offload(self.host.cloned());
         trainer.cut_for(&Examples::of(self.fit)?)?;
         Ok(trainer)
+    }
+
+    /// The stages of a pipeline, and the index of the one that needs most; `plan` plans for one of
+    /// them, in micro-batches of at most so many samples.
+    ///
+    /// # Errors
+    /// Those of a plan; anything that keeps the recipe from being built.
+    pub(super) fn stages(
+        &self,
+        recipe: &Recipe,
+        plan: impl Fn(&mut RecipeTrainer, usize, &Forecasts) -> Result<Plan>,
+    ) -> Result<(Stages, usize)> {
+        Stages::of(self.planning.rank_count(), |index, size_max, forecasts| {
+            let mut trainer = self.trainer(recipe, Zero::Blocks, index)?;
+            let plan = plan(&mut trainer, size_max, forecasts)?;
+            let (blocks, sent_bytes) = trainer.stage(&plan);
+            Ok((plan, blocks, sent_bytes))
+        })
     }
 }

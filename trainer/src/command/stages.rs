@@ -72,6 +72,12 @@ impl Stages {
         Ok((Stages { stages, seconds }, most))
     }
 
+    /// The plan of the stage `index`, and the most bytes that a stage sends in a step.
+    pub(super) fn way(mut self, index: usize) -> (Plan, usize) {
+        let sent_bytes = self.stages.iter().map(|stage| stage.sent_bytes).max().unwrap_or(0);
+        (self.stages.swap_remove(index).plan, sent_bytes)
+    }
+
     /// The samples of a micro-batch; no limit where there is no pipeline.
     pub(super) fn micro_batch(&self) -> usize {
         self.stages.first().map_or(usize::MAX, |stage| stage.plan.knobs.micro_batch)

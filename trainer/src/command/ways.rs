@@ -1,5 +1,7 @@
 //! The ways of dividing a training among ranks, side by side.
 
+use std::io::{self, Write as _};
+
 use serde_json::{Value, json};
 
 use crate::command::say;
@@ -62,9 +64,44 @@ impl Ways {
         Ok(Ways(ways))
     }
 
-    /// The one whose steps are shortest, of those that fit; of equal ones that which divides least.
+    /// Those in which ranks share a model instead of batches, as far as it can be shared: `plan`
+    /// gives what is planned and the bytes that a rank sends in a step.
+    ///
+    /// # Errors
+    /// Those of `plan` but `DoesNotFit`.
+    pub(super) fn add_those_of_one_model(
+        &mut self,
+        plan: impl Fn(Zero) -> Result<Option<(Plan, usize)>>,
+    ) -> Result<()> {
+        for zero in [Zero::Blocks, Zero::Features] {
+            let (plan, sent_bytes) = match plan(zero) {
+                Err(TrainError::DoesNotFit(error)) => (Err(error.needed_bytes), 0),
+                planned => match planned? {
+                    Some((plan, sent_bytes)) => (Ok(plan), sent_bytes),
+                    None => continue,
+                },
+            };
+            self.0.push(Way { zero, plan, sent_bytes });
+        }
+        Ok(())
+    }
+
+    /// Says on the error stream which way fits that has to be asked for, where no other one does.
+    pub(super) fn hint(&self) {
+        if self.fastest().is_some() {
+            return;
+        }
+        let fitting = self.0.iter().filter(|way| way.plan.is_ok());
+        for flag in fitting.filter_map(|way| flag_of(way.zero)) {
+            drop(writeln!(io::stderr(), "note: it fits with {flag}"));
+        }
+    }
+
+    /// The one whose steps are shortest, of those that fit and in which ranks share batches; of
+    /// equal ones that which divides least.
     pub(super) fn fastest(&self) -> Option<Zero> {
-        let fitting = self.0.iter().filter_map(|way| Some((way.zero, way.seconds()?)));
+        let sharing = self.0.iter().filter(|way| Zero::ALL.contains(&way.zero));
+        let fitting = sharing.filter_map(|way| Some((way.zero, way.seconds()?)));
         let fastest = fitting.min_by(|(_, own), (_, other)| own.total_cmp(other));
         fastest.map(|(zero, _)| zero)
     }
@@ -75,7 +112,12 @@ impl Ways {
             return Ok(());
         }
         let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
-        let width = "the optimizer's states, gradients and parameters".len();
+        let name_of = |zero: Zero| {
+            let what = zero.divided().unwrap_or("nothing");
+            flag_of(zero).map_or_else(|| what.to_owned(), |flag| format!("{what} ({flag})"))
+        };
+        let names = self.0.iter().map(|way| name_of(way.zero).len());
+        let width = names.max().unwrap_or(0);
         say("")?;
         say(&format!(
             "{:<width$}  {:<32}{:<14}{:<9}{}",
@@ -90,8 +132,11 @@ impl Ways {
                 Err(needed_bytes) => (*needed_bytes, "does not fit".to_owned()),
             };
             let mark = if *zero == chosen { "  <- plan" } else { "" };
-            let (what, peak) = (zero.divided().unwrap_or("nothing"), exact(peak));
-            let sent = format_bytes(*sent_bytes as u64);
+            let (what, peak) = (name_of(*zero), exact(peak));
+            let sent = match plan.is_err() && flag_of(*zero).is_some() {
+                true => "-".to_owned(),
+                false => format_bytes(*sent_bytes as u64),
+            };
             let time = match way.seconds() {
                 None => "-".to_owned(),
                 Some(seconds) if is_measured => format_seconds(seconds),
@@ -121,5 +166,14 @@ impl Ways {
             }),
         });
         ways.collect()
+    }
+}
+
+/// The flag of a way that is taken only where it is asked for.
+fn flag_of(zero: Zero) -> Option<&'static str> {
+    match zero {
+        Zero::Blocks => Some("--pipeline"),
+        Zero::Features => Some("--tensor-parallel"),
+        Zero::Off | Zero::States | Zero::Gradients | Zero::Parameters => None,
     }
 }

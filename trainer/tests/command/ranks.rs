@@ -216,6 +216,18 @@ fn ranks_that_share_features_train_as_one_does_and_go_on_in_any_way() {
     // branches and of the output layer, and three numbers by rank for its loss.
     let position = (1 + 8 + 1) * 16 * 4 + 2 * 3 * 4;
     assert_eq!(plan["sent_in_passes_bytes"], 16 * 12 * position);
+    // Beside the other ways.
+    let all = place.run("plan task.toml --ranks 2 --json").check_done();
+    let all: Value = serde_json::from_str(&all).expect("JSON");
+    let ways = all["ways"].as_array().expect("a list");
+    let names: Vec<_> = ways.iter().map(|way| way["zero"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["off", "states", "gradients", "parameters", "blocks", "features"]);
+    assert_eq!(ways[5]["predicted_peak_bytes"], plan["predicted_peak_bytes"]);
+    assert_eq!(ways[5]["sent_bytes"], plan["sent_in_passes_bytes"]);
+    let table = place.run("plan task.toml --ranks 2").check_done();
+    for flag in ["--pipeline", "--tensor-parallel"] {
+        assert!(table.lines().any(|line| line.contains(flag) && line.contains("KiB")), "{table}");
+    }
     let said = place.run("plan task.toml --ranks 2 --tensor-parallel").check_done();
     assert!(said.contains("\nbatch           16 samples on all of 2 ranks\n"), "{said}");
     assert!(said.contains("heads, hidden features and vocabulary among the ranks"), "{said}");
@@ -329,7 +341,7 @@ mod processes {
     use std::process::{Command, Stdio};
 
     use super::{TASKS, learned};
-    use crate::place::{Outcome, Place, is_deep};
+    use crate::place::{Outcome, Place, is_deep, skip};
 
     /// `lowtide` in so many processes.
     fn command(place: &Place, count: usize, arguments: &str) -> Command {
@@ -393,6 +405,26 @@ mod processes {
                 assert_eq!(many["retried_steps"], u64::from(!fault.is_empty()));
             }
         }
+    }
+
+    /// One that is killed before MPI has begun in it is such a process.
+    #[test]
+    fn a_process_that_does_not_come_ends_the_others_within_a_minute() {
+        if !is_deep() {
+            let what = "a process that does not come ends the others within a minute";
+            return skip(what, "it takes that minute: with --deep");
+        }
+        let place = Place::new();
+        let script = format!(
+            "rank=${{PMI_RANK:-$PMIX_RANK}}; [ $rank = 1 ] || exec {} train --quiet --out many",
+            env!("CARGO_BIN_EXE_lowtide")
+        );
+        let mut command = Command::new("mpirun");
+        command.args(["-n", "2", "sh", "-c", &script]).current_dir(place.path(""));
+        let ended = Outcome::of(command.stdin(Stdio::null()));
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(ended.stderr.contains("did not come together within 60 s"), "{ended:?}");
+        assert!(!place.path("many").exists());
     }
 
     #[test]
