@@ -26,6 +26,13 @@ pub(crate) fn load<E: Element, T: Element, const W: usize>(from: &[E], pad: T, t
         }
         return;
     }
+    // Of a length that the compiler knows, which becomes a few vectors.
+    if let Ok(from) = <&[E; W]>::try_from(from) {
+        for lane in 0..W {
+            to[lane] = from[lane].cast();
+        }
+        return;
+    }
     *to = [pad; W];
     E::cast_slice(from, &mut to[..from.len()]);
 }
@@ -40,6 +47,12 @@ pub(crate) fn store<E: Element, T: Element, const W: usize>(line: &[T; W], to: &
             return;
         }
         to.copy_from_slice(&line[..to.len()]);
+        return;
+    }
+    if let Ok(to) = <&mut [E; W]>::try_from(&mut *to) {
+        for lane in 0..W {
+            to[lane] = line[lane].cast();
+        }
         return;
     }
     T::cast_slice(&line[..to.len()], to);

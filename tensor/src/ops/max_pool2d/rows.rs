@@ -76,7 +76,7 @@ impl<E: Element> ForwardRows<'_, E> {
         let blocks = len.div_ceil(BLOCK_LEN);
         // What a window has beside x is below everything.
         let below = E::Compute::from_f64(f64::NEG_INFINITY);
-        let mut line = [below; HELD_LEN];
+        let mut lines = [[below; HELD_LEN]; LINE_COUNT];
         // The columns of x that are held, and the place of the first.
         let (start, held) = (outs.start * stride, blocks * BLOCK_LEN * stride);
         let held = held + (kernel - 1) * dilation;
@@ -84,58 +84,65 @@ impl<E: Element> ForwardRows<'_, E> {
         let end = (start + held).saturating_sub(padding).min(width);
         let at = (first + padding).saturating_sub(start).min(held);
         // The first position of each window that is inside x, which a window has that is -∞.
-        let mut begins = [0; HELD_LEN];
-        for (q, begin) in outs.clone().zip(&mut begins) {
+        let mut begins = [[0; BLOCK_LEN]; BLOCK_COUNT];
+        for (q, begin) in outs.clone().zip(begins.as_flattened_mut()) {
             *begin = shape.window(1, q).0.start as u32;
         }
-        let (mut values, mut places) = ([below; HELD_LEN], [0; HELD_LEN]);
-        let rows = y.chunks_exact_mut(out_width).zip(positions.chunks_exact_mut(out_width));
-        for (row, (y, positions)) in rows.enumerate() {
-            let x = &x[row / out_height * height * width..][..height * width];
-            let (heights, top) = shape.window(0, row % out_height);
-            let upper = (heights.start * kernel) as u32;
-            for i in 0..blocks * BLOCK_LEN {
-                (values[i], places[i]) = (below, upper + begins[i]);
-            }
-            for kh in heights {
-                let from = top.cast_unsigned().wrapping_add(kh * shape.dilation[0]) * width;
-                let x = &x[from + first..from + end];
-                let line_of_x = &mut line[at..][..x.len()];
-                for i in 0..x.len() {
-                    line_of_x[i] = x[i].cast();
+        let mut found = [([below; BLOCK_LEN], [0; BLOCK_LEN]); BLOCK_COUNT];
+        let planes = y.chunks_exact_mut(out_height * out_width);
+        let planes = planes.zip(positions.chunks_exact_mut(out_height * out_width));
+        for ((y, positions), x) in planes.zip(x.chunks_exact(height * width)) {
+            let rows = y.chunks_exact_mut(out_width).zip(positions.chunks_exact_mut(out_width));
+            for (row, (y, positions)) in rows.enumerate() {
+                let (heights, top) = shape.window(0, row);
+                let upper = (heights.start * kernel) as u32;
+                for (found, begins) in found[..blocks].iter_mut().zip(&begins) {
+                    *found = ([below; BLOCK_LEN], begins.map(|begin| upper + begin));
                 }
-                for block in 0..blocks {
-                    let values: &mut [_; BLOCK_LEN] = block_of(&mut values, block);
-                    let places: &mut [_; BLOCK_LEN] = block_of(&mut places, block);
-                    let (mut most, mut found_at) = (*values, *places);
-                    for kw in 0..kernel {
-                        let from = &line[block * BLOCK_LEN * stride + kw * dilation..];
-                        let found = every::<_, STRIDE>(from, stride);
-                        let place = (kh * kernel + kw) as u32;
-                        // Without a branch, which on random values would be taken wrong every
-                        // other time.
-                        for i in 0..BLOCK_LEN {
-                            let wins = exceeds(found[i], most[i]);
-                            most[i] = if wins { found[i] } else { most[i] };
-                            found_at[i] = if wins { place } else { found_at[i] };
+                for group in heights.clone().step_by(LINE_COUNT) {
+                    let group = group..heights.end.min(group + LINE_COUNT);
+                    // All of them first: what was just written is slow to read.
+                    for (kh, line) in group.clone().zip(&mut lines) {
+                        let from = top.cast_unsigned().wrapping_add(kh * shape.dilation[0]) * width;
+                        let (x, line) = (&x[from + first..from + end], &mut line[at..]);
+                        let line = &mut line[..x.len()];
+                        for i in 0..x.len() {
+                            line[i] = x[i].cast();
                         }
                     }
-                    (*values, *places) = (most, found_at);
+                    for (block, found) in found[..blocks].iter_mut().enumerate() {
+                        let (mut most, mut places) = *found;
+                        for (kh, line) in group.clone().zip(&lines) {
+                            for kw in 0..kernel {
+                                let from = &line[block * BLOCK_LEN * stride + kw * dilation..];
+                                let values = every::<_, STRIDE>(from, stride);
+                                let place = (kh * kernel + kw) as u32;
+                                // Without a branch, which on random values would be taken wrong
+                                // every other time.
+                                for i in 0..BLOCK_LEN {
+                                    let wins = exceeds(values[i], most[i]);
+                                    most[i] = if wins { values[i] } else { most[i] };
+                                    places[i] = if wins { place } else { places[i] };
+                                }
+                            }
+                        }
+                        *found = (most, places);
+                    }
                 }
-            }
-            let (y, positions) = (&mut y[outs.clone()], &mut positions[outs.clone()]);
-            for i in 0..len {
-                (y[i], positions[i]) = (values[i].cast(), places[i] as u8);
+                let (y, y_rest) = y[outs.clone()].as_chunks_mut::<BLOCK_LEN>();
+                let (positions, rest) = positions[outs.clone()].as_chunks_mut::<BLOCK_LEN>();
+                for ((y, positions), (most, places)) in y.iter_mut().zip(positions).zip(&found) {
+                    for i in 0..BLOCK_LEN {
+                        (y[i], positions[i]) = (most[i].cast(), places[i] as u8);
+                    }
+                }
+                let (most, places) = &found[blocks - 1];
+                for (i, (y, position)) in y_rest.iter_mut().zip(rest).enumerate() {
+                    (*y, *position) = (most[i].cast(), places[i] as u8);
+                }
             }
         }
     }
-}
-
-/// The block of that index.
-#[inline(always)]
-fn block_of<V>(of: &mut [V; HELD_LEN], block: usize) -> &mut [V; BLOCK_LEN] {
-    let block = &mut of[block * BLOCK_LEN..][..BLOCK_LEN];
-    block.try_into().expect("of that length")
 }
 
 /// Outputs side by side that are computed at once: loops over so many are compiled to vectors.
@@ -143,6 +150,12 @@ const BLOCK_LEN: usize = 16;
 
 /// Columns that are held at once, with the padding around them.
 const HELD_LEN: usize = 512;
+
+/// Blocks of outputs whose columns are held at once, at most.
+const BLOCK_COUNT: usize = HELD_LEN / BLOCK_LEN;
+
+/// Rows of a window that are held at once.
+const LINE_COUNT: usize = 4;
 
 /// The largest value of one window and its position, for windows of which few are held.
 #[inline(always)]
