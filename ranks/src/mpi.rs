@@ -87,7 +87,7 @@ impl Session {
         let (ends, ended) = mpsc::channel();
         let thread = thread::spawn(move || {
             let universe = begin();
-            // Nobody waits for what was late.
+            // The caller has gone on if that was late.
             _ = begun.send(universe.as_ref().map(|(_, rank)| *rank));
             if ended.recv() != Ok(true) {
                 std::mem::forget(universe);

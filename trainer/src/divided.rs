@@ -163,8 +163,9 @@ pub(crate) fn evaluate_together(
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Leaves of every parameter the part of this rank, or of the model's features its own, on the
-    /// device of the training, as [`Options::zero`](crate::Options::zero) says: before the first plan or step, which do it
-    /// themselves. The model may be on another device before, which has room for all of it.
+    /// device of the training, as [`Options::zero`](crate::Options::zero) says: before the first
+    /// plan or step, which do it themselves. The model may be on another device before, which has
+    /// room for all of it.
     ///
     /// # Errors
     /// `OutOfMemory`; `Setting` for a model whose features cannot be shared.

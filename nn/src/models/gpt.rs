@@ -301,8 +301,8 @@ impl Gpt {
     }
 
     /// The cross-entropy of [`Module::forward`] with the tokens that follow, by
-    /// [`linear_cross_entropy`](crate::linear_cross_entropy): the logits, the largest tensor of a step, are never materialised
-    /// as a whole.
+    /// [`linear_cross_entropy`](crate::linear_cross_entropy): the logits, the largest tensor of a
+    /// step, are never materialised as a whole.
     ///
     /// # Shapes
     /// `tokens: [B, T]` of i64, `labels: [B, T]` of i64

@@ -46,7 +46,7 @@ pub enum Shared<'a> {
     Branch(Branch<'a>),
     /// The rows of a table of tokens, and of an output layer, if that is another.
     Vocabulary {
-        /// The table.
+        /// The vectors of tokens, a row for each.
         table: &'a mut Embedding,
         /// The output layer, unless it is the table.
         head: Option<&'a mut Linear>,

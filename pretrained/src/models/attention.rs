@@ -55,7 +55,7 @@ impl Attention {
         Ok(Attention { layers, names, heads, scale, dropout })
     }
 
-    /// The heads.
+    /// The heads, which ranks can share.
     fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         let [q, k, v, end] = &mut self.layers[..] else { unreachable!("there are four") };
         let width = q.weight().value().shape()[0] / self.heads;
@@ -67,8 +67,8 @@ impl Attention {
     }
 
     /// Attention of the queries of `x` to the keys and values of `memory`, which is x itself if
-    /// absent, of those that `mask` shows, with `bias` added to the scores. The gradient of a bias is one of all scores, which
-    /// are then there as a whole.
+    /// absent, of those that `mask` shows, with `bias` added to the scores. The gradient of a bias
+    /// is one of all scores, which are then there as a whole.
     ///
     /// # Shapes
     /// `x: [B, T, C], memory: [B, S, C], mask` broadcasts to `[B, H, T, S]`, `bias: [1, H, T, S]`

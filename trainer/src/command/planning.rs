@@ -38,9 +38,9 @@ pub(super) struct PlanningArgs {
     /// them one: a batch goes through them in micro-batches. For models that no rank has room for.
     #[arg(long, conflicts_with = "zero")]
     pipeline: bool,
-    /// Shares the attention heads, the hidden features and the vocabulary of a model of text, or the
-    /// heads and features of one of images, among the ranks, each of which has all samples: what
-    /// they make of their own is added up in each block. For layers that no rank has room for.
+    /// Shares the attention heads, the hidden features and the vocabulary of a model of text, or
+    /// the heads and features of one of images, among the ranks, each of which has all samples:
+    /// what they make of their own is added up in each block. For layers that no rank has room for.
     #[arg(long, conflicts_with_all = ["zero", "pipeline"])]
     tensor_parallel: bool,
     /// Changes of the numerics for a plan that does not fit without, in order, with commas between

@@ -130,8 +130,8 @@ fn check(name: &str, folder: &Path, tuning: &Tuning) {
     assert_eq!(run(Some(least_bytes - 1)), (least_bytes, None), "{name} {tuning:?}");
 }
 
-/// Heads in groups, packed in every way, with norms of their own, gates, caps: two ranks have a group
-/// each, unless there is one.
+/// Heads in groups, packed in every way, with norms of their own, gates, caps: two ranks have a
+/// group each, unless there is one.
 #[test]
 fn decoders_that_ranks_share_have_the_losses_of_one() {
     for name in SOME {
