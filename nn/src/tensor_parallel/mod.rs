@@ -93,6 +93,7 @@ impl<'a> Branch<'a> {
     /// With a parameter whose rows are of units.
     #[must_use]
     pub fn with_rows(mut self, parameter: &Parameter, runs: &[(usize, usize)]) -> Self {
+        self.is_plain &= parameter.quantized.is_none();
         self.slices.insert(parameter.id(), Runs { axis: 0, runs: runs.to_vec() });
         self
     }

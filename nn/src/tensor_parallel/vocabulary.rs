@@ -16,7 +16,7 @@ use crate::tensor_parallel::{Sum, sum_in_place, with_summed_gradient};
 pub struct VocabularyShare {
     pub(super) sum: Arc<dyn Sum>,
     pub(super) rank: (usize, usize),
-    /// All rows.
+    /// Rows of all ranks together.
     pub(super) len: usize,
 }
 
@@ -82,8 +82,8 @@ impl VocabularyShare {
     }
 
     /// The cross-entropy of rows with their labels, where this rank computes the logits of its own
-    /// classes, a chunk of rows at a time, and again in backward. Ranks tell each other the
-    /// logarithm of the sum of exponentials of each row, and the logit of its label.
+    /// classes, a chunk of rows at a time, and again in backward. Ranks tell each other of each row
+    /// the logarithm of the sum of exponentials, the logit of the label, and the sum of the logits.
     ///
     /// # Shapes
     /// `input: [.., D]`, `weight: [n, D]`, `labels: [..]` of i64
