@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use half::f16;
+
 use super::math::SimdFloat;
 use super::simd::{Fused, Simd, SimdKernel};
 use crate::dtype::{Element, is_same_type};
@@ -26,8 +28,8 @@ pub(crate) fn load<E: Element, T: Element, const W: usize>(from: &[E], pad: T, t
         }
         return;
     }
-    // Of a length that the compiler knows, which becomes a few vectors.
-    if let Ok(from) = <&[E; W]>::try_from(from) {
+    // Of a length that the compiler knows it becomes a few vectors; f16 does so as a slice alone.
+    if let (false, Ok(from)) = (is_same_type::<E, f16>(), <&[E; W]>::try_from(from)) {
         for lane in 0..W {
             to[lane] = from[lane].cast();
         }
@@ -49,7 +51,7 @@ pub(crate) fn store<E: Element, T: Element, const W: usize>(line: &[T; W], to: &
         to.copy_from_slice(&line[..to.len()]);
         return;
     }
-    if let Ok(to) = <&mut [E; W]>::try_from(&mut *to) {
+    if let (false, Ok(to)) = (is_same_type::<E, f16>(), <&mut [E; W]>::try_from(&mut *to)) {
         for lane in 0..W {
             to[lane] = line[lane].cast();
         }
