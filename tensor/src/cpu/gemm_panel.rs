@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use super::gemm::{Destination, Matrix, Products};
 use super::math::SimdFloat;
-use super::packing::{pack_rows, pack_stored_sliver};
+use super::packing::{PackedRows, SLIVER_GAP, pack_rows, pack_stored_sliver};
 use super::pairs::{pack_pair_rows, pack_pair_sliver};
 use super::panel::add_product;
 use super::scratch::{SCRATCH_BYTES, Scratch, with_scratch};
@@ -177,7 +177,8 @@ fn scratch_lens<T: SimdFloat>(
         (true, false) => n.next_multiple_of(tile_cols),
     };
     // Slivers may be overwritten by a vector more than they have.
-    let block = packed_rows.next_multiple_of(tile_rows) * depth + LANE_COUNT_MAX;
+    let slivers = packed_rows.div_ceil(tile_rows);
+    let block = slivers * (tile_rows * depth + SLIVER_GAP) + LANE_COUNT_MAX;
     [block, tile_cols * depth + LANE_COUNT_MAX, m.next_multiple_of(tile_rows) * kept_cols]
 }
 
@@ -226,18 +227,18 @@ struct Rows<'a, T> {
     in_place: Option<Matrix<'a, T>>,
     packed_from: usize,
     packed: &'a [T],
-    packed_strides: [usize; 2],
+    layout: PackedRows,
     depth: usize,
 }
 
 impl<'a, T: Copy> Rows<'a, T> {
-    /// The tile from row `i` on.
-    fn tile(&self, i: usize) -> Matrix<'a, T> {
+    /// The tile of `R` rows from row `i` on.
+    fn tile<const R: usize>(&self, i: usize) -> Matrix<'a, T> {
         match self.in_place {
             Some(a) if i < self.packed_from => a.from(i, 0),
             _ => {
-                let data = &self.packed[(i - self.packed_from) * self.depth..];
-                let [row_stride, col_stride] = self.packed_strides;
+                let data = &self.packed[(i - self.packed_from) / R * self.layout.tile_len..];
+                let [row_stride, col_stride] = self.layout.strides;
                 Matrix { data, row_stride, col_stride }
             }
         }
@@ -274,7 +275,7 @@ impl<T: SimdFloat> Panel<'_, T> {
             let depth = DEPTH.min(k - p);
             let first = p * step_len;
             let len = (depth * step_len).min(numbers - first);
-            let packed_strides = match packed_from < m {
+            let layout = match packed_from < m {
                 true => {
                     let (a, size) = (a.from(packed_from, first), [m - packed_from, len]);
                     match are_pairs {
@@ -282,10 +283,10 @@ impl<T: SimdFloat> Panel<'_, T> {
                         false => pack_rows::<T, S, R>(simd, a, size, block),
                     }
                 }
-                false => [0; 2],
+                false => PackedRows::default(),
             };
             let in_place = in_place.map(|a| a.from(0, p));
-            let rows = Rows { in_place, packed_from, packed: block, packed_strides, depth };
+            let rows = Rows { in_place, packed_from, packed: block, layout, depth };
             for j in (0..n).step_by(tile_cols) {
                 let size = [m, tile_cols.min(n - j)];
                 let width = size[1].next_multiple_of(S::LANE_COUNT);
@@ -345,7 +346,7 @@ fn tiles<T: SimdFloat, S: Simd<T>, const R: usize, const COLS: usize>(
 ) {
     for i in (0..m).step_by(R) {
         let mut sums = [[simd.splat(T::ZERO); COLS]; R];
-        add_product(simd, rows.depth, rows.tile(i), b, &mut sums);
+        add_product(simd, rows.depth, rows.tile::<R>(i), b, &mut sums);
         store(simd, sums, target, i);
     }
 }

@@ -7,6 +7,31 @@ use super::simd::{Simd, SimdKernel};
 use super::stored::{Stored, widen, with_stored};
 use crate::dtype::{DType, Element};
 
+/// Between slivers: of some depths they would else be a power of two apart, and what is written for
+/// a column of x would not stay in the first-level cache.
+pub(super) const SLIVER_GAP: usize = 16;
+
+/// How packed rows lie.
+#[derive(Clone, Copy, Default)]
+pub(super) struct PackedRows {
+    /// Distances of rows and of columns in a tile.
+    pub(super) strides: [usize; 2],
+    /// From one tile to the next.
+    pub(super) tile_len: usize,
+}
+
+impl PackedRows {
+    /// One after the other, in tiles of `R`.
+    pub(super) fn in_order<const R: usize>(depth: usize) -> Self {
+        PackedRows { strides: [depth, 1], tile_len: R * depth }
+    }
+
+    /// In slivers of `R`.
+    pub(super) fn in_slivers<const R: usize>(depth: usize) -> Self {
+        PackedRows { strides: [1, R], tile_len: R * depth + SLIVER_GAP }
+    }
+}
+
 /// [`pack_sliver`], whatever the type of x, as a function of its own.
 #[inline(always)]
 pub(super) fn pack_stored_sliver<T: SimdFloat, S: Simd<T>>(
@@ -100,20 +125,20 @@ impl<T: SimdFloat> SimdKernel<T> for CopyRows<'_, T> {
 }
 
 /// The `rows` rows of x in the type that is computed in: one after the other if they lie so, else
-/// in slivers of `R`, the last as high as the others. Returns the distances of rows and columns; of
-/// those of a sliver, in the other case.
+/// in slivers of `R`, the last as high as the others.
 #[inline(always)]
 pub(super) fn pack_rows<T: SimdFloat, S: Simd<T>, const R: usize>(
     simd: S,
     x: Stored<'_, T>,
     [rows, depth]: [usize; 2],
     to: &mut [T],
-) -> [usize; 2] {
+) -> PackedRows {
     let [row_stride, col_stride] = x.strides();
     if col_stride == 1 {
         simd.call(CopyRows { x, size: [rows, depth], to });
-        return [depth, 1];
+        return PackedRows::in_order::<R>(depth);
     }
+    let packed = PackedRows::in_slivers::<R>(depth);
     let mut first = 0;
     if row_stride == 1 && rows >= R {
         // Along the columns, as they lie.
@@ -130,12 +155,13 @@ pub(super) fn pack_rows<T: SimdFloat, S: Simd<T>, const R: usize>(
             };
             let (slivers, _) = column.as_chunks::<R>();
             for (sliver, column) in slivers.iter().enumerate() {
-                to[(sliver * depth + p) * R..][..R].copy_from_slice(column);
+                to[sliver * packed.tile_len + p * R..][..R].copy_from_slice(column);
             }
         }
     }
     for i in (first..rows).step_by(R) {
-        pack_stored_sliver(simd, x.from(i, 0), [rows - i, depth], R, &mut to[i * depth..]);
+        let to = &mut to[i / R * packed.tile_len..];
+        pack_stored_sliver(simd, x.from(i, 0), [rows - i, depth], R, to);
     }
-    [1, R]
+    packed
 }

@@ -11,6 +11,7 @@ use half::bf16;
 use super::gemm::Matrix;
 use super::gemm_panel::ROWS_MAX;
 use super::math::SimdFloat;
+use super::packing::PackedRows;
 use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use super::stored::Stored;
 use crate::dtype::{Element, same_type_mut};
@@ -20,15 +21,16 @@ pub(super) fn pack_pair_rows<T: SimdFloat, const R: usize>(
     x: Stored<'_, T>,
     [rows, depth]: [usize; 2],
     to: &mut [T],
-) -> [usize; 2] {
+) -> PackedRows {
     let (x, to) = of_pairs(x, to);
     let pairs = depth.div_ceil(2);
     if x.col_stride == 1 {
         for (i, to) in to.chunks_exact_mut(pairs).take(rows).enumerate() {
             copy_pairs(&x.data[i * x.row_stride..][..depth], to);
         }
-        return [pairs, 1];
+        return PackedRows::in_order::<R>(pairs);
     }
+    let packed = PackedRows::in_slivers::<R>(pairs);
     let mut first = 0;
     if x.row_stride == 1 && rows >= R {
         // Along the columns, as they lie.
@@ -36,10 +38,10 @@ pub(super) fn pack_pair_rows<T: SimdFloat, const R: usize>(
         f32::dispatch(PackColumns::<R> { x, size: [first, depth], to });
     }
     for i in (first..rows).step_by(R) {
-        let size = [rows - i, depth];
-        f32::dispatch(PackSliver { x: x.rows_from(i), size, width: R, to: &mut to[i * pairs..] });
+        let (size, to) = ([rows - i, depth], &mut to[i / R * packed.tile_len..]);
+        f32::dispatch(PackSliver { x: x.rows_from(i), size, width: R, to });
     }
-    [1, R]
+    packed
 }
 
 /// `to[p * width + r]` becomes the pair of `x[r, 2p]` and `x[r, 2p + 1]`, for the `size` of x; x is
@@ -87,12 +89,13 @@ impl<const R: usize> SimdKernel<f32> for PackColumns<'_, R> {
     fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
         let PackColumns { x, size: [rows, depth], to } = self;
         let pairs = depth.div_ceil(2);
+        let tile_len = PackedRows::in_slivers::<R>(pairs).tile_len;
         let mut column = [0.0; ROWS_MAX];
         for p in 0..pairs {
             join_columns(x, [rows, depth], p, &mut column[..rows]);
             let (slivers, _) = column[..rows].as_chunks::<R>();
             for (sliver, column) in slivers.iter().enumerate() {
-                to[(sliver * pairs + p) * R..][..R].copy_from_slice(column);
+                to[sliver * tile_len + p * R..][..R].copy_from_slice(column);
             }
         }
     }

@@ -11,6 +11,7 @@
 //! y and dy of a block lie as `[O, images · P]` then. What is copied stays in the type that it is
 //! stored in, for products of bf16 to be in pairs; sums are in the one that is computed in.
 
+use super::padded_plane::{PADDED_LEN_MAX, PaddedPlane};
 use super::shape::Conv2dShape;
 use super::weight::round_weights;
 use crate::cpu::chunk::for_each_chunk;
@@ -161,13 +162,18 @@ impl Columns {
             multiply(pool, size, w, turned, WriteMode::Overwrite, columns);
             let image_len = in_channels * self.in_pixels;
             let dx = &mut dx[images.first * image_len..][..images.count * image_len];
+            let padded = PaddedPlane::of(&self.shape);
             for_each_chunk(pool, dx, image_len, |image, dx| {
-                let mut sums = [T::ZERO; IN_PIXELS_MAX];
+                let (mut sums, mut plane) = ([T::ZERO; IN_PIXELS_MAX], [T::ZERO; PADDED_LEN_MAX]);
                 let sums = &mut sums[..self.in_pixels];
-                for (channel, dx) in dx.chunks_exact_mut(self.in_pixels).enumerate() {
+                let columns = columns.chunks_exact(self.taps * len);
+                let planes = dx.chunks_exact_mut(self.in_pixels).zip(columns).enumerate();
+                for (channel, (dx, columns)) in planes {
                     sums.fill(b.map_or(T::ZERO, |b| b[channel].cast()));
-                    let columns = &columns[channel * self.taps * len..][..self.taps * len];
-                    self.add_up(&places, columns, image, sums);
+                    match &padded {
+                        Some(padded) => padded.add_up(columns, image, &mut plane, sums),
+                        None => self.add_up(&places, columns, image, sums),
+                    }
                     round_slice(sums, dx);
                 }
             });
@@ -254,20 +260,42 @@ impl Columns {
         let len = images.count * self.pixels;
         let image_len = self.shape.in_channels * self.in_pixels;
         let x = &x[images.first * image_len..];
+        let padded = PaddedPlane::of(&self.shape);
         for_each_chunk(pool, columns, TASK_CHANNELS * self.taps * len, |task, columns| {
+            let mut plane = [E::ZERO; PADDED_LEN_MAX];
             for (nth, columns) in columns.chunks_exact_mut(self.taps * len).enumerate() {
                 let plane_at = (task * TASK_CHANNELS + nth) * self.in_pixels;
-                let taps = columns.chunks_exact_mut(len).zip(places.chunks_exact(self.pixels));
-                for (columns, places) in taps {
-                    for (image, columns) in columns.chunks_exact_mut(self.pixels).enumerate() {
-                        let plane = &x[image * image_len + plane_at..][..self.in_pixels];
-                        for (to, &place) in columns.iter_mut().zip(places) {
-                            *to = plane.get(usize::from(place)).copied().unwrap_or(E::ZERO);
-                        }
+                match &padded {
+                    Some(padded) => {
+                        let planes = x[plane_at..].chunks(image_len).take(images.count);
+                        padded.gather(planes, &mut plane, columns);
+                    }
+                    None => {
+                        let plane = |image| &x[image * image_len + plane_at..][..self.in_pixels];
+                        self.gather_places(places, plane, columns);
                     }
                 }
             }
         });
+    }
+
+    /// The columns of a channel, from its plane of each image.
+    fn gather_places<'a, E: Element>(
+        &self,
+        places: &Places,
+        plane: impl Fn(usize) -> &'a [E],
+        columns: &mut [E],
+    ) {
+        let len = columns.len() / self.taps;
+        let taps = columns.chunks_exact_mut(len).zip(places.chunks_exact(self.pixels));
+        for (columns, places) in taps {
+            for (image, columns) in columns.chunks_exact_mut(self.pixels).enumerate() {
+                let plane = plane(image);
+                for (to, &place) in columns.iter_mut().zip(places) {
+                    *to = plane.get(usize::from(place)).copied().unwrap_or(E::ZERO);
+                }
+            }
+        }
     }
 
     /// dy of some images, `[images, O, P]`, as `[O, images, P]`.

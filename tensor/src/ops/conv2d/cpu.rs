@@ -17,7 +17,7 @@ use super::Product;
 use super::output_tile::{OutputTile, PackWeights};
 use super::phases::{Phase, Phases};
 use super::shape::Conv2dShape;
-use super::tile::{Geometry, TAP_COUNT_MAX, Tiling, fill_planes, tap_offsets};
+use super::tile::{Geometry, TAP_COUNT_MAX, TapOffsets, Tiling, fill_planes};
 use super::units::{Role, Unit, Units};
 use super::way::Way;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
@@ -239,11 +239,12 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
         let (tile, scratch) = scratch.split_at_mut(tiling.len(1));
         let joined_len = self.phase.geometry.joined_len(tiling.row_count);
         let (joined, sums) = scratch.split_at_mut(joined_len);
+        let mut offsets = TapOffsets::new();
         for first_row in (0..height).step_by(tiling.row_count) {
             let row_count = tiling.row_count.min(height - first_row);
             let mut product = |y: &mut [T], out_len, first_pixel| {
                 let to = Rows { first_row, row_count, out_len, first_pixel };
-                self.add_rows(tiling, to, [tile, joined], y);
+                self.add_rows(tiling, to, [tile, joined], &mut offsets, y);
             };
             if is_same_type::<E, T>() && is_one {
                 product(bytemuck::cast_slice_mut(y), plane_len, first_row * width);
@@ -265,7 +266,14 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
     }
 
     /// The sums of some rows, from their biases on.
-    fn add_rows(&self, tiling: &Tiling, rows: Rows, [tile, joined]: [&mut [T]; 2], sums: &mut [T]) {
+    fn add_rows(
+        &self,
+        tiling: &Tiling,
+        rows: Rows,
+        [tile, joined]: [&mut [T]; 2],
+        offsets: &mut TapOffsets,
+        sums: &mut [T],
+    ) {
         let Rows { first_row, row_count, out_len, first_pixel } = rows;
         let geometry = &self.phase.geometry;
         let taps_len = geometry.tap_count();
@@ -280,14 +288,13 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
             let source = &self.source[from..][..channel_count * geometry.in_plane_len()];
             fill_planes(geometry, tiling, source, first_row, [tile, joined]);
             for first_tap in (0..plane_count * taps_len).step_by(TAP_COUNT_MAX) {
-                let (offsets, tap_count) = tap_offsets(geometry, tiling, plane_count, first_tap);
                 let first_k = first_plane * taps_len + first_tap;
                 let product = OutputTile {
                     w: self.w,
                     k_len: self.phase.k_len(),
                     first_k,
                     tile,
-                    offsets: &offsets[..tap_count],
+                    offsets: offsets.of(geometry, tiling, plane_count, first_tap),
                     b: self.b,
                     y: &mut *sums,
                     out_len,

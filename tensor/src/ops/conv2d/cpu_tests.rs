@@ -258,6 +258,9 @@ fn layers_of_usual_networks_agree_with_the_definition() {
         Conv2dShape { stride: [4, 3], dilation: [2, 3], ..square(2, [8, 24], 40, 5) },
         Conv2dShape { stride: [16; 2], padding: [0; 2], ..square(1, [3, 24], 160, 16) },
         square(17, [40, 24], 2, 3),
+        square(5, [16, 24], 4, 3),
+        Conv2dShape { stride: [2; 2], ..square(3, [16, 24], 14, 3) },
+        Conv2dShape { stride: [2; 2], ..square(1, [40, 24], 32, 3) },
         Conv2dShape { stride: [2; 2], ..square(5, [16, 30], 8, 3) },
     ] {
         check_against_definition::<f32>(&shape, 3);

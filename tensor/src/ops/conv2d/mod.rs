@@ -36,6 +36,7 @@ mod depthwise;
 mod depthwise_lanes;
 mod one;
 mod output_tile;
+mod padded_plane;
 mod patches;
 mod phases;
 mod shape;

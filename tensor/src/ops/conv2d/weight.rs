@@ -2,7 +2,7 @@
 
 use super::cpu::source_channels;
 use super::shape::Conv2dShape;
-use super::tile::{Geometry, TAP_COUNT_MAX, fill, tap_offsets};
+use super::tile::{Geometry, TAP_COUNT_MAX, TapOffsets, fill};
 use super::units::{Role, Unit, Units};
 use super::way::Way;
 use super::weight_by_channel::{
@@ -151,6 +151,7 @@ impl<E: Element> Product<'_, E> {
         let Units { tiling, images_per_tile, .. } = self.units;
         let [height, width] = self.geometry.out_size;
         let (tile, prepared) = scratch.split_at_mut(tiling.len(images_per_tile));
+        let mut offsets = TapOffsets::new();
         dw.fill(T::ZERO);
         for first_image in unit.images.clone().step_by(images_per_tile) {
             for first_row in (0..height).step_by(tiling.row_count) {
@@ -163,7 +164,7 @@ impl<E: Element> Product<'_, E> {
                     pixel_count: tiling.row_count.min(height - first_row) * width,
                 };
                 self.prepare(&piece, prepared);
-                self.add_piece(&piece, prepared, tile, dw);
+                self.add_piece(&piece, prepared, tile, &mut offsets, dw);
             }
         }
     }
@@ -204,7 +205,14 @@ impl<E: Element> Product<'_, E> {
     }
 
     /// Adds the products of a piece, whose dy is prepared, to dw.
-    fn add_piece<T: SimdFloat>(&self, piece: &Piece, prepared: &[T], tile: &mut [T], dw: &mut [T]) {
+    fn add_piece<T: SimdFloat>(
+        &self,
+        piece: &Piece,
+        prepared: &[T],
+        tile: &mut [T],
+        offsets: &mut TapOffsets,
+        dw: &mut [T],
+    ) {
         let Product { geometry, units, .. } = self;
         let &Piece { image_count, pixel_count, .. } = piece;
         let &Units { tiling, channels, .. } = units;
@@ -220,8 +228,8 @@ impl<E: Element> Product<'_, E> {
                 false => self.fill(piece, [first_channel, channel_count], tile),
             }
             for first_tap in (0..channel_count * taps_len).step_by(TAP_COUNT_MAX) {
-                let (offsets, tap_count) = tap_offsets(geometry, &tiling, channel_count, first_tap);
-                let (tile, offsets) = (&*tile, &offsets[..tap_count]);
+                let tile = &*tile;
+                let offsets = offsets.of(geometry, &tiling, channel_count, first_tap);
                 let first_k = first_channel * taps_len + first_tap;
                 let runs = tiling.runs(geometry, pixel_count / geometry.out_size[1]);
                 match self.lanes {
