@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use super::gemm::{Destination, Matrix, Products};
 use super::math::SimdFloat;
-use super::packing::{PackedRows, SLIVER_GAP, pack_rows, pack_stored_sliver};
+use super::packing::{PackedRows, pack_rows, pack_stored_sliver, tile_len};
 use super::pairs::{pack_pair_rows, pack_pair_sliver};
 use super::panel::add_product;
 use super::scratch::{SCRATCH_BYTES, Scratch, with_scratch};
@@ -176,10 +176,23 @@ fn scratch_lens<T: SimdFloat>(
         (true, true) => tile_cols,
         (true, false) => n.next_multiple_of(tile_cols),
     };
+    let tiles = match goes_by_columns(products, m, tile_rows) {
+        true => k.div_ceil(DEPTH),
+        false => packed_rows.div_ceil(tile_rows),
+    };
     // Slivers may be overwritten by a vector more than they have.
-    let slivers = packed_rows.div_ceil(tile_rows);
-    let block = slivers * (tile_rows * depth + SLIVER_GAP) + LANE_COUNT_MAX;
+    let block = tiles * tile_len(tile_rows, depth) + LANE_COUNT_MAX;
     [block, tile_cols * depth + LANE_COUNT_MAX, m.next_multiple_of(tile_rows) * kept_cols]
+}
+
+/// Whether a panel of so many rows multiplies a sliver of b in all its depth before the next. With
+/// a single tile nothing of b is met twice, and where numbers along the depth are neighbours, they
+/// are read in longer runs; but all of a is packed at once.
+fn goes_by_columns<T: SimdFloat>(products: &Products<'_, T>, m: usize, tile_rows: usize) -> bool {
+    let (k, [depth_stride, _]) = (products.steps(), products.b.strides());
+    let packed_len = k.div_ceil(DEPTH) * tile_len(tile_rows, DEPTH) + LANE_COUNT_MAX;
+    let fits = k > DEPTH && packed_len * size_of::<T>() <= BLOCK_BYTES;
+    m <= tile_rows && depth_stride == 1 && fits
 }
 
 struct Panels<'a, T> {
@@ -271,65 +284,70 @@ impl<T: SimdFloat> Panel<'_, T> {
         let packed_from = if in_place.is_some() { m - m % R } else { 0 };
         let lens = scratch_lens(self.products, self.grid, [m, n]);
         let [block, sliver, sums] = scratch.zeroed(lens);
-        for p in (0..k).step_by(DEPTH) {
+        let by_columns = goes_by_columns(self.products, m, R);
+        let (depths, slivers) = (k.div_ceil(DEPTH), n.div_ceil(tile_cols));
+        for index in 0..depths * slivers {
+            let [nth, j] = match by_columns {
+                true => [index % depths, index / depths],
+                false => [index / slivers, index % slivers],
+            };
+            let (p, j) = (nth * DEPTH, j * tile_cols);
             let depth = DEPTH.min(k - p);
             let first = p * step_len;
             let len = (depth * step_len).min(numbers - first);
-            let layout = match packed_from < m {
-                true => {
-                    let (a, size) = (a.from(packed_from, first), [m - packed_from, len]);
-                    match are_pairs {
-                        true => pack_pair_rows::<T, R>(a, size, block),
-                        false => pack_rows::<T, S, R>(simd, a, size, block),
-                    }
-                }
-                false => PackedRows::default(),
-            };
-            let in_place = in_place.map(|a| a.from(0, p));
-            let rows = Rows { in_place, packed_from, packed: block, layout, depth };
-            for j in (0..n).step_by(tile_cols) {
-                let size = [m, tile_cols.min(n - j)];
-                let width = size[1].next_multiple_of(S::LANE_COUNT);
-                let b = b.from(first, j).transposed();
+            let at = if by_columns { nth * tile_len(R, DEPTH) } else { 0 };
+            let packed = &mut block[at..];
+            if j == 0 && packed_from < m {
+                let (a, size) = (a.from(packed_from, first), [m - packed_from, len]);
                 match are_pairs {
-                    true => pack_pair_sliver(b, [n - j, len], width, sliver),
-                    false => pack_stored_sliver(simd, b, [n - j, len], width, sliver),
+                    true => pack_pair_rows::<T, R>(a, size, packed),
+                    false => pack_rows::<T, S, R>(simd, a, size, packed),
                 }
-                let whole = [m.next_multiple_of(R), width];
-                let kept_len = whole[0] * tile_cols;
-                let kept_at = if k <= DEPTH { 0 } else { j / tile_cols * kept_len };
-                let mut kept = KeptSums {
-                    y,
-                    at: y.at(self.offsets[2], self.range[0].start, self.range[1].start + j),
-                    first_col: self.range[1].start + j,
-                    size,
-                    sums: sums.get_mut(kept_at..kept_at + kept_len).unwrap_or_default(),
-                    stride: tile_cols,
-                };
-                let mut start = if p == 0 { self.products.start } else { WriteMode::Accumulate };
-                if p == 0 && y.is_rounded() && (start == WriteMode::Accumulate || y.has_bias()) {
-                    simd.call(StartSums(&mut kept, start));
-                    start = WriteMode::Accumulate;
+            }
+            let in_place = in_place.map(|a| a.from(0, p));
+            let layout = PackedRows::of::<R>(a.strides(), depth);
+            let rows = Rows { in_place, packed_from, packed, layout, depth };
+            let size = [m, tile_cols.min(n - j)];
+            let width = size[1].next_multiple_of(S::LANE_COUNT);
+            let b = b.from(first, j).transposed();
+            match are_pairs {
+                true => pack_pair_sliver(b, [n - j, len], width, sliver),
+                false => pack_stored_sliver(simd, b, [n - j, len], width, sliver),
+            }
+            let whole = [m.next_multiple_of(R), width];
+            let kept_len = whole[0] * tile_cols;
+            let kept_at = if by_columns || k <= DEPTH { 0 } else { j / tile_cols * kept_len };
+            let mut kept = KeptSums {
+                y,
+                at: y.at(self.offsets[2], self.range[0].start, self.range[1].start + j),
+                first_col: self.range[1].start + j,
+                size,
+                sums: sums.get_mut(kept_at..kept_at + kept_len).unwrap_or_default(),
+                stride: tile_cols,
+            };
+            let mut start = if p == 0 { self.products.start } else { WriteMode::Accumulate };
+            if p == 0 && y.is_rounded() && (start == WriteMode::Accumulate || y.has_bias()) {
+                simd.call(StartSums(&mut kept, start));
+                start = WriteMode::Accumulate;
+            }
+            let sums = Destination::row_major(kept.sums, tile_cols);
+            let target = match y {
+                Results::Computed(y) => {
+                    let bias = y.bias.get(kept.first_col..).unwrap_or_default();
+                    Target { y, at: kept.at, size, start, bias }
                 }
-                let sums = Destination::row_major(kept.sums, tile_cols);
-                let target = match y {
-                    Results::Computed(y) => {
-                        let bias = y.bias.get(kept.first_col..).unwrap_or_default();
-                        Target { y, at: kept.at, size, start, bias }
-                    }
-                    _ => Target { y: &sums, at: 0, size: whole, start, bias: &[] },
-                };
-                match width / S::LANE_COUNT {
-                    1 => tiles::<T, S, R, 1>(simd, m, &rows, sliver, &target),
-                    2 => tiles::<T, S, R, 2>(simd, m, &rows, sliver, &target),
-                    3 if tile_size::<T, S>()[1] == 3 => {
-                        tiles::<T, S, R, 3>(simd, m, &rows, sliver, &target);
-                    }
-                    vectors => unreachable!("tiles of {vectors} vectors"),
+                _ => Target { y: &sums, at: 0, size: whole, start, bias: &[] },
+            };
+            match width / S::LANE_COUNT {
+                1 => tiles::<T, S, R, 1>(simd, m, &rows, sliver, &target),
+                2 => tiles::<T, S, R, 2>(simd, m, &rows, sliver, &target),
+                3 if tile_size::<T, S>()[1] == 3 => {
+                    tiles::<T, S, R, 3>(simd, m, &rows, sliver, &target);
                 }
-                if y.is_rounded() && p + depth == k {
-                    simd.call(RoundSums(kept));
-                }
+                vectors => unreachable!("tiles of {vectors} vectors"),
+            }
+            if y.is_rounded() && p + depth == k {
+                simd.call(RoundSums(kept));
             }
         }
     }

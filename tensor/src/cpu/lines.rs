@@ -110,6 +110,29 @@ impl Lines {
         Places { lines: *self, index: 0 }
     }
 
+    /// The places of the lines that fill all `W` lanes, which come first. A kernel whose loops over
+    /// these and over the [others](Self::others) are two keeps whole lines in registers: in one
+    /// loop with lines of any length they would be in memory.
+    #[inline(always)]
+    pub(crate) fn whole<const W: usize>(&self) -> WholePlaces<W> {
+        WholePlaces { start: self.start, step: self.step, count: self.whole_count::<W>() }
+    }
+
+    /// The places of the lines that do not fill all `W` lanes.
+    #[inline(always)]
+    pub(crate) fn others<const W: usize>(&self) -> Places {
+        Places { lines: *self, index: self.whole_count::<W>() }
+    }
+
+    #[inline(always)]
+    fn whole_count<const W: usize>(&self) -> usize {
+        match (self.width == W, self.last_width == W) {
+            (false, _) => 0,
+            (true, true) => self.count,
+            (true, false) => self.count.saturating_sub(1),
+        }
+    }
+
     /// How many lanes have a reduction of their own.
     #[inline(always)]
     pub(crate) fn reductions(&self) -> usize {
@@ -152,6 +175,25 @@ impl Iterator for Places {
         *index += 1;
         let width = if *index == lines.count { lines.last_width } else { lines.width };
         Some(start..start + width)
+    }
+}
+
+/// The places of lines of `W` elements, in order.
+pub(crate) struct WholePlaces<const W: usize> {
+    start: usize,
+    step: usize,
+    count: usize,
+}
+
+impl<const W: usize> Iterator for WholePlaces<W> {
+    type Item = Range<usize>;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Range<usize>> {
+        self.count = self.count.checked_sub(1)?;
+        let start = self.start;
+        self.start += self.step;
+        Some(start..start + W)
     }
 }
 

@@ -7,12 +7,16 @@ use super::simd::{Simd, SimdKernel};
 use super::stored::{Stored, widen, with_stored};
 use crate::dtype::{DType, Element};
 
-/// Between slivers: of some depths they would else be a power of two apart, and what is written for
-/// a column of x would not stay in the first-level cache.
-pub(super) const SLIVER_GAP: usize = 16;
+/// Elements from one tile of packed rows to the next, at most. Between slivers is a gap: of some
+/// depths they would else be a power of two apart, and what is written for a column of x would not
+/// stay in the first-level cache.
+pub(super) const fn tile_len(rows: usize, depth: usize) -> usize {
+    const GAP: usize = 16;
+    rows * depth + GAP
+}
 
 /// How packed rows lie.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct PackedRows {
     /// Distances of rows and of columns in a tile.
     pub(super) strides: [usize; 2],
@@ -21,14 +25,13 @@ pub(super) struct PackedRows {
 }
 
 impl PackedRows {
-    /// One after the other, in tiles of `R`.
-    pub(super) fn in_order<const R: usize>(depth: usize) -> Self {
-        PackedRows { strides: [depth, 1], tile_len: R * depth }
-    }
-
-    /// In slivers of `R`.
-    pub(super) fn in_slivers<const R: usize>(depth: usize) -> Self {
-        PackedRows { strides: [1, R], tile_len: R * depth + SLIVER_GAP }
+    /// Those of rows with these strides: one after the other if they lie so, else in slivers of
+    /// `R`, the last as high as the others.
+    pub(super) fn of<const R: usize>([_, col_stride]: [usize; 2], depth: usize) -> Self {
+        match col_stride {
+            1 => PackedRows { strides: [depth, 1], tile_len: R * depth },
+            _ => PackedRows { strides: [1, R], tile_len: tile_len(R, depth) },
+        }
     }
 }
 
@@ -124,21 +127,19 @@ impl<T: SimdFloat> SimdKernel<T> for CopyRows<'_, T> {
     }
 }
 
-/// The `rows` rows of x in the type that is computed in: one after the other if they lie so, else
-/// in slivers of `R`, the last as high as the others.
+/// The `rows` rows of x in the type that is computed in, as [`PackedRows`] says.
 #[inline(always)]
 pub(super) fn pack_rows<T: SimdFloat, S: Simd<T>, const R: usize>(
     simd: S,
     x: Stored<'_, T>,
     [rows, depth]: [usize; 2],
     to: &mut [T],
-) -> PackedRows {
+) {
     let [row_stride, col_stride] = x.strides();
     if col_stride == 1 {
-        simd.call(CopyRows { x, size: [rows, depth], to });
-        return PackedRows::in_order::<R>(depth);
+        return simd.call(CopyRows { x, size: [rows, depth], to });
     }
-    let packed = PackedRows::in_slivers::<R>(depth);
+    let tile_len = tile_len(R, depth);
     let mut first = 0;
     if row_stride == 1 && rows >= R {
         // Along the columns, as they lie.
@@ -155,13 +156,12 @@ pub(super) fn pack_rows<T: SimdFloat, S: Simd<T>, const R: usize>(
             };
             let (slivers, _) = column.as_chunks::<R>();
             for (sliver, column) in slivers.iter().enumerate() {
-                to[sliver * packed.tile_len + p * R..][..R].copy_from_slice(column);
+                to[sliver * tile_len + p * R..][..R].copy_from_slice(column);
             }
         }
     }
     for i in (first..rows).step_by(R) {
-        let to = &mut to[i / R * packed.tile_len..];
+        let to = &mut to[i / R * tile_len..];
         pack_stored_sliver(simd, x.from(i, 0), [rows - i, depth], R, to);
     }
-    packed
 }

@@ -11,7 +11,7 @@ use half::bf16;
 use super::gemm::Matrix;
 use super::gemm_panel::ROWS_MAX;
 use super::math::SimdFloat;
-use super::packing::PackedRows;
+use super::packing::tile_len;
 use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use super::stored::Stored;
 use crate::dtype::{Element, same_type_mut};
@@ -21,16 +21,16 @@ pub(super) fn pack_pair_rows<T: SimdFloat, const R: usize>(
     x: Stored<'_, T>,
     [rows, depth]: [usize; 2],
     to: &mut [T],
-) -> PackedRows {
+) {
     let (x, to) = of_pairs(x, to);
     let pairs = depth.div_ceil(2);
     if x.col_stride == 1 {
         for (i, to) in to.chunks_exact_mut(pairs).take(rows).enumerate() {
             copy_pairs(&x.data[i * x.row_stride..][..depth], to);
         }
-        return PackedRows::in_order::<R>(pairs);
+        return;
     }
-    let packed = PackedRows::in_slivers::<R>(pairs);
+    let tile_len = tile_len(R, pairs);
     let mut first = 0;
     if x.row_stride == 1 && rows >= R {
         // Along the columns, as they lie.
@@ -38,10 +38,9 @@ pub(super) fn pack_pair_rows<T: SimdFloat, const R: usize>(
         f32::dispatch(PackColumns::<R> { x, size: [first, depth], to });
     }
     for i in (first..rows).step_by(R) {
-        let (size, to) = ([rows - i, depth], &mut to[i / R * packed.tile_len..]);
+        let (size, to) = ([rows - i, depth], &mut to[i / R * tile_len..]);
         f32::dispatch(PackSliver { x: x.rows_from(i), size, width: R, to });
     }
-    packed
 }
 
 /// `to[p * width + r]` becomes the pair of `x[r, 2p]` and `x[r, 2p + 1]`, for the `size` of x; x is
@@ -89,7 +88,7 @@ impl<const R: usize> SimdKernel<f32> for PackColumns<'_, R> {
     fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(self, _: S) {
         let PackColumns { x, size: [rows, depth], to } = self;
         let pairs = depth.div_ceil(2);
-        let tile_len = PackedRows::in_slivers::<R>(pairs).tile_len;
+        let tile_len = tile_len(R, pairs);
         let mut column = [0.0; ROWS_MAX];
         for p in 0..pairs {
             join_columns(x, [rows, depth], p, &mut column[..rows]);
@@ -123,11 +122,17 @@ impl SimdKernel<f32> for PackSliver<'_> {
             done = pairs;
         } else if x.col_stride == 1 && width.is_multiple_of(lanes) {
             done = depth / 2 / lanes * lanes;
-            // Squares of pairs: their rows are copied, and turned as numbers are.
+            // Squares of pairs are turned as numbers are: as they lie, or copied first.
+            let lying = lying_pairs(x);
             let mut square = [0.0; LANE_COUNT_MAX * LANE_COUNT_MAX];
             for r in (0..width).step_by(lanes) {
                 for p in (0..done).step_by(lanes) {
                     let height = lanes.min(whole.saturating_sub(r));
+                    if let (Some(x), true) = (&lying, height == lanes) {
+                        let (from, to) = (x.from(r, p), &mut to[p * width + r..]);
+                        simd.transpose(from.data, from.row_stride, to, width);
+                        continue;
+                    }
                     for (i, square) in square.chunks_exact_mut(lanes).take(height).enumerate() {
                         let from = &x.data[(r + i) * x.row_stride + 2 * p..][..2 * lanes];
                         copy_pairs(from, square);
@@ -144,6 +149,16 @@ impl SimdKernel<f32> for PackSliver<'_> {
             }
         }
     }
+}
+
+/// The rows of x, whose numbers lie side by side, as rows of pairs, if that is what they are in
+/// memory.
+#[inline(always)]
+fn lying_pairs(x: Matrix<'_, bf16>) -> Option<Matrix<'_, f32>> {
+    let data = &x.data[..x.data.len() / 2 * 2];
+    let data = bytemuck::try_cast_slice(data).ok()?;
+    let is_even = x.row_stride.is_multiple_of(2) && cfg!(target_endian = "little");
+    is_even.then_some(Matrix { data, row_stride: x.row_stride / 2, col_stride: 1 })
 }
 
 /// A lane: the first number in its lower half.

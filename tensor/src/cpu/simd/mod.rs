@@ -341,8 +341,6 @@ x86! {
     Avx512, f32, __m512, 16 of 32, run_avx512, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps,
         _mm512_add_ps, _mm512_fmadd_ps, sum_16, transpose_16x16, widen_16, narrow_16,
         sum_each_16;
-    Avx512, f64, __m512d, 8 of 32, run_avx512, _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd,
-        _mm512_add_pd, _mm512_fmadd_pd, sum_8_wide;
 }
 
 /// Compiles `kernel` with AVX2, FMA and F16C: 16 registers, 6×2 accumulators and their operands.
@@ -360,10 +358,7 @@ where
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl")]
 #[inline(never)]
-fn run_avx512<T, K: SimdKernel<T>>(kernel: K, simd: Avx512)
-where
-    Avx512: Simd<T>,
-{
+fn run_avx512<K: SimdKernel<f32>>(kernel: K, simd: Avx512) {
     kernel.run::<_, 8, 2>(simd);
 }
 
@@ -378,23 +373,29 @@ pub(super) fn instruction_set() -> &'static str {
     "portable"
 }
 
-macro_rules! dispatch {
-    ($($name:ident $float:ty),*) => {$(
-        /// Runs `kernel` with the best instruction set of this processor.
-        pub(super) fn $name<K: SimdKernel<$float>>(kernel: K) {
-            #[cfg(target_arch = "x86_64")]
-            if let Some(simd) = Avx512::detect() {
-                // SAFETY: needs AVX-512F and VL, which `simd` proves.
-                return unsafe { run_avx512(kernel, simd) };
-            } else if let Some(simd) = Avx2::detect() {
-                // SAFETY: needs AVX2, FMA and F16C, which `simd` proves.
-                return unsafe { run_avx2(kernel, simd) };
-            }
-            run_portable(kernel, Portable);
-        }
-    )*};
+/// Runs `kernel` with the best instruction set of this processor.
+pub(super) fn dispatch_f32<K: SimdKernel<f32>>(kernel: K) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = Avx512::detect() {
+        // SAFETY: needs AVX-512F and VL, which `simd` proves.
+        return unsafe { run_avx512(kernel, simd) };
+    } else if let Some(simd) = Avx2::detect() {
+        // SAFETY: needs AVX2, FMA and F16C, which `simd` proves.
+        return unsafe { run_avx2(kernel, simd) };
+    }
+    run_portable(kernel, Portable);
 }
-dispatch!(dispatch_f32 f32, dispatch_f64 f64);
+
+/// The same of f64, but for AVX-512: for what checks others it would take as long to compile as it
+/// saves.
+pub(super) fn dispatch_f64<K: SimdKernel<f64>>(kernel: K) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = Avx2::detect() {
+        // SAFETY: needs AVX2, FMA and F16C, which `simd` proves.
+        return unsafe { run_avx2(kernel, simd) };
+    }
+    run_portable(kernel, Portable);
+}
 
 /// Whether [`dispatch_pairs`] may be called: products of pairs of bf16 are the faster ones here.
 pub(crate) fn has_pairs() -> bool {

@@ -30,13 +30,6 @@ pub(super) fn sum_16(lanes: __m512) -> f32 {
     sum_8(_mm256_add_ps(_mm512_castps512_ps256(lanes), after))
 }
 
-#[inline]
-#[target_feature(enable = "avx512f,avx512vl")]
-pub(super) fn sum_8_wide(lanes: __m512d) -> f64 {
-    let after = _mm512_extractf64x4_pd::<1>(lanes);
-    sum_4(_mm256_add_pd(_mm512_castpd512_pd256(lanes), after))
-}
-
 /// Sixteen at a time: halves of two vectors are added up in one, then quarters and so on, so that
 /// the lanes of a vector meet in the order of [`sum_16`]. A call, because the loop before it would
 /// have to do with the registers that this leaves.

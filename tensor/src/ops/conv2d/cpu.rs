@@ -90,7 +90,8 @@ pub(super) fn backward_input_workspace_len<E: Element, T: SimdFloat>(shape: &Con
 /// The cut of a phase: that of every phase of a result but for tiles.
 fn output_units<E: Element, T: SimdFloat>(phases: &Phases, phase: &Phase) -> Units {
     let is_in_place = is_same_type::<E, T>() && phases.is_one();
-    Units::of_output(&phase.geometry, if is_in_place { Role::Output } else { Role::PlacedOutput })
+    let role = if is_in_place { Role::Output } else { Role::PlacedOutput };
+    Units::of_output(&phase.geometry.first_piece(), role)
 }
 
 /// The phases with a tap, which their weights stand in the order of.
@@ -233,21 +234,43 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
 
     /// The outputs of the phase in y, the planes of the unit.
     fn write(&self, tiling: &Tiling, is_one: bool, y: &mut [E], scratch: &mut [T]) {
+        let Phase { geometry, first, step, .. } = self.phase;
+        let (width, piece_len) = (geometry.out_size[1], geometry.first_piece().out_size[1]);
+        let mut offsets = TapOffsets::new();
+        for column in (0..width).step_by(piece_len) {
+            let geometry = geometry.columns(column, piece_len.min(width - column));
+            let first = [first[0], first[1] + column * step[1]];
+            let piece = UnitProduct { phase: Phase { geometry, first, ..self.phase }, ..*self };
+            piece.write_piece(column, tiling, is_one, &mut offsets, y, scratch);
+        }
+    }
+
+    /// Some columns of the phase, from its column `column` on.
+    fn write_piece(
+        &self,
+        column: usize,
+        tiling: &Tiling,
+        is_one: bool,
+        offsets: &mut TapOffsets,
+        y: &mut [E],
+        scratch: &mut [T],
+    ) {
         let [height, width] = self.phase.geometry.out_size;
         let plane_len = self.size[0] * self.size[1];
         let are_pairs = self.phase.geometry.plane_channels == 2;
         let (tile, scratch) = scratch.split_at_mut(tiling.len(1));
         let joined_len = self.phase.geometry.joined_len(tiling.row_count);
         let (joined, sums) = scratch.split_at_mut(joined_len);
-        let mut offsets = TapOffsets::new();
         for first_row in (0..height).step_by(tiling.row_count) {
             let row_count = tiling.row_count.min(height - first_row);
+            // All columns, unless there is one row.
+            let first_pixel = first_row * width + column;
             let mut product = |y: &mut [T], out_len, first_pixel| {
                 let to = Rows { first_row, row_count, out_len, first_pixel };
-                self.add_rows(tiling, to, [tile, joined], &mut offsets, y);
+                self.add_rows(tiling, to, [tile, joined], offsets, y);
             };
             if is_same_type::<E, T>() && is_one {
-                product(bytemuck::cast_slice_mut(y), plane_len, first_row * width);
+                product(bytemuck::cast_slice_mut(y), plane_len, first_pixel);
                 continue;
             }
             let pixel_count = row_count * width;
@@ -255,7 +278,7 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
             product(sums, pixel_count, 0);
             for (y, sums) in y.chunks_exact_mut(plane_len).zip(sums.chunks_exact(pixel_count)) {
                 if is_one {
-                    let to = &mut y[first_row * width..][..pixel_count];
+                    let to = &mut y[first_pixel..][..pixel_count];
                     dispatch(are_pairs, RoundSlice { from: sums, to });
                     continue;
                 }

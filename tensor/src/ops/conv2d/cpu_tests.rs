@@ -289,8 +289,27 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
         Conv2dShape { stride: [2; 2], ..square(2, [80, 3], 70, 1) },
         Conv2dShape { in_width: 60_001, kernel: [1, 2], stride: [1, 3], ..square(2, [8, 3], 1, 1) },
         Conv2dShape { stride: [2; 2], ..square(9, [300, 3], 16, 1) },
+        // A row in pieces, the last of which is smaller; of phases too, and of pairs of which some
+        // are beyond the row.
+        Conv2dShape { in_height: 1, kernel: [1, 2], padding: [0; 2], ..square(2, [64, 6], 700, 1) },
+        Conv2dShape {
+            in_height: 1,
+            kernel: [1, 3],
+            padding: [0, 300],
+            dilation: [1, 200],
+            ..square(1, [75, 3], 900, 1)
+        },
+        Conv2dShape {
+            in_height: 1,
+            kernel: [1, 4],
+            padding: [0, 1],
+            stride: [1, 2],
+            ..square(1, [80, 70], 1400, 1)
+        },
         // Strips of several rows, of one, and with rows between them that no tap meets.
         depthwise(3, 20, 40, 7),
+        depthwise(2, 10, 64, 7),
+        Conv2dShape { stride: [3, 2], dilation: [2, 3], ..depthwise(1, 18, 131, 3) },
         depthwise(1, 18, 130, 3),
         Conv2dShape { stride: [2; 2], ..depthwise(1, 18, 130, 3) },
         Conv2dShape { stride: [7, 5], ..depthwise(1, 18, 130, 1) },
@@ -317,18 +336,26 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
 /// What lies beside a row in memory is multiplied by nothing, not by zeros.
 #[test]
 fn infinite_channel_leaves_the_gradients_of_others_finite() {
-    for (channels, side) in [([3, 5], 9), ([40, 16], 5)] {
-        let shape = square(2, channels, side, 3);
+    let shapes = [
+        square(2, [3, 5], 9, 3),
+        square(2, [40, 16], 5, 3),
+        depthwise(2, 20, 9, 3),
+        depthwise(2, 20, 14, 3),
+        depthwise(2, 20, 70, 3),
+    ];
+    for shape in shapes {
+        let Conv2dShape { in_channels: channels, in_height, in_width, .. } = shape;
+        let plane_len = in_height * in_width;
         let mut x = values::<f32>(shape.x_len(), 1);
-        for image in x.chunks_exact_mut(channels[0] * side * side) {
-            image[side * side..][..side * side].fill(f32::INFINITY);
+        for image in x.chunks_exact_mut(channels * plane_len) {
+            image[plane_len..][..plane_len].fill(f32::INFINITY);
         }
         let dy = values::<f32>(shape.y_len(), 4);
-        let (mut dw, len) = (vec![0.0; shape.w_len()], shape.w_len() / channels[1]);
+        let mut dw = vec![0.0; shape.w_len()];
         let mut workspace = vec![f32::NAN; backward_weight_workspace_len::<f32, f32>(&shape)];
         backward_weight(&Pool::new(1), &shape, &dy, &x, &mut dw, &mut workspace);
         for (k, dw) in dw.iter().enumerate() {
-            assert_eq!(dw.is_finite(), k % len / 9 != 1, "{k} of {shape:?}");
+            assert_eq!(dw.is_finite(), k / 9 % channels != 1, "{k} of {shape:?}");
         }
     }
 }

@@ -14,8 +14,6 @@
 //! Where bf16 is multiplied in pairs, two channels of the source share a plane of the tile: an
 //! element is a lane of 32 bits that holds a number of each.
 
-use std::ops::Range;
-
 use super::shape::Conv2dShape;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
@@ -100,15 +98,55 @@ impl Geometry {
         }
     }
 
-    /// The rows of the source that a tile of output rows `first_row..` shows, and the convolution
-    /// as one of these alone, whose first row of outputs is `first_row`.
-    fn cut(&self, first_row: usize, row_count: usize) -> (Range<usize>, Geometry) {
+    /// A single row of outputs in pieces, if tiles of all channels are too large: the first of
+    /// them. Else all of it.
+    pub(super) fn first_piece(&self) -> Self {
+        let piece = |len: usize| Geometry { out_size: [self.out_size[0], len], ..*self };
+        let is_too_long = |len: usize| {
+            let piece = piece(len);
+            let tile_len = piece.tile_planes() * piece.plane_len(Layout::of(&piece), 1);
+            len > PIXELS_ENOUGH && tile_len > TILE_LEN_MAX
+        };
+        let mut len = self.out_size[1];
+        if [self.in_size[0], self.out_size[0]] == [1, 1] && is_too_long(len) {
+            len = 1 << len.ilog2();
+            while is_too_long(len) {
+                len /= 2;
+            }
+        }
+        piece(len)
+    }
+
+    /// `len` columns of the outputs, from `first` on.
+    pub(super) fn columns(&self, first: usize, len: usize) -> Self {
+        let skipped = (first * self.stride[1]).cast_signed();
+        let padding = [self.padding[0], self.padding[1] - skipped];
+        Geometry { out_size: [self.out_size[0], len], padding, ..*self }
+    }
+
+    /// Where what a tile of output rows `first_row..` shows begins in a plane of the source, and
+    /// the convolution as one of that alone: of rows, or of columns if there is only one row.
+    fn cut(&self, first_row: usize, row_count: usize) -> (usize, Geometry) {
+        let [height, width] = self.in_size;
         let first = (first_row * self.stride[0]).cast_signed() - self.padding[0];
-        let row = |row: isize| row.clamp(0, self.in_size[0].cast_signed()).cast_unsigned();
-        let rows = row(first)..row(first + self.span(row_count).cast_signed());
-        let in_size = [rows.len(), self.in_size[1]];
-        let padding = [rows.start.cast_signed() - first, self.padding[1]];
-        (rows, Geometry { in_size, padding, ..*self })
+        let shown = |first: isize, span: usize, len: usize| {
+            let inside = |at: isize| at.clamp(0, len.cast_signed()).cast_unsigned();
+            inside(first)..inside(first + span.cast_signed())
+        };
+        let rows = shown(first, self.span(row_count), height);
+        let columns = match height {
+            1 => {
+                let span = (self.out_size[1] - 1) * self.stride[1]
+                    + (self.kernel[1] - 1) * self.dilation[1]
+                    + 1;
+                shown(-self.padding[1], span, width)
+            }
+            _ => 0..width,
+        };
+        let padding =
+            [rows.start.cast_signed() - first, self.padding[1] + columns.start.cast_signed()];
+        let start = rows.start * width + columns.start;
+        (start, Geometry { in_size: [rows.len(), columns.len()], padding, ..*self })
     }
 
     /// Rows of one remainder mod the stride.
@@ -286,8 +324,8 @@ pub(super) fn fill_planes<E: Element, T: SimdFloat>(
     if geometry.plane_channels == 1 {
         return fill(geometry, tiling, source, first_row, tile);
     }
-    let (rows, cut) = geometry.cut(first_row, tiling.row_count);
-    let (start, len) = (rows.start * geometry.in_size[1], cut.in_plane_len());
+    let (start, cut) = geometry.cut(first_row, tiling.row_count);
+    let len = cut.in_plane_len();
     let pairs = source.chunks(2 * geometry.in_plane_len());
     for (pair, tile) in pairs.zip(tile.chunks_exact_mut(tiling.plane_len)) {
         if len == 0 {

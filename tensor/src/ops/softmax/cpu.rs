@@ -41,18 +41,29 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Task<'_, E> {
     }
 }
 
+/// Runs `$body` for the places of all lines: once for whole ones, once for the others.
+macro_rules! for_lines {
+    ($lines:ident, $places:ident => $body:expr) => {
+        for $places in $lines.whole::<W>() {
+            $body;
+        }
+        for $places in $lines.others::<W>() {
+            $body;
+        }
+    };
+}
+
 /// The largest of each reduction. Not finite when an ∞ or a NaN is there, or only -∞; then
 /// the differences below are NaN, and so is the whole reduction, as in PyTorch.
 #[inline(always)]
 fn maxima<E: Element, T: SimdFloat, const W: usize>(lines: &Lines, x: &[E]) -> [T; W] {
-    let mut line = [T::ZERO; W];
     let mut max = [T::NEG_INFINITY; W];
-    for places in lines.places() {
-        load(&x[places], T::NEG_INFINITY, &mut line);
+    for_lines!(lines, places => {
+        let line = loaded::<E, T, W>(&x[places], T::NEG_INFINITY);
         for lane in 0..W {
             max[lane] = line[lane].maximum(max[lane]);
         }
-    }
+    });
     lines.fold(&mut max, T::maximum);
     max
 }
@@ -65,10 +76,9 @@ fn forward<E: Element, T: SimdFloat, F: Fused, const W: usize>(
     to: &mut [E],
 ) {
     let max = maxima::<E, T, W>(lines, x.unwrap_or(to));
-    let mut line = [T::ZERO; W];
     let mut sum = [T::ZERO; W];
-    for places in lines.places() {
-        load(&x.unwrap_or(to)[places.clone()], T::NEG_INFINITY, &mut line);
+    for_lines!(lines, places => {
+        let mut line = loaded::<E, T, W>(&x.unwrap_or(to)[places.clone()], T::NEG_INFINITY);
         for lane in 0..W {
             line[lane] = (line[lane] - max[lane]).exp_in::<F>();
             sum[lane] += line[lane];
@@ -77,14 +87,15 @@ fn forward<E: Element, T: SimdFloat, F: Fused, const W: usize>(
         if is_same_type::<E, T>() {
             store(&line, &mut to[places]);
         }
-    }
+    });
     lines.fold(&mut sum, |a, b| a + b);
     let scale = sum.map(|sum| T::ONE / sum);
-    for places in lines.places() {
+    for_lines!(lines, places => {
+        let mut line;
         if is_same_type::<E, T>() {
-            load(&to[places.clone()], T::ZERO, &mut line);
+            line = loaded::<E, T, W>(&to[places.clone()], T::ZERO);
         } else {
-            load(&x.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
+            line = loaded::<E, T, W>(&x.unwrap_or(to)[places.clone()], T::ZERO);
             for lane in 0..W {
                 line[lane] = (line[lane] - max[lane]).exp_in::<F>();
             }
@@ -93,7 +104,7 @@ fn forward<E: Element, T: SimdFloat, F: Fused, const W: usize>(
             line[lane] *= scale[lane];
         }
         store(&line, &mut to[places]);
-    }
+    });
 }
 
 /// `y = (x - max) - ln Σ exp(x - max)`.
@@ -133,33 +144,40 @@ fn backward<E: Element, T: SimdFloat, const W: usize>(
     y: &[E],
     to: &mut [E],
 ) {
-    let (mut line, mut y_line) = ([T::ZERO; W], [T::ZERO; W]);
     let mut sum = [T::ZERO; W];
-    for places in lines.places() {
-        load(&dy.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
-        load(&y[places], T::ZERO, &mut y_line);
+    for_lines!(lines, places => {
+        let line = loaded::<E, T, W>(&dy.unwrap_or(to)[places.clone()], T::ZERO);
+        let y_line = loaded::<E, T, W>(&y[places], T::ZERO);
         for lane in 0..W {
             sum[lane] += line[lane] * y_line[lane];
         }
-    }
+    });
     lines.fold(&mut sum, |a, b| a + b);
     let mut rest = [T::ZERO; W];
-    for places in lines.places() {
-        load(&dy.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
-        load(&y[places], T::ZERO, &mut y_line);
+    for_lines!(lines, places => {
+        let line = loaded::<E, T, W>(&dy.unwrap_or(to)[places.clone()], T::ZERO);
+        let y_line = loaded::<E, T, W>(&y[places], T::ZERO);
         for lane in 0..W {
             rest[lane] += (line[lane] - sum[lane]) * y_line[lane];
         }
-    }
+    });
     lines.fold(&mut rest, |a, b| a + b);
-    for places in lines.places() {
-        load(&dy.unwrap_or(to)[places.clone()], T::ZERO, &mut line);
-        load(&y[places.clone()], T::ZERO, &mut y_line);
+    for_lines!(lines, places => {
+        let mut line = loaded::<E, T, W>(&dy.unwrap_or(to)[places.clone()], T::ZERO);
+        let y_line = loaded::<E, T, W>(&y[places.clone()], T::ZERO);
         for lane in 0..W {
             line[lane] = (line[lane] - sum[lane] - rest[lane]) * y_line[lane];
         }
         store(&line, &mut to[places]);
-    }
+    });
+}
+
+/// [`load`], as a value.
+#[inline(always)]
+fn loaded<E: Element, T: SimdFloat, const W: usize>(from: &[E], pad: T) -> [T; W] {
+    let mut line = [T::ZERO; W];
+    load(from, pad, &mut line);
+    line
 }
 
 /// `dx = dy - exp(y) · Σ dy`.
