@@ -257,6 +257,8 @@ fn layers_of_usual_networks_agree_with_the_definition() {
         Conv2dShape { stride: [2; 2], ..square(2, [8, 24], 17, 1) },
         Conv2dShape { stride: [4, 3], dilation: [2, 3], ..square(2, [8, 24], 40, 5) },
         Conv2dShape { stride: [16; 2], padding: [0; 2], ..square(1, [3, 24], 160, 16) },
+        Conv2dShape { stride: [4; 2], padding: [0; 2], ..square(2, [3, 24], 90, 4) },
+        Conv2dShape { stride: [2; 2], ..square(2, [5, 24], 38, 3) },
         square(17, [40, 24], 2, 3),
         square(5, [16, 24], 4, 3),
         Conv2dShape { stride: [2; 2], ..square(3, [16, 24], 14, 3) },

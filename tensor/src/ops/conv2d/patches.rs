@@ -355,6 +355,10 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Gather<'_, E> {
             for [at, place] in patches.rows(block) {
                 let x = &x[place..][..(width - 1) * stride + taps];
                 let columns = &mut columns[at..][..(taps - 1) * len + width];
+                if [taps, stride] == [4, 4] && width >= LANE_COUNT_MAX {
+                    split_steps::<E, 4>(x, width, columns, len);
+                    continue;
+                }
                 if taps >= TURNED_MIN {
                     turn_rows(simd, (x, stride), [width, taps], (columns, len), carry, carried);
                     continue;
@@ -362,6 +366,28 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Gather<'_, E> {
                 for (kw, columns) in columns.chunks_mut(len).enumerate() {
                     fill_row(&x[kw..], stride, 0, &mut columns[..width]);
                 }
+            }
+        }
+    }
+}
+
+/// `to[j * to_stride + i] = from[i * N + j]` for `i` below `width`, at least the lanes of a vector,
+/// and `j` below N: in blocks whose size the compiler knows, the last with some before it again.
+#[inline(always)]
+fn split_steps<E: Element, const N: usize>(
+    from: &[E],
+    width: usize,
+    to: &mut [E],
+    to_stride: usize,
+) {
+    let (steps, _) = from.as_chunks::<N>();
+    for at in (0..width).step_by(LANE_COUNT_MAX) {
+        let at = at.min(width - LANE_COUNT_MAX);
+        let steps = &steps[at..][..LANE_COUNT_MAX];
+        for j in 0..N {
+            let to = &mut to[j * to_stride + at..][..LANE_COUNT_MAX];
+            for (to, step) in to.iter_mut().zip(steps) {
+                *to = step[j];
             }
         }
     }

@@ -482,12 +482,31 @@ pub(super) fn fill_row<E: Element, T: Element>(
         // The most usual one, in a form that is compiled to vectors.
         2 => {
             let (pairs, last) = from.as_chunks::<2>();
-            to.iter_mut().zip(pairs).for_each(|(to, &pair)| *to = first_of(pair));
+            let len = pairs.len().min(to.len());
+            match len {
+                16.. => firsts_of::<E, T, 16>(&pairs[..len], &mut to[..len]),
+                8.. => firsts_of::<E, T, 8>(&pairs[..len], &mut to[..len]),
+                4.. => firsts_of::<E, T, 4>(&pairs[..len], &mut to[..len]),
+                _ => to.iter_mut().zip(pairs).for_each(|(to, &pair)| *to = first_of(pair)),
+            }
             if let (&[last], Some(to)) = (last, to.get_mut(pairs.len())) {
                 *to = converted(last);
             }
         }
         _ => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &x)| *to = converted(x)),
+    }
+}
+
+/// The first of each pair, `N` or more, in blocks of `N`: the last of a row are not copied one by
+/// one, but with some before them again.
+#[inline(always)]
+fn firsts_of<E: Element, T: Element, const N: usize>(pairs: &[[E; 2]], to: &mut [T]) {
+    for at in (0..to.len()).step_by(N) {
+        let at = at.min(to.len() - N);
+        let (pairs, to) = (&pairs[at..][..N], &mut to[at..][..N]);
+        for index in 0..N {
+            to[index] = first_of(pairs[index]);
+        }
     }
 }
 
