@@ -176,7 +176,7 @@ fn scratch_lens<T: SimdFloat>(
         (true, true) => tile_cols,
         (true, false) => n.next_multiple_of(tile_cols),
     };
-    let tiles = match goes_by_columns(products, m, tile_rows) {
+    let tiles = match goes_by_columns(products, grid) {
         true => k.div_ceil(DEPTH),
         false => packed_rows.div_ceil(tile_rows),
     };
@@ -185,14 +185,14 @@ fn scratch_lens<T: SimdFloat>(
     [block, tile_cols * depth + LANE_COUNT_MAX, m.next_multiple_of(tile_rows) * kept_cols]
 }
 
-/// Whether a panel of so many rows multiplies a sliver of b in all its depth before the next. With
-/// a single tile nothing of b is met twice, and where numbers along the depth are neighbours, they
-/// are read in longer runs; but all of a is packed at once.
-fn goes_by_columns<T: SimdFloat>(products: &Products<'_, T>, m: usize, tile_rows: usize) -> bool {
+/// Whether panels multiply a sliver of b in all its depth before the next. With a single tile of
+/// rows nothing of b is met twice, and where numbers along the depth are neighbours, they are read
+/// in longer runs; but all of a is packed at once.
+fn goes_by_columns<T: SimdFloat>(products: &Products<'_, T>, grid: &Grid) -> bool {
     let (k, [depth_stride, _]) = (products.steps(), products.b.strides());
-    let packed_len = k.div_ceil(DEPTH) * tile_len(tile_rows, DEPTH) + LANE_COUNT_MAX;
+    let packed_len = k.div_ceil(DEPTH) * tile_len(grid.tile[0], DEPTH) + LANE_COUNT_MAX;
     let fits = k > DEPTH && packed_len * size_of::<T>() <= BLOCK_BYTES;
-    m <= tile_rows && depth_stride == 1 && fits
+    grid.panel_size()[0] == grid.tile[0] && depth_stride == 1 && fits
 }
 
 struct Panels<'a, T> {
@@ -284,7 +284,7 @@ impl<T: SimdFloat> Panel<'_, T> {
         let packed_from = if in_place.is_some() { m - m % R } else { 0 };
         let lens = scratch_lens(self.products, self.grid, [m, n]);
         let [block, sliver, sums] = scratch.zeroed(lens);
-        let by_columns = goes_by_columns(self.products, m, R);
+        let by_columns = goes_by_columns(self.products, self.grid);
         let (depths, slivers) = (k.div_ceil(DEPTH), n.div_ceil(tile_cols));
         for index in 0..depths * slivers {
             let [nth, j] = match by_columns {

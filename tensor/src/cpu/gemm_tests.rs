@@ -334,6 +334,19 @@ fn long_sums_agree_with_the_definition() {
     }
 }
 
+/// Panels of one tile of rows multiply all of the depth before the next columns, others do not.
+#[test]
+fn few_rows_of_a_long_depth_agree_with_the_definition() {
+    let pool = Pool::new(2);
+    for size in [[1, 900, 200], [7, 1000, 130], [18, 5000, 8], [30, 3000, 5]] {
+        for [a_turned, b_turned] in [[false, false], [false, true], [true, true]] {
+            let turned = [a_turned, b_turned, false];
+            check_product::<f32>(&pool, size, turned, 0, WriteMode::Overwrite);
+            check_product::<f64>(&pool, size, turned, 0, WriteMode::Accumulate);
+        }
+    }
+}
+
 #[test]
 fn rows_that_share_a_set_of_the_cache_agree_with_the_definition() {
     let pool = Pool::new(3);

@@ -386,8 +386,8 @@ pub(super) fn dispatch_f32<K: SimdKernel<f32>>(kernel: K) {
     run_portable(kernel, Portable);
 }
 
-/// The same of f64, but for AVX-512: for what checks others it would take as long to compile as it
-/// saves.
+/// The same of f64, but without AVX-512: f64 is for checks, where a shorter build is worth more
+/// than speed.
 pub(super) fn dispatch_f64<K: SimdKernel<f64>>(kernel: K) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = Avx2::detect() {
