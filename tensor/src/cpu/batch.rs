@@ -42,6 +42,11 @@ impl Batch {
         Batch { rank: self.rank - 1, ..self }
     }
 
+    /// Whether the matrices of operand `k` start an even number of elements apart.
+    pub(super) fn is_even(&self, k: usize) -> bool {
+        self.strides[k][..self.rank].iter().all(|stride| stride.is_multiple_of(2))
+    }
+
     /// The batch of the transposed products: a and b change places.
     pub(super) fn turned(mut self) -> Self {
         self.strides.swap(0, 1);

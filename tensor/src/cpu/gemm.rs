@@ -15,6 +15,7 @@ use std::marker::PhantomData;
 pub(crate) use super::batch::Batch;
 use super::gemm_panel::{Grid, run_panels};
 use super::math::SimdFloat;
+use super::pairs::lying_pairs;
 use super::pool::Pool;
 use super::simd::{LANE_COUNT_MAX, has_pairs};
 use super::stored::{Results, Stored};
@@ -185,6 +186,18 @@ impl<T: SimdFloat> Products<'_, T> {
     /// Steps along the depth; beyond an odd one, pairs have zeros.
     pub(super) fn steps(&self) -> usize {
         self.size[1].div_ceil(self.step_len())
+    }
+
+    /// All rows of a in steps along the depth, if they may be read where they lie.
+    pub(super) fn rows_in_place(&self) -> Option<Matrix<'_, T>> {
+        match self.a {
+            Stored::Bf16(a) if self.are_pairs => {
+                let are_even = self.size[1].is_multiple_of(2) && self.batch.is_even(0);
+                let pairs = lying_pairs(a).filter(|_| are_even && a.col_stride == 1)?;
+                Stored::Computed(pairs.cast()?).in_place()
+            }
+            a => a.in_place(),
+        }
     }
 
     fn run(self, pool: &Pool) {

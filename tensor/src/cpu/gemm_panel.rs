@@ -5,8 +5,9 @@
 //! are read, and then meet every row of the panel while they lie in the first-level cache. Slivers
 //! of a are read in place if the elements of a row lie side by side, and else packed too (K. Goto
 //! and R. van de Geijn, *Anatomy of High-Performance Matrix Multiplication*, ACM TOMS 34(3), 2008).
-//! Half types are always packed, and converted or paired on the way. Where y is of one, the sums of
-//! a panel are kept in the type that is computed in until they are whole.
+//! Half types are packed, and converted or paired on the way; but rows of bf16 are pairs as they
+//! lie. Where y is of a half type, the sums of a panel are kept in the type that is computed in
+//! until they are whole.
 //!
 //! What is packed and kept lies on the stack of the thread, some 490 KB of it: no memory is taken.
 
@@ -170,7 +171,7 @@ fn scratch_lens<T: SimdFloat>(
     let (k, [tile_rows, tile_cols]) = (products.steps(), grid.tile);
     let depth = DEPTH.min(k);
     // Where rows are read in place, those of a tile that is not whole are packed.
-    let packed_rows = if products.a.in_place().is_some() { tile_rows } else { m };
+    let packed_rows = if products.rows_in_place().is_some() { tile_rows } else { m };
     let kept_cols = match (products.y.is_rounded(), k <= DEPTH) {
         (false, _) => 0,
         (true, true) => tile_cols,
@@ -279,7 +280,9 @@ impl<T: SimdFloat> Panel<'_, T> {
         let a = a.skip(self.offsets[0]).from(self.range[0].start, 0);
         let b = b.skip(self.offsets[1]).from(0, self.range[1].start);
         let tile_cols = self.grid.tile[1];
-        let in_place = a.in_place();
+        let in_place = self.products.rows_in_place();
+        let in_place =
+            in_place.map(|rows| rows.skip(self.offsets[0] / step_len).from(self.range[0].start, 0));
         // The last rows may be fewer than a tile's, which would read past their end.
         let packed_from = if in_place.is_some() { m - m % R } else { 0 };
         let lens = scratch_lens(self.products, self.grid, [m, n]);

@@ -154,7 +154,7 @@ impl SimdKernel<f32> for PackSliver<'_> {
 /// The rows of x, whose numbers lie side by side, as rows of pairs, if that is what they are in
 /// memory.
 #[inline(always)]
-fn lying_pairs(x: Matrix<'_, bf16>) -> Option<Matrix<'_, f32>> {
+pub(super) fn lying_pairs(x: Matrix<'_, bf16>) -> Option<Matrix<'_, f32>> {
     let data = &x.data[..x.data.len() / 2 * 2];
     let data = bytemuck::try_cast_slice(data).ok()?;
     let is_even = x.row_stride.is_multiple_of(2) && cfg!(target_endian = "little");
