@@ -248,6 +248,8 @@ fn layers_of_usual_networks_agree_with_the_definition() {
         square(3, [16, 32], 8, 3),
         square(2, [3, 8], 33, 5),
         square(1, [32, 64], 7, 1),
+        square(19, [24, 60], 9, 1),
+        square(17, [8, 40], 8, 1),
         depthwise(2, 16, 9, 3),
         depthwise(3, 40, 7, 3),
         depthwise(2, 24, 14, 5),

@@ -16,7 +16,9 @@ use std::ops::Range;
 
 use super::shape::Conv2dShape;
 use super::tile::fill_row;
-use super::weight::round_weights;
+use super::units::{PARTIALS_LEN_MAX, TASK_COUNT_MAX};
+use super::weight::{add_partials, round_weights};
+use super::weight_by_channel::TurnWeights;
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
@@ -38,6 +40,9 @@ const TASK_LEN: usize = 16 * 1024;
 
 /// Columns of a kernel that are moved as a matrix that is turned.
 const TURNED_MIN: usize = 4;
+
+/// Channels of x that fill too few columns of a tile.
+const NARROW_MAX: usize = 32;
 
 /// A convolution that meets each number of x at most once.
 #[derive(Clone, Copy, Debug)]
@@ -123,6 +128,9 @@ impl Patches {
 
     /// That of the gradient for w, whose sums need a place of their own if they are of a half type.
     pub(super) fn weight_workspace_len<E: Element, T: SimdFloat>(&self) -> usize {
+        if self.is_narrow() {
+            return self.weight_parts() * self.shape.w_len();
+        }
         let sums_len = if is_same_type::<E, T>() { 0 } else { self.shape.w_len() };
         self.forward_workspace_len::<E, T>() + sums_len
     }
@@ -214,6 +222,9 @@ impl Patches {
         dw: &mut [E],
         workspace: &mut [T],
     ) {
+        if self.is_narrow() {
+            return self.backward_narrow_weight(pool, [dy, x], dw, workspace);
+        }
         let outs = self.shape.out_channels;
         let (workspace, own_sums) = workspace.split_at_mut(self.forward_workspace_len::<E, T>());
         let is_in_place = is_same_type::<E, T>();
@@ -248,6 +259,45 @@ impl Patches {
         if !is_in_place {
             round_weights(pool, own_sums, dw);
         }
+    }
+
+    /// Whether the channels of x are rows of a product for w, and those of dy, which are more, its
+    /// columns.
+    fn is_narrow(&self) -> bool {
+        let outs = self.shape.out_channels;
+        self.is_plain() && self.k_len <= NARROW_MAX && 2 * self.k_len <= outs
+    }
+
+    /// Images whose products for narrow w are computed side by side.
+    fn weight_parts(&self) -> usize {
+        let copies_max = (PARTIALS_LEN_MAX / self.shape.w_len()).clamp(1, TASK_COUNT_MAX);
+        self.shape.batch.min(copies_max)
+    }
+
+    /// The gradient for narrow w: dwᵀ`[K, O]` = x · dyᵀ.
+    fn backward_narrow_weight<E: Element, T: SimdFloat>(
+        &self,
+        pool: &Pool,
+        [dy, x]: [&[E]; 2],
+        dw: &mut [E],
+        workspace: &mut [T],
+    ) {
+        let Conv2dShape { batch, out_channels: outs, .. } = self.shape;
+        let (len, k_len, sums_len) = (self.pixels(), self.k_len, dw.len());
+        let sums = &mut workspace[..self.weight_parts() * sums_len];
+        for first in (0..batch).step_by(self.weight_parts()) {
+            let count = self.weight_parts().min(batch - first);
+            let strides = [k_len * len, outs * len, sums_len];
+            let images = Batch::new(&[count], strides.each_ref().map(std::slice::from_ref));
+            let x = Matrix { data: &x[first * k_len * len..], row_stride: len, col_stride: 1 };
+            let dy = Matrix { data: &dy[first * outs * len..], row_stride: 1, col_stride: len };
+            let start = if first == 0 { WriteMode::Overwrite } else { WriteMode::Accumulate };
+            let to = MatrixMut::row_major(&mut *sums, outs);
+            gemm_batched::<T, _, _, _>(pool, &images, [k_len, len, outs], x, dy, &[], start, to);
+        }
+        let (total, others) = sums.split_at_mut(sums_len);
+        add_partials(pool, total, others);
+        T::dispatch(TurnWeights { sums: total, padded: outs, k_len, dw });
     }
 
     fn blocks(&self) -> impl Iterator<Item = Block> {

@@ -11,15 +11,20 @@ use super::weight_by_pixel::RUN_LEN;
 /// depend on the thread count, so it cannot be that.
 pub(super) const TASK_COUNT_MAX: usize = 16;
 
-/// Output channels worth a task of their own when there are few images.
+/// Output channels worth a task of their own when there are few images: each part fills the tiles
+/// of all its pixels again.
+const PART_CHANNELS: usize = 64;
+
+/// Fewer of them are, too, until there are so many tasks: some cores would else have none.
 const PART_CHANNELS_MIN: usize = 16;
+const TASK_COUNT_MIN: usize = 8;
 
 /// Pixels that a block of dw sums before it goes back to memory, if channels are its lanes; small
 /// images are taken together.
 const BLOCK_PIXELS: usize = 64;
 
 /// Elements that the partial sums of dw may take together if one copy of dw does not need more.
-const PARTIALS_LEN_MAX: usize = 512 * 1024;
+pub(super) const PARTIALS_LEN_MAX: usize = 512 * 1024;
 
 /// The cut of a convolution into equal units, each owning a contiguous run of results, and of the
 /// units into tasks, each with a tile of its own.
@@ -82,11 +87,13 @@ impl Units {
 
     fn new(geometry: &Geometry, batch_parts: usize, role: Role) -> Self {
         let groups = geometry.groups;
-        // Each part fills the tile again, so there are no more than keep the tasks busy.
-        let wanted = TASK_COUNT_MAX.div_ceil((batch_parts * groups).max(1));
-        let most = (geometry.out_channels / PART_CHANNELS_MIN).clamp(1, wanted);
-        let parts =
-            (1..=most).rev().find(|&n| geometry.out_channels.is_multiple_of(n)).unwrap_or(1);
+        let parts_for = |tasks: usize, channels_min: usize| {
+            let wanted = tasks.div_ceil((batch_parts * groups).max(1));
+            let most = (geometry.out_channels / channels_min).clamp(1, wanted);
+            (1..=most).rev().find(|&n| geometry.out_channels.is_multiple_of(n)).unwrap_or(1)
+        };
+        let parts = parts_for(TASK_COUNT_MAX, PART_CHANNELS)
+            .max(parts_for(TASK_COUNT_MIN, PART_CHANNELS_MIN));
         let count = batch_parts * groups * parts;
         let per_task = count.div_ceil(TASK_COUNT_MAX).max(1);
         let channels = geometry.out_channels / parts;
