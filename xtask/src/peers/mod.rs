@@ -140,6 +140,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         own,
         python: python::find_or_install(root, &PYTORCH)?,
         scripts: root.join("nn/examples/peer"),
+        mkl_answer: programs::mkl_answer(root)?,
         options: &options,
     };
     let mut samples = Vec::new();

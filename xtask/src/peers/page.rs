@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::STEP;
-use super::report::{Row, mean, worst};
+use super::report::{Row, mean, with_mkl_avx512, worst};
 use crate::bench::Machine;
 
 const STYLE: &str = "\
@@ -66,6 +66,8 @@ pub fn page(machine: &Machine, title: &str, rows: &[Row]) -> String {
             operations.iter().copied().filter(|row| row.network() == network).collect();
         text += &section(network, &own);
     }
+    let allowed = with_mkl_avx512(rows);
+    text += &section("With MKL's AVX-512 allowed", &allowed.iter().collect::<Vec<_>>());
     text + "</html>\n"
 }
 

@@ -1,5 +1,6 @@
 //! The programs of a comparison: which there are, how each is started, what they measure in turns.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -7,6 +8,7 @@ use serde_json::Value;
 
 use super::program::Program;
 use super::{Options, STEP, Sample};
+use crate::workspace;
 
 /// The networks of whole steps.
 const NETWORKS: [&str; 12] = [
@@ -28,11 +30,15 @@ const NETWORKS: [&str; 12] = [
 const OF_SEQUENCES: [&str; 5] = ["wavenet", "bert", "gpt2", "llama", "lstm"];
 
 /// PyTorch's modes for operations and for steps.
-const OPERATION_MODES: [&str; 2] = ["eager", "channels-last"];
-const STEP_MODES: [&str; 4] = ["eager", "fused", "channels-last", COMPILED];
+const OPERATION_MODES: [&str; 3] = ["eager", "channels-last", MKL_AVX512];
+const STEP_MODES: [&str; 5] = ["eager", "fused", "channels-last", COMPILED, MKL_AVX512];
 
 /// The mode with a compiler in the process, whose memory is not that of the steps.
 const COMPILED: &str = "compiled";
+
+/// The mode in which MKL takes the processor for Intel's: on others it keeps to AVX2. Otherwise it
+/// is "eager", or "fused" of steps.
+pub(super) const MKL_AVX512: &str = "mkl-avx512";
 
 pub(super) struct Programs<'a> {
     /// lowtide's program.
@@ -40,7 +46,28 @@ pub(super) struct Programs<'a> {
     /// The Python that has PyTorch, and the folder of its scripts.
     pub(super) python: PathBuf,
     pub(super) scripts: PathBuf,
+    /// What answers for MKL; `None` leaves the mode out.
+    pub(super) mkl_answer: Option<PathBuf>,
     pub(super) options: &'a Options,
+}
+
+/// A library, to be loaded before MKL's, that says that the processor is Intel's. `None` where MKL
+/// has nothing more to give, or, said aloud, without a C compiler.
+pub(super) fn mkl_answer(root: &Path) -> Result<Option<PathBuf>, String> {
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    if cpu.contains("GenuineIntel") || !cpu.contains(" avx512f ") {
+        return Ok(None);
+    }
+    let library = workspace::target(root).join("mkl_avx512.so");
+    let source = root.join("nn/examples/peer/mkl_avx512.c");
+    match Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status() {
+        Ok(status) if status.success() => Ok(Some(library)),
+        Ok(status) => Err(format!("cc: {status}")),
+        Err(error) => {
+            println!("left out: {MKL_AVX512}, for cc does not start: {error}");
+            Ok(None)
+        }
+    }
 }
 
 /// The names of lowtide's operations that are asked for.
@@ -64,10 +91,31 @@ impl Programs<'_> {
         command
     }
 
+    /// Whether a mode of PyTorch is another for an operation or a network.
+    fn is_other(&self, mode: &str, name: &str) -> bool {
+        let is_of_sequences = OF_SEQUENCES.contains(&name);
+        match mode {
+            "channels-last" => !is_of_sequences,
+            // Convolutions, formulas and half types are not MKL's.
+            MKL_AVX512 if self.mkl_answer.is_some() && self.options.dtype == "f32" => {
+                is_of_sequences || name.contains(" linear ") || name.contains(" attention ")
+            }
+            MKL_AVX512 => false,
+            _ => true,
+        }
+    }
+
     /// PyTorch's `script` in a mode, for `what`.
     fn pytorch(&self, script: &str, what: Option<&str>, mode: &str) -> Command {
         let Options { threads, dtype, .. } = self.options;
         let mut command = Command::new(&self.python);
+        let mode = match (mode, &self.mkl_answer) {
+            (MKL_AVX512, Some(library)) => {
+                command.env("LD_PRELOAD", library);
+                if what.is_some() { "fused" } else { "eager" }
+            }
+            _ => mode,
+        };
         command.arg(self.scripts.join(script)).args(what).arg(threads.to_string());
         command.args(["--mode", mode, "--dtype", dtype]);
         command
@@ -79,21 +127,33 @@ impl Programs<'_> {
         if names.is_empty() {
             return Ok(samples);
         }
-        let torch = OPERATION_MODES.map(|mode| self.pytorch("sweep/torch_sweep.py", None, mode));
         let start = |mut command: Command| {
             command.arg("--turns");
             Program::start(command, true)
         };
-        let commands = std::iter::once(self.lowtide("sweep")).chain(torch);
-        let mut programs = commands.map(start).collect::<Result<Vec<_>, _>>()?;
+        let torch = |mode| start(self.pytorch("sweep/torch_sweep.py", None, mode));
+        let mut programs = vec![(None, start(self.lowtide("sweep"))?)];
+        for mode in OPERATION_MODES {
+            if names.iter().any(|name| self.is_other(mode, name)) {
+                programs.push((Some(mode), torch(mode)?));
+            }
+        }
+        // The first is asked twice: who answers has started, and takes no processor from others.
+        for (_, program) in &mut programs {
+            program.ask(&names[0])?;
+        }
         for (index, name) in names.iter().enumerate() {
             println!("{} of {}: {name}", index + 1, names.len());
-            for program in &mut programs {
+            for (mode, program) in &mut programs {
+                if mode.is_some_and(|mode| !self.is_other(mode, name)) {
+                    continue;
+                }
                 let answer = program.ask(name)?;
                 // Nothing comes back in a mode that is no different for the operation.
                 if answer.as_object().is_none_or(|fields| !fields.is_empty()) {
                     let sample = Sample::of(&answer);
-                    samples.push(sample.ok_or_else(|| format!("{name}: not a sample: {answer}"))?);
+                    let sample = sample.ok_or_else(|| format!("{name}: not a sample: {answer}"))?;
+                    samples.push(Sample { peer: peer(*mode), ..sample });
                 }
             }
         }
@@ -108,7 +168,7 @@ impl Programs<'_> {
             println!("{STEP}{network}");
             samples.push(self.step(network, None, is_watched)?);
             for mode in STEP_MODES {
-                if mode != "channels-last" || !OF_SEQUENCES.contains(&network) {
+                if self.is_other(mode, network) {
                     samples.push(self.step(network, Some(mode), is_watched)?);
                 }
             }
@@ -133,7 +193,7 @@ impl Programs<'_> {
         let (first, timed) = (program.ask("")?, program.ask("")?);
         let losses = first["losses"].as_array().ok_or("no losses")?;
         Ok(Sample {
-            peer: mode.map_or_else(|| "lowtide".to_owned(), |mode| format!("torch-{mode}")),
+            peer: peer(mode),
             operation: format!("{STEP}{network}"),
             min_ms: timed["min_ms"].as_f64().ok_or("no time")?,
             // Before and after the first update: later ones grow apart in PyTorch's own modes.
@@ -141,4 +201,9 @@ impl Programs<'_> {
             peak_mb,
         })
     }
+}
+
+/// The name of PyTorch in a mode, or of lowtide.
+fn peer(mode: Option<&str>) -> String {
+    mode.map_or_else(|| "lowtide".to_owned(), |mode| format!("torch-{mode}"))
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use super::programs::MKL_AVX512;
 use super::{STEP, Sample};
 use crate::bench::Machine;
 
@@ -18,8 +19,10 @@ pub struct Row {
     pub own_ms: f64,
     /// That of the slowest round by that of the fastest.
     pub spread: f64,
-    /// The fastest other program and its time.
+    /// The fastest other program, as installed, and its time.
     pub other: (String, f64),
+    /// The same with one more, in which MKL may use AVX-512, if that was measured.
+    pub with_mkl_avx512: Option<(String, f64)>,
     /// Whether the programs computed other numbers.
     pub differs: bool,
     /// Of a step: how many MB lowtide took, and the leanest other program.
@@ -70,9 +73,13 @@ pub fn rows(samples: &[Sample], dtype: &str) -> Vec<Row> {
             names.push(&sample.operation);
         }
     }
+    let is_installed = |sample: &&Sample| !sample.peer.ends_with(MKL_AVX512);
     let row = |name: &str| {
         let (own, others) = (of(name, true), of(name, false));
-        let (fastest_own, other) = (fastest(&own)?, fastest(&others)?);
+        let installed: Vec<&Sample> = others.iter().copied().filter(is_installed).collect();
+        let (fastest_own, other) = (fastest(&own)?, fastest(&installed)?);
+        let is_more = installed.len() < others.len();
+        let of_all = fastest(&others).filter(|_| is_more);
         let slowest_ms = own.iter().map(|sample| sample.min_ms).fold(0.0, f64::max);
         let magnitude = fastest_own.magnitude;
         let is_far = |other: &&Sample| {
@@ -83,11 +90,18 @@ pub fn rows(samples: &[Sample], dtype: &str) -> Vec<Row> {
             own_ms: fastest_own.min_ms,
             spread: slowest_ms / fastest_own.min_ms,
             other: (other.peer, other.min_ms),
+            with_mkl_avx512: of_all.map(|other| (other.peer, other.min_ms)),
             differs: others.iter().any(is_far),
-            peak_mb: least_mb(&own).zip(least_mb(&others)).map(<[f64; 2]>::from),
+            peak_mb: least_mb(&own).zip(least_mb(&installed)).map(<[f64; 2]>::from),
         })
     };
     names.into_iter().filter_map(row).collect()
+}
+
+/// The rows in which MKL may use AVX-512, which it does on Intel's processors alone.
+pub(super) fn with_mkl_avx512(rows: &[Row]) -> Vec<Row> {
+    let with = |row: &Row| Some(Row { other: row.with_mkl_avx512.clone()?, ..row.clone() });
+    rows.iter().filter_map(with).collect()
 }
 
 /// The geometric mean of some numbers.
@@ -118,6 +132,16 @@ pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sam
             );
         }
     }
+    let allowed = with_mkl_avx512(rows);
+    if !allowed.is_empty() {
+        let ratio = mean(allowed.iter().map(Row::ratio));
+        let count = allowed.len();
+        let _ = write!(
+            text,
+            "\nWith MKL's AVX-512 allowed, as on Intel's processors, of {count} rows: \
+             **{ratio:.2}**.\n"
+        );
+    }
     if !steps.is_empty() {
         text += "\n## Whole steps\n";
         text += &table(&steps, before);
@@ -130,6 +154,10 @@ pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sam
             let _ = write!(text, "\n## {title}\n");
             text += &table(&rows, before);
         }
+    }
+    if !allowed.is_empty() {
+        text += "\n## With MKL's AVX-512 allowed\n";
+        text += &table(&allowed.iter().collect::<Vec<_>>(), before);
     }
     text
 }

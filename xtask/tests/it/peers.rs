@@ -44,6 +44,20 @@ fn rows_have_the_fastest_of_all_rounds_and_modes() {
 }
 
 #[test]
+fn what_mkl_does_on_other_processors_stands_beside_what_is_installed() {
+    let more = sample("torch-mkl-avx512", "net a conv forward", 0.5, 1.0);
+    let rows = rows(&[samples(), vec![more]].concat(), "f32");
+    assert_eq!(rows[0].other, ("torch-eager".to_owned(), 4.0));
+    assert_eq!(rows[0].with_mkl_avx512, Some(("torch-mkl-avx512".to_owned(), 0.5)));
+    assert_eq!(rows[1].with_mkl_avx512, None);
+    let text = report(&Machine::default(), "2 threads", &rows, None);
+    assert!(text.contains("of 1 rows: **2.00**"), "{text}");
+    assert!(text.contains("| 1.000 | 2.00 | 0.500 | mkl-avx512 | 2.00 | - |"), "{text}");
+    let page = page(&Machine::default(), "2 threads", &rows);
+    assert!(page.contains("<h2>With MKL's AVX-512 allowed: 2.00</h2>"), "{page}");
+}
+
+#[test]
 fn report_has_means_the_worst_and_the_ratio_to_an_earlier_one() {
     let rows = rows(&samples(), "f32");
     let before = [sample("lowtide", "net a conv forward", 4.0, 1.0)];
@@ -106,6 +120,7 @@ fn page_has_a_bar_for_each_operation_and_escapes_names() {
         own_ms: 1.0,
         spread: 1.0,
         other: ("torch-eager".to_owned(), 8.0),
+        with_mkl_avx512: None,
         differs: false,
         peak_mb: None,
     };
