@@ -131,6 +131,10 @@ const WITH_CUDA: [&str; 7] = [
     "lowtide-scoreboard",
 ];
 
+/// How many cases a property test takes. Tests that are no properties take it for `--deep`.
+const CASES: &str = "PROPTEST_CASES";
+const DEEP_CASES: &str = "2000";
+
 /// What ranks need to be processes that MPI starts.
 const MPI: &str = "lowtide-trainer/mpi";
 
@@ -179,14 +183,16 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
         ),
     ]);
     if package.is_none_or(|name| name == "lowtide-trainer") {
-        plan.sections.push(
-            Section::new(
-                "ranks under MPI",
-                &format!("test {scope},{MPI} --test command -- --show-output processes"),
-                Counting::Runners,
-            )
-            .needs(Needs::Mpi),
-        );
+        let ranks = Section::new(
+            "ranks under MPI",
+            &format!("test {scope},{MPI} --test command -- --show-output processes"),
+            Counting::Runners,
+        )
+        .needs(Needs::Mpi);
+        plan.sections.push(match options.deep {
+            true => ranks.env(CASES, DEEP_CASES),
+            false => ranks,
+        });
     }
     if package.is_none_or(|name| WITH_CUDA.contains(&name)) {
         plan.sections.push(
@@ -313,7 +319,7 @@ fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
         sections.push(
             Section::new("miri", &command, Counting::Runners)
                 .needs(Needs::Subcommand("miri"))
-                .env("PROPTEST_CASES", "4")
+                .env(CASES, "4")
                 .env("MIRIFLAGS", "-Zmiri-disable-isolation"),
         );
     }
@@ -341,8 +347,7 @@ fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
     }
     let command = format!("test {scope} --no-fail-fast --lib --tests -- --show-output");
     sections.push(
-        Section::new("long property tests", &command, Counting::Runners)
-            .env("PROPTEST_CASES", "2000"),
+        Section::new("long property tests", &command, Counting::Runners).env(CASES, DEEP_CASES),
     );
     sections
 }

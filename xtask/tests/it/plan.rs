@@ -94,6 +94,16 @@ fn loom_runs_the_models_and_nothing_that_would_leave_a_model() {
 }
 
 #[test]
+fn deep_kills_ranks_many_times() {
+    for (asked, cases) in [(&["--deep"][..], Some("2000")), (&[], None)] {
+        let plan = plan(&options(asked), None);
+        let environment = &section(&plan, "ranks under MPI").environment;
+        let found = environment.iter().find(|(name, _)| *name == "PROPTEST_CASES");
+        assert_eq!(found.map(|(_, value)| value.as_str()), cases);
+    }
+}
+
+#[test]
 fn thread_sanitizer_instruments_the_standard_library() {
     let plan = plan(&options(&["--deep"]), None);
     let section = section(&plan, "thread sanitizer");
