@@ -350,7 +350,10 @@ fn write_ptx(
 ) -> Result<(), String> {
     let known = set.ptx(root)?;
     let texts = of_each(units, |unit| {
-        if let Some(ptx) = known.get(&unit.name).filter(|ptx| is_of_source(ptx, &unit.source)) {
+        // Options of the compiler change, too, of which the hash of a source knows nothing.
+        if let Some(ptx) = known.get(&unit.name).filter(|ptx| is_of_source(ptx, &unit.source))
+            && (!set.is_checked_in || is_made_again(compiler, unit, ptx)?)
+        {
             return Ok((unit.name.clone(), ptx.clone()));
         }
         let mut drawn = Vec::new();
