@@ -325,6 +325,39 @@ fn products_of_pairs_have_the_same_bits_in_any_panels_on_any_threads() {
     }
 }
 
+/// Rows of bf16 are pairs as they lie, unless those of a product start in the middle of one.
+#[test]
+fn rows_of_bf16_may_start_anywhere() {
+    let [m, k, n] = [9, 40, 20];
+    let small = |len: usize, step: usize| -> Vec<bf16> {
+        (0..len).map(|i| bf16::from_f64((i * step % 7) as f64 - 3.0)).collect()
+    };
+    for (first, stride) in [(0, m * k), (1, m * k), (0, m * k + 1), (1, m * k + 1)] {
+        let (all, b) = (small(first + stride + m * k, 3), small(k * n, 5));
+        let (a, mut y) = (&all[first..], vec![0.0f32; 2 * m * n]);
+        let batch = Batch::new(&[2], [&[stride], &[0], &[m * n]]);
+        let (rows, columns) = (Matrix::row_major(a, k), Matrix::row_major(&b, n));
+        let to = MatrixMut::row_major(&mut y, n);
+        let start = WriteMode::Overwrite;
+        gemm_batched::<f32, _, _, _>(
+            &Pool::new(1),
+            &batch,
+            [m, k, n],
+            rows,
+            columns,
+            &[],
+            start,
+            to,
+        );
+        for (at, &found) in y.iter().enumerate() {
+            let (product, i, j) = (at / (m * n), at / n % m, at % n);
+            let a = &a[product * stride + i * k..][..k];
+            let products = a.iter().enumerate().map(|(p, a)| a.to_f32() * b[p * n + j].to_f32());
+            assert_eq!(found, products.sum::<f32>(), "{first}, {stride}: ({i}, {j}) of {product}");
+        }
+    }
+}
+
 #[test]
 fn long_sums_agree_with_the_definition() {
     let pool = Pool::new(2);
