@@ -28,18 +28,18 @@ use crate::zero::{Zero, parameter_part};
 #[derive(Debug)]
 pub(crate) struct ByRanks {
     ranks: Arc<dyn Collectives>,
-    /// Bytes that were added up so far.
     summed_bytes: AtomicUsize,
+    gathered_bytes: AtomicUsize,
 }
 
 impl ByRanks {
     pub(crate) fn new(ranks: Arc<dyn Collectives>) -> Self {
-        ByRanks { ranks, summed_bytes: AtomicUsize::new(0) }
+        ByRanks { ranks, summed_bytes: AtomicUsize::new(0), gathered_bytes: AtomicUsize::new(0) }
     }
 
-    /// Bytes that were added up so far.
-    pub(crate) fn summed_bytes(&self) -> usize {
-        self.summed_bytes.load(Ordering::Relaxed)
+    /// Bytes of what was added up so far, and of the parameters that were put together.
+    pub(crate) fn shared_bytes(&self) -> [usize; 2] {
+        [&self.summed_bytes, &self.gathered_bytes].map(|bytes| bytes.load(Ordering::Relaxed))
     }
 }
 
@@ -52,6 +52,7 @@ impl Sum for ByRanks {
 
 impl Gather for ByRanks {
     fn gather(&self, whole: &mut Tensor, part_len: usize) -> NnResult<()> {
+        self.gathered_bytes.fetch_add(whole.size_bytes(), Ordering::Relaxed);
         self.ranks.gather_parts(whole, part_len).map_err(|error| in_pass(error).into())
     }
 }

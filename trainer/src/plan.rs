@@ -82,6 +82,11 @@ impl Plan {
         reasons
     }
 
+    /// The parts that a batch is computed in.
+    pub fn micro_batches(&self) -> usize {
+        self.batch_size.div_ceil(self.knobs.micro_batch.max(1))
+    }
+
     /// The peak of reserved bytes over the whole run: exact.
     pub fn predicted_peak_bytes(&self) -> usize {
         self.forecast.peak_bytes
@@ -91,7 +96,7 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let micro_batch = self.knobs.micro_batch;
-        let parts = self.batch_size.div_ceil(micro_batch);
+        let parts = self.micro_batches();
         let peak = self.predicted_peak_bytes();
         let plural = if parts == 1 { "" } else { "es" };
         write!(f, "batch {} in {parts} micro-batch{plural} of {micro_batch}", self.batch_size)?;

@@ -12,12 +12,13 @@ use lowtide_ranks::Collectives;
 use lowtide_tensor::{Assumption, Device, RandomKey, TensorError};
 use serde::{Deserialize, Serialize};
 
+use crate::admission::is_packed;
 use crate::agreement::mirrored;
 use crate::divided::rehearse_among;
 use crate::error::{Result, TrainError};
 use crate::evaluation::{score_parts, with_averages};
 use crate::knobs::{EVERY_BLOCK, Knobs};
-use crate::options::Options;
+use crate::options::{MicroBatches, Options};
 use crate::pipeline::{Pipeline, score_stage};
 use crate::step::Step;
 use crate::task::Task;
@@ -56,6 +57,9 @@ pub struct Forecast {
     /// Bytes that ranks add up within the passes of the longest step, where they share the
     /// [features](crate::Zero::Features) of the model.
     pub summed_bytes: usize,
+    /// Bytes of the parameters that ranks put together within the passes of the longest step, where
+    /// they have [parts](crate::Zero::Parameters) of them.
+    pub gathered_bytes: usize,
     /// Where the samples of a batch are coupled: such a batch is never split.
     pub coupling: Option<Coupling>,
     /// Each step and evaluation that was rehearsed, in order.
@@ -202,14 +206,15 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         let by_ranks = mirrored(self.options.ranks.as_deref())
             .map(|mirror| rehearse_among(task.parameters(), Arc::new(mirror)));
         let (mut coupling, mut repeated_seconds, mut step_seconds) = (None, 0.0, 0.0_f64);
-        let (mut stage_seconds, mut summed_bytes) = ([0.0; 2], 0);
+        let (mut stage_seconds, mut shared_bytes) = ([0.0; 2], [0; 2]);
+        let shared_so_far = || by_ranks.as_ref().map_or([0; 2], |ranks| ranks.shared_bytes());
         let mut rehearsed = Vec::with_capacity(events.len());
         for event in events {
             let allocations_before = allocator.request_count();
             match event {
                 PlannedEvent::Step(batch) => {
                     let begin_seconds = device.simulated_seconds() + repeated_seconds;
-                    let summed_before = by_ranks.as_ref().map_or(0, |ranks| ranks.summed_bytes());
+                    let shared_before = shared_so_far();
                     let step = Step {
                         device: &device,
                         host: host.as_ref(),
@@ -231,9 +236,10 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
                     coupling = coupling.or(outcome.coupling);
                     let end_seconds = device.simulated_seconds() + repeated_seconds;
                     step_seconds = step_seconds.max(end_seconds - begin_seconds);
-                    let summed_after = by_ranks.as_ref().map_or(0, |ranks| ranks.summed_bytes());
-                    let summed = of_all_parts(summed_after - summed_before, batch.len(), knobs);
-                    summed_bytes = summed_bytes.max(summed);
+                    let shared_after = shared_so_far();
+                    let shared = [0, 1].map(|of| shared_after[of] - shared_before[of]);
+                    let shared = self.of_all_parts(shared, batch, knobs);
+                    shared_bytes = [0, 1].map(|of| shared_bytes[of].max(shared[of]));
                 }
                 PlannedEvent::Evaluate(batch) => {
                     let part = self.evaluation_batch.unwrap_or(knobs.micro_batch);
@@ -262,6 +268,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         let offloaded_peak_bytes = host.as_ref().map_or(0, peak_of);
         let events = rehearsed;
         let stage_seconds = self.pipeline.map(|_| stage_seconds);
+        let [summed_bytes, gathered_bytes] = shared_bytes;
         Ok(Forecast {
             offloaded_peak_bytes,
             coupling,
@@ -269,9 +276,30 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             step_seconds,
             stage_seconds,
             summed_bytes,
+            gathered_bytes,
             events,
             ..forecast
         })
+    }
+
+    /// What a step comes to, of which a rehearsal runs the first two parts and the last, if parts
+    /// are alike: of what is added up, which is as much as there are samples, and of what is put
+    /// together for each part.
+    fn of_all_parts(
+        &self,
+        [summed, gathered]: [usize; 2],
+        batch: &BatchView<'_>,
+        knobs: Knobs,
+    ) -> [usize; 2] {
+        let len = batch.len();
+        let part = knobs.micro_batch.clamp(1, len.max(1));
+        let count = len.div_ceil(part);
+        let has_leaves = matches!(self.options.micro_batches, MicroBatches::Leaves(_));
+        if count <= 3 || has_leaves || is_packed(batch) {
+            return [summed, gathered];
+        }
+        let samples = 2 * part + (len - (count - 1) * part);
+        [summed / samples * len, gathered / 3 * count]
     }
 
     fn elsewhere(&self, name: &str, found: &str) -> TrainError {
@@ -281,16 +309,6 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             self.device
         );
         TrainError::Setting { place: name.to_owned(), problem }
-    }
-}
-
-/// What a step comes to of what is proportional to samples, of which a rehearsal runs the first two
-/// parts and the last.
-fn of_all_parts(rehearsed: usize, len: usize, knobs: Knobs) -> usize {
-    let part = knobs.micro_batch.clamp(1, len.max(1));
-    match len.div_ceil(part) {
-        0..=3 => rehearsed,
-        count => rehearsed / (2 * part + (len - (count - 1) * part)) * len,
     }
 }
 
@@ -305,13 +323,6 @@ pub(crate) fn bytes_ahead_of(events: &[PlannedEvent<'_>], micro_batch: usize) ->
 }
 
 impl Forecast {
-    /// Bytes that one of `count` ranks sends in a step for sums within passes: of each its part to
-    /// all others, as others do with theirs, and then the sum of it.
-    #[cfg(feature = "command")]
-    pub(crate) fn sent_in_passes(&self, count: usize) -> usize {
-        2 * self.summed_bytes / count * (count - 1)
-    }
-
     fn new(statistics: &Statistics, device: &Device) -> Self {
         let peak_of = |category| (category, statistics.by_category[category].peak_bytes);
         Forecast {
@@ -323,6 +334,7 @@ impl Forecast {
             step_seconds: 0.0,
             stage_seconds: None,
             summed_bytes: 0,
+            gathered_bytes: 0,
             coupling: None,
             events: Vec::new(),
             assumptions: device.assumptions(),

@@ -24,6 +24,8 @@ use crate::learned::Learned;
 use crate::leaves::Computed;
 use crate::observer::Flow;
 use crate::options::MicroBatches;
+use crate::plan::Plan;
+use crate::rehearsal::Forecast;
 use crate::step::{Goal, Step};
 use crate::task::Task;
 use crate::trainer::Trainer;
@@ -246,36 +248,35 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(if words.contains(&Word::Stop) { Flow::Stop } else { Flow::Continue })
     }
 
-    /// The bytes that a rank sends in a step of so many micro-batches, by the formula: of the n - 1
-    /// other parts of the gradients each is sent to the rank that it belongs to, and the own part
-    /// of their sums, or of what was updated by them, to n - 1 others. So is the own part of each
-    /// parameter that is divided, in each micro-batch for forward and for backward: of blocks that
-    /// are not recomputed once, so that this is the most.
-    #[cfg(feature = "command")]
-    pub(crate) fn sent_bytes(&mut self, micro_batches: usize) -> usize {
+    /// The bytes that this rank sends in a step of `plan`, by the formula, beside the few by which
+    /// ranks agree. Of the n - 1 other parts of the gradients each is sent to the rank that it
+    /// belongs to, and the own part of their sums, or of what was updated by them, to n - 1 others.
+    /// So is the own part of each parameter that is divided, whenever it is put together, and twice
+    /// as much of what is added up within passes. A stage sends what goes between blocks.
+    pub fn sent_bytes(&mut self, plan: &Plan) -> usize {
         let Some(Rank { count, .. }) = self.ranks().map(Collectives::rank) else { return 0 };
-        let (mut trained_bytes, mut divided_bytes) = (0, 0);
-        let mut seen = BTreeSet::new();
+        let sent = |all: usize| all / count * (count - 1);
+        let Forecast { summed_bytes, gathered_bytes, .. } = plan.forecast;
+        let has_leaves = matches!(self.options.micro_batches, MicroBatches::Leaves(_));
+        // As often as what is trained is sent.
+        let times = match self.options.zero {
+            Zero::Blocks => return self.stage(plan).1,
+            Zero::Features => 0,
+            Zero::Off => 2,
+            Zero::States => 3,
+            // Of leaves the sum is reduced once, and then all of it is everywhere.
+            Zero::Gradients if has_leaves => 3,
+            Zero::Parameters if has_leaves => 2,
+            Zero::Gradients => plan.micro_batches() + 1,
+            Zero::Parameters => plan.micro_batches(),
+        };
+        let (mut trained_bytes, mut seen) = (0, BTreeSet::new());
         self.task.parameters().visit(&mut |_, parameter| {
-            if seen.insert(parameter.id()) {
-                let bytes = parameter.value().size_bytes();
-                trained_bytes += if parameter.is_frozen() { 0 } else { bytes };
-                divided_bytes += parameter.part().map_or(0, |_| bytes);
+            if seen.insert(parameter.id()) && !parameter.is_frozen() {
+                trained_bytes += parameter.value().size_bytes();
             }
         });
-        let [trained, divided] =
-            [trained_bytes, divided_bytes].map(|all| all / count * (count - 1));
-        let has_leaves = matches!(self.options.micro_batches, MicroBatches::Leaves(_));
-        // Of leaves the sum is reduced once, and then all of it is everywhere.
-        let gradients = match self.options.zero {
-            Zero::Gradients | Zero::Parameters if !has_leaves => micro_batches * trained,
-            _ => 2 * trained,
-        };
-        let updated = match self.options.zero {
-            Zero::States | Zero::Gradients => trained,
-            Zero::Off | Zero::Parameters | Zero::Blocks | Zero::Features => 0,
-        };
-        gradients + updated + 2 * micro_batches * divided
+        times * sent(trained_bytes) + 2 * sent(summed_bytes) + sent(gathered_bytes)
     }
 
     /// Waits until every rank has said so, and gives this rank's part of the states to those that

@@ -82,6 +82,8 @@ pub(super) struct Found {
     offload_budget: Option<usize>,
     /// How many ranks it is one of.
     rank_count: usize,
+    /// Bytes that it sends to the others in a step.
+    sent_bytes: usize,
     /// What is divided among them.
     zero: Zero,
     /// What each way of dividing comes to, if there are several ranks.
@@ -395,10 +397,9 @@ impl Found {
             };
             say(&format!("divided         {what} among the ranks, each with a part{shown}"))?;
         }
-        if self.zero == Zero::Features {
-            let sent_bytes = plan.forecast.sent_in_passes(self.rank_count);
-            let sent = format_bytes(sent_bytes as u64);
-            say(&format!("sent            {sent} by each rank in a step, for sums"))?;
+        if self.rank_count > 1 {
+            let sent = format_bytes(self.sent_bytes as u64);
+            say(&format!("sent            {sent} by each rank in a step"))?;
         }
         for (index, change) in numerics.iter().enumerate() {
             let head = if index == 0 { "numerics" } else { "" };
@@ -516,7 +517,7 @@ impl Found {
             "batch_size": plan.batch_size,
             "ranks": self.rank_count,
             "zero": self.zero,
-            "sent_in_passes_bytes": plan.forecast.sent_in_passes(self.rank_count),
+            "sent_bytes": self.sent_bytes,
             "stages": self.stages.to_json(),
             "ways": self.ways.to_json(),
             "evaluation_batch": plan.evaluation_batch,
@@ -648,9 +649,11 @@ pub(super) fn find(
         sim.allocator().set_capacity(budget_bytes);
         let planned = trainer.plan_up_to(&fit, stages.micro_batch(), &forecasts);
         let plan = checked(planned, process.as_ref())?;
-        Ok((plan, process, trainer.survey_sharing(&fit, &forecasts)?))
+        let sent_bytes = trainer.sent_bytes(&plan);
+        Ok((plan, process, sent_bytes, trainer.survey_sharing(&fit, &forecasts)?))
     })?;
-    let Changed { planned: (plan, process, survey), recipe, numerics, zero } = changed;
+    let Changed { planned, recipe, numerics, zero } = changed;
+    let (plan, process, sent_bytes, survey) = planned;
     let shares_batches = !matches!(zero, Zero::Blocks | Zero::Features);
     if ways.fastest().is_none() && planning.rank_count() > 1 && shares_batches {
         ways = Ways::of(plan.budget_bytes, &fit, |zero| trainer_of(&recipe, zero))?;
@@ -669,6 +672,7 @@ pub(super) fn find(
         numerics,
         offload_budget,
         rank_count: planning.rank_count(),
+        sent_bytes,
         zero,
         ways,
         stages,

@@ -64,7 +64,7 @@ pub(super) fn way_of_one_model(
             }
             sim.allocator().set_capacity(budget_bytes);
             let plan = trainer.plan_for(&fit)?;
-            let sent_bytes = plan.forecast.sent_in_passes(planning.rank_count());
+            let sent_bytes = trainer.sent_bytes(&plan);
             Ok(Some((plan, sent_bytes)))
         }),
     };

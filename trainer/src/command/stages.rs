@@ -57,8 +57,7 @@ impl Stages {
             }
             size_max = least;
         };
-        let of_first = &planned[0].0;
-        let parts = of_first.batch_size.div_ceil(of_first.knobs.micro_batch.max(1));
+        let parts = planned[0].0.micro_batches();
         let times = planned.iter().map(|(plan, ..)| plan.forecast.stage_seconds);
         let times: Vec<[f64; 2]> = times.map(Option::unwrap_or_default).collect();
         let seconds = seconds_of(&times, parts);

@@ -8,7 +8,7 @@ use crate::command::say;
 use crate::error::{Result, TrainError};
 use crate::human::{format_bytes, format_seconds};
 use crate::json::with_knobs;
-use crate::outline::{Examples, Fit};
+use crate::outline::Fit;
 use crate::plan::Plan;
 use crate::recipe::RecipeTrainer;
 use crate::zero::Zero;
@@ -20,16 +20,15 @@ pub(super) struct Ways(Vec<Way>);
 /// A way of dividing a training among ranks.
 struct Way {
     zero: Zero,
-    /// The plan within the budget, or the least bytes that it needs.
-    plan: std::result::Result<Plan, usize>,
-    /// Bytes that a rank sends in a step.
-    sent_bytes: usize,
+    /// The plan within the budget and the bytes that a rank sends in a step, or the least bytes
+    /// that it needs.
+    plan: std::result::Result<(Plan, usize), usize>,
 }
 
 impl Way {
     /// Simulated time of a step, if it fits.
     fn seconds(&self) -> Option<f64> {
-        self.plan.as_ref().ok().map(|plan| plan.forecast.step_seconds)
+        self.plan.as_ref().ok().map(|(plan, _)| plan.forecast.step_seconds)
     }
 }
 
@@ -43,23 +42,18 @@ impl Ways {
         fit: &Fit<'_>,
         trainer_of: impl Fn(Zero) -> Result<RecipeTrainer>,
     ) -> Result<Ways> {
-        let (mut ways, batch_size) = (Vec::new(), Examples::of(fit)?.batch_size());
+        let mut ways = Vec::new();
         for zero in Zero::ALL {
             let mut trainer = trainer_of(zero)?;
             if zero != Zero::Off && !trainer.optimizer().can_update_parts() {
                 continue;
             }
             trainer.device().allocator().set_capacity(budget_bytes);
-            let (plan, knobs) = match trainer.plan_for(fit) {
-                Err(TrainError::DoesNotFit(error)) => (Err(error.needed_bytes), error.knobs),
-                plan => {
-                    let plan = plan?;
-                    let knobs = plan.knobs;
-                    (Ok(plan), knobs)
-                }
-            };
-            let sent_bytes = trainer.sent_bytes(batch_size.div_ceil(knobs.micro_batch.max(1)));
-            ways.push(Way { zero, plan, sent_bytes });
+            let planned = trainer.plan_for(fit).map(|plan| {
+                let sent_bytes = trainer.sent_bytes(&plan);
+                (plan, sent_bytes)
+            });
+            ways.push(Way { zero, plan: or_needed(planned)? });
         }
         Ok(Ways(ways))
     }
@@ -74,14 +68,9 @@ impl Ways {
         plan: impl Fn(Zero) -> Result<Option<(Plan, usize)>>,
     ) -> Result<()> {
         for zero in [Zero::Blocks, Zero::Features] {
-            let (plan, sent_bytes) = match plan(zero) {
-                Err(TrainError::DoesNotFit(error)) => (Err(error.needed_bytes), 0),
-                planned => match planned? {
-                    Some((plan, sent_bytes)) => (Ok(plan), sent_bytes),
-                    None => continue,
-                },
-            };
-            self.0.push(Way { zero, plan, sent_bytes });
+            if let Some(planned) = plan(zero).transpose() {
+                self.0.push(Way { zero, plan: or_needed(planned)? });
+            }
         }
         Ok(())
     }
@@ -126,17 +115,16 @@ impl Ways {
         let seconds = self.0.iter().filter_map(Way::seconds);
         let least_seconds = seconds.fold(f64::INFINITY, f64::min);
         for way in &self.0 {
-            let Way { zero, plan, sent_bytes } = way;
-            let (peak, knobs) = match plan {
-                Ok(plan) => (plan.predicted_peak_bytes(), plan.knobs.to_string()),
-                Err(needed_bytes) => (*needed_bytes, "does not fit".to_owned()),
+            let Way { zero, plan } = way;
+            let (peak, sent, knobs) = match plan {
+                Ok((plan, sent_bytes)) => {
+                    let sent = format_bytes(*sent_bytes as u64);
+                    (plan.predicted_peak_bytes(), sent, plan.knobs.to_string())
+                }
+                Err(needed_bytes) => (*needed_bytes, "-".to_owned(), "does not fit".to_owned()),
             };
             let mark = if *zero == chosen { "  <- plan" } else { "" };
             let (what, peak) = (name_of(*zero), exact(peak));
-            let sent = match plan.is_err() && flag_of(*zero).is_some() {
-                true => "-".to_owned(),
-                false => format_bytes(*sent_bytes as u64),
-            };
             let time = match way.seconds() {
                 None => "-".to_owned(),
                 Some(seconds) if is_measured => format_seconds(seconds),
@@ -149,8 +137,8 @@ impl Ways {
 
     pub(super) fn to_json(&self) -> Value {
         let fastest = self.0.iter().filter_map(Way::seconds).fold(f64::INFINITY, f64::min);
-        let ways = self.0.iter().map(|Way { zero, plan, sent_bytes }| match plan {
-            Ok(plan) => with_knobs(
+        let ways = self.0.iter().map(|Way { zero, plan }| match plan {
+            Ok((plan, sent_bytes)) => with_knobs(
                 plan.knobs,
                 json!({
                     "zero": zero,
@@ -162,10 +150,20 @@ impl Ways {
             Err(needed_bytes) => json!({
                 "zero": zero,
                 "needed_bytes": needed_bytes,
-                "sent_bytes": sent_bytes,
             }),
         });
         ways.collect()
+    }
+}
+
+/// What was planned, or the bytes that it needs if it does not fit.
+///
+/// # Errors
+/// Those of a plan but `DoesNotFit`.
+fn or_needed<P>(planned: Result<P>) -> Result<std::result::Result<P, usize>> {
+    match planned {
+        Err(TrainError::DoesNotFit(error)) => Ok(Err(error.needed_bytes)),
+        planned => planned.map(Ok),
     }
 }
 

@@ -16,7 +16,6 @@ use crate::agreement::agree;
 use crate::error::{Result, TrainError};
 use crate::knobs::{EVERY_BLOCK, block_count};
 use crate::options::{MicroBatches, Options};
-#[cfg(feature = "command")]
 use crate::plan::Plan;
 use crate::precision::Precision;
 use crate::step::{joined, training_pass, with_precision};
@@ -241,7 +240,6 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     }
 }
 
-#[cfg(feature = "command")]
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// The blocks of this stage, and the bytes that it sends in a step of `plan`, by the formula:
     /// what goes on to the next stage, the gradients of what came in, and those of parameters that
@@ -257,7 +255,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         };
         let cuts = of_step.unwrap_or_default();
         let of_part = bytes(pipeline.input(&cuts)) + bytes(pipeline.output(&cuts));
-        let parts = plan.batch_size.div_ceil(plan.knobs.micro_batch.max(1));
+        let parts = plan.micro_batches();
         let mut shared = BTreeMap::new();
         self.task.parameters().visit(&mut |_, parameter| {
             if let Some(stages) = pipeline.trained.get(&parameter.id()).filter(|of| of.len() > 1)

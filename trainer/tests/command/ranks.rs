@@ -215,7 +215,7 @@ fn ranks_that_share_features_train_as_one_does_and_go_on_in_any_way() {
     // Of each of 16 x 12 positions: the embedding once, what goes into and comes out of four
     // branches and of the output layer, and three numbers by rank for its loss.
     let position = (1 + 8 + 1) * 16 * 4 + 2 * 3 * 4;
-    assert_eq!(plan["sent_in_passes_bytes"], 16 * 12 * position);
+    assert_eq!(plan["sent_bytes"], 16 * 12 * position);
     // Beside the other ways.
     let all = place.run("plan task.toml --ranks 2 --json").check_done();
     let all: Value = serde_json::from_str(&all).expect("JSON");
@@ -223,7 +223,7 @@ fn ranks_that_share_features_train_as_one_does_and_go_on_in_any_way() {
     let names: Vec<_> = ways.iter().map(|way| way["zero"].as_str().expect("a name")).collect();
     assert_eq!(names, ["off", "states", "gradients", "parameters", "blocks", "features"]);
     assert_eq!(ways[5]["predicted_peak_bytes"], plan["predicted_peak_bytes"]);
-    assert_eq!(ways[5]["sent_bytes"], plan["sent_in_passes_bytes"]);
+    assert_eq!(ways[5]["sent_bytes"], plan["sent_bytes"]);
     let table = place.run("plan task.toml --ranks 2").check_done();
     for flag in ["--pipeline", "--tensor-parallel"] {
         assert!(table.lines().any(|line| line.contains(flag) && line.contains("KiB")), "{table}");
@@ -231,7 +231,7 @@ fn ranks_that_share_features_train_as_one_does_and_go_on_in_any_way() {
     let said = place.run("plan task.toml --ranks 2 --tensor-parallel").check_done();
     assert!(said.contains("\nbatch           16 samples on all of 2 ranks\n"), "{said}");
     assert!(said.contains("heads, hidden features and vocabulary among the ranks"), "{said}");
-    assert!(said.contains(" by each rank in a step, for sums\n"), "{said}");
+    assert!(said.contains(" by each rank in a step\n"), "{said}");
     for (drill, retried) in [("--fault-at 30", 1), ("", 0)] {
         let again = place.train(&format!("task.toml --ranks 2 --tensor-parallel {drill}"), "again");
         assert_eq!(learned(&again), learned(&many), "{drill}");
@@ -277,10 +277,10 @@ fn a_plan_says_how_many_bytes_each_way_sends() {
     place.write("task.toml", TASKS[0].1);
     let half = 4 * 1370 / 2;
     for (leaf, expected) in [
-        // Sums and their spreading; half a sum, and parameters for forward and backward.
-        ("", [2, 3, 2, 3]),
+        // Sums and their spreading; half a sum, and parameters, which no block puts together again.
+        ("", [2, 3, 2, 2]),
         // The sum of four leaves is reduced once, but each leaf needs the parameters.
-        ("--set train.leaf=32", [2, 3, 3, 2 + 2 * 4]),
+        ("--set train.leaf=32", [2, 3, 3, 2 + 4]),
     ] {
         let plan = place.run(&format!("plan task.toml --ranks 2 --json {leaf}")).check_done();
         let plan: Value = serde_json::from_str(&plan).expect("JSON");

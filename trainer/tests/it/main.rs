@@ -41,6 +41,7 @@ mod recipe;
 mod recompute;
 mod report;
 mod same_bits;
+mod sent;
 mod sets;
 mod shrink;
 mod simulated;

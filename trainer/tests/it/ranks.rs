@@ -19,7 +19,7 @@ use crate::buffers::{Middle, Net, trainer_with};
 use crate::common::{KINDS, Run, digits};
 
 /// Long enough for what is to come, however busy the machine is.
-const PATIENT: Duration = Duration::from_secs(120);
+pub(crate) const PATIENT: Duration = Duration::from_secs(120);
 
 pub(crate) type OneTrainer = Trainer<Net, Box<dyn Stateful>>;
 
