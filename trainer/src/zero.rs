@@ -249,10 +249,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     }
 
     /// The bytes that this rank sends in a step of `plan`, by the formula, beside the few by which
-    /// ranks agree. Of the n - 1 other parts of the gradients each is sent to the rank that it
-    /// belongs to, and the own part of their sums, or of what was updated by them, to n - 1 others.
-    /// So is the own part of each parameter that is divided, whenever it is put together, and twice
-    /// as much of what is added up within passes. A stage sends what goes between blocks.
+    /// ranks agree and those of buffers, such as the running means of norms. Of the n - 1 other
+    /// parts of the gradients each is sent to the rank that it belongs to, and the own part of the
+    /// sums, or of what was updated by them, to n - 1 others. So is the own part of each parameter
+    /// that is divided, whenever it is put together, and twice as much of what is added up within
+    /// passes. A stage sends what goes between blocks.
     pub fn sent_bytes(&mut self, plan: &Plan) -> usize {
         let Some(Rank { count, .. }) = self.ranks().map(Collectives::rank) else { return 0 };
         let sent = |all: usize| all / count * (count - 1);
