@@ -328,6 +328,8 @@ fn what_ranks_add_up_in_a_step_is_what_was_planned() {
             trainer.run(&fit, &mut []).unwrap();
             let planned = plan.forecast.summed_bytes * STEPS as usize;
             assert_eq!(planned, counting.summed_bytes(), "{knobs}");
+            // A rank gives and takes two thirds of each sum, as the other two do.
+            assert_eq!(trainer.sent_bytes(&plan), 2 * (plan.forecast.summed_bytes / 3 * 2));
         });
     }
 }

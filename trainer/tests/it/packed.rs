@@ -1,14 +1,17 @@
 //! Batches of packed samples, each as long as its samples are together.
 
+use std::sync::Arc;
+
 use lowtide_data::{
     Collate, Dataset, ElementType, Field, Loader, LoaderOptions, SampleError, SampleSlot,
     Sequential as InOrder,
 };
 use lowtide_nn::optim::{Sgd, SgdOptions};
 use lowtide_nn::{GELU, Linear, NnResult, Sequential};
+use lowtide_ranks::{Mirror, Rank};
 use lowtide_tensor::{CpuOptions, Device, RandomKey};
 use lowtide_trainer::{
-    Fit, Knobs, Options, Recovery, Regression, Result, StepReport, TrainError, Trainer,
+    Fit, Knobs, Options, Recovery, Regression, Result, StepReport, TrainError, Trainer, Zero,
 };
 
 use crate::common::does_not_fit;
@@ -114,6 +117,19 @@ fn batch_that_fits_in_no_way_is_told_at_its_step_and_others_go_on() {
     let (within, _) = steps(&lens, Some(peak));
     let last = within.into_iter().next_back().expect("three batches");
     assert_eq!(last.expect("as the first").micro_batch, BATCH);
+}
+
+#[test]
+fn parameters_are_put_together_as_often_as_a_packed_batch_has_parts() {
+    let mirror = Mirror::new(Rank { index: 0, count: 2 }).expect("one of two");
+    let (device, loader) = (cpu(), loader(&[10; BATCH]));
+    let mut trainer = trainer(&device);
+    trainer.set_ranks(Some(Arc::new(mirror)));
+    trainer.set_zero(Zero::Parameters);
+    let knobs = Knobs { micro_batch: 1, ..Knobs::default() };
+    let plan = trainer.plan_with(&Fit::new(&loader).epochs(1), knobs).expect("no limit");
+    let parameter_bytes = 4 * (64 * 5 + 65);
+    assert_eq!(plan.forecast.gathered_bytes, BATCH * parameter_bytes);
 }
 
 /// The parts in the middle of a batch are not alike: none is left out of the rehearsal.

@@ -432,8 +432,11 @@ fn a_stage_sends_what_goes_between_blocks_and_the_gradient_of_the_table() {
             let mut trainer = trainer(&recipe, Some(counting.clone()), Zero::Blocks);
             let train = recipe.open().expect("data").train;
             let fit = Fit::new(&train).steps(STEPS);
-            trainer.plan_with(&fit, Knobs { micro_batch: size, ..Knobs::default() }).unwrap();
+            let knobs = Knobs { micro_batch: size, ..Knobs::default() };
+            let plan = trainer.plan_with(&fit, knobs).unwrap();
+            let planned_bytes = trainer.sent_bytes(&plan);
             trainer.run(&fit, &mut []).unwrap();
+            assert_eq!(counting.given_bytes(), STEPS as usize * planned_bytes);
             let mut table = 0;
             trainer.task_mut().parameters().visit(&mut |name, parameter| {
                 if name.ends_with("tok.weight") {
