@@ -255,7 +255,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         };
         let cuts = of_step.unwrap_or_default();
         let of_part = bytes(pipeline.input(&cuts)) + bytes(pipeline.output(&cuts));
-        let parts = plan.micro_batches();
+        // The last part may be shorter.
+        let of_batch = of_part / plan.knobs.micro_batch.max(1) * plan.batch_size;
         let mut shared = BTreeMap::new();
         self.task.parameters().visit(&mut |_, parameter| {
             if let Some(stages) = pipeline.trained.get(&parameter.id()).filter(|of| of.len() > 1)
@@ -268,7 +269,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                 shared.insert(parameter.id(), times * parameter.value().size_bytes());
             }
         });
-        (pipeline.blocks(), parts * of_part + shared.into_values().sum::<usize>())
+        (pipeline.blocks(), of_batch + shared.into_values().sum::<usize>())
     }
 }
 
