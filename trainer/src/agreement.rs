@@ -20,7 +20,7 @@ pub(crate) type Ranks<'a> = Option<&'a dyn Collectives>;
 ///
 /// # Errors
 /// The own error; `Ranks` for that of another rank.
-pub(crate) fn agree<T>(ranks: Ranks<'_>, own: Result<T>) -> Result<T> {
+pub fn agree<T>(ranks: Ranks<'_>, own: Result<T>) -> Result<T> {
     let Some(ranks) = ranks else { return own };
     let problem = own.as_ref().err().map(TrainError::one_line);
     let verdict = vote(ranks, problem.as_deref().map_or(Ok(()), Err));

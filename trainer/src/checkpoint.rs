@@ -20,7 +20,7 @@ use crate::divided::take_parts;
 use crate::error::{Result, TrainError};
 use crate::features::take_shards;
 use crate::learned::Learned;
-use crate::new_file::sync;
+use crate::new_file::sync_path;
 use crate::task::Task;
 use crate::trainer::Trainer;
 
@@ -101,16 +101,16 @@ impl Snapshot {
         if path.symlink_metadata().is_ok() {
             return Err(file(ErrorKind::AlreadyExists.into()));
         }
-        let beside = beside(path).ok_or_else(|| file(ErrorKind::InvalidFilename.into()))?;
+        let beside = partial_folder(path).ok_or_else(|| file(ErrorKind::InvalidFilename.into()))?;
         // What a process that was killed has left there is of no use.
-        remove(&beside).map_err(file)?;
+        remove_folder(&beside).map_err(file)?;
         let written = self.write_files(&beside).map_err(file).and_then(|()| {
             fs::rename(&beside, path).map_err(file)?;
-            sync(folder_of(path))
+            sync_path(folder_of(path))
         });
         if written.is_err() {
             // The first error is the one to report.
-            drop(remove(&beside));
+            drop(remove_folder(&beside));
         }
         written
     }
@@ -194,8 +194,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// Bytes of the process that a training takes while it is saved or loaded: a snapshot, and the
     /// largest tensor twice while that is copied.
-    #[cfg(feature = "command")]
-    pub(crate) fn copied_bytes(&mut self) -> usize {
+    pub fn copied_bytes(&mut self) -> usize {
         let mut largest_bytes = 0;
         Learned::in_size(&mut self.task).visit_tensors(&mut |_, tensor| {
             largest_bytes = largest_bytes.max(tensor.size_bytes());
@@ -322,7 +321,7 @@ fn place_of(content: &Content) -> (u64, Option<LoaderState>) {
 }
 
 /// The folder that one at `path` is made in.
-pub(crate) fn beside(path: &Path) -> Option<PathBuf> {
+pub fn partial_folder(path: &Path) -> Option<PathBuf> {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name()?);
     name.push(".partial");
@@ -334,7 +333,7 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 /// Removes a folder, if there is one.
-pub(crate) fn remove(folder: &Path) -> io::Result<()> {
+pub fn remove_folder(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),

@@ -10,9 +10,9 @@ use lowtide_tensor::DeviceKind;
 
 use crate::checkpoint::Snapshot;
 use crate::error::{Result, TrainError};
+use crate::new_file::NewFile;
 use crate::observer::{RunStart, Training};
 use crate::reserve::Reserve;
-use crate::run_dir::RunDir;
 
 /// Before the number of steps, in the name of a checkpoint's folder.
 const NAME_MARK: &str = "step-";
@@ -180,7 +180,7 @@ impl CheckpointFolder {
         }
         let line = format!("{cost:?} {step}\n");
         let (file, mut reserve) = (self.path.join(BEST), self.reserves.pop());
-        let marked = Reserve::spend(&mut reserve, || RunDir::write(&file, &line));
+        let marked = Reserve::spend(&mut reserve, || NewFile::write(&file, &line));
         self.reserves.extend(reserve);
         if let Err(error) = marked {
             // The file says so of the one before, which stays.

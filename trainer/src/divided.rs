@@ -109,21 +109,6 @@ pub(crate) fn rehearse_among(
     ranks
 }
 
-/// Where a model is built whose parameters are divided then: it has room for all of it, as memory
-/// beside that of the training.
-///
-/// # Errors
-/// What keeps the device from being opened.
-#[cfg(feature = "command")]
-pub(crate) fn host_of(device: &Device) -> Result<Device> {
-    if !device.is_simulated() {
-        return Ok(Device::cpu(CpuOptions::default())?);
-    }
-    let host = device.simulate();
-    host.allocator().set_capacity(usize::MAX);
-    Ok(host)
-}
-
 /// The score of everything in `loader`, of which all ranks score the same parts at the same time,
 /// of no more samples than any of them would; `score` does so with a batch in such parts. Where
 /// memory lacks on one of them, all drop their caches and try again, then with half the samples.
@@ -222,9 +207,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.ranks().map(Collectives::rank).filter(|_| !do_all)
     }
 
+    /// `Ok` if this rank has whole parameters.
+    ///
     /// # Errors
-    /// `Setting` where this rank has no whole parameters.
-    pub(crate) fn check_alone(&self) -> Result<()> {
+    /// `Setting` where it has none.
+    #[doc(hidden)]
+    pub fn check_alone(&self) -> Result<()> {
         let has_parts = parameter_part(self.ranks(), self.options.zero).is_some();
         if !has_parts && !self.shares_features() && self.pipeline.is_none() {
             return Ok(());

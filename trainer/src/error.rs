@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lowtide_allocator::{Category, ModulePath, OutOfMemory};
+use lowtide_allocator::{Bytes, Category, ModulePath, OutOfMemory};
 use lowtide_amp::{AmpError, GradientError};
 use lowtide_autograd::{AutogradError, Coupling, Foreign, Role};
 use lowtide_data::DataError;
@@ -15,7 +15,6 @@ use lowtide_ranks::RanksError;
 use lowtide_tensor::TensorError;
 use thiserror::Error;
 
-use crate::human::format_bytes;
 use crate::knobs::Knobs;
 use crate::not_finite::NotFinite;
 
@@ -190,7 +189,7 @@ impl TrainError {
     /// The error and its causes in one line, unless a cause is part of the text already. Of names
     /// from files, which may be a stranger's, it has no more than a reader needs, and nothing that
     /// a terminal obeys.
-    pub(crate) fn one_line(&self) -> String {
+    pub fn one_line(&self) -> String {
         let mut line = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
@@ -249,7 +248,6 @@ pub struct DoesNotFit {
 
 /// Something that a user can change to make a training fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Remedy {
     /// Allow batches to be split as far as this.
     MicroBatch(usize),
@@ -277,8 +275,9 @@ pub enum Remedy {
 }
 
 impl DoesNotFit {
-    /// Of memory beside the device's, of which only the size is known, and what would help.
-    pub(crate) fn beside(
+    /// The error of memory beside the device's, of which only the size is known, and what would
+    /// help.
+    pub fn beside(
         budget_bytes: usize,
         needed_bytes: usize,
         knobs: Knobs,
@@ -310,8 +309,7 @@ impl fmt::Display for DoesNotFit {
             write!(f, "at step {step}, ")?;
         }
         let DoesNotFit { budget_bytes, needed_bytes, knobs, .. } = *self;
-        let (needed, budget) =
-            (format_bytes(needed_bytes as u64), format_bytes(budget_bytes as u64));
+        let (needed, budget) = (Bytes(needed_bytes as u64), Bytes(budget_bytes as u64));
         write!(f, "{knobs} need least, {needed} ({needed_bytes} bytes), ")?;
         write!(f, "{missing} bytes more than the {budget} there are; cheapest: ")?;
         for (index, remedy) in self.remedies.iter().enumerate() {
@@ -327,7 +325,7 @@ impl fmt::Display for DoesNotFit {
 
 impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let needs = |bytes: &usize| format!("needs {}", format_bytes(*bytes as u64));
+        let needs = |bytes: &usize| format!("needs {}", Bytes(*bytes as u64));
         match self {
             Remedy::MicroBatch(len) => write!(f, "allow micro-batches of {len}"),
             Remedy::Budget(bytes) => write!(f, "--budget {bytes}B"),

@@ -99,7 +99,7 @@ impl Knobs {
     }
 
     /// What is recomputed, if anything is.
-    pub(crate) fn recomputed(&self) -> String {
+    pub fn recomputed(&self) -> String {
         let blocks = match (self.recomputed_blocks, self.blocks_at_once) {
             (0, _) => String::new(),
             (count, 0 | 1) => count_of(count),

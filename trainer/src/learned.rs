@@ -10,7 +10,7 @@ use crate::task::Task;
 
 /// The parameters and buffers of a task, without the frozen parameters and the weights in few bits
 /// of a model whose weights [are elsewhere](Task::base_is_elsewhere).
-pub(crate) struct Learned<'a> {
+pub struct Learned<'a> {
     parameters: &'a mut dyn Parameters,
     leaves_frozen_out: bool,
     /// Of parameters that are divided among ranks, on the host.
@@ -18,7 +18,8 @@ pub(crate) struct Learned<'a> {
 }
 
 impl<'a> Learned<'a> {
-    pub(crate) fn of(task: &'a mut impl Task) -> Self {
+    /// The parameters and buffers that a run of `task` changes.
+    pub fn of(task: &'a mut impl Task) -> Self {
         let leaves_frozen_out = task.base_is_elsewhere();
         Learned { parameters: task.parameters(), leaves_frozen_out, wholes: BTreeMap::new() }
     }
@@ -43,13 +44,12 @@ impl<'a> Learned<'a> {
     }
 
     /// What is not frozen of `parameters`.
-    #[cfg(feature = "command")]
-    pub(crate) fn without_frozen(parameters: &'a mut dyn Parameters) -> Self {
+    pub fn without_frozen(parameters: &'a mut dyn Parameters) -> Self {
         Learned { parameters, leaves_frozen_out: true, wholes: BTreeMap::new() }
     }
 
     /// Bytes of its tensors, and room for their names in a file.
-    pub(crate) fn bytes(&mut self) -> [usize; 2] {
+    pub fn bytes(&mut self) -> [usize; 2] {
         const NAME_BYTES: usize = 512;
         // Of parameters that are divided the whole, which a file has.
         let mut sizes = Vec::new();

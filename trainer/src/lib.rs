@@ -1,21 +1,17 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
-#![cfg_attr(not(feature = "command"), allow(dead_code, reason = "what only the command uses"))]
 
 mod admission;
 mod agreement;
 mod calibration;
 mod checkpoint;
 mod checkpoint_folder;
-#[cfg(feature = "command")]
-pub mod command;
 mod divided;
 mod error;
 mod evaluation;
 mod features;
 mod fit;
 mod fused;
-pub mod human;
 mod json;
 mod knobs;
 mod learned;
@@ -35,19 +31,14 @@ pub mod prelude;
 #[cfg(feature = "progress")]
 mod progress;
 mod reading;
-pub mod recipe;
 mod recovery;
 mod rehearsal;
-pub mod report;
 mod reserve;
-mod run_dir;
-mod run_lock;
 mod score;
 mod search;
 mod state_hash;
 mod step;
 mod task;
-mod timeline;
 mod trainer;
 mod undo;
 mod upcoming;
@@ -69,6 +60,7 @@ pub use checkpoint_folder::{CheckpointFolder, checkpoints_in};
 pub use error::{DoesNotFit, Remedy, Result, TrainError};
 pub use evaluation::evaluate;
 pub use knobs::Knobs;
+pub use learned::Learned;
 pub use metrics::Metrics;
 pub use not_finite::{NotFinite, NotFiniteWhat};
 pub use observer::{
@@ -82,14 +74,37 @@ pub use precision::Precision;
 #[cfg(feature = "progress")]
 pub use progress::Progress;
 pub use rehearsal::{Forecast, RehearsedEvent};
-pub use report::Report;
-pub use run_dir::{RunDir, Summary};
 pub use score::{Metric, Ratio, Score};
 pub use task::{
     Classification, CloneTask, Distillation, DistillationOptions, FnTask, LanguageModel, Outputs,
     Preference, Regression, Segmentation, Task, TokenModel, Translation, field, upload, upload_as,
     values,
 };
-pub use timeline::{RecordedStep, Timeline};
 pub use trainer::{Position, Trainer};
 pub use zero::Zero;
+
+// Parts that the command is made of as well. They may change in any version.
+#[doc(hidden)]
+pub use agreement::agree;
+#[doc(hidden)]
+pub use checkpoint::{partial_folder, remove_folder};
+#[doc(hidden)]
+pub use json::{categories_json, ledger_json, modules_json};
+#[doc(hidden)]
+pub use metrics::{
+    EvaluationLine, METRICS_HELP, StepLine, metric_values, partial_of, recovery_name,
+};
+#[doc(hidden)]
+pub use new_file::{NewFile, sync_path};
+#[doc(hidden)]
+pub use outline::Examples;
+#[doc(hidden)]
+pub use pipeline::seconds_of;
+#[doc(hidden)]
+pub use reserve::Reserve;
+#[doc(hidden)]
+pub use search::Forecasts;
+#[doc(hidden)]
+pub use task::check_beta;
+#[doc(hidden)]
+pub use zero::is_undividable;

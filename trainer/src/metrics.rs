@@ -14,8 +14,7 @@ use crate::observer::{EvaluationReport, Flow, Observer, Recovery, StepReport, Tr
 use crate::score::Score;
 
 /// What the lines of `metrics.jsonl` say.
-#[cfg(feature = "command")]
-pub(crate) const METRICS_HELP: &str = include_str!("metrics.md");
+pub const METRICS_HELP: &str = include_str!("metrics.md");
 
 /// Writes `metrics.jsonl`, beside its place until the run ends. With a line that cannot be written,
 /// as on a full disk, it ends, and is not begun again, so that it takes no room from a model. That
@@ -34,7 +33,7 @@ pub struct Metrics {
 
 /// The line of a step.
 #[derive(Serialize)]
-pub(crate) struct StepLine {
+pub struct StepLine {
     step: u64,
     epoch: u64,
     loss: f64,
@@ -74,7 +73,7 @@ struct RetryLine {
 
 /// The line of an evaluation.
 #[derive(Serialize)]
-pub(crate) struct EvaluationLine {
+pub struct EvaluationLine {
     epoch: u64,
     step: u64,
     seconds: f64,
@@ -89,7 +88,7 @@ pub(crate) fn metric_key(set: &str, metric: &str) -> String {
 }
 
 /// The values of an evaluation by their keys.
-pub(crate) fn metric_values(scores: &[(String, Score)]) -> BTreeMap<String, f64> {
+pub fn metric_values(scores: &[(String, Score)]) -> BTreeMap<String, f64> {
     let of_set = |(set, score): &(String, Score)| {
         let values = score.values().map(|(metric, value)| (metric_key(set, metric), value));
         values.collect::<Vec<_>>()
@@ -98,7 +97,7 @@ pub(crate) fn metric_values(scores: &[(String, Score)]) -> BTreeMap<String, f64>
 }
 
 /// Where the file of a run that is not done is.
-pub(crate) fn partial_of(path: &Path) -> PathBuf {
+pub fn partial_of(path: &Path) -> PathBuf {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     PathBuf::from(partial)
@@ -171,7 +170,8 @@ impl Metrics {
 }
 
 impl StepLine {
-    pub(crate) fn new(report: &StepReport) -> Self {
+    /// The line of the step of `report`.
+    pub fn new(report: &StepReport) -> Self {
         let retries = report.retries.iter().map(|retry| RetryLine {
             reason: retry.failure.to_string(),
             ledger: ledger_json(&retry.failure),
@@ -202,14 +202,15 @@ impl StepLine {
 }
 
 impl EvaluationLine {
-    pub(crate) fn new(report: &EvaluationReport) -> Self {
+    /// The line of the evaluation of `report`.
+    pub fn new(report: &EvaluationReport) -> Self {
         let &EvaluationReport { epoch, step, seconds, .. } = report;
         EvaluationLine { epoch, step, seconds, values: metric_values(&report.scores) }
     }
 }
 
 /// A rung of the ladder, as the metrics and the report name it.
-pub(crate) fn recovery_name(recovery: Recovery) -> String {
+pub fn recovery_name(recovery: Recovery) -> String {
     match recovery {
         Recovery::SamePlan => "same plan".to_owned(),
         Recovery::Waited { seconds } => format!("same plan after {seconds:.1} s"),

@@ -2,7 +2,7 @@
 //! before stays until then.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
@@ -13,15 +13,28 @@ use crate::error::{Result, TrainError};
 ///
 /// It is as readable as any other new file of the user, and its errors name `path`, never the
 /// temporary file beside it.
-pub(crate) struct NewFile {
+pub struct NewFile {
     path: PathBuf,
     beside: NamedTempFile,
 }
 
 impl NewFile {
+    /// Writes `text` to `path`, beside it first.
+    ///
+    /// # Errors
+    /// `File`; what was at `path` is untouched.
+    pub fn write(path: &Path, text: &str) -> Result<()> {
+        let mut new = NewFile::create(path)?;
+        let written = new.file().write_all(text.as_bytes());
+        written.map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+        new.publish()
+    }
+
+    /// A file that is empty until it is written to.
+    ///
     /// # Errors
     /// `File` if `path` is a folder, or no file can be made in the folder it is in.
-    pub(crate) fn create(path: &Path) -> Result<Self> {
+    pub fn create(path: &Path) -> Result<Self> {
         let failed = |source| TrainError::File { path: path.to_owned(), source };
         if path.is_dir() {
             return Err(failed(io::ErrorKind::IsADirectory.into()));
@@ -38,12 +51,12 @@ impl NewFile {
     }
 
     /// Where the file will be.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The file to write to.
-    pub(crate) fn file(&mut self) -> &mut File {
+    pub fn file(&mut self) -> &mut File {
         self.beside.as_file_mut()
     }
 
@@ -51,7 +64,7 @@ impl NewFile {
     ///
     /// # Errors
     /// `File`; what was there is untouched.
-    pub(crate) fn publish(self) -> Result<()> {
+    pub fn publish(self) -> Result<()> {
         let NewFile { path, beside } = self;
         let published = beside.as_file().sync_all();
         let published = published.and_then(|()| beside.persist(&path).map_err(|e| e.error));
@@ -61,7 +74,7 @@ impl NewFile {
 
 /// Waits until a file, or the names in a folder, are on disk. Where a folder cannot be opened as a
 /// file (Windows), its names are left to the system.
-pub(crate) fn sync(path: &Path) -> Result<()> {
+pub fn sync_path(path: &Path) -> Result<()> {
     if cfg!(not(unix)) && path.is_dir() {
         return Ok(());
     }

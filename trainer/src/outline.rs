@@ -85,13 +85,13 @@ impl<'a> Fit<'a> {
     }
 
     /// Bytes that the loaders have for batches.
-    pub(crate) fn staging_bytes(&self) -> usize {
+    pub fn staging_bytes(&self) -> usize {
         let sets = self.sets.iter().map(|(_, set)| set.staging_bytes());
         self.train.staging_bytes() + sets.sum::<usize>()
     }
 
     /// Bytes of the memory that samples are read from, what sets share counted once.
-    pub(crate) fn data_bytes(&self) -> usize {
+    pub fn data_bytes(&self) -> usize {
         let mut parts = HashMap::new();
         for loader in self.sets.iter().map(|(_, set)| *set).chain([self.train]) {
             loader.dataset().visit_memory(&mut |address, bytes| {
@@ -103,21 +103,18 @@ impl<'a> Fit<'a> {
 
     /// Bytes of the tables that say in which order an epoch visits the training data, of this epoch
     /// and of the next, which is begun before this one ends.
-    #[cfg(feature = "command")]
-    pub(crate) fn order_bytes(&self) -> usize {
+    pub fn order_bytes(&self) -> usize {
         2 * size_of::<usize>() * self.train.samples_per_epoch()
     }
 
     /// Threads that fill the batches.
-    #[cfg(feature = "command")]
-    pub(crate) fn worker_count(&self) -> usize {
+    pub fn worker_count(&self) -> usize {
         let sets = self.sets.iter().map(|(_, set)| set.options().workers);
         self.train.options().workers + sets.sum::<usize>()
     }
 
     /// Steps of the run, at most.
-    #[cfg(feature = "command")]
-    pub(crate) fn step_count(&self) -> u64 {
+    pub fn step_count(&self) -> u64 {
         match self.length {
             Length::Epochs(epochs) => epochs.saturating_mul(self.train.batches_per_epoch() as u64),
             Length::Steps(steps) => steps,
@@ -202,7 +199,7 @@ fn check_not_empty(name: &str, loader: &Loader) -> Result<()> {
 }
 
 /// The first batch of each loader of a run, to be rehearsed with.
-pub(crate) struct Examples {
+pub struct Examples {
     train: Option<Batch>,
     sets: Vec<Option<Batch>>,
 }
@@ -210,7 +207,7 @@ pub(crate) struct Examples {
 impl Examples {
     /// # Errors
     /// `Setting` for a set without a batch; errors of the data.
-    pub(crate) fn of(fit: &Fit<'_>) -> Result<Examples> {
+    pub fn of(fit: &Fit<'_>) -> Result<Examples> {
         fit.check()?;
         let first = |loader: &Loader| loader.epoch(0).next().transpose();
         let sets = fit.sets.iter().map(|(_, set)| first(set)).collect::<Result<_, _>>()?;
@@ -223,7 +220,7 @@ impl Examples {
     }
 
     /// Samples of a batch.
-    pub(crate) fn batch_size(&self) -> usize {
+    pub fn batch_size(&self) -> usize {
         self.train.as_ref().map_or(1, Batch::len)
     }
 

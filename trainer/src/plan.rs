@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::human::format_bytes;
+use lowtide_allocator::Bytes;
+
 use crate::knobs::Knobs;
 use crate::rehearsal::Forecast;
 
@@ -49,7 +50,7 @@ impl Plan {
                 .push("the whole batch fits with everything kept: no way is faster".to_owned()),
             Some(&(knobs, peak_bytes)) => {
                 let over = (peak_bytes - self.budget_bytes) as u64;
-                let [needs, over] = [peak_bytes as u64, over].map(format_bytes);
+                let [needs, over] = [peak_bytes as u64, over].map(Bytes);
                 reasons.push(format!("{knobs} would need {needs}, {over} more than there is"));
             }
         }
@@ -65,7 +66,7 @@ impl Plan {
             reasons.push(format!("{what}, for a second forward pass"));
         }
         if self.knobs.offloaded_blocks > 0 {
-            let bytes = format_bytes(self.forecast.offloaded_peak_bytes as u64);
+            let bytes = Bytes(self.forecast.offloaded_peak_bytes as u64);
             let what = match self.knobs.offloaded_blocks > self.knobs.recomputed_blocks {
                 true => "what blocks save for backward waits in memory of the host",
                 false => "inputs of blocks wait in memory of the host until backward",
@@ -101,7 +102,7 @@ impl fmt::Display for Plan {
         let plural = if parts == 1 { "" } else { "es" };
         write!(f, "batch {} in {parts} micro-batch{plural} of {micro_batch}", self.batch_size)?;
         self.knobs.fmt_means(f)?;
-        let [within, budget] = [peak, self.budget_bytes].map(|bytes| format_bytes(bytes as u64));
+        let [within, budget] = [peak, self.budget_bytes].map(|bytes| Bytes(bytes as u64));
         write!(f, ", peak {within} ({peak} bytes) of {budget}")
     }
 }

@@ -4,9 +4,9 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use lowtide_allocator::Bytes;
 
 use crate::error::Result;
-use crate::human::format_bytes;
 use crate::observer::{EvaluationReport, Flow, Observer, Recovery, RunStart, StepReport, Training};
 
 /// Shows progress on standard error.
@@ -83,7 +83,7 @@ impl Observer for Progress {
         }
         let peak_bytes = report.reserved_peak_bytes;
         if let Some(predicted) = self.predicted_peak_bytes.take_if(|plan| *plan < peak_bytes) {
-            let [peak, predicted] = [peak_bytes, predicted].map(|bytes| format_bytes(bytes as u64));
+            let [peak, predicted] = [peak_bytes, predicted].map(|bytes| Bytes(bytes as u64));
             self.say(&format!(
                 "note: step {} has a peak of {peak}, the plan {predicted}: the batch is not like \
                  the first one",
@@ -95,7 +95,7 @@ impl Observer for Progress {
             let rate = report.batch as f64 / report.seconds;
             let statistics = training.device().allocator().statistics();
             let [held, budget] = [statistics.reserved.current_bytes, statistics.capacity_bytes]
-                .map(|bytes| format_bytes(bytes as u64));
+                .map(|bytes| Bytes(bytes as u64));
             let loss = report.loss;
             bar.set_message(format!("loss {loss:.4}  {rate:.0} samples/s  {held} of {budget}"));
             bar.set_position(report.step - self.steps_before);

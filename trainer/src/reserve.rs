@@ -4,15 +4,15 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use lowtide_allocator::Bytes;
 use lowtide_nn::NnError;
 
 use crate::error::{Result, TrainError};
-use crate::human::format_bytes;
 
 /// A folder of files that hold room and nothing else; gone when this is dropped. There is one file
 /// for each that will be written in its place, so that a limit on files' sizes shows, too.
 #[derive(Debug)]
-pub(crate) struct Reserve(PathBuf);
+pub struct Reserve(PathBuf);
 
 impl Reserve {
     /// Sets room aside in the folder `path`, which is made; one that a process left there when it
@@ -20,7 +20,7 @@ impl Reserve {
     ///
     /// # Errors
     /// `File` when there is not as much room; none of it is taken then.
-    pub(crate) fn take(path: &Path, sizes_bytes: &[usize], purpose: &str) -> Result<Reserve> {
+    pub fn take(path: &Path, sizes_bytes: &[usize], purpose: &str) -> Result<Reserve> {
         let reserve = Reserve(path.to_owned());
         let allocate_all = || {
             fs::create_dir_all(path)?;
@@ -28,7 +28,7 @@ impl Reserve {
             files.try_for_each(|(index, &bytes)| allocate(&path.join(index.to_string()), bytes))
         };
         let taken = allocate_all().map_err(|error| {
-            let needed = format_bytes(sizes_bytes.iter().sum::<usize>() as u64);
+            let needed = Bytes(sizes_bytes.iter().sum::<usize>() as u64);
             let text = format!("{needed} have to be free for {purpose}: {error}");
             let source = io::Error::new(error.kind(), text);
             TrainError::File { path: path.parent().unwrap_or(path).to_owned(), source }
@@ -40,7 +40,7 @@ impl Reserve {
     ///
     /// # Errors
     /// Those of the last `write`.
-    pub(crate) fn spend<T>(
+    pub fn spend<T>(
         reserve: &mut Option<Reserve>,
         mut write: impl FnMut() -> Result<T>,
     ) -> Result<T> {
@@ -84,7 +84,7 @@ fn allocate(path: &Path, bytes: usize) -> io::Result<()> {
 impl TrainError {
     /// Whether a file could not be written because the disk is full, or what the user may have of
     /// it, or the file as large as files may be.
-    pub(crate) fn lacks_room(&self) -> bool {
+    pub fn lacks_room(&self) -> bool {
         let (TrainError::File { source, .. } | TrainError::Nn(NnError::File { source, .. })) = self
         else {
             return false;

@@ -250,7 +250,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     ///
     /// # Errors
     /// Those of [`Trainer::plan`].
-    pub(crate) fn plan_sharing(&mut self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<Plan> {
+    #[doc(hidden)]
+    pub fn plan_sharing(&mut self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<Plan> {
         self.plan_up_to(fit, usize::MAX, forecasts)
     }
 
@@ -258,7 +259,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     ///
     /// # Errors
     /// Those of [`Trainer::plan`].
-    pub(crate) fn plan_up_to(
+    #[doc(hidden)]
+    pub fn plan_up_to(
         &mut self,
         fit: &Fit<'_>,
         size_max: usize,
@@ -289,11 +291,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     ///
     /// # Errors
     /// Those of [`Trainer::least_bytes`].
-    pub(crate) fn least_bytes_sharing(
-        &self,
-        fit: &Fit<'_>,
-        forecasts: &Forecasts,
-    ) -> Result<usize> {
+    #[doc(hidden)]
+    pub fn least_bytes_sharing(&self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<usize> {
         let examples = Examples::of(fit)?;
         let events = examples.events(fit, self.begin_of(fit), self.evaluating_rank());
         let search = Search::new(self.run_inputs(), &events, 0).sharing(forecasts);
@@ -318,7 +317,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     }
 
     /// [`Trainer::cut`] by the first batch of a run.
-    pub(crate) fn cut_for(&mut self, examples: &Examples) -> Result<()> {
+    #[doc(hidden)]
+    pub fn cut_for(&mut self, examples: &Examples) -> Result<()> {
         examples.train().map_or(Ok(()), |batch| self.cut(&batch.view()))
     }
 
@@ -387,7 +387,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     ///
     /// # Errors
     /// Those of [`Trainer::survey`].
-    pub(crate) fn survey_sharing(
+    #[doc(hidden)]
+    pub fn survey_sharing(
         &self,
         fit: &Fit<'_>,
         forecasts: &Forecasts,

@@ -5,7 +5,6 @@
 //! where they meet between two steps.
 
 use std::collections::{BTreeMap, BTreeSet};
-#[cfg(feature = "command")]
 use std::path::Path;
 
 use lowtide_allocator::Promise;
@@ -68,10 +67,10 @@ pub enum Zero {
 
 impl Zero {
     /// All in which ranks share the samples of a batch, the one that divides least first.
-    pub(crate) const ALL: [Zero; 4] = [Zero::Off, Zero::States, Zero::Gradients, Zero::Parameters];
+    pub const ALL: [Zero; 4] = [Zero::Off, Zero::States, Zero::Gradients, Zero::Parameters];
 
     /// What is divided, in words, if anything is.
-    pub(crate) fn divided(self) -> Option<&'static str> {
+    pub fn divided(self) -> Option<&'static str> {
         match self {
             Zero::Off => None,
             Zero::States => Some("the optimizer's states"),
@@ -109,9 +108,8 @@ pub(crate) fn check(has_parts: bool, optimizer: &impl Stateful) -> Result<()> {
     Err(TrainError::Setting { place: PLACE.to_owned(), problem: problem.to_owned() })
 }
 
-/// Whether that is the error of [`check`].
-#[cfg(feature = "command")]
-pub(crate) fn is_undividable(error: &TrainError) -> bool {
+/// True for the error of an optimizer that cannot update parts of parameters.
+pub fn is_undividable(error: &TrainError) -> bool {
     matches!(error, TrainError::Setting { place, .. } if place == PLACE)
 }
 
@@ -372,9 +370,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Writes the model as a file of safetensors, with the parts of all ranks.
     ///
     /// # Errors
-    /// `File`; those of [`Trainer::gathered`].
-    #[cfg(feature = "command")]
-    pub(crate) fn save_model(&mut self, path: &Path) -> Result<()> {
+    /// `File`; `Ranks`; errors of copies from a device.
+    pub fn save_model(&mut self, path: &Path) -> Result<()> {
         let has_parts = parameter_part(self.ranks(), self.options.zero).is_some();
         let wholes = match has_parts || self.shares_features() || self.pipeline.is_some() {
             true => self.gathered()?.parameters,

@@ -24,7 +24,7 @@ const PRELOADED_OPTIONS: &str = "halt_on_error=0:suppress_equal_pcs=0:detect_lea
 const SANITIZED: [&str; 2] = ["allocator", "tensor"];
 
 /// The crates with tests called `cuda`, by folder.
-const ON_DEVICES: [&str; 3] = ["allocator", "tensor", "trainer"];
+const ON_DEVICES: [&str; 4] = ["allocator", "tensor", "trainer", "cli"];
 
 /// The crates with loom models, by folder.
 const MODELLED: [&str; 2] = ["allocator", "tensor"];
@@ -121,13 +121,14 @@ impl Section {
 }
 
 /// The packages with tests that run on the pretend driver.
-const WITH_CUDA: [&str; 7] = [
+const WITH_CUDA: [&str; 8] = [
     "lowtide-allocator",
     "lowtide-tensor",
     "lowtide-nn",
     "lowtide-ranks",
     "lowtide-pretrained",
     "lowtide-trainer",
+    "lowtide-cli",
     "lowtide-scoreboard",
 ];
 
@@ -136,7 +137,7 @@ const CASES: &str = "PROPTEST_CASES";
 const DEEP_CASES: &str = "2000";
 
 /// What ranks need to be processes that MPI starts.
-const MPI: &str = "lowtide-trainer/mpi";
+const MPI: &str = "lowtide-cli/mpi";
 
 /// The sections of a run, and the names of those left out with the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -182,7 +183,7 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
             Counting::Runners,
         ),
     ]);
-    if package.is_none_or(|name| name == "lowtide-trainer") {
+    if package.is_none_or(|name| name == "lowtide-cli") {
         let ranks = Section::new(
             "ranks under MPI",
             &format!("test {scope},{MPI} --test command -- --show-output processes"),
@@ -207,16 +208,20 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
             .needs(Needs::Subcommand("clippy")),
         );
     }
-    if package.is_none_or(|name| name == "lowtide-allocator") {
-        // As another project has it: without features, which tests and other crates switch on.
-        plan.sections.push(
-            Section::new(
-                "clippy of the allocator alone",
-                "clippy -p lowtide-allocator --lib -- -D warnings",
-                Counting::Status,
-            )
-            .needs(Needs::Subcommand("clippy")),
-        );
+    // The crates as another project has them: without features, which tests and other crates
+    // switch on.
+    for (package_alone, section, targets) in [
+        ("lowtide-allocator", "clippy of the allocator alone", "--lib"),
+        ("lowtide-trainer", "clippy of the trainer alone", "--lib --examples"),
+    ] {
+        if package.is_none_or(|name| name == package_alone) {
+            let command =
+                format!("clippy -p {package_alone} --no-default-features {targets} -- -D warnings");
+            plan.sections.push(
+                Section::new(section, &command, Counting::Status)
+                    .needs(Needs::Subcommand("clippy")),
+            );
+        }
     }
     if package.is_none() {
         // All at once: a crate alone cannot be packaged before those it imports are published.

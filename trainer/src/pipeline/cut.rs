@@ -170,8 +170,9 @@ fn survey_step(
 }
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
-    /// Whether the model is to be a pipeline, and is not cut yet.
-    pub(crate) fn is_to_be_cut(&self) -> bool {
+    /// True if the model is to be a pipeline and is not cut yet.
+    #[doc(hidden)]
+    pub fn is_to_be_cut(&self) -> bool {
         let count = self.ranks().map_or(1, |ranks| ranks.rank().count);
         self.options.zero == Zero::Blocks && count > 1 && self.pipeline.is_none()
     }
@@ -244,7 +245,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// The blocks of this stage, and the bytes that it sends in a step of `plan`, by the formula:
     /// what goes on to the next stage, the gradients of what came in, and those of parameters that
     /// are in several stages.
-    pub(crate) fn stage(&mut self, plan: &Plan) -> (Range<usize>, usize) {
+    #[doc(hidden)]
+    pub fn stage(&mut self, plan: &Plan) -> (Range<usize>, usize) {
         let Some(pipeline) = &self.pipeline else { return (0..0, 0) };
         let of_step = pipeline.lock_cuts().iter().find_map(|((fields, precision), cuts)| {
             let len = fields.first().and_then(|(shape, _)| shape.first());

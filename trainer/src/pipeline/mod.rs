@@ -31,7 +31,7 @@ use crate::task::Task;
 
 pub(crate) use cut::Pipeline;
 pub(crate) use planning::{common_micro_batch, common_plan};
-pub(crate) use schedule::seconds_of;
+pub use schedule::seconds_of;
 pub(crate) use scoring::{evaluate_stages, score_stage};
 
 /// Shape and type of what goes from one stage to the next.

@@ -20,7 +20,7 @@ fn order(index: usize, stage_count: usize, count: usize) -> Vec<Work> {
 
 /// Seconds that `count` micro-batches take to go through stages forwards and backwards, where each
 /// stage takes so many seconds for a micro-batch in either direction.
-pub(crate) fn seconds_of(stages: &[[f64; 2]], count: usize) -> f64 {
+pub fn seconds_of(stages: &[[f64; 2]], count: usize) -> f64 {
     let orders: Vec<Vec<Work>> =
         (0..stages.len()).map(|index| order(index, stages.len(), count)).collect();
     // When each stage has done what it has, and what is next.

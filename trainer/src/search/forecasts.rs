@@ -17,7 +17,7 @@ use crate::task::Task;
 /// A handle: clones share what they know. Task, optimizer, options and events have to be the same
 /// for all searches that share; the blocks that were live are compared.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Forecasts(Rc<RefCell<HashMap<Rehearsed, Forecast>>>);
+pub struct Forecasts(Rc<RefCell<HashMap<Rehearsed, Forecast>>>);
 
 /// What of a rehearsal differs between searches that share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

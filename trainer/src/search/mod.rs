@@ -11,7 +11,7 @@ mod remedies;
 
 use lowtide_nn::optim::Stateful;
 
-pub(crate) use forecasts::Forecasts;
+pub use forecasts::Forecasts;
 
 use crate::error::{DoesNotFit, Remedy, Result, TrainError};
 use crate::fused::looks_first;

@@ -88,9 +88,11 @@ impl<S: Task, T: Task> Distillation<S, T> {
 }
 
 impl DistillationOptions {
+    /// `Ok` if both numbers are in their ranges.
+    ///
     /// # Errors
     /// Those of [`Distillation::new`].
-    pub(crate) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let wrong = |name: &str, problem: String| {
             Err(TrainError::Setting { place: format!("distill.{name}"), problem })
         };

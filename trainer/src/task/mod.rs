@@ -22,7 +22,7 @@ pub use distillation::{Distillation, DistillationOptions};
 pub use language::{LanguageModel, TokenModel};
 pub use outputs::Outputs;
 pub use preference::Preference;
-pub(crate) use preference::check_beta;
+pub use preference::check_beta;
 pub use regression::Regression;
 pub use segmentation::Segmentation;
 pub use translation::Translation;

@@ -124,7 +124,7 @@ impl<M: TokenModel + Clone> Preference<M> {
 
 /// # Errors
 /// `Setting` with this place unless beta is above 0.
-pub(crate) fn check_beta(place: &str, beta: f64) -> Result<()> {
+pub fn check_beta(place: &str, beta: f64) -> Result<()> {
     if beta > 0.0 && beta.is_finite() {
         return Ok(());
     }

@@ -7,8 +7,8 @@ use lowtide_nn::optim::{Adam, AdamOptions};
 use lowtide_tensor::{CpuOptions, Device, RandomKey, SimSpec};
 use lowtide_trainer::{Fit, Knobs, LanguageModel, Options, TrainError, Trainer};
 
-use crate::common::Losses;
 use crate::gpu::Gpu;
+use crate::losses::Losses;
 
 /// Small pages, so that plans differ.
 const PAGE_BYTES: usize = 64 << 10;

@@ -7,15 +7,13 @@ mod common;
 mod fused;
 mod gpu;
 mod language;
+mod losses;
 mod offloading;
 mod optimizers;
 mod planned;
 #[path = "../pretend/mod.rs"]
 mod pretend;
-mod recipes;
 mod shortage;
-#[path = "../it/small_recipes.rs"]
-mod small_recipes;
 
 use std::cell::{Cell, RefCell};
 

@@ -1,7 +1,9 @@
 //! A small run to vary: a few of the digits, a narrow network, one thread.
 
+use std::path::Path;
 use std::rc::Rc;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_data::{
@@ -10,6 +12,7 @@ use lowtide_data::{
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::optim::{Adam, AdamOptions, Sgd, SgdOptions, Stateful};
 use lowtide_nn::{Loss, Parameters};
+use lowtide_ranks::{Collectives, threads};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, Tensor};
 use lowtide_trainer::{
     Classification, DoesNotFit, Flow, Observer, Options, Plan, Result, Score, StepReport, Task,
@@ -348,13 +351,35 @@ pub(crate) fn reassociation(len: usize) -> f64 {
     8.0 * 2.0 * (len as f64).sqrt() * U
 }
 
-/// The losses of the steps.
-#[derive(Default)]
-pub(crate) struct Losses(pub(crate) Vec<f64>);
+/// Long enough for what is to come, however busy the machine is.
+pub(crate) const PATIENT: Duration = Duration::from_secs(120);
 
-impl Observer for Losses {
-    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
-        self.0.push(report.loss);
-        Ok(Flow::Continue)
+/// What each of `count` ranks returns, by rank.
+pub(crate) fn on_ranks<R: Send>(
+    count: usize,
+    work: impl Fn(Arc<dyn Collectives>) -> R + Sync,
+) -> Vec<R> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let ranks = threads(count, PATIENT).into_iter();
+        let handles: Vec<_> = ranks.map(|rank| scope.spawn(move || work(Arc::new(rank)))).collect();
+        handles.into_iter().map(|handle| handle.join().expect("no panic")).collect()
+    })
+}
+
+/// Stops after a step, where it saves first if there is a path.
+pub(crate) struct Save<'a> {
+    pub(crate) after: u64,
+    pub(crate) path: Option<&'a Path>,
+}
+
+impl Observer for Save<'_> {
+    fn on_step(&mut self, report: &StepReport, training: &mut dyn Training) -> Result<Flow> {
+        if report.step == self.after
+            && let Some(path) = self.path
+        {
+            training.snapshot()?.write(path)?;
+        }
+        Ok(if report.step == self.after { Flow::Stop } else { Flow::Continue })
     }
 }

@@ -1,11 +1,11 @@
-//! Files of a run: beside their place first, so that what was there stays whole.
+//! Files that are written beside their place first, so that what was there stays whole.
 
 use std::fs;
 use std::path::Path;
 #[cfg(target_os = "linux")]
 use std::process::Command;
 
-use lowtide_trainer::{Metrics, RunDir, TrainError};
+use lowtide_trainer::{Metrics, NewFile, TrainError};
 
 /// The path that a file error names, which its one line begins with.
 fn path_of<T>(result: Result<T, TrainError>) -> std::path::PathBuf {
@@ -32,7 +32,7 @@ fn written_file_replaces_the_earlier_one_and_leaves_nothing_beside_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("summary.json");
     for text in ["first", "second, longer", ""] {
-        RunDir::write(&path, text).expect("a folder");
+        NewFile::write(&path, text).expect("a folder");
         assert_eq!(fs::read_to_string(&path).expect("readable"), text);
         assert_eq!(names(folder.path()), ["summary.json"]);
     }
@@ -45,7 +45,7 @@ fn written_file_has_the_mode_of_any_new_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let [plain, written] = ["plain", "written"].map(|name| folder.path().join(name));
     fs::write(&plain, "").expect("a folder");
-    RunDir::write(&written, "").expect("a folder");
+    NewFile::write(&written, "").expect("a folder");
     let mode = |path| fs::metadata(path).expect("there").permissions().mode();
     assert_eq!(mode(&written), mode(&plain), "others may read a report, if they may read at all");
 }
@@ -55,34 +55,10 @@ fn folder_in_the_way_is_an_error_that_names_the_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("report.html");
     fs::create_dir(&path).expect("a folder");
-    assert_eq!(path_of(RunDir::write(&path, "text")), path);
+    assert_eq!(path_of(NewFile::write(&path, "text")), path);
     assert_eq!(names(folder.path()), ["report.html"], "nothing is left beside it");
     let missing = folder.path().join("missing").join("report.html");
-    assert_eq!(path_of(RunDir::write(&missing, "text")), missing);
-}
-
-#[test]
-fn file_in_the_way_is_an_error_that_names_the_folder() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("file");
-    fs::write(&file, "precious").expect("a folder");
-    assert_eq!(path_of(RunDir::create(&file)), file);
-    assert_eq!(path_of(RunDir::create(&file.join("run"))), file.join("run"));
-    assert_eq!(path_of(RunDir::open(&file)), file);
-    assert_eq!(path_of(RunDir::open(&folder.path().join("none"))), folder.path().join("none"));
-    assert_eq!(fs::read_to_string(&file).expect("readable"), "precious");
-    assert!(path_of(Metrics::create(&file.join("metrics.jsonl"))).starts_with(&file));
-}
-
-#[test]
-fn run_folder_is_made_with_its_parents_and_opened_again() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("a").join("b");
-    let created = RunDir::create(&path).expect("a folder");
-    RunDir::write(&created.summary(), "{}").expect("a folder");
-    RunDir::create(&path).expect("it is there already");
-    assert_eq!(RunDir::open(&path).expect("it is there").summary(), created.summary());
-    assert_eq!(fs::read_to_string(created.summary()).expect("untouched"), "{}");
+    assert_eq!(path_of(NewFile::write(&missing, "text")), missing);
 }
 
 #[cfg(unix)]
@@ -92,12 +68,12 @@ fn unwritable_folder_is_an_error_that_names_the_file() {
     const NAME: &str = "unwritable_folder_is_an_error_that_names_the_file";
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("summary.json");
-    RunDir::write(&path, "earlier").expect("still writable");
+    NewFile::write(&path, "earlier").expect("still writable");
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).expect("one's own");
     if fs::write(folder.path().join("probe"), "").is_ok() {
         return println!("skipped: {NAME}: this user may write everywhere");
     }
-    assert_eq!(path_of(RunDir::write(&path, "later")), path);
+    assert_eq!(path_of(NewFile::write(&path, "later")), path);
     assert!(path_of(Metrics::create(&folder.path().join("m.jsonl"))).starts_with(folder.path()));
     assert_eq!(fs::read_to_string(&path).expect("readable"), "earlier");
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("one's own");
@@ -139,8 +115,8 @@ fn full_disk_is_an_error_that_names_the_file_and_leaves_the_earlier_one() {
 #[cfg(target_os = "linux")]
 fn check_full_disk(folder: &Path) {
     let path = folder.join("summary.json");
-    RunDir::write(&path, "earlier").expect("there is room");
-    assert_eq!(path_of(RunDir::write(&path, &"later".repeat(1 << 16))), path);
+    NewFile::write(&path, "earlier").expect("there is room");
+    assert_eq!(path_of(NewFile::write(&path, &"later".repeat(1 << 16))), path);
     assert_eq!(fs::read_to_string(&path).expect("readable"), "earlier");
     assert_eq!(names(folder), ["summary.json"], "the part that was written is gone");
 }

@@ -3,12 +3,11 @@
 use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::{Loader, LoaderOptions, Remainder, Sequential, Sharded, Shuffled, Subset};
 use lowtide_nn::optim::Stateful;
-use lowtide_ranks::{Collectives, RanksError, threads};
+use lowtide_ranks::{Collectives, RanksError};
 use lowtide_tensor::Device;
 use lowtide_trainer::{
     EvaluationReport, Fit, Flow, Knobs, MicroBatches, Observer, Options, Plan, Result, StepReport,
@@ -16,25 +15,9 @@ use lowtide_trainer::{
 };
 
 use crate::buffers::{Middle, Net, trainer_with};
-use crate::common::{KINDS, Run, digits};
-
-/// Long enough for what is to come, however busy the machine is.
-pub(crate) const PATIENT: Duration = Duration::from_secs(120);
+use crate::common::{KINDS, Run, digits, on_ranks};
 
 pub(crate) type OneTrainer = Trainer<Net, Box<dyn Stateful>>;
-
-/// What each of `count` ranks returns, by rank.
-pub(crate) fn on_ranks<R: Send>(
-    count: usize,
-    work: impl Fn(Arc<dyn Collectives>) -> R + Sync,
-) -> Vec<R> {
-    let work = &work;
-    std::thread::scope(|scope| {
-        let ranks = threads(count, PATIENT).into_iter();
-        let handles: Vec<_> = ranks.map(|rank| scope.spawn(move || work(Arc::new(rank)))).collect();
-        handles.into_iter().map(|handle| handle.join().expect("no panic")).collect()
-    })
-}
 
 /// The batches of `run`, or this rank's part of them.
 pub(crate) fn loader(run: &Run, ranks: Option<&dyn Collectives>) -> Loader {

@@ -14,8 +14,8 @@ use lowtide_trainer::{
 };
 
 use crate::buffers::{Middle, trainer_with};
-use crate::common::{KINDS, Kind, Run};
-use crate::ranks::{OneTrainer, calm, fail_everywhere, leaves, loader, on_ranks, run_trainer};
+use crate::common::{KINDS, Kind, Run, Save, on_ranks};
+use crate::ranks::{OneTrainer, calm, fail_everywhere, leaves, loader, run_trainer};
 
 fn trainer(
     run: &Run,
@@ -186,23 +186,6 @@ fn a_divided_step_that_fails_is_done_again_with_the_same_bits() {
     for zero in [Zero::States, Zero::Gradients, Zero::Parameters] {
         fail_everywhere(MicroBatches::AsNeeded, zero);
         fail_everywhere(leaves(24), zero);
-    }
-}
-
-/// Stops after a step, where it saves first if there is a path.
-pub(crate) struct Save<'a> {
-    pub(crate) after: u64,
-    pub(crate) path: Option<&'a std::path::Path>,
-}
-
-impl Observer for Save<'_> {
-    fn on_step(&mut self, report: &StepReport, training: &mut dyn Training) -> Result<Flow> {
-        if report.step == self.after
-            && let Some(path) = self.path
-        {
-            training.snapshot()?.write(path)?;
-        }
-        Ok(if report.step == self.after { Flow::Stop } else { Flow::Continue })
     }
 }
 

@@ -168,7 +168,7 @@ pub fn commands(profile: Profile, with_ptx: &str) -> [String; 2] {
     let tests = test::scope(None);
     let programs = match profile {
         Profile::Release => {
-            "--release -p lowtide-trainer -p lowtide-tensor --features lowtide-tensor/cuda"
+            "--release -p lowtide-cli -p lowtide-tensor --features lowtide-tensor/cuda"
         }
         // The features of tests, so that the same libraries serve.
         Profile::Dev => &tests,

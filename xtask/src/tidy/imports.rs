@@ -3,7 +3,7 @@
 use super::{Finding, Tree};
 
 /// Each crate with those its arrows point to. A crate may also import what it reaches through them.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("allocator", &[]),
     ("tensor", &["allocator"]),
     ("autograd", &["tensor"]),
@@ -13,6 +13,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("ranks", &["tensor", "allocator"]),
     ("pretrained", &["nn", "data", "autograd", "tensor", "allocator"]),
     ("trainer", &["pretrained", "nn", "amp", "ranks", "data", "autograd", "tensor", "allocator"]),
+    ("cli", &["trainer", "pretrained", "nn", "ranks", "data", "autograd", "tensor", "allocator"]),
     ("scoreboard", &["pretrained", "nn", "autograd", "tensor", "allocator"]),
     ("xtask", &[]),
 ];

@@ -9,10 +9,7 @@ use xtask::gpu_bundle::{Profile, Program, commands, programs};
 #[test]
 fn tests_and_programs_are_built_in_one_call_each() {
     let [tests, programs] = commands(Profile::Release, " --features lowtide-tensor/ptx");
-    assert!(
-        tests.ends_with(" --test cuda") && tests.contains("lowtide-trainer/pretend"),
-        "{tests}"
-    );
+    assert!(tests.ends_with(" --test cuda") && tests.contains("lowtide-cli/pretend"), "{tests}");
     assert!(programs.contains(" --release ") && !programs.contains("pretend"), "{programs}");
 }
 
@@ -23,7 +20,7 @@ fn programs_that_were_built_are_found_in_the_messages() {
 text
 {"reason": "compiler-artifact", "manifest_path": "/a/tensor/Cargo.toml",
  "target": {"name": "cuda"}, "executable": "/b/cuda-1"}
-{"reason": "compiler-artifact", "manifest_path": "/a/trainer/Cargo.toml",
+{"reason": "compiler-artifact", "manifest_path": "/a/cli/Cargo.toml",
  "target": {"name": "lowtide"}, "executable": "/b/lowtide"}
 {"reason": "build-finished", "success": true}"#
         .replace(",\n", ",");
@@ -34,7 +31,7 @@ text
     };
     assert_eq!(
         programs(&messages),
-        [program("tensor", "cuda", "/b/cuda-1"), program("trainer", "lowtide", "/b/lowtide")]
+        [program("tensor", "cuda", "/b/cuda-1"), program("cli", "lowtide", "/b/lowtide")]
     );
     assert_eq!(programs("{\"reason\": \"build-finished\"}"), []);
 }

@@ -26,6 +26,7 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
         "ranks under MPI",
         "clippy without CUDA",
         "clippy of the allocator alone",
+        "clippy of the trainer alone",
         "package",
         "docs",
     ];
@@ -64,7 +65,7 @@ fn deep_adds_and_leaves_nothing_out() {
         "scoreboard",
         "long property tests",
     ];
-    assert_eq!(names(&plan)[11..], expected);
+    assert_eq!(names(&plan)[12..], expected);
     assert_eq!(plan.left_out, [""; 0]);
 }
 
@@ -144,7 +145,8 @@ fn cuda_is_tested_with_the_crates_that_have_it_and_with_everything() {
         assert_eq!(at.is_some(), without, "what is tested with it is read without it");
         at.map(|at| arguments[at + 1].clone())
     };
-    let crates = ["allocator", "tensor", "nn", "ranks", "pretrained", "trainer", "scoreboard"];
+    let crates =
+        ["allocator", "tensor", "nn", "ranks", "pretrained", "trainer", "cli", "scoreboard"];
     let all = crates.map(|name| format!("lowtide-{name}/pretend")).join(",");
     assert_eq!(features(None), Some(all));
     for name in crates {

@@ -1,0 +1,158 @@
+//! `lowtide eval`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use lowtide_data::Loader;
+use lowtide_nn::{Activations, quantize_all, set_activations};
+use lowtide_tensor::{Device, DeviceKind};
+use lowtide_trainer::{
+    Fit, Knobs, Learned, Result, Score, Task, TrainError, evaluate, lock_pages, metric_values,
+};
+
+use crate::command::process::{Process, Work};
+use crate::command::{DeviceArgs, say};
+use crate::recipe::{FewBits, Recipe, RecipeData};
+use crate::run_dir::RunDir;
+
+#[derive(Args)]
+pub(super) struct EvalArgs {
+    /// The folder of a run.
+    run_dir: PathBuf,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Puts the weights in so many bits first, those of all layers.
+    #[arg(long, value_enum)]
+    bits: Option<FewBits>,
+    #[command(flatten)]
+    activations: ActivationArgs,
+    /// Prints one JSON object instead of words.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Args, Clone, Copy)]
+pub(super) struct ActivationArgs {
+    /// Puts what goes into linear layers in 8 bits too, each sample's row by its largest magnitude,
+    /// and multiplies integers; for --bits int8 on a CPU.
+    #[arg(long)]
+    pub(super) int8_activations: bool,
+}
+
+impl ActivationArgs {
+    /// The flag, as errors name it.
+    const PLACE: &str = "--int8-activations";
+
+    /// What layers multiply, with weights in these bits.
+    ///
+    /// # Errors
+    /// `Setting` where these bits are not those of the products of integers.
+    pub(super) fn beside(self, bits: Option<FewBits>) -> Result<Activations> {
+        match (self.int8_activations, bits) {
+            (false, _) => Ok(Activations::Float),
+            (true, Some(FewBits::Int8)) => Ok(Activations::Int8),
+            (true, _) => Err(wrong_activations("are for weights with --bits int8")),
+        }
+    }
+}
+
+fn wrong_activations(problem: &str) -> TrainError {
+    TrainError::Setting { place: ActivationArgs::PLACE.to_owned(), problem: problem.to_owned() }
+}
+
+/// The model of a run and what it is evaluated on.
+pub(super) struct Evaluated {
+    device: Device,
+    pub(super) task: Box<dyn Task>,
+    pub(super) test: Loader,
+    batch_size: usize,
+    /// Of parameters and buffers as the run has them, before their weights are put in few bits.
+    stored_bytes: usize,
+}
+
+impl Evaluated {
+    /// Reads the model, and puts its weights in few bits where these are given.
+    ///
+    /// # Errors
+    /// `Setting` for products of integers of a model without such layers, or on a device without
+    /// such products; those of the run's files and of the data; `OutOfMemory`.
+    pub(super) fn open(
+        run_dir: &RunDir,
+        device_arguments: &DeviceArgs,
+        bits: Option<FewBits>,
+        activations: Activations,
+    ) -> Result<Self> {
+        let recipe = Recipe::of_run(run_dir)?;
+        let process_budget = device_arguments.process_budget();
+        let device: Device = device_arguments.open(process_budget)?;
+        if activations == Activations::Int8 && device.kind() != DeviceKind::Cpu {
+            let problem = "are for a CPU; elsewhere --bits int8 alone decodes the weights";
+            return Err(wrong_activations(problem));
+        }
+        let RecipeData { samples, mut test, .. } = recipe.open()?;
+        lock_pages(&mut test, &device)?;
+        let mut task = recipe.task(&device, samples)?;
+        if let Some(budget) = process_budget {
+            let copied_bytes = Learned::of(&mut task).bytes().iter().sum();
+            let fit = Fit::new(&test);
+            let work =
+                Work { device: &device, fit: &fit, copied_bytes, steps: 0, offload_bytes: 0 };
+            let process = Process::divide(budget, &work, device_arguments.budget())?;
+            process.check_room(Knobs { micro_batch: 1, ..Knobs::default() })?;
+            if let Some(bytes) = process.training_bytes() {
+                device.allocator().set_capacity(bytes);
+            }
+        }
+        lowtide_nn::load(&mut Learned::of(&mut task), &run_dir.model())?;
+        let stored_bytes = model_bytes(&mut *task);
+        if let Some(bits) = bits {
+            quantize_all(task.parameters(), bits.format())?;
+        }
+        if activations == Activations::Int8
+            && set_activations(task.parameters(), activations).is_empty()
+        {
+            return Err(wrong_activations("the model has no linear layer in int8"));
+        }
+        Ok(Evaluated { device, task, test, batch_size: recipe.train.batch_size, stored_bytes })
+    }
+
+    /// Of the parameters and buffers that are evaluated.
+    pub(super) fn model_bytes(&mut self) -> usize {
+        model_bytes(&mut *self.task)
+    }
+
+    /// # Errors
+    /// Those of the data; `OutOfMemory` where not even one sample fits.
+    pub(super) fn score(&self) -> Result<Score> {
+        evaluate(&self.task, &self.device, &self.test, self.batch_size)
+    }
+}
+
+fn model_bytes(task: &mut dyn Task) -> usize {
+    let mut bytes = 0;
+    task.parameters().visit_tensors(&mut |_, tensor| bytes += tensor.size_bytes());
+    bytes
+}
+
+pub(super) fn run(arguments: &EvalArgs) -> Result<()> {
+    let EvalArgs { device, bits, .. } = arguments;
+    let activations = arguments.activations.beside(*bits)?;
+    let run_dir = RunDir::open(&arguments.run_dir)?;
+    let mut evaluated = Evaluated::open(&run_dir, device, *bits, activations)?;
+    let (model_bytes, stored_bytes) = (evaluated.model_bytes(), evaluated.stored_bytes);
+    let score = evaluated.score()?;
+    let (count, scores) = (score.count, [("test".to_owned(), score)]);
+    if arguments.json {
+        let mut numbers = serde_json::json!(metric_values(&scores));
+        numbers["samples"] = (count as u64).into();
+        numbers["model_bytes"] = (model_bytes as u64).into();
+        numbers["stored_bytes"] = (stored_bytes as u64).into();
+        return say(&numbers.to_string());
+    }
+    for (name, value) in metric_values(&scores) {
+        say(&format!("{:<16} {value:.4}", name.replace('_', " ")))?;
+    }
+    say(&format!("{:<16} {count}", "samples"))?;
+    let before = if bits.is_some() { format!(", of {stored_bytes}") } else { String::new() };
+    say(&format!("{:<16} {model_bytes}{before}", "model bytes"))
+}

@@ -1,0 +1,242 @@
+//! `lowtide export`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use lowtide_nn::{Parameters, adapted, merge, save_adapters};
+use lowtide_pretrained::{
+    Config, GgufOptions, GgufType, OnnxOptions, OnnxType, save, save_gguf, save_onnx,
+};
+use lowtide_tensor::Device;
+use lowtide_trainer::{Result, TrainError, partial_folder, remove_folder};
+
+use crate::command::trained::Trained;
+use crate::command::{DeviceArgs, say};
+use crate::human::format_bytes;
+use crate::recipe::FewBits;
+
+#[derive(Args, Clone)]
+pub(super) struct ExportArgs {
+    /// The folder of a run of a pretrained model, or of a model, or a model's name in the hub's
+    /// local cache.
+    model: PathBuf,
+    /// The folder to make, or with gguf the file; there must be nothing of that name.
+    out: PathBuf,
+    /// What is written.
+    #[arg(long, value_enum, default_value = "safetensors")]
+    format: Format,
+    /// The type of the weights; without it that of the model.
+    #[arg(long = "type", value_enum, value_name = "TYPE")]
+    kind: Option<Kind>,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// The whole model as transformers reads it, with what adapters learned in its weights.
+    Safetensors,
+    /// The adapters alone, as PEFT reads them.
+    Peft,
+    /// The whole model with its tokenizer in one file, as llama.cpp reads it.
+    Gguf,
+    /// What the model computes, as onnxruntime runs it, and its tokenizer: in f32 or f16.
+    Onnx,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// 32 bits.
+    F32,
+    /// 16 bits, with the fractions of f16.
+    F16,
+    /// 16 bits, with the range of f32.
+    Bf16,
+    /// Blocks of 32 in 8.5 bits each.
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// Blocks of 32 in 4.5 bits each.
+    #[value(name = "q4_0")]
+    Q4_0,
+    /// Rows in 8 bits, as bitsandbytes reads them: a model to train adapters beside.
+    Int8,
+    /// QLoRA's 4 bits, as bitsandbytes reads them: a model to train adapters beside.
+    Nf4,
+}
+
+/// Files of larger models are split, as hubs want them.
+const SHARD_BYTES: u64 = 5_000_000_000;
+
+/// What belongs to a model beside its weights and its configuration.
+const COMPANIONS: [&str; 8] = [
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+
+pub(super) fn run(arguments: &ExportArgs) -> Result<()> {
+    let ExportArgs { model, out, format, kind, device } = arguments;
+    let file = |source| TrainError::File { path: out.clone(), source };
+    if out.symlink_metadata().is_ok() {
+        return Err(file(io::ErrorKind::AlreadyExists.into()));
+    }
+    match (format, kind) {
+        (Format::Onnx, Some(Kind::F32 | Kind::F16)) | (_, None) => {}
+        (Format::Onnx, _) => return Err(wrong("--type", "is f32 or f16 in onnx files")),
+        (Format::Gguf, Some(Kind::Int8 | Kind::Nf4)) => {
+            return Err(wrong("--type", "is f32, f16, bf16, q8_0 or q4_0 in gguf files"));
+        }
+        (Format::Safetensors, Some(Kind::Int8 | Kind::Nf4)) | (Format::Gguf, _) => {}
+        (Format::Safetensors, _) => {
+            let problem = "is int8 or nf4 in safetensors; other types are --format gguf's";
+            return Err(wrong("--type", problem));
+        }
+        (Format::Peft, _) => {
+            return Err(wrong("--type", "is that of the adapters in PEFT's files"));
+        }
+    }
+    let device = device.open(device.process_budget())?;
+    let beside = partial_folder(out).ok_or_else(|| file(io::ErrorKind::InvalidFilename.into()))?;
+    // What a process that was killed has left there is of no use.
+    remove_folder(&beside).map_err(file)?;
+    let written = write(model, &beside, (*format, *kind), &device).and_then(|written| {
+        fs::rename(&written.path, out).map_err(file)?;
+        Ok(written)
+    });
+    // Empty after a file was taken out of it; otherwise the first error is the one to report.
+    drop(remove_folder(&beside));
+    let Written { notes, size_bytes, .. } = written?;
+    notes.iter().try_for_each(|note| say(note))?;
+    say(&format!("{} has the model, {}", out.display(), format_bytes(size_bytes)))
+}
+
+fn wrong(place: &str, problem: &str) -> TrainError {
+    TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
+}
+
+/// What was written, and where it is until it is whole.
+struct Written {
+    path: PathBuf,
+    size_bytes: u64,
+    /// What is not as one may expect.
+    notes: Vec<String>,
+}
+
+/// Writes everything into `folder`.
+fn write(
+    model: &Path,
+    folder: &Path,
+    (format, kind): (Format, Option<Kind>),
+    device: &Device,
+) -> Result<Written> {
+    let file = |source| TrainError::File { path: folder.to_owned(), source };
+    fs::create_dir_all(folder).map_err(file)?;
+    let (mut path, mut notes) = (folder.to_owned(), Vec::new());
+    match format {
+        Format::Peft => adapters(model, folder, device)?,
+        Format::Safetensors => {
+            let Trained { config, mut model, .. } = match kind.and_then(Kind::few_bits) {
+                Some(bits) => in_few_bits(model, bits, device)?,
+                None => merged(model, device)?,
+            };
+            save(&mut model, folder, SHARD_BYTES)?;
+            config.save(folder)?;
+            companions(config.folder(), folder)?;
+        }
+        Format::Gguf => {
+            let Trained { config, mut model, base, .. } = merged(model, device)?;
+            let name = Path::new(&base).file_name().map(|name| name.to_string_lossy().into_owned());
+            let options = GgufOptions { tensor_type: kind.and_then(Kind::of_gguf), name };
+            path = folder.join("model.gguf");
+            let told = save_gguf(&mut model, &config, &path, &options)?;
+            notes.extend(told.iter().map(|note| format!("note: {note}")));
+        }
+        Format::Onnx => {
+            let Trained { config, mut model, .. } = merged(model, device)?;
+            let tensor_type = match kind {
+                Some(Kind::F16) => Some(OnnxType::F16),
+                Some(_) => Some(OnnxType::F32),
+                None => None,
+            };
+            save_onnx(&mut model, &config, folder, &OnnxOptions { tensor_type })?;
+            config.save(folder)?;
+            companions(config.folder(), folder)?;
+        }
+    }
+    let entries = fs::read_dir(folder).map_err(file)?;
+    let sizes = entries.map(|entry| Ok(entry?.metadata()?.len()));
+    let size_bytes = sizes.sum::<io::Result<u64>>().map_err(file)?;
+    Ok(Written { path, size_bytes, notes })
+}
+
+/// The model with what adapters learned in its weights, which are floats: those in few bits stay
+/// what they are in the files of the base.
+fn merged(model: &Path, device: &Device) -> Result<Trained> {
+    let mut trained = Trained::open_in_floats(model, device)?;
+    if !adapted(&mut trained.model).is_empty() {
+        trained.model.visit(&mut |_, parameter| parameter.unfreeze());
+        merge(&mut trained.model)?;
+    }
+    Ok(trained)
+}
+
+/// [`merged`] with linear layers in few bits; where there is nothing to merge, part by part.
+fn in_few_bits(model: &Path, bits: FewBits, device: &Device) -> Result<Trained> {
+    let is_run = Trained::is_run(model);
+    let mut trained = match is_run || Config::open(model)?.quantization().is_some() {
+        true => merged(model, device)?,
+        false => Trained::of_model(model, device, |part| bits.quantize(part))?,
+    };
+    bits.quantize(&mut trained.model)?;
+    let config = trained.config.with_quantization(Some(bits.format()));
+    trained.config = config.expect("int8 and nf4 have an entry");
+    Ok(trained)
+}
+
+fn adapters(model: &Path, folder: &Path, device: &Device) -> Result<()> {
+    let Trained { model: mut adapted, lora, base, .. } = Trained::open(model, device)?;
+    let Some(lora) = lora else {
+        return Err(wrong(&model.display().to_string(), "has no adapters"));
+    };
+    Ok(save_adapters(&mut adapted, &lora, Some(&base), folder)?)
+}
+
+/// Copies what belongs to a model beside its weights and its configuration.
+fn companions(from: &Path, to: &Path) -> Result<()> {
+    for name in COMPANIONS {
+        let path = from.join(name);
+        if path.is_file() {
+            let copied = fs::copy(&path, to.join(name));
+            copied.map_err(|source| TrainError::File { path, source })?;
+        }
+    }
+    Ok(())
+}
+
+impl Kind {
+    fn few_bits(self) -> Option<FewBits> {
+        match self {
+            Kind::Int8 => Some(FewBits::Int8),
+            Kind::Nf4 => Some(FewBits::Nf4),
+            _ => None,
+        }
+    }
+
+    fn of_gguf(self) -> Option<GgufType> {
+        match self {
+            Kind::F32 => Some(GgufType::F32),
+            Kind::F16 => Some(GgufType::F16),
+            Kind::Bf16 => Some(GgufType::Bf16),
+            Kind::Q8_0 => Some(GgufType::Q8_0),
+            Kind::Q4_0 => Some(GgufType::Q4_0),
+            Kind::Int8 | Kind::Nf4 => None,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! `lowtide generate`.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use lowtide_data::{ChatTemplate, SpecialRole, Tokenizer, TokenizerError, TokenizerJson};
+use lowtide_pretrained::{GenerateOptions, Sampling};
+use lowtide_tensor::RandomKey;
+use lowtide_trainer::{Result, TrainError};
+
+use crate::command::trained::Trained;
+use crate::command::{DeviceArgs, parse_count, say, write_out};
+
+#[derive(Args, Clone)]
+pub(super) struct GenerateArgs {
+    /// The folder of a run of a pretrained model, or of a model, or a model's name in the hub's
+    /// local cache.
+    model: PathBuf,
+    /// The text to go on from.
+    #[arg(long, value_name = "TEXT")]
+    prompt: String,
+    /// Takes the text for what a user says in a chat, and prints the answer.
+    #[arg(long)]
+    chat: bool,
+    /// New tokens at most.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 20))]
+    tokens: u64,
+    /// How much is left to chance: 0 takes the most likely token, 1 the model's own probabilities.
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
+    temperature: f64,
+    /// Chooses among so many of the most likely tokens only.
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 30))]
+    top_k: Option<u64>,
+    /// Chooses among the most likely tokens that are this share of the probability only.
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_hyphen_values = true)]
+    top_p: f64,
+    /// Seed of the choices.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Prints one JSON object instead of the text.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+pub(super) fn run(arguments: &GenerateArgs) -> Result<()> {
+    let device = arguments.device.open(arguments.device.process_budget())?;
+    let Trained { config, model, .. } = Trained::open(&arguments.model, &device)?;
+    let path = config.folder().join("tokenizer.json");
+    let tokenizer: Arc<dyn Tokenizer> = Arc::new(TokenizerJson::open(&path)?);
+    let wrong = |error: TokenizerError| setting("--prompt", &error.to_string());
+    let prompt = match arguments.chat {
+        true => {
+            let template = ChatTemplate::of(&*tokenizer);
+            let turns = [("user", arguments.prompt.as_str())];
+            template.prompt(&*tokenizer, &turns).map_err(wrong)?.expect("every format has users")
+        }
+        false => {
+            let begin = tokenizer.special(SpecialRole::BeginOfText);
+            let text = tokenizer.encode(&arguments.prompt).map_err(wrong)?;
+            begin.into_iter().chain(text).collect()
+        }
+    };
+    if prompt.is_empty() {
+        return Err(setting("--prompt", "has no tokens to go on from"));
+    }
+    let sampling = match arguments.temperature {
+        0.0 => Sampling::Greedy,
+        temperature => Sampling::Random {
+            key: RandomKey::new(arguments.seed),
+            temperature,
+            // No larger than 2^30.
+            top_k: arguments.top_k.map(|count| count as usize),
+            top_p: arguments.top_p,
+        },
+    };
+    let stops = stop_tokens(&*tokenizer);
+    let options = GenerateOptions {
+        len_max: arguments.tokens as usize,
+        sampling,
+        stop_tokens: stops.iter().map(|&token| i64::from(token)).collect(),
+    };
+    let tokens: Vec<i64> = prompt.iter().map(|&token| i64::from(token)).collect();
+    let mut text = Stream { tokenizer: &*tokenizer, tokens: Vec::new(), written: String::new() };
+    let mut outcome = Ok(());
+    let found = model.generate_with(&device, &[tokens], &options, |_, token| {
+        if options.stop_tokens.contains(&token) {
+            return ControlFlow::Continue(());
+        }
+        // A token of a vocabulary.
+        text.tokens.push(token as u32);
+        let shown = if arguments.json { Ok(true) } else { text.write() };
+        let goes_on = matches!(shown, Ok(true));
+        outcome = shown.map(drop);
+        if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    outcome?;
+    if !arguments.json {
+        return text.end();
+    }
+    let is_over = found[0].last().is_some_and(|last| options.stop_tokens.contains(last));
+    let answer = serde_json::json!({
+        "text": text.decoded()?,
+        "tokens": text.tokens.len(),
+        "prompt_tokens": prompt.len(),
+        "ended": is_over,
+    });
+    say(&answer.to_string())
+}
+
+/// A text that is written while it comes.
+struct Stream<'a> {
+    tokenizer: &'a dyn Tokenizer,
+    tokens: Vec<u32>,
+    written: String,
+}
+
+impl Stream<'_> {
+    fn decoded(&self) -> Result<String> {
+        self.tokenizer.decode(&self.tokens).map_err(|error| setting("model", &error.to_string()))
+    }
+
+    /// Writes what is certain by now: characters of which tokens are to come, and blanks that a
+    /// tokenizer may take back, are not. `false` where the reader has gone.
+    fn write(&mut self) -> Result<bool> {
+        let text = self.decoded()?;
+        let certain = text.trim_end_matches([char::REPLACEMENT_CHARACTER, ' ']);
+        match certain.strip_prefix(self.written.as_str()) {
+            None | Some("") => Ok(true),
+            Some(rest) => {
+                let is_read = write_out(rest)?;
+                self.written = certain.to_owned();
+                Ok(is_read)
+            }
+        }
+    }
+
+    /// Writes the rest of the text, and ends the line.
+    fn end(&self) -> Result<()> {
+        let text = self.decoded()?;
+        match text.strip_prefix(self.written.as_str()) {
+            Some(rest) => say(rest),
+            // The tokenizer says it otherwise as a whole.
+            None => say(&format!("\n{text}")),
+        }
+    }
+}
+
+/// The tokens that end a text or an answer in a chat.
+fn stop_tokens(tokenizer: &dyn Tokenizer) -> Vec<u32> {
+    const NAMES: [&str; 3] = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>"];
+    let ends = NAMES.iter().filter_map(|name| tokenizer.special_named(name));
+    ends.chain(tokenizer.special(SpecialRole::EndOfText)).collect()
+}
+
+fn setting(place: &str, problem: &str) -> TrainError {
+    TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
+}

@@ -1,0 +1,234 @@
+//! The `lowtide` command: arguments, exit codes, and one line for every mistake.
+//!
+//! Exit codes: 0 done; 2 the training does not fit the memory, or a replayed trace the capacity;
+//! 1 anything else.
+
+mod calibrate;
+mod device;
+mod eval;
+mod explain;
+mod export;
+mod failure;
+mod finetune;
+mod generate;
+mod interrupt;
+mod model;
+mod plan;
+mod plan_file;
+mod planning;
+mod process;
+mod ranks;
+mod rates;
+mod recipes;
+mod recording;
+mod rehearsing;
+mod replay;
+mod runs;
+mod saving;
+mod shrink;
+mod stages;
+mod staging;
+mod train;
+mod trained;
+mod ways;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use lowtide_trainer::{Precision, Result, TrainError, saved_recipe};
+
+use crate::command::device::DeviceArgs;
+use crate::command::failure::complain;
+use crate::recipe::{BATCH_SIZE_MAX, EPOCHS_MAX, Recipe};
+
+/// Trains neural networks inside a memory budget.
+#[derive(Parser)]
+#[command(name = "lowtide", version, max_term_width = 100, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Trains; without a recipe, a small convolutional network on handwritten digits.
+    Train(Box<train::TrainArgs>),
+    /// Trains a pretrained model further on a file of texts or chats, whole or by adapters.
+    Finetune(Box<finetune::FinetuneArgs>),
+    /// Tells what a training needs and how it would run in a budget, without running it.
+    Plan(plan::PlanArgs),
+    /// Measures how fast this machine's processor is, for the times of plans.
+    Calibrate(calibrate::CalibrateArgs),
+    /// Goes on with a text, by a pretrained model or by a run that trained one further.
+    Generate(Box<generate::GenerateArgs>),
+    /// Writes a pretrained model, or that of a run, for other programs.
+    Export(export::ExportArgs),
+    /// Makes the model of a run smaller: fewer channels, trained on, and fewer bits.
+    Shrink(Box<shrink::ShrinkArgs>),
+    /// Evaluates a trained model on its test data.
+    Eval(eval::EvalArgs),
+    /// Lists the recipes that ship, or shows one.
+    Recipes(recipes::RecipesArgs),
+    /// Says what is wrong with a recipe, or what it would train.
+    Check(recipes::CheckArgs),
+    /// Lists the runs in a folder.
+    Runs(runs::RunsArgs),
+    /// Compares two runs: recipes, values, time and memory.
+    Compare(runs::CompareArgs),
+    /// Says where the memory of a recorded trace went, and what would help.
+    Explain(explain::ExplainArgs),
+    /// Serves a recorded memory trace again by any policy within any capacity, and compares.
+    Replay(replay::ReplayArgs),
+    /// Shows the help of a command, or every key of a recipe or of the metrics.
+    Help(recipes::HelpArgs),
+}
+
+/// What to train, and changes to it.
+#[derive(Args, Clone)]
+struct RecipeArgs {
+    /// A recipe (TOML), or the name of one that ships; every key has a default.
+    recipe: Option<PathBuf>,
+    #[command(flatten)]
+    changes: Changes,
+}
+
+/// Changes to a recipe.
+#[derive(Args, Clone)]
+struct Changes {
+    /// Times through the training data.
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=EPOCHS_MAX))]
+    epochs: Option<u64>,
+    /// Samples of a logical batch, whatever fits on the device at once.
+    #[arg(long, visible_alias = "batch", value_name = "N", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=BATCH_SIZE_MAX))]
+    batch_size: Option<u64>,
+    /// Seed of initial values and of the order of the data.
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_count(text, 0..=u64::MAX))]
+    seed: Option<u64>,
+    /// What operations compute in, f32, bf16 or f16; parameters stay as they are.
+    #[arg(long, value_name = "TYPE")]
+    precision: Option<Precision>,
+    /// Sets a key of the recipe, such as optimizer.kind=lion; repeatable.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl RecipeArgs {
+    fn load(&self) -> Result<Recipe> {
+        let changes = &self.changes;
+        changes.applied(Recipe::load_with(self.recipe.as_deref(), &changes.set)?)
+    }
+
+    /// The recipe that a checkpoint was saved with, and the changes to it.
+    fn load_saved(&self, checkpoint: &Path) -> Result<Recipe> {
+        let (saved, _) = saved_recipe(checkpoint)?;
+        let saved = saved.ok_or_else(|| TrainError::Setting {
+            place: checkpoint.display().to_string(),
+            problem: "does not say of what recipe it is".to_owned(),
+        })?;
+        self.changes.applied(Recipe::parse_with(&saved, checkpoint, &self.changes.set)?)
+    }
+}
+
+impl Changes {
+    /// A recipe that was made here, with all changes.
+    fn of(&self, made: &Recipe, place: &Path) -> Result<Recipe> {
+        self.applied(Recipe::parse_with(&made.to_toml(), place, &self.set)?)
+    }
+
+    /// A recipe whose keys are set already, with the other changes.
+    fn applied(&self, mut recipe: Recipe) -> Result<Recipe> {
+        let train = &mut recipe.train;
+        train.epochs = self.epochs.unwrap_or(train.epochs);
+        // No larger than `BATCH_SIZE_MAX`.
+        train.batch_size = self.batch_size.map_or(train.batch_size, |size| size as usize);
+        train.seed = self.seed.unwrap_or(train.seed);
+        train.precision = self.precision.unwrap_or(train.precision);
+        Ok(recipe)
+    }
+}
+
+fn parse_count(text: &str, range: RangeInclusive<u64>) -> std::result::Result<u64, String> {
+    let count = text.parse().ok().filter(|count| range.contains(count));
+    let (min, max) = (range.start(), range.end());
+    count.ok_or_else(|| format!("expected a whole number from {min} to {max}"))
+}
+
+/// The exit code of what does not fit the memory.
+const DOES_NOT_FIT: u8 = 2;
+
+/// Runs the command with these arguments, the program's name first.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let (done, json) = match &cli.command {
+        Command::Train(arguments) => (train::run(arguments), arguments.run.json),
+        Command::Finetune(arguments) => (finetune::run(arguments), arguments.run.json),
+        Command::Plan(arguments) => match plan::run(arguments) {
+            Ok(false) => return ExitCode::from(DOES_NOT_FIT),
+            planned => (planned.map(drop), arguments.json),
+        },
+        Command::Calibrate(arguments) => (calibrate::run(arguments), arguments.json),
+        Command::Generate(arguments) => (generate::run(arguments), arguments.json),
+        Command::Export(arguments) => (export::run(arguments), false),
+        Command::Shrink(arguments) => (shrink::run(arguments), arguments.run.json),
+        Command::Eval(arguments) => (eval::run(arguments), arguments.json),
+        Command::Recipes(arguments) => (recipes::list(arguments), false),
+        Command::Check(arguments) => (recipes::check(arguments), false),
+        Command::Runs(arguments) => (runs::list(arguments), arguments.json),
+        Command::Compare(arguments) => (runs::compare(arguments), arguments.json),
+        Command::Help(arguments) => (recipes::explain(arguments), false),
+        Command::Explain(arguments) => (explain::run(arguments), false),
+        Command::Replay(arguments) => match replay::run(arguments) {
+            Ok(false) => return ExitCode::from(DOES_NOT_FIT),
+            served => (served.map(drop), arguments.json),
+        },
+    };
+    done.map_or_else(|error| failure::tell(&error, json), |()| ExitCode::SUCCESS)
+}
+
+/// Help goes to standard output; a mistake is one line without the usage that clap appends.
+fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let printed = say(error.to_string().trim_end());
+        return printed.map_or_else(|error| failure::tell(&error, false), |()| ExitCode::SUCCESS);
+    }
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let cli = Cli::command();
+        let names: Vec<&str> = cli.get_subcommands().map(clap::Command::get_name).collect();
+        complain(&format!("a command is missing: {} (see lowtide --help)", names.join(", ")));
+        return ExitCode::FAILURE;
+    }
+    let text = error.to_string();
+    let mistake = text.lines().take_while(|line| !line.starts_with("Usage:"));
+    let mistake =
+        mistake.map(str::trim).filter(|line| !line.is_empty() && !line.contains("--help"));
+    let mistake = mistake.collect::<Vec<_>>().join(" ").replace(" tip: ", "; ");
+    let mistake = mistake.strip_prefix("error: ").unwrap_or(&mistake);
+    complain(&format!("{mistake} (see lowtide --help)"));
+    ExitCode::FAILURE
+}
+
+/// Writes a line to standard output. A reader that has gone, such as `head`, has seen enough.
+fn say(line: &str) -> Result<()> {
+    write_out(&format!("{line}\n")).map(drop)
+}
+
+/// Writes to standard output at once; `false` where the reader has gone.
+fn write_out(text: &str) -> Result<bool> {
+    let mut out = io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(source) => Err(TrainError::File { path: "standard output".into(), source }),
+    }
+}

@@ -1,0 +1,153 @@
+//! Recipes of a pretrained model, by the folder that it is in.
+
+use std::path::Path;
+
+use clap::{Args, ValueEnum};
+use lowtide_nn::Targets;
+use lowtide_trainer::{Result, TrainError};
+
+use crate::command::{RecipeArgs, parse_count};
+use crate::recipe::{Base, FewBits, Recipe, Shipped, StoredType, Tuning};
+
+/// How a pretrained model is trained.
+#[derive(Args, Clone)]
+pub(super) struct ModelArgs {
+    /// Tokens of a row; 1024 if absent, or as many as the model was made for.
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 20))]
+    seq: Option<u64>,
+    /// Trains adapters of this rank (LoRA) beside the frozen weights, instead of the weights.
+    #[arg(long, value_name = "RANK", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 16))]
+    lora: Option<u64>,
+    /// The layers that get adapters: all-linear, names that theirs end with (q_proj,v_proj), or a
+    /// regular expression of whole names within slashes (/layers\.[0-3]\..*_proj/).
+    #[arg(long, value_name = "NAMES", requires = "lora", value_parser = targets)]
+    lora_targets: Option<Targets>,
+    /// What the model's weights are kept in; as its configuration says if absent, or f32.
+    #[arg(long, value_enum, value_name = "TYPE")]
+    base: Option<Weights>,
+    /// Learns which answers are preferred to others (DPO), as `finetune` does of such data.
+    #[arg(long)]
+    dpo: bool,
+}
+
+fn targets(text: &str) -> std::result::Result<Targets, String> {
+    let pattern = text.strip_prefix('/').and_then(|rest| rest.strip_suffix('/'));
+    match (text, pattern) {
+        ("all-linear", _) => Ok(Targets::AllLinear),
+        (_, Some("")) | ("", _) => Err("names no layer".to_owned()),
+        (_, Some(pattern)) => Ok(Targets::Pattern(pattern.to_owned())),
+        _ => Ok(Targets::Endings(text.split(',').map(|name| name.trim().to_owned()).collect())),
+    }
+}
+
+/// [`Base`] as an argument.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Weights {
+    F32,
+    Bf16,
+    /// Frozen, in 8 bits with a scale for each row.
+    Int8,
+    /// Frozen, in QLoRA's 4 bits.
+    Nf4,
+    /// Frozen, in GGUF's 8 bits.
+    #[value(name = "q8_0")]
+    Q80,
+    /// Frozen, in GGUF's 4 bits.
+    #[value(name = "q4_0")]
+    Q40,
+}
+
+impl ModelArgs {
+    /// What is asked of the model.
+    pub(super) fn tuning(&self) -> Tuning {
+        // No larger than 2^20.
+        let count = |count: u64| count as usize;
+        let base = self.base.map(|weights| match weights {
+            Weights::F32 => Base::Floats(StoredType::F32),
+            Weights::Bf16 => Base::Floats(StoredType::Bf16),
+            Weights::Int8 => Base::FewBits(FewBits::Int8),
+            Weights::Nf4 => Base::FewBits(FewBits::Nf4),
+            Weights::Q80 => Base::FewBits(FewBits::Q80),
+            Weights::Q40 => Base::FewBits(FewBits::Q40),
+        });
+        Tuning {
+            lora: self.lora.map(count),
+            context: self.seq.map(count),
+            base,
+            targets: self.lora_targets.clone().unwrap_or_default(),
+            preference: self.dpo,
+        }
+    }
+
+    /// The recipe of a folder of a model, or of a file.
+    ///
+    /// # Errors
+    /// Those of either; `Setting` for options of a model beside a recipe that is a file.
+    pub(super) fn recipe(&self, arguments: &RecipeArgs) -> Result<Recipe> {
+        self.recipe_of(arguments, None)
+    }
+
+    /// [`ModelArgs::recipe`] with rows of so many tokens.
+    ///
+    /// # Errors
+    /// Those of [`ModelArgs::recipe`].
+    pub(super) fn recipe_of(
+        &self,
+        arguments: &RecipeArgs,
+        context: Option<usize>,
+    ) -> Result<Recipe> {
+        match arguments.recipe.as_deref().filter(|path| is_model(path)) {
+            Some(folder) => {
+                let given = self.tuning();
+                let tuning = Tuning { context: context.or(given.context), ..given };
+                let recipe = arguments.changes.of(&Recipe::of_model(folder, &tuning)?, folder)?;
+                Ok(recipe.with_two_batches())
+            }
+            None if self.tuning() != Tuning::default() => {
+                let given = [
+                    ("--seq", self.seq.is_some()),
+                    ("--lora", self.lora.is_some()),
+                    ("--dpo", self.dpo),
+                ];
+                let place = given.iter().find(|(_, is_given)| *is_given);
+                let place = place.map_or("--base", |(name, _)| *name);
+                let problem = "is for the folder of a model; a recipe has data.context, \
+                               model.lora and train.parameters, see --set";
+                Err(TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() })
+            }
+            None => arguments.load(),
+        }
+    }
+}
+
+impl ModelArgs {
+    /// The longest rows that a model was made for.
+    ///
+    /// # Errors
+    /// Those of its configuration; `Setting` for a recipe that is a file.
+    pub(super) fn context_max(&self, arguments: &RecipeArgs) -> Result<usize> {
+        match arguments.recipe.as_deref().filter(|path| is_model(path)) {
+            Some(folder) => Recipe::context_max(folder),
+            None => Err(TrainError::Setting {
+                place: "--longest".to_owned(),
+                problem: "is for the folder of a model".to_owned(),
+            }),
+        }
+    }
+}
+
+/// Whether a path is that of a model and not of a recipe: a folder, or a name of the hub.
+fn is_model(path: &Path) -> bool {
+    let is_name = || {
+        let mut parts = path.components();
+        parts.by_ref().count() == 2 && path.extension().is_none_or(|kind| kind != "toml")
+    };
+    // The folder of a data set may be called like a recipe that ships.
+    let is_recipe = || Shipped::find(path).is_some() && !path.join("config.json").exists();
+    match path.is_dir() {
+        true => !is_recipe(),
+        false => !path.exists() && !path.is_absolute() && is_name(),
+    }
+}

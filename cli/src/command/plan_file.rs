@@ -1,0 +1,150 @@
+//! `lowtide train --plan FILE`: a run by a plan that was made before.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lowtide_allocator::Category;
+use lowtide_trainer::{
+    Examples, Fit, Knobs, Plan, RehearsedEvent, Result, TrainError, Zero, categories_json,
+    modules_json,
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::command::planning::Numerics;
+use crate::human::format_bytes;
+use crate::recipe::RecipeTrainer;
+
+/// A plan that `lowtide plan --json` has printed.
+pub(super) struct PlanFile {
+    path: PathBuf,
+    told: Told,
+}
+
+/// What of it decides a run, and what a rehearsal finds again.
+#[derive(Deserialize)]
+struct Told {
+    budget_bytes: usize,
+    batch_size: usize,
+    #[serde(flatten)]
+    knobs: Knobs,
+    predicted_peak_bytes: usize,
+    peak_bytes_by_category: Value,
+    modules_at_peak: Value,
+    events: Vec<RehearsedEvent>,
+    #[serde(default)]
+    numerics: Vec<Numerics>,
+    #[serde(default)]
+    zero: Zero,
+    #[serde(default)]
+    offload_budget_bytes: Option<usize>,
+}
+
+impl PlanFile {
+    /// # Errors
+    /// `File`; `Setting` for what is no plan.
+    pub(super) fn read(path: &Path) -> Result<PlanFile> {
+        let text = fs::read_to_string(path)
+            .map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+        let wrong = |error: serde_json::Error| TrainError::Setting {
+            place: path.display().to_string(),
+            problem: format!("is not one plan as `lowtide plan --json` prints it: {error}"),
+        };
+        Ok(PlanFile { path: path.to_owned(), told: serde_json::from_str(&text).map_err(wrong)? })
+    }
+
+    /// The budget that it was made for.
+    pub(super) fn budget_bytes(&self) -> usize {
+        self.told.budget_bytes
+    }
+
+    /// What blocks may be offloaded to.
+    pub(super) fn offload_budget(&self) -> Option<usize> {
+        self.told.offload_budget_bytes
+    }
+
+    /// The changes of the recipe's numerics that it took.
+    pub(super) fn numerics(&self) -> &[Numerics] {
+        &self.told.numerics
+    }
+
+    /// What it divides among ranks.
+    pub(super) fn zero(&self) -> Zero {
+        self.told.zero
+    }
+
+    /// The plan with its knobs for `fit`, rehearsed anew.
+    ///
+    /// # Errors
+    /// `Setting` unless the rehearsal takes the same bytes in each step and evaluation, in all, of
+    /// each category and by module, or on another rank than the first, of which the plan is, no
+    /// more in all; `DoesNotFit`.
+    pub(super) fn follow(&self, trainer: &mut RecipeTrainer, fit: &Fit<'_>) -> Result<Plan> {
+        let batch_sizes = [self.told.batch_size, Examples::of(fit)?.batch_size()];
+        if let Some(difference) = differs("a batch", batch_sizes.map(|size| size.to_string())) {
+            return Err(self.refused(&difference));
+        }
+        let plan = trainer.plan_with(fit, self.told.knobs)?;
+        let is_other = trainer.options().ranks.as_ref().is_some_and(|ranks| ranks.rank().index > 0);
+        if is_other && plan.predicted_peak_bytes() <= self.told.predicted_peak_bytes {
+            return Ok(plan);
+        }
+        match self.difference(&plan) {
+            None => Ok(plan),
+            Some(difference) => Err(self.refused(&difference)),
+        }
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn refused(&self, difference: &str) -> TrainError {
+        let problem = format!(
+            "is a plan for something else: {difference}; recipe, data, options and program have to \
+             be those of the plan"
+        );
+        TrainError::Setting { place: self.path.display().to_string(), problem }
+    }
+
+    /// The first thing in which a rehearsal finds other bytes.
+    fn difference(&self, plan: &Plan) -> Option<String> {
+        let Told { predicted_peak_bytes, .. } = self.told;
+        let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
+        let peaks = [predicted_peak_bytes, plan.predicted_peak_bytes()].map(exact);
+        let found: &[(Category, usize)] = &plan.forecast.category_peaks;
+        let categories =
+            [self.told.peak_bytes_by_category.clone(), categories_json(found.iter().copied())];
+        let modules =
+            [self.told.modules_at_peak.clone(), modules_json(&plan.forecast.modules_at_peak)];
+        let events = [&self.told.events, &plan.forecast.events];
+        differs("the number of steps and evaluations", events.map(|of| of.len().to_string()))
+            .or_else(|| {
+                let mut pairs = events[0].iter().zip(events[1]).enumerate();
+                pairs.find_map(|(index, (told, found))| event_differs(index, told, found))
+            })
+            .or_else(|| differs("the peak", peaks))
+            .or_else(|| differs("the peak of each category", categories.map(|c| c.to_string())))
+            .or_else(|| differs("what is in use at the peak", modules.map(|m| m.to_string())))
+    }
+}
+
+/// In what an event differs from the one that was planned.
+fn event_differs(index: usize, told: &RehearsedEvent, found: &RehearsedEvent) -> Option<String> {
+    let kind = |event: &RehearsedEvent| {
+        let kind = if event.is_evaluation { "an evaluation" } else { "a step" };
+        format!("{kind} of {} samples", event.samples)
+    };
+    let of = |what: &str| format!("event {}, {}: {what}", index + 1, kind(told));
+    let both = |number: fn(&RehearsedEvent) -> u64| [told, found].map(|e| number(e).to_string());
+    differs(&format!("event {}", index + 1), [told, found].map(kind))
+        .or_else(|| differs(&of("the count of allocations"), both(|event| event.allocations)))
+        .or_else(|| differs(&of("the peak up to its end"), both(|e| e.peak_bytes as u64)))
+        .or_else(|| differs(&of("what is live after it"), both(|event| event.layout_hash)))
+}
+
+/// What was planned and what is found, unless they are the same.
+fn differs(what: &str, [told, found]: [String; 2]) -> Option<String> {
+    (told != found).then(|| format!("{what} was {told} and is {found}"))
+}

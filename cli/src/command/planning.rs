@@ -1,0 +1,274 @@
+//! What a plan may do beside splitting and recomputing, where that is asked for.
+
+use std::fmt;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use lowtide_ranks::{Collectives, Mirror, Rank};
+use lowtide_tensor::{CpuOptions, Device, SimSpec};
+use lowtide_trainer::{DoesNotFit, Precision, Result, TrainError, Zero, is_undividable};
+use serde::{Deserialize, Serialize};
+
+use crate::command::device::{DeviceName, parse_budget};
+use crate::command::{DeviceArgs, parse_count};
+use crate::recipe::{Recipe, StateType, StoredType};
+
+/// What a plan may do where that is asked for.
+#[derive(Args, Clone)]
+pub(super) struct PlanningArgs {
+    /// Memory of the host, such as 16GiB, that what a cuda device keeps for backward may wait in
+    /// where it does not fit there; none if absent.
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
+    pub(super) offload_budget: Option<usize>,
+    /// So many ranks train together on this machine, each with its share of every batch and a
+    /// budget of its own: on the processor, whose cores they share, or on as many cuda devices.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = |text: &str| parse_count(text, 1..=RANKS_MAX))]
+    ranks: u64,
+    /// What each of the ranks keeps only a part of (ZeRO): 0 for nothing; 1 for the optimizer's
+    /// states, where each updates a part of every parameter and then copies those of the others,
+    /// the same bits; 2 for those and gradients; 3 for those and parameters, which are whole only
+    /// while they are used: for models of blocks, which are recomputed then. The fastest that fits
+    /// if absent, by the times of a plan.
+    #[arg(long, value_name = "STAGE", value_parser = parse_zero)]
+    pub(super) zero: Option<Zero>,
+    /// Cuts the model between its blocks into as many stages as there are ranks, and gives each of
+    /// them one: a batch goes through them in micro-batches. For models that no rank has room for.
+    #[arg(long, conflicts_with = "zero")]
+    pipeline: bool,
+    /// Shares the attention heads, the hidden features and the vocabulary of a model of text, or
+    /// the heads and features of one of images, among the ranks, each of which has all samples:
+    /// what they make of their own is added up in each block. For layers that no rank has room for.
+    #[arg(long, conflicts_with_all = ["zero", "pipeline"])]
+    tensor_parallel: bool,
+    /// Changes of the numerics for a plan that does not fit without, in order, with commas between
+    /// them, and in the end all together.
+    #[arg(long, value_name = "CHANGES", value_delimiter = ',')]
+    pub(super) allow: Vec<Numerics>,
+    /// What is divided where that is not said, if it fits.
+    #[arg(skip)]
+    pub(super) preferred: Option<Zero>,
+}
+
+/// More than any machine has devices.
+const RANKS_MAX: u64 = 64;
+
+/// A change of a recipe that takes less memory and computes other numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub(super) enum Numerics {
+    /// States of the optimizer in 8 bits.
+    #[serde(rename = "8bit-states")]
+    #[value(name = "8bit-states")]
+    EightBitStates,
+    /// Products in bf16, and with them much of what is kept for backward.
+    #[serde(rename = "bf16")]
+    Bf16,
+    /// Parameters in bf16, rounded by chance, and with them gradients.
+    #[serde(rename = "bf16-parameters")]
+    Bf16Parameters,
+}
+
+fn parse_zero(text: &str) -> Result<Zero, String> {
+    match text {
+        "0" => Ok(Zero::Off),
+        "1" => Ok(Zero::States),
+        "2" => Ok(Zero::Gradients),
+        "3" => Ok(Zero::Parameters),
+        _ => Err(format!("{text:?} is no stage: 0, 1, 2 or 3")),
+    }
+}
+
+/// A recipe, with the changes of its numerics and the division among ranks that it took to plan it.
+pub(super) struct Changed<T> {
+    pub(super) recipe: Recipe,
+    pub(super) numerics: Vec<Numerics>,
+    pub(super) zero: Zero,
+    pub(super) planned: T,
+}
+
+impl fmt::Display for Numerics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Numerics::EightBitStates => "states of the optimizer in 8 bits",
+            Numerics::Bf16 => "products in bf16",
+            Numerics::Bf16Parameters => "parameters in bf16",
+        })
+    }
+}
+
+impl Numerics {
+    /// Changes a recipe.
+    pub(super) fn apply(self, recipe: &mut Recipe) {
+        let train = &mut recipe.train;
+        match self {
+            Numerics::EightBitStates => train.states = StateType::EightBit,
+            // f16 takes no more.
+            Numerics::Bf16 if train.precision == Precision::F32 => {
+                train.precision = Precision::Bf16;
+            }
+            Numerics::Bf16 => {}
+            Numerics::Bf16Parameters => train.parameters = StoredType::Bf16,
+        }
+    }
+}
+
+impl PlanningArgs {
+    /// The first result of `plan` that fits: of the recipe as it is, with each change of the
+    /// numerics that is allowed, or with all; each divided among the ranks as is preferred, then
+    /// with nothing divided before something is.
+    ///
+    /// # Errors
+    /// Of the recipe as it is, that of what needs least; any error but `DoesNotFit` at once.
+    pub(super) fn first_that_fits<T>(
+        &self,
+        recipe: &Recipe,
+        mut plan: impl FnMut(&Recipe, Zero) -> Result<T>,
+    ) -> Result<Changed<T>> {
+        self.check_divided()?;
+        let singly = self.allow.iter().map(std::slice::from_ref);
+        let together = (self.allow.len() > 1).then_some(&self.allow[..]);
+        let zeros = match self.divided() {
+            Some(zero) => vec![zero],
+            None if self.rank_count() == 1 => vec![Zero::Off],
+            None => {
+                let others = Zero::ALL.into_iter().filter(|&zero| Some(zero) != self.preferred);
+                self.preferred.into_iter().chain(others).collect()
+            }
+        };
+        let mut least: Option<Box<DoesNotFit>> = None;
+        for changes in std::iter::once(&[][..]).chain(singly).chain(together) {
+            let mut changed = recipe.clone();
+            changes.iter().for_each(|change| change.apply(&mut changed));
+            if !changes.is_empty() && (changed == *recipe || changed.check().is_err()) {
+                continue;
+            }
+            for &zero in &zeros {
+                match plan(&changed, zero) {
+                    Ok(planned) => {
+                        let numerics = changes.to_vec();
+                        return Ok(Changed { recipe: changed, numerics, zero, planned });
+                    }
+                    Err(TrainError::DoesNotFit(error)) => {
+                        let known_bytes = least.as_ref().map_or(usize::MAX, |of| of.needed_bytes);
+                        if changes.is_empty() && error.needed_bytes < known_bytes {
+                            least = Some(error);
+                        }
+                    }
+                    Err(error) if self.divided().is_none() && is_undividable(&error) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Err(TrainError::DoesNotFit(least.expect("the recipe as it is was tried")))
+    }
+
+    /// # Errors
+    /// `Setting` where something is to be divided among ranks and there is one.
+    fn check_divided(&self) -> Result<()> {
+        let place = match self.divided() {
+            None | Some(Zero::Off) => return Ok(()),
+            Some(Zero::Blocks) => "--pipeline",
+            Some(Zero::Features) => "--tensor-parallel",
+            Some(_) => "--zero",
+        };
+        if self.rank_count() > 1 {
+            return Ok(());
+        }
+        let problem = "takes several ranks to divide something among: --ranks says how many";
+        Err(TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() })
+    }
+
+    /// What is to be divided among the ranks, if that is said.
+    pub(super) fn divided(&self) -> Option<Zero> {
+        match (self.pipeline, self.tensor_parallel) {
+            (true, _) => Some(Zero::Blocks),
+            (_, true) => Some(Zero::Features),
+            _ => self.zero,
+        }
+    }
+
+    /// The rank whose share of every batch this one reads: the stages of a pipeline, and those that
+    /// share the features of a model, read all.
+    pub(super) fn reader(&self, rank: Rank) -> Rank {
+        match self.divided() {
+            Some(Zero::Blocks | Zero::Features) => Rank { index: 0, count: 1 },
+            _ => rank,
+        }
+    }
+
+    /// The same of the first rank.
+    pub(super) fn first_reader(&self) -> Rank {
+        self.reader(self.first_rank())
+    }
+
+    /// Into how many shares batches are divided.
+    pub(super) fn share_count(&self) -> usize {
+        self.first_reader().count
+    }
+
+    /// How many ranks train together.
+    pub(super) fn rank_count(&self) -> usize {
+        self.ranks as usize
+    }
+
+    /// The same of one of several processes that train together.
+    ///
+    /// # Errors
+    /// `Setting` where `--ranks` says how many train in one process.
+    #[cfg(feature = "mpi")]
+    pub(super) fn of_processes(&self, count: usize) -> Result<PlanningArgs> {
+        if self.ranks > 1 {
+            let place = "--ranks".to_owned();
+            let problem = format!("MPI has started {count} processes, a rank each");
+            return Err(TrainError::Setting { place, problem });
+        }
+        Ok(PlanningArgs { ranks: count as u64, ..self.clone() })
+    }
+
+    /// The first of the ranks.
+    pub(super) fn first_rank(&self) -> Rank {
+        Rank { index: 0, count: self.rank_count() }
+    }
+
+    /// What a plan for several ranks is made with, that of the first: the others do the same.
+    pub(super) fn simulated_ranks(&self) -> Option<Arc<dyn Collectives>> {
+        self.simulated_rank(0)
+    }
+
+    /// The same of another one.
+    pub(super) fn simulated_rank(&self, index: usize) -> Option<Arc<dyn Collectives>> {
+        let rank = Rank { index, ..self.first_rank() };
+        (rank.count > 1).then(|| Arc::new(Mirror::new(rank).expect("one of them")) as _)
+    }
+
+    /// What blocks are offloaded to.
+    ///
+    /// # Errors
+    /// `Setting` where the training has the host's memory itself; when the address space cannot be
+    /// reserved.
+    pub(super) fn open_host(&self, device: &DeviceArgs) -> Result<Option<Device>> {
+        self.check_offload(device)?;
+        let open =
+            |bytes| Device::cpu(CpuOptions { budget_bytes: Some(bytes), ..CpuOptions::default() });
+        Ok(self.offload_budget.map(open).transpose()?)
+    }
+
+    /// The same, simulated.
+    ///
+    /// # Errors
+    /// `Setting` where the training has the host's memory itself.
+    pub(super) fn open_simulated_host(&self, device: &DeviceArgs) -> Result<Option<Device>> {
+        self.check_offload(device)?;
+        let simulate = |bytes| Device::sim(SimSpec::like_this_machine(bytes));
+        Ok(self.offload_budget.map(simulate).transpose()?)
+    }
+
+    fn check_offload(&self, device: &DeviceArgs) -> Result<()> {
+        if self.offload_budget.is_none() || device.device != DeviceName::Cpu {
+            return Ok(());
+        }
+        let place = "--offload-budget".to_owned();
+        let problem = "is for a cuda device; a cpu has no other memory, --budget is all of it";
+        Err(TrainError::Setting { place, problem: problem.to_owned() })
+    }
+}

@@ -1,0 +1,104 @@
+//! A run on several ranks: threads of this process, or processes that MPI has started.
+
+#[cfg(feature = "cuda")]
+use std::io::{self, Write};
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use lowtide_ranks::{Collectives, threads};
+#[cfg(feature = "cuda")]
+use lowtide_ranks::{RanksError, nccl};
+#[cfg(feature = "cuda")]
+use lowtide_tensor::Device;
+use lowtide_trainer::{Result, TrainError};
+
+#[cfg(feature = "cuda")]
+use crate::command::train::RunArgs;
+
+/// How long ranks wait for each other, beside the time for memory to come back: one of them may
+/// evaluate or write a checkpoint that the others do not.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Does `first` on the first of so many ranks, `other` on each other one, a thread each; what the
+/// first one returns.
+///
+/// # Errors
+/// Those of `first`, or of the rank that it heard of.
+pub(super) fn on_threads<R>(
+    count: usize,
+    wait: Option<Duration>,
+    first: impl FnOnce(Arc<dyn Collectives>) -> Result<R>,
+    other: impl Fn(Arc<dyn Collectives>) -> Result<()> + Sync,
+) -> Result<R> {
+    let (other, mut ranks) = (&other, threads(count, TIMEOUT + wait.unwrap_or_default()));
+    thread::scope(|scope| {
+        let others = ranks.drain(1..).map(|rank| scope.spawn(move || other(Arc::new(rank))));
+        let others: Vec<_> = others.collect();
+        let outcome = first(Arc::new(ranks.pop().expect("the first of several")));
+        let others = others.into_iter().map(|other| other.join());
+        let others: Vec<_> =
+            others.map(|other| other.unwrap_or_else(|panic| resume_unwind(panic))).collect();
+        match outcome {
+            // Another rank's own error says more than what this one heard of it.
+            Err(TrainError::Ranks(heard)) => {
+                let is_heard = |error: &TrainError| matches!(error, TrainError::Ranks(_));
+                let mut errors = others.into_iter().filter_map(Result::err);
+                Err(errors.find(|error| !is_heard(error)).unwrap_or(heard.into()))
+            }
+            outcome => outcome,
+        }
+    })
+}
+
+/// The same ranks. Where they are on NVIDIA devices, and all have NCCL, tensors go by it from one
+/// device to another; else they go through the host, and standard error says why.
+///
+/// # Errors
+/// `Ranks`.
+#[cfg(feature = "cuda")]
+pub(super) fn by_nccl(
+    ranks: Arc<dyn Collectives>,
+    device: &Device,
+    RunArgs { device: arguments, wait, .. }: &RunArgs,
+) -> Result<Arc<dyn Collectives>> {
+    if device.as_cuda().is_none() {
+        return Ok(ranks);
+    }
+    let is_first = ranks.rank().index == 0;
+    match nccl(Arc::clone(&ranks), device, TIMEOUT + wait.unwrap_or_default()) {
+        Ok(rank) => {
+            if arguments.budget().is_none() {
+                // What it takes of the device was taken for memory for tensors.
+                let capacity_bytes = device.allocator().capacity_bytes();
+                let left_bytes = capacity_bytes.saturating_sub(rank.outside_bytes());
+                device.allocator().set_capacity(left_bytes);
+            }
+            Ok(Arc::new(rank))
+        }
+        Err(error @ (RanksError::Refused { .. } | RanksError::Tensor(_))) => {
+            if is_first {
+                let line = format!("lowtide: note: tensors go through the host: {error}");
+                drop(writeln!(io::stderr(), "{line}"));
+            }
+            Ok(ranks)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The rank of this process, where MPI has started several.
+///
+/// # Errors
+/// `Ranks` if these do not come together.
+#[cfg(feature = "mpi")]
+pub(super) fn of_process(wait: Option<Duration>) -> Result<Option<Arc<dyn Collectives>>> {
+    // What MPICH, Open MPI and Slurm's PMI tell a process that they start.
+    let is_started = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some());
+    let timeout = TIMEOUT + wait.unwrap_or_default();
+    let rank = if is_started { lowtide_ranks::mpi(timeout)? } else { None };
+    Ok(rank.map(|rank| Arc::new(rank) as _))
+}

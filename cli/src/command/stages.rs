@@ -1,0 +1,119 @@
+//! The stages of a pipeline, side by side.
+
+use std::ops::Range;
+
+use lowtide_trainer::{Forecasts, Plan, Result, seconds_of};
+use serde_json::{Value, json};
+
+use crate::command::say;
+use crate::human::{format_bytes, format_seconds};
+use crate::json::with_knobs;
+
+/// The plan of a stage, its blocks, and the bytes that it sends in a step.
+pub(super) type Planned = (Plan, Range<usize>, usize);
+
+/// What each stage comes to; nothing where there is no pipeline.
+#[derive(Default)]
+pub(super) struct Stages {
+    stages: Vec<Stage>,
+    /// Of a step, but for what is sent and for the update.
+    seconds: f64,
+}
+
+/// A stage of a pipeline.
+struct Stage {
+    blocks: Range<usize>,
+    plan: Plan,
+    /// The share of a step in which it waits for others to compute.
+    idle: f64,
+    /// Bytes that it sends in a step.
+    sent_bytes: usize,
+}
+
+impl Stages {
+    /// The plans of all stages, in the largest micro-batches that all of them take, and the index
+    /// of the one that needs most. `plan` makes that of a stage, in micro-batches of at most so
+    /// many samples.
+    ///
+    /// # Errors
+    /// Those of a plan.
+    pub(super) fn of(
+        count: usize,
+        plan: impl Fn(usize, usize, &Forecasts) -> Result<Planned>,
+    ) -> Result<(Stages, usize)> {
+        let forecasts: Vec<Forecasts> = (0..count).map(|_| Forecasts::default()).collect();
+        let mut size_max = usize::MAX;
+        let planned = loop {
+            let all = forecasts.iter().enumerate();
+            let all = all.map(|(index, forecasts)| plan(index, size_max, forecasts));
+            let all = all.collect::<Result<Vec<_>>>()?;
+            let sizes = || all.iter().map(|(plan, ..)| plan.knobs.micro_batch);
+            let least = sizes().min().unwrap_or(1);
+            if sizes().all(|size| size == least) {
+                break all;
+            }
+            size_max = least;
+        };
+        let parts = planned[0].0.micro_batches();
+        let times = planned.iter().map(|(plan, ..)| plan.forecast.stage_seconds);
+        let times: Vec<[f64; 2]> = times.map(Option::unwrap_or_default).collect();
+        let seconds = seconds_of(&times, parts);
+        let stage = |((plan, blocks, sent_bytes), [forward, backward]): (Planned, [f64; 2])| {
+            let busy = parts as f64 * (forward + backward);
+            Stage { blocks, idle: 1.0 - busy / seconds, plan, sent_bytes }
+        };
+        let stages: Vec<Stage> = planned.into_iter().zip(times).map(stage).collect();
+        let peaks = stages.iter().map(|stage| stage.plan.predicted_peak_bytes());
+        let most = peaks.enumerate().max_by_key(|&(_, bytes)| bytes).map_or(0, |(at, _)| at);
+        Ok((Stages { stages, seconds }, most))
+    }
+
+    /// The plan of the stage `index`, and the most bytes that a stage sends in a step.
+    pub(super) fn way(mut self, index: usize) -> (Plan, usize) {
+        let sent_bytes = self.stages.iter().map(|stage| stage.sent_bytes).max().unwrap_or(0);
+        (self.stages.swap_remove(index).plan, sent_bytes)
+    }
+
+    /// The samples of a micro-batch; no limit where there is no pipeline.
+    pub(super) fn micro_batch(&self) -> usize {
+        self.stages.first().map_or(usize::MAX, |stage| stage.plan.knobs.micro_batch)
+    }
+
+    /// Prints them.
+    pub(super) fn tell(&self, is_measured: bool) -> Result<()> {
+        if self.stages.is_empty() {
+            return Ok(());
+        }
+        say("")?;
+        if is_measured {
+            let seconds = format_seconds(self.seconds);
+            say(&format!("a step but for sending and the update takes {seconds}"))?;
+        }
+        say(&format!("stage  blocks    {:<32}{:<14}{:<8}plan", "peak", "sends a step", "idle"))?;
+        for (index, Stage { blocks, plan, idle, sent_bytes }) in self.stages.iter().enumerate() {
+            let bytes = plan.predicted_peak_bytes();
+            let peak = format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
+            let (sent, of) = (format_bytes(*sent_bytes as u64), blocks.len());
+            let (first, last) = (blocks.start, blocks.end - 1);
+            let blocks = if of == 1 { first.to_string() } else { format!("{first} to {last}") };
+            let (idle, knobs) = (format!("{:.0} %", 100.0 * idle), plan.knobs);
+            say(&format!("{index:<7}{blocks:<10}{peak:<32}{sent:<14}{idle:<8}{knobs}"))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        let stages = self.stages.iter().map(|Stage { blocks, plan, idle, sent_bytes }| {
+            with_knobs(
+                plan.knobs,
+                json!({
+                    "blocks": [blocks.start, blocks.end],
+                    "predicted_peak_bytes": plan.predicted_peak_bytes(),
+                    "idle": idle,
+                    "sent_bytes": sent_bytes,
+                }),
+            )
+        });
+        stages.collect()
+    }
+}

@@ -1,0 +1,118 @@
+//! A pretrained model with what a run of it has learned.
+
+use std::path::Path;
+
+use lowtide_nn::{LoraOptions, NnResult, Parameters};
+use lowtide_pretrained::{Config, Decoder};
+use lowtide_tensor::{DType, Device};
+use lowtide_trainer::{Learned, Result, TrainError};
+
+use crate::recipe::{ModelRecipe, Recipe};
+use crate::run_dir::RunDir;
+
+/// A model with its configuration.
+pub(super) struct Trained {
+    pub(super) config: Config,
+    pub(super) model: Decoder,
+    /// How it was adapted, if it was.
+    pub(super) lora: Option<LoraOptions>,
+    /// What the run began with, as its recipe calls it.
+    pub(super) base: String,
+}
+
+impl Trained {
+    /// The model of a run, or of a folder of a model.
+    ///
+    /// # Errors
+    /// Those of the files; `Setting` for a run of another model; `OutOfMemory`.
+    pub(super) fn open(path: &Path, device: &Device) -> Result<Trained> {
+        match Trained::is_run(path) {
+            true => Trained::of_run(path, device),
+            false => Trained::of_model(path, device, |_| Ok(())),
+        }
+    }
+
+    /// The same with floats alone, as [`Trained::of_run_in_floats`] has them.
+    ///
+    /// # Errors
+    /// Those of [`Trained::open`].
+    pub(super) fn open_in_floats(path: &Path, device: &Device) -> Result<Trained> {
+        match Trained::is_run(path) {
+            true => Trained::of_run_in_floats(path, device),
+            false => Trained::of_model(path, device, |_| Ok(()))?.in_floats(),
+        }
+    }
+
+    /// The model in a folder, of which `change` sees each part when it was read.
+    ///
+    /// # Errors
+    /// Those of the files and of `change`; `OutOfMemory`.
+    pub(super) fn of_model(
+        path: &Path,
+        device: &Device,
+        change: impl FnMut(&mut dyn Parameters) -> NnResult<()>,
+    ) -> Result<Trained> {
+        let config = Config::open(path)?;
+        let model = config.load_with(device, config.dtype().unwrap_or(DType::F32), change)?;
+        Ok(Trained { config, model, lora: None, base: path.display().to_string() })
+    }
+
+    /// Whether a folder is that of a run, not of a model.
+    pub(super) fn is_run(path: &Path) -> bool {
+        path.join("recipe.toml").is_file()
+    }
+
+    /// The model of a run as it was trained.
+    ///
+    /// # Errors
+    /// Those of the files; `Setting` for a run of another model; `OutOfMemory`.
+    pub(super) fn of_run(path: &Path, device: &Device) -> Result<Trained> {
+        let run_dir = RunDir::open(path)?;
+        Trained::of_recipe(&Recipe::load(&run_dir.recipe())?, &run_dir, device)
+    }
+
+    /// The same with the floats of its files where it was trained beside weights in few bits, or,
+    /// where the files have these, with what they stand for.
+    ///
+    /// # Errors
+    /// Those of [`Trained::of_run`].
+    pub(super) fn of_run_in_floats(path: &Path, device: &Device) -> Result<Trained> {
+        let run_dir = RunDir::open(path)?;
+        let mut recipe = Recipe::load(&run_dir.recipe())?;
+        if let ModelRecipe::Pretrained(model) = &mut recipe.model {
+            model.base = None;
+        }
+        Trained::of_recipe(&recipe, &run_dir, device)?.in_floats()
+    }
+
+    /// With what weights in few bits stand for.
+    fn in_floats(mut self) -> Result<Trained> {
+        let mut outcome = Ok(());
+        self.model.visit_linears(&mut |_, layer| {
+            let dtype = layer.weight().value().dtype();
+            if outcome.is_ok() {
+                outcome = layer.dequantize(dtype);
+            }
+        });
+        outcome?;
+        let config = self.config.with_quantization(None).expect("floats are in any file");
+        Ok(Trained { config, ..self })
+    }
+
+    fn of_recipe(recipe: &Recipe, run_dir: &RunDir, device: &Device) -> Result<Trained> {
+        let wrong = || TrainError::Setting {
+            place: run_dir.recipe().display().to_string(),
+            problem: "its model is not a pretrained one".to_owned(),
+        };
+        let ModelRecipe::Pretrained(of_recipe) = &recipe.model else { return Err(wrong()) };
+        let mut model = recipe.pretrained(device)?.ok_or_else(wrong)?;
+        match of_recipe.fresh {
+            true => lowtide_nn::load(&mut model, &run_dir.model())?,
+            false => {
+                lowtide_nn::load(&mut Learned::without_frozen(&mut model), &run_dir.model())?;
+            }
+        }
+        let (lora, base) = (of_recipe.lora.clone(), of_recipe.folder.display().to_string());
+        Ok(Trained { config: Config::open(&of_recipe.folder)?, model, lora, base })
+    }
+}

@@ -1,0 +1,54 @@
+//! A teacher of a recipe: the model of another run.
+
+use std::path::PathBuf;
+
+use lowtide_tensor::Device;
+use lowtide_trainer::{Distillation, DistillationOptions, Learned, Result, Task};
+
+use super::options::options;
+use super::{Recipe, Samples};
+use crate::run_dir::RunDir;
+
+options! {
+    /// A teacher that the model learns of, beside its data.
+    DistillRecipe {
+        /// The folder of the teacher's run.
+        teacher: PathBuf = PathBuf::from("runs/teacher"),
+        /// What the logits of both are divided by.
+        temperature: f64 = 2.0,
+        /// The share of the teacher in the loss, 0.0 to 1.0.
+        weight: f64 = 0.5,
+    }
+}
+
+impl DistillRecipe {
+    /// # Errors
+    /// `Setting` for a number out of its range.
+    pub(super) fn check(&self) -> Result<()> {
+        self.options().check()
+    }
+
+    fn options(&self) -> DistillationOptions {
+        let &DistillRecipe { temperature, weight, .. } = self;
+        DistillationOptions { temperature, weight }
+    }
+
+    /// The task of a student with the teacher of the run; on a simulated device it has no weights.
+    ///
+    /// # Errors
+    /// Those of the run's files; `Setting` for a teacher that is not for such samples;
+    /// `OutOfMemory`.
+    pub(super) fn task(
+        &self,
+        student: Box<dyn Task>,
+        device: &Device,
+        samples: Samples,
+    ) -> Result<Box<dyn Task>> {
+        let run_dir = RunDir::open(&self.teacher)?;
+        let mut teacher = Recipe::of_run(&run_dir)?.task(device, samples)?;
+        if !device.is_simulated() {
+            lowtide_nn::load(&mut Learned::of(&mut teacher), &run_dir.model())?;
+        }
+        Ok(Box::new(Distillation::new(student, teacher, self.options())?))
+    }
+}

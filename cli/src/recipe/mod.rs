@@ -1,0 +1,519 @@
+//! Recipes: what to train, on what, and how, as a TOML file. Everything has a default.
+
+mod augment;
+mod data;
+mod distill;
+mod help;
+mod kind;
+mod model;
+mod optimizer;
+mod options;
+mod overrides;
+mod preference;
+mod pretrained;
+mod prune;
+mod schedule;
+mod shipped;
+mod stored;
+
+use std::fs;
+use std::io::Read;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+use lowtide_data::{Loader, LoaderOptions, OnBadSample};
+use lowtide_nn::optim::Stateful;
+use lowtide_nn::{NnError, Schedule};
+use lowtide_ranks::{Collectives, Rank};
+use lowtide_tensor::{CpuOptions, Device, RandomKey};
+use lowtide_trainer::observers::CheckpointEvery;
+use lowtide_trainer::{
+    Fit, MicroBatches, NonFinite, Options, Precision, Result, Task, TrainError, Trainer, Zero,
+};
+use serde::{Deserialize, Serialize};
+
+pub use augment::AugmentRecipe;
+pub use data::{
+    CifarRecipe, CsvRecipe, DataRecipe, DigitsRecipe, ImageFolderRecipe, JsonLinesRecipe, LineKind,
+    MnistRecipe, NpyRecipe, ParquetImagesRecipe, ParquetRecipe, RandomImagesRecipe,
+    RandomTokensRecipe, Samples, SegmentationFolderRecipe, TarShardsRecipe, TextRecipe,
+    TokenFileRecipe,
+};
+pub use distill::DistillRecipe;
+pub use help::{OPTIMIZERS, help};
+pub use model::{
+    DeepCnnRecipe, GptRecipe, LstmRecipe, MlpRecipe, ModelRecipe, PretrainedRecipe, ResNetRecipe,
+    Seq2SeqRecipe, SimpleCnnRecipe, UNetRecipe, ViTRecipe,
+};
+pub use optimizer::{AdamRecipe, MuonRecipe, OptimizerRecipe};
+pub use preference::PreferenceRecipe;
+pub use pretrained::{Base, FewBits, Tuning};
+pub use prune::PruneRecipe;
+pub use schedule::{ScheduleRecipe, WarmUpRecipe};
+pub use shipped::{SHIPPED, Shipped};
+pub use stored::{StateType, StoredType};
+
+use options::options;
+use prune::Start;
+
+use crate::run_dir::RunDir;
+
+/// So many that the steps of a run can be counted.
+pub(crate) const EPOCHS_MAX: u64 = 1 << 32;
+/// More than any data set that fits on a machine.
+pub(crate) const BATCH_SIZE_MAX: u64 = 1 << 32;
+/// More than any machine has processors.
+const WORKERS_MAX: usize = 1024;
+
+/// What to train.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Recipe {
+    /// The data; digits if its kind is absent.
+    #[serde(deserialize_with = "data::or_digits")]
+    pub data: DataRecipe,
+    /// How the images to train on are varied.
+    pub augment: AugmentRecipe,
+    /// The model; a simple CNN if its kind is absent.
+    #[serde(deserialize_with = "model::or_simple_cnn")]
+    pub model: ModelRecipe,
+    /// What updates the parameters.
+    pub optimizer: OptimizerRecipe,
+    /// How its learning rate changes from step to step.
+    pub schedule: ScheduleRecipe,
+    /// How its learning rate rises before the schedule begins.
+    pub warm_up: WarmUpRecipe,
+    /// How long is trained, in what batches and types.
+    pub train: TrainRecipe,
+    /// A teacher that the model learns of, beside its data; none if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distill: Option<DistillRecipe>,
+    /// How a pretrained model learns which answers are preferred to others, of data that has such;
+    /// as [`PreferenceRecipe::default`] if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preference: Option<PreferenceRecipe>,
+    /// What is taken out of the model of another run, with which this one begins; nothing if
+    /// absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prune: Option<PruneRecipe>,
+}
+
+options! {
+    /// How long is trained, in what batches and types.
+    TrainRecipe {
+        /// Times through the training data.
+        epochs: u64 = 60,
+        /// Samples of a logical batch.
+        batch_size: usize = 256,
+        /// Seed of initial values and of the order of the data.
+        seed: u64 = 0,
+        /// Gradients longer than this together are shortened to it; not at all if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        clip_norm: Option<f64> = None,
+        /// What operations compute in: "f32", "bf16", or "f16" with the loss scaled.
+        precision: Precision = Precision::F32,
+        /// What parameters are kept in: "f32", or "bf16", which the optimizer rounds by chance.
+        parameters: StoredType = StoredType::F32,
+        /// What the optimizer keeps its states in: "f32", or "8bit", a quarter of the memory.
+        states: StateType = StateType::F32,
+        /// Whether batches may be split where memory asks for it.
+        split_batches: bool = true,
+        /// Samples of a leaf, whose gradients are summed along a tree: the same bits on 1, 2, 4 or
+        /// 8 ranks. It divides what each rank has of a batch; a shorter last batch is left out.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        leaf: Option<NonZeroUsize> = None,
+        /// How often a checkpoint is written: "500steps", "1epoch", "10min"; not at all if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        checkpoint_every: Option<CheckpointEvery> = None,
+        /// What an unreadable sample does to an epoch: "fail", or { skip = 10 } to train on.
+        bad_samples: BadSamples = BadSamples::Fail,
+        /// What becomes of a step that is not finite: "stop", { skip = 10 } in a row, "ignore".
+        non_finite: NonFinite = NonFinite::Stop,
+    }
+}
+
+/// What a sample that cannot be read does to its epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BadSamples {
+    /// The run ends with the sample's error; what was learned is kept.
+    Fail,
+    /// Batches to train on come without such samples, up to this number an epoch; metrics name
+    /// them. One to test on fails all the same.
+    Skip(usize),
+}
+
+/// More than any recipe has; a device such as `/dev/zero` never ends.
+const RECIPE_BYTES_MAX: u64 = 1 << 20;
+
+fn read(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    let read = fs::File::open(path)
+        .and_then(|file| file.take(RECIPE_BYTES_MAX + 1).read_to_string(&mut text));
+    if text.len() as u64 > RECIPE_BYTES_MAX {
+        let problem = format!("is no recipe: it has more than {RECIPE_BYTES_MAX} bytes");
+        return Err(TrainError::Setting { place: path.display().to_string(), problem });
+    }
+    read.map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+    Ok(text)
+}
+
+/// The data of a recipe, open.
+#[derive(Debug)]
+pub struct RecipeData {
+    /// What a sample is, for the model.
+    pub samples: Samples,
+    /// The data to train on, shuffled by the seed.
+    pub train: Loader,
+    /// The data to test on, in order.
+    pub test: Loader,
+}
+
+/// A trainer of a recipe.
+pub type RecipeTrainer = Trainer<Box<dyn Task>, Box<dyn Stateful>>;
+
+impl Recipe {
+    /// Reads a recipe and checks its numbers.
+    ///
+    /// # Errors
+    /// `File` when it cannot be read; `Setting` with the line for anything that is not a recipe.
+    pub fn load(path: &Path) -> Result<Self> {
+        Recipe::parse(&read(path)?, path)
+    }
+
+    /// The recipe in a text; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// Those of [`Recipe::load`], without `File`.
+    pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        let place = |line| place(path, text, line);
+        let recipe: Recipe = toml::from_str(text).map_err(|error| {
+            let line = error.span().map(|span| line_of_error(text, span.start, error.message()));
+            // Some of the parser's messages go on over several lines, or speak of Rust's types.
+            let problem = error.message().lines().collect::<Vec<_>>().join(" ");
+            let problem =
+                problem.replace("expected usize", "expected u64") + &near(error.message());
+            let problem = problem.replace("expected u64", "expected a whole number, 0 or more");
+            let problem = problem.replace("expected f64", "expected a number");
+            TrainError::Setting { place: place(line), problem }
+        })?;
+        recipe.check().map_err(|error| match error {
+            TrainError::Setting { place: name, problem } => match line_of_name(text, &name) {
+                Some(line) => TrainError::Setting { place: place(Some(line)), problem },
+                None => {
+                    TrainError::Setting { place: format!("{}, {name}", path.display()), problem }
+                }
+            },
+            other => other,
+        })?;
+        Ok(recipe)
+    }
+
+    /// The recipe of a run, for the model that it left: what taught it, and of what model it is a
+    /// part, is of no use any more.
+    ///
+    /// # Errors
+    /// Those of [`Recipe::load`].
+    pub fn of_run(run_dir: &RunDir) -> Result<Self> {
+        let mut recipe = Recipe { distill: None, ..Recipe::load(&run_dir.recipe())? };
+        if let Some(prune) = &mut recipe.prune {
+            prune.run = None;
+        }
+        Ok(recipe)
+    }
+
+    /// The recipe as TOML, complete with defaults.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a recipe has only plain values")
+    }
+
+    /// `Ok` if every number is in its range.
+    ///
+    /// # Errors
+    /// `Setting` that names the first which is not.
+    pub fn check(&self) -> Result<()> {
+        let wrong = |name: &str, problem: String| Err(setting(name, &problem));
+        let counts = [
+            ("train.epochs", self.train.epochs, 1..=EPOCHS_MAX),
+            ("train.batch_size", self.train.batch_size as u64, 1..=BATCH_SIZE_MAX),
+        ];
+        let of_tables = [self.model.counts(), self.data.counts()].concat();
+        let of_tables = of_tables
+            .into_iter()
+            .map(|(name, count, [min, max])| (name, count as u64, min as u64..=max as u64));
+        for (name, count, range) in counts.into_iter().chain(of_tables) {
+            if !range.contains(&count) {
+                let (min, max) = range.into_inner();
+                return wrong(name, format!("must be {min} to {max}"));
+            }
+        }
+        if let Some(leaf) = self.train.leaf {
+            let batch_size = self.train.batch_size;
+            if !batch_size.is_multiple_of(leaf.get()) {
+                let problem = format!("batches of {batch_size} are not made of leaves of {leaf}");
+                return wrong("train.leaf", problem);
+            }
+            if !self.train.split_batches {
+                let problem = "splits batches, which train.split_batches forbids".to_owned();
+                return wrong("train.leaf", problem);
+            }
+        }
+        self.augment.check()?;
+        self.distill.iter().try_for_each(DistillRecipe::check)?;
+        self.prune.iter().try_for_each(PruneRecipe::check)?;
+        self.preference.iter().try_for_each(PreferenceRecipe::check)?;
+        if self.preference.is_some() && !self.data.is_preferences() {
+            let problem = "is for data of answers that are preferred to others, see data.format";
+            return wrong("preference", problem.to_owned());
+        }
+        if let Some((at, dropout)) = self.model.dropout().filter(|(_, p)| !(0.0..1.0).contains(p)) {
+            return wrong(at, format!("{dropout} is not from 0 up to 1"));
+        }
+        if let Some(norm) = self.train.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
+            return wrong("train.clip_norm", format!("{norm} is not above 0"));
+        }
+        if self.train.parameters != StoredType::F32 && self.train.precision == Precision::F16 {
+            let problem = "cannot be bf16 where train.precision is f16: scaled gradients are f32";
+            return wrong("train.parameters", problem.to_owned());
+        }
+        let in_table = |table: &str, error| match error {
+            NnError::Option { name, value, range } => {
+                let name = match name {
+                    "beta" => "betas",
+                    "coefficient" => "coefficients",
+                    "milestone" => "at",
+                    name => name,
+                };
+                let (place, problem) =
+                    (format!("{table}.{name}"), format!("{value} is not in {range}"));
+                TrainError::Setting { place, problem }
+            }
+            other => other.into(),
+        };
+        let warm_up = ScheduleRecipe::default().after(self.warm_up);
+        warm_up.check().map_err(|error| in_table("warm_up", error))?;
+        let schedule = self.schedule.after(WarmUpRecipe::default());
+        schedule.check().map_err(|error| in_table("schedule", error))?;
+        let built = self.optimizer.build(schedule, None, StateType::F32);
+        built.map(drop).map_err(|error| in_table("optimizer", error))
+    }
+
+    /// Opens the data once for loaders and model: files may be large, and texts have to be encoded.
+    ///
+    /// # Errors
+    /// Those of the data set; `Setting` for data that the model has no use for.
+    pub fn open(&self) -> Result<RecipeData> {
+        self.open_share(Rank { index: 0, count: 1 })
+    }
+
+    /// [`Recipe::open`] with that share of each batch to train on which is this rank's.
+    ///
+    /// # Errors
+    /// Those of [`Recipe::open`]; `Setting` for batches that cannot be shared evenly.
+    pub fn open_share(&self, rank: Rank) -> Result<RecipeData> {
+        let (batch_size, count) = (self.train.batch_size, rank.count);
+        if !batch_size.is_multiple_of(count) {
+            let problem = format!("{batch_size} samples have no equal shares for {count} ranks");
+            return Err(setting("train.batch_size", &problem));
+        }
+        let options = LoaderOptions {
+            batch_size: batch_size / count,
+            drop_last: self.train.leaf.is_some(),
+            seed: self.train.seed,
+            workers: self.data.workers(),
+            on_bad_sample: match self.train.bad_samples {
+                BadSamples::Fail => OnBadSample::Fail,
+                BadSamples::Skip(count) => OnBadSample::Skip(count),
+            },
+            ..Default::default()
+        };
+        let opened = self.data.open(self.model.wants(), &self.augment)?;
+        let samples = opened.samples;
+        let (train, test) = opened.loaders(options, rank)?;
+        Ok(RecipeData { samples, train, test })
+    }
+
+    /// A short name, for folders of runs.
+    pub fn name(&self) -> &'static str {
+        self.data.name()
+    }
+
+    /// What is trained on what, in words.
+    pub fn title(&self) -> String {
+        format!("{} on {}", self.model.name(), self.data.name())
+    }
+
+    /// What a run of it is.
+    pub fn fit<'a>(&self, train: &'a Loader, test: &'a Loader) -> Fit<'a> {
+        Fit::new(train).evaluate("test", test).epochs(self.train.epochs)
+    }
+
+    /// The model with its initial values, and what it is to learn of such samples, and perhaps of
+    /// a teacher.
+    ///
+    /// # Errors
+    /// `Setting` for a model that is not for them; those of the teacher's files; `OutOfMemory`.
+    pub fn task(&self, device: &Device, samples: Samples) -> Result<Box<dyn Task>> {
+        let key = RandomKey::new(self.train.seed);
+        let start = Start {
+            stored: self.train.parameters,
+            prune: self.prune.as_ref(),
+            is_simulated: device.is_simulated(),
+        };
+        let task = match (&self.model, samples) {
+            (ModelRecipe::Pretrained(model), Samples::Preferences { vocabulary, context }) => {
+                start.check_whole()?;
+                let preference = self.preference.clone().unwrap_or_default();
+                let sizes = (vocabulary, context);
+                model.preference_task(device, key, sizes, start.stored, preference.beta)?
+            }
+            _ => self.model.task(device, key, samples, start)?,
+        };
+        match &self.distill {
+            Some(distill) => distill.task(task, device, samples),
+            None => Ok(task),
+        }
+    }
+
+    /// The optimizer with its schedule, without state yet.
+    ///
+    /// # Errors
+    /// `Option` for a number out of its range.
+    pub fn optimizer(&self) -> Result<Box<dyn Stateful>> {
+        let rounding = match self.train.parameters {
+            StoredType::F32 => None,
+            StoredType::Bf16 => Some(RandomKey::new(self.train.seed).op("rounding")),
+        };
+        Ok(self.optimizer.build(self.schedule(), rounding, self.train.states)?)
+    }
+
+    /// The learning rate over the steps, warm-up included.
+    pub fn schedule(&self) -> Schedule {
+        self.schedule.after(self.warm_up)
+    }
+
+    /// A trainer on such samples, before its first step.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when not even the model fits; a number out of its range.
+    pub fn trainer(&self, device: &Device, samples: Samples) -> Result<RecipeTrainer> {
+        self.trainer_of(self.task(device, samples)?, device)
+    }
+
+    /// The same for `ranks` of which each keeps its part of what `zero` says, beside a host that
+    /// has room for the whole model while parameters are divided, and until it is cut.
+    ///
+    /// # Errors
+    /// Those of [`Recipe::trainer`].
+    pub(crate) fn trainer_among(
+        &self,
+        ranks: Option<Arc<dyn Collectives>>,
+        zero: Zero,
+        device: &Device,
+        samples: Samples,
+    ) -> Result<RecipeTrainer> {
+        let place = match is_made_beside(ranks.as_deref(), zero) {
+            true => host_of(device)?,
+            false => device.clone(),
+        };
+        let mut trainer = self.trainer_of(self.task(&place, samples)?, device)?;
+        trainer.set_ranks(ranks);
+        trainer.set_zero(zero);
+        trainer.divide()?;
+        Ok(trainer)
+    }
+
+    fn trainer_of(&self, task: Box<dyn Task>, device: &Device) -> Result<RecipeTrainer> {
+        let optimizer = self.optimizer()?;
+        let options = Options {
+            seed: self.train.seed,
+            clip_norm: self.train.clip_norm,
+            micro_batches: match (self.train.leaf, self.train.split_batches) {
+                (Some(leaf), _) => MicroBatches::Leaves(leaf),
+                (None, true) => MicroBatches::AsNeeded,
+                (None, false) => MicroBatches::Never,
+            },
+            precision: self.train.precision,
+            non_finite: self.train.non_finite,
+            background_checkpoints: self.train.checkpoint_every.is_some(),
+            ..Default::default()
+        };
+        Ok(Trainer::new(device, task, optimizer, options))
+    }
+}
+
+/// True where each rank keeps a part of a model, which is made beside the device of the training.
+fn is_made_beside(ranks: Option<&dyn Collectives>, zero: Zero) -> bool {
+    match zero {
+        Zero::Off | Zero::States | Zero::Gradients => false,
+        Zero::Parameters | Zero::Features => ranks.is_some_and(|ranks| ranks.rank().count > 1),
+        Zero::Blocks => ranks.is_some(),
+    }
+}
+
+/// A device with room for a whole model, beside the memory of the training on `device`.
+///
+/// # Errors
+/// Errors of opening the device.
+fn host_of(device: &Device) -> Result<Device> {
+    if !device.is_simulated() {
+        return Ok(Device::cpu(CpuOptions::default())?);
+    }
+    let host = device.simulate();
+    host.allocator().set_capacity(usize::MAX);
+    Ok(host)
+}
+
+fn setting(place: &str, problem: &str) -> TrainError {
+    TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
+}
+
+/// What a parser's message about an unknown name suggests, as an addition to it.
+fn near(message: &str) -> String {
+    let is_unknown = message.contains("unknown field `") || message.contains("unknown variant `");
+    let mut names = message.split('`').skip(1).step_by(2);
+    let Some(wrong) = names.next().filter(|_| is_unknown) else { return String::new() };
+    let distance = |name: &str| strsim::damerau_levenshtein(wrong, name);
+    let nearest = names.min_by_key(|name| distance(name));
+    // A third of its letters may be wrong, and two of a short one.
+    let is_near = |name: &&str| distance(name) <= (wrong.chars().count() / 3).max(2);
+    let suggestion = nearest.filter(is_near).map(|name| format!("; did you mean `{name}`?"));
+    suggestion.unwrap_or_default()
+}
+
+/// Where something is in a recipe: the file, the line's number and the line itself.
+fn place(path: &Path, text: &str, line: Option<usize>) -> String {
+    let Some(line) = line else { return path.display().to_string() };
+    let source = text.lines().nth(line - 1).unwrap_or_default().trim();
+    let source = if source.is_empty() { String::new() } else { format!(" ({source})") };
+    format!("{}, line {line}{source}", path.display())
+}
+
+/// The line of an error that begins at `start`. For a key that should not be there the parser
+/// points at the table's header, so the key is looked for below it.
+fn line_of_error(text: &str, start: usize, message: &str) -> usize {
+    let start = text.floor_char_boundary(start);
+    let first = text[..start].matches('\n').count() + 1;
+    let after = |mark| message.strip_prefix(mark).and_then(|rest: &str| rest.split('`').next());
+    let key = after("unknown field `").or_else(|| after("unfit value of `"));
+    let key = key.or_else(|| message.starts_with("unknown variant").then_some("kind"));
+    key.and_then(|key| line_of_key(text, first, key)).unwrap_or(first)
+}
+
+/// The line that sets `table.key`.
+fn line_of_name(text: &str, name: &str) -> Option<usize> {
+    let (table, key) = name.split_once('.')?;
+    let header = text.lines().position(|line| line.trim() == format!("[{table}]"))?;
+    line_of_key(text, header + 1, key)
+}
+
+/// The line from `first` on, counted from 1, that sets `key`, unless another table begins before.
+fn line_of_key(text: &str, first: usize, key: &str) -> Option<usize> {
+    let sets = |line: &str| line.split_once('=').is_some_and(|(left, _)| left.trim() == key);
+    let lines = text.lines().enumerate().skip(first - 1);
+    lines
+        .take_while(|(index, line)| *index < first || !line.trim_start().starts_with('['))
+        .find(|(_, line)| sets(line))
+        .map(|(index, _)| index + 1)
+}

@@ -1,0 +1,308 @@
+//! A pretrained model of a recipe: a folder of Hugging Face's form, with or without adapters.
+
+use std::path::Path;
+
+use clap::ValueEnum;
+use lowtide_nn::optim::AdamOptions;
+use lowtide_nn::{LoraOptions, NnResult, Parameters, Targets, adapt, is_output_layer};
+use lowtide_pretrained::{Config, Decoder, Positions, PretrainedError};
+use lowtide_tensor::{DType, Device, QuantFormat, RandomKey};
+use lowtide_trainer::{LanguageModel, Preference, Result, Task};
+use serde::{Deserialize, Serialize};
+
+use super::data::{DataRecipe, JsonLinesRecipe, LineKind, RandomTokensRecipe};
+use super::model::{ModelRecipe, PretrainedRecipe};
+use super::optimizer::{AdamRecipe, OptimizerRecipe};
+use super::{Recipe, StoredType, TrainRecipe, setting};
+
+/// Tokens of a row, unless the model was made for fewer.
+const CONTEXT: usize = 1024;
+
+/// The step sizes of the papers of LoRA and of instruction tuning.
+const LORA_RATE: f64 = 2e-4;
+const FULL_RATE: f64 = 2e-5;
+
+impl PretrainedRecipe {
+    /// The task of training it.
+    ///
+    /// # Errors
+    /// Those of [`PretrainedRecipe::model`]; `Setting` where it is not for such samples.
+    pub(super) fn task(
+        &self,
+        device: &Device,
+        key: RandomKey,
+        (vocabulary, context): (usize, usize),
+        stored: StoredType,
+    ) -> Result<Box<dyn Task>> {
+        let config = self.config_for((vocabulary, context))?;
+        let task = LanguageModel::new(self.model(&config, device, key, stored)?);
+        Ok(Box::new(if self.fresh { task } else { task.of_files() }))
+    }
+
+    /// The task of training it by which answers are preferred. Adapters are compared with the
+    /// model without them, and otherwise there is a second one, which stays as it is.
+    ///
+    /// # Errors
+    /// Those of [`PretrainedRecipe::task`].
+    pub(super) fn preference_task(
+        &self,
+        device: &Device,
+        key: RandomKey,
+        sizes: (usize, usize),
+        stored: StoredType,
+        beta: f64,
+    ) -> Result<Box<dyn Task>> {
+        let config = self.config_for(sizes)?;
+        let model = || self.model(&config, device, key, stored);
+        let task = match self.lora {
+            Some(_) => Preference::of_adapters(model()?, beta)?,
+            None => Preference::with_reference(model()?, model()?, beta)?,
+        };
+        Ok(Box::new(if self.fresh { task } else { task.of_files() }))
+    }
+
+    /// The configuration, if it is for so many tokens and rows of so many.
+    fn config_for(&self, (vocabulary, context): (usize, usize)) -> Result<Config> {
+        let config = found(&self.folder)?;
+        let shape = config.shape();
+        if vocabulary > shape.vocabulary {
+            let problem = format!(
+                "has {vocabulary} tokens, and the model knows {}: data.tokenizer is not its own",
+                shape.vocabulary
+            );
+            return Err(setting("data", &problem));
+        }
+        if context > shape.context && shape.positions == Positions::Learned {
+            let problem = format!("is {context}, and the model has {} positions", shape.context);
+            return Err(setting("data.context", &problem));
+        }
+        Ok(config)
+    }
+
+    /// The model with the weights of its folder, or fresh ones, and new adapters; on a simulated
+    /// device the folder needs no weights.
+    ///
+    /// # Errors
+    /// Those of the folder; `OutOfMemory`.
+    fn model(
+        &self,
+        config: &Config,
+        device: &Device,
+        key: RandomKey,
+        stored: StoredType,
+    ) -> Result<Decoder> {
+        let dtype = match stored {
+            StoredType::F32 => DType::F32,
+            StoredType::Bf16 => DType::BF16,
+        };
+        let quantize = |part: &mut dyn Parameters| match self.base {
+            Some(bits) => bits.quantize(part),
+            None => Ok(()),
+        };
+        let of_files = config.quantization().filter(|_| !self.fresh);
+        if (self.base.is_some() || of_files.is_some()) && self.lora.is_none() {
+            let problem = "weights in few bits are not trained: model.lora says what is";
+            return Err(setting("model.base", problem));
+        }
+        if of_files.is_some() && self.base.is_some() {
+            let problem = "the files of the model have its weights in few bits already";
+            return Err(setting("model.base", problem));
+        }
+        let is_made = self.fresh || (device.is_simulated() && of_files.is_none());
+        let mut model = match is_made {
+            true => config.decoder_with(device, key, dtype, quantize)?,
+            // With its own error where only the configuration is known.
+            false => Config::open(&self.folder)?.load_with(device, dtype, quantize)?,
+        };
+        if let Some(lora) = &self.lora {
+            adapt(&mut model, key.op("lora"), lora)?;
+        }
+        Ok(model)
+    }
+}
+
+/// How frozen weights are kept in fewer bits than floats have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub enum FewBits {
+    /// 8 bits, with a scale for each row.
+    #[serde(rename = "int8")]
+    Int8,
+    /// QLoRA's 4 bits with scales in 8 bits: 4.127 bits an element.
+    #[serde(rename = "nf4")]
+    Nf4,
+    /// GGUF's 8 bits: 8.5 an element.
+    #[serde(rename = "q8_0")]
+    #[value(name = "q8_0")]
+    Q80,
+    /// GGUF's 4 bits: 4.5 an element.
+    #[serde(rename = "q4_0")]
+    #[value(name = "q4_0")]
+    Q40,
+}
+
+impl FewBits {
+    /// Puts the weights of linear layers in these bits, but those of output layers.
+    pub(crate) fn quantize(self, part: &mut dyn Parameters) -> NnResult<()> {
+        let mut outcome = Ok(());
+        part.visit_linears(&mut |name, layer| {
+            if outcome.is_ok() && !is_output_layer(name) {
+                outcome = layer.quantize(self.format());
+            }
+        });
+        outcome
+    }
+
+    pub(crate) fn format(self) -> QuantFormat {
+        match self {
+            FewBits::Int8 => QuantFormat::Int8Rows,
+            FewBits::Nf4 => QuantFormat::Nf4 { double: true },
+            FewBits::Q80 => QuantFormat::Q8_0,
+            FewBits::Q40 => QuantFormat::Q4_0,
+        }
+    }
+}
+
+/// What the weights of a model are kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// Floats, which may be trained.
+    Floats(StoredType),
+    /// Few bits, beside which other parameters are bf16.
+    FewBits(FewBits),
+}
+
+/// What is asked of a recipe that is made for a folder of a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tuning {
+    /// Rank of adapters; every parameter is trained if absent.
+    pub lora: Option<usize>,
+    /// Tokens of a row; 1024 if absent, or as many as the model was made for.
+    pub context: Option<usize>,
+    /// What weights are kept in; as the configuration says if absent, or f32.
+    pub base: Option<Base>,
+    /// Which layers get adapters, where [`Tuning::lora`] has a rank.
+    pub targets: Targets,
+    /// Whether it learns which answers are preferred to others, to plan that.
+    pub preference: bool,
+}
+
+impl Recipe {
+    /// The model before its first step, if it is a pretrained one.
+    ///
+    /// # Errors
+    /// Those of its folder; `OutOfMemory`.
+    pub fn pretrained(&self, device: &Device) -> Result<Option<Decoder>> {
+        let ModelRecipe::Pretrained(model) = &self.model else { return Ok(None) };
+        let config = found(&model.folder)?;
+        let key = RandomKey::new(self.train.seed);
+        model.model(&config, device, key, self.train.parameters).map(Some)
+    }
+
+    /// A recipe that trains the model in `folder` on tokens at random, to plan with: in the type
+    /// that its configuration says, by AdamW, eight rows at a time.
+    ///
+    /// # Errors
+    /// Those of its configuration.
+    pub fn of_model(folder: &Path, tuning: &Tuning) -> Result<Recipe> {
+        let config = found(folder)?;
+        let (vocabulary, context) = (config.shape().vocabulary, context_of(&config, tuning));
+        let batch_size = 8;
+        // Two batches, the second of which shows what the first leaves.
+        let data = RandomTokensRecipe {
+            vocabulary,
+            context,
+            samples: 2 * batch_size,
+            preference: tuning.preference,
+            workers: 0,
+        };
+        let lora = tuning.lora.map(|rank| LoraOptions {
+            rank,
+            alpha: 2.0 * rank as f64,
+            targets: tuning.targets.clone(),
+            ..LoraOptions::default()
+        });
+        let learning_rate = if lora.is_some() { LORA_RATE } else { FULL_RATE };
+        let weight_decay = Some(0.0);
+        let AdamOptions { betas, eps, .. } = AdamOptions::default();
+        let (parameters, base) = match tuning.base {
+            Some(Base::Floats(stored)) => (stored, None),
+            Some(Base::FewBits(bits)) => (StoredType::Bf16, Some(bits)),
+            None => match config.dtype() {
+                Some(DType::BF16 | DType::F16) => (StoredType::Bf16, None),
+                _ => (StoredType::F32, None),
+            },
+        };
+        let folder = folder.to_owned();
+        Ok(Recipe {
+            data: DataRecipe::RandomTokens(data),
+            model: ModelRecipe::Pretrained(PretrainedRecipe { folder, fresh: false, base, lora }),
+            optimizer: OptimizerRecipe::Adamw(AdamRecipe {
+                learning_rate,
+                betas,
+                eps,
+                weight_decay,
+            }),
+            train: TrainRecipe { epochs: 1, batch_size, parameters, ..TrainRecipe::default() },
+            ..Recipe::default()
+        })
+    }
+
+    /// The same with two batches at least of tokens at random, whatever a batch has become.
+    pub(crate) fn with_two_batches(mut self) -> Recipe {
+        if let DataRecipe::RandomTokens(data) = &mut self.data {
+            data.samples = data.samples.max(2 * self.train.batch_size);
+        }
+        self
+    }
+
+    /// The longest rows for the model in `folder`: as many tokens as it was made for, or as recipes
+    /// may have.
+    ///
+    /// # Errors
+    /// Those of its configuration.
+    pub fn context_max(folder: &Path) -> Result<usize> {
+        Ok(found(folder)?.shape().context.min(super::data::CONTEXT_MAX))
+    }
+
+    /// [`Recipe::of_model`] on a file of JSON lines, by the model's own tokenizer.
+    ///
+    /// # Errors
+    /// Those of [`Recipe::of_model`]; `Setting` for a model without a `tokenizer.json`.
+    pub fn of_model_and_lines(
+        folder: &Path,
+        file: &Path,
+        format: LineKind,
+        tuning: &Tuning,
+    ) -> Result<Recipe> {
+        let config = Config::open(folder)?;
+        let tokenizer = config.folder().join("tokenizer.json");
+        if !tokenizer.is_file() {
+            let problem = "is not there: it says what the model's tokens are";
+            return Err(setting(&tokenizer.display().to_string(), problem));
+        }
+        let data = JsonLinesRecipe {
+            file: file.to_owned(),
+            format,
+            tokenizer: tokenizer.display().to_string(),
+            context: context_of(&config, tuning),
+            ..JsonLinesRecipe::default()
+        };
+        let data = DataRecipe::JsonLines(data);
+        Ok(Recipe { data, ..Recipe::of_model(folder, tuning)? })
+    }
+}
+
+/// The configuration of a folder, or of a published model whose files are not here.
+fn found(folder: &Path) -> Result<Config> {
+    match Config::open(folder) {
+        Err(error @ PretrainedError::NotFound { .. }) => {
+            let published = folder.to_str().map(Config::published).transpose()?.flatten();
+            Ok(published.ok_or(error)?)
+        }
+        opened => Ok(opened?),
+    }
+}
+
+fn context_of(config: &Config, tuning: &Tuning) -> usize {
+    tuning.context.unwrap_or_else(|| config.shape().context.min(CONTEXT))
+}

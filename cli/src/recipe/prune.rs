@@ -1,0 +1,89 @@
+//! A smaller model of a recipe: that of another run without some of its channels.
+
+use std::path::PathBuf;
+
+use lowtide_nn::Parameters;
+use lowtide_nn::prune::{self, ChannelOptions, Prunable};
+use lowtide_trainer::Result;
+
+use super::options::options;
+use super::setting;
+use super::stored::StoredType;
+use crate::run_dir::RunDir;
+
+options! {
+    /// What is taken out of a trained model, which then is trained on.
+    PruneRecipe {
+        /// The folder of the model's run; without one it begins at random, as small as that.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run: Option<PathBuf> = None,
+        /// The share of the channels, hidden features and attention heads that is taken out.
+        channels: f64 = 0.5,
+        /// Of what: names of layers, in which * matches anything.
+        groups: Vec<String> = vec!["*".to_owned()],
+    }
+}
+
+impl PruneRecipe {
+    /// # Errors
+    /// `Setting` for a number out of its range.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.channels {
+            share if (0.0..1.0).contains(&share) => Ok(()),
+            share => Err(setting("prune.channels", &format!("{share} is not from 0 up to 1"))),
+        }
+    }
+
+    /// Gives a model of the recipe's shape the values of the run, which may be smaller already, and
+    /// takes channels out until the share is gone. On a simulated device there are no values, and
+    /// the files are not read.
+    fn cut(&self, model: &mut impl Prunable, is_simulated: bool) -> Result<()> {
+        let PruneRecipe { run, channels, groups } = self;
+        let (fraction, groups) = (*channels, groups.clone());
+        let options = ChannelOptions { fraction, groups, ..ChannelOptions::default() };
+        let left = prune::left(model, &options)?;
+        if let Some(run) = run.as_ref().filter(|_| !is_simulated) {
+            prune::load(model, &RunDir::open(run)?.model())?;
+        }
+        prune::keep(model, options.norm, &left)?;
+        Ok(())
+    }
+}
+
+/// How the model of a recipe begins.
+#[derive(Clone, Copy)]
+pub(super) struct Start<'a> {
+    pub(super) stored: StoredType,
+    pub(super) prune: Option<&'a PruneRecipe>,
+    pub(super) is_simulated: bool,
+}
+
+impl Start<'_> {
+    /// A model that was just made, as it begins.
+    ///
+    /// # Errors
+    /// Those of the other run's files; `Prune` for groups that it has not; `OutOfMemory`.
+    pub(super) fn of<M: Prunable>(self, model: M) -> Result<M> {
+        let mut model = self.stored.convert(model)?;
+        if let Some(prune) = self.prune {
+            prune.cut(&mut model, self.is_simulated)?;
+        }
+        Ok(model)
+    }
+
+    /// [`Start::of`] a model that has no channels to take out.
+    ///
+    /// # Errors
+    /// `Setting` where some are to be taken out; `OutOfMemory`.
+    pub(super) fn of_whole<M: Parameters>(self, model: M) -> Result<M> {
+        self.check_whole()?;
+        self.stored.convert(model)
+    }
+
+    /// `Ok` if nothing is to be taken out.
+    pub(super) fn check_whole(self) -> Result<()> {
+        let Some(PruneRecipe { .. }) = self.prune else { return Ok(()) };
+        let of = "is for simple-cnn, deep-cnn, mlp, resnet, vit and gpt";
+        Err(setting("prune", &format!("{of}: this model says not which channels go together")))
+    }
+}

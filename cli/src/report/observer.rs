@@ -1,0 +1,190 @@
+//! The observer that writes the page.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use lowtide_tensor::Device;
+use lowtide_trainer::{
+    EvaluationLine, EvaluationReport, Flow, NewFile, Observer, Result, RunStart, StepLine,
+    StepReport, Training,
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::about::About;
+use super::run::{Run, Status};
+use crate::timeline::{RecordedStep, Timeline};
+
+/// The page is not written more often than this.
+const PAUSE: Duration = Duration::from_secs(3);
+/// Nor for more than one part in so many of the run's time.
+const TIME_PARTS: u32 = 50;
+
+/// Writes the page of a run, again every few seconds while the run goes on, each time beside its
+/// place and renamed. A browser that shows it loads it again by itself until the run is over.
+///
+/// ```no_run
+/// # use lowtide_trainer::prelude::*;
+/// # use lowtide_cli::report::{About, Report};
+/// # fn train<T: Task + Clone>(trainer: &mut Trainer<T, lowtide_nn::optim::Sgd>, train: &Loader,
+/// #     test: &Loader, device: &Device) -> lowtide_trainer::Result<()> {
+/// let about = About::of_this_process("Digits");
+/// let mut report = Report::new("report.html", about, device);
+/// trainer.fit(train, test, 10, &mut [&mut report])?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Report {
+    path: PathBuf,
+    device: Device,
+    run: Run,
+    timeline: Timeline,
+    started: Instant,
+    /// What earlier calls of `fit` took.
+    seconds_before: f64,
+    /// When the page may be written again.
+    due: Instant,
+    is_room_told: bool,
+}
+
+impl Report {
+    /// A page at `path` for a run on `device`.
+    pub fn new(path: impl AsRef<Path>, about: About, device: &Device) -> Self {
+        let now = Instant::now();
+        Report {
+            path: path.as_ref().to_owned(),
+            device: device.clone(),
+            run: Run { about, ..Run::default() },
+            timeline: Timeline::new(device),
+            started: now,
+            seconds_before: 0.0,
+            due: now,
+            is_room_told: false,
+        }
+    }
+
+    /// What the page shows.
+    pub fn run(&self) -> &Run {
+        &self.run
+    }
+
+    /// The same, to be changed, such as by facts that are known at the end only; [`Report::write`]
+    /// brings it to the page.
+    pub fn run_mut(&mut self) -> &mut Run {
+        &mut self.run
+    }
+
+    /// Writes the page as it is now.
+    ///
+    /// # Errors
+    /// `File`; what was there is untouched.
+    pub fn write(&self) -> Result<()> {
+        NewFile::write(&self.path, &self.run.to_html())
+    }
+
+    /// [`Report::write`]; on a full disk the page stays as it was, which is told once.
+    ///
+    /// # Errors
+    /// `File` for any other reason.
+    pub(crate) fn write_if_room(&mut self) -> Result<()> {
+        match self.write() {
+            Err(error) if error.lacks_room() => {
+                if !std::mem::replace(&mut self.is_room_told, true) {
+                    let line = format!("note: the report is not up to date: {error}");
+                    drop(writeln!(io::stderr(), "{line}"));
+                }
+                Ok(())
+            }
+            written => written,
+        }
+    }
+
+    fn add(&mut self, line: &impl Serialize) {
+        if let Ok(Value::Object(line)) = serde_json::to_value(line) {
+            self.run.curves.add(&line);
+        }
+    }
+
+    /// Brings everything but the metrics up to date.
+    fn update(&mut self, status: Status) {
+        self.run.status = status;
+        self.run.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
+        let capacity_bytes = self.device.allocator().statistics().capacity_bytes;
+        self.run.budget_bytes = Some(capacity_bytes as u64);
+        let recorded = self.timeline.recorded();
+        let key = |step: &RecordedStep| (step.step, step.retry_count);
+        if recorded.map(key) != self.run.memory.as_ref().map(key) {
+            self.run.memory = recorded.cloned();
+        }
+    }
+
+    /// Writes the page if it is time. That it could not be written is an error at the end of the
+    /// run only: a disk that is full for a while should not end a training.
+    fn keep_up(&mut self) {
+        if Instant::now() < self.due {
+            return;
+        }
+        let begun = Instant::now();
+        self.update(Status::Running { written: SystemTime::now() });
+        drop(self.write());
+        self.due = Instant::now() + PAUSE.max(begun.elapsed() * TIME_PARTS);
+    }
+}
+
+impl Observer for Report {
+    /// # Errors
+    /// `File` if there can be no page at its place.
+    fn on_start(&mut self, start: &RunStart, training: &mut dyn Training) -> Result<()> {
+        // Before the first step, so that a name that cannot be written to costs no training.
+        drop(NewFile::create(&self.path)?);
+        self.seconds_before = self.run.seconds;
+        self.started = Instant::now();
+        self.run.steps_planned = start.steps_before + start.step_count;
+        self.run.epochs_planned = start.epoch_count;
+        self.timeline.on_start(start, training)?;
+        self.keep_up();
+        Ok(())
+    }
+
+    fn on_phase(&mut self, step: u64, phase: &'static str) {
+        self.timeline.on_phase(step, phase);
+    }
+
+    fn on_step(&mut self, report: &StepReport, training: &mut dyn Training) -> Result<Flow> {
+        self.timeline.on_step(report, training)?;
+        self.add(&StepLine::new(report));
+        self.keep_up();
+        Ok(Flow::Continue)
+    }
+
+    fn on_evaluation(
+        &mut self,
+        report: &EvaluationReport,
+        training: &mut dyn Training,
+    ) -> Result<Flow> {
+        self.timeline.on_evaluation(report, training)?;
+        self.add(&EvaluationLine::new(report));
+        self.keep_up();
+        Ok(Flow::Continue)
+    }
+
+    /// # Errors
+    /// `File` if the page cannot be written, unless the disk is full, which is only told.
+    fn on_end(&mut self, _: &mut dyn Training) -> Result<()> {
+        self.update(Status::Finished);
+        self.write_if_room()
+    }
+}
+
+/// A page of a run that ended with an error says so, if it can.
+impl Drop for Report {
+    fn drop(&mut self) {
+        if matches!(self.run.status, Status::Running { .. }) {
+            self.update(Status::Failed);
+            // What the run died of says more than a step that went well.
+            self.run.memory = self.timeline.unfinished().or(self.run.memory.take());
+            drop(self.write());
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The folder that a run leaves behind. Files are written beside their place and renamed, and those
+//! of a finished run replace an earlier run's all together.
+//!
+//! Publishing has one moment that decides: the folder with the new files gets the name `.complete`.
+//! A process that ends before it leaves the earlier run as it was; one that ends after it leaves
+//! the moving of the files to the process that opens the run's folder next.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use lowtide_trainer::{Knobs, Result, TrainError, Zero, sync_path};
+use serde::{Deserialize, Serialize};
+
+use crate::run_lock::RunLock;
+
+/// The folder of one run.
+#[derive(Clone, Debug)]
+pub struct RunDir(PathBuf);
+
+/// What a run came to; `summary.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// How steps were run at the end: samples on the device at once, what was recomputed, and
+    /// whether the update was fused. Before the values, which are all that is left.
+    #[serde(flatten)]
+    pub knobs: Knobs,
+    /// What of the recipe's numerics was changed to fit, in words: see `lowtide train --allow`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numerics: Vec<String>,
+    /// The values of the last evaluation, under the names of set and metric: `test_loss`,
+    /// `test_accuracy`. `None` is not a number.
+    #[serde(flatten)]
+    pub values: BTreeMap<String, Option<f64>>,
+    /// Mean loss of the last logical batch, before its update.
+    pub train_loss_last: f64,
+    /// Steps committed.
+    pub steps: u64,
+    /// Epochs trained to their end.
+    pub epochs: u64,
+    /// Samples of a logical batch, of all ranks.
+    pub batch_size: usize,
+    /// How many ranks trained together.
+    #[serde(default = "one")]
+    pub ranks: usize,
+    /// What each of them kept only a part of.
+    #[serde(default)]
+    pub zero: Zero,
+    /// The limit on reserved bytes; the machine's memory if none was given.
+    pub budget_bytes: usize,
+    /// What the budget is: `--budget`, or what limits the memory; empty in runs of older versions.
+    #[serde(default)]
+    pub budget_from: String,
+    /// The limit on what the whole process takes, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_budget_bytes: Option<usize>,
+    /// What the whole process would take at most, by the plan, where it had a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_bytes: Option<usize>,
+    /// What of an NVIDIA device's memory is not for tensors: its context, kernels, libraries, other
+    /// programs, and a reserve. 0 on a processor.
+    #[serde(default)]
+    pub outside_bytes: usize,
+    /// What multiplied matrices, on an NVIDIA device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub products: Option<String>,
+    /// The kernel that cuBLASLt chose for each product, on an NVIDIA device: the sizes, and eight
+    /// words that describe the kernel to the library.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub product_kernels: Vec<String>,
+    /// The peak of reserved bytes that the rehearsal showed.
+    pub predicted_peak_bytes: usize,
+    /// The peak of reserved bytes of the run.
+    pub measured_peak_bytes: usize,
+    /// Steps that were rolled back and tried again.
+    pub retried_steps: u64,
+    /// Device allocations from the first step to the end of the run.
+    pub allocations: u64,
+    /// Wall time of training and evaluation.
+    pub seconds: f64,
+    /// Hash of parameters, optimizer state, step counts and loss scale.
+    pub final_state_hash: String,
+}
+
+fn one() -> usize {
+    1
+}
+
+impl RunDir {
+    /// The folder at `path`, made if it is not there.
+    ///
+    /// # Errors
+    /// `File`.
+    pub fn create(path: &Path) -> Result<Self> {
+        fs::create_dir_all(path).map_err(|error| {
+            let is_file = error.kind() == io::ErrorKind::AlreadyExists;
+            let source = if is_file { io::ErrorKind::NotADirectory.into() } else { error };
+            TrainError::File { path: path.to_owned(), source }
+        })?;
+        Ok(RunDir(path.to_owned()))
+    }
+
+    /// The first of `runs/NAME-1`, `runs/NAME-2`, ... that does not exist yet, made.
+    ///
+    /// # Errors
+    /// `File`.
+    pub fn create_next(name: &str) -> Result<Self> {
+        let runs = Path::new("runs");
+        RunDir::create(runs)?;
+        for number in 1u32.. {
+            let path = runs.join(format!("{name}-{number}"));
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(RunDir(path)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(TrainError::File { path, source }),
+            }
+        }
+        unreachable!("four billion runs")
+    }
+
+    /// A folder that is already there. Ends a publication that was cut off in it.
+    ///
+    /// # Errors
+    /// `File` when it is not, or when the files of a finished run cannot be moved to their places.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = |source| TrainError::File { path: path.to_owned(), source };
+        if !fs::metadata(path).map_err(file)?.is_dir() {
+            return Err(file(io::ErrorKind::NotADirectory.into()));
+        }
+        let run_dir = RunDir(path.to_owned());
+        if run_dir.complete().is_dir() {
+            let _lock = RunLock::wait(path)?;
+            run_dir.end_publication()?;
+        }
+        Ok(run_dir)
+    }
+
+    /// Path of the folder.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The trained parameters.
+    pub fn model(&self) -> PathBuf {
+        self.0.join("model.safetensors")
+    }
+
+    /// One JSON object per step and epoch.
+    pub fn metrics(&self) -> PathBuf {
+        self.0.join("metrics.jsonl")
+    }
+
+    /// The page to look at.
+    pub fn report(&self) -> PathBuf {
+        self.0.join("report.html")
+    }
+
+    /// The [`Summary`].
+    pub fn summary(&self) -> PathBuf {
+        self.0.join("summary.json")
+    }
+
+    /// What was trained, complete with defaults.
+    pub fn recipe(&self) -> PathBuf {
+        self.0.join("recipe.toml")
+    }
+
+    /// The checkpoints, `step-N` each.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.0.join("checkpoints")
+    }
+
+    /// The files of the run that is not done yet.
+    pub(crate) fn partial(&self) -> RunDir {
+        RunDir(self.0.join(".partial"))
+    }
+
+    /// What a run that failed has learned.
+    pub(crate) fn unfinished(&self) -> RunDir {
+        RunDir(self.0.join("unfinished"))
+    }
+
+    /// The files of a run. The summary comes last: where it is, the others are.
+    pub(crate) fn files(&self) -> [PathBuf; 5] {
+        [self.model(), self.metrics(), self.report(), self.recipe(), self.summary()]
+    }
+
+    /// Moves the rest of the files of a finished run to their places. The caller has the lock.
+    pub(crate) fn end_publication(&self) -> Result<()> {
+        self.move_complete(&mut |from, to| fs::rename(from, to))
+    }
+
+    /// Makes the files in `partial`, a folder inside this one, those of the run, in place of an
+    /// earlier run's. The caller has the lock.
+    ///
+    /// # Errors
+    /// `File`. Everything is as before unless `partial` has become the folder `.complete`: then
+    /// this run has replaced the earlier one, and [`RunDir::open`] moves the rest of its files.
+    pub(crate) fn publish(&self, partial: &Path) -> Result<()> {
+        self.publish_by(partial, &mut |from, to| fs::rename(from, to))
+    }
+
+    fn publish_by(&self, partial: &Path, rename: &mut Rename<'_>) -> Result<()> {
+        let partial = RunDir(partial.to_owned());
+        // On disk before the name that says so.
+        partial.files().iter().try_for_each(|file| sync_path(file))?;
+        // Also of a run that wrote none: they take the place of an earlier run's.
+        RunDir::create(&partial.checkpoints())?;
+        sync_path(partial.path())?;
+        let complete = self.complete();
+        rename(partial.path(), &complete)
+            .map_err(|source| TrainError::File { path: complete, source })?;
+        sync_path(self.path())?;
+        self.move_complete(rename)
+    }
+
+    /// Where the files of a finished run are until they are all at their places.
+    fn complete(&self) -> PathBuf {
+        self.0.join(".complete")
+    }
+
+    /// Moves the files of a finished run to their places, those that are not there yet.
+    fn move_complete(&self, rename: &mut Rename<'_>) -> Result<()> {
+        let complete = RunDir(self.complete());
+        if !complete.path().is_dir() {
+            return Ok(());
+        }
+        let file = |path: &Path| {
+            let path = path.to_owned();
+            move |source| TrainError::File { path, source }
+        };
+        // Without a summary the folder does not look like a finished run while files are missing.
+        if complete.summary().exists() {
+            unless_gone(fs::remove_file(self.summary())).map_err(file(&self.summary()))?;
+        }
+        let (from, to) = (complete.checkpoints(), self.checkpoints());
+        if from.is_dir() {
+            // Those of the earlier run say nothing of this one.
+            unless_gone(fs::remove_dir_all(&to)).map_err(file(&to))?;
+            unless_gone(rename(&from, &to)).map_err(file(&to))?;
+        }
+        for (from, to) in complete.files().iter().zip(self.files()) {
+            unless_gone(rename(from, &to)).map_err(file(&to))?;
+        }
+        // Fails, as it should, if there are checkpoints.
+        drop(fs::remove_dir(&to));
+        sync_path(self.path())?;
+        // With what a process that was killed has left beside them.
+        unless_gone(fs::remove_dir_all(complete.path())).map_err(file(complete.path()))
+    }
+}
+
+/// What moves a file or folder, over one that is there.
+type Rename<'a> = dyn FnMut(&Path, &Path) -> io::Result<()> + 'a;
+
+/// Something that is not there any more is as good as moved or removed.
+fn unless_gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with the files of a run, each with `word` in it.
+    fn write_run(folder: &RunDir, word: &str) {
+        for file in folder.files().iter().chain([&checkpoint_of(folder)]) {
+            fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+            fs::write(file, word).expect("a folder");
+        }
+    }
+
+    fn checkpoint_of(folder: &RunDir) -> PathBuf {
+        folder.checkpoints().join("checkpoint")
+    }
+
+    fn read_run(folder: &RunDir) -> Vec<String> {
+        let read = |file| fs::read_to_string(file).unwrap_or_else(|error| error.to_string());
+        folder.files().into_iter().chain([checkpoint_of(folder)]).map(read).collect()
+    }
+
+    /// A run in place of an earlier one, cut off before the `nth` rename of its publication.
+    fn publish_up_to(nth: usize) -> (tempfile::TempDir, RunDir, usize) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run_dir = RunDir::create(folder.path()).expect("a folder");
+        write_run(&run_dir, "earlier");
+        let partial = RunDir::create(&folder.path().join(".partial")).expect("a folder");
+        write_run(&partial, "new");
+        // As a process leaves it that was killed before it was resumed.
+        fs::write(partial.path().join(".lowtide-1"), "half").expect("a folder");
+        let mut renames = 0;
+        let published = run_dir.publish_by(partial.path(), &mut |from, to| {
+            renames += 1;
+            if renames > nth { Err(io::ErrorKind::Other.into()) } else { fs::rename(from, to) }
+        });
+        assert_eq!(published.is_ok(), renames <= nth, "{published:?}");
+        (folder, run_dir, renames)
+    }
+
+    #[test]
+    fn publication_cut_off_at_any_rename_leaves_the_earlier_run_or_the_new_one() {
+        let (.., renames) = publish_up_to(usize::MAX);
+        assert_eq!(renames, 7);
+        for nth in 0..=renames {
+            let (_folder, run_dir, _) = publish_up_to(nth);
+            let has_summary = run_dir.summary().exists();
+            let before = read_run(&run_dir);
+            let opened = RunDir::open(run_dir.path()).expect("it ends the publication");
+            let files = read_run(&opened);
+            let expected = if nth == 0 { "earlier" } else { "new" };
+            assert_eq!(files, [expected; 6], "rename {nth}");
+            // A reader who does not know of publications sees no summary unless all is there.
+            assert!(!has_summary || before == files, "rename {nth}: {before:?}");
+            let again = RunDir::open(run_dir.path()).expect("nothing is left to do");
+            assert_eq!(read_run(&again), files);
+            assert!(!run_dir.complete().exists() && !run_dir.path().join(".lock").exists());
+        }
+    }
+}

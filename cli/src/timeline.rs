@@ -1,0 +1,143 @@
+//! One step of a run as a recording of the allocator, with its phases and its rollbacks.
+
+use lowtide_allocator::trace::timeline::{TimelineMark, TimelineNotes};
+use lowtide_allocator::trace::{EventKind, Recording};
+use lowtide_tensor::Device;
+use lowtide_trainer::{
+    EvaluationReport, Flow, Observer, Result, Retry, RunStart, StepReport, Training, recovery_name,
+};
+
+/// Events of a step that are recorded at most: those before them count as lost. A recording takes
+/// 80 bytes an event, and two are there at once.
+pub(crate) const EVENTS_MAX: u64 = 1 << 15;
+
+/// Every allocation of one step, for [`Recording::write_timeline`] and its kin.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedStep {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// How often it was rolled back and tried again.
+    pub retry_count: usize,
+    /// Whether it was committed: if not, the run ended in it.
+    pub is_committed: bool,
+    /// The state before it, and what it did: of a long one, its last 32,768 events.
+    pub recording: Recording,
+    /// Its phases, why it was rolled back, and the peak that the plan foresaw.
+    pub notes: TimelineNotes,
+}
+
+/// Records the memory of the step that says most: the first one that was rolled back and tried
+/// again; if there is none, the second of the run, which is like all that follow (the first makes
+/// the optimizer's state); the first while there is no other.
+///
+/// Costs a copy of the allocator's history at each of these steps, at most three times a run.
+pub struct Timeline {
+    device: Device,
+    planned_peak_bytes: Option<u64>,
+    /// Allocator events before the step.
+    first_event: u64,
+    /// The step that has begun.
+    step: u64,
+    /// Allocator events before each phase of it.
+    phases: Vec<(u64, &'static str)>,
+    steps_seen: u64,
+    recorded: Option<RecordedStep>,
+}
+
+impl Timeline {
+    /// An observer of `device`.
+    pub fn new(device: &Device) -> Self {
+        Timeline {
+            device: device.clone(),
+            planned_peak_bytes: None,
+            first_event: 0,
+            step: 0,
+            phases: Vec::new(),
+            steps_seen: 0,
+            recorded: None,
+        }
+    }
+
+    /// The step that says most so far; `None` before the first.
+    pub fn recorded(&self) -> Option<&RecordedStep> {
+        self.recorded.as_ref()
+    }
+
+    /// The same, to keep.
+    pub fn into_recorded(self) -> Option<RecordedStep> {
+        self.recorded
+    }
+
+    /// The step that has begun and was not committed, up to now: for a run that ended in it. `None`
+    /// between two steps, and where no request for memory failed in it.
+    pub fn unfinished(&self) -> Option<RecordedStep> {
+        let recorded = (!self.phases.is_empty()).then(|| self.record(self.step, &[]))?;
+        let is_failure = |kind| matches!(kind, EventKind::OutOfMemory { .. });
+        let has_failure = recorded.recording.events.iter().any(|event| is_failure(event.kind));
+        has_failure.then_some(RecordedStep { is_committed: false, ..recorded })
+    }
+
+    fn record(&self, step: u64, retries: &[Retry]) -> RecordedStep {
+        let allocator = self.device.allocator();
+        let first_event = self.first_event.max(allocator.event_count().saturating_sub(EVENTS_MAX));
+        let capture = allocator.capture();
+        let mut recording = capture.recording_since(first_event);
+        recording.lost_events += first_event - self.first_event;
+        let phase = |&(event, name): &(u64, &str)| {
+            (capture.index_since(first_event, event), name.to_owned())
+        };
+        let notes = TimelineNotes {
+            planned_peak_bytes: self.planned_peak_bytes,
+            phases: self.phases.iter().map(phase).collect(),
+            marks: marks(&recording, retries),
+        };
+        RecordedStep { step, retry_count: retries.len(), is_committed: true, recording, notes }
+    }
+}
+
+/// A mark on the failed request behind each retry.
+fn marks(recording: &Recording, retries: &[Retry]) -> Vec<TimelineMark> {
+    let mut events = (0..).zip(&recording.events);
+    let mark = |retry: &Retry| {
+        let requested_bytes = retry.failure.requested_bytes as u64;
+        let (event, _) = events.by_ref().find(|(_, event)| {
+            let is_failure = matches!(event.kind, EventKind::OutOfMemory { .. });
+            is_failure && event.size_bytes == requested_bytes
+        })?;
+        let (failure, recovery) = (&retry.failure, recovery_name(retry.recovery));
+        let text = format!("Rolled back, again with {recovery}: {failure}");
+        Some(TimelineMark { event, label: "tried again".to_owned(), text })
+    };
+    retries.iter().filter_map(mark).collect()
+}
+
+impl Observer for Timeline {
+    fn on_start(&mut self, start: &RunStart, _: &mut dyn Training) -> Result<()> {
+        self.planned_peak_bytes = Some(start.plan.predicted_peak_bytes() as u64);
+        self.first_event = self.device.allocator().event_count();
+        self.phases.clear();
+        Ok(())
+    }
+
+    fn on_phase(&mut self, step: u64, phase: &'static str) {
+        self.step = step;
+        self.phases.push((self.device.allocator().event_count(), phase));
+    }
+
+    fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
+        self.steps_seen += 1;
+        let has_retry = self.recorded.as_ref().is_some_and(|step| step.retry_count > 0);
+        if !has_retry && (self.steps_seen <= 2 || !report.retries.is_empty()) {
+            self.recorded = Some(self.record(report.step, &report.retries));
+        }
+        self.phases.clear();
+        self.first_event = self.device.allocator().event_count();
+        Ok(Flow::Continue)
+    }
+
+    fn on_evaluation(&mut self, _: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
+        // The evaluation was no part of a step.
+        self.first_event = self.device.allocator().event_count();
+        Ok(Flow::Continue)
+    }
+}

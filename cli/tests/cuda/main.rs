@@ -1,0 +1,12 @@
+//! Recipes on an NVIDIA device, which the pretend driver stands for.
+
+#[allow(dead_code, reason = "the trainer's tests use the rest")]
+#[path = "../../../trainer/tests/cuda/gpu.rs"]
+mod gpu;
+#[path = "../../../trainer/tests/cuda/losses.rs"]
+mod losses;
+#[path = "../../../trainer/tests/pretend/mod.rs"]
+mod pretend;
+mod recipes;
+#[path = "../it/small_recipes.rs"]
+mod small_recipes;
