@@ -1,8 +1,8 @@
 //! The recorded step agrees with the allocator's own counters.
 
-use lowtide_allocator::trace::{EventKind, Recording};
 use lowtide_allocator::{Action, Category, Fault, Repeat};
 use lowtide_tensor::{DType, Device, Tensor};
+use lowtide_trace::{EventKind, Recording};
 use lowtide_trainer::{
     Flow, Observer, Options, RecordedStep, Result, RunStart, StepReport, Timeline, Trainer,
     Training,

@@ -3,8 +3,9 @@
 use super::{Finding, Tree};
 
 /// Each crate with those its arrows point to. A crate may also import what it reaches through them.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("allocator", &[]),
+    ("trace", &["allocator"]),
     ("tensor", &["allocator"]),
     ("autograd", &["tensor"]),
     ("nn", &["autograd", "tensor", "allocator"]),
@@ -12,7 +13,10 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("amp", &["autograd", "tensor"]),
     ("ranks", &["tensor", "allocator"]),
     ("pretrained", &["nn", "data", "autograd", "tensor", "allocator"]),
-    ("trainer", &["pretrained", "nn", "amp", "ranks", "data", "autograd", "tensor", "allocator"]),
+    (
+        "trainer",
+        &["pretrained", "nn", "amp", "ranks", "data", "autograd", "tensor", "trace", "allocator"],
+    ),
     ("scoreboard", &["pretrained", "nn", "autograd", "tensor", "allocator"]),
     ("xtask", &[]),
 ];
