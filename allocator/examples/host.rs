@@ -1,5 +1,5 @@
 //! lowtide's allocator on host memory: a budget, a scope for each purpose, what a step left over,
-//! what would happen before it does, and where the memory went.
+//! and what would happen before it does.
 //!
 //! `cargo run -p lowtide-allocator --example host`
 
@@ -43,7 +43,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let error = memory.allocate(1).err().ok_or("nothing is left")?;
     println!("{error}\n");
 
-    println!("{}", memory.recording().explain());
+    for (category, counter) in memory.statistics().by_category.iter() {
+        println!("{category:<16} {:>12} B at most", counter.peak_bytes);
+    }
     drop((weights, large));
     assert_eq!(memory.trim(), 64 * MIB);
     Ok(())

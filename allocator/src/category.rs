@@ -49,7 +49,8 @@ impl Category {
         }
     }
 
-    pub(crate) const fn index(self) -> usize {
+    /// The position in [`Category::ALL`].
+    pub const fn index(self) -> usize {
         self as usize
     }
 }

@@ -17,25 +17,22 @@ mod category;
 pub mod cuda;
 mod error;
 mod fault;
+mod history;
 mod lock;
 mod origin;
 mod source;
 mod statistics;
 mod stream;
-#[cfg(feature = "torch")]
 pub mod torch;
-#[cfg(feature = "trace")]
-pub mod trace;
 
 pub use arena::block_info::BlockInfo;
 pub use arena::freed::FreedBlock;
-pub use arena::layout::BLOCK_BYTES;
+pub use arena::layout::{BLOCK_BYTES, Extent};
 pub use bytes::Bytes;
 pub use caching::CachingAllocator;
 pub use caching::arenas::Arenas;
 pub use caching::buffer::Buffer;
 pub use caching::checked::Owner;
-pub use caching::history::{Action, HISTORY_BYTES, History, Moment, Record};
 pub use caching::own::OwnBlocks;
 pub use caching::pinned::{PinnedBuffer, PinnedCache};
 pub use caching::policy::Policy;
@@ -47,6 +44,9 @@ pub use caching::watch::{Watch, WatchReport};
 pub use category::{ByCategory, Category};
 pub use error::{AllocError, OutOfMemory, Rung};
 pub use fault::{Fault, Repeat};
+pub use history::capture::{Capture, CapturedBlock};
+pub use history::ring::HISTORY_BYTES;
+pub use history::{Action, History, Moment, Record};
 pub use origin::{ModulePath, Origin, OriginScope};
 pub use source::adaptor::{Adaptor, SourceCall, Upstream};
 pub use source::fence::Fence;

@@ -1,8 +1,8 @@
 //! One step of a run as a recording of the allocator, with its phases and its rollbacks.
 
-use lowtide_allocator::trace::timeline::{TimelineMark, TimelineNotes};
-use lowtide_allocator::trace::{EventKind, Recording};
 use lowtide_tensor::Device;
+use lowtide_trace::timeline::{TimelineMark, TimelineNotes};
+use lowtide_trace::{EventKind, Recording};
 use lowtide_trainer::{
     EvaluationReport, Flow, Observer, Result, Retry, RunStart, StepReport, Training, recovery_name,
 };
@@ -81,10 +81,10 @@ impl Timeline {
         let allocator = self.device.allocator();
         let first_event = self.first_event.max(allocator.event_count().saturating_sub(EVENTS_MAX));
         let capture = allocator.capture();
-        let mut recording = capture.recording_since(first_event);
+        let mut recording = Recording::since(&capture, first_event);
         recording.lost_events += first_event - self.first_event;
         let phase = |&(event, name): &(u64, &str)| {
-            (capture.index_since(first_event, event), name.to_owned())
+            (Recording::index_since(&capture, first_event, event), name.to_owned())
         };
         let notes = TimelineNotes {
             planned_peak_bytes: self.planned_peak_bytes,

@@ -32,7 +32,7 @@ const MODELLED: [&str; 2] = ["allocator", "tensor"];
 /// Workspaces of their own, which nothing else builds: name, folder of the crate that each belongs
 /// to, its manifest, and how cargo checks it.
 const APART: [(&str, &str, &str, &str); 4] = [
-    ("fuzz targets of the allocator", "allocator", "allocator/fuzz/Cargo.toml", "check"),
+    ("fuzz targets of trace", "trace", "trace/fuzz/Cargo.toml", "check"),
     ("fuzz targets of data", "data", "data/fuzz/Cargo.toml", "check"),
     ("fuzz targets of pretrained", "pretrained", "pretrained/fuzz/Cargo.toml", "check"),
     ("data with candle", "data", "data/examples/candle/Cargo.toml", "run --release"),

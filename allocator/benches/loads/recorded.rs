@@ -1,4 +1,4 @@
-//! Loads that PyTorch has recorded: the memory snapshots in `tests/fixtures/traces`.
+//! Loads that PyTorch has recorded: the memory snapshots in `trace/tests/fixtures/traces`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -6,14 +6,14 @@ use std::io::BufReader;
 use std::path::Path;
 
 use lowtide_allocator::torch::{BlockState, StreamId};
-use lowtide_allocator::trace::{Action, Limits, Replay, Snapshot, read_snapshot};
+use lowtide_trace::{Action, Limits, Replay, Snapshot, read_snapshot};
 
 use crate::load::{Load, Script};
 
 /// A load of each snapshot.
 pub(crate) fn loads() -> Vec<Load> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/traces");
-    let entries = fs::read_dir(&folder).expect("a folder of this crate");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../trace/tests/fixtures/traces");
+    let entries = fs::read_dir(&folder).expect("a folder of the workspace");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
     paths.retain(|path| path.extension().is_some_and(|suffix| suffix == "xz"));
     paths.sort();

@@ -64,7 +64,6 @@ impl Pages {
     }
 
     /// [`committed_down`](Self::committed_down) in order.
-    #[cfg(feature = "trace")]
     pub(crate) fn committed_in(&self, extent: Extent) -> Vec<Extent> {
         let mut runs: Vec<Extent> = self.committed_down(extent).collect();
         runs.reverse();
@@ -72,7 +71,6 @@ impl Pages {
     }
 
     /// Every run of committed pages, in order.
-    #[cfg(feature = "trace")]
     pub(crate) fn all(&self) -> Vec<Extent> {
         self.committed_in(Extent { offset: 0, size_bytes: self.end })
     }

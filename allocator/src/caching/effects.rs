@@ -2,10 +2,11 @@
 
 use crate::arena::layout::{Extent, Placement};
 use crate::arena::state::{ArenaState, Request};
-use crate::caching::history::{Action, Record, Ring};
 use crate::caching::locked::Segments;
 use crate::caching::shortage::{Refusal, Shortage};
 use crate::error::{AllocError, Rung, Tried};
+use crate::history::ring::Ring;
+use crate::history::{Action, Record};
 use crate::source::{MemorySource, PageRange, SourceError};
 use crate::stream::StreamSet;
 

@@ -4,7 +4,7 @@ use crate::arena::layout::{Extent, Placement};
 use crate::arena::state::Request;
 use crate::arena::views::View;
 use crate::caching::effects::Effects;
-use crate::caching::history::Action;
+use crate::history::Action;
 use crate::source::{Mapping, PageRange, SourceError};
 
 impl Effects<'_> {

@@ -5,7 +5,6 @@ pub(crate) mod buffer;
 mod check;
 pub(crate) mod checked;
 pub(crate) mod effects;
-pub(crate) mod history;
 pub(crate) mod locked;
 mod mapping;
 #[cfg(all(test, lowtide_loom))]
@@ -21,7 +20,6 @@ pub(crate) mod scope;
 pub(crate) mod shortage;
 mod sim_streams;
 pub(crate) mod simulation;
-#[cfg(feature = "torch")]
 pub(crate) mod torch;
 mod torch_named;
 pub(crate) mod watch;
@@ -35,7 +33,6 @@ use crate::arena::freed::Checks;
 use crate::arena::layout::BLOCK_BYTES;
 use crate::arena::state::{ArenaState, Request};
 use crate::caching::buffer::Buffer;
-use crate::caching::history::History;
 use crate::caching::locked::{BlockRef, Core, LockedAllocator, Segments, State};
 use crate::caching::policy::Policy;
 use crate::caching::reclaim::{Reclaim, Reclaimers, Registration};
@@ -43,11 +40,11 @@ use crate::caching::rules::Rules;
 use crate::caching::scope::{CategoryScope, Charge, Seal};
 use crate::caching::shortage::{Refusal, Shortage};
 use crate::caching::simulation::Simulation;
-#[cfg(feature = "torch")]
 use crate::caching::torch::TorchFront;
 use crate::category::Category;
 use crate::error::{AllocError, Rung, Tried};
 use crate::fault::Fault;
+use crate::history::History;
 use crate::lock::sync::{AtomicU8, Ordering};
 use crate::source::{MemorySource, SourceError};
 use crate::statistics::Statistics;
@@ -140,7 +137,6 @@ impl CachingAllocator {
             page_bytes.is_power_of_two() && page_bytes >= BLOCK_BYTES,
             "{page_bytes} is no page size"
         );
-        #[cfg(feature = "torch")]
         // A segment that is released gives whole pages back, after the source waited for all work
         // on them. What it shared with a neighbour would stay, and no stream would wait.
         if let Policy::Torch(settings) = &policy
@@ -168,7 +164,6 @@ impl CachingAllocator {
         let segments = Segments { memory, views };
         let rules = match policy {
             Policy::Pages => Rules::Pages,
-            #[cfg(feature = "torch")]
             Policy::Torch(settings) => Rules::Torch(Box::new(TorchFront::new(settings))),
         };
         let core = Core::new(Box::new(source), segments, arena, rules);

@@ -7,10 +7,10 @@ use crate::arena::free_list::NONE;
 use crate::arena::layout::{Extent, Live, Placement, Position};
 use crate::arena::state::Request;
 use crate::caching::effects::Effects;
-use crate::caching::history::{Action, Record};
 use crate::caching::locked::BlockRef;
 use crate::caching::shortage::Refusal;
 use crate::error::Tried;
+use crate::history::{Action, Record};
 use crate::source::SourceError;
 use crate::stream::StreamSet;
 

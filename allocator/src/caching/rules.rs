@@ -6,7 +6,6 @@ use crate::arena::state::{ArenaState, Request};
 use crate::caching::effects::Effects;
 use crate::caching::locked::{BlockRef, State};
 use crate::caching::shortage::Refusal;
-#[cfg(feature = "torch")]
 use crate::caching::torch::TorchFront;
 use crate::origin::ModulePath;
 use crate::source::SourceError;
@@ -20,7 +19,6 @@ pub(crate) enum Rules {
     /// The arena's own.
     Pages,
     /// PyTorch's, over segments of the arena.
-    #[cfg(feature = "torch")]
     Torch(Box<TorchFront>),
 }
 
@@ -35,7 +33,6 @@ impl Rules {
     ) -> Result<Option<BlockRef>, SourceError> {
         match self {
             Rules::Pages => effects.allocate_ready(request),
-            #[cfg(feature = "torch")]
             Rules::Torch(_) => Ok(None),
         }
     }
@@ -48,7 +45,6 @@ impl Rules {
     ) -> Result<BlockRef, Refusal> {
         match self {
             Rules::Pages => effects.allocate_in_pages(request),
-            #[cfg(feature = "torch")]
             Rules::Torch(torch) => torch.allocate(effects, request),
         }
     }
@@ -58,7 +54,6 @@ impl Rules {
     pub(crate) fn free(&mut self, effects: &mut Effects<'_>, slot: u32) -> Live {
         match self {
             Rules::Pages => effects.free_in_pages(slot),
-            #[cfg(feature = "torch")]
             Rules::Torch(torch) => torch.free(effects, slot),
         }
     }
@@ -66,12 +61,8 @@ impl Rules {
     /// Gives what the rules themselves cache back to the arena. Returns the bytes.
     pub(crate) fn empty_cache(&mut self, effects: &mut Effects<'_>, request: &Request) -> usize {
         match self {
-            Rules::Pages => {
-                // What the arena caches are its free pages, and those are not the rules'.
-                let _ = (effects, request);
-                0
-            }
-            #[cfg(feature = "torch")]
+            // What the arena caches are its free pages, and those are not the rules'.
+            Rules::Pages => 0,
             Rules::Torch(torch) => torch.empty_cache(effects, request),
         }
     }
@@ -80,7 +71,6 @@ impl Rules {
     pub(crate) fn block(&self, arena: &ArenaState, slot: u32) -> Live {
         match self {
             Rules::Pages => arena.layout.block(slot),
-            #[cfg(feature = "torch")]
             Rules::Torch(torch) => torch.block(slot).1,
         }
     }
@@ -89,7 +79,6 @@ impl Rules {
     pub(crate) fn set_module(&mut self, arena: &mut ArenaState, slot: u32, module: ModulePath) {
         match self {
             Rules::Pages => arena.layout.set_module(slot, module),
-            #[cfg(feature = "torch")]
             Rules::Torch(torch) => torch.block_mut(slot).1.module = Some(module),
         }
     }
@@ -102,7 +91,6 @@ impl Rules {
     ) -> &'a mut StreamSet {
         match self {
             Rules::Pages => arena.layout.users_mut(slot),
-            #[cfg(feature = "torch")]
             Rules::Torch(torch) => &mut torch.block_mut(slot).1.users,
         }
     }
@@ -111,11 +99,7 @@ impl Rules {
     /// PyTorch's rules go by the stream that asked first, so there it stays one of them.
     pub(crate) fn users_after_transfer(&self, users: StreamSet, stream: Stream) -> StreamSet {
         match self {
-            Rules::Pages => {
-                let _ = users;
-                StreamSet::of(stream)
-            }
-            #[cfg(feature = "torch")]
+            Rules::Pages => StreamSet::of(stream),
             Rules::Torch(_) => users.with(stream),
         }
     }
@@ -125,7 +109,6 @@ impl Rules {
     pub(crate) fn check(&self, arena: &ArenaState) {
         match self {
             Rules::Pages => arena.layout.check(),
-            #[cfg(feature = "torch")]
             Rules::Torch(torch) => {
                 arena.layout.check();
                 torch.check(arena.layout.live().map(|(_, live)| live.size_bytes).sum());
@@ -142,13 +125,11 @@ impl State {
                 let layout = &self.arena.layout;
                 layout.live().map(|(slot, live)| (layout.offset(slot), live)).collect()
             }
-            #[cfg(feature = "torch")]
             Rules::Torch(torch) => torch.live(),
         }
     }
 
     /// Live blocks with their offset and, if they are stitched, their pieces; by address.
-    #[cfg(feature = "trace")]
     pub(crate) fn live_with_pieces(&self) -> Vec<(usize, Live, Vec<Extent>)> {
         match &self.rules {
             Rules::Pages => {
@@ -169,7 +150,6 @@ impl State {
     fn live_extents(&self) -> Vec<(Extent, Live)> {
         match &self.rules {
             Rules::Pages => self.arena.layout.live_extents().collect(),
-            #[cfg(feature = "torch")]
             Rules::Torch(torch) => {
                 let whole = |(offset, live): (usize, Live)| {
                     (Extent { offset, size_bytes: live.size_bytes }, live)
@@ -182,12 +162,8 @@ impl State {
     /// A large block that the default stream could still get with `left_bytes` not reserved yet.
     pub(crate) fn largest_free_bytes(&self, left_bytes: usize) -> usize {
         match &self.rules {
-            Rules::Pages => {
-                // It knows the capacity itself, and that nothing cached has to stay.
-                let _ = left_bytes;
-                self.arena.largest_free_bytes()
-            }
-            #[cfg(feature = "torch")]
+            // The arena knows the capacity itself, and that nothing cached has to stay.
+            Rules::Pages => self.arena.largest_free_bytes(),
             Rules::Torch(torch) => torch.largest_free_bytes(left_bytes),
         }
     }

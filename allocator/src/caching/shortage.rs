@@ -1,9 +1,9 @@
 //! What is said when memory is short: to the caller's next rung, and in the end to the user.
 
 use crate::arena::state::Request;
-use crate::caching::history::Action;
 use crate::caching::locked::LockedAllocator;
 use crate::error::{AllocError, OutOfMemory, Rung, Tried};
+use crate::history::Action;
 use crate::source::SourceError;
 use crate::statistics::Statistics;
 

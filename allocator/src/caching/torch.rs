@@ -4,7 +4,7 @@
 //! segment is committed when it is reserved and given back when it is released. What PyTorch does
 //! by polling events is done here in program order: a block that other streams used makes its own
 //! stream wait for them when it is freed, and is free at once. Expandable segments need a source of
-//! pages and are not used live; recorded ones replay (see [`trace`](crate::trace)).
+//! pages and are not used live.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,11 +13,11 @@ use crate::arena::free_list::NONE;
 use crate::arena::layout::{Live, active_bytes};
 use crate::arena::state::Request;
 use crate::caching::effects::Effects;
-use crate::caching::history::{Action, Record};
 use crate::caching::locked::BlockRef;
 use crate::caching::shortage::{Refusal, Shortage};
 use crate::category::Category;
 use crate::error::{Rung, Tried};
+use crate::history::{Action, Record};
 use crate::stream::{Stream, StreamSet};
 use crate::torch::{
     BlockState, REQUEST_BYTES_END, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES, SegmentSource, StreamId,

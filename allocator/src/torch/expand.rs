@@ -4,7 +4,6 @@
 //! of many segments. Here is the arithmetic: where the next pages go, and which can go back.
 
 use super::block::AddressRange;
-#[cfg(feature = "trace")]
 use super::error::TorchError;
 use super::heap::{Backing, Block, Heap, Slot};
 use super::policy::{Request, TorchPolicy};
@@ -101,7 +100,6 @@ impl Heap {
     }
 
     /// The block of an expandable segment around an address.
-    #[cfg(feature = "trace")]
     fn block_around(&self, address: u64) -> Option<Slot> {
         let (_, range) = self.ranges.range(..=address).next_back()?;
         let mut chain = self.chain(range.first);
@@ -174,8 +172,7 @@ impl TorchPolicy {
     ///
     /// # Errors
     /// `NotThere`, unless an unmapped block begins there and has these pages.
-    #[cfg(feature = "trace")]
-    pub(crate) fn map_pages(&mut self, range: AddressRange) -> Result<(), TorchError> {
+    pub fn map_pages(&mut self, range: AddressRange) -> Result<(), TorchError> {
         let address = range.address;
         let slot = self.heap.block_around(address).filter(|&slot| {
             let block = self.heap.block(slot);
@@ -195,11 +192,7 @@ impl TorchPolicy {
     ///
     /// # Errors
     /// `NotThere`, unless these are all the whole pages of a free block.
-    #[cfg(feature = "trace")]
-    pub(crate) fn unmap_pages(
-        &mut self,
-        range: AddressRange,
-    ) -> Result<Option<AddressRange>, TorchError> {
+    pub fn unmap_pages(&mut self, range: AddressRange) -> Result<Option<AddressRange>, TorchError> {
         let address = range.address;
         let slot = self.heap.block_around(address).filter(|&slot| {
             let block = self.heap.block(slot);

@@ -1,9 +1,9 @@
 //! The placement rules of PyTorch's CUDA caching allocator, as arithmetic on addresses.
 //!
 //! After `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.h` of PyTorch (BSD-3,
-//! early 2026), as published; no code is shared. What is here places every block where PyTorch
-//! places it, so recorded traces replay address for address (see [`trace`](crate::trace)) and a
-//! policy can be compared with PyTorch's on the same requests.
+//! early 2026), as published; no code is shared. These rules place every block where PyTorch places
+//! it, so that its recorded traces replay address for address (crate `lowtide-trace`), and a policy
+//! can be compared with PyTorch's on the same requests.
 //!
 //! - A *segment* comes from a [`SegmentSource`]; *blocks* tile it. Small requests (at most 1 MiB)
 //!   and large ones live in two pools that never share a segment.
@@ -24,7 +24,6 @@ mod error;
 mod expand;
 mod heap;
 mod layout;
-mod parse;
 mod policy;
 mod reclaim;
 mod settings;
@@ -35,8 +34,9 @@ pub use block::{
     SegmentStatistics, StreamId,
 };
 pub use error::{LayoutError, TorchError};
-pub use parse::{SettingsError, SettingsProblem};
 pub use policy::{Freed, Placement, TorchCounters, TorchPolicy};
-pub(crate) use settings::{REQUEST_BYTES_END, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES};
-pub use settings::{TorchSettings, round_to_power2_division};
+pub use settings::{
+    MADE_TO_MEASURE_BYTES_MIN, REQUEST_BYTES_END, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES,
+    TorchSettings, round_to_power2_division,
+};
 pub use source::{PageSource, SegmentSource, SourceCall};

@@ -374,8 +374,7 @@ impl TorchPolicy {
     }
 
     /// The free block right behind the taken one at `address`; 0 if there is none.
-    #[cfg(feature = "trace")]
-    pub(crate) fn free_bytes_after(&self, address: u64) -> u64 {
+    pub fn free_bytes_after(&self, address: u64) -> u64 {
         let slot = self.heap.taken.get(&address);
         let next = slot.and_then(|&slot| self.heap.block(slot).next);
         let next = next.map(|next| self.heap.block(next));

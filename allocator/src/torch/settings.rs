@@ -4,24 +4,24 @@ use super::block::Pool;
 use super::policy::Request;
 
 const KIB: u64 = 1 << 10;
-pub(super) const MIB: u64 = 1 << 20;
+const MIB: u64 = 1 << 20;
 /// `kMinBlockSize`: every block is a multiple of it.
 pub(super) const BLOCK_BYTES_MIN: u64 = KIB / 2;
 /// `kSmallSize`: the largest request of the small pool, and the largest tail that is not split off
 /// in the large one.
-pub(crate) const SMALL_BYTES_MAX: u64 = MIB;
+pub const SMALL_BYTES_MAX: u64 = MIB;
 /// `kSmallBuffer`: segments of the small pool.
-pub(crate) const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
+pub const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
 /// `kMinLargeAlloc`: from here on a segment is made to measure.
-pub(super) const MADE_TO_MEASURE_BYTES_MIN: u64 = 10 * MIB;
+pub const MADE_TO_MEASURE_BYTES_MIN: u64 = 10 * MIB;
 /// `kRoundLarge`: segments made to measure are multiples of it.
 const SEGMENT_GRAIN_BYTES: u64 = 2 * MIB;
 /// `kLargeBuffer`: segments of the large pool for lesser requests, the pages of its expandable
 /// segments, and the waste that a request of at least `max_split_bytes` may cause.
 const LARGE_SEGMENT_BYTES: u64 = 20 * MIB;
 /// PyTorch's "more than 1EB".
-pub(crate) const REQUEST_BYTES_END: u64 = 1 << 60;
-pub(super) const INTERVALS: usize = 16;
+pub const REQUEST_BYTES_END: u64 = 1 << 60;
+const INTERVALS: usize = 16;
 
 const _: () = assert!(SMALL_SEGMENT_BYTES.is_multiple_of(BLOCK_BYTES_MIN));
 const _: () = assert!(LARGE_SEGMENT_BYTES >= MADE_TO_MEASURE_BYTES_MIN);
@@ -146,7 +146,8 @@ impl TorchSettings {
         }
     }
 
-    pub(crate) fn is_oversize(&self, size_bytes: u64) -> bool {
+    /// Whether blocks of this size are never split.
+    pub fn is_oversize(&self, size_bytes: u64) -> bool {
         self.max_split_bytes.is_some_and(|max_split_bytes| size_bytes >= max_split_bytes)
     }
 

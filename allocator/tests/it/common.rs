@@ -1,7 +1,5 @@
 use std::process::Command;
 
-use lowtide_allocator::torch::StreamId;
-use lowtide_allocator::trace::{Action, RecordedEvent};
 use lowtide_allocator::{
     AllocError, Buffer, CachingAllocator, Category, Charge, MemorySource, SimSource,
 };
@@ -155,23 +153,4 @@ pub(crate) fn fixed_program() -> Vec<Op> {
         Op::Charge(Workspace, 1),
         Op::Allocate(Parameter, 1),
     ]
-}
-
-/// An event of a trace that says no more than it must.
-pub(crate) fn recorded_event(
-    action: Action,
-    address: u64,
-    size_bytes: u64,
-    stream: StreamId,
-) -> RecordedEvent {
-    RecordedEvent {
-        action,
-        address,
-        size_bytes,
-        stream,
-        device_free_bytes: 0,
-        time_us: 0,
-        category: None,
-        site: None,
-    }
 }

@@ -4,6 +4,7 @@ use lowtide_allocator::torch::{
     BlockLayout, BlockState, Freed, Pool, SegmentLayout, TorchError, TorchPolicy, TorchSettings,
     round_to_power2_division,
 };
+use lowtide_trace::parse_settings;
 
 use crate::shelf::{self, MAIN, MIB, SIDE, Shelf};
 
@@ -217,7 +218,7 @@ fn what_is_not_there_cannot_be_freed() {
 
 #[test]
 fn oversize_blocks_are_neither_split_nor_given_to_lesser_requests() {
-    let settings = TorchSettings::parse("max_split_size_mb:30").unwrap();
+    let settings = parse_settings("max_split_size_mb:30").unwrap();
     let mut world = World::new(settings);
     let large = world.get(50 * MIB);
     assert_eq!(world.blocks(), [50 * MIB as i64]);
@@ -279,7 +280,7 @@ fn pending_blocks_are_waited_for_before_a_request_fails() {
 
 #[test]
 fn oversize_blocks_are_released_before_the_whole_cache() {
-    let settings = TorchSettings::parse("max_split_size_mb:30").unwrap();
+    let settings = parse_settings("max_split_size_mb:30").unwrap();
     let mut world = World::with_capacity(settings, 200 * MIB);
     let blocks = [40, 60, 50, 20].map(|mib| world.get(mib * MIB));
     for block in blocks {

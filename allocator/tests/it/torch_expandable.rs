@@ -3,6 +3,7 @@
 use lowtide_allocator::torch::{
     AddressRange, BlockState, LayoutError, Pool, SourceCall, TorchPolicy, TorchSettings,
 };
+use lowtide_trace::parse_settings;
 
 use crate::shelf::{self, MAIN, MIB, PagedShelf, SIDE, Shelf};
 
@@ -10,7 +11,7 @@ type World = shelf::World<PagedShelf>;
 
 impl World {
     fn new(settings: &str, capacity_bytes: u64) -> World {
-        let policy = TorchPolicy::new(TorchSettings::parse(settings).expect("settings"));
+        let policy = TorchPolicy::new(parse_settings(settings).expect("settings"));
         World { policy, shelf: PagedShelf::new(capacity_bytes) }
     }
 
@@ -20,7 +21,7 @@ impl World {
 
     fn set(&mut self, settings: &str) {
         let limit_bytes = self.policy.settings().limit_bytes;
-        let settings = TorchSettings::parse(settings).expect("settings");
+        let settings = parse_settings(settings).expect("settings");
         self.policy.set_settings(TorchSettings { limit_bytes, ..settings });
     }
 

@@ -3,6 +3,7 @@
 use lowtide_allocator::torch::{
     AddressRange, BlockState, Freed, SourceCall, TorchError, TorchPolicy, TorchSettings,
 };
+use lowtide_trace::parse_settings;
 
 use crate::shelf::{MAIN, MIB, PagedShelf, SIDE};
 
@@ -31,7 +32,7 @@ fn release(address: u64, size_bytes: u64) -> SourceCall {
 fn ladder_is_climbed_step_by_step() {
     // Collection of old segments, a new one, oversize ones, all streams, the whole cache.
     let text = "max_split_size_mb:30,garbage_collection_threshold:0.13";
-    let settings = TorchSettings::parse(text).unwrap();
+    let settings = parse_settings(text).unwrap();
     let settings = TorchSettings { limit_bytes: Some(1000 * MIB), ..settings };
     let mut world = World::new(settings, 200 * MIB);
     let [old, large, small, side] = [20, 40, 10, 50].map(|mib| world.get(mib * MIB).expect("room"));
@@ -84,7 +85,7 @@ fn cached_block_costs_no_call() {
 fn fraction_of_the_device_is_the_limit() {
     // `test_set_per_process_memory_fraction` of PyTorch's `test_cuda.py` (BSD-3).
     let device_bytes = 80 << 30;
-    let settings = TorchSettings::parse("per_process_memory_fraction:0.5").unwrap();
+    let settings = parse_settings("per_process_memory_fraction:0.5").unwrap();
     let mut world = World::new(settings.for_device(device_bytes), device_bytes);
     let tensor = world.get((device_bytes as f64 * 0.499) as u64).unwrap();
     world.policy.free(tensor).unwrap();
@@ -107,7 +108,7 @@ fn memory_in_halves_that_are_freed_serves_one_whole() {
         ("expandable_segments:True", true),
         ("expandable_segments:True,max_split_size_mb:1024", true),
     ] {
-        let mut world = World::new(TorchSettings::parse(text).unwrap(), 40 << 30);
+        let mut world = World::new(parse_settings(text).unwrap(), 40 << 30);
         assert!(matches!(world.get(1 << 40), Err(TorchError::OutOfMemory { .. })), "{text}");
         assert_eq!(world.policy.counters().failures, 1);
         let halves = [10_u64 << 30, 10 << 30].map(|bytes| world.get(bytes).unwrap());

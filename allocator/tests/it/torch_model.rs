@@ -3,6 +3,7 @@
 use lowtide_allocator::torch::{
     BlockState, Freed, SegmentSource, StreamId, TorchPolicy, TorchSettings,
 };
+use lowtide_trace::parse_settings;
 use proptest::prelude::*;
 
 use crate::shelf::{MIB, Shelf};
@@ -49,7 +50,7 @@ fn settings() -> impl Strategy<Value = TorchSettings> {
     .prop_flat_map(|text| {
         let limit = prop::option::of((40..400_u64).prop_map(|n| n * MIB));
         limit.prop_map(move |limit_bytes| {
-            let settings = TorchSettings::parse(text).expect("settings");
+            let settings = parse_settings(text).expect("settings");
             TorchSettings { limit_bytes, ..settings }
         })
     })

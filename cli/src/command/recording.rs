@@ -5,8 +5,8 @@ use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
-use lowtide_allocator::trace::pickle::PickleProblem;
-use lowtide_allocator::trace::{
+use lowtide_trace::pickle::PickleProblem;
+use lowtide_trace::{
     ExportError, Limits, Recording, Replay, Snapshot, TraceError, TraceProblem, read_snapshot,
 };
 use lowtide_trainer::{NewFile, Result, TrainError};

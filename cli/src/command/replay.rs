@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use lowtide_allocator::Policy;
 use lowtide_allocator::torch::TorchSettings;
-use lowtide_allocator::trace::{
-    Action, Replay, ReplayReport, RerunFailure, RerunOptions, RerunReport,
+use lowtide_trace::{
+    Action, Replay, ReplayReport, RerunFailure, RerunOptions, RerunReport, parse_settings,
 };
 use lowtide_trainer::Result;
 use serde_json::{Map, Value, json};
@@ -126,7 +126,7 @@ fn serve(arguments: &ReplayArgs, recorded: &Recorded, kind: PolicyKind) -> Resul
 /// Without a limit: what the recorded device held decides nothing here.
 fn torch_settings(arguments: &ReplayArgs, recorded: &Recorded) -> Result<TorchSettings> {
     let settings = match (&arguments.torch_conf, &recorded.snapshot) {
-        (Some(text), _) => TorchSettings::parse(text)
+        (Some(text), _) => parse_settings(text)
             .map_err(|error| unusable(Path::new("--torch-conf"), error.to_string()))?,
         (None, Some(snapshot)) => {
             // Old snapshots do not tell the setting, but their events do.

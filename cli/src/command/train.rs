@@ -12,6 +12,7 @@ use lowtide_ranks::Collectives;
 #[cfg(feature = "mpi")]
 use lowtide_ranks::Rank;
 use lowtide_tensor::Device;
+use lowtide_trace::Recording;
 use lowtide_trainer::observers::{CheckpointEvery, Checkpoints, TensorBoard, Watched};
 use lowtide_trainer::{
     CheckpointFolder, Examples, Fit, Metrics, NewFile, Observer, Plan, Position, Progress, Result,
@@ -201,7 +202,7 @@ impl Ended {
             if published.is_err() {
                 rescue(&mut trainer, recipe, staging);
             }
-            let recording = || trainer.device().allocator().recording();
+            let recording = || Recording::of(&trainer.device().allocator().capture());
             let traced = trace.map_or(Ok(()), |trace| trace.write(&recording()));
             let ((summary, report), run_dir) = published?;
             // Who is gone by now has nothing more to give.

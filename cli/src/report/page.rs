@@ -1,6 +1,6 @@
 //! The HTML of the pages: head, tables, and what the scripts fill.
 
-use lowtide_allocator::trace::timeline::{FORMAT_SCRIPT, POLICY, SCRIPT, STYLE, escaped_html};
+use lowtide_trace::timeline::{FORMAT_SCRIPT, POLICY, SCRIPT, STYLE, escaped_html};
 use serde_json::{Value, json};
 
 use super::charts::{Chart, charts, constants, grouped, quantity, title};

@@ -4,9 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use lowtide_allocator::trace::timeline::{TimelineMark, TimelineNotes, escaped_html};
 use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_tensor::{CpuOptions, DType, Device, Tensor};
+use lowtide_trace::Recording;
+use lowtide_trace::timeline::{TimelineMark, TimelineNotes, escaped_html};
 use lowtide_trainer::TrainError;
 use serde_json::{Value, json};
 
@@ -63,7 +64,7 @@ fn memory() -> RecordedStep {
         let _scope = device.category(Category::Activation);
         kept.push(Tensor::empty(&device, [1000], DType::F32).expect("memory"));
     }
-    let recording = device.allocator().capture().recording_since(first);
+    let recording = Recording::since(&device.allocator().capture(), first);
     let notes = TimelineNotes {
         planned_peak_bytes: Some(5 * MIB),
         phases: vec![(0, "forward".to_owned()), (1, "backward".to_owned())],

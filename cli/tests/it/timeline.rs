@@ -1,9 +1,9 @@
 //! The recorded step agrees with the allocator's own counters.
 
-use lowtide_allocator::trace::{EventKind, Recording};
 use lowtide_allocator::{Action, Category, Fault, Repeat};
 use lowtide_cli::{RecordedStep, Timeline};
 use lowtide_tensor::{DType, Device, Tensor};
+use lowtide_trace::{EventKind, Recording};
 use lowtide_trainer::{Flow, Observer, Options, Result, RunStart, StepReport, Trainer, Training};
 
 use crate::common::{Kind, Probe, Run, cnn};

@@ -3,8 +3,9 @@
 use super::{Finding, Tree};
 
 /// Each crate with those its arrows point to. A crate may also import what it reaches through them.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
     ("allocator", &[]),
+    ("trace", &["allocator"]),
     ("tensor", &["allocator"]),
     ("autograd", &["tensor"]),
     ("nn", &["autograd", "tensor", "allocator"]),
@@ -13,7 +14,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("ranks", &["tensor", "allocator"]),
     ("pretrained", &["nn", "data", "autograd", "tensor", "allocator"]),
     ("trainer", &["pretrained", "nn", "amp", "ranks", "data", "autograd", "tensor", "allocator"]),
-    ("cli", &["trainer", "pretrained", "nn", "ranks", "data", "autograd", "tensor", "allocator"]),
+    ("cli", &["trainer", "pretrained", "nn", "ranks", "data", "autograd", "tensor", "trace", "allocator"]),
     ("scoreboard", &["pretrained", "nn", "autograd", "tensor", "allocator"]),
     ("xtask", &[]),
 ];

@@ -34,8 +34,8 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
     assert_eq!(
         plan.left_out,
         ["not run without --deep: address sanitizer, thread sanitizer, kernels under the address \
-          sanitizer, miri, loom, fuzz targets of the allocator, fuzz targets of data, fuzz targets \
-          of pretrained, data with candle, scoreboard, long property tests"]
+          sanitizer, miri, loom, fuzz targets of trace, fuzz targets of data, fuzz targets of \
+          pretrained, data with candle, scoreboard, long property tests"]
     );
 }
 
@@ -58,7 +58,7 @@ fn deep_adds_and_leaves_nothing_out() {
         "kernels under the address sanitizer",
         "miri",
         "loom",
-        "fuzz targets of the allocator",
+        "fuzz targets of trace",
         "fuzz targets of data",
         "fuzz targets of pretrained",
         "data with candle",

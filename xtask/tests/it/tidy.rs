@@ -93,6 +93,8 @@ fn every_pair_without_a_path_of_arrows_is_found() {
         ("amp", "nn"),
         ("amp", "data"),
         ("data", "tensor"),
+        ("trace", "tensor"),
+        ("tensor", "trace"),
         ("data", "trainer"),
         ("trainer", "cli"),
         ("xtask", "allocator"),

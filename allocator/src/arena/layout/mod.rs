@@ -47,9 +47,11 @@ pub(crate) fn active_bytes(requested_bytes: usize) -> Option<usize> {
 
 /// A range of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Extent {
-    pub(crate) offset: usize,
-    pub(crate) size_bytes: usize,
+pub struct Extent {
+    /// Offset of its first byte.
+    pub offset: usize,
+    /// Length in bytes.
+    pub size_bytes: usize,
 }
 
 impl Extent {

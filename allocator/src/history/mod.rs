@@ -1,0 +1,121 @@
+//! Events, as records of a fixed size, and copies of a moment for crates that explain them.
+
+pub(crate) mod capture;
+mod modules;
+pub(crate) mod ring;
+
+use std::panic::Location;
+
+use crate::arena::layout::Live;
+use crate::category::Category;
+use crate::origin::ModulePath;
+use crate::stream::Stream;
+
+/// What a [`Record`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Action {
+    /// A block became live.
+    Allocate,
+    /// A block was dropped; its site is where it was allocated.
+    Free,
+    /// A piece of the stitched block of the record before, one for each, in order.
+    Piece,
+    /// The source put pages behind a range.
+    Commit,
+    /// The source took pages back.
+    Decommit,
+    /// Pages were mapped at a second address; the offset is theirs, not the view's.
+    Map,
+    /// They no longer are.
+    Unmap,
+    /// The stream waits for the one whose number is the offset.
+    Wait,
+    /// Charged bytes rose by `size_bytes`.
+    Charge,
+    /// Charged bytes fell by `size_bytes`.
+    Discharge,
+    /// A request failed; `size_bytes` is what it asked for, the offset what was left of the
+    /// capacity.
+    OutOfMemory,
+}
+
+/// One event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Counts from 0 without gaps.
+    pub sequence: u64,
+    /// What happened.
+    pub action: Action,
+    /// Of the block or charge, or of the request that made the source move.
+    pub category: Category,
+    /// On whose behalf.
+    pub stream: Stream,
+    /// Where it happened; 0 for charges.
+    pub offset: usize,
+    /// Active bytes for blocks.
+    pub size_bytes: usize,
+    /// What the caller asked for.
+    pub requested_bytes: usize,
+    /// Of the block or charge; 0 where there is none.
+    pub serial: u64,
+    /// The line that asked for it.
+    pub site: &'static Location<'static>,
+    /// The module that ran; `None` outside of every model.
+    pub module: Option<ModulePath>,
+}
+
+const _: () = assert!(size_of::<Record>() == 56);
+
+impl Record {
+    /// Something that happened to a live block; the sequence comes from the ring.
+    #[inline]
+    pub(crate) fn of_block(action: Action, offset: usize, live: &Live) -> Record {
+        Record {
+            sequence: 0,
+            action,
+            category: live.category,
+            stream: live.stream,
+            offset,
+            size_bytes: live.size_bytes,
+            requested_bytes: live.requested_bytes,
+            serial: live.serial,
+            site: live.site,
+            module: live.module,
+        }
+    }
+}
+
+/// A moment at which the time was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The record that was written then.
+    pub sequence: u64,
+    /// Microseconds since 1970 (UTC).
+    pub time_us: u64,
+}
+
+/// A copy of the ring, oldest record first.
+#[derive(Clone, Debug)]
+pub struct History {
+    records: Vec<Record>,
+    overwritten: u64,
+    moments: Vec<Moment>,
+}
+
+impl History {
+    /// Oldest first.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// How many older records are gone.
+    pub fn overwritten(&self) -> u64 {
+        self.overwritten
+    }
+
+    /// When the records were written, for one in 64 of them and the last one.
+    pub fn moments(&self) -> &[Moment] {
+        &self.moments
+    }
+}

@@ -1,0 +1,70 @@
+//! What part of a training step asked for memory, read off the sites of a recording without
+//! categories.
+//!
+//! PyTorch's stacks tell: a block of the backward pass comes from a thread of the autograd engine,
+//! which runs a node such as `MulBackward0`; one of the optimizer from a file or function named so.
+//! The rest of the program is forward passes and setup, which look alike.
+
+use std::fmt;
+
+use crate::pytorch::frames::{is_backward, is_native};
+use crate::recording::Site;
+
+/// The part of a training step that asked for a block, as far as its site tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Phase {
+    /// The program, neither in a backward pass nor in the optimizer.
+    Forward,
+    /// A node of the autograd graph, or the engine that runs it.
+    Backward,
+    /// The step of an optimizer.
+    Optimizer,
+    /// A block without a site, or a site of native code that runs in every phase.
+    Unknown,
+}
+
+impl Phase {
+    pub(super) const ALL: [Phase; 4] =
+        [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Unknown];
+
+    /// Of the code at a site.
+    pub(super) fn of(site: Option<&Site>) -> Phase {
+        let Some(site) = site else { return Phase::Unknown };
+        let Site { file, line, function, .. } = site;
+        let is_optimizer = file.contains("torch/optim/")
+            || file.ends_with("optimizer.py")
+            || file.ends_with("optim.py");
+        if is_backward(function) || function == "backward" {
+            Phase::Backward
+        } else if is_optimizer {
+            Phase::Optimizer
+        } else if *line > 0 && !is_native(file) {
+            Phase::Forward
+        } else {
+            Phase::Unknown
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Phase::Forward => "forward, setup",
+            Phase::Backward => "backward",
+            Phase::Optimizer => "optimizer",
+            Phase::Unknown => "unknown",
+        })
+    }
+}
+
+/// What a phase asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PhaseShare {
+    /// The phase of a step.
+    pub phase: Phase,
+    /// Live blocks of it.
+    pub blocks: u64,
+    /// What they take.
+    pub bytes: u64,
+}

@@ -1,0 +1,195 @@
+//! A recording as a memory snapshot of PyTorch, for `torch.cuda._memory_viz` and its viewer.
+//!
+//! The keys are those of `torch/csrc/cuda/memory_snapshot.cpp`. What viewers count on: blocks tile
+//! their segments, free room as inactive blocks; going backwards from the last state, every free
+//! finds its block; if one event has a category, one event has the category `unknown`. Charges have
+//! no address and are left out. The device is number 0.
+
+mod blocks;
+mod entries;
+mod pickle_writer;
+mod segments;
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Write};
+
+use thiserror::Error;
+
+use crate::recording::{Piece, Recording};
+use entries::Phrases;
+use pickle_writer::{Memo, PickleWriter, Word};
+use segments::Segments;
+
+/// Why a recording cannot be written as a snapshot.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// The file cannot be written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Pickles of snapshots have numbers of 64 bits with a sign.
+    #[error("{number} is too large for a snapshot")]
+    Number {
+        /// Number of the recording.
+        number: u64,
+    },
+    /// A range was reserved that is not there afterwards, or released and is.
+    #[error("event {event} contradicts the segments that follow, at {address:#x}")]
+    Segment {
+        /// Index in the events.
+        event: u64,
+        /// Where the range begins.
+        address: u64,
+    },
+    /// Segments overlap, or blocks lie outside their segment or on each other.
+    #[error("what is at {address:#x} at the end cannot be there")]
+    End {
+        /// Where it begins.
+        address: u64,
+    },
+}
+
+/// The file of a frame that is a module of the model, not a line.
+const MODULE_FILE: &str = "(module)";
+
+impl Recording {
+    /// Writes a pickle of protocol 2 in one piece. The recording has to hold its laws (see
+    /// [`check`](Recording::check)), or a viewer will stumble over it.
+    ///
+    /// # Errors
+    /// If segments and blocks contradict each other, a number has 64 bits, or writing fails.
+    pub fn write_pickle(&self, mut file: impl Write) -> Result<(), ExportError> {
+        let segments = Segments::of(self)?;
+        // An event has about 60 bytes, and a free is two.
+        let mut export = Export {
+            recording: self,
+            pickle: PickleWriter::new(4096 + 100 * self.events.len()),
+            phrases: Phrases::new(),
+            stacks: vec![None; self.sites.len()],
+            texts: HashMap::new(),
+            no_frames: None,
+            pending: self.start_pending.iter().copied().collect(),
+            requested: HashMap::new(),
+            has_categories: self.events.iter().any(|event| event.category.is_some()),
+        };
+        export.root(&segments)?;
+        let bytes = export.pickle.finish().map_err(|number| ExportError::Number { number })?;
+        file.write_all(&bytes)?;
+        Ok(file.flush()?)
+    }
+}
+
+struct Export<'a> {
+    recording: &'a Recording,
+    pickle: PickleWriter,
+    phrases: Phrases,
+    /// By site.
+    stacks: Vec<Option<Memo>>,
+    texts: HashMap<&'a str, Memo>,
+    no_frames: Option<Memo>,
+    /// Blocks that wait for other streams.
+    pending: HashSet<u64>,
+    /// What was asked for, of live blocks in pieces.
+    requested: HashMap<u64, u64>,
+    has_categories: bool,
+}
+
+impl<'a> Export<'a> {
+    fn root(&mut self, segments: &Segments<'a>) -> Result<(), ExportError> {
+        self.pickle.begin_dict();
+        self.pickle.word(Word::DeviceTraces);
+        let mut traces = self.pickle.begin_list();
+        self.pickle.item(&mut traces);
+        self.trace(segments);
+        self.pickle.end_list(&traces);
+        // After the trace, which shows what is pending.
+        self.pickle.word(Word::Segments);
+        let mut list = self.pickle.begin_list();
+        for segment in &segments.end {
+            self.pickle.item(&mut list);
+            self.segment(segment)?;
+        }
+        self.pickle.end_list(&list);
+        self.settings(segments);
+        self.pickle.word(Word::ExternalAnnotations);
+        self.pickle.begin_list();
+        self.pickle.end_dict();
+        Ok(())
+    }
+
+    fn settings(&mut self, segments: &Segments<'a>) {
+        let is_expandable = segments.end.iter().any(|segment| segment.kind.is_expandable);
+        let pickle = &mut self.pickle;
+        pickle.word(Word::AllocatorSettings);
+        pickle.begin_dict();
+        pickle.word(Word::AllocConf);
+        pickle.word(Word::Empty);
+        pickle.word(Word::MaxSplitSize);
+        pickle.signed(-1);
+        pickle.word(Word::CollectionThreshold);
+        pickle.fraction(0.0);
+        pickle.word(Word::ExpandableSegments);
+        pickle.truth(is_expandable.into());
+        pickle.word(Word::Overflowed);
+        pickle.truth((self.recording.lost_events > 0).into());
+        pickle.end_dict();
+    }
+
+    /// A stack of the line and, outside of it, the module; or of nothing.
+    fn frames(&mut self, site: Option<u32>) {
+        let sites = &self.recording.sites;
+        let Some((index, site)) = site.and_then(|site| Some((site, sites.get(site as usize)?)))
+        else {
+            match self.no_frames {
+                Some(memo) => self.pickle.recall(memo),
+                None => {
+                    self.pickle.begin_list();
+                    self.no_frames = Some(self.pickle.memorise());
+                }
+            }
+            return;
+        };
+        if let Some(memo) = self.stacks[index as usize] {
+            return self.pickle.recall(memo);
+        }
+        let mut list = self.pickle.begin_list();
+        self.pickle.item(&mut list);
+        self.frame(&site.function, &site.file, site.line);
+        if !site.module.is_empty() {
+            self.pickle.item(&mut list);
+            self.frame(&site.module, MODULE_FILE, 0);
+        }
+        self.pickle.end_list(&list);
+        self.stacks[index as usize] = Some(self.pickle.memorise());
+    }
+
+    fn frame(&mut self, name: &'a str, file: &'a str, line: u32) {
+        self.pickle.begin_dict();
+        self.pickle.word(Word::Name);
+        self.text(name);
+        self.pickle.word(Word::Filename);
+        self.text(file);
+        self.pickle.word(Word::Line);
+        self.pickle.number(line.into());
+        self.pickle.end_dict();
+    }
+
+    fn text(&mut self, text: &'a str) {
+        if let Some(&memo) = self.texts.get(text) {
+            return self.pickle.recall(memo);
+        }
+        self.pickle.text(text);
+        let memo = self.pickle.memorise();
+        self.texts.insert(text, memo);
+    }
+}
+
+/// A request in pieces: the first ones are full.
+fn shares(pieces: &[Piece], requested_bytes: u64) -> impl Iterator<Item = Piece> + '_ {
+    let mut left_bytes = requested_bytes;
+    pieces.iter().map(move |piece| {
+        let size_bytes = piece.size_bytes.min(left_bytes);
+        left_bytes -= size_bytes;
+        Piece { size_bytes, ..*piece }
+    })
+}

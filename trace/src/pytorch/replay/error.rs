@@ -1,0 +1,41 @@
+//! What a replay can fail with, and what all of it agrees on.
+
+use lowtide_allocator::torch::LayoutError;
+use thiserror::Error;
+
+/// Where segments lie that the recording has not; above the addresses of any device.
+pub(crate) const MADE_UP_ADDRESS: u64 = 1 << 62;
+
+/// Why a snapshot cannot be replayed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// The snapshot says nothing of the device.
+    #[error("no trace of device {device}")]
+    NoTrace {
+        /// Index of the device in the snapshot.
+        device: usize,
+    },
+    /// The events do not lead to the state at the end.
+    #[error("event {event} ({address:#x}) contradicts what follows: {problem}")]
+    Inconsistent {
+        /// Index in the trace.
+        event: u64,
+        /// Address that the event names.
+        address: u64,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A block or segment that cannot be where it is said to be.
+    #[error("what is recorded at {address:#x} cannot be there")]
+    Impossible {
+        /// The block or segment.
+        address: u64,
+    },
+}
+
+impl From<LayoutError> for ReplayError {
+    fn from(LayoutError { address }: LayoutError) -> Self {
+        ReplayError::Impossible { address }
+    }
+}

@@ -1,0 +1,146 @@
+//! A source that has what was recorded.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use lowtide_allocator::torch::{
+    AddressRange, PageSource, RangeLayout, SegmentSource, StreamId, TorchPolicy,
+};
+
+use super::ranges::Era;
+use crate::pytorch::replay::error::MADE_UP_ADDRESS;
+
+/// Hands out the recorded segments, ranges and pages; where the policy asks for others, made-up
+/// ones.
+pub(crate) struct Offers {
+    /// Segments and ranges: address → size.
+    held: BTreeMap<u64, u64>,
+    /// Recorded as reserved, not yet asked for: address and size.
+    pub(crate) segments: VecDeque<(u64, u64)>,
+    /// Recorded as mapped, not yet asked for.
+    pub(crate) pages: VecDeque<AddressRange>,
+    /// Ranges that are to come, in order.
+    eras: VecDeque<Era>,
+    made_up: u64,
+    /// How many segments and runs of pages were asked for as recorded.
+    pub(crate) equal: u64,
+}
+
+impl Offers {
+    pub(crate) fn new(held: BTreeMap<u64, u64>, eras: VecDeque<Era>) -> Offers {
+        let (segments, pages) = (VecDeque::new(), VecDeque::new());
+        Offers { held, segments, pages, eras, made_up: MADE_UP_ADDRESS, equal: 0 }
+    }
+
+    fn is_vacant(&self, address: u64, size_bytes: u64) -> bool {
+        let before = self.held.range(..address.saturating_add(size_bytes)).next_back();
+        before.is_none_or(|(at, held_bytes)| at + held_bytes <= address)
+    }
+
+    fn make_up(&mut self, size_bytes: u64) -> Option<u64> {
+        let address = self.made_up;
+        self.made_up = address.checked_add(size_bytes)?;
+        Some(address)
+    }
+
+    /// The next range for which this holds, from now on held.
+    fn begin_era(&mut self, is_it: impl Fn(&Era) -> bool) -> Option<Era> {
+        let at = self.eras.iter().position(is_it)?;
+        let AddressRange { address, size_bytes } = self.eras[at].range;
+        let era = self.eras.remove(at).filter(|_| self.is_vacant(address, size_bytes))?;
+        self.held.insert(address, size_bytes);
+        Some(era)
+    }
+
+    /// Offers pages. Where they begin a second range of their stream and pool, the policy gets it:
+    /// the request for which it was reserved is not recorded if it failed.
+    pub(crate) fn offer(
+        &mut self,
+        policy: &mut TorchPolicy,
+        pages: AddressRange,
+        event: usize,
+    ) -> bool {
+        self.pages.push_back(pages);
+        let begins = |era: &Era| era.is_second && era.born == event;
+        self.begin_era(begins).is_none_or(|era| restore(policy, &era))
+    }
+
+    /// Maps pages that were recorded as mapped, but in vain: their request then failed, or went on
+    /// to release others. Whether they could be.
+    pub(crate) fn force_map(&mut self, policy: &mut TorchPolicy, pages: AddressRange) -> bool {
+        if policy.map_pages(pages).is_ok() {
+            return true;
+        }
+        let is_around =
+            |era: &Era| era.range.address <= pages.address && pages.address < era.range.end();
+        let Some(era) = self.begin_era(is_around) else { return false };
+        restore(policy, &era) && policy.map_pages(pages).is_ok()
+    }
+
+    /// Unmaps pages that were recorded as unmapped; whether they could be.
+    pub(crate) fn force_unmap(&mut self, policy: &mut TorchPolicy, pages: AddressRange) -> bool {
+        let unmapped = policy.unmap_pages(pages);
+        if let Ok(Some(empty)) = unmapped {
+            self.release_range(empty);
+        }
+        unmapped.is_ok()
+    }
+}
+
+/// Gives the policy a range without memory; whether it could be there.
+fn restore(policy: &mut TorchPolicy, era: &Era) -> bool {
+    let Era { range, page_bytes, stream, pool, .. } = *era;
+    let layout = RangeLayout { range, page_bytes, stream, pool, mapped: Vec::new() };
+    policy.restore_range(&layout).is_ok()
+}
+
+impl SegmentSource for Offers {
+    fn reserve(&mut self, size_bytes: u64) -> Option<u64> {
+        // Not always the first one: PyTorch can let another thread in while the driver works.
+        let fits = |&(_, offered_bytes): &(u64, u64)| offered_bytes == size_bytes;
+        let offer = self.segments.iter().position(fits).and_then(|at| self.segments.remove(at));
+        let address = match offer {
+            Some((address, _)) if self.is_vacant(address, size_bytes) => {
+                self.equal += 1;
+                address
+            }
+            _ => self.make_up(size_bytes)?,
+        };
+        self.held.insert(address, size_bytes);
+        Some(address)
+    }
+
+    fn release(&mut self, address: u64, _size_bytes: u64) {
+        self.held.remove(&address);
+    }
+
+    fn pages(&mut self) -> Option<&mut dyn PageSource> {
+        Some(self)
+    }
+}
+
+impl PageSource for Offers {
+    fn reserve_range(&mut self, page_bytes: u64, stream: StreamId) -> Option<AddressRange> {
+        let is_it = |era: &Era| (era.page_bytes, era.stream) == (page_bytes, stream);
+        if let Some(era) = self.begin_era(is_it) {
+            return Some(era.range);
+        }
+        let size_bytes = super::ranges::TAIL_BYTES.next_multiple_of(page_bytes);
+        let address = self.make_up(size_bytes)?;
+        self.held.insert(address, size_bytes);
+        Some(AddressRange { address, size_bytes })
+    }
+
+    fn release_range(&mut self, range: AddressRange) {
+        self.held.remove(&range.address);
+    }
+
+    fn map(&mut self, pages: AddressRange) -> bool {
+        if self.pages.front() == Some(&pages) {
+            self.pages.pop_front();
+            self.equal += 1;
+        }
+        true
+    }
+
+    fn unmap(&mut self, _pages: AddressRange) {}
+}

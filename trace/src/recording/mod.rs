@@ -1,0 +1,176 @@
+//! A stretch of an allocator's life in one form, recorded by this crate or by PyTorch.
+//!
+//! It holds the live blocks before the first event, every event, and the segments after the last
+//! one. Whatever is drawn, exported, explained or replayed starts from here.
+
+mod captured;
+mod json;
+pub(crate) mod spans;
+pub(crate) mod validate;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lowtide_allocator::Category;
+use lowtide_allocator::torch::{Pool, StreamId};
+
+/// What was recorded of one device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recording {
+    /// The policy that placed the blocks, by name: `pages` or `torch`.
+    pub policy: String,
+    /// The budget; 0 if it is not known.
+    pub capacity_bytes: u64,
+    /// Granularity of what the source gives; 0 if it is not known.
+    pub page_bytes: u64,
+    /// Events before the first one here that are lost.
+    pub lost_events: u64,
+    /// Where requests come from; events and blocks name one by its index.
+    pub sites: Vec<Site>,
+    /// Live before the first event, by address.
+    pub start: Vec<RecordedBlock>,
+    /// Of these, the ids that their owners gave back already: only their `Free` follows.
+    pub start_pending: BTreeSet<u64>,
+    /// Charged bytes before the first event, with their category.
+    pub start_charges: Vec<(Category, u64)>,
+    /// Reserved bytes before the first event, charges included.
+    pub start_reserved_bytes: u64,
+    /// In order of time.
+    pub events: Vec<TraceEvent>,
+    /// Segments after the last event, by address; free room between blocks is not listed.
+    pub end: Vec<RecordedRange>,
+    /// Blocks that lie in several places of the segments: block id to its places, in order.
+    /// Every other block lies where its address says.
+    pub pieces: BTreeMap<u64, Vec<Piece>>,
+    /// Address of a segment in [`Recording::end`] to what else PyTorch says of it; segments that
+    /// are not here have the default.
+    pub segment_kinds: BTreeMap<u64, SegmentKind>,
+}
+
+/// What PyTorch says of a segment, beside where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentKind {
+    /// Which requests it serves.
+    pub pool: Pool,
+    /// (0, 0), or the private pool of a graph capture.
+    pub pool_id: (i64, i64),
+    /// Grows and shrinks in place.
+    pub is_expandable: bool,
+}
+
+impl Default for SegmentKind {
+    fn default() -> Self {
+        SegmentKind { pool: Pool::Large, pool_id: (0, 0), is_expandable: false }
+    }
+}
+
+/// A line of source code, and the module of a model on whose behalf it ran: the same line in two
+/// modules is two sites.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Site {
+    /// The file as the compiler or the interpreter names it.
+    pub file: String,
+    /// From 1; 0 if it is not known.
+    pub line: u32,
+    /// The function, where it is known.
+    pub function: String,
+    /// The module of the model that ran, `(root)` for the model itself; empty where none is
+    /// recorded.
+    pub module: String,
+}
+
+/// A live block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedBlock {
+    /// Given once; its free has the same.
+    pub id: u64,
+    /// As the device sees it.
+    pub address: u64,
+    /// What it takes.
+    pub size_bytes: u64,
+    /// What was asked for.
+    pub requested_bytes: u64,
+    /// Whose it is.
+    pub stream: StreamId,
+    /// `None` where it is not recorded.
+    pub category: Option<Category>,
+    /// Index into [`Recording::sites`]; `None` if it is not known.
+    pub site: Option<u32>,
+}
+
+/// A part of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where it begins.
+    pub address: u64,
+    /// Bytes from there on.
+    pub size_bytes: u64,
+}
+
+/// A segment and the live blocks, or pieces of them, in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedRange {
+    /// Where it begins.
+    pub address: u64,
+    /// Its length: what the source gave.
+    pub size_bytes: u64,
+    /// The stream it belongs to, or the default one.
+    pub stream: StreamId,
+    /// By address. A block in several pieces has an entry for each piece that is here, with the
+    /// piece's address and size.
+    pub blocks: Vec<RecordedBlock>,
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// Microseconds since 1970 (UTC); between two events whose time was taken it is interpolated.
+    pub time_us: u64,
+    /// What happened.
+    pub kind: EventKind,
+    /// Bytes that moved: the block's for `Allocate` and `Free`, whole pages for `Reserve` and
+    /// `Release`, the growth for charges, the request for `OutOfMemory`.
+    pub size_bytes: u64,
+    /// What the caller asked for.
+    pub requested_bytes: u64,
+    /// Address of the block or of the range; 0 for charges and failed requests.
+    pub address: u64,
+    /// On whose behalf.
+    pub stream: StreamId,
+    /// `None` where it is not recorded.
+    pub category: Option<Category>,
+    /// Index into [`Recording::sites`]; `None` if it is not known.
+    pub site: Option<u32>,
+}
+
+/// What an event says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A block with this id became live.
+    Allocate {
+        /// See [`RecordedBlock::id`].
+        id: u64,
+    },
+    /// Its owner gave it back, but other streams still use it.
+    FreeRequested {
+        /// See [`RecordedBlock::id`].
+        id: u64,
+    },
+    /// It may be reused.
+    Free {
+        /// See [`RecordedBlock::id`].
+        id: u64,
+    },
+    /// The source gave memory.
+    Reserve,
+    /// The source took memory back.
+    Release,
+    /// Bytes of something else (a charge) count from now on.
+    Charge,
+    /// They no longer do.
+    Discharge,
+    /// A request failed; `free_bytes` is what the device still had.
+    OutOfMemory {
+        /// Capacity less what was reserved.
+        free_bytes: u64,
+    },
+}

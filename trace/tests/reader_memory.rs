@@ -1,0 +1,249 @@
+//! What a file takes to read and explain, in bytes of heap: files made to take much are refused
+//! before they do. A binary of its own, because its allocator counts.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::io::Write;
+
+use lowtide_trace::pickle::{MEMORY_PER_BYTE, PickleProblem};
+use lowtide_trace::{
+    Limits, PICKLE_PER_XZ_BYTE, Recording, Replay, TraceError, TraceProblem, read_snapshot,
+};
+use lzma_rust2::{XzOptions, XzWriter};
+
+/// The system's allocator, which knows what each thread holds.
+struct Counting;
+
+thread_local! {
+    static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
+    static PEAK_BYTES: Cell<isize> = const { Cell::new(0) };
+}
+
+fn count(bytes: isize) {
+    let live_bytes = LIVE_BYTES.get() + bytes;
+    LIVE_BYTES.set(live_bytes);
+    PEAK_BYTES.set(PEAK_BYTES.get().max(live_bytes));
+}
+
+// SAFETY: every method hands its arguments on to `System` as they are, so what the caller promised
+// of them holds there; counting touches two cells of the thread and allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    // SAFETY: the same promises that `System::alloc` asks of its caller.
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller's layout, as it is.
+        unsafe { System.alloc(layout) }
+    }
+
+    // SAFETY: the same promises that `System::dealloc` asks of its caller.
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-(layout.size() as isize));
+        // SAFETY: the pointer came from `System` with this layout, see `alloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    // SAFETY: the same promises that `System::alloc_zeroed` asks of its caller.
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller's layout, as it is.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    // SAFETY: the same promises that `System::realloc` asks of its caller.
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size_bytes: usize) -> *mut u8 {
+        count(size_bytes as isize - layout.size() as isize);
+        // SAFETY: the pointer came from `System` with this layout, see `alloc`.
+        unsafe { System.realloc(pointer, layout, size_bytes) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The most that this thread holds during `work`, beyond what it held before.
+fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = LIVE_BYTES.get();
+    PEAK_BYTES.set(before);
+    let done = work();
+    (done, (PEAK_BYTES.get() - before) as usize)
+}
+
+/// What `lowtide explain` does with a file; how long the words are.
+fn explain(file: &[u8], limits: Limits) -> Result<usize, TraceError> {
+    let snapshot = read_snapshot(file, limits)?;
+    let device = Replay::busiest_device(&snapshot);
+    // A contradiction within the events is found after everything was read.
+    let recording = Recording::from_snapshot(&snapshot, device).unwrap_or_default();
+    Ok(recording.explain().to_string().len())
+}
+
+/// As `xz` does it, fast.
+fn xz(bytes: &[u8]) -> Vec<u8> {
+    let mut writer = XzWriter::new(Vec::new(), XzOptions::with_preset(0)).expect("options");
+    writer.write_all(bytes).expect("memory is writable");
+    writer.finish().expect("memory is writable")
+}
+
+/// Between protocol 4 and the end.
+fn pickle(instructions: &[u8]) -> Vec<u8> {
+    [b"\x80\x04", instructions, b"."].concat()
+}
+
+/// Text of at most 255 bytes.
+fn text(text: &str) -> Vec<u8> {
+    [&[0x8c, u8::try_from(text.len()).expect("short")], text.as_bytes()].concat()
+}
+
+/// A dictionary of these keys; the values are instructions.
+fn dictionary(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let entries = entries.iter().flat_map(|(key, value)| [text(key), value.to_vec()].concat());
+    [b"}(".to_vec(), entries.collect(), b"u".to_vec()].concat()
+}
+
+/// A snapshot whose trace names the same events over and over, each time in two bytes, and a text
+/// of `padding_bytes` that nobody reads.
+fn repeated_events(events: &[Vec<u8>], count: usize, padding_bytes: usize) -> Vec<u8> {
+    let memorised =
+        (0..).zip(events).flat_map(|(index, event)| [event, &[b'q', index][..]].concat());
+    let names = (0..).zip(events).flat_map(|(index, _)| [b'h', index]);
+    let padding_len = u32::try_from(padding_bytes).expect("not too long").to_le_bytes();
+    let padding = [b"X".as_slice(), &padding_len, &b"-".repeat(padding_bytes)].concat();
+    // The events are first named in a list that nobody reads, so that they are in the memo.
+    let first = [b"](".to_vec(), memorised.collect(), padding, b"e".to_vec()].concat();
+    let names = names.collect::<Vec<u8>>().repeat(count / events.len());
+    let trace = [b"]](", &names[..], b"ea"].concat();
+    pickle(&dictionary(&[("first", &first), ("segments", b"]"), ("device_traces", &trace)]))
+}
+
+/// A failed request, with a site that takes much text.
+fn failure() -> Vec<Vec<u8>> {
+    let frame = dictionary(&[
+        ("name", &text(&"f".repeat(250))),
+        ("filename", &text(&"x".repeat(250))),
+        ("line", b"K\x01"),
+    ]);
+    let frames = [b"](", &frame[..], b"e"].concat();
+    vec![dictionary(&[("action", &text("oom")), ("frames", &frames)])]
+}
+
+/// A segment and a block in it that come and go.
+fn life() -> Vec<Vec<u8>> {
+    let number = |value: u64| [b"\x8a\x08".as_slice(), &value.to_le_bytes()].concat();
+    let event = |action: &str, size_bytes| {
+        let (action, address, size) = (text(action), number(1 << 30), number(size_bytes));
+        dictionary(&[("action", &action), ("addr", &address), ("size", &size)])
+    };
+    let [segment_bytes, block_bytes] = [2 << 20, 512];
+    vec![
+        event("segment_alloc", segment_bytes),
+        event("alloc", block_bytes),
+        event("free_requested", block_bytes),
+        event("free_completed", block_bytes),
+        event("segment_free", segment_bytes),
+    ]
+}
+
+/// Pickles of about `size_bytes` that ask for as much memory as they can, by name.
+fn bombs(size_bytes: usize) -> Vec<(&'static str, Vec<u8>)> {
+    let repeated = |unit: &[u8]| pickle(&unit.repeat(size_bytes / unit.len()));
+    vec![
+        ("values", repeated(b"N")),
+        ("marks", repeated(b"(")),
+        ("lists", repeated(b"]")),
+        ("lists in lists", repeated(b"](]](]e(]]ee")),
+        ("memo", repeated(b"N\x94")),
+        ("texts", repeated(b"\x8c\x00")),
+        ("list of values", pickle(&[b"](", &b"N".repeat(size_bytes)[..], b"e"].concat())),
+        ("failures", repeated_events(&failure(), size_bytes / 2, 0)),
+        ("lives", repeated_events(&life(), size_bytes / 2, 0)),
+    ]
+}
+
+#[test]
+fn compressed_file_takes_memory_by_its_size_on_disk() {
+    for (name, bomb) in bombs(16 << 20) {
+        let file = xz(&bomb);
+        let (read, peak_bytes) = peak_of(|| explain(&file, Limits::default()));
+        let mib = peak_bytes >> 20;
+        println!(
+            "{name}: {} bytes of xz, {mib} MiB, {:?}",
+            file.len(),
+            read.map_err(|e| e.to_string())
+        );
+        let bound_bytes = (file.len() * PICKLE_PER_XZ_BYTE + (2 << 20)) * MEMORY_PER_BYTE;
+        assert!(peak_bytes < bound_bytes, "{name}: {mib} MiB of {} MiB", bound_bytes >> 20);
+    }
+}
+
+/// What the reader lets a pickle of this length take, beside the pickle itself.
+fn allowed_bytes(len: usize) -> usize {
+    const SLACK_BYTES: usize = 256 << 10;
+    len * MEMORY_PER_BYTE + SLACK_BYTES
+}
+
+#[test]
+fn plain_file_takes_memory_by_its_size() {
+    for (name, bomb) in bombs(1 << 20) {
+        let (read, peak_bytes) = peak_of(|| explain(&bomb, Limits::default()));
+        let per_byte = peak_bytes / bomb.len();
+        println!("{name}: {per_byte} bytes for a byte, {:?}", read.map_err(|e| e.to_string()));
+        // The buffer that the file is read into has doubled.
+        assert!(peak_bytes <= allowed_bytes(bomb.len()) + 2 * bomb.len(), "{name}: {per_byte}");
+    }
+}
+
+#[test]
+fn what_is_read_is_explained_within_the_memory_that_it_was_allowed() {
+    const PADDING_BYTES: usize = 4 << 20;
+    for (name, events, count) in [("failures", failure(), 70_000), ("lives", life(), 250_000)] {
+        let file = repeated_events(&events, count, PADDING_BYTES);
+        let (read, peak_bytes) = peak_of(|| explain(&file, Limits::default()));
+        let per_event = (peak_bytes - 2 * file.len()) / count;
+        println!("{name}: {per_event} bytes for an event");
+        assert!(read.is_ok(), "{name}: {read:?}");
+        assert!(peak_bytes <= allowed_bytes(file.len()) + 2 * file.len(), "{name}: {per_event}");
+    }
+}
+
+#[test]
+fn no_file_takes_more_memory_than_the_limit() {
+    let limits = Limits { memory_bytes: 16 << 20, ..Limits::default() };
+    for (name, bomb) in bombs(4 << 20) {
+        let (read, peak_bytes) = peak_of(|| explain(&bomb, limits));
+        let error = read.expect_err("too much");
+        println!("{name}: {} KiB, {error}", peak_bytes >> 10);
+        let is_memory = matches!(error.problem, TraceProblem::Pickle(PickleProblem::Memory { .. }));
+        assert!(is_memory, "{name}: {error}");
+        assert!(peak_bytes <= 16 << 20, "{name}: {peak_bytes}");
+    }
+}
+
+#[test]
+fn lines_take_memory_by_their_size() {
+    const COUNT: u64 = 100_000;
+    let header = "{\"format\":\"lowtide-trace\",\"version\":1,\"policy\":\"pages\",\
+                  \"capacity_bytes\":0,\"page_bytes\":0,\"lost_events\":0,\
+                  \"start_reserved_bytes\":0}\n";
+    let block = "\"size_bytes\":1,\"requested_bytes\":1,\"stream\":0";
+    let kinds: [(&str, &dyn Fn(u64) -> String); 5] = [
+        ("sites", &|_| "{\"site\":{\"file\":\"\",\"line\":0,\"function\":\"\"}}\n".to_owned()),
+        ("pieces", &|n| format!("{{\"piece\":{{\"id\":{n},\"address\":{n},\"size_bytes\":1}}}}\n")),
+        ("start", &|n| format!("{{\"start\":{{\"id\":{n},\"address\":{n},{block}}}}}\n")),
+        ("failures", &|_| {
+            format!(
+                "{{\"out_of_memory\":{{\"time_us\":0,\"address\":0,{block},\"free_bytes\":0}}}}\n"
+            )
+        }),
+        ("reserved", &|n| format!("{{\"reserve\":{{\"time_us\":0,\"address\":{n},{block}}}}}\n")),
+    ];
+    for (name, line) in kinds {
+        let lines: String = (0..COUNT).map(line).collect();
+        let file = format!("{header}{lines}");
+        let (read, peak_bytes) =
+            peak_of(|| Recording::read_json_lines(file.as_bytes(), Limits::default()));
+        let error = read.expect_err("half a trace").to_string();
+        println!("{name}: {} for {}: {error}", peak_bytes, file.len());
+        assert!(error.ends_with("the trace ends in the middle"), "{name}: {error}");
+        assert!(peak_bytes <= 6 * file.len(), "{name}: {peak_bytes} for {}", file.len());
+    }
+}
