@@ -60,6 +60,7 @@ use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 #[cfg(feature = "cuda")]
 use crate::write_mode::WriteMode;
@@ -221,10 +222,10 @@ impl Conv2d {
             self.multiply_pixels(&y, &reads[0], &reads[1])?;
             return Ok(y);
         }
-        let scratch_len = self.workspace_len(device.kind());
-        let scratch = Tensor::workspace(device, scratch_len, first.dtype().computed())?;
+        let workspace_len = self.workspace_len(device.kind());
+        let workspace = Workspace::new(first.dtype().computed(), [workspace_len]);
         let reads: Vec<&Tensor> = reads.iter().collect();
-        device.launch(self, &reads, &[&y, &scratch])?;
+        device.launch_with(&workspace, self, &reads, &[&y])?;
         Ok(y)
     }
 }

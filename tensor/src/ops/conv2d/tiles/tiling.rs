@@ -15,6 +15,7 @@
 //! element is a lane of 32 bits that holds a number of each.
 
 use crate::cpu::simd::LANE_COUNT_MAX;
+use crate::dtype::Element;
 use crate::ops::conv2d::geometry::Geometry;
 
 /// Elements of a tile, unless one channel of [`PIXELS_ENOUGH`] outputs needs more: 128 KiB of f32,
@@ -203,6 +204,27 @@ impl Tiling {
     /// Elements of a tile of `image_count` images, with the slack that whole vectors need.
     pub(super) fn len(&self, image_count: usize) -> usize {
         image_count * self.image_len + LANE_COUNT_MAX
+    }
+}
+
+/// The taps of a tile of some images whose offsets are held at once.
+#[derive(Clone, Copy)]
+pub(super) struct Taps<'a, E> {
+    pub(super) tile: &'a [E],
+    pub(super) image_count: usize,
+    /// Elements of the tile from one image to the next.
+    pub(super) image_len: usize,
+    /// The first element of each tap in the tile of an image.
+    pub(super) offsets: &'a [usize],
+    /// The number of the first tap among the taps of all channels.
+    pub(super) first_k: usize,
+}
+
+impl<'a, T: Element> Taps<'a, T> {
+    /// The same memory as a tile of the type that is stored.
+    pub(super) fn of_stored<E: Element>(self) -> Taps<'a, E> {
+        let Taps { tile, image_count, image_len, offsets, first_k } = self;
+        Taps { tile: bytemuck::cast_slice(tile), image_count, image_len, offsets, first_k }
     }
 }
 

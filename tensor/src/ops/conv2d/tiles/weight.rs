@@ -1,7 +1,7 @@
 //! dw`[O, K]` = Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ, overwritten.
 
 use super::fill::fill;
-use super::tiling::{TAP_COUNT_MAX, TapOffsets};
+use super::tiling::{TAP_COUNT_MAX, TapOffsets, Taps};
 use super::units::{Role, Unit, Units};
 use super::weight_by_channel::{
     ChannelTile, TransposePixels, padded_channels, transpose_pixel_pairs,
@@ -128,14 +128,6 @@ struct Piece {
     pixel_count: usize,
 }
 
-/// The taps of a tile whose offsets are held at once.
-struct Taps<'a, T> {
-    tile: &'a [T],
-    offsets: &'a [usize],
-    /// The number of the first tap among the taps of all channels.
-    first_k: usize,
-}
-
 impl<E: Element> WeightProduct<'_, E> {
     /// Overwrites dw of one unit with the sum over its images.
     fn unit<T: SimdFloat>(&self, unit: &Unit, dw: &mut [T], scratch: &mut [T]) {
@@ -218,12 +210,14 @@ impl<E: Element> WeightProduct<'_, E> {
             for first_tap in (0..channel_count * taps_len).step_by(TAP_COUNT_MAX) {
                 let taps = Taps {
                     tile: &*tile,
+                    image_count: piece.image_count,
+                    image_len: tiling.image_len,
                     offsets: offsets.of(geometry, tiling, channel_count, first_tap),
                     first_k: first_channel * taps_len + first_tap,
                 };
                 match self.lanes {
-                    LaneAxis::Channels => self.add_by_channel(piece, prepared, &taps, dw),
-                    LaneAxis::Pixels => self.add_by_pixel(piece, prepared, &taps, dw),
+                    LaneAxis::Channels => self.add_by_channel(piece, prepared, taps, dw),
+                    LaneAxis::Pixels => self.add_by_pixel(piece, prepared, taps, dw),
                 }
             }
         }
@@ -234,39 +228,17 @@ impl<E: Element> WeightProduct<'_, E> {
         &self,
         piece: &Piece,
         dy: &[T],
-        taps: &Taps<'_, T>,
+        taps: Taps<'_, T>,
         dw: &mut [T],
     ) {
         let Units { tiling, channels, .. } = self.units;
         let row_count = piece.pixel_count / self.geometry.out_size[1];
         let runs = tiling.runs(&self.geometry, row_count);
-        let (image_count, image_len) = (piece.image_count, tiling.image_len);
-        let &Taps { tile, offsets, first_k } = taps;
         if self.are_pairs {
-            let tile = bytemuck::cast_slice(tile);
-            T::dispatch_pairs(ChannelTile::<E, T, 2> {
-                dy,
-                channels,
-                runs,
-                image_count,
-                tile,
-                image_len,
-                offsets,
-                dw,
-                first_k,
-            });
+            let taps = taps.of_stored();
+            T::dispatch_pairs(ChannelTile::<E, T, 2> { dy, channels, runs, taps, dw });
         } else {
-            T::dispatch(ChannelTile::<T, T, 1> {
-                dy,
-                channels,
-                runs,
-                image_count,
-                tile,
-                image_len,
-                offsets,
-                dw,
-                first_k,
-            });
+            T::dispatch(ChannelTile::<T, T, 1> { dy, channels, runs, taps, dw });
         }
     }
 
@@ -275,43 +247,17 @@ impl<E: Element> WeightProduct<'_, E> {
         &self,
         piece: &Piece,
         prepared: &[T],
-        taps: &Taps<'_, T>,
+        taps: Taps<'_, T>,
         dw: &mut [T],
     ) {
-        let Units { tiling, channels, .. } = self.units;
-        let &Piece { image_count, pixel_count, .. } = piece;
-        let (image_len, k_len) = (tiling.image_len, self.geometry.k_len());
-        let &Taps { tile, offsets, first_k } = taps;
+        let (channels, k_len) = (self.units.channels, self.geometry.k_len());
+        let pixel_count = piece.pixel_count;
         if self.are_pairs {
-            let (dy, tile) = (self.rows_in_place(piece), bytemuck::cast_slice(tile));
-            PixelTile::<E, T, STEP_IN_PAIRS> {
-                dy,
-                channels,
-                pixel_count,
-                image_count,
-                tile,
-                image_len,
-                offsets,
-                dw,
-                k_len,
-                first_k,
-            }
-            .add();
+            let (dy, taps) = (self.rows_in_place(piece), taps.of_stored());
+            PixelTile::<E, T, STEP_IN_PAIRS> { dy, channels, pixel_count, taps, dw, k_len }.add();
         } else {
             let dy = self.rows(piece, prepared);
-            PixelTile::<T, T, STEP_ONE_BY_ONE> {
-                dy,
-                channels,
-                pixel_count,
-                image_count,
-                tile,
-                image_len,
-                offsets,
-                dw,
-                k_len,
-                first_k,
-            }
-            .add();
+            PixelTile::<T, T, STEP_ONE_BY_ONE> { dy, channels, pixel_count, taps, dw, k_len }.add();
         }
     }
 

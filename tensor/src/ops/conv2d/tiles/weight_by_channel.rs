@@ -12,7 +12,7 @@
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
-use super::tiling::Runs;
+use super::tiling::{Runs, Taps};
 use crate::cpu::gemm::Matrix;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pairs::turn_pairs;
@@ -71,16 +71,9 @@ pub(super) struct ChannelTile<'a, E, T, const PIXELS: usize> {
     pub(super) channels: usize,
     /// The runs of an image.
     pub(super) runs: Runs,
-    pub(super) image_count: usize,
-    pub(super) tile: &'a [E],
-    /// Elements of the tile from one image to the next.
-    pub(super) image_len: usize,
-    /// The first element of each tap in the tile.
-    pub(super) offsets: &'a [usize],
+    pub(super) taps: Taps<'a, E>,
     /// Rows of padded channels, one for each of K.
     pub(super) dw: &'a mut [T],
-    /// The row of dw that the first of `offsets` is for.
-    pub(super) first_k: usize,
 }
 
 impl<E: Element, T: SimdFloat, const PIXELS: usize> SimdKernel<T>
@@ -113,7 +106,7 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
         simd: S,
         channel: usize,
     ) -> usize {
-        let row_count = self.offsets.len();
+        let row_count = self.taps.offsets.len();
         let mut row = 0;
         while row + ROWS <= row_count {
             self.block::<S, ROWS, COLS>(simd, row, channel);
@@ -141,8 +134,9 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
         channel: usize,
     ) {
         let (lanes, padded) = (S::LANE_COUNT, padded_channels(self.channels));
-        let offsets = &self.offsets[first_row..][..ROWS];
-        let first_result = (self.first_k + first_row) * padded + channel;
+        let Taps { tile, image_count, image_len, offsets, first_k } = self.taps;
+        let offsets = &offsets[first_row..][..ROWS];
+        let first_result = (first_k + first_row) * padded + channel;
         let mut sums = [[simd.splat(T::ZERO); COLS]; ROWS];
         for row in 0..ROWS {
             for col in 0..COLS {
@@ -151,14 +145,14 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
         }
         let runs = self.runs;
         let steps = runs.len.div_ceil(PIXELS);
-        for index in 0..self.image_count * runs.count {
+        for index in 0..image_count * runs.count {
             let (image, run) = (index / runs.count, index % runs.count);
             let dy = &self.dy[index * steps * padded..][..steps * padded];
             let whole = runs.len / PIXELS;
             let mut x: [&[[E; PIXELS]]; ROWS] = [&[]; ROWS];
-            let first = image * self.image_len + run * runs.step;
+            let first = image * image_len + run * runs.step;
             for row in 0..ROWS {
-                let x_run = &self.tile[first + offsets[row]..][..runs.len];
+                let x_run = &tile[first + offsets[row]..][..runs.len];
                 x[row] = &x_run.as_chunks().0[..whole];
             }
             for step in 0..whole {
@@ -178,7 +172,7 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
             if whole < steps {
                 let mut factors = [T::ZERO; ROWS];
                 for row in 0..ROWS {
-                    let last = self.tile[first + offsets[row] + runs.len - 1];
+                    let last = tile[first + offsets[row] + runs.len - 1];
                     factors[row] = lane([last, E::ZERO]);
                 }
                 add_step(simd, &factors, &dy[whole * padded + channel..], &mut sums);

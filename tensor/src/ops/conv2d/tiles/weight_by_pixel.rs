@@ -7,6 +7,7 @@
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
+use super::tiling::Taps;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::dtype::{Element, same_type};
@@ -34,17 +35,10 @@ pub(super) struct PixelTile<'a, E, T, const STEP: usize> {
     pub(super) dy: PixelRows<'a, E>,
     pub(super) channels: usize,
     pub(super) pixel_count: usize,
-    pub(super) image_count: usize,
-    pub(super) tile: &'a [E],
-    /// Elements of the tile from one image to the next.
-    pub(super) image_len: usize,
-    /// The first element of each tap in the tile.
-    pub(super) offsets: &'a [usize],
+    pub(super) taps: Taps<'a, E>,
     /// Rows of `k_len`.
     pub(super) dw: &'a mut [T],
     pub(super) k_len: usize,
-    /// The column of dw that the first of `offsets` is for.
-    pub(super) first_k: usize,
 }
 
 /// Pixels of a step, one or two for each lane.
@@ -85,14 +79,14 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
     fn add_rest(&mut self, first_pixel: usize) {
         let pixel_count = self.pixel_count - first_pixel;
         for channel in 0..self.channels {
-            for tap in 0..self.offsets.len() {
+            for tap in 0..self.taps.offsets.len() {
                 let at = At { first_pixel, pixel_count, channel, tap };
                 let mut sum = T::ZERO;
-                for image in 0..self.image_count {
+                for image in 0..self.taps.image_count {
                     let pairs = self.dy_row(image, at, 0).iter().zip(self.x_row(image, at, 0));
                     pairs.for_each(|(&dy, &x)| sum += dy.cast::<T>() * x.cast());
                 }
-                self.dw[channel * self.k_len + self.first_k + tap] += sum;
+                self.dw[channel * self.k_len + self.taps.first_k + tap] += sum;
             }
         }
     }
@@ -133,11 +127,11 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
     #[inline(always)]
     fn rows<S: Simd<T>, const O: usize>(&mut self, simd: S, at: &mut At) {
         at.tap = 0;
-        while at.tap + BLOCK_TAPS <= self.offsets.len() {
+        while at.tap + BLOCK_TAPS <= self.taps.offsets.len() {
             self.block::<S, O, BLOCK_TAPS>(simd, *at);
             at.tap += BLOCK_TAPS;
         }
-        while at.tap < self.offsets.len() {
+        while at.tap < self.taps.offsets.len() {
             self.block::<S, O, 1>(simd, *at);
             at.tap += 1;
         }
@@ -148,7 +142,7 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
     #[inline(always)]
     fn block<S: Simd<T>, const O: usize, const K: usize>(&mut self, simd: S, at: At) {
         let mut sums = [[[T::ZERO; LANE_COUNT_MAX]; K]; O];
-        for image in 0..self.image_count {
+        for image in 0..self.taps.image_count {
             simd.call(RegisterBlock { product: self, at, image, sums: &mut sums });
         }
         let mut vectors = [[simd.splat(T::ZERO); K]; O];
@@ -160,7 +154,8 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
         let mut found = [[T::ZERO; K]; O];
         simd.sum_each(vectors.as_flattened(), found.as_flattened_mut());
         for o in 0..O {
-            let dw = &mut self.dw[(at.channel + o) * self.k_len + self.first_k + at.tap..][..K];
+            let dw =
+                &mut self.dw[(at.channel + o) * self.k_len + self.taps.first_k + at.tap..][..K];
             for k in 0..K {
                 dw[k] += found[o][k];
             }
@@ -170,8 +165,8 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
     /// The pixels of the tile that a tap reads in an image.
     #[inline(always)]
     fn x_row(&self, image: usize, at: At, k: usize) -> &[E] {
-        let start = image * self.image_len + self.offsets[at.tap + k] + at.first_pixel;
-        &self.tile[start..][..at.pixel_count]
+        let start = image * self.taps.image_len + self.taps.offsets[at.tap + k] + at.first_pixel;
+        &self.taps.tile[start..][..at.pixel_count]
     }
 
     #[inline(always)]
