@@ -125,7 +125,7 @@ typed_images! {
     AVG_POOL2D = "avg_pool2d" / "avg_pool2d" of floats;
     BATCH_NORM = "batch_norm" / "batch_norm" of floats;
     CDIST = "cdist" / "cdist" of floats;
-    CHANNELS_LAST = "conv2d" / "channels_last" of factors;
+    CHANNELS_LAST = "conv2d/tensor_cores" / "channels_last" of factors;
     CONV2D = "conv2d" / "conv2d" of floats;
     COUNT = "count" / "count" of floats;
     CROSS_ENTROPY = "cross_entropy" / "cross_entropy" of floats;

@@ -37,3 +37,4 @@ pub(crate) mod unique;
 pub(crate) mod update;
 pub(crate) mod upsample2d;
 pub(crate) mod windows;
+pub(crate) mod workspace;

@@ -22,6 +22,7 @@ use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
+use crate::ops::workspace::Workspace;
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 use block::{Heads, Mask, Problem, Sizes, Source};
@@ -315,10 +316,10 @@ impl Tensor {
         let y = Tensor::empty(device, [batch, heads, queries, v_dim], self.dtype())?;
         let lse_dtype = self.dtype().computed();
         let log_sum_exp = Tensor::empty(device, [batch, heads, queries], lse_dtype)?;
-        let [scratch_len, _] = workspace_lens(device, &launch.sizes, launch.dtype);
-        let scratch = Tensor::workspace(device, scratch_len, lse_dtype)?;
+        let [workspace_len, _] = workspace_lens(device, &launch.sizes, launch.dtype);
+        let workspace = Workspace::new(lse_dtype, [workspace_len]);
         let reads: Vec<&Tensor> = [self, k, v].into_iter().chain(mask.as_ref()).collect();
-        device.launch(Forward(launch), &reads, &[&y, &log_sum_exp, &scratch])?;
+        device.launch_with(&workspace, Forward(launch), &reads, &[&y, &log_sum_exp])?;
         Ok(Attention { y, log_sum_exp })
     }
 
@@ -356,12 +357,11 @@ impl Tensor {
         let (device, lse) = (self.device(), log_sum_exp.contiguous()?);
         let of = |x: &Tensor| Tensor::empty(device, *x.shape(), x.dtype());
         let gradients = [of(q)?, of(k)?, of(v)?];
-        let [_, scratch_len] = workspace_lens(device, &launch.sizes, launch.dtype);
-        let scratch = Tensor::workspace(device, scratch_len, lse_dtype)?;
+        let [_, workspace_len] = workspace_lens(device, &launch.sizes, launch.dtype);
+        let workspace = Workspace::new(lse_dtype, [workspace_len]);
         let reads = [q, k, v, y, self, &lse].into_iter().chain(mask.as_ref());
-        let [dq, dk, dv] = &gradients;
         let reads: Vec<&Tensor> = reads.collect();
-        device.launch(Backward(launch), &reads, &[dq, dk, dv, &scratch])?;
+        device.launch_with(&workspace, Backward(launch), &reads, &gradients.each_ref())?;
         Ok(gradients)
     }
 }

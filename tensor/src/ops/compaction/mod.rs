@@ -19,6 +19,7 @@ use crate::dtype::{Bool, DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::{Layout, Nest, Shape};
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 use cpu::Mask;
 
@@ -180,15 +181,13 @@ impl Kernel for MaskedScatter {
 /// Elements of a mask that a block of an NVIDIA device packs.
 const TILE_LEN: usize = 2048;
 
-/// What an NVIDIA device counts in, of something in so many tiles: how much is before each, and
-/// the sum of all. Other devices need none.
-#[track_caller]
-pub(crate) fn tile_counts(device: &Device, tiles: usize) -> Result<Vec<Tensor>> {
-    if device.kind() == DeviceKind::Cpu {
-        return Ok(Vec::new());
+/// The counts of an NVIDIA device: of what comes before each tile, and of all. A processor needs
+/// none.
+pub(crate) fn tile_counts(device: &Device, tiles: usize) -> Workspace {
+    match device.kind() {
+        DeviceKind::Cpu => Workspace::none(),
+        DeviceKind::Cuda => Workspace::new(DType::I64, [tiles, 1]),
     }
-    let all = Tensor::workspace(device, tiles + 1, DType::I64)?;
-    Ok(vec![all.narrow(0, 0, tiles)?, all.narrow(0, tiles, 1)?])
 }
 
 impl Tensor {
@@ -264,9 +263,8 @@ impl Tensor {
         let y = Tensor::empty(self.device(), [len], dtype)?;
         let mut count = 0;
         let kernel = MaskedSelect { name: op, rest: Rest::Any, dtype, len, count: &mut count };
-        let counts = tile_counts(self.device(), len.div_ceil(TILE_LEN))?;
-        let writes: Vec<&Tensor> = [&y].into_iter().chain(&counts).collect();
-        self.device().launch(kernel, &[&mask, &x], &writes)?;
+        let counts = tile_counts(self.device(), len.div_ceil(TILE_LEN));
+        self.device().launch_with(&counts, kernel, &[&mask, &x], &[&y])?;
         y.shortened(op, count, assumed_len)
     }
 
@@ -291,18 +289,8 @@ impl Tensor {
     /// `OutOfMemory`, `Index` when there are fewer elements than assumed.
     #[track_caller]
     pub fn nonzero_assuming(&self, assumed_count: usize) -> Result<Tensor> {
-        let (op, shape) = ("nonzero", *self.shape());
-        let Some(bound) = Shape::checked(&[shape.element_count(), shape.len()]) else {
-            // Beyond all memory, whatever the shape: the error is the allocator's.
-            return Tensor::empty(self.device(), [usize::MAX], DType::I64);
-        };
-        let y = Tensor::empty(self.device(), bound, DType::I64)?;
-        let mut count = 0;
-        let (dtype, rest) = (self.dtype(), Rest::Any);
-        let kernel = Nonzero { name: op, rest, shape, dtype, count: &mut count };
-        let counts = tile_counts(self.device(), shape.element_count().div_ceil(TILE_LEN))?;
-        let writes: Vec<&Tensor> = [&y].into_iter().chain(&counts).collect();
-        self.device().launch(kernel, &[self], &writes)?;
+        let op = "nonzero";
+        let (y, count) = self.packed_indices(op, self.element_count(), Rest::Any)?;
         y.shortened(op, count, assumed_count)
     }
 
@@ -316,18 +304,24 @@ impl Tensor {
     /// `OutOfMemory`.
     #[track_caller]
     pub fn nonzero_static(&self, count: usize, fill: i64) -> Result<Tensor> {
-        let (op, shape) = ("nonzero_static", *self.shape());
-        let Some(whole) = Shape::checked(&[count, shape.len()]) else {
-            // Beyond all memory, whatever the shape: the error is the allocator's.
-            return Tensor::empty(self.device(), [usize::MAX], DType::I64);
-        };
-        let y = Tensor::empty(self.device(), whole, DType::I64)?;
-        let (dtype, rest, mut found) = (self.dtype(), Rest::Filled(fill), 0);
-        let kernel = Nonzero { name: op, rest, shape, dtype, count: &mut found };
-        let counts = tile_counts(self.device(), shape.element_count().div_ceil(TILE_LEN))?;
-        let writes: Vec<&Tensor> = [&y].into_iter().chain(&counts).collect();
-        self.device().launch(kernel, &[self], &writes)?;
+        let (y, _) = self.packed_indices("nonzero_static", count, Rest::Filled(fill))?;
         Ok(y)
+    }
+
+    /// The indices of the elements that are not 0 in `rows` rows, and how many there are.
+    #[track_caller]
+    fn packed_indices(&self, op: &'static str, rows: usize, rest: Rest) -> Result<(Tensor, usize)> {
+        let (device, shape, dtype) = (self.device(), *self.shape(), self.dtype());
+        let y = match Shape::checked(&[rows, shape.len()]) {
+            Some(whole) => Tensor::empty(device, whole, DType::I64)?,
+            // The allocator refuses it: no memory is as large.
+            None => Tensor::empty(device, [usize::MAX], DType::I64)?,
+        };
+        let mut count = 0;
+        let kernel = Nonzero { name: op, rest, shape, dtype, count: &mut count };
+        let counts = tile_counts(device, shape.element_count().div_ceil(TILE_LEN));
+        device.launch_with(&counts, kernel, &[self], &[&y])?;
+        Ok((y, count))
     }
 
     /// A copy of this tensor with the elements of `source`, one after the other in row-major
@@ -348,9 +342,8 @@ impl Tensor {
         let source = source.contiguous()?;
         let y = Tensor::empty(self.device(), *x.shape(), self.dtype())?;
         let kernel = MaskedScatter { dtype: self.dtype(), len: x.element_count() };
-        let counts = tile_counts(self.device(), x.element_count().div_ceil(TILE_LEN))?;
-        let writes: Vec<&Tensor> = [&y].into_iter().chain(&counts).collect();
-        self.device().launch(kernel, &[&mask, &x, &source], &writes)?;
+        let counts = tile_counts(self.device(), x.element_count().div_ceil(TILE_LEN));
+        self.device().launch_with(&counts, kernel, &[&mask, &x, &source], &[&y])?;
         Ok(y)
     }
 

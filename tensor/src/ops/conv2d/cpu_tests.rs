@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use super::cpu::{backward_input, backward_input_workspace_len, forward, forward_workspace_len};
+use super::Product;
 use super::shape::Conv2dShape;
-use super::weight::{backward_weight, backward_weight_workspace_len};
+use super::way::{self, Slices};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::on_every_instruction_set;
@@ -58,9 +58,7 @@ fn check_against_definition<T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
 fn check_in<E: Element, T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
     let pool = Pool::new(threads);
     let elements = |values: &[T]| values.iter().map(|value| value.cast()).collect::<Vec<E>>();
-    // A kernel that reads scratch it did not write shows it as NaN.
     let results = |len: usize| vec![E::from_f64(f64::NAN); len];
-    let scratch = |len: usize| vec![T::from_f64(f64::NAN); len];
     let (x, w) = (values::<T>(shape.x_len(), 1), values::<T>(shape.w_len(), 2));
     let dy = values::<T>(shape.y_len(), 4);
     let (mut y_expected, mut dx_expected) = (vec![T::ZERO; dy.len()], vec![T::ZERO; x.len()]);
@@ -76,22 +74,35 @@ fn check_in<E: Element, T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
         let expected = elements(&with_biases(&y_expected, &b, shape.batch));
         let b = has_bias.then(|| elements(&b));
         let mut y = results(shape.y_len());
-        let mut workspace = scratch(forward_workspace_len::<E, T>(shape));
-        forward(&pool, shape, &x, &w, b.as_deref(), &mut y, &mut workspace);
+        let factors = [&x[..], &w[..]];
+        compute::<E, T>(&pool, shape, Product::Forward, factors, b.as_deref(), &mut y);
         assert_eq!(y, expected, "y of {shape:?}");
 
         let b = values::<T>(if has_bias { shape.in_channels } else { 0 }, 3);
         let expected = elements(&with_biases(&dx_expected, &b, shape.batch));
         let b = has_bias.then(|| elements(&b));
         let mut dx = results(shape.x_len());
-        let mut workspace = scratch(backward_input_workspace_len::<E, T>(shape));
-        backward_input(&pool, shape, &dy, &w, b.as_deref(), &mut dx, &mut workspace);
+        let factors = [&dy[..], &w[..]];
+        compute::<E, T>(&pool, shape, Product::BackwardInput, factors, b.as_deref(), &mut dx);
         assert_eq!(dx, expected, "dx of {shape:?}");
     }
     let mut dw = results(shape.w_len());
-    let mut workspace = scratch(backward_weight_workspace_len::<E, T>(shape));
-    backward_weight(&pool, shape, &dy, &x, &mut dw, &mut workspace);
+    compute::<E, T>(&pool, shape, Product::BackwardWeight, [&dy, &x], None, &mut dw);
     assert_eq!(dw, elements(&dw_expected), "dw of {shape:?}");
+}
+
+/// Computes a product with scratch of NaN: a kernel that reads scratch before it writes it fails.
+fn compute<E: Element, T: SimdFloat>(
+    pool: &Pool,
+    shape: &Conv2dShape,
+    product: Product,
+    factors: [&[E]; 2],
+    bias: Option<&[E]>,
+    to: &mut [E],
+) {
+    let len = way::workspace_len::<E, T>(shape, product);
+    let mut workspace = vec![T::from_f64(f64::NAN); len];
+    way::run(pool, shape, product, Slices { factors, bias, to, workspace: &mut workspace });
 }
 
 /// The images with a bias added to each channel, if there are any.
@@ -355,9 +366,9 @@ fn infinite_channel_leaves_the_gradients_of_others_finite() {
             image[plane_len..][..plane_len].fill(f32::INFINITY);
         }
         let dy = values::<f32>(shape.y_len(), 4);
-        let mut dw = vec![0.0; shape.w_len()];
-        let mut workspace = vec![f32::NAN; backward_weight_workspace_len::<f32, f32>(&shape)];
-        backward_weight(&Pool::new(1), &shape, &dy, &x, &mut dw, &mut workspace);
+        let (pool, mut dw) = (Pool::new(1), vec![0.0; shape.w_len()]);
+        let product = Product::BackwardWeight;
+        compute::<f32, f32>(&pool, &shape, product, [&dy, &x], None, &mut dw);
         for (k, dw) in dw.iter().enumerate() {
             assert_eq!(dw.is_finite(), k / 9 % channels != 1, "{k} of {shape:?}");
         }
@@ -387,15 +398,11 @@ fn products_of_noise<T: SimdFloat>(shape: &Conv2dShape, threads: usize) -> [Vec<
     };
     let (x, w, dy) = (noise(shape.x_len(), 1), noise(shape.w_len(), 2), noise(shape.y_len(), 3));
     let pool = Pool::new(threads);
-    let len = forward_workspace_len::<T, T>(shape)
-        .max(backward_input_workspace_len::<T, T>(shape))
-        .max(backward_weight_workspace_len::<T, T>(shape));
-    let mut workspace = vec![T::ZERO; len];
     let mut products = [dy.len(), x.len(), w.len()].map(|len| vec![T::ZERO; len]);
     let [y, dx, dw] = &mut products;
-    forward(&pool, shape, &x, &w, None, y, &mut workspace);
-    backward_input(&pool, shape, &dy, &w, None, dx, &mut workspace);
-    backward_weight(&pool, shape, &dy, &x, dw, &mut workspace);
+    compute::<T, T>(&pool, shape, Product::Forward, [&x, &w], None, y);
+    compute::<T, T>(&pool, shape, Product::BackwardInput, [&dy, &w], None, dx);
+    compute::<T, T>(&pool, shape, Product::BackwardWeight, [&dy, &x], None, dw);
     products
 }
 

@@ -1,56 +1,56 @@
-//! Two-dimensional convolution (cross-correlation) and its two backwards.
+//! Two-dimensional convolution (cross-correlation) and its gradients.
 //!
 //! x: [B, I, H, W], w: [O, I / groups, KH, KW], b: [O], y: [B, O, H', W'].
 //!
+//! The table of ways (`way.rs`) says which of these computes a product, with how much scratch:
+//!
+//! | on | way | when |
+//! |---|---|---|
+//! | processor | `depthwise` | each channel is a group |
+//! | processor | `columns` | planes have few pixels: im2col over the pixels of several images |
+//! | processor | `patches` | no number of x is read twice: im2col that is a permutation |
+//! | processor | `tiles` | else: an implicit matrix product over tiles of the source |
+//! | NVIDIA | the library's products | one tap at each pixel |
+//! | NVIDIA | `tensor_cores` | half types and tf32: an implicit product with the channels last |
+//! | NVIDIA | `conv2d.cu` | else: an implicit matrix product |
+//!
 //! Words of the loops on the processor:
 //!
-//! - tap: one (kh, kw) of the kernel, for one channel of the source; K of them meet an output.
-//! - pixel: one (h, w) of an output plane; P of them.
-//! - tile (`tile.rs`): the part of the source that some rows of outputs read, copied so that each
-//!   tap is one contiguous run of pixels. Of dw, a tile holds rows of several images.
-//! - phase (`phases.rs`): for dx, the rows and columns that a stride lets meet the same taps.
-//! - bundle, frame, strip (`depthwise.rs`): where each channel is a group, sixteen planes whose
-//!   pixels are turned together; some rows of them with zeros around; the results that read these.
-//! - columns (`columns.rs`): of small planes, what each tap meets in all images, side by side.
-//! - patches (`patches.rs`): what the taps meet where nothing of x is met twice.
-//! - unit, task (`units.rs`): units are the equal parts of the result, each of some output channels
-//!   of some images; a task is some units that share scratch memory, and is what a thread takes.
-//! - role: which of y, dx or dw a unit computes, for whole or half types.
-//! - part: a cut of a group's output channels, or of the batch for dw, whose partial sums are added
-//!   up in order afterwards.
-//! - piece (`weight.rs`): the rows of a few images that one tile of dw covers.
-//! - run (`weight_by_pixel.rs`): so many pixels that rows of dy stay in the first-level cache.
-//! - block (`output_tile.rs`): output channels whose sums are in registers at once.
-//! - lanes: what the elements of a vector are: pixels, output channels (`weight_by_channel.rs`) or
-//!   planes (`depthwise.rs`).
-//! - turn: to transpose, of pixels and channels; turned around: the kernel read backwards, for dx.
+//! - product: y, dx or dw, each from two factors. The source of y is x, the source of dx is dy.
+//! - tap: one (kh, kw) of the kernel, for one channel of the source. K taps meet an output.
+//! - pixel: one (h, w) of an output plane. A plane has P pixels.
+//! - columns, patches: the im2col matrix `[K, P]`, a row for each tap, a column for each pixel.
+//! - tile: the part of the source that some rows of outputs read, copied so that each tap is one
+//!   contiguous run of pixels. For dw, a tile holds rows of several images.
+//! - phase: the rows and columns of dx that meet the same taps, where there is a stride.
+//! - bundle: sixteen planes side by side, a vector of channels for each pixel (NCHW16c).
+//! - frame: the rows of a bundle that some results read, with the zeros around them.
+//! - strip: the results that one frame is for.
+//! - unit, task: units are equal parts of the result, each of some output channels of some images.
+//!   A task is the units that one thread takes, with scratch memory of its own.
+//! - part: a cut of a group's output channels, or of the batch for dw. The parts of dw are sums
+//!   that are added up in order afterwards.
+//! - lanes: the elements of a vector, which are pixels, output channels or planes.
 
-mod channels_last;
 mod columns;
-mod cpu;
+mod conv1d;
 #[cfg(test)]
 mod cpu_tests;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod depthwise;
-mod depthwise_lanes;
-mod one;
-mod output_tile;
-mod padded_plane;
+mod geometry;
 mod patches;
 mod phases;
+mod rows;
 mod shape;
-mod tile;
+mod sums;
+mod tensor_cores;
+mod tiles;
 mod transposed;
-mod units;
 mod way;
-mod weight;
-mod weight_by_channel;
-mod weight_by_pixel;
-
-use std::fmt::{self, Display};
-
-use channels_last::ChannelsLast;
+mod weight_order;
+mod workspace;
 
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
@@ -58,21 +58,19 @@ use crate::cuda::{Cuda, CudaOperands};
 use crate::device::DeviceKind;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Cost, Kernel, Operands};
 use crate::layout::Shape;
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 #[cfg(feature = "cuda")]
 use crate::write_mode::WriteMode;
-pub use one::{Conv1dGeometry, ConvTranspose1dGeometry};
+pub use conv1d::{Conv1dGeometry, ConvTranspose1dGeometry};
 use shape::Conv2dShape;
 pub use transposed::ConvTranspose2dGeometry;
+use way::{CudaWay, Slices};
+pub use workspace::Conv2dWorkspace;
 
-/// With fewer pixels in a plane of the result a convolution runs at a part of the rate of others,
-/// as with a stride: forward at 0.7 of it with 2 x 2 pixels, at 0.6 to 0.9 with a stride of 2 (one
-/// core of an Intel Xeon with AVX-512, 2026-11-27).
-const PIXELS_MIN: usize = 16;
-
-/// How a convolution walks over its input, (height, width); PyTorch's defaults.
+/// Steps and zeros of a convolution over its input, (height, width); PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2dGeometry {
     /// Step between outputs, at least 1.
@@ -92,7 +90,10 @@ impl Default for Conv2dGeometry {
 }
 
 impl Conv2dGeometry {
-    /// The sizes of a convolution of `x` with `w`, if they go together.
+    /// The sizes of a convolution of `x` with `w`.
+    ///
+    /// # Errors
+    /// `Shape` if they do not go together.
     fn with(&self, op: &'static str, x: &Shape, w: &Shape) -> Result<Conv2dShape> {
         let mismatch = TensorError::Shape { op, left: *x, right: *w };
         let (&[batch, in_channels, in_height, in_width], &[out_channels, taps, kh, kw]) =
@@ -123,121 +124,43 @@ impl Conv2dGeometry {
     }
 }
 
-/// Bytes of scratch that a convolution and its gradients take beside their results. They depend on
-/// the sizes and the kind of device alone, not on the number of threads.
+/// The three products of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Conv2dWorkspace {
-    /// Of [`Tensor::conv2d`].
-    pub forward_bytes: usize,
-    /// Of [`Tensor::conv2d_backward_input`].
-    pub backward_input_bytes: usize,
-    /// Of [`Tensor::conv2d_backward_weight`].
-    pub backward_weight_bytes: usize,
-}
-
-impl Conv2dWorkspace {
-    /// That of a convolution of `x` with `w`, both of `dtype`, on a device that is, or stands for,
-    /// one of this `kind`; without a bias, and not in tf32. Operands that are not contiguous are
-    /// copied besides.
-    ///
-    /// # Errors
-    /// Those of [`Tensor::conv2d`].
-    pub fn of(
-        kind: DeviceKind,
-        x: Shape,
-        w: Shape,
-        geometry: Conv2dGeometry,
-        dtype: DType,
-    ) -> Result<Self> {
-        let op = "conv2d";
-        let shape = geometry.with(op, &x, &w)?;
-        if !dtype.is_float() {
-            return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
-        }
-        let bytes = |product| {
-            let conv = Conv2d { op, product, shape, dtype, is_in_tf32: false };
-            let len = conv.workspace_len(kind, false);
-            len * dtype.computed().size_bytes()
-        };
-        Ok(Conv2dWorkspace {
-            forward_bytes: bytes(Product::Forward),
-            backward_input_bytes: bytes(Product::BackwardInput),
-            backward_weight_bytes: bytes(Product::BackwardWeight),
-        })
-    }
-}
-
-impl Display for Conv2dWorkspace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Conv2dWorkspace { forward_bytes, backward_input_bytes, backward_weight_bytes } = self;
-        write!(
-            f,
-            "forward {forward_bytes} B, backward of the input {backward_input_bytes} B, \
-             of the weight {backward_weight_bytes} B"
-        )
-    }
-}
-
-/// Which of the three products of a convolution.
-#[derive(Clone, Copy, Debug)]
 enum Product {
     /// y from x, w and perhaps b.
     Forward,
-    /// dx from dy and w.
+    /// dx from dy and w, and for the transposed convolution perhaps a bias.
     BackwardInput,
     /// dw from dy and x.
     BackwardWeight,
 }
 
+/// A product that is to be computed.
 struct Conv2d {
     op: &'static str,
     product: Product,
     shape: Conv2dShape,
     dtype: DType,
-    /// Whether factors in f32 may be rounded to tf32.
+    has_bias: bool,
+    /// True if factors in f32 may be rounded to tf32.
     is_in_tf32: bool,
 }
 
 impl Conv2d {
-    /// A product of tensors like `first`.
-    fn of(op: &'static str, product: Product, shape: Conv2dShape, first: &Tensor) -> Self {
-        let (dtype, is_in_tf32) = (first.dtype(), first.device().is_in_tf32());
-        Conv2d { op, product, shape, dtype, is_in_tf32 }
+    /// The product of `reads`: two factors, and perhaps a bias.
+    fn of(op: &'static str, product: Product, shape: Conv2dShape, reads: &[&Tensor]) -> Self {
+        let (dtype, is_in_tf32) = (reads[0].dtype(), reads[0].device().is_in_tf32());
+        Conv2d { op, product, shape, dtype, has_bias: reads.len() > 2, is_in_tf32 }
     }
 
-    /// Whether it is of one tap, at each pixel: for each image a product of matrices, which a
-    /// device's library does faster than any kernel for convolutions, if rows of pixels begin where
-    /// it reads several at once.
-    fn is_pointwise(&self, has_bias: bool) -> bool {
-        let Conv2dShape { kernel, stride, padding, groups, .. } = self.shape;
-        let is_of_pixels = [kernel, stride] == [[1, 1]; 2] && padding == [0, 0] && groups == 1;
-        // Gradients of weights are sums over images.
-        let is_of_images = !matches!(self.product, Product::BackwardWeight);
-        let row_bytes = self.shape.in_height * self.shape.in_width * self.dtype.size_bytes();
-        let are_rows_aligned = !channels_last::is_used(self) || row_bytes.is_multiple_of(8);
-        let is_product = is_of_pixels && is_of_images && !has_bias;
-        is_product && are_rows_aligned && self.shape.batch > 0
-    }
-
-    fn workspace_len(&self, kind: DeviceKind, has_bias: bool) -> usize {
-        if kind == DeviceKind::Cuda && self.is_pointwise(has_bias) {
-            return 0;
+    /// Elements of scratch, in the type that sums are computed in.
+    fn workspace_len(&self, kind: DeviceKind) -> usize {
+        match kind {
+            DeviceKind::Cpu => for_each_float!(self.dtype, E as T => {
+                way::workspace_len::<E, T>(&self.shape, self.product)
+            }),
+            DeviceKind::Cuda => CudaWay::of(self).workspace_len(self),
         }
-        if kind == DeviceKind::Cuda && channels_last::is_used(self) {
-            let [.., len] = ChannelsLast::of(self).scratch();
-            return len;
-        }
-        if kind == DeviceKind::Cuda {
-            return match (self.product, self.shape.weight_parts()) {
-                (Product::BackwardWeight, parts @ 2..) => parts * self.shape.w_len(),
-                _ => 0,
-            };
-        }
-        for_each_float!(self.dtype, E as T => match self.product {
-            Product::Forward => cpu::forward_workspace_len::<E, T>(&self.shape),
-            Product::BackwardInput => cpu::backward_input_workspace_len::<E, T>(&self.shape),
-            Product::BackwardWeight => weight::backward_weight_workspace_len::<E, T>(&self.shape),
-        })
     }
 
     #[track_caller]
@@ -252,9 +175,8 @@ impl Conv2d {
         if let Some(b) = b {
             b.check_shape(op, [shape.out_channels])?;
         }
-        let kernel = Conv2d::of(op, Product::Forward, shape, x);
         let reads = [Some(x), Some(w), b].into_iter().flatten().collect::<Vec<_>>();
-        kernel.run(&reads, output_shape(&shape))
+        Conv2d::of(op, Product::Forward, shape, &reads).run(&reads, output_shape(&shape))
     }
 
     #[track_caller]
@@ -267,8 +189,8 @@ impl Conv2d {
     ) -> Result<Tensor> {
         let shape = geometry.with(op, &x_shape, w.shape())?;
         dy.check_shape(op, output_shape(&shape))?;
-        let kernel = Conv2d::of(op, Product::BackwardInput, shape, dy);
-        kernel.run(&[dy, w], x_shape)
+        let reads = [dy, w];
+        Conv2d::of(op, Product::BackwardInput, shape, &reads).run(&reads, x_shape)
     }
 
     #[track_caller]
@@ -281,8 +203,8 @@ impl Conv2d {
     ) -> Result<Tensor> {
         let shape = geometry.with(op, x.shape(), &w_shape)?;
         dy.check_shape(op, output_shape(&shape))?;
-        let kernel = Conv2d::of(op, Product::BackwardWeight, shape, dy);
-        kernel.run(&[dy, x], w_shape)
+        let reads = [dy, x];
+        Conv2d::of(op, Product::BackwardWeight, shape, &reads).run(&reads, w_shape)
     }
 
     /// Allocates the result and the workspace, and launches.
@@ -293,23 +215,24 @@ impl Conv2d {
         first.check_any_float(op)?;
         reads.iter().try_for_each(|tensor| first.check_dtype(op, tensor))?;
         let reads = reads.iter().map(|tensor| tensor.contiguous()).collect::<Result<Vec<_>>>()?;
-        let (device, has_bias) = (first.device(), reads.len() > 2);
+        let device = first.device();
         let y = Tensor::empty(device, y_shape, first.dtype())?;
         #[cfg(feature = "cuda")]
-        if device.kind() == DeviceKind::Cuda && self.is_pointwise(has_bias) {
+        if device.kind() == DeviceKind::Cuda && matches!(CudaWay::of(&self), CudaWay::Library) {
             self.multiply_pixels(&y, &reads[0], &reads[1])?;
             return Ok(y);
         }
-        let scratch_len = self.workspace_len(device.kind(), has_bias);
-        let scratch = Tensor::workspace(device, scratch_len, first.dtype().computed())?;
+        let workspace_len = self.workspace_len(device.kind());
+        let workspace = Workspace::new(first.dtype().computed(), [workspace_len]);
         let reads: Vec<&Tensor> = reads.iter().collect();
-        device.launch(self, &reads, &[&y, &scratch])?;
+        device.launch_with(&workspace, self, &reads, &[&y])?;
         Ok(y)
     }
 }
 
 #[cfg(feature = "cuda")]
 impl Conv2d {
+    /// Writes y: of one tap at each pixel, a product of matrices for each image.
     #[track_caller]
     fn multiply_pixels(&self, y: &Tensor, x: &Tensor, w: &Tensor) -> Result<()> {
         let Conv2dShape { batch, in_channels, out_channels, .. } = self.shape;
@@ -334,28 +257,18 @@ impl Kernel for Conv2d {
         let elements = s.x_len() + s.w_len() + s.y_len();
         let products = s.y_len() * s.w_len() / s.out_channels.max(1);
         let bytes = (elements * self.dtype.size_bytes()) as f64;
-        let pixels = s.out_height() * s.out_width();
-        let class = match s.stride == [1, 1] && pixels >= PIXELS_MIN {
-            true => OpClass::Convolution,
-            false => OpClass::CoarseConvolution,
-        };
-        Cost { class, flops: 2.0 * products as f64, bytes }
+        Cost { class: way::op_class(s), flops: 2.0 * products as f64, bytes }
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        let (pool, shape) = (cpu.pool(), &self.shape);
         for_each_float!(self.dtype, E as T => {
-            let [a, b] = [0, 1].map(|index| operands.read::<E>(index).slice());
-            let bias = (operands.read_count() > 2).then(|| operands.read::<E>(2).slice());
-            let y = operands.write::<E>(0).slice();
-            let scratch = operands.write::<T>(1).slice();
-            match self.product {
-                Product::Forward => cpu::forward(pool, shape, a, b, bias, y, scratch),
-                Product::BackwardInput => cpu::backward_input(pool, shape, a, b, bias, y, scratch),
-                Product::BackwardWeight => {
-                    weight::backward_weight(pool, shape, a, b, y, scratch);
-                }
-            }
+            let slices = Slices {
+                factors: [0, 1].map(|index| operands.read::<E>(index).slice()),
+                bias: self.has_bias.then(|| operands.read::<E>(2).slice()),
+                to: operands.write::<E>(0).slice(),
+                workspace: operands.write::<T>(1).slice(),
+            };
+            way::run(cpu.pool(), &self.shape, self.product, slices);
         });
         Ok(())
     }
@@ -372,8 +285,8 @@ impl Kernel for Conv2d {
 }
 
 impl Tensor {
-    /// The convolution of `self = x` with `w`, plus `b` per output channel. Every float
-    /// type; sums of half types in f32.
+    /// The convolution of `self = x` with `w`, plus `b` for each output channel. Every float type;
+    /// half types are summed in f32.
     ///
     /// # Shapes
     /// `x: [B, I, H, W], w: [O, I / groups, KH, KW], b: [O] → [B, O, H', W']` with
@@ -405,8 +318,8 @@ impl Tensor {
         Conv2d::backward_input("conv2d_backward_input", self, w, x_shape, geometry)
     }
 
-    /// The gradient of w through [`Tensor::conv2d`], for `self = dy`. That of b is the sum of
-    /// `dy` over all but the channels.
+    /// The gradient of w through [`Tensor::conv2d`], for `self = dy`. The gradient of b is the sum
+    /// of `dy` over all dimensions but the channels.
     ///
     /// # Errors
     /// As [`Tensor::conv2d`].

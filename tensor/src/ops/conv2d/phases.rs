@@ -1,15 +1,16 @@
-//! Convolutions with weights as those that have no gaps.
+//! The gradient of x as convolutions of dy without a stride.
 //!
-//! The gradient for x of a stride S meets dy in S x S ways: rows of dx whose numbers have the same
-//! remainder by S meet the same rows of the kernel, and neighbours of them neighbouring rows of dy.
-//! Such rows and columns of dx are a *phase*: a convolution of dy, without a stride, with a part of
-//! the kernel turned around. Each tap belongs to one phase, so that nothing is multiplied by zero.
+//! With a stride S, rows of dx with the same remainder by S meet the same rows of the kernel, and
+//! neighbours among them meet neighbouring rows of dy; so do columns. Each of the S x S sets is a
+//! *phase*: a convolution of dy, without a stride, with a part of the kernel turned around. Each tap
+//! belongs to one phase, so that nothing is multiplied by zero.
 
-use super::output_tile::{AxisTaps, WeightOrder};
+use super::Product;
+use super::geometry::Geometry;
 use super::shape::Conv2dShape;
-use super::tile::Geometry;
+use super::weight_order::{AxisTaps, WeightOrder};
 
-/// The phases that a result consists of: one forwards, one for each phase of the stride backwards.
+/// The phases of a result: y has one, dx has one for each remainder by the stride.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Phases {
     /// The convolution from x to y.
@@ -26,30 +27,39 @@ pub(super) struct Phase {
     pub(super) order: WeightOrder,
     /// The first row and column of the result.
     pub(super) first: [usize; 2],
-    /// From one row, and column, to the next.
+    /// Rows, and columns, of the result from one of the phase to the next.
     pub(super) step: [usize; 2],
 }
 
 impl Phases {
+    /// The phases of y or dx; dw has none.
+    pub(super) fn of(shape: &Conv2dShape, product: Product) -> Option<Self> {
+        match product {
+            Product::Forward => Some(Self::forward(shape)),
+            Product::BackwardInput => Some(Self::backward_input(shape)),
+            Product::BackwardWeight => None,
+        }
+    }
+
     /// y from x and w.
     pub(super) fn forward(shape: &Conv2dShape) -> Self {
         Self { whole: Geometry::forward(shape), is_backward: false, counts: [1, 1] }
     }
 
     /// dx from dy and w.
-    pub(super) fn backward_input(shape: &Conv2dShape) -> Self {
+    fn backward_input(shape: &Conv2dShape) -> Self {
         let whole = Geometry::forward(shape);
         let counts = [0, 1].map(|axis| whole.stride[axis].min(whole.in_size[axis]));
         Self { whole, is_backward: true, counts }
     }
 
-    /// The same with channels of the source in pairs.
+    /// These phases with channels of the source in pairs.
     pub(super) fn in_pairs(mut self) -> Self {
         self.whole.plane_channels = 2;
         self
     }
 
-    /// Whether there is one phase, which is all of the result.
+    /// True if there is one phase, which is all of the result.
     pub(super) fn is_one(&self) -> bool {
         !self.is_backward || self.whole.stride == [1, 1]
     }
@@ -99,12 +109,12 @@ impl Phases {
 }
 
 impl Phase {
-    /// Where a row of the phase begins in a plane of the result of that size.
+    /// The first element of a row of the phase in a plane of the result, which has that size.
     pub(super) fn row_start(&self, size: [usize; 2], row: usize) -> usize {
         (self.first[0] + row * self.step[0]) * size[1] + self.first[1]
     }
 
-    /// Weights that meet an output, or pairs of them.
+    /// Weights of an output, or pairs of them.
     pub(super) fn k_len(&self) -> usize {
         self.geometry.tile_planes() * self.geometry.tap_count()
     }
@@ -121,8 +131,8 @@ struct AxisPhase {
 }
 
 impl AxisPhase {
-    /// Output `r + S i` meets tap k, which stands at D k, in dy at `(r + S i + padding - D k) / S`,
-    /// if that is whole.
+    /// The phase of remainder `r`. Output `r + S i` meets tap k, which stands at D k, in dy at
+    /// `(r + S i + padding - D k) / S`, if that is whole.
     fn of(whole: &Geometry, axis: usize, r: usize) -> Self {
         let [stride, dilation, kernel, in_len] =
             [whole.stride, whole.dilation, whole.kernel, whole.in_size].map(|pair| pair[axis]);

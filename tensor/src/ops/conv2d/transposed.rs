@@ -1,21 +1,21 @@
-//! The transposed convolution: what [`Tensor::conv2d_backward_input`] computes, as a layer of its
-//! own. Its gradients are the other two products of the same convolution, whose x is this y.
+//! The transposed convolution: [`Tensor::conv2d_backward_input`] as a layer of its own. The
+//! gradients are the other two products of the same convolution, whose x is this y.
 
 use super::{Conv2d, Conv2dGeometry, Conv2dShape, Product};
 use crate::error::{Result, TensorError};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
-/// How a transposed convolution walks, (height, width): the numbers of the convolution whose
-/// gradient it is; PyTorch's defaults.
+/// Steps and borders of a transposed convolution, (height, width), in the numbers of the
+/// convolution whose gradient it is; PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvTranspose2dGeometry {
     /// Step between inputs in the result, at least 1.
     pub stride: [usize; 2],
     /// Positions left out on each side of the result.
     pub padding: [usize; 2],
-    /// Rows and columns more at the end of the result, less than the stride: a convolution with a
-    /// stride maps that many sizes to one.
+    /// Rows and columns added at the end of the result, less than the stride: a convolution with a
+    /// stride maps several sizes to one.
     pub output_padding: [usize; 2],
     /// Step between the taps of the kernel, at least 1.
     pub dilation: [usize; 2],
@@ -80,9 +80,8 @@ pub(super) fn forward(
     if let Some(b) = b {
         b.check_shape(op, [y_shape[1]])?;
     }
-    let kernel = Conv2d::of(op, Product::BackwardInput, shape, x);
     let reads = [Some(x), Some(w), b].into_iter().flatten().collect::<Vec<_>>();
-    kernel.run(&reads, y_shape)
+    Conv2d::of(op, Product::BackwardInput, shape, &reads).run(&reads, y_shape)
 }
 
 #[track_caller]
@@ -95,8 +94,8 @@ pub(super) fn backward_input(
 ) -> Result<Tensor> {
     let (y_shape, shape) = geometry.with(op, &x_shape, w.shape())?;
     dy.check_shape(op, y_shape)?;
-    let kernel = Conv2d::of(op, Product::Forward, shape, dy);
-    kernel.run(&[dy, w], x_shape)
+    let reads = [dy, w];
+    Conv2d::of(op, Product::Forward, shape, &reads).run(&reads, x_shape)
 }
 
 #[track_caller]
@@ -109,9 +108,9 @@ pub(super) fn backward_weight(
 ) -> Result<Tensor> {
     let (y_shape, shape) = geometry.with(op, x.shape(), &w_shape)?;
     dy.check_shape(op, y_shape)?;
-    let kernel = Conv2d::of(op, Product::BackwardWeight, shape, dy);
-    // The gradient of this x is the convolution's y, and the other way round.
-    kernel.run(&[x, dy], w_shape)
+    // This x is the convolution's y, and this y is its x.
+    let reads = [x, dy];
+    Conv2d::of(op, Product::BackwardWeight, shape, &reads).run(&reads, w_shape)
 }
 
 impl Tensor {
@@ -148,8 +147,8 @@ impl Tensor {
         backward_input("conv_transpose2d_backward_input", self, w, x_shape, geometry)
     }
 
-    /// The gradient of w through [`Tensor::conv_transpose2d`], for `self = dy`. That of b is the
-    /// sum of `dy` over all but the channels.
+    /// The gradient of w through [`Tensor::conv_transpose2d`], for `self = dy`. The gradient of b is
+    /// the sum of `dy` over all dimensions but the channels.
     ///
     /// # Errors
     /// As [`Tensor::conv_transpose2d`].

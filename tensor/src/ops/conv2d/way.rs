@@ -1,58 +1,201 @@
-//! Which way a product of a convolution is computed on the processor: by its shape alone.
+//! The table of ways: which one computes a product of a convolution, with how much scratch memory,
+//! and at what rate. Nothing else decides.
 
-use super::Product;
 use super::columns::Columns;
 use super::depthwise::Depthwise;
 use super::patches::Patches;
 use super::shape::Conv2dShape;
+use super::tensor_cores::ChannelsLast;
+use super::tiles::Tiles;
+use super::{Conv2d, Product};
+use crate::cpu::math::SimdFloat;
+use crate::cpu::pool::Pool;
+use crate::dtype::Element;
+use crate::launch::OpClass;
 
-/// How a product is computed.
-pub(super) enum Way {
-    /// Channels are groups of their own.
-    Depthwise(Depthwise),
-    /// Planes are small.
-    Columns(Columns),
-    /// Nothing of x is met twice.
-    Patches(Patches),
-    /// As products with tiles of the source (`tile.rs`), where no other way is better.
-    Tiles,
+/// Tasks that any way cuts a product into, at most: the workspace grows with their number, which
+/// cannot be the number of threads, because results must not depend on that.
+pub(super) const TASK_COUNT_MAX: usize = 16;
+
+/// Elements that the partial sums of dw may take together, if one copy of dw does not need more.
+pub(super) const PARTIALS_LEN_MAX: usize = 512 * 1024;
+
+/// The memory of one product on the processor.
+pub(super) struct Slices<'a, E, T> {
+    /// x and w for y, dy and w for dx, dy and x for dw.
+    pub(super) factors: [&'a [E]; 2],
+    /// A number for each channel of the result.
+    pub(super) bias: Option<&'a [E]>,
+    /// The result, which is overwritten.
+    pub(super) to: &'a mut [E],
+    /// Scratch of at least [`Products::workspace_len`] elements.
+    pub(super) workspace: &'a mut [T],
 }
 
-impl Way {
-    pub(super) fn of(shape: &Conv2dShape, product: Product) -> Self {
+/// A way to compute the three products of one convolution. E is the type in memory, T the type
+/// that is computed in.
+pub(super) trait Products {
+    /// Elements of scratch that [`Products::run`] needs.
+    fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize;
+
+    /// Overwrites the result:
+    /// - y = conv(x, w) + b
+    /// - dx = the convolution of dy with the kernel turned around, plus b
+    /// - dw, summed over the batch
+    fn run<E: Element, T: SimdFloat>(
+        &self,
+        product: Product,
+        pool: &Pool,
+        slices: Slices<'_, E, T>,
+    );
+}
+
+/// The ways on the processor.
+enum CpuWay {
+    Depthwise(Depthwise),
+    Columns(Columns),
+    Patches(Patches),
+    Tiles(Tiles),
+}
+
+impl CpuWay {
+    /// The first way of the table that the sizes allow and that pays.
+    fn of(shape: &Conv2dShape, product: Product) -> Self {
         /// Pixels of a plane of y that fill too few vectors.
         const SMALL: usize = 49;
-        /// The same where tiles are slower: rows with gaps, weights, which need dy turned, or many
-        /// weights.
+        /// Pixels of a plane of y up to which tiles are slower in one of these cases: rows with
+        /// gaps, weights that need dy transposed, many weights.
         const SMALL_FOR_SLOW_TILES: usize = 64;
         /// Weights that do not stay in a second-level cache.
         const WEIGHTS_MANY: usize = 256 * 1024;
-        /// The same where they are slowest, of both.
+        /// Pixels of a plane of y up to which tiles are slower where rows have gaps and weights
+        /// need dy transposed.
         const SMALL_FOR_SLOWEST_TILES: usize = 256;
-        /// Taps of all channels, at least, for columns of larger planes to pay.
+        /// Taps of all channels that columns of larger planes need to pay.
         const TAPS_MIN: usize = 96;
 
         let is_strided = shape.stride != [1, 1];
-        let is_of_weight = matches!(product, Product::BackwardWeight);
         // Tiles read all weights again for each image.
         let are_many = shape.w_len() > WEIGHTS_MANY;
         let is_wide = shape.in_channels * shape.kernel[0] * shape.kernel[1] > TAPS_MIN;
-        let small = match is_strided || are_many || (is_of_weight && is_wide) {
-            true => SMALL_FOR_SLOW_TILES,
-            false => SMALL,
-        };
+        let transposes_dy = product == Product::BackwardWeight && is_wide;
+        let is_slow = is_strided || are_many || transposes_dy;
+        let small = if is_slow { SMALL_FOR_SLOW_TILES } else { SMALL };
         if let Some(depthwise) = Depthwise::of(shape) {
-            return Way::Depthwise(depthwise);
+            return CpuWay::Depthwise(depthwise);
         }
         if let Some(columns) = Columns::of(shape, small) {
-            return Way::Columns(columns);
+            return CpuWay::Columns(columns);
         }
         if let Some(patches) = Patches::of(shape) {
-            return Way::Patches(patches);
+            return CpuWay::Patches(patches);
         }
         match Columns::of(shape, SMALL_FOR_SLOWEST_TILES) {
-            Some(columns) if is_strided && is_of_weight && is_wide => Way::Columns(columns),
-            _ => Way::Tiles,
+            Some(columns) if is_strided && transposes_dy => CpuWay::Columns(columns),
+            _ => CpuWay::Tiles(Tiles::of(shape)),
         }
+    }
+}
+
+/// Elements of scratch that [`run`] needs: a function of the sizes and types alone, which a
+/// simulation asks for too.
+pub(super) fn workspace_len<E: Element, T: SimdFloat>(
+    shape: &Conv2dShape,
+    product: Product,
+) -> usize {
+    match CpuWay::of(shape, product) {
+        CpuWay::Depthwise(way) => way.workspace_len::<E, T>(product),
+        CpuWay::Columns(way) => way.workspace_len::<E, T>(product),
+        CpuWay::Patches(way) => way.workspace_len::<E, T>(product),
+        CpuWay::Tiles(way) => way.workspace_len::<E, T>(product),
+    }
+}
+
+/// Computes a product on the processor.
+///
+/// # Panics
+/// If the slices are not as long as the sizes say.
+pub(super) fn run<E: Element, T: SimdFloat>(
+    pool: &Pool,
+    shape: &Conv2dShape,
+    product: Product,
+    slices: Slices<'_, E, T>,
+) {
+    let [x, w, y] = [shape.x_len(), shape.w_len(), shape.y_len()];
+    let expected = match product {
+        Product::Forward => [x, w, y],
+        Product::BackwardInput => [y, w, x],
+        Product::BackwardWeight => [y, x, w],
+    };
+    let [first, second] = slices.factors.map(<[E]>::len);
+    assert_eq!([first, second, slices.to.len()], expected);
+    match CpuWay::of(shape, product) {
+        CpuWay::Depthwise(way) => way.run(product, pool, slices),
+        CpuWay::Columns(way) => way.run(product, pool, slices),
+        CpuWay::Patches(way) => way.run(product, pool, slices),
+        CpuWay::Tiles(way) => way.run(product, pool, slices),
+    }
+}
+
+/// The ways on an NVIDIA device.
+pub(super) enum CudaWay {
+    /// A product of matrices for each image by the device's library.
+    Library,
+    /// Tensor cores, over copies with the channels of a pixel side by side.
+    TensorCores(ChannelsLast),
+    /// An implicit product of matrices in the type that is computed in; see `conv2d.cu`.
+    Implicit,
+}
+
+impl CudaWay {
+    /// The first way of the table that takes the product.
+    pub(super) fn of(conv: &Conv2d) -> Self {
+        let is_for_tensor_cores = ChannelsLast::takes(conv);
+        // The library reads rows of pixels faster than any convolution, if they are aligned.
+        let row_bytes = conv.shape.in_height * conv.shape.in_width * conv.dtype.size_bytes();
+        let are_rows_aligned = !is_for_tensor_cores || row_bytes.is_multiple_of(8);
+        if is_matrix_product(conv) && are_rows_aligned {
+            CudaWay::Library
+        } else if is_for_tensor_cores {
+            CudaWay::TensorCores(ChannelsLast::of(conv))
+        } else {
+            CudaWay::Implicit
+        }
+    }
+
+    /// Elements of scratch in the type that sums are computed in.
+    pub(super) fn workspace_len(&self, conv: &Conv2d) -> usize {
+        match (self, conv.product) {
+            (CudaWay::Library, _) => 0,
+            (CudaWay::TensorCores(sizes), _) => sizes.scratch_len(),
+            (CudaWay::Implicit, Product::BackwardWeight) => match conv.shape.weight_parts() {
+                1 => 0,
+                parts => parts * conv.shape.w_len(),
+            },
+            (CudaWay::Implicit, _) => 0,
+        }
+    }
+}
+
+/// True if each image is one product of matrices: of one tap at each pixel, without a bias.
+fn is_matrix_product(conv: &Conv2d) -> bool {
+    let Conv2dShape { batch, kernel, stride, padding, groups, .. } = conv.shape;
+    let is_of_pixels = [kernel, stride] == [[1, 1]; 2] && padding == [0, 0] && groups == 1;
+    // Gradients of weights are sums over images.
+    let is_of_images = conv.product != Product::BackwardWeight;
+    is_of_pixels && is_of_images && !conv.has_bias && batch > 0
+}
+
+/// The class of a convolution's rate, whichever way computes it.
+pub(super) fn op_class(shape: &Conv2dShape) -> OpClass {
+    /// Pixels of a plane of the result below which a convolution runs at a part of the rate of
+    /// others, as with a stride: forward at 0.7 of it with 2 x 2 pixels, at 0.6 to 0.9 with a
+    /// stride of 2 (one core of an Intel Xeon with AVX-512, 2026-11-27).
+    const PIXELS_MIN: usize = 16;
+    let pixels = shape.out_height() * shape.out_width();
+    if shape.stride == [1, 1] && pixels >= PIXELS_MIN {
+        OpClass::Convolution
+    } else {
+        OpClass::CoarseConvolution
     }
 }

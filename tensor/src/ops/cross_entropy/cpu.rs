@@ -14,7 +14,7 @@ use crate::cpu::pool::Pool;
 use crate::cpu::simd::Fused;
 use crate::dtype::{Element, Float};
 
-/// What the labels say, for each position.
+/// The labels of the positions, and their meaning.
 #[derive(Clone, Copy)]
 pub(super) struct Targets<'a, E> {
     pub(super) blocks: Blocks,
@@ -29,7 +29,7 @@ impl<'a, E: Element<Compute: SimdFloat>> Targets<'a, E> {
         self.blocks.len
     }
 
-    /// The label of a position, if that counts; `Err` if it is no class.
+    /// The label of a position; none if it does not count, an error if it is no class.
     #[inline(always)]
     pub(super) fn label(&self, position: usize) -> Result<Option<usize>, usize> {
         let label = self.labels[position];
@@ -66,7 +66,7 @@ impl<'a, E: Element<Compute: SimdFloat>> Targets<'a, E> {
         position(self.blocks, lines)
     }
 
-    /// The part of the rows or slabs `from..`, as many as `positions` are in.
+    /// The targets of `positions` positions, from row or slab `from` on.
     pub(super) fn part(&self, from: usize, positions: usize) -> Self {
         let first = from * self.blocks.inner;
         Targets { labels: &self.labels[first..first + positions], ..*self }
@@ -80,7 +80,7 @@ pub(super) fn position(blocks: Blocks, lines: &Lines) -> usize {
     lines.start / slab_len * blocks.inner + lines.start % slab_len
 }
 
-/// The weights of the classes of the next line, of `len` elements, from `class` on: 0 beyond them.
+/// The weights of the classes of the next line, of `len` elements, from `class` on; 0 behind them.
 #[inline(always)]
 pub(super) fn weights<E: Element<Compute: SimdFloat>, const W: usize>(
     weight: Option<&[E]>,
@@ -99,7 +99,7 @@ pub(super) fn weights<E: Element<Compute: SimdFloat>, const W: usize>(
     line
 }
 
-/// The largest of each reduction, and `Σ exp(x - max)`.
+/// The largest logit of each reduction, and `Σ exp(x - max)`.
 #[inline(always)]
 pub(super) fn exponentials<E: Element<Compute: SimdFloat>, F: Fused, const W: usize>(
     lines: &Lines,
@@ -124,14 +124,14 @@ pub(super) fn exponentials<E: Element<Compute: SimdFloat>, F: Fused, const W: us
     (max, sum)
 }
 
-/// From what [`exponentials`] found.
+/// The log-sum-exp of the results of [`exponentials`].
 #[inline(always)]
 pub(super) fn log_sum_exp<T: Float>(max: T, sum: T) -> T {
     // All -∞, or an ∞ or NaN among them: the shift would turn each into NaN.
     if max.is_finite() { max + sum.ln() } else { max }
 }
 
-/// Elements of f64 scratch that [`forward`] needs: a partial sum and a count for each task.
+/// Elements of f64 scratch of [`forward`]: a partial sum and a count for each task.
 pub(super) fn forward_workspace_len(blocks: Blocks) -> usize {
     2 * blocks.outer.div_ceil(blocks.outer_per_task())
 }
@@ -196,7 +196,7 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Forward<'_, E> 
     }
 }
 
-/// Overwrites `lse`; gives the sum and the count.
+/// Overwrites `lse`, and returns the sum and the count.
 ///
 /// # Errors
 /// The first position whose label is neither a class nor the one to ignore.
@@ -212,7 +212,7 @@ pub(super) fn forward<E: Element<Compute: SimdFloat>>(
     let (chunk_len, x_len) = (outer * blocks.inner, outer * blocks.len * blocks.inner);
     let bad_position = AtomicUsize::new(usize::MAX);
     let sums = &mut workspace[..forward_workspace_len(blocks)];
-    // Without positions there are rows or slabs, but no tasks that would write their sums.
+    // Without positions, rows and slabs have no tasks that would write their sums.
     sums.fill(0.0);
     let chunks = (Chunked::new(lse, chunk_len), Chunked::new(&mut *sums, 2));
     for_each_chunk2(pool, chunks.0, chunks.1, |index, lse, sums| {
@@ -232,7 +232,7 @@ pub(super) fn forward<E: Element<Compute: SimdFloat>>(
 
 struct Backward<'a, E: Element> {
     targets: Targets<'a, E>,
-    /// Nothing if dx holds them.
+    /// The logits, unless dx holds them.
     x: Option<&'a [E]>,
     lse: &'a [E::Compute],
     dloss: E::Compute,
@@ -252,15 +252,13 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Backward<'_, E>
         let classes = targets.class_count() as f64;
         let [keep, spread] =
             [1.0 - targets.smoothing, targets.smoothing / classes].map(E::Compute::from_f64);
-        let weight_sum = match targets.smoothing > 0.0 {
-            true => E::Compute::from_f64(targets.weight_sum()),
-            false => zero,
-        };
-        // Of each lane: lse, the factors of p and of w, whether it counts.
+        let weight_sum =
+            if targets.smoothing > 0.0 { E::Compute::from_f64(targets.weight_sum()) } else { zero };
+        // For each lane: lse, the factors of p and of w, and whether the position counts.
         let mut lse = [zero; W];
         let (mut scale, mut shift) = ([zero; W], [zero; W]);
         let mut is_counted = [false; W];
-        // Of each lane: where the label is, and what dx is there.
+        // For each lane: the place of the label, and dx there.
         let mut at_label = [(0, zero); W];
         for lane in 0..lines.reductions() {
             lse[lane] = self.lse[position + lane];
@@ -303,7 +301,7 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Backward<'_, E>
 }
 
 /// Overwrites `dx`, which holds the logits if `x` is missing; `dloss` is the gradient of the sum.
-/// The labels have been checked.
+/// The labels were checked before.
 pub(super) fn backward<E: Element<Compute: SimdFloat>>(
     pool: &Pool,
     targets: &Targets<'_, E>,

@@ -1,15 +1,15 @@
 //! Cross-entropy of logits with class labels, as a sum and a count:
 //! `Σ_n (1 - ε) · w[l] · (lse[n] - x[n, l]) + ε / C · Σ_c w[c] · (lse[n] - x[n, c])`, with l the
 //! label of position n, `lse[n] = log Σ_c exp(x[n, c])`, weights w of the classes and label
-//! smoothing ε; the
-//! count is `Σ_n w[l]`. Smoothing is that of Szegedy et al., "Rethinking the Inception architecture
-//! for computer vision" (2016), weighted as in PyTorch.
+//! smoothing ε; the count is `Σ_n w[l]`. Smoothing follows Szegedy et al., "Rethinking the Inception
+//! architecture for computer vision" (2016), weighted as in PyTorch.
 //!
 //! x: [N, C, ..], labels: [N, ..] of i64.
 
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod launches;
 mod nll;
 #[cfg(feature = "cuda")]
 mod nll_cuda;
@@ -21,32 +21,34 @@ use crate::cpu::Cpu;
 use crate::cpu::lines::Blocks;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Device, DeviceKind};
+use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
+use launches::Inputs;
 
 /// What [`Tensor::cross_entropy`] computes.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// The sum of the losses of the positions that count, without dimensions, in f32 or f64.
     pub sum: Tensor,
-    /// How many positions count, or the weights of their labels, without dimensions, in the type
-    /// of the sum.
+    /// The number of positions that count, or the sum of their labels' weights, without dimensions,
+    /// in the type of the sum.
     pub count: Tensor,
-    /// `log Σ_c exp(x[n, c])`, of each position, in the type of the sum: all that backward needs
+    /// `log Σ_c exp(x[n, c])` of each position, in the type of the sum: all that backward needs
     /// beside the logits.
     pub log_sum_exp: Tensor,
 }
 
-/// How labels are read; the default counts every label once and ignores -100, as PyTorch does.
+/// The meaning of labels. The default counts every label once and ignores -100, as PyTorch does.
 #[derive(Clone, Copy, Debug)]
 pub struct Labelling<'a> {
     /// The label of positions that do not count.
     pub ignore_index: i64,
-    /// How much of each label is spread evenly over all classes, from 0 to 1.
+    /// The part of each label that is spread evenly over all classes, from 0 to 1.
     pub smoothing: f64,
     /// A factor for each class, of the logits' type.
     pub weight: Option<&'a Tensor>,
@@ -58,7 +60,7 @@ impl Default for Labelling<'_> {
     }
 }
 
-/// What both kernels know. They read the labels first and the weight last.
+/// The positions of a loss with labels. Kernels read the labels first and the weight last.
 #[derive(Clone, Copy)]
 struct Positions {
     name: &'static str,
@@ -76,12 +78,14 @@ impl Positions {
         labels: &Tensor,
         labelling: &Labelling<'_>,
     ) -> Result<Self> {
-        Self::of_shape(name, (*x.shape(), x.dtype()), labels, labelling)
+        Self::of_shape(name, *x.shape(), x.dtype(), labels, labelling)
     }
 
+    /// [`Positions::of`] logits of shape `left` and type `dtype`.
     fn of_shape(
         name: &'static str,
-        (left, dtype): (Shape, DType),
+        left: Shape,
+        dtype: DType,
         labels: &Tensor,
         labelling: &Labelling<'_>,
     ) -> Result<Self> {
@@ -123,25 +127,21 @@ impl Positions {
         }
     }
 
-    /// A label that is no class, as an error.
+    /// The error of a label that is no class.
     fn bad_label(&self, position: usize, labels: &[i64]) -> TensorError {
         let (op, label, class_count) = (self.name, labels[position], self.blocks.len);
         TensorError::Label { op, position, label, class_count }
     }
 
-    /// What forward writes beside its results.
-    #[track_caller]
-    fn scratch(&self, device: &Device) -> Result<Vec<Tensor>> {
-        match device.kind() {
+    fn workspace(&self, kind: DeviceKind) -> Workspace {
+        match kind {
             DeviceKind::Cpu => {
-                let len = cpu::forward_workspace_len(self.blocks);
-                Ok(vec![Tensor::workspace(device, len, DType::F64)?])
+                Workspace::new(DType::F64, [cpu::forward_workspace_len(self.blocks)])
             }
+            // The loss and the weight of each position.
             DeviceKind::Cuda => {
-                // In one block, for each position its loss and its weight.
                 let len = self.blocks.outer * self.blocks.inner;
-                let all = Tensor::workspace(device, 2 * len, self.dtype.computed())?;
-                [0, len].into_iter().map(|start| all.narrow(0, start, len)).collect()
+                Workspace::new(self.dtype.computed(), [len; 2])
             }
         }
     }
@@ -230,9 +230,8 @@ impl Tensor {
     /// `Label` for one that is neither a class nor `ignore_index`, `Shape`, `DType`, `OutOfMemory`.
     ///
     /// # Streams
-    /// An NVIDIA device looks at the labels while it computes, and is not waited for: where one is
-    /// bad, the loss is NaN, and who next reads any value of the device is told, once, of the first
-    /// one.
+    /// An NVIDIA device reads the labels while it computes, and is not waited for. A bad label makes
+    /// the loss NaN, and the next read of any value of the device reports the first bad label, once.
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, ignore_index: i64) -> Result<CrossEntropy> {
         self.cross_entropy_with(labels, &Labelling { ignore_index, ..Default::default() })
@@ -249,18 +248,9 @@ impl Tensor {
         labelling: &Labelling<'_>,
     ) -> Result<CrossEntropy> {
         let kernel = Positions::of("cross_entropy", self, labels, labelling)?;
-        let (device, dtype) = (self.device(), self.dtype().computed());
-        let (x, labels) = (self.contiguous()?, labels.contiguous()?);
-        let weight = labelling.weight.map(Tensor::contiguous).transpose()?;
-        let sum = Tensor::empty(device, [], dtype)?;
-        let count = Tensor::empty(device, [], dtype)?;
-        let log_sum_exp = Tensor::empty(device, *labels.shape(), dtype)?;
-        let scratch = kernel.scratch(device)?;
-        let reads: Vec<&Tensor> = [&labels, &x].into_iter().chain(&weight).collect();
-        let writes: Vec<&Tensor> =
-            [&sum, &count, &log_sum_exp].into_iter().chain(&scratch).collect();
-        device.launch(Forward(kernel), &reads, &writes)?;
-        Ok(CrossEntropy { sum, count, log_sum_exp })
+        let workspace = kernel.workspace(self.device().kind());
+        let inputs = Inputs { x: self, target: labels, weight: labelling.weight };
+        inputs.forward(Forward(kernel), &workspace)
     }
 
     /// The gradient of the logits through [`Tensor::cross_entropy`]:
@@ -271,8 +261,8 @@ impl Tensor {
     /// As [`Tensor::cross_entropy`].
     ///
     /// # Streams
-    /// An NVIDIA device is not waited for: its rows whose label is neither a class nor
-    /// `ignore_index`, which forward refuses, are NaN.
+    /// An NVIDIA device is not waited for: rows whose label is neither a class nor `ignore_index`,
+    /// which forward refuses, are NaN.
     #[track_caller]
     pub fn cross_entropy_backward(
         &self,
@@ -299,15 +289,8 @@ impl Tensor {
         labelling: &Labelling<'_>,
     ) -> Result<Tensor> {
         let kernel = Positions::of("cross_entropy_backward", x, labels, labelling)?;
-        self.check_gradient_of(kernel.name, log_sum_exp, x)?;
-        let (x, labels) = (x.contiguous()?, labels.contiguous()?);
-        let log_sum_exp = log_sum_exp.contiguous()?;
-        let weight = labelling.weight.map(Tensor::contiguous).transpose()?;
-        let dx = Tensor::empty(self.device(), *x.shape(), x.dtype())?;
-        let reads: Vec<&Tensor> =
-            [&labels, &log_sum_exp, self, &x].into_iter().chain(&weight).collect();
-        self.device().launch(Backward(kernel), &reads, &[&dx])?;
-        Ok(dx)
+        let inputs = Inputs { x, target: labels, weight: labelling.weight };
+        inputs.backward(Backward(kernel), log_sum_exp, self)
     }
 
     /// [`Tensor::cross_entropy_with_backward`] written over the logits, for `self = x`: for when
@@ -324,29 +307,7 @@ impl Tensor {
         dy: &Tensor,
         labelling: &Labelling<'_>,
     ) -> Result<()> {
-        let op = "cross_entropy_backward";
-        let kernel = Positions::of(op, self, labels, labelling)?;
-        dy.check_gradient_of(kernel.name, log_sum_exp, self)?;
-        let reads: Vec<&Tensor> =
-            [labels, log_sum_exp, dy].into_iter().chain(labelling.weight).collect();
-        for tensor in reads.iter().chain(&[&*self]) {
-            if !tensor.layout().is_contiguous() {
-                return Err(TensorError::Strided { op });
-            }
-        }
-        self.device().launch(Backward(kernel), &reads, &[self])
-    }
-
-    /// `Ok` if `self` is a gradient of the sum, and `log_sum_exp` what forward returned for x.
-    fn check_gradient_of(&self, op: &'static str, log_sum_exp: &Tensor, x: &Tensor) -> Result<()> {
-        let right = x.dtype().computed();
-        self.check_shape(op, [])?;
-        log_sum_exp.check_shape(op, x.shape().without(1))?;
-        for tensor in [self, log_sum_exp] {
-            if tensor.dtype() != right {
-                return Err(TensorError::DType { op, left: tensor.dtype(), right });
-            }
-        }
-        Ok(())
+        let kernel = Positions::of("cross_entropy_backward", self, labels, labelling)?;
+        self.overwrite_logits(Backward(kernel), labels, log_sum_exp, dy, labelling.weight)
     }
 }

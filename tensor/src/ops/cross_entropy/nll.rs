@@ -12,7 +12,7 @@ use crate::cpu::lines::each_strided_row;
 use crate::cpu::math::SimdFloat;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::{Element, for_each_float};
+use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands, View};
 use crate::layout::Shape;
@@ -59,7 +59,7 @@ impl Kernel for Forward {
     }
 }
 
-/// The sum and the count. One thread: it reads one element of each position.
+/// The sum and the count. One thread is enough for one element of each position.
 fn likelihood<E: Element<Compute: SimdFloat>>(
     targets: &Targets<'_, E>,
     x: View<'_, E>,
@@ -132,7 +132,7 @@ fn scatter<E: Element<Compute: SimdFloat>>(targets: &Targets<'_, E>, dy: E::Comp
 impl Tensor {
     /// `Σ -w[label] · x[n, label]` over the positions whose label is not `ignore_index`, for
     /// `self = x`, logarithms of probabilities; and the count, `Σ w[label]`. Both in f32 or f64.
-    /// Of logits, [`Tensor::cross_entropy`] is one pass.
+    /// For logits, [`Tensor::cross_entropy`] takes one pass.
     ///
     /// # Shapes
     /// `x: [N, C, ..], labels: [N, ..], weight: [C] → [], []`. x is not copied, however it lies.
@@ -162,8 +162,7 @@ impl Tensor {
     }
 
     /// The gradient of x, of shape `x_shape`, through [`Tensor::nll_loss`], for `self = dy`, the
-    /// gradient of the sum: `-dy · w[label]` at the labels, 0 elsewhere. It is of the type of
-    /// `x_dtype`.
+    /// gradient of the sum: `-dy · w[label]` at the labels, 0 elsewhere. Its type is `x_dtype`.
     ///
     /// # Errors
     /// Those of [`Tensor::cross_entropy`].
@@ -174,14 +173,14 @@ impl Tensor {
     pub fn nll_loss_backward(
         &self,
         x_shape: Shape,
-        x_dtype: crate::dtype::DType,
+        x_dtype: DType,
         labels: &Tensor,
         ignore_index: i64,
         weight: Option<&Tensor>,
     ) -> Result<Tensor> {
         let op = "nll_loss_backward";
         let labelling = Labelling { ignore_index, smoothing: 0.0, weight };
-        let kernel = Positions::of_shape(op, (x_shape, x_dtype), labels, &labelling)?;
+        let kernel = Positions::of_shape(op, x_shape, x_dtype, labels, &labelling)?;
         self.check_shape(op, [])?;
         let right = x_dtype.computed();
         if self.dtype() != right {

@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use super::cpu::{exponentials, log_sum_exp, position, weights};
+use super::launches::Inputs;
 #[cfg(feature = "cuda")]
 use super::soft_cuda as cuda;
 use super::{CrossEntropy, Labelling};
@@ -20,13 +21,14 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Device, DeviceKind};
+use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, Float, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 
-/// What both kernels know. They read the target first and the weight last.
+/// The positions of a loss with probabilities. Kernels read the target first and the weight last.
 #[derive(Clone, Copy)]
 pub(super) struct Soft {
     name: &'static str,
@@ -36,14 +38,14 @@ pub(super) struct Soft {
     pub(super) has_weight: bool,
 }
 
-/// Threads of a block of an NVIDIA device that takes a position with each, where the classes do not
+/// Threads of a block of an NVIDIA device, each with a position of its own, where the classes do not
 /// lie side by side.
 pub(super) const COLUMN_THREADS: usize = 256;
 
 /// Blocks that keep the largest devices busy; each then takes more positions.
 const BLOCKS_MAX: usize = 4096;
 
-/// How many sums an NVIDIA device adds up, each of them of some of the positions.
+/// The number of sums that an NVIDIA device adds up, each of them over some of the positions.
 pub(super) fn partial_count(blocks: Blocks) -> usize {
     let positions = blocks.outer * blocks.inner;
     let wanted = if blocks.inner == 1 { positions } else { positions.div_ceil(COLUMN_THREADS) };
@@ -80,14 +82,13 @@ impl Soft {
         }
     }
 
-    /// Sums of some of the positions.
-    #[track_caller]
-    fn scratch(&self, device: &Device) -> Result<Tensor> {
-        let len = match device.kind() {
+    /// Sums over some of the positions.
+    fn workspace(&self, kind: DeviceKind) -> Workspace {
+        let len = match kind {
             DeviceKind::Cpu => self.blocks.outer.div_ceil(self.blocks.outer_per_task()),
             DeviceKind::Cuda => partial_count(self.blocks),
         };
-        Tensor::workspace(device, len, DType::F64)
+        Workspace::new(DType::F64, [len])
     }
 
     fn targets<'a, E: Element>(&self, operands: &Operands<'a>) -> Targets<'a, E> {
@@ -110,7 +111,7 @@ struct Targets<'a, E> {
 }
 
 impl<'a, E: Element<Compute: SimdFloat>> Targets<'a, E> {
-    /// The part of the task that starts at row or slab `from`.
+    /// The targets of the task that starts at row or slab `from`.
     fn part(&self, from: usize, len: usize) -> Self {
         let first = from * self.blocks.len * self.blocks.inner;
         Targets { target: &self.target[first..first + len], ..*self }
@@ -178,7 +179,7 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Forward<'_, E> 
 
 struct Backward<'a, E: Element> {
     targets: Targets<'a, E>,
-    /// Nothing if dx holds them.
+    /// The logits, unless dx holds them.
     x: Option<&'a [E]>,
     lse: &'a [E::Compute],
     dloss: E::Compute,
@@ -240,7 +241,7 @@ impl Kernel for ForwardKernel {
             let (targets, x) = (self.0.targets::<E>(operands), operands.read::<E>(1).slice());
             let [sum, count, lse] = [0, 1, 2].map(|index| operands.write::<T>(index).slice());
             let sums = operands.write::<f64>(3).slice();
-            // Without positions there are rows or slabs, but no tasks that would write their sums.
+            // Without positions, rows and slabs have no tasks that would write their sums.
             sums.fill(0.0);
             count[0] = T::from_f64(lse.len() as f64);
             let parts = (Chunked::new(lse, outer * blocks.inner), Chunked::new(&mut *sums, 1));
@@ -326,17 +327,9 @@ impl Tensor {
         labelling: &Labelling<'_>,
     ) -> Result<CrossEntropy> {
         let soft = Soft::of("soft_cross_entropy", self, target, labelling)?;
-        let (device, dtype) = (self.device(), self.dtype().computed());
-        let (x, target) = (self.contiguous()?, target.contiguous()?);
-        let weight = labelling.weight.map(Tensor::contiguous).transpose()?;
-        let sum = Tensor::empty(device, [], dtype)?;
-        let count = Tensor::empty(device, [], dtype)?;
-        let log_sum_exp = Tensor::empty(device, self.shape().without(1), dtype)?;
-        let scratch = soft.scratch(device)?;
-        let reads: Vec<&Tensor> = [&target, &x].into_iter().chain(&weight).collect();
-        let writes = [&sum, &count, &log_sum_exp, &scratch];
-        device.launch(ForwardKernel(soft), &reads, &writes)?;
-        Ok(CrossEntropy { sum, count, log_sum_exp })
+        let workspace = soft.workspace(self.device().kind());
+        let inputs = Inputs { x: self, target, weight: labelling.weight };
+        inputs.forward(ForwardKernel(soft), &workspace)
     }
 
     /// The gradient of the logits through [`Tensor::soft_cross_entropy`], for `self = dy`, the
@@ -353,15 +346,8 @@ impl Tensor {
         labelling: &Labelling<'_>,
     ) -> Result<Tensor> {
         let soft = Soft::of("soft_cross_entropy_backward", x, target, labelling)?;
-        self.check_gradient_of(soft.name, log_sum_exp, x)?;
-        let (x, target) = (x.contiguous()?, target.contiguous()?);
-        let log_sum_exp = log_sum_exp.contiguous()?;
-        let weight = labelling.weight.map(Tensor::contiguous).transpose()?;
-        let dx = Tensor::empty(self.device(), *x.shape(), x.dtype())?;
-        let reads: Vec<&Tensor> =
-            [&target, &log_sum_exp, self, &x].into_iter().chain(&weight).collect();
-        self.device().launch(BackwardKernel(soft), &reads, &[&dx])?;
-        Ok(dx)
+        let inputs = Inputs { x, target, weight: labelling.weight };
+        inputs.backward(BackwardKernel(soft), log_sum_exp, self)
     }
 
     /// [`Tensor::soft_cross_entropy_backward`] written over the logits, for `self = x`. All
@@ -378,12 +364,6 @@ impl Tensor {
         labelling: &Labelling<'_>,
     ) -> Result<()> {
         let soft = Soft::of("soft_cross_entropy_backward", self, target, labelling)?;
-        dy.check_gradient_of(soft.name, log_sum_exp, self)?;
-        let reads: Vec<&Tensor> =
-            [target, log_sum_exp, dy].into_iter().chain(labelling.weight).collect();
-        if reads.iter().chain(&[&*self]).any(|tensor| !tensor.layout().is_contiguous()) {
-            return Err(TensorError::Strided { op: soft.name });
-        }
-        self.device().launch(BackwardKernel(soft), &reads, &[self])
+        self.overwrite_logits(BackwardKernel(soft), target, log_sum_exp, dy, labelling.weight)
     }
 }

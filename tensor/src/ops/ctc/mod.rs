@@ -17,6 +17,7 @@ use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
 use crate::layout::Shape;
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 use cpu::Batch;
 
@@ -190,10 +191,9 @@ impl Tensor {
         let sizes = sizes("ctc_loss", self, targets, lengths, blank)?;
         let [targets, steps, lens] = [targets, lengths[0], lengths[1]].map(Tensor::contiguous);
         let loss = Tensor::empty(self.device(), [sizes.samples], self.dtype().computed())?;
-        let scratch_len = 2 * sizes.samples * sizes.states();
-        let scratch = Tensor::workspace(self.device(), scratch_len, DType::F64)?;
+        let workspace = Workspace::new(DType::F64, [2 * sizes.samples * sizes.states()]);
         let reads = [&targets?, &steps?, &lens?, self];
-        self.device().launch(Forward(sizes), &reads, &[&loss, &scratch])?;
+        self.device().launch_with(&workspace, Forward(sizes), &reads, &[&loss])?;
         Ok(loss)
     }
 
@@ -225,10 +225,10 @@ impl Tensor {
         let dy = self.contiguous()?;
         let shape = Shape::new(&[sizes.samples, sizes.steps, sizes.classes]);
         let dx = Tensor::empty(x.device(), shape, x.dtype())?;
-        let scratch_len = (sizes.steps + 2) * sizes.samples * sizes.states();
-        let scratch = Tensor::workspace(x.device(), scratch_len, DType::F64)?;
+        let rows = (sizes.steps + 2) * sizes.samples;
+        let workspace = Workspace::new(DType::F64, [rows * sizes.states()]);
         let reads = [&targets?, &steps?, &lens?, x, &dy];
-        x.device().launch(Backward(sizes), &reads, &[&dx, &scratch])?;
+        x.device().launch_with(&workspace, Backward(sizes), &reads, &[&dx])?;
         dx.transpose(0, 1)
     }
 }

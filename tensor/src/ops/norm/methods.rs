@@ -4,6 +4,7 @@ use super::backward::Cut;
 use super::{Backward, Center, Forward, Norm};
 use crate::error::{Result, TensorError};
 use crate::layout::Shape;
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 
 /// What a normalisation computes.
@@ -90,9 +91,8 @@ impl Tensor {
         }
         let dweight = Tensor::empty(device, parameter_shape, dtype)?;
         let dbias = Tensor::empty(device, parameter_shape, dtype)?;
-        let scratch_len = Cut::of(&norm).workspace_len(&norm);
-        let scratch = Tensor::workspace(device, scratch_len, dtype.computed())?;
-        device.launch(kernel, &reads, &[&dx, &dweight, &dbias, &scratch])?;
+        let workspace = Workspace::new(dtype.computed(), [Cut::of(&norm).workspace_len(&norm)]);
+        device.launch_with(&workspace, kernel, &reads, &[&dx, &dweight, &dbias])?;
         Ok(NormalizedBackward { dx, parameters: Some([dweight, dbias]) })
     }
 

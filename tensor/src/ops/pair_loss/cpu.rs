@@ -13,16 +13,16 @@ const CHUNK_LEN: usize = 1 << 14;
 /// Sums that are carried side by side.
 const LANES: usize = 64;
 
-/// How many f64 partial sums [`sum`] needs.
+/// The number of f64 partial sums of [`sum`].
 pub(super) fn partial_count(len: usize) -> usize {
     len.div_ceil(CHUNK_LEN)
 }
 
-/// What of a loss.
+/// The part of a loss that is computed.
 #[derive(Clone, Copy)]
 pub(super) enum Part<T> {
     Value,
-    /// The derivative by x, times this.
+    /// The derivative by x, times this number.
     Gradient(T),
 }
 

@@ -8,12 +8,14 @@ mod cpu;
 mod cuda;
 
 use crate::cpu::Cpu;
+use crate::cpu::math::SimdFloat;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::dtype::{DType, for_each_float};
+use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 
 /// A loss f of an element x and its target t.
@@ -36,16 +38,16 @@ pub enum PairLoss {
     /// `-t·ln x - (1 - t)·ln(1 - x)` of probabilities x; logarithms are at least -100, and the
     /// gradient divides by at least 1e-12.
     BinaryCrossEntropy,
-    /// The same of `1 / (1 + exp(-x))`, for any x; the first term may be weighted, see
-    /// [`Tensor::pair_loss_weighted`].
+    /// [`PairLoss::BinaryCrossEntropy`] of `1 / (1 + exp(-x))`, for any x; the first term may be
+    /// weighted, see [`Tensor::pair_loss_weighted`].
     BinaryCrossEntropyOfLogits,
-    /// `t · (ln t - x)` of logarithms x of probabilities; 0 where t is.
+    /// `t · (ln t - x)` of logarithms x of probabilities; 0 where t is 0.
     KlDivergence,
     /// `exp(t) · (t - x)` of logarithms of both.
     KlDivergenceOfLog,
 }
 
-/// Reads x, t and perhaps a weight; writes the sum and the scratch.
+/// Reads x, t and perhaps a weight; writes the sum and the workspace.
 struct Sum {
     loss: PairLoss,
     dtype: DType,
@@ -112,18 +114,9 @@ impl Kernel for Gradient {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        let (loss, order) = (self.loss, operands.write_order(0));
         for_each_float!(self.dtype, E as T => {
             let seed = operands.read::<T>(0).slice()[0];
-            let sources: Vec<Strided<'_, E>> = (1..operands.read_count())
-                .map(|index| Strided::new(operands.read::<E>(index), &order))
-                .collect();
-            let sources: Vec<&dyn Source<T>> =
-                sources.iter().map(|source| source as &dyn Source<T>).collect();
-            let formula: Formula<'_, T> =
-                &move |sources, to| cpu::apply(cpu::Part::Gradient(seed), loss, sources, to);
-            let out = operands.write::<E>(0);
-            evaluate(cpu, out, &order, Mode::Overwrite, &sources, Some(formula));
+            write_part::<E>(cpu, operands, 1, self.loss, cpu::Part::Gradient(seed));
         });
         Ok(())
     }
@@ -156,17 +149,8 @@ impl Kernel for Terms {
     }
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
-        let (loss, order) = (self.loss, operands.write_order(0));
-        for_each_float!(self.dtype, E as T => {
-            let sources: Vec<Strided<'_, E>> = (0..operands.read_count())
-                .map(|index| Strided::new(operands.read::<E>(index), &order))
-                .collect();
-            let sources: Vec<&dyn Source<T>> =
-                sources.iter().map(|source| source as &dyn Source<T>).collect();
-            let formula: Formula<'_, T> =
-                &move |sources, to| cpu::apply(cpu::Part::Value, loss, sources, to);
-            let out = operands.write::<E>(0);
-            evaluate(cpu, out, &order, Mode::Overwrite, &sources, Some(formula));
+        for_each_float!(self.dtype, E => {
+            write_part::<E>(cpu, operands, 0, self.loss, cpu::Part::Value);
         });
         Ok(())
     }
@@ -182,7 +166,27 @@ impl Kernel for Terms {
     }
 }
 
-/// x and what is stretched to its shape: the target, and perhaps the weight.
+/// Writes a part of the loss for each element. The operands from `first` on are x, t and perhaps a
+/// weight.
+fn write_part<E: Element<Compute: SimdFloat>>(
+    cpu: &Cpu,
+    operands: &mut Operands<'_>,
+    first: usize,
+    loss: PairLoss,
+    part: cpu::Part<E::Compute>,
+) {
+    let order = operands.write_order(0);
+    let sources: Vec<Strided<'_, E>> = (first..operands.read_count())
+        .map(|index| Strided::new(operands.read::<E>(index), &order))
+        .collect();
+    let sources: Vec<&dyn Source<E::Compute>> =
+        sources.iter().map(|source| source as &dyn Source<E::Compute>).collect();
+    let formula: Formula<'_, E::Compute> = &move |sources, to| cpu::apply(part, loss, sources, to);
+    let out = operands.write::<E>(0);
+    evaluate(cpu, out, &order, Mode::Overwrite, &sources, Some(formula));
+}
+
+/// x, and the target and perhaps the weight, stretched to the shape of x.
 fn operands(op: &'static str, x: &Tensor, others: &[Option<&Tensor>]) -> Result<Vec<Tensor>> {
     x.check_any_float(op)?;
     let mut operands = vec![x.clone()];
@@ -212,8 +216,8 @@ impl Tensor {
     }
 
     /// [`Tensor::pair_loss`] with a factor for the term of `t` in
-    /// [`PairLoss::BinaryCrossEntropyOfLogits`]: `-weight·t·ln σ(x) - (1 - t)·ln(1 - σ(x))`, which
-    /// broadcasts to x. The other losses ignore it.
+    /// [`PairLoss::BinaryCrossEntropyOfLogits`]: `-weight·t·ln σ(x) - (1 - t)·ln(1 - σ(x))`. The
+    /// weight broadcasts to x. The other losses ignore it.
     ///
     /// # Errors
     /// Those of [`Tensor::pair_loss`].
@@ -228,8 +232,8 @@ impl Tensor {
         let reads: Vec<&Tensor> = reads.iter().collect();
         let (len, dtype) = (self.element_count(), self.dtype());
         let sum = Tensor::empty(self.device(), [], dtype.computed())?;
-        let partials = Tensor::workspace(self.device(), cpu::partial_count(len), DType::F64)?;
-        self.device().launch(Sum { loss, dtype, len }, &reads, &[&sum, &partials])?;
+        let workspace = Workspace::new(DType::F64, [cpu::partial_count(len)]);
+        self.device().launch_with(&workspace, Sum { loss, dtype, len }, &reads, &[&sum])?;
         Ok(sum)
     }
 
@@ -273,8 +277,8 @@ impl Tensor {
         Ok(dx)
     }
 
-    /// The numbers `f(x, t)` that [`Tensor::pair_loss_weighted`] sums, for `self = x`, of its
-    /// type. Their gradient is that of the sum times dy, element by element.
+    /// The numbers `f(x, t)` that [`Tensor::pair_loss_weighted`] sums, for `self = x`, in the type of
+    /// x. Their gradient is the gradient of the sum times dy, element by element.
     ///
     /// # Shapes
     /// `x: [..]`, the target and the weight broadcast to it, `→ [..]`

@@ -194,10 +194,8 @@ impl Tensor {
         let mut found = 0;
         let kernel = Runs { name: op, dtype, rows: count, row_len, count: &mut found };
         let reads: Vec<&Tensor> = [&x].into_iter().chain(&positions).collect();
-        let firsts = tile_counts(device, count.div_ceil(TILE_LEN))?;
-        let writes: Vec<&Tensor> =
-            [&values, &inverse, &counts].into_iter().chain(&firsts).collect();
-        device.launch(kernel, &reads, &writes)?;
+        let firsts = tile_counts(device, count.div_ceil(TILE_LEN));
+        device.launch_with(&firsts, kernel, &reads, &[&values, &inverse, &counts])?;
         let values = values.shortened(op, found, assumed)?;
         let kept = values.shape()[0];
         let counts = counts.narrow(0, 0, kept)?;

@@ -1,81 +1,86 @@
 //! The products of half types, and of f32 as tf32, on NVIDIA devices: operands are copied into
-//! scratch memory with the channels of a pixel side by side (NHWC), so that tensor cores get what
-//! they multiply in whole packs. See `channels_last.cu`. Sizes are the same with and without a
-//! device.
+//! scratch memory with the channels of a pixel side by side (NHWC), so that tensor cores read their
+//! factors in whole packs; see `channels_last.cu`. Sizes are the same with and without a device.
+
+#[cfg(feature = "cuda")]
+pub(super) mod cuda;
 
 use super::shape::Conv2dShape;
 use super::{Conv2d, Product};
 use crate::dtype::DType;
 
-/// What is copied at a time.
+/// Bytes of a pack, which is copied as a whole.
 const PACK_BYTES: usize = 16;
 
-/// Rows and columns of a tile of the result, and the rows of a tall one.
+/// Rows and columns of a tile of the result.
 const TILE: [usize; 2] = [64, 128];
+
+/// Rows of a tall tile.
 const TALL_TILE: usize = 128;
 
 /// Blocks that keep a large device busy: two on each of its multiprocessors.
 const BLOCKS_WANTED: usize = 264;
 
-/// Whether a product is done so. Channels are filled up to whole packs: of groups with few channels
-/// the most would be zeros.
-pub(super) fn is_used(conv: &Conv2d) -> bool {
-    let Conv2dShape { in_channels, out_channels, groups, .. } = conv.shape;
-    let pack = PACK_BYTES / conv.dtype.size_bytes();
-    let are_packs = [in_channels, out_channels].iter().all(|count| count / groups >= pack);
-    let is_for_tensor_cores = match conv.dtype {
-        DType::F32 => conv.is_in_tf32,
-        dtype => dtype.size_bytes() == 2,
-    };
-    is_for_tensor_cores && (groups == 1 || are_packs)
-}
-
 /// The sizes of a product as the kernels see it.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only the length is asked for"))]
 pub(super) struct ChannelsLast {
-    /// Channels of a group of the source, which is x or, for dx, dy.
-    pub(super) source_channels: usize,
-    /// Channels of a group of the result, which is y or dx; for dw those of y.
-    pub(super) result_channels: usize,
+    /// Channels of a group of the source: of x or, for dx, of dy.
+    source_channels: usize,
+    /// Channels of a group of the result: of y or dx or, for dw, of y.
+    result_channels: usize,
     /// Rows and columns of the source.
-    pub(super) source_size: [usize; 2],
-    /// Rows and columns of the result; for dw those of y.
-    pub(super) result_size: [usize; 2],
-    /// Of the result; for dx those of each phase.
-    pub(super) places: [usize; 2],
-    /// For dx, the product of the strides, else 1.
-    pub(super) phases: usize,
+    source_size: [usize; 2],
+    /// Rows and columns of the result or, for dw, of y.
+    result_size: [usize; 2],
+    /// Rows and columns of the result or, for dx, of each phase.
+    places: [usize; 2],
+    /// The product of the strides for dx, else 1.
+    phases: usize,
     /// Tiles of a group's result, across and down.
-    pub(super) tiles: [usize; 2],
+    tiles: [usize; 2],
     /// Rows of a tile.
-    pub(super) tile_rows: usize,
-    /// Into how many the pixels are cut, for dw.
-    pub(super) parts: usize,
+    tile_rows: usize,
+    /// Cuts of the pixels for dw, else 1.
+    parts: usize,
     /// Elements of w with its channels in whole packs.
-    pub(super) filters_len: usize,
+    filters_len: usize,
     /// Elements of a pack.
     pack: usize,
-    /// Elements of the copies, and of the parts' sums in f32.
+    /// Elements of the two copies.
     copies: [usize; 2],
+    /// Elements of the parts' sums in f32.
     sums: usize,
 }
 
 impl ChannelsLast {
+    /// True if tensor cores take the product. Channels are filled up to whole packs, which would be
+    /// mostly zeros in groups with few channels.
+    pub(super) fn takes(conv: &Conv2d) -> bool {
+        let Conv2dShape { in_channels, out_channels, groups, .. } = conv.shape;
+        let pack = PACK_BYTES / conv.dtype.size_bytes();
+        let are_packs = [in_channels, out_channels].iter().all(|count| count / groups >= pack);
+        let is_for_tensor_cores = match conv.dtype {
+            DType::F32 => conv.is_in_tf32,
+            dtype => dtype.size_bytes() == 2,
+        };
+        is_for_tensor_cores && (groups == 1 || are_packs)
+    }
+
     pub(super) fn of(conv: &Conv2d) -> Self {
         let shape = &conv.shape;
         let pack = PACK_BYTES / conv.dtype.size_bytes();
         let [ins, outs] = [shape.in_channels, shape.out_channels].map(|count| count / shape.groups);
         let in_size = [shape.in_height, shape.in_width];
         let out_size = [shape.out_height(), shape.out_width()];
-        let is_of_input = matches!(conv.product, Product::BackwardInput);
-        let is_of_weight = matches!(conv.product, Product::BackwardWeight);
+        let is_of_input = conv.product == Product::BackwardInput;
+        let is_of_weight = conv.product == Product::BackwardWeight;
         let (source_channels, result_channels) =
             if is_of_input { (outs, ins) } else { (ins, outs) };
         let (source_size, result_size) =
             if is_of_input { (out_size, in_size) } else { (in_size, out_size) };
         let stride = if is_of_input { shape.stride } else { [1, 1] };
         let places = [0, 1].map(|axis| result_size[axis].div_ceil(stride[axis]));
-        // Of more than a grid has blocks for, there is no kernel: see `check`.
+        // A grid may have too few blocks for them: see `check`.
         let phases = stride[0].saturating_mul(stride[1]);
 
         let taps = shape.kernel[0] * shape.kernel[1];
@@ -87,9 +92,8 @@ impl ChannelsLast {
         let blocks = |tile_rows: usize| {
             (result_channels.div_ceil(tile_rows) * across).saturating_mul(layers)
         };
-        let parts = |tile_rows: usize| match is_of_weight {
-            true => parts(shape, filter_len, blocks(tile_rows)),
-            false => 1,
+        let parts = |tile_rows: usize| {
+            if is_of_weight { parts(shape, filter_len, blocks(tile_rows)) } else { 1 }
         };
         // Tall tiles load less for each product.
         let is_busy = blocks(TALL_TILE).saturating_mul(parts(TALL_TILE)) >= BLOCKS_WANTED;
@@ -119,22 +123,28 @@ impl ChannelsLast {
         }
     }
 
-    /// Where the source, the other factor and the parts' sums begin in scratch memory, and its
-    /// length, in elements of f32.
-    pub(super) fn scratch(&self) -> [usize; 4] {
+    /// The starts of the source, the other factor and the parts' sums in scratch memory, and the
+    /// end, in elements of f32.
+    fn scratch(&self) -> [usize; 4] {
         // Copies are whole packs of four elements of f32.
         let [source, other] = self.copies.map(|len| len / self.pack * 4);
         [0, source, source + other, source + other + self.sums]
     }
 
-    /// Channels with what fills them up.
+    /// Elements of scratch, of f32.
+    pub(super) fn scratch_len(&self) -> usize {
+        let [.., len] = self.scratch();
+        len
+    }
+
+    /// Channels filled up to whole packs.
     #[cfg(feature = "cuda")]
-    pub(super) fn in_packs(&self, channels: usize) -> usize {
+    fn in_packs(&self, channels: usize) -> usize {
         channels.next_multiple_of(self.pack)
     }
 }
 
-/// Into how many parts the pixels are cut for dw, so that all of a device has work.
+/// Parts of the pixels for dw, so that all of a device has work.
 fn parts(shape: &Conv2dShape, filter_len: usize, blocks: usize) -> usize {
     /// Pixels of a part, at least: its sums are written, and read again.
     const PIXELS_MIN: usize = 512;

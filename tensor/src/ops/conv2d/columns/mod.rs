@@ -1,19 +1,22 @@
-//! Convolutions of small planes, as products over the pixels of many images.
+//! Convolutions of small planes: im2col, with products over the pixels of several images.
 //!
 //! Where a plane has few pixels, vectors over the pixels of one image are half empty, and all
-//! weights are read once for each image. Here what each tap meets in a *block* of images is one row
-//! of the columns`[K, images · P]`, so that the three products are those of plain matrices:
+//! weights are read once for each image. Here the columns`[K, images · P]` are those of a *block* of
+//! images, and the three products are products of plain matrices:
 //!
 //! - forward: y = w`[O, K]` · columns
-//! - gradient for x: columns = w`[O, K]`ᵀ · dy, which are then added up in x, tap by tap
-//! - gradient for w: dw = dy · columnsᵀ, added up over the blocks
+//! - gradient of x: columns = w`[O, K]`ᵀ · dy, which are then added up in dx, tap by tap
+//! - gradient of w: dw = dy · columnsᵀ, added up over the blocks
 //!
-//! y and dy of a block lie as `[O, images · P]` then. What is copied stays in the type that it is
-//! stored in, for products of bf16 to be in pairs; sums are in the one that is computed in.
+//! y and dy of a block are `[O, images · P]`. Copies stay in the type that is stored, so that
+//! products of bf16 are in pairs; sums are in the type that is computed in.
 
-use super::padded_plane::{PADDED_LEN_MAX, PaddedPlane};
+mod padded_plane;
+
+use super::Product;
 use super::shape::Conv2dShape;
-use super::weight::round_weights;
+use super::sums::round_weights;
+use super::way::{Products, Slices};
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
@@ -21,26 +24,27 @@ use crate::cpu::pool::Pool;
 use crate::cpu::stored::round_slice;
 use crate::dtype::{Element, is_same_type, same_type_mut, stored_len};
 use crate::write_mode::WriteMode;
+use padded_plane::{PADDED_LEN_MAX, PaddedPlane};
 
-/// Pixels of a plane of x, at most: with the largest stride that is usual.
+/// Pixels of a plane of x, at most: those of a small y with the largest usual stride.
 const IN_PIXELS_MAX: usize = 1024;
 
 /// Places of x that the taps meet, at most: their list lies on the stack.
 const PLACE_COUNT_MAX: usize = 4096;
 
-/// Elements of the columns, if one image does not have more: 2 MiB of f32.
+/// Elements of the columns, unless one image has more: 2 MiB of f32.
 const COLUMNS_LEN_MAX: usize = 512 * 1024;
 
-/// Pixels of a block: of more, products are not faster.
+/// Pixels of a block. More of them do not make products faster.
 const BLOCK_PIXELS: usize = 256;
 
 /// Channels of x whose columns are one task.
 const TASK_CHANNELS: usize = 8;
 
-/// Stands for the padding in a list of places.
+/// The padding in a list of places.
 const NOWHERE: u16 = u16::MAX;
 
-/// A convolution that is computed by way of columns.
+/// A convolution of one group by way of columns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Columns {
     shape: Conv2dShape,
@@ -54,10 +58,10 @@ pub(super) struct Columns {
     block: usize,
 }
 
-/// Where tap t meets x for pixel p: at `t * pixels + p`.
+/// The place of x that tap t meets for pixel p, at index `t * pixels + p`.
 type Places = [u16; PLACE_COUNT_MAX];
 
-/// Some images after each other.
+/// Some images that follow each other.
 #[derive(Clone, Copy)]
 struct Images {
     first: usize,
@@ -80,42 +84,20 @@ impl Columns {
         }
         let block = (COLUMNS_LEN_MAX / (k_len * pixels)).min(BLOCK_PIXELS / pixels);
         let block = block.clamp(1, shape.batch);
-        // As equal as can be.
+        // Blocks of nearly equal size.
         let block = shape.batch.div_ceil(shape.batch.div_ceil(block));
         Some(Columns { shape: *shape, in_pixels, pixels, taps, k_len, block })
     }
 
-    /// Elements of scratch of y: the columns of a block, and its sums.
-    pub(super) fn forward_workspace_len<E: Element, T: SimdFloat>(&self) -> usize {
-        self.block_len::<E, T, T>()
-    }
-
-    /// That of the gradient for x, whose columns are sums.
-    pub(super) fn backward_input_workspace_len<E: Element, T: SimdFloat>(&self) -> usize {
-        self.block_len::<T, E, T>()
-    }
-
-    /// That of the gradient for w, whose sums need a place of their own if they are of a half type.
-    pub(super) fn weight_workspace_len<E: Element, T: SimdFloat>(&self) -> usize {
-        let sums_len = if is_same_type::<E, T>() { 0 } else { self.shape.w_len() };
-        self.block_len::<E, E, T>() + sums_len
-    }
-
-    /// Elements of scratch of a block: its columns, of C, and its y or dy, of Y.
+    /// Elements of scratch of a block: columns of type C, and y or dy of type Y.
     fn block_len<C: Element, Y: Element, T: SimdFloat>(&self) -> usize {
         let len = self.block * self.pixels;
         stored_len::<C, T>(self.k_len * len) + stored_len::<Y, T>(self.shape.out_channels * len)
     }
 
     /// y = conv(x, w) + b.
-    pub(super) fn forward<E: Element, T: SimdFloat>(
-        &self,
-        pool: &Pool,
-        [x, w]: [&[E]; 2],
-        b: Option<&[E]>,
-        y: &mut [E],
-        workspace: &mut [T],
-    ) {
+    fn forward<E: Element, T: SimdFloat>(&self, pool: &Pool, slices: Slices<'_, E, T>) {
+        let Slices { factors: [x, w], bias: b, to: y, workspace } = slices;
         let outs = self.shape.out_channels;
         let places = self.places();
         for images in self.blocks() {
@@ -141,25 +123,19 @@ impl Columns {
         }
     }
 
-    /// The gradient for x, plus `b` for each of its channels.
-    pub(super) fn backward_input<E: Element, T: SimdFloat>(
-        &self,
-        pool: &Pool,
-        [dy, w]: [&[E]; 2],
-        b: Option<&[E]>,
-        dx: &mut [E],
-        workspace: &mut [T],
-    ) {
+    /// dx, plus `b` for each of its channels.
+    fn backward_input<E: Element, T: SimdFloat>(&self, pool: &Pool, slices: Slices<'_, E, T>) {
+        let Slices { factors: [dy, w], bias: b, to: dx, workspace } = slices;
         let Conv2dShape { in_channels, out_channels, .. } = self.shape;
         let places = self.places();
         for images in self.blocks() {
             let len = images.count * self.pixels;
-            let (columns, turned) = self.split::<T, E, T>(images, workspace);
-            self.turn(pool, dy, images, turned);
+            let (columns, transposed) = self.split::<T, E, T>(images, workspace);
+            self.transpose(pool, dy, images, transposed);
             let w = Matrix { data: w, row_stride: 1, col_stride: self.k_len };
-            let turned = Matrix { data: &*turned, row_stride: len, col_stride: 1 };
+            let transposed = Matrix { data: &*transposed, row_stride: len, col_stride: 1 };
             let size = [self.k_len, out_channels, len];
-            multiply(pool, size, w, turned, WriteMode::Overwrite, columns);
+            multiply(pool, size, w, transposed, WriteMode::Overwrite, columns);
             let image_len = in_channels * self.in_pixels;
             let dx = &mut dx[images.first * image_len..][..images.count * image_len];
             let padded = PaddedPlane::of(&self.shape);
@@ -180,14 +156,9 @@ impl Columns {
         }
     }
 
-    /// The gradient for w.
-    pub(super) fn backward_weight<E: Element, T: SimdFloat>(
-        &self,
-        pool: &Pool,
-        [dy, x]: [&[E]; 2],
-        dw: &mut [E],
-        workspace: &mut [T],
-    ) {
+    /// dw, summed over the blocks.
+    fn backward_weight<E: Element, T: SimdFloat>(&self, pool: &Pool, slices: Slices<'_, E, T>) {
+        let Slices { factors: [dy, x], to: dw, workspace, .. } = slices;
         let outs = self.shape.out_channels;
         let places = self.places();
         let (workspace, own_sums) = workspace.split_at_mut(self.block_len::<E, E, T>());
@@ -198,14 +169,14 @@ impl Columns {
         };
         for images in self.blocks() {
             let len = images.count * self.pixels;
-            let (columns, turned) = self.split::<E, E, T>(images, workspace);
+            let (columns, transposed) = self.split::<E, E, T>(images, workspace);
             self.gather(pool, &places, x, images, columns);
-            self.turn(pool, dy, images, turned);
-            let turned = Matrix { data: &*turned, row_stride: len, col_stride: 1 };
+            self.transpose(pool, dy, images, transposed);
+            let transposed = Matrix { data: &*transposed, row_stride: len, col_stride: 1 };
             let columns = Matrix { data: &*columns, row_stride: 1, col_stride: len };
             let is_first = images.first == 0;
             let start = if is_first { WriteMode::Overwrite } else { WriteMode::Accumulate };
-            multiply(pool, [outs, len, self.k_len], turned, columns, start, sums);
+            multiply(pool, [outs, len, self.k_len], transposed, columns, start, sums);
         }
         if !is_in_place {
             round_weights(pool, own_sums, dw);
@@ -218,7 +189,7 @@ impl Columns {
         (0..batch).step_by(block).map(images)
     }
 
-    /// The columns of a block, and its `[O, images · P]`.
+    /// Scratch for a block: its columns, and `[O, images · P]`.
     fn split<'a, C: Element, Y: Element, T: SimdFloat>(
         &self,
         images: Images,
@@ -230,6 +201,7 @@ impl Columns {
         (&mut columns[..self.k_len * len], &mut rest[..self.shape.out_channels * len])
     }
 
+    /// The places of x that all taps meet.
     fn places(&self) -> Places {
         let Conv2dShape { in_height, in_width, kernel, stride, padding, dilation, .. } = self.shape;
         let (width, mut places) = (self.shape.out_width(), [NOWHERE; PLACE_COUNT_MAX]);
@@ -241,14 +213,14 @@ impl Columns {
                 at.checked_sub(padding[axis]).filter(|&at| at < [in_height, in_width][axis])
             };
             if let (Some(row), Some(column)) = (at(0), at(1)) {
-                // Below `IN_PIXELS_MAX`.
+                // The place is below `IN_PIXELS_MAX`.
                 *place = (row * in_width + column) as u16;
             }
         }
         places
     }
 
-    /// What the taps meet in some images: `[C, taps, images, P]`.
+    /// Overwrites the columns of some images: `[C, taps, images, P]`.
     fn gather<E: Element>(
         &self,
         pool: &Pool,
@@ -279,7 +251,7 @@ impl Columns {
         });
     }
 
-    /// The columns of a channel, from its plane of each image.
+    /// Overwrites the columns of a channel, from its plane of each image.
     fn gather_places<'a, E: Element>(
         &self,
         places: &Places,
@@ -298,16 +270,15 @@ impl Columns {
         }
     }
 
-    /// dy of some images, `[images, O, P]`, as `[O, images, P]`.
-    fn turn<E: Element>(&self, pool: &Pool, dy: &[E], images: Images, turned: &mut [E]) {
+    /// Transposes dy of some images, `[images, O, P]`, to `[O, images, P]`.
+    fn transpose<E: Element>(&self, pool: &Pool, dy: &[E], images: Images, to: &mut [E]) {
         let (len, image_len) = (images.count * self.pixels, self.shape.out_channels * self.pixels);
         let dy = &dy[images.first * image_len..];
-        for_each_chunk(pool, turned, TASK_CHANNELS * len, |task, turned| {
-            for (nth, turned) in turned.chunks_exact_mut(len).enumerate() {
+        for_each_chunk(pool, to, TASK_CHANNELS * len, |task, to| {
+            for (nth, to) in to.chunks_exact_mut(len).enumerate() {
                 let channel_at = (task * TASK_CHANNELS + nth) * self.pixels;
-                for (image, turned) in turned.chunks_exact_mut(self.pixels).enumerate() {
-                    let dy = &dy[image * image_len + channel_at..][..self.pixels];
-                    turned.copy_from_slice(dy);
+                for (image, to) in to.chunks_exact_mut(self.pixels).enumerate() {
+                    to.copy_from_slice(&dy[image * image_len + channel_at..][..self.pixels]);
                 }
             }
         });
@@ -323,6 +294,34 @@ impl Columns {
                     *sum += column;
                 }
             }
+        }
+    }
+}
+
+impl Products for Columns {
+    fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
+        match product {
+            Product::Forward => self.block_len::<E, T, T>(),
+            // Columns are sums.
+            Product::BackwardInput => self.block_len::<T, E, T>(),
+            // Sums of dw need a place of their own if dw is of a half type.
+            Product::BackwardWeight => {
+                let sums_len = if is_same_type::<E, T>() { 0 } else { self.shape.w_len() };
+                self.block_len::<E, E, T>() + sums_len
+            }
+        }
+    }
+
+    fn run<E: Element, T: SimdFloat>(
+        &self,
+        product: Product,
+        pool: &Pool,
+        slices: Slices<'_, E, T>,
+    ) {
+        match product {
+            Product::Forward => self.forward(pool, slices),
+            Product::BackwardInput => self.backward_input(pool, slices),
+            Product::BackwardWeight => self.backward_weight(pool, slices),
         }
     }
 }

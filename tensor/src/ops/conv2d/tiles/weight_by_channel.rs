@@ -1,102 +1,79 @@
-//! The inner loops of the gradient for w with channels for lanes: a tile times dy, vectors over
+//! The inner loops of the gradient of w with channels for lanes: a tile times dy, vectors over
 //! output channels.
 //!
-//! dy arrives channel by channel; it is turned to `[P, O]` first, which costs a copy of dy and
-//! saves adding up the lanes of every sum. Results are kept as `[K, O]` until the whole
-//! batch is in.
+//! dy arrives channel by channel. It is transposed to `[P, O]` first, which costs a copy of dy and
+//! saves adding up the lanes of every sum. Sums stay `[K, O]` until the whole batch is in.
 //!
-//! Where bf16 is multiplied in pairs, these are of neighbouring pixels: those of dy are turned as
-//! lanes, and those of the tile, which is of bf16 then, are read where they lie.
+//! Where bf16 is multiplied in pairs, a pair is two neighbouring pixels. The pairs of dy are
+//! transposed as lanes; the pairs of the tile, which is of bf16 then, are read where they lie.
 
 #![expect(
     clippy::needless_range_loop,
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
-use super::tile::{Runs, lane};
+use super::tiling::{Runs, Taps};
 use crate::cpu::gemm::Matrix;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pairs::turn_pairs;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::cpu::turn::turn_rows;
 use crate::dtype::Element;
+use crate::ops::conv2d::rows::lane;
 
 /// Output channels rounded up to whole vectors of any instruction set.
 pub(super) fn padded_channels(channels: usize) -> usize {
     channels.next_multiple_of(LANE_COUNT_MAX)
 }
 
-/// Pixels `skip..` of dy`[O, out_len]` to `[pixel_count, O]` with O padded by zeros.
-pub(super) struct TurnPixels<'a, E, T> {
+/// Transposes pixels `skip..` of dy`[O, out_len]` to `[pixel_count, O]`, with O padded by zeros.
+pub(super) struct TransposePixels<'a, E, T> {
     pub(super) dy: &'a [E],
     pub(super) out_len: usize,
     pub(super) skip: usize,
     pub(super) pixel_count: usize,
-    pub(super) turned: &'a mut [T],
+    pub(super) transposed: &'a mut [T],
 }
 
-impl<E: Element, T: SimdFloat> SimdKernel<T> for TurnPixels<'_, E, T> {
+impl<E: Element, T: SimdFloat> SimdKernel<T> for TransposePixels<'_, E, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
-        let TurnPixels { dy, out_len, skip, pixel_count, turned } = self;
+        let TransposePixels { dy, out_len, skip, pixel_count, transposed } = self;
         let channels = dy.len() / out_len;
         let padded = padded_channels(channels);
-        let turned = &mut turned[..pixel_count * padded];
-        let (from, to) = ((&dy[skip..], out_len), (&mut *turned, padded));
+        let transposed = &mut transposed[..pixel_count * padded];
+        let (from, to) = ((&dy[skip..], out_len), (&mut *transposed, padded));
         turn_rows(simd, from, [channels, pixel_count], to, E::cast, |dy| dy);
         if channels < padded {
-            turned.chunks_exact_mut(padded).for_each(|pixel| pixel[channels..].fill(T::ZERO));
+            transposed.chunks_exact_mut(padded).for_each(|pixel| pixel[channels..].fill(T::ZERO));
         }
     }
 }
 
-/// The same in pairs: to `[pixel_count / 2, O]`, rounded up, with any numbers beside the channels.
-pub(super) fn turn_pixel_pairs<E: Element, T: SimdFloat>(
+/// Transposes pairs of pixels to `[pixel_count / 2, O]`, rounded up, with any numbers beside the
+/// channels.
+pub(super) fn transpose_pixel_pairs<E: Element, T: SimdFloat>(
     dy: &[E],
     out_len: usize,
     [skip, pixel_count]: [usize; 2],
-    turned: &mut [T],
+    transposed: &mut [T],
 ) {
     let channels = dy.len() / out_len;
     let rows = Matrix { data: &dy[skip..], row_stride: out_len, col_stride: 1 };
-    turn_pairs(rows, [channels, pixel_count], padded_channels(channels), turned);
+    turn_pairs(rows, [channels, pixel_count], padded_channels(channels), transposed);
 }
 
-/// Sums`[K, O]`, in rows of `padded`, to dw`[O, K]`.
-pub(super) struct TurnWeights<'a, E, T> {
-    pub(super) sums: &'a [T],
-    pub(super) padded: usize,
-    pub(super) k_len: usize,
-    pub(super) dw: &'a mut [E],
-}
-
-impl<E: Element, T: SimdFloat> SimdKernel<T> for TurnWeights<'_, E, T> {
-    #[inline(always)]
-    fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
-        let TurnWeights { sums, padded, k_len, dw } = self;
-        let size = [k_len, dw.len() / k_len];
-        turn_rows(simd, (sums, padded), size, (dw, k_len), |sum| sum, T::cast);
-    }
-}
-
-/// dw`[K, O]` += Σ over images of tile`[K, P]` · dy`[P, O]`, so many `PIXELS` at once: 1, or 2 in
+/// dw`[K, O]` += Σ over images of tile`[K, P]` · dy`[P, O]`, with `PIXELS` at once: 1, or 2 in
 /// pairs.
 pub(super) struct ChannelTile<'a, E, T, const PIXELS: usize> {
     /// Rows of padded channels, one for each pixel, or pair of pixels, of each run of each image.
     pub(super) dy: &'a [T],
     pub(super) channels: usize,
-    /// Those of an image.
+    /// The runs of an image.
     pub(super) runs: Runs,
-    pub(super) image_count: usize,
-    pub(super) tile: &'a [E],
-    /// Elements of the tile from one image to the next.
-    pub(super) image_len: usize,
-    /// Where the taps begin in the tile.
-    pub(super) offsets: &'a [usize],
+    pub(super) taps: Taps<'a, E>,
     /// Rows of padded channels, one for each of K.
     pub(super) dw: &'a mut [T],
-    /// The row of dw that the first of `offsets` is for.
-    pub(super) first_k: usize,
 }
 
 impl<E: Element, T: SimdFloat, const PIXELS: usize> SimdKernel<T>
@@ -129,7 +106,7 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
         simd: S,
         channel: usize,
     ) -> usize {
-        let row_count = self.offsets.len();
+        let row_count = self.taps.offsets.len();
         let mut row = 0;
         while row + ROWS <= row_count {
             self.block::<S, ROWS, COLS>(simd, row, channel);
@@ -139,7 +116,7 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
             self.block::<S, 4, COLS>(simd, row, channel);
             row += 4;
         }
-        // Together, because a multiply-add waits four cycles for the one before it.
+        // The last rows go together, because a multiply-add waits four cycles for the one before.
         match row_count - row {
             0 => {}
             1 => self.block::<S, 1, COLS>(simd, row, channel),
@@ -157,8 +134,9 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
         channel: usize,
     ) {
         let (lanes, padded) = (S::LANE_COUNT, padded_channels(self.channels));
-        let offsets = &self.offsets[first_row..][..ROWS];
-        let first_result = (self.first_k + first_row) * padded + channel;
+        let Taps { tile, image_count, image_len, offsets, first_k } = self.taps;
+        let offsets = &offsets[first_row..][..ROWS];
+        let first_result = (first_k + first_row) * padded + channel;
         let mut sums = [[simd.splat(T::ZERO); COLS]; ROWS];
         for row in 0..ROWS {
             for col in 0..COLS {
@@ -167,14 +145,14 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
         }
         let runs = self.runs;
         let steps = runs.len.div_ceil(PIXELS);
-        for index in 0..self.image_count * runs.count {
+        for index in 0..image_count * runs.count {
             let (image, run) = (index / runs.count, index % runs.count);
             let dy = &self.dy[index * steps * padded..][..steps * padded];
             let whole = runs.len / PIXELS;
             let mut x: [&[[E; PIXELS]]; ROWS] = [&[]; ROWS];
-            let first = image * self.image_len + run * runs.step;
+            let first = image * image_len + run * runs.step;
             for row in 0..ROWS {
-                let x_run = &self.tile[first + offsets[row]..][..runs.len];
+                let x_run = &tile[first + offsets[row]..][..runs.len];
                 x[row] = &x_run.as_chunks().0[..whole];
             }
             for step in 0..whole {
@@ -183,7 +161,7 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
                 for col in 0..COLS {
                     vectors[col] = simd.load(&dy[col * lanes..]);
                 }
-                // Each factor where it is used, which makes it an operand in memory.
+                // Each factor is loaded where it is used, which makes it an operand in memory.
                 for row in 0..ROWS {
                     let x = simd.splat(factor(x[row][step]));
                     for col in 0..COLS {
@@ -194,7 +172,7 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
             if whole < steps {
                 let mut factors = [T::ZERO; ROWS];
                 for row in 0..ROWS {
-                    let last = self.tile[first + offsets[row] + runs.len - 1];
+                    let last = tile[first + offsets[row] + runs.len - 1];
                     factors[row] = lane([last, E::ZERO]);
                 }
                 add_step(simd, &factors, &dy[whole * padded + channel..], &mut sums);
@@ -233,7 +211,7 @@ fn add_step<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
     }
 }
 
-/// What the lanes of dy are multiplied with: a pixel, or a pair in one lane.
+/// The factor of the lanes of dy: a pixel, or a pair in one lane.
 #[inline(always)]
 fn factor<E: Element, T: Element, const PIXELS: usize>(pixels: [E; PIXELS]) -> T {
     match PIXELS {

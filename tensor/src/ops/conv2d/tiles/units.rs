@@ -1,30 +1,26 @@
-//! How the work of a convolution is cut: a function of its shape and of nothing else, so that
-//! neither the results nor the workspace depend on the number of threads.
+//! The cut of a convolution into units and tasks: a function of the shape and of nothing else, so
+//! that neither the results nor the workspace depend on the number of threads.
 
 use std::ops::Range;
 
-use super::tile::{Geometry, Layout, PIXELS_ENOUGH, Tiling};
+use super::tiling::{Layout, PIXELS_ENOUGH, Tiling};
 use super::weight_by_channel::padded_channels;
 use super::weight_by_pixel::RUN_LEN;
+use crate::ops::conv2d::geometry::Geometry;
+use crate::ops::conv2d::way::{PARTIALS_LEN_MAX, TASK_COUNT_MAX};
 
-/// Tasks a convolution is cut into, at most: the workspace grows with it, and results must not
-/// depend on the thread count, so it cannot be that.
-pub(super) const TASK_COUNT_MAX: usize = 16;
-
-/// Output channels worth a task of their own when there are few images: each part fills the tiles
-/// of all its pixels again.
+/// Output channels that are worth a task of their own where there are few images: each part fills
+/// the tiles of all its pixels again.
 const PART_CHANNELS: usize = 64;
 
-/// Fewer of them are, too, until there are so many tasks: some cores would else have none.
+/// Output channels that are worth a task of their own until there are [`TASK_COUNT_MIN`] tasks:
+/// with fewer tasks, some cores have none.
 const PART_CHANNELS_MIN: usize = 16;
 const TASK_COUNT_MIN: usize = 8;
 
-/// Pixels that a block of dw sums before it goes back to memory, if channels are its lanes; small
+/// Pixels that a block of dw sums before it goes back to memory, if channels are its lanes. Small
 /// images are taken together.
 const BLOCK_PIXELS: usize = 64;
-
-/// Elements that the partial sums of dw may take together if one copy of dw does not need more.
-pub(super) const PARTIALS_LEN_MAX: usize = 512 * 1024;
 
 /// The cut of a convolution into equal units, each owning a contiguous run of results, and of the
 /// units into tasks, each with a tile of its own.
@@ -35,8 +31,9 @@ pub(super) struct Units {
     pub(super) parts: usize,
     /// Output channels of a unit.
     pub(super) channels: usize,
-    /// Images, and into how many parts they are cut.
+    /// Images.
     batch: usize,
+    /// Cuts of the images.
     pub(super) batch_parts: usize,
     pub(super) count: usize,
     pub(super) per_task: usize,
@@ -46,18 +43,18 @@ pub(super) struct Units {
     pub(super) scratch_len: usize,
 }
 
-/// What the units of a convolution compute.
+/// The result that the units of a convolution compute, and where its sums are.
 #[derive(Clone, Copy)]
 pub(super) enum Role {
     /// Pixels, from weights.
     Output,
-    /// Pixels whose sums need a place of their own: of a half type, or of a phase.
+    /// Pixels of a half type or of a phase, whose sums need a place of their own.
     PlacedOutput,
-    /// Weights, from pixels, with channels for lanes: these need dy turned around, a second tile.
+    /// Weights with channels for lanes, which need a transposed dy.
     WeightByChannel,
-    /// Weights with pixels for lanes, which take dy as it lies.
+    /// Weights with pixels for lanes, which read dy as it lies.
     WeightByPixel,
-    /// The same of a half type, whose dy has to be converted first.
+    /// Weights of a half type with pixels for lanes, which need a converted dy.
     HalfWeightByPixel,
 }
 
@@ -65,7 +62,7 @@ pub(super) enum Role {
 #[derive(Clone, Debug)]
 pub(super) struct Unit {
     pub(super) group: usize,
-    /// Its first output channel, counted over all groups.
+    /// The first output channel, counted over all groups.
     pub(super) first_channel: usize,
     pub(super) images: Range<usize>,
 }
@@ -143,7 +140,7 @@ impl Units {
     pub(super) fn at(&self, index: usize) -> Unit {
         let (batch_part, block) =
             (index / (self.groups * self.parts), index % (self.groups * self.parts));
-        // As equal as can be, so that all threads end at the same time.
+        // Parts are nearly equal, so that all threads end at the same time.
         let image = |part: usize| part * self.batch / self.batch_parts;
         Unit {
             group: block / self.parts,

@@ -1,18 +1,19 @@
-//! The inner loops of the gradient for w with pixels for lanes: they lie side by side in dy and in
-//! a tile, so that neither has to be turned. The lanes of a sum are added up at its end. Where bf16
-//! is multiplied in pairs, a lane is two neighbouring pixels, of dy and of a tile as they lie.
+//! The inner loops of the gradient of w with pixels for lanes. Pixels lie side by side in dy and in
+//! a tile, so neither is transposed. The lanes of a sum are added up at its end. Where bf16 is
+//! multiplied in pairs, a lane is two neighbouring pixels of dy and of a tile, as they lie.
 
 #![expect(
     clippy::needless_range_loop,
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
+use super::tiling::Taps;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::dtype::{Element, same_type};
 
 /// Pixels that are summed before their lanes are added up: eight rows of dy of this length stay in
-/// the first-level cache while all taps pass.
+/// the first-level cache while all taps read them.
 pub(super) const RUN_LEN: usize = 1024;
 
 /// Taps of a block of registers.
@@ -20,7 +21,7 @@ const BLOCK_TAPS: usize = 3;
 
 /// A few images of rows of pixels, a row for each output channel.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a, T> {
+pub(super) struct PixelRows<'a, T> {
     pub(super) elements: &'a [T],
     /// Elements from one row to the next.
     pub(super) row_step: usize,
@@ -28,26 +29,19 @@ pub(super) struct Rows<'a, T> {
     pub(super) image_step: usize,
 }
 
-/// dw`[O, K]` += Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ, in steps of so many pixels: one for
+/// dw`[O, K]` += Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ, in steps of `STEP` pixels: one for
 /// each lane, or two in pairs.
 pub(super) struct PixelTile<'a, E, T, const STEP: usize> {
-    pub(super) dy: Rows<'a, E>,
+    pub(super) dy: PixelRows<'a, E>,
     pub(super) channels: usize,
     pub(super) pixel_count: usize,
-    pub(super) image_count: usize,
-    pub(super) tile: &'a [E],
-    /// Elements of the tile from one image to the next.
-    pub(super) image_len: usize,
-    /// Where the taps begin in the tile.
-    pub(super) offsets: &'a [usize],
+    pub(super) taps: Taps<'a, E>,
     /// Rows of `k_len`.
     pub(super) dw: &'a mut [T],
     pub(super) k_len: usize,
-    /// The column of dw that the first of `offsets` is for.
-    pub(super) first_k: usize,
 }
 
-/// Steps of pixels, and pairs of them.
+/// Pixels of a step, one or two for each lane.
 pub(super) const STEP_ONE_BY_ONE: usize = LANE_COUNT_MAX;
 pub(super) const STEP_IN_PAIRS: usize = 2 * LANE_COUNT_MAX;
 
@@ -57,7 +51,7 @@ type Lanes<T> = [T; LANE_COUNT_MAX];
 /// Vectors of a step: no instruction set has fewer than four lanes.
 const PARTS_MAX: usize = LANE_COUNT_MAX / 4;
 
-/// Where a block of registers is in the product.
+/// The place of a block of registers in the product.
 #[derive(Clone, Copy)]
 struct At {
     first_pixel: usize,
@@ -81,18 +75,18 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
         }
     }
 
-    /// The pixels that are no whole step, one by one.
+    /// Adds the products of the pixels after the last whole step, one by one.
     fn add_rest(&mut self, first_pixel: usize) {
         let pixel_count = self.pixel_count - first_pixel;
         for channel in 0..self.channels {
-            for tap in 0..self.offsets.len() {
+            for tap in 0..self.taps.offsets.len() {
                 let at = At { first_pixel, pixel_count, channel, tap };
                 let mut sum = T::ZERO;
-                for image in 0..self.image_count {
+                for image in 0..self.taps.image_count {
                     let pairs = self.dy_row(image, at, 0).iter().zip(self.x_row(image, at, 0));
                     pairs.for_each(|(&dy, &x)| sum += dy.cast::<T>() * x.cast());
                 }
-                self.dw[channel * self.k_len + self.first_k + tap] += sum;
+                self.dw[channel * self.k_len + self.taps.first_k + tap] += sum;
             }
         }
     }
@@ -133,11 +127,11 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
     #[inline(always)]
     fn rows<S: Simd<T>, const O: usize>(&mut self, simd: S, at: &mut At) {
         at.tap = 0;
-        while at.tap + BLOCK_TAPS <= self.offsets.len() {
+        while at.tap + BLOCK_TAPS <= self.taps.offsets.len() {
             self.block::<S, O, BLOCK_TAPS>(simd, *at);
             at.tap += BLOCK_TAPS;
         }
-        while at.tap < self.offsets.len() {
+        while at.tap < self.taps.offsets.len() {
             self.block::<S, O, 1>(simd, *at);
             at.tap += 1;
         }
@@ -148,8 +142,8 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
     #[inline(always)]
     fn block<S: Simd<T>, const O: usize, const K: usize>(&mut self, simd: S, at: At) {
         let mut sums = [[[T::ZERO; LANE_COUNT_MAX]; K]; O];
-        for image in 0..self.image_count {
-            simd.call(Block { product: self, at, image, sums: &mut sums });
+        for image in 0..self.taps.image_count {
+            simd.call(RegisterBlock { product: self, at, image, sums: &mut sums });
         }
         let mut vectors = [[simd.splat(T::ZERO); K]; O];
         for o in 0..O {
@@ -160,18 +154,19 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
         let mut found = [[T::ZERO; K]; O];
         simd.sum_each(vectors.as_flattened(), found.as_flattened_mut());
         for o in 0..O {
-            let dw = &mut self.dw[(at.channel + o) * self.k_len + self.first_k + at.tap..][..K];
+            let dw =
+                &mut self.dw[(at.channel + o) * self.k_len + self.taps.first_k + at.tap..][..K];
             for k in 0..K {
                 dw[k] += found[o][k];
             }
         }
     }
 
-    /// The pixels that a tap meets in an image.
+    /// The pixels of the tile that a tap reads in an image.
     #[inline(always)]
     fn x_row(&self, image: usize, at: At, k: usize) -> &[E] {
-        let start = image * self.image_len + self.offsets[at.tap + k] + at.first_pixel;
-        &self.tile[start..][..at.pixel_count]
+        let start = image * self.taps.image_len + self.taps.offsets[at.tap + k] + at.first_pixel;
+        &self.taps.tile[start..][..at.pixel_count]
     }
 
     #[inline(always)]
@@ -185,7 +180,8 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
     }
 }
 
-/// The vectors of a step added up: the last half to the first, as the lanes within a vector.
+/// The sum of the vectors of a step: the last half is added to the first, as the lanes within a
+/// vector are.
 #[inline(always)]
 fn add_parts<T: SimdFloat, S: Simd<T>>(simd: S, step: &Lanes<T>) -> S::Vector {
     let lanes = S::LANE_COUNT;
@@ -213,9 +209,9 @@ fn load<E: Element, T: SimdFloat, S: Simd<T>>(simd: S, step: &[E], part: usize) 
     }
 }
 
-/// The products of one image for O rows and K columns of dw, added to sums of which each lane of a
-/// step has its own: results do not depend on the instruction set.
-struct Block<'a, 'b, E, T, const STEP: usize, const O: usize, const K: usize> {
+/// The products of one image for O rows and K columns of dw. Each lane of a step has a sum of its
+/// own, so that results do not depend on the instruction set.
+struct RegisterBlock<'a, 'b, E, T, const STEP: usize, const O: usize, const K: usize> {
     product: &'a PixelTile<'b, E, T, STEP>,
     at: At,
     image: usize,
@@ -223,15 +219,15 @@ struct Block<'a, 'b, E, T, const STEP: usize, const O: usize, const K: usize> {
 }
 
 impl<E: Element, T: SimdFloat, const STEP: usize, const O: usize, const K: usize> SimdKernel<T>
-    for Block<'_, '_, E, T, STEP, O, K>
+    for RegisterBlock<'_, '_, E, T, STEP, O, K>
 {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
-        let Block { product, at, image, sums: all } = self;
+        let RegisterBlock { product, at, image, sums: all } = self;
         let (lanes, parts) = (S::LANE_COUNT, LANE_COUNT_MAX / S::LANE_COUNT);
         let step_count = at.pixel_count / STEP;
-        // Slices of arrays, all of one length: else each load would be checked, and the sums
-        // moved from register to register around the checks.
+        // Slices of arrays, all of one length, spare the checks of each load, around which the sums
+        // would move from register to register.
         let mut x: [&[[E; STEP]]; K] = [&[]; K];
         let mut dy: [&[[E; STEP]]; O] = [&[]; O];
         for k in 0..K {

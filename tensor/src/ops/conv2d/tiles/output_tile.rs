@@ -1,94 +1,20 @@
-//! The inner loops of a convolution: weights times a tile, vectors over pixels.
+//! The inner loops of y and dx: weights times a tile, vectors over pixels.
 //!
 //! Weights are packed in blocks of a few output channels, `[K, block]` each, so that a block is
-//! read once through, from one pointer.
+//! read once, from start to end.
 
 #![expect(
     clippy::needless_range_loop,
     reason = "blocks of registers are indexed by row and column throughout"
 )]
 
-use super::tile::{Geometry, Runs, lane};
+use super::tiling::Runs;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::dtype::Element;
+use crate::ops::conv2d::rows::lane;
+use crate::ops::conv2d::weight_order::WeightOrder;
 use crate::write_mode::WriteMode;
-
-/// Where the weight of output channel o (over all groups), source channel c and tap t stands.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct WeightOrder {
-    /// Output and source channels of a group.
-    channels: [usize; 2],
-    /// Rows and columns of the kernel.
-    kernel: [usize; 2],
-    /// Weights from one output channel of a group to the next.
-    out_stride: usize,
-    /// Weights from one source channel to the next.
-    source_stride: usize,
-    /// Rows, and columns, of the kernel that are taps, in their order.
-    taps: [AxisTaps; 2],
-    /// Source channels whose weights are packed side by side; see [`Geometry`].
-    plane_channels: usize,
-}
-
-/// Taps along an axis of the kernel.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AxisTaps {
-    pub(super) first: usize,
-    /// From one to the next; backwards if it is negative.
-    pub(super) step: isize,
-    pub(super) count: usize,
-}
-
-impl AxisTaps {
-    /// Where the taps are in the kernel.
-    fn places(self) -> impl Iterator<Item = usize> {
-        let place =
-            move |index: usize| self.first.wrapping_add_signed(index.cast_signed() * self.step);
-        (0..self.count).map(place)
-    }
-}
-
-impl WeightOrder {
-    /// w as it is, of a convolution as a whole.
-    pub(super) fn forward(whole: &Geometry) -> Self {
-        let kernel = whole.kernel;
-        let channels = [whole.out_channels, whole.in_channels];
-        let taps = kernel.map(|count| AxisTaps { first: 0, step: 1, count });
-        let source_stride = kernel[0] * kernel[1];
-        let out_stride = channels[1] * source_stride;
-        let plane_channels = whole.plane_channels;
-        Self { channels, kernel, out_stride, source_stride, taps, plane_channels }
-    }
-
-    /// Some taps of a convolution as a whole, for the gradient for its x: channels exchanged within
-    /// a group.
-    pub(super) fn backward_input(whole: &Geometry, taps: [AxisTaps; 2]) -> Self {
-        let kernel = whole.kernel;
-        let channels = [whole.in_channels, whole.out_channels];
-        let out_stride = kernel[0] * kernel[1];
-        let source_stride = channels[0] * out_stride;
-        let plane_channels = whole.plane_channels;
-        Self { channels, kernel, out_stride, source_stride, taps, plane_channels }
-    }
-
-    /// Where the taps are in the kernel, in their order.
-    pub(super) fn tap_places(&self) -> impl Iterator<Item = usize> {
-        let WeightOrder { kernel: [_, columns], taps: [heights, widths], .. } = *self;
-        heights
-            .places()
-            .flat_map(move |height| widths.places().map(move |width| height * columns + width))
-    }
-
-    /// The kernel of a pair of channels.
-    fn kernel_of<'a, E>(&self, w: &'a [E], channel: usize, source: usize) -> &'a [E] {
-        let [outs, sources] = self.channels;
-        let kernel_len = self.kernel[0] * self.kernel[1];
-        let group_start = channel / outs * (outs * sources * kernel_len);
-        let at = group_start + channel % outs * self.out_stride + source * self.source_stride;
-        &w[at..][..kernel_len]
-    }
-}
 
 /// Channels of the next block when `left` are left and the register file takes `rows`.
 fn block_len(rows: usize, left: usize) -> usize {
@@ -142,7 +68,7 @@ impl<E: Element, T: SimdFloat> PackWeights<'_, E, T> {
                 }
             }
             for height in heights.places() {
-                // The longer one is asked second: an element that is asked for is gone.
+                // The longer iterator is the second: `zip` takes from the first one before it ends.
                 for (width, to) in widths.places().zip(steps.by_ref()) {
                     let at = height * kernel[1] + width;
                     for row in 0..R {
@@ -170,7 +96,7 @@ pub(super) struct OutputTile<'a, T> {
     /// The first weight that `offsets` are for.
     pub(super) first_k: usize,
     pub(super) tile: &'a [T],
-    /// Where the taps begin in the tile.
+    /// The first element of each tap in the tile.
     pub(super) offsets: &'a [usize],
     pub(super) b: &'a [T],
     pub(super) y: &'a mut [T],
@@ -187,9 +113,9 @@ impl<T: SimdFloat> SimdKernel<T> for OutputTile<'_, T> {
         let channels = self.b.len();
         let mut channel = channels - channels % ROWS;
         if S::REGISTER_COUNT == 32 {
-            self.strip::<S, ROWS, 3>(simd, 0..channel);
+            self.panel::<S, ROWS, 3>(simd, 0..channel);
         } else {
-            self.strip::<S, ROWS, COLS>(simd, 0..channel);
+            self.panel::<S, ROWS, COLS>(simd, 0..channel);
         }
         // Fewer rows take more columns: a multiply-add waits four cycles for the one before it, so
         // that eight sums are needed to keep two units busy.
@@ -197,10 +123,10 @@ impl<T: SimdFloat> SimdKernel<T> for OutputTile<'_, T> {
             let rows = block_len(ROWS, channels - channel);
             let range = channel..channel + rows;
             match rows {
-                1 => self.strip::<S, 1, 8>(simd, range),
-                2 => self.strip::<S, 2, 4>(simd, range),
-                3 => self.strip::<S, 3, 3>(simd, range),
-                _ => self.strip::<S, 4, 2>(simd, range),
+                1 => self.panel::<S, 1, 8>(simd, range),
+                2 => self.panel::<S, 2, 4>(simd, range),
+                3 => self.panel::<S, 3, 3>(simd, range),
+                _ => self.panel::<S, 4, 2>(simd, range),
             }
             channel += rows;
         }
@@ -210,7 +136,7 @@ impl<T: SimdFloat> SimdKernel<T> for OutputTile<'_, T> {
 impl<T: SimdFloat> OutputTile<'_, T> {
     /// All pixels of some output channels, in blocks of ROWS channels and at most COLS vectors.
     #[inline(always)]
-    fn strip<S: Simd<T>, const ROWS: usize, const COLS: usize>(
+    fn panel<S: Simd<T>, const ROWS: usize, const COLS: usize>(
         &mut self,
         simd: S,
         channels: std::ops::Range<usize>,
@@ -220,7 +146,7 @@ impl<T: SimdFloat> OutputTile<'_, T> {
         }
     }
 
-    /// The same of one run.
+    /// The pixels of one run, as [`OutputTile::panel`].
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(
         &mut self,

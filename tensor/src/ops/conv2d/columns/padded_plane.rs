@@ -1,32 +1,32 @@
-//! A plane of x with what is beside it, for columns (`columns.rs`): what a tap meets of a row is
-//! moved as a whole instead of number by number.
+//! A plane of x with the zeros around it. The part of a row that a tap meets is moved as a whole
+//! instead of number by number.
 
-use super::shape::Conv2dShape;
 use crate::cpu::math::SimdFloat;
 use crate::dtype::Element;
+use crate::ops::conv2d::shape::Conv2dShape;
 
-/// Elements of a plane, at most: they lie on the stack.
+/// Elements of a padded plane, at most: they lie on the stack.
 pub(super) const PADDED_LEN_MAX: usize = 1280;
 
 /// Columns of y, at least: shorter rows are moved as fast number by number.
 const WIDTH_MIN: usize = 4;
 
-/// Taps, at least, for a copy of the plane to pay.
+/// Taps that a copy of the plane needs to pay.
 const TAPS_MIN: usize = 3;
 
-/// Where the taps of a convolution with steps of at most 2 along its rows meet a plane.
+/// The padded planes of a convolution with steps of at most 2 along its rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PaddedPlane {
     shape: Conv2dShape,
     /// Rows and columns of y.
     out_size: [usize; 2],
-    /// Rows and columns of the plane, with those beside it.
+    /// Rows and columns of the padded plane.
     size: [usize; 2],
 }
 
 impl PaddedPlane {
-    /// For a convolution that has outputs, if the plane is small, its rows are not very short and
-    /// it has several taps.
+    /// The padded planes of a convolution that has outputs, if they are small, rows are not very
+    /// short and there are several taps.
     pub(super) fn of(shape: &Conv2dShape) -> Option<Self> {
         let Conv2dShape { in_height, in_width, kernel, stride, padding, dilation, .. } = *shape;
         let (in_size, out_size) = ([in_height, in_width], [shape.out_height(), shape.out_width()]);
@@ -35,7 +35,7 @@ impl PaddedPlane {
                 (out_size[axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1;
             span.max(padding[axis] + in_size[axis])
         });
-        // Whole steps are read, the last of which may end behind the plane.
+        // Steps are read whole, and the last one may end behind the plane.
         let is_small = size[0].saturating_mul(size[1]) < PADDED_LEN_MAX;
         let pays = out_size[1] >= WIDTH_MIN && kernel[0] * kernel[1] >= TAPS_MIN;
         (stride[1] <= 2 && is_small && pays).then_some(PaddedPlane {
@@ -53,25 +53,25 @@ impl PaddedPlane {
         self.shape.kernel[0] * self.shape.kernel[1]
     }
 
-    /// Where row `row` of x begins.
+    /// The first element of row `row` of x.
     fn row_of_x(&self, row: usize) -> usize {
         (self.shape.padding[0] + row) * self.size[1] + self.shape.padding[1]
     }
 
-    /// Where the first of the outputs meets tap `tap`.
+    /// The element where the first output meets tap `tap`.
     fn start_of_tap(&self, tap: usize) -> usize {
         let Conv2dShape { kernel, dilation, .. } = self.shape;
         let (kh, kw) = (tap / kernel[1], tap % kernel[1]);
         kh * dilation[0] * self.size[1] + kw * dilation[1]
     }
 
-    /// From there to where the next row of outputs meets it.
+    /// Elements from one row of outputs to the next, for any tap.
     fn step(&self) -> usize {
         self.shape.stride[0] * self.size[1]
     }
 
-    /// The columns of a channel, `[taps, images, pixels]`, from its plane of each image, which may
-    /// go on beyond it. What stands in `padded` beside the planes is zero.
+    /// Overwrites the columns of a channel, `[taps, images, pixels]`, from its plane of each image.
+    /// The slices of planes may go on beyond them; `padded` is zero beside them.
     pub(super) fn gather<'a, E: Element>(
         &self,
         planes: impl Iterator<Item = &'a [E]>,
@@ -91,7 +91,7 @@ impl PaddedPlane {
         }
     }
 
-    /// In steps of `S`, with rows of `W`, or of any length if that is 0.
+    /// [`PaddedPlane::gather`] in steps of `S`, with rows of `W`, or of any length if that is 0.
     fn gather_rows<'a, E: Element, const S: usize, const W: usize>(
         &self,
         planes: impl Iterator<Item = &'a [E]>,
@@ -136,7 +136,7 @@ impl PaddedPlane {
         }
     }
 
-    /// In steps of `S`, with rows of `W`, or of any length if that is 0.
+    /// [`PaddedPlane::add_up`] in steps of `S`, with rows of `W`, or of any length if that is 0.
     fn add_up_rows<T: SimdFloat, const S: usize, const W: usize>(
         &self,
         columns: &[T],
@@ -162,7 +162,7 @@ impl PaddedPlane {
     }
 }
 
-/// A copy: of `W` steps it is a few instructions, else a call.
+/// Copies a row: `W` steps take a few instructions, any other length a call.
 #[inline(always)]
 fn copy_row<E: Element, const S: usize, const W: usize>(from: &[E], to: &mut [E]) {
     let (steps, []) = from.as_chunks::<S>() else { return to.copy_from_slice(from) };
@@ -173,7 +173,7 @@ fn copy_row<E: Element, const S: usize, const W: usize>(from: &[E], to: &mut [E]
     }
 }
 
-/// The first of every `S` numbers of `from`. Of a known number they are a few instructions.
+/// Copies the first of every `S` numbers of `from`: `W` of them take a few instructions.
 #[inline(always)]
 fn copy_steps<E: Element, const S: usize, const W: usize>(from: &[E], to: &mut [E]) {
     let (from, _) = from.as_chunks::<S>();

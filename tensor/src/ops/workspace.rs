@@ -1,0 +1,61 @@
+//! Scratch memory of kernels, allocated right before the launch and freed right after it.
+
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::launch::Kernel;
+use crate::tensor::Tensor;
+
+/// One block of scratch memory, cut into parts: the last operands that a kernel writes.
+#[derive(Clone, Debug)]
+pub(crate) struct Workspace {
+    dtype: DType,
+    /// Elements of each part.
+    lens: Vec<usize>,
+}
+
+impl Workspace {
+    /// A block of parts of these lengths.
+    pub(crate) fn new(dtype: DType, lens: impl Into<Vec<usize>>) -> Self {
+        Workspace { dtype, lens: lens.into() }
+    }
+
+    /// No block, and no operands.
+    pub(crate) fn none() -> Self {
+        Self::new(DType::U8, [])
+    }
+
+    #[track_caller]
+    fn allocate(&self, device: &Device) -> Result<Vec<Tensor>> {
+        if self.lens.is_empty() {
+            return Ok(Vec::new());
+        }
+        let block = Tensor::workspace(device, self.lens.iter().sum(), self.dtype)?;
+        let mut start = 0;
+        let part = |&len: &usize| {
+            let part = block.narrow(0, start, len);
+            start += len;
+            part
+        };
+        self.lens.iter().map(part).collect()
+    }
+}
+
+impl Device {
+    /// [`Device::launch`] of a kernel that writes the parts of a workspace after its results.
+    ///
+    /// # Errors
+    /// As [`Device::launch`], and `OutOfMemory`.
+    #[track_caller]
+    pub(crate) fn launch_with(
+        &self,
+        workspace: &Workspace,
+        kernel: impl Kernel,
+        reads: &[&Tensor],
+        writes: &[&Tensor],
+    ) -> Result<()> {
+        let parts = workspace.allocate(self)?;
+        let writes: Vec<&Tensor> = writes.iter().copied().chain(&parts).collect();
+        self.launch(kernel, reads, &writes)
+    }
+}
