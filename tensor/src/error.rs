@@ -5,13 +5,13 @@ use std::panic::Location;
 #[cfg(feature = "cuda")]
 use lowtide_allocator::SourceError;
 #[cfg(feature = "cuda")]
-use lowtide_allocator::cuda::{CudaError, KernelError};
+use lowtide_allocator::cuda::CudaError;
 
 use lowtide_allocator::{AllocError, OutOfMemory};
 use thiserror::Error;
 
 #[cfg(feature = "cuda")]
-use crate::cuda::gate::{BlasError, NcclError};
+use crate::cuda::gate::{BlasError, KernelError, NcclError};
 use crate::device::{Device, DeviceLabel};
 use crate::dtype::DType;
 use crate::layout::Shape;

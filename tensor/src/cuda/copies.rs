@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
-use lowtide_allocator::cuda::{Argument, CudaHostSource, CudaStreams};
+use lowtide_allocator::cuda::{CudaHostSource, CudaStreams};
 use lowtide_allocator::{AllocError, Buffer, PinnedBuffer, PinnedCache, SourceError, Stream};
 
 use super::DeviceOperand;
 use crate::copy_ahead::CopyAhead;
+use crate::cuda::gate::Argument;
 use crate::device::COPIES;
 use crate::error::{Result, TensorError};
 

@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 
-use lowtide_allocator::cuda::{CudaDevice, Function, Grid, Kernel, KernelError, Module, Parameter};
+use lowtide_allocator::cuda::CudaDevice;
 
 use crate::cpu::lines::Blocks;
 use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, KernelSource};
+use crate::cuda::gate::{Function, Grid, KernelError, Module, Parameter, Signature};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 
@@ -174,7 +175,7 @@ images! {
 fn ptx(image: Image) -> Option<String> {
     use std::sync::LazyLock;
 
-    use lowtide_allocator::cuda::PtxArchive;
+    use crate::cuda::gate::PtxArchive;
 
     static ARCHIVE: LazyLock<PtxArchive> = LazyLock::new(|| {
         PtxArchive::read(include_bytes!("kernels.ptx.xz")).expect("a part of the program")
@@ -250,14 +251,18 @@ impl Loaded {
     }
 
     /// A kernel of an image.
-    pub(super) fn function(&self, image: Image, kernel: &Kernel) -> Result<Function, KernelError> {
+    pub(super) fn function(
+        &self,
+        image: Image,
+        signature: &Signature,
+    ) -> Result<Function, KernelError> {
         // Both maps are consistent at every unlock, so a poisoned lock is taken over.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = state.functions.get(kernel.name) {
+        if let Some(function) = state.functions.get(signature.name) {
             return Ok(function.clone());
         }
-        let function = self.module(&mut state, image)?.function(kernel)?;
-        state.functions.insert(kernel.name, function.clone());
+        let function = self.module(&mut state, image)?.function(signature)?;
+        state.functions.insert(signature.name, function.clone());
         Ok(function)
     }
 

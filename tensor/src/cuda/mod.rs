@@ -12,18 +12,19 @@ pub(crate) mod kernels;
 mod library;
 mod messages;
 mod operands;
+#[cfg(feature = "pretend")]
+pub mod pretend;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use lowtide_allocator::cuda::{
-    Architecture, Argument, CudaDevice, CudaSource, CudaStreams, DeviceMemory, Grid, Kernel,
-};
+use lowtide_allocator::cuda::{Architecture, CudaDevice, CudaSource, CudaStreams, DeviceMemory};
 use lowtide_allocator::{
     Buffer, CachingAllocator, MemorySource, PinnedBuffer, PinnedCache, Stream,
 };
 
+use crate::cuda::gate::{Argument, Grid, Signature};
 use crate::device::{Backend, Device};
 use crate::error::Result;
 pub(crate) use copies::Checked;
@@ -221,9 +222,9 @@ impl Cuda {
     }
 
     /// Loads a kernel of this crate, so that a later launch has nothing to load.
-    pub(crate) fn reserve(&self, image: Image, kernel: &Kernel) -> Result<()> {
+    pub(crate) fn reserve(&self, image: Image, signature: &Signature) -> Result<()> {
         self.retried(|| {
-            self.loaded.function(image, kernel)?;
+            self.loaded.function(image, signature)?;
             Ok(())
         })
     }
@@ -233,16 +234,16 @@ impl Cuda {
     pub(crate) fn launch(
         &self,
         image: Image,
-        kernel: &Kernel,
+        signature: &Signature,
         grid: Grid,
         arguments: &[Argument<'_>],
     ) -> Result<()> {
         self.retried(|| {
-            let function = self.loaded.function(image, kernel)?;
+            let function = self.loaded.function(image, signature)?;
             // SAFETY: 1. the declarations of this crate are those of its own images, which tests
             // load. 2. Operations give the bytes that their layouts cover, which the kernels stay
             // inside: tests run each of them on a device that watches every access.
-            Ok(unsafe { self.streams.launch(Stream::DEFAULT, &function, grid, arguments) }?)
+            Ok(unsafe { function.launch(&self.streams, Stream::DEFAULT, grid, arguments) }?)
         })
     }
 

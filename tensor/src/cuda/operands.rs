@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use lowtide_allocator::Buffer;
-use lowtide_allocator::cuda::Argument;
 
+use crate::cuda::gate::Argument;
 use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::tensor::Tensor;

@@ -1,8 +1,7 @@
 //! Both directions on NVIDIA devices, see `adaptive_max_pool2d.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::AdaptiveMaxPool2d;
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{ADAPTIVE_MAX_POOL2D, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

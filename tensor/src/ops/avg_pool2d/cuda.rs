@@ -1,8 +1,7 @@
 //! Means over windows on NVIDIA devices, see `avg_pool2d.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::{AvgPool2d, Divisor};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{AVG_POOL2D, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

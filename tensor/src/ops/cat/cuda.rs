@@ -1,8 +1,7 @@
 //! On NVIDIA devices each part is copied to where it belongs.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::Cat;
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{FILL, WALK_OF_2, grid, walk_of};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

@@ -1,8 +1,7 @@
 //! Distances of rows on NVIDIA devices, see `cdist.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::Sizes;
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{CDIST, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands, DeviceOperand};
 use crate::error::Result;

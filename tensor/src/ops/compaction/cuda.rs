@@ -1,8 +1,7 @@
 //! What masks keep on NVIDIA devices, see `compaction.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::{MaskedScatter, MaskedSelect, Nonzero, Rest, TILE_LEN};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{COMPACTION, WALK_OF_1, WALK_OF_2, grid, walk_of};
 use crate::cuda::{Checked, Cuda, CudaOperands, DeviceOperand};
 use crate::dtype::DType;

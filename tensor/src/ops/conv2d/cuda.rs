@@ -2,11 +2,10 @@
 //! have few elements that are sums over all pixels, so several blocks each add up some of the
 //! pixels, in scratch memory. See `conv2d.cu`, and `channels_last.cu` for what tensor cores take.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::channels_last::{self, ChannelsLast};
 use super::shape::Conv2dShape;
 use super::{Conv2d, Product};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{CHANNELS_LAST, CONV2D, divisor, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::{Result, TensorError};

@@ -1,8 +1,7 @@
 //! Counts of bins on NVIDIA devices, see `count.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::Histogram;
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{COUNT, WALK_OF_1, grid, typed_name, walk};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

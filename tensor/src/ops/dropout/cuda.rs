@@ -1,8 +1,7 @@
 //! Dropout on NVIDIA devices, see `dropout.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::{Drop, cpu};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{DROPOUT, WALK_OF_2, grid, typed_name, walk};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

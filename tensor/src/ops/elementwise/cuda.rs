@@ -1,12 +1,11 @@
 //! The formulas on NVIDIA devices: which kernel does each, with which numbers.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::Elementwise;
 use super::convert::{Copy, Fill};
 use super::division::CheckDivisor;
 use super::op::{Formula, Op};
 use super::table::{Float, Gradient, Number, Test};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{
     CAST, ELEMENTWISE, FILL, INTEGERS, Image, SPECIAL, WALK_OF_1, WALK_OF_2, WALK_OF_3, WALK_OF_5,
     bits_of, grid, typed_name, walk, walk_of,

@@ -1,11 +1,10 @@
 //! Passes over gradients on NVIDIA devices.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::{
     AddSquares, AddSquaresAll, PARTIAL_LEN_MIN, ScaleAndCheck, ScaleAndCheckAll, TENSORS_MAX,
     partial_count,
 };
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{FINITE, WALK_OF_1, grid, typed_name, walk};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

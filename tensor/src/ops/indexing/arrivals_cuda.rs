@@ -1,11 +1,10 @@
 //! What arrives where indices say on NVIDIA devices, see `arrivals.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::cuda::check_indices;
 use super::places::{Moves, Naming, Put, Take};
 use super::reduce::{Existing, IndexFill, ScatterReduce, ScatterReduction};
 use super::scatter::{Arrival, Line};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{
     ARRIVALS, WALK_OF_1, WALK_OF_2, WALK_OF_3, bits_of, grid, walk, walk_of,
 };

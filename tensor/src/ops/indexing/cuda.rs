@@ -1,9 +1,8 @@
 //! Indexing on NVIDIA devices: see `gather.cu` and `scatter.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::scatter::Scatter;
 use super::{Gather, OneHot};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{
     GATHER, ONE_HOT, SCATTER, WALK_OF_1, WALK_OF_2, bits_of, grid, typed_name, walk, walk_of,
 };

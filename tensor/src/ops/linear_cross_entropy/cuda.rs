@@ -1,10 +1,9 @@
 //! On NVIDIA devices the products are launches of their own, and so are the losses of each chunk,
 //! see `linear_cross_entropy.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::{Chunk, LinearCrossEntropyKernel, Sizes};
 use crate::cpu::Cpu;
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{LINEAR_CROSS_ENTROPY, grid, typed_name};
 use crate::cuda::{Checked, Cuda, CudaOperands};
 use crate::dtype::DType;

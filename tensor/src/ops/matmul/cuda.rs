@@ -1,9 +1,9 @@
 //! Products on NVIDIA devices: by cuBLASLt, or by the tiled kernels of `matmul.cu`.
 
 use lowtide_allocator::Stream;
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::{Batch, MatMul, OperandLayout};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::gate::{
     Blas, BlasError, Epilogue, MatrixLayout, Order, Precision, Product, ProductOperands,
 };

@@ -1,9 +1,8 @@
 //! Both directions on NVIDIA devices, without scratch. See `max_pool2d.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::cpu::MaxPool2dShape;
 use super::{Backward, Forward};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{MAX_POOL2D, divisor, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::DType;

@@ -1,8 +1,7 @@
 //! Decoding on NVIDIA devices, see `quantize.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::{Decode, QuantFormat};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{QUANTIZE, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

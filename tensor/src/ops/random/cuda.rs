@@ -1,10 +1,9 @@
 //! Random numbers on NVIDIA devices, those of the processor: see `random.cu` and
 //! `random_integers.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::integers::RandomIntegers;
 use super::{Distribution, Random, digits};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{RANDOM, RANDOM_INTEGERS, WALK_OF_1, grid, typed_name, walk};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::DType;

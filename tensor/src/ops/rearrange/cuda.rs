@@ -1,9 +1,8 @@
 //! Moves along dimensions on NVIDIA devices, see `rearrange.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::Rearrange;
 use super::cpu::{Dimension, Edge, Map};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{REARRANGE, bits_of, grid};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

@@ -1,12 +1,11 @@
 //! Reductions on NVIDIA devices: partial results in the workspace that the processor takes, too.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::Reduce;
 use super::cpu::Finish;
 use super::extreme::{End, Extreme};
 use super::fold::Fold;
 use super::plan::Tasks;
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{REDUCE, WALK_OF_1, grid, typed_name, walk_of};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::DType;

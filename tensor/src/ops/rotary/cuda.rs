@@ -1,8 +1,7 @@
 //! Rotary embedding on NVIDIA devices, see `rotary.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::{Rotary, RotaryPairs};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{ROTARY, WALK_OF_1, grid, typed_name, walk_of};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

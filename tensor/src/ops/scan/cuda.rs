@@ -1,10 +1,9 @@
 //! Scans on NVIDIA devices, see `scan.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::Scan;
 use super::cpu::{Extent, Running, ScanOrder};
 use super::rows::{Backward, End, Extremes, LogCumSumExp};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{SCAN, WALK_OF_1, grid, typed_name, walk};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

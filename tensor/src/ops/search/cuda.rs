@@ -1,8 +1,7 @@
 //! Searches on NVIDIA devices, see `search.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::{Search, Side};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{SEARCH, WALK_OF_1, grid, typed_name, walk};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

@@ -1,8 +1,7 @@
 //! Sequences on NVIDIA devices, see `sequence.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::{Fill, Sequence};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{SEQUENCE, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

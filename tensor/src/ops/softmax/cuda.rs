@@ -1,9 +1,8 @@
 //! Softmax and its gradients on NVIDIA devices, see `softmax.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::Rows;
 use crate::cpu::lines::Blocks;
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{LineGroups, SOFTMAX, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::{Result, TensorError};

@@ -1,9 +1,8 @@
 //! Sorting on NVIDIA devices, see `sort.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::ranked::{Pick, Rank};
 use super::{Sort, SortOrder, cpu};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{SORT, WALK_OF_1, grid, walk, walk_of};
 use crate::cuda::{Cuda, CudaOperands, DeviceOperand};
 use crate::dtype::DType;

@@ -1,8 +1,7 @@
 //! Triangles on NVIDIA devices, see `triangle.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::{Keep, Side, Triangle};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{TRIANGLE, WALK_OF_2, grid, walk_of};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

@@ -1,8 +1,7 @@
 //! Different rows on NVIDIA devices, see `unique.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::{Runs, SortRows, TILE_LEN};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{UNIQUE, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

@@ -1,12 +1,11 @@
 //! Updates on NVIDIA devices: of all tensors of a launch by the formula that they share, and the
 //! norms that some of them ask for. See `update.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::kernel::{Item, POINTERS_MAX, TENSORS_MAX, Update};
 use super::known::{CONSTANTS_MAX, OfKernel};
 use super::norms::{Norms, PARTIALS_MAX, READS_MAX};
 use super::{NormFormula, Rounding, STATES_MAX, StateRange, UpdateFormula};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{UPDATE, WALK_OF_6, grid, typed_name, walk_of};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::DType;

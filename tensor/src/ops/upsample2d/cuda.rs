@@ -1,9 +1,8 @@
 //! Images of another size on NVIDIA devices, see `upsample2d.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::cpu::Line;
 use super::{Corners, Interpolation, Upsample2d};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{UPSAMPLE2D, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::DType;
