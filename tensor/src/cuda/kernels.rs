@@ -13,8 +13,10 @@ use std::thread;
 use lowtide_allocator::cuda::CudaDevice;
 
 use crate::cpu::lines::Blocks;
-use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, KernelSource};
-use crate::cuda::gate::{Function, Grid, KernelError, Module, Parameter, Signature};
+use crate::cuda::gate::{
+    CompileError, Function, Grid, KernelCache, KernelCompiler, KernelError, KernelSource, Module,
+    Parameter, Signature,
+};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 
@@ -194,17 +196,26 @@ fn ptx(_image: Image) -> Option<String> {
     None
 }
 
+/// Compiles every kernel of this crate for every type, on all cores, so that none is compiled when
+/// it is first launched: after an installation, say. The compiler's
+/// [cache](KernelCompiler::cache) keeps them; the result is their number.
+///
+/// # Errors
+/// The error of the first kernel that is not compiled; the others are.
+pub fn compile_kernels(compiler: &KernelCompiler) -> Result<usize, CompileError> {
+    let cubins = cubins(compiler, &all_images());
+    let kept: Vec<Vec<u8>> = cubins.into_iter().collect::<Result<_, _>>()?;
+    Ok(kept.len())
+}
+
 /// Every kernel of this crate, in every type.
-pub(super) fn all_images() -> Vec<Image> {
+fn all_images() -> Vec<Image> {
     let typed = TYPED_IMAGES.iter().flat_map(|image| image.0);
     IMAGES.iter().chain(typed).copied().collect()
 }
 
 /// Code of each image, of the cache or compiled now, on all cores.
-pub(super) fn cubins(
-    compiler: &KernelCompiler,
-    images: &[Image],
-) -> Vec<Result<Vec<u8>, CompileError>> {
+fn cubins(compiler: &KernelCompiler, images: &[Image]) -> Vec<Result<Vec<u8>, CompileError>> {
     let next = AtomicUsize::new(0);
     let cubins: Vec<_> = images.iter().map(|_| OnceLock::new()).collect();
     let work = || {

@@ -11,14 +11,16 @@ pub(crate) mod cuda;
 
 use std::panic::Location;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Backend, Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::{Bool, DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::{Layout, Nest, Shape};
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use cpu::Mask;
 
@@ -210,19 +212,14 @@ impl Tensor {
         count: usize,
         assumed: usize,
     ) -> Result<Tensor> {
-        let count = match self.device().backend() {
-            Backend::Sim(sim) => {
-                if assumed > self.shape()[0] {
-                    return Err(TensorError::index(op, assumed, self.shape()[0] + 1));
-                }
-                // A real device's number is read.
-                self.device().order_copies()?;
-                sim.assume(assumed as f64, Location::caller());
-                assumed
-            }
-            _ => count,
-        };
-        self.narrow(0, 0, count)
+        let Some(sim) = self.device().simulation() else { return self.narrow(0, 0, count) };
+        if assumed > self.shape()[0] {
+            return Err(TensorError::index(op, assumed, self.shape()[0] + 1));
+        }
+        // A real device's number is read.
+        self.device().order_copies()?;
+        sim.assume(assumed as f64, Location::caller());
+        self.narrow(0, 0, assumed)
     }
 
     /// This tensor and a mask for it, broadcast to each other.

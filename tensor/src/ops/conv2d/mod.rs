@@ -52,14 +52,15 @@ use std::fmt::{self, Display};
 
 use channels_last::ChannelsLast;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Shape;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 #[cfg(feature = "cuda")]
 use crate::write_mode::WriteMode;

@@ -5,14 +5,15 @@ mod cuda;
 
 use std::ops::Range;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::{Nest, Shape};
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// Counts the elements of each bin; the destinations are the result and i64 counts.

@@ -13,6 +13,7 @@ use super::cpu::{exponentials, log_sum_exp, position, weights};
 #[cfg(feature = "cuda")]
 use super::soft_cuda as cuda;
 use super::{CrossEntropy, Labelling};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, load, store};
@@ -20,10 +21,11 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::{DType, Element, Float, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// What both kernels know. They read the target first and the weight last.

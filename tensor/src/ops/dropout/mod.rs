@@ -9,13 +9,14 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_float;
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[cfg(feature = "cuda")]
 use super::cuda;
 use super::op::Op;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Nest;
 use crate::tensor::Tensor;
 

@@ -17,13 +17,14 @@ mod pow;
 mod special;
 mod table;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Constant, Formula, Mode, Order, Source, Strided, evaluate};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::tensor::Tensor;
 use cpu::{apply_to_floats, apply_to_integers};
 #[cfg(feature = "cuda")]

@@ -7,14 +7,16 @@ mod cuda;
 use std::borrow::Borrow;
 use std::iter;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Nest;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// Scales one tensor in place and raises `flag` to 1 if an element is infinite or NaN.

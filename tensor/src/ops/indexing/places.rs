@@ -4,15 +4,16 @@ use super::Arrival;
 #[cfg(feature = "cuda")]
 use super::arrivals_cuda;
 use super::places_cpu::{self as cpu, Group, Places};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// Which dimensions an index counts through.

@@ -7,14 +7,16 @@ use super::cpu::{self, Arrivals};
 use super::scatter::{Arrival, Line};
 use super::strides;
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands, View};
+use crate::launch::{Kernel, Operands};
 use crate::layout::{RANK_MAX, Shape, check_axis};
+use crate::operand_view::View;
 use crate::tensor::Tensor;
 
 /// What [`Tensor::scatter_reduce`] makes of the elements that arrive at one place.

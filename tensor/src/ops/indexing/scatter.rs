@@ -5,15 +5,17 @@ use super::strides;
 #[cfg(feature = "cuda")]
 use super::{arrivals_cuda, cuda};
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands, ViewMut};
+use crate::launch::{Kernel, Operands};
 use crate::layout::{RANK_MAX, check_axis};
+use crate::operand_view::ViewMut;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// What becomes of an element where another one arrives.

@@ -9,16 +9,18 @@ pub(crate) mod addend;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands, ViewMut};
+use crate::launch::{Kernel, Operands};
 use crate::layout::{Layout, RANK_MAX, Shape};
+use crate::operand_view::ViewMut;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use crate::write_mode::WriteMode;
 

@@ -26,8 +26,19 @@ pub(super) fn decode(op: &Decode, cuda: &Cuda, operands: &CudaOperands<'_>) -> R
         read(2),
         read(3),
         read(4),
-        Argument::U32(QuantFormat::index(op.format)),
+        Argument::U32(number(op.format)),
         Argument::Words(&places),
     ];
     cuda.launch(QUANTIZE.of(op.dtype), &kernel, grid(rows * columns), &arguments)
+}
+
+/// The number of a format in kernels.
+fn number(format: QuantFormat) -> u32 {
+    match format {
+        QuantFormat::Int8Rows => 0,
+        QuantFormat::Nf4 { double: false } => 1,
+        QuantFormat::Nf4 { double: true } => 2,
+        QuantFormat::Q8_0 => 3,
+        QuantFormat::Q4_0 => 4,
+    }
 }

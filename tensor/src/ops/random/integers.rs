@@ -5,13 +5,14 @@ use std::ops::Range;
 
 #[cfg(feature = "cuda")]
 use super::cuda;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Mode, Order, Source, evaluate};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 

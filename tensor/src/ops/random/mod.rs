@@ -9,15 +9,17 @@ mod integers;
 
 pub use drawn::Draw;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Mode, Order, evaluate};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::random::RandomKey;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// What the words of the stream become.

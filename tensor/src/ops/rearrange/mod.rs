@@ -6,12 +6,13 @@ mod cpu;
 mod cuda;
 
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::{Shape, check_axes, check_axis};
 use crate::tensor::Tensor;
 use cpu::{Dimension, Edge, Map};

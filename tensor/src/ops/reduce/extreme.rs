@@ -2,6 +2,7 @@
 
 use super::fold::{Fold, Reducible};
 use super::plan::{Along, Block, Tasks};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
@@ -11,7 +12,7 @@ use crate::cpu::simd::{Simd, SimdKernel};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 
 /// Which end of the order is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

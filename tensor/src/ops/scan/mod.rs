@@ -6,6 +6,7 @@ mod cuda;
 mod rows;
 
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::tiles::{Order, Source};
@@ -13,7 +14,7 @@ use crate::cpu::tiles::{Order, Source};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::check_axis;
 use crate::ops::elementwise::source;
 use crate::tensor::Tensor;

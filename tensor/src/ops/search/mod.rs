@@ -5,13 +5,14 @@ mod cuda;
 
 use std::cmp::Ordering;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Nest;
 use crate::ops::sort::SortOrder;
 use crate::tensor::Tensor;

@@ -5,6 +5,7 @@ mod cuda;
 
 use std::ops::Range;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Generated, Mode, Order, evaluate};
 #[cfg(feature = "cuda")]
@@ -12,7 +13,7 @@ use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Device;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 

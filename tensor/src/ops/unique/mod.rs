@@ -9,12 +9,13 @@ mod cuda;
 use std::cmp::Ordering;
 
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::check_axis;
 use crate::ops::compaction::tile_counts;
 use crate::ops::sort::SortOrder;

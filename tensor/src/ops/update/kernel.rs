@@ -3,13 +3,14 @@
 use half::{bf16, f16};
 
 use super::{Form, Rounding, STATES_MAX, UpdateFormula, cpu, for_update};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::math::SimdFloat;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::{Layout, Nest};
 
 /// The pointers that a launch of an NVIDIA device can take: parameter, gradient, states and scalars

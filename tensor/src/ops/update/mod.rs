@@ -212,7 +212,7 @@ where
     check_apart(op, &batches)?;
     let kernels: Vec<_> = batches.iter().map(|batch| batch.kernel(updates)).collect();
     #[cfg(feature = "cuda")]
-    if device.kind() == crate::device::DeviceKind::Cuda {
+    if device.kind() == crate::spec::DeviceKind::Cuda {
         kernels.iter().try_for_each(cuda::check)?;
     }
     let mut launches = batches.iter().zip(kernels);

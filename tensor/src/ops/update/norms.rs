@@ -5,15 +5,17 @@ use half::{bf16, f16};
 #[cfg(feature = "cuda")]
 use super::cuda;
 use super::{Form, KnownNorms, StateRange, cpu, for_update};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::math::SimdFloat;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::{Layout, Nest};
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// Values of each element whose norms an optimizer has to know before it updates any, such as the
