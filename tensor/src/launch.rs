@@ -217,12 +217,9 @@ impl Device {
     ) -> Result<(), TensorError> {
         let site = Location::caller();
         self.check_launch(kernel.name(), reads, writes)?;
+        self.check_kernel(&kernel, reads, writes)?;
         let outcome = match self.backend() {
             Backend::Sim(sim) => {
-                #[cfg(feature = "cuda")]
-                if self.kind() == DeviceKind::Cuda {
-                    kernel.check_cuda(&CudaOperands { reads, writes })?;
-                }
                 await_copies(reads, writes)?;
                 sim.advance(kernel.cost());
                 Ok(())
@@ -234,11 +231,9 @@ impl Device {
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => {
-                let operands = CudaOperands { reads, writes };
-                kernel.check_cuda(&operands)?;
                 let _guards = lock(reads, writes);
                 cuda.retried(|| await_copies(reads, writes))?;
-                kernel.cuda(cuda, &operands)
+                kernel.cuda(cuda, &CudaOperands { reads, writes })
             }
         };
         // A kernel that fails has not written, so that an operand in place stays as it was.
@@ -249,7 +244,22 @@ impl Device {
         Ok(())
     }
 
-    /// The checks of [`Device::launch`] before it runs a kernel.
+    /// `Ok` if the device, or the one that it stands for, has a kernel for these operands.
+    pub(crate) fn check_kernel(
+        &self,
+        kernel: &impl Kernel,
+        reads: &[&Tensor],
+        writes: &[&Tensor],
+    ) -> Result<(), TensorError> {
+        #[cfg(feature = "cuda")]
+        if self.kind() == DeviceKind::Cuda {
+            return kernel.check_cuda(&CudaOperands { reads, writes });
+        }
+        let _ = (kernel, reads, writes);
+        Ok(())
+    }
+
+    /// The checks of the operands that [`Device::launch`] makes before it runs a kernel.
     #[track_caller]
     pub(crate) fn check_launch(
         &self,

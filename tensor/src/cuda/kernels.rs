@@ -422,6 +422,50 @@ pub(crate) fn divisor(size: usize) -> [u64; 2] {
     [size | magic << 32, shift]
 }
 
+/// The place of a name in the first enum of a file of kernels. For constants: the compiler looks,
+/// and reports a name that is missing as an error.
+pub(crate) const fn kernel_number(file: &str, name: &str) -> u32 {
+    let (text, name) = (file.as_bytes(), name.as_bytes());
+    let (mut at, mut number, mut is_in_enum) = (0, 0, false);
+    while at < text.len() {
+        match text[at] {
+            b'{' if !is_in_enum => (is_in_enum, number) = (true, 0),
+            b'}' => is_in_enum = false,
+            b'/' => {
+                while text[at] != b'\n' {
+                    at += 1;
+                }
+            }
+            b'A'..=b'Z' if is_in_enum => {
+                let start = at;
+                while is_of_name(text[at]) {
+                    at += 1;
+                }
+                if is_same(text, start, at, name) {
+                    return number;
+                }
+                number += 1;
+                continue;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    panic!("the file has no such formula")
+}
+
+const fn is_of_name(byte: u8) -> bool {
+    byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_'
+}
+
+const fn is_same(text: &[u8], start: usize, end: usize, name: &[u8]) -> bool {
+    let mut index = 0;
+    while index < name.len() && start + index < end && text[start + index] == name[index] {
+        index += 1;
+    }
+    index == name.len() && start + index == end
+}
+
 #[cfg(test)]
 mod tests {
     use super::divisor;

@@ -13,12 +13,10 @@ use std::panic::Location;
 
 use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Device;
 use crate::dtype::{Bool, DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, Nest, Shape};
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
@@ -42,7 +40,7 @@ struct MaskedSelect<'a> {
     count: &'a mut usize,
 }
 
-impl Kernel for MaskedSelect<'_> {
+impl FullKernel for MaskedSelect<'_> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -70,16 +68,6 @@ impl Kernel for MaskedSelect<'_> {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::masked_select(self, cuda, operands)
-    }
 }
 
 /// Fills what is left of `y` after its first `count` elements.
@@ -98,7 +86,7 @@ struct Nonzero<'a> {
     count: &'a mut usize,
 }
 
-impl Kernel for Nonzero<'_> {
+impl FullKernel for Nonzero<'_> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -126,16 +114,6 @@ impl Kernel for Nonzero<'_> {
         fill_rest(y, *self.count * shape.len(), self.rest);
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::nonzero(self, cuda, operands)
-    }
 }
 
 /// Sends the elements of the third operand, one after the other, to where the first one is true;
@@ -145,7 +123,7 @@ struct MaskedScatter {
     len: usize,
 }
 
-impl Kernel for MaskedScatter {
+impl FullKernel for MaskedScatter {
     fn name(&self) -> &'static str {
         "masked_scatter"
     }
@@ -166,16 +144,6 @@ impl Kernel for MaskedScatter {
             cpu::masked_scatter(cpu, &mask, [x.data(), source], y)
                 .map_err(|kept| TensorError::index(self.name(), kept - 1, source.len()))
         })
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::masked_scatter(&self, cuda, operands)
     }
 }
 

@@ -19,12 +19,10 @@ pub use format::QuantFormat;
 
 use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Device;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
@@ -238,7 +236,7 @@ struct Decode {
     dtype: DType,
 }
 
-impl Kernel for Decode {
+impl FullKernel for Decode {
     fn name(&self) -> &'static str {
         "dequantize"
     }
@@ -259,15 +257,5 @@ impl Kernel for Decode {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_each_float!(self.dtype, E => cpu::decode::<E>(&self, cpu, operands));
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::decode(&self, cuda, operands)
     }
 }

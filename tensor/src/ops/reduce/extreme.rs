@@ -8,11 +8,9 @@ use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{Simd, SimdKernel};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 
 /// Which end of the order is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +123,7 @@ pub(super) struct Extreme {
     pub(super) has_values: bool,
 }
 
-impl Kernel for Extreme {
+impl FullKernel for Extreme {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -141,16 +139,6 @@ impl Kernel for Extreme {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_each_dtype!(self.dtype, E => self.run::<E, _>(cpu, operands));
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        super::cuda::extreme(&self, cuda, operands)
     }
 }
 

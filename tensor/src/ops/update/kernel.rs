@@ -6,11 +6,9 @@ use super::{Form, Rounding, STATES_MAX, UpdateFormula, cpu, for_update};
 use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::math::SimdFloat;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element};
 use crate::error::Result;
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, Nest};
 
 /// The pointers that a launch of an NVIDIA device can take: parameter, gradient, states and scalars
@@ -113,7 +111,7 @@ where
     }
 }
 
-impl<F, const STATES: usize, const SCALARS: usize> Kernel for Update<F, STATES, SCALARS>
+impl<F, const STATES: usize, const SCALARS: usize> FullKernel for Update<F, STATES, SCALARS>
 where
     F: UpdateFormula<STATES, SCALARS>,
 {
@@ -132,15 +130,5 @@ where
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_update!(self.form.dtypes, self.run(cpu, operands));
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        super::cuda::check(self)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        super::cuda::update(&self, cuda, operands)
     }
 }
