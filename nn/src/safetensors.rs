@@ -262,7 +262,7 @@ pub fn map(model: &mut dyn Parameters, path: &Path) -> Result<()> {
         let offset_bytes = view.data().as_ptr().addr() - mapped.bytes().as_ptr().addr();
         let is_aligned = offset_bytes.is_multiple_of(dtype.size_bytes());
         let read = match is_aligned && weights.contains(name) {
-            true => Tensor::from_mapped(device, shape, dtype, (&mapped, offset_bytes)),
+            true => Tensor::from_mapped(device, shape, dtype, &mapped, offset_bytes),
             false => Tensor::from_bytes(device, shape, dtype, view.data()),
         };
         match read {

@@ -1,4 +1,4 @@
-//! Copies to a device that begin before they are asked for.
+//! Copies to a device that begin before a program asks for them.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,13 +6,9 @@ use std::sync::Arc;
 
 use lowtide_allocator::{Buffer, Category, PinnedBuffer};
 
-#[cfg(feature = "cuda")]
-use crate::device::Backend;
-use crate::device::{COPIES, Device};
+use crate::copy_stream::{COPIES, room_bytes};
+use crate::device::Device;
 use crate::error::Result;
-
-/// Where parts of a block begin.
-const ALIGNMENT_BYTES: usize = 256;
 
 /// Memory of a device for bytes that it will be asked to copy next, so that it copies them from the
 /// host while it computes: made by [`Device::copy_ahead`].
@@ -22,7 +18,6 @@ const ALIGNMENT_BYTES: usize = 256;
 /// written since are never mistaken for those that were copied.
 pub struct CopyAhead {
     block: Arc<Buffer>,
-    #[cfg(feature = "cuda")]
     device: Device,
 }
 
@@ -38,23 +33,19 @@ impl Device {
             return Ok(None);
         }
         let block = self.allocator().allocate_on(COPIES, Category::Input, size_bytes)?;
-        Ok(Some(CopyAhead {
-            block: Arc::new(block),
-            #[cfg(feature = "cuda")]
-            device: self.clone(),
-        }))
+        Ok(Some(CopyAhead { block: Arc::new(block), device: self.clone() }))
     }
 }
 
 impl CopyAhead {
     /// Bytes of memory for parts of these sizes.
     pub fn size_for(sizes: impl IntoIterator<Item = usize>) -> usize {
-        sizes.into_iter().map(|size| size.next_multiple_of(ALIGNMENT_BYTES)).sum()
+        sizes.into_iter().map(room_bytes).sum()
     }
 
     /// Begins to copy these parts of blocks of a [ring](Device::page_locked_ring) of the device, in
-    /// place of those before. Of other blocks, and for which there is no room, parts are left out.
-    /// A block must not be written before it has been [waited for](PinnedBuffer::wait).
+    /// place of earlier parts. Parts of other blocks, and parts that there is no room for, are left
+    /// out. A block must not be written before it has been [waited for](PinnedBuffer::wait).
     ///
     /// # Errors
     /// The driver refused.
@@ -62,20 +53,17 @@ impl CopyAhead {
     /// # Panics
     /// If a range is not within its block.
     pub fn begin(&mut self, parts: &[(&PinnedBuffer, Range<usize>)]) -> Result<()> {
-        #[cfg(feature = "cuda")]
-        if let Backend::Cuda(cuda) = self.device.backend() {
-            return cuda.copy_ahead(&self.block, parts);
+        match self.device.accelerator() {
+            Some(accelerator) => accelerator.copy_ahead(&self.block, parts),
+            None => Ok(()),
         }
-        let _ = parts;
-        Ok(())
     }
 }
 
 impl Drop for CopyAhead {
     fn drop(&mut self) {
-        #[cfg(feature = "cuda")]
-        if let Backend::Cuda(cuda) = self.device.backend() {
-            cuda.forget_ahead(&self.block);
+        if let Some(accelerator) = self.device.accelerator() {
+            accelerator.forget_ahead(&self.block);
         }
     }
 }

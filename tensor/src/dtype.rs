@@ -1,18 +1,13 @@
-//! The number types a tensor can hold, and what the kernels need to know of each.
+//! The number types that a tensor can hold, and their properties for kernels.
 //!
-//! An [`Element`] is a type that lies in memory, [`Element::Compute`] the one that kernels compute
+//! An [`Element`] is a type that lies in memory, [`Element::Compute`] the type that kernels compute
 //! it in, and formulas that users add are of any [`Float`]. On the processor (`cpu/`), `Arithmetic`
-//! is what the types that are computed in have in common, f64, f32 and i64, and `SimdFloat` is all
-//! that kernels need of the first two. A few operations add rules of their own, as for the keys of
-//! a sort.
+//! is common to the types that are computed in, f64, f32 and i64, and `SimdFloat` is all that
+//! kernels need of the first two. The half types are elements in `cpu/half_types.rs`. A few
+//! operations add rules of their own, as for the keys of a sort.
 
 use std::any::TypeId;
 use std::fmt::{Debug, Display};
-
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
-
-use crate::cpu::stored::{round_slice, widen_slice};
 
 /// The type of a tensor's elements, known at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,13 +54,13 @@ impl DType {
         }
     }
 
-    /// Whether gradients can flow through values of this type.
+    /// True if gradients can flow through values of this type.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
     }
 
     /// The type that kernels compute floats in, [`Element::Compute`]: this one, or f32 for the half
-    /// types. Integers and truth values, whose results are stored as they are, keep their own.
+    /// types. Integers and truth values, whose results are stored unchanged, keep their own.
     pub const fn computed(self) -> DType {
         match self {
             DType::F16 | DType::BF16 => DType::F32,
@@ -94,7 +89,7 @@ impl Display for DType {
     }
 }
 
-/// A Rust type that lies in memory as one of the [`DType`]s; what kernels read and write.
+/// A Rust type that lies in memory as one of the [`DType`]s, for kernels to read and write.
 ///
 /// The conversions are those of [`crate::Tensor::to_dtype`].
 pub trait Element:
@@ -137,7 +132,7 @@ pub trait Element:
     }
 }
 
-/// Elements whose conversions are what `as` does, up to `$wide`, which holds them exactly.
+/// Elements that convert as `as` does, through `$wide`, which holds them exactly.
 macro_rules! element {
     ($($type:ident => $dtype:ident, $from_wide:ident as $wide:ty;)*) => {$(
         impl Element for $type {
@@ -158,14 +153,14 @@ macro_rules! element {
             element!(@slice $type);
         }
     )*};
-    // To a half type with its vector instructions.
+    // A conversion to a half type has vector instructions.
     (@slice f32) => {
         fn cast_slice<T: Element>(from: &[Self], to: &mut [T]) {
             T::from_f32_slice(from, to);
         }
     };
     (@slice $type:ident) => {};
-    // PyTorch's way to a byte: through i64, then modulo 256.
+    // PyTorch converts to a byte through i64, then modulo 256.
     (@float u8, $value:ident) => { $value as i64 as u8 };
     (@float $type:ident, $value:ident) => { $value as $type };
 }
@@ -175,103 +170,6 @@ element! {
     i64 => I64, from_i64 as i64;
     i32 => I32, from_i64 as i64;
     u8 => U8, from_i64 as i64;
-}
-
-/// The half types: through f32, as in PyTorch, by these functions for one number and for many.
-macro_rules! half_element {
-    ($type:ty => $dtype:ident, $widened:path, $rounded:path, $widen:path, $round:path) => {
-        impl Element for $type {
-            const DTYPE: DType = DType::$dtype;
-            type Compute = f32;
-            const ZERO: Self = <$type>::ZERO;
-            const ONE: Self = <$type>::ONE;
-            #[inline(always)]
-            fn from_f64(value: f64) -> Self {
-                $rounded(value as f32)
-            }
-            #[inline(always)]
-            fn from_f32(value: f32) -> Self {
-                $rounded(value)
-            }
-            #[inline(always)]
-            fn from_i64(value: i64) -> Self {
-                $rounded(value as f32)
-            }
-            #[inline(always)]
-            fn to_f64(self) -> f64 {
-                f64::from($widened(self))
-            }
-            #[inline(always)]
-            fn cast<T: Element>(self) -> T {
-                T::from_f32($widened(self))
-            }
-            #[inline(always)]
-            fn from_f32_slice(from: &[f32], to: &mut [Self]) {
-                assert_eq!(from.len(), to.len());
-                $round(from, to);
-            }
-            #[inline(always)]
-            fn cast_slice<T: Element>(from: &[Self], to: &mut [T]) {
-                assert_eq!(from.len(), to.len());
-                if is_same_type::<T, f32>() {
-                    $widen(from, bytemuck::cast_slice_mut(to));
-                } else {
-                    to.iter_mut().zip(from).for_each(|(to, from)| *to = from.cast());
-                }
-            }
-        }
-    };
-}
-half_element!(f16 => F16, f16::to_f32, f16::from_f32, widen_f16, round_f16);
-half_element!(bf16 => BF16, widened_bf16, rounded_bf16, widen_bf16, round_bf16);
-
-fn widen_f16(from: &[f16], to: &mut [f32]) {
-    from.convert_to_f32_slice(to);
-}
-
-fn round_f16(from: &[f32], to: &mut [f16]) {
-    to.convert_from_f32_slice(from);
-}
-
-/// As many numbers are worth a choice of instructions. Loops over fewer are compiled for those of
-/// the function that calls them.
-const MANY: usize = 64;
-
-#[inline(always)]
-fn widened_bf16(value: bf16) -> f32 {
-    f32::from_bits(u32::from(value.to_bits()) << 16)
-}
-
-/// The nearest bf16, the even one between two; NaN stays what it is, quiet. Without a branch, so
-/// that loops become vectors.
-#[inline(always)]
-fn rounded_bf16(value: f32) -> bf16 {
-    let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
-    let bits = if value.is_nan() { bits | 1 << 22 } else { rounded };
-    bf16::from_bits((bits >> 16) as u16)
-}
-
-#[inline(always)]
-fn widen_bf16(from: &[bf16], to: &mut [f32]) {
-    if from.len() >= MANY {
-        return widen_slice(from, to);
-    }
-    let from = &from[..to.len()];
-    for i in 0..to.len() {
-        to[i] = widened_bf16(from[i]);
-    }
-}
-
-#[inline(always)]
-fn round_bf16(from: &[f32], to: &mut [bf16]) {
-    if from.len() >= MANY {
-        return round_slice(from, to);
-    }
-    let from = &from[..to.len()];
-    for i in 0..to.len() {
-        to[i] = rounded_bf16(from[i]);
-    }
 }
 
 /// A truth value as it lies in memory: 0 is false, every other byte is true.
@@ -348,7 +246,7 @@ impl Element for Bool {
 
 /// A Rust type that users put into tensors and get out of them: every [`Element`], and `bool`.
 pub trait Value: Copy + Send + Sync + 'static {
-    /// How it lies in memory.
+    /// The type of its values in memory.
     type Element: Element;
     /// The value of an element.
     fn from_element(element: Self::Element) -> Self;
@@ -465,7 +363,7 @@ macro_rules! for_each_dtype {
 
 pub(crate) use {for_each_dtype, for_each_float};
 
-/// Whether both are one type.
+/// True if both are one type.
 #[inline(always)]
 pub(crate) fn is_same_type<A: 'static, B: 'static>() -> bool {
     TypeId::of::<A>() == TypeId::of::<B>()

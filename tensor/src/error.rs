@@ -1,18 +1,15 @@
 //! What can go wrong with tensors; every variant names the operation.
 
+use std::fmt::{self, Display};
 use std::panic::Location;
 
 #[cfg(feature = "cuda")]
-use lowtide_allocator::SourceError;
-#[cfg(feature = "cuda")]
-use lowtide_allocator::cuda::{CudaError, KernelError};
-
+use lowtide_allocator::cuda::CudaError;
 use lowtide_allocator::{AllocError, OutOfMemory};
 use thiserror::Error;
 
 #[cfg(feature = "cuda")]
-use crate::cuda::gate::{BlasError, NcclError};
-use crate::device::{Device, DeviceLabel};
+use crate::cuda::gate::{BlasError, KernelError, NcclError};
 use crate::dtype::DType;
 use crate::layout::Shape;
 use crate::ops::quantize::QuantFormat;
@@ -166,7 +163,22 @@ pub enum TensorError {
     },
 }
 
-/// What to do about two devices that look like one.
+/// The name of a device in errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLabel {
+    /// `cpu`, `cuda` or `sim`.
+    pub name: &'static str,
+    /// Bytes that the device's allocator may hand out.
+    pub capacity_bytes: usize,
+}
+
+impl Display for DeviceLabel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} bytes)", self.name, self.capacity_bytes)
+    }
+}
+
+/// Advice about two devices that look like one.
 fn hint(left: &DeviceLabel, right: &DeviceLabel) -> &'static str {
     match (left.name, right.name) {
         ("cpu", "cpu") => "; every Device::cpu is a device of its own: make one and clone it",
@@ -179,11 +191,6 @@ impl TensorError {
     pub(crate) fn index(op: &'static str, index: usize, len: usize) -> Self {
         // What was a negative number of type i64 is one again.
         TensorError::Index { op, index: index as isize, len }
-    }
-
-    /// `Device` of two tensors.
-    pub fn devices(op: &'static str, left: &Device, right: &Device) -> Self {
-        TensorError::Device { op, left: left.label(), right: right.label() }
     }
 
     /// The out-of-memory ledger, if that is what this is.
@@ -202,30 +209,6 @@ impl TensorError {
             ledger.site = site;
         }
         self
-    }
-
-    /// The call for which the driver had no memory, if that is what this is.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn refused_call(&self) -> Option<&'static str> {
-        let of_driver = |error: &CudaError| match error {
-            CudaError::Call { call, .. } if error.is_out_of_memory() => Some(*call),
-            _ => None,
-        };
-        match self {
-            TensorError::Alloc(AllocError::OutOfMemory(ledger)) => ledger.refused_call,
-            TensorError::Alloc(AllocError::Source(SourceError::OutOfMemory { .. })) => {
-                Some("page-locked memory of the host")
-            }
-            TensorError::Cuda(error) => of_driver(error),
-            TensorError::Launch(error) => error.cause().and_then(of_driver),
-            TensorError::Product(BlasError::Driver(error)) => of_driver(error),
-            TensorError::Product(error @ BlasError::Call { call, .. })
-                if error.is_out_of_memory() =>
-            {
-                Some(*call)
-            }
-            _ => None,
-        }
     }
 }
 

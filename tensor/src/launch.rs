@@ -1,125 +1,44 @@
 //! The one launch path: every operation on every device goes through [`Device::launch`].
 
-use std::fmt::{self, Display};
 use std::panic::Location;
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
+use crate::cost::Cost;
 use crate::cpu::Cpu;
 use crate::cpu::tiles::Order;
 #[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
-#[cfg(feature = "cuda")]
-use crate::device::DeviceKind;
+use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
 use crate::error::TensorError;
-use crate::layout::{Layout, Shape};
+use crate::layout::Layout;
+use crate::operand_view::{View, ViewMut};
+#[cfg(feature = "cuda")]
+use crate::spec::DeviceKind;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
-
-/// Operations whose speed is limited by the same thing, so that one measured rate is that of all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum OpClass {
-    /// Matrix products.
-    Product,
-    /// Convolutions and their gradients.
-    Convolution,
-    /// Those with strides, or with few pixels in a plane of the result.
-    CoarseConvolution,
-    /// Attention and its gradients.
-    Attention,
-    /// What computes each element by itself, casts and fills; what is of no other class.
-    #[default]
-    Elementwise,
-    /// Sums, softmax and losses: what makes fewer of many elements.
-    Reduction,
-    /// Normalisation and its gradients: several passes over the operands.
-    Normalization,
-    /// Pooling and its gradients.
-    Pooling,
-    /// What looks elements up, places or sorts them.
-    Indexing,
-    /// Random numbers, dropout.
-    Random,
-    /// What an optimizer does to parameters.
-    Update,
-    /// What only moves elements, to another place of the same memory.
-    Copy,
-    /// What moves elements to the memory of another device: their bytes count once.
-    Transfer,
-}
-
-impl OpClass {
-    /// All of them.
-    pub const ALL: [OpClass; 13] = [
-        OpClass::Product,
-        OpClass::Convolution,
-        OpClass::CoarseConvolution,
-        OpClass::Attention,
-        OpClass::Elementwise,
-        OpClass::Reduction,
-        OpClass::Normalization,
-        OpClass::Pooling,
-        OpClass::Indexing,
-        OpClass::Random,
-        OpClass::Update,
-        OpClass::Copy,
-        OpClass::Transfer,
-    ];
-}
-
-/// What reports and files call it.
-impl Display for OpClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            OpClass::Product => "product",
-            OpClass::Convolution => "convolution",
-            OpClass::CoarseConvolution => "coarse convolution",
-            OpClass::Attention => "attention",
-            OpClass::Elementwise => "elementwise",
-            OpClass::Reduction => "reduction",
-            OpClass::Normalization => "normalization",
-            OpClass::Pooling => "pooling",
-            OpClass::Indexing => "indexing",
-            OpClass::Random => "random",
-            OpClass::Update => "update",
-            OpClass::Copy => "copy",
-            OpClass::Transfer => "transfer",
-        })
-    }
-}
-
-/// What a kernel does to the machine, for the simulated device's time.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
-    /// What limits its speed.
-    pub class: OpClass,
-    /// Arithmetic operations; a multiply-add counts two.
-    pub flops: f64,
-    /// Bytes moved from and to memory, each operand once.
-    pub bytes: f64,
-}
 
 /// One operation's inner loop, on each kind of device.
 ///
 /// The operation checks shapes, allocates its result and its workspace, and hands a kernel to
 /// [`Device::launch`]; the kernel only computes. Users implement it for operations of their own.
+/// NVIDIA devices refuse a kernel that has no half for them, with an error that names it.
 pub trait Kernel: Sized {
     /// The operation's name, as errors show it.
     fn name(&self) -> &'static str;
 
-    /// What running it costs. The simulated device does nothing else.
+    /// The cost of running it, which is all that the simulated device asks for.
     fn cost(&self) -> Cost;
 
     /// Computes on the CPU. Operands come in the order in which they were given to
     /// [`Device::launch`].
     ///
     /// # Errors
-    /// What only the values can show, such as a class index out of range, before it writes to a
-    /// tensor that existed before the operation.
+    /// Errors that only the values can show, such as a class index out of range, before it writes
+    /// to a tensor that existed before the operation.
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError>;
 
-    /// Whether an NVIDIA device has a kernel for these operands. [`Device::launch`] asks before it
+    /// `Ok` if an NVIDIA device has a kernel for these operands. [`Device::launch`] asks before it
     /// calls [`Kernel::cuda`]. A simulated NVIDIA device asks as well, so that a plan fails where
     /// its run would.
     ///
@@ -135,7 +54,7 @@ pub trait Kernel: Sized {
     /// [`Kernel::check_cuda`].
     ///
     /// # Errors
-    /// What the driver reports; `NoKernel` where only the libraries of this machine decide.
+    /// The driver's; `NoKernel` where only the libraries of this machine decide.
     #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<(), TensorError> {
         let _ = (cuda, operands);
@@ -143,16 +62,55 @@ pub trait Kernel: Sized {
     }
 }
 
+/// A [`Kernel`] of this crate that has a half for NVIDIA devices, in the `cuda.rs` of its folder.
+/// The methods are those of [`Kernel`].
+pub(crate) trait FullKernel: OnCuda + Sized {
+    fn name(&self) -> &'static str;
+    fn cost(&self) -> Cost;
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError>;
+}
+
+/// Nothing, where no NVIDIA devices are built for.
+#[cfg(not(feature = "cuda"))]
+pub(crate) trait OnCuda {}
+
+#[cfg(not(feature = "cuda"))]
+impl<K> OnCuda for K {}
+
+impl<K: FullKernel> Kernel for K {
+    fn name(&self) -> &'static str {
+        FullKernel::name(self)
+    }
+
+    fn cost(&self) -> Cost {
+        FullKernel::cost(self)
+    }
+
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError> {
+        FullKernel::cpu(self, cpu, operands)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<(), TensorError> {
+        OnCuda::check(self, operands)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<(), TensorError> {
+        OnCuda::cuda(self, cuda, operands)
+    }
+}
+
 /// The operands of a launched kernel, locked for as long as it runs.
 pub struct Operands<'a> {
     reads: &'a [&'a Tensor],
     writes: &'a [&'a Tensor],
-    /// Whether `writes[i]` has been handed out.
+    /// True at `i` once `writes[i]` has been handed out.
     taken: Vec<bool>,
 }
 
 impl<'a> Operands<'a> {
-    /// How many operands are read.
+    /// The number of operands that are read.
     pub fn read_count(&self) -> usize {
         self.reads.len()
     }
@@ -162,7 +120,7 @@ impl<'a> Operands<'a> {
         self.reads[index].dtype()
     }
 
-    /// How many operands are written.
+    /// The number of operands that are written.
     pub fn write_count(&self) -> usize {
         self.writes.len()
     }
@@ -192,7 +150,7 @@ impl<'a> Operands<'a> {
         // 3. the storage's lock is held for 'a, and `check_launch` proved that no write operand of
         //    this launch touches the span.
         let data = unsafe { std::slice::from_raw_parts(start, layout.span_len()) };
-        View { data, layout }
+        View::new(data, layout)
     }
 
     /// The `index`-th operand that is written, once.
@@ -210,7 +168,7 @@ impl<'a> Operands<'a> {
         // 2. `check_launch` proved that no other operand touches the span; 3. `taken` lets this
         // slice exist once.
         let data = unsafe { std::slice::from_raw_parts_mut(start, layout.span_len()) };
-        ViewMut { data, layout }
+        ViewMut::new(data, layout)
     }
 }
 
@@ -234,74 +192,7 @@ fn pointer<T: Element>(tensor: &Tensor) -> (*mut T, Layout) {
     (base.as_ptr().wrapping_add(layout.offset()), layout)
 }
 
-/// Elements to read: a slice from the first to the last one touched, and how they lie in it.
-#[derive(Clone, Copy)]
-pub struct View<'a, T> {
-    data: &'a [T],
-    layout: Layout,
-}
-
-impl<'a, T> View<'a, T> {
-    /// One value under `shape`, or nothing where that has no elements.
-    pub(crate) fn repeated(value: &'a T, shape: Shape) -> Self {
-        let layout = Layout::contiguous(Shape::new(&[]));
-        let layout = layout.expand(shape).expect("one element stretches to every shape");
-        View { data: std::slice::from_ref(value), layout }
-    }
-
-    /// From the first element to the last one touched.
-    pub fn data(&self) -> &'a [T] {
-        self.data
-    }
-
-    /// The shape and strides inside [`View::data`].
-    pub fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    /// The elements in row-major order.
-    ///
-    /// # Panics
-    /// When they are not contiguous; the operation has to see to that.
-    pub fn slice(&self) -> &'a [T] {
-        assert!(self.layout.is_contiguous(), "the operation promised a contiguous operand");
-        self.data
-    }
-}
-
-/// Elements to write; see [`View`].
-pub struct ViewMut<'a, T> {
-    data: &'a mut [T],
-    layout: Layout,
-}
-
-impl<'a, T> ViewMut<'a, T> {
-    /// From the first element to the last one touched.
-    pub fn data(&mut self) -> &mut [T] {
-        self.data
-    }
-
-    /// The shape and strides inside [`ViewMut::data`].
-    pub fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    /// From the first element to the last one touched, for as long as the kernel runs.
-    pub(crate) fn into_data(self) -> &'a mut [T] {
-        self.data
-    }
-
-    /// The elements in row-major order.
-    ///
-    /// # Panics
-    /// When they are not contiguous; the operation has to see to that.
-    pub fn slice(self) -> &'a mut [T] {
-        assert!(self.layout.is_contiguous(), "the operation promised a contiguous operand");
-        self.data
-    }
-}
-
-/// A held lock of a launch; dropping it releases it.
+/// A held lock of a launch, released when it is dropped.
 #[expect(dead_code, reason = "guards are held, not looked at")]
 enum Guard<'a> {
     Read(RwLockReadGuard<'a, ()>),
@@ -316,7 +207,7 @@ impl Device {
     ///
     /// # Errors
     /// Operands on other devices, a destination that is frozen or that overlaps another operand
-    /// or itself, and what the kernel reports.
+    /// or itself, and errors of the kernel.
     #[track_caller]
     pub fn launch(
         &self,
@@ -326,12 +217,9 @@ impl Device {
     ) -> Result<(), TensorError> {
         let site = Location::caller();
         self.check_launch(kernel.name(), reads, writes)?;
+        self.check_kernel(&kernel, reads, writes)?;
         let outcome = match self.backend() {
             Backend::Sim(sim) => {
-                #[cfg(feature = "cuda")]
-                if self.kind() == DeviceKind::Cuda {
-                    kernel.check_cuda(&CudaOperands { reads, writes })?;
-                }
                 await_copies(reads, writes)?;
                 sim.advance(kernel.cost());
                 Ok(())
@@ -343,14 +231,12 @@ impl Device {
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => {
-                let operands = CudaOperands { reads, writes };
-                kernel.check_cuda(&operands)?;
                 let _guards = lock(reads, writes);
                 cuda.retried(|| await_copies(reads, writes))?;
-                kernel.cuda(cuda, &operands)
+                kernel.cuda(cuda, &CudaOperands { reads, writes })
             }
         };
-        // A kernel that fails has not written, so that what is in place stays as it was.
+        // A kernel that fails has not written, so that an operand in place stays as it was.
         outcome.map_err(|error| error.called_by(site))?;
         for tensor in writes {
             tensor.storage().note_write(site);
@@ -358,7 +244,22 @@ impl Device {
         Ok(())
     }
 
-    /// What [`Device::launch`] checks before it runs a kernel.
+    /// `Ok` if the device, or the one that it stands for, has a kernel for these operands.
+    pub(crate) fn check_kernel(
+        &self,
+        kernel: &impl Kernel,
+        reads: &[&Tensor],
+        writes: &[&Tensor],
+    ) -> Result<(), TensorError> {
+        #[cfg(feature = "cuda")]
+        if self.kind() == DeviceKind::Cuda {
+            return kernel.check_cuda(&CudaOperands { reads, writes });
+        }
+        let _ = (kernel, reads, writes);
+        Ok(())
+    }
+
+    /// The checks of the operands that [`Device::launch`] makes before it runs a kernel.
     #[track_caller]
     pub(crate) fn check_launch(
         &self,
@@ -384,52 +285,75 @@ impl Device {
     }
 }
 
-/// Makes the stream that computes wait for what is still on its way from the host.
+/// Makes the stream that computes wait for operands that are still on their way from the host.
 #[track_caller]
 fn await_copies(reads: &[&Tensor], writes: &[&Tensor]) -> Result<(), TensorError> {
     let mut operands = reads.iter().chain(writes);
     Ok(operands.try_for_each(|tensor| tensor.storage().await_copy())?)
 }
 
-/// Whether a destination may touch another operand. Sorted by where they start, so that the time
-/// is not quadratic in the parameters that an optimizer updates at once.
+/// The elements of an operand that a launch touches. In order: by storage, then by start.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Span {
+    storage: usize,
+    start: usize,
+    end: usize,
+    is_written: bool,
+}
+
+/// True if a destination may touch another operand. Spans are sorted by their starts, so that the
+/// time is not quadratic in the parameters that an optimizer updates at once.
 pub(crate) fn overlap(reads: &[&Tensor], writes: &[&Tensor]) -> bool {
-    let of = |tensors: &[&Tensor], is_write: bool| -> Vec<(usize, usize, usize, bool)> {
-        let span = |tensor: &&Tensor| {
-            let span = tensor.layout().span();
-            (Arc::as_ptr(tensor.storage()).addr(), span.start, span.end, is_write)
-        };
-        tensors.iter().map(span).filter(|&(_, start, end, _)| start < end).collect()
+    let span = |tensor: &Tensor, is_written| {
+        let span = tensor.layout().span();
+        let storage = Arc::as_ptr(tensor.storage()).addr();
+        Span { storage, start: span.start, end: span.end, is_written }
     };
-    let mut spans = of(writes, true);
-    spans.extend(of(reads, false));
+    let mut spans: Vec<Span> = writes.iter().map(|tensor| span(tensor, true)).collect();
+    spans.extend(reads.iter().map(|tensor| span(tensor, false)));
+    spans.retain(|span| span.start < span.end);
     spans.sort_unstable();
-    // In the storage at hand: where what has been seen ends, and what of it is written.
-    let (mut storage, mut ends) = (0, [0; 2]);
-    spans.iter().any(|&(of, start, end, is_write)| {
-        if of != storage {
-            (storage, ends) = (of, [0; 2]);
+    // The ends of all spans, and of those that are written, so far in one storage.
+    let (mut storage, mut end_of_any, mut end_of_writes) = (0, 0, 0);
+    spans.iter().any(|span| {
+        if span.storage != storage {
+            (storage, end_of_any, end_of_writes) = (span.storage, 0, 0);
         }
-        let [end_of_any, end_of_writes] = ends;
-        let overlaps = start < if is_write { end_of_any } else { end_of_writes };
-        ends = [end_of_any.max(end), if is_write { end_of_writes.max(end) } else { end_of_writes }];
+        let overlaps = span.start < if span.is_written { end_of_any } else { end_of_writes };
+        end_of_any = end_of_any.max(span.end);
+        if span.is_written {
+            end_of_writes = end_of_writes.max(span.end);
+        }
         overlaps
     })
 }
 
+/// A lock that a launch needs.
+struct Wanted<'a> {
+    storage: &'a Storage,
+    is_written: bool,
+}
+
+impl Wanted<'_> {
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self.storage).addr()
+    }
+}
+
 /// Locks each distinct storage once. The common order makes concurrent launches free of deadlock.
 fn lock<'a>(reads: &[&'a Tensor], writes: &[&'a Tensor]) -> Vec<Guard<'a>> {
-    let of = |tensors: &[&'a Tensor], write: bool| -> Vec<(&'a Storage, bool)> {
-        tensors.iter().map(|tensor| (&**tensor.storage(), write)).collect()
-    };
-    let mut wanted = of(writes, true);
-    wanted.extend(of(reads, false));
+    let want = |tensor: &&'a Tensor, is_written| Wanted { storage: tensor.storage(), is_written };
+    let mut wanted: Vec<Wanted<'_>> = writes.iter().map(|tensor| want(tensor, true)).collect();
+    wanted.extend(reads.iter().map(|tensor| want(tensor, false)));
     // Writers sort before readers of the same storage, so that `dedup` keeps the stronger lock.
-    wanted.sort_by_key(|&(storage, write)| (std::ptr::from_ref(storage).addr(), !write));
-    wanted.dedup_by(|later, kept| std::ptr::eq(later.0, kept.0));
-    let guard = |(storage, write): (&'a Storage, bool)| match write {
-        true => Guard::Write(storage.lock_write()),
-        false => Guard::Read(storage.lock_read()),
+    wanted.sort_by_key(|wanted| (wanted.address(), !wanted.is_written));
+    wanted.dedup_by_key(|wanted| wanted.address());
+    let guard = |Wanted { storage, is_written }: Wanted<'a>| {
+        if is_written {
+            Guard::Write(storage.lock_write())
+        } else {
+            Guard::Read(storage.lock_read())
+        }
     };
     wanted.into_iter().map(guard).collect()
 }

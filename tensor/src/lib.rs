@@ -1,9 +1,13 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+mod accelerator;
 mod axis;
 mod copy_ahead;
+mod copy_stream;
+mod cost;
 mod cpu;
+mod create;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
@@ -13,10 +17,14 @@ mod launch;
 mod layout;
 mod mapped;
 pub mod npy;
+mod operand_view;
 mod ops;
 mod print;
 mod random;
 mod rates;
+mod read;
+mod sim;
+mod spec;
 mod storage;
 mod tensor;
 mod transfer;
@@ -26,14 +34,16 @@ mod write_mode;
 
 pub use axis::Axis;
 pub use copy_ahead::CopyAhead;
+pub use cost::{Cost, OpClass};
 pub use cpu::Cpu;
-pub use device::{Assumption, CpuOptions, Device, DeviceKind, DeviceLabel, SimSpec};
+pub use device::{CpuOptions, Device};
 pub use dtype::{Bool, DType, Element, Float, Value};
-pub use error::{TensorError, TensorResult};
+pub use error::{DeviceLabel, TensorError, TensorResult};
 pub use half::{bf16, f16};
-pub use launch::{Cost, Kernel, OpClass, Operands, View, ViewMut};
+pub use launch::{Kernel, Operands};
 pub use layout::{Layout, RANK_MAX, Shape};
 pub use mapped::MappedFile;
+pub use operand_view::{View, ViewMut};
 pub use ops::attention::{
     Attention, AttentionDropout, AttentionOptions, AttentionWorkspace, Causal,
 };
@@ -73,5 +83,7 @@ pub use ops::upsample2d::{Corners, Interpolation, Resize};
 pub use ops::windows::SizeRounding;
 pub use random::RandomKey;
 pub use rates::{Rate, Rates, SimulatedWork};
+pub use sim::Assumption;
+pub use spec::{DeviceKind, SimSpec};
 pub use tensor::Tensor;
 pub use watch::StorageWatch;

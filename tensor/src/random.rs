@@ -46,10 +46,10 @@ impl RandomKey {
     /// Philox's key is the seed; its counter is the place (low 64 bits) and a mix of step and
     /// operation (high 64 bits).
     pub fn block(&self, counter: u64) -> [u32; 4] {
-        let stream = self.stream();
+        let [seed, stream] = self.stream_words();
         let words = |x: u64| [x as u32, (x >> 32) as u32];
         let ([c0, c1], [c2, c3]) = (words(counter), words(stream));
-        philox4x32([c0, c1, c2, c3], words(self.seed))
+        philox4x32([c0, c1, c2, c3], words(seed))
     }
 
     /// A mix of step and operation.
@@ -58,8 +58,7 @@ impl RandomKey {
         self.op ^ self.step.wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 
-    /// All that blocks depend on beside their place: the seed and the stream.
-    #[cfg(feature = "cuda")]
+    /// Everything that blocks depend on beside their place: the seed and the stream.
     pub(crate) fn stream_words(&self) -> [u64; 2] {
         [self.seed, self.stream()]
     }

@@ -1,6 +1,6 @@
 //! How fast a device is, by class of operation: what simulated time is made of.
 
-use crate::launch::{Cost, OpClass};
+use crate::cost::{Cost, OpClass};
 
 /// How fast a device runs one class of operations.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -12,14 +12,14 @@ use crate::mapped::MappedBytes;
 /// One allocation that tensors share views of.
 pub(crate) struct Storage {
     buffer: Buffer,
-    /// Where the bytes are instead; the buffer is then empty, and stands for the storage with the
-    /// allocator.
+    /// The bytes, if they lie in a file; the buffer is then empty, and stands for the storage with
+    /// the allocator.
     mapped: Option<MappedBytes>,
     device: Device,
     lock: RwLock<()>,
     version: AtomicU64,
     frozen: AtomicBool,
-    /// Whether it is the copy stream's, which may still write it.
+    /// True while the memory is the copy stream's, which may still write it.
     arriving: AtomicBool,
     last_write: Mutex<Site>,
 }
@@ -52,7 +52,7 @@ impl Storage {
         Storage { mapped: Some(mapped), ..Self::new(buffer, device) }
     }
 
-    /// The part of a file that it is, if it is one.
+    /// The bytes, if they lie in a file.
     pub(crate) fn mapped(&self) -> Option<&MappedBytes> {
         self.mapped.as_ref()
     }
@@ -61,7 +61,7 @@ impl Storage {
         &self.device
     }
 
-    /// How often the contents have been written in place.
+    /// The number of writes in place so far.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -72,7 +72,7 @@ impl Storage {
         *self.last_write.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = site;
     }
 
-    /// Where the contents were last written, or the storage was made.
+    /// The place in the program that last wrote the contents, or made the storage.
     pub(crate) fn last_write(&self) -> Site {
         *self.last_write.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -85,7 +85,7 @@ impl Storage {
         self.frozen.store(frozen, Ordering::Release);
     }
 
-    /// Whether a copy on the [copy stream](crate::device::COPIES) may still write it.
+    /// True if a copy on the [copy stream](crate::copy_stream::COPIES) may still write the contents.
     pub(crate) fn is_arriving(&self) -> bool {
         self.arriving.load(Ordering::Acquire)
     }
@@ -94,7 +94,7 @@ impl Storage {
         self.arriving.store(arriving, Ordering::Release);
     }
 
-    /// Makes the stream that computes wait for the copy that may still write it.
+    /// Makes the stream that computes wait for the copy that may still write the contents.
     #[track_caller]
     pub(crate) fn await_copy(&self) -> Result<(), AllocError> {
         if self.is_arriving() {

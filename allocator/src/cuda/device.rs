@@ -174,17 +174,21 @@ impl CudaDevice {
         self.shared.context
     }
 
-    /// Makes a call with the device's context current, and puts back what was current before.
-    pub(super) fn call(
+    /// Makes a call of the driver with the device's context current, and puts back the context that
+    /// was current before. `name` is the function's, for the error.
+    ///
+    /// # Errors
+    /// `Call` with the code that `work` returned, or with the driver's own if it has no context.
+    pub fn make_call(
         &self,
         name: &'static str,
-        work: impl FnOnce(&Table) -> c_int,
+        work: impl FnOnce() -> c_int,
     ) -> Result<(), CudaError> {
         let (driver, table) = (self.driver(), self.driver().table());
         // SAFETY: the context is retained for as long as this device.
         let pushed = unsafe { (table.context_push)(self.context().0) };
         driver.check("cuCtxPushCurrent", pushed)?;
-        let code = work(table);
+        let code = work();
         let mut popped = std::ptr::null_mut();
         // Failing at this would undo nothing; a second try is all that there is to do.
         for _ in 0..2 {
@@ -196,6 +200,15 @@ impl CudaDevice {
         driver.check(name, code)
     }
 
+    /// [`CudaDevice::make_call`] of a function of this crate's table.
+    pub(super) fn call(
+        &self,
+        name: &'static str,
+        work: impl FnOnce(&Table) -> c_int,
+    ) -> Result<(), CudaError> {
+        self.make_call(name, || work(self.driver().table()))
+    }
+
     /// Runs `work` with the device's context current, and puts back what was current before: for
     /// libraries that compute on the device.
     ///
@@ -203,7 +216,7 @@ impl CudaDevice {
     /// The driver refused; `work` has not run then.
     pub fn with_context<R>(&self, work: impl FnOnce() -> R) -> Result<R, CudaError> {
         let mut result = None;
-        self.call("cuCtxPushCurrent", |_| {
+        self.make_call("cuCtxPushCurrent", || {
             result = Some(work());
             0
         })?;

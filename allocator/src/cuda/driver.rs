@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,6 +25,8 @@ pub struct Driver {
 
 pub(super) struct Loaded {
     pub(super) table: Table,
+    /// Never closed: a driver has threads of its own and must not go while they run.
+    library: ManuallyDrop<Library>,
     path: PathBuf,
     libraries: Libraries,
 }
@@ -41,14 +44,12 @@ impl Driver {
         let (library, path) = load(libraries)?;
         // SAFETY: 1. a library with these names is a CUDA driver: that is what the search, or
         // the one who named the folder, promises, and each function has had its type since CUDA 11.
-        // 2. It is never closed: it is forgotten below as soon as it is known to be used.
+        // 2. It is never closed: `Loaded` does not drop it.
         let table = unsafe { Table::load(&library) };
         let table =
             table.map_err(|symbol| CudaError::MissingSymbol { path: path.clone(), symbol })?;
-        // A driver has threads of its own and must not go while they run.
-        std::mem::forget(library);
-        let driver =
-            Driver { loaded: Arc::new(Loaded { table, path, libraries: libraries.clone() }) };
+        let (library, libraries) = (ManuallyDrop::new(library), libraries.clone());
+        let driver = Driver { loaded: Arc::new(Loaded { table, library, path, libraries }) };
         // SAFETY: the function takes a number; flags have to be 0.
         driver.check("cuInit", unsafe { (driver.table().init)(0) })?;
         Ok(driver)
@@ -57,6 +58,11 @@ impl Driver {
     /// The library's file, or its name where the system's loader found it.
     pub fn path(&self) -> &Path {
         &self.loaded.path
+    }
+
+    /// The loaded library, for its functions that this crate does not call. It is never closed.
+    pub fn library(&self) -> &Library {
+        &self.loaded.library
     }
 
     /// Where it was looked for, and where what goes with it is.

@@ -83,9 +83,6 @@ pub enum CudaError {
     },
 }
 
-/// `CUDA_ERROR_INVALID_VALUE`.
-const INVALID_VALUE: i32 = 1;
-
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
 
@@ -106,11 +103,6 @@ impl CudaError {
     /// only a new process has the device again.
     pub fn is_fault(&self) -> bool {
         matches!(self, CudaError::Call { code, .. } if STICKY.contains(code))
-    }
-
-    /// Whether the driver was given something that it does not know.
-    pub(super) fn is_invalid_value(&self) -> bool {
-        matches!(self, CudaError::Call { code: INVALID_VALUE, .. })
     }
 
     /// The same for the allocator, which was about `size_bytes`.

@@ -1,5 +1,5 @@
-//! The functions of the driver that the gate calls, looked up once; and how a table of functions of
-//! a library is made.
+//! The functions of the driver for context, memory, streams and events, looked up once; and a macro
+//! that makes a table of the functions of a library.
 //!
 //! Types are cudarc's. Its own functions are not used: they look a library up at the first call and
 //! panic where it or a function is missing, and a code that the bindings do not know would be an
@@ -8,8 +8,7 @@
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemAccessDesc, CUmemAllocationProp,
-    CUmodule, CUstream,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationProp, CUstream,
 };
 
 /// Physical memory of a device.
@@ -103,31 +102,6 @@ function_table! {
         copy_within = "cuMemcpyDtoDAsync_v2" (CUdeviceptr, CUdeviceptr, usize, CUstream);
         fill = "cuMemsetD8Async" (CUdeviceptr, c_uchar, usize, CUstream);
         fill_words = "cuMemsetD32Async" (CUdeviceptr, c_uint, usize, CUstream);
-        module_load = "cuModuleLoadDataEx"
-            (*mut CUmodule, *const c_void, c_uint, *const c_int, *const *mut c_void);
-        module_unload = "cuModuleUnload" (CUmodule);
-        function = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
-        function_attribute = "cuFuncGetAttribute" (*mut c_int, c_int, CUfunction);
-        set_function_attribute = "cuFuncSetAttribute" (CUfunction, c_int, c_int);
-        launch = "cuLaunchKernel" (
-            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
-            *const *mut c_void, *const *mut c_void
-        );
     }
-    some have {
-        // Since CUDA 12.4.
-        parameter = "cuFuncGetParamInfo" (CUfunction, usize, *mut usize, *mut usize);
-        // The pretend driver alone, see `Extent`.
-        extents = "pretend_extents" (*const Extent, usize);
-    }
-}
-
-/// Bytes that a launch may use: where, how many, and whether it may write them. The pretend driver
-/// is told before each launch; a real one sees addresses alone.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Extent {
-    pub(super) address: u64,
-    pub(super) size_bytes: u64,
-    pub(super) is_written: u64,
+    some have {}
 }

@@ -1,8 +1,7 @@
 use std::ops::Deref;
-use std::path::Path;
 use std::sync::Arc;
 
-use lowtide_allocator::cuda::pretend::{Order, TestDriver, Turn, Watch};
+use lowtide_allocator::cuda::pretend::{TestDriver, Turn, Watch};
 use lowtide_allocator::cuda::{CudaDevice, CudaSource, CudaStreams};
 use lowtide_allocator::{CachingAllocator, Stream};
 
@@ -17,8 +16,8 @@ pub(crate) const DEVICE_BYTES: usize = 32 << 20;
 const DRIVER: TestDriver<'_> = TestDriver {
     package: env!("CARGO_MANIFEST_DIR"),
     scratch: env!("CARGO_TARGET_TMPDIR"),
-    kernels: &["tests/cuda/kernels"],
-    watch: Watch::Accesses,
+    kernels: &[],
+    watch: Watch::Barriers,
     capacity_bytes: DEVICE_BYTES,
     page_bytes: PAGE_BYTES,
     context_bytes: CONTEXT_BYTES,
@@ -48,24 +47,6 @@ impl Gpu {
 
     pub(crate) fn with_capacity(capacity_bytes: usize) -> Option<Gpu> {
         TestDriver { capacity_bytes, ..DRIVER }.pretend().map(Gpu)
-    }
-
-    /// One whose kernels have every access watched.
-    pub(crate) fn watched() -> Option<Gpu> {
-        DRIVER.watched().map(Gpu)
-    }
-
-    /// A driver with the kernels of this folder alone.
-    pub(crate) fn with_kernels(folder: &Path, watch: Watch) -> Option<Gpu> {
-        let kernels = &[folder.to_str().expect("a path in UTF-8")];
-        TestDriver { kernels, watch, ..DRIVER }.pretend().map(Gpu)
-    }
-
-    /// The order of threads, where it can be chosen.
-    pub(crate) fn order(&self, order: Order) {
-        if let Some(pretend) = self.pretend.get() {
-            pretend.threads(order);
-        }
     }
 
     /// What nobody gave back, and how many.

@@ -1,6 +1,5 @@
 //! Laws of CUDA sources, on the pretend driver; some of them on any, see `gpu`.
 
-mod bounds;
 #[expect(dead_code, reason = "some of what the other tests need")]
 #[path = "../it/common.rs"]
 mod common;
@@ -11,6 +10,5 @@ mod early_reuse;
 mod example;
 mod faults;
 mod gpu;
-mod launches;
 mod pinned;
 mod source;

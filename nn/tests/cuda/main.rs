@@ -16,14 +16,14 @@ use lowtide_autograd::{Attempt, LeafId, Pass};
 use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
 use lowtide_nn::{Linear, Module, NnResult as Result, Parameters};
 use lowtide_tensor::cuda::CudaOptions;
+use lowtide_tensor::cuda::pretend::test_driver;
 use lowtide_tensor::{DType, Device, Tensor};
 
 use common::{KEY, cpu, f64s};
 use layer_list::{Layer, all};
 use zoo::{Trained, ZOO, fill};
 
-const DRIVER: TestDriver<'_> =
-    TestDriver::of_tensors(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
+const DRIVER: TestDriver<'_> = test_driver(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
 
 /// The types of parameters, with how far apart results of both devices may be, relative to their
 /// size and at least to 1: sums in another order, and for half types a few roundings, each of

@@ -313,7 +313,7 @@ fn mapped(
             if !offset_bytes.is_multiple_of(dtype.size_bytes()) {
                 return Ok(None);
             }
-            return Ok(Some(Tensor::from_mapped(device, shape, dtype, (file, offset_bytes))?));
+            return Ok(Some(Tensor::from_mapped(device, shape, dtype, file, offset_bytes)?));
         }
     }
     Ok(None)

@@ -11,12 +11,12 @@ use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
 use lowtide_nn::{LinearCrossEntropyOptions, Parameters};
 use lowtide_pretrained::{Decoder, GenerateOptions};
 use lowtide_tensor::cuda::CudaOptions;
+use lowtide_tensor::cuda::pretend::test_driver;
 use lowtide_tensor::{DType, Device, Tensor};
 
 use common::{CASES, KEY, Outcome, Run, config, cpu, error};
 
-const DRIVER: TestDriver<'_> =
-    TestDriver::of_tensors(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
+const DRIVER: TestDriver<'_> = test_driver(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
 
 fn device(gpu: &Turn) -> Device {
     let device = CudaDevice::of(&gpu.driver, 0).expect("it is there");

@@ -8,11 +8,12 @@ use lowtide_allocator::cuda::pretend::{TestDriver, Turn};
 use lowtide_ranks::{Collectives, ThreadRank, nccl, threads};
 use lowtide_tensor::Device;
 use lowtide_tensor::cuda::CudaOptions;
+use lowtide_tensor::cuda::pretend::test_driver;
 
 pub(crate) use super::values::*;
 
 pub(crate) const DRIVER: TestDriver<'_> =
-    TestDriver::of_tensors(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
+    test_driver(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
 
 /// As many as the pretend driver has devices.
 pub(crate) const MOST: usize = 4;

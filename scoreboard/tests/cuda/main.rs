@@ -8,9 +8,9 @@ use lowtide_scoreboard::outcome::{Law, Outcome};
 use lowtide_scoreboard::run;
 use lowtide_tensor::Device;
 use lowtide_tensor::cuda::CudaOptions;
+use lowtide_tensor::cuda::pretend::test_driver;
 
-const DRIVER: TestDriver<'_> =
-    TestDriver::of_tensors(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
+const DRIVER: TestDriver<'_> = test_driver(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
 
 /// Names of operations that have no kernel, with the reason.
 const WITHOUT: [(&str, &str); 0] = [];

@@ -19,6 +19,7 @@ pub(crate) mod tiles;
 pub(crate) mod turn;
 
 mod gemm_panel;
+mod half_types;
 mod handle;
 #[cfg(target_arch = "x86_64")]
 mod int8_packed;

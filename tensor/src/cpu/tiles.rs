@@ -11,8 +11,8 @@ use super::Cpu;
 use super::chunk::for_each_chunk;
 use super::uncached;
 use crate::dtype::{Element, same_type, same_type_mut};
-use crate::launch::{View, ViewMut};
 use crate::layout::{Layout, Nest, RANK_MAX};
+use crate::operand_view::{View, ViewMut};
 
 /// Elements per tile: the tiles of all operands stay in the L1 cache.
 pub(crate) const TILE_LEN: usize = 512;

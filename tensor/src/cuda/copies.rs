@@ -4,31 +4,32 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
-use lowtide_allocator::cuda::{Argument, CudaHostSource, CudaStreams};
+use lowtide_allocator::cuda::{CudaHostSource, CudaStreams};
 use lowtide_allocator::{AllocError, Buffer, PinnedBuffer, PinnedCache, SourceError, Stream};
 
-use super::DeviceOperand;
-use crate::copy_ahead::CopyAhead;
-use crate::device::COPIES;
+use super::gate::Argument;
+use super::operand::DeviceOperand;
+use crate::copy_stream::{COPIES, room_bytes};
 use crate::error::{Result, TensorError};
 
-/// Page-locked memory that copies pass through: at least this much, twice the largest of them, and
-/// no more than that. Larger ones go in parts, each of half of it.
+/// Limits of the page-locked memory that copies pass through, which is twice the largest copy.
+/// Copies that are larger than half of it go in parts of that size.
 const STAGING_BYTES: Range<usize> = 4 << 20..64 << 20;
 
 /// The copy stream of a device, and what the host needs for it.
 pub(super) struct Copies {
     streams: CudaStreams,
-    /// Made with the first copy, and made anew with one that is too large for it.
+    /// Memory that copies pass through: made with the first copy, and made anew with a copy that is
+    /// too large for it.
     staging: Mutex<Option<PinnedCache>>,
-    /// What kernels say about labels: a position, from 1, or 0; its label; the number of classes.
-    /// It is locked whenever a kernel is told of it, and from before a wait of the host until the
-    /// host has looked at it. So what the host sees was written before that wait.
+    /// Complaint of a kernel: a position, from 1, or 0; the label there; the number of classes; the
+    /// operation. Locked while a kernel is given its place, and from before a wait of the host until
+    /// the host has looked at it. So the host sees what was written before that wait.
     complaint: Mutex<Option<PinnedBuffer>>,
     /// Numbers of the caches whose blocks copies read themselves: the host waits for this stream
     /// before it writes them again.
     rings: Mutex<Vec<u64>>,
-    /// What was copied before it was asked for.
+    /// Bytes that were copied before a program asked for them.
     ahead: Mutex<Vec<CopiedAhead>>,
 }
 
@@ -38,7 +39,7 @@ struct CopiedAhead {
     contents: u64,
     range: Range<usize>,
     block: Arc<Buffer>,
-    /// Where they begin in `block`.
+    /// The first of the bytes in `block`.
     start: usize,
 }
 
@@ -54,7 +55,7 @@ impl Copies {
         }
     }
 
-    /// Enqueues a copy to a block, from byte `start` on, and keeps no hold of `bytes`.
+    /// Enqueues a copy to a block, from byte `start` on; `bytes` are used up when this returns.
     pub(super) fn upload(&self, bytes: &[u8], block: &Buffer, start: usize) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -68,7 +69,7 @@ impl Copies {
                     staged.as_mut_slice().copy_from_slice(part);
                     self.streams.upload_pinned(COPIES, (&staged, 0..part.len()), (block, at))?;
                 }
-                // Then the driver stages, and the host waits.
+                // Without page-locked memory the driver stages, and the host waits.
                 Err(
                     AllocError::OutOfMemory(_)
                     | AllocError::Source(SourceError::OutOfMemory { .. }),
@@ -79,12 +80,13 @@ impl Copies {
         Ok(())
     }
 
-    /// [`upload`](Self::upload) of bytes of a page-locked block: without a copy on the way if its
-    /// memory is a ring of this device, and within the device if they were copied ahead. It must
-    /// not be written before it has been waited for.
+    /// [`upload`](Self::upload) of bytes of a page-locked block: without a copy on the way if the
+    /// block is of a ring of this device, and within the device if the bytes were copied ahead. The
+    /// block must not be written before it has been waited for.
     pub(super) fn upload_pinned(
         &self,
-        (from, range): (&PinnedBuffer, Range<usize>),
+        from: &PinnedBuffer,
+        range: Range<usize>,
         block: &Buffer,
         start: usize,
     ) -> Result<()> {
@@ -106,7 +108,8 @@ impl Copies {
     }
 
     /// Enqueues copies of bytes of rings to a block that was allocated for copies, one after the
-    /// other, in place of those before; those of other memory, and what does not fit, are left out.
+    /// other, in place of earlier ones. Bytes of other memory, and parts that do not fit, are left
+    /// out.
     pub(super) fn copy_ahead(
         &self,
         block: &Arc<Buffer>,
@@ -115,7 +118,7 @@ impl Copies {
         self.forget_ahead(block);
         let mut start = 0;
         for (from, range) in parts {
-            let end = start + CopyAhead::size_for([range.len()]);
+            let end = start + room_bytes(range.len());
             if range.is_empty() || end > block.size_bytes() || !self.is_of_ring(from) {
                 continue;
             }
@@ -127,12 +130,12 @@ impl Copies {
         Ok(())
     }
 
-    /// Lets go of what was copied ahead to a block.
+    /// Drops the record of what was copied ahead to a block.
     pub(super) fn forget_ahead(&self, block: &Arc<Buffer>) {
         locked(&self.ahead).retain(|copied| !Arc::ptr_eq(&copied.block, block));
     }
 
-    /// Whether copies read the block themselves.
+    /// True if copies read the block themselves.
     fn is_of_ring(&self, block: &PinnedBuffer) -> bool {
         block.is_for(COPIES) && locked(&self.rings).contains(&block.cache_id())
     }
@@ -144,7 +147,7 @@ impl Copies {
         Ok(ring)
     }
 
-    /// [`upload`](Self::upload) to a place that kernels may be at work on, before and after.
+    /// [`upload`](Self::upload) to an operand that kernels may be at work on, before and after.
     pub(super) fn overwrite(&self, bytes: &[u8], to: &DeviceOperand<'_>) -> Result<()> {
         let memory = to.block().allocator();
         memory.wait(COPIES, Stream::DEFAULT)?;
@@ -154,7 +157,7 @@ impl Copies {
         copied.and(ordered.map_err(TensorError::from))
     }
 
-    /// The elements from the first to the last one of a place, when all work before is done.
+    /// The elements from the first to the last one of an operand, once all earlier work is done.
     pub(super) fn download<T: Pod>(&self, from: &DeviceOperand<'_>) -> Result<Vec<T>> {
         let bytes = from.bytes();
         let mut values = vec![T::zeroed(); bytes.len() / size_of::<T>()];
@@ -170,7 +173,7 @@ impl Copies {
         take_error(&mut complaint).map_or(Ok(values), Err)
     }
 
-    /// Lets `launch` tell a kernel where to complain about a value. There is room for one.
+    /// Lets `launch` give a kernel the place of its complaint about a value: room for one.
     pub(super) fn with_complaint(
         &self,
         launch: impl FnOnce(Argument<'_>) -> Result<()>,
@@ -189,7 +192,7 @@ impl Copies {
         Ok(())
     }
 
-    /// What a copy of that many bytes passes through.
+    /// The memory that a copy of that many bytes passes through.
     fn staging_for(&self, size_bytes: usize) -> Result<PinnedCache, AllocError> {
         let Range { start, end } = STAGING_BYTES;
         let wanted_bytes = size_bytes.saturating_mul(2).clamp(start, end).next_power_of_two();
@@ -206,23 +209,23 @@ impl Copies {
     }
 }
 
-/// Two parts fit, so that one can be filled while another is copied.
+/// The size of a part. Two parts fit, so that one can be filled while another is copied.
 fn part_bytes(staging: &PinnedCache) -> usize {
     staging.allocator().capacity_bytes() / 2
 }
 
-/// Operations whose kernels look at values.
+/// An operation whose kernels check values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checked {
-    /// At labels: what is no class is a `Label` error.
+    /// Labels: one that is no class is a `Label` error.
     Labels(&'static str),
-    /// At positions along a dimension: what is beyond it is an `Index` error.
+    /// Positions along a dimension: one beyond it is an `Index` error.
     Indices(&'static str),
-    /// At divisors: 0 is a `DivisionByZero` error.
+    /// Divisors: 0 is a `DivisionByZero` error.
     Divisors(&'static str),
 }
 
-/// All of them: kernels know them by their numbers.
+/// Every checked operation: kernels know them by their numbers.
 const CHECKED: &[Checked] = &[
     Checked::Labels("cross_entropy"),
     Checked::Labels("linear_cross_entropy"),
@@ -254,7 +257,7 @@ const CHECKED: &[Checked] = &[
 ];
 
 impl Checked {
-    /// What a kernel calls the operation; `None` if it is none whose values kernels look at.
+    /// The operation's number for kernels; `None` if kernels do not check its values.
     pub(crate) fn number(self) -> Option<u64> {
         CHECKED.iter().position(|&known| known == self).map(|number| number as u64)
     }
@@ -263,7 +266,7 @@ impl Checked {
 /// `struct Complaint` of `common.cu`: `[position from 1, value, len, operation]`.
 type Complaint = [i64; 4];
 
-/// What kernels found wrong, which is then forgotten.
+/// Takes the complaint of a kernel, which is then forgotten.
 fn take_error(record: &mut Option<PinnedBuffer>) -> Option<TensorError> {
     let words = record.as_mut()?.as_mut_slice();
     let [position, value, len, number]: Complaint = bytemuck::pod_read_unaligned(words);
@@ -277,7 +280,7 @@ fn take_error(record: &mut Option<PinnedBuffer>) -> Option<TensorError> {
     })
 }
 
-// What is behind these locks is whole at every unlock, so a poisoned one is taken over.
+// The values behind these locks are whole at every unlock, so a poisoned one is taken over.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

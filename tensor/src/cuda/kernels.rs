@@ -10,10 +10,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 
-use lowtide_allocator::cuda::{CudaDevice, Function, Grid, Kernel, KernelError, Module, Parameter};
+use lowtide_allocator::cuda::CudaDevice;
 
 use crate::cpu::lines::Blocks;
-use crate::cuda::gate::{CompileError, KernelCache, KernelCompiler, KernelSource};
+use crate::cuda::gate::{
+    CompileError, Function, Grid, KernelCache, KernelCompiler, KernelError, KernelSource, Module,
+    Parameter, Signature,
+};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 
@@ -174,7 +177,7 @@ images! {
 fn ptx(image: Image) -> Option<String> {
     use std::sync::LazyLock;
 
-    use lowtide_allocator::cuda::PtxArchive;
+    use crate::cuda::gate::PtxArchive;
 
     static ARCHIVE: LazyLock<PtxArchive> = LazyLock::new(|| {
         PtxArchive::read(include_bytes!("kernels.ptx.xz")).expect("a part of the program")
@@ -193,17 +196,26 @@ fn ptx(_image: Image) -> Option<String> {
     None
 }
 
+/// Compiles every kernel of this crate for every type, on all cores, so that none is compiled when
+/// it is first launched: after an installation, say. The compiler's
+/// [cache](KernelCompiler::cache) keeps them; the result is their number.
+///
+/// # Errors
+/// The error of the first kernel that is not compiled; the others are.
+pub fn compile_kernels(compiler: &KernelCompiler) -> Result<usize, CompileError> {
+    let cubins = cubins(compiler, &all_images());
+    let kept: Vec<Vec<u8>> = cubins.into_iter().collect::<Result<_, _>>()?;
+    Ok(kept.len())
+}
+
 /// Every kernel of this crate, in every type.
-pub(super) fn all_images() -> Vec<Image> {
+fn all_images() -> Vec<Image> {
     let typed = TYPED_IMAGES.iter().flat_map(|image| image.0);
     IMAGES.iter().chain(typed).copied().collect()
 }
 
 /// Code of each image, of the cache or compiled now, on all cores.
-pub(super) fn cubins(
-    compiler: &KernelCompiler,
-    images: &[Image],
-) -> Vec<Result<Vec<u8>, CompileError>> {
+fn cubins(compiler: &KernelCompiler, images: &[Image]) -> Vec<Result<Vec<u8>, CompileError>> {
     let next = AtomicUsize::new(0);
     let cubins: Vec<_> = images.iter().map(|_| OnceLock::new()).collect();
     let work = || {
@@ -250,14 +262,18 @@ impl Loaded {
     }
 
     /// A kernel of an image.
-    pub(super) fn function(&self, image: Image, kernel: &Kernel) -> Result<Function, KernelError> {
+    pub(super) fn function(
+        &self,
+        image: Image,
+        signature: &Signature,
+    ) -> Result<Function, KernelError> {
         // Both maps are consistent at every unlock, so a poisoned lock is taken over.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = state.functions.get(kernel.name) {
+        if let Some(function) = state.functions.get(signature.name) {
             return Ok(function.clone());
         }
-        let function = self.module(&mut state, image)?.function(kernel)?;
-        state.functions.insert(kernel.name, function.clone());
+        let function = self.module(&mut state, image)?.function(signature)?;
+        state.functions.insert(signature.name, function.clone());
         Ok(function)
     }
 
@@ -404,6 +420,50 @@ pub(crate) fn divisor(size: usize) -> [u64; 2] {
     let shift = u64::from(size.next_power_of_two().trailing_zeros());
     let magic = ((1 << 32) * ((1 << shift) - size)) / size + 1;
     [size | magic << 32, shift]
+}
+
+/// The place of a name in the first enum of a file of kernels. For constants: the compiler looks,
+/// and reports a name that is missing as an error.
+pub(crate) const fn kernel_number(file: &str, name: &str) -> u32 {
+    let (text, name) = (file.as_bytes(), name.as_bytes());
+    let (mut at, mut number, mut is_in_enum) = (0, 0, false);
+    while at < text.len() {
+        match text[at] {
+            b'{' if !is_in_enum => (is_in_enum, number) = (true, 0),
+            b'}' => is_in_enum = false,
+            b'/' => {
+                while text[at] != b'\n' {
+                    at += 1;
+                }
+            }
+            b'A'..=b'Z' if is_in_enum => {
+                let start = at;
+                while is_of_name(text[at]) {
+                    at += 1;
+                }
+                if is_same(text, start, at, name) {
+                    return number;
+                }
+                number += 1;
+                continue;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    panic!("the file has no such formula")
+}
+
+const fn is_of_name(byte: u8) -> bool {
+    byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_'
+}
+
+const fn is_same(text: &[u8], start: usize, end: usize, name: &[u8]) -> bool {
+    let mut index = 0;
+    while index < name.len() && start + index < end && text[start + index] == name[index] {
+        index += 1;
+    }
+    index == name.len() && start + index == end
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What multiplies matrices on a device: cuBLASLt, or the kernel of this crate where the library is
+//! Multipliers of matrices on a device: cuBLASLt, or the kernel of this crate where the library is
 //! missing or fails.
 
 use std::fmt;
@@ -8,20 +8,34 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowtide_allocator::cuda::CudaDevice;
 
-use super::Products;
 use super::gate::{Blas, BlasError, Precision, Product};
 use crate::error::Result;
 
-/// What multiplies matrices on a device, as found there.
+/// The multiplier of matrices that a program asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Products {
+    /// cuBLASLt, where it is found and has a way to do the product; else the kernel of this crate.
+    Library(Precision),
+    /// The kernel of this crate, which adds half types up in f32 without tensor cores.
+    Own,
+}
+
+impl Default for Products {
+    fn default() -> Self {
+        Products::Library(Precision::F32)
+    }
+}
+
+/// The multiplier of matrices on a device, as found there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProductsBy {
     /// cuBLASLt. A product that it refuses is done by the kernel of this crate.
     Library {
-        /// As the library numbers itself.
+        /// Version of the library, as it numbers itself.
         version: usize,
-        /// Its file, or its name where the system's loader found it.
+        /// File of the library, or its name where the system's loader found it.
         path: PathBuf,
-        /// How factors are multiplied.
+        /// Precision of the factors.
         precision: Precision,
     },
     /// The kernel of this crate, as was asked for.
@@ -46,12 +60,12 @@ impl fmt::Display for ProductsBy {
     }
 }
 
-/// How many launches each has done so far. A product may take several.
+/// Launches of products so far. A product may take several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProductCounts {
-    /// By cuBLASLt.
+    /// Launches by cuBLASLt.
     pub library: u64,
-    /// By the kernel of this crate.
+    /// Launches by the kernel of this crate.
     pub own: u64,
 }
 
@@ -78,7 +92,7 @@ impl Library {
         }
     }
 
-    /// The library and how precise products are; `None` where the kernel of this crate does them.
+    /// The library and the precision of products; `None` where the kernel of this crate does them.
     ///
     /// # Errors
     /// The library failed for a reason that may pass, such as a lack of memory.
@@ -102,9 +116,9 @@ impl Library {
     }
 
     /// Notes that the library refused a product, which the kernel of this crate then does. A
-    /// library that is of no use on this device is not asked again.
+    /// library that is useless on this device is not asked again.
     pub(super) fn refused(&self, error: &BlasError) {
-        // That it has no plan for an unusual shape is nothing to tell.
+        // A missing plan for an unusual shape is not worth a message.
         if matches!(error, BlasError::Call { .. }) {
             self.tell(error);
         }
@@ -156,7 +170,7 @@ impl Library {
         }
     }
 
-    // It is written whole, so a poisoned lock is taken over.
+    // The value is written whole, so a poisoned lock is taken over.
     fn found(&self) -> MutexGuard<'_, Option<Result<Blas, BlasError>>> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }

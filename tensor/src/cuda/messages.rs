@@ -1,16 +1,18 @@
-//! Tensors from one NVIDIA device to another, without a way through the host.
+//! Tensors from one NVIDIA device to another, past the host.
 
 use lowtide_allocator::Stream;
 
 use super::gate::Communicator;
-use super::{Cuda, CudaOperands};
+use super::handle::Cuda;
+use super::on_cuda::CudaOperands;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::device::Device;
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::tensor::Tensor;
 
-/// Messages to ranks with what is read, and from ranks to what is written.
+/// Messages to ranks with the tensors that are read, and from ranks to those that are written.
 struct Exchange<'a> {
     communicator: &'a Communicator,
     gifts: &'a [(usize, Tensor)],

@@ -2,41 +2,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use lowtide_allocator::cuda::pretend::KernelFile;
-use lowtide_allocator::cuda::{
-    Architecture, Argument, CudaStreams, Function, Grid, Kernel, Libraries, Module, Parameter,
-};
-use lowtide_allocator::{CachingAllocator, Repeat, Stream};
+use lowtide_allocator::Repeat;
+use lowtide_allocator::cuda::{Architecture, Libraries};
 use lowtide_tensor::cuda::gate::{
-    CompileError, Compiler, KernelCache, KernelCompiler, KernelSource,
+    CompileError, Compiler, KernelCache, KernelCompiler, KernelSource, Module,
 };
+use lowtide_tensor::cuda::pretend::kernel_files;
 
 use crate::gpu::{BASICS, Gpu, KERNELS, package};
-
-const ADD: Kernel = Kernel {
-    name: "add",
-    parameters: &[Parameter::Write, Parameter::Read, Parameter::Read, Parameter::U64],
-};
-
-/// The kernel `ADD` adds numbers to themselves.
-fn check_sum(streams: &CudaStreams, memory: &CachingAllocator, add: &Function, len: usize) {
-    let (values, bytes): (Vec<f32>, _) = ((0..len).map(|i| i as f32).collect(), 0..4 * len);
-    let (x, y) = (memory.allocate(4 * len).unwrap(), memory.allocate(4 * len).unwrap());
-    streams.upload(Stream::DEFAULT, bytemuck::cast_slice(&values), (&x, bytes.clone())).unwrap();
-    let arguments = [
-        Argument::write(&y, bytes.clone()),
-        Argument::read(&x, bytes.clone()),
-        Argument::read(&x, bytes.clone()),
-        Argument::U64(len as u64),
-    ];
-    // SAFETY: 1. the kernel takes these arguments and reads and writes `len` of each. 2. Nothing
-    // else uses the blocks. 3. No block is page-locked.
-    unsafe { streams.launch(Stream::DEFAULT, add, Grid::row(3, 128), &arguments) }.unwrap();
-    let mut doubled = vec![0.0_f32; len];
-    let to = bytemuck::cast_slice_mut(&mut doubled);
-    streams.download(Stream::DEFAULT, (&y, bytes), to).unwrap();
-    assert!(values.iter().zip(&doubled).all(|(value, doubled)| value + value == *doubled));
-}
+use crate::launches::{ADD, check_sum};
 
 const SM_80: Architecture = Architecture { major: 8, minor: 0 };
 const SM_90: Architecture = Architecture { major: 9, minor: 0 };
@@ -54,7 +28,7 @@ fn folder(name: &str) -> PathBuf {
 
 /// The kernels of a folder as they are compiled: names, and sources with what is common to them.
 fn programs(folder: &Path) -> Vec<(String, String)> {
-    let files = KernelFile::all_below(folder).unwrap();
+    let files = kernel_files(folder).unwrap();
     files.into_iter().map(|file| (file.name.clone(), file.whole_source())).collect()
 }
 

@@ -7,14 +7,15 @@ use lowtide_allocator::cuda::pretend::{Order, Pretend, TestDriver, Turn, Watch};
 use lowtide_allocator::cuda::{CudaDevice, CudaSource, CudaStreams};
 use lowtide_tensor::Device;
 use lowtide_tensor::cuda::CudaOptions;
+use lowtide_tensor::cuda::pretend::kernels_below;
 
 const PAGE_BYTES: usize = 2 << 20;
 
 /// The kernels of this crate.
 pub(crate) const KERNELS: &str = "src";
 
-/// Those of the allocator's tests: small ones, and ones with faults.
-pub(crate) const BASICS: &str = "../allocator/tests/cuda/kernels";
+/// Kernels of these tests: small ones, and ones with faults.
+pub(crate) const BASICS: &str = "tests/cuda/kernels";
 
 /// More than any program needs.
 const PLENTY_BYTES: usize = 1 << 40;
@@ -22,7 +23,7 @@ const PLENTY_BYTES: usize = 1 << 40;
 const DRIVER: TestDriver<'_> = TestDriver {
     package: env!("CARGO_MANIFEST_DIR"),
     scratch: env!("CARGO_TARGET_TMPDIR"),
-    kernels: &[KERNELS, BASICS],
+    kernels: &[kernels_below(KERNELS), kernels_below(BASICS)],
     watch: Watch::Accesses,
     capacity_bytes: 64 << 20,
     page_bytes: PAGE_BYTES,
@@ -58,7 +59,7 @@ impl Gpu {
 
     /// A driver with the kernels of this folder alone.
     pub(crate) fn with_kernels(folder: &Path, watch: Watch) -> Option<Gpu> {
-        let kernels = &[folder.to_str().expect("a path in UTF-8")];
+        let kernels = &[kernels_below(folder.to_str().expect("a path in UTF-8"))];
         TestDriver { kernels, watch, ..DRIVER }.pretend().map(Gpu)
     }
 

@@ -31,7 +31,7 @@ fn mapped_elements_are_those_of_the_file_and_take_no_memory() {
     let bytes = [&[1, 2, 3, 4, 5, 6, 7, 8][..], bytes_of(&values).as_slice()].concat();
     let (_file, mapped) = file(&bytes);
     let device = cpu(2);
-    let x = Tensor::from_mapped(&device, [6, 40], DType::F32, (&mapped, 8)).unwrap();
+    let x = Tensor::from_mapped(&device, [6, 40], DType::F32, &mapped, 8).unwrap();
     assert_eq!((requested_bytes(&device), device.mapped_bytes()), (0, 6 * 40 * 4));
     assert!(x.is_mapped() && !x.is_reusable());
     assert_eq!(x.to_vec::<f32>().unwrap(), values);
@@ -60,7 +60,7 @@ fn what_writes_a_mapped_tensor_is_an_error() {
     let values = floats(16);
     let (_file, mapped) = file(&bytes_of(&values));
     let device = cpu(1);
-    let mut x = Tensor::from_mapped(&device, [4, 4], DType::F32, (&mapped, 0)).unwrap();
+    let mut x = Tensor::from_mapped(&device, [4, 4], DType::F32, &mapped, 0).unwrap();
     let is_read_only = |found| matches!(found, Err(TensorError::ReadOnly { .. }));
     assert!(is_read_only(x.fill_(1.0)));
     assert!(is_read_only(x.set_bytes_(&[0; 64])));
@@ -77,14 +77,14 @@ fn what_writes_a_mapped_tensor_is_an_error() {
 fn parts_that_are_not_in_the_file_or_lie_askew_are_errors() {
     let (_file, mapped) = file(&[0; 64]);
     let device = cpu(1);
-    let of = |len: usize, at| Tensor::from_mapped(&device, [len], DType::F32, (&mapped, at));
+    let of = |len: usize, at| Tensor::from_mapped(&device, [len], DType::F32, &mapped, at);
     assert!(of(16, 0).is_ok() && of(15, 4).is_ok() && of(0, 64).is_ok());
     assert!(matches!(of(16, 4), Err(TensorError::Index { .. })));
     assert!(matches!(of(usize::MAX, 0), Err(TensorError::Index { .. })));
     assert!(matches!(of(1, 2), Err(TensorError::Unaligned { align_bytes: 4, .. })));
     assert_eq!(device.mapped_bytes(), 0);
     let (_file, empty) = file(&[]);
-    let x = Tensor::from_mapped(&device, [0], DType::F32, (&empty, 0)).unwrap();
+    let x = Tensor::from_mapped(&device, [0], DType::F32, &empty, 0).unwrap();
     assert!(x.to_vec::<f32>().unwrap().is_empty());
 }
 
@@ -94,7 +94,7 @@ fn simulated_devices_know_mapped_tensors() {
     let device = cpu(1);
     let make = |device: &lowtide_tensor::Device| {
         let _scope = device.category(Category::Parameter);
-        Tensor::from_mapped(device, [1024], DType::F32, (&mapped, 0)).unwrap()
+        Tensor::from_mapped(device, [1024], DType::F32, &mapped, 0).unwrap()
     };
     let x = make(&device);
     let simulated = device.simulate();
@@ -134,7 +134,7 @@ fn quantised_matrices_multiply_from_a_file() {
     }
     let (_file, mapped) = file(&bytes);
     let parts = w.parts().iter().zip(places).map(|(part, at)| {
-        Tensor::from_mapped(&device, *part.shape(), part.dtype(), (&mapped, at)).unwrap()
+        Tensor::from_mapped(&device, *part.shape(), part.dtype(), &mapped, at).unwrap()
     });
     let there = Quantized::from_parts(w.format(), *w.shape(), parts.collect()).unwrap();
     let x = Tensor::from_slice(&device, [3, 64], &floats(3 * 64)).unwrap();
@@ -161,7 +161,7 @@ fn pages_of_a_mapped_weight_are_the_files() {
     const ROWS: usize = 2048;
     let (file, mapped) = file(&bytes_of(&floats(ROWS * 1024)));
     let device = cpu(2);
-    let w = Tensor::from_mapped(&device, [ROWS, 1024], DType::F32, (&mapped, 0)).unwrap();
+    let w = Tensor::from_mapped(&device, [ROWS, 1024], DType::F32, &mapped, 0).unwrap();
     let x = Tensor::ones(&device, [2, 1024], DType::F32).unwrap();
     let before = device.allocator().statistics().requested;
     let y = x.linear(&w, None).unwrap();

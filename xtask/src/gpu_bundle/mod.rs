@@ -24,7 +24,7 @@
 //! The tests are the binaries that `cargo xtask test` runs, those of every target called
 //! [`TARGET`]: with `LOWTIDE_TEST_DRIVER=system` they take the driver of the machine, and those
 //! that need the pretend one skip themselves. `LOWTIDE_CUDA_LIBS` may name the folder of a pretend
-//! driver with the kernels of the allocator's tests (below `target/tmp/pretend-gpu`, the one with
+//! driver with the kernels of tensor's tests (below `target/tmp/pretend-gpu`, the one with
 //! `basics.ptx`): with `--small` the whole script runs on that.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! PTX of many files in one compressed file; `lowtide_allocator::cuda::PtxArchive` reads it, too.
+//! PTX of many files in one compressed file, which `lowtide_tensor::cuda::gate::PtxArchive` reads.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};

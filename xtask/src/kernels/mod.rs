@@ -36,7 +36,7 @@ const REAL: [&str; 2] = ["sm_80", "sm_90"];
 pub struct KernelSet {
     /// Its files end with `.cu`. What is in `common.cu` stands before each of them.
     pub folder: &'static str,
-    /// The PTX of all of them, in the form that `lowtide_allocator::cuda::PtxArchive` reads.
+    /// The PTX of all of them, in the form that `lowtide_tensor::cuda::gate::PtxArchive` reads.
     pub archive: &'static str,
     /// Whether the archive is in the repository.
     pub is_checked_in: bool,
@@ -50,8 +50,8 @@ pub const KERNELS: [KernelSet; 2] = [
         is_checked_in: false,
     },
     KernelSet {
-        folder: "allocator/tests/cuda/kernels",
-        archive: "allocator/tests/cuda/kernels/kernels.ptx.xz",
+        folder: "tensor/tests/cuda/kernels",
+        archive: "tensor/tests/cuda/kernels/kernels.ptx.xz",
         is_checked_in: true,
     },
 ];

@@ -10,7 +10,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::{Library, LibraryError, Pretend, Watch};
+use super::{KernelFolder, Library, LibraryError, Pretend, Watch};
 use crate::cuda::{CudaDevice, Driver, Libraries};
 
 /// Which driver tests run on that can do with any: `system`, or the pretend one.
@@ -30,8 +30,8 @@ pub struct TestDriver<'a> {
     pub package: &'a str,
     /// Where the pretend driver is built, `env!("CARGO_TARGET_TMPDIR")`.
     pub scratch: &'a str,
-    /// Folders of kernels, as seen from the crate's.
-    pub kernels: &'a [&'a str],
+    /// Folders of kernels.
+    pub kernels: &'a [KernelFolder<'a>],
     /// How the kernels are compiled.
     pub watch: Watch,
     /// What a pretend device has.
@@ -42,23 +42,7 @@ pub struct TestDriver<'a> {
     pub context_bytes: usize,
 }
 
-impl<'a> TestDriver<'a> {
-    /// For the tests of a crate that computes with tensors, in a folder beside theirs: a device of
-    /// 64 MiB in pages of 2 MiB, whose kernels have their barriers watched. That they stay inside
-    /// their memory is for the tests of tensors to see.
-    pub const fn of_tensors(package: &'a str, scratch: &'a str) -> Self {
-        const PAGE_BYTES: usize = 2 << 20;
-        TestDriver {
-            package,
-            scratch,
-            kernels: &["../tensor/src"],
-            watch: Watch::Barriers,
-            capacity_bytes: 64 << 20,
-            page_bytes: PAGE_BYTES,
-            context_bytes: PAGE_BYTES,
-        }
-    }
-
+impl TestDriver<'_> {
     /// Any driver, a real one where the tests run on the system's; `None`, said aloud, where there
     /// is none.
     ///
@@ -116,12 +100,14 @@ impl<'a> TestDriver<'a> {
         if !sources.exists() {
             return skip("the pretend driver is no part of this package");
         }
-        let kernels: Vec<PathBuf> =
-            self.kernels.iter().map(|folder| package.join(folder)).collect();
-        let kernels: Vec<&Path> = kernels.iter().map(PathBuf::as_path).collect();
-        let watch = if is_sanitized() { Watch::Addresses } else { self.watch };
-        let library = Library { sources: &sources, kernels: &kernels, watch };
-        match library.build(&Path::new(self.scratch).join("pretend-gpu")) {
+        let read = |folder: &KernelFolder<'_>| (folder.read)(&package.join(folder.path));
+        let kernels: Result<Vec<_>, _> = self.kernels.iter().map(read).collect();
+        let built = kernels.and_then(|kernels| {
+            let watch = if is_sanitized() { Watch::Addresses } else { self.watch };
+            let library = Library { sources: &sources, kernels: &kernels.concat(), watch };
+            library.build(&Path::new(self.scratch).join("pretend-gpu"))
+        });
+        match built {
             Ok(folder) => Some(folder),
             Err(error @ (LibraryError::OtherMachine | LibraryError::NoCompiler { .. })) => {
                 skip(&error.to_string())

@@ -11,7 +11,6 @@ use std::{env, fs, io};
 use thiserror::Error;
 
 use super::stand_in::{entries_of, is_of_source, names_in, stand_in};
-use crate::cuda::ptx::PtxArchive;
 
 /// How closely kernels are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +34,8 @@ pub enum Watch {
 pub struct Library<'a> {
     /// The folder with the driver's sources, `xtask/pretend-gpu`.
     pub sources: &'a Path,
-    /// Folders of kernels, see [`KernelFile::all_below`].
-    pub kernels: &'a [&'a Path],
+    /// Files of kernels.
+    pub kernels: &'a [KernelFile],
     /// How the kernels are compiled.
     pub watch: Watch,
 }
@@ -78,28 +77,8 @@ pub enum LibraryError {
     },
 }
 
-/// The common source, beside the kernels that it stands before.
+/// The name that the compiler has for what stands before the kernels of a file.
 const COMMON: &str = "common.cu";
-
-/// A file that has this is compiled once for each of these types, with [`STORED`] defined as it.
-const TYPED: &str = "KERNEL(";
-const TYPES: [&str; 8] = ["f32", "f64", "f16", "bf16", "i64", "i32", "u8", "bool"];
-
-/// The types of a file with the first of these are all, with the other those that tensor cores
-/// take, and without either the floats.
-const WITH_INTEGERS: &str = "// Integers, too.";
-const FOR_TENSOR_CORES: &str = "// For tensor cores.";
-const FACTORS: [&str; 3] = ["f32", "f16", "bf16"];
-
-fn types_of(source: &str) -> &'static [&'static str] {
-    match (source.contains(WITH_INTEGERS), source.contains(FOR_TENSOR_CORES)) {
-        (true, _) => &TYPES,
-        (_, true) => &FACTORS,
-        _ => &TYPES[..4],
-    }
-}
-
-const STORED: &str = "STORED";
 
 /// The libraries that the driver's file is, beside the driver.
 const OTHER_NAMES: [&str; 3] = ["libnvrtc.so.12", "libcublasLt.so.12", "libnccl.so.2"];
@@ -130,7 +109,7 @@ impl Library<'_> {
         if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
             return Err(LibraryError::OtherMachine);
         }
-        let sources = Sources::read(self)?;
+        let sources = Sources::read(self.sources)?;
         let build = Build {
             compiler: env::var("CXX").unwrap_or_else(|_| "c++".to_owned()),
             include: self.sources.to_path_buf(),
@@ -151,7 +130,7 @@ impl Library<'_> {
             library.push(build.object(name, &sources.file(name), &sources.headers, flags)?);
         }
         let mut images = Vec::new();
-        for kernels in &sources.kernels {
+        for kernels in self.kernels {
             let image = match &kernels.ptx {
                 Some(ptx) => ptx.clone(),
                 None => build.entries(kernels)?,
@@ -179,81 +158,50 @@ impl Library<'_> {
     }
 }
 
-/// Texts to compile.
+/// Texts of the driver to compile.
 struct Sources {
     files: BTreeMap<String, String>,
     headers: String,
-    kernels: Vec<KernelFile>,
 }
 
-/// A file of kernels, with what was made of it.
+/// A file of kernels, for one type if it is for several.
 #[derive(Clone, Debug)]
 pub struct KernelFile {
     /// The file's name without its ending. For a file that is compiled for several types, the type
     /// follows, as in `norm_f32`.
     pub name: String,
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What stands before it: the type that it is compiled for, and what is common to all.
+    /// Text before that of the file: the type that it is compiled for, and what all files share.
     pub common: String,
-    /// What is in it.
+    /// Text of the file.
     pub source: String,
-    /// What NVRTC made of both, where there is an archive that has it.
-    ptx: Option<String>,
+    /// PTX that NVRTC made of both, where an archive has it.
+    pub ptx: Option<String>,
+}
+
+/// A folder of kernels, and the function that finds the files in it: the crate that launches
+/// kernels knows how its sources are put together.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelFolder<'a> {
+    /// As seen from the folder of the crate that is tested.
+    pub path: &'a str,
+    /// Reads the files in a folder and those below it.
+    pub read: fn(&Path) -> Result<Vec<KernelFile>, LibraryError>,
 }
 
 impl KernelFile {
-    /// Every `NAME.cu` in a folder and those below it, in the order of their names, once for each
-    /// type where its kernels are named by `KERNEL(..)`. Above or beside them there may be one
-    /// [`PtxArchive`] of all, and one `common.cu`, which stands before each of them.
-    ///
-    /// # Errors
-    /// `File` for one that cannot be read.
-    pub fn all_below(folder: &Path) -> Result<Vec<KernelFile>, LibraryError> {
-        let (mut paths, mut common, mut archive) = (Vec::new(), String::new(), None);
-        for path in files_below(folder)? {
-            match path.file_name().and_then(OsStr::to_str).unwrap_or_default() {
-                COMMON => common = read(&path)?,
-                PtxArchive::FILE_NAME => {
-                    let bytes = fs::read(&path).and_then(|bytes| PtxArchive::read(&bytes));
-                    archive = Some(bytes.map_err(|cause| of_file(&path, cause))?);
-                }
-                _ if parts(&path).1 == "cu" => paths.push(path),
-                _ => {}
-            }
-        }
-        paths.sort_by(|a, b| parts(a).0.cmp(parts(b).0));
-        // One that was made before the last change is of no use.
-        let ptx_of = |name: &str, source: &str| {
-            let ptx = archive.as_ref().and_then(|archive| archive.get(name));
-            ptx.filter(|ptx| is_of_source(ptx, source)).map(str::to_owned)
-        };
-        let mut files = Vec::new();
-        for path in paths {
-            let (stem, source) = (parts(&path).0.to_owned(), read(&path)?);
-            let mut variants = vec![(stem.clone(), common.clone())];
-            if source.contains(TYPED) {
-                let variant = |name: &&str| {
-                    (format!("{stem}_{name}"), format!("#define {STORED} {name}\n{common}"))
-                };
-                variants = types_of(&source).iter().map(variant).collect();
-            }
-            for (name, common) in variants {
-                let (source, path) = (source.clone(), path.clone());
-                let mut file = KernelFile { name, path, common, source, ptx: None };
-                file.ptx = ptx_of(&file.name, &file.whole_source());
-                files.push(file);
-            }
-        }
-        Ok(files)
-    }
-
-    /// As it is compiled for a device.
+    /// The text that is compiled for a device.
     pub fn whole_source(&self) -> String {
         format!("{}{}", self.common, self.source)
     }
 
-    /// What a driver loads: the PTX, or what stands for it, which the pretend driver takes alone.
+    /// Whether PTX was made of this text: an archive may be older than the source.
+    pub fn is_source_of(&self, ptx: &str) -> bool {
+        is_of_source(ptx, &self.whole_source())
+    }
+
+    /// The image that a driver loads: the PTX, or a stand-in that the pretend driver alone takes.
     pub fn image(&self) -> String {
         self.ptx.clone().unwrap_or_else(|| stand_in(&self.name, &self.whole_source()))
     }
@@ -275,19 +223,15 @@ impl KernelFile {
 }
 
 impl Sources {
-    fn read(library: &Library<'_>) -> Result<Sources, LibraryError> {
-        let mut sources =
-            Sources { files: BTreeMap::new(), headers: String::new(), kernels: Vec::new() };
-        for path in entries(library.sources)? {
+    fn read(folder: &Path) -> Result<Sources, LibraryError> {
+        let mut sources = Sources { files: BTreeMap::new(), headers: String::new() };
+        for path in entries(folder)? {
             let (stem, extension) = parts(&path);
             match extension {
                 "h" => sources.headers += &read(&path)?,
                 "cc" => drop(sources.files.insert(stem.to_owned(), read(&path)?)),
                 _ => {}
             }
-        }
-        for folder in library.kernels {
-            sources.kernels.extend(KernelFile::all_below(folder)?);
         }
         Ok(sources)
     }
@@ -432,19 +376,6 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.sort();
     Ok(paths)
-}
-
-/// The files of a folder and of those in it.
-fn files_below(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
-    let mut files = Vec::new();
-    for path in entries(folder)? {
-        if path.is_dir() {
-            files.extend(files_below(&path)?);
-        } else {
-            files.push(path);
-        }
-    }
-    Ok(files)
 }
 
 fn read(path: &Path) -> Result<String, LibraryError> {

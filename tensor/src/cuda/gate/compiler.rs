@@ -198,7 +198,7 @@ impl Compiler {
     }
 
     /// Code for just this architecture, a cubin, as
-    /// [`Module::load`](lowtide_allocator::cuda::Module::load) takes it.
+    /// [`Module::load`](super::Module::load) takes it.
     ///
     /// # Errors
     /// `Refused` with what the compiler says, where the source is wrong; `UnknownArchitecture`; or

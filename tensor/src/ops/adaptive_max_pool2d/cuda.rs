@@ -1,11 +1,11 @@
 //! Both directions on NVIDIA devices, see `adaptive_max_pool2d.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::AdaptiveMaxPool2d;
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{ADAPTIVE_MAX_POOL2D, grid, typed_name};
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
+use crate::ops::direction::Direction;
 use Parameter::{Read, U64, Words, Write};
 
 /// `struct Size`.
@@ -21,11 +21,7 @@ impl AdaptiveMaxPool2d {
 }
 
 /// Enqueues the largest values and their places.
-pub(super) fn forward(
-    op: &AdaptiveMaxPool2d,
-    cuda: &Cuda,
-    operands: &CudaOperands<'_>,
-) -> Result<()> {
+fn forward(op: &AdaptiveMaxPool2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let (x, [y, winners]) = (operands.read(0), [0, 1].map(|index| operands.write(index)));
     let (sizes, len) = (op.sizes(), y.layout().shape().element_count());
     let kernel = Signature {
@@ -44,11 +40,7 @@ pub(super) fn forward(
 }
 
 /// Enqueues the gradient.
-pub(super) fn backward(
-    op: &AdaptiveMaxPool2d,
-    cuda: &Cuda,
-    operands: &CudaOperands<'_>,
-) -> Result<()> {
+fn backward(op: &AdaptiveMaxPool2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let ([dy, winners], dx) = ([0, 1].map(|index| operands.read(index)), operands.write(0));
     let (sizes, len) = (op.sizes(), dx.layout().shape().element_count());
     let kernel = Signature {
@@ -64,4 +56,13 @@ pub(super) fn backward(
         Argument::U64(len as u64),
     ];
     cuda.launch(ADAPTIVE_MAX_POOL2D.of(op.dtype), &kernel, grid(len), &arguments)
+}
+
+impl OnCuda for AdaptiveMaxPool2d {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        match self.direction {
+            Direction::Forward => forward(&self, cuda, operands),
+            Direction::Backward => backward(&self, cuda, operands),
+        }
+    }
 }

@@ -5,13 +5,12 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::pool::Pool;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, Float, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::ops::direction::Direction;
 use crate::ops::max_pool2d::exceeds;
@@ -87,7 +86,7 @@ impl AdaptiveMaxPool2d {
     }
 }
 
-impl Kernel for AdaptiveMaxPool2d {
+impl FullKernel for AdaptiveMaxPool2d {
     fn name(&self) -> &'static str {
         match self.direction {
             Direction::Forward => "adaptive_max_pool2d",
@@ -117,19 +116,6 @@ impl Kernel for AdaptiveMaxPool2d {
             }),
         }
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        match self.direction {
-            Direction::Forward => cuda::forward(&self, cuda, operands),
-            Direction::Backward => cuda::backward(&self, cuda, operands),
-        }
     }
 }
 

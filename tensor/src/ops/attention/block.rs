@@ -6,7 +6,7 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Simd;
 use crate::cpu::turn::turn_rows;
 use crate::dtype::{Bool, Element};
-use crate::launch::View;
+use crate::operand_view::View;
 
 /// Queries of a task, and keys that meet them at once.
 pub(super) const BLOCK: usize = 64;

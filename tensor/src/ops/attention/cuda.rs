@@ -1,9 +1,8 @@
 //! Both directions on NVIDIA devices, see `attention.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::block::Sizes;
 use super::{Causal, Launch};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{ATTENTION, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::DType;

@@ -14,16 +14,18 @@ mod forward;
 
 use std::fmt::{self, Display};
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Shape;
 use crate::ops::workspace::Workspace;
 use crate::random::RandomKey;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use block::{Heads, Mask, Problem, Sizes, Source};
 

@@ -8,12 +8,11 @@ mod cuda;
 
 use std::num::NonZeroUsize;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::ops::direction::Direction;
 use crate::ops::max_pool2d::{Pool1dGeometry, Pool2dGeometry};
@@ -85,7 +84,7 @@ impl AvgPool2d {
     }
 }
 
-impl Kernel for AvgPool2d {
+impl FullKernel for AvgPool2d {
     fn name(&self) -> &'static str {
         self.op
     }
@@ -108,16 +107,6 @@ impl Kernel for AvgPool2d {
             }
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::pool(&self, cuda, operands)
     }
 }
 

@@ -1,8 +1,7 @@
 //! Batch normalisation on NVIDIA devices, see `batch_norm.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::{Backward, Channels, Forward, Statistics, Update};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{BATCH_NORM, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

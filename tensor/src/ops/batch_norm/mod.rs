@@ -15,14 +15,16 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Shape;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// What [`Tensor::batch_norm`] computes.

@@ -2,8 +2,8 @@
 
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
-use crate::launch::View;
 use crate::layout::Nest;
+use crate::operand_view::View;
 
 /// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
 const CHUNK_LEN: usize = 1 << 14;

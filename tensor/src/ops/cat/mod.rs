@@ -5,12 +5,11 @@ mod cpu;
 mod cuda;
 
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
 use crate::tensor::Tensor;
 use cpu::Part;
@@ -22,7 +21,7 @@ struct Cat {
     len: usize,
 }
 
-impl Kernel for Cat {
+impl FullKernel for Cat {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -43,16 +42,6 @@ impl Kernel for Cat {
             cpu::cat(cpu, &parts, operands.write::<T>(0).slice());
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::cat(&self, cuda, operands)
     }
 }
 

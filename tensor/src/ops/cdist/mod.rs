@@ -7,13 +7,12 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
@@ -42,7 +41,7 @@ impl Sizes {
 /// Reads x and y; writes d.
 struct Forward(Sizes);
 
-impl Kernel for Forward {
+impl FullKernel for Forward {
     fn name(&self) -> &'static str {
         "cdist"
     }
@@ -67,22 +66,12 @@ impl Kernel for Forward {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::forward(&self.0, cuda, operands)
-    }
 }
 
 /// Reads dy, d, x and y; writes dx. The first two may lie in any way.
 struct Backward(Sizes);
 
-impl Kernel for Backward {
+impl FullKernel for Backward {
     fn name(&self) -> &'static str {
         "cdist_backward"
     }
@@ -111,16 +100,6 @@ impl Kernel for Backward {
             });
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::backward(&self.0, cuda, operands)
     }
 }
 

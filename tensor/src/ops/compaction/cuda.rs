@@ -1,10 +1,9 @@
 //! What masks keep on NVIDIA devices, see `compaction.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::{MaskedScatter, MaskedSelect, Nonzero, Rest, TILE_LEN};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{COMPACTION, WALK_OF_1, WALK_OF_2, grid, walk_of};
-use crate::cuda::{Checked, Cuda, CudaOperands, DeviceOperand};
+use crate::cuda::{Checked, Cuda, CudaOperands, DeviceOperand, OnCuda};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
@@ -88,91 +87,94 @@ pub(crate) fn read_sum(cuda: &Cuda, sum: &DeviceOperand<'_>) -> Result<usize> {
 }
 
 /// Enqueues the elements that are kept, and waits for their number.
-pub(super) fn masked_select(
-    op: MaskedSelect<'_>,
-    cuda: &Cuda,
-    operands: &CudaOperands<'_>,
-) -> Result<()> {
-    let (mask, x) = (Mask::new(operands.read(0)), operands.read(1));
-    let [y, counts, sum] = [0, 1, 2].map(|index| operands.write(index));
-    mask.count(cuda, &counts, &sum)?;
-    let kernel = Signature {
-        name: name(op.dtype, ["select_1", "select_2", "select_4", "select_8"]),
-        parameters: &[Write, Read, Read, Read, WALK_OF_2],
-    };
-    let walk = mask.walk_with(x.layout());
-    let arguments =
-        [y.to_write(), counts.to_read(), mask.place.to_read(), x.to_read(), Argument::Words(&walk)];
-    cuda.launch(COMPACTION, &kernel, tiles(mask.len), &arguments)?;
-    *op.count = read_sum(cuda, &sum)?;
-    Ok(())
+impl OnCuda for MaskedSelect<'_> {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (mask, x) = (Mask::new(operands.read(0)), operands.read(1));
+        let [y, counts, sum] = [0, 1, 2].map(|index| operands.write(index));
+        mask.count(cuda, &counts, &sum)?;
+        let kernel = Signature {
+            name: name(self.dtype, ["select_1", "select_2", "select_4", "select_8"]),
+            parameters: &[Write, Read, Read, Read, WALK_OF_2],
+        };
+        let walk = mask.walk_with(x.layout());
+        let arguments = [
+            y.to_write(),
+            counts.to_read(),
+            mask.place.to_read(),
+            x.to_read(),
+            Argument::Words(&walk),
+        ];
+        cuda.launch(COMPACTION, &kernel, tiles(mask.len), &arguments)?;
+        *self.count = read_sum(cuda, &sum)?;
+        Ok(())
+    }
 }
 
 /// Enqueues the indices of what is not 0, and waits for their number unless what is left is filled.
-pub(super) fn nonzero(op: Nonzero<'_>, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let mask = Mask::new(operands.read(0));
-    let [y, counts, sum] = [0, 1, 2].map(|index| operands.write(index));
-    mask.count(cuda, &counts, &sum)?;
-    let kernel = Signature {
-        name: name(op.dtype, ["indices_1", "indices_2", "indices_4", "indices_8"]),
-        parameters: &[Write, Read, Read, U64, U64, SHAPE, WALK_OF_1],
-    };
-    let walk = walk_of(&Nest::new(mask.shape, [mask.place.layout().strides()]), mask.len);
-    let mut shape = vec![op.shape.len() as u64];
-    shape.extend(op.shape.iter().map(|&size| size as u64));
-    shape.resize(1 + RANK_MAX, 1);
-    let [rows, width] = [y.layout().shape()[0], y.layout().shape()[1]];
-    let arguments = [
-        y.to_write(),
-        counts.to_read(),
-        mask.place.to_read(),
-        Argument::U64(bits(op.dtype)),
-        Argument::U64(rows as u64),
-        Argument::Words(&shape),
-        Argument::Words(&walk),
-    ];
-    cuda.launch(COMPACTION, &kernel, tiles(mask.len), &arguments)?;
-    let Rest::Filled(value) = op.rest else {
-        *op.count = read_sum(cuda, &sum)?;
-        return Ok(());
-    };
-    let kernel = Signature { name: "fill_rest", parameters: &[Write, Read, U64, I64, U64] };
-    let [width, len] = [width, rows * width].map(|len| Argument::U64(len as u64));
-    let arguments = [y.to_write(), sum.to_read(), width, Argument::I64(value), len];
-    cuda.launch(COMPACTION, &kernel, grid(rows * op.shape.len()), &arguments)
+impl OnCuda for Nonzero<'_> {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let mask = Mask::new(operands.read(0));
+        let [y, counts, sum] = [0, 1, 2].map(|index| operands.write(index));
+        mask.count(cuda, &counts, &sum)?;
+        let kernel = Signature {
+            name: name(self.dtype, ["indices_1", "indices_2", "indices_4", "indices_8"]),
+            parameters: &[Write, Read, Read, U64, U64, SHAPE, WALK_OF_1],
+        };
+        let walk = walk_of(&Nest::new(mask.shape, [mask.place.layout().strides()]), mask.len);
+        let mut shape = vec![self.shape.len() as u64];
+        shape.extend(self.shape.iter().map(|&size| size as u64));
+        shape.resize(1 + RANK_MAX, 1);
+        let [rows, width] = [y.layout().shape()[0], y.layout().shape()[1]];
+        let arguments = [
+            y.to_write(),
+            counts.to_read(),
+            mask.place.to_read(),
+            Argument::U64(bits(self.dtype)),
+            Argument::U64(rows as u64),
+            Argument::Words(&shape),
+            Argument::Words(&walk),
+        ];
+        cuda.launch(COMPACTION, &kernel, tiles(mask.len), &arguments)?;
+        let Rest::Filled(value) = self.rest else {
+            *self.count = read_sum(cuda, &sum)?;
+            return Ok(());
+        };
+        let kernel = Signature { name: "fill_rest", parameters: &[Write, Read, U64, I64, U64] };
+        let [width, len] = [width, rows * width].map(|len| Argument::U64(len as u64));
+        let arguments = [y.to_write(), sum.to_read(), width, Argument::I64(value), len];
+        cuda.launch(COMPACTION, &kernel, grid(rows * self.shape.len()), &arguments)
+    }
 }
 
 /// Enqueues x with the elements of the source where the mask keeps. A source with too few of them
 /// is told to who reads a value.
-pub(super) fn masked_scatter(
-    op: &MaskedScatter,
-    cuda: &Cuda,
-    operands: &CudaOperands<'_>,
-) -> Result<()> {
-    let mask = Mask::new(operands.read(0));
-    let [x, source] = [1, 2].map(|index| operands.read(index));
-    let [y, counts, sum] = [0, 1, 2].map(|index| operands.write(index));
-    mask.count(cuda, &counts, &sum)?;
-    let source_len = Argument::U64(source.layout().shape().element_count() as u64);
-    let number = Checked::Indices("masked_scatter").number().expect("it is one of them");
-    let kernel = Signature { name: "check_count", parameters: &[Write, Read, U64, U64] };
-    cuda.with_complaint(|complaint| {
-        let arguments = [complaint, sum.to_read(), source_len, Argument::U64(number)];
-        cuda.launch(COMPACTION, &kernel, Grid::row(1, 32), &arguments)
-    })?;
-    let kernel = Signature {
-        name: name(op.dtype, ["exchange_1", "exchange_2", "exchange_4", "exchange_8"]),
-        parameters: &[Write, Read, Read, Read, Read, U64, WALK_OF_2],
-    };
-    let walk = mask.walk_with(x.layout());
-    let arguments = [
-        y.to_write(),
-        counts.to_read(),
-        mask.place.to_read(),
-        x.to_read(),
-        source.to_read(),
-        source_len,
-        Argument::Words(&walk),
-    ];
-    cuda.launch(COMPACTION, &kernel, tiles(op.len), &arguments)
+impl OnCuda for MaskedScatter {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let mask = Mask::new(operands.read(0));
+        let [x, source] = [1, 2].map(|index| operands.read(index));
+        let [y, counts, sum] = [0, 1, 2].map(|index| operands.write(index));
+        mask.count(cuda, &counts, &sum)?;
+        let source_len = Argument::U64(source.layout().shape().element_count() as u64);
+        let number = Checked::Indices("masked_scatter").number().expect("it is one of them");
+        let kernel = Signature { name: "check_count", parameters: &[Write, Read, U64, U64] };
+        cuda.with_complaint(|complaint| {
+            let arguments = [complaint, sum.to_read(), source_len, Argument::U64(number)];
+            cuda.launch(COMPACTION, &kernel, Grid::row(1, 32), &arguments)
+        })?;
+        let kernel = Signature {
+            name: name(self.dtype, ["exchange_1", "exchange_2", "exchange_4", "exchange_8"]),
+            parameters: &[Write, Read, Read, Read, Read, U64, WALK_OF_2],
+        };
+        let walk = mask.walk_with(x.layout());
+        let arguments = [
+            y.to_write(),
+            counts.to_read(),
+            mask.place.to_read(),
+            x.to_read(),
+            source.to_read(),
+            source_len,
+            Argument::Words(&walk),
+        ];
+        cuda.launch(COMPACTION, &kernel, tiles(self.len), &arguments)
+    }
 }

@@ -11,15 +11,15 @@ pub(crate) mod cuda;
 
 use std::panic::Location;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Backend, Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::{Bool, DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, Nest, Shape};
 use crate::ops::workspace::Workspace;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use cpu::Mask;
 
@@ -41,7 +41,7 @@ struct MaskedSelect<'a> {
     count: &'a mut usize,
 }
 
-impl Kernel for MaskedSelect<'_> {
+impl FullKernel for MaskedSelect<'_> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -69,16 +69,6 @@ impl Kernel for MaskedSelect<'_> {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::masked_select(self, cuda, operands)
-    }
 }
 
 /// Fills what is left of `y` after its first `count` elements.
@@ -97,7 +87,7 @@ struct Nonzero<'a> {
     count: &'a mut usize,
 }
 
-impl Kernel for Nonzero<'_> {
+impl FullKernel for Nonzero<'_> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -125,16 +115,6 @@ impl Kernel for Nonzero<'_> {
         fill_rest(y, *self.count * shape.len(), self.rest);
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::nonzero(self, cuda, operands)
-    }
 }
 
 /// Sends the elements of the third operand, one after the other, to where the first one is true;
@@ -144,7 +124,7 @@ struct MaskedScatter {
     len: usize,
 }
 
-impl Kernel for MaskedScatter {
+impl FullKernel for MaskedScatter {
     fn name(&self) -> &'static str {
         "masked_scatter"
     }
@@ -165,16 +145,6 @@ impl Kernel for MaskedScatter {
             cpu::masked_scatter(cpu, &mask, [x.data(), source], y)
                 .map_err(|kept| TensorError::index(self.name(), kept - 1, source.len()))
         })
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::masked_scatter(&self, cuda, operands)
     }
 }
 
@@ -209,19 +179,14 @@ impl Tensor {
         count: usize,
         assumed: usize,
     ) -> Result<Tensor> {
-        let count = match self.device().backend() {
-            Backend::Sim(sim) => {
-                if assumed > self.shape()[0] {
-                    return Err(TensorError::index(op, assumed, self.shape()[0] + 1));
-                }
-                // A real device's number is read.
-                self.device().order_copies()?;
-                sim.assume(assumed as f64, Location::caller());
-                assumed
-            }
-            _ => count,
-        };
-        self.narrow(0, 0, count)
+        let Some(sim) = self.device().simulation() else { return self.narrow(0, 0, count) };
+        if assumed > self.shape()[0] {
+            return Err(TensorError::index(op, assumed, self.shape()[0] + 1));
+        }
+        // A real device's number is read.
+        self.device().order_copies()?;
+        sim.assume(assumed as f64, Location::caller());
+        self.narrow(0, 0, assumed)
     }
 
     /// This tensor and a mask for it, broadcast to each other.

@@ -2,12 +2,11 @@
 //! Gradients of weights have few elements that are sums over all pixels, so several blocks each add
 //! up some of the pixels, in scratch memory.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::shape::Conv2dShape;
 use super::tensor_cores;
 use super::way::CudaWay;
 use super::{Conv2d, Product};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{CONV2D, divisor, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::{Result, TensorError};

@@ -52,15 +52,16 @@ mod way;
 mod weight_order;
 mod workspace;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Shape;
 use crate::ops::workspace::Workspace;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 #[cfg(feature = "cuda")]
 use crate::write_mode::WriteMode;

@@ -5,14 +5,13 @@ mod cuda;
 
 use std::ops::Range;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Nest, Shape};
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// Counts the elements of each bin; the destinations are the result and i64 counts.
@@ -22,7 +21,7 @@ struct Histogram {
     len: usize,
 }
 
-impl Kernel for Histogram {
+impl FullKernel for Histogram {
     fn name(&self) -> &'static str {
         "histc"
     }
@@ -66,16 +65,6 @@ impl Kernel for Histogram {
             y.iter_mut().zip(counts).for_each(|(y, count)| *y = T::from_i64(*count));
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::histogram(&self, cuda, operands)
     }
 }
 

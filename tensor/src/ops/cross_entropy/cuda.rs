@@ -1,8 +1,7 @@
 //! Both directions on NVIDIA devices, see `cross_entropy.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::Positions;
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{CROSS_ENTROPY, LineGroups, typed_name};
 use crate::cuda::{Checked, Cuda, CudaOperands};
 use crate::error::Result;

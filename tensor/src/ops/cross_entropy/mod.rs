@@ -17,16 +17,17 @@ mod soft;
 #[cfg(feature = "cuda")]
 mod soft_cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::lines::Blocks;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Shape;
 use crate::ops::workspace::Workspace;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use launches::Inputs;
 

@@ -7,6 +7,7 @@ use super::cpu::Targets;
 #[cfg(feature = "cuda")]
 use super::nll_cuda as cuda;
 use super::{Labelling, Positions};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::lines::each_strided_row;
 use crate::cpu::math::SimdFloat;
@@ -14,8 +15,9 @@ use crate::cpu::math::SimdFloat;
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands, View};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Shape;
+use crate::operand_view::View;
 use crate::tensor::Tensor;
 
 /// Reads labels, x and perhaps the weight.

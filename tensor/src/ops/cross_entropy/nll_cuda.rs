@@ -1,8 +1,7 @@
 //! The negative log-likelihood on NVIDIA devices, see `nll.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::Positions;
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{NLL, WALK_OF_1, grid, typed_name, walk_of};
 use crate::cuda::{Checked, Cuda, CudaOperands};
 use crate::error::Result;

@@ -14,6 +14,7 @@ use super::launches::Inputs;
 #[cfg(feature = "cuda")]
 use super::soft_cuda as cuda;
 use super::{CrossEntropy, Labelling};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, load, store};
@@ -21,11 +22,11 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, Float, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::ops::workspace::Workspace;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// The positions of a loss with probabilities. Kernels read the target first and the weight last.

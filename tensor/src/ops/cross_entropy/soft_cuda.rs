@@ -1,9 +1,8 @@
 //! Cross-entropy with probabilities on NVIDIA devices, see `soft.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::soft::{COLUMN_THREADS, Soft, partial_count};
 use crate::cpu::lines::Blocks;
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{SOFT, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

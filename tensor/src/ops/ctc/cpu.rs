@@ -8,7 +8,7 @@
 use super::Sizes;
 use crate::dtype::Element;
 use crate::error::{Result, TensorError};
-use crate::launch::View;
+use crate::operand_view::View;
 
 const NEVER: f64 = f64::NEG_INFINITY;
 

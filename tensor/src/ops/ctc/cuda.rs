@@ -1,8 +1,7 @@
 //! Connectionist temporal classification on NVIDIA devices, see `ctc.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::{Sizes, X};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{CTC, typed_name};
 use crate::cuda::{Checked, Cuda, CudaOperands};
 use crate::error::Result;

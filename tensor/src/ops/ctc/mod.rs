@@ -9,13 +9,14 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2};
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Shape;
 use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;

@@ -9,13 +9,12 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_float;
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 
@@ -37,7 +36,7 @@ struct Drop {
     len: usize,
 }
 
-impl Kernel for Drop {
+impl FullKernel for Drop {
     fn name(&self) -> &'static str {
         "dropout"
     }
@@ -67,16 +66,6 @@ impl Kernel for Drop {
             }
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::dropout(&self, cuda, operands)
     }
 }
 

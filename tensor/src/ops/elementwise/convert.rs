@@ -1,15 +1,12 @@
 //! Filling, copying and conversion: elements that move and change their type, without a formula.
 
-#[cfg(feature = "cuda")]
-use super::cuda;
 use super::source;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Constant, Mode, evaluate};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::tensor::Tensor;
 
 /// Converts or copies `len` elements.
@@ -19,7 +16,7 @@ pub(super) struct Copy {
     len: usize,
 }
 
-impl Kernel for Copy {
+impl FullKernel for Copy {
     fn name(&self) -> &'static str {
         "copy"
     }
@@ -38,16 +35,6 @@ impl Kernel for Copy {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::copy(&self, cuda, operands)
-    }
 }
 
 pub(super) struct Fill {
@@ -56,7 +43,7 @@ pub(super) struct Fill {
     len: usize,
 }
 
-impl Kernel for Fill {
+impl FullKernel for Fill {
     fn name(&self) -> &'static str {
         "fill"
     }
@@ -77,16 +64,6 @@ impl Kernel for Fill {
             evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&value], None);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::fill(&self, cuda, operands)
     }
 }
 

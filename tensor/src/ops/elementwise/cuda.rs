@@ -1,17 +1,16 @@
 //! The formulas on NVIDIA devices: which kernel does each, with which numbers.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::Elementwise;
 use super::convert::{Copy, Fill};
 use super::division::CheckDivisor;
 use super::op::{Formula, Op};
 use super::table::{Float, Gradient, Number, Test};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{
     CAST, ELEMENTWISE, FILL, INTEGERS, Image, SPECIAL, WALK_OF_1, WALK_OF_2, WALK_OF_3, WALK_OF_5,
-    bits_of, grid, typed_name, walk, walk_of,
+    bits_of, grid, kernel_number, typed_name, walk, walk_of,
 };
-use crate::cuda::{Checked, Cuda, CudaOperands};
+use crate::cuda::{Checked, Cuda, CudaOperands, OnCuda};
 use crate::dtype::{DType, Element};
 use crate::error::{Result, TensorError};
 use crate::layout::{Layout, Nest, RANK_MAX};
@@ -38,22 +37,24 @@ fn or_no_kernel<T>(kernel: Option<T>, op: &'static str) -> Result<T> {
 }
 
 /// By bits: every element has the same.
-pub(super) fn fill(op: &Fill, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let to = operands.write(0);
-    let (bits, size_bytes) = (bits_of(op.dtype, op.value), op.dtype.size_bytes());
-    let bytes = &bits.to_le_bytes()[..size_bytes];
-    if to.layout().is_contiguous() && bytes.iter().all(|byte| *byte == bytes[0]) {
-        return cuda.fill(&to, to.bytes(), bytes[0]);
+impl OnCuda for Fill {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let to = operands.write(0);
+        let (bits, size_bytes) = (bits_of(self.dtype, self.value), self.dtype.size_bytes());
+        let bytes = &bits.to_le_bytes()[..size_bytes];
+        if to.layout().is_contiguous() && bytes.iter().all(|byte| *byte == bytes[0]) {
+            return cuda.fill(&to, to.bytes(), bytes[0]);
+        }
+        let kernel = Signature {
+            name: ["fill_1", "fill_2", "fill_4", "fill_8"][size_bytes.ilog2() as usize],
+            parameters: &[Parameter::Write, Parameter::U64, WALK_OF_1],
+        };
+        let shape = to.layout().shape();
+        let bits = Argument::U64(bits);
+        let walk = walk(shape, [to.layout()]);
+        let arguments = [to.to_write(), bits, Argument::Words(&walk)];
+        cuda.launch(FILL, &kernel, grid(shape.element_count()), &arguments)
     }
-    let kernel = Signature {
-        name: ["fill_1", "fill_2", "fill_4", "fill_8"][size_bytes.ilog2() as usize],
-        parameters: &[Parameter::Write, Parameter::U64, WALK_OF_1],
-    };
-    let shape = to.layout().shape();
-    let bits = Argument::U64(bits);
-    let walk = walk(shape, [to.layout()]);
-    let arguments = [to.to_write(), bits, Argument::Words(&walk)];
-    cuda.launch(FILL, &kernel, grid(shape.element_count()), &arguments)
 }
 
 /// The kernel that copies or converts, and its image.
@@ -90,20 +91,26 @@ fn copy_kernel(op: &Copy) -> (Image, &'static str) {
 }
 
 /// As the bytes are, or converted to another type.
-pub(super) fn copy(op: &Copy, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (from, to) = (operands.read(0), operands.write(0));
-    let (shape, source) = (to.layout().shape(), from.layout());
-    let is_same = op.from == op.to;
-    if is_same && source.is_contiguous() && to.layout().is_contiguous() && source.shape() == shape {
-        return cuda.copy(&from, &to);
+impl OnCuda for Copy {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (from, to) = (operands.read(0), operands.write(0));
+        let (shape, source) = (to.layout().shape(), from.layout());
+        let is_same = self.from == self.to;
+        if is_same
+            && source.is_contiguous()
+            && to.layout().is_contiguous()
+            && source.shape() == shape
+        {
+            return cuda.copy(&from, &to);
+        }
+        let (image, name) = copy_kernel(&self);
+        let parameters = &[Parameter::Write, Parameter::Read, WALK_OF_2];
+        let kernel = Signature { name, parameters };
+        let source = source.expand(*shape).expect("the operation checked the shapes");
+        let walk = walk(shape, [to.layout(), &source]);
+        let arguments = [to.to_write(), from.to_read(), Argument::Words(&walk)];
+        cuda.launch(image, &kernel, grid(shape.element_count()), &arguments)
     }
-    let (image, name) = copy_kernel(op);
-    let parameters = &[Parameter::Write, Parameter::Read, WALK_OF_2];
-    let kernel = Signature { name, parameters };
-    let source = source.expand(*shape).expect("the operation checked the shapes");
-    let walk = walk(shape, [to.layout(), &source]);
-    let arguments = [to.to_write(), from.to_read(), Argument::Words(&walk)];
-    cuda.launch(image, &kernel, grid(shape.element_count()), &arguments)
 }
 
 /// A formula's number in `elementwise.cu`, or for integers in `integers.cu`, and its scalars there.
@@ -123,14 +130,6 @@ fn special_number(formula: Formula) -> Option<u32> {
         }
         _ => return None,
     })
-}
-
-/// `Ok` if there is a kernel.
-pub(super) fn check(op: &Elementwise) -> Result<()> {
-    match special_number(op.op.formula) {
-        Some(_) => Ok(()),
-        None => kernel_formula(op).map(drop),
-    }
 }
 
 /// Enqueues a formula of `special.cu`.
@@ -161,24 +160,26 @@ fn special(op: &Elementwise, number: u32, cuda: &Cuda, operands: &CudaOperands<'
 const DIVISOR_THREADS: u32 = 512;
 
 /// Enqueues a look at all divisors: who reads a value next is told of one that is 0.
-pub(super) fn check_divisors(
-    op: &CheckDivisor,
-    cuda: &Cuda,
-    operands: &CudaOperands<'_>,
-) -> Result<()> {
-    let x = operands.read(0);
-    let name = match op.dtype {
-        DType::I64 => "check_divisors_i64",
-        DType::I32 => "check_divisors_i32",
-        _ => "check_divisors_u8",
-    };
-    let kernel = Signature { name, parameters: &[Write, Read, U64, WALK_OF_1] };
-    let walk = walk(x.layout().shape(), [x.layout()]);
-    let number = Argument::U64(divisors_number(op.name)?);
-    cuda.with_complaint(|complaint| {
-        let arguments = [complaint, x.to_read(), number, Argument::Words(&walk)];
-        cuda.launch(INTEGERS, &kernel, Grid::row(1, DIVISOR_THREADS), &arguments)
-    })
+impl OnCuda for CheckDivisor {
+    fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
+        divisors_number(self.name).map(drop)
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let x = operands.read(0);
+        let name = match self.dtype {
+            DType::I64 => "check_divisors_i64",
+            DType::I32 => "check_divisors_i32",
+            _ => "check_divisors_u8",
+        };
+        let kernel = Signature { name, parameters: &[Write, Read, U64, WALK_OF_1] };
+        let walk = walk(x.layout().shape(), [x.layout()]);
+        let number = Argument::U64(divisors_number(self.name)?);
+        cuda.with_complaint(|complaint| {
+            let arguments = [complaint, x.to_read(), number, Argument::Words(&walk)];
+            cuda.launch(INTEGERS, &kernel, Grid::row(1, DIVISOR_THREADS), &arguments)
+        })
+    }
 }
 
 /// What the kernel that looks at divisors calls the operation.
@@ -252,121 +253,87 @@ fn integer_number(formula: Formula) -> Option<u32> {
 }
 
 /// Enqueues a formula.
-pub(super) fn formula(op: &Elementwise, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    if let Some(number) = special_number(op.op.formula) {
-        return special(op, number, cuda, operands);
-    }
-    let KernelFormula { number, scalars } = kernel_formula(op)?;
-    let to = operands.write(0);
-    let shape = *to.layout().shape();
-    let mut given: Vec<_> = (0..operands.read_count()).map(|i| operands.read(i)).collect();
-    // In place, the destination is the first source.
-    if given.len() + usize::from(op.scalar.is_some()) < op.op.source_count() {
-        given.insert(0, to);
-    }
-    // Up to three sources and a mask; the number that may be the last source has no memory.
-    let (mut sources, mut places) = ([Argument::Nothing; 4], [None; 4]);
-    let mut source_count = 0;
-    for (index, operand) in given.iter().enumerate() {
-        let at = if op.op.is_mask(index) { 3 } else { source_count };
-        source_count += usize::from(at != 3);
-        let layout = operand.layout().expand(shape).expect("the operation checked the shapes");
-        (sources[at], places[at]) = (operand.to_read(), Some(layout));
-    }
-    let all_given = || places.iter().flatten();
-    let is_float = op.dtype.is_float();
-    let lies_in_order = to.layout().is_contiguous() && all_given().all(Layout::is_contiguous);
-    let is_plain = is_float && lies_in_order;
-    let none = [0; RANK_MAX];
-    let strides = |place: &Option<Layout>| -> [usize; RANK_MAX] {
-        let mut strides = none;
-        let given = place.as_ref().map_or(&[][..], |layout| layout.strides());
-        strides[..given.len()].copy_from_slice(given);
-        strides
-    };
-    let of_sources = places.each_ref().map(strides);
-    let [a, b, c, mask] = of_sources.each_ref().map(|strides| &strides[..shape.len()]);
-    let nest = Nest::new(&shape, [to.layout().strides(), a, b, c, mask]);
-    let (len, grid) = (shape.element_count(), grid(shape.element_count()));
-    let walk = if is_plain { Vec::new() } else { walk_of(&nest, len) };
-    let numbers = [op.scalar.unwrap_or(0.0), scalars[0], scalars[1]].map(|number| match is_float {
-        true => number.to_bits(),
-        false => i64::from_f64(number).cast_unsigned(),
-    });
-    let numbers = [Argument::U32(number), Argument::Words(&numbers)];
-    let extent = if is_plain { Argument::U64(len as u64) } else { Argument::Words(&walk) };
-    let (image, dtype) = match is_float {
-        true => (ELEMENTWISE.of(op.dtype), op.dtype),
-        false => (INTEGERS, op.dtype),
-    };
-    if matches!(op.op.formula, Formula::Test(_)) {
-        let (name, parameters) = match is_plain {
-            true => (typed_name!("test", dtype), &[Write, Read, Read, U32, NUMBERS, U64]),
-            false => {
-                (walk_name!("test_walk", dtype), &[Write, Read, Read, U32, NUMBERS, WALK_OF_5])
-            }
-        };
-        let arguments = [&[to.to_write()], &sources[..2], &numbers[..], &[extent]].concat();
-        return cuda.launch(image, &Signature { name, parameters }, grid, &arguments);
-    }
-    let (name, parameters) = match is_plain {
-        true => {
-            (typed_name!("formula", dtype), &[Write, Read, Read, Read, Read, U32, NUMBERS, U64])
+impl OnCuda for Elementwise {
+    fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
+        match special_number(self.op.formula) {
+            Some(_) => Ok(()),
+            None => kernel_formula(self).map(drop),
         }
-        false => (
-            walk_name!("formula_walk", dtype),
-            &[Write, Read, Read, Read, Read, U32, NUMBERS, WALK_OF_5],
-        ),
-    };
-    let arguments = [&[to.to_write()], &sources[..], &numbers[..], &[extent]].concat();
-    cuda.launch(image, &Signature { name, parameters }, grid, &arguments)
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        if let Some(number) = special_number(self.op.formula) {
+            return special(&self, number, cuda, operands);
+        }
+        let KernelFormula { number, scalars } = kernel_formula(&self)?;
+        let to = operands.write(0);
+        let shape = *to.layout().shape();
+        let mut given: Vec<_> = (0..operands.read_count()).map(|i| operands.read(i)).collect();
+        // In place, the destination is the first source.
+        if given.len() + usize::from(self.scalar.is_some()) < self.op.source_count() {
+            given.insert(0, to);
+        }
+        // Up to three sources and a mask; the number that may be the last source has no memory.
+        let (mut sources, mut places) = ([Argument::Nothing; 4], [None; 4]);
+        let mut source_count = 0;
+        for (index, operand) in given.iter().enumerate() {
+            let at = if self.op.is_mask(index) { 3 } else { source_count };
+            source_count += usize::from(at != 3);
+            let layout = operand.layout().expand(shape).expect("the operation checked the shapes");
+            (sources[at], places[at]) = (operand.to_read(), Some(layout));
+        }
+        let all_given = || places.iter().flatten();
+        let is_float = self.dtype.is_float();
+        let lies_in_order = to.layout().is_contiguous() && all_given().all(Layout::is_contiguous);
+        let is_plain = is_float && lies_in_order;
+        let none = [0; RANK_MAX];
+        let strides = |place: &Option<Layout>| -> [usize; RANK_MAX] {
+            let mut strides = none;
+            let given = place.as_ref().map_or(&[][..], |layout| layout.strides());
+            strides[..given.len()].copy_from_slice(given);
+            strides
+        };
+        let of_sources = places.each_ref().map(strides);
+        let [a, b, c, mask] = of_sources.each_ref().map(|strides| &strides[..shape.len()]);
+        let nest = Nest::new(&shape, [to.layout().strides(), a, b, c, mask]);
+        let (len, grid) = (shape.element_count(), grid(shape.element_count()));
+        let walk = if is_plain { Vec::new() } else { walk_of(&nest, len) };
+        let numbers =
+            [self.scalar.unwrap_or(0.0), scalars[0], scalars[1]].map(|number| match is_float {
+                true => number.to_bits(),
+                false => i64::from_f64(number).cast_unsigned(),
+            });
+        let numbers = [Argument::U32(number), Argument::Words(&numbers)];
+        let extent = if is_plain { Argument::U64(len as u64) } else { Argument::Words(&walk) };
+        let (image, dtype) = match is_float {
+            true => (ELEMENTWISE.of(self.dtype), self.dtype),
+            false => (INTEGERS, self.dtype),
+        };
+        if matches!(self.op.formula, Formula::Test(_)) {
+            let (name, parameters) = match is_plain {
+                true => (typed_name!("test", dtype), &[Write, Read, Read, U32, NUMBERS, U64]),
+                false => {
+                    (walk_name!("test_walk", dtype), &[Write, Read, Read, U32, NUMBERS, WALK_OF_5])
+                }
+            };
+            let arguments = [&[to.to_write()], &sources[..2], &numbers[..], &[extent]].concat();
+            return cuda.launch(image, &Signature { name, parameters }, grid, &arguments);
+        }
+        let (name, parameters) = match is_plain {
+            true => {
+                (typed_name!("formula", dtype), &[Write, Read, Read, Read, Read, U32, NUMBERS, U64])
+            }
+            false => (
+                walk_name!("formula_walk", dtype),
+                &[Write, Read, Read, Read, Read, U32, NUMBERS, WALK_OF_5],
+            ),
+        };
+        let arguments = [&[to.to_write()], &sources[..], &numbers[..], &[extent]].concat();
+        cuda.launch(image, &Signature { name, parameters }, grid, &arguments)
+    }
 }
 
 /// The files whose first enum says how formulas are told apart.
 pub(super) const FORMULAS: &str = include_str!("elementwise.cu");
 const INTEGER_FORMULAS: &str = include_str!("integers.cu");
 const SPECIAL_FORMULAS: &str = include_str!("special.cu");
-
-/// The place of a name in the enum of a file. For constants: the compiler looks, and a name that is
-/// not there is its error.
-pub(crate) const fn kernel_number(file: &str, name: &str) -> u32 {
-    let (text, name) = (file.as_bytes(), name.as_bytes());
-    let (mut at, mut number, mut is_in_enum) = (0, 0, false);
-    while at < text.len() {
-        match text[at] {
-            b'{' if !is_in_enum => (is_in_enum, number) = (true, 0),
-            b'}' => is_in_enum = false,
-            b'/' => {
-                while text[at] != b'\n' {
-                    at += 1;
-                }
-            }
-            b'A'..=b'Z' if is_in_enum => {
-                let start = at;
-                while is_of_name(text[at]) {
-                    at += 1;
-                }
-                if is_same(text, start, at, name) {
-                    return number;
-                }
-                number += 1;
-                continue;
-            }
-            _ => {}
-        }
-        at += 1;
-    }
-    panic!("the file has no such formula")
-}
-
-const fn is_of_name(byte: u8) -> bool {
-    byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_'
-}
-
-const fn is_same(text: &[u8], start: usize, end: usize, name: &[u8]) -> bool {
-    let mut index = 0;
-    while index < name.len() && start + index < end && text[start + index] == name[index] {
-        index += 1;
-    }
-    index == name.len() && start + index == end
-}

@@ -3,15 +3,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-#[cfg(feature = "cuda")]
-use super::cuda;
 use super::op::Op;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Nest;
 use crate::tensor::Tensor;
 
@@ -44,7 +41,7 @@ pub(super) struct CheckDivisor {
     len: usize,
 }
 
-impl Kernel for CheckDivisor {
+impl FullKernel for CheckDivisor {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -80,15 +77,5 @@ impl Kernel for CheckDivisor {
             return Err(TensorError::DivisionByZero { op: self.name });
         }
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        cuda::divisors_number(self.name).map(drop)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::check_divisors(&self, cuda, operands)
     }
 }

@@ -17,17 +17,14 @@ mod pow;
 mod special;
 mod table;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Constant, Formula, Mode, Order, Source, Strided, evaluate};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::tensor::Tensor;
 use cpu::{apply_to_floats, apply_to_integers};
-#[cfg(feature = "cuda")]
-pub(crate) use cuda::kernel_number;
 use op::{Domain, Op};
 
 /// A formula over `len` elements.
@@ -43,7 +40,7 @@ struct Elementwise {
     len: usize,
 }
 
-impl Kernel for Elementwise {
+impl FullKernel for Elementwise {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -66,16 +63,6 @@ impl Kernel for Elementwise {
             }
         }
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        cuda::check(self)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::formula(&self, cuda, operands)
     }
 }
 

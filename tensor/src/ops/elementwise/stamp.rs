@@ -191,7 +191,8 @@ macro_rules! number {
     ($name:ident) => {
         Some(
             const {
-                use crate::ops::elementwise::cuda::{FORMULAS, kernel_number};
+                use crate::cuda::kernels::kernel_number;
+                use crate::ops::elementwise::cuda::FORMULAS;
                 kernel_number(FORMULAS, stringify!($name))
             },
         )

@@ -1,13 +1,12 @@
 //! Passes over gradients on NVIDIA devices.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::{
     AddSquares, AddSquaresAll, PARTIAL_LEN_MIN, ScaleAndCheck, ScaleAndCheckAll, TENSORS_MAX,
     partial_count,
 };
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{FINITE, WALK_OF_1, grid, typed_name, walk};
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
 use Parameter::{F64, Pointers, Read, U64, Words, Write};
 
@@ -26,18 +25,16 @@ const TENSORS: Parameter = Pointers(TENSORS_MAX);
 const LENS: Parameter = Words(TENSORS_MAX);
 
 /// Enqueues the scaling and the check of one tensor.
-pub(super) fn scale_and_check(
-    op: &ScaleAndCheck,
-    cuda: &Cuda,
-    operands: &CudaOperands<'_>,
-) -> Result<()> {
-    let [found, x] = [operands.write(0), operands.write(1)];
-    let walk = walk(x.layout().shape(), [x.layout()]);
-    let name = typed_name!("scale_and_check", op.dtype);
-    let kernel = Signature { name, parameters: &[Write, Write, F64, WALK_OF_1] };
-    let scale = Argument::F64(op.scale);
-    let arguments = [found.to_write(), x.to_write(), scale, Argument::Words(&walk)];
-    cuda.launch(FINITE.of(op.dtype), &kernel, grid(op.len), &arguments)
+impl OnCuda for ScaleAndCheck {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let [found, x] = [operands.write(0), operands.write(1)];
+        let walk = walk(x.layout().shape(), [x.layout()]);
+        let name = typed_name!("scale_and_check", self.dtype);
+        let kernel = Signature { name, parameters: &[Write, Write, F64, WALK_OF_1] };
+        let scale = Argument::F64(self.scale);
+        let arguments = [found.to_write(), x.to_write(), scale, Argument::Words(&walk)];
+        cuda.launch(FINITE.of(self.dtype), &kernel, grid(self.len), &arguments)
+    }
 }
 
 /// Pointers and lengths as kernels take them.
@@ -53,68 +50,66 @@ fn tensors_and_lens<'a>(
 }
 
 /// Enqueues the scaling and the check of tensors, in one launch.
-pub(super) fn scale_and_check_all(
-    op: &ScaleAndCheckAll,
-    cuda: &Cuda,
-    operands: &CudaOperands<'_>,
-) -> Result<()> {
-    let writes = (0..op.lens.len()).map(|index| operands.write(1 + index).to_write());
-    let (pointers, lens) = tensors_and_lens(writes, &op.lens);
-    let name = typed_name!("scale_and_check_all", op.dtype);
-    let kernel = Signature { name, parameters: &[Write, TENSORS, LENS, U64, F64] };
-    let tile_len = TILE_BYTES / op.dtype.size_bytes();
-    let tiles: usize = op.lens.iter().map(|len| len.div_ceil(tile_len)).sum();
-    let arguments = [
-        operands.write(0).to_write(),
-        Argument::Pointers(&pointers),
-        Argument::Words(&lens),
-        Argument::U64(op.lens.len() as u64),
-        Argument::F64(op.scale),
-    ];
-    let grid = Grid::row(tiles.clamp(1, BLOCKS_MAX) as u32, THREADS);
-    cuda.launch(FINITE.of(op.dtype), &kernel, grid, &arguments)
+impl OnCuda for ScaleAndCheckAll {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let writes = (0..self.lens.len()).map(|index| operands.write(1 + index).to_write());
+        let (pointers, lens) = tensors_and_lens(writes, &self.lens);
+        let name = typed_name!("scale_and_check_all", self.dtype);
+        let kernel = Signature { name, parameters: &[Write, TENSORS, LENS, U64, F64] };
+        let tile_len = TILE_BYTES / self.dtype.size_bytes();
+        let tiles: usize = self.lens.iter().map(|len| len.div_ceil(tile_len)).sum();
+        let arguments = [
+            operands.write(0).to_write(),
+            Argument::Pointers(&pointers),
+            Argument::Words(&lens),
+            Argument::U64(self.lens.len() as u64),
+            Argument::F64(self.scale),
+        ];
+        let grid = Grid::row(tiles.clamp(1, BLOCKS_MAX) as u32, THREADS);
+        cuda.launch(FINITE.of(self.dtype), &kernel, grid, &arguments)
+    }
 }
 
 /// Enqueues the sum of squares of tensors: their partial sums, of these the sum of each, and the
 /// sum of all.
-pub(super) fn add_squares_all(
-    op: &AddSquaresAll,
-    cuda: &Cuda,
-    operands: &CudaOperands<'_>,
-) -> Result<()> {
-    let reads = (0..op.lens.len()).map(|index| operands.read(index).to_read());
-    let (pointers, lens) = tensors_and_lens(reads, &op.lens);
-    let (sum, scratch, image) = (operands.write(0), operands.write(1), FINITE.of(op.dtype));
-    let [lens, count] = [Argument::Words(&lens), Argument::U64(op.lens.len() as u64)];
-    let partials: usize = op.lens.iter().map(|&len| partial_count(len)).sum();
-    let name = typed_name!("squares_all", op.dtype);
-    let kernel = Signature { name, parameters: &[Write, TENSORS, LENS, U64] };
-    let arguments = [scratch.to_write(), Argument::Pointers(&pointers), lens, count];
-    let grid = Grid::row(partials.clamp(1, BLOCKS_MAX) as u32, THREADS);
-    cuda.launch(image, &kernel, grid, &arguments)?;
-    // The sum of each lies behind the partial sums.
-    let at = Argument::U64(partials as u64);
-    let name = typed_name!("sum_partials", op.dtype);
-    let kernel = Signature { name, parameters: &[Write, U64, LENS] };
-    let grid = Grid::row(op.lens.len() as u32, THREADS);
-    cuda.launch(image, &kernel, grid, &[scratch.to_write(), at, lens])?;
-    let name = typed_name!("add_in_order", op.dtype);
-    let kernel = Signature { name, parameters: &[Write, Read, U64, U64] };
-    let arguments = [sum.to_write(), scratch.to_read(), at, count];
-    cuda.launch(image, &kernel, Grid::row(1, 1), &arguments)
+impl OnCuda for AddSquaresAll {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let reads = (0..self.lens.len()).map(|index| operands.read(index).to_read());
+        let (pointers, lens) = tensors_and_lens(reads, &self.lens);
+        let (sum, scratch, image) = (operands.write(0), operands.write(1), FINITE.of(self.dtype));
+        let [lens, count] = [Argument::Words(&lens), Argument::U64(self.lens.len() as u64)];
+        let partials: usize = self.lens.iter().map(|&len| partial_count(len)).sum();
+        let name = typed_name!("squares_all", self.dtype);
+        let kernel = Signature { name, parameters: &[Write, TENSORS, LENS, U64] };
+        let arguments = [scratch.to_write(), Argument::Pointers(&pointers), lens, count];
+        let grid = Grid::row(partials.clamp(1, BLOCKS_MAX) as u32, THREADS);
+        cuda.launch(image, &kernel, grid, &arguments)?;
+        // The sum of each lies behind the partial sums.
+        let at = Argument::U64(partials as u64);
+        let name = typed_name!("sum_partials", self.dtype);
+        let kernel = Signature { name, parameters: &[Write, U64, LENS] };
+        let grid = Grid::row(self.lens.len() as u32, THREADS);
+        cuda.launch(image, &kernel, grid, &[scratch.to_write(), at, lens])?;
+        let name = typed_name!("add_in_order", self.dtype);
+        let kernel = Signature { name, parameters: &[Write, Read, U64, U64] };
+        let arguments = [sum.to_write(), scratch.to_read(), at, count];
+        cuda.launch(image, &kernel, Grid::row(1, 1), &arguments)
+    }
 }
 
 /// Enqueues the sum of squares of one tensor, by way of partial sums.
-pub(super) fn add_squares(op: &AddSquares, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (x, [sum, partials]) = (operands.read(0), [operands.write(0), operands.write(1)]);
-    let blocks = partial_count(op.len) as u32;
-    let (image, parameters) = (FINITE.of(op.dtype), &[Write, Read, U64]);
-    let kernel = Signature { name: typed_name!("squares", op.dtype), parameters };
-    let len = Argument::U64(op.len as u64);
-    let arguments = [partials.to_write(), x.to_read(), len];
-    cuda.launch(image, &kernel, Grid::row(blocks, THREADS), &arguments)?;
-    let kernel = Signature { name: typed_name!("add_partials", op.dtype), parameters };
-    let count = Argument::U64(u64::from(blocks));
-    let arguments = [sum.to_write(), partials.to_read(), count];
-    cuda.launch(image, &kernel, Grid::row(1, THREADS), &arguments)
+impl OnCuda for AddSquares {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (x, [sum, partials]) = (operands.read(0), [operands.write(0), operands.write(1)]);
+        let blocks = partial_count(self.len) as u32;
+        let (image, parameters) = (FINITE.of(self.dtype), &[Write, Read, U64]);
+        let kernel = Signature { name: typed_name!("squares", self.dtype), parameters };
+        let len = Argument::U64(self.len as u64);
+        let arguments = [partials.to_write(), x.to_read(), len];
+        cuda.launch(image, &kernel, Grid::row(blocks, THREADS), &arguments)?;
+        let kernel = Signature { name: typed_name!("add_partials", self.dtype), parameters };
+        let count = Argument::U64(u64::from(blocks));
+        let arguments = [sum.to_write(), partials.to_read(), count];
+        cuda.launch(image, &kernel, Grid::row(1, THREADS), &arguments)
+    }
 }

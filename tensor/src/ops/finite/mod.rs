@@ -7,14 +7,14 @@ mod cuda;
 use std::borrow::Borrow;
 use std::iter;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Nest;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// Scales one tensor in place and raises `flag` to 1 if an element is infinite or NaN.
@@ -24,7 +24,7 @@ struct ScaleAndCheck {
     len: usize,
 }
 
-impl Kernel for ScaleAndCheck {
+impl FullKernel for ScaleAndCheck {
     fn name(&self) -> &'static str {
         "scale_and_check_finite"
     }
@@ -58,29 +58,16 @@ impl Kernel for ScaleAndCheck {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        // The operation checked that it is a float.
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::scale_and_check(&self, cuda, operands)
-    }
 }
 
 /// [`ScaleAndCheck`] of contiguous tensors of one type, on an NVIDIA device.
-#[cfg(feature = "cuda")]
 struct ScaleAndCheckAll {
     scale: f64,
     dtype: DType,
     lens: Vec<usize>,
 }
 
-#[cfg(feature = "cuda")]
-impl Kernel for ScaleAndCheckAll {
+impl FullKernel for ScaleAndCheckAll {
     fn name(&self) -> &'static str {
         "scale_and_check_finite"
     }
@@ -92,14 +79,6 @@ impl Kernel for ScaleAndCheckAll {
 
     fn cpu(self, _: &Cpu, _: &mut Operands<'_>) -> Result<()> {
         Err(TensorError::NoKernel { op: self.name(), device: "cpu" })
-    }
-
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::scale_and_check_all(&self, cuda, operands)
     }
 }
 
@@ -142,7 +121,7 @@ struct AddSquares {
     len: usize,
 }
 
-impl Kernel for AddSquares {
+impl FullKernel for AddSquares {
     fn name(&self) -> &'static str {
         "squared_norm"
     }
@@ -159,29 +138,16 @@ impl Kernel for AddSquares {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        // The operation checked that it is a float.
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::add_squares(&self, cuda, operands)
-    }
 }
 
 /// [`AddSquares`] of contiguous tensors of one type, on an NVIDIA device: the same bits as one
 /// after the other. The second destination holds the partial sums of all, then the sum of each.
-#[cfg(feature = "cuda")]
 struct AddSquaresAll {
     dtype: DType,
     lens: Vec<usize>,
 }
 
-#[cfg(feature = "cuda")]
-impl Kernel for AddSquaresAll {
+impl FullKernel for AddSquaresAll {
     fn name(&self) -> &'static str {
         "squared_norm"
     }
@@ -192,14 +158,6 @@ impl Kernel for AddSquaresAll {
 
     fn cpu(self, _: &Cpu, _: &mut Operands<'_>) -> Result<()> {
         Err(TensorError::NoKernel { op: self.name(), device: "cpu" })
-    }
-
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::add_squares_all(&self, cuda, operands)
     }
 }
 
@@ -240,7 +198,6 @@ pub fn scale_and_check_finite<'a>(
         let writes = iter::once(&flag).chain(run.iter().map(|tensor| &**tensor));
         let writes: Vec<&Tensor> = writes.collect();
         // Each could be written: of several that share memory each is scaled in its turn.
-        #[cfg(feature = "cuda")]
         if run.len() > 1 && device.check_launch(op, &[], &writes).is_ok() {
             let (dtype, lens) = (run[0].dtype(), lens(&writes[1..]));
             device.launch(ScaleAndCheckAll { scale, dtype, lens }, &[], &writes)?;
@@ -253,7 +210,6 @@ pub fn scale_and_check_finite<'a>(
     Ok(flag)
 }
 
-#[cfg(feature = "cuda")]
 fn lens(tensors: &[&Tensor]) -> Vec<usize> {
     tensors.iter().map(|tensor| tensor.element_count()).collect()
 }
@@ -279,7 +235,6 @@ pub fn squared_norm<'a>(
     let partial_count = runs(&tensors).map(of_run).max().filter(|_| is_cuda).unwrap_or(0);
     let partials = Tensor::workspace(device, partial_count, DType::F64)?;
     for run in runs(&tensors) {
-        #[cfg(feature = "cuda")]
         if run.len() > 1 {
             let kernel = AddSquaresAll { dtype: run[0].dtype(), lens: lens(run) };
             device.launch(kernel, run, &[&sum, &partials])?;

@@ -7,8 +7,8 @@ use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::for_each_chunk;
 use crate::dtype::{Element, is_same_type};
 use crate::error::{Result, TensorError};
-use crate::launch::{View, ViewMut};
 use crate::layout::{Nest, RANK_MAX, Shape};
+use crate::operand_view::{View, ViewMut};
 
 /// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
 const CHUNK_LEN: usize = 1 << 14;

@@ -5,8 +5,6 @@
 //! All indices are checked before anything is written. A simulated device has no indices to check;
 //! an NVIDIA device checks them while it computes, and who next reads a value of it is told.
 
-#[cfg(feature = "cuda")]
-mod arrivals_cuda;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -17,12 +15,11 @@ mod reduce;
 mod scatter;
 
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{RANK_MAX, Shape, check_axis, check_index};
 use crate::tensor::Tensor;
 use cpu::Follow;
@@ -42,7 +39,7 @@ struct Gather {
     index_len: usize,
 }
 
-impl Kernel for Gather {
+impl FullKernel for Gather {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -68,16 +65,6 @@ impl Kernel for Gather {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        cuda::check_gather(self)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::gather(&self, cuda, operands)
-    }
 }
 
 struct OneHot {
@@ -86,7 +73,7 @@ struct OneHot {
     out_len: usize,
 }
 
-impl Kernel for OneHot {
+impl FullKernel for OneHot {
     fn name(&self) -> &'static str {
         "one_hot"
     }
@@ -106,16 +93,6 @@ impl Kernel for OneHot {
             cpu::one_hot::<T>(cpu, index, self.class_count, operands.write::<T>(0).slice());
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::one_hot(&self, cuda, operands)
     }
 }
 

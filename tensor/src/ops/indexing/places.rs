@@ -1,18 +1,15 @@
 //! Elements at places that several indices name together: index, index_put, take, put.
 
 use super::Arrival;
-#[cfg(feature = "cuda")]
-use super::arrivals_cuda;
 use super::places_cpu::{self as cpu, Group, Places};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// Which dimensions an index counts through.
@@ -95,7 +92,7 @@ pub(super) struct Take {
     pub(super) moves: Moves,
 }
 
-impl Kernel for Take {
+impl FullKernel for Take {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -120,16 +117,6 @@ impl Kernel for Take {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        arrivals_cuda::check(self.name)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        arrivals_cuda::take(&self, cuda, operands)
-    }
 }
 
 /// Sends a source's elements to the places.
@@ -141,7 +128,7 @@ pub(super) struct Put {
     pub(super) moves: Moves,
 }
 
-impl Kernel for Put {
+impl FullKernel for Put {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -167,16 +154,6 @@ impl Kernel for Put {
                 for_each_dtype!(dtype, T => self.add::<T, T>(cpu, operands))
             }
         }
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        arrivals_cuda::check(self.name)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        arrivals_cuda::put(&self, cuda, operands)
     }
 }
 

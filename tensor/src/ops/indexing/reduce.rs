@@ -1,20 +1,18 @@
 //! Elements reduced where indices send them, and places set to one number: scatter_reduce,
 //! index_reduce, index_fill.
 
-#[cfg(feature = "cuda")]
-use super::arrivals_cuda;
 use super::cpu::{self, Arrivals};
 use super::scatter::{Arrival, Line};
 use super::strides;
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands, View};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{RANK_MAX, Shape, check_axis};
+use crate::operand_view::View;
 use crate::tensor::Tensor;
 
 /// What [`Tensor::scatter_reduce`] makes of the elements that arrive at one place.
@@ -100,7 +98,7 @@ pub(super) struct ScatterReduce {
     index_len: usize,
 }
 
-impl Kernel for ScatterReduce {
+impl FullKernel for ScatterReduce {
     fn name(&self) -> &'static str {
         self.line.name
     }
@@ -117,16 +115,6 @@ impl Kernel for ScatterReduce {
             [DType::BF16, _] => self.run::<half::bf16, f32>(cpu, operands),
             [dtype, _] => for_each_dtype!(dtype, T => self.run::<T, T>(cpu, operands)),
         }
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        arrivals_cuda::check(self.line.name)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        arrivals_cuda::reduce(&self, cuda, operands)
     }
 }
 
@@ -172,7 +160,7 @@ pub(super) struct IndexFill {
     pub(super) shape: Shape,
 }
 
-impl Kernel for IndexFill {
+impl FullKernel for IndexFill {
     fn name(&self) -> &'static str {
         "index_fill"
     }
@@ -195,16 +183,6 @@ impl Kernel for IndexFill {
             Arrivals { index, index_strides, source, axis }.replace(cpu, &mut to);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        arrivals_cuda::fill(&self, cuda, operands)
     }
 }
 

@@ -2,18 +2,16 @@
 
 use super::cpu::{self, Arrivals};
 use super::strides;
-#[cfg(feature = "cuda")]
-use super::{arrivals_cuda, cuda};
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands, ViewMut};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{RANK_MAX, check_axis};
+use crate::operand_view::ViewMut;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// What becomes of an element where another one arrives.
@@ -24,10 +22,6 @@ pub enum Arrival {
     /// What arrives is added, in the order of the indices.
     Add,
 }
-
-/// Operations whose indices are good: forward has looked at them, or the operation made them.
-#[cfg(feature = "cuda")]
-const TRUSTED: [&str; 2] = ["embedding_backward", "pad_backward"];
 
 /// Lines along the dimension of the indices from which on an NVIDIA device takes them one by one,
 /// and the length up to which it does anyway.
@@ -42,12 +36,6 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Whether nothing has to be said about indices.
-    #[cfg(feature = "cuda")]
-    pub(super) fn is_trusted(&self) -> bool {
-        TRUSTED.contains(&self.name)
-    }
-
     /// What an NVIDIA device sorts in: a pair of words for each element, where there are too few
     /// lines for it and there is an order to keep. Nothing on others.
     #[track_caller]
@@ -82,7 +70,7 @@ const COLUMNS_MIN: usize = 32;
 
 impl Scatter {
     /// Whether an NVIDIA device adds up whole rows, half types in f32.
-    fn is_of_rows(&self, source: &Tensor, to: &Tensor) -> bool {
+    pub(super) fn is_of_rows(&self, source: &Tensor, to: &Tensor) -> bool {
         let Line { name, index_strides, axis } = &self.line;
         let adds_wide = self.arrival == Arrival::Add
             && self.dtypes[0].is_float()
@@ -102,7 +90,7 @@ impl Scatter {
     }
 }
 
-impl Kernel for Scatter {
+impl FullKernel for Scatter {
     fn name(&self) -> &'static str {
         self.line.name
     }
@@ -124,23 +112,6 @@ impl Kernel for Scatter {
             (Arrival::Add, [DType::Bool, _]) => unreachable!("checked to be a number"),
             (Arrival::Add, [dtype, _]) => {
                 for_each_dtype!(dtype, T => self.add::<T, T>(cpu, operands))
-            }
-        }
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        if self.line.is_trusted() { Ok(()) } else { arrivals_cuda::check(self.line.name) }
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        let (source, to) = (operands.reads[1], operands.writes[0]);
-        match self.is_of_rows(source, to) {
-            true => cuda::scatter(&self, cuda, operands),
-            false => {
-                let (change, dtypes) = (self.arrival.into(), self.dtypes);
-                arrivals_cuda::arrive(&self.line, change, dtypes, cuda, operands)
             }
         }
     }

@@ -7,9 +7,10 @@ use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
-use crate::device::DeviceKind;
 use crate::dtype::Element;
-use crate::launch::{Operands, View};
+use crate::launch::Operands;
+use crate::operand_view::View;
+use crate::spec::DeviceKind;
 use crate::write_mode::WriteMode;
 
 /// Logits of a task.

@@ -1,15 +1,15 @@
 //! On NVIDIA devices the products are launches of their own, and so are the losses of each chunk,
 //! see `linear_cross_entropy.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::{Chunk, LinearCrossEntropyKernel, Sizes};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{LINEAR_CROSS_ENTROPY, grid, typed_name};
 use crate::cuda::{Checked, Cuda, CudaOperands};
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::tensor::Tensor;
 use crate::write_mode::WriteMode;
 use Parameter::{F64, I64, Read, U64, Words, Write};

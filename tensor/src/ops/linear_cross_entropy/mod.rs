@@ -8,11 +8,12 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-use crate::device::DeviceKind;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// What [`Tensor::linear_cross_entropy`] counts, and how.

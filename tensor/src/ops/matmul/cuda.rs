@@ -1,14 +1,14 @@
 //! Products on NVIDIA devices: by cuBLASLt, or by the tiled kernels of `matmul.cu`.
 
 use lowtide_allocator::Stream;
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
 
 use super::{Batch, MatMul, OperandLayout};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::gate::{
     Blas, BlasError, Epilogue, MatrixLayout, Order, Precision, Product, ProductOperands,
 };
 use crate::cuda::kernels::{MATMUL, typed_name};
-use crate::cuda::{Cuda, CudaOperands, DeviceOperand};
+use crate::cuda::{Cuda, CudaOperands, DeviceOperand, OnCuda};
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::write_mode::WriteMode;
@@ -21,33 +21,35 @@ const THREADS: u32 = 256;
 const BLOCKS_MAX: usize = 65_535;
 
 /// Enqueues a product: each launch by the library where it can do it, else by the tiles.
-pub(super) fn product(op: &MatMul, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let no_kernel = || TensorError::NoKernel { op: op.op, device: "cuda" };
-    let library = cuda.blas()?;
-    let launches = Launches::new(op, cuda, operands);
-    let has_tiles = launches.fit_tiles();
-    if op.has_row_sums {
-        return if has_tiles { launches.with_row_sums(library) } else { Err(no_kernel()) };
-    }
-    let is_undone = launches.outer.len() == 1 || op.start == WriteMode::Overwrite;
-    // What is added cannot be taken back, should the library refuse a later launch.
-    if !has_tiles && (library.is_none() || !is_undone) {
-        return Err(no_kernel());
-    }
-    for index in 0..launches.outer.len() {
-        let offsets = launches.outer.offsets(index);
-        let is_done = match &library {
-            Some(library) => launches.by_library(library, launches.epilogue(), offsets)?,
-            None => false,
-        };
-        if !is_done && !has_tiles {
+impl OnCuda for MatMul {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let no_kernel = || TensorError::NoKernel { op: self.op, device: "cuda" };
+        let library = cuda.blas()?;
+        let launches = Launches::new(&self, cuda, operands);
+        let has_tiles = launches.fit_tiles();
+        if self.has_row_sums {
+            return if has_tiles { launches.with_row_sums(library) } else { Err(no_kernel()) };
+        }
+        let is_undone = launches.outer.len() == 1 || self.start == WriteMode::Overwrite;
+        // What is added cannot be taken back, should the library refuse a later launch.
+        if !has_tiles && (library.is_none() || !is_undone) {
             return Err(no_kernel());
         }
-        if !is_done {
-            launches.by_tiles(offsets)?;
+        for index in 0..launches.outer.len() {
+            let offsets = launches.outer.offsets(index);
+            let is_done = match &library {
+                Some(library) => launches.by_library(library, launches.epilogue(), offsets)?,
+                None => false,
+            };
+            if !is_done && !has_tiles {
+                return Err(no_kernel());
+            }
+            if !is_done {
+                launches.by_tiles(offsets)?;
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// A product in launches that differ in where the operands begin.

@@ -9,16 +9,16 @@ pub(crate) mod addend;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
-use crate::device::DeviceKind;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands, ViewMut};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, RANK_MAX, Shape};
+use crate::operand_view::ViewMut;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use crate::write_mode::WriteMode;
 
@@ -70,7 +70,7 @@ struct MatMul {
     has_row_sums: bool,
 }
 
-impl Kernel for MatMul {
+impl FullKernel for MatMul {
     fn name(&self) -> &'static str {
         self.op
     }
@@ -92,16 +92,6 @@ impl Kernel for MatMul {
             false => self.run::<T, E, E>(cpu, operands),
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::product(&self, cuda, operands)
     }
 }
 

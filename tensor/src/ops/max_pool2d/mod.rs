@@ -9,12 +9,11 @@ mod halves;
 mod one;
 mod rows;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::ops::windows::{SizeRounding, check_image, pair_shape, with_size};
 use crate::tensor::Tensor;
@@ -78,7 +77,7 @@ struct Forward {
     dtype: DType,
 }
 
-impl Kernel for Forward {
+impl FullKernel for Forward {
     fn name(&self) -> &'static str {
         self.op
     }
@@ -95,16 +94,6 @@ impl Kernel for Forward {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        cuda::check(self.op, &self.shape, self.dtype)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::forward(&self, cuda, operands)
-    }
 }
 
 struct Backward {
@@ -113,7 +102,7 @@ struct Backward {
     dtype: DType,
 }
 
-impl Kernel for Backward {
+impl FullKernel for Backward {
     fn name(&self) -> &'static str {
         self.op
     }
@@ -129,16 +118,6 @@ impl Kernel for Backward {
             cpu::backward::<E, T>(cpu.pool(), &self.shape, dy, winners, dx);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        cuda::check(self.op, &self.shape, self.dtype)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::backward(&self, cuda, operands)
     }
 }
 

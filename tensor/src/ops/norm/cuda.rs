@@ -1,10 +1,9 @@
 //! Both directions on NVIDIA devices, see `norm.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::backward::Cut;
 use super::{Backward, Center, Forward, Norm};
 use crate::cpu::lines::Blocks;
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{LineGroups, NORM, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;

@@ -15,12 +15,13 @@ mod cuda;
 mod methods;
 mod piece;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 

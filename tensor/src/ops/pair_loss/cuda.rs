@@ -1,9 +1,8 @@
 //! Losses of pairs on NVIDIA devices, see `pair_loss.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::cpu::partial_count;
 use super::{Gradient, PairLoss, Sum, Terms};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{PAIR_LOSS, WALK_OF_3, WALK_OF_4, grid, typed_name, walk_of};
 use crate::cuda::{Cuda, CudaOperands, DeviceOperand};
 use crate::error::Result;

@@ -7,6 +7,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
@@ -14,7 +15,7 @@ use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 

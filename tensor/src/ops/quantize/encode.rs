@@ -5,7 +5,6 @@ use std::sync::LazyLock;
 use half::f16;
 
 use super::{GGUF_BLOCK_LEN, NESTED_BLOCK_LEN, NF4_BLOCK_LEN, QuantFormat, Quantized};
-use crate::device::Backend;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -178,8 +177,7 @@ impl Quantized {
         for part in &specs {
             parts.push(Tensor::empty_in(device, category, part.shape, part.dtype)?);
         }
-        let is_simulated = matches!(device.backend(), Backend::Sim(_));
-        let bytes = if is_simulated {
+        let bytes = if device.is_simulated() {
             parts.iter().map(|part| vec![0; part.size_bytes()]).collect()
         } else {
             encode(format, &f32s(weight)?, &shape)

@@ -5,11 +5,12 @@
 //! matrix multiplication for transformers at scale" (2022), without their outliers in 16 bits.
 
 use super::{QuantFormat, Quantized, cpu};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::int8::{DEPTH_MAX, row_stride};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{Kernel, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 

@@ -10,18 +10,19 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod encode;
+mod format;
 mod int8;
 mod product;
 
 pub use encode::NF4_VALUES;
+pub use format::QuantFormat;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Device;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
@@ -31,24 +32,6 @@ const NF4_BLOCK_LEN: usize = 64;
 const NESTED_BLOCK_LEN: usize = 256;
 /// Elements of a block of GGUF.
 const GGUF_BLOCK_LEN: usize = 32;
-
-/// How a weight is quantised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QuantFormat {
-    /// 8 bits and an f32 for each row: `w = code · scale / 127`.
-    Int8Rows,
-    /// 4 bits from 16 quantiles of the normal distribution, with a scale for each 64 elements,
-    /// counted through the rows.
-    Nf4 {
-        /// Whether the scales are in 8 bits themselves, 256 of them with one f32: 4.127 bits for
-        /// each element in all instead of 4.5.
-        double: bool,
-    },
-    /// GGUF's: 32 elements in 8 bits, with an f16. Rows are multiples of 32.
-    Q8_0,
-    /// GGUF's: 32 elements in 4 bits, with an f16. Rows are multiples of 32.
-    Q4_0,
-}
 
 /// A tensor of a [`Quantized`]: what files and reports call it, its shape and its type.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,18 +90,6 @@ impl QuantFormat {
     pub fn size_bytes(self, shape: Shape) -> Result<usize> {
         let parts = self.parts(shape)?;
         Ok(parts.iter().map(|part| part.shape.element_count() * part.dtype.size_bytes()).sum())
-    }
-
-    /// What kernels call it.
-    #[cfg(feature = "cuda")]
-    fn index(self) -> u32 {
-        match self {
-            QuantFormat::Int8Rows => 0,
-            QuantFormat::Nf4 { double: false } => 1,
-            QuantFormat::Nf4 { double: true } => 2,
-            QuantFormat::Q8_0 => 3,
-            QuantFormat::Q4_0 => 4,
-        }
     }
 }
 
@@ -265,7 +236,7 @@ struct Decode {
     dtype: DType,
 }
 
-impl Kernel for Decode {
+impl FullKernel for Decode {
     fn name(&self) -> &'static str {
         "dequantize"
     }
@@ -286,15 +257,5 @@ impl Kernel for Decode {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_each_float!(self.dtype, E => cpu::decode::<E>(&self, cpu, operands));
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::decode(&self, cuda, operands)
     }
 }

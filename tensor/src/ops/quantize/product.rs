@@ -1,10 +1,11 @@
 //! Products with a quantised matrix, a panel of which is decoded at a time: never the whole.
 
 use super::Quantized;
-use crate::device::{Backend, Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::layout::Shape;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// Elements of a panel at most, but for matrices whose rows or columns have more: so that it stays
@@ -35,10 +36,7 @@ fn for_each_panel(
     mut panel: impl FnMut(usize, usize) -> Result<()>,
 ) -> Result<()> {
     let requests = device.allocator().request_count();
-    let begin = match device.backend() {
-        Backend::Sim(sim) => Some((sim, sim.time())),
-        _ => None,
-    };
+    let begin = device.simulation().map(|sim| (sim, sim.time()));
     let mut first = 0;
     while first < count {
         panel(first, lines.min(count - first))?;

@@ -3,15 +3,12 @@
 
 use std::ops::Range;
 
-#[cfg(feature = "cuda")]
-use super::cuda;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Mode, Order, Source, evaluate};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 
@@ -24,7 +21,7 @@ pub(super) struct RandomIntegers {
     pub(super) len: usize,
 }
 
-impl Kernel for RandomIntegers {
+impl FullKernel for RandomIntegers {
     fn name(&self) -> &'static str {
         "random_integers"
     }
@@ -41,16 +38,6 @@ impl Kernel for RandomIntegers {
             evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&self], None);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::integers(&self, cuda, operands)
     }
 }
 

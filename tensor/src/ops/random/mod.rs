@@ -9,15 +9,15 @@ mod integers;
 
 pub use drawn::Draw;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Mode, Order, evaluate};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Kernel, Operands};
 use crate::random::RandomKey;
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// What the words of the stream become.
@@ -35,7 +35,7 @@ struct Random {
     len: usize,
 }
 
-impl Kernel for Random {
+impl FullKernel for Random {
     fn name(&self) -> &'static str {
         match self.distribution {
             Distribution::Uniform { .. } => "uniform",
@@ -61,16 +61,6 @@ impl Kernel for Random {
             evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&numbers], None);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::random(&self, cuda, operands)
     }
 }
 
@@ -115,7 +105,7 @@ impl Tensor {
         let (dtype, len) = (self.dtype(), self.element_count());
         let kernel = Random { key, distribution, dtype, len };
         if !dtype.is_float() && !matches!(distribution, Distribution::Bernoulli { .. }) {
-            let op = kernel.name();
+            let op = FullKernel::name(&kernel);
             return Err(TensorError::DType { op, left: dtype, right: DType::F32 });
         }
         self.device().launch(kernel, &[], &[self])

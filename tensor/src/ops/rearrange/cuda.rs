@@ -1,11 +1,10 @@
 //! Moves along dimensions on NVIDIA devices, see `rearrange.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
 use super::Rearrange;
 use super::cpu::{Dimension, Edge, Map};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{REARRANGE, bits_of, grid};
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
 use crate::layout::RANK_MAX;
 use Parameter::{Read, U64, Words, Write};
@@ -25,17 +24,19 @@ fn words(of: &Dimension) -> [u64; DIMENSION] {
     [of.len, of.stride, of.out_len, kind, number].map(|word| word as u64)
 }
 
-pub(super) fn rearrange(op: &Rearrange, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let mut dimensions = vec![op.out_len as u64, op.dimensions.len() as u64];
-    dimensions.extend(op.dimensions.iter().flat_map(words));
-    dimensions.resize(2 + DIMENSION * RANK_MAX, 0);
-    let size_log = op.dtype.size_bytes().ilog2() as usize;
-    let kernel = Signature {
-        name: ["rearrange_1", "rearrange_2", "rearrange_4", "rearrange_8"][size_log],
-        parameters: &[Write, Read, U64, Words(2 + DIMENSION * RANK_MAX)],
-    };
-    let (y, x) = (operands.write(0).to_write(), operands.read(0).to_read());
-    let fill = Argument::U64(bits_of(op.dtype, op.fill));
-    let arguments = [y, x, fill, Argument::Words(&dimensions)];
-    cuda.launch(REARRANGE, &kernel, grid(op.out_len), &arguments)
+impl OnCuda for Rearrange {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let mut dimensions = vec![self.out_len as u64, self.dimensions.len() as u64];
+        dimensions.extend(self.dimensions.iter().flat_map(words));
+        dimensions.resize(2 + DIMENSION * RANK_MAX, 0);
+        let size_log = self.dtype.size_bytes().ilog2() as usize;
+        let kernel = Signature {
+            name: ["rearrange_1", "rearrange_2", "rearrange_4", "rearrange_8"][size_log],
+            parameters: &[Write, Read, U64, Words(2 + DIMENSION * RANK_MAX)],
+        };
+        let (y, x) = (operands.write(0).to_write(), operands.read(0).to_read());
+        let fill = Argument::U64(bits_of(self.dtype, self.fill));
+        let arguments = [y, x, fill, Argument::Words(&dimensions)];
+        cuda.launch(REARRANGE, &kernel, grid(self.out_len), &arguments)
+    }
 }

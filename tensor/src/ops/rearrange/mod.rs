@@ -6,12 +6,11 @@ mod cpu;
 mod cuda;
 
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Shape, check_axes, check_axis};
 use crate::tensor::Tensor;
 use cpu::{Dimension, Edge, Map};
@@ -37,7 +36,7 @@ struct Rearrange {
     out_len: usize,
 }
 
-impl Kernel for Rearrange {
+impl FullKernel for Rearrange {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -59,16 +58,6 @@ impl Kernel for Rearrange {
             cpu::rearrange(cpu, &self.dimensions, x.data(), T::from_f64(self.fill), y);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::rearrange(&self, cuda, operands)
     }
 }
 

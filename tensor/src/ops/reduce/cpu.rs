@@ -7,7 +7,7 @@ use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::math::SimdFloat;
 use crate::dtype::Element;
-use crate::launch::View;
+use crate::operand_view::View;
 
 /// Outputs that a task finishes.
 const CHUNK_LEN: usize = 1 << 12;

@@ -1,14 +1,13 @@
 //! Reductions on NVIDIA devices: partial results in the workspace that the processor takes, too.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::Reduce;
 use super::cpu::Finish;
 use super::extreme::{End, Extreme};
 use super::fold::Fold;
 use super::plan::Tasks;
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{REDUCE, WALK_OF_1, grid, typed_name, walk_of};
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::dtype::DType;
 use crate::error::Result;
 use Parameter::{F64, Read, U32, U64, Words, Write};
@@ -112,64 +111,68 @@ fn finish_name(op: &Reduce) -> &'static str {
 }
 
 /// Enqueues a reduction.
-pub(super) fn reduce(op: &Reduce, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (x, dtype, image) = (operands.read(0), op.dtype, REDUCE.of(op.dtype));
-    let plan = Tasks::new(x.layout(), op.kept_rank);
-    let launches = Launches::new(&plan);
-    let [y, partials, centers] = [0, 1, 2].map(|index| operands.write(index));
-    let fold_all = |fold: Fold, centers: Argument<'_>| {
-        let names = [typed_name!("fold_rows", dtype), typed_name!("fold_columns", dtype)];
-        let (name, grid) = launches.over_parts(names, THREADS);
-        let parameters = &[Write, Read, Read, U32, F64, Words(2), WALK_OF_1, WALK_OF_1];
-        let (fold, exponent) = number(fold);
-        let [parts, kept, reduced] = launches.walks();
-        let (fold, exponent) = (Argument::U32(fold), Argument::F64(exponent));
-        let from = [partials.to_write(), x.to_read(), centers, fold, exponent];
-        let arguments = [&from[..], &[parts, kept, reduced]].concat();
-        cuda.launch(image, &Signature { name, parameters }, grid, &arguments)
-    };
-    let [outputs, parts] = launches.counts();
-    let mut center_values = Argument::Nothing;
-    if let Some(center) = op.reduction.center() {
-        fold_all(center.fold(), Argument::Nothing)?;
-        let parameters = &[Write, Read, U32, U64, U64, F64];
-        let kernel = Signature { name: typed_name!("centers", dtype), parameters };
-        let fold = Argument::U32(number(center.fold()).0);
-        let reduced = Argument::F64(plan.reduced as f64);
-        let arguments = [centers.to_write(), partials.to_read(), fold, outputs, parts, reduced];
-        cuda.launch(image, &kernel, launches.over_outputs(), &arguments)?;
-        center_values = centers.to_read();
+impl OnCuda for Reduce {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (x, dtype, image) = (operands.read(0), self.dtype, REDUCE.of(self.dtype));
+        let plan = Tasks::new(x.layout(), self.kept_rank);
+        let launches = Launches::new(&plan);
+        let [y, partials, centers] = [0, 1, 2].map(|index| operands.write(index));
+        let fold_all = |fold: Fold, centers: Argument<'_>| {
+            let names = [typed_name!("fold_rows", dtype), typed_name!("fold_columns", dtype)];
+            let (name, grid) = launches.over_parts(names, THREADS);
+            let parameters = &[Write, Read, Read, U32, F64, Words(2), WALK_OF_1, WALK_OF_1];
+            let (fold, exponent) = number(fold);
+            let [parts, kept, reduced] = launches.walks();
+            let (fold, exponent) = (Argument::U32(fold), Argument::F64(exponent));
+            let from = [partials.to_write(), x.to_read(), centers, fold, exponent];
+            let arguments = [&from[..], &[parts, kept, reduced]].concat();
+            cuda.launch(image, &Signature { name, parameters }, grid, &arguments)
+        };
+        let [outputs, parts] = launches.counts();
+        let mut center_values = Argument::Nothing;
+        if let Some(center) = self.reduction.center() {
+            fold_all(center.fold(), Argument::Nothing)?;
+            let parameters = &[Write, Read, U32, U64, U64, F64];
+            let kernel = Signature { name: typed_name!("centers", dtype), parameters };
+            let fold = Argument::U32(number(center.fold()).0);
+            let reduced = Argument::F64(plan.reduced as f64);
+            let arguments = [centers.to_write(), partials.to_read(), fold, outputs, parts, reduced];
+            cuda.launch(image, &kernel, launches.over_outputs(), &arguments)?;
+            center_values = centers.to_read();
+        }
+        let (fold, finish) = self.reduction.steps(plan.reduced);
+        fold_all(fold, center_values)?;
+        let (finish, of_finish) = finish_number(finish);
+        let parameters = &[Write, Read, Read, U32, U32, F64, U64, U64];
+        let kernel = Signature { name: finish_name(&self), parameters };
+        let [fold, finish] = [number(fold).0, finish].map(Argument::U32);
+        let of_finish = Argument::F64(of_finish);
+        let from = [y.to_write(), partials.to_read(), center_values, fold, finish, of_finish];
+        let arguments = [&from[..], &[outputs, parts]].concat();
+        cuda.launch(image, &kernel, launches.over_outputs(), &arguments)
     }
-    let (fold, finish) = op.reduction.steps(plan.reduced);
-    fold_all(fold, center_values)?;
-    let (finish, of_finish) = finish_number(finish);
-    let parameters = &[Write, Read, Read, U32, U32, F64, U64, U64];
-    let kernel = Signature { name: finish_name(op), parameters };
-    let [fold, finish] = [number(fold).0, finish].map(Argument::U32);
-    let of_finish = Argument::F64(of_finish);
-    let from = [y.to_write(), partials.to_read(), center_values, fold, finish, of_finish];
-    let arguments = [&from[..], &[outputs, parts]].concat();
-    cuda.launch(image, &kernel, launches.over_outputs(), &arguments)
 }
 
 /// Enqueues a search for the largest or smallest.
-pub(super) fn extreme(op: &Extreme, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (x, dtype, image) = (operands.read(0), op.dtype, REDUCE.of(op.dtype));
-    let [positions, values, places] = [0, 1, 2].map(|index| operands.write(index));
-    let launches = Launches::new(&Tasks::new(x.layout(), op.kept_rank));
-    let end = Argument::U32(u32::from(op.end == End::Smallest));
-    let names = [typed_name!("best_rows", dtype), typed_name!("best_columns", dtype)];
-    let (name, on_parts) = launches.over_parts(names, WARP_THREADS);
-    let parameters = &[Write, Write, Read, U32, Words(2), WALK_OF_1, WALK_OF_1];
-    let [parts, kept, reduced] = launches.walks();
-    let from = [values.to_write(), places.to_write(), x.to_read(), end];
-    let arguments = [&from[..], &[parts, kept, reduced]].concat();
-    cuda.launch(image, &Signature { name, parameters }, on_parts, &arguments)?;
-    let parameters = &[Write, Write, Read, Read, U32, U64, U64];
-    let kernel = Signature { name: typed_name!("best_finish", dtype), parameters };
-    let best = if op.has_values { operands.write(3).to_write() } else { Argument::Nothing };
-    let [outputs, parts] = launches.counts();
-    let found = [positions.to_write(), best, values.to_read(), places.to_read(), end];
-    let arguments = [&found[..], &[outputs, parts]].concat();
-    cuda.launch(image, &kernel, launches.over_outputs(), &arguments)
+impl OnCuda for Extreme {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (x, dtype, image) = (operands.read(0), self.dtype, REDUCE.of(self.dtype));
+        let [positions, values, places] = [0, 1, 2].map(|index| operands.write(index));
+        let launches = Launches::new(&Tasks::new(x.layout(), self.kept_rank));
+        let end = Argument::U32(u32::from(self.end == End::Smallest));
+        let names = [typed_name!("best_rows", dtype), typed_name!("best_columns", dtype)];
+        let (name, on_parts) = launches.over_parts(names, WARP_THREADS);
+        let parameters = &[Write, Write, Read, U32, Words(2), WALK_OF_1, WALK_OF_1];
+        let [parts, kept, reduced] = launches.walks();
+        let from = [values.to_write(), places.to_write(), x.to_read(), end];
+        let arguments = [&from[..], &[parts, kept, reduced]].concat();
+        cuda.launch(image, &Signature { name, parameters }, on_parts, &arguments)?;
+        let parameters = &[Write, Write, Read, Read, U32, U64, U64];
+        let kernel = Signature { name: typed_name!("best_finish", dtype), parameters };
+        let best = if self.has_values { operands.write(3).to_write() } else { Argument::Nothing };
+        let [outputs, parts] = launches.counts();
+        let found = [positions.to_write(), best, values.to_read(), places.to_read(), end];
+        let arguments = [&found[..], &[outputs, parts]].concat();
+        cuda.launch(image, &kernel, launches.over_outputs(), &arguments)
+    }
 }

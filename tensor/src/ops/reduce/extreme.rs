@@ -2,16 +2,15 @@
 
 use super::fold::{Fold, Reducible};
 use super::plan::{Along, Block, Tasks};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{Simd, SimdKernel};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 
 /// Which end of the order is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +123,7 @@ pub(super) struct Extreme {
     pub(super) has_values: bool,
 }
 
-impl Kernel for Extreme {
+impl FullKernel for Extreme {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -140,16 +139,6 @@ impl Kernel for Extreme {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_each_dtype!(self.dtype, E => self.run::<E, _>(cpu, operands));
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        super::cuda::extreme(&self, cuda, operands)
     }
 }
 

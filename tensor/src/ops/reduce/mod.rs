@@ -14,12 +14,11 @@ mod plan;
 mod positions;
 
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, Shape, check_axes};
 use crate::tensor::Tensor;
 use cpu::{Center, Finish};
@@ -112,7 +111,7 @@ struct Reduce {
     len: usize,
 }
 
-impl Kernel for Reduce {
+impl FullKernel for Reduce {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -130,16 +129,6 @@ impl Kernel for Reduce {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_each_dtype!(self.dtype, E => self.run::<E, _>(cpu, operands));
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::reduce(&self, cuda, operands)
     }
 }
 

@@ -3,8 +3,8 @@
 use super::RotaryPairs;
 use crate::cpu::Cpu;
 use crate::dtype::Element;
-use crate::launch::ViewMut;
 use crate::layout::{Nest, Shape};
+use crate::operand_view::ViewMut;
 
 /// Elements of a task.
 const CHUNK_LEN: usize = 1 << 14;

@@ -7,12 +7,11 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::ops::direction::Direction;
 use crate::tensor::Tensor;
 
@@ -33,7 +32,7 @@ struct Rotary {
     len: usize,
 }
 
-impl Kernel for Rotary {
+impl FullKernel for Rotary {
     fn name(&self) -> &'static str {
         self.op
     }
@@ -50,16 +49,6 @@ impl Kernel for Rotary {
             cpu::rotate(cpu, operands.write::<T>(0), cos, sin, self.pairs, sign);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::rotate(&self, cuda, operands)
     }
 }
 

@@ -6,9 +6,9 @@ use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::tiles::{Source, TILE_LEN};
-use crate::device::DeviceKind;
 use crate::dtype::Element;
 use crate::layout::Shape;
+use crate::spec::DeviceKind;
 
 /// Elements of a chunk.
 const CHUNK_LEN: usize = 1 << 16;

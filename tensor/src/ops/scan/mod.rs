@@ -6,14 +6,13 @@ mod cuda;
 mod rows;
 
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::tiles::{Order, Source};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::check_axis;
 use crate::ops::elementwise::source;
 use crate::tensor::Tensor;
@@ -29,7 +28,7 @@ struct Scan {
     result: DType,
 }
 
-impl Kernel for Scan {
+impl FullKernel for Scan {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -47,16 +46,6 @@ impl Kernel for Scan {
             self.run::<i64>(cpu, operands);
         }
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::scan(&self, cuda, operands)
     }
 }
 

@@ -2,16 +2,13 @@
 //! running sums of exponentials. One thread per position of the dimensions before the axis.
 
 use super::cpu::Extent;
-#[cfg(feature = "cuda")]
-use super::cuda;
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Nest, check_axis};
 use crate::tensor::Tensor;
 
@@ -30,7 +27,7 @@ pub(super) struct Extremes {
     pub(super) dtype: DType,
 }
 
-impl Kernel for Extremes {
+impl FullKernel for Extremes {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -76,16 +73,6 @@ impl Kernel for Extremes {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::extremes(&self, cuda, operands)
-    }
 }
 
 /// `y[t] = ln Σ e^x[..=t]`; the destinations are y and, for each place beside the axis, the largest
@@ -96,7 +83,7 @@ pub(super) struct LogCumSumExp {
     pub(super) dtype: DType,
 }
 
-impl Kernel for LogCumSumExp {
+impl FullKernel for LogCumSumExp {
     fn name(&self) -> &'static str {
         "logcumsumexp"
     }
@@ -139,16 +126,6 @@ impl Kernel for LogCumSumExp {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::log_cumsum_exp(&self, cuda, operands)
-    }
 }
 
 /// The gradient of a [`LogCumSumExp`], of contiguous dy, x and y; the destinations are dx and, for
@@ -158,7 +135,7 @@ pub(super) struct Backward {
     pub(super) dtype: DType,
 }
 
-impl Kernel for Backward {
+impl FullKernel for Backward {
     fn name(&self) -> &'static str {
         "logcumsumexp_backward"
     }
@@ -192,16 +169,6 @@ impl Kernel for Backward {
             });
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::log_cumsum_exp_backward(&self, cuda, operands)
     }
 }
 

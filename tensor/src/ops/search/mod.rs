@@ -5,13 +5,12 @@ mod cuda;
 
 use std::cmp::Ordering;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Nest;
 use crate::ops::sort::SortOrder;
 use crate::tensor::Tensor;
@@ -41,7 +40,7 @@ struct Search {
     len: usize,
 }
 
-impl Kernel for Search {
+impl FullKernel for Search {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -75,16 +74,6 @@ impl Kernel for Search {
             });
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::search(&self, cuda, operands)
     }
 }
 

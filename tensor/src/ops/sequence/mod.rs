@@ -5,14 +5,13 @@ mod cuda;
 
 use std::ops::Range;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Generated, Mode, Order, evaluate};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Device;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
@@ -34,7 +33,7 @@ struct Fill {
     len: usize,
 }
 
-impl Kernel for Fill {
+impl FullKernel for Fill {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -68,16 +67,6 @@ impl Kernel for Fill {
             evaluate::<T, T>(cpu, out, &order, Mode::Overwrite, &[&source], None);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::fill(&self, cuda, operands)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, each_strided_row, 
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 use crate::dtype::{Element, Float, is_same_type};
-use crate::launch::{View, ViewMut};
+use crate::operand_view::{View, ViewMut};
 use crate::ops::direction::Direction;
 
 /// The rows or slabs of one task.

@@ -8,13 +8,12 @@ mod cpu;
 mod cuda;
 
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::lines::Blocks;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::for_each_float;
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::ops::direction::Direction;
 use crate::tensor::Tensor;
 
@@ -57,7 +56,7 @@ impl Rows {
     }
 }
 
-impl Kernel for Rows {
+impl FullKernel for Rows {
     fn name(&self) -> &'static str {
         self.softmax.name
     }
@@ -90,16 +89,6 @@ impl Kernel for Rows {
             }
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::check(self, operands)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::softmax(&self, cuda, operands)
     }
 }
 

@@ -7,8 +7,8 @@ use super::ranked::Rank;
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk3};
 use crate::dtype::DType;
-use crate::launch::View;
 use crate::layout::Nest;
+use crate::operand_view::View;
 
 /// Elements of a task that has several rows.
 const TASK_LEN: usize = 1 << 13;

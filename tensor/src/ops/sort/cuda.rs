@@ -1,11 +1,10 @@
 //! Sorting on NVIDIA devices, see `sort.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::ranked::{Pick, Rank};
 use super::{Sort, SortOrder, cpu};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{SORT, WALK_OF_1, grid, walk, walk_of};
-use crate::cuda::{Cuda, CudaOperands, DeviceOperand};
+use crate::cuda::{Cuda, CudaOperands, DeviceOperand, OnCuda};
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::layout::{Nest, Shape};
@@ -36,13 +35,13 @@ impl Form {
 }
 
 /// `Ok` unless the rows are so long that no position fits below a key.
-pub(super) fn check(op: &'static str, dtype: DType, x: &DeviceOperand<'_>) -> Result<()> {
+fn check(op: &'static str, dtype: DType, x: &DeviceOperand<'_>) -> Result<()> {
     let row_len = x.layout().shape().last().copied().unwrap_or(1);
     let is_short = cpu::word_count(dtype, 1, row_len, usize::MAX) == 1;
-    match is_short == (Form::of(dtype) == Form::Words) && u32::try_from(row_len).is_ok() {
-        true => Ok(()),
-        false => Err(TensorError::NoKernel { op, device: "cuda" }),
+    if is_short == (Form::of(dtype) == Form::Words) && u32::try_from(row_len).is_ok() {
+        return Ok(());
     }
+    Err(TensorError::NoKernel { op, device: "cuda" })
 }
 
 /// Elements of x in rows, and where one of them is.
@@ -137,74 +136,87 @@ pub(crate) fn sort_rows(
 }
 
 /// Enqueues positions, and elements if those are asked for, of the first of each row.
-pub(super) fn sort(op: &Sort, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (positions, elements) = (operands.write(0), Elements::new(operands.read(0), op.dtype));
-    if op.len == 0 || op.kept_len == 0 {
-        return Ok(());
+impl OnCuda for Sort {
+    fn check(&self, operands: &CudaOperands<'_>) -> Result<()> {
+        check(self.name, self.dtype, &operands.read(0))
     }
-    let Elements { row_count, row_len, .. } = elements;
-    // Positions of whole rows are room for their words.
-    let has_own = cpu::word_count(op.dtype, op.len, row_len, op.kept_len) > 0;
-    let words = operands.write(usize::from(has_own));
-    elements.make_words(cuda, &words, op.order)?;
-    let name = elements.name([
-        "take_first_words_1",
-        "take_first_words_2",
-        "take_first_words_4",
-        "take_first_pairs_8",
-    ]);
-    let parameters = &[Write, Write, Read, Read, U64, U64, I64, WALK_OF_1];
-    let values = if op.has_values { operands.write(2).to_write() } else { Argument::Nothing };
-    let arguments = [
-        positions.to_write(),
-        values,
-        words.to_read(),
-        elements.x.to_read(),
-        Argument::U64(row_len as u64),
-        Argument::U64(op.kept_len as u64),
-        elements.step,
-        Argument::Words(&elements.rows),
-    ];
-    let kernel = Signature { name, parameters };
-    cuda.launch(SORT, &kernel, grid(row_count * op.kept_len), &arguments)
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (positions, elements) =
+            (operands.write(0), Elements::new(operands.read(0), self.dtype));
+        if self.len == 0 || self.kept_len == 0 {
+            return Ok(());
+        }
+        let Elements { row_count, row_len, .. } = elements;
+        // Positions of whole rows are room for their words.
+        let has_own = cpu::word_count(self.dtype, self.len, row_len, self.kept_len) > 0;
+        let words = operands.write(usize::from(has_own));
+        elements.make_words(cuda, &words, self.order)?;
+        let name = elements.name([
+            "take_first_words_1",
+            "take_first_words_2",
+            "take_first_words_4",
+            "take_first_pairs_8",
+        ]);
+        let parameters = &[Write, Write, Read, Read, U64, U64, I64, WALK_OF_1];
+        let values = if self.has_values { operands.write(2).to_write() } else { Argument::Nothing };
+        let arguments = [
+            positions.to_write(),
+            values,
+            words.to_read(),
+            elements.x.to_read(),
+            Argument::U64(row_len as u64),
+            Argument::U64(self.kept_len as u64),
+            elements.step,
+            Argument::Words(&elements.rows),
+        ];
+        let kernel = Signature { name, parameters };
+        cuda.launch(SORT, &kernel, grid(row_count * self.kept_len), &arguments)
+    }
 }
 
 /// Enqueues the element of each row at a rank, and its position.
-pub(super) fn pick(op: &Pick, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let [values, positions, words] = [0, 1, 2].map(|index| operands.write(index));
-    let elements = Elements::new(operands.read(0), op.dtype);
-    if op.len == 0 {
-        return Ok(());
+impl OnCuda for Pick {
+    fn check(&self, operands: &CudaOperands<'_>) -> Result<()> {
+        check(self.name, self.dtype, &operands.read(0))
     }
-    elements.make_words(cuda, &words, SortOrder::Ascending)?;
-    let name = elements.name(["pick_words_1", "pick_words_2", "pick_words_4", "pick_pairs_8"]);
-    let (rank, number) = match op.rank {
-        Rank::Number(before) => (0, before),
-        Rank::Median => (1, 0),
-        Rank::MedianOfNumbers => (2, 0),
-        Rank::Mode => (3, 0),
-    };
-    let nan_key = match op.dtype {
-        DType::F16 | DType::BF16 => u64::from(u16::MAX),
-        DType::F32 => u64::from(u32::MAX),
-        _ => u64::MAX,
-    };
-    let parameters = &[Write, Write, Read, Read, U64, U32, U64, U64, U32, I64, WALK_OF_1];
-    let arguments = [
-        positions.to_write(),
-        values.to_write(),
-        words.to_read(),
-        elements.x.to_read(),
-        Argument::U64(elements.row_len as u64),
-        Argument::U32(rank),
-        Argument::U64(number as u64),
-        Argument::U64(nan_key),
-        Argument::U32(u32::from(op.dtype.is_float())),
-        elements.step,
-        Argument::Words(&elements.rows),
-    ];
-    // The longest run of a row is looked for by a whole block, all else by one thread.
-    let threads = if op.rank == Rank::Mode { THREADS } else { 32 };
-    let blocks = elements.row_count.min(BLOCKS_MAX) as u32;
-    cuda.launch(SORT, &Signature { name, parameters }, Grid::row(blocks, threads), &arguments)
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let [values, positions, words] = [0, 1, 2].map(|index| operands.write(index));
+        let elements = Elements::new(operands.read(0), self.dtype);
+        if self.len == 0 {
+            return Ok(());
+        }
+        elements.make_words(cuda, &words, SortOrder::Ascending)?;
+        let name = elements.name(["pick_words_1", "pick_words_2", "pick_words_4", "pick_pairs_8"]);
+        let (rank, number) = match self.rank {
+            Rank::Number(before) => (0, before),
+            Rank::Median => (1, 0),
+            Rank::MedianOfNumbers => (2, 0),
+            Rank::Mode => (3, 0),
+        };
+        let nan_key = match self.dtype {
+            DType::F16 | DType::BF16 => u64::from(u16::MAX),
+            DType::F32 => u64::from(u32::MAX),
+            _ => u64::MAX,
+        };
+        let parameters = &[Write, Write, Read, Read, U64, U32, U64, U64, U32, I64, WALK_OF_1];
+        let arguments = [
+            positions.to_write(),
+            values.to_write(),
+            words.to_read(),
+            elements.x.to_read(),
+            Argument::U64(elements.row_len as u64),
+            Argument::U32(rank),
+            Argument::U64(number as u64),
+            Argument::U64(nan_key),
+            Argument::U32(u32::from(self.dtype.is_float())),
+            elements.step,
+            Argument::Words(&elements.rows),
+        ];
+        // The longest run of a row is looked for by a whole block, all else by one thread.
+        let threads = if self.rank == Rank::Mode { THREADS } else { 32 };
+        let blocks = elements.row_count.min(BLOCKS_MAX) as u32;
+        cuda.launch(SORT, &Signature { name, parameters }, Grid::row(blocks, threads), &arguments)
+    }
 }

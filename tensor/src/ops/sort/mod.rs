@@ -8,12 +8,11 @@ pub(crate) mod quantile;
 mod ranked;
 
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::check_axis;
 use crate::tensor::Tensor;
 
@@ -37,7 +36,7 @@ struct Sort {
     has_values: bool,
 }
 
-impl Kernel for Sort {
+impl FullKernel for Sort {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -57,16 +56,6 @@ impl Kernel for Sort {
             cpu::sort(cpu, (self.order, self.kept_len), x, positions, words, values);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::check(self.name, self.dtype, &operands.read(0))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::sort(&self, cuda, operands)
     }
 }
 

@@ -1,15 +1,12 @@
 //! One element of each row by its place in the sorted row: kthvalue, median, nanmedian, mode.
 
 use super::cpu;
-#[cfg(feature = "cuda")]
-use super::cuda;
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Shape, check_axis};
 use crate::tensor::Tensor;
 
@@ -29,13 +26,13 @@ pub(super) enum Rank {
 /// Picks an element of each row of x; the destinations are values, positions, and words for
 /// sorting.
 pub(super) struct Pick {
-    name: &'static str,
+    pub(super) name: &'static str,
     pub(super) rank: Rank,
     pub(super) dtype: DType,
     pub(super) len: usize,
 }
 
-impl Kernel for Pick {
+impl FullKernel for Pick {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -55,16 +52,6 @@ impl Kernel for Pick {
             cpu::pick(cpu, self.rank, x, (values, positions), words);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::check(self.name, self.dtype, &operands.read(0))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::pick(&self, cuda, operands)
     }
 }
 

@@ -3,13 +3,12 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
@@ -63,7 +62,7 @@ struct Keep {
     len: usize,
 }
 
-impl Kernel for Keep {
+impl FullKernel for Keep {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -102,16 +101,6 @@ impl Kernel for Keep {
             }
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::keep(&self, cuda, operands)
     }
 }
 

@@ -9,12 +9,11 @@ mod cuda;
 use std::cmp::Ordering;
 
 use crate::axis::Axis;
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::check_axis;
 use crate::ops::compaction::tile_counts;
 use crate::ops::sort::SortOrder;
@@ -60,7 +59,7 @@ struct SortRows {
     row_len: usize,
 }
 
-impl Kernel for SortRows {
+impl FullKernel for SortRows {
     fn name(&self) -> &'static str {
         "unique"
     }
@@ -81,16 +80,6 @@ impl Kernel for SortRows {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::sort_rows(&self, cuda, operands)
-    }
 }
 
 /// The order of rows by their first elements that differ; NaN is larger than every number.
@@ -110,7 +99,7 @@ struct Runs<'a> {
     count: &'a mut usize,
 }
 
-impl Kernel for Runs<'_> {
+impl FullKernel for Runs<'_> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -145,16 +134,6 @@ impl Kernel for Runs<'_> {
             *self.count = count;
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::runs(self, cuda, operands)
     }
 }
 

@@ -3,13 +3,12 @@
 use half::{bf16, f16};
 
 use super::{Form, Rounding, STATES_MAX, UpdateFormula, cpu, for_update};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::math::SimdFloat;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, Nest};
 
 /// The pointers that a launch of an NVIDIA device can take: parameter, gradient, states and scalars
@@ -112,7 +111,7 @@ where
     }
 }
 
-impl<F, const STATES: usize, const SCALARS: usize> Kernel for Update<F, STATES, SCALARS>
+impl<F, const STATES: usize, const SCALARS: usize> FullKernel for Update<F, STATES, SCALARS>
 where
     F: UpdateFormula<STATES, SCALARS>,
 {
@@ -131,15 +130,5 @@ where
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_update!(self.form.dtypes, self.run(cpu, operands));
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        super::cuda::check(self)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        super::cuda::update(&self, cuda, operands)
     }
 }

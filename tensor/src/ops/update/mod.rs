@@ -211,9 +211,8 @@ where
     batches.iter().try_for_each(|batch| device.check_launch(op, &batch.reads, &batch.writes))?;
     check_apart(op, &batches)?;
     let kernels: Vec<_> = batches.iter().map(|batch| batch.kernel(updates)).collect();
-    #[cfg(feature = "cuda")]
-    if device.kind() == crate::device::DeviceKind::Cuda {
-        kernels.iter().try_for_each(cuda::check)?;
+    for (kernel, Batch { reads, writes, .. }) in kernels.iter().zip(&batches) {
+        device.check_kernel(kernel, reads, writes)?;
     }
     let mut launches = batches.iter().zip(kernels);
     launches

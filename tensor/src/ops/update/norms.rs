@@ -2,18 +2,16 @@
 
 use half::{bf16, f16};
 
-#[cfg(feature = "cuda")]
-use super::cuda;
 use super::{Form, KnownNorms, StateRange, cpu, for_update};
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::math::SimdFloat;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Device, DeviceKind};
+use crate::device::Device;
 use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, Nest};
+use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
 /// Values of each element whose norms an optimizer has to know before it updates any, such as the
@@ -91,7 +89,7 @@ where
     }
 }
 
-impl<F, const STATES: usize, const NORMS: usize> Kernel for Norms<F, STATES, NORMS>
+impl<F, const STATES: usize, const NORMS: usize> FullKernel for Norms<F, STATES, NORMS>
 where
     F: NormFormula<STATES, NORMS>,
 {
@@ -110,16 +108,6 @@ where
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_update!(self.form.dtypes, self.run(cpu, operands));
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        cuda::of_norms(self).map(drop)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::norms(&self, cuda, operands)
     }
 }
 

@@ -6,12 +6,11 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::ops::windows::{check_image, pair_shape, with_size};
 use crate::tensor::Tensor;
@@ -111,7 +110,7 @@ impl Upsample2d {
     }
 }
 
-impl Kernel for Upsample2d {
+impl FullKernel for Upsample2d {
     fn name(&self) -> &'static str {
         if self.is_backward { "upsample2d_backward" } else { "upsample2d" }
     }
@@ -141,16 +140,6 @@ impl Kernel for Upsample2d {
             }
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::resize(&self, cuda, operands)
     }
 }
 

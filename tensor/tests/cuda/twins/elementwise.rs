@@ -1,4 +1,4 @@
-use lowtide_allocator::cuda::{Argument, Grid, Kernel};
+use lowtide_tensor::cuda::gate::{Argument, Grid, Signature};
 use proptest::prelude::*;
 
 use super::{
@@ -48,14 +48,14 @@ fn fill_and_copy_reach_every_element_of_a_view_and_no_other() {
         lab.in_each_order(|| {
             let y = lab.room(filled.len());
             let words = walk(&sizes, &[&spread]);
-            let kernel = Kernel { name: fill, parameters: &[Write, U64, Words(26)] };
+            let kernel = Signature { name: fill, parameters: &[Write, U64, Words(26)] };
             let arguments = [y.write(), Argument::U64(value), Argument::Words(&words)];
             lab.run("fill", kernel, GRID, &arguments);
             assert_eq!(lab.bytes_of(&y), filled);
 
             let y = lab.room(copied.len());
             let words = walk(&sizes, &[&spread, &from]);
-            let kernel = Kernel { name: copy, parameters: &[Write, Read, Words(34)] };
+            let kernel = Signature { name: copy, parameters: &[Write, Read, Words(34)] };
             lab.run("fill", kernel, GRID, &[y.write(), x.read(), Argument::Words(&words)]);
             assert_eq!(lab.bytes_of(&y), copied);
         });
@@ -109,7 +109,7 @@ fn casts_round_to_the_nearest() {
     let parameters = &[Write, Read, Words(34)];
     let cast = |name, from: &super::Values, to: &super::Values, len| {
         let words = walk(&[len], &[&[1], &[1]]);
-        let kernel = Kernel { name, parameters };
+        let kernel = Signature { name, parameters };
         lab.run("cast", kernel, GRID, &[to.write(), from.read(), Argument::Words(&words)]);
     };
     let bits_of = |values: &super::Values| -> Vec<u16> {
@@ -286,11 +286,11 @@ fn of_two() -> impl Iterator<Item = (usize, fn(f64, f64) -> f64)> {
     numbered(UNARY.len(), &BINARY).chain(numbered(SLOPES_FROM, &SLOPES))
 }
 
-const ROW: Kernel = Kernel {
+const ROW: Signature = Signature {
     name: "formula_f32",
     parameters: &[Write, Read, Read, Read, Read, U32, Words(3), U64],
 };
-const WALK: Kernel = Kernel {
+const WALK: Signature = Signature {
     name: "formula_walk_f32",
     parameters: &[Write, Read, Read, Read, Read, U32, Words(3), Words(58)],
 };

@@ -1,4 +1,4 @@
-use lowtide_allocator::cuda::{Argument, Grid, Kernel};
+use lowtide_tensor::cuda::gate::{Argument, Grid, Signature};
 use proptest::prelude::*;
 
 use super::{F64, Lab, Read, U32, U64, Words, Write, assert_close, noise};
@@ -41,15 +41,15 @@ const BLOCKS: u32 = 2;
 /// Threads of a block.
 const THREADS: u32 = 64;
 
-const FORWARD: Kernel = Kernel {
+const FORWARD: Signature = Signature {
     name: "cross_entropy_f32",
     parameters: &[Write, Write, Write, Read, Read, Read, F64, Words(4), U32],
 };
-const SUM: Kernel = Kernel {
+const SUM: Signature = Signature {
     name: "cross_entropy_sum_f32",
     parameters: &[Write, Write, Write, Read, Read, U64, Read, Words(4), U64],
 };
-const BACKWARD: Kernel = Kernel {
+const BACKWARD: Signature = Signature {
     name: "cross_entropy_backward_f32",
     parameters: &[Write, Read, Read, Read, Read, Read, F64, Words(4), U32],
 };

@@ -4,11 +4,13 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use lowtide_allocator::cuda::CudaStreams;
 use lowtide_allocator::cuda::pretend::{KernelFile, Order};
-use lowtide_allocator::cuda::{
-    Argument, CudaStreams, Function, Grid, Kernel, KernelError, Module, Parameter,
-};
 use lowtide_allocator::{Buffer, CachingAllocator, Stream};
+use lowtide_tensor::cuda::gate::{
+    Argument, Function, Grid, KernelError, Module, Parameter, Signature,
+};
+use lowtide_tensor::cuda::pretend::kernel_files;
 
 use crate::gpu::{Gpu, KERNELS, package};
 
@@ -58,7 +60,7 @@ impl Lab {
     }
 
     fn of(gpu: Gpu, folder: &Path) -> Lab {
-        let ((streams, memory), files) = (gpu.memory(), KernelFile::all_below(folder).unwrap());
+        let ((streams, memory), files) = (gpu.memory(), kernel_files(folder).unwrap());
         Lab { modules: RefCell::default(), memory, streams, files, gpu }
     }
 
@@ -101,7 +103,13 @@ impl Lab {
         self.words_of(values).into_iter().map(f32::from_bits).collect()
     }
 
-    pub(super) fn run(&self, file: &str, kernel: Kernel, grid: Grid, arguments: &[Argument<'_>]) {
+    pub(super) fn run(
+        &self,
+        file: &str,
+        kernel: Signature,
+        grid: Grid,
+        arguments: &[Argument<'_>],
+    ) {
         let function = self.function(file, kernel);
         self.launch(&function, grid, arguments).unwrap();
     }
@@ -114,10 +122,10 @@ impl Lab {
     ) -> Result<(), KernelError> {
         // SAFETY: the pretend driver compares parameters and looks at every access; on a real one
         // the same tests give the same arguments.
-        unsafe { self.streams.launch(Stream::DEFAULT, function, grid, arguments) }
+        unsafe { function.launch(&self.streams, Stream::DEFAULT, grid, arguments) }
     }
 
-    fn function(&self, file: &str, kernel: Kernel) -> Function {
+    fn function(&self, file: &str, kernel: Signature) -> Function {
         let mut modules = self.modules.borrow_mut();
         let module = modules.entry(file.to_owned()).or_insert_with(|| {
             let image = self.files.iter().find(|kernels| kernels.name == file).unwrap().image();

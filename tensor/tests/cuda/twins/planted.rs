@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use lowtide_allocator::cuda::pretend::{KernelFile, Watch, is_sanitized};
-use lowtide_allocator::cuda::{Argument, Grid, Kernel};
+use lowtide_tensor::cuda::gate::{Argument, Grid, Signature};
+use lowtide_tensor::cuda::pretend::kernel_files;
 
 use super::{F64, Lab, ORDERS, Read, U32, U64, Words, Write, noise, walk};
 use crate::gpu::{Gpu, KERNELS};
@@ -14,7 +15,7 @@ fn planted(name: &str, file: &str, change: impl Fn(&str, String) -> String) -> P
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(KERNELS);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("planted").join(name);
     fs::create_dir_all(&folder).unwrap();
-    let kernels = KernelFile::all_below(&from).unwrap();
+    let kernels = kernel_files(&from).unwrap();
     // Of a file for several types the first one.
     let is_of_file = |kernels: &KernelFile| kernels.path.ends_with(format!("{file}.cu"));
     let kernels = kernels.into_iter().find(is_of_file).unwrap();
@@ -49,7 +50,7 @@ fn fold_rows(lab: &Lab) {
     let (x, partials) = (lab.floats(&noise(4 * 100, 1)), lab.room(4 * 8));
     let [kept, reduced] = [walk(&[4], &[&[100]]), walk(&[100], &[&[1]])];
     let parameters = &[Write, Read, Read, U32, F64, Words(2), Words(26), Words(26)];
-    let kernel = Kernel { name: "fold_rows_f32", parameters };
+    let kernel = Signature { name: "fold_rows_f32", parameters };
     let from = [partials.write(), x.read(), Argument::Nothing];
     let fold = [Argument::U32(0), Argument::F64(0.0), Argument::Words(&[100, 1])];
     let walks = [Argument::Words(&kept), Argument::Words(&reduced)];
@@ -71,7 +72,7 @@ fn multiply(lab: &Lab, image: &'static str, name: &'static str) {
     let c = lab.room(4 * m * n);
     let words = [m, n, k, k, 1, m * k, n, 1, k * n, n, 1, m * n].map(|size| size as u64);
     let parameters = &[Write, Read, Read, Read, U32, Words(12)];
-    let kernel = Kernel { name, parameters };
+    let kernel = Signature { name, parameters };
     let none = Argument::Nothing;
     let rest = [none, Argument::U32(0), Argument::Words(&words)];
     let arguments = [&[c.write(), a.read(), b.read()], &rest[..]].concat();
@@ -81,7 +82,7 @@ fn multiply(lab: &Lab, image: &'static str, name: &'static str) {
 fn unary(lab: &Lab) {
     let (x, y) = (lab.floats(&noise(100, 1)), lab.room(400));
     let parameters = &[Write, Read, Read, Read, Read, U32, Words(3), U64];
-    let kernel = Kernel { name: "formula_f32", parameters };
+    let kernel = Signature { name: "formula_f32", parameters };
     let sources = [x.read(), Argument::Nothing, Argument::Nothing, Argument::Nothing];
     let rest = [Argument::U32(0), Argument::Words(&[0; 3]), Argument::U64(100)];
     let arguments = [&[y.write()], &sources[..], &rest].concat();

@@ -1,4 +1,4 @@
-use lowtide_allocator::cuda::{Argument, Grid, Kernel};
+use lowtide_tensor::cuda::gate::{Argument, Grid, Signature};
 use proptest::prelude::*;
 
 use super::{Lab, Read, U32, U64, Words, Write, assert_close, divisor, noise};
@@ -44,7 +44,7 @@ fn matrices_are_multiplied_as_by_their_twin() {
         let sizes = [m, n, k, a_row, a_column, m * k, b_row, b_column, k * n, n, 1, m * n];
         let words = sizes.map(|size| size as u64);
         let name = NAMES[usize::from(is_a_turned)][usize::from(is_b_turned)];
-        let kernel = Kernel { name, parameters: &[Write, Read, Read, Read, U32, Words(12)] };
+        let kernel = Signature { name, parameters: &[Write, Read, Read, Read, U32, Words(12)] };
         let [a, b, bias] = [&a, &b, &bias].map(|values| lab.floats(values));
         lab.in_each_order(|| {
             let c = if adds { lab.floats(&before) } else { lab.room(4 * batch * m * n) };
@@ -155,11 +155,11 @@ fn convs() -> impl Strategy<Value = Conv> {
 fn convolutions_and_their_gradients_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
     let parameters = &[Write, Read, Read, Read, Words(32)];
-    let forward = Kernel { name: "conv2d_f32", parameters };
-    let of_input = Kernel { name: "conv2d_backward_input_f32", parameters };
+    let forward = Signature { name: "conv2d_f32", parameters };
+    let of_input = Signature { name: "conv2d_backward_input_f32", parameters };
     let parameters = &[Write, Write, Read, Read, U32, Words(32)];
-    let of_weight = Kernel { name: "conv2d_backward_weight_f32", parameters };
-    let of_parts = Kernel { name: "conv2d_sum_parts_f32", parameters: &[Write, Read, U32, U64] };
+    let of_weight = Signature { name: "conv2d_backward_weight_f32", parameters };
+    let of_parts = Signature { name: "conv2d_sum_parts_f32", parameters: &[Write, Read, U32, U64] };
     let cases = (convs(), any::<bool>(), 1..5_u32);
     proptest!(config(16), |((conv, has_bias, part_count) in cases, seed in 0..100_u64)| {
         let [height, width] = conv.size;
@@ -285,7 +285,7 @@ fn convolutions_in_tall_tiles_have_the_bits_of_others() {
                 let sizes = Argument::Words(&words);
                 let arguments = [y.write(), source.read(), w.read(), bias.read(), sizes];
                 let grid = grid(pixels(places), tile_rows, groups * phases);
-                lab.run(FILE, Kernel { name, parameters }, grid, &arguments);
+                lab.run(FILE, Signature { name, parameters }, grid, &arguments);
                 lab.bytes_of(&y)
             });
             assert!(found[0].iter().any(|&byte| byte != found[0][0]));
@@ -303,7 +303,7 @@ fn convolutions_in_tall_tiles_have_the_bits_of_others() {
             let (count, sizes) = (Argument::U32(part_count as u32), Argument::Words(&words));
             let arguments = [parts.write(), x.read(), dy.read(), count, sizes];
             let grid = grid(9 * depth, tile_rows, groups * part_count);
-            lab.run(FILE, Kernel { name, parameters }, grid, &arguments);
+            lab.run(FILE, Signature { name, parameters }, grid, &arguments);
             lab.bytes_of(&parts)
         });
         assert!(found[0].iter().any(|&byte| byte != found[0][0]));

@@ -1,4 +1,4 @@
-use lowtide_allocator::cuda::{Argument, Grid, Kernel};
+use lowtide_tensor::cuda::gate::{Argument, Grid, Signature};
 use proptest::prelude::*;
 
 use super::{Lab, Read, Words, Write, assert_close, divisor, noise};
@@ -77,9 +77,10 @@ fn pools() -> impl Strategy<Value = Pool> {
 #[test]
 fn maxima_of_windows_and_their_gradients_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
-    let forward = Kernel { name: "max_pool2d_f32", parameters: &[Write, Write, Read, Words(29)] };
+    let forward =
+        Signature { name: "max_pool2d_f32", parameters: &[Write, Write, Read, Words(29)] };
     let parameters = &[Write, Read, Read, Words(29)];
-    let backward = Kernel { name: "max_pool2d_backward_f32", parameters };
+    let backward = Signature { name: "max_pool2d_backward_f32", parameters };
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(24) };
     proptest!(config, |(pool in pools(), has_nan in any::<bool>(), seed in 0..100_u64)| {
         // Whole numbers: ties are common.

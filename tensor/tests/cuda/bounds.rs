@@ -1,6 +1,6 @@
 use lowtide_allocator::Stream;
 use lowtide_allocator::cuda::pretend::is_sanitized;
-use lowtide_allocator::cuda::{Argument, Grid, Kernel};
+use lowtide_tensor::cuda::gate::{Argument, Grid, Signature};
 
 use crate::gpu::Gpu;
 use crate::launches::{COPY, ORDERS, REVERSE, SUM_TREE, basics, block_of, launch, planted};
@@ -9,7 +9,7 @@ use crate::launches::{COPY, ORDERS, REVERSE, SUM_TREE, basics, block_of, launch,
 const LEN: usize = 128;
 
 /// What is said of a launch of one kernel on blocks that hold `LEN` floats each.
-fn complaint(gpu: &Gpu, kernel: &Kernel, grid: Grid, rest: &[Argument<'_>]) -> Option<String> {
+fn complaint(gpu: &Gpu, kernel: &Signature, grid: Grid, rest: &[Argument<'_>]) -> Option<String> {
     let (streams, memory) = gpu.memory();
     let module = if kernel.name == SUM_TREE.name { basics } else { planted };
     let function = module(streams.device()).function(kernel).unwrap();
@@ -32,7 +32,7 @@ fn complaint(gpu: &Gpu, kernel: &Kernel, grid: Grid, rest: &[Argument<'_>]) -> O
 /// A launch whose last index is the last of its array, and one whose index goes one further: it
 /// ends the device, whose complaint has the words of the watch.
 fn check(
-    kernel: &Kernel,
+    kernel: &Signature,
     right: (Grid, &[Argument<'_>]),
     wrong: (Grid, &[Argument<'_>]),
     [watched, sanitized]: [&str; 2],

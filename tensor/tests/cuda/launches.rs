@@ -1,23 +1,22 @@
-use std::path::Path;
 use std::sync::LazyLock;
 
 use lowtide_allocator::cuda::pretend::{Order, Watch};
-use lowtide_allocator::cuda::{
-    Argument, CudaDevice, CudaError, CudaStreams, Function, Grid, Kernel, KernelError, Module,
-    Parameter, PtxArchive,
-};
+use lowtide_allocator::cuda::{CudaDevice, CudaError, CudaStreams};
 use lowtide_allocator::{Buffer, CachingAllocator, Fence, Repeat, Stream};
+use lowtide_tensor::cuda::gate::{
+    Argument, Function, Grid, KernelError, Module, Parameter, PtxArchive, Signature,
+};
 
-use crate::gpu::{Gpu, stream};
+use crate::gpu::{BASICS, Gpu, package};
 
 static KERNELS: LazyLock<PtxArchive> =
     LazyLock::new(|| PtxArchive::read(include_bytes!("kernels/kernels.ptx.xz")).unwrap());
 
-pub(crate) const ADD: Kernel = Kernel {
+pub(crate) const ADD: Signature = Signature {
     name: "add",
     parameters: &[Parameter::Write, Parameter::Read, Parameter::Read, Parameter::U64],
 };
-const TELL: Kernel = Kernel {
+const TELL: Signature = Signature {
     name: "tell",
     parameters: &[
         Parameter::Write,
@@ -31,7 +30,7 @@ const TELL: Kernel = Kernel {
         Parameter::Words(3),
     ],
 };
-const TELL_ADDRESSES: Kernel = Kernel {
+const TELL_ADDRESSES: Signature = Signature {
     name: "tell",
     parameters: &[
         Parameter::Write,
@@ -45,23 +44,25 @@ const TELL_ADDRESSES: Kernel = Kernel {
         Parameter::Pointers(3),
     ],
 };
-const PLACE: Kernel = Kernel { name: "place", parameters: &[Parameter::Write] };
-pub(crate) const SUM_TREE: Kernel =
-    Kernel { name: "sum_tree", parameters: &[Parameter::Write, Parameter::Write, Parameter::Read] };
-const SUM_WARPS: Kernel = Kernel {
+const PLACE: Signature = Signature { name: "place", parameters: &[Parameter::Write] };
+pub(crate) const SUM_TREE: Signature = Signature {
+    name: "sum_tree",
+    parameters: &[Parameter::Write, Parameter::Write, Parameter::Read],
+};
+const SUM_WARPS: Signature = Signature {
     name: "sum_warps",
     parameters: &[Parameter::Write, Parameter::Write, Parameter::Read, Parameter::U32],
 };
-const COUNT: Kernel =
-    Kernel { name: "count", parameters: &[Parameter::Write, Parameter::Read, Parameter::U32] };
-pub(crate) const REVERSE: Kernel =
-    Kernel { name: "reverse", parameters: &[Parameter::Write, Parameter::Read, Parameter::I32] };
-pub(crate) const COPY: Kernel = Kernel {
+const COUNT: Signature =
+    Signature { name: "count", parameters: &[Parameter::Write, Parameter::Read, Parameter::U32] };
+pub(crate) const REVERSE: Signature =
+    Signature { name: "reverse", parameters: &[Parameter::Write, Parameter::Read, Parameter::I32] };
+pub(crate) const COPY: Signature = Signature {
     name: "copy",
     parameters: &[Parameter::Write, Parameter::Read, Parameter::U64, Parameter::I32],
 };
-const GATHER: Kernel =
-    Kernel { name: "gather", parameters: &[Parameter::Write, Parameter::Read, Parameter::I32] };
+const GATHER: Signature =
+    Signature { name: "gather", parameters: &[Parameter::Write, Parameter::Read, Parameter::I32] };
 
 pub(crate) const ORDERS: [Order; 4] =
     [Order::Forwards, Order::Backwards, Order::Drawn(1), Order::Drawn(20_260)];
@@ -83,7 +84,7 @@ pub(crate) fn launch(
     arguments: &[Argument<'_>],
 ) -> Result<(), KernelError> {
     // SAFETY: the pretend driver compares parameters and looks at every access.
-    unsafe { streams.launch(on, function, grid, arguments) }
+    unsafe { function.launch(streams, on, grid, arguments) }
 }
 
 pub(crate) fn block_of(streams: &CudaStreams, memory: &CachingAllocator, values: &[f32]) -> Buffer {
@@ -303,9 +304,9 @@ fn driver_says_what_it_does_not_take() {
     assert!(matches!(cause, CudaError::Call { code: 218, .. }), "{cause}");
 
     let module = basics(device);
-    let missing = module.function(&Kernel { name: "subtract", parameters: &[] }).unwrap_err();
+    let missing = module.function(&Signature { name: "subtract", parameters: &[] }).unwrap_err();
     assert!(matches!(missing, KernelError::NoKernel { kernel: "subtract", .. }), "{missing}");
-    let of = |parameters| module.function(&Kernel { name: "count", parameters }).unwrap_err();
+    let of = |parameters| module.function(&Signature { name: "count", parameters }).unwrap_err();
     let differs = |index| KernelError::OtherParameters { kernel: "count", index };
     assert_eq!(of(&[Parameter::Write, Parameter::Read]), differs(2));
     assert_eq!(of(&[Parameter::Write, Parameter::Read, Parameter::U64]), differs(2));
@@ -351,7 +352,7 @@ fn removed_fence_between_copy_and_kernel_is_found_out() {
         let (streams, memory) = gpu.memory();
         let function = planted(streams.device()).function(&REVERSE).unwrap();
         gpu.pretend.schedule(seed);
-        let (copies, compute) = (stream(1), Stream::DEFAULT);
+        let (copies, compute) = (Stream::new(1).unwrap(), Stream::DEFAULT);
         let values: Vec<f32> = (0..len).map(|i| i as f32).collect();
         let staged = block_of(&streams, &memory, &values);
         let x = memory.allocate_on(copies, memory.current_category(), 4 * len).unwrap();
@@ -376,7 +377,7 @@ fn removed_fence_between_copy_and_kernel_is_found_out() {
 }
 
 /// What the driver says of a kernel with a planted fault, by the next call, in each order.
-fn complaints(gpu: &Gpu, kernel: &Kernel, which: i32, code: i32) -> Vec<String> {
+fn complaints(gpu: &Gpu, kernel: &Signature, which: i32, code: i32) -> Vec<String> {
     let of = |order: Order| {
         gpu.reset();
         gpu.pretend.threads(order);
@@ -419,7 +420,7 @@ const ILLEGAL_ADDRESS: i32 = 700;
 const MISALIGNED_ADDRESS: i32 = 716;
 const LAUNCH_FAILED: i32 = 719;
 
-fn is_found(kernel: &Kernel, faults: &[(i32, i32, &str)]) {
+fn is_found(kernel: &Signature, faults: &[(i32, i32, &str)]) {
     let Some(gpu) = Gpu::watched() else { return };
     complaints(&gpu, kernel, 0, 0);
     for &(which, code, part) in faults {
@@ -489,7 +490,7 @@ fn every_driver_call_of_a_launch_may_fail_and_nothing_is_left() {
                 assert!(matches!(cause, CudaError::Call { code: 999, .. }), "{nth}: {error}");
             }
             drop((streams, memory));
-            let left = gpu.left();
+            let left = gpu.pretend.left();
             // A driver that fails for ever keeps the module: there is nobody to take it.
             let is_kept = repeat == Repeat::Forever && left == [("modules", 1)];
             assert!(left.is_empty() || is_kept, "{repeat:?} {nth}: {left:?}");
@@ -505,8 +506,7 @@ fn every_driver_call_of_a_launch_may_fail_and_nothing_is_left() {
 
 #[test]
 fn kernels_that_are_not_watched_compute_the_same_and_still_meet_at_barriers() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda/kernels");
-    let Some(gpu) = Gpu::with_kernels(&folder, Watch::Barriers) else { return };
+    let Some(gpu) = Gpu::with_kernels(&package().join(BASICS), Watch::Barriers) else { return };
     {
         let (streams, memory) = gpu.memory();
         let function = planted(streams.device()).function(&REVERSE).unwrap();

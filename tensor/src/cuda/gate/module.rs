@@ -6,12 +6,16 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
 
-use super::device::CudaDevice;
-use super::error::CudaError;
-use super::kernel_error::KernelError;
-use super::launch::{Kernel, Parameter, can_be_packed};
+use lowtide_allocator::cuda::{CudaDevice, CudaError};
 
-/// Room for what the driver's compiler says about an image that it does not take.
+use super::functions::Functions;
+use super::kernel_error::KernelError;
+use super::signature::{Parameter, Signature};
+
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: i32 = 1;
+
+/// Room for the message of the driver's compiler about an image that it refuses.
 const LOG_BYTES: usize = 8 << 10;
 
 /// Code that is loaded on a device. Clones are handles to the same; it is unloaded with the last
@@ -24,6 +28,7 @@ pub struct Module {
 struct Shared {
     device: CudaDevice,
     name: &'static str,
+    functions: Functions,
     handle: Name<CUmodule>,
 }
 
@@ -37,23 +42,22 @@ unsafe impl<T> Send for Name<T> {}
 // SAFETY: a shared `Name` yields a copy of the pointer and nothing else; see `Send` for its use.
 unsafe impl<T> Sync for Name<T> {}
 
-/// A kernel that can be launched, by [`CudaStreams::launch`](super::CudaStreams::launch). It keeps
-/// its module loaded.
+/// A kernel that can be [launched](Function::launch). It keeps its module loaded.
 #[derive(Clone)]
 pub struct Function {
     module: Arc<Shared>,
-    kernel: Kernel,
+    signature: Signature,
     handle: Name<CUfunction>,
 }
 
-/// What a kernel needs, as compiled for its device.
+/// Resources of a kernel, as compiled for its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionNeeds {
     /// Registers of each thread.
     pub registers: usize,
     /// Shared memory of each block, beside what a launch adds.
     pub shared_bytes: usize,
-    /// Memory of each thread outside registers: large arrays, and what did not fit.
+    /// Memory of each thread outside registers: large arrays, and values that did not fit.
     pub local_bytes: usize,
     /// Threads that a block can have.
     pub threads_max: usize,
@@ -70,6 +74,9 @@ impl Module {
         name: &'static str,
         image: &[u8],
     ) -> Result<Module, KernelError> {
+        let not_loaded = |log, cause| KernelError::BadImage { module: name, log, cause };
+        let functions = Functions::of(device.driver());
+        let functions = functions.map_err(|cause| not_loaded(String::new(), cause))?;
         // PTX is text that ends with a zero; a cubin knows its own length.
         let image = [image, &[0]].concat();
         let mut log = vec![0_u8; LOG_BYTES];
@@ -80,50 +87,50 @@ impl Module {
         let log_len = std::ptr::without_provenance_mut(LOG_BYTES);
         let values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), log_len];
         let (count, mut handle) = (options.len() as c_uint, std::ptr::null_mut());
-        let loaded = device.call("cuModuleLoadDataEx", |table| {
+        let loaded = device.make_call("cuModuleLoadDataEx", || {
             let (image, options, values) =
                 (image.as_ptr().cast(), options.as_ptr(), values.as_ptr());
             // SAFETY: 1. the driver reads the image to its end: the zero, or what its header says.
             // 2. It writes one pointer, and the log to a place of the length that it is told.
-            unsafe { (table.module_load)(&mut handle, image, count, options, values) }
+            unsafe { (functions.module_load)(&mut handle, image, count, options, values) }
         });
         loaded.map_err(|cause| {
             let text = log.split(|&byte| byte == 0).next().unwrap_or_default();
-            let log = String::from_utf8_lossy(text).trim().to_owned();
-            KernelError::BadImage { module: name, log, cause }
+            not_loaded(String::from_utf8_lossy(text).trim().to_owned(), cause)
         })?;
-        let shared = Shared { device: device.clone(), name, handle: Name(handle) };
-        Ok(Module { shared: Arc::new(shared) })
+        let (device, handle) = (device.clone(), Name(handle));
+        Ok(Module { shared: Arc::new(Shared { device, name, functions, handle }) })
     }
 
-    /// A kernel of it. A driver that tells what the kernel takes (since CUDA 12.4) is asked, and
-    /// the answer compared with the declaration.
+    /// A kernel of the module. A driver that tells the parameters of the kernel (since CUDA 12.4)
+    /// is asked, and the answer compared with the declaration.
     ///
     /// # Errors
-    /// There is no such kernel, or it takes something else.
+    /// The module has no such kernel, or the kernel has other parameters.
     ///
     /// # Panics
-    /// It is declared to take more than 4 KiB.
-    pub fn function(&self, kernel: &Kernel) -> Result<Function, KernelError> {
-        let (module, name) = (self.shared.name, kernel.name);
-        assert!(can_be_packed(kernel.parameters), "{name} takes more than a launch can give");
+    /// The declared parameters take more than 4 KiB.
+    pub fn function(&self, signature: &Signature) -> Result<Function, KernelError> {
+        let Shared { name: module, functions, .. } = &*self.shared;
+        let (module, name) = (*module, signature.name);
+        assert!(signature.fits_a_launch(), "{name} takes more than a launch can give");
         let text = CString::new(name).expect("names have no zero inside");
         let mut handle = std::ptr::null_mut();
-        let found = self.device().call("cuModuleGetFunction", |table| {
+        let found = self.device().make_call("cuModuleGetFunction", || {
             let name: *const c_char = text.as_ptr();
             // SAFETY: the driver reads a string that ends with a zero, and writes one pointer.
-            unsafe { (table.function)(&mut handle, self.shared.handle.0, name) }
+            unsafe { (functions.function)(&mut handle, self.shared.handle.0, name) }
         });
         found.map_err(|cause| KernelError::NoKernel { module, kernel: name, cause })?;
-        let function =
-            Function { module: self.shared.clone(), kernel: *kernel, handle: Name(handle) };
+        let (module, handle) = (self.shared.clone(), Name(handle));
+        let function = Function { module, signature: *signature, handle };
         match function.first_difference()? {
             Some(index) => Err(KernelError::OtherParameters { kernel: name, index }),
             None => Ok(function),
         }
     }
 
-    /// The device that it is loaded on.
+    /// The device that the module is loaded on.
     pub fn device(&self) -> &CudaDevice {
         &self.shared.device
     }
@@ -132,15 +139,15 @@ impl Module {
 impl Function {
     /// Name of the kernel in its module.
     pub fn name(&self) -> &'static str {
-        self.kernel.name
+        self.signature.name
     }
 
-    /// What it takes, in order.
+    /// The declared parameters of the kernel, in order.
     pub fn parameters(&self) -> &'static [Parameter] {
-        self.kernel.parameters
+        self.signature.parameters
     }
 
-    /// What it needs.
+    /// Registers, memory and threads of the kernel, as compiled for the device.
     ///
     /// # Errors
     /// The driver refused.
@@ -154,16 +161,16 @@ impl Function {
         })
     }
 
-    /// Lets launches add this much shared memory to each block; without it 48 KiB is the limit.
+    /// Lets launches add this much shared memory to each block; the limit is 48 KiB otherwise.
     ///
     /// # Errors
     /// The device has less.
     pub fn allow_shared_bytes(&self, size_bytes: u32) -> Result<(), KernelError> {
         let kind = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as c_int;
         let value = c_int::try_from(size_bytes).unwrap_or(c_int::MAX);
-        self.call("cuFuncSetAttribute", |table| {
+        self.call("cuFuncSetAttribute", || {
             // SAFETY: the function's module is loaded; the driver takes numbers.
-            unsafe { (table.set_function_attribute)(self.handle.0, kind, value) }
+            unsafe { (self.functions().set_function_attribute)(self.handle.0, kind, value) }
         })
     }
 
@@ -175,18 +182,27 @@ impl Function {
         &self.module.device
     }
 
+    pub(super) fn functions(&self) -> &Functions {
+        &self.module.functions
+    }
+
+    pub(super) fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
     fn attribute(&self, attribute: CUfunction_attribute) -> Result<usize, KernelError> {
         let mut value = 0;
-        self.call("cuFuncGetAttribute", |table| {
+        self.call("cuFuncGetAttribute", || {
+            let (get, attribute) = (self.functions().function_attribute, attribute as c_int);
             // SAFETY: the function's module is loaded; the driver writes one number.
-            unsafe { (table.function_attribute)(&mut value, attribute as c_int, self.handle.0) }
+            unsafe { get(&mut value, attribute, self.handle.0) }
         })?;
         Ok(usize::try_from(value).unwrap_or(0))
     }
 
-    /// The first parameter that is not as declared, as far as can be known.
+    /// The first parameter that differs from the declaration, where the driver tells.
     fn first_difference(&self) -> Result<Option<usize>, KernelError> {
-        let Some(tell) = self.device().driver().table().parameter else { return Ok(None) };
+        let Some(tell) = self.functions().parameter else { return Ok(None) };
         let parameters = self.parameters();
         let mut end = 0;
         for index in 0..=parameters.len() {
@@ -196,14 +212,17 @@ impl Function {
                 (offset, parameter.size_bytes())
             });
             let (mut offset, mut size_bytes) = (0, 0);
-            let told = self.call("cuFuncGetParamInfo", |_| {
+            let told = self.call("cuFuncGetParamInfo", || {
                 // SAFETY: the function's module is loaded; the driver writes two numbers.
                 unsafe { tell(self.handle.0, index, &mut offset, &mut size_bytes) }
             });
             let found = match told {
                 Ok(()) => Some((offset, size_bytes)),
-                // So the driver says that there are not as many.
-                Err(error) if error.cause().is_some_and(CudaError::is_invalid_value) => None,
+                // The driver's answer to an index behind the last parameter.
+                Err(KernelError::Call {
+                    cause: CudaError::Call { code: INVALID_VALUE, .. },
+                    ..
+                }) => None,
                 Err(error) => return Err(error),
             };
             if found != expected {
@@ -213,13 +232,14 @@ impl Function {
         Ok(None)
     }
 
-    fn call(
+    /// Makes a call of the driver about this function.
+    pub(super) fn call(
         &self,
         name: &'static str,
-        work: impl FnOnce(&super::table::Table) -> c_int,
+        work: impl FnOnce() -> c_int,
     ) -> Result<(), KernelError> {
         let kernel = self.name();
-        self.device().call(name, work).map_err(|cause| KernelError::Call { kernel, cause })
+        self.device().make_call(name, work).map_err(|cause| KernelError::Call { kernel, cause })
     }
 }
 
@@ -229,11 +249,15 @@ impl Drop for Shared {
         if self.device.synchronize().or_else(|_| self.device.synchronize()).is_err() {
             return;
         }
-        let _ = self.device.give_back("cuModuleUnload", |table| {
-            // SAFETY: the module is this value's own, no function of it is left, and the work
-            // that used it is done.
-            unsafe { (table.module_unload)(self.handle.0) }
-        });
+        let unload = || {
+            self.device.make_call("cuModuleUnload", || {
+                // SAFETY: the module is this value's own, no function of it is left, and the work
+                // that used it is done.
+                unsafe { (self.functions.module_unload)(self.handle.0) }
+            })
+        };
+        // The first call may report the failure of earlier work, and has then unloaded nothing.
+        let _ = unload().or_else(|_| unload());
     }
 }
 
@@ -245,6 +269,6 @@ impl fmt::Debug for Module {
 
 impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Function").field("kernel", &self.kernel).finish_non_exhaustive()
+        f.debug_struct("Function").field("signature", &self.signature).finish_non_exhaustive()
     }
 }

@@ -1,18 +1,19 @@
 //! Updates on NVIDIA devices: of all tensors of a launch by the formula that they share, and the
 //! norms that some of them ask for. See `update.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
+mod known;
 
 use super::kernel::{Item, POINTERS_MAX, TENSORS_MAX, Update};
-use super::known::{CONSTANTS_MAX, OfKernel};
 use super::norms::{Norms, PARTIALS_MAX, READS_MAX};
 use super::{NormFormula, Rounding, STATES_MAX, StateRange, UpdateFormula};
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{UPDATE, WALK_OF_6, grid, typed_name, walk_of};
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::layout::{Layout, Nest};
 use Parameter::{Pointers, Read, U64, Words, Write};
+use known::{CONSTANTS_MAX, OfKernel};
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -49,16 +50,6 @@ fn strided(dtype: DType) -> Signature {
 pub(super) fn reserve(cuda: &Cuda, dtype: DType) -> Result<()> {
     let kernels = [plain, quantized, strided].map(|kernel| kernel(dtype));
     kernels.iter().try_for_each(|kernel| cuda.reserve(UPDATE.of(dtype), kernel))
-}
-
-/// `Ok` if there is a kernel for every item.
-pub(super) fn check<F, const STATES: usize, const SCALARS: usize>(
-    op: &Update<F, STATES, SCALARS>,
-) -> Result<()>
-where
-    F: UpdateFormula<STATES, SCALARS>,
-{
-    op.items.iter().try_for_each(|item| of_item::<F, STATES, SCALARS>(item).map(drop))
 }
 
 fn of_item<F, const STATES: usize, const SCALARS: usize>(item: &Item<F>) -> Result<OfKernel>
@@ -107,54 +98,57 @@ fn range_bits(ranges: &[StateRange]) -> u64 {
 }
 
 /// Enqueues the updates, in one launch for all tensors whose formulas have the same constants.
-pub(super) fn update<F, const STATES: usize, const SCALARS: usize>(
-    op: &Update<F, STATES, SCALARS>,
-    cuda: &Cuda,
-    operands: &CudaOperands<'_>,
-) -> Result<()>
+impl<F, const STATES: usize, const SCALARS: usize> OnCuda for Update<F, STATES, SCALARS>
 where
     F: UpdateFormula<STATES, SCALARS>,
 {
-    let [dtype, gradient] = op.form.dtypes;
-    let mut launches: Vec<([u64; COMMON_WORDS], Vec<usize>)> = Vec::new();
-    for (index, item) in op.items.iter().enumerate().filter(|(_, item)| item.len > 0) {
-        let common = common(of_item::<F, STATES, SCALARS>(item)?, gradient, item.rounding, 0);
-        match launches.iter_mut().find(|(other, _)| *other == common) {
-            Some((_, items)) => items.push(index),
-            None => launches.push((common, vec![index])),
-        }
+    fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
+        self.items.iter().try_for_each(|item| of_item::<F, STATES, SCALARS>(item).map(drop))
     }
-    for (mut common, items) in launches {
-        common[4] = items.len() as u64;
-        let pointers =
-            items.iter().flat_map(|&index| pointers_of::<STATES, SCALARS>(operands, index));
-        let mut pointers: Vec<Argument<'_>> = pointers.collect();
-        if !op.form.is_contiguous {
-            update_strided(op, cuda, operands, &common, pointers)?;
-            continue;
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let [dtype, gradient] = self.form.dtypes;
+        let mut launches: Vec<([u64; COMMON_WORDS], Vec<usize>)> = Vec::new();
+        for (index, item) in self.items.iter().enumerate().filter(|(_, item)| item.len > 0) {
+            let common = common(of_item::<F, STATES, SCALARS>(item)?, gradient, item.rounding, 0);
+            match launches.iter_mut().find(|(other, _)| *other == common) {
+                Some((_, items)) => items.push(index),
+                None => launches.push((common, vec![index])),
+            }
         }
-        pointers.resize(POINTERS_MAX, Argument::Nothing);
-        let mut lens = [0; 2 * TENSORS_MAX];
-        for (to, &index) in lens.chunks_exact_mut(2).zip(&items) {
-            let Item { len, rounding, .. } = op.items[index];
-            to.copy_from_slice(&[len as u64, stream(rounding)]);
+        for (mut common, items) in launches {
+            common[4] = items.len() as u64;
+            let pointers =
+                items.iter().flat_map(|&index| pointers_of::<STATES, SCALARS>(operands, index));
+            let mut pointers: Vec<Argument<'_>> = pointers.collect();
+            if !self.form.is_contiguous {
+                update_strided(&self, cuda, operands, &common, pointers)?;
+                continue;
+            }
+            pointers.resize(POINTERS_MAX, Argument::Nothing);
+            let mut lens = [0; 2 * TENSORS_MAX];
+            for (to, &index) in lens.chunks_exact_mut(2).zip(&items) {
+                let Item { len, rounding, .. } = self.items[index];
+                to.copy_from_slice(&[len as u64, stream(rounding)]);
+            }
+            let all =
+                [Argument::Words(&common), Argument::Pointers(&pointers), Argument::Words(&lens)];
+            let tiles = |tile_len: usize| {
+                let of_item = |&index: &usize| self.items[index].len.div_ceil(tile_len);
+                grid(THREADS * items.iter().map(of_item).sum::<usize>())
+            };
+            if self.form.quantized {
+                // Formulas of a launch are of one kind, and so are their states.
+                let ranges = range_bits(&self.items[items[0]].formula.state_ranges());
+                let all = [&all[..], &[Argument::U64(ranges)]].concat();
+                let grid = tiles(TILE_LEN_QUANTIZED);
+                cuda.launch(UPDATE.of(dtype), &quantized(dtype), grid, &all)?;
+            } else {
+                cuda.launch(UPDATE.of(dtype), &plain(dtype), tiles(TILE_LEN), &all)?;
+            }
         }
-        let all = [Argument::Words(&common), Argument::Pointers(&pointers), Argument::Words(&lens)];
-        let tiles = |tile_len: usize| {
-            let of_item = |&index: &usize| op.items[index].len.div_ceil(tile_len);
-            grid(THREADS * items.iter().map(of_item).sum::<usize>())
-        };
-        if op.form.quantized {
-            // Formulas of a launch are of one kind, and so are their states.
-            let ranges = range_bits(&op.items[items[0]].formula.state_ranges());
-            let all = [&all[..], &[Argument::U64(ranges)]].concat();
-            let grid = tiles(TILE_LEN_QUANTIZED);
-            cuda.launch(UPDATE.of(dtype), &quantized(dtype), grid, &all)?;
-        } else {
-            cuda.launch(UPDATE.of(dtype), &plain(dtype), tiles(TILE_LEN), &all)?;
-        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Parameter, gradient, states and scalars of an item.
@@ -211,7 +205,7 @@ fn walk_of_six<'a>(
 }
 
 /// What the kernel of norms is told, if there is one.
-pub(super) fn of_norms<F, const STATES: usize, const NORMS: usize>(
+fn of_norms<F, const STATES: usize, const NORMS: usize>(
     op: &Norms<F, STATES, NORMS>,
 ) -> Result<OfKernel>
 where
@@ -222,48 +216,50 @@ where
 }
 
 /// Enqueues the norms, by way of partial sums.
-pub(super) fn norms<F, const STATES: usize, const NORMS: usize>(
-    op: &Norms<F, STATES, NORMS>,
-    cuda: &Cuda,
-    operands: &CudaOperands<'_>,
-) -> Result<()>
+impl<F, const STATES: usize, const NORMS: usize> OnCuda for Norms<F, STATES, NORMS>
 where
     F: NormFormula<STATES, NORMS>,
 {
-    let [dtype, gradient] = op.form.dtypes;
-    let (norms, partials) = (operands.write(0), operands.write(1));
-    let common = common(of_norms(op)?, gradient, Rounding::Nearest, 1);
-    let read = |index| operands.read(index);
-    let mut pointers: Vec<Argument<'_>> = (0..2 + STATES).map(|k| read(k).to_read()).collect();
-    pointers.resize(POINTERS_OF_ONE, Argument::Nothing);
-    let is_walked = |index| if op.form.quantized { index < 2 } else { index < 2 + STATES };
-    let walk = walk_of_six(op.len, read(0).layout(), |index| {
-        is_walked(index).then(|| read(index).layout())
-    });
-    let ranges = [Argument::U64(range_bits(&op.formula.state_ranges()))];
-    let all = [
-        partials.to_write(),
-        Argument::Words(&common),
-        Argument::Pointers(&pointers),
-        Argument::Words(&walk),
-    ];
-    let (kernel, all) = match op.form.quantized {
-        false => {
-            let name = typed_name!("update_squares", dtype);
-            let parameters = &[Write, COMMON, OF_ONE, WALK_OF_6][..];
-            (Signature { name, parameters }, all.to_vec())
-        }
-        true => {
-            let name = typed_name!("update_squares_quantized", dtype);
-            let parameters = &[Write, COMMON, OF_ONE, WALK_OF_6, U64][..];
-            (Signature { name, parameters }, [&all[..], &ranges].concat())
-        }
-    };
-    // A block for each partial sum; without elements one of them is 0.
-    let blocks = op.len.div_ceil(THREADS).clamp(1, PARTIALS_MAX);
-    cuda.launch(UPDATE.of(dtype), &kernel, grid(THREADS * blocks), &all)?;
-    let name = typed_name!("update_norms", dtype);
-    let kernel = Signature { name, parameters: &[Write, Read, U64] };
-    let arguments = [norms.to_write(), partials.to_read(), Argument::U64(blocks as u64)];
-    cuda.launch(UPDATE.of(dtype), &kernel, grid(THREADS * NORMS), &arguments)
+    fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
+        of_norms(self).map(drop)
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let [dtype, gradient] = self.form.dtypes;
+        let (norms, partials) = (operands.write(0), operands.write(1));
+        let common = common(of_norms(&self)?, gradient, Rounding::Nearest, 1);
+        let read = |index| operands.read(index);
+        let mut pointers: Vec<Argument<'_>> = (0..2 + STATES).map(|k| read(k).to_read()).collect();
+        pointers.resize(POINTERS_OF_ONE, Argument::Nothing);
+        let is_walked = |index| if self.form.quantized { index < 2 } else { index < 2 + STATES };
+        let walk = walk_of_six(self.len, read(0).layout(), |index| {
+            is_walked(index).then(|| read(index).layout())
+        });
+        let ranges = [Argument::U64(range_bits(&self.formula.state_ranges()))];
+        let all = [
+            partials.to_write(),
+            Argument::Words(&common),
+            Argument::Pointers(&pointers),
+            Argument::Words(&walk),
+        ];
+        let (kernel, all) = match self.form.quantized {
+            false => {
+                let name = typed_name!("update_squares", dtype);
+                let parameters = &[Write, COMMON, OF_ONE, WALK_OF_6][..];
+                (Signature { name, parameters }, all.to_vec())
+            }
+            true => {
+                let name = typed_name!("update_squares_quantized", dtype);
+                let parameters = &[Write, COMMON, OF_ONE, WALK_OF_6, U64][..];
+                (Signature { name, parameters }, [&all[..], &ranges].concat())
+            }
+        };
+        // A block for each partial sum; without elements one of them is 0.
+        let blocks = self.len.div_ceil(THREADS).clamp(1, PARTIALS_MAX);
+        cuda.launch(UPDATE.of(dtype), &kernel, grid(THREADS * blocks), &all)?;
+        let name = typed_name!("update_norms", dtype);
+        let kernel = Signature { name, parameters: &[Write, Read, U64] };
+        let arguments = [norms.to_write(), partials.to_read(), Argument::U64(blocks as u64)];
+        cuda.launch(UPDATE.of(dtype), &kernel, grid(THREADS * NORMS), &arguments)
+    }
 }

@@ -1,18 +1,18 @@
 //! What arrives where indices say on NVIDIA devices, see `arrivals.cu`.
 
-use lowtide_allocator::cuda::{Argument, Kernel as Signature, Parameter};
-
-use super::cuda::check_indices;
-use super::places::{Moves, Naming, Put, Take};
-use super::reduce::{Existing, IndexFill, ScatterReduce, ScatterReduction};
-use super::scatter::{Arrival, Line};
+use super::check_indices;
+use crate::cuda::gate::{Argument, Parameter, Signature};
 use crate::cuda::kernels::{
     ARRIVALS, WALK_OF_1, WALK_OF_2, WALK_OF_3, bits_of, grid, walk, walk_of,
 };
-use crate::cuda::{Checked, Cuda, CudaOperands, DeviceOperand};
+use crate::cuda::{Checked, Cuda, CudaOperands, DeviceOperand, OnCuda};
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::layout::{Nest, RANK_MAX, Shape};
+use crate::ops::indexing::places::{Moves, Naming, Put, Take};
+use crate::ops::indexing::reduce::{Existing, IndexFill, ScatterReduce, ScatterReduction};
+use crate::ops::indexing::scatter::{Arrival, Line};
+use crate::ops::indexing::strides;
 use crate::ops::sort::cuda::{Form, sort_rows};
 use Parameter::{Read, U32, U64, Words, Write};
 
@@ -95,6 +95,16 @@ macro_rules! reduce_name {
     };
 }
 
+/// Operations whose indices need no check: forward has checked them, or the operation made them.
+const TRUSTED: [&str; 2] = ["embedding_backward", "pad_backward"];
+
+impl Line {
+    /// True if the indices need no check.
+    pub(super) fn is_trusted(&self) -> bool {
+        TRUSTED.contains(&self.name)
+    }
+}
+
 /// `Ok` if kernels know the operation by name.
 pub(super) fn check(op: &'static str) -> Result<()> {
     match Checked::Indices(op).number() {
@@ -159,7 +169,7 @@ impl<'a> Arriving<'a> {
 
     /// The destination's strides, from the start of each line.
     fn line_starts(&self) -> [usize; RANK_MAX] {
-        let mut strides = super::strides(self.to.layout().strides());
+        let mut strides = strides(self.to.layout().strides());
         strides[self.axis] = 0;
         strides
     }
@@ -298,19 +308,27 @@ pub(super) fn arrive(
 }
 
 /// Enqueues a reduction of what arrives.
-pub(super) fn reduce(op: &ScatterReduce, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    arrive(&op.line, Change::of(op), op.dtypes, cuda, operands)
+impl OnCuda for ScatterReduce {
+    fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
+        check(self.line.name)
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        arrive(&self.line, Change::of(&self), self.dtypes, cuda, operands)
+    }
 }
 
 /// Enqueues the filling of the positions that indices name.
-pub(super) fn fill(op: &IndexFill, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (index, to) = (operands.read(0), operands.write(0));
-    check_indices("index_fill", cuda, &index, to.layout().shape()[op.axis])?;
-    let mut index_strides = [0; RANK_MAX];
-    index_strides[op.axis] = index.layout().strides()[0];
-    let arriving =
-        Arriving { index, index_strides, shape: op.shape, source: None, to, axis: op.axis };
-    arriving.by_lines(cuda, Change::Replace, bits_of(op.dtype, op.value), [op.dtype; 2])
+impl OnCuda for IndexFill {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (index, to) = (operands.read(0), operands.write(0));
+        check_indices("index_fill", cuda, &index, to.layout().shape()[self.axis])?;
+        let mut index_strides = [0; RANK_MAX];
+        index_strides[self.axis] = index.layout().strides()[0];
+        let arriving =
+            Arriving { index, index_strides, shape: self.shape, source: None, to, axis: self.axis };
+        arriving.by_lines(cuda, Change::Replace, bits_of(self.dtype, self.value), [self.dtype; 2])
+    }
 }
 
 impl Moves {
@@ -360,44 +378,56 @@ impl Moves {
 }
 
 /// Enqueues what the places hold.
-pub(super) fn take(op: &Take, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (x, y, words) = {
-        let x = operands.read(op.moves.naming.index_count());
-        (x, operands.write(0), operands.write(1))
-    };
-    op.moves.name_places(op.name, (cuda, operands), &x, (&words, 1))?;
-    let row = op.moves.row;
-    let walk = walk_of(&Nest::new(&row, [op.moves.rest(&x)]), row.element_count());
-    let kernel = Signature {
-        name: sized_name!("take_rows", op.dtype),
-        parameters: &[Write, Read, Read, U64, WALK_OF_1],
-    };
-    let len = op.moves.len();
-    let arguments = [
-        y.to_write(),
-        x.to_read(),
-        words.to_read(),
-        Argument::U64(len as u64),
-        Argument::Words(&walk),
-    ];
-    cuda.launch(ARRIVALS, &kernel, grid(len), &arguments)
+impl OnCuda for Take {
+    fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
+        check(self.name)
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (x, y, words) = {
+            let x = operands.read(self.moves.naming.index_count());
+            (x, operands.write(0), operands.write(1))
+        };
+        self.moves.name_places(self.name, (cuda, operands), &x, (&words, 1))?;
+        let row = self.moves.row;
+        let walk = walk_of(&Nest::new(&row, [self.moves.rest(&x)]), row.element_count());
+        let kernel = Signature {
+            name: sized_name!("take_rows", self.dtype),
+            parameters: &[Write, Read, Read, U64, WALK_OF_1],
+        };
+        let len = self.moves.len();
+        let arguments = [
+            y.to_write(),
+            x.to_read(),
+            words.to_read(),
+            Argument::U64(len as u64),
+            Argument::Words(&walk),
+        ];
+        cuda.launch(ARRIVALS, &kernel, grid(len), &arguments)
+    }
 }
 
 /// Enqueues what arrives at the places.
-pub(super) fn put(op: &Put, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let source = operands.read(op.moves.naming.index_count());
-    let [to, pairs] = [0, 1].map(|index| operands.write(index));
-    let Moves { named, row, .. } = op.moves;
-    op.moves.name_places(op.name, (cuda, operands), &to, (&pairs, 2))?;
-    let (of_places, of_row) = source.layout().strides().split_at(named.len());
-    let count = named.element_count();
-    let sorted = Sorted {
-        pairs,
-        count,
-        sources: walk_of(&Nest::new(&named, [of_places]), count),
-        row: walk_of(&Nest::new(&row, [op.moves.rest(&to), of_row]), row.element_count()),
-        source,
-        to,
-    };
-    sorted.arrive(cuda, op.arrival.into(), op.dtypes)
+impl OnCuda for Put {
+    fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
+        check(self.name)
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let source = operands.read(self.moves.naming.index_count());
+        let [to, pairs] = [0, 1].map(|index| operands.write(index));
+        let Moves { named, row, .. } = self.moves;
+        self.moves.name_places(self.name, (cuda, operands), &to, (&pairs, 2))?;
+        let (of_places, of_row) = source.layout().strides().split_at(named.len());
+        let count = named.element_count();
+        let sorted = Sorted {
+            pairs,
+            count,
+            sources: walk_of(&Nest::new(&named, [of_places]), count),
+            row: walk_of(&Nest::new(&row, [self.moves.rest(&to), of_row]), row.element_count()),
+            source,
+            to,
+        };
+        sorted.arrive(cuda, self.arrival.into(), self.dtypes)
+    }
 }

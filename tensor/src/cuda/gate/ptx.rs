@@ -1,30 +1,30 @@
-//! What NVRTC made of files of kernels, all of them in one compressed file.
+//! PTX that NVRTC made of files of kernels, in one compressed file.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read};
 
 use lzma_rust2::XzReader;
 
-/// More than any has; a damaged one could promise without end.
+/// A limit that no archive reaches. A damaged file could promise text without end.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
-/// PTX by the names of the files that it was made of. `cargo xtask kernels --write` makes it.
+/// PTX by the names of the files that it was made of. `cargo xtask kernels --write` makes the file.
 #[derive(Clone, Debug)]
 pub struct PtxArchive {
     texts: BTreeMap<String, String>,
 }
 
 impl PtxArchive {
-    /// What the file is called, beside the sources or above them.
+    /// Name of the file, which is beside the sources or above them.
     pub const FILE_NAME: &str = "kernels.ptx.xz";
 
-    /// Before the name of a file, in the line before its PTX.
+    /// Mark before the name of a file, in the line before its PTX.
     const NAME_MARK: &str = "// file ";
 
     /// Reads the contents of the file.
     ///
     /// # Errors
-    /// It is not compressed text, or no list of files.
+    /// The bytes are not compressed text, or the text is no list of files.
     pub fn read(bytes: &[u8]) -> io::Result<PtxArchive> {
         let mut text = String::new();
         XzReader::new(bytes, false).take(TEXT_BYTES_MAX).read_to_string(&mut text)?;

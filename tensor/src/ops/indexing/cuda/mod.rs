@@ -1,13 +1,14 @@
 //! Indexing on NVIDIA devices: see `gather.cu` and `scatter.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
+mod arrivals;
 
 use super::scatter::Scatter;
 use super::{Gather, OneHot};
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{
     GATHER, ONE_HOT, SCATTER, WALK_OF_1, WALK_OF_2, bits_of, grid, typed_name, walk, walk_of,
 };
-use crate::cuda::{Checked, Cuda, CudaOperands, DeviceOperand};
+use crate::cuda::{Checked, Cuda, CudaOperands, DeviceOperand, OnCuda};
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::layout::Nest;
@@ -51,56 +52,60 @@ pub(super) fn check_indices(
 
 /// Enqueues rows with a one at the index, or without where that is no class, of which who reads a
 /// value is told.
-pub(super) fn one_hot(op: &OneHot, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (index, y) = (operands.read(0), operands.write(0));
-    check_indices("one_hot", cuda, &index, op.class_count)?;
-    let walk = walk(index.layout().shape(), [index.layout()]);
-    let kernel = Signature {
-        name: ["one_hot_1", "one_hot_2", "one_hot_4", "one_hot_8"]
-            [op.dtype.size_bytes().ilog2() as usize],
-        parameters: &[Write, Read, U64, U64, WALK_OF_1],
-    };
-    let counts = [bits_of(op.dtype, 1.0), op.class_count as u64].map(Argument::U64);
-    let arguments = [y.to_write(), index.to_read(), counts[0], counts[1], Argument::Words(&walk)];
-    cuda.launch(ONE_HOT, &kernel, grid(op.out_len), &arguments)
-}
-
-/// `Ok` if there is a kernel.
-pub(super) fn check_gather(op: &Gather) -> Result<()> {
-    number(op.name).map(drop)
+impl OnCuda for OneHot {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (index, y) = (operands.read(0), operands.write(0));
+        check_indices("one_hot", cuda, &index, self.class_count)?;
+        let walk = walk(index.layout().shape(), [index.layout()]);
+        let kernel = Signature {
+            name: ["one_hot_1", "one_hot_2", "one_hot_4", "one_hot_8"]
+                [self.dtype.size_bytes().ilog2() as usize],
+            parameters: &[Write, Read, U64, U64, WALK_OF_1],
+        };
+        let counts = [bits_of(self.dtype, 1.0), self.class_count as u64].map(Argument::U64);
+        let arguments =
+            [y.to_write(), index.to_read(), counts[0], counts[1], Argument::Words(&walk)];
+        cuda.launch(ONE_HOT, &kernel, grid(self.out_len), &arguments)
+    }
 }
 
 /// Enqueues y, of zeros where an index is no place, of which who reads a value is told.
-pub(super) fn gather(op: &Gather, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let [index, x] = [0, 1].map(|place| operands.read(place));
-    let len = x.layout().shape()[op.axis];
-    check_indices(op.name, cuda, &index, len)?;
-    let len = len as u64;
-    let rank = op.shape.len();
-    let nest = Nest::new(&op.shape, [&op.index_strides[..rank], &op.strides[..rank]]);
-    let (len_of_y, step) = (op.shape.element_count(), x.layout().strides()[op.axis]);
-    let walk = walk_of(&nest, len_of_y);
-    let name = match op.dtype.size_bytes() {
-        1 => "gather_1",
-        2 => "gather_2",
-        4 => "gather_4",
-        _ => "gather_8",
-    };
-    let kernel = Signature { name, parameters: &[Write, Read, Read, I64, U64, WALK_OF_2] };
-    let arguments = [
-        operands.write(0).to_write(),
-        x.to_read(),
-        index.to_read(),
-        Argument::I64(step as i64),
-        Argument::U64(len),
-        Argument::Words(&walk),
-    ];
-    cuda.launch(GATHER, &kernel, grid(len_of_y), &arguments)
+impl OnCuda for Gather {
+    fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
+        number(self.name).map(drop)
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let [index, x] = [0, 1].map(|place| operands.read(place));
+        let len = x.layout().shape()[self.axis];
+        check_indices(self.name, cuda, &index, len)?;
+        let len = len as u64;
+        let rank = self.shape.len();
+        let nest = Nest::new(&self.shape, [&self.index_strides[..rank], &self.strides[..rank]]);
+        let (len_of_y, step) = (self.shape.element_count(), x.layout().strides()[self.axis]);
+        let walk = walk_of(&nest, len_of_y);
+        let name = match self.dtype.size_bytes() {
+            1 => "gather_1",
+            2 => "gather_2",
+            4 => "gather_4",
+            _ => "gather_8",
+        };
+        let kernel = Signature { name, parameters: &[Write, Read, Read, I64, U64, WALK_OF_2] };
+        let arguments = [
+            operands.write(0).to_write(),
+            x.to_read(),
+            index.to_read(),
+            Argument::I64(step as i64),
+            Argument::U64(len),
+            Argument::Words(&walk),
+        ];
+        cuda.launch(GATHER, &kernel, grid(len_of_y), &arguments)
+    }
 }
 
 /// Enqueues the sums of whole rows, without what has an index that is no row, of which who reads a
 /// value is told unless forward has looked at it.
-pub(super) fn scatter(op: &Scatter, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+fn add_rows(op: &Scatter, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let ([index, source], to) = ([0, 1].map(|place| operands.read(place)), operands.write(0));
     if !op.line.is_trusted() {
         check_indices(op.line.name, cuda, &index, to.layout().shape()[0])?;
@@ -118,4 +123,18 @@ pub(super) fn scatter(op: &Scatter, cuda: &Cuda, operands: &CudaOperands<'_>) ->
     let blocks = rows.div_ceil(BLOCK_ROWS).min(BLOCKS_MAX) as u32;
     let arguments = [&operands[..], &sizes].concat();
     cuda.launch(SCATTER.of(dtype), &kernel, Grid::row(blocks, THREADS), &arguments)
+}
+
+impl OnCuda for Scatter {
+    fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
+        if self.line.is_trusted() { Ok(()) } else { arrivals::check(self.line.name) }
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (source, to) = (operands.reads[1], operands.writes[0]);
+        if self.is_of_rows(source, to) {
+            return add_rows(&self, cuda, operands);
+        }
+        arrivals::arrive(&self.line, self.arrival.into(), self.dtypes, cuda, operands)
+    }
 }

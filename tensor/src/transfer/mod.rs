@@ -1,68 +1,68 @@
-//! Bytes of the host to a tensor and back, and tensors from one device to another.
+//! Copies: bytes of the host to a tensor and back, and tensors from one device to another.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use std::ops::Range;
 
 use lowtide_allocator::{Category, PinnedBuffer};
 
+use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
-use crate::device::{Backend, Device};
+use crate::device::Device;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
-use crate::launch::{Cost, Kernel, OpClass, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, Nest};
 use crate::tensor::Tensor;
 
-/// To new memory, all of it.
+/// Elements of the host in native byte order, row-major.
+pub(crate) enum HostBytes<'a> {
+    /// Bytes that are used up when the copy is enqueued.
+    Any(&'a [u8]),
+    /// Bytes of a page-locked block, which the copy may read when it runs.
+    PageLocked(&'a PinnedBuffer, Range<usize>),
+}
+
+impl<'a> HostBytes<'a> {
+    pub(crate) fn bytes(&self) -> &'a [u8] {
+        match self {
+            HostBytes::Any(bytes) => bytes,
+            HostBytes::PageLocked(block, range) => &block.as_slice()[range.clone()],
+        }
+    }
+}
+
+/// A copy to all of a new tensor.
 pub(crate) struct Upload<'a> {
     pub(crate) op: &'static str,
-    /// Native byte order, row-major.
-    pub(crate) bytes: &'a [u8],
-    /// The page-locked block that they are in, and where, if they are to be read there when the
-    /// copy runs.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "for NVIDIA devices"))]
-    pub(crate) locked: Option<(&'a PinnedBuffer, usize)>,
+    pub(crate) from: HostBytes<'a>,
     pub(crate) dtype: DType,
 }
 
-impl Kernel for Upload<'_> {
+impl FullKernel for Upload<'_> {
     fn name(&self) -> &'static str {
         self.op
     }
 
     fn cost(&self) -> Cost {
-        Cost { class: OpClass::Copy, flops: 0.0, bytes: 2.0 * self.bytes.len() as f64 }
+        Cost { class: OpClass::Copy, flops: 0.0, bytes: 2.0 * self.from.bytes().len() as f64 }
     }
 
     fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         for_each_dtype!(self.dtype, T => {
             let mut out = operands.write::<T>(0);
             let layout = *out.layout();
-            scatter(self.bytes, &layout, out.data());
+            scatter(self.from.bytes(), &layout, out.data());
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        let place = operands.write(0);
-        match self.locked {
-            Some((from, start)) => {
-                cuda.write_new_from(&place, (from, start..start + self.bytes.len()))
-            }
-            None => cuda.write_new(&place, self.bytes),
-        }
-    }
 }
 
-/// To memory that kernels may be at work on.
+/// A copy to memory that kernels may be at work on.
 pub(crate) struct Overwrite<'a>(pub(crate) Upload<'a>);
 
-impl Kernel for Overwrite<'_> {
+impl FullKernel for Overwrite<'_> {
     fn name(&self) -> &'static str {
         self.0.name()
     }
@@ -74,28 +74,9 @@ impl Kernel for Overwrite<'_> {
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         self.0.cpu(cpu, operands)
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        let Upload { bytes, dtype, .. } = self.0;
-        let to = operands.write(0);
-        if to.layout().is_contiguous() {
-            return cuda.write(&to, bytes);
-        }
-        for_each_dtype!(dtype, T => {
-            let mut data = cuda.read::<T>(&to)?;
-            scatter(bytes, to.layout(), &mut data);
-            cuda.write(&to, bytemuck::cast_slice(&data))
-        })
-    }
 }
 
-/// Overwrites the elements of `layout` with those in `bytes`; `data` is from the first to the last.
+/// Overwrites the elements of `layout` in `data`, which begins with the first of them, by `bytes`.
 fn scatter<T: Element>(mut bytes: &[u8], layout: &Layout, data: &mut [T]) {
     let nest = Nest::new(layout.shape(), [layout.strides()]);
     nest.runs(layout.shape().element_count(), |[at], len| {
@@ -105,12 +86,12 @@ fn scatter<T: Element>(mut bytes: &[u8], layout: &Layout, data: &mut [T]) {
     });
 }
 
-/// All elements in row-major order.
+/// A copy of all elements to the host, in row-major order.
 pub(crate) struct Download<'a, T> {
     pub(crate) values: &'a mut Vec<T>,
 }
 
-impl<T: Element> Kernel for Download<'_, T> {
+impl<T: Element> FullKernel for Download<'_, T> {
     fn name(&self) -> &'static str {
         "download"
     }
@@ -124,21 +105,9 @@ impl<T: Element> Kernel for Download<'_, T> {
         gather(view.data(), view.layout(), self.values);
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        let from = operands.read(0);
-        gather(&cuda.read(&from)?, from.layout(), self.values);
-        Ok(())
-    }
 }
 
-/// To a tensor of another device.
+/// A copy to a tensor of another device.
 struct Send<'a> {
     to: &'a Tensor,
 }
@@ -148,12 +117,12 @@ impl Send<'_> {
 
     fn write<T: Element>(&self, elements: &[T]) -> Result<()> {
         let bytes = bytemuck::cast_slice(elements);
-        let upload = Upload { op: Send::NAME, bytes, locked: None, dtype: T::DTYPE };
+        let upload = Upload { op: Send::NAME, from: HostBytes::Any(bytes), dtype: T::DTYPE };
         self.to.device().launch(Overwrite(upload), &[], &[self.to])
     }
 }
 
-impl Kernel for Send<'_> {
+impl FullKernel for Send<'_> {
     fn name(&self) -> &'static str {
         Send::NAME
     }
@@ -173,25 +142,6 @@ impl Kernel for Send<'_> {
             self.write::<T>(&elements)
         })
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        let from = operands.read(0);
-        for_each_dtype!(self.to.dtype(), T => {
-            let data = cuda.read::<T>(&from)?;
-            if from.layout().is_contiguous() {
-                return self.write(&data);
-            }
-            let mut elements = Vec::with_capacity(self.to.element_count());
-            gather(&data, from.layout(), &mut elements);
-            self.write::<T>(&elements)
-        })
-    }
 }
 
 impl Tensor {
@@ -199,7 +149,7 @@ impl Tensor {
     /// the elements go through memory of the host.
     ///
     /// # Errors
-    /// `OutOfMemory` of `device`; of an NVIDIA device what it reports, also of work before.
+    /// `OutOfMemory` of `device`. An NVIDIA device reports failures of earlier work too.
     #[track_caller]
     pub fn to_device(&self, device: &Device, category: Category) -> Result<Tensor> {
         let mut copy = Tensor::empty_in(device, category, *self.shape(), self.dtype())?;
@@ -210,8 +160,8 @@ impl Tensor {
     /// The elements of `source`, which may be on another device, as with [`Tensor::to_device`].
     ///
     /// # Errors
-    /// `Shape` and `DType` unless both have the same; `Frozen`, `Overlap`; of an NVIDIA device what
-    /// it reports, also of work before.
+    /// `Shape` and `DType` unless both have the same; `Frozen`, `Overlap`. An NVIDIA device reports
+    /// failures of earlier work too.
     #[track_caller]
     pub fn copy_across_(&mut self, source: &Tensor) -> Result<()> {
         let (op, to) = ("copy_across", &*self);
@@ -225,14 +175,14 @@ impl Tensor {
         }
         source.device().launch(Send { to }, &[source], &[])?;
         // Both devices wait for the copy: it is part of the time of each.
-        if let (true, Backend::Sim(sim)) = (to.device() != source.device(), to.device().backend()) {
+        if let Some(sim) = to.device().simulation().filter(|_| to.device() != source.device()) {
             sim.advance(Send { to }.cost());
         }
         Ok(())
     }
 }
 
-/// Adds the elements of `layout` to `values`; `data` is from the first to the last.
+/// Adds the elements of `layout` in `data`, which begins with the first of them, to `values`.
 fn gather<T: Element>(data: &[T], layout: &Layout, values: &mut Vec<T>) {
     let nest = Nest::new(layout.shape(), [layout.strides()]);
     nest.rows(0, layout.shape().element_count(), |row| {

@@ -1,22 +1,22 @@
-//! What can go wrong between a program and the code that it runs on a device.
+//! Failures to load code on a device and to launch it.
 
+use lowtide_allocator::cuda::CudaError;
 use thiserror::Error;
 
-use super::error::CudaError;
-use super::launch::Parameter;
+use super::signature::Parameter;
 
 /// Why code cannot be loaded, or a kernel was not launched.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// The driver does not take the image, or has no memory for it.
+    /// The driver refuses the image, has no memory for it, or lacks a function that loads it.
     #[error("the code of {module} does not load: {log}")]
     BadImage {
-        /// What the image is called.
+        /// Name of the image.
         module: &'static str,
-        /// What the driver's compiler said; empty where it said nothing.
+        /// Message of the driver's compiler; empty if there is none.
         log: String,
-        /// What the driver returned.
+        /// Error of the driver.
         #[source]
         cause: CudaError,
     },
@@ -26,7 +26,7 @@ pub enum KernelError {
          without NVRTC (it was built without the feature `ptx`)"
     )]
     NoCode {
-        /// What the image is called.
+        /// Name of the image.
         module: &'static str,
         /// Why nothing compiles them.
         reason: String,
@@ -34,15 +34,15 @@ pub enum KernelError {
     /// The image has no kernel of this name.
     #[error("the code of {module} has no kernel {kernel}")]
     NoKernel {
-        /// What the image is called.
+        /// Name of the image.
         module: &'static str,
-        /// Which was asked for.
+        /// Name of the kernel that was asked for.
         kernel: &'static str,
-        /// What the driver returned.
+        /// Error of the driver.
         #[source]
         cause: CudaError,
     },
-    /// The kernel takes something else than it was declared to.
+    /// The kernel has other parameters than it was declared to have.
     #[error("kernel {kernel} takes something else than declared from parameter {index} on")]
     OtherParameters {
         /// The name of the kernel.
@@ -57,7 +57,7 @@ pub enum KernelError {
         kernel: &'static str,
         /// Index of the argument, from 0.
         index: usize,
-        /// What the kernel takes there; `None` if it takes fewer.
+        /// Parameter of the kernel there; `None` if the kernel has fewer.
         expected: Option<Parameter>,
     },
     /// The kernel was loaded on another device than the streams are of.
@@ -71,7 +71,7 @@ pub enum KernelError {
     Call {
         /// The name of the kernel.
         kernel: &'static str,
-        /// What the system says of it.
+        /// Error of the driver, or `NotOfDevice`.
         #[source]
         cause: CudaError,
     },
@@ -82,7 +82,7 @@ fn taken(expected: Option<Parameter>) -> String {
 }
 
 impl KernelError {
-    /// What the driver, or the gate, said.
+    /// The error of the driver or of the gate behind this one.
     pub fn cause(&self) -> Option<&CudaError> {
         match self {
             KernelError::BadImage { cause, .. }

@@ -1,0 +1,173 @@
+//! Kernels as their sources declare them, and the arguments of a launch.
+
+use std::ops::Range;
+
+use lowtide_allocator::{Buffer, PinnedBuffer};
+
+/// A kernel as its source declares it.
+///
+/// # Examples
+/// ```
+/// use lowtide_tensor::cuda::gate::{Parameter, Signature};
+///
+/// // extern "C" __global__ void scale(float* y, const float* x, unsigned long long len, float by)
+/// const SCALE: Signature = Signature {
+///     name: "scale",
+///     parameters: &[Parameter::Write, Parameter::Read, Parameter::U64, Parameter::F32],
+/// };
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// Its name in the image, which `extern "C"` keeps as it is in the source.
+    pub name: &'static str,
+    /// Its parameters, in order.
+    pub parameters: &'static [Parameter],
+}
+
+/// Bytes of arguments that fit a launch: what every driver takes.
+const ARGUMENT_BYTES_MAX: usize = 4096;
+
+impl Signature {
+    /// Where the arguments of a launch end.
+    pub(super) fn argument_bytes(&self) -> usize {
+        let end = |end, parameter: &Parameter| parameter.offset_after(end) + parameter.size_bytes();
+        self.parameters.iter().fold(0, end)
+    }
+
+    /// Whether the arguments fit a launch.
+    pub(super) fn fits_a_launch(&self) -> bool {
+        self.argument_bytes() <= ARGUMENT_BYTES_MAX
+    }
+}
+
+/// One parameter of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parameter {
+    /// A pointer to memory that it only reads.
+    Read,
+    /// A pointer to memory that it writes, or reads and writes.
+    Write,
+    /// `int`.
+    I32,
+    /// `unsigned`.
+    U32,
+    /// `long long`.
+    I64,
+    /// `unsigned long long`.
+    U64,
+    /// `float`.
+    F32,
+    /// `double`.
+    F64,
+    /// A structure that is as many 64-bit words long, for sizes and strides.
+    Words(usize),
+    /// A structure of as many `float`.
+    Floats(usize),
+    /// A structure of as many pointers, each to memory that it only reads or to memory that it
+    /// writes.
+    Pointers(usize),
+}
+
+impl Parameter {
+    pub(super) fn size_bytes(self) -> usize {
+        match self {
+            Parameter::I32 | Parameter::U32 | Parameter::F32 => 4,
+            Parameter::Words(len) | Parameter::Pointers(len) => 8 * len,
+            Parameter::Floats(len) => 4 * len,
+            _ => 8,
+        }
+    }
+
+    /// The offset of an argument for the parameter behind arguments that end at `end`.
+    pub(super) fn offset_after(self, end: usize) -> usize {
+        end.next_multiple_of(match self {
+            Parameter::I32 | Parameter::U32 | Parameter::F32 | Parameter::Floats(_) => 4,
+            _ => 8,
+        })
+    }
+}
+
+/// The argument of a launch for a [`Parameter`].
+#[derive(Clone, Copy, Debug)]
+pub enum Argument<'a> {
+    /// Bytes of a block that the kernel only reads: the block, the first byte and the end.
+    Read(&'a Buffer, usize, usize),
+    /// Bytes of a block that the kernel writes.
+    Write(&'a Buffer, usize, usize),
+    /// A page-locked block that the kernel writes: it has one address for host and device.
+    WritePinned(&'a PinnedBuffer),
+    /// No memory, where a kernel may do without some: it gets a null pointer.
+    Nothing,
+    /// For [`Parameter::I32`].
+    I32(i32),
+    /// For [`Parameter::U32`].
+    U32(u32),
+    /// For [`Parameter::I64`].
+    I64(i64),
+    /// For [`Parameter::U64`].
+    U64(u64),
+    /// For [`Parameter::F32`].
+    F32(f32),
+    /// For [`Parameter::F64`].
+    F64(f64),
+    /// For [`Parameter::Words`].
+    Words(&'a [u64]),
+    /// For [`Parameter::Floats`].
+    Floats(&'a [f32]),
+    /// For [`Parameter::Pointers`]: memory, or none, for each of them.
+    Pointers(&'a [Argument<'a>]),
+}
+
+impl<'a> Argument<'a> {
+    /// Bytes of a block that the kernel only reads.
+    pub fn read(block: &'a Buffer, range: Range<usize>) -> Argument<'a> {
+        Argument::Read(block, range.start, range.end)
+    }
+
+    /// Bytes of a block that the kernel writes, or reads and writes.
+    pub fn write(block: &'a Buffer, range: Range<usize>) -> Argument<'a> {
+        Argument::Write(block, range.start, range.end)
+    }
+
+    pub(super) fn fits(&self, parameter: Parameter) -> bool {
+        match (self, parameter) {
+            (Argument::Nothing, Parameter::Read | Parameter::Write)
+            | (Argument::Read(..), Parameter::Read)
+            | (Argument::Write(..) | Argument::WritePinned(_), Parameter::Write)
+            | (Argument::I32(_), Parameter::I32)
+            | (Argument::U32(_), Parameter::U32)
+            | (Argument::I64(_), Parameter::I64)
+            | (Argument::U64(_), Parameter::U64)
+            | (Argument::F32(_), Parameter::F32)
+            | (Argument::F64(_), Parameter::F64) => true,
+            (Argument::Words(words), Parameter::Words(len)) => words.len() == len,
+            (Argument::Floats(floats), Parameter::Floats(len)) => floats.len() == len,
+            (Argument::Pointers(all), Parameter::Pointers(len)) => {
+                all.len() == len && all.iter().all(Argument::is_memory)
+            }
+            _ => false,
+        }
+    }
+
+    fn is_memory(&self) -> bool {
+        self.fits(Parameter::Read) || self.fits(Parameter::Write)
+    }
+}
+
+/// How many threads a launch runs, and what they share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks in x, y and z. Without blocks a launch does nothing.
+    pub blocks: [u32; 3],
+    /// Threads of each block in x, y and z.
+    pub threads: [u32; 3],
+    /// Shared memory of each block beside what the kernel declares.
+    pub shared_bytes: u32,
+}
+
+impl Grid {
+    /// Blocks and threads in one row.
+    pub fn row(blocks: u32, threads: u32) -> Grid {
+        Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
+    }
+}

@@ -1,0 +1,129 @@
+//! Shapes: the sizes of a tensor's dimensions.
+
+use std::fmt::{Debug, Display};
+use std::ops::Deref;
+
+/// The largest number of dimensions a tensor can have.
+pub const RANK_MAX: usize = 8;
+
+/// The sizes of a tensor's dimensions; at most [`RANK_MAX`] of them, no heap.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    pub(super) dims: [usize; RANK_MAX],
+    pub(super) rank: usize,
+}
+
+impl Shape {
+    /// The shape with these dimensions.
+    ///
+    /// # Panics
+    /// With more than [`RANK_MAX`] dimensions, or when the element count overflows.
+    pub fn new(dims: &[usize]) -> Self {
+        assert!(dims.len() <= RANK_MAX, "{} dimensions, at most {RANK_MAX}", dims.len());
+        let mut shape = Shape { dims: [0; RANK_MAX], rank: dims.len() };
+        shape.dims[..dims.len()].copy_from_slice(dims);
+        dims.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim)).expect("too many elements");
+        shape
+    }
+
+    /// [`Shape::new`], unless there are too many dimensions or elements.
+    pub(crate) fn checked(dims: &[usize]) -> Option<Self> {
+        dims.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
+        (dims.len() <= RANK_MAX).then(|| Shape::new(dims))
+    }
+
+    /// The number of elements.
+    pub fn element_count(&self) -> usize {
+        self.iter().product()
+    }
+
+    /// Strides of the row-major contiguous layout of this shape.
+    pub(super) fn contiguous_strides(&self) -> [usize; RANK_MAX] {
+        let mut strides = [0; RANK_MAX];
+        let mut step = 1;
+        for axis in (0..self.rank).rev() {
+            strides[axis] = step;
+            step *= self.dims[axis].max(1);
+        }
+        strides
+    }
+
+    /// The shape that both broadcast to (trailing dimensions aligned, 1 stretches), if any.
+    pub fn broadcast(&self, other: &Shape) -> Option<Shape> {
+        let rank = self.rank.max(other.rank);
+        let mut dims = [0; RANK_MAX];
+        for (axis, dim) in dims.iter_mut().enumerate().take(rank) {
+            let at = |shape: &Shape| {
+                (axis + shape.rank).checked_sub(rank).map_or(1, |index| shape.dims[index])
+            };
+            *dim = match (at(self), at(other)) {
+                (left, right) if left == right => left,
+                (1, right) => right,
+                (left, 1) => left,
+                _ => return None,
+            };
+        }
+        // Two stretched shapes can each be small and have a product that is not.
+        dims[..rank].iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
+        Some(Shape { dims, rank })
+    }
+
+    /// This shape without dimension `axis`.
+    pub(crate) fn without(&self, axis: usize) -> Shape {
+        let mut dims = self.to_vec();
+        dims.remove(axis);
+        Shape::new(&dims)
+    }
+
+    /// This shape with dimension `axis` set to `len`.
+    pub(crate) fn with(&self, axis: usize, len: usize) -> Shape {
+        let mut shape = *self;
+        shape.dims[axis] = len;
+        shape
+    }
+}
+
+impl Deref for Shape {
+    type Target = [usize];
+    fn deref(&self) -> &[usize] {
+        &self.dims[..self.rank]
+    }
+}
+
+impl Debug for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Debug::fmt(&**self, f)
+    }
+}
+
+impl Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Debug::fmt(&**self, f)
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    fn from(dims: [usize; N]) -> Self {
+        Shape::new(&dims)
+    }
+}
+
+impl From<&[usize]> for Shape {
+    fn from(dims: &[usize]) -> Self {
+        Shape::new(dims)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broadcast_aligns_trailing_dimensions() {
+        let of = |a: &[usize], b: &[usize]| Shape::new(a).broadcast(&Shape::new(b));
+        assert_eq!(of(&[4, 1, 3], &[2, 1]), Some(Shape::new(&[4, 2, 3])));
+        assert_eq!(of(&[], &[5]), Some(Shape::new(&[5])));
+        assert_eq!(of(&[0], &[1]), Some(Shape::new(&[0])));
+        assert_eq!(of(&[2], &[3]), None);
+    }
+}
