@@ -52,7 +52,7 @@ mod way;
 mod weight_order;
 mod workspace;
 
-use crate::cost::{Cost, OpClass};
+use crate::cost::Cost;
 use crate::cpu::Cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::{Cuda, CudaOperands};

@@ -8,10 +8,10 @@ use super::shape::Conv2dShape;
 use super::tensor_cores::ChannelsLast;
 use super::tiles::Tiles;
 use super::{Conv2d, Product};
+use crate::cost::OpClass;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
 use crate::dtype::Element;
-use crate::launch::OpClass;
 
 /// Tasks that any way cuts a product into, at most: the workspace grows with their number, which
 /// cannot be the number of threads, because results must not depend on that.

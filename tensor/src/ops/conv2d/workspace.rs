@@ -3,10 +3,10 @@
 use std::fmt::{self, Display};
 
 use super::{Conv2d, Conv2dGeometry, Product};
-use crate::device::DeviceKind;
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::layout::Shape;
+use crate::spec::DeviceKind;
 
 /// Bytes of scratch that a convolution and its gradients take beside their results. They depend on
 /// the sizes and the kind of device alone, not on the number of threads.

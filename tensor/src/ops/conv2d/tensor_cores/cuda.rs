@@ -1,8 +1,7 @@
 //! Launches of the kernels in `channels_last.cu`.
 
-use lowtide_allocator::cuda::{Argument, Grid, Kernel as Signature, Parameter};
-
 use super::ChannelsLast;
+use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{CHANNELS_LAST, divisor, grid, typed_name};
 use crate::cuda::{Cuda, CudaOperands};
 use crate::error::Result;
