@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use crate::arena::free_list::NONE;
-use crate::arena::layout::{BLOCK_BYTES, Extent, Kind, Layout, Node, PIECES_MAX};
+use crate::arena::extent::{BLOCK_BYTES, Extent};
+use crate::arena::layout::node::{Kind, NONE, Node};
+use crate::arena::layout::{Layout, PIECES_MAX};
 use crate::stream::StreamSet;
 
 /// A row of pages of the arena and where it is mapped.

@@ -1,8 +1,8 @@
 //! The laws of a layout, checked against a recount.
 
-use super::node::FIRST_PIECE;
-use super::{BLOCK_BYTES, Kind, Layout};
-use crate::arena::free_list::NONE;
+use crate::arena::extent::BLOCK_BYTES;
+use crate::arena::layout::node::{FIRST_PIECE, Kind, NONE};
+use crate::arena::layout::Layout;
 use crate::stream::StreamSet;
 
 impl Layout {
