@@ -26,8 +26,8 @@ mod stream;
 pub mod torch;
 
 pub use arena::block_info::BlockInfo;
+pub use arena::extent::{BLOCK_BYTES, Extent};
 pub use arena::freed::FreedBlock;
-pub use arena::layout::{BLOCK_BYTES, Extent};
 pub use bytes::Bytes;
 pub use caching::CachingAllocator;
 pub use caching::arenas::Arenas;

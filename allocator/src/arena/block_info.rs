@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use crate::arena::layout::Live;
+use crate::arena::layout::node::Live;
 use crate::category::Category;
 use crate::origin::ModulePath;
 use crate::stream::Stream;

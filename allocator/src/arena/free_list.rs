@@ -6,10 +6,8 @@
 //! whose links lie in the nodes: nothing is allocated once the vectors have grown, and a bin of
 //! thousands is no worse than logarithmic.
 
-use crate::arena::layout::{BLOCK_BYTES, Extent, Node};
-
-/// Ends a path in a treap.
-pub(crate) const NONE: u32 = u32::MAX;
+use crate::arena::extent::{BLOCK_BYTES, Extent};
+use crate::arena::layout::node::{NONE, Node};
 
 const STEP_BITS: usize = 8;
 const BINS_PER_POWER: usize = 1 << STEP_BITS;

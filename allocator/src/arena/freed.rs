@@ -5,12 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::arena::block_info::BlockInfo;
-use crate::arena::layout::Extent;
-use crate::arena::state::ArenaState;
-
-/// At least so many bytes behind what was asked for belong to the guard; with the rest of the last
-/// 512 it is up to 575.
-pub(crate) const GUARD_BYTES: usize = 64;
+use crate::arena::extent::Extent;
+use crate::arena::layout::Layout;
 
 /// A block that was dropped.
 #[derive(Debug)]
@@ -80,15 +76,27 @@ impl Checks {
         taken
     }
 
+    /// Takes out what lies in the pieces of a block, each with its place in the block.
+    pub(crate) fn take_pieces(&mut self, pieces: &[Extent]) -> Vec<(usize, Freed)> {
+        let mut freed = Vec::new();
+        let mut before_bytes = 0;
+        for &piece in pieces {
+            let inside = self.take(piece).into_iter();
+            freed.extend(inside.map(|(offset, part)| (before_bytes + offset - piece.offset, part)));
+            before_bytes += piece.size_bytes;
+        }
+        freed
+    }
+
     /// # Panics
     /// If a freed range lies in a live block, or two of them overlap.
-    pub(crate) fn check(&self, arena: &ArenaState) {
+    pub(crate) fn check(&self, layout: &Layout) {
         let mut end = 0;
         for (&offset, freed) in &self.freed {
             assert!(offset >= end, "freed ranges overlap at {offset}");
             end = offset + freed.size_bytes;
         }
-        for (extent, live) in arena.layout.live_extents() {
+        for (extent, live) in layout.live_extents() {
             let freed = self.freed.range(..extent.end()).next_back();
             let is_clear = freed.is_none_or(|(at, freed)| at + freed.size_bytes <= extent.offset);
             assert!(is_clear, "block {} is noted as freed", live.serial);
@@ -99,18 +107,4 @@ impl Checks {
     pub(crate) fn forget(&mut self, run: Extent) {
         self.take(run);
     }
-}
-
-/// What lies in the block in a slot, by its place in the block.
-pub(crate) fn freed_in(arena: &mut ArenaState, slot: u32) -> Vec<(usize, Freed)> {
-    let pieces: Vec<Extent> = arena.layout.pieces(slot).collect();
-    let Some(checks) = &mut arena.checks else { return Vec::new() };
-    let mut freed = Vec::new();
-    let mut before_bytes = 0;
-    for piece in pieces {
-        let inside = checks.take(piece).into_iter();
-        freed.extend(inside.map(|(offset, part)| (before_bytes + offset - piece.offset, part)));
-        before_bytes += piece.size_bytes;
-    }
-    freed
 }

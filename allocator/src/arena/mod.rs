@@ -2,6 +2,7 @@
 //! no lock, calls no source.
 
 pub(crate) mod block_info;
+pub(crate) mod extent;
 pub(crate) mod free_list;
 pub(crate) mod freed;
 pub(crate) mod layout;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::arena::layout::Extent;
+use crate::arena::extent::Extent;
 
 /// Committed pages of an arena.
 #[derive(Clone, Debug)]

@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 
 use crate::arena::block_info::BlockInfo;
-use crate::arena::free_list::NONE;
-use crate::arena::freed::{Checks, GUARD_BYTES};
-use crate::arena::layout::{Extent, Layout, Live, PlaceQuery, Placement, active_bytes, page_floor};
+use crate::arena::extent::{Extent, GUARD_BYTES, active_bytes, page_floor};
+use crate::arena::freed::{Checks, Freed};
+use crate::arena::layout::Layout;
+use crate::arena::layout::node::{Live, NONE};
+use crate::arena::layout::place::Placement;
+use crate::arena::layout::search::PlaceQuery;
 use crate::arena::pages::Pages;
 use crate::arena::views::Views;
 use crate::category::{ByCategory, Category};
@@ -351,6 +354,13 @@ impl ArenaState {
     /// The block in a slot.
     pub(crate) fn block_info(&self, slot: u32) -> BlockInfo {
         BlockInfo::of(self.layout.offset(slot), &self.layout.block(slot))
+    }
+
+    /// Takes out what checked mode remembers of the bytes of the block in a slot, by their place in
+    /// the block.
+    pub(crate) fn take_freed(&mut self, slot: u32) -> Vec<(usize, Freed)> {
+        let pieces: Vec<Extent> = self.layout.pieces(slot).collect();
+        self.checks.as_mut().map_or_else(Vec::new, |checks| checks.take_pieces(&pieces))
     }
 
     /// The block that begins where the last piece of the one in a slot ends.

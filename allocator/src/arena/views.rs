@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use crate::arena::free_list::NONE;
-use crate::arena::layout::{BLOCK_BYTES, Extent, Kind, Layout, Node, PIECES_MAX};
+use crate::arena::extent::{BLOCK_BYTES, Extent};
+use crate::arena::layout::node::{Kind, NONE, Node};
+use crate::arena::layout::{Layout, PIECES_MAX};
 use crate::stream::StreamSet;
 
 /// A row of pages of the arena and where it is mapped.
@@ -300,6 +301,7 @@ impl Views {
             assert_eq!(idle.contains(&index), view.users == 0, "{view:?} is idle or not");
         }
         assert_eq!(mapping_count, self.mapping_count, "mappings");
+        assert!(mapping_count <= self.mappings_max, "{mapping_count} mappings are too many");
         assert_eq!(used_mapping_count, self.used_mapping_count, "mappings in use");
         self.addresses.check();
         // Beside the views, the block behind their range.
@@ -312,6 +314,37 @@ impl Views {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn there_is_room_for_a_view_up_to_the_last_mapping() {
+        const PAGE: usize = 4096;
+        for (page_count, has_room) in [(5, true), (6, false)] {
+            let mut views = Views::new(100 * PAGE, PIECES_MAX + 5, PAGE);
+            let pages =
+                (0..page_count).map(|page| Extent { offset: 2 * page * PAGE, size_bytes: PAGE });
+            let pages: Vec<Extent> = pages.collect();
+            let gap = views.gap(&pages).unwrap();
+            let index = views.insert(pages, gap);
+            assert!(views.has_room(), "idle views make room");
+            views.enter(index);
+            assert_eq!(views.has_room(), has_room, "{page_count} mappings in use");
+            views.check(&BTreeMap::from([(index, 1)]));
+        }
+    }
+
+    #[test]
+    fn mappings_are_never_more_than_the_limit() {
+        const PAGE: usize = 4096;
+        let mut views = Views::new(100 * PAGE, 4, PAGE);
+        let run = |page: usize| Extent { offset: 2 * page * PAGE, size_bytes: PAGE };
+        let rows = [vec![run(0), run(1), run(2)], vec![run(3)], vec![run(4)]];
+        let fits = rows.map(|row| {
+            let gap = views.gap(&row);
+            gap.map(|gap| views.insert(row, gap)).is_some()
+        });
+        assert_eq!(fits, [true, true, false]);
+        views.check(&BTreeMap::new());
+    }
 
     #[test]
     fn rows_of_one_fingerprint_are_told_apart() {

@@ -8,10 +8,11 @@ use std::panic::Location;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::arena::layout::active_bytes;
+use crate::arena::extent::active_bytes;
 use crate::arena::state::Request;
-use crate::caching::locked::{BlockRef, State};
-use crate::caching::{CachingAllocator, Shared, checked};
+use crate::caching::block::BlockRef;
+use crate::caching::locked::State;
+use crate::caching::{CachingAllocator, checked};
 use crate::category::Category;
 use crate::error::AllocError;
 use crate::origin::{ModulePath, Origin};
@@ -21,36 +22,10 @@ use crate::stream::Stream;
 /// A block of memory. Dropping it returns the block to the cache; the memory stays valid for as
 /// long as the buffer lives, even if it is the last that is left of its allocator.
 pub struct Buffer {
-    /// Not counted, and so never dropped: see [`LastBuffer`].
+    /// Not counted, and so never dropped: see [`LastBuffer`](super::last_buffer::LastBuffer).
     allocator: ManuallyDrop<CachingAllocator>,
     size_bytes: usize,
     block: BlockRef,
-}
-
-/// One counted handle for all buffers of an allocator together, kept in its state while there are
-/// buffers. So the last buffer keeps the allocator alive, and no other pays for a count of its own.
-#[derive(Default)]
-pub(crate) struct LastBuffer {
-    handle: Option<Arc<Shared>>,
-    buffer_count: usize,
-}
-
-impl LastBuffer {
-    #[inline]
-    fn enter(&mut self, handle: &Arc<Shared>) {
-        if self.buffer_count == 0 {
-            self.handle = Some(Arc::clone(handle));
-        }
-        self.buffer_count += 1;
-    }
-
-    /// The handle, with the last buffer. It must be dropped without the lock.
-    #[inline]
-    #[must_use = "the last handle goes when the lock is free"]
-    pub(crate) fn leave(&mut self) -> Option<Arc<Shared>> {
-        self.buffer_count -= 1;
-        if self.buffer_count == 0 { self.handle.take() } else { None }
-    }
 }
 
 impl Buffer {
@@ -62,7 +37,7 @@ impl Buffer {
         size_bytes: usize,
         block: BlockRef,
     ) -> Buffer {
-        state.last_buffer.enter(allocator.shared());
+        state.last_buffer.add(|| allocator.shared().clone());
         // SAFETY: the pointer comes from an `Arc`, which `LastBuffer` holds until this buffer, too,
         // has left; the copy is not used after that, and it is never dropped, so the count stays
         // that of the handles that are.
@@ -213,7 +188,7 @@ impl Drop for Buffer {
         let last = {
             let mut locked = self.allocator.core().lock();
             locked.free(self.block.slot);
-            locked.state.last_buffer.leave()
+            locked.state.last_buffer.remove()
         };
         // From here on another thread may have dropped the last buffer, and the allocator with it.
         drop(last);

@@ -34,7 +34,7 @@ impl CachingAllocator {
         arena.views.check(&views);
         arena.pages.check();
         if let Some(checks) = &arena.checks {
-            checks.check(arena);
+            checks.check(&arena.layout);
         }
         let committed_bytes = arena.pages.committed_bytes();
         for (extent, _) in arena.layout.live_extents() {

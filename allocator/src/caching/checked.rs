@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::arena::block_info::BlockInfo;
-use crate::arena::freed::{FreedBlock, freed_in};
-use crate::arena::layout::Extent;
+use crate::arena::extent::Extent;
+use crate::arena::freed::FreedBlock;
 use crate::caching::CachingAllocator;
 use crate::caching::buffer::Buffer;
 
@@ -82,7 +82,7 @@ pub(crate) fn set_guard(mut buffer: Buffer) -> Buffer {
         let mut locked = allocator.core().lock();
         let arena = &mut locked.state.arena;
         let slot = buffer.block().slot;
-        (arena.block_info(slot), freed_in(arena, slot))
+        (arena.block_info(slot), arena.take_freed(slot))
     };
     if allocator.core().has_streams {
         return buffer;
@@ -130,7 +130,7 @@ pub(crate) fn take_back(buffer: &mut Buffer) {
         checks.note(&pieces, &Arc::new(FreedBlock { block, event, freed_at }));
     }
     locked.free(slot);
-    let last = locked.state.last_buffer.leave();
+    let last = locked.state.last_buffer.remove();
     drop(locked);
     drop(last);
     raise(broken.map(|index| Violation::GuardBroken { block, index, next }));

@@ -1,8 +1,9 @@
 //! The effects: every call of the source, and the order in which state and source change.
 
-use crate::arena::layout::{Extent, Placement};
+use crate::arena::extent::Extent;
+use crate::arena::layout::place::Placement;
 use crate::arena::state::{ArenaState, Request};
-use crate::caching::locked::Segments;
+use crate::caching::block::Segments;
 use crate::caching::shortage::{Refusal, Shortage};
 use crate::error::{AllocError, Rung, Tried};
 use crate::history::ring::Ring;

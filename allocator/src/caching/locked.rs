@@ -1,14 +1,15 @@
 //! The state behind the lock, and what is done with it while it is held.
 
 use std::panic::Location;
+use std::thread::ThreadId;
 
 use crate::arena::state::{ArenaState, Request};
-use crate::caching::buffer::LastBuffer;
+use crate::caching::block::{BlockRef, Segments};
 use crate::caching::effects::Effects;
-use crate::caching::promise::Promised;
+use crate::caching::last_buffer::LastBuffer;
+use crate::caching::peaks::WatchedPeaks;
 use crate::caching::rules::Rules;
 use crate::caching::shortage::{Refusal, Shortage};
-use crate::caching::watch::Watches;
 use crate::category::Category;
 use crate::error::{AllocError, Tried};
 use crate::fault::Fault;
@@ -16,7 +17,7 @@ use crate::history::Action;
 use crate::history::ring::Ring;
 use crate::lock::{Lock, Locked};
 use crate::origin::{ModulePath, Origin};
-use crate::source::{MemorySource, Segment, SourceError};
+use crate::source::{MemorySource, SourceError};
 use crate::stream::{Stream, StreamSet};
 
 /// What the handles of one allocator share; blocks keep it alive.
@@ -25,17 +26,9 @@ pub(crate) struct Core {
     /// Whether the source keeps streams in order.
     pub(crate) has_streams: bool,
     pub(crate) segments: Segments,
-    /// Whether the arena have checks, readable without the lock.
+    /// Whether the arena has checks, readable without the lock.
     pub(crate) is_checked: bool,
     state: Lock<State>,
-}
-
-/// The address ranges of one allocator.
-pub(crate) struct Segments {
-    /// Where pages are committed.
-    pub(crate) memory: Segment,
-    /// Where they are shown a second time, if the source can.
-    pub(crate) views: Option<Segment>,
 }
 
 /// Everything behind the lock.
@@ -46,8 +39,17 @@ pub(crate) struct State {
     pub(crate) fault: Option<Fault>,
     pub(crate) seals: usize,
     pub(crate) promised: Option<Promised>,
-    pub(crate) watches: Watches,
+    pub(crate) watches: WatchedPeaks,
     pub(crate) last_buffer: LastBuffer,
+}
+
+/// The promise that is being kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Promised {
+    /// The thread whose requests must not fail.
+    pub(crate) to: ThreadId,
+    /// The capacity that was set meanwhile.
+    pub(crate) capacity_bytes: Option<usize>,
 }
 
 impl Core {
@@ -57,7 +59,7 @@ impl Core {
         arena: ArenaState,
         rules: Rules,
     ) -> Core {
-        let watches = Watches::default();
+        let watches = WatchedPeaks::default();
         let history = Ring::new();
         let last_buffer = LastBuffer::default();
         let (fault, seals, promised) = (None, 0, None);
@@ -87,44 +89,6 @@ impl Drop for Core {
             self.source.release(views);
         }
         self.source.release(&self.segments.memory);
-    }
-}
-
-/// A block as its owner remembers it.
-///
-/// What could be a `bool` or an enum is a number: a value that it never has would mark the empty
-/// `Option` of a buffer, and a buffer that moves would be copied around that mark, in parts that
-/// have to wait for the writes before. Without one, the mark is the handle, a word of its own.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BlockRef {
-    pub(crate) offset: usize,
-    /// Where it lies in its address range: the range of views if it is stitched, else the memory.
-    pub(crate) range_offset: usize,
-    is_stitched: u8,
-    category: u8,
-    pub(crate) slot: u32,
-    pub(crate) serial: u64,
-}
-
-impl BlockRef {
-    /// A block in one piece.
-    #[inline(always)]
-    pub(crate) fn whole(offset: usize, slot: u32, serial: u64, request: &Request) -> BlockRef {
-        let category = request.category as u8;
-        BlockRef { offset, range_offset: offset, is_stitched: 0, category, slot, serial }
-    }
-
-    /// The same block, shown in one piece at a place in the range of views.
-    pub(crate) fn stitched_at(self, range_offset: usize) -> BlockRef {
-        BlockRef { range_offset, is_stitched: 1, ..self }
-    }
-
-    pub(crate) fn is_stitched(&self) -> bool {
-        self.is_stitched != 0
-    }
-
-    pub(crate) fn category(&self) -> Category {
-        Category::ALL[usize::from(self.category)]
     }
 }
 

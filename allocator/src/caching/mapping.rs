@@ -1,6 +1,7 @@
 //! The effects on views: pages are mapped at a second address, and unmapped.
 
-use crate::arena::layout::{Extent, Placement};
+use crate::arena::extent::Extent;
+use crate::arena::layout::place::Placement;
 use crate::arena::state::Request;
 use crate::arena::views::View;
 use crate::caching::effects::Effects;

@@ -1,16 +1,21 @@
 //! The front: handles, requests, and views of the arena.
 
 pub(crate) mod arenas;
+pub(crate) mod block;
 pub(crate) mod buffer;
 mod check;
 pub(crate) mod checked;
 pub(crate) mod effects;
+mod last_buffer;
+mod live;
 pub(crate) mod locked;
 mod mapping;
 #[cfg(all(test, lowtide_loom))]
 mod models;
+mod out_of_memory;
 pub(crate) mod own;
 mod pages;
+mod peaks;
 pub(crate) mod pinned;
 pub(crate) mod policy;
 pub(crate) mod promise;
@@ -29,11 +34,12 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::arena::block_info::BlockInfo;
+use crate::arena::extent::BLOCK_BYTES;
 use crate::arena::freed::Checks;
-use crate::arena::layout::BLOCK_BYTES;
 use crate::arena::state::{ArenaState, Request};
+use crate::caching::block::{BlockRef, Segments};
 use crate::caching::buffer::Buffer;
-use crate::caching::locked::{BlockRef, Core, LockedAllocator, Segments, State};
+use crate::caching::locked::{Core, LockedAllocator, State};
 use crate::caching::policy::Policy;
 use crate::caching::reclaim::{Reclaim, Reclaimers, Registration};
 use crate::caching::rules::Rules;

@@ -3,11 +3,12 @@
 
 use std::cell::Cell;
 
-use crate::arena::free_list::NONE;
-use crate::arena::layout::{Extent, Live, Placement, Position};
+use crate::arena::extent::Extent;
+use crate::arena::layout::node::{Live, NONE};
+use crate::arena::layout::place::{Placement, Position};
 use crate::arena::state::Request;
+use crate::caching::block::BlockRef;
 use crate::caching::effects::Effects;
-use crate::caching::locked::BlockRef;
 use crate::caching::shortage::Refusal;
 use crate::error::Tried;
 use crate::history::{Action, Record};

@@ -1,13 +1,13 @@
 //! Memory that is sure to be there: for a section that must not fail once it has begun to write.
 
 use std::panic::Location;
-use std::thread::{self, ThreadId};
+use std::thread;
 
-use crate::arena::layout::{Extent, page_floor};
+use crate::arena::extent::{Extent, page_floor};
 use crate::arena::state::Request;
 use crate::caching::CachingAllocator;
 use crate::caching::effects::Effects;
-use crate::caching::locked::LockedAllocator;
+use crate::caching::locked::{LockedAllocator, Promised};
 use crate::caching::rules::Rules;
 use crate::caching::shortage::{Refusal, Shortage};
 use crate::category::Category;
@@ -22,14 +22,6 @@ use crate::stream::Stream;
 pub struct Promise {
     allocator: CachingAllocator,
     site: &'static Location<'static>,
-}
-
-/// The promise that is being kept.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Promised {
-    to: ThreadId,
-    /// The capacity that was set meanwhile.
-    capacity_bytes: Option<usize>,
 }
 
 impl CachingAllocator {

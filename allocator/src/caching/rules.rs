@@ -1,15 +1,14 @@
 //! Whose rules place blocks, and the one place where that is asked.
 
-use crate::arena::block_info::BlockInfo;
-use crate::arena::layout::{Extent, Live};
+use crate::arena::extent::Extent;
+use crate::arena::layout::node::Live;
 use crate::arena::state::{ArenaState, Request};
+use crate::caching::block::BlockRef;
 use crate::caching::effects::Effects;
-use crate::caching::locked::{BlockRef, State};
 use crate::caching::shortage::Refusal;
 use crate::caching::torch::TorchFront;
 use crate::origin::ModulePath;
 use crate::source::SourceError;
-use crate::statistics::{ModuleShare, shares};
 use crate::stream::{Stream, StreamSet};
 
 /// Whose rules place blocks. The state that decides is here and in [`ArenaState`]; what is decided
@@ -115,14 +114,12 @@ impl Rules {
             }
         }
     }
-}
 
-impl State {
     /// Live blocks with the offset of each, or of its first piece, by address.
-    pub(crate) fn live(&self) -> Vec<(usize, Live)> {
-        match &self.rules {
+    pub(crate) fn live(&self, arena: &ArenaState) -> Vec<(usize, Live)> {
+        match self {
             Rules::Pages => {
-                let layout = &self.arena.layout;
+                let layout = &arena.layout;
                 layout.live().map(|(slot, live)| (layout.offset(slot), live)).collect()
             }
             Rules::Torch(torch) => torch.live(),
@@ -130,10 +127,10 @@ impl State {
     }
 
     /// Live blocks with their offset and, if they are stitched, their pieces; by address.
-    pub(crate) fn live_with_pieces(&self) -> Vec<(usize, Live, Vec<Extent>)> {
-        match &self.rules {
+    pub(crate) fn live_with_pieces(&self, arena: &ArenaState) -> Vec<(usize, Live, Vec<Extent>)> {
+        match self {
             Rules::Pages => {
-                let layout = &self.arena.layout;
+                let layout = &arena.layout;
                 let block = |(slot, live): (u32, Live)| {
                     let pieces = layout.pieces(slot).filter(|_| live.is_stitched()).collect();
                     (layout.offset(slot), live, pieces)
@@ -147,9 +144,9 @@ impl State {
     }
 
     /// The parts of live blocks, by address.
-    fn live_extents(&self) -> Vec<(Extent, Live)> {
-        match &self.rules {
-            Rules::Pages => self.arena.layout.live_extents().collect(),
+    pub(crate) fn live_extents(&self, arena: &ArenaState) -> Vec<(Extent, Live)> {
+        match self {
+            Rules::Pages => arena.layout.live_extents().collect(),
             Rules::Torch(torch) => {
                 let whole = |(offset, live): (usize, Live)| {
                     (Extent { offset, size_bytes: live.size_bytes }, live)
@@ -160,37 +157,11 @@ impl State {
     }
 
     /// A large block that the default stream could still get with `left_bytes` not reserved yet.
-    pub(crate) fn largest_free_bytes(&self, left_bytes: usize) -> usize {
-        match &self.rules {
+    pub(crate) fn largest_free_bytes(&self, arena: &ArenaState, left_bytes: usize) -> usize {
+        match self {
             // The arena knows the capacity itself, and that nothing cached has to stay.
-            Rules::Pages => self.arena.largest_free_bytes(),
+            Rules::Pages => arena.largest_free_bytes(),
             Rules::Torch(torch) => torch.largest_free_bytes(left_bytes),
         }
-    }
-
-    pub(crate) fn live_blocks(&self) -> Vec<BlockInfo> {
-        self.live().iter().map(|(offset, live)| BlockInfo::of(*offset, live)).collect()
-    }
-
-    /// Live bytes by module, most first.
-    pub(crate) fn by_module(&self) -> Vec<ModuleShare> {
-        shares(self.live().iter().map(|(_, live)| (live.module, live.size_bytes as u64)))
-    }
-
-    /// 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923) over category, offset and size of every live
-    /// block, or piece of one, in address order.
-    pub(crate) fn layout_hash(&self) -> u64 {
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        let mut absorb = |bytes: &[u8]| {
-            for &byte in bytes {
-                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
-        };
-        for (extent, live) in self.live_extents() {
-            absorb(&[live.category as u8]);
-            absorb(&(extent.offset as u64).to_le_bytes());
-            absorb(&(extent.size_bytes as u64).to_le_bytes());
-        }
-        hash
     }
 }

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use crate::caching::block::Segments;
 use crate::caching::buffer::Buffer;
-use crate::caching::locked::{Core, Segments, State};
+use crate::caching::locked::{Core, State};
 use crate::caching::scope::Charge;
 use crate::caching::{CachingAllocator, Shared};
 use crate::source::MemorySource;

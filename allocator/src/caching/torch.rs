@@ -9,11 +9,11 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use crate::arena::free_list::NONE;
-use crate::arena::layout::{Live, active_bytes};
+use crate::arena::extent::active_bytes;
+use crate::arena::layout::node::{Live, NONE};
 use crate::arena::state::Request;
+use crate::caching::block::BlockRef;
 use crate::caching::effects::Effects;
-use crate::caching::locked::BlockRef;
 use crate::caching::shortage::{Refusal, Shortage};
 use crate::category::Category;
 use crate::error::{Rung, Tried};

@@ -28,7 +28,7 @@ impl CudaDevice {
             })?;
         }
         let is_page =
-            page_bytes.is_power_of_two() && page_bytes >= crate::arena::layout::BLOCK_BYTES;
+            page_bytes.is_power_of_two() && page_bytes >= crate::arena::extent::BLOCK_BYTES;
         is_page.then_some(page_bytes).ok_or(CudaError::NoVirtualMemory { index: self.index() })
     }
 

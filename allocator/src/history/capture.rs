@@ -1,6 +1,6 @@
 //! A copy of an allocator's books at one moment.
 
-use crate::arena::layout::Extent;
+use crate::arena::extent::Extent;
 use crate::caching::CachingAllocator;
 use crate::caching::rules::Rules;
 use crate::category::ByCategory;
@@ -50,7 +50,7 @@ impl CachingAllocator {
         for entry in arena.charges.values() {
             charges[entry.category] += entry.size_bytes;
         }
-        let live = locked.state.live_with_pieces().into_iter();
+        let live = locked.state.rules.live_with_pieces(arena).into_iter();
         let blocks = live.map(|(offset, live, pieces)| {
             let record = Record::of_block(Action::Allocate, offset, &live);
             CapturedBlock { record, pieces }

@@ -201,13 +201,14 @@ fn commit_that_fails_below_takes_nothing_from_the_budget() {
 
 #[test]
 fn arena_that_is_short_trims_the_others_and_no_more_than_needed() {
-    // One page is left, which is not enough.
-    let arenas = Arenas::new(sim(), 21 * PAGE_BYTES);
+    // One page is left, which is not enough. With those of the first there is room for four, and
+    // for a page at each end that a block may share.
+    let arenas = Arenas::new(sim(), 18 * PAGE_BYTES);
     let [first, second, third] = [(); 3].map(|()| arenas.open().unwrap());
-    drop(first.allocate(8 * PAGE_BYTES).unwrap());
+    drop(first.allocate(5 * PAGE_BYTES).unwrap());
     drop(second.allocate(8 * PAGE_BYTES).unwrap());
     let kept = third.allocate(4 * PAGE_BYTES).unwrap();
-    assert_eq!(arenas.used_bytes(), 20 * PAGE_BYTES);
+    assert_eq!(arenas.used_bytes(), 17 * PAGE_BYTES);
     let _more = third.allocate(4 * PAGE_BYTES).unwrap();
     assert_eq!(first.statistics().reserved.current_bytes, 0);
     assert_eq!(second.statistics().reserved.current_bytes, 8 * PAGE_BYTES, "enough by then");
@@ -217,6 +218,16 @@ fn arena_that_is_short_trims_the_others_and_no_more_than_needed() {
     for arena in [first, second, third] {
         arena.check_invariants();
     }
+}
+
+#[test]
+fn arena_that_lacks_a_part_of_a_page_trims_the_others() {
+    // Half a page is left: more than is asked for, and less than a page.
+    let arenas = Arenas::new(sim(), 8 * PAGE_BYTES + PAGE_BYTES / 2);
+    let [first, second] = [(); 2].map(|()| arenas.open().unwrap());
+    drop(first.allocate(8 * PAGE_BYTES).unwrap());
+    assert!(second.allocate(PAGE_BYTES / 4).is_ok());
+    assert_eq!(first.statistics().reserved.current_bytes, 0);
 }
 
 #[test]
@@ -409,6 +420,25 @@ fn co_tenant_comes_and_goes_by_its_script() {
     let third = memory.allocate(7 * PAGE_BYTES).unwrap();
     assert_eq!(memory.statistics().retries, 1);
     drop((first, second, third));
+}
+
+#[test]
+fn cache_makes_up_for_pages_that_a_co_tenant_takes_on_their_way() {
+    let sim =
+        SimSource::with_capacity(8 * PAGE_BYTES).page_bytes(PAGE_BYTES).without_virtual_memory();
+    // Calls: the reservation, four commits, and the one of the last request.
+    let script = [Tenancy { from_call: 6, wanted_bytes: 2 * PAGE_BYTES }];
+    let memory = CachingAllocator::new(CoTenantSource::new(sim, script)).unwrap();
+    let pages = |count: usize| memory.allocate(count * PAGE_BYTES).unwrap();
+    let (low, wall, high, top) = (pages(3), pages(1), pages(3), pages(1));
+    drop((low, high));
+    // Four of six cached pages go back, and the co-tenant takes two of them before they are
+    // committed anew: the other two go back as well.
+    let _block = pages(4);
+    assert_eq!(memory.statistics().retries, 1);
+    assert_eq!(memory.statistics().reserved.current_bytes, 6 * PAGE_BYTES);
+    memory.check_invariants();
+    drop((wall, top));
 }
 
 #[test]

@@ -298,6 +298,19 @@ fn trim_takes_pages_of_holes_with_their_views_and_later_use_commits_them_again()
 }
 
 #[test]
+fn block_has_at_most_128_pieces() {
+    let memory = paged(512).memory;
+    let _walls = with_holes(&memory, 512, 300);
+    for page_count in 120..140 {
+        let block = memory.allocate(page_count * 512).unwrap();
+        let piece_count = block.pieces().len();
+        assert!(piece_count <= 128, "{piece_count} pieces for {page_count} pages");
+        assert!(piece_count >= 120, "{piece_count} pieces although there are holes");
+        memory.check_invariants();
+    }
+}
+
+#[test]
 fn idle_views_make_room_when_mappings_run_out() {
     // Each of these blocks takes about 126 mappings: 130 of them are the limit.
     let memory = paged(512).memory;

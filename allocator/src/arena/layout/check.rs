@@ -1,8 +1,8 @@
 //! The laws of a layout, checked against a recount.
 
-use super::node::FIRST_PIECE;
-use super::{BLOCK_BYTES, Kind, Layout};
-use crate::arena::free_list::NONE;
+use crate::arena::extent::BLOCK_BYTES;
+use crate::arena::layout::node::{FIRST_PIECE, Kind, NONE};
+use crate::arena::layout::{Layout, PIECES_MAX};
 use crate::stream::StreamSet;
 
 impl Layout {
@@ -39,6 +39,8 @@ impl Layout {
                 Kind::Block => {}
                 Kind::First => {
                     assert!(self.block(slot).is_stitched(), "the block at {end} has no view");
+                    let piece_count = self.pieces(slot).count();
+                    assert!(piece_count <= PIECES_MAX, "{piece_count} pieces of that at {end}");
                 }
                 Kind::Piece => {
                     let first = node.links[FIRST_PIECE];

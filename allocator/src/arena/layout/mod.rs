@@ -19,72 +19,18 @@
 //! of others, which cost a wait, then neighbours of different streams merged into one.
 
 mod check;
-mod node;
-mod place;
-mod search;
+pub(crate) mod node;
+pub(crate) mod place;
+pub(crate) mod search;
 
-use crate::arena::free_list::{FreeList, NONE};
+use crate::arena::extent::Extent;
+use crate::arena::free_list::FreeList;
+use crate::arena::layout::node::{FIRST_PIECE, Kind, Live, NONE, Node};
 use crate::origin::ModulePath;
 use crate::stream::{LastUse, Stream, StreamSet};
 
-pub(crate) use node::{Kind, Live, Node};
-pub(crate) use place::{Placement, Position};
-pub(crate) use search::PlaceQuery;
-
-use node::FIRST_PIECE;
-
-/// Blocks start and end at multiples of this.
-pub const BLOCK_BYTES: usize = 512;
-
 /// A stitched block has no more pieces than this, so that no view costs too many mappings.
 pub(crate) const PIECES_MAX: usize = 128;
-
-/// Bytes that a request takes: rounded up, and never nothing. `None` if that overflows.
-#[inline]
-pub(crate) fn active_bytes(requested_bytes: usize) -> Option<usize> {
-    requested_bytes.max(1).checked_next_multiple_of(BLOCK_BYTES)
-}
-
-/// A range of the arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Extent {
-    /// Offset of its first byte.
-    pub offset: usize,
-    /// Length in bytes.
-    pub size_bytes: usize,
-}
-
-impl Extent {
-    pub(crate) fn end(self) -> usize {
-        self.offset + self.size_bytes
-    }
-
-    /// The pages that it lies on.
-    pub(crate) fn pages_around(self, page_bytes: usize) -> Extent {
-        let offset = page_floor(self.offset, page_bytes);
-        Extent { offset, size_bytes: page_ceil(self.end(), page_bytes) - offset }
-    }
-
-    /// The whole pages inside; none has any offset.
-    pub(crate) fn pages_inside(self, page_bytes: usize) -> Extent {
-        let offset = page_ceil(self.offset, page_bytes);
-        let end = page_floor(self.end(), page_bytes);
-        Extent { offset, size_bytes: end.saturating_sub(offset) }
-    }
-}
-
-/// The end of the last whole page below an offset. A page is a power of two, which only we know:
-/// the compiler would divide, and that takes longer than all else that asks for a page.
-#[inline]
-pub(crate) fn page_floor(offset: usize, page_bytes: usize) -> usize {
-    offset & !(page_bytes - 1)
-}
-
-/// The start of the first page that does not begin below an offset. Those lie in an address range,
-/// which ends long before their type does.
-fn page_ceil(offset: usize, page_bytes: usize) -> usize {
-    page_floor(offset + (page_bytes - 1), page_bytes)
-}
 
 /// The blocks of an arena; a page is a power of two. Nodes sit in a slab and are linked in address
 /// order: neighbours are found without a search, and a steady state allocates nothing on the heap

@@ -2,12 +2,13 @@
 
 use std::panic::Location;
 
-use super::{BLOCK_BYTES, Extent};
-use crate::arena::free_list::NONE;
-use crate::arena::freed::GUARD_BYTES;
+use crate::arena::extent::{BLOCK_BYTES, Extent, GUARD_BYTES};
 use crate::category::Category;
 use crate::origin::ModulePath;
 use crate::stream::{LastUse, Stream, StreamSet};
+
+/// No node, in a link.
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// What is known of a live block beside its place.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,8 @@
 //! Changes: blocks come and go, holes are cut and merged.
 
-use super::node::{FIRST_PIECE, NEXT_PIECE, VIEW};
-use super::{Extent, Kind, Layout, Live, Node};
-use crate::arena::free_list::NONE;
+use crate::arena::extent::Extent;
+use crate::arena::layout::Layout;
+use crate::arena::layout::node::{FIRST_PIECE, Kind, Live, NEXT_PIECE, NONE, Node, VIEW};
 use crate::stream::{LastUse, StreamSet};
 
 /// Where a request would go.

@@ -2,9 +2,11 @@
 
 use std::cell::Cell;
 
-use super::place::{Part, Placement, Position};
-use super::{Extent, Kind, Layout, PIECES_MAX, page_floor};
-use crate::arena::free_list::{Key, NONE, key};
+use crate::arena::extent::{Extent, page_floor};
+use crate::arena::free_list::{Key, key};
+use crate::arena::layout::node::{Kind, NONE};
+use crate::arena::layout::place::{Part, Placement, Position};
+use crate::arena::layout::{Layout, PIECES_MAX};
 use crate::error::{Rung, Tried};
 use crate::stream::{Stream, StreamOrder, StreamSet};
 

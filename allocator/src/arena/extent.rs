@@ -1,0 +1,55 @@
+//! Ranges of the arena, and how sizes are rounded.
+
+/// Blocks start and end at multiples of this.
+pub const BLOCK_BYTES: usize = 512;
+
+/// The least length of the guard behind a block in checked mode; with the rest of the last 512
+/// bytes it is up to 575.
+pub(crate) const GUARD_BYTES: usize = 64;
+
+/// Bytes that a request takes: rounded up, and never nothing. `None` if that overflows.
+#[inline]
+pub(crate) fn active_bytes(requested_bytes: usize) -> Option<usize> {
+    requested_bytes.max(1).checked_next_multiple_of(BLOCK_BYTES)
+}
+
+/// A range of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Extent {
+    /// Offset of its first byte.
+    pub offset: usize,
+    /// Length in bytes.
+    pub size_bytes: usize,
+}
+
+impl Extent {
+    pub(crate) fn end(self) -> usize {
+        self.offset + self.size_bytes
+    }
+
+    /// The pages that hold a byte of the range.
+    pub(crate) fn pages_around(self, page_bytes: usize) -> Extent {
+        let offset = page_floor(self.offset, page_bytes);
+        Extent { offset, size_bytes: page_ceil(self.end(), page_bytes) - offset }
+    }
+
+    /// The whole pages inside the range; if there is none, an empty range at any offset.
+    pub(crate) fn pages_inside(self, page_bytes: usize) -> Extent {
+        let offset = page_ceil(self.offset, page_bytes);
+        let end = page_floor(self.end(), page_bytes);
+        Extent { offset, size_bytes: end.saturating_sub(offset) }
+    }
+}
+
+/// The end of the last whole page below an offset. A page is a power of two, which the compiler does
+/// not know: it would divide, and that takes longer than the rest of a request.
+#[inline]
+pub(crate) fn page_floor(offset: usize, page_bytes: usize) -> usize {
+    offset & !(page_bytes - 1)
+}
+
+/// The start of the first page at or above an offset. Offsets lie in an address range, which ends
+/// long before the type does.
+fn page_ceil(offset: usize, page_bytes: usize) -> usize {
+    page_floor(offset + (page_bytes - 1), page_bytes)
+}

@@ -1,0 +1,31 @@
+//! What keeps an allocator alive while it has buffers.
+
+use std::sync::Arc;
+
+/// One counted handle for all buffers of an allocator together, kept in its state while there are
+/// buffers: the last buffer keeps the allocator alive, and no other pays for a count of its own.
+#[derive(Default)]
+pub(crate) struct LastBuffer {
+    handle: Option<Arc<dyn Send + Sync>>,
+    buffer_count: usize,
+}
+
+impl LastBuffer {
+    /// Counts a buffer; the first one takes a handle.
+    #[inline]
+    pub(crate) fn add<T: Send + Sync + 'static>(&mut self, handle: impl FnOnce() -> Arc<T>) {
+        if self.buffer_count == 0 {
+            self.handle = Some(handle());
+        }
+        self.buffer_count += 1;
+    }
+
+    /// Counts a buffer that is gone. Returns the handle with the last one, to be dropped without
+    /// the lock.
+    #[inline]
+    #[must_use = "the last handle goes when the lock is free"]
+    pub(crate) fn remove(&mut self) -> Option<Arc<dyn Send + Sync>> {
+        self.buffer_count -= 1;
+        if self.buffer_count == 0 { self.handle.take() } else { None }
+    }
+}

@@ -1,0 +1,78 @@
+//! Peaks of nested watches, from the one peak that each counter keeps.
+
+use std::collections::BTreeMap;
+
+use crate::statistics::Statistics;
+
+/// The peaks of open watches, and those that the counters had to forget for them.
+#[derive(Debug, Default)]
+pub(crate) struct WatchedPeaks {
+    last_id: u64,
+    /// Up to the last fold, for the statistics; `None` while no watch is open, and the counters
+    /// themselves have the peaks.
+    outer: Option<Box<Statistics>>,
+    open: BTreeMap<u64, Peaks>,
+}
+
+/// The peaks of a watch up to the last fold.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Peaks {
+    pub(crate) allocated_bytes: usize,
+    pub(crate) reserved_bytes: usize,
+}
+
+impl WatchedPeaks {
+    pub(crate) fn open(&mut self, counters: &mut Statistics) -> u64 {
+        self.outer.get_or_insert_with(|| Box::new(*counters));
+        self.fold(counters);
+        let allocated_bytes = counters.allocated.current_bytes;
+        let reserved_bytes = counters.reserved.current_bytes;
+        self.last_id += 1;
+        self.open.insert(self.last_id, Peaks { allocated_bytes, reserved_bytes });
+        self.last_id
+    }
+
+    /// Notes the peaks since the last fold everywhere, and lets the counters begin again.
+    pub(crate) fn fold(&mut self, counters: &mut Statistics) {
+        for peaks in self.open.values_mut() {
+            peaks.allocated_bytes = peaks.allocated_bytes.max(counters.allocated.peak_bytes);
+            peaks.reserved_bytes = peaks.reserved_bytes.max(counters.reserved.peak_bytes);
+        }
+        if let Some(outer) = &mut self.outer {
+            outer.raise_peaks_to(counters);
+            counters.reset_peaks();
+        }
+    }
+
+    pub(crate) fn of(&self, id: u64) -> Peaks {
+        self.open[&id]
+    }
+
+    pub(crate) fn close(&mut self, id: u64, counters: &mut Statistics) {
+        self.fold(counters);
+        self.open.remove(&id);
+        if self.open.is_empty()
+            && let Some(outer) = self.outer.take()
+        {
+            counters.raise_peaks_to(&outer);
+        }
+    }
+
+    /// The counters with the peaks that they had to forget.
+    pub(crate) fn whole(&self, counters: &Statistics) -> Statistics {
+        let mut whole = *counters;
+        if let Some(outer) = &self.outer {
+            whole.raise_peaks_to(outer);
+        }
+        whole
+    }
+
+    /// The peaks of the statistics become the current values; those of watches stay.
+    pub(crate) fn reset_peaks(&mut self, counters: &mut Statistics) {
+        self.fold(counters);
+        counters.reset_peaks();
+        if let Some(outer) = &mut self.outer {
+            **outer = *counters;
+        }
+    }
+}
