@@ -8,7 +8,7 @@ use crate::error::{Result, TrainError};
 use crate::knobs::Knobs;
 use crate::rehearsal::PlannedEvent;
 use crate::search::Search;
-use crate::step::micro_batches;
+use crate::step::context::micro_batches;
 use crate::task::Task;
 use crate::trainer::Trainer;
 

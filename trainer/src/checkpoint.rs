@@ -11,16 +11,15 @@ use std::path::{Path, PathBuf};
 
 use lowtide_amp::{LossScaler, LossScalerState};
 use lowtide_data::LoaderState;
-use lowtide_nn::optim::{Parts, Stateful, part_of_state_from_safetensors, state_from_safetensors};
+use lowtide_nn::optim::Stateful;
 use lowtide_nn::{Parameters, from_safetensors, to_safetensors};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::divided::take_parts;
 use crate::error::{Result, TrainError};
-use crate::features::take_shards;
 use crate::learned::Learned;
 use crate::new_file::sync_path;
+use crate::parallel::whole::empty_wholes;
 use crate::task::Task;
 use crate::trainer::Trainer;
 
@@ -263,31 +262,21 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             let problem = "the model is cut into stages only after this: plan, or cut, first";
             return Err(damaged(&header, problem));
         }
-        let wholes = self.empty_wholes()?;
-        let (part, place) = (self.part(), folder.join(OPTIMIZER));
-        let parameters = &mut Learned::of(&mut self.task);
-        let before = self.optimizer.state(parameters)?;
-        let optimizer = &mut self.optimizer;
-        match part {
-            Some(part) => {
-                part_of_state_from_safetensors(optimizer, parameters, part, &state, &place)?;
-            }
-            None => state_from_safetensors(optimizer, parameters, &state, &place)?,
-        }
-        let parameters = &mut Learned::of(&mut self.task).with_wholes(wholes.clone());
-        let loaded = from_safetensors(parameters, &model, &folder.join(MODEL));
-        let parameters = &mut Learned::of(&mut self.task);
+        let division = self.division.get().state();
+        let wholes = empty_wholes(&mut Learned::of(&mut self.task))?;
+        let (optimizer, place) = (&mut self.optimizer, folder.join(OPTIMIZER));
+        let learned = &mut Learned::of(&mut self.task);
+        let before = division.state(optimizer, learned)?;
+        division.load_state(optimizer, learned, &state, &place)?;
+        let learned = &mut Learned::of(&mut self.task).with_wholes(wholes.clone());
+        let loaded = from_safetensors(learned, &model, &folder.join(MODEL));
+        let learned = &mut Learned::of(&mut self.task);
         if let Err(error) = loaded {
-            match part {
-                Some(part) => optimizer.set_state(&mut Parts::new(parameters, part)?, before)?,
-                None => optimizer.set_state(parameters, before)?,
-            }
+            division.set_state(optimizer, learned, before)?;
             return Err(error.into());
         }
-        match part {
-            Some(part) => take_parts(parameters, part, &wholes)?,
-            None => take_shards(parameters, &wholes)?,
-        }
+        division.take(learned, &wholes)?;
+        drop(division);
         self.scaler = scaler;
         self.step = content.step;
         (self.epoch, self.in_epoch) = place_of(content);

@@ -16,7 +16,7 @@ use lowtide_tensor::TensorError;
 use thiserror::Error;
 
 use crate::knobs::Knobs;
-use crate::not_finite::NotFinite;
+use crate::step::not_finite::NotFinite;
 
 /// An error of a training run.
 #[derive(Debug, Error)]

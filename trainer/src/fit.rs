@@ -9,20 +9,17 @@ use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Device, TensorError};
 
 use crate::checkpoint::Snapshot;
-use crate::divided::evaluate_together;
 use crate::error::{Result, TrainError};
-use crate::evaluation::{evaluate_within, score_parts, with_averages};
+use crate::evaluation::{Evaluation, with_averages};
 use crate::learned::Learned;
 use crate::observer::{EvaluationReport, Flow, Observer, RunStart, Training};
 use crate::outline::{Every, Examples, Fit, Length, PlannedFor};
-use crate::pipeline::evaluate_stages;
 use crate::plan::Plan;
 use crate::score::Score;
 use crate::task::Task;
 use crate::trainer::{Position, Trainer};
 use crate::upcoming::Upcoming;
 use crate::waiting::Waiting;
-use crate::zero::Zero;
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Trains for `epochs` epochs of `train` from where the training is, evaluating `test` after
@@ -62,8 +59,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         if self.is_to_be_cut() {
             self.cut_for(&Examples::of(fit)?)?;
         }
-        let planned_for =
-            PlannedFor::new(&self.device, fit, self.begin_of(fit), self.evaluating_rank());
+        let share = self.division.get().evaluation().share();
+        let planned_for = PlannedFor::new(&self.device, fit, self.begin_of(fit), share);
         let is_planned =
             matches!(&self.plan, Some((_, Some(made_for))) if *made_for == planned_for);
         let plan = match &self.plan {
@@ -169,37 +166,36 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let started = Instant::now();
         let mut scores = Vec::new();
         for (name, set) in &fit.sets {
-            scores.push((name.clone(), self.score(set, true)?));
+            scores.push((name.clone(), self.score(set, Evaluators::AllRanks)?));
         }
         let (step, seconds) = (self.step, started.elapsed().as_secs_f64());
         Ok(EvaluationReport { epoch, ends_epoch, step, scores, seconds })
     }
 
-    /// The score of everything in `loader`, of which each rank evaluates its share if it
-    /// `is_shared`: all of them are here then.
-    fn score(&mut self, loader: &Loader, is_shared: bool) -> Result<Score> {
+    /// The score of everything in `loader`, on this rank alone or by all ranks, of which all are here
+    /// then.
+    fn score(&mut self, loader: &Loader, evaluators: Evaluators) -> Result<Score> {
         let (device, wait) = (&self.device, self.options.wait);
-        let ranks = self.options.ranks.as_deref().filter(|_| is_shared);
         let planned = self.plan.as_ref().map(|(plan, _)| plan);
         // A plan that had to shrink says nothing about evaluations.
         let planned = planned.filter(|plan| plan.knobs == self.knobs);
-        let part = planned.map_or(self.knobs.micro_batch.max(1), |plan| plan.evaluation_batch);
-        if let Some((pipeline, ranks)) = self.pipeline.as_ref().zip(ranks) {
-            return with_averages(&mut self.task, &mut self.optimizer, |task| {
-                evaluate_stages(task, device, loader, part, pipeline, ranks)
-            });
-        }
-        if let (Some(ranks), Zero::Parameters | Zero::Features) = (ranks, self.options.zero) {
-            return with_averages(&mut self.task, &mut self.optimizer, |task| {
-                evaluate_together(device, loader, part, ranks, |batch, part| {
-                    score_parts(task, device, batch, part)
-                })
-            });
-        }
+        let micro_batch =
+            planned.map_or(self.knobs.micro_batch.max(1), |plan| plan.evaluation_batch);
         with_averages(&mut self.task, &mut self.optimizer, |task| {
-            evaluate_within(task, device, loader, (part, wait), ranks)
+            let evaluation = Evaluation { task, device, loader, micro_batch, wait };
+            match evaluators {
+                Evaluators::ThisRank => evaluation.score_all(),
+                Evaluators::AllRanks => self.division.get().evaluation().evaluate(&evaluation),
+            }
         })
     }
+}
+
+/// The ranks that take part in an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Evaluators {
+    ThisRank,
+    AllRanks,
 }
 
 impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
@@ -225,7 +221,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
 
     fn evaluate(&mut self, loader: &Loader) -> Result<Score> {
         self.check_alone()?;
-        self.score(loader, false)
+        self.score(loader, Evaluators::ThisRank)
     }
 
     fn snapshot(&mut self) -> Result<Snapshot> {

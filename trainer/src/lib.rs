@@ -2,35 +2,29 @@
 #![forbid(unsafe_code)]
 
 mod admission;
-mod agreement;
 mod calibration;
 mod checkpoint;
 mod checkpoint_folder;
-mod divided;
 mod error;
 mod evaluation;
-mod features;
 mod fit;
-mod fused;
 mod json;
 mod knobs;
 mod learned;
-mod leaves;
 mod metrics;
 mod new_file;
-mod not_finite;
 mod observer;
 pub mod observers;
 mod options;
 mod outline;
 mod page_lock;
-mod pipeline;
+mod parallel;
 mod plan;
 mod precision;
 pub mod prelude;
 #[cfg(feature = "progress")]
 mod progress;
-mod reading;
+mod proofs;
 mod recovery;
 mod rehearsal;
 mod reserve;
@@ -40,10 +34,8 @@ mod state_hash;
 mod step;
 mod task;
 mod trainer;
-mod undo;
 mod upcoming;
 mod waiting;
-mod zero;
 
 // What a training is made of, for programs that depend on this crate alone.
 pub use lowtide_allocator as allocator;
@@ -62,30 +54,28 @@ pub use evaluation::evaluate;
 pub use knobs::Knobs;
 pub use learned::Learned;
 pub use metrics::Metrics;
-pub use not_finite::{NotFinite, NotFiniteWhat};
 pub use observer::{
     EvaluationReport, Flow, Observer, Recovery, Retry, RunStart, StepReport, Training,
 };
 pub use options::{MicroBatches, NonFinite, Options};
 pub use outline::{Every, Fit};
 pub use page_lock::lock_pages;
+pub use parallel::parallelism::Zero;
 pub use plan::Plan;
 pub use precision::Precision;
 #[cfg(feature = "progress")]
 pub use progress::Progress;
 pub use rehearsal::{Forecast, RehearsedEvent};
 pub use score::{Metric, Ratio, Score};
+pub use step::not_finite::{NotFinite, NotFiniteWhat};
 pub use task::{
     Classification, CloneTask, Distillation, DistillationOptions, FnTask, LanguageModel, Outputs,
     Preference, Regression, Segmentation, Task, TokenModel, Translation, field, upload, upload_as,
     values,
 };
 pub use trainer::{Position, Trainer};
-pub use zero::Zero;
 
 // Parts that the command is made of as well. They may change in any version.
-#[doc(hidden)]
-pub use agreement::agree;
 #[doc(hidden)]
 pub use checkpoint::{partial_folder, remove_folder};
 #[doc(hidden)]
@@ -99,12 +89,14 @@ pub use new_file::{NewFile, sync_path};
 #[doc(hidden)]
 pub use outline::Examples;
 #[doc(hidden)]
-pub use pipeline::seconds_of;
+pub use parallel::parts::is_undividable;
+#[doc(hidden)]
+pub use parallel::stages::schedule::seconds_of;
+#[doc(hidden)]
+pub use parallel::vote::agree;
 #[doc(hidden)]
 pub use reserve::Reserve;
 #[doc(hidden)]
 pub use search::Forecasts;
 #[doc(hidden)]
 pub use task::check_beta;
-#[doc(hidden)]
-pub use zero::is_undividable;

@@ -156,16 +156,11 @@ struct Shapes {
 
 impl PlannedFor {
     /// A run that begins before batch `begin` of an epoch.
-    pub(crate) fn new(
-        device: &Device,
-        fit: &Fit<'_>,
-        begin: usize,
-        rank: Option<Rank>,
-    ) -> PlannedFor {
+    pub(crate) fn new(device: &Device, fit: &Fit<'_>, begin: usize, share: Rank) -> PlannedFor {
         PlannedFor {
             train: Shapes::of(fit.train),
             sets: fit.sets.iter().map(|(_, set)| Shapes::of(set)).collect(),
-            outline: outline(fit, begin, rank),
+            outline: outline(fit, begin, share),
             capacity_bytes: device.allocator().capacity_bytes(),
             copies_ahead: can_copy_ahead(device, fit.train),
         }
@@ -225,19 +220,14 @@ impl Examples {
     }
 
     /// The [`outline`] of a run that begins before batch `begin` of an epoch.
-    pub(crate) fn events(
-        &self,
-        fit: &Fit<'_>,
-        begin: usize,
-        rank: Option<Rank>,
-    ) -> Vec<PlannedEvent<'_>> {
+    pub(crate) fn events(&self, fit: &Fit<'_>, begin: usize, share: Rank) -> Vec<PlannedEvent<'_>> {
         let event = |part| match part {
             Part::Step { len } => Some(PlannedEvent::Step(first_of(&self.train, len)?)),
             Part::Evaluate { set, len } => {
                 Some(PlannedEvent::Evaluate(first_of(&self.sets[set], len)?))
             }
         };
-        outline(fit, begin, rank).into_iter().filter_map(event).collect()
+        outline(fit, begin, share).into_iter().filter_map(event).collect()
     }
 }
 
@@ -259,7 +249,7 @@ enum Part {
 /// epochs the one that it begins in and up to two whole ones. Of evaluations it has those of this
 /// rank. Placement is a function of the live blocks, so neither a repetition nor an evaluation
 /// between two steps changes anything.
-fn outline(fit: &Fit<'_>, begin: usize, rank: Option<Rank>) -> Vec<Part> {
+fn outline(fit: &Fit<'_>, begin: usize, share: Rank) -> Vec<Part> {
     let batches = fit.train.batches_per_epoch();
     let mut begin = if begin < batches { begin } else { 0 };
     let (mut epochs, mut steps) = match fit.length {
@@ -271,7 +261,7 @@ fn outline(fit: &Fit<'_>, begin: usize, rank: Option<Rank>) -> Vec<Part> {
         let end = batches.min(begin.saturating_add(usize::try_from(steps).unwrap_or(usize::MAX)));
         parts.extend(batch_lens(fit.train, begin..end).map(|len| Part::Step { len }));
         for (set, (_, loader)) in fit.sets.iter().enumerate() {
-            let lens = batch_lens(loader, shared_batches(rank, loader.batches_per_epoch()));
+            let lens = batch_lens(loader, shared_batches(share, loader.batches_per_epoch()));
             parts.extend(lens.map(|len| Part::Evaluate { set, len }));
         }
         whole_epochs += u64::from(begin == 0);

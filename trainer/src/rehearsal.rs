@@ -1,26 +1,22 @@
 //! Rehearsals: the real training code on a simulated device, to know its peak before it runs.
 
-use std::ops::Range;
-use std::sync::Arc;
-
 use lowtide_allocator::{Category, ModuleShare, Statistics};
 use lowtide_amp::LossScaler;
 use lowtide_autograd::Coupling;
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
-use lowtide_ranks::Collectives;
 use lowtide_tensor::{Assumption, Device, RandomKey, TensorError};
 use serde::{Deserialize, Serialize};
 
 use crate::admission::is_packed;
-use crate::agreement::mirrored;
-use crate::divided::rehearse_among;
 use crate::error::{Result, TrainError};
-use crate::evaluation::{score_parts, with_averages};
-use crate::knobs::{EVERY_BLOCK, Knobs};
-use crate::options::{MicroBatches, Options};
-use crate::pipeline::{Pipeline, score_stage};
+use crate::evaluation::with_averages;
+use crate::knobs::Knobs;
+use crate::options::Options;
+use crate::parallel::division::{Division, Observed};
 use crate::step::Step;
+use crate::step::hooks::StepHooks;
+use crate::step::summation::Summation;
 use crate::task::Task;
 use crate::upcoming::bytes_ahead;
 
@@ -98,6 +94,22 @@ mod hexadecimal {
     }
 }
 
+/// The hooks of a rehearsed step: micro-batches that only repeat others are left out.
+#[derive(Default)]
+struct RehearsalHooks {
+    skipped_seconds: f64,
+}
+
+impl StepHooks for RehearsalHooks {
+    fn skips_repeated(&self) -> bool {
+        true
+    }
+
+    fn add_skipped_seconds(&mut self, seconds: f64) {
+        self.skipped_seconds += seconds;
+    }
+}
+
 /// The actors: what a run consists of beside its data.
 pub(crate) struct RunInputs<'a, T, O> {
     pub(crate) device: &'a Device,
@@ -109,8 +121,7 @@ pub(crate) struct RunInputs<'a, T, O> {
     pub(crate) held_bytes: usize,
     /// Whether the next batch is copied to the device during a step, if there is room for it.
     pub(crate) copies_ahead: bool,
-    /// The stage of a pipeline that this rank has.
-    pub(crate) pipeline: Option<&'a Pipeline<T>>,
+    pub(crate) division: &'a dyn Division<T>,
     /// Samples that are evaluated at once; as many as are trained at once if that is not said.
     pub(crate) evaluation_batch: Option<usize>,
 }
@@ -119,7 +130,7 @@ impl<'a, T, O> RunInputs<'a, T, O> {
     /// The same with another optimizer.
     pub(crate) fn with_optimizer<P>(&self, optimizer: &'a P) -> RunInputs<'a, T, P> {
         let &RunInputs { device, task, scaler, options, held_bytes, copies_ahead, .. } = self;
-        let &RunInputs { pipeline, evaluation_batch, .. } = self;
+        let &RunInputs { division, evaluation_batch, .. } = self;
         RunInputs {
             device,
             task,
@@ -128,7 +139,7 @@ impl<'a, T, O> RunInputs<'a, T, O> {
             options,
             held_bytes,
             copies_ahead,
-            pipeline,
+            division,
             evaluation_batch,
         }
     }
@@ -143,11 +154,6 @@ impl<T, O> Clone for RunInputs<'_, T, O> {
 impl<T, O> Copy for RunInputs<'_, T, O> {}
 
 impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
-    /// The blocks whose policies a plan may choose.
-    pub(crate) fn policies(&self) -> Range<usize> {
-        self.pipeline.map_or(EVERY_BLOCK, Pipeline::policies)
-    }
-
     /// Runs `events` with `knobs` on a simulated copy of the device as it is now, cache dropped,
     /// without a limit on its memory. The peak is what a run needs: with that much capacity it
     /// passes, with one byte less it does not (see the allocator's laws). Of the parts of a batch
@@ -202,54 +208,42 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             bytes => device.copy_ahead(bytes)?,
         };
         let mut scaler = self.scaler.clone();
-        let ranks = mirrored(self.options.ranks.as_deref());
-        let by_ranks = mirrored(self.options.ranks.as_deref())
-            .map(|mirror| rehearse_among(task.parameters(), Arc::new(mirror)));
-        let (mut coupling, mut repeated_seconds, mut step_seconds) = (None, 0.0, 0.0_f64);
-        let (mut stage_seconds, mut shared_bytes) = ([0.0; 2], [0; 2]);
-        let shared_so_far = || by_ranks.as_ref().map_or([0; 2], |ranks| ranks.shared_bytes());
+        let options = Options { offload: host.clone(), ..self.options.clone() };
+        let division = self.division.rehearsed(task.parameters())?;
+        let mut hooks = RehearsalHooks::default();
+        let (mut coupling, mut step_seconds) = (None, 0.0_f64);
+        let (mut summed_bytes, mut gathered_bytes) = (0, 0);
         let mut rehearsed = Vec::with_capacity(events.len());
         for event in events {
             let allocations_before = allocator.request_count();
             match event {
                 PlannedEvent::Step(batch) => {
-                    let begin_seconds = device.simulated_seconds() + repeated_seconds;
-                    let shared_before = shared_so_far();
+                    let begin_seconds = device.simulated_seconds() + hooks.skipped_seconds;
+                    let before = division.observed();
                     let step = Step {
                         device: &device,
-                        host: host.as_ref(),
                         task: &mut task,
                         optimizer: &mut optimizer,
                         scaler: &mut scaler,
                         number: 1,
                         key: RandomKey::new(0),
-                        options: self.options,
-                        on_phase: &mut |_| {},
-                        on_enqueued: &mut || Ok(()),
-                        repeated_seconds: Some(&mut repeated_seconds),
-                        promised_bytes: None,
-                        ranks: ranks.as_ref().map(|mirror| mirror as &dyn Collectives),
-                        pipeline: self.pipeline,
-                        stage_seconds: self.pipeline.map(|_| &mut stage_seconds),
+                        options: &options,
+                        division: &*division,
+                        hooks: &mut hooks,
                     };
                     let outcome = step.run(batch, knobs)?;
                     coupling = coupling.or(outcome.coupling);
-                    let end_seconds = device.simulated_seconds() + repeated_seconds;
+                    let end_seconds = device.simulated_seconds() + hooks.skipped_seconds;
                     step_seconds = step_seconds.max(end_seconds - begin_seconds);
-                    let shared_after = shared_so_far();
-                    let shared = [0, 1].map(|of| shared_after[of] - shared_before[of]);
-                    let shared = self.of_all_parts(shared, batch, knobs);
-                    shared_bytes = [0, 1].map(|of| shared_bytes[of].max(shared[of]));
+                    let [summed, gathered] =
+                        self.of_whole_step(before, division.observed(), batch, knobs);
+                    summed_bytes = summed_bytes.max(summed);
+                    gathered_bytes = gathered_bytes.max(gathered);
                 }
                 PlannedEvent::Evaluate(batch) => {
                     let part = self.evaluation_batch.unwrap_or(knobs.micro_batch);
                     with_averages(&mut task, &mut optimizer, |task| {
-                        match self.pipeline.zip(ranks.as_ref()) {
-                            Some((pipeline, ranks)) => {
-                                score_stage(task, &device, batch, part, pipeline, ranks)
-                            }
-                            None => score_parts(task, &device, batch, part),
-                        }
+                        division.evaluation().score(task, &device, batch, part)
                     })?;
                 }
             }
@@ -263,39 +257,37 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             });
         }
         let forecast = Forecast::new(&allocator.statistics(), &device);
-        let seconds = forecast.seconds + repeated_seconds;
         let peak_of = |host: &Device| host.allocator().statistics().reserved.peak_bytes;
-        let offloaded_peak_bytes = host.as_ref().map_or(0, peak_of);
-        let events = rehearsed;
-        let stage_seconds = self.pipeline.map(|_| stage_seconds);
-        let [summed_bytes, gathered_bytes] = shared_bytes;
         Ok(Forecast {
-            offloaded_peak_bytes,
+            offloaded_peak_bytes: host.as_ref().map_or(0, peak_of),
             coupling,
-            seconds,
+            seconds: forecast.seconds + hooks.skipped_seconds,
             step_seconds,
-            stage_seconds,
+            stage_seconds: division.observed().stage_seconds,
             summed_bytes,
             gathered_bytes,
-            events,
+            events: rehearsed,
             ..forecast
         })
     }
 
-    /// What a step comes to, of which a rehearsal runs the first two parts and the last, if parts
-    /// are alike: of what is added up, which is as much as there are samples, and of what is put
-    /// together for each part.
-    fn of_all_parts(
+    /// Bytes that ranks add up, and put together, within the passes of a whole step. Where
+    /// micro-batches are alike, a rehearsal runs the first two and the last: the sums are as large
+    /// as there are samples, and each micro-batch puts the same parameters together.
+    fn of_whole_step(
         &self,
-        [summed, gathered]: [usize; 2],
+        before: Observed,
+        after: Observed,
         batch: &BatchView<'_>,
         knobs: Knobs,
     ) -> [usize; 2] {
+        let summed = after.summed_bytes - before.summed_bytes;
+        let gathered = after.gathered_bytes - before.gathered_bytes;
         let len = batch.len();
         let part = knobs.micro_batch.clamp(1, len.max(1));
         let count = len.div_ceil(part);
-        let has_leaves = matches!(self.options.micro_batches, MicroBatches::Leaves(_));
-        if count <= 3 || has_leaves || is_packed(batch) {
+        let runs_all = Summation::of(self.options) != Summation::Sequential || is_packed(batch);
+        if count <= 3 || runs_all {
             return [summed, gathered];
         }
         let samples = 2 * part + (len - (count - 1) * part);

@@ -1,38 +1,45 @@
 //! A training: its parts, and one step of it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lowtide_allocator::ModulePath;
+use lowtide_allocator::Promise;
 use lowtide_amp::LossScaler;
+use lowtide_autograd::LeafId;
 use lowtide_data::{Batch, BatchView, Loader, LoaderState};
-use lowtide_nn::optim::Stateful;
+use lowtide_nn::optim::{OptimizerState, Stateful};
 use lowtide_nn::{NnError, Parameters};
 use lowtide_ranks::Collectives;
-use lowtide_tensor::{Device, DeviceKind, RandomKey};
+use lowtide_tensor::{Device, DeviceKind, RandomKey, Tensor, TensorError};
 
 use crate::admission::Admitted;
-use crate::agreement::is_of_another;
 use crate::error::{Result, TrainError};
-use crate::features::plan_of_all;
-use crate::fused::Proofs;
 use crate::knobs::Knobs;
 use crate::learned::Learned;
-use crate::not_finite::{Look, NotFinite, NotFiniteWhat};
-use crate::observer::{Observer, StepReport};
+use crate::observer::{Flow, Observer, StepReport};
 use crate::options::{MicroBatches, NonFinite, Options};
 use crate::outline::{Examples, Fit, PlannedFor};
-use crate::pipeline::{Pipeline, common_plan};
+use crate::parallel::division::{GatherRole, Gathered, Wanted};
+use crate::parallel::meeting::{Word, say};
+use crate::parallel::parallelism::Zero;
+use crate::parallel::vote::is_of_another;
+use crate::parallel::whole::name_tensors;
+use crate::parallel::{Chosen, Groups};
 use crate::plan::Plan;
+use crate::proofs::Proofs;
 use crate::recovery::Growth;
 use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
 use crate::search::{Forecasts, Search, Splitting};
 use crate::state_hash::StateHasher;
+use crate::step::hooks::StepHooks;
+use crate::step::not_finite::{NotFinite, NotFiniteWhat};
+use crate::step::pass::PassOptions;
 use crate::step::{Step, StepOutcome};
 use crate::task::Task;
 use crate::upcoming::{Upcoming, can_copy_ahead};
-use crate::zero::{Gathered, Zero};
 
 /// Trains a task with an optimizer on a device, one transaction per logical batch.
 pub struct Trainer<T, O> {
@@ -53,8 +60,7 @@ pub struct Trainer<T, O> {
     pub(crate) growth: Growth,
     pub(crate) proofs: Proofs,
     pub(crate) admitted: Admitted,
-    /// Once the model is cut.
-    pub(crate) pipeline: Option<Pipeline<T>>,
+    pub(crate) division: Chosen<T>,
     pub(crate) skipped_in_a_row: u64,
     pub(crate) retried_steps: u64,
     /// The step that was cut off while it was written.
@@ -76,12 +82,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// A trainer before its first step. The task's parameters are on `device`, or where ranks are
     /// going to [divide](Trainer::divide) them, on any.
     pub fn new(device: &Device, mut task: T, optimizer: O, options: Options) -> Self {
-        // Only now do they have names: reports and errors say whose memory is whose.
-        task.parameters().visit_tensors(&mut |name, tensor| {
-            tensor.set_module(ModulePath::of_parameter(name));
-        });
+        name_tensors(task.parameters());
         let device = device.clone();
         let scaler = options.scaler.clone().unwrap_or_else(|| options.precision.scaler());
+        let division = Chosen::new(Groups::of(&options), &options);
         Trainer {
             device,
             task,
@@ -96,7 +100,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             growth: Growth::default(),
             proofs: Proofs::default(),
             admitted: Admitted::default(),
-            pipeline: None,
+            division,
             skipped_in_a_row: 0,
             retried_steps: 0,
             torn: None,
@@ -149,11 +153,13 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Sets [`Options::ranks`], before the first plan.
     pub fn set_ranks(&mut self, ranks: Option<Arc<dyn Collectives>>) {
         self.options.ranks = ranks;
+        self.division = Chosen::new(Groups::of(&self.options), &self.options);
     }
 
     /// Sets [`Options::zero`], before the first plan.
     pub fn set_zero(&mut self, zero: Zero) {
         self.options.zero = zero;
+        self.division = Chosen::new(Groups::of(&self.options), &self.options);
     }
 
     /// The loss scaler, as it is now.
@@ -211,10 +217,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             let added = hasher.add(name, tensor);
             result = std::mem::replace(&mut result, Ok(())).and(added);
         };
-        let gathered = self.is_spread().then(|| self.gathered()).transpose()?;
-        let (states, wholes) = match gathered {
-            Some(Gathered { states, parameters }) => (Some(states), parameters),
-            None => (None, BTreeMap::new()),
+        let (states, wholes) = if self.division.get().state().has_whole_state() {
+            (None, BTreeMap::new())
+        } else {
+            let Gathered { states, parameters } = self.gathered()?;
+            (Some(states), parameters)
         };
         let mut learned = Learned::of(&mut self.task).with_wholes(wholes);
         learned.visit_tensors(&mut |name, tensor| add(name, tensor));
@@ -269,11 +276,15 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.divide()?;
         let examples = Examples::of(fit)?;
         self.cut_for(&examples)?;
-        let events = examples.events(fit, self.begin_of(fit), self.evaluating_rank());
+        let events =
+            examples.events(fit, self.begin_of(fit), self.division.get().evaluation().share());
         let (batch_size, splitting) = (examples.batch_size(), self.splitting());
-        self.plan_by(&events, Some(fit), size_max.min(batch_size), |search, size_max| {
-            search.sharing(forecasts).find(batch_size, size_max, splitting)
-        })
+        self.plan_by(
+            &events,
+            Some(fit),
+            (size_max.min(batch_size), batch_size),
+            |search, size_max| search.sharing(forecasts).find(batch_size, size_max, splitting),
+        )
     }
 
     /// The least capacity of the device in which there is a [plan](Trainer::plan_for): with a byte
@@ -294,7 +305,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     #[doc(hidden)]
     pub fn least_bytes_sharing(&self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<usize> {
         let examples = Examples::of(fit)?;
-        let events = examples.events(fit, self.begin_of(fit), self.evaluating_rank());
+        let events =
+            examples.events(fit, self.begin_of(fit), self.division.get().evaluation().share());
         let search = Search::new(self.run_inputs(), &events, 0).sharing(forecasts);
         search.least_budget(examples.batch_size(), self.splitting())
     }
@@ -309,9 +321,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.divide()?;
         let examples = Examples::of(fit)?;
         self.cut_for(&examples)?;
-        let events = examples.events(fit, self.begin_of(fit), self.evaluating_rank());
+        let events =
+            examples.events(fit, self.begin_of(fit), self.division.get().evaluation().share());
         let (batch_size, splitting) = (examples.batch_size(), self.splitting());
-        self.plan_by(&events, Some(fit), batch_size, |search, _| {
+        self.plan_by(&events, Some(fit), (batch_size, batch_size), |search, _| {
             search.find_with(batch_size, knobs, splitting)
         })
     }
@@ -332,26 +345,21 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         &mut self,
         events: &[PlannedEvent<'_>],
         fit: Option<&Fit<'_>>,
-        size_max: usize,
+        (size_max, fit_size): (usize, usize),
         find: impl Fn(Search<'_, T, O>, usize) -> Result<Plan>,
     ) -> Result<Plan> {
         let capacity_bytes = self.device.allocator().capacity_bytes();
         let copies_ahead = fit.is_some_and(|fit| can_copy_ahead(&self.device, fit.train));
         let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
         let find_up_to = |size_max| find(Search::new(inputs, events, capacity_bytes), size_max);
-        let stages = self.ranks().filter(|_| self.pipeline.is_some());
-        let sharing = self.ranks().filter(|_| self.shares_features());
-        let mut plan = match sharing {
-            Some(ranks) => plan_of_all(
-                ranks,
-                || find_up_to(size_max),
-                |plan| {
-                    let search = Search::new(inputs, events, capacity_bytes);
-                    search.find_with(plan.batch_size, plan.knobs, self.splitting())
-                },
-            )?,
-            None => common_plan(stages, size_max, find_up_to)?,
+        let find_with = |knobs| {
+            let search = Search::new(inputs, events, capacity_bytes);
+            search.find_with(fit_size, knobs, self.splitting())
         };
+        let mut plan = self.division.get().plan(size_max, &|wanted| match wanted {
+            Wanted::UpTo(size_max) => find_up_to(size_max),
+            Wanted::With(knobs) => find_with(knobs),
+        })?;
         let is_on_host = self.device.kind() == DeviceKind::Cpu;
         // The copy of a training on another device is in the memory of the process.
         if self.options.background_checkpoints && fit.is_some() && is_on_host {
@@ -367,7 +375,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         plan.data_bytes = fit.map_or(0, Fit::data_bytes);
         self.knobs = plan.knobs;
         let planned_for = fit.map(|fit| {
-            PlannedFor::new(&self.device, fit, self.begin_of(fit), self.evaluating_rank())
+            PlannedFor::new(
+                &self.device,
+                fit,
+                self.begin_of(fit),
+                self.division.get().evaluation().share(),
+            )
         });
         self.plan = Some((plan.clone(), planned_for));
         Ok(plan)
@@ -395,7 +408,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     ) -> Result<Vec<(Knobs, Forecast)>> {
         let examples = Examples::of(fit)?;
         let (events, whole) = (
-            examples.events(fit, self.begin_of(fit), self.evaluating_rank()),
+            examples.events(fit, self.begin_of(fit), self.division.get().evaluation().share()),
             examples.batch_size(),
         );
         let budget_bytes = self.device.allocator().capacity_bytes();
@@ -417,7 +430,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             self.cut(&batch.view())?;
             let (events, len) = ([PlannedEvent::Step(batch.view()); 2], batch.len());
             let splitting = self.splitting();
-            self.plan_by(&events, None, len, |search, size_max| {
+            self.plan_by(&events, None, (len, len), |search, size_max| {
                 search.find(len, size_max, splitting)
             })?;
         }
@@ -507,8 +520,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         }
         self.skipped_in_a_row = 0;
         let what = NotFiniteWhat::Skipped { skipped };
-        let (step, samples, anomaly) = (self.step + 1, Vec::new(), None);
-        let error = NotFinite { step, what, loss: outcome.loss, samples, anomaly };
+        let error = NotFinite::new(self.step + 1, what, outcome.loss);
         Err(self.explained(error, batch))
     }
 
@@ -518,8 +530,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             return Box::new(error).into();
         }
         let key = RandomKey::new(self.options.seed).step(error.step);
-        let look = Look { device: &self.device, key, precision: self.options.precision };
-        error.explain(&mut self.task, &look, batch, self.knobs.micro_batch);
+        let passes = PassOptions { device: &self.device, key, precision: self.options.precision };
+        error.explain(&mut self.task, passes, batch, self.knobs.micro_batch);
         Box::new(error).into()
     }
 
@@ -543,25 +555,25 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let devices = [&self.device].into_iter().chain(&self.options.offload);
         let own: Vec<_> = devices.map(|device| device.allocator().own_blocks()).collect();
         let (step, knobs) = (self.step + 1, self.knobs);
-        let promised_bytes = self.promised_bytes(batch, knobs)?;
+        let promised_bytes = if knobs.fused_update {
+            let mut proofs = std::mem::take(&mut self.proofs);
+            let bytes = proofs.reserved_bytes(&self.run_inputs(), batch, knobs);
+            self.proofs = proofs;
+            Some(bytes?)
+        } else {
+            None
+        };
+        let micro_batch = knobs.micro_batch;
         let transaction = Step {
             device: &self.device,
-            host: self.options.offload.as_ref(),
             task: &mut self.task,
             optimizer: &mut self.optimizer,
             scaler: &mut self.scaler,
             number: step,
             key: RandomKey::new(self.options.seed).step(step),
             options: &self.options,
-            on_phase: &mut |phase| {
-                observers.iter_mut().for_each(|observer| observer.on_phase(step, phase));
-            },
-            repeated_seconds: None,
-            promised_bytes,
-            ranks: self.options.ranks.as_deref(),
-            pipeline: self.pipeline.as_ref(),
-            stage_seconds: None,
-            on_enqueued: &mut || Ok(upcoming.copy_next(knobs.micro_batch)?),
+            division: self.division.get(),
+            hooks: &mut RunHooks { step, observers, upcoming, micro_batch, promised_bytes },
         };
         let outcome = transaction.run(batch, knobs);
         let failure = match outcome {
@@ -584,6 +596,150 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         })
     }
 
+    pub(crate) fn ranks(&self) -> Option<&dyn Collectives> {
+        self.division.get().ranks()
+    }
+
+    /// Hands a result on. The other ranks hear of an error that ends the training here, unless they
+    /// have it too.
+    pub(crate) fn told<R>(&self, result: Result<R>) -> Result<R> {
+        if let (Some(ranks), Err(error)) = (self.ranks(), &result)
+            && !matches!(error, TrainError::NotFinite(_) | TrainError::Ranks(_))
+        {
+            ranks.abort(&error.one_line());
+        }
+        result
+    }
+
+    /// Leaves of the model what this rank has of it, on the device of the training, as
+    /// [`Options::zero`](crate::Options::zero) says: before the first plan or step, which do it
+    /// themselves. The model may be on another device before, which has room for all of it. A model
+    /// that becomes a pipeline is [cut](Trainer::cut) instead.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `Setting` for a model whose features cannot be shared.
+    pub fn divide(&mut self) -> Result<()> {
+        self.division.get().divide(&mut self.task, &self.device, &self.options)
+    }
+
+    /// True if the model is to be a pipeline and is not cut yet.
+    #[doc(hidden)]
+    pub fn is_to_be_cut(&self) -> bool {
+        self.division.get().is_to_be_cut()
+    }
+
+    /// Cuts the model into stages, where [`Options::zero`](crate::Options::zero) says so, by a
+    /// batch that is like those it is trained on, and keeps the stage of this rank, on the device
+    /// of the training: before the first plan or step, which do it themselves. The model may be on
+    /// another device before, which has room for all of it.
+    ///
+    /// # Errors
+    /// `Setting` for a model that cannot be cut so, and for what a pipeline does not go with;
+    /// `OutOfMemory`; those of a forward pass; `Ranks` for what another rank met.
+    pub fn cut(&mut self, example: &BatchView<'_>) -> Result<()> {
+        self.division.get().cut(&mut self.task, &self.device, &self.options, example)
+    }
+
+    /// The bytes that this rank sends in a step of `plan`, by the formula, beside the few by which
+    /// ranks agree and those of buffers, such as the running means of norms.
+    pub fn sent_bytes(&mut self, plan: &Plan) -> usize {
+        self.division.get().sent_bytes(plan, self.task.parameters())
+    }
+
+    /// The blocks of this stage of a pipeline, and the bytes that it sends in a step of `plan`.
+    #[doc(hidden)]
+    pub fn stage(&mut self, plan: &Plan) -> (Range<usize>, usize) {
+        (self.division.get().stage(), self.sent_bytes(plan))
+    }
+
+    /// `Stop` if any rank wants to stop.
+    ///
+    /// # Errors
+    /// `Ranks`.
+    pub(crate) fn flow_of_all(&mut self, own: Flow) -> Result<Flow> {
+        let own = if own == Flow::Stop { Word::Stop } else { Word::Continue };
+        let words = self.meet(own)?;
+        Ok(if words.contains(&Word::Stop) { Flow::Stop } else { Flow::Continue })
+    }
+
+    /// Waits until every rank has said so, and gives what this rank has of the state to those that
+    /// still save or hash it: for after the last run. Only where
+    /// [ranks](crate::Options::ranks) divide [something](crate::Options::zero).
+    ///
+    /// # Errors
+    /// `Ranks`.
+    pub fn leave(&mut self) -> Result<()> {
+        if self.division.get().state().has_whole_state() {
+            return Ok(());
+        }
+        self.meet(Word::Leave).map(drop)
+    }
+
+    /// The words of all ranks, once none of them needs the whole state.
+    fn meet(&mut self, own: Word) -> Result<Vec<Word>> {
+        loop {
+            let words = say(self.ranks(), own)?;
+            if !words.contains(&Word::Gather) {
+                return Ok(words);
+            }
+            self.gather(GatherRole::Gives)?;
+        }
+    }
+
+    /// Whole tensors of everything that ranks have parts of.
+    ///
+    /// # Errors
+    /// `Ranks`; those of the device.
+    pub(crate) fn gathered(&mut self) -> Result<Gathered> {
+        say(self.ranks(), Word::Gather)?;
+        self.gather(GatherRole::Keeps)
+    }
+
+    fn gather(&mut self, role: GatherRole) -> Result<Gathered> {
+        let state = self.division.get().state();
+        state.gather(&mut Learned::of(&mut self.task), &mut self.optimizer, role)
+    }
+
+    /// Writes the model as a file of safetensors, with the parts of all ranks.
+    ///
+    /// # Errors
+    /// `File`; `Ranks`; errors of copies from a device.
+    pub fn save_model(&mut self, path: &Path) -> Result<()> {
+        let has_whole_model = self.division.get().state().has_whole_model();
+        let wholes = if has_whole_model { BTreeMap::new() } else { self.gathered()?.parameters };
+        Ok(lowtide_nn::save(&mut Learned::of(&mut self.task).with_wholes(wholes), path)?)
+    }
+
+    /// The optimizer's state of all ranks, and the parameters that are divided among them.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::gathered`].
+    pub(crate) fn whole_state(&mut self) -> Result<(OptimizerState, BTreeMap<LeafId, Tensor>)> {
+        let has_whole_state = self.division.get().state().has_whole_state();
+        let gathered = (!has_whole_state).then(|| self.gathered()).transpose()?;
+        let state = self.division.get().state();
+        let own = state.state(&self.optimizer, &mut Learned::of(&mut self.task))?;
+        let Some(Gathered { states, parameters }) = gathered else {
+            return Ok((own, BTreeMap::new()));
+        };
+        let tensors = states.into_iter().collect();
+        Ok((OptimizerState { tensors, ..own }, parameters))
+    }
+
+    /// `Ok` if this rank has the whole model.
+    ///
+    /// # Errors
+    /// `Setting` where it has not.
+    #[doc(hidden)]
+    pub fn check_alone(&self) -> Result<()> {
+        if self.division.get().state().has_whole_model() {
+            return Ok(());
+        }
+        let problem = "this rank has only parts of the parameters: all ranks evaluate together, \
+                       after the steps that the run says";
+        Err(TrainError::Setting { place: "evaluate".to_owned(), problem: problem.to_owned() })
+    }
+
     pub(crate) fn run_inputs(&self) -> RunInputs<'_, T, O> {
         RunInputs {
             device: &self.device,
@@ -593,7 +749,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             options: &self.options,
             held_bytes: 0,
             copies_ahead: false,
-            pipeline: self.pipeline.as_ref(),
+            division: self.division.get(),
             evaluation_batch: None,
         }
     }
@@ -605,5 +761,30 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             MicroBatches::AsNeeded if !is_coupled => Splitting::Allowed,
             MicroBatches::AsNeeded | MicroBatches::Never => Splitting::Forbidden,
         }
+    }
+}
+
+/// The hooks of a step of a run.
+struct RunHooks<'a, 'o> {
+    step: u64,
+    observers: &'a mut [&'o mut dyn Observer],
+    upcoming: &'a mut Upcoming,
+    micro_batch: usize,
+    /// Bytes that may be reserved until the end of a fused update.
+    promised_bytes: Option<usize>,
+}
+
+impl StepHooks for RunHooks<'_, '_> {
+    fn on_phase(&mut self, phase: &'static str) {
+        self.observers.iter_mut().for_each(|observer| observer.on_phase(self.step, phase));
+    }
+
+    fn on_enqueued(&mut self) -> Result<()> {
+        Ok(self.upcoming.copy_next(self.micro_batch)?)
+    }
+
+    fn promise(&mut self, device: &Device) -> Result<Option<Promise>> {
+        let promise = self.promised_bytes.map(|bytes| device.allocator().promise(bytes));
+        Ok(promise.transpose().map_err(TensorError::from)?)
     }
 }

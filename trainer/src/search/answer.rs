@@ -5,9 +5,9 @@ use lowtide_nn::optim::Stateful;
 use super::{Candidate, Search, Splitting, part_sizes, preference};
 use crate::error::{DoesNotFit, Result};
 use crate::knobs::Knobs;
-use crate::options::MicroBatches;
 use crate::plan::Plan;
 use crate::rehearsal::{Forecast, PlannedEvent, RunInputs, bytes_ahead_of};
+use crate::step::summation::Summation;
 use crate::task::Task;
 
 impl<T: Task + Clone, O: Stateful + Clone> Search<'_, T, O> {
@@ -43,10 +43,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Search<'_, T, O> {
         });
         let whole = lens.max().unwrap_or(0);
         let mut sizes = part_sizes(whole.max(1));
-        // A score has the bits of the parts that it is made of: those of leaves are the same on any
-        // number of ranks.
-        let has_leaves = matches!(self.inputs.options.micro_batches, MicroBatches::Leaves(_));
-        sizes.retain(|&size| size > knobs.micro_batch && !has_leaves);
+        // A score has the bits of the parts that it is made of: those of deterministic shards are
+        // the same on any number of ranks.
+        let may_grow = Summation::of(self.inputs.options) == Summation::Sequential;
+        sizes.retain(|&size| size > knobs.micro_batch && may_grow);
         let mut best = (knobs.micro_batch, forecast.clone());
         // From the largest on; those from `end` on are too small to be of interest.
         let (mut begin, mut end) = (0, sizes.len());

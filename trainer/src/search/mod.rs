@@ -14,11 +14,11 @@ use lowtide_nn::optim::Stateful;
 pub use forecasts::Forecasts;
 
 use crate::error::{DoesNotFit, Remedy, Result, TrainError};
-use crate::fused::looks_first;
 use crate::knobs::{Knobs, Thrift, block_count};
-use crate::options::MicroBatches;
 use crate::plan::Plan;
 use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
+use crate::step::fused::looks_first;
+use crate::step::summation::Summation;
 use crate::task::Task;
 
 /// Whether batches may be split.
@@ -76,11 +76,14 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         events: &'a [PlannedEvent<'a>],
         budget_bytes: usize,
     ) -> Self {
-        let RunInputs { device, task, optimizer, options, .. } = inputs;
-        let block_count = block_count(task.clone().parameters(), &inputs.policies());
-        let has_leaves = matches!(options.micro_batches, MicroBatches::Leaves(_));
-        let is_one = task.turns().is_empty() && options.ranks.is_none() && !has_leaves;
-        let can_fuse = is_one && optimizer.can_fuse() && device.allocator().can_promise();
+        let RunInputs { device, task, optimizer, options, division, .. } = inputs;
+        let block_count = block_count(task.clone().parameters(), &division.policies());
+        let is_sequential = Summation::of(options) == Summation::Sequential;
+        let can_fuse = task.turns().is_empty()
+            && division.freedom().fused_update
+            && is_sequential
+            && optimizer.can_fuse()
+            && device.allocator().can_promise();
         let (tried, forecasts) = (Vec::new(), Forecasts::default());
         Search { inputs, events, budget_bytes, block_count, can_fuse, tried, forecasts }
     }
@@ -139,7 +142,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             let first = Knobs { micro_batch: sizes[0], ..Knobs::default() };
             if self.rehearse(first)?.forecast.coupling.is_some() {
                 sizes = vec![batch_size];
-            } else if self.inputs.pipeline.is_some() {
+            } else if self.inputs.division.freedom().small_is_faster {
                 let fastest = self.fastest_size(batch_size)?;
                 sizes.retain(|&size| size <= fastest);
             }

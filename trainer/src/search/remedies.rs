@@ -12,7 +12,6 @@ use crate::options::Options;
 use crate::precision::Precision;
 use crate::rehearsal::RunInputs;
 use crate::task::Task;
-use crate::zero::Zero;
 
 /// Of how many plans that need least it is asked what they need with another optimizer.
 const NEAR_LEAST: usize = 8;
@@ -53,8 +52,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         remedies.push(Remedy::Budget(needed_bytes));
         remedies.extend(host_bytes.map(Remedy::OffloadBudget));
         let RunInputs { task, options, .. } = self.inputs;
-        let can_change = options.zero == Zero::Off;
-        if let Some(eight_bit) = self.inputs.optimizer.eight_bit().filter(|_| can_change) {
+        let may_change = self.inputs.division.freedom().eight_bit_states;
+        if let Some(eight_bit) = self.inputs.optimizer.eight_bit().filter(|_| may_change) {
             let with_8bit = self.inputs.with_optimizer(&eight_bit);
             if let Some(needed_bytes) = self.fitting_bytes(with_8bit)? {
                 remedies.push(Remedy::EightBitStates { needed_bytes });

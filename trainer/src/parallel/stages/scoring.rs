@@ -1,29 +1,64 @@
 //! Evaluations by a pipeline.
 
 use lowtide_allocator::{Category, ModulePath, Origin};
-use lowtide_data::{BatchView, Loader};
+use lowtide_data::BatchView;
 use lowtide_nn::{StageEnd, run_stage};
 use lowtide_ranks::{Collectives, RanksError};
 use lowtide_tensor::Device;
 
-use crate::divided::evaluate_together;
 use crate::error::Result;
-use crate::pipeline::{Lane, Pipeline};
+use crate::evaluation::Evaluation;
+use crate::parallel::division::EvaluationDivision;
+use crate::parallel::evaluate::evaluate_together;
+use crate::parallel::stages::lane::Lane;
+use crate::parallel::stages::pipeline::Pipeline;
 use crate::score::{Score, decoded, encoded};
-use crate::step::micro_batches;
+use crate::step::context::micro_batches;
 use crate::task::Task;
+
+/// Evaluations in which batches go through the stages of a pipeline.
+pub(crate) struct InStages<'a, T> {
+    pub(crate) ranks: &'a dyn Collectives,
+    pub(crate) pipeline: &'a Pipeline<T>,
+}
+
+impl<T: Task> EvaluationDivision<T> for InStages<'_, T> {
+    fn score(
+        &self,
+        task: &T,
+        device: &Device,
+        batch: &BatchView<'_>,
+        micro_batch: usize,
+    ) -> Result<Score> {
+        score_stage(task, device, batch, micro_batch, self)
+    }
+
+    fn evaluate(&self, evaluation: &Evaluation<'_, T>) -> Result<Score> {
+        let &InStages { ranks, pipeline } = self;
+        let &Evaluation { task, device, .. } = evaluation;
+        let total = evaluate_together(evaluation, ranks, |batch, part| {
+            score_stage(task, device, batch, part, self)
+        })?;
+        let last = pipeline.stage_count() - 1;
+        let said = ranks.exchange(&encoded(&[total]))?;
+        let of_last = said.get(last).and_then(|words| decoded(words)?.pop());
+        of_last.ok_or_else(|| {
+            let reason = "it sent what is no score of this version".to_owned();
+            RanksError::Aborted { rank: last, reason }.into()
+        })
+    }
+}
 
 /// The score of a batch, `micro_batch` samples at a time, on the last stage; nothing on the others.
 ///
 /// # Errors
 /// Those of an evaluation; `Ranks`.
-pub(crate) fn score_stage<T: Task>(
+fn score_stage<T: Task>(
     task: &T,
     device: &Device,
     batch: &BatchView<'_>,
     micro_batch: usize,
-    pipeline: &Pipeline<T>,
-    ranks: &dyn Collectives,
+    &InStages { ranks, pipeline }: &InStages<'_, T>,
 ) -> Result<Score> {
     let _scope = device.category(Category::Activation);
     let _model = Origin { module: Some(ModulePath::ROOT), site: None }.enter();
@@ -49,28 +84,4 @@ pub(crate) fn score_stage<T: Task>(
     }
     lane.finish()?;
     Ok(total)
-}
-
-/// The score of everything in `loader`, on all ranks, as [`evaluate_together`] has it.
-///
-/// # Errors
-/// Those of an evaluation; `Ranks`.
-pub(crate) fn evaluate_stages<T: Task>(
-    task: &T,
-    device: &Device,
-    loader: &Loader,
-    micro_batch: usize,
-    pipeline: &Pipeline<T>,
-    ranks: &dyn Collectives,
-) -> Result<Score> {
-    let total = evaluate_together(device, loader, micro_batch, ranks, |batch, part| {
-        score_stage(task, device, batch, part, pipeline, ranks)
-    })?;
-    let last = pipeline.stage_count() - 1;
-    let said = ranks.exchange(&encoded(&[total]))?;
-    let of_last = said.get(last).and_then(|words| decoded(words)?.pop());
-    of_last.ok_or_else(|| {
-        let reason = "it sent what is no score of this version".to_owned();
-        RanksError::Aborted { rank: last, reason }.into()
-    })
 }

@@ -1,38 +1,47 @@
-//! What all stages of a pipeline have, on one rank: for a checkpoint or a hash.
+//! The whole state of a pipeline on one rank: for a checkpoint or a hash.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use lowtide_autograd::LeafId;
 use lowtide_nn::Parameters;
 use lowtide_nn::optim::Stateful;
 use lowtide_ranks::{Collectives, RanksError};
-use lowtide_tensor::{CpuOptions, DType, Device, Tensor};
+use lowtide_tensor::{DType, Tensor};
 
 use crate::error::Result;
 use crate::learned::Learned;
-use crate::task::Task;
-use crate::trainer::Trainer;
-use crate::zero::Gathered;
+use crate::parallel::division::{GatherRole, Gathered, StateDivision};
+use crate::parallel::stages::pipeline::Pipeline;
+use crate::parallel::whole::host;
 
 /// Name, type and shape of a state.
 type Named = (String, String, Vec<usize>);
 
-impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
-    /// Gives what this stage has first, and takes what it does not have, if this rank `wants` it.
+/// The state of a training whose model is cut into stages.
+pub(crate) struct StagedState<'a, T> {
+    pub(crate) ranks: &'a dyn Collectives,
+    pub(crate) pipeline: &'a Pipeline<T>,
+}
+
+impl<T> StateDivision for StagedState<'_, T> {
+    fn has_whole_model(&self) -> bool {
+        false
+    }
+
     /// Buffers that another stage updates are as there afterwards.
-    ///
-    /// # Errors
-    /// `Ranks`; what a device says of a copy.
-    pub(crate) fn gather_stages(&mut self, wants: bool) -> Result<Gathered> {
-        let ranks = self.options.ranks.clone().expect("there are several");
-        let ranks: &dyn Collectives = &*ranks;
-        let pipeline = self.pipeline.as_ref().expect("it is cut");
-        let index = ranks.rank().index;
-        let host = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
+    fn gather(
+        &self,
+        learned: &mut Learned<'_>,
+        optimizer: &mut dyn Stateful,
+        role: GatherRole,
+    ) -> Result<Gathered> {
+        let &StagedState { ranks, pipeline } = self;
+        let (index, host) = (ranks.rank().index, host()?);
+        let wants = role == GatherRole::Keeps;
         let mut gathered = Gathered::default();
 
         let (mut parameters, mut seen, mut buffers) = (Vec::new(), BTreeSet::new(), Vec::new());
         let mut ids = BTreeMap::new();
-        let mut learned = Learned::of(&mut self.task);
         learned.visit(&mut |name, parameter| {
             ids.insert(name.to_owned(), parameter.id());
             if seen.insert(parameter.id()) {
@@ -62,7 +71,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             }
         }
 
-        let own = self.optimizer.state(&mut Learned::of(&mut self.task))?.tensors;
+        let own = optimizer.state(learned)?.tensors;
         let named = |(name, state): (&String, &Tensor)| -> Named {
             (name.clone(), state.dtype().to_string(), state.shape().to_vec())
         };
@@ -89,28 +98,28 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                 gathered.states.push((name, whole));
             }
         }
-        self.in_order_of_optimizer(&mut gathered, &ids, &own);
+        sort_as_optimizer(&mut gathered, &ids, optimizer, &own);
         Ok(gathered)
     }
+}
 
-    /// Puts states in the order in which an optimizer of the whole model shows them: by parameter,
-    /// as these were made, and of each as this stage's own.
-    fn in_order_of_optimizer(
-        &mut self,
-        gathered: &mut Gathered,
-        ids: &BTreeMap<String, lowtide_autograd::LeafId>,
-        own: &BTreeMap<String, Tensor>,
-    ) {
-        let mut kinds = Vec::new();
-        self.optimizer.visit_state(&mut |state| {
-            let name = own.iter().find(|(_, tensor)| tensor.shares_storage(state));
-            let kind = name.and_then(|(name, _)| Some(name.rsplit_once('.')?.1.to_owned()));
-            kinds.extend(kind.filter(|kind| !kinds.contains(kind)));
-        });
-        gathered.states.sort_by_key(|(name, _)| {
-            let (parameter, kind) = name.rsplit_once('.').unwrap_or(("", name));
-            let place = kinds.iter().position(|of_own| of_own == kind);
-            (ids.get(parameter).copied(), place)
-        });
-    }
+/// Puts states in the order in which an optimizer of the whole model shows them: by parameter, as
+/// these were made, and for each as this stage's own.
+fn sort_as_optimizer(
+    gathered: &mut Gathered,
+    ids: &BTreeMap<String, LeafId>,
+    optimizer: &mut dyn Stateful,
+    own: &BTreeMap<String, Tensor>,
+) {
+    let mut kinds = Vec::new();
+    optimizer.visit_state(&mut |state| {
+        let name = own.iter().find(|(_, tensor)| tensor.shares_storage(state));
+        let kind = name.and_then(|(name, _)| Some(name.rsplit_once('.')?.1.to_owned()));
+        kinds.extend(kind.filter(|kind| !kinds.contains(kind)));
+    });
+    gathered.states.sort_by_key(|(name, _)| {
+        let (parameter, kind) = name.rsplit_once('.').unwrap_or(("", name));
+        let place = kinds.iter().position(|of_own| of_own == kind);
+        (ids.get(parameter).copied(), place)
+    });
 }

@@ -1,13 +1,13 @@
-//! When which stage of a pipeline works on what.
+//! The schedule of a pipeline: the time at which each stage works on each micro-batch.
 
-/// What a stage does with a micro-batch.
+/// Work of a stage on a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Forward(usize),
     Backward(usize),
 }
 
-/// The order in which a stage works, as [`Course`](super::Course) has it.
+/// The order in which a stage works, as the course of a batch has it.
 fn order(index: usize, stage_count: usize, count: usize) -> Vec<Work> {
     let ahead = count.min(stage_count - 1 - index);
     let mut order: Vec<Work> = (0..ahead).map(Work::Forward).collect();
@@ -23,7 +23,7 @@ fn order(index: usize, stage_count: usize, count: usize) -> Vec<Work> {
 pub fn seconds_of(stages: &[[f64; 2]], count: usize) -> f64 {
     let orders: Vec<Vec<Work>> =
         (0..stages.len()).map(|index| order(index, stages.len(), count)).collect();
-    // When each stage has done what it has, and what is next.
+    // The time at which each stage is done so far, and the index of its next work.
     let (mut free, mut next) = (vec![0.0_f64; stages.len()], vec![0; stages.len()]);
     let mut forwards = vec![vec![None; count]; stages.len()];
     let mut backwards = forwards.clone();

@@ -1,17 +1,17 @@
-//! Taking an update back that a step wrote before its end.
+//! Undoing an update that a step wrote before its end.
 
 use lowtide_allocator::Category;
-use lowtide_autograd::{BufferUpdates, Turn};
+use lowtide_autograd::BufferUpdates;
 use lowtide_nn::optim::{OneModel, OptimizerState, Stateful};
 use lowtide_nn::{NnResult, Parameters};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::Result;
 
-/// What the update of one model is about to write, as it is now.
+/// Copies of everything that the update of one model is about to write.
 pub(crate) struct Undo {
     model: String,
-    /// Each tensor with a copy.
+    /// Each tensor with its copy.
     copies: Vec<(Tensor, Tensor)>,
     optimizer: OptimizerState,
 }
@@ -24,7 +24,7 @@ impl Undo {
     /// `OutOfMemory`.
     pub(crate) fn new(
         device: &Device,
-        turn: &Turn,
+        model: &str,
         parameters: &mut dyn Parameters,
         optimizer: &mut dyn Stateful,
         updates: &BufferUpdates,
@@ -36,22 +36,22 @@ impl Undo {
                 tensors.push(buffer.value().clone());
             }
         });
-        let mut model = OneModel { parameters, model: turn.model() };
-        model.visit(&mut |_, parameter| tensors.push(parameter.value().clone()));
+        let mut own = OneModel { parameters, model };
+        own.visit(&mut |_, parameter| tensors.push(parameter.value().clone()));
         optimizer.visit_state(&mut |tensor| tensors.push(tensor.clone()));
-        let state = optimizer.state(&mut model)?;
+        let state = optimizer.state(&mut own)?;
         let copies = tensors.into_iter().map(|tensor| {
             let copy = tensor.copied()?;
             Ok((tensor, copy))
         });
         let copies = copies.collect::<Result<_>>()?;
-        Ok(Undo { model: turn.model().to_owned(), copies, optimizer: state })
+        Ok(Undo { model: model.to_owned(), copies, optimizer: state })
     }
 
     /// Puts everything back; allocates nothing.
     ///
     /// # Errors
-    /// What the device says of a copy: some tensors are then as before and some are not.
+    /// Those of the device: some tensors are then as before and some are not.
     pub(crate) fn undo(
         self,
         parameters: &mut dyn Parameters,
@@ -64,7 +64,7 @@ impl Undo {
         optimizer.set_state(&mut model, self.optimizer)
     }
 
-    /// The model that it is of.
+    /// The model whose update is undone.
     pub(crate) fn model(&self) -> &str {
         &self.model
     }
