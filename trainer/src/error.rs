@@ -15,7 +15,7 @@ use lowtide_ranks::RanksError;
 use lowtide_tensor::TensorError;
 use thiserror::Error;
 
-use crate::knobs::Knobs;
+use crate::plan::knobs::Knobs;
 use crate::step::not_finite::NotFinite;
 
 /// An error of a training run.

@@ -1,41 +1,17 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
-mod admission;
-mod calibration;
-mod checkpoint;
-mod checkpoint_folder;
 mod error;
-mod evaluation;
-mod fit;
+mod files;
 mod json;
-mod knobs;
-mod learned;
-mod metrics;
-mod new_file;
-mod observer;
-pub mod observers;
 mod options;
-mod outline;
-mod page_lock;
 mod parallel;
 mod plan;
 mod precision;
 pub mod prelude;
-#[cfg(feature = "progress")]
-mod progress;
-mod proofs;
-mod recovery;
-mod rehearsal;
-mod reserve;
-mod score;
-mod search;
-mod state_hash;
+mod run;
 mod step;
 mod task;
-mod trainer;
-mod upcoming;
-mod waiting;
 
 // What a training is made of, for programs that depend on this crate alone.
 pub use lowtide_allocator as allocator;
@@ -46,48 +22,45 @@ pub use lowtide_nn as nn;
 pub use lowtide_ranks as ranks;
 pub use lowtide_tensor as tensor;
 
-pub use calibration::measure_rates;
-pub use checkpoint::{Snapshot, saved_recipe};
-pub use checkpoint_folder::{CheckpointFolder, checkpoints_in};
 pub use error::{DoesNotFit, Remedy, Result, TrainError};
-pub use evaluation::evaluate;
-pub use knobs::Knobs;
-pub use learned::Learned;
-pub use metrics::Metrics;
-pub use observer::{
-    EvaluationReport, Flow, Observer, Recovery, Retry, RunStart, StepReport, Training,
-};
+pub use files::checkpoint::{Snapshot, saved_recipe};
+pub use files::checkpoint_folder::{CheckpointFolder, checkpoints_in};
+pub use files::trained_state::Learned;
 pub use options::{MicroBatches, NonFinite, Options};
-pub use outline::{Every, Fit};
-pub use page_lock::lock_pages;
 pub use parallel::parallelism::Zero;
 pub use plan::Plan;
+pub use plan::calibration::measure_rates;
+pub use plan::knobs::Knobs;
+pub use plan::rehearsal::{Forecast, RehearsedEvent};
+pub use plan::run_shape::{Every, Fit};
 pub use precision::Precision;
+pub use run::evaluation::evaluate;
+pub use run::metrics::Metrics;
+pub use run::observer::{
+    EvaluationReport, Flow, Observer, Recovery, Retry, RunStart, StepReport, Training,
+};
+pub use run::observers;
+pub use run::page_lock::lock_pages;
 #[cfg(feature = "progress")]
-pub use progress::Progress;
-pub use rehearsal::{Forecast, RehearsedEvent};
-pub use score::{Metric, Ratio, Score};
+pub use run::progress::Progress;
+pub use run::score::{Metric, Ratio, Score};
+pub use run::trainer::{Position, Trainer};
 pub use step::not_finite::{NotFinite, NotFiniteWhat};
 pub use task::{
     Classification, CloneTask, Distillation, DistillationOptions, FnTask, LanguageModel, Outputs,
     Preference, Regression, Segmentation, Task, TokenModel, Translation, field, upload, upload_as,
     values,
 };
-pub use trainer::{Position, Trainer};
 
 // Parts that the command is made of as well. They may change in any version.
 #[doc(hidden)]
-pub use checkpoint::{partial_folder, remove_folder};
+pub use files::checkpoint::{partial_folder, remove_folder};
+#[doc(hidden)]
+pub use files::new_file::{NewFile, sync_path};
+#[doc(hidden)]
+pub use files::reserve::Reserve;
 #[doc(hidden)]
 pub use json::{categories_json, ledger_json, modules_json};
-#[doc(hidden)]
-pub use metrics::{
-    EvaluationLine, METRICS_HELP, StepLine, metric_values, partial_of, recovery_name,
-};
-#[doc(hidden)]
-pub use new_file::{NewFile, sync_path};
-#[doc(hidden)]
-pub use outline::Examples;
 #[doc(hidden)]
 pub use parallel::parts::is_undividable;
 #[doc(hidden)]
@@ -95,8 +68,12 @@ pub use parallel::stages::schedule::seconds_of;
 #[doc(hidden)]
 pub use parallel::vote::agree;
 #[doc(hidden)]
-pub use reserve::Reserve;
+pub use plan::run_shape::Examples;
 #[doc(hidden)]
-pub use search::Forecasts;
+pub use plan::search::Forecasts;
+#[doc(hidden)]
+pub use run::metrics::{
+    EvaluationLine, METRICS_HELP, StepLine, metric_values, partial_of, recovery_name,
+};
 #[doc(hidden)]
 pub use task::check_beta;

@@ -17,14 +17,14 @@ use lowtide_ranks::{Collectives, Rank};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::Result;
-use crate::evaluation::{Evaluation, score_parts};
-use crate::knobs::{EVERY_BLOCK, Knobs};
-use crate::learned::Learned;
+use crate::files::trained_state::Learned;
 use crate::options::Options;
 use crate::parallel::alone::Alone;
 use crate::parallel::vote::agree;
 use crate::plan::Plan;
-use crate::score::Score;
+use crate::plan::knobs::{EVERY_BLOCK, Knobs};
+use crate::run::evaluation::{Evaluation, score_parts};
+use crate::run::score::Score;
 use crate::step::compute::{Computation, Computed};
 use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;

@@ -4,10 +4,10 @@ use lowtide_data::BatchView;
 use lowtide_ranks::{Collectives, Rank, RanksError};
 
 use crate::error::{Result, TrainError};
-use crate::evaluation::{Evaluation, score_parts};
 use crate::parallel::division::EvaluationDivision;
 use crate::parallel::vote::{agree, agree_in_calls, is_of_another};
-use crate::score::{Score, decoded, encoded};
+use crate::run::evaluation::{Evaluation, score_parts};
+use crate::run::score::{Score, decoded, encoded};
 use crate::task::Task;
 
 /// Evaluations in which each rank scores a share of the batches. Scores are added up in the order

@@ -15,8 +15,7 @@ use lowtide_ranks::{Collectives, Rank};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
-use crate::knobs::Knobs;
-use crate::learned::Learned;
+use crate::files::trained_state::Learned;
 use crate::options::Options;
 use crate::parallel::division::{
     Division, EvaluationDivision, GatherRole, Gathered, Observed, PlanDivision, PlanFreedom,
@@ -30,6 +29,7 @@ use crate::parallel::reduce::{sent_to_others, sum_numbers};
 use crate::parallel::vote::{agree_in_calls, mirrored};
 use crate::parallel::whole::{host, name_tensors};
 use crate::plan::Plan;
+use crate::plan::knobs::Knobs;
 use crate::step::compute::{Computation, Computed};
 use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;

@@ -15,7 +15,6 @@ use lowtide_ranks::Collectives;
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::Result;
-use crate::knobs::Knobs;
 use crate::parallel::division::{
     Division, EvaluationDivision, PlanDivision, PlanFreedom, StateDivision, StepDivision,
 };
@@ -28,6 +27,7 @@ use crate::parallel::reduce::{Reduced, all_reduce, sent_to_others, sum_counts, s
 use crate::parallel::vote::{agree_in_calls, in_pass, mirrored};
 use crate::parallel::whole::trained_bytes;
 use crate::plan::Plan;
+use crate::plan::knobs::Knobs;
 use crate::step::compute::{Computation, Computed};
 use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;

@@ -3,10 +3,10 @@
 use lowtide_ranks::Collectives;
 
 use crate::error::Result;
-use crate::knobs::Knobs;
 use crate::parallel::division::Wanted;
 use crate::parallel::vote::agree;
 use crate::plan::Plan;
+use crate::plan::knobs::Knobs;
 
 /// Knobs that need no more memory than those of any rank: where gradients are summed as they come,
 /// or parameters put together as they are used, all ranks do so in the same order.

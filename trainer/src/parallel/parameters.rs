@@ -14,7 +14,6 @@ use lowtide_ranks::Collectives;
 use lowtide_tensor::Device;
 
 use crate::error::Result;
-use crate::knobs::Knobs;
 use crate::options::Options;
 use crate::parallel::division::{
     Division, EvaluationDivision, Observed, PlanDivision, PlanFreedom, StateDivision, StepDivision,
@@ -30,6 +29,7 @@ use crate::parallel::reduce::{
 use crate::parallel::vote::{agree_in_calls, mirrored};
 use crate::parallel::whole::{name_tensors, trained_bytes};
 use crate::plan::Plan;
+use crate::plan::knobs::Knobs;
 use crate::step::compute::{CastLife, Computation, Computed};
 use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;

@@ -12,7 +12,7 @@ use lowtide_ranks::{Collectives, Rank};
 use lowtide_tensor::{Device, Tensor, TensorError};
 
 use crate::error::{Result, TrainError};
-use crate::learned::Learned;
+use crate::files::trained_state::Learned;
 use crate::parallel::division::{GatherRole, Gathered, PlanFreedom, StateDivision};
 use crate::parallel::whole::host;
 

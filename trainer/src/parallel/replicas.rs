@@ -10,7 +10,6 @@ use lowtide_nn::optim::Stateful;
 use lowtide_ranks::Collectives;
 
 use crate::error::Result;
-use crate::knobs::Knobs;
 use crate::parallel::division::{
     Division, EvaluationDivision, PlanDivision, PlanFreedom, StepDivision,
 };
@@ -19,6 +18,7 @@ use crate::parallel::reduce::{Reduced, all_reduce, check_tree, sent_to_others, s
 use crate::parallel::vote::{agree, mirrored};
 use crate::parallel::whole::trained_bytes;
 use crate::plan::Plan;
+use crate::plan::knobs::Knobs;
 use crate::step::compute::{Computation, Computed};
 use crate::step::summation::Summation;
 use crate::task::Task;

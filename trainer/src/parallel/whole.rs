@@ -8,7 +8,7 @@ use lowtide_nn::Parameters;
 use lowtide_tensor::{CpuOptions, Device, Tensor, TensorResult};
 
 use crate::error::Result;
-use crate::learned::Learned;
+use crate::files::trained_state::Learned;
 
 /// A device with the memory of the host, for whole tensors.
 ///

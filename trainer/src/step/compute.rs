@@ -7,8 +7,8 @@ use lowtide_autograd::{Attempt, AutogradError, BufferUpdates, Coupling, Gradient
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, Tensor};
 
-use crate::admission::is_packed;
 use crate::error::Result;
+use crate::plan::packed_lengths::is_packed;
 use crate::step::context::{StepContext, micro_batches};
 use crate::step::hooks::StepHooks;
 use crate::step::pass::{PassOptions, joined};

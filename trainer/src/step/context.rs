@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use lowtide_data::BatchView;
 
-use crate::knobs::Knobs;
+use crate::plan::knobs::Knobs;
 
 /// Facts of a step that all of its turns share.
 pub(crate) struct StepContext<'a> {

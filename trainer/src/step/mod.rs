@@ -32,9 +32,9 @@ use lowtide_nn::{NnError, commit_buffers};
 use lowtide_tensor::{Device, RandomKey, Tensor};
 
 use crate::error::{Result, TrainError};
-use crate::knobs::{Knobs, reset_policies, set_policies};
 use crate::options::{NonFinite, Options};
 use crate::parallel::division::Division;
+use crate::plan::knobs::{Knobs, reset_policies, set_policies};
 use crate::step::compute::{CastLife, Computation, Computed};
 use crate::step::context::StepContext;
 use crate::step::gradient_check::{GradientCheck, StepNumbers};

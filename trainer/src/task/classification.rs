@@ -7,7 +7,7 @@ use lowtide_nn::{Logits, Loss, Module, Parameters, cross_entropy};
 use lowtide_tensor::{DType, Device, SortOrder, Tensor};
 
 use crate::error::{Result, TrainError};
-use crate::score::{Metric, Score};
+use crate::run::score::{Metric, Score};
 use crate::task::{
     Outputs, Task, field, float_type, labels_that_count, right_ones, sum_of, upload, upload_as,
     values, values_of,

@@ -8,7 +8,7 @@ use lowtide_nn::{Loss, Parameters};
 use lowtide_tensor::Device;
 
 use crate::error::Result;
-use crate::score::Score;
+use crate::run::score::Score;
 use crate::task::{Task, sum_of};
 
 type LossOf<M> = dyn Fn(&M, &Pass, &Device, &BatchView<'_>) -> Result<Loss>;

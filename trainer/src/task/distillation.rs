@@ -8,7 +8,7 @@ use lowtide_nn::{Buffer, Linear, Loss, Parameter, Parameters};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
-use crate::score::Score;
+use crate::run::score::Score;
 use crate::task::{Outputs, Task};
 
 /// How a student learns of a teacher.

@@ -8,7 +8,7 @@ use lowtide_pretrained::Decoder;
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
-use crate::score::{Metric, Score};
+use crate::run::score::{Metric, Score};
 use crate::task::{Outputs, Task, field, labels_that_count, sum_of, upload, values};
 
 /// Tokens to the tokens that follow, by cross-entropy: the field `tokens` `[B, T + 1]` of i64. The

@@ -28,7 +28,7 @@ pub use segmentation::Segmentation;
 pub use translation::Translation;
 
 use crate::error::{Result, TrainError};
-use crate::score::Score;
+use crate::run::score::Score;
 
 /// A model together with what it should learn. Clones share their parameters.
 ///

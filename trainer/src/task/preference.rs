@@ -10,7 +10,7 @@ use lowtide_nn::{
 use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::error::{Result, TrainError};
-use crate::score::{Metric, Score};
+use crate::run::score::{Metric, Score};
 use crate::task::{Task, TokenModel, field, sum_of, upload, values_of};
 
 /// Answers that were chosen over others, by direct preference optimisation (Rafailov et al.,

@@ -6,7 +6,7 @@ use lowtide_nn::{Loss, Module, Parameters, mse};
 use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::error::Result;
-use crate::score::{Metric, Score};
+use crate::run::score::{Metric, Score};
 use crate::task::{Task, field, float_type, sum_of, upload_as, values_of};
 
 /// Inputs to numbers by the mean of squared differences: fields `inputs` `[B, ..]` and `targets`

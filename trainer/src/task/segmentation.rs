@@ -6,7 +6,7 @@ use lowtide_nn::{Loss, Module, Parameters, cross_entropy};
 use lowtide_tensor::{DType, Device};
 
 use crate::error::Result;
-use crate::score::{Metric, Ratio, Score};
+use crate::run::score::{Metric, Ratio, Score};
 use crate::task::{
     Task, field, float_type, labels_that_count, sum_of, upload, upload_as, values, values_of,
 };

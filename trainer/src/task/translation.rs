@@ -7,7 +7,7 @@ use lowtide_nn::{CrossEntropyOptions, Loss, Parameters, cross_entropy_with};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::Result;
-use crate::score::{Metric, Score};
+use crate::run::score::{Metric, Score};
 use crate::task::{Task, field, right_ones, sum_of, upload, values};
 
 /// Sequences to sequences by cross-entropy: fields `source` `[B, S]` and `target` `[B, T + 1]` of

@@ -9,7 +9,7 @@ use lowtide_ranks::{Collectives, RanksError};
 use lowtide_tensor::{DType, Tensor};
 
 use crate::error::Result;
-use crate::learned::Learned;
+use crate::files::trained_state::Learned;
 use crate::parallel::division::{GatherRole, Gathered, StateDivision};
 use crate::parallel::stages::pipeline::Pipeline;
 use crate::parallel::whole::host;

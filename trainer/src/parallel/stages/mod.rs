@@ -25,7 +25,6 @@ use lowtide_ranks::Collectives;
 use lowtide_tensor::Device;
 
 use crate::error::{Result, TrainError};
-use crate::knobs::{EVERY_BLOCK, Knobs};
 use crate::options::Options;
 use crate::parallel::alone::Alone;
 use crate::parallel::division::{
@@ -42,6 +41,7 @@ use crate::parallel::stages::scoring::InStages;
 use crate::parallel::vote::{agree, mirrored};
 use crate::parallel::whole::name_tensors;
 use crate::plan::Plan;
+use crate::plan::knobs::{EVERY_BLOCK, Knobs};
 use crate::step::compute::{Computation, Computed};
 use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;

@@ -12,9 +12,9 @@ use lowtide_ranks::Rank;
 use lowtide_tensor::{DType, Device, RandomKey, Shape};
 
 use crate::error::Result;
-use crate::knobs::{EVERY_BLOCK, block_count};
 use crate::parallel::stages::cut::simulated;
 use crate::plan::Plan;
+use crate::plan::knobs::{EVERY_BLOCK, block_count};
 use crate::precision::Precision;
 use crate::step::pass::{PassOptions, joined};
 use crate::step::turn::ModelTurn;

@@ -7,12 +7,12 @@ use lowtide_ranks::{Collectives, RanksError};
 use lowtide_tensor::Device;
 
 use crate::error::Result;
-use crate::evaluation::Evaluation;
 use crate::parallel::division::EvaluationDivision;
 use crate::parallel::evaluate::evaluate_together;
 use crate::parallel::stages::lane::Lane;
 use crate::parallel::stages::pipeline::Pipeline;
-use crate::score::{Score, decoded, encoded};
+use crate::run::evaluation::Evaluation;
+use crate::run::score::{Score, decoded, encoded};
 use crate::step::context::micro_batches;
 use crate::task::Task;
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Result, TrainError};
-use crate::observer::{EvaluationReport, Flow, Observer, RunStart, StepReport, Training};
+use crate::run::observer::{EvaluationReport, Flow, Observer, RunStart, StepReport, Training};
 
 /// What is written is on its way to the disk so often at least.
 const FLUSH_EVERY: Duration = Duration::from_secs(5);

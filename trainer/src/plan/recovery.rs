@@ -7,14 +7,14 @@ use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
 
 use crate::error::{DoesNotFit, Result, TrainError};
-use crate::knobs::Knobs;
-use crate::observer::{Recovery, Retry};
 use crate::options::MicroBatches;
-use crate::rehearsal::PlannedEvent;
-use crate::search::Search;
+use crate::plan::knobs::Knobs;
+use crate::plan::rehearsal::PlannedEvent;
+use crate::plan::search::Search;
+use crate::run::observer::{Recovery, Retry};
+use crate::run::trainer::Trainer;
+use crate::run::waiting::Waiting;
 use crate::task::Task;
-use crate::trainer::Trainer;
-use crate::waiting::Waiting;
 
 /// How often the same knobs are tried again in a row, as long as a rehearsal says that they fit.
 const SAME_PLAN_MAX: usize = 3;

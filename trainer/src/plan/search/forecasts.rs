@@ -7,8 +7,8 @@ use std::rc::Rc;
 use lowtide_nn::optim::Stateful;
 
 use crate::error::Result;
-use crate::knobs::Knobs;
-use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
+use crate::plan::knobs::Knobs;
+use crate::plan::rehearsal::{Forecast, PlannedEvent, RunInputs};
 use crate::task::Task;
 
 /// What rehearsals of one training have shown. A forecast does not depend on the budget, so that

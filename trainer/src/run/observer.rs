@@ -6,11 +6,11 @@ use lowtide_nn::Parameters;
 use lowtide_nn::optim::Stateful;
 use lowtide_tensor::Device;
 
-use crate::checkpoint::Snapshot;
 use crate::error::Result;
+use crate::files::checkpoint::Snapshot;
 use crate::plan::Plan;
-use crate::score::Score;
-use crate::trainer::Position;
+use crate::run::score::Score;
+use crate::run::trainer::Position;
 
 /// Whether a run goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

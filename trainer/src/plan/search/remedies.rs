@@ -7,10 +7,10 @@ use lowtide_tensor::{Device, DeviceKind, SimSpec, TensorError};
 
 use super::{Candidate, Search, part_sizes};
 use crate::error::{Remedy, Result, TrainError};
-use crate::knobs::{Knobs, Thrift};
 use crate::options::Options;
+use crate::plan::knobs::{Knobs, Thrift};
+use crate::plan::rehearsal::RunInputs;
 use crate::precision::Precision;
-use crate::rehearsal::RunInputs;
 use crate::task::Task;
 
 /// Of how many plans that need least it is asked what they need with another optimizer.

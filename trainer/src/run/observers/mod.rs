@@ -16,7 +16,7 @@ pub use tensorboard::TensorBoard;
 
 use lowtide_nn::Better;
 
-use crate::observer::EvaluationReport;
+use crate::run::observer::EvaluationReport;
 
 /// A value of an evaluation that is watched: of which set, which metric, and what is better.
 #[derive(Clone, Debug, PartialEq, Eq)]

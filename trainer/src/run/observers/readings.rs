@@ -1,7 +1,7 @@
 //! How fast a run is, and how long its gradients are.
 
 use crate::error::Result;
-use crate::observer::{Flow, Observer, StepReport, Training};
+use crate::run::observer::{Flow, Observer, StepReport, Training};
 
 /// Reads how fast a run is, and how long its gradients are.
 #[derive(Clone, Debug, Default)]

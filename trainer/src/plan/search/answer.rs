@@ -4,9 +4,9 @@ use lowtide_nn::optim::Stateful;
 
 use super::{Candidate, Search, Splitting, part_sizes, preference};
 use crate::error::{DoesNotFit, Result};
-use crate::knobs::Knobs;
 use crate::plan::Plan;
-use crate::rehearsal::{Forecast, PlannedEvent, RunInputs, bytes_ahead_of};
+use crate::plan::knobs::Knobs;
+use crate::plan::rehearsal::{Forecast, PlannedEvent, RunInputs, bytes_ahead_of};
 use crate::step::summation::Summation;
 use crate::task::Task;
 

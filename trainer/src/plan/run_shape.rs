@@ -8,9 +8,9 @@ use lowtide_ranks::Rank;
 use lowtide_tensor::Device;
 
 use crate::error::{Result, TrainError};
-use crate::evaluation::shared_batches;
-use crate::rehearsal::PlannedEvent;
-use crate::upcoming::can_copy_ahead;
+use crate::plan::rehearsal::PlannedEvent;
+use crate::run::evaluation::shared_batches;
+use crate::run::upcoming::can_copy_ahead;
 
 /// What a run is: the data, how long, and what is evaluated when.
 ///

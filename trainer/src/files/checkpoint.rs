@@ -17,11 +17,11 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, TrainError};
-use crate::learned::Learned;
-use crate::new_file::sync_path;
+use crate::files::new_file::sync_path;
+use crate::files::trained_state::Learned;
 use crate::parallel::whole::empty_wholes;
+use crate::run::trainer::Trainer;
 use crate::task::Task;
-use crate::trainer::Trainer;
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";

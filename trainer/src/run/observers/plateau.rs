@@ -4,7 +4,7 @@ use lowtide_nn::Plateau;
 
 use super::Watched;
 use crate::error::Result;
-use crate::observer::{EvaluationReport, Flow, Observer, Training};
+use crate::run::observer::{EvaluationReport, Flow, Observer, Training};
 
 /// Lowers the learning rate when a value stops becoming better, as its [`Plateau`] says. What the
 /// plateau has seen is not in a checkpoint: after a resume it begins anew.

@@ -1,9 +1,9 @@
 //! When checkpoints are written.
 
 use super::{CheckpointEvery, Watched};
-use crate::checkpoint_folder::CheckpointFolder;
 use crate::error::Result;
-use crate::observer::{EvaluationReport, Flow, Observer, RunStart, StepReport, Training};
+use crate::files::checkpoint_folder::CheckpointFolder;
+use crate::run::observer::{EvaluationReport, Flow, Observer, RunStart, StepReport, Training};
 
 /// Writes checkpoints every so often, and the best one.
 pub struct Checkpoints {

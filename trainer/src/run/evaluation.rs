@@ -10,10 +10,10 @@ use lowtide_ranks::Rank;
 use lowtide_tensor::Device;
 
 use crate::error::{Result, TrainError};
-use crate::score::Score;
+use crate::run::score::Score;
+use crate::run::waiting::Waiting;
 use crate::step::context::micro_batches;
 use crate::task::Task;
-use crate::waiting::Waiting;
 
 /// The score of a batch, `micro_batch` samples at a time.
 pub(crate) fn score_parts(

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::error::{Result, TrainError};
 use crate::json::ledger_json;
-use crate::observer::{EvaluationReport, Flow, Observer, Recovery, StepReport, Training};
-use crate::score::Score;
+use crate::run::observer::{EvaluationReport, Flow, Observer, Recovery, StepReport, Training};
+use crate::run::score::Score;
 
 /// What the lines of `metrics.jsonl` say.
 pub const METRICS_HELP: &str = include_str!("metrics.md");

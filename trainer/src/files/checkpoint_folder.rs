@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use lowtide_tensor::DeviceKind;
 
-use crate::checkpoint::Snapshot;
 use crate::error::{Result, TrainError};
-use crate::new_file::NewFile;
-use crate::observer::{RunStart, Training};
-use crate::reserve::Reserve;
+use crate::files::checkpoint::Snapshot;
+use crate::files::new_file::NewFile;
+use crate::files::reserve::Reserve;
+use crate::run::observer::{RunStart, Training};
 
 /// Before the number of steps, in the name of a checkpoint's folder.
 const NAME_MARK: &str = "step-";
@@ -28,7 +28,7 @@ const HEADER_BYTES: usize = 4096;
 
 /// A folder of checkpoints, which are called `step-00000120`. The last few are kept, and the best
 /// one. One that cannot be written is told on standard error, and the run goes on. An observer says
-/// when: [`Checkpoints`](crate::observers::Checkpoints), or one of your own.
+/// when: [`Checkpoints`](crate::run::observers::Checkpoints), or one of your own.
 ///
 /// When a run begins, room is set aside for as many as there have to be at once: the last one, the
 /// best one, and the one that is being written. On a disk that is full it is used, and the older

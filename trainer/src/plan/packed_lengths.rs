@@ -5,12 +5,12 @@ use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
 
 use crate::error::{Result, TrainError};
-use crate::knobs::Knobs;
-use crate::rehearsal::PlannedEvent;
-use crate::search::Search;
+use crate::plan::knobs::Knobs;
+use crate::plan::rehearsal::PlannedEvent;
+use crate::plan::search::Search;
+use crate::run::trainer::Trainer;
 use crate::step::context::micro_batches;
 use crate::task::Task;
-use crate::trainer::Trainer;
 
 /// The longest parts of a batch that were rehearsed and fit.
 #[derive(Debug, Default)]

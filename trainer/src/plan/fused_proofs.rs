@@ -4,8 +4,8 @@ use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
 
 use crate::error::Result;
-use crate::knobs::Knobs;
-use crate::rehearsal::{PlannedEvent, RunInputs};
+use crate::plan::knobs::Knobs;
+use crate::plan::rehearsal::{PlannedEvent, RunInputs};
 use crate::task::Task;
 
 /// The state in which a step was rehearsed: blocks that were live, knobs, and shapes of the batch.

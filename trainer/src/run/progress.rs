@@ -7,7 +7,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lowtide_allocator::Bytes;
 
 use crate::error::Result;
-use crate::observer::{EvaluationReport, Flow, Observer, Recovery, RunStart, StepReport, Training};
+use crate::run::observer::{
+    EvaluationReport, Flow, Observer, Recovery, RunStart, StepReport, Training,
+};
 
 /// Shows progress on standard error.
 pub struct Progress {

@@ -8,17 +8,17 @@ use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Assumption, Device, RandomKey, TensorError};
 use serde::{Deserialize, Serialize};
 
-use crate::admission::is_packed;
 use crate::error::{Result, TrainError};
-use crate::evaluation::with_averages;
-use crate::knobs::Knobs;
 use crate::options::Options;
 use crate::parallel::division::{Division, Observed};
+use crate::plan::knobs::Knobs;
+use crate::plan::packed_lengths::is_packed;
+use crate::run::evaluation::with_averages;
+use crate::run::upcoming::bytes_ahead;
 use crate::step::Step;
 use crate::step::hooks::StepHooks;
 use crate::step::summation::Summation;
 use crate::task::Task;
-use crate::upcoming::bytes_ahead;
 
 /// What is to be rehearsed, in the order in which a run does it.
 #[derive(Clone, Copy)]

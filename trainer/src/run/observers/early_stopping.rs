@@ -2,7 +2,7 @@
 
 use super::Watched;
 use crate::error::Result;
-use crate::observer::{EvaluationReport, Flow, Observer, Training};
+use crate::run::observer::{EvaluationReport, Flow, Observer, Training};
 
 /// Ends a run when a value has not become better for several evaluations.
 #[derive(Clone, Debug)]

@@ -15,13 +15,10 @@ use lowtide_nn::{NnError, Parameters};
 use lowtide_ranks::Collectives;
 use lowtide_tensor::{Device, DeviceKind, RandomKey, Tensor, TensorError};
 
-use crate::admission::Admitted;
 use crate::error::{Result, TrainError};
-use crate::knobs::Knobs;
-use crate::learned::Learned;
-use crate::observer::{Flow, Observer, StepReport};
+use crate::files::state_hash::StateHasher;
+use crate::files::trained_state::Learned;
 use crate::options::{MicroBatches, NonFinite, Options};
-use crate::outline::{Examples, Fit, PlannedFor};
 use crate::parallel::division::{GatherRole, Gathered, Wanted};
 use crate::parallel::meeting::{Word, say};
 use crate::parallel::parallelism::Zero;
@@ -29,17 +26,20 @@ use crate::parallel::vote::is_of_another;
 use crate::parallel::whole::name_tensors;
 use crate::parallel::{Chosen, Groups};
 use crate::plan::Plan;
-use crate::proofs::Proofs;
-use crate::recovery::Growth;
-use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
-use crate::search::{Forecasts, Search, Splitting};
-use crate::state_hash::StateHasher;
+use crate::plan::fused_proofs::Proofs;
+use crate::plan::knobs::Knobs;
+use crate::plan::packed_lengths::Admitted;
+use crate::plan::recovery::Growth;
+use crate::plan::rehearsal::{Forecast, PlannedEvent, RunInputs};
+use crate::plan::run_shape::{Examples, Fit, PlannedFor};
+use crate::plan::search::{Forecasts, Search, Splitting};
+use crate::run::observer::{Flow, Observer, StepReport};
+use crate::run::upcoming::{Upcoming, can_copy_ahead};
 use crate::step::hooks::StepHooks;
 use crate::step::not_finite::{NotFinite, NotFiniteWhat};
 use crate::step::pass::PassOptions;
 use crate::step::{Step, StepOutcome};
 use crate::task::Task;
-use crate::upcoming::{Upcoming, can_copy_ahead};
 
 /// Trains a task with an optimizer on a device, one transaction per logical batch.
 pub struct Trainer<T, O> {

@@ -14,9 +14,9 @@ use lowtide_nn::optim::Stateful;
 pub use forecasts::Forecasts;
 
 use crate::error::{DoesNotFit, Remedy, Result, TrainError};
-use crate::knobs::{Knobs, Thrift, block_count};
 use crate::plan::Plan;
-use crate::rehearsal::{Forecast, PlannedEvent, RunInputs};
+use crate::plan::knobs::{Knobs, Thrift, block_count};
+use crate::plan::rehearsal::{Forecast, PlannedEvent, RunInputs};
 use crate::step::fused::looks_first;
 use crate::step::summation::Summation;
 use crate::task::Task;

@@ -1,11 +1,20 @@
-//! How a training will run.
+//! The plan of a training: its knobs, and the peak that a rehearsal showed.
+
+pub(crate) mod calibration;
+pub(crate) mod fused_proofs;
+pub(crate) mod knobs;
+pub(crate) mod packed_lengths;
+pub(crate) mod recovery;
+pub(crate) mod rehearsal;
+pub(crate) mod run_shape;
+pub(crate) mod search;
 
 use std::fmt;
 
 use lowtide_allocator::Bytes;
 
-use crate::knobs::Knobs;
-use crate::rehearsal::Forecast;
+use crate::plan::knobs::Knobs;
+use crate::plan::rehearsal::Forecast;
 
 /// How a training will run.
 #[derive(Clone, Debug, PartialEq)]

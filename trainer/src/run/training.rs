@@ -8,18 +8,18 @@ use lowtide_nn::Parameters;
 use lowtide_nn::optim::Stateful;
 use lowtide_tensor::{Device, TensorError};
 
-use crate::checkpoint::Snapshot;
 use crate::error::{Result, TrainError};
-use crate::evaluation::{Evaluation, with_averages};
-use crate::learned::Learned;
-use crate::observer::{EvaluationReport, Flow, Observer, RunStart, Training};
-use crate::outline::{Every, Examples, Fit, Length, PlannedFor};
+use crate::files::checkpoint::Snapshot;
+use crate::files::trained_state::Learned;
 use crate::plan::Plan;
-use crate::score::Score;
+use crate::plan::run_shape::{Every, Examples, Fit, Length, PlannedFor};
+use crate::run::evaluation::{Evaluation, with_averages};
+use crate::run::observer::{EvaluationReport, Flow, Observer, RunStart, Training};
+use crate::run::score::Score;
+use crate::run::trainer::{Position, Trainer};
+use crate::run::upcoming::Upcoming;
+use crate::run::waiting::Waiting;
 use crate::task::Task;
-use crate::trainer::{Position, Trainer};
-use crate::upcoming::Upcoming;
-use crate::waiting::Waiting;
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Trains for `epochs` epochs of `train` from where the training is, evaluating `test` after
