@@ -23,42 +23,50 @@ pub use lowtide_ranks as ranks;
 pub use lowtide_tensor as tensor;
 
 pub use error::{DoesNotFit, Remedy, Result, TrainError};
-pub use files::checkpoint::{Snapshot, saved_recipe};
 pub use files::checkpoint_folder::{CheckpointFolder, checkpoints_in};
+pub use files::snapshot::{Snapshot, saved_recipe};
 pub use files::trained_state::Learned;
 pub use options::{MicroBatches, NonFinite, Options};
 pub use parallel::parallelism::Zero;
 pub use plan::Plan;
 pub use plan::calibration::measure_rates;
+pub use plan::forecast::{Forecast, RehearsedEvent};
 pub use plan::knobs::Knobs;
-pub use plan::rehearsal::{Forecast, RehearsedEvent};
-pub use plan::run_shape::{Every, Fit};
+pub use plan::planner::PlanOptions;
+pub use plan::search::forecasts::Forecasts;
 pub use precision::Precision;
 pub use run::evaluation::evaluate;
+pub use run::fit::{Every, Fit};
 pub use run::metrics::Metrics;
 pub use run::observer::{
-    EvaluationReport, Flow, Observer, Recovery, Retry, RunStart, StepReport, Training,
+    EvaluationReport, Flow, Observer, Position, Recovery, Retry, RunStart, StepReport, Training,
 };
 pub use run::observers;
 pub use run::page_lock::lock_pages;
 #[cfg(feature = "progress")]
 pub use run::progress::Progress;
 pub use run::score::{Metric, Ratio, Score};
-pub use run::trainer::{Position, Trainer};
+pub use run::trainer::Trainer;
 pub use step::not_finite::{NotFinite, NotFiniteWhat};
-pub use task::{
-    Classification, CloneTask, Distillation, DistillationOptions, FnTask, LanguageModel, Outputs,
-    Preference, Regression, Segmentation, Task, TokenModel, Translation, field, upload, upload_as,
-    values,
-};
+pub use task::classification::Classification;
+pub use task::closures::FnTask;
+pub use task::contract::{CloneTask, Task};
+pub use task::distillation::{Distillation, DistillationOptions};
+pub use task::fields::{field, upload, upload_as, values};
+pub use task::language::{LanguageModel, TokenModel};
+pub use task::outputs::Outputs;
+pub use task::preference::Preference;
+pub use task::regression::Regression;
+pub use task::segmentation::Segmentation;
+pub use task::translation::Translation;
 
 // Parts that the command is made of as well. They may change in any version.
-#[doc(hidden)]
-pub use files::checkpoint::{partial_folder, remove_folder};
 #[doc(hidden)]
 pub use files::new_file::{NewFile, sync_path};
 #[doc(hidden)]
 pub use files::reserve::Reserve;
+#[doc(hidden)]
+pub use files::snapshot::{partial_folder, remove_folder};
 #[doc(hidden)]
 pub use json::{categories_json, ledger_json, modules_json};
 #[doc(hidden)]
@@ -70,10 +78,8 @@ pub use parallel::vote::agree;
 #[doc(hidden)]
 pub use plan::run_shape::Examples;
 #[doc(hidden)]
-pub use plan::search::Forecasts;
-#[doc(hidden)]
 pub use run::metrics::{
     EvaluationLine, METRICS_HELP, StepLine, metric_values, partial_of, recovery_name,
 };
 #[doc(hidden)]
-pub use task::check_beta;
+pub use task::preference::check_beta;

@@ -1,149 +1,23 @@
-//! A training on disk: everything that its next step depends on.
-//!
-//! A checkpoint is a folder: `model.safetensors` and `optimizer.safetensors` under PyTorch's names,
-//! and `checkpoint.json` with the numbers, and with the length and the XXH3 of the other two.
+//! Saving a training, going back to one that was saved, and comparing two by their hashes.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use lowtide_amp::{LossScaler, LossScalerState};
-use lowtide_data::LoaderState;
-use lowtide_nn::optim::Stateful;
+use lowtide_amp::LossScaler;
+use lowtide_autograd::LeafId;
+use lowtide_nn::optim::{OptimizerState, Stateful};
 use lowtide_nn::{Parameters, from_safetensors, to_safetensors};
-use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64;
+use lowtide_tensor::Tensor;
 
 use crate::error::{Result, TrainError};
-use crate::files::new_file::sync_path;
+use crate::files::snapshot::{Content, MODEL, OPTIMIZER, Saved, Snapshot};
+use crate::files::state_hash::StateHasher;
 use crate::files::trained_state::Learned;
+use crate::parallel::division::{GatherRole, Gathered};
+use crate::parallel::meeting::{Word, say};
 use crate::parallel::whole::empty_wholes;
 use crate::run::trainer::Trainer;
-use crate::task::Task;
-
-const MODEL: &str = "model.safetensors";
-const OPTIMIZER: &str = "optimizer.safetensors";
-const HEADER: &str = "checkpoint.json";
-
-/// In errors, the folder of files that are on no disk.
-const IN_MEMORY: &str = "(in memory)";
-
-/// What `checkpoint.json` says.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Header {
-    /// XXH3 of `content` as it stands, in 16 hexadecimal digits.
-    checksum: String,
-    content: Content,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Content {
-    format: String,
-    version: u32,
-    seed: u64,
-    step: u64,
-    epoch: u64,
-    in_epoch: Option<LoaderState>,
-    scaler: Option<LossScalerState>,
-    skipped_in_a_row: u64,
-    retried_steps: u64,
-    /// What was trained, for programs that know recipes; it has no say in what is loaded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    recipe: Option<String>,
-    files: BTreeMap<String, Fingerprint>,
-}
-
-/// A training at one moment, in memory: what a checkpoint has on disk. It does not change when the
-/// training goes on, so that it can be written by another thread, or [restored](Trainer::restore).
-#[derive(Clone)]
-pub struct Snapshot {
-    content: Content,
-    files: [(&'static str, Vec<u8>); 2],
-}
-
-impl Snapshot {
-    /// Steps committed or skipped.
-    pub fn step(&self) -> u64 {
-        self.content.step
-    }
-
-    /// The same with what was trained, as [`saved_recipe`] will find it.
-    #[must_use]
-    pub fn with_recipe(mut self, recipe: &str) -> Snapshot {
-        self.content.recipe = Some(recipe.to_owned());
-        self
-    }
-
-    /// Sizes of the files that it will be; the numbers in the header may have more digits later.
-    pub(crate) fn sizes_bytes(&self) -> Vec<usize> {
-        const DIGITS_BYTES: usize = 64;
-        let header_bytes = self.header().len() + DIGITS_BYTES;
-        self.files.iter().map(|(_, bytes)| bytes.len()).chain([header_bytes]).collect()
-    }
-
-    fn header(&self) -> Vec<u8> {
-        let content = &self.content;
-        json(&Header { checksum: checksum(&json(content)), content: content.clone() })
-    }
-
-    /// Writes a checkpoint: the folder `path`, which must not be there. It is made beside its
-    /// place, on disk with all its files, and then renamed: a folder of that name is whole.
-    ///
-    /// # Errors
-    /// `File` if something could not be written, or `path` is there already: nothing is left then.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let file = |source| TrainError::File { path: path.to_owned(), source };
-        if path.symlink_metadata().is_ok() {
-            return Err(file(ErrorKind::AlreadyExists.into()));
-        }
-        let beside = partial_folder(path).ok_or_else(|| file(ErrorKind::InvalidFilename.into()))?;
-        // What a process that was killed has left there is of no use.
-        remove_folder(&beside).map_err(file)?;
-        let written = self.write_files(&beside).map_err(file).and_then(|()| {
-            fs::rename(&beside, path).map_err(file)?;
-            sync_path(folder_of(path))
-        });
-        if written.is_err() {
-            // The first error is the one to report.
-            drop(remove_folder(&beside));
-        }
-        written
-    }
-
-    fn write_files(&self, folder: &Path) -> io::Result<()> {
-        fs::create_dir_all(folder)?;
-        let header = self.header();
-        let files = self.files.iter().map(|(name, bytes)| (*name, bytes.as_slice()));
-        for (name, bytes) in files.chain([(HEADER, header.as_slice())]) {
-            let mut file = File::create(folder.join(name))?;
-            file.write_all(bytes)?;
-            file.sync_all()?;
-        }
-        File::open(folder)?.sync_all()
-    }
-}
-
-/// What a file has to be.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Fingerprint {
-    bytes: u64,
-    xxh3: String,
-}
-
-impl Fingerprint {
-    fn of(bytes: &[u8]) -> Fingerprint {
-        Fingerprint { bytes: bytes.len() as u64, xxh3: checksum(bytes) }
-    }
-}
-
-fn checksum(bytes: &[u8]) -> String {
-    format!("{:016x}", xxh3_64(bytes))
-}
+use crate::task::contract::Task;
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Writes a checkpoint, [`Trainer::snapshot`] and [`Snapshot::write`].
@@ -164,23 +38,16 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let mut learned = Learned::of(&mut self.task).with_wholes(wholes);
         let model = to_safetensors(&mut learned)?;
         let optimizer = state.to_safetensors(&mut learned)?;
-        let files = [(MODEL, model), (OPTIMIZER, optimizer)];
-        let fingerprint =
-            |(name, bytes): &(&str, Vec<u8>)| ((*name).to_owned(), Fingerprint::of(bytes));
         let content = Content {
-            format: "lowtide-checkpoint".to_owned(),
-            version: 1,
-            seed: self.options.seed,
             step: self.step,
             epoch: self.epoch,
             in_epoch: self.in_epoch,
             scaler: self.scaler.state(),
             skipped_in_a_row: self.skipped_in_a_row,
             retried_steps: self.retried_steps,
-            recipe: None,
-            files: files.iter().map(fingerprint).collect(),
+            ..Content::new(self.options.seed)
         };
-        Ok(Snapshot { content, files })
+        Ok(Snapshot::new(content, model, optimizer))
     }
 
     /// Bytes that a snapshot takes when the optimizer has its state: the tensors, and room for
@@ -210,11 +77,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `Checkpoint` if it is of another training; what the model and the optimizer say of a state
     /// that does not fit; `OutOfMemory`. The trainer is as before then.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
-        let file = |name: &str| {
-            let (_, bytes) = snapshot.files.iter().find(|(file, _)| *file == name).expect("of two");
-            Ok(Cow::Borrowed(bytes.as_slice()))
-        };
-        self.go_to(&snapshot.content, Path::new(IN_MEMORY), file)
+        self.go_to(&Saved::in_memory(snapshot))
     }
 
     /// [`Trainer::restore`] from a checkpoint.
@@ -222,54 +85,26 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// # Errors
     /// Those of [`Trainer::restore`]; `Checkpoint` with the file if anything is damaged; `File`.
     pub fn load(&mut self, path: &Path) -> Result<()> {
-        let content = read_header(&path.join(HEADER))?;
-        self.go_to(&content, path, |name| {
-            let file = path.join(name);
-            let bytes = read(&file)?;
-            match content.files.get(name) == Some(&Fingerprint::of(&bytes)) {
-                true => Ok(Cow::Owned(bytes)),
-                false => Err(damaged(&file, "it is not the file that was saved")),
-            }
-        })
+        self.go_to(&Saved::on_disk(path)?)
     }
 
-    /// Takes over a header and the bytes of the files beside it; errors name files in `folder`.
-    fn go_to<'a>(
-        &mut self,
-        content: &Content,
-        folder: &Path,
-        file: impl Fn(&'static str) -> Result<Cow<'a, [u8]>>,
-    ) -> Result<()> {
-        let header = folder.join(HEADER);
-        if content.seed != self.options.seed {
-            let (saved, here) = (content.seed, self.options.seed);
-            return Err(damaged(
-                &header,
-                &format!("its seed is {saved}, that of the options {here}"),
-            ));
-        }
-        if content.scaler.is_some() != self.scaler.is_enabled() {
-            return Err(damaged(&header, "one of it and the options scales losses"));
-        }
-        let scaler = match content.scaler.map(LossScaler::from_state) {
-            Some(scaler) => scaler.map_err(|error| damaged(&header, &error.to_string()))?,
-            None => LossScaler::disabled(),
-        };
+    fn go_to(&mut self, saved: &Saved<'_>) -> Result<()> {
+        let scaler = self.scaler_of(saved)?;
         // Both before anything changes: a damaged one leaves nothing to be put back.
-        let (state, model) = (file(OPTIMIZER)?, file(MODEL)?);
+        let (state, model) = (saved.file(OPTIMIZER)?, saved.file(MODEL)?);
         self.divide()?;
         if self.is_to_be_cut() {
             let problem = "the model is cut into stages only after this: plan, or cut, first";
-            return Err(damaged(&header, problem));
+            return Err(saved.of_another(problem));
         }
         let division = self.division.get().state();
+        let optimizer = &mut self.optimizer;
         let wholes = empty_wholes(&mut Learned::of(&mut self.task))?;
-        let (optimizer, place) = (&mut self.optimizer, folder.join(OPTIMIZER));
         let learned = &mut Learned::of(&mut self.task);
         let before = division.state(optimizer, learned)?;
-        division.load_state(optimizer, learned, &state, &place)?;
+        division.load_state(optimizer, learned, &state, &saved.path(OPTIMIZER))?;
         let learned = &mut Learned::of(&mut self.task).with_wholes(wholes.clone());
-        let loaded = from_safetensors(learned, &model, &folder.join(MODEL));
+        let loaded = from_safetensors(learned, &model, &saved.path(MODEL));
         let learned = &mut Learned::of(&mut self.task);
         if let Err(error) = loaded {
             division.set_state(optimizer, learned, before)?;
@@ -278,8 +113,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         division.take(learned, &wholes)?;
         drop(division);
         self.scaler = scaler;
+        let content = &saved.content;
         self.step = content.step;
-        (self.epoch, self.in_epoch) = place_of(content);
+        (self.epoch, self.in_epoch) = content.place();
         (self.skipped_in_a_row, self.retried_steps) =
             (content.skipped_in_a_row, content.retried_steps);
         self.torn = None;
@@ -287,75 +123,115 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.plan = None;
         Ok(())
     }
-}
 
-/// The recipe that a checkpoint was saved with, if it was, and the steps done.
-///
-/// # Errors
-/// `Checkpoint` or `File` for a header that is damaged or not there.
-pub fn saved_recipe(checkpoint: &Path) -> Result<(Option<String>, u64)> {
-    let content = read_header(&checkpoint.join(HEADER))?;
-    Ok((content.recipe, content.step))
-}
-
-/// Epochs finished, and the place in the next one. Early versions took the end of an epoch for a
-/// place in it.
-fn place_of(content: &Content) -> (u64, Option<LoaderState>) {
-    match content.in_epoch {
-        Some(state) if state.batch >= state.sample_count.div_ceil(state.batch_size.max(1)) => {
-            (content.epoch + 1, None)
+    /// The loss scaler of a training that was saved.
+    ///
+    /// # Errors
+    /// `Checkpoint` if it is of another training.
+    fn scaler_of(&self, saved: &Saved<'_>) -> Result<LossScaler> {
+        let content = &saved.content;
+        if content.seed != self.options.seed {
+            let (was, is) = (content.seed, self.options.seed);
+            return Err(saved.of_another(&format!("its seed is {was}, that of the options {is}")));
         }
-        in_epoch => (content.epoch, in_epoch),
+        if content.scaler.is_some() != self.scaler.is_enabled() {
+            return Err(saved.of_another("one of it and the options scales losses"));
+        }
+        match content.scaler.map(LossScaler::from_state) {
+            Some(scaler) => scaler.map_err(|error| saved.of_another(&error.to_string())),
+            None => Ok(LossScaler::disabled()),
+        }
     }
-}
 
-/// The folder that one at `path` is made in.
-pub fn partial_folder(path: &Path) -> Option<PathBuf> {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name()?);
-    name.push(".partial");
-    Some(path.with_file_name(name))
-}
-
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Removes a folder, if there is one.
-pub fn remove_folder(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+    /// # Errors
+    /// `Torn` after a step that was cut off, unless another state has been restored.
+    pub(crate) fn check_whole(&self) -> Result<()> {
+        let torn = |(step, source)| Err(TrainError::Torn { step, source });
+        self.torn.clone().map_or(Ok(()), torn)
     }
-}
 
-fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).map_err(|source| TrainError::File { path: path.to_owned(), source })
-}
-
-fn read_header(path: &Path) -> Result<Content> {
-    let bytes = read(path)?;
-    let header: Header =
-        serde_json::from_slice(&bytes).map_err(|error| damaged(path, &error.to_string()))?;
-    // Written again it has the same bytes, unless one of them has changed.
-    let is_whole = header.checksum == checksum(&json(&header.content)) && json(&header) == bytes;
-    if !is_whole {
-        return Err(damaged(path, "its checksum does not agree"));
+    /// A hash of everything that a step changes: parameters, buffers, optimizer state, step
+    /// counts, loss scale. Equal hashes are equal runs, bit for bit.
+    ///
+    /// # Errors
+    /// `ValueUnavailable` on a simulated device; `Ranks` where the state is divided among ranks,
+    /// all of which it takes then.
+    pub fn state_hash(&mut self) -> Result<u64> {
+        let mut hasher = StateHasher::default();
+        let mut result = Ok(());
+        let mut add = |name: &str, tensor: &Tensor| {
+            if result.is_ok() {
+                result = hasher.add(name, tensor);
+            }
+        };
+        let gathered = self.gathered_if_divided()?;
+        let (states, wholes) = gathered.map_or((None, BTreeMap::new()), |gathered| {
+            (Some(gathered.states), gathered.parameters)
+        });
+        let mut learned = Learned::of(&mut self.task).with_wholes(wholes);
+        learned.visit_tensors(&mut |name, tensor| add(name, tensor));
+        match states {
+            None => self.optimizer.visit_state(&mut |tensor| add("state", tensor)),
+            Some(states) => states.iter().for_each(|(_, tensor)| add("state", tensor)),
+        }
+        result?;
+        let scale = u64::from(self.scaler.scale().to_bits());
+        let tracker = u64::from(self.scaler.growth_tracker());
+        Ok(hasher.finish(&[self.step, self.optimizer.steps(), scale, tracker]))
     }
-    let Content { format, version, files, .. } = &header.content;
-    if format != "lowtide-checkpoint" || *version != 1 {
-        return Err(damaged(path, &format!("{format} of version {version} is not known")));
-    }
-    if !files.keys().map(String::as_str).eq([MODEL, OPTIMIZER]) {
-        return Err(damaged(path, "it does not name the files of a checkpoint"));
-    }
-    Ok(header.content)
-}
 
-fn json(value: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(value).expect("plain values")
-}
+    /// Writes the model as a file of safetensors, with the parts of all ranks.
+    ///
+    /// # Errors
+    /// `File`; `Ranks`; those of the device.
+    pub fn save_model(&mut self, path: &Path) -> Result<()> {
+        let has_whole_model = self.division().state().has_whole_model();
+        let wholes = if has_whole_model { BTreeMap::new() } else { self.gathered()?.parameters };
+        Ok(lowtide_nn::save(&mut Learned::of(&mut self.task).with_wholes(wholes), path)?)
+    }
 
-fn damaged(path: &Path, problem: &str) -> TrainError {
-    TrainError::Checkpoint { path: path.to_owned(), problem: problem.to_owned() }
+    /// The optimizer's state of all ranks, and the parameters that are divided among them.
+    fn whole_state(&mut self) -> Result<(OptimizerState, BTreeMap<LeafId, Tensor>)> {
+        let gathered = self.gathered_if_divided()?;
+        let state = self.division.get().state();
+        let own = state.state(&self.optimizer, &mut Learned::of(&mut self.task))?;
+        let Some(Gathered { states, parameters }) = gathered else {
+            return Ok((own, BTreeMap::new()));
+        };
+        let tensors = states.into_iter().collect();
+        Ok((OptimizerState { tensors, ..own }, parameters))
+    }
+
+    /// Whole tensors of everything that ranks have parts of, if they have.
+    fn gathered_if_divided(&mut self) -> Result<Option<Gathered>> {
+        if self.division().state().has_whole_state() {
+            return Ok(None);
+        }
+        self.gathered().map(Some)
+    }
+
+    /// Whole tensors of everything that ranks have parts of.
+    fn gathered(&mut self) -> Result<Gathered> {
+        say(self.division().ranks(), Word::Gather)?;
+        self.gather(GatherRole::Keeps)
+    }
+
+    fn gather(&mut self, role: GatherRole) -> Result<Gathered> {
+        let state = self.division.get().state();
+        state.gather(&mut Learned::of(&mut self.task), &mut self.optimizer, role)
+    }
+
+    /// The words of all ranks where they meet, once none of them needs the whole state.
+    ///
+    /// # Errors
+    /// `Ranks`; those of the device.
+    pub(crate) fn meet(&mut self, own: Word) -> Result<Vec<Word>> {
+        loop {
+            let words = say(self.division().ranks(), own)?;
+            if !words.contains(&Word::Gather) {
+                return Ok(words);
+            }
+            self.gather(GatherRole::Gives)?;
+        }
+    }
 }

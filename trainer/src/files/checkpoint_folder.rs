@@ -9,9 +9,9 @@ use std::time::Instant;
 use lowtide_tensor::DeviceKind;
 
 use crate::error::{Result, TrainError};
-use crate::files::checkpoint::Snapshot;
 use crate::files::new_file::NewFile;
 use crate::files::reserve::Reserve;
+use crate::files::snapshot::Snapshot;
 use crate::run::observer::{RunStart, Training};
 
 /// Before the number of steps, in the name of a checkpoint's folder.

@@ -4,5 +4,6 @@ pub(crate) mod checkpoint;
 pub(crate) mod checkpoint_folder;
 pub(crate) mod new_file;
 pub(crate) mod reserve;
+pub(crate) mod snapshot;
 pub(crate) mod state_hash;
 pub(crate) mod trained_state;

@@ -6,7 +6,7 @@ use lowtide_autograd::LeafId;
 use lowtide_nn::{Buffer, Parameter, Parameters};
 use lowtide_tensor::{Shape, Tensor, TensorResult};
 
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// The parameters and buffers of a task, without the frozen parameters and the weights in few bits
 /// of a model whose weights [are elsewhere](Task::base_is_elsewhere).

@@ -7,7 +7,7 @@ use crate::parallel::division::{
     Division, EvaluationDivision, PlanDivision, StateDivision, StepDivision,
 };
 use crate::step::compute::{Computation, Computed};
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// One device alone, which has everything.
 pub(crate) struct Alone;

@@ -28,7 +28,7 @@ use crate::run::score::Score;
 use crate::step::compute::{Computation, Computed};
 use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// The only rank.
 pub(crate) const ALONE: Rank = Rank { index: 0, count: 1 };

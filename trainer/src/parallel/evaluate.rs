@@ -8,7 +8,7 @@ use crate::parallel::division::EvaluationDivision;
 use crate::parallel::vote::{agree, agree_in_calls, is_of_another};
 use crate::run::evaluation::{Evaluation, score_parts};
 use crate::run::score::{Score, decoded, encoded};
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// Evaluations in which each rank scores a share of the batches. Scores are added up in the order
 /// of the batches: where these are scored in the same parts, as deterministic shards are, the sum

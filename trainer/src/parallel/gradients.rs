@@ -31,7 +31,7 @@ use crate::plan::knobs::Knobs;
 use crate::step::compute::{Computation, Computed};
 use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// Ranks with a part of the optimizer's states and of the gradients each.
 pub(crate) struct Gradients {

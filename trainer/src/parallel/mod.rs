@@ -33,7 +33,7 @@ use crate::parallel::replicas::Replicas;
 use crate::parallel::stages::Stages;
 use crate::parallel::states::States;
 use crate::step::summation::Summation;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// The groups of ranks that one rank is in.
 pub(crate) struct Groups {

@@ -33,7 +33,7 @@ use crate::plan::knobs::Knobs;
 use crate::step::compute::{CastLife, Computation, Computed};
 use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// Ranks with a part of everything each.
 pub(crate) struct Parameters {

@@ -21,7 +21,7 @@ use crate::plan::Plan;
 use crate::plan::knobs::Knobs;
 use crate::step::compute::{Computation, Computed};
 use crate::step::summation::Summation;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// Ranks with a replica of the model each.
 pub(crate) struct Replicas {

@@ -29,7 +29,7 @@ use crate::plan::Plan;
 use crate::plan::knobs::Knobs;
 use crate::step::compute::{Computation, Computed};
 use crate::step::summation::Summation;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// Ranks with a part of the optimizer's states each.
 pub(crate) struct States {

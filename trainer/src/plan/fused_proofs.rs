@@ -4,9 +4,10 @@ use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
 
 use crate::error::Result;
+use crate::plan::events::PlannedEvent;
 use crate::plan::knobs::Knobs;
-use crate::plan::rehearsal::{PlannedEvent, RunInputs};
-use crate::task::Task;
+use crate::plan::rehearsal::RunInputs;
+use crate::task::contract::Task;
 
 /// The state in which a step was rehearsed: blocks that were live, knobs, and shapes of the batch.
 type Beginning = (u64, Knobs, Vec<Vec<usize>>);

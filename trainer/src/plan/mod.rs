@@ -1,9 +1,12 @@
 //! The plan of a training: its knobs, and the peak that a rehearsal showed.
 
 pub(crate) mod calibration;
+pub(crate) mod events;
+pub(crate) mod forecast;
 pub(crate) mod fused_proofs;
 pub(crate) mod knobs;
 pub(crate) mod packed_lengths;
+pub(crate) mod planner;
 pub(crate) mod recovery;
 pub(crate) mod rehearsal;
 pub(crate) mod run_shape;
@@ -13,8 +16,8 @@ use std::fmt;
 
 use lowtide_allocator::Bytes;
 
+use crate::plan::forecast::Forecast;
 use crate::plan::knobs::Knobs;
-use crate::plan::rehearsal::Forecast;
 
 /// How a training will run.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,28 +6,54 @@ use lowtide_nn::optim::Stateful;
 
 use crate::error::{Result, TrainError};
 use crate::plan::knobs::Knobs;
-use crate::plan::rehearsal::PlannedEvent;
-use crate::plan::search::Search;
-use crate::run::trainer::Trainer;
-use crate::step::context::micro_batches;
-use crate::task::Task;
+use crate::plan::recovery::Ladder;
+use crate::step::context::{is_packed, micro_batches};
+use crate::task::contract::Task;
 
-/// The longest parts of a batch that were rehearsed and fit.
+/// The longest micro-batches that were rehearsed and fit.
 #[derive(Debug, Default)]
-pub(crate) struct Admitted {
+pub(crate) struct PackedLengths {
     knobs: Knobs,
     capacity_bytes: usize,
     /// Items of each field.
     lens: Vec<usize>,
 }
 
-/// Whether batches of as many samples may differ in size.
-pub(crate) fn is_packed(batch: &BatchView<'_>) -> bool {
-    batch.fields().any(|field| field.offsets().is_some())
+impl PackedLengths {
+    /// The knobs for a step on a batch: smaller ones if a rehearsal shows that it does not fit with
+    /// `knobs`. Where none fit these stay: the step then says what is missing, or waits.
+    ///
+    /// # Errors
+    /// Those of a rehearsal.
+    pub(crate) fn admit<T: Task + Clone, O: Stateful + Clone>(
+        &mut self,
+        ladder: &Ladder<'_, T, O>,
+        knobs: Knobs,
+    ) -> Result<Knobs> {
+        let batch = &ladder.batch;
+        if !is_packed(batch) {
+            return Ok(knobs);
+        }
+        let capacity_bytes = ladder.capacity_bytes();
+        let lens = longest_micro_batch(batch, knobs.micro_batch);
+        let is_known = (self.knobs, self.capacity_bytes) == (knobs, capacity_bytes)
+            && self.lens.len() == lens.len();
+        if is_known && lens.iter().zip(&self.lens).all(|(len, admitted)| len <= admitted) {
+            return Ok(knobs);
+        }
+        if ladder.fits(knobs)? {
+            *self = PackedLengths { knobs, capacity_bytes, lens };
+            return Ok(knobs);
+        }
+        match ladder.fastest(knobs.micro_batch.min(batch.len())) {
+            Err(TrainError::DoesNotFit(_)) => Ok(knobs),
+            smaller => smaller,
+        }
+    }
 }
 
-/// Items of the longest part, of each field.
-fn longest_part(batch: &BatchView<'_>, micro_batch: usize) -> Vec<usize> {
+/// Items of the longest micro-batch, of each field.
+fn longest_micro_batch(batch: &BatchView<'_>, micro_batch: usize) -> Vec<usize> {
     let mut lens = Vec::new();
     for part in micro_batches(batch.len(), micro_batch) {
         let part = batch.slice(part);
@@ -40,39 +66,4 @@ fn longest_part(batch: &BatchView<'_>, micro_batch: usize) -> Vec<usize> {
         }
     }
     lens
-}
-
-impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
-    /// Takes smaller knobs for a step on `batch` if a rehearsal shows that it does not fit with
-    /// those of now. Where none fit it leaves them: the step then says what is missing, or waits.
-    ///
-    /// # Errors
-    /// Those of a rehearsal.
-    pub(crate) fn admit(&mut self, batch: &BatchView<'_>) -> Result<()> {
-        if !is_packed(batch) {
-            return Ok(());
-        }
-        let capacity_bytes = self.device.allocator().capacity_bytes();
-        let (knobs, lens) = (self.knobs, longest_part(batch, self.knobs.micro_batch));
-        let Admitted { lens: admitted, .. } = &self.admitted;
-        let is_known = (self.admitted.knobs, self.admitted.capacity_bytes)
-            == (knobs, capacity_bytes)
-            && admitted.len() == lens.len();
-        if is_known && lens.iter().zip(admitted).all(|(len, admitted)| len <= admitted) {
-            return Ok(());
-        }
-        let events = [PlannedEvent::Step(*batch)];
-        if self.fits_now(&events, knobs)? {
-            self.admitted = Admitted { knobs, capacity_bytes, lens };
-            return Ok(());
-        }
-        let search = Search::new(self.run_inputs(), &events, capacity_bytes);
-        let len = batch.len();
-        match search.find(len, knobs.micro_batch.min(len), self.splitting()) {
-            Ok(plan) => self.knobs = plan.knobs,
-            Err(TrainError::DoesNotFit(_)) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
 }

@@ -1,98 +1,23 @@
 //! Rehearsals: the real training code on a simulated device, to know its peak before it runs.
 
-use lowtide_allocator::{Category, ModuleShare, Statistics};
+use lowtide_allocator::Category;
 use lowtide_amp::LossScaler;
-use lowtide_autograd::Coupling;
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
-use lowtide_tensor::{Assumption, Device, RandomKey, TensorError};
-use serde::{Deserialize, Serialize};
+use lowtide_tensor::{Device, RandomKey, TensorError};
 
 use crate::error::{Result, TrainError};
 use crate::options::Options;
 use crate::parallel::division::{Division, Observed};
+use crate::plan::events::PlannedEvent;
+use crate::plan::forecast::{Forecast, RehearsedEvent};
 use crate::plan::knobs::Knobs;
-use crate::plan::packed_lengths::is_packed;
 use crate::run::evaluation::with_averages;
-use crate::run::upcoming::bytes_ahead;
 use crate::step::Step;
+use crate::step::context::is_packed;
 use crate::step::hooks::StepHooks;
 use crate::step::summation::Summation;
-use crate::task::Task;
-
-/// What is to be rehearsed, in the order in which a run does it.
-#[derive(Clone, Copy)]
-pub(crate) enum PlannedEvent<'a> {
-    /// A training step on this batch.
-    Step(BatchView<'a>),
-    /// The evaluation of this batch.
-    Evaluate(BatchView<'a>),
-}
-
-/// What a rehearsal showed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Forecast {
-    /// The peak of reserved bytes: exact.
-    pub peak_bytes: usize,
-    /// The peak of reserved bytes of [`Options::offload`](crate::Options::offload): exact; 0 for
-    /// a plan that does not offload.
-    pub offloaded_peak_bytes: usize,
-    /// The peak of each category, at whatever moment it was reached.
-    pub category_peaks: Vec<(Category, usize)>,
-    /// The live blocks by module at the moment when the most was in use, most bytes first: exact,
-    /// unless the rehearsal was longer than the allocator's history.
-    pub modules_at_peak: Vec<ModuleShare>,
-    /// Time of all events by the [rates](lowtide_tensor::SimSpec::rates) of the device; where they
-    /// are nominal, good for comparing plans only.
-    pub seconds: f64,
-    /// The same of the longest step; 0 where there is none.
-    pub step_seconds: f64,
-    /// In a [pipeline](crate::Zero::Blocks) the same of one micro-batch in this stage, forwards and
-    /// backwards, of the last step.
-    pub stage_seconds: Option<[f64; 2]>,
-    /// Bytes that ranks add up within the passes of the longest step, where they share the
-    /// [features](crate::Zero::Features) of the model.
-    pub summed_bytes: usize,
-    /// Bytes of the parameters that ranks put together within the passes of the longest step, where
-    /// they have [parts](crate::Zero::Parameters) of them.
-    pub gathered_bytes: usize,
-    /// Where the samples of a batch are coupled: such a batch is never split.
-    pub coupling: Option<Coupling>,
-    /// Each step and evaluation that was rehearsed, in order.
-    pub events: Vec<RehearsedEvent>,
-    /// Values that the code went on with in place of computed ones.
-    pub assumptions: Vec<Assumption>,
-}
-
-/// What one step or evaluation of a rehearsal did to the device's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RehearsedEvent {
-    /// Whether it is an evaluation.
-    pub is_evaluation: bool,
-    /// Samples of its batch.
-    pub samples: usize,
-    /// Allocations that it made; parts of a batch that only repeat others are left out.
-    pub allocations: u64,
-    /// The peak of reserved bytes up to its end.
-    pub peak_bytes: usize,
-    /// The [hash](lowtide_allocator::CachingAllocator::layout_hash) of the blocks that are live
-    /// after it.
-    #[serde(with = "hexadecimal")]
-    pub layout_hash: u64,
-}
-
-/// Text, because not every reader of JSON has numbers of 64 bits.
-mod hexadecimal {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(hash: &u64, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(&format_args!("{hash:016x}"))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-        u64::from_str_radix(&String::deserialize(from)?, 16).map_err(D::Error::custom)
-    }
-}
+use crate::task::contract::Task;
 
 /// The hooks of a rehearsed step: micro-batches that only repeat others are left out.
 #[derive(Default)]
@@ -301,35 +226,5 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
             self.device
         );
         TrainError::Setting { place: name.to_owned(), problem }
-    }
-}
-
-/// Bytes for a part of a batch that comes after another one of `events`.
-pub(crate) fn bytes_ahead_of(events: &[PlannedEvent<'_>], micro_batch: usize) -> usize {
-    let steps = events.iter().filter_map(|event| match event {
-        PlannedEvent::Step(batch) => Some(batch),
-        PlannedEvent::Evaluate(_) => None,
-    });
-    let next = steps.skip(1).map(|batch| bytes_ahead(batch, batch.len().min(micro_batch)));
-    next.max().unwrap_or(0)
-}
-
-impl Forecast {
-    fn new(statistics: &Statistics, device: &Device) -> Self {
-        let peak_of = |category| (category, statistics.by_category[category].peak_bytes);
-        Forecast {
-            peak_bytes: statistics.reserved.peak_bytes,
-            offloaded_peak_bytes: 0,
-            category_peaks: Category::ALL.map(peak_of).to_vec(),
-            modules_at_peak: device.allocator().capture().modules_at_peak(0),
-            seconds: device.simulated_seconds(),
-            step_seconds: 0.0,
-            stage_seconds: None,
-            summed_bytes: 0,
-            gathered_bytes: 0,
-            coupling: None,
-            events: Vec::new(),
-            assumptions: device.assumptions(),
-        }
     }
 }

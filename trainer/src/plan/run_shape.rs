@@ -1,151 +1,29 @@
-//! What of a run decides its memory: which steps and evaluations there are, of what batches.
+//! The shape of a run: the steps and evaluations in it, and their batches, which decide its memory.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use lowtide_data::{Batch, BatchView, Field, Loader};
 use lowtide_ranks::Rank;
 use lowtide_tensor::Device;
 
-use crate::error::{Result, TrainError};
-use crate::plan::rehearsal::PlannedEvent;
+use crate::error::Result;
+use crate::plan::events::PlannedEvent;
 use crate::run::evaluation::shared_batches;
+use crate::run::fit::{Fit, Length};
 use crate::run::upcoming::can_copy_ahead;
 
-/// What a run is: the data, how long, and what is evaluated when.
-///
-/// ```
-/// use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
-/// use lowtide_trainer::{Every, Fit};
-///
-/// let (train, test) = Digits::load()?.split();
-/// let options = LoaderOptions { batch_size: 64, ..Default::default() };
-/// let (train, test) =
-///     (Loader::new(train, options)?, Loader::with_sampler(test, Sequential, options)?);
-/// let fit = Fit::new(&train).steps(10_000).evaluate("test", &test).every(Every::Steps(500));
-/// # Ok::<(), lowtide_data::DataError>(())
-/// ```
-#[derive(Clone)]
-pub struct Fit<'a> {
-    pub(crate) train: &'a Loader,
-    pub(crate) sets: Vec<(String, &'a Loader)>,
-    pub(crate) length: Length,
-    pub(crate) every: Every,
-}
-
-/// How long a run is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Length {
-    Epochs(u64),
-    Steps(u64),
-}
-
-/// How often something is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Every {
-    /// After so many epochs, counted over the whole training.
-    Epochs(u64),
-    /// After so many steps, counted over the whole training.
-    Steps(u64),
-}
-
-impl<'a> Fit<'a> {
-    /// One epoch of `train`, and no evaluation.
-    pub fn new(train: &'a Loader) -> Self {
-        Fit { train, sets: Vec::new(), length: Length::Epochs(1), every: Every::Epochs(1) }
-    }
-
-    /// So many epochs more; the rest of one that was left in its middle is the first of them.
-    #[must_use]
-    pub fn epochs(mut self, epochs: u64) -> Self {
-        self.length = Length::Epochs(epochs);
-        self
-    }
-
-    /// So many steps more.
-    #[must_use]
-    pub fn steps(mut self, steps: u64) -> Self {
-        self.length = Length::Steps(steps);
-        self
-    }
-
-    /// One more set to be evaluated, under this name.
-    #[must_use]
-    pub fn evaluate(mut self, name: impl Into<String>, set: &'a Loader) -> Self {
-        self.sets.push((name.into(), set));
-        self
-    }
-
-    /// When the sets are evaluated; after each epoch, if this is not said. In any case they are
-    /// after the last step. An interval of 0 means only then.
-    #[must_use]
-    pub fn every(mut self, every: Every) -> Self {
-        self.every = every;
-        self
-    }
-
-    /// Bytes that the loaders have for batches.
-    pub fn staging_bytes(&self) -> usize {
-        let sets = self.sets.iter().map(|(_, set)| set.staging_bytes());
-        self.train.staging_bytes() + sets.sum::<usize>()
-    }
-
-    /// Bytes of the memory that samples are read from, what sets share counted once.
-    pub fn data_bytes(&self) -> usize {
-        let mut parts = HashMap::new();
-        for loader in self.sets.iter().map(|(_, set)| *set).chain([self.train]) {
-            loader.dataset().visit_memory(&mut |address, bytes| {
-                parts.insert(address, bytes);
-            });
-        }
-        parts.values().sum()
-    }
-
-    /// Bytes of the tables that say in which order an epoch visits the training data, of this epoch
-    /// and of the next, which is begun before this one ends.
-    pub fn order_bytes(&self) -> usize {
-        2 * size_of::<usize>() * self.train.samples_per_epoch()
-    }
-
-    /// Threads that fill the batches.
-    pub fn worker_count(&self) -> usize {
-        let sets = self.sets.iter().map(|(_, set)| set.options().workers);
-        self.train.options().workers + sets.sum::<usize>()
-    }
-
-    /// Steps of the run, at most.
-    pub fn step_count(&self) -> u64 {
-        match self.length {
-            Length::Epochs(epochs) => epochs.saturating_mul(self.train.batches_per_epoch() as u64),
-            Length::Steps(steps) => steps,
-        }
-    }
-
-    /// # Errors
-    /// `Setting` for a run of no step, or a set without a batch.
-    pub(crate) fn check(&self) -> Result<()> {
-        if matches!(self.length, Length::Epochs(0) | Length::Steps(0)) {
-            return Err(TrainError::Setting {
-                place: "run".to_owned(),
-                problem: "has no step".to_owned(),
-            });
-        }
-        check_not_empty("training", self.train)?;
-        self.sets.iter().try_for_each(|(name, set)| check_not_empty(name, set))
-    }
-}
-
-/// What of a run decides its plan.
+/// The facts of a run that decide its plan.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PlannedFor {
+pub(crate) struct RunShape {
     train: Shapes,
     sets: Vec<Shapes>,
+    /// The steps and evaluations of the run, without repetitions.
     outline: Vec<Part>,
     capacity_bytes: usize,
     copies_ahead: bool,
 }
 
-/// What of a loader decides the batches that it gives.
+/// The facts of a loader that decide the batches that it gives.
 #[derive(Clone, Debug, PartialEq)]
 struct Shapes {
     fields: Vec<Field>,
@@ -154,10 +32,11 @@ struct Shapes {
     drop_last: bool,
 }
 
-impl PlannedFor {
-    /// A run that begins before batch `begin` of an epoch.
-    pub(crate) fn new(device: &Device, fit: &Fit<'_>, begin: usize, share: Rank) -> PlannedFor {
-        PlannedFor {
+impl RunShape {
+    /// A run that begins before batch `begin` of an epoch, and of whose evaluations this rank has a
+    /// share.
+    pub(crate) fn new(device: &Device, fit: &Fit<'_>, begin: usize, share: Rank) -> RunShape {
+        RunShape {
             train: Shapes::of(fit.train),
             sets: fit.sets.iter().map(|(_, set)| Shapes::of(set)).collect(),
             outline: outline(fit, begin, share),
@@ -173,24 +52,6 @@ impl Shapes {
         let (fields, len) = (dataset.fields().to_vec(), loader.samples_per_epoch());
         Shapes { fields, len, batch_size: options.batch_size, drop_last: options.drop_last }
     }
-}
-
-/// # Errors
-/// `Setting` when there is not one batch: nothing would be learned, and every mean would be NaN.
-fn check_not_empty(name: &str, loader: &Loader) -> Result<()> {
-    if loader.batches_per_epoch() > 0 {
-        return Ok(());
-    }
-    let (len, options) = (loader.samples_per_epoch(), loader.options());
-    let problem = if len > 0 && options.drop_last {
-        format!(
-            "{len} samples are less than a batch of {}, and drop_last is set",
-            options.batch_size
-        )
-    } else {
-        "there is no sample".to_owned()
-    };
-    Err(TrainError::Setting { place: format!("{name} data"), problem })
 }
 
 /// The first batch of each loader of a run, to be rehearsed with.
@@ -219,15 +80,15 @@ impl Examples {
         self.train.as_ref().map_or(1, Batch::len)
     }
 
-    /// The [`outline`] of a run that begins before batch `begin` of an epoch.
-    pub(crate) fn events(&self, fit: &Fit<'_>, begin: usize, share: Rank) -> Vec<PlannedEvent<'_>> {
-        let event = |part| match part {
+    /// The steps and evaluations of a run, to be rehearsed.
+    pub(crate) fn events(&self, shape: &RunShape) -> Vec<PlannedEvent<'_>> {
+        let event = |&part: &Part| match part {
             Part::Step { len } => Some(PlannedEvent::Step(first_of(&self.train, len)?)),
             Part::Evaluate { set, len } => {
                 Some(PlannedEvent::Evaluate(first_of(&self.sets[set], len)?))
             }
         };
-        outline(fit, begin, share).into_iter().filter_map(event).collect()
+        shape.outline.iter().filter_map(event).collect()
     }
 }
 

@@ -13,7 +13,7 @@ use crate::error::{Result, TrainError};
 use crate::run::score::Score;
 use crate::run::waiting::Waiting;
 use crate::step::context::micro_batches;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// The score of a batch, `micro_batch` samples at a time.
 pub(crate) fn score_parts(

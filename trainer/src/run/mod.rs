@@ -1,6 +1,8 @@
 //! Running a training: the loop, its observers, and its evaluations.
 
 pub(crate) mod evaluation;
+pub(crate) mod fit;
+pub(crate) mod hooks;
 pub(crate) mod metrics;
 pub(crate) mod observer;
 pub mod observers;
@@ -11,4 +13,5 @@ pub(crate) mod score;
 pub(crate) mod trainer;
 pub(crate) mod training;
 pub(crate) mod upcoming;
+pub(crate) mod view;
 pub(crate) mod waiting;

@@ -7,10 +7,9 @@ use lowtide_nn::optim::Stateful;
 use lowtide_tensor::Device;
 
 use crate::error::Result;
-use crate::files::checkpoint::Snapshot;
+use crate::files::snapshot::Snapshot;
 use crate::plan::Plan;
 use crate::run::score::Score;
-use crate::run::trainer::Position;
 
 /// Whether a run goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +19,17 @@ pub enum Flow {
     Continue,
     /// End the run after this step, in good order.
     Stop,
+}
+
+/// The position of a training.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Steps committed or skipped.
+    pub step: u64,
+    /// Epochs finished.
+    pub epoch: u64,
+    /// Batches of the next epoch that are done.
+    pub batch: usize,
 }
 
 /// The frame of a run, before its first step.

@@ -1,25 +1,34 @@
 //! The loop, in the order in which time passes.
 
+use std::mem;
+use std::sync::Arc;
 use std::time::Instant;
 
 use lowtide_allocator::Category;
-use lowtide_data::{Epoch, Loader};
-use lowtide_nn::Parameters;
+use lowtide_data::{Batch, BatchView, Epoch, Loader};
 use lowtide_nn::optim::Stateful;
-use lowtide_tensor::{Device, TensorError};
+use lowtide_tensor::{RandomKey, TensorError};
 
 use crate::error::{Result, TrainError};
-use crate::files::checkpoint::Snapshot;
-use crate::files::trained_state::Learned;
+use crate::options::NonFinite;
+use crate::parallel::meeting::Word;
+use crate::parallel::vote::is_of_another;
 use crate::plan::Plan;
-use crate::plan::run_shape::{Every, Examples, Fit, Length, PlannedFor};
+use crate::plan::planner::PlanOptions;
+use crate::plan::recovery::{Attempts, Ladder};
+use crate::plan::run_shape::Examples;
 use crate::run::evaluation::{Evaluation, with_averages};
-use crate::run::observer::{EvaluationReport, Flow, Observer, RunStart, Training};
+use crate::run::fit::{End, Fit};
+use crate::run::hooks::RunHooks;
+use crate::run::observer::{EvaluationReport, Flow, Observer, Position, RunStart, StepReport};
 use crate::run::score::Score;
-use crate::run::trainer::{Position, Trainer};
+use crate::run::trainer::Trainer;
 use crate::run::upcoming::Upcoming;
 use crate::run::waiting::Waiting;
-use crate::task::Task;
+use crate::step::not_finite::{NotFinite, NotFiniteWhat};
+use crate::step::pass::PassOptions;
+use crate::step::{Step, StepOutcome};
+use crate::task::contract::Task;
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Trains for `epochs` epochs of `train` from where the training is, evaluating `test` after
@@ -48,26 +57,18 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// stay, and the next call goes on after them. `Torn` if the device failed while a step was
     /// written, and after that until an earlier state is restored.
     pub fn run(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
-        let score = self.run_alone(fit, observers);
+        let score = self.run_silently(fit, observers);
         self.told(score)
     }
 
     /// [`Trainer::run`], of whose failure the other ranks do not hear yet.
-    fn run_alone(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
-        fit.check()?;
-        self.divide()?;
-        if self.is_to_be_cut() {
-            self.cut_for(&Examples::of(fit)?)?;
-        }
-        let share = self.division.get().evaluation().share();
-        let planned_for = PlannedFor::new(&self.device, fit, self.begin_of(fit), share);
-        let is_planned =
-            matches!(&self.plan, Some((_, Some(made_for))) if *made_for == planned_for);
-        let plan = match &self.plan {
-            Some((plan, _)) if is_planned => plan.clone(),
-            _ => self.plan_when_it_fits(fit)?,
-        };
-        // What checkpoints are written from while the run goes on.
+    fn run_silently(
+        &mut self,
+        fit: &Fit<'_>,
+        observers: &mut [&mut dyn Observer],
+    ) -> Result<Score> {
+        let plan = self.plan_of(fit)?;
+        // Memory that checkpoints are written from while the run goes on.
         let allocator = self.device.allocator().clone();
         let _copy = match plan.checkpoint_copy_bytes {
             0 => None,
@@ -107,10 +108,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                 let ends_epoch = batch.index() + 1 == batches;
                 self.in_epoch = (!ends_epoch).then(|| batch.state_after());
                 self.epoch += u64::from(ends_epoch);
-                let is_due = match fit.every {
-                    Every::Epochs(every) => ends_epoch && is_multiple(self.epoch, every),
-                    Every::Steps(every) => is_multiple(self.step, every),
-                };
+                let is_due = fit.every.is_due(self.step, ends_epoch.then_some(self.epoch));
                 report.is_evaluated = is_due || self.step == end.step;
                 let flow = ask(observers, |observer| observer.on_step(&report, &mut *self))?;
                 let wants_to_stop = self.flow_of_all(flow)? == Flow::Stop;
@@ -141,11 +139,25 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(score)
     }
 
+    /// The plan of a run, made now unless the present one is of a run of this shape.
+    fn plan_of(&mut self, fit: &Fit<'_>) -> Result<Plan> {
+        fit.check()?;
+        self.divide()?;
+        if self.is_to_be_cut() {
+            self.cut_for(&Examples::of(fit)?)?;
+        }
+        let shape = self.shape_of(fit);
+        match &self.plan {
+            Some((plan, Some(planned))) if *planned == shape => Ok(plan.clone()),
+            _ => self.plan_when_it_fits(fit),
+        }
+    }
+
     /// A plan, as soon as there is memory for one within [`Options::wait`](crate::Options::wait).
     fn plan_when_it_fits(&mut self, fit: &Fit<'_>) -> Result<Plan> {
         let mut waiting = Waiting::new(self.options.wait);
         loop {
-            match self.plan_for(fit) {
+            match self.plan_run(fit, &PlanOptions::default()) {
                 Err(TrainError::DoesNotFit(_)) if waiting.pause() => {}
                 planned => return planned,
             }
@@ -174,7 +186,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// The score of everything in `loader`, on this rank alone or by all ranks, of which all are here
     /// then.
-    fn score(&mut self, loader: &Loader, evaluators: Evaluators) -> Result<Score> {
+    pub(crate) fn score(&mut self, loader: &Loader, evaluators: Evaluators) -> Result<Score> {
         let (device, wait) = (&self.device, self.options.wait);
         let planned = self.plan.as_ref().map(|(plan, _)| plan);
         // A plan that had to shrink says nothing about evaluations.
@@ -189,77 +201,255 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             }
         })
     }
+
+    /// One step on `batch`, for loops of one's own. Without a plan for as many samples it makes one
+    /// for two such steps, the first of which allocates the optimizer's state.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
+    pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
+        if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
+            self.plan_steps(&batch.view())?;
+        }
+        let report = self.train_step(batch, self.epoch + 1, &mut Upcoming::default(), &mut []);
+        self.told(report)
+    }
+
+    /// One logical batch: attempts until one commits, then the bookkeeping of a new step.
+    fn train_step(
+        &mut self,
+        batch: &Batch,
+        epoch: u64,
+        upcoming: &mut Upcoming,
+        observers: &mut [&mut dyn Observer],
+    ) -> Result<StepReport> {
+        let view = batch.view();
+        let mut attempts = Attempts::begin(self.step + 1, self.knobs);
+        // Read before the step: a schedule advances it afterwards.
+        let learning_rate = self.optimizer.learning_rate();
+        self.admit(&view)?;
+        let outcome = self.attempt_until_committed(&view, &mut attempts, upcoming, observers)?;
+        self.count_skips(&outcome, &view)?;
+        let Attempts { started, knobs, retries, .. } = attempts;
+        let is_clean = retries.is_empty();
+        self.step += 1;
+        self.retried_steps += u64::from(!is_clean);
+        let report = StepReport {
+            step: self.step,
+            epoch,
+            loss: outcome.loss,
+            turn_losses: outcome.turn_losses,
+            learning_rate,
+            gradient_norm: outcome.gradient_norm,
+            batch: batch.len(),
+            micro_batch: self.knobs.micro_batch.min(batch.len()),
+            cheap_recomputed: self.knobs.cheap_recomputed,
+            recomputed_blocks: self.knobs.recomputed_blocks,
+            offloaded_blocks: self.knobs.offloaded_blocks,
+            fused_update: self.knobs.fused_update,
+            skipped: outcome.skipped,
+            reserved_peak_bytes: self.device.allocator().statistics().reserved.peak_bytes,
+            seconds: started.elapsed().as_secs_f64(),
+            is_evaluated: false,
+            bad_samples: batch.skipped().iter().map(|sample| sample.index).collect(),
+            retries,
+        };
+        if is_clean {
+            // A longer batch than others needs less than the plan only for itself.
+            self.knobs = knobs;
+        }
+        self.grow_back(&view, is_clean);
+        Ok(report)
+    }
+
+    fn attempt_until_committed(
+        &mut self,
+        batch: &BatchView<'_>,
+        attempts: &mut Attempts,
+        upcoming: &mut Upcoming,
+        observers: &mut [&mut dyn Observer],
+    ) -> Result<StepOutcome> {
+        loop {
+            match self.attempt(batch, upcoming, observers) {
+                Ok(outcome) => return Ok(outcome),
+                Err(TrainError::NotFinite(error)) => {
+                    self.knobs = attempts.knobs;
+                    return Err(self.explained(*error, batch));
+                }
+                // This rank has rolled back, too: the other one finds out for itself what it does
+                // next.
+                Err(error) if is_of_another(&error) => {}
+                Err(error) => {
+                    // The same bits need less memory without it.
+                    upcoming.give_up();
+                    match self.ladder(batch).recover(self.knobs, error, attempts) {
+                        Ok((knobs, retry)) => {
+                            self.knobs = knobs;
+                            attempts.retries.push(retry);
+                        }
+                        Err(error) => {
+                            self.knobs = attempts.knobs;
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// One attempt at a step. On an error everything is as it was, which the live blocks have to
+    /// confirm, unless it is torn.
+    fn attempt(
+        &mut self,
+        batch: &BatchView<'_>,
+        upcoming: &mut Upcoming,
+        observers: &mut [&mut dyn Observer],
+    ) -> Result<StepOutcome> {
+        self.check_whole()?;
+        // Blocks of neighbours on the device are none of the step's.
+        let devices = [&self.device].into_iter().chain(&self.options.offload);
+        let own: Vec<_> = devices.map(|device| device.allocator().own_blocks()).collect();
+        let (step, knobs, promised_bytes) = (self.step + 1, self.knobs, self.proved_bytes(batch)?);
+        let micro_batch = knobs.micro_batch;
+        let transaction = Step {
+            device: &self.device,
+            task: &mut self.task,
+            optimizer: &mut self.optimizer,
+            scaler: &mut self.scaler,
+            number: step,
+            key: RandomKey::new(self.options.seed).step(step),
+            options: &self.options,
+            division: self.division.get(),
+            hooks: &mut RunHooks { step, observers, upcoming, micro_batch, promised_bytes },
+        };
+        let outcome = transaction.run(batch, knobs);
+        let failure = match outcome {
+            Ok(outcome) => return Ok(outcome),
+            Err(failure) => failure,
+        };
+        if let TrainError::Torn { step, source } = &failure {
+            self.torn = Some((*step, Arc::clone(source)));
+            return Err(failure);
+        }
+        let left_over: Vec<_> = own.iter().flat_map(|own| own.live()).collect();
+        Err(match left_over.last() {
+            Some(last) => TrainError::LeftOver {
+                step,
+                count: left_over.len(),
+                site: last.site,
+                module: last.module,
+            },
+            None => failure,
+        })
+    }
+
+    /// Bytes that a step is known to reserve, if its update is fused.
+    fn proved_bytes(&mut self, batch: &BatchView<'_>) -> Result<Option<usize>> {
+        if !self.knobs.fused_update {
+            return Ok(None);
+        }
+        let mut proofs = mem::take(&mut self.proofs);
+        let bytes = proofs.reserved_bytes(&self.run_inputs(), batch, self.knobs);
+        self.proofs = proofs;
+        bytes.map(Some)
+    }
+
+    fn ladder<'a>(&'a self, batch: &BatchView<'a>) -> Ladder<'a, T, O> {
+        Ladder { inputs: self.run_inputs(), batch: *batch, splitting: self.splitting() }
+    }
+
+    /// Takes smaller knobs for a step on packed samples that are longer than those before, if it
+    /// has to.
+    fn admit(&mut self, batch: &BatchView<'_>) -> Result<()> {
+        let mut packed_lengths = mem::take(&mut self.packed_lengths);
+        let admitted = packed_lengths.admit(&self.ladder(batch), self.knobs);
+        self.packed_lengths = packed_lengths;
+        self.knobs = admitted?;
+        Ok(())
+    }
+
+    /// Goes back to the planned knobs, or towards them, after a few clean steps.
+    fn grow_back(&mut self, batch: &BatchView<'_>, is_clean: bool) {
+        let mut growth = self.growth;
+        if growth.is_due_after(is_clean)
+            && let Some(plan) = self.current_plan()
+        {
+            self.knobs = self.ladder(batch).grow_back(&mut growth, plan, self.knobs);
+        }
+        self.growth = growth;
+    }
+
+    /// # Errors
+    /// `NotFinite` when too many steps in a row were skipped.
+    fn count_skips(&mut self, outcome: &StepOutcome, batch: &BatchView<'_>) -> Result<()> {
+        if !outcome.skipped {
+            self.skipped_in_a_row = 0;
+            return Ok(());
+        }
+        self.skipped_in_a_row += 1;
+        let skipped = self.skipped_in_a_row;
+        // A scaler counts for itself.
+        let NonFinite::Skip(skips_max) = self.options.non_finite else { return Ok(()) };
+        if self.scaler.is_enabled() || skipped <= skips_max {
+            return Ok(());
+        }
+        self.skipped_in_a_row = 0;
+        let what = NotFiniteWhat::Skipped { skipped };
+        let error = NotFinite::new(self.step + 1, what, outcome.loss);
+        Err(self.explained(error, batch))
+    }
+
+    /// The error with the findings of a second look at the batch, if this rank can look alone.
+    fn explained(&mut self, mut error: NotFinite, batch: &BatchView<'_>) -> TrainError {
+        if self.check_alone().is_err() {
+            return Box::new(error).into();
+        }
+        let key = RandomKey::new(self.options.seed).step(error.step);
+        let passes = PassOptions { device: &self.device, key, precision: self.options.precision };
+        error.explain(&mut self.task, passes, batch, self.knobs.micro_batch);
+        Box::new(error).into()
+    }
+
+    /// Hands a result on. The other ranks hear of an error that ends the training here, unless they
+    /// have it too.
+    fn told<R>(&self, result: Result<R>) -> Result<R> {
+        if let (Some(ranks), Err(error)) = (self.division().ranks(), &result)
+            && !matches!(error, TrainError::NotFinite(_) | TrainError::Ranks(_))
+        {
+            ranks.abort(&error.one_line());
+        }
+        result
+    }
+
+    /// `Stop` if any rank wants to stop.
+    ///
+    /// # Errors
+    /// `Ranks`.
+    fn flow_of_all(&mut self, own: Flow) -> Result<Flow> {
+        let own = if own == Flow::Stop { Word::Stop } else { Word::Continue };
+        let words = self.meet(own)?;
+        Ok(if words.contains(&Word::Stop) { Flow::Stop } else { Flow::Continue })
+    }
+
+    /// Waits until every rank has said so, and gives what this rank has of the state to those that
+    /// still save or hash it: for after the last run. Only where
+    /// [ranks](crate::Options::ranks) divide [something](crate::Options::zero).
+    ///
+    /// # Errors
+    /// `Ranks`.
+    pub fn leave(&mut self) -> Result<()> {
+        if self.division().state().has_whole_state() {
+            return Ok(());
+        }
+        self.meet(Word::Leave).map(drop)
+    }
 }
 
 /// The ranks that take part in an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Evaluators {
+pub(crate) enum Evaluators {
     ThisRank,
     AllRanks,
-}
-
-impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
-    fn position(&self) -> Position {
-        Trainer::position(self)
-    }
-
-    fn device(&self) -> &Device {
-        &self.device
-    }
-
-    fn current_plan(&self) -> Option<&Plan> {
-        Trainer::current_plan(self)
-    }
-
-    fn parameters(&mut self) -> &mut dyn Parameters {
-        self.task.parameters()
-    }
-
-    fn optimizer(&mut self) -> &mut dyn Stateful {
-        &mut self.optimizer
-    }
-
-    fn evaluate(&mut self, loader: &Loader) -> Result<Score> {
-        self.check_alone()?;
-        self.score(loader, Evaluators::ThisRank)
-    }
-
-    fn snapshot(&mut self) -> Result<Snapshot> {
-        Trainer::snapshot(self)
-    }
-
-    fn snapshot_bytes(&mut self) -> usize {
-        Trainer::snapshot_bytes(self)
-    }
-
-    fn learned_bytes(&mut self) -> [usize; 2] {
-        Learned::in_size(&mut self.task).bytes()
-    }
-}
-
-/// Where a run ends.
-struct End {
-    /// Its last step, counted over the whole training.
-    step: u64,
-    /// The epoch of that, counted from 1.
-    epoch: u64,
-}
-
-impl End {
-    fn of(fit: &Fit<'_>, start: Position) -> End {
-        let batches = fit.train.batches_per_epoch() as u64;
-        let done = start.batch as u64;
-        let steps = match fit.length {
-            Length::Epochs(epochs) => (epochs * batches).saturating_sub(done),
-            Length::Steps(steps) => steps,
-        };
-        End { step: start.step + steps, epoch: start.epoch + (done + steps).div_ceil(batches) }
-    }
-}
-
-/// Whether something that is done every so often is due; 0 is never.
-fn is_multiple(count: u64, every: u64) -> bool {
-    every > 0 && count.is_multiple_of(every)
 }
 
 /// Asks every observer, also after one wants to stop.

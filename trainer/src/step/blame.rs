@@ -11,7 +11,7 @@ use crate::step::context::micro_batches;
 use crate::step::not_finite::{NotFinite, NotFiniteWhat};
 use crate::step::pass::PassOptions;
 use crate::step::turn::ModelTurn;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 impl NotFinite {
     /// Adds the samples that are to blame, and the operation that began it, as far as they are

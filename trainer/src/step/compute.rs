@@ -8,13 +8,12 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::error::Result;
-use crate::plan::packed_lengths::is_packed;
-use crate::step::context::{StepContext, micro_batches};
+use crate::step::context::{StepContext, is_packed, micro_batches};
 use crate::step::hooks::StepHooks;
 use crate::step::pass::{PassOptions, joined};
 use crate::step::summation::{Summation, tree_sum};
 use crate::step::turn::ModelTurn;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// Losses, gradients and buffers that passes over some samples gave.
 pub(crate) struct Computed {

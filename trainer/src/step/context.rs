@@ -55,3 +55,8 @@ impl<'a> StepContext<'a> {
 pub(crate) fn micro_batches(len: usize, micro_batch: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(micro_batch).map(move |start| start..len.min(start + micro_batch))
 }
+
+/// True if batches of as many samples may differ in size.
+pub(crate) fn is_packed(batch: &BatchView<'_>) -> bool {
+    batch.fields().any(|field| field.offsets().is_some())
+}

@@ -24,7 +24,7 @@ use crate::step::prepare::Frozen;
 use crate::step::summation::Summation;
 use crate::step::turn::ModelTurn;
 use crate::step::{Step, TurnOutcome, torn};
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// The numbers of a trial of the last micro-batch, and the parameters that have a gradient.
 struct Trial {

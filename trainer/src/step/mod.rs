@@ -45,7 +45,7 @@ use crate::step::prepare::{Frozen, Preparation};
 use crate::step::summation::Summation;
 use crate::step::turn::{ModelTurn, optimizer_of};
 use crate::step::undo::Undo;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// Everything that a step reads and, at its end, writes.
 pub(crate) struct Step<'a, T, O> {

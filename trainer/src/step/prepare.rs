@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::parallel::division::Division;
 use crate::step::turn::{ModelTurn, optimizer_of};
 use crate::step::undo::Undo;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// The preparation of the update of one turn.
 pub(crate) struct Preparation<'a, T> {

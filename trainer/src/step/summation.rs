@@ -8,7 +8,7 @@ use lowtide_data::BatchView;
 use crate::error::{Result, TrainError};
 use crate::options::{MicroBatches, Options};
 use crate::step::context::micro_batches;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// The order in which losses, gradients and counts of a batch are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

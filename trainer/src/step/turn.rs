@@ -5,7 +5,7 @@ use lowtide_nn::Parameters;
 use lowtide_nn::optim::{OneModel, Stateful};
 
 use crate::error::{Result, TrainError};
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// One turn of a step: the training of one model, or of everything at once.
 pub(crate) struct ModelTurn {

@@ -9,7 +9,8 @@ use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
 use crate::run::score::Score;
-use crate::task::{Outputs, Task};
+use crate::task::contract::Task;
+use crate::task::outputs::Outputs;
 
 /// How a student learns of a teacher.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::parallel::stages::lane::{Lane, Like};
 use crate::parallel::stages::pipeline::Pipeline;
 use crate::step::compute::Computation;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// A micro-batch, and what goes between the blocks in it.
 struct MicroBatch {

@@ -8,7 +8,7 @@ use lowtide_tensor::{Device, Tensor};
 use crate::error::{Result, TrainError};
 use crate::options::Options;
 use crate::step::summation::Summation;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 fn setting(problem: String) -> TrainError {
     TrainError::Setting { place: "pipeline".to_owned(), problem }

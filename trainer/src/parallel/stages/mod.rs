@@ -45,7 +45,7 @@ use crate::plan::knobs::{EVERY_BLOCK, Knobs};
 use crate::step::compute::{Computation, Computed};
 use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// Ranks with a stage of the model each.
 pub(crate) struct Stages<T> {

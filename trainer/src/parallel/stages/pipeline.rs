@@ -18,7 +18,7 @@ use crate::plan::knobs::{EVERY_BLOCK, block_count};
 use crate::precision::Precision;
 use crate::step::pass::{PassOptions, joined};
 use crate::step::turn::ModelTurn;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// A model that is cut into stages, and the stage that this rank has of it.
 pub(crate) struct Pipeline<T> {

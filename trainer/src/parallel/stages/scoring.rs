@@ -14,7 +14,7 @@ use crate::parallel::stages::pipeline::Pipeline;
 use crate::run::evaluation::Evaluation;
 use crate::run::score::{Score, decoded, encoded};
 use crate::step::context::micro_batches;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// Evaluations in which batches go through the stages of a pipeline.
 pub(crate) struct InStages<'a, T> {

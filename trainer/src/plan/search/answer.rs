@@ -5,10 +5,12 @@ use lowtide_nn::optim::Stateful;
 use super::{Candidate, Search, Splitting, part_sizes, preference};
 use crate::error::{DoesNotFit, Result};
 use crate::plan::Plan;
+use crate::plan::events::{PlannedEvent, bytes_ahead_of};
+use crate::plan::forecast::Forecast;
 use crate::plan::knobs::Knobs;
-use crate::plan::rehearsal::{Forecast, PlannedEvent, RunInputs, bytes_ahead_of};
+use crate::plan::rehearsal::RunInputs;
 use crate::step::summation::Summation;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 impl<T: Task + Clone, O: Stateful + Clone> Search<'_, T, O> {
     /// The forecast of a run that [copies the next batch ahead](Plan::copy_ahead_bytes), and the

@@ -7,9 +7,11 @@ use std::rc::Rc;
 use lowtide_nn::optim::Stateful;
 
 use crate::error::Result;
+use crate::plan::events::PlannedEvent;
+use crate::plan::forecast::Forecast;
 use crate::plan::knobs::Knobs;
-use crate::plan::rehearsal::{Forecast, PlannedEvent, RunInputs};
-use crate::task::Task;
+use crate::plan::rehearsal::RunInputs;
+use crate::task::contract::Task;
 
 /// What rehearsals of one training have shown. A forecast does not depend on the budget, so that
 /// searches for several budgets, and a survey, need to rehearse the same knobs only once.

@@ -6,20 +6,21 @@
 //! the one with least simulated time is the plan.
 
 mod answer;
-mod forecasts;
+pub(crate) mod forecasts;
 mod remedies;
 
 use lowtide_nn::optim::Stateful;
 
-pub use forecasts::Forecasts;
-
 use crate::error::{DoesNotFit, Remedy, Result, TrainError};
 use crate::plan::Plan;
+use crate::plan::events::PlannedEvent;
+use crate::plan::forecast::Forecast;
 use crate::plan::knobs::{Knobs, Thrift, block_count};
-use crate::plan::rehearsal::{Forecast, PlannedEvent, RunInputs};
+use crate::plan::rehearsal::RunInputs;
+use crate::plan::search::forecasts::Forecasts;
 use crate::step::fused::looks_first;
 use crate::step::summation::Summation;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// Whether batches may be split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

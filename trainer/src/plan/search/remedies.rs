@@ -11,7 +11,7 @@ use crate::options::Options;
 use crate::plan::knobs::{Knobs, Thrift};
 use crate::plan::rehearsal::RunInputs;
 use crate::precision::Precision;
-use crate::task::Task;
+use crate::task::contract::Task;
 
 /// Of how many plans that need least it is asked what they need with another optimizer.
 const NEAR_LEAST: usize = 8;
