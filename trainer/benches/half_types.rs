@@ -137,7 +137,7 @@ fn main() -> Result<()> {
             let options = Options { precision, ..Options::default() };
             let mut trainer = Trainer::new(&device, task, optimizer(name)?, options);
             let fit = Fit::new(&loader).steps(steps);
-            let plan = trainer.plan_for(&fit)?;
+            let plan = trainer.plan_run(&fit, &Default::default())?;
             let mut seen = Steps::default();
             trainer.run(&fit, &mut [&mut seen])?;
             let statistics = device.allocator().statistics();

@@ -99,7 +99,7 @@ fn compare<T: Task + Clone>(
     let device = Device::cpu(CpuOptions::default())?;
     let (mut bare, mut bare_adam) = (task(&device)?, adam()?);
     let mut trainer = Trainer::new(&device, task(&device)?, adam()?, Options::default());
-    trainer.plan_for(&Fit::new(loader))?;
+    trainer.plan_run(&Fit::new(loader), &Default::default())?;
     let batch = loader.epoch(0).next().expect("a batch")?;
     let mut pairs = Vec::new();
     for round in 0..rounds {
@@ -140,8 +140,8 @@ fn main() -> Result<()> {
     let mut plain = Trainer::new(&device, task(&device)?, adam()?, Options::default());
     let mut saving = Trainer::new(&device, task(&device)?, adam()?, options);
     let fit = Fit::new(&loader);
-    plain.plan_for(&fit)?;
-    saving.plan_for(&fit)?;
+    plain.plan_run(&fit, &Default::default())?;
+    saving.plan_run(&fit, &Default::default())?;
     let mut pairs = Vec::new();
     for run in 0..runs {
         let without = seconds(|| plain.run(&fit, &mut []).map(drop))?;

@@ -111,7 +111,7 @@ impl<T: Task + Clone> Case<T> {
         let device = Device::cpu(CpuOptions { rates: Some(rates), ..Default::default() })?;
         let mut trainer = self.trainer(&device)?;
         let batch = self.loader.epoch(0).next().expect("a batch")?;
-        let plan = trainer.plan_with(&Fit::new(&self.loader), knobs)?;
+        let plan = trainer.plan_run(&Fit::new(&self.loader), &knobs.into())?;
         Ok(Row {
             knobs,
             peak_bytes: plan.predicted_peak_bytes(),
@@ -159,7 +159,9 @@ impl<T: Task + Clone> Case<T> {
             rates: Some(rates),
             ..Default::default()
         };
-        let plan = self.trainer(&Device::cpu(options)?)?.plan_for(&Fit::new(&self.loader));
+        let plan = self
+            .trainer(&Device::cpu(options)?)?
+            .plan_run(&Fit::new(&self.loader), &Default::default());
         let knobs = match plan {
             Ok(plan) => plan.knobs,
             Err(error) => {

@@ -35,7 +35,7 @@ fn train(ranks: Option<Arc<dyn Collectives>>) -> Result<u64> {
     let mut trainer = Trainer::new(&device, Classification::new(model), adam, options);
 
     let fit = Fit::new(&digits).epochs(5);
-    let plan = trainer.plan_with(&fit, Knobs { micro_batch: PART, ..Knobs::default() })?;
+    let plan = trainer.plan_run(&fit, &Knobs { micro_batch: PART, ..Knobs::default() }.into())?;
     trainer.run(&fit, &mut [])?;
     let peak_bytes = device.allocator().statistics().reserved.peak_bytes;
     println!("rank {index} of {count}: planned {}, took {peak_bytes}", plan.predicted_peak_bytes());

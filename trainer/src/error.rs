@@ -15,8 +15,8 @@ use lowtide_ranks::RanksError;
 use lowtide_tensor::TensorError;
 use thiserror::Error;
 
-use crate::knobs::Knobs;
-use crate::not_finite::NotFinite;
+use crate::plan::knobs::Knobs;
+use crate::step::not_finite::NotFinite;
 
 /// An error of a training run.
 #[derive(Debug, Error)]

@@ -1,49 +1,17 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
-mod admission;
-mod agreement;
-mod calibration;
-mod checkpoint;
-mod checkpoint_folder;
-mod divided;
 mod error;
-mod evaluation;
-mod features;
-mod fit;
-mod fused;
+mod files;
 mod json;
-mod knobs;
-mod learned;
-mod leaves;
-mod metrics;
-mod new_file;
-mod not_finite;
-mod observer;
-pub mod observers;
 mod options;
-mod outline;
-mod page_lock;
-mod pipeline;
+mod parallel;
 mod plan;
 mod precision;
 pub mod prelude;
-#[cfg(feature = "progress")]
-mod progress;
-mod reading;
-mod recovery;
-mod rehearsal;
-mod reserve;
-mod score;
-mod search;
-mod state_hash;
+mod run;
 mod step;
 mod task;
-mod trainer;
-mod undo;
-mod upcoming;
-mod waiting;
-mod zero;
 
 // What a training is made of, for programs that depend on this crate alone.
 pub use lowtide_allocator as allocator;
@@ -54,57 +22,64 @@ pub use lowtide_nn as nn;
 pub use lowtide_ranks as ranks;
 pub use lowtide_tensor as tensor;
 
-pub use calibration::measure_rates;
-pub use checkpoint::{Snapshot, saved_recipe};
-pub use checkpoint_folder::{CheckpointFolder, checkpoints_in};
 pub use error::{DoesNotFit, Remedy, Result, TrainError};
-pub use evaluation::evaluate;
-pub use knobs::Knobs;
-pub use learned::Learned;
-pub use metrics::Metrics;
-pub use not_finite::{NotFinite, NotFiniteWhat};
-pub use observer::{
-    EvaluationReport, Flow, Observer, Recovery, Retry, RunStart, StepReport, Training,
-};
+pub use files::checkpoint_folder::{CheckpointFolder, checkpoints_in};
+pub use files::snapshot::{Snapshot, saved_recipe};
+pub use files::trained_state::Learned;
 pub use options::{MicroBatches, NonFinite, Options};
-pub use outline::{Every, Fit};
-pub use page_lock::lock_pages;
+pub use parallel::parallelism::Zero;
 pub use plan::Plan;
+pub use plan::calibration::measure_rates;
+pub use plan::forecast::{Forecast, RehearsedEvent};
+pub use plan::knobs::Knobs;
+pub use plan::planner::PlanOptions;
+pub use plan::search::forecasts::Forecasts;
 pub use precision::Precision;
-#[cfg(feature = "progress")]
-pub use progress::Progress;
-pub use rehearsal::{Forecast, RehearsedEvent};
-pub use score::{Metric, Ratio, Score};
-pub use task::{
-    Classification, CloneTask, Distillation, DistillationOptions, FnTask, LanguageModel, Outputs,
-    Preference, Regression, Segmentation, Task, TokenModel, Translation, field, upload, upload_as,
-    values,
+pub use run::evaluation::evaluate;
+pub use run::fit::{Every, Fit};
+pub use run::metrics::Metrics;
+pub use run::observer::{
+    EvaluationReport, Flow, Observer, Position, Recovery, Retry, RunStart, StepReport, Training,
 };
-pub use trainer::{Position, Trainer};
-pub use zero::Zero;
+pub use run::observers;
+pub use run::page_lock::lock_pages;
+#[cfg(feature = "progress")]
+pub use run::progress::Progress;
+pub use run::score::{Metric, Ratio, Score};
+pub use run::trainer::Trainer;
+pub use step::not_finite::{NotFinite, NotFiniteWhat};
+pub use task::classification::Classification;
+pub use task::closures::FnTask;
+pub use task::contract::{CloneTask, Task};
+pub use task::distillation::{Distillation, DistillationOptions};
+pub use task::fields::{field, upload, upload_as, values};
+pub use task::language::{LanguageModel, TokenModel};
+pub use task::outputs::Outputs;
+pub use task::preference::Preference;
+pub use task::regression::Regression;
+pub use task::segmentation::Segmentation;
+pub use task::translation::Translation;
 
 // Parts that the command is made of as well. They may change in any version.
 #[doc(hidden)]
-pub use agreement::agree;
+pub use files::new_file::{NewFile, sync_path};
 #[doc(hidden)]
-pub use checkpoint::{partial_folder, remove_folder};
+pub use files::reserve::Reserve;
+#[doc(hidden)]
+pub use files::snapshot::{partial_folder, remove_folder};
 #[doc(hidden)]
 pub use json::{categories_json, ledger_json, modules_json};
 #[doc(hidden)]
-pub use metrics::{
+pub use parallel::parts::is_undividable;
+#[doc(hidden)]
+pub use parallel::stages::schedule::seconds_of;
+#[doc(hidden)]
+pub use parallel::vote::agree;
+#[doc(hidden)]
+pub use plan::run_shape::Examples;
+#[doc(hidden)]
+pub use run::metrics::{
     EvaluationLine, METRICS_HELP, StepLine, metric_values, partial_of, recovery_name,
 };
 #[doc(hidden)]
-pub use new_file::{NewFile, sync_path};
-#[doc(hidden)]
-pub use outline::Examples;
-#[doc(hidden)]
-pub use pipeline::seconds_of;
-#[doc(hidden)]
-pub use reserve::Reserve;
-#[doc(hidden)]
-pub use search::Forecasts;
-#[doc(hidden)]
-pub use task::check_beta;
-#[doc(hidden)]
-pub use zero::is_undividable;
+pub use task::preference::check_beta;

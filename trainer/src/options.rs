@@ -9,8 +9,8 @@ use lowtide_ranks::Collectives;
 use lowtide_tensor::Device;
 use serde::{Deserialize, Serialize};
 
+use crate::parallel::parallelism::Zero;
 use crate::precision::Precision;
-use crate::zero::Zero;
 
 /// What a [`Trainer`](crate::Trainer) leaves open.
 #[derive(Clone, Debug)]

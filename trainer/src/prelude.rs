@@ -8,12 +8,17 @@ pub use lowtide_nn::{Module, Parameter, Parameters, Segment};
 pub use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, SimSpec, Tensor};
 
 pub use crate::error::TrainError;
-pub use crate::observer::{EvaluationReport, Flow, Observer, StepReport, Training};
 pub use crate::options::{MicroBatches, NonFinite, Options};
-pub use crate::outline::{Every, Fit};
 pub use crate::precision::Precision;
+pub use crate::run::fit::{Every, Fit};
+pub use crate::run::observer::{EvaluationReport, Flow, Observer, StepReport, Training};
 #[cfg(feature = "progress")]
-pub use crate::progress::Progress;
-pub use crate::score::{Metric, Score};
-pub use crate::task::{Classification, FnTask, LanguageModel, Regression, Segmentation, Task};
-pub use crate::trainer::Trainer;
+pub use crate::run::progress::Progress;
+pub use crate::run::score::{Metric, Score};
+pub use crate::run::trainer::Trainer;
+pub use crate::task::classification::Classification;
+pub use crate::task::closures::FnTask;
+pub use crate::task::contract::Task;
+pub use crate::task::language::LanguageModel;
+pub use crate::task::regression::Regression;
+pub use crate::task::segmentation::Segmentation;

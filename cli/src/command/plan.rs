@@ -6,8 +6,8 @@ use clap::Args;
 use lowtide_allocator::Category;
 use lowtide_tensor::Device;
 use lowtide_trainer::{
-    DoesNotFit, Fit, Forecast, Forecasts, Knobs, Plan, Result, TrainError, Zero, categories_json,
-    lock_pages, modules_json,
+    DoesNotFit, Fit, Forecast, Forecasts, Knobs, Plan, PlanOptions, Result, TrainError, Zero,
+    categories_json, lock_pages, modules_json,
 };
 use serde_json::{Value, json};
 
@@ -272,7 +272,10 @@ impl<'a> Place<'a> {
             trainer.set_zero(zero);
             let process = divide(process_budget, &mut trainer, &fit, Some(budget_bytes))?;
             sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
-            let planned = trainer.plan_sharing(&fit, &self.forecasts(recipe, zero));
+            let planned = trainer.plan_run(
+                &fit,
+                &PlanOptions { forecasts: self.forecasts(recipe, zero), ..PlanOptions::default() },
+            );
             checked(planned, process.as_ref())
         });
         match found {
@@ -611,7 +614,9 @@ pub(super) fn find(
     let mut planning = planning.clone();
     if is_least && planning.divided().is_none() && can_divide(recipe, &sim, samples, &planning)? {
         // What parameters take when they are put together may be more than their share saves.
-        let least = |zero| -> Result<usize> { trainer_of(recipe, zero)?.least_bytes(&fit) };
+        let least = |zero| -> Result<usize> {
+            trainer_of(recipe, zero)?.least_bytes(&fit, &Default::default())
+        };
         let [gradients, parameters] = [least(Zero::Gradients)?, least(Zero::Parameters)?];
         let is_less = parameters < gradients;
         planning.zero = Some(if is_less { Zero::Parameters } else { Zero::Gradients });
@@ -632,21 +637,38 @@ pub(super) fn find(
             (stages, shown) = place.stages(recipe, |trainer, size_max, forecasts| {
                 let process = divide(process_budget, trainer, &fit, device.budget())?;
                 sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
-                checked(trainer.plan_up_to(&fit, size_max, forecasts), process.as_ref())
+                checked(
+                    trainer.plan_run(
+                        &fit,
+                        &PlanOptions {
+                            micro_batch_max: size_max,
+                            forecasts: forecasts.clone(),
+                            ..PlanOptions::default()
+                        },
+                    ),
+                    process.as_ref(),
+                )
             })?;
         }
         let mut trainer = place.trainer(recipe, zero, shown)?;
         let process = divide(process_budget, &mut trainer, &fit, device.budget())?;
         let forecasts = Forecasts::default();
         let budget_bytes = match is_least {
-            true => trainer.least_bytes_sharing(&fit, &forecasts)?,
+            true => trainer.least_bytes(&fit, &forecasts)?,
             false => capacity(budget_bytes, process.as_ref()),
         };
         sim.allocator().set_capacity(budget_bytes);
-        let planned = trainer.plan_up_to(&fit, stages.micro_batch(), &forecasts);
+        let planned = trainer.plan_run(
+            &fit,
+            &PlanOptions {
+                micro_batch_max: stages.micro_batch(),
+                forecasts: forecasts.clone(),
+                ..PlanOptions::default()
+            },
+        );
         let plan = checked(planned, process.as_ref())?;
         let sent_bytes = trainer.sent_bytes(&plan);
-        Ok((plan, process, sent_bytes, trainer.survey_sharing(&fit, &forecasts)?))
+        Ok((plan, process, sent_bytes, trainer.survey(&fit, &forecasts)?))
     })?;
     let Changed { planned, recipe, numerics, zero } = changed;
     let (plan, process, sent_bytes, survey) = planned;

@@ -84,7 +84,7 @@ impl PlanFile {
         if let Some(difference) = differs("a batch", batch_sizes.map(|size| size.to_string())) {
             return Err(self.refused(&difference));
         }
-        let plan = trainer.plan_with(fit, self.told.knobs)?;
+        let plan = trainer.plan_run(fit, &self.told.knobs.into())?;
         let is_other = trainer.options().ranks.as_ref().is_some_and(|ranks| ranks.rank().index > 0);
         if is_other && plan.predicted_peak_bytes() <= self.told.predicted_peak_bytes {
             return Ok(plan);

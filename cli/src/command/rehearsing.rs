@@ -1,7 +1,9 @@
 //! Trainings of one of several ranks, on a simulated device.
 
 use lowtide_tensor::Device;
-use lowtide_trainer::{Examples, Fit, Forecasts, Plan, Result, TrainError, Zero, lock_pages};
+use lowtide_trainer::{
+    Examples, Fit, Forecasts, Plan, PlanOptions, Result, TrainError, Zero, lock_pages,
+};
 
 use crate::command::DeviceArgs;
 use crate::command::device::{CAPACITY_BYTES, Simulated};
@@ -49,7 +51,14 @@ pub(super) fn way_of_one_model(
         Zero::Blocks => {
             let stages = place.stages(recipe, |trainer, size_max, forecasts| {
                 sim.allocator().set_capacity(budget_bytes);
-                trainer.plan_up_to(&fit, size_max, forecasts)
+                trainer.plan_run(
+                    &fit,
+                    &PlanOptions {
+                        micro_batch_max: size_max,
+                        forecasts: forecasts.clone(),
+                        ..PlanOptions::default()
+                    },
+                )
             });
             stages.map(|(stages, most)| Some(stages.way(most)))
         }
@@ -58,7 +67,7 @@ pub(super) fn way_of_one_model(
                 return Ok(None);
             }
             sim.allocator().set_capacity(budget_bytes);
-            let plan = trainer.plan_for(&fit)?;
+            let plan = trainer.plan_run(&fit, &Default::default())?;
             let sent_bytes = trainer.sent_bytes(&plan);
             Ok(Some((plan, sent_bytes)))
         }),

@@ -396,7 +396,7 @@ impl Begin<'_> {
         }
         let planned = match plan_file {
             Some(file) => file.follow(&mut trainer, planned_for),
-            None => trainer.plan_for(planned_for),
+            None => trainer.plan_run(planned_for, &Default::default()),
         };
         let plan = plan::checked(planned, process.as_ref())?;
         Ok(Planned { trainer, rest, process, plan })

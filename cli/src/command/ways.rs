@@ -46,7 +46,7 @@ impl Ways {
                 continue;
             }
             trainer.device().allocator().set_capacity(budget_bytes);
-            let planned = trainer.plan_for(fit).map(|plan| {
+            let planned = trainer.plan_run(fit, &Default::default()).map(|plan| {
                 let sent_bytes = trainer.sent_bytes(&plan);
                 (plan, sent_bytes)
             });

@@ -17,7 +17,7 @@ fn run(device: &Device, recipe: &Recipe) -> ([usize; 2], Vec<f64>) {
     let RecipeData { samples, train, test, .. } = recipe.open().expect("data");
     let mut trainer = recipe.trainer(device, samples).expect("memory");
     let fit = recipe.fit(&train, &test).steps(2);
-    let plan = trainer.plan_for(&fit).expect("there is no limit");
+    let plan = trainer.plan_run(&fit, &Default::default()).expect("there is no limit");
     let mut losses = Losses::default();
     trainer.run(&fit, &mut [&mut losses]).expect("as planned");
     let measured_bytes = device.allocator().statistics().reserved.peak_bytes;

@@ -143,7 +143,7 @@ fn ranks_that_share_features_have_one_plan() {
         let mut first = trainer_on(&recipe, &device, Some(Arc::new(mirror)), Zero::Features);
         first.divide().unwrap();
         let RecipeData { train, test, .. } = recipe.open().expect("data");
-        first.least_bytes(&recipe.fit(&train, &test).steps(STEPS)).unwrap()
+        first.least_bytes(&recipe.fit(&train, &test).steps(STEPS), &Default::default()).unwrap()
     };
     let knobs = on_ranks(3, |ranks| {
         let mut trainer = trainer(&recipe, Some(ranks), Zero::Features);
@@ -164,7 +164,7 @@ fn a_rank_alone_is_planned_as_among_others() {
         let planned = |trainer: &mut RecipeTrainer| {
             let RecipeData { train, test, .. } = recipe.open().expect("data");
             let fit = recipe.fit(&train, &test).steps(STEPS);
-            trainer.plan_with(&fit, parts_of(6)).unwrap().predicted_peak_bytes()
+            trainer.plan_run(&fit, &parts_of(6).into()).unwrap().predicted_peak_bytes()
         };
         let found = on_ranks(3, |ranks| {
             let mut trainer = trainer(&recipe, Some(ranks), Zero::Features);
@@ -201,13 +201,13 @@ fn what_one_rank_of_shared_features_saves_goes_on_with_any_number() {
         let goes_on = |trainer: &mut RecipeTrainer, from: Option<&Path>, saves: Option<&Path>| {
             let RecipeData { train, test, .. } = recipe.open().expect("data");
             let fit = recipe.fit(&train, &test).steps(4);
-            trainer.plan_with(&fit, parts_of(6)).unwrap();
+            trainer.plan_run(&fit, &parts_of(6).into()).unwrap();
             if let Some(path) = from {
                 trainer.load(path).unwrap();
             }
             let loaded = trainer.state_hash().unwrap();
             let fit = recipe.fit(&train, &test).steps(4 - trainer.steps());
-            trainer.plan_with(&fit, parts_of(6)).unwrap();
+            trainer.plan_run(&fit, &parts_of(6).into()).unwrap();
             let mut save = Save { after: 2, path: saves };
             // One that saves stops then, and the others with it.
             match saves {
@@ -267,7 +267,7 @@ fn a_model_that_fits_no_rank_trains_shared_with_the_losses_of_one_large_device()
     let mut large = trainer(&recipe, None, Zero::Off);
     let RecipeData { train, test, .. } = recipe.open().expect("data");
     let fit = recipe.fit(&train, &test).steps(STEPS);
-    let least_bytes = large.least_bytes(&fit).unwrap();
+    let least_bytes = large.least_bytes(&fit, &Default::default()).unwrap();
     let one = run(&recipe, &mut large, Some(8), |_, _| {});
     let budget_bytes = least_bytes / 2;
     let found = on_ranks(4, |ranks| {
@@ -292,7 +292,7 @@ fn what_cannot_be_shared_is_refused_before_the_first_step() {
             let mut trainer = trainer(recipe, Some(ranks), Zero::Features);
             let RecipeData { train, test, .. } = recipe.open().expect("data");
             let fit = recipe.fit(&train, &test).steps(1);
-            let refused = trainer.plan_for(&fit).map(drop);
+            let refused = trainer.plan_run(&fit, &Default::default()).map(drop);
             match refused.and_then(|()| trainer.run(&fit, &mut []).map(drop)) {
                 Err(TrainError::Setting { place, problem }) => (place, problem),
                 other => panic!("{other:?}"),
@@ -324,7 +324,7 @@ fn what_ranks_add_up_in_a_step_is_what_was_planned() {
             let mut trainer = trainer(&recipe, Some(counting.clone()), Zero::Features);
             let train = recipe.open().expect("data").train;
             let fit = Fit::new(&train).steps(STEPS);
-            let plan = trainer.plan_with(&fit, knobs).unwrap();
+            let plan = trainer.plan_run(&fit, &knobs.into()).unwrap();
             trainer.run(&fit, &mut []).unwrap();
             let planned = plan.forecast.summed_bytes * STEPS as usize;
             assert_eq!(planned, counting.summed_bytes(), "{knobs}");

@@ -40,7 +40,7 @@ fn run(recipe: &Recipe, budget_bytes: usize) -> Result<Found> {
     let mut trainer = recipe.trainer(&device, samples)?;
     device.allocator().set_capacity(budget_bytes);
     let fit = recipe.fit(&train, &test).steps(STEPS);
-    let plan = trainer.plan_for(&fit)?;
+    let plan = trainer.plan_run(&fit, &Default::default())?;
     let mut losses = Losses::default();
     trainer.run(&fit, &mut [&mut losses])?;
     assert_eq!((trainer.retried_steps(), trainer.knobs()), (0, plan.knobs));

@@ -117,8 +117,8 @@ pub(crate) fn run_with(
     let RecipeData { train, test, .. } = recipe.open().expect("data");
     let fit = recipe.fit(&train, &test).steps(STEPS);
     let plan = match knobs {
-        Some(knobs) => trainer.plan_with(&fit, knobs).unwrap(),
-        None => trainer.plan_for(&fit).unwrap(),
+        Some(knobs) => trainer.plan_run(&fit, &knobs.into()).unwrap(),
+        None => trainer.plan_run(&fit, &Default::default()).unwrap(),
     };
     let allocator = trainer.device().allocator().clone();
     // What the whole model took before it was cut.
@@ -252,7 +252,7 @@ fn a_stage_alone_is_planned_as_among_others() {
             let RecipeData { train, test, .. } = recipe.open().expect("data");
             let fit = recipe.fit(&train, &test).steps(STEPS);
             let knobs = Knobs { micro_batch: 6, ..Knobs::default() };
-            trainer.plan_with(&fit, knobs).unwrap().predicted_peak_bytes()
+            trainer.plan_run(&fit, &knobs.into()).unwrap().predicted_peak_bytes()
         };
         let found = on_ranks(3, |ranks| {
             let mut trainer = trainer(&recipe, Some(ranks), Zero::Blocks);
@@ -322,13 +322,13 @@ fn what_one_stage_saves_is_the_whole_training_and_goes_on_in_any_way() {
         let goes_on = |trainer: &mut RecipeTrainer, from: Option<&Path>, saves: Option<&Path>| {
             let RecipeData { train, test, .. } = recipe.open().expect("data");
             let fit = recipe.fit(&train, &test).steps(4);
-            trainer.plan_with(&fit, knobs).unwrap();
+            trainer.plan_run(&fit, &knobs.into()).unwrap();
             if let Some(path) = from {
                 trainer.load(path).unwrap();
                 assert_eq!(trainer.steps(), 2);
             }
             let fit = recipe.fit(&train, &test).steps(4 - trainer.steps());
-            trainer.plan_with(&fit, knobs).unwrap();
+            trainer.plan_run(&fit, &knobs.into()).unwrap();
             let mut save = Save { after: 2, path: saves };
             match from {
                 Some(_) => trainer.run(&fit, &mut []).unwrap(),
@@ -353,9 +353,9 @@ fn what_one_stage_saves_is_the_whole_training_and_goes_on_in_any_way() {
                 let mut trainer = trainer(&recipe, ranks, zero);
                 let RecipeData { train, test, .. } = recipe.open().expect("data");
                 let fit = recipe.fit(&train, &test).steps(2);
-                trainer.plan_with(&fit, knobs).unwrap();
+                trainer.plan_run(&fit, &knobs.into()).unwrap();
                 trainer.load(from).unwrap();
-                trainer.plan_with(&fit, knobs).unwrap();
+                trainer.plan_run(&fit, &knobs.into()).unwrap();
                 trainer.run(&fit, &mut []).unwrap();
                 let hash = trainer.state_hash().unwrap();
                 trainer.leave().unwrap();
@@ -392,9 +392,9 @@ fn a_model_that_fits_no_rank_trains_in_stages_with_the_losses_of_one_large_devic
     let fit = Fit::new(&train).steps(4);
     let ample = device(None);
     let mut large = new(&ample, &ample, Options::default());
-    let least_bytes = large.least_bytes(&fit).unwrap();
+    let least_bytes = large.least_bytes(&fit, &Default::default()).unwrap();
     let knobs = Knobs { micro_batch: 6, ..Knobs::default() };
-    large.plan_with(&fit, knobs).unwrap();
+    large.plan_run(&fit, &knobs.into()).unwrap();
     let mut whole = watch(|_: &_, _| {});
     large.run(&fit, &mut [&mut whole]).unwrap();
     let whole_hash = large.state_hash().unwrap();
@@ -406,7 +406,7 @@ fn a_model_that_fits_no_rank_trains_in_stages_with_the_losses_of_one_large_devic
         let mut trainer = new(&device(None), &device(Some(budget_bytes)), options);
         let train = data();
         let fit = Fit::new(&train).steps(4);
-        let plan = trainer.plan_with(&fit, knobs).unwrap();
+        let plan = trainer.plan_run(&fit, &knobs.into()).unwrap();
         let mut watch = watch(|_: &_, _| {});
         trainer.run(&fit, &mut [&mut watch]).unwrap();
         let peak_bytes = trainer.device().allocator().statistics().reserved.peak_bytes;
@@ -433,7 +433,7 @@ fn a_stage_sends_what_goes_between_blocks_and_the_gradient_of_the_table() {
             let train = recipe.open().expect("data").train;
             let fit = Fit::new(&train).steps(STEPS);
             let knobs = Knobs { micro_batch: size, ..Knobs::default() };
-            let plan = trainer.plan_with(&fit, knobs).unwrap();
+            let plan = trainer.plan_run(&fit, &knobs.into()).unwrap();
             let planned_bytes = trainer.sent_bytes(&plan);
             trainer.run(&fit, &mut []).unwrap();
             assert_eq!(counting.given_bytes(), STEPS as usize * planned_bytes);
@@ -462,7 +462,7 @@ fn what_cannot_be_a_pipeline_is_refused_before_the_first_step() {
             let mut trainer = trainer(recipe, Some(ranks), Zero::Blocks);
             change(&mut trainer);
             let RecipeData { train, test, .. } = recipe.open().expect("data");
-            match trainer.plan_for(&recipe.fit(&train, &test)) {
+            match trainer.plan_run(&recipe.fit(&train, &test), &Default::default()) {
                 Err(TrainError::Setting { place, problem }) => (place, problem),
                 other => panic!("{other:?}"),
             }

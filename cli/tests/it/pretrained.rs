@@ -110,8 +110,10 @@ fn check(name: &str, folder: &Path, tuning: &Tuning) {
         let options = CpuOptions { budget_bytes, threads: Some(2), ..Default::default() };
         let device = Device::cpu(options).expect("a device");
         let mut trainer = recipe.trainer(&device, samples).expect("memory");
-        let least_bytes = trainer.least_bytes(&fit).expect("it does not depend on the budget");
-        let plan = match trainer.plan_for(&fit) {
+        let least_bytes = trainer
+            .least_bytes(&fit, &Default::default())
+            .expect("it does not depend on the budget");
+        let plan = match trainer.plan_run(&fit, &Default::default()) {
             Err(TrainError::DoesNotFit(error)) => {
                 assert!(error.needed_bytes >= least_bytes, "{name} {tuning:?}");
                 return (least_bytes, None);

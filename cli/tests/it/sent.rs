@@ -134,7 +134,7 @@ fn in_a_step(recipe: &Recipe, count: usize, zero: Zero, knobs: Knobs) -> Vec<InA
         let mut trainer = trainer(recipe, Some(Arc::new(Wired::new(lines))), zero);
         let RecipeData { train, .. } = recipe.open_share(rank).expect("data");
         let fit = Fit::new(&train).steps(2);
-        let plan = trainer.plan_with(&fit, knobs).unwrap();
+        let plan = trainer.plan_run(&fit, &knobs.into()).unwrap();
         let planned_bytes = trainer.sent_bytes(&plan);
         let mut after = Vec::new();
         let mut watch = watch(|_: &_, _| after.push(sent.so_far()));

@@ -7,11 +7,12 @@ use lowtide_nn::{Logits, Loss, Module, Parameters, cross_entropy};
 use lowtide_tensor::{DType, Device, SortOrder, Tensor};
 
 use crate::error::{Result, TrainError};
-use crate::score::{Metric, Score};
-use crate::task::{
-    Outputs, Task, field, float_type, labels_that_count, right_ones, sum_of, upload, upload_as,
-    values, values_of,
+use crate::run::score::{Metric, Score};
+use crate::task::contract::Task;
+use crate::task::fields::{
+    field, float_type, labels_that_count, right_ones, sum_of, upload, upload_as, values, values_of,
 };
+use crate::task::outputs::Outputs;
 
 /// Images to classes by cross-entropy: fields `images` `[B, ..]` (floats, or bytes, which become
 /// values from 0 to 1) and `labels` `[B]` of i64. A label of -100 does not count, as in PyTorch;

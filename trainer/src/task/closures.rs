@@ -8,8 +8,9 @@ use lowtide_nn::{Loss, Parameters};
 use lowtide_tensor::Device;
 
 use crate::error::Result;
-use crate::score::Score;
-use crate::task::{Task, sum_of};
+use crate::run::score::Score;
+use crate::task::contract::Task;
+use crate::task::fields::sum_of;
 
 type LossOf<M> = dyn Fn(&M, &Pass, &Device, &BatchView<'_>) -> Result<Loss>;
 type CountOf = dyn Fn(&BatchView<'_>) -> Result<f64>;

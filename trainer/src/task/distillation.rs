@@ -8,8 +8,9 @@ use lowtide_nn::{Buffer, Linear, Loss, Parameter, Parameters};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
-use crate::score::Score;
-use crate::task::{Outputs, Task};
+use crate::run::score::Score;
+use crate::task::contract::Task;
+use crate::task::outputs::Outputs;
 
 /// How a student learns of a teacher.
 #[derive(Clone, Copy, Debug, PartialEq)]

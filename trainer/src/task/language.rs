@@ -8,8 +8,10 @@ use lowtide_pretrained::Decoder;
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
-use crate::score::{Metric, Score};
-use crate::task::{Outputs, Task, field, labels_that_count, sum_of, upload, values};
+use crate::run::score::{Metric, Score};
+use crate::task::contract::Task;
+use crate::task::fields::{field, labels_that_count, sum_of, upload, values};
+use crate::task::outputs::Outputs;
 
 /// Tokens to the tokens that follow, by cross-entropy: the field `tokens` `[B, T + 1]` of i64. The
 /// first T of a row are read, and the last T are to be predicted, unless they are -100; where there

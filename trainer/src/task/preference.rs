@@ -10,8 +10,10 @@ use lowtide_nn::{
 use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::error::{Result, TrainError};
-use crate::score::{Metric, Score};
-use crate::task::{Task, TokenModel, field, sum_of, upload, values_of};
+use crate::run::score::{Metric, Score};
+use crate::task::contract::Task;
+use crate::task::fields::{field, sum_of, upload, values_of};
+use crate::task::language::TokenModel;
 
 /// Answers that were chosen over others, by direct preference optimisation (Rafailov et al.,
 /// "Direct preference optimization: your language model is secretly a reward model", 2023):

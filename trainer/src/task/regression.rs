@@ -6,8 +6,9 @@ use lowtide_nn::{Loss, Module, Parameters, mse};
 use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::error::Result;
-use crate::score::{Metric, Score};
-use crate::task::{Task, field, float_type, sum_of, upload_as, values_of};
+use crate::run::score::{Metric, Score};
+use crate::task::contract::Task;
+use crate::task::fields::{field, float_type, sum_of, upload_as, values_of};
 
 /// Inputs to numbers by the mean of squared differences: fields `inputs` `[B, ..]` and `targets`
 /// `[B, ..]` of floats, all of which count. Scored by `rmse`, the root of that mean, and `mae`, the

@@ -207,7 +207,7 @@ fn loader_of_one_buffer_has_none_for_the_next_batch() {
     let mut train = Loader::with_sampler(digits(), Sequential, options).expect("valid options");
     assert!(lock_pages(&mut train, &device).expect("room"));
     let mut trainer: Trainer<_, _> = small().trainer(&device);
-    let plan = trainer.plan_for(&Fit::new(&train).steps(3)).expect("fits");
+    let plan = trainer.plan_run(&Fit::new(&train).steps(3), &Default::default()).expect("fits");
     assert_eq!(plan.copy_ahead_bytes, 0);
     trainer.run(&Fit::new(&train).steps(3), &mut []).expect("undisturbed");
 }

@@ -30,7 +30,7 @@ fn run(gpu: &Gpu, run: &Run, fused_update: bool, after: impl FnMut(u64)) -> (u64
     let (train, test) = run.loaders();
     let fit = Fit::new(&train).evaluate("test", &test);
     let knobs = Knobs { micro_batch: run.batch_size, fused_update, ..Knobs::default() };
-    let plan = trainer.plan_with(&fit, knobs).expect("no limit");
+    let plan = trainer.plan_run(&fit, &knobs.into()).expect("no limit");
     trainer.run(&fit, &mut [&mut After(after)]).unwrap_or_else(|error| panic!("{error}"));
     let peak_bytes = device.allocator().statistics().reserved.peak_bytes;
     (trainer.state_hash().expect("readable"), [plan.predicted_peak_bytes(), peak_bytes])

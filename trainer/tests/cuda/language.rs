@@ -42,7 +42,7 @@ fn trainer_of(device: &Device, shape: GptShape) -> Trainer<LanguageModel<Gpt>, A
 fn run(device: &Device) -> ((Knobs, usize), Vec<f64>) {
     let (loader, mut trainer, mut losses) = (tokens(), trainer(device), Losses::default());
     let fit = Fit::new(&loader);
-    let plan = trainer.plan_for(&fit).expect("the budget is enough");
+    let plan = trainer.plan_run(&fit, &Default::default()).expect("the budget is enough");
     trainer.run(&fit, &mut [&mut losses]).expect("as planned");
     ((plan.knobs, plan.predicted_peak_bytes()), losses.0)
 }
@@ -74,7 +74,9 @@ fn language_model_has_the_losses_of_the_processor_and_the_planned_peak_in_every_
         let simulated = Device::sim(spec).expect("no memory is needed");
         let (loader, mut trainer) = (tokens(), trainer(&simulated));
         simulated.allocator().set_capacity(budget_bytes);
-        let plan = trainer.plan_for(&Fit::new(&loader)).expect("the budget is enough");
+        let plan = trainer
+            .plan_run(&Fit::new(&loader), &Default::default())
+            .expect("the budget is enough");
         assert_eq!((plan.knobs, plan.predicted_peak_bytes()), (knobs, predicted_bytes));
         plans.push(plan.knobs);
     }
@@ -87,7 +89,7 @@ fn budget_that_is_too_small_is_told_by_what_is_needed_though_not_every_remedy_ha
     let simulated = Device::sim(SimSpec::like_cuda(1 << 50)).expect("no memory is needed");
     let (loader, mut trainer) = (tokens(), trainer(&simulated));
     simulated.allocator().set_capacity(PAGE_BYTES);
-    let error = trainer.plan_for(&Fit::new(&loader)).map(drop).unwrap_err();
+    let error = trainer.plan_run(&Fit::new(&loader), &Default::default()).map(drop).unwrap_err();
     assert!(matches!(error, TrainError::DoesNotFit(_)), "{error}");
 }
 

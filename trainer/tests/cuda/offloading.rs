@@ -38,7 +38,7 @@ fn run(gpu: &Gpu, knobs: Knobs) -> ([[usize; 2]; 2], u64) {
     let options = Options { offload: Some(host.clone()), ..Options::default() };
     let mut trainer = Trainer::new(&device, task, sgd, options);
     let fit = Fit::new(&loader);
-    let plan = trainer.plan_with(&fit, knobs).expect("no limit");
+    let plan = trainer.plan_run(&fit, &knobs.into()).expect("no limit");
     trainer.run(&fit, &mut []).expect("as planned");
     let peak = |device: &Device| device.allocator().statistics().reserved.peak_bytes;
     let planned = [plan.predicted_peak_bytes(), plan.forecast.offloaded_peak_bytes];

@@ -23,7 +23,7 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
     let peak_bytes = plan.predicted_peak_bytes();
     assert_eq!(
         trainer(&device)
-            .survey(&Fit::new(&train).evaluate("test", &test).epochs(1))
+            .survey(&Fit::new(&train).evaluate("test", &test).epochs(1), &Default::default())
             .expect("rehearsed")
             .len(),
         1

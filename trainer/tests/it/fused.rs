@@ -112,7 +112,7 @@ fn run<T: Task + Clone>(
     let device = cpu();
     let mut trainer = Trainer::new(&device, task(&device), optimizer.clone(), options.clone());
     let fit = Fit::new(loader).evaluate("test", loader);
-    let plan = trainer.plan_with(&fit, knobs).expect("no limit");
+    let plan = trainer.plan_run(&fit, &knobs.into()).expect("no limit");
     assert_eq!(plan.knobs, knobs);
     let mut notes = Notes::default();
     trainer.run(&fit, &mut [&mut notes]).expect("memory");
@@ -197,7 +197,7 @@ fn planner_fuses_where_nothing_else_fits() {
         let mut trainer = Trainer::new(&device, resnet(&device), adamw(), Options::default());
         budget_bytes.inspect(|&bytes| device.allocator().set_capacity(bytes));
         let fit = Fit::new(&loader).epochs(2);
-        let plan = trainer.plan_for(&fit)?;
+        let plan = trainer.plan_run(&fit, &Default::default())?;
         trainer.run(&fit, &mut [])?;
         let peak_bytes = device.allocator().statistics().reserved.peak_bytes;
         assert_eq!((plan.predicted_peak_bytes(), trainer.knobs()), (peak_bytes, plan.knobs));
@@ -268,7 +268,7 @@ fn fault_everywhere<T: Task + Clone>(
     let begin = trainer.snapshot().expect("readable");
     let mut once = |forward: usize, nth: u64| {
         trainer.restore(&begin).expect("of this training");
-        trainer.plan_with(&fit, knobs).expect("no limit");
+        trainer.plan_run(&fit, &knobs.into()).expect("no limit");
         let fault = Fault { nth, repeat: Repeat::Once };
         let count = device.allocator().request_count();
         let mut observer = FaultAt { device: &device, forward, fault, retries: 0 };
@@ -325,7 +325,7 @@ fn memory_that_is_taken_while_parameters_are_written_is_taken_after() {
         let (tokens, knobs) =
             (tokens(), Knobs { micro_batch: 6, fused_update: true, ..Knobs::default() });
         let fit = Fit::new(&tokens);
-        trainer.plan_with(&fit, knobs).expect("no limit");
+        trainer.plan_run(&fit, &knobs.into()).expect("no limit");
         let mut greedy = Greedy(&device, Cell::new(device.allocator().capacity_bytes()));
         let mut observers: Vec<&mut dyn Observer> = Vec::new();
         if is_disturbed {
@@ -357,7 +357,7 @@ fn short_memory_in_mid_run_fuses_the_update() {
     let mut least = |fused_update: bool| {
         let knobs =
             Knobs { micro_batch: 6, recomputed_blocks: 3, fused_update, ..Knobs::default() };
-        calm.plan_with(&fit, knobs).expect("no limit").predicted_peak_bytes()
+        calm.plan_run(&fit, &knobs.into()).expect("no limit").predicted_peak_bytes()
     };
     let between = least(true).midpoint(least(false));
     calm.run(&fit, &mut []).expect("memory");
@@ -382,7 +382,7 @@ fn step_that_is_not_finite_writes_nothing() {
     let (loader, knobs) =
         (images([1, 8, 8]), Knobs { micro_batch: 6, fused_update: true, ..Knobs::default() });
     let fit = Fit::new(&loader).steps(2);
-    trainer.plan_with(&fit, knobs).expect("no limit");
+    trainer.plan_run(&fit, &knobs.into()).expect("no limit");
     let mut begin = Vec::new();
     trainer
         .task_mut()
@@ -430,20 +430,20 @@ fn what_cannot_be_fused_is_refused_and_not_planned() {
     };
     let device = cpu();
     let mut trainer = Trainer::new(&device, pair(&device), adamw(), Options::default());
-    let error = trainer.plan_with(&fit, knobs).unwrap_err();
+    let error = trainer.plan_run(&fit, &knobs.into()).unwrap_err();
     assert!(error.to_string().contains("was changed in place"), "{error}");
     device.allocator().set_capacity(1 << 10);
-    assert!(!does_not_fit(trainer.plan_for(&fit)).knobs.fused_update);
+    assert!(!does_not_fit(trainer.plan_run(&fit, &Default::default())).knobs.fused_update);
     device.allocator().set_capacity(usize::MAX);
     trainer.run(&fit, &mut []).expect("not fused");
 
     let device = cpu();
     let lamb = Lamb::new(LambOptions::default()).expect("in range");
     let mut trainer = Trainer::new(&device, gpt(&device), lamb, Options::default());
-    let error = trainer.plan_with(&Fit::new(&tokens()), knobs).unwrap_err();
+    let error = trainer.plan_run(&Fit::new(&tokens()), &knobs.into()).unwrap_err();
     assert!(error.to_string().contains("all parameters together"), "{error}");
     let part = Knobs { micro_batch: 7, ..Knobs::default() };
-    let error = trainer.plan_with(&Fit::new(&tokens()), part).unwrap_err();
+    let error = trainer.plan_run(&Fit::new(&tokens()), &part.into()).unwrap_err();
     assert!(error.to_string().contains("micro-batches of 7 of a batch of 6"), "{error}");
 }
 
@@ -463,7 +463,7 @@ fn gpt2_needs_less_by_its_gradients() {
         let mut trainer = Trainer::new(&device, task, adamw(), Options::default());
         let knobs =
             Knobs { micro_batch: batch_size, recomputed_blocks, fused_update, ..Knobs::default() };
-        let plan = trainer.plan_with(&Fit::new(&loader), knobs).expect("no limit");
+        let plan = trainer.plan_run(&Fit::new(&loader), &knobs.into()).expect("no limit");
         let of = |category| {
             let peaks = &plan.forecast.category_peaks;
             peaks.iter().find(|(own, _)| *own == category).expect("each has one").1

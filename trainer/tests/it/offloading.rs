@@ -55,17 +55,19 @@ fn run<T: Task + Clone>(
 
 /// Every plan that there is, from that without a limit to the least; all of them are run.
 fn every_plan<T: Task + Clone>(name: &str, task: fn(&Device) -> T, loader: &Loader) -> Vec<Knobs> {
-    let whole = run(task, loader, None, |trainer, fit| trainer.plan_for(fit)).expect("no limit");
+    let whole = run(task, loader, None, |trainer, fit| trainer.plan_run(fit, &Default::default()))
+        .expect("no limit");
     let (mut budget_bytes, mut plans) = (whole.0.predicted_peak_bytes(), Vec::new());
     loop {
-        let found =
-            match run(task, loader, Some(budget_bytes), |trainer, fit| trainer.plan_for(fit)) {
-                Ok(found) => found,
-                error => {
-                    assert_eq!(does_not_fit(error).needed_bytes, budget_bytes + 1, "{name}");
-                    break;
-                }
-            };
+        let found = match run(task, loader, Some(budget_bytes), |trainer, fit| {
+            trainer.plan_run(fit, &Default::default())
+        }) {
+            Ok(found) => found,
+            error => {
+                assert_eq!(does_not_fit(error).needed_bytes, budget_bytes + 1, "{name}");
+                break;
+            }
+        };
         let (plan, hash, peaks) = found;
         let predicted = [plan.predicted_peak_bytes(), plan.forecast.offloaded_peak_bytes];
         assert_eq!((predicted, hash), (peaks, whole.1), "{name}: {plan}");
@@ -94,7 +96,8 @@ fn plan_that_offloads_is_exact_on_both_devices_and_keeps_the_bits() {
 fn any_number_of_blocks_may_be_offloaded_recomputed_or_not() {
     let loader = tokens(8);
     let with = |knobs: Knobs| {
-        run(gpt, &loader, None, |trainer, fit| trainer.plan_with(fit, knobs)).expect("no limit")
+        run(gpt, &loader, None, |trainer, fit| trainer.plan_run(fit, &knobs.into()))
+            .expect("no limit")
     };
     let whole = Knobs { micro_batch: 8, ..Knobs::default() };
     let (_, expected, _) = with(whole);
@@ -118,7 +121,7 @@ fn plan_within(budgets: [usize; 2]) -> Result<Plan> {
     let mut trainer = Trainer::new(&device, gpt(&device), optimizer(), options(&host));
     device.allocator().set_capacity(budgets[0]);
     let loader = tokens(28);
-    trainer.plan_for(&Fit::new(&loader).epochs(2).evaluate("test", &loader))
+    trainer.plan_run(&Fit::new(&loader).epochs(2).evaluate("test", &loader), &Default::default())
 }
 
 #[test]
@@ -154,9 +157,9 @@ fn faster_of_recomputing_and_offloading_is_planned() {
         let mut trainer = Trainer::new(&device, gpt(&device), optimizer(), options(&host));
         let fit = Fit::new(&loader);
         let cheap = Knobs { micro_batch: 8, cheap_recomputed: true, ..Knobs::default() };
-        let cheap = trainer.plan_with(&fit, cheap).expect("no limit").predicted_peak_bytes();
+        let cheap = trainer.plan_run(&fit, &cheap.into()).expect("no limit").predicted_peak_bytes();
         device.allocator().set_capacity(cheap - 1);
-        trainer.plan_for(&fit).expect("with less kept").knobs
+        trainer.plan_run(&fit, &Default::default()).expect("with less kept").knobs
     };
     let (slow, fast) = (plan(1e6), plan(1e15));
     assert!(slow.recomputed_blocks > 0 && slow.offloaded_blocks == 0, "{slow}");
@@ -169,7 +172,7 @@ fn without_memory_of_the_host_nothing_is_offloaded() {
     let mut trainer = Trainer::new(&device, gpt(&device), optimizer(), Options::default());
     let knobs = Knobs { micro_batch: 8, offloaded_blocks: 1, ..Knobs::default() };
     let loader = tokens(8);
-    let error = trainer.plan_with(&Fit::new(&loader), knobs).expect_err("nowhere to");
+    let error = trainer.plan_run(&Fit::new(&loader), &knobs.into()).expect_err("nowhere to");
     assert_eq!(
         error.to_string(),
         "knobs: micro-batches of 8 with one block offloaded: there is no memory to offload to"
@@ -182,12 +185,12 @@ fn plan_that_wants_more_of_the_host_than_there_is_says_how_much() {
     let mut trainer = Trainer::new(&device, gpt(&device), optimizer(), options(&host));
     let knobs = Knobs { micro_batch: 8, offloaded_blocks: 6, ..Knobs::default() };
     let loader = tokens(8);
-    let plan = trainer.plan_with(&Fit::new(&loader), knobs).expect("no limit");
+    let plan = trainer.plan_run(&Fit::new(&loader), &knobs.into()).expect("no limit");
     let bytes = plan.forecast.offloaded_peak_bytes;
     host.allocator().set_capacity(bytes);
-    assert!(trainer.plan_with(&Fit::new(&loader), knobs).is_ok(), "as much as it takes");
+    assert!(trainer.plan_run(&Fit::new(&loader), &knobs.into()).is_ok(), "as much as it takes");
     host.allocator().set_capacity(bytes - 1);
-    let error = does_not_fit(trainer.plan_with(&Fit::new(&loader), knobs));
+    let error = does_not_fit(trainer.plan_run(&Fit::new(&loader), &knobs.into()));
     assert_eq!((error.needed_bytes, error.missing_bytes()), (bytes, 1), "{error}");
     assert!(error.to_string().contains(&format!("--offload-budget {bytes}B")), "{error}");
 }
@@ -218,8 +221,9 @@ fn step_that_ran_out_of_memory_offloads_to_the_same_bits() {
             Trainer::new(&device, gpt(&device), optimizer(), options(&host));
         let recomputed = Knobs { micro_batch: 8, cheap_recomputed: true, ..Knobs::default() };
         let recomputed = Knobs { recomputed_blocks: 6, ..recomputed };
-        let bytes = trainer.plan_with(&fit, recomputed).expect("no limit").predicted_peak_bytes();
-        trainer.plan_for(&fit).expect("no limit");
+        let bytes =
+            trainer.plan_run(&fit, &recomputed.into()).expect("no limit").predicted_peak_bytes();
+        trainer.plan_run(&fit, &Default::default()).expect("no limit");
         let bytes = if squeezes { bytes - 1 } else { usize::MAX };
         let mut squeeze = Squeeze { bytes, recoveries: Vec::new() };
         trainer.run(&fit, &mut [&mut squeeze]).expect("it fits with less kept");
@@ -240,7 +244,7 @@ fn every_allocation_of_the_host_fails_once_to_the_same_bits() {
         let mut trainer = Trainer::new(&device, gpt(&device), optimizer(), options(&host));
         let knobs = Knobs { micro_batch: 8, recomputed_blocks: 3, ..Knobs::default() };
         let knobs = Knobs { offloaded_blocks: 5, cheap_recomputed: true, ..knobs };
-        trainer.plan_with(&fit, knobs).expect("no limit");
+        trainer.plan_run(&fit, &knobs.into()).expect("no limit");
         if let Some(nth) = nth {
             host.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
         }
@@ -262,7 +266,7 @@ fn host_that_has_less_than_planned_for_is_an_error_or_another_plan() {
     let [device, host] = devices(None);
     let mut trainer = Trainer::new(&device, gpt(&device), optimizer(), options(&host));
     let knobs = Knobs { micro_batch: 8, offloaded_blocks: 6, ..Knobs::default() };
-    let planned = trainer.plan_with(&fit, knobs).expect("no limit");
+    let planned = trainer.plan_run(&fit, &knobs.into()).expect("no limit");
     device.allocator().set_capacity(planned.predicted_peak_bytes());
     host.allocator().set_capacity(planned.forecast.offloaded_peak_bytes / 2);
     let outcome = trainer.step(&loader.epoch(0).next().expect("a batch").expect("readable"));

@@ -127,7 +127,7 @@ fn parameters_are_put_together_as_often_as_a_packed_batch_has_parts() {
     trainer.set_ranks(Some(Arc::new(mirror)));
     trainer.set_zero(Zero::Parameters);
     let knobs = Knobs { micro_batch: 1, ..Knobs::default() };
-    let plan = trainer.plan_with(&Fit::new(&loader).epochs(1), knobs).expect("no limit");
+    let plan = trainer.plan_run(&Fit::new(&loader).epochs(1), &knobs.into()).expect("no limit");
     let parameter_bytes = 4 * (64 * 5 + 65);
     assert_eq!(plan.forecast.gathered_bytes, BATCH * parameter_bytes);
 }
@@ -143,7 +143,7 @@ fn peak_of_a_batch_in_parts_of_different_lengths_is_predicted() {
         let mut trainer = trainer(&device);
         let fit = Fit::new(&loader).epochs(2);
         let knobs = Knobs { micro_batch: 1, ..Knobs::default() };
-        let plan = trainer.plan_with(&fit, knobs).expect("no limit");
+        let plan = trainer.plan_run(&fit, &knobs.into()).expect("no limit");
         trainer.run(&fit, &mut []).expect("as planned");
         let measured = device.allocator().statistics().reserved.peak_bytes;
         assert_eq!(plan.predicted_peak_bytes(), measured, "the longest is {longest}");

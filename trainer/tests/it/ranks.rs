@@ -78,8 +78,8 @@ pub(crate) fn run_trainer(
     let train = loader(run, trainer.options().ranks.as_deref());
     let fit = Fit::new(&train).epochs(run.epochs);
     let plan = match knobs {
-        Some(knobs) => trainer.plan_with(&fit, knobs)?,
-        None => trainer.plan_for(&fit)?,
+        Some(knobs) => trainer.plan_run(&fit, &knobs.into())?,
+        None => trainer.plan_run(&fit, &Default::default())?,
     };
     let mut watch = Watch { on_step, losses: Vec::new() };
     (watch.on_step)(trainer.device(), 0)?;
@@ -184,7 +184,7 @@ fn ranks_share_an_evaluation_and_have_the_score_of_one_in_the_planned_memory() {
             let test = Loader::with_sampler(data(), Sequential, options).expect("valid options");
             let mut trainer = trainer_splitting(&run, Middle::Dropout, Some(ranks), leaves(12));
             let fit = Fit::new(&train).evaluate("test", &test).epochs(1);
-            let plan = trainer.plan_for(&fit).unwrap();
+            let plan = trainer.plan_run(&fit, &Default::default()).unwrap();
             let mut scores = Scores { set: &test, peaks: Vec::new() };
             trainer.run(&fit, &mut [&mut scores]).unwrap();
             assert_eq!(scores.peaks, [plan.predicted_peak_bytes()], "of {count} ranks");

@@ -63,10 +63,10 @@ fn plan_one_byte_short(device: &Device) -> Result<Plan> {
     let loader = tokens();
     let mut trainer = trainer(device, gpt(device));
     let fit = Fit::new(&loader);
-    let whole = trainer.plan_for(&fit)?;
+    let whole = trainer.plan_run(&fit, &Default::default())?;
     assert_eq!(whole.knobs, WHOLE);
     device.allocator().set_capacity(whole.predicted_peak_bytes() - 1);
-    trainer.plan_for(&fit)
+    trainer.plan_run(&fit, &Default::default())
 }
 
 #[test]
@@ -91,14 +91,14 @@ fn seconds_of_a_step_are_its_operations_by_the_rates() {
     let (loader, device) = (tokens(), simulated(launches_only()));
     let mut trainer = trainer(&device, gpt(&device));
     let fit = Fit::new(&loader).epochs(1);
-    let whole = trainer.plan_with(&fit, WHOLE).expect("fits").forecast;
+    let whole = trainer.plan_run(&fit, &WHOLE.into()).expect("fits").forecast;
     let launch_count = whole.step_seconds / 1e-3;
     assert!((launch_count - launch_count.round()).abs() < 1e-6, "{launch_count}");
     // Two steps, and nothing else but the optimizer's state in the first one.
     assert!(whole.step_seconds < whole.seconds && whole.seconds <= 2.0 * whole.step_seconds);
     // Each part from the second on, run or only counted, adds as much as the one before.
     let mut seconds = |micro_batch| {
-        let plan = trainer.plan_with(&fit, Knobs { micro_batch, ..WHOLE });
+        let plan = trainer.plan_run(&fit, &Knobs { micro_batch, ..WHOLE }.into());
         plan.expect("fits").forecast.step_seconds
     };
     let [two, three, four] = [4, 3, 2].map(&mut seconds);
@@ -113,17 +113,18 @@ fn plan_with_given_knobs_has_them_or_says_what_is_missing() {
     let fit = Fit::new(&loader);
     let knobs =
         Knobs { micro_batch: 3, recomputed_blocks: 4, fused_update: false, ..Knobs::default() };
-    let plan = gpt.plan_with(&fit, knobs).expect("fits");
+    let plan = gpt.plan_run(&fit, &knobs.into()).expect("fits");
     assert_eq!((plan.knobs, gpt.knobs()), (knobs, knobs));
     device.allocator().set_capacity(plan.predicted_peak_bytes());
-    assert_eq!(gpt.plan_with(&fit, knobs).expect("fits").knobs, knobs);
+    assert_eq!(gpt.plan_run(&fit, &knobs.into()).expect("fits").knobs, knobs);
     device.allocator().set_capacity(plan.predicted_peak_bytes() - 1);
-    assert_eq!(does_not_fit(gpt.plan_with(&fit, knobs)).missing_bytes(), 1);
+    assert_eq!(does_not_fit(gpt.plan_run(&fit, &knobs.into())).missing_bytes(), 1);
 
     // Samples that are coupled stay together.
     let images = Field::new("images", ElementType::F32, &[3, 32, 32]);
     let loader = self::loader(vec![images, Field::new("labels", ElementType::I64, &[])]);
     let device = simulated(Rates::nominal(1e9, 1e9));
-    let error = trainer(&device, resnet(&device)).plan_with(&Fit::new(&loader), knobs).unwrap_err();
+    let error =
+        trainer(&device, resnet(&device)).plan_run(&Fit::new(&loader), &knobs.into()).unwrap_err();
     assert!(error.to_string().contains("may not be split"), "{error}");
 }

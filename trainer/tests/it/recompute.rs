@@ -74,7 +74,7 @@ fn run<T: Task + Clone>(
     let mut trainer = Trainer::new(&device, task(&device), optimizer(), options.clone());
     budget_bytes.inspect(|&bytes| device.allocator().set_capacity(bytes));
     let fit = Fit::new(loader).epochs(2).evaluate("test", loader);
-    let plan = trainer.plan_for(&fit)?;
+    let plan = trainer.plan_run(&fit, &Default::default())?;
     trainer.run(&fit, &mut [])?;
     assert_eq!((trainer.retried_steps(), trainer.knobs()), (0, plan.knobs));
     let peak_bytes = device.allocator().statistics().reserved.peak_bytes;
@@ -172,13 +172,14 @@ fn step_that_ran_out_of_memory_recomputes_and_goes_back_to_keeping() {
     for (squeezes, blocks) in [(false, 0), (true, 0), (true, 1)] {
         let device = cpu(None);
         let mut trainer = Trainer::new(&device, gpt(&device), optimizer(), options.clone());
-        let mut peak_bytes =
-            |knobs| trainer.plan_with(&fit, knobs).expect("no limit").predicted_peak_bytes();
+        let mut peak_bytes = |knobs: Knobs| {
+            trainer.plan_run(&fit, &knobs.into()).expect("no limit").predicted_peak_bytes()
+        };
         let whole = Knobs { micro_batch: 8, ..Knobs::default() };
         let cheap = Knobs { cheap_recomputed: true, ..whole };
         let bytes = [peak_bytes(whole), peak_bytes(cheap)][blocks] - 1;
         let bytes = if squeezes { bytes } else { usize::MAX };
-        trainer.plan_for(&fit).expect("no limit");
+        trainer.plan_run(&fit, &Default::default()).expect("no limit");
         let mut squeeze = Squeeze { bytes, reports: Vec::new() };
         trainer.run(&fit, &mut [&mut squeeze]).expect("it fits with less kept");
         ends.push(trainer.state_hash().expect("readable"));
@@ -221,11 +222,11 @@ fn policies_of_the_users_own_stay_as_they_are() {
     let mut trainer = Trainer::new(&device, task, optimizer(), never);
     let loader = tokens(16);
     let fit = Fit::new(&loader);
-    let plan = trainer.plan_for(&fit).expect("no limit");
+    let plan = trainer.plan_run(&fit, &Default::default()).expect("no limit");
     let cheap = Knobs { cheap_recomputed: true, ..plan.knobs };
-    let cheap = trainer.plan_with(&fit, cheap).expect("no limit");
+    let cheap = trainer.plan_run(&fit, &cheap.into()).expect("no limit");
     device.allocator().set_capacity(cheap.predicted_peak_bytes() - 1);
-    let plan = trainer.plan_for(&fit).expect("two blocks may be recomputed");
+    let plan = trainer.plan_run(&fit, &Default::default()).expect("two blocks may be recomputed");
     assert!((1..=2).contains(&plan.knobs.recomputed_blocks), "{plan}");
     trainer.run(&fit, &mut []).expect("as planned");
     assert_eq!(policies(trainer.task_mut()), before);
@@ -244,7 +245,7 @@ fn many_blocks_are_recomputed_several_at_once_where_that_needs_less() {
     let mut trainer = Trainer::new(&device, deep(&device), optimizer(), never.clone());
     let all = Knobs { micro_batch: 8, cheap_recomputed: true, ..Knobs::default() };
     let all = Knobs { recomputed_blocks: 32, ..all };
-    let singly = trainer.plan_with(&fit, all).expect("no limit").predicted_peak_bytes();
+    let singly = trainer.plan_run(&fit, &all.into()).expect("no limit").predicted_peak_bytes();
     let whole = run(deep, &loader, &never, None).expect("no limit");
     let found = run(deep, &loader, &never, Some(singly - 1)).expect("with several at once");
     let Found { plan, hash, peak_bytes } = found;

@@ -102,7 +102,7 @@ fn plan_of_a_few_steps_is_their_run_to_the_byte() {
             trainer.load(&path).expect("whole");
             trainer.device().allocator().reset_peaks();
             let fit = Fit::new(&train).evaluate("test", &test).steps(steps);
-            let plan = trainer.plan_for(&fit).expect("fits");
+            let plan = trainer.plan_run(&fit, &Default::default()).expect("fits");
             assert_eq!(plan.staging_bytes, train.staging_bytes() + test.staging_bytes());
             let planned = plan.predicted_peak_bytes();
             trainer.run(&fit, &mut []).expect("fits");

@@ -73,7 +73,7 @@ fn finer_parts_never_cost_less_time() {
         let (train, test) = run.loaders();
         let survey = run
             .trainer(&device)
-            .survey(&Fit::new(&train).evaluate("test", &test).epochs(2))
+            .survey(&Fit::new(&train).evaluate("test", &test).epochs(2), &Default::default())
             .expect("rehearsed");
         let sizes: Vec<usize> = survey.iter().map(|(knobs, _)| knobs.micro_batch).collect();
         // Parts that need no less than larger ones are left out.
@@ -98,7 +98,9 @@ fn rehearsal_leaves_the_device_and_the_model_alone() {
     let before = (device.allocator().statistics(), device.allocator().request_count());
     let hash = trainer.state_hash().expect("cpu");
     trainer.plan(&train, &test, 3).expect("fits");
-    trainer.survey(&Fit::new(&train).evaluate("test", &test).epochs(3)).expect("rehearsed");
+    trainer
+        .survey(&Fit::new(&train).evaluate("test", &test).epochs(3), &Default::default())
+        .expect("rehearsed");
     assert_eq!((device.allocator().statistics(), device.allocator().request_count()), before);
     assert_eq!(trainer.state_hash().expect("cpu"), hash);
 }

@@ -104,7 +104,7 @@ fn peaks(
         trainer.task_mut().parameters().set_policy(policy.clone());
         let train = loader(&run, Some(&*ranks));
         let fit = Fit::new(&train).evaluate("test", &train).epochs(1);
-        let plan = trainer.plan_for(&fit).unwrap();
+        let plan = trainer.plan_run(&fit, &Default::default()).unwrap();
         let allocator = trainer.device().allocator().clone();
         // What a model took that was divided then.
         allocator.trim();

@@ -1,0 +1,295 @@
+//! A training on disk: everything that its next step depends on.
+//!
+//! A checkpoint is a folder: `model.safetensors` and `optimizer.safetensors` under PyTorch's names,
+//! and `checkpoint.json` with the numbers, and with the length and the XXH3 of the other two.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use lowtide_amp::LossScalerState;
+use lowtide_data::LoaderState;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::{Result, TrainError};
+use crate::files::new_file::sync_path;
+
+pub(crate) const MODEL: &str = "model.safetensors";
+pub(crate) const OPTIMIZER: &str = "optimizer.safetensors";
+const HEADER: &str = "checkpoint.json";
+
+/// The folder of files that are on no disk, in errors.
+const IN_MEMORY: &str = "(in memory)";
+
+const FORMAT: &str = "lowtide-checkpoint";
+const VERSION: u32 = 1;
+
+/// The file `checkpoint.json`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    /// XXH3 of `content` as it stands, in 16 hexadecimal digits.
+    checksum: String,
+    content: Content,
+}
+
+/// The numbers of a training at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Content {
+    pub(crate) format: String,
+    pub(crate) version: u32,
+    pub(crate) seed: u64,
+    pub(crate) step: u64,
+    pub(crate) epoch: u64,
+    pub(crate) in_epoch: Option<LoaderState>,
+    pub(crate) scaler: Option<LossScalerState>,
+    pub(crate) skipped_in_a_row: u64,
+    pub(crate) retried_steps: u64,
+    /// The recipe of the training, for programs that know recipes; it has no say in what is loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) recipe: Option<String>,
+    pub(crate) files: BTreeMap<String, Fingerprint>,
+}
+
+impl Content {
+    /// The numbers of a training that has done nothing yet, without files.
+    pub(crate) fn new(seed: u64) -> Content {
+        Content {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            seed,
+            step: 0,
+            epoch: 0,
+            in_epoch: None,
+            scaler: None,
+            skipped_in_a_row: 0,
+            retried_steps: 0,
+            recipe: None,
+            files: BTreeMap::new(),
+        }
+    }
+
+    /// Epochs finished, and the place in the next one. Early versions took the end of an epoch for a
+    /// place in it.
+    pub(crate) fn place(&self) -> (u64, Option<LoaderState>) {
+        match self.in_epoch {
+            Some(state) if state.batch >= state.sample_count.div_ceil(state.batch_size.max(1)) => {
+                (self.epoch + 1, None)
+            }
+            in_epoch => (self.epoch, in_epoch),
+        }
+    }
+}
+
+/// A training at one moment, in memory, as a checkpoint is on disk. It does not change when the
+/// training goes on, so that it can be written by another thread, or [restored](crate::Trainer::restore).
+#[derive(Clone)]
+pub struct Snapshot {
+    content: Content,
+    files: [(&'static str, Vec<u8>); 2],
+}
+
+impl Snapshot {
+    /// A training of these numbers, with its files.
+    pub(crate) fn new(content: Content, model: Vec<u8>, optimizer: Vec<u8>) -> Snapshot {
+        let files = [(MODEL, model), (OPTIMIZER, optimizer)];
+        let fingerprint =
+            |(name, bytes): &(&str, Vec<u8>)| ((*name).to_owned(), Fingerprint::of(bytes));
+        let content = Content { files: files.iter().map(fingerprint).collect(), ..content };
+        Snapshot { content, files }
+    }
+
+    /// Steps committed or skipped.
+    pub fn step(&self) -> u64 {
+        self.content.step
+    }
+
+    /// The same with the recipe of the training, as [`saved_recipe`] will find it.
+    #[must_use]
+    pub fn with_recipe(mut self, recipe: &str) -> Snapshot {
+        self.content.recipe = Some(recipe.to_owned());
+        self
+    }
+
+    /// Sizes of the files that it will be; the numbers in the header may have more digits later.
+    pub(crate) fn sizes_bytes(&self) -> Vec<usize> {
+        const DIGITS_BYTES: usize = 64;
+        let header_bytes = self.header().len() + DIGITS_BYTES;
+        self.files.iter().map(|(_, bytes)| bytes.len()).chain([header_bytes]).collect()
+    }
+
+    fn header(&self) -> Vec<u8> {
+        let content = &self.content;
+        json(&Header { checksum: checksum(&json(content)), content: content.clone() })
+    }
+
+    /// Writes a checkpoint: the folder `path`, which must not be there. It is made beside its
+    /// place, on disk with all its files, and then renamed: a folder of that name is whole.
+    ///
+    /// # Errors
+    /// `File` if something could not be written, or `path` is there already: nothing is left then.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let file = |source| TrainError::File { path: path.to_owned(), source };
+        if path.symlink_metadata().is_ok() {
+            return Err(file(ErrorKind::AlreadyExists.into()));
+        }
+        let beside = partial_folder(path).ok_or_else(|| file(ErrorKind::InvalidFilename.into()))?;
+        // A folder that a process left there when it was killed is of no use.
+        remove_folder(&beside).map_err(file)?;
+        let written = self.write_files(&beside).map_err(file).and_then(|()| {
+            fs::rename(&beside, path).map_err(file)?;
+            sync_path(folder_of(path))
+        });
+        if written.is_err() {
+            // The first error is the one to report.
+            drop(remove_folder(&beside));
+        }
+        written
+    }
+
+    fn write_files(&self, folder: &Path) -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        let header = self.header();
+        let files = self.files.iter().map(|(name, bytes)| (*name, bytes.as_slice()));
+        for (name, bytes) in files.chain([(HEADER, header.as_slice())]) {
+            let mut file = File::create(folder.join(name))?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+        }
+        File::open(folder)?.sync_all()
+    }
+}
+
+/// The length and the hash that a file has to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Fingerprint {
+    bytes: u64,
+    xxh3: String,
+}
+
+impl Fingerprint {
+    fn of(bytes: &[u8]) -> Fingerprint {
+        Fingerprint { bytes: bytes.len() as u64, xxh3: checksum(bytes) }
+    }
+}
+
+fn checksum(bytes: &[u8]) -> String {
+    format!("{:016x}", xxh3_64(bytes))
+}
+
+/// A training that was saved, in memory or on disk.
+pub(crate) struct Saved<'a> {
+    pub(crate) content: Cow<'a, Content>,
+    /// The folder that errors name.
+    folder: &'a Path,
+    /// The snapshot, if it is in memory.
+    snapshot: Option<&'a Snapshot>,
+}
+
+impl<'a> Saved<'a> {
+    pub(crate) fn in_memory(snapshot: &'a Snapshot) -> Saved<'a> {
+        let content = Cow::Borrowed(&snapshot.content);
+        Saved { content, folder: Path::new(IN_MEMORY), snapshot: Some(snapshot) }
+    }
+
+    /// A checkpoint, whose header is read.
+    ///
+    /// # Errors
+    /// `Checkpoint` or `File` for a header that is damaged or not there.
+    pub(crate) fn on_disk(folder: &'a Path) -> Result<Saved<'a>> {
+        let content = Cow::Owned(read_header(&folder.join(HEADER))?);
+        Ok(Saved { content, folder, snapshot: None })
+    }
+
+    /// The path of a file, as errors name it.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The bytes of a file.
+    ///
+    /// # Errors
+    /// `Checkpoint` if it is damaged; `File`.
+    pub(crate) fn file(&self, name: &str) -> Result<Cow<'a, [u8]>> {
+        if let Some(snapshot) = self.snapshot {
+            let (_, bytes) = snapshot.files.iter().find(|(file, _)| *file == name).expect("of two");
+            return Ok(Cow::Borrowed(bytes.as_slice()));
+        }
+        let path = self.path(name);
+        let bytes = read(&path)?;
+        if self.content.files.get(name) == Some(&Fingerprint::of(&bytes)) {
+            return Ok(Cow::Owned(bytes));
+        }
+        Err(damaged(&path, "it is not the file that was saved"))
+    }
+
+    /// The error of a training that this is not one of.
+    pub(crate) fn of_another(&self, problem: &str) -> TrainError {
+        damaged(&self.path(HEADER), problem)
+    }
+}
+
+/// The recipe that a checkpoint was saved with, if it was, and the steps done.
+///
+/// # Errors
+/// `Checkpoint` or `File` for a header that is damaged or not there.
+pub fn saved_recipe(checkpoint: &Path) -> Result<(Option<String>, u64)> {
+    let content = read_header(&checkpoint.join(HEADER))?;
+    Ok((content.recipe, content.step))
+}
+
+/// The folder in which the one at `path` is made.
+pub fn partial_folder(path: &Path) -> Option<PathBuf> {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name()?);
+    name.push(".partial");
+    Some(path.with_file_name(name))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Removes a folder, if there is one.
+pub fn remove_folder(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(|source| TrainError::File { path: path.to_owned(), source })
+}
+
+fn read_header(path: &Path) -> Result<Content> {
+    let bytes = read(path)?;
+    let header: Header =
+        serde_json::from_slice(&bytes).map_err(|error| damaged(path, &error.to_string()))?;
+    // Written again it has the same bytes, unless one of them has changed.
+    let is_whole = header.checksum == checksum(&json(&header.content)) && json(&header) == bytes;
+    if !is_whole {
+        return Err(damaged(path, "its checksum does not agree"));
+    }
+    let Content { format, version, files, .. } = &header.content;
+    if format != FORMAT || *version != VERSION {
+        return Err(damaged(path, &format!("{format} of version {version} is not known")));
+    }
+    if !files.keys().map(String::as_str).eq([MODEL, OPTIMIZER]) {
+        return Err(damaged(path, "it does not name the files of a checkpoint"));
+    }
+    Ok(header.content)
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("plain values")
+}
+
+fn damaged(path: &Path, problem: &str) -> TrainError {
+    TrainError::Checkpoint { path: path.to_owned(), problem: problem.to_owned() }
+}

@@ -1,0 +1,90 @@
+//! What a training changes of a model: what checkpoints, files of runs and hashes hold.
+
+use std::collections::BTreeMap;
+
+use lowtide_autograd::LeafId;
+use lowtide_nn::{Buffer, Parameter, Parameters};
+use lowtide_tensor::{Shape, Tensor, TensorResult};
+
+use crate::task::contract::Task;
+
+/// The parameters and buffers of a task, without the frozen parameters and the weights in few bits
+/// of a model whose weights [are elsewhere](Task::base_is_elsewhere).
+pub struct Learned<'a> {
+    parameters: &'a mut dyn Parameters,
+    leaves_frozen_out: bool,
+    /// Of parameters that are divided among ranks, on the host.
+    wholes: BTreeMap<LeafId, Tensor>,
+}
+
+impl<'a> Learned<'a> {
+    /// The parameters and buffers that a run of `task` changes.
+    pub fn of(task: &'a mut impl Task) -> Self {
+        let leaves_frozen_out = task.base_is_elsewhere();
+        Learned { parameters: task.parameters(), leaves_frozen_out, wholes: BTreeMap::new() }
+    }
+
+    /// The same as large as it is in a file: of parameters that ranks share what has the shape of
+    /// the whole, without values.
+    pub(crate) fn in_size(task: &'a mut impl Task) -> Self {
+        let learned = Learned::of(task);
+        let mut wholes = BTreeMap::new();
+        learned.parameters.visit(&mut |_, parameter| {
+            if let Some(shard) = parameter.shard() {
+                let whole = expanded(parameter.value(), *shard.shape());
+                wholes.insert(parameter.id(), whole.expect("one element has every shape"));
+            }
+        });
+        learned.with_wholes(wholes)
+    }
+
+    /// The same with these values for parameters that are divided among ranks.
+    pub(crate) fn with_wholes(self, wholes: BTreeMap<LeafId, Tensor>) -> Self {
+        Learned { wholes, ..self }
+    }
+
+    /// What is not frozen of `parameters`.
+    pub fn without_frozen(parameters: &'a mut dyn Parameters) -> Self {
+        Learned { parameters, leaves_frozen_out: true, wholes: BTreeMap::new() }
+    }
+
+    /// Bytes of its tensors, and room for their names in a file.
+    pub fn bytes(&mut self) -> [usize; 2] {
+        const NAME_BYTES: usize = 512;
+        // Of parameters that are divided the whole, which a file has.
+        let mut sizes = Vec::new();
+        self.visit(&mut |_, parameter| sizes.push(parameter.value().size_bytes()));
+        self.visit_buffers(&mut |_, buffer| sizes.push(buffer.value().size_bytes()));
+        [sizes.iter().sum(), sizes.len() * NAME_BYTES]
+    }
+}
+
+/// The first element of a contiguous tensor under another shape.
+fn expanded(x: &Tensor, shape: Shape) -> TensorResult<Tensor> {
+    let one = x.view([x.element_count()])?.narrow(0, 0, 1)?;
+    one.expand(shape)
+}
+
+impl Parameters for Learned<'_> {
+    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+        let Learned { parameters, leaves_frozen_out, wholes } = self;
+        parameters.visit(&mut |name, parameter| {
+            if *leaves_frozen_out && parameter.is_frozen() {
+                return;
+            }
+            match wholes.get(&parameter.id()) {
+                Some(whole) => visitor(name, &mut parameter.with_value(whole.clone())),
+                None => visitor(name, parameter),
+            }
+        });
+    }
+
+    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
+        let leaves_frozen_out = self.leaves_frozen_out;
+        self.parameters.visit_buffers(&mut |name, buffer| {
+            if !(leaves_frozen_out && buffer.is_constant()) {
+                visitor(name, buffer);
+            }
+        });
+    }
+}

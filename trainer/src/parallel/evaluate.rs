@@ -1,0 +1,82 @@
+//! Evaluations by several ranks.
+
+use lowtide_data::BatchView;
+use lowtide_ranks::{Collectives, Rank, RanksError};
+
+use crate::error::{Result, TrainError};
+use crate::parallel::division::EvaluationDivision;
+use crate::parallel::vote::{agree, agree_in_calls, is_of_another};
+use crate::run::evaluation::{Evaluation, score_parts};
+use crate::run::score::{Score, decoded, encoded};
+use crate::task::contract::Task;
+
+/// Evaluations in which each rank scores a share of the batches. Scores are added up in the order
+/// of the batches: where these are scored in the same parts, as deterministic shards are, the sum
+/// has the bits of one rank alone.
+pub(crate) struct SharedBatches<'a>(pub(crate) &'a dyn Collectives);
+
+impl<T: Task> EvaluationDivision<T> for SharedBatches<'_> {
+    fn share(&self) -> Rank {
+        self.0.rank()
+    }
+
+    fn evaluate(&self, evaluation: &Evaluation<'_, T>) -> Result<Score> {
+        let own = agree(Some(self.0), evaluation.score_share(self.0.rank()))?;
+        let mut total = Score::default();
+        for (rank, words) in self.0.exchange(&encoded(&own))?.iter().enumerate() {
+            let scores = decoded(words).ok_or_else(|| {
+                let reason = "it sent what are no scores of this version".to_owned();
+                RanksError::Aborted { rank, reason }
+            })?;
+            scores.into_iter().for_each(|score| total.add(score));
+        }
+        Ok(total)
+    }
+}
+
+/// Evaluations in which all ranks score all batches, in the same parts at the same time, because
+/// they call each other within passes.
+pub(crate) struct SameBatches<'a>(pub(crate) &'a dyn Collectives);
+
+impl<T: Task> EvaluationDivision<T> for SameBatches<'_> {
+    fn evaluate(&self, evaluation: &Evaluation<'_, T>) -> Result<Score> {
+        let &Evaluation { task, device, .. } = evaluation;
+        evaluate_together(evaluation, self.0, |batch, part| score_parts(task, device, batch, part))
+    }
+}
+
+/// The score of a set of which all ranks score the same parts at the same time, of no more samples
+/// than any of them would; `score` does so with a batch in such parts. Where memory lacks on one of
+/// them, all drop their caches and try again, then with half the samples.
+///
+/// # Errors
+/// Those of `score` with a single sample; `Ranks`.
+pub(crate) fn evaluate_together<T: Task>(
+    evaluation: &Evaluation<'_, T>,
+    ranks: &dyn Collectives,
+    score: impl Fn(&BatchView<'_>, usize) -> Result<Score>,
+) -> Result<Score> {
+    let said = ranks.exchange(&(evaluation.micro_batch as u64).to_le_bytes())?;
+    let sizes = said.iter().filter_map(|words| words.as_slice().try_into().ok());
+    let least = sizes.map(u64::from_le_bytes).min().unwrap_or(1).max(1) as usize;
+    let mut total = Score::default();
+    for batch in evaluation.loader.epoch(0) {
+        let batch = agree_in_calls(ranks, batch.map_err(TrainError::from))?;
+        let (mut part, mut is_again) = (least, false);
+        let score = loop {
+            match agree_in_calls(ranks, score(&batch.view(), part)) {
+                Err(error) if error.out_of_memory().is_some() || is_of_another(&error) => {
+                    evaluation.device.allocator().trim();
+                    if is_again && part == 1 {
+                        return Err(error);
+                    }
+                    part = if is_again { part.div_ceil(2) } else { part };
+                    is_again = true;
+                }
+                scored => break scored?,
+            }
+        };
+        total.add(score);
+    }
+    Ok(total)
+}

@@ -1,0 +1,82 @@
+//! Knobs and plans that all ranks have in common.
+
+use lowtide_ranks::Collectives;
+
+use crate::error::Result;
+use crate::parallel::division::Wanted;
+use crate::parallel::vote::agree;
+use crate::plan::Plan;
+use crate::plan::knobs::Knobs;
+
+/// Knobs that need no more memory than those of any rank: where gradients are summed as they come,
+/// or parameters put together as they are used, all ranks do so in the same order.
+///
+/// # Errors
+/// `Ranks`.
+pub(crate) fn common_knobs(ranks: &dyn Collectives, own: Knobs) -> Result<Knobs> {
+    let words = serde_json::to_vec(&own).expect("plain values");
+    let said = ranks.exchange(&words)?;
+    let others = said.iter().filter_map(|words| serde_json::from_slice::<Knobs>(words).ok());
+    Ok(others.fold(own, |common, other| Knobs {
+        micro_batch: common.micro_batch.min(other.micro_batch),
+        cheap_recomputed: common.cheap_recomputed || other.cheap_recomputed,
+        recomputed_blocks: common.recomputed_blocks.max(other.recomputed_blocks),
+        blocks_at_once: common.blocks_at_once.max(other.blocks_at_once),
+        offloaded_blocks: common.offloaded_blocks.max(other.offloaded_blocks),
+        fused_update: false,
+    }))
+}
+
+/// The own knobs, in the largest micro-batches that all ranks take.
+///
+/// # Errors
+/// `Ranks`.
+pub(crate) fn common_micro_batch(ranks: &dyn Collectives, own: Knobs) -> Result<Knobs> {
+    let said = ranks.exchange(&(own.micro_batch as u64).to_le_bytes())?;
+    let sizes = said.iter().filter_map(|words| words.as_slice().try_into().ok());
+    let least = sizes.map(|words| u64::from_le_bytes(words) as usize).min();
+    Ok(Knobs { micro_batch: least.map_or(own.micro_batch, |least| least.max(1)), ..own })
+}
+
+/// A plan with knobs that need no more memory than those of any rank.
+///
+/// # Errors
+/// The own error of a plan; `Ranks` for that of another rank.
+pub(crate) fn plan_of_common_knobs(
+    ranks: &dyn Collectives,
+    size_max: usize,
+    find: &dyn Fn(Wanted) -> Result<Plan>,
+) -> Result<Plan> {
+    let plan = agree(Some(ranks), find(Wanted::UpTo(size_max)))?;
+    let common = common_knobs(ranks, plan.knobs)?;
+    if is_said_by_all(ranks, plan.knobs == common)? {
+        return Ok(plan);
+    }
+    agree(Some(ranks), find(Wanted::With(common)))
+}
+
+/// A plan of each rank, all of which have the same micro-batches.
+///
+/// # Errors
+/// The own error of a plan; `Ranks` for that of another rank.
+pub(crate) fn plan_of_common_micro_batches(
+    ranks: &dyn Collectives,
+    mut size_max: usize,
+    find: &dyn Fn(Wanted) -> Result<Plan>,
+) -> Result<Plan> {
+    loop {
+        let plan = agree(Some(ranks), find(Wanted::UpTo(size_max)))?;
+        let own = plan.knobs.micro_batch;
+        let common = common_micro_batch(ranks, plan.knobs)?.micro_batch;
+        if is_said_by_all(ranks, own == common)? {
+            return Ok(plan);
+        }
+        // Smaller each time, so that this comes to an end.
+        size_max = common;
+    }
+}
+
+fn is_said_by_all(ranks: &dyn Collectives, own: bool) -> Result<bool> {
+    let said = ranks.exchange(&[u8::from(own)])?;
+    Ok(said.iter().all(|said| said == &[1]))
+}

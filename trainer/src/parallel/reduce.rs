@@ -1,0 +1,103 @@
+//! Sums over ranks that share the samples of a batch.
+
+use lowtide_ranks::{Collectives, Rank, RanksError, all_reduce_each};
+
+use crate::error::{Result, TrainError};
+use crate::parallel::vote::agree;
+use crate::step::compute::Computed;
+use crate::step::summation::{Summation, add_counts, tree_sum};
+
+/// # Errors
+/// `Setting` unless so many ranks have whole subtrees of the tree of a batch.
+pub(crate) fn check_tree(ranks: &dyn Collectives, summation: Summation) -> Result<()> {
+    let count = ranks.rank().count;
+    if summation == Summation::Sequential || count.is_power_of_two() {
+        return Ok(());
+    }
+    let problem = format!("{count} ranks have no common tree: 1, 2, 4, 8 and so on have");
+    Err(TrainError::Setting { place: "leaves".to_owned(), problem })
+}
+
+/// The sum of the counts of all ranks.
+///
+/// # Errors
+/// `Setting` if they count differently many terms of a loss; `Ranks`.
+pub(crate) fn sum_counts(ranks: &dyn Collectives, own: &[f64]) -> Result<Vec<f64>> {
+    let words: Vec<u8> = own.iter().flat_map(|count| count.to_le_bytes()).collect();
+    let mut of_ranks = Vec::new();
+    for (rank, words) in ranks.exchange(&words)?.into_iter().enumerate() {
+        let counts = words.chunks_exact(8).map(|word| word.try_into().map(f64::from_le_bytes));
+        let counts: Vec<f64> = counts.map(|count| count.expect("eight bytes")).collect();
+        if counts.len() != own.len() {
+            let problem = format!(
+                "rank {rank} has {} terms of the loss, this one {}",
+                counts.len(),
+                own.len()
+            );
+            return Err(TrainError::Setting { place: "task".to_owned(), problem });
+        }
+        of_ranks.push(counts);
+    }
+    let of_rank = &mut |rank: usize| Ok(of_ranks[rank].clone());
+    tree_sum(0..of_ranks.len(), of_rank, &|sum, counts| add_counts(sum, &counts))
+}
+
+/// Gradients that are summed over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reduced {
+    /// All of them.
+    Gradients,
+    /// None: they are parts of such sums already.
+    NoGradients,
+}
+
+/// Adds up losses and gradients of all ranks, and makes means of the buffers of floats: over the
+/// ranks, and over the deterministic shards.
+///
+/// # Errors
+/// `OutOfMemory` of this rank; `Ranks`.
+pub(crate) fn all_reduce(
+    ranks: &dyn Collectives,
+    own: &mut Computed,
+    reduced: Reduced,
+) -> Result<()> {
+    let mut floats = own.float_buffers();
+    let gradients = own.gradients.iter_mut().filter(|_| reduced == Reduced::Gradients);
+    all_reduce_each(ranks, [&mut own.loss_sum].into_iter().chain(gradients).chain(&mut floats))?;
+    let term_count = own.term_count * ranks.rank().count;
+    if term_count == 1 {
+        return Ok(());
+    }
+    agree(Some(ranks), own.average_buffers(term_count))
+}
+
+/// Sums of the numbers that each rank has read of gradients of its own, but for the sum of the
+/// losses, which all ranks have in common.
+///
+/// # Errors
+/// The own error; `Ranks` for that of another rank.
+pub(crate) fn sum_numbers(ranks: &dyn Collectives, own: Result<[f64; 3]>) -> Result<[f64; 3]> {
+    let words = match &own {
+        Ok(numbers) => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        Err(error) => error.one_line().into_bytes(),
+    };
+    let mark = [u8::from(own.is_ok())];
+    let said = ranks.exchange(&[&mark[..], &words].concat())?;
+    let [loss_sum, ..] = own?;
+    let mut sums = [loss_sum, 0.0, 0.0];
+    for (rank, said) in said.iter().enumerate() {
+        let Some(words) = said.strip_prefix(&[1]) else {
+            let reason = String::from_utf8_lossy(said.get(1..).unwrap_or_default()).into_owned();
+            return Err(RanksError::Refused { rank, reason }.into());
+        };
+        let numbers = words.chunks_exact(8).map(|word| word.try_into().expect("eight bytes"));
+        let numbers = numbers.map(f64::from_le_bytes);
+        sums.iter_mut().zip(numbers).skip(1).for_each(|(sum, number)| *sum += number);
+    }
+    Ok(sums)
+}
+
+/// Bytes that a rank sends where it has a part of `all_bytes` and each other rank is sent one.
+pub(crate) fn sent_to_others(all_bytes: usize, Rank { count, .. }: Rank) -> usize {
+    all_bytes / count * (count - 1)
+}

@@ -1,0 +1,94 @@
+//! Trades of a stage with other stages.
+
+use lowtide_allocator::Category;
+use lowtide_ranks::{Collectives, RanksError};
+use lowtide_tensor::{DType, Device, Shape, Tensor};
+
+use crate::error::{Result, TrainError};
+
+/// Shape and type of a value that goes from one stage to the next.
+pub(crate) type Like = (Shape, DType);
+
+/// Trades of a stage with others, and its work between them. A rank that has failed declines
+/// everything that it would still trade, so that its partners fail as well and all of them come to
+/// the end.
+pub(crate) struct Lane<'a> {
+    ranks: &'a dyn Collectives,
+    device: &'a Device,
+    /// The reason why this rank trades nothing any more.
+    failure: Option<TrainError>,
+}
+
+impl<'a> Lane<'a> {
+    pub(crate) fn new(ranks: &'a dyn Collectives, device: &'a Device) -> Self {
+        Lane { ranks, device, failure: None }
+    }
+
+    /// The stage before this one.
+    pub(crate) fn before(&self) -> Option<usize> {
+        self.ranks.rank().index.checked_sub(1)
+    }
+
+    /// The stage after this one.
+    pub(crate) fn after(&self) -> Option<usize> {
+        let rank = self.ranks.rank();
+        Some(rank.index + 1).filter(|&after| after < rank.count)
+    }
+
+    /// The result of `work`, unless this rank has failed before or does now.
+    pub(crate) fn attempt<R>(&mut self, work: impl FnOnce() -> Result<R>) -> Option<R> {
+        if self.failure.is_some() {
+            return None;
+        }
+        work().map_err(|error| self.failure = Some(error)).ok()
+    }
+
+    /// Gives a neighbour a tensor and takes one of it; either may be absent, where it is absent
+    /// there. A rank that has failed, and so has nothing to give, declines.
+    pub(crate) fn trade(
+        &mut self,
+        neighbour: Option<usize>,
+        give: Option<Option<&Tensor>>,
+        take: Option<Option<Like>>,
+    ) -> Option<Tensor> {
+        let neighbour = neighbour.filter(|_| give.is_some() || take.is_some())?;
+        let device = self.device;
+        let place = self.attempt(|| {
+            let empty =
+                |(shape, dtype)| Tensor::empty_in(device, Category::Activation, shape, dtype);
+            Ok(take.flatten().map(empty).transpose()?)
+        });
+        let traded = match (&self.failure, place) {
+            (None, Some(mut place)) => {
+                let traded = self.ranks.trade(give.flatten(), place.as_mut(), neighbour);
+                traded.map(|()| place)
+            }
+            (Some(error), _) if is_the_end(error) => return None,
+            (failure, _) => {
+                let reason = failure.as_ref().map_or_else(String::new, TrainError::one_line);
+                self.ranks.decline(neighbour, &reason).map(|()| None)
+            }
+        };
+        traded.map_err(|error| self.fail(error.into())).ok().flatten()
+    }
+
+    /// Takes an error for the reason of the failure. The end of all ranks says more than an earlier
+    /// one.
+    fn fail(&mut self, error: TrainError) {
+        if self.failure.is_none() || is_the_end(&error) {
+            self.failure = Some(error);
+        }
+    }
+
+    /// # Errors
+    /// The error with which this rank has failed.
+    pub(crate) fn finish(self) -> Result<()> {
+        self.failure.map_or(Ok(()), Err)
+    }
+}
+
+/// True if the ranks are no longer together.
+fn is_the_end(error: &TrainError) -> bool {
+    let TrainError::Ranks(error) = error else { return false };
+    matches!(error, RanksError::Late { .. } | RanksError::Lost { .. } | RanksError::Aborted { .. })
+}

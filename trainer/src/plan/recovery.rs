@@ -1,0 +1,296 @@
+//! The recovery ladder: the way down after a failed allocation, and the way back up.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lowtide_data::BatchView;
+use lowtide_nn::optim::Stateful;
+
+use crate::error::{DoesNotFit, Result, TrainError};
+use crate::plan::Plan;
+use crate::plan::events::PlannedEvent;
+use crate::plan::knobs::Knobs;
+use crate::plan::rehearsal::RunInputs;
+use crate::plan::search::{Search, Splitting};
+use crate::run::observer::{Recovery, Retry};
+use crate::run::waiting::Waiting;
+use crate::task::contract::Task;
+
+/// Attempts in a row with the same knobs, as long as a rehearsal says that they fit.
+const SAME_PLAN_MAX: usize = 3;
+
+/// The pause before a second attempt with the same knobs, without being asked to; before a third
+/// one it is four times as long.
+const BACK_OFF: Duration = Duration::from_millis(5);
+
+/// Clean steps after which a plan that had to shrink is tried at full size again, at first.
+const CLEAN_STEPS_TO_GROW: u64 = 8;
+
+/// The most clean steps that are waited for, after one failed growth after another.
+const CLEAN_STEPS_MAX: u64 = 512;
+
+/// The time at which a plan that had to shrink grows back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Growth {
+    /// Clean steps in a row.
+    clean_steps: u64,
+    /// Clean steps after which a growth is tried.
+    wanted_steps: u64,
+    /// True if the last growth has not yet lasted as long.
+    is_new: bool,
+}
+
+impl Default for Growth {
+    fn default() -> Self {
+        Growth { clean_steps: 0, wanted_steps: CLEAN_STEPS_TO_GROW, is_new: false }
+    }
+}
+
+impl Growth {
+    /// Counts a step; true if it is time to grow. A growth that ends in a failed step makes the
+    /// next one wait twice as long, as one for which there is no room does.
+    pub(crate) fn is_due_after(&mut self, is_clean: bool) -> bool {
+        if !is_clean {
+            if self.is_new {
+                self.back_off();
+            } else {
+                self.wanted_steps = CLEAN_STEPS_TO_GROW;
+            }
+            (self.clean_steps, self.is_new) = (0, false);
+            return false;
+        }
+        self.clean_steps += 1;
+        if self.clean_steps < self.wanted_steps {
+            return false;
+        }
+        if self.is_new {
+            // It has lasted.
+            (self.is_new, self.wanted_steps) = (false, CLEAN_STEPS_TO_GROW);
+        }
+        self.clean_steps = 0;
+        true
+    }
+
+    fn back_off(&mut self) {
+        self.wanted_steps = (self.wanted_steps * 2).min(CLEAN_STEPS_MAX);
+    }
+}
+
+/// The attempts at one step.
+pub(crate) struct Attempts {
+    /// The step, counted from 1.
+    pub(crate) step: u64,
+    pub(crate) started: Instant,
+    /// The knobs before the first attempt.
+    pub(crate) knobs: Knobs,
+    /// The attempts that were rolled back, in order.
+    pub(crate) retries: Vec<Retry>,
+}
+
+impl Attempts {
+    /// Attempts at a step that begins now.
+    pub(crate) fn begin(step: u64, knobs: Knobs) -> Attempts {
+        Attempts { step, started: Instant::now(), knobs, retries: Vec::new() }
+    }
+}
+
+fn is_same_plan(retry: &Retry) -> bool {
+    matches!(retry.recovery, Recovery::SamePlan | Recovery::Waited { .. })
+}
+
+/// The recovery ladder of a step on one batch, from the device's present state.
+pub(crate) struct Ladder<'a, T, O> {
+    pub(crate) inputs: RunInputs<'a, T, O>,
+    pub(crate) batch: BatchView<'a>,
+    pub(crate) splitting: Splitting,
+}
+
+impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
+    /// The knobs for the next attempt, and the rung that leads to them. As long as a rehearsal from
+    /// the device's present state fits what is there: E1, the same knobs without caches, a few
+    /// times. Then, if that is wanted, waiting for memory to come back. Then E2, the least more
+    /// recomputation that fits, or offloading where that is allowed; M1, the largest smaller
+    /// micro-batch that does, or a fused update of one as large.
+    ///
+    /// # Errors
+    /// `failure` itself unless it is out of memory; `DoesNotFit` at the end of the ladder.
+    pub(crate) fn recover(
+        &self,
+        knobs: Knobs,
+        failure: TrainError,
+        attempts: &Attempts,
+    ) -> Result<(Knobs, Retry)> {
+        let Some(ledger) = failure.out_of_memory() else { return Err(failure) };
+        let ledger = Box::new(ledger.clone());
+        self.trim();
+        let tried = attempts.retries.iter().rev().take_while(|retry| is_same_plan(retry)).count();
+        let mut fits = self.fits(knobs)?;
+        if fits && tried < SAME_PLAN_MAX {
+            if tried > 0 {
+                thread::sleep(BACK_OFF * 4_u32.pow(tried as u32 - 1));
+            }
+            return Ok((knobs, Retry { failure: ledger, recovery: Recovery::SamePlan }));
+        }
+        // The time is one for all attempts at a step.
+        let waited = attempts.started.elapsed();
+        let mut waiting = Waiting::new(self.inputs.options.wait.saturating_sub(waited));
+        while waiting.pause() {
+            self.trim();
+            fits = self.fits(knobs)?;
+            if fits {
+                let seconds = attempts.started.elapsed().as_secs_f64();
+                let recovery = Recovery::Waited { seconds };
+                return Ok((knobs, Retry { failure: ledger, recovery }));
+            }
+        }
+        // It fits by rehearsal and fails all the same: little less would not do.
+        let is_puzzling = fits || !attempts.retries.iter().all(is_same_plan);
+        let smaller = self.smaller(knobs, is_puzzling);
+        match smaller {
+            Ok(Some(smaller)) => {
+                let now = knobs.micro_batch.min(self.batch.len());
+                let recovery = Recovery::to(smaller, knobs, now);
+                Ok((smaller, Retry { failure: ledger, recovery }))
+            }
+            // It should fit, and has failed all the same: nothing is left to try.
+            Ok(None) => Err(failure),
+            Err(TrainError::DoesNotFit(error)) => {
+                let (step, ledger) = (Some(attempts.step), Some(ledger));
+                Err(Box::new(DoesNotFit { step, ledger, ..*error }).into())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Knobs that need less than these and fit, if there are any.
+    fn smaller(&self, knobs: Knobs, is_puzzling: bool) -> Result<Option<Knobs>> {
+        let events = [PlannedEvent::Step(self.batch)];
+        let search = || Search::new(self.inputs, &events, self.capacity_bytes());
+        if let Some(more) = search().recompute_more(knobs, is_puzzling)? {
+            return Ok(Some(more));
+        }
+        let (len, now) = (self.batch.len(), knobs.micro_batch.min(self.batch.len()));
+        let max = if is_puzzling { (now / 2).max(1) } else { now };
+        let plan = search().find(len, max, self.splitting)?;
+        if plan.knobs.micro_batch < now {
+            return Ok(Some(plan.knobs));
+        }
+        // Less each time, so that this comes to an end.
+        let needs_less = plan.knobs.fused_update && !knobs.fused_update
+            || plan.predicted_peak_bytes() < self.inputs.rehearse(&events, knobs)?.peak_bytes;
+        Ok(needs_less.then_some(Knobs { micro_batch: knobs.micro_batch, ..plan.knobs }))
+    }
+
+    /// True if a step of `knobs` fits what is there now.
+    ///
+    /// # Errors
+    /// Those of a rehearsal.
+    pub(crate) fn fits(&self, knobs: Knobs) -> Result<bool> {
+        let forecast = self.inputs.rehearse(&[PlannedEvent::Step(self.batch)], knobs)?;
+        let host = self.inputs.options.offload.as_ref();
+        let host_bytes = host.map_or(usize::MAX, |host| host.allocator().capacity_bytes());
+        Ok(forecast.peak_bytes <= self.capacity_bytes()
+            && forecast.offloaded_peak_bytes <= host_bytes)
+    }
+
+    /// The fastest knobs that fit what is there now, in micro-batches of at most `size_max`.
+    ///
+    /// # Errors
+    /// `DoesNotFit`; those of a rehearsal.
+    pub(crate) fn fastest(&self, size_max: usize) -> Result<Knobs> {
+        let events = [PlannedEvent::Step(self.batch)];
+        let search = Search::new(self.inputs, &events, self.capacity_bytes());
+        Ok(search.find(self.batch.len(), size_max, self.splitting)?.knobs)
+    }
+
+    /// The planned knobs, after a few clean steps with smaller ones, if they fit again, or as far as
+    /// there is room; and faster ones where there is more room than was planned for.
+    pub(crate) fn grow_back(&self, growth: &mut Growth, plan: &Plan, knobs: Knobs) -> Knobs {
+        let len = self.batch.len();
+        let has_more = self.capacity_bytes() > plan.budget_bytes && len == plan.batch_size;
+        // A short batch says nothing about micro-batches longer than itself.
+        let planned = Knobs { micro_batch: plan.knobs.micro_batch.min(len), ..plan.knobs };
+        let largest = match self.splitting {
+            Splitting::Leaves(leaf) => leaf,
+            Splitting::Allowed | Splitting::Forbidden => len,
+        };
+        let whole = Knobs { micro_batch: largest, ..Knobs::default() };
+        let limit = if has_more { whole } else { planned };
+        if knobs.is_at_least(&limit) {
+            return knobs;
+        }
+        let target = match self.fits(limit) {
+            Ok(true) => limit,
+            _ => self.fastest(limit.micro_batch).unwrap_or(knobs),
+        };
+        if target != knobs && target.is_at_least(&knobs) {
+            growth.is_new = true;
+            return target;
+        }
+        growth.back_off();
+        knobs
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> usize {
+        self.inputs.device.allocator().capacity_bytes()
+    }
+
+    /// Gives back the memory that the devices keep and do not use.
+    fn trim(&self) {
+        let RunInputs { device, options, .. } = self.inputs;
+        for device in [device].into_iter().chain(&options.offload) {
+            device.allocator().trim();
+        }
+    }
+}
+impl Recovery {
+    /// The rung that leads to `knobs`, from others with parts of `now` samples.
+    fn to(knobs: Knobs, before: Knobs, now: usize) -> Recovery {
+        let Knobs { micro_batch, recomputed_blocks, offloaded_blocks, .. } = knobs;
+        if micro_batch < now {
+            return Recovery::SmallerMicroBatch { micro_batch };
+        }
+        if knobs.fused_update && !before.fused_update {
+            return Recovery::FusedUpdate;
+        }
+        if offloaded_blocks > before.offloaded_blocks {
+            return Recovery::Offload { blocks: offloaded_blocks };
+        }
+        match recomputed_blocks {
+            0 => Recovery::CheapRecomputation,
+            blocks => Recovery::MoreRecomputation { blocks },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CLEAN_STEPS_MAX, Growth};
+
+    /// Clean steps until it is time to grow.
+    fn steps_until_due(growth: &mut Growth) -> u64 {
+        let mut steps = 1;
+        while !growth.is_due_after(true) {
+            steps += 1;
+        }
+        steps
+    }
+
+    #[test]
+    fn growth_that_fails_waits_twice_as_long_until_one_lasts() {
+        let mut growth = Growth::default();
+        for wanted in [8, 16, 32, 64, 128, 256, 512, CLEAN_STEPS_MAX] {
+            assert_eq!(steps_until_due(&mut growth), wanted);
+            growth.is_new = true;
+            assert!(!growth.is_due_after(false));
+        }
+        assert_eq!(steps_until_due(&mut growth), CLEAN_STEPS_MAX);
+        growth.is_new = true;
+        assert_eq!(steps_until_due(&mut growth), CLEAN_STEPS_MAX, "it has lasted");
+        assert_eq!(steps_until_due(&mut growth), 8);
+        growth.back_off();
+        assert!(!growth.is_due_after(true));
+        assert!(!growth.is_due_after(false), "memory was taken anew");
+        assert_eq!(steps_until_due(&mut growth), 8);
+    }
+}

@@ -1,0 +1,56 @@
+//! Forecasts that several searches share.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use lowtide_nn::optim::Stateful;
+
+use crate::error::Result;
+use crate::plan::events::PlannedEvent;
+use crate::plan::forecast::Forecast;
+use crate::plan::knobs::Knobs;
+use crate::plan::rehearsal::RunInputs;
+use crate::task::contract::Task;
+
+/// What rehearsals of one training have shown. A forecast does not depend on the budget, so that
+/// searches for several budgets, and a survey, need to rehearse the same knobs only once.
+///
+/// A handle: clones share what they know. Task, optimizer, options and events have to be the same
+/// for all searches that share; the blocks that were live are compared.
+#[derive(Clone, Debug, Default)]
+pub struct Forecasts(Rc<RefCell<HashMap<Rehearsed, Forecast>>>);
+
+/// What of a rehearsal differs between searches that share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Rehearsed {
+    layout_hash: u64,
+    knobs: Knobs,
+    evaluation_batch: Option<usize>,
+    held_bytes: usize,
+    copy_ahead_bytes: usize,
+}
+
+impl Forecasts {
+    /// The forecast of a run with these knobs, beside memory that batches are copied ahead to.
+    ///
+    /// # Errors
+    /// Those of a rehearsal.
+    pub(crate) fn of<T: Task + Clone, O: Stateful + Clone>(
+        &self,
+        inputs: &RunInputs<'_, T, O>,
+        events: &[PlannedEvent<'_>],
+        knobs: Knobs,
+        copy_ahead_bytes: usize,
+    ) -> Result<Forecast> {
+        let &RunInputs { device, evaluation_batch, held_bytes, .. } = inputs;
+        let layout_hash = device.allocator().layout_hash();
+        let key = Rehearsed { layout_hash, knobs, evaluation_batch, held_bytes, copy_ahead_bytes };
+        if let Some(known) = self.0.borrow().get(&key) {
+            return Ok(known.clone());
+        }
+        let forecast = inputs.rehearse_beside(copy_ahead_bytes, events, knobs)?;
+        self.0.borrow_mut().insert(key, forecast.clone());
+        Ok(forecast)
+    }
+}

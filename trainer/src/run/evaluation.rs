@@ -1,0 +1,131 @@
+//! Evaluations: how good the model is, in parts that fit.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use lowtide_allocator::{Category, ModulePath, Origin};
+use lowtide_data::{Batch, BatchView, Loader, LoaderState};
+use lowtide_nn::optim::Stateful;
+use lowtide_ranks::Rank;
+use lowtide_tensor::Device;
+
+use crate::error::{Result, TrainError};
+use crate::run::score::Score;
+use crate::run::waiting::Waiting;
+use crate::step::context::micro_batches;
+use crate::task::contract::Task;
+
+/// The score of a batch, `micro_batch` samples at a time.
+pub(crate) fn score_parts(
+    task: &(impl Task + ?Sized),
+    device: &Device,
+    batch: &BatchView<'_>,
+    micro_batch: usize,
+) -> Result<Score> {
+    let _scope = device.category(Category::Activation);
+    let _model = Origin { module: Some(ModulePath::ROOT), site: None }.enter();
+    let mut total = Score::default();
+    for part in micro_batches(batch.len(), micro_batch) {
+        total.add(task.score(device, &batch.slice(part))?);
+    }
+    Ok(total)
+}
+
+/// An evaluation of a set.
+pub(crate) struct Evaluation<'a, T: ?Sized> {
+    pub(crate) task: &'a T,
+    pub(crate) device: &'a Device,
+    pub(crate) loader: &'a Loader,
+    /// Samples that are scored at once.
+    pub(crate) micro_batch: usize,
+    /// The time to wait for memory to come back before a batch is cut.
+    pub(crate) wait: Duration,
+}
+
+impl<T: Task + ?Sized> Evaluation<'_, T> {
+    /// The score of the whole set.
+    ///
+    /// # Errors
+    /// Out of memory with a single sample; anything else at once.
+    pub(crate) fn score_all(&self) -> Result<Score> {
+        let mut total = Score::default();
+        self.score_share(Rank { index: 0, count: 1 })?.into_iter().for_each(|own| total.add(own));
+        Ok(total)
+    }
+
+    /// The score of each batch of a share of the set.
+    ///
+    /// # Errors
+    /// Those of [`Evaluation::score_all`].
+    pub(crate) fn score_share(&self, share: Rank) -> Result<Vec<Score>> {
+        let own = shared_batches(share, self.loader.batches_per_epoch());
+        let mut epoch = self.loader.epoch(0);
+        if own.start > 0 {
+            epoch = self.loader.resume(LoaderState { batch: own.start, ..epoch.state() })?;
+        }
+        epoch.take(own.len()).map(|batch| self.score_batch(&batch?)).collect()
+    }
+
+    /// The score of a batch. An allocation that fails drops the device's cache and is tried again,
+    /// then with half the samples at a time, down to one.
+    fn score_batch(&self, batch: &Batch) -> Result<Score> {
+        let score = |part| score_parts(self.task, self.device, &batch.view(), part);
+        let is_out_of_memory = |error: &TrainError| error.out_of_memory().is_some();
+        let mut waiting = Waiting::new(self.wait);
+        loop {
+            match score(self.micro_batch) {
+                Err(error) if is_out_of_memory(&error) => drop(self.device.allocator().trim()),
+                done => return done,
+            }
+            if !waiting.pause() {
+                break;
+            }
+        }
+        let mut part = self.micro_batch;
+        loop {
+            match score(part) {
+                Err(error) if is_out_of_memory(&error) && part > 1 => part = part.div_ceil(2),
+                done => return done,
+            }
+        }
+    }
+}
+
+/// The score of everything in `loader`. An allocation that fails drops the device's cache and is
+/// tried again, then with half the samples at a time, down to one.
+///
+/// # Errors
+/// Out of memory with a single sample; anything else at once.
+///
+/// # Panics
+/// If `micro_batch` is 0.
+pub fn evaluate(
+    task: &(impl Task + ?Sized),
+    device: &Device,
+    loader: &Loader,
+    micro_batch: usize,
+) -> Result<Score> {
+    Evaluation { task, device, loader, micro_batch, wait: Duration::ZERO }.score_all()
+}
+
+/// The batches of an evaluation that are in a share of them: as many as in any other, in order;
+/// where that does not come out even the first shares have one more.
+pub(crate) fn shared_batches(Rank { index, count }: Rank, batches: usize) -> Range<usize> {
+    let start_of = |rank: usize| batches / count * rank + rank.min(batches % count);
+    start_of(index)..start_of(index + 1)
+}
+
+/// Evaluates by the averages that an optimizer keeps of the parameters, if it does; afterwards the
+/// parameters are as before.
+pub(crate) fn with_averages<T: Task>(
+    task: &mut T,
+    optimizer: &mut impl Stateful,
+    score: impl FnOnce(&T) -> Result<Score>,
+) -> Result<Score> {
+    let is_swapped = optimizer.swap_averages(task.parameters())?;
+    let scored = score(task);
+    if is_swapped {
+        optimizer.swap_averages(task.parameters())?;
+    }
+    scored
+}

@@ -1,0 +1,382 @@
+//! A training: its parts, and its plan.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lowtide_amp::LossScaler;
+use lowtide_data::{BatchView, Loader, LoaderState};
+use lowtide_nn::NnError;
+use lowtide_nn::optim::Stateful;
+use lowtide_ranks::Collectives;
+use lowtide_tensor::{Device, DeviceKind};
+
+use crate::error::{Result, TrainError};
+use crate::options::{MicroBatches, Options};
+use crate::parallel::division::{Division, Wanted};
+use crate::parallel::parallelism::Zero;
+use crate::parallel::whole::name_tensors;
+use crate::parallel::{Chosen, Groups};
+use crate::plan::Plan;
+use crate::plan::events::PlannedEvent;
+use crate::plan::forecast::Forecast;
+use crate::plan::fused_proofs::Proofs;
+use crate::plan::knobs::Knobs;
+use crate::plan::packed_lengths::PackedLengths;
+use crate::plan::planner::{PlanOptions, Planner};
+use crate::plan::recovery::Growth;
+use crate::plan::rehearsal::RunInputs;
+use crate::plan::run_shape::{Examples, RunShape};
+use crate::plan::search::Splitting;
+use crate::plan::search::forecasts::Forecasts;
+use crate::run::fit::Fit;
+use crate::run::observer::Position;
+use crate::run::upcoming::can_copy_ahead;
+use crate::task::contract::Task;
+
+/// Trains a task with an optimizer on a device, one transaction per logical batch.
+pub struct Trainer<T, O> {
+    pub(crate) device: Device,
+    pub(crate) task: T,
+    pub(crate) optimizer: O,
+    pub(crate) options: Options,
+    pub(crate) scaler: LossScaler,
+    pub(crate) division: Chosen<T>,
+    /// Set by the first plan, with the shape of the run that it is for; single steps have none.
+    pub(crate) plan: Option<(Plan, Option<RunShape>)>,
+    /// The knobs of the plan, or those of a recovery that needs less.
+    pub(crate) knobs: Knobs,
+    pub(crate) step: u64,
+    /// Epochs finished.
+    pub(crate) epoch: u64,
+    /// The place where the next epoch goes on, if a part of it is done.
+    pub(crate) in_epoch: Option<LoaderState>,
+    pub(crate) growth: Growth,
+    pub(crate) proofs: Proofs,
+    pub(crate) packed_lengths: PackedLengths,
+    pub(crate) skipped_in_a_row: u64,
+    pub(crate) retried_steps: u64,
+    /// The step that was cut off while it was written.
+    pub(crate) torn: Option<(u64, Arc<NnError>)>,
+}
+
+impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
+    /// A trainer before its first step. The task's parameters are on `device`, or on any device if
+    /// ranks are going to [divide](Trainer::divide) them.
+    pub fn new(device: &Device, mut task: T, optimizer: O, options: Options) -> Self {
+        name_tensors(task.parameters());
+        let scaler = options.scaler.clone().unwrap_or_else(|| options.precision.scaler());
+        let division = Chosen::new(Groups::of(&options), &options);
+        Trainer {
+            device: device.clone(),
+            task,
+            optimizer,
+            options,
+            scaler,
+            division,
+            plan: None,
+            knobs: Knobs::default(),
+            step: 0,
+            epoch: 0,
+            in_epoch: None,
+            growth: Growth::default(),
+            proofs: Proofs::default(),
+            packed_lengths: PackedLengths::default(),
+            skipped_in_a_row: 0,
+            retried_steps: 0,
+            torn: None,
+        }
+    }
+
+    /// The device that it trains on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The task: a model with its loss and its score.
+    pub fn task(&self) -> &T {
+        &self.task
+    }
+
+    /// The task, for instance to save its parameters.
+    pub fn task_mut(&mut self) -> &mut T {
+        // A model that is changed may need more in a step.
+        self.proofs = Proofs::default();
+        self.packed_lengths = PackedLengths::default();
+        &mut self.task
+    }
+
+    /// The options, as they were decided.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The optimizer, which updates the parameters.
+    pub fn optimizer(&self) -> &O {
+        &self.optimizer
+    }
+
+    /// The optimizer, for instance to set its learning rate.
+    pub fn optimizer_mut(&mut self) -> &mut O {
+        &mut self.optimizer
+    }
+
+    /// Sets [`Options::wait`].
+    pub fn set_wait(&mut self, wait: Duration) {
+        self.options.wait = wait;
+    }
+
+    /// Sets [`Options::offload`]; a plan that offloads has to be made after it.
+    pub fn set_offload(&mut self, host: Option<Device>) {
+        self.options.offload = host;
+    }
+
+    /// Sets [`Options::ranks`], before the first plan.
+    pub fn set_ranks(&mut self, ranks: Option<Arc<dyn Collectives>>) {
+        self.options.ranks = ranks;
+        self.division = Chosen::new(Groups::of(&self.options), &self.options);
+    }
+
+    /// Sets [`Options::zero`], before the first plan.
+    pub fn set_zero(&mut self, zero: Zero) {
+        self.options.zero = zero;
+        self.division = Chosen::new(Groups::of(&self.options), &self.options);
+    }
+
+    /// The loss scaler, as it is now.
+    pub fn scaler(&self) -> &LossScaler {
+        &self.scaler
+    }
+
+    /// The position of the training, from which [`Trainer::fit`] goes on.
+    pub fn position(&self) -> Position {
+        let batch = self.in_epoch.map_or(0, |state| state.batch);
+        Position { step: self.step, epoch: self.epoch, batch }
+    }
+
+    /// The plan, once there is one.
+    pub fn current_plan(&self) -> Option<&Plan> {
+        self.plan.as_ref().map(|(plan, _)| plan)
+    }
+
+    /// Steps committed so far.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// Steps that had to be tried more than once.
+    pub fn retried_steps(&self) -> u64 {
+        self.retried_steps
+    }
+
+    /// True if a step was cut off while it was written: parameters and optimizer state are then
+    /// those of no step, and there is no next one before a snapshot is restored.
+    pub fn is_torn(&self) -> bool {
+        self.torn.is_some()
+    }
+
+    /// Samples on the device at once, as things stand.
+    pub fn micro_batch(&self) -> usize {
+        self.knobs.micro_batch
+    }
+
+    /// The knobs of steps, as things stand.
+    pub fn knobs(&self) -> Knobs {
+        self.knobs
+    }
+
+    /// The fastest plan that fits for `epochs` epochs of `train`, each followed by an evaluation of
+    /// `test`: [`Trainer::plan_run`] with the usual choices.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::plan_run`].
+    pub fn plan(&mut self, train: &Loader, test: &Loader, epochs: u64) -> Result<Plan> {
+        let fit = Fit::new(train).evaluate("test", test).epochs(epochs);
+        self.plan_run(&fit, &PlanOptions::default())
+    }
+
+    /// The plan for [`Trainer::run`], found by rehearsals on a simulated device: the fastest that
+    /// fits, or the one with given knobs.
+    ///
+    /// # Errors
+    /// `DoesNotFit` with the missing bytes and what would help; `Setting` for data without a batch,
+    /// and for knobs that cannot be: parts of a batch whose samples are coupled, or that may not be
+    /// split, or a fused update by an optimizer that updates all parameters together; errors of the
+    /// data or the model.
+    pub fn plan_run(&mut self, fit: &Fit<'_>, options: &PlanOptions) -> Result<Plan> {
+        self.divide()?;
+        let examples = Examples::of(fit)?;
+        self.cut_for(&examples)?;
+        let (shape, batch_size) = (self.shape_of(fit), examples.batch_size());
+        let events = examples.events(&shape);
+        let copies_ahead = can_copy_ahead(&self.device, fit.train);
+        let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
+        let mut plan = self.planner(inputs, &events, batch_size).plan(options)?;
+        // The copy of a training on another device is in the memory of the process.
+        if self.options.background_checkpoints && self.device.kind() == DeviceKind::Cpu {
+            let held_bytes = self.snapshot_bytes();
+            let inputs = RunInputs { held_bytes, ..self.run_inputs() };
+            let wanted = Wanted::UpTo(plan.knobs.micro_batch);
+            let with_copy = self.planner(inputs, &events, batch_size).find(options, wanted);
+            if let Some(better) = with_copy.ok().filter(|with_copy| with_copy.knobs == plan.knobs) {
+                plan = better;
+            }
+        }
+        plan.staging_bytes = fit.staging_bytes();
+        plan.data_bytes = fit.data_bytes();
+        self.adopt(&plan, Some(shape));
+        Ok(plan)
+    }
+
+    /// Plans two steps on batches like this one, the first of which allocates the optimizer's state.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::plan_run`].
+    pub(crate) fn plan_steps(&mut self, batch: &BatchView<'_>) -> Result<()> {
+        self.divide()?;
+        self.cut(batch)?;
+        let events = [PlannedEvent::Step(*batch); 2];
+        let planner = self.planner(self.run_inputs(), &events, batch.len());
+        let plan = planner.plan(&PlanOptions::default())?;
+        self.adopt(&plan, None);
+        Ok(())
+    }
+
+    fn adopt(&mut self, plan: &Plan, shape: Option<RunShape>) {
+        self.knobs = plan.knobs;
+        self.plan = Some((plan.clone(), shape));
+    }
+
+    /// The least capacity of the device that has a [plan](Trainer::plan_run): with a byte less
+    /// there is none. It takes about as long as a plan that does not fit, and whatever the capacity
+    /// is now, it is the same. Parameters that ranks divide have to be [divided](Trainer::divide)
+    /// before. `forecasts` are those that were made of this training before.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::plan_run`] but `DoesNotFit`.
+    pub fn least_bytes(&self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<usize> {
+        let examples = Examples::of(fit)?;
+        let events = examples.events(&self.shape_of(fit));
+        self.planner(self.run_inputs(), &events, examples.batch_size()).least_bytes(forecasts)
+    }
+
+    /// Forecasts of a run with the whole batch at once, with halves, quarters and so on, each
+    /// with nothing recomputed, with what is cheap, and with every block; and as planned. Only
+    /// those of which none is both faster and smaller are given, the fastest first. `forecasts` are
+    /// those that were made of this training before.
+    ///
+    /// # Errors
+    /// Errors of the data or the model.
+    pub fn survey(&self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<Vec<(Knobs, Forecast)>> {
+        let examples = Examples::of(fit)?;
+        let events = examples.events(&self.shape_of(fit));
+        let copies_ahead = can_copy_ahead(&self.device, fit.train);
+        let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
+        let planned = self.plan.is_some().then_some(self.knobs);
+        self.planner(inputs, &events, examples.batch_size()).survey(planned, forecasts)
+    }
+
+    fn planner<'a>(
+        &self,
+        inputs: RunInputs<'a, T, O>,
+        events: &'a [PlannedEvent<'a>],
+        batch_size: usize,
+    ) -> Planner<'a, T, O> {
+        Planner { inputs, events, batch_size, splitting: self.splitting() }
+    }
+
+    /// The shape of a run from where the training is.
+    pub(crate) fn shape_of(&self, fit: &Fit<'_>) -> RunShape {
+        let goes_on = |state: &LoaderState| fit.train.check(*state).is_ok();
+        let begin = self.in_epoch.filter(goes_on).map_or(0, |state| state.batch);
+        RunShape::new(&self.device, fit, begin, self.division().evaluation().share())
+    }
+
+    pub(crate) fn run_inputs(&self) -> RunInputs<'_, T, O> {
+        RunInputs {
+            device: &self.device,
+            task: &self.task,
+            optimizer: &self.optimizer,
+            scaler: &self.scaler,
+            options: &self.options,
+            division: self.division(),
+            held_bytes: 0,
+            copies_ahead: false,
+            evaluation_batch: None,
+        }
+    }
+
+    pub(crate) fn splitting(&self) -> Splitting {
+        let is_coupled = self.current_plan().is_some_and(|plan| plan.forecast.coupling.is_some());
+        match self.options.micro_batches {
+            MicroBatches::Leaves(leaf) => Splitting::Leaves(leaf.get()),
+            MicroBatches::AsNeeded if !is_coupled => Splitting::Allowed,
+            MicroBatches::AsNeeded | MicroBatches::Never => Splitting::Forbidden,
+        }
+    }
+
+    pub(crate) fn division(&self) -> &dyn Division<T> {
+        self.division.get()
+    }
+
+    /// Leaves of the model what this rank has of it, on the device of the training, as
+    /// [`Options::zero`](crate::Options::zero) says: before the first plan or step, which do it
+    /// themselves. The model may be on another device before, which has room for all of it. A model
+    /// that becomes a pipeline is [cut](Trainer::cut) instead.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `Setting` for a model whose features cannot be shared.
+    pub fn divide(&mut self) -> Result<()> {
+        self.division.get().divide(&mut self.task, &self.device, &self.options)
+    }
+
+    /// Cuts the model into stages, where [`Options::zero`](crate::Options::zero) says so, by a
+    /// batch that is like those it is trained on, and keeps the stage of this rank, on the device
+    /// of the training: before the first plan or step, which do it themselves. The model may be on
+    /// another device before, which has room for all of it.
+    ///
+    /// # Errors
+    /// `Setting` for a model that cannot be cut so, and for what a pipeline does not go with;
+    /// `OutOfMemory`; those of a forward pass; `Ranks` for what another rank met.
+    pub fn cut(&mut self, example: &BatchView<'_>) -> Result<()> {
+        self.division.get().cut(&mut self.task, &self.device, &self.options, example)
+    }
+
+    /// True if the model is to be a pipeline and is not cut yet.
+    #[doc(hidden)]
+    pub fn is_to_be_cut(&self) -> bool {
+        self.division().is_to_be_cut()
+    }
+
+    /// [`Trainer::cut`] by the first batch of a run.
+    #[doc(hidden)]
+    pub fn cut_for(&mut self, examples: &Examples) -> Result<()> {
+        examples.train().map_or(Ok(()), |batch| self.cut(&batch.view()))
+    }
+
+    /// The bytes that this rank sends in a step of `plan`, by the formula, beside the few by which
+    /// ranks agree and those of buffers, such as the running means of norms.
+    pub fn sent_bytes(&mut self, plan: &Plan) -> usize {
+        self.division.get().sent_bytes(plan, self.task.parameters())
+    }
+
+    /// The blocks of this stage of a pipeline, and the bytes that it sends in a step of `plan`.
+    #[doc(hidden)]
+    pub fn stage(&mut self, plan: &Plan) -> (Range<usize>, usize) {
+        (self.division().stage(), self.sent_bytes(plan))
+    }
+
+    /// `Ok` if this rank has the whole model.
+    ///
+    /// # Errors
+    /// `Setting` where it has not.
+    #[doc(hidden)]
+    pub fn check_alone(&self) -> Result<()> {
+        if self.division().state().has_whole_model() {
+            return Ok(());
+        }
+        let problem = "this rank has only parts of the parameters: all ranks evaluate together, \
+                       after the steps that the run says";
+        Err(TrainError::Setting { place: "evaluate".to_owned(), problem: problem.to_owned() })
+    }
+}
