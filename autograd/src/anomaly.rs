@@ -1,4 +1,4 @@
-//! Where infinities and NaN come from.
+//! Anomaly detection: finds the operation that made the first infinity or NaN.
 
 use std::cell::RefCell;
 use std::fmt::{self, Display};
@@ -7,15 +7,14 @@ use std::panic::Location;
 use lowtide_allocator::{ModulePath, Origin};
 use lowtide_tensor::{DType, Tensor};
 
-use crate::error::{AutogradError, Result};
-use crate::tape::Site;
+use crate::error::{AutogradError, Result, Site};
 
-/// When a value appeared that is not finite.
+/// The direction in which a value appeared that is not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// An output of the operation.
+    /// The forward pass: an output of the operation.
     Forward,
-    /// A gradient that the operation's rule gave.
+    /// The backward pass: a gradient that the operation's rule gave.
     Backward,
 }
 
@@ -24,13 +23,13 @@ pub enum Phase {
 pub struct Anomaly {
     /// Name of the operation, such as `add`.
     pub op: &'static str,
-    /// Where it was called.
+    /// The line that called the operation.
     pub site: &'static Location<'static>,
-    /// The module that called it.
+    /// The module that called the operation.
     pub module: Option<ModulePath>,
-    /// Whether its result or its gradient.
+    /// Forward for the result of the operation, backward for its gradient.
     pub phase: Phase,
-    /// Whether a NaN is among the values; otherwise there are only infinities.
+    /// True if a NaN is among the values; false if they hold only infinities.
     pub has_nan: bool,
 }
 
@@ -47,16 +46,16 @@ impl Display for Anomaly {
     }
 }
 
-/// What a pass that looks for anomalies has seen.
+/// The first anomalies of a pass. Infinities are often intended, as in a mask, so the first NaN is
+/// kept apart from the first infinity.
 #[derive(Default)]
 pub(crate) struct Anomalies {
-    /// Infinities are often meant, as in a mask, so the first NaN counts apart from them.
     first_infinite: RefCell<Option<Anomaly>>,
     first_nan: RefCell<Option<Anomaly>>,
 }
 
 impl Anomalies {
-    /// Notes the first operation of each kind.
+    /// Checks `y`, and keeps the first anomaly of each kind.
     pub(crate) fn note(&self, op: &'static str, site: Site, y: &Tensor) -> Result<()> {
         if let Some(anomaly) = find(op, site, Phase::Forward, y)? {
             let first = if anomaly.has_nan { &self.first_nan } else { &self.first_infinite };
@@ -65,12 +64,12 @@ impl Anomalies {
         Ok(())
     }
 
-    /// The first operation with a NaN, or else with an infinity.
+    /// The first operation that made a NaN, or else the first that made an infinity.
     pub(crate) fn first(&self) -> Option<Anomaly> {
         self.first_nan.borrow().or(*self.first_infinite.borrow())
     }
 
-    /// The origin of what is not finite in `loss`, as an error.
+    /// An error that names the operation that made `loss` infinite or NaN; `Ok` for a finite loss.
     pub(crate) fn check_loss(&self, site: Site, loss: &Tensor) -> Result<()> {
         let Some(found) = find("backward", site, Phase::Forward, loss)? else { return Ok(()) };
         let first = if found.has_nan { self.first() } else { *self.first_infinite.borrow() };
@@ -84,15 +83,15 @@ pub(crate) fn check(op: &'static str, site: Site, phase: Phase, tensor: &Tensor)
 }
 
 fn find(op: &'static str, site: Site, phase: Phase, tensor: &Tensor) -> Result<Option<Anomaly>> {
-    if !tensor.dtype().is_float() || any(&tensor.is_finite()?.logical_not()?)? == 0.0 {
+    if !tensor.dtype().is_float() || true_count(&tensor.is_finite()?.logical_not()?)? == 0.0 {
         return Ok(None);
     }
-    let has_nan = any(&tensor.is_nan()?)? > 0.0;
+    let has_nan = true_count(&tensor.is_nan()?)? > 0.0;
     Ok(Some(Anomaly { op, site, module: Origin::current().module, phase, has_nan }))
 }
 
-/// How many are true. A simulated device has none.
-fn any(mask: &Tensor) -> Result<f64> {
+/// The number of true elements; 0 on a simulated device.
+fn true_count(mask: &Tensor) -> Result<f64> {
     let count = mask.to_dtype(DType::F32)?.sum_all()?.to_dtype(DType::F64)?;
     Ok(count.item_assuming(0.0f64)?)
 }

@@ -1,4 +1,5 @@
-//! What one attempt at a training step has brought together so far. Dropping it is the rollback.
+//! The gradients and buffer updates of one attempt at a training step. Dropping the attempt is the
+//! rollback.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -6,11 +7,11 @@ use std::collections::btree_map::Entry;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lowtide_tensor::{DType, Shape, Tensor};
+use lowtide_tensor::{DType, Tensor};
 
 use crate::cast::Casts;
-use crate::error::{AutogradError, LeafFault, Result};
-use crate::tape::Site;
+use crate::error::{AutogradError, LeafFault, Result, Site};
+use crate::meta::TensorMeta;
 
 /// The identity of a value that gradients are collected for, such as a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,27 +39,29 @@ impl BufferId {
     }
 }
 
-/// Which of an attempt's passes one is; its segments are part of it.
+/// The number of a pass within its attempt. The segments of a pass share its number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PassNumber(u64);
 
-/// The gradients and buffer updates that the passes of one step share. A cheap handle; when the
-/// last one is dropped, they are gone and nothing else has changed.
+/// The gradients and buffer updates that the passes of one step share.
+///
+/// An attempt is a cheap handle. When the last handle is dropped, the gradients and updates are
+/// freed, and nothing else has changed.
 #[derive(Clone, Debug, Default)]
 pub struct Attempt(Rc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     gradients: RefCell<Gradients>,
-    /// What each leaf was in this step.
-    leaves: RefCell<BTreeMap<LeafId, (Shape, DType)>>,
-    /// The pass that each gradient of a half type is from, as long as it is one.
+    /// The shape and type of each leaf in this step.
+    leaves: RefCell<BTreeMap<LeafId, TensorMeta>>,
+    /// The pass that computed a gradient of a half type, while only that pass has contributed.
     half_from: RefCell<BTreeMap<LeafId, PassNumber>>,
     passes: Cell<u64>,
     buffers: RefCell<BufferUpdates>,
-    /// Shared with trials.
+    /// The casts of leaves, which trials share.
     casts: Rc<RefCell<Casts>>,
-    /// Present in a trial: the attempt whose gradients it goes on from.
+    /// Present in a trial: the attempt whose sums the trial continues.
     base: Option<Attempt>,
 }
 
@@ -68,9 +71,8 @@ impl Attempt {
         Self::default()
     }
 
-    /// An attempt in which the next passes can be tried without changing this one: its gradients go
-    /// on from the sums of this one, its buffers from the updates. Only leaves that it adds to have
-    /// a gradient in it.
+    /// A new attempt that continues from the sums and buffer updates of this one without changing
+    /// them. In the new attempt only those leaves have a gradient that its own passes add to.
     #[must_use]
     pub fn trial(&self) -> Self {
         Attempt(Rc::new(Shared {
@@ -82,8 +84,8 @@ impl Attempt {
         }))
     }
 
-    /// The leaves that passes of this attempt have used so far, in the order in which they were
-    /// made; whether they get a gradient depends on the loss.
+    /// The leaves that passes of this attempt have used so far, in the order in which the leaves
+    /// were made. The loss decides which of them get a gradient.
     pub fn leaves(&self) -> Vec<LeafId> {
         self.0.leaves.borrow().keys().copied().collect()
     }
@@ -94,29 +96,29 @@ impl Attempt {
         PassNumber(self.0.passes.get())
     }
 
-    /// `Ok` unless `leaf` had another shape or type before in this step: its gradients would be
-    /// added by broadcasting.
+    /// `Ok` unless `leaf` had another shape or type earlier in this step: broadcasting would add
+    /// the gradients of both.
     pub(crate) fn check_leaf(&self, leaf: LeafId, value: &Tensor, site: Site) -> Result<()> {
-        let second = (*value.shape(), value.dtype());
+        let second = TensorMeta::of(value);
         let first = *self.0.leaves.borrow_mut().entry(leaf).or_insert(second);
         let fault = LeafFault::Changed { first, second };
         if first == second { Ok(()) } else { Err(AutogradError::Leaf { op: "leaf", site, fault }) }
     }
 
-    /// `value`, which is that of `leaf`, as `dtype`.
+    /// The value of `leaf` converted to `dtype`.
     #[track_caller]
     pub(crate) fn cast_leaf(&self, leaf: LeafId, value: &Tensor, dtype: DType) -> Result<Tensor> {
         self.0.casts.borrow_mut().get(leaf, value, dtype)
     }
 
-    /// Says that no further pass forward will follow. Under a [`CastPolicy`](crate::CastPolicy)
-    /// the leaves are converted once in a step; from here on a conversion is freed as soon as
-    /// backward has no more use for it.
+    /// Declares that no further forward pass will follow in this step. Under a
+    /// [`CastPolicy`](crate::CastPolicy) each leaf is converted once in a step; from this call on
+    /// a conversion is freed as soon as backward does not need it any more.
     pub fn end_casts(&self) {
         self.0.casts.borrow_mut().close();
     }
 
-    /// Takes the gradients out; passes that still run start anew. The buffer updates stay with
+    /// Takes the gradients out. Passes that still run begin new sums. The buffer updates stay with
     /// the other handles.
     pub fn into_gradients(self) -> Gradients {
         self.0.leaves.take();
@@ -124,34 +126,34 @@ impl Attempt {
         self.0.gradients.take()
     }
 
-    /// Takes both halves out; passes that still run start anew.
+    /// Takes the gradients and the buffer updates out. Passes that still run begin new ones.
     pub fn into_parts(self) -> (Gradients, BufferUpdates) {
         self.0.leaves.take();
         self.0.casts.take();
         (self.0.gradients.take(), self.0.buffers.take())
     }
 
-    /// Takes the buffer updates out; passes that still run start anew.
+    /// Takes the buffer updates out. Passes that still run begin new ones.
     pub fn take_buffer_updates(&self) -> BufferUpdates {
         self.0.buffers.take()
     }
 
-    /// What the passes so far made of a buffer, if one of them wrote it.
+    /// The updated value of `buffer`, if a pass has updated it.
     pub fn buffer(&self, buffer: BufferId) -> Option<Tensor> {
         self.0.buffers.borrow().get(buffer).cloned()
     }
 
-    /// Replaces what is to become of a buffer.
+    /// Replaces the update of `buffer`.
     pub(crate) fn update_buffer(&self, buffer: BufferId, value: Tensor) {
         self.0.buffers.borrow_mut().0.insert(buffer, value);
     }
 
-    /// The gradient of a leaf, as it is now.
+    /// The gradient of `leaf` as summed so far.
     pub fn gradient(&self, leaf: LeafId) -> Option<Tensor> {
         self.0.gradients.borrow().get(leaf).cloned()
     }
 
-    /// Takes the gradient of a leaf out: a later pass begins it anew.
+    /// Takes the gradient of `leaf` out. A later pass begins a new sum.
     pub fn take_gradient(&self, leaf: LeafId) -> Option<Tensor> {
         self.0.half_from.borrow_mut().remove(&leaf);
         self.0.gradients.borrow_mut().remove(leaf)
@@ -162,14 +164,14 @@ impl Attempt {
         self.0.gradients.borrow().len()
     }
 
-    /// Whether no leaf has a gradient.
+    /// True if no leaf has a gradient.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds `gradient` to the leaf's sum: the first one is moved in, later ones are added in
-    /// place and freed. A half type is what the gradient of one pass has; with a second pass the
-    /// sum becomes f32, or small parts of it would be lost.
+    /// Adds `gradient` to the sum of `leaf`. The first gradient is moved in, later ones are added
+    /// in place and freed. A sum of one pass keeps a half type; the second pass turns it into f32,
+    /// because small contributions would be rounded away.
     pub(crate) fn accumulate(
         &self,
         pass: PassNumber,
@@ -192,14 +194,14 @@ impl Attempt {
         }
         let before = self.0.base.as_ref().and_then(|base| base.gradient(leaf));
         let gradient = match &before {
-            // The sum is f32 from its second pass on.
+            // From the second pass on the sum is f32.
             Some(_) if is_half => gradient.to_dtype(DType::F32)?,
             _ => gradient,
         };
-        // A view, or one that something else still holds, would be written through later.
+        // Later contributions are added in place, so the sum may not share its storage.
         let mut owned = if gradient.is_reusable() { gradient } else { gradient.copied()? };
         match before {
-            // An addition has the same bits in either order.
+            // Addition is commutative to the bit.
             Some(before) if before.dtype() == owned.dtype() => owned.add_(&before)?,
             Some(before) => owned.add_(&before.to_dtype(owned.dtype())?)?,
             None if is_half => _ = self.0.half_from.borrow_mut().insert(leaf, pass),
@@ -225,15 +227,16 @@ impl Gradients {
         self.0.remove(&leaf)
     }
 
-    /// Puts a gradient that was computed elsewhere in the place of what `leaf` has.
+    /// Replaces the gradient of `leaf` by one that was computed elsewhere.
     pub fn insert(&mut self, leaf: LeafId, gradient: Tensor) {
         self.0.insert(leaf, gradient);
     }
 
-    /// Adds those of other samples. What a leaf has only there is all that it gets.
+    /// Adds the gradients of other samples. A leaf that has a gradient only in `others` gets that
+    /// one.
     ///
     /// # Errors
-    /// `OutOfMemory` of a device; `Shape`, `DType` for gradients of something else.
+    /// `OutOfMemory` of a device; `Shape`, `DType` for gradients of other parameters.
     pub fn add(&mut self, others: Gradients) -> Result<()> {
         for (leaf, gradient) in others.0 {
             match self.0.entry(leaf) {
@@ -264,18 +267,18 @@ impl Gradients {
         self.0.len()
     }
 
-    /// Whether no leaf has a gradient.
+    /// True if no leaf has a gradient.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// New values of buffers, each the last one that a pass of the step gave.
+/// The new values of buffers. The last pass that updated a buffer counts.
 #[derive(Debug, Default)]
 pub struct BufferUpdates(BTreeMap<BufferId, Tensor>);
 
 impl BufferUpdates {
-    /// The new value of `buffer`, if a pass wrote it.
+    /// The new value of `buffer`, if a pass updated it.
     pub fn get(&self, buffer: BufferId) -> Option<&Tensor> {
         self.0.get(&buffer)
     }
@@ -295,7 +298,7 @@ impl BufferUpdates {
         self.0.len()
     }
 
-    /// Whether no buffer was written.
+    /// True if no buffer was updated.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

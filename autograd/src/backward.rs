@@ -1,4 +1,4 @@
-//! Walking a pass back, from one number or from any values.
+//! Backward: from one number, or from several values of any shape.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
@@ -7,19 +7,29 @@ use lowtide_allocator::Category;
 use lowtide_tensor::Tensor;
 
 use crate::attempt::{Attempt, LeafId};
-use crate::error::{AutogradError, Result};
+use crate::error::{AutogradError, Result, Site};
+use crate::meta::TensorMeta;
 use crate::pass::{Mode, Pass};
 use crate::taking::Taking;
-use crate::tape::{Edge, Site, Tape, Walk, check_like};
+use crate::tape::{Edge, Tape, Walk};
 use crate::var::Var;
 
+/// The values that a value depends on: see [`Pass::dependencies`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dependencies {
+    /// Leaves, such as parameters.
+    pub leaves: BTreeSet<LeafId>,
+    /// Indices into the inputs that the caller asked about.
+    pub inputs: BTreeSet<usize>,
+}
+
 impl Pass {
-    /// Walks back from `loss`, seeded with 1: adds d loss / d leaf to the attempt for each leaf
-    /// and consumes the record. The pass's values cannot be used in operations afterwards.
+    /// Adds d loss / d leaf to the attempt for each leaf, and consumes the record. Operations on
+    /// values of this pass fail afterwards.
     ///
     /// # Errors
-    /// `Passes` for a loss of another pass, `NotScalar`, `NoGraph`, `Consumed`, `NonFinite` in a
-    /// pass that looks for it, and whatever a rule meets.
+    /// `Passes` for a loss of another pass, `NotScalar`, `NoGraph`, `Consumed`, `NonFinite` with
+    /// [`Pass::with_anomaly_detection`], and errors of the rules.
     #[track_caller]
     pub fn backward(&self, loss: Var) -> Result<()> {
         self.backward_seeded(loss, 1.0)
@@ -28,19 +38,21 @@ impl Pass {
     /// [`Pass::backward`] of `seed · loss`.
     ///
     /// # Errors
-    /// Those of [`Pass::backward`].
+    /// As for [`Pass::backward`].
     #[track_caller]
     pub fn backward_seeded(&self, loss: Var, seed: f64) -> Result<()> {
         self.backward_with(loss, seed, None)
     }
 
-    /// [`Pass::backward_seeded`] that takes the gradient of each leaf of this pass out of the
-    /// attempt, with what earlier passes have added to it, and gives it to `take` as soon as
-    /// nothing will be added to it any more and no operation will read the leaf: of all gradients
-    /// only some are there at a time, and `take` may write the leaf.
+    /// [`Pass::backward_seeded`] that gives each gradient to `take` as soon as it is complete, so
+    /// that only some gradients exist at a time.
+    ///
+    /// A gradient is complete when this pass will add nothing to it any more. It includes the
+    /// contributions of earlier passes of the attempt, and leaves the attempt. No operation reads
+    /// the leaf any more, so `take` may write the leaf.
     ///
     /// # Errors
-    /// Those of [`Pass::backward`], and of `take`.
+    /// As for [`Pass::backward`]; errors of `take`.
     #[track_caller]
     pub fn backward_taking(
         &self,
@@ -73,11 +85,11 @@ impl Pass {
         walk.run().map(drop)
     }
 
-    /// Walks back from several values of any shape at once: adds `Σ seed · d output / d leaf` over
-    /// all of them to the attempt, and consumes the record.
+    /// Adds `Σ seed · d output / d leaf`, summed over all outputs, to the attempt for each leaf,
+    /// and consumes the record. Outputs may have any shape; each comes with its seed.
     ///
     /// # Errors
-    /// `Shape` and `DType` for a seed that is not as its output, and those of [`Pass::backward`].
+    /// `Shape` and `DType` for a seed that differs from its output; else as for [`Pass::backward`].
     #[track_caller]
     pub fn backward_from(&self, outputs: Vec<(Var, Tensor)>) -> Result<()> {
         let site = Location::caller();
@@ -87,12 +99,12 @@ impl Pass {
         self.run(self.walk(tape, attempt.as_ref(), []), seeds).map(drop)
     }
 
-    /// `Σ seed · d output / d input` over all `outputs`, for each of `inputs`, which may be any
-    /// values of this pass; `None` for one without influence. Leaves get nothing: only what is
-    /// asked for is computed. Consumes the record.
+    /// The gradient `Σ seed · d output / d input`, summed over all `outputs`, for each of `inputs`;
+    /// `None` for an input that no output depends on. Inputs may be any values of this pass. Leaves
+    /// get no gradients. The call consumes the record.
     ///
     /// # Errors
-    /// Those of [`Pass::backward_from`].
+    /// As for [`Pass::backward_from`].
     #[track_caller]
     pub fn gradients(
         &self,
@@ -111,28 +123,26 @@ impl Pass {
         Ok(edges.into_iter().map(gradient).collect())
     }
 
-    /// The leaves that `value` depends on, and by index those of `inputs` that it does, which
-    /// [`Pass::input`] made. The record stays.
+    /// The leaves and the `inputs` that `value` depends on. `inputs` are values made by
+    /// [`Pass::input`]. The record stays.
     ///
     /// # Errors
     /// `Passes` for a value of another pass, `Consumed` after backward.
     #[track_caller]
-    pub fn origins(
-        &self,
-        value: &Var,
-        inputs: &[Var],
-    ) -> Result<(BTreeSet<LeafId>, BTreeSet<usize>)> {
+    pub fn dependencies(&self, value: &Var, inputs: &[Var]) -> Result<Dependencies> {
         let site = Location::caller();
         self.check_own(value, site)?;
-        self.check_open("origins", site)?;
+        self.check_open("dependencies", site)?;
         let (Mode::Record(tape), Some(edge)) = (&self.0.mode, value.node()) else {
-            return Ok(Default::default());
+            return Ok(Dependencies::default());
         };
         let tape = tape.borrow();
-        let (leaves, sources) = tape.as_ref().expect("it is open").origins(edge);
-        let is_source = |input: &Var| input.node().is_some_and(|edge| sources.contains(&edge.node));
-        let inputs = inputs.iter().enumerate().filter(|(_, input)| is_source(input));
-        Ok((leaves, inputs.map(|(index, _)| index).collect()))
+        let ancestors = tape.as_ref().expect("the pass is open").ancestors(edge);
+        let is_ancestor =
+            |input: &Var| input.node().is_some_and(|edge| ancestors.sources.contains(&edge.node));
+        let inputs = inputs.iter().enumerate().filter(|(_, input)| is_ancestor(input));
+        let inputs = inputs.map(|(index, _)| index).collect();
+        Ok(Dependencies { leaves: ancestors.leaves, inputs })
     }
 
     /// A walk with this pass's settings.
@@ -159,12 +169,12 @@ impl Pass {
         walk.run()
     }
 
-    /// The outputs that lead to a leaf, with their checked seeds; at least one.
+    /// The checked seeds of the outputs that depend on a leaf; an error if there are none.
     fn seeds(&self, outputs: Vec<(Var, Tensor)>, site: Site) -> Result<Vec<(Edge, Tensor)>> {
         let mut seeds = Vec::with_capacity(outputs.len());
         for (output, seed) in outputs {
             self.check_own(&output, site)?;
-            check_like("backward", &seed, *output.shape(), output.value().dtype())?;
+            TensorMeta::of(output.value()).check("backward", &seed)?;
             seeds.extend(output.node().map(|edge| (edge, seed)));
         }
         if seeds.is_empty() { Err(AutogradError::NoGraph) } else { Ok(seeds) }
@@ -175,7 +185,8 @@ impl Pass {
         if var.pass().is(self) { Ok(()) } else { Err(AutogradError::Passes { op, site }) }
     }
 
-    /// The record and the attempt, so that a value that outlives backward holds neither.
+    /// Takes the record and the attempt out of the pass, so that values that outlive backward keep
+    /// neither alive.
     pub(crate) fn take_record(&self, site: Site) -> Result<(Tape, Option<Attempt>)> {
         let Mode::Record(tape) = &self.0.mode else { return Err(AutogradError::NoGraph) };
         let tape = tape.take().ok_or(AutogradError::Consumed { op: "backward", site })?;

@@ -1,5 +1,5 @@
-//! The seam for mixed precision: which type an operation runs in, and the casts of leaves that the
-//! passes of a step share.
+//! The seam for mixed precision: the policy that chooses the type of each operation, and the cached
+//! casts of leaves that the passes of a step share.
 
 use std::collections::BTreeMap;
 
@@ -9,24 +9,24 @@ use lowtide_tensor::{DType, StorageWatch, Tensor};
 use crate::attempt::LeafId;
 use crate::error::Result;
 
-/// Decides, operation by operation, what type its inputs are converted to.
+/// Chooses the type that the inputs of each operation are converted to.
 pub trait CastPolicy {
     /// The type that the float inputs of `op` are converted to before it runs, or `None` to leave
-    /// them alone. `inputs` are their types in order; those that are no floats stay as they are.
+    /// them alone. `inputs` are the types of all inputs in order. Integers are never converted.
     fn dtype(&self, op: &str, inputs: &[DType]) -> Option<DType>;
 }
 
-/// The leaves of a step in the types that operations wanted them in, each converted once. The
-/// gradients of all uses are converted back one by one and added up in the leaf's type.
+/// The converted leaves of a step, each converted once per type. The gradients of all uses are
+/// converted back one by one and summed in the type of the leaf.
 #[derive(Debug, Default)]
 pub(crate) struct Casts {
     kept: BTreeMap<LeafId, Vec<Cast>>,
-    /// Whether new ones are not kept.
+    /// True if new casts are not kept any more.
     is_closed: bool,
 }
 
 struct Cast {
-    /// What was converted: a leaf may be written between two passes.
+    /// Watches the value that was converted: a leaf may be written between two passes.
     from: StorageWatch,
     to: Tensor,
 }
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Cast {
 }
 
 impl Casts {
-    /// `value` as `dtype`: the one of before, if `leaf` still has the value that it was made of.
+    /// `value` as `dtype`: the kept cast, if `leaf` has not changed since that was made.
     #[track_caller]
     pub(crate) fn get(&mut self, leaf: LeafId, value: &Tensor, dtype: DType) -> Result<Tensor> {
         if self.is_closed {
@@ -55,13 +55,13 @@ impl Casts {
         Ok(to)
     }
 
-    /// Frees what only this holds, and keeps nothing from now on.
+    /// Frees the kept casts, and keeps none from now on.
     pub(crate) fn close(&mut self) {
         *self = Casts { is_closed: true, ..Casts::default() };
     }
 }
 
-/// A copy of a leaf, which counts as the parameter does.
+/// A copy of a leaf in another type, in the category of parameters.
 #[track_caller]
 pub(crate) fn convert(value: &Tensor, dtype: DType) -> Result<Tensor> {
     let _scope = value.device().category(Category::Parameter);

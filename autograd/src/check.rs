@@ -1,4 +1,4 @@
-//! Gradients against finite differences, for the rules here and for users' own.
+//! A check of gradients against finite differences, for the rules of this crate and of its users.
 
 use lowtide_tensor::{DType, RandomKey, Tensor};
 use thiserror::Error;
@@ -8,15 +8,15 @@ use crate::error::AutogradError;
 use crate::pass::Pass;
 use crate::var::Var;
 
-/// How far values are moved, and how far derivatives may differ; the defaults of
-/// `torch.autograd.gradcheck`.
+/// The step of the differences, and the allowed deviation of the derivatives. The defaults are
+/// those of `torch.autograd.gradcheck`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
     /// Step of the central difference.
     pub step: f64,
-    /// Allowed difference, absolute.
+    /// Allowed absolute deviation.
     pub absolute: f64,
-    /// Allowed difference, relative to the numeric derivative.
+    /// Allowed deviation relative to the numeric derivative.
     pub relative: f64,
 }
 
@@ -26,7 +26,7 @@ impl Default for Tolerance {
     }
 }
 
-/// Why a check failed.
+/// The reason why a check failed.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum CheckError {
@@ -38,21 +38,21 @@ pub enum CheckError {
         "input {input}, element {element}: backward gives {backward}, differences give {numeric}"
     )]
     Mismatch {
-        /// Which input.
+        /// Index of the input.
         input: usize,
-        /// Which element of it, in row-major order.
+        /// Index of the element in row-major order.
         element: usize,
         /// The derivative from backward.
         backward: f64,
         /// The derivative from central differences.
         numeric: f64,
     },
-    /// Backward brought no gradient, but the output depends on the input.
+    /// Backward gave no gradient, but the output depends on the input.
     #[error("input {input}, element {element}: no gradient, differences give {numeric}")]
     Missing {
-        /// Which input.
+        /// Index of the input.
         input: usize,
-        /// Which element of it, in row-major order.
+        /// Index of the element in row-major order.
         element: usize,
         /// The derivative from central differences.
         numeric: f64,
@@ -67,11 +67,11 @@ impl From<lowtide_tensor::TensorError> for CheckError {
 
 /// Compares the gradients of `f` at f64 `inputs` with central differences.
 ///
-/// The output, of any shape, is reduced to one number by fixed random weights, so that every
-/// element of it counts. Inputs may be views; their storages are not written.
+/// The output may have any shape: fixed random weights reduce it to one number, so that every
+/// element counts. Inputs may be views; their storages are not written.
 ///
 /// # Errors
-/// The first element that differs, or what `f` returns.
+/// The first element that deviates, or the error that `f` returns.
 pub fn gradients(
     f: impl Fn(&Pass, Vec<Var>) -> crate::error::Result<Var>,
     inputs: &[Tensor],
@@ -82,7 +82,7 @@ pub fn gradients(
 /// [`gradients`] with another tolerance.
 ///
 /// # Errors
-/// Those of [`gradients`].
+/// As for [`gradients`].
 pub fn gradients_within(
     tolerance: Tolerance,
     f: impl Fn(&Pass, Vec<Var>) -> crate::error::Result<Var>,
@@ -133,7 +133,7 @@ pub fn gradients_within(
     Ok(())
 }
 
-/// `Σ y · weight` with weights from `[0.5, 1.5)` that are the same in every call.
+/// `Σ y · weight`, with weights from `[0.5, 1.5)` that are equal in every call.
 fn weighted_sum(y: Var) -> crate::error::Result<Var> {
     let mut weights = Tensor::empty(y.value().device(), *y.shape(), DType::F64)?;
     weights.uniform_(RandomKey::new(2).op("weights"), 0.5, 1.5)?;

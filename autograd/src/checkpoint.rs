@@ -1,4 +1,4 @@
-//! Segments of a pass: what they save is kept, recomputed, or moved away.
+//! Segments of a pass: their saved tensors are kept, recomputed, or offloaded.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -6,48 +6,50 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use lowtide_allocator::{Category, Origin};
-use lowtide_tensor::{DType, Shape, Tensor, TensorError};
+use lowtide_tensor::{Shape, Tensor, TensorError};
 
 use crate::attempt::{Attempt, LeafId};
-use crate::error::{AutogradError, Result};
+use crate::error::{AutogradError, Result, Site};
 use crate::journal::{Journal, Replay};
+use crate::meta::TensorMeta;
 use crate::offload::Offload;
 use crate::pass::{Inner, Mode, Pass, Settings};
 use crate::random::Draws;
+use crate::recipe::Recipes;
 use crate::rule::{AnyRule, Needs, SegmentRule, Slot};
 use crate::saved::Saved;
 use crate::store::Store;
 use crate::taking::Taking;
-use crate::tape::{Edge, Op, Site, Tape, check_like};
+use crate::tape::{Edge, Op, Tape};
 use crate::var::Var;
 
-/// What becomes of the tensors that a segment saves for backward. The results have the same bits
-/// with each.
+/// The treatment of the tensors that a segment saves for backward. Results have the same bits under
+/// every policy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SavedPolicy {
-    /// They stay: no work, most memory.
+    /// Saved tensors stay: no extra work, most memory.
     Keep,
-    /// Only the segment's inputs stay; backward computes the rest again. Costs a second forward.
+    /// Only the segment's inputs stay, and backward recomputes the rest. Costs a second forward.
     Recompute,
-    /// They wait in another device's memory. Costs two copies.
+    /// Saved tensors wait in another device's memory. Costs two copies.
     Offload(Offload),
     /// As [`SavedPolicy::Recompute`], and the segment's inputs wait in another device's memory.
     RecomputeFrom(Offload),
-    /// As [`SavedPolicy::Recompute`], in one segment with the block before it, where a model runs
-    /// its blocks in such runs: fewer inputs stay, and more is there at once in backward.
+    /// As [`SavedPolicy::Recompute`], in one segment with the block before, in models that run
+    /// their blocks in such groups. Fewer inputs stay, and backward needs more memory at a time.
     RecomputeWithPrevious,
 }
 
-/// Computes a segment: only from its inputs, leaves, the pass that it is given, and captured
-/// tensors that are not written meanwhile, so that a second run does the same.
+/// The function of a segment. It reads only its inputs, leaves, the pass that it is given, and
+/// captured tensors that nothing writes in between, so that a second run gives the same results.
 type Function = dyn Fn(&Pass, Vec<Var>) -> Result<Vec<Var>>;
 
 impl Pass {
-    /// Runs `segment` on `inputs` under `policy`. Inside of it only the pass that it is given can
-    /// be used, and the values that it is given.
+    /// Runs `segment` on `inputs` under `policy`. The segment may use only the pass and the values
+    /// that it is given.
     ///
     /// # Errors
-    /// `Passes` for a value of another pass, and what `segment` returns.
+    /// `Passes` for a value of another pass; errors of `segment`.
     #[track_caller]
     pub fn segment_many(
         &self,
@@ -64,11 +66,12 @@ impl Pass {
             SavedPolicy::RecomputeFrom(options) => (Some(self.store(options)), true),
         };
         let enclosing = Enclosing { pass: self, store: self.0.store.replace(store) };
-        let outputs = match recomputes {
-            true => self.checkpoint_many(inputs, segment)?,
-            false => segment(self, inputs)?,
+        let outputs = if recomputes {
+            self.checkpoint_many(inputs, segment)?
+        } else {
+            segment(self, inputs)?
         };
-        self.settle()?;
+        self.evict_saved()?;
         drop(enclosing);
         Ok(outputs)
     }
@@ -76,7 +79,7 @@ impl Pass {
     /// [`Pass::segment_many`] with one input and one output.
     ///
     /// # Errors
-    /// Those of [`Pass::segment_many`].
+    /// As for [`Pass::segment_many`].
     #[track_caller]
     pub fn segment(
         &self,
@@ -87,12 +90,12 @@ impl Pass {
         self.segment_many(policy, vec![input], single(segment)).map(only)
     }
 
-    /// Runs `segment` on `inputs` and keeps nothing of it but the inputs; backward runs it again,
-    /// with the same random numbers and without a second update of buffers. Segments nest.
+    /// Runs `segment` on `inputs` and keeps only the inputs. Backward runs the segment again, with
+    /// the same random numbers and without updating buffers twice. Segments nest.
     ///
     /// # Errors
-    /// Those of [`Pass::segment_many`]; backward reports `Shape` when the second run gives other
-    /// shapes than the first, `Modified` when an input or a leaf was written in between.
+    /// As for [`Pass::segment_many`]. Backward reports `Shape` if the second run gives other shapes
+    /// than the first, and `Modified` if an input or a leaf was written in between.
     #[track_caller]
     pub fn checkpoint_many(
         &self,
@@ -105,7 +108,7 @@ impl Pass {
     /// [`Pass::checkpoint_many`] with one input and one output.
     ///
     /// # Errors
-    /// Those of [`Pass::checkpoint_many`].
+    /// As for [`Pass::checkpoint_many`].
     #[track_caller]
     pub fn checkpoint(
         &self,
@@ -126,10 +129,10 @@ impl Pass {
             return function(self, inputs);
         }
         let edges: Vec<Option<Edge>> = inputs.iter().map(Var::node).collect();
-        // A segment without inputs that need gradients has leaves of its own: it saves as well.
+        // The segment may read leaves, so it saves even if no input needs a gradient.
         let saver = self.saver(name, site, &[Some(Edge { node: 0, output: 0 })]);
         let journal = Rc::new(RefCell::new(Journal::default()));
-        let again = Again {
+        let rerun = Recomputation {
             function,
             inputs: inputs.iter().map(|input| saver.keep(input.value())).collect(),
             outputs: Vec::new(),
@@ -144,42 +147,43 @@ impl Pass {
             let (value, node) = input.into_parts();
             Var::new(value, node, shadow.clone())
         });
-        let outputs = (again.function)(&shadow, inside.collect())?;
+        let outputs = (rerun.function)(&shadow, inside.collect())?;
         if outputs.iter().any(|output| !output.pass().is(&shadow)) {
             return Err(AutogradError::Passes { op: name, site });
         }
-        again.journal.borrow_mut().end_first_run();
-        self.0.draws.go_on_from(&shadow.0.draws);
-        self.close(again, edges, outputs)
+        rerun.journal.borrow_mut().end_first_run();
+        self.0.draws.continue_from(&shadow.0.draws);
+        self.record_segment(rerun, edges, outputs)
     }
 
-    /// Records the segment if a gradient can flow through it; its outputs as values of this pass.
-    fn close(
+    /// Records the segment if a gradient can flow through it, and returns its outputs as values of
+    /// this pass.
+    fn record_segment(
         &self,
-        again: Again,
+        rerun: Recomputation,
         inputs: Vec<Option<Edge>>,
         outputs: Vec<Var>,
     ) -> Result<Vec<Var>> {
         let mut node = None;
         if outputs.iter().any(Var::needs_gradient) {
-            let like = |output: &Var| (*output.shape(), output.value().dtype());
-            let again = Again { outputs: outputs.iter().map(like).collect(), ..again };
-            let (name, site) = ("checkpoint", again.site);
-            let rule = AnyRule::Segment(Box::new(again), outputs.len());
+            let metas = outputs.iter().map(|output| TensorMeta::of(output.value())).collect();
+            let rerun = Recomputation { outputs: metas, ..rerun };
+            let (name, site) = ("checkpoint", rerun.site);
+            let rule = AnyRule::Segment { rule: Box::new(rerun), output_count: outputs.len() };
             let _origin = self.origin(site).enter();
-            node = self.record_always(Op { name, site, rule, inputs, likes: Vec::new() })?;
+            node = self.record(Op { name, site, rule, inputs, input_metas: Vec::new() })?;
         }
-        let ours = |(output, var): (usize, Var)| {
+        let own = |(output, var): (usize, Var)| {
             let (value, inside) = var.into_parts();
             let edge = inside.and(node).map(|edge| Edge { output, ..edge });
             Var::new(value, edge, self.clone())
         };
-        let outputs = outputs.into_iter().enumerate().map(ours).collect();
-        self.settle()?;
+        let outputs = outputs.into_iter().enumerate().map(own).collect();
+        self.evict_saved()?;
         Ok(outputs)
     }
 
-    /// A pass like this one that keeps no record, but writes down what it reads.
+    /// A pass with this one's settings that records no operations, but its reads in `journal`.
     fn shadow(&self, journal: Rc<RefCell<Journal>>) -> Pass {
         Pass(Rc::new(Inner {
             mode: Mode::Shadow,
@@ -194,19 +198,20 @@ impl Pass {
         }))
     }
 
-    /// The one store of this pass with these options.
+    /// The store of this pass for `options`, made at the first call.
     fn store(&self, options: &Offload) -> Rc<Store> {
         let mut stores = self.0.stores.borrow_mut();
         let is_this = |store: &&Rc<Store>| store.offload.as_ref() == Some(options);
         if let Some(store) = stores.iter().find(is_this) {
             return Rc::clone(store);
         }
-        stores.push(Store::new(Some(options.clone()), self.recomputes_cheap()));
+        let recipes = self.recomputes_cheap().then(Recipes::default);
+        stores.push(Store::new(Some(options.clone()), recipes));
         Rc::clone(&stores[stores.len() - 1])
     }
 }
 
-/// Gives the pass the store of the enclosing segment back, also after an error.
+/// Gives the pass back the store of the enclosing segment, also after an error.
 struct Enclosing<'a> {
     pass: &'a Pass,
     store: Option<Rc<Store>>,
@@ -228,20 +233,21 @@ fn only(vars: Vec<Var>) -> Var {
     vars.into_iter().next().expect("one in, one out")
 }
 
-/// What it takes to run a segment again. It holds no pass: the pass's record holds it.
-struct Again {
+/// The rule of a segment that runs a second time in backward. It holds no pass, because the record
+/// of the pass holds it.
+struct Recomputation {
     function: Box<Function>,
     inputs: Vec<Saved>,
-    outputs: Vec<(Shape, DType)>,
+    outputs: Vec<TensorMeta>,
     settings: Settings,
     attempt: Option<Attempt>,
-    /// As they were at the start of the segment.
+    /// The draws at the start of the segment.
     draws: Draws,
     journal: Rc<RefCell<Journal>>,
     site: Site,
 }
 
-impl SegmentRule for Again {
+impl SegmentRule for Recomputation {
     fn leaves(&self) -> Vec<LeafId> {
         self.journal.borrow().leaves()
     }
@@ -256,13 +262,12 @@ impl SegmentRule for Again {
         let Some(device) = dys.iter().flatten().next().map(|dy| dy.device().clone()) else {
             return Ok(Vec::new());
         };
-        let again = *self;
-        let replay = Rc::new(Replay::new(again.journal, again.site));
+        let replay = Rc::new(Replay::new(self.journal, self.site));
         let pass = Pass(Rc::new(Inner {
             mode: Mode::Record(RefCell::new(Some(Tape::default()))),
-            settings: RefCell::new(again.settings),
-            attempt: RefCell::new(again.attempt.filter(|_| needs.leaves())),
-            draws: again.draws,
+            settings: RefCell::new(self.settings),
+            attempt: RefCell::new(self.attempt.filter(|_| needs.leaves())),
+            draws: self.draws,
             paused: Cell::new(0),
             journal: None,
             replay: Some(Rc::clone(&replay)),
@@ -271,7 +276,7 @@ impl SegmentRule for Again {
         }));
         pass.open_store();
         let (mut sums, mut vars) = (BTreeMap::new(), Vec::<Var>::with_capacity(slots.len()));
-        for (slot, saved) in slots.into_iter().zip(again.inputs) {
+        for (slot, saved) in slots.into_iter().zip(self.inputs) {
             let value = saved.unpack()?;
             let node = match slot {
                 Slot::Unneeded => None,
@@ -290,15 +295,15 @@ impl SegmentRule for Again {
             let _scope = device.category(Category::Activation);
             let module = Some(pass.0.draws.module());
             let _origin = Origin { module, site: None }.enter();
-            let outputs = (again.function)(&pass, vars);
+            let outputs = (self.function)(&pass, vars);
             replay.check_others()?;
             outputs?
         };
-        let seeds = seeds(outputs, &again.outputs, dys)?;
+        let seeds = seeds(outputs, &self.outputs, dys)?;
 
         let places: BTreeMap<Edge, usize> =
             sums.iter().map(|(&edge, &(index, _))| (edge, index)).collect();
-        let (tape, attempt) = pass.take_record(again.site)?;
+        let (tape, attempt) = pass.take_record(self.site)?;
         let walk = pass.walk(tape, attempt.as_ref(), places.keys().copied());
         let mut walk = walk.taking(taking);
         for (edge, (_, sum)) in sums {
@@ -313,10 +318,11 @@ impl SegmentRule for Again {
     }
 }
 
-/// The outputs that have a gradient, if they are what they were the first time.
+/// The outputs of the second run that have a gradient; an error if their number, shapes or types
+/// differ from the first run.
 fn seeds(
     outputs: Vec<Var>,
-    expected: &[(Shape, DType)],
+    expected: &[TensorMeta],
     dys: Vec<Option<Tensor>>,
 ) -> Result<Vec<(Edge, Tensor)>> {
     let op = "checkpoint";
@@ -325,8 +331,8 @@ fn seeds(
         return Err(TensorError::Shape { op, left, right }.into());
     }
     let mut seeds = Vec::new();
-    for ((output, &(shape, dtype)), dy) in outputs.into_iter().zip(expected).zip(dys) {
-        check_like(op, output.value(), shape, dtype)?;
+    for ((output, expected), dy) in outputs.into_iter().zip(expected).zip(dys) {
+        expected.check(op, output.value())?;
         if let (Some(edge), Some(dy)) = (output.node(), dy) {
             seeds.push((edge, dy));
         }

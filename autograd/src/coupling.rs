@@ -3,13 +3,13 @@
 use std::fmt;
 use std::panic::Location;
 
-/// Where a pass computed something of several samples together, as batch normalisation does: see
-/// [`Pass::couple_samples`](crate::Pass::couple_samples).
+/// The place where a pass computed a value from several samples together, as batch normalisation
+/// does: see [`Pass::couple_samples`](crate::Pass::couple_samples).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coupling {
-    /// The names of the modules around the call; empty outside of all.
+    /// The path of the module that made the call; empty outside of modules.
     pub path: String,
-    /// Where the call is in the source.
+    /// The line of the call.
     pub site: &'static Location<'static>,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong while recording or walking backwards.
+//! Errors of recording a pass and of walking it backwards.
 
 use std::error::Error;
 use std::panic::Location;
@@ -8,6 +8,10 @@ use lowtide_allocator::OutOfMemory;
 use lowtide_tensor::{DType, Shape, TensorError};
 
 use crate::anomaly::Anomaly;
+use crate::meta::TensorMeta;
+
+/// The source line that called an operation, for errors.
+pub(crate) type Site = &'static Location<'static>;
 
 /// An error of a recorded operation or of a backward pass.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -19,11 +23,11 @@ pub enum AutogradError {
     /// A tensor that backward needs was written in place after it was saved.
     #[error("{op}: the tensor saved at {saved_at} was changed in place at {written_at}")]
     Modified {
-        /// The operation whose backward needs it.
+        /// The operation whose backward needs the tensor.
         op: &'static str,
-        /// Where the operation was called.
+        /// The line that called the operation.
         saved_at: &'static Location<'static>,
-        /// Where it was last written.
+        /// The line that wrote the tensor last.
         written_at: &'static Location<'static>,
     },
     /// The pass has been consumed by `backward`.
@@ -31,7 +35,7 @@ pub enum AutogradError {
     Consumed {
         /// Name of the operation, such as `add`.
         op: &'static str,
-        /// Where it was called.
+        /// The line that called the operation.
         site: &'static Location<'static>,
     },
     /// Values of two passes met in one operation.
@@ -39,7 +43,7 @@ pub enum AutogradError {
     Passes {
         /// Name of the operation, such as `add`.
         op: &'static str,
-        /// Where it was called.
+        /// The line that called the operation.
         site: &'static Location<'static>,
     },
     /// An operation without a rule met a value that needs a gradient.
@@ -47,73 +51,73 @@ pub enum AutogradError {
     NoRule {
         /// Name of the operation, such as `add`.
         op: &'static str,
-        /// Where it was called.
+        /// The line that called the operation.
         site: &'static Location<'static>,
     },
-    /// The rule of an operation gave other gradients than its inputs need.
+    /// The rule of an operation gave gradients that do not fit the inputs.
     #[error("{op} at {site}: its rule {fault}")]
     Rule {
         /// Name of the operation, such as `add`.
         op: &'static str,
-        /// Where it was called.
+        /// The line that called the operation.
         site: &'static Location<'static>,
-        /// What is wrong with the gradients.
+        /// The mistake of the rule.
         fault: RuleFault,
     },
-    /// A gradient cannot be collected for such a value.
+    /// A value cannot have a gradient.
     #[error("{op} at {site}: {fault}")]
     Leaf {
         /// `leaf` or `input`.
         op: &'static str,
-        /// Where it was called.
+        /// The line that called the operation.
         site: &'static Location<'static>,
-        /// What is wrong with the value.
+        /// The reason.
         fault: LeafFault,
     },
-    /// An equation of [`crate::Var::einsum`] cannot be followed.
+    /// The equation given to [`crate::Var::einsum`] is malformed or does not fit the operands.
     #[error("einsum: \"{equation}\" {fault}")]
     Equation {
-        /// As it was given.
+        /// The equation as the caller wrote it.
         equation: String,
-        /// What is wrong with it.
+        /// The mistake, worded to follow the equation.
         fault: &'static str,
     },
-    /// Backward starts from one number.
+    /// Backward was called on a value with more or fewer elements than one.
     #[error("backward: the loss has shape {shape}, not one element")]
     NotScalar {
-        /// The shape found.
+        /// The shape of the loss.
         shape: Shape,
     },
-    /// Backward was asked of a value that no recorded leaf leads to.
+    /// Backward was called on a value that depends on no recorded leaf.
     #[error("backward: the loss does not depend on any parameter")]
     NoGraph,
     /// A pass that looks for anomalies found one.
     #[error("{0}")]
     NonFinite(Anomaly),
-    /// A segment that was recomputed failed with an error that is not this crate's.
+    /// A recomputed segment failed with an error of another crate.
     #[error(transparent)]
     Segment(Arc<dyn Error + Send + Sync>),
 }
 
-/// What a rule did wrong. Inputs are counted from 0.
+/// A mistake of a rule. Inputs are counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleFault {
-    /// It gave too few gradients, or too many.
+    /// The rule gave too few gradients, or too many.
     #[error("gave {found} gradients for {expected} inputs")]
     Count {
-        /// How many it gave.
+        /// The number of gradients.
         found: usize,
-        /// How many inputs the operation has.
+        /// The number of inputs.
         expected: usize,
     },
-    /// It gave `None` for an input that needs a gradient.
+    /// The rule gave `None` for an input that needs a gradient.
     #[error("gave input {input} no gradient, though it needs one")]
     Missing {
         /// Index of the input, from 0.
         input: usize,
     },
-    /// A gradient has not the shape of its input.
+    /// A gradient has another shape than its input.
     #[error("gave input {input} of shape {expected} a gradient of shape {found}")]
     Shape {
         /// Index of the input, from 0.
@@ -123,7 +127,7 @@ pub enum RuleFault {
         /// The shape of the input.
         expected: Shape,
     },
-    /// A gradient has not the element type of its input.
+    /// A gradient has another element type than its input.
     #[error("gave input {input} of type {expected} a gradient of type {found}")]
     DType {
         /// Index of the input, from 0.
@@ -135,34 +139,35 @@ pub enum RuleFault {
     },
 }
 
-/// Why no gradient can be collected for a value.
+/// The reason why a value cannot have a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeafFault {
-    /// Only floats have gradients.
+    /// The value consists of integers or truth values; only floats have gradients.
     #[error("a value of type {dtype} has no gradient")]
     Integers {
         /// The type of the value.
         dtype: DType,
     },
     /// One identity was given to two different values in one step.
-    #[error("one identity stands for {} {} and for {} {}", first.1, first.0, second.1, second.0)]
+    #[error("one identity stands for {first} and for {second}")]
     Changed {
-        /// The earlier value.
-        first: (Shape, DType),
-        /// This one.
-        second: (Shape, DType),
+        /// The value that had the identity earlier in the step.
+        first: TensorMeta,
+        /// The value that was given the identity now.
+        second: TensorMeta,
     },
 }
 
 impl AutogradError {
-    /// Carries an error of a segment's own (a layer's, a user's) through backward. One that wraps
-    /// an error of this crate should be unwrapped instead, so that `OutOfMemory` stays visible.
+    /// Wraps an error of a segment (a layer's or a user's), so that it passes through backward. An
+    /// error that contains an [`AutogradError`] should be unwrapped instead, so that `OutOfMemory`
+    /// stays visible.
     pub fn segment(error: impl Error + Send + Sync + 'static) -> Self {
         AutogradError::Segment(Arc::new(error))
     }
 
-    /// The out-of-memory ledger, if that is what this is.
+    /// The out-of-memory ledger, if the error is out of memory.
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {
             AutogradError::Tensor(error) => error.out_of_memory(),
@@ -171,7 +176,7 @@ impl AutogradError {
     }
 }
 
-/// The result of an autograd operation. It is not called `Result`, so that all crates of the
+/// The result of an autograd operation. Its name is not `Result`, so that all crates of the
 /// workspace can be imported by glob together.
 pub type AutogradResult<T, E = AutogradError> = std::result::Result<T, E>;
 

@@ -1,4 +1,4 @@
-//! Tensors of another device than the one that a pass computes on.
+//! Detection of tensors that live on another device than the pass.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -7,29 +7,30 @@ use std::rc::Rc;
 
 use lowtide_tensor::{Device, Shape, Tensor};
 
-/// What a pass got from another device: see [`Pass::with_device`](crate::Pass::with_device).
+/// A tensor of another device that was given to a pass: see
+/// [`Pass::with_device`](crate::Pass::with_device).
 #[derive(Clone, Debug)]
 pub struct Foreign {
-    /// How the pass got it.
+    /// The use of the tensor in the pass.
     pub role: Role,
     /// Shape of the tensor.
     pub shape: Shape,
-    /// The device that it lives on.
+    /// The device that holds the tensor.
     pub device: Device,
-    /// The names of the modules around the call; empty outside of all.
+    /// The path of the module that gave the tensor to the pass; empty outside of modules.
     pub path: String,
-    /// Where the pass got it.
+    /// The line that gave the tensor to the pass.
     pub site: &'static Location<'static>,
 }
 
-/// How a pass gets a tensor.
+/// The use of a tensor that is given to a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// As a [leaf](crate::Pass::leaf).
+    /// A [leaf](crate::Pass::leaf).
     Parameter,
-    /// As a [buffer](crate::Pass::buffer).
+    /// A [buffer](crate::Pass::buffer).
     Buffer,
-    /// As a [constant](crate::Pass::constant) or an [input](crate::Pass::input).
+    /// A [constant](crate::Pass::constant) or an [input](crate::Pass::input).
     Value,
 }
 
@@ -45,16 +46,16 @@ impl fmt::Display for Foreign {
     }
 }
 
-/// Watches for the first tensor of another device.
+/// Finds the first tensor that lives on another device.
 #[derive(Clone)]
-pub(crate) struct Border {
+pub(crate) struct DeviceWatch {
     device: Device,
     first: Rc<RefCell<Option<Foreign>>>,
 }
 
-impl Border {
+impl DeviceWatch {
     pub(crate) fn new(device: &Device) -> Self {
-        Border { device: device.clone(), first: Rc::default() }
+        DeviceWatch { device: device.clone(), first: Rc::default() }
     }
 
     pub(crate) fn first(&self) -> Option<Foreign> {

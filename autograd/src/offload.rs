@@ -1,29 +1,29 @@
-//! Where the saved tensors of a segment wait, if not on their device.
+//! The choice of saved tensors that wait in another device's memory, and of that device.
 
 use lowtide_tensor::{Device, Tensor};
 
-/// Where the saved tensors of a segment go, and which.
+/// Options for moving the saved tensors of a segment to another device's memory.
 ///
-/// A tensor moves as soon as nothing but the record holds it. One that is held elsewhere as well
-/// (a leaf, a parameter, a batch, a value that is still used) stays, because moving it would free
-/// nothing; so does a frozen one and one that is not contiguous.
+/// A tensor moves as soon as only the record holds it. A tensor that is held elsewhere as well (a
+/// leaf, a parameter, a batch, a value that is still used) stays, because moving it would free
+/// nothing. Frozen tensors and tensors that are not contiguous stay too.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offload {
-    /// The device whose memory they wait in.
+    /// The device whose memory the tensors wait in.
     pub host: Device,
-    /// Smaller tensors stay.
+    /// Size of the smallest tensor that moves.
     pub size_bytes_min: usize,
-    /// How many tensors are brought back ahead of the one that backward needs.
+    /// Number of tensors that are brought back ahead of the one that backward needs.
     pub prefetch_count: usize,
 }
 
 impl Offload {
-    /// To `host`, from 1 KiB on, without bringing anything back early.
+    /// Moves tensors of 1 KiB and more to `host`, and brings none back early.
     pub fn to(host: &Device) -> Self {
         Offload { host: host.clone(), size_bytes_min: 1 << 10, prefetch_count: 0 }
     }
 
-    /// Whether `tensor` is large enough.
+    /// True if `tensor` is large enough to move.
     pub(crate) fn takes(&self, tensor: &Tensor) -> bool {
         tensor.size_bytes() >= self.size_bytes_min
     }

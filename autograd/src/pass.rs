@@ -1,4 +1,4 @@
-//! Everything that a forward pass may touch beside the parameters.
+//! A forward pass: everything that a model may touch beside its parameters and inputs.
 
 use std::cell::{Cell, RefCell};
 use std::panic::Location;
@@ -11,52 +11,57 @@ use crate::anomaly::{Anomalies, Anomaly};
 use crate::attempt::{Attempt, BufferId, LeafId, PassNumber};
 use crate::cast::{self, CastPolicy};
 use crate::coupling::Coupling;
-use crate::error::{AutogradError, LeafFault, Result};
-use crate::foreign::{Border, Foreign, Role};
+use crate::error::{AutogradError, LeafFault, Result, Site};
+use crate::foreign::{DeviceWatch, Foreign, Role};
 use crate::journal::{Journal, Replay};
 use crate::random::Draws;
-use crate::rule::{AnyRule, Needs};
+use crate::recipe::Recipes;
+use crate::rule::Needs;
 use crate::saved::Saver;
 use crate::store::Store;
-use crate::tape::{Edge, Hook, Op, Site, Tape};
+use crate::tape::{Edge, Hook, Op, Tape};
 use crate::turn::Turn;
 use crate::var::Var;
 
-/// One walk through a model: whether it records, whether it trains, its random key, and the
-/// [`Attempt`] that its gradients and buffer updates go to. A cheap shared handle that stays on
-/// its thread.
+/// One forward pass through a model.
+///
+/// A pass knows whether it records operations for backward, whether the model trains or evaluates,
+/// its random key, and the [`Attempt`] that collects its gradients and buffer updates. It is a
+/// cheap shared handle that stays on its thread.
 #[derive(Clone)]
 pub struct Pass(pub(crate) Rc<Inner>);
 
 pub(crate) struct Inner {
     pub(crate) mode: Mode,
     pub(crate) settings: RefCell<Settings>,
-    /// Absent where nothing is collected; taken by `backward` together with the tape.
+    /// Absent if nothing is collected. `backward` takes the attempt together with the tape.
     pub(crate) attempt: RefCell<Option<Attempt>>,
     pub(crate) draws: Draws,
-    /// How many sections without gradients enclose this point.
+    /// Number of sections without gradients around this point.
     pub(crate) paused: Cell<usize>,
-    /// What a segment reads, for its recomputation.
+    /// Present in the first run of a segment: its reads, for the recomputation.
     pub(crate) journal: Option<Rc<RefCell<Journal>>>,
-    /// Present in a recomputation: what the segment read the first time.
+    /// Present in a recomputation: the reads of the first run.
     pub(crate) replay: Option<Rc<Replay>>,
-    /// Where saved tensors go at this point, if they do not stay.
+    /// The store for tensors saved at this point; absent if they stay on the device.
     pub(crate) store: RefCell<Option<Rc<Store>>>,
-    /// One for each place that saved tensors have gone to.
+    /// All stores of this pass.
     pub(crate) stores: RefCell<Vec<Rc<Store>>>,
 }
 
-/// What an operation leaves behind.
+/// The trace that operations leave in a pass.
 pub(crate) enum Mode {
+    /// Operations are not recorded.
     Silent,
-    /// No record, but values know whether they need gradients: the first run of a segment that
-    /// will be recomputed.
+    /// Operations are not recorded, but values know whether they need gradients: the first run of a
+    /// segment that backward recomputes.
     Shadow,
-    /// The inside is taken by `backward`, so that a value that outlives it holds no gradients.
+    /// Operations are recorded on the tape. `backward` takes the tape, so that values that outlive
+    /// backward do not keep it alive.
     Record(RefCell<Option<Tape>>),
 }
 
-/// What a recomputation has in common with the pass that it repeats.
+/// The settings that a recomputation shares with the pass that it repeats.
 #[derive(Clone)]
 pub(crate) struct Settings {
     training: bool,
@@ -65,42 +70,43 @@ pub(crate) struct Settings {
     anomalies: Option<Rc<Anomalies>>,
     casts: Option<Rc<dyn CastPolicy>>,
     recomputes_cheap: bool,
-    /// Looks for tensors of other devices.
-    border: Option<Border>,
-    /// The first place where samples were coupled, also in a segment.
+    /// Present if the pass looks for tensors of other devices.
+    device_watch: Option<DeviceWatch>,
+    /// The first call that coupled samples. Segments share it with their pass.
     coupling: Rc<RefCell<Option<Coupling>>>,
-    /// Of this pass in its attempt.
+    /// The number of this pass in its attempt.
     number: PassNumber,
-    /// The model that is trained, if not all are.
+    /// Present if only one of several models is trained.
     turn: Option<Turn>,
 }
 
-/// The edge that stands for any in a pass that keeps no tape.
+/// The edge of every value that needs a gradient in [`Mode::Shadow`].
 const SHADOW: Edge = Edge { node: 0, output: 0 };
 
 impl Pass {
-    /// Records, in training mode; gradients and buffer updates are added to `attempt`.
+    /// A pass that records, in training mode. Gradients and buffer updates are added to `attempt`.
     pub fn train(key: RandomKey, attempt: &Attempt) -> Self {
         let tape = RefCell::new(Some(Tape::default()));
-        let settings = Settings { number: attempt.next_pass(), ..Settings::new(true, key) };
+        let settings = Settings { number: attempt.next_pass(), ..Settings::training(key) };
         Self::new(Mode::Record(tape), settings, Some(attempt.clone()))
     }
 
-    /// Keeps nothing, in evaluation mode.
+    /// A pass that keeps nothing, in evaluation mode.
     pub fn eval() -> Self {
-        Self::new(Mode::Silent, Settings::new(false, RandomKey::new(0)), None)
+        let settings = Settings { training: false, ..Settings::training(RandomKey::new(0)) };
+        Self::new(Mode::Silent, settings, None)
     }
 
-    /// Keeps nothing, in training mode: what `train` computes, without gradients and without
-    /// buffer updates.
+    /// A pass that keeps nothing, in training mode. Values are those of [`Pass::train`]; there are
+    /// no gradients and no buffer updates.
     pub fn no_grad(key: RandomKey) -> Self {
-        Self::new(Mode::Silent, Settings::new(true, key), None)
+        Self::new(Mode::Silent, Settings::training(key), None)
     }
 
-    /// [`Pass::no_grad`] that adds its buffer updates to `attempt`: to estimate running statistics
-    /// anew.
+    /// [`Pass::no_grad`] that adds its buffer updates to `attempt`, for estimating running
+    /// statistics anew.
     pub fn buffers_only(key: RandomKey, attempt: &Attempt) -> Self {
-        Self::new(Mode::Silent, Settings::new(true, key), Some(attempt.clone()))
+        Self::new(Mode::Silent, Settings::training(key), Some(attempt.clone()))
     }
 
     fn new(mode: Mode, settings: Settings, attempt: Option<Attempt>) -> Self {
@@ -117,17 +123,19 @@ impl Pass {
         }))
     }
 
-    /// This pass with operations in the types that `policy` says, from here on.
+    /// This pass, in which `policy` chooses the type of each operation from here on.
     #[must_use]
     pub fn with_casts(self, policy: impl CastPolicy + 'static) -> Self {
         self.0.settings.borrow_mut().casts = Some(Rc::new(policy));
         self
     }
 
-    /// This pass without the results that are cheap to compute again, from here on: those of
-    /// normalisations, activation functions and the like are dropped as soon as only the record
-    /// holds them, and backward computes them again from what it keeps anyway. The same bits, for
-    /// little time. Not in a segment that says [`SavedPolicy::Keep`](crate::SavedPolicy::Keep).
+    /// This pass, which drops results that are cheap to recompute from here on.
+    ///
+    /// The results of normalisations, activation functions and the like are dropped as soon as only
+    /// the record holds them. Backward recomputes them from tensors that it keeps anyway, with the
+    /// same bits and for little time. Segments under
+    /// [`SavedPolicy::Keep`](crate::SavedPolicy::Keep) keep their results.
     #[must_use]
     pub fn with_cheap_recomputed(self) -> Self {
         self.0.settings.borrow_mut().recomputes_cheap = true;
@@ -135,98 +143,99 @@ impl Pass {
         self
     }
 
-    /// This pass looking for values that are not finite, from here on: [`Pass::anomaly`] names the
-    /// operation whose result first was, and backward stops with `NonFinite` at the operation
-    /// whose gradient is. Reads every result on the host, so it is slow.
+    /// This pass, which looks for values that are not finite from here on.
+    ///
+    /// [`Pass::anomaly`] names the first operation whose result was not finite. Backward stops with
+    /// `NonFinite` at the first operation whose gradient is not. The search is slow, because it
+    /// reads every result on the host.
     #[must_use]
     pub fn with_anomaly_detection(self) -> Self {
         self.0.settings.borrow_mut().anomalies = Some(Rc::default());
         self
     }
 
-    /// This pass on `device`, from here on: [`Pass::foreign`] names the first tensor that the pass
-    /// got from another one. An operation that mixes devices fails all the same.
+    /// This pass, which looks for tensors that are not on `device` from here on. [`Pass::foreign`]
+    /// names the first one. An operation that mixes devices fails all the same.
     #[must_use]
     pub fn with_device(self, device: &Device) -> Self {
-        self.0.settings.borrow_mut().border = Some(Border::new(device));
+        self.0.settings.borrow_mut().device_watch = Some(DeviceWatch::new(device));
         self
     }
 
-    /// This pass over the samples of the logical batch from `index` on, where an earlier one has
-    /// those before.
+    /// This pass as the part of a logical batch that begins with sample `index`.
     #[must_use]
     pub fn with_first_sample(self, index: u64) -> Self {
         self.0.settings.borrow_mut().first_sample = index;
         self
     }
 
-    /// The place of this pass's first sample in the logical batch. Random operations count from
-    /// there, so that splitting the batch does not change their numbers.
+    /// The index of this pass's first sample in the logical batch. Random operations count samples
+    /// from this index, so that splitting a batch does not change their numbers.
     pub fn first_sample(&self) -> u64 {
         self.0.settings.borrow().first_sample
     }
 
-    /// This pass in a turn of one of several models, from here on: the leaves of the others are
-    /// constants.
+    /// This pass, which trains only the model of `turn` from here on. The leaves of other models
+    /// are constants.
     #[must_use]
     pub fn with_turn(self, turn: Turn) -> Self {
         self.0.settings.borrow_mut().turn = Some(turn);
         self
     }
 
-    /// The turn that this pass is part of, where several models are trained in turn.
+    /// The turn that this pass is part of, if several models are trained one after the other.
     pub fn turn(&self) -> Option<Turn> {
         self.0.settings.borrow().turn.clone()
     }
 
-    /// Whether modules should behave as in training.
+    /// True if modules should behave as in training.
     pub fn is_training(&self) -> bool {
         self.0.settings.borrow().training
     }
 
-    /// Whether this is a segment computed again for backward. Its random numbers and buffers are
-    /// those of the first time; whatever else has an effect outside should not have it twice.
+    /// True if backward is recomputing a segment. Random numbers and buffers are those of the first
+    /// run. Other side effects of a module should not happen a second time.
     pub fn is_recomputing(&self) -> bool {
         self.0.replay.is_some()
     }
 
-    /// Whether operations are recorded at this point.
+    /// True if operations are recorded at this point.
     pub fn is_recording(&self) -> bool {
         !matches!(self.0.mode, Mode::Silent) && self.0.paused.get() == 0
     }
 
-    /// The first operation whose result was not finite though this pass was looking: one with a
-    /// NaN before one with infinities, which are often meant.
+    /// The first operation whose result was not finite, with [`Pass::with_anomaly_detection`]. A
+    /// NaN takes precedence over an earlier infinity, because infinities are often intended.
     pub fn anomaly(&self) -> Option<Anomaly> {
         self.0.settings.borrow().anomalies.as_ref().and_then(|anomalies| anomalies.first())
     }
 
-    /// The first tensor that this pass got from another device than the one it was
-    /// [given](Pass::with_device).
+    /// The first tensor given to this pass that was on another device than the one of
+    /// [`Pass::with_device`].
     pub fn foreign(&self) -> Option<Foreign> {
-        self.0.settings.borrow().border.as_ref().and_then(Border::first)
+        self.0.settings.borrow().device_watch.as_ref().and_then(DeviceWatch::first)
     }
 
-    /// Says that results from here on depend on several samples of the batch together, so that a
-    /// part of the batch gives others than the whole. [`Var::batch_norm`] says so itself; a loss
-    /// that compares samples has to.
+    /// Declares that results from here on depend on several samples of the batch together, so that
+    /// a part of a batch gives other results than the whole. [`Var::batch_norm`] declares it; a
+    /// loss that compares samples has to.
     #[track_caller]
     pub fn couple_samples(&self) {
-        // In the closure it would be this line.
+        // Taken outside of the closure, where the caller would be this line.
         let site = Location::caller();
         let here = || Coupling { path: self.path(), site };
         self.0.settings.borrow().coupling.borrow_mut().get_or_insert_with(here);
     }
 
-    /// The first place where samples were coupled, if any.
+    /// The first call that coupled samples, if any.
     pub fn coupling(&self) -> Option<Coupling> {
         self.0.settings.borrow().coupling.borrow().clone()
     }
 
     #[track_caller]
     fn check_device(&self, role: Role, value: &Tensor) {
-        if let Some(border) = &self.0.settings.borrow().border {
-            border.check(role, value, || self.path(), Location::caller());
+        if let Some(watch) = &self.0.settings.borrow().device_watch {
+            watch.check(role, value, || self.path(), Location::caller());
         }
     }
 
@@ -245,7 +254,7 @@ impl Pass {
         casts.dtype(op, &dtypes)
     }
 
-    /// `value`, which is that of `leaf`, as `dtype`; the same tensor each time in a step.
+    /// The value of `leaf` converted to `dtype`. Calls in one step return one tensor.
     #[track_caller]
     pub(crate) fn cast_leaf(&self, leaf: LeafId, value: &Tensor, dtype: DType) -> Result<Tensor> {
         match &*self.0.attempt.borrow() {
@@ -254,20 +263,20 @@ impl Pass {
         }
     }
 
-    /// The key of the whole pass; [`Pass::draw`] makes one for each operation.
+    /// The key of the whole pass. [`Pass::draw`] derives one for each operation.
     pub fn key(&self) -> RandomKey {
         self.0.settings.borrow().key
     }
 
-    /// The key of the next random operation: a function of this pass's key, of the path, and of
-    /// how often that path has drawn. Recomputation gets the same ones.
+    /// The key of the next random operation: a function of this pass's key, the module path, and
+    /// the number of earlier draws at that path. A recomputation gets the keys of the first run.
     pub fn draw(&self) -> RandomKey {
         self.0.draws.next(self.key())
     }
 
-    /// Numbers of the standard normal distribution, f32, where the first of the dimensions counts
-    /// samples: a sample's numbers depend on the key of this draw and on its place in the logical
-    /// batch, not on how the batch is split.
+    /// Standard normal numbers in f32. The first dimension counts samples. The numbers of a sample
+    /// depend on the key of this draw and on the sample's index in the logical batch, not on how
+    /// the batch is split.
     ///
     /// # Errors
     /// `OutOfMemory`; `NoKernel` of the device.
@@ -282,23 +291,23 @@ impl Pass {
         Ok(numbers)
     }
 
-    /// Runs `inside` as the submodule `name`, so that its random numbers do not depend on what
-    /// other modules draw.
+    /// Runs `inside` as the submodule `name`. Its random numbers do not depend on the draws of
+    /// other modules, and its memory counts for the submodule.
     pub fn within<R>(&self, name: &str, inside: impl FnOnce() -> R) -> R {
         self.0.draws.within(name, inside)
     }
 
-    /// The names of the modules that this point is inside of, `layers.0`.
+    /// The path of the module that runs, such as `layers.0`.
     pub fn path(&self) -> String {
         self.0.draws.module().path().to_owned()
     }
 
-    /// What memory counts for that is asked for here, on behalf of the line `site`.
+    /// The origin of memory that is allocated here on behalf of the line `site`.
     pub(crate) fn origin(&self, site: Site) -> Origin {
         Origin { module: Some(self.0.draws.module()), site: Some(site) }
     }
 
-    /// Runs `section` without recording: its values need no gradient.
+    /// Runs `section` without recording. Its values need no gradient.
     pub fn without_gradients<R>(&self, section: impl FnOnce() -> R) -> R {
         /// Ends the section, also when it panics.
         struct End<'a>(&'a Cell<usize>);
@@ -312,8 +321,8 @@ impl Pass {
         section()
     }
 
-    /// A value that needs no gradient. A segment may capture it, but the tensor must not be written
-    /// between its runs: `Modified`.
+    /// A value that needs no gradient. A segment may capture the tensor; backward reports
+    /// `Modified` if the tensor was written between the runs of the segment.
     #[track_caller]
     pub fn constant(&self, value: Tensor) -> Var {
         self.check_device(Role::Value, &value);
@@ -321,13 +330,13 @@ impl Pass {
         Var::new(value, None, self.clone())
     }
 
-    /// A value whose gradient is collected under `leaf`, unless this is another model's
-    /// [`Turn`].
+    /// A value whose gradient is collected under `leaf`, unless the pass belongs to the [`Turn`] of
+    /// another model.
     ///
     /// # Errors
-    /// `Consumed` after backward; `Leaf` for integers, and for a value of another shape or type
-    /// than `leaf` had before in this step; `Modified` in a recomputation, when it was written
-    /// meanwhile.
+    /// `Consumed` after backward. `Leaf` for integers, and for a value of another shape or type
+    /// than `leaf` had earlier in this step. `Modified` in a recomputation, if the value was
+    /// written since the first run.
     #[track_caller]
     pub fn leaf(&self, leaf: LeafId, value: &Tensor) -> Result<Var> {
         self.check_device(Role::Parameter, value);
@@ -349,7 +358,7 @@ impl Pass {
         Ok(Var::new(value.clone(), node, self.clone()).of_leaf(leaf))
     }
 
-    /// A value that has no leaf, but whose gradient [`Pass::gradients`] can be asked for.
+    /// A value without a leaf, whose gradient [`Pass::gradients`] can return.
     ///
     /// # Errors
     /// `Consumed` after backward, `Leaf` for integers.
@@ -362,7 +371,7 @@ impl Pass {
         Ok(Var::new(value, node, self.clone()))
     }
 
-    /// A buffer as this attempt has it: what its passes made of it so far, or else `stored`.
+    /// The value of `buffer` in this attempt: the latest update, or `stored` if there is none.
     #[track_caller]
     pub fn buffer(&self, buffer: BufferId, stored: &Tensor) -> Tensor {
         self.check_device(Role::Buffer, stored);
@@ -376,15 +385,15 @@ impl Pass {
         value
     }
 
-    /// Makes `value` what is to become of a buffer when the attempt is committed; the last one
-    /// counts. Without effect in a recomputation and in passes without an attempt.
+    /// Sets the value that `buffer` gets when the attempt is committed. The last update counts.
+    /// Does nothing in a recomputation and in passes without an attempt.
     pub fn update_buffer(&self, buffer: BufferId, value: Tensor) {
         if let (false, Some(attempt)) = (self.is_recomputing(), &*self.0.attempt.borrow()) {
             attempt.update_buffer(buffer, value);
         }
     }
 
-    /// `Ok` if operations are possible.
+    /// `Ok` unless backward has consumed the pass.
     pub(crate) fn check_open(&self, op: &'static str, site: Site) -> Result<()> {
         match &self.0.mode {
             Mode::Record(tape) if tape.borrow().is_none() => {
@@ -394,15 +403,15 @@ impl Pass {
         }
     }
 
-    /// What keeps tensors for an operation on inputs from `nodes`.
+    /// The saver for an operation whose inputs come from `nodes`.
     pub(crate) fn saver(&self, op: &'static str, site: Site, nodes: &[Option<Edge>]) -> Saver {
-        let recorded = matches!(self.0.mode, Mode::Record(_)) && self.is_recording();
-        let is_needed = recorded && nodes.iter().any(Option::is_some);
-        let needs = Needs::new(nodes.iter().map(Option::is_some));
-        Saver::new(self.clone(), op, site, (is_needed, needs))
+        let is_recorded = matches!(self.0.mode, Mode::Record(_)) && self.is_recording();
+        let is_needed = is_recorded && nodes.iter().any(Option::is_some);
+        let needs = is_needed.then(|| Needs::new(nodes.iter().map(Option::is_some)));
+        Saver::new(self.clone(), op, site, needs)
     }
 
-    /// Notes that an operation uses `value`, if this pass is a run of a segment.
+    /// Notes that an operation uses `value`, if this pass runs a segment.
     pub(crate) fn note_use(&self, value: &Tensor) {
         if let Some(replay) = &self.0.replay {
             replay.use_other(value);
@@ -412,22 +421,8 @@ impl Pass {
         }
     }
 
-    /// Records an operation, if one of its inputs leads to a leaf; its node.
-    pub(crate) fn record(
-        &self,
-        name: &'static str,
-        site: Site,
-        (inputs, likes): (Vec<Option<Edge>>, Vec<(Shape, DType)>),
-        rule: AnyRule,
-    ) -> Result<Option<Edge>> {
-        if !inputs.iter().any(Option::is_some) {
-            return Ok(None);
-        }
-        self.record_always(Op { name, site, rule, inputs, likes })
-    }
-
-    /// Records an operation.
-    pub(crate) fn record_always(&self, op: Op) -> Result<Option<Edge>> {
+    /// Records an operation and returns its node; `None` if this pass is not recording.
+    pub(crate) fn record(&self, op: Op) -> Result<Option<Edge>> {
         if !self.is_recording() {
             return Ok(None);
         }
@@ -444,7 +439,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Looks at the results of an operation, if this pass does.
+    /// Checks the results of an operation for anomalies, if this pass looks for them.
     pub(crate) fn note(&self, op: &'static str, site: Site, values: &[Tensor]) -> Result<()> {
         let Some(anomalies) = self.anomalies() else { return Ok(()) };
         values.iter().try_for_each(|value| anomalies.note(op, site, value))
@@ -454,19 +449,19 @@ impl Pass {
         self.0.settings.borrow().recomputes_cheap
     }
 
-    /// What saved tensors leave by outside of segments.
+    /// Opens the store for saved tensors outside of segments, if the pass drops cheap results.
     pub(crate) fn open_store(&self) {
         if self.recomputes_cheap() {
-            let store = Store::new(None, true);
+            let store = Store::new(None, Some(Recipes::default()));
             self.0.stores.borrow_mut().push(Rc::clone(&store));
             self.0.store.replace(Some(store));
         }
     }
 
-    /// Moves saved tensors that have become the record's alone.
+    /// Evicts the saved tensors of the current store that only the record holds by now.
     #[track_caller]
-    pub(crate) fn settle(&self) -> Result<()> {
-        self.0.store.borrow().as_ref().map_or(Ok(()), |store| store.settle())
+    pub(crate) fn evict_saved(&self) -> Result<()> {
+        self.0.store.borrow().as_ref().map_or(Ok(()), |store| store.evict())
     }
 
     #[track_caller]
@@ -498,21 +493,19 @@ fn check_float(op: &'static str, value: &Tensor, site: Site) -> Result<()> {
 }
 
 impl Settings {
-    fn new(training: bool, key: RandomKey) -> Self {
-        let number = PassNumber::default();
-        let (anomalies, casts, border, coupling) = (None, None, None, Rc::default());
-        let turn = None;
+    /// Training mode with no options set.
+    fn training(key: RandomKey) -> Self {
         Settings {
-            training,
+            training: true,
             key,
             first_sample: 0,
-            anomalies,
-            casts,
+            anomalies: None,
+            casts: None,
             recomputes_cheap: false,
-            border,
-            coupling,
-            number,
-            turn,
+            device_watch: None,
+            coupling: Rc::default(),
+            number: PassNumber::default(),
+            turn: None,
         }
     }
 }

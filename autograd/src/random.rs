@@ -1,5 +1,5 @@
-//! Which random numbers an operation gets: a function of the module's path and of how often that
-//! path has drawn in this pass.
+//! The random key of each draw: a function of the pass's key, of the module's path, and of the
+//! number of earlier draws at that path in this pass.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -8,11 +8,11 @@ use std::rc::Rc;
 use lowtide_allocator::{ModulePath, Origin};
 use lowtide_tensor::RandomKey;
 
-/// Where a pass is, and how much it has drawn. Clones are snapshots.
+/// The module that a pass is in, and its draws so far. Clones are snapshots.
 #[derive(Clone)]
 pub(crate) struct Draws {
     module: Cell<ModulePath>,
-    /// Draws so far, by path; shared until one of the snapshots draws.
+    /// Number of draws by path. Snapshots share the map until one of them draws.
     counts: RefCell<Rc<BTreeMap<&'static str, u64>>>,
 }
 
@@ -27,12 +27,13 @@ impl Draws {
         key.op(path).op(&nth.to_string())
     }
 
-    /// Goes on where `other` is.
-    pub(crate) fn go_on_from(&self, other: &Draws) {
+    /// Continues from the counts of `other`.
+    pub(crate) fn continue_from(&self, other: &Draws) {
         *self.counts.borrow_mut() = Rc::clone(&other.counts.borrow());
     }
 
-    /// Runs `inside` in the module `name` of this one; memory that it asks for counts for it.
+    /// Runs `inside` in the submodule `name`. Memory that `inside` allocates counts for that
+    /// module.
     pub(crate) fn within<R>(&self, name: &str, inside: impl FnOnce() -> R) -> R {
         /// Leaves the module again, also when `inside` panics.
         struct Back<'a>(&'a Cell<ModulePath>, ModulePath);

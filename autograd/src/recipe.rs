@@ -1,4 +1,4 @@
-//! Results that are cheap to compute again from what the record keeps anyway.
+//! Recipes: results that are cheap to recompute from tensors that the record keeps anyway.
 
 use std::rc::Rc;
 
@@ -8,67 +8,67 @@ use lowtide_tensor::{DType, Shape, StorageWatch, Tensor};
 use crate::error::Result;
 use crate::saved::{Saved, Saver};
 
-/// The longest chain of operations that is run for one tensor. A longer one would make backward
-/// of a model of cheap operations alone quadratic in its depth.
+/// The longest chain of operations that recomputes one tensor. Without a limit, backward of a model
+/// that consists of cheap operations would be quadratic in its depth.
 const DEPTH_MAX: usize = 4;
 
-/// Computes a result once more, to the same bits.
-type Again = dyn Fn(Vec<Tensor>) -> Result<Tensor>;
+/// Computes a result a second time, with the same bits.
+type Recompute = dyn Fn(Vec<Tensor>) -> Result<Tensor>;
 
-/// How a result is computed again.
+/// The operation that recomputes a result, and its inputs.
 pub(crate) struct Recipe {
     sources: Vec<Source>,
-    again: Box<Again>,
-    /// What the result counts for, whichever operation asks for it.
+    recompute: Box<Recompute>,
+    /// Category and origin of the result, which its recomputation keeps.
     category: Category,
     origin: Origin,
-    /// Operations from what is kept to the result.
+    /// Number of operations from kept tensors to the result.
     depth: usize,
 }
 
-/// Where backward has an input of an operation from.
+/// The way in which backward gets an input of a recipe.
 pub(crate) enum Source {
-    /// The record keeps it for a rule.
+    /// The record keeps the tensor for a rule.
     Kept(Saved),
-    /// It is computed again itself, and then taken in this shape.
-    Again(Rc<Recipe>, Shape),
+    /// Another recipe recomputes the tensor.
+    Recomputed { recipe: Rc<Recipe>, shape: Shape },
 }
 
 impl Source {
     fn depth(&self) -> usize {
         match self {
             Source::Kept(saved) => saved.recipe().map_or(0, |recipe| recipe.depth),
-            Source::Again(recipe, _) => recipe.depth,
+            Source::Recomputed { recipe, .. } => recipe.depth,
         }
     }
 
     fn tensor(&self) -> Result<Tensor> {
         match self {
             Source::Kept(saved) => saved.tensor(),
-            Source::Again(recipe, shape) => Ok(recipe.run()?.reshape(*shape)?),
+            Source::Recomputed { recipe, shape } => Ok(recipe.run()?.reshape(*shape)?),
         }
     }
 }
 
 impl Recipe {
-    /// Computes the result once more.
+    /// Recomputes the result.
     ///
     /// # Errors
-    /// `Modified` where an input was written since; those of the operation.
+    /// `Modified` if an input was written since; errors of the operation.
     pub(crate) fn run(&self) -> Result<Tensor> {
         let inputs = self.sources.iter().map(Source::tensor).collect::<Result<Vec<Tensor>>>()?;
         let _scope = inputs[0].device().category(self.category);
         let _origin = self.origin.enter();
-        (self.again)(inputs)
+        (self.recompute)(inputs)
     }
 }
 
-/// The recipes of the results that exist.
+/// The recipes of the results that are alive.
 #[derive(Default)]
-pub(crate) struct Recipes(Vec<Known>);
+pub(crate) struct Recipes(Vec<KnownResult>);
 
-pub(crate) struct Known {
-    /// Of the result as it was made.
+/// A result with its recipe. The recipe holds as long as the result is not written.
+pub(crate) struct KnownResult {
     watch: StorageWatch,
     element_count: usize,
     dtype: DType,
@@ -76,9 +76,9 @@ pub(crate) struct Known {
 }
 
 impl Recipes {
-    /// The recipe of `tensor`, if it is a result as it was made, whatever its shape.
+    /// The recipe of `tensor`, if it holds a whole unwritten result, in any shape.
     pub(crate) fn of(&self, tensor: &Tensor) -> Option<Rc<Recipe>> {
-        let is_this = |known: &&Known| {
+        let is_this = |known: &&KnownResult| {
             known.watch.is_of(tensor)
                 && !known.watch.is_written()
                 && known.element_count == tensor.element_count()
@@ -89,40 +89,41 @@ impl Recipes {
         Some(Rc::clone(&known.recipe))
     }
 
-    pub(crate) fn add(&mut self, known: Known) {
+    pub(crate) fn add(&mut self, known: KnownResult) {
         self.0.push(known);
     }
 
-    /// Drops the recipes of results that are gone.
-    pub(crate) fn tidy(&mut self) {
+    /// Removes the recipes of results that were freed or written.
+    pub(crate) fn remove_dead(&mut self) {
         self.0.retain(|known| !known.watch.is_written() && known.watch.clone().renewed().is_some());
     }
 }
 
 impl Saver {
-    /// Where `x`, an input that this operation's rule has no use for, will be had from; `None` if
-    /// the record does not keep it, or results are not computed again.
+    /// The source of `x`, an input that the rule of this operation does not keep. `None` if the
+    /// record does not keep `x` for another rule, or if results are not recomputed.
     pub(crate) fn source(&self, x: &Tensor) -> Option<Source> {
         let store = self.cheap_store()?;
-        if let Some(parked) = store.kept(x) {
-            return Some(Source::Kept(self.parked(x, parked)));
+        if let Some(stored) = store.find(x) {
+            return Some(Source::Kept(self.stored(x, stored)));
         }
-        Some(Source::Again(store.recipe(x)?, *x.shape()))
+        Some(Source::Recomputed { recipe: store.recipe(x)?, shape: *x.shape() })
     }
 
-    /// Where `x`, an input that this operation's rule keeps, will be had from; `None` where results
-    /// are not computed again.
+    /// The source of `x`, an input that the rule of this operation keeps. `None` if results are not
+    /// recomputed.
     pub(crate) fn source_kept(&self, x: &Tensor) -> Option<Source> {
         self.cheap_store().map(|_| Source::Kept(self.keep(x)))
     }
 
-    /// Says that `again` of `sources` gives the bits of `y` at little cost, so that `y` need not be
-    /// kept for other operations. Without effect unless each source is there.
-    pub(crate) fn is_cheap(
+    /// Adds the recipe of the result `y`: `recompute` gives its bits from `sources` at little cost,
+    /// so that the record need not keep `y` for other operations. Does nothing if a source is
+    /// `None`.
+    pub(crate) fn add_recipe(
         &self,
         y: &Tensor,
         sources: impl IntoIterator<Item = Option<Source>>,
-        again: impl Fn(Vec<Tensor>) -> Result<Tensor> + 'static,
+        recompute: impl Fn(Vec<Tensor>) -> Result<Tensor> + 'static,
     ) {
         let Some(store) = self.cheap_store() else { return };
         let Some(sources) = sources.into_iter().collect::<Option<Vec<Source>>>() else { return };
@@ -132,8 +133,9 @@ impl Saver {
             return;
         }
         let (category, origin) = (y.category(), y.origin());
-        let recipe = Rc::new(Recipe { sources, again: Box::new(again), category, origin, depth });
+        let recompute = Box::new(recompute);
+        let recipe = Rc::new(Recipe { sources, recompute, category, origin, depth });
         let (element_count, dtype) = (y.element_count(), y.dtype());
-        store.know(Known { watch: y.watch(), element_count, dtype, recipe });
+        store.add_recipe(KnownResult { watch: y.watch(), element_count, dtype, recipe });
     }
 }

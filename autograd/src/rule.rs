@@ -1,4 +1,4 @@
-//! Rules: the derivative of one operation, with what it saved.
+//! Rules: the derivative of one operation, with the tensors that it saved.
 
 use lowtide_tensor::Tensor;
 
@@ -6,14 +6,14 @@ use crate::attempt::LeafId;
 use crate::error::Result;
 use crate::taking::Taking;
 
-/// Which of an operation's inputs need a gradient, in the order they were given.
+/// The inputs of an operation that need a gradient, by their index.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     bits: u64,
     leaves: bool,
 }
 
-/// Inputs from this one on share one answer.
+/// The first input of those that share one bit.
 const LAST_BIT: usize = u64::BITS as usize - 1;
 
 impl Needs {
@@ -22,7 +22,7 @@ impl Needs {
         Needs { bits: inputs.enumerate().map(bit).fold(0, |all, bit| all | bit), leaves: true }
     }
 
-    /// Whether gradients of leaves are collected in this walk.
+    /// Sets whether the walk collects gradients of leaves.
     pub(crate) fn with_leaves(self, leaves: bool) -> Self {
         Needs { leaves, ..self }
     }
@@ -31,23 +31,23 @@ impl Needs {
         self.leaves
     }
 
-    /// Whether input `index` needs a gradient. From the 64th on the answer is for all of them
-    /// together; a gradient that is not needed is dropped.
+    /// True if input `index` needs a gradient. From the 64th input on, all inputs share one answer.
+    /// A gradient that is not needed is dropped.
     pub fn input(self, index: usize) -> bool {
         self.bits >> LAST_BIT.min(index) & 1 == 1
     }
 }
 
-/// The gradient of each input of an operation, `None` where none is needed.
+/// The gradient of each input of an operation; `None` for an input that needs none.
 pub type InputGradients = Vec<Option<Tensor>>;
 
 /// The derivative of an operation with one output. Closures of this signature are rules.
 pub trait Rule {
-    /// The gradients of the inputs for `dy`, the gradient of the output. The rule is consumed,
-    /// so what it saved is freed before the walk goes on.
+    /// The gradients of the inputs for `dy`, the gradient of the output. The call consumes the
+    /// rule, so that its saved tensors are freed before the walk continues.
     ///
     /// # Errors
-    /// Those of the tensor operations; `Modified` for a saved tensor that was written.
+    /// Errors of the tensor operations; `Modified` for a saved tensor that was written.
     fn backward(self: Box<Self>, dy: Tensor, needs: Needs) -> Result<InputGradients>;
 }
 
@@ -57,14 +57,13 @@ impl<F: FnOnce(Tensor, Needs) -> Result<InputGradients>> Rule for F {
     }
 }
 
-/// The derivative of an operation with several outputs. Closures of this signature are such
-/// rules.
+/// The derivative of an operation with several outputs. Closures of this signature are rules.
 pub trait RuleMany {
-    /// The gradients of the inputs for `dys`, the gradients of the outputs: `None` for an output
-    /// that the loss does not depend on. A needed gradient that stays `None` is zero.
+    /// The gradients of the inputs for `dys`, the gradients of the outputs. An output that the loss
+    /// does not depend on has `None`. A needed gradient that is returned as `None` is zero.
     ///
     /// # Errors
-    /// Those of [`Rule::backward`].
+    /// As for [`Rule::backward`].
     fn backward(self: Box<Self>, dys: Vec<Option<Tensor>>, needs: Needs) -> Result<InputGradients>;
 }
 
@@ -74,23 +73,24 @@ impl<F: FnOnce(Vec<Option<Tensor>>, Needs) -> Result<InputGradients>> RuleMany f
     }
 }
 
-/// Where the gradient of a segment's input goes.
+/// The destination of the gradient of a segment's input.
 pub(crate) enum Slot {
     Unneeded,
-    /// Into the attempt.
+    /// The sum of a leaf in the attempt.
     Leaf(LeafId),
-    /// On top of what has arrived from later operations.
+    /// A new sum, which begins with the gradient that later operations have contributed.
     Sum(Option<Tensor>),
-    /// Where that of an earlier input goes, which is the same value.
+    /// The slot of an earlier input that is the same value.
     Same(usize),
 }
 
-/// Operations that were not recorded one by one.
+/// The rule of a recomputed segment, whose operations are not on the tape.
 pub(crate) trait SegmentRule {
-    /// The leaves that it uses beside its inputs.
+    /// The leaves that the segment reads beside its inputs.
     fn leaves(&self) -> Vec<LeafId>;
 
-    /// The sums of `inputs` after this segment; only those that were [`Slot::Sum`].
+    /// Adds the gradients of the segment to `inputs`. The result has the sum of each
+    /// [`Slot::Sum`], and `None` for the other inputs.
     fn backward(
         self: Box<Self>,
         dys: Vec<Option<Tensor>>,
@@ -102,16 +102,17 @@ pub(crate) trait SegmentRule {
 
 pub(crate) enum AnyRule {
     One(Box<dyn Rule>),
-    /// With the number of outputs; so for segments.
-    Many(Box<dyn RuleMany>, usize),
-    Segment(Box<dyn SegmentRule>, usize),
+    Many { rule: Box<dyn RuleMany>, output_count: usize },
+    Segment { rule: Box<dyn SegmentRule>, output_count: usize },
 }
 
 impl AnyRule {
     pub(crate) fn output_count(&self) -> usize {
         match self {
             AnyRule::One(_) => 1,
-            AnyRule::Many(_, count) | AnyRule::Segment(_, count) => *count,
+            AnyRule::Many { output_count, .. } | AnyRule::Segment { output_count, .. } => {
+                *output_count
+            }
         }
     }
 }

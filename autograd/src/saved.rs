@@ -1,80 +1,72 @@
-//! A tensor kept for backward, which notices if it is written meanwhile.
+//! Tensors kept for backward. Each notices a write between saving and use.
 
 use std::rc::Rc;
 
 use lowtide_tensor::{Shape, Tensor};
 
-use crate::error::{AutogradError, Result};
+use crate::error::{AutogradError, Result, Site};
 use crate::pass::Pass;
 use crate::recipe::Recipe;
 use crate::rule::Needs;
-use crate::store::{Parked, Store};
-use crate::tape::Site;
+use crate::store::{Store, StoredTensor};
 
-/// Keeps tensors for the backward of one operation, as the pass's policy says.
+/// Keeps tensors for the rule of one operation, where the policy of the pass puts them.
 pub struct Saver {
     pass: Pass,
     op: &'static str,
     site: Site,
-    /// Whether the operation is recorded, and its rule may run.
-    is_needed: bool,
-    /// Which inputs may be asked for a gradient.
-    needs: Needs,
+    /// The inputs that may need a gradient; `None` if the operation is not recorded.
+    needs: Option<Needs>,
 }
 
 impl Saver {
-    /// For an operation of `pass`.
-    pub(crate) fn new(
-        pass: Pass,
-        op: &'static str,
-        site: Site,
-        (is_needed, needs): (bool, Needs),
-    ) -> Self {
-        Saver { pass, op, site, is_needed, needs }
+    /// A saver for an operation of `pass`.
+    pub(crate) fn new(pass: Pass, op: &'static str, site: Site, needs: Option<Needs>) -> Self {
+        Saver { pass, op, site, needs }
     }
 
-    /// Whether the rule may run: what only a rule needs is not worth computing otherwise.
+    /// True if the rule may run. If not, tensors that only the rule reads need not be computed.
     pub fn is_needed(&self) -> bool {
-        self.is_needed
+        self.needs.is_some()
     }
 
-    /// Whether the rule may be asked for the gradient of input `index`: what only that needs is
-    /// not worth keeping otherwise.
+    /// True if the rule may be asked for the gradient of input `index`. If not, tensors that only
+    /// that gradient needs need not be kept.
     pub fn needs(&self, index: usize) -> bool {
-        self.is_needed && self.needs.input(index)
+        self.needs.is_some_and(|needs| needs.input(index))
     }
 
-    /// Keeps `tensor` (its storage, not a copy), an input or an output of the operation.
+    /// Keeps `tensor`, an input or an output of the operation. The storage is shared, not copied.
     pub fn keep(&self, tensor: &Tensor) -> Saved {
         self.pass.note_use(tensor);
-        let parked = self.store().and_then(|store| store.park(tensor));
-        match parked {
-            Some(parked) => self.parked(tensor, parked),
+        let stored = self.store().and_then(|store| store.track(tensor));
+        match stored {
+            Some(stored) => self.stored(tensor, stored),
             None => self.saved(tensor, Content::Here(tensor.clone())),
         }
     }
 
-    /// `tensor` as it is kept at that place.
-    pub(crate) fn parked(&self, tensor: &Tensor, parked: Rc<Parked>) -> Saved {
-        self.saved(tensor, Content::Parked { parked, shape: *tensor.shape() })
+    /// A saved tensor that shares `stored`, which holds the elements of `tensor`.
+    pub(crate) fn stored(&self, tensor: &Tensor, stored: Rc<StoredTensor>) -> Saved {
+        self.saved(tensor, Content::Stored { stored, shape: *tensor.shape() })
     }
 
     fn saved(&self, tensor: &Tensor, content: Content) -> Saved {
         Saved { content, version: tensor.version(), op: self.op, site: self.site }
     }
 
-    /// What saved tensors leave their device by; `None` where they stay.
+    /// The store that may evict saved tensors; `None` if they stay on the device.
     fn store(&self) -> Option<Rc<Store>> {
-        self.pass.0.store.borrow().clone().filter(|_| self.is_needed)
+        self.pass.0.store.borrow().clone().filter(|_| self.is_needed())
     }
 
-    /// The store, where results are dropped that are cheap to compute again.
+    /// The store, if it drops results that are cheap to recompute.
     pub(crate) fn cheap_store(&self) -> Option<Rc<Store>> {
         self.store().filter(|store| store.drops_cheap())
     }
 }
 
-/// A tensor that a rule needs in backward, with the version it had when it was saved.
+/// A tensor that a rule reads in backward, with its version at the time of saving.
 pub struct Saved {
     content: Content,
     version: u64,
@@ -84,9 +76,9 @@ pub struct Saved {
 
 enum Content {
     Here(Tensor),
-    /// Perhaps away meanwhile.
-    Parked {
-        parked: Rc<Parked>,
+    /// A tensor that may have left its device.
+    Stored {
+        stored: Rc<StoredTensor>,
         shape: Shape,
     },
 }
@@ -95,13 +87,13 @@ impl Saved {
     /// The tensor as it was saved.
     ///
     /// # Errors
-    /// `Modified` when it was written in place since; `OutOfMemory` where it has to be brought
-    /// back to its device, or computed again.
+    /// `Modified` if the tensor was written in place since. `OutOfMemory` if the tensor has to be
+    /// brought back to its device or recomputed.
     pub fn unpack(self) -> Result<Tensor> {
         let (tensor, version) = match self.content {
             Content::Here(tensor) => (tensor, None),
-            Content::Parked { parked, shape } => {
-                let (tensor, version) = parked.bring_back()?;
+            Content::Stored { stored, shape } => {
+                let (tensor, version) = stored.take()?;
                 (tensor.reshape(shape)?, version)
             }
         };
@@ -113,22 +105,22 @@ impl Saved {
         Ok(tensor)
     }
 
-    /// [`Saved::unpack`] for one that is asked more than once.
+    /// [`Saved::unpack`] that leaves the saved tensor in place for further calls.
     pub(crate) fn tensor(&self) -> Result<Tensor> {
         let content = match &self.content {
             Content::Here(tensor) => Content::Here(tensor.clone()),
-            Content::Parked { parked, shape } => {
-                Content::Parked { parked: Rc::clone(parked), shape: *shape }
+            Content::Stored { stored, shape } => {
+                Content::Stored { stored: Rc::clone(stored), shape: *shape }
             }
         };
         Saved { content, ..*self }.unpack()
     }
 
-    /// How the tensor is computed again, if it may be.
+    /// The recipe that recomputes the tensor, if it has one.
     pub(crate) fn recipe(&self) -> Option<&Rc<Recipe>> {
         match &self.content {
             Content::Here(_) => None,
-            Content::Parked { parked, .. } => parked.recipe(),
+            Content::Stored { stored, .. } => stored.recipe(),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Saved tensors that leave their device until backward needs them: for another device's memory, or
-//! for good, because a recipe makes them again.
+//! Saved tensors that leave their device until backward needs them. They wait in another device's
+//! memory, or they are dropped and a recipe recomputes them.
 
 use std::cell::{Cell, RefCell};
 use std::panic::Location;
@@ -10,141 +10,156 @@ use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{AutogradError, Result};
 use crate::offload::Offload;
-use crate::recipe::{Known, Recipe, Recipes};
+use crate::recipe::{KnownResult, Recipe, Recipes};
 
-/// The saved tensors of one pass that leave, or may leave, in one way.
+/// The saved tensors of one pass that one policy evicts.
 pub(crate) struct Store {
-    /// Where they go; `None` where only those go that have a recipe.
+    /// The destination of evicted tensors; `None` if only results with a recipe are evicted.
     pub(crate) offload: Option<Offload>,
-    /// Present where results are dropped that are cheap to compute again.
+    /// Present if results are dropped that are cheap to recompute.
     recipes: Option<RefCell<Recipes>>,
-    /// Still on the device; they go when nothing else holds them.
-    waiting: RefCell<Vec<Weak<Parked>>>,
-    /// On the host, in the order in which they went; backward comes by in the opposite one.
-    gone: RefCell<Vec<Weak<Parked>>>,
+    /// Tensors on the device. They leave once nothing else holds them.
+    resident: RefCell<Vec<Weak<StoredTensor>>>,
+    /// Tensors on the host in the order of eviction. Backward needs them in the opposite order.
+    on_host: RefCell<Vec<Weak<StoredTensor>>>,
 }
 
-/// One tensor, which may be saved by several rules.
-pub(crate) struct Parked {
-    place: RefCell<Residence>,
+/// One saved tensor of a store. Several rules may share it.
+pub(crate) struct StoredTensor {
+    residence: RefCell<Residence>,
     recipe: Option<Rc<Recipe>>,
-    /// Place in the order of those that went.
+    /// Index into [`Store::on_host`].
     order: Cell<usize>,
     store: Weak<Store>,
 }
 
 #[derive(Clone)]
 enum Residence {
-    /// As it was saved, with the version it had.
+    /// The saved tensor itself, with its version at the time of saving.
     Device { tensor: Tensor, version: u64 },
-    /// A copy on the host; back to `device`, as `category`.
+    /// A copy on the host, to be brought back to `device` in `category`.
     Host { copy: Tensor, device: Device, category: Category },
-    /// Dropped; the recipe makes it again.
-    Nowhere,
-    /// Brought back, with the version it has since.
-    Back { tensor: Tensor, version: u64 },
+    /// Nothing: the recipe recomputes the tensor.
+    Dropped,
+    /// The tensor brought back or recomputed, with its version since.
+    Restored { tensor: Tensor, version: u64 },
 }
 
 impl Store {
-    pub(crate) fn new(offload: Option<Offload>, drops_cheap: bool) -> Rc<Self> {
+    /// A store that moves tensors to `offload` and drops results that `recipes` can recompute.
+    pub(crate) fn new(offload: Option<Offload>, recipes: Option<Recipes>) -> Rc<Self> {
         Rc::new(Store {
             offload,
-            recipes: drops_cheap.then(RefCell::default),
-            waiting: RefCell::default(),
-            gone: RefCell::default(),
+            recipes: recipes.map(RefCell::new),
+            resident: RefCell::default(),
+            on_host: RefCell::default(),
         })
     }
 
-    /// The place of `tensor` here; `None` for one that always stays.
-    pub(crate) fn park(self: &Rc<Self>, tensor: &Tensor) -> Option<Rc<Parked>> {
+    /// The entry of `tensor`; `None` for a tensor that always stays on the device.
+    pub(crate) fn track(self: &Rc<Self>, tensor: &Tensor) -> Option<Rc<StoredTensor>> {
         let recipe = self.recipe(tensor);
         let is_offloaded = self.offload.as_ref().is_some_and(|offload| offload.takes(tensor));
-        // Those are watched that a recipe may begin with.
+        // Later recipes may start from the tensor.
         let is_source = self.drops_cheap() && tensor.category() != Category::Parameter;
         if !tensor.layout().is_contiguous() || !(recipe.is_some() || is_offloaded || is_source) {
             return None;
         }
-        Some(self.kept(tensor).unwrap_or_else(|| {
-            let place = Residence::Device { tensor: tensor.clone(), version: tensor.version() };
-            let (place, store) = (RefCell::new(place), Rc::downgrade(self));
-            let parked = Rc::new(Parked { place, recipe, order: Cell::new(0), store });
-            self.waiting.borrow_mut().push(Rc::downgrade(&parked));
-            parked
+        Some(self.find(tensor).unwrap_or_else(|| {
+            let residence = Residence::Device { tensor: tensor.clone(), version: tensor.version() };
+            let (residence, store) = (RefCell::new(residence), Rc::downgrade(self));
+            let stored = Rc::new(StoredTensor { residence, recipe, order: Cell::new(0), store });
+            self.resident.borrow_mut().push(Rc::downgrade(&stored));
+            stored
         }))
     }
 
-    /// The place of `tensor` here, if it has one and something else holds it as well.
-    pub(crate) fn kept(&self, tensor: &Tensor) -> Option<Rc<Parked>> {
-        let waiting = self.waiting.borrow();
-        waiting.iter().filter_map(Weak::upgrade).find(|parked| parked.holds(tensor))
+    /// The entry of `tensor`, if it is tracked and still on the device.
+    pub(crate) fn find(&self, tensor: &Tensor) -> Option<Rc<StoredTensor>> {
+        let resident = self.resident.borrow();
+        resident.iter().filter_map(Weak::upgrade).find(|stored| stored.holds(tensor))
     }
 
-    /// Whether results are dropped that are cheap to compute again.
+    /// True if results are dropped that are cheap to recompute.
     pub(crate) fn drops_cheap(&self) -> bool {
         self.recipes.is_some()
     }
 
-    /// How `tensor` is computed again, if that is known.
+    /// The recipe of `tensor`, if it has one.
     pub(crate) fn recipe(&self, tensor: &Tensor) -> Option<Rc<Recipe>> {
         self.recipes.as_ref()?.borrow().of(tensor)
     }
 
-    /// Adds a recipe.
-    pub(crate) fn know(&self, known: Known) {
+    pub(crate) fn add_recipe(&self, known: KnownResult) {
         if let Some(recipes) = &self.recipes {
             recipes.borrow_mut().add(known);
         }
     }
 
-    /// Forgets the recipes of what is not saved: no operation will follow.
+    /// Frees the recipes of results that no rule has saved. Called when no operation will follow.
     pub(crate) fn close(&self) {
         self.recipes.as_ref().map(RefCell::take);
     }
 
-    /// Moves what only the record holds by now.
+    /// Evicts the tensors that only the record holds by now.
     ///
     /// # Errors
     /// `OutOfMemory` of the host.
     #[track_caller]
-    pub(crate) fn settle(&self) -> Result<()> {
-        let mut waiting = self.waiting.borrow_mut();
+    pub(crate) fn evict(&self) -> Result<()> {
+        let mut resident = self.resident.borrow_mut();
         let mut index = 0;
-        while index < waiting.len() {
-            let Some(parked) = waiting[index].upgrade() else {
-                waiting.remove(index);
+        while index < resident.len() {
+            let Some(stored) = resident[index].upgrade() else {
+                resident.remove(index);
                 continue;
             };
-            if !parked.go(self.offload.as_ref())? {
-                index += 1;
-                continue;
+            match stored.evict(self.offload.as_ref())? {
+                Eviction::InUse => {
+                    index += 1;
+                    continue;
+                }
+                Eviction::Moved => {
+                    let mut on_host = self.on_host.borrow_mut();
+                    stored.order.set(on_host.len());
+                    on_host.push(Rc::downgrade(&stored));
+                }
+                Eviction::Dropped | Eviction::Stays => {}
             }
-            waiting.remove(index);
-            if parked.is_on_host() {
-                let mut gone = self.gone.borrow_mut();
-                parked.order.set(gone.len());
-                gone.push(Rc::downgrade(&parked));
-            }
+            resident.remove(index);
         }
-        drop(waiting);
+        drop(resident);
         if let Some(recipes) = &self.recipes {
-            recipes.borrow_mut().tidy();
+            recipes.borrow_mut().remove_dead();
         }
         Ok(())
     }
 
     /// Brings back the tensors that backward needs after the one at `order`.
     fn prefetch(&self, order: usize) -> Result<()> {
-        let gone = self.gone.borrow();
-        let before = gone[..order].iter().rev().filter_map(Weak::upgrade);
+        let on_host = self.on_host.borrow();
+        let before = on_host[..order].iter().rev().filter_map(Weak::upgrade);
         let count = self.offload.as_ref().map_or(0, |offload| offload.prefetch_count);
-        before.take(count).try_for_each(|parked| parked.come_back())
+        before.take(count).try_for_each(|stored| stored.restore())
     }
 }
 
-impl Parked {
-    /// Whether this is where `tensor` waits: the same elements in the same order.
+/// The outcome of evicting one tensor.
+enum Eviction {
+    /// Something beside the record holds the tensor, or wrote it: it is tried again later.
+    InUse,
+    /// The tensor is on the host now.
+    Moved,
+    /// The tensor is freed; its recipe recomputes it.
+    Dropped,
+    /// The tensor has no recipe and is too small to move: it stays for good.
+    Stays,
+}
+
+impl StoredTensor {
+    /// True if this entry has the elements of `tensor` in the same order, on the device.
     fn holds(&self, tensor: &Tensor) -> bool {
-        let Residence::Device { tensor: held, version } = &*self.place.borrow() else {
+        let Residence::Device { tensor: held, version } = &*self.residence.borrow() else {
             return false;
         };
         held.shares_storage(tensor)
@@ -154,68 +169,68 @@ impl Parked {
             && *version == tensor.version()
     }
 
-    /// Lets the tensor go if nothing else holds it; whether that is settled now.
+    /// Evicts the tensor if nothing else holds it.
     #[track_caller]
-    fn go(&self, offload: Option<&Offload>) -> Result<bool> {
-        let mut place = self.place.borrow_mut();
-        let Residence::Device { tensor, version } = &*place else { return Ok(true) };
+    fn evict(&self, offload: Option<&Offload>) -> Result<Eviction> {
+        let mut residence = self.residence.borrow_mut();
+        let Residence::Device { tensor, version } = &*residence else { return Ok(Eviction::Stays) };
         if !tensor.is_reusable() || tensor.version() != *version {
-            return Ok(false);
+            return Ok(Eviction::InUse);
         }
         if self.recipe.is_some() {
-            *place = Residence::Nowhere;
-        } else if let Some(offload) = offload.filter(|offload| offload.takes(tensor)) {
-            let (device, category) = (tensor.device().clone(), tensor.category());
-            // Both copies count for what the tensor counts for, whichever operation moves them.
-            let _origin = tensor.origin().enter();
-            let copy = tensor.to_device(&offload.host, category)?;
-            *place = Residence::Host { copy, device, category };
+            *residence = Residence::Dropped;
+            return Ok(Eviction::Dropped);
         }
-        Ok(true)
+        let Some(offload) = offload.filter(|offload| offload.takes(tensor)) else {
+            return Ok(Eviction::Stays);
+        };
+        let (device, category) = (tensor.device().clone(), tensor.category());
+        // Both copies keep the tensor's origin, whichever operation moves them.
+        let _origin = tensor.origin().enter();
+        let copy = tensor.to_device(&offload.host, category)?;
+        *residence = Residence::Host { copy, device, category };
+        Ok(Eviction::Moved)
     }
 
-    fn is_on_host(&self) -> bool {
-        matches!(&*self.place.borrow(), Residence::Host { .. })
-    }
-
+    /// Brings the tensor back to its device, or recomputes it.
     #[track_caller]
-    fn come_back(&self) -> Result<()> {
-        let mut place = self.place.borrow_mut();
-        let tensor = match (&*place, &self.recipe) {
+    fn restore(&self) -> Result<()> {
+        let mut residence = self.residence.borrow_mut();
+        let tensor = match (&*residence, &self.recipe) {
             (Residence::Host { copy, device, category }, _) => {
                 let _origin = copy.origin().enter();
                 copy.to_device(device, *category)?
             }
-            (Residence::Nowhere, Some(recipe)) => recipe.run()?,
+            (Residence::Dropped, Some(recipe)) => recipe.run()?,
             _ => return Ok(()),
         };
         let version = tensor.version();
-        *place = Residence::Back { tensor, version };
+        *residence = Residence::Restored { tensor, version };
         Ok(())
     }
 
-    /// How it is computed again, if it may be.
+    /// The recipe that recomputes the tensor, if it has one.
     pub(crate) fn recipe(&self) -> Option<&Rc<Recipe>> {
         self.recipe.as_ref()
     }
 
-    /// The tensor on its device, and the version to compare with where it is another storage than
-    /// the one that was saved. The last one to ask has the tensor for itself.
+    /// The tensor on its device, and the expected version if its storage is not the one that was
+    /// saved. The last caller becomes the only owner of the tensor.
     #[track_caller]
-    pub(crate) fn bring_back(self: Rc<Self>) -> Result<(Tensor, Option<u64>)> {
-        self.come_back()?;
+    pub(crate) fn take(self: Rc<Self>) -> Result<(Tensor, Option<u64>)> {
+        self.restore()?;
         if let Some(store) = self.store.upgrade() {
             store.prefetch(self.order.get())?;
         }
-        let place = match Rc::try_unwrap(self) {
-            Ok(last) => last.place.into_inner(),
-            Err(shared) => shared.place.borrow().clone(),
+        let residence = match Rc::try_unwrap(self) {
+            Ok(last) => last.residence.into_inner(),
+            Err(shared) => shared.residence.borrow().clone(),
         };
-        match place {
+        match residence {
             Residence::Device { tensor, .. } => Ok((tensor, None)),
-            Residence::Back { tensor, version } => Ok((tensor, Some(version))),
-            Residence::Host { .. } | Residence::Nowhere => {
-                // `come_back` has just replaced this state.
+            Residence::Restored { tensor, version } => Ok((tensor, Some(version))),
+            Residence::Host { .. } | Residence::Dropped => {
+                // `restore` has just replaced this state.
                 let (op, site) = ("saved tensor", Location::caller());
                 debug_assert!(false, "a tensor is still away");
                 Err(AutogradError::Consumed { op, site })

@@ -1,38 +1,35 @@
-//! The record of a pass: one node per operation, walked from the last to the first.
+//! The record of a pass: one node per operation, walked from the last node to the first.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::Location;
 
 use lowtide_allocator::Origin;
-use lowtide_tensor::{DType, Shape, Tensor, TensorError};
+use lowtide_tensor::Tensor;
 
 use crate::anomaly::{self, Phase};
 use crate::attempt::{Attempt, LeafId, PassNumber};
-use crate::error::{AutogradError, Result, RuleFault};
+use crate::error::{AutogradError, Result, RuleFault, Site};
+use crate::meta::TensorMeta;
 use crate::rule::{AnyRule, Needs, SegmentRule, Slot};
 use crate::taking::Taking;
 
-/// Where an operation was called, for errors.
-pub(crate) type Site = &'static Location<'static>;
-
-/// An output of a node: where a value comes from.
+/// The output of a node that a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Edge {
     pub(crate) node: usize,
     pub(crate) output: usize,
 }
 
-/// Looks at a gradient on its way and may replace it.
+/// A function that sees a gradient during backward and may replace it.
 pub(crate) type Hook = Box<dyn FnOnce(Tensor) -> Result<Tensor>>;
 
 struct Node {
-    /// Where it was recorded: what its rule makes counts for it.
+    /// The module and line that recorded the node. Memory of its rule counts for them.
     origin: Origin,
     kind: Kind,
 }
 
 enum Kind {
-    /// A value that is no operation's and has no leaf; its gradient can be asked for.
+    /// A value from outside without a leaf. The caller can ask for its gradient.
     Source,
     Leaf(LeafId),
     Op(Op),
@@ -43,8 +40,9 @@ pub(crate) struct Op {
     pub(crate) site: Site,
     pub(crate) rule: AnyRule,
     pub(crate) inputs: Vec<Option<Edge>>,
-    /// Shape and type of each input, which its gradient has to have; segments check their own.
-    pub(crate) likes: Vec<(Shape, DType)>,
+    /// The shape and type that the gradient of each input must have. Empty for segments, which
+    /// check their gradients themselves.
+    pub(crate) input_metas: Vec<TensorMeta>,
 }
 
 #[derive(Default)]
@@ -75,39 +73,39 @@ impl Tape {
         self.hooks.entry(edge).or_default().push(hook);
     }
 
-    /// The leaves that each node adds to, from the first node on.
+    /// The leaves that each node adds to, in the order of the nodes.
     fn leaf_uses(&self) -> impl Iterator<Item = (usize, LeafId)> {
         self.nodes.iter().enumerate().flat_map(|(index, node)| {
             let leaves = match &node.kind {
                 Kind::Leaf(leaf) => vec![*leaf],
-                Kind::Op(Op { rule: AnyRule::Segment(rule, _), .. }) => rule.leaves(),
+                Kind::Op(Op { rule: AnyRule::Segment { rule, .. }, .. }) => rule.leaves(),
                 Kind::Op(_) | Kind::Source => Vec::new(),
             };
             leaves.into_iter().map(move |leaf| (index, leaf))
         })
     }
 
-    /// The leaves that `edge` depends on, and the nodes of other values that it begins from.
-    pub(crate) fn origins(&self, edge: Edge) -> (BTreeSet<LeafId>, BTreeSet<usize>) {
-        let (mut leaves, mut sources) = (BTreeSet::new(), BTreeSet::new());
+    /// The leaves and the [`Kind::Source`] nodes that `edge` depends on.
+    pub(crate) fn ancestors(&self, edge: Edge) -> Ancestors {
+        let mut ancestors = Ancestors::default();
         let (mut seen, mut ahead) = (BTreeSet::from([edge.node]), vec![edge.node]);
         while let Some(index) = ahead.pop() {
             match &self.nodes[index].kind {
-                Kind::Source => _ = sources.insert(index),
-                Kind::Leaf(leaf) => _ = leaves.insert(*leaf),
+                Kind::Source => _ = ancestors.sources.insert(index),
+                Kind::Leaf(leaf) => _ = ancestors.leaves.insert(*leaf),
                 Kind::Op(op) => {
-                    if let AnyRule::Segment(rule, _) = &op.rule {
-                        leaves.extend(rule.leaves());
+                    if let AnyRule::Segment { rule, .. } = &op.rule {
+                        ancestors.leaves.extend(rule.leaves());
                     }
                     let inputs = op.inputs.iter().flatten().map(|edge| edge.node);
                     ahead.extend(inputs.filter(|&node| seen.insert(node)));
                 }
             }
         }
-        (leaves, sources)
+        ancestors
     }
 
-    /// For every node whether a wanted value leads to it; all of them when leaves are served.
+    /// For each node, true if it depends on a wanted value.
     fn needed(&self, wanted: &[Edge]) -> Vec<bool> {
         let mut needed = vec![false; self.nodes.len()];
         wanted.iter().for_each(|edge| needed[edge.node] = true);
@@ -120,24 +118,32 @@ impl Tape {
     }
 }
 
-/// One walk back over a tape. Only gradients that are on their way take memory, so it is as
-/// large as the graph is wide, not as it is long.
+/// The beginnings of a value on a tape.
+#[derive(Default)]
+pub(crate) struct Ancestors {
+    pub(crate) leaves: BTreeSet<LeafId>,
+    /// Indices of [`Kind::Source`] nodes.
+    pub(crate) sources: BTreeSet<usize>,
+}
+
+/// One backward walk over a tape. Only gradients in flight take memory, so the walk needs memory in
+/// proportion to the width of the graph, not to its length.
 pub(crate) struct Walk<'a, 't> {
     tape: Tape,
-    /// Absent where the gradients of leaves are not collected.
+    /// Absent if the gradients of leaves are not collected.
     attempt: Option<(&'a Attempt, PassNumber)>,
-    /// Present where only some values are asked for.
+    /// Present if only some values are asked for: for each node, true if it leads to one of them.
     needed: Option<Vec<bool>>,
     pending: BTreeMap<Edge, Tensor>,
     wanted: BTreeMap<Edge, Option<Tensor>>,
     looks_for_anomalies: bool,
-    /// Present where gradients leave the attempt as soon as they are complete.
+    /// Present if gradients leave the attempt as soon as they are complete.
     taking: Option<Taking<'t>>,
 }
 
 impl<'a, 't> Walk<'a, 't> {
-    /// A walk that adds what arrives at leaves to `attempt`, and keeps the gradients of `wanted`.
-    /// Without an attempt it only goes where those are.
+    /// A walk that adds the gradients of leaves to `attempt` and keeps the gradients of `wanted`.
+    /// Without an attempt the walk visits only nodes that lead to `wanted`.
     pub(crate) fn new(
         tape: Tape,
         attempt: Option<(&'a Attempt, PassNumber)>,
@@ -152,21 +158,21 @@ impl<'a, 't> Walk<'a, 't> {
         Walk { tape, attempt, needed, pending, wanted, looks_for_anomalies, taking }
     }
 
-    /// Gives the gradients of leaves away as soon as they are complete.
+    /// Gives the gradients of leaves to `taking` as soon as they are complete.
     pub(crate) fn taking(mut self, taking: Option<Taking<'t>>) -> Self {
         self.taking = taking;
         if let Some(taking) = &mut self.taking {
-            taking.look_through(self.tape.leaf_uses());
+            taking.index_uses(self.tape.leaf_uses());
         }
         self
     }
 
-    /// Makes a gradient that is not finite an error that names the operation.
+    /// Sets whether a gradient that is not finite is an error that names the operation.
     pub(crate) fn looking_for_anomalies(self, looks_for_anomalies: bool) -> Self {
         Walk { looks_for_anomalies, ..self }
     }
 
-    /// Adds `dy` to what has arrived for `edge`, in place where nothing else holds it.
+    /// Adds `dy` to the gradient of `edge`, in place if nothing else holds the sum.
     pub(crate) fn add(&mut self, edge: Edge, dy: Tensor) -> Result<()> {
         let sum = match self.pending.remove(&edge) {
             None => dy,
@@ -180,11 +186,11 @@ impl<'a, 't> Walk<'a, 't> {
         Ok(())
     }
 
-    /// Walks to the start; the gradients that were asked for. Every node is dropped as it is
-    /// passed, with all that it saved.
+    /// Walks to the first node and returns the gradients of the wanted values. Each node is dropped
+    /// with its saved tensors as soon as the walk has passed it.
     pub(crate) fn run(mut self) -> Result<BTreeMap<Edge, Option<Tensor>>> {
         while let Some((&Edge { node: index, .. }, _)) = self.pending.last_key_value() {
-            self.passed(index + 1)?;
+            self.take_complete(index + 1)?;
             self.tape.nodes.truncate(index + 1);
             let node = self.tape.nodes.pop().expect("gradients belong to nodes");
             let _origin = node.origin.enter();
@@ -194,7 +200,7 @@ impl<'a, 't> Walk<'a, 't> {
             };
             let mut dys = Vec::with_capacity(output_count);
             for output in 0..output_count {
-                dys.push(self.arrived(Edge { node: index, output })?);
+                dys.push(self.whole_gradient(Edge { node: index, output })?);
             }
             match node.kind {
                 Kind::Source => {}
@@ -206,25 +212,25 @@ impl<'a, 't> Walk<'a, 't> {
                 Kind::Op(op) => self.op(index, op, dys)?,
             }
         }
-        self.passed(0)?;
+        self.take_complete(0)?;
         Ok(self.wanted)
     }
 
-    /// Gives away what no node before `end` adds to.
-    fn passed(&mut self, end: usize) -> Result<()> {
+    /// Gives away the gradients of leaves that no node before `end` adds to.
+    fn take_complete(&mut self, end: usize) -> Result<()> {
         match (&mut self.taking, self.attempt) {
-            (Some(taking), Some((attempt, _))) => taking.passed(end, attempt),
+            (Some(taking), Some((attempt, _))) => taking.take_complete(end, attempt),
             _ => Ok(()),
         }
     }
 
-    /// The whole gradient of `edge`, after its hooks; a copy stays if it was asked for.
-    fn arrived(&mut self, edge: Edge) -> Result<Option<Tensor>> {
+    /// Takes the gradient of `edge` out and runs its hooks. A wanted gradient is kept as well.
+    fn whole_gradient(&mut self, edge: Edge) -> Result<Option<Tensor>> {
         let Some(mut dy) = self.pending.remove(&edge) else { return Ok(None) };
         for hook in self.tape.hooks.remove(&edge).unwrap_or_default() {
-            let (shape, dtype) = (*dy.shape(), dy.dtype());
+            let meta = TensorMeta::of(&dy);
             dy = hook(dy)?;
-            check_like("gradient hook", &dy, shape, dtype)?;
+            meta.check("gradient hook", &dy)?;
         }
         if let Some(slot) = self.wanted.get_mut(&edge) {
             *slot = Some(dy.clone());
@@ -233,7 +239,7 @@ impl<'a, 't> Walk<'a, 't> {
     }
 
     fn op(&mut self, node: usize, op: Op, dys: Vec<Option<Tensor>>) -> Result<()> {
-        let Op { name, site, rule, inputs, likes } = op;
+        let Op { name, site, rule, inputs, input_metas } = op;
         let needs = Needs::new(inputs.iter().map(|input| self.needs(*input)));
         let needs = needs.with_leaves(self.attempt.is_some());
         let strict = matches!(rule, AnyRule::One(_));
@@ -242,19 +248,19 @@ impl<'a, 't> Walk<'a, 't> {
                 Some(dy) => rule.backward(dy, needs)?,
                 None => return Ok(()),
             },
-            AnyRule::Many(rule, _) => rule.backward(dys, needs)?,
-            AnyRule::Segment(rule, _) => return self.segment(node, rule, dys, &inputs, needs),
+            AnyRule::Many { rule, .. } => rule.backward(dys, needs)?,
+            AnyRule::Segment { rule, .. } => return self.segment(node, rule, dys, &inputs, needs),
         };
         let wrong = |fault| AutogradError::Rule { op: name, site, fault };
         if gradients.len() != inputs.len() {
             let (found, expected) = (gradients.len(), inputs.len());
             return Err(wrong(RuleFault::Count { found, expected }));
         }
-        // All are checked before the first one is added.
+        // All gradients are checked before the first one is added.
         for (index, (&input, dx)) in inputs.iter().zip(&gradients).enumerate() {
             match dx {
                 _ if !self.needs(input) => {}
-                Some(dx) => check_gradient(index, dx, likes[index]).map_err(wrong)?,
+                Some(dx) => check_gradient(index, dx, input_metas[index]).map_err(wrong)?,
                 None if strict => return Err(wrong(RuleFault::Missing { input: index })),
                 None => {}
             }
@@ -271,8 +277,9 @@ impl<'a, 't> Walk<'a, 't> {
         Ok(())
     }
 
-    /// A segment goes on with the sums that its inputs have so far, as its operations would have
-    /// done one by one: the additions keep their order and the result its bits.
+    /// Walks through a recomputed segment. The segment continues the sums that its inputs have so
+    /// far, as its operations would have done one by one: the additions keep their order and the
+    /// results their bits.
     fn segment(
         &mut self,
         node: usize,
@@ -287,7 +294,7 @@ impl<'a, 't> Walk<'a, 't> {
                 None => Slot::Unneeded,
                 Some(_) if inputs[..index].contains(input) => {
                     let first = inputs.iter().position(|other| other == input);
-                    Slot::Same(first.expect("it stands before"))
+                    Slot::Same(first.expect("the slice holds the input"))
                 }
                 Some(edge) => match self.direct_leaf(edge) {
                     Some(leaf) => Slot::Leaf(leaf),
@@ -295,7 +302,7 @@ impl<'a, 't> Walk<'a, 't> {
                 },
             });
         }
-        let taking = self.taking.as_mut().map(|taking| taking.inside(node));
+        let taking = self.taking.as_mut().map(|taking| taking.for_segment(node));
         let sums = rule.backward(dys, slots, needs, taking)?;
         for (input, sum) in inputs.iter().zip(sums) {
             if let (Some(edge), Some(sum)) = (input, sum) {
@@ -310,7 +317,8 @@ impl<'a, 't> Walk<'a, 't> {
         input.is_some_and(needed)
     }
 
-    /// The leaf at `edge`, if contributions go to the attempt without a stop.
+    /// The leaf at `edge`, if contributions may go straight to the attempt: no hook and no caller
+    /// needs the whole gradient.
     fn direct_leaf(&self, edge: Edge) -> Option<LeafId> {
         let Kind::Leaf(leaf) = &self.tape.nodes[edge.node].kind else { return None };
         let stops = self.wanted.contains_key(&edge) || self.tape.hooks.contains_key(&edge);
@@ -325,33 +333,14 @@ impl<'a, 't> Walk<'a, 't> {
     }
 }
 
-/// `Ok` if a rule's gradient is as input number `input`.
-fn check_gradient(
-    input: usize,
-    dx: &Tensor,
-    (shape, dtype): (Shape, DType),
-) -> Result<(), RuleFault> {
-    if *dx.shape() != shape {
-        return Err(RuleFault::Shape { input, found: *dx.shape(), expected: shape });
+/// `Ok` if a rule's gradient `dx` of input number `input` has the shape and type of that input.
+fn check_gradient(input: usize, dx: &Tensor, expected: TensorMeta) -> Result<(), RuleFault> {
+    let found = TensorMeta::of(dx);
+    if found.shape != expected.shape {
+        return Err(RuleFault::Shape { input, found: found.shape, expected: expected.shape });
     }
-    if dx.dtype() != dtype {
-        return Err(RuleFault::DType { input, found: dx.dtype(), expected: dtype });
-    }
-    Ok(())
-}
-
-/// `Ok` if `tensor` is as its counterpart.
-pub(crate) fn check_like(
-    op: &'static str,
-    tensor: &Tensor,
-    shape: Shape,
-    dtype: DType,
-) -> Result<(), AutogradError> {
-    if *tensor.shape() != shape {
-        return Err(TensorError::Shape { op, left: *tensor.shape(), right: shape }.into());
-    }
-    if tensor.dtype() != dtype {
-        return Err(TensorError::DType { op, left: tensor.dtype(), right: dtype }.into());
+    if found.dtype != expected.dtype {
+        return Err(RuleFault::DType { input, found: found.dtype, expected: expected.dtype });
     }
     Ok(())
 }

@@ -1,12 +1,12 @@
-//! Steps in which several models are trained in turn.
+//! Alternating updates: steps that train several models one after the other.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use crate::attempt::LeafId;
 
-/// One of the turns of a training step: the model that is trained in it. All other leaves are
-/// constants in its passes, so that nothing is computed or saved for gradients of theirs.
+/// The part of a step that trains one of several models, as the generator of a GAN. The leaves of
+/// the other models are constants in its passes: nothing is computed or saved for their gradients.
 #[derive(Clone, Debug)]
 pub struct Turn {
     model: Rc<str>,
@@ -14,7 +14,7 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// The turn of `model`, whose leaves these are.
+    /// The turn of `model`, which owns `leaves`.
     pub fn new(model: &str, leaves: impl IntoIterator<Item = LeafId>) -> Self {
         Turn { model: model.into(), leaves: Rc::new(leaves.into_iter().collect()) }
     }

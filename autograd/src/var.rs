@@ -1,24 +1,27 @@
-//! A value in a pass. Operations take it by value: a buffer is reused exactly when its last
+//! A value in a pass. Operations take values by move: a buffer is reused exactly when its last
 //! handle is moved in and no rule needs it.
 
 use std::panic::Location;
 
-use lowtide_tensor::{DType, Shape, Tensor};
+use lowtide_tensor::{Shape, Tensor};
 
 use crate::attempt::LeafId;
-use crate::error::{AutogradError, Result};
+use crate::error::{AutogradError, Result, Site};
+use crate::meta::TensorMeta;
 use crate::pass::Pass;
 use crate::rule::{AnyRule, Rule, RuleMany};
 use crate::saved::Saver;
-use crate::tape::{Edge, Site};
+use crate::tape::{Edge, Op};
 
-/// A tensor and where it comes from in its [`Pass`]. Keeping one for a second use is an explicit
-/// `clone`, which costs the in-place shortcut but no memory.
+/// A tensor with its node in the record of a [`Pass`].
+///
+/// A second use needs an explicit `clone`. The clone costs no memory, but the next operation cannot
+/// work in place.
 #[derive(Clone)]
 pub struct Var {
     value: Tensor,
     node: Option<Edge>,
-    /// The leaf that this is as it stands, so that its casts are made once.
+    /// The leaf whose unchanged value this is, so that casts of the leaf are made once.
     leaf: Option<LeafId>,
     pass: Pass,
 }
@@ -44,22 +47,22 @@ impl Var {
         self.node
     }
 
-    /// The tensor that was computed.
+    /// The tensor.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
 
-    /// The value alone; no gradient flows through it.
+    /// The tensor alone. No gradient flows through it.
     pub fn into_value(self) -> Tensor {
         self.value
     }
 
-    /// The dimensions of the value.
+    /// The dimensions of the tensor.
     pub fn shape(&self) -> &Shape {
         self.value.shape()
     }
 
-    /// Whether a leaf leads to this value in a pass that records.
+    /// True if the pass records and this value depends on a leaf.
     pub fn needs_gradient(&self) -> bool {
         self.node.is_some()
     }
@@ -69,16 +72,17 @@ impl Var {
         &self.pass
     }
 
-    /// This value as a constant: no gradient flows through it.
+    /// This value as a constant. No gradient flows through it.
     #[must_use]
     pub fn detach(self) -> Var {
         Var { node: None, ..self }
     }
 
-    /// Calls `hook` with the gradient of this value when backward has it whole, and goes on with
-    /// what it returns, which must have the same shape and type. Several hooks run in the order
-    /// in which they came. Never called where no gradient comes by; runs in the recomputation of
-    /// a segment, not in its first run.
+    /// Registers `hook` on the gradient of this value. Backward calls it with the complete gradient
+    /// and continues with the tensor that it returns, which must have the same shape and type.
+    ///
+    /// Several hooks run in the order of registration. A hook is not called if no gradient reaches
+    /// the value. In a recomputed segment, hooks run in the recomputation, not in the first run.
     ///
     /// # Errors
     /// `Consumed` after backward.
@@ -88,16 +92,18 @@ impl Var {
         self.pass.hook(edge, Box::new(hook), Location::caller())
     }
 
-    /// A user's own operation: `forward` computes the value from those of `inputs` (it owns them
-    /// and may reuse their buffers), keeps what it needs with the [`Saver`], and returns the rule
-    /// that backward will use.
+    /// Applies a user-defined operation with one output.
+    ///
+    /// `forward` computes the output from the values of `inputs`, which it owns and whose buffers
+    /// it may reuse. It keeps tensors for backward with the [`Saver`], and returns the output with
+    /// its rule.
     ///
     /// # Errors
-    /// `Passes` when the inputs are of different passes, `Consumed` after backward, and what
-    /// `forward` returns.
+    /// `Passes` if the inputs belong to different passes, `Consumed` after backward, and errors of
+    /// `forward`.
     ///
     /// # Panics
-    /// Without inputs.
+    /// If there are no inputs.
     #[track_caller]
     pub fn apply<const N: usize, R: Rule + 'static>(
         op: &'static str,
@@ -105,56 +111,49 @@ impl Var {
         forward: impl FnOnce([Tensor; N], &Saver) -> Result<(Tensor, R)>,
     ) -> Result<Var> {
         Var::apply_to(op, inputs.into(), |values, saver| {
-            forward(values.try_into().expect("as many values as inputs"), saver)
+            forward(values.try_into().expect("one value for each input"), saver)
         })
     }
 
-    /// [`Var::apply`] for an operation with any number of inputs.
+    /// [`Var::apply`] with any number of inputs.
     ///
     /// # Errors
-    /// Those of [`Var::apply`].
+    /// As for [`Var::apply`].
     ///
     /// # Panics
-    /// Without inputs.
+    /// If there are no inputs.
     #[track_caller]
     pub fn apply_to<R: Rule + 'static>(
         op: &'static str,
         inputs: Vec<Var>,
         forward: impl FnOnce(Vec<Tensor>, &Saver) -> Result<(Tensor, R)>,
     ) -> Result<Var> {
-        let operands = Operands::new(op, inputs)?;
-        let (pass, nodes, site) = (operands.pass, operands.nodes, operands.site);
-        let likes = likes(&operands.values);
-        let _origin = pass.origin(site).enter();
-        let (value, rule) = forward(operands.values, &pass.saver(op, site, &nodes))?;
-        pass.note(op, site, std::slice::from_ref(&value))?;
-        let node = pass.record(op, site, (nodes, likes), AnyRule::One(Box::new(rule)))?;
-        pass.settle()?;
+        let (call, values) = Call::new(op, inputs)?;
+        let _origin = call.pass.origin(call.site).enter();
+        let (value, rule) = forward(values, &call.saver())?;
+        let (pass, node) =
+            call.record(std::slice::from_ref(&value), AnyRule::One(Box::new(rule)))?;
         Ok(Var::new(value, node, pass))
     }
 
-    /// [`Var::apply_to`] for an operation with any number of outputs, one at least.
+    /// [`Var::apply_to`] with any number of outputs, at least one.
     ///
     /// # Errors
-    /// Those of [`Var::apply`].
+    /// As for [`Var::apply`].
     ///
     /// # Panics
-    /// Without inputs.
+    /// If there are no inputs.
     #[track_caller]
     pub fn apply_many<R: RuleMany + 'static>(
         op: &'static str,
         inputs: Vec<Var>,
         forward: impl FnOnce(Vec<Tensor>, &Saver) -> Result<(Vec<Tensor>, R)>,
     ) -> Result<Vec<Var>> {
-        let operands = Operands::new(op, inputs)?;
-        let (pass, nodes, site) = (operands.pass, operands.nodes, operands.site);
-        let likes = likes(&operands.values);
-        let _origin = pass.origin(site).enter();
-        let (values, rule) = forward(operands.values, &pass.saver(op, site, &nodes))?;
-        pass.note(op, site, &values)?;
-        let rule = AnyRule::Many(Box::new(rule), values.len());
-        let node = pass.record(op, site, (nodes, likes), rule)?;
-        pass.settle()?;
+        let (call, values) = Call::new(op, inputs)?;
+        let _origin = call.pass.origin(call.site).enter();
+        let (values, rule) = forward(values, &call.saver())?;
+        let rule = AnyRule::Many { rule: Box::new(rule), output_count: values.len() };
+        let (pass, node) = call.record(&values, rule)?;
         let output = |(output, value)| {
             let node = node.map(|edge| Edge { output, ..edge });
             Var::new(value, node, pass.clone())
@@ -162,10 +161,10 @@ impl Var {
         Ok(values.into_iter().enumerate().map(output).collect())
     }
 
-    /// A user's own operation that has no rule.
+    /// Applies a user-defined operation that has no rule.
     ///
     /// # Errors
-    /// `NoRule` when this value needs a gradient, and what `forward` returns.
+    /// `NoRule` if this value needs a gradient, and errors of `forward`.
     #[track_caller]
     pub fn apply_without_rule(
         self,
@@ -181,29 +180,27 @@ impl Var {
     }
 }
 
-/// The shape and type of each value.
-fn likes(values: &[Tensor]) -> Vec<(Shape, DType)> {
-    values.iter().map(|value| (*value.shape(), value.dtype())).collect()
-}
-
-/// The inputs of an operation, checked and in the types that the pass wants them in.
-struct Operands {
+/// One call of an operation: everything about its inputs but their values.
+struct Call {
+    op: &'static str,
+    site: Site,
     pass: Pass,
     nodes: Vec<Option<Edge>>,
-    values: Vec<Tensor>,
-    site: Site,
+    input_metas: Vec<TensorMeta>,
 }
 
-impl Operands {
+impl Call {
+    /// Checks the inputs and converts them to the types that the pass's policy chooses. Returns the
+    /// call and the values.
     #[track_caller]
-    fn new(op: &'static str, mut inputs: Vec<Var>) -> Result<Self> {
+    fn new(op: &'static str, mut inputs: Vec<Var>) -> Result<(Self, Vec<Tensor>)> {
         let site = Location::caller();
         let pass = inputs[0].pass.clone();
         if inputs.iter().any(|input| !input.pass.is(&pass)) {
             return Err(AutogradError::Passes { op, site });
         }
         pass.check_open(op, site)?;
-        // The conversions are recorded themselves, and are not to be converted for.
+        // The conversions below are recorded as operations, whose own inputs stay as they are.
         if op != "to_dtype"
             && let Some(dtype) = pass.cast(op, &inputs)
         {
@@ -214,7 +211,26 @@ impl Operands {
             }
         }
         let nodes = inputs.iter().map(|input| input.node).collect();
+        let input_metas = inputs.iter().map(|input| TensorMeta::of(&input.value)).collect();
         let values = inputs.into_iter().map(|input| input.value).collect();
-        Ok(Operands { pass, nodes, values, site })
+        Ok((Call { op, site, pass, nodes, input_metas }, values))
+    }
+
+    fn saver(&self) -> Saver {
+        self.pass.saver(self.op, self.site, &self.nodes)
+    }
+
+    /// Checks the outputs `values`, records the operation if an input needs a gradient, and evicts
+    /// saved tensors. Returns the pass and the node of the first output.
+    #[track_caller]
+    fn record(self, values: &[Tensor], rule: AnyRule) -> Result<(Pass, Option<Edge>)> {
+        let Call { op: name, site, pass, nodes: inputs, input_metas } = self;
+        pass.note(name, site, values)?;
+        let mut node = None;
+        if inputs.iter().any(Option::is_some) {
+            node = pass.record(Op { name, site, rule, inputs, input_metas })?;
+        }
+        pass.evict_saved()?;
+        Ok((pass, node))
     }
 }

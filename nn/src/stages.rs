@@ -305,14 +305,14 @@ impl Surveying {
         }
         // What is before the first block is with it.
         let before = outputs.remove(0);
-        found.sections[0].trained.extend(pass.origins(&before, &[])?.0);
+        found.sections[0].trained.extend(pass.dependencies(&before, &[])?.leaves);
         // What a section gives is the input of the next one; of the last it is the loss.
         outputs.push(loss);
         for (index, output) in outputs.iter().enumerate() {
-            let (leaves, of_inputs) = pass.origins(output, &inputs)?;
-            found.sections[index].trained.extend(leaves);
+            let found_in = pass.dependencies(output, &inputs)?;
+            found.sections[index].trained.extend(found_in.leaves);
             // The blocks in between would have to send on what goes past them.
-            let first = of_inputs.first().copied().unwrap_or(index);
+            let first = found_in.inputs.first().copied().unwrap_or(index);
             found.sections[first + 1..=index].iter_mut().for_each(|of| of.can_begin = false);
         }
         for Section { leaves, trained, .. } in &mut found.sections {

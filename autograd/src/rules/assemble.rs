@@ -1,32 +1,31 @@
-//! Tensors put together and taken apart in the ways that have names of their own: made of other
-//! rules, so each keeps for backward what those keep.
+//! Named ways of joining, splitting and multiplying tensors, composed of other operations. Each
+//! keeps for backward what those operations keep.
 
 use lowtide_tensor::{Axis, PadMode, RANK_MAX, Shape, TensorError};
 
 use crate::error::Result;
 use crate::var::Var;
 
-/// The order of the dimensions of [`Var::meshgrid`], `indexing`.
+/// The order of the dimensions of [`Var::meshgrid`]: PyTorch's `indexing`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GridOrder {
-    /// That of the inputs, as the indices of a matrix: `ij`, PyTorch's default.
+    /// Dimensions in the order of the inputs, as the indices of a matrix: `ij`, PyTorch's default.
     #[default]
     Matrix,
-    /// The first two the other way round, as coordinates of a plane: `xy`.
+    /// The first two dimensions exchanged, as the coordinates of a plane: `xy`.
     Plane,
 }
 
-/// An operand that does not fit, beside what was expected.
 fn mismatch(op: &'static str, left: Shape, right: Shape) -> TensorError {
     TensorError::Shape { op, left, right }
 }
 
-/// `Index`, if there is no input.
+/// `Ok` if there is at least one input.
 fn check_any(op: &'static str, inputs: &[Var]) -> Result<()> {
-    match inputs.is_empty() {
-        true => Err(TensorError::Index { op, index: 0, len: 0 }.into()),
-        false => Ok(()),
+    if inputs.is_empty() {
+        return Err(TensorError::Index { op, index: 0, len: 0 }.into());
     }
+    Ok(())
 }
 
 /// A number or a vector as a matrix of one row.
@@ -38,10 +37,11 @@ fn as_rows(x: Var) -> Result<Var> {
     }
 }
 
-/// The order of products of a chain that takes the fewest multiplications; `sizes[i]` and
-/// `sizes[i + 1]` are the rows and columns of matrix i. The last product of the matrices `i..=j` is
-/// behind matrix `order[i][j]`. By Godbole, "On efficient computation of matrix chain products"
-/// (1973), in which the first of equally good orders is taken.
+/// The order of the products of a matrix chain that needs the fewest multiplications.
+///
+/// Matrix i has `sizes[i]` rows and `sizes[i + 1]` columns. The matrices `i..=j` are split for
+/// their last product after matrix `order[i][j]`. The algorithm is Godbole's "On efficient
+/// computation of matrix chain products" (1973); of equally good orders it takes the first.
 fn chain_order(sizes: &[usize]) -> Vec<Vec<usize>> {
     let count = sizes.len() - 1;
     let mut costs = vec![vec![0_u128; count]; count];
@@ -60,7 +60,7 @@ fn chain_order(sizes: &[usize]) -> Vec<Vec<usize>> {
     order
 }
 
-/// The product of the matrices `first..=last` in this order.
+/// The product of the matrices `first..=last` in the order of [`chain_order`].
 fn chain_product(matrices: &[Var], order: &[Vec<usize>], [first, last]: [usize; 2]) -> Result<Var> {
     if first == last {
         return Ok(matrices[first].clone());
@@ -71,11 +71,11 @@ fn chain_product(matrices: &[Var], order: &[Vec<usize>], [first, last]: [usize; 
 }
 
 impl Var {
-    /// The values side by side: along the second dimension, of vectors along the first;
-    /// `torch.hstack`. A number is a vector of one.
+    /// The values side by side: joined along the second dimension, vectors along the first;
+    /// `torch.hstack`. A number counts as a vector of one element.
     ///
     /// # Errors
-    /// `Index` without values, else as [`Var::cat`].
+    /// `Index` if there are no values; else as for [`Var::cat`].
     #[track_caller]
     pub fn hstack(inputs: Vec<Var>) -> Result<Var> {
         check_any("hstack", &inputs)?;
@@ -85,21 +85,22 @@ impl Var {
         Var::cat(inputs, axis)
     }
 
-    /// The values one below the other: along the first dimension, vectors as rows; `torch.vstack`.
+    /// The values one below the other: joined along the first dimension, vectors as rows;
+    /// `torch.vstack`.
     ///
     /// # Errors
-    /// `Index` without values, else as [`Var::cat`].
+    /// `Index` if there are no values; else as for [`Var::cat`].
     #[track_caller]
     pub fn vstack(inputs: Vec<Var>) -> Result<Var> {
         check_any("vstack", &inputs)?;
         Var::cat(inputs.into_iter().map(as_rows).collect::<Result<_>>()?, 0)
     }
 
-    /// The values one behind the other: along the third dimension; `torch.dstack`. Vectors are
-    /// `[1, N, 1]`, matrices `[M, N, 1]`.
+    /// The values one behind the other: joined along the third dimension; `torch.dstack`. A vector
+    /// counts as `[1, N, 1]`, a matrix as `[M, N, 1]`.
     ///
     /// # Errors
-    /// `Index` without values, else as [`Var::cat`].
+    /// `Index` if there are no values; else as for [`Var::cat`].
     #[track_caller]
     pub fn dstack(inputs: Vec<Var>) -> Result<Var> {
         check_any("dstack", &inputs)?;
@@ -110,10 +111,10 @@ impl Var {
         Var::cat(inputs.into_iter().map(deep).collect::<Result<_>>()?, 2)
     }
 
-    /// The values as columns of one matrix, vectors as one each; `torch.column_stack`.
+    /// The columns of all values as one matrix; a vector is one column. `torch.column_stack`.
     ///
     /// # Errors
-    /// `Index` without values, else as [`Var::cat`].
+    /// `Index` if there are no values; else as for [`Var::cat`].
     #[track_caller]
     pub fn column_stack(inputs: Vec<Var>) -> Result<Var> {
         check_any("column_stack", &inputs)?;
@@ -125,10 +126,12 @@ impl Var {
         Var::cat(inputs.into_iter().map(columns).collect::<Result<_>>()?, 1)
     }
 
-    /// The matrices along the diagonal of one, 0 beside them; `torch.block_diag`. Vectors are rows.
+    /// One matrix with the given matrices along its diagonal and 0 elsewhere; `torch.block_diag`. A
+    /// vector counts as a row.
     ///
     /// # Errors
-    /// `Index` without values, `Shape` of more than two dimensions, `DType`, `OutOfMemory`.
+    /// `Index` if there are no values, `Shape` for more than two dimensions, `DType`,
+    /// `OutOfMemory`.
     #[track_caller]
     pub fn block_diag(inputs: Vec<Var>) -> Result<Var> {
         let op = "block_diag";
@@ -148,14 +151,15 @@ impl Var {
         Var::cat(blocks.into_iter().map(wide).collect::<Result<_>>()?, 0)
     }
 
-    /// For vectors the coordinates of every point of the grid that they span, one tensor for each
-    /// vector, as views; `torch.meshgrid`. Numbers are vectors of one.
+    /// The coordinates of every point of the grid that the vectors span, as one view for each
+    /// vector; `torch.meshgrid`. A number counts as a vector of one element.
     ///
     /// # Shapes
     /// `[N], [M], .. → [N, M, ..]` each; `[M, N, ..]` in [`GridOrder::Plane`].
     ///
     /// # Errors
-    /// `Index` without vectors, `Shape` of matrices and of more vectors than dimensions.
+    /// `Index` if there are no vectors, `Shape` for matrices and for more vectors than a tensor has
+    /// dimensions.
     #[track_caller]
     pub fn meshgrid(inputs: Vec<Var>, order: GridOrder) -> Result<Vec<Var>> {
         let op = "meshgrid";
@@ -191,12 +195,12 @@ impl Var {
         slices.into_iter().map(|slice| slice.squeeze(axis)).collect()
     }
 
-    /// Each of the dimensions `from` at the place in `to`, the others in their order;
-    /// `torch.movedim` of several.
+    /// Moves each dimension in `from` to the place in `to`. The other dimensions keep their order;
+    /// `torch.movedim` with several dimensions.
     ///
     /// # Errors
-    /// `Index` for a dimension that does not exist, `Shape` for one that is named twice and unless
-    /// both name as many.
+    /// `Index` for a dimension that does not exist. `Shape` for a dimension that is named twice,
+    /// and for lists of different lengths.
     #[track_caller]
     pub fn movedims(
         self,
@@ -219,12 +223,13 @@ impl Var {
         self.permute(&order)
     }
 
-    /// [`Var::pad`] where a negative amount takes positions away: first, but in the modes that
-    /// repeat or reflect the input, which is padded as a whole. So in PyTorch.
+    /// [`Var::pad`] in which a negative amount removes positions. Positions are removed before
+    /// padding, except in the modes that reflect or replicate, which pad the whole input first.
+    /// Both as in PyTorch.
     ///
     /// # Errors
-    /// `Shape` for more dimensions than there are, or for more positions than there are taken away;
-    /// else as [`Var::pad`].
+    /// `Shape` if `amounts` names more dimensions than there are, or removes more positions than
+    /// there are; else as for [`Var::pad`].
     #[track_caller]
     pub fn pad_or_crop(self, amounts: &[[isize; 2]], mode: PadMode) -> Result<Var> {
         let more = |amount: isize| amount.max(0).unsigned_abs();
@@ -237,7 +242,7 @@ impl Var {
         }
     }
 
-    /// Without as many positions of the last dimensions as the negative amounts say.
+    /// Removes the positions of the last dimensions that the negative amounts count.
     #[track_caller]
     fn cropped(self, amounts: &[[isize; 2]]) -> Result<Var> {
         let (left, rank) = (*self.shape(), self.shape().len());
@@ -254,14 +259,14 @@ impl Var {
         Ok(x)
     }
 
-    /// The Kronecker product: each element of `self` times the whole of `other`; `torch.kron`. With
-    /// fewer dimensions than the other, an operand has more of length 1 in front.
+    /// The Kronecker product: each element of `self` times the whole of `other`; `torch.kron`. The
+    /// operand with fewer dimensions gets dimensions of length 1 in front.
     ///
     /// # Shapes
     /// `[A, B, ..]`, `[C, D, ..] → [A C, B D, ..]`, up to four dimensions.
     ///
     /// # Errors
-    /// `Shape` of more than four dimensions, `DType`, `OutOfMemory`.
+    /// `Shape` for more than four dimensions, `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn kron(self, other: Var) -> Result<Var> {
         let (left, right) = (*self.shape(), *other.shape());
@@ -278,15 +283,15 @@ impl Var {
         y.reshape(&products[..])
     }
 
-    /// The sums of products over dimensions of both, the first of `axes` with the first of
-    /// `other_axes` and so on; `torch.tensordot`. A dimension of length 1 is stretched.
+    /// The product of two tensors summed over pairs of dimensions: the first of `axes` with the
+    /// first of `other_axes` and so on; `torch.tensordot`. A dimension of length 1 is stretched.
     ///
     /// # Shapes
-    /// What is left of `self`, then what is left of `other`.
+    /// The remaining dimensions of `self`, then those of `other`.
     ///
     /// # Errors
-    /// `Index` for a dimension that does not exist, `Shape` for one that is named twice, for sizes
-    /// that differ, and for too many dimensions; `DType`, `OutOfMemory`.
+    /// `Index` for a dimension that does not exist. `Shape` for a dimension that is named twice,
+    /// for sizes that differ, and for too many dimensions. `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn tensordot(
         self,
@@ -299,7 +304,7 @@ impl Var {
         let (mut a, mut b) = (self, other);
         for (&axis, &other) in axes.iter().zip(&other_axes) {
             match (a.shape()[axis], b.shape()[other]) {
-                (len, of_other) if len == of_other => {}
+                (len, other_len) if len == other_len => {}
                 (1, _) => b = b.sum_keep(&[other])?,
                 (_, 1) => a = a.sum_keep(&[axis])?,
                 _ => {}
@@ -330,13 +335,14 @@ impl Var {
     }
 
     /// The product of a chain of matrices in the order that takes the fewest multiplications;
-    /// `torch.linalg.multi_dot`. The first may be a vector, as a row, and the last, as a column.
+    /// `torch.linalg.multi_dot`. The first operand may be a vector, which counts as a row, and the
+    /// last one too, as a column.
     ///
     /// # Shapes
     /// `[A, B], [B, C], .., [Y, Z] → [A, Z]`
     ///
     /// # Errors
-    /// `Index` of fewer than two, `Shape`, `DType`, `OutOfMemory`.
+    /// `Index` for fewer than two operands, `Shape`, `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn multi_dot(inputs: Vec<Var>) -> Result<Var> {
         let op = "multi_dot";

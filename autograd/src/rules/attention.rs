@@ -9,9 +9,9 @@ use crate::saved::Saved;
 use crate::var::Var;
 
 impl Var {
-    /// `softmax(scale · q kᵀ + mask) v` for each head, for `self = q`; see [`Tensor::attention`].
-    /// No gradient flows through the mask. Beside the operands, y and one number for each query are
-    /// kept, never the weights.
+    /// Attention `softmax(scale · q kᵀ + mask) v` for each head, with `self = q`; see
+    /// [`Tensor::attention`]. No gradient flows through the mask. Backward keeps the operands, y
+    /// and one number for each query, never the attention weights.
     #[track_caller]
     pub fn attention(
         self,
@@ -40,9 +40,9 @@ impl Var {
         })
     }
 
-    /// [`Var::attention`] of one tensor that holds queries, keys and values of each position one
-    /// after the other, as one product makes them: `heads` of queries, `groups` of keys and as many
-    /// of values. Backward writes one gradient of the same layout.
+    /// [`Var::attention`] of one tensor that packs `heads` queries, `groups` keys and `groups`
+    /// values at each position, as one fused projection produces them. Backward writes one gradient
+    /// of the same layout.
     ///
     /// # Shapes
     /// `[B, T, (heads + 2 · groups) · D] → [B, T, heads · D]`
@@ -61,7 +61,8 @@ impl Var {
             let Attention { y, log_sum_exp } = q.attention(&k, &v, mask, &options)?;
             let (positions, width) = ([packed_shape[0], packed_shape[1]], y.shape()[3]);
             let by_heads = [positions[0], positions[1], heads, width];
-            // In the order of the result, which whatever comes next may keep as well.
+            // Kept in the layout of the result, so that the next operation can keep the same
+            // tensor.
             let y = y.transpose(1, 2)?.reshape([positions[0], positions[1], heads * width])?;
             let saved = [&packed, &y, &log_sum_exp].map(|x| save.keep(x));
             let saved_mask = mask.map(|mask| save.keep(mask));
@@ -84,14 +85,15 @@ impl Var {
         })
     }
 
-    /// Pairs of elements turned by the angles of their positions, in place where the input's buffer
-    /// is free; see [`Tensor::rotary`]. No gradient flows to the tables, and nothing else is kept.
+    /// Rotary embedding: pairs of elements rotated by the angles of their positions, in place if
+    /// the input's buffer is free; see [`Tensor::rotary`]. No gradient flows to the tables.
+    /// Backward keeps only the tables.
     #[track_caller]
     pub fn rotary(self, cos: &Tensor, sin: &Tensor, pairs: RotaryPairs) -> Result<Var> {
         Var::apply("rotary", [self], |[x], save| {
             let (cos, sin) = (&narrowed_like(&x, cos)?, &narrowed_like(&x, sin)?);
             let saved = [cos, sin].map(|table| save.keep(table));
-            // dx = dy turned back
+            // dx = dy rotated back
             let rule = move |dy: Tensor, _: Needs| {
                 let [cos, sin] = saved.map(Saved::unpack);
                 let (cos, sin) = (cos?, sin?);
@@ -104,9 +106,9 @@ impl Var {
         })
     }
 
-    /// [`Var::rotary`] of the first `turned` of `heads` parts that stand one after the other at
-    /// each position, as one product makes them: queries and keys, but not values. In place where
-    /// the input's buffer is free, and nothing but the tables is kept.
+    /// [`Var::rotary`] of the first `rotated` of the `heads` heads that one tensor packs at each
+    /// position: of queries and keys, but not of values. It runs in place if the input's buffer is
+    /// free. Backward keeps only the tables.
     ///
     /// # Shapes
     /// `[B, T, heads · D] → [B, T, heads · D]`; the tables as for [`Var::rotary`]
@@ -116,27 +118,27 @@ impl Var {
         cos: &Tensor,
         sin: &Tensor,
         pairs: RotaryPairs,
-        [turned, heads]: [usize; 2],
+        [rotated, heads]: [usize; 2],
     ) -> Result<Var> {
         Var::apply("rotary_heads", [self], |[x], save| {
             let (cos, sin) = (&narrowed_like(&x, cos)?, &narrowed_like(&x, sin)?);
             let saved = [cos, sin].map(|table| save.keep(table));
-            // dx = dy turned back, in the same heads
+            // dx = dy rotated back in these heads
             let rule = move |dy: Tensor, _: Needs| {
                 let [cos, sin] = saved.map(Saved::unpack);
                 let (cos, sin) = (cos?, sin?);
                 let dx = owned(dy)?;
-                by_heads(&dx, [turned, heads])?.rotary_backward_(&cos, &sin, pairs)?;
+                first_heads(&dx, [rotated, heads])?.rotary_backward_(&cos, &sin, pairs)?;
                 Ok(vec![Some(dx)])
             };
             let y = owned(x)?;
-            by_heads(&y, [turned, heads])?.rotary_(cos, sin, pairs)?;
+            first_heads(&y, [rotated, heads])?.rotary_(cos, sin, pairs)?;
             Ok((y, rule))
         })
     }
 }
 
-/// `table` in the type of `x`, where a cast policy has narrowed that and not the table.
+/// `table` converted to the type of `x`, if a cast policy has narrowed only `x`.
 fn narrowed_like(x: &Tensor, table: &Tensor) -> Result<Tensor> {
     let is_half = matches!(x.dtype(), DType::F16 | DType::BF16);
     if is_half && table.dtype() == DType::F32 {
@@ -150,17 +152,17 @@ fn owned(x: Tensor) -> Result<Tensor> {
     reuse(x, |_| Ok(()), Tensor::copied)
 }
 
-/// The view `[B, turned, T, D]` of the first of `heads` parts of each position.
-fn by_heads(x: &Tensor, [turned, heads]: [usize; 2]) -> Result<Tensor> {
+/// The view `[B, rotated, T, D]` of the first `rotated` of `heads` heads at each position.
+fn first_heads(x: &Tensor, [rotated, heads]: [usize; 2]) -> Result<Tensor> {
     let left = *x.shape();
-    let right = Shape::new(&[turned, heads]);
+    let right = Shape::new(&[rotated, heads]);
     let mismatch = TensorError::Shape { op: "rotary_heads", left, right };
     let &[batch, len, width] = &*left else { return Err(mismatch.into()) };
-    if turned > heads || heads == 0 || !width.is_multiple_of(heads) {
+    if rotated > heads || heads == 0 || !width.is_multiple_of(heads) {
         return Err(mismatch.into());
     }
     let all = x.reshape([batch, len, heads, width / heads])?.transpose(1, 2)?;
-    Ok(all.narrow(1, 0, turned)?)
+    Ok(all.narrow(1, 0, rotated)?)
 }
 
 /// The views `[B, H, T, D]` of queries, keys and values.

@@ -8,14 +8,19 @@ use crate::rules::affine;
 use crate::saved::Saved;
 use crate::var::Var;
 
-/// The operation and its kind; `forward` gives y with the mean and the variance that were used.
+/// Batch normalisation by the given kind of statistics. `forward` returns y with the mean and the
+/// variance that it used.
 #[track_caller]
 fn normalize(
-    (op, statistics): (&'static str, Statistics),
+    statistics: Statistics,
     [x, weight, bias]: [Option<Var>; 3],
     eps: f64,
     forward: impl FnOnce(&Tensor, [Option<&Tensor>; 2]) -> lowtide_tensor::TensorResult<BatchNorm>,
 ) -> Result<Var> {
+    let op = match statistics {
+        Statistics::Batch => "batch_norm",
+        Statistics::Fixed => "batch_norm_fixed",
+    };
     let has = [weight.is_some(), bias.is_some()];
     let inputs = [x, weight, bias].into_iter().flatten().collect();
     Var::apply_to(op, inputs, |inputs, save| {
@@ -24,7 +29,7 @@ fn normalize(
         let saved = [x, &mean, &variance].map(|x| save.keep(x));
         let saved_weight = weight.map(|weight| save.keep(weight));
         let sources = [&mean, &variance].into_iter().chain(&inputs);
-        save.is_cheap(&y, sources.map(|x| save.source_kept(x)), move |inputs| {
+        save.add_recipe(&y, sources.map(|x| save.source_kept(x)), move |inputs| {
             let (x, [weight, bias]) = affine(&inputs[2..], has);
             Ok(x.batch_norm_fixed(&inputs[0], &inputs[1], weight, bias, eps)?)
         });
@@ -45,9 +50,9 @@ fn normalize(
 }
 
 impl Var {
-    /// Mean 0 and variance 1 of each channel over the batch, then scale and shift, and the
-    /// statistics of the batch, which carry no gradient; see [`Tensor::batch_norm`]. It couples the
-    /// samples of the pass.
+    /// Batch normalisation, and the mean and variance of the batch, which carry no gradient; see
+    /// [`Tensor::batch_norm`]. Each channel gets mean 0 and variance 1 over the batch, then scale
+    /// and shift. The operation couples the samples of the pass.
     #[track_caller]
     pub fn batch_norm(
         self,
@@ -58,7 +63,7 @@ impl Var {
         self.pass().couple_samples();
         let mut statistics = None;
         let inputs = [Some(self), weight, bias];
-        let y = normalize(("batch_norm", Statistics::Batch), inputs, eps, |x, [weight, bias]| {
+        let y = normalize(Statistics::Batch, inputs, eps, |x, [weight, bias]| {
             let found = x.batch_norm(weight, bias, eps)?;
             statistics = Some([found.mean.clone(), found.variance.clone()]);
             Ok(found)
@@ -66,7 +71,7 @@ impl Var {
         Ok((y, statistics.expect("forward ran")))
     }
 
-    /// The same by a mean and a variance from outside; see [`Tensor::batch_norm_fixed`].
+    /// Batch normalisation by a given mean and variance; see [`Tensor::batch_norm_fixed`].
     #[track_caller]
     pub fn batch_norm_fixed(
         self,
@@ -76,8 +81,7 @@ impl Var {
         eps: f64,
     ) -> Result<Var> {
         let inputs = [Some(self), weight, bias];
-        let kind = ("batch_norm_fixed", Statistics::Fixed);
-        normalize(kind, inputs, eps, |x, [weight, bias]| {
+        normalize(Statistics::Fixed, inputs, eps, |x, [weight, bias]| {
             let y = x.batch_norm_fixed(mean, variance, weight, bias, eps)?;
             Ok(BatchNorm { y, mean: mean.clone(), variance: variance.clone() })
         })

@@ -7,9 +7,8 @@ use crate::rule::Needs;
 use crate::var::Var;
 
 impl Var {
-    /// The same values as another float type, or this value if it has that type; see
-    /// [`Tensor::to_dtype`]. A conversion to integers or truth values has no gradient: the result
-    /// is a constant.
+    /// Converts to another float type; see [`Tensor::to_dtype`]. A value that has the type already
+    /// is returned as it is. The result of a conversion to integers or truth values is a constant.
     #[track_caller]
     pub fn to_dtype(self, dtype: DType) -> Result<Var> {
         let from = self.value().dtype();
@@ -22,7 +21,7 @@ impl Var {
         self.convert(from, |x| Ok(x.to_dtype(dtype)?))
     }
 
-    /// [`Var::to_dtype`] for a cast policy: a leaf is converted once in a step.
+    /// [`Var::to_dtype`] for a cast policy, which converts each leaf once in a step.
     #[track_caller]
     pub(crate) fn cast(self, dtype: DType) -> Result<Var> {
         let Some(leaf) = self.leaf() else { return self.to_dtype(dtype) };
@@ -35,7 +34,7 @@ impl Var {
         Var::apply("to_dtype", [self], |[x], save| {
             let (source, y) = (save.source(&x), forward(&x)?);
             let dtype = y.dtype();
-            save.is_cheap(&y, [source], move |x| Ok(x[0].to_dtype(dtype)?));
+            save.add_recipe(&y, [source], move |x| Ok(x[0].to_dtype(dtype)?));
             // dx = dy as the type of x
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.to_dtype(from)?)]);
             Ok((y, rule))

@@ -8,8 +8,9 @@ use crate::rules::when;
 use crate::var::Var;
 
 impl Var {
-    /// `‖self[m] - other[r]‖` of order p for each row of both, whose dimensions before the last two
-    /// are broadcast; see [`Tensor::cdist`]. The gradient is 0 where that is 0.
+    /// Distances `‖self[m] - other[r]‖` of the given order between the rows of both; see
+    /// [`Tensor::cdist`]. The dimensions before the last two are broadcast. The gradient is 0 where
+    /// the distance is 0.
     #[track_caller]
     pub fn cdist(self, other: Var, order: f64) -> Result<Var> {
         let (left, right) = (*self.shape(), *other.shape());
@@ -18,8 +19,8 @@ impl Var {
             return Err(mismatch().into());
         };
         let outer = Shape::new(a).broadcast(&Shape::new(b)).ok_or_else(mismatch)?;
-        let whole = |of: &Shape, before: usize| {
-            let dims: Vec<usize> = outer.iter().chain(&of[before..]).copied().collect();
+        let whole = |shape: &Shape, outer_rank: usize| {
+            let dims: Vec<usize> = outer.iter().chain(&shape[outer_rank..]).copied().collect();
             Shape::new(&dims)
         };
         let (x, y) = (whole(&left, a.len()), whole(&right, b.len()));
@@ -27,8 +28,9 @@ impl Var {
         Var::apply("cdist", inputs, |[x, y], save| {
             let distances = x.cdist(&y, order)?;
             let saved = [&x, &y, &distances].map(|tensor| save.keep(tensor));
-            // With f(t, d) the derivative of the distance d by the difference t:
-            // dx[m] = Σ_r dd[m, r] · f(x[m] - y[r], d[m, r]); dy alike, all turned around
+            // With f(t, d) the derivative of the distance d with respect to the difference t:
+            // dx[m] = Σ_r dd[m, r] · f(x[m] - y[r], d[m, r]),
+            // dy[r] = Σ_m dd[m, r] · f(y[r] - x[m], d[m, r])
             let rule = move |dd: Tensor, needs: Needs| {
                 let [x, y, d] = saved.map(|saved| saved.unpack());
                 let (x, y, d) = (x?, y?, d?);
@@ -43,9 +45,9 @@ impl Var {
         })
     }
 
-    /// The negative logarithm of the probability of each target under `self`, logarithms of
-    /// probabilities `[T, N, C]`; see [`Tensor::ctc_loss`]. Backward makes its sums again: nothing
-    /// is kept but the operands.
+    /// The CTC loss: the negative logarithm of the probability of each target sequence, where
+    /// `self` holds log-probabilities `[T, N, C]`; see [`Tensor::ctc_loss`]. Backward keeps only
+    /// the operands and recomputes the sums over alignments.
     #[track_caller]
     pub fn ctc_loss(self, targets: &Tensor, lengths: [&Tensor; 2], blank: usize) -> Result<Var> {
         Var::apply("ctc_loss", [self], |[x], save| {

@@ -8,8 +8,8 @@ use crate::rules::{change, reuse};
 use crate::var::Var;
 
 impl Var {
-    /// Takes out elements at random and scales the others up; see [`Tensor::dropout`]. Nothing but
-    /// the key is kept for backward.
+    /// Sets random elements to 0 and scales the others up; see [`Tensor::dropout`]. Backward keeps
+    /// only the random key.
     #[track_caller]
     pub fn dropout(self, dropout: Dropout) -> Result<Var> {
         let in_place = move |x: &mut Tensor| x.dropout_(dropout);

@@ -1,4 +1,4 @@
-//! Products and sums by Einstein's notation, of views, products of matrices and sums.
+//! Products and sums in Einstein notation, composed of views, matrix products and sums.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,11 +7,12 @@ use lowtide_tensor::{Shape, TensorError};
 use crate::error::{AutogradError, Result};
 use crate::var::Var;
 
-/// A dimension's name: a letter of the equation, or a place of an ellipsis, counted from its end.
+/// The name of a dimension. Labels sort as in the result of an equation without an arrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Label {
-    /// Before the letters, as they are in a result that no arrow orders.
+    /// A dimension of `...`, counted from the last one.
     Ellipsis(std::cmp::Reverse<usize>),
+    /// A letter of the equation.
     Letter(char),
 }
 
@@ -25,8 +26,8 @@ fn fault(equation: &str, fault: &'static str) -> AutogradError {
     AutogradError::Equation { equation: equation.to_owned(), fault }
 }
 
-/// The labels of one operand of so many dimensions, or of the result, whose ellipsis is as long as
-/// the longest.
+/// The labels of one term. `ellipsis_len` maps the number of letters of the term to the number of
+/// dimensions of its ellipsis, or to `None` if the term has too many letters.
 fn labels(
     equation: &str,
     term: &str,
@@ -35,9 +36,11 @@ fn labels(
     let mut parts = term.splitn(2, "...");
     let (before, after) = (parts.next().unwrap_or_default(), parts.next());
     let letters = |part: &str| -> Result<Vec<Label>> {
-        let label = |letter: char| match letter.is_ascii_alphabetic() {
-            true => Ok(Label::Letter(letter)),
-            false => Err(fault(equation, "has a character that is no letter")),
+        let label = |letter: char| {
+            if !letter.is_ascii_alphabetic() {
+                return Err(fault(equation, "has a character that is no letter"));
+            }
+            Ok(Label::Letter(letter))
         };
         part.chars().map(label).collect()
     };
@@ -53,7 +56,7 @@ fn labels(
 }
 
 impl Labelled {
-    /// The operand with each label once: of a repeated one the diagonal.
+    /// The operand with each label once: the diagonal of dimensions with one label.
     fn diagonals(mut self) -> Result<Self> {
         let mut place = 0;
         while place < self.labels.len() {
@@ -69,7 +72,7 @@ impl Labelled {
                     (Shape::new(&shape[place..=place]), Shape::new(&shape[again..=again]));
                 return Err(TensorError::Shape { op: "einsum", left, right }.into());
             }
-            // The diagonal is the last dimension.
+            // `diagonal` appends its dimension as the last one.
             self.x = self.x.diagonal(0, place, again)?;
             self.labels.remove(again);
             self.labels.remove(place);
@@ -78,7 +81,7 @@ impl Labelled {
         Ok(self)
     }
 
-    /// Without the labels that are not to be kept: dimensions of one element, or summed.
+    /// Sums over the dimensions whose labels are not kept.
     fn keeping(self, keep: impl Fn(Label) -> bool) -> Result<Self> {
         let Labelled { x, labels } = self;
         let summed: Vec<usize> = (0..labels.len()).filter(|&at| !keep(labels[at])).collect();
@@ -98,7 +101,7 @@ impl Labelled {
         place.map_or(1, |place| self.x.shape()[place])
     }
 
-    /// In the order of these labels, which are all it has, and under this shape.
+    /// The operand with its labels in `order`, reshaped to `shape`.
     fn arranged(self, order: &[Label], shape: &[usize]) -> Result<Var> {
         let place = |label| self.labels.iter().position(|other| other == label).unwrap_or_default();
         let axes: Vec<usize> = order.iter().map(place).collect();
@@ -107,43 +110,44 @@ impl Labelled {
         if x.shape()[..] == *shape { Ok(x) } else { x.reshape(shape) }
     }
 
-    /// The product with `other`, summed over the labels of both that are not to be kept.
+    /// The product with `other`, summed over the common labels that are not kept.
     fn times(self, other: Labelled, keep: impl Fn(Label) -> bool) -> Result<Self> {
-        let is_in = |of: &Labelled, label: &Label| of.labels.contains(label);
-        let (shared, of_self): (Vec<Label>, Vec<Label>) =
-            self.labels.iter().copied().partition(|label| is_in(&other, label));
-        let of_other: Vec<Label> =
-            other.labels.iter().copied().filter(|label| !is_in(&self, label)).collect();
+        let (shared, rows): (Vec<Label>, Vec<Label>) =
+            self.labels.iter().copied().partition(|label| other.labels.contains(label));
+        let columns: Vec<Label> =
+            other.labels.iter().copied().filter(|label| !self.labels.contains(label)).collect();
         let (batch, summed): (Vec<Label>, Vec<Label>) =
             shared.into_iter().partition(|&label| keep(label));
-        let result: Vec<Label> = [&batch[..], &of_self, &of_other].concat();
-        let of = |label: &Label| if of_other.contains(label) { &other } else { &self };
-        let shape: Vec<usize> = result.iter().map(|label| of(label).size(*label)).collect();
-        let [b, m, k] = [&batch, &of_self, &summed].map(|labels| self.len_of(labels));
-        let n = other.len_of(&of_other);
-        let left = [&batch[..], &of_self, &summed].concat();
-        let right = [&batch[..], &summed, &of_other].concat();
-        let y = match summed.is_empty() {
-            true => self.arranged(&left, &[b, m, 1])?.mul(other.arranged(&right, &[b, 1, n])?)?,
-            false => self.arranged(&left, &[b, m, k])?.bmm(other.arranged(&right, &[b, k, n])?)?,
+        let result: Vec<Label> = [&batch[..], &rows, &columns].concat();
+        let owner = |label: &Label| if columns.contains(label) { &other } else { &self };
+        let shape: Vec<usize> = result.iter().map(|label| owner(label).size(*label)).collect();
+        let [b, m, k] = [&batch, &rows, &summed].map(|labels| self.len_of(labels));
+        let n = other.len_of(&columns);
+        let left = [&batch[..], &rows, &summed].concat();
+        let right = [&batch[..], &summed, &columns].concat();
+        let y = if summed.is_empty() {
+            self.arranged(&left, &[b, m, 1])?.mul(other.arranged(&right, &[b, 1, n])?)?
+        } else {
+            self.arranged(&left, &[b, m, k])?.bmm(other.arranged(&right, &[b, k, n])?)?
         };
         Ok(Labelled { x: y.reshape(&shape[..])?, labels: result })
     }
 }
 
 impl Var {
-    /// Products of the operands, summed over every letter that the result does not have:
-    /// `"ij,jk->ik"` is a product of matrices, `"bhqd,bhkd->bhqk"` one of attention, `"ii->i"` a
-    /// diagonal, `"ij->ji"` a transposition. A letter names a dimension; `...` stands for the
-    /// dimensions of an operand that no letter names, which are broadcast. Without an arrow the
-    /// result has the letters that stand once, by the alphabet, after the dimensions of `...`.
+    /// The product of the operands, summed over every letter that is missing in the result;
+    /// `torch.einsum`. `"ij,jk->ik"` is a matrix product, `"bhqd,bhkd->bhqk"` the scores of
+    /// attention, `"ii->i"` a diagonal, `"ij->ji"` a transpose.
     ///
-    /// The operands are multiplied from the left to the right, each pair as a batch of products of
-    /// matrices.
+    /// Each letter names a dimension. `...` stands for the dimensions of an operand without a
+    /// letter, which are broadcast. Without an arrow, the result has the dimensions of `...`, then
+    /// the letters that occur once, in alphabetical order.
+    ///
+    /// The operands are multiplied from left to right, each pair as one batched matrix product.
     ///
     /// # Errors
-    /// `Equation` for one that cannot be read or does not name the operands' dimensions; `Shape`
-    /// for sizes of one letter that differ, unless one of them is 1; `DType`, `OutOfMemory`.
+    /// `Equation` for a malformed equation, or one that does not fit the operands' dimensions.
+    /// `Shape` if the sizes of one letter differ and neither is 1. `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn einsum(equation: &str, operands: Vec<Var>) -> Result<Var> {
         let text: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
@@ -195,7 +199,7 @@ impl Var {
             return Err(fault(equation, "has a result with a letter twice, or one of no operand"));
         }
 
-        // A dimension of one element beside a longer one of its name is stretched: left out.
+        // A dimension of length 1 is stretched to the other length of its label by leaving it out.
         for operand in &mut labelled {
             let is_short = |label: Label| {
                 operand.size(label) == 1 && sizes.get(&label).is_some_and(|&n| n != 1)
@@ -212,11 +216,12 @@ impl Var {
             let is_needed = |label: Label| {
                 wanted.contains(&label) || rest.iter().any(|later| later.labels.contains(&label))
             };
-            // What stands in one of both alone is summed before the product.
-            let of_next: BTreeSet<Label> = next.labels.iter().copied().collect();
-            let of_product: BTreeSet<Label> = product.labels.iter().copied().collect();
-            let left = product.keeping(|label| is_needed(label) || of_next.contains(&label))?;
-            let right = next.keeping(|label| is_needed(label) || of_product.contains(&label))?;
+            // Labels that only one factor has are summed before the product.
+            let next_labels: BTreeSet<Label> = next.labels.iter().copied().collect();
+            let product_labels: BTreeSet<Label> = product.labels.iter().copied().collect();
+            let left = product.keeping(|label| is_needed(label) || next_labels.contains(&label))?;
+            let right =
+                next.keeping(|label| is_needed(label) || product_labels.contains(&label))?;
             product = left.times(right, is_needed)?;
         }
         let product = product.keeping(|label| wanted.contains(&label))?;

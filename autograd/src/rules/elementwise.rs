@@ -12,19 +12,19 @@ impl Var {
     /// `self + other`, broadcast.
     ///
     /// # Errors
-    /// Those of [`Tensor::add`] and [`Var::apply`]; so for all rules.
+    /// As for [`Tensor::add`] and [`Var::apply`]. Every operation of this type returns the errors
+    /// of its tensor operation and of [`Var::apply`].
     #[track_caller]
     pub fn add(self, other: Var) -> Result<Var> {
         Var::apply("add", [self, other], |[a, b], save| {
             let (a_shape, b_shape) = (*a.shape(), *b.shape());
             let is_in_place = a_shape.broadcast(&b_shape) == Some(a_shape);
-            let sum = move |a: Tensor, b: &Tensor| match is_in_place {
-                true => reuse(a, |a| a.add_(b), |a| a.add(b)),
-                false => Ok(a.add(b)?),
+            let sum = move |a: Tensor, b: &Tensor| {
+                if is_in_place { reuse(a, |a| a.add_(b), |a| a.add(b)) } else { Ok(a.add(b)?) }
             };
             let sources = [save.source(&a), save.source(&b)];
             let y = sum(a, &b)?;
-            save.is_cheap(&y, sources, move |mut inputs| sum(inputs.remove(0), &inputs[0]));
+            save.add_recipe(&y, sources, move |mut inputs| sum(inputs.remove(0), &inputs[0]));
             // da = dy, db = dy
             let rule = move |dy: Tensor, needs: Needs| {
                 let da = when(needs.input(0), || unbroadcast(&dy, a_shape))?;
@@ -58,7 +58,7 @@ impl Var {
             let y = a.mul(&b)?;
             let (saved_a, saved_b) = (save.keep(&a), save.keep(&b));
             let sources = [&a, &b].map(|x| save.source_kept(x));
-            save.is_cheap(&y, sources, |inputs| Ok(inputs[0].mul(&inputs[1])?));
+            save.add_recipe(&y, sources, |inputs| Ok(inputs[0].mul(&inputs[1])?));
             // da = dy · b, db = dy · a
             let rule = move |dy: Tensor, needs: Needs| {
                 let (a, b) = (saved_a.unpack()?, saved_b.unpack()?);
@@ -76,8 +76,8 @@ impl Var {
         Var::apply("div", [self, other], |[a, b], save| {
             let (a_shape, y) = (*a.shape(), a.div(&b)?);
             let (saved_b, saved_y) = (save.keep(&b), save.keep(&y));
-            // da = dy / b, db = -dy · (y / b). Not (dy / b) · y: dy / b is infinite for the
-            // smallest b, and y may be 0.
+            // da = dy / b, db = -dy · (y / b). The other order, (dy / b) · y, would be NaN for the
+            // smallest b and y = 0, because dy / b is infinite.
             let rule = move |dy: Tensor, needs: Needs| {
                 let (b, y) = (saved_b.unpack()?, saved_y.unpack()?);
                 let db = when(needs.input(1), || {

@@ -1,4 +1,4 @@
-//! Rules of the activation functions: one pass over `dy`, in place where it is free.
+//! Rules of the activation functions: one pass over `dy`, in place if its buffer is free.
 
 use lowtide_tensor::{DType, Tensor, bf16, f16};
 
@@ -6,9 +6,9 @@ use crate::error::Result;
 use crate::rules::{from_input, from_output, reuse};
 use crate::var::Var;
 
-/// Stamps the rule of an activation from its methods in [`Tensor`]: `of input` saves what it was
-/// given, `of output` what it gave: then it runs in place, by the method behind `or`, if the buffer
-/// is free to reuse.
+/// Stamps the rule of an activation from its methods in [`Tensor`]. `of input` saves the input. `of
+/// output` saves the output; then the operation runs in place if the buffer is free, by the method
+/// after `or`.
 macro_rules! activations {
     ($($(#[$doc:meta])+
         pub fn $name:ident($($p:ident),*) of $saved:ident $(or $in_place:ident)?:
@@ -45,8 +45,8 @@ activations! {
     pub fn sigmoid() of output or sigmoid_: sigmoid_backward, sigmoid_backward_;
 
     /// `self` where it is positive, `alpha · (e^self - 1)` elsewhere.
-    // dx = dy where x > 0, else dy · alpha · eˣ. That is also dy · (y + alpha), but y has lost the
-    // digits of eˣ where it is close to -alpha.
+    // dx = dy where x > 0, else dy · alpha · eˣ. The output would do too, as dy · (y + alpha), but
+    // y has lost the digits of eˣ where it is close to -alpha.
     pub fn elu(alpha) of input: elu_backward, elu_backward_;
 
     /// `self` where it is positive, `alpha · (e^(self/alpha) - 1)` elsewhere.
@@ -96,11 +96,12 @@ activations! {
 }
 
 impl Var {
-    /// `self` between `low` and `high`, which stand for what is beyond them; `clamp` whose slope is
-    /// 0 at the ends as well, PyTorch's `hardtanh`. In place if the buffer is free to reuse.
+    /// `min(max(self, low), high)`, in place if the buffer is free to reuse; PyTorch's `hardtanh`.
+    /// The slope at both limits is 0.
     #[track_caller]
     pub fn hardtanh(self, low: f64, high: f64) -> Result<Var> {
-        // dx = dy where low < y < high, else 0. Beyond a limit y is what the limit is rounded to.
+        // dx = dy where low < y < high, else 0. A clamped y is the limit rounded to the element
+        // type, so the rule compares y with rounded limits.
         let dtype = self.value().dtype();
         let [low, high] = [low, high].map(|limit| rounded(dtype, limit));
         let rule = move |dy: Tensor, of: Tensor| {
@@ -115,12 +116,12 @@ impl Var {
     #[track_caller]
     pub fn leaky_relu(self, slope: f64) -> Result<Var> {
         let op = "leaky_relu";
-        // dx = dy where x > 0, else slope · dy. Only the sign of x counts, and y has the same one.
+        // dx = dy where x > 0, else slope · dy. The rule needs only the sign of x, which y shares.
         let rule = move |dy: Tensor, of: Tensor| {
             let in_place = |dy: &mut Tensor| dy.leaky_relu_backward_(&of, slope);
             reuse(dy, in_place, |dy| dy.leaky_relu_backward(&of, slope))
         };
-        // A negative slope makes negative inputs positive: then the sign is the input's alone.
+        // A negative slope makes negative inputs positive, so y does not have the sign of x.
         if slope < 0.0 {
             return from_input(op, self, move |x| x.leaky_relu(slope), rule);
         }
@@ -129,7 +130,7 @@ impl Var {
     }
 }
 
-/// A number as tensors of the type hold it.
+/// `x` rounded to the nearest number of the element type.
 fn rounded(dtype: DType, x: f64) -> f64 {
     match dtype {
         DType::F32 => f64::from(x as f32),

@@ -1,4 +1,4 @@
-//! Rules of the operations that choose between values: they save masks of one byte an element.
+//! Rules of the operations that choose between values. They save masks of one byte per element.
 
 use lowtide_tensor::Tensor;
 
@@ -7,7 +7,7 @@ use crate::rule::Needs;
 use crate::rules::{from_input, times, unbroadcast, unpack, when, when_recorded};
 use crate::var::Var;
 
-/// `choose(x)`, whose gradient passes where `mask(x)` is true.
+/// The operation `choose(x)`, whose gradient is dy where `mask(x)` is true, else 0.
 #[track_caller]
 fn passes_where(
     op: &'static str,
@@ -24,31 +24,30 @@ fn passes_where(
     })
 }
 
-/// A comparison of two tensors.
-type Test = fn(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>;
+type Comparison = fn(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>;
 
-/// The larger or the smaller of both; the `tests` tell where `a` and where `b` may be chosen, which
-/// is both where they are equal, and neither where one is a NaN.
+/// The larger or the smaller of two values. The `tests` are true where `a` and where `b` may be
+/// chosen: both where the values are equal, neither where one is NaN.
 #[track_caller]
 pub(super) fn either(
     op: &'static str,
     inputs: [Var; 2],
     choose: impl FnOnce(&Tensor, &Tensor) -> lowtide_tensor::TensorResult<Tensor>,
-    tests: [Test; 2],
+    tests: [Comparison; 2],
 ) -> Result<Var> {
     Var::apply(op, inputs, |[a, b], save| {
         let (a_shape, b_shape, y) = (*a.shape(), *b.shape(), choose(&a, &b)?);
         let [is_a, is_b] = tests.map(|test| when_recorded(save, || test(&a, &b)));
         let (is_a, is_b) = (is_a?, is_b?);
-        // da = 0 where b alone is chosen, dy / 2 where both are equal, dy where a is chosen or one
-        // is a NaN, as in PyTorch; db the same for b
+        // da = 0 where only b is chosen, dy / 2 where both are equal, dy where a is chosen or one
+        // is NaN, as in PyTorch; db likewise
         let rule = move |dy: Tensor, needs: Needs| {
             let (is_a, is_b) = (unpack(is_a)?, unpack(is_b)?);
             let equal = is_a.logical_and(&is_b)?;
             let half = equal.where_cond(&dy.mul_scalar(0.5)?, &dy)?;
             let part = |is_other: &Tensor, shape| {
-                let other_alone = is_other.logical_xor(&equal)?;
-                unbroadcast(&half.masked_fill(&other_alone, 0.0)?, shape)
+                let only_other = is_other.logical_xor(&equal)?;
+                unbroadcast(&half.masked_fill(&only_other, 0.0)?, shape)
             };
             let da = when(needs.input(0), || part(&is_b, a_shape))?;
             let db = when(needs.input(1), || part(&is_a, b_shape))?;
@@ -59,15 +58,15 @@ pub(super) fn either(
 }
 
 impl Var {
-    /// Without its sign; the gradient at 0 is 0.
+    /// `|self|`; the gradient at 0 is 0.
     #[track_caller]
     pub fn abs(self) -> Result<Var> {
         // dx = dy · sign x
         from_input("abs", self, Tensor::abs, |dy, x| times(dy, &x.sign()?))
     }
 
-    /// Not below `low` and not above `high`, either of which may be infinite. The gradient of a
-    /// number exactly at an end is 0, as in PyTorch 2.15.
+    /// `min(max(self, low), high)`. Either limit may be infinite. The gradient at a limit is 0, as
+    /// in PyTorch 2.15.
     #[track_caller]
     pub fn clamp(self, low: f64, high: f64) -> Result<Var> {
         // dx = dy where low < x < high, else 0
@@ -79,7 +78,7 @@ impl Var {
         )
     }
 
-    /// The larger of `self` and `value`; the gradient is that of [`Var::clamp`].
+    /// The larger of `self` and `value`, with the gradient of [`Var::clamp`].
     #[track_caller]
     pub fn maximum_scalar(self, value: f64) -> Result<Var> {
         // dx = dy where x > value, else 0
@@ -87,7 +86,7 @@ impl Var {
         passes_where(op, self, |x| x.maximum_scalar(value), |x| x.gt_scalar(value))
     }
 
-    /// The smaller of `self` and `value`; the gradient is that of [`Var::clamp`].
+    /// The smaller of `self` and `value`, with the gradient of [`Var::clamp`].
     #[track_caller]
     pub fn minimum_scalar(self, value: f64) -> Result<Var> {
         // dx = dy where x < value, else 0
@@ -95,14 +94,14 @@ impl Var {
         passes_where(op, self, |x| x.minimum_scalar(value), |x| x.lt_scalar(value))
     }
 
-    /// The larger of both, broadcast; equal ones share the gradient, and where one is a NaN both
-    /// get all of it.
+    /// The larger of `self` and `other`, broadcast. Equal values share the gradient; if one is NaN,
+    /// both get the whole gradient.
     #[track_caller]
     pub fn maximum(self, other: Var) -> Result<Var> {
         either("maximum", [self, other], Tensor::maximum, [Tensor::ge, Tensor::le])
     }
 
-    /// The smaller of both, broadcast; gradients as of [`Var::maximum`].
+    /// The smaller of `self` and `other`, broadcast, with the gradients of [`Var::maximum`].
     #[track_caller]
     pub fn minimum(self, other: Var) -> Result<Var> {
         either("minimum", [self, other], Tensor::minimum, [Tensor::le, Tensor::ge])

@@ -1,4 +1,5 @@
-//! Rules of the elementwise operations with a number, and of those that do several at once.
+//! Rules of elementwise operations with a number, of divisions with a remainder, and of fused
+//! operations.
 
 use lowtide_tensor::Tensor;
 
@@ -12,7 +13,7 @@ pub(super) fn scaled(dy: &Tensor, factor: f64) -> Result<Tensor> {
     if factor == 1.0 { Ok(dy.clone()) } else { Ok(dy.mul_scalar(factor)?) }
 }
 
-/// A quotient in whole numbers, which is constant between its steps.
+/// A quotient rounded to whole numbers. It is piecewise constant: its gradients are 0.
 #[track_caller]
 fn whole_quotient(
     op: &'static str,
@@ -84,7 +85,7 @@ impl Var {
         zero_gradient("div_trunc_scalar", self, |x| x.div_trunc_scalar(value))
     }
 
-    /// What is left of a division by `other` that rounds down.
+    /// `self - other · ⌊self / other⌋`: the remainder of a division that rounds down.
     #[track_caller]
     pub fn remainder(self, other: Var) -> Result<Var> {
         Var::apply("remainder", [self, other], |[a, b], save| {
@@ -95,7 +96,7 @@ impl Var {
                 let [a, b] = saved;
                 let da = when(needs.input(0), || unbroadcast(&dy, a_shape))?;
                 let db = when(needs.input(1), || {
-                    // Not the floor of a quotient, which may have been rounded up to a whole.
+                    // `div_floor` is exact, while the quotient may be rounded up to a whole number.
                     let mut slope = a.unpack()?.div_floor(&b.unpack()?)?;
                     slope.neg_()?;
                     unbroadcast(&dy.mul(&slope)?, b_shape)
@@ -106,7 +107,7 @@ impl Var {
         })
     }
 
-    /// What is left of a division by `value` that rounds down.
+    /// `self - value · ⌊self / value⌋`: the remainder of a division that rounds down.
     #[track_caller]
     pub fn remainder_scalar(self, value: f64) -> Result<Var> {
         Var::apply("remainder_scalar", [self], |[x], _| {

@@ -1,5 +1,5 @@
-//! Rules of the functions of one element; where the formula allows it the output is saved, and
-//! the input's buffer can be reused.
+//! Rules of the mathematical functions of one element, and of powers and `atan2`. A rule saves the
+//! output if its formula allows, so that the input's buffer can be reused.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, LN_2, LN_10};
 
@@ -157,7 +157,7 @@ impl Var {
         })
     }
 
-    /// The angle in radians with this tangent, between -π/2 and π/2.
+    /// The arctangent in radians, between -π/2 and π/2.
     #[track_caller]
     pub fn atan(self) -> Result<Var> {
         // dx = dy / (1 + x²)
@@ -168,14 +168,14 @@ impl Var {
         })
     }
 
-    /// The angle in radians with this sine, between -π/2 and π/2; NaN beyond -1 and 1.
+    /// The arcsine in radians, between -π/2 and π/2; NaN outside of [-1, 1].
     #[track_caller]
     pub fn asin(self) -> Result<Var> {
         // dx = dy / √(1 - x²)
         from_input("asin", self, Tensor::asin, |dy, x| times(dy, &circle_slope(&x)?))
     }
 
-    /// The angle in radians with this cosine, between 0 and π; NaN beyond -1 and 1.
+    /// The arccosine in radians, between 0 and π; NaN outside of [-1, 1].
     #[track_caller]
     pub fn acos(self) -> Result<Var> {
         // dx = -dy / √(1 - x²)
@@ -225,7 +225,7 @@ impl Var {
         from_input("cosh", self, Tensor::cosh, |dy, x| times(dy, &x.sinh()?))
     }
 
-    /// The number with this hyperbolic sine.
+    /// The inverse hyperbolic sine.
     #[track_caller]
     pub fn asinh(self) -> Result<Var> {
         // dx = dy / √(x² + 1)
@@ -237,7 +237,7 @@ impl Var {
         })
     }
 
-    /// The number from 0 on with this hyperbolic cosine; NaN below 1.
+    /// The inverse hyperbolic cosine, which is not negative; NaN below 1.
     #[track_caller]
     pub fn acosh(self) -> Result<Var> {
         // dx = dy / √(x² - 1), in factors, so that it is exact near 1
@@ -249,7 +249,7 @@ impl Var {
         })
     }
 
-    /// The number with this hyperbolic tangent; NaN beyond -1 and 1.
+    /// The inverse hyperbolic tangent; NaN outside of [-1, 1].
     #[track_caller]
     pub fn atanh(self) -> Result<Var> {
         // dx = dy / (1 - x²)
@@ -306,7 +306,7 @@ impl Var {
         })
     }
 
-    /// 1 less the error function, exact where that is near 1.
+    /// 1 minus the error function, exact where the error function is close to 1.
     #[track_caller]
     pub fn erfc(self) -> Result<Var> {
         // dx = -dy · 2/√π · e^(-x²)
@@ -319,7 +319,7 @@ impl Var {
         })
     }
 
-    /// The number with this error function.
+    /// The inverse of the error function.
     #[track_caller]
     pub fn erfinv(self) -> Result<Var> {
         // dx = dy · √π/2 · e^(y²)
@@ -338,7 +338,7 @@ impl Var {
         from_input("lgamma", self, Tensor::lgamma, |dy, x| times(dy, &x.digamma()?))
     }
 
-    /// The slope ψ of the logarithm of the gamma function.
+    /// The derivative ψ of the logarithm of the gamma function.
     #[track_caller]
     pub fn digamma(self) -> Result<Var> {
         // dx = dy · ψ'(x)
@@ -347,7 +347,7 @@ impl Var {
         })
     }
 
-    /// The digits after the point; its gradient is 1.
+    /// The fractional part; its gradient is 1.
     #[track_caller]
     pub fn frac(self) -> Result<Var> {
         Var::apply("frac", [self], |[x], _| {
@@ -356,31 +356,31 @@ impl Var {
         })
     }
 
-    /// 1, -1 or 0; its gradient is 0.
+    /// The sign: 1, -1 or 0. Its gradient is 0.
     #[track_caller]
     pub fn sign(self) -> Result<Var> {
         zero_gradient("sign", self, Tensor::sign)
     }
 
-    /// The largest whole number that is not above; its gradient is 0.
+    /// The largest whole number not above `self`; its gradient is 0.
     #[track_caller]
     pub fn floor(self) -> Result<Var> {
         zero_gradient("floor", self, Tensor::floor)
     }
 
-    /// The smallest whole number that is not below; its gradient is 0.
+    /// The smallest whole number not below `self`; its gradient is 0.
     #[track_caller]
     pub fn ceil(self) -> Result<Var> {
         zero_gradient("ceil", self, Tensor::ceil)
     }
 
-    /// The nearest whole number, of two equally near ones the even one; its gradient is 0.
+    /// The nearest whole number, ties to even; its gradient is 0.
     #[track_caller]
     pub fn round(self) -> Result<Var> {
         zero_gradient("round", self, Tensor::round)
     }
 
-    /// Without the digits after the point; its gradient is 0.
+    /// The whole part, rounded towards 0; its gradient is 0.
     #[track_caller]
     pub fn trunc(self) -> Result<Var> {
         zero_gradient("trunc", self, Tensor::trunc)

@@ -1,4 +1,4 @@
-//! Rules of the functions of two values, broadcast, and of what replaces values that are not
+//! Rules of the functions of two values, broadcast, and of the replacement of values that are not
 //! finite.
 
 use lowtide_tensor::{Replacements, Tensor};
@@ -30,7 +30,8 @@ impl Var {
         })
     }
 
-    /// `self` under the sign of `other`, whose gradient is 0; that at a `self` of 0 is 0 too.
+    /// `|self|` with the sign of `other`. The gradient of `other` is 0, and that of `self` is 0
+    /// where `self` is 0.
     #[track_caller]
     pub fn copysign(self, other: Var) -> Result<Var> {
         Var::apply("copysign", [self, other], |[a, b], save| {
@@ -53,7 +54,7 @@ impl Var {
         })
     }
 
-    /// `ln(e^self + e^other)`; see [`Tensor::logaddexp`]. Of two equal infinities the gradients are
+    /// `ln(e^self + e^other)`; see [`Tensor::logaddexp`]. The gradients of two equal infinities are
     /// NaN, as in PyTorch.
     #[track_caller]
     pub fn logaddexp(self, other: Var) -> Result<Var> {
@@ -77,8 +78,8 @@ impl Var {
         })
     }
 
-    /// `self · ln other`; see [`Tensor::xlogy`]. The gradient of a `self` of 0 is 0 where `other`
-    /// has no logarithm.
+    /// `self · ln other`; see [`Tensor::xlogy`]. The gradient of `self` is 0 where `self` is 0 and
+    /// `other` has no logarithm.
     #[track_caller]
     pub fn xlogy(self, other: Var) -> Result<Var> {
         Var::apply("xlogy", [self, other], |[a, b], save| {
@@ -99,7 +100,7 @@ impl Var {
         })
     }
 
-    /// What is left of a division by `other` that rounds towards 0.
+    /// `self - other · trunc(self / other)`: the remainder of a division that rounds towards 0.
     #[track_caller]
     pub fn fmod(self, other: Var) -> Result<Var> {
         Var::apply("fmod", [self, other], |[a, b], save| {
@@ -121,7 +122,7 @@ impl Var {
         })
     }
 
-    /// What is left of a division by `value` that rounds towards 0.
+    /// `self - value · trunc(self / value)`: the remainder of a division that rounds towards 0.
     #[track_caller]
     pub fn fmod_scalar(self, value: f64) -> Result<Var> {
         Var::apply("fmod_scalar", [self], |[x], _| {
@@ -131,10 +132,11 @@ impl Var {
         })
     }
 
-    /// The larger of both; the other one where one is NaN. Equal ones share the gradient.
+    /// The larger of `self` and `other`; if one is NaN, the other one. Equal values share the
+    /// gradient.
     #[track_caller]
     pub fn fmax(self, other: Var) -> Result<Var> {
-        // Of two NaN, `self` is chosen.
+        // If both are NaN, `self` is chosen.
         either(
             "fmax",
             [self, other],
@@ -146,7 +148,7 @@ impl Var {
         )
     }
 
-    /// The smaller of both; otherwise as [`Var::fmax`].
+    /// The smaller of `self` and `other`; otherwise as [`Var::fmax`].
     #[track_caller]
     pub fn fmin(self, other: Var) -> Result<Var> {
         either(
@@ -160,7 +162,8 @@ impl Var {
         )
     }
 
-    /// 0, 1 or, where `self` is 0, `other`; the gradient of `self` is 0.
+    /// The Heaviside step: 0 where `self` is negative, 1 where it is positive, `other` where it is
+    /// 0. The gradient of `self` is 0.
     #[track_caller]
     pub fn heaviside(self, other: Var) -> Result<Var> {
         Var::apply("heaviside", [self, other], |[x, value], save| {
@@ -179,7 +182,8 @@ impl Var {
         })
     }
 
-    /// Numbers of the caller's choice in place of NaN and infinities, which get no gradient.
+    /// `self` with NaN and infinities replaced by numbers of the caller's choice. The gradient of
+    /// replaced elements is 0.
     #[track_caller]
     pub fn nan_to_num(self, replacements: Replacements) -> Result<Var> {
         Var::apply("nan_to_num", [self], |[x], save| {

@@ -7,8 +7,8 @@ use crate::rule::Needs;
 use crate::var::Var;
 
 impl Var {
-    /// The rows `index` of the table `self`; see [`Tensor::embedding`]. The gradient is as large as
-    /// the table; backward keeps the index alone.
+    /// The rows `index` of the table `self`; see [`Tensor::embedding`]. The gradient has the size
+    /// of the table. Backward keeps only the index.
     #[track_caller]
     pub fn embedding(self, index: &Tensor) -> Result<Var> {
         Var::apply("embedding", [self], |[table], save| {

@@ -1,5 +1,5 @@
-//! Rules of the operations that take and place elements by index. Indices are of type i64 and have
-//! no gradient; they are all that is saved.
+//! Rules of the operations that take and place elements by index. Indices have type i64 and no
+//! gradient. The rules save nothing but the indices.
 
 use lowtide_tensor::{Axis, DType, Shape, Tensor, TensorError};
 
@@ -8,37 +8,39 @@ use crate::rule::Needs;
 use crate::rules::{placed, reuse, unbroadcast, when};
 use crate::var::Var;
 
-/// `[0, shape)`: the corner of a tensor in which `shape` lies.
+/// The leading corner of `x` with the given shape.
 pub(super) fn corner(x: &Tensor, shape: Shape) -> lowtide_tensor::TensorResult<Tensor> {
     (0..shape.len()).try_fold(x.clone(), |part, axis| part.narrow(axis, 0, shape[axis]))
 }
 
-/// `dy` under the shape of a source of which an index used a corner.
-pub(super) fn of_source(dy: Tensor, source: Shape) -> Result<Tensor> {
+/// The gradient of a source of shape `source` whose leading corner was used: `dy` there, 0
+/// elsewhere.
+pub(super) fn source_gradient(dy: Tensor, source: Shape) -> Result<Tensor> {
     let shape = *dy.shape();
     if shape == source { Ok(dy) } else { placed(&dy, source, |dx| corner(dx, shape)) }
 }
 
-/// Where a later index along `axis` of a tensor of `shape` names the same place.
+/// A mask of `index` that is true where a later index along `axis` names the same place of a tensor
+/// of `shape`.
 fn is_overwritten(index: &Tensor, axis: usize, shape: Shape) -> Result<Tensor> {
     let (device, len) = (index.device(), index.shape()[axis]);
     let mut dims = vec![1; shape.len()];
     dims[axis] = len;
     let own = Tensor::arange(device, 0.0..len as f64, 1.0, DType::I64)?.reshape(&dims[..])?;
     let own = own.expand(*index.shape())?;
-    // Only what is written here is read again.
+    // Elements that are not written here are never read.
     let mut winners = Tensor::empty(device, shape, DType::I64)?;
     winners.scatter_(axis, index, &own)?;
     Ok(winners.gather(axis, index)?.ne(&own)?)
 }
 
-/// For a mask of shape `y` with `dy.len` true elements: dy in their places, 0 elsewhere.
+/// A tensor of shape `y` with the elements of `dy` in order where `mask` is true, 0 elsewhere.
 fn spread_over(mask: &Tensor, y: Shape, dy: &Tensor) -> Result<Tensor> {
     if dy.element_count() == 0 {
         return Ok(Tensor::zeros(dy.device(), y, dy.dtype())?);
     }
     let mask = mask.expand(y)?;
-    // The place of each in dy; where the mask is false, any.
+    // The index into dy for each element. Elements where the mask is false may have any index.
     let mut places = mask.reshape([y.element_count()])?.cumsum(0)?;
     places.add_scalar_(-1.0)?;
     places.maximum_scalar_(0.0)?;
@@ -56,10 +58,10 @@ fn selected(
     Var::apply("masked_select", [x], |[x], save| {
         let (x_shape, y) = (*x.shape(), forward(&x)?);
         let saved = save.keep(mask);
-        // dx = dy one after the other where the mask is true, 0 elsewhere
+        // dx = the elements of dy in order where the mask is true, 0 elsewhere
         let rule = move |dy: Tensor, _: Needs| {
             let mask = saved.unpack()?;
-            let whole = x_shape.broadcast(mask.shape()).expect("as in the forward direction");
+            let whole = x_shape.broadcast(mask.shape()).expect("forward broadcast both");
             Ok(vec![Some(unbroadcast(&spread_over(&mask, whole, &dy)?, x_shape)?)])
         };
         Ok((y, rule))
@@ -105,8 +107,8 @@ impl Var {
         })
     }
 
-    /// `self` with `source` at the places of `index`; see [`Tensor::scatter`]. What a later index
-    /// overwrites has gradient 0.
+    /// `self` with `source` at the places of `index`; see [`Tensor::scatter`]. Elements that a
+    /// later index overwrites have gradient 0.
     #[track_caller]
     pub fn scatter(self, axis: impl Into<Axis>, index: &Tensor, source: Var) -> Result<Var> {
         let axis = self.axis("scatter", axis)?;
@@ -117,13 +119,13 @@ impl Var {
                 reuse(x, in_place, |x| x.scatter(axis, index, &source))
             };
             let (y, saved) = (put(x)?, save.keep(index));
-            // dx = dy but 0 at the places; dsource = dy from the places, 0 where overwritten
+            // dx = dy, but 0 at the places; dsource = dy at the places, 0 where overwritten
             let rule = move |dy: Tensor, needs: Needs| {
                 let index = saved.unpack()?;
                 let ds = when(needs.input(1), || {
                     let mut ds = dy.gather(axis, &index)?;
                     ds.masked_fill_(&is_overwritten(&index, axis, *dy.shape())?, 0.0)?;
-                    of_source(ds, source_shape)
+                    source_gradient(ds, source_shape)
                 })?;
                 let dx = when(needs.input(0), || {
                     let zero = Tensor::zeros(dy.device(), [], dy.dtype())?;
@@ -144,10 +146,10 @@ impl Var {
         Var::apply("scatter_add", [self, source], |[x, source], save| {
             let (source_shape, y) = (*source.shape(), x.scatter_add(axis, index, &source)?);
             let saved = save.keep(index);
-            // dx = dy, dsource = dy from the places
+            // dx = dy, dsource = dy at the places
             let rule = move |dy: Tensor, needs: Needs| {
                 let ds = when(needs.input(1), || {
-                    of_source(dy.gather(axis, &saved.unpack()?)?, source_shape)
+                    source_gradient(dy.gather(axis, &saved.unpack()?)?, source_shape)
                 })?;
                 Ok(vec![needs.input(0).then_some(dy), ds])
             };
@@ -171,8 +173,8 @@ impl Var {
         })
     }
 
-    /// `self` with the slices of `source` in the place of those at the positions `index` along
-    /// `axis`; see [`Tensor::index_copy`]. What a later index overwrites has gradient 0.
+    /// `self` with its slices at the positions `index` along `axis` replaced by the slices of
+    /// `source`; see [`Tensor::index_copy`]. Slices that a later index overwrites have gradient 0.
     #[track_caller]
     pub fn index_copy(self, axis: impl Into<Axis>, index: &Tensor, source: Var) -> Result<Var> {
         let axis = self.axis("index_copy", axis)?;
@@ -181,7 +183,7 @@ impl Var {
             let in_place = |x: &mut Tensor| x.index_copy_(axis, index, &source);
             let y = reuse(x, in_place, |x| x.index_copy(axis, index, &source))?;
             let saved = save.keep(index);
-            // dx = dy but 0 at these positions; dsource = dy from them, 0 where overwritten
+            // dx = dy, but 0 at these positions; dsource = dy at them, 0 where overwritten
             let rule = move |dy: Tensor, needs: Needs| {
                 let index = saved.unpack()?;
                 let ds = when(needs.input(1), || {
@@ -221,35 +223,36 @@ impl Var {
         })
     }
 
-    /// [`Var::gather`] of operands that are broadcast to each other along all dimensions but
-    /// `axis`; see [`Tensor::take_along_dim`].
+    /// [`Var::gather`] that broadcasts its operands along all dimensions but `axis`; see
+    /// [`Tensor::take_along_dim`].
     #[track_caller]
     pub fn take_along_dim(self, index: &Tensor, axis: impl Into<Axis>) -> Result<Var> {
         let op = "take_along_dim";
         let axis = self.axis(op, axis)?;
         let (left, right) = (*self.shape(), *index.shape());
-        let of = |shape: Shape, len: usize| {
+        let mismatch = TensorError::Shape { op, left, right };
+        if left.len() != right.len() {
+            return Err(mismatch.into());
+        }
+        let with_len = |shape: Shape, len: usize| {
             let mut dims = shape.to_vec();
             dims[axis] = len;
             Shape::new(&dims)
         };
-        let around = match left.len() == right.len() {
-            true => of(left, 1).broadcast(&of(right, 1)),
-            false => None,
-        };
-        let around = around.ok_or(TensorError::Shape { op, left, right })?;
-        let index = index.expand(of(around, right[axis]))?;
-        self.expand(of(around, left[axis]))?.gather(axis, &index)
+        let outer = with_len(left, 1).broadcast(&with_len(right, 1)).ok_or(mismatch)?;
+        let index = index.expand(with_len(outer, right[axis]))?;
+        self.expand(with_len(outer, left[axis]))?.gather(axis, &index)
     }
 
-    /// `self` with the elements of `source`, one after the other, where `mask` is true; see
+    /// `self` with the elements of `source` in order where `mask` is true; see
     /// [`Tensor::masked_scatter`].
     #[track_caller]
     pub fn masked_scatter(self, mask: &Tensor, source: Var) -> Result<Var> {
         Var::apply("masked_scatter", [self, source], |[x, source], save| {
             let (shapes, y) = ([*x.shape(), *source.shape()], x.masked_scatter(mask, &source)?);
             let saved = save.keep(mask);
-            // dx = dy where the mask is false; dsource = dy where it is true, one after the other
+            // dx = dy where the mask is false; dsource = the elements of dy where it is true, in
+            // order
             let rule = move |dy: Tensor, needs: Needs| {
                 let mask = saved.unpack()?;
                 let ds =
@@ -271,7 +274,7 @@ impl Var {
         selected(self, mask, |x| x.masked_select(mask))
     }
 
-    /// [`Var::masked_select`] with a number of elements to assume on simulated devices; see
+    /// [`Var::masked_select`] that assumes `assumed_len` elements on simulated devices; see
     /// [`Tensor::masked_select_assuming`].
     #[track_caller]
     pub fn masked_select_assuming(self, mask: &Tensor, assumed_len: usize) -> Result<Var> {
@@ -279,7 +282,7 @@ impl Var {
     }
 }
 
-/// Whether sums are better kept in f32, which the operations that copy do.
+/// True for half types, whose sums need f32. The operations that return a new tensor sum in f32.
 fn is_half(x: &Tensor) -> bool {
     matches!(x.dtype(), DType::F16 | DType::BF16)
 }

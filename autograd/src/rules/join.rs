@@ -1,4 +1,4 @@
-//! Rules of what puts tensors together, repeats them and moves their elements.
+//! Rules of the operations that join tensors, repeat them and move their elements.
 
 use lowtide_tensor::{Axis, PadMode, RANK_MAX, Tensor, TensorError};
 
@@ -7,9 +7,9 @@ use crate::rule::Needs;
 use crate::rules::{reuse, when};
 use crate::var::Var;
 
-/// [`Var::apply_to`], or the error of the tensor operation without inputs.
+/// [`Var::apply_to`] that returns `Index` if there are no inputs.
 #[track_caller]
-fn of_many<R: crate::rule::Rule + 'static>(
+fn apply_to_any<R: crate::rule::Rule + 'static>(
     op: &'static str,
     inputs: Vec<Var>,
     forward: impl FnOnce(&[&Tensor]) -> Result<(Tensor, R)>,
@@ -20,32 +20,31 @@ fn of_many<R: crate::rule::Rule + 'static>(
     Var::apply_to(op, inputs, |values, _| forward(&values.iter().collect::<Vec<_>>()))
 }
 
-/// `dy` summed over `copies` of each `len` positions along `axis`, which lie one after the other,
-/// or side by side.
-fn sum_of_copies(dy: &Tensor, axis: usize, len: usize, copies: usize, lie: Lie) -> Result<Tensor> {
+/// The order of the copies of positions along a dimension.
+#[derive(Clone, Copy)]
+enum Copies {
+    /// All positions, then all positions again: `a b a b`.
+    Tiled { count: usize },
+    /// The copies of each position side by side: `a a b b`.
+    Interleaved { count: usize },
+}
+
+/// `dy` summed over the copies of the `len` positions along `axis`.
+fn sum_of_copies(dy: &Tensor, axis: usize, len: usize, copies: Copies) -> Result<Tensor> {
     let dims = dy.shape().to_vec();
     let (before, after) = (dims[..axis].iter().product(), dims[axis + 1..].iter().product());
-    let summed = match lie {
-        Lie::InTurn => dy.reshape([before, copies, len, after])?.sum(&[1])?,
-        Lie::Beside => dy.reshape([before, len, copies, after])?.sum(&[2])?,
+    let summed = match copies {
+        Copies::Tiled { count } => dy.reshape([before, count, len, after])?.sum(&[1])?,
+        Copies::Interleaved { count } => dy.reshape([before, len, count, after])?.sum(&[2])?,
     };
     Ok(summed.reshape(&[&dims[..axis], &[len], &dims[axis + 1..]].concat()[..])?)
 }
 
-/// How copies of positions lie.
-#[derive(Clone, Copy)]
-enum Lie {
-    /// All positions, then all of them again.
-    InTurn,
-    /// The copies of a position side by side.
-    Beside,
-}
-
 impl Var {
-    /// The values one after the other along `axis`; see [`Tensor::cat`].
+    /// The values joined along `axis`; see [`Tensor::cat`].
     #[track_caller]
     pub fn cat(inputs: Vec<Var>, axis: impl Into<Axis>) -> Result<Var> {
-        of_many("cat", inputs, |inputs| {
+        apply_to_any("cat", inputs, |inputs| {
             let axis = axis.into().index("cat", inputs[0].shape().len())?;
             let y = Tensor::cat(inputs, axis)?;
             let lens: Vec<usize> = inputs.iter().map(|x| x.shape()[axis]).collect();
@@ -62,10 +61,10 @@ impl Var {
         })
     }
 
-    /// The values along a new dimension, which is then number `axis`; see [`Tensor::stack`].
+    /// The values joined along a new dimension with index `axis`; see [`Tensor::stack`].
     #[track_caller]
     pub fn stack(inputs: Vec<Var>, axis: impl Into<Axis>) -> Result<Var> {
-        of_many("stack", inputs, |inputs| {
+        apply_to_any("stack", inputs, |inputs| {
             let axis = axis.into().index("stack", inputs[0].shape().len() + 1)?;
             let (count, y) = (inputs.len(), Tensor::stack(inputs, axis)?);
             // dx of each input = its slice of dy
@@ -91,8 +90,8 @@ impl Var {
                 let len = |axis: usize| if axis < added { 1 } else { x_shape[axis - added] };
                 if rank + repeated.clone().count() > RANK_MAX {
                     let mut dx = dy;
-                    for (axis, &copies) in repeated {
-                        dx = sum_of_copies(&dx, axis, len(axis), copies, Lie::InTurn)?;
+                    for (axis, &count) in repeated {
+                        dx = sum_of_copies(&dx, axis, len(axis), Copies::Tiled { count })?;
                     }
                     return Ok(vec![Some(dx.reshape(x_shape)?)]);
                 }
@@ -110,7 +109,8 @@ impl Var {
         })
     }
 
-    /// Each position along `axis` `times` times in a row; see [`Tensor::repeat_interleave`].
+    /// Each position along `axis` repeated `times` times in a row; see
+    /// [`Tensor::repeat_interleave`].
     #[track_caller]
     pub fn repeat_interleave(self, axis: impl Into<Axis>, times: usize) -> Result<Var> {
         let axis = self.axis("repeat_interleave", axis)?;
@@ -119,13 +119,14 @@ impl Var {
             let len = x.shape()[axis];
             // dx = the sum of dy over the copies
             let rule = move |dy: Tensor, _: Needs| {
-                Ok(vec![Some(sum_of_copies(&dy, axis, len, times, Lie::Beside)?)])
+                let copies = Copies::Interleaved { count: times };
+                Ok(vec![Some(sum_of_copies(&dy, axis, len, copies)?)])
             };
             Ok((y, rule))
         })
     }
 
-    /// More positions around the last dimensions; see [`Tensor::pad`].
+    /// Padding around the last dimensions; see [`Tensor::pad`].
     #[track_caller]
     pub fn pad(self, padding: &[[usize; 2]], mode: PadMode) -> Result<Var> {
         let padding = padding.to_vec();
@@ -151,21 +152,21 @@ impl Var {
         })
     }
 
-    /// The positions along `axis` moved by `shift` in a circle; see [`Tensor::roll`].
+    /// The positions along `axis` shifted cyclically; see [`Tensor::roll`].
     #[track_caller]
     pub fn roll(self, axis: impl Into<Axis>, shift: isize) -> Result<Var> {
         let axis = self.axis("roll", axis)?;
         Var::apply("roll", [self], |[x], _| {
             let y = x.roll(axis, shift)?;
-            // Within the dimension: the smallest isize has no opposite.
+            // The shift is reduced to the length first: the smallest isize cannot be negated.
             let len = isize::try_from(x.shape()[axis]).unwrap_or(isize::MAX).max(1);
-            // dx = dy moved back
+            // dx = dy shifted back
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.roll(axis, -(shift % len))?)]);
             Ok((y, rule))
         })
     }
 
-    /// The matrices above and on a diagonal, 0 below; see [`Tensor::triu`].
+    /// The upper triangles of the matrices: 0 below the given diagonal; see [`Tensor::triu`].
     #[track_caller]
     pub fn triu(self, diagonal: isize) -> Result<Var> {
         Var::apply("triu", [self], |[x], _| {
@@ -175,7 +176,7 @@ impl Var {
         })
     }
 
-    /// The matrices below and on a diagonal, 0 above; see [`Tensor::tril`].
+    /// The lower triangles of the matrices: 0 above the given diagonal; see [`Tensor::tril`].
     #[track_caller]
     pub fn tril(self, diagonal: isize) -> Result<Var> {
         Var::apply("tril", [self], |[x], _| {

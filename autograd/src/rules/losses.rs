@@ -2,22 +2,21 @@
 
 use lowtide_tensor::{Labelling, LinearCrossEntropyOptions, PairLoss, Tensor};
 
-use crate::rules::when;
-
 use crate::error::Result;
 use crate::rule::Needs;
+use crate::rules::when;
 use crate::saved::Saved;
 use crate::var::Var;
 
-/// The gradient of the logits: over them where nothing else needs them, so that there is never a
-/// second tensor of their size.
+/// The gradient of the logits. It is written over the logits if nothing else needs them, so that no
+/// second tensor of their size exists.
 fn cross_entropy_backward(
     dy: &Tensor,
     mut logits: Tensor,
     labels: &Tensor,
     labelling: &Labelling<'_>,
 ) -> Result<Tensor> {
-    // Computed again from the logits, which are there anyway, instead of kept.
+    // Recomputed instead of kept: the logits are there anyway.
     let log_sum_exp = logits.cross_entropy_with(labels, labelling)?.log_sum_exp;
     let mut operands = [labels, &log_sum_exp, dy].into_iter().chain(labelling.weight);
     if logits.is_reusable() && operands.all(|x| x.layout().is_contiguous()) {
@@ -44,16 +43,17 @@ fn soft_cross_entropy_backward(
 }
 
 impl Var {
-    /// `-log softmax(self)[label]` summed over the positions whose label is not `ignore_index`, and
-    /// how many they are (one element on the device); see [`Tensor::cross_entropy`].
+    /// The cross-entropy `-log softmax(self)[label]` summed over the positions whose label is not
+    /// `ignore_index`, and the number of these positions as a tensor of one element; see
+    /// [`Tensor::cross_entropy`].
     #[track_caller]
     pub fn cross_entropy(self, labels: &Tensor, ignore_index: i64) -> Result<(Var, Tensor)> {
         self.cross_entropy_with(labels, Labelling { ignore_index, ..Default::default() })
     }
 
-    /// [`Var::cross_entropy`] with smoothing and weights of the classes, and the sum of the
-    /// weights; see [`Tensor::cross_entropy_with`]. Nothing is kept but the logits and the
-    /// labels.
+    /// [`Var::cross_entropy`] with label smoothing and class weights, and the sum of the weights;
+    /// see [`Tensor::cross_entropy_with`]. Backward keeps only the logits, the labels and the
+    /// weights.
     #[track_caller]
     pub fn cross_entropy_with(
         self,
@@ -82,9 +82,9 @@ impl Var {
         Ok((sum, count.expect("forward ran")))
     }
 
-    /// The cross-entropy of the logits `self` with probabilities of the classes, summed over all
-    /// positions; see [`Tensor::soft_cross_entropy`]. No gradient flows to the target. Nothing is
-    /// kept but both.
+    /// The cross-entropy of the logits `self` with target probabilities, summed over all positions;
+    /// see [`Tensor::soft_cross_entropy`]. No gradient flows to the target. Backward keeps only the
+    /// logits, the target and the weights.
     #[track_caller]
     pub fn soft_cross_entropy(self, target: &Tensor, labelling: Labelling<'_>) -> Result<Var> {
         let Labelling { ignore_index, smoothing, weight } = labelling;
@@ -105,9 +105,9 @@ impl Var {
         })
     }
 
-    /// `-weight[label] · self[label]` summed over the positions whose label is not `ignore_index`,
-    /// and the sum of the weights (one element on the device); see [`Tensor::nll_loss`]. Of the
-    /// input, nothing is kept.
+    /// The loss `-weight[label] · self[label]` summed over the positions whose label is not
+    /// `ignore_index`, and the sum of the weights as a tensor of one element; see
+    /// [`Tensor::nll_loss`]. Backward keeps the labels and the weights, not the input.
     #[track_caller]
     pub fn nll_loss(
         self,
@@ -134,10 +134,10 @@ impl Var {
         Ok((sum, found_count.expect("forward ran")))
     }
 
-    /// The cross-entropy of `self · wᵀ + b` with `labels`, summed over the rows that count, and how
-    /// many they are (one element on the device), without ever holding all logits; see
-    /// [`Tensor::linear_cross_entropy`]. Nothing is kept but the operands: backward computes the
-    /// logits a second time, chunk by chunk.
+    /// The cross-entropy of the logits `self · wᵀ + b` with `labels`, summed over the rows whose
+    /// label is not ignored, and the number of these rows as a tensor of one element; see
+    /// [`Tensor::linear_cross_entropy`]. The logits never exist as a whole. Backward keeps only the
+    /// operands and computes the logits a second time, chunk by chunk.
     #[track_caller]
     pub fn linear_cross_entropy(
         self,
@@ -168,7 +168,8 @@ impl Var {
                     gradients.extend(b.map(|_| None));
                     return Ok(gradients);
                 }
-                // Sums over the chunks would get lost in a half type: dy is in f32 then.
+                // The sums over chunks have the type of dy, which is f32 for half operands: a half
+                // type would round small contributions away.
                 let zeros = |like: &Tensor| Tensor::zeros(like.device(), *like.shape(), dy.dtype());
                 let (mut dw, mut db) = (zeros(&w)?, b.as_ref().map(zeros).transpose()?);
                 let (_, dx) = x.linear_cross_entropy_gradients(
@@ -193,14 +194,14 @@ impl Var {
         Ok((sum, found_count.expect("forward ran")))
     }
 
-    /// `Σ f(x, target)`, without dimensions, for `self = x`; see [`Tensor::pair_loss`]. No gradient
-    /// flows to the target.
+    /// The loss `Σ f(self, target)` as a number; see [`Tensor::pair_loss`]. No gradient flows to
+    /// the target.
     #[track_caller]
     pub fn pair_loss(self, target: &Tensor, loss: PairLoss) -> Result<Var> {
         self.pair_loss_weighted(target, loss, None)
     }
 
-    /// [`Var::pair_loss`] with a factor for the term of the target in
+    /// [`Var::pair_loss`] with weights of the positive class for
     /// [`PairLoss::BinaryCrossEntropyOfLogits`]; see [`Tensor::pair_loss_weighted`].
     #[track_caller]
     pub fn pair_loss_weighted(
@@ -211,7 +212,7 @@ impl Var {
     ) -> Result<Var> {
         Var::apply("pair_loss", [self], |[x], save| {
             let sum = x.pair_loss_weighted(target, loss, positive_weight)?;
-            // The gradient of the divergences does not read x.
+            // The gradients of the divergences do not depend on x.
             let reads_x = !matches!(loss, PairLoss::KlDivergence | PairLoss::KlDivergenceOfLog);
             let (saved_x, x_shape) = (reads_x.then(|| save.keep(&x)), *x.shape());
             let saved_target = save.keep(target);
@@ -231,7 +232,7 @@ impl Var {
         })
     }
 
-    /// The numbers that [`Var::pair_loss_weighted`] sums; see [`Tensor::pair_loss_terms`].
+    /// The terms that [`Var::pair_loss_weighted`] sums; see [`Tensor::pair_loss_terms`].
     #[track_caller]
     pub fn pair_loss_terms(
         self,

@@ -9,13 +9,13 @@ use crate::rules::{unbroadcast, when};
 use crate::saved::Saved;
 use crate::var::Var;
 
-/// `x` as the matrices `[.., rows, columns]` that a product takes it for: a vector stands for a row
-/// on the left (`axis` 0) and for a column on the right (`axis` 1).
+/// `x` as matrices `[.., rows, columns]`. A vector becomes a row if `axis` is 0, as on the left of
+/// a product, and a column if `axis` is 1, as on the right.
 fn as_matrices(x: Tensor, axis: usize) -> Result<Tensor> {
     if x.shape().len() == 1 { Ok(x.unsqueeze(axis)?) } else { Ok(x) }
 }
 
-/// All dimensions of `x` but the last as one.
+/// `x` as a matrix: all dimensions but the last merged into one.
 fn rows(x: &Tensor) -> Result<Tensor> {
     let (&columns, outer) =
         x.shape().split_last().expect("an operand of a product has a dimension");
@@ -27,8 +27,8 @@ fn transposed_product(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     Ok(rows(x)?.transpose(0, 1)?.matmul(&rows(y)?)?)
 }
 
-/// `Σ x · y` over all dimensions before the last two, as `shape`, which has none or ones there: in
-/// f32 for half types, which would be rounded once for each product else.
+/// `Σ x · y` over all dimensions before the last two that `shape` lacks or has as 1, as a tensor of
+/// that shape. Half types are summed in f32, so that they are rounded once.
 fn summed_product(x: &Tensor, y: &Tensor, shape: Shape) -> Result<Tensor> {
     let batch: usize = shape[..shape.len() - 2].iter().product();
     let [x_rank, y_rank] = [x, y].map(|x| x.shape().len());
@@ -55,7 +55,7 @@ fn summed_product(x: &Tensor, y: &Tensor, shape: Shape) -> Result<Tensor> {
     Ok(sum.to_dtype(dtype)?.reshape(shape)?)
 }
 
-/// `dy`, `a` and `b` are matrices, in as many dimensions as need be.
+/// The gradients of `a` and `b`. All operands are matrices or batches of matrices.
 fn matmul_backward(
     dy: &Tensor,
     a: &Tensor,
@@ -74,7 +74,7 @@ fn matmul_backward(
     Ok([da, db])
 }
 
-/// A product of the kind that [`Tensor::matmul`] is, by an operation that takes some shapes only.
+/// A matrix product. `forward` is [`Tensor::matmul`] or an operation that equals it on some shapes.
 #[track_caller]
 fn product(
     op: &'static str,
@@ -127,7 +127,7 @@ fn with_addend(
             let dy = if b_shape.len() == 1 { dy.unsqueeze(1)? } else { dy };
             let b = as_matrices(b, 1)?;
             let factors = matmul_backward(&dy, &a, &b, [1, 2].map(|index| needs.input(index)))?;
-            // After the products: a half type is not rounded before it is summed.
+            // Scaling after the products rounds a half type once less.
             let [da, db] = factors.map(|d| d.map(|d| scaled(&d, scales.alpha)).transpose());
             let (da, db) = (da?, db?);
             Ok(vec![dx, da, db.map(|db| db.reshape(b_shape)).transpose()?])
@@ -149,26 +149,26 @@ impl Var {
         with_addend("baddbmm", [self, a, b], scales, Tensor::baddbmm)
     }
 
-    /// `beta · self + alpha · a v`, of a matrix and a vector; see [`Tensor::addmv`].
+    /// `beta · self + alpha · a v` for a matrix a and a vector v; see [`Tensor::addmv`].
     #[track_caller]
     pub fn addmv(self, a: Var, vector: Var, scales: Scales) -> Result<Var> {
         with_addend("addmv", [self, a, vector], scales, Tensor::addmv)
     }
 
-    /// The matrix product of the last two dimensions, for every index of the ones before them,
-    /// which broadcast; see [`Tensor::matmul`].
+    /// The matrix product over the last two dimensions; the dimensions before them are broadcast.
+    /// See [`Tensor::matmul`].
     #[track_caller]
     pub fn matmul(self, other: Var) -> Result<Var> {
         product("matmul", self, other, Tensor::matmul)
     }
 
-    /// One matrix product for each index of the first dimension; see [`Tensor::bmm`].
+    /// A batch of matrix products, one for each index of the first dimension; see [`Tensor::bmm`].
     #[track_caller]
     pub fn bmm(self, other: Var) -> Result<Var> {
         product("bmm", self, other, Tensor::bmm)
     }
 
-    /// The sum of the products of two vectors; see [`Tensor::dot`].
+    /// The dot product of two vectors; see [`Tensor::dot`].
     #[track_caller]
     pub fn dot(self, other: Var) -> Result<Var> {
         product("dot", self, other, Tensor::dot)
@@ -180,7 +180,7 @@ impl Var {
         product("matvec", self, vector, Tensor::matvec)
     }
 
-    /// Every product of an element of `self` and one of `other`; see [`Tensor::outer`].
+    /// The outer product of two vectors; see [`Tensor::outer`].
     #[track_caller]
     pub fn outer(self, other: Var) -> Result<Var> {
         Var::apply("outer", [self, other], |[a, b], save| {
@@ -197,7 +197,7 @@ impl Var {
         })
     }
 
-    /// `x wᵀ + b` for `self = x`; see [`Tensor::linear`].
+    /// `x wᵀ + b` with `self = x`; see [`Tensor::linear`].
     #[track_caller]
     pub fn linear(self, w: Var, b: Option<Var>) -> Result<Var> {
         Var::apply_to(
@@ -206,7 +206,7 @@ impl Var {
             |inputs, save| {
                 let (x, w, b) = (&inputs[0], &inputs[1], inputs.get(2));
                 let y = x.linear(w, b)?;
-                // A frozen weight needs no input, and an input without a gradient no weight.
+                // The gradient of w reads x, and that of x reads w. Neither is kept without need.
                 let saved_x = save.needs(1).then(|| save.keep(x));
                 let saved_w = save.needs(0).then(|| save.keep(w));
                 let has_bias = b.is_some();

@@ -44,17 +44,18 @@ use crate::rule::Needs;
 use crate::saved::{Saved, Saver};
 use crate::var::Var;
 
-/// `compute` if the gradient is needed.
+/// The gradient that `compute` returns, if it is needed.
 fn when(needed: bool, compute: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
     needed.then(compute).transpose()
 }
 
-/// The gradient of an operand that was broadcast from `shape`: the sum over what was stretched.
+/// The gradient of an operand that was broadcast from `shape`: `dy` summed over the stretched
+/// dimensions.
 fn unbroadcast(dy: &Tensor, shape: Shape) -> Result<Tensor> {
     Ok(dy.sum_to(shape)?)
 }
 
-/// `change` on `x` itself if nothing else holds it, else what `fresh` makes of it.
+/// `x` changed in place if nothing else holds it, else the result of `fresh`.
 fn reuse(
     mut x: Tensor,
     change: impl FnOnce(&mut Tensor) -> lowtide_tensor::TensorResult<()>,
@@ -86,7 +87,7 @@ fn kept(x: Shape, axes: &[usize]) -> Shape {
     Shape::new(&dims)
 }
 
-/// What only the rule of one operation needs, computed where there will be one.
+/// A tensor that only the rule needs, computed and kept if the rule may run.
 fn when_recorded(
     save: &Saver,
     compute: impl FnOnce() -> lowtide_tensor::TensorResult<Tensor>,
@@ -98,10 +99,11 @@ fn when_recorded(
 }
 
 fn unpack(saved: Option<Saved>) -> Result<Tensor> {
-    saved.expect("a rule runs where it was recorded").unpack()
+    saved.expect("the operation was recorded").unpack()
 }
 
-/// The gradient of an input of shape `x` of which an operation took `part`: dy there, 0 elsewhere.
+/// The gradient of an input of shape `x` that an operation used one `part` of: `dy` in that part, 0
+/// elsewhere.
 fn placed(
     dy: &Tensor,
     x: Shape,
@@ -122,13 +124,13 @@ fn over(dy: Tensor, divisor: &Tensor) -> Result<Tensor> {
     reuse(dy, |dy| dy.div_(divisor), |dy| dy.div(divisor))
 }
 
-/// The inputs of a normalisation: x, and weight and bias, if it has them.
+/// The inputs of a normalisation: x, then the weight and the bias, if present.
 fn affine(inputs: &[Tensor], [has_weight, has_bias]: [bool; 2]) -> (&Tensor, [Option<&Tensor>; 2]) {
     let bias = 1 + usize::from(has_weight);
     (&inputs[0], [has_weight.then(|| &inputs[1]), has_bias.then(|| &inputs[bias])])
 }
 
-/// [`reuse`] as an operation on its one input, which no rule keeps, that is cheap to do again.
+/// [`reuse`] as a cheap operation with a recipe. The rule of the operation does not keep `x`.
 fn change(
     save: &Saver,
     x: Tensor,
@@ -137,11 +139,11 @@ fn change(
 ) -> Result<Tensor> {
     let source = save.source(&x);
     let y = reuse(x, in_place, fresh)?;
-    save.is_cheap(&y, [source], move |mut x| reuse(x.remove(0), in_place, fresh));
+    save.add_recipe(&y, [source], move |mut x| reuse(x.remove(0), in_place, fresh));
     Ok(y)
 }
 
-/// An operation of one input whose rule, from `dy` and `x`, needs the input.
+/// An operation of one input whose rule computes the gradient from `dy` and `x`.
 #[track_caller]
 fn from_input(
     op: &'static str,
@@ -151,13 +153,13 @@ fn from_input(
 ) -> Result<Var> {
     Var::apply(op, [x], |[x], save| {
         let (y, saved) = (forward(&x)?, save.keep(&x));
-        save.is_cheap(&y, [save.source_kept(&x)], move |x| Ok(forward(&x[0])?));
+        save.add_recipe(&y, [save.source_kept(&x)], move |x| Ok(forward(&x[0])?));
         Ok((y, move |dy: Tensor, _: Needs| Ok(vec![Some(backward(dy, saved.unpack()?)?)])))
     })
 }
 
-/// An operation of one input whose rule, from `dy` and `y`, needs the output; in place where the
-/// input's buffer is free.
+/// An operation of one input whose rule computes the gradient from `dy` and `y`. It runs in place
+/// if the input's buffer is free.
 #[track_caller]
 fn from_output(
     op: &'static str,
@@ -173,7 +175,7 @@ fn from_output(
     })
 }
 
-/// An operation of one input that is constant between its steps.
+/// An operation of one input that is piecewise constant: its gradient is 0.
 #[track_caller]
 fn zero_gradient(
     op: &'static str,

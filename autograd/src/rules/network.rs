@@ -1,4 +1,4 @@
-//! Rules of the network operations.
+//! Rules of two-dimensional convolution and of max pooling.
 
 use lowtide_tensor::{Conv2dGeometry, Pool2dGeometry, Tensor};
 
@@ -8,7 +8,7 @@ use crate::rules::when;
 use crate::var::Var;
 
 impl Var {
-    /// The convolution of `self = x` with `w`, plus `b`; see [`Tensor::conv2d`].
+    /// The convolution of the images `self` with `w`, plus `b`; see [`Tensor::conv2d`].
     #[track_caller]
     pub fn conv2d(self, w: Var, b: Option<Var>, geometry: Conv2dGeometry) -> Result<Var> {
         Var::apply_to(
@@ -18,7 +18,8 @@ impl Var {
                 let (x, w, b) = (&inputs[0], &inputs[1], inputs.get(2));
                 let y = x.conv2d(w, b, geometry)?;
                 let (saved_x, saved_w, has_bias) = (save.keep(x), save.keep(w), b.is_some());
-                // With ∘ for the walk of the kernel: dw[o, i, k] = Σ dy[b, o, p] · x[b, i, p ∘ k],
+                // With p ∘ k for the input position that output position p reads at kernel place k:
+                // dw[o, i, k] = Σ dy[b, o, p] · x[b, i, p ∘ k],
                 // dx[b, i, q] = Σ dy[b, o, p] · w[o, i, k] over all p ∘ k = q,
                 // db[o] = Σ dy[b, o, p]
                 let rule = move |dy: Tensor, needs: Needs| {
@@ -49,7 +50,7 @@ impl Var {
             let x_shape = *x.shape();
             let (y, winners) = x.max_pool2d(geometry)?;
             let saved_winners = save.keep(&winners);
-            // dx[q] = Σ dy[p] over the windows p whose largest value stood at q
+            // dx[q] = Σ dy[p] over the windows p whose largest value is at q
             let rule = move |dy: Tensor, _: Needs| {
                 let winners = saved_winners.unpack()?;
                 Ok(vec![Some(dy.max_pool2d_backward(&winners, x_shape, geometry)?)])

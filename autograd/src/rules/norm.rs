@@ -1,7 +1,7 @@
-//! Rules of the normalisations of parts of each sample.
+//! Rules of the normalisations of parts of each sample: layer, group and root mean square.
 //!
-//! Kept are the input, which the operation before often keeps as well, and two numbers for each
-//! row; normalised values are computed again.
+//! The rules keep the input, which the operation before often keeps as well, and two numbers for
+//! each row. Backward recomputes the normalised values.
 
 use lowtide_tensor::{Normalized, NormalizedBackward, Tensor};
 
@@ -17,8 +17,8 @@ struct Statistics {
     rstd: Tensor,
 }
 
-/// An operation on x, and weight and bias if given. `sample_axes` are those that the gradient of a
-/// bias without a weight is summed over.
+/// A normalisation of x with an optional weight and bias. The gradient of a bias without a weight
+/// is the sum of dy over `sample_axes`.
 #[track_caller]
 fn normalize(
     op: &'static str,
@@ -42,7 +42,7 @@ fn normalize(
         let (saved_x, saved_rstd) = (save.keep(x), save.keep(&rstd));
         let [saved_mean, saved_weight] = [mean.as_ref(), weight].map(|x| x.map(|x| save.keep(x)));
         let sources = inputs.iter().map(|x| save.source_kept(x));
-        save.is_cheap(&y, sources, move |inputs| {
+        save.add_recipe(&y, sources, move |inputs| {
             let (x, parameters) = affine(&inputs, has);
             Ok(forward(x, parameters)?.y)
         });
@@ -72,8 +72,8 @@ fn normalize(
 }
 
 impl Var {
-    /// Mean 0 and variance 1 over the last `axis_count` dimensions, then scale and shift; see
-    /// [`Tensor::layer_norm`].
+    /// Layer normalisation: mean 0 and variance 1 over the last `axis_count` dimensions, then scale
+    /// and shift; see [`Tensor::layer_norm`].
     #[track_caller]
     pub fn layer_norm(
         self,
@@ -96,7 +96,7 @@ impl Var {
         )
     }
 
-    /// Root mean square 1 over the last `axis_count` dimensions, then scale; see
+    /// RMS normalisation: root mean square 1 over the last `axis_count` dimensions, then scale; see
     /// [`Tensor::rms_norm`].
     #[track_caller]
     pub fn rms_norm(self, axis_count: usize, weight: Option<Var>, eps: f64) -> Result<Var> {
@@ -109,8 +109,8 @@ impl Var {
         )
     }
 
-    /// Mean 0 and variance 1 over each of `groups` groups of channels, then scale and shift; see
-    /// [`Tensor::group_norm`].
+    /// Group normalisation: mean 0 and variance 1 over each of `groups` groups of channels, then
+    /// scale and shift; see [`Tensor::group_norm`].
     #[track_caller]
     pub fn group_norm(
         self,

@@ -1,7 +1,7 @@
-//! Rules of places that several indices name together, or one index into all elements. Indices are
-//! of type i64 and have no gradient; they are all that is saved.
+//! Rules of the operations that address elements by several indices together, or by one index into
+//! all elements. Indices have type i64 and no gradient. The rules save nothing but the indices.
 
-use lowtide_tensor::{Arrival, DType, Shape, Tensor};
+use lowtide_tensor::{Arrival, DType, Shape, Tensor, TensorResult};
 
 use crate::error::Result;
 use crate::rule::Needs;
@@ -9,69 +9,80 @@ use crate::rules::{reuse, unbroadcast, when};
 use crate::saved::{Saved, Saver};
 use crate::var::Var;
 
-type Forward<T> = lowtide_tensor::TensorResult<T>;
-
-/// What the indices of an operation count through.
+/// The way in which indices address elements.
 #[derive(Clone, Copy, PartialEq)]
-enum Through {
-    /// A dimension each, from the first one on.
+enum Addressing {
+    /// One index for each of the leading dimensions.
     Leading,
-    /// All elements, in row-major order.
-    All,
+    /// One index into all elements in row-major order.
+    Flat,
 }
 
-/// Places of a tensor by their indices.
-struct Places(Through, Vec<Tensor>);
+/// The addressed places of a tensor.
+struct Places {
+    addressing: Addressing,
+    indices: Vec<Tensor>,
+}
 
-/// Places that a rule has kept.
-struct SavedPlaces(Through, Vec<Saved>);
+/// Places that a rule keeps.
+struct SavedPlaces {
+    addressing: Addressing,
+    indices: Vec<Saved>,
+}
 
 impl SavedPlaces {
     fn unpack(self) -> Result<Places> {
-        Ok(Places(self.0, self.1.into_iter().map(Saved::unpack).collect::<Result<_>>()?))
+        let indices = self.indices.into_iter().map(Saved::unpack).collect::<Result<_>>()?;
+        Ok(Places { addressing: self.addressing, indices })
     }
 }
 
 impl Places {
-    fn new(through: Through, indices: &[&Tensor]) -> Self {
-        Places(through, indices.iter().map(|&index| index.clone()).collect())
+    fn leading(indices: &[&Tensor]) -> Self {
+        let indices = indices.iter().map(|&index| index.clone()).collect();
+        Places { addressing: Addressing::Leading, indices }
+    }
+
+    fn flat(index: &Tensor) -> Self {
+        Places { addressing: Addressing::Flat, indices: vec![index.clone()] }
     }
 
     fn save(&self, save: &Saver) -> SavedPlaces {
-        SavedPlaces(self.0, self.1.iter().map(|index| save.keep(index)).collect())
+        let indices = self.indices.iter().map(|index| save.keep(index)).collect();
+        SavedPlaces { addressing: self.addressing, indices }
     }
 
     fn indices(&self) -> Vec<&Tensor> {
-        self.1.iter().collect()
+        self.indices.iter().collect()
     }
 
-    /// What stands there.
+    /// The elements at the places.
     #[track_caller]
-    fn of(&self, x: &Tensor) -> Forward<Tensor> {
-        match self.0 {
-            Through::Leading => x.index(&self.indices()),
-            Through::All => x.take(&self.1[0]),
+    fn take(&self, x: &Tensor) -> TensorResult<Tensor> {
+        match self.addressing {
+            Addressing::Leading => x.index(&self.indices()),
+            Addressing::Flat => x.take(&self.indices[0]),
         }
     }
 
     #[track_caller]
-    fn put_(&self, x: &mut Tensor, source: &Tensor, arrival: Arrival) -> Forward<()> {
-        match self.0 {
-            Through::Leading => x.index_put_(&self.indices(), source, arrival),
-            Through::All => x.put_(&self.1[0], source, arrival),
+    fn put_(&self, x: &mut Tensor, source: &Tensor, arrival: Arrival) -> TensorResult<()> {
+        match self.addressing {
+            Addressing::Leading => x.index_put_(&self.indices(), source, arrival),
+            Addressing::Flat => x.put_(&self.indices[0], source, arrival),
         }
     }
 
     #[track_caller]
-    fn put(&self, x: &Tensor, source: &Tensor, arrival: Arrival) -> Forward<Tensor> {
-        match self.0 {
-            Through::Leading => x.index_put(&self.indices(), source, arrival),
-            Through::All => x.put(&self.1[0], source, arrival),
+    fn put(&self, x: &Tensor, source: &Tensor, arrival: Arrival) -> TensorResult<Tensor> {
+        match self.addressing {
+            Addressing::Leading => x.index_put(&self.indices(), source, arrival),
+            Addressing::Flat => x.put(&self.indices[0], source, arrival),
         }
     }
 
-    /// The sum of what is sent to each place of a tensor of shape `x`; half types are added up in
-    /// f32, for which the operations that copy have room.
+    /// A tensor of shape `x` with the elements of `dy` summed at their places. Half types are
+    /// summed in f32, as the operations do that return a new tensor.
     fn sums(&self, dy: &Tensor, x: Shape) -> Result<Tensor> {
         let mut dx = Tensor::zeros(dy.device(), x, dy.dtype())?;
         if dy.dtype().computed() != dy.dtype() {
@@ -81,37 +92,46 @@ impl Places {
         Ok(dx)
     }
 
-    /// Where a later place of those in a tensor of shape `x` is the same one; with dimensions of
-    /// length 1 for what `part`, all that they hold, has beside them.
+    /// A mask of the places in a tensor of shape `x` that is true where a later place is the same.
+    /// `part` is the shape of the elements at the places; dimensions that no index addresses have
+    /// length 1 in the mask.
     fn is_overwritten(&self, x: Shape, part: Shape) -> Result<Tensor> {
-        let device = self.1[0].device();
-        let named = if self.0 == Through::All { x.len() } else { self.1.len() };
+        let device = self.indices[0].device();
+        let named = match self.addressing {
+            Addressing::Leading => self.indices.len(),
+            Addressing::Flat => x.len(),
+        };
         let row_rank = x.len() - named;
         let own_shape = Shape::new(&part[..part.len() - row_rank]);
         let count = own_shape.element_count();
         let own = Tensor::arange(device, 0.0..count as f64, 1.0, DType::I64)?.reshape(own_shape)?;
-        // Only what is written here is read again.
+        // Elements that are not written here are never read.
         let mut winners = Tensor::empty(device, &x[..named], DType::I64)?;
         self.put_(&mut winners, &own, Arrival::Replace)?;
-        let lost = self.of(&winners)?.ne(&own)?;
+        let lost = self.take(&winners)?.ne(&own)?;
         Ok(lost.reshape(&[&own_shape[..], &vec![1; row_rank]].concat()[..])?)
     }
 }
 
-/// Takes what the places hold.
+/// The elements of `x` at the places.
 #[track_caller]
-fn taken(op: &'static str, x: Var, places: &Places) -> Result<Var> {
+fn take_at(op: &'static str, x: Var, places: &Places) -> Result<Var> {
     Var::apply(op, [x], |[x], save| {
-        let (x_shape, y, saved) = (*x.shape(), places.of(&x)?, places.save(save));
-        // dx at each place = the sum of dy that was taken from there
+        let (x_shape, y, saved) = (*x.shape(), places.take(&x)?, places.save(save));
+        // dx at each place = the sum of dy over the elements taken from there
         let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(saved.unpack()?.sums(&dy, x_shape)?)]);
         Ok((y, rule))
     })
 }
 
-/// Sends a source to the places.
+/// `x` with `source` put at the places, or added there.
 #[track_caller]
-fn sent(op: &'static str, [x, source]: [Var; 2], places: &Places, arrival: Arrival) -> Result<Var> {
+fn put_at(
+    op: &'static str,
+    [x, source]: [Var; 2],
+    places: &Places,
+    arrival: Arrival,
+) -> Result<Var> {
     Var::apply(op, [x, source], |[x, source], save| {
         let (source_shape, saved) = (*source.shape(), places.save(save));
         let y = match arrival {
@@ -120,12 +140,12 @@ fn sent(op: &'static str, [x, source]: [Var; 2], places: &Places, arrival: Arriv
                 reuse(x, |x| places.put_(x, &source, arrival), |x| places.put(x, &source, arrival))?
             }
         };
-        // dx = dy, but 0 at the places where something was replaced; dsource = dy from the places,
-        // 0 where overwritten
+        // dx = dy, but 0 at the places if they are replaced; dsource = dy at the places, 0 where
+        // overwritten
         let rule = move |dy: Tensor, needs: Needs| {
             let places = saved.unpack()?;
             let ds = when(needs.input(1), || {
-                let mut ds = places.of(&dy)?;
+                let mut ds = places.take(&dy)?;
                 if arrival == Arrival::Replace {
                     ds.masked_fill_(&places.is_overwritten(*dy.shape(), *ds.shape())?, 0.0)?;
                 }
@@ -136,8 +156,8 @@ fn sent(op: &'static str, [x, source]: [Var; 2], places: &Places, arrival: Arriv
                     return Ok(dy);
                 }
                 let mut zero = Tensor::zeros(dy.device(), [], dy.dtype())?;
-                if places.0 == Through::All {
-                    zero = zero.expand(*places.1[0].shape())?;
+                if places.addressing == Addressing::Flat {
+                    zero = zero.expand(*places.indices[0].shape())?;
                 }
                 reuse(dy, |dy| places.put_(dy, &zero, arrival), |dy| places.put(dy, &zero, arrival))
             })?;
@@ -151,27 +171,26 @@ impl Var {
     /// `y[b, ..] = self[indices[0][b], indices[1][b], .., ..]`; see [`Tensor::index`].
     #[track_caller]
     pub fn index(self, indices: &[&Tensor]) -> Result<Var> {
-        taken("index", self, &Places::new(Through::Leading, indices))
+        take_at("index", self, &Places::leading(indices))
     }
 
-    /// `self` with `values` at the places of the indices, or added there; see
-    /// [`Tensor::index_put`]. What a later index overwrites has gradient 0.
+    /// `self` with `values` put at the places of the indices, or added there; see
+    /// [`Tensor::index_put`]. Values that a later index overwrites have gradient 0.
     #[track_caller]
     pub fn index_put(self, indices: &[&Tensor], values: Var, arrival: Arrival) -> Result<Var> {
-        let places = Places::new(Through::Leading, indices);
-        sent("index_put", [self, values], &places, arrival)
+        put_at("index_put", [self, values], &Places::leading(indices), arrival)
     }
 
-    /// The elements at these places of all in row-major order; see [`Tensor::take`].
+    /// The elements at `index`, which counts all elements in row-major order; see [`Tensor::take`].
     #[track_caller]
     pub fn take(self, index: &Tensor) -> Result<Var> {
-        taken("take", self, &Places::new(Through::All, &[index]))
+        take_at("take", self, &Places::flat(index))
     }
 
-    /// `self` with `source` at these places of all in row-major order, or added there; see
-    /// [`Tensor::put`]. What a later index overwrites has gradient 0.
+    /// `self` with `source` put at `index`, or added there; see [`Tensor::put`]. The index counts
+    /// all elements in row-major order. Elements that a later index overwrites have gradient 0.
     #[track_caller]
     pub fn put(self, index: &Tensor, source: Var, arrival: Arrival) -> Result<Var> {
-        sent("put", [self, source], &Places::new(Through::All, &[index]), arrival)
+        put_at("put", [self, source], &Places::flat(index), arrival)
     }
 }

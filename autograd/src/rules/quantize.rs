@@ -1,4 +1,4 @@
-//! The rules of products with a quantised matrix, which never has a gradient.
+//! Rules of products with a quantised matrix, which never has a gradient.
 
 use lowtide_tensor::{Quantized, Shape, Tensor, TensorResult};
 
@@ -8,16 +8,16 @@ use crate::rules::{unbroadcast, when};
 use crate::var::Var;
 
 impl Var {
-    /// `x wᵀ + b` for `self = x` and a quantised w; see [`Tensor::linear_quantized`]. Nothing is
-    /// kept for backward but w.
+    /// `x wᵀ + b` with `self = x` and a quantised w; see [`Tensor::linear_quantized`]. Backward
+    /// keeps only w.
     #[track_caller]
     pub fn linear_quantized(self, w: &Quantized, b: Option<Var>) -> Result<Var> {
         product(self, w, b, Tensor::linear_quantized)
     }
 
-    /// [`Var::linear_quantized`] as a product of integers, for which x is put in 8 bits too; see
-    /// [`Tensor::linear_int8`]. Backward does as if x were not rounded (straight-through, as in
-    /// LLM.int8()): dx is the one of [`Var::linear_quantized`].
+    /// [`Var::linear_quantized`] as a product of integers, which quantises x to 8 bits too; see
+    /// [`Tensor::linear_int8`]. The gradient ignores the rounding of x (straight-through, as in
+    /// LLM.int8()): dx equals that of [`Var::linear_quantized`].
     #[track_caller]
     pub fn linear_int8(self, w: &Quantized, b: Option<Var>) -> Result<Var> {
         product(self, w, b, Tensor::linear_int8)
@@ -33,7 +33,7 @@ fn product(
 ) -> Result<Var> {
     let w = w.clone();
     Var::apply_to(
-        // A policy of types takes it for what it is.
+        // The name that cast policies know.
         "linear",
         [Some(x), b].into_iter().flatten().collect(),
         |inputs, _| {

@@ -1,5 +1,5 @@
-//! Rules of elements by their rank in a sorted row, and of quantiles between them. Saved is where
-//! the elements came from.
+//! Rules of order statistics: the k-th smallest, medians, modes and quantiles. The rules save the
+//! positions of the chosen elements.
 
 use lowtide_tensor::{Axis, NanRule, QuantileRule, SortOrder, Tensor};
 
@@ -9,7 +9,7 @@ use crate::rules::reduce_choice::{extreme, placed};
 use crate::rules::{unpack, when_recorded};
 use crate::var::Var;
 
-/// Positions are of type i64 and have no gradient.
+/// Positions have type i64 and no gradient.
 impl Var {
     /// The `k`-th smallest values along `axis`, and their positions; see [`Tensor::kthvalue`].
     #[track_caller]
@@ -39,15 +39,15 @@ impl Var {
         placed("median", self, axis, |x| x.median_keep(axis))
     }
 
-    /// The median of all elements, see [`Tensor::median_all`]; those that are equal to it share the
-    /// gradient.
+    /// The median of all elements; see [`Tensor::median_all`]. Elements equal to the median share
+    /// the gradient.
     #[track_caller]
     pub fn median_all(self) -> Result<Var> {
         let axes: Vec<usize> = (0..self.shape().len()).collect();
         extreme("median", self, &axes, Tensor::median_all)
     }
 
-    /// The medians along `axis` of what is not NaN, and their positions; see
+    /// The medians along `axis` of the elements that are not NaN, and their positions; see
     /// [`Tensor::nanmedian`].
     #[track_caller]
     pub fn nanmedian(self, axis: impl Into<Axis>) -> Result<(Var, Tensor)> {
@@ -62,8 +62,8 @@ impl Var {
         placed("nanmedian", self, axis, |x| x.nanmedian_keep(axis))
     }
 
-    /// The median of all elements that are not NaN, see [`Tensor::nanmedian_all`]; those that are
-    /// equal to it share the gradient.
+    /// The median of all elements that are not NaN; see [`Tensor::nanmedian_all`]. Elements equal
+    /// to the median share the gradient.
     #[track_caller]
     pub fn nanmedian_all(self) -> Result<Var> {
         let axes: Vec<usize> = (0..self.shape().len()).collect();
@@ -84,7 +84,8 @@ impl Var {
         placed("mode", self, axis, |x| x.mode_keep(axis))
     }
 
-    /// The quantiles of the elements along `axis`, in front; see [`Tensor::quantile`].
+    /// The quantiles of the elements along `axis`, as a new first dimension; see
+    /// [`Tensor::quantile`].
     #[track_caller]
     pub fn quantile(
         self,
@@ -93,7 +94,7 @@ impl Var {
         rule: QuantileRule,
     ) -> Result<Var> {
         let axis = self.axis("quantile", axis)?;
-        self.between(quantiles, axis, (rule, NanRule::Propagate))
+        self.quantiles(quantiles, axis, rule, NanRule::Propagate)
     }
 
     /// The quantiles along `axis` of the elements that are not NaN; see [`Tensor::nanquantile`].
@@ -105,23 +106,24 @@ impl Var {
         rule: QuantileRule,
     ) -> Result<Var> {
         let axis = self.axis("nanquantile", axis)?;
-        self.between(quantiles, axis, (rule, NanRule::Ignore))
+        self.quantiles(quantiles, axis, rule, NanRule::Ignore)
     }
 
-    /// Sorted elements, and between two of them so much of the way.
+    /// Quantiles as sorted elements, or as interpolations between two sorted elements.
     #[track_caller]
-    fn between(
+    fn quantiles(
         self,
         quantiles: &[f64],
         axis: usize,
-        rules: (QuantileRule, NanRule),
+        rule: QuantileRule,
+        nans: NanRule,
     ) -> Result<Var> {
         Var::apply("quantile", [self], |[x], save| {
             let x_shape = *x.shape();
             let (sorted, origins) = x.sort(axis, SortOrder::Ascending)?;
-            let places = sorted.quantile_places(quantiles, axis, rules)?;
+            let places = sorted.quantile_places(quantiles, axis, (rule, nans))?;
             let y = sorted.quantiles_at(&places, axis)?;
-            // Where the elements stood before they were sorted: a few of all positions.
+            // The unsorted positions of the few elements that quantiles were taken from.
             let origin = |places| when_recorded(save, || origins.take_along_dim(places, axis));
             let low = origin(&places.below)?;
             let high = match &places.above {

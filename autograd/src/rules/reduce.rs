@@ -1,4 +1,5 @@
-//! Rules of the reductions that add up or multiply: the gradient is spread over what was reduced.
+//! Rules of sums, means, variances, products and log-sum-exp over dimensions. The gradient spreads
+//! over the reduced elements.
 
 use lowtide_tensor::{Axis, Shape, Tensor};
 
@@ -7,12 +8,12 @@ use crate::rule::Needs;
 use crate::rules::{kept, reuse};
 use crate::var::Var;
 
-/// How many elements of `x` become one.
+/// The number of elements of `x` that are reduced to one.
 fn reduced_count(x: Shape, axes: &[usize]) -> usize {
     axes.iter().map(|&axis| x[axis]).product()
 }
 
-/// A reduction in which every element counts the same.
+/// A sum or a mean: every reduced element gets dy / `divisor(count)`.
 #[track_caller]
 fn even(
     op: &'static str,
@@ -34,14 +35,14 @@ fn even(
     })
 }
 
-/// `share · (x - mean x)` for the `share` of each group.
+/// `share · (x - mean x)`, where `share` has one number for each reduced group.
 fn from_mean(x: &Tensor, axes: &[usize], share: &Tensor) -> Result<Tensor> {
     let mut dx = x.sub(&x.mean_keep(axes)?)?;
     dx.mul_(share)?;
     Ok(dx)
 }
 
-/// What is left of `count` elements for a variance: 0 or more, as in the forward direction.
+/// The degrees of freedom of a variance over `count` elements; not negative, as in forward.
 fn degrees(count: usize, correction: f64) -> f64 {
     (count as f64 - correction).max(0.0)
 }
@@ -102,8 +103,9 @@ fn product(
     let axes = axes.to_vec();
     Var::apply("prod", [x], |[x], save| {
         let (y, saved) = (forward(&x)?, save.keep(&x));
-        // dx[i] = dy · the product of all but x[i]. With 1 in place of zeros that is p / x[i] for
-        // their product p, but 0 where one of the others was 0.
+        // dx[i] = dy · the product of all elements but x[i]. Let p be the product with every zero
+        // replaced by 1. Then dx[i] = dy · p / x[i] with the same replacement, or 0 if another
+        // element is zero.
         let rule = move |dy: Tensor, _: Needs| {
             let x = saved.unpack()?;
             let dy = dy.reshape(kept(*x.shape(), &axes))?;
@@ -146,9 +148,9 @@ fn log_sum(
 /// The type of counts.
 const COUNT: lowtide_tensor::DType = lowtide_tensor::DType::I64;
 
-/// The dimensions `axes` are dropped, or of length 1 where the name ends in `_keep`.
+/// The reduced dimensions are removed. Names that end in `_keep` keep them with length 1.
 impl Var {
-    /// The sum over what a broadcast from `shape` stretched; see [`Tensor::sum_to`].
+    /// The sum over the dimensions that a broadcast from `shape` stretched; see [`Tensor::sum_to`].
     #[track_caller]
     pub fn sum_to(self, shape: impl Into<Shape>) -> Result<Var> {
         let shape = shape.into();
@@ -217,7 +219,7 @@ impl Var {
         variance(self, axes, correction, |x| x.var_keep(axes, correction))
     }
 
-    /// The standard deviations over `axes`, see [`Tensor::std`]; the gradient of one that is 0
+    /// The standard deviations over `axes`; see [`Tensor::std`]. The gradient of a deviation of 0
     /// is 0.
     #[track_caller]
     pub fn std(self, axes: &[impl Into<Axis> + Copy], correction: f64) -> Result<Var> {

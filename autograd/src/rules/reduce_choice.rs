@@ -1,5 +1,5 @@
-//! Rules of the reductions that choose: extremes, norms, sorting. What is saved of a choice is
-//! where it came from.
+//! Rules of extremes, sorting and norms. The rules of choices save the position of the chosen
+//! element, or a mask.
 
 use lowtide_tensor::{Axis, SortOrder, Tensor};
 
@@ -8,7 +8,8 @@ use crate::rule::Needs;
 use crate::rules::{kept, unpack, when_recorded};
 use crate::var::Var;
 
-/// A reduction to the largest or the smallest; those that are equal to it share the gradient.
+/// A reduction to the largest, smallest or median element. Elements equal to the result share the
+/// gradient.
 #[track_caller]
 pub(super) fn extreme(
     op: &'static str,
@@ -20,7 +21,7 @@ pub(super) fn extreme(
     Var::apply(op, [x], |[x], save| {
         let (y, spread) = (forward(&x)?, kept(*x.shape(), &axes));
         let chosen = when_recorded(save, || x.eq(&y.reshape(spread)?))?;
-        // dx = dy / n where x = y, else 0, with n the number of those
+        // dx = dy / n where x = y, else 0; n is the number of elements with x = y
         let rule = move |dy: Tensor, _: Needs| {
             let chosen = unpack(chosen)?;
             let count = chosen.count_nonzero_keep(&axes)?.to_dtype(dy.dtype())?;
@@ -32,7 +33,7 @@ pub(super) fn extreme(
     })
 }
 
-/// `[values, positions]` chosen along `axis`, each from a place of its own.
+/// A choice along `axis`: `forward` returns values and their positions, which are all different.
 #[track_caller]
 pub(super) fn placed(
     op: &'static str,
@@ -73,8 +74,8 @@ fn powers(
         let (spread, y) = (kept(*x.shape(), &axes), forward(&x)?);
         let (dtype, wide) = (x.dtype(), x.dtype().computed());
         let saved = save.keep(&x);
-        // The slopes of a count and of a sum of magnitudes do not depend on y. That of half types
-        // is a power of x / y: y, which was rounded, is computed anew.
+        // The slopes of orders 0 and 1 do not depend on y. The other slopes contain x / y, so the
+        // rounded y of a half type would be too coarse: it is recomputed in f32.
         let norms = (order != 0.0 && order != 1.0 && dtype == wide).then(|| save.keep(&y));
         let rule = move |dy: Tensor, _: Needs| {
             let x = saved.unpack()?.to_dtype(wide)?;
@@ -91,8 +92,10 @@ fn powers(
     })
 }
 
-/// The derivative of the norm y after x. It is sign x · (|x| / y)^(order - 1), and 0 where x or y
-/// is; of the largest and the smallest |x|, sign x shared by those that are equal to it.
+/// The derivative of the norm y with respect to x.
+///
+/// For a finite order it is `sign x · (|x| / y)^(order - 1)`, and 0 where x or y is 0. For an
+/// infinite order it is `sign x / n` at the n elements with |x| = y, and 0 elsewhere.
 pub(super) fn norm_slope(x: &Tensor, y: &Tensor, axes: &[usize], order: f64) -> Result<Tensor> {
     if order == 0.0 {
         return Ok(Tensor::zeros(x.device(), *x.shape(), x.dtype())?);
@@ -121,9 +124,9 @@ pub(super) fn norm_slope(x: &Tensor, y: &Tensor, axes: &[usize], order: f64) -> 
     Ok(ratio)
 }
 
-/// Positions are of type i64 and have no gradient.
+/// Positions have type i64 and no gradient.
 impl Var {
-    /// The largest values over `axes`, see [`Tensor::amax`]; equal ones share the gradient.
+    /// The largest values over `axes`; see [`Tensor::amax`]. Equal values share the gradient.
     #[track_caller]
     pub fn amax(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
         let axes = &self.axes("amax", axes)?;
@@ -137,7 +140,7 @@ impl Var {
         extreme("amax", self, axes, |x| x.amax_keep(axes))
     }
 
-    /// The smallest values over `axes`, see [`Tensor::amin`]; equal ones share the gradient.
+    /// The smallest values over `axes`; see [`Tensor::amin`]. Equal values share the gradient.
     #[track_caller]
     pub fn amin(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
         let axes = &self.axes("amin", axes)?;
@@ -151,8 +154,8 @@ impl Var {
         extreme("amin", self, axes, |x| x.amin_keep(axes))
     }
 
-    /// The largest values along `axis`, and their positions, see [`Tensor::max`]; the gradient
-    /// goes to the position alone.
+    /// The largest values along `axis`, and their positions; see [`Tensor::max`]. The gradient goes
+    /// only to these positions.
     #[track_caller]
     pub fn max(self, axis: impl Into<Axis>) -> Result<(Var, Tensor)> {
         let axis = self.axis("max", axis)?;
@@ -166,8 +169,8 @@ impl Var {
         placed("max", self, axis, |x| x.max_keep(axis))
     }
 
-    /// The smallest values along `axis`, and their positions, see [`Tensor::min`]; the gradient
-    /// goes to the position alone.
+    /// The smallest values along `axis`, and their positions; see [`Tensor::min`]. The gradient
+    /// goes only to these positions.
     #[track_caller]
     pub fn min(self, axis: impl Into<Axis>) -> Result<(Var, Tensor)> {
         let axis = self.axis("min", axis)?;
@@ -181,14 +184,14 @@ impl Var {
         placed("min", self, axis, |x| x.min_keep(axis))
     }
 
-    /// The values along `axis` in order, and where they came from; see [`Tensor::sort`].
+    /// The values along `axis` in order, and their positions before sorting; see [`Tensor::sort`].
     #[track_caller]
     pub fn sort(self, axis: impl Into<Axis>, order: SortOrder) -> Result<(Var, Tensor)> {
         let axis = self.axis("sort", axis)?;
         placed("sort", self, axis, |x| x.sort(axis, order))
     }
 
-    /// The first `k` values along `axis` in order, and where they came from; see
+    /// The first `k` values along `axis` in the given order, and their positions; see
     /// [`Tensor::topk`].
     #[track_caller]
     pub fn topk(self, k: usize, axis: impl Into<Axis>, order: SortOrder) -> Result<(Var, Tensor)> {
@@ -196,8 +199,8 @@ impl Var {
         placed("topk", self, axis, |x| x.topk(k, axis, order))
     }
 
-    /// `(Σ |self|^order)^(1/order)` over `axes`, see [`Tensor::norm`]. Its gradient is 0 where
-    /// that is 0; equal largest or smallest ones share it.
+    /// The norm `(Σ |self|^order)^(1/order)` over `axes`; see [`Tensor::norm`]. The gradient is 0
+    /// where the norm is 0. For an infinite order, equal elements share the gradient.
     #[track_caller]
     pub fn norm(self, axes: &[impl Into<Axis> + Copy], order: f64) -> Result<Var> {
         let axes = &self.axes("norm", axes)?;

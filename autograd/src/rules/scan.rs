@@ -1,4 +1,5 @@
-//! Rules of the scans: what came in at a position has gone into all later ones.
+//! Rules of the scans along a dimension. The input at a position contributes to the outputs at that
+//! position and all later ones.
 
 use lowtide_tensor::{Axis, Tensor};
 
@@ -6,10 +7,11 @@ use crate::error::Result;
 use crate::rule::Needs;
 use crate::var::Var;
 
-/// `dx[i] = Σ dy[t] · ∏ x[j]` over `t ≥ i` and `j ≤ t` but `j ≠ i`.
+/// The gradient of a cumulative product.
 ///
-/// Before the first zero of a row that is `Σ dy[t] · y[t] / x[i]`, and after it nothing. At the
-/// zero the products are those with 1 in its place.
+/// `dx[i] = Σ dy[t] · ∏ x[j]` over `t ≥ i` and `j ≤ t`, `j ≠ i`. Before the first zero of a row
+/// this is `Σ dy[t] · y[t] / x[i]`, and after the first zero it is 0. At the first zero, the
+/// products are those of the row with 1 in its place.
 fn cumprod_gradient(dy: &Tensor, x: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let zero = x.eq_scalar(0.0)?;
     let zero_count = zero.cumsum(axis)?;
@@ -25,7 +27,7 @@ fn cumprod_gradient(dy: &Tensor, x: &Tensor, y: &Tensor, axis: usize) -> Result<
     Ok(dx)
 }
 
-/// `[values, positions]` up to each position along `axis`.
+/// A running extreme along `axis`: `forward` returns the values and their positions.
 #[track_caller]
 fn running(
     op: &'static str,
@@ -49,7 +51,7 @@ fn running(
 }
 
 impl Var {
-    /// The largest values up to each position along `axis`, and where they stand; see
+    /// The largest values up to each position along `axis`, and their positions; see
     /// [`Tensor::cummax`].
     #[track_caller]
     pub fn cummax(self, axis: impl Into<Axis>) -> Result<(Var, Tensor)> {
@@ -57,7 +59,7 @@ impl Var {
         running("cummax", self, axis, |x| x.cummax(axis))
     }
 
-    /// The smallest values up to each position along `axis`, and where they stand; see
+    /// The smallest values up to each position along `axis`, and their positions; see
     /// [`Tensor::cummin`].
     #[track_caller]
     pub fn cummin(self, axis: impl Into<Axis>) -> Result<(Var, Tensor)> {
@@ -73,7 +75,7 @@ impl Var {
             let y = x.logcumsumexp(axis)?;
             let (dtype, wide) = (x.dtype(), x.dtype().computed());
             let kept = save.keep(&x);
-            // The rounding of y is a factor of dx; y of half types, a large one, is computed anew.
+            // A rounding error of y becomes a factor of dx, so the y of a half type is recomputed.
             let sums = (dtype == wide).then(|| save.keep(&y));
             // dx[i] = Σ dy[t] · e^(x[i] - y[t]) over t ≥ i
             let rule = move |dy: Tensor, _: Needs| {

@@ -7,10 +7,10 @@ use crate::rules::{from_output, reuse};
 use crate::var::Var;
 
 impl Var {
-    /// `exp(x) / Σ exp(x)` along `axis`; see [`lowtide_tensor::Tensor::softmax`].
+    /// `exp(self) / Σ exp(self)` along `axis`; see [`lowtide_tensor::Tensor::softmax`].
     #[track_caller]
     pub fn softmax(self, axis: impl Into<Axis>) -> Result<Var> {
-        // A number without dimensions is a row.
+        // A tensor without dimensions counts as a row of one element.
         let axis = axis.into().index("softmax", self.shape().len().max(1))?;
         // dx = y · (dy - Σ dy·y)
         from_output(
@@ -24,10 +24,10 @@ impl Var {
         )
     }
 
-    /// `x - ln Σ exp(x)` along `axis`; see [`lowtide_tensor::Tensor::log_softmax`].
+    /// `self - ln Σ exp(self)` along `axis`; see [`lowtide_tensor::Tensor::log_softmax`].
     #[track_caller]
     pub fn log_softmax(self, axis: impl Into<Axis>) -> Result<Var> {
-        // A number without dimensions is a row.
+        // A tensor without dimensions counts as a row of one element.
         let axis = axis.into().index("log_softmax", self.shape().len().max(1))?;
         // dx = dy - exp(y) · Σ dy
         from_output(

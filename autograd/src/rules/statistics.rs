@@ -1,4 +1,5 @@
-//! Rules of differences, distances and covariances; most are made of other rules.
+//! Rules of sums that skip NaN, differences, distances, covariances and matrix norms. Most are
+//! composed of other operations.
 
 use lowtide_tensor::{Axis, Covariance, MatrixNorm, Replacements, Shape, Tensor, TensorError};
 
@@ -9,14 +10,14 @@ use crate::rules::{unbroadcast, when};
 use crate::saved::Saved;
 use crate::var::Var;
 
-/// Zero for NaN, and infinities as they are.
-const NUMBERS: Replacements = Replacements {
+/// Replaces NaN by 0 and keeps infinities.
+const NAN_AS_ZERO: Replacements = Replacements {
     nan: 0.0,
     infinity: Some(f64::INFINITY),
     negative_infinity: Some(f64::NEG_INFINITY),
 };
 
-/// How many elements over `axes` are not NaN, in their type.
+/// The number of elements over `axes` that are not NaN, in the type of `x`.
 fn number_count(x: &Var, axes: &[usize]) -> Result<Var> {
     let count = x.value().is_nan()?.logical_not()?.sum(axes)?;
     Ok(x.pass().constant(count.to_dtype(x.value().dtype())?))
@@ -35,19 +36,19 @@ impl Var {
         Ok((self.clone().amin_keep(axes)?, self.amax_keep(axes)?))
     }
 
-    /// The sums over `axes` of what is not NaN; see [`Tensor::nansum`].
+    /// The sums over `axes` of the elements that are not NaN; see [`Tensor::nansum`].
     #[track_caller]
     pub fn nansum(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
-        self.nan_to_num(NUMBERS)?.sum(axes)
+        self.nan_to_num(NAN_AS_ZERO)?.sum(axes)
     }
 
     /// [`Var::nansum`] with the dimensions kept, of length 1.
     #[track_caller]
     pub fn nansum_keep(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
-        self.nan_to_num(NUMBERS)?.sum_keep(axes)
+        self.nan_to_num(NAN_AS_ZERO)?.sum_keep(axes)
     }
 
-    /// The means over `axes` of what is not NaN; see [`Tensor::nanmean`].
+    /// The means over `axes` of the elements that are not NaN; see [`Tensor::nanmean`].
     #[track_caller]
     pub fn nanmean(self, axes: &[impl Into<Axis> + Copy]) -> Result<Var> {
         let axes = &self.axes("nanmean", axes)?;
@@ -75,7 +76,7 @@ impl Var {
         self.diagonal(0, 0, 1)?.sum(&[0])
     }
 
-    /// The differences of neighbours along `axis`, `times` times over; see [`Tensor::diff`].
+    /// The differences of neighbours along `axis`, taken `times` times; see [`Tensor::diff`].
     #[track_caller]
     pub fn diff(self, times: usize, axis: impl Into<Axis>) -> Result<Var> {
         let axis = self.axis("diff", axis)?;
@@ -88,7 +89,7 @@ impl Var {
         Ok(y)
     }
 
-    /// The norm of the difference of all elements; see [`Tensor::dist`].
+    /// The norm of the difference `self - other` over all elements; see [`Tensor::dist`].
     #[track_caller]
     pub fn dist(self, other: Var, order: f64) -> Result<Var> {
         Var::apply("dist", [self, other], |[a, b], save| {
@@ -101,15 +102,15 @@ impl Var {
             let axes: Vec<usize> = (0..difference.shape().len()).collect();
             let distance = difference.norm(&axes, order)?.to_dtype(dtype)?;
             let saved = save.keep(&difference);
-            // da = dy · the slope of the norm after a - b, db = -da
+            // da = dy · the derivative of the norm with respect to a - b, db = -da
             let rule = move |dy: Tensor, needs: Needs| {
                 let difference = saved.unpack()?;
                 let norm = difference.norm_keep(&axes, order)?;
                 let mut slope = norm_slope(&difference, &norm, &axes, order)?;
                 slope.mul_(&wide(&dy)?)?;
-                let of = |shape| Ok(unbroadcast(&slope, shape)?.to_dtype(dtype)?);
-                let da = when(needs.input(0), || of(shapes[0]))?;
-                let db = when(needs.input(1), || Ok(of(shapes[1])?.neg()?))?;
+                let part = |shape| Ok(unbroadcast(&slope, shape)?.to_dtype(dtype)?);
+                let da = when(needs.input(0), || part(shapes[0]))?;
+                let db = when(needs.input(1), || Ok(part(shapes[1])?.neg()?))?;
                 Ok(vec![da, db])
             };
             Ok((distance, rule))
@@ -131,8 +132,8 @@ impl Var {
         Var::apply(op, [self], |[x], save| {
             let (y, saved) = (x.renorm(order, axis, norm_max)?, save.keep(&x));
             let (dtype, wide) = (x.dtype(), x.dtype().computed());
-            // y = f x with f = m / (n + ε) where the norm n is larger than m, else 1; so
-            // dx = f dy + dn · (the slope of n), with dn = -m / (n + ε)² · Σ x dy where n > m
+            // y = f x with f = m / (n + ε) where the norm n is larger than the limit m, else f = 1.
+            // dx = f dy + dn · ∂n/∂x with dn = -m / (n + ε)² · Σ x dy where n > m, else dn = 0
             let rule = move |dy: Tensor, _: Needs| {
                 let (x, dy) = (saved.unpack()?.to_dtype(wide)?, dy.to_dtype(wide)?);
                 let norms = x.norm_keep(&others, order)?;
@@ -152,17 +153,18 @@ impl Var {
         })
     }
 
-    /// The covariances of variables, whose observations are the rows; see [`Tensor::cov`].
-    /// Frequencies and weights get no gradient.
+    /// The covariances of the variables, each of which is a row of observations; see
+    /// [`Tensor::cov`]. Frequencies and weights get no gradient.
     #[track_caller]
     pub fn cov(self, covariance: Covariance<'_>) -> Result<Var> {
         Var::apply("cov", [self], |[x], save| {
             let y = x.cov(covariance)?;
             let kept = save.keep(&x);
-            let of = |tensor: Option<&Tensor>| tensor.map(|tensor| save.keep(tensor));
-            let (frequencies, weights) = (of(covariance.frequencies), of(covariance.weights));
+            let keep = |tensor: Option<&Tensor>| tensor.map(|tensor| save.keep(tensor));
+            let (frequencies, weights) = (keep(covariance.frequencies), keep(covariance.weights));
             let correction = covariance.correction;
-            // dx = (dy + dyᵀ) (x - m) W / d: the mean's own part is 0, since (x - m) W adds up to 0
+            // dx = (dy + dyᵀ) (x - m) W / d. The mean m contributes nothing, because the rows of
+            // (x - m) W sum to 0.
             let rule = move |dy: Tensor, _: Needs| {
                 let frequencies = frequencies.map(Saved::unpack).transpose()?;
                 let weights = weights.map(Saved::unpack).transpose()?;
@@ -174,7 +176,8 @@ impl Var {
         })
     }
 
-    /// The correlations of variables, whose observations are the rows; see [`Tensor::corrcoef`].
+    /// The correlations of the variables, each of which is a row of observations; see
+    /// [`Tensor::corrcoef`].
     #[track_caller]
     pub fn corrcoef(self) -> Result<Var> {
         let c = self.cov(Covariance::default())?;

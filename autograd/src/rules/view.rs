@@ -1,4 +1,4 @@
-//! Rules of the views: the gradient is the opposite view.
+//! Rules of the views. The gradient goes through the inverse view.
 
 use std::ops::Range;
 
@@ -10,13 +10,13 @@ use crate::rules::placed;
 use crate::var::Var;
 
 impl Var {
-    /// The same elements under another shape; see [`Tensor::reshape`].
+    /// The elements in another shape; see [`Tensor::reshape`].
     #[track_caller]
     pub fn reshape(self, shape: impl Into<Shape>) -> Result<Var> {
         let shape = shape.into();
         Var::apply("reshape", [self], |[x], _| {
             let x_shape = *x.shape();
-            // dx = dy under x's shape
+            // dx = dy in the shape of x
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.reshape(x_shape)?)]);
             Ok((x.reshape(shape)?, rule))
         })
@@ -28,7 +28,7 @@ impl Var {
         let shape = shape.into();
         Var::apply("view", [self], |[x], _| {
             let x_shape = *x.shape();
-            // dx = dy under x's shape
+            // dx = dy in the shape of x
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.reshape(x_shape)?)]);
             Ok((x.view(shape)?, rule))
         })
@@ -39,7 +39,7 @@ impl Var {
     pub fn flatten(self, axes: Range<usize>) -> Result<Var> {
         Var::apply("flatten", [self], |[x], _| {
             let x_shape = *x.shape();
-            // dx = dy under x's shape
+            // dx = dy in the shape of x
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.reshape(x_shape)?)]);
             Ok((x.flatten(axes)?, rule))
         })
@@ -57,7 +57,7 @@ impl Var {
         })
     }
 
-    /// A matrix with its dimensions exchanged; a vector or a number as it is.
+    /// The transpose of a matrix. A vector or a number is returned as it is.
     #[track_caller]
     pub fn t(self) -> Result<Var> {
         Var::apply("t", [self], |[x], _| {
@@ -109,7 +109,7 @@ impl Var {
         })
     }
 
-    /// Position `index` along `axis`, without that dimension.
+    /// The slice at position `index` along `axis`, without that dimension.
     #[track_caller]
     pub fn select(self, axis: impl Into<Axis>, index: usize) -> Result<Var> {
         let axis = self.axis("select", axis)?;
@@ -123,7 +123,7 @@ impl Var {
         })
     }
 
-    /// A new dimension of length 1, which is then number `axis`.
+    /// A new dimension of length 1 with index `axis`.
     #[track_caller]
     pub fn unsqueeze(self, axis: impl Into<Axis>) -> Result<Var> {
         let axis = axis.into().index("unsqueeze", self.shape().len() + 1)?;
@@ -134,7 +134,7 @@ impl Var {
         })
     }
 
-    /// Without dimension `axis`, which must have length 1.
+    /// Removes dimension `axis`, which must have length 1.
     #[track_caller]
     pub fn squeeze(self, axis: impl Into<Axis>) -> Result<Var> {
         let axis = self.axis("squeeze", axis)?;
@@ -145,7 +145,7 @@ impl Var {
         })
     }
 
-    /// The same elements contiguous; a copy if they are not yet.
+    /// The elements in contiguous memory: a copy, unless they are contiguous already.
     #[track_caller]
     pub fn contiguous(self) -> Result<Var> {
         Var::apply("contiguous", [self], |[x], _| {
@@ -160,7 +160,7 @@ impl Var {
         let shape = shape.into();
         Var::apply("expand", [self], |[x], _| {
             let x_shape = *x.shape();
-            // dx = the sum of dy over what was stretched
+            // dx = dy summed over the stretched dimensions
             let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(dy.sum_to(x_shape)?)]);
             Ok((x.expand(shape)?, rule))
         })

@@ -1,4 +1,4 @@
-//! Rules of the views of parts of a tensor, and of several parts at once.
+//! Rules of views of parts of a tensor, of splits, and of replaced parts.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::rule::Needs;
 use crate::rules::{placed, when};
 use crate::var::Var;
 
-/// `x` in parts along `axis`, one after the other.
+/// A split of `x` into consecutive parts along `axis`.
 #[track_caller]
 fn parts(
     op: &'static str,
@@ -20,14 +20,14 @@ fn parts(
     Var::apply_many(op, vec![x], |values, _| {
         let (x_shape, ys) = (*values[0].shape(), split(&values[0])?);
         let lens: Vec<usize> = ys.iter().map(|y| y.shape()[axis]).collect();
-        // dx = the gradients of the parts one after the other, 0 for parts without one
+        // dx = the gradients of the parts joined, 0 for parts without a gradient
         let rule =
             move |dys: Vec<Option<Tensor>>, _: Needs| Ok(vec![joined(&dys, x_shape, axis, &lens)?]);
         Ok((ys, rule))
     })
 }
 
-/// Gradients of parts with these `lens` along `axis`, one after the other.
+/// The gradients of parts with the given lengths joined along `axis`; `None` if no part has one.
 fn joined(
     dys: &[Option<Tensor>],
     shape: Shape,
@@ -50,8 +50,8 @@ fn joined(
     Ok(Some(dx))
 }
 
-/// The gradient of `x` through windows of `len` positions along `axis`, `step` apart: the sum of
-/// what stands at each position, in f32 for half types.
+/// The gradient of [`Var::unfold`]: for each position along `axis`, the sum over the windows that
+/// contain it. Half types are summed in f32.
 fn fold(dy: &Tensor, x: Shape, axis: usize, len: usize, step: usize) -> Result<Tensor> {
     if step >= len {
         return placed(dy, x, |dx| dx.unfold(axis, len, step));
@@ -60,7 +60,7 @@ fn fold(dy: &Tensor, x: Shape, axis: usize, len: usize, step: usize) -> Result<T
     let dx = Tensor::zeros(dy.device(), x, wide)?;
     let last = x.len();
     let count = dy.shape()[axis];
-    // One addition for each window or for each place in one, whichever are fewer.
+    // One addition for each window, or one for each place in a window, whichever are fewer.
     if count < len {
         for window in 0..count {
             let part = dy.select(axis, window)?.movedim(last - 1, axis)?;
@@ -76,7 +76,7 @@ fn fold(dy: &Tensor, x: Shape, axis: usize, len: usize, step: usize) -> Result<T
     Ok(dx.to_dtype(dy.dtype())?)
 }
 
-/// `x` with `source` in the place of one of its views.
+/// `x` with the elements of its view `part` replaced by `source`.
 #[track_caller]
 fn with_part(
     op: &'static str,
@@ -86,7 +86,7 @@ fn with_part(
 ) -> Result<Var> {
     Var::apply(op, [x, source], |[x, source], _| {
         let y = forward(&x, &source)?;
-        // dsource = the view of dy; dx = dy with 0 there
+        // dsource = the view of dy; dx = dy with 0 in the view
         let rule = move |dy: Tensor, needs: Needs| {
             let ds = when(needs.input(1), || Ok(part(&dy)?.copied()?))?;
             let dx = when(needs.input(0), || {
@@ -142,7 +142,7 @@ impl Var {
         with_part("diagonal_scatter", [self, source], forward, move |x| x.diagonal(offset, a, b))
     }
 
-    /// Every `step`-th of `positions` along `axis`; see [`Tensor::slice`].
+    /// The slice of every `step`-th of `positions` along `axis`; see [`Tensor::slice`].
     #[track_caller]
     pub fn slice(self, axis: impl Into<Axis>, positions: Range<usize>, step: usize) -> Result<Var> {
         let axis = self.axis("slice", axis)?;
@@ -156,7 +156,7 @@ impl Var {
         })
     }
 
-    /// Parts of `len` positions along `axis`, the last one perhaps shorter; see [`Tensor::split`].
+    /// Parts of `len` positions along `axis`; the last part may be shorter. See [`Tensor::split`].
     #[track_caller]
     pub fn split(self, axis: impl Into<Axis>, len: usize) -> Result<Vec<Var>> {
         let axis = self.axis("split", axis)?;
@@ -197,15 +197,14 @@ impl Var {
         })
     }
 
-    /// Windows of `len` positions along `axis`, `step` apart, each as a last dimension; see
-    /// [`Tensor::unfold`].
+    /// Windows of `len` positions along `axis`, `step` apart. The positions of a window are a new
+    /// last dimension; see [`Tensor::unfold`].
     #[track_caller]
     pub fn unfold(self, axis: impl Into<Axis>, len: usize, step: usize) -> Result<Var> {
         let axis = self.axis("unfold", axis)?;
         Var::apply("unfold", [self], |[x], _| {
             let (x_shape, y) = (*x.shape(), x.unfold(axis, len, step)?);
-            // dx[.., p, ..] = Σ dy[.., i, .., k] over the windows i and places k with
-            // i · step + k = p
+            // dx[.., p, ..] = Σ dy[.., i, .., k] over windows i and places k with i · step + k = p
             let rule =
                 move |dy: Tensor, _: Needs| Ok(vec![Some(fold(&dy, x_shape, axis, len, step)?)]);
             Ok((y, rule))

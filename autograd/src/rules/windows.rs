@@ -1,4 +1,4 @@
-//! Rules of convolutions and of pooling over windows, and of images in another size.
+//! Rules of one-dimensional and transposed convolutions, of pooling, and of image resizing.
 
 use lowtide_tensor::{
     AvgPool, Conv1dGeometry, ConvTranspose1dGeometry, ConvTranspose2dGeometry, Interpolation,
@@ -14,9 +14,9 @@ use crate::var::Var;
 struct Convolution<G> {
     op: &'static str,
     forward: fn(&Tensor, &Tensor, Option<&Tensor>, G) -> TensorResult<Tensor>,
-    /// From dy, w and the shape of x.
+    /// The gradient of x, from dy, w and the shape of x.
     input: fn(&Tensor, &Tensor, Shape, G) -> TensorResult<Tensor>,
-    /// From dy, x and the shape of w.
+    /// The gradient of w, from dy, x and the shape of w.
     weight: fn(&Tensor, &Tensor, Shape, G) -> TensorResult<Tensor>,
 }
 
@@ -49,7 +49,7 @@ impl<G: Copy + 'static> Convolution<G> {
     }
 }
 
-/// An operation that is linear in its input: the rule needs nothing but the shape.
+/// An operation that is linear in its input. The rule needs only the shape of the input.
 #[track_caller]
 fn linear(
     op: &'static str,
@@ -64,7 +64,7 @@ fn linear(
     })
 }
 
-/// The largest values of windows: the rule needs which ones they were.
+/// The largest values of windows. The rule saves their positions.
 #[track_caller]
 fn largest(
     op: &'static str,
@@ -75,7 +75,7 @@ fn largest(
     Var::apply(op, [x], |[x], save| {
         let (x_shape, (y, winners)) = (*x.shape(), forward(&x)?);
         let saved = save.keep(&winners);
-        // dx[q] = Σ dy[p] over the windows p whose largest value stood at q
+        // dx[q] = Σ dy[p] over the windows p whose largest value is at q
         let rule =
             move |dy: Tensor, _: Needs| Ok(vec![Some(backward(&dy, &saved.unpack()?, x_shape)?)]);
         Ok((y, rule))
@@ -83,7 +83,7 @@ fn largest(
 }
 
 impl Var {
-    /// The convolution of the sequences `self = x` with `w`, plus `b`; see [`Tensor::conv1d`].
+    /// The convolution of the sequences `self` with `w`, plus `b`; see [`Tensor::conv1d`].
     #[track_caller]
     pub fn conv1d(self, w: Var, b: Option<Var>, geometry: Conv1dGeometry) -> Result<Var> {
         let convolution = Convolution {
@@ -95,7 +95,7 @@ impl Var {
         convolution.apply(self, w, b, geometry)
     }
 
-    /// The transposed convolution of the sequences `self = x` with `w`, plus `b`; see
+    /// The transposed convolution of the sequences `self` with `w`, plus `b`; see
     /// [`Tensor::conv_transpose1d`].
     #[track_caller]
     pub fn conv_transpose1d(
@@ -113,7 +113,7 @@ impl Var {
         convolution.apply(self, w, b, geometry)
     }
 
-    /// The transposed convolution of the images `self = x` with `w`, plus `b`; see
+    /// The transposed convolution of the images `self` with `w`, plus `b`; see
     /// [`Tensor::conv_transpose2d`].
     #[track_caller]
     pub fn conv_transpose2d(
@@ -142,7 +142,7 @@ impl Var {
         )
     }
 
-    /// The largest value in each window, with steps inside it or in windows that do not fit whole;
+    /// The largest value in each window, with dilated windows and windows that reach over the edge;
     /// see [`Tensor::max_pool2d_with`].
     #[track_caller]
     pub fn max_pool2d_with(self, window: Pool2dGeometry, options: MaxPool) -> Result<Var> {
@@ -154,7 +154,7 @@ impl Var {
         )
     }
 
-    /// The largest value in each of windows that cover the image; see
+    /// The largest value in each of `out_size` windows that cover the image; see
     /// [`Tensor::adaptive_max_pool2d`].
     #[track_caller]
     pub fn adaptive_max_pool2d(self, out_size: [usize; 2]) -> Result<Var> {
@@ -169,7 +169,7 @@ impl Var {
     /// The mean of each window of sequences; see [`Tensor::avg_pool1d`].
     #[track_caller]
     pub fn avg_pool1d(self, window: Pool1dGeometry, options: AvgPool) -> Result<Var> {
-        // dx[q] = Σ dy[p] / n[p] over the windows p that hold q
+        // dx[q] = Σ dy[p] / n[p] over the windows p that contain q
         linear(
             "avg_pool1d",
             self,
@@ -181,7 +181,7 @@ impl Var {
     /// The mean of each window; see [`Tensor::avg_pool2d`].
     #[track_caller]
     pub fn avg_pool2d(self, window: Pool2dGeometry, options: AvgPool) -> Result<Var> {
-        // dx[q] = Σ dy[p] / n[p] over the windows p that hold q
+        // dx[q] = Σ dy[p] / n[p] over the windows p that contain q
         linear(
             "avg_pool2d",
             self,
@@ -190,10 +190,11 @@ impl Var {
         )
     }
 
-    /// The means of windows that cover the image; see [`Tensor::adaptive_avg_pool2d`].
+    /// The mean of each of `out_size` windows that cover the image; see
+    /// [`Tensor::adaptive_avg_pool2d`].
     #[track_caller]
     pub fn adaptive_avg_pool2d(self, out_size: [usize; 2]) -> Result<Var> {
-        // dx[q] = Σ dy[p] / n[p] over the windows p that hold q
+        // dx[q] = Σ dy[p] / n[p] over the windows p that contain q
         linear(
             "adaptive_avg_pool2d",
             self,
@@ -202,10 +203,10 @@ impl Var {
         )
     }
 
-    /// The image in another size; see [`Tensor::upsample2d`].
+    /// The image resized; see [`Tensor::upsample2d`].
     #[track_caller]
     pub fn upsample2d(self, size: Resize, interpolation: Interpolation) -> Result<Var> {
-        // dx[q] = Σ weight[p, q] · dy[p] over the pixels p that q counts for
+        // dx[q] = Σ weight[p, q] · dy[p] over the pixels p that q contributes to
         linear(
             "upsample2d",
             self,

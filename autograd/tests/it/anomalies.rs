@@ -1,4 +1,4 @@
-//! Where a value that is not finite comes from.
+//! Anomaly detection names the operation that made the first value that is not finite.
 
 use lowtide_autograd::{AutogradError, AutogradResult as Result, LeafId, Pass, Phase, Var};
 use lowtide_tensor::Tensor;
@@ -82,7 +82,7 @@ fn a_pass_that_does_not_look_allocates_and_reports_nothing() -> Outcome {
         }
         Ok(device.allocator().request_count() - before)
     };
-    // Forward: two results and a workspace; backward: the seed, the spread, the quotient.
+    // Forward allocates two results and a workspace; backward the seed, the spread, the quotient.
     assert!(requests(false)? < requests(true)?);
     Ok(())
 }

@@ -1,5 +1,4 @@
-//! Dimensions counted back from the last one: the values and gradients of those counted from the
-//! first.
+//! Negative axes give the values and gradients of the axes counted from the first dimension.
 
 use lowtide_autograd::{AutogradError, AutogradResult as Result, Var};
 use lowtide_tensor::{Axis, SortOrder, Tensor};
@@ -34,7 +33,7 @@ fn a_negative_dimension_has_the_gradient_of_the_one_it_is() -> Outcome {
         |x, axis| x.unsqueeze(axis),
     ];
     for (number, call) in calls.into_iter().enumerate() {
-        // These two count one dimension more, the new one.
+        // Both count the new dimension, too.
         let rank = if matches!(number, 17 | 19) { 4 } else { 3 };
         for axis in 0..rank {
             let found = |axis: Axis| -> Result<Vec<u32>> {

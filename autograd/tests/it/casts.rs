@@ -1,11 +1,11 @@
-//! Operations in the types that a policy says.
+//! Operations run in the types that a cast policy chooses.
 
 use lowtide_autograd::{Attempt, AutogradResult as Result, CastPolicy, LeafId, Pass};
 use lowtide_tensor::{DType, RandomKey, Tensor};
 
 use crate::common::{Outcome, cpu, tensor};
 
-/// Products in half the digits, reductions in f32, the rest as it comes.
+/// Products in bf16, reductions in f32, other operations in the type of their inputs.
 struct Mixed;
 
 impl CastPolicy for Mixed {

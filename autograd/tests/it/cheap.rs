@@ -1,5 +1,5 @@
-//! Results that are cheap to compute again: which go, that they come back with their bits, and what
-//! that takes.
+//! Cheap recomputation: which results are dropped, that they come back with their bits, and at what
+//! cost.
 
 use lowtide_allocator::BLOCK_BYTES;
 use lowtide_autograd::{
@@ -26,7 +26,8 @@ impl CastPolicy for Mixed {
     }
 }
 
-/// What a pass leaves on the device, what it asks of the allocator, and all gradients.
+/// The bytes that a forward pass leaves on the device, the requests of the whole pass, and all
+/// gradients.
 #[derive(Debug, PartialEq)]
 struct Found {
     kept_bytes: usize,
@@ -36,7 +37,7 @@ struct Found {
 
 type Graph = fn(&Pass, Vec<Var>) -> Result<Var>;
 
-/// `graph` of four matrices, or images of one channel, and four rows.
+/// Runs `graph` on four matrices, two rows and two numbers.
 fn run(graph: Graph, is_cheap: bool, prepare: fn(Pass) -> Pass) -> Result<Found> {
     let device = cpu();
     let shapes: [&[usize]; 8] =
@@ -66,7 +67,8 @@ fn run(graph: Graph, is_cheap: bool, prepare: fn(Pass) -> Pass) -> Result<Found>
     Ok(Found { kept_bytes, requests, gradients })
 }
 
-/// With the blocks that are not kept, which is not to be more.
+/// Checks that `graph` keeps `blocks` blocks fewer with cheap recomputation, and that the gradients
+/// have the same bits.
 fn check(name: &str, graph: Graph, prepare: fn(Pass) -> Pass, blocks: usize) -> Outcome {
     let kept = run(graph, false, prepare)?;
     let cheap = run(graph, true, prepare)?;
@@ -154,14 +156,14 @@ fn cheap_results_go_and_come_back_with_their_bits() -> Outcome {
 
 #[test]
 fn what_has_nothing_kept_to_begin_with_stays() -> Outcome {
-    // relu of a product in place: the product is nowhere.
+    // relu runs in the buffer of the product, so the product does not exist any more.
     check(
         "relu of a product",
         |_, x| x[0].clone().matmul(x[1].clone())?.relu()?.matmul(x[2].clone())?.sum_all(),
         as_it_is,
         0,
     )?;
-    // A part keeps the whole alive.
+    // A narrowed view keeps the whole result alive.
     check(
         "part of a result",
         |_, x| {
@@ -207,7 +209,7 @@ fn chains_of_cheap_operations_stay_linear() -> Outcome {
     };
     let (kept, cheap) = (run(chain, false, as_it_is)?, run(chain, true, as_it_is)?);
     assert!(kept.gradients == cheap.gradients);
-    // Every fifth stays.
+    // Every fifth result stays.
     let blocks = [&kept, &cheap].map(|found| found.kept_bytes / BLOCK_BYTES);
     assert!(blocks[0] >= 60 && blocks[1] < 20, "{blocks:?}");
     assert!(cheap.requests - kept.requests <= 4 * LEN, "{} {}", cheap.requests, kept.requests);
@@ -250,9 +252,28 @@ fn policies_of_segments_count_inside_of_them() -> Outcome {
     Ok(())
 }
 
-/// What a result is computed from may not change before it is computed again.
+/// Recipes hold tensors that no rule needs. Backward must free them, even though values and the
+/// pass live on.
 #[test]
-fn a_write_to_what_it_is_computed_from_is_an_error() -> Outcome {
+fn recipes_hold_no_memory_after_backward() -> Outcome {
+    let device = cpu();
+    let [a, b] = ["a", "b"].map(|name| tensor(&device, name, [SIDE, SIDE]));
+    let before = live_bytes(&device);
+    let attempt = Attempt::new();
+    let pass = Pass::train(RandomKey::new(3), &attempt).with_cheap_recomputed();
+    let [a, b] = [&a, &b].map(|x| pass.leaf(LeafId::new(), x));
+    // The recipe of y keeps the product; the caller keeps y.
+    let y = a?.matmul(b?)?.gelu()?;
+    pass.backward(y.clone().mul_scalar(2.0)?.sum_all()?)?;
+    drop(attempt.into_gradients());
+    assert_eq!(live_bytes(&device) - before, BLOCK_BYTES, "y alone");
+    drop((pass, y));
+    assert_eq!(live_bytes(&device), before);
+    Ok(())
+}
+
+#[test]
+fn a_write_to_an_input_of_a_recipe_is_an_error() -> Outcome {
     let device = cpu();
     let x = tensor(&device, "x", [SIDE, SIDE]);
     let mut bias = tensor(&device, "bias", [SIDE]);
@@ -268,7 +289,7 @@ fn a_write_to_what_it_is_computed_from_is_an_error() -> Outcome {
         bias.mul_scalar_(2.0)?;
         pass.backward(loss)
     };
-    // The rule has no use for the bias; the recipe has.
+    // Only the recipe reads the bias, not the rule.
     write(&device, false, &mut bias)?;
     let error = write(&device, true, &mut bias).expect_err("the bias was written");
     assert!(matches!(error, AutogradError::Modified { op: "layer_norm", .. }), "{error}");

@@ -12,7 +12,7 @@ fn numbers(device: &Device, len: usize) -> Tensor {
     Tensor::from_slice(device, [len], &values("checker", len, 0.5, 1.5)).expect("memory")
 }
 
-/// `x²` with `change` applied to its true derivative.
+/// The operation `x²` with `change` applied to its true derivative.
 fn square(x: Var, change: impl Fn(&mut Tensor) -> Result<()> + 'static) -> Result<Var> {
     Var::apply("square", [x], |[x], _| {
         let y = x.mul(&x)?;

@@ -6,7 +6,7 @@ use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
 
 pub(crate) type Outcome = Result<(), Box<dyn Error>>;
 
-/// Elements of f32 that fill a block exactly.
+/// The number of f32 elements that fill a block exactly.
 pub(crate) const BLOCK_LEN: usize = BLOCK_BYTES / 4;
 
 pub(crate) fn cpu() -> Device {
@@ -34,7 +34,7 @@ pub(crate) fn recording() -> (Pass, Attempt) {
     (Pass::train(RandomKey::new(5), &attempt), attempt)
 }
 
-/// The gradients at `inputs` of the number that `f` returns, and their identities.
+/// The identities of `inputs`, and the gradients of the number that `f` returns for them.
 pub(crate) fn gradients_of(
     inputs: &[&Tensor],
     f: impl FnOnce(&Pass, Vec<Var>) -> lowtide_autograd::AutogradResult<Var>,

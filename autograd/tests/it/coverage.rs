@@ -1,5 +1,5 @@
-//! Every public operation of tensors has a rule or a reason to have none, and no rule drops a
-//! gradient without a word.
+//! Every public operation of tensors has a rule or a reason to have none, and no rule silently
+//! drops a gradient.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use lowtide_tensor::{Closeness, DType, Device, Side, SortOrder, Tensor};
 use crate::common::{Outcome, cpu, recording};
 use crate::rules::{Case, all};
 
-/// Operations without a rule, by the reason.
+/// Operations without a rule, grouped by reason.
 const WITHOUT_RULE: [(&str, &[&str]); 7] = [
     (
         "makes a tensor from numbers, shapes or chance",
@@ -166,7 +166,7 @@ fn declared() -> BTreeSet<String> {
         let text = std::fs::read_to_string(file).expect("a source");
         let code: Vec<_> = text.lines().filter(|line| !line.trim().starts_with("//")).collect();
         let text = code.join("\n");
-        // What a macro declares is in the list that it is given: `pub fn exp, exp_ = ...;`.
+        // Macros declare operations in their argument list: `pub fn exp, exp_ = ...;`.
         for function in text.split("pub fn ").skip(1).filter(|name| !name.starts_with('$')) {
             let signature = function.split('{').next().unwrap_or_default();
             let entry = signature.split(['=', '(', '<']).next().unwrap_or_default();
@@ -195,7 +195,7 @@ fn every_public_operation_has_a_rule_or_a_reason_to_have_none() {
     let mut without = Vec::new();
     for name in &declared {
         let name = name.as_str();
-        // Twins that write in place, and the gradients that rules are made of.
+        // In-place variants share the rule, and `_backward` operations are parts of rules.
         let twin = name.strip_suffix('_').unwrap_or(name);
         let covered = [name, twin].iter().any(|n| rules.contains(n) || reasons.contains_key(n));
         if !covered && !twin.ends_with("_backward") && !twin.contains("_backward_") {
@@ -220,8 +220,8 @@ fn operations_said_to_have_no_float_result_have_none() -> Outcome {
     Ok(())
 }
 
-/// The gradients of the inputs that `wanted` says, and whether the result knows that it leads to
-/// one.
+/// Whether the result needs a gradient, and the gradients of the inputs, of which those are leaves
+/// that `wanted` selects.
 fn gradients(
     device: &Device,
     (index, case): (usize, &Case),

@@ -7,7 +7,7 @@ use lowtide_tensor::{Device, Tensor, TensorError};
 
 use crate::common::{Outcome, cpu, values};
 
-/// The shape and the elements of a result, by loops over all letters; `...` is not among them.
+/// The shape and the elements of a result by loops over all letters. `...` is not supported.
 fn naive(equation: &str, operands: &[(Vec<usize>, Vec<f64>)]) -> (Vec<usize>, Vec<f64>) {
     let (inputs, output) = equation.split_once("->").expect("an arrow");
     let terms: Vec<Vec<char>> = inputs.split(',').map(|term| term.chars().collect()).collect();
@@ -58,7 +58,7 @@ fn einsum(device: &Device, equation: &str, shapes: &[&[usize]]) -> Result<Tensor
     Var::einsum(equation, operands.collect()).map(Var::into_value)
 }
 
-/// The sum over all letters that the result does not have, against the plain one.
+/// Checks `einsum` against the loops.
 fn check_sum(device: &Device, equation: &str, shapes: &[&[usize]]) -> Outcome {
     let y = einsum(device, equation, shapes)?;
     let known: Vec<(Vec<usize>, Vec<f64>)> = operands(device, shapes)
@@ -92,7 +92,7 @@ fn einsum_is_the_sum_over_all_letters() -> Outcome {
         ("iii->i", &[&[3, 3, 3]]),
         ("ik,jkl,il->ij", &[&[2, 3], &[4, 3, 5], &[2, 5]]),
         ("ij,jk,kl,lm->im", &[&[2, 3], &[3, 2], &[2, 4], &[4, 1]]),
-        // One element is stretched; a letter of one operand alone is summed before the product.
+        // A length of 1 is stretched. A letter of only one operand is summed before the product.
         ("ij,ij->ij", &[&[1, 3], &[4, 3]]),
         ("ijk,kl->jl", &[&[3, 2, 1], &[5, 2]]),
     ];

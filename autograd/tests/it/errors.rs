@@ -1,4 +1,4 @@
-//! Every mistake has its own error, which says where it was made.
+//! Every mistake has its own error, which names the line of the mistake.
 
 use std::panic::Location;
 
@@ -133,7 +133,7 @@ fn backward_starts_from_one_number() -> Outcome {
     let error = pass.backward(y.clone()).unwrap_err();
     let AutogradError::NotScalar { shape } = &error else { panic!("{error}") };
     assert_eq!(shape, x.shape());
-    // The mistake costs nothing: the pass is still good.
+    // The pass is still usable after the mistake.
     pass.backward(y.sum_all()?)?;
     assert_eq!(attempt.len(), 1);
     Ok(())

@@ -1,4 +1,4 @@
-//! Every request of a step fails once: the step is an error, and nothing is left of it.
+//! Each request of a step fails in turn. The step returns an error and leaves nothing behind.
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_autograd::{Attempt, AutogradResult as Result, LeafId, Pass, Var};
@@ -22,7 +22,7 @@ impl Model {
         Model { leaves: leaves.map(|value| (LeafId::new(), value)) }
     }
 
-    /// Goes through every kind of rule: views, reductions, products, in place and not.
+    /// Runs every kind of rule: views, reductions, products, in place and not.
     fn forward(&self, pass: &Pass) -> Result<Var> {
         let leaf = |index: usize| pass.leaf(self.leaves[index].0, &self.leaves[index].1);
         let y = leaf(0)?.conv2d(leaf(1)?, Some(leaf(2)?), Conv2dGeometry::default())?.relu()?;
@@ -35,7 +35,7 @@ impl Model {
         sum.div(pass.constant(count))
     }
 
-    /// Two passes of one attempt, so that gradients are also added to.
+    /// Runs two passes of one attempt, so that gradients are also added.
     fn step(&self) -> Result<Attempt> {
         let attempt = Attempt::new();
         for index in 0..2 {
@@ -46,7 +46,7 @@ impl Model {
         Ok(attempt)
     }
 
-    /// What a failed step must not change.
+    /// The state that a failed step must not change.
     fn state(&self) -> Vec<(Vec<u32>, u64)> {
         self.leaves.iter().map(|(_, value)| (bits(value), value.version())).collect()
     }

@@ -1,9 +1,12 @@
-//! Values used more than once, passes that share an attempt, and whose the gradients are.
+//! Graphs: values used more than once, passes that share an attempt, ownership of gradients, and
+//! dependencies.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use lowtide_autograd::{Attempt, AutogradResult as Result, LeafId, Needs, Pass, Var, check};
+use lowtide_autograd::{
+    Attempt, AutogradResult as Result, Dependencies, LeafId, Needs, Pass, Var, check,
+};
 use lowtide_tensor::{DType, RandomKey, Tensor};
 
 use crate::common::{Outcome, bits, cpu, gradients_of, recording, tensor, values};
@@ -33,7 +36,7 @@ fn a_leaf_entered_twice_has_one_gradient() -> Outcome {
     Ok(())
 }
 
-/// `eˣ · 3x + √(eˣ) - eˣ`: one value feeds three branches that meet again.
+/// The function `eˣ · 3x + √(eˣ) - eˣ`: one value feeds three branches that meet again.
 fn diamond(x: Var) -> Result<Var> {
     let e = x.clone().exp()?;
     let product = e.clone().mul(x.mul_scalar(3.0)?)?;
@@ -65,7 +68,8 @@ fn a_gradient_that_two_values_share_is_not_added_to_in_place() -> Outcome {
     let shared = |pass: &Pass, mut vars: Vec<Var>| {
         let (a, b) = (vars.remove(0).exp()?, vars.remove(0).exp()?);
         let early = a.clone().mul_scalar(5.0)?;
-        // The sum hands one buffer to both; backward then comes by `early`, which adds to a's.
+        // The rule of the sum returns one buffer for a and b. The rule of `early`, which runs next,
+        // adds to the gradient of a.
         let sum = a.add(b)?;
         sum.mul(pass.constant(Tensor::full(&device, [3], DType::F64, 2.0)?))?.add(early)
     };
@@ -96,7 +100,7 @@ fn passes_of_one_attempt_add_up() -> Outcome {
     Ok(())
 }
 
-/// In bf16 a sum of ones would stop at 256.
+/// A sum of ones in bf16 would stop at 256.
 #[test]
 fn gradients_of_half_types_add_up_in_f32_over_passes() -> Outcome {
     let device = cpu();
@@ -107,7 +111,7 @@ fn gradients_of_half_types_add_up_in_f32_over_passes() -> Outcome {
             for step in 0..passes {
                 let pass = Pass::train(RandomKey::new(step), &attempt);
                 let w = w.clone();
-                // Used twice in one pass: both are its own, in the leaf's type.
+                // Both uses belong to one pass, so the sum has the type of the leaf.
                 let twice = move |pass: &Pass, x: Var| {
                     let half = pass.leaf(leaf, &w)?.mul_scalar(0.5)?;
                     half.add(pass.leaf(leaf, &w)?.mul_scalar(0.5)?)?.mul(x)
@@ -163,7 +167,7 @@ fn a_gradient_without_dimensions_or_elements_is_one() -> Outcome {
 fn gradients_own_their_storage() -> Outcome {
     let device = cpu();
     let [a, b] = ["a", "b"].map(|name| tensor(&device, name, [2, 2]));
-    // A sum hands the same gradient to both, a reshape hands on a view of it.
+    // The rule of a sum returns one tensor for both inputs, the rule of a reshape a view of it.
     let (leaves, mut gradients) = gradients_of(&[&a, &b], |_, mut vars| {
         let sum = vars.remove(0).add(vars.remove(0).reshape([4])?.reshape([2, 2])?)?;
         sum.sum_all()
@@ -213,6 +217,26 @@ fn what_does_not_lead_to_the_loss_has_no_gradient() -> Outcome {
     })?;
     assert_eq!(gradients.len(), 1);
     assert_eq!(gradients.get(leaves[0]).unwrap().to_vec::<f32>()?, [1.0; 2]);
+    Ok(())
+}
+
+#[test]
+fn a_value_depends_on_the_leaves_and_inputs_that_lead_to_it() -> Outcome {
+    let (device, (pass, _attempt)) = (cpu(), recording());
+    let [used, unused, inner] = [LeafId::new(), LeafId::new(), LeafId::new()];
+    let values = ["a", "b", "c"].map(|name| tensor(&device, name, [2]));
+    let inputs = [pass.input(values[0].clone())?, pass.input(values[1].clone())?];
+    let _other = pass.leaf(unused, &values[0])?.add(inputs[0].clone())?;
+    let x = pass.leaf(used, &values[1])?.mul(inputs[1].clone())?;
+    let weight = values[2].clone();
+    // The leaves of a recomputed segment count, too.
+    let y = pass.checkpoint(x, move |pass, x| x.mul(pass.leaf(inner, &weight)?))?;
+    let found = pass.dependencies(&y, &inputs)?;
+    assert_eq!(found.leaves, [used, inner].into());
+    assert_eq!(found.inputs, [1].into());
+    let constant = pass.constant(values[0].clone());
+    assert_eq!(pass.dependencies(&constant, &inputs)?, Dependencies::default());
+    pass.backward(y.sum_all()?)?;
     Ok(())
 }
 

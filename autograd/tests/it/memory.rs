@@ -1,4 +1,4 @@
-//! When memory is taken and given back.
+//! The lifetime of memory in a pass: when it is allocated and when it is freed.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ fn block(device: &Device, name: &str) -> Tensor {
     tensor(device, name, [BLOCK_LEN])
 }
 
-/// The identity, which notes the live bytes when backward comes by.
+/// The identity, whose rule notes the live bytes.
 fn probe(x: Var, notes: &Rc<RefCell<Vec<usize>>>) -> Result<Var> {
     let notes = Rc::clone(notes);
     Var::apply("probe", [x], |[x], _| {
@@ -42,7 +42,7 @@ fn what_a_rule_saved_is_freed_before_the_walk_goes_on() -> Outcome {
     pass.backward(y.sum_all()?)?;
     let notes = notes.borrow();
     assert_eq!(notes.len(), STEPS);
-    // Each step saved one block, the output of exp; the walk always holds one gradient.
+    // Each step saved one block, the output of exp. The walk holds one gradient at every step.
     for (step, pair) in notes.windows(2).enumerate().skip(1) {
         assert_eq!(pair[0] - pair[1], BLOCK_BYTES, "live bytes from step {step}: {notes:?}");
     }
@@ -68,7 +68,7 @@ fn backward_needs_a_fixed_number_of_blocks_beside_what_was_saved() -> Outcome {
     };
     let few = extra_bytes(2)?;
     assert_eq!(few, extra_bytes(50)?);
-    // The seed's block is in the peak, the gradient that comes in, and the one that goes out.
+    // The peak contains the seed, the incoming gradient, and the outgoing gradient.
     assert!(few <= 3 * BLOCK_BYTES, "{few} bytes beside what forward kept");
     Ok(())
 }
@@ -185,7 +185,7 @@ fn gradients_count_as_gradients() -> Outcome {
     Ok(())
 }
 
-/// Far beyond what recursion survives on a test's stack of 2 MiB.
+/// A depth far beyond what recursion survives on a test's stack of 2 MiB.
 const MANY: usize = 100_000;
 
 #[test]
@@ -242,8 +242,8 @@ fn a_deep_graph_is_dropped_without_recursion() -> Outcome {
     Ok(())
 }
 
-/// Bytes that the forward pass leaves alive, and the most that backward takes beside those of
-/// before.
+/// The bytes that the forward pass leaves alive, and the peak of backward above the bytes that were
+/// alive before the pass.
 fn bytes_of(device: &Device, run: impl FnOnce(&Pass) -> Result<Var>) -> Result<[usize; 2]> {
     let (pass, _attempt) = recording();
     let before = live_bytes(device);

@@ -1,4 +1,4 @@
-//! What used to give wrong gradients without a word is an error that says what was wrong.
+//! Misuse that would silently give wrong gradients is an error that names the mistake.
 
 use std::panic::Location;
 
@@ -12,7 +12,7 @@ use crate::common::{Outcome, bits, cpu, recording, tensor};
 
 type Given = fn(Tensor) -> Result<InputGradients>;
 
-/// The error of walking back through an operation of two inputs of shape `[2, 3]` whose rule gives
+/// The error of backward through an operation of two inputs of shape `[2, 3]` whose rule returns
 /// `given`.
 fn error_of_rule(given: Given) -> AutogradError {
     let device = cpu();
@@ -38,7 +38,7 @@ fn check_fault(given: Given, expected: RuleFault, text: &str) {
 
 #[test]
 fn a_gradient_of_another_shape_than_its_input_is_an_error() {
-    // It would be added by broadcasting.
+    // Unchecked, broadcasting would add the gradient.
     let narrow: Given = |dy| Ok(vec![Some(dy.clone()), Some(dy.narrow(0, 0, 1)?)]);
     let shapes = [[1, 3].into(), [2, 3].into()];
     let expected = RuleFault::Shape { input: 1, found: shapes[0], expected: shapes[1] };
@@ -88,7 +88,7 @@ fn is_here(site: &Location<'_>, line: u32) -> bool {
     (site.file(), site.line()) == (file!(), line)
 }
 
-/// Backward through a checkpoint of `segment`, with `captured` written before.
+/// Checks that backward through a checkpoint of `segment` fails if `captured` was written before.
 fn check_captured(
     captured: &Tensor,
     write: impl FnOnce(&Tensor) -> Result<u32>,
@@ -154,7 +154,7 @@ fn what_a_segment_makes_or_fills_itself_may_differ_in_versions() -> Outcome {
         let x = pass.leaf(leaf, &tensor(&device, "x", [4]))?;
         let inside = scratch.clone();
         let function = move |pass: &Pass, x: Var| {
-            // Written anew in both runs, whole.
+            // Both runs overwrite the whole tensor.
             inside.clone().fill_(3.0)?;
             let own = Tensor::ones(inside.device(), [4], DType::F32)?;
             x.mul(pass.constant(inside.clone()))?.mul(pass.constant(own))
@@ -167,7 +167,8 @@ fn what_a_segment_makes_or_fills_itself_may_differ_in_versions() -> Outcome {
     Ok(())
 }
 
-/// The fault of giving `second` the identity that `first` has in an earlier pass of the step.
+/// The fault of a pass that uses `second` under the identity that an earlier pass of the step used
+/// for `first`.
 fn fault_of_second(first: &Tensor, second: &Tensor) -> Result<LeafFault> {
     let (attempt, leaf) = (Attempt::new(), LeafId::new());
     let passes = [1, 2].map(|seed| Pass::train(RandomKey::new(seed), &attempt));

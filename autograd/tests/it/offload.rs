@@ -1,4 +1,4 @@
-//! Saved tensors in another device's memory: which go, when, and what that leaves on the device.
+//! Offloading of saved tensors: which tensors move, when, and what stays on the device.
 
 use lowtide_allocator::BLOCK_BYTES;
 use lowtide_autograd::{
@@ -18,8 +18,8 @@ fn peak_bytes(device: &Device) -> usize {
     device.allocator().statistics().allocated.peak_bytes
 }
 
-/// What a chain of operations that each save a block takes, with its result inside the segment:
-/// on the device after forward and at backward's peak, and on the host after forward.
+/// The memory of a segment that is a chain of operations, each of which saves a block: bytes on the
+/// device after forward, on the device at the peak of backward, and on the host after forward.
 fn chain(device: &Device, policy: &SavedPolicy, host: &Device) -> Result<[usize; 3]> {
     let x = Tensor::full(device, [BLOCK_LEN], DType::F32, 0.01)?;
     let (before, attempt) = (live_bytes(device), Attempt::new());
@@ -62,8 +62,8 @@ fn what_a_segment_saves_leaves_the_device() -> Outcome {
     check_memory(&cpu(), &cpu())
 }
 
-/// Three segments one after the other, of several operations that save a block each: on the device
-/// and on the host after forward, and the gradient of what goes in.
+/// The memory of three segments in sequence, whose operations save a block each: bytes on the
+/// device and on the host after forward; and the gradient of the input.
 fn segments(
     device: &Device,
     policy: &SavedPolicy,
@@ -87,7 +87,7 @@ fn only_inputs_of_a_recomputed_segment_wait_on_the_host() -> Outcome {
     let (device, host) = (cpu(), cpu());
     let block = BLOCK_BYTES;
     let (kept, expected) = segments(&device, &SavedPolicy::Keep, &host)?;
-    // The leaf's value and the loss beside them.
+    // The two further blocks are the leaf's value and the loss.
     assert_eq!(kept, [(6 + 2) * block, 0]);
     let recomputed = segments(&device, &SavedPolicy::Recompute, &host)?;
     assert_eq!(recomputed, ([(3 + 2) * block, 0], expected.clone()));
@@ -110,8 +110,8 @@ fn a_simulated_device_predicts_it_to_the_byte() -> Outcome {
     Ok(())
 }
 
-/// `relu` saves its result, and the product saves it too; the leaf and the constant belong to
-/// others, and so does the result.
+/// A segment in which `relu` and the product save one tensor, the result of `relu`. The caller
+/// holds the leaf, the constant and the result of the segment.
 fn shared(pass: &Pass, policy: &SavedPolicy, values: &[Tensor; 3], leaf: LeafId) -> Result<Var> {
     let [x, w, c] = values.clone();
     let x = pass.leaf(LeafId::new(), &x)?.add_scalar(0.5)?;
@@ -141,7 +141,7 @@ fn only_what_the_record_alone_holds_goes_and_only_once() -> Outcome {
     let (none, expected) = run(&SavedPolicy::Keep)?;
     let (away, found) = run(&SavedPolicy::Offload(to(&host)))?;
     assert_eq!((none, found), (0, expected));
-    // relu's result, saved twice, and the product, saved by the second one.
+    // The result of relu, which was saved twice, and the product, which the second one saved.
     assert_eq!(away, 2 * BLOCK_BYTES);
     Ok(())
 }

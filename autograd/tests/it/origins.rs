@@ -1,4 +1,4 @@
-//! What blocks count for: the line of the user's operation and the module around it.
+//! Origins of memory: each block counts for the line of the user's operation and for its module.
 
 use std::panic::Location;
 
@@ -35,7 +35,8 @@ impl Layer {
     }
 }
 
-/// What a step of two layers under a policy allocated after its input and parameters were made.
+/// The allocations of a step of two layers under `policy`, without its input and parameters; and
+/// the lines of the layers' operations.
 fn step(device: &Device, policy: &SavedPolicy) -> Result<(Vec<Record>, [u32; 2])> {
     let x = tensor(device, "x", [64, 64]);
     let layers = ["first", "second"].map(|name| Layer::new(device, name));
@@ -79,7 +80,7 @@ fn no_block_of_a_step_counts_for_a_line_of_this_library() -> Outcome {
         for record in records {
             let file = record.site.file();
             assert!(file.contains("tests/it/"), "{policy:?}: {record:?}");
-            // The copy of the offloaded input counts for what made the input: no module.
+            // The offloaded copy of the input has the origin of the input, which has no module.
             let is_offloaded =
                 matches!(policy, SavedPolicy::Offload(_) | SavedPolicy::RecomputeFrom(_));
             let is_copy = file.ends_with("common.rs") && is_offloaded;
@@ -94,7 +95,7 @@ fn backward_blocks_have_line_and_module_of_the_forward_operation() -> Outcome {
     let (device, host) = (cpu(), cpu());
     for policy in policies(&host) {
         let (records, sites) = step(&device, &policy)?;
-        // The gradient that comes into the first layer is multiplied in place by the slope of exp.
+        // The first layer's exp multiplies its incoming gradient in place, so it allocates none.
         for (module, of_exp) in [("layers.0", 0), ("layers.1", 1)] {
             let module = ModulePath::new(module);
             for (site, at_least) in [(sites[0], 2), (sites[1], of_exp)] {
@@ -110,8 +111,8 @@ fn backward_blocks_have_line_and_module_of_the_forward_operation() -> Outcome {
                     && record.module == Some(module)
                     && sites.contains(&record.site.line())
             });
-            // The activation is computed in the buffer of the product, and comes again for
-            // backward.
+            // The activation is computed in the buffer of the product, and allocated a second time
+            // for backward unless it is kept.
             let expected = if matches!(policy, SavedPolicy::Keep) { 1 } else { 2 };
             assert_eq!(activations.count(), expected, "{policy:?} {module}: {records:#?}");
         }

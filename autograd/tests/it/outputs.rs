@@ -1,4 +1,4 @@
-//! Where gradients start, where they can be looked at, and where they stop.
+//! Outputs, hooks and detached values: where gradients start, can be observed, and stop.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -89,7 +89,7 @@ fn gradients_of_any_values_with_seeds_of_any_shape() -> Outcome {
     Ok(())
 }
 
-/// The identity, which notes that backward came by.
+/// The identity, whose rule notes that it ran.
 fn probe(x: Var, name: &'static str, notes: &Rc<RefCell<Vec<&'static str>>>) -> Result<Var> {
     let notes = Rc::clone(notes);
     Var::apply("probe", [x], |[x], _| {

@@ -1,5 +1,4 @@
-//! Gradients where a function bends, and beyond the range of the type: the numbers of PyTorch 2.15
-//! on the CPU, each for dy = 1.
+//! Gradients at kinks and beyond the range of the type equal PyTorch 2.15's on the CPU, for dy = 1.
 
 use lowtide_autograd::{AutogradResult as Result, Var};
 use lowtide_tensor::{DType, Tensor, bf16};
@@ -21,7 +20,7 @@ fn gradients(inputs: &[&[f64]], f: impl FnOnce(Vec<Var>) -> Result<Var>) -> Resu
 fn no_gradient_passes_a_number_at_the_end_of_a_range() -> Outcome {
     let x: &[f64] = &[-2.0, -1.0, 0.0, 1.0, 2.0, NAN];
     let of = |f: fn(Var) -> Result<Var>| gradients(&[x], |mut x| f(x.remove(0)));
-    // x.clamp(-1, 1), x.clamp(min=-1), x.clamp(max=1), and x.clamp(1, -1) where the ends are wrong
+    // x.clamp(-1, 1), x.clamp(min=-1), x.clamp(max=1), and x.clamp(1, -1) with exchanged limits
     let [both, low, high, none] = [
         of(|x| x.clamp(-1.0, 1.0))?,
         of(|x| x.maximum_scalar(-1.0))?,
@@ -95,7 +94,7 @@ fn the_gradient_of_a_tiny_divisor_is_not_nan() -> Outcome {
 fn the_gradient_of_a_remainder_counts_divisions_that_are_nearly_whole() -> Outcome {
     let device = cpu();
     let of = |value: f32| Tensor::from_slice(&device, [1], &[value]);
-    // 0.7 / 0.1 is less than 7 and rounds to it; torch.remainder(a, b)
+    // torch.remainder(a, b), where 0.7 / 0.1 is less than 7 and rounds to 7
     let (a, b) = (of(0.7)?, of(0.1)?);
     let (leaves, found) = gradients_of(&[&a, &b], |_, mut x| {
         let (a, b) = (x.remove(0), x.remove(0));
@@ -105,8 +104,7 @@ fn the_gradient_of_a_remainder_counts_divisions_that_are_nearly_whole() -> Outco
     Ok(())
 }
 
-/// The gradients of `inputs` through `f` in bf16, and through the same function of the same values
-/// in f32, rounded once.
+/// The gradients of `inputs` through `f` in bf16, and those through `f` in f32 rounded once.
 fn in_bf16_and_rounded(
     shapes: &[&[usize]],
     f: impl Fn(Vec<Var>) -> Result<Var>,

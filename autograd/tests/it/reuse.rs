@@ -1,5 +1,5 @@
-//! A buffer is reused exactly when its last handle is moved in and no rule needs it, and that
-//! never changes a bit.
+//! A buffer is reused exactly when its last handle is moved in and no rule needs it. Reuse never
+//! changes a bit.
 
 use lowtide_autograd::{AutogradResult as Result, LeafId, Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey, Tensor};
@@ -27,7 +27,7 @@ fn requests<R>(device: &Device, run: impl FnOnce() -> R) -> (R, u64) {
     (result, device.allocator().request_count() - before)
 }
 
-/// What each operation allocates besides its result: the row of `add` is made on the spot.
+/// The requests of an operation apart from its result: the operand of `add` is made by the case.
 fn own_requests(op: &str) -> u64 {
     u64::from(op == "add")
 }
@@ -79,7 +79,7 @@ fn a_moved_view_of_a_fresh_buffer_is_reused() -> Outcome {
     Ok(())
 }
 
-/// Values that must not be written, by why.
+/// Values that must not be written, each with the reason and a handle to look at.
 fn untouchable(device: &Device) -> Result<Vec<(&'static str, Var, Tensor)>> {
     let (pass, _attempt) = recording();
     let mut cases = Vec::new();
@@ -92,10 +92,10 @@ fn untouchable(device: &Device) -> Result<Vec<(&'static str, Var, Tensor)>> {
     case("a parameter", pass.leaf(LeafId::new(), &parameter)?, parameter);
 
     let shared = tensor(device, "shared", [4, 3]);
-    case("a constant that somebody holds", pass.constant(shared.clone()), shared);
+    case("a constant that the caller holds", pass.constant(shared.clone()), shared);
 
     let saved = computed(&pass, device)?.exp()?;
-    // Looking at the value through a handle would itself forbid the reuse: compare with a copy.
+    // A handle to the value would itself forbid the reuse, so the case compares with a copy.
     let copy = saved.value().copied()?;
     case("saved by its producer", saved, copy);
 
@@ -157,7 +157,7 @@ fn add_reuses_only_a_first_operand_of_the_results_shape() -> Outcome {
     Ok(())
 }
 
-/// `loss, dx, dw` of a chain of every reusing operation; `keep` decides whether handles are kept.
+/// The bits of `loss, dx, dw` of a chain of all operations that reuse; `keep` may keep handles.
 fn chain(device: &Device, keep: fn(&Var, &mut Vec<Var>)) -> Result<(Vec<u32>, Vec<Vec<u32>>)> {
     let (pass, attempt) = recording();
     let (x, w) = (tensor(device, "x", [4, 5]), tensor(device, "w", [3, 5]));
@@ -201,7 +201,7 @@ fn backward_through_a_relu_reuses_the_gradient() -> Outcome {
         for _ in 0..relus {
             y = y.relu()?;
         }
-        // The product's gradient is a buffer of its own.
+        // The gradient of the product has a buffer of its own.
         let c = pass.constant(tensor(&device, "c", [4, 3]));
         let loss = y.mul(c)?.sum_all()?;
         let (outcome, count) = requests(&device, || pass.backward(loss));

@@ -1,4 +1,4 @@
-//! A segment gives the same bits whether what it saves is kept, computed again, or moved away.
+//! A segment gives the same bits whether its saved tensors are kept, recomputed or offloaded.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,8 +12,8 @@ use lowtide_tensor::{Device, RandomKey, Tensor, TensorError};
 
 use crate::common::{BLOCK_LEN, Outcome, bits, cpu, live_bytes, recording, tensor};
 
-/// A layer with everything that could differ the second time: leaves, random numbers, a buffer
-/// that is read and written, and an input that is used twice.
+/// A layer with everything that could differ in a second run: leaves, random numbers, a buffer that
+/// is read and written, and an input that is used twice.
 #[derive(Clone)]
 struct Layer {
     name: &'static str,
@@ -44,7 +44,7 @@ impl Layer {
     }
 }
 
-/// Which layers of the model are segments, and what of them is nested.
+/// The arrangement of the model's layers in segments.
 #[derive(Clone)]
 enum Shape {
     Plain,
@@ -54,7 +54,7 @@ enum Shape {
 
 type Bits = (Vec<u32>, Vec<Vec<u32>>, Vec<Vec<u32>>, [u32; 4]);
 
-/// Loss, gradients, buffers, and the draw after two steps of three layers.
+/// The loss, gradients, buffers and next draw after two steps of three layers.
 fn run(x: &Tensor, layers: &[Layer; 3], shape: &Shape) -> Result<Bits> {
     let (attempt, input) = (Attempt::new(), LeafId::new());
     let (mut loss_bits, mut after) = (Vec::new(), [0; 4]);
@@ -83,7 +83,7 @@ fn run(x: &Tensor, layers: &[Layer; 3], shape: &Shape) -> Result<Bits> {
                 })?;
             }
         }
-        // The input of the first layer is used again, before and after it.
+        // The input of the first layer is used before and after the segment.
         let loss = y.mul(first)?.sum_all()?;
         loss_bits.extend(bits(loss.value()));
         pass.within("layer", || after = pass.draw().block(0));
@@ -95,7 +95,7 @@ fn run(x: &Tensor, layers: &[Layer; 3], shape: &Shape) -> Result<Bits> {
 }
 
 fn model(device: &Device) -> [Layer; 3] {
-    // Two of them draw under the same path.
+    // Two layers draw under one path.
     ["layer", "other", "layer"].map(|name| Layer::new(device, name))
 }
 
@@ -146,7 +146,7 @@ fn a_checkpoint_keeps_its_input_and_runs_twice() -> Outcome {
         assert_eq!(layer.calls.get(), usize::from(again));
         Ok(live)
     };
-    // The result and the new value of the buffer stay in any case.
+    // The result and the update of the buffer stay under every policy.
     assert_eq!(kept(true)?, 2 * BLOCK_BYTES);
     assert!(kept(false)? >= 6 * BLOCK_BYTES);
     Ok(())

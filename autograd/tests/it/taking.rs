@@ -17,8 +17,8 @@ fn leaves(dtype: DType) -> Leaves {
     })
 }
 
-/// Multiplies by one leaf after the other. At each of `cuts` the rest is a segment that is computed
-/// again.
+/// The product of `x` and one leaf after the other. At each of `cuts` the rest is a recomputed
+/// segment.
 fn chain(pass: &Pass, mut x: Var, uses: &[usize], cuts: &[usize], leaves: &Leaves) -> Result<Var> {
     for (at, &leaf) in uses.iter().enumerate() {
         if let Some((&cut, cuts)) = cuts.split_first()
@@ -36,7 +36,7 @@ fn chain(pass: &Pass, mut x: Var, uses: &[usize], cuts: &[usize], leaves: &Leave
     Ok(x)
 }
 
-/// A pass over part `part` of a batch and its loss.
+/// A pass over one part of a batch, and its loss.
 fn part(attempt: &Attempt, part: u64, case: &Case, leaves: &Leaves) -> Result<(Pass, Var)> {
     let pass = Pass::train(RandomKey::new(part), attempt);
     let device = leaves[0].1.device();
@@ -49,7 +49,7 @@ fn part(attempt: &Attempt, part: u64, case: &Case, leaves: &Leaves) -> Result<(P
 
 #[derive(Clone, Debug)]
 struct Case {
-    /// The leaves that are used, one after the other.
+    /// Indices of the leaves in the order of use.
     uses: Vec<usize>,
     cuts: Vec<usize>,
     dtype: DType,
@@ -100,7 +100,7 @@ fn taken_gradients_are_whole_and_their_leaves_may_be_written() {
             .map(|&leaf| attempt.gradient(leaf).map(|sum| all_bits(&sum)))
             .collect();
 
-        // A trial sees the same and changes nothing.
+        // A trial has the same sums and does not change the attempt.
         let trial = attempt.trial();
         let (pass, loss) = part(&trial, case.parts - 1, &case, &leaves).unwrap();
         let mut tried = BTreeMap::new();
@@ -133,7 +133,7 @@ fn taken_gradients_are_whole_and_their_leaves_may_be_written() {
     }
 }
 
-/// In a chain without shared leaves one gradient is there at a time.
+/// A chain without shared leaves has one gradient at a time.
 #[test]
 fn gradients_come_one_by_one() {
     let leaves = leaves(DType::F32);

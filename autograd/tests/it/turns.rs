@@ -1,4 +1,4 @@
-//! Several models that are trained in turn.
+//! Turns: steps that train several models one after the other.
 
 use lowtide_autograd::{Attempt, LeafId, Pass, Turn};
 use lowtide_tensor::{DType, RandomKey, Tensor};

@@ -26,7 +26,7 @@ pub(super) fn all(cases: &mut Cases) {
     for order in [GridOrder::Matrix, GridOrder::Plane] {
         cases.add("meshgrid", &[&[2], &[3], &[]], AROUND_ZERO, move |_, x| {
             let points = Var::meshgrid(x, order)?;
-            // Each of them has a weight of its own.
+            // Each part has a weight of its own.
             let weighted = (1_u8..).zip(points).map(|(n, x)| x.mul_scalar(f64::from(n)));
             Var::stack(weighted.collect::<Result<_>>()?, 0)
         });

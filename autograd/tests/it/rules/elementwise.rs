@@ -4,12 +4,12 @@ use lowtide_tensor::{Device, Replacements, Tensor};
 use super::{AROUND_ZERO, Cases, NEGATIVE, POSITIVE, pair};
 use crate::common::values;
 
-/// Inside the domain of ln(1 + x).
+/// A range inside the domain of ln(1 + x).
 const AWAY_FROM_MINUS_ONE: [f64; 2] = [-0.5, 1.0];
 
 type Unary = fn(Var) -> Result<Var>;
 type Binary = fn(Var, Var) -> Result<Var>;
-/// Shapes that go together, broadcast in every way.
+/// Shapes that broadcast to each other in every way.
 const PAIRS: [[&[usize]; 2]; 7] = [
     [&[2, 3], &[2, 3]],
     [&[2, 3], &[3]],
@@ -20,9 +20,9 @@ const PAIRS: [[&[usize]; 2]; 7] = [
     [&[1, 2], &[2, 1]],
 ];
 const ABOVE_ONE: [f64; 2] = [1.2, 3.0];
-/// Inside the domain of arcus functions.
+/// A range inside the domain of the arcsine and arccosine.
 const INSIDE_ONE: [f64; 2] = [-0.9, 0.9];
-/// Beyond where the hard functions bend.
+/// A range beyond the kinks of the hard activation functions.
 const WIDE: [f64; 2] = [-5.0, 5.0];
 const SHAPES: [&[usize]; 4] = [&[2, 3], &[5], &[], &[0, 2]];
 
@@ -151,7 +151,7 @@ pub(super) fn functions(cases: &mut Cases) {
     }
 }
 
-/// Where a number of its own is positive, under `shape`.
+/// A random mask of the given shape.
 fn mask(device: &Device, shape: &[usize]) -> lowtide_tensor::TensorResult<Tensor> {
     let numbers = values("mask", shape.iter().product(), -1.0, 1.0);
     Tensor::from_slice(device, shape, &numbers)?.gt_scalar(0.0)

@@ -7,7 +7,7 @@ fn index(device: &Device, shape: &[usize], values: &[i64]) -> lowtide_tensor::Te
     Tensor::from_slice(device, shape, values)
 }
 
-/// Places along an axis of length 3; some of them twice.
+/// Places along an axis of length 3, some of them twice.
 const PLACES: [i64; 8] = [2, 0, 0, 1, 2, 2, 0, 1];
 
 pub(super) fn indices(cases: &mut Cases) {
@@ -18,7 +18,7 @@ pub(super) fn indices(cases: &mut Cases) {
             let index = index(x.value().device(), &shape, places)?;
             x.gather(axis, &index)
         });
-        // A source larger than the index, and one of its size.
+        // Sources larger than the index, and of its size.
         for source in [shape, [shape[0] + 1, shape[1] + 2]] {
             cases.add("scatter", &[&x, &source], AROUND_ZERO, move |_, vars| {
                 let (x, source) = pair(vars);
@@ -48,7 +48,7 @@ pub(super) fn indices(cases: &mut Cases) {
         cases.add("index_copy", &[&[3, 3, 3], &source], AROUND_ZERO, move |_, vars| {
             let (x, source) = pair(vars);
             let index = index(x.value().device(), &[5], selected)?;
-            // Into a buffer that is free, and into one that is somebody else's.
+            // Once into a free buffer, and once into a buffer that something else needs.
             let y = x.clone().mul_scalar(2.0)?.index_copy(axis, &index, source.clone())?;
             y.mul(x.index_copy(axis, &index, source)?)
         });
@@ -75,7 +75,7 @@ pub(super) fn indices(cases: &mut Cases) {
 const ARRIVALS: [Arrival; 2] = [Arrival::Replace, Arrival::Add];
 
 pub(super) fn places(cases: &mut Cases) {
-    // Some places twice; one index has fewer dimensions and is stretched.
+    // Some places stand twice. One index has fewer dimensions and is broadcast.
     let pairs = |device: &Device| -> Result<[Tensor; 2]> {
         let rows = index(device, &[2, 1], &[1, 0])?;
         Ok([rows, index(device, &[3], &[2, 0, 2])?])
@@ -93,7 +93,7 @@ pub(super) fn places(cases: &mut Cases) {
         x.take(&places)
     });
     for arrival in ARRIVALS {
-        // All values, and a row and a number that are stretched.
+        // Values of the full shape, and a row and a number that are broadcast.
         for values in [&[2, 3, 2][..], &[3, 1], &[]] {
             cases.add("index_put", &[&[2, 3, 2], values], AROUND_ZERO, move |_, vars| {
                 let (x, values) = pair(vars);
@@ -138,7 +138,7 @@ pub(super) fn reductions(cases: &mut Cases) {
             let shapes: [&[usize]; 2] = [&[2, 4, 2], &[2, 5, 2]];
             cases.add("index_reduce", &shapes, AROUND_ZERO, move |_, vars| {
                 let (x, source) = pair(vars);
-                // Nothing arrives at position 3.
+                // No source element reaches position 3.
                 let places = index(x.value().device(), &[5], &PLACES[..5])?;
                 x.index_reduce(1, &places, source, reduction, existing)
             });
@@ -178,7 +178,7 @@ pub(super) fn parts(cases: &mut Cases) {
             Ok(Tensor::from_slice(device, mask_shape, &values)?)
         };
         for x in [&[2, 3][..], &[1, 3]] {
-            // More than there are places.
+            // The source has more elements than the mask selects.
             cases.add("masked_scatter", &[x, &[7, 1]], AROUND_ZERO, move |_, vars| {
                 let (x, source) = pair(vars);
                 let mask = mask(x.value().device())?;

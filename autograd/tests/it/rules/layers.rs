@@ -63,7 +63,7 @@ pub(super) fn products(cases: &mut Cases) {
         cases.add("linear", &[x, &[2, 4], &[2]], AROUND_ZERO, linear);
         for bias in [&[][..], &[&[2][..]]] {
             let shapes = [&[x][..], bias].concat();
-            // A matrix that is a multiple of a few codes.
+            // The format represents the elements of this matrix exactly.
             cases.add("linear_quantized", &shapes, AROUND_ZERO, |_, x| {
                 let mut inputs = x.into_iter();
                 let x = inputs.next().expect("an input");
@@ -78,22 +78,23 @@ pub(super) fn products(cases: &mut Cases) {
                 let w = int8_weight(x.value().device())?;
                 x.linear_int8(&w, inputs.next())
             });
-            // Values go in steps, of which a difference has to span many. 8 products for a row, by
-            // 3 and weighted 1.5 at most, are half a code wrong: 1 / 127 where the largest is 2.
+            // The result is a step function of x, so a difference has to span many steps. Each row
+            // has 8 products of factors up to 3 and weights up to 1.5; x is off by at most half a
+            // code, 1 / 127 for a largest element of 2.
             cases.0.last_mut().expect("just added").tolerance =
                 Tolerance { step: 1.0, absolute: 8.0 * 3.0 * 1.5 / 127.0, relative: 0.0 };
         }
     }
 }
 
-/// A matrix of a few codes in 8 bits.
+/// A matrix that 8-bit codes represent exactly.
 fn int8_weight(device: &Device) -> Result<Quantized> {
     let w: Vec<f64> = (0..8).map(|i| f64::from(i * i % 7) - 3.0).collect();
     let w = Tensor::from_slice(device, [2, 4], &w)?;
     Ok(Quantized::encode(&w, QuantFormat::Int8Rows)?)
 }
 
-/// Straight-through: the gradients of a product of integers are those of the decoded weight.
+/// The gradient is straight-through: the rounding of x does not count.
 #[test]
 fn gradients_of_int8_products_are_those_of_the_decoded_weight() -> Outcome {
     type Product = fn(Var, &Quantized, Option<Var>) -> Result<Var>;
@@ -134,7 +135,7 @@ fn with_addends(cases: &mut Cases) {
     }
 }
 
-/// Adds an operation without parameters, with each of them, and with both.
+/// Adds an operation without parameters, with each parameter alone, and with both.
 fn with_parameters(
     cases: &mut Cases,
     rule: &'static str,
@@ -189,7 +190,7 @@ pub(super) fn normalizations(cases: &mut Cases) {
     for (shape, axis) in [(&[3, 4][..], 1), (&[3, 4], 0), (&[2, 3, 2], 1), (&[5], 0), (&[], 0)] {
         cases.unary("softmax", shape, AROUND_ZERO, move |x| x.softmax(axis));
         cases.unary("log_softmax", shape, AROUND_ZERO, move |x| x.log_softmax(axis));
-        // A result that something else still needs.
+        // The result is used a second time, so its gradient cannot be written over it.
         cases.unary("softmax", shape, AROUND_ZERO, move |x| {
             let y = x.clone().exp()?.softmax(axis)?;
             y.clone().mul(x)?.add(y)
@@ -214,25 +215,25 @@ pub(super) fn others(cases: &mut Cases) {
 
 fn rotary(cases: &mut Cases) {
     for pairs in [RotaryPairs::Interleaved, RotaryPairs::HalfSplit] {
-        // Of the first input, the buffer is somebody else's; of the second, the operation's.
+        // The first call's input is shared; the second call's input has a free buffer.
         cases.unary("rotary", &[2, 3, 5], AROUND_ZERO, move |x| {
             let angles = Tensor::from_slice(x.value().device(), [3, 2], &values("a", 6, 0.0, 6.0))?;
             let (cos, sin) = (angles.cos()?, angles.sin()?);
             x.rotary(&cos, &sin, pairs)?.exp()?.rotary(&cos, &sin, pairs)
         });
-        for [turned, heads] in [[1, 2], [2, 2], [0, 2], [2, 3]] {
+        for [rotated, heads] in [[1, 2], [2, 2], [0, 2], [2, 3]] {
             cases.unary("rotary_heads", &[2, 3, heads * 5], AROUND_ZERO, move |x| {
                 let angles = values("a", 6, 0.0, 6.0);
                 let angles = Tensor::from_slice(x.value().device(), [3, 2], &angles)?;
                 let (cos, sin) = (angles.cos()?, angles.sin()?);
-                let turn = |x: Var| x.rotary_heads(&cos, &sin, pairs, [turned, heads]);
-                turn(turn(x)?.exp()?)
+                let rotate = |x: Var| x.rotary_heads(&cos, &sin, pairs, [rotated, heads]);
+                rotate(rotate(x)?.exp()?)
             });
         }
     }
 }
 
-/// Every other key hidden, or a number for each, under `shape`.
+/// A random mask of truth values and an additive mask, both of the given shape.
 fn mask(device: &Device, shape: &[usize]) -> lowtide_tensor::TensorResult<[Tensor; 2]> {
     let numbers = values("mask", shape.iter().product(), -1.0, 1.0);
     let added = Tensor::from_slice(device, shape, &numbers)?;
@@ -248,7 +249,7 @@ fn attention(cases: &mut Cases) {
         AttentionOptions { causal: Causal::LowerRight, scale: Some(0.7), ..plain },
         AttentionOptions { dropout: Some(dropout), ..plain },
     ];
-    // Heads of q, of k and v; queries, keys; dimensions of q and v.
+    // [heads of q, heads of k and v], [queries, keys], [dimensions of q, dimensions of v]
     for [heads, groups, queries, keys, dim, v_dim] in
         [[1, 1, 3, 3, 2, 2], [4, 2, 2, 3, 2, 1], [2, 1, 1, 4, 3, 2]]
     {

@@ -3,7 +3,7 @@ use lowtide_tensor::{Labelling, LinearCrossEntropyOptions, PairLoss, Tensor};
 use super::{AROUND_ZERO, Cases, with_weight};
 use crate::common::values;
 
-/// Probabilities away from both ends.
+/// Probabilities away from 0 and 1.
 const PROBABILITY: [f64; 2] = [0.1, 0.9];
 
 pub(super) fn all(cases: &mut Cases) {
@@ -30,7 +30,7 @@ fn rows(cases: &mut Cases) {
             });
         }
     }
-    // Repeated labels, none, and fewer steps than there are.
+    // Targets with repeated labels and without labels; inputs shorter than the longest.
     let labels = [1_i64, 1, 2, 3, 9, 9, 9, 9, 9];
     cases.unary("ctc_loss", &[6, 3, 4], AROUND_ZERO, move |x| {
         let device = x.value().device().clone();
@@ -51,7 +51,7 @@ fn soft(cases: &mut Cases) {
                 let weight = Tensor::from_slice(&device, [3], &[0.5, 2.0, 1.25])?;
                 let weight = has_weight.then_some(&weight);
                 let labelling = Labelling { smoothing, weight, ..Default::default() };
-                // Both where the logits are somebody else's and where they are the record's.
+                // Once with shared logits, and once with logits that only the record holds.
                 let other = x.clone().exp()?.soft_cross_entropy(&target, labelling)?;
                 x.soft_cross_entropy(&target, labelling)?.add(other)
             });
@@ -94,7 +94,7 @@ fn with_options(cases: &mut Cases) {
                 let weight = Tensor::from_slice(&device, [3], &[0.5, 2.0, 1.25])?;
                 let weight = has_weight.then_some(&weight);
                 let labelling = Labelling { ignore_index: 7, smoothing, weight };
-                // Both where the logits are somebody else's and where they are the record's.
+                // Once with shared logits, and once with logits that only the record holds.
                 let other = x.clone().exp()?.cross_entropy_with(&labels, labelling)?.0;
                 x.cross_entropy_with(&labels, labelling)?.0.add(other)
             });

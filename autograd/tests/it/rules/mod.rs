@@ -55,7 +55,7 @@ const SOURCES: [(&str, &str); 32] = [
 ];
 const MODULES: &str = include_str!("../../../src/rules/mod.rs");
 
-/// Where inputs come from: away from poles and, almost surely, from kinks.
+/// Ranges of inputs, away from poles and, almost surely, from kinks.
 const AROUND_ZERO: [f64; 2] = [-1.0, 1.0];
 const POSITIVE: [f64; 2] = [0.5, 2.0];
 const NEGATIVE: [f64; 2] = [-2.0, -0.5];
@@ -72,7 +72,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// The numbers of the input at place `at`, for the case at place `index` of the list.
+    /// The elements of input number `at`, for case number `index` of the list.
     pub(crate) fn values(&self, index: usize, at: usize) -> Vec<f64> {
         let [low, high] = self.range;
         values(&format!("{index}.{at}"), self.shapes[at].iter().product(), low, high)
@@ -115,7 +115,7 @@ fn pair(vars: Vec<Var>) -> (Var, Var) {
     (a, b)
 }
 
-/// An operation on a weight and perhaps a bias after its first input.
+/// Calls an operation on an input, a weight and an optional bias.
 fn with_weight(
     vars: Vec<Var>,
     function: impl Fn(Var, Var, Option<Var>) -> Result<Var>,
@@ -126,7 +126,7 @@ fn with_weight(
     function(x, w, next())
 }
 
-/// The one list of all rules.
+/// The cases of all rules.
 pub(crate) fn all() -> Vec<Case> {
     let mut cases = Cases(Vec::new());
     convert(&mut cases);
@@ -157,7 +157,7 @@ pub(crate) fn all() -> Vec<Case> {
     cases.0
 }
 
-/// The way there and back is the identity of f32: only as exact as that, so moved far.
+/// The conversion to f32 and back is only as exact as f32, so the step of the difference is large.
 fn convert(cases: &mut Cases) {
     let narrowed = |x: Var| x.to_dtype(DType::F32)?.mul_scalar(2.0)?.to_dtype(DType::F64);
     cases.unary("to_dtype", &[2, 3], AROUND_ZERO, narrowed);
@@ -238,7 +238,7 @@ fn network(cases: &mut Cases) {
     }
 }
 
-/// How an input lies in its storage.
+/// The layout of an input in its storage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lies {
     Contiguous,
@@ -248,7 +248,7 @@ enum Lies {
     Reversed,
 }
 
-/// `values` in row-major order under `shape`, lying as asked.
+/// A tensor of `values` in row-major order with the given layout.
 fn input(
     device: &Device,
     shape: &[usize],
@@ -306,8 +306,8 @@ fn rules_agree_with_differences_on_reversed_inputs() -> Outcome {
     check_all(Lies::Reversed)
 }
 
-/// Rules whose derivative jumps where elements are equal, so that there is no difference to compare
-/// with; the gradient is still that of a contiguous input.
+/// Rules whose derivative jumps at ties, where finite differences say nothing. Their gradients are
+/// compared with those of a contiguous input instead.
 const JUMP_AT_TIES: [&str; 39] = [
     "adaptive_max_pool2d",
     "amax",
@@ -361,7 +361,7 @@ fn gradients_at(case: &Case, inputs: &[Tensor]) -> Result<Vec<Vec<f64>>> {
     Ok(leaves.into_iter().map(gradient).collect::<lowtide_tensor::TensorResult<_>>()?)
 }
 
-/// Each input in turn is one slice, seen as often as the dimension is long.
+/// Each input in turn is one slice that is expanded along a dimension.
 #[test]
 fn rules_agree_with_differences_on_broadcast_inputs() -> Outcome {
     let device = cpu();
@@ -417,7 +417,7 @@ fn the_list_names_every_rule() {
     assert_eq!(declared, SOURCES.map(|(module, _)| module).into(), "modules of rules");
 
     let name = |line: &'static str| line.trim_start().strip_prefix("pub fn ")?.split('(').next();
-    // A macro's own `pub fn $name` is none.
+    // The `pub fn $name` inside a macro declares no rule.
     let is_name = |name: &&str| !name.starts_with('$');
     let lines = SOURCES.iter().flat_map(|(_, source)| source.lines());
     let written: BTreeSet<&str> = lines.filter_map(name).filter(is_name).collect();

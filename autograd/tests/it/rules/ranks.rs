@@ -58,7 +58,7 @@ pub(super) fn statistics(cases: &mut Cases) {
             x.dist(y, order)
         });
         for axis in 0..3 {
-            // Some slices are scaled down and some are not, and none is close to the limit.
+            // One limit scales all slices down, the other none. No norm is close to a limit.
             cases.unary("renorm", SHAPE, POSITIVE, move |x| x.renorm(order, axis, 0.5));
             cases.unary("renorm", SHAPE, NEGATIVE, move |x| x.renorm(order, axis, 50.0));
         }
@@ -74,7 +74,7 @@ pub(super) fn statistics(cases: &mut Cases) {
         let (frequencies, weights) = (Some(&frequencies), Some(&weights));
         x.cov(Covariance { correction: 1.0, frequencies, weights })
     });
-    // Rows that are constant have no correlation: this keeps them apart where x is one column.
+    // Constant rows have no correlation, so this makes broadcast rows differ.
     cases.unary("corrcoef", &[3, 5], AROUND_ZERO, |x| {
         let apart: Vec<f64> = (0..15).map(|i| f64::from(i * i * 7 % 11 - 5)).collect();
         let apart = Tensor::from_slice(x.value().device(), [3, 5], &apart)?;
@@ -90,7 +90,7 @@ pub(super) fn statistics(cases: &mut Cases) {
     }
 }
 
-/// The digits that a half type drops from running sums and norms would be factors of the gradient.
+/// A gradient computed from a rounded sum or norm would contain its rounding error as a factor.
 #[test]
 fn gradients_of_half_types_do_not_follow_the_rounding_of_results() -> Outcome {
     type Rule = fn(Var) -> Result<Var>;

@@ -36,7 +36,7 @@ pub(super) fn over_axes(cases: &mut Cases) {
         }
         cases.unary(rule, &[], range, move |x| function(x, &[]));
     }
-    // Of one element there is no deviation.
+    // One element has no deviation.
     let spreads: [(&'static str, Over); 5] = [
         ("var", |x, axes| x.var(axes, 1.0)),
         ("var", |x, axes| x.var(axes, 0.0)),

@@ -5,7 +5,7 @@ use super::{AROUND_ZERO, Cases, pair};
 
 const SHAPE: &[usize] = &[2, 3, 4];
 
-/// The parts, each with a weight of its own, except for the one at `without`.
+/// The sums of the parts, each with a weight of its own, except for the part at `without`.
 fn weighed(parts: Vec<Var>, without: usize) -> Result<Var> {
     let weighed = parts.into_iter().enumerate().filter(|&(at, _)| at != without);
     let squares = weighed.map(|(at, part)| part.mul_scalar(1.5 + at as f64)?.sum_all());
@@ -23,7 +23,7 @@ pub(super) fn of_parts(cases: &mut Cases) {
     for (axis, start, end, step) in [(2, 1, 4, 2), (1, 0, 3, 2), (2, 0, 4, 1), (0, 1, 1, 3)] {
         cases.unary("slice", SHAPE, AROUND_ZERO, move |x| x.slice(axis, start..end, step));
     }
-    // With all parts in the loss, and with one left out.
+    // First all parts are in the loss, then one is left out.
     for without in [9, 0, 1] {
         cases.unary("split", SHAPE, AROUND_ZERO, move |x| weighed(x.split(1, 2)?, without));
         cases.unary("chunk", SHAPE, AROUND_ZERO, move |x| weighed(x.chunk(2, 3)?, without));
@@ -34,7 +34,7 @@ pub(super) fn of_parts(cases: &mut Cases) {
     for (offset, a, b) in [(0, 0, 1), (1, 1, 2), (-1, 2, 0), (1, 0, 2), (7, 1, 2)] {
         cases.unary("diagonal", SHAPE, AROUND_ZERO, move |x| x.diagonal(offset, a, b));
     }
-    // Windows that overlap, more and fewer than they are long, side by side, and apart.
+    // Windows that overlap (more and fewer windows than their length), touch, and stand apart.
     for (len, axis, window, step) in
         [(7, 0, 2, 1), (5, 1, 4, 1), (7, 0, 3, 2), (6, 1, 2, 2), (7, 0, 2, 3)]
     {

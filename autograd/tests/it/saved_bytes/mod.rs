@@ -1,4 +1,4 @@
-//! What each rule keeps for backward, next to PyTorch; the table of the rules' README.
+//! The bytes that each rule saves for backward, beside PyTorch's: the table of the rules' README.
 
 mod table;
 
@@ -14,10 +14,10 @@ use crate::rules::all;
 const PYTORCH: &str = include_str!("../../fixtures/saved_bytes.txt");
 const README: &str = include_str!("../../../src/rules/README.md");
 
-/// Rules that are another one of the table with other shapes or numbers, or made of it.
+/// Rules that equal a rule of the table with other shapes or numbers, or are composed of it.
 const LIKE_OTHERS: [(&str, &[&str]); 38] = [
     ("adaptive_max_pool2d", &["max_pool2d_with"]),
-    // Nothing: the codes are the model's.
+    // Both save nothing: the model holds the codes.
     ("add", &["linear_int8", "linear_quantized"]),
     ("addmm", &["addmv", "baddbmm"]),
     ("amax", &["amax_keep", "aminmax", "aminmax_keep"]),
@@ -108,7 +108,7 @@ fn no_rule_keeps_more_than_pytorch() -> Outcome {
     Ok(())
 }
 
-/// Bytes with separators, 73,728.
+/// A number of bytes with separators, as in 73,728.
 fn grouped(bytes: usize) -> String {
     let digits = bytes.to_string();
     let mut text = String::new();

@@ -14,7 +14,7 @@ const LINE: &[usize] = &[4, 8, 100];
 const IMAGE: &[usize] = &[4, 8, 12, 12];
 const HEADS: &[usize] = &[2, 4, 16, 8];
 
-/// What operations read beside their inputs; it belongs to others and does not count.
+/// Tensors that operations read beside their inputs. The caller holds them, so they do not count.
 pub(super) struct Beside {
     pub(super) mask: Tensor,
     places: Tensor,
@@ -58,7 +58,7 @@ fn three(vars: Vec<Var>) -> [Var; 3] {
     vars.try_into().unwrap_or_else(|_| panic!("three inputs"))
 }
 
-/// `NAME(x, ..) = formula;` for rules of inputs of one shape.
+/// Rows `NAME(x, ..) = formula;` for rules whose inputs have one shape.
 macro_rules! rows {
     ($shapes:expr, $take:ident: $($name:ident($($x:pat),*) = $run:expr;)*) => {
         vec![$((stringify!($name), $shapes as &[&[usize]], {
