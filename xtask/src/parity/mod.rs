@@ -1,28 +1,36 @@
-//! `cargo xtask parity`: makes the reference values anew with the PyTorch that is at hand, and
-//! compares them with the ones that are checked in; then runs the tests that compare lowtide with
-//! those.
+//! `cargo xtask parity`: makes the reference values anew with the PyTorch at hand, compares them
+//! with the values that are checked in, and runs the tests that compare lowtide with them.
 //!
 //! The scripts below `CRATE/tests/fixtures` write beside themselves, so they run as copies.
 
-use std::collections::BTreeMap;
+mod tensor_file;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use half::{bf16, f16};
-use safetensors::{Dtype, SafeTensors};
-
 use crate::{test, workspace};
+use tensor_file::Tensor;
 
-/// Where reference values are, and what the names of the tests that read them contain.
-const CRATES: [(&str, &str); 4] =
-    [("tensor", "golden"), ("autograd", "pytorch"), ("nn", "pytorch"), ("amp", "pytorch")];
+/// A crate with reference values.
+struct References {
+    folder: &'static str,
+    /// A part of the names of the tests that read the values.
+    tests: &'static str,
+}
 
-/// How far values may be apart, relative to the larger of their size and 1: processors and
-/// versions of PyTorch differ in the order of sums, and the longest values are those of 20 steps.
+const REFERENCES: &[References] = &[
+    References { folder: "tensor", tests: "golden" },
+    References { folder: "autograd", tests: "pytorch" },
+    References { folder: "nn", tests: "pytorch" },
+    References { folder: "amp", tests: "pytorch" },
+];
+
+/// The largest difference of two values, relative to the larger of their size and 1: processors and
+/// versions of PyTorch differ in the order of sums, and some values are the results of 20 steps.
 pub const TOLERANCE: f64 = 2e-3;
 
-/// What the scripts import.
+/// The imports of the scripts.
 const IMPORTS: &str = "import torch, numpy, safetensors";
 
 /// Keeps PyTorch to the instructions that the checked-in values were made with. With AVX-512 its
@@ -30,14 +38,14 @@ const IMPORTS: &str = "import torch, numpy, safetensors";
 const INSTRUCTIONS: [(&str, &str); 2] =
     [("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2")];
 
-/// Runs it; `Ok(false)` when something differs or a test fails.
+/// Runs the command; `Ok(false)` when a value differs or a test fails.
 ///
 /// # Errors
 /// One line about arguments, and about files or programs that cannot be used.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let only = match arguments {
         [] => None,
-        [folder] if CRATES.iter().any(|(name, _)| name == folder) => Some(folder.as_str()),
+        [folder] if REFERENCES.iter().any(|of| of.folder == folder) => Some(folder.as_str()),
         _ => {
             let found = arguments.join(" ");
             return Err(format!("parity takes tensor, autograd, nn or amp, got `{found}`"));
@@ -51,8 +59,9 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
         return Ok(true);
     };
     let mut good = true;
-    let crates = CRATES.iter().filter(|(name, _)| only.is_none_or(|only| only == *name));
-    for (folder, _) in crates.clone() {
+    let is_wanted = |of: &&References| only.is_none_or(|only| only == of.folder);
+    let wanted = REFERENCES.iter().filter(is_wanted);
+    for References { folder, .. } in wanted.clone() {
         let checked_in = root.join(folder).join("tests/fixtures");
         let fresh = root.join("target/parity").join(folder);
         make(&python, &checked_in, &fresh)?;
@@ -63,18 +72,18 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
             println!("{folder}/{}: {}", name.display(), outcome.unwrap_or_else(|why| why));
         }
     }
-    // As `cargo xtask test` builds them, so that what is built already serves.
+    // The selection of `cargo xtask test`, so that its builds are used again.
     let status = workspace::cargo(root)
         .args(["test"].into_iter().chain(test::scope(None).split_whitespace()))
         .args(["--no-fail-fast", "--test", "it", "--"])
-        .args(crates.map(|(_, tests)| tests))
+        .args(wanted.map(|of| of.tests))
         .status()
         .map_err(|error| format!("cargo does not start: {error}"))?;
     good &= status.success();
     Ok(good)
 }
 
-/// A Python that has what the scripts import.
+/// A Python that has the imports of the scripts.
 fn python() -> Option<PathBuf> {
     let python = std::env::var_os("LOWTIDE_PYTHON").unwrap_or_else(|| "python3".into());
     let mut command = Command::new(&python);
@@ -82,7 +91,7 @@ fn python() -> Option<PathBuf> {
     status.is_ok_and(|status| status.success()).then(|| python.into())
 }
 
-/// Runs copies of the scripts of a folder in another one, which is emptied before.
+/// Runs copies of the scripts of a folder in `fresh`, which is emptied before.
 fn make(python: &Path, scripts: &Path, fresh: &Path) -> Result<(), String> {
     let at = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
     if fresh.exists() {
@@ -168,58 +177,40 @@ pub fn compare_text(fresh: &str, known: &str) -> Result<f64, String> {
     Ok(largest)
 }
 
-/// The largest difference of the values in two files.
+/// The largest difference of the values in two safetensors files.
 ///
 /// # Errors
-/// The first tensor that only one of them has, or that differs by more than the tolerance.
+/// The first tensor that only one file has, or that differs by more than the tolerance.
 pub fn compare_tensors(fresh: &[u8], known: &[u8]) -> Result<f64, String> {
-    let open = |bytes| SafeTensors::deserialize(bytes).map_err(|error| error.to_string());
-    let (fresh, known) = (open(fresh)?, open(known)?);
-    let by_name = |file: &SafeTensors<'_>| -> BTreeMap<String, (Dtype, Vec<usize>, Vec<f64>)> {
-        let tensor = |name: &str, view: safetensors::tensor::TensorView<'_>| {
-            let values = numbers(view.dtype(), view.data());
-            (name.to_owned(), (view.dtype(), view.shape().to_vec(), values))
-        };
-        file.iter().map(|(name, view)| tensor(name, view)).collect()
-    };
-    let (fresh, known) = (by_name(&fresh), by_name(&known));
+    let (fresh, known) = (tensor_file::read(fresh)?, tensor_file::read(known)?);
     if let Some(name) = known.keys().find(|name| !fresh.contains_key(*name)) {
         return Err(format!("{name} is not made any more"));
     }
     let mut largest = 0.0_f64;
-    for (name, (dtype, shape, values)) in fresh {
-        let Some((known_dtype, known_shape, known_values)) = known.get(&name) else {
+    for (name, tensor) in &fresh {
+        let Some(known) = known.get(name) else {
             return Err(format!("{name} is not checked in"));
         };
-        if (dtype, &shape) != (*known_dtype, known_shape) {
+        let Tensor { dtype, shape, .. } = tensor;
+        if (dtype, shape) != (&known.dtype, &known.shape) {
             return Err(format!(
-                "{name}: {dtype:?} {shape:?}, not {known_dtype:?} {known_shape:?}"
+                "{name}: {dtype} {shape:?}, not {} {:?}",
+                known.dtype, known.shape
             ));
         }
-        for (index, (a, b)) in values.iter().zip(known_values).enumerate() {
+        for (index, (a, b)) in tensor.numbers().into_iter().zip(known.numbers()).enumerate() {
             let differ = || format!("{name}[{index}]: {a}, checked in is {b}");
-            largest = largest.max(difference(*a, *b).ok_or_else(differ)?);
+            largest = largest.max(difference(a, b).ok_or_else(differ)?);
         }
     }
     Ok(largest)
 }
 
-/// How far numbers are apart, relative to the larger of `b` and 1; `None` if that is too far.
+/// The difference of two numbers, relative to the larger of `b` and 1; `None` above the tolerance.
 fn difference(a: f64, b: f64) -> Option<f64> {
     if a == b || (a.is_nan() && b.is_nan()) {
         return Some(0.0);
     }
     let difference = (a - b).abs() / b.abs().max(1.0);
     (difference <= TOLERANCE).then_some(difference)
-}
-
-/// Little-endian values, or their bytes for types that hold no numbers to round.
-fn numbers(dtype: Dtype, data: &[u8]) -> Vec<f64> {
-    match dtype {
-        Dtype::F64 => data.as_chunks().0.iter().map(|x| f64::from_le_bytes(*x)).collect(),
-        Dtype::F32 => data.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x).into()).collect(),
-        Dtype::F16 => data.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).into()).collect(),
-        Dtype::BF16 => data.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).into()).collect(),
-        _ => data.iter().map(|&byte| byte.into()).collect(),
-    }
 }
