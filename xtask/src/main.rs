@@ -1,12 +1,14 @@
-//! `cargo xtask test | tidy | kernels | gpu-bundle | bench | parity | scoreboard | data`: dispatch
-//! and help.
+//! `cargo xtask COMMAND`: dispatch and help.
 
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use xtask::{bench, data, gpu_bundle, kernels, parity, peers, scoreboard, test, tidy, workspace};
+use xtask::tree::Tree;
+use xtask::{
+    bench, data, gpu_bundle, house, kernels, parity, peers, scoreboard, test, tidy, workspace,
+};
 
 const HELP: &str = "\
 usage: cargo xtask COMMAND
@@ -18,6 +20,8 @@ usage: cargo xtask COMMAND
                          --deep adds sanitizers, loom, Miri and long property tests;
                          --section runs those of these names alone, such as \"thread sanitizer\"
   tidy                   checks of the tracked files only
+  house [CRATE]          sizes of files, functions, circles of imports and public items by crate,
+                         or the places behind the numbers of one crate
   kernels [--write]      compile the CUDA kernels with NVRTC from PyPI: what they need of a device
                          nothing spills, none needs more than needs.txt says;
                          --write writes that, and the PTX for programs with the feature ptx
@@ -57,7 +61,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// `Ok(false)` is a check that failed and has said so; `Err` is one line about why nothing ran.
+/// Runs a command. `Ok(false)` is a check that failed and has printed so; `Err` is one line about
+/// why nothing ran.
 fn dispatch(arguments: &[String]) -> Result<bool, String> {
     let Some((command, rest)) = arguments.split_first() else {
         println!("{HELP}");
@@ -70,6 +75,7 @@ fn dispatch(arguments: &[String]) -> Result<bool, String> {
     match command.as_str() {
         "test" => test::run(&root()?, &test::Options::parse(rest)?),
         "tidy" => run_tidy(&root()?, rest),
+        "house" => house::run(&root()?, rest),
         "kernels" => kernels::run(&root()?, rest),
         "gpu-bundle" => gpu_bundle::run(&root()?, rest),
         "bench" if rest.first().is_some_and(|first| first == "--peers") => {
@@ -93,7 +99,7 @@ fn run_tidy(root: &Path, rest: &[String]) -> Result<bool, String> {
     if let Some(extra) = rest.first() {
         return Err(format!("tidy takes no argument, got `{extra}`"));
     }
-    let tree = tidy::Tree::read(root)?;
+    let tree = Tree::read(root)?;
     let mut clean = true;
     for check in tidy::CHECKS {
         for finding in (check.run)(&tree) {

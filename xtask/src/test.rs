@@ -9,6 +9,7 @@ use std::time::Instant;
 pub use crate::needs::Needs;
 use crate::needs::SANITIZER_TARGET;
 use crate::tally::{Counts, Tally};
+use crate::tree::Tree;
 use crate::{tidy, workspace};
 
 /// How cargo starts tests under the address sanitizer of the C++ compiler: themselves, not cargo.
@@ -429,7 +430,7 @@ fn run_section(root: &Path, section: &Section) -> Counts {
 }
 
 fn run_tidy(root: &Path) -> Counts {
-    let tree = match tidy::Tree::read(root) {
+    let tree = match Tree::read(root) {
         Ok(tree) => tree,
         Err(reason) => return Counts::skipped("tidy", reason),
     };

@@ -1,8 +1,10 @@
 //! The import graph of the workspace: which crate may depend on which.
 
-use super::{Finding, Tree};
+use super::Finding;
+use crate::tree::Tree;
 
-/// Each crate with those its arrows point to. A crate may also import what it reaches through them.
+/// Each crate with the crates that its arrows point to. It may also import the crates that it
+/// reaches through them.
 const ARROWS: [(&str, &[&str]); 13] = [
     ("allocator", &[]),
     ("trace", &["allocator"]),
@@ -19,7 +21,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("xtask", &[]),
 ];
 
-/// Dependencies between members that no arrow leads to, and members that the graph does not name.
+/// Dependencies between members that no arrow leads to, and members outside the graph.
 ///
 /// Dev-dependencies are free: they do not reach the users of a crate.
 pub fn check(tree: &Tree) -> Vec<Finding> {

@@ -1,25 +1,9 @@
-//! Markdown: relative links and anchors lead somewhere, and the README of a crate is short.
+//! Markdown: relative links and anchors lead somewhere.
 
-use super::{File, Finding, Tree};
+use super::Finding;
+use crate::tree::{File, Tree};
 
-/// A README is read before the first line of code is; longer texts belong in the crate's docs.
-const README_LINES_MAX: usize = 80;
-
-/// The READMEs beside a member's manifest with more than `README_LINES_MAX` lines.
-pub fn check_readme_lengths(tree: &Tree) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for (file, text) in tree.texts() {
-        let Some(folder) = file.folder_of("README.md") else { continue };
-        let count = text.lines().count();
-        if count > README_LINES_MAX && tree.get(&format!("{folder}/Cargo.toml")).is_some() {
-            let message = format!("{count} lines, {README_LINES_MAX} are the limit");
-            findings.push(Finding::at(file, README_LINES_MAX, message));
-        }
-    }
-    findings
-}
-
-/// Relative links to what is not tracked, and anchors that no heading has.
+/// Relative links to files that are not tracked, and anchors that no heading has.
 ///
 /// Addresses with a scheme are not followed: the check needs no network.
 pub fn check_links(tree: &Tree) -> Vec<Finding> {

@@ -1,6 +1,7 @@
 //! Paths that exist on one machine only.
 
-use super::{Finding, Tree};
+use super::Finding;
+use crate::tree::Tree;
 
 /// Split so that this file does not contain what it looks for.
 const MACHINE_ROOTS: [&str; 3] =

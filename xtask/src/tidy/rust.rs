@@ -1,10 +1,10 @@
-//! Rust sources line by line: the first line, the length, where imports come from, words of
-//! comments, and what must not be left behind.
+//! Rust sources line by line: the first line, the length, the modules of imports, and code that
+//! must not stay.
 
-use super::source::Source;
-use super::{Finding, Tree};
+use super::Finding;
+use crate::tree::Tree;
 
-/// The width of a line, as in `.rustfmt.toml`, which leaves comments and strings alone.
+/// The width of a line, as in `.rustfmt.toml`, which does not wrap comments and strings.
 const COLUMNS_MAX: usize = 100;
 
 /// Files that do not start with a `//!` line or `#![doc`.
@@ -50,8 +50,8 @@ pub fn check_line_lengths(tree: &Tree) -> Vec<Finding> {
 /// Code that says that something is unfinished, switched off or being debugged.
 pub fn check_leftovers(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (file, text) in tree.with_extension("rs") {
-        for (index, line) in Source::parse(text).lines.iter().enumerate() {
+    for file in tree.rust_files() {
+        for (index, line) in file.source().lines.iter().enumerate() {
             for leftover in ["#[ignore", "todo!", "unimplemented!", "dbg!"] {
                 if contains_word(&line.code, leftover) {
                     findings.push(Finding::at(file, index, format!("`{leftover}` in the code")));
@@ -66,13 +66,13 @@ pub fn check_leftovers(tree: &Tree) -> Vec<Finding> {
 /// The module that a type is in says which floor of the crate a file stands on; the root hides it.
 pub fn check_root_imports(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (file, text) in tree.with_extension("rs") {
+    for file in tree.rust_files() {
         let is_root = file.path.ends_with("/lib.rs") || file.path.ends_with("/main.rs");
         if is_root || !file.path.contains("/src/") {
             continue;
         }
         let mut group_depth = 0;
-        for (index, line) in Source::parse(text).lines.iter().enumerate() {
+        for (index, line) in file.source().lines.iter().enumerate() {
             let mut rest = line.code.as_str();
             if group_depth == 0 {
                 let Some(at) = rest.find("crate::") else { continue };
@@ -94,7 +94,7 @@ pub fn check_root_imports(tree: &Tree) -> Vec<Finding> {
 
 const ROOT_IMPORT: &str = "imported from the crate's root; name the module that it is in";
 
-/// Whether a line of `crate::{..}` names a type of the root. Keeps track of the braces.
+/// True if a line of `crate::{..}` names a type of the root. `depth` counts the open braces.
 fn names_of_root(line: &str, depth: &mut usize) -> bool {
     let mut before = ',';
     let mut found = false;
@@ -111,63 +111,8 @@ fn names_of_root(line: &str, depth: &mut usize) -> bool {
     found
 }
 
-/// Whether a sentence is an article and a noun, "The key", which a field's name says as well.
-fn is_bare_noun(sentence: &str) -> bool {
-    let mut words = sentence.split(' ');
-    let is_noun = |word: &str| word.chars().all(|letter| letter.is_ascii_lowercase());
-    matches!(words.next(), Some("the" | "its"))
-        && words.next().is_some_and(is_noun)
-        && words.next().is_none()
-}
-
-/// Comments with a pronoun for a person that the code does not have, and those that are no more
-/// than a question word or a noun.
-pub fn check_words(tree: &Tree) -> Vec<Finding> {
-    const NO_ONE: [&str; 4] = ["somebody", "nobody", "anybody", "whoever"];
-    const NOTHING: [&str; 11] = [
-        "it",
-        "how",
-        "where",
-        "which",
-        "why",
-        "when",
-        "likewise",
-        "how much",
-        "how many",
-        "who asked",
-        "for whom",
-    ];
-    let mut findings = Vec::new();
-    for (file, text) in tree.with_extension("rs") {
-        if !file.path.contains("/src/") {
-            continue;
-        }
-        let source = Source::parse(text);
-        for (index, line) in source.lines.iter().enumerate() {
-            let comment = line.comment.to_lowercase();
-            for word in NO_ONE {
-                if contains_word(&comment, word) {
-                    let message = format!("`{word}`: say which thread, stream, owner or reader");
-                    findings.push(Finding::at(file, index, message));
-                }
-            }
-            let is_alone = |at: Option<usize>| {
-                at.and_then(|at| source.lines.get(at)).is_none_or(|line| !line.has_comment)
-            };
-            let sentence = comment.trim().trim_end_matches('.');
-            if (NOTHING.contains(&sentence) || is_bare_noun(sentence))
-                && is_alone(index.checked_sub(1))
-                && is_alone(Some(index + 1))
-            {
-                findings.push(Finding::at(file, index, "the comment says nothing"));
-            }
-        }
-    }
-    findings
-}
-
 /// True if `word` stands in `code` and is not the end of a longer name.
-fn contains_word(code: &str, word: &str) -> bool {
+pub(super) fn contains_word(code: &str, word: &str) -> bool {
     code.match_indices(word).any(|(at, _)| {
         !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
             && !code[at + word.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_')

@@ -1,20 +1,21 @@
 //! Each piece of unsafe code has its argument directly above it.
 //!
-//! Clippy asks for the comment; this asks that it says something, and asks it of `unsafe impl` and
-//! `unsafe fn` as well.
+//! Clippy asks for the comment. This check asks for its length, also above `unsafe impl` and
+//! `unsafe fn`.
 
-use super::source::{Line, Source};
-use super::{Finding, Tree};
+use super::Finding;
+use crate::tree::Tree;
+use crate::tree::source::Line;
 
-/// Below this a comment cannot name both an obligation and the fact that meets it.
+/// A shorter comment cannot name both an obligation and the fact that meets it.
 const WORDS_MIN: usize = 5;
 
 /// Unsafe blocks, functions, impls, traits and extern blocks without an argument of
 /// `WORDS_MIN` words, as `// SAFETY:` or in a `# Safety` section.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (file, text) in tree.with_extension("rs") {
-        let source = Source::parse(text);
+    for file in tree.rust_files() {
+        let source = file.source();
         for index in 0..source.lines.len() {
             let Some(what) = unsafe_item(&source.lines, index) else { continue };
             let words = argument_words(&source.lines, index);
@@ -30,7 +31,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// What begins with `unsafe` on this line, if it carries an obligation.
+/// The item that begins with `unsafe` on this line, if it carries an obligation.
 fn unsafe_item(lines: &[Line], index: usize) -> Option<&'static str> {
     let code = &lines[index].code;
     code.match_indices("unsafe").find_map(|(at, word)| {

@@ -4,6 +4,7 @@ mod bench;
 #[cfg(unix)]
 mod command;
 mod gpu_bundle;
+mod house;
 mod kernels;
 mod markdown;
 mod parity;
@@ -12,4 +13,5 @@ mod plan;
 mod source;
 mod tally;
 mod tidy;
+mod tree;
 mod workspace;

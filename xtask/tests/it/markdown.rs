@@ -1,8 +1,8 @@
-use xtask::tidy::markdown::{check_links, check_readme_lengths};
+use xtask::tidy::markdown::check_links;
 
 use crate::tidy::check;
 
-/// A README beside `docs/guide.md`, which has the heading `How it *works*, really`.
+/// Checks a README beside `docs/guide.md`, which has the heading `How it *works*, really`.
 fn check_link(text: &str, found: bool) {
     let guide = "# Guide\n\n## How it *works*, really\n\n## Guide\n\n<a id=\"here\"></a>\n";
     let expected: &[&str] = if found { &["nn/README.md:1"] } else { &[] };
@@ -54,20 +54,4 @@ fn fenced_code_has_no_links_and_no_headings() {
 #[test]
 fn every_bad_link_of_a_line_is_found() {
     check(check_links, &[("a.md", "[a](b.md) [c](d.md)")], &["a.md:1", "a.md:1"]);
-}
-
-#[test]
-fn only_the_readme_of_a_crate_is_limited() {
-    let long = "x\n".repeat(81);
-    let fits = "x\n".repeat(80);
-    let files = [
-        ("README.md", long.as_str()),
-        ("docs/README.md", &long),
-        ("amp/Cargo.toml", ""),
-        ("amp/README.md", &fits),
-        ("nn/Cargo.toml", ""),
-        ("nn/README.md", &long),
-        ("nn/src/README.md", &long),
-    ];
-    check(check_readme_lengths, &files, &["nn/README.md:81"]);
 }

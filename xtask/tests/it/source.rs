@@ -1,6 +1,6 @@
-use xtask::tidy::source::Source;
+use xtask::tree::source::Source;
 
-/// The code of each line, which is all that the rules about code see.
+/// Compares the code of each line, which the rules about code read.
 fn check(text: &str, expected: &[&str]) {
     let source = Source::parse(text);
     let code: Vec<&str> = source.lines.iter().map(|line| line.code.trim()).collect();

@@ -1,14 +1,12 @@
-use xtask::tidy::{CHECKS, File, Finding, Tree, imports, paths, rust, unsafety};
+use xtask::tidy::{CHECKS, Finding, circles, imports, paths, rust, unsafety, words};
+use xtask::tree::{File, Tree};
 
 pub(crate) fn tree(files: &[(&str, &str)]) -> Tree {
-    let file = |(path, text): &(&str, &str)| File {
-        path: (*path).to_owned(),
-        text: Some((*text).to_owned()),
-    };
+    let file = |(path, text): &(&str, &str)| File::new(*path, Some((*text).to_owned()));
     Tree { files: files.iter().map(file).collect() }
 }
 
-/// The check finds exactly `expected`, as `path:line`.
+/// Compares the findings of a check, as `path:line`.
 pub(crate) fn check(rule: fn(&Tree) -> Vec<Finding>, files: &[(&str, &str)], expected: &[&str]) {
     let findings = rule(&tree(files));
     let places: Vec<String> = findings.iter().map(|f| format!("{}:{}", f.path, f.line)).collect();
@@ -271,8 +269,34 @@ fn comments_that_say_neither_who_nor_what_are_found() {
         /// it lies.\n    b: u8,\n    /// The key.\n    c: u8,\n    /// The key of all.\n    \
         d: u8,\n}\n// Whoever comes.\nconst C: &str = \"nobody\";\n";
     check(
-        rust::check_words,
+        words::check_meaning,
         &[("tensor/src/a.rs", bad), ("tensor/tests/it/a.rs", bad)],
         &["tensor/src/a.rs:2", "tensor/src/a.rs:4", "tensor/src/a.rs:9", "tensor/src/a.rs:14"],
     );
+}
+
+/// A crate whose `count` files import each other in a ring.
+fn ring(folder: &str, count: usize) -> Vec<(String, String)> {
+    let file = |index: usize| {
+        let next = (index + 1) % count;
+        let text = format!("//! x\nuse crate::m{next}::X;\n");
+        (format!("{folder}/src/m{index}.rs"), text)
+    };
+    let manifest = (format!("{folder}/Cargo.toml"), String::new());
+    (0..count).map(file).chain([manifest]).collect()
+}
+
+#[test]
+fn circle_of_more_than_six_files_is_found_unless_it_is_known() {
+    for (folder, count, expected) in [
+        ("amp", 6, &[][..]),
+        ("amp", 7, &["amp/src/m0.rs:1"]),
+        ("allocator", 12, &[]),
+        ("allocator", 13, &["allocator/src/m0.rs:1"]),
+    ] {
+        let files = ring(folder, count);
+        let files: Vec<(&str, &str)> =
+            files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+        check(circles::check, &files, expected);
+    }
 }

@@ -2,7 +2,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use xtask::{tidy, workspace};
+use xtask::tree::Tree;
+use xtask::workspace;
 
 fn write(root: &Path, path: &str, text: impl AsRef<[u8]>) {
     let path = root.join(path);
@@ -40,7 +41,7 @@ fn tree_holds_what_git_tracks_or_would_track() {
     write(root, "new folder/ü.md", "# new\n");
     write(root, "image.png", [0x89, 0xff, 0x00]);
     write(root, "target/out.rs", "no header");
-    let tree = tidy::Tree::read(root).expect("git answers");
+    let tree = Tree::read(root).expect("git answers");
     let files: Vec<(&str, bool)> =
         tree.files.iter().map(|file| (file.path.as_str(), file.text.is_some())).collect();
     let expected = [
@@ -55,6 +56,6 @@ fn tree_holds_what_git_tracks_or_would_track() {
 #[test]
 fn tree_outside_a_repository_is_an_error_that_says_so() {
     let folder = tempfile::tempdir().expect("a folder");
-    let error = tidy::Tree::read(folder.path()).expect_err("no repository");
+    let error = Tree::read(folder.path()).expect_err("no repository");
     assert!(error.contains("git"), "{error}");
 }

@@ -1,0 +1,44 @@
+//! Circles of files that import each other: no member is understood without the others.
+
+use super::Finding;
+use crate::tree::Tree;
+use crate::tree::circles::circles;
+use crate::tree::modules::{imports, modules};
+
+/// The size that a reader can still hold.
+const FILES_MAX: usize = 6;
+
+/// The sizes of the circles that are larger than `FILES_MAX`, by the folders of their crates. An
+/// entry may only shrink.
+const KNOWN: &[(&str, &[usize])] = &[
+    ("allocator", &[12]),
+    ("autograd", &[7]),
+    ("data", &[15]),
+    ("nn", &[14]),
+    ("tensor", &[27]),
+    ("trainer", &[28]),
+];
+
+/// Circles of more than `FILES_MAX` files that `KNOWN` does not have, at their first files.
+pub fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for folder in tree.crates() {
+        let modules = modules(tree, folder);
+        let known = KNOWN.iter().find(|(name, _)| *name == folder).map_or(&[][..], |(_, of)| of);
+        let limits = known.iter().copied().chain(std::iter::repeat(FILES_MAX));
+        for (circle, limit) in circles(&imports(&modules)).iter().zip(limits) {
+            if circle.len() <= limit {
+                continue;
+            }
+            let paths: Vec<&str> =
+                circle.iter().map(|&index| modules[index].file.path.as_str()).collect();
+            let message = format!(
+                "a circle of {} files, {limit} are the limit: {}",
+                paths.len(),
+                paths.join(", ")
+            );
+            findings.push(Finding::at(modules[circle[0]].file, 0, message));
+        }
+    }
+    findings
+}
