@@ -6,7 +6,6 @@ pub mod data;
 pub mod gpu_bundle;
 pub mod house;
 pub mod kernels;
-pub mod needs;
 pub mod parity;
 pub mod peers;
 mod python;

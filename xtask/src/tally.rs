@@ -4,9 +4,9 @@
 //! prints the output of passing tests under `successes:` and of failing ones under `failures:`,
 //! each in a block headed `---- NAME stdout ----`, and then one `test result:` line.
 //!
-//! A test tells of a skip by printing a line `skipped: NAME: REASON` and passing. Each such line is
-//! one skip. A passing test that printed one counts as skipped and not as passed. Ignored tests are
-//! skips too. A line outside any test (a bench's `main`) is a skip beside what was counted.
+//! A test skips by printing a line `skipped: NAME: REASON` and passing. Each such line is one skip. A
+//! passing test that printed one counts as skipped and not as passed. Ignored tests are skips too. A
+//! line outside any test (a bench's `main`) is a skip and takes nothing from the passed.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use std::fmt;
 pub struct Skip {
     /// The test, section or device instance.
     pub name: String,
-    /// What is missing here.
+    /// The reason, mostly a part of the machine that is missing.
     pub reason: String,
 }
 
@@ -25,7 +25,7 @@ impl fmt::Display for Skip {
     }
 }
 
-/// What a section, or a whole run, adds up to.
+/// The counts of a section or of a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Checks that ran and held.
@@ -182,7 +182,7 @@ fn parse_ignored(line: &str) -> Option<Skip> {
 }
 
 /// `line` without terminal escape sequences, which `CARGO_TERM_COLOR=always` brings.
-fn without_colour(line: &str) -> String {
+pub(crate) fn without_colour(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut characters = line.chars();
     while let Some(c) = characters.next() {

@@ -8,6 +8,7 @@ fn workspace(cargo: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path();
     fs::write(root.join("Cargo.toml"), "[workspace]\n").expect("a file");
+    fs::write(root.join(".gitignore"), "/target\n").expect("a file");
     fs::create_dir_all(root.join("nn")).expect("a folder");
     fs::write(root.join("nn/Cargo.toml"), "[package]\nname = \"lowtide-nn\"\n").expect("a file");
     fs::create_dir_all(root.join(".git-bin")).expect("a folder");
@@ -49,6 +50,7 @@ fn good_run_ends_in_its_counts_and_zero() {
     let output = xtask(folder.path(), &["test"]);
     let text = stdout(&output);
     // format, package, docs, clippy four times; eleven tidy checks; four sections of test runners.
+    assert!(text.starts_with("== section 1 of 12: format ==\n-- format: ok in 0."), "{text}");
     assert!(text.ends_with("\n38 passed, 0 failed, 0 skipped\n"), "{text}");
     assert!(output.status.success());
 }
@@ -63,6 +65,22 @@ fn failing_section_is_named_and_the_following_ones_run() {
     assert!(text.contains("\nfailed sections: clippy\n"), "{text}");
     assert!(text.ends_with("\n37 passed, 1 failed, 0 skipped\n"), "{text}");
     assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn output_of_a_section_is_in_a_file_and_failures_on_the_screen() {
+    let folder = workspace(
+        "case $1 in test) echo '   Compiling nn v0.1.0' >&2; echo 'error: no' >&2; \
+         echo 'test a ... ok'; echo 'test b ... FAILED'; exit 101;; esac",
+    );
+    let output = xtask(folder.path(), &["test", "--section", "tests"]);
+    let text = stdout(&output);
+    let log = folder.path().join("target/test/tests.log");
+    let end = format!("test b ... FAILED\nall of its output: {}\n-- tests: FAILED", log.display());
+    assert!(text.starts_with(&format!("== section 1 of 1: tests ==\n{end}")), "{text}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "error: no\n");
+    let log = fs::read_to_string(log).expect("the whole output");
+    assert!(log.contains("Compiling nn") && log.contains("test a ... ok"), "{log}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod markdown;
 mod parity;
 mod peers;
 mod plan;
+mod quiet;
 mod source;
 mod tally;
 mod tidy;

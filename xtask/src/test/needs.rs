@@ -1,4 +1,4 @@
-//! What a section of `cargo xtask test` needs of the machine, and why it cannot run without it.
+//! The needs of a section of `cargo xtask test`, and the reason why it cannot run without them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::{scoreboard, workspace};
 
-/// The target whose standard library the sanitizers of stable Rust know.
-pub(crate) const SANITIZER_TARGET: &str = "x86_64-unknown-linux-gnu";
+/// The target of the sanitizer sections.
+pub(super) const SANITIZER_TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// What a section needs beside cargo and the compiler.
+/// A need of a section beside cargo and the compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// Nothing.
@@ -22,19 +22,19 @@ pub enum Needs {
     CppCompiler,
     /// A machine of the one target that the sanitizer sections are written for.
     SanitizerTarget,
-    /// That machine, and the sources of the standard library to build it from.
+    /// A machine of that target, with the sources of the standard library.
     StandardSources,
     /// A Python with the libraries whose suites are run.
     Suites,
-    /// That machine, and a C++ compiler with the library of its address sanitizer.
+    /// A machine of that target, with a C++ compiler and the library of its address sanitizer.
     CompilerSanitizer,
     /// An MPI that starts processes, its compiler, and the libclang that reads its headers.
     Mpi,
 }
 
 impl Needs {
-    /// Why the section cannot run here; `None` if it can.
-    pub(crate) fn missing(self, root: &Path) -> Option<String> {
+    /// The reason why the section cannot run here; `None` if it can.
+    pub(super) fn missing(self, root: &Path) -> Option<String> {
         let target_is_here = cfg!(all(target_arch = "x86_64", target_os = "linux"));
         match self {
             Self::Nothing => None,
@@ -73,7 +73,7 @@ impl Needs {
     }
 }
 
-/// Why there can be no processes of MPI here.
+/// The reason why there can be no processes of MPI here.
 fn missing_mpi(root: &Path) -> Option<String> {
     for tool in ["mpicc", "mpirun"] {
         if workspace::first_line_of(root, tool, &["--version"]).is_none() {
@@ -88,7 +88,7 @@ fn missing_mpi(root: &Path) -> Option<String> {
     (!ends_well(started.stderr(Stdio::null()))).then(|| "`mpirun -n 2 true` fails".to_owned())
 }
 
-/// Where `clang-sys` looks, or is told to.
+/// True if libclang is where `clang-sys` looks.
 fn has_libclang() -> bool {
     if std::env::var_os("LIBCLANG_PATH").is_some() {
         return true;
@@ -102,7 +102,7 @@ fn has_libclang() -> bool {
     versions.chain(others.map(PathBuf::from)).any(|folder| has_it(&folder))
 }
 
-/// Whether a program ends within a quarter of a minute, and well.
+/// True if a program ends within a quarter of a minute, without an error.
 fn ends_well(command: &mut Command) -> bool {
     let Ok(mut child) = command.spawn() else { return false };
     for _ in 0..150 {
@@ -126,7 +126,7 @@ fn answers(root: &Path, tool: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// A compiler that has no such file says its bare name.
+/// True if the compiler has the file: one without prints the bare name.
 fn has_sanitizer(root: &Path, compiler: &str) -> bool {
     workspace::first_line_of(root, compiler, &["-print-file-name=libasan.so"])
         .is_some_and(|path| Path::new(&path).is_absolute() && Path::new(&path).exists())
