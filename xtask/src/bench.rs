@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::workspace;
 
-/// The mark of the case that the others of its group are compared with.
+/// The word in the name of the case that the other cases of its group are compared with.
 const BASELINE: &str = "baseline";
 
 /// One measured case.
@@ -32,7 +32,7 @@ pub struct Case {
     pub work: Option<Work>,
 }
 
-/// What one iteration gets done.
+/// The work of one iteration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Work {
     /// Bytes moved.
@@ -45,11 +45,10 @@ pub enum Work {
 
 impl Case {
     fn name(&self) -> String {
-        match (self.function.is_empty(), self.parameter.is_empty()) {
-            (false, false) => format!("{}/{}", self.function, self.parameter),
-            (false, true) => self.function.clone(),
-            (true, false) => self.parameter.clone(),
-            (true, true) => self.group.clone(),
+        match (self.function.as_str(), self.parameter.as_str()) {
+            ("", "") => self.group.clone(),
+            ("", name) | (name, "") => name.to_owned(),
+            (function, parameter) => format!("{function}/{parameter}"),
         }
     }
 
@@ -58,7 +57,7 @@ impl Case {
     }
 }
 
-/// What the numbers depend on beside the code.
+/// The circumstances of a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// The commit, marked if the tree had changes.
@@ -71,7 +70,7 @@ pub struct Machine {
     pub core_count: usize,
     /// The compiler's version line.
     pub rustc: String,
-    /// What to run to measure again.
+    /// The command that measures again.
     pub command: String,
 }
 
@@ -109,7 +108,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Now, by the clock that stamps files, which may lag behind the system's.
+/// The present time, by the clock that stamps files: it may lag behind the system's.
 fn file_time(folder: &Path) -> std::io::Result<SystemTime> {
     fs::create_dir_all(folder)?;
     let marker = folder.join("bench-start");
@@ -119,7 +118,8 @@ fn file_time(folder: &Path) -> std::io::Result<SystemTime> {
     Ok(time)
 }
 
-/// The arguments of cargo: a filter that is a crate selects it, another selects cases by name.
+/// The arguments of cargo: a filter that is a crate selects its benches, any other selects cases by
+/// name.
 pub fn command_line(filter: Option<&str>, package: Option<&str>) -> Vec<String> {
     let command = match (package, filter) {
         (Some(package), _) => vec!["bench", "-p", package, "--benches"],
@@ -131,7 +131,7 @@ pub fn command_line(filter: Option<&str>, package: Option<&str>) -> Vec<String> 
 
 /// The cases under `criterion_folder` measured at `since` or later, by group and name.
 ///
-/// Criterion keeps the results of benches that no longer exist; their files are older.
+/// Criterion keeps the results of benches that no longer exist: these files are older.
 ///
 /// # Errors
 /// One line about the file that cannot be read.
@@ -202,7 +202,7 @@ fn parse_work(throughput: &Value) -> Option<Work> {
         .or_else(|| throughput["ElementsAndBytes"]["bytes"].as_f64().map(Work::Bytes))
 }
 
-/// The report: what was measured on what, then one table per group.
+/// The report: the circumstances, then one table per group.
 pub fn report(machine: &Machine, cases: &[Case]) -> String {
     let Machine { commit, date, cpu, core_count, rustc, command } = machine;
     let mut text = format!(

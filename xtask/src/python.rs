@@ -1,15 +1,15 @@
-//! A Python with packages of other libraries: one that is there, or one below `target`.
+//! A Python with packages of other libraries: one of the machine, or one below `target`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Packages that work is done with.
+/// Packages of a Python.
 pub(crate) struct Packages {
-    /// As pip takes them, with their versions.
+    /// Names and versions, in the form that pip takes.
     pub(crate) names: &'static [&'static str],
-    /// Python that ends well where they are there.
+    /// Python code that ends without an error where the packages are installed.
     pub(crate) probe: &'static str,
-    /// What installing them takes.
+    /// The size of the installation.
     pub(crate) size: &'static str,
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn find(root: &Path, packages: &Packages) -> Option<PathBuf> {
     })
 }
 
-/// [`find`], or one below `target` with the packages.
+/// [`find`], or installs the packages below `target`.
 ///
 /// # Errors
 /// One line about a program that fails.
@@ -49,7 +49,7 @@ fn below_target(root: &Path) -> PathBuf {
 /// Runs a command to its end.
 ///
 /// # Errors
-/// One line about one that does not start or fails.
+/// One line if the command does not start or fails.
 pub(crate) fn call(command: &mut Command) -> Result<(), String> {
     let name = command.get_program().to_string_lossy().into_owned();
     match command.stdin(Stdio::null()).status() {

@@ -27,14 +27,21 @@ const TRANSFORMERS: Packages = Packages {
     size: "more than 5 GB",
 };
 
-/// The suites, each with its script below `scoreboard/python`. A script named like a package would
-/// hide it from the others.
-const SUITES: [(&str, &str, &Packages); 5] = [
-    ("opinfo", "opinfo.py", &PYTORCH),
-    ("moduleinfo", "moduleinfo.py", &PYTORCH),
-    ("optiminfo", "optiminfo.py", &PYTORCH),
-    ("onnx", "onnx_nodes.py", &ONNX),
-    ("transformers", "transformers_suite.py", &TRANSFORMERS),
+/// A suite of another library.
+struct Suite {
+    name: &'static str,
+    /// The script below `scoreboard/python` that makes the cases. A script named like a package
+    /// would hide the package from the other scripts.
+    script: &'static str,
+    packages: &'static Packages,
+}
+
+const SUITES: &[Suite] = &[
+    Suite { name: "opinfo", script: "opinfo.py", packages: &PYTORCH },
+    Suite { name: "moduleinfo", script: "moduleinfo.py", packages: &PYTORCH },
+    Suite { name: "optiminfo", script: "optiminfo.py", packages: &PYTORCH },
+    Suite { name: "onnx", script: "onnx_nodes.py", packages: &ONNX },
+    Suite { name: "transformers", script: "transformers_suite.py", packages: &TRANSFORMERS },
 ];
 
 /// The first lines of the table of all suites.
@@ -43,29 +50,30 @@ const TABLE_HEAD: &str = "\
 |---|---|---|---|---|---|---|---|
 ";
 
-/// Runs it; `Ok(false)` when a case failed.
+/// Runs the suites; `Ok(false)` when a case failed.
 ///
 /// # Errors
 /// One line about arguments, and about programs that are missing or fail.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
-    let named = |name: &String| SUITES.iter().position(|(suite, ..)| suite == name);
-    let suites = match arguments {
-        [] => &SUITES[..],
-        [name] if named(name).is_some() => &SUITES[named(name).unwrap_or_default()..][..1],
-        _ => {
-            let (suites, found) = (SUITES.map(|(name, ..)| name).join(", "), arguments.join(" "));
-            return Err(format!("scoreboard takes one of {suites}, got `{found}`"));
-        }
+    let suites: Vec<&Suite> = match arguments {
+        [] => SUITES.iter().collect(),
+        [name] => SUITES.iter().filter(|suite| suite.name == name).collect(),
+        _ => Vec::new(),
     };
+    if suites.is_empty() {
+        let names: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
+        let (names, found) = (names.join(", "), arguments.join(" "));
+        return Err(format!("scoreboard takes one of {names}, got `{found}`"));
+    }
     let pythons: Vec<PathBuf> = suites
         .iter()
-        .map(|(.., peer)| python::find_or_install(root, peer))
+        .map(|suite| python::find_or_install(root, suite.packages))
         .collect::<Result<_, _>>()?;
     let program = program(root)?;
     let (mut good, mut rows) = (true, String::new());
-    for ((suite, script, _), python) in suites.iter().zip(&pythons) {
-        good &= run_suite(root, [python, &program], (suite, script))?;
-        let path = root.join(format!("target/scoreboard-{suite}.rows"));
+    for (suite, python) in suites.iter().zip(&pythons) {
+        good &= run_suite(root, suite, python, &program)?;
+        let path = root.join(format!("target/scoreboard-{}.rows", suite.name));
         rows +=
             &fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     }
@@ -76,7 +84,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     Ok(good)
 }
 
-/// The program that runs cases, built as it is for the tests.
+/// Builds the program that runs cases, with the features of the tests.
 fn program(root: &Path) -> Result<PathBuf, String> {
     let mut build = workspace::cargo(root);
     build.args(["build", "--quiet", "--bin", "scoreboard"]);
@@ -84,11 +92,8 @@ fn program(root: &Path) -> Result<PathBuf, String> {
     Ok(workspace::target(root).join("debug/scoreboard"))
 }
 
-fn run_suite(
-    root: &Path,
-    [python, program]: [&Path; 2],
-    (suite, script): (&str, &str),
-) -> Result<bool, String> {
+fn run_suite(root: &Path, suite: &Suite, python: &Path, program: &Path) -> Result<bool, String> {
+    let Suite { name: suite, script, .. } = suite;
     let cases = root.join("target/scoreboard").join(suite);
     if cases.exists() {
         fs::remove_dir_all(&cases).map_err(|error| format!("{}: {error}", cases.display()))?;
@@ -113,7 +118,7 @@ fn run_suite(
     Ok(status.success())
 }
 
-/// Whether there is a Python for every suite.
+/// True if there is a Python for every suite.
 pub fn is_ready(root: &Path) -> bool {
-    SUITES.iter().all(|(.., peer)| python::find(root, peer).is_some())
+    SUITES.iter().all(|suite| python::find(root, suite.packages).is_some())
 }

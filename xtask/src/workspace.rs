@@ -1,4 +1,4 @@
-//! Where the workspace is, which files it tracks, and how to call cargo in it.
+//! The root of the workspace, the files that it tracks, and cargo in it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 /// The nearest folder at or above `start` whose `Cargo.toml` has a `[workspace]` table.
 ///
-/// Not `CARGO_MANIFEST_DIR` at compile time: a checkout that was moved keeps its build outputs.
+/// `CARGO_MANIFEST_DIR` at compile time would be wrong in a checkout that was moved with its build
+/// outputs.
 pub fn root_above(start: &Path) -> Option<PathBuf> {
     start.ancestors().find(|folder| is_workspace(folder)).map(Path::to_path_buf)
 }
@@ -57,7 +58,7 @@ pub fn cargo(root: &Path) -> Command {
     command
 }
 
-/// Where cargo builds.
+/// The folder that cargo builds in.
 pub fn target(root: &Path) -> PathBuf {
     let folder = std::env::var_os("CARGO_TARGET_DIR");
     folder.map_or_else(|| root.join("target"), |folder| root.join(folder))

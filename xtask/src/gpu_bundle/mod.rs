@@ -1,8 +1,8 @@
-//! `cargo xtask gpu-bundle`: a folder that shows on a machine with a device, without Rust, what the
-//! tests and the measurements say there.
+//! `cargo xtask gpu-bundle`: a folder that tests and measures on a machine with a device, without
+//! Rust.
 //!
 //! ```text
-//! cargo xtask gpu-bundle # and target/gpu-bundle.tar.xz, to be sent about
+//! cargo xtask gpu-bundle # and target/gpu-bundle.tar.xz, to be copied to other machines
 //! # on the machine with the device: a driver, Python 3.8 and, for the comparison, torch
 //! tar -xJf gpu-bundle.tar.xz
 //! for part in tests kernels models torch pretrained ranks; do
@@ -10,22 +10,27 @@
 //! done
 //! ```
 //!
-//! Each of the six takes less than ten minutes: `tests` has versions, the tests that can do with
-//! any driver, compute-sanitizer and cuDNN's description of the device; `kernels` every kernel
-//! against its floor, launches, calls of the driver and copies; `models` trainings by lowtide on
-//! the device and their longest kernels; `torch` the same in PyTorch; `pretrained` models of
-//! transformers, fine-tuned by lowtide and by PyTorch with peft; `ranks` trainings by several
-//! devices, which no machine with several has run yet. What is found is on disk at once, so a part
-//! that is cut short keeps what it has: `results.json` has everything and `results.md` a table of
-//! it. Results of parts that were brought into one folder become one by `run.sh table --out
-//! FOLDER`. What cannot be done is a line that says why; without a device every section is one. The
-//! exit code is 1 if a test failed or a program broke, 2 without Python, else 0.
+//! Each part takes less than ten minutes:
 //!
-//! The tests are the binaries that `cargo xtask test` runs, those of every target called
-//! [`TARGET`]: with `LOWTIDE_TEST_DRIVER=system` they take the driver of the machine, and those
-//! that need the pretend one skip themselves. `LOWTIDE_CUDA_LIBS` may name the folder of a pretend
-//! driver with the kernels of tensor's tests (below `target/tmp/pretend-gpu`, the one with
-//! `basics.ptx`): with `--small` the whole script runs on that.
+//! - `tests`: versions, the tests that run on any driver, compute-sanitizer, cuDNN's description of
+//!   the device.
+//! - `kernels`: every kernel against its floor, launches, calls of the driver, copies.
+//! - `models`: trainings by lowtide on the device, and their longest kernels.
+//! - `torch`: the same trainings in PyTorch.
+//! - `pretrained`: models of transformers, fine-tuned by lowtide and by PyTorch with peft.
+//! - `ranks`: trainings by several devices. No machine with several has run them yet.
+//!
+//! Each result is written to disk at once, so a part that is cut short keeps its results:
+//! `results.json` has everything, `results.md` is a table. `run.sh table --out FOLDER` joins the
+//! results of parts that were copied into one folder. A part that cannot run prints one line with
+//! the reason; without a device every section does. The exit code is 1 if a test failed or a program
+//! broke, 2 without Python, else 0.
+//!
+//! The tests are binaries that `cargo xtask test` runs too: every target called [`TARGET`]. With
+//! `LOWTIDE_TEST_DRIVER=system` they use the driver of the machine, and tests of the pretend driver
+//! skip themselves. `LOWTIDE_CUDA_LIBS` may name the folder of a pretend driver with the kernels of
+//! tensor's tests (below `target/tmp/pretend-gpu`, the one with `basics.ptx`): with `--small`
+//! the whole script runs on that driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,19 +40,19 @@ use serde_json::Value;
 
 use crate::{kernels, test, workspace};
 
-/// Test binaries that run on a device.
+/// The name of test targets that run on a device.
 pub const TARGET: &str = "cuda";
 
-/// Has cargo say where programs are, and show the compiler's messages as ever.
+/// The option with which cargo prints where programs are, and the compiler's messages as usual.
 const MESSAGES: &str = "--message-format=json-render-diagnostics";
 
-/// The packed bundle is sent about.
+/// The largest size of the packed bundle, which is copied over slow lines.
 pub const BYTES_MAX: u64 = 40_000_000;
 
-/// The programs of a bundle beside [`TARGET`].
+/// The other programs of a bundle.
 const PROGRAMS: [&str; 2] = ["lowtide", "gpu_figures"];
 
-/// What is no binary: name, text.
+/// The files that are no binaries: name, text.
 const SCRIPTS: [(&str, &str); 6] = [
     ("run.sh", include_str!("run.sh")),
     ("run.py", include_str!("run.py")),
@@ -64,20 +69,20 @@ pub struct Program {
     pub folder: String,
     /// The target: `lowtide`, `gpu_figures` or [`TARGET`].
     pub target: String,
-    /// Where it is.
+    /// The file.
     pub path: PathBuf,
 }
 
-/// What tests read beside kernels.
+/// The folders that tests read, without kernels.
 const CASES: [&str; 3] =
     ["pretrained/tests/fixtures", "scoreboard/tests/moduleinfo", "scoreboard/tests/opinfo"];
 
-/// How the `lowtide` command and the measurements are built.
+/// The way in which the `lowtide` command and the measurements are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// As for users.
     Release,
-    /// As for tests: what is built already is used.
+    /// As for tests, whose builds are used again.
     Dev,
 }
 
@@ -97,7 +102,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     }
     let with_ptx = match profile {
         Profile::Release => make_ptx(root),
-        // The pretend driver, which the bundle of tests runs on, has no use for it.
+        // The tests run on the pretend driver, which needs no PTX.
         Profile::Dev => "",
     };
     for arguments in commands(profile, with_ptx) {
@@ -105,7 +110,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
             let name = match target.as_str() {
                 TARGET => format!("tests/{package}-{TARGET}"),
                 other if PROGRAMS.contains(&other) => format!("bin/{target}"),
-                // What a test starts, and no test that runs on a device does.
+                // A program that only tests of the command start.
                 _ => continue,
             };
             put_binary(&path, &folder.join(name))?;
@@ -129,8 +134,8 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     if profile == Profile::Dev { Ok(true) } else { pack(root, &folder) }
 }
 
-/// Packs the folder, with a window over all programs, which have much in common. True if it is
-/// small enough; where nothing packs, said aloud, it is.
+/// Packs the folder, with a window over all programs, which have much in common. True if the file is
+/// small enough, or if tar or xz is missing, which is printed.
 fn pack(root: &Path, folder: &Path) -> Result<bool, String> {
     let packed = folder.with_extension("tar.xz");
     let mut tar = Command::new("tar");
@@ -150,8 +155,8 @@ fn pack(root: &Path, folder: &Path) -> Result<bool, String> {
     Ok(size_bytes <= BYTES_MAX)
 }
 
-/// Makes the kernels' PTX, and says what puts it into programs; nothing does, said aloud, where it
-/// cannot be made: they run then on machines with NVRTC alone.
+/// Makes the kernels' PTX and returns the arguments that put it into programs. Where it cannot be
+/// made, which is printed, there are none: the programs then need a machine with NVRTC.
 fn make_ptx(root: &Path) -> &'static str {
     match kernels::make_ptx(root) {
         Ok(()) => " --features lowtide-tensor/ptx",
@@ -162,15 +167,15 @@ fn make_ptx(root: &Path) -> &'static str {
     }
 }
 
-/// The arguments of cargo for the tests, and for the programs, with what puts PTX into them: once
-/// each, for every call of cargo unifies the features of what it builds anew.
+/// The arguments of cargo for the tests, and for the programs, with the arguments for PTX: one call
+/// each, since every call of cargo unifies features anew.
 pub fn commands(profile: Profile, with_ptx: &str) -> [String; 2] {
     let tests = test::scope(None);
     let programs = match profile {
         Profile::Release => {
             "--release -p lowtide-cli -p lowtide-tensor --features lowtide-tensor/cuda"
         }
-        // The features of tests, so that the same libraries serve.
+        // The features of tests, so that their libraries are used again.
         Profile::Dev => &tests,
     };
     [
@@ -179,7 +184,7 @@ pub fn commands(profile: Profile, with_ptx: &str) -> [String; 2] {
     ]
 }
 
-/// Builds, and says what has become a program.
+/// Builds, and returns the programs.
 fn build(root: &Path, arguments: &str) -> Result<Vec<Program>, String> {
     println!("cargo {arguments}");
     let mut cargo = workspace::cargo(root);
@@ -195,7 +200,7 @@ fn build(root: &Path, arguments: &str) -> Result<Vec<Program>, String> {
     Ok(programs)
 }
 
-/// The programs that cargo's messages tell of.
+/// The programs in cargo's messages.
 pub fn programs(messages: &str) -> Vec<Program> {
     let program = |line: &str| {
         let message: Value = serde_json::from_str(line).ok()?;
@@ -209,7 +214,7 @@ pub fn programs(messages: &str) -> Vec<Program> {
     messages.lines().filter_map(program).collect()
 }
 
-/// Copies a program without its symbols; with them, said aloud, where nothing takes them away.
+/// Copies a program without its symbols, or whole where `strip` is missing, which is printed.
 fn put_binary(from: &Path, to: &Path) -> Result<(), String> {
     create(to.parent().unwrap_or(Path::new("")))?;
     fs::copy(from, to).map_err(|error| at(from, &error))?;
@@ -237,7 +242,7 @@ fn make_executable(_path: &Path) -> Result<(), String> {
     Err("a bundle is for Linux, and made there".to_owned())
 }
 
-/// What lies in a folder, in the order of names.
+/// The files and folders in a folder, in the order of names.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(folder).map_err(|error| at(folder, &error))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -245,7 +250,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// Copies the files of a folder that are wanted, and of those in it.
+/// Copies the wanted files of a folder and of the folders in it.
 fn copy(from: &Path, to: &Path, is_wanted: &dyn Fn(&Path) -> bool) -> Result<(), String> {
     for path in entries(from)? {
         let into = to.join(path.file_name().unwrap_or_default());
@@ -271,7 +276,7 @@ fn size_of_tree(folder: &Path) -> Result<u64, String> {
     Ok(size_bytes)
 }
 
-/// The commit that it is made of, marked if the tree had changes.
+/// The commit of the bundle, marked if the tree had changes.
 fn commit(root: &Path) -> String {
     let arguments = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"];
     workspace::first_line_of(root, "git", &arguments).unwrap_or_else(|| "unknown".to_owned())

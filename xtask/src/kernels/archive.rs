@@ -5,16 +5,16 @@ use std::io::{self, Read, Write};
 
 use lzma_rust2::{XzOptions, XzReader, XzWriter};
 
-/// Before the name of a file, in the line before its PTX.
+/// The mark before the name of a file, in the line before its PTX.
 const NAME_MARK: &str = "// file ";
 
-/// How much the compressor tries: the most.
+/// The slowest setting of the compressor, with the smallest file.
 const PRESET: u32 = 9;
 
-/// PTX by the names of its files.
+/// Reads PTX by the names of its files.
 ///
 /// # Errors
-/// It is not compressed text.
+/// The bytes are no compressed text.
 pub(super) fn read_archive(bytes: &[u8]) -> io::Result<BTreeMap<String, String>> {
     let mut text = String::new();
     XzReader::new(bytes, false).read_to_string(&mut text)?;

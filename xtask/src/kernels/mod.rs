@@ -1,10 +1,10 @@
 //! `cargo xtask kernels`: compiles every kernel with NVRTC from PyPI, without a device.
 //!
-//! Nothing may spill, and no kernel may need more registers or shared memory than `needs.txt` says,
-//! which also names the sources that it is about: a change of one that the compiler has not seen is
-//! found without it. Of the small kernels of tests the PTX is checked in, compressed, and has to be
-//! what the compiler makes of them. `--write` writes all of it, and the PTX of the other kernels,
-//! which is for programs that take it along (the feature `ptx` of lowtide-tensor).
+//! No kernel may spill, or need more registers or shared memory than `needs.txt` says. The table also
+//! has the hashes of the sources, so that a source that changed since is found without the compiler.
+//! The PTX of the tests' small kernels is checked in, compressed, and has to be the compiler's
+//! output. `--write` writes the table and all PTX, also of the other kernels, for programs with the
+//! feature `ptx` of lowtide-tensor.
 
 mod archive;
 pub mod needs;
@@ -25,24 +25,24 @@ use needs::{Need, Table};
 /// PTX of this version is 8.0, which drivers since 525 load.
 const PACKAGE: &str = "nvidia-cuda-nvrtc-cu12==12.0.140";
 
-/// What the PTX is for: every device since.
+/// The architecture of the PTX, which newer devices run too.
 const VIRTUAL: &str = "compute_80";
 
-/// What registers are counted for.
+/// The architectures that registers are counted for.
 const REAL: [&str; 2] = ["sm_80", "sm_90"];
 
 /// The kernels below a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSet {
-    /// Its files end with `.cu`. What is in `common.cu` stands before each of them.
+    /// The folder of files that end with `.cu`. The text of `common.cu` is put before each of them.
     pub folder: &'static str,
-    /// The PTX of all of them, in the form that `lowtide_tensor::cuda::gate::PtxArchive` reads.
+    /// The PTX of all files, in the form that `lowtide_tensor::cuda::gate::PtxArchive` reads.
     pub archive: &'static str,
-    /// Whether the archive is in the repository.
+    /// True if the archive is in the repository.
     pub is_checked_in: bool,
 }
 
-/// Those of operations, and those that tests are about.
+/// The kernels of operations, and the small kernels of tests.
 pub const KERNELS: [KernelSet; 2] = [
     KernelSet {
         folder: "tensor/src",
@@ -56,51 +56,54 @@ pub const KERNELS: [KernelSet; 2] = [
     },
 ];
 
-/// What the kernels of operations need.
+/// The table of the needs of the operations' kernels.
 pub const NEEDS: &str = "tensor/src/cuda/needs.txt";
 
 const COMMON: &str = "common.cu";
 
-/// A file that has this is compiled once for each of these types, with `STORED` defined as it.
+/// The mark of a file that is compiled once for each of `TYPES`, with `STORED` defined as the type.
 const TYPED: &str = "KERNEL(";
 const TYPES: [&str; 8] = ["f32", "f64", "f16", "bf16", "i64", "i32", "u8", "bool"];
 
-/// The types of a file with the first of these are all, with the other those that tensor cores
-/// take, and without either the floats.
+/// Marks of files of kernels for all types and for the types of tensor cores. Without a mark a file
+/// is for the floats.
 const WITH_INTEGERS: &str = "// Integers, too.";
 const FOR_TENSOR_CORES: &str = "// For tensor cores.";
 const FACTORS: [&str; 3] = ["f32", "f16", "bf16"];
 
 fn types_of(source: &str) -> &'static [&'static str] {
-    match (source.contains(WITH_INTEGERS), source.contains(FOR_TENSOR_CORES)) {
-        (true, _) => &TYPES,
-        (_, true) => &FACTORS,
-        _ => &TYPES[..4],
+    if source.contains(WITH_INTEGERS) {
+        &TYPES
+    } else if source.contains(FOR_TENSOR_CORES) {
+        &FACTORS
+    } else {
+        &TYPES[..4]
     }
 }
 
-/// Before the hash of the source in the first line of a PTX file.
+/// The mark before the hash of the source, in the first line of a PTX file.
 const HASH_MARK: &str = "// source ";
 
 const COMPILER: &str = include_str!("nvrtc.py");
 
-/// The compiler's output depends on the addresses that it gets: most runs agree, and the others
-/// differ in the order of instructions. Of 100 runs 78 agreed on `conv2d.cu`, of 16 on `matmul.cu`
-/// 11 (NVRTC 12.0.140, November 2026). What is checked in is what two of so many runs make first,
-/// so that one of so many makes it again. Seed 0 asks for the same addresses in each run.
+/// The runs of the compiler for one file. Its output depends on the addresses of its memory: most
+/// runs agree, and the others differ in the order of instructions. Of 100 runs 78 agreed on
+/// `conv2d.cu`, of 16 on `matmul.cu` 11 (NVRTC 12.0.140, November 2026). The first output that two of
+/// these runs share is checked in, so that one of the runs makes it again. Seed 0 asks for the same
+/// addresses in each run.
 const SEEDS: std::ops::Range<usize> = 0..8;
 
-/// One file of kernels, for one type if it is for several.
+/// One file of kernels, for one type if it has several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
     /// The file's name without its ending, and the type.
     pub name: String,
-    /// What the compiler gets: the common source and the file's.
+    /// The input of the compiler: the common source and the file's.
     pub source: String,
 }
 
 impl KernelSet {
-    /// Every file of kernels, in the order of their names.
+    /// Reads every file of kernels, in the order of their names.
     ///
     /// # Errors
     /// One line about a folder or a file that cannot be read.
@@ -118,7 +121,7 @@ impl KernelSet {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             let text = read(path)?;
             let source = format!("{common}{text}");
-            // What is common has the marks too, and is in every unit.
+            // The common source has the marks too, and is in every unit.
             if !text.contains(TYPED) {
                 units.push(Unit { name, source });
                 continue;
@@ -132,7 +135,7 @@ impl KernelSet {
         Ok(units)
     }
 
-    /// The PTX that is checked in, by the names of the files; nothing where none is.
+    /// Reads the PTX that is checked in, by the names of the files; none where there is no archive.
     ///
     /// # Errors
     /// One line about an archive that cannot be read.
@@ -165,7 +168,7 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// Whether PTX that is checked in was made of this source.
+/// True if PTX that is checked in was made of this source.
 pub fn is_of_source(ptx: &str, source: &str) -> bool {
     let first = ptx.lines().next().and_then(|line| line.strip_prefix(HASH_MARK));
     first.is_some_and(|written| written == format!("{:016x}", hash(source)))
@@ -175,13 +178,13 @@ fn hash_of(unit: &Unit) -> String {
     format!("{:016x}", hash(&unit.source))
 }
 
-/// Files by their names, with the hashes of what the compiler gets.
+/// The hashes of the compiler's inputs, by the names of the files.
 pub fn sources_of(units: &[Unit]) -> BTreeMap<String, String> {
     units.iter().map(|unit| (unit.name.clone(), hash_of(unit))).collect()
 }
 
-/// What is checked in of the compiler's output: without the tables that its own header puts into
-/// each file and nothing uses.
+/// The part of the compiler's output that is checked in: all but the unused tables that its own
+/// header puts into each file.
 pub fn checked_in(ptx: &str, source: &str) -> String {
     let mut text = format!("{HASH_MARK}{:016x}\n", hash(source));
     for line in ptx.lines().filter(|line| !line.contains("nv6target")) {
@@ -208,11 +211,11 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
             let table_path = root.join(NEEDS);
             let known = Table::parse(&fs::read_to_string(&table_path).unwrap_or_default())?;
             let mut found = Table::default();
-            // Kernels that tests are about belong to no run.
+            // The small kernels of tests belong to no run.
             let (units, ptx) = (KERNELS[0].units(root)?, KERNELS[0].ptx(root)?);
             let rows = of_each(&units, |unit| {
                 let limits = (!writes).then_some(&known);
-                // What did not change needs what it did.
+                // A source that did not change has the needs that are known.
                 let is_known = known.sources.get(&unit.name) == Some(&hash_of(unit));
                 let same = ptx.get(&unit.name).filter(|ptx| is_of_source(ptx, &unit.source));
                 match same.filter(|_| writes && is_known).map(|ptx| rows_of(&known, ptx)) {
@@ -276,7 +279,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     Ok(counts.failed == 0)
 }
 
-/// What `work` makes of each unit, in their order, by as many threads as there are processors.
+/// The results of `work` for each unit, in their order, by one thread for each processor.
 fn of_each<T: Send>(
     units: &[Unit],
     work: impl Fn(&Unit) -> Result<T, String> + Sync,
@@ -298,14 +301,14 @@ fn of_each<T: Send>(
     made.into_iter().map(|(_, made)| made).collect()
 }
 
-/// The rows of the kernels of a file, by its PTX.
+/// The rows of the kernels that a file's PTX has.
 fn rows_of(table: &Table, ptx: &str) -> Vec<Need> {
     let name = |entry: &str| entry.trim_start().split(['(', ' ', '\n']).next().map(str::to_owned);
     let names: BTreeSet<String> = ptx.split(".entry").skip(1).filter_map(name).collect();
     table.rows.iter().filter(|row| names.contains(&row.kernel)).cloned().collect()
 }
 
-/// What the kernels of a file need of each architecture, at best of [`SEEDS`] runs.
+/// The needs of a file's kernels on each architecture, the best of [`SEEDS`] runs.
 fn needs_of(compiler: &Compiler, unit: &Unit, known: Option<&Table>) -> Result<Vec<Need>, String> {
     let mut rows = Vec::new();
     for architecture in REAL {
@@ -321,7 +324,7 @@ fn needs_of(compiler: &Compiler, unit: &Unit, known: Option<&Table>) -> Result<V
     Ok(rows)
 }
 
-/// Whether the compiler makes this PTX of a file, in one of [`SEEDS`] runs.
+/// True if the compiler makes this PTX of a file in one of [`SEEDS`] runs.
 fn is_made_again(compiler: &Compiler, unit: &Unit, ptx: &str) -> Result<bool, String> {
     for seed in SEEDS.take_while(|_| is_of_source(ptx, &unit.source)) {
         if checked_in(&compiler.run(unit, VIRTUAL, seed)?, &unit.source) == ptx {
@@ -350,7 +353,7 @@ fn write_ptx(
 ) -> Result<(), String> {
     let known = set.ptx(root)?;
     let texts = of_each(units, |unit| {
-        // Options of the compiler change, too, of which the hash of a source knows nothing.
+        // The options of the compiler change too, and the hash of a source does not show it.
         if let Some(ptx) = known.get(&unit.name).filter(|ptx| is_of_source(ptx, &unit.source))
             && (!set.is_checked_in || is_made_again(compiler, unit, ptx)?)
         {
@@ -384,13 +387,13 @@ fn write(path: &Path, contents: &[u8]) -> Result<(), String> {
     written.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Where the package is, and what runs it.
+/// The compiler of the package, and the script that calls it.
 struct Compiler {
     script: PathBuf,
     package: PathBuf,
 }
 
-/// Installs the package below `target`, if it is not there yet. The error is the reason of a skip.
+/// Installs the package below `target`, unless it is there. The error is the reason of a skip.
 fn install(root: &Path) -> Result<Compiler, String> {
     let folder = root.join("target/nvrtc");
     let package = folder.join(PACKAGE.replace("==", "-"));
@@ -417,7 +420,7 @@ fn install(root: &Path) -> Result<Compiler, String> {
 }
 
 impl Compiler {
-    /// What the compiler prints for an architecture.
+    /// The compiler's output for an architecture.
     fn run(&self, unit: &Unit, architecture: &str, seed: usize) -> Result<String, String> {
         use std::io::Write;
         let mut python = Command::new("python3");

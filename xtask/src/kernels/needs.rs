@@ -1,22 +1,22 @@
-//! What kernels need of a device, as its assembler says.
+//! The needs of kernels: registers, memory and wide accesses, as the device's assembler prints them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// One kernel on one architecture.
+/// The needs of one kernel on one architecture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Need {
     /// Name of the kernel.
     pub kernel: String,
     /// `sm_N`.
     pub architecture: String,
-    /// Of each thread.
+    /// Registers of each thread.
     pub registers: usize,
-    /// Of each block, declared.
+    /// Declared shared memory of each block.
     pub shared_bytes: usize,
-    /// Of each thread: arrays that are indexed, beside what spills.
+    /// Memory of each thread for arrays that are indexed, without spills.
     pub stack_bytes: usize,
-    /// What did not fit registers: bytes written and read.
+    /// Bytes written and read because they did not fit registers.
     pub spill_bytes: usize,
     /// Places of its code that access 16 bytes of global memory at once.
     pub wide_accesses: usize,
@@ -24,22 +24,22 @@ pub struct Need {
     pub divisions: usize,
 }
 
-/// Kernels over elements that lie side by side, of every type: threads access 16 bytes at once, or
-/// memory is not as fast as it is.
+/// The beginnings of the names of kernels over contiguous elements: a thread accesses 16 bytes at
+/// once, or the kernel does not reach the rate of the memory.
 const WIDE: [&str; 8] =
     ["cast_", "copy_", "fill_1", "fill_2", "fill_4", "fill_8", "formula_", "scale_and_check_"];
 
-/// What walks along strides has no such elements.
+/// A part of the names of kernels that walk along strides, whose elements are not contiguous.
 const WALKS: &str = "_walk_";
 
 impl Need {
-    /// Whether it is to access 16 bytes at once, and does not.
+    /// True if the kernel should access 16 bytes at once and does not.
     pub fn is_narrow(&self) -> bool {
         let of_elements = WIDE.iter().any(|start| self.kernel.starts_with(start));
         of_elements && !self.kernel.contains(WALKS) && self.wide_accesses == 0
     }
 
-    /// Every kernel that a log of the assembler (`ptxas -v`) is about, with what was counted in
+    /// Reads the needs of every kernel in a log of the assembler (`ptxas -v`), with the counts of
     /// its code.
     pub fn of_log(log: &str, architecture: &str) -> Vec<Need> {
         let mut needs: Vec<Need> = Vec::new();
@@ -74,23 +74,23 @@ fn number_before(line: &str, label: &str) -> Option<usize> {
     before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// What is checked in: one line for each kernel and architecture.
+/// The checked-in table: one line for each kernel and architecture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// In the order of files and kernels.
     pub rows: Vec<Need>,
-    /// Which sources it is about: the names of files, and the hashes of what the compiler got.
+    /// The hashes of the sources, by the names of their files.
     pub sources: BTreeMap<String, String>,
 }
 
-/// Before a file's name and hash.
+/// The mark before a file's name and hash.
 const SOURCE_MARK: &str = "source ";
 
 impl Table {
     /// Reads what [`text`](Self::text) writes.
     ///
     /// # Errors
-    /// A line that is none of a table.
+    /// A line that is no row.
     pub fn parse(text: &str) -> Result<Table, String> {
         let row = |line: &str| -> Option<Need> {
             let mut words = line.split_whitespace();
@@ -126,7 +126,7 @@ impl Table {
         Ok(table)
     }
 
-    /// As it is checked in.
+    /// The text that is checked in.
     pub fn text(&self) -> String {
         let mut text = "# source, file, hash of what the compiler got\n".to_owned();
         for (name, hash) in &self.sources {
@@ -150,7 +150,7 @@ impl Table {
         text
     }
 
-    /// For people: every row, with what spills.
+    /// A report of every row, with its spills.
     pub fn report(&self) -> String {
         let mut text = String::new();
         for need in &self.rows {
@@ -169,12 +169,12 @@ impl Table {
         self.rows.iter().filter(|need| need.spill_bytes > 0).collect()
     }
 
-    /// Rows that access less at once than they are to.
+    /// Rows that access less at once than they should.
     pub fn narrow(&self) -> Vec<&Need> {
         self.rows.iter().filter(|need| need.is_narrow()).collect()
     }
 
-    /// A line for each row that needs more than `known` says, or that it does not have.
+    /// A line for each row that needs more than its row in `known`, or that has none there.
     pub fn growth_over(&self, known: &Table) -> Vec<String> {
         let of = |need: &Need| {
             let is_same = |other: &&Need| {

@@ -29,7 +29,7 @@ const PYTORCH: Packages = Packages {
 const USAGE: &str = "bench --peers takes [--threads N] [--rounds N] [--dtype f32|bf16] \
                      [--only TEXT] [--before FILE.jsonl]";
 
-/// What the names of whole steps begin with.
+/// The beginning of the names of whole steps.
 const STEP: &str = "whole-step ";
 
 /// One measurement of an operation or a step.
@@ -41,15 +41,15 @@ pub struct Sample {
     pub operation: String,
     /// The fastest run.
     pub min_ms: f64,
-    /// The mean magnitude of what was computed, or the sum of the first two losses: equal ones
-    /// show equal work.
+    /// The mean magnitude of the result, or the sum of the first two losses: equal numbers show
+    /// equal work.
     pub magnitude: f64,
-    /// How many MB the memory of a step was above that before the first.
+    /// Memory of a step, in MB above the memory before the first.
     pub peak_mb: Option<f64>,
 }
 
 impl Sample {
-    /// That of a line of JSON.
+    /// Reads a line of JSON.
     pub fn parse(line: &str) -> Option<Sample> {
         Sample::of(&serde_json::from_str(line).ok()?)
     }
@@ -64,7 +64,7 @@ impl Sample {
         })
     }
 
-    /// As a line of JSON.
+    /// The sample as a line of JSON.
     fn line(&self) -> String {
         let Sample { peer, operation, min_ms, magnitude, peak_mb } = self;
         let value = serde_json::json!({
@@ -115,7 +115,7 @@ impl Options {
     }
 }
 
-/// Runs it, writes `target/peers-DTYPE.md`, `.html` and `.jsonl`, and prints their paths. False if
+/// Runs the comparison, writes `target/peers-DTYPE.md`, `.html` and `.jsonl`, and prints their paths. False if
 /// the peers computed other numbers somewhere.
 ///
 /// # Errors

@@ -18,19 +18,19 @@ svg{display:block;width:100%;height:14px}.own{fill:var(--own)}.over{fill:var(--o
 .slow{fill:#8888}\
 line{stroke:var(--line)}p{margin:.3rem 0}";
 
-/// Ratios that the bars reach from and to.
+/// The range of ratios that bars show.
 const RANGE: [f64; 2] = [0.125, 8.0];
 
 /// Width of the plot, in its own units.
 const WIDTH: f64 = 600.0;
 
-/// Where a ratio lies on the plot, by its logarithm.
+/// The place of a ratio on the plot, by its logarithm.
 fn place(ratio: f64) -> f64 {
     let [low, high] = RANGE;
     (ratio.clamp(low, high) / low).ln() / (high / low).ln() * WIDTH
 }
 
-/// The comparison in HTML, with nothing beside it.
+/// The comparison as HTML that needs no other file.
 pub fn page(machine: &Machine, title: &str, rows: &[Row]) -> String {
     let Machine { commit, date, cpu, core_count, rustc, command } = machine;
     let (steps, operations): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.is_step());

@@ -1,4 +1,4 @@
-//! A program of the comparison: it waits for a line before it works, so that several take turns.
+//! A program of the comparison. It waits for a line before it works, so that several take turns.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// How often memory is looked at.
+/// The time between two readings of a program's memory.
 const INTERVAL: Duration = Duration::from_millis(1);
 
 pub(super) struct Program {
@@ -21,8 +21,8 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Starts it. A program that `keeps_pages` does not give freed memory back to the system, so
-    /// that its steps take no new pages.
+    /// Starts a program. One that `keeps_pages` does not give freed memory back to the system, so that
+    /// its steps take no new pages.
     pub(super) fn start(mut command: Command, keeps_pages: bool) -> Result<Program, String> {
         let name = command.get_program().to_string_lossy().into_owned();
         if keeps_pages {
@@ -35,7 +35,7 @@ impl Program {
         Ok(Program { name, child, input, output: BufReader::new(output).lines() })
     }
 
-    /// The next line of JSON that it prints.
+    /// The next line of JSON that the program prints.
     pub(super) fn answer(&mut self) -> Result<Value, String> {
         let line = match self.output.next() {
             Some(line) => line.map_err(|error| format!("{}: {error}", self.name))?,
@@ -47,15 +47,15 @@ impl Program {
         serde_json::from_str(&line).map_err(|error| format!("{}: {line}: {error}", self.name))
     }
 
-    /// Its answer to a line.
+    /// The program's answer to a line.
     pub(super) fn ask(&mut self, line: &str) -> Result<Value, String> {
         let failed = |error| format!("{}: {error}", self.name);
         writeln!(self.input, "{line}").and_then(|()| self.input.flush()).map_err(failed)?;
         self.answer()
     }
 
-    /// [`Program::ask`], and by how many MB its memory was at most above that before; `None` where
-    /// the system does not say.
+    /// [`Program::ask`], and the largest growth of the program's memory in MB; `None` where the
+    /// system does not say.
     pub(super) fn ask_for_memory(&mut self, line: &str) -> Result<(Value, Option<f64>), String> {
         let place = Path::new("/proc").join(self.child.id().to_string()).join("smaps_rollup");
         let Some(before) = own_kb(&place) else { return Ok((self.ask(line)?, None)) };
@@ -77,7 +77,7 @@ impl Program {
     }
 }
 
-/// Memory that no file is behind, each page once.
+/// Memory without a file behind it, each page once.
 fn own_kb(smaps_rollup: &Path) -> Option<u64> {
     let text = fs::read_to_string(smaps_rollup).ok()?;
     let of = |name: &str| -> Option<u64> {
@@ -88,7 +88,7 @@ fn own_kb(smaps_rollup: &Path) -> Option<u64> {
 }
 
 impl Drop for Program {
-    /// Ends it, whatever it is at.
+    /// Ends the program at once.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,4 +1,4 @@
-//! The programs of a comparison: which there are, how each is started, what they measure in turns.
+//! The programs of a comparison: their modes, their commands, and the turns in which they measure.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::{Options, STEP, Sample};
 use crate::workspace;
 
 /// The networks of whole steps.
-const NETWORKS: [&str; 12] = [
+const NETWORKS: &[&str] = &[
     "resnet18",
     "vgg11",
     "mobilenet-v2",
@@ -26,18 +26,18 @@ const NETWORKS: [&str; 12] = [
     "lstm",
 ];
 
-/// The networks without images, whose numbers lie in one way.
-const OF_SEQUENCES: [&str; 5] = ["wavenet", "bert", "gpt2", "llama", "lstm"];
+/// The networks without images, which have one memory layout.
+const OF_SEQUENCES: &[&str] = &["wavenet", "bert", "gpt2", "llama", "lstm"];
 
 /// PyTorch's modes for operations and for steps.
-const OPERATION_MODES: [&str; 3] = ["eager", "channels-last", MKL_AVX512];
-const STEP_MODES: [&str; 5] = ["eager", "fused", "channels-last", COMPILED, MKL_AVX512];
+const OPERATION_MODES: &[&str] = &["eager", "channels-last", MKL_AVX512];
+const STEP_MODES: &[&str] = &["eager", "fused", "channels-last", COMPILED, MKL_AVX512];
 
-/// The mode with a compiler in the process, whose memory is not that of the steps.
+/// The mode with a compiler in the process, whose memory would count as that of the steps.
 const COMPILED: &str = "compiled";
 
-/// The mode in which MKL takes the processor for Intel's: on others it keeps to AVX2. Otherwise it
-/// is "eager", or "fused" of steps.
+/// The mode in which MKL takes the processor for Intel's: on others it uses AVX2 at most. PyTorch runs
+/// "eager" for operations and "fused" for steps.
 pub(super) const MKL_AVX512: &str = "mkl-avx512";
 
 pub(super) struct Programs<'a> {
@@ -46,13 +46,13 @@ pub(super) struct Programs<'a> {
     /// The Python that has PyTorch, and the folder of its scripts.
     pub(super) python: PathBuf,
     pub(super) scripts: PathBuf,
-    /// What answers for MKL; `None` leaves the mode out.
+    /// The library that answers for MKL; `None` leaves the mode out.
     pub(super) mkl_answer: Option<PathBuf>,
     pub(super) options: &'a Options,
 }
 
-/// A library, to be loaded before MKL's, that says that the processor is Intel's. `None` where MKL
-/// has nothing more to give, or, said aloud, without a C compiler.
+/// A library, loaded before MKL's, that says that the processor is Intel's. `None` where MKL uses all
+/// instructions anyway, or without a C compiler, which is printed.
 pub(super) fn mkl_answer(root: &Path) -> Result<Option<PathBuf>, String> {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     if cpu.contains("GenuineIntel") || !cpu.contains(" avx512f ") {
@@ -70,7 +70,7 @@ pub(super) fn mkl_answer(root: &Path) -> Result<Option<PathBuf>, String> {
     }
 }
 
-/// The names of lowtide's operations that are asked for.
+/// The names of the operations that are asked for.
 pub(super) fn operations(own: &Path, options: &Options) -> Result<Vec<String>, String> {
     let mut list = Command::new(own);
     list.args(["sweep", &options.threads.to_string(), "--only", &options.only, "--list"]);
@@ -80,7 +80,7 @@ pub(super) fn operations(own: &Path, options: &Options) -> Result<Vec<String>, S
 
 /// The networks whose steps are asked for.
 pub(super) fn networks(options: &Options) -> impl Iterator<Item = &'static str> {
-    NETWORKS.into_iter().filter(|network| format!("{STEP}{network}").contains(&options.only))
+    NETWORKS.iter().copied().filter(|network| format!("{STEP}{network}").contains(&options.only))
 }
 
 impl Programs<'_> {
@@ -91,7 +91,7 @@ impl Programs<'_> {
         command
     }
 
-    /// Whether a mode of PyTorch is another for an operation or a network.
+    /// True if a mode of PyTorch makes a difference for an operation or a network.
     fn is_other(&self, mode: &str, name: &str) -> bool {
         let is_of_sequences = OF_SEQUENCES.contains(&name);
         match mode {
@@ -133,12 +133,13 @@ impl Programs<'_> {
         };
         let torch = |mode| start(self.pytorch("sweep/torch_sweep.py", None, mode));
         let mut programs = vec![(None, start(self.lowtide("sweep"))?)];
-        for mode in OPERATION_MODES {
+        for &mode in OPERATION_MODES {
             if names.iter().any(|name| self.is_other(mode, name)) {
                 programs.push((Some(mode), torch(mode)?));
             }
         }
-        // The first is asked twice: who answers has started, and takes no processor from others.
+        // The first operation is asked twice: a program that answered has started, and takes no
+        // processor from the others.
         for (_, program) in &mut programs {
             program.ask(&names[0])?;
         }
@@ -149,7 +150,7 @@ impl Programs<'_> {
                     continue;
                 }
                 let answer = program.ask(name)?;
-                // Nothing comes back in a mode that is no different for the operation.
+                // A mode that makes no difference for the operation answers with nothing.
                 if answer.as_object().is_none_or(|fields| !fields.is_empty()) {
                     let sample = Sample::of(&answer);
                     let sample = sample.ok_or_else(|| format!("{name}: not a sample: {answer}"))?;
@@ -160,14 +161,14 @@ impl Programs<'_> {
         Ok(samples)
     }
 
-    /// Measures the steps that are asked for: those of each network in all programs before the
-    /// next, with their memory if that `is_watched`.
+    /// Measures the steps that are asked for: each network in all programs before the next, with the
+    /// memory if it `is_watched`.
     pub(super) fn steps(&self, is_watched: bool) -> Result<Vec<Sample>, String> {
         let mut samples = Vec::new();
         for network in networks(self.options) {
             println!("{STEP}{network}");
             samples.push(self.step(network, None, is_watched)?);
-            for mode in STEP_MODES {
+            for &mode in STEP_MODES {
                 if self.is_other(mode, network) {
                     samples.push(self.step(network, Some(mode), is_watched)?);
                 }
@@ -196,7 +197,8 @@ impl Programs<'_> {
             peer: peer(mode),
             operation: format!("{STEP}{network}"),
             min_ms: timed["min_ms"].as_f64().ok_or("no time")?,
-            // Before and after the first update: later ones grow apart in PyTorch's own modes.
+            // Losses before and after the first update: later losses differ between PyTorch's own
+            // modes.
             magnitude: losses.iter().take(2).filter_map(Value::as_f64).sum(),
             peak_mb,
         })

@@ -7,7 +7,7 @@ use super::programs::MKL_AVX512;
 use super::{STEP, Sample};
 use crate::bench::Machine;
 
-/// How many of the worst are listed.
+/// The number of the worst operations that are listed.
 const WORST: usize = 10;
 
 /// An operation in all programs: times of the fastest run of all rounds, in milliseconds.
@@ -17,25 +17,25 @@ pub struct Row {
     pub operation: String,
     /// lowtide's time.
     pub own_ms: f64,
-    /// That of the slowest round by that of the fastest.
+    /// lowtide's time in the slowest round by its time in the fastest.
     pub spread: f64,
     /// The fastest other program, as installed, and its time.
     pub other: (String, f64),
-    /// The same with one more, in which MKL may use AVX-512, if that was measured.
+    /// The fastest other program if MKL may use AVX-512, if that was measured.
     pub with_mkl_avx512: Option<(String, f64)>,
-    /// Whether the programs computed other numbers.
+    /// True if the programs computed different numbers.
     pub differs: bool,
-    /// Of a step: how many MB lowtide took, and the leanest other program.
+    /// Memory of a step in MB: lowtide's, and the leanest other program's.
     pub peak_mb: Option<[f64; 2]>,
 }
 
 impl Row {
-    /// lowtide's time by that of the fastest other: below 1 it is faster.
+    /// lowtide's time by the fastest other program's: below 1 lowtide is faster.
     pub fn ratio(&self) -> f64 {
         self.own_ms / self.other.1
     }
 
-    /// Whether it is a whole step.
+    /// True for a whole step.
     pub(super) fn is_step(&self) -> bool {
         self.operation.starts_with(STEP)
     }
@@ -55,7 +55,7 @@ fn least_mb(of: &[&Sample]) -> Option<f64> {
     of.iter().filter_map(|sample| sample.peak_mb).reduce(f64::min)
 }
 
-/// The operations that lowtide and another program measured, in their order.
+/// The operations that lowtide and another program measured, in the order of the samples.
 pub fn rows(samples: &[Sample], dtype: &str) -> Vec<Row> {
     let tolerance = if dtype == "f32" { 1e-3 } else { 3e-2 };
     let of = |operation: &str, is_own: bool| -> Vec<&Sample> {
@@ -98,7 +98,8 @@ pub fn rows(samples: &[Sample], dtype: &str) -> Vec<Row> {
     names.into_iter().filter_map(row).collect()
 }
 
-/// The rows in which MKL may use AVX-512, which it does on Intel's processors alone.
+/// The rows with the other program's time if MKL may use AVX-512, which it does on Intel's processors
+/// alone.
 pub(super) fn with_mkl_avx512(rows: &[Row]) -> Vec<Row> {
     let with = |row: &Row| Some(Row { other: row.with_mkl_avx512.clone()?, ..row.clone() });
     rows.iter().filter_map(with).collect()
@@ -110,7 +111,7 @@ pub(super) fn mean(ratios: impl Iterator<Item = f64>) -> f64 {
     (sum / f64::from(count.max(1))).exp()
 }
 
-/// The report in Markdown; `before` are the samples of an earlier one.
+/// The report in Markdown. `before` has the samples of an earlier comparison.
 pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sample]>) -> String {
     let Machine { commit, date, cpu, core_count, rustc, command } = machine;
     let (steps, operations): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.is_step());
@@ -162,7 +163,7 @@ pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sam
     text
 }
 
-/// The memory of steps, where it was measured.
+/// A table of the memory of steps, if it was measured.
 fn memory(steps: &[&Row]) -> String {
     let line = |row: &&Row| {
         let [own, other] = row.peak_mb?;

@@ -36,7 +36,7 @@ text
     assert_eq!(programs("{\"reason\": \"build-finished\"}"), []);
 }
 
-/// Has one figure, and what `pretrained_figures.py` takes from it.
+/// A script of one figure, with the functions that `pretrained_figures.py` imports.
 const TORCH_FIGURES: &str = r#"
 import json
 
@@ -87,7 +87,7 @@ fn command(folder: &Path, arguments: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-/// What `run.sh` printed, and the results.
+/// Runs `run.sh` and returns its output, its results and their table.
 fn run(folder: &Path, arguments: &[&str]) -> Option<(Output, Value, String)> {
     let output = command(folder, arguments)?.output().expect("a shell");
     let read = |name| {
@@ -171,7 +171,7 @@ fn figures_of_a_device_are_collected() {
 
 #[test]
 fn several_devices_have_to_come_to_the_bits_of_one() {
-    // As TRAINS, with a hash, which is another one where parameters are divided.
+    // TRAINS with a state hash that differs where parameters are divided.
     let trains = format!(
         "hash=a; case \"$*\" in *'--zero 3'*) hash=$OTHER; \
          echo 'lowtide: note: tensors go through the host: no NCCL' >&2;; esac; {TRAINS}; \

@@ -300,3 +300,35 @@ fn circle_of_more_than_six_files_is_found_unless_it_is_known() {
         check(circles::check, &files, expected);
     }
 }
+
+#[test]
+fn comment_that_opens_without_its_subject_is_found() {
+    let bad = "\
+//! Of a crate.
+/// Those of a block,
+/// of which it is one.
+///
+/// It is the second paragraph.
+///
+/// - Of a list.
+/// ```
+/// Of code
+/// ```
+fn f() {} // Who asks.
+// The same again.
+// It goes on.
+fn g() {} // What a name hides.
+/// What is wrong with a setting. It is fine here.
+/// That too.
+fn h() {}
+
+/// That is not.
+/// What they take.
+/// There are so
+/// many, as many as there are blocks.
+const C: &str = \"// Of a string\";
+";
+    let found = [1, 2, 5, 11, 12, 14, 19, 19, 19].map(|line| format!("xtask/src/a.rs:{line}"));
+    let found: Vec<&str> = found.iter().map(String::as_str).collect();
+    check(words::check_openings, &[("xtask/src/a.rs", bad), ("none/src/a.rs", bad)], &found);
+}
