@@ -17,11 +17,11 @@ use crate::outcome::Reason;
 pub enum Stop {
     /// lowtide returned an error.
     Error {
-        /// As it prints.
+        /// The printed error.
         message: String,
-        /// Whether it is about element types.
+        /// True for an error about element types.
         is_dtype: bool,
-        /// Whether values of a simulated device were asked for.
+        /// True if values of a simulated device were read.
         is_unavailable: bool,
     },
     /// The case does not apply.
@@ -29,7 +29,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// What is wrong without an error of lowtide's.
+    /// A failure without an error of lowtide.
     pub(crate) fn failure(message: String) -> Self {
         Stop::error(message, None)
     }
@@ -68,7 +68,7 @@ impl From<NnError> for Stop {
     }
 }
 
-/// What an adapter returns.
+/// The result of an adapter.
 pub type Result<T> = std::result::Result<T, Stop>;
 
 /// A result of an operation.
@@ -130,12 +130,12 @@ const IGNORED: [&str; 5] = ["device", "requires_grad", "memory_format", "layout"
 #[derive(Default)]
 pub struct Reads {
     values: RefCell<Vec<Numbers>>,
-    /// Of the next value that is told; none where values are read.
+    /// The index of the next recorded value to return; `None` while values are read.
     told: Option<Cell<usize>>,
 }
 
 impl Reads {
-    /// The same values, told in the order that they were read in.
+    /// A copy that returns the recorded values in the order in which they were read.
     pub fn again(&self) -> Self {
         Reads { values: self.values.clone(), told: Some(Cell::new(0)) }
     }
@@ -155,9 +155,9 @@ impl Reads {
 pub struct Call<'a> {
     case: &'a Case,
     reads: &'a Reads,
-    /// What the operation is recorded by.
+    /// The pass that records the operation.
     pub pass: Pass,
-    /// Where the operands are.
+    /// The device of the operands.
     pub device: Device,
     operands: Vec<Var>,
     read: RefCell<BTreeSet<String>>,
@@ -170,7 +170,9 @@ impl<'a> Call<'a> {
     pub(crate) fn new(
         case: &'a Case,
         file: &[u8],
-        (device, pass, reads): (&Device, Pass, &'a Reads),
+        device: &Device,
+        pass: Pass,
+        reads: &'a Reads,
         leaves: &[LeafId],
     ) -> Result<Self> {
         let mut operands = Vec::new();
@@ -267,7 +269,7 @@ impl<'a> Call<'a> {
         self.case.arguments.get(from..).unwrap_or_default()
     }
 
-    /// What an argument of another kind than the parameter's is.
+    /// The verdict on an argument of another kind than the parameter's.
     pub fn mismatch(&self, At(_, name): At, value: &Value) -> Stop {
         if let Some(dtype) = value.get("foreign").and_then(Value::as_str) {
             return Stop::NotApplicable(Reason::NoSuchType, dtype.to_owned());
@@ -281,7 +283,7 @@ impl<'a> Call<'a> {
         Stop::NotApplicable(reason, text)
     }
 
-    /// What a missing argument is.
+    /// The verdict on a missing argument.
     fn missing(&self, At(_, name): At) -> Stop {
         match self.case.kind {
             Kind::Error => Stop::NotApplicable(Reason::DoesNotCompile, format!("no {name}")),

@@ -16,13 +16,13 @@ use serde_json::{Map, Value};
 
 use crate::onnx::graph::Graph;
 
-/// What a case asks for.
+/// The question of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// Results and gradients like those of the peer.
     Sample,
-    /// The same with operands that are not contiguous.
+    /// Results of operands that are not contiguous.
     Strided,
     /// An error, as the peer raises one.
     Error,
@@ -38,7 +38,7 @@ pub struct Case {
     /// The name of the peer's test, where it has one.
     #[serde(default)]
     pub name: String,
-    /// What is asked for.
+    /// The question.
     pub kind: Kind,
     /// The element type that the samples were made in.
     pub dtype: String,
@@ -51,19 +51,19 @@ pub struct Case {
     /// The arguments by name.
     #[serde(default)]
     pub options: Map<String, Value>,
-    /// What is computed of the arguments, where that is more than the call of one operation.
+    /// The computation, if it is more than the call of one operation.
     #[serde(default)]
     pub graph: Option<Graph>,
     /// Parameters and buffers of a module, by name.
     #[serde(default)]
     pub state: Map<String, Value>,
-    /// Whether a module is in training.
+    /// True if a module is in training.
     #[serde(default)]
     pub training: bool,
     /// The tensors of this line; first those of the arguments, of the options and of the state.
     #[serde(default)]
     pub tensors: Vec<Stored>,
-    /// Which tensors want a gradient.
+    /// The tensors whose gradients are asked for, by index.
     #[serde(default)]
     pub wants_gradient: Vec<usize>,
     /// The peer's results.
@@ -98,16 +98,16 @@ pub struct Case {
 /// Results in f64.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Truth {
-    /// Whether the peer's own results are within half of what is allowed.
+    /// True if the peer's own results are within half of the tolerance.
     #[serde(default)]
     pub is_close: bool,
-    /// As [`Case::outputs`].
+    /// The results in f64, in the form of [`Case::outputs`].
     pub outputs: Vec<Value>,
-    /// As [`Case::gradients`].
+    /// The gradients in f64, in the form of [`Case::gradients`].
     pub gradients: Vec<Value>,
-    /// How far each of the peer's results, then of its gradients, is from that in f64 at its worst
+    /// The distance of each of the peer's results, then of its gradients, from f64 at its worst
     /// element, in the worst of some samples whose operands differ from these by a unit of their
-    /// last place; none where that was not measured.
+    /// last place; empty where it was not measured.
     #[serde(default)]
     pub nearby: Vec<f64>,
 }
@@ -134,9 +134,9 @@ pub struct Stored {
 /// The cases of one operation, and their bytes.
 #[derive(Debug)]
 pub struct Cases {
-    /// In the order of the file.
+    /// The cases in the order of the file.
     pub cases: Vec<Case>,
-    /// What [`Stored::at`] counts in.
+    /// The bytes that [`Stored::at`] is an offset of.
     pub bytes: Vec<u8>,
 }
 
@@ -184,13 +184,13 @@ impl Case {
         (index < self.tensors.len()).then_some(index)
     }
 
-    /// How many tensors the arguments and options have.
+    /// The number of tensors in the arguments and options.
     pub fn operand_count(&self) -> usize {
         let named = self.options.values().chain(self.state.values());
         self.arguments.iter().chain(named).map(tensors_up_to).max().unwrap_or(0)
     }
 
-    /// Whether this is a case of a module.
+    /// True for a case of a module.
     pub fn is_module(&self) -> bool {
         self.op.starts_with("nn.") && !self.op.starts_with("nn.functional.")
     }
@@ -313,21 +313,21 @@ pub struct Values {
     pub dtype: DType,
     /// The sizes of the dimensions.
     pub shape: Shape,
-    /// In row-major order.
+    /// The values in row-major order.
     pub numbers: Numbers,
 }
 
 /// Elements in a type that holds all of their kind.
 #[derive(Clone, Debug)]
 pub enum Numbers {
-    /// Of any float type.
+    /// Values of any float type.
     Floats(Vec<f64>),
-    /// Of any other.
+    /// Values of any other type.
     Integers(Vec<i64>),
 }
 
 impl Values {
-    /// Those of a tensor.
+    /// Reads the values of a tensor.
     ///
     /// # Errors
     /// `ValueUnavailable` on a simulated device.

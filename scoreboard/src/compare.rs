@@ -9,12 +9,12 @@ use crate::case::{Numbers, Values};
 pub struct Tolerance {
     /// Relative to the expected value.
     pub relative: f64,
-    /// In units of the values.
+    /// An absolute difference, in units of the values.
     pub absolute: f64,
 }
 
 impl Tolerance {
-    /// That of `torch.testing.assert_close` for a type.
+    /// The tolerance of `torch.testing.assert_close` for a type.
     pub const fn of(dtype: DType) -> Self {
         let (relative, absolute) = match dtype {
             DType::F64 => (1e-7, 1e-7),
@@ -79,7 +79,7 @@ pub fn compare_values(
     }
 }
 
-/// Whether all elements are 0: a gradient that the peer leaves out, where there is no influence.
+/// True if all elements are 0. The peer leaves out the gradient of an operand without influence.
 pub fn is_zero(values: &Values) -> bool {
     match &values.numbers {
         Numbers::Floats(values) => values.iter().all(|&x| x == 0.0),
@@ -87,8 +87,8 @@ pub fn is_zero(values: &Values) -> bool {
     }
 }
 
-/// How far `peer` is from `truth` at its worst element that is finite: results computed in f64 are
-/// asked of lowtide as far as the peer's own are close to them.
+/// The distance of `peer` from `truth` at its worst finite element. lowtide has to be as close to
+/// the results in f64 as the peer's own results are.
 pub fn distance(peer: &Values, truth: &Values) -> f64 {
     let (Numbers::Floats(peer), Numbers::Floats(truth)) = (&peer.numbers, &truth.numbers) else {
         return 0.0;

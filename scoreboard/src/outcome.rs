@@ -1,4 +1,4 @@
-//! What became of a case. The reasons why a case does not apply are a closed list.
+//! Verdicts on cases. The reasons why a case does not apply are a closed list.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use serde::Serialize;
 /// The verdict on a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As the peer's, within its tolerance.
+    /// The peer's results, within its tolerance.
     Passed,
-    /// Within the tolerance of the results computed in f64, where the peer's own are not.
+    /// The results computed in f64, within the tolerance, where the peer's own are not.
     PassedByTruth,
-    /// Not as the peer's; in words.
+    /// Other results than the peer's; in words.
     Failed(String),
     /// Not asked of lowtide, or not by this suite.
     NotApplicable(Reason, String),
@@ -29,18 +29,18 @@ impl Outcome {
     }
 }
 
-/// Why a case does not apply.
+/// The reason why a case does not apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// The operands have several element types: lowtide converts nothing by itself.
     MixedTypes,
-    /// A function of floats of integers or truth values: lowtide wants them converted.
+    /// A function of floats, called with integers or truth values: lowtide wants them converted.
     NotOfIntegers,
     /// A dimension of a tensor without dimensions, which PyTorch takes for one of length 1.
     NoDimensions,
-    /// Such an argument is no value of the parameter's Rust type, or there is no such argument to
-    /// get wrong.
+    /// An argument that is no value of the parameter's Rust type, or that lowtide's call does not
+    /// have.
     DoesNotCompile,
     /// A type of elements that lowtide does not have.
     NoSuchType,
@@ -50,13 +50,13 @@ pub enum Reason {
     MoreGeneral,
     /// A result of the peer where lowtide's documentation says another one, or an error.
     Choice,
-    /// Which of equal elements comes first, which the peer leaves open. The values agree.
+    /// The order of equal elements, which the peer leaves open. The values agree.
     Ties,
-    /// No farther from the result in f64 than the peer's own results are where the operands differ
-    /// by a unit of their last place, in half types twice as far: what roundings leave is chance
-    /// there, and not counted as passed.
+    /// A result no farther from f64 than the peer's own results are where the operands differ by a
+    /// unit of their last place, in half types twice as far. Rounding errors are chance there, so the
+    /// case does not count as passed.
     Roundings,
-    /// The peer raises an error for its own sample, or prescribes what only it can be.
+    /// An error of the peer for its own sample, or a result that only the peer can have.
     PeerCannot,
     /// An operation that networks are not trained with.
     OutOfScope,
@@ -75,8 +75,8 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// All of them, in the order of the report.
-    pub const ALL: [Reason; 18] = [
+    /// All reasons, in the order of the report.
+    pub const ALL: &[Reason] = &[
         Reason::MixedTypes,
         Reason::NotOfIntegers,
         Reason::NoDimensions,
@@ -97,7 +97,7 @@ impl Reason {
         Reason::Operation,
     ];
 
-    /// Whether it is for lowtide to build.
+    /// True if lowtide lacks an operation, or a part of one.
     pub const fn is_missing(self) -> bool {
         matches!(
             self,
@@ -143,7 +143,7 @@ impl fmt::Display for Reason {
 /// A law that every case has to keep, whatever its values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Law {
-    /// Not looked at: the operation was not called, or failed.
+    /// Not checked: the operation was not called, or failed.
     #[default]
     Unknown,
     /// Kept.
@@ -166,7 +166,7 @@ impl Law {
 /// The whole verdict.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// On the values.
+    /// The verdict on the values.
     pub outcome: Outcome,
     /// The simulated device makes the same allocations as the real one.
     pub allocations: Law,
@@ -175,7 +175,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Whether nothing is wrong.
+    /// True if the values are right and no law is broken.
     pub fn is_good(&self) -> bool {
         let is_broken = |law: &Law| matches!(law, Law::Broken(_));
         let failed = matches!(self.outcome, Outcome::Failed(_));

@@ -1,4 +1,4 @@
-//! What became of a suite: a JSON line for each case, and a Markdown table.
+//! The report of a suite: a JSON line for each case, and a Markdown table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -27,9 +27,9 @@ pub struct Line {
     pub dtype: String,
     /// The number of the sample among those of its operation and type.
     pub index: usize,
-    /// Whether a gradient was asked for.
+    /// True if a gradient was asked for.
     pub has_gradient: bool,
-    /// What became of it.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
@@ -37,7 +37,7 @@ pub struct Line {
 #[derive(Clone, Debug)]
 pub struct Report {
     suite: String,
-    /// What the cases were made with, one line.
+    /// The versions that the cases were made with, one line.
     versions: String,
     /// Every operation that the peer has samples for, with their number in f32.
     inventory: Vec<(String, usize)>,
@@ -67,7 +67,7 @@ impl Counts {
         }
     }
 
-    /// Of those that apply and that lowtide has.
+    /// The percentage of passed cases, of the cases that apply and whose operation lowtide has.
     fn share(&self) -> f64 {
         let passed = self.passed + self.by_truth;
         100.0 * passed as f64 / (passed + self.failed).max(1) as f64
@@ -86,8 +86,8 @@ impl Report {
     /// [`Report::of_folder`] on a device of another kind.
     ///
     /// # Errors
-    /// Those of [`Report::of_folder`]; `transformers`, whose cases are whole runs, is not run
-    /// there.
+    /// The errors of [`Report::of_folder`], and `transformers`, whose cases are whole runs: it does
+    /// not run on a device.
     pub fn of_folder_on(suite: &str, folder: &Path, device: &Device) -> Result<Self, String> {
         if suite == transformers::SUITE {
             return Err(format!("{suite} runs on the processor alone"));
@@ -130,7 +130,7 @@ impl Report {
         &self.lines
     }
 
-    /// Whether no more cases failed than are known to, and none broke a law.
+    /// True if no case failed but known ones, and none broke a law.
     pub fn is_good(&self) -> bool {
         let is_broken = |law: &Law| matches!(law, Law::Broken(_));
         let breaks_law =
@@ -268,7 +268,7 @@ impl Report {
             row(model, self.count(|line| transformers::is_of(line, model)));
         }
         text += "\n| not applicable, or missing | cases |\n|---|---|\n";
-        for reason in Reason::ALL {
+        for &reason in Reason::ALL {
             let is_it = |line: &Line| match &line.verdict.outcome {
                 Outcome::NotApplicable(found, _) => *found == reason,
                 _ => false,

@@ -16,10 +16,17 @@ use crate::ops::{self, Adapter};
 use crate::outcome::{Law, Outcome, Reason, Verdict};
 use crate::ties;
 
-/// Enough for every case.
+/// A budget that is enough for every case.
 const BUDGET_BYTES: usize = 256 << 20;
 
-/// What a run leaves: results, then the gradients of the leaves.
+/// A case, and the bytes of its tensors.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    case: &'a Case,
+    file: &'a [u8],
+}
+
+/// The results of a run and the gradients of its leaves.
 struct Found {
     outputs: Vec<Tensor>,
     gradients: Vec<Option<Tensor>>,
@@ -53,9 +60,10 @@ pub(crate) fn sim(threads: usize) -> Device {
 
 /// The verdict on a case of `file`, on the processor.
 pub fn run(case: &Case, file: &[u8]) -> Verdict {
-    look(case, file, &cpu(2), |adapter, found, reads| {
-        let allocations = guarded(|| allocation_law(adapter, (case, file), reads));
-        let bits = guarded(|| bits_law(adapter, (case, file), found));
+    let inputs = Inputs { case, file };
+    look(inputs, &cpu(2), |adapter, found, reads| {
+        let allocations = guarded(|| allocation_law(adapter, inputs, reads));
+        let bits = guarded(|| bits_law(adapter, inputs, found));
         [allocations, bits].map(|law| law.unwrap_or_else(Law::Broken))
     })
 }
@@ -63,19 +71,20 @@ pub fn run(case: &Case, file: &[u8]) -> Verdict {
 /// The verdict on a case of `file` on a device of another kind: a simulation of the device has to
 /// make its allocations, and a second run its bits.
 pub fn run_on(case: &Case, file: &[u8], device: &Device) -> Verdict {
-    look(case, file, device, |adapter, found, reads| {
-        let laws = guarded(|| laws_of_device(adapter, (case, file), device, found, reads));
+    let inputs = Inputs { case, file };
+    look(inputs, device, |adapter, found, reads| {
+        let laws = guarded(|| laws_of_device(adapter, inputs, device, found, reads));
         laws.unwrap_or_else(|panic| [Law::Broken(panic), Law::Unknown])
     })
 }
 
-/// The verdict on a case on a device; `laws` are looked at where it has results.
+/// The verdict on a case on a device; `laws` are checked where it has results.
 fn look(
-    case: &Case,
-    file: &[u8],
+    inputs: Inputs<'_>,
     device: &Device,
     laws: impl FnOnce(Adapter, &Found, &Reads) -> [Law; 2],
 ) -> Verdict {
+    let Inputs { case, file } = inputs;
     let unlooked = |outcome| Verdict { outcome, allocations: Law::Unknown, bits: Law::Unknown };
     if let Some(why) = &case.unusable {
         return unlooked(Outcome::NotApplicable(Reason::PeerCannot, why.clone()));
@@ -87,7 +96,7 @@ fn look(
         return unlooked(Outcome::NotApplicable(Reason::Form, why));
     };
     let reads = Reads::default();
-    let found = guarded(|| execute(adapter, (case, file), device, &reads));
+    let found = guarded(|| execute(adapter, inputs, device, &reads));
     match case.kind {
         Kind::Error => unlooked(judge_error(case, found.map(|found| found.map(drop)))),
         Kind::Sample | Kind::Strided | Kind::Function => {
@@ -130,21 +139,19 @@ pub(crate) fn guarded<T>(inside: impl FnOnce() -> T) -> std::result::Result<T, S
 }
 
 /// Calls the operation and walks back from its results.
-fn execute(
-    adapter: Adapter,
-    (case, file): (&Case, &[u8]),
-    device: &Device,
-    reads: &Reads,
-) -> Result<Found> {
+fn execute(adapter: Adapter, inputs: Inputs<'_>, device: &Device, reads: &Reads) -> Result<Found> {
+    let Inputs { case, file } = inputs;
     let attempt = Attempt::new();
     let wants_gradient = !case.wants_gradient.is_empty();
-    let pass = match wants_gradient || case.training {
-        true => Pass::train(RandomKey::new(0), &attempt),
-        false if case.is_module() => Pass::eval(),
-        false => Pass::no_grad(RandomKey::new(0)),
+    let pass = if wants_gradient || case.training {
+        Pass::train(RandomKey::new(0), &attempt)
+    } else if case.is_module() {
+        Pass::eval()
+    } else {
+        Pass::no_grad(RandomKey::new(0))
     };
     let mut leaves: Vec<LeafId> = case.wants_gradient.iter().map(|_| LeafId::new()).collect();
-    let call = Call::new(case, file, (device, pass.clone(), reads), &leaves)?;
+    let call = Call::new(case, file, device, pass.clone(), reads, &leaves)?;
     let outputs = adapter(&call)?;
     call.check_all_read()?;
     let constants = call.without_gradient();
@@ -194,7 +201,7 @@ fn failed(case: &Case, why: String) -> Outcome {
     }
 }
 
-/// What an error is where the peer has results.
+/// The verdict on an error where the peer has results.
 fn judge_stop(case: &Case, stop: Stop) -> Outcome {
     let Stop::Error { message, is_dtype, .. } = stop else {
         let Stop::NotApplicable(reason, why) = stop else { unreachable!("the other variant") };
@@ -217,7 +224,7 @@ fn judge_stop(case: &Case, stop: Stop) -> Outcome {
     failed(case, format!("error: {message}"))
 }
 
-/// Whether the results are the peer's, or those in f64.
+/// Compares the results with the peer's, or with the ones in f64.
 fn judge(case: &Case, file: &[u8], found: &Found) -> Outcome {
     let judge = Judge { case, file, found };
     let verdict = match judge.check(Against::Peer) {
@@ -246,26 +253,25 @@ fn judge(case: &Case, file: &[u8], found: &Found) -> Outcome {
     }
 }
 
-/// Compares what was found with what a case expects.
+/// Compares the results of a run with the expectations of a case.
 struct Judge<'a> {
     case: &'a Case,
     file: &'a [u8],
     found: &'a Found,
 }
 
-/// What results are compared with.
+/// The expected results.
 #[derive(Clone, Copy)]
 enum Against<'a> {
-    /// The peer's.
+    /// The peer's results.
     Peer,
-    /// Those in f64, as far as the peer's are close to them.
+    /// The results in f64, as far as the peer's are close to them.
     Truth(&'a Truth),
-    /// The same, as far as the peer's are close to them nearby too.
+    /// The results in f64, as far as the peer's are close to them in this sample and nearby.
     Nearby(&'a Truth),
 }
 
-/// A result of the peer, where it is not the expected one, and how far its results are from f64 at
-/// least.
+/// A result of the peer that is not the expected one, and the least distance of its results from f64.
 #[derive(Clone, Copy)]
 struct Own<'a> {
     value: &'a Value,
@@ -341,13 +347,14 @@ impl Judge<'_> {
             Some(_) => dtype.is_float(),
             None => dtype.name() == self.case.dtype,
         };
-        let tolerance = match is_own {
-            true => Tolerance { relative: self.case.rtol, absolute: self.case.atol },
-            false => Tolerance::of(dtype),
+        let tolerance = if is_own {
+            Tolerance { relative: self.case.rtol, absolute: self.case.atol }
+        } else {
+            Tolerance::of(dtype)
         };
         let Some(peer) = peer else { return compare(&found, &expected, tolerance) };
-        // What several roundings to a half type leave is chance: of two results with equally many,
-        // one is often twice as far from the exact one as the other.
+        // The error of several roundings to a half type is chance: of two results with equally many
+        // roundings, one is often twice as far from the exact result as the other.
         let expected = expected.rounded(peer.dtype);
         let is_half = matches!(peer.dtype, DType::F16 | DType::BF16);
         let far = own.map_or(0.0, |own| own.distance).max(distance(&peer, &expected));
@@ -357,21 +364,21 @@ impl Judge<'_> {
     }
 }
 
-/// What a device was asked for in a run: layouts of the results, and the allocator's moves.
+/// The layouts of a run's results, and the requests to the allocator.
 fn trace(
     adapter: Adapter,
-    case: (&Case, &[u8]),
+    inputs: Inputs<'_>,
     device: &Device,
     reads: &Reads,
 ) -> Result<impl PartialEq + std::fmt::Debug + use<>> {
-    let found = execute(adapter, case, device, reads)?;
+    let found = execute(adapter, inputs, device, reads)?;
     let layouts: Vec<(Layout, DType)> =
         found.tensors().map(|tensor| (*tensor.layout(), tensor.dtype())).collect();
     drop(found);
     Ok((layouts, allocations(device)))
 }
 
-/// What a device was asked for so far.
+/// The requests to a device's allocator so far, and its statistics.
 pub(crate) fn allocations(device: &Device) -> impl PartialEq + std::fmt::Debug + use<> {
     let history = device.allocator().history();
     // Everything but the place in the program.
@@ -380,9 +387,9 @@ pub(crate) fn allocations(device: &Device) -> impl PartialEq + std::fmt::Debug +
     (moves, device.allocator().statistics())
 }
 
-fn allocation_law(adapter: Adapter, case: (&Case, &[u8]), reads: &Reads) -> Law {
-    let real = trace(adapter, case, &cpu(2), &reads.again());
-    let simulated = trace(adapter, case, &sim(2), &reads.again());
+fn allocation_law(adapter: Adapter, inputs: Inputs<'_>, reads: &Reads) -> Law {
+    let real = trace(adapter, inputs, &cpu(2), &reads.again());
+    let simulated = trace(adapter, inputs, &sim(2), &reads.again());
     match (real, simulated) {
         (Ok(real), Ok(simulated)) if real == simulated => Law::Kept,
         (Ok(_), Ok(_)) => Law::Broken("the allocations differ".to_owned()),
@@ -393,8 +400,8 @@ fn allocation_law(adapter: Adapter, case: (&Case, &[u8]), reads: &Reads) -> Law 
     }
 }
 
-/// What a device was asked for after the record of this number, with everything but the place in
-/// the program.
+/// The requests to a device's allocator after the record of this number, without their place in the
+/// program.
 fn moves_since(device: &Device, last: Option<u64>) -> impl PartialEq + use<> {
     let history = device.allocator().history();
     let since = history.records().iter().filter(|record| Some(record.sequence) > last);
@@ -403,7 +410,7 @@ fn moves_since(device: &Device, last: Option<u64>) -> impl PartialEq + use<> {
 
 fn laws_of_device(
     adapter: Adapter,
-    case: (&Case, &[u8]),
+    inputs: Inputs<'_>,
     device: &Device,
     found: &Found,
     reads: &Reads,
@@ -411,8 +418,8 @@ fn laws_of_device(
     let simulation = device.simulate();
     let run = |device: &Device| {
         let last = device.allocator().history().records().last().map(|record| record.sequence);
-        let found = execute(adapter, case, device, &reads.again());
-        // Before it is read, which waits, as a simulation never does.
+        let found = execute(adapter, inputs, device, &reads.again());
+        // The history is read before the results: reading these waits, which a simulation never does.
         let moves = moves_since(device, last);
         (found.map(|found| found.bytes()), moves)
     };
@@ -433,9 +440,9 @@ fn laws_of_device(
     [allocations, bits]
 }
 
-fn bits_law(adapter: Adapter, case: (&Case, &[u8]), found: &Found) -> Law {
+fn bits_law(adapter: Adapter, inputs: Inputs<'_>, found: &Found) -> Law {
     let of = |threads| {
-        let found = execute(adapter, case, &cpu(threads), &Reads::default());
+        let found = execute(adapter, inputs, &cpu(threads), &Reads::default());
         found.map(|found| found.bytes())
     };
     let (Ok(Ok(one)), Ok(Ok(three)), Ok(two)) = (of(1), of(3), found.bytes()) else {

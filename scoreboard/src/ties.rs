@@ -5,28 +5,34 @@ use serde_json::Value;
 
 use crate::case::{Case, Numbers, Values};
 
-/// The operations that sort or choose: the position of their dimension, its default, and which
-/// result holds places.
-const SORTS: [(&str, usize, i64, usize); 6] = [
-    ("argsort", 1, -1, 0),
-    ("kthvalue", 2, -1, 1),
-    ("mode", 1, -1, 1),
-    ("msort", 1, 0, 1),
-    ("sort", 1, -1, 1),
-    ("topk", 2, -1, 1),
+/// An operation that sorts or chooses.
+struct Sort {
+    op: &'static str,
+    /// The position of the dimension among the arguments.
+    position: usize,
+    default_dim: i64,
+    /// The result that holds places.
+    places: usize,
+}
+
+const SORTS: &[Sort] = &[
+    Sort { op: "argsort", position: 1, default_dim: -1, places: 0 },
+    Sort { op: "kthvalue", position: 2, default_dim: -1, places: 1 },
+    Sort { op: "mode", position: 1, default_dim: -1, places: 1 },
+    Sort { op: "msort", position: 1, default_dim: 0, places: 1 },
+    Sort { op: "sort", position: 1, default_dim: -1, places: 1 },
+    Sort { op: "topk", position: 2, default_dim: -1, places: 1 },
 ];
 
-/// Whether values are the peer's, and places lead to elements that are equal to those that the
-/// peer's lead to: then only which of equal elements stands where is another.
+/// True if the values are the peer's, and the places lead to elements equal to those of the peer's
+/// places: then only the order of equal elements differs.
 pub(crate) fn agree(case: &Case, file: &[u8], outputs: &[Tensor]) -> bool {
-    let Some((_, position, default, places)) = SORTS.iter().find(|(op, ..)| *op == case.op) else {
-        return false;
-    };
+    let Some(sort) = SORTS.iter().find(|sort| sort.op == case.op) else { return false };
     if case.options.get("stable") == Some(&Value::Bool(true)) {
         return false;
     }
-    let dim = case.arguments.get(*position).or(case.options.get("dim"));
-    let dim = dim.and_then(Value::as_i64).unwrap_or(*default);
+    let dim = case.arguments.get(sort.position).or(case.options.get("dim"));
+    let dim = dim.and_then(Value::as_i64).unwrap_or(sort.default_dim);
     let x = case.tensors[0].values(file);
     let axis = if dim < 0 { dim + x.shape.len() as i64 } else { dim };
     let Ok(axis) = usize::try_from(axis) else { return false };
@@ -38,17 +44,16 @@ pub(crate) fn agree(case: &Case, file: &[u8], outputs: &[Tensor]) -> bool {
         if found.shape != expected.shape || found.dtype != expected.dtype {
             return false;
         }
-        match index == *places {
-            true => {
-                let found = pointed_at(&x, &found, axis);
-                found.is_some() && found == pointed_at(&x, &expected, axis)
-            }
-            false => keys(&found) == keys(&expected),
+        if index == sort.places {
+            let found = pointed_at(&x, &found, axis);
+            found.is_some() && found == pointed_at(&x, &expected, axis)
+        } else {
+            keys(&found) == keys(&expected)
         }
     })
 }
 
-/// What makes elements equal: NaN to NaN, and 0 to -0.
+/// Keys that are the same for equal elements: NaN equals NaN, and 0 equals -0.
 fn keys(values: &Values) -> Vec<i64> {
     match &values.numbers {
         Numbers::Floats(values) => {

@@ -43,25 +43,21 @@ fn attention(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     let cap = node.attribute_number("softcap")?.unwrap_or(0.0);
     let scores_mode = node.attribute_integer("qk_matmul_output_mode")?.unwrap_or(0);
     let precision = node.element_type("softmax_precision")?;
-    let (y, scores) = match cap == 0.0 && !node.wants(3) {
-        true => {
-            let options = AttentionOptions { causal: Causal::No, scale, dropout: None };
-            (q.attention(k.clone(), v.clone(), mask.as_ref(), options)?, None)
-        }
-        false => {
-            let parts = Parts { mask, scale, cap, scores_mode, precision };
-            let (y, scores) = parts.run(node, [q, k.clone(), v.clone()])?;
-            (y, Some(scores))
-        }
+    let (y, scores) = if cap == 0.0 && !node.wants(3) {
+        let options = AttentionOptions { causal: Causal::No, scale, dropout: None };
+        (q.attention(k.clone(), v.clone(), mask.as_ref(), options)?, None)
+    } else {
+        let parts = Parts { mask, scale, cap, scores_mode, precision };
+        let (y, scores) = parts.run(node, [q, k.clone(), v.clone()])?;
+        (y, Some(scores))
     };
-    let y = match is_flat {
-        true => {
-            let &[samples, heads, len, width] = &y.shape()[..] else {
-                return Err(node.wrong("not by heads"));
-            };
-            y.transpose(1, 2)?.reshape([samples, len, heads * width])?
-        }
-        false => y,
+    let y = if is_flat {
+        let &[samples, heads, len, width] = &y.shape()[..] else {
+            return Err(node.wrong("not by heads"));
+        };
+        y.transpose(1, 2)?.reshape([samples, len, heads * width])?
+    } else {
+        y
     };
     let outputs = [Some(y), Some(k), Some(v), scores];
     Ok(outputs.into_iter().flatten().map(Output::Var).collect())
@@ -78,7 +74,7 @@ fn by_heads(node: &NodeCall<'_>, x: Var, heads: Option<usize>) -> Result<Var> {
     }
 }
 
-/// What queries may see, as lowtide's one mask: truth values, or numbers that are added.
+/// The mask of queries and keys, as lowtide has it: truth values, or numbers that are added.
 fn masked(node: &NodeCall<'_>, [q, k]: [&Var; 2], past_len: usize) -> Result<Option<Tensor>> {
     let (queries, keys) = (q.shape()[2], k.shape()[2]);
     let allowed = allowed(node, [queries, keys], past_len)?;
@@ -102,7 +98,7 @@ fn masked(node: &NodeCall<'_>, [q, k]: [&Var; 2], past_len: usize) -> Result<Opt
     }))
 }
 
-/// Which keys a query may see by its place and by how many keys there are, if not all.
+/// The keys that a query may see by its place and by the number of filled keys; `None` for all.
 fn allowed(
     node: &NodeCall<'_>,
     [queries, keys]: [usize; 2],
@@ -117,7 +113,7 @@ fn allowed(
     let range = |len: usize| Tensor::arange(node.device(), 0.0..len as f64, 1.0, DType::I64);
     let mut rules: Vec<Tensor> = Vec::new();
     if is_causal || left >= 0 || right >= 0 {
-        // How far a key lies before the query, whose place is counted over all keys.
+        // The distance of a key before the query, whose place is counted over all keys.
         let places = range(queries)?.reshape([queries, 1])?;
         let places = match &filled {
             Some(filled) => places.add(filled)?.add_scalar(-(queries as f64))?,
@@ -203,9 +199,10 @@ fn rotary(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     let x = node.var(0)?;
     let is_flat = x.shape().len() == 3;
     let x = by_heads(node, x, heads)?;
-    let pairs = match node.flag("interleaved")?.unwrap_or(false) {
-        true => RotaryPairs::Interleaved,
-        false => RotaryPairs::HalfSplit,
+    let pairs = if node.flag("interleaved")?.unwrap_or(false) {
+        RotaryPairs::Interleaved
+    } else {
+        RotaryPairs::HalfSplit
     };
     // Told by the tables, which have half as many columns.
     node.ignore(&["rotary_embedding_dim"]);
@@ -231,8 +228,5 @@ fn rotary(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     let &[samples, heads, len, width] = &y.shape()[..] else {
         return Err(node.wrong("not by heads"));
     };
-    one(match is_flat {
-        true => y.transpose(1, 2)?.reshape([samples, len, heads * width])?,
-        false => y,
-    })
+    one(if is_flat { y.transpose(1, 2)?.reshape([samples, len, heads * width])? } else { y })
 }

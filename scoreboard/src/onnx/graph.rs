@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What a case computes of its arguments.
+/// The computation of a case, as nodes.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Graph {
     /// The version of ONNX's operators.
@@ -13,7 +13,7 @@ pub struct Graph {
     pub inputs: Vec<String>,
     /// The names of the results, in their order.
     pub outputs: Vec<String>,
-    /// In the order in which they can run.
+    /// The nodes in an order in which they can run.
     pub nodes: Vec<Node>,
 }
 
@@ -26,6 +26,6 @@ pub struct Node {
     pub inputs: Vec<String>,
     /// The names of the outputs; an empty one stands for an output that is left out.
     pub outputs: Vec<String>,
-    /// What is the same for every input. A tensor is `{"tensor": 0}`, as in the arguments.
+    /// The attributes. A tensor is `{"tensor": 0}`, as in the arguments.
     pub attributes: Map<String, Value>,
 }

@@ -172,7 +172,7 @@ fn unique(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     let options = UniqueOptions { along: axis.map(Into::into), assumed_count: Some(compared) };
     let Unique { values, inverse, counts } = x.unique(options)?;
     let inverse = inverse.reshape([compared])?;
-    // As many as there are, which a simulated device is told.
+    // The count comes from the values. A simulated device gets the recorded one.
     let largest = node.integers_of(&inverse.amax(&[0])?)?;
     let count = largest.first().map_or(0, |&largest| largest.max(0) as usize + 1);
     let along = axis.unwrap_or(0);
@@ -184,7 +184,7 @@ fn unique(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     if node.flag("sorted")?.unwrap_or(true) {
         return Ok([values, first, inverse, counts].map(Output::Tensor).into());
     }
-    // In the order in which they stand first.
+    // Order the values by their first places.
     let (first, order) = first.sort(0, SortOrder::Ascending)?;
     let rank = Tensor::zeros(node.device(), [count], DType::I64)?;
     let rank = rank.scatter(0, &order, &numbers(count)?)?;
@@ -204,8 +204,8 @@ struct Places {
 }
 
 impl Places {
-    /// Of the tuples in the last dimension of `index`; the first `batch` dimensions are those of
-    /// both.
+    /// The places that the tuples in the last dimension of `index` name. The first `batch`
+    /// dimensions belong to `x` and `index` alike.
     fn of(node: &NodeCall<'_>, x: &Var, index: &Tensor, batch: usize) -> Result<Self> {
         let (shape, rank) = (*x.shape(), index.shape().len());
         let width = index.shape().last().copied().unwrap_or(0);

@@ -93,7 +93,7 @@ pub const MISSING: &[Missing] = &[
     },
 ];
 
-/// What a node is whose operator has no call.
+/// The verdict on a node whose operator has no call.
 pub(super) fn stop(op: &str) -> Stop {
     let name = format!("onnx.{op}");
     let reason = match MISSING.iter().find(|missing| missing.has(&name)) {

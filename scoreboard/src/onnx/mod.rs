@@ -153,8 +153,9 @@ fn converted(node: &NodeCall<'_>, x: Var, dtype: DType) -> Result<Var> {
     if x.value().dtype() == dtype {
         return Ok(x);
     }
-    Ok(match dtype.is_float() && x.value().dtype().is_float() {
-        true => x.to_dtype(dtype)?,
-        false => node.constant(x.value().to_dtype(dtype)?),
+    Ok(if dtype.is_float() && x.value().dtype().is_float() {
+        x.to_dtype(dtype)?
+    } else {
+        node.constant(x.value().to_dtype(dtype)?)
     })
 }

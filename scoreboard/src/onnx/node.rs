@@ -105,22 +105,22 @@ impl<'a> NodeCall<'a> {
         self.call.pass.constant(tensor)
     }
 
-    /// What layers run in.
+    /// The pass that layers run in.
     pub(crate) fn pass(&self) -> &lowtide_autograd::Pass {
         &self.call.pass
     }
 
-    /// How many outputs have a name.
+    /// The number of outputs, of which some may be left out.
     pub(crate) fn output_count(&self) -> usize {
         self.node.outputs.len()
     }
 
-    /// Whether an output is not left out.
+    /// True if an output is not left out.
     pub(crate) fn wants(&self, index: usize) -> bool {
         self.node.outputs.get(index).is_some_and(|name| !name.is_empty())
     }
 
-    /// How many inputs there are, those that are left out too.
+    /// The number of inputs, of which some may be left out.
     pub(crate) fn input_count(&self) -> usize {
         self.inputs.len()
     }

@@ -76,7 +76,7 @@ impl Parameters for Model {
     }
 }
 
-/// What all optimizers take: rate and number of the step, then parameters, gradients and states.
+/// The inputs of all optimizers: rate and number of the step, then parameters, gradients and states.
 struct Step {
     rate: f64,
     number: u64,

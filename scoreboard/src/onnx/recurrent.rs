@@ -21,9 +21,10 @@ pub(super) const OPS: Family = &[
             let [bz, br, bh] = parts(cell.state_bias.clone(), 0)?;
             let z = xz.add(h.clone().linear(wz, Some(bz))?)?.sigmoid()?;
             let r = xr.add(h.clone().linear(wr, Some(br))?)?.sigmoid()?;
-            let inner = match is_reset_after {
-                true => r.mul(h.clone().linear(wh, Some(bh))?)?,
-                false => r.mul(h.clone())?.linear(wh, Some(bh))?,
+            let inner = if is_reset_after {
+                r.mul(h.clone().linear(wh, Some(bh))?)?
+            } else {
+                r.mul(h.clone())?.linear(wh, Some(bh))?
             };
             let new = xh.add(inner)?.tanh()?;
             // (1 - z) · new + z · h
@@ -57,7 +58,7 @@ struct Cell {
     state_bias: Var,
 }
 
-/// What the operators have in common.
+/// The inputs and attributes that all recurrent operators have.
 struct Layer {
     /// `[T, B, I]`
     x: Var,
@@ -70,10 +71,10 @@ struct Layer {
 }
 
 impl Layer {
-    /// Of inputs `X, W, R, B, sequence_lens, initial_h` and attributes, for `gates` gates.
+    /// Reads the inputs `X, W, R, B, sequence_lens, initial_h` and attributes, for `gates` gates.
     fn of(node: &NodeCall<'_>, gates: usize, own: &[&str]) -> Result<Self> {
         let (x, w, r) = (node.var(0)?, node.var(1)?, node.var(2)?);
-        // Told by the weights.
+        // The weights tell the number of directions.
         node.ignore(&["hidden_size"]);
         let (directions, hidden) = (w.shape()[0], r.shape()[2]);
         let is_batch_first = node.flag("layout")?.unwrap_or(false);
@@ -111,7 +112,7 @@ impl Layer {
         Ok(Layer { x, cells, start, hidden, is_batch_first, is_reverse })
     }
 
-    /// Whether a direction goes from the last step to the first.
+    /// True if a direction goes from the last step to the first.
     fn goes_back(&self, direction: usize) -> bool {
         self.is_reverse || direction == 1
     }

@@ -41,10 +41,7 @@ macro_rules! place {
         let len = x.shape().get(axis).copied().unwrap_or(1);
         let x = if is_last { x.flip(&[axis])? } else { x };
         let place = if is_kept { x.$keep(axis)? } else { x.$drop(axis)? };
-        one(match is_last {
-            true => place.mul_scalar(-1.0)?.add_scalar(len as f64 - 1.0)?,
-            false => place,
-        })
+        one(if is_last { place.mul_scalar(-1.0)?.add_scalar(len as f64 - 1.0)? } else { place })
     }};
 }
 
@@ -98,16 +95,17 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
-/// What a reduction is of: the input, its dimensions, and whether they stay.
+/// The input of a reduction, its dimensions, and true if they stay.
 fn over(node: &NodeCall<'_>) -> Result<(Var, Vec<usize>, bool)> {
     let x = node.var(0)?;
     let rank = x.shape().len();
     let axes = node.integers_or(1, "axes")?.unwrap_or_default();
     let keep = node.flag("keepdims")?.unwrap_or(true);
     let is_none = node.flag("noop_with_empty_axes")?.unwrap_or(false);
-    let axes = match axes.is_empty() && !is_none {
-        true => (0..rank).collect(),
-        false => axes.into_iter().map(|axis| node.axis(axis, rank)).collect::<Result<_>>()?,
+    let axes = if axes.is_empty() && !is_none {
+        (0..rank).collect()
+    } else {
+        axes.into_iter().map(|axis| node.axis(axis, rank)).collect::<Result<_>>()?
     };
     Ok((x, axes, keep))
 }

@@ -20,7 +20,11 @@ pub(super) const OPS: Family = &[
             None => (0..rank).collect(),
         };
         let policy = node.text("keep_aspect_ratio_policy")?.unwrap_or("stretch");
-        let sides = sides(node, &x, (&axes, &roi), (&scales, wanted.as_deref()), policy)?;
+        let sides = sides(
+            node,
+            &x,
+            Wishes { axes: &axes, roi: &roi, scales: &scales, sizes: wanted.as_deref(), policy },
+        )?;
         if node.flag("antialias")?.unwrap_or(false) {
             return node.no_form("antialias");
         }
@@ -33,7 +37,11 @@ pub(super) const OPS: Family = &[
             None => return node.no_form("scales as an attribute"),
         };
         let axes: Vec<usize> = (0..x.shape().len()).collect();
-        let mut sides = sides(node, &x, (&axes, &[]), (&scales, None), "stretch")?;
+        let mut sides = sides(
+            node,
+            &x,
+            Wishes { axes: &axes, roi: &[], scales: &scales, sizes: None, policy: "stretch" },
+        )?;
         sides.retain(|side| side.scale != 1.0);
         if node.text("mode")?.unwrap_or("nearest") != "nearest" {
             return node.no_form("an upsampling that is not by the nearest");
@@ -59,13 +67,19 @@ struct Side {
     part: [f64; 2],
 }
 
-fn sides(
-    node: &NodeCall<'_>,
-    x: &Var,
-    (axes, roi): (&[usize], &[f64]),
-    (scales, wanted): (&[f64], Option<&[isize]>),
-    policy: &str,
-) -> Result<Vec<Side>> {
+/// The sizes that a node asks for.
+struct Wishes<'a> {
+    axes: &'a [usize],
+    /// The parts of the dimensions that are resized: first their starts, then their ends.
+    roi: &'a [f64],
+    scales: &'a [f64],
+    /// The new sizes, if they are not given by `scales`.
+    sizes: Option<&'a [isize]>,
+    policy: &'a str,
+}
+
+fn sides(node: &NodeCall<'_>, x: &Var, wishes: Wishes<'_>) -> Result<Vec<Side>> {
+    let Wishes { axes, roi, scales, sizes: wanted, policy } = wishes;
     let lens: Vec<usize> = axes.iter().map(|&axis| x.shape()[axis]).collect();
     let mut sides = Vec::new();
     let ratio = |index: usize, wanted: &[isize]| wanted[index] as f64 / lens[index].max(1) as f64;
@@ -90,9 +104,10 @@ fn sides(
             }
             _ => return Err(node.wrong("there are not as many sizes as dimensions")),
         };
-        let part = match roi.len() == 2 * axes.len() {
-            true => [roi[index], roi[index + axes.len()]],
-            false => [0.0, 1.0],
+        let part = if roi.len() == 2 * axes.len() {
+            [roi[index], roi[index + axes.len()]]
+        } else {
+            [0.0, 1.0]
         };
         sides.push(Side { axis, len, new_len, scale, part });
     }
@@ -109,7 +124,7 @@ fn resized(node: &NodeCall<'_>, x: Var, sides: &[Side]) -> Result<Vec<Output>> {
     let is_cropped = places == "tf_crop_and_resize";
     let is_same = |side: &&Side| side.scale == 1.0 && side.new_len == side.len && !is_cropped;
     let changed: Vec<&Side> = sides.iter().filter(|side| !is_same(side)).collect();
-    if let Some(y) = own_bilinear(&x, &changed, (mode, places))? {
+    if let Some(y) = own_bilinear(&x, &changed, mode, places)? {
         return one(y);
     }
     let mut x = x;
@@ -122,22 +137,21 @@ fn resized(node: &NodeCall<'_>, x: Var, sides: &[Side]) -> Result<Vec<Output>> {
             other => return Err(node.wrong(&format!("mode = {other}"))),
         };
         let y = gathered(&x, side, &taps, is_inside_only, node)?;
-        x = match is_cropped {
-            false => y,
-            true => {
-                let last = side.len as f64 - 1.0;
-                let is_out = at.lt_scalar(0.0)?.logical_or(&at.gt_scalar(last)?)?;
-                let mut along = vec![1; y.shape().len()];
-                along[side.axis] = side.new_len;
-                y.masked_fill(&is_out.reshape(&along[..])?, outside)?
-            }
+        x = if is_cropped {
+            let last = side.len as f64 - 1.0;
+            let is_out = at.lt_scalar(0.0)?.logical_or(&at.gt_scalar(last)?)?;
+            let mut along = vec![1; y.shape().len()];
+            along[side.axis] = side.new_len;
+            y.masked_fill(&is_out.reshape(&along[..])?, outside)?
+        } else {
+            y
         };
     }
     one(x)
 }
 
 /// lowtide's own interpolation, of images whose pixels lie as in ONNX.
-fn own_bilinear(x: &Var, changed: &[&Side], (mode, places): (&str, &str)) -> Result<Option<Var>> {
+fn own_bilinear(x: &Var, changed: &[&Side], mode: &str, places: &str) -> Result<Option<Var>> {
     let corners = match (mode, places) {
         ("linear", "half_pixel") => Corners::Centers,
         ("linear", "align_corners") => Corners::Aligned,

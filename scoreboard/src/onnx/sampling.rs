@@ -18,9 +18,10 @@ pub(super) const OPS: Family = &[
         let mut columns = Vec::new();
         for (axis, &len) in dims.iter().enumerate().rev() {
             let at = Tensor::arange(node.device(), 0.0..len as f64, 1.0, DType::F64)?;
-            let at = match is_aligned {
-                true => at.mul_scalar(2.0 / (len as f64 - 1.0))?.add_scalar(-1.0)?,
-                false => at.add_scalar(0.5)?.mul_scalar(2.0 / len as f64)?.add_scalar(-1.0)?,
+            let at = if is_aligned {
+                at.mul_scalar(2.0 / (len as f64 - 1.0))?.add_scalar(-1.0)?
+            } else {
+                at.add_scalar(0.5)?.mul_scalar(2.0 / len as f64)?.add_scalar(-1.0)?
             };
             let mut along = vec![1; count];
             along[axis] = len;

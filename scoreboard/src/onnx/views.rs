@@ -61,7 +61,8 @@ pub(super) const OPS: Family = &[
         let (x, block) = (node.var(0)?, node.attribute_count("blocksize")?.unwrap_or(1));
         let [n, c, h, w] = image(node, &x)?;
         let inner = c / (block * block).max(1);
-        // Which of the channels' parts is the outer one: the place in a block, or the channel.
+        // The mode says which part of the channels is the outer one: the place in a block, or the
+        // channel.
         let x = match node.text("mode")?.unwrap_or("DCR") {
             "DCR" => x.reshape([n, block, block, inner, h, w])?.permute(&[0, 3, 4, 1, 5, 2])?,
             _ => x.reshape([n, inner, block, block, h, w])?.permute(&[0, 1, 4, 2, 5, 3])?,
@@ -142,9 +143,8 @@ pub(super) const OPS: Family = &[
     ("Shape", |node| {
         let x = node.tensor(0)?;
         let rank = x.shape().len();
-        let place = |axis: isize| match axis < 0 {
-            true => rank.saturating_add_signed(axis),
-            false => axis.unsigned_abs().min(rank),
+        let place = |axis: isize| {
+            if axis < 0 { rank.saturating_add_signed(axis) } else { axis.unsigned_abs().min(rank) }
         };
         let start = node.attribute_integer("start")?.map_or(0, place);
         let end = node.attribute_integer("end")?.map_or(rank, place).max(start);
@@ -168,7 +168,7 @@ pub(super) const OPS: Family = &[
         let mut x = x;
         for (place, &axis) in axes.iter().enumerate() {
             let axis = node.axis(axis, x.shape().len())?;
-            x = sliced(x, axis, (starts[place], ends[place]), steps[place])?;
+            x = sliced(x, axis, [starts[place], ends[place]], steps[place])?;
         }
         one(x)
     }),
@@ -286,15 +286,12 @@ pub(super) fn padded(x: Var, pads: &[[isize; 2]], mode: PadMode) -> Result<Var> 
     }
     let more: Vec<[usize; 2]> =
         pads.iter().map(|pair| pair.map(|amount| amount.max(0) as usize)).collect();
-    match more.iter().all(|pair| *pair == [0, 0]) {
-        true => Ok(x),
-        false => Ok(x.pad(&more, mode)?),
-    }
+    if more.iter().all(|pair| *pair == [0, 0]) { Ok(x) } else { Ok(x.pad(&more, mode)?) }
 }
 
 /// ONNX's slice: negative places count from the end, places outside are moved inside, and a
 /// negative step goes backwards.
-fn sliced(x: Var, axis: usize, (start, end): (isize, isize), step: isize) -> Result<Var> {
+fn sliced(x: Var, axis: usize, [start, end]: [isize; 2], step: isize) -> Result<Var> {
     let len = x.shape()[axis] as isize;
     let from_first = |place: isize| if place < 0 { place.saturating_add(len) } else { place };
     if step > 0 {
@@ -302,7 +299,7 @@ fn sliced(x: Var, axis: usize, (start, end): (isize, isize), step: isize) -> Res
         let start = inside(start);
         return Ok(x.slice(axis, start..inside(end).max(start), step as usize)?);
     }
-    // Of the tensor in reverse, in which place p is at len - 1 - p.
+    // A negative step goes over the reversed tensor, in which place p is at len - 1 - p.
     let start = len - 1 - from_first(start).clamp(-1, len - 1);
     let end = (len - 1 - from_first(end).clamp(-1, len - 1)).max(start);
     let step = step.unsigned_abs().max(1);

@@ -69,29 +69,30 @@ pub(super) const OPS: Family = &[
     ("MaxPool", max_pool),
 ];
 
-/// How windows lie over the dimensions after samples and channels.
+/// Windows over the dimensions after samples and channels.
 struct Window {
     kernel: Vec<usize>,
     stride: Vec<usize>,
     dilation: Vec<usize>,
-    /// Before and after.
+    /// Padding before and after each dimension.
     pads: Vec<[usize; 2]>,
     rounding: SizeRounding,
-    /// Of the input.
+    /// Sizes of the input.
     lens: Vec<usize>,
 }
 
 impl Window {
-    /// That of a node's attributes, over `x`; of a convolution with the kernel `w`.
+    /// Reads a node's attributes over `x`; for a convolution with the kernel `w`.
     fn of(node: &NodeCall<'_>, x: &Var, w: Option<&Var>) -> Result<Self> {
         let lens =
             x.shape().get(2..).ok_or_else(|| node.wrong("no dimensions of places"))?.to_vec();
         let count = lens.len();
         let all = |name, default: usize| {
             let values = node.attribute_counts(name)?.unwrap_or_else(|| vec![default; count]);
-            match values.len() == count {
-                true => Ok(values),
-                false => Err(node.wrong(&format!("{name} is not for {count} dimensions"))),
+            if values.len() == count {
+                Ok(values)
+            } else {
+                Err(node.wrong(&format!("{name} is not for {count} dimensions")))
             }
         };
         let kernel = match w {
@@ -156,8 +157,8 @@ impl Window {
         Ok((x.pad(&self.pads, mode)?, vec![0; self.pads.len()]))
     }
 
-    /// How many windows there are along a dimension, and how many places the last one is beyond
-    /// the padding.
+    /// The number of windows along a dimension, and the number of places by which the last window
+    /// is beyond the padding.
     fn count(&self, axis: usize) -> (usize, usize) {
         let [before, after] = self.pads[axis];
         let (len, stride) = (self.lens[axis] + before + after, self.stride[axis].max(1));
@@ -194,7 +195,8 @@ impl Window {
         Ok((x, (dims + 2..2 * dims + 2).collect()))
     }
 
-    /// As lowtide's own pooling takes it, if it does: images, and padding of at most half a window.
+    /// The geometry of lowtide's own pooling, which takes images and padding of at most half a
+    /// window.
     fn pool2d(&self) -> Option<Pool2dGeometry> {
         let (&[k0, k1], &[s0, s1]) = (&self.kernel[..], &self.stride[..]) else { return None };
         let is_even =
@@ -219,19 +221,18 @@ fn average_pool(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     let shape: Vec<usize> = [1, 1].into_iter().chain(window.lens.iter().copied()).collect();
     let counted = node.constant(Tensor::ones(node.device(), &shape[..], x.value().dtype())?);
     let (sums, axes) = window.spread(x, 0.0)?;
-    let counts = match counts_padding {
-        false => window.spread(counted, 0.0)?.0,
-        true => {
-            // The padding counts, and what a window has beyond it does not.
-            let pads = [vec![[0, 0]; 2], window.pads.clone()].concat();
-            let inside = counted.pad(&pads, PadMode::Constant(1.0))?;
-            let lens = inside.shape()[2..].to_vec();
-            let beyond = (0..lens.len()).map(|axis| [0, window.count(axis).1]).collect();
-            let (kernel, stride) = (window.kernel.clone(), window.stride.clone());
-            let (dilation, rounding) = (window.dilation.clone(), SizeRounding::Down);
-            let rest = Window { kernel, stride, dilation, pads: beyond, rounding, lens };
-            rest.spread(inside, 0.0)?.0
-        }
+    let counts = if counts_padding {
+        // The padding counts, and what a window has beyond it does not.
+        let pads = [vec![[0, 0]; 2], window.pads.clone()].concat();
+        let inside = counted.pad(&pads, PadMode::Constant(1.0))?;
+        let lens = inside.shape()[2..].to_vec();
+        let beyond = (0..lens.len()).map(|axis| [0, window.count(axis).1]).collect();
+        let (kernel, stride) = (window.kernel.clone(), window.stride.clone());
+        let (dilation, rounding) = (window.dilation.clone(), SizeRounding::Down);
+        let rest = Window { kernel, stride, dilation, pads: beyond, rounding, lens };
+        rest.spread(inside, 0.0)?.0
+    } else {
+        window.spread(counted, 0.0)?.0
     };
     one(sums.sum(&axes)?.div(counts.sum(&axes)?)?)
 }
@@ -271,9 +272,10 @@ fn max_pool(node: &NodeCall<'_>) -> Result<Vec<Output>> {
         return Err(node.wrong("not a batch of images"));
     };
     // ONNX counts through the whole tensor, and in a plane row by row or column by column.
-    let places = match by_columns {
-        false => row.mul_scalar(width as f64)?.add(column)?,
-        true => column.mul_scalar(height as f64)?.add(row)?,
+    let places = if by_columns {
+        column.mul_scalar(height as f64)?.add(row)?
+    } else {
+        row.mul_scalar(width as f64)?.add(column)?
     };
     let planes = (samples * channels) as f64;
     let first = Tensor::arange(node.device(), 0.0..planes, 1.0, DType::I64)?;
@@ -303,7 +305,7 @@ fn conv_transpose(node: &NodeCall<'_>) -> Result<Vec<Output>> {
             .or_else(|| Some(lens.iter().zip(&stride).map(|(len, step)| len * step).collect())),
         _ => wanted,
     };
-    // What is left out at either side of the result, or missing where it is negative.
+    // The places left out at either side of the result, or added where the number is negative.
     let mut cuts = vec![[0_isize; 2]; count];
     for (axis, cut) in cuts.iter_mut().enumerate() {
         let whole =

@@ -77,9 +77,10 @@ fn dim(call: &Call<'_>) -> Result<isize> {
 fn converted(call: &Call<'_>) -> Result<Var> {
     let x = call.var(INPUT)?;
     let dtype = call.element_type(named("dtype"))?.unwrap_or(x.value().dtype());
-    match x.value().dtype().is_float() {
-        true => Ok(x.to_dtype(dtype)?),
-        false => Ok(call.pass.constant(x.value().to_dtype(dtype)?)),
+    if x.value().dtype().is_float() {
+        Ok(x.to_dtype(dtype)?)
+    } else {
+        Ok(call.pass.constant(x.value().to_dtype(dtype)?))
     }
 }
 

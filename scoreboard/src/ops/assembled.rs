@@ -156,25 +156,21 @@ fn split_along(call: &Call<'_>, dim: usize) -> Result<Vec<Output>> {
     split_at(call, x, dim, parts)
 }
 
-/// As many parts as are said, the first of which are longer, or parts between places.
+/// Splits along a dimension: into a number of parts, the first of which are longer, or at places.
 fn split_at(call: &Call<'_>, x: Var, dim: usize, parts: At) -> Result<Vec<Output>> {
     let Some(&len) = x.shape().get(dim) else { return Ok(vec![x.unbind(dim)?.remove(0).into()]) };
-    let places: Vec<usize> = match call.value(parts).is_some_and(|value| value.is_array()) {
-        true => {
-            let places = call.integers(parts)?.unwrap_or_default();
-            let place = |place: isize| match place < 0 {
-                true => len.saturating_add_signed(place),
-                false => place.unsigned_abs().min(len),
-            };
-            places.into_iter().map(place).collect()
+    let places: Vec<usize> = if call.value(parts).is_some_and(|value| value.is_array()) {
+        let places = call.integers(parts)?.unwrap_or_default();
+        let place = |place: isize| {
+            if place < 0 { len.saturating_add_signed(place) } else { place.unsigned_abs().min(len) }
+        };
+        places.into_iter().map(place).collect()
+    } else {
+        let count = call.count(parts)?.unwrap_or_default();
+        if count == 0 {
+            return no_such(call, "no parts");
         }
-        false => {
-            let count = call.count(parts)?.unwrap_or_default();
-            if count == 0 {
-                return no_such(call, "no parts");
-            }
-            (1..count).map(|part| part * (len / count) + part.min(len % count)).collect()
-        }
+        (1..count).map(|part| part * (len / count) + part.min(len % count)).collect()
     };
     let starts = [0].into_iter().chain(places.iter().copied());
     let parts = starts

@@ -151,7 +151,7 @@ pub(super) const OPS: Family = &[
     ("sinc", |call| {
         let x = call.var(INPUT)?;
         let dtype = float_of(&x);
-        // In f32 for half types, whose angles would be rounded.
+        // Half types compute in f32: their angles would be rounded.
         let x = float(x, dtype.computed())?;
         let is_zero = x.value().eq_scalar(0.0)?;
         let angle = x.masked_fill(&is_zero, 1.0)?.mul_scalar(PI)?;

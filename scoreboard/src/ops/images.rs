@@ -60,9 +60,10 @@ pub(super) const OPS: Family = &[
         let (x, is_batch) = batched(call, 4)?;
         let (w, b) = (call.var(at(1, "weight"))?, call.optional_var(at(2, "bias"))?);
         let dilation = triple(call, at(5, "dilation"), 1)?;
-        let (x, padding) = match call.value(at(4, "padding")).is_some_and(|p| p.is_string()) {
-            false => (x, triple(call, at(4, "padding"), 0)?),
-            true => same(call, x, &w, dilation)?,
+        let (x, padding) = if call.value(at(4, "padding")).is_some_and(|p| p.is_string()) {
+            same(call, x, &w, dilation)?
+        } else {
+            (x, triple(call, at(4, "padding"), 0)?)
         };
         let geometry = Conv3dGeometry {
             stride: triple(call, at(3, "stride"), 1)?,
@@ -209,7 +210,7 @@ fn unpooled(call: &Call<'_>, rank: usize) -> Result<Vec<Output>> {
     unbatched(max_unpool(x, &places, &size)?, is_batch)
 }
 
-/// How many windows, the input's own size where `None` is said.
+/// The numbers of windows; the input's own size where the argument is `None`.
 fn adaptive_size(call: &Call<'_>, x: &Var) -> Result<[usize; 3]> {
     const SIZE: At = at(1, "output_size");
     let Some(items) = call.value(SIZE).and_then(|value| value.as_array()) else {
@@ -236,10 +237,8 @@ fn same(call: &Call<'_>, x: Var, w: &Var, dilation: [usize; 3]) -> Result<(Var, 
                 [2, 1, 0].map(|back| w.shape().iter().rev().nth(back).copied().unwrap_or(1));
             let total: [usize; 3] = std::array::from_fn(|i| dilation[i] * (kernel[i] - 1));
             let more = total.map(|total| [0, total % 2]);
-            let x = match more == [[0; 2]; 3] {
-                true => x,
-                false => x.pad(&more, PadMode::Constant(0.0))?,
-            };
+            let is_even = more == [[0; 2]; 3];
+            let x = if is_even { x } else { x.pad(&more, PadMode::Constant(0.0))? };
             Ok((x, total.map(|total| total / 2)))
         }
         _ => no_such(call, "padding"),
@@ -283,9 +282,10 @@ pub(super) fn resized(call: &Call<'_>, mode: ResizeMode) -> Result<Vec<Output>> 
             };
             let len = |(from, factor): (&usize, &f64)| (*from as f64 * factor) as usize;
             // Or means of windows, which have no factor.
-            match again || mode == ResizeMode::Area {
-                true => Sizes::To(x.shape()[2..].iter().zip(&factors).map(len).collect()),
-                false => Sizes::By(factors),
+            if again || mode == ResizeMode::Area {
+                Sizes::To(x.shape()[2..].iter().zip(&factors).map(len).collect())
+            } else {
+                Sizes::By(factors)
             }
         }
     };

@@ -67,9 +67,10 @@ pub(super) const OPS: Family = &[
         };
         let starts = starts.to_dtype(DType::I64)?;
         let bags = starts.shape().element_count();
-        let starts = match call.flag(named("include_last_offset"))?.unwrap_or(false) {
-            true => starts.narrow(0, 0, bags.saturating_sub(1))?,
-            false => starts,
+        let starts = if call.flag(named("include_last_offset"))?.unwrap_or(false) {
+            starts.narrow(0, 0, bags.saturating_sub(1))?
+        } else {
+            starts
         };
         one(embedding_bag(table, &index, Bags::From(&starts), weights, options)?)
     }),
@@ -97,13 +98,12 @@ pub(super) const OPS: Family = &[
         let index = index(call, INDEX)?;
         let source = at(3, "src");
         let is_tensor = call.value(source).is_some_and(|value| call.var_of(value).is_some());
-        let source = match is_tensor {
-            true => call.var(source)?,
-            false => {
-                let value = call.number(source)?.unwrap_or_default();
-                let dtype = x.value().dtype();
-                call.pass.constant(Tensor::full(&call.device, *index.shape(), dtype, value)?)
-            }
+        let source = if is_tensor {
+            call.var(source)?
+        } else {
+            let value = call.number(source)?.unwrap_or_default();
+            let dtype = x.value().dtype();
+            call.pass.constant(Tensor::full(&call.device, *index.shape(), dtype, value)?)
         };
         match call.text(named("reduce"))? {
             None => one(x.scatter(dim, &index, source)?),

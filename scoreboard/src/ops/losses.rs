@@ -32,9 +32,10 @@ pub(super) const OPS: Family = &[
         let margin = call.number(named("margin"))?.unwrap_or(0.0);
         // One pair is a batch of one.
         let is_alone = a.shape().len() == 1;
-        let (a, b, target) = match is_alone {
-            true => (a.unsqueeze(0)?, b.unsqueeze(0)?, target.reshape([1])?),
-            false => (a, b, target),
+        let (a, b, target) = if is_alone {
+            (a.unsqueeze(0)?, b.unsqueeze(0)?, target.reshape([1])?)
+        } else {
+            (a, b, target)
         };
         let y = terms::cosine_embedding(a, b, &target, margin)?;
         from_terms(call, if is_alone { y.squeeze(0)? } else { y })
@@ -92,10 +93,8 @@ pub(super) const OPS: Family = &[
         // One sample is a batch of one, also of one class.
         let is_alone = x.shape().len() < 2;
         let classes = x.shape().last().copied().unwrap_or(1);
-        let (x, labels) = match is_alone {
-            true => (x.reshape([1, classes])?, labels.reshape([1])?),
-            false => (x, labels),
-        };
+        let (x, labels) =
+            if is_alone { (x.reshape([1, classes])?, labels.reshape([1])?) } else { (x, labels) };
         let y = terms::multi_margin(x, &labels, options)?;
         from_terms(call, if is_alone { y.squeeze(0)? } else { y })
     }),
@@ -110,10 +109,8 @@ pub(super) const OPS: Family = &[
         let options = NllOptions { ignore_index: ignore_index(call)?, weight: weight.as_ref() };
         let dtype = x.value().dtype();
         let is_alone = x.shape().len() == 1;
-        let (x, target) = match is_alone {
-            true => (x.unsqueeze(0)?, target.unsqueeze(0)?),
-            false => (x, target),
-        };
+        let (x, target) =
+            if is_alone { (x.unsqueeze(0)?, target.unsqueeze(0)?) } else { (x, target) };
         if is_unreduced(call)? {
             let y = terms::nll(x, &target, options)?;
             return one(if is_alone { y.squeeze(0)? } else { y });
@@ -155,13 +152,14 @@ fn ctc(call: &Call<'_>) -> Result<Vec<Output>> {
         return no_form("one sample, or targets one after the other");
     }
     // Lengths are tensors or lists.
-    let len = |at: At| match call.value(at).is_some_and(serde_json::Value::is_array) {
-        true => {
+    let len = |at: At| {
+        if call.value(at).is_some_and(serde_json::Value::is_array) {
             let lens = call.integers(at)?.unwrap_or_default();
             let lens: Vec<i64> = lens.into_iter().map(|len| len as i64).collect();
             Ok(Tensor::from_slice(&call.device, [lens.len()], &lens)?)
+        } else {
+            call.constant(at)
         }
-        false => call.constant(at),
     };
     let [steps, lens] = [len(at(2, "input_lengths"))?, len(at(3, "target_lengths"))?];
     let options = CtcOptions {
@@ -252,7 +250,7 @@ fn linear(call: &Call<'_>) -> Result<Vec<Output>> {
 }
 
 fn linear_in_chunks(call: &Call<'_>) -> Result<Vec<Output>> {
-    // How PyTorch cuts the product in pieces; lowtide has its own way.
+    // The option says how PyTorch cuts the product in pieces. lowtide chooses itself.
     call.value(named("options"));
     linear(call)
 }

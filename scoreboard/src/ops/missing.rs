@@ -1,19 +1,19 @@
-//! What the peer's suite has and lowtide does not, by name, with the reason; and where results or
-//! errors differ on purpose.
+//! Names of the peer's suite without a call, with the reason, and results and errors that differ on
+//! purpose.
 
-/// Names that there is no call for, with the reason.
+/// Names without a call, with the reason.
 #[derive(Clone, Copy, Debug)]
 pub struct Missing {
-    /// Why there is no call.
+    /// The reason.
     pub reason: &'static str,
-    /// Whether people who train networks use them: to be built.
+    /// True if trainings of networks use the operations, so that lowtide should have them.
     pub to_build: bool,
     /// The names, separated by spaces; one that ends in `*` stands for all that begin so.
     pub names: &'static str,
 }
 
-/// Errors of the peer that have a meaning in lowtide: the operation, a part of what the peer's
-/// message matches, and the meaning.
+/// Errors of the peer that have a meaning in lowtide: the operation, a part of the peer's message,
+/// and the meaning.
 pub(super) const MEANINGS: &[(&str, &str, &str)] = &[
     ("arange", "inconsistent with step", "a range whose steps lead away from its end is empty"),
     ("nn.BatchNorm1d", "eps must be positive", "an eps of 0 divides by the deviation itself"),
@@ -30,8 +30,8 @@ pub(super) const MEANINGS: &[(&str, &str, &str)] = &[
     ("nn.functional.rms_norm", "at least 1-dimensional", "each element is a row of its own"),
 ];
 
-/// Samples whose result lowtide documents otherwise: the operation, the types that this is about
-/// (all if none are named), a part of the failure's words, and what is documented.
+/// Samples with another result in lowtide, as documented: the operation, the types (all if none are
+/// named), a part of the failure's words, and the difference.
 pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
     (
         "arange",
@@ -89,24 +89,25 @@ pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
 /// Cases that fail: the operation, the type, how many, and the cause. They count as failures, but a
 /// run that has no others is a good one.
 pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
-    // Of the vector, operands not contiguous: 250 products. In their order 3.1e-5 off f64 at worst,
-    // PyTorch's, in several sums, 1.5e-5.
+    // Gradient of the vector, operands not contiguous: 250 products. Summed in their order they are
+    // 3.1e-5 off f64 at worst, in PyTorch's several sums 1.5e-5.
     ("matmul", "f32", 1, "a gradient is one sum of 250 products"),
-    // Of w: 125 products. In their order 4.6e-5 off f64 at worst, in four drawn orders 5.3 to
-    // 9.2e-5, PyTorch's, in several sums, 1.5e-5.
+    // Gradient of w: 125 products. Summed in their order they are 4.6e-5 off f64 at worst, in four
+    // drawn orders 5.3 to 9.2e-5, in PyTorch's several sums 1.5e-5.
     ("nn.functional.conv_transpose3d", "f32", 3, "a gradient is one sum of 125 products"),
-    // Of the grid, operands not contiguous: 1.3e-5 off f64, PyTorch 1.1e-5. Over 48 neighbours 1.20
-    // and 1.18e-5 in the mean; over 96 other cotangents 1.41 and 1.23e-5.
+    // Gradient of the grid, operands not contiguous: 1.3e-5 off f64, PyTorch 1.1e-5. Over 48
+    // neighbours 1.20 and 1.18e-5 in the mean; over 96 other cotangents 1.41 and 1.23e-5.
     ("nn.functional.grid_sample", "f32", 1, "roundings of sums that cancel, as far as PyTorch's"),
-    // As in PyTorch's fused attention: dq in f16 is 3.8e-3 off (RMS), there 4.0e-3, in its unfused
-    // one, which computes in f32, 0.8e-3; in bf16 0.030, 0.031 and 0.007.
+    // The error is that of PyTorch's fused attention. dq in f16 is 3.8e-3 off (RMS), in PyTorch's
+    // fused attention 4.0e-3, in its unfused one, which computes in f32, 0.8e-3; in bf16 0.030,
+    // 0.031 and 0.007.
     ("nn.functional.scaled_dot_product_attention", "bf16", 1, "Σ dy·y is of y rounded to bf16"),
     ("nn.functional.scaled_dot_product_attention", "f16", 1, "Σ dy·y is of y rounded to f16"),
-    // Of w, element 6: lowtide is 2e-6 off f64, PyTorch 2.1e-4, of terms up to 0.94.
+    // Gradient of w, element 6: lowtide is 2e-6 off f64, PyTorch 2.1e-4, with terms up to 0.94.
     ("nn.functional.linear_cross_entropy/chunked_none", "f16", 1, "PyTorch's sum is the one off"),
 ];
 
-/// Every name of PyTorch 2.15's `op_db` that there is no call for.
+/// Every name of PyTorch 2.15's `op_db` without a call.
 pub const MISSING: &[Missing] = &[
     Missing {
         reason: "bits of integers",
@@ -218,7 +219,7 @@ pub const MISSING: &[Missing] = &[
 ];
 
 impl Missing {
-    /// Whether a name is among these.
+    /// True if a name is among the names.
     pub fn has(&self, name: &str) -> bool {
         self.names.split_whitespace().any(|entry| match entry.strip_suffix('*') {
             Some(start) => name.starts_with(start),

@@ -1,5 +1,5 @@
-//! What lowtide's call for an operation is, by the peer's name: one file per family, one entry per
-//! name. A few names are two or three calls, as a user would write them.
+//! lowtide's calls for operations, by the peer's names: one file per family, one entry per name. A few
+//! names are two or three calls, as a user would write them.
 
 mod activations;
 mod assembled;
@@ -87,19 +87,19 @@ pub fn modules() -> impl Iterator<Item = &'static str> {
     modules::FUNCTIONS.iter().map(|(name, _)| *name).chain(layers)
 }
 
-/// Why there is no call for a name of the suite: the first that has it of [`MISSING`].
+/// The entry of [`MISSING`] for a name of the suite, with the reason why it has no call.
 pub fn missing(name: &str) -> Option<&'static Missing> {
     MISSING.iter().chain(onnx::MISSING).find(|missing| missing.has(name))
 }
 
-/// How many cases of an operation in a type are known to fail, and why.
+/// The number of cases of an operation in a type that are known to fail, and the reason.
 pub fn known_failures(op: &str, dtype: &str) -> (usize, &'static str) {
     let mut failures = missing::FAILURES.iter().chain(onnx::FAILURES);
     let known = failures.find(|(of, in_type, ..)| *of == op && *in_type == dtype);
     known.map_or((0, "not known"), |(_, _, count, why)| (*count, *why))
 }
 
-/// What lowtide documents where a sample's result is another one in the peer, if that is known.
+/// The documented difference to the peer that explains a sample's failure, if there is one.
 pub fn documented_difference(case: &Case, why: &str) -> Option<&'static str> {
     let differences = missing::DIFFERENCES.iter().chain(onnx::DIFFERENCES);
     let known = differences.filter(|(op, types, part, _)| {
@@ -109,7 +109,7 @@ pub fn documented_difference(case: &Case, why: &str) -> Option<&'static str> {
     known.map(|(.., text)| *text).next()
 }
 
-/// Why arguments that are an error in the peer have a meaning in lowtide, if they do.
+/// The meaning in lowtide of arguments that are an error in the peer, if they have one.
 pub fn meaning_of_error(case: &Case) -> Option<&'static str> {
     let (_, message) = case.raises.as_ref()?;
     let meanings = missing::MEANINGS.iter();

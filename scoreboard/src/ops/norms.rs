@@ -14,7 +14,7 @@ pub(super) const OPS: Family = &[
     ("cdist", |call| {
         let [x, y] = [call.var(at(0, "x1"))?, call.var(at(1, "x2"))?];
         let order = call.number(at(2, "p"))?.unwrap_or(2.0);
-        // Whether PyTorch multiplies matrices for it; lowtide does not.
+        // The option chooses a product of matrices in PyTorch. lowtide has none here.
         call.value(at(3, "compute_mode"));
         one(x.cdist(y, order)?)
     }),
@@ -26,7 +26,7 @@ pub(super) const OPS: Family = &[
         ];
         let (w, b) = (call.optional_var(at(3, "weight"))?, call.optional_var(at(4, "bias"))?);
         let training = call.flag(at(5, "training"))?.unwrap_or(false);
-        // Of the running statistics, which are not among the results.
+        // The momentum is for running statistics, which are not among the results.
         call.number(at(6, "momentum"))?;
         let eps = call.number(at(7, "eps"))?.unwrap_or(1e-5);
         match running {

@@ -214,9 +214,10 @@ fn updates(
         return Err(Stop::NotApplicable(Reason::DoesNotCompile, why));
     }
     let optimizer = make()?;
-    let mut optimizer: Box<dyn Stateful> = match call.flag(named("maximize"))?.unwrap_or(false) {
-        true => Box::new(Ascending(optimizer)),
-        false => optimizer,
+    let mut optimizer: Box<dyn Stateful> = if call.flag(named("maximize"))?.unwrap_or(false) {
+        Box::new(Ascending(optimizer))
+    } else {
+        optimizer
     };
     let mut model = Model(Vec::new());
     for (name, value) in &call.case().state {

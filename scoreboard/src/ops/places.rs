@@ -46,7 +46,7 @@ pub(super) const OPS: Family = &[
             let index = index.into_value();
             match index.dtype() {
                 DType::Bool => {
-                    // As many as there are, which a simulated device is told.
+                    // The count comes from the values. A simulated device gets the recorded one.
                     let axes: Vec<usize> = (0..index.shape().len()).collect();
                     let count = match call.numbers_of(&index.count_nonzero(&axes)?)? {
                         Numbers::Integers(count) => {

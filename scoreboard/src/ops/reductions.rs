@@ -136,12 +136,11 @@ pub(super) const OPS: Family = &[
     ("std_mean", std_mean),
     ("std_mean/unbiased", std_mean),
     ("sum_to_size", |call| {
-        let sizes = match call.case().arguments.get(1).is_some_and(|value| value.is_array()) {
-            true => call.counts(at(1, "size"))?.unwrap_or_default(),
-            false => {
-                let sizes = call.rest(1).iter();
-                sizes.map(|size| call.count_of(at(1, "size"), size)).collect::<Result<_>>()?
-            }
+        let sizes = if call.case().arguments.get(1).is_some_and(|value| value.is_array()) {
+            call.counts(at(1, "size"))?.unwrap_or_default()
+        } else {
+            let sizes = call.rest(1).iter();
+            sizes.map(|size| call.count_of(at(1, "size"), size)).collect::<Result<_>>()?
         };
         one(call.var(INPUT)?.sum_to(&sizes[..])?)
     }),
@@ -246,13 +245,14 @@ fn sorted(call: &Call<'_>) -> Result<(Var, isize, SortOrder)> {
     Ok((x, dim, if descending { SortOrder::Descending } else { SortOrder::Ascending }))
 }
 
-/// Of a variance: operand, dimensions, correction, and whether the dimensions stay.
+/// The arguments of a variance.
 fn spread(call: &Call<'_>) -> Result<(Var, Vec<isize>, f64, bool)> {
     let (by_position, by_name) = (at(1, "dim"), named("unbiased"));
     let has_flag = call.case().arguments.get(1).is_some_and(|value| value.is_boolean());
-    let (dims, unbiased) = match has_flag {
-        true => (named("dim"), call.flag(by_position)?),
-        false => (by_position, call.flag(by_name)?),
+    let (dims, unbiased) = if has_flag {
+        (named("dim"), call.flag(by_position)?)
+    } else {
+        (by_position, call.flag(by_name)?)
     };
     let (x, axes, keep) = over(call, dims, named("keepdim"))?;
     let correction = call.number(named("correction"))?;

@@ -206,12 +206,11 @@ fn quantile(call: &Call<'_>, of: Quantile) -> Result<Vec<Output>> {
     };
     let place = at(1, "q");
     let is_number = call.value(place).is_some_and(|value| call.var_of(value).is_none());
-    let (quantiles, is_one) = match is_number {
-        true => (vec![call.number(place)?.unwrap_or_default()], true),
-        false => {
-            let q = call.constant(place)?;
-            (q.to_dtype(DType::F64)?.to_vec::<f64>()?, q.shape().is_empty())
-        }
+    let (quantiles, is_one) = if is_number {
+        (vec![call.number(place)?.unwrap_or_default()], true)
+    } else {
+        let q = call.constant(place)?;
+        (q.to_dtype(DType::F64)?.to_vec::<f64>()?, q.shape().is_empty())
     };
     let keep = call.flag(at(3, "keepdim"))?.unwrap_or(false);
     let rank = x.shape().len();
@@ -257,7 +256,7 @@ fn of_matrix(x: Var, norm: MatrixNorm, axes: &[isize], keep: bool) -> Result<Var
     Ok(if keep { x.matrix_norm_keep(norm, axes)? } else { x.matrix_norm(norm, axes)? })
 }
 
-/// Of two dimensions the norm of matrices, else that of vectors.
+/// The norm of matrices over two dimensions, and of vectors otherwise.
 fn linalg_norm(call: &Call<'_>) -> Result<Vec<Output>> {
     let order = at(1, "ord");
     let (x, axes, keep) = over(call, at(2, "dim"), at(3, "keepdim"))?;

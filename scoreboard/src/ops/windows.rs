@@ -140,9 +140,10 @@ pub(super) const OPS: Family = &[
             let (y, places) = max_pool2d_with_places(x.unsqueeze(2)?, image, options)?;
             return with_places(y.squeeze(2)?, places.squeeze(2)?, is_batch);
         }
-        let y = match dilation == 1 && rounding == SizeRounding::Down {
-            true => x.max_pool1d(window)?,
-            false => x.unsqueeze(2)?.max_pool2d_with(image, options)?.squeeze(2)?,
+        let y = if dilation == 1 && rounding == SizeRounding::Down {
+            x.max_pool1d(window)?
+        } else {
+            x.unsqueeze(2)?.max_pool2d_with(image, options)?.squeeze(2)?
         };
         unbatched(y, is_batch)
     }),
@@ -156,9 +157,10 @@ pub(super) const OPS: Family = &[
             let (y, places) = max_pool2d_with_places(x, window, options)?;
             return with_places(y, places, is_batch);
         }
-        let y = match dilation == [1, 1] && rounding == SizeRounding::Down {
-            true => x.max_pool2d(window)?,
-            false => x.max_pool2d_with(window, options)?,
+        let y = if dilation == [1, 1] && rounding == SizeRounding::Down {
+            x.max_pool2d(window)?
+        } else {
+            x.max_pool2d_with(window, options)?
         };
         unbatched(y, is_batch)
     }),
@@ -171,10 +173,7 @@ pub(super) const OPS: Family = &[
 /// The input with a batch dimension, and whether it came with one; `rank` is that of a sample.
 pub(super) fn batched(call: &Call<'_>, rank: usize) -> Result<(Var, bool)> {
     let x = call.var(INPUT)?;
-    match x.shape().len() == rank {
-        true => Ok((x.unsqueeze(0)?, false)),
-        false => Ok((x, true)),
-    }
+    if x.shape().len() == rank { Ok((x.unsqueeze(0)?, false)) } else { Ok((x, true)) }
 }
 
 pub(super) fn unbatched(y: Var, is_batch: bool) -> Result<Vec<Output>> {
@@ -222,7 +221,7 @@ fn one_size(call: &Call<'_>) -> Result<usize> {
     }
 }
 
-/// How many windows, the input's own size where `None` is said.
+/// The numbers of windows; the input's own size where the argument is `None`.
 fn adaptive_size(call: &Call<'_>, x: &Var) -> Result<[usize; 2]> {
     const SIZE: At = at(1, "output_size");
     let own = [2, 1].map(|back| x.shape().iter().rev().nth(back - 1).copied().unwrap_or(1));
@@ -230,9 +229,8 @@ fn adaptive_size(call: &Call<'_>, x: &Var) -> Result<[usize; 2]> {
         return call.pair(SIZE, 1);
     };
     let [height, width] = &items[..] else { return no_such(call, "output_size") };
-    let size = |value: &serde_json::Value, own| match value.is_null() {
-        true => Ok(own),
-        false => call.count_of(SIZE, value),
+    let size = |value: &serde_json::Value, own| {
+        if value.is_null() { Ok(own) } else { call.count_of(SIZE, value) }
     };
     Ok([size(height, own[0])?, size(width, own[1])?])
 }
@@ -260,9 +258,10 @@ fn padded<const N: usize>(
         Some("same") => {
             let total: [usize; N] = std::array::from_fn(|i| dilation[i] * (kernel[i] - 1));
             let more = total.map(|total| [0, total % 2]);
-            let x = match total.iter().all(|total| total % 2 == 0) {
-                true => x,
-                false => x.pad(&more, PadMode::Constant(0.0))?,
+            let x = if total.iter().all(|total| total % 2 == 0) {
+                x
+            } else {
+                x.pad(&more, PadMode::Constant(0.0))?
             };
             Ok((x, total.map(|total| total / 2)))
         }
@@ -277,7 +276,7 @@ fn resized(call: &Call<'_>, interpolation: Interpolation) -> Result<Vec<Output>>
     let again = call.flag(named("recompute_scale_factor"))?.unwrap_or(false);
     if count != 2 || again {
         return match interpolation {
-            // Of sequences and volumes, which have the same function.
+            // Sequences and volumes have the same function.
             Interpolation::Nearest => images::resized(call, ResizeMode::Before),
             Interpolation::Bilinear(corners) => images::resized(call, ResizeMode::Linear(corners)),
         };

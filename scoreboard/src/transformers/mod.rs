@@ -30,7 +30,7 @@ pub(crate) fn models<'a>(suite: &str, lines: &'a [Line]) -> BTreeSet<&'a str> {
     lines.iter().filter_map(|line| Some(line.op.split_once(' ')?.0)).collect()
 }
 
-/// Whether a line is about a model.
+/// True if a line is about a model.
 pub(crate) fn is_of(line: &Line, model: &str) -> bool {
     line.op.split_once(' ').is_some_and(|(name, _)| name == model)
 }
@@ -50,7 +50,7 @@ trait Net: Parameters {
     }
 }
 
-/// What a model computes in a step.
+/// The results of a model in a step.
 struct Step {
     logits: Var,
     /// The mean over the targets.

@@ -30,31 +30,39 @@ pub(super) fn net(
         serde_json::from_str(text).map_err(|error| Stop::failure(error.to_string()))?;
     no_dropout(&entries)?;
     let name = entries["architectures"][0].as_str().unwrap_or_default();
-    let of = (device, folder, text, dtype);
+    let source = Source { device, folder, text, dtype };
     match name {
-        "BertForMaskedLM" | "BertForSequenceClassification" => made::<BertConfig>(of),
-        "GPT2LMHeadModel" | "LlamaForCausalLM" | "Qwen3ForCausalLM" => made::<Config>(of),
-        "ResNetForImageClassification" => made::<ResNetConfig>(of),
-        "T5ForConditionalGeneration" => made::<T5Config>(of),
-        "ViTForImageClassification" => made::<ViTConfig>(of),
+        "BertForMaskedLM" | "BertForSequenceClassification" => BertConfig::net(source),
+        "GPT2LMHeadModel" | "LlamaForCausalLM" | "Qwen3ForCausalLM" => Config::net(source),
+        "ResNetForImageClassification" => ResNetConfig::net(source),
+        "T5ForConditionalGeneration" => T5Config::net(source),
+        "ViTForImageClassification" => ViTConfig::net(source),
         _ => Err(Stop::NotApplicable(Reason::Form, format!("the architecture {name}"))),
     }
 }
 
-fn made<C: Made>(of: (&Device, &Path, &str, DType)) -> Result<Box<dyn Net>> {
-    C::net(of)
+/// The files of a model, and the place and type of its parameters.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    device: &'a Device,
+    folder: &'a Path,
+    /// The text of `config.json`.
+    text: &'a str,
+    dtype: DType,
 }
 
-/// A configuration by its type.
+/// A type of configuration.
 trait Made {
-    fn net(of: (&Device, &Path, &str, DType)) -> Result<Box<dyn Net>>;
+    /// A model of the configuration in `source`.
+    fn net(source: Source<'_>) -> Result<Box<dyn Net>>;
 }
 
 impl<S: Shape> Made for ModelConfig<S>
 where
     S::Model: Net,
 {
-    fn net((device, folder, text, dtype): (&Device, &Path, &str, DType)) -> Result<Box<dyn Net>> {
+    fn net(source: Source<'_>) -> Result<Box<dyn Net>> {
+        let Source { device, folder, text, dtype } = source;
         let config = ModelConfig::<S>::from_text(folder, text).map_err(stop)?;
         Ok(Box::new(config.model(device, KEY, dtype).map_err(stop)?))
     }
@@ -73,7 +81,7 @@ fn no_dropout(entries: &Map<String, Value>) -> Result<()> {
     }
 }
 
-/// What is not built is no failure.
+/// Entries that lowtide does not support are no failure.
 fn stop(error: PretrainedError) -> Stop {
     match error {
         PretrainedError::Entry { entry, problem: EntryProblem::NotBuilt { .. }, .. } => {

@@ -19,7 +19,7 @@ use crate::outcome::{Law, Outcome, Verdict};
 use crate::report::Line;
 use crate::run::{allocations, cpu, guarded, sim};
 
-/// What a case is about: a quantity of the run, and the step.
+/// The subject of a case: a quantity of the run, and the step.
 type Quantity = (&'static str, usize);
 
 /// Tensors of a quantity, by name.
@@ -182,7 +182,7 @@ impl Run<'_> {
         Ok(Batch::new(tensors))
     }
 
-    /// Whether all tensors of a quantity are the peer's, or those in f64.
+    /// Compares all tensors of a quantity with the peer's, or with the ones in f64.
     fn judge(&self, found: &Named, expected: &Expected, truth: Option<&Expected>) -> Outcome {
         if let Some(name) = found.keys().find(|name| !expected.contains_key(*name)) {
             return Outcome::Failed(format!("{name} is not among those of the peer"));
@@ -238,7 +238,7 @@ impl Run<'_> {
     }
 }
 
-/// What a run of lowtide leaves.
+/// The quantities of a run of lowtide.
 type Found = BTreeMap<Quantity, Named>;
 
 /// The peer's tensors of a quantity.
@@ -265,7 +265,7 @@ fn bytes(tensors: &Named) -> Option<Vec<Vec<u8>>> {
     tensors.values().map(|tensor| tensor.to_bytes().ok()).collect()
 }
 
-/// Whether the bytes with 2 threads are those with 1 and with 3.
+/// The law that 1, 2 and 3 threads give the same bytes.
 fn bits_law(two: Option<Vec<Vec<u8>>>, [one, three]: [Option<Vec<Vec<u8>>>; 2]) -> Law {
     match (one.is_some() && three.is_some(), one == two, two == three) {
         (false, ..) => Law::Broken("an error with another number of threads".to_owned()),

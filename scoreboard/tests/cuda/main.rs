@@ -33,7 +33,7 @@ fn check(suite: &str) {
             let failed = match &verdict.outcome {
                 Outcome::Failed(why) => Some(why.clone()),
                 Outcome::Passed | Outcome::PassedByTruth => None,
-                // As on the processor.
+                // The same reason as on the processor.
                 outcome => (*outcome != run::run(case, &bytes).outcome)
                     .then(|| format!("another reason: {outcome:?}")),
             };

@@ -18,7 +18,7 @@ fn case_of(op: &str) -> (Case, Vec<u8>) {
     (cases.find(|case| case.op == op).expect("a case of the operator"), sample.bytes)
 }
 
-/// What a case fails with.
+/// The message of a case that fails.
 fn failure(case: &Case, bytes: &[u8]) -> String {
     match run::run(case, bytes).outcome {
         Outcome::Failed(why) => why,

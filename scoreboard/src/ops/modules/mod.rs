@@ -116,9 +116,10 @@ pub(super) fn loaded<M: Parameters>(call: &Call<'_>, mut layer: M) -> Result<M> 
     outcome?;
     let absent = call.case().state.keys().filter(|name| !seen.contains(*name));
     unknown.extend(absent.cloned());
-    match unknown.is_empty() {
-        true => Ok(layer),
-        false => Err(Stop::failure(format!("names that only one side has: {unknown:?}"))),
+    if unknown.is_empty() {
+        Ok(layer)
+    } else {
+        Err(Stop::failure(format!("names that only one side has: {unknown:?}")))
     }
 }
 
@@ -136,7 +137,7 @@ pub(super) fn in_batch(call: &Call<'_>, layer: impl Module, rank: usize) -> Resu
     let y = layer.forward(&call.pass, x)?;
     let mut outputs = one(if is_alone { y.squeeze(0)? } else { y })?;
     if call.case().training {
-        // In PyTorch's order.
+        // The buffers follow in PyTorch's order.
         let mut buffers = Vec::new();
         layer.visit_buffers(&mut |_, buffer| buffers.push(buffer.current(&call.pass)));
         for value in buffers {

@@ -124,7 +124,7 @@ enum NormParts {
     None,
 }
 
-/// Which parameters a normalisation has; `affine` unless it is said.
+/// The parameters that a normalisation has; `affine` is the default.
 fn norm_parts(call: &Call<'_>, affine: bool) -> Result<NormParts> {
     let affine = call.flag(named("affine"))?.unwrap_or(affine);
     let elementwise = flag(call, "elementwise_affine")?;
@@ -136,7 +136,7 @@ fn norm_parts(call: &Call<'_>, affine: bool) -> Result<NormParts> {
     })
 }
 
-/// How a batch normalisation treats statistics.
+/// The statistics of a batch normalisation.
 struct Statistics {
     eps: f64,
     /// None where all batches count alike.
@@ -154,12 +154,12 @@ fn batch_norm(call: &Call<'_>) -> Result<Statistics> {
     })
 }
 
-/// What an instance normalisation is made of.
+/// The options of an instance normalisation.
 struct InstanceParts {
     channels: usize,
     parts: NormParts,
     eps: f64,
-    /// Of running statistics.
+    /// Momentum of the running statistics.
     momentum: f64,
     are_kept: bool,
 }

@@ -99,9 +99,10 @@ pub(super) const OPS: Family = &[
         let mask = mask(call, ["attn_mask", "key_padding_mask"], heads)?;
         // Only a hint: the mask says it too.
         call.flag(named("is_causal"))?;
-        let memory = match call.value(at(1, "key")) == call.value(at(2, "value")) {
-            true => Memory::from(keys),
-            false => Memory::parts(keys, sequence(call, at(2, "value"), batch_first)?.0),
+        let memory = if call.value(at(1, "key")) == call.value(at(2, "value")) {
+            Memory::from(keys)
+        } else {
+            Memory::parts(keys, sequence(call, at(2, "value"), batch_first)?.0)
         };
         let averages = call.flag(named("average_attn_weights"))?.unwrap_or(true);
         if !flag(call, "need_weights")? {
@@ -211,9 +212,10 @@ fn recurrent(call: &Call<'_>) -> Result<(RecurrentOptions, bool)> {
 /// A probability of dropout, which in training must be 0.
 fn dropout(call: &Call<'_>, default: f64) -> Result<f64> {
     let probability = call.number(named("dropout"))?.unwrap_or(default);
-    match probability > 0.0 && call.case().training {
-        true => Err(Stop::NotApplicable(Reason::Random, "dropout".to_owned())),
-        false => Ok(probability),
+    if probability > 0.0 && call.case().training {
+        Err(Stop::NotApplicable(Reason::Random, "dropout".to_owned()))
+    } else {
+        Ok(probability)
     }
 }
 
@@ -223,9 +225,10 @@ fn transformer(call: &Call<'_>) -> Result<(TransformerOptions, bool)> {
     let options = TransformerOptions {
         hidden: call.count(named("dim_feedforward"))?.unwrap_or(2048),
         dropout: dropout(call, 0.1)?,
-        activation: match activation.contains("gelu") {
-            true => HiddenActivation::Gelu,
-            false => HiddenActivation::Relu,
+        activation: if activation.contains("gelu") {
+            HiddenActivation::Gelu
+        } else {
+            HiddenActivation::Relu
         },
         norm: if norm_first { NormPlace::Before } else { NormPlace::After },
         eps: call.number(named("layer_norm_eps"))?.unwrap_or(1e-5),
@@ -235,7 +238,7 @@ fn transformer(call: &Call<'_>) -> Result<(TransformerOptions, bool)> {
     Ok((options, call.flag(named("batch_first"))?.unwrap_or(false)))
 }
 
-/// How sequences lie: lowtide's lie batches first.
+/// The layout of sequences. lowtide's have batches first.
 #[derive(Clone, Copy)]
 struct Form {
     batch_first: bool,

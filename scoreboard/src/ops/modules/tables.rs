@@ -20,15 +20,16 @@ pub(super) const OPS: Family = &[
     ("nn.Softmax2d", |call| one(call.var(INPUT)?.softmax(-3)?)),
     ("nn.Linear", |call| {
         let (inputs, outputs) = (size(call, "in_features")?, size(call, "out_features")?);
-        let layer = match flag(call, "bias")? {
-            true => Linear::new(&call.device, KEY, inputs, outputs)?,
-            false => Linear::without_bias(&call.device, KEY, inputs, outputs)?,
+        let layer = if flag(call, "bias")? {
+            Linear::new(&call.device, KEY, inputs, outputs)?
+        } else {
+            Linear::without_bias(&call.device, KEY, inputs, outputs)?
         };
         forward(call, layer)
     }),
     ("nn.PReLU", |call| {
         let channels = call.count(named("num_parameters"))?.unwrap_or(1);
-        // Of the parameter, which the case has.
+        // The initial value does not matter: the case has the parameter.
         call.number(named("init"))?;
         forward(call, PReLU::new(&call.device, channels)?)
     }),

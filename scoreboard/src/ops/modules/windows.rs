@@ -39,9 +39,10 @@ pub(super) const OPS: Family = &[
             groups: call.count(named("groups"))?.unwrap_or(1),
         };
         let channels = channels(call)?;
-        let layer = match flag(call, "bias")? {
-            true => Conv1d::new(&call.device, KEY, channels, kernel, geometry)?,
-            false => Conv1d::without_bias(&call.device, KEY, channels, kernel, geometry)?,
+        let layer = if flag(call, "bias")? {
+            Conv1d::new(&call.device, KEY, channels, kernel, geometry)?
+        } else {
+            Conv1d::without_bias(&call.device, KEY, channels, kernel, geometry)?
         };
         let layer = if is_same(call) { layer.with_same_padding()? } else { layer };
         let layer = match padding_mode(call)? {
@@ -60,9 +61,10 @@ pub(super) const OPS: Family = &[
             groups: call.count(named("groups"))?.unwrap_or(1),
         };
         let channels = channels(call)?;
-        let layer = match flag(call, "bias")? {
-            true => Conv2d::new(&call.device, KEY, channels, kernel, geometry)?,
-            false => Conv2d::without_bias(&call.device, KEY, channels, kernel, geometry)?,
+        let layer = if flag(call, "bias")? {
+            Conv2d::new(&call.device, KEY, channels, kernel, geometry)?
+        } else {
+            Conv2d::without_bias(&call.device, KEY, channels, kernel, geometry)?
         };
         let layer = if is_same(call) { layer.with_same_padding()? } else { layer };
         let layer = match padding_mode(call)? {
@@ -88,9 +90,10 @@ pub(super) const OPS: Family = &[
             return Err(Stop::NotApplicable(Reason::Argument, "padding_mode".to_owned()));
         }
         let channels = channels(call)?;
-        let layer = match flag(call, "bias")? {
-            true => Conv3d::new(&call.device, KEY, channels, kernel, geometry)?,
-            false => Conv3d::without_bias(&call.device, KEY, channels, kernel, geometry)?,
+        let layer = if flag(call, "bias")? {
+            Conv3d::new(&call.device, KEY, channels, kernel, geometry)?
+        } else {
+            Conv3d::without_bias(&call.device, KEY, channels, kernel, geometry)?
         };
         in_batch(call, layer, 4)
     }),
@@ -104,9 +107,10 @@ pub(super) const OPS: Family = &[
             groups: call.count(named("groups"))?.unwrap_or(1),
         };
         let channels = channels(call)?;
-        let layer = match flag(call, "bias")? {
-            true => ConvTranspose1d::new(&call.device, KEY, channels, kernel, geometry)?,
-            false => ConvTranspose1d::without_bias(&call.device, KEY, channels, kernel, geometry)?,
+        let layer = if flag(call, "bias")? {
+            ConvTranspose1d::new(&call.device, KEY, channels, kernel, geometry)?
+        } else {
+            ConvTranspose1d::without_bias(&call.device, KEY, channels, kernel, geometry)?
         };
         in_batch(call, layer, 2)
     }),
@@ -120,9 +124,10 @@ pub(super) const OPS: Family = &[
             groups: call.count(named("groups"))?.unwrap_or(1),
         };
         let channels = channels(call)?;
-        let layer = match flag(call, "bias")? {
-            true => ConvTranspose2d::new(&call.device, KEY, channels, kernel, geometry)?,
-            false => ConvTranspose2d::without_bias(&call.device, KEY, channels, kernel, geometry)?,
+        let layer = if flag(call, "bias")? {
+            ConvTranspose2d::new(&call.device, KEY, channels, kernel, geometry)?
+        } else {
+            ConvTranspose2d::without_bias(&call.device, KEY, channels, kernel, geometry)?
         };
         in_batch(call, layer, 3)
     }),
@@ -136,9 +141,10 @@ pub(super) const OPS: Family = &[
             groups: call.count(named("groups"))?.unwrap_or(1),
         };
         let channels = channels(call)?;
-        let layer = match flag(call, "bias")? {
-            true => ConvTranspose3d::new(&call.device, KEY, channels, kernel, geometry)?,
-            false => ConvTranspose3d::without_bias(&call.device, KEY, channels, kernel, geometry)?,
+        let layer = if flag(call, "bias")? {
+            ConvTranspose3d::new(&call.device, KEY, channels, kernel, geometry)?
+        } else {
+            ConvTranspose3d::without_bias(&call.device, KEY, channels, kernel, geometry)?
         };
         in_batch(call, layer, 4)
     }),
@@ -157,12 +163,12 @@ fn padding<const N: usize>(call: &Call<'_>) -> Result<[usize; N]> {
     }
 }
 
-/// Whether a convolution keeps the size.
+/// True if a convolution keeps the size.
 fn is_same(call: &Call<'_>) -> bool {
     call.value(named("padding")).and_then(|value| value.as_str()) == Some("same")
 }
 
-/// How a convolution is padded, unless by zeros.
+/// The padding mode of a convolution, unless it is zeros.
 fn padding_mode(call: &Call<'_>) -> Result<Option<PadMode>> {
     match call.text(named("padding_mode"))? {
         None | Some("zeros") => Ok(None),
