@@ -1,4 +1,4 @@
-//! Markdown: relative links and anchors lead somewhere.
+//! Markdown: relative links and anchors lead somewhere, and the recipes name files that are there.
 
 use super::Finding;
 use crate::tree::{File, Tree};
@@ -14,6 +14,23 @@ pub fn check_links(tree: &Tree) -> Vec<Finding> {
                 if let Err(message) = follow(tree, file, &target) {
                     findings.push(Finding::at(file, index, message));
                 }
+            }
+        }
+    }
+    findings
+}
+
+/// Paths in the code spans of `CONTRIBUTING.md` that lead to no file and no folder. A part in capital
+/// letters, as in `src/ops/NAME`, stands for any name.
+pub fn check_recipes(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let Some(file) = tree.get("CONTRIBUTING.md") else { return findings };
+    for (index, line) in file.text.as_deref().unwrap_or_default().lines().enumerate() {
+        for span in line.split('`').skip(1).step_by(2).filter(|span| span.contains('/')) {
+            let is_named = |part: &&str| part.chars().any(|c| !c.is_ascii_uppercase());
+            let path = span.split('/').take_while(is_named).collect::<Vec<_>>().join("/");
+            if tree.get(&path).is_none() && !tree.has_folder(&path) {
+                findings.push(Finding::at(file, index, format!("`{span}` is not there")));
             }
         }
     }

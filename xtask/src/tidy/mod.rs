@@ -57,6 +57,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "files say what they are", run: rust::check_headers },
     Check { name: "unsafe code has its argument", run: unsafety::check },
     Check { name: "markdown links lead somewhere", run: markdown::check_links },
+    Check { name: "recipes name files", run: markdown::check_recipes },
     Check { name: "lines fit", run: rust::check_line_lengths },
     Check { name: "comments say who and what", run: words::check_meaning },
     Check { name: "comments begin with their subject", run: words::check_openings },

@@ -49,9 +49,9 @@ fn good_run_ends_in_its_counts_and_zero() {
     let folder = workspace(&format!("case $1 in test) echo '{RESULT}';; esac"));
     let output = xtask(folder.path(), &["test"]);
     let text = stdout(&output);
-    // format, package, docs, clippy four times; eleven tidy checks; four sections of test runners.
+    // format, package, docs, clippy four times; twelve tidy checks; four sections of test runners.
     assert!(text.starts_with("== section 1 of 12: format ==\n-- format: ok in 0."), "{text}");
-    assert!(text.ends_with("\n38 passed, 0 failed, 0 skipped\n"), "{text}");
+    assert!(text.ends_with("\n39 passed, 0 failed, 0 skipped\n"), "{text}");
     assert!(output.status.success());
 }
 
@@ -63,7 +63,7 @@ fn failing_section_is_named_and_the_following_ones_run() {
     let output = xtask(folder.path(), &["test"]);
     let text = stdout(&output);
     assert!(text.contains("\nfailed sections: clippy\n"), "{text}");
-    assert!(text.ends_with("\n37 passed, 1 failed, 0 skipped\n"), "{text}");
+    assert!(text.ends_with("\n38 passed, 1 failed, 0 skipped\n"), "{text}");
     assert_eq!(output.status.code(), Some(1));
 }
 
@@ -91,7 +91,7 @@ fn missing_tool_is_a_skip_with_its_reason() {
     let output = xtask(folder.path(), &["test"]);
     let text = stdout(&output);
     let end = "\nskipped: format: `cargo fmt` is not installed here\n\
-               37 passed, 0 failed, 1 skipped\n";
+               38 passed, 0 failed, 1 skipped\n";
     assert!(text.ends_with(end), "{text}");
     assert!(output.status.success());
 }
@@ -100,7 +100,7 @@ fn missing_tool_is_a_skip_with_its_reason() {
 fn skip_told_on_standard_error_is_counted() {
     let folder = workspace("case \"$*\" in test*--benches*) echo 'skipped: gpu: none' >&2;; esac");
     let text = stdout(&xtask(folder.path(), &["test"]));
-    assert!(text.ends_with("\nskipped: gpu: none\n22 passed, 0 failed, 1 skipped\n"), "{text}");
+    assert!(text.ends_with("\nskipped: gpu: none\n23 passed, 0 failed, 1 skipped\n"), "{text}");
 }
 
 #[test]

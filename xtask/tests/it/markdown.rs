@@ -1,4 +1,4 @@
-use xtask::tidy::markdown::check_links;
+use xtask::tidy::markdown::{check_links, check_recipes};
 
 use crate::tidy::check;
 
@@ -54,4 +54,11 @@ fn fenced_code_has_no_links_and_no_headings() {
 #[test]
 fn every_bad_link_of_a_line_is_found() {
     check(check_links, &[("a.md", "[a](b.md) [c](d.md)")], &["a.md:1", "a.md:1"]);
+}
+
+#[test]
+fn recipes_name_files_and_folders_that_are_there() {
+    let text = "`nn/src/a.rs` in `nn/src`, `nn/src/NAME`, `a::b`, `cargo fmt`\n`nn/src/b.rs`\n`nn/none/X`\n";
+    let files = [("CONTRIBUTING.md", text), ("nn/src/a.rs", ""), ("docs/x.md", "`nn/src/b.rs`")];
+    check(check_recipes, &files, &["CONTRIBUTING.md:2", "CONTRIBUTING.md:3"]);
 }
