@@ -252,3 +252,18 @@ pub(crate) fn strided_labels(labels: &[i64]) -> Tensor {
     let pairs = Tensor::from_slice(shared(), [labels.len(), 2], &doubled).unwrap();
     pairs.select(1, 0).unwrap()
 }
+
+/// A number for each scalar of a function or a gradient. The definitions in `elementwise.rs` have
+/// the same numbers.
+pub(crate) fn scalars(names: &[&str]) -> Vec<f64> {
+    let number = |name: &&str| match *name {
+        "alpha" => 1.5,
+        "beta" | "threshold" => 2.0,
+        "exponent" => 2.5,
+        "high" => 0.625,
+        "low" => -0.375,
+        "slope" => 0.25,
+        _ => 0.75,
+    };
+    names.iter().map(number).collect()
+}

@@ -1,7 +1,7 @@
 //! Each element on its own: formulas, broadcasting, in place.
 
 use lowtide_tensor::{
-    CpuOptions, DType, Device, Element, PairLoss, Tensor, TensorResult as Result,
+    CpuOptions, DType, Device, Element, PairLoss, Tensor, TensorResult as Result, testing,
 };
 use proptest::prelude::*;
 
@@ -139,6 +139,21 @@ const FLOAT_FUNCTIONS: &[Unary] = &unary! {
     clamp clamp_ (-0.375, 0.625) = |x| x.clamp(-0.375, 0.625);
     clamp clamp_ (f64::NEG_INFINITY, 0.5) = |x| x.min(0.5);
 };
+
+/// The definition of a function of the table, with the numbers of `common::scalars`.
+pub(crate) fn definition(name: &str) -> fn(f64) -> f64 {
+    let defined = FLOAT_FUNCTIONS.iter().chain(FUNCTIONS).find(|unary| unary.name == name);
+    defined.unwrap_or_else(|| panic!("no definition of {name} in elementwise.rs")).formula
+}
+
+#[test]
+fn every_function_of_the_table_has_a_definition() {
+    // These are defined by integrals and series; see `special.rs`.
+    let elsewhere = ["erfinv", "lgamma", "digamma"];
+    for function in testing::functions().filter(|of| !elsewhere.contains(&of.name)) {
+        definition(function.name);
+    }
+}
 
 const FLOAT_PAIRS: &[Binary] = &binary! {
     div div_ = |a, b| a / b;

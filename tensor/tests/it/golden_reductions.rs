@@ -1,9 +1,10 @@
 //! Reductions, scans, sorting, division and gradients at the corners, against PyTorch's values in
 //! `tests/fixtures/reductions.safetensors`.
 
+use lowtide_tensor::testing::functions;
 use lowtide_tensor::{DType, SortOrder, Tensor, TensorResult as Result};
 
-use crate::common::download;
+use crate::common::{download, scalars};
 use crate::golden::{differences, fixture};
 
 type Function = fn(&Tensor) -> Result<Tensor>;
@@ -45,44 +46,11 @@ const OVER_ROWS: &[(&str, Function, f64)] = &[
     ("norm_inf", |x| x.norm(&[1], f64::INFINITY), 0.0),
 ];
 
-const FUNCTIONS: &[(&str, Function)] = &[
-    ("asin", Tensor::asin),
-    ("acos", Tensor::acos),
-    ("sinh", Tensor::sinh),
-    ("cosh", Tensor::cosh),
-    ("log2", Tensor::log2),
-    ("log10", Tensor::log10),
-    ("exp2", Tensor::exp2),
-    ("mish", Tensor::mish),
-    ("hardswish", Tensor::hardswish),
-    ("hardsigmoid", Tensor::hardsigmoid),
-    ("selu", Tensor::selu),
-    ("softsign", Tensor::softsign),
-    ("logsigmoid", Tensor::logsigmoid),
-];
-
 const PAIRS: &[(&str, Pair)] = &[
     ("atan2", Tensor::atan2),
     ("div_floor", Tensor::div_floor),
     ("div_trunc", Tensor::div_trunc),
     ("remainder", Tensor::remainder),
-];
-
-const GRADIENTS: &[(&str, Pair)] = &[
-    ("sigmoid_backward", Tensor::sigmoid_backward),
-    ("tanh_backward", Tensor::tanh_backward),
-    ("gelu_backward", Tensor::gelu_backward),
-    ("gelu_tanh_backward", Tensor::gelu_tanh_backward),
-    ("silu_backward", Tensor::silu_backward),
-    ("elu_backward", |dy, x| dy.elu_backward(x, 1.5)),
-    ("leaky_relu_backward", |dy, x| dy.leaky_relu_backward(x, 0.25)),
-    ("softplus_backward", |dy, x| dy.softplus_backward(x, 2.0, 20.0)),
-    ("mish_backward", Tensor::mish_backward),
-    ("hardswish_backward", Tensor::hardswish_backward),
-    ("hardsigmoid_backward", Tensor::hardsigmoid_backward),
-    ("selu_backward", Tensor::selu_backward),
-    ("softsign_backward", Tensor::softsign_backward),
-    ("logsigmoid_backward", Tensor::logsigmoid_backward),
 ];
 
 #[test]
@@ -119,9 +87,13 @@ fn more_functions_agree_with_pytorch() {
     let mut wrong = Vec::new();
     for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
         let x = &fixture[&format!("v.{dtype}")];
-        for &(name, function) in FUNCTIONS {
-            let expected = &fixture[&format!("{name}.{dtype}")];
-            for (at, found, expected) in differences(&function(x).unwrap(), expected, 8.0) {
+        let mut checked = 0;
+        for function in functions() {
+            let name = function.name;
+            let Some(expected) = fixture.get(&format!("{name}.{dtype}")) else { continue };
+            checked += 1;
+            let found = (function.run)(x, &scalars(function.scalars)).unwrap();
+            for (at, found, expected) in differences(&found, expected, 8.0) {
                 let x = download(x).values[at];
                 // Both are multiples of the smallest f32.
                 if (found - expected).abs() < 1e-42 && dtype == DType::F32 {
@@ -130,6 +102,7 @@ fn more_functions_agree_with_pytorch() {
                 wrong.push(format!("{name}({x:e}) of {dtype}: {found:e}, PyTorch {expected:e}"));
             }
         }
+        assert!(checked >= 13, "{checked} of {dtype}");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -162,13 +135,20 @@ fn gradients_agree_with_pytorch() {
     let mut wrong = Vec::new();
     for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
         let [dy, x] = ["dy", "g"].map(|name| &fixture[&format!("{name}.{dtype}")]);
-        for &(name, gradient) in GRADIENTS {
+        let mut checked = 0;
+        for gradient in functions().filter_map(|function| function.gradient.as_ref()) {
+            let name = gradient.name;
+            let Some(expected) = fixture.get(&format!("{name}.{dtype}")) else { continue };
+            checked += 1;
             // PyTorch multiplies by a sixth of f32's digits.
             if (name, dtype) == ("hardsigmoid_backward", DType::F64) {
                 continue;
             }
-            let expected = &fixture[&format!("{name}.{dtype}")];
-            let found = gradient(dy, x).unwrap();
+            let mut scalars = scalars(gradient.scalars);
+            if name == "softplus_backward" {
+                scalars = vec![2.0, 20.0];
+            }
+            let found = (gradient.run)(dy, x, &scalars).unwrap();
             let tolerance = 8.0 * crate::common::epsilon(dtype);
             let pairs = download(&found).values.into_iter().zip(download(expected).values);
             for (at, (found, expected)) in pairs.enumerate() {
@@ -178,6 +158,7 @@ fn gradients_agree_with_pytorch() {
                 }
             }
         }
+        assert!(checked >= 14, "{checked} of {dtype}");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -10,6 +10,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod division;
+pub(crate) mod listed;
 mod methods;
 mod op;
 mod parts;

@@ -81,6 +81,49 @@ macro_rules! gradient_method {
     };
 }
 
+/// The entry of a function in the list for tests; none for a formula without methods.
+macro_rules! listed {
+    ($numbered:expr, [$($p:ident),*], $gradient:expr,) => { None };
+    ($numbered:expr, [$($p:ident),*], $gradient:expr, $method:ident, $in_place:ident) => {
+        Some(Function {
+            name: stringify!($method),
+            in_place_name: stringify!($in_place),
+            scalars: &[$(stringify!($p)),*],
+            is_numbered: $numbered,
+            run: |x, scalars| {
+                let [$($p),*] = *scalars else { panic!("a number for each scalar") };
+                x.$method($($p),*)
+            },
+            run_in_place: |x, scalars| {
+                let [$($p),*] = *scalars else { panic!("a number for each scalar") };
+                x.$in_place($($p),*)
+            },
+            gradient: $gradient,
+        })
+    };
+}
+
+/// The entry of a gradient in the list for tests.
+macro_rules! listed_gradient {
+    () => { None };
+    ([$($p:ident),*], $method:ident, $in_place:ident, $of:ident) => {
+        Some(FunctionGradient {
+            name: stringify!($method),
+            in_place_name: stringify!($in_place),
+            of: stringify!($of),
+            scalars: &[$(stringify!($p)),*],
+            run: |dy, of, scalars| {
+                let [$($p),*] = *scalars else { panic!("a number for each scalar") };
+                dy.$method(of $(, $p)*)
+            },
+            run_in_place: |dy, of, scalars| {
+                let [$($p),*] = *scalars else { panic!("a number for each scalar") };
+                dy.$in_place(of $(, $p)*)
+            },
+        })
+    };
+}
+
 /// The table itself.
 macro_rules! formulas {
     ($($class:ident, $loop:ident, [$($bound:tt)+], $way:ident { $(
@@ -142,6 +185,15 @@ macro_rules! formulas {
                 Gradient::$name, [$($($gp),+)?], $g, $g_in_place, $of
             })?)*
         )*
+
+        /// The functions of one operand that have methods.
+        pub(super) static FUNCTIONS: &[Option<Function>] = &[$($(
+            listed! {
+                !stringify!($($kernel)?).is_empty(), [$($($p),+)?],
+                listed_gradient!($([$($($gp),+)?], $g, $g_in_place, $of)?),
+                $($method, $in_place)?
+            },
+        )*)*];
 
         /// Gradients of `dy` and of the operand or the result of the formula with the same name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 use lowtide_tensor::{AttentionOptions, Causal, RotaryPairs, Tensor, TensorResult as Result};
 
-use super::{Inputs, Op, both, in_place, out};
+use super::{Entry, Inputs, both, in_place, out};
 
 /// q of [6, 8, 40, 41] and k and v of its first four and last four heads.
 fn operands(i: &Inputs) -> Result<[Tensor; 3]> {
@@ -12,7 +12,7 @@ fn rows(i: &Inputs, first: usize) -> Result<Tensor> {
     i.logits.narrow(0, first, 65)
 }
 
-pub(super) fn ops() -> Vec<Op> {
+pub(super) fn ops() -> Vec<Entry> {
     const OPTIONS: AttentionOptions =
         AttentionOptions { causal: Causal::UpperLeft, scale: None, dropout: None };
     let mut ops = both! { i;
@@ -20,7 +20,7 @@ pub(super) fn ops() -> Vec<Op> {
         rotary_backward rotary_backward_ (&rows(i, 0)?, &rows(i, 65)?, RotaryPairs::HalfSplit);
     };
     ops.extend([
-        Op {
+        Entry {
             name: "attention",
             run: |i| {
                 let [q, k, v] = operands(i)?;
@@ -29,7 +29,7 @@ pub(super) fn ops() -> Vec<Op> {
             },
             half: true,
         },
-        Op {
+        Entry {
             name: "attention_backward",
             run: |i| {
                 let [q, k, v] = operands(i)?;

@@ -1,8 +1,8 @@
 use lowtide_tensor::{Arrival, Existing, ScatterReduction};
 
-use super::{Op, both, in_place, out};
+use super::{Entry, both, in_place, out};
 
-pub(super) fn ops() -> Vec<Op> {
+pub(super) fn ops() -> Vec<Entry> {
     let mut ops = both! { i;
         scatter scatter_ (0, &i.places, &i.b);
         scatter_add scatter_add_ (0, &i.places, &i.b);
@@ -31,7 +31,7 @@ pub(super) fn ops() -> Vec<Op> {
     ops
 }
 
-fn places() -> Vec<Op> {
+fn places() -> Vec<Entry> {
     vec![
         out!(index, i => i.a.index(&[&i.rows, &i.rows])),
         out!(take, i => i.a.transpose(0, 1)?.take(&i.places)),

@@ -1,8 +1,8 @@
 use lowtide_tensor::{PadMode, Tensor};
 
-use super::{Op, both, in_place, out};
+use super::{Entry, both, in_place, out};
 
-pub(super) fn ops() -> Vec<Op> {
+pub(super) fn ops() -> Vec<Entry> {
     let mut ops = both! { i;
         triu triu_ (-3);
         tril tril_ (7);

@@ -2,20 +2,20 @@ use lowtide_tensor::{
     DType, Labelling, LinearCrossEntropyOptions, PairLoss, Tensor, TensorResult as Result,
 };
 
-use super::{Inputs, Op, out};
+use super::{Entry, Inputs, out};
 
 const LOSS: PairLoss = PairLoss::SmoothL1 { beta: 0.5 };
 const LOGITS: PairLoss = PairLoss::BinaryCrossEntropyOfLogits;
 const SMOOTH: Labelling<'static> = Labelling { ignore_index: -100, smoothing: 0.1, weight: None };
 
-pub(super) fn ops() -> Vec<Op> {
+pub(super) fn ops() -> Vec<Entry> {
     [linear(), plain(), of_probabilities(), of_rows()].into_iter().flatten().collect()
 }
 
 /// Log-probabilities are `logits`, logits and targets `a` and `b`.
-fn of_probabilities() -> Vec<Op> {
+fn of_probabilities() -> Vec<Entry> {
     vec![
-        Op {
+        Entry {
             name: "nll_loss",
             run: |i| {
                 let (sum, count) = i.logits.nll_loss(&i.labels, -100, None)?;
@@ -27,7 +27,7 @@ fn of_probabilities() -> Vec<Op> {
             let (shape, dtype) = (*i.logits.shape(), i.logits.dtype());
             i.seed.nll_loss_backward(shape, dtype, &i.labels, -100, None)
         }),
-        Op {
+        Entry {
             name: "soft_cross_entropy",
             run: |i| {
                 let found = i.a.soft_cross_entropy(&i.b, &SMOOTH)?;
@@ -38,7 +38,7 @@ fn of_probabilities() -> Vec<Op> {
         out!(soft_cross_entropy_backward, i => {
             i.seed.soft_cross_entropy_backward(&i.a, &i.b, &i.lse.narrow(0, 0, 65)?, &SMOOTH)
         }),
-        Op {
+        Entry {
             name: "soft_cross_entropy_backward_",
             run: |i| {
                 let lse = i.lse.narrow(0, 0, 65)?;
@@ -51,9 +51,9 @@ fn of_probabilities() -> Vec<Op> {
 }
 
 /// 40 classes of the rows of `a`.
-fn linear() -> Vec<Op> {
+fn linear() -> Vec<Entry> {
     vec![
-        Op {
+        Entry {
             name: "linear_cross_entropy",
             run: |i| {
                 let (w, labels) = (i.b.narrow(0, 0, 40)?, i.labels.narrow(0, 0, 65)?);
@@ -63,7 +63,7 @@ fn linear() -> Vec<Op> {
             },
             half: true,
         },
-        Op {
+        Entry {
             name: "linear_cross_entropy_input_gradient",
             run: |i| {
                 let options = LinearCrossEntropyOptions::default();
@@ -75,7 +75,7 @@ fn linear() -> Vec<Op> {
             },
             half: true,
         },
-        Op {
+        Entry {
             name: "linear_cross_entropy_gradients",
             run: |i| {
                 let (w, labels) = (i.b.narrow(0, 0, 40)?, i.labels.narrow(0, 0, 65)?);
@@ -93,9 +93,9 @@ fn linear() -> Vec<Op> {
     ]
 }
 
-fn plain() -> Vec<Op> {
+fn plain() -> Vec<Entry> {
     vec![
-        Op {
+        Entry {
             name: "cross_entropy",
             run: |i| {
                 let found = i.logits.cross_entropy(&i.labels, -100)?;
@@ -103,7 +103,7 @@ fn plain() -> Vec<Op> {
             },
             half: true,
         },
-        Op {
+        Entry {
             name: "cross_entropy_with",
             run: |i| {
                 let weight = i.positive.select(0, 0)?.narrow(0, 0, 37)?;
@@ -119,7 +119,7 @@ fn plain() -> Vec<Op> {
         out!(cross_entropy_with_backward, i => {
             i.seed.cross_entropy_with_backward(&i.logits, &i.labels, &i.lse, &SMOOTH)
         }),
-        Op {
+        Entry {
             name: "cross_entropy_backward_",
             run: |i| {
                 let mut x = i.a.narrow(0, 0, 40)?;
@@ -141,7 +141,7 @@ fn plain() -> Vec<Op> {
 }
 
 /// 65 steps of 7 samples with 143 classes, and distances of the rows of `left`.
-fn of_rows() -> Vec<Op> {
+fn of_rows() -> Vec<Entry> {
     fn sequences(i: &Inputs) -> Result<[Tensor; 4]> {
         let x = i.a.reshape([65, 7, 143])?.log_softmax(2)?;
         let targets = i.rows.narrow(0, 0, 140)?.reshape([7, 20])?;

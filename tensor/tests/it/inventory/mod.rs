@@ -1,5 +1,5 @@
-//! Every public operation, once, for the laws that hold for all of them. One file per family; a
-//! new operation is one line in one of them.
+//! Every public operation, once, for the laws that hold for all of them. One file per family. The
+//! functions of one tensor are read from the table of formulas; any other operation is one line.
 
 mod attention;
 mod elementwise;
@@ -19,13 +19,28 @@ use lowtide_tensor::{DType, Device, Tensor, TensorResult as Result};
 use crate::common::upload;
 use crate::naive::Array;
 
+type Run = Box<dyn Fn(&mut Inputs) -> Result<Vec<Tensor>>>;
+
 /// An operation on inputs that are large enough for several chunks.
 pub(crate) struct Op {
     /// The method's name; it ends in `_` for those that write in place.
     pub(crate) name: &'static str,
-    pub(crate) run: fn(&mut Inputs) -> Result<Vec<Tensor>>,
-    /// Whether it is defined for f16 and bf16 too.
-    pub(crate) half: bool,
+    pub(crate) run: Run,
+    /// True if it is defined for f16 and bf16 too.
+    half: bool,
+}
+
+/// An operation as a family lists it.
+struct Entry {
+    name: &'static str,
+    run: fn(&mut Inputs) -> Result<Vec<Tensor>>,
+    half: bool,
+}
+
+impl From<Entry> for Op {
+    fn from(Entry { name, run, half }: Entry) -> Self {
+        Op { name, run: Box::new(run), half }
+    }
 }
 
 /// Two of a kind under short names; `a`, `m` and `v` are written by the operations in place.
@@ -124,6 +139,11 @@ impl Inputs {
         Inputs { a, m, v, ..self.clone() }
     }
 
+    /// The tensors that operations write in place.
+    fn written(&self) -> Vec<Tensor> {
+        vec![self.a.clone(), self.m.clone(), self.v.clone()]
+    }
+
     /// All of them, to compare before and after.
     pub(crate) fn all(&self) -> [&Tensor; 24] {
         [
@@ -158,18 +178,18 @@ impl Inputs {
 /// An operation with a result of its own.
 macro_rules! out {
     ($name:ident, $inputs:ident => $result:expr) => {
-        Op { name: stringify!($name), run: |$inputs| Ok(vec![$result?]), half: true }
+        Entry { name: stringify!($name), run: |$inputs| Ok(vec![$result?]), half: true }
     };
 }
 
 /// An operation that writes `a`.
 macro_rules! in_place {
     ($name:ident, $inputs:ident => $result:expr) => {
-        Op {
+        Entry {
             name: stringify!($name),
             run: |$inputs| {
                 $result?;
-                Ok(vec![$inputs.a.clone(), $inputs.m.clone(), $inputs.v.clone()])
+                Ok($inputs.written())
             },
             half: true,
         }
@@ -189,8 +209,8 @@ macro_rules! both {
 use {both, in_place, out};
 
 /// Operations that the half types lack.
-fn not_half_yet(ops: Vec<Op>) -> Vec<Op> {
-    ops.into_iter().map(|op| Op { half: false, ..op }).collect()
+fn not_half_yet(ops: Vec<Entry>) -> Vec<Entry> {
+    ops.into_iter().map(|op| Entry { half: false, ..op }).collect()
 }
 
 /// All of them; those that are not defined for `dtype` left out.
@@ -210,7 +230,8 @@ pub(crate) fn ops_of(dtype: DType) -> Vec<Op> {
         optimizers::ops(),
     ];
     let is_half = matches!(dtype, DType::F16 | DType::BF16);
-    families.into_iter().flatten().filter(|op| op.half || !is_half).collect()
+    let listed = families.into_iter().flatten().map(Op::from).chain(elementwise::listed());
+    listed.filter(|op| op.half || !is_half).collect()
 }
 
 /// Those for f32.

@@ -2,7 +2,7 @@ use lowtide_tensor::{
     Dropout, Normalized, NormalizedBackward, RandomKey, Statistics, Tensor, TensorResult as Result,
 };
 
-use super::{Op, both, in_place, out};
+use super::{Entry, both, in_place, out};
 
 const DROPOUT: Dropout = Dropout { probability: 0.25, key: RandomKey::new(7), first: 3 };
 
@@ -19,7 +19,7 @@ fn gradients(found: Result<NormalizedBackward>) -> Result<Vec<Tensor>> {
 /// An operation with several results.
 macro_rules! several {
     ($collect:ident; $($name:ident, $inputs:ident => $result:expr;)*) => {
-        vec![$(Op {
+        vec![$(Entry {
             name: stringify!($name),
             run: |$inputs| $collect($result),
             half: true,
@@ -27,7 +27,7 @@ macro_rules! several {
     };
 }
 
-pub(super) fn ops() -> Vec<Op> {
+pub(super) fn ops() -> Vec<Entry> {
     let mut ops = both! { i;
         softmax softmax_(1);
         log_softmax log_softmax_(1);
@@ -64,7 +64,7 @@ pub(super) fn ops() -> Vec<Op> {
         };
     });
     ops.extend([
-        Op {
+        Entry {
             name: "batch_norm",
             run: |i| {
                 let w = i.row.narrow(1, 0, 8)?.select(0, 0)?;
@@ -78,7 +78,7 @@ pub(super) fn ops() -> Vec<Op> {
             let of = i.image.batch_norm(None, None, 1e-5)?;
             i.image.batch_norm_fixed(&of.mean, &of.variance, None, None, 1e-5)
         }),
-        Op {
+        Entry {
             name: "batch_norm_backward",
             run: |i| {
                 let of = i.b.batch_norm(None, None, 1e-5)?;

@@ -1,9 +1,9 @@
 use lowtide_tensor::{Rounding, TensorUpdate, update_all_};
 
-use super::{Op, in_place, not_half_yet, out};
+use super::{Entry, in_place, not_half_yet, out};
 use crate::update::Mixed;
 
-pub(super) fn ops() -> Vec<Op> {
+pub(super) fn ops() -> Vec<Entry> {
     not_half_yet(vec![
         in_place!(update_, i => {
             let mut states = [i.m.clone(), i.v.clone()];

@@ -1,6 +1,6 @@
 use lowtide_tensor::{QuantFormat, Quantized, Scales, TensorResult as Result};
 
-use super::{Inputs, Op, in_place, out};
+use super::{Entry, Inputs, in_place, out};
 
 const HALVES: Scales = Scales { beta: -0.5, alpha: 1.5 };
 
@@ -9,7 +9,7 @@ fn quantized(i: &Inputs) -> Result<Quantized> {
     Quantized::encode(&i.left, QuantFormat::Nf4 { double: true })
 }
 
-pub(super) fn ops() -> Vec<Op> {
+pub(super) fn ops() -> Vec<Entry> {
     vec![
         out!(matmul, i => i.left.matmul(&i.right)),
         out!(bmm, i => i.image.select(0, 1)?.bmm(&i.image.select(0, 2)?.transpose(1, 2)?)),
@@ -17,7 +17,7 @@ pub(super) fn ops() -> Vec<Op> {
         out!(matvec, i => i.left.matvec(&i.right.select(1, 5)?)),
         out!(outer, i => i.left.select(0, 3)?.outer(&i.right.select(1, 5)?)),
         out!(linear, i => i.right.transpose(0, 1)?.linear(&i.left, Some(&i.bias))),
-        Op {
+        Entry {
             name: "linear_weight_gradient",
             run: |i| {
                 let (dw, db) = i.right.linear_weight_gradient(&i.left.transpose(0, 1)?)?;
@@ -31,13 +31,17 @@ pub(super) fn ops() -> Vec<Op> {
             let [a, b] = [i.image.select(0, 1)?, i.image.select(0, 2)?.transpose(1, 2)?];
             i.scalar.baddbmm(&a, &b, HALVES)
         }),
-        Op { name: "decode", run: |i| Ok(vec![quantized(i)?.decode(i.left.dtype())?]), half: true },
-        Op {
+        Entry {
+            name: "decode",
+            run: |i| Ok(vec![quantized(i)?.decode(i.left.dtype())?]),
+            half: true,
+        },
+        Entry {
             name: "decode_rows",
             run: |i| Ok(vec![quantized(i)?.decode_rows(3, 7, i.left.dtype())?]),
             half: true,
         },
-        Op { name: "encode", run: |i| Ok(quantized(i)?.parts().to_vec()), half: true },
+        Entry { name: "encode", run: |i| Ok(quantized(i)?.parts().to_vec()), half: true },
         out!(linear_int8, i => {
             let w = Quantized::encode(&i.left, QuantFormat::Int8Rows)?;
             i.right.transpose(0, 1)?.linear_int8(&w, Some(&i.bias))

@@ -1,6 +1,6 @@
 use lowtide_tensor::{Tensor, scale_and_check_finite, squared_norm};
 
-use super::{Op, out};
+use super::{Entry, out};
 
 /// Reductions and their forms that keep the dimensions.
 macro_rules! kept {
@@ -15,7 +15,7 @@ macro_rules! kept {
 /// An operation with two results.
 macro_rules! pair {
     ($name:ident, $inputs:ident => $result:expr) => {
-        Op {
+        Entry {
             name: stringify!($name),
             run: |$inputs| {
                 let (values, positions): (Tensor, Tensor) = $result?;
@@ -26,7 +26,7 @@ macro_rules! pair {
     };
 }
 
-pub(super) fn ops() -> Vec<Op> {
+pub(super) fn ops() -> Vec<Entry> {
     let mut ops = kept! { i;
         sum sum_keep (&[0]);
         prod prod_keep (&[1]);
@@ -59,10 +59,10 @@ pub(super) fn ops() -> Vec<Op> {
     ops
 }
 
-fn passes() -> Vec<Op> {
+fn passes() -> Vec<Entry> {
     vec![
         out!(squared_norm, i => squared_norm(&i.device, [&i.a, &i.left.transpose(0, 1)?])),
-        Op {
+        Entry {
             name: "scale_and_check_finite",
             run: |i| {
                 let flag = scale_and_check_finite(&i.device, [&mut i.a, &mut i.m], 0.1)?;

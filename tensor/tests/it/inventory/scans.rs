@@ -2,12 +2,12 @@ use lowtide_tensor::{
     Covariance, MatrixNorm, NanRule, QuantileRule, Side, SortOrder, Tensor, Unique, UniqueOptions,
 };
 
-use super::{Op, out};
+use super::{Entry, out};
 
 /// An operation with two results.
 macro_rules! pair {
     ($name:ident, $inputs:ident => $result:expr) => {
-        Op {
+        Entry {
             name: stringify!($name),
             run: |$inputs| {
                 let (values, positions): (Tensor, Tensor) = $result?;
@@ -22,13 +22,13 @@ fn all_of(found: Unique) -> Vec<Tensor> {
     vec![found.values, found.inverse, found.counts]
 }
 
-pub(super) fn ops() -> Vec<Op> {
+pub(super) fn ops() -> Vec<Entry> {
     let mut ops = vec![
         out!(cumsum, i => i.image.cumsum(1)),
         out!(cumsum_backward, i => i.a.reshape([65 * 1001])?.cumsum_backward(0)),
         out!(cumprod, i => i.a.cumprod(1)),
         out!(argsort, i => i.a.argsort(0, SortOrder::Descending)),
-        Op {
+        Entry {
             name: "sort",
             run: |i| {
                 let (values, positions) = i.a.sort(1, SortOrder::Ascending)?;
@@ -36,7 +36,7 @@ pub(super) fn ops() -> Vec<Op> {
             },
             half: true,
         },
-        Op {
+        Entry {
             name: "topk",
             run: |i| {
                 let (values, positions) = i.a.topk(17, 1, SortOrder::Descending)?;
@@ -52,7 +52,7 @@ pub(super) fn ops() -> Vec<Op> {
     ops
 }
 
-fn running() -> Vec<Op> {
+fn running() -> Vec<Entry> {
     vec![
         pair!(cummax, i => i.image.cummax(1)),
         pair!(cummin, i => i.a.cummin(1)),
@@ -64,7 +64,7 @@ fn running() -> Vec<Op> {
     ]
 }
 
-fn ranks() -> Vec<Op> {
+fn ranks() -> Vec<Entry> {
     const QUANTILES: [f64; 3] = [0.25, 0.5, 0.9];
     vec![
         pair!(kthvalue, i => i.a.kthvalue(17, 1)),
@@ -79,7 +79,7 @@ fn ranks() -> Vec<Op> {
         pair!(mode_keep, i => i.a.mode_keep(0)),
         out!(quantile, i => i.a.quantile(&QUANTILES, 1, QuantileRule::Linear)),
         out!(nanquantile, i => i.a.nanquantile(&QUANTILES, 0, QuantileRule::Nearest)),
-        Op {
+        Entry {
             name: "quantiles_at",
             run: |i| {
                 let (sorted, _) = i.a.sort(0, SortOrder::Ascending)?;
@@ -89,7 +89,7 @@ fn ranks() -> Vec<Op> {
             },
             half: true,
         },
-        Op {
+        Entry {
             name: "quantile_places",
             run: |i| {
                 let (sorted, _) = i.a.sort(1, SortOrder::Ascending)?;
@@ -103,9 +103,9 @@ fn ranks() -> Vec<Op> {
     ]
 }
 
-fn different() -> Vec<Op> {
+fn different() -> Vec<Entry> {
     vec![
-        Op {
+        Entry {
             name: "unique",
             run: |i| {
                 // Labels are 0 to 36 and -100; the pattern has 31 different columns.
@@ -117,7 +117,7 @@ fn different() -> Vec<Op> {
             },
             half: true,
         },
-        Op {
+        Entry {
             name: "unique_consecutive",
             run: |i| {
                 let options = UniqueOptions { along: None, assumed_count: Some(500) };
@@ -142,7 +142,7 @@ fn different() -> Vec<Op> {
     ]
 }
 
-fn statistics() -> Vec<Op> {
+fn statistics() -> Vec<Entry> {
     vec![
         out!(nansum, i => i.a.nansum(&[0])),
         out!(nansum_keep, i => i.a.nansum_keep(&[1])),

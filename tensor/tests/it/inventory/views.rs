@@ -1,6 +1,6 @@
-use super::{Op, out};
+use super::{Entry, out};
 
-pub(super) fn ops() -> Vec<Op> {
+pub(super) fn ops() -> Vec<Entry> {
     vec![
         out!(reshape, i => i.a.transpose(0, 1)?.reshape([65, 1001])),
         out!(view, i => i.a.view([1001, 65])),
@@ -13,9 +13,9 @@ pub(super) fn ops() -> Vec<Op> {
         out!(slice, i => i.a.slice(0, 3..60, 4)),
         out!(diagonal, i => i.a.diagonal(3, 0, 1)),
         out!(unfold, i => i.a.unfold(1, 5, 3)),
-        Op { name: "split", run: |i| i.a.split(0, 7), half: true },
-        Op { name: "split_with_sizes", run: |i| i.a.split_with_sizes(0, &[5, 60]), half: true },
-        Op { name: "chunk", run: |i| i.a.chunk(1, 4), half: true },
+        Entry { name: "split", run: |i| i.a.split(0, 7), half: true },
+        Entry { name: "split_with_sizes", run: |i| i.a.split_with_sizes(0, &[5, 60]), half: true },
+        Entry { name: "chunk", run: |i| i.a.chunk(1, 4), half: true },
         out!(select, i => i.a.select(1, 7)),
         out!(unsqueeze, i => i.a.unsqueeze(1)),
         out!(squeeze, i => i.row.squeeze(0)),

@@ -3,7 +3,7 @@ use lowtide_tensor::{
     Corners, Divisor, Interpolation, MaxPool, Pool1dGeometry, Pool2dGeometry, Resize, SizeRounding,
 };
 
-use super::{Op, out};
+use super::{Entry, out};
 
 const GEOMETRY: Conv2dGeometry =
     Conv2dGeometry { stride: [2, 1], padding: [1, 2], dilation: [1, 2], groups: 2 };
@@ -25,11 +25,11 @@ const LARGER: Resize = Resize::To([50, 33]);
 const SMALLER: Resize = Resize::To([20, 41]);
 const BILINEAR: Interpolation = Interpolation::Bilinear(Corners::Centers);
 
-pub(super) fn ops() -> Vec<Op> {
+pub(super) fn ops() -> Vec<Entry> {
     [convolutions(), pools()].into_iter().flatten().collect()
 }
 
-fn convolutions() -> Vec<Op> {
+fn convolutions() -> Vec<Entry> {
     vec![
         out!(conv2d, i => i.image.conv2d(&i.filter, Some(&i.filter_bias), GEOMETRY)),
         out!(conv2d_backward_input, i => {
@@ -71,9 +71,9 @@ fn convolutions() -> Vec<Op> {
     ]
 }
 
-fn pools() -> Vec<Op> {
+fn pools() -> Vec<Entry> {
     vec![
-        Op {
+        Entry {
             name: "max_pool2d",
             run: |i| i.image.max_pool2d(POOL).map(|(y, at)| vec![y, at]),
             half: true,
@@ -81,7 +81,7 @@ fn pools() -> Vec<Op> {
         out!(max_pool2d_backward, i => {
             i.dpooled.max_pool2d_backward(&i.winners, *i.image.shape(), POOL)
         }),
-        Op {
+        Entry {
             name: "max_pool2d_with",
             run: |i| i.image.max_pool2d_with(POOL, DILATED).map(|(y, at)| vec![y, at]),
             half: true,
@@ -90,7 +90,7 @@ fn pools() -> Vec<Op> {
             let (y, winners) = i.image.max_pool2d_with(POOL, DILATED)?;
             y.max_pool2d_with_backward(&winners, *i.image.shape(), POOL, DILATED)
         }),
-        Op {
+        Entry {
             name: "max_pool1d",
             run: |i| i.image.select(3, 0)?.max_pool1d(POOL_LINE).map(|(y, at)| vec![y, at]),
             half: true,
@@ -110,7 +110,7 @@ fn pools() -> Vec<Op> {
         out!(adaptive_avg_pool2d_backward, i => {
             i.dpooled.adaptive_avg_pool2d_backward(*i.image.shape())
         }),
-        Op {
+        Entry {
             name: "adaptive_max_pool2d",
             run: |i| i.image.adaptive_max_pool2d([7, 50]).map(|(y, at)| vec![y, at]),
             half: true,
