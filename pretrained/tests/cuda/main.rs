@@ -60,7 +60,7 @@ fn train(model: &mut Decoder, device: &Device, run: &Run, is_real: bool) -> Outc
 #[test]
 fn decoders_train_as_on_the_processor_and_in_the_planned_memory() -> Outcome {
     let Some(gpu) = DRIVER.take() else { return Ok(()) };
-    for case in CASES {
+    for &case in CASES.iter() {
         let (run, config) = (Run::read(case)?, config(case)?);
         for (dtype, tolerance) in [(DType::F32, 2e-5), (DType::F64, 1e-12), (DType::BF16, 6e-2)] {
             let of = |device: &Device, is_real| -> Outcome<Vec<f64>> {
@@ -84,7 +84,7 @@ fn decoders_train_as_on_the_processor_and_in_the_planned_memory() -> Outcome {
 fn text_is_that_of_the_processor() -> Outcome {
     let Some(gpu) = DRIVER.take() else { return Ok(()) };
     let there = device(&gpu);
-    for case in CASES {
+    for &case in CASES.iter() {
         let (config, options) = (config(case)?, GenerateOptions::greedy(8));
         let text = |device: &Device| -> Outcome<Vec<Vec<i64>>> {
             let model = config.load(device, DType::F32)?;

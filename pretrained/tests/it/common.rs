@@ -1,5 +1,7 @@
 use std::error::Error;
+use std::fs;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use lowtide_pretrained::Config;
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, SimSpec, Tensor};
@@ -11,23 +13,22 @@ pub(crate) const KEY: RandomKey = RandomKey::new(3);
 
 const BUDGET_BYTES: usize = 64 << 20;
 
-/// Folders of the fixtures; `make.py` there says how they were made.
-pub(crate) const CASES: [&str; 14] = [
-    "llama",
-    "llama-3.1",
-    "llama-linear",
-    "llama-yarn",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gpt2",
-    "gpt2-by-layer",
-    "neox",
-    "neox-sequential",
-];
+/// The folders of the fixtures that hold decoders, which `make.py` there made.
+pub(crate) static CASES: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let entries = fs::read_dir(fixtures()).expect("the fixtures are part of the repository");
+    let names = entries.map(|entry| entry.expect("a folder's entry").file_name());
+    let names = names.map(|name| name.into_string().expect("names are ASCII"));
+    let mut cases: Vec<&str> =
+        names.filter(|name| is_decoder(name)).map(|name| &*name.leak()).collect();
+    cases.sort_unstable();
+    cases
+});
+
+fn is_decoder(case: &str) -> bool {
+    let Ok(text) = fs::read_to_string(folder(case).join("config.json")) else { return false };
+    let is_causal = text.contains("ForCausalLM\"") || text.contains("LMHeadModel\"");
+    is_causal && !text.contains("\"quantization_config\"")
+}
 
 pub(crate) fn cpu(threads: usize) -> Device {
     let (budget_bytes, threads) = (Some(BUDGET_BYTES), Some(threads));
@@ -44,13 +45,18 @@ pub(crate) fn small_sim(threads: usize) -> Device {
     sim(threads, BUDGET_BYTES)
 }
 
-/// The folder of a case, also where the tests were carried to another machine.
+/// The folder of a case.
 pub(crate) fn folder(case: &str) -> PathBuf {
+    fixtures().join(case)
+}
+
+/// The folder of all cases, also where the tests were carried to another machine.
+fn fixtures() -> PathBuf {
     let package = match std::env::var_os("LOWTIDE_TEST_WORKSPACE") {
         Some(workspace) => PathBuf::from(workspace).join("pretrained"),
         None => PathBuf::from(env!("CARGO_MANIFEST_DIR")),
     };
-    package.join("tests/fixtures").join(case)
+    package.join("tests/fixtures")
 }
 
 pub(crate) fn config(case: &str) -> Outcome<Config> {

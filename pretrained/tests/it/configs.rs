@@ -258,7 +258,7 @@ fn text_that_is_no_configuration_is_an_error() {
 /// One byte changed anywhere gives a configuration or an error.
 #[test]
 fn no_byte_of_a_configuration_makes_it_panic() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let bytes = fs::read(folder(case).join("config.json"))?;
         for at in 0..bytes.len() {
             for byte in *b"9\"[{}],:-e x" {

@@ -42,7 +42,7 @@ pub(crate) fn stored(folder: &Path) -> Outcome<Vec<Stored>> {
 
 #[test]
 fn saved_files_have_the_tensors_of_those_that_were_read() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let to = tempfile::tempdir()?;
         let mut model = config(case)?.load(&cpu(2), DType::F32)?;
         save(&mut model, to.path(), 1 << 30)?;
@@ -54,7 +54,7 @@ fn saved_files_have_the_tensors_of_those_that_were_read() -> Outcome {
 
 #[test]
 fn what_is_saved_is_loaded_again_in_one_file_and_in_many() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         for (dtype, shard_bytes_max) in
             [(DType::F32, 1 << 30), (DType::BF16, 0), (DType::F64, 3000)]
         {
@@ -120,7 +120,7 @@ fn every_float_type_is_converted_to_every_other() -> Outcome {
 /// it was read.
 #[test]
 fn parts_may_be_changed_before_the_next_is_read() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let (device, config) = (cpu(2), config(case)?);
         let mut whole = config.load(&device, DType::F32)?;
         let (mut names, mut values) = (Vec::new(), Vec::new());
@@ -206,7 +206,7 @@ fn problems(case: &str, folder: &Path) -> Outcome<(Vec<WeightProblem>, bool)> {
 
 #[test]
 fn a_simulated_device_loads_with_the_same_allocations() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let allocated = |device: Device| -> Outcome<_> {
             config(case)?.load(&device, DType::BF16)?;
             Ok(device.allocator().statistics().allocated)
@@ -317,7 +317,7 @@ fn initial_weights_depend_on_the_key_and_on_the_name() -> Outcome {
         });
         Ok(values)
     };
-    for case in CASES {
+    for &case in CASES.iter() {
         let (first, again, other) = (values(1, case)?, values(1, case)?, values(2, case)?);
         assert_eq!(first, again);
         for ((name, values), (_, other)) in first.iter().zip(&other) {

@@ -35,7 +35,7 @@ fn last_logits(model: &Decoder, device: &Device, rows: &[Vec<i64>]) -> Outcome<V
 
 #[test]
 fn greedy_text_is_that_of_transformers() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let [prompts, added] = expected(case)?;
         let options = GenerateOptions::greedy(added[0].len());
         for dtype in [DType::F64, DType::F32] {
@@ -51,7 +51,7 @@ fn greedy_text_is_that_of_transformers() -> Outcome {
 
 #[test]
 fn logits_with_a_cache_are_those_without() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let device = cpu(2);
         let [prompts, added] = expected(case)?;
         let model = config(case)?.load(&device, DType::F64)?;
@@ -205,7 +205,7 @@ fn options_that_make_no_sense_are_refused() -> Outcome {
 /// Memory of a cache is known before a token is there, and windows bound it.
 #[test]
 fn a_cache_has_the_same_memory_on_a_simulated_device() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let bytes = |device: Device| -> Outcome<_> {
             let model = config(case)?.decoder(&device, KEY, DType::F32)?;
             let before = device.allocator().statistics().allocated.current_bytes;

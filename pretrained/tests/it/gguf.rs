@@ -25,7 +25,7 @@ fn taken(case: &str) -> Outcome<Config> {
 
 /// The cases that there is a form for.
 fn cases() -> impl Iterator<Item = &'static str> {
-    CASES.into_iter().filter(|case| *case != "gpt2-by-layer")
+    CASES.iter().copied().filter(|case| *case != "gpt2-by-layer")
 }
 
 /// A file, read.

@@ -77,7 +77,7 @@ fn check_entries<S: Shape>(case: &str) -> Outcome<[usize; 2]> {
 #[test]
 fn entries_of_any_value_are_a_model_or_an_error() -> Outcome {
     let mut counts = Vec::new();
-    for case in CASES {
+    for &case in CASES.iter() {
         counts.push(check_entries::<lowtide_pretrained::DecoderShape>(case)?);
     }
     for case in ["bert", "bert-classes"] {
@@ -243,7 +243,7 @@ fn no_cut_and_no_changed_byte_of_a_tokenizer_makes_export_panic() -> Outcome {
 /// Every beginning of a configuration is an error.
 #[test]
 fn no_cut_of_a_configuration_is_one() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let text = fs::read_to_string(folder(case).join("config.json"))?;
         for len in 0..text.trim_end().len() {
             let Some(cut) = text.get(..len) else { continue };

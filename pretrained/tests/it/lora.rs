@@ -53,7 +53,7 @@ fn adapters_of_peft_learn_what_they_do_there() -> Outcome {
 /// Loaded from where they were saved, and merged, adapters compute the same.
 #[test]
 fn adapters_are_saved_loaded_and_merged_in_every_family() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let device = cpu(2);
         let options = LoraOptions { rank: 2, targets: Targets::AllLinear, ..Default::default() };
         let mut model = config(case)?.load(&device, DType::F64)?;
@@ -122,7 +122,7 @@ fn every_linear_layer_is_shown_under_the_name_of_its_weight() -> Outcome {
             assert!(weights.contains(&format!("{name}.weight")), "{case}: {name}");
         }
     };
-    for case in CASES {
+    for &case in CASES.iter() {
         let mut model = config(case)?.load(&device, DType::F32)?;
         let shape = model.shape().clone();
         let inputs = match shape.attention.projections {

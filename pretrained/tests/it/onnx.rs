@@ -150,7 +150,7 @@ fn check_graph(place: &Path, elements: u64, case: &str) -> Outcome<BTreeMap<Stri
 #[test]
 fn graphs_are_in_order_and_have_every_parameter_in_a_file_beside() -> Outcome {
     let place = tempfile::tempdir()?;
-    for case in CASES {
+    for &case in CASES.iter() {
         for (dtype, tensor_type, elements) in [
             (DType::F32, None, 1),
             (DType::BF16, None, 1),
@@ -222,7 +222,7 @@ fn onnxruntime_computes_the_logits_of_transformers() -> Outcome {
     let Some(python) = Python::with(NAME, &packages) else { return Ok(()) };
     let place = tempfile::tempdir()?;
     let mut jobs = Vec::new();
-    for case in CASES {
+    for &case in CASES.iter() {
         jobs.extend(saved::<DecoderShape>(case, place.path())?);
     }
     for case in ["bert", "bert-classes"] {

@@ -122,7 +122,7 @@ fn models_compute_and_learn_in_f32_what_those_of_transformers_do() -> Outcome {
 
 #[test]
 fn threads_do_not_change_the_bits() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let bits = |threads| -> Outcome<Vec<Vec<u8>>> {
             let (device, run) = (cpu(threads), Run::read(case)?);
             let mut model = config(case)?.load(&device, DType::F32)?;
@@ -141,7 +141,7 @@ fn threads_do_not_change_the_bits() -> Outcome {
 
 #[test]
 fn a_simulated_device_makes_the_same_allocations() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let peak = |device: Device| -> Outcome<_> {
             let run = Run::read(case)?;
             let mut model = config(case)?.load(&device, DType::F32)?;

@@ -57,7 +57,7 @@ fn every_policy_gives_the_same_bits() -> Outcome {
         SavedPolicy::Offload(to_host.clone()),
         SavedPolicy::RecomputeFrom(to_host),
     ];
-    for case in CASES {
+    for &case in CASES.iter() {
         let (device, run) = (cpu(2), Run::read(case)?);
         let mut model = with_dropout(case)?.load(&device, DType::F32)?;
         let mut count = 0;
@@ -77,7 +77,7 @@ fn every_policy_gives_the_same_bits() -> Outcome {
 /// batch does.
 #[test]
 fn parts_of_a_batch_add_up_to_it_with_dropout() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let (device, run) = (cpu(2), Run::read(case)?);
         let mut model = with_dropout(case)?.load(&device, DType::F64)?;
         let whole = step(&mut model, &device, &run, (0, 2))?;
@@ -96,7 +96,7 @@ fn parts_of_a_batch_add_up_to_it_with_dropout() -> Outcome {
 
 #[test]
 fn nothing_is_dropped_in_evaluation() -> Outcome {
-    for case in CASES {
+    for &case in CASES.iter() {
         let (device, run) = (cpu(2), Run::read(case)?);
         let [ids, mask, _] = batch(&device, &run, 0)?;
         let logits = |config: Config| -> Outcome<Vec<f64>> {
