@@ -53,8 +53,8 @@ pub enum Reason {
     /// The order of equal elements, which the peer leaves open. The values agree.
     Ties,
     /// A result no farther from f64 than the peer's own results are where the operands differ by a
-    /// unit of their last place, in half types twice as far. Rounding errors are chance there, so the
-    /// case does not count as passed.
+    /// unit of their last place, in half types twice as far. Rounding errors are chance there, so
+    /// the case does not count as passed.
     Roundings,
     /// An error of the peer for its own sample, or a result that only the peer can have.
     PeerCannot,

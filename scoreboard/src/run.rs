@@ -271,7 +271,8 @@ enum Against<'a> {
     Nearby(&'a Truth),
 }
 
-/// A result of the peer that is not the expected one, and the least distance of its results from f64.
+/// A result of the peer that is not the expected one, and the least distance of its results from
+/// f64.
 #[derive(Clone, Copy)]
 struct Own<'a> {
     value: &'a Value,
@@ -419,7 +420,8 @@ fn laws_of_device(
     let run = |device: &Device| {
         let last = device.allocator().history().records().last().map(|record| record.sequence);
         let found = execute(adapter, inputs, device, &reads.again());
-        // The history is read before the results: reading these waits, which a simulation never does.
+        // The history is read before the results: reading these waits, which a simulation never
+        // does.
         let moves = moves_since(device, last);
         (found.map(|found| found.bytes()), moves)
     };

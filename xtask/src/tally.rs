@@ -4,9 +4,9 @@
 //! prints the output of passing tests under `successes:` and of failing ones under `failures:`,
 //! each in a block headed `---- NAME stdout ----`, and then one `test result:` line.
 //!
-//! A test skips by printing a line `skipped: NAME: REASON` and passing. Each such line is one skip. A
-//! passing test that printed one counts as skipped and not as passed. Ignored tests are skips too. A
-//! line outside any test (a bench's `main`) is a skip and takes nothing from the passed.
+//! A test skips by printing a line `skipped: NAME: REASON` and passing. Each such line is one skip.
+//! A passing test that printed one counts as skipped and not as passed. Ignored tests are skips
+//! too. A line outside any test (a bench's `main`) is a skip and takes nothing from the passed.
 
 use std::fmt;
 

@@ -76,7 +76,8 @@ impl Parameters for Model {
     }
 }
 
-/// The inputs of all optimizers: rate and number of the step, then parameters, gradients and states.
+/// The inputs of all optimizers: rate and number of the step, then parameters, gradients and
+/// states.
 struct Step {
     rate: f64,
     number: u64,

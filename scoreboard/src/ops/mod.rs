@@ -1,5 +1,5 @@
-//! lowtide's calls for operations, by the peer's names: one file per family, one entry per name. A few
-//! names are two or three calls, as a user would write them.
+//! lowtide's calls for operations, by the peer's names: one file per family, one entry per name. A
+//! few names are two or three calls, as a user would write them.
 
 mod activations;
 mod assembled;

@@ -23,8 +23,8 @@
 //! Each result is written to disk at once, so a part that is cut short keeps its results:
 //! `results.json` has everything, `results.md` is a table. `run.sh table --out FOLDER` joins the
 //! results of parts that were copied into one folder. A part that cannot run prints one line with
-//! the reason; without a device every section does. The exit code is 1 if a test failed or a program
-//! broke, 2 without Python, else 0.
+//! the reason; without a device every section does. The exit code is 1 if a test failed or a
+//! program broke, 2 without Python, else 0.
 //!
 //! The tests are binaries that `cargo xtask test` runs too: every target called [`TARGET`]. With
 //! `LOWTIDE_TEST_DRIVER=system` they use the driver of the machine, and tests of the pretend driver
@@ -134,8 +134,8 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     if profile == Profile::Dev { Ok(true) } else { pack(root, &folder) }
 }
 
-/// Packs the folder, with a window over all programs, which have much in common. True if the file is
-/// small enough, or if tar or xz is missing, which is printed.
+/// Packs the folder, with a window over all programs, which have much in common. True if the file
+/// is small enough, or if tar or xz is missing, which is printed.
 fn pack(root: &Path, folder: &Path) -> Result<bool, String> {
     let packed = folder.with_extension("tar.xz");
     let mut tar = Command::new("tar");

@@ -1,10 +1,10 @@
 //! `cargo xtask kernels`: compiles every kernel with NVRTC from PyPI, without a device.
 //!
-//! No kernel may spill, or need more registers or shared memory than `needs.txt` says. The table also
-//! has the hashes of the sources, so that a source that changed since is found without the compiler.
-//! The PTX of the tests' small kernels is checked in, compressed, and has to be the compiler's
-//! output. `--write` writes the table and all PTX, also of the other kernels, for programs with the
-//! feature `ptx` of lowtide-tensor.
+//! No kernel may spill, or need more registers or shared memory than `needs.txt` says. The table
+//! also has the hashes of the sources, so that a source that changed since is found without the
+//! compiler. The PTX of the tests' small kernels is checked in, compressed, and has to be the
+//! compiler's output. `--write` writes the table and all PTX, also of the other kernels, for
+//! programs with the feature `ptx` of lowtide-tensor.
 
 mod archive;
 pub mod needs;
@@ -88,9 +88,9 @@ const COMPILER: &str = include_str!("nvrtc.py");
 
 /// The runs of the compiler for one file. Its output depends on the addresses of its memory: most
 /// runs agree, and the others differ in the order of instructions. Of 100 runs 78 agreed on
-/// `conv2d.cu`, of 16 on `matmul.cu` 11 (NVRTC 12.0.140, November 2026). The first output that two of
-/// these runs share is checked in, so that one of the runs makes it again. Seed 0 asks for the same
-/// addresses in each run.
+/// `conv2d.cu`, of 16 on `matmul.cu` 11 (NVRTC 12.0.140, November 2026). The first output that two
+/// of these runs share is checked in, so that one of the runs makes it again. Seed 0 asks for the
+/// same addresses in each run.
 const SEEDS: std::ops::Range<usize> = 0..8;
 
 /// One file of kernels, for one type if it has several.

@@ -1,4 +1,5 @@
-//! The needs of kernels: registers, memory and wide accesses, as the device's assembler prints them.
+//! The needs of kernels: registers, memory and wide accesses, as the device's assembler prints
+//! them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -115,8 +115,8 @@ impl Options {
     }
 }
 
-/// Runs the comparison, writes `target/peers-DTYPE.md`, `.html` and `.jsonl`, and prints their paths. False if
-/// the peers computed other numbers somewhere.
+/// Runs the comparison, writes `target/peers-DTYPE.md`, `.html` and `.jsonl`, and prints their
+/// paths. False if the peers computed other numbers somewhere.
 ///
 /// # Errors
 /// One line about arguments, programs that are missing or fail, and files.

@@ -21,8 +21,8 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Starts a program. One that `keeps_pages` does not give freed memory back to the system, so that
-    /// its steps take no new pages.
+    /// Starts a program. One that `keeps_pages` does not give freed memory back to the system, so
+    /// that its steps take no new pages.
     pub(super) fn start(mut command: Command, keeps_pages: bool) -> Result<Program, String> {
         let name = command.get_program().to_string_lossy().into_owned();
         if keeps_pages {

@@ -36,8 +36,8 @@ const STEP_MODES: &[&str] = &["eager", "fused", "channels-last", COMPILED, MKL_A
 /// The mode with a compiler in the process, whose memory would count as that of the steps.
 const COMPILED: &str = "compiled";
 
-/// The mode in which MKL takes the processor for Intel's: on others it uses AVX2 at most. PyTorch runs
-/// "eager" for operations and "fused" for steps.
+/// The mode in which MKL takes the processor for Intel's: on others it uses AVX2 at most. PyTorch
+/// runs "eager" for operations and "fused" for steps.
 pub(super) const MKL_AVX512: &str = "mkl-avx512";
 
 pub(super) struct Programs<'a> {
@@ -51,8 +51,8 @@ pub(super) struct Programs<'a> {
     pub(super) options: &'a Options,
 }
 
-/// A library, loaded before MKL's, that says that the processor is Intel's. `None` where MKL uses all
-/// instructions anyway, or without a C compiler, which is printed.
+/// A library, loaded before MKL's, that says that the processor is Intel's. `None` where MKL uses
+/// all instructions anyway, or without a C compiler, which is printed.
 pub(super) fn mkl_answer(root: &Path) -> Result<Option<PathBuf>, String> {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     if cpu.contains("GenuineIntel") || !cpu.contains(" avx512f ") {
@@ -161,8 +161,8 @@ impl Programs<'_> {
         Ok(samples)
     }
 
-    /// Measures the steps that are asked for: each network in all programs before the next, with the
-    /// memory if it `is_watched`.
+    /// Measures the steps that are asked for: each network in all programs before the next, with
+    /// the memory if it `is_watched`.
     pub(super) fn steps(&self, is_watched: bool) -> Result<Vec<Sample>, String> {
         let mut samples = Vec::new();
         for network in networks(self.options) {

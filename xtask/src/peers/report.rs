@@ -98,8 +98,8 @@ pub fn rows(samples: &[Sample], dtype: &str) -> Vec<Row> {
     names.into_iter().filter_map(row).collect()
 }
 
-/// The rows with the other program's time if MKL may use AVX-512, which it does on Intel's processors
-/// alone.
+/// The rows with the other program's time if MKL may use AVX-512, which it does on Intel's
+/// processors alone.
 pub(super) fn with_mkl_avx512(rows: &[Row]) -> Vec<Row> {
     let with = |row: &Row| Some(Row { other: row.with_mkl_avx512.clone()?, ..row.clone() });
     rows.iter().filter_map(with).collect()

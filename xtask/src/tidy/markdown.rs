@@ -20,8 +20,8 @@ pub fn check_links(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Paths in the code spans of `CONTRIBUTING.md` that lead to no file and no folder. A part in capital
-/// letters, as in `src/ops/NAME`, stands for any name.
+/// Paths in the code spans of `CONTRIBUTING.md` that lead to no file and no folder. A part in
+/// capital letters, as in `src/ops/NAME`, stands for any name.
 pub fn check_recipes(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     let Some(file) = tree.get("CONTRIBUTING.md") else { return findings };

@@ -1,8 +1,8 @@
 //! `cargo xtask tidy`: what the compiler and clippy do not check. Pure functions over [`Tree`].
 //!
 //! One file for each subject: [`imports`] between crates, [`circles`] of files that import each
-//! other, [`rust`] sources line by line, [`words`] of comments, [`unsafety`] the argument above each
-//! `unsafe`, [`markdown`] links, [`paths`] of one machine in any text file.
+//! other, [`rust`] sources line by line, [`words`] of comments, [`unsafety`] the argument above
+//! each `unsafe`, [`markdown`] links, [`paths`] of one machine in any text file.
 
 pub mod circles;
 pub mod imports;

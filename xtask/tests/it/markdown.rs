@@ -58,7 +58,8 @@ fn every_bad_link_of_a_line_is_found() {
 
 #[test]
 fn recipes_name_files_and_folders_that_are_there() {
-    let text = "`nn/src/a.rs` in `nn/src`, `nn/src/NAME`, `a::b`, `cargo fmt`\n`nn/src/b.rs`\n`nn/none/X`\n";
+    let text = "`nn/src/a.rs` in `nn/src`, `nn/src/NAME`, `a::b`, `cargo fmt`\n\
+                `nn/src/b.rs`\n`nn/none/X`\n";
     let files = [("CONTRIBUTING.md", text), ("nn/src/a.rs", ""), ("docs/x.md", "`nn/src/b.rs`")];
     check(check_recipes, &files, &["CONTRIBUTING.md:2", "CONTRIBUTING.md:3"]);
 }
