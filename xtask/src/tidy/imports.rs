@@ -14,7 +14,20 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("ranks", &["tensor", "allocator"]),
     ("pretrained", &["nn", "data", "autograd", "tensor", "allocator"]),
     ("trainer", &["pretrained", "nn", "amp", "ranks", "data", "autograd", "tensor", "allocator"]),
-    ("cli", &["trainer", "pretrained", "nn", "ranks", "data", "autograd", "tensor", "trace", "allocator"]),
+    (
+        "cli",
+        &[
+            "trainer",
+            "pretrained",
+            "nn",
+            "ranks",
+            "data",
+            "autograd",
+            "tensor",
+            "trace",
+            "allocator",
+        ],
+    ),
     ("scoreboard", &["pretrained", "nn", "autograd", "tensor", "allocator"]),
     ("xtask", &[]),
 ];
