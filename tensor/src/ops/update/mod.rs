@@ -2,7 +2,7 @@
 
 mod cpu;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(crate) mod cuda;
 mod kernel;
 mod known;
 mod norms;
@@ -226,12 +226,10 @@ where
 /// # Errors
 /// What the device reports.
 pub fn reserve_updates(device: &Device, dtype: DType) -> Result<()> {
-    #[cfg(feature = "cuda")]
-    if let Some(cuda) = device.as_cuda().filter(|_| dtype.is_float()) {
-        cuda::reserve(cuda, dtype)?;
+    match device.accelerator() {
+        Some(accelerator) if dtype.is_float() => accelerator.reserve_updates(dtype),
+        _ => Ok(()),
     }
-    let _ = (device, dtype);
-    Ok(())
 }
 
 /// The updates of one launch.

@@ -47,7 +47,7 @@ fn strided(dtype: DType) -> Signature {
 }
 
 /// Loads the kernels for parameters of a float type.
-pub(super) fn reserve(cuda: &Cuda, dtype: DType) -> Result<()> {
+pub(crate) fn reserve(cuda: &Cuda, dtype: DType) -> Result<()> {
     let kernels = [plain, quantized, strided].map(|kernel| kernel(dtype));
     kernels.iter().try_for_each(|kernel| cuda.reserve(UPDATE.of(dtype), kernel))
 }
