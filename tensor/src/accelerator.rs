@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use lowtide_allocator::{Buffer, PinnedBuffer, PinnedCache};
 
+use crate::dtype::DType;
 use crate::error::Result;
 
 /// A device whose driver copies beside kernels and has memory of its own to run short of.
@@ -21,6 +22,9 @@ pub(crate) trait Accelerator {
 
     /// Drops the record of what was copied ahead to a block.
     fn forget_ahead(&self, block: &Arc<Buffer>);
+
+    /// Loads the kernels that update parameters of a float type by known formulas.
+    fn reserve_updates(&self, dtype: DType) -> Result<()>;
 
     /// Makes a call of the driver, and makes it again if the driver had no memory for it, once the
     /// allocator has given its cache back. A call that is refused has enqueued nothing.

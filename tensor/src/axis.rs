@@ -1,4 +1,4 @@
-//! Which dimension is meant: counted from the first one on, or back from the last one.
+//! Dimensions: counted from the first one on, or back from the last one.
 
 use crate::error::TensorError;
 
@@ -6,9 +6,9 @@ use crate::error::TensorError;
 /// plain numbers of type `usize`, `isize` and `i32` will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
-    /// So many dimensions come before it.
+    /// The number of dimensions before it.
     FromFirst(usize),
-    /// So many dimensions come from it on; not 0.
+    /// The number of dimensions from it on; not 0.
     FromLast(usize),
 }
 
@@ -32,7 +32,7 @@ impl From<i32> for Axis {
 }
 
 impl Axis {
-    /// How many of `rank` dimensions come before it.
+    /// The number of dimensions before it, in a tensor of `rank` dimensions.
     ///
     /// # Errors
     /// `Index` where there is no such dimension.

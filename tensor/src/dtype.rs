@@ -250,7 +250,7 @@ pub trait Value: Copy + Send + Sync + 'static {
     type Element: Element;
     /// The value of an element.
     fn from_element(element: Self::Element) -> Self;
-    /// These values as they lie in memory.
+    /// The bytes of these values in memory.
     fn as_bytes(values: &[Self]) -> &[u8];
 }
 

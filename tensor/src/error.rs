@@ -1,4 +1,4 @@
-//! What can go wrong with tensors; every variant names the operation.
+//! Errors of tensors; every variant names the operation.
 
 use std::fmt::{self, Display};
 use std::panic::Location;
@@ -46,9 +46,9 @@ pub enum TensorError {
     Format {
         /// Name of the operation, such as `add`.
         op: &'static str,
-        /// How the weight is quantised.
+        /// Format of the weight.
         found: QuantFormat,
-        /// How it has to be.
+        /// Format that the operation is defined for.
         expected: QuantFormat,
     },
     /// A dimension or position is out of range.
@@ -68,7 +68,7 @@ pub enum TensorError {
         op: &'static str,
         /// The first such position, in row-major order.
         position: usize,
-        /// What it holds.
+        /// Value of the label.
         label: i64,
         /// Labels are in `0..class_count`.
         class_count: usize,
@@ -94,7 +94,7 @@ pub enum TensorError {
     Overlap {
         /// Name of the operation, such as `add`.
         op: &'static str,
-        /// Where it was called.
+        /// Place of the call.
         site: &'static Location<'static>,
     },
     /// An operand has to be contiguous, and is not.
@@ -108,7 +108,7 @@ pub enum TensorError {
     Frozen {
         /// Name of the operation, such as `add`.
         op: &'static str,
-        /// Where it was called.
+        /// Place of the call.
         site: &'static Location<'static>,
     },
     /// The destination lies in a file that is mapped for reading.
@@ -116,7 +116,7 @@ pub enum TensorError {
     ReadOnly {
         /// Name of the operation, such as `add`.
         op: &'static str,
-        /// Where it was called.
+        /// Place of the call.
         site: &'static Location<'static>,
     },
     /// Elements do not begin where their type has to.
@@ -124,9 +124,9 @@ pub enum TensorError {
     Unaligned {
         /// Name of the operation.
         op: &'static str,
-        /// Where the elements begin.
+        /// Offset of the first element.
         offset_bytes: usize,
-        /// What that has to be a multiple of.
+        /// Unit that the offset has to be a multiple of.
         align_bytes: usize,
     },
     /// The operation does not run on such a device.
@@ -158,7 +158,7 @@ pub enum TensorError {
     ValueUnavailable {
         /// Name of the operation, such as `add`.
         op: &'static str,
-        /// Where it was called.
+        /// Place of the call.
         site: &'static Location<'static>,
     },
 }
@@ -189,7 +189,7 @@ fn hint(left: &DeviceLabel, right: &DeviceLabel) -> &'static str {
 impl TensorError {
     /// `Index` of a position.
     pub(crate) fn index(op: &'static str, index: usize, len: usize) -> Self {
-        // What was a negative number of type i64 is one again.
+        // An index that was a negative number of type i64 is one again.
         TensorError::Index { op, index: index as isize, len }
     }
 

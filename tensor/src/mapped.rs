@@ -67,7 +67,7 @@ impl MappedBytes {
         MappedBytes { file, offset_bytes, size_bytes, device_count }
     }
 
-    /// The same bytes for a simulated copy, with the count of its device.
+    /// These bytes for a simulated copy, with the count of its device.
     pub(crate) fn counted_by(&self, device_count: &Arc<AtomicUsize>) -> Self {
         let range = self.offset_bytes..self.offset_bytes + self.size_bytes;
         Self::new(&self.file, range, device_count)

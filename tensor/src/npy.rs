@@ -28,7 +28,7 @@ pub enum NpyError {
     /// Not a file of this format.
     #[error("no npy header: the problem is at byte {at_bytes}")]
     Header {
-        /// Where in the file reading it failed.
+        /// Place in the file where reading it failed.
         at_bytes: usize,
     },
     /// Elements of a type that tensors do not have, such as complex numbers or text.
@@ -165,7 +165,7 @@ fn descr_of(dtype: DType) -> Option<String> {
     Some(format!("{order}{name}"))
 }
 
-/// What the dictionary of the header says.
+/// Contents of the dictionary in the header.
 #[derive(Default)]
 struct Header {
     descr: String,

@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 const PRECISION: usize = 4;
 /// More elements than this are summarised.
 const ELEMENT_COUNT_MAX: usize = 1000;
-/// What a summary shows of each end of a dimension.
+/// Elements that a summary shows at each end of a dimension.
 const EDGE_LEN: usize = 3;
 const LINE_COLUMNS: usize = 80;
 const PREFIX: &str = "tensor(";

@@ -7,7 +7,7 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// What a stream of random numbers is a function of: seed, training step and operation.
+/// The key of a stream of random numbers: seed, training step and operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RandomKey {
     seed: u64,

@@ -1,8 +1,8 @@
-//! How fast a device is, by class of operation: what simulated time is made of.
+//! Rates of devices by class of operation, which simulated time is made of.
 
 use crate::cost::{Cost, OpClass};
 
-/// How fast a device runs one class of operations.
+/// The speed of a device at one class of operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Arithmetic operations a second, counted as [`Cost::flops`] is.
@@ -33,21 +33,21 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// The same rates for every class, and launches that cost nothing: good for comparing plans
-    /// with each other, not for predicting seconds.
+    /// Equal rates for every class, and launches that cost nothing: good for comparing plans with
+    /// each other, not for predicting seconds.
     pub const fn nominal(flops_per_second: f64, bytes_per_second: f64) -> Self {
         let rate = Rate { flops_per_second, bytes_per_second, launch_seconds: 0.0 };
         Rates { by_class: [rate; OpClass::ALL.len()] }
     }
 
-    /// These, but for one class.
+    /// These rates, with another one for one class.
     #[must_use]
     pub fn with(mut self, class: OpClass, rate: Rate) -> Self {
         self.by_class[class as usize] = rate;
         self
     }
 
-    /// These, but for copies from and to other devices at so many bytes a second.
+    /// These rates, with another one for copies from and to other devices.
     #[must_use]
     pub const fn with_link(mut self, bytes_per_second: f64) -> Self {
         self.by_class[OpClass::Transfer as usize].bytes_per_second = bytes_per_second;
@@ -59,7 +59,7 @@ impl Rates {
         self.by_class[class as usize]
     }
 
-    /// What an operation of this cost takes.
+    /// The seconds that an operation of this cost takes.
     pub fn seconds(&self, cost: Cost) -> f64 {
         let rate = self.of(cost.class);
         let arithmetic = cost.flops / rate.flops_per_second;
@@ -67,7 +67,7 @@ impl Rates {
     }
 }
 
-/// What was launched on a simulated device of one class.
+/// Work of one class that was launched on a simulated device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SimulatedWork {
     /// Operations.

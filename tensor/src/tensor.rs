@@ -154,7 +154,7 @@ impl Tensor {
         self.seen_as(layout, self.dtype)
     }
 
-    /// The same memory as elements of another type.
+    /// The memory as elements of another type.
     pub(crate) fn seen_as(&self, layout: Layout, dtype: DType) -> Tensor {
         Tensor { storage: Arc::clone(&self.storage), layout, dtype }
     }

@@ -8,8 +8,8 @@ use crate::layout::{RANK_MAX, Shape, check_axes, check_axis, check_index};
 use crate::tensor::Tensor;
 
 impl Tensor {
-    /// The same elements in row-major order under another shape; copies where no strides over the
-    /// same storage give that order.
+    /// The elements in row-major order under another shape; copies where no strides over the same
+    /// storage give that order.
     ///
     /// # Errors
     /// `Shape` when the element counts differ, `OutOfMemory` when it copies.

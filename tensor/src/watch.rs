@@ -21,12 +21,12 @@ impl Tensor {
 }
 
 impl StorageWatch {
-    /// Whether `tensor` has the storage that is watched.
+    /// True if `tensor` has the storage that is watched.
     pub fn is_of(&self, tensor: &Tensor) -> bool {
         std::ptr::eq(self.storage.as_ptr(), Arc::as_ptr(tensor.storage()))
     }
 
-    /// Whether the storage was written since the watch began. False once it is freed.
+    /// True if the storage was written since the watch began. False once it is freed.
     pub fn is_written(&self) -> bool {
         self.storage.upgrade().is_some_and(|storage| storage.version() != self.version)
     }

@@ -1,6 +1,6 @@
-//! Whether a product overwrites its result or is added to it.
+//! Results of products: overwritten, or added to.
 
-/// What becomes of the values that y holds before y = or += a · b.
+/// The use of the values that y holds before y = or += a · b.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(not(feature = "cuda"), allow(unreachable_pub, reason = "the CUDA gate shows it"))]
 pub enum WriteMode {

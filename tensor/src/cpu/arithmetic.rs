@@ -2,7 +2,7 @@
 
 use crate::dtype::Element;
 
-/// What floats and integers have in common; integers wrap.
+/// Arithmetic that floats and integers have in common; integers wrap.
 pub(crate) trait Arithmetic: Element {
     fn plus(self, other: Self) -> Self;
     fn minus(self, other: Self) -> Self;
@@ -11,9 +11,9 @@ pub(crate) trait Arithmetic: Element {
     fn div_floor(self, other: Self) -> Self;
     /// The quotient rounded towards 0; 0 for an integer over 0.
     fn div_trunc(self, other: Self) -> Self;
-    /// What is left of [`Arithmetic::div_trunc`]; has the sign of `self`.
+    /// The remainder of [`Arithmetic::div_trunc`]; has the sign of `self`.
     fn rest(self, other: Self) -> Self;
-    /// What is left of [`Arithmetic::div_floor`]; has the sign of `other`.
+    /// The remainder of [`Arithmetic::div_floor`]; has the sign of `other`.
     fn modulo(self, other: Self) -> Self;
     /// Without its sign; -0 becomes 0.
     fn magnitude(self) -> Self;

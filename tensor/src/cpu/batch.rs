@@ -1,8 +1,8 @@
-//! Where the matrices of many products lie: arithmetic on element offsets.
+//! Batches of matrix products: arithmetic on element offsets.
 
 use crate::layout::RANK_MAX;
 
-/// Where the matrices of several products of one size lie: element offsets of a, b and y.
+/// The places of the matrices of several products of one size: element offsets of a, b and y.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Batch {
     dims: [usize; RANK_MAX],
@@ -26,7 +26,7 @@ impl Batch {
         batch
     }
 
-    /// How many products.
+    /// The number of products.
     pub(crate) fn len(&self) -> usize {
         self.dims[..self.rank].iter().product()
     }
@@ -42,7 +42,7 @@ impl Batch {
         Batch { rank: self.rank - 1, ..self }
     }
 
-    /// Whether the matrices of operand `k` start an even number of elements apart.
+    /// True if the matrices of operand `k` start an even number of elements apart.
     pub(super) fn is_even(&self, k: usize) -> bool {
         self.strides[k][..self.rank].iter().all(|stride| stride.is_multiple_of(2))
     }
@@ -53,7 +53,7 @@ impl Batch {
         self
     }
 
-    /// Where the matrices of product `index` start.
+    /// The element offsets at which the matrices of product `index` start.
     pub(crate) fn offsets(&self, mut index: usize) -> [usize; 3] {
         let mut offsets = [0; 3];
         for axis in (0..self.rank).rev() {
@@ -74,7 +74,7 @@ impl Batch {
         Some(span)
     }
 
-    /// Whether the elements of y have places of their own; sufficient, and true for each view of a
+    /// True if the elements of y have places of their own; sufficient, and true for each view of a
     /// contiguous tensor.
     pub(super) fn is_injective(&self, sizes: [usize; 2], strides: [usize; 2]) -> bool {
         let mut axes = [(0, 1); RANK_MAX + 2];

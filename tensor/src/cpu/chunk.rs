@@ -22,7 +22,7 @@ impl<'a, T> Chunked<'a, T> {
         Self { start, len, chunk_len: chunk_len.max(1), slice: PhantomData }
     }
 
-    /// How many chunks there are, the short last one included.
+    /// The number of chunks, the short last one included.
     pub(crate) fn count(&self) -> usize {
         self.len.div_ceil(self.chunk_len)
     }
@@ -124,12 +124,12 @@ impl<'a, T> Blocks<'a, T> {
     }
 }
 
-/// What can be handed out to tasks in parts that do not overlap.
+/// Memory that tasks can be given in parts that do not overlap.
 pub(crate) trait Parts: Sync {
-    /// What one task gets.
+    /// The part of one task.
     type Part;
 
-    /// How many parts there are.
+    /// The number of parts.
     fn count(&self) -> usize;
 
     /// # Safety
@@ -212,7 +212,7 @@ impl<'a, T: Send, U: Send, const N: usize> Parts for Cut<'a, T, U, N> {
 /// The parts of several things, one thing after the other.
 pub(crate) struct Joined<P> {
     things: Vec<P>,
-    /// How many parts there are up to the end of each thing.
+    /// The number of parts up to the end of each thing.
     ends: Vec<usize>,
 }
 

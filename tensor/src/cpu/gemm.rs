@@ -50,7 +50,7 @@ impl<'a, T> Matrix<'a, T> {
         Self { data: &self.data[i * self.row_stride + j * self.col_stride..], ..self }
     }
 
-    /// The same elements with rows and columns exchanged.
+    /// This matrix with rows and columns exchanged.
     pub(crate) fn transposed(self) -> Self {
         Self { row_stride: self.col_stride, col_stride: self.row_stride, ..self }
     }
@@ -169,7 +169,7 @@ impl<'a, T: Element> Matrix<'a, T> {
 pub(super) struct Products<'a, T> {
     pub(super) batch: Batch,
     pub(super) size: [usize; 3],
-    /// Whether two numbers along the depth are multiplied at once; `pairs.rs`.
+    /// True if two numbers along the depth are multiplied at once; see `pairs.rs`.
     pub(super) are_pairs: bool,
     pub(super) a: Stored<'a, T>,
     pub(super) b: Stored<'a, T>,
@@ -236,7 +236,7 @@ impl<T: SimdFloat> Products<'_, T> {
 pub(super) struct Destination<'a, T> {
     start: *mut T,
     pub(super) strides: [usize; 2],
-    /// What is added to every row that is overwritten: N elements or none.
+    /// Start of every row that is overwritten: N elements or none.
     pub(super) bias: &'a [T],
     y: PhantomData<&'a mut [T]>,
 }
@@ -297,7 +297,7 @@ impl<'a, T: Element> Destination<'a, T> {
         Destination { strides: [col_stride, row_stride], bias: &[], ..self }
     }
 
-    /// The same place, if its elements are of type `U`.
+    /// This destination, if its elements are of type `U`.
     pub(super) fn cast<U: Element>(&self) -> Option<Destination<'a, U>> {
         let (start, strides, bias) = (self.start.cast(), self.strides, same_type(self.bias)?);
         Some(Destination { start, strides, bias, y: PhantomData })

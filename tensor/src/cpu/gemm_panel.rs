@@ -61,7 +61,7 @@ const fn tile_size<T, S: Simd<T>>() -> [usize; 2] {
     if S::REGISTER_COUNT == 32 { [TILE_ROWS_MAX, 3] } else { [6, 2] }
 }
 
-/// Rows and columns of a whole tile, for those who have no instruction set at hand.
+/// Rows and columns of a whole tile, for code that is generic over no instruction set.
 struct TileSize<'a>(&'a mut [usize; 2]);
 
 impl<T> SimdKernel<T> for TileSize<'_> {
@@ -72,8 +72,8 @@ impl<T> SimdKernel<T> for TileSize<'_> {
     }
 }
 
-/// How a product `[M, N]` is cut in panels and these in tiles. No element's sum depends on it: each
-/// is taken over the whole depth in its order.
+/// The cut of a product `[M, N]` in panels and of these in tiles. No element's sum depends on it:
+/// each is taken over the whole depth in its order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grid {
     size: [usize; 2],
@@ -86,7 +86,7 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// For one of the products, of which no size is 0, on so many threads.
+    /// The grid for one of the products, of which no size is 0, on `threads` threads.
     pub(super) fn new<T: SimdFloat>(products: &Products<'_, T>, threads: usize) -> Self {
         let ([m, _, n], count) = (products.size, products.batch.len());
         let k = products.steps();
@@ -161,8 +161,8 @@ pub(super) fn run_panels<T: SimdFloat>(
     });
 }
 
-/// What a panel of so many rows and columns takes of scratch: room for what is packed of a, for a
-/// sliver of b, and for the sums of what is rounded when they are whole.
+/// Scratch that a panel of this size takes: room for packed rows of a, for a sliver of b,
+/// and for the sums of half types until they are whole.
 fn scratch_lens<T: SimdFloat>(
     products: &Products<'_, T>,
     grid: &Grid,
@@ -170,7 +170,7 @@ fn scratch_lens<T: SimdFloat>(
 ) -> [usize; 3] {
     let (k, [tile_rows, tile_cols]) = (products.steps(), grid.tile);
     let depth = DEPTH.min(k);
-    // Where rows are read in place, those of a tile that is not whole are packed.
+    // A tile that is not whole is packed even where rows are read in place.
     let packed_rows = if products.rows_in_place().is_some() { tile_rows } else { m };
     let kept_cols = match (products.y.is_rounded(), k <= DEPTH) {
         (false, _) => 0,
@@ -186,7 +186,7 @@ fn scratch_lens<T: SimdFloat>(
     [block, tile_cols * depth + LANE_COUNT_MAX, m.next_multiple_of(tile_rows) * kept_cols]
 }
 
-/// Whether panels multiply a sliver of b in all its depth before the next. With a single tile of
+/// True if panels multiply a sliver of b in all its depth before the next. With a single tile of
 /// rows nothing of b is met twice, and where numbers along the depth are neighbours, they are read
 /// in longer runs; but all of a is packed at once.
 fn goes_by_columns<T: SimdFloat>(products: &Products<'_, T>, grid: &Grid) -> bool {
@@ -228,7 +228,7 @@ impl<T: SimdFloat> SimdKernel<T> for Panels<'_, T> {
 /// One panel of one product.
 struct Panel<'a, T> {
     products: &'a Products<'a, T>,
-    /// Where its a, b and y start.
+    /// Starts of the product's a, b and y.
     offsets: [usize; 3],
     grid: &'a Grid,
     /// Rows and columns.
@@ -259,14 +259,14 @@ impl<'a, T: Copy> Rows<'a, T> {
     }
 }
 
-/// Where tiles below each other go.
+/// The destination of tiles below each other.
 struct Target<'a, T> {
     y: &'a Destination<'a, T>,
     at: usize,
     /// Rows and columns; a tile may have more.
     size: [usize; 2],
     start: WriteMode,
-    /// What is added to each of the columns, unless there is none.
+    /// Start of each of the columns, or nothing.
     bias: &'a [T],
 }
 

@@ -1,4 +1,4 @@
-//! What a kernel gets of the processor.
+//! The processor as a kernel sees it.
 
 use super::chunk::for_each_chunk;
 use super::pool::Pool;

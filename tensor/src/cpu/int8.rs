@@ -22,8 +22,8 @@ use super::pool::Pool;
 use super::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
 
-/// The longest rows: no sum of so many products of a code from -127 on and one from -128 on leaves
-/// an i32.
+/// The longest rows: a sum of this many products of a code from -127 on and one from -128 on still
+/// fits an i32.
 pub(crate) const DEPTH_MAX: usize = i32::MAX as usize / (127 * 128);
 
 /// Elements of x that are converted at once.
@@ -55,13 +55,13 @@ pub(crate) const fn row_stride(depth: usize) -> usize {
 pub(crate) struct QuantizedRows<'a, T> {
     /// 0 beyond the depth.
     pub(crate) codes: &'a [i8],
-    /// What code 1 stands for.
+    /// The value of code 1.
     pub(crate) scales: &'a [T],
     /// The codes of each row added up.
     pub(crate) sums: &'a [i32],
 }
 
-/// Fills what [`QuantizedRows`] has, in its order, from x of so many rows and columns.
+/// Fills the parts of [`QuantizedRows`], in its order, from x of that size.
 pub(crate) fn quantize<T: SimdFloat, E: Element>(
     pool: &Pool,
     [_, depth]: [usize; 2],
@@ -125,7 +125,7 @@ fn largest_magnitude<T: SimdFloat, E: Element>(x: Matrix<'_, E>, depth: usize) -
     for p in (0..depth).step_by(RUN_LEN) {
         let len = RUN_LEN.min(depth - p);
         x.from(0, p).converted([1, len], &mut run);
-        // What an earlier run has left beyond is of the same row.
+        // Codes beyond the end, left by an earlier run, are of the same row.
         for x in run[..len.next_multiple_of(LANES)].chunks_exact(LANES) {
             for (lane, x) in lanes.iter_mut().zip(x) {
                 *lane = lane.larger(x.magnitude());
@@ -142,7 +142,7 @@ pub(crate) struct Int8Product<'a, T, E> {
     pub(crate) x: QuantizedRows<'a, T>,
     /// Row after row.
     pub(crate) w: &'a [i8],
-    /// What code 127 of each row stands for.
+    /// The value of code 127 in each row.
     pub(crate) w_scales: &'a [f32],
     /// N elements or none.
     pub(crate) bias: &'a [E],
@@ -164,7 +164,7 @@ impl<T: SimdFloat, E: Element> Int8Product<'_, T, E> {
             return;
         }
         let (y, threads, slivers) = (Destination::new(y, &[]), pool.threads(), n.div_ceil(WIDTH));
-        // Where there are few columns, threads share the rows.
+        // Threads share the rows where there are few columns.
         let panels = m.div_ceil(ROWS_MAX).max(threads.div_ceil(slivers));
         let rows = m.div_ceil(panels).next_multiple_of(8).min(ROWS_MAX);
         let panels = m.div_ceil(rows);
@@ -180,7 +180,7 @@ impl<T: SimdFloat, E: Element> Int8Product<'_, T, E> {
     }
 }
 
-/// What one task computes: no other one has these rows and columns of y.
+/// The part of one task: no other one has these rows and columns of y.
 struct Part<'a, T, E> {
     product: &'a Int8Product<'a, T, E>,
     y: &'a Destination<'a, E>,

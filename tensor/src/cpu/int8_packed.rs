@@ -17,7 +17,7 @@ const LANE_LEN: usize = 4;
 /// Codes of a row of w that are packed at once.
 const BLOCK_LEN: usize = LANES * LANE_LEN;
 
-/// Bytes of a sliver of so many vectors and that depth.
+/// Bytes of a sliver of `vectors` vectors and `depth`.
 pub(super) const fn sliver_bytes(vectors: usize, depth: usize) -> usize {
     depth.next_multiple_of(BLOCK_LEN) * vectors * LANES
 }

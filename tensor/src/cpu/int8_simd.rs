@@ -19,7 +19,7 @@ pub(super) trait Int8Simd: Copy {
     type Codes: Copy;
     /// Codes in a step.
     const STEP_LEN: usize;
-    /// What is added to each code of w: the sums are too large by so much times the codes of x.
+    /// Offset of each code of w: sums are too large by the codes of x times the offset.
     const OFFSET: i32;
     /// All sums 0.
     fn zero(self) -> Self::Sums;
@@ -186,7 +186,7 @@ impl Int8Simd for Vnni {
 pub(super) trait Int8Kernel {
     /// Runs it by dot products, in tiles of `ROWS` × `COLS` of them, which fit the registers.
     fn dots<S: Int8Simd, const ROWS: usize, const COLS: usize>(self, simd: S);
-    /// Whether it is worth to pack the codes first, which only [`Vnni`] has instructions for.
+    /// True if it is worth to pack the codes first, which only [`Vnni`] has instructions for.
     #[cfg(target_arch = "x86_64")]
     fn is_worth_packing(&self) -> bool;
     /// Runs it with packed codes.

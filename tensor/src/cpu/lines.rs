@@ -28,7 +28,7 @@ pub(crate) fn load<E: Element, T: Element, const W: usize>(from: &[E], pad: T, t
         }
         return;
     }
-    // Of a length that the compiler knows it becomes a few vectors; f16 does so as a slice alone.
+    // A length that the compiler knows becomes a few vectors; f16 does so as a slice alone.
     if let (false, Ok(from)) = (is_same_type::<E, f16>(), <&[E; W]>::try_from(from)) {
         for lane in 0..W {
             to[lane] = from[lane].cast();
@@ -74,7 +74,7 @@ pub(crate) fn fold<T: Copy, const W: usize>(lanes: &[T; W], combine: impl Fn(T, 
     lanes[0]
 }
 
-/// What the lanes of a line are.
+/// The role of the lanes of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lanes {
     /// Parts of one reduction.
@@ -87,7 +87,7 @@ pub(crate) enum Lanes {
 #[derive(Clone, Copy)]
 pub(crate) struct Lines {
     pub(crate) lanes: Lanes,
-    /// Of the first line, in elements.
+    /// Start of the first line, in elements.
     pub(crate) start: usize,
     count: usize,
     step: usize,
@@ -133,7 +133,7 @@ impl Lines {
         }
     }
 
-    /// How many lanes have a reduction of their own.
+    /// The number of lanes that have a reduction of their own.
     #[inline(always)]
     pub(crate) fn reductions(&self) -> usize {
         match self.lanes {
@@ -142,7 +142,7 @@ impl Lines {
         }
     }
 
-    /// Where lanes are parts of one reduction, gives all of them its result.
+    /// Gives all lanes the result of one reduction, where they are parts of it.
     #[inline(always)]
     pub(crate) fn fold<T: Copy, const W: usize>(
         &self,
@@ -239,7 +239,7 @@ pub(crate) struct Blocks {
 const CHUNK_LEN: usize = 1 << 14;
 
 impl Blocks {
-    /// Those of `axis`; a tensor without dimensions has one of length 1.
+    /// The blocks along `axis`; a tensor without dimensions has one of length 1.
     pub(crate) fn of(shape: &Shape, axis: usize) -> Self {
         let outer = shape[..axis.min(shape.len())].iter().product();
         let inner = shape.get(axis + 1..).unwrap_or_default().iter().product();
@@ -250,17 +250,18 @@ impl Blocks {
         self.outer * self.len * self.inner
     }
 
-    /// Of those that `outer` counts, how many one task takes: a function of the shape alone.
+    /// The number of rows or slabs, counted by `outer`, that one task takes: a function of the
+    /// shape alone.
     pub(crate) fn outer_per_task(&self) -> usize {
         (CHUNK_LEN / (self.len * self.inner).max(1)).max(1)
     }
 
-    /// Whether lines of 16 lanes hold all there is, so that longer ones would be mostly padding.
+    /// True if lines of 16 lanes hold all reductions, so that longer ones would be mostly padding.
     fn is_narrow(&self) -> bool {
         (if self.inner == 1 { self.len } else { self.inner }) <= 16
     }
 
-    /// How many [`Lines`] hold all reductions of `outer` rows or slabs.
+    /// The number of [`Lines`] that hold all reductions of `outer` rows or slabs.
     #[inline(always)]
     fn lines_count<const W: usize>(&self, outer: usize) -> usize {
         if self.inner == 1 { outer } else { outer * self.inner.div_ceil(W) }
@@ -321,8 +322,8 @@ impl<T: SimdFloat, const N: usize, const W: usize> Sums<T, N, W> {
     }
 }
 
-/// Where the rows along `axis` of `N` operands of one shape start, however they lie, in row-major
-/// order of the other dimensions: calls `visit(starts)`.
+/// Calls `visit(starts)` for the rows along `axis` of `N` operands of one shape, whatever their
+/// strides, in row-major order of the other dimensions.
 pub(crate) fn each_strided_row<const N: usize>(
     layouts: [&crate::layout::Layout; N],
     axis: usize,

@@ -7,15 +7,15 @@ use super::simd::{Simd, SimdKernel};
 use super::stored::{Stored, widen, with_stored};
 use crate::dtype::{DType, Element};
 
-/// Elements from one tile of packed rows to the next, at most. Between slivers is a gap: of some
-/// depths they would else be a power of two apart, and what is written for a column of x would not
-/// stay in the first-level cache.
+/// Distance from one tile of packed rows to the next, at most, in elements. A gap separates the
+/// slivers: without it, some depths would put them a power of two apart, and the packed columns of
+/// x would drive each other out of the first-level cache.
 pub(super) const fn tile_len(rows: usize, depth: usize) -> usize {
     const GAP: usize = 16;
     rows * depth + GAP
 }
 
-/// How packed rows lie.
+/// Strides of packed rows.
 #[derive(Clone, Copy)]
 pub(super) struct PackedRows {
     /// Distances of rows and of columns in a tile.
@@ -25,8 +25,8 @@ pub(super) struct PackedRows {
 }
 
 impl PackedRows {
-    /// Those of rows with these strides: one after the other if they lie so, else in slivers of
-    /// `R`, the last as high as the others.
+    /// Packed rows of a matrix with these strides: one after the other if they lie so, else in
+    /// slivers of `R`, the last as high as the others.
     pub(super) fn of<const R: usize>([_, col_stride]: [usize; 2], depth: usize) -> Self {
         match col_stride {
             1 => PackedRows { strides: [depth, 1], tile_len: R * depth },

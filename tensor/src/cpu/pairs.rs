@@ -191,7 +191,7 @@ fn copy_pairs(from: &[bf16], to: &mut [f32]) {
     }
     if cfg!(target_endian = "little") {
         let (from, to) = (pairs.as_ptr().cast::<u8>(), to.as_mut_ptr().cast());
-        // SAFETY: so many bytes are inside both, by the assertion; any bits are an f32.
+        // SAFETY: the bytes of all pairs are inside both, by the assertion; any bits are an f32.
         unsafe { from.copy_to_nonoverlapping(to, size_of_val(pairs)) };
     } else {
         to.iter_mut().zip(pairs).for_each(|(to, pair_of)| *to = pair(pair_of[0], pair_of[1]));

@@ -14,12 +14,12 @@ use std::sync::atomic::Ordering;
 use super::sync::{Arc, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Condvar, Mutex};
 use super::sync::{fence, spin_loop, thread};
 
-/// How often an idle worker looks for a job before it parks: some tens of microseconds, about the
+/// The number of looks for a job before an idle worker parks: some tens of microseconds, about the
 /// gap between two kernels of a training step. Parking and waking costs as much again.
 ///
 /// A model needs one look that fails to reach the spin, and each more multiplies its interleavings.
 const SPINS_BEFORE_PARK: u32 = if cfg!(lowtide_loom) { 1 } else { 4_000 };
-/// How often the caller looks for the last worker before it starts to yield its core.
+/// The number of looks for the last worker before the caller starts to yield its core.
 const SPINS_BEFORE_YIELD: u32 = if cfg!(lowtide_loom) { 1 } else { 2_000 };
 
 /// Shares that a job is cut into, at most; more threads share them.
@@ -36,7 +36,7 @@ const EPOCH: u64 = 1 << 18;
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<thread::JoinHandle<()>>,
-    /// Held while a job runs; who finds it taken (nested or concurrent) runs inline instead.
+    /// Held while a job runs; a nested or concurrent job that finds it taken runs inline instead.
     busy: AtomicBool,
 }
 
@@ -374,7 +374,7 @@ mod models {
 
     use super::*;
 
-    /// What one chunk writes, with every access checked.
+    /// The element that one chunk writes, with every access checked.
     struct Slot(UnsafeCell<u32>);
 
     // SAFETY: sharing is what the models examine: loom panics on two accesses to the cell, one of

@@ -77,7 +77,7 @@ impl<'a, T: Element> Stored<'a, T> {
         with_stored!(Stored, self, x -> x.skip(offset))
     }
 
-    /// The same elements with rows and columns exchanged.
+    /// This operand with rows and columns exchanged.
     pub(super) fn transposed(self) -> Self {
         with_stored!(Stored, self, x -> x.transposed())
     }
@@ -108,7 +108,7 @@ impl<'a, T: Element> Results<'a, T> {
         with_stored!(Results, self, y => y.at(offset, i, j))
     }
 
-    /// Whether sums become something else when they are stored.
+    /// True if sums are rounded when they are stored.
     pub(super) fn is_rounded(&self) -> bool {
         !matches!(self, Results::Computed(_))
     }
@@ -129,7 +129,7 @@ impl<'a, T: Element> Results<'a, T> {
 /// The sums of a part of the results, kept until they are whole.
 pub(super) struct KeptSums<'a, T> {
     pub(super) y: &'a Results<'a, T>,
-    /// Where the part starts in y, and with which of its columns.
+    /// Start of the part in y, and the first of its columns.
     pub(super) at: usize,
     pub(super) first_col: usize,
     /// Rows and columns.
@@ -209,7 +209,7 @@ pub(super) fn widen<T: SimdFloat, S: Simd<T>, E: Element>(simd: S, from: &[E], t
     simd.store(simd.widen(&from[last..]), &mut to[last..]);
 }
 
-/// What [`Element::cast`] makes of each, in vectors: a plain copy where both types are the same.
+/// [`Element::cast`] of each, in vectors: a plain copy where both types are one.
 pub(crate) fn round_slice<E: Element, T: SimdFloat>(from: &[T], to: &mut [E]) {
     match same_type_mut(to) {
         Some(to) => to.copy_from_slice(from),
@@ -217,12 +217,12 @@ pub(crate) fn round_slice<E: Element, T: SimdFloat>(from: &[T], to: &mut [E]) {
     }
 }
 
-/// What [`Element::cast`] makes of each, in vectors.
+/// [`Element::cast`] of each, in vectors.
 pub(crate) fn widen_slice<E: Element>(from: &[E], to: &mut [f32]) {
     f32::dispatch(WidenSlice { from, to });
 }
 
-/// What [`Simd::widen`] makes of each.
+/// The kernel of [`Simd::widen`] of each.
 struct WidenSlice<'a, E> {
     from: &'a [E],
     to: &'a mut [f32],
@@ -235,7 +235,7 @@ impl<E: Element> SimdKernel<f32> for WidenSlice<'_, E> {
     }
 }
 
-/// What [`Simd::narrow`] makes of each.
+/// The kernel of [`Simd::narrow`] of each.
 pub(crate) struct RoundSlice<'a, E, T> {
     pub(crate) from: &'a [T],
     pub(crate) to: &'a mut [E],

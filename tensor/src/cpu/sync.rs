@@ -1,4 +1,4 @@
-//! What the pool synchronises with: `std`, or loom's models of it under `cfg(lowtide_loom)`.
+//! Synchronisation of the pool: by `std`, or by loom's models of it under `cfg(lowtide_loom)`.
 //!
 //! The models in `pool.rs` explore the interleavings of the very code that ships, so that code
 //! must name these and not `std`. The cfg has its own name, as `cfg(loom)` would also switch every

@@ -26,29 +26,30 @@ pub(crate) const SOURCE_COUNT_MAX: usize = 3;
 /// A formula over slices of one length, a tile or any other: `formula(sources, destination)`.
 pub(crate) type Formula<'a, T> = &'a (dyn Fn(&[&[T]], &mut [T]) + Sync);
 
-/// What happens to the destination.
+/// The use of the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// It is only written.
+    /// The destination is only written.
     Overwrite,
-    /// What it held is the formula's first source, copied out of the way.
+    /// The old values are the formula's first source, copied out of the way.
     Update,
-    /// The same, but the formula finds it where it writes: it gets one source fewer.
+    /// The old values are the formula's first source and stay in place: the formula gets one source
+    /// fewer.
     UpdateInPlace,
 }
 
-/// Where the elements of a tile come from, in the destination's order.
+/// The elements of a tile, in the destination's order.
 pub(crate) trait Source<T>: Sync {
     /// The elements `from..from + to.len()`.
     fn write(&self, from: usize, to: &mut [T]);
 
-    /// The same without a copy, where they lie as they are needed.
+    /// The elements without a copy, where they already lie in that order.
     fn borrow(&self, _from: usize, _len: usize) -> Option<&[T]> {
         None
     }
 }
 
-/// The same number everywhere: a tile of it, filled once.
+/// One number everywhere: a tile of it, filled once.
 pub(crate) struct Constant<T>([T; TILE_LEN]);
 
 impl<T: Element> Constant<T> {
@@ -221,7 +222,7 @@ pub(crate) fn evaluate<T: Element, O: Element>(
     });
 }
 
-/// What every chunk of an evaluation shares.
+/// The state that every chunk of an evaluation shares.
 struct Evaluation<'a, T> {
     nest: &'a Nest<1>,
     mode: Mode,

@@ -35,7 +35,7 @@ pub(crate) fn copy<T: Element>(from: &[T], to: &mut [T]) {
     to.copy_from_slice(from);
 }
 
-/// What [`copy`] wrote is visible to a thread that sees a later store of this thread.
+/// Makes the stores of [`copy`] visible to a thread that sees a later store of this thread.
 pub(crate) fn fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: every x86-64 processor has the instruction, and it changes no memory.

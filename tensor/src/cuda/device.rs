@@ -9,7 +9,9 @@ use lowtide_allocator::{Buffer, PinnedBuffer, PinnedCache};
 use super::handle::{Cuda, CudaOptions};
 use crate::accelerator::Accelerator;
 use crate::device::{Backend, Device};
+use crate::dtype::DType;
 use crate::error::Result;
+use crate::ops::update;
 use crate::spec::SimSpec;
 
 impl Device {
@@ -61,6 +63,10 @@ impl Accelerator for Cuda {
 
     fn forget_ahead(&self, block: &Arc<Buffer>) {
         self.copies.forget_ahead(block);
+    }
+
+    fn reserve_updates(&self, dtype: DType) -> Result<()> {
+        update::cuda::reserve(self, dtype)
     }
 
     fn retry(&self, call: &mut dyn FnMut() -> Result<()>) -> Result<()> {

@@ -24,7 +24,7 @@ use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 #[derive(Clone, Copy)]
 pub(crate) struct Image {
     name: &'static str,
-    /// What the source calls the type.
+    /// Name of the type in the source.
     stored: Option<&'static str>,
     text: &'static str,
 }
@@ -185,7 +185,7 @@ fn ptx(image: Image) -> Option<String> {
     ARCHIVE.get(image.name).map(str::to_owned)
 }
 
-/// What stands for it, on the pretend driver of tests.
+/// Stand-in for the code, on the pretend driver of tests.
 #[cfg(all(feature = "pretend", not(feature = "ptx")))]
 fn ptx(image: Image) -> Option<String> {
     Some(lowtide_allocator::cuda::pretend::stand_in(image.name, &image.source()))
@@ -237,7 +237,7 @@ fn cubins(compiler: &KernelCompiler, images: &[Image]) -> Vec<Result<Vec<u8>, Co
     cubins.into_iter().map(of).collect()
 }
 
-/// What has been loaded on a device.
+/// The code that has been loaded on a device.
 pub(crate) struct Loaded {
     device: CudaDevice,
     compiler: OnceLock<Result<KernelCompiler, CompileError>>,
@@ -255,7 +255,8 @@ impl Loaded {
         Loaded { device: device.clone(), compiler: OnceLock::new(), state: Mutex::default() }
     }
 
-    /// What compiles for the device, looked for when it is first asked for; or why nothing does.
+    /// The compiler for the device, looked for when it is first asked for; or the reason why there
+    /// is none.
     pub(super) fn compiler(&self) -> Result<&KernelCompiler, &CompileError> {
         let open = || KernelCompiler::of(&self.device, KernelCache::from_environment());
         self.compiler.get_or_init(open).as_ref()
@@ -335,7 +336,8 @@ pub(crate) fn grid(len: usize) -> Grid {
     Grid::row(len.div_ceil(THREADS as usize).min(BLOCKS_MAX) as u32, THREADS)
 }
 
-/// How groups of threads take lines of elements, see `struct LineGroup` and `struct HeldLines`.
+/// The division of lines of elements among groups of threads, see `struct LineGroup` and `struct
+/// HeldLines`.
 #[derive(Clone, Copy)]
 pub(crate) struct LineGroups {
     pub(crate) lanes: u32,

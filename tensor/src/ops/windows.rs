@@ -11,7 +11,7 @@ use crate::error::{Result, TensorError};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
-/// How many windows there are where the last one does not fit whole.
+/// The number of windows where the last one does not fit whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SizeRounding {
     /// Without it: PyTorch's default.
@@ -32,7 +32,7 @@ pub(crate) struct Axis {
     pub(crate) kind: Kind,
 }
 
-/// How the windows of an [`Axis`] lie.
+/// The places of the windows of an [`Axis`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Window i starts at i · stride - padding.
@@ -87,7 +87,7 @@ impl Axis {
     }
 }
 
-/// How many windows that reach over `reach` places there are, if any: `pooling_output_shape` of
+/// The number of windows that reach over `reach` places, if any: `pooling_output_shape` of
 /// PyTorch's Pool.h.
 pub(crate) fn window_count(
     in_len: usize,

@@ -61,7 +61,7 @@ pub(crate) trait SimdFloat: Float + Arithmetic {
     fn with_sign_of(self, other: Self) -> Self;
 }
 
-/// What is the same call for both types, whose modules come after it.
+/// Functions with one call for both types, whose modules come after the name.
 macro_rules! shared {
     ($float:ty, $dispatch:path) => {
         const INFINITY: Self = <$float>::INFINITY;

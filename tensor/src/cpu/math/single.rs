@@ -158,7 +158,7 @@ impl SimdFloat for f32 {
     #[inline(always)]
     fn log1p_in<F: Fused>(self) -> f32 {
         let u = 1.0 + self;
-        // What the sum lost.
+        // The rounding error of the sum.
         let lost = self - (u - 1.0);
         let log = u.log_in::<F>();
         let y = if (u > 0.0) & (u < f32::INFINITY) { log + lost / u } else { log };
@@ -277,7 +277,7 @@ impl SimdFloat for f32 {
         let (y, signed_x) = (f64::from(self).abs(), f64::from(x));
         let x = signed_x.abs();
         let a = atan_of::<F>(y / x);
-        // What the quotient of two zeros or two infinities stands for.
+        // The quotient of two zeros or two infinities counts as 1.
         let a = if y == x { std::f64::consts::FRAC_PI_4 } else { a };
         let a = if (y == 0.0) & (x >= 0.0) { 0.0 } else { a };
         let is_left = signed_x.to_bits() >> 63 != 0;

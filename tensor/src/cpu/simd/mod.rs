@@ -20,8 +20,8 @@ use crate::dtype::{Element, same_type, same_type_mut};
 /// No instruction set has more lanes; buffers read by whole vectors keep this much slack.
 pub(crate) const LANE_COUNT_MAX: usize = 16;
 
-/// Whether an instruction set multiplies and adds in one go; what scalar formulas ask, which the
-/// compiler vectorises (see `math/`).
+/// An instruction set, as far as scalar formulas that the compiler vectorises have to know it:
+/// whether it multiplies and adds in one go (see `math/`).
 pub(crate) trait Fused {
     /// `mul_add` is an instruction, not a slow library call.
     const IS_FUSED: bool;
@@ -35,7 +35,7 @@ pub(crate) trait Simd<T>: Copy + Fused {
     const LANE_COUNT: usize;
     /// Vectors that the processor has room for.
     const REGISTER_COUNT: usize;
-    /// The same value in each lane.
+    /// A vector with one value in each lane.
     fn splat(self, value: T) -> Self::Vector;
     /// Runs a kernel as a function of its own: in a large one, a loop that fills the registers is
     /// likely to keep some of them in memory.
@@ -107,8 +107,8 @@ pub(crate) trait Simd<T>: Copy + Fused {
 /// A loop nest to be compiled for every instruction set. Its methods must be `#[inline(always)]`,
 /// or the vectors end up in functions that may not use their instructions.
 pub(crate) trait SimdKernel<T> {
-    /// Runs it. `ROWS` × `COLS` accumulators and their operands fit the register file; who needs
-    /// other numbers goes by `REGISTER_COUNT`.
+    /// Runs the loops. `ROWS` × `COLS` accumulators and their operands fit the register file; a
+    /// kernel that needs other numbers goes by `REGISTER_COUNT`.
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S);
 }
 
@@ -214,7 +214,7 @@ impl Avx512 {
     }
 }
 
-/// Whether vectors of so many bits may be used: always, but in a test of narrower ones.
+/// True if vectors of `bits` may be used: always, but in a test of narrower ones.
 #[cfg(all(target_arch = "x86_64", not(test)))]
 #[inline(always)]
 pub(super) fn is_allowed(_bits: usize) -> bool {
@@ -362,7 +362,7 @@ fn run_avx512<K: SimdKernel<f32>>(kernel: K, simd: Avx512) {
     kernel.run::<_, 8, 2>(simd);
 }
 
-/// What [`dispatch_f32`] chooses, in words.
+/// The name of the instruction set that [`dispatch_f32`] chooses.
 pub(super) fn instruction_set() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     if Avx512::detect().is_some() {
@@ -386,8 +386,8 @@ pub(super) fn dispatch_f32<K: SimdKernel<f32>>(kernel: K) {
     run_portable(kernel, Portable);
 }
 
-/// The same of f64, but without AVX-512: f64 is for checks, where a shorter build is worth more
-/// than speed.
+/// [`dispatch_f32`] for f64, without AVX-512: f64 is for checks, where a shorter build is worth
+/// more than speed.
 pub(super) fn dispatch_f64<K: SimdKernel<f64>>(kernel: K) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = Avx2::detect() {
@@ -397,7 +397,7 @@ pub(super) fn dispatch_f64<K: SimdKernel<f64>>(kernel: K) {
     run_portable(kernel, Portable);
 }
 
-/// Whether [`dispatch_pairs`] may be called: products of pairs of bf16 are the faster ones here.
+/// True if [`dispatch_pairs`] may be called: products of pairs of bf16 are the faster ones here.
 pub(crate) fn has_pairs() -> bool {
     #[cfg(target_arch = "x86_64")]
     return pairs::Pairs::detect().is_some();

@@ -29,7 +29,7 @@ impl Pairs {
     }
 }
 
-/// What a test of narrower vectors calls these.
+/// The number of bits by which a test of narrower vectors names pairs.
 pub(super) const PAIRS_BITS: usize = 1024;
 
 impl Fused for Pairs {

@@ -1,5 +1,5 @@
-//! What is more than one instruction of AVX2 or AVX-512: sums over lanes, turned squares, and
-//! conversions of the half types.
+//! Operations that are several instructions of AVX2 or AVX-512: sums over lanes, turned squares,
+//! and conversions of the half types.
 
 use std::arch::x86_64::*;
 

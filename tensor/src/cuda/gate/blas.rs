@@ -17,7 +17,7 @@ use super::blas_plan::{Call, Key, ProductPlan};
 use crate::dtype::DType;
 use crate::write_mode::WriteMode;
 
-/// What the library is called, by the CUDA version that it is the first of. The last name is that
+/// File names of the library, each with the first CUDA version that has it. The last name is that
 /// of an installation for developers, of any version.
 #[cfg(windows)]
 const NAMES: [(&str, usize); 2] = [("cublasLt64_13.dll", 13_000), ("cublasLt64_12.dll", 12_000)];
@@ -73,8 +73,8 @@ pub(super) struct Choice {
     reserved: [c_int; 4],
 }
 
-/// How f32 factors are multiplied. Sums are of f32 in any case. Others are multiplied as they are:
-/// half types summed in f32, f64 in f64.
+/// Precision of f32 factors, whose sums are of f32 in any case. Other types keep theirs: half types
+/// are summed in f32, f64 in f64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Precision {
     /// As they are.
@@ -83,7 +83,7 @@ pub enum Precision {
     Tf32,
 }
 
-/// How a factor is stored.
+/// The storage of a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
     /// Row by row, as the product takes it.
@@ -95,7 +95,7 @@ pub enum Order {
 /// A factor or the result, in elements. What is stored has its rows one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MatrixLayout {
-    /// Whether rows or columns are stored as rows; a result has `Rows`.
+    /// The order in memory; a result has `Rows`.
     pub order: Order,
     /// From one stored row to the next; at least its length.
     pub leading: usize,
@@ -103,7 +103,7 @@ pub struct MatrixLayout {
     pub batch_stride: usize,
 }
 
-/// What a product does beside its sums, with a vector of the result's type.
+/// An operation of a product beside its sums, with a vector of the result's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Epilogue {
     /// Nothing.
@@ -140,18 +140,18 @@ pub struct Product {
     pub a: MatrixLayout,
     /// The right factor.
     pub b: MatrixLayout,
-    /// How factors are multiplied.
+    /// Precision of the factors.
     pub precision: Precision,
-    /// What is done with the old `y`.
+    /// The use of the old `y`.
     pub start: WriteMode,
-    /// What is done beside.
+    /// The operation beside the sums.
     pub epilogue: Epilogue,
 }
 
 /// Bytes of a block.
 pub type BlockBytes<'a> = (&'a Buffer, Range<usize>);
 
-/// What a [`Product`] is of. Operands start at the first byte of their range, at a multiple of an
+/// Operands of a [`Product`]. They start at the first byte of their range, at a multiple of an
 /// element's size.
 #[derive(Clone, Debug)]
 pub struct ProductOperands<'a> {
@@ -168,7 +168,7 @@ pub struct ProductOperands<'a> {
     pub workspace: BlockBytes<'a>,
 }
 
-/// How many plans were made and found again.
+/// Numbers of plans that were made and found again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanCounts {
     /// Calls that had to make a plan.
@@ -251,8 +251,8 @@ impl Blas {
     /// the host some microseconds.
     ///
     /// # Streams
-    /// As with [launches](CudaStreams::launch): a block that is used on another stream than its own
-    /// has to be told so, and the stream has to wait for what was done to it before.
+    /// As with [launches](super::Function::launch): a block that is used on another stream than its
+    /// own has to be told so, and the stream has to wait for earlier work on the block.
     ///
     /// # Errors
     /// `Layout`, `Short`; `NoPlan` where one's own kernel has to do it; a call failed.
@@ -304,8 +304,8 @@ impl Blas {
         let scalars = Scalars::of(product);
         let (alpha, beta) = scalars.pointers();
         let [y, a, b, workspace, vector] = [y, a, b, workspace, vector].map(pointer);
-        // What another thread enqueues by the same plan waits until the library has read where the
-        // vector is.
+        // Work that another thread enqueues by the same plan waits until the library has read the
+        // place of the vector.
         let operation = plan.operation();
         operation.set_vector(vector)?;
         let handle = self.shared.handle.0;
@@ -360,13 +360,13 @@ impl Blas {
         plans.by_key.iter().map(|(key, plan)| (*key.product(), plan.words())).collect()
     }
 
-    /// How many plans were made and found again so far.
+    /// The numbers of plans that were made and found again so far.
     pub fn plan_counts(&self) -> PlanCounts {
         self.lock().counts
     }
 
     /// Addresses and lengths of ranges that are inside blocks of the device, each at a multiple of
-    /// so many bytes.
+    /// its alignment.
     fn places(
         &self,
         streams: &CudaStreams,
@@ -433,8 +433,8 @@ fn number_of(library: &Library, symbol: &str) -> usize {
     }
 }
 
-/// That there is only a later library than the driver serves, if one of them lies in a folder; else
-/// what the search said.
+/// The error of a library that is later than the driver serves, if a folder has one; else the error
+/// of the search.
 fn newer_or(missing: MissingLibrary, driver: &Driver, driver_version: usize) -> BlasError {
     let is_later = |version: usize| version / 1000 > driver_version / 1000;
     let mut later = NAMES.iter().filter(|(_, version)| is_later(*version));
@@ -446,7 +446,7 @@ fn newer_or(missing: MissingLibrary, driver: &Driver, driver_version: usize) -> 
     }
 }
 
-/// What the product and the old `y` are multiplied with, of the type that sums have.
+/// Factors of the product and of the old `y`, in the type of the sums.
 enum Scalars {
     F32([f32; 2]),
     F64([f64; 2]),
@@ -473,8 +473,8 @@ fn pointer(address: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(address as usize)
 }
 
-/// Whether a batch of matrices lies inside its bytes, with rows that do not reach into the next; of
-/// the result, neither do matrices.
+/// True if a batch of matrices lies inside its bytes, with rows that do not reach into the next;
+/// matrices of the result do not either.
 fn fits(
     operand: &'static str,
     layout: MatrixLayout,

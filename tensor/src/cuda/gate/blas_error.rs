@@ -1,4 +1,4 @@
-//! What can go wrong between a program and cuBLASLt.
+//! Errors of cuBLASLt.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub enum BlasError {
     /// cuBLASLt is not on this machine, or cannot be used.
     #[error("no cuBLASLt: {0}")]
     Missing(#[from] MissingLibrary),
-    /// It is of a later version of CUDA than the driver, which may not serve it.
+    /// The library is of a later version of CUDA than the driver, which may not serve it.
     #[error("cuBLASLt {path:?} is of CUDA {version}, the driver of CUDA {driver_version}")]
     NewerThanDriver {
         /// Path of the library's file.
@@ -23,10 +23,10 @@ pub enum BlasError {
         /// The version that the driver serves, in the same form.
         driver_version: usize,
     },
-    /// It has no way to do this product within the workspace; one's own kernel has to.
+    /// The library has no way to do this product within the workspace; one's own kernel has to.
     #[error("cuBLASLt has no way to do this product in {workspace_bytes} bytes of workspace")]
     NoPlan {
-        /// What was given.
+        /// Workspace that the library was given.
         workspace_bytes: usize,
     },
     /// A row is longer than the way to the next one, or a number too large for the library.
@@ -42,7 +42,7 @@ pub enum BlasError {
         operand: &'static str,
         /// From its first element to the end of the last one.
         needed_bytes: usize,
-        /// Of the range.
+        /// Length of the range.
         given_bytes: usize,
     },
     /// The library refused.
@@ -50,7 +50,7 @@ pub enum BlasError {
     Call {
         /// Name of the function that was called.
         call: &'static str,
-        /// What it returned.
+        /// Code that the function returned.
         code: i32,
         /// NVIDIA's name for it.
         name: &'static str,
@@ -83,7 +83,7 @@ const INTERNAL_ERROR: i32 = 14;
 const NOT_SUPPORTED: i32 = 15;
 
 impl BlasError {
-    /// Whether one's own kernel can do what the library cannot: the library cannot be used at all,
+    /// True if one's own kernel can do what the library cannot: the library cannot be used at all,
     /// has no plan for the product, or takes it for a wrong one.
     pub fn is_unsupported(&self) -> bool {
         match self {
@@ -95,7 +95,7 @@ impl BlasError {
         }
     }
 
-    /// Whether the library can do no product here: it is missing, of another version than the
+    /// True if the library can do no product here: it is missing, of another version than the
     /// driver, not started, or not for this device.
     pub fn is_unusable(&self) -> bool {
         match self {
@@ -105,12 +105,12 @@ impl BlasError {
         }
     }
 
-    /// Whether the library says that it does not do such a product.
+    /// True if the library says that it does not do such a product.
     pub(super) fn is_of_product(&self) -> bool {
         matches!(self, BlasError::Call { code: NOT_SUPPORTED, .. })
     }
 
-    /// Whether there was no memory for the library's own state: less of it, or later, may do.
+    /// True if there was no memory for the library's own state: less of it, or later, may do.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             BlasError::Call { code, .. } => *code == ALLOC_FAILED,
@@ -119,8 +119,8 @@ impl BlasError {
         }
     }
 
-    /// Whether the driver says that the device's context is lost. The library does not tell: its
-    /// `EXECUTION_FAILED` may be that, which the next call of the driver says.
+    /// True if the driver says that the device's context is lost. The library does not say so: its
+    /// `EXECUTION_FAILED` may mean that, which the next call of the driver reports.
     pub fn is_fault(&self) -> bool {
         matches!(self, BlasError::Driver(error) if error.is_fault())
     }

@@ -31,7 +31,7 @@ const EPILOGUE_BIAS_GRADIENT_B: c_int = 512;
 const LAYOUT_BATCH_COUNT: c_int = 5;
 const LAYOUT_BATCH_STRIDE: c_int = 6;
 const PREFERENCE_WORKSPACE_BYTES: c_int = 1;
-/// Those of A, B, C and D follow each other.
+/// The attribute of A; those of B, C and D follow.
 const PREFERENCE_ALIGNMENT_A: c_int = 5;
 
 /// An address at a multiple of more than 256 serves no kernel better.
@@ -41,7 +41,7 @@ const ALIGNMENT_BITS_MAX: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     product: Product,
-    /// Of `y`, `a`, `b` and the vector: the library takes 256 where it is not told.
+    /// Alignments of `y`, `a`, `b` and the vector: the library takes 256 where it is not told.
     alignments: [u32; 4],
     workspace_bytes: usize,
 }
@@ -61,7 +61,7 @@ impl Key {
     }
 }
 
-/// How the library is called.
+/// The handle of the library.
 #[derive(Clone)]
 pub(super) struct Call {
     device: CudaDevice,
@@ -94,7 +94,7 @@ impl Call {
     }
 }
 
-/// Which function destroys a description.
+/// The kind of a description, which decides the function that destroys it.
 #[derive(Clone, Copy)]
 enum Kind {
     Operation,
@@ -188,7 +188,7 @@ impl Description {
         })
     }
 
-    /// What sets an attribute, and what destroys it.
+    /// The functions that set an attribute and that destroy the description.
     fn names(&self) -> [&'static str; 2] {
         match self.kind {
             Kind::Operation => ["cublasLtMatmulDescSetAttribute", "cublasLtMatmulDescDestroy"],
@@ -238,7 +238,7 @@ pub(super) struct ProductPlan {
     /// The library reads where the vector is from here, when it is called.
     operation: Mutex<Description>,
     has_vector: bool,
-    /// Of `y`, the first factor and the second.
+    /// Layouts of `y`, the first factor and the second.
     layouts: [Description; 3],
     algorithm: [u64; 8],
 }
@@ -325,7 +325,7 @@ impl ProductPlan {
         &raw const self.algorithm
     }
 
-    /// The same as numbers, to compare.
+    /// The choice as numbers, to compare.
     pub(super) fn words(&self) -> [u64; 8] {
         self.algorithm
     }

@@ -10,7 +10,7 @@ use thiserror::Error;
 use lowtide_allocator::cuda::{Architecture, CudaError, Driver, Libraries, MissingLibrary};
 use lowtide_allocator::function_table;
 
-/// What the library is called, by the CUDA version that it is the first of. The last name is that
+/// File names of the library, each with the first CUDA version that has it. The last name is that
 /// of an installation for developers, of any version.
 #[cfg(windows)]
 const NAMES: [(&str, usize); 2] = [("nvrtc64_130_0.dll", 13_000), ("nvrtc64_120_0.dll", 12_000)];
@@ -77,7 +77,7 @@ struct Loaded {
 /// Something to compile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSource<'a> {
-    /// What messages call it.
+    /// Name of the program in messages.
     pub name: &'a str,
     /// CUDA C. The compiler has no headers.
     pub source: &'a str,
@@ -108,19 +108,19 @@ pub enum CompileError {
     /// The compiler is older than the device.
     #[error("NVRTC of CUDA {version} does not know {architecture}")]
     UnknownArchitecture {
-        /// Of the device.
+        /// Architecture of the device.
         architecture: Architecture,
-        /// Of the compiler.
+        /// Version of the compiler.
         version: usize,
     },
     /// The source is wrong, or an option.
     #[error("{program} does not compile for {architecture}:\n{log}")]
     Refused {
-        /// What the program is called.
+        /// Name of the program.
         program: String,
-        /// What it was to be compiled for.
+        /// Architecture that it was to be compiled for.
         architecture: Architecture,
-        /// What the compiler said.
+        /// Message of the compiler.
         log: String,
     },
     /// A call of the compiler failed.
@@ -128,7 +128,7 @@ pub enum CompileError {
     Call {
         /// Name of the function that was called.
         call: &'static str,
-        /// What it returned.
+        /// Code that the function returned.
         code: i32,
         /// NVIDIA's name for it.
         name: &'static str,
@@ -232,7 +232,7 @@ impl Compiler {
         }
     }
 
-    /// What it compiles for; `None` if it cannot tell.
+    /// The architectures that it compiles for; `None` if it cannot tell.
     fn architectures(&self) -> Result<Option<Vec<Architecture>>, CompileError> {
         let Nvrtc { architecture_count, architectures, .. } = &self.loaded.table;
         let Some((count_of, read)) = architecture_count.zip(*architectures) else {

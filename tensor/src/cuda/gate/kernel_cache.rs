@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::compiler::{CompileError, Compiler, KernelSource};
 use lowtide_allocator::cuda::{Architecture, CudaDevice};
 
-/// What every file begins with. Other formats of later versions begin with something else.
+/// The beginning of every file. Other formats of later versions begin with another mark.
 const MARK: &[u8; 16] = b"lowtide kernel 1";
 
-/// Where compiled kernels are kept. Whatever is in there may be removed at any time.
+/// A folder for compiled kernels. Anything in it may be removed at any time.
 ///
 /// A file is named after the program and a hash of all that decides its code: source, options,
 /// version of the compiler, architecture, and this crate's version. It appears whole or not at all,
@@ -64,7 +64,7 @@ impl KernelCache {
         KernelCache { folder: cache.map(|cache| cache.join("lowtide").join("kernels")) }
     }
 
-    /// What was kept under a key, or what `make` makes, which is kept.
+    /// The code that was kept under a key; else the code that `make` makes, which is kept.
     fn get_or_make(
         &self,
         name: &str,
@@ -132,17 +132,17 @@ impl KernelCompiler {
         self.cache.get_or_make(name, &key, || self.compiler.compile(program, architecture))
     }
 
-    /// What it compiles for.
+    /// The architecture that it compiles for.
     pub fn architecture(&self) -> Architecture {
         self.architecture
     }
 
-    /// What compiles.
+    /// The compiler itself.
     pub fn compiler(&self) -> &Compiler {
         &self.compiler
     }
 
-    /// Where its code is kept.
+    /// The cache that keeps its code.
     pub fn cache(&self) -> &KernelCache {
         &self.cache
     }
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// What the cache gives for a key, and whether it had to be made.
+    /// The code that the cache gives for a key, and whether it had to be made.
     fn get(cache: &KernelCache, key: &str, code: &[u8]) -> (Vec<u8>, bool) {
         let made = Cell::new(false);
         let make = || {

@@ -92,12 +92,12 @@ impl KernelError {
         }
     }
 
-    /// Whether the device's context is lost, by this kernel or by work before it.
+    /// True if the device's context is lost, by this kernel or by work before it.
     pub fn is_fault(&self) -> bool {
         self.cause().is_some_and(CudaError::is_fault)
     }
 
-    /// Whether the device has no memory for the code or the launch: less of it, or later, may do.
+    /// True if the device has no memory for the code or the launch: less of it, or later, may do.
     pub fn is_out_of_memory(&self) -> bool {
         self.cause().is_some_and(CudaError::is_out_of_memory)
     }

@@ -65,7 +65,7 @@ struct Config {
     shares_split: c_int,
 }
 
-/// What ranks that belong together are known by: one of them makes it and tells the others.
+/// The name of ranks that belong together: one of them makes it and gives it to the others.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclId(pub [u8; NcclId::BYTES]);
@@ -75,14 +75,14 @@ impl NcclId {
     pub const BYTES: usize = 128;
 }
 
-/// What can go wrong between a program and NCCL.
+/// Errors of NCCL.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum NcclError {
     /// NCCL is not on this machine, or cannot be used.
     #[error("no NCCL: {0}")]
     Missing(#[from] MissingLibrary),
-    /// It is older than 2.18.
+    /// The library is older than 2.18.
     #[error("NCCL {path:?} is of version {version}, too old: 21800 is the first that will do")]
     Old {
         /// Path of the library's file.
@@ -95,7 +95,7 @@ pub enum NcclError {
     Call {
         /// Name of the function that was called.
         call: &'static str,
-        /// What it returned.
+        /// Code that the function returned.
         code: i32,
         /// NVIDIA's name for it.
         name: &'static str,
@@ -278,7 +278,7 @@ impl Communicator {
     /// theirs has come to it.
     ///
     /// # Streams
-    /// As with [launches](CudaStreams::launch).
+    /// As with [launches](super::Function::launch).
     ///
     /// # Errors
     /// `Call`, `Late`, `GivenUp`, `Driver`. But for a place that is none, the communicator is of no

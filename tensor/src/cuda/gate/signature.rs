@@ -28,13 +28,13 @@ pub struct Signature {
 const ARGUMENT_BYTES_MAX: usize = 4096;
 
 impl Signature {
-    /// Where the arguments of a launch end.
+    /// The end of the arguments of a launch.
     pub(super) fn argument_bytes(&self) -> usize {
         let end = |end, parameter: &Parameter| parameter.offset_after(end) + parameter.size_bytes();
         self.parameters.iter().fold(0, end)
     }
 
-    /// Whether the arguments fit a launch.
+    /// True if the arguments fit a launch.
     pub(super) fn fits_a_launch(&self) -> bool {
         self.argument_bytes() <= ARGUMENT_BYTES_MAX
     }
@@ -154,7 +154,7 @@ impl<'a> Argument<'a> {
     }
 }
 
-/// How many threads a launch runs, and what they share.
+/// The threads of a launch, and the memory that they share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Blocks in x, y and z. Without blocks a launch does nothing.

@@ -1,10 +1,10 @@
 //! Both directions on NVIDIA devices, see `attention.cu`.
 
 use super::block::Sizes;
-use super::{Causal, Launch};
+use super::{Backward, Causal, Forward, Launch};
 use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{ATTENTION, typed_name};
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::dtype::DType;
 use crate::error::Result;
 use Parameter::{F64, Read, Words, Write};
@@ -138,56 +138,62 @@ impl<'a> Told<'a> {
     }
 }
 
-pub(super) fn forward(launch: &Launch, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let mask = (operands.read_count() > 3).then_some(3);
-    let told = Told::new(launch, operands, mask, [None; 2]);
-    let Sizes { batch, heads, queries, v_dim, .. } = launch.sizes;
-    let passes = Passes::new(launch);
-    let kernel = Signature {
-        name: passes.forward.name,
-        parameters: &[Write, Write, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM],
-    };
-    let results = [0, 1].map(|index| operands.write(index).to_write());
-    let sources = [0, 1, 2].map(|index| operands.read(index).to_read());
-    let arguments = [&results[..], &sources, &told.arguments()].concat();
-    let parts = v_dim.div_ceil(passes.forward.columns).max(1);
-    let grid = passes.grid(batch * heads, queries, parts);
-    cuda.launch(ATTENTION.of(launch.dtype), &kernel, grid, &arguments)
+impl OnCuda for Forward {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let mask = (operands.read_count() > 3).then_some(3);
+        let told = Told::new(&self.0, operands, mask, [None; 2]);
+        let Sizes { batch, heads, queries, v_dim, .. } = self.0.sizes;
+        let passes = Passes::new(&self.0);
+        let kernel = Signature {
+            name: passes.forward.name,
+            parameters: &[Write, Write, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM],
+        };
+        let results = [0, 1].map(|index| operands.write(index).to_write());
+        let sources = [0, 1, 2].map(|index| operands.read(index).to_read());
+        let arguments = [&results[..], &sources, &told.arguments()].concat();
+        let parts = v_dim.div_ceil(passes.forward.columns).max(1);
+        let grid = passes.grid(batch * heads, queries, parts);
+        cuda.launch(ATTENTION.of(self.0.dtype), &kernel, grid, &arguments)
+    }
 }
 
 /// Reads q, k, v, y, dy, lse and perhaps the mask; writes dq, dk, dv and Σ dy·y.
-pub(super) fn backward(launch: &Launch, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let mask = (operands.read_count() > 6).then_some(6);
-    let told = Told::new(launch, operands, mask, [Some(3), Some(4)]);
-    let Sizes { batch, heads, groups, queries, keys, dim, v_dim } = launch.sizes;
-    let image = ATTENTION.of(launch.dtype);
-    let [q, k, v, y, dy, lse] = [0, 1, 2, 3, 4, 5].map(|index| operands.read(index).to_read());
-    let [dq, dk, dv] = [0, 1, 2].map(|index| operands.write(index).to_write());
-    let delta = operands.write(3);
-    let kernel = Signature {
-        name: typed_name!("attention_delta", launch.dtype),
-        parameters: &[Write, Read, Read, PROBLEM],
-    };
-    let arguments = [delta.to_write(), y, dy, Argument::Words(&told.problem)];
-    let blocks = (batch * heads * queries).div_ceil(DELTA_QUERIES);
-    cuda.launch(image, &kernel, grid(blocks, DELTA_THREADS), &arguments)?;
-    let passes = Passes::new(launch);
-    let sources = [q, k, v, dy, lse, delta.to_read()];
-    let kernel = Signature {
-        name: passes.dq.name,
-        parameters: &[Write, Read, Read, Read, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM],
-    };
-    let arguments = [&[dq][..], &sources, &told.arguments()].concat();
-    let grid = passes.grid(batch * heads, queries, dim.div_ceil(passes.dq.columns));
-    cuda.launch(image, &kernel, grid, &arguments)?;
-    let kernel = Signature {
-        name: passes.dk_dv.name,
-        parameters: &[
-            Write, Write, Read, Read, Read, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM,
-        ],
-    };
-    let arguments = [&[dk, dv][..], &sources, &told.arguments()].concat();
-    let parts = dim.max(v_dim).div_ceil(passes.dk_dv.columns);
-    let grid = passes.grid(batch * groups, keys, parts);
-    cuda.launch(image, &kernel, grid, &arguments)
+impl OnCuda for Backward {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let mask = (operands.read_count() > 6).then_some(6);
+        let told = Told::new(&self.0, operands, mask, [Some(3), Some(4)]);
+        let Sizes { batch, heads, groups, queries, keys, dim, v_dim } = self.0.sizes;
+        let image = ATTENTION.of(self.0.dtype);
+        let [q, k, v, y, dy, lse] = [0, 1, 2, 3, 4, 5].map(|index| operands.read(index).to_read());
+        let [dq, dk, dv] = [0, 1, 2].map(|index| operands.write(index).to_write());
+        let delta = operands.write(3);
+        let kernel = Signature {
+            name: typed_name!("attention_delta", self.0.dtype),
+            parameters: &[Write, Read, Read, PROBLEM],
+        };
+        let arguments = [delta.to_write(), y, dy, Argument::Words(&told.problem)];
+        let blocks = (batch * heads * queries).div_ceil(DELTA_QUERIES);
+        cuda.launch(image, &kernel, grid(blocks, DELTA_THREADS), &arguments)?;
+        let passes = Passes::new(&self.0);
+        let sources = [q, k, v, dy, lse, delta.to_read()];
+        let kernel = Signature {
+            name: passes.dq.name,
+            parameters: &[
+                Write, Read, Read, Read, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM,
+            ],
+        };
+        let arguments = [&[dq][..], &sources, &told.arguments()].concat();
+        let grid = passes.grid(batch * heads, queries, dim.div_ceil(passes.dq.columns));
+        cuda.launch(image, &kernel, grid, &arguments)?;
+        let kernel = Signature {
+            name: passes.dk_dv.name,
+            parameters: &[
+                Write, Write, Read, Read, Read, Read, Read, Read, Read, Read, F64, DROPOUT, PROBLEM,
+            ],
+        };
+        let arguments = [&[dk, dv][..], &sources, &told.arguments()].concat();
+        let parts = dim.max(v_dim).div_ceil(passes.dk_dv.columns);
+        let grid = passes.grid(batch * groups, keys, parts);
+        cuda.launch(image, &kernel, grid, &arguments)
+    }
 }

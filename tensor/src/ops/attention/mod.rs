@@ -16,12 +16,10 @@ use std::fmt::{self, Display};
 
 use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Device;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::ops::workspace::Workspace;
 use crate::random::RandomKey;
@@ -219,7 +217,7 @@ impl Launch {
 
 struct Forward(Launch);
 
-impl Kernel for Forward {
+impl FullKernel for Forward {
     fn name(&self) -> &'static str {
         "attention"
     }
@@ -239,21 +237,11 @@ impl Kernel for Forward {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::forward(&self.0, cuda, operands)
-    }
 }
 
 struct Backward(Launch);
 
-impl Kernel for Backward {
+impl FullKernel for Backward {
     fn name(&self) -> &'static str {
         "attention_backward"
     }
@@ -274,16 +262,6 @@ impl Kernel for Backward {
             backward::backward(pool, &problem, [y, dy], lse, [dq, dk, dv], scratch);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::backward(&self.0, cuda, operands)
     }
 }
 

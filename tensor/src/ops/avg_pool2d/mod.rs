@@ -22,7 +22,7 @@ use crate::ops::windows::{
 use crate::tensor::Tensor;
 use cpu::Means;
 
-/// What the sum of a window is divided by.
+/// The divisor of the sum of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Divisor {
     /// All of its places, those in the padding too: PyTorch's default (`count_include_pad`).
@@ -37,9 +37,9 @@ pub enum Divisor {
 /// The choices of a pooling by means.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AvgPool {
-    /// What sums are divided by.
+    /// The divisor of sums.
     pub divisor: Divisor,
-    /// How many windows there are.
+    /// The number of windows where the last one does not fit whole.
     pub rounding: SizeRounding,
 }
 

@@ -17,12 +17,10 @@ mod cuda;
 
 use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::device::Device;
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
@@ -146,7 +144,7 @@ struct Forward {
     has: [bool; 2],
 }
 
-impl Kernel for Forward {
+impl FullKernel for Forward {
     fn name(&self) -> &'static str {
         self.shape.name
     }
@@ -201,16 +199,6 @@ impl Kernel for Forward {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::forward(&self, cuda, operands)
-    }
 }
 
 /// Reads dy, x, mean, variance and the weight if given; writes dx, dweight, dbias, coefficients and
@@ -220,7 +208,7 @@ struct Backward {
     has_weight: bool,
 }
 
-impl Kernel for Backward {
+impl FullKernel for Backward {
     fn name(&self) -> &'static str {
         self.shape.name
     }
@@ -265,16 +253,6 @@ impl Kernel for Backward {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::backward(&self, cuda, operands)
-    }
 }
 
 /// Reads a batch's mean and variance; writes the running ones.
@@ -286,7 +264,7 @@ struct Update {
     correction: f64,
 }
 
-impl Kernel for Update {
+impl FullKernel for Update {
     fn name(&self) -> &'static str {
         "update_running"
     }
@@ -307,16 +285,6 @@ impl Kernel for Update {
             }
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::update(&self, cuda, operands)
     }
 }
 

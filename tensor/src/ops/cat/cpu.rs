@@ -49,7 +49,7 @@ impl<'a, T: Copy> Part<'a, T> {
         let row_count = y.len().div_ceil(stride);
         let from = row * self.row_len;
         let [step] = self.nest.inner_strides();
-        // Where the next element goes: a column of part's row, and the row's start in y.
+        // The place of the next element: a column of part's row, and the row's start in y.
         let (mut column, mut start) = (0, 0);
         self.nest.rows(from, from + row_count * self.row_len, |run| {
             let data = &self.data[run.starts[0]..];

@@ -24,7 +24,7 @@ impl Sizes {
         [batch, m, r, len].map(|size| size as u64)
     }
 
-    /// What `cdist.cu` calls the order, and the order.
+    /// The order's number in `cdist.cu`, and the order.
     fn order(&self) -> [Argument<'static>; 2] {
         let number = match self.order {
             0.0 => 0,

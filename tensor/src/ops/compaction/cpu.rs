@@ -1,4 +1,4 @@
-//! What a mask keeps, packed together in row-major order.
+//! Elements that a mask keeps, packed together in row-major order.
 
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
@@ -33,7 +33,7 @@ impl<M: Element> Mask<'_, M> {
         });
     }
 
-    /// How many elements each chunk keeps.
+    /// The number of elements that each chunk keeps.
     pub(super) fn counts(&self, cpu: &Cpu) -> Vec<usize> {
         let mut counts = vec![0; self.len.div_ceil(CHUNK_LEN)];
         for_each_chunk(cpu.pool(), &mut counts, 1, |index, count| {

@@ -1,4 +1,4 @@
-//! What masks keep on NVIDIA devices, see `compaction.cu`.
+//! Elements that masks keep on NVIDIA devices, see `compaction.cu`.
 
 use super::{MaskedScatter, MaskedSelect, Nonzero, Rest, TILE_LEN};
 use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
@@ -69,7 +69,7 @@ impl<'a> Mask<'a> {
     }
 }
 
-/// Enqueues in the place of the counts of so many tiles how much is before each tile, and the sum.
+/// Enqueues the sum of the counts of tiles, each of which becomes the sum of those before it.
 pub(crate) fn add_up(
     cuda: &Cuda,
     counts: &DeviceOperand<'_>,
@@ -146,8 +146,8 @@ impl OnCuda for Nonzero<'_> {
     }
 }
 
-/// Enqueues x with the elements of the source where the mask keeps. A source with too few of them
-/// is told to who reads a value.
+/// Enqueues x with the elements of the source where the mask keeps. The next read of a value
+/// reports a source that has too few elements.
 impl OnCuda for MaskedScatter {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let mask = Mask::new(operands.read(0));

@@ -23,10 +23,10 @@ use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use cpu::Mask;
 
-/// What is in a result after the last element that is packed.
+/// The contents of a result after the last element that is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
-    /// What the memory held before: a view leaves it out.
+    /// Whatever the memory held before: a view leaves it out.
     Any,
     /// This number everywhere.
     Filled(i64),
@@ -151,8 +151,8 @@ impl FullKernel for MaskedScatter {
 /// Elements of a mask that a block of an NVIDIA device packs.
 const TILE_LEN: usize = 2048;
 
-/// The counts of an NVIDIA device: of what comes before each tile, and of all. A processor needs
-/// none.
+/// Workspace in which an NVIDIA device counts elements: those before each tile, and all. A
+/// processor needs none.
 pub(crate) fn tile_counts(device: &Device, tiles: usize) -> Workspace {
     match device.kind() {
         DeviceKind::Cpu => Workspace::none(),
@@ -297,8 +297,8 @@ impl Tensor {
     /// the source has fewer elements than there are places, `Device`, `OutOfMemory`.
     ///
     /// # Streams
-    /// An NVIDIA device is not waited for: who next reads a value of it is told, once, of a source
-    /// that is too short, and places beyond it keep this tensor's elements.
+    /// Does not wait for an NVIDIA device: the next read of a value reports, once, a source that is
+    /// too short, and places beyond it keep this tensor's elements.
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Tensor> {
         let op = "masked_scatter";

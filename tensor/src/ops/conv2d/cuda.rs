@@ -8,7 +8,7 @@ use super::way::CudaWay;
 use super::{Conv2d, Product};
 use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{CONV2D, divisor, grid, typed_name};
-use crate::cuda::{Cuda, CudaOperands};
+use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::error::{Result, TensorError};
 use Parameter::{Read, U32, U64, Words, Write};
 
@@ -24,11 +24,7 @@ pub(super) const TILE_THREADS: u32 = 256;
 /// Blocks of a grid in its second and third direction.
 pub(super) const BLOCKS_MAX: usize = 65_535;
 
-/// `Ok` if the kernels, which count in 32 bits, can compute the product.
-pub(super) fn check(conv: &Conv2d) -> Result<()> {
-    grid_of(conv).map(drop)
-}
-
+/// The grid of a product, if the kernels, which count in 32 bits, can compute it.
 fn grid_of(conv: &Conv2d) -> Result<Grid> {
     let on_tiles = tiles(&conv.shape, conv.product);
     let grid = match CudaWay::of(conv) {
@@ -39,13 +35,19 @@ fn grid_of(conv: &Conv2d) -> Result<Grid> {
 }
 
 /// Enqueues a product.
-pub(super) fn run(conv: &Conv2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let on_tiles = grid_of(conv)?;
-    match CudaWay::of(conv) {
-        CudaWay::TensorCores(sizes) => {
-            tensor_cores::cuda::run(&sizes, conv, on_tiles, cuda, operands)
+impl OnCuda for Conv2d {
+    fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
+        grid_of(self).map(drop)
+    }
+
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let on_tiles = grid_of(&self)?;
+        match CudaWay::of(&self) {
+            CudaWay::TensorCores(sizes) => {
+                tensor_cores::cuda::run(&sizes, &self, on_tiles, cuda, operands)
+            }
+            CudaWay::Library | CudaWay::Implicit => run_implicit(&self, on_tiles, cuda, operands),
         }
-        CudaWay::Library | CudaWay::Implicit => run_implicit(conv, on_tiles, cuda, operands),
     }
 }
 

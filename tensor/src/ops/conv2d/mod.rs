@@ -54,11 +54,9 @@ mod workspace;
 
 use crate::cost::Cost;
 use crate::cpu::Cpu;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::ops::workspace::Workspace;
 use crate::spec::DeviceKind;
@@ -248,7 +246,7 @@ impl Conv2d {
     }
 }
 
-impl Kernel for Conv2d {
+impl FullKernel for Conv2d {
     fn name(&self) -> &'static str {
         self.op
     }
@@ -272,16 +270,6 @@ impl Kernel for Conv2d {
             way::run(cpu.pool(), &self.shape, self.product, slices);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        cuda::check(self)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::run(&self, cuda, operands)
     }
 }
 

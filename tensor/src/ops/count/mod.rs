@@ -69,9 +69,9 @@ impl FullKernel for Histogram {
 }
 
 impl Tensor {
-    /// How often each whole number from 0 on occurs, as i64; or with weights, the sum of the
-    /// weights of its occurrences in order, in their type. Numbers up to the largest one that
-    /// occurs, and at least `count_min` of them.
+    /// The number of occurrences of each whole number from 0 on, as i64; or with weights, the sum
+    /// of the weights of its occurrences in order, in their type. Numbers up to the largest one
+    /// that occurs, and at least `count_min` of them.
     ///
     /// # Shapes
     /// `[N]` → `[max + 1]`.
@@ -118,9 +118,10 @@ impl Tensor {
         Tensor::zeros(self.device(), [count], one.dtype())?.index_add(0, self, &one)
     }
 
-    /// How many elements fall into each of so many bins of equal width, in the elements' type. The
-    /// upper end of the range belongs to the last bin; what is outside, and NaN, counts nowhere. An
-    /// empty range is that from the smallest to the largest element. Floats only. One thread.
+    /// The number of elements that fall into each of `bin_count` bins of equal width, in the
+    /// elements' type. The upper end of the range belongs to the last bin; elements outside, and
+    /// NaN, count nowhere. An empty range is that from the smallest to the largest element. Floats
+    /// only. One thread.
     ///
     /// # Shapes
     /// `[..] → [bin_count]`.

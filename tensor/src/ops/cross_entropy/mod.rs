@@ -11,20 +11,14 @@ mod cpu;
 mod cuda;
 mod launches;
 mod nll;
-#[cfg(feature = "cuda")]
-mod nll_cuda;
 mod soft;
-#[cfg(feature = "cuda")]
-mod soft_cuda;
 
 use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::lines::Blocks;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::ops::workspace::Workspace;
 use crate::spec::DeviceKind;
@@ -151,7 +145,7 @@ impl Positions {
 /// Reads labels, x and perhaps the weight.
 struct Forward(Positions);
 
-impl Kernel for Forward {
+impl FullKernel for Forward {
     fn name(&self) -> &'static str {
         self.0.name
     }
@@ -172,22 +166,12 @@ impl Kernel for Forward {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::forward(&self.0, cuda, operands)
-    }
 }
 
 /// Reads labels, lse, dy, x unless dx holds it, and perhaps the weight.
 struct Backward(Positions);
 
-impl Kernel for Backward {
+impl FullKernel for Backward {
     fn name(&self) -> &'static str {
         self.0.name
     }
@@ -207,16 +191,6 @@ impl Kernel for Backward {
             cpu::backward(cpu.pool(), &targets, x, lse, dy[0], dx);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::backward(&self.0, cuda, operands)
     }
 }
 

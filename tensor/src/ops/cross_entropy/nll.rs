@@ -4,26 +4,22 @@
 //! x: [N, C, ..], labels: [N, ..] of i64.
 
 use super::cpu::Targets;
-#[cfg(feature = "cuda")]
-use super::nll_cuda as cuda;
 use super::{Labelling, Positions};
 use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::lines::each_strided_row;
 use crate::cpu::math::SimdFloat;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::operand_view::View;
 use crate::tensor::Tensor;
 
 /// Reads labels, x and perhaps the weight.
-struct Forward(Positions);
+pub(super) struct Forward(pub(super) Positions);
 
-impl Kernel for Forward {
+impl FullKernel for Forward {
     fn name(&self) -> &'static str {
         self.0.name
     }
@@ -49,16 +45,6 @@ impl Kernel for Forward {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::forward(&self.0, cuda, operands)
-    }
 }
 
 /// The sum and the count. One thread is enough for one element of each position.
@@ -80,9 +66,9 @@ fn likelihood<E: Element<Compute: SimdFloat>>(
 }
 
 /// Reads labels, dy and perhaps the weight; writes dx.
-struct Backward(Positions);
+pub(super) struct Backward(pub(super) Positions);
 
-impl Kernel for Backward {
+impl FullKernel for Backward {
     fn name(&self) -> &'static str {
         self.0.name
     }
@@ -105,16 +91,6 @@ impl Kernel for Backward {
             });
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::backward(&self.0, cuda, operands)
     }
 }
 

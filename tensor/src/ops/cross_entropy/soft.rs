@@ -11,8 +11,6 @@ use std::ops::Range;
 
 use super::cpu::{exponentials, log_sum_exp, position, weights};
 use super::launches::Inputs;
-#[cfg(feature = "cuda")]
-use super::soft_cuda as cuda;
 use super::{CrossEntropy, Labelling};
 use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
@@ -20,11 +18,9 @@ use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::lines::{AllLines, Blocks, Lines, LinesKernel, load, store};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, Float, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::ops::workspace::Workspace;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
@@ -224,9 +220,9 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Backward<'_, E>
 }
 
 /// Reads target, x and perhaps the weight.
-struct ForwardKernel(Soft);
+pub(super) struct ForwardKernel(pub(super) Soft);
 
-impl Kernel for ForwardKernel {
+impl FullKernel for ForwardKernel {
     fn name(&self) -> &'static str {
         self.0.name
     }
@@ -255,22 +251,12 @@ impl Kernel for ForwardKernel {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::forward(&self.0, cuda, operands)
-    }
 }
 
 /// Reads target, lse, dy, x unless dx holds it, and perhaps the weight.
-struct BackwardKernel(Soft);
+pub(super) struct BackwardKernel(pub(super) Soft);
 
-impl Kernel for BackwardKernel {
+impl FullKernel for BackwardKernel {
     fn name(&self) -> &'static str {
         self.0.name
     }
@@ -297,16 +283,6 @@ impl Kernel for BackwardKernel {
             });
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::backward(&self.0, cuda, operands)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Connectionist temporal classification on NVIDIA devices, see `ctc.cu`.
 
-use super::{Sizes, X};
+use super::{Backward, Forward, Sizes, X};
 use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{CTC, typed_name};
-use crate::cuda::{Checked, Cuda, CudaOperands};
+use crate::cuda::{Checked, Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
 use Parameter::{Read, U64, Words, Write};
 
@@ -34,45 +34,49 @@ fn strides(operands: &CudaOperands<'_>) -> Vec<u64> {
 }
 
 /// Enqueues the losses. What is wrong with lengths and labels is told to who reads a value.
-pub(super) fn forward(of: &Sizes, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let [targets, steps, lens, x] = [0, 1, 2, X].map(|index| operands.read(index).to_read());
-    let [loss, scratch] = [0, 1].map(|index| operands.write(index).to_write());
-    let (sizes, strides) = (of.words(), strides(operands));
-    let [sizes, strides] = [&sizes, &strides[..]].map(Argument::Words);
-    let numbers = [Checked::Labels(of.op), Checked::Indices(of.op)]
-        .map(|checked| Argument::U64(checked.number().expect("it is one of them")));
-    let kernel = Signature {
-        name: typed_name!("ctc_check", of.dtype),
-        parameters: &[Write, Read, Read, Read, U64, U64, SIZES],
-    };
-    let image = CTC.of(of.dtype);
-    cuda.with_complaint(|complaint| {
-        let arguments = [complaint, targets, steps, lens, numbers[0], numbers[1], sizes];
-        cuda.launch(image, &kernel, Grid::row(1, THREADS_MAX as u32), &arguments)
-    })?;
-    let kernel = Signature {
-        name: typed_name!("ctc", of.dtype),
-        parameters: &[Write, Write, Read, Read, Read, Read, SIZES, STRIDES],
-    };
-    let arguments = [loss, scratch, x, targets, steps, lens, sizes, strides];
-    cuda.launch(image, &kernel, of.grid(), &arguments)
+impl OnCuda for Forward {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let [targets, steps, lens, x] = [0, 1, 2, X].map(|index| operands.read(index).to_read());
+        let [loss, scratch] = [0, 1].map(|index| operands.write(index).to_write());
+        let (sizes, strides) = (self.0.words(), strides(operands));
+        let [sizes, strides] = [&sizes, &strides[..]].map(Argument::Words);
+        let numbers = [Checked::Labels(self.0.op), Checked::Indices(self.0.op)]
+            .map(|checked| Argument::U64(checked.number().expect("it is one of them")));
+        let kernel = Signature {
+            name: typed_name!("ctc_check", self.0.dtype),
+            parameters: &[Write, Read, Read, Read, U64, U64, SIZES],
+        };
+        let image = CTC.of(self.0.dtype);
+        cuda.with_complaint(|complaint| {
+            let arguments = [complaint, targets, steps, lens, numbers[0], numbers[1], sizes];
+            cuda.launch(image, &kernel, Grid::row(1, THREADS_MAX as u32), &arguments)
+        })?;
+        let kernel = Signature {
+            name: typed_name!("ctc", self.0.dtype),
+            parameters: &[Write, Write, Read, Read, Read, Read, SIZES, STRIDES],
+        };
+        let arguments = [loss, scratch, x, targets, steps, lens, sizes, strides];
+        cuda.launch(image, &kernel, self.0.grid(), &arguments)
+    }
 }
 
 /// Enqueues the gradient. Forward has read lengths and labels; what has become of them since is for
 /// the kernel to tell, by NaN.
-pub(super) fn backward(of: &Sizes, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let [targets, steps, lens, x, dy] =
-        [0, 1, 2, X, X + 1].map(|index| operands.read(index).to_read());
-    let [dx, scratch] = [0, 1].map(|index| operands.write(index).to_write());
-    if of.steps * of.samples * of.classes == 0 {
-        return Ok(());
+impl OnCuda for Backward {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let [targets, steps, lens, x, dy] =
+            [0, 1, 2, X, X + 1].map(|index| operands.read(index).to_read());
+        let [dx, scratch] = [0, 1].map(|index| operands.write(index).to_write());
+        if self.0.steps * self.0.samples * self.0.classes == 0 {
+            return Ok(());
+        }
+        let (sizes, strides) = (self.0.words(), strides(operands));
+        let [sizes, strides] = [&sizes, &strides[..]].map(Argument::Words);
+        let kernel = Signature {
+            name: typed_name!("ctc_backward", self.0.dtype),
+            parameters: &[Write, Write, Read, Read, Read, Read, Read, SIZES, STRIDES],
+        };
+        let arguments = [dx, scratch, x, targets, steps, lens, dy, sizes, strides];
+        cuda.launch(CTC.of(self.0.dtype), &kernel, self.0.grid(), &arguments)
     }
-    let (sizes, strides) = (of.words(), strides(operands));
-    let [sizes, strides] = [&sizes, &strides[..]].map(Argument::Words);
-    let kernel = Signature {
-        name: typed_name!("ctc_backward", of.dtype),
-        parameters: &[Write, Write, Read, Read, Read, Read, Read, SIZES, STRIDES],
-    };
-    let arguments = [dx, scratch, x, targets, steps, lens, dy, sizes, strides];
-    cuda.launch(CTC.of(of.dtype), &kernel, of.grid(), &arguments)
 }

@@ -12,11 +12,9 @@ mod cuda;
 use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk2};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
@@ -66,7 +64,7 @@ impl Sizes {
 /// Writes a loss for each sample; two rows of states are its scratch.
 struct Forward(Sizes);
 
-impl Kernel for Forward {
+impl FullKernel for Forward {
     fn name(&self) -> &'static str {
         self.0.op
     }
@@ -87,22 +85,12 @@ impl Kernel for Forward {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::forward(&self.0, cuda, operands)
-    }
 }
 
 /// Also reads dy; writes dx as `[N, T, C]`. Its scratch is a row of states for each step, and two.
 struct Backward(Sizes);
 
-impl Kernel for Backward {
+impl FullKernel for Backward {
     fn name(&self) -> &'static str {
         self.0.op
     }
@@ -127,16 +115,6 @@ impl Kernel for Backward {
             });
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::backward(&self.0, cuda, operands)
     }
 }
 

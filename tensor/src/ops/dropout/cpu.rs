@@ -66,7 +66,7 @@ impl<T: SimdFloat> Source<T> for Factors {
     }
 }
 
-/// Of the factors and x, or of the factors and what `to` holds.
+/// The product of the factors and x, or of the factors and the values in `to`.
 pub(super) fn multiply<T: Float>(sources: &[&[T]], to: &mut [T]) {
     let factors = &sources[0][..to.len()];
     match sources.get(1) {

@@ -18,10 +18,10 @@ use crate::launch::{FullKernel, Operands};
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 
-/// Which elements [`Tensor::dropout`] takes out.
+/// The elements that [`Tensor::dropout`] takes out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
-    /// Of an element to become 0, to 32 bits; below 0 counts as 0, above 1 as 1.
+    /// Probability of an element to become 0, to 32 bits; below 0 counts as 0, above 1 as 1.
     pub probability: f64,
     /// The stream that decides.
     pub key: RandomKey,

@@ -8,14 +8,14 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// How close two numbers have to be to count as equal; the default is PyTorch's.
+/// The distance up to which two numbers count as equal; the default is PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Closeness {
     /// The difference that is allowed as a part of the expected number's magnitude.
     pub relative: f64,
     /// The difference that is allowed besides.
     pub absolute: f64,
-    /// Whether a NaN is close to a NaN.
+    /// True if a NaN is close to a NaN.
     pub is_nan_equal: bool,
 }
 
@@ -25,7 +25,7 @@ impl Default for Closeness {
     }
 }
 
-/// What stands for the numbers that are not finite.
+/// Replacements of numbers that are not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Replacements {
     /// Instead of NaN.
@@ -50,8 +50,8 @@ impl Replacements {
 }
 
 impl Tensor {
-    /// Where `|self - other| <= absolute + relative · |other|`, or both are equal, as infinities
-    /// may be; broadcast. Any element type; the differences are taken in f64.
+    /// True where `|self - other| <= absolute + relative · |other|`, or both are equal, as
+    /// infinities may be; broadcast. Any element type; the differences are taken in f64.
     ///
     /// # Errors
     /// `Shape`, `DType` (both the same), `OutOfMemory`.
@@ -63,7 +63,7 @@ impl Tensor {
         Tensor::elementwise("isclose", op, &[self, other], None)
     }
 
-    /// Whether all elements are close by [`Tensor::isclose`]; `true` of no elements. Waits for the
+    /// True if all elements are close by [`Tensor::isclose`]; also of no elements. Waits for the
     /// device.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Tensor {
         all_of(&self.isclose(other, closeness)?)
     }
 
-    /// Whether both have the same shape and equal elements; NaN equals nothing. Waits for the
+    /// True if both have the same shape and equal elements; NaN equals nothing. Waits for the
     /// device.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl Tensor {
     }
 }
 
-/// Whether all of these truth values are true.
+/// True if all of these truth values are true.
 #[track_caller]
 fn all_of(truths: &Tensor) -> Result<bool> {
     let axes: Vec<usize> = (0..truths.shape().len()).collect();

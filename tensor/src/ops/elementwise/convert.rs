@@ -100,7 +100,7 @@ impl Tensor {
         self.device().launch(kernel, &[&source.expand(left)?], &[self])
     }
 
-    /// The same values as another type; shares the storage when the type is the same.
+    /// The values as another type; shares the storage when the type is the same.
     ///
     /// As in PyTorch: a float becomes an integer by truncation, an integer wraps into a narrower
     /// one, anything that is not 0 (NaN too) becomes true, and what a float type cannot hold is

@@ -30,7 +30,7 @@ pub(super) fn apply_to_floats<T: SimdFloat>(op: Op, sources: &[&[T]], to: &mut [
     T::dispatch(Apply { op, sources, to });
 }
 
-/// The same in i64, whose lower bits are what arithmetic in the narrower type wraps to.
+/// [`apply_to_floats`] in i64, whose lower bits are what arithmetic in the narrower type wraps to.
 pub(super) fn apply_to_integers(op: Op, sources: &[&[i64]], to: &mut [i64]) {
     let Op { formula, scalars } = op;
     match formula {
@@ -77,8 +77,8 @@ pub(super) fn zip3<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T, T) 
     }
 }
 
-// The same, and where a source is missing, `to` is the first one: reading it there spares a pass
-// over the tile. Only for formulas that are small enough to be inlined twice.
+// Loops of formulas whose first source may be missing: `to` then holds it, and reading it there
+// spares a pass over the tile. Only for formulas that are small enough to be inlined twice.
 
 #[inline(always)]
 pub(super) fn map_or_update<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T) -> T) {

@@ -159,7 +159,7 @@ fn special(op: &Elementwise, number: u32, cuda: &Cuda, operands: &CudaOperands<'
 /// Threads of the block that looks at all divisors.
 const DIVISOR_THREADS: u32 = 512;
 
-/// Enqueues a look at all divisors: who reads a value next is told of one that is 0.
+/// Enqueues a check of all divisors: the next read of a value reports one that is 0.
 impl OnCuda for CheckDivisor {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         divisors_number(self.name).map(drop)
@@ -182,12 +182,12 @@ impl OnCuda for CheckDivisor {
     }
 }
 
-/// What the kernel that looks at divisors calls the operation.
+/// The operation's number for the kernel that checks divisors.
 pub(super) fn divisors_number(op: &'static str) -> Result<u64> {
     or_no_kernel(Checked::Divisors(op).number(), op)
 }
 
-/// What the kernels call a formula; the error where there is none for the types.
+/// A formula as kernels name it; an error where there is no kernel for the types.
 fn kernel_formula(op: &Elementwise) -> Result<KernelFormula> {
     let Op { formula, scalars } = op.op;
     let result = if matches!(formula, Formula::Test(_)) { DType::Bool } else { op.dtype };
@@ -333,7 +333,7 @@ impl OnCuda for Elementwise {
     }
 }
 
-/// The files whose first enum says how formulas are told apart.
+/// Files of kernels, whose first enum numbers the formulas.
 pub(super) const FORMULAS: &str = include_str!("elementwise.cu");
 const INTEGER_FORMULAS: &str = include_str!("integers.cu");
 const SPECIAL_FORMULAS: &str = include_str!("special.cu");

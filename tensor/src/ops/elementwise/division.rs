@@ -1,5 +1,5 @@
-//! An integer has no quotient by 0: divisors are looked at before anything is written. An NVIDIA
-//! device looks at them while it computes, and who next reads a value of it is told.
+//! An integer has no quotient by 0: divisors are checked before anything is written. An NVIDIA
+//! device checks them while it computes, and the next read of a value reports a 0.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -120,11 +120,11 @@ impl Tensor {
         /// `DivisionByZero`.
         pub fn div_trunc, div_trunc_, div_trunc_scalar, div_trunc_scalar_ =
             Number::DivTrunc;
-        /// What is left of a division that rounds down: it has the sign of `other`, as in Python.
+        /// The remainder of a division that rounds down: it has the sign of `other`, as in Python.
         /// Integers by 0 are the error `DivisionByZero`.
         pub fn remainder, remainder_, remainder_scalar, remainder_scalar_ =
             Number::Remainder;
-        /// What is left of a division that rounds towards 0: it has the sign of `self`, as in C.
+        /// The remainder of a division that rounds towards 0: it has the sign of `self`, as in C.
         /// Integers by 0 are the error `DivisionByZero`.
         pub fn fmod, fmod_, fmod_scalar, fmod_scalar_ = Number::Fmod;
         /// The larger of both; the other one where one is NaN.
@@ -194,32 +194,32 @@ impl Tensor {
 /// in place it holds 1 and 0 of its own type.
 impl Tensor {
     binary! {
-        /// Where both are equal; NaN equals nothing.
+        /// True where both are equal; NaN equals nothing.
         pub fn eq, eq_, eq_scalar, eq_scalar_ = Test::Eq;
-        /// Where they differ; NaN differs from everything.
+        /// True where they differ; NaN differs from everything.
         pub fn ne, ne_, ne_scalar, ne_scalar_ = Test::Ne;
-        /// Where `self < other`.
+        /// True where `self < other`.
         pub fn lt, lt_, lt_scalar, lt_scalar_ = Test::Lt;
-        /// Where `self <= other`.
+        /// True where `self <= other`.
         pub fn le, le_, le_scalar, le_scalar_ = Test::Le;
-        /// Where `self > other`.
+        /// True where `self > other`.
         pub fn gt, gt_, gt_scalar, gt_scalar_ = Test::Gt;
-        /// Where `self >= other`.
+        /// True where `self >= other`.
         pub fn ge, ge_, ge_scalar, ge_scalar_ = Test::Ge;
-        /// Where both are true, that is, not 0.
+        /// True where both are true, that is, not 0.
         pub fn logical_and, logical_and_ = Test::And;
-        /// Where one or both are true, that is, not 0.
+        /// True where one or both are true, that is, not 0.
         pub fn logical_or, logical_or_ = Test::Or;
-        /// Where exactly one is true, that is, not 0.
+        /// True where exactly one is true, that is, not 0.
         pub fn logical_xor, logical_xor_ = Test::Xor;
     }
 
     tests! {
-        /// Where the element is neither infinite nor NaN.
+        /// True where the element is neither infinite nor NaN.
         pub fn is_finite = Test::IsFinite;
-        /// Where the element is infinite.
+        /// True where the element is infinite.
         pub fn is_inf = Test::IsInf;
-        /// Where the element is NaN.
+        /// True where the element is NaN.
         pub fn is_nan = Test::IsNan;
     }
 

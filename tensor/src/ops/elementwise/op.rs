@@ -51,7 +51,7 @@ impl Op {
         }
     }
 
-    /// Whether the operand at `index` of all is a mask of truth values.
+    /// True if the operand at `index` of all is a mask of truth values.
     pub(super) fn is_mask(self, index: usize) -> bool {
         match self.formula {
             Formula::Number(Number::Where) => index == 0,
@@ -60,13 +60,13 @@ impl Op {
         }
     }
 
-    /// Whether the last source divides: an integer there must not be 0.
+    /// True if the last source divides: an integer there must not be 0.
     pub(super) fn is_division(self) -> bool {
         use Number::{DivFloor, DivTrunc, Fmod, Remainder};
         matches!(self.formula, Formula::Number(DivFloor | DivTrunc | Fmod | Remainder))
     }
 
-    /// Whether the scalars inside the formula are numbers beside the elements, of f64 whatever the
+    /// True if the scalars inside the formula are numbers beside the elements, of f64 whatever the
     /// elements are.
     pub(super) fn has_scalars_apart(self) -> bool {
         matches!(self.formula, Formula::Test(Test::IsClose | Test::IsCloseOrNan))

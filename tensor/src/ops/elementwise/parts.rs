@@ -89,7 +89,7 @@ pub(super) fn hypotenuse<T: SimdFloat>(a: T, b: T) -> T {
     if a.is_infinite() | b.is_infinite() { T::INFINITY } else { y }
 }
 
-/// Whether both are equal, or finite and `|a - b| <= absolute + relative · |b|`; in f64.
+/// True if both are equal, or finite and `|a - b| <= absolute + relative · |b|`; in f64.
 #[inline(always)]
 pub(super) fn is_close<T: Arithmetic>(a: T, b: T, relative: f64, absolute: f64) -> bool {
     let expected = b.to_f64();

@@ -29,7 +29,7 @@ pub(super) fn pow<T: SimdFloat, F: Fused>(sources: &[&[T]], exponent: Option<f64
     }
 }
 
-/// Whether this power is beyond [`SimdFloat::pow_in`].
+/// True if this power is beyond [`SimdFloat::pow_in`].
 #[inline(always)]
 fn is_special_pow<T: SimdFloat>(a: T, b: T) -> bool {
     let is_usual = (a > T::ZERO) & (a.magnitude() < T::INFINITY) & (b.magnitude() < T::INFINITY);

@@ -1,4 +1,4 @@
-//! What the table of formulas is turned into: enums, loops, methods, names of kernels.
+//! Macros that turn the table of formulas into enums, loops, methods and names of kernels.
 
 /// The loop of a formula. A section that may `update` reads the first source where it lies.
 macro_rules! run {

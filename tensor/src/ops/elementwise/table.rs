@@ -331,7 +331,7 @@ formulas! {
 
     // Every type; the result is a truth value.
     Test, test, [Arithmetic], write {
-        /// Where the element is 0.
+        /// True where the element is 0.
         pub fn logical_not, logical_not_ =
         Not(x) 1.0 [NOT] { T::of(!x.is_true()) }
         IsFinite(x) 1.0 [IS_FINITE] { T::of(!(x.is_nan() | x.is_infinite())) }

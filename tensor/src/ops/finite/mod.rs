@@ -1,4 +1,4 @@
-//! What a step asks of all gradients at once: scaled, finite, and how long.
+//! Checks of all gradients of a step at once: scaled, finite, and of what norm.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -93,7 +93,7 @@ fn partial_count(len: usize) -> usize {
     len.div_ceil(PARTIAL_LEN_MIN).min(PARTIALS_MAX)
 }
 
-/// The most tensors that one launch on an NVIDIA device is told of.
+/// The largest number of tensors in one launch on an NVIDIA device.
 const TENSORS_MAX: usize = 240;
 
 /// Runs of tensors, in their order, that one launch can do: of one type and contiguous, or one.
@@ -175,8 +175,8 @@ fn check_any_float(op: &'static str, tensor: &Tensor) -> Result<()> {
 ///
 /// # Errors
 /// `DType`, `Device`, `Frozen`, `Overlap` (on an expanded view), `OutOfMemory`, all of them before
-/// anything is written. What an NVIDIA device reports while it is told of one tensor after the
-/// other comes when some are on their way.
+/// anything is written. An NVIDIA device may refuse a launch when those of earlier tensors are
+/// already enqueued.
 #[track_caller]
 pub fn scale_and_check_finite<'a>(
     device: &Device,
@@ -246,8 +246,9 @@ pub fn squared_norm<'a>(
     Ok(sum)
 }
 
-/// What [`scale_and_check_finite`] and [`squared_norm`] tell of all tensors together, of tensors
-/// that come one by one, in any order, and are gone afterwards. The same bits.
+/// The results of [`scale_and_check_finite`] and [`squared_norm`] over tensors that come one by
+/// one, in any order, and are gone afterwards. They have the bits of the results over all tensors
+/// together.
 pub struct RunningCheck {
     flag: Tensor,
     /// One for each tensor.
@@ -290,13 +291,13 @@ impl RunningCheck {
         )
     }
 
-    /// What it has found, to be read together with other numbers: 0 in f32 if all elements are
+    /// The results so far, to be read together with other numbers: 0 in f32 if all elements are
     /// finite, else 1, and in f64 the sum of the squares of each tensor.
     pub fn tensors(&self) -> [&Tensor; 2] {
         [&self.flag, &self.squares]
     }
 
-    /// Whether all elements are finite, and the sum of their squares. Waits for the device; a
+    /// True if all elements are finite, and the sum of their squares. Waits for the device; a
     /// simulated one assumes that they are finite, and a sum of 0.
     ///
     /// # Errors

@@ -48,7 +48,7 @@ pub(super) fn check(cpu: &Cpu, op: &'static str, index: View<'_, i64>, len: usiz
     outcome
 }
 
-/// What an operation reads: element `i, j, ..` of a shape is at `strides · [i, j, ..]` plus
+/// The source of an operation: element `i, j, ..` of a shape is at `strides · [i, j, ..]` plus
 /// `axis_stride` times the index that stands there, at `index_strides · [i, j, ..]`.
 pub(super) struct Follow<'a> {
     pub(super) index: &'a [i64],
@@ -111,7 +111,7 @@ pub(super) fn add_row<S: Element, D: Element<Compute: Arithmetic>>(to: &mut [D],
     }
 }
 
-/// What arrives at a destination, each element from the place of its index, in the order along the
+/// Elements that arrive at a destination, each from the place of its index, in the order along the
 /// axis: where indices repeat, the sums round alike and the last write stays, whatever the number
 /// of threads.
 pub(super) struct Arrivals<'a, S> {
@@ -178,8 +178,8 @@ impl<S: Element> Arrivals<'_, S> {
         });
     }
 
-    /// How many positions along dimension `first` of the destination one task takes. Each element
-    /// of the destination gets what arrives there in the same order however it is cut.
+    /// The number of positions along dimension `first` of the destination that one task takes. The
+    /// elements that arrive at one place do so in one order, whatever the cut.
     fn rows_per_part(&self, cpu: &Cpu, first: usize, len: usize) -> usize {
         let shape = self.source.layout().shape();
         let count = shape.element_count();
@@ -196,7 +196,7 @@ impl<S: Element> Arrivals<'_, S> {
         len.div_ceil(cpu.threads().max((row_len / 4).min(64)))
     }
 
-    /// What arrives at `data`, which is part number `part` of the destination.
+    /// Visits the elements that arrive at `data`, which is part number `part` of the destination.
     #[expect(clippy::too_many_arguments, reason = "the state of one loop")]
     fn part<D>(
         &self,

@@ -3,7 +3,7 @@
 //! several indices name a place together; in `parts.rs` the place is a view.
 //!
 //! All indices are checked before anything is written. A simulated device has no indices to check;
-//! an NVIDIA device checks them while it computes, and who next reads a value of it is told.
+//! an NVIDIA device checks them while it computes, and the next read of a value reports a bad one.
 
 mod cpu;
 #[cfg(feature = "cuda")]

@@ -12,10 +12,10 @@ use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
-/// Which dimensions an index counts through.
+/// The dimensions that an index counts through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Naming {
-    /// As many of the first dimensions as there are indices, one each.
+    /// The first dimensions, one for each index.
     Leading(usize),
     /// All of them in row-major order, by the only index.
     Whole,
@@ -29,7 +29,7 @@ impl Naming {
         }
     }
 
-    /// How many of `rank` dimensions are named.
+    /// The number of `rank` dimensions that are named.
     pub(super) fn named_rank(self, rank: usize) -> usize {
         match self {
             Naming::Leading(count) => count,
@@ -47,7 +47,7 @@ impl Naming {
     }
 }
 
-/// What moves: the indices' common shape, and the elements at each place.
+/// Elements that move: the indices' common shape, and the elements at each place.
 #[derive(Clone, Copy)]
 pub(super) struct Moves {
     pub(super) naming: Naming,
@@ -123,7 +123,7 @@ impl FullKernel for Take {
 pub(super) struct Put {
     pub(super) name: &'static str,
     pub(super) arrival: Arrival,
-    /// Of the source, and of the destination.
+    /// Types of the source and of the destination.
     pub(super) dtypes: [DType; 2],
     pub(super) moves: Moves,
 }
@@ -189,7 +189,8 @@ impl Put {
 }
 
 impl Moves {
-    /// What an NVIDIA device notes the named places in, so many words for each. Nothing on others.
+    /// Workspace in which an NVIDIA device notes the named places, `words` words for each. Nothing
+    /// on other devices.
     #[track_caller]
     fn words(&self, of: &Tensor, each: usize) -> Result<Option<Tensor>> {
         if of.device().kind() == DeviceKind::Cpu {

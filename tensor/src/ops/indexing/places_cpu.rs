@@ -35,12 +35,12 @@ impl Group {
         Group { dims, len }
     }
 
-    /// How many places there are.
+    /// The number of places.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Where place `index` lies.
+    /// The offset of place `index`.
     fn offset(&self, mut index: usize) -> usize {
         match self.dims[..] {
             [] => 0,

@@ -15,7 +15,7 @@ use crate::layout::{RANK_MAX, Shape, check_axis};
 use crate::operand_view::View;
 use crate::tensor::Tensor;
 
-/// What [`Tensor::scatter_reduce`] makes of the elements that arrive at one place.
+/// The reduction that [`Tensor::scatter_reduce`] makes of the elements that arrive at one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScatterReduction {
     /// Their sum.
@@ -30,13 +30,13 @@ pub enum ScatterReduction {
     Amin,
 }
 
-/// Whether an element takes part in the reduction of what arrives at it. One at which nothing
-/// arrives stays as it is.
+/// The part of an old element in the reduction of the elements that arrive at it. An element at
+/// which nothing arrives stays as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Existing {
-    /// It counts as one more that arrives, before all others.
+    /// The old element counts as one more that arrives, before all others.
     Included,
-    /// It does not count.
+    /// The old element does not count.
     Replaced,
 }
 
@@ -50,7 +50,7 @@ enum Step {
 }
 
 impl ScatterReduction {
-    /// What a reduction of nothing is.
+    /// The result of a reduction of nothing.
     fn start<D: Element>(self) -> D {
         let is_truth = D::DTYPE == DType::Bool;
         match self {
@@ -92,7 +92,7 @@ pub(super) struct ScatterReduce {
     pub(super) line: Line,
     pub(super) reduction: ScatterReduction,
     pub(super) existing: Existing,
-    /// Of the source, and of the destination: f32 for half types.
+    /// Types of the source and of the destination: f32 for half types.
     pub(super) dtypes: [DType; 2],
     len: usize,
     index_len: usize,
@@ -119,7 +119,7 @@ impl FullKernel for ScatterReduce {
 }
 
 impl ScatterReduce {
-    /// Whether what arrives at one place does so in an order.
+    /// True if elements arrive at one place in an order.
     fn has_order(&self) -> bool {
         let is_sum = matches!(self.reduction, ScatterReduction::Sum | ScatterReduction::Mean);
         let is_integer = matches!(self.dtypes[1], DType::I64 | DType::I32);
@@ -156,7 +156,7 @@ pub(super) struct IndexFill {
     pub(super) value: f64,
     pub(super) dtype: DType,
     pub(super) axis: usize,
-    /// Of what is filled.
+    /// Shape of the tensor that is filled.
     pub(super) shape: Shape,
 }
 
@@ -223,7 +223,7 @@ impl Tensor {
         y.to_dtype(dtype)
     }
 
-    /// How many elements the mean at each place of this tensor is of, but at least 1; as i64.
+    /// The number of elements in the mean at each place of this tensor, but at least 1; as i64.
     #[track_caller]
     fn arrivals_at(
         &self,
@@ -289,7 +289,7 @@ impl Tensor {
         self.reduced_at(op, axis, [&index, source], (reduction, existing))
     }
 
-    /// These indices, one for each position of `shape` along `axis`, for each of its elements.
+    /// The indices, one for each position of `shape` along `axis`, for each of its elements.
     fn spread_along(&self, axis: usize, shape: &Shape) -> Result<Tensor> {
         let dims: Vec<usize> =
             (0..shape.len()).map(|at| if at == axis { shape[axis] } else { 1 }).collect();

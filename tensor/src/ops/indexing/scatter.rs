@@ -14,12 +14,12 @@ use crate::operand_view::ViewMut;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
-/// What becomes of an element where another one arrives.
+/// The change of an element where another one arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arrival {
-    /// What arrives takes its place; of several, the last one.
+    /// The arriving element takes its place; of several, the last one.
     Replace,
-    /// What arrives is added, in the order of the indices.
+    /// The arriving elements are added, in the order of the indices.
     Add,
 }
 
@@ -36,8 +36,8 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// What an NVIDIA device sorts in: a pair of words for each element, where there are too few
-    /// lines for it and there is an order to keep. Nothing on others.
+    /// Workspace in which an NVIDIA device sorts: a pair of words for each element, where there are
+    /// too few lines for it and there is an order to keep. Nothing on other devices.
     #[track_caller]
     pub(super) fn pairs(
         &self,
@@ -59,7 +59,7 @@ impl Line {
 pub(super) struct Scatter {
     pub(super) line: Line,
     pub(super) arrival: Arrival,
-    /// Of the source, and of the destination.
+    /// Types of the source and of the destination.
     pub(super) dtypes: [DType; 2],
     len: usize,
     index_len: usize,
@@ -69,7 +69,7 @@ pub(super) struct Scatter {
 const COLUMNS_MIN: usize = 32;
 
 impl Scatter {
-    /// Whether an NVIDIA device adds up whole rows, half types in f32.
+    /// True if an NVIDIA device adds up whole rows, half types in f32.
     pub(super) fn is_of_rows(&self, source: &Tensor, to: &Tensor) -> bool {
         let Line { name, index_strides, axis } = &self.line;
         let adds_wide = self.arrival == Arrival::Add
@@ -84,7 +84,7 @@ impl Scatter {
             && (columns >= COLUMNS_MIN || *name == "embedding_backward")
     }
 
-    /// Whether what arrives at one place does so in an order.
+    /// True if elements arrive at one place in an order.
     fn has_order(&self) -> bool {
         self.arrival == Arrival::Replace || !matches!(self.dtypes[1], DType::I64 | DType::I32)
     }

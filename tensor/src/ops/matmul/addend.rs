@@ -10,9 +10,9 @@ use crate::tensor::Tensor;
 /// The factors of a product with an addend; the default is 1 for both.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scales {
-    /// Of the addend, which is not read if this is 0.
+    /// Factor of the addend, which is not read if this is 0.
     pub beta: f64,
-    /// Of the product.
+    /// Factor of the product.
     pub alpha: f64,
 }
 

@@ -31,7 +31,7 @@ impl OnCuda for MatMul {
             return if has_tiles { launches.with_row_sums(library) } else { Err(no_kernel()) };
         }
         let is_undone = launches.outer.len() == 1 || self.start == WriteMode::Overwrite;
-        // What is added cannot be taken back, should the library refuse a later launch.
+        // A sum that was added to cannot be taken back, should the library refuse a later launch.
         if !has_tiles && (library.is_none() || !is_undone) {
             return Err(no_kernel());
         }
@@ -61,7 +61,7 @@ struct Launches<'a> {
     start: WriteMode,
     /// Added to every row.
     bias: Option<DeviceOperand<'a>>,
-    /// Where the sums of the rows of a go.
+    /// The destination of the sums of the rows of a.
     row_sums: Option<DeviceOperand<'a>>,
     /// The innermost dimension of the batch is one of each launch: how many, and how far apart.
     inner: (usize, [usize; 3]),
@@ -82,13 +82,13 @@ impl<'a> Launches<'a> {
         Launches { plan, cuda, operands, dtype, start, bias, row_sums, inner, outer }
     }
 
-    /// Whether the tiles can count rows and columns.
+    /// True if the tiles can count rows and columns.
     fn fit_tiles(&self) -> bool {
         let [m, k, n] = self.plan.size;
         m <= BLOCKS_MAX * TILE && k.max(n) <= i32::MAX as usize
     }
 
-    /// What is done with the bias.
+    /// The operation of the library with the bias.
     fn epilogue(&self) -> Epilogue {
         if self.bias.is_some() { Epilogue::Bias } else { Epilogue::Nothing }
     }
@@ -98,7 +98,7 @@ impl<'a> Launches<'a> {
     fn with_row_sums(&self, library: Option<(Blas, Precision)>) -> Result<()> {
         let no_offsets = [0; 3];
         if let Some(library) = &library {
-            // Of no columns it would not read a.
+            // The library would not read a for a product of no columns.
             let [.., n] = self.plan.size;
             if n > 0 && self.by_library(library, Epilogue::RowSums, no_offsets)? {
                 return Ok(());
@@ -111,7 +111,7 @@ impl<'a> Launches<'a> {
         self.row_sums_by_tiles(self.plan.size[2])
     }
 
-    /// Whether the library takes the product.
+    /// True if the library takes the product.
     fn by_library(
         &self,
         (blas, precision): &(Blas, Precision),
@@ -228,8 +228,8 @@ impl<'a> Launches<'a> {
     }
 }
 
-/// How the library takes a matrix with these strides, and the next one: by whatever lies side by
-/// side. A dimension of 1 has no stride to speak of.
+/// A matrix with these strides, and the next one, as the library takes them: by whatever lies side
+/// by side. A dimension of 1 has no stride to speak of.
 fn layout(
     [rows, columns]: [usize; 2],
     [row, column]: [usize; 2],

@@ -22,7 +22,7 @@ use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use crate::write_mode::WriteMode;
 
-/// How the operands of a product lie, every dimension but the last two in the batch.
+/// The layouts of the operands of a product, every dimension but the last two in the batch.
 struct OperandLayout {
     batch: Batch,
     /// M, K, N.
@@ -43,8 +43,8 @@ impl OperandLayout {
         OperandLayout { batch, size, strides }.merged()
     }
 
-    /// The same with batch dimensions that only add rows (b does not have them, and a and y go on
-    /// where the rows end) counted as rows: one large product instead of many.
+    /// The layouts with batch dimensions that only add rows (b does not have them, and a and y go
+    /// on where the rows end) counted as rows: one large product instead of many.
     fn merged(mut self) -> Self {
         while let Some((len, [a, b, y])) = self.batch.last() {
             let rows = self.size[0];
@@ -66,7 +66,7 @@ struct MatMul {
     plan: OperandLayout,
     dtype: DType,
     start: WriteMode,
-    /// Whether the second of the tensors that are written is for the sums of the rows of a.
+    /// True if the second of the tensors that are written is for the sums of the rows of a.
     has_row_sums: bool,
 }
 
@@ -104,9 +104,9 @@ fn library_workspace_bytes(plan: &OperandLayout) -> usize {
     /// Rows and columns of the library's tiles, and multiprocessors of a large device.
     const TILE: usize = 128;
     const PROCESSORS: usize = 132;
-    /// Of K, in each part, at least.
+    /// The smallest length of a part of K.
     const PART_LEN_MIN: usize = 256;
-    /// What NVIDIA recommends for its largest devices.
+    /// The workspace that NVIDIA recommends for its largest devices.
     const BYTES_MAX: usize = 32 << 20;
     let [m, k, n] = plan.size;
     let matrices = plan.batch.last().map_or(1, |(len, _)| len);
@@ -330,7 +330,7 @@ impl Tensor {
         kernel.launch_with_workspace(&reads, &[&y])
     }
 
-    /// How `a · b` is added to `self`: the factors, and `self` with all dimensions.
+    /// The plan by which `a · b` is added to `self`: the factors, and `self` with all dimensions.
     fn addition(
         &self,
         op: &'static str,
@@ -356,7 +356,7 @@ struct Factors {
     a: Tensor,
     /// [.., K, N]
     b: Tensor,
-    /// Whether the factors were vectors, whose dimension of 1 the result lacks.
+    /// True for a factor that was a vector, whose dimension of 1 the result lacks.
     is_vector: [bool; 2],
     /// The result's, without those dimensions.
     shape: Shape,

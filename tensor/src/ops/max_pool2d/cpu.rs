@@ -147,7 +147,7 @@ pub(crate) fn forward<E: Element>(
         Chunked::new(positions, planes * y_plane_len),
         |chunk, y, positions| {
             let x = &x[chunk * planes * x_plane..];
-            // Of no type in particular: compiled for every instruction set.
+            // Not generic over the type: compiled for every instruction set.
             if shape.halves() {
                 return f32::dispatch(ForwardHalves { shape, x, y, positions });
             }
@@ -156,7 +156,7 @@ pub(crate) fn forward<E: Element>(
     );
 }
 
-/// Whether `x` takes the place of `max`: the first NaN stays, and so does the first of equals.
+/// True if `x` takes the place of `max`: the first NaN stays, and so does the first of equals.
 #[inline(always)]
 #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is not below or equal")]
 pub(crate) fn exceeds<E: Element>(x: E, max: E) -> bool {
@@ -228,7 +228,7 @@ fn scatter<E: Element, T: Float>(shape: &MaxPool2dShape, dy: &[E], positions: &[
         for (p, (dy, positions)) in rows.enumerate() {
             for (q, (dy, &position)) in dy.iter().zip(positions).enumerate() {
                 let [down, right] = steps[usize::from(position)];
-                // What is in the padding is above any size.
+                // A position in the padding wraps to one above any size.
                 let row = (p * stride[0] + down).wrapping_sub(padding[0]);
                 let column = (q * stride[1] + right).wrapping_sub(padding[1]);
                 if row < height && column < width {

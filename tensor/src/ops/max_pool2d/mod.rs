@@ -44,7 +44,7 @@ impl Pool2dGeometry {
 pub struct MaxPool {
     /// Places from one position of a window to the next, at least 1.
     pub dilation: [usize; 2],
-    /// How many windows there are.
+    /// The number of windows where the last one does not fit whole.
     pub rounding: SizeRounding,
 }
 

@@ -66,7 +66,8 @@ impl<E: Element> ForwardRows<'_, E> {
         }
     }
 
-    /// These columns of all rows of y; `STRIDE` is that of the windows, or 0 for any other.
+    /// The outputs of these columns in all rows of y; `STRIDE` is that of the windows, or 0 for any
+    /// other.
     #[inline(always)]
     fn columns<const STRIDE: usize>(&mut self, outs: Range<usize>) {
         let ForwardRows { shape, x, y, positions } = self;
@@ -74,7 +75,7 @@ impl<E: Element> ForwardRows<'_, E> {
         let (stride, padding) = (shape.stride[1], shape.padding[1]);
         let ([kernel, dilation], len) = ([shape.kernel[1], shape.dilation[1]], outs.len());
         let blocks = len.div_ceil(BLOCK_LEN);
-        // What a window has beside x is below everything.
+        // Elements of a window outside x are below everything.
         let below = E::Compute::from_f64(f64::NEG_INFINITY);
         let mut lines = [[below; HELD_LEN]; LINE_COUNT];
         // The columns of x that are held, and the place of the first.
@@ -145,7 +146,7 @@ impl<E: Element> ForwardRows<'_, E> {
     }
 }
 
-/// Outputs side by side that are computed at once: loops over so many are compiled to vectors.
+/// Outputs side by side that are computed at once: loops over this many are compiled to vectors.
 const BLOCK_LEN: usize = 16;
 
 /// Columns that are held at once, with the padding around them.
@@ -182,7 +183,7 @@ fn every<E: Copy + Default, const STRIDE: usize>(from: &[E], stride: usize) -> [
     match STRIDE {
         1 => block.copy_from_slice(&from[..BLOCK_LEN]),
         2 => {
-            // Of a length that the compiler knows: it becomes a shuffle of vectors.
+            // A length that the compiler knows becomes a shuffle of vectors.
             let (line, _) = from.as_chunks::<{ 2 * BLOCK_LEN }>();
             (0..BLOCK_LEN).for_each(|i| block[i] = line[0][2 * i]);
         }
@@ -195,12 +196,12 @@ fn every<E: Copy + Default, const STRIDE: usize>(from: &[E], stride: usize) -> [
 /// the outputs.
 pub(super) struct BackwardRow<'a, E, T> {
     pub(super) shape: &'a MaxPool2dShape,
-    /// Of its plane.
+    /// Gradient of the plane.
     pub(super) dy: &'a [E],
     pub(super) positions: &'a [u8],
     pub(super) row: usize,
     pub(super) dx: &'a mut [E],
-    /// What is added up in.
+    /// Type of the sums.
     pub(super) sums: PhantomData<T>,
 }
 
@@ -264,7 +265,7 @@ impl<E: Element, T: Float> BackwardRow<'_, E, T> {
             sums.fill(T::ZERO);
             for p in shape.axis(0).covering(row) {
                 let Some(kh) = shape.position(0, p, row) else { continue };
-                // Of later positions earlier outputs.
+                // Later positions have earlier outputs.
                 for kw in (0..kernel).rev() {
                     let (outs, first) = outputs(shape, kw, begin..begin + dx.len());
                     let place = (kh * kernel + kw) as u8;
@@ -294,7 +295,7 @@ fn add_block<E: Element, T: Float, const STRIDE: usize>(
     let (kernel, dilation) = (shape.kernel[1], shape.dilation[1]);
     // Numbers of four bytes, of which a vector has as many as of f32.
     let (values, places): ([T; BLOCK_LEN], _) = (dy.map(|dy| dy.cast()), positions.map(u32::from));
-    // Of later positions earlier outputs.
+    // Later positions have earlier outputs.
     for kw in (0..kernel).rev() {
         let (place, shift) = ((kh * kernel + kw) as u32, kw * dilation);
         let first = block * BLOCK_LEN + shift / STRIDE;

@@ -4,7 +4,7 @@ use super::cpu::partial_count;
 use super::{Gradient, PairLoss, Sum, Terms};
 use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{PAIR_LOSS, WALK_OF_3, WALK_OF_4, grid, typed_name, walk_of};
-use crate::cuda::{Cuda, CudaOperands, DeviceOperand};
+use crate::cuda::{Cuda, CudaOperands, DeviceOperand, OnCuda};
 use crate::error::Result;
 use crate::layout::{Nest, RANK_MAX};
 use Parameter::{F64, Read, U32, U64, Write};
@@ -47,28 +47,31 @@ impl<'a> Sources<'a> {
 }
 
 /// Enqueues the sum, by way of a partial sum for each part.
-pub(super) fn sum(op: &Sum, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let sources = Sources::new(operands, 0);
-    let [sum, partials] = [operands.write(0), operands.write(1)];
-    let count = partial_count(op.len);
-    let walk = walk_of(&Nest::new(operands.read(0).layout().shape(), sources.strides()), op.len);
-    let kernel = Signature {
-        name: typed_name!("pair_loss_part", op.dtype),
-        parameters: &[Write, Read, Read, Read, U32, F64, WALK_OF_3],
-    };
-    let arguments = [
-        &[partials.to_write()],
-        &sources.arguments()[..],
-        &number(op.loss),
-        &[Argument::Words(&walk)],
-    ];
-    let (image, parts) = (PAIR_LOSS.of(op.dtype), Grid::row(count as u32, THREADS));
-    cuda.launch(image, &kernel, parts, &arguments.concat())?;
-    let name = typed_name!("pair_loss_sum", op.dtype);
-    let kernel = Signature { name, parameters: &[Write, Read, U64] };
-    let arguments = [sum.to_write(), partials.to_read(), Argument::U64(count as u64)];
-    // One block: it adds in one order.
-    cuda.launch(image, &kernel, Grid::row(1, THREADS), &arguments)
+impl OnCuda for Sum {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let sources = Sources::new(operands, 0);
+        let [sum, partials] = [operands.write(0), operands.write(1)];
+        let count = partial_count(self.len);
+        let walk =
+            walk_of(&Nest::new(operands.read(0).layout().shape(), sources.strides()), self.len);
+        let kernel = Signature {
+            name: typed_name!("pair_loss_part", self.dtype),
+            parameters: &[Write, Read, Read, Read, U32, F64, WALK_OF_3],
+        };
+        let arguments = [
+            &[partials.to_write()],
+            &sources.arguments()[..],
+            &number(self.loss),
+            &[Argument::Words(&walk)],
+        ];
+        let (image, parts) = (PAIR_LOSS.of(self.dtype), Grid::row(count as u32, THREADS));
+        cuda.launch(image, &kernel, parts, &arguments.concat())?;
+        let name = typed_name!("pair_loss_sum", self.dtype);
+        let kernel = Signature { name, parameters: &[Write, Read, U64] };
+        let arguments = [sum.to_write(), partials.to_read(), Argument::U64(count as u64)];
+        // One block: it adds in one order.
+        cuda.launch(image, &kernel, Grid::row(1, THREADS), &arguments)
+    }
 }
 
 /// `struct Walk<4>` over the result and the sources.
@@ -78,31 +81,39 @@ fn walk(to: &DeviceOperand<'_>, sources: &Sources<'_>, len: usize) -> Vec<u64> {
 }
 
 /// Enqueues the loss of each pair.
-pub(super) fn terms(op: &Terms, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (y, sources) = (operands.write(0), Sources::new(operands, 0));
-    let walk = walk(&y, &sources, op.len);
-    let kernel = Signature {
-        name: typed_name!("pair_loss_terms", op.dtype),
-        parameters: &[Write, Read, Read, Read, U32, F64, WALK_OF_4],
-    };
-    let arguments =
-        [&[y.to_write()], &sources.arguments()[..], &number(op.loss), &[Argument::Words(&walk)]];
-    cuda.launch(PAIR_LOSS.of(op.dtype), &kernel, grid(op.len), &arguments.concat())
+impl OnCuda for Terms {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (y, sources) = (operands.write(0), Sources::new(operands, 0));
+        let walk = walk(&y, &sources, self.len);
+        let kernel = Signature {
+            name: typed_name!("pair_loss_terms", self.dtype),
+            parameters: &[Write, Read, Read, Read, U32, F64, WALK_OF_4],
+        };
+        let arguments = [
+            &[y.to_write()],
+            &sources.arguments()[..],
+            &number(self.loss),
+            &[Argument::Words(&walk)],
+        ];
+        cuda.launch(PAIR_LOSS.of(self.dtype), &kernel, grid(self.len), &arguments.concat())
+    }
 }
 
 /// Enqueues the gradient of x.
-pub(super) fn gradient(op: &Gradient, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-    let (dx, dy, sources) = (operands.write(0), operands.read(0), Sources::new(operands, 1));
-    let walk = walk(&dx, &sources, op.len);
-    let kernel = Signature {
-        name: typed_name!("pair_loss_gradient", op.dtype),
-        parameters: &[Write, Read, Read, Read, Read, U32, F64, WALK_OF_4],
-    };
-    let arguments = [
-        &[dx.to_write(), dy.to_read()],
-        &sources.arguments()[..],
-        &number(op.loss),
-        &[Argument::Words(&walk)],
-    ];
-    cuda.launch(PAIR_LOSS.of(op.dtype), &kernel, grid(op.len), &arguments.concat())
+impl OnCuda for Gradient {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
+        let (dx, dy, sources) = (operands.write(0), operands.read(0), Sources::new(operands, 1));
+        let walk = walk(&dx, &sources, self.len);
+        let kernel = Signature {
+            name: typed_name!("pair_loss_gradient", self.dtype),
+            parameters: &[Write, Read, Read, Read, Read, U32, F64, WALK_OF_4],
+        };
+        let arguments = [
+            &[dx.to_write(), dy.to_read()],
+            &sources.arguments()[..],
+            &number(self.loss),
+            &[Argument::Words(&walk)],
+        ];
+        cuda.launch(PAIR_LOSS.of(self.dtype), &kernel, grid(self.len), &arguments.concat())
+    }
 }

@@ -11,11 +11,9 @@ use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::tiles::{Formula, Mode, Order, Source, Strided, evaluate};
-#[cfg(feature = "cuda")]
-use crate::cuda::{Cuda, CudaOperands};
 use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
-use crate::launch::{Kernel, Operands};
+use crate::launch::{FullKernel, Operands};
 use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 
@@ -63,7 +61,7 @@ fn cost(len: usize, passes: usize, dtype: DType) -> Cost {
     }
 }
 
-impl Kernel for Sum {
+impl FullKernel for Sum {
     fn name(&self) -> &'static str {
         "pair_loss"
     }
@@ -86,16 +84,6 @@ impl Kernel for Sum {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::sum(&self, cuda, operands)
-    }
 }
 
 /// Reads dy, x, t and perhaps a weight; writes dx.
@@ -105,7 +93,7 @@ struct Gradient {
     len: usize,
 }
 
-impl Kernel for Gradient {
+impl FullKernel for Gradient {
     fn name(&self) -> &'static str {
         "pair_loss_backward"
     }
@@ -121,16 +109,6 @@ impl Kernel for Gradient {
         });
         Ok(())
     }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::gradient(&self, cuda, operands)
-    }
 }
 
 /// Reads x, t and perhaps a weight; writes one number for each element.
@@ -140,7 +118,7 @@ struct Terms {
     len: usize,
 }
 
-impl Kernel for Terms {
+impl FullKernel for Terms {
     fn name(&self) -> &'static str {
         "pair_loss_terms"
     }
@@ -154,16 +132,6 @@ impl Kernel for Terms {
             write_part::<E>(cpu, operands, 0, self.loss, cpu::Part::Value);
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn check_cuda(&self, _: &CudaOperands<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        cuda::terms(&self, cuda, operands)
     }
 }
 

@@ -131,7 +131,7 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// The values from that row and column of a matrix with so many columns on, in one row.
+    /// The values of one row of a matrix with `inputs` columns, from that row and column on.
     fn values(&self, inputs: usize, [row, column]: [usize; 2], to: &mut [f32]) {
         let first = row * inputs + column;
         match *self {

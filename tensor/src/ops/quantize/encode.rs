@@ -113,7 +113,7 @@ fn nf4(values: &[f32], double: bool) -> Vec<Vec<u8>> {
         codes.extend(values.map(|x| code(&middles_of_nf4, x)));
         scales.push(scale);
     }
-    // What is left of the last pair is 0 in the library: a value, not a code.
+    // The rest of the last pair is 0 in the library: a value, not a code.
     if codes.len() % 2 == 1 {
         codes.push(code(&middles_of_nf4, 0.0));
     }

@@ -79,7 +79,7 @@ impl Tensor {
 struct QuantizeRows {
     /// M and K.
     size: [usize; 2],
-    /// That of x.
+    /// Type of x.
     dtype: DType,
 }
 
@@ -104,7 +104,7 @@ impl Kernel for QuantizeRows {
 struct Int8Product {
     /// M, K and N.
     size: [usize; 3],
-    /// That of y.
+    /// Type of y.
     dtype: DType,
 }
 

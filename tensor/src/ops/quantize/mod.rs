@@ -38,9 +38,9 @@ const GGUF_BLOCK_LEN: usize = 32;
 pub struct QuantPart {
     /// Its name, such as `scales`.
     pub name: &'static str,
-    /// Of all its elements.
+    /// Shape of all its elements.
     pub shape: Shape,
-    /// Of an element, codes being bytes.
+    /// Type of an element, codes being bytes.
     pub dtype: DType,
 }
 
@@ -133,7 +133,7 @@ impl Quantized {
         Ok(Quantized { format, shape, parts })
     }
 
-    /// How it is quantised.
+    /// The format of its codes and scales.
     pub fn format(&self) -> QuantFormat {
         self.format
     }
@@ -143,7 +143,7 @@ impl Quantized {
         &self.shape
     }
 
-    /// Where it lies.
+    /// The device that it is on.
     pub fn device(&self) -> &Device {
         self.parts[0].device()
     }

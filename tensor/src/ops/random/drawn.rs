@@ -8,13 +8,13 @@ use crate::ops::sort::SortOrder;
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 
-/// What becomes of a class that was drawn.
+/// The fate of a class that was drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Draw {
-    /// It cannot be drawn again: PyTorch's default.
+    /// The class cannot be drawn again: PyTorch's default.
     #[default]
     Distinct,
-    /// It can, `replacement=True`.
+    /// The class can be drawn again, `replacement=True`.
     Replaced,
 }
 

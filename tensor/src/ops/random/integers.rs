@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 pub(super) struct RandomIntegers {
     pub(super) key: RandomKey,
     pub(super) low: i64,
-    /// How many numbers there are from `low` on; 2^64 - 1 at most.
+    /// The number of integers from `low` on; 2^64 - 1 at most.
     pub(super) count: u64,
     pub(super) dtype: DType,
     pub(super) len: usize,

@@ -20,7 +20,7 @@ use crate::random::RandomKey;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
-/// What the words of the stream become.
+/// The distribution that the words of the stream become.
 #[derive(Clone, Copy, Debug)]
 enum Distribution {
     Uniform { low: f64, high: f64 },

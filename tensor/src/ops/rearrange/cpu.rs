@@ -8,7 +8,7 @@ use crate::layout::RANK_MAX;
 /// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
 const CHUNK_LEN: usize = 1 << 14;
 
-/// Which position of x stands at position `i` of y, along one dimension of length `n` in x.
+/// The position of x that stands at position `i` of y, along one dimension of length `n` in x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Map {
     /// `(i + start) mod n`: the whole dimension, rolled, repeated or continued around the ends.
@@ -21,10 +21,10 @@ pub(super) enum Map {
     Pad { before: usize, edge: Edge },
 }
 
-/// What stands where padding leads outside.
+/// The value where padding leads outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edge {
-    /// The same value everywhere.
+    /// One value everywhere.
     Constant,
     /// x mirrored at its first and last position, which are not repeated.
     Reflect,
@@ -158,7 +158,7 @@ fn write<T: Copy>(dimensions: &[Dimension], x: &[T], fill: T, from: usize, mut y
         *at = rest % dimension.out_len;
         rest /= dimension.out_len;
     }
-    // Where each outer dimension leads in x; `None` is outside.
+    // The place in x that each outer dimension leads to; `None` is outside.
     let place =
         |axis: usize, at: usize| outer[axis].run(at).from.map(|from| from * outer[axis].stride);
     let mut places: [Option<usize>; RANK_MAX] = [Some(0); RANK_MAX];

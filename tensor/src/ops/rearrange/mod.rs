@@ -15,7 +15,7 @@ use crate::layout::{Shape, check_axes, check_axis};
 use crate::tensor::Tensor;
 use cpu::{Dimension, Edge, Map};
 
-/// What [`Tensor::pad`] puts around a tensor, under the names of PyTorch's `F.pad`.
+/// The values that [`Tensor::pad`] puts around a tensor, under the names of PyTorch's `F.pad`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PadMode {
     /// This number, converted as [`Tensor::to_dtype`] does.
@@ -239,7 +239,7 @@ fn check_padding(
     if shape[start..].iter().zip(&widths).all(fits) { Ok(start) } else { Err(mismatch) }
 }
 
-/// How a dimension of `len` positions is padded by `before` and anything after.
+/// The map of a dimension of `len` positions that is padded by `before` and anything after.
 fn pad_map(len: usize, before: usize, mode: PadMode) -> Map {
     match mode {
         PadMode::Constant(_) => Map::Pad { before, edge: Edge::Constant },

@@ -12,7 +12,7 @@ use crate::operand_view::View;
 /// Outputs that a task finishes.
 const CHUNK_LEN: usize = 1 << 12;
 
-/// What becomes of an output's accumulated value `a`; `c` is its center.
+/// The step from an output's accumulated value `a` to the output; `c` is its center.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Finish {
     /// a
@@ -25,7 +25,7 @@ pub(super) enum Finish {
     Power(f64),
     /// c + ln a
     Log,
-    /// Whether a is at least this.
+    /// True if a is at least this.
     AtLeast(f64),
 }
 
@@ -43,7 +43,7 @@ impl Finish {
     }
 }
 
-/// What the first of two passes finds out about each output.
+/// The center of each output, which the first of two passes finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Center {
     Mean,

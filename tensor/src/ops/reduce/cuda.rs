@@ -75,7 +75,7 @@ impl Launches {
     }
 
     /// One of two kernels over all parts, by how the input lies, and its grid: where neighbours
-    /// follow each other along the reduced dimensions, so many threads take a part together.
+    /// follow each other along the reduced dimensions, so that many threads take a part together.
     fn over_parts(&self, [rows, columns]: [&'static str; 2], threads: u32) -> (&'static str, Grid) {
         match self.is_by_columns {
             true => (columns, grid(self.partial_count)),
@@ -101,7 +101,7 @@ impl Launches {
 /// Partial results of an output from which on a warp merges them, and not a thread.
 const WARP_PARTS: usize = 32;
 
-/// What writes the results.
+/// The name of the kernel that writes the results.
 fn finish_name(op: &Reduce) -> &'static str {
     match (op.reduction.result(op.dtype), op.dtype) {
         (result, dtype) if result == dtype => typed_name!("finish", dtype),

@@ -12,7 +12,7 @@ use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
 use crate::launch::{FullKernel, Operands};
 
-/// Which end of the order is asked for.
+/// The end of the order that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Largest,
@@ -20,7 +20,7 @@ pub(super) enum End {
 }
 
 impl End {
-    /// Whether `x` is nearer to the end than `best`; NaN is the nearest.
+    /// True if `x` is nearer to the end than `best`; NaN is the nearest.
     #[inline(always)]
     fn is_better<A: Arithmetic>(self, x: A, best: A) -> bool {
         let is_beyond = if self == End::Largest { x > best } else { x < best };

@@ -6,7 +6,7 @@ use crate::cpu::arithmetic::Arithmetic;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{Fused, Simd, SimdKernel};
 
-/// What is accumulated of the elements x of an output; `c` is the output's center.
+/// The value that is accumulated over the elements x of an output; `c` is the output's center.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Fold {
     /// Σ x
@@ -17,7 +17,7 @@ pub(super) enum Fold {
     Max,
     /// The smallest; NaN wins.
     Min,
-    /// How many are not 0; NaN is not.
+    /// The number of elements that are not 0; NaN is not.
     Count,
     // Floats only from here.
     /// Σ |x|
@@ -62,7 +62,7 @@ impl Fold {
 
 /// A type that folds compute in.
 pub(super) trait Reducible: Arithmetic {
-    /// What partial results are kept in: f64 or i64.
+    /// The type of partial results: f64 or i64.
     type Accumulator: Arithmetic;
     /// The float whose instruction sets the loops are compiled for.
     type Registers: SimdFloat;

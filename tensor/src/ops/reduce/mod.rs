@@ -41,7 +41,7 @@ enum Reduction {
     /// With this correction.
     Var(f64),
     Std(f64),
-    /// Of this order.
+    /// The norm of this order.
     Norm(f64),
 }
 
@@ -51,7 +51,7 @@ impl Reduction {
         matches!(self, R::Mean | R::LogSumExp | R::Var(_) | R::Std(_) | R::Norm(_))
     }
 
-    /// Whether it is defined for no elements.
+    /// True if the reduction is defined for no elements.
     fn takes_none(self) -> bool {
         let infinite = matches!(self, Reduction::Norm(order) if order.is_infinite());
         !(infinite || matches!(self, Reduction::Max | Reduction::Min))
@@ -74,7 +74,7 @@ impl Reduction {
         }
     }
 
-    /// What is accumulated of `count` elements, and what becomes of that.
+    /// The value that is accumulated over `count` elements, and the step from there to the result.
     fn steps(self, count: usize) -> (Fold, Finish) {
         let count = count as f64;
         // 0 where the correction leaves nothing, as in PyTorch: the result is NaN or ∞.
@@ -151,7 +151,7 @@ impl Reduce {
     }
 }
 
-/// What becomes of the dimensions that are reduced.
+/// The fate of the dimensions that are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reduced {
     /// The result lacks them.
@@ -271,11 +271,11 @@ impl Tensor {
         pub fn amax, amax_keep = Reduction::Max;
         /// The smallest values over `axes`; NaN if one of them is. Any element type.
         pub fn amin, amin_keep = Reduction::Min;
-        /// Whether there is a true one (that is, not 0) over `axes`. Any element type.
+        /// True if there is a true one (that is, not 0) over `axes`. Any element type.
         pub fn any, any_keep = Reduction::Any;
-        /// Whether all over `axes` are true (that is, not 0). Any element type.
+        /// True if all over `axes` are true (that is, not 0). Any element type.
         pub fn all, all_keep = Reduction::All;
-        /// How many over `axes` are not 0, as i64. Any element type.
+        /// The number of elements over `axes` that are not 0, as i64. Any element type.
         pub fn count_nonzero, count_nonzero_keep = Reduction::Count;
         /// `ln Σ e^x` over `axes`, from the largest on so that nothing overflows; -∞ for no
         /// elements. Floats only.

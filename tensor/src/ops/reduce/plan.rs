@@ -1,4 +1,4 @@
-//! How a reduction is cut into tasks, and how a task walks its part of the input.
+//! Plans of reductions: the cut into tasks, and the walk of a task over its part of the input.
 //!
 //! The input is viewed as `[kept.., reduced..]`. A task owns a range of outputs and a range of the
 //! reduced elements; the partial results of one output are merged in order afterwards.
@@ -27,7 +27,7 @@ pub(super) struct Tasks {
     pub(super) is_by_lines: bool,
 }
 
-/// How a [`Block`] lies.
+/// The layout of a [`Block`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Along {
     /// Each run is a part of one output's reduced elements; the runs are of consecutive outputs.
@@ -84,12 +84,12 @@ impl Tasks {
         Tasks { kept, inner, outputs, reduced, outputs_len, reduced_len, is_by_lines }
     }
 
-    /// How many partial results an output has.
+    /// The number of partial results of an output.
     pub(super) fn parts(&self) -> usize {
         self.reduced.div_ceil(self.reduced_len).max(1)
     }
 
-    /// How many partial results there are: `[part][output]`.
+    /// The number of partial results: `[part][output]`.
     pub(super) fn partial_count(&self) -> usize {
         self.outputs * self.parts()
     }
@@ -142,7 +142,7 @@ impl Tasks {
     }
 }
 
-/// Where a block belongs.
+/// The place of a block.
 #[derive(Clone, Copy)]
 struct BlockPosition {
     output: usize,

@@ -15,7 +15,7 @@ use crate::launch::{FullKernel, Operands};
 use crate::ops::direction::Direction;
 use crate::tensor::Tensor;
 
-/// Which elements of a row are a pair.
+/// The elements of a row that are a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotaryPairs {
     /// `2i` and `2i + 1`, as in the paper.

@@ -13,14 +13,14 @@ use crate::spec::DeviceKind;
 /// Elements of a chunk.
 const CHUNK_LEN: usize = 1 << 16;
 
-/// What is accumulated.
+/// The value that is accumulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Running {
     Sum,
     Product,
 }
 
-/// Where a scan begins.
+/// The end at which a scan begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScanOrder {
     Forwards,
@@ -58,7 +58,7 @@ impl Extent {
         self.along.div_ceil(self.step)
     }
 
-    /// How many running values there are in memory: `[A][part][B]`. An NVIDIA device has them in
+    /// The number of running values in memory: `[A][part][B]`. An NVIDIA device has them in
     /// registers.
     pub(super) fn sum_count(&self, kind: DeviceKind) -> usize {
         match kind {

@@ -12,7 +12,7 @@ use crate::launch::{FullKernel, Operands};
 use crate::layout::{Nest, check_axis};
 use crate::tensor::Tensor;
 
-/// Which end is looked for.
+/// The end that is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Largest,
@@ -172,7 +172,7 @@ impl FullKernel for Backward {
     }
 }
 
-/// How much of `e^whole` is `e^part`; nothing of nothing.
+/// The share of `e^part` in `e^whole`; nothing of nothing.
 fn share(part: f64, whole: f64) -> f64 {
     if whole == f64::NEG_INFINITY { 0.0 } else { (part - whole).exp() }
 }

@@ -18,7 +18,7 @@ use crate::tensor::Tensor;
 /// Values per chunk.
 const CHUNK_LEN: usize = 1 << 12;
 
-/// Where a value belongs that is equal to elements of a sorted row.
+/// The place of a value that is equal to elements of a sorted row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Side {
     /// Before all of them.
@@ -78,7 +78,7 @@ impl FullKernel for Search {
 }
 
 impl Search {
-    /// How many elements come before `value`; all of them before a NaN.
+    /// The number of elements that come before `value`; all of them before a NaN.
     fn place<T: Element>(&self, row: &[T], value: T) -> usize {
         row.partition_point(|x| match x.partial_cmp(&value) {
             Some(Ordering::Equal) => self.side == Side::Right,
@@ -144,7 +144,7 @@ impl Tensor {
         Self::search(op, boundaries, self, (side, usize::MAX))
     }
 
-    /// Which elements are among those of `others`; NaN never is. Any element type.
+    /// True for the elements that are among those of `others`; NaN never is. Any element type.
     ///
     /// # Shapes
     /// `[..]` and any → `[..]`.

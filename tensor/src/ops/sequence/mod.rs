@@ -15,14 +15,14 @@ use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
-/// What element `i` is.
+/// The value of element `i`.
 #[derive(Clone, Copy, Debug)]
 enum Sequence {
     /// `start + i · step`.
     Range { start: f64, step: f64 },
     /// `count` numbers at equal distances, the last of which is `end`.
     Between { start: f64, end: f64, count: usize },
-    /// 1 on the diagonal of a matrix with so many columns, 0 elsewhere.
+    /// 1 on the diagonal of a matrix with this many columns, 0 elsewhere.
     Eye { column_count: usize },
 }
 

@@ -15,7 +15,7 @@ struct Task<'a, E> {
     softmax: Softmax,
     blocks: Blocks,
     outer: usize,
-    /// What the destination is computed from: x or dy; nothing if the destination holds it.
+    /// The source of the destination: x or dy; nothing if the destination holds it.
     source: Option<&'a [E]>,
     /// The result of forward, for backward.
     y: &'a [E],

@@ -17,7 +17,7 @@ use crate::launch::{FullKernel, Operands};
 use crate::ops::direction::Direction;
 use crate::tensor::Tensor;
 
-/// Which of the four formulas.
+/// One of the four formulas.
 #[derive(Clone, Copy)]
 struct Softmax {
     name: &'static str,

@@ -98,7 +98,7 @@ impl<T: Sortable> Sorter<'_, T> {
         });
     }
 
-    /// Where an element stands in the order.
+    /// The place of an element in the order.
     fn rank(&self, x: T) -> u64 {
         match self.order {
             SortOrder::Ascending => x.key(),

@@ -19,7 +19,7 @@ const TILE_LOG: u32 = 11;
 /// The most blocks of a grid; each then takes several tiles or rows.
 const BLOCKS_MAX: usize = 1 << 16;
 
-/// What rows are sorted as.
+/// The form in which rows are sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// Words of the key above and the position below.

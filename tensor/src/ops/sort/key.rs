@@ -6,7 +6,7 @@ use crate::dtype::{Bool, Element};
 
 /// An element with a key: `a` comes before `b` exactly where `a.key() < b.key()`.
 pub(super) trait Sortable: Element {
-    /// Whether the key and a position fit into one word.
+    /// True if the key and a position fit into one word.
     const IS_SHORT: bool;
     /// Below 2^32 where it is short.
     fn key(self) -> u64;

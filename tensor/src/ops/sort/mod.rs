@@ -73,7 +73,7 @@ impl Tensor {
         self.sorted("sort", axis, len, order)
     }
 
-    /// Where the elements along `axis` in this order come from, as i64; errors as
+    /// The positions that the elements along `axis` in this order come from, as i64; errors as
     /// [`Tensor::sort`].
     #[track_caller]
     pub fn argsort(&self, axis: impl Into<Axis>, order: SortOrder) -> Result<Tensor> {

@@ -23,7 +23,7 @@ pub enum QuantileRule {
     Nearest,
 }
 
-/// What a quantile makes of NaN.
+/// The rule of a quantile for NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NanRule {
     /// A row with a NaN has only NaN as quantiles.
@@ -32,7 +32,7 @@ pub enum NanRule {
     Ignore,
 }
 
-/// Where quantiles fall in sorted rows, the quantiles along the dimension.
+/// The places of quantiles in sorted rows, the quantiles along the dimension.
 #[derive(Clone, Debug)]
 pub struct QuantilePlaces {
     /// The positions, as i64.
@@ -43,7 +43,7 @@ pub struct QuantilePlaces {
 }
 
 impl Tensor {
-    /// Where the quantiles fall along `axis` of this tensor, which is sorted along that in
+    /// The places of the quantiles along `axis` of this tensor, which is sorted along that in
     /// ascending order.
     ///
     /// # Errors

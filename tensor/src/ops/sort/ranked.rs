@@ -10,16 +10,17 @@ use crate::launch::{FullKernel, Operands};
 use crate::layout::{Shape, check_axis};
 use crate::tensor::Tensor;
 
-/// Which element of a sorted row.
+/// An element of a sorted row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rank {
-    /// The one before which so many come.
+    /// The element that this many others come before.
     Number(usize),
-    /// The middle one, the lower of two; a NaN if there is one.
+    /// The middle element, the lower of two; a NaN if there is one.
     Median,
-    /// The middle one of the numbers; a NaN if there are none.
+    /// The middle element of the numbers; a NaN if there are none.
     MedianOfNumbers,
-    /// The one that occurs most often, the smallest of several; its last position. All NaN are one.
+    /// The element that occurs most often, the smallest of several; its last position. All NaN are
+    /// one.
     Mode,
 }
 
@@ -83,7 +84,7 @@ impl Tensor {
         Ok((values.unsqueeze(axis)?, positions.unsqueeze(axis)?))
     }
 
-    /// The rank of the `k`-th smallest of so many.
+    /// The rank of the `k`-th smallest of `len` elements.
     fn rank_of(op: &'static str, k: usize, len: usize) -> Result<Rank> {
         match k.checked_sub(1).filter(|&before| before < len) {
             Some(before) => Ok(Rank::Number(before)),

@@ -8,14 +8,14 @@ use crate::error::{Result, TensorError};
 use crate::layout::{Shape, check_axis};
 use crate::tensor::Tensor;
 
-/// How [`Tensor::cov`] counts observations. Values are not checked: a negative frequency or weight
-/// takes observations away.
+/// The way in which [`Tensor::cov`] counts observations. Values are not checked: a negative
+/// frequency or weight takes observations away.
 #[derive(Clone, Copy, Debug)]
 pub struct Covariance<'a> {
-    /// What the divisor is less than the number of observations: 1 for a sample, 0 for a whole
-    /// population.
+    /// The number by which the divisor is less than the number of observations: 1 for a sample, 0
+    /// for a whole population.
     pub correction: f64,
-    /// How often each observation counts.
+    /// The number of times that each observation counts.
     pub frequencies: Option<&'a Tensor>,
     /// The weight of each observation.
     pub weights: Option<&'a Tensor>,
@@ -27,13 +27,13 @@ impl Default for Covariance<'_> {
     }
 }
 
-/// What a covariance and its gradient are made of, for x: `[D, N]`.
+/// The parts of a covariance and its gradient, for x: `[D, N]`.
 struct Centered {
     /// x without the mean of each row.
     x: Tensor,
-    /// That, times what each observation counts.
+    /// The centered observations, times their weights.
     weighted: Tensor,
-    /// What the products are divided by.
+    /// The divisor of the products.
     divisor: Tensor,
 }
 
@@ -50,7 +50,7 @@ impl Covariance<'_> {
         }
     }
 
-    /// What each of the observations counts, if not 1.
+    /// The weight of each observation, if not 1.
     #[track_caller]
     fn factors(&self, op: &'static str, x: &Tensor) -> Result<Option<Tensor>> {
         let mut factors: Option<Tensor> = None;

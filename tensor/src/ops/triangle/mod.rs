@@ -18,7 +18,7 @@ enum Side {
     Lower,
 }
 
-/// Which elements of matrices stay; the others become 0.
+/// The elements of matrices that stay; the others become 0.
 #[derive(Clone, Copy, Debug)]
 struct Triangle {
     side: Side,

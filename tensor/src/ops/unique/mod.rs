@@ -22,13 +22,13 @@ use crate::tensor::Tensor;
 /// Rows that a block of an NVIDIA device compares.
 const TILE_LEN: usize = 1024;
 
-/// What [`Tensor::unique`] tells apart.
+/// Options of [`Tensor::unique`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UniqueOptions {
     /// The dimension along which slices are compared; without one, all elements.
     pub along: Option<Axis>,
-    /// How many different ones a simulated device is to assume, which its list of assumptions then
-    /// names with the caller's place.
+    /// The number of different values that a simulated device is to assume, which its list of
+    /// assumptions then names with the caller's place.
     pub assumed_count: Option<usize>,
 }
 
@@ -39,11 +39,11 @@ pub struct Unique {
     pub values: Tensor,
     /// For each element, or each position of the dimension, its number among the values; as i64.
     pub inverse: Tensor,
-    /// How often each value occurs, as i64.
+    /// The number of occurrences of each value, as i64.
     pub counts: Tensor,
 }
 
-/// Where equal rows lie.
+/// The places of equal rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
     /// Anywhere; they are sorted first.

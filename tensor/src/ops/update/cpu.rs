@@ -24,7 +24,7 @@ const PART_COUNT: usize = 64;
 /// Sums that a part's elements take turns in.
 const LANE_COUNT: usize = 8;
 
-/// What is the same for all elements of a contiguous run.
+/// The values that are the same for all elements of a contiguous run.
 pub(super) struct Run<'a, F, G, T, const SCALARS: usize> {
     pub(super) formula: F,
     pub(super) rounding: Rounding,

@@ -12,9 +12,9 @@ use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, Nest};
 
 /// The pointers that a launch of an NVIDIA device can take: parameter, gradient, states and scalars
-/// of each tensor. With what else there is of each they fill what a driver takes of arguments.
+/// of each tensor. Together with the lengths they fill the arguments that a driver takes.
 pub(super) const POINTERS_MAX: usize = 328;
-/// The tensors that such a launch can be told the lengths of.
+/// The number of tensors whose lengths fit such a launch.
 pub(super) const TENSORS_MAX: usize = 82;
 
 /// Reads gradient and scalars, writes parameter and states, item by item.
@@ -36,7 +36,7 @@ impl<F, const STATES: usize, const SCALARS: usize> Update<F, STATES, SCALARS>
 where
     F: UpdateFormula<STATES, SCALARS>,
 {
-    /// As many tensors as a launch of an NVIDIA device can name.
+    /// The number of tensors that a launch of an NVIDIA device can name.
     pub(super) const ITEMS_MAX: usize = {
         let by_pointers = POINTERS_MAX / (2 + STATES + SCALARS);
         if by_pointers < TENSORS_MAX { by_pointers } else { TENSORS_MAX }

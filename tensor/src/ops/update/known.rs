@@ -21,21 +21,21 @@ pub enum KnownFormula {
     /// p = keep · p - (mean_rate · m + rate · g) / (√v · root_scale + eps)
     /// ```
     Nadam([f64; 10]),
-    /// Of `[β₁, 1 - β₁, β₂, decay, rate, eps]`:
+    /// Adamax, of `[β₁, 1 - β₁, β₂, decay, rate, eps]`:
     ///
     /// ```text
     /// g = g + decay · p,  m = β₁ m + (1 - β₁) g,  u = max(β₂ u, |g| + eps)
     /// p = p - rate · m / u
     /// ```
     Adamax([f64; 6]),
-    /// Of `[added, decay, rate, eps]`:
+    /// Adagrad, of `[added, decay, rate, eps]`:
     ///
     /// ```text
     /// g = g + decay · p,  s = s + added + g²
     /// p = p - rate · g / (√s + eps)
     /// ```
     Adagrad([f64; 4]),
-    /// Of `[ρ, 1 - ρ, decay, rate, eps]`:
+    /// Adadelta, of `[ρ, 1 - ρ, decay, rate, eps]`:
     ///
     /// ```text
     /// g = g + decay · p,  v = ρ v + (1 - ρ) g²
@@ -43,7 +43,8 @@ pub enum KnownFormula {
     /// p = p - rate · d
     /// ```
     Adadelta([f64; 5]),
-    /// Of `[α, 1 - α, decay, rate, eps, momentum]`, with one more state for the momentum, if any:
+    /// RMSprop, of `[α, 1 - α, decay, rate, eps, momentum]`, with one more state for the momentum,
+    /// if any:
     ///
     /// ```text
     /// g = g + decay · p,  v = α v + (1 - α) g²
@@ -54,7 +55,7 @@ pub enum KnownFormula {
     /// [`KnownFormula::RmsProp`] with the mean `a = α a + (1 - α) g` as second state, and the
     /// variance `v - a²` instead of `v` in the divisor.
     CenteredRmsProp([f64; 6]),
-    /// Of `[added, down, up, low, high]`, with the states `h` and `s`:
+    /// Rprop, of `[added, down, up, low, high]`, with the states `h` and `s`:
     ///
     /// ```text
     /// s = s + added,  s = up · s where g · h > 0, down · s where g · h < 0;  low ≤ s ≤ high
@@ -62,14 +63,14 @@ pub enum KnownFormula {
     /// p = p - sign(g) · s
     /// ```
     Rprop([f64; 5]),
-    /// Of `[β₁, 1 - β₁, β₂, 1 - β₂, keep, rate]`:
+    /// Lion, of `[β₁, 1 - β₁, β₂, 1 - β₂, keep, rate]`:
     ///
     /// ```text
     /// p = keep · p - rate · sign(β₁ m + (1 - β₁) g),  m = β₂ m + (1 - β₂) g
     /// ```
     Lion([f64; 6]),
-    /// Of `[β₁, 1 - β₁, β₂, 1 - β₂, scale, root_scale, eps, decay, rate]`, with the scalars `‖p‖`
-    /// and `‖r‖`, whose quotient is 1 if one of them is not above 0:
+    /// LAMB, of `[β₁, 1 - β₁, β₂, 1 - β₂, scale, root_scale, eps, decay, rate]`, with the scalars
+    /// `‖p‖` and `‖r‖`, whose quotient is 1 if one of them is not above 0:
     ///
     /// ```text
     /// m = β₁ m + (1 - β₁) g,  v = β₂ v + (1 - β₂) g²
@@ -77,7 +78,8 @@ pub enum KnownFormula {
     /// p = p - rate · ‖p‖ / ‖r‖ · r
     /// ```
     Lamb([f64; 9]),
-    /// Of `[scale_min, rate, per_root_len, per_clip, keep]`, with the scalars `‖p‖` and `‖g‖`:
+    /// Adafactor, of `[scale_min, rate, per_root_len, per_clip, keep]`, with the scalars `‖p‖` and
+    /// `‖g‖`:
     ///
     /// ```text
     /// s = max(scale_min, ‖p‖ · per_root_len) · rate / max(1, ‖g‖ · per_clip)
@@ -97,7 +99,7 @@ pub enum KnownNorms {
     ParameterAndGradient,
     /// `p` and the `r` of [`KnownFormula::Lamb`] with these constants.
     Lamb([f64; 9]),
-    /// Of `[keep, 1 - keep, nesterov]`, with the momentum `p`:
+    /// Muon, of `[keep, 1 - keep, nesterov]`, with the momentum `p`:
     ///
     /// ```text
     /// p = p + (1 - keep) (g - p),  then  g + keep · (p - g)  if nesterov is not 0, else p
@@ -117,9 +119,9 @@ pub enum KnownNorms {
 pub struct SgdUpdate {
     /// Pull towards 0.
     pub weight_decay: f64,
-    /// How much of `m` is kept.
+    /// The part of `m` that is kept.
     pub keep: f64,
-    /// How much of the gradient `m` takes.
+    /// The part of the gradient that `m` takes.
     pub take: f64,
     /// Step size along the gradient.
     pub along_g: f64,
@@ -176,7 +178,7 @@ pub struct AdamUpdate {
     pub betas: [f64; 2],
     /// Pull towards 0 by way of the gradient: Adam.
     pub coupled: f64,
-    /// How much of the parameter is kept beside the gradient: AdamW; else 1.
+    /// The part of the parameter that is kept beside the gradient: AdamW; else 1.
     pub keep: f64,
     /// Step size over `1 - β₁ᵗ`.
     pub rate: f64,

@@ -2,7 +2,7 @@
 
 mod cpu;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(crate) mod cuda;
 mod kernel;
 mod known;
 mod norms;
@@ -27,7 +27,7 @@ use quantized::{BLOCK_BYTES, BLOCK_LEN};
 /// No formula may have more states.
 const STATES_MAX: usize = 4;
 
-/// What an optimizer does to one element; [`Tensor::update_`] does it to all, in one pass.
+/// The update of one element by an optimizer; [`Tensor::update_`] applies it to all, in one pass.
 ///
 /// `STATES` tensors are kept between updates, `SCALARS` numbers lie on the device, such as a norm
 /// that the host never sees.
@@ -38,12 +38,12 @@ pub trait UpdateFormula<const STATES: usize, const SCALARS: usize>: Copy + Send 
     /// Arithmetic operations per element, for the time of the simulated device.
     const FLOPS: f64;
 
-    /// What values each state can have; only quantised states ask.
+    /// The values that each state can have; only quantised states ask.
     fn state_ranges(&self) -> [StateRange; STATES] {
         [StateRange::Signed; STATES]
     }
 
-    /// What it is to a device that has kernels for some formulas alone, rather than for any.
+    /// The known formula that it is, for a device that has kernels for some formulas alone.
     fn known(&self) -> Option<KnownFormula> {
         None
     }
@@ -60,7 +60,7 @@ pub trait UpdateFormula<const STATES: usize, const SCALARS: usize>: Copy + Send 
     ) -> (T, [T; STATES]);
 }
 
-/// How a new parameter becomes one of its element type.
+/// The rounding of a new parameter to its element type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rounding {
     /// To the nearest.
@@ -73,24 +73,24 @@ pub enum Rounding {
 
 /// One tensor's part of an [`update_all_`].
 pub struct TensorUpdate<'a, F> {
-    /// What is trained.
+    /// The tensor that is trained.
     pub parameter: &'a mut Tensor,
-    /// Where it should go; of the parameter's shape.
+    /// The gradient, of the parameter's shape.
     pub gradient: &'a Tensor,
-    /// As many as the formula has.
+    /// The states of the formula.
     pub states: &'a mut [Tensor],
-    /// As many as the formula has, of one element each.
+    /// The scalars of the formula, of one element each.
     pub scalars: &'a [Tensor],
-    /// What is done to each element of this tensor.
+    /// The update of each element of this tensor.
     pub formula: F,
-    /// How the parameter is rounded to its type.
+    /// The rounding of the parameter to its type.
     pub rounding: Rounding,
 }
 
-/// What the operands of updates in one launch have in common.
+/// The properties that the operands of updates in one launch have in common.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Form {
-    /// Of parameter and gradient.
+    /// Types of parameter and gradient.
     dtypes: [DType; 2],
     quantized: bool,
     is_contiguous: bool,
@@ -174,8 +174,8 @@ use for_update;
 ///
 /// # Errors
 /// Those of [`Tensor::update_`], `Overlap` also for operands of different updates; all of them
-/// before anything is written. What an NVIDIA device reports while it is told of one launch after
-/// the other comes when some are on their way: operands are then of no use.
+/// before anything is written. An NVIDIA device may refuse a launch when earlier ones are already
+/// enqueued: operands are then useless.
 ///
 /// # Panics
 /// When a number of states or scalars is not the formula's: a bug in the caller.
@@ -226,12 +226,10 @@ where
 /// # Errors
 /// What the device reports.
 pub fn reserve_updates(device: &Device, dtype: DType) -> Result<()> {
-    #[cfg(feature = "cuda")]
-    if let Some(cuda) = device.as_cuda().filter(|_| dtype.is_float()) {
-        cuda::reserve(cuda, dtype)?;
+    match device.accelerator() {
+        Some(accelerator) if dtype.is_float() => accelerator.reserve_updates(dtype),
+        _ => Ok(()),
     }
-    let _ = (device, dtype);
-    Ok(())
 }
 
 /// The updates of one launch.

@@ -23,12 +23,12 @@ pub trait NormFormula<const STATES: usize, const NORMS: usize>: Copy + Send + Sy
     /// Arithmetic operations per element, for the time of the simulated device.
     const FLOPS: f64;
 
-    /// What values each state can have; only quantised states ask.
+    /// The values that each state can have; only quantised states ask.
     fn state_ranges(&self) -> [StateRange; STATES] {
         [StateRange::Signed; STATES]
     }
 
-    /// What it is to a device that has kernels for some formulas alone, rather than for any.
+    /// The known norms that it is, for a device that has kernels for some formulas alone.
     fn known(&self) -> Option<KnownNorms> {
         None
     }
@@ -45,7 +45,7 @@ pub(super) struct Norms<F, const STATES: usize, const NORMS: usize> {
     pub(super) len: usize,
 }
 
-/// As many operands as a formula may read: parameter, gradient and four states.
+/// The number of operands that a formula may read: parameter, gradient and four states.
 pub(super) const READS_MAX: usize = 6;
 
 /// The most partial sums that an NVIDIA device keeps for each norm.

@@ -12,7 +12,7 @@ pub(super) const BLOCK_LEN: usize = 256;
 pub(super) const BLOCK_BYTES: usize = BLOCK_LEN + size_of::<f32>();
 const DECADES: usize = 7;
 
-/// What values a state can have.
+/// The values that a state can have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StateRange {
     /// Both signs, as a mean has.

@@ -26,7 +26,7 @@ struct Taps<T> {
 }
 
 impl<T: Float> Taps<T> {
-    /// What input `at` counts in the output.
+    /// The weight of input `at` in the output.
     fn weight(&self, at: usize) -> T {
         let mut weight = T::ZERO;
         if self.low == at {

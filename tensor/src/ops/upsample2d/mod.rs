@@ -27,7 +27,7 @@ pub enum Resize {
     By([f64; 2]),
 }
 
-/// Where a pixel of the result takes its value from.
+/// The pixels that a pixel of the result takes its value from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interpolation {
     /// The pixel ⌊i · H / H'⌋, as PyTorch's `nearest`, computed in f32 for every element type. On
@@ -39,7 +39,7 @@ pub enum Interpolation {
     Bilinear(Corners),
 }
 
-/// What lies on what in the two images.
+/// The alignment of the two images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corners {
     /// The outer edges of the corner pixels: PyTorch's default, and right for pixels as areas.

@@ -1,4 +1,4 @@
-//! What arrives where indices say on NVIDIA devices, see `arrivals.cu`.
+//! Elements that arrive where indices say on NVIDIA devices, see `arrivals.cu`.
 
 use super::check_indices;
 use crate::cuda::gate::{Argument, Parameter, Signature};
@@ -20,7 +20,7 @@ use Parameter::{Read, U32, U64, Words, Write};
 const STEPS: Parameter = Words(5);
 const REDUCING: Parameter = Words(2);
 
-/// What becomes of an element where another one arrives.
+/// The change of an element where another one arrives.
 #[derive(Clone, Copy)]
 pub(super) enum Change {
     Replace,
@@ -113,7 +113,7 @@ pub(super) fn check(op: &'static str) -> Result<()> {
     }
 }
 
-/// What arrives along a dimension, and where.
+/// Elements that arrive along a dimension, and their places.
 pub(super) struct Arriving<'a> {
     pub(super) index: DeviceOperand<'a>,
     pub(super) index_strides: [usize; RANK_MAX],
@@ -283,8 +283,8 @@ impl Sorted<'_> {
     }
 }
 
-/// Enqueues what arrives along a dimension. Of an index that is no place, which sends nothing, who
-/// reads a value is told, unless the indices are known to be good.
+/// Enqueues the elements that arrive along a dimension. An index that is no place sends nothing, and
+/// the next read of a value reports it, unless the indices are known to be good.
 pub(super) fn arrive(
     op: &Line,
     change: Change,
@@ -307,7 +307,7 @@ pub(super) fn arrive(
     }
 }
 
-/// Enqueues a reduction of what arrives.
+/// Enqueues a reduction of the elements that arrive.
 impl OnCuda for ScatterReduce {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         check(self.line.name)
@@ -377,7 +377,7 @@ impl Moves {
     }
 }
 
-/// Enqueues what the places hold.
+/// Enqueues the elements at the places.
 impl OnCuda for Take {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         check(self.name)
@@ -407,7 +407,7 @@ impl OnCuda for Take {
     }
 }
 
-/// Enqueues what arrives at the places.
+/// Enqueues the elements that arrive at the places.
 impl OnCuda for Put {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         check(self.name)

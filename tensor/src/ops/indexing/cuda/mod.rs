@@ -27,12 +27,12 @@ fn no_kernel(op: &'static str) -> TensorError {
     TensorError::NoKernel { op, device: "cuda" }
 }
 
-/// What a kernel that finds a bad index calls the operation.
+/// The operation's number for a kernel that finds a bad index.
 fn number(op: &'static str) -> Result<u64> {
     Checked::Indices(op).number().ok_or_else(|| no_kernel(op))
 }
 
-/// Enqueues a look at all indices: who reads a value next is told of the first one that is not
+/// Enqueues a check of all indices: the next read of a value reports the first one that is not
 /// below `len`.
 pub(super) fn check_indices(
     op: &'static str,
@@ -50,8 +50,8 @@ pub(super) fn check_indices(
     })
 }
 
-/// Enqueues rows with a one at the index, or without where that is no class, of which who reads a
-/// value is told.
+/// Enqueues rows with a one at the index, or without where that is no class, which the next read of
+/// a value reports.
 impl OnCuda for OneHot {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (index, y) = (operands.read(0), operands.write(0));
@@ -69,7 +69,7 @@ impl OnCuda for OneHot {
     }
 }
 
-/// Enqueues y, of zeros where an index is no place, of which who reads a value is told.
+/// Enqueues y, of zeros where an index is no place, which the next read of a value reports.
 impl OnCuda for Gather {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         number(self.name).map(drop)
@@ -103,8 +103,8 @@ impl OnCuda for Gather {
     }
 }
 
-/// Enqueues the sums of whole rows, without what has an index that is no row, of which who reads a
-/// value is told unless forward has looked at it.
+/// Enqueues the sums of whole rows. An index that is no row adds nothing, and the next read of a
+/// value reports it, unless forward has checked it.
 fn add_rows(op: &Scatter, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let ([index, source], to) = ([0, 1].map(|place| operands.read(place)), operands.write(0));
     if !op.line.is_trusted() {

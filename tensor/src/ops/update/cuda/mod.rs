@@ -47,7 +47,7 @@ fn strided(dtype: DType) -> Signature {
 }
 
 /// Loads the kernels for parameters of a float type.
-pub(super) fn reserve(cuda: &Cuda, dtype: DType) -> Result<()> {
+pub(crate) fn reserve(cuda: &Cuda, dtype: DType) -> Result<()> {
     let kernels = [plain, quantized, strided].map(|kernel| kernel(dtype));
     kernels.iter().try_for_each(|kernel| cuda.reserve(UPDATE.of(dtype), kernel))
 }
@@ -83,7 +83,7 @@ fn common(
     words
 }
 
-/// What a tensor's rounding draws from, beside the seed.
+/// The stream that a tensor's rounding draws from, beside the seed.
 fn stream(rounding: Rounding) -> u64 {
     match rounding {
         Rounding::Nearest => 0,
@@ -204,7 +204,7 @@ fn walk_of_six<'a>(
     walk_of(&Nest::new(parameter.shape(), strides), len)
 }
 
-/// What the kernel of norms is told, if there is one.
+/// A formula of norms as kernels name it; an error where there is no kernel.
 fn of_norms<F, const STATES: usize, const NORMS: usize>(
     op: &Norms<F, STATES, NORMS>,
 ) -> Result<OfKernel>
