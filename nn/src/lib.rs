@@ -5,7 +5,6 @@ mod buffer;
 mod distance;
 mod divided;
 mod error;
-pub mod fields;
 mod grid;
 mod images;
 pub mod init;
@@ -14,6 +13,7 @@ mod lora;
 mod loss;
 pub mod models;
 mod module;
+mod node;
 pub mod optim;
 mod parameter;
 mod pool_places;
@@ -97,6 +97,7 @@ pub use loss::{
     pair_loss, smooth_l1, soft_cross_entropy,
 };
 pub use module::{Module, Parameters};
+pub use node::{Field, Node, Nodes, Visitor};
 pub use parameter::Parameter;
 pub use pool_places::{
     adaptive_max_pool2d_with_places, adaptive_max_pool3d_with_places, max_pool2d_with_places,

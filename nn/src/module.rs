@@ -9,43 +9,59 @@ use lowtide_tensor::{DType, Tensor, TensorError};
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::layers::linear::Linear;
+use crate::node::{Node, Nodes, Visitor};
 use crate::parameter::Parameter;
 use crate::tensor_parallel::Shared;
 
-/// Anything that owns parameters.
-pub trait Parameters {
-    /// Shows every parameter once, with PyTorch's name for it (`layers.0.weight`), in a fixed
-    /// order. Modules without parameters need not implement it.
+/// What a model owns, one kind after the other. Everything with [`Nodes`] has these methods.
+pub trait Parameters: Nodes {
+    /// Shows every parameter once, with PyTorch's name for it (`layers.0.weight`).
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        let _ = visitor;
+        self.visit_nodes(&mut Visitor::new(&mut |name, node| {
+            if let Node::Parameter(parameter) = node {
+                visitor(name, parameter);
+            }
+        }));
     }
 
-    /// Shows every buffer once, with PyTorch's name for it (`layers.1.running_mean`), in a fixed
-    /// order. Modules without buffers need not implement it; containers have to.
+    /// Shows every buffer once, with PyTorch's name for it (`layers.1.running_mean`).
     fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        let _ = visitor;
+        self.visit_nodes(&mut Visitor::new(&mut |name, node| {
+            if let Node::Buffer(buffer) = node {
+                visitor(name, buffer);
+            }
+        }));
     }
 
     /// Shows what becomes of the tensors that each block saves for backward, in the order in which
     /// blocks run; a block is a [`Segment`](crate::Segment). `None` is the policy of the segment
-    /// around it. The results have the same bits under every policy. Modules without blocks need
-    /// not implement it; containers have to.
+    /// around it. The results have the same bits under every policy.
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-        let _ = visitor;
+        self.visit_nodes(&mut Visitor::new(&mut |_, node| {
+            if let Node::Block(policy) = node {
+                visitor(policy);
+            }
+        }));
     }
 
     /// Shows every linear layer once, with its name (`layers.0.q_proj`; empty for a module that is
-    /// one), in a fixed order: what can be [adapted](crate::adapt). Modules without linear layers
-    /// need not implement it; containers have to. A layer whose weight is computed from others is
+    /// one): what can be [adapted](crate::adapt). A layer whose weight is computed from others is
     /// not shown.
     fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
-        let _ = visitor;
+        self.visit_nodes(&mut Visitor::new(&mut |name, node| {
+            if let Node::Linear(linear) = node {
+                visitor(name, linear);
+            }
+        }));
     }
 
-    /// Shows what several ranks can [share](crate::share_layers), in a fixed order. Modules without
-    /// such layers need not implement it; containers have to.
+    /// Shows what several ranks can [share](crate::share_layers).
     fn visit_shared(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
-        let _ = visitor;
+        self.visit_nodes(&mut Visitor::new(&mut |_, node| {
+            if let Node::Shared(show) = node {
+                show(visitor);
+            }
+        }));
     }
 
     /// Gives all blocks one policy.
@@ -91,6 +107,9 @@ pub trait Parameters {
         Ok(())
     }
 }
+
+/// The methods are the same for all: no module has its own.
+impl<M: Nodes> Parameters for M {}
 
 /// Adds what `convert` gives under `id`, which may stand in several places; the first error stays.
 pub(crate) fn keep<K: Ord>(

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::layers::linear::Linear;
 use crate::lora::{Targets, matched};
 use crate::module::Parameters;
+use crate::node::{Nodes, Visitor};
 use crate::parameter::Parameter;
 
 /// What a linear layer with a quantised weight multiplies.
@@ -72,11 +73,6 @@ impl QuantizedWeight {
         Ok(())
     }
 
-    /// Shows its tensors below the weight's `name`.
-    pub(crate) fn visit_buffers(&mut self, name: &str, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        self.parts.iter_mut().for_each(|(part, buffer)| visitor(&format!("{name}.{part}"), buffer));
-    }
-
     pub(crate) fn format(&self) -> QuantFormat {
         self.format
     }
@@ -85,6 +81,13 @@ impl QuantizedWeight {
     pub(crate) fn get(&self) -> Result<Quantized> {
         let parts = self.parts.iter().map(|(_, buffer)| buffer.value().clone()).collect();
         Ok(Quantized::from_parts(self.format, self.shape, parts)?)
+    }
+}
+
+/// Its tensors are buffers, called by the parts of the format.
+impl Nodes for QuantizedWeight {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        self.parts.iter_mut().for_each(|(part, buffer)| visitor.field(*part, buffer));
     }
 }
 

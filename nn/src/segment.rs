@@ -4,13 +4,10 @@ use std::ops::Range;
 
 use lowtide_autograd::{Pass, SavedPolicy, Var};
 
-use crate::buffer::Buffer;
 use crate::error::{NnError, Result};
-use crate::layers::linear::Linear;
-use crate::module::{Module, Parameters};
-use crate::parameter::Parameter;
+use crate::module::Module;
+use crate::node::{Node, Nodes, Visitor};
 use crate::stages;
-use crate::tensor_parallel::Shared;
 
 /// A block of a model, with what becomes of the tensors that it saves for backward: see
 /// [`Parameters::visit_policies`]. A trainer's plan may recompute the first blocks of a model that
@@ -100,27 +97,11 @@ impl<B: Module + Clone + 'static> Module for Segment<B> {
     }
 }
 
-impl<B: Parameters> Parameters for Segment<B> {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.block.visit(visitor);
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        self.block.visit_buffers(visitor);
-    }
-
-    /// Its own, then those of the blocks inside.
-    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-        visitor(&mut self.policy);
-        self.block.visit_policies(visitor);
-    }
-
-    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
-        self.block.visit_linears(visitor);
-    }
-
-    fn visit_shared(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
-        self.block.visit_shared(visitor);
+impl<B: Nodes> Nodes for Segment<B> {
+    /// The block's own policy comes before those of the blocks inside.
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.node("", Node::Block(&mut self.policy));
+        visitor.field("", &mut self.block);
     }
 }
 

@@ -9,10 +9,10 @@ use lowtide_tensor::{
 };
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::init;
 use crate::layers::weight_norm::{Weighted, weighted};
-use crate::module::{Module, Parameters};
+use crate::module::Module;
+use crate::node::parameters;
 use crate::parameter::Parameter;
 
 /// How a convolution of volumes reads its input; depth, height and width. PyTorch's defaults.
@@ -287,7 +287,7 @@ weighted!(Conv3d, |self, input, weight, bias| conv3d(input, weight, bias, self.g
 #[derive(Clone, Copy, Debug)]
 pub struct MaxPool3d(pub Pool3dGeometry);
 
-impl Parameters for MaxPool3d {}
+parameters!(MaxPool3d {});
 
 impl Module for MaxPool3d {
     /// # Shapes
@@ -306,7 +306,7 @@ pub struct AvgPool3d {
     pub options: AvgPool,
 }
 
-impl Parameters for AvgPool3d {}
+parameters!(AvgPool3d {});
 
 impl Module for AvgPool3d {
     /// # Shapes
@@ -321,7 +321,7 @@ impl Module for AvgPool3d {
 #[derive(Clone, Copy, Debug)]
 pub struct AdaptiveAvgPool3d(pub [usize; 3]);
 
-impl Parameters for AdaptiveAvgPool3d {}
+parameters!(AdaptiveAvgPool3d {});
 
 impl Module for AdaptiveAvgPool3d {
     /// # Shapes
@@ -336,7 +336,7 @@ impl Module for AdaptiveAvgPool3d {
 #[derive(Clone, Copy, Debug)]
 pub struct AdaptiveMaxPool3d(pub [usize; 3]);
 
-impl Parameters for AdaptiveMaxPool3d {}
+parameters!(AdaptiveMaxPool3d {});
 
 impl Module for AdaptiveMaxPool3d {
     /// # Shapes

@@ -4,7 +4,8 @@ use lowtide_autograd::{AutogradError, Needs, Pass, Var};
 use lowtide_tensor::{Axis, Tensor, TensorError};
 
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
+use crate::node::parameters;
 use crate::optim::check_option;
 
 macro_rules! activations {
@@ -13,7 +14,7 @@ macro_rules! activations {
         #[derive(Clone, Copy, Debug, Default)]
         pub struct $name;
 
-        impl Parameters for $name {}
+        parameters!($name {});
 
         impl Module for $name {
             fn forward(&self, _: &Pass, $input: Var) -> Result<Var> {
@@ -69,7 +70,7 @@ impl Default for LeakyReLU {
     }
 }
 
-impl Parameters for LeakyReLU {}
+parameters!(LeakyReLU {});
 
 impl Module for LeakyReLU {
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
@@ -87,7 +88,7 @@ impl Default for Hardtanh {
     }
 }
 
-impl Parameters for Hardtanh {}
+parameters!(Hardtanh {});
 
 impl Module for Hardtanh {
     /// # Errors
@@ -103,7 +104,7 @@ impl Module for Hardtanh {
 #[derive(Clone, Copy, Debug)]
 pub struct Threshold(pub f64, pub f64);
 
-impl Parameters for Threshold {}
+parameters!(Threshold {});
 
 impl Module for Threshold {
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
@@ -122,7 +123,7 @@ impl Default for Hardshrink {
     }
 }
 
-impl Parameters for Hardshrink {}
+parameters!(Hardshrink {});
 
 impl Module for Hardshrink {
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
@@ -141,7 +142,7 @@ impl Default for Softshrink {
     }
 }
 
-impl Parameters for Softshrink {}
+parameters!(Softshrink {});
 
 impl Module for Softshrink {
     /// # Errors
@@ -160,7 +161,7 @@ impl Module for Softshrink {
 #[derive(Clone, Copy, Debug)]
 pub struct GLU(pub isize);
 
-impl Parameters for GLU {}
+parameters!(GLU {});
 
 impl Module for GLU {
     /// # Shapes
@@ -208,7 +209,7 @@ fn halves(x: &Tensor, axis: usize) -> lowtide_autograd::AutogradResult<[Tensor; 
 #[derive(Clone, Copy, Debug)]
 pub struct Softmax(pub isize);
 
-impl Parameters for Softmax {}
+parameters!(Softmax {});
 
 impl Module for Softmax {
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
@@ -220,7 +221,7 @@ impl Module for Softmax {
 #[derive(Clone, Copy, Debug)]
 pub struct Softmin(pub isize);
 
-impl Parameters for Softmin {}
+parameters!(Softmin {});
 
 impl Module for Softmin {
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
@@ -232,7 +233,7 @@ impl Module for Softmin {
 #[derive(Clone, Copy, Debug)]
 pub struct LogSoftmax(pub isize);
 
-impl Parameters for LogSoftmax {}
+parameters!(LogSoftmax {});
 
 impl Module for LogSoftmax {
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {

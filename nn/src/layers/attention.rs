@@ -11,7 +11,6 @@ use lowtide_tensor::{
 };
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::init;
 use crate::layers::attention_mask::{with_causal, with_open_keys};
 use crate::layers::cross_attention::cross_attention;
@@ -20,6 +19,7 @@ use crate::layers::linear::Linear;
 use crate::layers::norm::optional;
 use crate::layers::rotary::RotaryEmbedding;
 use crate::module::{Module, Parameters, forward_in};
+use crate::node::parameters;
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 use crate::tensor_parallel::{Branch, Shared};

@@ -8,9 +8,9 @@ use lowtide_tensor::{DType, Device, Shape, Tensor, TensorError};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::layers::norm::optional;
 use crate::module::Module;
+use crate::node::parameters;
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 

@@ -4,11 +4,11 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv1dGeometry, Device, PadMode, RandomKey};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::init;
 use crate::layers::border::Border;
 use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
+use crate::node::parameters;
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 

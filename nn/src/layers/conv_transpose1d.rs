@@ -4,10 +4,10 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{ConvTranspose1dGeometry, Device, RandomKey};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::init;
 use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
+use crate::node::parameters;
 use crate::parameter::Parameter;
 
 /// A transposed convolution layer, `torch.nn.ConvTranspose1d`.

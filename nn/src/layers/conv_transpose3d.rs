@@ -7,10 +7,10 @@ use lowtide_autograd::{Needs, Pass, Var};
 use lowtide_tensor::{ConvTranspose2dGeometry, Device, RandomKey, Tensor, TensorError};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::init;
 use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
+use crate::node::parameters;
 use crate::parameter::Parameter;
 
 /// How a transposed convolution of volumes walks; depth, height and width. The numbers are those of

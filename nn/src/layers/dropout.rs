@@ -3,7 +3,8 @@
 use lowtide_autograd::{Pass, Var};
 
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
+use crate::node::parameters;
 use crate::optim::check_option;
 
 /// Sets elements to 0 in training and scales the others up, `torch.nn.Dropout`. The mask is a
@@ -30,7 +31,7 @@ impl Dropout {
     }
 }
 
-impl Parameters for Dropout {}
+parameters!(Dropout {});
 
 impl Module for Dropout {
     /// # Shapes

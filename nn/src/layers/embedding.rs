@@ -5,8 +5,8 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::module::Module;
+use crate::node::parameters;
 use crate::parameter::Parameter;
 use crate::tensor_parallel::VocabularyShare;
 

@@ -7,8 +7,8 @@ use lowtide_tensor::{
 };
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::module::Module;
+use crate::node::parameters;
 use crate::parameter::Parameter;
 
 /// What becomes of the rows of a bag.

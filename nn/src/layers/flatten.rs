@@ -3,13 +3,14 @@
 use lowtide_autograd::{Pass, Var};
 
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
+use crate::node::parameters;
 
 /// `[B, ..] → [B, product of ..]`, without a copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Flatten;
 
-impl Parameters for Flatten {}
+parameters!(Flatten {});
 
 impl Module for Flatten {
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {

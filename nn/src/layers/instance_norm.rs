@@ -4,10 +4,10 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, Shape, Tensor, TensorError};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::layers::batch_norm::Running;
 use crate::layers::norm::optional;
 use crate::module::Module;
+use crate::node::parameters;
 use crate::parameter::Parameter;
 
 /// PyTorch's default for all layers.

@@ -4,12 +4,12 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, QuantFormat, Quantized, RandomKey, Tensor, TensorError};
 
-use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::init;
 use crate::layers::weight_norm::weighted;
 use crate::lora::{Adapter, MergePlan};
-use crate::module::{Module, Parameters};
+use crate::module::Module;
+use crate::node::{Node, Nodes, Visitor};
 use crate::parameter::Parameter;
 use crate::quantized::{Activations, QuantizedWeight, stand_in};
 use crate::tensor_parallel::{BranchShare, LayerShare, VocabularyShare};
@@ -273,27 +273,15 @@ impl Linear {
     }
 }
 
-impl Parameters for Linear {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        if self.quantized.is_none() {
-            visitor("weight", &mut self.weight);
+impl Nodes for Linear {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.node("", Node::Linear(self));
+        match &mut self.quantized {
+            Some(quantized) => visitor.field("weight", quantized),
+            None => visitor.field("weight", &mut self.weight),
         }
-        if let Some(bias) = &mut self.bias {
-            visitor("bias", bias);
-        }
-        if let Some(adapter) = &mut self.adapter {
-            adapter.visit(visitor);
-        }
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        if let Some(quantized) = &mut self.quantized {
-            quantized.visit_buffers("weight", visitor);
-        }
-    }
-
-    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
-        visitor("", self);
+        visitor.field("bias", &mut self.bias);
+        visitor.field("", &mut self.adapter);
     }
 }
 

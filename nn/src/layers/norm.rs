@@ -4,8 +4,8 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::Device;
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::module::Module;
+use crate::node::parameters;
 use crate::parameter::Parameter;
 
 /// PyTorch's addend to the variance.

@@ -4,7 +4,8 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::PadMode;
 
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
+use crate::node::parameters;
 
 /// More places around the last dimensions: `torch.nn.ZeroPad2d`, `ConstantPad1d`,
 /// `ReflectionPad2d`, `ReplicationPad1d`, `CircularPad2d` and their kin.
@@ -23,7 +24,7 @@ impl Pad {
     }
 }
 
-impl Parameters for Pad {}
+parameters!(Pad {});
 
 impl Module for Pad {
     /// # Shapes

@@ -4,13 +4,14 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{AvgPool, Pool1dGeometry, Pool2dGeometry};
 
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
+use crate::node::parameters;
 
 /// The largest value in each window, `torch.nn.MaxPool1d`.
 #[derive(Clone, Copy, Debug)]
 pub struct MaxPool1d(pub Pool1dGeometry);
 
-impl Parameters for MaxPool1d {}
+parameters!(MaxPool1d {});
 
 impl Module for MaxPool1d {
     /// # Shapes
@@ -29,7 +30,7 @@ pub struct AvgPool1d {
     pub options: AvgPool,
 }
 
-impl Parameters for AvgPool1d {}
+parameters!(AvgPool1d {});
 
 impl Module for AvgPool1d {
     /// # Shapes
@@ -50,7 +51,7 @@ impl MaxPool2d {
     }
 }
 
-impl Parameters for MaxPool2d {}
+parameters!(MaxPool2d {});
 
 impl Module for MaxPool2d {
     /// # Shapes
@@ -76,7 +77,7 @@ impl AvgPool2d {
     }
 }
 
-impl Parameters for AvgPool2d {}
+parameters!(AvgPool2d {});
 
 impl Module for AvgPool2d {
     /// # Shapes
@@ -90,7 +91,7 @@ impl Module for AvgPool2d {
 #[derive(Clone, Copy, Debug)]
 pub struct AdaptiveAvgPool1d(pub usize);
 
-impl Parameters for AdaptiveAvgPool1d {}
+parameters!(AdaptiveAvgPool1d {});
 
 impl Module for AdaptiveAvgPool1d {
     /// # Shapes
@@ -105,7 +106,7 @@ impl Module for AdaptiveAvgPool1d {
 #[derive(Clone, Copy, Debug)]
 pub struct AdaptiveMaxPool1d(pub usize);
 
-impl Parameters for AdaptiveMaxPool1d {}
+parameters!(AdaptiveMaxPool1d {});
 
 impl Module for AdaptiveMaxPool1d {
     /// # Shapes
@@ -120,7 +121,7 @@ impl Module for AdaptiveMaxPool1d {
 #[derive(Clone, Copy, Debug)]
 pub struct AdaptiveAvgPool2d(pub [usize; 2]);
 
-impl Parameters for AdaptiveAvgPool2d {}
+parameters!(AdaptiveAvgPool2d {});
 
 impl Module for AdaptiveAvgPool2d {
     /// # Shapes
@@ -135,7 +136,7 @@ impl Module for AdaptiveAvgPool2d {
 #[derive(Clone, Copy, Debug)]
 pub struct AdaptiveMaxPool2d(pub [usize; 2]);
 
-impl Parameters for AdaptiveMaxPool2d {}
+parameters!(AdaptiveMaxPool2d {});
 
 impl Module for AdaptiveMaxPool2d {
     /// # Shapes

@@ -6,8 +6,8 @@ use lowtide_autograd::{Needs, Pass, Var};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::module::Module;
+use crate::node::parameters;
 use crate::parameter::Parameter;
 
 /// `x`, and `a · x` up to 0, `torch.nn.PReLU`.

@@ -10,7 +10,7 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::error::Result;
-use crate::fields::parameters;
+use crate::node::parameters;
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 

@@ -11,7 +11,8 @@ use lowtide_tensor::{DType, Device, Tensor};
 pub use lowtide_tensor::RotaryPairs;
 
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
+use crate::node::parameters;
 use crate::optim::check_option;
 
 /// Rotates pair `i` of a row at position `t`, counted from 0, by `t · base^(-2i / R)`. Attention
@@ -214,7 +215,7 @@ impl RotaryEmbedding {
     }
 }
 
-impl Parameters for RotaryEmbedding {}
+parameters!(RotaryEmbedding {});
 
 impl Module for RotaryEmbedding {
     /// # Shapes

@@ -1,13 +1,10 @@
 //! One module after the other.
 
-use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_autograd::{Pass, Var};
 
-use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::fields::Field;
-use crate::layers::linear::Linear;
-use crate::module::{Module, Parameters};
-use crate::parameter::Parameter;
+use crate::module::Module;
+use crate::node::{Nodes, Visitor};
 
 /// A chain of modules; parameters are named by position (`0.weight`).
 #[derive(Default)]
@@ -46,26 +43,10 @@ impl Clone for Sequential {
     }
 }
 
-impl Parameters for Sequential {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+impl Nodes for Sequential {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         for (index, layer) in self.layers.iter_mut().enumerate() {
-            layer.visit_as(&index.to_string(), visitor);
-        }
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        for (index, layer) in self.layers.iter_mut().enumerate() {
-            layer.visit_buffers_as(&index.to_string(), visitor);
-        }
-    }
-
-    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-        self.layers.iter_mut().for_each(|layer| layer.visit_policies(visitor));
-    }
-
-    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
-        for (index, layer) in self.layers.iter_mut().enumerate() {
-            layer.visit_linears_as(&index.to_string(), visitor);
+            visitor.field(index.to_string().as_str(), &mut **layer);
         }
     }
 }

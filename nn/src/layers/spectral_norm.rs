@@ -4,15 +4,15 @@
 //! networks" (2018).
 
 use lowtide_allocator::Category;
-use lowtide_autograd::{Needs, Pass, Saved, SavedPolicy, Var};
+use lowtide_autograd::{Needs, Pass, Saved, Var};
 use lowtide_tensor::{Axis, DType, RandomKey, Tensor};
 
 use crate::buffer::Buffer;
 use crate::error::{NnError, Result};
-use crate::layers::weight_norm::Weighted;
-use crate::module::{Module, Parameters};
+use crate::layers::weight_norm::{Weighted, visit_without_weight};
+use crate::module::Module;
+use crate::node::{Node, Nodes, Visitor};
 use crate::optim::check_option;
-use crate::parameter::Parameter;
 
 /// Rounds of the power iteration when a layer is made, as in PyTorch.
 const FIRST_ITERATIONS: usize = 15;
@@ -171,26 +171,15 @@ fn spectral_norm(weight: Var, [u, v]: [Tensor; 2], axis: usize) -> Result<Var> {
     })?)
 }
 
-impl<M: Weighted> Parameters for SpectralNorm<M> {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+impl<M: Weighted> Nodes for SpectralNorm<M> {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         // PyTorch's order: what is left of the layer, then the parametrisation.
-        self.layer.visit(&mut |name, parameter| {
-            if name != "weight" {
-                visitor(name, parameter);
-            }
-        });
-        visitor("parametrizations.weight.original", self.layer.weight_mut());
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        self.layer.visit_buffers(visitor);
+        visit_without_weight(&mut self.layer, visitor);
+        let weight = Node::Parameter(self.layer.weight_mut());
+        visitor.node("parametrizations.weight.original", weight);
         let [u, v] = &mut self.vectors;
-        visitor("parametrizations.weight.0._u", u);
-        visitor("parametrizations.weight.0._v", v);
-    }
-
-    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-        self.layer.visit_policies(visitor);
+        visitor.field("parametrizations.weight.0._u", u);
+        visitor.field("parametrizations.weight.0._v", v);
     }
 }
 

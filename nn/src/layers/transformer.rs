@@ -9,13 +9,13 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Causal, Device, RandomKey, Tensor};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::layers::attention::{MultiHeadAttention, MultiHeadOptions};
 use crate::layers::dropout::Dropout;
 use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::layers::rotary::RotaryEmbedding;
 use crate::module::{Module, forward_in};
+use crate::node::parameters;
 use crate::tensor_parallel::{Branch, Shared};
 
 /// Where a layer normalises.

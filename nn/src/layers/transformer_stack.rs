@@ -7,13 +7,13 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Causal, Device, RandomKey, Tensor};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::init;
 use crate::layers::norm::LayerNorm;
 use crate::layers::transformer::{
     TransformerDecoderLayer, TransformerEncoderLayer, TransformerOptions,
 };
 use crate::module::{Module, Parameters, forward_in};
+use crate::node::parameters;
 use crate::segment::Segment;
 
 macro_rules! stacks {

@@ -4,7 +4,8 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Interpolation, Resize};
 
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
+use crate::node::parameters;
 
 /// Images in another size, `torch.nn.Upsample` in two dimensions.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +23,7 @@ impl Upsample {
     }
 }
 
-impl Parameters for Upsample {}
+parameters!(Upsample {});
 
 impl Module for Upsample {
     /// # Shapes

@@ -4,16 +4,16 @@
 //! of deep neural networks" (2016).
 
 use lowtide_allocator::Category;
-use lowtide_autograd::{Needs, Pass, Saved, SavedPolicy, Var};
+use lowtide_autograd::{Needs, Pass, Saved, Var};
 use lowtide_tensor::{Axis, Tensor};
 
-use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
+use crate::node::{Node, Nodes, Visitor};
 use crate::parameter::Parameter;
 
 /// A layer whose weight can be computed from others: one of its parameters is called `weight`.
-pub trait Weighted: Parameters {
+pub trait Weighted: Nodes {
     /// The weight that the layer has itself.
     fn weight(&self) -> &Parameter;
 
@@ -111,25 +111,24 @@ fn others(weight: &Tensor, axis: usize) -> Vec<usize> {
     (0..weight.shape().len()).filter(|&other| other != axis).collect()
 }
 
-impl<M: Weighted> Parameters for WeightNorm<M> {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+impl<M: Weighted> Nodes for WeightNorm<M> {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         // PyTorch's order: what is left of the layer, then the parametrisation.
-        self.layer.visit(&mut |name, parameter| {
-            if name != "weight" {
-                visitor(name, parameter);
-            }
-        });
-        visitor("parametrizations.weight.original0", &mut self.lengths);
-        visitor("parametrizations.weight.original1", self.layer.weight_mut());
+        visit_without_weight(&mut self.layer, visitor);
+        visitor.field("parametrizations.weight.original0", &mut self.lengths);
+        let weight = Node::Parameter(self.layer.weight_mut());
+        visitor.node("parametrizations.weight.original1", weight);
     }
+}
 
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        self.layer.visit_buffers(visitor);
-    }
-
-    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-        self.layer.visit_policies(visitor);
-    }
+/// Shows everything of a layer but its weight, which is computed from others: so the layer is no
+/// linear layer that can be adapted, and ranks do not share it.
+pub(super) fn visit_without_weight(layer: &mut impl Weighted, visitor: &mut Visitor<'_>) {
+    layer.visit_nodes(&mut Visitor::new(&mut |name, node| match node {
+        Node::Parameter(_) if name == "weight" => {}
+        Node::Parameter(_) | Node::Buffer(_) | Node::Block(_) => visitor.node(name, node),
+        Node::Linear(_) | Node::Shared(_) => {}
+    }));
 }
 
 impl<M: Weighted> Module for WeightNorm<M> {

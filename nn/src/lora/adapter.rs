@@ -10,6 +10,7 @@ use crate::layers::dropout::Dropout;
 use crate::layers::linear::Linear;
 use crate::lora::LoraOptions;
 use crate::module::Module;
+use crate::node::{Nodes, Visitor};
 use crate::parameter::Parameter;
 
 /// Elements of the rows of a weight that norms and merges work on at a time.
@@ -66,15 +67,6 @@ impl Adapter {
     /// The magnitudes of the rows, `[O]`, with DoRA.
     pub fn magnitude(&self) -> Option<&Parameter> {
         self.magnitude.as_ref()
-    }
-
-    /// Shows the parameters under PEFT's names.
-    pub(crate) fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        visitor("lora_A.weight", &mut self.a);
-        visitor("lora_B.weight", &mut self.b);
-        if let Some(magnitude) = &mut self.magnitude {
-            visitor("lora_magnitude_vector", magnitude);
-        }
     }
 
     /// The layer's result with the adapter.
@@ -195,6 +187,15 @@ impl Adapter {
             rows.copy_(&product)?;
         }
         Ok(())
+    }
+}
+
+/// The names are PEFT's.
+impl Nodes for Adapter {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.field("lora_A.weight", &mut self.a);
+        visitor.field("lora_B.weight", &mut self.b);
+        visitor.field("lora_magnitude_vector", &mut self.magnitude);
     }
 }
 

@@ -6,12 +6,12 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
 use crate::layers::pool::MaxPool2d;
 use crate::models::groups::{channels, flattened};
 use crate::module::{Module, forward_in};
+use crate::node::parameters;
 use crate::prune::{Group, Prunable, Slice};
 
 /// What images a [`DeepCnn`] takes, and how large it is.

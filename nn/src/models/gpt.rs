@@ -8,7 +8,6 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Device, RandomKey, Tensor};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::layers::dropout::Dropout;
 use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
@@ -18,8 +17,8 @@ use crate::loss::logits::Logits;
 use crate::loss::{LinearCrossEntropyOptions, Loss};
 use crate::models::groups::{hidden, packed_heads};
 use crate::module::{Module, Parameters, forward_in};
+use crate::node::{Nodes, Visitor, parameters};
 use crate::optim::check_option;
-use crate::parameter::Parameter;
 use crate::prune::{Group, Prunable};
 use crate::segment::{Segment, run_blocks};
 use crate::tensor_parallel::{Branch, Shared, VocabularyShare};
@@ -259,10 +258,11 @@ impl Prunable for Gpt {
     }
 }
 
-impl Parameters for Positions {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        if let Positions::Learned(table) = self {
-            table.visit(visitor);
+impl Nodes for Positions {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        match self {
+            Positions::Learned(table) => visitor.field("", table),
+            Positions::Rotary(..) => {}
         }
     }
 }

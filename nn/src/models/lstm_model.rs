@@ -7,12 +7,12 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::layers::dropout::Dropout;
 use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
 use crate::layers::recurrent::{Lstm, LstmState, RecurrentOptions};
 use crate::module::{Module, Parameters, forward_in};
+use crate::node::parameters;
 
 /// How large an [`LstmModel`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,13 +3,11 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
-use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::fields::Field;
 use crate::layers::linear::Linear;
 use crate::models::groups::hidden;
-use crate::module::{Module, Parameters, forward_in};
-use crate::parameter::Parameter;
+use crate::module::{Module, forward_in};
+use crate::node::{Nodes, Visitor};
 use crate::prune::{Group, Prunable};
 
 /// A perceptron of several layers: `torch.nn.Sequential` of linear layers with ReLU in between, so
@@ -33,22 +31,10 @@ impl Mlp {
     }
 }
 
-impl Parameters for Mlp {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+impl Nodes for Mlp {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         for (index, layer) in self.layers.iter_mut().enumerate() {
-            layer.visit_as(&(2 * index).to_string(), visitor);
-        }
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        for (index, layer) in self.layers.iter_mut().enumerate() {
-            layer.visit_buffers_as(&(2 * index).to_string(), visitor);
-        }
-    }
-
-    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
-        for (index, layer) in self.layers.iter_mut().enumerate() {
-            layer.visit_linears_as(&(2 * index).to_string(), visitor);
+            visitor.field((2 * index).to_string().as_str(), layer);
         }
     }
 }

@@ -6,9 +6,7 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, Pool2dGeometry, RandomKey};
 
-use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::fields::{Field, parameters};
 use crate::init::{self, Fan, Nonlinearity};
 use crate::layers::batch_norm::BatchNorm2d;
 use crate::layers::conv2d::Conv2d;
@@ -16,7 +14,7 @@ use crate::layers::linear::Linear;
 use crate::layers::pool::{AdaptiveAvgPool2d, MaxPool2d};
 use crate::layers::weight_norm::Weighted;
 use crate::module::{Module, Parameters, forward_in};
-use crate::parameter::Parameter;
+use crate::node::{Field, Visitor, parameters};
 use crate::prune::{Group, Prunable, Slice};
 use crate::segment::{Segment, forward_blocks};
 
@@ -97,17 +95,9 @@ impl ConvNorm {
 }
 
 impl Field<[&str; 2]> for ConvNorm {
-    fn visit_as(&mut self, [conv, norm]: [&str; 2], visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.conv.visit_as(conv, visitor);
-        self.norm.visit_as(norm, visitor);
-    }
-
-    fn visit_buffers_as(
-        &mut self,
-        [_, norm]: [&str; 2],
-        visitor: &mut dyn FnMut(&str, &mut Buffer),
-    ) {
-        self.norm.visit_buffers_as(norm, visitor);
+    fn show(&mut self, [conv, norm]: [&str; 2], visitor: &mut Visitor<'_>) {
+        visitor.field(conv, &mut self.conv);
+        visitor.field(norm, &mut self.norm);
     }
 }
 

@@ -8,7 +8,6 @@ use lowtide_tensor::{Causal, DType, Device, RandomKey, Tensor, TensorError};
 
 use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::init;
 use crate::layers::attention_mask::key_padding_mask;
 use crate::layers::dropout::Dropout;
@@ -17,6 +16,7 @@ use crate::layers::linear::Linear;
 use crate::layers::transformer::TransformerOptions;
 use crate::layers::transformer_stack::{TransformerDecoder, TransformerEncoder};
 use crate::module::{Module, Parameters, forward_in};
+use crate::node::parameters;
 
 /// How large a [`Seq2Seq`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]

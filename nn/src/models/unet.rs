@@ -7,12 +7,12 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, ConvTranspose2dGeometry, Device, PadMode, RandomKey};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::layers::batch_norm::BatchNorm2d;
 use crate::layers::conv_transpose2d::ConvTranspose2d;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::pool::MaxPool2d;
 use crate::module::{Module, forward_in};
+use crate::node::parameters;
 use crate::segment::Segment;
 
 /// How large a [`UNet`] is.

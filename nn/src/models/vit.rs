@@ -8,7 +8,6 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, DType, Device, RandomKey, Tensor};
 
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::init;
 use crate::layers::attention::{MultiHeadAttention, MultiHeadOptions};
 use crate::layers::conv2d::Conv2d;
@@ -17,6 +16,7 @@ use crate::layers::linear::Linear;
 use crate::layers::norm::LayerNorm;
 use crate::models::groups::hidden;
 use crate::module::{Module, Parameters, forward_in};
+use crate::node::parameters;
 use crate::parameter::Parameter;
 use crate::prune::{Group, Prunable};
 use crate::segment::{Segment, forward_blocks};

@@ -5,12 +5,10 @@ use std::collections::BTreeMap;
 use lowtide_autograd::Gradients;
 use lowtide_tensor::Tensor;
 
-use crate::buffer::Buffer;
 use crate::error::{NnError, Result, WeightsProblem};
-use crate::layers::linear::Linear;
 use crate::module::Parameters;
+use crate::node::{Nodes, Visitor};
 use crate::optim::{Optimizer, OptimizerMemory, OptimizerState, Pace, Scheduled, Stateful, Update};
-use crate::parameter::Parameter;
 
 /// An optimizer for each of several models, such as generator and discriminator. A model is told
 /// by what its parameters' names begin with: `generator` has `generator.0.weight`. Parameters of
@@ -210,32 +208,14 @@ impl OneModel<'_> {
     }
 }
 
-impl Parameters for OneModel<'_> {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+impl Nodes for OneModel<'_> {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         let model = self.model;
-        self.parameters.visit(&mut |name, parameter| {
-            if is_of(name, model) {
-                visitor(name, parameter);
-            }
-        });
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        let model = self.model;
-        self.parameters.visit_buffers(&mut |name, buffer| {
-            if is_of(name, model) {
-                visitor(name, buffer);
-            }
-        });
-    }
-
-    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
-        let model = self.model;
-        self.parameters.visit_linears(&mut |name, linear| {
+        self.parameters.visit_nodes(&mut Visitor::new(&mut |name, node| {
             if name == model || is_of(name, model) {
-                visitor(name, linear);
+                visitor.node(name, node);
             }
-        });
+        }));
     }
 }
 

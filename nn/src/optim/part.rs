@@ -5,11 +5,10 @@ use std::ops::Range;
 use lowtide_autograd::Gradients;
 use lowtide_tensor::{Tensor, TensorError};
 
-use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::module::Parameters;
+use crate::node::{Node, Nodes, Visitor};
 use crate::optim::visit_once;
-use crate::parameter::Parameter;
 
 /// Whole blocks of the allocator, and addresses that vectors of any device can be read from.
 const ALIGN_LEN: usize = 256;
@@ -90,8 +89,8 @@ impl<'a> Parts<'a> {
     }
 }
 
-impl Parameters for Parts<'_> {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+impl Nodes for Parts<'_> {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         let part = self.part;
         self.parameters.visit(&mut |name, parameter| {
             if !parameter.is_frozen() {
@@ -99,10 +98,8 @@ impl Parameters for Parts<'_> {
                     Some(own) => own.clone(),
                     None => part.of(parameter.value()).expect("contiguous, which was checked"),
                 };
-                visitor(name, &mut parameter.with_value(value));
+                visitor.node(name, Node::Parameter(&mut parameter.with_value(value)));
             }
         });
     }
-
-    fn visit_buffers(&mut self, _: &mut dyn FnMut(&str, &mut Buffer)) {}
 }

@@ -7,7 +7,7 @@ use lowtide_nn::optim::{
     LionOptions, Momentum, Muon, MuonOptions, Nadam, NadamOptions, Optimizer, Radam, RadamOptions,
     RmsProp, RmsPropOptions, Rprop, RpropOptions, Sgd, SgdOptions, Spread, Stateful,
 };
-use lowtide_nn::{Module, NnResult as Result, Parameter, Parameters};
+use lowtide_nn::{Module, NnResult as Result, Nodes, Parameter, Parameters, Visitor};
 use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
 
 pub(crate) type Outcome = std::result::Result<(), Box<dyn Error>>;
@@ -51,11 +51,11 @@ impl Pair {
     }
 }
 
-impl Parameters for Pair {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+impl Nodes for Pair {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         let [a, b] = &mut self.0;
-        visitor("a", a);
-        visitor("b", b);
+        visitor.field("a", a);
+        visitor.field("b", b);
     }
 }
 
@@ -63,9 +63,9 @@ impl Parameters for Pair {
 #[derive(Clone)]
 pub(crate) struct Named(pub(crate) Vec<(String, Parameter)>);
 
-impl Parameters for Named {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.0.iter_mut().for_each(|(name, parameter)| visitor(name, parameter));
+impl Nodes for Named {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        self.0.iter_mut().for_each(|(name, parameter)| visitor.field(name.as_str(), parameter));
     }
 }
 

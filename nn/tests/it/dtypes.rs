@@ -3,8 +3,8 @@
 use lowtide_autograd::{Attempt, Pass, Var};
 use lowtide_nn::models::{Gpt, GptShape, SimpleCnn};
 use lowtide_nn::{
-    BatchNorm2d, Embedding, Linear, Module, NnError, NnResult as Result, Parameter, Parameters,
-    load, save,
+    BatchNorm2d, Embedding, Linear, Module, NnError, NnResult as Result, Nodes, Parameter,
+    Parameters, Visitor, load, save,
 };
 use lowtide_tensor::{DType, Device, Tensor};
 
@@ -91,11 +91,11 @@ fn statistics_of_half_types_stay_f32_and_integers_what_they_are() -> Outcome {
 /// One parameter under two names.
 struct Tied([Parameter; 2]);
 
-impl Parameters for Tied {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+impl Nodes for Tied {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         let [a, b] = &mut self.0;
-        visitor("a", a);
-        visitor("b", b);
+        visitor.field("a", a);
+        visitor.field("b", b);
     }
 }
 

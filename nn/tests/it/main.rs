@@ -5,6 +5,7 @@ mod buffers;
 mod by_model;
 mod chunked_head;
 mod common;
+mod containers;
 mod divided;
 mod dtypes;
 mod embedding_bags;

@@ -12,7 +12,7 @@ use lowtide_nn::optim::{Adam, AdamOptions, Optimizer};
 use lowtide_nn::prune::{self, ChannelOptions, Norm, Prunable};
 use lowtide_nn::{
     LoraOptions, Module, NnError, Parameters, PruneProblem, RotaryEmbedding, Targets, adapt,
-    cross_entropy, quantize, save,
+    cross_entropy, parameters, quantize, save,
 };
 use lowtide_tensor::{DType, Device, QuantFormat, RandomKey, Tensor};
 
@@ -343,19 +343,7 @@ fn what_cannot_be_cut_is_an_error_that_changes_nothing() -> Outcome {
 /// A model whose group is not what it has.
 struct Wrong(Mlp);
 
-impl Parameters for Wrong {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut lowtide_nn::Parameter)) {
-        self.0.visit(visitor);
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut lowtide_nn::Buffer)) {
-        self.0.visit_buffers(visitor);
-    }
-
-    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut lowtide_nn::Linear)) {
-        self.0.visit_linears(visitor);
-    }
-}
+parameters!(Wrong { 0 as "" });
 
 impl Prunable for Wrong {
     fn groups(&self) -> Vec<prune::Group> {

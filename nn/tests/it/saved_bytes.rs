@@ -11,10 +11,10 @@ use lowtide_nn::{
     ConvTranspose3dGeometry, Dropout, ELU, Embedding, EmbeddingBag, Flatten, GELU, GLU, GroupNorm,
     Gru, GruCell, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LayerNorm, LeakyReLU, Linear,
     LogSigmoid, LogSoftmax, Lstm, LstmCell, MaxPool1d, MaxPool2d, Mish, Module, MultiHeadAttention,
-    MultiHeadOptions, NnResult as Result, PReLU, Parameter, Parameters, ReLU, ReLU6,
+    MultiHeadOptions, NnResult as Result, Nodes, PReLU, Parameter, ReLU, ReLU6,
     RecurrentOptions, RmsNorm, RnnActivation, RnnCell, SELU, SiLU, Sigmoid, Softmax, Softmin,
     Softplus, Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold, TransformerDecoderLayer,
-    TransformerEncoderLayer, TransformerOptions, Upsample, WeightNorm, cross_entropy,
+    TransformerEncoderLayer, TransformerOptions, Upsample, Visitor, WeightNorm, cross_entropy,
     kl_divergence, mse,
 };
 use lowtide_tensor::{
@@ -31,7 +31,9 @@ const README: &str = include_str!("../../src/models/README.md");
 /// A layer under PyTorch's conditions: its input needs a gradient, and so do its parameters.
 struct OfLayer<F>(F);
 
-impl<F> Parameters for OfLayer<F> {}
+impl<F> Nodes for OfLayer<F> {
+    fn visit_nodes(&mut self, _: &mut Visitor<'_>) {}
+}
 
 impl<F: Fn(&Pass, Var) -> Result<Var>> Module for OfLayer<F> {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {

@@ -4,7 +4,7 @@
 use lowtide_allocator::{BLOCK_BYTES, Category, Fault, Repeat};
 use lowtide_autograd::{AutogradError, Gradients};
 use lowtide_nn::optim::{Optimizer, OptimizerMemory, Stateful};
-use lowtide_nn::{NnError, NnResult as Result, Parameter};
+use lowtide_nn::{NnError, NnResult as Result, Parameter, parameters};
 use lowtide_tensor::{Device, Tensor, TensorError};
 
 use crate::common::{
@@ -221,13 +221,7 @@ fn memory_tells_what_an_update_takes() -> Outcome {
 /// Any number of parameters, named by position.
 struct List(Vec<Parameter>);
 
-impl lowtide_nn::Parameters for List {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        for (index, parameter) in self.0.iter_mut().enumerate() {
-            visitor(&index.to_string(), parameter);
-        }
-    }
-}
+parameters!(List { 0 as "" });
 
 #[test]
 fn gradients_are_freed_by_commit() -> Outcome {

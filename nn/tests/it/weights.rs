@@ -4,7 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
-use lowtide_nn::{Buffer, Linear, NnError, Parameter, Parameters, WeightsProblem, load, save};
+use lowtide_nn::{
+    Buffer, Linear, NnError, Nodes, Parameter, Parameters, Visitor, WeightsProblem, load,
+    parameters, save,
+};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 use safetensors::SafeTensors;
 
@@ -44,11 +47,7 @@ fn what_is_saved_is_loaded_bit_for_bit() -> Outcome {
 fn tensors_of_every_type_are_loaded_bit_for_bit() -> Outcome {
     /// One tensor, kept as a buffer, which may be of any type.
     struct Holder(Buffer);
-    impl Parameters for Holder {
-        fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-            visitor("held", &mut self.0);
-        }
-    }
+    parameters!(Holder { 0 as "held" });
     let device = cpu();
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("model.safetensors");
@@ -194,9 +193,9 @@ impl Named {
     }
 }
 
-impl Parameters for Named {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.0.iter_mut().for_each(|(name, parameter)| visitor(name, parameter));
+impl Nodes for Named {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        self.0.iter_mut().for_each(|(name, parameter)| visitor.field(*name, parameter));
     }
 }
 

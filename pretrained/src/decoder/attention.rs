@@ -4,11 +4,12 @@
 //! head.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_nn::{Branch, Dropout, Linear, Module, NnResult, RotaryTables, Shared};
+use lowtide_nn::{
+    Branch, Dropout, Linear, Module, NnResult, Node, Nodes, RotaryTables, Shared, Visitor,
+};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Tensor};
 
 use super::cache::LayerCache;
-use super::fields::named;
 use super::make::Maker;
 use super::names::LayerNames;
 use super::norm::Norm;
@@ -231,11 +232,14 @@ impl Attention {
     }
 }
 
-named!(Attention, |self| {
-    self.inputs => self.names.inputs,
-    self.output => self.names.output,
-    self.head_norms => self.names.head_norms,
-}, shared by branches);
+impl Nodes for Attention {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.node("", Node::Shared(&mut |visitor| self.branches(visitor)));
+        visitor.field(self.names.inputs, &mut self.inputs);
+        visitor.field(self.names.output, &mut self.output);
+        visitor.field(self.names.head_norms, &mut self.head_norms);
+    }
+}
 
 /// `[B, T, heads · D] → [B, heads, T, D]`
 fn by_heads(x: Var, heads: usize) -> NnResult<Var> {

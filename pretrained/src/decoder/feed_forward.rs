@@ -2,9 +2,8 @@
 //! `down(f(gate(x)) · up(x))`.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_nn::{Branch, Linear, NnResult, Shared};
+use lowtide_nn::{Branch, Linear, NnResult, Node, Nodes, Shared, Visitor};
 
-use super::fields::named;
 use super::make::Maker;
 use super::names::LayerNames;
 use super::run_in;
@@ -64,11 +63,14 @@ impl FeedForward {
     }
 }
 
-named!(FeedForward, |self| {
-    self.gate => self.names.gate,
-    self.up => self.names.up,
-    self.down => self.names.down,
-}, shared by branches);
+impl Nodes for FeedForward {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.node("", Node::Shared(&mut |visitor| self.branches(visitor)));
+        visitor.field(self.names.gate, &mut self.gate);
+        visitor.field(self.names.up, &mut self.up);
+        visitor.field(self.names.down, &mut self.down);
+    }
+}
 
 impl Activation {
     pub(crate) fn of(self, x: Var) -> NnResult<Var> {

@@ -1,12 +1,11 @@
 //! A layer of a decoder: attention and hidden features, each a branch that is added.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_nn::{Dropout, Module, NnResult};
+use lowtide_nn::{Dropout, Module, NnResult, Nodes, Visitor};
 
 use super::attention::{Attention, Seen};
 use super::cache::LayerCache;
 use super::feed_forward::FeedForward;
-use super::fields::named;
 use super::make::Maker;
 use super::names::LayerNames;
 use super::norm::Norm;
@@ -125,11 +124,13 @@ fn after(pass: &Pass, name: &str, norm: &Option<Norm>, x: Var) -> NnResult<Var> 
     }
 }
 
-named!(Layer, |self| {
-    self.attention_norm => self.names.attention_norm,
-    self.attention => self.names.attention,
-    self.after_attention => self.names.after_attention,
-    self.feed_forward_norm => self.names.feed_forward_norm,
-    self.feed_forward => self.names.feed_forward,
-    self.after_feed_forward => self.names.after_feed_forward,
-});
+impl Nodes for Layer {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.field(self.names.attention_norm, &mut self.attention_norm);
+        visitor.field(self.names.attention, &mut self.attention);
+        visitor.field(self.names.after_attention, &mut self.after_attention);
+        visitor.field(self.names.feed_forward_norm, &mut self.feed_forward_norm);
+        visitor.field(self.names.feed_forward, &mut self.feed_forward);
+        visitor.field(self.names.after_feed_forward, &mut self.after_feed_forward);
+    }
+}

@@ -6,7 +6,6 @@
 mod attention;
 mod cache;
 mod feed_forward;
-mod fields;
 mod layer;
 mod make;
 mod names;
@@ -19,8 +18,8 @@ use std::rc::Rc;
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::{
-    Dropout, Embedding, Linear, LinearCrossEntropyOptions, Logits, Loss, Module, NnResult,
-    Parameters, RotaryEmbedding, Segment, Shared, VocabularyShare, run_blocks,
+    Dropout, Embedding, Linear, LinearCrossEntropyOptions, Logits, Loss, Module, NnResult, Node,
+    Nodes, Parameters, RotaryEmbedding, Segment, Shared, Visitor, VocabularyShare, run_blocks,
 };
 use lowtide_tensor::{DType, Device, RandomKey, Tensor, bf16, f16};
 
@@ -29,7 +28,6 @@ use attention::Seen;
 use layer::Layer;
 use norm::Norm;
 
-pub(crate) use fields::named;
 pub(crate) use make::Maker;
 pub(crate) use names::{LayerNames, Names};
 pub(crate) use part::Part;
@@ -317,13 +315,17 @@ impl Decoder {
     }
 }
 
-named!(Decoder, |self| {
-    self.table => self.shape.family.names().table,
-    self.positions => self.shape.family.names().positions,
-    self.layers => self.shape.family.names().layers,
-    self.norm => self.shape.family.names().norm,
-    self.head => self.shape.family.names().head,
-}, shared by vocabulary);
+impl Nodes for Decoder {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.node("", Node::Shared(&mut |visitor| self.vocabulary(visitor)));
+        let names = self.shape.family.names();
+        visitor.field(names.table, &mut self.table);
+        visitor.field(names.positions, &mut self.positions);
+        visitor.field(names.layers, &mut self.layers);
+        visitor.field(names.norm, &mut self.norm);
+        visitor.field(names.head, &mut self.head);
+    }
+}
 
 impl Module for Decoder {
     /// [`Decoder::logits`] of sequences without padding.

@@ -1,7 +1,7 @@
 //! The norms of the families; x: `[.., D]`, w: `[D]`.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_nn::{LayerNorm, Module, NnResult, Parameter, Parameters, RmsNorm};
+use lowtide_nn::{LayerNorm, Module, NnResult, Nodes, Parameter, RmsNorm, Visitor};
 
 /// A norm over the last dimension.
 #[derive(Clone, Debug)]
@@ -16,12 +16,12 @@ pub(super) enum Norm {
     },
 }
 
-impl Parameters for Norm {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+impl Nodes for Norm {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         match self {
-            Norm::Layer(norm) => norm.visit(visitor),
-            Norm::Rms(norm) => norm.visit(visitor),
-            Norm::RmsPlusOne { weight, .. } => visitor("weight", weight),
+            Norm::Layer(norm) => visitor.field("", norm),
+            Norm::Rms(norm) => visitor.field("", norm),
+            Norm::RmsPlusOne { weight, .. } => visitor.field("weight", weight),
         }
     }
 }

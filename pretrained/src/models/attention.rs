@@ -5,10 +5,10 @@
 //! position.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_nn::{Branch, Dropout, Linear, Module, NnResult, Shared};
+use lowtide_nn::{Branch, Dropout, Linear, Module, NnResult, Node, Nodes, Shared, Visitor};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Tensor};
 
-use crate::decoder::{Maker, named};
+use crate::decoder::Maker;
 use crate::error::Result;
 
 /// Which layers an attention has, under which names.
@@ -38,7 +38,12 @@ pub(super) struct Attention {
     dropout: f64,
 }
 
-named!(Attention, |self| { self.layers => self.names }, shared by branches);
+impl Nodes for Attention {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.node("", Node::Shared(&mut |visitor| self.branches(visitor)));
+        visitor.field(self.names, &mut self.layers);
+    }
+}
 
 impl Attention {
     pub(super) fn new(make: &Maker<'_>, path: &str, sizes: Sizes) -> Result<Self> {

@@ -10,8 +10,8 @@ use std::rc::Rc;
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::{
-    Branch, Embedding, Linear, LinearCrossEntropyOptions, Loss, Module, NnResult,
-    RelativePositionBias, RelativePositionOptions, RmsNorm, Segment, Shared, Sides,
+    Branch, Embedding, Linear, LinearCrossEntropyOptions, Loss, Module, NnResult, Node, Nodes,
+    RelativePositionBias, RelativePositionOptions, RmsNorm, Segment, Shared, Sides, Visitor,
     linear_cross_entropy, parameters,
 };
 use lowtide_tensor::{DType, Device, Tensor};
@@ -20,7 +20,7 @@ use serde_json::Value;
 use super::attention::{Attention, Sizes};
 use super::{dropped, run_in};
 use crate::config::{Architecture, Entries, ModelConfig, Shape, layer_count};
-use crate::decoder::{Activation, Maker, Weights, before, keys_of, named};
+use crate::decoder::{Activation, Maker, Weights, before, keys_of};
 use crate::error::Result;
 use crate::generate::{GenerateOptions, Row, go_on};
 use crate::weights::Stored;
@@ -75,10 +75,12 @@ struct Attending {
     names: [&'static str; 2],
 }
 
-named!(Attending, |self| {
-    self.attention => self.names[0],
-    self.norm => self.names[1],
-});
+impl Nodes for Attending {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.field(self.names[0], &mut self.attention);
+        visitor.field(self.names[1], &mut self.norm);
+    }
+}
 
 const OWN: [&str; 2] = ["layer.0.SelfAttention", "layer.0.layer_norm"];
 const CROSS: [&str; 2] = ["layer.1.EncDecAttention", "layer.1.layer_norm"];
@@ -93,11 +95,14 @@ struct Hidden {
     names: &'static HiddenNames,
 }
 
-named!(Hidden, |self| {
-    self.wi => self.names.wi,
-    self.wo => self.names.wo,
-    self.norm => self.names.norm,
-}, shared by branches);
+impl Nodes for Hidden {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.node("", Node::Shared(&mut |visitor| self.branches(visitor)));
+        visitor.field(self.names.wi, &mut self.wi);
+        visitor.field(self.names.wo, &mut self.wo);
+        visitor.field(self.names.norm, &mut self.norm);
+    }
+}
 
 impl Hidden {
     fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {

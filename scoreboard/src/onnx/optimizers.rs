@@ -7,7 +7,7 @@ use lowtide_nn::optim::{
     Adagrad, AdagradOptions, Adam, AdamOptions, Momentum, OptimizerState, Sgd, SgdOptions,
     Stateful, WeightDecay,
 };
-use lowtide_nn::{Parameter, Parameters};
+use lowtide_nn::{Nodes, Parameter, Visitor};
 
 use super::Family;
 use super::node::NodeCall;
@@ -70,9 +70,9 @@ pub(super) const OPS: Family = &[
 /// The parameters of a node, under names of their own.
 struct Model(Vec<(String, Parameter)>);
 
-impl Parameters for Model {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.0.iter_mut().for_each(|(name, parameter)| visitor(name, parameter));
+impl Nodes for Model {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        self.0.iter_mut().for_each(|(name, parameter)| visitor.field(name.as_str(), parameter));
     }
 }
 

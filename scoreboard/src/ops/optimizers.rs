@@ -7,7 +7,7 @@ use lowtide_nn::optim::{
     MuonOptions, Nadam, NadamOptions, Radam, RadamOptions, RateScale, RmsProp, RmsPropOptions,
     Rprop, RpropOptions, Sgd, SgdOptions, Spread, Stateful, WeightDecay,
 };
-use lowtide_nn::{Parameter, Parameters};
+use lowtide_nn::{Nodes, Parameter, Visitor};
 
 use super::Family;
 use crate::call::{Call, Output, Result, Stop, at, named, no_form, no_such};
@@ -198,9 +198,9 @@ fn adam_or_amsgrad(
 /// The parameters of a case, under its names.
 struct Model(Vec<(String, Parameter)>);
 
-impl Parameters for Model {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.0.iter_mut().for_each(|(name, parameter)| visitor(name, parameter));
+impl Nodes for Model {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        self.0.iter_mut().for_each(|(name, parameter)| visitor.field(name.as_str(), parameter));
     }
 }
 

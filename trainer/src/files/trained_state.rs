@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lowtide_autograd::LeafId;
-use lowtide_nn::{Buffer, Parameter, Parameters};
+use lowtide_nn::{Node, Nodes, Parameters, Visitor};
 use lowtide_tensor::{Shape, Tensor, TensorResult};
 
 use crate::task::contract::Task;
@@ -65,26 +65,21 @@ fn expanded(x: &Tensor, shape: Shape) -> TensorResult<Tensor> {
     one.expand(shape)
 }
 
-impl Parameters for Learned<'_> {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
+impl Nodes for Learned<'_> {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         let Learned { parameters, leaves_frozen_out, wholes } = self;
-        parameters.visit(&mut |name, parameter| {
-            if *leaves_frozen_out && parameter.is_frozen() {
-                return;
-            }
-            match wholes.get(&parameter.id()) {
-                Some(whole) => visitor(name, &mut parameter.with_value(whole.clone())),
-                None => visitor(name, parameter),
-            }
-        });
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        let leaves_frozen_out = self.leaves_frozen_out;
-        self.parameters.visit_buffers(&mut |name, buffer| {
-            if !(leaves_frozen_out && buffer.is_constant()) {
-                visitor(name, buffer);
-            }
-        });
+        parameters.visit_nodes(&mut Visitor::new(&mut |name, node| match node {
+            Node::Parameter(parameter) if *leaves_frozen_out && parameter.is_frozen() => {}
+            Node::Buffer(buffer) if *leaves_frozen_out && buffer.is_constant() => {}
+            Node::Parameter(parameter) => match wholes.get(&parameter.id()) {
+                Some(whole) => {
+                    visitor.node(name, Node::Parameter(&mut parameter.with_value(whole.clone())));
+                }
+                None => visitor.node(name, Node::Parameter(parameter)),
+            },
+            Node::Buffer(buffer) => visitor.node(name, Node::Buffer(buffer)),
+            // A file holds values alone.
+            Node::Linear(_) | Node::Block(_) | Node::Shared(_) => {}
+        }));
     }
 }

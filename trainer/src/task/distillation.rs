@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use lowtide_autograd::Pass;
 use lowtide_data::BatchView;
-use lowtide_nn::{Buffer, Linear, Loss, Parameter, Parameters};
+use lowtide_nn::{Buffer, Loss, Nodes, Parameters, Visitor};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
@@ -108,37 +108,12 @@ impl DistillationOptions {
     }
 }
 
-impl<S: Task + Clone + 'static, T: Task + Clone + 'static> Parameters for Distillation<S, T> {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.student.parameters().visit(visitor);
-        let mut of_teacher =
-            |name: &str, own: &mut Parameter| visitor(&format!("teacher.{name}"), own);
-        self.teacher.parameters().visit(&mut of_teacher);
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        self.student.parameters().visit_buffers(visitor);
-        let mut of_teacher =
-            |name: &str, own: &mut Buffer| visitor(&format!("teacher.{name}"), own);
-        self.teacher.parameters().visit_buffers(&mut of_teacher);
-    }
-
-    /// The student's: every rank has the teacher as a whole.
-    fn visit_shared(&mut self, visitor: &mut dyn FnMut(lowtide_nn::Shared<'_>)) {
-        self.student.parameters().visit_shared(visitor);
-    }
-
-    /// The student's: the teacher saves nothing.
-    fn visit_policies(
-        &mut self,
-        visitor: &mut dyn FnMut(&mut Option<lowtide_autograd::SavedPolicy>),
-    ) {
-        self.student.parameters().visit_policies(visitor);
-    }
-
-    /// The student's: the teacher is not to be adapted.
-    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
-        self.student.parameters().visit_linears(visitor);
+impl<S: Task, T: Task> Nodes for Distillation<S, T> {
+    /// The teacher is there as a whole on every rank, saves nothing for backward and is not to be
+    /// adapted: only its values are shown.
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.field("", self.student.parameters());
+        visitor.values("teacher", self.teacher.parameters());
     }
 }
 

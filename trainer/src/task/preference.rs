@@ -2,11 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use lowtide_autograd::{Pass, SavedPolicy, Var};
+use lowtide_autograd::{Pass, Var};
 use lowtide_data::BatchView;
-use lowtide_nn::{
-    Buffer, Linear, Loss, Parameter, Parameters, adapted, preference, remove_adapters,
-};
+use lowtide_nn::{Buffer, Loss, Nodes, Parameters, Visitor, adapted, preference, remove_adapters};
 use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::error::{Result, TrainError};
@@ -149,34 +147,14 @@ fn log_likelihoods(
     Ok(logits.log_likelihoods(labels)?)
 }
 
-impl<M: TokenModel + Clone> Parameters for Preference<M> {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.model.visit(visitor);
+impl<M: TokenModel + Clone> Nodes for Preference<M> {
+    /// The reference is there as a whole on every rank, saves nothing for backward and is not to be
+    /// adapted: only its values are shown.
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.field("", &mut self.model);
         if let Some(reference) = &mut self.reference {
-            reference.visit(&mut |name, own| visitor(&format!("reference.{name}"), own));
+            visitor.values("reference", reference);
         }
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        self.model.visit_buffers(visitor);
-        if let Some(reference) = &mut self.reference {
-            reference.visit_buffers(&mut |name, own| visitor(&format!("reference.{name}"), own));
-        }
-    }
-
-    /// The model's: every rank has the reference as a whole.
-    fn visit_shared(&mut self, visitor: &mut dyn FnMut(lowtide_nn::Shared<'_>)) {
-        self.model.visit_shared(visitor);
-    }
-
-    /// The model's: the reference saves nothing.
-    fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
-        self.model.visit_policies(visitor);
-    }
-
-    /// The model's: the reference is not to be adapted.
-    fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
-        self.model.visit_linears(visitor);
     }
 }
 

@@ -7,7 +7,7 @@ use lowtide_nn::optim::{
     Optimizer, PerParameter, RadamOptions, RmsPropOptions, RpropOptions, Sgd, SgdOptions, Spread,
     Stateful, UpdateRule,
 };
-use lowtide_nn::{Parameter, Parameters};
+use lowtide_nn::{Nodes, Parameter, Visitor};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, Tensor};
 
 use crate::gpu::Gpu;
@@ -91,9 +91,9 @@ fn optimizers(kind: Kind) -> Vec<Case> {
 /// Parameters with names.
 struct Model(Vec<(String, Parameter)>);
 
-impl Parameters for Model {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.0.iter_mut().for_each(|(name, parameter)| visitor(name, parameter));
+impl Nodes for Model {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        self.0.iter_mut().for_each(|(name, parameter)| visitor.field(name.as_str(), parameter));
     }
 }
 

@@ -5,7 +5,9 @@ use std::rc::Rc;
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_data::BatchView;
-use lowtide_nn::{BatchNorm2d, Buffer, Linear, Loss, Module, Parameter, Parameters};
+use lowtide_nn::{
+    BatchNorm2d, Linear, Loss, Module, Node, Nodes, Parameter, Parameters, Visitor,
+};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 use lowtide_trainer::{Classification, Options, Result, Score, Task, Trainer, field, upload};
 
@@ -17,7 +19,7 @@ struct Forgetful {
     norm: BatchNorm2d,
     head: Linear,
     scale: Parameter,
-    /// Whether `visit` shows the head, `visit_buffers` the norm's buffers, `visit` the scale.
+    /// True for what `visit_nodes` shows: the head, the norm's buffers, the scale.
     shows: [bool; 3],
 }
 
@@ -32,20 +34,19 @@ impl Forgetful {
     }
 }
 
-impl Parameters for Forgetful {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.norm.visit(&mut |name, parameter| visitor(&format!("norm.{name}"), parameter));
-        if self.shows[0] {
-            self.head.visit(&mut |name, parameter| visitor(&format!("head.{name}"), parameter));
+impl Nodes for Forgetful {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        let [shows_head, shows_buffers, shows_scale] = self.shows;
+        self.norm.visit_nodes(&mut Visitor::new(&mut |name, node| {
+            if shows_buffers || !matches!(node, Node::Buffer(_)) {
+                visitor.node(&format!("norm.{name}"), node);
+            }
+        }));
+        if shows_head {
+            visitor.field("head", &mut self.head);
         }
-        if self.shows[2] {
-            visitor("scale", &mut self.scale);
-        }
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        if self.shows[1] {
-            self.norm.visit_buffers(&mut |name, buffer| visitor(&format!("norm.{name}"), buffer));
+        if shows_scale {
+            visitor.field("scale", &mut self.scale);
         }
     }
 }
@@ -82,9 +83,9 @@ fn what_a_model_forgets_to_visit_is_told_by_module_and_shape() {
         train(Classification::new(Forgetful::new(&device, shows)), &device)
     };
     forgetful([true; 3]).expect("nothing is forgotten");
-    check(forgetful([false, true, true]), &["parameter", "[10]", "module head", "`visit`"]);
-    check(forgetful([true, false, true]), &["buffer", "[1]", "module norm", "`visit_buffers`"]);
-    check(forgetful([true, true, false]), &["parameter", "[1]", "devices.rs", "`visit`"]);
+    check(forgetful([false, true, true]), &["parameter", "[10]", "module head", "`visit_nodes`"]);
+    check(forgetful([true, false, true]), &["buffer", "[1]", "module norm", "`visit_nodes`"]);
+    check(forgetful([true, true, false]), &["parameter", "[1]", "devices.rs", "`visit_nodes`"]);
 }
 
 /// Keeps the tensor of its first call for the others.

@@ -18,11 +18,10 @@ use std::io::BufRead;
 use std::time::{Duration, Instant};
 
 use lowtide_autograd::{Attempt, Pass, Var};
-use lowtide_nn::fields::{Buffer, Parameter};
 use lowtide_nn::models::{Gpt, GptShape, LstmModel, LstmModelShape, ResNet, ResNetShape};
 use lowtide_nn::models::{UNet, UNetShape};
 use lowtide_nn::optim::{Adam, AdamOptions, Optimizer, Sgd, SgdOptions};
-use lowtide_nn::{Module, NnResult as Result, Parameters, cross_entropy};
+use lowtide_nn::{Module, NnResult as Result, Nodes, Parameters, Visitor, cross_entropy};
 use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::KEY;
@@ -64,13 +63,9 @@ struct Labelled<M> {
     labels: Tensor,
 }
 
-impl<M: Parameters> Parameters for Labelled<M> {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.model.visit(visitor);
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        self.model.visit_buffers(visitor);
+impl<M: Nodes> Nodes for Labelled<M> {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.field("", &mut self.model);
     }
 }
 

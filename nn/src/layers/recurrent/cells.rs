@@ -8,8 +8,8 @@ use super::lstm_walk::lstm_walk;
 use super::rnn::{RnnActivation, rnn_walk};
 use super::stack::{Cell, Direction};
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::module::Module;
+use crate::node::parameters;
 
 /// How a single cell is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

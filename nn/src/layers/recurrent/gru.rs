@@ -7,8 +7,8 @@ use super::gru_walk::gru_walk;
 use super::packed::{PackedSequence, projected_runs, walk_packed};
 use super::stack::{RecurrentOptions, Stack, start_of};
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::module::Module;
+use crate::node::parameters;
 
 /// Gates of a cell: reset, update and new.
 const GATES: usize = 3;

@@ -7,8 +7,8 @@ use super::lstm_walk::lstm_walk;
 use super::packed::{PackedSequence, projected_runs, walk_packed};
 use super::stack::{Direction, RecurrentOptions, Stack, start_of};
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::module::Module;
+use crate::node::parameters;
 use crate::optim::check_option;
 
 /// Gates of a cell: input, forget, cell and output.

@@ -6,8 +6,8 @@ use lowtide_tensor::{Device, RandomKey};
 use super::packed::{PackedSequence, projected_runs, walk_packed};
 use super::stack::{Direction, RecurrentOptions, Stack, start_of};
 use crate::error::Result;
-use crate::fields::parameters;
 use crate::module::Module;
+use crate::node::parameters;
 
 /// The function of a cell's state, `nonlinearity`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,12 +3,11 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor, TensorError};
 
-use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::fields::Field;
 use crate::init;
 use crate::layers::dropout::Dropout;
-use crate::module::{Module, Parameters};
+use crate::module::Module;
+use crate::node::{Nodes, Visitor};
 use crate::optim::check_option;
 use crate::parameter::Parameter;
 
@@ -268,34 +267,21 @@ pub(super) fn start_of(
     Ok(pass.constant(Tensor::zeros(value.device(), shape, value.dtype())?))
 }
 
-impl Cell {
-    /// What it has, with PyTorch's names.
-    fn named(&mut self) -> impl Iterator<Item = (String, &mut Parameter)> {
+impl Nodes for Cell {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         let Cell { weight_ih, weight_hh, bias_ih, bias_hh, weight_hr, suffix } = self;
-        let weights = [("weight_ih", Some(weight_ih)), ("weight_hh", Some(weight_hh))];
+        for (name, weight) in [("weight_ih", weight_ih), ("weight_hh", weight_hh)] {
+            visitor.field(format!("{name}{suffix}").as_str(), weight);
+        }
         let others = [("bias_ih", bias_ih), ("bias_hh", bias_hh), ("weight_hr", weight_hr)];
-        let others = others.map(|(name, parameter)| (name, parameter.as_mut()));
-        let all = weights.into_iter().chain(others);
-        all.filter_map(move |(name, parameter)| Some((format!("{name}{suffix}"), parameter?)))
+        for (name, parameter) in others {
+            visitor.field(format!("{name}{suffix}").as_str(), parameter);
+        }
     }
 }
 
-impl Parameters for Cell {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.named().for_each(|(name, parameter)| parameter.visit_as(&name, visitor));
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        self.named().for_each(|(name, parameter)| parameter.visit_buffers_as(&name, visitor));
-    }
-}
-
-impl Parameters for Stack {
-    fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
-        self.cells.iter_mut().for_each(|cell| cell.visit(visitor));
-    }
-
-    fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
-        self.cells.iter_mut().for_each(|cell| cell.visit_buffers(visitor));
+impl Nodes for Stack {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        self.cells.iter_mut().for_each(|cell| visitor.field("", cell));
     }
 }
