@@ -1,4 +1,4 @@
-//! What can go wrong with models, optimizers and their files.
+//! Errors of models, optimizers and their files.
 
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ pub enum NnError {
         /// How the file or state differs from what was expected.
         problem: WeightsProblem,
     },
-    /// The blocks of a [stage](crate::run_stage) have run: no error, but how the code of its model
+    /// The blocks of a [stage](crate::parallel::run_stage) have run: no error, but how the code of its model
     /// is left.
     #[error("this stage of the model ends here")]
     EndOfStage,
@@ -96,9 +96,9 @@ pub enum PruneProblem {
     /// No parameter, or no group of channels, is called so.
     #[error("nothing to prune is called `{target}`; there are {}", list(names))]
     NoMatch {
-        /// What was asked for.
+        /// The target that was asked for.
         target: String,
-        /// What could be pruned.
+        /// Names of the parameters or groups that could be pruned.
         names: Vec<String>,
     },
     /// The inputs of a weight do not divide into runs.
@@ -129,7 +129,7 @@ pub enum PruneProblem {
         /// Channels of the group.
         len: usize,
     },
-    /// What a group says of a tensor is not so.
+    /// A group names channels that a tensor does not have.
     #[error("{group}: {name} is not of {len} channels along dimension {axis}")]
     Group {
         /// Name of the group.
@@ -156,7 +156,7 @@ pub enum AdapterProblem {
     /// No linear layer is called so.
     #[error("no linear layer is called `{target}`; there are {}", endings(layers))]
     NoMatch {
-        /// What was asked for.
+        /// The target that was asked for.
         target: String,
         /// The linear layers that there are.
         layers: Vec<String>,
@@ -164,7 +164,7 @@ pub enum AdapterProblem {
     /// The pattern is no regular expression.
     #[error("`{pattern}`: {source}")]
     Pattern {
-        /// What was asked for.
+        /// The target that was asked for.
         pattern: String,
         /// Where it is wrong.
         source: Box<regex::Error>,
@@ -197,7 +197,7 @@ pub enum AdapterProblem {
         path: PathBuf,
         /// Field of the config.
         field: &'static str,
-        /// What it says, shortened.
+        /// The value of the field, shortened.
         value: String,
     },
     /// The config of the adapters is not JSON.
@@ -278,13 +278,14 @@ pub(crate) use NnResult as Result;
 fn list(names: &[String]) -> String {
     const SHOWN_MAX: usize = 12;
     let more = if names.len() > SHOWN_MAX { " .." } else { "" };
-    match names.is_empty() {
-        true => "none".to_owned(),
-        false => names[..names.len().min(SHOWN_MAX)].join(", ") + more,
+    if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names[..names.len().min(SHOWN_MAX)].join(", ") + more
     }
 }
 
-/// The ends of names, each once, as far as a line has room: there are as many names as layers.
+/// The ends of names, each once, as far as a line has room. A model has one name for each layer.
 fn endings(names: &[String]) -> String {
     const SHOWN_MAX: usize = 12;
     let mut shown: Vec<&str> = Vec::new();
@@ -296,8 +297,5 @@ fn endings(names: &[String]) -> String {
     }
     let more = if shown.len() > SHOWN_MAX { " .." } else { "" };
     shown.truncate(SHOWN_MAX);
-    match shown.is_empty() {
-        true => "none".to_owned(),
-        false => shown.join(", ") + more,
-    }
+    if shown.is_empty() { "none".to_owned() } else { shown.join(", ") + more }
 }

@@ -13,11 +13,11 @@ use lowtide_tensor::{
     TensorError, bf16, f16,
 };
 
+use crate::checks::check_option;
 use crate::error::Result;
-use crate::optim::check_option;
 
-/// The bound of the uniform distribution that PyTorch's linear and convolution layers start
-/// from, weights and bias alike: `kaiming_uniform_(a = √5)` comes to `1 / √fan_in`
+/// The bound of the uniform distribution that PyTorch's linear and convolution layers start from,
+/// weights and bias alike: `kaiming_uniform_(a = √5)` is `1 / √fan_in`
 /// (`torch.nn.Linear.reset_parameters`).
 pub fn default_bound(fan_in: usize) -> f64 {
     1.0 / (fan_in.max(1) as f64).sqrt()
@@ -26,10 +26,10 @@ pub fn default_bound(fan_in: usize) -> f64 {
 /// Which variance the initial weights preserve: that of values or of gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fan {
-    /// That of the values in forward.
+    /// Keeps the variance of values in the forward pass.
     #[default]
     In,
-    /// That of the gradients in backward.
+    /// Keeps the variance of gradients in the backward pass.
     Out,
 }
 
@@ -84,7 +84,7 @@ pub fn xavier_uniform_(weight: &mut Tensor, key: RandomKey, gain: f64) -> Result
 /// Normal with the standard deviation of [`xavier_uniform_`].
 ///
 /// # Errors
-/// Those of [`xavier_uniform_`].
+/// The errors of [`xavier_uniform_`].
 pub fn xavier_normal_(weight: &mut Tensor, key: RandomKey, gain: f64) -> Result<()> {
     let deviation = xavier("xavier_normal", weight, gain)?;
     Ok(weight.normal_(key, 0.0, deviation)?)
@@ -112,7 +112,7 @@ pub fn kaiming_uniform_(
 /// Normal with the standard deviation of [`kaiming_uniform_`].
 ///
 /// # Errors
-/// Those of [`kaiming_uniform_`].
+/// The errors of [`kaiming_uniform_`].
 pub fn kaiming_normal_(
     weight: &mut Tensor,
     key: RandomKey,
@@ -328,8 +328,8 @@ fn not_a_float(op: &'static str, dtype: DType) -> TensorError {
     TensorError::DType { op, left: dtype, right: DType::F32 }
 }
 
-/// The same values for a device that does not compute them itself: once, before the first step, a
-/// copy from the host costs nothing that counts.
+/// Fills a tensor of a device that does not compute the values itself. The copy from the host is
+/// made once, before the first step.
 fn fill_from_host(tensor: &mut Tensor, values: impl FnOnce(&mut [f64])) -> Result<()> {
     if tensor.device().is_simulated() {
         return Ok(());

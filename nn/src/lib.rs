@@ -2,11 +2,11 @@
 #![deny(unsafe_code)]
 
 mod buffer;
-mod distance;
-mod divided;
+mod checks;
+mod commit;
+mod compress;
 mod error;
-mod grid;
-mod images;
+mod functional;
 pub mod init;
 mod layers;
 mod lora;
@@ -15,31 +15,39 @@ pub mod models;
 mod module;
 mod node;
 pub mod optim;
+pub mod parallel;
 mod parameter;
-mod pool_places;
-pub mod prune;
-mod quantized;
+mod pattern;
 mod safetensors;
 mod schedule;
 mod segment;
-mod stages;
-mod tensor_parallel;
-mod volumes;
 
-pub use buffer::{Buffer, check_buffers, commit_buffers};
-pub use distance::{
+pub use buffer::Buffer;
+pub use commit::{check_buffers, commit_buffers};
+pub use compress::{Activations, prune, quantize, quantize_all, set_activations};
+pub use error::{AdapterProblem, NnError, NnResult, PruneProblem, WeightsProblem};
+pub use functional::distance::{
     LocalResponseOptions, cosine_similarity, local_response_norm, normalize, pairwise_distance,
 };
-pub use divided::{Gather, divide, set_gather};
-pub use error::{AdapterProblem, NnError, NnResult, PruneProblem, WeightsProblem};
-pub use grid::{GridMode, GridOptions, GridPadding, grid_sample};
-pub use images::{ResizeMode, Sizes, channel_shuffle, pixel_shuffle, pixel_unshuffle, resize};
+pub use functional::grid::{GridMode, GridOptions, GridPadding, grid_sample};
+pub use functional::images::{
+    ResizeMode, Sizes, channel_shuffle, pixel_shuffle, pixel_unshuffle, resize,
+};
+pub use functional::pool_places::{
+    adaptive_max_pool2d_with_places, adaptive_max_pool3d_with_places, max_pool2d_with_places,
+    max_pool3d_with_places, max_unpool,
+};
+pub use functional::volumes::{
+    AdaptiveAvgPool3d, AdaptiveMaxPool3d, AvgPool3d, Conv3d, Conv3dGeometry, MaxPool3d,
+    MaxPool3dOptions, Pool3dGeometry, adaptive_avg_pool3d, adaptive_max_pool3d, avg_pool3d, conv3d,
+    max_pool3d,
+};
 pub use layers::activations::{
     ELU, GELU, GLU, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyReLU, LogSigmoid,
     LogSoftmax, Mish, ReLU, ReLU6, SELU, SiLU, Sigmoid, Softmax, Softmin, Softplus, Softshrink,
     Softsign, Tanh, TanhGELU, Tanhshrink, Threshold,
 };
-pub use layers::attention::{Memory, MultiHeadAttention, MultiHeadOptions};
+pub use layers::attention::{AttentionMemory, MultiHeadAttention, MultiHeadOptions};
 pub use layers::attention_mask::key_padding_mask;
 pub use layers::batch_norm::{BatchNorm1d, BatchNorm2d, BatchNorm3d};
 pub use layers::conv_transpose1d::ConvTranspose1d;
@@ -64,7 +72,7 @@ pub use layers::recurrent::{
     CellOptions, Directions, Gru, GruCell, Lstm, LstmCell, LstmState, PackedSequence,
     RecurrentOptions, Rnn, RnnActivation, RnnCell,
 };
-pub use layers::relative_position::{RelativePositionBias, RelativePositionOptions, Sides};
+pub use layers::relative_position::{RelativePositionBias, RelativePositionOptions, RelativeSides};
 pub use layers::rotary::{RotaryEmbedding, RotaryPairs, RotaryScaling, RotaryTables};
 pub use layers::sequential::Sequential;
 pub use layers::spectral_norm::{SpectralNorm, SpectralNormOptions};
@@ -99,18 +107,6 @@ pub use loss::{
 pub use module::{Module, Parameters};
 pub use node::{Field, Node, Nodes, Visitor};
 pub use parameter::Parameter;
-pub use pool_places::{
-    adaptive_max_pool2d_with_places, adaptive_max_pool3d_with_places, max_pool2d_with_places,
-    max_pool3d_with_places, max_unpool,
-};
-pub use quantized::{Activations, quantize, quantize_all, set_activations};
 pub use safetensors::{from_safetensors, load, map, parse_safetensors, save, to_safetensors};
 pub use schedule::{Better, Plateau, PlateauOptions, PlateauState, Schedule};
 pub use segment::{Segment, run_blocks};
-pub use stages::{Cuts, Section, StageEnd, Survey, keep_own, run_stage, survey, survey_cuts};
-pub use tensor_parallel::{Branch, Shard, Shared, Sum, VocabularyShare, set_sum, share_layers};
-pub use volumes::{
-    AdaptiveAvgPool3d, AdaptiveMaxPool3d, AvgPool3d, Conv3d, Conv3dGeometry, MaxPool3d,
-    MaxPool3dOptions, Pool3dGeometry, adaptive_avg_pool3d, adaptive_max_pool3d, avg_pool3d, conv3d,
-    max_pool3d,
-};

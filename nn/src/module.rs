@@ -1,6 +1,6 @@
 //! The traits of every layer and every model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, SavedPolicy, Var};
@@ -10,10 +10,10 @@ use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::layers::linear::Linear;
 use crate::node::{Node, Nodes, Visitor};
+use crate::parallel::features::branch::Shared;
 use crate::parameter::Parameter;
-use crate::tensor_parallel::Shared;
 
-/// What a model owns, one kind after the other. Everything with [`Nodes`] has these methods.
+/// The things that a model owns, one kind at a time. Everything with [`Nodes`] has these methods.
 pub trait Parameters: Nodes {
     /// Shows every parameter once, with PyTorch's name for it (`layers.0.weight`).
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
@@ -55,7 +55,7 @@ pub trait Parameters: Nodes {
         }));
     }
 
-    /// Shows what several ranks can [share](crate::share_layers).
+    /// Shows what several ranks can [share](crate::parallel::share_layers).
     fn visit_shared(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         self.visit_nodes(&mut Visitor::new(&mut |_, node| {
             if let Node::Shared(show) = node {
@@ -150,4 +150,17 @@ pub trait Module: Parameters {
 /// [`Module::forward`] of the submodule `name`: memory and random numbers are its own.
 pub(crate) fn forward_in(pass: &Pass, name: &str, module: &impl Module, x: Var) -> Result<Var> {
     pass.within(name, || module.forward(pass, x))
+}
+
+/// Shows each parameter once, also a parameter that several layers of a model share.
+pub(crate) fn visit_once(
+    parameters: &mut dyn Parameters,
+    visitor: &mut dyn FnMut(&str, &mut Parameter),
+) {
+    let mut seen = BTreeSet::new();
+    parameters.visit(&mut |name, parameter| {
+        if seen.insert(parameter.id()) {
+            visitor(name, parameter);
+        }
+    });
 }

@@ -1,11 +1,12 @@
-//! What a module owns, named by one method: [`Nodes`].
+//! The one method that names what a module owns: [`Nodes`].
 
 use lowtide_autograd::SavedPolicy;
 
 use crate::buffer::Buffer;
+use crate::compress::quantized_weight::QuantizedWeight;
 use crate::layers::linear::Linear;
+use crate::parallel::features::branch::Shared;
 use crate::parameter::Parameter;
-use crate::tensor_parallel::Shared;
 
 /// Anything that owns parameters, buffers or modules, and names them.
 ///
@@ -57,7 +58,7 @@ pub enum Node<'a> {
     Linear(&'a mut Linear),
     /// The policy of a block, a [`Segment`](crate::Segment). What the block owns follows.
     Block(&'a mut Option<SavedPolicy>),
-    /// A function that shows what several ranks can [share](crate::share_layers) of the module.
+    /// A function that shows what several ranks can [share](crate::parallel::share_layers) of the module.
     Shared(&'a mut dyn FnMut(&mut dyn FnMut(Shared<'_>))),
 }
 
@@ -110,7 +111,7 @@ impl<'a> Visitor<'a> {
     }
 }
 
-/// What a module can have as a field under a name N: one string, or one for each part.
+/// A field of a module under a name N: one string, or one for each part.
 pub trait Field<N> {
     /// Shows the nodes of the field under `name`.
     fn show(&mut self, name: N, visitor: &mut Visitor<'_>);
@@ -129,6 +130,13 @@ impl Field<&str> for Parameter {
             Some(quantized) => visitor.field(name, &mut **quantized),
             None => visitor.node(name, Node::Parameter(self)),
         }
+    }
+}
+
+/// The tensors of a weight in few bits are buffers, called by the parts of the format.
+impl Nodes for QuantizedWeight {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        self.parts_mut().for_each(|(part, buffer)| visitor.field(part, buffer));
     }
 }
 

@@ -7,11 +7,12 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{LeafId, Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 
-use crate::divided::Divided;
+use crate::compress::quantized_weight::QuantizedWeight;
 use crate::error::Result;
-use crate::quantized::{QuantizedWeight, stand_in};
-use crate::stages;
-use crate::tensor_parallel::{Shard, Sum, with_summed_gradient};
+use crate::parallel::features::shard::Shard;
+use crate::parallel::features::sum::{Sum, with_summed_gradient};
+use crate::parallel::sharded::gather::Sharded;
+use crate::parallel::stages::run::{is_surveying, note_leaf};
 
 /// A cheap shared handle to a trainable tensor: clones see the same values and the same
 /// gradient.
@@ -20,15 +21,17 @@ pub struct Parameter {
     id: LeafId,
     value: Tensor,
     frozen: Arc<AtomicBool>,
-    /// In place of the value, of which only the shape and the type are then there.
+    /// The codes of a parameter in few bits. The value then has the shape and the type alone.
     pub(crate) quantized: Option<Box<QuantizedWeight>>,
-    /// The part that this rank has, in place of the value, as above.
-    pub(crate) divided: Option<Box<Divided>>,
-    /// Whether another rank has the value, of which only the shape and the type are then there.
+    /// The part that this rank has of a divided parameter. The value then has the shape and the
+    /// type alone.
+    pub(crate) sharded: Option<Box<Sharded>>,
+    /// True if another rank has the values. The value here then has the shape and the type alone.
     pub(crate) is_elsewhere: bool,
-    /// What the value is of a parameter that ranks share.
+    /// The place of the value in the whole parameter, where ranks share it.
     pub(crate) shard: Option<Arc<Shard>>,
-    /// Of one that is whole on each rank and has a part of its gradient there.
+    /// The sum over ranks for the gradient, where each rank has the whole parameter and computes a
+    /// part of its gradient.
     pub(crate) gradient_sum: Option<Arc<dyn Sum>>,
 }
 
@@ -67,7 +70,7 @@ impl Parameter {
             value,
             frozen: Arc::default(),
             quantized: None,
-            divided: None,
+            sharded: None,
             is_elsewhere: false,
             shard: None,
             gradient_sum: None,
@@ -79,9 +82,9 @@ impl Parameter {
         self.id
     }
 
-    /// The tensor with its values. Of one [in few bits](crate::quantize_all), that is
-    /// [divided](crate::divide) or [elsewhere](Parameter::is_elsewhere), it has the shape and the
-    /// type alone.
+    /// The tensor with its values. A parameter [in few bits](crate::quantize_all),
+    /// [divided](crate::parallel::divide) or [elsewhere](Parameter::is_elsewhere) has the shape and
+    /// the type here alone.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
@@ -91,33 +94,33 @@ impl Parameter {
         &mut self.value
     }
 
-    /// What this rank has of one that is [divided](crate::divide).
+    /// The part that this rank has of a [divided](crate::parallel::divide) parameter.
     ///
     /// # Shapes
     /// `[n]`
     pub fn part(&self) -> Option<&Tensor> {
-        self.divided.as_deref().map(|divided| &divided.own)
+        self.sharded.as_deref().map(|sharded| &sharded.own)
     }
 
-    /// The same, to write or to replace.
+    /// The part, to write or to replace.
     pub fn part_mut(&mut self) -> Option<&mut Tensor> {
-        self.divided.as_deref_mut().map(|divided| &mut divided.own)
+        self.sharded.as_deref_mut().map(|sharded| &mut sharded.own)
     }
 
-    /// Of which whole parameter the value is a part, if it is [shared](crate::share_layers) by
-    /// ranks: value, gradient and state have its own shape here.
+    /// The place of the value in the whole parameter, if ranks
+    /// [share](crate::parallel::share_layers) it: value, gradient and state have the shape of this
+    /// rank's part.
     pub fn shard(&self) -> Option<&Shard> {
         self.shard.as_deref()
     }
 
-    /// Whether it is with [another stage](crate::keep_own) of a pipeline: here it has no value, no
+    /// True if the parameter is with [another stage](crate::parallel::keep_own) of a pipeline: here it has no value, no
     /// gradient and no state.
     pub fn is_elsewhere(&self) -> bool {
         self.is_elsewhere
     }
 
-    /// The same parameter with another value, such as a part of its own: for what is shown to a
-    /// visitor.
+    /// This parameter with another value, such as a part of its own, to show it to a visitor.
     #[must_use]
     pub fn with_value(&self, value: Tensor) -> Parameter {
         let (id, frozen) = (self.id, Arc::clone(&self.frozen));
@@ -125,23 +128,23 @@ impl Parameter {
     }
 
     /// The value in a pass, where its gradient is collected unless it is frozen. One [in few
-    /// bits](crate::quantize_all) is decoded as a whole, one that is [divided](crate::divide) is
+    /// bits](crate::quantize_all) is decoded as a whole, one that is [divided](crate::parallel::divide) is
     /// put together by all ranks.
     ///
     /// # Errors
     /// `Consumed` after backward; `OutOfMemory` for what is decoded or put together.
     #[track_caller]
     pub fn var(&self, pass: &Pass) -> Result<Var> {
-        stages::note_leaf(self.id);
+        note_leaf(self.id);
         if let Some(weight) = &self.quantized {
             let value = weight.get()?.decode(self.value.dtype())?;
             return Ok(pass.constant(value.reshape(*self.value.shape())?));
         }
-        let value = match &self.divided {
-            Some(divided) => divided.whole(&self.value)?,
+        let value = match &self.sharded {
+            Some(sharded) => sharded.whole(&self.value)?,
             None => self.value.clone(),
         };
-        let is_constant = self.is_frozen() && !stages::is_surveying();
+        let is_constant = self.is_frozen() && !is_surveying();
         if is_constant || self.is_elsewhere {
             return Ok(pass.constant(value));
         }
@@ -152,7 +155,7 @@ impl Parameter {
         }
     }
 
-    /// Leaves of the value its shape and its type, and takes `weight` in its place, frozen.
+    /// Replaces the value by `weight`, frozen; the shape and the type stay.
     pub(crate) fn set_quantized(&mut self, weight: QuantizedWeight) -> Result<()> {
         let value = stand_in(&self.value)?;
         *self = Parameter { quantized: Some(Box::new(weight)), ..Parameter::new(value) };
@@ -160,19 +163,33 @@ impl Parameter {
         Ok(())
     }
 
-    /// Excludes it from training, through all its handles: it has no gradient, no optimizer state,
-    /// and nothing is saved for backward on its account (`requires_grad_(False)` in PyTorch).
+    /// Excludes the parameter from training, through all its handles: it has no gradient, no
+    /// optimizer state, and nothing is saved for backward on its account (`requires_grad_(False)`
+    /// in PyTorch).
     pub fn freeze(&self) {
         self.frozen.store(true, Ordering::Relaxed);
     }
 
-    /// Includes it in training again.
+    /// Includes the parameter in training again.
     pub fn unfreeze(&self) {
         self.frozen.store(false, Ordering::Relaxed);
     }
 
-    /// Whether it is excluded from training.
+    /// True if the parameter is excluded from training.
     pub fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::Relaxed)
     }
+}
+
+/// A tensor with the shape and the type of a weight, and one element, for a weight whose values are
+/// elsewhere.
+pub(crate) fn stand_in(weight: &Tensor) -> Result<Tensor> {
+    stand_in_on(weight.device(), weight)
+}
+
+/// [`stand_in`] on another device.
+pub(crate) fn stand_in_on(device: &Device, weight: &Tensor) -> Result<Tensor> {
+    let _scope = device.category(Category::Parameter);
+    let one = Tensor::zeros(device, [1], weight.dtype())?;
+    Ok(one.expand(*weight.shape())?)
 }

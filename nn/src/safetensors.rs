@@ -152,7 +152,7 @@ fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
         file.sync_all()?;
         fs::rename(&beside, path)
     };
-    // What could not be finished is of no use, and the error to report is the first one.
+    // An unfinished file is of no use, and the error to report is the first one.
     write().inspect_err(|_| drop(fs::remove_file(&beside)))
 }
 
@@ -236,7 +236,7 @@ fn text_len(json: &[u8]) -> usize {
 /// writes them. What lies askew in the file is copied too, and everything on an NVIDIA device.
 ///
 /// # Errors
-/// Those of [`load`], and `OutOfMemory` for what is copied: the model is then as before.
+/// The errors of [`load`], and `OutOfMemory` for what is copied: the model is then as before.
 pub fn map(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     let mapped = mapped(path)?;
     let file = parse_safetensors(mapped.bytes(), path)?;
@@ -261,9 +261,10 @@ pub fn map(model: &mut dyn Parameters, path: &Path) -> Result<()> {
         let _scope = device.category(value.category());
         let offset_bytes = view.data().as_ptr().addr() - mapped.bytes().as_ptr().addr();
         let is_aligned = offset_bytes.is_multiple_of(dtype.size_bytes());
-        let read = match is_aligned && weights.contains(name) {
-            true => Tensor::from_mapped(device, shape, dtype, &mapped, offset_bytes),
-            false => Tensor::from_bytes(device, shape, dtype, view.data()),
+        let read = if is_aligned && weights.contains(name) {
+            Tensor::from_mapped(device, shape, dtype, &mapped, offset_bytes)
+        } else {
+            Tensor::from_bytes(device, shape, dtype, view.data())
         };
         match read {
             Ok(read) => drop(values.insert(name.to_owned(), read)),
@@ -280,7 +281,7 @@ pub fn map(model: &mut dyn Parameters, path: &Path) -> Result<()> {
 /// place. Errors name `path`.
 ///
 /// # Errors
-/// Those of [`load`] but `File`: the model is then as before.
+/// The errors of [`load`] but `File`: the model is then as before.
 pub fn from_safetensors(model: &mut dyn Parameters, bytes: &[u8], path: &Path) -> Result<()> {
     let file = parse_safetensors(bytes, path)?;
     check(model, &file, path)?;

@@ -6,8 +6,8 @@
 
 use std::f64::consts::PI;
 
+use crate::checks::check_option;
 use crate::error::Result;
-use crate::optim::check_option;
 
 /// The learning rate as a function of the step; `base` is the optimizer's own.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,19 +47,19 @@ pub enum Schedule {
     Step {
         /// Steps between two falls, at least 1.
         every: u64,
-        /// What each multiplies by.
+        /// The factor of each fall.
         factor: f64,
     },
     /// `base · factorᵏ` once `k` of the milestones are reached (`MultiStepLR`).
     Milestones {
         /// Steps at which the rate falls, in rising order.
         at: Vec<u64>,
-        /// What each multiplies by.
+        /// The factor of each fall.
         factor: f64,
     },
     /// `base · factorˢᵗᵉᵖ` (`ExponentialLR`).
     Exponential {
-        /// What each step multiplies by.
+        /// The factor of each step.
         factor: f64,
     },
     /// `base · (1 - step / steps)ᵖᵒʷᵉʳ`, then 0 (`PolynomialLR`).
@@ -86,7 +86,7 @@ pub enum Schedule {
     Sequence {
         /// The schedules with the number of steps that each lasts.
         parts: Vec<(Schedule, u64)>,
-        /// What follows them.
+        /// The schedule after the parts.
         last: Box<Schedule>,
     },
 }
@@ -211,9 +211,9 @@ fn power(factor: f64, count: u64) -> f64 {
 /// relative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlateauOptions {
-    /// Whether a metric gets better by falling or by rising.
+    /// The direction in which a metric gets better.
     pub better: Better,
-    /// What the rate is multiplied by, above 0 and below 1.
+    /// The factor of a fall, above 0 and below 1.
     pub factor: f64,
     /// Observations without an improvement that are tolerated.
     pub patience: u64,
@@ -255,7 +255,7 @@ pub struct Plateau {
     state: PlateauState,
 }
 
-/// What a [`Plateau`] remembers; to store and to go on from.
+/// The memory of a [`Plateau`], to store and to go on from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlateauState {
     /// The best metric so far.
@@ -287,7 +287,7 @@ impl Plateau {
         Ok(Plateau { options, state })
     }
 
-    /// What it remembers.
+    /// The memory of the schedule.
     pub fn state(&self) -> PlateauState {
         self.state
     }

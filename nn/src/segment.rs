@@ -7,11 +7,11 @@ use lowtide_autograd::{Pass, SavedPolicy, Var};
 use crate::error::{NnError, Result};
 use crate::module::Module;
 use crate::node::{Node, Nodes, Visitor};
-use crate::stages;
+use crate::parallel::stages::run::run_own;
 
 /// A block of a model, with what becomes of the tensors that it saves for backward: see
 /// [`Parameters::visit_policies`]. A trainer's plan may recompute the first blocks of a model that
-/// has them, to the same bits; a pipeline [cuts](crate::run_stage) it between them.
+/// has them, to the same bits; a pipeline [cuts](crate::parallel::run_stage) it between them.
 ///
 /// ```
 /// use lowtide_autograd::{Pass, Var};
@@ -57,7 +57,7 @@ impl<B: Clone + 'static> Segment<B> {
         Segment { block, policy: None }
     }
 
-    /// What runs under the policy.
+    /// The block that runs under the policy.
     pub fn block(&self) -> &B {
         &self.block
     }
@@ -71,7 +71,7 @@ impl<B: Clone + 'static> Segment<B> {
     /// depends on nothing else that changes.
     ///
     /// # Errors
-    /// Those of `run`.
+    /// The errors of `run`.
     pub fn run<const N: usize>(
         &self,
         pass: &Pass,
@@ -91,7 +91,7 @@ impl<B: Clone + 'static> Segment<B> {
 
 impl<B: Module + Clone + 'static> Module for Segment<B> {
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        stages::run_own(1, pass, input, |_, x| {
+        run_own(1, pass, input, |_, x| {
             self.run(pass, [x], |block, pass, [x]| block.forward(pass, x))
         })
     }
@@ -107,10 +107,10 @@ impl<B: Nodes> Nodes for Segment<B> {
 
 /// Runs blocks one after the other; the path of each is `{prefix}{index}`. Those that are
 /// recomputed [with the one before](SavedPolicy::RecomputeWithPrevious) are one segment with it.
-/// Between two blocks a model can be cut: see [`run_stage`](crate::run_stage).
+/// Between two blocks a model can be cut: see [`run_stage`](crate::parallel::run_stage).
 ///
 /// # Errors
-/// Those of `run`; `EndOfStage` where a stage ends.
+/// The errors of `run`; `EndOfStage` where a stage ends.
 pub fn run_blocks<B: Clone + 'static>(
     prefix: &str,
     blocks: &[Segment<B>],
@@ -118,9 +118,7 @@ pub fn run_blocks<B: Clone + 'static>(
     input: Var,
     run: impl Fn(&B, &Pass, Var) -> Result<Var> + Clone + 'static,
 ) -> Result<Var> {
-    stages::run_own(blocks.len(), pass, input, |own, x| {
-        run_some(prefix, blocks, own, pass, x, run.clone())
-    })
+    run_own(blocks.len(), pass, input, |own, x| run_some(prefix, blocks, own, pass, x, run.clone()))
 }
 
 /// [`run_blocks`] of a range of them.

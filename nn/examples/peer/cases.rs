@@ -4,7 +4,7 @@
 
 use super::measure::Workload;
 
-/// What an operation is called, what of it runs, and at which sizes.
+/// An operation: its name, the parts of it that run, and their sizes.
 pub(crate) struct Op {
     pub(crate) workload: Workload,
     pub(crate) part: Part,
@@ -13,14 +13,14 @@ pub(crate) struct Op {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Part {
-    /// Of a convolution 3x3 with padding 1: `[B, I, side, O]`.
+    /// Sizes of a convolution 3x3 with padding 1: `[B, I, side, O]`.
     Conv,
     ConvToInput,
     ConvToWeight,
     /// 2x2: `[B, C, side]`.
     MaxPool,
     MaxPoolBackward,
-    /// Of rows: `[N, C]`.
+    /// Sizes of rows: `[N, C]`.
     LayerNorm,
     LayerNormBackward,
     Gelu,

@@ -23,7 +23,7 @@ use lowtide_tensor::{Conv2dGeometry, CpuOptions, DType, Device, RandomKey, Tenso
 
 use measure::{Workload, X, Y, integers, measure, uniform};
 
-/// What the reports call this program.
+/// The name of this program in the reports.
 const PEER: &str = "lowtide";
 
 const ADD_LEN: usize = 1 << 24;
@@ -108,7 +108,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// What follows `name` in the arguments.
+/// The argument after `name`.
 fn option<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
     let at = arguments.iter().position(|argument| argument == name)?;
     arguments.get(at + 1).map(String::as_str)

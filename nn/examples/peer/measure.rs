@@ -27,7 +27,7 @@ pub(crate) fn integers(stream: u64, len: usize, modulo: u32) -> Vec<i64> {
     (0..len as u64).map(|i| i64::from((mix(stream, i) >> 32) as u32 % modulo)).collect()
 }
 
-/// What a workload is called, and how long it is measured.
+/// A workload: its name, and the time that it is measured for.
 pub(crate) struct Workload {
     pub(crate) name: &'static str,
     pub(crate) batch: usize,

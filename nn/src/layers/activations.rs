@@ -3,10 +3,10 @@
 use lowtide_autograd::{AutogradError, Needs, Pass, Var};
 use lowtide_tensor::{Axis, Tensor, TensorError};
 
+use crate::checks::check_option;
 use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
-use crate::optim::check_option;
 
 macro_rules! activations {
     ($($(#[$doc:meta])* $name:ident($input:ident) $forward:expr;)*) => {$(

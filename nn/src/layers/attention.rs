@@ -10,6 +10,7 @@ use lowtide_tensor::{
     AttentionDropout, AttentionOptions, Causal, DType, Device, RandomKey, Tensor, TensorError,
 };
 
+use crate::checks::check_option;
 use crate::error::Result;
 use crate::init;
 use crate::layers::attention_mask::{with_causal, with_open_keys};
@@ -20,9 +21,8 @@ use crate::layers::norm::optional;
 use crate::layers::rotary::RotaryEmbedding;
 use crate::module::{Module, Parameters, forward_in};
 use crate::node::parameters;
-use crate::optim::check_option;
+use crate::parallel::features::branch::{Branch, Shared};
 use crate::parameter::Parameter;
-use crate::tensor_parallel::{Branch, Shared};
 
 /// How a [`MultiHeadAttention`] is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,7 +31,8 @@ pub struct MultiHeadOptions {
     pub width: usize,
     /// Heads of queries.
     pub heads: usize,
-    /// Heads of keys and values, a divisor of the heads of queries; as many as those by default.
+    /// Heads of keys and values, a divisor of the heads of queries; by default one for each of
+    /// those.
     pub groups: usize,
     /// Which positions a position attends to.
     pub causal: Causal,
@@ -40,12 +41,12 @@ pub struct MultiHeadOptions {
     /// Rotates the queries and keys of each head by their positions, both counted from 0. Only two
     /// tables of `T · R / 2` numbers are saved for backward in addition.
     pub rotary: Option<RotaryEmbedding>,
-    /// Whether the linear layers have biases.
+    /// True if the linear layers have biases.
     pub bias: bool,
-    /// Whether there is a learned key and value that every query attends to beside the others,
+    /// True if there is a learned key and value that every query attends to beside the others,
     /// `add_bias_kv`.
     pub learned_key: bool,
-    /// Whether there is a key and value of zeros that every query attends to beside the others,
+    /// True if there is a key and value of zeros that every query attends to beside the others,
     /// `add_zero_attn`.
     pub zero_key: bool,
 }
@@ -67,30 +68,30 @@ impl MultiHeadOptions {
     }
 }
 
-/// What a query does not attend to.
+/// The keys that a query does not attend to.
 struct Masking {
     mask: Option<Tensor>,
     causal: Causal,
 }
 
-/// What a sequence attends to.
-pub struct Memory {
+/// The keys and values that a sequence attends to.
+pub struct AttentionMemory {
     keys: Var,
-    /// Of the keys' sequence, unless there is another.
+    /// The sequence of the values, if that is not the keys'.
     values: Option<Var>,
 }
 
-impl Memory {
+impl AttentionMemory {
     /// Keys and values of sequences of their own, both `[B, S, D]`.
     pub fn parts(keys: Var, values: Var) -> Self {
-        Memory { keys, values: Some(values) }
+        AttentionMemory { keys, values: Some(values) }
     }
 }
 
-impl From<Var> for Memory {
+impl From<Var> for AttentionMemory {
     /// One sequence, which gives keys and values.
     fn from(keys: Var) -> Self {
-        Memory { keys, values: None }
+        AttentionMemory { keys, values: None }
     }
 }
 
@@ -191,7 +192,7 @@ impl MultiHeadAttention {
         &self,
         pass: &Pass,
         input: Var,
-        memory: impl Into<Memory>,
+        memory: impl Into<AttentionMemory>,
         mask: Option<&Tensor>,
     ) -> Result<Var> {
         let MultiHeadOptions { heads, groups, .. } = self.options;
@@ -215,7 +216,7 @@ impl MultiHeadAttention {
         &self,
         pass: &Pass,
         input: Var,
-        memory: impl Into<Memory>,
+        memory: impl Into<AttentionMemory>,
         mask: Option<&Tensor>,
     ) -> Result<(Var, Var)> {
         let MultiHeadOptions { heads, groups, .. } = self.options;
@@ -250,11 +251,11 @@ impl MultiHeadAttention {
 
     /// Queries `[B, T, heads · D]`, and keys and values side by side, with those that the layer
     /// adds behind.
-    fn projected(&self, pass: &Pass, input: Var, memory: Memory) -> Result<[Var; 2]> {
+    fn projected(&self, pass: &Pass, input: Var, memory: AttentionMemory) -> Result<[Var; 2]> {
         let MultiHeadOptions { heads, groups, zero_key, .. } = self.options;
         let head_width = self.head_width();
         let row = groups * head_width;
-        let Memory { keys, values } = memory;
+        let AttentionMemory { keys, values } = memory;
         let (left, right) = match &values {
             None => (*input.shape(), *keys.shape()),
             Some(values) => (*keys.shape(), *values.shape()),

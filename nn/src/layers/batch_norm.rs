@@ -7,11 +7,11 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, Shape, Tensor, TensorError};
 
 use crate::buffer::Buffer;
+use crate::checks::check_option;
 use crate::error::Result;
 use crate::layers::norm::optional;
 use crate::module::Module;
 use crate::node::parameters;
-use crate::optim::check_option;
 use crate::parameter::Parameter;
 
 /// Batch normalisation for inputs of any rank.

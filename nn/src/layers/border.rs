@@ -1,5 +1,4 @@
-//! What stands around the input of a convolution, if it is not the same number of zeros on both
-//! sides.
+//! Padding around the input of a convolution, if it is not the same number of zeros on both sides.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::PadMode;
@@ -22,9 +21,9 @@ impl<const N: usize> Border<N> {
         Border { amounts, mode }
     }
 
-    /// With a stride of 1, as much as the kernel takes away; one more behind than before if it is
-    /// odd. Zeros that are as many on both sides are the convolution's own `padding`, which needs
-    /// no copy of the input.
+    /// Padding that keeps the size with a stride of 1; an odd number has one more behind than
+    /// before. Equal numbers of zeros on both sides are the convolution's own `padding`, which
+    /// needs no copy of the input.
     pub(super) fn same(
         kernel: [usize; N],
         dilation: [usize; N],

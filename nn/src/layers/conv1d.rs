@@ -3,13 +3,13 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv1dGeometry, Device, PadMode, RandomKey};
 
+use crate::checks::check_option;
 use crate::error::Result;
 use crate::init;
 use crate::layers::border::Border;
 use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
 use crate::node::parameters;
-use crate::optim::check_option;
 use crate::parameter::Parameter;
 
 /// A convolution layer, `torch.nn.Conv1d`.

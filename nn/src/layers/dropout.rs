@@ -2,10 +2,11 @@
 
 use lowtide_autograd::{Pass, Var};
 
+use crate::checks::check_option;
 use crate::error::Result;
+use crate::functional::dropout::dropout;
 use crate::module::Module;
 use crate::node::parameters;
-use crate::optim::check_option;
 
 /// Sets elements to 0 in training and scales the others up, `torch.nn.Dropout`. The mask is a
 /// function of the pass's key, the module's path and the sample's place in the logical batch, so
@@ -37,12 +38,6 @@ impl Module for Dropout {
     /// # Shapes
     /// `input: [N, ..] → [N, ..]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        if !pass.is_training() || self.probability == 0.0 {
-            return Ok(input);
-        }
-        let sample: usize = input.shape().iter().skip(1).product();
-        let first = pass.first_sample() * sample as u64;
-        let (probability, key) = (self.probability, pass.draw());
-        Ok(input.dropout(lowtide_tensor::Dropout { probability, key, first })?)
+        dropout(pass, input, self.probability)
     }
 }

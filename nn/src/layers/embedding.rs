@@ -7,15 +7,15 @@ use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
+use crate::parallel::features::vocabulary::VocabularyShare;
 use crate::parameter::Parameter;
-use crate::tensor_parallel::VocabularyShare;
 
 /// A learned vector for each index, `torch.nn.Embedding`.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Parameter,
     padding: Option<usize>,
-    /// The rows that this rank has.
+    /// The rows of the table that this rank has.
     pub(crate) share: Option<VocabularyShare>,
 }
 
@@ -59,7 +59,7 @@ impl Embedding {
         &self.weight
     }
 
-    /// The rows that this rank has of a table that ranks [share](crate::share_layers).
+    /// The rows that this rank has of a table that ranks [share](crate::parallel::share_layers).
     pub fn vocabulary(&self) -> Option<&VocabularyShare> {
         self.share.as_ref()
     }
@@ -85,7 +85,7 @@ impl Module for Embedding {
             None => table.embedding(&index)?,
         };
         let Some(row) = self.padding else { return Ok(y) };
-        // What the mask leaves out is a constant: no gradient.
+        // Rows that the mask leaves out are constants: they have no gradient.
         let is_padding = index.eq_scalar(row as f64)?.unsqueeze(-1)?;
         Ok(y.clone().detach().where_cond(&is_padding, y)?)
     }

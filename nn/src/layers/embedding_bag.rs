@@ -11,7 +11,7 @@ use crate::module::Module;
 use crate::node::parameters;
 use crate::parameter::Parameter;
 
-/// What becomes of the rows of a bag.
+/// The reduction of the rows of a bag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BagReduction {
     /// Their sum, or the sum of their products with weights.
@@ -26,7 +26,7 @@ pub enum BagReduction {
 /// How [`embedding_bag`] reduces; PyTorch's defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BagOptions {
-    /// What becomes of the rows.
+    /// The reduction of the rows.
     pub reduction: BagReduction,
     /// An index that belongs to no bag and gets no gradient, `padding_idx`.
     pub padding: Option<usize>,
@@ -141,18 +141,17 @@ fn largest(rows: Var, bag: &Tensor, count: usize) -> Result<Var> {
         let zeros = Tensor::zeros(device, [count, width], rows.dtype())?;
         let (amax, amin) = (ScatterReduction::Amax, ScatterReduction::Amin);
         let y = zeros.scatter_reduce(0, &bags, &rows, amax, Existing::Replaced)?;
-        let winners = match save.is_needed() {
-            false => None,
-            true => {
-                let places = Tensor::arange(device, 0.0..len as f64, 1.0, DType::I64)?;
-                let places = places.unsqueeze(1)?.expand([len, width])?;
-                let is_smaller = rows.lt(&y.index_select(0, bag)?)?;
-                let places = places.masked_fill(&is_smaller, len as f64)?;
-                // The row behind the last, in a bag without rows.
-                let none = Tensor::full(device, [count, width], DType::I64, len as f64)?;
-                let first = none.scatter_reduce(0, &bags, &places, amin, Existing::Included)?;
-                Some(save.keep(&first))
-            }
+        let winners = if save.is_needed() {
+            let places = Tensor::arange(device, 0.0..len as f64, 1.0, DType::I64)?;
+            let places = places.unsqueeze(1)?.expand([len, width])?;
+            let is_smaller = rows.lt(&y.index_select(0, bag)?)?;
+            let places = places.masked_fill(&is_smaller, len as f64)?;
+            // The row behind the last, in a bag without rows.
+            let none = Tensor::full(device, [count, width], DType::I64, len as f64)?;
+            let first = none.scatter_reduce(0, &bags, &places, amin, Existing::Included)?;
+            Some(save.keep(&first))
+        } else {
+            None
         };
         // drows[p] = Σ dy[b] over the bags b whose largest stood at p
         let rule = move |dy: Tensor, _: Needs| {
@@ -220,7 +219,7 @@ impl EmbeddingBag {
     /// [`Module::forward`] of any bags, and of weights; see [`embedding_bag`].
     ///
     /// # Errors
-    /// Those of [`embedding_bag`].
+    /// The errors of [`embedding_bag`].
     pub fn reduce(
         &self,
         pass: &Pass,

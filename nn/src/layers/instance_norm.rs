@@ -16,7 +16,7 @@ const EPS: f64 = 1e-5;
 /// PyTorch's default for all layers.
 const MOMENTUM: f64 = 0.1;
 
-/// What all layers do.
+/// Instance normalisation for inputs of any rank.
 #[derive(Clone, Debug)]
 struct InstanceNorm {
     weight: Option<Parameter>,

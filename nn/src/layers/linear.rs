@@ -1,28 +1,26 @@
 //! `y = x Wᵀ + b`; x: [N, I], W: [O, I], b: [O], y: [N, O].
 
-use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
-use lowtide_tensor::{DType, Device, QuantFormat, Quantized, RandomKey, Tensor, TensorError};
+use lowtide_tensor::{DType, Device, QuantFormat, Quantized, RandomKey};
 
+use crate::compress::quantized_weight::{Activations, QuantizedWeight};
 use crate::error::Result;
 use crate::init;
-use crate::layers::weight_norm::weighted;
-use crate::lora::{Adapter, MergePlan};
+use crate::layers::linear_weight::LinearWeight;
+use crate::lora::adapter::Adapter;
 use crate::module::Module;
 use crate::node::{Node, Nodes, Visitor};
+use crate::parallel::features::layer_share::{BranchShare, LayerShare};
+use crate::parallel::features::vocabulary::VocabularyShare;
 use crate::parameter::Parameter;
-use crate::quantized::{Activations, QuantizedWeight, stand_in};
-use crate::tensor_parallel::{BranchShare, LayerShare, VocabularyShare};
 
 /// A fully connected layer, `torch.nn.Linear`; perhaps with an [adapter](crate::adapt).
 #[derive(Clone, Debug)]
 pub struct Linear {
-    weight: Parameter,
+    weight: LinearWeight,
     bias: Option<Parameter>,
     adapter: Option<Adapter>,
-    /// In place of the weight, of which only the shape and the type are then there.
-    quantized: Option<QuantizedWeight>,
-    /// What other ranks have of it.
+    /// The part of the layer that this rank has, where ranks share it.
     pub(crate) share: Option<LayerShare>,
 }
 
@@ -59,21 +57,27 @@ impl Linear {
         [inputs, outputs]: [usize; 2],
         bias: bool,
     ) -> Result<Self> {
-        match bias {
-            true => Linear::new(device, key, inputs, outputs),
-            false => Linear::without_bias(device, key, inputs, outputs),
+        if bias {
+            Linear::new(device, key, inputs, outputs)
+        } else {
+            Linear::without_bias(device, key, inputs, outputs)
         }
     }
 
     /// A layer with these parameters: a weight `[O, I]` and a bias `[O]`.
     pub fn from_parameters(weight: Parameter, bias: Option<Parameter>) -> Self {
-        Linear { weight, bias, adapter: None, quantized: None, share: None }
+        Linear { weight: LinearWeight::new(weight), bias, adapter: None, share: None }
     }
 
-    /// The weight, `[O, I]`. Of a [quantised](Linear::quantize) layer it has the shape and the
-    /// type, but no values of its own.
+    /// The weight, `[O, I]`. The weight of a [quantised](Linear::quantize) layer has the shape and
+    /// the type, but no values of its own.
     pub fn weight(&self) -> &Parameter {
-        &self.weight
+        &self.weight.parameter
+    }
+
+    /// The weight, to show or to replace.
+    pub(super) fn weight_mut(&mut self) -> &mut Parameter {
+        &mut self.weight.parameter
     }
 
     /// The bias, `[O]`, if there is one.
@@ -81,7 +85,7 @@ impl Linear {
         self.bias.as_ref()
     }
 
-    /// What [LoRA](crate::adapt) added, if anything.
+    /// The [adapter](crate::adapt), if there is one.
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref()
     }
@@ -94,56 +98,30 @@ impl Linear {
         self.adapter = adapter;
     }
 
-    /// The weight in a pass with what an adapter adds to it, `[O, I]`: for a loss that takes the
-    /// weight of an output layer. An adapter's dropout has no place in it.
+    /// The weight without the adapter.
+    pub(crate) fn base(&self) -> &LinearWeight {
+        &self.weight
+    }
+
+    /// The weight in a pass with the adapter's change, `[O, I]`: for a loss that takes the weight
+    /// of an output layer. An adapter's dropout has no place in it.
     ///
     /// # Errors
     /// `Consumed` after backward, `OutOfMemory`.
     pub fn adapted_weight(&self, pass: &Pass) -> Result<Var> {
         match &self.adapter {
-            Some(adapter) => adapter.weight(pass, self),
-            None => self.weight_in(pass),
-        }
-    }
-
-    /// `input Wᵀ + bias`, without the adapter.
-    pub(crate) fn product(&self, pass: &Pass, input: Var, bias: Option<Var>) -> Result<Var> {
-        match &self.quantized {
-            Some(weight) => weight.product(input, bias),
-            None => Ok(input.linear(self.weight.var(pass)?, bias)?),
-        }
-    }
-
-    /// The weight without an adapter; a quantised one is decoded as a whole.
-    pub(crate) fn weight_in(&self, pass: &Pass) -> Result<Var> {
-        match &self.quantized {
-            Some(weight) => Ok(pass.constant(weight.get()?.decode(self.weight.value().dtype())?)),
+            Some(adapter) => adapter.weight(pass, &self.weight),
             None => self.weight.var(pass),
         }
     }
 
-    /// Rows of the weight from `first` on, as many as `to` has, in its type. Allocates nothing.
-    pub(crate) fn copy_rows(&self, first: usize, to: &mut Tensor) -> Result<()> {
-        match &self.quantized {
-            Some(weight) => weight.get()?.decode_rows_into(first, to)?,
-            None => to.copy_(&self.weight.value().narrow(0, first, to.shape()[0])?)?,
-        }
-        Ok(())
-    }
-
-    /// Puts the weight in few bits, for good: it has no gradient any more, and what it was is
-    /// freed unless others hold it. The bias stays. See [`crate::quantize`] for whole models.
+    /// Puts the weight in few bits, for good: it has no gradient any more, and its floats are freed
+    /// unless others hold them. The bias stays. See [`crate::quantize`] for whole models.
     ///
     /// # Errors
     /// `Shape` for rows that are no whole blocks, `OutOfMemory`; then nothing was changed.
     pub fn quantize(&mut self, format: QuantFormat) -> Result<()> {
-        if self.quantized.is_some() {
-            return Ok(());
-        }
-        let quantized = QuantizedWeight::encode(self.weight.value(), format)?;
-        self.set_stand_in()?;
-        self.quantized = Some(quantized);
-        Ok(())
+        self.weight.quantize(format)
     }
 
     /// Takes a weight that was quantised elsewhere, such as one that was stored.
@@ -151,14 +129,7 @@ impl Linear {
     /// # Errors
     /// `Shape` unless it has the shape of this layer's, `OutOfMemory`.
     pub fn set_quantized(&mut self, weight: &Quantized) -> Result<()> {
-        let (left, right) = (*weight.shape(), *self.weight.value().shape());
-        if left != right {
-            return Err(TensorError::Shape { op: "set_quantized", left, right }.into());
-        }
-        let quantized = QuantizedWeight::of(weight)?;
-        self.set_stand_in()?;
-        self.quantized = Some(quantized);
-        Ok(())
+        self.weight.set_quantized(weight)
     }
 
     /// Decodes the weight to floats of this type, frozen; nothing to do unless it is quantised.
@@ -166,14 +137,7 @@ impl Linear {
     /// # Errors
     /// `DType`, `OutOfMemory`.
     pub fn dequantize(&mut self, dtype: DType) -> Result<()> {
-        if let Some(weight) = &self.quantized {
-            let weight = weight.get()?;
-            let _scope = weight.device().category(Category::Parameter);
-            self.weight = Parameter::new(weight.decode(dtype)?);
-            self.weight.freeze();
-            self.quantized = None;
-        }
-        Ok(())
+        self.weight.dequantize(dtype)
     }
 
     /// The weight in few bits, if it is.
@@ -181,42 +145,27 @@ impl Linear {
     /// # Errors
     /// `DType` where the type of a scale was changed.
     pub fn quantized(&self) -> Option<Result<Quantized>> {
-        self.quantized.as_ref().map(QuantizedWeight::get)
+        self.weight.quantized.as_ref().map(QuantizedWeight::get)
     }
 
-    /// What the layer multiplies from now on, until its weight is decoded or another one. See
-    /// [`crate::set_activations`] for whole models.
+    /// Sets the type of the numbers that the layer multiplies, until its weight is decoded or
+    /// another one. See [`crate::set_activations`] for whole models.
     ///
     /// # Errors
     /// For [`Activations::Int8`] `Format` unless the weight is in [`QuantFormat::Int8Rows`], and
     /// `DType` for a weight of floats.
     pub fn set_activations(&mut self, activations: Activations) -> Result<()> {
-        match (&mut self.quantized, activations) {
-            (Some(weight), _) => weight.set_activations(activations),
-            (None, Activations::Float) => Ok(()),
-            (None, Activations::Int8) => {
-                let (left, right) = (self.weight.value().dtype(), DType::U8);
-                Err(TensorError::DType { op: "set_activations", left, right }.into())
-            }
-        }
+        self.weight.set_activations(activations)
     }
 
     /// How the weight is quantised, if it is.
     pub(crate) fn format(&self) -> Option<QuantFormat> {
-        self.quantized.as_ref().map(QuantizedWeight::format)
+        self.weight.quantized.as_ref().map(QuantizedWeight::format)
     }
 
-    /// Leaves nothing of the weight but its shape and its type.
-    fn set_stand_in(&mut self) -> Result<()> {
-        let weight = Parameter::new(stand_in(self.weight.value())?);
-        weight.freeze();
-        self.weight = weight;
-        Ok(())
-    }
-
-    /// Whether it has a weight of floats and no adapter.
+    /// True if the layer has a weight of floats and no adapter.
     pub(crate) fn is_plain(&self) -> bool {
-        self.adapter.is_none() && self.quantized.is_none() && self.weight.quantized.is_none()
+        self.adapter.is_none() && self.weight.is_plain()
     }
 
     fn branch(&self) -> Option<&BranchShare> {
@@ -226,7 +175,7 @@ impl Linear {
         }
     }
 
-    /// The rows that this rank has of an output layer that ranks [share](crate::share_layers).
+    /// The rows that this rank has of an output layer that ranks [share](crate::parallel::share_layers).
     pub fn vocabulary(&self) -> Option<&VocabularyShare> {
         match &self.share {
             Some(LayerShare::Rows(share)) => Some(share),
@@ -234,9 +183,9 @@ impl Linear {
         }
     }
 
-    /// What the first layers of the branch that this layer ends are given: where ranks
-    /// [share](crate::share_layers) the branch, its gradient is added up over them. Everything that
-    /// the branch reads, but for parameters, has to come through here.
+    /// The input x of the branch that this layer ends. Where ranks
+    /// [share](crate::parallel::share_layers) the branch, the gradient of x is summed over them.
+    /// Everything that the branch reads, but for parameters, has to come through here.
     ///
     /// # Errors
     /// `Consumed` after backward.
@@ -244,7 +193,7 @@ impl Linear {
         self.branch().map_or(Ok(x.clone()), |share| share.input(x))
     }
 
-    /// What the heads or features that this rank has of the branch have of x, along a dimension.
+    /// The part of x, along a dimension, that belongs to the heads or features of this rank.
     ///
     /// # Errors
     /// `Consumed` after backward.
@@ -252,7 +201,8 @@ impl Linear {
         self.branch().map_or(Ok(x.clone()), |share| share.own_units(x, axis))
     }
 
-    /// Runs what draws random numbers in the branch that this layer ends: each rank's are its own.
+    /// Runs a function that draws random numbers in the branch that this layer ends: each rank's
+    /// numbers are its own.
     pub fn within_branch<T>(&self, pass: &Pass, run: impl FnOnce() -> T) -> T {
         match self.branch() {
             Some(share) => share.within(pass, run),
@@ -260,28 +210,30 @@ impl Linear {
         }
     }
 
-    pub(crate) fn bias_in(&self, pass: &Pass) -> Result<Option<Var>> {
+    fn bias_in(&self, pass: &Pass) -> Result<Option<Var>> {
         self.bias.as_ref().map(|bias| bias.var(pass)).transpose()
-    }
-
-    /// Adds what the adapter does to the weight, in place.
-    pub(crate) fn merge(&self, plan: &MergePlan, scratch: &mut [Tensor; 2]) -> Result<()> {
-        match &self.adapter {
-            Some(adapter) => adapter.merge_into(self, plan, scratch),
-            None => Ok(()),
-        }
     }
 }
 
 impl Nodes for Linear {
     fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         visitor.node("", Node::Linear(self));
-        match &mut self.quantized {
+        let Linear { weight: LinearWeight { parameter, quantized }, bias, adapter, .. } = self;
+        match quantized {
             Some(quantized) => visitor.field("weight", quantized),
-            None => visitor.field("weight", &mut self.weight),
+            None => visitor.field("weight", parameter),
         }
-        visitor.field("bias", &mut self.bias);
-        visitor.field("", &mut self.adapter);
+        visitor.field("bias", bias);
+        visitor.field("", adapter);
+    }
+}
+
+/// The names are PEFT's.
+impl Nodes for Adapter {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.field("lora_A.weight", &mut self.a);
+        visitor.field("lora_B.weight", &mut self.b);
+        visitor.field("lora_magnitude_vector", &mut self.magnitude);
     }
 }
 
@@ -289,14 +241,12 @@ impl Module for Linear {
     /// # Shapes
     /// `input: [.., I] → [.., O]`
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
-        match &self.adapter {
-            Some(adapter) => adapter.forward(pass, self, input),
-            None => match self.branch() {
-                Some(share) => share.end(self.product(pass, input, None)?, self.bias_in(pass)?),
-                None => self.product(pass, input, self.bias_in(pass)?),
-            },
+        if let Some(adapter) = &self.adapter {
+            return adapter.forward(pass, &self.weight, self.bias.as_ref(), input);
+        }
+        match self.branch() {
+            Some(share) => share.end(self.weight.product(pass, input, None)?, self.bias_in(pass)?),
+            None => self.weight.product(pass, input, self.bias_in(pass)?),
         }
     }
 }
-
-weighted!(Linear, |self, input, weight, bias| Ok(input.linear(weight, bias)?));

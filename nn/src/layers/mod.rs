@@ -21,6 +21,7 @@ pub(crate) mod embedding_bag;
 pub(crate) mod flatten;
 pub(crate) mod instance_norm;
 pub(crate) mod linear;
+pub(crate) mod linear_weight;
 pub(crate) mod norm;
 pub(crate) mod pad;
 pub(crate) mod pool;

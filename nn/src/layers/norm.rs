@@ -52,7 +52,7 @@ impl LayerNorm {
         Ok(LayerNorm { weight, ..Self::without_parameters(shape.len()) })
     }
 
-    /// A layer over so many last dimensions, without a weight and a bias.
+    /// A layer over the last `axis_count` dimensions, without a weight and a bias.
     pub fn without_parameters(axis_count: usize) -> Self {
         LayerNorm { weight: None, bias: None, axis_count, eps: EPS }
     }
@@ -94,7 +94,7 @@ impl RmsNorm {
         Ok(RmsNorm { weight, ..Self::without_parameters(shape.len()) })
     }
 
-    /// A layer over so many last dimensions, without a weight.
+    /// A layer over the last `axis_count` dimensions, without a weight.
     pub fn without_parameters(axis_count: usize) -> Self {
         RmsNorm { weight: None, axis_count, eps: f64::from(f32::EPSILON) }
     }

@@ -13,7 +13,7 @@ use crate::node::parameters;
 pub struct Pad {
     /// How many before and after, for each of the last dimensions: the last entry is for the last.
     pub amounts: Vec<[usize; 2]>,
-    /// What stands there.
+    /// The values of the padding.
     pub mode: PadMode,
 }
 

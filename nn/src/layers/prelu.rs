@@ -61,7 +61,7 @@ impl Module for PReLU {
     }
 }
 
-/// `a: [C]` as it broadcasts to `[B, C, ..]` of so many dimensions.
+/// `a: [C]` as it broadcasts to `[B, C, ..]` with `rank` dimensions.
 fn along_channels(a: &Tensor, rank: usize) -> lowtide_tensor::TensorResult<Tensor> {
     let mut dims = vec![1; rank];
     if a.element_count() != 1 {

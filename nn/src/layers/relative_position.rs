@@ -9,17 +9,17 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
+use crate::checks::check_option;
 use crate::error::Result;
 use crate::node::parameters;
-use crate::optim::check_option;
 use crate::parameter::Parameter;
 
-/// Which keys are told apart by their distance.
+/// The sides of a query on which the distance of a key counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sides {
-    /// Those before and after the query, with half of the numbers for either side: an encoder.
+pub enum RelativeSides {
+    /// Keys before and after the query, with half of the numbers for either side: an encoder.
     Both,
-    /// Those before the query. All after it share the number of distance 0: a decoder, whose
+    /// Keys before the query. Keys after the query share the number of distance 0: a decoder, whose
     /// queries do not see them.
     Before,
 }
@@ -34,13 +34,13 @@ pub struct RelativePositionOptions {
     pub buckets: usize,
     /// From this distance on, all keys of a side share its last number.
     pub distance_max: usize,
-    /// Which keys are told apart.
-    pub sides: Sides,
+    /// The sides of a query on which the distance of a key counts.
+    pub sides: RelativeSides,
 }
 
 impl RelativePositionOptions {
     /// T5's 32 numbers for distances up to 128.
-    pub fn new(heads: usize, sides: Sides) -> Self {
+    pub fn new(heads: usize, sides: RelativeSides) -> Self {
         RelativePositionOptions { heads, buckets: 32, distance_max: 128, sides }
     }
 
@@ -48,9 +48,9 @@ impl RelativePositionOptions {
     fn bucket(&self, query: usize, key: usize) -> usize {
         let after = key.saturating_sub(query);
         let (side, first, distance) = match self.sides {
-            Sides::Before => (self.buckets, 0, query.saturating_sub(key)),
-            Sides::Both if after > 0 => (self.buckets / 2, self.buckets / 2, after),
-            Sides::Both => (self.buckets / 2, 0, query.saturating_sub(key)),
+            RelativeSides::Before => (self.buckets, 0, query.saturating_sub(key)),
+            RelativeSides::Both if after > 0 => (self.buckets / 2, self.buckets / 2, after),
+            RelativeSides::Both => (self.buckets / 2, 0, query.saturating_sub(key)),
         };
         let exact = side / 2;
         if distance < exact {
@@ -69,11 +69,11 @@ impl RelativePositionOptions {
 ///
 /// ```
 /// use lowtide_autograd::Pass;
-/// use lowtide_nn::{RelativePositionBias, RelativePositionOptions, Sides};
+/// use lowtide_nn::{RelativePositionBias, RelativePositionOptions, RelativeSides};
 /// use lowtide_tensor::{CpuOptions, Device, RandomKey};
 ///
 /// let device = Device::cpu(CpuOptions::default())?;
-/// let options = RelativePositionOptions::new(2, Sides::Both);
+/// let options = RelativePositionOptions::new(2, RelativeSides::Both);
 /// let layer = RelativePositionBias::new(&device, RandomKey::new(0), options)?;
 /// let (pass, scores) = (Pass::eval(), [3, 5]);
 /// assert_eq!(layer.bias(&pass, scores)?.shape()[..], [1, 2, 3, 5]);
@@ -93,8 +93,8 @@ impl RelativePositionBias {
     /// that have a number each; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: RelativePositionOptions) -> Result<Self> {
         let RelativePositionOptions { heads, buckets, distance_max, sides } = options;
-        let side = if sides == Sides::Both { buckets / 2 } else { buckets };
-        let is_whole = sides == Sides::Before || buckets.is_multiple_of(2);
+        let side = if sides == RelativeSides::Both { buckets / 2 } else { buckets };
+        let is_whole = sides == RelativeSides::Before || buckets.is_multiple_of(2);
         check_option("buckets", buckets as f64, "two or more for each side", |_| {
             is_whole && side >= 2
         })?;
@@ -107,7 +107,8 @@ impl RelativePositionBias {
         Ok(RelativePositionBias { weight: Parameter::new(weight), options })
     }
 
-    /// What is added to the scores of `queries` and `keys` that both start at position 0.
+    /// The numbers that are added to the scores of `queries` and `keys` that both start at position
+    /// 0.
     ///
     /// # Shapes
     /// `[1, H, T, S]`

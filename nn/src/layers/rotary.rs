@@ -10,10 +10,10 @@ use lowtide_tensor::{DType, Device, Tensor};
 
 pub use lowtide_tensor::RotaryPairs;
 
+use crate::checks::check_option;
 use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
-use crate::optim::check_option;
 
 /// Rotates pair `i` of a row at position `t`, counted from 0, by `t · base^(-2i / R)`. Attention
 /// layers rotate each of their heads; as a layer by itself it rotates the rows of its input.
@@ -37,14 +37,14 @@ pub enum RotaryScaling {
     /// All of them are divided by `factor`, as if positions were closer. Chen et al., "Extending
     /// context window of large language models via positional interpolation" (2023).
     Linear {
-        /// What the angles are divided by.
+        /// The divisor of the angles.
         factor: f64,
     },
     /// As in Llama 3.1: a pair that turns at most `turns[0]` times in `context` positions has its
     /// angles divided by `factor`, one that turns at least `turns[1]` times keeps them, and between
     /// these the share that is divided falls with the number of turns.
     ByTurns {
-        /// What the angles of slow pairs are divided by.
+        /// The divisor of the angles of slow pairs.
         factor: f64,
         /// The length of the sequences that the model was first trained with.
         context: usize,
@@ -56,14 +56,14 @@ pub enum RotaryScaling {
     /// and sines are multiplied. Peng et al., "YaRN: efficient context window extension of large
     /// language models" (2023).
     Yarn {
-        /// What the angles of slow pairs are divided by.
+        /// The divisor of the angles of slow pairs.
         factor: f64,
         /// The length of the sequences that the model was first trained with.
         context: usize,
         /// Up to how many turns a pair is slow, and from how many on it is fast; 1 and 32 in the
         /// paper.
         turns: [f64; 2],
-        /// What cosines and sines are multiplied by; `0.1 ln(factor) + 1` in the paper.
+        /// The factor of cosines and sines; `0.1 ln(factor) + 1` in the paper.
         attention: f64,
     },
 }
@@ -92,7 +92,7 @@ impl RotaryScaling {
         Ok(())
     }
 
-    /// What cosines and sines are multiplied by.
+    /// The factor of cosines and sines.
     pub fn attention(&self) -> f64 {
         match *self {
             RotaryScaling::Yarn { attention, .. } => attention,
@@ -107,7 +107,7 @@ impl RotaryScaling {
             RotaryScaling::Linear { .. } => return Ok(rates.mul_scalar(1.0 / factor)?),
             RotaryScaling::ByTurns { context, turns, .. } => (context, turns),
             RotaryScaling::Yarn { context, turns, .. } => {
-                let scales = yarn_scales(factor, context, turns, (rates.element_count(), base));
+                let scales = yarn_scales(factor, context, turns, rates.element_count(), base);
                 let scales = Tensor::from_slice(rates.device(), *rates.shape(), &scales)?;
                 return Ok(rates.mul(&scales)?);
             }
@@ -119,15 +119,10 @@ impl RotaryScaling {
     }
 }
 
-/// What the rates of each of `pairs` pairs are multiplied by.
-fn yarn_scales(
-    factor: f64,
-    context: usize,
-    turns: [f64; 2],
-    (pairs, base): (usize, f64),
-) -> Vec<f64> {
+/// The factor of the rate of each of `pairs` pairs.
+fn yarn_scales(factor: f64, context: usize, turns: [f64; 2], pairs: usize, base: f64) -> Vec<f64> {
     let dim = 2.0 * pairs as f64;
-    // The number of the pair, a fraction, that turns so many times in the context.
+    // The index of the pair, a fraction, that makes this number of turns in the context.
     let pair = |turns: f64| {
         let positions = context as f64 / (turns * std::f64::consts::TAU);
         dim * libm::log(positions) / (2.0 * libm::log(base))
@@ -166,7 +161,7 @@ impl RotaryEmbedding {
     /// The angles of position 1 in f64, of each pair of heads of `width` features: `[1, R / 2]`.
     ///
     /// # Errors
-    /// Those of [`RotaryEmbedding::check`], `OutOfMemory`.
+    /// The errors of [`RotaryEmbedding::check`], `OutOfMemory`.
     pub fn rates(&self, device: &Device, width: usize) -> Result<Tensor> {
         self.check(width)?;
         let turned = self.turned.unwrap_or(width);
@@ -184,7 +179,7 @@ impl RotaryEmbedding {
     /// and rounded to `dtype`.
     ///
     /// # Errors
-    /// Those of [`RotaryEmbedding::check`], `DType`, `OutOfMemory`.
+    /// The errors of [`RotaryEmbedding::check`], `DType`, `OutOfMemory`.
     pub fn tables(
         &self,
         device: &Device,

@@ -8,11 +8,11 @@ use lowtide_autograd::{Needs, Pass, Saved, Var};
 use lowtide_tensor::{Axis, DType, RandomKey, Tensor};
 
 use crate::buffer::Buffer;
+use crate::checks::check_option;
 use crate::error::{NnError, Result};
 use crate::layers::weight_norm::{Weighted, visit_without_weight};
 use crate::module::Module;
 use crate::node::{Node, Nodes, Visitor};
-use crate::optim::check_option;
 
 /// Rounds of the power iteration when a layer is made, as in PyTorch.
 const FIRST_ITERATIONS: usize = 15;
@@ -185,7 +185,7 @@ impl<M: Weighted> Nodes for SpectralNorm<M> {
 
 impl<M: Weighted> Module for SpectralNorm<M> {
     /// # Shapes
-    /// Those of the layer.
+    /// The shapes of the layer.
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let weight = self.layer.weight().var(pass)?;
         let vectors = self.vectors(pass, weight.value())?;

@@ -16,7 +16,7 @@ use crate::layers::norm::LayerNorm;
 use crate::layers::rotary::RotaryEmbedding;
 use crate::module::{Module, forward_in};
 use crate::node::parameters;
-use crate::tensor_parallel::{Branch, Shared};
+use crate::parallel::features::branch::{Branch, Shared};
 
 /// Where a layer normalises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub struct TransformerOptions {
     pub causal: Causal,
     /// Rotates queries and keys by their positions in self-attention.
     pub rotary: Option<RotaryEmbedding>,
-    /// Whether linear layers and normalisations have biases.
+    /// True if linear layers and normalisations have biases.
     pub bias: bool,
 }
 
@@ -94,32 +94,49 @@ impl TransformerOptions {
     }
 
     pub(crate) fn layer_norm(&self, device: &Device) -> Result<LayerNorm> {
-        let layer = match self.bias {
-            true => LayerNorm::new(device, &[self.width])?,
-            false => LayerNorm::without_bias(device, &[self.width])?,
+        let layer = if self.bias {
+            LayerNorm::new(device, &[self.width])?
+        } else {
+            LayerNorm::without_bias(device, &[self.width])?
         };
         Ok(layer.with_eps(self.eps))
     }
 }
 
-/// Runs a branch beside `x` and adds the two, with normalisation where `place` says.
-fn residual(
-    pass: &Pass,
-    x: Var,
-    (norm, norm_name, place): (&LayerNorm, &str, NormPlace),
-    (dropout, name): (&Dropout, &str),
-    branch: impl FnOnce(Var) -> Result<Var>,
-) -> Result<Var> {
-    let input = match place {
-        NormPlace::After => x.clone(),
-        NormPlace::Before => forward_in(pass, norm_name, norm, x.clone())?,
-    };
-    let y = branch(input)?;
-    // Added to the branch, whose buffer nothing else needs.
-    let sum = pass.within(name, || dropout.forward(pass, y))?.add(x)?;
-    match place {
-        NormPlace::After => forward_in(pass, norm_name, norm, sum),
-        NormPlace::Before => Ok(sum),
+/// The normalisation and the dropout of a branch that is added to its input.
+struct Residual<'a> {
+    norm: &'a LayerNorm,
+    /// The names of the normalisation and of the dropout.
+    names: [&'static str; 2],
+    dropout: &'a Dropout,
+    place: NormPlace,
+}
+
+impl<'a> Residual<'a> {
+    fn new(
+        norm: &'a LayerNorm,
+        names: [&'static str; 2],
+        dropout: &'a Dropout,
+        place: NormPlace,
+    ) -> Self {
+        Residual { norm, names, dropout, place }
+    }
+
+    /// The sum of x and the branch of x.
+    fn around(self, pass: &Pass, x: Var, branch: impl FnOnce(Var) -> Result<Var>) -> Result<Var> {
+        let [norm_name, dropout_name] = self.names;
+        let normed = |x| forward_in(pass, norm_name, self.norm, x);
+        let input = match self.place {
+            NormPlace::After => x.clone(),
+            NormPlace::Before => normed(x.clone())?,
+        };
+        let y = branch(input)?;
+        // Added to the branch, whose buffer nothing else needs.
+        let sum = pass.within(dropout_name, || self.dropout.forward(pass, y))?.add(x)?;
+        match self.place {
+            NormPlace::After => normed(sum),
+            NormPlace::Before => Ok(sum),
+        }
     }
 }
 
@@ -197,13 +214,15 @@ impl TransformerEncoderLayer {
     /// # Errors
     /// `Shape`, `DType`, `OutOfMemory`.
     pub fn forward_masked(&self, pass: &Pass, input: Var, mask: Option<&Tensor>) -> Result<Var> {
-        let (dropout, place) = (&self.dropout, self.place);
-        let x = residual(pass, input, (&self.norm1, "norm1", place), (dropout, "dropout1"), |x| {
-            pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask))
-        })?;
-        residual(pass, x, (&self.norm2, "norm2", place), (dropout, "dropout2"), |x| {
-            self.feed_forward.forward(pass, x)
-        })
+        let names = ["norm1", "dropout1"];
+        let x = Residual::new(&self.norm1, names, &self.dropout, self.place).around(
+            pass,
+            input,
+            |x| pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask)),
+        )?;
+        let names = ["norm2", "dropout2"];
+        Residual::new(&self.norm2, names, &self.dropout, self.place)
+            .around(pass, x, |x| self.feed_forward.forward(pass, x))
     }
 }
 
@@ -235,7 +254,7 @@ impl TransformerDecoderLayer {
     /// A layer initialised from `key`; its cross-attention has no causal mask.
     ///
     /// # Errors
-    /// Those of [`TransformerEncoderLayer::new`].
+    /// The errors of [`TransformerEncoderLayer::new`].
     pub fn new(device: &Device, key: RandomKey, options: TransformerOptions) -> Result<Self> {
         let attention = |name, options| MultiHeadAttention::new(device, key.op(name), options);
         Ok(TransformerDecoderLayer {
@@ -265,22 +284,24 @@ impl TransformerDecoderLayer {
         memory: Var,
         [mask, memory_mask]: [Option<&Tensor>; 2],
     ) -> Result<Var> {
-        let (dropout, place) = (&self.dropout, self.place);
-        let x = residual(pass, input, (&self.norm1, "norm1", place), (dropout, "dropout1"), |x| {
-            pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask))
-        })?;
-        let x = residual(pass, x, (&self.norm2, "norm2", place), (dropout, "dropout2"), |x| {
-            pass.within("multihead_attn", || {
-                self.multihead_attn.attend(pass, x, memory, memory_mask)
-            })
-        })?;
-        residual(pass, x, (&self.norm3, "norm3", place), (dropout, "dropout3"), |x| {
-            self.feed_forward.forward(pass, x)
-        })
+        let names = ["norm1", "dropout1"];
+        let x = Residual::new(&self.norm1, names, &self.dropout, self.place).around(
+            pass,
+            input,
+            |x| pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask)),
+        )?;
+        let names = ["norm2", "dropout2"];
+        let x =
+            Residual::new(&self.norm2, names, &self.dropout, self.place).around(pass, x, |x| {
+                pass.within("multihead_attn", || {
+                    self.multihead_attn.attend(pass, x, memory, memory_mask)
+                })
+            })?;
+        let names = ["norm3", "dropout3"];
+        Residual::new(&self.norm3, names, &self.dropout, self.place)
+            .around(pass, x, |x| self.feed_forward.forward(pass, x))
     }
 }
-
-impl TransformerDecoderLayer {}
 
 parameters!(TransformerDecoderLayer {
     self_attn,

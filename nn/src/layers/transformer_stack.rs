@@ -29,7 +29,7 @@ macro_rules! stacks {
             /// `count` layers and a normalisation of what comes out of the last.
             ///
             /// # Errors
-            /// Those of [`TransformerEncoderLayer::new`].
+            /// The errors of [`TransformerEncoderLayer::new`].
             pub fn new(
                 device: &Device,
                 key: RandomKey,
@@ -44,12 +44,12 @@ macro_rules! stacks {
                 Ok($name { layers, norm: Some(options.layer_norm(device)?) })
             }
 
-            /// The same without the normalisation at the end, PyTorch's default.
+            /// This stack without the normalisation at the end, PyTorch's default.
             pub fn without_norm(self) -> Self {
                 $name { norm: None, ..self }
             }
 
-            /// What comes out of the last layer, normalised.
+            /// The output of the last layer, normalised.
             fn normalised(&self, pass: &Pass, x: Var) -> Result<Var> {
                 match &self.norm {
                     Some(norm) => forward_in(pass, "norm", norm, x),
@@ -124,11 +124,11 @@ impl TransformerDecoder {
 /// [`crate::MultiHeadAttention::forward_masked`] takes it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TransformerMasks<'a> {
-    /// Of the encoder's sequence to itself.
+    /// The mask of the encoder's sequence to itself.
     pub source: Option<&'a Tensor>,
-    /// Of the decoder's sequence to itself.
+    /// The mask of the decoder's sequence to itself.
     pub target: Option<&'a Tensor>,
-    /// Of the decoder's sequence to the encoder's result.
+    /// The mask of the decoder's sequence to the encoder's result.
     pub memory: Option<&'a Tensor>,
 }
 
@@ -141,12 +141,12 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// So many layers of the encoder and of the decoder, 6 of each in PyTorch by default. All
-    /// matrices are from Glorot's uniform distribution. A causal mask of the options is the
+    /// A model with these numbers of encoder and decoder layers, 6 of each in PyTorch by default.
+    /// All matrices are from Glorot's uniform distribution. A causal mask of the options is the
     /// decoder's alone.
     ///
     /// # Errors
-    /// Those of [`TransformerEncoderLayer::new`].
+    /// The errors of [`TransformerEncoderLayer::new`].
     pub fn new(
         device: &Device,
         key: RandomKey,

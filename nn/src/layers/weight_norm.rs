@@ -8,22 +8,23 @@ use lowtide_autograd::{Needs, Pass, Saved, Var};
 use lowtide_tensor::{Axis, Tensor};
 
 use crate::error::Result;
+use crate::layers::linear::Linear;
 use crate::module::Module;
 use crate::node::{Node, Nodes, Visitor};
 use crate::parameter::Parameter;
 
 /// A layer whose weight can be computed from others: one of its parameters is called `weight`.
 pub trait Weighted: Nodes {
-    /// The weight that the layer has itself.
+    /// The layer's own weight.
     fn weight(&self) -> &Parameter;
 
-    /// The same weight, to show or to replace.
+    /// The layer's own weight, to show or to replace.
     fn weight_mut(&mut self) -> &mut Parameter;
 
     /// [`Module::forward`] with another weight of this shape.
     ///
     /// # Errors
-    /// Those of the layer.
+    /// The errors of the layer.
     fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var>;
 }
 
@@ -48,6 +49,21 @@ macro_rules! weighted {
     };
 }
 pub(crate) use weighted;
+
+impl Weighted for Linear {
+    fn weight(&self) -> &Parameter {
+        Linear::weight(self)
+    }
+
+    fn weight_mut(&mut self) -> &mut Parameter {
+        Linear::weight_mut(self)
+    }
+
+    fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var> {
+        let bias = self.bias().map(|bias| bias.var(pass)).transpose()?;
+        Ok(input.linear(weight, bias)?)
+    }
+}
 
 /// A layer with the weight `w = g · v / ‖v‖`, where the norms are those of all slices along one
 /// dimension: `torch.nn.utils.parametrizations.weight_norm`, under whose names the parameters are,
@@ -133,7 +149,7 @@ pub(super) fn visit_without_weight(layer: &mut impl Weighted, visitor: &mut Visi
 
 impl<M: Weighted> Module for WeightNorm<M> {
     /// # Shapes
-    /// Those of the layer.
+    /// The shapes of the layer.
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let [v, g] = [self.layer.weight().var(pass)?, self.lengths.var(pass)?];
         let weight = weight_norm(v, g, self.axis)?;

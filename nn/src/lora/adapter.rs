@@ -5,45 +5,47 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
 use crate::error::Result;
+use crate::functional::dropout::dropout;
 use crate::init;
-use crate::layers::dropout::Dropout;
-use crate::layers::linear::Linear;
-use crate::lora::LoraOptions;
-use crate::module::Module;
-use crate::node::{Nodes, Visitor};
+use crate::layers::linear_weight::LinearWeight;
+use crate::lora::options::LoraOptions;
 use crate::parameter::Parameter;
 
 /// Elements of the rows of a weight that norms and merges work on at a time.
 const PANEL_LEN: usize = 1 << 20;
 
-/// What LoRA adds to a frozen [`Linear`]: `y = W x + b + s · B (A drop(x))`. Clones share the
-/// parameters, as those of layers do.
+/// The two matrices that LoRA adds to a frozen [`Linear`](crate::Linear): `y = W x + b + s · B (A
+/// drop(x))`. Clones share the parameters, as those of layers do.
 #[derive(Clone, Debug)]
 pub struct Adapter {
     pub(crate) a: Parameter,
     pub(crate) b: Parameter,
     pub(crate) magnitude: Option<Parameter>,
     pub(crate) scale: f64,
-    pub(crate) dropout: Dropout,
+    /// The probability of dropout, in training, of what A sees.
+    pub(crate) dropout: f64,
 }
 
 impl Adapter {
     /// An adapter that leaves the layer's function as it is: B is 0, and the magnitude that of W.
-    pub(crate) fn new(layer: &Linear, key: RandomKey, options: &LoraOptions) -> Result<Self> {
-        let weight = layer.weight().value();
-        let (shape, device) = (*weight.shape(), weight.device());
-        let dtype = weight.dtype().computed();
+    pub(crate) fn new(
+        weight: &LinearWeight,
+        key: RandomKey,
+        options: &LoraOptions,
+    ) -> Result<Self> {
+        let (shape, device) = (*weight.value().shape(), weight.value().device());
+        let dtype = weight.value().dtype().computed();
         let (rank, bound) = (options.rank, init::default_bound(shape[1]));
         let mut a = parameter(device, &[rank, shape[1]], dtype)?;
         a.uniform_(key.op("lora_A"), -bound, bound)?;
         let mut b = parameter(device, &[shape[0], rank], dtype)?;
         b.zero_()?;
-        let dropout = Dropout::new(options.dropout)?;
         let [a, b] = [a, b].map(Parameter::new);
-        let mut adapter = Adapter { a, b, magnitude: None, scale: options.scale(), dropout };
+        let (scale, dropout) = (options.scale(), options.dropout);
+        let mut adapter = Adapter { a, b, magnitude: None, scale, dropout };
         if options.dora {
             let mut magnitude = parameter(device, &[shape[0]], dtype)?;
-            magnitude.copy_(&adapter.row_norms(layer)?)?;
+            magnitude.copy_(&adapter.row_norms(weight)?)?;
             adapter.magnitude = Some(Parameter::new(magnitude));
         }
         Ok(adapter)
@@ -70,30 +72,37 @@ impl Adapter {
     }
 
     /// The layer's result with the adapter.
-    pub(crate) fn forward(&self, pass: &Pass, layer: &Linear, x: Var) -> Result<Var> {
-        let is_dropping = pass.is_training() && self.dropout.probability() > 0.0;
-        let dropped = pass.within("lora_dropout", || self.dropout.forward(pass, x.clone()))?;
+    pub(crate) fn forward(
+        &self,
+        pass: &Pass,
+        weight: &LinearWeight,
+        bias: Option<&Parameter>,
+        x: Var,
+    ) -> Result<Var> {
+        let bias = || bias.map(|bias| bias.var(pass)).transpose();
+        let is_dropping = pass.is_training() && self.dropout > 0.0;
+        let dropped = pass.within("lora_dropout", || dropout(pass, x.clone(), self.dropout))?;
         let Some(magnitude) = &self.magnitude else {
-            let y = layer.product(pass, x, layer.bias_in(pass)?)?;
+            let y = weight.product(pass, x, bias()?)?;
             return Ok(y.add(self.low_rank(pass, dropped)?)?);
         };
         // m / ‖W + s B A‖, which PEFT takes as a constant but for m.
-        let norms = pass.constant(self.row_norms(layer)?);
+        let norms = pass.constant(self.row_norms(weight)?);
         let factor = magnitude.var(pass)?.div(norms)?;
         if !is_dropping {
-            let y = layer.product(pass, x, None)?.add(self.low_rank(pass, dropped)?)?;
+            let y = weight.product(pass, x, None)?.add(self.low_rank(pass, dropped)?)?;
             let factor = factor.to_dtype(y.value().dtype())?;
             let y = y.mul(factor)?;
-            return Ok(match layer.bias_in(pass)? {
+            return Ok(match bias()? {
                 Some(bias) => y.add(bias)?,
                 None => y,
             });
         }
         // As in PEFT, only the change sees what dropout left:
         // W x + b + (m / ‖·‖ - 1) · W drop(x) + m / ‖·‖ · s · B A drop(x).
-        let y = layer.product(pass, x, layer.bias_in(pass)?)?;
+        let y = weight.product(pass, x, bias()?)?;
         let factor = factor.to_dtype(y.value().dtype())?;
-        let base = layer.product(pass, dropped.clone(), None)?;
+        let base = weight.product(pass, dropped.clone(), None)?;
         let change = self.low_rank(pass, dropped)?.mul(factor.clone())?;
         Ok(y.add(base.mul(factor.add_scalar(-1.0)?)?)?.add(change)?)
     }
@@ -110,29 +119,28 @@ impl Adapter {
     /// The weight of the layer with the adapter: `W + s B A`, by rows `m / ‖W + s B A‖` times that
     /// with DoRA. For heads whose weight a loss takes; it is a whole layer, kept for backward by
     /// what uses it.
-    pub(crate) fn weight(&self, pass: &Pass, layer: &Linear) -> Result<Var> {
-        let weight = layer.weight_in(pass)?;
-        let dtype = weight.value().dtype();
+    pub(crate) fn weight(&self, pass: &Pass, weight: &LinearWeight) -> Result<Var> {
+        let whole = weight.var(pass)?;
+        let dtype = whole.value().dtype();
         let b = self.b.var(pass)?.mul_scalar(self.scale)?;
         let change = b.matmul(self.a.var(pass)?)?.to_dtype(dtype)?;
-        let sum = weight.add(change)?;
+        let sum = whole.add(change)?;
         let Some(magnitude) = &self.magnitude else { return Ok(sum) };
-        let norms = pass.constant(self.row_norms(layer)?);
+        let norms = pass.constant(self.row_norms(weight)?);
         let factor = magnitude.var(pass)?.div(norms)?.unsqueeze(1)?;
         Ok(sum.mul(factor.to_dtype(dtype)?)?)
     }
 
     /// `‖W + s B A‖` of each row, `[O]`, over a panel of rows at a time.
-    fn row_norms(&self, layer: &Linear) -> Result<Tensor> {
-        let weight = layer.weight().value();
+    fn row_norms(&self, weight: &LinearWeight) -> Result<Tensor> {
         let scaled = self.b.value().mul_scalar(self.scale)?;
-        // Of a quantised layer only the shape and the type of the weight are there.
+        // A quantised layer has only the shape and the type of the weight there.
         let device = scaled.device();
-        let (rows, dtype) = (weight.shape()[0], weight.dtype().computed());
+        let (rows, dtype) = (weight.value().shape()[0], weight.value().dtype().computed());
         let norms = Tensor::empty(device, [rows], dtype)?;
-        let mut scratch = Tensor::empty(device, [panel_len(weight)], dtype)?;
-        for (first, count) in panels(weight) {
-            let sum = self.sum_rows(layer, &scaled, &mut scratch, [first, count])?;
+        let mut scratch = Tensor::empty(device, [panel_len(weight.value())], dtype)?;
+        for (first, count) in panels(weight.value()) {
+            let sum = self.sum_rows(weight, &scaled, &mut scratch, [first, count])?;
             norms.narrow(0, first, count)?.copy_(&sum.norm(&[1], 2.0)?)?;
         }
         Ok(norms)
@@ -141,24 +149,24 @@ impl Adapter {
     /// `W + s B A` of some rows, in the scratch. Allocates nothing.
     fn sum_rows(
         &self,
-        layer: &Linear,
+        weight: &LinearWeight,
         scaled: &Tensor,
         scratch: &mut Tensor,
         [first, count]: [usize; 2],
     ) -> Result<Tensor> {
-        let inputs = layer.weight().value().shape()[1];
+        let inputs = weight.value().shape()[1];
         let mut sum = scratch.narrow(0, 0, count * inputs)?.reshape([count, inputs])?;
-        layer.copy_rows(first, &mut sum)?;
+        weight.copy_rows(first, &mut sum)?;
         sum.matmul_add_(&scaled.narrow(0, first, count)?, self.a.value())?;
         Ok(sum)
     }
 
-    /// What a merge of this adapter takes, made beforehand.
-    pub(crate) fn merge_plan(&self, layer: &Linear) -> Result<MergePlan> {
-        layer.weight().value().check_writable("merge")?;
+    /// The tensors that a merge of this adapter needs, made beforehand.
+    pub(crate) fn merge_plan(&self, weight: &LinearWeight) -> Result<MergePlan> {
+        weight.value().check_writable("merge")?;
         let scaled = self.b.value().mul_scalar(self.scale)?;
         let factor = match &self.magnitude {
-            Some(magnitude) => Some(magnitude.value().div(&self.row_norms(layer)?)?.unsqueeze(1)?),
+            Some(magnitude) => Some(magnitude.value().div(&self.row_norms(weight)?)?.unsqueeze(1)?),
             None => None,
         };
         Ok(MergePlan { scaled, factor })
@@ -168,14 +176,13 @@ impl Adapter {
     /// nothing can fail half-way for lack of memory.
     pub(crate) fn merge_into(
         &self,
-        layer: &Linear,
+        weight: &LinearWeight,
         plan: &MergePlan,
         [sums, scaled]: &mut [Tensor; 2],
     ) -> Result<()> {
-        let weight = layer.weight().value();
-        for (first, count) in panels(weight) {
-            let sum = self.sum_rows(layer, &plan.scaled, sums, [first, count])?;
-            let mut rows = weight.narrow(0, first, count)?;
+        for (first, count) in panels(weight.value()) {
+            let sum = self.sum_rows(weight, &plan.scaled, sums, [first, count])?;
+            let mut rows = weight.value().narrow(0, first, count)?;
             let Some(factor) = &plan.factor else {
                 rows.copy_(&sum)?;
                 continue;
@@ -190,16 +197,7 @@ impl Adapter {
     }
 }
 
-/// The names are PEFT's.
-impl Nodes for Adapter {
-    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
-        visitor.field("lora_A.weight", &mut self.a);
-        visitor.field("lora_B.weight", &mut self.b);
-        visitor.field("lora_magnitude_vector", &mut self.magnitude);
-    }
-}
-
-/// What one layer's merge takes.
+/// The tensors that the merge of one layer needs.
 pub(crate) struct MergePlan {
     /// `s B`
     scaled: Tensor,

@@ -8,15 +8,17 @@ use lowtide_tensor::{RandomKey, Shape, Tensor};
 use safetensors::tensor::SafeTensors;
 use serde_json::{Map, Value, json};
 
-use super::{LoraOptions, LoraScaling, RANK_MAX, Targets, adapt_layers, adapted};
 use crate::error::{AdapterProblem, NnError, Result, WeightsProblem};
+use crate::lora::adapt::{adapt_layers, adapted, remove_adapters};
+use crate::lora::options::{LoraOptions, LoraScaling, RANK_MAX};
+use crate::lora::targets::Targets;
 use crate::module::Parameters;
 use crate::parameter::Parameter;
 use crate::safetensors::{Entry, dtype_of_file, mapped, parse_safetensors, serialized, write_file};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// What PEFT puts before the names of a model.
+/// The prefix of PEFT's names.
 const PREFIX: &str = "base_model.model.";
 
 /// Writes the adapters of `model` to `folder`, which is made if need be, as PEFT does:
@@ -76,7 +78,7 @@ pub fn load_adapters(model: &mut dyn Parameters, folder: &Path) -> Result<LoraOp
     }
     let read = read_into(model, &file, &path);
     if read.is_err() && is_new {
-        super::remove_adapters(model);
+        remove_adapters(model);
         let mut frozen = was_frozen.into_iter();
         model.visit(&mut |_, parameter| {
             if frozen.next() == Some(false) {
@@ -86,7 +88,6 @@ pub fn load_adapters(model: &mut dyn Parameters, folder: &Path) -> Result<LoraOp
     }
     read?;
     let (scale, dropout) = (options.scale(), options.dropout);
-    let dropout = crate::layers::dropout::Dropout::new(dropout)?;
     model.visit_linears(&mut |_, layer| {
         if let Some(adapter) = layer.adapter_mut() {
             (adapter.scale, adapter.dropout) = (scale, dropout);
@@ -95,7 +96,7 @@ pub fn load_adapters(model: &mut dyn Parameters, folder: &Path) -> Result<LoraOp
     Ok(options)
 }
 
-/// Whether each parameter is frozen.
+/// For each parameter, true if it is frozen.
 fn frozen(model: &mut dyn Parameters) -> Vec<bool> {
     let mut frozen = Vec::new();
     model.visit(&mut |_, parameter| frozen.push(parameter.is_frozen()));
@@ -187,12 +188,11 @@ fn layers_of(file: &SafeTensors<'_>, path: &Path) -> Result<Vec<String>> {
         }
     }
     layers.sort();
-    match layers.is_empty() {
-        true => {
-            let (path, name) = (path.to_owned(), "lora_A.weight".to_owned());
-            Err(NnError::Weights { path, name, problem: WeightsProblem::Missing })
-        }
-        false => Ok(layers),
+    if layers.is_empty() {
+        let (path, name) = (path.to_owned(), "lora_A.weight".to_owned());
+        Err(NnError::Weights { path, name, problem: WeightsProblem::Missing })
+    } else {
+        Ok(layers)
     }
 }
 
@@ -330,10 +330,7 @@ fn read_config(path: &Path) -> Result<LoraOptions> {
         alpha: float("lora_alpha", defaults.alpha, |alpha| alpha > 0.0)?,
         targets,
         dropout: float("lora_dropout", defaults.dropout, |p| (0.0..1.0).contains(&p))?,
-        scaling: match flag("use_rslora")? {
-            true => LoraScaling::RankStabilised,
-            false => LoraScaling::Plain,
-        },
+        scaling: if flag("use_rslora")? { LoraScaling::RankStabilised } else { LoraScaling::Plain },
         dora: flag("use_dora")?,
     })
 }

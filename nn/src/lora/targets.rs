@@ -5,9 +5,8 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{AdapterProblem, Result};
-use crate::module::Parameters;
 
-/// What output layers are called: PEFT's `all-linear` leaves them out.
+/// Names of output layers, which PEFT's `all-linear` leaves out.
 const OUTPUT_LAYERS: [&str; 5] = ["lm_head", "embed_out", "head", "score", "classifier"];
 
 /// Which linear layers, by name: PEFT's `target_modules`.
@@ -18,9 +17,9 @@ pub enum Targets {
     /// All but the output layer, see [`is_output_layer`].
     #[default]
     AllLinear,
-    /// Those with one of these names, or whose name ends with one after a dot: `q_proj`.
+    /// Layers with one of these names, or whose name ends with one after a dot: `q_proj`.
     Endings(Vec<String>),
-    /// Those whose whole name a regular expression matches: `layers\.[0-3]\..*_proj`.
+    /// Layers whose whole name a regular expression matches: `layers\.[0-3]\..*_proj`.
     Pattern(String),
 }
 
@@ -61,42 +60,48 @@ impl From<Targets> for Spelling {
     }
 }
 
-/// The linear layers of `model` that `targets` names, in the model's order.
-pub(crate) fn matched(model: &mut dyn Parameters, targets: &Targets) -> Result<Vec<String>> {
-    let mut layers = Vec::new();
-    model.visit_linears(&mut |name, _| layers.push(name.to_owned()));
-    let among = |matches: &dyn Fn(&str) -> bool| -> Vec<String> {
-        layers.iter().filter(|name| matches(name)).cloned().collect()
-    };
-    let none = |target: &str| -> Result<Vec<String>> {
-        let (target, layers) = (target.to_owned(), layers.clone());
-        Err(AdapterProblem::NoMatch { target, layers }.into())
-    };
-    match targets {
-        Targets::AllLinear => {
-            let names = among(&|name| !is_output_layer(name));
-            if names.is_empty() { none("all-linear") } else { Ok(names) }
-        }
-        Targets::Endings(endings) => {
-            // PEFT passes over endings without a layer; they are mistakes.
-            let is_lost = |ending: &&String| !layers.iter().any(|name| ends_with(name, ending));
-            match endings.iter().find(is_lost) {
-                Some(ending) => none(ending),
-                None if endings.is_empty() => none(""),
-                None => Ok(among(&|name| endings.iter().any(|ending| ends_with(name, ending)))),
+impl Targets {
+    /// The layers among `layers` that these targets name.
+    ///
+    /// # Errors
+    /// `Adapter` for targets that match no layer.
+    pub(super) fn among(&self, layers: &[String]) -> Result<Vec<String>> {
+        let matching = |matches: &dyn Fn(&str) -> bool| -> Vec<String> {
+            layers.iter().filter(|name| matches(name)).cloned().collect()
+        };
+        let none = |target: &str| -> Result<Vec<String>> {
+            let (target, layers) = (target.to_owned(), layers.to_vec());
+            Err(AdapterProblem::NoMatch { target, layers }.into())
+        };
+        match self {
+            Targets::AllLinear => {
+                let names = matching(&|name| !is_output_layer(name));
+                if names.is_empty() { none("all-linear") } else { Ok(names) }
             }
-        }
-        Targets::Pattern(pattern) => {
-            let regex = Regex::new(&format!(r"\A(?:{pattern})\z")).map_err(|source| {
-                AdapterProblem::Pattern { pattern: pattern.clone(), source: Box::new(source) }
-            })?;
-            let names = among(&|name| regex.is_match(name));
-            if names.is_empty() { none(pattern) } else { Ok(names) }
+            Targets::Endings(endings) => {
+                // PEFT passes over endings without a layer; they are mistakes.
+                let is_lost = |ending: &&String| !layers.iter().any(|name| ends_with(name, ending));
+                match endings.iter().find(is_lost) {
+                    Some(ending) => none(ending),
+                    None if endings.is_empty() => none(""),
+                    None => {
+                        let is_named = |name: &str| endings.iter().any(|end| ends_with(name, end));
+                        Ok(matching(&is_named))
+                    }
+                }
+            }
+            Targets::Pattern(pattern) => {
+                let regex = Regex::new(&format!(r"\A(?:{pattern})\z")).map_err(|source| {
+                    AdapterProblem::Pattern { pattern: pattern.clone(), source: Box::new(source) }
+                })?;
+                let names = matching(&|name| regex.is_match(name));
+                if names.is_empty() { none(pattern) } else { Ok(names) }
+            }
         }
     }
 }
 
-/// Whether a layer is an output layer by its name, which then ends with `lm_head`, `embed_out`,
+/// True if a layer is an output layer by its name, which then ends with `lm_head`, `embed_out`,
 /// `head`, `score` or `classifier`.
 pub fn is_output_layer(name: &str) -> bool {
     OUTPUT_LAYERS.iter().any(|output| ends_with(name, output))

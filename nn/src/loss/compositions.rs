@@ -3,13 +3,13 @@
 use lowtide_autograd::Var;
 use lowtide_tensor::{Shape, Tensor, TensorError};
 
+use crate::checks::check_option;
 use crate::error::Result;
 use crate::loss::terms::{
     self, CtcOptions, GaussianNllOptions, MultiMarginOptions, PoissonNllOptions,
     TripletMarginOptions,
 };
 use crate::loss::{Loss, counted, total};
-use crate::optim::check_option;
 
 /// How [`nll`] reads labels; PyTorch's defaults.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ pub fn dice(probabilities: Var, target: &Tensor, smoothing: f64) -> Result<Loss>
 /// [`terms::gaussian_nll`], summed. The count is that of the elements.
 ///
 /// # Errors
-/// Those of [`terms::gaussian_nll`].
+/// The errors of [`terms::gaussian_nll`].
 pub fn gaussian_nll(
     input: Var,
     target: Var,
@@ -95,7 +95,7 @@ pub fn gaussian_nll(
 /// [`terms::poisson_nll`], summed. The count is that of the elements.
 ///
 /// # Errors
-/// Those of [`terms::poisson_nll`].
+/// The errors of [`terms::poisson_nll`].
 pub fn poisson_nll(input: Var, target: Var, options: PoissonNllOptions) -> Result<Loss> {
     total(terms::poisson_nll(input, target, options)?)
 }
@@ -103,7 +103,7 @@ pub fn poisson_nll(input: Var, target: Var, options: PoissonNllOptions) -> Resul
 /// [`terms::margin_ranking`], summed. The count is that of the pairs.
 ///
 /// # Errors
-/// Those of [`terms::margin_ranking`].
+/// The errors of [`terms::margin_ranking`].
 pub fn margin_ranking(a: Var, b: Var, target: &Tensor, margin: f64) -> Result<Loss> {
     total(terms::margin_ranking(a, b, target, margin)?)
 }
@@ -111,7 +111,7 @@ pub fn margin_ranking(a: Var, b: Var, target: &Tensor, margin: f64) -> Result<Lo
 /// [`terms::triplet_margin`], summed. The count is that of the triplets.
 ///
 /// # Errors
-/// Those of [`terms::triplet_margin`].
+/// The errors of [`terms::triplet_margin`].
 pub fn triplet_margin(
     anchor: Var,
     positive: Var,
@@ -124,7 +124,7 @@ pub fn triplet_margin(
 /// [`terms::hinge_embedding`], summed. The count is that of the elements.
 ///
 /// # Errors
-/// Those of [`terms::hinge_embedding`].
+/// The errors of [`terms::hinge_embedding`].
 pub fn hinge_embedding(input: Var, target: &Tensor, margin: f64) -> Result<Loss> {
     total(terms::hinge_embedding(input, target, margin)?)
 }
@@ -132,7 +132,7 @@ pub fn hinge_embedding(input: Var, target: &Tensor, margin: f64) -> Result<Loss>
 /// [`terms::soft_margin`], summed. The count is that of the elements.
 ///
 /// # Errors
-/// Those of [`terms::soft_margin`].
+/// The errors of [`terms::soft_margin`].
 pub fn soft_margin(input: Var, target: &Tensor) -> Result<Loss> {
     total(terms::soft_margin(input, target)?)
 }
@@ -141,7 +141,7 @@ pub fn soft_margin(input: Var, target: &Tensor) -> Result<Loss> {
 /// PyTorch.
 ///
 /// # Errors
-/// Those of [`terms::multi_margin`].
+/// The errors of [`terms::multi_margin`].
 pub fn multi_margin(input: Var, labels: &Tensor, options: MultiMarginOptions<'_>) -> Result<Loss> {
     total(terms::multi_margin(input, labels, options)?)
 }
@@ -149,7 +149,7 @@ pub fn multi_margin(input: Var, labels: &Tensor, options: MultiMarginOptions<'_>
 /// [`terms::multilabel_soft_margin`], summed. The count is that of the samples.
 ///
 /// # Errors
-/// Those of [`terms::multilabel_soft_margin`].
+/// The errors of [`terms::multilabel_soft_margin`].
 pub fn multilabel_soft_margin(
     input: Var,
     target: &Tensor,
@@ -162,7 +162,7 @@ pub fn multilabel_soft_margin(
 /// count is that of the samples, so that the mean is PyTorch's `reduction="mean"`.
 ///
 /// # Errors
-/// Those of [`terms::ctc`].
+/// The errors of [`terms::ctc`].
 pub fn ctc(
     logarithms: Var,
     targets: &Tensor,

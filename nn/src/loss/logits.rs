@@ -7,29 +7,30 @@
 use lowtide_autograd::{SavedPolicy, Var};
 use lowtide_tensor::{DType, LinearCrossEntropyOptions, PairLoss, Tensor, TensorError};
 
+use crate::checks::check_option;
 use crate::error::{NnError, Result};
 use crate::loss::{
     CrossEntropyOptions, Loss, cross_entropy, cross_entropy_with, linear_cross_entropy, terms,
 };
-use crate::optim::check_option;
-use crate::tensor_parallel::VocabularyShare;
+use crate::parallel::features::vocabulary::VocabularyShare;
 
 /// The logits of a model: `[N, C]`, or `[.., C]` of sequences.
 #[derive(Clone)]
 pub enum Logits {
     /// All of them.
     Whole(Var),
-    /// Those that an output layer would give: losses compute them in chunks, and they are never
-    /// there as a whole, which a large vocabulary makes worth while.
+    /// The logits of an output layer that is left to the loss, which computes them in chunks: with
+    /// a large vocabulary they are never there as a whole.
     Linear {
-        /// What the layer would get, `[.., D]`.
+        /// The input of the layer, `[.., D]`.
         input: Var,
         /// Its weight, `[C, D]`.
         weight: Var,
     },
-    /// The same of an output layer that ranks [share](crate::share_layers).
+    /// The logits of an output layer that ranks [share](crate::parallel::share_layers), left to the
+    /// loss.
     Shared {
-        /// What the layer would get, `[.., D]`.
+        /// The input of the layer, `[.., D]`.
         input: Var,
         /// The rows of its weight that this rank has, `[n, D]`.
         weight: Var,
@@ -38,13 +39,14 @@ pub enum Logits {
     },
 }
 
-/// Rows are divided into so many chunks at most: each adds to the whole gradient of the weight.
+/// Chunks of rows at most: each adds to the whole gradient of the weight.
 const CHUNKS_MAX: usize = 8;
 /// With fewer rows products do not pay.
 const CHUNK_ROWS_MIN: usize = 16;
 
 impl Logits {
-    /// Those of an output layer with this weight, or with these rows of it where ranks share it.
+    /// The logits of an output layer with this weight, or with these rows of it where ranks share
+    /// it.
     pub fn of(input: Var, weight: Var, share: Option<&VocabularyShare>) -> Logits {
         match share.cloned() {
             Some(share) => Logits::Shared { input, weight, share },
@@ -81,7 +83,7 @@ impl Logits {
     /// `labels: [..]` of i64
     ///
     /// # Errors
-    /// Those of the two.
+    /// The errors of the two.
     pub fn cross_entropy(self, labels: &Tensor) -> Result<Loss> {
         match self {
             Logits::Whole(logits) if logits.shape().len() == 2 => cross_entropy(logits, labels),
@@ -101,7 +103,7 @@ impl Logits {
     /// `labels: [..]` of i64
     ///
     /// # Errors
-    /// Those of [`cross_entropy_with`](crate::cross_entropy_with) and
+    /// The errors of [`cross_entropy_with`](crate::cross_entropy_with) and
     /// [`linear_cross_entropy`](crate::linear_cross_entropy); `Index` for a label outside the
     /// classes where ranks share the output layer.
     pub fn cross_entropy_in_chunks(
@@ -161,7 +163,7 @@ impl Logits {
         }
     }
 
-    /// Those of one sequence, `[1, T, C]`.
+    /// The logits of one sequence, `[1, T, C]`.
     fn sequence(&self, index: usize) -> Result<Logits> {
         let of_one = |x: &Var| x.clone().narrow(0, index, 1);
         Ok(match self {
@@ -177,12 +179,12 @@ impl Logits {
     }
 
     /// `T² · KL(softmax(teacher / T) ‖ softmax(logits / T))`, summed over the rows whose label is
-    /// not -100, where T is the temperature: its gradient stays as large as that of a cross-entropy
-    /// as T grows. No gradient flows to the teacher. Of [`Logits::Linear`] on both sides an eighth
-    /// is there at a time, which backward computes again.
+    /// not -100, where T is the temperature: the gradient stays as large as that of a cross-entropy
+    /// as T grows. No gradient flows to the teacher. With [`Logits::Linear`] on both sides an
+    /// eighth is there at a time, which backward computes again.
     ///
     /// # Shapes
-    /// as many rows and classes on both sides; `labels: [..]` of i64
+    /// the same rows and classes on both sides; `labels: [..]` of i64
     ///
     /// # Errors
     /// `Option` unless the temperature is above 0; `Shape`, `DType`, `OutOfMemory`.

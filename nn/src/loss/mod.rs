@@ -10,8 +10,8 @@ use lowtide_tensor::{Labelling, Tensor, TensorError};
 
 pub use lowtide_tensor::{LinearCrossEntropyOptions, PairLoss};
 
+use crate::checks::check_option;
 use crate::error::Result;
-use crate::optim::check_option;
 
 /// A loss summed over the targets of a batch, and the number of those targets.
 #[derive(Clone)]
@@ -64,7 +64,7 @@ pub fn cross_entropy(logits: Var, labels: &Tensor) -> Result<Loss> {
 /// [`cross_entropy`] with options. The count is the sum of the weights of the labels.
 ///
 /// # Errors
-/// Those of [`cross_entropy`], and `Option` for a smoothing outside `[0, 1]`.
+/// The errors of [`cross_entropy`], and `Option` for a smoothing outside `[0, 1]`.
 pub fn cross_entropy_with(
     logits: Var,
     labels: &Tensor,
@@ -139,7 +139,7 @@ pub fn linear_cross_entropy(
 /// `(x - t)²`, summed, `torch.nn.MSELoss`; see [`pair_loss`].
 ///
 /// # Errors
-/// Those of [`pair_loss`].
+/// The errors of [`pair_loss`].
 pub fn mse(input: Var, target: &Tensor) -> Result<Loss> {
     pair_loss(input, target, PairLoss::SquaredError)
 }
@@ -147,7 +147,7 @@ pub fn mse(input: Var, target: &Tensor) -> Result<Loss> {
 /// `|x - t|`, summed, `torch.nn.L1Loss`.
 ///
 /// # Errors
-/// Those of [`pair_loss`].
+/// The errors of [`pair_loss`].
 pub fn l1(input: Var, target: &Tensor) -> Result<Loss> {
     pair_loss(input, target, PairLoss::AbsoluteError)
 }
@@ -156,7 +156,7 @@ pub fn l1(input: Var, target: &Tensor) -> Result<Loss> {
 /// `torch.nn.SmoothL1Loss`; see [`PairLoss::SmoothL1`].
 ///
 /// # Errors
-/// Those of [`pair_loss`], and `Option` for a negative `beta`.
+/// The errors of [`pair_loss`], and `Option` for a negative `beta`.
 pub fn smooth_l1(input: Var, target: &Tensor, beta: f64) -> Result<Loss> {
     check_option("beta", beta, "[0, ∞)", |beta| beta >= 0.0)?;
     pair_loss(input, target, PairLoss::SmoothL1 { beta })
@@ -166,7 +166,7 @@ pub fn smooth_l1(input: Var, target: &Tensor, beta: f64) -> Result<Loss> {
 /// distance, summed, `torch.nn.HuberLoss`; see [`PairLoss::Huber`].
 ///
 /// # Errors
-/// Those of [`pair_loss`], and `Option` unless `delta` is positive.
+/// The errors of [`pair_loss`], and `Option` unless `delta` is positive.
 pub fn huber(input: Var, target: &Tensor, delta: f64) -> Result<Loss> {
     check_option("delta", delta, "(0, ∞)", |delta| delta > 0.0)?;
     pair_loss(input, target, PairLoss::Huber { delta })
@@ -175,7 +175,7 @@ pub fn huber(input: Var, target: &Tensor, delta: f64) -> Result<Loss> {
 /// `-t·ln x - (1 - t)·ln(1 - x)` of probabilities, summed, `torch.nn.BCELoss`.
 ///
 /// # Errors
-/// Those of [`pair_loss`].
+/// The errors of [`pair_loss`].
 pub fn bce(probabilities: Var, target: &Tensor) -> Result<Loss> {
     pair_loss(probabilities, target, PairLoss::BinaryCrossEntropy)
 }
@@ -184,7 +184,7 @@ pub fn bce(probabilities: Var, target: &Tensor) -> Result<Loss> {
 /// batch instead of the count for `batchmean`.
 ///
 /// # Errors
-/// Those of [`pair_loss`].
+/// The errors of [`pair_loss`].
 pub fn kl_divergence(logarithms: Var, target: &Tensor) -> Result<Loss> {
     pair_loss(logarithms, target, PairLoss::KlDivergence)
 }
@@ -207,7 +207,7 @@ pub fn pair_loss(input: Var, target: &Tensor, loss: PairLoss) -> Result<Loss> {
 /// its `pos_weight`; see [`pair_loss`].
 ///
 /// # Errors
-/// Those of [`pair_loss`].
+/// The errors of [`pair_loss`].
 pub fn bce_with_logits(
     logits: Var,
     target: &Tensor,

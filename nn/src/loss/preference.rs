@@ -3,9 +3,9 @@
 use lowtide_autograd::Var;
 use lowtide_tensor::Tensor;
 
+use crate::checks::check_option;
 use crate::error::Result;
 use crate::loss::{Loss, counted};
-use crate::optim::check_option;
 
 /// `-ln sigmoid(beta · ((c - c') - (r - r')))` of the logarithms of the probabilities of chosen
 /// answers c and rejected ones r, with those that a reference gives, c' and r': direct preference

@@ -7,16 +7,16 @@
 use lowtide_autograd::Var;
 use lowtide_tensor::{DType, PairLoss, Tensor, TensorError};
 
-use crate::distance::{pairwise_distance, raised};
+use crate::checks::check_option;
 use crate::error::Result;
+use crate::functional::distance::{pairwise_distance, raised};
 use crate::loss::compositions::NllOptions;
 use crate::loss::{CrossEntropyOptions, check_smoothing};
-use crate::optim::check_option;
 
 /// `f(x, t)` of each element x and its target t, see [`crate::pair_loss`].
 ///
 /// # Errors
-/// Those of [`crate::pair_loss`].
+/// The errors of [`crate::pair_loss`].
 pub fn pair_loss(input: Var, target: &Tensor, loss: PairLoss) -> Result<Var> {
     Ok(input.pair_loss_terms(target, loss, None)?)
 }
@@ -24,7 +24,7 @@ pub fn pair_loss(input: Var, target: &Tensor, loss: PairLoss) -> Result<Var> {
 /// The binary cross-entropy of logits, see [`crate::bce_with_logits`].
 ///
 /// # Errors
-/// Those of [`crate::bce_with_logits`].
+/// The errors of [`crate::bce_with_logits`].
 pub fn bce_with_logits(
     logits: Var,
     target: &Tensor,
@@ -76,7 +76,7 @@ fn check_labels(op: &'static str, x: &Var, labels: &Tensor) -> Result<()> {
 /// `logits: [N, C, ..]`, `labels: [N, ..]` of i64, `→ [N, ..]`
 ///
 /// # Errors
-/// Those of [`nll`], and `Option` for a smoothing outside `[0, 1]`.
+/// The errors of [`nll`], and `Option` for a smoothing outside `[0, 1]`.
 pub fn cross_entropy(
     logits: Var,
     labels: &Tensor,
@@ -111,7 +111,7 @@ fn by_class(x: Var, weight: Option<&Tensor>) -> Result<Var> {
 /// `logits, target: [N, C, ..] → [N, ..]`
 ///
 /// # Errors
-/// Those of [`crate::soft_cross_entropy`].
+/// The errors of [`crate::soft_cross_entropy`].
 pub fn soft_cross_entropy(
     logits: Var,
     target: Var,
@@ -138,7 +138,7 @@ pub fn soft_cross_entropy(
 /// `a, b: [N, D]`, `target: [N]` of a's type, `→ [N]`
 ///
 /// # Errors
-/// Those of [`crate::cosine_embedding`].
+/// The errors of [`crate::cosine_embedding`].
 pub fn cosine_embedding(a: Var, b: Var, target: &Tensor, margin: f64) -> Result<Var> {
     const EPS: f64 = 1e-12;
     check_option("margin", margin, "[-1, 1]", |margin| (-1.0..=1.0).contains(&margin))?;
@@ -163,7 +163,7 @@ pub fn cosine_embedding(a: Var, b: Var, target: &Tensor, margin: f64) -> Result<
 /// How [`gaussian_nll`] reads variances; PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GaussianNllOptions {
-    /// Whether the constant `ln(2π) / 2` is added.
+    /// True if the constant `ln(2π) / 2` is added.
     pub full: bool,
     /// The least variance.
     pub eps: f64,
@@ -210,11 +210,11 @@ pub fn gaussian_nll(
 /// How [`poisson_nll`] reads its input; PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PoissonNllOptions {
-    /// Whether the input is the logarithm of the rate.
+    /// True if the input is the logarithm of the rate.
     pub log_input: bool,
-    /// Whether Stirling's approximation of `ln t!` is added, where t is greater than 1.
+    /// True if Stirling's approximation of `ln t!` is added, where t is greater than 1.
     pub full: bool,
-    /// What is added to a rate before its logarithm.
+    /// Added to a rate before its logarithm.
     pub eps: f64,
 }
 
@@ -234,9 +234,10 @@ impl Default for PoissonNllOptions {
 /// `Shape`, `DType`, `OutOfMemory`.
 pub fn poisson_nll(input: Var, target: Var, options: PoissonNllOptions) -> Result<Var> {
     let PoissonNllOptions { log_input, full, eps } = options;
-    let terms = match log_input {
-        true => input.clone().exp()?.sub(target.clone().mul(input)?)?,
-        false => input.clone().sub(target.clone().mul(input.add_scalar(eps)?.log()?)?)?,
+    let terms = if log_input {
+        input.clone().exp()?.sub(target.clone().mul(input)?)?
+    } else {
+        input.clone().sub(target.clone().mul(input.add_scalar(eps)?.log()?)?)?
     };
     if !full {
         return Ok(terms);
@@ -275,9 +276,9 @@ pub struct TripletMarginOptions {
     pub margin: f64,
     /// The order of the norm.
     pub order: f64,
-    /// What is added to each difference, see [`pairwise_distance`].
+    /// Added to each difference, see [`pairwise_distance`].
     pub eps: f64,
-    /// Whether the distance to the negative is that from the positive where that is less (Balntas
+    /// True if the distance to the negative is that from the positive where that is less (Balntas
     /// and others, "Learning local feature descriptors with triplets", 2016).
     pub swap: bool,
 }
@@ -407,8 +408,8 @@ pub fn multilabel_soft_margin(input: Var, target: &Tensor, weight: Option<&Tenso
 pub struct CtcOptions {
     /// The class that stands for no label.
     pub blank: usize,
-    /// Whether a target that the steps are too few for has a loss of 0, and no gradient, instead
-    /// of an infinite one.
+    /// True if a target that needs more steps than there are has a loss of 0, and no gradient,
+    /// instead of an infinite one.
     pub zero_infinity: bool,
 }
 

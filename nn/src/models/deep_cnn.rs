@@ -5,6 +5,7 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
 
+use crate::compress::prune::cut::{Group, Prunable, Slice};
 use crate::error::Result;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
@@ -12,9 +13,8 @@ use crate::layers::pool::MaxPool2d;
 use crate::models::groups::{channels, flattened};
 use crate::module::{Module, forward_in};
 use crate::node::parameters;
-use crate::prune::{Group, Prunable, Slice};
 
-/// What images a [`DeepCnn`] takes, and how large it is.
+/// The images that a [`DeepCnn`] takes, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeepCnnShape {
     /// Input channels, height and width of an image; height and width are halved three times.

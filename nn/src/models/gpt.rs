@@ -7,6 +7,8 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Device, RandomKey, Tensor};
 
+use crate::checks::check_option;
+use crate::compress::prune::cut::{Group, Prunable};
 use crate::error::Result;
 use crate::layers::dropout::Dropout;
 use crate::layers::embedding::Embedding;
@@ -18,10 +20,9 @@ use crate::loss::{LinearCrossEntropyOptions, Loss};
 use crate::models::groups::{hidden, packed_heads};
 use crate::module::{Module, Parameters, forward_in};
 use crate::node::{Nodes, Visitor, parameters};
-use crate::optim::check_option;
-use crate::prune::{Group, Prunable};
+use crate::parallel::features::branch::{Branch, Shared};
+use crate::parallel::features::vocabulary::VocabularyShare;
 use crate::segment::{Segment, run_blocks};
-use crate::tensor_parallel::{Branch, Shared, VocabularyShare};
 
 /// How large a [`Gpt`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +71,7 @@ struct Block {
 enum Positions {
     /// A table of learned embeddings, which are added to those of the tokens.
     Learned(Embedding),
-    /// Rotary embeddings in every block, for heads of so many features.
+    /// Rotary embeddings in every block, for heads of this width.
     Rotary(RotaryEmbedding, usize),
 }
 
@@ -319,7 +320,7 @@ impl Gpt {
         self.logits(pass, tokens)?.cross_entropy_in_chunks(labels, options)
     }
 
-    /// What the output layer would give, for losses in chunks.
+    /// The logits, left to the loss, which takes them in chunks.
     ///
     /// # Shapes
     /// `tokens: [B, T]` of i64 `→ [B, T, V]`

@@ -1,17 +1,18 @@
-//! What of the reference models is cut together.
+//! Groups of channels of the reference models that are cut together.
 
+use crate::compress::prune::cut::{Group, Slice};
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
 use crate::layers::weight_norm::Weighted;
-use crate::prune::{Group, Slice};
 
-/// The channels of the convolution `name` with a bias, and what comes next of each.
+/// The channels of the convolution `name` with a bias, and the part `next` of the following layer.
 pub(super) fn channels(name: &str, conv: &Conv2d, next: Slice) -> Group {
     let len = Weighted::weight(conv).value().shape()[0];
     Group::new(name, len, made_by(name)).with([next])
 }
 
-/// What the linear layer `name` has of each channel of `conv`, whose result is flattened for it.
+/// The inputs of the linear layer `name` that belong to each channel of `conv`, whose result is
+/// flattened for it.
 pub(super) fn flattened(name: &str, linear: &Linear, conv: &Conv2d) -> Slice {
     let channels = Weighted::weight(conv).value().shape()[0];
     let inputs = linear.weight().value().shape()[1];

@@ -3,12 +3,12 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey};
 
+use crate::compress::prune::cut::{Group, Prunable};
 use crate::error::Result;
 use crate::layers::linear::Linear;
 use crate::models::groups::hidden;
 use crate::module::{Module, forward_in};
 use crate::node::{Nodes, Visitor};
-use crate::prune::{Group, Prunable};
 
 /// A perceptron of several layers: `torch.nn.Sequential` of linear layers with ReLU in between, so
 /// that the layers are called `0`, `2`, `4` and so on. 784-512-512-10 has 669,706 parameters.

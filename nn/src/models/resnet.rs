@@ -6,6 +6,7 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, Pool2dGeometry, RandomKey};
 
+use crate::compress::prune::cut::{Group, Prunable, Slice};
 use crate::error::Result;
 use crate::init::{self, Fan, Nonlinearity};
 use crate::layers::batch_norm::BatchNorm2d;
@@ -15,7 +16,6 @@ use crate::layers::pool::{AdaptiveAvgPool2d, MaxPool2d};
 use crate::layers::weight_norm::Weighted;
 use crate::module::{Module, Parameters, forward_in};
 use crate::node::{Field, Visitor, parameters};
-use crate::prune::{Group, Prunable, Slice};
 use crate::segment::{Segment, forward_blocks};
 
 /// The kind of the blocks of a [`ResNet`].
@@ -43,7 +43,7 @@ pub struct ResNetShape {
     pub block: ResNetBlock,
     /// Blocks in each of the four layers.
     pub blocks: [usize; 4],
-    /// Channels of the first layer; each further one has twice as many.
+    /// Channels of the first layer; each further layer has twice the channels of the one before.
     pub width: usize,
     /// Number of classes.
     pub classes: usize,
@@ -74,7 +74,7 @@ impl ConvNorm {
         device: &Device,
         key: RandomKey,
         ends: [usize; 2],
-        (kernel, stride): (usize, usize),
+        [kernel, stride]: [usize; 2],
     ) -> Result<Self> {
         let geometry =
             Conv2dGeometry { stride: [stride; 2], padding: [kernel / 2; 2], ..Default::default() };
@@ -126,16 +126,16 @@ impl Block {
         };
         let convs = match kind {
             ResNetBlock::Basic => {
-                vec![conv(0, [inputs, width], (3, stride))?, conv(1, [width, width], (3, 1))?]
+                vec![conv(0, [inputs, width], [3, stride])?, conv(1, [width, width], [3, 1])?]
             }
             ResNetBlock::Bottleneck => vec![
-                conv(0, [inputs, width], (1, 1))?,
-                conv(1, [width, width], (3, stride))?,
-                conv(2, [width, outputs], (1, 1))?,
+                conv(0, [inputs, width], [1, 1])?,
+                conv(1, [width, width], [3, stride])?,
+                conv(2, [width, outputs], [1, 1])?,
             ],
         };
         let downsample = (stride != 1 || inputs != outputs)
-            .then(|| ConvNorm::new(device, key.op(DOWNSAMPLE[0]), [inputs, outputs], (1, stride)))
+            .then(|| ConvNorm::new(device, key.op(DOWNSAMPLE[0]), [inputs, outputs], [1, stride]))
             .transpose()?;
         Ok(Block { convs, downsample })
     }
@@ -191,7 +191,7 @@ impl ResNet {
     /// `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, shape: ResNetShape) -> Result<Self> {
         let ResNetShape { block, blocks, width, classes } = shape;
-        let stem = ConvNorm::new(device, key.op("conv1"), [3, width], (7, 2))?;
+        let stem = ConvNorm::new(device, key.op("conv1"), [3, width], [7, 2])?;
         let mut inputs = width;
         let layer = |index: usize| {
             let width = width << index;

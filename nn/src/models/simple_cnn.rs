@@ -5,6 +5,7 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, Device, RandomKey};
 
+use crate::compress::prune::cut::{Group, Prunable};
 use crate::error::Result;
 use crate::layers::conv2d::Conv2d;
 use crate::layers::linear::Linear;
@@ -12,9 +13,8 @@ use crate::layers::pool::MaxPool2d;
 use crate::models::groups::{channels, flattened};
 use crate::module::{Module, forward_in};
 use crate::node::parameters;
-use crate::prune::{Group, Prunable};
 
-/// What images a [`SimpleCnn`] takes, and how wide it is.
+/// The images that a [`SimpleCnn`] takes, and its width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimpleCnnShape {
     /// Input channels, height and width of an image.

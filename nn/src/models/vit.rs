@@ -7,6 +7,7 @@ use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Conv2dGeometry, DType, Device, RandomKey, Tensor};
 
+use crate::compress::prune::cut::{Group, Prunable};
 use crate::error::Result;
 use crate::init;
 use crate::layers::attention::{MultiHeadAttention, MultiHeadOptions};
@@ -17,10 +18,9 @@ use crate::layers::norm::LayerNorm;
 use crate::models::groups::hidden;
 use crate::module::{Module, Parameters, forward_in};
 use crate::node::parameters;
+use crate::parallel::features::branch::{Branch, Shared};
 use crate::parameter::Parameter;
-use crate::prune::{Group, Prunable};
 use crate::segment::{Segment, forward_blocks};
-use crate::tensor_parallel::{Branch, Shared};
 
 /// How large a [`ViT`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]

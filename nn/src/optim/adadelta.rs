@@ -4,9 +4,10 @@ use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::{check_not_negative, check_option};
 use crate::error::Result;
-use crate::optim::rule::update_jobs;
-use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, check_not_negative, check_option};
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,15 +64,16 @@ impl UpdateRule for AdadeltaOptions {
     }
 
     fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
-        update_jobs::<_, 2, 0>(jobs, |job| Formula { rate: job.at.learning_rate, options: *self })
+        let AdadeltaOptions { smoothing, eps, weight_decay, .. } = *self;
+        update_jobs::<_, 2, 0>(jobs, |job| {
+            Formula([smoothing, 1.0 - smoothing, weight_decay, job.at.learning_rate, eps])
+        })
     }
 }
 
+/// The constants of a step, in the order of [`KnownFormula::Adadelta`].
 #[derive(Clone, Copy)]
-struct Formula {
-    rate: f64,
-    options: AdadeltaOptions,
-}
+struct Formula([f64; 5]);
 
 impl UpdateFormula<2, 0> for Formula {
     const NAME: &'static str = AdadeltaOptions::NAME;
@@ -82,16 +84,12 @@ impl UpdateFormula<2, 0> for Formula {
     }
 
     fn known(&self) -> Option<KnownFormula> {
-        let AdadeltaOptions { smoothing, eps, weight_decay, .. } = self.options;
-        let constants = [smoothing, 1.0 - smoothing, weight_decay, self.rate, eps];
-        Some(KnownFormula::Adadelta(constants))
+        Some(KnownFormula::Adadelta(self.0))
     }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [v, u]: [T; 2]) -> (T, [T; 2]) {
-        let AdadeltaOptions { smoothing, eps, weight_decay, .. } = self.options;
-        let [keep, take] = [smoothing, 1.0 - smoothing].map(T::from_f64);
-        let [rate, eps, decay] = [self.rate, eps, weight_decay].map(T::from_f64);
+        let [keep, take, decay, rate, eps] = self.0.map(T::from_f64);
         let g = g + decay * p;
         let v = keep * v + take * g * g;
         let d = (u + eps).sqrt() / (v + eps).sqrt() * g;

@@ -7,12 +7,11 @@ use lowtide_tensor::{
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::{check_not_negative, check_option};
 use crate::error::Result;
-use crate::optim::rule::update_jobs;
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, Scratch, StateSpec, UpdateRule, UpdateStep, update_jobs};
 use crate::optim::slots::{block_bytes, norm_partials_bytes};
-use crate::optim::{
-    Job, PerParameter, Scratch, StateSpec, UpdateRule, UpdateStep, check_not_negative, check_option,
-};
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -163,13 +162,9 @@ impl AdafactorOptions {
 
     fn formula(&self, at: UpdateStep, len: usize) -> Formula {
         let root_len = (len as f64).sqrt();
-        Formula {
-            scale_min: self.scale_min,
-            rate: at.learning_rate.min(1.0 / (at.number as f64).sqrt()),
-            per_root_len: 1.0 / root_len,
-            per_clip: 1.0 / (root_len * self.clip),
-            keep: 1.0 - at.learning_rate * self.weight_decay,
-        }
+        let rate = at.learning_rate.min(1.0 / (at.number as f64).sqrt());
+        let keep = 1.0 - at.learning_rate * self.weight_decay;
+        Formula([self.scale_min, rate, 1.0 / root_len, 1.0 / (root_len * self.clip), keep])
     }
 }
 
@@ -239,31 +234,23 @@ impl NormFormula<0, 2> for Norms {
     }
 }
 
-/// The constants of a step.
+/// The constants of a step, in the order of [`KnownFormula::Adafactor`].
 #[derive(Clone, Copy)]
-struct Formula {
-    scale_min: f64,
-    rate: f64,
-    per_root_len: f64,
-    per_clip: f64,
-    keep: f64,
-}
+struct Formula([f64; 5]);
 
 impl UpdateFormula<0, 2> for Formula {
     const NAME: &'static str = AdafactorOptions::NAME;
     const FLOPS: f64 = 3.0;
 
     fn known(&self) -> Option<KnownFormula> {
-        let Formula { scale_min, rate, per_root_len, per_clip, keep } = *self;
-        Some(KnownFormula::Adafactor([scale_min, rate, per_root_len, per_clip, keep]))
+        Some(KnownFormula::Adafactor(self.0))
     }
 
     #[inline(always)]
     fn element<T: Float>(&self, [p_norm, u_norm]: [T; 2], p: T, u: T, _: [T; 0]) -> (T, [T; 0]) {
-        let [scale_min, rate] = [self.scale_min, self.rate].map(T::from_f64);
-        let [per_root_len, per_clip] = [self.per_root_len, self.per_clip].map(T::from_f64);
+        let [scale_min, rate, per_root_len, per_clip, keep] = self.0.map(T::from_f64);
         let alpha = scale_min.maximum(p_norm * per_root_len) * rate;
         let step = alpha / T::ONE.maximum(u_norm * per_clip);
-        (T::from_f64(self.keep) * p - step * u, [])
+        (keep * p - step * u, [])
     }
 }

@@ -4,9 +4,10 @@ use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::check_not_negative;
 use crate::error::Result;
-use crate::optim::rule::update_jobs;
-use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_not_negative};
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,30 +71,19 @@ impl UpdateRule for AdagradOptions {
     }
 
     fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
-        update_jobs::<_, 1, 0>(jobs, |job| self.formula(job.at))
-    }
-}
-
-impl AdagradOptions {
-    fn formula(&self, at: UpdateStep) -> Formula {
-        let steps_before = at.number.saturating_sub(1) as f64;
-        Formula {
-            rate: at.learning_rate / (1.0 + self.learning_rate_decay * steps_before),
+        update_jobs::<_, 1, 0>(jobs, |job| {
+            let steps_before = job.at.number.saturating_sub(1) as f64;
             // States start as zeros.
-            added: if at.is_first { self.initial_sum } else { 0.0 },
-            decay: self.weight_decay,
-            eps: self.eps,
-        }
+            let added = if job.at.is_first { self.initial_sum } else { 0.0 };
+            let rate = job.at.learning_rate / (1.0 + self.learning_rate_decay * steps_before);
+            Formula([added, self.weight_decay, rate, self.eps])
+        })
     }
 }
 
+/// The constants of a step, in the order of [`KnownFormula::Adagrad`].
 #[derive(Clone, Copy)]
-struct Formula {
-    rate: f64,
-    added: f64,
-    decay: f64,
-    eps: f64,
-}
+struct Formula([f64; 4]);
 
 impl UpdateFormula<1, 0> for Formula {
     const NAME: &'static str = AdagradOptions::NAME;
@@ -104,13 +94,12 @@ impl UpdateFormula<1, 0> for Formula {
     }
 
     fn known(&self) -> Option<KnownFormula> {
-        Some(KnownFormula::Adagrad([self.added, self.decay, self.rate, self.eps]))
+        Some(KnownFormula::Adagrad(self.0))
     }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [s]: [T; 1]) -> (T, [T; 1]) {
-        let [rate, added] = [self.rate, self.added].map(T::from_f64);
-        let [decay, eps] = [self.decay, self.eps].map(T::from_f64);
+        let [added, decay, rate, eps] = self.0.map(T::from_f64);
         let g = g + decay * p;
         let s = s + added + g * g;
         (p - rate * g / (s.sqrt() + eps), [s])

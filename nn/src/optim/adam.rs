@@ -4,11 +4,10 @@ use lowtide_tensor::{AdamUpdate, Tensor};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::{check_betas, check_not_negative};
 use crate::error::Result;
-use crate::optim::rule::update_jobs;
-use crate::optim::{
-    Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_betas, check_not_negative,
-};
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, StateSpec, UpdateRule, UpdateStep, update_jobs};
 
 /// PyTorch's options and defaults for Adam.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,7 +52,8 @@ pub enum WeightDecay {
 }
 
 impl WeightDecay {
-    /// What of the parameter is added to its gradient, and what is kept of it beside that.
+    /// The factor of the parameter that is added to its gradient, and the factor that the parameter
+    /// keeps.
     pub(super) fn parts(self, learning_rate: f64) -> (f64, f64) {
         match self {
             WeightDecay::Coupled(decay) => (decay, 1.0),

@@ -4,10 +4,11 @@ use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::{check_betas, check_not_negative};
 use crate::error::Result;
 use crate::optim::adam::bias_correction;
-use crate::optim::rule::update_jobs;
-use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, check_betas, check_not_negative};
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,18 +63,17 @@ impl UpdateRule for AdamaxOptions {
     }
 
     fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
-        update_jobs::<_, 2, 0>(jobs, |job| Formula {
-            rate: job.at.learning_rate / bias_correction(self.betas[0], job.at.number),
-            options: *self,
+        let AdamaxOptions { betas: [beta1, beta2], eps, weight_decay, .. } = *self;
+        update_jobs::<_, 2, 0>(jobs, |job| {
+            let rate = job.at.learning_rate / bias_correction(beta1, job.at.number);
+            Formula([beta1, 1.0 - beta1, beta2, weight_decay, rate, eps])
         })
     }
 }
 
+/// The constants of a step, in the order of [`KnownFormula::Adamax`].
 #[derive(Clone, Copy)]
-struct Formula {
-    rate: f64,
-    options: AdamaxOptions,
-}
+struct Formula([f64; 6]);
 
 impl UpdateFormula<2, 0> for Formula {
     const NAME: &'static str = AdamaxOptions::NAME;
@@ -84,16 +84,12 @@ impl UpdateFormula<2, 0> for Formula {
     }
 
     fn known(&self) -> Option<KnownFormula> {
-        let AdamaxOptions { betas: [beta1, beta2], eps, weight_decay, .. } = self.options;
-        let constants = [beta1, 1.0 - beta1, beta2, weight_decay, self.rate, eps];
-        Some(KnownFormula::Adamax(constants))
+        Some(KnownFormula::Adamax(self.0))
     }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m, u]: [T; 2]) -> (T, [T; 2]) {
-        let AdamaxOptions { betas: [beta1, beta2], eps, weight_decay, .. } = self.options;
-        let [keep, take, fade] = [beta1, 1.0 - beta1, beta2].map(T::from_f64);
-        let [rate, eps, decay] = [self.rate, eps, weight_decay].map(T::from_f64);
+        let [keep, take, fade, decay, rate, eps] = self.0.map(T::from_f64);
         let g = g + decay * p;
         let m = keep * m + take * g;
         let u = (fade * u).maximum(g.maximum(-g) + eps);

@@ -5,8 +5,9 @@ use lowtide_tensor::{AdamUpdate, Float, KnownFormula, StateRange, Tensor, Update
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::optim::rule::update_jobs;
-use crate::optim::{AdamOptions, Job, PerParameter, StateSpec, UpdateRule};
+use crate::optim::adam::AdamOptions;
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
 /// The options of [`Amsgrad`], which are Adam's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

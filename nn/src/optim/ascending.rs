@@ -5,7 +5,9 @@ use lowtide_tensor::Tensor;
 
 use crate::error::Result;
 use crate::module::Parameters;
-use crate::optim::{Optimizer, OptimizerMemory, OptimizerState, Scheduled, Stateful, Update};
+use crate::optim::optimizer::{
+    Optimizer, OptimizerMemory, OptimizerState, Scheduled, Stateful, Update,
+};
 
 /// An optimizer that makes the loss larger: it gets the negatives of the gradients, `maximize=True`
 /// of PyTorch's optimizers. Weight decay still makes parameters smaller.
@@ -23,10 +25,7 @@ impl<O: Optimizer> Optimizer for Ascending<O> {
     ) -> Result<Update<'_>> {
         for gradient in gradients.iter_mut() {
             // A gradient that is a view of one number, as that of a mean is, becomes a tensor.
-            match gradient.is_reusable() {
-                true => gradient.neg_()?,
-                false => *gradient = gradient.neg()?,
-            }
+            if gradient.is_reusable() { gradient.neg_()? } else { *gradient = gradient.neg()? }
         }
         self.0.prepare(parameters, gradients)
     }

@@ -9,14 +9,14 @@ use lowtide_tensor::{
     DType, Float, KnownFormula, Rounding, Tensor, TensorUpdate, UpdateFormula, update_all_,
 };
 
+use crate::checks::check_option;
 use crate::error::{NnError, Result, WeightsProblem};
-use crate::module::Parameters;
-use crate::optim::rule::reserve_for;
-use crate::optim::slots::{StateKind, block_bytes, take_states};
-use crate::optim::{
-    FusedUpdate, Optimizer, OptimizerMemory, OptimizerState, Scheduled, StateSpec, Stateful,
-    Update, check_option, visit_once,
+use crate::module::{Parameters, visit_once};
+use crate::optim::optimizer::{
+    FusedUpdate, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Stateful, Update,
 };
+use crate::optim::rule::{StateSpec, reserve_for};
+use crate::optim::slots::{StateKind, block_bytes, take_states};
 use crate::parameter::Parameter;
 
 /// The operation's name, as errors show it.
@@ -46,7 +46,7 @@ impl<O: Optimizer> Averaged<O> {
         Ok(Averaged { optimizer, decay, averages: BTreeMap::new(), swapped: None })
     }
 
-    /// What is to be done with the average of each parameter in an update.
+    /// A job for the average of each parameter that is trained.
     fn jobs(&self, parameters: &mut dyn Parameters) -> Result<Vec<Job>> {
         let mut jobs = Vec::new();
         let mut result = Ok(());
@@ -66,7 +66,7 @@ impl<O: Optimizer> Averaged<O> {
         &self.optimizer
     }
 
-    /// Whether the parameters hold their averages, between two calls of [`Averaged::swap`].
+    /// True if the parameters hold their averages, between two calls of [`Averaged::swap`].
     pub fn is_swapped(&self) -> bool {
         self.swapped.is_some()
     }

@@ -1,4 +1,4 @@
-//! A boxed optimizer is one, for code that chooses its kind at run time.
+//! Boxed optimizers are optimizers, for code that chooses the kind at run time.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use lowtide_tensor::Tensor;
 
 use crate::error::Result;
 use crate::module::Parameters;
-use crate::optim::{
+use crate::optim::optimizer::{
     FusedUpdate, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Stateful, Update,
 };
 

@@ -8,14 +8,16 @@ use lowtide_tensor::Tensor;
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
 use crate::node::{Nodes, Visitor};
-use crate::optim::{Optimizer, OptimizerMemory, OptimizerState, Pace, Scheduled, Stateful, Update};
+use crate::optim::optimizer::{
+    Optimizer, OptimizerMemory, OptimizerState, Pace, Scheduled, Stateful, Update,
+};
 
-/// An optimizer for each of several models, such as generator and discriminator. A model is told
-/// by what its parameters' names begin with: `generator` has `generator.0.weight`. Parameters of
-/// no model that is named here are left alone.
+/// An optimizer for each of several models, such as generator and discriminator. The names of a
+/// model's parameters begin with the name of the model: `generator` has `generator.0.weight`.
+/// Parameters of models without an optimizer are left alone.
 ///
-/// Number of updates and learning rate are those of the first model; a learning rate that is set
-/// changes those of the others by the same factor.
+/// Number of updates and learning rate are those of the first model. Setting a learning rate
+/// changes those of the other models by the same factor.
 ///
 /// ```
 /// use lowtide_nn::optim::{Adam, AdamOptions, ByModel};
@@ -189,7 +191,7 @@ impl Stateful for ByModel {
 
 /// The parameters and buffers of one of several models, under their full names.
 pub struct OneModel<'a> {
-    /// Those of all models.
+    /// The parameters and buffers of all models.
     pub parameters: &'a mut dyn Parameters,
     /// The model's name: the first part of its parameters' names.
     pub model: &'a str,
@@ -219,7 +221,7 @@ impl Nodes for OneModel<'_> {
     }
 }
 
-/// Whether a parameter's name is one of the model's.
+/// True if a parameter's name is one of the model's.
 fn is_of(name: &str, model: &str) -> bool {
     name.strip_prefix(model).is_some_and(|rest| rest.starts_with('.'))
 }

@@ -3,8 +3,8 @@
 use lowtide_autograd::Gradients;
 use lowtide_tensor::{Device, scale_and_check_finite, squared_norm};
 
+use crate::checks::check_option;
 use crate::error::Result;
-use crate::optim::check_option;
 
 /// PyTorch's guard against division by zero.
 const EPS: f64 = 1e-6;
@@ -47,7 +47,8 @@ pub fn shorten(gradients: &mut Gradients, norm: f64, norm_max: f64) -> Result<()
     Ok(())
 }
 
-/// What [`clip_norm`] multiplies gradients of this norm by, if they are longer than `norm_max`.
+/// The factor by which [`clip_norm`] shortens gradients of this norm, if they are longer than
+/// `norm_max`.
 pub fn clip_scale(norm: f64, norm_max: f64) -> Option<f64> {
     let scale = norm_max / (norm + EPS);
     (scale < 1.0).then_some(scale)

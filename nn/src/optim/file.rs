@@ -11,9 +11,11 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
-use crate::optim::{OptimizerState, Pace, Part, Parts, Stateful};
+use crate::optim::optimizer::{OptimizerState, Pace, Stateful};
+use crate::optim::part::Part;
+use crate::optim::parts::Parts;
+use crate::parallel::features::shard::Shard;
 use crate::safetensors::{Entry, dtype_of_file, mapped, parse_safetensors, serialized, write_file};
-use crate::tensor_parallel::Shard;
 
 /// Before a parameter's name, as in PyTorch's `state_dict` of an optimizer by name.
 const PREFIX: &str = "state.";
@@ -97,7 +99,7 @@ pub fn load_state(
 /// `path`.
 ///
 /// # Errors
-/// Those of [`load_state`] but `File`; the optimizer is then as before.
+/// The errors of [`load_state`] but `File`; the optimizer is then as before.
 pub fn state_from_safetensors(
     optimizer: &mut dyn Stateful,
     parameters: &mut dyn Parameters,
@@ -111,7 +113,7 @@ pub fn state_from_safetensors(
 /// what the file has of all of them it takes that part.
 ///
 /// # Errors
-/// Those of [`state_from_safetensors`], and `Strided` for parameters that are not contiguous; the
+/// The errors of [`state_from_safetensors`], and `Strided` for parameters that are not contiguous; the
 /// optimizer is then as before.
 pub fn part_of_state_from_safetensors(
     optimizer: &mut dyn Stateful,
@@ -125,7 +127,7 @@ pub fn part_of_state_from_safetensors(
 
 /// Reads the state of an optimizer of these parameters, or of a part of what the file has; states
 /// of parameters that are [elsewhere](crate::Parameter::is_elsewhere) are left out, and of those
-/// that ranks [share](crate::share_layers) it takes what this rank has.
+/// that ranks [share](crate::parallel::share_layers) it takes what this rank has.
 fn set_state(
     optimizer: &mut dyn Stateful,
     parameters: &mut dyn Parameters,

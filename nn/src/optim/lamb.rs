@@ -7,13 +7,12 @@ use lowtide_tensor::{
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::{check_betas, check_not_negative};
 use crate::error::Result;
 use crate::optim::adam::bias_correction;
-use crate::optim::rule::update_jobs;
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, Scratch, StateSpec, UpdateRule, UpdateStep, update_jobs};
 use crate::optim::slots::{block_bytes, norm_partials_bytes};
-use crate::optim::{
-    Job, PerParameter, Scratch, StateSpec, UpdateRule, UpdateStep, check_betas, check_not_negative,
-};
 
 /// The paper's options, with its weight decay and epsilon as defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,42 +87,32 @@ impl UpdateRule for LambOptions {
 impl LambOptions {
     fn formula(&self, at: UpdateStep) -> Formula {
         let [correction1, correction2] = self.betas.map(|beta| bias_correction(beta, at.number));
-        Formula {
-            betas: self.betas,
-            scale: 1.0 / correction1,
-            root_scale: 1.0 / correction2.sqrt(),
-            eps: self.eps,
-            decay: self.weight_decay,
-            rate: at.learning_rate,
-        }
+        let [beta1, beta2] = self.betas;
+        Formula([
+            beta1,
+            1.0 - beta1,
+            beta2,
+            1.0 - beta2,
+            1.0 / correction1,
+            1.0 / correction2.sqrt(),
+            self.eps,
+            self.weight_decay,
+            at.learning_rate,
+        ])
     }
 }
 
-/// The constants of a step, with both corrections taken out of the loop.
+/// The constants of a step, in the order of [`KnownFormula::Lamb`], with both corrections taken out
+/// of the loop.
 #[derive(Clone, Copy)]
-struct Formula {
-    betas: [f64; 2],
-    scale: f64,
-    root_scale: f64,
-    eps: f64,
-    decay: f64,
-    rate: f64,
-}
+struct Formula([f64; 9]);
 
 impl Formula {
-    fn constants(&self) -> [f64; 9] {
-        let Formula { betas: [beta1, beta2], scale, root_scale, eps, decay, rate } = *self;
-        let [take1, take2] = [1.0 - beta1, 1.0 - beta2];
-        [beta1, take1, beta2, take2, scale, root_scale, eps, decay, rate]
-    }
-
     /// The direction, and the new states.
     #[inline(always)]
     fn direction<T: Float>(&self, p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
-        let [beta1, beta2] = self.betas.map(T::from_f64);
-        let [take1, take2] = self.betas.map(|beta| T::from_f64(1.0 - beta));
-        let [scale, root_scale] = [self.scale, self.root_scale].map(T::from_f64);
-        let [eps, decay] = [self.eps, self.decay].map(T::from_f64);
+        let [beta1, take1, beta2, take2, scale, root_scale, eps, decay, _] =
+            self.0.map(T::from_f64);
         let m = beta1 * m + take1 * g;
         let v = beta2 * v + take2 * g * g;
         (scale * m / (v.sqrt() * root_scale + eps) + decay * p, [m, v])
@@ -142,7 +131,7 @@ impl NormFormula<2, 2> for Formula {
     }
 
     fn known(&self) -> Option<KnownNorms> {
-        Some(KnownNorms::Lamb(self.constants()))
+        Some(KnownNorms::Lamb(self.0))
     }
 
     #[inline(always)]
@@ -160,7 +149,7 @@ impl UpdateFormula<2, 2> for Formula {
     }
 
     fn known(&self) -> Option<KnownFormula> {
-        Some(KnownFormula::Lamb(self.constants()))
+        Some(KnownFormula::Lamb(self.0))
     }
 
     #[inline(always)]
@@ -174,6 +163,7 @@ impl UpdateFormula<2, 2> for Formula {
         let (direction, states) = self.direction(p, g, states);
         let has_norms = p_norm > T::ZERO && r_norm > T::ZERO;
         let trust = if has_norms { p_norm / r_norm } else { T::ONE };
-        (p - T::from_f64(self.rate) * trust * direction, states)
+        let [.., rate] = self.0.map(T::from_f64);
+        (p - rate * trust * direction, states)
     }
 }

@@ -5,11 +5,10 @@ use lowtide_tensor::{Float, KnownFormula, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::{check_betas, check_not_negative};
 use crate::error::Result;
-use crate::optim::rule::update_jobs;
-use crate::optim::{
-    Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_betas, check_not_negative,
-};
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
 /// Options and defaults of the paper's implementation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,38 +56,30 @@ impl UpdateRule for LionOptions {
     }
 
     fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
-        update_jobs::<_, 1, 0>(jobs, |job| self.formula(job.at))
+        let [beta1, beta2] = self.betas;
+        update_jobs::<_, 1, 0>(jobs, |job| {
+            let rate = job.at.learning_rate;
+            let keep = 1.0 - rate * self.weight_decay;
+            Formula([beta1, 1.0 - beta1, beta2, 1.0 - beta2, keep, rate])
+        })
     }
 }
 
-impl LionOptions {
-    fn formula(&self, at: UpdateStep) -> Formula {
-        let keep = 1.0 - at.learning_rate * self.weight_decay;
-        Formula { rate: at.learning_rate, keep, betas: self.betas }
-    }
-}
-
+/// The constants of a step, in the order of [`KnownFormula::Lion`].
 #[derive(Clone, Copy)]
-struct Formula {
-    rate: f64,
-    keep: f64,
-    betas: [f64; 2],
-}
+struct Formula([f64; 6]);
 
 impl UpdateFormula<1, 0> for Formula {
     const NAME: &'static str = LionOptions::NAME;
     const FLOPS: f64 = 9.0;
 
     fn known(&self) -> Option<KnownFormula> {
-        let Formula { rate, keep, betas: [beta1, beta2] } = *self;
-        Some(KnownFormula::Lion([beta1, 1.0 - beta1, beta2, 1.0 - beta2, keep, rate]))
+        Some(KnownFormula::Lion(self.0))
     }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m]: [T; 1]) -> (T, [T; 1]) {
-        let [beta1, beta2] = self.betas.map(T::from_f64);
-        let [take1, take2] = self.betas.map(|beta| T::from_f64(1.0 - beta));
-        let [rate, keep] = [self.rate, self.keep].map(T::from_f64);
+        let [beta1, take1, beta2, take2, keep, rate] = self.0.map(T::from_f64);
         let direction = beta1 * m + take1 * g;
         let up = if direction > T::ZERO { rate } else { T::ZERO };
         let down = if direction < T::ZERO { rate } else { T::ZERO };

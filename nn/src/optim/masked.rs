@@ -6,14 +6,13 @@ use std::mem;
 use lowtide_autograd::{Gradients, LeafId};
 use lowtide_tensor::{DType, Tensor};
 
+use crate::compress::prune::masks::Masks;
 use crate::error::{NnError, Result, WeightsProblem};
-use crate::module::Parameters;
-use crate::optim::slots::{StateKind, block_bytes, take_states};
-use crate::optim::{
+use crate::module::{Parameters, visit_once};
+use crate::optim::optimizer::{
     FusedUpdate, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Stateful, Update,
-    visit_once,
 };
-use crate::prune::Masks;
+use crate::optim::slots::{StateKind, block_bytes, take_states};
 
 /// The name of a mask among the states of a parameter.
 const SUFFIX: &str = "pruned";
@@ -44,7 +43,7 @@ impl<O: Optimizer> Masked<O> {
         &self.optimizer
     }
 
-    /// What stays zero.
+    /// The masks of the weights that stay zero.
     pub fn masks(&self) -> &Masks {
         &self.masks
     }
@@ -95,7 +94,7 @@ impl<O: Optimizer> Optimizer for Masked<O> {
         mut gradients: Gradients,
     ) -> Result<Update<'_>> {
         let mut jobs = self.jobs(parameters);
-        // Those without a gradient are not updated.
+        // Parameters without a gradient are not updated.
         jobs.retain(|&leaf, _| gradients.get(leaf).is_some());
         for (&leaf, job) in &jobs {
             if let Some(gradient) = gradients.remove(leaf) {

@@ -4,13 +4,13 @@ use lowtide_tensor::{DType, Float, KnownFormula, KnownNorms, NormFormula, Tensor
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::{check_not_negative, check_option};
 use crate::error::Result;
-use crate::optim::rule::update_jobs;
+use crate::optim::adam::AdamOptions;
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, Scratch, StateSpec, UpdateRule, UpdateStep, update_jobs};
+use crate::optim::sgd::Momentum;
 use crate::optim::slots::{block_bytes, norm_partials_bytes};
-use crate::optim::{
-    AdamOptions, Job, Momentum, PerParameter, Scratch, StateSpec, UpdateRule, UpdateStep,
-    check_not_negative, check_option,
-};
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,7 +54,7 @@ pub enum RateScale {
     SpectralUnclamped,
 }
 
-/// Whether Muon's rule is applied to the matrices among the parameters.
+/// The rule for the matrices among the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Matrices {
@@ -119,9 +119,10 @@ impl UpdateRule for MuonOptions {
     }
 
     fn states(&self, parameter: &Tensor) -> Vec<StateSpec> {
-        match self.is_orthogonal(parameter) {
-            true => vec![StateSpec::own("momentum_buffer", *parameter.shape())],
-            false => self.others.states(parameter),
+        if self.is_orthogonal(parameter) {
+            vec![StateSpec::own("momentum_buffer", *parameter.shape())]
+        } else {
+            self.others.states(parameter)
         }
     }
 
@@ -159,7 +160,7 @@ impl UpdateRule for MuonOptions {
     }
 
     fn commit(&self, jobs: &mut [Job], shared: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
-        // Those that Muon takes first, so that each rule has its own run of jobs.
+        // Matrices first, so that each rule has its own run of jobs.
         jobs.sort_by_key(|job| !self.is_orthogonal(&job.parameter));
         let count = jobs.partition_point(|job| self.is_orthogonal(&job.parameter));
         let (matrices, others) = jobs.split_at_mut(count);
@@ -220,7 +221,7 @@ impl MuonOptions {
             RateScale::SpectralUnclamped => (rows / columns).sqrt(),
         };
         let rate = job.at.learning_rate;
-        Formula { rate: scale * rate, keep: 1.0 - rate * self.weight_decay }
+        Formula([1.0 - rate * self.weight_decay, scale * rate])
     }
 }
 
@@ -275,24 +276,21 @@ impl NormFormula<0, 1> for UpdateDirection {
     }
 }
 
-/// The constants of a step.
+/// The constants of a step, in the order of [`KnownFormula::Step`].
 #[derive(Clone, Copy)]
-struct Formula {
-    rate: f64,
-    keep: f64,
-}
+struct Formula([f64; 2]);
 
 impl UpdateFormula<0, 0> for Formula {
     const NAME: &'static str = MuonOptions::NAME;
     const FLOPS: f64 = 3.0;
 
     fn known(&self) -> Option<KnownFormula> {
-        Some(KnownFormula::Step([self.keep, self.rate]))
+        Some(KnownFormula::Step(self.0))
     }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, x: T, _: [T; 0]) -> (T, [T; 0]) {
-        let [rate, keep] = [self.rate, self.keep].map(T::from_f64);
+        let [keep, rate] = self.0.map(T::from_f64);
         (keep * p - rate * x, [])
     }
 }

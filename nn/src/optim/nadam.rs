@@ -4,13 +4,11 @@ use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::{check_betas, check_not_negative};
 use crate::error::Result;
-use crate::optim::adam::bias_correction;
-use crate::optim::rule::update_jobs;
-use crate::optim::{
-    AdamOptions, Job, PerParameter, StateSpec, UpdateRule, UpdateStep, WeightDecay, check_betas,
-    check_not_negative,
-};
+use crate::optim::adam::{AdamOptions, WeightDecay, bias_correction};
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, StateSpec, UpdateRule, UpdateStep, update_jobs};
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,30 +99,18 @@ impl NadamOptions {
     fn formula(&self, at: UpdateStep, product: f64) -> Formula {
         let [momentum, next] = [at.number, at.number + 1].map(|number| self.momentum(number));
         let (coupled, keep) = self.weight_decay.parts(at.learning_rate);
-        Formula {
-            betas: self.betas,
-            coupled,
-            keep,
-            rates: [
-                at.learning_rate * next / (1.0 - product * next),
-                at.learning_rate * (1.0 - momentum) / (1.0 - product),
-            ],
-            root_scale: 1.0 / bias_correction(self.betas[1], at.number).sqrt(),
-            eps: self.eps,
-        }
+        let mean_rate = at.learning_rate * next / (1.0 - product * next);
+        let rate = at.learning_rate * (1.0 - momentum) / (1.0 - product);
+        let [beta1, beta2] = self.betas;
+        let [take1, take2] = [1.0 - beta1, 1.0 - beta2];
+        let scale = 1.0 / bias_correction(beta2, at.number).sqrt();
+        Formula([beta1, take1, beta2, take2, coupled, keep, mean_rate, rate, scale, self.eps])
     }
 }
 
+/// The constants of a step, in the order of [`KnownFormula::Nadam`].
 #[derive(Clone, Copy)]
-struct Formula {
-    betas: [f64; 2],
-    coupled: f64,
-    keep: f64,
-    /// Of the mean gradient and of the gradient.
-    rates: [f64; 2],
-    root_scale: f64,
-    eps: f64,
-}
+struct Formula([f64; 10]);
 
 impl UpdateFormula<2, 0> for Formula {
     const NAME: &'static str = NadamOptions::NAME;
@@ -135,21 +121,13 @@ impl UpdateFormula<2, 0> for Formula {
     }
 
     fn known(&self) -> Option<KnownFormula> {
-        let Formula { betas: [beta1, beta2], coupled, keep, rates, root_scale, eps } = *self;
-        let [mean_rate, rate] = rates;
-        let [take1, take2] = [1.0 - beta1, 1.0 - beta2];
-        Some(KnownFormula::Nadam([
-            beta1, take1, beta2, take2, coupled, keep, mean_rate, rate, root_scale, eps,
-        ]))
+        Some(KnownFormula::Nadam(self.0))
     }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
-        let Formula { betas: [beta1, beta2], coupled, keep, rates, root_scale, eps } = *self;
-        let [keep1, take1, keep2, take2] =
-            [beta1, 1.0 - beta1, beta2, 1.0 - beta2].map(T::from_f64);
-        let [mean_rate, rate] = rates.map(T::from_f64);
-        let [coupled, keep, scale, eps] = [coupled, keep, root_scale, eps].map(T::from_f64);
+        let [keep1, take1, keep2, take2, coupled, keep, mean_rate, rate, scale, eps] =
+            self.0.map(T::from_f64);
         let g = g + coupled * p;
         let m = keep1 * m + take1 * g;
         let v = keep2 * v + take2 * g * g;

@@ -1,4 +1,4 @@
-//! A part of every parameter, as one of several ranks updates it.
+//! One of several equal parts of every parameter, as ranks divide them.
 
 use std::ops::Range;
 
@@ -6,9 +6,6 @@ use lowtide_autograd::Gradients;
 use lowtide_tensor::{Tensor, TensorError};
 
 use crate::error::Result;
-use crate::module::Parameters;
-use crate::node::{Node, Nodes, Visitor};
-use crate::optim::visit_once;
 
 /// Whole blocks of the allocator, and addresses that vectors of any device can be read from.
 const ALIGN_LEN: usize = 256;
@@ -62,44 +59,5 @@ impl Part {
             *gradient = self.of(gradient)?;
             Ok(())
         })
-    }
-}
-
-/// A part of every parameter that is trained, in its place: what an optimizer that
-/// [can update parts](super::Optimizer::can_update_parts) is given. Buffers are left out.
-pub struct Parts<'a> {
-    parameters: &'a mut dyn Parameters,
-    part: Part,
-}
-
-impl<'a> Parts<'a> {
-    /// That part of the parameters, or what they have of it if they are
-    /// [divided](crate::divide).
-    ///
-    /// # Errors
-    /// `Strided` if one of those that are trained is not contiguous.
-    pub fn new(parameters: &'a mut dyn Parameters, part: Part) -> Result<Self> {
-        let mut result = Ok(());
-        visit_once(parameters, &mut |_, parameter| {
-            if result.is_ok() && !parameter.is_frozen() && parameter.part().is_none() {
-                result = part.of(parameter.value()).map(drop);
-            }
-        });
-        result.map(|()| Parts { parameters, part })
-    }
-}
-
-impl Nodes for Parts<'_> {
-    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
-        let part = self.part;
-        self.parameters.visit(&mut |name, parameter| {
-            if !parameter.is_frozen() {
-                let value = match parameter.part() {
-                    Some(own) => own.clone(),
-                    None => part.of(parameter.value()).expect("contiguous, which was checked"),
-                };
-                visitor.node(name, Node::Parameter(&mut parameter.with_value(value)));
-            }
-        });
     }
 }

@@ -6,15 +6,16 @@ use std::mem;
 use lowtide_autograd::{Gradients, LeafId};
 use lowtide_tensor::{DType, RandomKey, Rounding, Tensor};
 
+use crate::checks::check_option;
 use crate::error::{NnError, Result, WeightsProblem};
-use crate::module::Parameters;
-use crate::optim::rule::reserve_for;
-use crate::optim::slots::{Slots, StateKind, take_states};
-use crate::optim::{
-    FusedUpdate, Job, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Scratch, StateShape,
-    Stateful, Update, UpdateRule, UpdateStep, check_option, visit_once,
+use crate::module::{Parameters, visit_once};
+use crate::optim::optimizer::{
+    FusedUpdate, Optimizer, OptimizerMemory, OptimizerState, Scheduled, Stateful, Update,
 };
+use crate::optim::rule::{Job, Scratch, StateShape, UpdateRule, UpdateStep, reserve_for};
+use crate::optim::slots::{Slots, StateKind, take_states};
 use crate::parameter::Parameter;
+use crate::pattern::is_like;
 use crate::schedule::Schedule;
 
 /// Smaller parameters save little memory in 8 bits, and biases and norms need the precision.
@@ -141,8 +142,8 @@ impl<R: UpdateRule> PerParameter<R> {
         result.map(|()| jobs)
     }
 
-    /// What an update of this parameter writes, and how, where the first group has that learning
-    /// rate.
+    /// The tensors that an update of this parameter writes, and its step, for a learning rate of
+    /// the first group.
     fn target(&self, name: &str, parameter: &Parameter, learning_rate: f64) -> Result<Target> {
         let (id, value, group) = (parameter.id(), parameter.value(), self.group(name));
         let kinds = self.state_kinds(name, value);
@@ -348,42 +349,5 @@ impl<R: UpdateRule> Stateful for PerParameter<R> {
 
     fn boxed_clone(&self) -> Box<dyn Stateful> {
         Box::new(self.clone())
-    }
-}
-
-/// Whether `name` matches `pattern`, in which `*` matches any text.
-pub(crate) fn is_like(name: &str, pattern: &str) -> bool {
-    let Some((head, rest)) = pattern.split_once('*') else { return name == pattern };
-    let Some(mut name) = name.strip_prefix(head) else { return false };
-    let mut parts: Vec<&str> = rest.split('*').collect();
-    let tail = parts.pop().unwrap_or_default();
-    for part in parts {
-        // The earliest place leaves the most for what follows.
-        let Some(at) = name.find(part) else { return false };
-        name = &name[at + part.len()..];
-    }
-    name.ends_with(tail)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn stars_stand_for_anything() {
-        let cases = [
-            ("layers.0.bias", "*.bias", true),
-            ("bias", "*.bias", false),
-            ("layers.0.bias", "layers.0.bias", true),
-            ("layers.0.bias", "layers.0", false),
-            ("layers.10.norm.weight", "layers.*.norm.*", true),
-            ("layers.10.conv.weight", "layers.*.norm.*", false),
-            ("abab", "*ab", true),
-            ("ab", "a*b*b", false),
-            ("", "*", true),
-        ];
-        for (name, pattern, expected) in cases {
-            assert_eq!(is_like(name, pattern), expected, "{name} {pattern}");
-        }
     }
 }

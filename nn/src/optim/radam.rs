@@ -5,9 +5,9 @@ use lowtide_tensor::{AdamUpdate, Float, KnownFormula, StateRange, Tensor, Update
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::optim::adam::bias_correction;
-use crate::optim::rule::update_jobs;
-use crate::optim::{AdamOptions, Job, PerParameter, StateSpec, UpdateRule, UpdateStep};
+use crate::optim::adam::{AdamOptions, bias_correction};
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, StateSpec, UpdateRule, UpdateStep, update_jobs};
 
 /// The options of [`Radam`], which are Adam's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -58,27 +58,19 @@ impl RadamOptions {
         let (coupled, keep) = weight_decay.parts(at.learning_rate);
         let known = (terms - 4.0) * (terms - 2.0) * limit;
         let all = (limit - 4.0) * (limit - 2.0) * terms;
-        match terms > 5.0 {
-            true => {
-                let rate = rate * (known / all).sqrt() * correction2.sqrt();
-                Formula { betas: self.0.betas, coupled, keep, rate, root: 1.0, eps }
-            }
+        let (rate, root_scale, eps) = if terms > 5.0 {
+            (rate * (known / all).sqrt() * correction2.sqrt(), 1.0, eps)
+        } else {
             // The divisor is 1.
-            false => Formula { betas: self.0.betas, coupled, keep, rate, root: 0.0, eps: 1.0 },
-        }
+            (rate, 0.0, 1.0)
+        };
+        Formula(AdamUpdate { betas: self.0.betas, coupled, keep, rate, root_scale, eps })
     }
 }
 
+/// Adam's update, whose divisor is the root of the mean square or 1.
 #[derive(Clone, Copy)]
-struct Formula {
-    betas: [f64; 2],
-    coupled: f64,
-    keep: f64,
-    rate: f64,
-    /// What of the root of the mean square is in the divisor.
-    root: f64,
-    eps: f64,
-}
+struct Formula(AdamUpdate);
 
 impl UpdateFormula<2, 0> for Formula {
     const NAME: &'static str = RadamOptions::NAME;
@@ -89,16 +81,16 @@ impl UpdateFormula<2, 0> for Formula {
     }
 
     fn known(&self) -> Option<KnownFormula> {
-        let Formula { betas, coupled, keep, rate, root: root_scale, eps } = *self;
-        Some(KnownFormula::Adam(AdamUpdate { betas, coupled, keep, rate, root_scale, eps }))
+        Some(KnownFormula::Adam(self.0))
     }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
-        let Formula { betas: [beta1, beta2], coupled, keep, rate, root, eps } = *self;
+        let AdamUpdate { betas: [beta1, beta2], coupled, keep, rate, root_scale, eps } = self.0;
         let [keep1, take1, keep2, take2] =
             [beta1, 1.0 - beta1, beta2, 1.0 - beta2].map(T::from_f64);
-        let [coupled, keep, rate, root, eps] = [coupled, keep, rate, root, eps].map(T::from_f64);
+        let [coupled, keep, rate, root, eps] =
+            [coupled, keep, rate, root_scale, eps].map(T::from_f64);
         let g = g + coupled * p;
         let m = keep1 * m + take1 * g;
         let v = keep2 * v + take2 * g * g;

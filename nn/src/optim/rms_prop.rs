@@ -4,9 +4,10 @@ use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::check_not_negative;
 use crate::error::Result;
-use crate::optim::rule::update_jobs;
-use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, check_not_negative};
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +23,7 @@ pub struct RmsPropOptions {
     pub weight_decay: f64,
     /// Momentum; 0 needs no state.
     pub momentum: f64,
-    /// What the gradient is divided by.
+    /// The spread of the gradients, by which a gradient is divided.
     #[cfg_attr(feature = "serde", serde(rename = "centered"))]
     pub spread: Spread,
 }
@@ -105,7 +106,12 @@ impl UpdateRule for RmsPropOptions {
     }
 
     fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
-        let formula = |job: &Job| Formula { rate: job.at.learning_rate, options: *self };
+        let RmsPropOptions { smoothing, eps, weight_decay, momentum, spread, .. } = *self;
+        let formula = |job: &Job| {
+            let rate = job.at.learning_rate;
+            let constants = [smoothing, 1.0 - smoothing, weight_decay, rate, eps, momentum];
+            Formula { constants, spread }
+        };
         match (self.spread, self.momentum != 0.0) {
             (Spread::MeanSquare, false) => update_jobs::<_, 1, 0>(jobs, formula),
             (Spread::MeanSquare, true) | (Spread::Variance, false) => {
@@ -118,8 +124,9 @@ impl UpdateRule for RmsPropOptions {
 
 #[derive(Clone, Copy)]
 struct Formula {
-    rate: f64,
-    options: RmsPropOptions,
+    /// In the order of [`KnownFormula::RmsProp`].
+    constants: [f64; 6],
+    spread: Spread,
 }
 
 /// States: the mean square, then the mean if there is one, then the momentum if there is one.
@@ -134,12 +141,9 @@ impl<const STATES: usize> UpdateFormula<STATES, 0> for Formula {
     }
 
     fn known(&self) -> Option<KnownFormula> {
-        let &Formula { rate, options } = self;
-        let RmsPropOptions { smoothing, eps, weight_decay, momentum, spread, .. } = options;
-        let constants = [smoothing, 1.0 - smoothing, weight_decay, rate, eps, momentum];
-        Some(match spread {
-            Spread::MeanSquare => KnownFormula::RmsProp(constants),
-            Spread::Variance => KnownFormula::CenteredRmsProp(constants),
+        Some(match self.spread {
+            Spread::MeanSquare => KnownFormula::RmsProp(self.constants),
+            Spread::Variance => KnownFormula::CenteredRmsProp(self.constants),
         })
     }
 
@@ -151,19 +155,18 @@ impl<const STATES: usize> UpdateFormula<STATES, 0> for Formula {
         g: T,
         mut states: [T; STATES],
     ) -> (T, [T; STATES]) {
-        let options = &self.options;
-        let [keep, take] = [options.smoothing, 1.0 - options.smoothing].map(T::from_f64);
-        let [decay, rate] = [options.weight_decay, self.rate].map(T::from_f64);
+        let [.., momentum] = self.constants;
+        let [keep, take, decay, rate, eps, share] = self.constants.map(T::from_f64);
         let g = g + decay * p;
         states[0] = keep * states[0] + take * g * g;
         let mut spread = states[0];
-        if options.spread == Spread::Variance {
+        if self.spread == Spread::Variance {
             states[1] = keep * states[1] + take * g;
             spread = spread - states[1] * states[1];
         }
-        let mut direction = g / (spread.sqrt() + T::from_f64(options.eps));
-        if options.momentum != 0.0 {
-            states[STATES - 1] = T::from_f64(options.momentum) * states[STATES - 1] + direction;
+        let mut direction = g / (spread.sqrt() + eps);
+        if momentum != 0.0 {
+            states[STATES - 1] = share * states[STATES - 1] + direction;
             direction = states[STATES - 1];
         }
         (p - rate * direction, states)

@@ -4,9 +4,10 @@ use lowtide_tensor::{Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::{check_not_negative, check_option};
 use crate::error::Result;
-use crate::optim::rule::update_jobs;
-use crate::optim::{Job, PerParameter, StateSpec, UpdateRule, check_not_negative, check_option};
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
 /// PyTorch's options and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,19 +59,18 @@ impl UpdateRule for RpropOptions {
     }
 
     fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
-        update_jobs::<_, 2, 0>(jobs, |job| Formula {
+        let RpropOptions { factors: [down, up], step_range: [low, high], .. } = *self;
+        update_jobs::<_, 2, 0>(jobs, |job| {
             // States start as zeros.
-            added: if job.at.is_first { job.at.learning_rate } else { 0.0 },
-            options: *self,
+            let added = if job.at.is_first { job.at.learning_rate } else { 0.0 };
+            Formula([added, down, up, low, high])
         })
     }
 }
 
+/// The constants of a step, in the order of [`KnownFormula::Rprop`].
 #[derive(Clone, Copy)]
-struct Formula {
-    added: f64,
-    options: RpropOptions,
-}
+struct Formula([f64; 5]);
 
 impl UpdateFormula<2, 0> for Formula {
     const NAME: &'static str = RpropOptions::NAME;
@@ -81,15 +81,13 @@ impl UpdateFormula<2, 0> for Formula {
     }
 
     fn known(&self) -> Option<KnownFormula> {
-        let RpropOptions { factors: [down, up], step_range: [low, high], .. } = self.options;
-        Some(KnownFormula::Rprop([self.added, down, up, low, high]))
+        Some(KnownFormula::Rprop(self.0))
     }
 
     #[inline(always)]
     fn element<T: Float>(&self, _: [T; 0], p: T, g: T, [before, step]: [T; 2]) -> (T, [T; 2]) {
-        let RpropOptions { factors: [down, up], step_range: [low, high], .. } = self.options;
-        let [zero, one, added] = [0.0, 1.0, self.added].map(T::from_f64);
-        let [down, up, low, high] = [down, up, low, high].map(T::from_f64);
+        let [zero, one] = [0.0, 1.0].map(T::from_f64);
+        let [added, down, up, low, high] = self.0.map(T::from_f64);
         let same = g * before;
         let factor = if same > zero { up } else { one };
         let factor = if same < zero { down } else { factor };

@@ -16,11 +16,11 @@ pub trait UpdateRule: Clone + Debug + 'static {
     /// The optimizer's name, as errors show it.
     const NAME: &'static str;
 
-    /// Whether it updates by a [`lowtide_tensor::KnownFormula`] alone, which is what NVIDIA devices
-    /// have kernels for.
+    /// True if the rule updates by a [`lowtide_tensor::KnownFormula`] alone: NVIDIA devices have
+    /// kernels for these.
     const IS_KNOWN: bool = false;
 
-    /// Whether the update of a parameter needs nothing but its own operands, element by element:
+    /// True if the update of a parameter needs its own operands alone, element by element, so that
     /// [`UpdateRule::prepare`] does nothing.
     const IS_ELEMENTWISE: bool = false;
 
@@ -82,7 +82,7 @@ pub struct Job {
 pub struct UpdateStep {
     /// The number of the update, from 1 on.
     pub number: u64,
-    /// Whether it is this parameter's first: its states are all zeros.
+    /// True for the first update of this parameter, when its states are all zeros.
     pub is_first: bool,
     /// The learning rate.
     pub learning_rate: f64,

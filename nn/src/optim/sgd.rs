@@ -4,11 +4,10 @@ use lowtide_tensor::{SgdUpdate, Tensor};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::{check_not_negative, check_option};
 use crate::error::Result;
-use crate::optim::rule::update_jobs;
-use crate::optim::{
-    Job, PerParameter, StateSpec, UpdateRule, UpdateStep, check_not_negative, check_option,
-};
+use crate::optim::per_parameter::PerParameter;
+use crate::optim::rule::{Job, StateSpec, UpdateRule, UpdateStep, update_jobs};
 
 /// PyTorch's options and defaults; the learning rate has none there. In a file (feature `serde`)
 /// that leaves out keys, the momentum is 0.9 and the learning rate 0.05.
@@ -113,9 +112,10 @@ impl UpdateRule for SgdOptions {
     }
 
     fn commit(&self, jobs: &mut [Job], _: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
-        match self.momentum == 0.0 {
-            true => update_jobs::<_, 0, 0>(jobs, |job| self.formula(job.at)),
-            false => update_jobs::<_, 1, 0>(jobs, |job| self.formula(job.at)),
+        if self.momentum == 0.0 {
+            update_jobs::<_, 0, 0>(jobs, |job| self.formula(job.at))
+        } else {
+            update_jobs::<_, 1, 0>(jobs, |job| self.formula(job.at))
         }
     }
 }
@@ -123,10 +123,8 @@ impl UpdateRule for SgdOptions {
 impl SgdOptions {
     fn formula(&self, at: UpdateStep) -> SgdUpdate {
         // The first step takes the whole gradient.
-        let (keep, take) = match at.is_first {
-            true => (0.0, 1.0),
-            false => (self.momentum, 1.0 - self.dampening),
-        };
+        let (keep, take) =
+            if at.is_first { (0.0, 1.0) } else { (self.momentum, 1.0 - self.dampening) };
         let (along_g, along_m) = match self.momentum_kind {
             _ if self.momentum == 0.0 => (at.learning_rate, 0.0),
             Momentum::Classical => (0.0, at.learning_rate),

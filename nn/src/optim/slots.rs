@@ -7,7 +7,7 @@ use lowtide_autograd::LeafId;
 use lowtide_tensor::{DType, Shape, Tensor, TensorError, update_norms_workspace_len};
 
 use crate::error::{NnError, Result, WeightsProblem};
-use crate::optim::{StateShape, StateSpec};
+use crate::optim::rule::{StateShape, StateSpec};
 
 /// The state tensors of each parameter that was updated before.
 #[derive(Clone, Debug, Default)]
@@ -111,8 +111,8 @@ pub(super) fn take_states(
     }
 }
 
-/// What a norm of some of these parameters takes while it is computed, in bytes as the allocator
-/// counts them, for `norms` values.
+/// The bytes, as the allocator counts them, that a norm of some of these parameters takes while it
+/// is computed, for `norms` values.
 pub(super) fn norm_partials_bytes<'a>(
     mut parameters: impl Iterator<Item = &'a Tensor>,
     norms: usize,

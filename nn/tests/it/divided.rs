@@ -5,9 +5,10 @@ use std::sync::Arc;
 use lowtide_allocator::Category;
 use lowtide_autograd::{Attempt, Pass, SavedPolicy};
 use lowtide_nn::optim::{Part, Parts};
+use lowtide_nn::parallel::{Gather, divide};
 use lowtide_nn::{
-    Gather, Linear, Module, NnError, NnResult as Result, Parameters, ReLU, Segment, Sequential,
-    divide, to_safetensors,
+    Linear, Module, NnError, NnResult as Result, Parameters, ReLU, Segment, Sequential,
+    to_safetensors,
 };
 use lowtide_tensor::{Device, Tensor};
 
@@ -91,7 +92,7 @@ fn a_step_by_parts_of_parameters_has_the_bits_of_one_by_wholes() -> Result<()> {
     Ok(())
 }
 
-/// Of a block that is recomputed a whole is there while it runs.
+/// A whole parameter of a block that is recomputed is there while the block runs.
 #[test]
 fn wholes_are_freed_where_blocks_are_recomputed() -> Result<()> {
     let peak = |policy: SavedPolicy| -> Result<usize> {

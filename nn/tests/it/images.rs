@@ -415,7 +415,7 @@ fn points_of_images_are_weighted_sums_of_the_pixels_around() -> Outcome {
                 let y = checked(&inputs, |vars| {
                     let [x, grid] =
                         <[Var; 2]>::try_from(vars).unwrap_or_else(|_| panic!("two inputs"));
-                    // Of the nearest pixel the place has no gradient.
+                    // The place of a nearest pixel has no gradient.
                     let grid = if mode == GridMode::Nearest { grid.detach() } else { grid };
                     grid_sample(x, grid, options)
                 });

@@ -42,7 +42,7 @@ fn weights_and_biases_stay_within_the_bound_and_fill_it() -> Outcome {
             let [low, high] =
                 [f64::min, f64::max].map(|pick| values.iter().copied().fold(0.0, pick));
             assert!(-bound <= low && high <= bound, "{name}, fan-in {fan_in}: {low}..{high}");
-            // Of n values none is in the outer tenth with probability 0.95^n, below 4% for 64.
+            // None of n values is in the outer tenth with probability 0.95^n, below 4% for 64.
             assert!(low < -0.9 * bound && 0.9 * bound < high, "{name}: {low}..{high}, {bound}");
         }
     }
@@ -57,7 +57,7 @@ fn mean_and_variance_are_those_of_the_uniform_distribution() -> Outcome {
             let n = values.len() as f64;
             let mean = values.iter().sum::<f64>() / n;
             let variance = values.iter().map(|x| x * x).sum::<f64>() / n;
-            // Of U(-b, b): variance b²/3, and the variance of x² is b⁴/5 - b⁴/9 = 4b⁴/45.
+            // U(-b, b) has the variance b²/3, and the variance of x² is b⁴/5 - b⁴/9 = 4b⁴/45.
             let mean_error = mean.abs() / (square / 3.0 / n).sqrt();
             let variance_error =
                 (variance - square / 3.0).abs() / (square * (4.0 / 45.0 / n).sqrt());
@@ -160,7 +160,7 @@ fn truncated_normals_stay_inside_in_the_middle_and_in_a_tail() -> Outcome {
         let mut x = blank([20_000], dtype);
         init::truncated_normal_(&mut x, KEY, [1.0, 0.5], [0.0, 2.0])?;
         let [mean, deviation] = moments(&x);
-        // Of a standard normal between -2 and 2: 0.8796.
+        // The deviation of a standard normal between -2 and 2 is 0.8796.
         assert!((mean - 1.0).abs() < 0.02 && (deviation - 0.4398).abs() < 0.02, "{dtype}");
         let values = x.to_dtype(DType::F64)?.to_vec::<f64>()?;
         assert!(values.iter().all(|x| (0.0..=2.0).contains(x)), "{dtype}");

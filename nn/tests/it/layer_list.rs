@@ -292,7 +292,7 @@ fn activations(device: &Device) -> Result<Vec<Layer>> {
 fn the_list_names_every_layer() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut written = BTreeSet::new();
     let layers = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/layers");
-    let volumes = layers.with_file_name("volumes.rs");
+    let volumes = layers.with_file_name("functional").join("volumes.rs");
     for folder in [layers.clone(), layers.join("recurrent")] {
         let files = std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
         for path in files.chain([Ok(volumes.clone())]) {
@@ -306,7 +306,7 @@ fn the_list_names_every_layer() -> std::result::Result<(), Box<dyn std::error::E
                 Some(kind.split([' ', '<']).next()?.to_owned())
             };
             written.extend(text.lines().filter_map(name));
-            // Those that a macro stamps, `NAME(x) formula;` or `NAME, "op", ..;`.
+            // Layers that a macro stamps, `NAME(x) formula;` or `NAME, "op", ..;`.
             let stamped = |line: &str| {
                 let line = line.strip_prefix("    ")?.strip_suffix(';')?;
                 let (name, _) = line.split_once("(x) ").or_else(|| line.split_once(", \""))?;

@@ -1,8 +1,8 @@
-//! What the options of layers change, against the layer that has none.
+//! Changes that the options of layers make, against the layer that has none.
 
 use lowtide_autograd::{Attempt, Pass, Var};
 use lowtide_nn::{
-    BatchNorm2d, Conv1d, Conv2d, Embedding, Gru, Lstm, Memory, Module, MultiHeadAttention,
+    AttentionMemory, BatchNorm2d, Conv1d, Conv2d, Embedding, Gru, Lstm, Module, MultiHeadAttention,
     MultiHeadOptions, NnError, NnResult, Parameters, RecurrentOptions, Rnn, RnnActivation,
     commit_buffers, key_padding_mask,
 };
@@ -305,7 +305,7 @@ fn weights_of_attention_are_those_of_its_result() -> Outcome {
     let x = pass.constant(f32s(&device, "x", [2, 3, 8]));
     let [keys, values] = ["keys", "values"].map(|n| pass.constant(f32s(&device, n, [2, 5, 8])));
     let mask = Tensor::from_slice(&device, [1, 5], &[true, false, true, true, true])?;
-    let parts = || Memory::parts(keys.clone(), values.clone());
+    let parts = || AttentionMemory::parts(keys.clone(), values.clone());
     let plain = layer.attend(&pass, x.clone(), parts(), Some(&mask))?;
     let (y, weights) = layer.attend_with_weights(&pass, x.clone(), parts(), Some(&mask))?;
     for (a, b) in numbers(&plain).iter().zip(numbers(&y)) {
@@ -315,8 +315,8 @@ fn weights_of_attention_are_those_of_its_result() -> Outcome {
     let sums = weights.clone().sum(&[3])?;
     assert!(numbers(&sums).iter().all(|sum| (sum - 1.0).abs() < 1e-5));
     assert!(numbers(&weights.select(3, 1)?).iter().all(|&weight| weight == 0.0));
-    // The same sequence for both is one memory.
-    let both = Memory::parts(keys.clone(), keys.clone());
+    // One sequence for both is one memory.
+    let both = AttentionMemory::parts(keys.clone(), keys.clone());
     let both = numbers(&layer.attend(&pass, x.clone(), both, None)?);
     let one = numbers(&layer.attend(&pass, x.clone(), keys.clone(), None)?);
     assert!(both.iter().zip(one).all(|(a, b)| (a - b).abs() < 1e-6));

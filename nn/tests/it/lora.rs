@@ -321,7 +321,7 @@ fn frozen_weights_cost_no_state_and_keep_no_inputs() -> Outcome {
     let (kept_adapted, state_adapted) = kept(true)?;
     // Inputs of three layers; the first is the caller's.
     assert!(kept_all >= 3 * ROWS * 64 * 4, "{kept_all}");
-    // What A gives, and the sum.
+    // The result of A, and the sum.
     assert!(kept_adapted <= ROWS * 4 * 4 + 1024, "{kept_adapted}");
     // Two moments of 2 · 4 · 64 numbers.
     assert_eq!(state_adapted, 2 * 2 * 4 * 64 * 4);

@@ -189,7 +189,7 @@ fn nll_is_the_formula_with_weights_and_ignored_labels() -> Outcome {
         let count: f64 = picked.iter().map(|&(_, label)| of(label)).sum();
         assert_near(found, [sum, count]);
     }
-    // Of its logarithms it is the cross-entropy, also with more dimensions.
+    // The loss of logarithms is the cross-entropy, also with more dimensions.
     let pass = Pass::eval();
     let images = logits(&device).reshape([2, 3, CLASSES])?.transpose(1, 2)?;
     let labels = labels(&device).reshape([2, 3])?;

@@ -338,7 +338,7 @@ fn local_response_norm_is_the_formula_at_the_edges_too() -> Outcome {
     Ok(())
 }
 
-/// Of alignments of two steps: `b` is blank, and the target is one label a.
+/// Alignments of two steps: `b` is blank, and the target is one label a.
 #[test]
 fn ctc_divides_by_the_length_and_leaves_out_what_is_impossible() -> Outcome {
     let x = Tensor::from_slice(&device(), [2, 2, 3], &values("x", 12))?.log_softmax(2)?;

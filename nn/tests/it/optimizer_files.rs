@@ -112,9 +112,10 @@ fn names_are_pytorchs_and_the_exact_numbers_are_in_the_header() -> Outcome {
 fn write(path: &Path, tensors: &[(&str, &[usize], &[f64])]) -> Outcome {
     let entry = |(name, dims, values): &(&str, &[usize], &[f64])| {
         let is_step = name.ends_with("step");
-        let bytes: Vec<u8> = match is_step {
-            true => values.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect(),
-            false => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        let bytes: Vec<u8> = if is_step {
+            values.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect()
+        } else {
+            values.iter().flat_map(|x| x.to_le_bytes()).collect()
         };
         let dtype = if is_step { Dtype::F32 } else { Dtype::F64 };
         ((*name).to_owned(), dtype, dims.to_vec(), bytes)

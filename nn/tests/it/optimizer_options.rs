@@ -1,4 +1,4 @@
-//! What goes beside an optimizer's formula: schedules, clipping, frozen parameters.
+//! Parts of an update beside an optimizer's formula: schedules, clipping, frozen parameters.
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Attempt, Gradients, Pass};
@@ -168,7 +168,7 @@ fn an_ascending_optimizer_gets_the_negatives_of_the_gradients() -> Outcome {
         for step in 0..3 {
             let gradients = |model: &Pair, sign: f64| -> Result<Gradients, NnError> {
                 let a = f64s(&device, &format!("a{step}"), [2, 3]).mul_scalar(sign)?;
-                // Of a mean: one number for all elements.
+                // The gradient of a mean: one number for all elements.
                 let b = Tensor::full(&device, [], DType::F64, 0.5 * sign)?.expand([5])?;
                 let mut gradients = Gradients::default();
                 gradients.insert(model.0[0].id(), a);

@@ -22,7 +22,7 @@ fn boxed<O: Stateful + 'static>(optimizer: Result<O>) -> Result<Box<dyn Stateful
     Ok(Box::new(optimizer?))
 }
 
-/// Those of `make_optimizers.py`, by name, from their learning rates.
+/// The runs of `make_optimizers.py`, by name, from their learning rates.
 const OPTIMIZERS: [(&str, Build); 11] = [
     ("sgd", |rate| boxed(Sgd::new(SgdOptions::new(rate)))),
     ("momentum", |rate| {

@@ -1,4 +1,4 @@
-//! What the memory of every reference model counts for: a module of its own and a line outside of
+//! Origins of the memory of every reference model: a module of its own and a line outside of
 //! autograd.
 
 use lowtide_allocator::{Action, Category, ModulePath, Origin, Record};

@@ -75,7 +75,7 @@ fn activations_have_pytorchs_values_and_slopes_where_they_bend() -> Outcome {
     let x = Tensor::from_slice(&device, [x.len()], &x)?;
     for (name, mut module) in activations(&device)? {
         widen(&mut *module);
-        // Of a value whose buffer is shared, and of one whose buffer is not.
+        // A value whose buffer is shared, and one whose buffer is not.
         for is_free in [false, true] {
             let (attempt, leaf) = (Attempt::new(), LeafId::new());
             let pass = Pass::train(KEY, &attempt);
@@ -117,7 +117,7 @@ struct Inputs {
     signs: Tensor,
 }
 
-/// Those of `make_layers.py`.
+/// The layers of `make_layers.py`.
 fn inputs(device: &Device) -> lowtide_tensor::TensorResult<Inputs> {
     let (x, mut t) = (pattern(7, 31), pattern(11, 29));
     t[0] = x[0];

@@ -105,7 +105,7 @@ fn states_of_a_part_take_its_share() -> Outcome {
     let device = cpu();
     let whole = Adam::new(AdamOptions::default())?;
     let all = whole.memory(&mut model(&device)).state_bytes;
-    // Of 1320, 7 and 1024 elements, two states each, in blocks of 512 bytes.
+    // States of 1320, 7 and 1024 elements, two each, in blocks of 512 bytes.
     assert_eq!(all, 2 * (11 * 512 + 512 + 8 * 512));
     for part in parts(4) {
         let own = whole.memory(&mut Parts::new(&mut model(&device), part)?).state_bytes;

@@ -65,7 +65,7 @@ fn output(model: &impl Module, input: &Tensor) -> Result<Vec<f64>, NnError> {
 fn check_zeros<M: Prunable + Module>(mut model: M, input: Tensor, group_count: usize) -> Outcome {
     widen(&mut model);
     assert_eq!(model.groups().len(), group_count);
-    // What would be made of them does not matter, but is random, not 0: only the makers are 0.
+    // The next layer's weights are random, not 0: only the weights that compute a channel are 0.
     let removed = [0, 2];
     for group in model.groups() {
         for slice in group.made_by.iter().chain(group.followed_by.iter().filter(|s| s.axis == 0)) {
@@ -203,7 +203,7 @@ fn sizes_shrink_as_the_formula_says() -> Outcome {
     };
     prune::channels(&mut cnn, &half)?;
     assert_eq!(size_bytes(&mut cnn), cnn_bytes(3));
-    // What a model of that shape takes.
+    // The bytes that a model of that shape takes.
     let cut = in_use();
     drop(cnn);
     let _fresh = SimpleCnn::new(&device, KEY, SimpleCnnShape { channels: 3, ..CNN })?;
@@ -266,7 +266,7 @@ fn pruned_models_are_trained_by_a_new_optimizer() -> Outcome {
     let mut losses = Vec::new();
     for step in 0..12 {
         if step == 2 {
-            // The same optimizer: parameters that were cut begin anew, the others go on.
+            // The optimizer goes on: parameters that were cut begin anew, the others go on.
             prune::channels(&mut model, &ChannelOptions::default())?;
         }
         let attempt = Attempt::new();

@@ -322,7 +322,7 @@ fn projected_states_are_the_cells_times_the_projection() -> Outcome {
         _ => drop(all.insert(name.to_owned(), parameter.value().clone())),
     });
     plain.visit(&mut |name, parameter| match name {
-        // Of the state before, which is zeros.
+        // The term of the state before, which is zeros.
         "weight_hh_l0" => {}
         _ => *parameter.value_mut() = all[name].clone(),
     });

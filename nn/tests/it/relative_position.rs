@@ -1,6 +1,7 @@
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_nn::{
-    NnError, NnResult as Result, Parameters, RelativePositionBias, RelativePositionOptions, Sides,
+    NnError, NnResult as Result, Parameters, RelativePositionBias, RelativePositionOptions,
+    RelativeSides,
 };
 use lowtide_tensor::{DType, Tensor};
 
@@ -28,7 +29,7 @@ fn bias(options: RelativePositionOptions, lens: [usize; 2]) -> Result<Vec<f32>> 
 #[test]
 fn distances_have_the_numbers_that_t5_gives_them() -> Result<()> {
     // `T5Attention._relative_position_bucket` of transformers 5.24, of distances to the query 0.
-    let options = RelativePositionOptions::new(1, Sides::Both);
+    let options = RelativePositionOptions::new(1, RelativeSides::Both);
     let found = bias(options, [1, 200])?;
     for (distance, bucket) in [
         (0, 0),
@@ -52,8 +53,8 @@ fn distances_have_the_numbers_that_t5_gives_them() -> Result<()> {
     ] {
         assert_eq!(found[distance], 10.0 * bucket as f32, "{distance}");
     }
-    // Of keys before the query, which is the last.
-    let options = RelativePositionOptions { sides: Sides::Before, ..options };
+    // Distances of keys before the query, which is the last.
+    let options = RelativePositionOptions { sides: RelativeSides::Before, ..options };
     let found = bias(options, [200, 200])?;
     let last = &found[199 * 200..];
     for (distance, bucket) in [
@@ -80,7 +81,7 @@ fn every_head_has_numbers_of_its_own_and_their_gradient() -> Result<()> {
     let options = RelativePositionOptions {
         buckets: 4,
         distance_max: 3,
-        ..RelativePositionOptions::new(2, Sides::Both)
+        ..RelativePositionOptions::new(2, RelativeSides::Both)
     };
     let expected = [0.0, 30.0, 30.0, 10.0, 0.0, 30.0, 1.0, 31.0, 31.0, 11.0, 1.0, 31.0];
     assert_eq!(bias(options, [2, 3])?, expected);
@@ -98,11 +99,11 @@ fn every_head_has_numbers_of_its_own_and_their_gradient() -> Result<()> {
 #[test]
 fn tables_without_room_for_the_sides_are_refused() {
     let device = cpu();
-    let whole = RelativePositionOptions::new(2, Sides::Both);
+    let whole = RelativePositionOptions::new(2, RelativeSides::Both);
     for (options, option) in [
         (RelativePositionOptions { buckets: 2, ..whole }, "buckets"),
         (RelativePositionOptions { buckets: 7, ..whole }, "buckets"),
-        (RelativePositionOptions { buckets: 1, sides: Sides::Before, ..whole }, "buckets"),
+        (RelativePositionOptions { buckets: 1, sides: RelativeSides::Before, ..whole }, "buckets"),
         (RelativePositionOptions { distance_max: 8, ..whole }, "distance_max"),
     ] {
         let error = RelativePositionBias::new(&device, KEY, options).err();

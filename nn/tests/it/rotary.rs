@@ -140,7 +140,7 @@ fn scores_depend_on_how_far_positions_are_apart() -> Outcome {
     for pairs in BOTH {
         let rotary = RotaryEmbedding::new(pairs);
         let pass = Pass::eval();
-        // The same query and the same key at every position.
+        // One query and one key at every position.
         let rows = |name| f64s(&device, name, [1, 8]).expand([40, 8]);
         let turned = |name| -> Result<Tensor> {
             Ok(rotary.forward(&pass, pass.constant(rows(name)?))?.into_value())
@@ -192,7 +192,7 @@ fn half_types_turn_as_f32_does_within_their_rounding() -> Outcome {
     let expected = run(DType::F32)?;
     for (dtype, unit) in [(DType::BF16, 1.0 / 256.0), (DType::F16, 1.0 / 2048.0)] {
         for (found, expected) in run(dtype)?.iter().zip(&expected) {
-            // Of x, of the table and of the result, where values are below 2.
+            // Rounding of x, of the table and of the result, where values are below 2.
             assert!((found - expected).abs() <= 4.0 * unit, "{dtype}: {found} {expected}");
         }
     }
@@ -229,7 +229,7 @@ fn layers_of_a_transformer_turn_in_attention_to_their_own_sequence() -> Outcome 
     let device = cpu();
     let plain = TransformerOptions { hidden: 6, dropout: 0.0, ..TransformerOptions::new(4, 2) };
     let rotary = Some(RotaryEmbedding::new(RotaryPairs::HalfSplit));
-    // The same elements in another order, so that only positions can tell them apart.
+    // Elements in another order, so that only positions can tell them apart.
     let x = f32s(&device, "x", [1, 4, 4]);
     let pass = Pass::eval();
     let differs = |run: &dyn Fn(Tensor) -> Result<Tensor>| -> Result<bool> {
@@ -286,7 +286,7 @@ fn a_language_model_that_turns_has_no_table_of_positions_and_takes_any_length() 
 fn rates(rotary: &RotaryEmbedding, width: usize) -> Result<Vec<f64>> {
     let device = cpu();
     let tables = rotary.tables(&device, [2, width], DType::F64)?;
-    // Of (1, 0), a turn leaves the cosine and the sine.
+    // A turn of (1, 0) leaves the cosine and the sine.
     let ones: Vec<f64> = (0..2 * width).map(|at| f64::from(at % width < width / 2)).collect();
     let x = Tensor::from_slice(&device, [1, 2, width], &ones)?;
     let y = tables.turn(Pass::eval().constant(x))?.value().to_vec::<f64>()?;

@@ -1,4 +1,5 @@
-//! What layers and models keep for backward, next to PyTorch; the table of the models' README.
+//! Bytes that layers and models keep for backward, next to PyTorch; the table of the models'
+//! README.
 
 use lowtide_autograd::{Attempt, Pass, Var};
 use lowtide_nn::models::{
@@ -11,9 +12,9 @@ use lowtide_nn::{
     ConvTranspose3dGeometry, Dropout, ELU, Embedding, EmbeddingBag, Flatten, GELU, GLU, GroupNorm,
     Gru, GruCell, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LayerNorm, LeakyReLU, Linear,
     LogSigmoid, LogSoftmax, Lstm, LstmCell, MaxPool1d, MaxPool2d, Mish, Module, MultiHeadAttention,
-    MultiHeadOptions, NnResult as Result, Nodes, PReLU, Parameter, ReLU, ReLU6,
-    RecurrentOptions, RmsNorm, RnnActivation, RnnCell, SELU, SiLU, Sigmoid, Softmax, Softmin,
-    Softplus, Softshrink, Softsign, Tanh, TanhGELU, Tanhshrink, Threshold, TransformerDecoderLayer,
+    MultiHeadOptions, NnResult as Result, Nodes, PReLU, Parameter, ReLU, ReLU6, RecurrentOptions,
+    RmsNorm, RnnActivation, RnnCell, SELU, SiLU, Sigmoid, Softmax, Softmin, Softplus, Softshrink,
+    Softsign, Tanh, TanhGELU, Tanhshrink, Threshold, TransformerDecoderLayer,
     TransformerEncoderLayer, TransformerOptions, Upsample, Visitor, WeightNorm, cross_entropy,
     kl_divergence, mse,
 };

@@ -88,6 +88,19 @@ fn plateaus_fall_when_pytorchs_do() {
 }
 
 #[test]
+fn a_fall_of_a_plateau_by_no_more_than_pytorchs_eps_is_left_out() {
+    const EPS: f64 = 1e-8;
+    let options = PlateauOptions { factor: 0.5, patience: 0, ..Default::default() };
+    let fallen = |rate: f64| {
+        let mut plateau = Plateau::new(options).unwrap();
+        assert_eq!(plateau.observe(1.0, rate), rate);
+        plateau.observe(1.0, rate)
+    };
+    assert_eq!(fallen(2.0 * EPS), 2.0 * EPS);
+    assert_eq!(fallen(2.5 * EPS), 1.25 * EPS);
+}
+
+#[test]
 fn options_out_of_range_are_refused_by_name() {
     let nested = Schedule::Step { every: 0, factor: 0.5 }.after_warm_up(0.0, 3);
     let refused = [

@@ -151,7 +151,7 @@ fn nested_bits(
         pass.backward_seeded(loss, 0.5)?;
     }
     let (gradients, updates) = attempt.into_parts();
-    // Of each block two statistics and the count of batches.
+    // Two statistics of each block, and the count of batches.
     assert_eq!((gradients.len(), updates.len()), (8, 6));
     for tensor in gradients.iter().chain(updates.iter().map(|(_, value)| value)) {
         all.push(tensor.to_bytes()?);
@@ -182,7 +182,7 @@ fn nested_segments_with_dropout_and_batch_normalisation_give_the_same_bits() -> 
     Ok(())
 }
 
-/// What each policy takes is known beforehand, to the byte.
+/// The bytes of each policy are known beforehand, to the byte.
 #[test]
 fn a_simulated_device_predicts_what_each_policy_takes() -> Outcome {
     let mut checked = 0;
@@ -253,7 +253,7 @@ fn dropout_changes_the_loss_of_those_that_have_it() -> Outcome {
     Ok(())
 }
 
-/// A GPT of twelve narrow blocks with dropout, of which the first ten are recomputed, so many at
+/// A GPT of twelve narrow blocks with dropout, of which the first ten are recomputed, `at_once` at
 /// once: the bits of a step, and the bytes that forward leaves and the most that backward takes.
 fn gpt_in_runs(device: &Device, host: &Device, at_once: usize) -> Result<(Vec<u32>, [usize; 2])> {
     let shape = GptShape { vocabulary: 11, context: 8, width: 16, heads: 2, blocks: 12 };

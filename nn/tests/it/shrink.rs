@@ -174,9 +174,10 @@ fn chunks_of_linear_logits_are_the_whole_ones() -> Outcome {
             let student = logits(leaves[0].var(&pass)?, leaves[1].var(&pass)?);
             let teacher = logits(pass.constant(tx.clone()), pass.constant(tw.clone()));
             assert_eq!((student.classes(), teacher.classes()), (11, 11));
-            let (student, teacher) = match is_whole {
-                true => (Logits::Whole(student.whole()?), Logits::Whole(teacher.whole()?)),
-                false => (student, teacher),
+            let (student, teacher) = if is_whole {
+                (Logits::Whole(student.whole()?), Logits::Whole(teacher.whole()?))
+            } else {
+                (student, teacher)
             };
             let count = student.clone().distillation(teacher.clone(), &labels, 2.0)?.count;
             let loss = loss_of(student, teacher, &labels, [2.0, 0.4])?;

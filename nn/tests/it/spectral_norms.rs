@@ -10,7 +10,7 @@ use lowtide_tensor::{ConvTranspose1dGeometry, Device, Tensor};
 
 use crate::common::{KEY, Outcome, cpu, names, widen};
 
-/// The same small numbers in both libraries.
+/// Small numbers, equal in both libraries.
 fn numbers(device: &Device, shape: &[usize], of: impl Fn(usize) -> f64) -> Tensor {
     let values: Vec<f64> = (0..shape.iter().product()).map(of).collect();
     Tensor::from_slice(device, shape, &values).expect("memory for a small tensor")
@@ -39,7 +39,7 @@ fn near(found: &[f64], expected: &[f64], what: &str) {
     }
 }
 
-/// What PyTorch finds: sums of the results of two steps, and then the gradient of the weight, both
+/// PyTorch's results: sums of the results of two steps, and then the gradient of the weight, both
 /// vectors, and the sum of squares in evaluation.
 struct Expected<'a> {
     sums: [f64; 2],

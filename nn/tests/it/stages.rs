@@ -3,10 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lowtide_autograd::{Attempt, LeafId, Pass, Var};
-use lowtide_nn::{
-    Linear, Module, NnError, NnResult, Parameters, Segment, StageEnd, Survey, keep_own, parameters,
-    run_blocks, run_stage, survey,
-};
+use lowtide_nn::parallel::{StageEnd, Survey, keep_own, run_stage, survey};
+use lowtide_nn::{Linear, Module, NnError, NnResult, Parameters, Segment, parameters, run_blocks};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, SimSpec, Tensor};
 
 /// Four blocks: two of a run, past which goes what is before them, and two more, past the first of
@@ -104,7 +102,8 @@ fn a_survey_tells_what_each_block_uses_and_where_a_stage_can_begin() {
     }
 }
 
-/// What stages come to: the result of the last, and the gradients of each parameter, added up.
+/// The results of all stages: the result of the last, and the gradients of each parameter, added
+/// up.
 fn by_stages(whole: &Net, bounds: &[usize], x: &Tensor) -> (Vec<f32>, Vec<Vec<f32>>) {
     let device = x.device();
     let found = surveyed(whole);

@@ -8,10 +8,10 @@ use std::thread;
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_autograd::{Attempt, Pass, SavedPolicy};
 use lowtide_nn::models::{Gpt, GptShape, Seq2Seq, Seq2SeqShape, ViT, ViTShape};
+use lowtide_nn::parallel::{Sum, share_layers};
 use lowtide_nn::{
     Linear, LinearCrossEntropyOptions, Logits, Loss, Module, MultiHeadAttention, MultiHeadOptions,
-    NnResult, Parameters, RotaryEmbedding, RotaryPairs, Sum, TransformerOptions, cross_entropy,
-    mse, share_layers,
+    NnResult, Parameters, RotaryEmbedding, RotaryPairs, TransformerOptions, cross_entropy, mse,
 };
 use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
@@ -53,7 +53,7 @@ type Outcome = (f64, BTreeMap<String, Vec<f64>>, Vec<f64>);
 /// The loss of a model, and what else is looked at.
 type Run<'a, M> = dyn Fn(&M, &Device, &Pass) -> NnResult<(Loss, Tensor)> + 'a;
 
-/// What one rank of `count` comes to; gradients as those of whole parameters, where others' parts
+/// The results of one rank of `count`; gradients as those of whole parameters, where others' parts
 /// are NaN.
 fn outcome<M: Parameters>(
     build: &dyn Fn(&Device) -> NnResult<M>,
@@ -201,7 +201,7 @@ fn with_fewer_heads_than_ranks_each_has_all_of_them() {
 
 #[test]
 fn logits_of_a_shared_vocabulary_are_those_of_the_whole_one() {
-    // Of a loss that takes all logits, and of sequences.
+    // A loss that takes all logits, and a loss of sequences.
     let run = |model: &Gpt, device: &Device, pass: &Pass| {
         let input = tokens(device, "input", [3, 7], SHAPE.vocabulary);
         let labels = tokens(device, "labels", [3, 7], SHAPE.vocabulary);

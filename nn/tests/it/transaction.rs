@@ -147,7 +147,7 @@ fn a_gradient_of_another_shape_is_an_error_naming_the_parameter() -> Outcome {
         let device = cpu();
         let mut model = Pair::new(&device);
         let gradients = gradients(&device, &model)?;
-        // The same parameter, with a value that its gradient does not fit any more.
+        // The parameter with a value that its gradient does not fit any more.
         *model.0[1].value_mut() = f64s(&device, "longer", [6]);
         let before = (state(&mut model, &mut *optimizer), device.allocator().layout_hash());
         let error = optimizer.prepare(&mut model, gradients).err().expect("5 is not 6");

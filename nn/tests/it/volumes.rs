@@ -313,7 +313,7 @@ fn largest_values_stand_at_their_places_and_go_back_there() -> Outcome {
         expected[index / 6 * 24 + place as usize] = *value;
     }
     assert_close(&back, &expected, "max_unpool");
-    // Of two values for one place each gets the gradient.
+    // Two values for one place both get the gradient.
     let twice = Tensor::zeros(&device, [1, 2, 2, 3], DType::I64)?;
     let leaf = lowtide_autograd::LeafId::new();
     let attempt = lowtide_autograd::Attempt::new();

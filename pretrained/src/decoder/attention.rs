@@ -4,9 +4,8 @@
 //! head.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_nn::{
-    Branch, Dropout, Linear, Module, NnResult, Node, Nodes, RotaryTables, Shared, Visitor,
-};
+use lowtide_nn::parallel::{Branch, Shared};
+use lowtide_nn::{Dropout, Linear, Module, NnResult, Node, Nodes, RotaryTables, Visitor};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Tensor};
 
 use super::cache::LayerCache;

@@ -2,7 +2,8 @@
 //! `down(f(gate(x)) · up(x))`.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_nn::{Branch, Linear, NnResult, Node, Nodes, Shared, Visitor};
+use lowtide_nn::parallel::{Branch, Shared};
+use lowtide_nn::{Linear, NnResult, Node, Nodes, Visitor};
 
 use super::make::Maker;
 use super::names::LayerNames;

@@ -17,9 +17,10 @@ mod stored;
 use std::rc::Rc;
 
 use lowtide_autograd::{Pass, Var};
+use lowtide_nn::parallel::{Shared, VocabularyShare};
 use lowtide_nn::{
     Dropout, Embedding, Linear, LinearCrossEntropyOptions, Logits, Loss, Module, NnResult, Node,
-    Nodes, Parameters, RotaryEmbedding, Segment, Shared, Visitor, VocabularyShare, run_blocks,
+    Nodes, Parameters, RotaryEmbedding, Segment, Visitor, run_blocks,
 };
 use lowtide_tensor::{DType, Device, RandomKey, Tensor, bf16, f16};
 

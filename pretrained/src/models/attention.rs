@@ -5,7 +5,8 @@
 //! position.
 
 use lowtide_autograd::{Pass, Var};
-use lowtide_nn::{Branch, Dropout, Linear, Module, NnResult, Node, Nodes, Shared, Visitor};
+use lowtide_nn::parallel::{Branch, Shared};
+use lowtide_nn::{Dropout, Linear, Module, NnResult, Node, Nodes, Visitor};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Tensor};
 
 use crate::decoder::Maker;

@@ -5,10 +5,10 @@
 //! `B` batch, `T` positions, `C` features, `V` vocabulary, `K` classes.
 
 use lowtide_autograd::{Pass, Var};
+use lowtide_nn::parallel::{Branch, Shared};
 use lowtide_nn::{
-    Branch, CrossEntropyOptions, Embedding, LayerNorm, Linear, LinearCrossEntropyOptions, Loss,
-    Module, NnResult, Parameter, Segment, Shared, cross_entropy_with, linear_cross_entropy,
-    parameters, run_blocks,
+    CrossEntropyOptions, Embedding, LayerNorm, Linear, LinearCrossEntropyOptions, Loss, Module,
+    NnResult, Parameter, Segment, cross_entropy_with, linear_cross_entropy, parameters, run_blocks,
 };
 use lowtide_tensor::{DType, Device, Tensor};
 

@@ -9,9 +9,10 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use lowtide_autograd::{Pass, Var};
+use lowtide_nn::parallel::{Branch, Shared};
 use lowtide_nn::{
-    Branch, Embedding, Linear, LinearCrossEntropyOptions, Loss, Module, NnResult, Node, Nodes,
-    RelativePositionBias, RelativePositionOptions, RmsNorm, Segment, Shared, Sides, Visitor,
+    Embedding, Linear, LinearCrossEntropyOptions, Loss, Module, NnResult, Node, Nodes,
+    RelativePositionBias, RelativePositionOptions, RelativeSides, RmsNorm, Segment, Visitor,
     linear_cross_entropy, parameters,
 };
 use lowtide_tensor::{DType, Device, Tensor};
@@ -265,8 +266,8 @@ impl T5 {
         };
         Ok(T5 {
             shared: make.table("shared", [vocabulary, width])?,
-            encoder: Stack::new(&make, &shape, "encoder", Sides::Both)?,
-            decoder: Stack::new(&make, &shape, "decoder", Sides::Before)?,
+            encoder: Stack::new(&make, &shape, "encoder", RelativeSides::Both)?,
+            decoder: Stack::new(&make, &shape, "decoder", RelativeSides::Before)?,
             head,
             shape,
         })
@@ -418,7 +419,7 @@ impl T5 {
 }
 
 impl Stack {
-    fn new(make: &Maker<'_>, shape: &T5Shape, path: &str, sides: Sides) -> Result<Self> {
+    fn new(make: &Maker<'_>, shape: &T5Shape, path: &str, sides: RelativeSides) -> Result<Self> {
         let (width, heads, head_width) = (shape.width, shape.heads, shape.head_width);
         let root = |count: usize| shape.factor / (count as f64).sqrt();
         let norm = || make.rms_norm(width, shape.eps);
@@ -442,7 +443,7 @@ impl Stack {
             let attention = Attention::new(make, &path, sizes)?;
             Ok(Attending { attention, norm: norm()?, names })
         };
-        let is_decoder = sides == Sides::Before;
+        let is_decoder = sides == RelativeSides::Before;
         let layer = |index: usize| -> Result<Segment<Layer>> {
             let path = format!("{path}.block.{index}");
             let cross = match is_decoder {

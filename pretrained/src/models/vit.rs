@@ -4,9 +4,10 @@
 //! `N` images, `C` channels, `H` rows, `W` columns, `K` classes.
 
 use lowtide_autograd::{Pass, Var};
+use lowtide_nn::parallel::{Branch, Shared};
 use lowtide_nn::{
-    Branch, Conv2d, LayerNorm, Linear, Module, NnResult, Parameter, ResizeMode, Segment, Shared,
-    Sizes as To, parameters, resize, run_blocks,
+    Conv2d, LayerNorm, Linear, Module, NnResult, Parameter, ResizeMode, Segment, Sizes as To,
+    parameters, resize, run_blocks,
 };
 use lowtide_tensor::{Conv2dGeometry, Corners, DType, Device};
 

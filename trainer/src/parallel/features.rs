@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use lowtide_autograd::LeafId;
 use lowtide_nn::optim::Stateful;
-use lowtide_nn::{NnResult, Parameters, Shard, Sum, set_sum, share_layers};
+use lowtide_nn::parallel::{Shard, Sum, set_sum, share_layers};
+use lowtide_nn::{NnResult, Parameters};
 use lowtide_ranks::{Collectives, Rank};
 use lowtide_tensor::{Device, Tensor};
 

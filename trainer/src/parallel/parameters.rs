@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use lowtide_autograd::Gradients;
 use lowtide_nn::optim::{Parts, Stateful, Update};
-use lowtide_nn::{Gather, NnResult, Parameters as ModelParameters, divide, set_gather};
+use lowtide_nn::parallel::{Gather, divide, set_gather};
+use lowtide_nn::{NnResult, Parameters as ModelParameters};
 use lowtide_ranks::Collectives;
 use lowtide_tensor::Device;
 

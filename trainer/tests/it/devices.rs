@@ -5,9 +5,7 @@ use std::rc::Rc;
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_data::BatchView;
-use lowtide_nn::{
-    BatchNorm2d, Linear, Loss, Module, Node, Nodes, Parameter, Parameters, Visitor,
-};
+use lowtide_nn::{BatchNorm2d, Linear, Loss, Module, Node, Nodes, Parameter, Parameters, Visitor};
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 use lowtide_trainer::{Classification, Options, Result, Score, Task, Trainer, field, upload};
 

@@ -1,8 +1,9 @@
 //! The single operations of `cases.rs` in candle.
 //!
-//! It has no functions for gradients. Those of one operation are the calls that its `backprop.rs`
-//! makes; those of several, layer norm and attention, are `backward` of a loss whose gradient is
-//! `dy`, so that adding `dy` to zeros is timed too, as it is for each operation of the graph.
+//! candle has no functions for gradients. Those of one operation are the calls that its
+//! `backprop.rs` makes; those of several, layer norm and attention, are `backward` of a loss whose
+//! gradient is `dy`, so that adding `dy` to zeros is timed too, as it is for each operation of the
+//! graph.
 //!
 //! Its gradient of max pooling is a quarter of what it should be, and so its "loss": each dy is
 //! multiplied with the mean of the window's mask. The work is the same.
@@ -48,7 +49,7 @@ fn conv(session: &Session) -> Result<()> {
     }
 }
 
-/// It keeps no indices: the gradient compares x with the maxima.
+/// candle keeps no indices: the gradient compares x with the maxima.
 fn max_pool(session: &Session) -> Result<()> {
     let [batch, channels, side] = session.sizes();
     let x = tensor(1, &[batch, channels, side, side])?;
@@ -100,7 +101,7 @@ fn gelu(session: &Session) -> Result<()> {
     }
 }
 
-/// Of operations: `flash_attn` took three times as long.
+/// Written as operations: `flash_attn` took three times as long.
 fn attention(session: &Session) -> Result<()> {
     let dims: [usize; 4] = session.sizes();
     let (q, k, v) = (tensor(1, &dims)?, tensor(2, &dims)?, tensor(3, &dims)?);
@@ -117,7 +118,7 @@ fn attention_backward(session: &Session) -> Result<()> {
     time_backward(session, &q, &dy, || ops::softmax(&scores(&q, &k, &mask)?, D::Minus1)?.matmul(&v))
 }
 
-/// Those of keys behind the query are -∞.
+/// Scores of keys behind the query are -∞.
 fn scores(q: &Tensor, k: &Tensor, mask: &Tensor) -> Result<Tensor> {
     let scale = 1.0 / (q.dim(D::Minus1)? as f64).sqrt();
     (q * scale)?.matmul(&k.t()?)?.broadcast_add(mask)

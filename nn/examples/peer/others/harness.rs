@@ -1,4 +1,4 @@
-//! What the programs here share: the command line, the numbers and the measurement.
+//! The parts that the programs here share: the command line, the numbers and the measurement.
 
 #[path = "../cases.rs"]
 pub(crate) mod cases;

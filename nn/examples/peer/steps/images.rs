@@ -20,9 +20,10 @@ fn conv(
 ) -> Result<Conv2d> {
     let (stride, padding) = ([stride; 2], [padding; 2]);
     let geometry = Conv2dGeometry { stride, padding, groups, ..Default::default() };
-    match bias {
-        true => Conv2d::new(device, KEY, ends, [kernel; 2], geometry),
-        false => Conv2d::without_bias(device, KEY, ends, [kernel; 2], geometry),
+    if bias {
+        Conv2d::new(device, KEY, ends, [kernel; 2], geometry)
+    } else {
+        Conv2d::without_bias(device, KEY, ends, [kernel; 2], geometry)
     }
 }
 

@@ -72,7 +72,7 @@ impl<M: Nodes> Nodes for Labelled<M> {
 impl<M: Module> Trained for Labelled<M> {
     fn loss(&self, pass: &Pass) -> Result<Var> {
         let logits = self.model.forward(pass, pass.constant(self.x.clone()))?;
-        // Those of sequences, [B, T, V], are rows of one batch.
+        // Logits of sequences, [B, T, V], are rows of one batch.
         let logits = if logits.shape().len() == 3 { logits.flatten(0..2)? } else { logits };
         cross_entropy(logits, &self.labels)?.mean()
     }
@@ -221,7 +221,7 @@ pub(crate) fn run(device: &Device, name: &str, dtype: DType) -> Result<()> {
         optimizer.step(model.as_mut(), attempt)?;
         Ok(value.to_dtype(DType::F32)?.item::<f32>()?)
     };
-    // What making the network left free is no memory of the steps.
+    // Memory that making the network left free is no memory of the steps.
     device.allocator().trim();
     println!("{{\"ready\":true}}");
     wait();

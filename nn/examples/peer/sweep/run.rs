@@ -11,7 +11,7 @@ use crate::measure::{integers, uniform};
 const EPS: f64 = 1e-5;
 
 impl Line<'_> {
-    /// What of the operation is measured.
+    /// The part of the operation that is measured.
     pub(super) fn parts(&self) -> &'static [&'static str] {
         match self.operation {
             // Images and tokens need no gradient.
@@ -135,35 +135,37 @@ impl Line<'_> {
             "layer-norm" => {
                 let found = x.layer_norm(1, Some(&weight), Some(&bias), EPS)?;
                 let mean = found.mean.expect("a layer norm has means");
-                match forward {
-                    true => {
-                        Box::new(move || Ok(x.layer_norm(1, Some(&weight), Some(&bias), EPS)?.y))
-                    }
-                    false => Box::new(move || {
+                if forward {
+                    Box::new(move || Ok(x.layer_norm(1, Some(&weight), Some(&bias), EPS)?.y))
+                } else {
+                    Box::new(move || {
                         Ok(dy.layer_norm_backward(&x, &mean, &found.rstd, Some(&weight))?.dx)
-                    }),
+                    })
                 }
             }
             "rms-norm" => {
                 let found = x.rms_norm(1, Some(&weight), EPS)?;
-                match forward {
-                    true => Box::new(move || Ok(x.rms_norm(1, Some(&weight), EPS)?.y)),
-                    false => Box::new(move || {
-                        Ok(dy.rms_norm_backward(&x, &found.rstd, Some(&weight))?.dx)
-                    }),
+                if forward {
+                    Box::new(move || Ok(x.rms_norm(1, Some(&weight), EPS)?.y))
+                } else {
+                    Box::new(move || Ok(dy.rms_norm_backward(&x, &found.rstd, Some(&weight))?.dx))
                 }
             }
             "softmax" => {
                 let y = x.softmax(1)?;
-                match forward {
-                    true => Box::new(move || x.softmax(1)),
-                    false => Box::new(move || dy.softmax_backward(&y, 1)),
+                if forward {
+                    Box::new(move || x.softmax(1))
+                } else {
+                    Box::new(move || dy.softmax_backward(&y, 1))
                 }
             }
-            _ => match forward {
-                true => Box::new(move || x.gelu()),
-                false => Box::new(move || dy.gelu_backward(&x)),
-            },
+            _ => {
+                if forward {
+                    Box::new(move || x.gelu())
+                } else {
+                    Box::new(move || dy.gelu_backward(&x))
+                }
+            }
         })
     }
 
@@ -175,22 +177,24 @@ impl Line<'_> {
             "add" => Box::new(move || x.add(&dy)),
             "relu" => {
                 let y = x.relu()?;
-                match forward {
-                    true => Box::new(move || x.relu()),
-                    false => Box::new(move || dy.relu_backward(&y)),
+                if forward {
+                    Box::new(move || x.relu())
+                } else {
+                    Box::new(move || dy.relu_backward(&y))
                 }
             }
             "batch-norm" => {
                 let (weight, bias) = (fill(3, &dims[1..2])?, fill(4, &dims[1..2])?);
                 let found = x.batch_norm(Some(&weight), Some(&bias), EPS)?;
-                match forward {
-                    true => Box::new(move || Ok(x.batch_norm(Some(&weight), Some(&bias), EPS)?.y)),
-                    false => Box::new(move || {
+                if forward {
+                    Box::new(move || Ok(x.batch_norm(Some(&weight), Some(&bias), EPS)?.y))
+                } else {
+                    Box::new(move || {
                         let (mean, variance) = (&found.mean, &found.variance);
                         let statistics = Statistics::Batch;
                         let w = Some(&weight);
                         Ok(dy.batch_norm_backward(&x, mean, variance, w, statistics, EPS)?.dx)
-                    }),
+                    })
                 }
             }
             _ => {
@@ -198,9 +202,10 @@ impl Line<'_> {
                 let geometry = Pool2dGeometry { kernel, stride, padding };
                 let (y, winners) = x.max_pool2d(geometry)?;
                 let (dy, shape) = (fill(2, y.shape())?, *x.shape());
-                match forward {
-                    true => Box::new(move || Ok(x.max_pool2d(geometry)?.0)),
-                    false => Box::new(move || dy.max_pool2d_backward(&winners, shape, geometry)),
+                if forward {
+                    Box::new(move || Ok(x.max_pool2d(geometry)?.0))
+                } else {
+                    Box::new(move || dy.max_pool2d_backward(&winners, shape, geometry))
                 }
             }
         })

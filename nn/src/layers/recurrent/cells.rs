@@ -6,7 +6,7 @@ use lowtide_tensor::{Device, RandomKey, Shape, Tensor, TensorError};
 use super::gru_walk::gru_walk;
 use super::lstm_walk::lstm_walk;
 use super::rnn::{RnnActivation, rnn_walk};
-use super::stack::{Cell, Direction};
+use super::stack::{Cell, CellShape, Direction};
 use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
@@ -18,7 +18,7 @@ pub struct CellOptions {
     pub inputs: usize,
     /// Features of the state.
     pub hidden: usize,
-    /// Whether the cell adds biases.
+    /// True if the cell adds biases.
     pub bias: bool,
 }
 
@@ -39,7 +39,8 @@ struct Single {
 impl Single {
     fn new(device: &Device, key: RandomKey, gates: usize, options: CellOptions) -> Result<Self> {
         let CellOptions { inputs, hidden, bias } = options;
-        let cell = Cell::new(device, key, "", ([gates, inputs, hidden], None), bias)?;
+        let shape = CellShape { gates, inputs, hidden, projected: None, bias };
+        let cell = Cell::new(device, key, "", shape)?;
         Ok(Single { cell, options })
     }
 

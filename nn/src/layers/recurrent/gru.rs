@@ -23,7 +23,7 @@ impl Gru {
     /// # Errors
     /// `Option` without layers or with a dropout outside `[0, 1]`; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: RecurrentOptions) -> Result<Self> {
-        Ok(Gru(Stack::new(device, key, (GATES, None), options)?))
+        Ok(Gru(Stack::new(device, key, GATES, None, options)?))
     }
 
     /// [`Module::forward`] from the states `start: [L · S, B, H]` instead of zeros, and the states

@@ -21,7 +21,7 @@ fn thirds(gates: &Tensor) -> lowtide_tensor::TensorResult<[Tensor; 3]> {
     Ok([part(0)?, part(1)?, part(2)?])
 }
 
-/// What a walk computes.
+/// The results of a walk.
 struct States {
     /// The gates after their functions, `[B, T, 3H]`.
     gates: Tensor,

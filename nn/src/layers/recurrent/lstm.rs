@@ -6,10 +6,10 @@ use lowtide_tensor::{Device, RandomKey};
 use super::lstm_walk::lstm_walk;
 use super::packed::{PackedSequence, projected_runs, walk_packed};
 use super::stack::{Direction, RecurrentOptions, Stack, start_of};
+use crate::checks::check_option;
 use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
-use crate::optim::check_option;
 
 /// Gates of a cell: input, forget, cell and output.
 const GATES: usize = 4;
@@ -35,14 +35,14 @@ impl Lstm {
     /// # Errors
     /// `Option` without layers or with a dropout outside `[0, 1]`; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: RecurrentOptions) -> Result<Self> {
-        Ok(Lstm(Stack::new(device, key, (GATES, None), options)?))
+        Ok(Lstm(Stack::new(device, key, GATES, None, options)?))
     }
 
-    /// [`Lstm::new`] with hidden states of `projected` numbers, which `weight_hr_l0` makes of those
-    /// of the cell, `proj_size` (Sak, Senior and Beaufays, "Long short-term memory recurrent neural
-    /// network architectures for large scale acoustic modeling", 2014). H is then P in the shapes
-    /// of outputs and of h. Every operation of a step is recorded: about twice as many numbers as
-    /// without a projection are kept for backward.
+    /// [`Lstm::new`] with hidden states of `projected` numbers, which `weight_hr_l0` computes from
+    /// the states of the cell, `proj_size` (Sak, Senior and Beaufays, "Long short-term memory
+    /// recurrent neural network architectures for large scale acoustic modeling", 2014). H is then
+    /// P in the shapes of outputs and of h. Every operation of a step is recorded: about twice the
+    /// numbers that are kept for backward without a projection.
     ///
     /// # Errors
     /// `Option` also unless `projected` is from 1 to below the hidden size.
@@ -55,7 +55,7 @@ impl Lstm {
         check_option("projected", projected as f64, "[1, the hidden size)", |_| {
             (1..options.hidden).contains(&projected)
         })?;
-        Ok(Lstm(Stack::new(device, key, (GATES, Some(projected)), options)?))
+        Ok(Lstm(Stack::new(device, key, GATES, Some(projected), options)?))
     }
 
     /// [`Module::forward`] from the states `start` instead of zeros, and the states at the ends.

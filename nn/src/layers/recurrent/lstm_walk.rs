@@ -21,7 +21,7 @@ fn quarters(gates: &Tensor) -> lowtide_tensor::TensorResult<[Tensor; 4]> {
     Ok([part(0)?, part(1)?, part(2)?, part(3)?])
 }
 
-/// What a walk computes.
+/// The results of a walk.
 struct States {
     /// The gates after their functions, `[B, T, 4H]`.
     gates: Tensor,
@@ -148,15 +148,14 @@ pub(super) fn lstm_walk(
                 backward([&gates, &all_c], [&weight, &c], dy.as_ref(), after, direction)?;
             drop(all_c);
             // dW_hh = Σ dgatesᵀ · h before
-            let dweight = match needs.input(1) {
-                true => {
-                    let before = match &y {
-                        Some(y) => direction.states_before(y, &h)?,
-                        None => h.unsqueeze(1)?,
-                    };
-                    Some(product_over_positions(&gates, &before)?)
-                }
-                false => None,
+            let dweight = if needs.input(1) {
+                let before = match &y {
+                    Some(y) => direction.states_before(y, &h)?,
+                    None => h.unsqueeze(1)?,
+                };
+                Some(product_over_positions(&gates, &before)?)
+            } else {
+                None
             };
             let dbias = needs.input(2).then(|| gates.sum(&[0, 1])).transpose()?;
             Ok(vec![Some(gates), dweight, dbias, Some(dh), Some(dc)])

@@ -7,8 +7,8 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Shape, Tensor, TensorError};
 
 use super::stack::{Cell, Direction, Stack};
+use crate::checks::check_option;
 use crate::error::Result;
-use crate::optim::check_option;
 
 /// A batch of sequences of several lengths without their padding, for which layers compute nothing.
 /// [`PackedSequence::pack`] and [`PackedSequence::padded`] are `pack_padded_sequence` and
@@ -31,7 +31,7 @@ struct Order {
     places: Vec<usize>,
 }
 
-/// Positions next to each other at which as many sequences have an element.
+/// Consecutive positions at which the same number of sequences have an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     /// How many positions.
@@ -83,8 +83,8 @@ impl PackedSequence {
         Ok(packed)
     }
 
-    /// All elements, the padding of each sequence being `padding`; `len` positions or, unless that
-    /// is said, as many as the longest sequence has.
+    /// All elements, the padding of each sequence being `padding`; `len` positions or, if absent,
+    /// those of the longest sequence.
     ///
     /// # Shapes
     /// The data `[N, ..] → [B, T, ..]`
@@ -118,7 +118,7 @@ impl PackedSequence {
         &self.lengths
     }
 
-    /// The same sequences with other elements, such as the vectors of an embedding.
+    /// These sequences with other elements, such as the vectors of an embedding.
     ///
     /// # Errors
     /// `Shape` unless `data` is `[N, ..]`.
@@ -210,8 +210,8 @@ impl Stack {
     }
 }
 
-/// What [`Cell::projected`] makes of `data: [N, I]`, a part `[B, T, G · H]` for each run. A part
-/// has a storage of its own, so that a walk can use it up.
+/// [`Cell::projected`] of `data: [N, I]`: a part `[B, T, G · H]` for each run. A part has a storage
+/// of its own, so that a walk can use it up.
 pub(super) fn projected_runs(
     pass: &Pass,
     cell: &Cell,

@@ -37,7 +37,7 @@ impl Rnn {
         options: RecurrentOptions,
         activation: RnnActivation,
     ) -> Result<Self> {
-        Ok(Rnn { stack: Stack::new(device, key, (1, None), options)?, activation })
+        Ok(Rnn { stack: Stack::new(device, key, 1, None, options)?, activation })
     }
 
     /// [`Module::forward`] from the states `start: [L · S, B, H]` instead of zeros, and the states

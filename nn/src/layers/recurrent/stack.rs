@@ -3,12 +3,12 @@
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor, TensorError};
 
+use crate::checks::check_option;
 use crate::error::Result;
 use crate::init;
 use crate::layers::dropout::Dropout;
 use crate::module::Module;
 use crate::node::{Nodes, Visitor};
-use crate::optim::check_option;
 use crate::parameter::Parameter;
 
 /// The directions in which a recurrent layer reads a sequence.
@@ -43,7 +43,7 @@ pub struct RecurrentOptions {
     pub dropout: f64,
     /// The directions of each layer.
     pub directions: Directions,
-    /// Whether cells add biases, `bias`.
+    /// True if cells add biases, `bias`.
     pub bias: bool,
 }
 
@@ -68,16 +68,27 @@ pub(super) struct Cell {
     suffix: String,
 }
 
+/// The sizes of a [`Cell`].
+#[derive(Clone, Copy)]
+pub(super) struct CellShape {
+    pub(super) gates: usize,
+    pub(super) inputs: usize,
+    pub(super) hidden: usize,
+    /// Numbers of a state that is projected.
+    pub(super) projected: Option<usize>,
+    /// True if the cell adds biases.
+    pub(super) bias: bool,
+}
+
 impl Cell {
-    /// With uniform values up to `1 / √H`; names end in `suffix`. States are projected to so many
-    /// numbers, if that is said.
+    /// A cell with uniform values up to `1 / √H`.
     pub(super) fn new(
         device: &Device,
         key: RandomKey,
         suffix: &str,
-        ([gates, inputs, hidden], projected): ([usize; 3], Option<usize>),
-        bias: bool,
+        shape: CellShape,
     ) -> Result<Self> {
+        let CellShape { gates, inputs, hidden, projected, bias } = shape;
         let bound = init::default_bound(hidden);
         let new = |name: &str, shape: &[usize]| {
             Parameter::uniform(device, key.op(&format!("{name}{suffix}")), shape, bound)
@@ -136,7 +147,8 @@ impl Stack {
     pub(super) fn new(
         device: &Device,
         key: RandomKey,
-        (gates, projected): (usize, Option<usize>),
+        gates: usize,
+        projected: Option<usize>,
         options: RecurrentOptions,
     ) -> Result<Self> {
         let RecurrentOptions { inputs, hidden, layers, dropout, directions, bias } = options;
@@ -146,7 +158,7 @@ impl Stack {
             let suffix = format!("_l{layer}{}", ["", "_reverse"][side]);
             let above = projected.unwrap_or(hidden) * directions.count();
             let inputs = if layer == 0 { inputs } else { above };
-            Cell::new(device, key, &suffix, ([gates, inputs, hidden], projected), bias)
+            Cell::new(device, key, &suffix, CellShape { gates, inputs, hidden, projected, bias })
         };
         let cells = (0..layers * directions.count()).map(cell).collect::<Result<_>>()?;
         Ok(Stack { options, projected, cells, dropout: Dropout::new(dropout)? })
@@ -196,7 +208,7 @@ impl Stack {
         Ok(x)
     }
 
-    /// Whether there is dropout between layers.
+    /// True if there is dropout between layers.
     pub(super) fn has_dropout(&self) -> bool {
         self.options.dropout > 0.0 && self.options.layers > 1
     }
@@ -228,8 +240,8 @@ impl Direction {
         if self == Direction::Forward { len - 1 } else { 0 }
     }
 
-    /// What a walk that gives the states `y: [B, T, H]` meets at each position: `start: [B, H]` at
-    /// the first, and the state of the position before at all others.
+    /// The states before each position of a walk that gives the states `y: [B, T, H]`: `start: [B,
+    /// H]` at the first, and the state of the position before at all others.
     pub(super) fn states_before(
         self,
         y: &Tensor,

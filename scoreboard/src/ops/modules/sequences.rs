@@ -2,10 +2,10 @@
 
 use lowtide_autograd::Var;
 use lowtide_nn::{
-    CellOptions, Directions, Gru, GruCell, HiddenActivation, Lstm, LstmCell, LstmState, Memory,
-    MultiHeadAttention, MultiHeadOptions, NormPlace, RecurrentOptions, Rnn, RnnActivation, RnnCell,
-    Transformer, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer,
-    TransformerMasks, TransformerOptions, key_padding_mask,
+    AttentionMemory, CellOptions, Directions, Gru, GruCell, HiddenActivation, Lstm, LstmCell,
+    LstmState, MultiHeadAttention, MultiHeadOptions, NormPlace, RecurrentOptions, Rnn,
+    RnnActivation, RnnCell, Transformer, TransformerDecoderLayer, TransformerEncoder,
+    TransformerEncoderLayer, TransformerMasks, TransformerOptions, key_padding_mask,
 };
 use lowtide_tensor::{DType, Tensor};
 
@@ -100,9 +100,9 @@ pub(super) const OPS: Family = &[
         // Only a hint: the mask says it too.
         call.flag(named("is_causal"))?;
         let memory = if call.value(at(1, "key")) == call.value(at(2, "value")) {
-            Memory::from(keys)
+            AttentionMemory::from(keys)
         } else {
-            Memory::parts(keys, sequence(call, at(2, "value"), batch_first)?.0)
+            AttentionMemory::parts(keys, sequence(call, at(2, "value"), batch_first)?.0)
         };
         let averages = call.flag(named("average_attn_weights"))?.unwrap_or(true);
         if !flag(call, "need_weights")? {

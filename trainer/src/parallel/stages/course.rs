@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use lowtide_autograd::{Attempt, Gradients, LeafId, Pass, Var};
-use lowtide_nn::{Cuts, StageEnd, run_stage};
+use lowtide_nn::parallel::{Cuts, StageEnd, run_stage};
 use lowtide_ranks::Collectives;
 use lowtide_tensor::{DType, Device, Tensor};
 

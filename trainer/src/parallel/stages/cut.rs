@@ -1,7 +1,7 @@
 //! The places where a model is cut into stages.
 
 use lowtide_allocator::Category;
-use lowtide_nn::Section;
+use lowtide_nn::parallel::Section;
 use lowtide_ranks::Collectives;
 use lowtide_tensor::{Device, Tensor};
 

@@ -2,7 +2,7 @@
 
 use lowtide_allocator::{Category, ModulePath, Origin};
 use lowtide_data::BatchView;
-use lowtide_nn::{StageEnd, run_stage};
+use lowtide_nn::parallel::{StageEnd, run_stage};
 use lowtide_ranks::{Collectives, RanksError};
 use lowtide_tensor::Device;
 

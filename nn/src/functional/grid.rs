@@ -4,7 +4,7 @@ use lowtide_autograd::{AutogradResult, Needs, Saved, Var};
 use lowtide_tensor::{Corners, DType, Tensor, TensorError, TensorResult};
 
 use crate::error::Result;
-use crate::images::CUBIC;
+use crate::functional::images::CUBIC;
 
 /// How [`grid_sample`] makes the value of a point of those around it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub enum GridMode {
     Bicubic,
 }
 
-/// What lies around an image.
+/// The values around an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GridPadding {
     /// Pixels of 0: points far outside are 0.
@@ -33,11 +33,11 @@ pub enum GridPadding {
 /// How [`grid_sample`] reads an image; PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GridOptions {
-    /// What the value of a point is.
+    /// The value of a point between pixels.
     pub mode: GridMode,
-    /// What lies around the image.
+    /// The values around the image.
     pub padding: GridPadding,
-    /// What -1 and 1 are: the middles of the outermost pixels, or their outer edges.
+    /// The places of -1 and 1: the middles of the outermost pixels, or their outer edges.
     pub corners: Corners,
 }
 
@@ -142,7 +142,7 @@ fn cubic_of(x: Var, offset: i32) -> Result<Var> {
 struct Around {
     sizes: Vec<usize>,
     padding: GridPadding,
-    /// Of each pixel along each dimension, as numbers of the image's type.
+    /// The place of each pixel along each dimension, as numbers of the image's type.
     places: Vec<Vec<Tensor>>,
     /// Weights of those, in the same order; none of the nearest pixel.
     weights: Vec<Vec<Tensor>>,
@@ -265,8 +265,9 @@ impl Around {
         Ok(dx)
     }
 
-    /// Of each weight `Σ dy · x[index] · (the corner's weights along other dimensions)` over the
-    /// channels and over the corners that it belongs to, in the weights' order.
+    /// The gradient of each weight: `Σ dy · x[index] · (the corner's weights along other
+    /// dimensions)` over the channels and over the corners that the weight belongs to, in the
+    /// weights' order.
     fn weight_gradients(&self, dy: &Tensor, x: &Tensor) -> TensorResult<Vec<Tensor>> {
         let zeros = |weight: &Tensor| Tensor::zeros(dy.device(), *weight.shape(), dy.dtype());
         let along = |weights: &Vec<Tensor>| -> TensorResult<Vec<Tensor>> {

@@ -11,8 +11,8 @@ use crate::error::{PruneProblem, Result};
 use crate::module::Parameters;
 use crate::parameter::Parameter;
 
-/// A model that says which of its channels can be taken out. What it computes has to depend on the
-/// shapes of its parameters, and on what [`Prunable::resized`] is told.
+/// A model that names the channels that can be taken out. Its forward pass depends on the shapes of
+/// its parameters, and on the numbers that [`Prunable::resized`] sets.
 ///
 /// ```
 /// use lowtide_nn::prune::{Group, Prunable, Slice, remove};
@@ -60,15 +60,15 @@ pub struct Group {
     pub name: String,
     /// Channels that there are.
     pub len: usize,
-    /// What computes a channel; its norm says how much the channel counts.
+    /// The weights that compute a channel; their norm says how much the channel counts.
     pub made_by: Vec<Slice>,
-    /// What else is a channel's: gain, bias and running statistics of a norm that follows, and
-    /// what the next layer makes of it.
+    /// Other parts of tensors that belong to a channel: gain, bias and running statistics of a norm
+    /// that follows, and the inputs of the next layer.
     pub followed_by: Vec<Slice>,
 }
 
-/// What of a tensor is a channel's: `width` positions along a dimension for each, those of the
-/// first channel from `first` on.
+/// The part of a tensor that belongs to each channel: `width` positions along a dimension, the
+/// first channel's from `first` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// Name of the parameter or buffer.
@@ -81,7 +81,7 @@ pub struct Slice {
     pub width: usize,
 }
 
-/// What was taken out of a group.
+/// The channels that a group has left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Name of the group.

@@ -3,8 +3,8 @@
 use lowtide_autograd::Var;
 use lowtide_tensor::{Corners, DType, Shape, Tensor, TensorError};
 
+use crate::checks::check_option;
 use crate::error::Result;
-use crate::optim::check_option;
 
 /// The constant of Keys' cubic convolution that PyTorch has ("Cubic convolution interpolation for
 /// digital image processing", 1981).
@@ -16,7 +16,7 @@ const CUBIC_ANTIALIAS: f64 = -0.5;
 /// The size of a result, along each of the last dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sizes {
-    /// So many places.
+    /// The numbers of places.
     To(Vec<usize>),
     /// Multiples of the input's, rounded down; places then lie at exactly these factors, as in
     /// PyTorch with `scale_factor`.
@@ -192,14 +192,13 @@ fn weighted(x: Var, axis: usize, Taps(taps): Taps) -> Result<Var> {
     for (places, weights) in taps {
         let len = places.len();
         let part = x.clone().index_select(axis, &Tensor::from_slice(&device, [len], &places)?)?;
-        let part = match weights.iter().all(|&weight| weight == 1.0) {
-            true => part,
-            false => {
-                let mut shape = vec![1; x.shape().len() - axis];
-                shape[0] = len;
-                let weights = Tensor::from_slice(&device, &shape[..], &weights)?.to_dtype(dtype)?;
-                part.mul(x.pass().constant(weights))?
-            }
+        let part = if weights.iter().all(|&weight| weight == 1.0) {
+            part
+        } else {
+            let mut shape = vec![1; x.shape().len() - axis];
+            shape[0] = len;
+            let weights = Tensor::from_slice(&device, &shape[..], &weights)?.to_dtype(dtype)?;
+            part.mul(x.pass().constant(weights))?
         };
         sum = Some(match sum {
             None => part,

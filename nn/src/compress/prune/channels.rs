@@ -7,10 +7,10 @@ use lowtide_tensor::{DType, Tensor};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::check_option;
+use crate::compress::prune::cut::{Cut, Group, Prunable, Slice, remove_all};
 use crate::error::{PruneProblem, Result};
-use crate::optim::{check_option, is_like};
-use crate::prune::cut::remove_all;
-use crate::prune::{Cut, Group, Prunable, Slice};
+use crate::pattern::is_like;
 use crate::safetensors::{from_safetensors, mapped, parse_safetensors};
 
 /// Which channels [`channels`] takes out.
@@ -98,7 +98,7 @@ pub fn left(
     Ok(left)
 }
 
-/// [`channels`] of these groups, until so many of each are left; a group with no more stays.
+/// [`channels`] of these groups, down to these numbers of channels. A group with no more stays.
 ///
 /// # Errors
 /// `Prune` for a name of no group and for 0 channels; those of [`remove`](crate::prune::remove).
@@ -179,7 +179,7 @@ fn add_norms(norms: &mut [f64], value: &Tensor, slice: &Slice, norm: Norm) -> Re
 /// lengths of the file first.
 ///
 /// # Errors
-/// Those of [`load`](crate::load) and [`remove`](crate::prune::remove); the model is then as
+/// The errors of [`load`](crate::load) and [`remove`](crate::prune::remove); the model is then as
 /// before, or cut, with its own values.
 pub fn load(model: &mut impl Prunable, path: &Path) -> Result<()> {
     let mapped = mapped(path)?;
@@ -197,7 +197,7 @@ pub fn load(model: &mut impl Prunable, path: &Path) -> Result<()> {
         });
         let found = file.tensor(&slice.tensor).ok();
         let found = found.and_then(|view| view.shape().get(slice.axis).copied());
-        // What is missing or larger is an error of the load.
+        // A tensor that is missing or larger is an error of the load.
         let cut = dim.zip(found).and_then(|(dim, found)| dim.checked_sub(found)).unwrap_or(0);
         let removed: BTreeSet<usize> = (group.len.saturating_sub(cut / step)..group.len).collect();
         if !removed.is_empty() && removed.len() < group.len {

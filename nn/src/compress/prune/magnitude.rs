@@ -7,10 +7,11 @@ use lowtide_tensor::{DType, Tensor};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
+use crate::checks::check_option;
+use crate::compress::prune::masks::Masks;
 use crate::error::{PruneProblem, Result};
-use crate::module::Parameters;
-use crate::optim::{check_option, is_like, visit_once};
-use crate::prune::Masks;
+use crate::module::{Parameters, visit_once};
+use crate::pattern::is_like;
 
 /// Which weights [`magnitude`] prunes.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,8 +45,8 @@ impl Default for MagnitudeOptions {
     }
 }
 
-/// Sets the weights of the least magnitude to zero, of equal ones the first, and tells which they
-/// are: [`Masked`](crate::optim::Masked) keeps them zero in training. NaN counts as the largest.
+/// Sets the weights of the least magnitude to zero, of equal ones the first, and returns their
+/// masks: [`Masked`](crate::optim::Masked) keeps them zero in training. NaN counts as the largest.
 /// Values are read on the host, one parameter at a time.
 ///
 /// ```
@@ -184,7 +185,7 @@ impl Limit {
         Ok(Some(Limit { key, equal_left: left }))
     }
 
-    /// Whether the next element, of this magnitude, is pruned.
+    /// True if the next element, of this magnitude, is pruned.
     fn takes(&mut self, key: u64) -> bool {
         let is_equal = key == self.key && self.equal_left > 0;
         self.equal_left -= usize::from(is_equal);

@@ -8,8 +8,8 @@ use lowtide_tensor::{DType, Tensor};
 
 use crate::error::{NnError, Result};
 use crate::loss::{LinearCrossEntropyOptions, Loss, check_smoothing};
-use crate::tensor_parallel::shard::units_of;
-use crate::tensor_parallel::{Sum, sum_in_place, with_summed_gradient};
+use crate::parallel::features::shard::units_of;
+use crate::parallel::features::sum::{Sum, sum_in_place, with_summed_gradient};
 
 /// The rows of a vocabulary that this rank has.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct VocabularyShare {
     pub(super) len: usize,
 }
 
-/// Rows are divided into so many chunks at most: each adds to the whole gradient of the weight.
+/// Chunks of rows at most: each adds to the whole gradient of the weight.
 const CHUNKS_MAX: usize = 8;
 /// With fewer rows products do not pay.
 const CHUNK_ROWS_MIN: usize = 16;
@@ -35,8 +35,8 @@ impl VocabularyShare {
         units_of(self.rank, self.len)
     }
 
-    /// The own rows that `index` names, the first one where it names another rank's, and where it
-    /// does. What names no row at all is none here, either.
+    /// The own rows that `index` names, and true where it names another rank's row, which stands as
+    /// row 0. An index of no row at all is out of range here, too.
     ///
     /// # Shapes
     /// `index: [..]` of i64 `→ [..]` of i64, `[..]` of bool
@@ -81,9 +81,10 @@ impl VocabularyShare {
         Ok(y)
     }
 
-    /// The cross-entropy of rows with their labels, where this rank computes the logits of its own
-    /// classes, a chunk of rows at a time, and again in backward. Ranks tell each other of each row
-    /// the logarithm of the sum of exponentials, the logit of the label, and the sum of the logits.
+    /// The cross-entropy of rows with their labels. This rank computes the logits of its own
+    /// classes, a chunk of rows at a time, and again in backward. Ranks exchange three numbers of
+    /// each row: the logarithm of the sum of exponentials, the logit of the label, and the sum of
+    /// the logits.
     ///
     /// # Shapes
     /// `input: [.., D]`, `weight: [n, D]`, `labels: [..]` of i64
@@ -104,7 +105,7 @@ impl VocabularyShare {
         let mut labels = labels.copied()?;
         labels.masked_fill_(&ignored, 0.0)?;
         let (own_labels, is_others) = self.own_rows(&labels)?;
-        let own = numbers_of_rows([input, weight], (&own_labels, &is_others))?;
+        let own = numbers_of_rows([input, weight], &own_labels, &is_others)?;
 
         // [ranks, 3, N]
         let (index, count) = self.rank;
@@ -113,9 +114,12 @@ impl VocabularyShare {
         all.select(0, index)?.copy_(like)?;
         self.sum.sum(&mut all)?;
         let number = |at: usize| -> Result<Vec<Var>> {
-            let of_rank = |rank: usize| match rank == index {
-                true => Ok(own.clone().select(0, at)?),
-                false => Ok(pass.constant(all.select(0, rank)?.select(0, at)?)),
+            let of_rank = |rank: usize| {
+                if rank == index {
+                    Ok(own.clone().select(0, at)?)
+                } else {
+                    Ok(pass.constant(all.select(0, rank)?.select(0, at)?))
+                }
             };
             (0..count).map(of_rank).collect()
         };
@@ -132,15 +136,12 @@ impl VocabularyShare {
     }
 }
 
-/// Of each row the logarithm of the sum of exponentials of the own logits, the logit of the label,
-/// or 0 where that is another rank's, and the sum of the own logits.
+/// Three numbers of each row: the logarithm of the sum of exponentials of the own logits; the logit
+/// of the label, or 0 where another rank has it; and the sum of the own logits.
 ///
 /// # Shapes
 /// `input: [N, D]`, `weight: [n, D]`, `labels: [N] → [3, N]`
-fn numbers_of_rows(
-    [input, weight]: [Var; 2],
-    (labels, is_others): (&Tensor, &Tensor),
-) -> Result<Var> {
+fn numbers_of_rows([input, weight]: [Var; 2], labels: &Tensor, is_others: &Tensor) -> Result<Var> {
     let (pass, rows) = (input.pass().clone(), labels.element_count());
     let chunk = rows.div_ceil(CHUNKS_MAX).max(CHUNK_ROWS_MIN);
     let mut chunks = Vec::new();

@@ -4,7 +4,7 @@ use lowtide_autograd::{Needs, Var};
 use lowtide_tensor::{DType, MaxPool, Pool2dGeometry, Shape, Tensor, TensorError, TensorResult};
 
 use crate::error::Result;
-use crate::volumes::{MaxPool3dOptions, Pool3dGeometry};
+use crate::functional::volumes::{MaxPool3dOptions, Pool3dGeometry};
 
 /// The largest value of each window of images and its place in its image, `row · W + column` as
 /// i64: `torch.nn.functional.max_pool2d` with `return_indices`. A sequence is an image of one row.
@@ -14,7 +14,7 @@ use crate::volumes::{MaxPool3dOptions, Pool3dGeometry};
 /// `x: [B, C, H, W] → [B, C, H', W']` twice
 ///
 /// # Errors
-/// Those of [`Var::max_pool2d_with`].
+/// The errors of [`Var::max_pool2d_with`].
 pub fn max_pool2d_with_places(
     x: Var,
     window: Pool2dGeometry,
@@ -66,7 +66,7 @@ fn places_of(
 /// `x: [B, C, H, W] → [B, C, size[0], size[1]]` twice
 ///
 /// # Errors
-/// Those of [`Var::adaptive_max_pool2d`].
+/// The errors of [`Var::adaptive_max_pool2d`].
 pub fn adaptive_max_pool2d_with_places(x: Var, size: [usize; 2]) -> Result<(Var, Tensor)> {
     let mut places = None;
     let y = Var::apply("adaptive_max_pool2d_with_places", [x], |[x], save| {
@@ -116,7 +116,7 @@ fn in_turns(
 /// `x: [B, C, D, H, W] → [B, C, D', H', W']` twice
 ///
 /// # Errors
-/// Those of [`crate::max_pool3d`].
+/// The errors of [`crate::max_pool3d`].
 pub fn max_pool3d_with_places(
     x: Var,
     window: Pool3dGeometry,
@@ -136,7 +136,7 @@ pub fn max_pool3d_with_places(
 /// `x: [B, C, D, H, W] → [B, C, size[0], size[1], size[2]]` twice
 ///
 /// # Errors
-/// Those of [`crate::adaptive_max_pool3d`].
+/// The errors of [`crate::adaptive_max_pool3d`].
 pub fn adaptive_max_pool3d_with_places(x: Var, size: [usize; 3]) -> Result<(Var, Tensor)> {
     let of_images = |x| adaptive_max_pool2d_with_places(x, [size[1], size[2]]);
     let along = |x: Var| {

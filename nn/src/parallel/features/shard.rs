@@ -14,7 +14,7 @@ pub(super) struct Runs {
     pub(super) runs: Vec<(usize, usize)>,
 }
 
-/// The part of a parameter that one of several ranks has: some positions along a dimension.
+/// The part of a parameter that one of several ranks has, as positions along a dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     pub(super) shape: Shape,
@@ -29,7 +29,7 @@ impl Shard {
         &self.shape
     }
 
-    /// What rank `index` has of a `whole` of this shape, in memory of its own.
+    /// The part of rank `index` of a `whole` of this shape, in memory of its own.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -43,10 +43,10 @@ impl Shard {
         }
     }
 
-    /// Writes what rank `index` has to its places in `whole`.
+    /// Writes the part of rank `index` to its places in `whole`.
     ///
     /// # Errors
-    /// What a device says of a copy.
+    /// The errors of a device's copy.
     pub fn put(&self, whole: &Tensor, index: usize, own: &Tensor) -> Result<()> {
         let (axis, mut first) = (self.runs.axis, 0);
         for place in self.places(index) {
@@ -57,7 +57,7 @@ impl Shard {
         Ok(())
     }
 
-    /// What this rank has of a whole.
+    /// The part of this rank of a whole.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -65,7 +65,7 @@ impl Shard {
         self.of(whole, self.rank.0)
     }
 
-    /// The shape of what rank `index` has.
+    /// The shape of the part of rank `index`.
     pub fn shape_of(&self, index: usize) -> Shape {
         let mut shape = self.shape.to_vec();
         shape[self.runs.axis] = self.places(index).map(|place| place.len()).sum();
@@ -78,8 +78,8 @@ impl Shard {
     }
 }
 
-/// The units that one of several ranks has; where that does not come out even the first ranks have
-/// one more.
+/// The units of one of several ranks. The first ranks have one more where the division leaves a
+/// rest.
 pub(super) fn units_of((index, count): (usize, usize), units: usize) -> Range<usize> {
     let start_of = |rank: usize| units / count * rank + rank.min(units % count);
     start_of(index)..start_of(index + 1)

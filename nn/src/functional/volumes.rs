@@ -150,7 +150,7 @@ fn in_turns(
 pub struct MaxPool3dOptions {
     /// Distance between two places of a window; depth, height and width.
     pub dilation: [usize; 3],
-    /// Whether windows that end outside of the padded input count.
+    /// How sizes are rounded: down, or up with windows that end outside of the padded input.
     pub rounding: SizeRounding,
 }
 
@@ -194,7 +194,7 @@ pub fn avg_pool3d(x: Var, window: Pool3dGeometry, options: AvgPool) -> Result<Va
     in_turns("avg_pool3d", x, |x| pool(x, window.flat(), of_images), along_depth)
 }
 
-/// The mean of each of so many windows, `torch.nn.functional.adaptive_avg_pool3d`.
+/// The means of windows that divide x into `size` parts, `torch.nn.functional.adaptive_avg_pool3d`.
 ///
 /// # Shapes
 /// `x: [B, C, D, H, W] → [B, C, size[0], size[1], size[2]]`
@@ -210,7 +210,8 @@ pub fn adaptive_avg_pool3d(x: Var, size: [usize; 3]) -> Result<Var> {
     in_turns("adaptive_avg_pool3d", x, of_images, along)
 }
 
-/// The largest value of each of so many windows, `torch.nn.functional.adaptive_max_pool3d`.
+/// The largest values of windows that divide x into `size` parts,
+/// `torch.nn.functional.adaptive_max_pool3d`.
 ///
 /// # Shapes
 /// `x: [B, C, D, H, W] → [B, C, size[0], size[1], size[2]]`

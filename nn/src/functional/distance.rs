@@ -3,8 +3,8 @@
 use lowtide_autograd::Var;
 use lowtide_tensor::{AvgPool, Axis, PadMode, Pool2dGeometry, Shape, TensorError};
 
+use crate::checks::check_option;
 use crate::error::Result;
-use crate::optim::check_option;
 
 /// `max(x, low)` whose gradient passes as if nothing had been raised, as where PyTorch clamps
 /// outside of the graph: what lies below `low` can still grow.
@@ -76,7 +76,7 @@ pub struct LocalResponseOptions {
     pub alpha: f64,
     /// The exponent of the divisor.
     pub beta: f64,
-    /// What is added to it before.
+    /// Added to the mean before the power.
     pub k: f64,
 }
 

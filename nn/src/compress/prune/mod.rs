@@ -8,9 +8,9 @@
 //! (2023).
 
 mod channels;
-mod cut;
+pub(crate) mod cut;
 mod magnitude;
-mod masks;
+pub(crate) mod masks;
 
 pub use channels::{ChannelOptions, Norm, channels, keep, left, load};
 pub use cut::{Cut, Group, Prunable, Slice, remove};

@@ -6,8 +6,7 @@ use lowtide_autograd::LeafId;
 use lowtide_tensor::Tensor;
 
 use crate::error::Result;
-use crate::module::Parameters;
-use crate::optim::visit_once;
+use crate::module::{Parameters, visit_once};
 
 /// Which elements of which parameters are pruned. Clones share the masks, which nothing writes.
 /// They are of truth values, true where an element is pruned, a byte for each: a quarter of a
@@ -26,7 +25,7 @@ impl Masks {
         self.0.len()
     }
 
-    /// Whether nothing is pruned.
+    /// True if nothing is pruned.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,34 +1,24 @@
-//! Models of which a rank runs only some blocks: the stages of a pipeline (Huang et al. 2019).
-//!
-//! Models run their blocks by [`run_blocks`](crate::run_blocks), or have each of them in a
-//! [`Segment`](crate::Segment): that is where they are cut. A
-//! stage goes through the whole code of a model, whatever that is. What comes before its first
-//! block is computed with [stand-ins](keep_own) of parameters, for its shapes alone; then the block
-//! gets the value that the stage before has sent. Where its last block has run, the code is left by
-//! an error.
+//! A forward pass over the blocks of a stage, and over all blocks to survey them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-use lowtide_allocator::Category;
 use lowtide_autograd::{BufferId, LeafId, Pass, Var};
 use lowtide_tensor::{DType, Device, Shape, Tensor};
 
 use crate::error::{NnError, Result};
-use crate::module::{Parameters, keep};
-use crate::quantized::stand_in_on;
 
 /// Shape and type of a value.
 type Like = (Shape, DType);
 
-/// What goes from block to block, for a batch of one shape.
+/// The values between blocks, for a batch of one shape.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cuts {
-    /// What goes into each block.
+    /// The input of each block.
     inputs: Vec<Like>,
-    /// What comes out of the last block of each run of them, by the number of blocks up to there.
+    /// The output of the last block of each run of blocks, by the number of blocks up to there.
     results: BTreeMap<usize, Like>,
 }
 
@@ -48,33 +38,33 @@ impl Cuts {
 /// too.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section {
-    /// What it reads.
+    /// The parameters that the section reads.
     pub leaves: BTreeSet<LeafId>,
-    /// What of that its result depends on: what has a gradient in it.
+    /// The parameters that the section's result depends on: they have a gradient in it.
     pub trained: BTreeSet<LeafId>,
-    /// What it reads or writes of buffers.
+    /// The buffers that the section reads or writes.
     pub buffers: BTreeSet<BufferId>,
-    /// Simulated time of its forward pass.
+    /// Simulated time of the section's forward pass.
     pub seconds: f64,
-    /// Whether a stage can begin here: everything from here on depends on what was computed before
-    /// by the input of this block alone.
+    /// True if a stage can begin here: everything from here on depends on earlier results through
+    /// the input of this block alone.
     pub can_begin: bool,
 }
 
-/// What a forward pass over a whole model shows of its blocks.
+/// The blocks of a model, as a forward pass shows them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Survey {
-    /// What goes from block to block.
+    /// The values between blocks.
     pub cuts: Cuts,
     /// The model, block by block.
     pub sections: Vec<Section>,
 }
 
-/// What a stage leaves behind where it ends.
+/// The ends of a stage: its output, and the gradient of its input.
 pub struct StageEnd {
-    /// What goes into the next stage; absent where the code has come to its own end.
+    /// The input of the next stage; absent where the model has come to its own end.
     pub output: Option<Var>,
-    /// The gradient of what came in, once backward has been there.
+    /// The gradient of the stage's input, once backward has computed it.
     pub input_gradient: Rc<RefCell<Option<Tensor>>>,
 }
 
@@ -82,7 +72,7 @@ thread_local! {
     static COURSE: RefCell<Option<Rc<Course>>> = const { RefCell::new(None) };
 }
 
-/// What this thread does with blocks at the moment.
+/// The mode in which this thread runs blocks.
 enum Course {
     Survey(Surveying),
     Stage(Box<Staging>),
@@ -90,10 +80,10 @@ enum Course {
 
 struct Surveying {
     device: Device,
-    /// Of the sections before this one.
+    /// Simulated time of the sections before this one.
     seconds: Cell<f64>,
     found: RefCell<Survey>,
-    /// What each block is given, and what that was: the record begins anew there.
+    /// The input of each block, from which the record begins anew, and the value that it replaced.
     inputs: RefCell<Vec<Var>>,
     outputs: RefCell<Vec<Var>>,
     is_in_block: Cell<bool>,
@@ -110,7 +100,7 @@ struct Staging {
     is_in_block: Cell<bool>,
 }
 
-/// Sets what this thread does with blocks for as long as it lives.
+/// Sets the mode of this thread for as long as it lives.
 struct Entered(Option<Rc<Course>>);
 
 impl Entered {
@@ -126,11 +116,11 @@ impl Drop for Entered {
 }
 
 /// Runs `forward`, a whole model on tensors of the simulated `device` in a pass that records, and
-/// tells what its blocks need. The gradients of the pass are worth nothing then. Frozen parameters
-/// count as others do.
+/// returns the needs of its blocks. The gradients of the pass are worth nothing then. Frozen
+/// parameters count as others do.
 ///
 /// # Errors
-/// Those of `forward`; `Autograd`.
+/// The errors of `forward`; `Autograd`.
 pub fn survey<E: From<NnError>>(
     device: &Device,
     forward: impl FnOnce() -> Result<(Pass, Var), E>,
@@ -144,11 +134,11 @@ pub fn survey<E: From<NnError>>(
     Ok(surveying.finish(&pass, loss)?)
 }
 
-/// What goes from block to block in `forward`, a whole model on tensors of the simulated `device`,
-/// of whatever pass.
+/// The values between blocks in `forward`, a whole model on tensors of the simulated `device`, in
+/// any pass.
 ///
 /// # Errors
-/// Those of `forward`.
+/// The errors of `forward`.
 pub fn survey_cuts<E>(device: &Device, forward: impl FnOnce() -> Result<(), E>) -> Result<Cuts, E> {
     let course = surveying(device);
     {
@@ -170,10 +160,10 @@ fn surveying(device: &Device) -> Rc<Course> {
     }))
 }
 
-/// Runs `work`, the forward pass of a whole model, as the stage of these `blocks`: the first of
-/// them gets `input`, if that is not the first block of the model, and the code ends with
-/// `EndOfStage` after the last, if that is not the last one. `cuts` are those of a
-/// [survey] of a batch of the same shape.
+/// Runs `work`, the forward pass of a whole model, as the stage of these `blocks`. The first of
+/// them gets `input`, unless it is the first block of the model. After the last one the code ends
+/// with `EndOfStage`, unless it is the last block of the model. `cuts` are those of a [survey] of a
+/// batch of the same shape.
 pub fn run_stage<R>(
     blocks: Range<usize>,
     cuts: &Cuts,
@@ -198,7 +188,8 @@ pub fn run_stage<R>(
     (done, StageEnd { output, input_gradient: Rc::clone(&staging.input_gradient) })
 }
 
-/// Runs those of the next `count` blocks of a model that are to be run: all, outside of a stage.
+/// Runs this stage's blocks among the next `count` blocks of a model; all of them, outside of a
+/// stage.
 pub(crate) fn run_own(
     count: usize,
     pass: &Pass,
@@ -217,12 +208,12 @@ pub(crate) fn run_own(
     }
 }
 
-/// Says that what runs uses a parameter.
+/// Notes that the running section uses a parameter.
 pub(crate) fn note_leaf(leaf: LeafId) {
     noting(|section| _ = section.leaves.insert(leaf));
 }
 
-/// Says that what runs uses a buffer.
+/// Notes that the running section uses a buffer.
 pub(crate) fn note_buffer(buffer: BufferId) {
     noting(|section| _ = section.buffers.insert(buffer));
 }
@@ -240,7 +231,7 @@ fn noting(note: impl FnOnce(&mut Section)) {
     });
 }
 
-/// Whether this thread is in a [`survey`].
+/// True if this thread is in a [`survey`].
 pub(crate) fn is_surveying() -> bool {
     COURSE.with_borrow(|course| matches!(course.as_deref(), Some(Course::Survey(_))))
 }
@@ -303,10 +294,10 @@ impl Surveying {
         if inputs.is_empty() {
             return Ok(Survey::default());
         }
-        // What is before the first block is with it.
+        // The code before the first block belongs to the first section.
         let before = outputs.remove(0);
         found.sections[0].trained.extend(pass.dependencies(&before, &[])?.leaves);
-        // What a section gives is the input of the next one; of the last it is the loss.
+        // The result of a section is the input of the next one; the last one's is the loss.
         outputs.push(loss);
         for (index, output) in outputs.iter().enumerate() {
             let found_in = pass.dependencies(output, &inputs)?;
@@ -338,10 +329,7 @@ impl Staging {
             let one = Tensor::zeros(input.value().device(), [1], dtype)?;
             return Ok(pass.constant(one.expand(shape)?));
         }
-        let mut x = match start > 0 && start >= first {
-            true => self.begin(pass)?,
-            false => input,
-        };
+        let mut x = if start > 0 && start >= first { self.begin(pass)? } else { input };
         let own = start.max(first)..end.min(passed);
         if !own.is_empty() {
             self.is_in_block.set(true);
@@ -356,7 +344,7 @@ impl Staging {
         Ok(x)
     }
 
-    /// What the stage before has sent.
+    /// The input that the stage before has sent.
     fn begin(&self, pass: &Pass) -> Result<Var> {
         let input = self.input.take().expect("a stage after the first has an input");
         if !pass.is_recording() {
@@ -370,44 +358,4 @@ impl Staging {
         })?;
         Ok(x)
     }
-}
-
-/// Leaves of the parameters of `model` those that are `own`, on `device`, and of the others what
-/// stands in for them: their shapes and types, without values, gradients and states. Buffers and
-/// weights in few bits are moved there whole; of buffers, too, only those that are `own` are
-/// updated. The model may be on another device before, such as the host, where it has room.
-///
-/// # Errors
-/// `OutOfMemory` of `device`; nothing has changed then.
-pub fn keep_own(
-    model: &mut dyn Parameters,
-    device: &Device,
-    is_own: &dyn Fn(LeafId) -> bool,
-    is_own_buffer: &dyn Fn(BufferId) -> bool,
-) -> Result<()> {
-    let _scope = device.category(Category::Parameter);
-    let (mut parameters, mut buffers) = (BTreeMap::new(), BTreeMap::new());
-    let mut outcome = Ok(());
-    model.visit(&mut |_, parameter| {
-        let is_kept = is_own(parameter.id()) || parameter.quantized.is_some();
-        keep(&mut parameters, parameter.id(), &mut outcome, || match is_kept {
-            true => Ok(parameter.value().to_device(device, Category::Parameter)?),
-            false => stand_in_on(device, parameter.value()),
-        });
-    });
-    model.visit_buffers(&mut |_, buffer| {
-        keep(&mut buffers, buffer.id(), &mut outcome, || {
-            Ok(buffer.value().to_device(device, Category::Parameter)?)
-        })
-    });
-    outcome?;
-    model.visit(&mut |_, parameter| {
-        *parameter.value_mut() = parameters[&parameter.id()].clone();
-        parameter.is_elsewhere = !is_own(parameter.id()) && parameter.quantized.is_none();
-    });
-    model.visit_buffers(&mut |_, buffer| {
-        *buffer.value_mut() = buffers[&buffer.id()].clone();
-        buffer.is_elsewhere = !is_own_buffer(buffer.id());
-    });
-    Ok(())
 }
