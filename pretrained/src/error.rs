@@ -1,4 +1,4 @@
-//! What can go wrong with a folder of a model.
+//! Errors of a folder of a model.
 
 use std::fmt::{self, Display};
 use std::path::PathBuf;
@@ -9,8 +9,6 @@ use lowtide_data::HubError;
 use lowtide_nn::{NnError, WeightsProblem};
 use lowtide_tensor::TensorError;
 use thiserror::Error;
-
-use crate::config::shortened;
 
 /// An error of a configuration, of a file of weights, or of a model.
 #[derive(Debug, Error)]
@@ -42,13 +40,13 @@ pub enum PretrainedError {
         path: PathBuf,
         /// Name of the entry; those inside others after a dot.
         entry: String,
-        /// What is wrong with the entry.
+        /// The problem of the entry.
         problem: EntryProblem,
     },
     /// There is no such folder, and the local cache of the hub has no such model.
     #[error("{name} is no folder, and {source}")]
     NotFound {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
         /// Where the cache was looked at.
         source: HubError,
@@ -76,7 +74,7 @@ pub enum PretrainedError {
         architecture: &'static str,
         /// The name of the format.
         format: &'static str,
-        /// What is in the way.
+        /// The reason.
         problem: ExportProblem,
     },
 }
@@ -88,15 +86,22 @@ pub enum ExportProblem {
     /// The programs that read the format do not compute what the model does.
     #[error("no program that reads it has {what}")]
     NoForm {
-        /// What the model has and the format has not.
+        /// The part of the model that the format does not have.
         what: &'static str,
+    },
+    /// A parameter that the model has and the architecture in this format has not, or the other way
+    /// round.
+    #[error("{name} has no place in it")]
+    NoPlace {
+        /// Name of the parameter.
+        name: String,
     },
     /// The model has adapters or weights in few bits, which belong into its weights first.
     #[error("the parameters are not those of the configuration: adapters have to be merged")]
     Parameters,
 }
 
-/// What is wrong with an entry of a configuration.
+/// The problem of an entry of a configuration.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum EntryProblem {
@@ -106,15 +111,15 @@ pub enum EntryProblem {
     /// The entry is of another kind, or outside what such entries can be.
     #[error("{found} is not {expected}")]
     Wrong {
-        /// What the entry can be.
+        /// The values that the entry can have.
         expected: &'static str,
-        /// What the entry is, shortened.
+        /// The value of the entry, shortened.
         found: String,
     },
-    /// The entry asks for something that is not built here.
-    #[error("{found} is not built here")]
-    NotBuilt {
-        /// What the entry is, shortened.
+    /// The entry asks for something that is not supported.
+    #[error("{found} is not supported")]
+    Unsupported {
+        /// The value of the entry, shortened.
         found: String,
     },
 }
@@ -172,3 +177,12 @@ impl PretrainedError {
 pub type PretrainedResult<T, E = PretrainedError> = std::result::Result<T, E>;
 
 pub(crate) use PretrainedResult as Result;
+
+/// A text of a file as it is in a message: hostile ones are long.
+pub(crate) fn shortened(text: &str) -> String {
+    const SHOWN_MAX: usize = 60;
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text.to_owned(),
+    }
+}

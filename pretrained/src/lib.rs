@@ -4,10 +4,10 @@
 mod config;
 mod decoder;
 mod error;
+mod export;
+mod files;
 mod generate;
-mod gguf;
 mod models;
-mod onnx;
 mod weights;
 
 pub use config::{Config, ModelConfig, Shape};
@@ -16,11 +16,11 @@ pub use decoder::{
     KeyValueCache, LayerShape, NormKind, NormShape, Positions, Projections, Residual, Weights,
 };
 pub use error::{EntryProblem, ExportProblem, PretrainedError, PretrainedResult, WeightProblem};
+pub use export::gguf::{GgufNote, GgufOptions, GgufType, save_gguf};
+pub use export::onnx::{OnnxModel, OnnxOptions, OnnxType, save_onnx};
 pub use generate::{GenerateOptions, Sampling};
-pub use gguf::{GgufNote, GgufOptions, GgufType, save_gguf};
 pub use models::{
     Bert, BertConfig, BertHead, BertInput, BertShape, ResNet, ResNetConfig, ResNetShape, T5,
     T5Config, T5Shape, ViT, ViTConfig, ViTShape,
 };
-pub use onnx::{OnnxModel, OnnxOptions, OnnxType, save_onnx};
 pub use weights::{Stored, load, load_body, save};

@@ -1,4 +1,5 @@
-//! What the targets share: bytes of a stranger as a file of a model's folder, and a small model.
+//! Parts that the targets share: bytes of a stranger as a file of a model's folder, and a small
+//! model.
 //!
 //! `RUSTC_BOOTSTRAP=1 cargo fuzz run TARGET CORPUS ../tests/fixtures/llama` begins with good files:
 //! the fixtures of the tests, of which other targets want other folders.
@@ -59,7 +60,7 @@ pub fn bits(model: &mut Decoder) -> Vec<Vec<u8>> {
     bits
 }
 
-/// That a target reads something: of each of its `seeds`, which are good files.
+/// Checks that a target reads something: each of its `seeds` is a good file.
 ///
 /// # Panics
 /// When it does not, and would find nothing.

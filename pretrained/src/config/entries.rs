@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::error::{EntryProblem, PretrainedError, Result};
+use crate::error::{EntryProblem, PretrainedError, Result, shortened};
 
 /// Counts above are no model's: sums and products of those below fit 128 bits, and a layer's fit a
 /// tensor.
@@ -38,8 +38,8 @@ impl<'a> Entries<'a> {
     }
 
     /// An entry that no part of this crate stands for.
-    pub(crate) fn not_built(&self, name: &str, value: &Value) -> PretrainedError {
-        self.error(name, EntryProblem::NotBuilt { found: shortened(&value.to_string()) })
+    pub(crate) fn unsupported(&self, name: &str, value: &Value) -> PretrainedError {
+        self.error(name, EntryProblem::Unsupported { found: shortened(&value.to_string()) })
     }
 
     fn of<T>(
@@ -62,7 +62,7 @@ impl<'a> Entries<'a> {
         self.entries.get(name).filter(|value| !value.is_null())
     }
 
-    /// Whether an entry is there, be it null.
+    /// True if an entry is there, be it null.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.entries.contains_key(name)
     }
@@ -99,10 +99,7 @@ impl<'a> Entries<'a> {
 
     pub(crate) fn positive(&self, name: &'static str) -> Result<f64> {
         let number = self.number(name)?;
-        match number > 0.0 {
-            true => Ok(number),
-            false => Err(self.wrong(name, &number.into(), "above 0")),
-        }
+        if number > 0.0 { Ok(number) } else { Err(self.wrong(name, &number.into(), "above 0")) }
     }
 
     /// A probability of dropout, or what stands for it where it is absent.
@@ -124,7 +121,7 @@ impl<'a> Entries<'a> {
         self.needed(name, self.optional_text(name)?)
     }
 
-    /// Whether an entry is true, or what stands for it where it is absent.
+    /// True if an entry is true, or what stands for it where it is absent.
     pub(crate) fn flag(&self, name: &'static str, absent: bool) -> Result<bool> {
         Ok(self.of(name, "true or false", Value::as_bool)?.unwrap_or(absent))
     }
@@ -140,22 +137,23 @@ impl<'a> Entries<'a> {
         Ok(entries.map(|entries| Entries { path, prefix, entries, read: RefCell::default() }))
     }
 
-    /// Checks that options that are not built here have the value that stands for their absence.
+    /// Checks that options that are not supported have the value that stands for their absence.
     pub(crate) fn without(&self, names: &[&'static str]) -> Result<()> {
         let is_off = |value: &Value| value == false || value.as_f64() == Some(0.0);
         for name in names {
             if let Some(value) = self.value(name).filter(|value| !is_off(value)) {
-                return Err(self.not_built(name, value));
+                return Err(self.unsupported(name, value));
             }
         }
         Ok(())
     }
 
-    /// Checks that an entry has the only value that is built here, if it is there.
+    /// Checks that an entry has the only value that is supported, if it is there.
     pub(crate) fn only(&self, name: &'static str, built: bool) -> Result<()> {
-        match self.flag(name, built)? == built {
-            true => Ok(()),
-            false => Err(self.not_built(name, &Value::Bool(!built))),
+        if self.flag(name, built)? == built {
+            Ok(())
+        } else {
+            Err(self.unsupported(name, &Value::Bool(!built)))
         }
     }
 
@@ -164,7 +162,7 @@ impl<'a> Entries<'a> {
         for (name, value) in self.entries {
             let is_known = ignored.contains(&name.as_str()) || read.contains(name.as_str());
             if !is_known && !value.is_null() {
-                return Err(self.not_built(name, value));
+                return Err(self.unsupported(name, value));
             }
         }
         Ok(())
@@ -174,13 +172,4 @@ impl<'a> Entries<'a> {
 fn count_of(value: &Value) -> Option<usize> {
     let count = value.as_u64().filter(|&count| (1..=COUNT_MAX).contains(&count))?;
     usize::try_from(count).ok()
-}
-
-/// A text of a file as it is in a message: hostile ones are long.
-pub(crate) fn shortened(text: &str) -> String {
-    const SHOWN_MAX: usize = 60;
-    match text.char_indices().nth(SHOWN_MAX) {
-        Some((end, _)) => format!("{}..", &text[..end]),
-        None => text.to_owned(),
-    }
 }

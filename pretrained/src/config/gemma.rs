@@ -27,7 +27,7 @@ fn variant(entries: &Entries) -> Result<Variant> {
     })
 }
 
-/// What all Gemmas have in common.
+/// The norms and the scaled table that all Gemmas have.
 fn scaled(shape: DecoderShape) -> DecoderShape {
     let norm = NormShape { kind: NormKind::RmsPlusOne, ..shape.norm };
     DecoderShape { table_scale: (shape.width as f64).sqrt(), norm, ..shape }
@@ -70,10 +70,11 @@ fn capped(
     shape: DecoderShape,
     [score_cap, logit_cap]: [Option<f64>; 2],
 ) -> Result<DecoderShape> {
-    let cap = |name, absent| match entries.has(name) && entries.value(name).is_none() {
-        true => Ok(None),
-        false if entries.has(name) => entries.positive(name).map(Some),
-        false => Ok(absent),
+    let cap = |name, absent| {
+        if !entries.has(name) {
+            return Ok(absent);
+        }
+        entries.value(name).map(|_| entries.positive(name)).transpose()
     };
     let score_cap = cap("attn_logit_softcapping", score_cap)?;
     let logit_cap = cap("final_logit_softcapping", logit_cap)?;
@@ -93,13 +94,14 @@ fn shape_after(
     // An older name of the same, which transformers does not read.
     entries.value("hidden_act");
     let variant = Variant { has_head_norms, activation, ..variant(entries)? };
-    let scale = match entries.has("query_pre_attn_scalar") {
-        true => entries.positive("query_pre_attn_scalar")?,
-        false => 256.0,
+    let scale = if entries.has("query_pre_attn_scalar") {
+        entries.positive("query_pre_attn_scalar")?
+    } else {
+        256.0
     };
     let scale = Some(1.0 / scale.sqrt());
     let shape = shape(entries, variant, |entries, index, head_width| {
-        // Every so many layers one sees everything.
+        // One layer of each period sees all positions.
         let own = entries.optional_count("sliding_window_pattern")?;
         let own = own.or(entries.optional_count("_sliding_window_pattern")?).unwrap_or(pattern);
         let is_sliding = match layer_type(entries, index)? {
@@ -128,8 +130,5 @@ fn angles(entries: &Entries, is_sliding: bool, head_width: usize) -> Result<Rota
     }
     let global = rotary(entries, head_width, RotaryDefaults { base: GLOBAL_BASE, share: 1.0 })?;
     let none: Option<RotaryScaling> = None;
-    Ok(match is_sliding {
-        true => RotaryEmbedding { base: local, scaling: none, ..global },
-        false => global,
-    })
+    Ok(if is_sliding { RotaryEmbedding { base: local, scaling: none, ..global } } else { global })
 }

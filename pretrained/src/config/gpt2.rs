@@ -4,21 +4,19 @@ use super::entries::Entries;
 use super::{activation, head_width, layer_count};
 use crate::decoder::{
     AttentionShape, DecoderShape, DropoutShape, Family, FeedForwardShape, LayerShape, NormKind,
-    NormShape, Positions, Projections, Residual,
+    NormShape, Positions, Projections,
 };
 use crate::error::Result;
 
 pub(super) fn gpt2(entries: &Entries) -> Result<DecoderShape> {
-    // Those that are computed in f32 while the model is in another type change nothing in f32.
+    // Scores that are computed in f32 while the model is in another type change nothing in f32.
     entries.without(&["add_cross_attention", "reorder_and_upcast_attn"])?;
     entries.only("tie_word_embeddings", true)?;
     let (width, heads) = (entries.count("n_embd")?, entries.count("n_head")?);
     let head_width = head_width(entries, "n_head", width, heads)?;
     let by_layer = entries.flag("scale_attn_by_inverse_layer_idx", false)?;
-    let scale = match entries.flag("scale_attn_weights", true)? {
-        true => 1.0 / (head_width as f64).sqrt(),
-        false => 1.0,
-    };
+    let is_scaled = entries.flag("scale_attn_weights", true)?;
+    let scale = if is_scaled { 1.0 / (head_width as f64).sqrt() } else { 1.0 };
     let layer = |index: usize| {
         let scale = if by_layer { scale / (index + 1) as f64 } else { scale };
         LayerShape { window: None, rotary: None, scale: Some(scale) }
@@ -32,7 +30,6 @@ pub(super) fn gpt2(entries: &Entries) -> Result<DecoderShape> {
         family: Family::Gpt2,
         vocabulary: entries.count("vocab_size")?,
         width,
-        table_scale: 1.0,
         positions: Positions::Learned,
         attention: AttentionShape {
             heads,
@@ -41,21 +38,19 @@ pub(super) fn gpt2(entries: &Entries) -> Result<DecoderShape> {
             projections: Projections::Packed,
             has_input_bias: true,
             has_output_bias: true,
-            has_head_norms: false,
-            score_cap: None,
             dropout: entries.probability("attn_pdrop", 0.1)?,
+            ..AttentionShape::PLAIN
         },
         feed_forward: FeedForwardShape {
             width: entries.optional_count("n_inner")?.unwrap_or(4 * width),
             activation: activation(entries, "activation_function")?,
-            is_gated: false,
             has_bias: true,
+            ..FeedForwardShape::PLAIN
         },
         norm: NormShape {
             kind: NormKind::Layer,
             eps: entries.optional_number("layer_norm_epsilon")?.unwrap_or(1e-5),
         },
-        residual: Residual::PreNorm,
         layers: (0..layer_count(entries, "n_layer")?).map(layer).collect(),
         is_tied: true,
         deviation: entries.optional_number("initializer_range")?.unwrap_or(0.02),
@@ -64,6 +59,6 @@ pub(super) fn gpt2(entries: &Entries) -> Result<DecoderShape> {
             embedding: entries.probability("embd_pdrop", 0.1)?,
             branch: entries.probability("resid_pdrop", 0.1)?,
         },
-        logit_cap: None,
+        ..DecoderShape::PLAIN
     })
 }

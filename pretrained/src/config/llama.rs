@@ -6,8 +6,7 @@ use super::entries::Entries;
 use super::rotary::{RotaryDefaults, rotary};
 use super::{activation, head_width, layer_count};
 use crate::decoder::{
-    AttentionShape, DecoderShape, DropoutShape, Family, FeedForwardShape, LayerShape, NormKind,
-    NormShape, Positions, Projections, Residual,
+    AttentionShape, DecoderShape, FeedForwardShape, LayerShape, NormKind, NormShape,
 };
 use crate::error::{EntryProblem, Result};
 
@@ -83,9 +82,10 @@ fn with_windows(
 /// The entry `sliding_window`: where it is null there is none, where it is absent it is the one
 /// that transformers assumes.
 pub(super) fn window(entries: &Entries) -> Result<Option<usize>> {
-    match entries.has("sliding_window") {
-        true => entries.optional_count("sliding_window"),
-        false => Ok(Some(4096)),
+    if entries.has("sliding_window") {
+        entries.optional_count("sliding_window")
+    } else {
+        Ok(Some(4096))
     }
 }
 
@@ -101,13 +101,13 @@ fn qwen_window(entries: &Entries, index: usize) -> Result<Option<usize>> {
     }
 }
 
-/// Whether a layer has a window, if `layer_types` says so.
+/// True if a layer has a window, if `layer_types` says so.
 pub(super) fn layer_type(entries: &Entries, index: usize) -> Result<Option<bool>> {
     let Some(types) = entries.value("layer_types") else { return Ok(None) };
     match types.get(index).and_then(Value::as_str) {
         Some("full_attention") => Ok(Some(false)),
         Some("sliding_attention") => Ok(Some(true)),
-        Some(other) => Err(entries.not_built("layer_types", &Value::from(other))),
+        Some(other) => Err(entries.unsupported("layer_types", &Value::from(other))),
         None => {
             let (expected, found) = ("a type for each layer", format!("without layer {index}"));
             Err(entries.error("layer_types", EntryProblem::Wrong { expected, found }))
@@ -149,21 +149,17 @@ pub(super) fn shape(
     }
     let count = layer_count(entries, "num_hidden_layers")?;
     Ok(DecoderShape {
-        family: Family::Llama,
         vocabulary: entries.count("vocab_size")?,
         width,
-        table_scale: 1.0,
-        positions: Positions::Rotary,
         attention: AttentionShape {
             heads,
             groups,
             head_width,
-            projections: Projections::Separate,
             has_input_bias: variant.has_input_bias,
             has_output_bias: variant.has_output_bias,
             has_head_norms: variant.has_head_norms,
-            score_cap: None,
             dropout: entries.probability("attention_dropout", 0.0)?,
+            ..AttentionShape::PLAIN
         },
         feed_forward: FeedForwardShape {
             width: entries.count("intermediate_size")?,
@@ -175,12 +171,10 @@ pub(super) fn shape(
             kind: NormKind::Rms,
             eps: entries.optional_number("rms_norm_eps")?.unwrap_or(1e-6),
         },
-        residual: Residual::PreNorm,
         layers: (0..count).map(|at| layer(entries, at, head_width)).collect::<Result<_>>()?,
         is_tied: entries.flag("tie_word_embeddings", variant.is_tied)?,
         deviation: entries.optional_number("initializer_range")?.unwrap_or(0.02),
         context: entries.optional_count("max_position_embeddings")?.unwrap_or(2048),
-        dropout: DropoutShape::default(),
-        logit_cap: None,
+        ..DecoderShape::PLAIN
     })
 }

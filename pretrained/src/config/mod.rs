@@ -18,8 +18,9 @@ use serde_json::{Map, Value};
 
 use crate::decoder::{Activation, Decoder, DecoderShape, Weights};
 use crate::error::{EntryProblem, PretrainedError, Result};
-use crate::weights::{Stored, load, load_by_parts, read_text, write_beside};
-pub(crate) use entries::{Entries, shortened};
+use crate::files::{read_text, write_beside};
+use crate::weights::{Stored, load, load_by_parts};
+pub(crate) use entries::Entries;
 
 /// Entries without an influence on what a model computes: how weights are initialised and stored,
 /// what text is made of, names of classes, and what other programs keep.
@@ -66,7 +67,7 @@ const IGNORED: [&str; 37] = [
 /// An architecture: its name, the `model_type` of files that name none, and what reads its entries.
 pub(crate) type Architecture<S> = (&'static str, &'static str, fn(&Entries) -> Result<S>);
 
-/// What a configuration describes, and what is made of it. Only shapes of this crate are.
+/// The shape that a configuration describes, with its model. Only shapes of this crate are.
 pub trait Shape: Clone + 'static {
     /// The model of this shape.
     type Model: Stored;
@@ -112,7 +113,7 @@ impl Shape for DecoderShape {
     }
 
     fn stored(&self, device: &Device, dtype: DType, folder: &Path) -> Result<Decoder> {
-        load_by_parts(device, (self, dtype), folder, |_| Ok(()))
+        load_by_parts(device, self, dtype, folder, |_| Ok(()))
     }
 
     fn count(&self) -> u128 {
@@ -141,7 +142,7 @@ impl<S: Shape> ModelConfig<S> {
     ///
     /// # Errors
     /// `NotFound` with where it was looked, `File`, `Json`, and `Entry` for a configuration that
-    /// is damaged or asks for something that is not built here.
+    /// is damaged or asks for something that is not supported.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_in(path.as_ref(), &HubCache::from_environment())
     }
@@ -149,7 +150,7 @@ impl<S: Shape> ModelConfig<S> {
     /// [`ModelConfig::open`] with another cache of the hub.
     ///
     /// # Errors
-    /// Those of [`ModelConfig::open`].
+    /// The errors of [`ModelConfig::open`].
     pub fn open_in(path: &Path, cache: &HubCache) -> Result<Self> {
         if path.is_dir() {
             return Self::read(path, &path.join("config.json"));
@@ -169,7 +170,7 @@ impl<S: Shape> ModelConfig<S> {
     /// The configuration `text`, as if it was in a file of `folder`.
     ///
     /// # Errors
-    /// Those of [`ModelConfig::open`] but `NotFound` and `File`.
+    /// The errors of [`ModelConfig::open`] but `NotFound` and `File`.
     pub fn from_text(folder: impl AsRef<Path>, text: impl Into<String>) -> Result<Self> {
         let folder = folder.as_ref();
         Self::parse(folder, &folder.join("config.json"), text.into())
@@ -204,15 +205,15 @@ impl<S: Shape> ModelConfig<S> {
         self.dtype
     }
 
-    /// What the weights of linear layers are in, if the files have them in few bits, as
-    /// bitsandbytes writes them. Of such a folder [`ModelConfig::load`] reads nothing but what has
-    /// to be converted: on the CPU, parameters and codes are [parts of the
+    /// The format of the weights of linear layers, if the files have them in few bits, as
+    /// bitsandbytes writes them. [`ModelConfig::load`] then reads nothing but what has to be
+    /// converted: on the CPU, parameters and codes are [parts of the
     /// files](lowtide_tensor::Tensor::from_mapped), and frozen.
     pub fn quantization(&self) -> Option<QuantFormat> {
         self.quantization
     }
 
-    /// What the model is made of.
+    /// The shape of the model.
     pub fn shape(&self) -> &S {
         &self.shape
     }
@@ -240,7 +241,7 @@ impl<S: Shape> ModelConfig<S> {
     /// The model with the weights of its folder, in `dtype`, whatever they are stored in.
     ///
     /// # Errors
-    /// Those of [`ModelConfig::model`] and of [`load`].
+    /// The errors of [`ModelConfig::model`] and of [`load`].
     pub fn load(&self, device: &Device, dtype: DType) -> Result<S::Model> {
         self.shape.stored(device, dtype, &self.folder)
     }
@@ -283,7 +284,7 @@ impl Config {
     /// This configuration of the same model with linear layers in `format`, or in floats. Files do
     /// not have GGUF's formats: there is none for them.
     pub fn with_quantization(self, format: Option<QuantFormat>) -> Option<Self> {
-        // It was parsed when the configuration was made.
+        // The text was parsed when the configuration was made.
         let mut entries: Map<String, Value> = serde_json::from_str(&self.text).unwrap_or_default();
         entries.remove(quantization::ENTRY);
         if let Some(format) = format {
@@ -296,7 +297,7 @@ impl Config {
     /// [`ModelConfig::model`] of a decoder.
     ///
     /// # Errors
-    /// Those of [`Decoder::new`].
+    /// The errors of [`Decoder::new`].
     pub fn decoder(&self, device: &Device, key: RandomKey, dtype: DType) -> Result<Decoder> {
         self.model(device, key, dtype)
     }
@@ -306,7 +307,7 @@ impl Config {
     /// there as a whole.
     ///
     /// # Errors
-    /// Those of [`Decoder::new`] and of `change`.
+    /// The errors of [`Decoder::new`] and of `change`.
     pub fn decoder_with(
         &self,
         device: &Device,
@@ -314,26 +315,26 @@ impl Config {
         dtype: DType,
         mut change: impl FnMut(&mut dyn Parameters) -> NnResult<()>,
     ) -> Result<Decoder> {
-        let weights = (Weights::Random(key), dtype);
-        Decoder::by_parts(device, self.shape.clone(), weights, &mut |part| Ok(change(part)?))
+        let weights = Weights::Random(key);
+        Decoder::by_parts(device, self.shape.clone(), weights, dtype, &mut |part| Ok(change(part)?))
     }
 
     /// [`ModelConfig::load`], of which `change` sees each part right after its weights were read:
     /// see [`Config::decoder_with`]. That files and model fit is known before the first is.
     ///
     /// # Errors
-    /// Those of [`Decoder::new`], of [`load`] and of `change`.
+    /// The errors of [`Decoder::new`], of [`load`] and of `change`.
     pub fn load_with(
         &self,
         device: &Device,
         dtype: DType,
         change: impl FnMut(&mut dyn Parameters) -> NnResult<()>,
     ) -> Result<Decoder> {
-        load_by_parts(device, (&self.shape, dtype), &self.folder, change)
+        load_by_parts(device, &self.shape, dtype, &self.folder, change)
     }
 }
 
-/// What reads a configuration, by its `architectures` or, without, its `model_type`.
+/// The architecture of a configuration, by its `architectures` or, without, its `model_type`.
 fn architecture<S: Shape>(entries: &Entries) -> Result<&'static Architecture<S>> {
     let (value, name) = match entries.value("architectures") {
         Some(names) => (names, "architectures"),
@@ -346,7 +347,7 @@ fn architecture<S: Shape>(entries: &Entries) -> Result<&'static Architecture<S>>
     let known = S::architectures()
         .iter()
         .find(|(class, kind, _)| given == Some(if name == "model_type" { kind } else { class }));
-    known.ok_or_else(|| entries.not_built(name, value))
+    known.ok_or_else(|| entries.unsupported(name, value))
 }
 
 /// The type of `dtype`, or as older files have it, of `torch_dtype`.
@@ -358,7 +359,7 @@ fn stored_dtype(entries: &Entries) -> Result<Option<DType>> {
         Some("float16") => Some(DType::F16),
         Some("float32") => Some(DType::F32),
         Some("float64") => Some(DType::F64),
-        Some(other) => return Err(entries.not_built(name, &Value::from(other))),
+        Some(other) => return Err(entries.unsupported(name, &Value::from(other))),
     })
 }
 
@@ -369,7 +370,7 @@ pub(crate) fn activation(entries: &Entries, name: &'static str) -> Result<Activa
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
         "relu" => Activation::Relu,
         "silu" | "swish" => Activation::Silu,
-        other => return Err(entries.not_built(name, &Value::from(other))),
+        other => return Err(entries.unsupported(name, &Value::from(other))),
     })
 }
 
@@ -378,12 +379,11 @@ fn check<S: Shape>(entries: &Entries, shape: &S) -> Result<()> {
     /// Many times the largest model that there is; above are mistakes and attacks.
     const PARAMETERS_MAX: u128 = 1 << 46;
     let count = shape.count();
-    match count <= PARAMETERS_MAX {
-        true => Ok(()),
-        false => {
-            let (expected, found) = ("a number of parameters that a model has", count.to_string());
-            Err(entries.error("(all)", EntryProblem::Wrong { expected, found }))
-        }
+    if count <= PARAMETERS_MAX {
+        Ok(())
+    } else {
+        let (expected, found) = ("a number of parameters that a model has", count.to_string());
+        Err(entries.error("(all)", EntryProblem::Wrong { expected, found }))
     }
 }
 
@@ -391,12 +391,11 @@ fn check<S: Shape>(entries: &Entries, shape: &S) -> Result<()> {
 pub(crate) fn layer_count(entries: &Entries, name: &'static str) -> Result<usize> {
     const LAYERS_MAX: usize = 4096;
     let count = entries.count(name)?;
-    match count <= LAYERS_MAX {
-        true => Ok(count),
-        false => {
-            let (expected, found) = ("at most 4096 layers", count.to_string());
-            Err(entries.error(name, EntryProblem::Wrong { expected, found }))
-        }
+    if count <= LAYERS_MAX {
+        Ok(count)
+    } else {
+        let (expected, found) = ("at most 4096 layers", count.to_string());
+        Err(entries.error(name, EntryProblem::Wrong { expected, found }))
     }
 }
 
@@ -407,11 +406,10 @@ pub(crate) fn head_width(
     width: usize,
     heads: usize,
 ) -> Result<usize> {
-    match width.is_multiple_of(heads) {
-        true => Ok(width / heads),
-        false => {
-            let (expected, found) = ("a divisor of the width", heads.to_string());
-            Err(entries.error(name, EntryProblem::Wrong { expected, found }))
-        }
+    if width.is_multiple_of(heads) {
+        Ok(width / heads)
+    } else {
+        let (expected, found) = ("a divisor of the width", heads.to_string());
+        Err(entries.error(name, EntryProblem::Wrong { expected, found }))
     }
 }

@@ -6,7 +6,7 @@ use super::rotary::{RotaryDefaults, rotary};
 use super::{activation, head_width, layer_count};
 use crate::decoder::{
     AttentionShape, DecoderShape, DropoutShape, Family, FeedForwardShape, LayerShape, NormKind,
-    NormShape, Positions, Projections, Residual,
+    NormShape, Projections, Residual,
 };
 use crate::error::Result;
 
@@ -21,17 +21,13 @@ pub(super) fn neox(entries: &Entries) -> Result<DecoderShape> {
     };
     let rotary = rotary(entries, head_width, absent)?;
     let bias = entries.flag("attention_bias", true)?;
-    let residual = match entries.flag("use_parallel_residual", true)? {
-        true => Residual::Parallel,
-        false => Residual::PreNorm,
-    };
+    let is_parallel = entries.flag("use_parallel_residual", true)?;
+    let residual = if is_parallel { Residual::Parallel } else { Residual::PreNorm };
     let layer = LayerShape { window: None, rotary: Some(rotary), scale: None };
     Ok(DecoderShape {
         family: Family::Neox,
         vocabulary: entries.count("vocab_size")?,
         width,
-        table_scale: 1.0,
-        positions: Positions::Rotary,
         attention: AttentionShape {
             heads,
             groups: heads,
@@ -39,15 +35,14 @@ pub(super) fn neox(entries: &Entries) -> Result<DecoderShape> {
             projections: Projections::PackedByHead,
             has_input_bias: bias,
             has_output_bias: bias,
-            has_head_norms: false,
-            score_cap: None,
             dropout: entries.probability("attention_dropout", 0.0)?,
+            ..AttentionShape::PLAIN
         },
         feed_forward: FeedForwardShape {
             width: entries.count("intermediate_size")?,
             activation: activation(entries, "hidden_act")?,
-            is_gated: false,
             has_bias: true,
+            ..FeedForwardShape::PLAIN
         },
         norm: NormShape {
             kind: NormKind::Layer,
@@ -59,6 +54,6 @@ pub(super) fn neox(entries: &Entries) -> Result<DecoderShape> {
         deviation: entries.optional_number("initializer_range")?.unwrap_or(0.02),
         context: entries.optional_count("max_position_embeddings")?.unwrap_or(2048),
         dropout: DropoutShape { embedding: hidden_dropout, branch: hidden_dropout },
-        logit_cap: None,
+        ..DecoderShape::PLAIN
     })
 }

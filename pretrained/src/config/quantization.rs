@@ -20,11 +20,11 @@ const IGNORED: [&str; 7] = [
     "llm_int8_threshold",
 ];
 
-/// What the weights are in, if in few bits.
+/// The format of the weights, if they are in few bits.
 pub(super) fn quantization(entries: &Entries) -> Result<Option<QuantFormat>> {
     let Some(entries) = entries.inside(ENTRY)? else { return Ok(None) };
     let only = |name: &'static str, built: &str| match entries.optional_text(name)? {
-        Some(text) if text != built => Err(entries.not_built(name, &Value::from(text))),
+        Some(text) if text != built => Err(entries.unsupported(name, &Value::from(text))),
         _ => Ok(()),
     };
     entries.text("quant_method")?;
@@ -39,7 +39,7 @@ pub(super) fn quantization(entries: &Entries) -> Result<Option<QuantFormat>> {
         (true, false, _) => Ok(Some(QuantFormat::Int8Rows)),
         (false, true, "nf4") => Ok(Some(QuantFormat::Nf4 { double })),
         (false, false, _) => Ok(None),
-        _ => Err(entries.not_built("bnb_4bit_quant_type", &Value::from(kind))),
+        _ => Err(entries.unsupported("bnb_4bit_quant_type", &Value::from(kind))),
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::entries::Entries;
 use crate::error::{EntryProblem, Result};
 
-/// What stands for entries that are absent.
+/// Values of entries that are absent.
 #[derive(Clone, Copy)]
 pub(super) struct RotaryDefaults {
     pub(super) base: f64,
@@ -54,7 +54,7 @@ pub(super) fn of_parameters(
             Some(RotaryScaling::ByTurns { factor: factor()?, context, turns })
         }
         "yarn" => Some(yarn(parameters, entries)?),
-        other => return Err(parameters.not_built("rope_type", &Value::from(other))),
+        other => return Err(parameters.unsupported("rope_type", &Value::from(other))),
     };
     parameters.check_all_read(&[])?;
     let plain = plain(head_width, RotaryDefaults { base, share });

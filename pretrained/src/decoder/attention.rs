@@ -8,19 +8,19 @@ use lowtide_nn::parallel::{Branch, Shared};
 use lowtide_nn::{Dropout, Linear, Module, NnResult, Node, Nodes, RotaryTables, Visitor};
 use lowtide_tensor::{AttentionDropout, AttentionOptions, Causal, Tensor};
 
-use super::cache::LayerCache;
+use super::functions::{capped, run_in};
+use super::layer_cache::LayerCache;
 use super::make::Maker;
 use super::names::LayerNames;
 use super::norm::Norm;
-use super::shape::{AttentionShape, NormShape, Projections};
-use super::{capped, run_in};
+use super::shape::{AttentionShape, DecoderShape, Projections};
 use crate::error::Result;
 
 #[derive(Clone, Debug)]
 pub(super) struct Attention {
     /// Queries, keys and values, or all in one.
     inputs: Vec<Linear>,
-    /// Of queries and keys, or none.
+    /// The norms of queries and of keys, or none.
     head_norms: Vec<Norm>,
     output: Linear,
     shape: AttentionShape,
@@ -28,7 +28,7 @@ pub(super) struct Attention {
     names: &'static LayerNames,
 }
 
-/// What the queries of a pass see, and how they are turned.
+/// The keys that the queries of a pass see, and the angles by which they are turned.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     /// True where a query sees a key, besides what the order of positions says; broadcasts to
@@ -38,13 +38,14 @@ pub(super) struct Seen {
 }
 
 impl Attention {
-    /// The last layer begins with `deviation`.
+    /// The attention of the layer `path` of `model`, with a factor of the scores.
     pub(super) fn new(
         make: &Maker<'_>,
-        (path, names): (&str, &'static LayerNames),
-        (width, shape, norm): (usize, AttentionShape, NormShape),
-        (scale, deviation): (Option<f64>, f64),
+        path: &str,
+        model: &DecoderShape,
+        scale: Option<f64>,
     ) -> Result<Self> {
+        let (names, shape, width) = (model.family.names().layer, model.attention, model.width);
         let AttentionShape { heads, groups, head_width, has_input_bias, .. } = shape;
         let path = |name: &str| format!("{path}.{}.{name}", names.attention);
         let counts: &[usize] = match shape.projections {
@@ -55,11 +56,10 @@ impl Attention {
             make.linear(&path(name), [width, count * head_width], has_input_bias)
         };
         let inputs = counts.iter().zip(&names.inputs).map(input).collect::<Result<_>>()?;
-        let head_norms = match shape.has_head_norms {
-            true => vec![make.norm(norm, head_width)?, make.norm(norm, head_width)?],
-            false => Vec::new(),
-        };
-        let sizes = [heads * head_width, width];
+        let head_norm = || make.norm(model.norm, head_width);
+        let head_norms =
+            if shape.has_head_norms { vec![head_norm()?, head_norm()?] } else { Vec::new() };
+        let (sizes, deviation) = ([heads * head_width, width], model.branch_deviation());
         let output =
             make.linear_with(&path(names.output), sizes, shape.has_output_bias, deviation)?;
         Ok(Attention { inputs, head_norms, output, shape, scale, names })
@@ -77,7 +77,9 @@ impl Attention {
                 branch.made_by(k, &[(0, width)]).made_by(v, &[(0, width)])
             }
             (inputs, Projections::PackedByHead) => branch.made_by(&inputs[0], &[(0, 3 * width)]),
-            (inputs, _) => branch.made_by(&inputs[0], &packed),
+            (inputs, Projections::Packed | Projections::Separate) => {
+                branch.made_by(&inputs[0], &packed)
+            }
         };
         let branch =
             self.head_norms.iter_mut().fold(branch, |branch, norm| branch.with_common(norm));
@@ -123,12 +125,11 @@ impl Attention {
         let [q, k] = self.turned(pass, [q, k], seen.tables.as_ref())?;
         let is_first = cache.is_empty();
         cache.extend(k.value(), v.value())?;
-        let y = match is_first {
-            true => self.attended(pass, [q, k, v], seen.mask.as_ref(), Causal::UpperLeft)?,
-            false => {
-                let [k, v] = cache.seen()?.map(|kept| pass.constant(kept));
-                self.attended(pass, [q, k, v], None, Causal::No)?
-            }
+        let y = if is_first {
+            self.attended(pass, [q, k, v], seen.mask.as_ref(), Causal::UpperLeft)?
+        } else {
+            let [k, v] = cache.seen()?.map(|kept| pass.constant(kept));
+            self.attended(pass, [q, k, v], None, Causal::No)?
         };
         run_in(pass, self.names.output, &self.output, joined(y)?)
     }
@@ -203,8 +204,9 @@ impl Attention {
     /// `[B, T, (H + 2 · G) · D]`
     fn packed(&self, x: Var) -> NnResult<Var> {
         let AttentionShape { heads, head_width, projections, .. } = self.shape;
-        if projections != Projections::PackedByHead {
-            return Ok(x);
+        match projections {
+            Projections::Separate | Projections::Packed => return Ok(x),
+            Projections::PackedByHead => {}
         }
         let shape = *x.shape();
         let (batch, len) = (shape[0], shape[1]);

@@ -4,14 +4,16 @@
 
 use lowtide_autograd::Pass;
 use lowtide_nn::{NnError, NnResult, RotaryTables};
-use lowtide_tensor::{DType, Device, Tensor};
+use lowtide_tensor::Tensor;
 
 use super::attention::Seen;
+use super::functions::run_in;
+use super::layer_cache::LayerCache;
+use super::model::Decoder;
 use super::shape::Positions;
-use super::{Decoder, run_in};
 
-/// What a [`Decoder`] remembers of sequences: keys and values of each layer, of layers with a
-/// window those of the window only.
+/// The keys and values of each layer of a [`Decoder`] for the positions of sequences; of layers
+/// with a window the last ones alone.
 #[derive(Debug)]
 pub struct KeyValueCache {
     layers: Vec<LayerCache>,
@@ -27,7 +29,7 @@ impl KeyValueCache {
         self.len
     }
 
-    /// Whether nothing was seen yet.
+    /// True if nothing was seen yet.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -38,50 +40,6 @@ impl KeyValueCache {
     }
 }
 
-/// Keys and values of a layer.
-#[derive(Debug)]
-pub(super) struct LayerCache {
-    /// `[B, G, S, D]`; position `p` is at `p mod S`, and the order does not matter to attention.
-    keys: Tensor,
-    values: Tensor,
-    len: usize,
-}
-
-impl LayerCache {
-    fn new(device: &Device, shape: [usize; 4], dtype: DType) -> NnResult<Self> {
-        let [keys, values] = [(); 2].map(|()| Tensor::empty(device, shape, dtype));
-        Ok(LayerCache { keys: keys?, values: values?, len: 0 })
-    }
-
-    /// Whether nothing was seen yet.
-    pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Takes keys and values of the positions after those that are there, `[B, G, T, D]`.
-    pub(super) fn extend(&mut self, keys: &Tensor, values: &Tensor) -> NnResult<()> {
-        let (room, len) = (self.keys.shape()[2], keys.shape()[2]);
-        // Of more than there is room for, the last ones.
-        let mut from = len.saturating_sub(room);
-        while from < len {
-            let place = (self.len + from) % room;
-            let count = (len - from).min(room - place);
-            for (own, new) in [(&self.keys, keys), (&self.values, values)] {
-                own.narrow(2, place, count)?.copy_(&new.narrow(2, from, count)?)?;
-            }
-            from += count;
-        }
-        self.len += len;
-        Ok(())
-    }
-
-    /// Keys and values that are there, `[B, G, ≤ S, D]`.
-    pub(super) fn seen(&self) -> NnResult<[Tensor; 2]> {
-        let len = self.len.min(self.keys.shape()[2]);
-        Ok([self.keys.narrow(2, 0, len)?, self.values.narrow(2, 0, len)?])
-    }
-}
-
 impl Decoder {
     /// Memory for `batch` sequences of at most `capacity` positions.
     ///
@@ -89,7 +47,11 @@ impl Decoder {
     /// `Option` for more positions than the model has learned, `OutOfMemory`.
     pub fn cache(&self, batch: usize, capacity: usize) -> NnResult<KeyValueCache> {
         let (shape, table) = (self.shape(), self.table.table(&Pass::eval())?);
-        if shape.positions == Positions::Learned && capacity > shape.context {
+        let positions_max = match shape.positions {
+            Positions::Learned => shape.context,
+            Positions::Rotary => usize::MAX,
+        };
+        if capacity > positions_max {
             let (name, value, range) = ("capacity", capacity as f64, "the context of the model");
             return Err(NnError::Option { name, value, range });
         }
@@ -110,7 +72,7 @@ impl Decoder {
         })
     }
 
-    /// What the last of `tokens`, which follow those of `cache`, says of the token after it.
+    /// The logits of the token after the last of `tokens`, which follow the positions of `cache`.
     /// Nothing is recorded. After an error the cache is of no use any more.
     ///
     /// # Shapes

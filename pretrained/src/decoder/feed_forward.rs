@@ -5,10 +5,10 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_nn::parallel::{Branch, Shared};
 use lowtide_nn::{Linear, NnResult, Node, Nodes, Visitor};
 
+use super::functions::run_in;
 use super::make::Maker;
 use super::names::LayerNames;
-use super::run_in;
-use super::shape::{Activation, FeedForwardShape};
+use super::shape::{Activation, DecoderShape, FeedForwardShape};
 use crate::error::Result;
 
 #[derive(Clone, Debug)]
@@ -21,21 +21,15 @@ pub(super) struct FeedForward {
 }
 
 impl FeedForward {
-    /// The last layer begins with `deviation`.
-    pub(super) fn new(
-        make: &Maker<'_>,
-        (path, names): (&str, &'static LayerNames),
-        (width, shape): (usize, FeedForwardShape),
-        deviation: f64,
-    ) -> Result<Self> {
-        let FeedForwardShape { width: hidden, activation, is_gated, has_bias } = shape;
+    /// The hidden features of the layer `path` of `model`.
+    pub(super) fn new(make: &Maker<'_>, path: &str, model: &DecoderShape) -> Result<Self> {
+        let FeedForwardShape { width: hidden, activation, is_gated, has_bias } = model.feed_forward;
+        let (names, width) = (model.family.names().layer, model.width);
         let path = |name: &str| format!("{path}.{}.{name}", names.feed_forward);
-        let gate = match is_gated {
-            true => Some(make.linear(&path(names.gate), [width, hidden], has_bias)?),
-            false => None,
-        };
+        let gate = || make.linear(&path(names.gate), [width, hidden], has_bias);
+        let deviation = model.branch_deviation();
         Ok(FeedForward {
-            gate,
+            gate: is_gated.then(gate).transpose()?,
             up: make.linear(&path(names.up), [width, hidden], has_bias)?,
             down: make.linear_with(&path(names.down), [hidden, width], has_bias, deviation)?,
             activation,

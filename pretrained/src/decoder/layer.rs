@@ -4,12 +4,12 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_nn::{Dropout, Module, NnResult, Nodes, Visitor};
 
 use super::attention::{Attention, Seen};
-use super::cache::LayerCache;
 use super::feed_forward::FeedForward;
+use super::functions::run_in;
+use super::layer_cache::LayerCache;
 use super::make::Maker;
 use super::names::LayerNames;
 use super::norm::Norm;
-use super::run_in;
 use super::shape::{DecoderShape, LayerShape, Residual};
 use crate::error::Result;
 
@@ -22,7 +22,7 @@ pub(super) struct Layer {
     feed_forward: FeedForward,
     after_feed_forward: Option<Norm>,
     residual: Residual,
-    /// Of each branch.
+    /// The probability of dropout of each branch.
     dropout: f64,
     /// Which of the masks and angles of a pass are this layer's.
     pub(super) seen_index: usize,
@@ -30,34 +30,32 @@ pub(super) struct Layer {
 }
 
 impl Layer {
+    /// The layer `path` of `model`.
     pub(super) fn new(
         make: &Maker<'_>,
         path: &str,
-        (of_model, of_layer): (&DecoderShape, LayerShape),
+        model: &DecoderShape,
+        layer: LayerShape,
         seen_index: usize,
     ) -> Result<Self> {
-        let (names, norm) = (of_model.family.names().layer, of_model.norm);
-        let DecoderShape { width, attention, feed_forward, residual, .. } = *of_model;
+        let DecoderShape { width, norm, residual, .. } = *model;
         let after = || -> Result<Option<Norm>> {
             match residual {
                 Residual::PrePostNorm => Ok(Some(make.norm(norm, width)?)),
                 Residual::PreNorm | Residual::Parallel => Ok(None),
             }
         };
-        let deviation = of_model.branch_deviation();
-        let place = (path, names);
-        let shape = (width, attention, norm);
         Ok(Layer {
             attention_norm: make.norm(norm, width)?,
-            attention: Attention::new(make, place, shape, (of_layer.scale, deviation))?,
+            attention: Attention::new(make, path, model, layer.scale)?,
             after_attention: after()?,
             feed_forward_norm: make.norm(norm, width)?,
-            feed_forward: FeedForward::new(make, place, (width, feed_forward), deviation)?,
+            feed_forward: FeedForward::new(make, path, model)?,
             after_feed_forward: after()?,
             residual,
-            dropout: of_model.dropout.branch,
+            dropout: model.dropout.branch,
             seen_index,
-            names,
+            names: model.family.names().layer,
         })
     }
 
@@ -89,7 +87,7 @@ impl Layer {
         let normed = run_in(pass, names.attention_norm, &self.attention_norm, x.clone())?;
         let seen = pass.within(names.attention, || self.drop(pass, attend(normed)?))?;
         let seen = after(pass, names.after_attention, &self.after_attention, seen)?;
-        // What is added to is a branch, whose buffer nothing else needs.
+        // The branch comes first in each sum: nothing else needs its buffer.
         match self.residual {
             Residual::Parallel => {
                 let hidden = self.hidden(pass, x.clone())?;

@@ -4,12 +4,23 @@ use lowtide_allocator::Category;
 use lowtide_nn::{Embedding, LayerNorm, Linear, NnResult, Parameter, Parameters, RmsNorm};
 use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
 
-use super::Weights;
 use super::norm::Norm;
 use super::shape::{NormKind, NormShape};
 use crate::error::Result;
 
-/// What all parameters have in common.
+/// The values of the parameters of a new model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// Normal numbers from a key, biases of 0 and norms that change nothing: to train from the
+    /// beginning.
+    Random(RandomKey),
+    /// Whatever is in memory, for weights that are loaded right after.
+    Unset,
+    /// One number for each matrix, for weights that are put in their places right after.
+    Absent,
+}
+
+/// Device, type and initial values of all parameters of a model.
 pub(crate) struct Maker<'a> {
     pub(crate) device: &'a Device,
     pub(crate) dtype: DType,
@@ -55,10 +66,7 @@ impl Maker<'_> {
         deviation: f64,
     ) -> Result<Linear> {
         let weight = self.normal(name, [outputs, inputs], deviation)?;
-        let bias = match has_bias {
-            true => Some(self.zeros(outputs)?),
-            false => None,
-        };
+        let bias = if has_bias { Some(self.zeros(outputs)?) } else { None };
         Ok(Linear::from_parameters(weight, bias))
     }
 

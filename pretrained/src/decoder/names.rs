@@ -5,7 +5,7 @@ use super::shape::Family;
 /// Names of a model's parts. Those of a part that a family does not have are empty.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Names {
-    /// What files of the model without its output layer leave out.
+    /// The prefix of names that files of the model without its output layer leave out.
     pub(crate) base: &'static str,
     pub(crate) table: &'static str,
     pub(crate) positions: &'static str,

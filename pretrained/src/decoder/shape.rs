@@ -1,8 +1,8 @@
-//! What a decoder is made of.
+//! The shape of a decoder.
 
 use lowtide_nn::RotaryEmbedding;
 
-/// Whose names the parameters have, and whose layout their files.
+/// A family of models, by the names of their parameters and the layout of their files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Family {
@@ -19,35 +19,35 @@ pub enum Family {
 /// A decoder, as plain numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderShape {
-    /// Whose names the parameters have.
+    /// The family, by whose names the parameters are called.
     pub family: Family,
     /// Tokens in the vocabulary.
     pub vocabulary: usize,
     /// Features of each position.
     pub width: usize,
-    /// What the rows of the table of tokens are multiplied by.
+    /// The factor of the rows of the table of tokens.
     pub table_scale: f64,
     /// How positions are encoded.
     pub positions: Positions,
-    /// What is the same in all layers of attention.
+    /// The attention of all layers.
     pub attention: AttentionShape,
-    /// What is the same in all layers of hidden features.
+    /// The hidden features of all layers.
     pub feed_forward: FeedForwardShape,
-    /// Of all norms: which one, and its addend.
+    /// The kind of all norms, and their addend.
     pub norm: NormShape,
     /// How branches are added.
     pub residual: Residual,
-    /// What differs between layers, one entry for each.
+    /// The differences between layers, one entry for each.
     pub layers: Vec<LayerShape>,
-    /// Whether the output layer is the table of tokens.
+    /// True if the output layer is the table of tokens.
     pub is_tied: bool,
     /// Deviation of the initial weights.
     pub deviation: f64,
     /// Positions that the model was made for.
     pub context: usize,
-    /// What is dropped in training.
+    /// Probabilities of dropout in training.
     pub dropout: DropoutShape,
-    /// What logits are kept below, softly. The loss of such a model holds all logits.
+    /// The bound that logits are kept below, softly. The loss of such a model holds all logits.
     pub logit_cap: Option<f64>,
 }
 
@@ -60,7 +60,7 @@ pub enum Positions {
     Rotary,
 }
 
-/// What is the same in all layers of attention.
+/// The attention of all layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Heads of queries.
@@ -69,26 +69,41 @@ pub struct AttentionShape {
     pub groups: usize,
     /// Features of a head.
     pub head_width: usize,
-    /// Whether queries, keys and values are one product.
+    /// True if queries, keys and values are one product.
     pub projections: Projections,
-    /// Whether queries, keys and values have biases.
+    /// True if queries, keys and values have biases.
     pub has_input_bias: bool,
-    /// Whether the result has a bias.
+    /// True if the result has a bias.
     pub has_output_bias: bool,
-    /// Whether the heads of queries and keys are normalised.
+    /// True if the heads of queries and keys are normalised.
     pub has_head_norms: bool,
-    /// What scores are kept below, softly. Such attention holds the scores of all pairs.
+    /// The bound that scores are kept below, softly. Such attention holds the scores of all pairs.
     pub score_cap: Option<f64>,
     /// Probability with which the weight of a pair is dropped in training.
     pub dropout: f64,
 }
 
+impl AttentionShape {
+    /// Attention without heads, biases, norms of heads, a cap and dropout.
+    pub const PLAIN: AttentionShape = AttentionShape {
+        heads: 0,
+        groups: 0,
+        head_width: 0,
+        projections: Projections::Separate,
+        has_input_bias: false,
+        has_output_bias: false,
+        has_head_norms: false,
+        score_cap: None,
+        dropout: 0.0,
+    };
+}
+
 /// Probabilities with which features are dropped in training, in `[0, 1)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DropoutShape {
-    /// Of the sum of the embeddings.
+    /// The probability for the sum of the embeddings.
     pub embedding: f64,
-    /// Of each branch, before it is added.
+    /// The probability for each branch, before it is added.
     pub branch: f64,
 }
 
@@ -104,17 +119,27 @@ pub enum Projections {
     PackedByHead,
 }
 
-/// What is the same in all layers of hidden features.
+/// The hidden features of all layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FeedForwardShape {
     /// Hidden features between the layers.
     pub width: usize,
-    /// What is between the layers.
+    /// The function between the layers.
     pub activation: Activation,
-    /// Whether the hidden features are multiplied by a gate: SwiGLU, GeGLU.
+    /// True if the hidden features are multiplied by a gate: SwiGLU, GeGLU.
     pub is_gated: bool,
-    /// Whether the layers have biases.
+    /// True if the layers have biases.
     pub has_bias: bool,
+}
+
+impl FeedForwardShape {
+    /// Layers without hidden features, a gate and biases.
+    pub const PLAIN: FeedForwardShape = FeedForwardShape {
+        width: 0,
+        activation: Activation::Silu,
+        is_gated: false,
+        has_bias: false,
+    };
 }
 
 /// A function of each hidden feature.
@@ -134,7 +159,7 @@ pub enum Activation {
 /// All norms of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormShape {
-    /// What is normalised, and by which parameters.
+    /// The statistics that are normalised, and the parameters.
     pub kind: NormKind,
     /// Added to the variance or to the mean square.
     pub eps: f64,
@@ -162,10 +187,10 @@ pub enum Residual {
     Parallel,
 }
 
-/// What differs between layers.
+/// The part of a layer in which layers differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerShape {
-    /// How many positions a query sees, its own among them; all up to its own if absent.
+    /// The positions that a query sees, its own among them; all up to its own if absent.
     pub window: Option<usize>,
     /// How queries and keys are turned.
     pub rotary: Option<RotaryEmbedding>,
@@ -174,6 +199,35 @@ pub struct LayerShape {
 }
 
 impl DecoderShape {
+    /// A decoder without features and layers, and without the parts that only some families have:
+    /// a family says what it has besides.
+    pub const PLAIN: DecoderShape = DecoderShape {
+        family: Family::Llama,
+        vocabulary: 0,
+        width: 0,
+        table_scale: 1.0,
+        positions: Positions::Rotary,
+        attention: AttentionShape::PLAIN,
+        feed_forward: FeedForwardShape::PLAIN,
+        norm: NormShape { kind: NormKind::Rms, eps: 1e-6 },
+        residual: Residual::PreNorm,
+        layers: Vec::new(),
+        is_tied: false,
+        deviation: 0.02,
+        context: 2048,
+        dropout: DropoutShape { embedding: 0.0, branch: 0.0 },
+        logit_cap: None,
+    };
+
+    /// Deviation of the layers that end a branch.
+    pub(super) fn branch_deviation(&self) -> f64 {
+        match self.family {
+            // As in "Language models are unsupervised multitask learners" (2019).
+            Family::Gpt2 => self.deviation / (2.0 * self.layers.len() as f64).sqrt(),
+            Family::Llama | Family::Gemma2 | Family::Neox => self.deviation,
+        }
+    }
+
     /// Elements of all parameters.
     pub fn parameter_count(&self) -> u128 {
         let [vocabulary, width, context, layers] =
@@ -196,8 +250,14 @@ impl DecoderShape {
         let inner = linear(width, hidden as u128, has_bias);
         let feed_forward =
             inner * if is_gated { 2 } else { 1 } + linear(hidden as u128, width, has_bias);
-        let norms = if self.residual == Residual::PrePostNorm { 4 } else { 2 };
-        let learned = if self.positions == Positions::Learned { context * width } else { 0 };
+        let norms = match self.residual {
+            Residual::PreNorm | Residual::Parallel => 2,
+            Residual::PrePostNorm => 4,
+        };
+        let learned = match self.positions {
+            Positions::Learned => context * width,
+            Positions::Rotary => 0,
+        };
         let tables = vocabulary * width * if self.is_tied { 1 } else { 2 };
         tables + learned + layers * (attention + feed_forward + norms * norm(width)) + norm(width)
     }

@@ -1,7 +1,8 @@
 //! How the files of a family differ from a decoder in memory.
 
-use super::{Decoder, Family};
-use crate::weights::{Layout, Stored};
+use super::model::Decoder;
+use super::shape::Family;
+use crate::weights::layout::{Layout, Stored};
 
 impl Stored for Decoder {
     fn layout(&self, name: &str) -> Layout {

@@ -29,13 +29,14 @@ pub enum Sampling {
     Greedy,
     /// At random, by `softmax(logits / temperature)` of those that are left.
     Random {
-        /// Of the choices: the same key, the same tokens.
+        /// The key of the choices: the same key, the same tokens.
         key: RandomKey,
         /// Above 0: near 0 the choice is greedy, at 1 the model's own.
         temperature: f64,
         /// How many of the most likely tokens are left; all if absent.
         top_k: Option<usize>,
-        /// Of those, the fewest most likely ones that are this share of the probability are left.
+        /// Among these tokens the fewest most likely ones that have this share of the probability
+        /// are left.
         top_p: f64,
     },
 }
@@ -50,9 +51,8 @@ impl GenerateOptions {
         let Sampling::Random { temperature, top_k, top_p, .. } = self.sampling else {
             return Ok(());
         };
-        let check = |name, value: f64, range, is_in: bool| match is_in {
-            true => Ok(()),
-            false => Err(NnError::Option { name, value, range }),
+        let check = |name, value: f64, range, is_in: bool| {
+            if is_in { Ok(()) } else { Err(NnError::Option { name, value, range }) }
         };
         let is_positive = temperature > 0.0 && temperature.is_finite();
         check("temperature", temperature, "(0, ∞)", is_positive)?;
@@ -79,11 +79,11 @@ impl Decoder {
         self.generate_with(device, prompts, options, |_, _| ControlFlow::Continue(()))
     }
 
-    /// [`Decoder::generate`], which tells `each` of a token as soon as it is chosen, with the index
-    /// of its prompt. Where `each` breaks off, what there is until then is the result.
+    /// [`Decoder::generate`] that calls `each` with a token as soon as it is chosen, and with the
+    /// index of its prompt. Where `each` breaks off, the result is what was generated until then.
     ///
     /// # Errors
-    /// Those of [`Decoder::generate`].
+    /// The errors of [`Decoder::generate`].
     pub fn generate_with(
         &self,
         device: &Device,
@@ -134,7 +134,7 @@ impl Decoder {
     }
 }
 
-/// What is told of each token: the index of its prompt, and the token.
+/// The function that is called for each token, with the index of its prompt and the token.
 pub(crate) type Each<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
 
 /// A prompt that is gone on from.

@@ -24,7 +24,7 @@ pub(super) fn choose(logits: &[f64], sampling: Sampling, [step, row]: [u64; 2]) 
             return index;
         }
     }
-    // What rounding has left over belongs to the last one.
+    // The rest that rounding leaves belongs to the last token.
     count.checked_sub(1).map_or(0, |last| left[last])
 }
 

@@ -12,15 +12,15 @@ use lowtide_tensor::{AttentionDropout, AttentionOptions, Tensor};
 use crate::decoder::Maker;
 use crate::error::Result;
 
-/// Which layers an attention has, under which names.
+/// The layers of an attention, and their names.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) width: usize,
     pub(super) heads: usize,
     pub(super) head_width: usize,
-    /// Whether queries, keys and values have biases, and whether the result has one.
+    /// True if queries, keys and values have biases, and whether the result has one.
     pub(super) biases: [bool; 2],
-    /// Of the layers of queries, keys, values and results.
+    /// The names of the layers of queries, keys, values and results.
     pub(super) names: [&'static str; 4],
     /// Factor of the scores; `1 / sqrt(head_width)` if absent.
     pub(super) scale: Option<f64>,
@@ -81,7 +81,8 @@ impl Attention {
     pub(super) fn forward(
         &self,
         pass: &Pass,
-        (x, memory): (Var, Option<Var>),
+        x: Var,
+        memory: Option<Var>,
         mask: Option<&Tensor>,
         bias: Option<Var>,
     ) -> NnResult<Var> {

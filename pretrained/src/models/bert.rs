@@ -13,15 +13,15 @@ use lowtide_nn::{
 use lowtide_tensor::{DType, Device, Tensor};
 
 use super::attention::{Attention, Sizes};
-use super::{classes, dropped, run_in};
+use super::functions::{classes, dropped};
 use crate::config::{
     Architecture, Entries, ModelConfig, Shape, activation, head_width, layer_count,
 };
-use crate::decoder::{Activation, Maker, Weights, keys_of};
+use crate::decoder::{Activation, Maker, Weights, keys_of, run_in};
 use crate::error::Result;
 use crate::weights::Stored;
 
-/// What a BERT is made of.
+/// The shape of a BERT.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BertShape {
     /// Tokens in the vocabulary.
@@ -38,7 +38,7 @@ pub struct BertShape {
     pub layers: usize,
     /// Heads of attention; divide the width.
     pub heads: usize,
-    /// What is between the two hidden layers.
+    /// The function between the two hidden layers.
     pub activation: Activation,
     /// Added to variances.
     pub eps: f64,
@@ -50,16 +50,16 @@ pub struct BertShape {
     pub head_dropout: f64,
     /// Deviation of the initial weights.
     pub deviation: f64,
-    /// What the model is trained for.
+    /// The head of the model.
     pub head: BertHead,
 }
 
-/// What a [`Bert`] is trained for.
+/// The head of a [`Bert`], by what the model is trained for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BertHead {
     /// Tokens that are hidden, at each position.
     Tokens,
-    /// The class of a sequence, of so many.
+    /// Logits of this number of classes, for a sequence.
     Classes(usize),
 }
 
@@ -77,7 +77,7 @@ impl BertConfig {
     }
 }
 
-/// What a [`Bert`] reads.
+/// The input of a [`Bert`].
 #[derive(Clone, Debug)]
 pub struct BertInput {
     /// `[B, T]` of i64.
@@ -115,7 +115,7 @@ impl Layer {
 
     fn forward(&self, pass: &Pass, x: Var, mask: Option<&Tensor>) -> NnResult<Var> {
         let y = pass.within("attention", || {
-            let y = self.attention.forward(pass, (x.clone(), None), mask, None)?;
+            let y = self.attention.forward(pass, x.clone(), None, mask, None)?;
             dropped(pass, self.dropout, y)
         })?;
         let x = run_in(pass, "attention.output.LayerNorm", &self.attention_norm, y.add(x)?)?;
@@ -129,7 +129,7 @@ impl Layer {
     }
 }
 
-/// What guesses tokens, with the table of tokens as its last layer.
+/// The head that guesses tokens, with the table of tokens as its last layer.
 #[derive(Clone, Debug)]
 struct Guess {
     bias: Parameter,
@@ -139,7 +139,7 @@ struct Guess {
 
 parameters!(Guess { bias, dense as "transform.dense", norm as "transform.LayerNorm" });
 
-/// What says which class a sequence is of.
+/// The head that classifies sequences.
 #[derive(Clone, Debug)]
 struct Classifier {
     pooler: Linear,
@@ -240,12 +240,12 @@ impl Bert {
         })
     }
 
-    /// What the model is made of.
+    /// The shape of the model.
     pub fn shape(&self) -> &BertShape {
         &self.shape
     }
 
-    /// What the layers make of each position.
+    /// The features of each position after all layers.
     ///
     /// # Shapes
     /// `[B, T, C]`
@@ -275,13 +275,13 @@ impl Bert {
         })
     }
 
-    /// What the head says: of each position which token it is, or of the sequence which class.
+    /// The logits of the head: of the token at each position, or of the class of the sequence.
     ///
     /// # Shapes
     /// `[B, T, V]`, or `[B, K]`
     ///
     /// # Errors
-    /// Those of [`Bert::features`].
+    /// The errors of [`Bert::features`].
     pub fn logits(&self, pass: &Pass, input: &BertInput) -> NnResult<Var> {
         let x = self.features(pass, input)?;
         if let Some(guess) = &self.guess {
@@ -308,7 +308,7 @@ impl Bert {
     /// `labels: [B, T]`, or `[B]`, of i64
     ///
     /// # Errors
-    /// Those of [`Bert::features`], and `Label` for a label that there is not.
+    /// The errors of [`Bert::features`], and `Label` for a label that there is not.
     pub fn loss(
         &self,
         pass: &Pass,
@@ -390,7 +390,7 @@ fn shape(entries: &Entries, head: BertHead) -> Result<BertShape> {
     if let Some(kind) = entries.optional_text("position_embedding_type")?
         && kind != "absolute"
     {
-        return Err(entries.not_built("position_embedding_type", &kind.into()));
+        return Err(entries.unsupported("position_embedding_type", &kind.into()));
     }
     let (width, heads) = (entries.count("hidden_size")?, entries.count("num_attention_heads")?);
     head_width(entries, "num_attention_heads", width, heads)?;

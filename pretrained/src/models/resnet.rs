@@ -10,13 +10,13 @@ use lowtide_nn::{
 use lowtide_tensor::{Conv2dGeometry, DType, Device, Pool2dGeometry};
 use serde_json::Value;
 
-use super::{classes, run_in};
+use super::functions::classes;
 use crate::config::{Architecture, Entries, ModelConfig, Shape, activation};
-use crate::decoder::{Activation, Maker, Weights};
+use crate::decoder::{Activation, Maker, Weights, run_in};
 use crate::error::{EntryProblem, Result};
 use crate::weights::Stored;
 
-/// What a ResNet is made of.
+/// The shape of a ResNet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResNetShape {
     /// Channels of an image.
@@ -25,13 +25,13 @@ pub struct ResNetShape {
     pub first: usize,
     /// Channels and layers of each stage.
     pub stages: Vec<[usize; 2]>,
-    /// Whether layers are of three convolutions, of which only the second is larger than a pixel.
+    /// True if layers are of three convolutions, of which only the second is larger than a pixel.
     pub is_bottleneck: bool,
-    /// Whether the first convolution of a bottleneck takes its stride, instead of the second.
+    /// True if the first convolution of a bottleneck takes its stride, instead of the second.
     pub is_first_strided: bool,
-    /// Whether the first stage halves the size.
+    /// True if the first stage halves the size.
     pub is_first_stage_halved: bool,
-    /// What follows each norm but the last of a layer.
+    /// The function after each norm but the last of a layer.
     pub activation: Activation,
     /// Classes of the head.
     pub classes: usize,
@@ -144,11 +144,10 @@ impl ResNetShape {
     ) -> Vec<[usize; 4]> {
         let inner = outputs / 4;
         let [first, second] = if self.is_first_strided { [stride, 1] } else { [1, stride] };
-        match self.is_bottleneck {
-            true => {
-                vec![[inputs, inner, 1, first], [inner, inner, 3, second], [inner, outputs, 1, 1]]
-            }
-            false => vec![[inputs, outputs, 3, stride], [outputs, outputs, 3, 1]],
+        if self.is_bottleneck {
+            vec![[inputs, inner, 1, first], [inner, inner, 3, second], [inner, outputs, 1, 1]]
+        } else {
+            vec![[inputs, outputs, 3, stride], [outputs, outputs, 3, 1]]
         }
     }
 
@@ -169,7 +168,7 @@ impl ResNetShape {
     }
 }
 
-/// Whether a layer's input is made to fit before it is added.
+/// True if a layer's input is made to fit before it is added.
 pub(crate) fn has_shortcut([inputs, outputs]: [usize; 2], stride: usize) -> bool {
     inputs != outputs || stride != 1
 }
@@ -195,12 +194,11 @@ impl ResNet {
                 let window = ([kernel, stride], activation);
                 Convolved::new(&make, &format!("{path}.layer.{at}"), [inputs, outputs], window)
             };
-            let shortcut = match has_shortcut(channels, stride) {
-                true => {
-                    let window = ([1, stride], None);
-                    Some(Convolved::new(&make, &format!("{path}.shortcut"), channels, window)?)
-                }
-                false => None,
+            let shortcut = if has_shortcut(channels, stride) {
+                let window = ([1, stride], None);
+                Some(Convolved::new(&make, &format!("{path}.shortcut"), channels, window)?)
+            } else {
+                None
             };
             let layer = parts.iter().enumerate().map(part).collect::<Result<_>>()?;
             Ok(Layer { shortcut, layer, activation: shape.activation })
@@ -223,7 +221,7 @@ impl ResNet {
         })
     }
 
-    /// What the model is made of.
+    /// The shape of the model.
     pub fn shape(&self) -> &ResNetShape {
         &self.shape
     }
@@ -285,14 +283,14 @@ impl Shape for ResNetShape {
 }
 
 fn shape(entries: &Entries) -> Result<ResNetShape> {
-    // Of models that give what their stages made.
+    // Entries of models that return the results of their stages.
     for name in ["out_features", "out_indices", "stage_names"] {
         entries.value(name);
     }
     let is_bottleneck = match entries.optional_text("layer_type")? {
         None | Some("bottleneck") => true,
         Some("basic") => false,
-        Some(other) => return Err(entries.not_built("layer_type", &Value::from(other))),
+        Some(other) => return Err(entries.unsupported("layer_type", &Value::from(other))),
     };
     let (sizes, depths) = (entries.counts("hidden_sizes")?, entries.counts("depths")?);
     let most = depths.iter().try_fold(0_usize, |sum, depth| sum.checked_add(*depth));

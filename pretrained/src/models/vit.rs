@@ -12,15 +12,15 @@ use lowtide_nn::{
 use lowtide_tensor::{Conv2dGeometry, Corners, DType, Device};
 
 use super::attention::{Attention, Sizes};
-use super::{classes, dropped, run_in};
+use super::functions::{classes, dropped};
 use crate::config::{
     Architecture, Entries, ModelConfig, Shape, activation, head_width, layer_count,
 };
-use crate::decoder::{Activation, Maker, Weights};
+use crate::decoder::{Activation, Maker, Weights, run_in};
 use crate::error::{EntryProblem, Result};
 use crate::weights::Stored;
 
-/// What a ViT is made of.
+/// The shape of a ViT.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ViTShape {
     /// Channels of an image.
@@ -37,9 +37,9 @@ pub struct ViTShape {
     pub layers: usize,
     /// Heads of attention; divide the width.
     pub heads: usize,
-    /// What is between the two hidden layers.
+    /// The function between the two hidden layers.
     pub activation: Activation,
-    /// Whether queries, keys and values have biases.
+    /// True if queries, keys and values have biases.
     pub has_input_bias: bool,
     /// Added to variances.
     pub eps: f64,
@@ -94,7 +94,7 @@ impl Layer {
     fn forward(&self, pass: &Pass, x: Var) -> NnResult<Var> {
         let normed = run_in(pass, "layernorm_before", &self.before, x.clone())?;
         let y = pass.within("attention", || {
-            let y = self.attention.forward(pass, (normed, None), None, None)?;
+            let y = self.attention.forward(pass, normed, None, None, None)?;
             dropped(pass, self.dropout, y)
         })?;
         let x = y.add(x)?;
@@ -186,7 +186,7 @@ impl ViT {
         })
     }
 
-    /// What the model is made of.
+    /// The shape of the model.
     pub fn shape(&self) -> &ViTShape {
         &self.shape
     }
@@ -268,7 +268,7 @@ impl Shape for ViTShape {
 }
 
 fn shape(entries: &Entries) -> Result<ViTShape> {
-    // Those of text-image models and of pictures that are made anew.
+    // Entries of text-image models, and of models that draw pictures anew.
     for name in ["encoder_stride", "pooler_act", "pooler_output_size"] {
         entries.value(name);
     }

@@ -3,6 +3,11 @@
 use lowtide_nn::{NnResult, Parameters};
 use lowtide_tensor::Tensor;
 
+/// The file of weights that are in one.
+pub(super) const FILE: &str = "model.safetensors";
+/// Which file each tensor is in, of weights that are in several.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
 /// A model whose weights are in files of transformers. Only models of this crate are.
 pub trait Stored: Parameters {
     /// How files lay out the tensor `name`.
@@ -12,20 +17,20 @@ pub trait Stored: Parameters {
         Layout::Same
     }
 
-    /// What the names begin with that files of the model without its output layer leave out.
+    /// The prefix of names that files of the model without its output layer leave out.
     #[doc(hidden)]
     fn base(&self) -> &'static str {
         ""
     }
 
-    /// Whether files have a tensor `name` that the model has no use for.
+    /// True if files have a tensor `name` that the model has no use for.
     #[doc(hidden)]
     fn is_unused(&self, name: &str) -> bool {
         let _ = name;
         false
     }
 
-    /// Whether a tensor belongs to what a model is trained for, such as a layer of classes, of this
+    /// True if a tensor belongs to what a model is trained for, such as a layer of classes, of this
     /// model or of another one with the same body.
     #[doc(hidden)]
     fn is_of_head(&self, name: &str) -> bool {
@@ -38,7 +43,7 @@ pub trait Stored: Parameters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Layout {
-    /// The same in both.
+    /// One layout in both.
     Same,
     /// `[outputs, inputs]` in memory, `[inputs, outputs]` in the file.
     Transposed,

@@ -10,12 +10,11 @@ use lowtide_tensor::{DType, Device, MappedFile, Quantized, Shape, SimSpec, Tenso
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value;
 
-use super::layout::{Layout, Stored};
+use super::layout::{FILE, INDEX, Layout, Stored};
 use super::quantized::{self, StoredWeight};
-use super::{FILE, INDEX, read_text};
-use crate::config::shortened;
 use crate::decoder::{Decoder, DecoderShape, Weights};
-use crate::error::{EntryProblem, PretrainedError, Result, WeightProblem};
+use crate::error::{EntryProblem, PretrainedError, Result, WeightProblem, shortened};
+use crate::files::read_text;
 
 /// Elements that are converted at a time: 16 MiB of f32, beside the model.
 const CHUNK_LEN: usize = 4 << 20;
@@ -36,12 +35,12 @@ pub fn load<M: Stored>(model: &mut M, folder: impl AsRef<Path>) -> Result<()> {
 /// alone.
 ///
 /// # Errors
-/// Those of [`load`].
+/// The errors of [`load`].
 pub fn load_body<M: Stored>(model: &mut M, folder: impl AsRef<Path>) -> Result<()> {
     load_parts(model, folder.as_ref(), Parts::Body)
 }
 
-/// Whether the head of a model may differ from that of its files.
+/// True if the head of a model may differ from that of its files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Parts {
     All,
@@ -68,7 +67,8 @@ fn load_parts<M: Stored>(model: &mut M, folder: &Path, parts: Parts) -> Result<(
 /// converted: parameters are parts of the files, and frozen.
 pub(crate) fn load_by_parts(
     device: &Device,
-    (shape, dtype): (&DecoderShape, DType),
+    shape: &DecoderShape,
+    dtype: DType,
     folder: &Path,
     mut change: impl FnMut(&mut dyn Parameters) -> NnResult<()>,
 ) -> Result<Decoder> {
@@ -81,10 +81,11 @@ pub(crate) fn load_by_parts(
     drop(outline);
     let is_mapped = !matched.few_bits.is_empty();
     let weights = if is_mapped { Weights::Absent } else { Weights::Unset };
-    Decoder::by_parts(device, shape.clone(), (weights, dtype), &mut |part| {
-        match is_mapped {
-            true => map_all(part, device, &matched, &files)?,
-            false => fill_all(&tensors_of(part), &matched.floats)?,
+    Decoder::by_parts(device, shape.clone(), weights, dtype, &mut |part| {
+        if is_mapped {
+            map_all(part, device, &matched, &files)?;
+        } else {
+            fill_all(&tensors_of(part), &matched.floats)?;
         }
         Ok(change(part)?)
     })
@@ -100,10 +101,8 @@ fn tensors_of(model: &mut (impl Parameters + ?Sized)) -> Vec<(String, Tensor)> {
 /// The mapped files of a folder.
 fn open(folder: &Path) -> Result<Vec<(PathBuf, MappedFile)>> {
     let (one, index) = (folder.join(FILE), folder.join(INDEX));
-    let paths = match index.is_file() && !one.is_file() {
-        true => shards(folder, &index)?,
-        false => vec![one],
-    };
+    let has_shards = index.is_file() && !one.is_file();
+    let paths = if has_shards { shards(folder, &index)? } else { vec![one] };
     paths
         .into_iter()
         .map(|path| match MappedFile::open(&path) {
@@ -153,7 +152,7 @@ fn parsed(files: &[(PathBuf, MappedFile)]) -> Result<Vec<SafeTensors<'_>>> {
     parsed.collect()
 }
 
-/// What the files have for a model.
+/// The tensors of files that belong to a model.
 struct Matched<'a> {
     /// By the name of the tensor.
     floats: BTreeMap<String, StoredFloats<'a>>,
@@ -161,7 +160,7 @@ struct Matched<'a> {
     few_bits: BTreeMap<String, StoredWeight<'a>>,
 }
 
-/// What a tensor has in a file.
+/// The values of a tensor in a file.
 struct StoredFloats<'a> {
     bytes: &'a [u8],
     dtype: DType,
@@ -207,9 +206,10 @@ fn matched<'a, M: Stored>(
     let unknown = stored.into_keys().filter(|name| !is_known(name));
     let problem = WeightsProblem::Unknown;
     problems.extend(unknown.map(|name| WeightProblem { name, problem: problem.clone() }));
-    match problems.is_empty() {
-        true => Ok(Matched { floats, few_bits }),
-        false => Err(PretrainedError::Weights { folder: folder.to_owned(), problems }),
+    if problems.is_empty() {
+        Ok(Matched { floats, few_bits })
+    } else {
+        Err(PretrainedError::Weights { folder: folder.to_owned(), problems })
     }
 }
 
@@ -258,10 +258,8 @@ fn map_all(
             continue;
         };
         let is_same = *dtype == value.dtype() && *layout == Layout::Same;
-        let mapped = match is_same {
-            true => mapped(device, (*value.shape(), *dtype), bytes, files)?,
-            false => None,
-        };
+        let mapped =
+            if is_same { mapped(device, *value.shape(), *dtype, bytes, files)? } else { None };
         let value = match mapped {
             Some(mapped) => mapped,
             None => {
@@ -290,7 +288,7 @@ fn few_bits_in(
 ) -> Result<Quantized> {
     let StoredWeight { format, shape, parts } = weight;
     let parts = format.parts(*shape)?.into_iter().zip(parts).map(|(part, bytes)| {
-        match mapped(device, (part.shape, part.dtype), bytes, files)? {
+        match mapped(device, part.shape, part.dtype, bytes, files)? {
             Some(mapped) => Ok(mapped),
             None => Ok(Tensor::from_bytes(device, part.shape, part.dtype, bytes)?),
         }
@@ -301,7 +299,8 @@ fn few_bits_in(
 /// The tensor that `bytes` are, if they are in one of the files and not askew.
 fn mapped(
     device: &Device,
-    (shape, dtype): (Shape, DType),
+    shape: Shape,
+    dtype: DType,
     bytes: &[u8],
     files: &[(PathBuf, MappedFile)],
 ) -> Result<Option<Tensor>> {
@@ -410,7 +409,7 @@ fn scratch(plan: &[Planned<'_>]) -> Result<BTreeMap<&'static str, Tensor>> {
     allocated.collect()
 }
 
-/// Whether the bytes of the file are those of the parameter.
+/// True if the bytes of the file are those of the parameter.
 fn is_direct(view: &Tensor, dtype: DType) -> bool {
     view.dtype() == dtype && view.layout().is_contiguous()
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::error::Result;
 
-/// What the tensor that describes an NF4 weight ends in.
+/// The end of the name of the tensor that describes an NF4 weight.
 const STATE: &str = "quant_state.bitsandbytes__nf4";
 /// Elements that share a scale, and scales that share one of their own, in [`QuantFormat::Nf4`].
 const BLOCK_LENS: [u64; 2] = [64, 256];

@@ -11,10 +11,10 @@ use lowtide_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, View};
 use serde_json::{Map, Value, json};
 
-use super::layout::Stored;
+use super::layout::{FILE, INDEX, Stored};
 use super::quantized::{WrittenPart, written};
-use super::{FILE, INDEX, Partial, beside, in_folder, remove};
 use crate::error::{PretrainedError, Result, WeightProblem};
+use crate::files::{Partial, beside, in_folder, remove};
 
 /// Writes every parameter and buffer of `model` into `folder`, which is made if it is not there, as
 /// transformers reads them: `model.safetensors` if they are of at most `shard_bytes_max` together,
@@ -58,17 +58,17 @@ fn publish(
     let index_path = folder.join(INDEX);
     if named.len() <= 1 {
         written.into_iter().try_for_each(rename)?;
-        // Of the model that was there before, in the other form.
+        // The index of a model that was there before, in the other form.
         return remove(&index_path);
     }
     let index = Partial::write(&index_path, |file| file.write(index(named).as_bytes()))?;
-    // It would be that of files of two models.
+    // The index would list files of two models.
     if named.iter().any(|(path, _)| path.exists()) {
         remove(&index_path)?;
     }
     written.into_iter().try_for_each(&mut *rename)?;
     rename(index)?;
-    // Until now the model that was there before: it is read instead.
+    // A single file from before would be read instead of the new ones.
     remove(&folder.join(FILE))
 }
 
@@ -261,9 +261,10 @@ mod tests {
         let published = publish(folder, &named, written, &mut |partial| {
             renames += 1;
             let cut = io::Error::from(io::ErrorKind::Interrupted);
-            match renames > nth {
-                true => Err(PretrainedError::File { path: folder.to_owned(), source: cut }),
-                false => partial.publish(),
+            if renames > nth {
+                Err(PretrainedError::File { path: folder.to_owned(), source: cut })
+            } else {
+                partial.publish()
             }
         });
         assert_eq!(published.is_ok(), renames <= nth);

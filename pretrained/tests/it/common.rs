@@ -63,7 +63,7 @@ pub(crate) fn config(case: &str) -> Outcome<Config> {
     Ok(Config::open(folder(case))?)
 }
 
-/// What transformers computed with a case.
+/// The results of transformers for a case.
 pub(crate) struct Run(Vec<u8>);
 
 impl Run {

@@ -1,4 +1,4 @@
-//! What a `config.json` says, and what it may not say.
+//! Entries of a `config.json` that are read, and entries that are refused.
 
 use std::fs;
 use std::path::Path;
@@ -64,6 +64,29 @@ fn older_entries_say_what_newer_ones_do() -> Outcome {
     let old = llama(json!({"rope_scaling": {"type": "linear", "factor": 4.0}}));
     let scaling = of(&old)?.shape().layers[1].rotary.and_then(|rotary| rotary.scaling);
     assert_eq!(scaling, Some(RotaryScaling::Linear { factor: 4.0 }));
+    Ok(())
+}
+
+#[test]
+fn yarn_scales_scores_only_where_positions_are_stretched() -> Outcome {
+    let attention = |parameters: Value| -> Result<f64, Box<dyn std::error::Error>> {
+        let mut yarn = json!({"rope_type": "yarn", "original_max_position_embeddings": 64});
+        let entries = yarn.as_object_mut().expect("an object");
+        entries.extend(parameters.as_object().expect("an object").clone());
+        let config = of(&llama(json!({ "rope_scaling": yarn })))?;
+        match config.shape().layers[0].rotary.and_then(|rotary| rotary.scaling) {
+            Some(RotaryScaling::Yarn { attention, .. }) => Ok(attention),
+            other => Err(format!("{other:?}").into()),
+        }
+    };
+    let stretched = 0.1 * 4.0_f64.ln() + 1.0;
+    assert_eq!(attention(json!({"factor": 4.0}))?, stretched);
+    // As transformers has it: the logarithm would be 0 or below.
+    for factor in [1.0, 0.5] {
+        assert_eq!(attention(json!({"factor": factor}))?, 1.0, "{factor}");
+        let both = json!({"factor": factor, "mscale": 2.0, "mscale_all_dim": 0.5});
+        assert_eq!(attention(both)?, 1.0, "{factor}");
+    }
     Ok(())
 }
 
@@ -177,7 +200,7 @@ fn what_is_not_built_is_refused_by_name() {
     ] {
         let (entry, problem) = refused(&llama(entries));
         assert_eq!(entry, name);
-        assert!(matches!(problem, EntryProblem::NotBuilt { .. }), "{entry}: {problem}");
+        assert!(matches!(problem, EntryProblem::Unsupported { .. }), "{entry}: {problem}");
     }
 }
 

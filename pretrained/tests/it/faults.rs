@@ -24,13 +24,12 @@ fn files(folder: &Path) -> Outcome<Files> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().expect("a name").to_string_lossy().into_owned();
-        match path.is_dir() {
-            true => {
-                let inside = self::files(&path)?;
-                files.insert(name.clone(), None);
-                files.extend(inside.into_iter().map(|(own, it)| (format!("{name}/{own}"), it)));
-            }
-            false => drop(files.insert(name, Some(fs::read(path)?))),
+        if path.is_dir() {
+            let inside = self::files(&path)?;
+            files.insert(name.clone(), None);
+            files.extend(inside.into_iter().map(|(own, it)| (format!("{name}/{own}"), it)));
+        } else {
+            drop(files.insert(name, Some(fs::read(path)?)))
         }
     }
     Ok(files)

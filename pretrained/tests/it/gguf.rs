@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use lowtide_nn::{LoraOptions, Parameters, adapt};
 use lowtide_pretrained::{
-    Config, Decoder, ExportProblem, GgufNote, GgufOptions, GgufType, PretrainedError, save_gguf,
+    Config, Decoder, DecoderShape, ExportProblem, GgufNote, GgufOptions, GgufType, PretrainedError,
+    Residual, save_gguf,
 };
 use lowtide_tensor::{DType, QuantFormat, bf16, f16};
 use safetensors::SafeTensors;
@@ -441,6 +442,10 @@ fn models_that_llama_cpp_computes_otherwise_are_refused_and_leave_nothing() -> O
         assert!(matches!(problem, ExportProblem::NoForm { .. }), "{case}: {problem:?}");
     }
     let config = config("llama")?;
+    let shape = DecoderShape { residual: Residual::Parallel, ..config.shape().clone() };
+    let problem = refused(&config, &mut Decoder::new(&cpu(1), shape, KEY, DType::F32)?);
+    let what = "this order of norms and branches";
+    assert_eq!(problem, ExportProblem::NoForm { what });
     let mut model = config.load(&cpu(1), DType::F32)?;
     adapt(&mut model, KEY, &LoraOptions::default())?;
     assert_eq!(refused(&config, &mut model), ExportProblem::Parameters);

@@ -176,7 +176,7 @@ fn indexes_that_lie_are_errors_by_name() -> Outcome {
         check_error(&load(&mut model, to.path()).expect_err(what), file, &[], what);
         assert!(bits(&mut model) == before, "{what}");
     }
-    // The same tensors in two files.
+    // Tensors that are in two files.
     let to = copy("llama")?;
     fs::copy(to.path().join(SHARD), to.path().join("again.safetensors"))?;
     let mut index: Value = serde_json::from_slice(&fs::read(to.path().join(INDEX))?)?;
@@ -232,7 +232,7 @@ fn other(byte: u8, seed: usize) -> u8 {
 }
 
 /// Every beginning of a file, and every file with one of the bytes up to `changed_len` changed in a
-/// few ways; where tests may not take minutes, one of so many.
+/// few ways; a share of these where tests may not take minutes.
 pub(crate) fn mutations(good: &[u8], changed_len: usize) -> impl Iterator<Item = Vec<u8>> + '_ {
     let cut = (0..good.len()).map(|len| good[..len].to_vec());
     let changed = (0..changed_len).flat_map(move |at| {
@@ -394,7 +394,7 @@ fn adapters_that_lie_are_errors_by_name_and_change_nothing() -> Outcome {
 fn files_larger_than_any_of_their_kind_are_not_read() -> Outcome {
     let to = copy("llama")?;
     for (name, len) in [("config.json", 1_u64 << 40), (INDEX, 1 << 41)] {
-        // It has a size, and nothing on the disk.
+        // The file has a size, and nothing on the disk.
         let before = fs::read(to.path().join(name))?;
         fs::File::create(to.path().join(name))?.set_len(len)?;
         let loaded = Config::open(to.path()).and_then(|it| it.load(&cpu(1), DType::F32));

@@ -127,7 +127,7 @@ fn configurations_of_other_models_that_lie_are_errors_by_name() -> Outcome {
     Ok(())
 }
 
-/// Looking through so many entries for each of so many layers would take minutes.
+/// Looking through thousands of entries for each of thousands of layers would take minutes.
 #[test]
 fn entries_inside_an_entry_are_few() -> Outcome {
     let many: Map<String, Value> =
@@ -146,7 +146,7 @@ fn entries_inside_an_entry_are_few() -> Outcome {
     let mut entries: Value = serde_json::from_slice(&text)?;
     entries["x".repeat(1 << 20)] = json!(1);
     let error = Config::from_text("place", entries.to_string()).expect_err("not known");
-    check_error(&error, "config.json", &["xxx", "not built"], "a long name");
+    check_error(&error, "config.json", &["xxx", "not supported"], "a long name");
     Ok(())
 }
 

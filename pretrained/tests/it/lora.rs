@@ -154,7 +154,7 @@ fn adapters_of_eight_billion_parameters_are_planned_at_once() -> Outcome {
     model.visit(&mut |_, parameter| {
         trained += if parameter.is_frozen() { 0 } else { parameter.value().element_count() };
     });
-    // What PEFT prints for it.
+    // The text that PEFT prints for it.
     assert_eq!(trained, 41_943_040);
     let before = device.allocator().statistics().allocated.current_bytes;
     let attempt = Attempt::new();

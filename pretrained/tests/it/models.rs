@@ -14,7 +14,7 @@ use lowtide_tensor::{DType, Device, Tensor};
 use crate::common::{KEY, Outcome, Run, cpu, error, f64s, folder, sim, small_sim};
 use crate::parity::optimizer;
 
-/// What a model reads in a step.
+/// The input of a model in a step.
 struct Batch<'a> {
     run: &'a Run,
     device: &'a Device,
@@ -100,7 +100,7 @@ fn t5_writes_what_transformers_writes() -> Outcome {
     Ok(())
 }
 
-/// What three steps leave behind.
+/// The results of three steps.
 #[derive(Default)]
 struct Trained {
     losses: Vec<f64>,
@@ -299,7 +299,7 @@ fn a_body_gets_a_new_head() -> Outcome {
         for ((name, before), after) in names.iter().zip(&fresh).zip(&now) {
             let is_kept = name.starts_with("classifier")
                 || (name.starts_with("bert.pooler") && from == "bert");
-            // What begins with zeros or ones may be so in the file as well, but is not here.
+            // Parameters that begin with zeros or ones may be so in the file as well, but not here.
             assert_eq!(before == after, is_kept, "{from}: {name}");
         }
     }

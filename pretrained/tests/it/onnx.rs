@@ -140,7 +140,7 @@ fn check_graph(place: &Path, elements: u64, case: &str) -> Outcome<BTreeMap<Stri
         for output in node.all(2).map(String::from_utf8_lossy) {
             assert!(known.insert(output.to_string()), "{case}: {output} twice");
         }
-        // Of the standard domain.
+        // The operations are of the standard domain.
         assert_eq!(node.text(7), "");
     }
     assert!(known.contains("logits"), "{case}");

@@ -15,7 +15,7 @@ pub(crate) enum Values {
     Left,
 }
 
-/// What ten steps leave behind.
+/// The results of ten steps.
 #[derive(Default)]
 pub(crate) struct Trained {
     pub(crate) losses: Vec<f64>,

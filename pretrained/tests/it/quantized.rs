@@ -52,7 +52,7 @@ fn what_is_quantized_here_has_the_tensors_that_bitsandbytes_writes() -> Outcome 
         let (to, again, device) = (tempfile::tempdir()?, tempfile::tempdir()?, cpu(2));
         let mut read = config(case)?.load(&device, DType::F32)?;
         save(&mut read, to.path(), 1 << 30)?;
-        // What describes a weight is JSON, whose keys other programs may order otherwise.
+        // The description of a weight is JSON, whose keys other programs may order otherwise.
         let [ours, theirs] = [to.path(), &folder(case)].map(described);
         assert_eq!(ours?, theirs?, "{case}");
         // The floats that the codes stand for have these codes.

@@ -1,4 +1,4 @@
-//! What a trainer relies on: policies of layers, dropout, parts of a batch.
+//! Laws that a trainer relies on: policies of layers, dropout, parts of a batch.
 
 use lowtide_autograd::{Attempt, Offload, Pass, SavedPolicy};
 use lowtide_nn::{LinearCrossEntropyOptions, Parameters};

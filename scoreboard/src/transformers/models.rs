@@ -84,7 +84,7 @@ fn no_dropout(entries: &Map<String, Value>) -> Result<()> {
 /// Entries that lowtide does not support are no failure.
 fn stop(error: PretrainedError) -> Stop {
     match error {
-        PretrainedError::Entry { entry, problem: EntryProblem::NotBuilt { .. }, .. } => {
+        PretrainedError::Entry { entry, problem: EntryProblem::Unsupported { .. }, .. } => {
             Stop::NotApplicable(Reason::Argument, entry)
         }
         PretrainedError::Nn(error) => error.into(),

@@ -10,43 +10,53 @@ use super::file::{GgufType, Stored};
 use super::note::GgufNote;
 use crate::decoder::{DecoderShape, LayerNames, Names, NormKind};
 use crate::error::Result;
+use crate::export::target::Target;
 
-/// The tensors of a model whose parameters are `sources`: matrices in `wanted`, all else in f32.
+/// The form of the tensors of a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kinds {
+    pub(super) architecture: Architecture,
+    /// The type of matrices; all other tensors are f32.
+    pub(super) matrices: GgufType,
+    /// The model and the format, as errors name them.
+    pub(super) target: Target,
+}
+
+/// The tensors of a model whose parameters are `sources`.
 ///
 /// # Errors
-/// `OutOfMemory` for the few numbers of Llama 3's angles.
+/// `Export` for a parameter that the format has no name for; `OutOfMemory` for the few numbers of
+/// Llama 3's angles.
 pub(super) fn stored(
-    architecture: Architecture,
+    Kinds { architecture, matrices, target }: Kinds,
     shape: &DecoderShape,
     sources: Vec<(String, Tensor)>,
-    wanted: GgufType,
 ) -> Result<(Vec<Stored>, Vec<GgufNote>)> {
     let names = Translation::of(shape.family.names());
     let (mut stored, mut unfit_count) = (Vec::with_capacity(sources.len() + 1), 0);
     for (name, value) in sources {
-        let Some((part, name)) = names.translated(&name) else { continue };
+        let (part, name) = names.translated(&name).ok_or_else(|| target.no_place(&name))?;
         let is_norm = part.ends_with("_norm");
         let columns = value.shape().last().copied().unwrap_or(1);
         let is_f32 = value.shape().len() < 2 || is_norm || part == "position_embd";
-        let kind = match is_f32 {
-            true => GgufType::F32,
-            false if wanted.fits(columns) => wanted,
-            false => {
-                unfit_count += 1;
-                GgufType::F16
-            }
+        let kind = if is_f32 {
+            GgufType::F32
+        } else if matrices.fits(columns) {
+            matrices
+        } else {
+            unfit_count += 1;
+            GgufType::F16
         };
         let addend = match shape.norm.kind {
             NormKind::RmsPlusOne if is_norm => 1.0,
-            _ => 0.0,
+            NormKind::RmsPlusOne | NormKind::Rms | NormKind::Layer => 0.0,
         };
         let of_file = value.shape().to_vec();
         let parts = parts(architecture, shape, part, &value)?;
         stored.push(Stored { name, shape: of_file, kind, parts, addend });
     }
-    let is_tied_apart = architecture == Architecture::Neox && shape.is_tied;
+    let is_tied_apart = shape.is_tied && !architecture.may_be_tied();
     if let (true, Some(table)) = (is_tied_apart, stored.first()) {
-        // llama.cpp has no such models that are tied.
         let (name, shape, parts) =
             ("output.weight".to_owned(), table.shape.clone(), table.parts.clone());
         stored.push(Stored { name, shape, parts, ..*table });
@@ -142,7 +152,7 @@ fn parts(
     })
 }
 
-/// What the rates of Llama 3's pairs are divided by.
+/// The divisors of the rates of Llama 3's pairs.
 fn factors(shape: &DecoderShape, device: &Device) -> Result<Option<Tensor>> {
     let rotary = shape.layers.first().and_then(|layer| layer.rotary);
     let Some(rotary) = rotary else { return Ok(None) };

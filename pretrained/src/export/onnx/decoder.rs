@@ -1,4 +1,4 @@
-//! What a decoder computes, node by node.
+//! The graph of a decoder, node by node.
 //!
 //! `B` batch, `T` positions, `C` features of a position, `H` heads of queries, `G` heads of keys
 //! and values, `D` features of a head, `V` vocabulary.
@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use lowtide_nn::RotaryEmbedding;
 
-use super::OnnxModel;
 use super::graph::{Attribute, FLOAT, INT64, Value};
-use super::parts::{Parts, Seeing};
+use super::parts::{OnnxModel, Parts, Seeing};
 use crate::decoder::{
-    AttentionShape, Decoder, DecoderShape, LayerShape, Names, NormKind, Projections, Residual,
+    AttentionShape, Decoder, DecoderShape, LayerShape, Names, NormKind, Positions, Projections,
+    Residual,
 };
 use crate::error::Result;
 
@@ -50,24 +50,24 @@ impl Builder<'_> {
     fn logits(&mut self, tokens: &Value, sizes: &Value) -> Result<Value> {
         let (shape, names) = (self.shape, self.names);
         let weight = |path: &str| format!("{path}.weight");
-        let table = self.parts.weight(&weight(names.table));
+        let table = self.parts.weight(&weight(names.table))?;
         let mut x = self.parts.graph.node("Gather", &[&table, tokens], &[]);
         if shape.table_scale != 1.0 {
             x = self.parts.graph.scaled(&x, shape.table_scale);
         }
-        if self.parts.tensors.contains_key(&weight(names.positions)) {
-            let table = self.parts.weight(&weight(names.positions));
-            let rows = self.parts.graph.node("Gather", &[&table, &self.positions], &[]);
-            x = self.parts.graph.add(&x, &rows);
+        match shape.positions {
+            Positions::Learned => {
+                let table = self.parts.weight(&weight(names.positions))?;
+                let rows = self.parts.graph.node("Gather", &[&table, &self.positions], &[]);
+                x = self.parts.graph.add(&x, &rows);
+            }
+            Positions::Rotary => {}
         }
         for (index, layer) in shape.layers.iter().enumerate() {
             x = self.layer(&x, &format!("{}{index}", names.layers), layer)?;
         }
-        let x = self.norm(&x, names.norm);
-        let head = match shape.is_tied {
-            true => table,
-            false => self.parts.weight(&weight(names.head)),
-        };
+        let x = self.norm(&x, names.norm)?;
+        let head = if shape.is_tied { table } else { self.parts.weight(&weight(names.head))? };
         let head = (&head, [shape.vocabulary, shape.width]);
         let logits = self.parts.product_with_table(&x, head, None, sizes);
         Ok(match shape.logit_cap {
@@ -80,23 +80,38 @@ impl Builder<'_> {
     fn layer(&mut self, x: &Value, path: &str, layer: &LayerShape) -> Result<Value> {
         let names = self.names.layer;
         let within = |name: &str| format!("{path}.{name}");
-        let normed = self.norm(x, &within(names.attention_norm));
-        let mut seen = self.attention(&normed, &within(names.attention), layer)?;
-        if self.shape.residual == Residual::PrePostNorm {
-            seen = self.norm(&seen, &within(names.after_attention));
-        }
-        let middle = self.parts.graph.add(x, &seen);
-        let input = if self.shape.residual == Residual::Parallel { x } else { &middle };
-        let normed = self.norm(input, &within(names.feed_forward_norm));
-        let mut hidden = self.hidden(&normed, &within(names.feed_forward))?;
-        if self.shape.residual == Residual::PrePostNorm {
-            hidden = self.norm(&hidden, &within(names.after_feed_forward));
-        }
+        let normed = self.norm(x, &within(names.attention_norm))?;
+        let seen = self.attention(&normed, &within(names.attention), layer)?;
+        let (middle, hidden) = match self.shape.residual {
+            Residual::PreNorm => {
+                let middle = self.parts.graph.add(x, &seen);
+                let hidden = self.hidden_branch(&middle, path)?;
+                (middle, hidden)
+            }
+            Residual::PrePostNorm => {
+                let seen = self.norm(&seen, &within(names.after_attention))?;
+                let middle = self.parts.graph.add(x, &seen);
+                let hidden = self.hidden_branch(&middle, path)?;
+                (middle, self.norm(&hidden, &within(names.after_feed_forward))?)
+            }
+            Residual::Parallel => {
+                let middle = self.parts.graph.add(x, &seen);
+                let hidden = self.hidden_branch(x, path)?;
+                (middle, hidden)
+            }
+        };
         Ok(self.parts.graph.add(&middle, &hidden))
     }
 
+    /// The hidden features of x after their norm: `[B, T, C] → [B, T, C]`.
+    fn hidden_branch(&mut self, x: &Value, path: &str) -> Result<Value> {
+        let names = self.names.layer;
+        let normed = self.norm(x, &format!("{path}.{}", names.feed_forward_norm))?;
+        self.hidden(&normed, &format!("{path}.{}", names.feed_forward))
+    }
+
     /// A norm over the last dimension.
-    fn norm(&mut self, x: &Value, path: &str) -> Value {
+    fn norm(&mut self, x: &Value, path: &str) -> Result<Value> {
         let (kind, eps) = (self.shape.norm.kind, self.shape.norm.eps);
         let addend = match kind {
             NormKind::Layer => return self.parts.layer_norm(x, path, eps),
@@ -104,7 +119,7 @@ impl Builder<'_> {
             NormKind::RmsPlusOne => 1.0,
         };
         let name = format!("{path}.weight");
-        let tensor = self.parts.tensor(&name);
+        let tensor = self.parts.tensor(&name)?;
         let graph = &mut self.parts.graph;
         let weight = graph.weight(&name, tensor, addend);
         let (wide, eps) = (graph.widened(x), graph.floats(&[], &[eps]));
@@ -114,7 +129,7 @@ impl Builder<'_> {
         let size = graph.node("Sqrt", &[&mean], &[]);
         let normed = graph.node("Div", &[&wide, &size], &[]);
         let normed = graph.narrowed(&normed);
-        graph.mul(&normed, &weight)
+        Ok(graph.mul(&normed, &weight))
     }
 
     /// `x: [B, T, C] → [B, T, C]`
@@ -124,8 +139,8 @@ impl Builder<'_> {
         let [mut q, mut k, v] = self.projected(x, path)?;
         if self.shape.attention.has_head_norms {
             let [q_norm, k_norm] = self.names.layer.head_norms;
-            q = self.norm(&q, &format!("{path}.{q_norm}"));
-            k = self.norm(&k, &format!("{path}.{k_norm}"));
+            q = self.norm(&q, &format!("{path}.{q_norm}"))?;
+            k = self.norm(&k, &format!("{path}.{k_norm}"))?;
         }
         if let Some(rotary) = layer.rotary {
             let angles = self.angles(rotary)?;
@@ -193,7 +208,7 @@ impl Builder<'_> {
         if let Some((_, known)) = self.angles.iter().find(|(kind, _)| *kind == rotary) {
             return Ok(known.clone());
         }
-        let table = self.parts.tensor(&format!("{}.weight", self.names.table));
+        let table = self.parts.tensor(&format!("{}.weight", self.names.table))?;
         let rates = rotary.rates(table.device(), self.shape.attention.head_width)?;
         let rates = rates.to_vec::<f64>()?;
         let graph = &mut self.parts.graph;
@@ -237,13 +252,12 @@ impl Builder<'_> {
         let within = |name: &str| format!("{path}.{name}");
         let parts = &mut self.parts;
         let up = parts.linear(x, &within(names.up), shape.has_bias)?;
-        let hidden = match shape.is_gated {
-            false => parts.activated(&up, shape.activation),
-            true => {
-                let gate = parts.linear(x, &within(names.gate), shape.has_bias)?;
-                let gate = parts.activated(&gate, shape.activation);
-                parts.graph.mul(&gate, &up)
-            }
+        let hidden = if shape.is_gated {
+            let gate = parts.linear(x, &within(names.gate), shape.has_bias)?;
+            let gate = parts.activated(&gate, shape.activation);
+            parts.graph.mul(&gate, &up)
+        } else {
+            parts.activated(&up, shape.activation)
         };
         parts.linear(&hidden, &within(names.down), shape.has_bias)
     }

@@ -9,7 +9,7 @@ const LLAMA_3: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|",
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
-/// The same with single digits.
+/// [`LLAMA_3`] with single digits.
 const QWEN_2: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|",
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -64,7 +64,7 @@ fn by_pattern(split: &Json) -> Option<&'static str> {
     known.into_iter().find(|(known, _)| *known == pattern).map(|(_, name)| name)
 }
 
-/// Whether a tokenizer of characters puts a space before a text.
+/// True if a tokenizer of characters puts a space before a text.
 pub(super) fn adds_space(tokenizer: &Json) -> bool {
     let prepends = |step: &&Json| step["type"] == "Prepend";
     let marks = |step: &&Json| {

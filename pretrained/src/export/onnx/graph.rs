@@ -4,17 +4,46 @@
 use lowtide_tensor::{DType, Tensor};
 
 use super::proto::Message;
-use super::{DATA_FILE, OnnxType};
 use crate::error::Result;
-use crate::weights::{Written, for_each_piece};
+use crate::export::pieces::for_each_piece;
+use crate::files::Written;
 
-/// What weights begin at multiples of: pages, for readers that map the file.
+/// The alignment of weights: pages, for readers that map the file.
 const ALIGN_BYTES: u64 = 4096;
+
+/// The file of the weights.
+pub(super) const DATA_FILE: &str = "model.onnx.data";
 
 /// `TensorProto.DataType`.
 pub(super) const FLOAT: i64 = 1;
 pub(super) const INT64: i64 = 7;
 pub(super) const FLOAT16: i64 = 10;
+
+/// The type of a graph's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnnxType {
+    /// 32 bits.
+    F32,
+    /// 16 bits; norms, softmax and angles are computed in f32.
+    F16,
+}
+
+impl OnnxType {
+    fn element(self) -> i64 {
+        match self {
+            OnnxType::F32 => FLOAT,
+            OnnxType::F16 => FLOAT16,
+        }
+    }
+
+    fn size_bytes(self) -> u64 {
+        match self {
+            OnnxType::F32 => 4,
+            OnnxType::F16 => 2,
+        }
+    }
+}
 
 /// A value of the graph, by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +56,7 @@ impl Value {
     }
 }
 
-/// What a node is told besides its inputs.
+/// An attribute of a node, besides its inputs.
 pub(super) enum Attribute<'a> {
     Int(&'a str, i64),
     Float(&'a str, f32),
@@ -76,7 +105,7 @@ impl Graph {
         Message::default().text(1, name).message(2, &Message::default().message(1, &tensor))
     }
 
-    /// What the graph's numbers are called.
+    /// The type of the graph's numbers, as the format counts types.
     pub(super) fn element(&self) -> i64 {
         self.kind.element()
     }
@@ -206,7 +235,7 @@ impl Graph {
 
     /// The file of the graph.
     pub(super) fn model(&self) -> Vec<u8> {
-        /// Of the format, and of the operations that nodes have.
+        /// Versions of the format, and of the operations of nodes.
         const FORMAT_VERSION: i64 = 8;
         const OPERATIONS_VERSION: i64 = 17;
         let operations = Message::default().text(1, "").int(2, OPERATIONS_VERSION);
@@ -228,8 +257,9 @@ impl Graph {
                 if *addend != 0.0 {
                     piece = piece.add_scalar(*addend)?;
                 }
-                if self.kind == OnnxType::F16 {
-                    piece = piece.to_dtype(DType::F16)?;
+                match self.kind {
+                    OnnxType::F32 => {}
+                    OnnxType::F16 => piece = piece.to_dtype(DType::F16)?,
                 }
                 file.write(&piece.to_bytes()?)
             })?;
@@ -271,7 +301,7 @@ impl Graph {
         self.node("Transpose", &[x], &[Attribute::Ints("perm", axes)])
     }
 
-    /// Parts of so many elements along an axis.
+    /// Parts of x along an axis, with these numbers of elements.
     pub(super) fn split<const N: usize>(
         &mut self,
         x: &Value,

@@ -3,7 +3,8 @@
 use lowtide_nn::Parameters;
 use lowtide_tensor::{DType, Tensor};
 
-use crate::error::{ExportProblem, PretrainedError, Result};
+use super::target::Target;
+use crate::error::{ExportProblem, Result};
 
 /// Elements of a piece: 16 MiB of f32, beside the model.
 const PIECE_LEN: usize = 4 << 20;
@@ -16,13 +17,12 @@ const PIECE_LEN: usize = 4 << 20;
 pub(crate) fn sources(
     model: &mut (impl Parameters + ?Sized),
     count: u128,
-    (architecture, format): (&'static str, &'static str),
+    target: Target,
 ) -> Result<Vec<(String, Tensor)>> {
     let (mut found, mut sources) = (0, Vec::new());
     model.visit(&mut |_, parameter| found += parameter.value().element_count() as u128);
     if found != count {
-        let problem = ExportProblem::Parameters;
-        return Err(PretrainedError::Export { architecture, format, problem });
+        return Err(target.error(ExportProblem::Parameters));
     }
     model.visit_tensors(&mut |name, value| sources.push((name.to_owned(), value.clone())));
     Ok(sources)
@@ -32,7 +32,7 @@ pub(crate) fn sources(
 /// each piece is contiguous.
 ///
 /// # Errors
-/// Those of `write`, `OutOfMemory`, `ValueUnavailable` on a simulated device.
+/// The errors of `write`, `OutOfMemory`, `ValueUnavailable` on a simulated device.
 pub(crate) fn for_each_piece(
     tensor: &Tensor,
     mut write: impl FnMut(Tensor) -> Result<()>,

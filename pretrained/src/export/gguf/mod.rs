@@ -14,15 +14,15 @@ use lowtide_tensor::DType;
 use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::error::Result;
-use crate::weights::{sources, write_file_beside};
+use crate::export::pieces::sources;
+use crate::export::target::Target;
+use crate::files::write_file_beside;
 use architecture::Architecture;
 use file::Value;
+use tensors::Kinds;
 
 pub use file::GgufType;
 pub use note::GgufNote;
-
-/// What errors call the format.
-const FORMAT: &str = "GGUF";
 
 /// How a GGUF file is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct GgufOptions {
     /// The type of matrices; if absent that of the model's parameters, or the nearest one.
     /// Biases, norms and positions are f32, and rows that are no whole blocks f16.
     pub tensor_type: Option<GgufType>,
-    /// What the file calls the model; if absent, its folder's name.
+    /// The name of the model in the file; if absent, its folder's name.
     pub name: Option<String>,
 }
 
@@ -38,7 +38,7 @@ pub struct GgufOptions {
 /// `config`: beside its place first, then renamed. Weights are converted in pieces of a few
 /// megabytes.
 ///
-/// Returns what a user has to know of the file.
+/// Returns notes for the user of the file.
 ///
 /// # Errors
 /// `Export` for a model of which llama.cpp would compute something else, and for one with adapters
@@ -51,9 +51,9 @@ pub fn save_gguf(
     options: &GgufOptions,
 ) -> Result<Vec<GgufNote>> {
     let shape = model.shape().clone();
-    let architecture = Architecture::of(config, &shape)?;
-    let place = (config.architecture(), FORMAT);
-    let sources = sources(model, shape.parameter_count(), place)?;
+    let target = Target { architecture: config.architecture(), format: "GGUF" };
+    let architecture = Architecture::of(&shape, target)?;
+    let sources = sources(model, shape.parameter_count(), target)?;
     let of_model = sources.first().map_or(DType::F32, |(_, value)| value.dtype());
     let wanted = options.tensor_type.unwrap_or(match of_model {
         DType::F16 => GgufType::F16,
@@ -61,7 +61,8 @@ pub fn save_gguf(
         _ => GgufType::F32,
     });
     let (of_shape, mut notes) = architecture.entries(&shape);
-    let (tensors, of_tensors) = tensors::stored(architecture, &shape, sources, wanted)?;
+    let kinds = Kinds { architecture, matrices: wanted, target };
+    let (tensors, of_tensors) = tensors::stored(kinds, &shape, sources)?;
     let (of_tokens, of_vocabulary) = vocabulary::entries(config, shape.vocabulary)?;
     notes.extend(of_tensors);
     notes.extend(of_vocabulary);
@@ -72,7 +73,7 @@ pub fn save_gguf(
         ("general.type".to_owned(), Value::Text("model".to_owned())),
         ("general.name".to_owned(), Value::Text(name)),
         ("general.file_type".to_owned(), Value::Count(wanted.of_file())),
-        // Of the blocks of few bits.
+        // The version of the blocks of few bits.
         ("general.quantization_version".to_owned(), Value::Count(2)),
     ];
     entries.extend(of_shape);

@@ -4,12 +4,11 @@
 
 use lowtide_nn::{RotaryEmbedding, RotaryScaling};
 
-use super::FORMAT;
 use super::file::{Entries, Value};
 use super::note::GgufNote;
-use crate::config::Config;
 use crate::decoder::{Activation, DecoderShape, LayerShape, NormKind, Positions, Residual};
-use crate::error::{ExportProblem, PretrainedError, Result};
+use crate::error::Result;
+use crate::export::target::Target;
 
 /// The architectures that are known here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +28,8 @@ impl Architecture {
     ///
     /// # Errors
     /// `Export`.
-    pub(super) fn of(config: &Config, shape: &DecoderShape) -> Result<Self> {
-        let refused = |what| {
-            let (architecture, problem) = (config.architecture(), ExportProblem::NoForm { what });
-            PretrainedError::Export { architecture, format: FORMAT, problem }
-        };
-        let architecture = match config.architecture() {
+    pub(super) fn of(shape: &DecoderShape, target: Target) -> Result<Self> {
+        let architecture = match target.architecture {
             "LlamaForCausalLM" | "MistralForCausalLM" => Architecture::Llama,
             "Qwen2ForCausalLM" => Architecture::Qwen2,
             "Qwen3ForCausalLM" => Architecture::Qwen3,
@@ -43,11 +38,11 @@ impl Architecture {
             "Gemma3ForCausalLM" => Architecture::Gemma3,
             "GPT2LMHeadModel" => Architecture::Gpt2,
             "GPTNeoXForCausalLM" => Architecture::Neox,
-            _ => return Err(refused("this architecture")),
+            _ => return Err(target.no_form("this architecture")),
         };
         match architecture.missing(shape) {
             None => Ok(architecture),
-            Some(what) => Err(refused(what)),
+            Some(what) => Err(target.no_form(what)),
         }
     }
 
@@ -68,18 +63,47 @@ impl Architecture {
         matches!(self, Architecture::Gemma | Architecture::Gemma2 | Architecture::Gemma3)
     }
 
-    /// Whether some layers may have windows.
-    fn has_windows(self) -> bool {
-        matches!(self, Architecture::Gemma2 | Architecture::Gemma3)
+    /// The number of layers after which the windows begin anew, where no entry says it; `None` for
+    /// an architecture whose layers have no windows.
+    fn usual_period(self) -> Option<usize> {
+        match self {
+            Architecture::Gemma2 => Some(2),
+            Architecture::Gemma3 => Some(6),
+            Architecture::Llama
+            | Architecture::Qwen2
+            | Architecture::Qwen3
+            | Architecture::Gemma
+            | Architecture::Gpt2
+            | Architecture::Neox => None,
+        }
     }
 
-    /// Whether pairs of features that are turned are neighbours: llama.cpp's order of the rows of
+    /// True if some layers may have windows.
+    fn has_windows(self) -> bool {
+        self.usual_period().is_some()
+    }
+
+    /// True if llama.cpp takes the table of tokens where a file has no output layer.
+    pub(super) fn may_be_tied(self) -> bool {
+        match self {
+            Architecture::Neox => false,
+            Architecture::Llama
+            | Architecture::Qwen2
+            | Architecture::Qwen3
+            | Architecture::Gemma
+            | Architecture::Gemma2
+            | Architecture::Gemma3
+            | Architecture::Gpt2 => true,
+        }
+    }
+
+    /// True if pairs of features that are turned are neighbours: llama.cpp's order of the rows of
     /// queries and keys, where transformers has the first half of a head before the second.
     pub(super) fn has_neighbours(self) -> bool {
         self == Architecture::Llama
     }
 
-    /// What the model has and the architecture has not.
+    /// The first part of the model that the architecture does not have.
     fn missing(self, shape: &DecoderShape) -> Option<&'static str> {
         let (attention, feed_forward) = (shape.attention, shape.feed_forward);
         let activations: &[Activation] = match self {
@@ -105,12 +129,23 @@ impl Architecture {
         let has_its_caps = match self {
             Architecture::Gemma2 => caps == [true, true],
             Architecture::Gemma3 => !caps[0],
-            _ => caps == [false, false],
+            Architecture::Llama
+            | Architecture::Qwen2
+            | Architecture::Qwen3
+            | Architecture::Gemma
+            | Architecture::Gpt2
+            | Architecture::Neox => caps == [false, false],
+        };
+        let has_its_branches = match shape.residual {
+            Residual::PreNorm => !self.has_windows(),
+            Residual::PrePostNorm => self.has_windows(),
+            Residual::Parallel => self == Architecture::Neox,
         };
         let checks = [
             (activations.contains(&feed_forward.activation), "this function of hidden features"),
             (has_its_biases, "these biases"),
             (has_its_caps, "these caps of scores and logits"),
+            (has_its_branches, "this order of norms and branches"),
             (shape.is_tied || !self.is_gemma(), "an output layer of its own"),
             (!self.has_windows() || period(shape).is_some(), "this order of windows"),
             (self.has_scales(shape), "this scale of the scores"),
@@ -119,7 +154,7 @@ impl Architecture {
         checks.into_iter().find(|(is_there, _)| !is_there).map(|(_, what)| what)
     }
 
-    /// Whether all layers have the scale of scores that llama.cpp takes.
+    /// True if all layers have the scale of scores that llama.cpp takes.
     fn has_scales(self, shape: &DecoderShape) -> bool {
         let (heads, head_width) = (shape.attention.heads, shape.attention.head_width);
         // The largest Gemmas, which it knows by the number of their layers.
@@ -135,7 +170,7 @@ impl Architecture {
         shape.layers.iter().all(|layer| is_taken(layer.scale.unwrap_or(own)))
     }
 
-    /// Whether the angles of all layers can be said in entries.
+    /// True if the angles of all layers can be said in entries.
     fn has_angles(self, shape: &DecoderShape) -> bool {
         // Only there have layers with a window angles of their own, which are not scaled.
         let has_own = |layer: &&LayerShape| self == Architecture::Gemma3 && layer.window.is_some();
@@ -221,7 +256,6 @@ impl Architecture {
     fn windows(self, shape: &DecoderShape) -> Vec<(&'static str, Value)> {
         let near = shape.layers.iter().find(|layer| layer.window.is_some());
         let period = period(shape).unwrap_or(1);
-        let usual = if self == Architecture::Gemma2 { 2 } else { 6 };
         let mut entries = Vec::new();
         if let Some(window) = near.and_then(|layer| layer.window) {
             entries.push(("attention.sliding_window", count(window)));
@@ -230,7 +264,7 @@ impl Architecture {
             entries.push(("rope.freq_base_swa", Value::Number(angles.base as f32)));
         }
         // Older readers know the usual one only.
-        if period != usual && !fits(shape, usual) {
+        if self.usual_period().is_some_and(|usual| period != usual && !fits(shape, usual)) {
             entries.push(("attention.sliding_window_pattern", count(period)));
         }
         entries
@@ -248,7 +282,7 @@ fn main_angles(shape: &DecoderShape) -> Option<RotaryEmbedding> {
     seeing.or(shape.layers.first()).and_then(|layer| layer.rotary)
 }
 
-/// Whether every layer but each `period`-th has the same window.
+/// True if every layer but each `period`-th has the same window.
 fn fits(shape: &DecoderShape, period: usize) -> bool {
     let window = shape.layers.iter().find_map(|layer| layer.window);
     shape.layers.iter().enumerate().all(|(index, layer)| {
@@ -281,7 +315,9 @@ fn rotary(angles: &RotaryEmbedding, head_width: usize) -> Vec<(&'static str, Val
             ("rope.scaling.yarn_beta_fast", number(fast)),
         ]),
         // Llama 3's are a tensor.
-        _ => {}
+        Some(RotaryScaling::ByTurns { .. }) | None => {}
+        // Refused by `Architecture::has_rotary`.
+        Some(_) => unreachable!("a scaling that llama.cpp does not have"),
     }
     entries
 }

@@ -1,17 +1,30 @@
-//! What the graphs of all models are made of: layers by the names of their parameters.
+//! Parts of the graphs of all models: layers by the names of their parameters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lowtide_tensor::Tensor;
 
 use super::graph::{Attribute, Graph, Value};
 use crate::decoder::Activation;
 use crate::error::Result;
+use crate::export::target::Target;
+use crate::weights::Stored;
+
+/// A model that a graph can be made of: decoders, BERT, ViT and ResNet. Only models of this crate
+/// are.
+pub trait OnnxModel: Stored {
+    /// Adds inputs, all that is computed, and the output.
+    #[doc(hidden)]
+    fn build(&self, parts: &mut Parts) -> Result<()>;
+}
 
 /// A graph that is being built from the parameters of a model.
 pub struct Parts {
     pub(super) graph: Graph,
-    pub(super) tensors: BTreeMap<String, Tensor>,
+    tensors: BTreeMap<String, Tensor>,
+    /// The names of the parameters that are in the graph.
+    read: BTreeSet<String>,
+    target: Target,
 }
 
 /// How queries see keys.
@@ -20,36 +33,63 @@ pub(super) struct Seeing<'a> {
     pub(super) sizes: [usize; 3],
     /// Factor of the scores.
     pub(super) scale: f64,
-    /// What scores are kept below, softly.
+    /// The bound that scores are kept below, softly.
     pub(super) cap: Option<f64>,
     /// True where a query sees a key, `[T, S]` or `[B, 1, 1, 1, S]`; all do if absent.
     pub(super) seen: Option<&'a Value>,
 }
 
 impl Parts {
+    pub(super) fn new(graph: Graph, tensors: Vec<(String, Tensor)>, target: Target) -> Self {
+        let (tensors, read) = (tensors.into_iter().collect(), BTreeSet::new());
+        Parts { graph, tensors, read, target }
+    }
+
     /// A parameter as it is in memory.
-    pub(super) fn tensor(&self, name: &str) -> Tensor {
-        let found = self.tensors.get(name);
-        // The parameters are those of the model, which are counted before.
-        found.unwrap_or_else(|| panic!("a model without {name}")).clone()
+    ///
+    /// # Errors
+    /// `Export` for a name that the model does not have.
+    pub(super) fn tensor(&mut self, name: &str) -> Result<Tensor> {
+        let tensor = self.tensors.get(name).ok_or_else(|| self.target.no_place(name))?;
+        self.read.insert(name.to_owned());
+        Ok(tensor.clone())
+    }
+
+    /// `Ok` if every parameter is in the graph.
+    pub(super) fn check_all_read(&self) -> Result<()> {
+        match self.tensors.keys().find(|name| !self.read.contains(*name)) {
+            Some(name) => Err(self.target.no_place(name)),
+            None => Ok(()),
+        }
     }
 
     /// A parameter in the file beside.
-    pub(super) fn weight(&mut self, name: &str) -> Value {
-        let tensor = self.tensor(name);
-        self.graph.weight(name, tensor, 0.0)
+    pub(super) fn weight(&mut self, name: &str) -> Result<Value> {
+        let tensor = self.tensor(name)?;
+        Ok(self.graph.weight(name, tensor, 0.0))
+    }
+
+    /// The parameters `{path}.{name}` in the file beside.
+    pub(super) fn weights<const N: usize>(
+        &mut self,
+        path: &str,
+        names: [&str; N],
+    ) -> Result<[Value; N]> {
+        let weights = names.map(|name| self.weight(&format!("{path}.{name}")));
+        let weights: Vec<Value> = weights.into_iter().collect::<Result<_>>()?;
+        Ok(weights.try_into().unwrap_or_else(|_| unreachable!("one for each name")))
     }
 
     /// `x Wᵀ + b`, the weight as `[I, O]`, which a product takes without another copy.
     pub(super) fn linear(&mut self, x: &Value, path: &str, has_bias: bool) -> Result<Value> {
         let name = format!("{path}.weight");
-        let tensor = self.tensor(&name).t()?;
+        let tensor = self.tensor(&name)?.t()?;
         let weight = self.graph.weight(&name, tensor, 0.0);
         let y = self.graph.matmul(x, &weight);
         if !has_bias {
             return Ok(y);
         }
-        let bias = self.weight(&format!("{path}.bias"));
+        let bias = self.weight(&format!("{path}.bias"))?;
         Ok(self.graph.add(&y, &bias))
     }
 
@@ -76,10 +116,10 @@ impl Parts {
     }
 
     /// A norm of mean 0 and variance 1 over the last dimension.
-    pub(super) fn layer_norm(&mut self, x: &Value, path: &str, eps: f64) -> Value {
-        let [weight, bias] = ["weight", "bias"].map(|name| self.weight(&format!("{path}.{name}")));
+    pub(super) fn layer_norm(&mut self, x: &Value, path: &str, eps: f64) -> Result<Value> {
+        let [weight, bias] = self.weights(path, ["weight", "bias"])?;
         let attributes = [Attribute::Int("axis", -1), Attribute::Float("epsilon", eps as f32)];
-        self.graph.node("LayerNormalization", &[x, &weight, &bias], &attributes)
+        Ok(self.graph.node("LayerNormalization", &[x, &weight, &bias], &attributes))
     }
 
     /// `[B, T, heads · D] → [B, heads, T, D]`
@@ -153,5 +193,35 @@ impl Parts {
         let small = self.graph.scaled(x, 1.0 / cap);
         let small = self.graph.node("Tanh", &[&small], &[]);
         self.graph.scaled(&small, cap)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_tensor::{CpuOptions, DType, Device};
+
+    use super::*;
+    use crate::error::{ExportProblem, PretrainedError};
+    use crate::export::onnx::graph::OnnxType;
+
+    fn no_place(result: Result<()>) -> String {
+        match result {
+            Err(PretrainedError::Export { problem: ExportProblem::NoPlace { name }, .. }) => name,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn parameters_that_only_the_model_or_only_the_graph_has_are_refused_by_name() -> Result<()> {
+        let device = Device::cpu(CpuOptions::default())?;
+        let one = Tensor::zeros(&device, [1], DType::F32)?;
+        let tensors = ["norm.bias", "norm.weight"].map(|name| (name.to_owned(), one.clone()));
+        let target = Target { architecture: "Llama", format: "ONNX" };
+        let mut parts = Parts::new(Graph::new(OnnxType::F32), tensors.into(), target);
+        parts.weight("norm.weight")?;
+        assert_eq!(no_place(parts.weight("norm.scale").map(drop)), "norm.scale");
+        assert_eq!(no_place(parts.check_all_read()), "norm.bias");
+        parts.weight("norm.bias")?;
+        parts.check_all_read()
     }
 }

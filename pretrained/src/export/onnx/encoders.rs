@@ -1,26 +1,26 @@
-//! What BERT and ViT compute, node by node.
+//! The graphs of BERT and ViT, node by node.
 //!
 //! `B` batch, `T` positions, `C` features of a position, `V` vocabulary, `K` classes, `N` images.
 
-use super::OnnxModel;
 use super::graph::{Attribute, INT64, Value};
-use super::parts::{Parts, Seeing};
+use super::parts::{OnnxModel, Parts, Seeing};
 use crate::error::Result;
 use crate::models::{Bert, BertHead, BertShape, ViT, ViTShape};
 
-/// What layers of both have in common.
+/// The sizes and names of a layer of attention.
 struct Sizes {
     heads: usize,
     width: usize,
     has_input_bias: bool,
-    /// Of the layers of queries, keys, values and results.
+    /// The names of the layers of queries, keys, values and results.
     names: [&'static str; 4],
 }
 
 /// Attention of `x: [B, T, C]` to itself.
 fn attention(
     parts: &mut Parts,
-    (x, path): (&Value, &str),
+    x: &Value,
+    path: &str,
     sizes: &Sizes,
     seen: Option<&Value>,
 ) -> Result<Value> {
@@ -60,8 +60,8 @@ impl OnnxModel for Bert {
                 let hidden = parts.linear(&x, &format!("{guess}.transform.dense"), true)?;
                 let hidden = parts.activated(&hidden, shape.activation);
                 let norm = format!("{guess}.transform.LayerNorm");
-                let hidden = parts.layer_norm(&hidden, &norm, shape.eps);
-                let bias = parts.weight(&format!("{guess}.bias"));
+                let hidden = parts.layer_norm(&hidden, &norm, shape.eps)?;
+                let bias = parts.weight(&format!("{guess}.bias"))?;
                 let table = Value::named("bert.embeddings.word_embeddings.weight");
                 let table = (&table, [shape.vocabulary, shape.width]);
                 let logits = parts.product_with_table(&hidden, table, Some(&bias), &sizes);
@@ -88,9 +88,9 @@ fn bert_features(
     [tokens, mask, types]: &[Value; 3],
     sizes: &Value,
 ) -> Result<Value> {
-    let embeddings = |name: &str| format!("bert.embeddings.{name}");
-    let [words, kinds, places] = ["word", "token_type", "position"]
-        .map(|name| parts.weight(&embeddings(&format!("{name}_embeddings.weight"))));
+    let tables = ["word", "token_type", "position"].map(|of| format!("{of}_embeddings.weight"));
+    let [words, kinds, places] =
+        parts.weights("bert.embeddings", tables.each_ref().map(String::as_str))?;
     let graph = &mut parts.graph;
     let (axis, zero, one) = (graph.int(1), graph.int(0), graph.int(1));
     let len = graph.node("Gather", &[sizes, &axis], &[]);
@@ -105,7 +105,7 @@ fn bert_features(
     let seen = graph.node("Not", &[&is_padding], &[]);
     let axes = graph.ints(&[1, 2, 3]);
     let seen = graph.node("Unsqueeze", &[&seen, &axes], &[]);
-    let mut x = parts.layer_norm(&x, &embeddings("LayerNorm"), shape.eps);
+    let mut x = parts.layer_norm(&x, "bert.embeddings.LayerNorm", shape.eps)?;
     let sizes = Sizes {
         heads: shape.heads,
         width: shape.width,
@@ -114,14 +114,14 @@ fn bert_features(
     };
     for index in 0..shape.layers {
         let within = |name: &str| format!("bert.encoder.layer.{index}.{name}");
-        let y = attention(parts, (&x, &within("attention")), &sizes, Some(&seen))?;
+        let y = attention(parts, &x, &within("attention"), &sizes, Some(&seen))?;
         let y = parts.graph.add(&y, &x);
-        let middle = parts.layer_norm(&y, &within("attention.output.LayerNorm"), shape.eps);
+        let middle = parts.layer_norm(&y, &within("attention.output.LayerNorm"), shape.eps)?;
         let hidden = parts.linear(&middle, &within("intermediate.dense"), true)?;
         let hidden = parts.activated(&hidden, shape.activation);
         let y = parts.linear(&hidden, &within("output.dense"), true)?;
         let y = parts.graph.add(&y, &middle);
-        x = parts.layer_norm(&y, &within("output.LayerNorm"), shape.eps);
+        x = parts.layer_norm(&y, &within("output.LayerNorm"), shape.eps)?;
     }
     Ok(x)
 }
@@ -136,7 +136,7 @@ impl OnnxModel for ViT {
         let elements = parts.graph.element();
         let sizes = [Err("batch"), Ok(channels), Ok(side), Ok(side)];
         let images = parts.graph.input("pixel_values", elements, &sizes);
-        let mut x = vit_patches(parts, shape, &images);
+        let mut x = vit_patches(parts, shape, &images)?;
         let sizes = Sizes {
             heads: shape.heads,
             width: shape.width,
@@ -145,17 +145,17 @@ impl OnnxModel for ViT {
         };
         for index in 0..shape.layers {
             let within = |name: &str| format!("vit.encoder.layer.{index}.{name}");
-            let normed = parts.layer_norm(&x, &within("layernorm_before"), shape.eps);
-            let y = attention(parts, (&normed, &within("attention")), &sizes, None)?;
+            let normed = parts.layer_norm(&x, &within("layernorm_before"), shape.eps)?;
+            let y = attention(parts, &normed, &within("attention"), &sizes, None)?;
             let middle = parts.graph.add(&y, &x);
-            let normed = parts.layer_norm(&middle, &within("layernorm_after"), shape.eps);
+            let normed = parts.layer_norm(&middle, &within("layernorm_after"), shape.eps)?;
             let hidden = parts.linear(&normed, &within("intermediate.dense"), true)?;
             let hidden = parts.activated(&hidden, shape.activation);
             let y = parts.linear(&hidden, &within("output.dense"), true)?;
             x = parts.graph.add(&y, &middle);
         }
         let first = first(parts, &x);
-        let normed = parts.layer_norm(&first, "vit.layernorm", shape.eps);
+        let normed = parts.layer_norm(&first, "vit.layernorm", shape.eps)?;
         let logits = parts.linear(&normed, "classifier", true)?;
         parts.graph.output("logits", &logits, &[Err("batch"), Ok(shape.classes as i64)]);
         Ok(())
@@ -163,15 +163,14 @@ impl OnnxModel for ViT {
 }
 
 /// The first position of all images, then their patches: `[N, 1 + patches, C]`.
-fn vit_patches(parts: &mut Parts, shape: &ViTShape, images: &Value) -> Value {
-    let embeddings = |name: &str| format!("vit.embeddings.{name}");
-    let [weight, bias, token, positions] = [
+fn vit_patches(parts: &mut Parts, shape: &ViTShape, images: &Value) -> Result<Value> {
+    let names = [
         "patch_embeddings.projection.weight",
         "patch_embeddings.projection.bias",
         "cls_token",
         "position_embeddings",
-    ]
-    .map(|name| parts.weight(&embeddings(name)));
+    ];
+    let [weight, bias, token, positions] = parts.weights("vit.embeddings", names)?;
     let stride = [shape.patch as i64; 2];
     let graph = &mut parts.graph;
     let strides = [Attribute::Ints("strides", &stride)];
@@ -184,5 +183,5 @@ fn vit_patches(parts: &mut Parts, shape: &ViTShape, images: &Value) -> Value {
     let sizes = graph.concat(&[&sizes, &rest], 0);
     let token = graph.node("Expand", &[&token, &sizes], &[]);
     let x = graph.concat(&[&token, &patches], 1);
-    graph.add(&x, &positions)
+    Ok(graph.add(&x, &positions))
 }

@@ -1,4 +1,4 @@
-//! What a user of a GGUF file has to know of it.
+//! Notes for the user of a GGUF file.
 
 use std::fmt::{self, Display};
 
@@ -16,7 +16,7 @@ pub enum GgufNote {
         /// The number of such tokens.
         count: usize,
     },
-    /// Layers have windows, which the architecture has not: up to so many positions they make no
+    /// Layers have windows, which the architecture has not. Up to `window` positions they make no
     /// difference, and the file says that the model was made for no more.
     Window {
         /// Positions of the smallest window.

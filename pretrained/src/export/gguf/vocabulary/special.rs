@@ -3,9 +3,9 @@
 use serde_json::{Map, Value as Json};
 
 use super::{File, pre_tokenizer};
-use crate::gguf::file::Value;
+use crate::export::gguf::file::Value;
 
-/// What each is called in configurations and in GGUF.
+/// Special tokens, by their names in configurations and in GGUF.
 const ROLES: [(&str, &str); 7] = [
     ("bos", "bos_token_id"),
     ("eos", "eos_token_id"),
@@ -55,7 +55,7 @@ fn id_of(tokenizer: &Json, text: &str) -> Option<u64> {
     added.filter_map(|token| token["id"].as_u64()).next().or_else(listed)
 }
 
-/// Whether the tokenizer puts a token before and after a text.
+/// True if the tokenizer puts a token before and after a text.
 fn ends(tokenizer: &Json) -> [bool; 2] {
     let is_special =
         |piece: Option<&Json>| piece.is_some_and(|it| it.get("SpecialToken").is_some());

@@ -1,10 +1,9 @@
-//! What a ResNet computes, node by node.
+//! The graph of a ResNet, node by node.
 //!
 //! `N` images, `C` channels, `H` rows, `W` columns, `K` classes.
 
-use super::OnnxModel;
 use super::graph::{Attribute, Value};
-use super::parts::Parts;
+use super::parts::{OnnxModel, Parts};
 use crate::error::Result;
 use crate::models::{ResNet, has_shortcut};
 
@@ -16,7 +15,7 @@ impl OnnxModel for ResNet {
         let elements = parts.graph.element();
         let sizes = [Err("batch"), Ok(shape.channels as i64), Err("height"), Err("width")];
         let images = parts.graph.input("pixel_values", elements, &sizes);
-        let x = convolved(parts, (&images, "resnet.embedder.embedder"), [7, 2]);
+        let x = convolved(parts, &images, "resnet.embedder.embedder", [7, 2])?;
         let x = parts.activated(&x, shape.activation);
         let window = [
             Attribute::Ints("kernel_shape", &[3; 2]),
@@ -30,13 +29,14 @@ impl OnnxModel for ResNet {
                 let convolutions = shape.convolutions(channels, stride);
                 let mut y = x.clone();
                 for (place, [_, _, kernel, stride]) in convolutions.iter().copied().enumerate() {
-                    y = convolved(parts, (&y, &format!("{path}.layer.{place}")), [kernel, stride]);
+                    let layer = format!("{path}.layer.{place}");
+                    y = convolved(parts, &y, &layer, [kernel, stride])?;
                     if place + 1 < convolutions.len() {
                         y = parts.activated(&y, shape.activation);
                     }
                 }
                 if has_shortcut(channels, stride) {
-                    x = convolved(parts, (&x, &format!("{path}.shortcut")), [1, stride]);
+                    x = convolved(parts, &x, &format!("{path}.shortcut"), [1, stride])?;
                 }
                 let sum = parts.graph.add(&y, &x);
                 x = parts.activated(&sum, shape.activation);
@@ -51,15 +51,23 @@ impl OnnxModel for ResNet {
 }
 
 /// A convolution and its norm, by the statistics that were seen in training.
-fn convolved(parts: &mut Parts, (x, path): (&Value, &str), [kernel, stride]: [usize; 2]) -> Value {
-    /// That of all such norms here and in transformers.
+fn convolved(
+    parts: &mut Parts,
+    x: &Value,
+    path: &str,
+    [kernel, stride]: [usize; 2],
+) -> Result<Value> {
+    /// The addend of all such norms here and in transformers.
     const EPS: f32 = 1e-5;
-    let weight = parts.weight(&format!("{path}.convolution.weight"));
+    let weight = parts.weight(&format!("{path}.convolution.weight"))?;
     let (padding, stride) = ([kernel as i64 / 2; 4], [stride as i64; 2]);
     let attributes = [Attribute::Ints("pads", &padding), Attribute::Ints("strides", &stride)];
     let x = parts.graph.node("Conv", &[x, &weight], &attributes);
-    let [scale, bias, mean, variance] = ["weight", "bias", "running_mean", "running_var"]
-        .map(|name| parts.weight(&format!("{path}.normalization.{name}")));
+    let path = format!("{path}.normalization");
+    // The number of batches has no part in the result.
+    parts.tensor(&format!("{path}.num_batches_tracked"))?;
+    let names = ["weight", "bias", "running_mean", "running_var"];
+    let [scale, bias, mean, variance] = parts.weights(&path, names)?;
     let inputs = [&x, &scale, &bias, &mean, &variance];
-    parts.graph.node("BatchNormalization", &inputs, &[Attribute::Float("epsilon", EPS)])
+    Ok(parts.graph.node("BatchNormalization", &inputs, &[Attribute::Float("epsilon", EPS)]))
 }

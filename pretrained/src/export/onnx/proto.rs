@@ -6,7 +6,7 @@
 pub(super) struct Message(Vec<u8>);
 
 impl Message {
-    /// What the wire calls a number, and bytes with their count before them.
+    /// Kinds of fields on the wire: a number, and bytes with their count before them.
     const VARINT: u64 = 0;
     const FIXED_32: u64 = 5;
     const LEN: u64 = 2;

@@ -4,9 +4,10 @@
 use lowtide_tensor::{DType, QuantFormat, Quantized, Tensor};
 
 use crate::error::Result;
-use crate::weights::{Written, for_each_piece};
+use crate::export::pieces::for_each_piece;
+use crate::files::Written;
 
-/// What tensors begin at multiples of, where no entry says otherwise.
+/// The alignment of tensors, where no entry says another one.
 const ALIGN_BYTES: u64 = 32;
 /// Elements of a block of few bits.
 const BLOCK_LEN: usize = 32;
@@ -50,7 +51,7 @@ impl GgufType {
         }
     }
 
-    /// Whether rows of `columns` elements can be stored in it.
+    /// True if rows of `columns` elements can be stored in it.
     pub(super) fn fits(self, columns: usize) -> bool {
         let has_blocks = matches!(self, GgufType::Q8_0 | GgufType::Q4_0);
         !has_blocks || columns.is_multiple_of(BLOCK_LEN)
@@ -85,7 +86,7 @@ fn blocks(piece: &Tensor, columns: usize, format: QuantFormat) -> Result<Vec<u8>
     Ok(quantized.parts()[0].to_bytes()?)
 }
 
-/// What an entry says.
+/// The value of an entry.
 pub(super) enum Value {
     Count(u32),
     Number(f32),
@@ -105,7 +106,7 @@ pub(super) struct Stored {
     /// Rows last, as everywhere but in the file.
     pub(super) shape: Vec<usize>,
     pub(super) kind: GgufType,
-    /// What the elements are, one after the other, in row-major order.
+    /// Tensors with the elements, one after the other, in row-major order.
     pub(super) parts: Vec<Tensor>,
     /// Added to each element.
     pub(super) addend: f64,

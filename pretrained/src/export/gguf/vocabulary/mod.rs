@@ -11,9 +11,9 @@ use serde_json::Value as Json;
 
 use super::file::{Entries, Value};
 use super::note::GgufNote;
-use crate::config::{Config, shortened};
-use crate::error::{EntryProblem, PretrainedError, Result};
-use crate::weights::{read_bytes, read_text};
+use crate::config::Config;
+use crate::error::{EntryProblem, PretrainedError, Result, shortened};
+use crate::files::{read_bytes, read_text};
 
 /// `llama_token_type`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,12 +33,12 @@ struct Token {
     score: f32,
 }
 
-/// What the two kinds of byte pairs are called in the file.
+/// The two kinds of byte pairs, by their names in the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Model {
-    /// Of bytes, which characters stand for.
+    /// Pairs of bytes, each written as a character.
     Gpt2,
-    /// Of characters, with a token for each byte.
+    /// Pairs of characters, with a token for each byte.
     Llama,
 }
 
@@ -72,7 +72,7 @@ impl File {
     }
 }
 
-/// The entries of the tokenizer of a model whose table has so many rows, and of its chats.
+/// The entries of the tokenizer of a model whose table has `rows` rows, and of its chats.
 ///
 /// # Errors
 /// `File`, `Json`, and `Entry` for a tokenizer of another kind.
@@ -134,7 +134,7 @@ fn model(file: &File) -> Result<Model> {
     let kind = model.get("type").and_then(Json::as_str).unwrap_or("BPE");
     if kind != "BPE" {
         let found = kind.to_owned();
-        return Err(file.error("model.type", EntryProblem::NotBuilt { found }));
+        return Err(file.error("model.type", EntryProblem::Unsupported { found }));
     }
     let is_of_bytes = pre_tokenizer::steps(&file.json["pre_tokenizer"])
         .iter()
@@ -145,7 +145,7 @@ fn model(file: &File) -> Result<Model> {
         (false, true) => Ok(Model::Llama),
         (false, false) => {
             let found = "byte pairs without all bytes".to_owned();
-            Err(file.error("model", EntryProblem::NotBuilt { found }))
+            Err(file.error("model", EntryProblem::Unsupported { found }))
         }
     }
 }
@@ -194,7 +194,7 @@ fn tokens(file: &File, model: Model, vocabulary: usize) -> Result<(Vec<Token>, u
         };
         let is_listed = listed.contains_key(added["content"].as_str().unwrap_or_default());
         match added["id"].as_u64() {
-            // It was counted among those of the list.
+            // The token was counted with the list.
             Some(id) if is_listed && id >= vocabulary as u64 => {}
             _ => drop(set(&added["id"], Token { text, kind, score: 0.0 })?),
         }
@@ -247,9 +247,10 @@ fn pairs(file: &File) -> Result<Vec<[&str; 2]>> {
         };
         let (left, right) = parts.ok_or_else(|| file.wrong(entry, "pairs of texts", merge))?;
         let is_token = |text: &str| file.json["model"]["vocab"].get(text).is_some();
-        match is_token(left) && is_token(right) && is_token(&[left, right].concat()) {
-            true => Ok([left, right]),
-            false => Err(file.wrong(entry, "two tokens that make a token", merge)),
+        if is_token(left) && is_token(right) && is_token(&[left, right].concat()) {
+            Ok([left, right])
+        } else {
+            Err(file.wrong(entry, "two tokens that make a token", merge))
         }
     });
     pairs.collect()

@@ -1,0 +1,163 @@
+//! Files of other programs: read whole if they are not too large, and written so that what is at a
+//! place is whole.
+
+use std::fs;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::{PretrainedError, Result};
+
+/// Where a file is written before it is whole.
+pub(crate) fn beside(path: &Path) -> PathBuf {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".partial");
+    beside.into()
+}
+
+/// The bytes of a file that other programs wrote, if there are no more than such files have.
+///
+/// # Errors
+/// `File`, also for what is no regular file, such as a pipe, which is not opened: that would wait
+/// for a writer.
+pub(crate) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
+    let refused = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
+    let read = || {
+        if !fs::metadata(path)?.is_file() {
+            return Err(refused("not a regular file".to_owned()));
+        }
+        let mut bytes = Vec::new();
+        fs::File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 <= bytes_max {
+            Ok(bytes)
+        } else {
+            Err(refused(format!("more than {bytes_max} bytes")))
+        }
+    };
+    read().map_err(|source| PretrainedError::File { path: path.to_owned(), source })
+}
+
+/// [`read_bytes`] of a text.
+///
+/// # Errors
+/// `File`.
+pub(crate) fn read_text(path: &Path, bytes_max: u64) -> Result<String> {
+    let text = String::from_utf8(read_bytes(path, bytes_max)?);
+    text.map_err(|error| {
+        let source = io::Error::new(io::ErrorKind::InvalidData, error.utf8_error());
+        PretrainedError::File { path: path.to_owned(), source }
+    })
+}
+
+/// Writes the contents of a file beside its place first.
+pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_file_beside(path, |file| file.write(bytes))
+}
+
+/// A file that is being written.
+pub(crate) struct Written<'a> {
+    path: &'a Path,
+    file: BufWriter<fs::File>,
+    /// Bytes so far.
+    pub(crate) size_bytes: u64,
+}
+
+impl Written<'_> {
+    /// # Errors
+    /// `File`.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.size_bytes += bytes.len() as u64;
+        let written = self.file.write_all(bytes);
+        written.map_err(|source| PretrainedError::File { path: self.path.to_owned(), source })
+    }
+
+    /// Zeros up to the next multiple of `align_bytes`.
+    ///
+    /// # Errors
+    /// `File`.
+    pub(crate) fn pad(&mut self, align_bytes: u64) -> Result<()> {
+        let count = self.size_bytes.next_multiple_of(align_bytes) - self.size_bytes;
+        self.write(&vec![0; count as usize])
+    }
+}
+
+/// A file that is written beside its place, so that what is at its place is whole. Dropped before
+/// it is published, it leaves nothing.
+pub(crate) struct Partial<'a> {
+    path: &'a Path,
+}
+
+impl<'a> Partial<'a> {
+    /// Writes a file by `write`.
+    ///
+    /// # Errors
+    /// `File`, and those of `write`.
+    pub(crate) fn write(
+        path: &'a Path,
+        write: impl FnOnce(&mut Written<'_>) -> Result<()>,
+    ) -> Result<Self> {
+        let partial = Partial { path };
+        let file = fs::File::create(beside(path)).map_err(|source| partial.error(source))?;
+        let mut written = Written { path, file: BufWriter::new(file), size_bytes: 0 };
+        write(&mut written)?;
+        let file = written.file.into_inner().map_err(|error| partial.error(error.into_error()))?;
+        file.sync_all().map_err(|source| partial.error(source))?;
+        Ok(partial)
+    }
+
+    fn error(&self, source: io::Error) -> PretrainedError {
+        PretrainedError::File { path: self.path.to_owned(), source }
+    }
+
+    /// Puts the file in its place.
+    ///
+    /// # Errors
+    /// `File`; what was there before is then untouched.
+    pub(crate) fn publish(self) -> Result<()> {
+        fs::rename(beside(self.path), self.path).map_err(|source| self.error(source))
+    }
+}
+
+impl Drop for Partial<'_> {
+    fn drop(&mut self) {
+        // Not there any more once it was published.
+        drop(fs::remove_file(beside(self.path)));
+    }
+}
+
+/// Writes a file by `write` beside its place first, so that what is at its place is whole.
+///
+/// # Errors
+/// `File`, and those of `write`; the file that was there before is then untouched.
+pub(crate) fn write_file_beside(
+    path: &Path,
+    write: impl FnOnce(&mut Written<'_>) -> Result<()>,
+) -> Result<()> {
+    Partial::write(path, write)?.publish()
+}
+
+/// Does `work` that writes into `folder`, which is made if it is not there, and then removed again
+/// if `work` fails.
+///
+/// # Errors
+/// `File`, and those of `work`.
+pub(crate) fn in_folder(folder: &Path, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let new: Vec<&Path> = folder.ancestors().take_while(is_new).collect();
+    let made = fs::create_dir_all(folder);
+    made.map_err(|source| PretrainedError::File { path: folder.to_owned(), source })?;
+    // Where something else was written meanwhile, they stay.
+    work().inspect_err(|_| new.iter().for_each(|path| drop(fs::remove_dir(path))))
+}
+
+/// Removes a file, if it is there.
+///
+/// # Errors
+/// `File`.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(PretrainedError::File { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
