@@ -1,4 +1,4 @@
-//! What a trainer leaves open.
+//! Choices that a trainer leaves open.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::parallel::parallelism::Zero;
 use crate::precision::Precision;
 
-/// What a [`Trainer`](crate::Trainer) leaves open.
+/// Choices that a [`Trainer`](crate::Trainer) leaves open.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Seed of everything random in a step.
@@ -37,7 +37,7 @@ pub struct Options {
     /// How long a plan that does not fit, a step or an evaluation that ran out of memory waits for
     /// memory to come back, before it is run in another way or given up.
     pub wait: Duration,
-    /// What becomes of a step whose loss or gradients are not finite.
+    /// The fate of a step whose loss or gradients are not finite.
     pub non_finite: NonFinite,
     /// A device whose memory, up to its capacity, plans may use for what blocks keep for backward:
     /// the processor's, for a training on an NVIDIA device. Beside that device's own memory.
@@ -57,7 +57,7 @@ pub struct Options {
     pub zero: Zero,
 }
 
-/// What becomes of a step whose loss or gradients are infinite or NaN. Where losses are scaled, a
+/// The fate of a step whose loss or gradients are infinite or NaN. Where losses are scaled, a
 /// gradient that overflows is skipped in any case, as often in a row as the scaler allows: 50.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -66,7 +66,7 @@ pub enum NonFinite {
     /// step is written.
     #[default]
     Stop,
-    /// The step is left out, at most so many times in a row.
+    /// The step is left out, at most this number of times in a row.
     Skip(u64),
     /// Nothing is looked at, as in PyTorch: the model may be lost without a word.
     Ignore,

@@ -23,7 +23,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Writes a checkpoint, [`Trainer::snapshot`] and [`Snapshot::write`].
     ///
     /// # Errors
-    /// Those of the two.
+    /// Errors of the two.
     pub fn save(&mut self, path: &Path) -> Result<()> {
         self.snapshot()?.write(path)
     }
@@ -83,7 +83,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// [`Trainer::restore`] from a checkpoint.
     ///
     /// # Errors
-    /// Those of [`Trainer::restore`]; `Checkpoint` with the file if anything is damaged; `File`.
+    /// Errors of [`Trainer::restore`]; `Checkpoint` with the file if anything is damaged; `File`.
     pub fn load(&mut self, path: &Path) -> Result<()> {
         self.go_to(&Saved::on_disk(path)?)
     }

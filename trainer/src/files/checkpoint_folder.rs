@@ -40,7 +40,7 @@ pub struct CheckpointFolder {
     recipe: Option<String>,
     best_cost: f64,
     best_path: Option<PathBuf>,
-    /// Those of this run that are kept as the last ones, in order.
+    /// Errors of this run that are kept as the last ones, in order.
     last: Vec<PathBuf>,
     in_background: bool,
     /// What is being written: its path, and the thread.
@@ -197,7 +197,7 @@ impl CheckpointFolder {
     /// Writes one now, unless the last one is of this step, and waits for it.
     ///
     /// # Errors
-    /// Those of [`Trainer::snapshot`](crate::Trainer::snapshot) and [`Snapshot::write`].
+    /// Errors of [`Trainer::snapshot`](crate::Trainer::snapshot) and [`Snapshot::write`].
     pub fn write_now(&mut self, training: &mut dyn Training) -> Result<()> {
         self.wait();
         let path = self.path_of(training.position().step);

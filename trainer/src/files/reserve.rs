@@ -39,7 +39,7 @@ impl Reserve {
     /// `write`, and if the disk has no room for that, once more in place of a reserve.
     ///
     /// # Errors
-    /// Those of the last `write`.
+    /// Errors of the last `write`.
     pub fn spend<T>(
         reserve: &mut Option<Reserve>,
         mut write: impl FnMut() -> Result<T>,

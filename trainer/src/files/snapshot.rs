@@ -73,8 +73,8 @@ impl Content {
         }
     }
 
-    /// Epochs finished, and the place in the next one. Early versions took the end of an epoch for a
-    /// place in it.
+    /// Epochs finished, and the place in the next one. Early versions took the end of an epoch for
+    /// a place in it.
     pub(crate) fn place(&self) -> (u64, Option<LoaderState>) {
         match self.in_epoch {
             Some(state) if state.batch >= state.sample_count.div_ceil(state.batch_size.max(1)) => {
@@ -86,7 +86,8 @@ impl Content {
 }
 
 /// A training at one moment, in memory, as a checkpoint is on disk. It does not change when the
-/// training goes on, so that it can be written by another thread, or [restored](crate::Trainer::restore).
+/// training goes on, so that it can be written by another thread, or
+/// [restored](crate::Trainer::restore).
 #[derive(Clone)]
 pub struct Snapshot {
     content: Content,
@@ -108,7 +109,7 @@ impl Snapshot {
         self.content.step
     }
 
-    /// The same with the recipe of the training, as [`saved_recipe`] will find it.
+    /// This snapshot with the recipe of the training, as [`saved_recipe`] will find it.
     #[must_use]
     pub fn with_recipe(mut self, recipe: &str) -> Snapshot {
         self.content.recipe = Some(recipe.to_owned());

@@ -1,4 +1,4 @@
-//! What a training changes of a model: what checkpoints, files of runs and hashes hold.
+//! The tensors of a model that a training changes: checkpoints, files of runs and hashes hold them.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::task::contract::Task;
 pub struct Learned<'a> {
     parameters: &'a mut dyn Parameters,
     leaves_frozen_out: bool,
-    /// Of parameters that are divided among ranks, on the host.
+    /// Whole values, on the host, of parameters that are divided among ranks.
     wholes: BTreeMap<LeafId, Tensor>,
 }
 
@@ -24,7 +24,7 @@ impl<'a> Learned<'a> {
         Learned { parameters: task.parameters(), leaves_frozen_out, wholes: BTreeMap::new() }
     }
 
-    /// The same as large as it is in a file: of parameters that ranks share what has the shape of
+    /// The state in the size that it has in a file: a parameter that ranks share has the shape of
     /// the whole, without values.
     pub(crate) fn in_size(task: &'a mut impl Task) -> Self {
         let learned = Learned::of(task);
@@ -38,7 +38,7 @@ impl<'a> Learned<'a> {
         learned.with_wholes(wholes)
     }
 
-    /// The same with these values for parameters that are divided among ranks.
+    /// This state with these values for parameters that are divided among ranks.
     pub(crate) fn with_wholes(self, wholes: BTreeMap<LeafId, Tensor>) -> Self {
         Learned { wholes, ..self }
     }
@@ -51,7 +51,7 @@ impl<'a> Learned<'a> {
     /// Bytes of its tensors, and room for their names in a file.
     pub fn bytes(&mut self) -> [usize; 2] {
         const NAME_BYTES: usize = 512;
-        // Of parameters that are divided the whole, which a file has.
+        // A file has the whole of a parameter that is divided.
         let mut sizes = Vec::new();
         self.visit(&mut |_, parameter| sizes.push(parameter.value().size_bytes()));
         self.visit_buffers(&mut |_, buffer| sizes.push(buffer.value().size_bytes()));

@@ -1,4 +1,4 @@
-//! The division of a training among ranks: the one seam through which everything else asks about it.
+//! The division of a training among ranks: the one seam through which everything else asks.
 //!
 //! A division answers four kinds of questions, a trait each: those of a step in the order of time,
 //! those of a plan, of an evaluation, and of a state that is saved or loaded. The answers that the
@@ -57,11 +57,12 @@ pub(crate) trait Division<T: Task>: StepDivision<T> + PlanDivision<T> {
         Ok(())
     }
 
-    /// Leaves of the model on `device` what this rank has of it, where an example of a batch decides
-    /// that.
+    /// Leaves of the model on `device` what this rank has of it, where an example of a batch
+    /// decides that.
     ///
     /// # Errors
-    /// `OutOfMemory`; `Setting` for a model that cannot be cut so; those of a forward pass; `Ranks`.
+    /// `OutOfMemory`; `Setting` for a model that cannot be cut so; errors of a forward pass;
+    /// `Ranks`.
     fn cut(
         &self,
         _task: &mut T,
@@ -120,7 +121,7 @@ pub(crate) trait StepDivision<T: Task> {
     /// updates. All ranks have theirs then.
     ///
     /// # Errors
-    /// Those of a forward and a backward pass; `Ranks`.
+    /// Errors of a forward and a backward pass; `Ranks`.
     fn compute(&self, computation: &mut Computation<'_, T>) -> Result<Computed>;
 
     /// Gradients that other ranks have as well, and count the length of.
@@ -160,7 +161,7 @@ pub(crate) trait StepDivision<T: Task> {
     /// COMMIT: completes the parameters with these `leaves`, whose update was written.
     ///
     /// # Errors
-    /// Those of ranks and device: some parameters are then not whole.
+    /// Errors of ranks and device: some parameters are then not whole.
     fn after_commit(
         &self,
         _parameters: &mut dyn Parameters,
@@ -180,7 +181,7 @@ pub(crate) trait EvaluationDivision<T: Task> {
     /// The score of a batch, `micro_batch` samples at a time.
     ///
     /// # Errors
-    /// Those of the task; `Ranks`.
+    /// Errors of the task; `Ranks`.
     fn score(
         &self,
         task: &T,
@@ -194,7 +195,7 @@ pub(crate) trait EvaluationDivision<T: Task> {
     /// The score of a whole set, on all ranks.
     ///
     /// # Errors
-    /// Those of the task, out of memory with a single sample; `Ranks`.
+    /// Errors of the task, out of memory with a single sample; `Ranks`.
     fn evaluate(&self, evaluation: &Evaluation<'_, T>) -> Result<Score> {
         evaluation.score_all()
     }
@@ -203,7 +204,7 @@ pub(crate) trait EvaluationDivision<T: Task> {
 /// Freedom that a division leaves to the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlanFreedom {
-    /// True if an update may be fused: a parameter is then updated before the next gradient is there.
+    /// True if an update may be fused: each parameter is updated before the next gradient is there.
     pub(crate) fused_update: bool,
     /// True if an optimizer with states in 8 bits may take the place of another one.
     pub(crate) eight_bit_states: bool,
@@ -214,9 +215,9 @@ pub(crate) struct PlanFreedom {
 /// A plan that a division asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// The fastest, in micro-batches of at most so many samples.
+    /// The fastest plan, in micro-batches of at most this number of samples.
     UpTo(usize),
-    /// The one with these knobs.
+    /// The plan with these knobs.
     With(Knobs),
 }
 
@@ -242,7 +243,7 @@ pub(crate) trait PlanDivision<T: Task> {
     /// samples; `find` finds one of this rank.
     ///
     /// # Errors
-    /// Those of `find`; `Ranks` for those of another rank.
+    /// Errors of `find`; `Ranks` for those of another rank.
     fn plan(&self, size_max: usize, find: &dyn Fn(Wanted) -> Result<Plan>) -> Result<Plan> {
         find(Wanted::UpTo(size_max))
     }
@@ -262,8 +263,8 @@ pub(crate) trait PlanDivision<T: Task> {
         Observed::default()
     }
 
-    /// Bytes that this rank sends in a step of `plan`, by the formula, beside the few by which ranks
-    /// agree and those of buffers.
+    /// Bytes that this rank sends in a step of `plan`, by the formula, beside the few by which
+    /// ranks agree and those of buffers.
     fn sent_bytes(&self, _plan: &Plan, _parameters: &mut dyn Parameters) -> usize {
         0
     }
@@ -285,9 +286,9 @@ pub(crate) struct Gathered {
 /// The role of a rank where whole tensors are gathered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GatherRole {
-    /// It gives its parts, and keeps the whole tensors.
+    /// The rank gives its parts, and keeps the whole tensors.
     Keeps,
-    /// It gives its parts.
+    /// The rank gives its parts.
     Gives,
 }
 
@@ -306,7 +307,7 @@ pub(crate) trait StateDivision {
     /// The optimizer's state, as far as it is here.
     ///
     /// # Errors
-    /// Those of the optimizer.
+    /// Errors of the optimizer.
     fn state(
         &self,
         optimizer: &dyn Stateful,
@@ -318,7 +319,7 @@ pub(crate) trait StateDivision {
     /// Replaces the optimizer's state by one that this [was](StateDivision::state).
     ///
     /// # Errors
-    /// Those of the optimizer.
+    /// Errors of the optimizer.
     fn set_state(
         &self,
         optimizer: &mut dyn Stateful,
@@ -331,7 +332,7 @@ pub(crate) trait StateDivision {
     /// Replaces the optimizer's state by what this rank has of that in a file, `path`.
     ///
     /// # Errors
-    /// Those of the file and of the optimizer, which is then as before.
+    /// Errors of the file and of the optimizer, which is then as before.
     fn load_state(
         &self,
         optimizer: &mut dyn Stateful,
@@ -345,7 +346,7 @@ pub(crate) trait StateDivision {
     /// Overwrites what this rank has of parameters by that of `wholes`.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn take(
         &self,
         _parameters: &mut dyn Parameters,

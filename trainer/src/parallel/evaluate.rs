@@ -50,7 +50,7 @@ impl<T: Task> EvaluationDivision<T> for SameBatches<'_> {
 /// them, all drop their caches and try again, then with half the samples.
 ///
 /// # Errors
-/// Those of `score` with a single sample; `Ranks`.
+/// Errors of `score` with a single sample; `Ranks`.
 pub(crate) fn evaluate_together<T: Task>(
     evaluation: &Evaluation<'_, T>,
     ranks: &dyn Collectives,

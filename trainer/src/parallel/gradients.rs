@@ -72,7 +72,7 @@ impl PartSums<'_> {
 /// complete.
 ///
 /// # Errors
-/// Those of a forward and a backward pass; `Ranks`.
+/// Errors of a forward and a backward pass; `Ranks`.
 pub(crate) fn sum_parts<T: Task>(
     ranks: &dyn Collectives,
     computation: &mut Computation<'_, T>,
@@ -158,8 +158,8 @@ impl<T: Task> PlanDivision<T> for Gradients {
         Ok(Box::new(Gradients { ranks: Arc::new(mirrored(&*self.ranks)) }))
     }
 
-    /// Of each micro-batch the others are sent their parts of the gradients, and once the part that
-    /// was updated.
+    /// Other ranks are sent their parts of the gradients of each micro-batch, and once the part
+    /// that was updated.
     fn sent_bytes(&self, plan: &Plan, parameters: &mut dyn Parameters) -> usize {
         let times = plan.micro_batches() + 1;
         times * sent_to_others(trained_bytes(parameters), self.ranks.rank())

@@ -12,9 +12,9 @@ use crate::error::Result;
 pub(crate) enum Word {
     Continue,
     Stop,
-    /// It needs the whole state of the optimizer, for which all ranks give their parts.
+    /// The rank needs the whole state, for which all ranks give their parts.
     Gather,
-    /// It has trained, and needs nothing more.
+    /// The rank has trained, and needs nothing more.
     Leave,
 }
 

@@ -60,7 +60,7 @@ pub(crate) fn promise_copies(device: &Device) -> Result<Option<Promise>> {
 /// Copies the parts of the parameters with these `leaves` that the other ranks have updated.
 ///
 /// # Errors
-/// Those of the ranks: some parameters are then not whole.
+/// Errors of the ranks: some parameters are then not whole.
 pub(crate) fn copy_others(
     ranks: &dyn Collectives,
     parameters: &mut dyn Parameters,

@@ -8,7 +8,7 @@ use crate::step::compute::Computed;
 use crate::step::summation::{Summation, add_counts, tree_sum};
 
 /// # Errors
-/// `Setting` unless so many ranks have whole subtrees of the tree of a batch.
+/// `Setting` unless each of the ranks has a whole subtree of the tree of a batch.
 pub(crate) fn check_tree(ranks: &dyn Collectives, summation: Summation) -> Result<()> {
     let count = ranks.rank().count;
     if summation == Summation::Sequential || count.is_power_of_two() {

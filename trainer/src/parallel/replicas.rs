@@ -1,7 +1,7 @@
 //! Data parallelism: each rank has a replica of the model, and a share of every batch.
 //!
-//! Ranks count, compute and prepare on their own, and vote after each of these. Gradients are summed
-//! over the ranks, and each makes the same update.
+//! Ranks count, compute and prepare on their own, and vote after each of these. Gradients are
+//! summed over the ranks, and each makes the same update.
 
 use std::sync::Arc;
 

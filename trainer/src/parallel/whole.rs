@@ -13,7 +13,7 @@ use crate::files::trained_state::Learned;
 /// A device with the memory of the host, for whole tensors.
 ///
 /// # Errors
-/// Those of the system.
+/// Errors of the system.
 pub(crate) fn host() -> TensorResult<Device> {
     Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() })
 }
@@ -41,7 +41,7 @@ pub(crate) fn trained_bytes(parameters: &mut dyn Parameters) -> usize {
 /// then [taken](crate::parallel::division::StateDivision::take).
 ///
 /// # Errors
-/// Those of the system.
+/// Errors of the system.
 pub(crate) fn empty_wholes(learned: &mut Learned<'_>) -> Result<BTreeMap<LeafId, Tensor>> {
     let (host, mut wholes, mut outcome) = (host()?, BTreeMap::new(), Ok(()));
     learned.visit(&mut |_, parameter| {

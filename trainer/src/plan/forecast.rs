@@ -21,7 +21,7 @@ pub struct Forecast {
     /// Time of all events by the [rates](lowtide_tensor::SimSpec::rates) of the device; where they
     /// are nominal, good for comparing plans only.
     pub seconds: f64,
-    /// The same of the longest step; 0 where there is none.
+    /// Time of the longest step; 0 where there is none.
     pub step_seconds: f64,
     /// In a [pipeline](crate::Zero::Blocks) the same of one micro-batch in this stage, forwards and
     /// backwards, of the last step.

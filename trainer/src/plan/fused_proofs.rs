@@ -23,7 +23,7 @@ impl Proofs {
     /// Bytes that a fused step on this batch reserves from the device's present state on.
     ///
     /// # Errors
-    /// Those of the rehearsal.
+    /// Errors of the rehearsal.
     pub(crate) fn reserved_bytes<T: Task + Clone, O: Stateful + Clone>(
         &mut self,
         inputs: &RunInputs<'_, T, O>,

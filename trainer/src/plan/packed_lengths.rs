@@ -24,7 +24,7 @@ impl PackedLengths {
     /// `knobs`. Where none fit these stay: the step then says what is missing, or waits.
     ///
     /// # Errors
-    /// Those of a rehearsal.
+    /// Errors of a rehearsal.
     pub(crate) fn admit<T: Task + Clone, O: Stateful + Clone>(
         &mut self,
         ladder: &Ladder<'_, T, O>,

@@ -58,7 +58,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Planner<'_, T, O> {
     /// A plan of this rank.
     ///
     /// # Errors
-    /// Those of [`Planner::plan`] but `Ranks`.
+    /// Errors of [`Planner::plan`] but `Ranks`.
     pub(crate) fn find(&self, options: &PlanOptions, wanted: Wanted) -> Result<Plan> {
         let budget_bytes = self.inputs.device.allocator().capacity_bytes();
         let search = Search::new(self.inputs, self.events, budget_bytes);
@@ -76,7 +76,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Planner<'_, T, O> {
     /// The least budget that has a plan.
     ///
     /// # Errors
-    /// Those of a rehearsal.
+    /// Errors of a rehearsal.
     pub(crate) fn least_bytes(&self, forecasts: &Forecasts) -> Result<usize> {
         let search = Search::new(self.inputs, self.events, 0).sharing(forecasts);
         search.least_budget(self.batch_size, self.splitting)
@@ -85,7 +85,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Planner<'_, T, O> {
     /// See [`Trainer::survey`](crate::Trainer::survey).
     ///
     /// # Errors
-    /// Those of a rehearsal.
+    /// Errors of a rehearsal.
     pub(crate) fn survey(
         &self,
         planned: Option<Knobs>,

@@ -64,7 +64,7 @@ impl Growth {
             return false;
         }
         if self.is_new {
-            // It has lasted.
+            // The growth has lasted.
             (self.is_new, self.wanted_steps) = (false, CLEAN_STEPS_TO_GROW);
         }
         self.clean_steps = 0;
@@ -143,7 +143,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
                 return Ok((knobs, Retry { failure: ledger, recovery }));
             }
         }
-        // It fits by rehearsal and fails all the same: little less would not do.
+        // A step that fits by rehearsal fails all the same: little less would not do.
         let is_puzzling = fits || !attempts.retries.iter().all(is_same_plan);
         let smaller = self.smaller(knobs, is_puzzling);
         match smaller {
@@ -152,7 +152,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
                 let recovery = Recovery::to(smaller, knobs, now);
                 Ok((smaller, Retry { failure: ledger, recovery }))
             }
-            // It should fit, and has failed all the same: nothing is left to try.
+            // The step should fit, and has failed all the same: nothing is left to try.
             Ok(None) => Err(failure),
             Err(TrainError::DoesNotFit(error)) => {
                 let (step, ledger) = (Some(attempts.step), Some(ledger));
@@ -184,7 +184,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
     /// True if a step of `knobs` fits what is there now.
     ///
     /// # Errors
-    /// Those of a rehearsal.
+    /// Errors of a rehearsal.
     pub(crate) fn fits(&self, knobs: Knobs) -> Result<bool> {
         let forecast = self.inputs.rehearse(&[PlannedEvent::Step(self.batch)], knobs)?;
         let host = self.inputs.options.offload.as_ref();
@@ -203,8 +203,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
         Ok(search.find(self.batch.len(), size_max, self.splitting)?.knobs)
     }
 
-    /// The planned knobs, after a few clean steps with smaller ones, if they fit again, or as far as
-    /// there is room; and faster ones where there is more room than was planned for.
+    /// The planned knobs, after a few clean steps with smaller ones, if they fit again; else the
+    /// fastest that fit; and faster ones where there is more room than was planned for.
     pub(crate) fn grow_back(&self, growth: &mut Growth, plan: &Plan, knobs: Knobs) -> Knobs {
         let len = self.batch.len();
         let has_more = self.capacity_bytes() > plan.budget_bytes && len == plan.batch_size;

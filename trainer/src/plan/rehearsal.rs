@@ -52,7 +52,7 @@ pub(crate) struct RunInputs<'a, T, O> {
 }
 
 impl<'a, T, O> RunInputs<'a, T, O> {
-    /// The same with another optimizer.
+    /// These inputs with another optimizer.
     pub(crate) fn with_optimizer<P>(&self, optimizer: &'a P) -> RunInputs<'a, T, P> {
         let &RunInputs { device, task, scaler, options, held_bytes, copies_ahead, .. } = self;
         let &RunInputs { division, evaluation_batch, .. } = self;
@@ -93,7 +93,7 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
     /// [`Self::rehearse`] beside memory that batches are copied ahead to.
     ///
     /// # Errors
-    /// Those of [`Self::rehearse`].
+    /// Errors of [`Self::rehearse`].
     pub(crate) fn rehearse_beside(
         &self,
         copy_ahead_bytes: usize,

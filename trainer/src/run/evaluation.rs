@@ -56,7 +56,7 @@ impl<T: Task + ?Sized> Evaluation<'_, T> {
     /// The score of each batch of a share of the set.
     ///
     /// # Errors
-    /// Those of [`Evaluation::score_all`].
+    /// Errors of [`Evaluation::score_all`].
     pub(crate) fn score_share(&self, share: Rank) -> Result<Vec<Score>> {
         let own = shared_batches(share, self.loader.batches_per_epoch());
         let mut epoch = self.loader.epoch(0);

@@ -38,9 +38,9 @@ pub(crate) enum Length {
 /// The interval of something that is done again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Every {
-    /// After so many epochs, counted over the whole training.
+    /// After this number of epochs, counted over the whole training.
     Epochs(u64),
-    /// After so many steps, counted over the whole training.
+    /// After this number of steps, counted over the whole training.
     Steps(u64),
 }
 
@@ -62,14 +62,14 @@ impl<'a> Fit<'a> {
         Fit { train, sets: Vec::new(), length: Length::Epochs(1), every: Every::Epochs(1) }
     }
 
-    /// So many epochs more; the rest of one that was left in its middle is the first of them.
+    /// Sets the length: `epochs` more; the rest of one that was left in its middle is the first.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.length = Length::Epochs(epochs);
         self
     }
 
-    /// So many steps more.
+    /// Sets the length: `steps` more.
     #[must_use]
     pub fn steps(mut self, steps: u64) -> Self {
         self.length = Length::Steps(steps);
@@ -83,8 +83,8 @@ impl<'a> Fit<'a> {
         self
     }
 
-    /// Sets the interval at which the sets are evaluated: each epoch, if this is not said. In any case
-    /// they are after the last step. An interval of 0 means only then.
+    /// Sets the interval at which the sets are evaluated: each epoch, if this is not said. In any
+    /// case they are evaluated after the last step. An interval of 0 means only then.
     #[must_use]
     pub fn every(mut self, every: Every) -> Self {
         self.every = every;

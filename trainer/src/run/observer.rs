@@ -178,14 +178,14 @@ pub trait Training {
     /// this rank alone.
     ///
     /// # Errors
-    /// Those of an evaluation.
+    /// Errors of an evaluation.
     fn evaluate(&mut self, loader: &Loader) -> Result<Score>;
 
     /// Everything that the next step depends on, to be written as a checkpoint, now or by another
     /// thread: see [`Trainer::snapshot`](crate::Trainer::snapshot).
     ///
     /// # Errors
-    /// Those of [`Trainer::snapshot`](crate::Trainer::snapshot).
+    /// Errors of [`Trainer::snapshot`](crate::Trainer::snapshot).
     fn snapshot(&mut self) -> Result<Snapshot>;
 
     /// Bytes that a snapshot takes at most, once the optimizer has its state.

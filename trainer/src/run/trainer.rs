@@ -189,7 +189,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `test`: [`Trainer::plan_run`] with the usual choices.
     ///
     /// # Errors
-    /// Those of [`Trainer::plan_run`].
+    /// Errors of [`Trainer::plan_run`].
     pub fn plan(&mut self, train: &Loader, test: &Loader, epochs: u64) -> Result<Plan> {
         let fit = Fit::new(train).evaluate("test", test).epochs(epochs);
         self.plan_run(&fit, &PlanOptions::default())
@@ -228,10 +228,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(plan)
     }
 
-    /// Plans two steps on batches like this one, the first of which allocates the optimizer's state.
+    /// Plans two steps on batches like this one. The first one allocates the optimizer's state.
     ///
     /// # Errors
-    /// Those of [`Trainer::plan_run`].
+    /// Errors of [`Trainer::plan_run`].
     pub(crate) fn plan_steps(&mut self, batch: &BatchView<'_>) -> Result<()> {
         self.divide()?;
         self.cut(batch)?;
@@ -253,7 +253,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// before. `forecasts` are those that were made of this training before.
     ///
     /// # Errors
-    /// Those of [`Trainer::plan_run`] but `DoesNotFit`.
+    /// Errors of [`Trainer::plan_run`] but `DoesNotFit`.
     pub fn least_bytes(&self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<usize> {
         let examples = Examples::of(fit)?;
         let events = examples.events(&self.shape_of(fit));

@@ -35,7 +35,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// each; the last score: [`Trainer::run`] with the usual choices.
     ///
     /// # Errors
-    /// Those of [`Trainer::run`].
+    /// Errors of [`Trainer::run`].
     pub fn fit(
         &mut self,
         train: &Loader,
@@ -80,7 +80,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let end = End::of(fit, self.position_of(rest.as_ref()));
         let batches = fit.train.batches_per_epoch();
         if rest.as_ref().is_some_and(|rest| rest.state().batch == batches) {
-            // It was left behind its last batch: by a loader that dropped none, for instance.
+            // The epoch was left behind its last batch: by a loader that dropped none, say.
             (self.epoch, rest) = (self.epoch + 1, None);
         }
         self.in_epoch = rest.as_ref().map(Epoch::state);
@@ -184,7 +184,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(EvaluationReport { epoch, ends_epoch, step, scores, seconds })
     }
 
-    /// The score of everything in `loader`, on this rank alone or by all ranks, of which all are here
+    /// The score of everything in `loader`, on this rank alone or by all ranks, which are all here
     /// then.
     pub(crate) fn score(&mut self, loader: &Loader, evaluators: Evaluators) -> Result<Score> {
         let (device, wait) = (&self.device, self.options.wait);
@@ -206,7 +206,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// for two such steps, the first of which allocates the optimizer's state.
     ///
     /// # Errors
-    /// Those of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
+    /// Errors of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
         if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
             self.plan_steps(&batch.view())?;
@@ -280,7 +280,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                 // next.
                 Err(error) if is_of_another(&error) => {}
                 Err(error) => {
-                    // The same bits need less memory without it.
+                    // Without it, the same bits need less memory.
                     upcoming.give_up();
                     match self.ladder(batch).recover(self.knobs, error, attempts) {
                         Ok((knobs, retry)) => {

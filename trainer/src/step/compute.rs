@@ -60,10 +60,10 @@ impl Computed {
         values.filter(|value| value.dtype().is_float()).collect()
     }
 
-    /// Makes means of the buffers of floats, which are sums of so many terms.
+    /// Makes means of the buffers of floats, which are sums of `term_count` terms.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub(crate) fn average_buffers(&self, term_count: usize) -> Result<()> {
         if term_count == 1 {
             return Ok(());
@@ -102,7 +102,7 @@ impl<T: Task> Computation<'_, T> {
     /// A forward pass over some samples of the batch: the pass, and the sum of its losses.
     ///
     /// # Errors
-    /// Those of the task.
+    /// Errors of the task.
     pub(crate) fn forward(
         &mut self,
         attempt: &Attempt,
@@ -129,7 +129,7 @@ impl<T: Task> Computation<'_, T> {
     /// enqueued then.
     ///
     /// # Errors
-    /// Those of a forward and a backward pass.
+    /// Errors of a forward and a backward pass.
     pub(crate) fn sum(&mut self) -> Result<Computed> {
         let computed = match self.summation {
             Summation::Sequential => self.sum_micro_batches(),
@@ -142,7 +142,7 @@ impl<T: Task> Computation<'_, T> {
     /// Says that everything is enqueued, if no other turn follows.
     ///
     /// # Errors
-    /// Those of the hook.
+    /// Errors of the hook.
     pub(crate) fn enqueued(&mut self) -> Result<()> {
         if self.turn.is_last { self.hooks.on_enqueued() } else { Ok(()) }
     }
@@ -175,7 +175,7 @@ impl<T: Task> Computation<'_, T> {
     /// and the module that coupled samples.
     ///
     /// # Errors
-    /// Those of a forward and a backward pass.
+    /// Errors of a forward and a backward pass.
     pub(crate) fn accumulate(
         &mut self,
         attempt: &Attempt,
@@ -184,11 +184,11 @@ impl<T: Task> Computation<'_, T> {
         self.each_micro_batch(attempt, count, |pass, loss, seed| pass.backward_seeded(loss, seed))
     }
 
-    /// Gives each gradient of each micro-batch to `take` once it is complete; the sum of the losses,
-    /// and the module that coupled samples.
+    /// Gives each gradient of each micro-batch to `take` once it is complete; the sum of the
+    /// losses, and the module that coupled samples.
     ///
     /// # Errors
-    /// Those of a forward and a backward pass, and of `take`.
+    /// Errors of a forward and a backward pass, and of `take`.
     pub(crate) fn give_each(
         &mut self,
         attempt: &Attempt,

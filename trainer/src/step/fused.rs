@@ -1,9 +1,9 @@
 //! The step whose optimizer runs inside of backward: a parameter's gradient is gone before the next
 //! one is there.
 //!
-//! It stays a transaction. Anything that could forbid the update is found first, by a trial of the
-//! last micro-batch that only measures its gradients. The memory that the second run takes is known
-//! from a rehearsal and promised by the allocator before anything is written.
+//! The step stays a transaction. A trial of the last micro-batch, which only measures its gradients,
+//! finds first whatever could forbid the update. The memory that the second run takes is known from
+//! a rehearsal and promised by the allocator before anything is written.
 
 use std::collections::BTreeSet;
 
@@ -101,8 +101,8 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         Ok(TurnOutcome { loss, gradient_norm, skipped: false, coupling })
     }
 
-    /// Computes the gradients of the last micro-batch, on top of those that `attempt` has and keeps,
-    /// only to look at them.
+    /// Computes the gradients of the last micro-batch, on top of those that `attempt` has and
+    /// keeps, only to look at them.
     fn try_last(
         &mut self,
         attempt: &Attempt,

@@ -54,7 +54,7 @@ impl GradientCheck<'_> {
     /// Checks gradients that are not scaled.
     ///
     /// # Errors
-    /// Those of the device, and of the completion.
+    /// Errors of the device, and of the completion.
     pub(crate) fn check(&mut self) -> Result<()> {
         let flag = scale_and_check_finite(self.device, self.gradients.iter_mut(), 1.0);
         self.read(flag.map(Some).map_err(TrainError::from)).map(drop)
@@ -63,7 +63,7 @@ impl GradientCheck<'_> {
     /// Takes the gradients as they are.
     ///
     /// # Errors
-    /// Those of the device, and of the completion.
+    /// Errors of the device, and of the completion.
     pub(crate) fn accept(&mut self) -> Result<()> {
         self.read(Ok(None)).map(drop)
     }

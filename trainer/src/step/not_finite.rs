@@ -30,7 +30,7 @@ pub enum NotFiniteWhat {
     Loss,
     /// A gradient; the loss is finite.
     Gradient,
-    /// The scaled gradients of so many steps in a row: no loss scale is small enough.
+    /// The scaled gradients of several steps in a row: no loss scale is small enough.
     ScaledGradients {
         /// Steps skipped in a row.
         skipped: u64,

@@ -15,7 +15,8 @@ use crate::task::contract::Task;
 pub(crate) enum Summation {
     /// One micro-batch after the other, as large as the plan has them.
     Sequential,
-    /// Along a tree of deterministic shards of so many samples: the same bits on 1, 2, 4, 8 ranks.
+    /// Along a tree of deterministic shards of this number of samples: the bits are the same on 1,
+    /// 2, 4, 8 ranks.
     Shards(usize),
 }
 
@@ -30,7 +31,7 @@ impl Summation {
     /// Divisors of the loss, one for each of its terms, as far as the samples of `batch` count.
     ///
     /// # Errors
-    /// Those of the task; `Setting` for a batch that is not made of whole shards.
+    /// Errors of the task; `Setting` for a batch that is not made of whole shards.
     pub(crate) fn counts(self, task: &impl Task, batch: &BatchView<'_>) -> Result<Vec<f64>> {
         let Summation::Shards(len) = self else { return task.counts(batch) };
         check_whole_shards(batch, len)?;
@@ -50,7 +51,7 @@ pub(crate) fn add_counts(own: &mut [f64], other: &[f64]) -> Result<()> {
 /// two of ranks, each has a subtree.
 ///
 /// # Errors
-/// Those of `one` and `add`.
+/// Errors of `one` and `add`.
 ///
 /// # Panics
 /// If the range is empty.

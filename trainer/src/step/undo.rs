@@ -51,7 +51,7 @@ impl Undo {
     /// Puts everything back; allocates nothing.
     ///
     /// # Errors
-    /// Those of the device: some tensors are then as before and some are not.
+    /// Errors of the device: some tensors are then as before and some are not.
     pub(crate) fn undo(
         self,
         parameters: &mut dyn Parameters,

@@ -41,11 +41,11 @@ pub trait Task: CloneTask {
     /// Anything; out of memory is recovered from.
     fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score>;
 
-    /// The logits of a part of a batch and what they should be, for a [`Distillation`](crate::Distillation), of tasks
-    /// that are of classes; `None` of others.
+    /// The logits of a part of a batch and their targets, for a
+    /// [`Distillation`](crate::Distillation), of tasks that are of classes; `None` of others.
     ///
     /// # Errors
-    /// Those of [`Task::loss`].
+    /// Errors of [`Task::loss`].
     fn outputs(
         &self,
         _pass: &Pass,
@@ -76,7 +76,7 @@ pub trait Task: CloneTask {
     /// whole batch; then [`Task::losses`] gives as many. By default the one of [`Task::count`].
     ///
     /// # Errors
-    /// Those of [`Task::count`].
+    /// Errors of [`Task::count`].
     fn counts(&self, batch: &BatchView<'_>) -> Result<Vec<f64>> {
         Ok(vec![self.count(batch)?])
     }
@@ -84,7 +84,7 @@ pub trait Task: CloneTask {
     /// The terms of the loss of a part of a batch, for [`Task::counts`]; their means are added.
     ///
     /// # Errors
-    /// Those of [`Task::loss`].
+    /// Errors of [`Task::loss`].
     fn losses(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Vec<Loss>> {
         Ok(vec![self.loss(pass, device, part)?])
     }

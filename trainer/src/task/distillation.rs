@@ -92,7 +92,7 @@ impl DistillationOptions {
     /// `Ok` if both numbers are in their ranges.
     ///
     /// # Errors
-    /// Those of [`Distillation::new`].
+    /// Errors of [`Distillation::new`].
     pub fn check(&self) -> Result<()> {
         let wrong = |name: &str, problem: String| {
             Err(TrainError::Setting { place: format!("distill.{name}"), problem })

@@ -27,14 +27,14 @@ pub trait TokenModel: Parameters {
     /// The loss of predicting `labels` `[B, T]` from `tokens` `[B, T]`, both of i64.
     ///
     /// # Errors
-    /// Those of the model and of cross-entropy.
+    /// Errors of the model and of cross-entropy.
     fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss>;
 
     /// The logits of [`TokenModel::token_loss`], `[B, T, V]`, for losses of other kinds; `None` of
     /// a model that does not give them.
     ///
     /// # Errors
-    /// Those of the model.
+    /// Errors of the model.
     fn token_logits(&self, pass: &Pass, tokens: Var) -> Result<Option<Logits>> {
         let _ = (pass, tokens);
         Ok(None)

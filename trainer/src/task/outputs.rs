@@ -20,7 +20,7 @@ impl Outputs {
     /// The cross-entropy of both, summed over the targets that count.
     ///
     /// # Errors
-    /// Those of [`Logits::cross_entropy`] and [`soft_cross_entropy`].
+    /// Errors of [`Logits::cross_entropy`] and [`soft_cross_entropy`].
     pub fn loss(self) -> Result<Loss> {
         Ok(match self.shares {
             Some(shares) => {

@@ -16,7 +16,6 @@ const KNOWN: &[(&str, &[usize])] = &[
     ("data", &[15]),
     ("nn", &[14]),
     ("tensor", &[27]),
-    ("trainer", &[28]),
 ];
 
 /// Circles of more than `FILES_MAX` files that `KNOWN` does not have, at their first files.

@@ -58,7 +58,7 @@ struct Course<'c, 'a, T> {
 /// of one micro-batch forwards and backwards.
 ///
 /// # Errors
-/// Those of a forward and a backward pass; `Ranks`.
+/// Errors of a forward and a backward pass; `Ranks`.
 pub(crate) fn run_through<T: Task>(
     computation: &mut Computation<'_, T>,
     attempt: &Attempt,

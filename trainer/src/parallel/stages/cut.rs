@@ -32,7 +32,7 @@ pub(crate) fn check(options: &Options, task: &impl Task) -> Result<()> {
     Ok(())
 }
 
-/// The same model on a simulated device, from any device.
+/// A copy of the model on a simulated device, from any device.
 ///
 /// # Errors
 /// `OutOfMemory`.
@@ -84,7 +84,7 @@ pub(crate) fn bounds_of(sections: &[Section], count: usize) -> Result<Vec<usize>
         Some(*sum)
     }));
     let ends: Vec<usize> = places.iter().copied().chain([sections.len()]).collect();
-    // For each end the best way to have so many stages before it, the longest of them first.
+    // For each end the best way to have a number of stages before it, the longest of them first.
     let mut best: Vec<(f64, Vec<usize>)> = ends.iter().map(|&end| (sums[end], vec![0])).collect();
     for stages in 1..count {
         let longer = |at: usize| {

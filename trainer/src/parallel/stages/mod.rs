@@ -1,9 +1,9 @@
 //! Pipeline parallelism (GPipe, Huang et al. 2019): each of several ranks has a run of the model's
 //! blocks, a stage.
 //!
-//! All ranks have all samples of every batch, which goes through the stages in micro-batches. A rank
-//! that fails declines everything that it would still trade with its neighbours, which then do the
-//! same: all of them come to the end of the batch, and vote.
+//! All ranks have all samples of every batch, which goes through the stages in micro-batches. A
+//! rank that fails declines everything that it would still trade with its neighbours, which then do
+//! so as well: all of them come to the end of the batch, and vote.
 
 pub(crate) mod course;
 pub(crate) mod cut;
@@ -159,7 +159,7 @@ impl<T: Task + Clone> StepDivision<T> for Stages<T> {
         Ok(Computed::new((loss_sum, pipeline.coupling().cloned()), (gradients, buffers)))
     }
 
-    /// Of parameters that are in several stages the first one counts the gradient.
+    /// The first stage counts the gradient of a parameter that is in several.
     fn counted_elsewhere(&self, _: &mut dyn Parameters) -> BTreeSet<LeafId> {
         self.pipeline.get().map_or_else(BTreeSet::new, |pipeline| pipeline.of_earlier_stages())
     }

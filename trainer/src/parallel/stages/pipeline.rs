@@ -42,7 +42,7 @@ pub(crate) struct Pipeline<T> {
     cuts: Mutex<Vec<(BatchLike, Cuts)>>,
 }
 
-/// Shapes and types of the fields of a batch, and the precision in which it is trained on, if it is.
+/// Shapes and types of the fields of a batch, and the precision of the step, if it is trained on.
 type BatchLike = (Vec<(Vec<usize>, ElementType)>, Option<Precision>);
 
 /// Cuts that are remembered: a run has few shapes, unless sequences are packed.
@@ -113,8 +113,8 @@ impl<T> Pipeline<T> {
         self.trained.iter().filter(|(_, stages)| stages.len() > 1)
     }
 
-    /// The same, cut at other blocks, the last of which is the number of all: each stage has what
-    /// its sections use.
+    /// This pipeline, cut at other blocks, the last of which is the number of all: each stage has
+    /// what its sections use.
     pub(crate) fn cut_at(self, bounds: Vec<usize>, sections: &[Section]) -> Self {
         let add = |stages: &mut BTreeMap<_, Vec<usize>>, leaves: &BTreeSet<LeafId>, stage| {
             for &leaf in leaves {
@@ -138,8 +138,8 @@ impl<T> Pipeline<T> {
         Pipeline { bounds, stages, trained, buffers, ..self }
     }
 
-    /// Bytes that this stage sends in a step of `plan`: what goes on to the next stage, the gradients
-    /// of what came in, and those of parameters that are in several stages.
+    /// Bytes that this stage sends in a step of `plan`: the values for the next stage, the
+    /// gradients of the values that came in, and those of parameters that are in several stages.
     pub(crate) fn sent_bytes(&self, plan: &Plan, parameters: &mut dyn Parameters) -> usize {
         let of_step = self.lock_cuts().iter().find_map(|((fields, precision), cuts)| {
             let len = fields.first().and_then(|(shape, _)| shape.first());
@@ -207,7 +207,7 @@ impl<T: Task> Pipeline<T> {
     /// The cuts of a micro-batch of a step.
     ///
     /// # Errors
-    /// Those of a forward pass.
+    /// Errors of a forward pass.
     pub(crate) fn cuts_of_step(&self, part: &BatchView<'_>, precision: Precision) -> Result<Cuts> {
         self.cuts((fields_of(part), Some(precision)), || {
             Ok(survey_step(&self.whole, &self.device, part, precision)?.0.cuts)
@@ -217,7 +217,7 @@ impl<T: Task> Pipeline<T> {
     /// The cuts of a part of a batch that is evaluated.
     ///
     /// # Errors
-    /// Those of an evaluation.
+    /// Errors of an evaluation.
     pub(crate) fn cuts_of_score(&self, part: &BatchView<'_>) -> Result<Cuts> {
         self.cuts((fields_of(part), None), || {
             survey_cuts(&self.device, || self.whole.score(&self.device, part).map(drop))
@@ -242,8 +242,8 @@ fn fields_of(part: &BatchView<'_>) -> Vec<(Vec<usize>, ElementType)> {
     part.fields().map(|field| (field.shape(), field.element())).collect()
 }
 
-/// A survey of a step's forward pass over the whole of a simulated model, and the module that couples
-/// samples in it.
+/// A survey of a step's forward pass over the whole of a simulated model, and the module that
+/// couples samples in it.
 fn survey_step(
     whole: &impl Task,
     device: &Device,

@@ -19,7 +19,7 @@ fn order(index: usize, stage_count: usize, count: usize) -> Vec<Work> {
 }
 
 /// Seconds that `count` micro-batches take to go through stages forwards and backwards, where each
-/// stage takes so many seconds for a micro-batch in either direction.
+/// stage takes these seconds for a micro-batch in either direction.
 pub fn seconds_of(stages: &[[f64; 2]], count: usize) -> f64 {
     let orders: Vec<Vec<Work>> =
         (0..stages.len()).map(|index| order(index, stages.len(), count)).collect();
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(seconds, 1.0 + 90.0 + 2.0);
     }
 
-    /// So many micro-batches wait for their backward pass at most.
+    /// The number of micro-batches that wait for their backward pass at most.
     #[test]
     fn a_stage_keeps_as_many_micro_batches_as_there_are_stages_from_it_on() {
         for (stages, count) in [(4, 8), (4, 2), (3, 3)] {

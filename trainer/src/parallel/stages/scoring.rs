@@ -52,7 +52,7 @@ impl<T: Task> EvaluationDivision<T> for InStages<'_, T> {
 /// The score of a batch, `micro_batch` samples at a time, on the last stage; nothing on the others.
 ///
 /// # Errors
-/// Those of an evaluation; `Ranks`.
+/// Errors of an evaluation; `Ranks`.
 fn score_stage<T: Task>(
     task: &T,
     device: &Device,

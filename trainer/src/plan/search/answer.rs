@@ -70,7 +70,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Search<'_, T, O> {
     /// The plan that was found for batches of `batch_size`.
     ///
     /// # Errors
-    /// Those of a rehearsal.
+    /// Errors of a rehearsal.
     pub(super) fn plan(self, batch_size: usize, found: Candidate) -> Result<Plan> {
         let knobs = found.knobs;
         let (forecast, copy_ahead_bytes) = self.copying_ahead(&found)?;

@@ -35,7 +35,7 @@ impl Forecasts {
     /// The forecast of a run with these knobs, beside memory that batches are copied ahead to.
     ///
     /// # Errors
-    /// Those of a rehearsal.
+    /// Errors of a rehearsal.
     pub(crate) fn of<T: Task + Clone, O: Stateful + Clone>(
         &self,
         inputs: &RunInputs<'_, T, O>,

@@ -118,7 +118,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     /// what needs least of that, it comes as far as there.
     ///
     /// # Errors
-    /// Those of a rehearsal.
+    /// Errors of a rehearsal.
     pub(crate) fn least_budget(mut self, batch_size: usize, splitting: Splitting) -> Result<usize> {
         self.budget_bytes = 0;
         let fitting = self.fastest(batch_size, batch_size, splitting)?;
@@ -320,7 +320,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     /// See [`Trainer::survey`](crate::Trainer::survey).
     ///
     /// # Errors
-    /// Those of a rehearsal.
+    /// Errors of a rehearsal.
     pub(crate) fn survey(
         mut self,
         batch_size: usize,
@@ -367,7 +367,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     /// same parts fits; or of everything.
     ///
     /// # Errors
-    /// Those of a rehearsal.
+    /// Errors of a rehearsal.
     pub(crate) fn recompute_more(mut self, knobs: Knobs, wants_all: bool) -> Result<Option<Knobs>> {
         if !wants_all {
             let least = self.least_recomputation(knobs)?;
