@@ -226,8 +226,8 @@ impl Device {
         Ok(())
     }
 
-    /// Makes a call of the driver; see [`Accelerator::retry`]. Other devices have no call that could
-    /// be short of memory.
+    /// Makes a call of the driver; see [`Accelerator::retry`]. Other devices have no call that
+    /// could be short of memory.
     pub(crate) fn retried<T>(
         &self,
         mut call: impl FnMut() -> Result<T, TensorError>,

@@ -24,8 +24,8 @@ impl MappedFile {
     /// Maps all of the file.
     ///
     /// # Errors
-    /// The error of the system; `InvalidInput` for anything but a regular file. A pipe, for example,
-    /// is not opened: that would wait for a writer.
+    /// The error of the system; `InvalidInput` for anything but a regular file. A pipe, for
+    /// example, is not opened: that would wait for a writer.
     pub fn open(path: &Path) -> io::Result<Self> {
         if !fs::metadata(path)?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));

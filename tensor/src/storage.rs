@@ -85,7 +85,8 @@ impl Storage {
         self.frozen.store(frozen, Ordering::Release);
     }
 
-    /// True if a copy on the [copy stream](crate::copy_stream::COPIES) may still write the contents.
+    /// True if a copy on the [copy stream](crate::copy_stream::COPIES) may still write the
+    /// contents.
     pub(crate) fn is_arriving(&self) -> bool {
         self.arriving.load(Ordering::Acquire)
     }

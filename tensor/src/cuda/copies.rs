@@ -23,8 +23,8 @@ pub(super) struct Copies {
     /// too large for it.
     staging: Mutex<Option<PinnedCache>>,
     /// Complaint of a kernel: a position, from 1, or 0; the label there; the number of classes; the
-    /// operation. Locked while a kernel is given its place, and from before a wait of the host until
-    /// the host has looked at it. So the host sees what was written before that wait.
+    /// operation. Locked while a kernel is given its place, and from before a wait of the host
+    /// until the host has looked at it. So the host sees what was written before that wait.
     complaint: Mutex<Option<PinnedBuffer>>,
     /// Numbers of the caches whose blocks copies read themselves: the host waits for this stream
     /// before it writes them again.

@@ -239,8 +239,8 @@ impl Cuda {
         self.retried(|| self.copies.upload_pinned(from, range.clone(), place.block(), start))
     }
 
-    /// Lets `launch` give a kernel the place of its complaint about a value, which the next read of a
-    /// value reports.
+    /// Lets `launch` give a kernel the place of its complaint about a value, which the next read of
+    /// a value reports.
     pub(crate) fn with_complaint(
         &self,
         launch: impl FnOnce(Argument<'_>) -> Result<()>,

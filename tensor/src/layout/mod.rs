@@ -64,8 +64,9 @@ impl Layout {
         self.offset..self.offset + self.span_len()
     }
 
-    /// True if two different indices may lead to the same element, as those of a broadcast dimension
-    /// do. A stride that does not step over everything that the smaller ones reach counts.
+    /// True if two different indices may lead to the same element, as those of a broadcast
+    /// dimension do. A stride that does not step over everything that the smaller ones reach
+    /// counts.
     pub(crate) fn repeats_elements(&self) -> bool {
         if self.shape.element_count() == 0 {
             return false;

@@ -283,8 +283,8 @@ impl Sorted<'_> {
     }
 }
 
-/// Enqueues the elements that arrive along a dimension. An index that is no place sends nothing, and
-/// the next read of a value reports it, unless the indices are known to be good.
+/// Enqueues the elements that arrive along a dimension. An index that is no place sends nothing,
+/// and the next read of a value reports it, unless the indices are known to be good.
 pub(super) fn arrive(
     op: &Line,
     change: Change,
