@@ -291,8 +291,8 @@ fn circle_of_more_than_six_files_is_found_unless_it_is_known() {
     for (folder, count, expected) in [
         ("amp", 6, &[][..]),
         ("amp", 7, &["amp/src/m0.rs:1"]),
-        ("allocator", 12, &[]),
-        ("allocator", 13, &["allocator/src/m0.rs:1"]),
+        ("nn", 14, &[]),
+        ("nn", 15, &["nn/src/m0.rs:1"]),
     ] {
         let files = ring(folder, count);
         let files: Vec<(&str, &str)> =
