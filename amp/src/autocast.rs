@@ -1,12 +1,13 @@
-//! Which operation runs in which type: PyTorch's lists for CUDA (`ATen/autocast_mode.h` of 2.15),
-//! under the names of the operations of `lowtide-autograd` and `lowtide-nn`.
+//! Autocast: the type that each operation runs in. The lists are PyTorch's for CUDA
+//! (`ATen/autocast_mode.h` of 2.15), under the names that `lowtide-autograd` and `lowtide-nn` give
+//! the operations.
 
 use lowtide_autograd::CastPolicy;
 use lowtide_tensor::DType;
 
-/// Products, which gain most and bear it, for their sums are f32 inside. PyTorch's
-/// `AT_FORALL_LOWER_PRECISION_FP`, and what is one operation here and several there.
-pub(crate) const NARROW: [&str; 18] = [
+/// Operations in the half type: products, which gain most from it and sum in f32 inside. The list
+/// is PyTorch's `AT_FORALL_LOWER_PRECISION_FP`, with operations that PyTorch composes of several.
+const NARROW: &[&str] = &[
     "addmm",
     "addmv",
     "attention",
@@ -27,9 +28,9 @@ pub(crate) const NARROW: [&str; 18] = [
     "self_attention",
 ];
 
-/// What overflows or cancels in a half type, and long sums. PyTorch's `AT_FORALL_FP32` and
-/// `AT_FORALL_FP32_SET_OPT_DTYPE`; the losses are sums here.
-pub(crate) const F32: [&str; 34] = [
+/// Operations in f32: functions that overflow or cancel in a half type, and long sums. The list is
+/// PyTorch's `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE`; losses are sums here.
+const F32: &[&str] = &[
     "acos",
     "asin",
     "cosh",
@@ -66,15 +67,17 @@ pub(crate) const F32: [&str; 34] = [
     "upsample2d",
 ];
 
-/// What has its own f32 inside for any type of x; weight and bias follow x.
-pub(crate) const LIKE_FIRST: [&str; 2] = ["batch_norm", "batch_norm_fixed"];
+/// Operations in the type of their first input, which compute in f32 inside.
+const LIKE_FIRST: &[&str] = &["batch_norm", "batch_norm_fixed"];
 
-/// PyTorch's autocast as a policy of a pass: products in bf16 or f16, what needs range or digits in
-/// f32, and everything else in the widest of the types of its inputs. f64 and integers are left
-/// alone, and so is an operation that one of the inputs is f64 of.
+/// PyTorch's autocast as a policy of a pass.
 ///
-/// Parameters stay f32 and have f32 gradients. Their casts are made once a step, and what
-/// operations keep for backward are the casts.
+/// Products run in bf16 or f16. Operations that need the range or the digits run in f32. Every
+/// other operation runs in the widest type of its inputs. Integers are not converted, and
+/// operations with an f64 input run as they are.
+///
+/// Parameters stay f32 and have f32 gradients. Each parameter is converted once per step, and
+/// operations keep the converted tensors for backward.
 ///
 /// # Examples
 /// ```
@@ -103,14 +106,15 @@ pub struct Autocast {
 }
 
 impl Autocast {
-    /// Products in bf16: the range of f32, so that losses need no scaling, and 8 binary digits.
+    /// Products in bf16, which has 8 binary digits. Losses need no scaling, because bf16 has the
+    /// range of f32.
     #[must_use]
     pub const fn bf16() -> Self {
         Autocast { narrow: DType::BF16 }
     }
 
-    /// Products in f16: 11 binary digits, and a range that gradients leave below and above unless
-    /// a [`LossScaler`](crate::LossScaler) keeps them in it.
+    /// Products in f16, which has 11 binary digits. Its range is small: gradients overflow or round
+    /// to zero unless a [`LossScaler`](crate::LossScaler) scales the loss.
     #[must_use]
     pub const fn f16() -> Self {
         Autocast { narrow: DType::F16 }
@@ -130,12 +134,10 @@ impl CastPolicy for Autocast {
         if F32.contains(&op) {
             return Some(DType::F32);
         }
-        let is_mixed = floats.any(|dtype| dtype != first);
-        match is_mixed {
-            true if LIKE_FIRST.contains(&op) => Some(first),
-            // bf16 and f16 have no wider one between them.
-            true => Some(DType::F32),
-            false => None,
+        if floats.all(|dtype| dtype == first) {
+            return None;
         }
+        // f32 is the widest type here, and the smallest one that holds both bf16 and f16.
+        Some(if LIKE_FIRST.contains(&op) { first } else { DType::F32 })
     }
 }

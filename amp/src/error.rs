@@ -1,118 +1,118 @@
-//! The errors of this crate: settings and saved states that no scaler can have, calls out of order,
-//! and a run of skipped steps.
+//! The errors of this crate: invalid options and saved states, calls out of order, and too many
+//! skipped steps in a row.
 
 use lowtide_tensor::TensorError;
 
-/// What a [`LossScaler`](crate::LossScaler) refuses. It is as before the call then.
+/// An error of a [`LossScaler`](crate::LossScaler), which it leaves unchanged.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AmpError {
-    /// The scale is not finite, or is zero or negative where a run begins.
+    /// The scale is negative or not finite, or an initial scale is zero.
     #[error("the loss scale must be finite and positive, not {scale}")]
     Scale {
         /// The refused scale.
         scale: f32,
     },
-    /// A factor of one or less would never grow the scale.
+    /// The growth factor is not finite or not above 1, so the scale would not grow.
     #[error("the growth factor must be finite and above 1, not {growth_factor}")]
     GrowthFactor {
         /// The refused factor.
         growth_factor: f64,
     },
-    /// A factor of one or more would never leave a scale that overflows; zero or less is no scale.
+    /// The backoff factor is not between 0 and 1, so the scale would not shrink.
     #[error("the backoff factor must lie between 0 and 1, not {backoff_factor}")]
     BackoffFactor {
         /// The refused factor.
         backoff_factor: f64,
     },
-    /// With an interval of zero the scale would never grow.
+    /// The growth interval is zero.
     #[error("the growth interval must be at least 1 update")]
     GrowthInterval,
-    /// The saved count of clean updates has passed the interval, which no scaler reaches.
+    /// A saved growth tracker is not below its interval, which no scaler reaches.
     #[error("the growth tracker is {growth_tracker}, its interval {growth_interval}")]
     GrowthTracker {
-        /// Clean updates since the scale last moved, as saved.
+        /// Saved number of clean updates since the last change of the scale.
         growth_tracker: u32,
-        /// Clean updates after which the scale grows, as saved.
+        /// Saved number of clean updates after which the scale grows.
         growth_interval: u32,
     },
-    /// A scaler that is enabled was given the state of one that is disabled.
+    /// An enabled scaler was given the state of a disabled one.
     #[error("there is no saved loss scale: the run that was saved did not scale losses")]
     NoState,
-    /// A call that does not come in its turn.
-    #[error("{}", .fault.says(optimizer))]
+    /// A call is out of order.
+    #[error("{}", .fault.message(optimizer))]
     Order {
-        /// The optimizer, by the name that the caller gives it; empty where it has none.
+        /// The name that the caller gave the optimizer; empty if it has none.
         optimizer: String,
-        /// What was wrong.
+        /// The broken rule.
         fault: OrderFault,
     },
-    /// More updates in a row than allowed found gradients that are not finite.
+    /// Too many updates in a row found gradients that are not finite.
     #[error(
         "the gradients of {skipped} steps in a row were infinite or NaN, the last at a loss scale \
          of {scale}: what overflows is not the scaled loss"
     )]
     TooManySkips {
-        /// Steps skipped in a row, this one included.
+        /// Number of steps skipped in a row, including this one.
         skipped: u32,
-        /// The scale of the last one.
+        /// Scale of the last of these steps.
         scale: f32,
     },
 }
 
-/// Which rule of the order `scale`, `unscale`, `step`, `update` a call breaks.
+/// A broken rule of the order `scale`, `unscale`, `step`, `update`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OrderFault {
-    /// `unscale` a second time: the gradients would be divided by the scale twice.
+    /// `unscale` was called a second time: the gradients would be divided by the scale twice.
     UnscaledTwice,
-    /// `unscale` after `step`: what the optimizer has used were the scaled gradients.
+    /// `unscale` was called after `step`: the optimizer has used scaled gradients.
     UnscaledAfterStep,
-    /// `step` a second time.
+    /// `step` was called a second time.
     SteppedTwice,
-    /// `update` though no optimizer's gradients were looked at.
+    /// `update` was called before any gradients were checked.
     NothingChecked,
 }
 
 impl OrderFault {
-    /// The text for an optimizer of this name.
-    fn says(self, optimizer: &str) -> String {
-        let of = match optimizer {
+    /// The error text for the optimizer with this name.
+    fn message(self, optimizer: &str) -> String {
+        let named = match optimizer {
             "" => "the optimizer".to_owned(),
             name => format!("optimizer {name:?}"),
         };
         match self {
             OrderFault::UnscaledTwice => format!(
-                "unscale was already called for {of} since the last update: its gradients would be \
-                 divided by the scale twice"
+                "unscale was already called for {named} since the last update: its gradients would \
+                 be divided by the scale twice"
             ),
             OrderFault::UnscaledAfterStep => {
-                format!("unscale is called for {of} after step: call update in between")
+                format!("unscale is called for {named} after step: call update in between")
             }
             OrderFault::SteppedTwice => {
-                format!("step was already called for {of} since the last update")
+                format!("step was already called for {named} since the last update")
             }
-            OrderFault::NothingChecked => "update is called though no gradients were looked at: \
+            OrderFault::NothingChecked => "update is called before any gradients were checked: \
                  call step or unscale for an optimizer first"
                 .to_owned(),
         }
     }
 }
 
-/// What can go wrong when the gradients of an attempt are unscaled.
+/// An error of unscaling the gradients of an attempt.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GradientError {
     /// The scaler refuses the call.
     #[error(transparent)]
     Scaler(#[from] AmpError),
-    /// A gradient is f16: what was lost when it was rounded does not come back by dividing.
+    /// A gradient is f16. Unscaling cannot bring back the digits that f16 has rounded away.
     #[error(
         "a gradient is f16: keep the parameters in f32, so that gradients are f32 when they are \
          unscaled, and let autocast make the f16 copies"
     )]
     F16Gradient,
-    /// The device reports an error.
+    /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] TensorError),
 }

@@ -1,24 +1,24 @@
-//! What the scaler asks of gradients, also those of another library.
+//! The seam between the scaler and gradients, which may be tensors of another library.
 
 use lowtide_autograd::Gradients;
 use lowtide_tensor::{DType, Device, Tensor, scale_and_check_finite};
 
 use crate::error::{AmpError, GradientError};
 
-/// The gradients of one optimizer, in whatever tensors.
+/// The gradients of one optimizer, in tensors of any library.
 pub trait ScaledGradients {
-    /// What can go wrong with them, or with the scaler.
+    /// An error of the tensors or of the scaler.
     type Error: From<AmpError>;
 
-    /// Multiplies every gradient by `inverse_scale`, in place, and tells whether any of them was or
-    /// became infinite or NaN. A gradient that is not there is finite.
+    /// Multiplies every gradient by `inverse_scale` in place. Returns true if a gradient was or
+    /// became infinite or NaN; a missing gradient counts as finite.
     ///
     /// # Errors
-    /// What the tensors report; the gradients are as they were then.
+    /// Errors of the tensors, which leave the gradients unchanged.
     fn unscale(&mut self, inverse_scale: f32) -> Result<bool, Self::Error>;
 }
 
-/// Numbers in host memory, one slice a tensor.
+/// Gradients in host memory, one slice for each tensor.
 impl ScaledGradients for [&mut [f32]] {
     type Error = AmpError;
 
@@ -32,7 +32,7 @@ impl ScaledGradients for [&mut [f32]] {
     }
 }
 
-/// The gradients of an attempt. Waits for the device, once.
+/// The gradients of an attempt. Unscaling waits for the device once.
 impl ScaledGradients for Gradients {
     type Error = GradientError;
 
@@ -45,11 +45,11 @@ impl ScaledGradients for Gradients {
     }
 }
 
-/// Multiplies gradients by `inverse_scale` without waiting for the device: a one-element f32 tensor
-/// that is 1 if any result is infinite or NaN, else 0.
+/// Multiplies gradients by `inverse_scale` without waiting for the device. Returns an f32 tensor of
+/// one element that is 1 if a result is infinite or NaN, else 0.
 ///
 /// # Errors
-/// `F16Gradient`, and those of [`scale_and_check_finite`]; the gradients are as they were then.
+/// `F16Gradient`, and errors of [`scale_and_check_finite`]. Both leave the gradients unchanged.
 #[track_caller]
 pub fn unscale(
     device: &Device,

@@ -1,26 +1,26 @@
-//! The numbers of a loss scaler, and the rule by which an update moves two of them.
+//! The options and the state of a loss scaler, and the rule by which an update changes the scale.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::AmpError;
 
-/// Steps skipped in a row that are still allowed, unless said otherwise: halved so often, the
-/// scale of 2^16 is 2^-34, at which nothing overflows that would not overflow unscaled.
+/// Default limit of steps skipped in a row. Halved 50 times, the scale of 2^16 is 2^-34: a gradient
+/// that overflows at that scale overflows without scaling, too.
 const SKIPS_MAX: u32 = 50;
 
-/// Settings of a [`LossScaler`](crate::LossScaler); the defaults are those of PyTorch's
-/// `GradScaler`, which has no limit to skipped steps.
+/// Options of a [`LossScaler`](crate::LossScaler). The defaults are those of PyTorch's
+/// `GradScaler`, which has no limit of skipped steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScalerOptions {
     /// Scale of the first step (2^16).
     pub initial_scale: f32,
-    /// The scale is multiplied by this after `growth_interval` clean updates in a row (2).
+    /// Factor of the scale after `growth_interval` clean updates in a row (2).
     pub growth_factor: f64,
-    /// The scale is multiplied by this after an update that found an infinity or NaN (0.5).
+    /// Factor of the scale after an update that found an infinity or NaN (0.5).
     pub backoff_factor: f64,
-    /// Clean updates in a row before the scale grows (2000).
+    /// Number of clean updates in a row after which the scale grows (2000).
     pub growth_interval: u32,
-    /// Updates in a row that may find an infinity or NaN before that is an error (50).
+    /// Number of updates in a row that may find an infinity or NaN without an error (50).
     pub skips_max: u32,
 }
 
@@ -36,28 +36,28 @@ impl Default for LossScalerOptions {
     }
 }
 
-/// All that a checkpoint has to keep of an enabled [`LossScaler`](crate::LossScaler). The first
-/// five have PyTorch's names, and what `GradScaler.state_dict` gives can be read.
+/// The state of an enabled [`LossScaler`](crate::LossScaler), for checkpoints. The first five
+/// fields have PyTorch's names; the output of `GradScaler.state_dict` can be read.
 ///
-/// Take it after `update`, between two logical batches.
+/// Take the state after `update`, between two logical batches.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScalerState {
     /// The current scale.
     pub scale: f32,
-    /// See [`LossScalerOptions::growth_factor`].
+    /// As in [`LossScalerOptions::growth_factor`].
     pub growth_factor: f64,
-    /// See [`LossScalerOptions::backoff_factor`].
+    /// As in [`LossScalerOptions::backoff_factor`].
     pub backoff_factor: f64,
-    /// See [`LossScalerOptions::growth_interval`].
+    /// As in [`LossScalerOptions::growth_interval`].
     pub growth_interval: u32,
-    /// Clean updates since the scale last moved, always below the interval.
+    /// Number of clean updates since the last change of the scale; always below the interval.
     #[serde(alias = "_growth_tracker")]
     pub growth_tracker: u32,
-    /// See [`LossScalerOptions::skips_max`].
+    /// As in [`LossScalerOptions::skips_max`].
     #[serde(default = "skips_max", skip_serializing_if = "is_skips_max")]
     pub skips_max: u32,
-    /// Updates in a row, up to the last one, that found an infinity or NaN.
+    /// Number of updates in a row, up to the last one, that found an infinity or NaN.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped_in_a_row: u32,
 }
@@ -77,7 +77,7 @@ fn is_zero(count: &u32) -> bool {
 }
 
 impl LossScalerState {
-    /// The first state under `options`.
+    /// The state of a new scaler with `options`.
     pub(crate) fn first(options: LossScalerOptions) -> Result<Self, AmpError> {
         let LossScalerOptions {
             initial_scale: scale,
@@ -102,7 +102,7 @@ impl LossScalerState {
         .checked()
     }
 
-    /// This state, if a scaler can have it. A scale of 0 is one that a scaler can reach.
+    /// This state, or an error if no scaler can have it. A scaler can reach a scale of 0.
     pub(crate) fn checked(self) -> Result<Self, AmpError> {
         let Self { scale, growth_factor, backoff_factor, growth_interval, growth_tracker, .. } =
             self;
@@ -124,30 +124,30 @@ impl LossScalerState {
         Ok(self)
     }
 
-    /// The state after an iteration in which gradients were all finite, or were not.
+    /// The state after an iteration. `found_infinite` is true if a gradient was infinite or NaN.
     ///
-    /// Products are taken in f64 and rounded to f32, as PyTorch's `_amp_update_scale_` does. There
-    /// is no floor: after enough bad batches in a row the scale passes 1 and at last reaches 0,
-    /// whose inverse is infinite, so that every later batch is found infinite as well.
+    /// Products are computed in f64 and rounded to f32, as in PyTorch's `_amp_update_scale_`. The
+    /// scale has no floor: after enough backoffs in a row it falls below 1 and finally to 0. The
+    /// inverse of 0 is infinite, so from then on every gradient counts as infinite.
     ///
     /// # Errors
     /// `TooManySkips`.
     pub(crate) fn updated(self, found_infinite: bool) -> Result<Self, AmpError> {
-        let moved = |factor| (f64::from(self.scale) * factor) as f32;
+        let scaled_by = |factor| (f64::from(self.scale) * factor) as f32;
         if found_infinite {
             let skipped_in_a_row = self.skipped_in_a_row.saturating_add(1);
             if skipped_in_a_row > self.skips_max {
                 let scale = self.scale;
                 return Err(AmpError::TooManySkips { skipped: skipped_in_a_row, scale });
             }
-            let scale = moved(self.backoff_factor);
+            let scale = scaled_by(self.backoff_factor);
             return Ok(Self { scale, growth_tracker: 0, skipped_in_a_row, ..self });
         }
         let clean = Self { skipped_in_a_row: 0, ..self };
         if self.growth_tracker + 1 < self.growth_interval {
             return Ok(Self { growth_tracker: self.growth_tracker + 1, ..clean });
         }
-        let grown = moved(self.growth_factor);
+        let grown = scaled_by(self.growth_factor);
         let scale = if grown.is_finite() { grown } else { self.scale };
         Ok(Self { scale, growth_tracker: 0, ..clean })
     }

@@ -1,5 +1,4 @@
-//! The loss scaler: the stage of each optimizer in an iteration, around the numbers of
-//! [`LossScalerState`].
+//! The loss scaler: [`LossScalerState`], and the stage of each optimizer in the current iteration.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +6,21 @@ use crate::error::{AmpError, OrderFault};
 use crate::gradients::ScaledGradients;
 use crate::scale::{LossScalerOptions, LossScalerState};
 
-/// Multiplies the loss so that half-precision gradients do not vanish, and adapts the factor; the
+/// Scales the loss so that half-precision gradients do not vanish, and adapts the scale. It is the
 /// state machine of PyTorch's `GradScaler`.
 ///
-/// An iteration is a logical batch, however many micro-batches it has. Every loss in it is
-/// multiplied by [`scale`](Self::scale); each optimizer's summed gradients are unscaled once, by
-/// [`unscale`](Self::unscale) if something has to happen to them before the step, such as clipping,
-/// or else by [`step`](Self::step); [`update`](Self::update) ends it. The scale does not move in
-/// between. An iteration that is rolled back puts back a clone from its beginning.
+/// An iteration is one logical batch with any number of micro-batches:
 ///
-/// Optimizers are told apart by names; a single one may be `""`.
+/// 1. Every loss is multiplied by [`scale`](Self::scale).
+/// 2. [`unscale`](Self::unscale) divides the summed gradients of an optimizer by the scale. Call it
+///    only if the gradients are changed before the step, for example clipped.
+/// 3. [`step`](Self::step) says whether the optimizer makes its step. It unscales gradients that
+///    are still scaled.
+/// 4. [`update`](Self::update) ends the iteration and adapts the scale, which is constant until
+///    then.
+///
+/// To roll an iteration back, restore a clone from its beginning. Optimizers are distinguished by
+/// name; a single one may have the name `""`.
 ///
 /// # Examples
 /// ```
@@ -24,7 +28,7 @@ use crate::scale::{LossScalerOptions, LossScalerState};
 /// let mut scaler = LossScaler::default();
 /// let mut dw = [f32::INFINITY, 3.0];
 /// if scaler.step("", &mut [&mut dw[..]][..])? {
-///     // the optimizer's step, which an infinity leaves out
+///     // the optimizer's step, which is skipped for an infinite gradient
 /// #   unreachable!();
 /// }
 /// scaler.update()?;
@@ -33,13 +37,13 @@ use crate::scale::{LossScalerOptions, LossScalerState};
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct LossScaler {
-    /// `None` is a disabled scaler.
+    /// `None` if the scaler is disabled.
     state: Option<LossScalerState>,
     /// The optimizers whose gradients were unscaled since the last update.
     optimizers: BTreeMap<String, Unscaled>,
 }
 
-/// An optimizer that is not ready for `unscale` any more.
+/// The stage of an optimizer whose gradients were unscaled in this iteration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Unscaled {
     found_infinite: bool,
@@ -50,40 +54,41 @@ impl LossScaler {
     /// A scaler at its initial scale.
     ///
     /// # Errors
-    /// The first setting that is out of range.
+    /// The first option that is out of range.
     pub fn new(options: LossScalerOptions) -> Result<Self, AmpError> {
         let state = Some(LossScalerState::first(options)?);
         Ok(Self { state, optimizers: BTreeMap::new() })
     }
 
-    /// A scaler of scale 1 that never moves and looks at nothing, for f32 and bf16: the loop stays
-    /// the same.
+    /// A scaler for f32 and bf16, so that one training loop serves all types. Its scale is always
+    /// 1, and it does not look at gradients.
     #[must_use]
     pub fn disabled() -> Self {
         Self { state: None, optimizers: BTreeMap::new() }
     }
 
-    /// The scaler that was saved.
+    /// The scaler with a saved state.
     ///
     /// # Errors
-    /// A state that no scaler can have. A scale of 0 is one that a scaler can have: see
+    /// The first number that no scaler can have. A scale of 0 is valid: see
     /// [`update`](Self::update).
     pub fn from_state(state: LossScalerState) -> Result<Self, AmpError> {
         Ok(Self { state: Some(state.checked()?), optimizers: BTreeMap::new() })
     }
 
-    /// What a checkpoint has to keep; `None` if disabled. Between two iterations: what optimizers
-    /// have done in this one is not part of it.
+    /// The state for a checkpoint; `None` if the scaler is disabled. Take it between two
+    /// iterations, because it does not contain the stages of the optimizers.
     #[must_use]
     pub fn state(&self) -> Option<LossScalerState> {
         self.state
     }
 
-    /// Goes on from what was saved, at the beginning of an iteration. A disabled scaler stays one.
+    /// Continues from a saved state, at the beginning of an iteration. A disabled scaler stays
+    /// disabled.
     ///
     /// # Errors
-    /// `NoState` for an enabled scaler and the state of a disabled one; a state that no scaler can
-    /// have.
+    /// `NoState` if an enabled scaler is given `None`; else as for
+    /// [`from_state`](Self::from_state).
     pub fn set_state(&mut self, state: Option<LossScalerState>) -> Result<(), AmpError> {
         if self.is_enabled() {
             *self = Self::from_state(state.ok_or(AmpError::NoState)?)?;
@@ -91,7 +96,7 @@ impl LossScaler {
         Ok(())
     }
 
-    /// Whether the scale can be other than 1.
+    /// True if the scaler scales; a disabled scaler has scale 1.
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         self.state.is_some()
@@ -103,25 +108,25 @@ impl LossScaler {
         self.state.map_or(1.0, |state| state.scale)
     }
 
-    /// The factor for the summed gradients: `1 / scale`, divided in f64 and rounded once.
+    /// The factor for the summed gradients: `1 / scale`, computed in f64 and rounded once.
     #[must_use]
     pub fn inverse_scale(&self) -> f32 {
         (1.0 / f64::from(self.scale())) as f32
     }
 
-    /// Clean updates since the scale last moved.
+    /// The number of clean updates since the last change of the scale.
     #[must_use]
     pub fn growth_tracker(&self) -> u32 {
         self.state.map_or(0, |state| state.growth_tracker)
     }
 
-    /// Divides the gradients of `optimizer` by the scale and looks at them, once an iteration;
-    /// whether any is infinite or NaN. Only needed where something happens to them before
+    /// Divides the gradients of `optimizer` by the scale. Returns true if a gradient is infinite or
+    /// NaN. Call it at most once per iteration, and only if the gradients are changed before
     /// [`step`](Self::step).
     ///
     /// # Errors
-    /// `Order` the second time and after `step`; what the gradients report. Nothing has changed
-    /// then.
+    /// `Order` for a second call and after `step`; errors of the gradients. Every error leaves the
+    /// scaler and the gradients unchanged.
     pub fn unscale<G: ScaledGradients + ?Sized>(
         &mut self,
         optimizer: &str,
@@ -131,9 +136,10 @@ impl LossScaler {
             return Ok(false);
         }
         if let Some(unscaled) = self.optimizers.get(optimizer) {
-            let fault = match unscaled.has_stepped {
-                true => OrderFault::UnscaledAfterStep,
-                false => OrderFault::UnscaledTwice,
+            let fault = if unscaled.has_stepped {
+                OrderFault::UnscaledAfterStep
+            } else {
+                OrderFault::UnscaledTwice
             };
             return Err(out_of_order(optimizer, fault).into());
         }
@@ -143,12 +149,13 @@ impl LossScaler {
         Ok(found_infinite)
     }
 
-    /// Whether `optimizer` is to make its step, with these gradients, which are unscaled unless
-    /// they were before. An optimizer whose gradients are not finite is left out; others of the
-    /// iteration are not.
+    /// Unscales the gradients of `optimizer` unless that has been done. Returns true if the
+    /// optimizer should make its step, and false if a gradient is infinite or NaN. Other optimizers
+    /// of the iteration are not affected.
     ///
     /// # Errors
-    /// `Order` the second time; what the gradients report. Nothing has changed then.
+    /// `Order` for a second call; errors of the gradients. Every error leaves the scaler and the
+    /// gradients unchanged.
     pub fn step<G: ScaledGradients + ?Sized>(
         &mut self,
         optimizer: &str,
@@ -168,12 +175,12 @@ impl LossScaler {
         Ok(!unscaled.found_infinite)
     }
 
-    /// Ends an iteration: the scale backs off if the gradients of any optimizer were not finite,
-    /// and grows after enough iterations in a row in which all were. There is no floor: a scale of
-    /// 0 is the end of a long row of backoffs.
+    /// Ends an iteration. The scale backs off if the gradients of an optimizer were not finite, and
+    /// grows after `growth_interval` iterations in a row with finite gradients. The scale has no
+    /// floor: many backoffs in a row end at 0.
     ///
     /// # Errors
-    /// `Order` if no gradients were looked at; `TooManySkips`. Nothing has changed then.
+    /// `Order` if no gradients were checked; `TooManySkips`. Both leave the scaler unchanged.
     pub fn update(&mut self) -> Result<(), AmpError> {
         let Some(state) = self.state else { return Ok(()) };
         if self.optimizers.is_empty() {
@@ -185,11 +192,11 @@ impl LossScaler {
         Ok(())
     }
 
-    /// [`update`](Self::update) to a scale of the caller's, whatever was found. The count of clean
-    /// updates goes on.
+    /// Ends an iteration and sets the scale, whatever the gradients were. The number of clean
+    /// updates stays.
     ///
     /// # Errors
-    /// `Scale` unless it is finite and positive.
+    /// `Scale` unless `scale` is finite and positive.
     pub fn update_to(&mut self, scale: f32) -> Result<(), AmpError> {
         let Some(state) = &mut self.state else { return Ok(()) };
         if scale == 0.0 {

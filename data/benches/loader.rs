@@ -1,9 +1,9 @@
-//! Loading an epoch: inline (the baseline) against worker threads.
+//! Loading of an epoch: inline (the baseline) and with worker threads.
 //!
-//! `digits` copies 264 bytes per sample and shows what the threads cost; `decode` computes every
-//! sample from its index, some microseconds each, and shows what they gain. `gather` copies 256
-//! bytes per sample, next to the plain loop that does the same: the difference is what a loader
-//! costs. `first_batch` waits for one batch of 64 samples of 2 ms each.
+//! `digits` copies 264 bytes per sample and shows the cost of the threads. `decode` computes every
+//! sample from its index, in some microseconds, and shows their gain. `gather` copies 256 bytes per
+//! sample, next to the same plain loop: the difference is the cost of a loader. `first_batch` waits
+//! for one batch of 64 samples of 2 ms each.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_data::{
@@ -19,7 +19,7 @@ const WORKERS: [usize; 3] = [0, 1, 2];
 const DECODE_LEN: usize = 512;
 const DECODE_ROUNDS: usize = 20_000;
 
-/// Samples that are a chain of multiplications long.
+/// A dataset whose samples are the results of long chains of multiplications.
 struct Decode([Field; 1]);
 
 impl Dataset for Decode {
@@ -41,7 +41,7 @@ impl Dataset for Decode {
     }
 }
 
-/// A sum over the last field, so that the bytes are really there.
+/// The sum of the last field, which reads the bytes of the batch.
 fn checksum(loader: &Loader) -> Result<i64, DataError> {
     let mut sum = 0_i64;
     for batch in loader.epoch(0) {
@@ -81,7 +81,7 @@ fn decode(c: &mut Criterion) {
 const GATHER_LEN: usize = 1 << 14;
 const GATHER_SIDE: usize = 64;
 
-/// Rows of f32 in a shuffled order, by a loop and by loaders.
+/// Rows of f32 in a shuffled order, read by a loop and by loaders.
 fn gather(c: &mut Criterion) {
     let mut group = c.benchmark_group("data/gather");
     group.throughput(Throughput::Elements(GATHER_LEN as u64));
@@ -115,7 +115,7 @@ fn gather(c: &mut Criterion) {
     group.finish();
 }
 
-/// Samples that wait 2 ms, as for a disk.
+/// A dataset whose samples wait 2 ms, as for a disk.
 struct Waits([Field; 1]);
 
 impl Dataset for Waits {

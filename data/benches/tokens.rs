@@ -1,10 +1,10 @@
 //! Tokens from files to batches, and text to tokens.
 //!
 //! `token_rows` is an epoch of shuffled rows of 1024 tokens from a mapped file of 16-bit tokens in
-//! the cache of the system, next to the plain loop that copies the same rows from a vector. The
-//! tokens of each batch are summed in both. `tokenize` encodes the English of a licence: bytes as
-//! the baseline, GPT-2's encoding, and a byte-level encoding of 1000 tokens as a `tokenizer.json`.
-//! `tokens.py` beside this file does both with PyTorch and the Python packages.
+//! the page cache, next to a plain loop that copies the same rows from a vector. Both sum the
+//! tokens of each batch. `tokenize` encodes the English text of a licence: with bytes as the
+//! baseline, with GPT-2's encoding, and with a byte-level encoding of 1000 tokens from a
+//! `tokenizer.json`. `tokens.py` in this folder measures both with PyTorch and the Python packages.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_data::{
@@ -58,7 +58,7 @@ fn token_rows(c: &mut Criterion) {
         });
         assert!(sums.eq(expected.iter().copied()), "the loop and the loader have the same rows");
         group.bench_function(format!("workers_{workers}"), |b| {
-            // Summed as the loop does, so that the bytes are really there.
+            // The tokens are summed as in the loop, so that both read the bytes.
             b.iter(|| {
                 for batch in loader.epoch(0) {
                     let batch = batch.expect("the file is whole");

@@ -1,19 +1,20 @@
-//! A batch: named fields of a staging buffer, readable whole or in slices.
+//! A batch: named fields in a staging buffer, read as a whole or in slices.
 
 use crate::element::{Collate, Element, ElementType};
-use crate::epoch::EpochPlan;
 use crate::error::DataError;
 use crate::job::{Built, Fault};
 use crate::layout::Place;
+use crate::plan::EpochPlan;
 use crate::staging::Staging;
 use crate::state::LoaderState;
 use lowtide_allocator::PinnedBuffer;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The samples of one training step, in memory of the loader.
+/// The samples of one training step, in staging memory of the loader.
 ///
-/// Dropping it gives the memory back to the loader, which waits for it if it has no other.
+/// Dropping a batch returns its memory to the loader. A loader without a free buffer cannot build
+/// the next batch.
 #[derive(Debug)]
 pub struct Batch {
     staging: Staging,
@@ -23,12 +24,12 @@ pub struct Batch {
     skipped: Vec<SkippedSample>,
 }
 
-/// A sample that was to be in a [`Batch`] and could not be read.
+/// A sample that is missing in a [`Batch`] because it could not be read.
 #[derive(Debug)]
 pub struct SkippedSample {
-    /// Its index in the dataset.
+    /// Index of the sample in the dataset.
     pub index: usize,
-    /// Why it could not.
+    /// The reason.
     pub error: DataError,
 }
 
@@ -46,7 +47,7 @@ impl Batch {
         self.sample_indices().len()
     }
 
-    /// Whether there are no samples; a loader hands out no such batch.
+    /// True if there are no samples. A loader hands out no such batch.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -58,44 +59,44 @@ impl Batch {
         self.index
     }
 
-    /// Index in the dataset of each sample.
+    /// The index of each sample in the dataset.
     #[must_use]
     pub fn sample_indices(&self) -> &[usize] {
         &self.indices
     }
 
-    /// The samples that are missing because they could not be read, in the order in which they were
-    /// to come: none unless [`OnBadSample::Skip`](crate::OnBadSample::Skip) allows it.
+    /// The samples that are missing because they could not be read, in the order of the epoch.
+    /// There are none unless [`OnBadSample::Skip`](crate::OnBadSample::Skip) allows it.
     #[must_use]
     pub fn skipped(&self) -> &[SkippedSample] {
         &self.skipped
     }
 
-    /// The state from which a loader goes on after this batch: what to save once its step is done.
-    /// For a batch of a stream that is [`StreamLoader::state`](crate::StreamLoader::state) instead.
+    /// The state of the loader after this batch, to be saved once the step is done. For a batch of
+    /// a stream save [`StreamLoader::state`](crate::StreamLoader::state) instead.
     #[must_use]
     pub fn state_after(&self) -> LoaderState {
         LoaderState { batch: self.index + 1, ..self.plan.end }
     }
 
-    /// The field called `name`, `[B, ...]`; its bytes are aligned to 64.
+    /// The field called `name`, of shape `[B, ...]`. Its bytes are aligned to 64.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<FieldView<'_>> {
         self.view().field(name)
     }
 
-    /// All fields, in the order of the dataset, and then lengths and masks of the ragged ones.
+    /// All fields in the order of the dataset, then the lengths and masks of ragged fields.
     pub fn fields(&self) -> impl Iterator<Item = FieldView<'_>> {
         self.view().fields()
     }
 
-    /// All samples, without a copy.
+    /// A view of all samples.
     #[must_use]
     pub fn view(&self) -> BatchView<'_> {
         BatchView { batch: self, start: 0, end: self.len() }
     }
 
-    /// The samples `range`, without a copy: a micro-batch.
+    /// A view of the samples `range`: a micro-batch.
     ///
     /// # Panics
     /// If the range is not within the batch.
@@ -105,7 +106,7 @@ impl Batch {
     }
 }
 
-/// Neighbouring samples of a [`Batch`].
+/// A view of consecutive samples of a [`Batch`].
 #[derive(Debug, Clone, Copy)]
 pub struct BatchView<'a> {
     batch: &'a Batch,
@@ -120,26 +121,26 @@ impl<'a> BatchView<'a> {
         self.end - self.start
     }
 
-    /// Whether there are no samples.
+    /// True if there are no samples.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Index in the dataset of each sample.
+    /// The index of each sample in the dataset.
     #[must_use]
     pub fn sample_indices(&self) -> &'a [usize] {
         &self.batch.sample_indices()[self.start..self.end]
     }
 
-    /// The field called `name`. Its bytes are aligned to its elements; to 64 if the view begins
-    /// where the batch does.
+    /// The field called `name`. Its bytes are aligned to the size of its elements, and to 64 if the
+    /// view begins at the first sample of the batch.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<FieldView<'a>> {
         self.fields().find(|field| field.name() == name)
     }
 
-    /// All fields, in the order of the dataset, and then lengths and masks of the ragged ones.
+    /// All fields in the order of the dataset, then the lengths and masks of ragged fields.
     pub fn fields(&self) -> impl Iterator<Item = FieldView<'a>> + use<'a> {
         let Self { batch, start, end } = *self;
         let (layout, staging) = (&batch.plan.layout, batch.staging.bytes());
@@ -155,7 +156,7 @@ impl<'a> BatchView<'a> {
         })
     }
 
-    /// The samples `range` of this view.
+    /// A view of the samples `range` of this view.
     ///
     /// # Panics
     /// If the range is not within the view.
@@ -167,7 +168,7 @@ impl<'a> BatchView<'a> {
     }
 }
 
-/// One field of a batch or of a part of it: contiguous bytes with an element type and a shape.
+/// One field of a batch or of a micro-batch: contiguous bytes with an element type and a shape.
 #[derive(Debug, Clone, Copy)]
 pub struct FieldView<'a> {
     place: &'a Place,
@@ -184,20 +185,21 @@ impl<'a> FieldView<'a> {
         &self.place.field.name
     }
 
-    /// Type of its elements.
+    /// Type of the elements.
     #[must_use]
     pub fn element(&self) -> ElementType {
         self.place.field.element
     }
 
-    /// Shape of one sample, without the batch dimension; of a ragged field, that of the longest one
-    /// there may be.
+    /// Shape of one sample without the batch dimension. For a ragged field it is the shape of the
+    /// longest sample that the field allows.
     #[must_use]
     pub fn sample_shape(&self) -> &'a [usize] {
         &self.place.field.shape
     }
 
-    /// Shape with the batch dimension first, `[B, ...]`; `[sum of lengths, ...]` of a packed field.
+    /// Shape with the batch dimension first: `[B, ...]`, or `[sum of lengths, ...]` for a packed
+    /// field.
     #[must_use]
     pub fn shape(&self) -> Vec<usize> {
         match (self.place.field.ragged, self.lengths) {
@@ -208,14 +210,14 @@ impl<'a> FieldView<'a> {
         }
     }
 
-    /// The length of each sample of a ragged field, `[B]`.
+    /// The lengths `[B]` of the samples of a ragged field; `None` for other fields.
     #[must_use]
     pub fn lengths(&self) -> Option<&'a [i64]> {
         self.lengths
     }
 
-    /// Where each sample of a packed field begins, in items, and where the last one ends: `[B + 1]`
-    /// numbers from 0 on.
+    /// The offsets `[B + 1]` of the samples of a packed field, in items: sample i is the items
+    /// `offsets[i]..offsets[i + 1]`. `None` for other fields.
     #[must_use]
     pub fn offsets(&self) -> Option<Vec<usize>> {
         let lengths = self.lengths.filter(|_| self.place.field.ragged == Some(Collate::Packed))?;
@@ -233,17 +235,17 @@ impl<'a> FieldView<'a> {
         self.bytes
     }
 
-    /// The page-locked block that the bytes are in, and where they are in it, if the loader has
-    /// [such memory](crate::Loader::lock_pages).
+    /// The page-locked block that contains the bytes, and their range in the block. `None` unless
+    /// the loader has [page-locked memory](crate::Loader::lock_pages).
     #[must_use]
     pub fn page_locked(&self) -> Option<(&'a PinnedBuffer, Range<usize>)> {
         self.locked.map(|(block, start)| (block, start..start + self.bytes.len()))
     }
 
-    /// The elements of all samples, or `None` if they are not of type `T`.
+    /// The elements of all samples, or `None` if their type is not `T`.
     #[must_use]
     pub fn values<T: Element>(&self) -> Option<&'a [T]> {
-        // The cast cannot fail: a field starts aligned, and the loader has looked at truth values.
+        // The cast cannot fail: a field starts aligned, and the loader has checked truth values.
         (self.element() == T::TYPE).then(|| bytemuck::checked::cast_slice(self.bytes))
     }
 }

@@ -1,24 +1,25 @@
-//! Several datasets as one.
+//! The concatenation of datasets.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleSlot};
 use crate::element::Field;
+use crate::error::SampleError;
 use std::fmt;
 use std::sync::Arc;
 
-/// The samples of several datasets with the same fields, one dataset after the other.
+/// The concatenation of datasets with equal fields.
 pub struct Concat {
     datasets: Vec<Arc<dyn Dataset>>,
-    /// The index that follows the last sample of each dataset.
+    /// For each dataset, the index after its last sample.
     ends: Vec<usize>,
     fields: Vec<Field>,
 }
 
 impl Concat {
-    /// The samples of `datasets`; no samples and no fields, if there are none.
+    /// The concatenation of `datasets`. Without datasets it has no samples and no fields.
     ///
     /// # Errors
-    /// [`ConcatError`] for a dataset that has other fields than the first one, and for more samples
-    /// than an index can count.
+    /// [`ConcatError`] for a dataset whose fields differ from those of the first one, for a dataset
+    /// that changes batches, and for too many samples.
     pub fn new(datasets: Vec<Arc<dyn Dataset>>) -> Result<Self, ConcatError> {
         let fields = datasets.first().map_or(&[][..], |first| first.fields()).to_vec();
         let mut ends = Vec::with_capacity(datasets.len());
@@ -37,7 +38,7 @@ impl Concat {
         Ok(Self { datasets, ends, fields })
     }
 
-    /// The dataset of sample `index`, and the sample's index there.
+    /// The number of the dataset that contains sample `index`, and the sample's index in it.
     ///
     /// # Panics
     /// If there is no such sample.
@@ -75,27 +76,28 @@ impl fmt::Debug for Concat {
     }
 }
 
-/// Datasets that cannot be one.
+/// The reason why datasets cannot be concatenated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConcatError {
     /// A dataset has other fields than the first one.
     #[error("dataset {dataset} has the fields {other:?}, the first one has {first:?}")]
     Fields {
-        /// Place of the dataset.
+        /// Index of the dataset.
         dataset: usize,
         /// Fields of the first dataset.
         first: Vec<Field>,
-        /// Fields of this one.
+        /// Fields of this dataset.
         other: Vec<Field>,
     },
-    /// A dataset changes whole batches, such as [`Mixed`](crate::Mixed): mix what is joined.
+    /// A dataset changes whole batches, as [`Mixed`](crate::Mixed) does. Concatenate first, then
+    /// mix.
     #[error("dataset {dataset} changes whole batches: mix what is joined, not the reverse")]
     ChangesBatches {
-        /// Place of the dataset.
+        /// Index of the dataset.
         dataset: usize,
     },
-    /// An index cannot count all samples.
+    /// The number of samples overflows.
     #[error("the datasets have more samples than an index can count")]
     TooManySamples,
 }

@@ -1,62 +1,60 @@
-//! The dataset trait and the slot that a sample is written into.
+//! The dataset trait, and the slots that a dataset writes samples and batches into.
 
 use crate::draws::Draws;
 use crate::element::{Element, ElementType, Field};
-use crate::epoch::EpochPlan;
-use crate::error::{NotBool, TooLong};
+use crate::error::{NotBool, SampleError, TooLong};
 use crate::layout::Layout;
+use crate::plan::EpochPlan;
 use crate::rows::Row;
-use std::error::Error;
 use std::sync::Arc;
 
-/// A dataset's own error; the loader adds the sample's index.
-pub type SampleError = Box<dyn Error + Send + Sync>;
-
-/// A finite, indexed set of samples of one fixed shape.
+/// A finite, indexed set of samples with fixed fields.
 ///
-/// It is read from several threads at once. A batch is the same at any number of workers as long
-/// as `write` depends on nothing but the index and what the slot says: [`SampleSlot::epoch`],
-/// [`SampleSlot::seed`] and [`SampleSlot::draws`].
+/// Several threads read a dataset at once. Batches do not depend on the number of workers if
+/// `write` depends only on the index and on [`SampleSlot::epoch`], [`SampleSlot::seed`] and
+/// [`SampleSlot::draws`].
 pub trait Dataset: Send + Sync {
-    /// Number of samples; never changes.
+    /// Number of samples. It never changes.
     fn len(&self) -> usize;
 
-    /// What each sample consists of; never changes.
+    /// The fields of each sample. They never change.
     fn fields(&self) -> &[Field];
 
     /// Writes sample `index`, which is below `len`, into its place in the batch.
     ///
-    /// The place arrives zeroed, so what is not written is padding, not the leftovers of an
-    /// earlier batch.
+    /// The place is zeroed before, so that bytes which are not written are padding and not the
+    /// remains of an earlier batch.
     ///
     /// # Errors
-    /// Any error: the loader hands it to the consumer together with the index.
+    /// Any error. The loader returns it together with the index.
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError>;
 
-    /// Changes a batch once all of its samples are written: for what needs more than one of them,
-    /// as [`Mixed`](crate::Mixed) does. Does nothing unless a dataset says otherwise; a dataset
-    /// that wraps another passes the call on, or refuses one that
-    /// [changes batches](Self::changes_batches). It is called once per batch, on any thread.
+    /// Changes a batch after all of its samples are written, for operations on several samples such
+    /// as [`Mixed`](crate::Mixed). It is called once per batch, on any thread.
+    ///
+    /// The default does nothing. A dataset that wraps another one passes the call on, or refuses a
+    /// dataset that [changes batches](Self::changes_batches).
     fn finish_batch(&self, _batch: &mut BatchSlot<'_>) {}
 
-    /// Whether [`finish_batch`](Self::finish_batch) does anything.
+    /// True if [`finish_batch`](Self::finish_batch) may change a batch.
     fn changes_batches(&self) -> bool {
         false
     }
 
-    /// Tells the address and the bytes of each part of memory that samples are read from, so that
-    /// what several datasets share is counted once. Mapped files, of which the system keeps what
-    /// fits, are no such part. Tells nothing unless a dataset says otherwise; a dataset that wraps
-    /// another passes the call on.
+    /// Calls `visit` with the address and the size of each block of memory that samples are read
+    /// from, so that memory shared by several datasets can be counted once.
+    ///
+    /// Mapped files do not count, because the system can drop their pages. The default visits
+    /// nothing. A dataset that wraps another one passes the call on.
     fn visit_memory(&self, _visit: &mut dyn FnMut(*const u8, usize)) {}
 
-    /// Whether there is no sample at all.
+    /// True if there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Tells of a slice, for [`Dataset::visit_memory`].
+/// Visits the memory of a slice for [`Dataset::visit_memory`].
 pub(crate) fn visit_slice<T>(slice: &[T], visit: &mut dyn FnMut(*const u8, usize)) {
     visit(slice.as_ptr().cast(), size_of_val(slice));
 }
@@ -87,17 +85,17 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     }
 }
 
-/// The place of one sample inside a staging buffer: one run of bytes per field.
+/// The place of one sample in a staging buffer: one run of bytes for each field.
 #[derive(Debug)]
 pub struct SampleSlot<'a> {
     row: Row<'a>,
     plan: &'a EpochPlan,
-    /// The sample's index, as the loader counts.
+    /// Index of the sample in the loader's dataset.
     index: usize,
 }
 
 impl<'a> SampleSlot<'a> {
-    /// The zeroed slot of `row`, for sample `index`.
+    /// The slot of `row` for sample `index`, zeroed.
     pub(crate) fn new(mut row: Row<'a>, plan: &'a EpochPlan, index: usize) -> Self {
         for place_index in 0..row.layout().places().len() {
             row.bytes(place_index).fill(0);
@@ -117,18 +115,18 @@ impl<'a> SampleSlot<'a> {
         self.plan.end.seed
     }
 
-    /// Random numbers for this sample in this epoch. Different uses, such as the steps of an
-    /// augmentation, take a `purpose` each: adding one does not change the numbers of another.
+    /// Random numbers for this sample in this epoch.
     ///
-    /// The sample is known by its index in the loader's dataset. One that the order repeats within
-    /// an epoch gets the same numbers each time.
+    /// Each use, such as a step of an augmentation, takes a `purpose` of its own, so that an
+    /// additional use does not change the numbers of the others. The numbers depend on the sample's
+    /// index in the loader's dataset: a sample that occurs twice in an epoch gets equal numbers.
     #[must_use]
     pub fn draws(&self, purpose: u64) -> Draws {
         Draws::new(self.seed(), self.epoch(), self.index as u64, purpose)
     }
 
-    /// Whether the epoch was dropped, so that the sample will not be read: a slow `write` may ask
-    /// now and then, and return early with anything.
+    /// True if the epoch was dropped and the sample is not needed. A slow `write` may check this
+    /// from time to time and return early, with any contents.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.plan.is_cancelled()
@@ -149,24 +147,26 @@ impl<'a> SampleSlot<'a> {
     /// The elements of field `field_index`, in the order of [`Dataset::fields`].
     ///
     /// # Panics
-    /// If there is no such field, if its elements are not of type `T`, or if they are to be truth
-    /// values and a byte that was written before is neither 0 nor 1.
+    /// If there is no such field, if its element type is not `T`, or if `T` is `bool` and a byte
+    /// that was written before is neither 0 nor 1.
     pub fn values<T: Element>(&mut self, field_index: usize) -> &mut [T] {
         self.assert_holds::<T>(field_index);
-        // A field starts aligned and a sample is whole elements, so the cast fails only for bytes
-        // that the dataset has written and that are no truth values.
+        // A field starts aligned and a sample is whole elements, so the cast fails only if the
+        // dataset has written bytes that are no truth values.
         bytemuck::checked::cast_slice_mut(self.bytes(field_index))
     }
 
-    /// The elements of a sample of `len` items in the ragged field `field_index`; this is its
-    /// length then. A ragged field that is not asked for has the length 0, and one that is asked
-    /// for by [`values`](Self::values) or [`bytes`](Self::bytes) the greatest.
+    /// Sets the length of the sample in the ragged field `field_index` to `len` items, and returns
+    /// its elements.
+    ///
+    /// A ragged field has length 0 until it is accessed. [`values`](Self::values) and
+    /// [`bytes`](Self::bytes) set its length to the maximum.
     ///
     /// # Errors
-    /// [`TooLong`] if `len` is more than the field's greatest length.
+    /// [`TooLong`] if `len` exceeds the maximum length of the field.
     ///
     /// # Panics
-    /// As [`values`](Self::values), and if the field is not ragged.
+    /// As for [`values`](Self::values), and if the field is not ragged.
     pub fn ragged<T: Element>(
         &mut self,
         field_index: usize,
@@ -184,15 +184,15 @@ impl<'a> SampleSlot<'a> {
         Ok(bytemuck::checked::cast_slice_mut(&mut self.row.bytes(field_index)[..len_bytes]))
     }
 
-    /// The zeroed slot of a row of another buffer, for the same epoch.
-    pub(crate) fn beside<'b>(&self, row: Row<'b>) -> SampleSlot<'b>
+    /// A zeroed slot in a row of another buffer, for the same sample and epoch.
+    pub(crate) fn in_row<'b>(&self, row: Row<'b>) -> SampleSlot<'b>
     where
         'a: 'b,
     {
         SampleSlot::new(row, self.plan, self.index)
     }
 
-    /// Copies a sample with the same fields from row `row` of a buffer.
+    /// Copies a sample with equal fields from row `row` of a buffer.
     pub(crate) fn copy_row(&mut self, layout: &Layout, staging: &[u8], row: usize) {
         for (place_index, place) in layout.places().iter().enumerate() {
             self.row.bytes(place_index).copy_from_slice(&staging[place.rows(row..row + 1)]);
@@ -221,10 +221,10 @@ impl<'a> SampleSlot<'a> {
         }
     }
 
-    /// Looks at what was written.
+    /// Checks the written bytes.
     ///
     /// # Errors
-    /// [`NotBool`] for a byte of a field of truth values that is none.
+    /// [`NotBool`] for a byte of a `bool` field that is neither 0 nor 1.
     pub(crate) fn finish(mut self) -> Result<(), NotBool> {
         for (place_index, place) in self.row.layout().places().iter().enumerate() {
             if place.field.element == ElementType::Bool {
@@ -238,7 +238,7 @@ impl<'a> SampleSlot<'a> {
     }
 }
 
-/// The samples of a batch before it is handed out: those that were written, in order.
+/// The samples of a batch before it is handed out, in order. Skipped samples are not among them.
 #[derive(Debug)]
 pub struct BatchSlot<'a> {
     plan: &'a EpochPlan,
@@ -263,34 +263,34 @@ impl<'a> BatchSlot<'a> {
         self.indices.len()
     }
 
-    /// Whether there are no samples; no such batch is handed out.
+    /// True if there are no samples. No such batch is handed out.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.indices.is_empty()
     }
 
-    /// Index in the dataset of each sample.
+    /// The index of each sample in the dataset.
     #[must_use]
     pub fn sample_indices(&self) -> &[usize] {
         self.indices
     }
 
-    /// Random numbers for this batch in this epoch; see [`SampleSlot::draws`].
+    /// Random numbers for this batch in this epoch, as [`SampleSlot::draws`].
     #[must_use]
     pub fn draws(&self, purpose: u64) -> Draws {
         Draws::new(self.plan.end.seed, self.plan.end.epoch, self.batch as u64, purpose)
     }
 
-    /// The elements `[B, ...]` of field `field_index`, in the order of [`Dataset::fields`]; of a
-    /// ragged field at the greatest length, with zeros.
+    /// The elements `[B, ...]` of field `field_index`, in the order of [`Dataset::fields`]. Samples
+    /// of a ragged field have the maximum length, filled with zeros.
     ///
     /// # Panics
-    /// If there is no such field, or if its elements are not of type `T`.
+    /// If there is no such field, or if its element type is not `T`.
     pub fn values<T: Element>(&mut self, field_index: usize) -> &mut [T] {
         let place = &self.plan.layout.places()[field_index];
         let Field { name, element, .. } = &place.field;
         assert_eq!(*element, T::TYPE, "field {name} holds {element}, not {}", T::TYPE);
-        // Cannot fail: a field starts aligned, and truth values were looked at.
+        // The cast cannot fail: a field starts aligned, and truth values were checked.
         bytemuck::checked::cast_slice_mut(&mut self.bytes[place.rows(0..self.indices.len())])
     }
 }

@@ -1,14 +1,15 @@
-//! Random numbers of one sample, or of one batch, in one epoch.
+//! The random numbers of one sample or one batch in one epoch.
 
-use crate::sampler::below;
+use crate::sampler::rng::below;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
-/// Random numbers that depend on the loader's seed, the epoch, the sample and the use that they are
-/// drawn for: the same at any number of workers and after a resume, others in each epoch.
+/// Random numbers for one use, such as an augmentation. They are a function of the loader's seed,
+/// the epoch, the sample or batch, and the purpose, so they do not depend on the number of workers
+/// or on a resume.
 ///
-/// The four numbers are the key of a ChaCha8 stream. Made by
-/// [`SampleSlot::draws`](crate::SampleSlot::draws) and
+/// These four numbers are the key of a ChaCha8 stream. Get one by
+/// [`SampleSlot::draws`](crate::SampleSlot::draws) or
 /// [`BatchSlot::draws`](crate::BatchSlot::draws).
 #[derive(Debug, Clone)]
 pub struct Draws(ChaCha8Rng);
@@ -22,22 +23,22 @@ impl Draws {
         Self(ChaCha8Rng::from_seed(key))
     }
 
-    /// Any number of 64 bits.
+    /// A uniform number of 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number of [0, 1), a multiple of 2^-53.
+    /// A uniform number from [0, 1), a multiple of 2^-53.
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A number between `low` and `high`.
+    /// A uniform number between `low` and `high`.
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.unit()
     }
 
-    /// A whole number below `bound`, each with the same probability.
+    /// A uniform whole number below `bound`.
     ///
     /// # Panics
     /// If `bound` is 0.
@@ -46,7 +47,7 @@ impl Draws {
         below(bound as u64, || self.bits()) as usize
     }
 
-    /// True with this probability.
+    /// True with the given probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         self.unit() < probability
     }

@@ -1,37 +1,37 @@
-//! Element types and fields: what one sample is made of.
+//! Element types and fields: the parts of a sample.
 
 use bytemuck::{CheckedBitPattern, NoUninit};
 use half::bf16;
 use std::fmt;
 use std::sync::Arc;
 
-/// The label of what does not count: of a sample, a pixel or a token. The one that PyTorch's
-/// cross-entropy ignores.
+/// The label of a sample, pixel or token that does not count. PyTorch's cross-entropy ignores the
+/// same label.
 pub const IGNORED_LABEL: i64 = -100;
 
 /// Type of the elements of a [`Field`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ElementType {
-    /// 4-byte floating point: images, features.
+    /// 4-byte floating point, for images and features.
     F32,
-    /// 8-byte floating point: reference computations.
+    /// 8-byte floating point, for reference computations.
     F64,
-    /// The upper half of an f32: features in half the memory.
+    /// The upper half of an f32, for features in half the memory.
     Bf16,
-    /// 8-byte signed integers: labels, tokens.
+    /// 8-byte signed integers, for labels and tokens.
     I64,
-    /// 4-byte signed integers: tokens in half the memory.
+    /// 4-byte signed integers, for tokens in half the memory.
     I32,
-    /// 2-byte unsigned integers: tokens of vocabularies of up to 65536, as files hold them.
+    /// 2-byte unsigned integers, for tokens of vocabularies of up to 65536 as files hold them.
     U16,
-    /// Bytes: images that are converted after the upload.
+    /// Bytes, for images that are converted after the upload.
     U8,
-    /// Truth values of one byte, 0 or 1: masks. Any other byte is an error of its sample.
+    /// Truth values of one byte, 0 or 1, for masks. Any other byte is an error of its sample.
     Bool,
 }
 
 impl ElementType {
-    /// Every type.
+    /// All element types.
     pub const ALL: [Self; 8] =
         [Self::F32, Self::F64, Self::Bf16, Self::I64, Self::I32, Self::U16, Self::U8, Self::Bool];
 
@@ -62,9 +62,9 @@ impl fmt::Display for ElementType {
     }
 }
 
-/// A Rust type that is the element of a field: one for each [`ElementType`], and no other.
+/// The Rust type of an [`ElementType`].
 pub trait Element: CheckedBitPattern + NoUninit + sealed::Sealed {
-    /// The type's name at run time.
+    /// The corresponding element type.
     const TYPE: ElementType;
 }
 
@@ -89,42 +89,43 @@ element!(
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Field {
-    /// Name by which the batch's consumer asks for it; unique in a dataset.
+    /// Name of the field, unique in a dataset. [`Batch::field`](crate::Batch::field) finds the
+    /// field by this name.
     pub name: Arc<str>,
-    /// Type of its elements.
+    /// Type of the elements.
     pub element: ElementType,
-    /// Shape of one sample, without the batch dimension; empty for a scalar. The first side of a
-    /// ragged field is the greatest length that a sample may have.
+    /// Shape of one sample without the batch dimension; empty for a scalar. The first dimension of
+    /// a ragged field is the maximum length of a sample.
     pub shape: Vec<usize>,
-    /// How samples of different lengths come into a batch; `None` if they have one shape.
+    /// Present if samples have different lengths: the way in which they are put into a batch.
     pub ragged: Option<Collate>,
 }
 
-/// How the samples of a ragged field, each with a length of its own, lie in a batch.
+/// The layout of a ragged field in a batch. Each sample of a ragged field has a length of its own.
 ///
-/// Beside a ragged field `x` a batch has `x.length`, i64 `[B]`. Staging memory is that of the
-/// greatest length in any case.
+/// A batch with a ragged field `x` also has a field `x.length`, i64 `[B]`. Staging memory always
+/// has room for samples of the maximum length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Collate {
-    /// Each to the greatest length, followed by zeros: `[B, L, ...]`, and beside it `x.mask`, bool
-    /// `[B, L]`, which is true where there is a sample. Every batch has the same bytes, so that its
+    /// Each sample is padded with zeros to the maximum length: `[B, L, ...]`. The batch also has
+    /// `x.mask`, bool `[B, L]`, which is false for padding. All batches have one size, so their
     /// memory can be predicted.
     Padded,
-    /// One after the other without a gap, `[sum of lengths, ...]`, to be cut by
-    /// [`FieldView::offsets`](crate::FieldView::offsets): no work on padding, and memory that
-    /// differs from batch to batch.
+    /// The samples are joined without gaps: `[sum of lengths, ...]`.
+    /// [`FieldView::offsets`](crate::FieldView::offsets) are the starts of the samples. No work is
+    /// spent on padding, and the size differs from batch to batch.
     Packed,
 }
 
 impl Field {
-    /// A field from its three parts.
+    /// A field whose samples all have one shape.
     #[must_use]
     pub fn new(name: impl Into<Arc<str>>, element: ElementType, shape: &[usize]) -> Self {
         Self { name: name.into(), element, shape: shape.to_vec(), ragged: None }
     }
 
-    /// A field whose samples have from 0 to `len_max` items of shape `item_shape`, such as a text
-    /// of up to 512 tokens.
+    /// A field whose samples have 0 to `len_max` items of shape `item_shape`, such as texts of up
+    /// to 512 tokens.
     #[must_use]
     pub fn ragged(
         name: impl Into<Arc<str>>,
@@ -137,7 +138,7 @@ impl Field {
         Self { ragged: Some(collate), ..Self::new(name, element, &shape) }
     }
 
-    /// Bytes of one sample, or `None` if that overflows.
+    /// Bytes of one sample; `None` if the number overflows.
     pub(crate) fn sample_bytes(&self) -> Option<usize> {
         let element_bytes = self.element.size_bytes();
         self.shape.iter().try_fold(element_bytes, |bytes, &side| bytes.checked_mul(side))

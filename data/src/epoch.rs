@@ -1,92 +1,34 @@
-//! One pass over the samples: an iterator that hands out batches in order.
+//! One epoch: an iterator over its batches in order.
 
 use crate::batch::Batch;
 use crate::error::DataError;
 use crate::job::Built;
-use crate::layout::Layout;
-use crate::loader::Shared;
-use crate::sampler::Order;
+use crate::shared::Shared;
 use crate::state::LoaderState;
 use crate::window::Window;
 use std::fmt;
 use std::iter::FusedIterator;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// What is known of an epoch before its first sample is read.
-pub(crate) struct EpochPlan {
-    pub(crate) layout: Arc<Layout>,
-    /// The state after the last batch.
-    pub(crate) end: LoaderState,
-    /// Samples that may be skipped.
-    pub(crate) skip_max: usize,
-    order: Box<dyn Order>,
-    /// Samples that are visited.
-    len: usize,
-    /// Samples that this loader has of a full batch.
-    batch_size: usize,
-    /// Set once, when no other batch will be taken.
-    cancelled: AtomicBool,
-}
-
-impl EpochPlan {
-    pub(crate) fn new(
-        layout: Arc<Layout>,
-        end: LoaderState,
-        skip_max: usize,
-        order: Box<dyn Order>,
-        [len, batch_size]: [usize; 2],
-    ) -> Self {
-        let cancelled = AtomicBool::new(false);
-        Self { layout, end, skip_max, order, len, batch_size, cancelled }
-    }
-
-    /// What is known of a stream, which has no order of its own.
-    pub(crate) fn unordered(layout: Arc<Layout>, end: LoaderState) -> Self {
-        Self::new(layout, end, 0, Box::new(Vec::new()), [0; 2])
-    }
-
-    /// The indexes of the samples of `batch`.
-    pub(crate) fn samples(&self, batch: usize) -> Vec<usize> {
-        let start = batch * self.batch_size;
-        let end = self.len.min(start.saturating_add(self.batch_size));
-        (start..end).map(|position| self.order.sample(position)).collect()
-    }
-
-    pub(crate) fn is_cancelled(&self) -> bool {
-        // Relaxed is enough: cancelling only saves work, replies carry the synchronisation.
-        self.cancelled.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Relaxed);
-    }
-}
-
-impl fmt::Debug for EpochPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EpochPlan").field("end", &self.end).finish_non_exhaustive()
-    }
-}
 
 /// The batches of one epoch, in order; made by [`Loader::epoch`](crate::Loader::epoch).
 ///
-/// With workers, batches are built ahead from the first call of `next` on. After a sample's error
-/// or panic, or a timeout, the epoch is over; [`state`](Self::state) still names the batch that
-/// failed, so that it can be tried again with [`Loader::resume`](crate::Loader::resume), and other
-/// epochs are not affected. After [`DataError::StagingExhausted`] the same epoch goes on once a
-/// batch is dropped.
+/// With workers, batches are built ahead from the first call of `next` on.
 ///
-/// Dropping it waits for the samples that are being read at that moment, not for whole batches;
-/// not longer than the loader's timeout, if it has one.
+/// An error or panic of a sample, or a timeout, ends the epoch. [`state`](Self::state) then names
+/// the batch that failed, so that [`Loader::resume`](crate::Loader::resume) can try it again. Other
+/// epochs are not affected. [`DataError::StagingExhausted`] does not end the epoch: it continues
+/// once a batch is dropped.
+///
+/// Dropping an epoch waits for the samples that are being read, not for whole batches, and not
+/// longer than the loader's timeout, if it has one.
 pub struct Epoch {
     shared: Arc<Shared>,
     window: Window,
     /// The epoch to build ahead once all batches of this one are begun.
     ahead: Option<u64>,
-    /// What is built of it.
+    /// The window of the epoch that is built ahead.
     follower: Option<Window>,
-    /// Samples skipped so far.
+    /// Number of samples skipped so far.
     skipped: usize,
     failed: bool,
 }
@@ -96,42 +38,43 @@ impl Epoch {
         Self { shared, window, ahead: None, follower: None, skipped: 0, failed: false }
     }
 
-    /// The position before the next batch: the batches handed out so far are behind it, those
-    /// built ahead are not.
+    /// The position before the next batch. Batches that were built ahead but not handed out are
+    /// still to come.
     #[must_use]
     pub fn state(&self) -> LoaderState {
         LoaderState { batch: self.window.next, ..self.window.plan.end }
     }
 
-    /// Batches that are still to come.
+    /// Number of batches that are still to come.
     #[must_use]
     pub fn remaining(&self) -> usize {
         self.window.remaining()
     }
 
-    /// Samples that were left out of the batches so far, as
+    /// Number of samples that were skipped so far, as
     /// [`OnBadSample::Skip`](crate::OnBadSample::Skip) allows.
     #[must_use]
     pub fn skipped(&self) -> usize {
         self.skipped
     }
 
-    /// Builds the first batches of `epoch` ahead, in buffers that this one no longer needs. They
-    /// are there for [`Loader::epoch`](crate::Loader::epoch) when it is asked for `epoch` next and
-    /// this one has handed out its last batch. Without workers nothing is built ahead.
+    /// Builds the first batches of `epoch` ahead, in buffers that this epoch no longer needs. The
+    /// next call of [`Loader::epoch`](crate::Loader::epoch) with `epoch` gets them, provided that
+    /// this epoch has handed out its last batch. Without workers nothing is built ahead.
     pub fn build_ahead(&mut self, epoch: u64) {
-        self.ahead = self.shared.pool.is_some().then_some(epoch);
+        self.ahead = self.shared.producer.pool.is_some().then_some(epoch);
     }
 
-    /// The next batch, or why there is none.
+    /// Builds the next batch, or waits for it.
     fn build_next(&mut self) -> Result<Built, DataError> {
-        let timeout = self.shared.options.timeout;
-        self.window.submit(&self.shared);
+        let producer = &self.shared.producer;
+        self.window.submit(producer);
         if self.window.is_idle() && self.shared.drop_ahead() {
-            self.window.submit(&self.shared);
+            self.window.submit(producer);
         }
+        let exhausted = DataError::StagingExhausted { slots: producer.ring.slots };
+        let timeout = producer.timeout;
         self.submit_follower();
-        let exhausted = DataError::StagingExhausted { slots: self.shared.ring.slots };
         let mut built = self.window.receive(timeout).ok_or(exhausted)??;
         if let Some(error) = built.failure.take() {
             return Err(error);
@@ -155,17 +98,17 @@ impl Epoch {
         if let Some(epoch) = self.ahead.take()
             && let Some(mut other) = self.follower.replace(self.shared.window(epoch))
         {
-            self.shared.stop(&mut other);
+            other.stop(&self.shared.producer);
         }
         if let Some(follower) = &mut self.follower {
-            follower.submit(&self.shared);
+            follower.submit(&self.shared.producer);
         }
     }
 
     fn stop(&mut self) {
-        self.shared.stop(&mut self.window);
+        self.window.stop(&self.shared.producer);
         if let Some(mut follower) = self.follower.take() {
-            self.shared.stop(&mut follower);
+            follower.stop(&self.shared.producer);
         }
     }
 }
@@ -189,7 +132,7 @@ impl Iterator for Epoch {
         Some(built.map(|built| Batch::new(built, Arc::clone(plan), self.window.next - 1)))
     }
 
-    /// No upper bound while it runs: an exhausted ring adds an error at every call.
+    /// There is no upper bound while the epoch runs: an exhausted ring adds an error at every call.
     fn size_hint(&self) -> (usize, Option<usize>) {
         let at_least = usize::from(!self.failed && self.remaining() > 0);
         (at_least, if self.failed { Some(0) } else { None })

@@ -1,22 +1,24 @@
-//! Errors of loading, each with the place where it happened.
+//! Errors of loading data, each with its place.
 
-use crate::dataset::SampleError;
-use crate::tokenizer::TokenizerError;
+use crate::tokenizer::error::TokenizerError;
 use lowtide_allocator::AllocError;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What can go wrong between a dataset and a batch.
+/// An error of a dataset. The loader adds the index of the sample.
+pub type SampleError = Box<dyn std::error::Error + Send + Sync>;
+
+/// An error of a loader, a dataset, or a file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// A loader option that no loader can have, or that does not fit the address space.
+    /// An option has a value that is not allowed, or that does not fit the address space.
     #[error("option {option} cannot be {value}")]
     InvalidOption {
         /// Name of the option.
         option: &'static str,
-        /// Its refused value.
+        /// The refused value.
         value: usize,
     },
     /// The dataset could not write a sample.
@@ -27,12 +29,12 @@ pub enum DataError {
         /// The dataset's own error.
         source: SampleError,
     },
-    /// No sample of the batch that is waited for was finished for as long as
-    /// [`LoaderOptions::timeout`](crate::LoaderOptions::timeout): this one hangs, or is not begun
-    /// because others hang.
+    /// No sample of the next batch was finished within
+    /// [`LoaderOptions::timeout`](crate::LoaderOptions::timeout).
     #[error("sample {index} was not loaded within {timeout:?}")]
     Timeout {
-        /// Index in the dataset of the first sample that is not there.
+        /// Index in the dataset of the first sample that is not loaded. It hangs, or it waits for a
+        /// worker because other samples hang.
         index: usize,
         /// The option's value.
         timeout: Duration,
@@ -42,14 +44,14 @@ pub enum DataError {
     Panicked {
         /// Index of the sample in the dataset.
         index: usize,
-        /// The panic's message, if it was text.
+        /// The message of the panic, if it is text.
         message: String,
     },
-    /// Every staging buffer is in a batch that is still held. Drop one and ask again: nothing is
-    /// lost. Raise `prefetch` to hold more.
+    /// Every staging buffer is in a batch that is still held. Drop a batch and call `next` again:
+    /// nothing is lost. A larger `prefetch` allows more batches at a time.
     #[error("all {slots} staging buffers are held by batches that have not been dropped")]
     StagingExhausted {
-        /// Staging buffers of the loader.
+        /// Number of staging buffers of the loader.
         slots: usize,
     },
     /// The staging ring does not fit in memory.
@@ -63,29 +65,29 @@ pub enum DataError {
     Weight {
         /// Index of the sample.
         index: usize,
-        /// Its refused weight.
+        /// The refused weight.
         weight: f64,
     },
     /// A sampler was made for another number of samples than the dataset has.
     #[error("the sampler knows {sampler} samples, the dataset has {dataset}")]
     SampleCount {
-        /// Samples that the sampler was made for.
+        /// Number of samples that the sampler was made for.
         sampler: usize,
-        /// Samples of the dataset.
+        /// Number of samples of the dataset.
         dataset: usize,
     },
     /// A saved state belongs to another loader.
     #[error("the saved state has {what} {saved}, this loader has {here}")]
     StateMismatch {
-        /// The number that differs.
+        /// Name of the number that differs.
         what: &'static str,
-        /// Its value in the state.
+        /// The number in the state.
         saved: u64,
-        /// Its value in this loader; for `batch` the greatest possible one.
+        /// The number in this loader; for `batch` the largest possible one.
         here: u64,
     },
     /// A stream refuses a saved state.
-    #[error("the saved state is not of this stream")]
+    #[error("the saved state does not belong to this stream")]
     StreamState {
         /// The stream's own error.
         source: SampleError,
@@ -93,15 +95,15 @@ pub enum DataError {
     /// A dataset cannot be mixed.
     #[error("samples cannot be mixed: {reason}")]
     InvalidMixing {
-        /// What is wrong.
+        /// The reason.
         reason: &'static str,
     },
-    /// A step of an image pipeline cannot be taken.
+    /// A step of an image pipeline has invalid numbers or is in the wrong place.
     #[error("step {step} {reason}")]
     Transform {
-        /// The step's name.
+        /// Name of the step.
         step: &'static str,
-        /// What it would need.
+        /// The reason, worded to follow the name of the step.
         reason: &'static str,
     },
     /// A column of an in-memory dataset has the wrong number of elements.
@@ -109,39 +111,39 @@ pub enum DataError {
     FieldLength {
         /// Name of the field.
         field: Arc<str>,
-        /// Elements needed: samples times elements per sample.
+        /// Required number of elements: samples times elements per sample.
         expected: usize,
-        /// Elements given.
+        /// Given number of elements.
         actual: usize,
     },
-    /// A file cannot be read, or is not what it should be.
+    /// A file cannot be read, or its contents are wrong.
     #[error("{}: {source}", path.display())]
     File {
         /// Path of the file.
         path: std::path::PathBuf,
-        /// What the system says of it, or what is wrong with it.
+        /// The error of the system, or the fault of the contents.
         source: std::io::Error,
     },
-    /// A place of a file is not what the file's format has there.
+    /// A place in a file does not follow the file's format.
     #[error("{}, {place}: {source}", path.display())]
     Malformed {
-        /// The file that is malformed.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// The place in it.
+        /// The place in the file.
         place: FilePlace,
-        /// What is wrong there.
+        /// The fault.
         source: SampleError,
     },
-    /// The frame of a chat's turns cannot be encoded.
-    #[error("the frame of the turns cannot be encoded")]
+    /// A chat template cannot be encoded.
+    #[error("the chat template cannot be encoded")]
     Tokenizer {
         /// The tokenizer's error.
         source: TokenizerError,
     },
-    /// The operating system refused a thread, or a file cannot be read.
+    /// The operating system refused a thread, or embedded data are damaged.
     #[error("{what} failed")]
     Io {
-        /// What was attempted.
+        /// The operation that failed.
         what: &'static str,
         /// The operating system's or the decoder's error.
         source: std::io::Error,
@@ -167,27 +169,24 @@ impl fmt::Display for FilePlace {
 }
 
 impl DataError {
-    /// A file that is there and is not what it should be.
-    pub(crate) fn damaged(
-        path: &std::path::Path,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
+    /// The error of a file with wrong contents.
+    pub(crate) fn damaged(path: &std::path::Path, source: impl Into<SampleError>) -> Self {
         let source = std::io::Error::new(std::io::ErrorKind::InvalidData, source);
         Self::File { path: path.to_owned(), source }
     }
 }
 
-/// An index that the dataset does not have: the cause inside [`DataError::Sample`].
+/// An index that the dataset does not have; the cause of a [`DataError::Sample`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("index {index} is outside the dataset's {len} samples")]
 pub struct IndexOutOfRange {
-    /// The index asked for.
+    /// The index.
     pub index: usize,
-    /// Samples of the dataset.
+    /// Number of samples of the dataset.
     pub len: usize,
 }
 
-/// A byte that is no truth value, in a field of them: the cause inside [`DataError::Sample`].
+/// A byte of a `bool` field that is neither 0 nor 1; the cause of a [`DataError::Sample`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("field {field} holds bool, and a byte of it is {byte}")]
 pub struct NotBool {
@@ -197,15 +196,14 @@ pub struct NotBool {
     pub byte: u8,
 }
 
-/// A sample of a ragged field that is longer than the field allows: the cause inside
-/// [`DataError::Sample`].
+/// A sample that is longer than its ragged field allows; the cause of a [`DataError::Sample`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("field {field} has {len} items, and at most {len_max} are allowed")]
 pub struct TooLong {
     /// Name of the field.
     pub field: Arc<str>,
-    /// Items of the sample.
+    /// Number of items of the sample.
     pub len: usize,
-    /// The field's greatest length.
+    /// Maximum number of items.
     pub len_max: usize,
 }

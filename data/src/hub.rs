@@ -1,4 +1,4 @@
-//! Files of the Hugging Face hub that another program has downloaded.
+//! Files of the Hugging Face hub in its local cache.
 
 use std::env;
 use std::ffi::OsString;
@@ -7,10 +7,10 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
-/// The local cache of the Hugging Face hub, as its Python library and others fill it: files are
-/// found and read where they lie, and nothing is downloaded.
+/// The local cache of the Hugging Face hub, which the hub's Python library and other programs fill.
+/// Files are found in the cache; nothing is downloaded.
 ///
-/// The layout is that of the hub's documentation, "Hub Local Cache":
+/// The layout follows the hub's documentation, "Hub Local Cache":
 /// `models--ORG--NAME/snapshots/COMMIT/FILE`, with the commit of a branch in `refs/BRANCH`.
 ///
 /// # Examples
@@ -42,13 +42,13 @@ impl HubRepo {
         Self { kind: "models", name: name.into(), revision: "main".to_owned() }
     }
 
-    /// The data set `name` on the branch `main`.
+    /// The dataset `name` on the branch `main`.
     #[must_use]
     pub fn dataset(name: impl Into<String>) -> Self {
         Self { kind: "datasets", ..Self::model(name) }
     }
 
-    /// The same at another branch, tag or commit.
+    /// This repository at another branch, tag or commit.
     #[must_use]
     pub fn at(self, revision: impl Into<String>) -> Self {
         Self { revision: revision.into(), ..self }
@@ -62,21 +62,21 @@ impl fmt::Display for HubRepo {
 }
 
 impl HubCache {
-    /// The cache in `folder`, in which `models--ORG--NAME` are.
+    /// The cache in `folder`, which contains folders such as `models--ORG--NAME`.
     #[must_use]
     pub fn at(folder: impl Into<PathBuf>) -> Self {
         Self { folder: Some(folder.into()) }
     }
 
-    /// The cache where the hub's own library has it: `$HF_HUB_CACHE`, or else `$HF_HOME/hub`, or
-    /// else `huggingface/hub` in `$XDG_CACHE_HOME` or `~/.cache`.
+    /// The cache of the hub's own library: `$HF_HUB_CACHE`, or else `$HF_HOME/hub`, or else
+    /// `huggingface/hub` in `$XDG_CACHE_HOME` or `~/.cache`.
     #[must_use]
     pub fn from_environment() -> Self {
         Self::from_variables(|name| env::var_os(name))
     }
 
-    /// As [`from_environment`](Self::from_environment), with these environment variables. An empty
-    /// one counts as not set.
+    /// [`from_environment`](Self::from_environment) with the values of environment variables that
+    /// `variable` returns. An empty value counts as not set.
     #[must_use]
     pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let path = |name: &str| {
@@ -90,11 +90,11 @@ impl HubCache {
         Self { folder: path("HF_HUB_CACHE").or_else(hub) }
     }
 
-    /// The path of `file` of a repository, such as `tokenizer.json` or `data/train.jsonl`.
+    /// The path of a file in a repository, such as `tokenizer.json` or `data/train.jsonl`.
     ///
     /// # Errors
-    /// [`HubError::NotFound`] with every place that was looked at; [`HubError::Name`] for a name
-    /// that would lead out of the cache.
+    /// [`HubError::NotFound`] with every path that was tried. [`HubError::Name`] for a name that
+    /// would lead out of the cache. [`HubError::NoFolder`] if there is no cache.
     pub fn find(&self, repo: &HubRepo, file: &str) -> Result<PathBuf, HubError> {
         for name in [&repo.name, &repo.revision, file] {
             check_name(name)?;
@@ -107,7 +107,7 @@ impl HubCache {
         if commit.is_none() {
             looked.push(branch);
         }
-        // A revision without a branch of its name may be a commit itself.
+        // A revision that is not the name of a branch may be a commit.
         let commit = commit.unwrap_or_else(|| repo.revision.clone());
         check_name(&commit)?;
         let path = folder.join("snapshots").join(commit).join(file);
@@ -119,7 +119,7 @@ impl HubCache {
     }
 }
 
-/// The commit that a branch is at.
+/// The commit of a branch.
 fn read_commit(branch: &Path) -> Option<String> {
     const COMMIT_BYTES_MAX: u64 = 256;
     let mut text = String::new();
@@ -127,7 +127,7 @@ fn read_commit(branch: &Path) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// Names are joined to paths, so each has to lead down.
+/// `Ok` if a path stays inside its folder when `name` is joined to it.
 fn check_name(name: &str) -> Result<(), HubError> {
     let leads_down = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     if name.is_empty() || !leads_down {
@@ -136,27 +136,27 @@ fn check_name(name: &str) -> Result<(), HubError> {
     Ok(())
 }
 
-/// A file that the local cache of the hub does not have.
+/// An error of finding a file in the local cache of the hub.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// The file is not there.
+    /// The cache does not have the file.
     #[error("{repo} has no {file} in the local cache; looked at {}", join(looked))]
     NotFound {
-        /// The repository that was looked in.
+        /// The repository.
         repo: Box<HubRepo>,
         /// Path of the file inside the repository.
         file: String,
-        /// The places where it was not.
+        /// The paths that were tried.
         looked: Vec<PathBuf>,
     },
     /// The name of a repository, a revision or a file is empty or leads out of its folder.
-    #[error("{name:?} is no name of a repository, a revision or a file")]
+    #[error("{name:?} cannot be the name of a repository, a revision or a file")]
     Name {
-        /// The name that was given.
+        /// The name.
         name: String,
     },
-    /// There is no home folder for the cache to be in.
+    /// No environment variable names a folder for the cache.
     #[error("there is no cache: none of HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and HOME is set")]
     NoFolder,
 }

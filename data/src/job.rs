@@ -1,32 +1,32 @@
-//! One batch while it is built: its samples are written by whichever thread claims them.
+//! A batch that is being built. Each sample is written by the thread that claims it.
 
 use crate::dataset::{BatchSlot, Dataset, SampleSlot};
-use crate::epoch::EpochPlan;
 use crate::error::{DataError, IndexOutOfRange};
+use crate::panics::message_of;
+use crate::plan::EpochPlan;
 use crate::rows::{Row, Rows};
 use crate::staging::Staging;
 use crossbeam_channel::Sender;
-use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A batch to build. The thread that drops the last handle of it sends the reply.
+/// A batch to build. Dropping its last handle sends the reply.
 pub(crate) struct Job {
     pub(crate) plan: Arc<EpochPlan>,
-    /// To change the batch as a whole.
+    /// The dataset that finishes the batch as a whole.
     dataset: Arc<dyn Dataset>,
     batch: usize,
-    /// The sample of each row.
+    /// The index of the sample in each row.
     indices: Vec<usize>,
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     rows: Option<Rows>,
-    /// Rows whose sample was written or has failed.
+    /// For each row, true once its sample was written or has failed.
     done: Box<[AtomicBool]>,
-    /// Samples that failed, in the order in which it happened.
+    /// Failed samples, in the order of their rows.
     faults: Mutex<Vec<Fault>>,
-    /// Rows from this one on are not needed: too many below have failed.
+    /// The first row that is not needed, because too many rows before it have failed.
     end: AtomicUsize,
     reply: Sender<Reply>,
 }
@@ -39,23 +39,23 @@ pub(crate) struct Fault {
     pub(crate) error: DataError,
 }
 
-/// A batch as it was built.
+/// The reply of a job.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) batch: usize,
     pub(crate) built: Built,
 }
 
-/// The bytes of a batch, and what is missing of it.
+/// A built batch.
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(crate) staging: Staging,
-    /// The samples that are there, in the order of their rows.
+    /// The indices of the samples in the batch, in the order of their rows.
     pub(crate) indices: Vec<usize>,
-    /// Those that are not, in order. If there are more than the options allow, rows are missing too
-    /// and the batch is of no use.
+    /// The samples that could not be read, in order. If there are more than the options allow, the
+    /// batch is incomplete and must not be used.
     pub(crate) faults: Vec<Fault>,
-    /// Why the batch as a whole is of no use.
+    /// The error of the batch as a whole, if there is one.
     pub(crate) failure: Option<DataError>,
 }
 
@@ -75,11 +75,11 @@ impl Job {
         Self { plan, dataset, batch, indices, rows, done, faults, end, reply }
     }
 
-    /// Claims the next sample and writes it; whether there was one.
+    /// Claims the next sample and writes it. Returns false if there was none.
     pub(crate) fn write_next(&self, dataset: &dyn Dataset) -> bool {
         let Some(row) = self.rows.as_ref().and_then(Rows::claim) else { return false };
         let at = row.index();
-        // Relaxed is enough: both only save work, and what is left out is thrown away.
+        // Relaxed is enough: both checks only save work on a batch that will not be used.
         if at >= self.end.load(Ordering::Relaxed) || self.plan.is_cancelled() {
             return false;
         }
@@ -97,8 +97,8 @@ impl Job {
             return Err(DataError::Sample { index, source: source.into() });
         }
         let mut slot = SampleSlot::new(row, &self.plan, index);
-        // Unwind safety: the half-written slot is not handed out. The dataset may be left in a
-        // state of its own making, as after a panic on any thread that shares it.
+        // Unwind safety: the half-written slot is not handed out. The dataset is in the state in
+        // which a panic on any thread would leave it.
         match catch_unwind(AssertUnwindSafe(|| dataset.write(index, &mut slot))) {
             Ok(written) => written
                 .and_then(|()| Ok(slot.finish()?))
@@ -107,8 +107,8 @@ impl Job {
         }
     }
 
-    /// Rows are claimed from the first on, so all below a failed one are written or being written:
-    /// which faults are the lowest does not depend on timing.
+    /// Adds a failed sample. Rows are claimed in order, so all rows before a failed one are written
+    /// or being written, and the lowest faults do not depend on timing.
     fn add_fault(&self, fault: Fault) {
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         faults.push(fault);
@@ -118,18 +118,18 @@ impl Job {
         }
     }
 
-    /// Has the dataset change the batch as a whole; its panic, if there was one.
+    /// Lets the dataset change the batch as a whole. Returns the error if it panics.
     fn finish(&self, staging: &mut [u8], indices: &[usize]) -> Option<DataError> {
         let &index = indices.first()?;
         let mut batch = BatchSlot::new(&self.plan, staging, indices, self.batch);
         let finish = AssertUnwindSafe(|| self.dataset.finish_batch(&mut batch));
-        // Unwind safety: the batch is not handed out then. This may be a worker's thread, and it
-        // must reply.
+        // Unwind safety: after a panic the batch is not handed out. The panic is caught because
+        // this may be a worker's thread, which must reply.
         let payload = catch_unwind(finish).err()?;
         Some(DataError::Panicked { index, message: message_of(payload) })
     }
 
-    /// How many samples are done, and the first that is not.
+    /// The number of samples that are done, and the index of the first sample that is not.
     pub(crate) fn progress(&self) -> (usize, Option<usize>) {
         let is_done = |done: &AtomicBool| done.load(Ordering::Relaxed);
         let first = self.done.iter().position(|done| !is_done(done));
@@ -144,20 +144,20 @@ impl Drop for Job {
         let faults = self.faults.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (faults, mut indices) = (std::mem::take(faults), std::mem::take(&mut self.indices));
         let mut staging = rows.into_staging();
-        let is_of_use = faults.len() <= self.plan.skip_max && !self.plan.is_cancelled();
-        if is_of_use && !faults.is_empty() {
-            let is_there = |row: &usize| faults.iter().all(|fault| fault.row != *row);
-            let kept: Vec<usize> = (0..indices.len()).filter(is_there).collect();
+        let is_usable = faults.len() <= self.plan.skip_max && !self.plan.is_cancelled();
+        if is_usable && !faults.is_empty() {
+            let is_good = |row: &usize| faults.iter().all(|fault| fault.row != *row);
+            let kept: Vec<usize> = (0..indices.len()).filter(is_good).collect();
             self.plan.layout.keep_rows(staging.bytes_mut(), &kept);
             indices = kept.into_iter().map(|row| indices[row]).collect();
         }
         let mut failure = None;
-        if is_of_use {
+        if is_usable {
             failure = self.finish(staging.bytes_mut(), &indices);
             self.plan.layout.pack(staging.bytes_mut(), indices.len());
         }
-        // Never blocks: the channel has room for every buffer. An error says that the epoch has
-        // given up on the batch, and the buffer goes back to the ring.
+        // Sending never blocks: the channel has room for every buffer. It fails if the epoch has
+        // given up on the batch; dropping the reply then returns the buffer to the ring.
         let built = Built { staging, indices, faults, failure };
         let _ = self.reply.send(Reply { batch: self.batch, built });
     }
@@ -166,20 +166,5 @@ impl Drop for Job {
 impl fmt::Debug for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Job").field("batch", &self.batch).finish_non_exhaustive()
-    }
-}
-
-pub(crate) fn message_of(payload: Box<dyn Any + Send>) -> String {
-    if let Some(text) = payload.downcast_ref::<&str>() {
-        return (*text).to_owned();
-    }
-    match payload.downcast::<String>() {
-        Ok(text) => *text,
-        Err(payload) => {
-            // A payload of the dataset's own type may panic again when it is dropped, which would
-            // end the worker and leave the consumer waiting. Leaked instead.
-            std::mem::forget(payload);
-            "payload is not text".to_owned()
-        }
     }
 }

@@ -1,65 +1,69 @@
-//! Where each field of each sample lies in a staging buffer.
+//! The layout of a staging buffer.
 //!
-//! Fields one after the other, each a contiguous `[rows, ...]` array that starts at a multiple of
-//! `FIELD_ALIGN_BYTES`. The fields of the dataset come first, in its order; lengths and masks of
-//! ragged ones follow.
+//! Each field is a contiguous array `[rows, ...]` that starts at a multiple of
+//! `FIELD_ALIGN_BYTES`. The fields of the dataset come first, in their order; then the lengths and
+//! masks of ragged fields.
 
 use crate::element::{Collate, ElementType, Field};
 use std::ops::Range;
 
-/// Alignment of every field: a cache line, and the widest vector register.
+/// Alignment of every field: the size of a cache line and of the widest vector register.
 pub(crate) const FIELD_ALIGN_BYTES: usize = 64;
 const _: () = assert!(lowtide_allocator::BLOCK_BYTES.is_multiple_of(FIELD_ALIGN_BYTES));
 
 #[derive(Debug)]
 pub(crate) struct Layout {
     places: Vec<Place>,
-    /// Rows that there is room for.
+    /// Number of rows in a buffer.
     pub(crate) rows: usize,
     pub(crate) size_bytes: usize,
 }
 
+/// The array of one field in a buffer.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) field: Field,
     pub(crate) sample_bytes: usize,
-    /// Where the lengths of a ragged field are.
+    /// Index of the place with the lengths of a ragged field.
     pub(crate) lengths: Option<usize>,
-    /// Where the mask of a padded field is.
+    /// Index of the place with the mask of a padded field.
     pub(crate) mask: Option<usize>,
     offset_bytes: usize,
 }
 
 impl Layout {
-    /// `None` if `rows` samples overflow the address space.
+    /// The layout of `rows` samples; `None` if their size overflows.
     pub(crate) fn new(fields: &[Field], rows: usize) -> Option<Self> {
-        let mut fields: Vec<(Field, [Option<usize>; 2])> =
-            fields.iter().map(|field| (field.clone(), [None; 2])).collect();
-        for at in 0..fields.len() {
-            let Field { name, shape, ragged: Some(collate), .. } = &fields[at].0 else { continue };
+        let mut layout = Self { places: Vec::with_capacity(fields.len()), rows, size_bytes: 0 };
+        for field in fields {
+            layout.push(field.clone())?;
+        }
+        for (at, field) in fields.iter().enumerate() {
+            let Field { name, shape, ragged: Some(collate), .. } = field else { continue };
             let lengths = Field::new(format!("{name}.length"), ElementType::I64, &[]);
-            let mask = (*collate == Collate::Padded)
-                .then(|| Field::new(format!("{name}.mask"), ElementType::Bool, &shape[..1]));
-            let next = fields.len();
-            fields[at].1 = [Some(next), mask.is_some().then_some(next + 1)];
-            fields.extend([Some(lengths), mask].into_iter().flatten().map(|own| (own, [None; 2])));
+            layout.places[at].lengths = Some(layout.push(lengths)?);
+            if *collate == Collate::Padded {
+                let mask = Field::new(format!("{name}.mask"), ElementType::Bool, &shape[..1]);
+                layout.places[at].mask = Some(layout.push(mask)?);
+            }
         }
-        let mut places = Vec::with_capacity(fields.len());
-        let mut end_bytes = 0_usize;
-        for (field, [lengths, mask]) in fields {
-            let offset_bytes = end_bytes.checked_next_multiple_of(FIELD_ALIGN_BYTES)?;
-            let sample_bytes = field.sample_bytes()?;
-            end_bytes = offset_bytes.checked_add(sample_bytes.checked_mul(rows)?)?;
-            places.push(Place { field, sample_bytes, lengths, mask, offset_bytes });
-        }
-        Some(Self { places, rows, size_bytes: end_bytes })
+        Some(layout)
+    }
+
+    /// Appends the array of a field and returns its index.
+    fn push(&mut self, field: Field) -> Option<usize> {
+        let offset_bytes = self.size_bytes.checked_next_multiple_of(FIELD_ALIGN_BYTES)?;
+        let sample_bytes = field.sample_bytes()?;
+        self.size_bytes = offset_bytes.checked_add(sample_bytes.checked_mul(self.rows)?)?;
+        self.places.push(Place { field, sample_bytes, lengths: None, mask: None, offset_bytes });
+        Some(self.places.len() - 1)
     }
 
     pub(crate) fn places(&self) -> &[Place] {
         &self.places
     }
 
-    /// Moves the samples of packed fields of the first `count` rows together.
+    /// Closes the gaps between the samples of packed fields in the first `count` rows.
     pub(crate) fn pack(&self, staging: &mut [u8], count: usize) {
         for place in self.places.iter().filter(|place| place.is_packed()) {
             let mut end_bytes = place.rows(0..0).start;
@@ -72,7 +76,7 @@ impl Layout {
         }
     }
 
-    /// Lengths of the samples `rows` of a ragged field.
+    /// The lengths of the samples `rows` of a ragged field; `None` for other fields.
     pub(crate) fn lengths<'a>(
         &self,
         place: &Place,
@@ -82,7 +86,7 @@ impl Layout {
         place.lengths.map(|at| bytemuck::cast_slice(&staging[self.places[at].rows(rows)]))
     }
 
-    /// Where the samples `rows` are, once the batch is packed.
+    /// The byte range of the samples `rows` in a packed batch.
     pub(crate) fn range(&self, place: &Place, staging: &[u8], rows: Range<usize>) -> Range<usize> {
         if !place.is_packed() {
             return place.rows(rows);
@@ -91,13 +95,13 @@ impl Layout {
         before..before + self.packed_bytes(place, staging, rows)
     }
 
-    /// Bytes of the samples `rows` of a packed field.
+    /// The number of bytes of the samples `rows` of a packed field.
     fn packed_bytes(&self, place: &Place, staging: &[u8], rows: Range<usize>) -> usize {
         let lengths = self.lengths(place, staging, rows).unwrap_or_default();
         lengths.iter().sum::<i64>() as usize * place.item_bytes()
     }
 
-    /// Moves these rows, listed in order, to the front of a staging buffer.
+    /// Moves the rows `kept`, which are in ascending order, to the front of a staging buffer.
     pub(crate) fn keep_rows(&self, staging: &mut [u8], kept: &[usize]) {
         for place in &self.places {
             for (to, &from) in kept.iter().enumerate() {
@@ -115,11 +119,11 @@ impl Place {
     /// Bytes of one item of a ragged field.
     pub(crate) fn item_bytes(&self) -> usize {
         let sides = self.field.shape.iter().skip(1);
-        // A field of length 0 may have sides whose product overflows.
+        // A field of maximum length 0 may have dimensions whose product overflows.
         sides.fold(self.field.element.size_bytes(), |bytes, &side| bytes.saturating_mul(side))
     }
 
-    /// Bytes of the samples `rows` within the staging buffer.
+    /// The byte range of the samples `rows` in a staging buffer.
     pub(crate) fn rows(&self, rows: Range<usize>) -> Range<usize> {
         let at = |row: usize| self.offset_bytes + row * self.sample_bytes;
         at(rows.start)..at(rows.end)

@@ -17,9 +17,13 @@ mod loader;
 mod mapped;
 mod mix;
 mod options;
+mod panics;
+mod plan;
 mod pool;
+mod producer;
 mod rows;
 mod sampler;
+mod shared;
 mod source;
 mod split;
 mod staging;
@@ -33,18 +37,19 @@ mod window;
 
 pub use batch::{Batch, BatchView, FieldView, SkippedSample};
 pub use concat::{Concat, ConcatError};
-pub use dataset::{BatchSlot, Dataset, SampleError, SampleSlot};
+pub use dataset::{BatchSlot, Dataset, SampleSlot};
 pub use draws::Draws;
 pub use element::{Collate, Element, ElementType, Field, IGNORED_LABEL};
 pub use epoch::Epoch;
-pub use error::{DataError, FilePlace, IndexOutOfRange, NotBool, TooLong};
+pub use error::{DataError, FilePlace, IndexOutOfRange, NotBool, SampleError, TooLong};
 pub use half::bf16;
 pub use hub::{HubCache, HubError, HubRepo};
 #[cfg(feature = "images")]
 pub use image::{ImageError, ImageFormat, ImageLimits, ImageSample, ImageSource, Raster};
-pub use loader::{Loader, LoaderOptions, OnBadSample};
+pub use loader::Loader;
 pub use mapped::{Mapped, SampleView};
 pub use mix::{Mixed, Mixing};
+pub use options::{LoaderOptions, OnBadSample};
 pub use sampler::{
     Bucketed, EpochKey, Order, Permuted, Remainder, Sampler, Sequential, Sharded, Shuffled,
     Weighted,

@@ -1,19 +1,19 @@
-//! A dataset whose samples are made of those of another one.
+//! A dataset whose samples a function makes from those of another dataset.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleSlot};
 use crate::element::{Element, Field};
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 use crate::layout::Layout;
 use crate::rows::Rows;
 use crate::staging::{Ring, Staging};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A dataset whose samples a function makes of those of another one: other fields, types or
-/// values.
+/// A dataset whose samples a function makes from those of another dataset, with other fields, types
+/// or values.
 ///
-/// A sample must depend on nothing but its index and the sample below, as that of any
-/// [`Dataset`]. Each thread that reads a sample holds one more sample of the dataset below.
+/// The function must depend only on the index and the sample, as for any [`Dataset`]. Each thread
+/// that reads holds one additional sample of the other dataset.
 ///
 /// # Examples
 /// ```
@@ -32,16 +32,16 @@ pub struct Mapped<D, F> {
     dataset: D,
     fields: Vec<Field>,
     map: F,
-    /// Of one sample of the dataset below.
+    /// The layout of one sample of `dataset`.
     layout: Arc<Layout>,
     /// Buffers of one sample that no thread uses.
     scratch: Mutex<Vec<Scratch>>,
 }
 
-/// Memory of one sample.
+/// A buffer of one sample.
 struct Scratch {
     staging: Staging,
-    /// Where `staging` goes back to; it has no other buffer.
+    /// The ring that `staging` returns to when it is dropped. It has no other buffer.
     _ring: Ring,
 }
 
@@ -50,12 +50,12 @@ where
     D: Dataset,
     F: Fn(usize, &SampleView<'_>, &mut SampleSlot<'_>) -> Result<(), SampleError> + Send + Sync,
 {
-    /// The samples that `map` makes: from an index and the sample of `dataset` that has it, into
-    /// a slot with `fields`.
+    /// The dataset of the samples that `map` makes. `map` gets the index and the sample of
+    /// `dataset`, and writes a slot with `fields`.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] if a sample of `dataset` does not fit the address space;
-    /// [`DataError::InvalidMixing`] if `dataset` changes whole batches, which are not made here.
+    /// [`DataError::InvalidOption`] if a sample of `dataset` does not fit the address space.
+    /// [`DataError::InvalidMixing`] if `dataset` changes whole batches.
     pub fn new(dataset: D, fields: Vec<Field>, map: F) -> Result<Self, DataError> {
         if dataset.changes_batches() {
             return Err(DataError::InvalidMixing { reason: "mix what is mapped, not the reverse" });
@@ -66,7 +66,7 @@ where
         Ok(Self { dataset, fields, map, layout, scratch })
     }
 
-    /// The dataset below.
+    /// The dataset whose samples are mapped.
     #[must_use]
     pub fn dataset(&self) -> &D {
         &self.dataset
@@ -97,13 +97,13 @@ where
     }
 
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
-        // An error or a panic below loses the buffer, and the next sample allocates another.
+        // After an error or a panic the buffer is dropped, and the next sample allocates another.
         let Scratch { staging, _ring } = self.take_scratch()?;
         let rows = Rows::new(staging, Arc::clone(&self.layout), 1);
-        let row = rows.claim().expect("a new buffer has its row");
-        let mut below = slot.beside(row);
-        self.dataset.write(index, &mut below)?;
-        below.finish()?;
+        let row = rows.claim().expect("a new buffer has one row");
+        let mut input = slot.in_row(row);
+        self.dataset.write(index, &mut input)?;
+        input.finish()?;
         let staging = rows.into_staging();
         let view = SampleView { layout: &self.layout, bytes: staging.bytes() };
         let mapped = (self.map)(index, &view, slot);
@@ -134,8 +134,8 @@ pub struct SampleView<'a> {
 }
 
 impl<'a> SampleView<'a> {
-    /// The bytes of field `field_index`, in the order of [`Dataset::fields`]: of a ragged field
-    /// those of the items that are there.
+    /// The bytes of field `field_index`, in the order of [`Dataset::fields`]. For a ragged field
+    /// they are the items of the sample without padding.
     ///
     /// # Panics
     /// If there is no such field.
@@ -149,7 +149,7 @@ impl<'a> SampleView<'a> {
         }
     }
 
-    /// The elements of field `field_index`, as [`bytes`](Self::bytes).
+    /// The elements of field `field_index`; see [`bytes`](Self::bytes).
     ///
     /// # Panics
     /// If there is no such field, or its elements are not of type `T`.
@@ -157,7 +157,7 @@ impl<'a> SampleView<'a> {
     pub fn values<T: Element>(&self, field_index: usize) -> &'a [T] {
         let Field { name, element, .. } = &self.layout.places()[field_index].field;
         assert_eq!(*element, T::TYPE, "field {name} holds {element}, not {}", T::TYPE);
-        // The cast cannot fail: a field starts aligned, and truth values were looked at.
+        // The cast cannot fail: a field starts aligned, and `finish` has checked truth values.
         bytemuck::checked::cast_slice(self.bytes(field_index))
     }
 }

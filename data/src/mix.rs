@@ -1,37 +1,37 @@
-//! Mixup and CutMix: the samples of a batch mixed in pairs.
+//! Mixup and CutMix: mixing the samples of a batch in pairs.
 
-use crate::dataset::{BatchSlot, Dataset, SampleError, SampleSlot};
+use crate::dataset::{BatchSlot, Dataset, SampleSlot};
 use crate::draws::Draws;
 use crate::element::{Element, ElementType, Field};
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 
 const PURPOSE: u64 = u64::from_be_bytes(*b"mixing\0\0");
 
-/// How the samples of a batch are mixed. `alpha` is above 0: the share of a sample in the mixture
-/// is drawn from the Beta distribution with both parameters `alpha`.
+/// The way in which two samples are mixed. The share of a sample in the mixture is drawn from the
+/// Beta distribution with both parameters `alpha`, which is above 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Mixing {
     /// The weighted mean of two images: H. Zhang and others, "mixup: Beyond Empirical Risk
     /// Minimization", ICLR 2018.
     Mixup {
-        /// 0.2 to 1 is usual.
+        /// Parameter of the Beta distribution, usually 0.2 to 1.
         alpha: f64,
     },
-    /// A rectangle of one image in the other: S. Yun and others, "CutMix: Regularization Strategy
-    /// to Train Strong Classifiers with Localizable Features", ICCV 2019.
+    /// A rectangle of one image pasted into the other: S. Yun and others, "CutMix: Regularization
+    /// Strategy to Train Strong Classifiers with Localizable Features", ICCV 2019.
     Cutmix {
-        /// 1 is usual.
+        /// Parameter of the Beta distribution, usually 1.
         alpha: f64,
     },
 }
 
-/// A dataset of images and labels whose batches are mixed: each sample with the one before it, the
-/// first with the last, and all of a batch in the same shares, as torchvision's `MixUp` and
-/// `CutMix` have it.
+/// A dataset of images and labels whose batches are mixed as torchvision's `MixUp` and `CutMix` do.
+/// Each sample is mixed with the one before it in the batch, and the first with the last. All
+/// samples of a batch have one share.
 ///
-/// Beside the fields of the dataset there are `labels.other`, i64 `[]`, the label of the sample
-/// that was mixed in, and `labels.weight`, f32 `[]`, the share of the sample's own label. The loss
-/// is `weight * loss(labels) + (1 - weight) * loss(labels.other)`. The random numbers depend on the
+/// Two fields are added: `labels.other`, i64 `[]`, is the label of the other sample, and
+/// `labels.weight`, f32 `[]`, is the share of the sample's own label. The loss is
+/// `weight * loss(labels) + (1 - weight) * loss(labels.other)`. The random numbers depend on the
 /// loader's seed, the epoch and the batch.
 #[derive(Debug)]
 pub struct Mixed<D> {
@@ -118,7 +118,8 @@ impl<D: Dataset> Dataset for Mixed<D> {
                 weight
             }
             Mixing::Cutmix { alpha } => {
-                let [top, bottom, left, right] = hole(beta(alpha, &mut draws), size, &mut draws);
+                let share = beta(alpha, &mut draws);
+                let [top, bottom, left, right] = pasted_rectangle(share, size, &mut draws);
                 with_previous(images, image_len, |own, previous| {
                     for line in 0..own.len() / size[1].max(1) {
                         if (top..bottom).contains(&(line % size[0])) {
@@ -127,8 +128,8 @@ impl<D: Dataset> Dataset for Mixed<D> {
                         }
                     }
                 });
-                let share = ((bottom - top) * (right - left)) as f32;
-                1.0 - share / ((size[0] * size[1]).max(1) as f32)
+                let pasted = ((bottom - top) * (right - left)) as f32;
+                1.0 - pasted / ((size[0] * size[1]).max(1) as f32)
             }
         };
         batch.values::<f32>(other + 1).fill(weight);
@@ -139,13 +140,13 @@ impl<D: Dataset> Dataset for Mixed<D> {
     }
 }
 
-/// Calls `mix` for each row and the one before it as it was, for the first with the last.
+/// Calls `mix` with each row and the unmixed row before it. The first row is mixed with the last.
 fn with_previous<T: Element>(rows: &mut [T], row_len: usize, mix: impl Fn(&mut [T], &[T])) {
     if row_len == 0 || rows.len() < row_len {
         return;
     }
-    // From the last row on, so that each still has its neighbour as it was; but for the first,
-    // whose neighbour is kept.
+    // Rows are mixed from the last one on, so that the row before is not mixed yet. A copy of the
+    // last row is kept for the first one.
     let last = rows[rows.len() - row_len..].to_vec();
     let mut rest = rows;
     while let Some(before) = rest.len().checked_sub(row_len) {
@@ -161,7 +162,7 @@ fn with_previous<T: Element>(rows: &mut [T], row_len: usize, mix: impl Fn(&mut [
     }
 }
 
-/// A number of the Beta distribution whose two parameters are `alpha`.
+/// A random number of the Beta distribution with both parameters `alpha`.
 fn beta(alpha: f64, draws: &mut Draws) -> f64 {
     if alpha == 1.0 {
         return draws.unit();
@@ -169,7 +170,7 @@ fn beta(alpha: f64, draws: &mut Draws) -> f64 {
     loop {
         let [u, v] = [draws.unit(), draws.unit()];
         if alpha > 1.0 {
-            // Rejection under the density's maximum, which is at 1/2.
+            // Rejection sampling. The density has its maximum at 1/2.
             if v < (4.0 * u * (1.0 - u)).powf(alpha - 1.0) {
                 return u;
             }
@@ -181,16 +182,16 @@ fn beta(alpha: f64, draws: &mut Draws) -> f64 {
                 return x / (x + y);
             }
             if x + y == 0.0 {
-                // Both too small for f64: one is greater by far.
+                // Both are too small for f64, and one of them is much larger than the other.
                 return f64::from(u > v);
             }
         }
     }
 }
 
-/// Top, bottom, left and right of the part that the other image fills, after `CutMix` of
-/// torchvision: its middle lies anywhere, and what is outside is cut off.
-fn hole(share: f64, [height, width]: [usize; 2], draws: &mut Draws) -> [usize; 4] {
+/// Top, bottom, left and right of the rectangle that the other image fills, as in torchvision's
+/// `CutMix`: its centre lies anywhere in the image, and it is clipped to the image.
+fn pasted_rectangle(share: f64, [height, width]: [usize; 2], draws: &mut Draws) -> [usize; 4] {
     let [x, y] = [width, height].map(|side| draws.below(side.max(1)));
     let half = 0.5 * (1.0 - share).sqrt();
     let span = |middle: usize, side: usize| {

@@ -1,26 +1,28 @@
-//! The settings of a loader.
+//! The options of a loader.
 
 use crate::error::DataError;
 use std::time::Duration;
 
-/// Settings of a [`Loader`](crate::Loader).
+/// Options of a [`Loader`](crate::Loader), with defaults in parentheses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderOptions {
-    /// Samples per batch (1).
+    /// Number of samples in a batch (1).
     pub batch_size: usize,
     /// Leave out the last batch if it is not full (false).
     pub drop_last: bool,
     /// Seed of the order of all epochs (0).
     pub seed: u64,
-    /// Threads that read samples; 0 reads them on the thread that asks for the batch (0).
+    /// Number of threads that read samples. With 0, the thread that asks for a batch reads its
+    /// samples (0).
     pub workers: usize,
-    /// What a sample that cannot be read does to its epoch (fail).
+    /// The effect of a sample that cannot be read (fail).
     pub on_bad_sample: OnBadSample,
-    /// How long `next` waits while no sample of the batch is finished, and dropping an epoch or the
-    /// loader waits for samples that are being read; it may be twice as long until it is noticed.
-    /// `None` waits for ever. It takes workers: a thread cannot watch itself (None).
+    /// Longest wait of `next` while no sample of the batch is finished, and longest wait of
+    /// dropping an epoch or the loader for samples that are being read. A hang is noticed after up
+    /// to twice this time. `None` waits for ever. A timeout needs workers (None).
     pub timeout: Option<Duration>,
-    /// Batches held ready or in use beside the one that each worker builds, at least 1 (2).
+    /// Number of batches that are ready or in use, in addition to the one that each worker builds.
+    /// At least 1 (2).
     pub prefetch: usize,
 }
 
@@ -38,22 +40,24 @@ impl Default for LoaderOptions {
     }
 }
 
-/// What a sample that cannot be read does to its epoch: one whose `write` returns an error or
-/// panics.
+/// The effect of a bad sample: one whose `write` returns an error or panics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnBadSample {
-    /// Its error arrives in the place of its batch, and the epoch is over.
+    /// The error is returned in place of the batch, and the epoch is over.
     #[default]
     Fail,
-    /// Its batch comes without it, and [`Batch::skipped`](crate::Batch::skipped) names it. One bad
-    /// sample more than this number in an epoch, or in what is left of a resumed one, is an error
-    /// after all; so is a batch with no good sample.
+    /// The batch comes without the sample, and [`Batch::skipped`](crate::Batch::skipped) names it.
+    ///
+    /// An epoch, or the rest of a resumed epoch, may have up to this number of bad samples. One
+    /// more is an error, and so is a batch without any good sample.
     Skip(usize),
 }
 
 impl LoaderOptions {
+    /// Checks the options.
+    ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for the first option that no loader can have.
+    /// [`DataError::InvalidOption`] for the first option that is not allowed.
     pub(crate) fn check(&self) -> Result<(), DataError> {
         for (option, value) in [("batch_size", self.batch_size), ("prefetch", self.prefetch)] {
             if value == 0 {
@@ -69,7 +73,7 @@ impl LoaderOptions {
         Ok(())
     }
 
-    /// Samples that may be skipped in an epoch.
+    /// Number of samples that may be skipped in an epoch.
     pub(crate) fn skip_max(&self) -> usize {
         match self.on_bad_sample {
             OnBadSample::Fail => 0,

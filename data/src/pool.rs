@@ -1,27 +1,27 @@
-//! Worker threads, which share the samples of the first batch that has any left.
+//! The worker threads of a loader. All workers share the samples of one batch at a time.
 
 use crate::dataset::Dataset;
-use crate::epoch::EpochPlan;
 use crate::error::DataError;
 use crate::job::Job;
+use crate::plan::EpochPlan;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Worker threads; dropping the pool joins them.
+/// The worker threads. Dropping the pool joins them.
 #[derive(Debug)]
 pub(crate) struct Pool {
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
     /// Disconnected once every worker has ended.
     ended: Receiver<()>,
-    /// How long to wait for a worker that is to end.
+    /// Longest wait for the workers to end.
     timeout: Option<Duration>,
 }
 
-/// Batches with samples that no worker has claimed, in the order in which they are wanted.
+/// Batches with samples that no worker has claimed, in the order of the epoch.
 #[derive(Debug, Default)]
 struct Queue {
     state: Mutex<State>,
@@ -60,18 +60,18 @@ impl Pool {
 
     pub(crate) fn submit(&self, job: Arc<Job>) {
         self.queue.lock().jobs.push_back(job);
-        // All of them: each can take a sample of it.
+        // Every worker can claim a sample of the batch.
         self.queue.wake.notify_all();
     }
 
     /// Takes back the batches of an epoch that no worker has begun.
     pub(crate) fn withdraw(&self, plan: &Arc<EpochPlan>) {
-        let is_of_it = |job: &Arc<Job>| Arc::ptr_eq(&job.plan, plan);
+        let is_of_epoch = |job: &Arc<Job>| Arc::ptr_eq(&job.plan, plan);
         let mut queue = self.queue.lock();
         let jobs = std::mem::take(&mut queue.jobs);
-        let (withdrawn, kept): (VecDeque<_>, _) = jobs.into_iter().partition(is_of_it);
+        let (withdrawn, kept): (VecDeque<_>, _) = jobs.into_iter().partition(is_of_epoch);
         queue.jobs = kept;
-        // Unlocked first: the last handle of a job sends its reply.
+        // Unlocked first: dropping the last handle of a job sends its reply.
         drop(queue);
         drop(withdrawn);
     }
@@ -84,11 +84,11 @@ impl Drop for Pool {
         if let Some(timeout) = self.timeout
             && self.ended.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout)
         {
-            // A dataset that hangs keeps its thread, and its own memory, until it returns.
+            // A thread whose dataset hangs lives on with the dataset's memory until it returns.
             self.threads.retain(JoinHandle::is_finished);
         }
         for thread in self.threads.drain(..) {
-            // A worker catches the panics of the dataset, so there is nothing to learn here.
+            // A worker catches the panics of the dataset, so the result of `join` is always `Ok`.
             let _ = thread.join();
         }
     }
@@ -102,7 +102,7 @@ impl Queue {
         }
     }
 
-    /// Waits for a batch; `None` when there will not be another.
+    /// Waits for a batch; `None` once the queue is closed.
     fn first(&self) -> Option<Arc<Job>> {
         let mut state = self.lock();
         loop {
@@ -116,7 +116,7 @@ impl Queue {
         }
     }
 
-    /// Takes out a batch that has no sample left, unless another worker has done it.
+    /// Removes a batch without unclaimed samples, unless another worker has removed it.
     fn remove(&self, done: &Arc<Job>) {
         let mut state = self.lock();
         let is_first = state.jobs.front().is_some_and(|job| Arc::ptr_eq(job, done));

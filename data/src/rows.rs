@@ -1,4 +1,5 @@
-//! A staging buffer whose rows several threads write at once, each row by the one that claimed it.
+//! A staging buffer whose rows several threads write at once. The thread that claims a row writes
+//! it.
 #![allow(unsafe_code, reason = "rows of one buffer are lent to several threads")]
 
 use crate::layout::Layout;
@@ -11,21 +12,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The rows of a batch that is being written.
 #[derive(Debug)]
 pub(crate) struct Rows {
-    /// Owns the bytes, and is not looked at before every [`Row`] is gone.
+    /// The owner of the bytes. It is not accessed while a [`Row`] is alive.
     staging: Staging,
-    /// Its first byte.
+    /// Address of the first byte.
     base: NonNull<u8>,
     layout: Arc<Layout>,
     count: usize,
-    /// Rows that were claimed, or more: every claim adds one, also one that comes too late.
+    /// Number of calls of `claim`, which may exceed the number of rows.
     claimed: AtomicUsize,
 }
 
 // SAFETY: 1. `base` points into memory that `staging` owns wherever it is moved to, and `Staging`
-// is `Send`. 2. A shared `Rows` gives access to its bytes through `claim` alone, and no two rows
+// is `Send`. 2. A shared `Rows` gives access to its bytes only through `claim`, and no two rows
 // that it returns have a byte in common.
 unsafe impl Send for Rows {}
-// SAFETY: as for `Send`; what else is shared is an atomic counter, and numbers that do not change.
+// SAFETY: as for `Send`. The other shared fields are an atomic counter, and numbers that do not
+// change.
 unsafe impl Sync for Rows {}
 
 impl Rows {
@@ -37,20 +39,20 @@ impl Rows {
         Self { staging, base, layout, count, claimed: AtomicUsize::new(0) }
     }
 
-    /// The lowest row that was not claimed before.
+    /// The lowest row that was not claimed before; `None` if all were.
     pub(crate) fn claim(&self) -> Option<Row<'_>> {
-        // Relaxed is enough: the number is all that is exchanged here.
+        // Relaxed is enough: threads exchange only the number here.
         let index = self.claimed.fetch_add(1, Ordering::Relaxed);
         (index < self.count).then_some(Row { rows: self, index })
     }
 
-    /// The buffer, once no thread can hold a row.
+    /// The buffer. No thread can hold a row any more, because rows borrow `self`.
     pub(crate) fn into_staging(self) -> Staging {
         self.staging
     }
 }
 
-/// One row, which the thread that claimed it alone can reach.
+/// One row. Only the thread that claimed it can access it.
 #[derive(Debug)]
 pub(crate) struct Row<'a> {
     rows: &'a Rows,
@@ -69,13 +71,13 @@ impl<'a> Row<'a> {
     /// The bytes of the field at `place_index` of the layout.
     pub(crate) fn bytes(&mut self, place_index: usize) -> &mut [u8] {
         let range = self.layout().places()[place_index].rows(self.index..self.index + 1);
-        // SAFETY: 1. `range` is within the layout's `size_bytes`, as `index` is below its `rows`,
-        // and the buffer has as many (`Rows::new`).
+        // SAFETY: 1. `range` is within the layout's `size_bytes`, because `index` is below its
+        // `rows`, and `Rows::new` has checked that the buffer has that many bytes.
         let first = unsafe { self.rows.base.add(range.start) };
-        // SAFETY: 1. The bytes are initialised, as those of every buffer. 2. No other slice has
-        // them: ranges of different rows or places are disjoint, each row is claimed once, `Row` is
-        // not `Clone`, and `staging` itself is not looked at while a row borrows its `Rows`. 3. The
-        // slice borrows this row mutably, so there is one slice of it at a time.
+        // SAFETY: 1. The bytes of every buffer are initialised. 2. No other slice has these bytes:
+        // ranges of different rows or places are disjoint, each row is claimed once, `Row` is not
+        // `Clone`, and `staging` is not accessed while a row borrows its `Rows`. 3. The slice
+        // borrows this row mutably, so there is one slice of it at a time.
         unsafe { slice::from_raw_parts_mut(first.as_ptr(), range.len()) }
     }
 }

@@ -1,14 +1,14 @@
-//! A dataset in random parts.
+//! Random splits of a dataset.
 
 use crate::dataset::Dataset;
-use crate::sampler::EpochKey;
-use crate::sampler::stream::{shuffle, stream};
+use crate::sampler::order::EpochKey;
+use crate::sampler::rng::{epoch_rng, shuffle};
 use crate::subset::Subset;
 use std::sync::Arc;
 
-/// Parts of a dataset of these fractions, such as `[0.9, 0.1]`. Every sample is in one part, drawn
-/// by the seed; within a part samples are in the order of the dataset. The parts are the same on
-/// every platform and in every version.
+/// Splits a dataset at random into parts with the given fractions, such as `[0.9, 0.1]`. Every
+/// sample is in one part. Within a part the samples are in the order of the dataset. The parts
+/// depend only on the seed, on neither platform nor version.
 ///
 /// # Errors
 /// [`BadFractions`] unless the fractions are from 0 to 1 and their sum is 1.
@@ -25,7 +25,7 @@ pub fn split_at_random<D: Dataset + ?Sized>(
     let len = dataset.len();
     let mut indices: Vec<usize> = (0..len).collect();
     let key = EpochKey { seed, epoch: 0, batch_size: 1 };
-    shuffle(&mut indices, &mut stream(key, b"lowtide::split__"));
+    shuffle(&mut indices, &mut epoch_rng(key, b"lowtide::split__"));
     let (mut parts, mut start, mut sum) = (Vec::with_capacity(fractions.len()), 0, 0.0);
     for (at, fraction) in fractions.iter().enumerate() {
         sum += fraction;
@@ -41,13 +41,13 @@ pub fn split_at_random<D: Dataset + ?Sized>(
     Ok(parts)
 }
 
-/// Of decimal fractions in binary, such as ten times 0.1.
+/// Allowed deviation of the sum from 1: binary fractions are not exact, as in ten times 0.1.
 const SUM_TOLERANCE: f64 = 1e-9;
 
-/// Fractions that are not those of a whole.
+/// Fractions that are outside of [0, 1] or whose sum is not 1.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("fractions must be from 0 to 1 and have the sum 1, not {fractions:?}")]
 pub struct BadFractions {
-    /// The fractions that were asked for.
+    /// The given fractions.
     pub fractions: Vec<f64>,
 }

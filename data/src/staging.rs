@@ -1,7 +1,7 @@
-//! The fixed ring of staging buffers that batches are built in.
+//! The ring of staging buffers in which batches are built. Its size is fixed.
 //!
-//! A buffer is at any moment in the ring, in a job, in a reply or in a batch. Wherever it is
-//! dropped, it goes back to the ring; a ring that is gone itself lets it go to the allocator.
+//! At any moment a buffer is in the ring, in a job, in a reply or in a batch. Dropping a buffer
+//! returns it to the ring, or to the allocator if the ring is gone.
 
 use crate::error::DataError;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -10,7 +10,7 @@ use lowtide_allocator::{
     PinnedCache, Stream,
 };
 
-/// More buffers than any loader needs; each takes a place in a channel before it is allocated.
+/// Largest number of buffers. The channel takes memory for every buffer before it is allocated.
 const SLOTS_MAX: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -25,59 +25,58 @@ pub(crate) struct Ring {
 #[derive(Debug)]
 enum Memory {
     Plain(Buffer),
-    /// A device copies from it by itself.
+    /// Memory that a device can copy from asynchronously.
     PageLocked(PinnedBuffer),
 }
 
 impl Ring {
-    /// Allocates all of `slots` buffers now; there will never be another.
+    /// Allocates `slots` buffers. The ring never allocates another one.
     pub(crate) fn new(slots: usize, slot_bytes: usize) -> Result<Self, DataError> {
         if slots > SLOTS_MAX {
             return Err(DataError::InvalidOption { option: "prefetch", value: slots });
         }
         let source = HostSource::with_capacity(ring_bytes(slots, slot_bytes).unwrap_or(usize::MAX));
-        // Slots are allocated once. Views would take mappings from the allocators of devices.
+        // Slots are allocated once, so they need no views, whose mappings the allocators of devices
+        // need.
         let source = source.without_virtual_memory();
         let memory = CachingAllocator::new(source).map_err(out_of_memory)?;
         let allocate = || Ok(Memory::Plain(memory.allocate_in(Category::Input, slot_bytes)?));
-        Self::of(slots, slot_bytes, false, allocate)
+        let buffers = buffers(slots, allocate)?;
+        Ok(Self::of(buffers, slot_bytes))
     }
 
-    /// A ring as this one in page-locked memory, for copies on `stream`.
+    /// A ring of equal size in page-locked memory, for copies on `stream`.
     pub(crate) fn page_locked(
         &self,
         memory: &PinnedCache,
         stream: Stream,
     ) -> Result<Self, DataError> {
         let allocate = || Ok(Memory::PageLocked(memory.allocate(stream, self.slot_bytes)?));
-        Self::of(self.slots, self.slot_bytes, true, allocate)
+        let buffers = buffers(self.slots, allocate)?;
+        Ok(Self::of(buffers, self.slot_bytes))
     }
 
-    /// Bytes that the buffers take of an allocator.
+    /// Bytes that the buffers take from an allocator.
     pub(crate) fn size_bytes(&self) -> usize {
-        ring_bytes(self.slots, self.slot_bytes).expect("they are there")
+        ring_bytes(self.slots, self.slot_bytes).expect("the ring was allocated")
     }
 
-    fn of(
-        slots: usize,
-        slot_bytes: usize,
-        is_page_locked: bool,
-        allocate: impl Fn() -> Result<Memory, AllocError>,
-    ) -> Result<Self, DataError> {
+    fn of(buffers: Vec<Memory>, slot_bytes: usize) -> Self {
+        let slots = buffers.len();
+        let is_page_locked = buffers.iter().any(|memory| matches!(memory, Memory::PageLocked(_)));
         let (home, free) = bounded(slots);
-        for _ in 0..slots {
-            let memory = allocate().map_err(out_of_memory)?;
+        for memory in buffers {
             home.send(memory).expect("the channel holds all slots and its receiver is here");
         }
-        Ok(Self { free, home, slots, slot_bytes, is_page_locked })
+        Self { free, home, slots, slot_bytes, is_page_locked }
     }
 
     /// A free buffer, if there is one.
     pub(crate) fn take(&self) -> Option<Staging> {
         let memory = self.free.try_recv().ok()?;
         if let Memory::PageLocked(buffer) = &memory {
-            // Its last copy may be under way. A device that cannot be waited for has failed, and
-            // no step will take the batch.
+            // A copy from the buffer may still be running. If the wait fails, the device has
+            // failed, and no step will use the batch.
             let _ = buffer.wait();
         }
         Some(Staging { memory: Some(memory), home: self.home.clone() })
@@ -88,17 +87,25 @@ fn out_of_memory(source: AllocError) -> DataError {
     DataError::Staging { source }
 }
 
-/// Bytes of `slots` blocks, each of which is a multiple of 512, in whole pages.
+/// Allocates `slots` buffers.
+fn buffers(
+    slots: usize,
+    allocate: impl Fn() -> Result<Memory, AllocError>,
+) -> Result<Vec<Memory>, DataError> {
+    (0..slots).map(|_| allocate().map_err(out_of_memory)).collect()
+}
+
+/// Bytes of `slots` blocks in whole pages. A block is a multiple of 512 bytes.
 fn ring_bytes(slots: usize, slot_bytes: usize) -> Option<usize> {
     let page_bytes = HostSource::with_capacity(0).page_bytes();
     let block_bytes = slot_bytes.max(1).checked_next_multiple_of(512)?;
     block_bytes.checked_mul(slots)?.checked_next_multiple_of(page_bytes)
 }
 
-/// One buffer of the ring, in use.
+/// A buffer of the ring that is in use.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     memory: Option<Memory>,
     home: Sender<Memory>,
 }
@@ -118,7 +125,7 @@ impl Staging {
         }
     }
 
-    /// The block that [`bytes`](Self::bytes) are, if it is page-locked.
+    /// The block of [`bytes`](Self::bytes), if it is page-locked.
     pub(crate) fn page_locked(&self) -> Option<&PinnedBuffer> {
         match self.memory.as_ref()? {
             Memory::Plain(_) => None,
@@ -130,8 +137,8 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            // Never blocks: the channel has room for every buffer there is. An error says that the
-            // loader is gone and hands the buffer back to be freed here.
+            // Sending never blocks: the channel has room for every buffer. It fails if the loader
+            // is gone; the buffer is then freed here.
             let _ = self.home.send(memory);
         }
     }

@@ -1,29 +1,30 @@
-//! The position of a loader, in five integers.
+//! The state of a loader: five integers.
 
 use crate::error::DataError;
 use serde::{Deserialize, Serialize};
 
-/// The next batch that a loader would give: what a checkpoint keeps of the data.
+/// The position of a loader before its next batch, for checkpoints.
 ///
-/// The last two numbers are there to refuse a state of another dataset or batch size, whose order
-/// would silently be a different one. The number of workers is of no account.
+/// A loader refuses a state with another seed, batch size or number of samples, because its order
+/// would silently differ. The number of workers may differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {
     /// Number of the epoch, from 0.
     pub epoch: u64,
-    /// Index of the next batch in it; the number of batches once the epoch is over.
+    /// Index of the next batch in the epoch; the number of batches once the epoch is over.
     pub batch: usize,
     /// Seed of the order.
     pub seed: u64,
-    /// Samples in a full batch, of all ranks that share it: another number of ranks can go on.
+    /// Number of samples in a full batch of all ranks together, so that a run can be resumed with
+    /// another number of ranks.
     pub batch_size: usize,
-    /// Samples in the dataset.
+    /// Number of samples in the dataset.
     pub sample_count: usize,
 }
 
 impl LoaderState {
-    /// `here` is the state of the loader after the last batch of the epoch.
+    /// Checks the state against `here`, the state of the loader after the last batch of the epoch.
     pub(crate) fn check(&self, here: &Self) -> Result<(), DataError> {
         let mismatch = |what, saved, here| Err(DataError::StateMismatch { what, saved, here });
         if self.seed != here.seed {

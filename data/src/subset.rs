@@ -1,11 +1,11 @@
-//! A part of a dataset.
+//! A subset of a dataset.
 
-use crate::dataset::{BatchSlot, Dataset, SampleError, SampleSlot, visit_slice};
+use crate::dataset::{BatchSlot, Dataset, SampleSlot, visit_slice};
 use crate::element::Field;
-use crate::error::IndexOutOfRange;
+use crate::error::{IndexOutOfRange, SampleError};
 use std::sync::Arc;
 
-/// Those samples of a dataset whose indexes are listed, in the order of the list.
+/// The samples of a dataset with the given indices, in the order of the indices.
 #[derive(Debug, Clone)]
 pub struct Subset<D> {
     dataset: D,
@@ -13,7 +13,7 @@ pub struct Subset<D> {
 }
 
 impl<D: Dataset> Subset<D> {
-    /// The samples `indices` of `dataset`; an index may be repeated.
+    /// The subset of `dataset` with the given indices. An index may occur twice.
     ///
     /// # Errors
     /// The first index that the dataset does not have.
@@ -31,7 +31,7 @@ impl<D: Dataset> Subset<D> {
         &self.dataset
     }
 
-    /// The indexes in the whole dataset.
+    /// The index of each sample in the whole dataset.
     #[must_use]
     pub fn indices(&self) -> &[usize] {
         &self.indices

@@ -1,14 +1,13 @@
-//! The batches of an epoch that are being built ahead.
+//! The window of an epoch: the batches that are built ahead.
 //!
-//! Jobs are submitted in the order of the batches, each with a staging buffer in its hands. So the
-//! next batch to hand out is always the first in the window, and if the window is empty then every
-//! buffer is held outside: the one case in which waiting could be for ever.
+//! Jobs are submitted in the order of the batches, and each job owns a staging buffer. So the next
+//! batch to hand out is always the first one in the window. If the window is empty, every buffer is
+//! held outside; this is the only case in which a wait could last for ever.
 
-use crate::epoch::EpochPlan;
 use crate::error::DataError;
 use crate::job::{Built, Job, Reply};
-use crate::loader::Shared;
-use crate::pool::Pool;
+use crate::plan::EpochPlan;
+use crate::producer::Producer;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -19,7 +18,7 @@ pub(crate) struct Window {
     pub(crate) plan: Arc<EpochPlan>,
     /// Index of the next batch to hand out.
     pub(crate) next: usize,
-    /// The batches `next..` that were submitted.
+    /// The submitted batches, from `next` on.
     entries: VecDeque<Entry>,
     reply: Sender<Reply>,
     replies: Receiver<Reply>,
@@ -27,43 +26,45 @@ pub(crate) struct Window {
 
 #[derive(Debug)]
 enum Entry {
-    /// Not replied to yet. Weak, as the last handle of a job sends the reply.
+    /// A job that has not replied. The handle is weak because dropping the last strong handle of a
+    /// job sends its reply.
     Pending(Weak<Job>),
     Built(Built),
 }
 
 impl Window {
-    /// `slots` is the number of staging buffers, each of which can be in one reply.
+    /// A window with nothing submitted. `slots` is the number of staging buffers, which limits the
+    /// number of replies in flight.
     pub(crate) fn new(plan: Arc<EpochPlan>, next: usize, slots: usize) -> Self {
         let (reply, replies) = bounded(slots);
         Self { plan, next, entries: VecDeque::with_capacity(slots), reply, replies }
     }
 
-    /// Batches that were not handed out.
+    /// Number of batches that were not handed out yet.
     pub(crate) fn remaining(&self) -> usize {
         self.plan.end.batch - self.next
     }
 
-    /// Begins as many batches as there are free staging buffers, or with no workers builds one.
-    pub(crate) fn submit(&mut self, shared: &Shared) {
-        let limit = if shared.pool.is_some() { self.remaining() } else { self.remaining().min(1) };
+    /// Submits a batch for each free staging buffer. Without workers it builds one batch.
+    pub(crate) fn submit(&mut self, producer: &Producer) {
+        let Producer { dataset, ring, pool, .. } = producer;
+        let limit = if pool.is_some() { self.remaining() } else { self.remaining().min(1) };
         while self.entries.len() < limit
-            && let Some(staging) = shared.ring.take()
+            && let Some(staging) = ring.take()
         {
             let batch = self.next + self.entries.len();
             let (plan, reply) = (Arc::clone(&self.plan), self.reply.clone());
-            let dataset = Arc::clone(&shared.dataset);
-            let job = Arc::new(Job::new(plan, dataset, batch, staging, reply));
+            let job = Arc::new(Job::new(plan, Arc::clone(dataset), batch, staging, reply));
             self.entries.push_back(Entry::Pending(Arc::downgrade(&job)));
-            match &shared.pool {
+            match pool {
                 Some(pool) => pool.submit(job),
-                None => while job.write_next(shared.dataset.as_ref()) {},
+                None => while job.write_next(dataset.as_ref()) {},
             }
         }
     }
 
-    /// Waits for the next batch; `None` if none was submitted. It counts as handed out once the
-    /// caller has raised `next`.
+    /// Waits for the next batch; `None` if none was submitted. The caller hands the batch out by
+    /// raising `next`.
     pub(crate) fn receive(
         &mut self,
         timeout: Option<Duration>,
@@ -78,7 +79,7 @@ impl Window {
                         self.entries[at] = Entry::Built(reply.built);
                         continue;
                     }
-                    // A job without a handle has replied.
+                    // A job without a strong handle has replied.
                     let Some(job) = job.upgrade() else { continue };
                     let (done_count, first) = job.progress();
                     if let (Some(index), Some(timeout)) = (first, timeout)
@@ -96,24 +97,24 @@ impl Window {
         }
     }
 
-    /// Whether no batch is being built.
+    /// True if no batch is submitted.
     pub(crate) fn is_idle(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Whether every batch was begun.
+    /// True if every remaining batch is submitted.
     pub(crate) fn is_submitted(&self) -> bool {
         self.entries.len() == self.remaining()
     }
 
-    /// Ends the epoch with every staging buffer back in the ring, but for those of samples that
-    /// still hang after `timeout`.
-    pub(crate) fn stop(&mut self, pool: Option<&Pool>, timeout: Option<Duration>) {
+    /// Ends the epoch and returns its staging buffers to the ring, except those of samples that
+    /// still hang after the timeout.
+    pub(crate) fn stop(&mut self, producer: &Producer) {
         self.plan.cancel();
-        if let Some(pool) = pool {
+        if let Some(pool) = &producer.pool {
             pool.withdraw(&self.plan);
         }
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = producer.timeout.map(|timeout| Instant::now() + timeout);
         let is_pending = |entry: &&Entry| matches!(entry, Entry::Pending(_));
         for _ in 0..self.entries.iter().filter(is_pending).count() {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -134,6 +135,6 @@ fn receive(replies: &Receiver<Reply>, timeout: Option<Duration>) -> Option<Reply
     match received {
         Ok(reply) => Some(reply),
         Err(RecvTimeoutError::Timeout) => None,
-        Err(RecvTimeoutError::Disconnected) => unreachable!("the window holds a sender itself"),
+        Err(RecvTimeoutError::Disconnected) => unreachable!("the window holds a sender"),
     }
 }

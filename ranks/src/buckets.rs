@@ -1,4 +1,5 @@
-//! Sums of many small tensors: most of their time would be that in which ranks meet.
+//! Sums of many small tensors at once. Summed one by one, the ranks would spend most of the time
+//! waiting for each other.
 
 use std::ops::Range;
 
@@ -9,17 +10,17 @@ use crate::collectives::Collectives;
 use crate::error::Result;
 use crate::together::slice;
 
-/// A tensor of as many bytes has a sum of its own.
+/// Size from which a tensor is summed alone.
 const LARGE_BYTES: usize = 256 << 10;
 
-/// Small tensors that are summed at once, at most.
+/// Largest size of a bucket.
 const BUCKET_BYTES: usize = 1 << 20;
 
-/// [All-reduces](Collectives::all_reduce) each tensor, to the same bits. Small ones of a type are
-/// copied side by side, up to 1 MiB at a time, and summed as one.
+/// [All-reduces](Collectives::all_reduce) each tensor, with the same bits. Small tensors of one
+/// type are copied into buckets of up to 1 MiB, and each bucket is summed as one tensor.
 ///
 /// # Errors
-/// Those of [`Collectives::all_reduce`].
+/// As for [`Collectives::all_reduce`].
 pub fn all_reduce_each<'a>(
     ranks: &dyn Collectives,
     tensors: impl IntoIterator<Item = &'a mut Tensor>,
@@ -30,7 +31,7 @@ pub fn all_reduce_each<'a>(
             ranks.all_reduce(tensor)?;
             continue;
         }
-        match buckets.iter_mut().find(|bucket| bucket.is_of_kind(tensor)) {
+        match buckets.iter_mut().find(|bucket| bucket.accepts(tensor)) {
             Some(bucket) => {
                 if bucket.size_bytes + tensor.size_bytes() > BUCKET_BYTES {
                     std::mem::take(bucket).all_reduce(ranks)?;
@@ -47,7 +48,7 @@ pub fn all_reduce_each<'a>(
     buckets.into_iter().try_for_each(|bucket| bucket.all_reduce(ranks))
 }
 
-/// Tensors of one type on one device, one or more.
+/// One or more tensors of one type on one device.
 #[derive(Default)]
 struct Bucket<'a> {
     tensors: Vec<&'a mut Tensor>,
@@ -55,7 +56,7 @@ struct Bucket<'a> {
 }
 
 impl<'a> Bucket<'a> {
-    fn is_of_kind(&self, tensor: &Tensor) -> bool {
+    fn accepts(&self, tensor: &Tensor) -> bool {
         let first = &self.tensors[0];
         first.dtype() == tensor.dtype() && first.device() == tensor.device()
     }
@@ -69,12 +70,13 @@ impl<'a> Bucket<'a> {
         if let [alone] = &mut self.tensors[..] {
             return ranks.all_reduce(alone);
         }
-        let mut sum = or_refuse(ranks, self.side_by_side())?;
+        let mut sum = or_refuse(ranks, self.joined())?;
         ranks.all_reduce(&mut sum)?;
-        or_refuse(ranks, self.take(&sum))
+        or_refuse(ranks, self.split(&sum))
     }
 
-    fn side_by_side(&self) -> Result<Tensor> {
+    /// All tensors joined into one.
+    fn joined(&self) -> Result<Tensor> {
         let (first, len) = (&self.tensors[0], self.places().last().map_or(0, |place| place.end));
         let all = Tensor::empty_in(first.device(), Category::Workspace, [len], first.dtype())?;
         for (tensor, place) in self.tensors.iter().zip(self.places()) {
@@ -83,7 +85,8 @@ impl<'a> Bucket<'a> {
         Ok(all)
     }
 
-    fn take(&mut self, sum: &Tensor) -> Result<()> {
+    /// Copies each tensor's part of `sum` into the tensor.
+    fn split(&mut self, sum: &Tensor) -> Result<()> {
         let places: Vec<_> = self.places().collect();
         for (tensor, place) in self.tensors.iter_mut().zip(places) {
             tensor.copy_(&slice(sum, place)?.view(*tensor.shape())?)?;
@@ -91,7 +94,7 @@ impl<'a> Bucket<'a> {
         Ok(())
     }
 
-    /// Where the elements of each tensor are.
+    /// The range of each tensor in the joined one.
     fn places(&self) -> impl Iterator<Item = Range<usize>> {
         self.tensors.iter().scan(0, |end, tensor| {
             let start = *end;
@@ -101,7 +104,7 @@ impl<'a> Bucket<'a> {
     }
 }
 
-/// The own result; of a failure the others hear where they meet next.
+/// Returns `own`, and makes the next call of the other ranks fail if `own` is an error.
 fn or_refuse<R>(ranks: &dyn Collectives, own: Result<R>) -> Result<R> {
     if let Err(error) = &own {
         ranks.refuse(&error.to_string())?;

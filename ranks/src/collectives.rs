@@ -1,4 +1,4 @@
-//! What ranks can do together, whatever connects them.
+//! The collective operations, independent of what connects the ranks.
 
 use std::fmt;
 
@@ -6,144 +6,150 @@ use lowtide_tensor::Tensor;
 
 use crate::error::{RanksError, Result};
 
-/// Which of the ranks this is.
+/// The index of a rank and the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
-    /// From 0.
+    /// Index of this rank, from 0.
     pub index: usize,
-    /// How many there are.
+    /// Number of ranks.
     pub count: usize,
 }
 
 impl Rank {
-    /// All but this one.
+    /// The indices of all other ranks.
     pub(crate) fn others(self) -> impl Iterator<Item = usize> {
         (0..self.count).filter(move |&other| other != self.index)
     }
 }
 
-/// Operations that all ranks call in the same order, each with its own tensors.
+/// Operations that all ranks call in the same order, each rank with its own tensors.
 ///
-/// Each of them succeeds on all ranks or fails on all. After a failure of one rank (`Failed`, or
-/// the error itself there) and after a `Mismatch` the ranks are still together and may go on; after
-/// any other error none of them gets anything any more. Tensors are contiguous; what a failed
-/// operation was to write holds some of it.
+/// An operation succeeds on all ranks or fails on all. After `Failed`, `Tensor` or `Mismatch` the
+/// ranks are still together and can continue. After any other error, every later operation fails.
+/// Tensors have to be contiguous. After a failure the contents of an output are undefined.
 pub trait Collectives: Send + Sync {
-    /// Which rank this is.
+    /// This rank.
     fn rank(&self) -> Rank;
 
-    /// What every rank gave, by rank.
+    /// Gathers bytes on all ranks: the result has the bytes of every rank, by rank.
     ///
     /// # Errors
-    /// `Mismatch`, `Late`, `Lost`, `Aborted`. So for all of them.
+    /// `Mismatch`, `Failed`, `Late`, `Lost`, `Aborted`. Every operation can return them.
     fn exchange(&self, own: &[u8]) -> Result<Vec<Vec<u8>>>;
 
-    /// The sum over the ranks in place of x. It is taken along a tree: of the first ranks, as many
-    /// as the largest power of two below their count, and of the others, and so on in each part.
+    /// Replaces x by the sum over the ranks.
+    ///
+    /// The terms are added along a binary tree. A node splits its ranks into the first 2^k, with
+    /// the largest 2^k below their number, and the rest, and adds the sums of both.
     ///
     /// # Errors
-    /// Those of [`Collectives::exchange`], `Tensor` for a tensor that is not contiguous or for a
-    /// lack of memory, `Failed` on the others then.
+    /// As for [`Collectives::exchange`]. `Tensor` for a tensor that is not contiguous and for lack
+    /// of memory; the other ranks get `Failed`.
     fn all_reduce(&self, x: &mut Tensor) -> Result<()>;
 
-    /// This rank's part of the sum over the ranks, which is taken as in
+    /// Writes this rank's part of the sum over the ranks. The sum has the bits of
     /// [`Collectives::all_reduce`].
     ///
     /// # Shapes
     /// `from: [ranks · n], to: [n]` elements in row-major order.
     ///
     /// # Errors
-    /// Those of [`Collectives::all_reduce`].
+    /// As for [`Collectives::all_reduce`].
     fn reduce_scatter(&self, from: &Tensor, to: &mut Tensor) -> Result<()>;
 
-    /// The parts of all ranks side by side.
+    /// Joins the parts of all ranks, by rank.
     ///
     /// # Shapes
     /// `from: [n], to: [ranks · n]` elements in row-major order.
     ///
     /// # Errors
-    /// Those of [`Collectives::all_reduce`].
+    /// As for [`Collectives::all_reduce`].
     fn all_gather(&self, from: &Tensor, to: &mut Tensor) -> Result<()>;
 
-    /// The sum over the ranks, which is taken as in [`Collectives::all_reduce`], of this rank's
-    /// part of x in its place: parts have `part_len` elements each, in row-major order and by
-    /// rank, but for the last ones, which may be shorter or empty. The other parts stay as they
-    /// are.
+    /// [`Collectives::reduce_scatter`] in place: replaces this rank's part of x by its sum over the
+    /// ranks, and leaves the other parts unchanged.
+    ///
+    /// Part i is the elements `i · part_len..(i + 1) · part_len` in row-major order. The last parts
+    /// may be shorter or empty.
     ///
     /// # Errors
-    /// Those of [`Collectives::all_reduce`].
+    /// As for [`Collectives::all_reduce`].
     fn reduce_part(&self, x: &mut Tensor, part_len: usize) -> Result<()>;
 
-    /// What each rank has of its part of x, in its place: parts as in
-    /// [`Collectives::reduce_part`].
+    /// [`Collectives::all_gather`] in place: replaces each part of x by that of the rank it belongs
+    /// to. Parts are those of [`Collectives::reduce_part`].
     ///
     /// # Errors
-    /// Those of [`Collectives::all_reduce`].
+    /// As for [`Collectives::all_reduce`].
     fn gather_parts(&self, x: &mut Tensor, part_len: usize) -> Result<()>;
 
-    /// What rank `root` has, in place of x.
+    /// Replaces x on all ranks by the x of rank `root`.
     ///
     /// # Errors
-    /// Those of [`Collectives::all_reduce`]; `NoSuchRank`.
+    /// As for [`Collectives::all_reduce`]; `NoSuchRank`.
     fn broadcast(&self, x: &mut Tensor, root: usize) -> Result<()>;
 
-    /// Gives `give` to rank `other` and takes what that gives in place of `take`, both at once; the
-    /// other rank trades at the same time. Either may be absent, where it is absent there.
+    /// Sends `give` to rank `other` and receives `take` from it, both at once. The other rank has
+    /// to trade with this one at the same time. A rank that receives nothing passes `None` for
+    /// `take`, and the other one for `give`.
     ///
     /// # Errors
-    /// `Late`, `Lost`, `Aborted`, `NoSuchRank`, `Tensor`; `Mismatch` on both if one gives something
-    /// else than the other takes; `Failed` if the other rank cannot take it, or
-    /// [declines](Collectives::decline). The ranks may go on after the last three.
+    /// `Late`, `Lost`, `Aborted`, `NoSuchRank`. `Mismatch` on both ranks if one gives other
+    /// elements than the other one takes. `Tensor` on the rank whose tensor operation fails,
+    /// `Failed` on the other one; `Failed` also if the other rank [declines](Collectives::decline).
+    /// The ranks can continue after the last three.
     fn trade(&self, give: Option<&Tensor>, take: Option<&mut Tensor>, other: usize) -> Result<()>;
 
-    /// In place of a [`Collectives::trade`] with rank `other`, which fails there with `Failed`,
-    /// unless it declines as well.
+    /// Makes a [`Collectives::trade`] of rank `other` with this one fail with `Failed`. Both ranks
+    /// may decline.
     ///
     /// # Errors
     /// `Late`, `Lost`, `Aborted`, `NoSuchRank`.
     fn decline(&self, other: usize, reason: &str) -> Result<()>;
 
-    /// In place of the call that the other ranks are in, or come to next: it fails for them with
-    /// `Failed`, and all of them may go on.
+    /// Makes the present or next call of the other ranks fail with `Failed`. It takes the place of
+    /// that call on this rank, and all ranks can continue.
     ///
     /// # Errors
     /// `Late`, `Lost`, `Aborted`.
     fn refuse(&self, reason: &str) -> Result<()>;
 
-    /// Tells the other ranks that this one cannot go on: what they wait for ends with `Aborted`.
+    /// Ends the collectives of all ranks: every present and later wait of the other ranks fails
+    /// with `Aborted`.
     fn abort(&self, reason: &str);
 
-    /// Gives x to rank `to`, and waits until it has it.
+    /// Sends x to rank `to`, and waits until that rank has received it.
     ///
     /// # Errors
-    /// Those of [`Collectives::trade`].
+    /// As for [`Collectives::trade`].
     fn send(&self, x: &Tensor, to: usize) -> Result<()> {
         self.trade(Some(x), None, to)
     }
 
-    /// What rank `from` [sends](Collectives::send), in place of x.
+    /// Replaces x by the tensor that rank `from` [sends](Collectives::send).
     ///
     /// # Errors
-    /// Those of [`Collectives::trade`].
+    /// As for [`Collectives::trade`].
     fn receive(&self, x: &mut Tensor, from: usize) -> Result<()> {
         self.trade(None, Some(x), from)
     }
 
-    /// Waits until all ranks are here.
+    /// Waits until all ranks have made this call.
     ///
     /// # Errors
-    /// Those of [`Collectives::exchange`].
+    /// As for [`Collectives::exchange`].
     fn barrier(&self) -> Result<()> {
         self.exchange(&[]).map(drop)
     }
 }
 
-/// `Ok` on all ranks if all of them are ready, else `Refused` on all, of the first that is not.
+/// A vote of all ranks: `Ok` on all if all vote `Ok`, else `Refused` on all. The error names the
+/// first rank that voted no.
 ///
 /// # Errors
-/// `Refused`, and those of [`Collectives::exchange`].
+/// `Refused`; else as for [`Collectives::exchange`].
 pub fn vote(ranks: &dyn Collectives, own: std::result::Result<(), &str>) -> Result<()> {
-    // A refusal without a reason is one, too.
+    // The mark distinguishes a no with an empty reason from a yes.
     let own = own.err().map_or(String::new(), |reason| format!("!{reason}"));
     for (rank, answer) in ranks.exchange(own.as_bytes())?.into_iter().enumerate() {
         if let Some(reason) = answer.strip_prefix(b"!") {

@@ -1,30 +1,64 @@
-//! What can go wrong between ranks.
+//! Errors of collectives, and the description of a call that ranks compare.
 
+use std::fmt;
 use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 use lowtide_tensor::cuda::gate::NcclError;
-use lowtide_tensor::{DType, TensorError};
+use lowtide_tensor::{DType, Tensor, TensorError};
 
-/// The result of what ranks do together.
+/// The result of a collective.
 pub type Result<T> = std::result::Result<T, RanksError>;
 
-/// What a rank calls: two ranks can only meet in the same call.
+/// The description of a collective call. All ranks have to make equal calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The operation's name.
+    /// Name of the operation.
     pub op: &'static str,
-    /// The type and the count of the elements that each rank gives, if it gives a tensor.
-    pub elements: Option<(DType, usize)>,
+    /// The elements that each rank gives, if it gives a tensor.
+    pub elements: Option<Elements>,
     /// The rank that gives, in a broadcast.
     pub root: Option<usize>,
 }
 
-impl std::fmt::Display for Call {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+/// The elements of a tensor in a [`Call`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elements {
+    /// Their type.
+    pub dtype: DType,
+    /// Their number.
+    pub len: usize,
+}
+
+impl Elements {
+    pub(crate) fn of(x: &Tensor) -> Self {
+        Elements { dtype: x.dtype(), len: x.element_count() }
+    }
+}
+
+impl Call {
+    /// A call without a tensor.
+    pub(crate) const fn new(op: &'static str) -> Self {
+        Call { op, elements: None, root: None }
+    }
+
+    /// A call to which each rank gives elements of the number and type of `x`.
+    pub(crate) fn giving(op: &'static str, x: &Tensor) -> Self {
+        Call { elements: Some(Elements::of(x)), ..Call::new(op) }
+    }
+}
+
+impl fmt::Display for Elements {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.len, self.dtype)
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.op)?;
-        if let Some((dtype, len)) = self.elements {
-            write!(f, " of {len} {dtype}")?;
+        if let Some(elements) = self.elements {
+            write!(f, " of {elements}")?;
         }
         match self.root {
             Some(root) => write!(f, " from rank {root}"),
@@ -33,82 +67,92 @@ impl std::fmt::Display for Call {
     }
 }
 
-/// Why ranks did not do something together.
+/// The reason why a collective failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RanksError {
-    /// Two ranks are in different calls.
-    #[error("rank {rank} is in {other}, this one in {own}")]
+    /// Two ranks made different calls.
+    #[error("rank {rank} calls {other}, this rank calls {own}")]
     Mismatch {
-        /// The first rank that is in another call than this one.
+        /// The first rank whose call differs from this rank's.
         rank: usize,
-        /// This rank's call.
+        /// The call of this rank.
         own: Call,
-        /// That rank's.
+        /// The call of that rank.
         other: Call,
     },
-    /// A rank did not come in time.
-    #[error("{op}: {} did not come within {} s", named(missing), waited.as_secs_f64())]
+    /// A rank did not make the call in time.
+    #[error("{op}: {} did not arrive within {} s", named(missing), waited.as_secs_f64())]
     Late {
-        /// What was waited for.
+        /// Name of the operation.
         op: &'static str,
-        /// Who did not come.
+        /// The ranks that did not make the call.
         missing: Vec<usize>,
-        /// How long the first one waited.
+        /// Time that the first rank waited.
         waited: Duration,
     },
-    /// What starts the ranks did not bring them together.
+    /// The ranks could not be started together.
     #[error(
         "the ranks did not come together within {} s: one of them may have ended before",
         waited.as_secs_f64()
     )]
     Start {
-        /// How long this one waited.
+        /// Time that this rank waited.
         waited: Duration,
     },
     /// A rank has ended.
     #[error("rank {rank} has ended")]
     Lost {
-        /// The one that was waited for.
+        /// The rank that has ended.
         rank: usize,
     },
-    /// A rank cannot go on.
+    /// A rank has aborted the training of all ranks.
     #[error("rank {rank} has given up: {reason}")]
     Aborted {
-        /// The one that gave up.
+        /// The rank that aborted.
         rank: usize,
-        /// What it said.
+        /// The reason that the rank gave.
         reason: String,
     },
-    /// Another rank failed in this call; the ranks may go on.
+    /// Another rank failed in this call. The ranks can continue.
     #[error("rank {rank} failed in {op}: {reason}")]
     Failed {
-        /// The first that did.
+        /// The first rank that failed.
         rank: usize,
-        /// What the ranks were to do together.
+        /// Name of the operation.
         op: &'static str,
-        /// Its error, in words.
+        /// The text of its error.
         reason: String,
     },
-    /// A rank voted against it; the ranks may go on.
+    /// A rank voted no. The ranks can continue.
     #[error("rank {rank} is not ready: {reason}")]
     Refused {
-        /// The first that did.
+        /// The first rank that voted no.
         rank: usize,
-        /// What it said.
+        /// The reason that the rank gave.
         reason: String,
     },
-    /// There are fewer ranks.
+    /// A rank was named that does not exist.
     #[error("there is no rank {rank} among {count}")]
     NoSuchRank {
         /// The rank that was named.
         rank: usize,
-        /// How many there are.
+        /// The number of ranks.
         count: usize,
     },
-    /// This rank failed; the others get `Failed`.
+    /// A tensor operation of this rank failed. The other ranks get `Failed`.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+}
+
+impl RanksError {
+    /// True if no collective can succeed any more.
+    pub(crate) fn is_fatal(&self) -> bool {
+        matches!(
+            self,
+            RanksError::Late { .. } | RanksError::Lost { .. } | RanksError::Aborted { .. }
+        )
+    }
 }
 
 #[cfg(feature = "cuda")]
@@ -118,7 +162,7 @@ impl From<NcclError> for RanksError {
     }
 }
 
-/// `rank 1`, or `ranks 1, 3`.
+/// A list of ranks as text: `rank 1`, or `ranks 1, 3`.
 fn named(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
     format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))

@@ -16,7 +16,7 @@ mod wire;
 
 pub use buckets::all_reduce_each;
 pub use collectives::{Collectives, Rank, vote};
-pub use error::{Call, RanksError, Result};
+pub use error::{Call, Elements, RanksError, Result};
 pub use mirror::Mirror;
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiRank, mpi};

@@ -1,4 +1,4 @@
-//! Where ranks give each other messages.
+//! The seam below the collectives: how ranks meet, exchange messages and read each other's tensors.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use crate::collectives::Rank;
 use crate::error::{Call, RanksError, Result};
 use crate::together::slice;
 
-/// The call of a rank that has failed, in place of any other; then all meet once more in it, so
-/// that none holds a tensor of another any more.
-pub(crate) const REFUSED: Call = Call { op: REFUSE, elements: None, root: None };
+/// The call that a failed rank makes in place of the call of the other ranks. All ranks then meet
+/// in this call once more, so that no rank holds a tensor of another one.
+pub(crate) const REFUSED: Call = Call::new(REFUSE);
 pub(crate) const REFUSE: &str = "refuse";
 
-/// What a rank brings to a meeting.
+/// The message of a rank at a meeting.
 #[derive(Clone)]
 pub(crate) struct Message {
     pub(crate) call: Call,
-    /// What the others read while the call lasts.
+    /// The tensor that the other ranks may read during the call.
     pub(crate) tensor: Option<Tensor>,
     pub(crate) bytes: Arc<[u8]>,
-    /// Why this rank's part of the call has failed.
+    /// The reason why this rank's part of the call has failed, if it has.
     pub(crate) failure: Option<String>,
 }
 
@@ -31,86 +31,87 @@ impl Message {
     }
 }
 
-/// Ranks that can meet: what an engine has to provide.
+/// A rank that can meet the others. Every engine implements it; the collectives are built on it.
 pub(crate) trait Meeting: Send + Sync {
-    /// Which rank this is.
+    /// This rank.
     fn rank(&self) -> Rank;
 
-    /// Waits for all ranks; their messages, by rank.
+    /// Waits until all ranks have called this, and returns their messages, by rank.
     ///
     /// # Errors
-    /// `Late`, `Lost`, `Aborted`, of this meeting and of all after it.
+    /// `Late`, `Lost`, `Aborted`. After one of these every meeting fails.
     fn meet(&self, own: Message) -> Result<Arc<[Message]>>;
 
-    /// Leaves a message for one other rank.
+    /// Sends a message to one other rank.
     ///
     /// # Errors
     /// `Lost`, `Aborted`.
     fn post(&self, message: Message, to: usize) -> Result<()>;
 
-    /// Waits for the next message that a rank has [left](Meeting::post) for this one, which is in
-    /// `own`.
+    /// Waits for the next message that rank `from` has [posted](Meeting::post) to this one. `own`
+    /// is the message of this rank in the same call.
     ///
     /// # Errors
     /// `Late`, `Lost`, `Aborted`.
     fn fetch(&self, from: usize, own: &Message) -> Result<Message>;
 
-    /// [`Collectives::abort`](crate::Collectives::abort).
+    /// As [`Collectives::abort`](crate::Collectives::abort).
     fn give_up(&self, reason: &str);
 
-    /// The tensors of other ranks in a call, of which these are the messages, by rank; the own one
-    /// is given to them.
-    fn others<'a>(
+    /// Access to the tensors of the other ranks during `call`. `messages` are the messages of the
+    /// call, by rank. The other ranks read `own`.
+    fn peer_tensors<'a>(
         &'a self,
         call: Call,
         messages: &'a [Message],
         own: &'a Tensor,
-    ) -> Box<dyn Others + 'a> {
+    ) -> Box<dyn PeerTensors + 'a> {
         let _ = (call, own);
-        Box::new(InThisProcess(messages))
+        Box::new(SharedMemory(messages))
     }
 }
 
-/// Elements of the own tensor for another rank.
-pub(crate) struct Gift {
+/// Elements of the own tensor that another rank gets.
+pub(crate) struct Outgoing {
     pub(crate) to: usize,
     pub(crate) piece: Range<usize>,
 }
 
-/// Elements of another rank's tensor, and a place that is as large.
-pub(crate) struct Taking {
+/// Elements of another rank's tensor, and the tensor that they are copied to.
+pub(crate) struct Incoming {
     pub(crate) from: usize,
     pub(crate) piece: Range<usize>,
     pub(crate) place: Tensor,
 }
 
-/// The tensors of other ranks, in a call.
-pub(crate) trait Others {
-    /// Gives and takes pieces, at most one to and from each rank: those that one gives, the other
-    /// takes in its own exchange, which is its next with this rank.
+/// The tensors of the other ranks during a call.
+pub(crate) trait PeerTensors {
+    /// Exchanges pieces of tensors, at most one to and one from each rank. Two ranks that exchange
+    /// with each other have to call this equally often.
     ///
     /// # Errors
-    /// `Late`, `Lost`, `Aborted`; what a device says, and everything was given then all the same.
-    fn exchange(&mut self, gifts: &[Gift], takings: &mut [Taking]) -> Result<()>;
+    /// `Late`, `Lost`, `Aborted`; errors of the device, after which the outgoing pieces have been
+    /// sent all the same.
+    fn exchange(&mut self, outgoing: &[Outgoing], incoming: &mut [Incoming]) -> Result<()>;
 }
 
-/// Tensors that can be read where they are.
-struct InThisProcess<'a>(&'a [Message]);
+/// Tensors of ranks in this process, which are read where they are.
+struct SharedMemory<'a>(&'a [Message]);
 
-impl Others for InThisProcess<'_> {
-    fn exchange(&mut self, _: &[Gift], takings: &mut [Taking]) -> Result<()> {
-        takings.iter_mut().try_for_each(|Taking { from, piece, place }| {
-            let tensor = self.0[*from].tensor.as_ref().expect("one of each");
+impl PeerTensors for SharedMemory<'_> {
+    fn exchange(&mut self, _: &[Outgoing], incoming: &mut [Incoming]) -> Result<()> {
+        incoming.iter_mut().try_for_each(|Incoming { from, piece, place }| {
+            let tensor = self.0[*from].tensor.as_ref().expect("every rank gives a tensor");
             Ok(place.copy_across_(&slice(tensor, piece.clone())?)?)
         })
     }
 }
 
-/// The messages of a meeting, all of the same call.
+/// Meets, and returns the messages of all ranks, whose calls are equal.
 ///
 /// # Errors
-/// `Failed` if a rank has in place of the call; `Mismatch` on every rank if two are in different
-/// calls.
+/// `Failed` if a rank has refused; `Mismatch` on every rank if two calls differ; errors of
+/// [`Meeting::meet`].
 pub(crate) fn meet_in(ranks: &impl Meeting, own: Message) -> Result<Arc<[Message]>> {
     let call = own.call;
     let messages = ranks.meet(own)?;
@@ -119,7 +120,7 @@ pub(crate) fn meet_in(ranks: &impl Meeting, own: Message) -> Result<Arc<[Message
         release(ranks, messages)?;
         return Err(RanksError::Failed { rank, op: call.op, reason });
     }
-    // Each rank looks at all others, so that all of them find one.
+    // Each rank compares its call with those of all others, so all ranks find a mismatch.
     if let Some(rank) = messages.iter().position(|message| message.call != call) {
         let other = messages[rank].call;
         release(ranks, messages)?;
@@ -128,27 +129,27 @@ pub(crate) fn meet_in(ranks: &impl Meeting, own: Message) -> Result<Arc<[Message
     Ok(messages)
 }
 
-/// Gives the messages of a meeting up, and waits until every rank has: none has a tensor of another
-/// one then, and a step that is rolled back finds its memory free.
+/// Drops the messages of a meeting, and waits until every rank has dropped them. Afterwards no rank
+/// holds a tensor of another one, so a step that is rolled back finds its memory free.
 pub(crate) fn release(ranks: &impl Meeting, messages: Arc<[Message]>) -> Result<()> {
     drop(messages);
     ranks.meet(Message::of(REFUSED)).map(drop)
 }
 
-/// Tells all ranks how the own part of a call went: `Ok` if it went well everywhere.
+/// Exchanges the outcomes of a call: `Ok` if all ranks have succeeded.
 ///
 /// # Errors
-/// The own one; `Failed` of the first other rank.
-pub(crate) fn settle(ranks: &impl Meeting, call: Call, own: Result<()>) -> Result<()> {
+/// The own error, or `Failed` for the first other rank that failed.
+pub(crate) fn share_outcome(ranks: &impl Meeting, call: Call, own: Result<()>) -> Result<()> {
     let failure = own.as_ref().err().map(ToString::to_string);
     let messages = meet_in(ranks, Message { failure, ..Message::of(call) })?;
     first_failure(&messages, call, own)
 }
 
-/// What this rank has, if no rank has failed.
+/// The value of `own`, if no message reports a failure.
 ///
 /// # Errors
-/// The own one; `Failed` of the first other rank.
+/// The own error, or `Failed` for the first rank whose message reports a failure.
 pub(crate) fn first_failure<T>(messages: &[Message], call: Call, own: Result<T>) -> Result<T> {
     let own = own?;
     let failures = messages.iter().enumerate();

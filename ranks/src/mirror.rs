@@ -1,5 +1,4 @@
-//! One rank alone, whose partners all do what it does: what a step of many ranks needs, without
-//! them.
+//! A single rank that simulates the others, to find out what a step of many ranks needs.
 
 use std::sync::Arc;
 
@@ -7,25 +6,25 @@ use lowtide_tensor::Tensor;
 
 use crate::collectives::Rank;
 use crate::error::{Call, RanksError, Result};
-use crate::meeting::{Gift, Meeting, Message, Others, Taking};
+use crate::meeting::{Incoming, Meeting, Message, Outgoing, PeerTensors};
 use crate::together::slice;
 
-/// A rank whose partners are its own mirror images. With tensors of a simulated device it allocates
-/// what a rank of [`threads`](crate::threads) does, to the byte.
+/// A rank whose peers are copies of itself. With tensors of a simulated device it allocates exactly
+/// the bytes that a rank of [`threads`](crate::threads) allocates.
 #[derive(Clone, Copy, Debug)]
 pub struct Mirror(Rank);
 
 impl Mirror {
-    /// That rank, among mirror images of itself.
+    /// The given rank among copies of itself.
     ///
     /// # Errors
-    /// `NoSuchRank` unless its index is below the count.
+    /// `NoSuchRank` unless the index is below the count.
     pub fn new(rank: Rank) -> Result<Self> {
         let Rank { index, count } = rank;
-        match index < count {
-            true => Ok(Mirror(rank)),
-            false => Err(RanksError::NoSuchRank { rank: index, count }),
+        if index >= count {
+            return Err(RanksError::NoSuchRank { rank: index, count });
         }
+        Ok(Mirror(rank))
     }
 }
 
@@ -48,32 +47,30 @@ impl Meeting for Mirror {
 
     fn give_up(&self, _: &str) {}
 
-    fn others<'a>(
+    fn peer_tensors<'a>(
         &'a self,
         _: Call,
         messages: &'a [Message],
         own: &'a Tensor,
-    ) -> Box<dyn Others + 'a> {
-        Box::new(Reflected { messages, own })
+    ) -> Box<dyn PeerTensors + 'a> {
+        Box::new(MirroredTensors { messages, own })
     }
 }
 
-/// Tensors of mirror images. What two ranks trade may differ in size: what is missing is as it was.
-struct Reflected<'a> {
+/// Copies of the own tensor. A trade may ask for other elements than the own tensor has: then the
+/// incoming place keeps its elements.
+struct MirroredTensors<'a> {
     messages: &'a [Message],
     own: &'a Tensor,
 }
 
-impl Others for Reflected<'_> {
-    fn exchange(&mut self, _: &[Gift], takings: &mut [Taking]) -> Result<()> {
-        takings.iter_mut().try_for_each(|Taking { from, piece, place }| {
+impl PeerTensors for MirroredTensors<'_> {
+    fn exchange(&mut self, _: &[Outgoing], incoming: &mut [Incoming]) -> Result<()> {
+        incoming.iter_mut().try_for_each(|Incoming { from, piece, place }| {
             let tensor = self.messages.get(*from).and_then(|message| message.tensor.as_ref());
             let tensor = tensor.unwrap_or(self.own);
-            let is_there = piece.end <= tensor.element_count() && tensor.dtype() == place.dtype();
-            let source = match is_there {
-                true => slice(tensor, piece.clone())?,
-                false => place.clone(),
-            };
+            let has_piece = piece.end <= tensor.element_count() && tensor.dtype() == place.dtype();
+            let source = if has_piece { slice(tensor, piece.clone())? } else { place.clone() };
             Ok(place.copy_across_(&source)?)
         })
     }

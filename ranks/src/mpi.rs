@@ -16,24 +16,25 @@ use crate::error::{RanksError, Result};
 use crate::together::PIECE_BYTES;
 use crate::wire::{Wire, Wired};
 
-/// A message of a call.
-const OF_CALL: Tag = 1;
-/// Why a rank gives up.
+/// Tag of a message of a call.
+const CALL: Tag = 1;
+/// Tag of the reason of a rank that aborts.
 const ABORT: Tag = 2;
-/// A rank sends nothing more.
+/// Tag of the last message of a rank that ends.
 const END: Tag = 3;
 
-/// Beside two pieces, as many as a rank is ahead of another: what ranks say of a call.
-const WORDS_BYTES: usize = 1 << 20;
+/// Room in the send buffer for messages without tensors. The buffer also has room for two pieces,
+/// because a rank may be two pieces ahead of another one.
+const MESSAGES_BYTES: usize = 1 << 20;
 
-/// How long a rank looks for a message again and again before it lets others compute.
+/// Time that a rank polls for a message before it starts to sleep between polls.
 const SPIN: Duration = Duration::from_micros(50);
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// How long MPI may take to begin: while it does, nothing tells of a process that was killed.
+/// Time limit for starting MPI. MPI does not report a process that is killed during the start.
 const START: Duration = Duration::from_secs(60);
 
-/// How long a rank that ends waits until what it has sent is there.
+/// Time that a rank that ends waits until its messages have been received.
 const GOODBYE: Duration = Duration::from_secs(10);
 
 /// A process of an MPI world.
@@ -41,44 +42,53 @@ pub struct MpiRank {
     rank: Rank,
     timeout: Duration,
     state: Mutex<State>,
-    /// The thread in which MPI has begun.
+    /// The thread that started MPI.
     session: Option<Session>,
 }
 
 struct State {
-    /// Why nothing more will come.
+    /// The error of every further call, if there is one.
     end: Option<RanksError>,
-    /// Whether a rank has said that it sends nothing more.
-    gone: Vec<bool>,
+    /// For each rank, true if it has sent its last message.
+    ended: Vec<bool>,
 }
 
-/// This process's rank among those that `mpirun` or `srun` has started together; `None` if it is
-/// alone, or if MPI is in use already. A wait for another that is longer than `timeout` is an
-/// error. Each rank has a buffer of 9 MiB for each other one, in memory of the host.
+/// The rank of this process among the processes that `mpirun` or `srun` started together. `None` if
+/// the process is alone, or if it uses MPI already.
 ///
-/// MPI does not tell of a process that is killed. Most starters then end all of its partners; where
-/// they are told not to, these get `Late`.
+/// A wait for another rank that is longer than `timeout` is an error. Each rank has a send buffer
+/// of 9 MiB of host memory for each other rank.
+///
+/// MPI does not report a process that is killed. Most launchers then end the other processes. If a
+/// launcher does not, they get `Late`.
 ///
 /// # Errors
-/// `Start` if MPI does not begin within a minute, as where another process is killed before it has
-/// begun. There is no MPI in this process then.
+/// `Start` if MPI does not start within a minute, for example because another process was killed
+/// before. This process then has no MPI.
 pub fn mpi(timeout: Duration) -> Result<Option<Wired<MpiRank>>> {
     let waited = timeout.min(START);
     let Some((session, rank)) = Session::start(waited)? else { return Ok(None) };
-    let state = Mutex::new(State { end: None, gone: vec![false; rank.count] });
+    let state = Mutex::new(State { end: None, ended: vec![false; rank.count] });
     Ok(Some(Wired::new(MpiRank { rank, timeout, state, session: Some(session) })))
 }
 
-/// A thread of its own in which MPI begins, which may take for ever, and ends, as it has to in the
-/// same one.
+/// The thread that starts and finalizes MPI, which one thread has to do. Starting may block for
+/// ever, so it cannot be a thread of the caller's.
 struct Session {
-    /// Is told whether MPI is to end, or is left as it is.
-    ends: mpsc::Sender<bool>,
+    /// Sends the thread its kind of end.
+    ends: mpsc::Sender<SessionEnd>,
     thread: JoinHandle<()>,
 }
 
+#[derive(PartialEq)]
+enum SessionEnd {
+    Finalize,
+    /// Leave MPI running until the process exits: finalizing would wait for a rank that has failed.
+    Abandon,
+}
+
 impl Session {
-    /// MPI, if this process is one of several.
+    /// Starts MPI; `None` if this process is alone.
     ///
     /// # Errors
     /// `Start`.
@@ -87,9 +97,9 @@ impl Session {
         let (ends, ended) = mpsc::channel();
         let thread = thread::spawn(move || {
             let universe = begin();
-            // The caller has gone on if that was late.
+            // The caller has stopped waiting if the start took too long.
             _ = begun.send(universe.as_ref().map(|(_, rank)| *rank));
-            if ended.recv() != Ok(true) {
+            if ended.recv() != Ok(SessionEnd::Finalize) {
                 std::mem::forget(universe);
             }
         });
@@ -100,14 +110,14 @@ impl Session {
         }
     }
 
-    fn end(self, is_whole: bool) {
-        // It waits for nothing else.
-        _ = self.ends.send(is_whole);
+    fn end(self, end: SessionEnd) {
+        // The thread waits for this message until it comes.
+        _ = self.ends.send(end);
         drop(self.thread.join());
     }
 }
 
-/// Begins MPI, and ends it again if this process is alone.
+/// Starts MPI, and finalizes it again if this process is alone.
 fn begin() -> Option<(Universe, Rank)> {
     let (mut universe, _) = mpi::initialize_with_threading(Threading::Serialized)?;
     let world = universe.world();
@@ -115,14 +125,14 @@ fn begin() -> Option<(Universe, Rank)> {
     if count == 1 {
         return None;
     }
-    universe.set_buffer_size((count - 1) * (2 * PIECE_BYTES + WORDS_BYTES));
+    universe.set_buffer_size((count - 1) * (2 * PIECE_BYTES + MESSAGES_BYTES));
     Some((universe, Rank { index, count }))
 }
 
 impl MpiRank {
-    /// One thread at a time is in MPI.
+    /// Locks the state. The lock also makes sure that one thread at a time is in MPI.
     fn state(&self) -> MutexGuard<'_, State> {
-        // Every change is a single assignment: a panic leaves it whole.
+        // Every change of the state is a single assignment, so a panic leaves it consistent.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -135,7 +145,7 @@ fn post(message: &[u8], to: usize, tag: Tag) {
     world().process_at_rank(to as i32).buffered_send_with_tag(message, tag);
 }
 
-/// The next message of this kind, if it is there: who sent it, and what it is.
+/// The sender and the bytes of the next message with this tag, if one has arrived.
 fn arrived(source: &impl Source, tag: Tag) -> Option<(usize, Vec<u8>)> {
     let (bytes, status) = source.immediate_matched_probe_with_tag(tag)?.matched_receive_vec();
     Some((status.source_rank() as usize, bytes))
@@ -151,7 +161,7 @@ impl Wire for MpiRank {
         if let Some(end) = &state.end {
             return Err(end.clone());
         }
-        post(&message, to, OF_CALL);
+        post(&message, to, CALL);
         Ok(())
     }
 
@@ -169,13 +179,13 @@ impl Wire for MpiRank {
                 state.end = Some(RanksError::Aborted { rank, reason });
                 continue;
             }
-            // Before its messages: after its end all of them are here.
+            // Checked before the messages: once END is here, all earlier messages are here too.
             if arrived(&source, END).is_some() {
-                state.gone[from] = true;
+                state.ended[from] = true;
             }
-            if let Some((_, message)) = arrived(&source, OF_CALL) {
+            if let Some((_, message)) = arrived(&source, CALL) {
                 return Ok(message);
-            } else if state.gone[from] {
+            } else if state.ended[from] {
                 state.end = Some(RanksError::Lost { rank: from });
             } else if begin.elapsed() > self.timeout {
                 let (missing, waited) = (vec![from], self.timeout);
@@ -201,24 +211,24 @@ impl Wire for MpiRank {
 }
 
 impl Drop for MpiRank {
-    /// MPI ends when all messages are taken: those that no call waits for any more are taken here.
+    /// Receives the messages that no call waits for any more: MPI finalizes only after all messages
+    /// are received.
     fn drop(&mut self) {
         let state = self.state();
-        let mut missing = self.rank.others().filter(|&other| !state.gone[other]).count();
+        let mut missing = self.rank.others().filter(|&other| !state.ended[other]).count();
         drop(state);
         self.rank.others().for_each(|other| post(&[], other, END));
         let (begin, world) = (Instant::now(), world());
         while missing > 0 && begin.elapsed() < GOODBYE {
             let any = world.any_process();
             missing -= usize::from(arrived(&any, END).is_some());
-            let left = [OF_CALL, ABORT].map(|tag| arrived(&any, tag).is_some());
+            let left = [CALL, ABORT].map(|tag| arrived(&any, tag).is_some());
             if left == [false; 2] {
                 thread::sleep(PAUSE);
             }
         }
-        // The end of MPI would wait for a rank that does not come.
         if let Some(session) = self.session.take() {
-            session.end(missing == 0);
+            session.end(if missing == 0 { SessionEnd::Finalize } else { SessionEnd::Abandon });
         }
     }
 }

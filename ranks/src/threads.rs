@@ -1,4 +1,4 @@
-//! Ranks that are threads of one process: for tests, and for several devices in one machine.
+//! Ranks that are threads of one process, for tests and for several devices in one machine.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -8,27 +8,29 @@ use crate::collectives::Rank;
 use crate::error::{RanksError, Result};
 use crate::meeting::{Meeting, Message};
 
-/// `count` ranks, each for a thread of its own. One that waits longer than `timeout` for another
-/// ends all of them; one that is dropped is lost to those that wait for it.
+/// Makes `count` ranks, each for a thread of its own.
+///
+/// A rank that waits for another one longer than `timeout` ends the collectives of all ranks with
+/// `Late`. Ranks that wait for a dropped rank get `Lost`.
 ///
 /// # Panics
 /// If `count` is 0.
 pub fn threads(count: usize, timeout: Duration) -> Vec<ThreadRank> {
-    assert!(count > 0, "there is a rank");
+    assert!(count > 0, "there is at least one rank");
     let state = State { slots: vec![None; count], ..State::default() };
-    let place = Arc::new(Place { timeout, state: Mutex::new(state), changed: Condvar::new() });
-    let rank = |index| ThreadRank { rank: Rank { index, count }, place: Arc::clone(&place) };
+    let hub = Arc::new(Hub { timeout, state: Mutex::new(state), changed: Condvar::new() });
+    let rank = |index| ThreadRank { rank: Rank { index, count }, hub: Arc::clone(&hub) };
     (0..count).map(rank).collect()
 }
 
 /// A rank of [`threads`].
 pub struct ThreadRank {
     rank: Rank,
-    place: Arc<Place>,
+    hub: Arc<Hub>,
 }
 
-/// Where the threads meet.
-struct Place {
+/// The state that the threads share.
+struct Hub {
     timeout: Duration,
     state: Mutex<State>,
     changed: Condvar,
@@ -36,18 +38,18 @@ struct Place {
 
 #[derive(Default)]
 struct State {
-    /// How many meetings have ended.
+    /// Number of meetings that have taken place.
     met_count: u64,
-    /// Who has come to the next one.
+    /// The messages of the ranks that have arrived at the next meeting, by rank.
     slots: Vec<Option<Message>>,
-    /// The messages of the last one. A rank that has not read them has not come to the next one,
-    /// which therefore cannot end.
+    /// The messages of the last meeting. The next meeting cannot replace them before all ranks have
+    /// read them, because a rank reads them before it arrives at the next meeting.
     messages: Option<Arc<[Message]>>,
-    /// For one rank each, by sender and receiver.
+    /// Messages to single ranks, by sender and receiver.
     posted: BTreeMap<(usize, usize), VecDeque<Message>>,
-    /// Ranks that have ended. Who waits for one of them waits for nothing.
-    gone: BTreeSet<usize>,
-    /// Why nothing more will happen.
+    /// Ranks that have been dropped.
+    ended: BTreeSet<usize>,
+    /// The reason why every further call fails, if it does.
     end: Option<End>,
 }
 
@@ -60,27 +62,25 @@ enum End {
 
 impl ThreadRank {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Every change of the state is a single assignment: a panic leaves it whole.
-        self.place.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        // Every change of the state is a single assignment, so a panic leaves it consistent.
+        self.hub.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Ends everything for `end`, unless it has ended before.
+    /// Makes every further call of all ranks fail with `end`, unless they fail already.
     fn end(&self, state: &mut State, end: End) {
         state.end.get_or_insert(end);
-        self.place.changed.notify_all();
+        self.hub.changed.notify_all();
     }
 
     fn error(&self, end: End) -> RanksError {
         match end {
-            End::Late { op, missing } => {
-                RanksError::Late { op, missing, waited: self.place.timeout }
-            }
+            End::Late { op, missing } => RanksError::Late { op, missing, waited: self.hub.timeout },
             End::Lost { rank } => RanksError::Lost { rank },
             End::Aborted { rank, reason } => RanksError::Aborted { rank, reason },
         }
     }
 
-    /// Waits until `take` finds what it looks for; `missing` says for whom.
+    /// Waits until `take` returns a value. `missing` lists the ranks that the call waits for.
     fn wait<R>(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -88,17 +88,17 @@ impl ThreadRank {
         mut take: impl FnMut(&mut State) -> Option<R>,
         missing: impl Fn(&State) -> Vec<usize>,
     ) -> Result<R> {
-        let deadline = Instant::now() + self.place.timeout;
+        let deadline = Instant::now() + self.hub.timeout;
         loop {
             if let Some(found) = take(&mut state) {
-                self.place.changed.notify_all();
+                self.hub.changed.notify_all();
                 return Ok(found);
             }
             if let Some(end) = state.end.clone() {
                 return Err(self.error(end));
             }
             let missing = missing(&state);
-            if let Some(&rank) = missing.iter().find(|rank| state.gone.contains(rank)) {
+            if let Some(&rank) = missing.iter().find(|rank| state.ended.contains(rank)) {
                 return Err(RanksError::Lost { rank });
             }
             let remaining = deadline.saturating_duration_since(Instant::now());
@@ -106,7 +106,7 @@ impl ThreadRank {
                 self.end(&mut state, End::Late { op, missing });
                 continue;
             }
-            let waited = self.place.changed.wait_timeout(state, remaining);
+            let waited = self.hub.changed.wait_timeout(state, remaining);
             state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
     }
@@ -128,7 +128,7 @@ impl Meeting for ThreadRank {
         if state.slots.iter().all(Option::is_some) {
             state.messages = Some(state.slots.iter_mut().filter_map(Option::take).collect());
             state.met_count += 1;
-            self.place.changed.notify_all();
+            self.hub.changed.notify_all();
         }
         let take = |state: &mut State| state.messages.clone().filter(|_| state.met_count > before);
         let met = self.wait(state, op, take, |state| {
@@ -137,9 +137,9 @@ impl Meeting for ThreadRank {
         });
         if let Err(error) = &met {
             let mut state = self.state();
-            // No other rank may hold its tensor any more.
+            // The slot would keep this rank's tensor alive.
             state.slots[self.rank.index] = None;
-            // All ranks hear of the same one.
+            // All ranks report the same lost rank.
             if let &RanksError::Lost { rank } = error {
                 self.end(&mut state, End::Lost { rank });
             }
@@ -150,7 +150,7 @@ impl Meeting for ThreadRank {
     fn post(&self, message: Message, to: usize) -> Result<()> {
         let mut state = self.state();
         state.posted.entry((self.rank.index, to)).or_default().push_back(message);
-        self.place.changed.notify_all();
+        self.hub.changed.notify_all();
         Ok(())
     }
 
@@ -159,7 +159,7 @@ impl Meeting for ThreadRank {
         let take = |state: &mut State| state.posted.get_mut(&key)?.pop_front();
         let fetched = self.wait(self.state(), own.call.op, take, |_| vec![from]);
         if fetched.is_err() {
-            // Nor may what it has not fetched hold a tensor of this rank.
+            // Messages that the other rank has not fetched would keep this rank's tensor alive.
             self.state().posted.remove(&(self.rank.index, from));
         }
         fetched
@@ -173,7 +173,7 @@ impl Meeting for ThreadRank {
 
 impl Drop for ThreadRank {
     fn drop(&mut self) {
-        self.state().gone.insert(self.rank.index);
-        self.place.changed.notify_all();
+        self.state().ended.insert(self.rank.index);
+        self.hub.changed.notify_all();
     }
 }

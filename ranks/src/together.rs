@@ -1,9 +1,10 @@
-//! The collectives, of whatever ranks meet.
+//! The collectives of every engine that implements [`Meeting`].
 //!
-//! A sum goes as in a ring, with as many bytes: each rank sums its part, then copies those of the
-//! others. Unlike in a ring, a part is summed in the order of the tree, on the rank that it belongs
-//! to. It is summed piece by piece: a rank has a copy of a piece of each other one for it, and
-//! nothing else is allocated. It is before the ranks meet: nothing lacks memory after that.
+//! A sum moves as many bytes as in a ring: each rank sums its own part of the tensor, then copies
+//! the summed parts of the other ranks. Unlike in a ring, the terms of a part are added in the
+//! order of the tree, on the rank that owns the part. The part is summed piece by piece. For this a
+//! rank allocates room for one piece of each other rank before the ranks meet, so that no rank runs
+//! out of memory afterwards.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,18 +14,19 @@ use lowtide_allocator::Category;
 use lowtide_tensor::{DType, Tensor, TensorError};
 
 use crate::collectives::{Collectives, Rank};
-use crate::error::{Call, RanksError, Result};
+use crate::error::{Call, Elements, RanksError, Result};
 use crate::meeting::{
-    self, Gift, Meeting, Message, Others, REFUSED, Taking, first_failure, meet_in, settle,
+    self, Incoming, Meeting, Message, Outgoing, PeerTensors, REFUSED, first_failure, meet_in,
+    share_outcome,
 };
 
-/// What is given to a rank at once, at most.
+/// Largest size of a piece that one rank sends another.
 pub(crate) const PIECE_BYTES: usize = 4 << 20;
 
-/// The copies of pieces that a rank has for a sum, at most.
+/// Largest size of all copies of pieces that a rank holds for a sum.
 const COPIES_BYTES: usize = 16 << 20;
 
-/// What two ranks are in that give each other something.
+/// The operation of two ranks that send each other tensors.
 const TRADE: &str = "trade";
 
 impl<M: Meeting> Collectives for M {
@@ -33,8 +35,8 @@ impl<M: Meeting> Collectives for M {
     }
 
     fn exchange(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let call = Call { op: "exchange", elements: None, root: None };
-        let messages = meet_in(self, Message { bytes: own.into(), ..Message::of(call) })?;
+        let own = Message { bytes: own.into(), ..Message::of(Call::new("exchange")) };
+        let messages = meet_in(self, own)?;
         Ok(messages.iter().map(|message| message.bytes.to_vec()).collect())
     }
 
@@ -52,18 +54,20 @@ impl<M: Meeting> Collectives for M {
 
     fn reduce_part(&self, x: &mut Tensor, part_len: usize) -> Result<()> {
         let (len, x) = (x.element_count(), &*x);
-        let part = |rank| part_of(len, rank, part_len);
-        let call = Call { op: "reduce_part", elements: Some((x.dtype(), len)), root: None };
+        let part = |rank| fixed_part(len, rank, part_len);
         let own = part(Meeting::rank(self).index).len();
-        share(self, call, x, (Ok(()), &|_| own), |rounds| rounds.sum(&part, x, &|at| at))
+        let sent_len = |_| own;
+        share(self, Sharing::of("reduce_part", x, &sent_len), |rounds| {
+            rounds.sum(&part, x, &|at| at)
+        })
     }
 
     fn gather_parts(&self, x: &mut Tensor, part_len: usize) -> Result<()> {
         let (len, x) = (x.element_count(), &*x);
-        let part = |rank| part_of(len, rank, part_len);
-        let call = Call { op: "gather_parts", elements: Some((x.dtype(), len)), root: None };
-        share(self, call, x, (Ok(()), &|rank| part(rank).len()), |rounds| {
-            rounds.gather(&part, Own::IsThere, x, &|rank, at| part(rank).start + at)
+        let part = |rank| fixed_part(len, rank, part_len);
+        let sent_len = |rank| part(rank).len();
+        share(self, Sharing::of("gather_parts", x, &sent_len), |rounds| {
+            rounds.gather(&part, OwnPart::InPlace, x, &|rank, at| part(rank).start + at)
         })
     }
 
@@ -78,9 +82,9 @@ impl<M: Meeting> Collectives for M {
 
     fn decline(&self, other: usize, reason: &str) -> Result<()> {
         check_other(Meeting::rank(self), other)?;
-        let call = Call { op: TRADE, elements: None, root: None };
-        let own = Message { failure: Some(reason.to_owned()), ..Message::of(call) };
-        tell_each_other(self, &own, other).map(drop)
+        let failure = Some(reason.to_owned());
+        let own = Message { failure, ..Message::of(Call::new(TRADE)) };
+        swap_messages(self, &own, other).map(drop)
     }
 
     fn refuse(&self, reason: &str) -> Result<()> {
@@ -94,46 +98,45 @@ impl<M: Meeting> Collectives for M {
     }
 }
 
-/// # Errors
-/// `NoSuchRank` unless it is another one.
+/// `Ok` if `rank` is another rank than this one.
 fn check_other(Rank { index, count }: Rank, rank: usize) -> Result<()> {
-    match rank < count && rank != index {
-        true => Ok(()),
-        false => Err(RanksError::NoSuchRank { rank, count }),
+    if rank >= count || rank == index {
+        return Err(RanksError::NoSuchRank { rank, count });
     }
+    Ok(())
 }
 
 fn all_reduce(ranks: &impl Meeting, x: &mut Tensor) -> Result<()> {
     let Rank { index, count } = ranks.rank();
     let (len, x) = (x.element_count(), &*x);
-    let call = Call { op: "all_reduce", elements: Some((x.dtype(), len)), root: None };
-    let part = |rank| part(len, rank, count);
+    let part = |rank| even_part(len, rank, count);
     let own = part(index).len();
-    share(ranks, call, x, (Ok(()), &|_| own), |rounds| rounds.sum(&part, x, &|at| at))?;
-    // The others read what this rank has summed.
-    share(ranks, call, x, (Ok(()), &|rank| part(rank).len()), |rounds| {
-        rounds.gather(&part, Own::IsThere, x, &|rank, at| part(rank).start + at)
+    let sent_len = |_| own;
+    share(ranks, Sharing::of("all_reduce", x, &sent_len), |rounds| rounds.sum(&part, x, &|at| at))?;
+    let sent_len = |rank| part(rank).len();
+    share(ranks, Sharing::of("all_reduce", x, &sent_len), |rounds| {
+        rounds.gather(&part, OwnPart::InPlace, x, &|rank, at| part(rank).start + at)
     })
 }
 
 fn reduce_scatter(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Result<()> {
     let Rank { index, count } = ranks.rank();
     let (len, own) = (from.element_count(), to.element_count());
-    let call = Call { op: "reduce_scatter", elements: Some((from.dtype(), len)), root: None };
-    let checked = check(call.op, from, to, len == own * count);
+    let checked = check("reduce_scatter", from, to, [len, own * count]);
     let part = |rank| rank * (len / count)..(rank + 1) * (len / count);
-    share(ranks, call, from, (checked, &|_| own), |rounds| {
-        rounds.sum(&part, to, &|at| at - part(index).start)
-    })
+    let sent_len = |_| own;
+    let sharing = Sharing { checked, ..Sharing::of("reduce_scatter", from, &sent_len) };
+    share(ranks, sharing, |rounds| rounds.sum(&part, to, &|at| at - part(index).start))
 }
 
 fn all_gather(ranks: &impl Meeting, from: &Tensor, to: &mut Tensor) -> Result<()> {
     let count = ranks.rank().count;
     let len = from.element_count();
-    let call = Call { op: "all_gather", elements: Some((from.dtype(), len)), root: None };
-    let checked = check(call.op, from, to, to.element_count() == len * count);
-    share(ranks, call, from, (checked, &|_| len), |rounds| {
-        rounds.gather(&|_| 0..len, Own::IsCopied, to, &|rank, at| rank * len + at)
+    let checked = check("all_gather", from, to, [to.element_count(), len * count]);
+    let sent_len = |_| len;
+    let sharing = Sharing { checked, ..Sharing::of("all_gather", from, &sent_len) };
+    share(ranks, sharing, |rounds| {
+        rounds.gather(&|_| 0..len, OwnPart::Copied, to, &|rank, at| rank * len + at)
     })
 }
 
@@ -143,14 +146,14 @@ fn broadcast(ranks: &impl Meeting, x: &mut Tensor, root: usize) -> Result<()> {
         return Err(RanksError::NoSuchRank { rank: root, count });
     }
     let (len, x) = (x.element_count(), &*x);
-    let call = Call { op: "broadcast", elements: Some((x.dtype(), len)), root: Some(root) };
     let part = |rank| if rank == root { 0..len } else { 0..0 };
-    share(ranks, call, x, (Ok(()), &|rank| part(rank).len()), |rounds| {
-        rounds.gather(&part, Own::IsThere, x, &|_, at| at)
-    })
+    let sent_len = |rank| part(rank).len();
+    let mut sharing = Sharing::of("broadcast", x, &sent_len);
+    sharing.call.root = Some(root);
+    share(ranks, sharing, |rounds| rounds.gather(&part, OwnPart::InPlace, x, &|_, at| at))
 }
 
-/// Gives one tensor to the other rank and takes another one of it, piece by piece.
+/// Sends a tensor to the other rank and receives one from it, piece by piece.
 fn trade(
     ranks: &impl Meeting,
     give: Option<&Tensor>,
@@ -158,12 +161,13 @@ fn trade(
     other: usize,
 ) -> Result<()> {
     let Some(any) = give.or(take) else { return Ok(()) };
+    // Both ranks describe the trade alike: elements that go up to the higher rank, and down.
     let (up, down) = if ranks.rank().index < other { (give, take) } else { (take, give) };
-    let [up, down] = [up, down].map(|x| x.map(|x| (x.dtype(), x.element_count())));
-    // The same on both sides: what goes to the higher rank, and what goes to the lower one.
-    let call = |elements| Call { op: TRADE, elements, root: None };
-    let own = Message { tensor: Some(any.clone()), bytes: words_of(down), ..Message::of(call(up)) };
-    let fetched = tell_each_other(ranks, &own, other)?;
+    let [up, down] = [up, down].map(|x| x.map(Elements::of));
+    let call = |elements| Call { elements, ..Call::new(TRADE) };
+    let bytes = elements_to_bytes(down);
+    let own = Message { tensor: Some(any.clone()), bytes, ..Message::of(call(up)) };
+    let fetched = swap_messages(ranks, &own, other)?;
     if let Some(reason) = fetched.failure {
         return Err(RanksError::Failed { rank: other, op: TRADE, reason });
     }
@@ -171,33 +175,33 @@ fn trade(
         return Err(RanksError::Mismatch { rank: other, own: own.call, other: fetched.call });
     }
     if fetched.bytes != own.bytes {
-        let theirs = call(elements_of(&fetched.bytes));
+        let theirs = call(elements_from_bytes(&fetched.bytes));
         return Err(RanksError::Mismatch { rank: other, own: call(down), other: theirs });
     }
     let mut messages = vec![Message::of(own.call); ranks.rank().count];
     messages[other] = fetched;
-    let mut others = ranks.others(own.call, &messages, any);
+    let mut peers = ranks.peer_tensors(own.call, &messages, any);
     let [given, taken] = [give, take].map(|x| x.into_iter().flat_map(pieces).collect::<Vec<_>>());
     let mut outcome = Ok(());
     for round in 0..given.len().max(taken.len()) {
         if round > 0 {
-            // So that neither is more than a piece ahead.
-            tell_each_other(ranks, &Message::of(call(None)), other)?;
+            // Neither rank may be more than one piece ahead.
+            swap_messages(ranks, &Message::of(call(None)), other)?;
         }
-        let gift = given.get(round).map(|piece| Gift { to: other, piece: piece.clone() });
-        let taking = take
+        let outgoing = given.get(round).map(|piece| Outgoing { to: other, piece: piece.clone() });
+        let incoming = take
             .zip(taken.get(round).cloned())
-            .map(|(x, piece)| Ok(Taking { from: other, place: slice(x, piece.clone())?, piece }));
-        let mut takings: Vec<Taking> = taking.into_iter().collect::<Result<_>>()?;
-        let exchanged = others.exchange(gift.as_slice(), &mut takings);
-        outcome = go_on(outcome, exchanged)?;
+            .map(|(x, piece)| Ok(Incoming { from: other, place: slice(x, piece.clone())?, piece }));
+        let mut incoming: Vec<Incoming> = incoming.into_iter().collect::<Result<_>>()?;
+        let exchanged = peers.exchange(outgoing.as_slice(), &mut incoming);
+        outcome = first_error(outcome, exchanged)?;
     }
-    // The other rank may need its tensor's memory once it has the answer.
-    drop(others);
+    // The other rank may free its tensor once it has the answer.
+    drop(peers);
     drop(messages);
     let failure = outcome.as_ref().err().map(ToString::to_string);
     let answer = Message { failure, ..Message::of(call(None)) };
-    let answer = tell_each_other(ranks, &answer, other)?;
+    let answer = swap_messages(ranks, &answer, other)?;
     outcome?;
     match answer.failure {
         Some(reason) => Err(RanksError::Failed { rank: other, op: TRADE, reason }),
@@ -205,39 +209,55 @@ fn trade(
     }
 }
 
-fn words_of(elements: Option<(DType, usize)>) -> Arc<[u8]> {
-    elements.map_or_else(String::new, |(dtype, len)| format!("{len} {dtype}")).into_bytes().into()
+/// Encodes elements as text, such as `12 f32`; none as an empty text.
+fn elements_to_bytes(elements: Option<Elements>) -> Arc<[u8]> {
+    elements.map_or_else(String::new, |elements| elements.to_string()).into_bytes().into()
 }
 
-fn elements_of(words: &[u8]) -> Option<(DType, usize)> {
-    let (len, name) = std::str::from_utf8(words).ok()?.split_once(' ')?;
+fn elements_from_bytes(bytes: &[u8]) -> Option<Elements> {
+    let (len, name) = std::str::from_utf8(bytes).ok()?.split_once(' ')?;
     let dtype = DType::ALL.into_iter().find(|dtype| dtype.to_string() == name)?;
-    Some((dtype, len.parse().ok()?))
+    Some(Elements { dtype, len: len.parse().ok()? })
 }
 
-/// Says something to another rank and hears what that says: one after the other, for those that
-/// wait until they are heard.
-fn tell_each_other(ranks: &impl Meeting, own: &Message, other: usize) -> Result<Message> {
+/// Swaps messages with another rank. The lower rank sends first: some engines send only to a rank
+/// that receives.
+fn swap_messages(ranks: &impl Meeting, own: &Message, other: usize) -> Result<Message> {
     if ranks.rank().index < other {
         ranks.post(own.clone(), other)?;
         return ranks.fetch(other, own);
     }
-    let heard = ranks.fetch(other, own)?;
+    let fetched = ranks.fetch(other, own)?;
     ranks.post(own.clone(), other)?;
-    Ok(heard)
+    Ok(fetched)
 }
 
-/// Meets, does `work` with the tensors of all ranks, which stay as they are until all are done, and
-/// tells how it went. Each other rank has so many elements to take, if the call is `checked`.
+/// A call in which ranks read each other's tensors.
+struct Sharing<'a> {
+    call: Call,
+    /// The tensor that the other ranks read.
+    own: &'a Tensor,
+    /// The error that this rank has found before the call, if any.
+    checked: Result<()>,
+    /// The number of elements that each other rank sends this one.
+    sent_len: &'a dyn Fn(usize) -> usize,
+}
+
+impl<'a> Sharing<'a> {
+    fn of(op: &'static str, own: &'a Tensor, sent_len: &'a dyn Fn(usize) -> usize) -> Self {
+        Sharing { call: Call::giving(op, own), own, checked: Ok(()), sent_len }
+    }
+}
+
+/// Meets, runs `work` on the tensors of all ranks, and exchanges the outcomes. No rank frees or
+/// changes its tensor before all ranks are done.
 fn share(
     ranks: &impl Meeting,
-    call: Call,
-    own: &Tensor,
-    (checked, lens): (Result<()>, &dyn Fn(usize) -> usize),
+    sharing: Sharing<'_>,
     work: impl FnOnce(&mut Rounds<'_>) -> Result<()>,
 ) -> Result<()> {
-    let rank = ranks.rank();
-    let copies = checked.and_then(|()| copies_for(rank, own, lens));
+    let (rank, Sharing { call, own, checked, sent_len }) = (ranks.rank(), sharing);
+    let copies = checked.and_then(|()| copies_for(rank, own, sent_len));
     let failure = copies.as_ref().err().map(ToString::to_string);
     let message = Message { tensor: Some(own.clone()), failure, ..Message::of(call) };
     let messages = meet_in(ranks, message)?;
@@ -248,22 +268,23 @@ fn share(
             return Err(error);
         }
     };
-    let mut rounds = Rounds { rank, own, copies, others: ranks.others(call, &messages, own) };
+    let peers = ranks.peer_tensors(call, &messages, own);
+    let mut rounds = Rounds { rank, own, copies, peers };
     let outcome = work(&mut rounds);
-    // Before the other ranks go on, which then may need the memory of their tensors.
+    // After the exchange of outcomes the other ranks may free their tensors.
     drop(rounds);
     drop(messages);
-    if outcome.as_ref().is_err_and(is_the_end) {
+    if outcome.as_ref().is_err_and(RanksError::is_fatal) {
         return outcome;
     }
-    settle(ranks, call, outcome)
+    share_outcome(ranks, call, outcome)
 }
 
-/// Places for a piece of each other rank, by rank.
-fn copies_for(rank: Rank, own: &Tensor, lens: &dyn Fn(usize) -> usize) -> Result<Copies> {
+/// Allocates room for one piece of each other rank.
+fn copies_for(rank: Rank, own: &Tensor, sent_len: &dyn Fn(usize) -> usize) -> Result<Copies> {
     let (dtype, mut copies) = (own.dtype(), Copies::new());
     for other in rank.others() {
-        let len = lens(other).min(piece_len(dtype, rank.count));
+        let len = sent_len(other).min(piece_len(dtype, rank.count));
         if len > 0 {
             let copy = Tensor::empty_in(own.device(), Category::Workspace, [len], dtype)?;
             copies.insert(other, copy);
@@ -272,71 +293,69 @@ fn copies_for(rank: Rank, own: &Tensor, lens: &dyn Fn(usize) -> usize) -> Result
     Ok(copies)
 }
 
-/// The first failure, unless this one is the end.
-fn go_on(outcome: Result<()>, next: Result<()>) -> Result<Result<()>> {
+/// The first error of both; a fatal error of `next` is returned at once.
+fn first_error(outcome: Result<()>, next: Result<()>) -> Result<Result<()>> {
     match next {
-        Err(error) if is_the_end(&error) => Err(error),
+        Err(error) if error.is_fatal() => Err(error),
         next => Ok(outcome.and(next)),
     }
 }
 
-/// Whether the ranks are no longer together.
-pub(crate) fn is_the_end(error: &RanksError) -> bool {
-    matches!(error, RanksError::Late { .. } | RanksError::Lost { .. } | RanksError::Aborted { .. })
-}
-
-/// Places for what other ranks give, by rank.
+/// Room for pieces of the other ranks, by rank.
 type Copies = BTreeMap<usize, Tensor>;
 
-/// Rounds in which each rank gives each other a piece and takes one of it.
+/// Rounds in which each rank exchanges one piece with each other rank.
 struct Rounds<'a> {
     rank: Rank,
     own: &'a Tensor,
     copies: Copies,
-    others: Box<dyn Others + 'a>,
+    peers: Box<dyn PeerTensors + 'a>,
 }
 
-/// What is done with the own part where those of all ranks are put together.
+/// The position of the own part when the parts of all ranks are gathered.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Own {
-    IsThere,
-    IsCopied,
+enum OwnPart {
+    /// The part is in its place already.
+    InPlace,
+    /// The part has to be copied to its place.
+    Copied,
 }
 
-/// Elements of a tensor, by rank.
+/// The range of elements that belongs to each rank.
 type Parts<'a> = &'a dyn Fn(usize) -> Range<usize>;
 
 impl Rounds<'_> {
-    /// Writes the sum of all tensors over this rank's part, along the tree of
-    /// [`Collectives::all_reduce`], to the places in `to` of its elements.
+    /// Sums this rank's part of all tensors along the tree of [`Collectives::all_reduce`]. `place`
+    /// maps the index of an element to its index in `to`.
     fn sum(&mut self, part: Parts<'_>, to: &Tensor, place: &dyn Fn(usize) -> usize) -> Result<()> {
         let index = self.rank.index;
         let mut outcome = Ok(());
         for round in 0..self.count(part) {
             let own = self.piece(part(index), round);
             let pieces = |rank| self.piece(part(rank), round);
-            let mut takings = self.takings(|_| own.clone())?;
-            let taken = self.others.exchange(&gifts(self.rank, pieces), &mut takings);
-            outcome = go_on(outcome, taken)?;
+            let mut incoming = self.incoming(|_| own.clone())?;
+            let exchanged = self.peers.exchange(&outgoing(self.rank, pieces), &mut incoming);
+            outcome = first_error(outcome, exchanged)?;
             if let (Ok(()), Some(own)) = (&outcome, own) {
                 let mut terms: Vec<Tensor> =
-                    takings.into_iter().map(|taking| taking.place).collect();
+                    incoming.into_iter().map(|incoming| incoming.place).collect();
                 terms.insert(index, slice(self.own, own.clone())?);
-                outcome = sum(&terms, index).and_then(|sum| match sum.shares_storage(to) {
-                    // That of one rank alone, in place.
-                    true => Ok(()),
-                    false => write(&sum, to, place(own.start)),
+                let sum = sum(&terms, index);
+                outcome = sum.and_then(|sum| {
+                    // The sum of a single rank is its own part, which is in place.
+                    if sum.shares_storage(to) { Ok(()) } else { write(&sum, to, place(own.start)) }
                 });
             }
         }
         outcome
     }
 
-    /// Writes the parts of all ranks to the places in `to` of their elements.
+    /// Gathers the parts of all ranks. `place` maps a rank and the index of an element in its part
+    /// to the index in `to`.
     fn gather(
         &mut self,
         part: Parts<'_>,
-        own: Own,
+        own: OwnPart,
         to: &Tensor,
         place: &dyn Fn(usize, usize) -> usize,
     ) -> Result<()> {
@@ -344,15 +363,15 @@ impl Rounds<'_> {
         let mut outcome = Ok(());
         for round in 0..self.count(part) {
             let own_piece = self.piece(part(index), round);
-            let mut takings = self.takings(|rank| self.piece(part(rank), round))?;
-            let gifts = gifts(self.rank, |_| own_piece.clone());
-            let taken = self.others.exchange(&gifts, &mut takings);
-            outcome = go_on(outcome, taken)?;
-            if let (Own::IsCopied, Some(piece)) = (own, own_piece) {
+            let mut incoming = self.incoming(|rank| self.piece(part(rank), round))?;
+            let outgoing = outgoing(self.rank, |_| own_piece.clone());
+            let exchanged = self.peers.exchange(&outgoing, &mut incoming);
+            outcome = first_error(outcome, exchanged)?;
+            if let (OwnPart::Copied, Some(piece)) = (own, own_piece) {
                 let place = slice(self.own, piece.clone())?;
-                takings.push(Taking { from: index, piece, place });
+                incoming.push(Incoming { from: index, piece, place });
             }
-            for Taking { from, piece, place: copy } in takings {
+            for Incoming { from, piece, place: copy } in incoming {
                 let start = place(from, piece.start - part(from).start);
                 outcome = outcome.and_then(|()| write(&copy, to, start));
             }
@@ -360,23 +379,23 @@ impl Rounds<'_> {
         outcome
     }
 
-    /// What other ranks give in a round.
-    fn takings(&self, piece: impl Fn(usize) -> Option<Range<usize>>) -> Result<Vec<Taking>> {
-        let taking = |(&from, copy)| {
+    /// The pieces that this rank receives in a round.
+    fn incoming(&self, piece: impl Fn(usize) -> Option<Range<usize>>) -> Result<Vec<Incoming>> {
+        let incoming = |(&from, copy)| {
             let piece = piece(from)?;
             let place = slice(copy, 0..piece.len());
-            Some(place.map(|place| Taking { from, piece, place }))
+            Some(place.map(|place| Incoming { from, piece, place }))
         };
-        self.copies.iter().filter_map(taking).collect()
+        self.copies.iter().filter_map(incoming).collect()
     }
 
-    /// Rounds that it takes until every rank's part is through.
+    /// The number of rounds for the longest part.
     fn count(&self, part: Parts<'_>) -> usize {
         let longest = (0..self.rank.count).map(|rank| part(rank).len()).max();
         longest.unwrap_or(0).div_ceil(piece_len(self.own.dtype(), self.rank.count))
     }
 
-    /// The elements of a part that are in a round.
+    /// The elements of a part that belong to a round.
     fn piece(&self, part: Range<usize>, round: usize) -> Option<Range<usize>> {
         let len = piece_len(self.own.dtype(), self.rank.count);
         let start = part.start + round * len;
@@ -384,45 +403,45 @@ impl Rounds<'_> {
     }
 }
 
-/// What a rank gives to each other one in a round.
-fn gifts(rank: Rank, piece: impl Fn(usize) -> Option<Range<usize>>) -> Vec<Gift> {
-    rank.others().filter_map(|to| Some(Gift { to, piece: piece(to)? })).collect()
+/// The pieces that a rank sends in a round.
+fn outgoing(rank: Rank, piece: impl Fn(usize) -> Option<Range<usize>>) -> Vec<Outgoing> {
+    rank.others().filter_map(|to| Some(Outgoing { to, piece: piece(to)? })).collect()
 }
 
-/// The part of `len` elements that a rank sums.
-fn part(len: usize, rank: usize, count: usize) -> Range<usize> {
+/// The part of a rank if `len` elements are divided evenly among `count` ranks.
+fn even_part(len: usize, rank: usize, count: usize) -> Range<usize> {
     let end_of = |ranks: usize| (len as u128 * ranks as u128 / count as u128) as usize;
     end_of(rank)..end_of(rank + 1)
 }
 
-/// A rank's part of `len` elements, where each has `part_len`, but for the last ones.
-fn part_of(len: usize, rank: usize, part_len: usize) -> Range<usize> {
+/// The part of a rank if each part has `part_len` of `len` elements; the last parts may be shorter.
+fn fixed_part(len: usize, rank: usize, part_len: usize) -> Range<usize> {
     len.min(rank * part_len)..len.min((rank + 1) * part_len)
 }
 
-/// The elements of a piece that one of so many ranks gives to another at once.
+/// The number of elements of a piece among `count` ranks.
 fn piece_len(dtype: DType, count: usize) -> usize {
     PIECE_BYTES.min(COPIES_BYTES / (count - 1).max(1)) / dtype.size_bytes()
 }
 
-/// A range of elements of x in row-major order.
+/// A view of a range of elements of x in row-major order.
 pub(crate) fn slice(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
     Ok(x.view([x.element_count()])?.narrow(0, range.start, range.len())?)
 }
 
-/// The ranges of a tensor that are given one after the other.
+/// The ranges of the pieces of a tensor, in order.
 fn pieces(x: &Tensor) -> impl Iterator<Item = Range<usize>> + use<> {
     let (end, len) = (x.element_count(), PIECE_BYTES / x.dtype().size_bytes());
     (0..end).step_by(len).map(move |start| start..end.min(start + len))
 }
 
-/// Writes elements to a place in a tensor.
+/// Copies `piece` to the elements of `to` from `start` on.
 fn write(piece: &Tensor, to: &Tensor, start: usize) -> Result<()> {
     Ok(slice(to, start..start + piece.element_count())?.copy_(piece)?)
 }
 
-/// The sum along the tree of [`Collectives::all_reduce`], in the place of one of the terms that is
-/// not the `own` one.
+/// The sum along the tree of [`Collectives::all_reduce`]. It overwrites a term, but not the term
+/// with index `own`.
 fn sum(terms: &[Tensor], own: usize) -> Result<Tensor> {
     let middle = terms.len().next_power_of_two() / 2;
     if middle == 0 {
@@ -431,16 +450,20 @@ fn sum(terms: &[Tensor], own: usize) -> Result<Tensor> {
     let (first, last) = terms.split_at(middle);
     let is_own = middle == 1 && own == 0;
     let (first, last) = (sum(first, own)?, sum(last, own.wrapping_sub(middle))?);
-    // The order of two terms is no matter of bits.
+    // Addition is commutative to the bit.
     let (mut y, x) = if is_own { (last, first) } else { (first, last) };
     y.add_(&x)?;
     Ok(y)
 }
 
-/// # Errors
-/// `DType`, and `Shape` unless `fits`.
-fn check(op: &'static str, from: &Tensor, to: &Tensor, fits: bool) -> Result<()> {
-    if !fits {
+/// `Ok` if both tensors have one type and the number of elements is as expected.
+fn check(
+    op: &'static str,
+    from: &Tensor,
+    to: &Tensor,
+    [len, expected_len]: [usize; 2],
+) -> Result<()> {
+    if len != expected_len {
         return Err(TensorError::Shape { op, left: *from.shape(), right: *to.shape() }.into());
     }
     if from.dtype() != to.dtype() {

@@ -1,44 +1,44 @@
-//! Ranks that reach each other by messages alone, such as processes.
+//! Ranks that reach each other only by messages, such as processes.
 
 use std::sync::Arc;
 
 use lowtide_tensor::{DType, Tensor};
 
 use crate::collectives::Rank;
-use crate::error::{Call, RanksError, Result};
-use crate::meeting::{Gift, Meeting, Message, Others, REFUSE, Taking};
+use crate::error::{Call, Elements, RanksError, Result};
+use crate::meeting::{Incoming, Meeting, Message, Outgoing, PeerTensors, REFUSE};
 use crate::together::slice;
 
-/// What carries messages between ranks. They come whole, and those of one rank in the order in
-/// which it sent them.
+/// A transport of messages between ranks. Messages arrive whole. Messages from one rank to another
+/// arrive in the order of sending.
 pub trait Wire: Send + Sync {
-    /// Which rank this is.
+    /// This rank.
     fn rank(&self) -> Rank;
 
-    /// Hands a message over, without waiting for the other rank to take it. A rank has no more than
-    /// a few of them under way to each other rank, of some 4 MiB at most.
+    /// Sends a message without waiting for the other rank to receive it. At most a few messages of
+    /// up to about 4 MiB are under way from one rank to another.
     ///
     /// # Errors
     /// `Lost`, `Aborted`.
     fn send(&self, message: Vec<u8>, to: usize) -> Result<()>;
 
-    /// The next message of another rank; `op` is what it is waited for in.
+    /// Waits for the next message of rank `from`. `op` is the operation that needs it, for errors.
     ///
     /// # Errors
-    /// `Late`, `Lost`, `Aborted`. So for every message after it.
+    /// `Late`, `Lost`, `Aborted`. After one of these every call fails.
     fn receive(&self, from: usize, op: &'static str) -> Result<Vec<u8>>;
 
-    /// Ends what other ranks wait for with `Aborted`, now and later.
+    /// Makes every present and later wait of the other ranks fail with `Aborted`.
     fn abort(&self, reason: &str);
 }
 
-/// A rank behind a [`Wire`]. It allocates what one of [`threads`](crate::threads) does; beside that
-/// there are the messages, in memory of the host.
+/// A rank that has a [`Wire`]. It allocates as a rank of [`threads`](crate::threads) does; messages
+/// take host memory in addition.
 #[derive(Debug)]
 pub struct Wired<W>(W);
 
 impl<W: Wire> Wired<W> {
-    /// The rank of a wire.
+    /// The rank at this end of `wire`.
     pub fn new(wire: W) -> Self {
         Wired(wire)
     }
@@ -49,10 +49,8 @@ impl<W: Wire> Wired<W> {
 
     fn receive_message(&self, from: usize, op: &'static str) -> Result<Message> {
         let bytes = self.0.receive(from, op)?;
-        decoded(&bytes).ok_or_else(|| RanksError::Aborted {
-            rank: from,
-            reason: "it sent what is no message of this version".to_owned(),
-        })
+        decoded(&bytes)
+            .ok_or_else(|| RanksError::Aborted { rank: from, reason: NO_MESSAGE.to_owned() })
     }
 }
 
@@ -64,11 +62,10 @@ impl<W: Wire> Meeting for Wired<W> {
     fn meet(&self, own: Message) -> Result<Arc<[Message]>> {
         let (op, Rank { index, count }) = (own.call.op, self.0.rank());
         self.0.rank().others().try_for_each(|other| self.send_message(&own, other))?;
-        let of_rank = |rank: usize| match rank == index {
-            true => Ok(own.clone()),
-            false => self.receive_message(rank, op),
+        let message = |rank: usize| {
+            if rank == index { Ok(own.clone()) } else { self.receive_message(rank, op) }
         };
-        (0..count).map(of_rank).collect::<Result<Vec<_>>>().map(Arc::from)
+        (0..count).map(message).collect::<Result<Vec<_>>>().map(Arc::from)
     }
 
     fn post(&self, message: Message, to: usize) -> Result<()> {
@@ -83,23 +80,28 @@ impl<W: Wire> Meeting for Wired<W> {
         self.0.abort(reason);
     }
 
-    fn others<'a>(&'a self, call: Call, _: &'a [Message], own: &'a Tensor) -> Box<dyn Others + 'a> {
-        Box::new(BehindTheWire { wire: &self.0, op: call.op, own })
+    fn peer_tensors<'a>(
+        &'a self,
+        call: Call,
+        _: &'a [Message],
+        own: &'a Tensor,
+    ) -> Box<dyn PeerTensors + 'a> {
+        Box::new(ByMessages { wire: &self.0, op: call.op, own })
     }
 }
 
-/// Tensors that come in messages.
-struct BehindTheWire<'a, W> {
+/// Tensors whose pieces travel in messages.
+struct ByMessages<'a, W> {
     wire: &'a W,
     op: &'static str,
     own: &'a Tensor,
 }
 
-impl<W: Wire> Others for BehindTheWire<'_, W> {
-    fn exchange(&mut self, gifts: &[Gift], takings: &mut [Taking]) -> Result<()> {
-        // The other ranks wait for a message, and send theirs, whatever becomes of this one's.
+impl<W: Wire> PeerTensors for ByMessages<'_, W> {
+    fn exchange(&mut self, outgoing: &[Outgoing], incoming: &mut [Incoming]) -> Result<()> {
+        // The other ranks wait for a message even if this rank fails, so it sends an empty one.
         let mut outcome = Ok(());
-        for Gift { to, piece } in gifts {
+        for Outgoing { to, piece } in outgoing {
             let bytes = slice(self.own, piece.clone()).and_then(|piece| Ok(piece.to_bytes()?));
             let bytes = bytes.unwrap_or_else(|error| {
                 outcome = Err(error);
@@ -107,7 +109,7 @@ impl<W: Wire> Others for BehindTheWire<'_, W> {
             });
             self.wire.send(bytes, *to)?;
         }
-        for Taking { from, place, .. } in takings {
+        for Incoming { from, place, .. } in incoming {
             let bytes = self.wire.receive(*from, self.op)?;
             outcome = outcome.and(place.set_bytes_(&bytes).map_err(RanksError::from));
         }
@@ -115,8 +117,11 @@ impl<W: Wire> Others for BehindTheWire<'_, W> {
     }
 }
 
-/// What a call may be.
-const OPS: [&str; 9] = [
+/// The reason for aborting after a message that cannot be decoded.
+pub(crate) const NO_MESSAGE: &str = "it sent bytes that are not a message of this version";
+
+/// All operations. A message holds the index of its operation.
+const OPS: &[&str] = &[
     "exchange",
     "all_reduce",
     "reduce_scatter",
@@ -128,18 +133,18 @@ const OPS: [&str; 9] = [
     REFUSE,
 ];
 
-/// A message without its tensor: lengths are 64 bits, little-endian.
+/// Encodes a message without its tensor. Numbers have 64 bits, little-endian.
 pub(crate) fn encoded(Message { call, bytes, failure, .. }: &Message) -> Vec<u8> {
     let op = OPS.iter().position(|op| *op == call.op).expect("an operation of this crate");
     let mut text = vec![op as u8];
     let mut add = |number: Option<usize>| {
-        // One more than it is, so that there is one for none.
+        // 0 stands for none, so numbers are stored plus one.
         let number = number.map_or(0, |number| number as u64 + 1);
         text.extend(number.to_le_bytes());
     };
-    let dtype = call.elements.map(|(dtype, _)| dtype);
-    add(dtype.and_then(|dtype| DType::ALL.iter().position(|of_all| *of_all == dtype)));
-    add(call.elements.map(|(_, count)| count));
+    let dtype = call.elements.map(|elements| elements.dtype);
+    add(dtype.and_then(|dtype| DType::ALL.iter().position(|candidate| *candidate == dtype)));
+    add(call.elements.map(|elements| elements.len));
     add(call.root);
     add(failure.as_ref().map(String::len));
     text.extend(failure.iter().flat_map(|reason| reason.bytes()));
@@ -147,6 +152,7 @@ pub(crate) fn encoded(Message { call, bytes, failure, .. }: &Message) -> Vec<u8>
     text
 }
 
+/// Decodes a message; `None` if the bytes are not one.
 pub(crate) fn decoded(bytes: &[u8]) -> Option<Message> {
     let (&op, mut rest) = bytes.split_first()?;
     let op = OPS.get(usize::from(op))?;
@@ -155,11 +161,11 @@ pub(crate) fn decoded(bytes: &[u8]) -> Option<Message> {
         rest = after;
         Some(u64::from_le_bytes(*word).checked_sub(1).map(|number| number as usize))
     };
-    let (dtype, count, root, reason_len) = (number()?, number()?, number()?, number()?);
+    let (dtype, len, root, reason_len) = (number()?, number()?, number()?, number()?);
     let dtype = dtype.map(|dtype| DType::ALL.get(dtype).copied());
-    let elements = match (dtype, count) {
+    let elements = match (dtype, len) {
         (None, None) => None,
-        (Some(dtype), Some(count)) => Some((dtype?, count)),
+        (Some(dtype), Some(len)) => Some(Elements { dtype: dtype?, len }),
         _ => return None,
     };
     let (reason, bytes) = rest.split_at_checked(reason_len.unwrap_or(0))?;

@@ -1,4 +1,4 @@
-//! Every operation of the lists beside its twin, which casts by hand: the same bits.
+//! Every operation of the lists has the bits of the operation on inputs that are cast by hand.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,7 +18,8 @@ pub(crate) fn cpu() -> Device {
     Device::cpu(options).expect("64 MiB of addresses")
 }
 
-/// Numbers from `[0.1, 0.9)`, in the domain of every function, that depend on `name` only.
+/// A tensor of numbers from `[0.1, 0.9)`, in the domain of every function, that depend on `name`
+/// only.
 pub(crate) fn tensor(device: &Device, name: &str, shape: &[usize]) -> Tensor {
     let key = RandomKey::new(3).op(name);
     let len = shape.iter().product::<usize>() as u64;
@@ -33,12 +34,12 @@ pub(crate) fn bits(tensor: &Tensor) -> Vec<u32> {
 
 type Run = fn(Vec<Var>) -> Result<Var>;
 
-/// An operation on inputs of these shapes.
+/// An operation, the shapes of its inputs, and a call of it.
 struct Case(&'static str, &'static [&'static [usize]], Run);
 
 const X: &[usize] = &[4, 6];
 
-/// What runs in the half type.
+/// Operations that run in the half type.
 const NARROW: &[Case] = &[
     Case("matmul", &[X, &[6, 5]], |x| of2(x, Var::matmul)),
     Case("bmm", &[&[2, 3, 4], &[2, 4, 5]], |x| of2(x, Var::bmm)),
@@ -77,7 +78,7 @@ fn options() -> LinearCrossEntropyOptions {
     LinearCrossEntropyOptions::default()
 }
 
-/// What runs in f32.
+/// Operations that run in f32.
 const F32: &[Case] = &[
     Case("acos", &[X], |x| of1(x, Var::acos)),
     Case("asin", &[X], |x| of1(x, Var::asin)),
@@ -133,7 +134,7 @@ const F32: &[Case] = &[
     }),
 ];
 
-/// What runs in the widest type of its inputs.
+/// Operations that run in the widest type of their inputs.
 const WIDEST: &[Case] = &[
     Case("add", &[X, X], |x| of2(x, Var::add)),
     Case("mul", &[X, X], |x| of2(x, Var::mul)),
@@ -164,8 +165,8 @@ fn of3(inputs: Vec<Var>, f: impl FnOnce(Var, Var, Var) -> Result<Var>) -> Result
     f(a, b, c)
 }
 
-/// The value's type and bits, and the bits of every gradient, for inputs stored as `stored`. With a
-/// policy operations cast, without one the inputs are cast to `by_hand`.
+/// The type of the value, and the bits of the value and of every gradient, for inputs stored as
+/// `stored`. Inputs are cast by the policy, or to `by_hand` if there is none.
 fn run(
     Case(name, shapes, f): &Case,
     stored: &[DType],
@@ -190,7 +191,7 @@ fn run(
     }
     let y = f(vars)?;
     let (dtype, value) = (y.value().dtype(), bits(y.value()));
-    // A gradient with a number of its own at each place.
+    // The gradient of y has a different number at each place.
     let dy = pass.constant(tensor(&device, "dy", y.shape()));
     pass.backward(y.to_dtype(DType::F32)?.mul(dy)?.sum_all()?)?;
     let gradients = attempt.into_gradients();
@@ -258,9 +259,10 @@ fn f64_and_integers_are_left_alone() {
 fn sources(folder: &Path, text: &mut String) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
-        match path.is_dir() {
-            true => sources(&path, text)?,
-            false => text.push_str(&std::fs::read_to_string(&path)?),
+        if path.is_dir() {
+            sources(&path, text)?;
+        } else {
+            text.push_str(&std::fs::read_to_string(&path)?);
         }
     }
     Ok(())
@@ -281,7 +283,7 @@ fn every_name_of_the_lists_is_an_operation_and_has_a_case() -> Outcome {
         let is_one = [format!("\"{name}\""), format!("fn {name}(")];
         assert!(is_one.iter().any(|text| operations.contains(text)), "no operation: {name}");
     }
-    // Those of lowtide-nn run in the trainer's tests.
+    // The operations of lowtide-nn have their cases in the trainer's tests.
     let missing: Vec<_> = names.difference(&cased).copied().collect();
     assert_eq!(missing, ["cross_attention", "gru", "lstm", "prelu"]);
     assert!(cased.is_subset(&names), "{:?}", cased.difference(&names));

@@ -1,5 +1,5 @@
-//! Casts of weights: once a step, in the account of the parameters, freed in backward; and a model
-//! with all kinds of operations beside its twin.
+//! Casts of weights are made once per step, count as parameters and are freed in backward. A model
+//! with all kinds of operations has the bits of the model that casts by hand.
 
 use lowtide_allocator::Category;
 use lowtide_amp::Autocast;
@@ -26,7 +26,7 @@ impl Model {
         }
     }
 
-    /// The loss; `cast` converts to the type that a policy would choose.
+    /// The loss. `cast` converts to the type that a policy would choose.
     fn loss(&self, pass: &Pass, x: Var, cast: impl Fn(Var, DType) -> Result<Var>) -> Result<Var> {
         let half = DType::BF16;
         let w = || pass.leaf(self.leaves[0], &self.weight);
@@ -47,7 +47,7 @@ impl Model {
     }
 }
 
-/// A pass over one of two micro-batches.
+/// Runs a pass over one of two micro-batches.
 fn pass_of(attempt: &Attempt, index: u64) -> Pass {
     Pass::train(RandomKey::new(1), attempt).with_first_sample(4 * index)
 }
@@ -96,7 +96,7 @@ fn parameter_bytes(device: &Device) -> usize {
     device.allocator().statistics().by_category[Category::Parameter].current_bytes
 }
 
-/// Bytes of the bf16 copies of a weight of `[512, 512]`.
+/// Bytes of the bf16 copy of a weight of shape `[512, 512]`.
 const CAST_BYTES: usize = 512 * 512 * 2;
 
 #[test]
@@ -159,7 +159,8 @@ fn weight_that_is_written_between_two_passes_is_cast_again() -> Outcome {
 
 #[test]
 fn torch_autocast_cache_behavior_with_no_grad() -> Outcome {
-    // Lightning: what was cast without gradients must not be what gradients are asked of.
+    // A case of Lightning's: a cast that was made without gradients must not serve a pass with
+    // gradients.
     let device = cpu();
     let w = tensor(&device, "w", &[16, 16]);
     let (leaf, attempt) = (LeafId::new(), Attempt::new());

@@ -1,4 +1,5 @@
-//! The cases of PyTorch's `test_cuda.py`, by name, on parameters and gradients that are slices.
+//! The cases of PyTorch's `test_cuda.py` under their names, with slices as parameters and
+//! gradients.
 
 use lowtide_amp::{AmpError, LossScaler};
 
@@ -16,7 +17,7 @@ impl Weight {
         Weight { w, dw: 0.0 }
     }
 
-    /// Adds what backward gives for the loss `slope · w` times `scale`.
+    /// Adds the gradient of the loss `slope · w` times `scale`.
     fn backward(&mut self, slope: f32, scale: f32) {
         self.dw += slope * scale;
     }
@@ -92,7 +93,7 @@ fn grad_scaling_state_dict() {
         assert_eq!(restored, saved);
         assert_eq!(restored.growth_tracker(), u32::from(!lazy_init));
     }
-    // Those of a disabled scaler: "The source state dict is empty".
+    // PyTorch for the state of a disabled scaler: "The source state dict is empty".
     let mut enabled = LossScaler::default();
     assert_eq!(enabled.set_state(LossScaler::disabled().state()), Err(AmpError::NoState));
     assert_eq!(enabled, LossScaler::default());
@@ -122,14 +123,14 @@ fn grad_scaling_accumulation() {
             }
         }
         assert_eq!(scaled, plain);
-        // Twice up, or up and down: the scale moves once a window.
+        // The scale changes once per window: twice up, or up and down.
         assert_eq!(scaler.scale(), if found_at.is_some() { 128.0 } else { 512.0 });
     }
 }
 
 #[test]
 fn grad_scaling_clipping() {
-    // Without unscaling, the limit is scaled instead.
+    // The gradients stay scaled, so the limit is scaled instead.
     let (mut scaler, norm_max) = (scaler(128.0, 2.0, 0.5, 1), 0.2);
     let mut weight = Weight::new(1.0);
     weight.backward(1.0, scaler.scale());
@@ -147,7 +148,7 @@ fn grad_scaling_clipping_separate_unscale() {
         let found_infinite = weight.unscale(&mut scaler, "").unwrap();
         assert_eq!(weight.dw, slope, "the true gradient");
         weight.dw = weight.dw.min(norm_max);
-        // The step does not unscale again, and remembers what was found before the clipping.
+        // The step does not unscale again, and uses the check from before the clipping.
         assert_eq!(weight.step(&mut scaler, "").unwrap(), !found_infinite);
         scaler.update().unwrap();
     }
@@ -174,7 +175,7 @@ fn grad_scaling_multiple() {
     let mut scaler = scaler(128.0, 2.0, 0.5, 1);
     let (mut first, mut second) = (Weight::new(1.0), Weight::new(1.0));
     for (index, slope) in [0.5, f32::NEG_INFINITY, 0.25].into_iter().enumerate() {
-        // One loss reaches both, another only the second.
+        // One loss reaches both optimizers, the other only the second.
         let scale = scaler.scale();
         first.backward(slope, scale);
         second.backward(0.125, scale);
@@ -189,7 +190,7 @@ fn grad_scaling_multiple() {
 
 #[test]
 fn skip_training_step_with_grad_scaler() {
-    // Lightning: a step without a loss reaches no optimizer, and the scaler does not move.
+    // A case of Lightning's: a step without a loss reaches no optimizer, and the scale stays.
     let mut scaler = scaler(128.0, 2.0, 0.5, 1);
     let before = scaler.clone();
     assert!(matches!(scaler.update(), Err(AmpError::Order { .. })));

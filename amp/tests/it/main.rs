@@ -12,7 +12,7 @@ mod trace;
 
 use lowtide_amp::{AmpError, LossScaler, LossScalerOptions, ScaledGradients};
 
-/// Gradients of which only that is known.
+/// Gradients that report `found_infinite`.
 struct Known {
     found_infinite: bool,
 }
@@ -25,7 +25,7 @@ impl ScaledGradients for Known {
     }
 }
 
-/// One iteration of a single optimizer whose gradients are finite, or are not.
+/// Runs one iteration of a single optimizer. `found_infinite` is the report of its gradients.
 fn iterate(scaler: &mut LossScaler, found_infinite: bool) -> Result<(), AmpError> {
     let steps = scaler.step("", &mut Known { found_infinite })?;
     assert_eq!(steps, !found_infinite || !scaler.is_enabled());

@@ -1,4 +1,4 @@
-//! The stages of an iteration: what comes out of turn is an error that says what to do.
+//! The stages of an iteration: a call out of order is an error that says what to do.
 
 use lowtide_amp::{AmpError, LossScaler, LossScalerOptions, OrderFault, ScaledGradients};
 
@@ -68,7 +68,7 @@ fn row_of_skipped_steps_longer_than_allowed_is_an_error_that_changes_nothing() {
     let error = iterate(&mut scaler, true).unwrap_err();
     assert_eq!(error, AmpError::TooManySkips { skipped: 4, scale: scaler.scale() });
     assert_eq!((scaler.scale(), scaler.state()), before);
-    // A checkpoint taken here knows of the row.
+    // A checkpoint taken here contains the count of skipped steps.
     let mut resumed = LossScaler::from_state(scaler.state().unwrap()).unwrap();
     assert_eq!(iterate(&mut resumed, true), Err(error));
 }

@@ -1,10 +1,10 @@
-//! Random programs against a naive twin that keeps the whole history instead of a counter.
+//! Random programs against a naive scaler that keeps the whole history instead of a counter.
 
 use crate::{iterate, scaler};
 use lowtide_amp::{LossScaler, LossScalerState};
 use proptest::prelude::*;
 
-/// The scale after `history`, read off the history from its beginning each time.
+/// The scale after `history`, computed from the beginning of the history.
 fn naive_scale(history: &[bool], start: f32, growth: f64, backoff: f64, interval: usize) -> f32 {
     let mut scale = start;
     let mut since_moved = 0;

@@ -1,4 +1,4 @@
-//! Options and saved states: what is refused, and that a saved scaler goes on as if never saved.
+//! Options and saved states: which are refused, and that a loaded scaler continues the saved one.
 
 use lowtide_amp::{AmpError, LossScaler, LossScalerOptions, LossScalerState};
 
@@ -30,7 +30,7 @@ fn state_is_written_under_the_names_of_pytorch() {
         "growth_interval": 5, "growth_tracker": 4,
     });
     assert_eq!(json, expected);
-    // The rest only where it says something.
+    // Fields that PyTorch does not have are written only if they differ from their defaults.
     let state = LossScalerState { skips_max: 7, skipped_in_a_row: 2, ..STATE };
     let json = serde_json::to_value(state).unwrap();
     assert_eq!((&json["skips_max"], &json["skipped_in_a_row"]), (&7.into(), &2.into()));

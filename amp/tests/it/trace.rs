@@ -1,5 +1,5 @@
-//! The calls of a recorded sequence, and PyTorch's answer to each: `fixtures/make_scaler_trace.py`
-//! says what the lines mean.
+//! A recorded sequence of calls with PyTorch's answers. `fixtures/make_scaler_trace.py` explains
+//! the lines.
 
 use lowtide_amp::{AmpError, LossScaler, OrderFault};
 
@@ -39,7 +39,7 @@ fn scaler_answers_every_call_as_pytorch_did() {
     assert!(errors > 100 && skips > 20, "{errors} errors, {skips} skipped steps in the trace");
 }
 
-/// What the scaler says to a call, in the words of the trace.
+/// The scaler's answer to a call, in the words of the trace.
 fn answer(scaler: &mut LossScaler, call: &str) -> Result<String, AmpError> {
     let words: Vec<&str> = call.split(' ').collect();
     let scale_and_tracker =
@@ -76,7 +76,7 @@ fn number(word: &str) -> f32 {
     word.parse::<f64>().expect("a number") as f32
 }
 
-/// Whether two outcomes have the same words and the same numbers.
+/// True if two outcomes have equal words and equal numbers.
 fn same(found: &str, expected: &str) -> bool {
     let (found, expected): (Vec<&str>, Vec<&str>) =
         (found.split(' ').collect(), expected.split(' ').collect());

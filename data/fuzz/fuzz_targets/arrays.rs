@@ -1,4 +1,4 @@
-//! Bytes of a stranger as an array of NumPy and as an archive of two: refused, or samples.
+//! Untrusted bytes as a NumPy array and as an archive of two arrays: refused, or samples.
 
 #![no_main]
 
@@ -9,7 +9,7 @@ use lowtide_data_fuzz::{file, read_some, reads_all};
 const SEEDS: &[&[u8]] =
     &[include_bytes!("../seeds/arrays/floats.npy"), include_bytes!("../seeds/arrays/pair.npz")];
 
-/// How many samples are read.
+/// Number of samples that are read.
 fn check(bytes: &[u8]) -> usize {
     let path = file("array.npy", bytes);
     let one = Npy::open("x", &path).map_or(0, read_some);

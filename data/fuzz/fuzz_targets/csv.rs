@@ -1,4 +1,4 @@
-//! Text of a stranger as a table: refused with a line, or every record is there.
+//! Untrusted text as a table: refused with a line, or every record is a sample.
 
 #![no_main]
 
@@ -8,7 +8,7 @@ use lowtide_data_fuzz::{file, read_some, reads_all};
 
 const SEEDS: &[&[u8]] = &[include_bytes!("../seeds/csv/table.csv")];
 
-/// How many samples are read.
+/// Number of samples that are read.
 fn check(bytes: &[u8]) -> usize {
     let path = file("table.csv", bytes);
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! Bytes of a stranger as images and labels of MNIST's format, packed or not: refused, or samples.
+//! Untrusted bytes as images and labels in MNIST's format, compressed or not: refused, or samples.
 
 #![no_main]
 
@@ -8,9 +8,9 @@ use lowtide_data_fuzz::{file, folder, read_some, reads_all};
 
 const SEEDS: &[&[u8]] = &[include_bytes!("../seeds/idx/two")];
 
-/// How many samples are read.
+/// Number of samples that are read.
 fn check(bytes: &[u8]) -> usize {
-    // The first byte says where the labels begin.
+    // The first byte determines the start of the labels.
     let Some((&len, rest)) = bytes.split_first() else { return 0 };
     let (images, labels) = rest.split_at(rest.len().min(usize::from(len)));
     let mut count = 0;

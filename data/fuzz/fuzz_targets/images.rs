@@ -1,4 +1,4 @@
-//! Bytes of a stranger as an image and as a mask: refused, or pixels.
+//! Untrusted bytes as an image and as a mask: refused, or pixels.
 
 #![no_main]
 
@@ -11,7 +11,7 @@ use lowtide_data_fuzz::{file, folder, read_some, reads_all};
 const SEEDS: &[&[u8]] =
     &[include_bytes!("../seeds/images/white.png"), include_bytes!("../seeds/images/grey.jpg")];
 
-/// How many samples are read.
+/// Number of samples that are read.
 fn check(bytes: &[u8]) -> usize {
     fs::create_dir_all(folder().join("images/class")).expect("room");
     fs::create_dir_all(folder().join("masks")).expect("room");

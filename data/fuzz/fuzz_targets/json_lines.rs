@@ -1,5 +1,5 @@
-//! Lines of a stranger as texts, prompts and chats: refused with a line, or rows, which are the
-//! same when they are streamed.
+//! Untrusted lines as texts, prompts and chats: refused with a line, or rows, which are equal when
+//! they are streamed.
 
 #![no_main]
 
@@ -28,7 +28,7 @@ const SEEDS: &[&[u8]] = &[
     include_bytes!("../seeds/json_lines/chat.jsonl"),
 ];
 
-/// How many tokens are read.
+/// Number of tokens that are read.
 fn check(bytes: &[u8]) -> usize {
     let path = file("lines.jsonl", bytes);
     let chat = LineFormat::chat(ChatTemplate::chat_ml());

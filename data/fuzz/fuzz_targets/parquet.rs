@@ -1,4 +1,4 @@
-//! Bytes of a stranger as a Parquet file of numbers and of images: refused, or samples.
+//! Untrusted bytes as a Parquet file of numbers and of images: refused, or samples.
 
 #![no_main]
 
@@ -11,8 +11,8 @@ const SEEDS: &[&[u8]] = &[
     include_bytes!("../seeds/parquet/images.parquet"),
 ];
 
-/// How many samples are read. The decoder panics at some files, which is caught: only what escapes
-/// ends the fuzzing.
+/// Number of samples that are read. The crate catches panics of the decoder, so only an uncaught
+/// panic ends the fuzzing.
 fn check(bytes: &[u8]) -> usize {
     let path = file("table.parquet", bytes);
     let Ok(columns) = Parquet::columns(&path) else { return 0 };

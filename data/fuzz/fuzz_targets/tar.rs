@@ -1,4 +1,4 @@
-//! Bytes of a stranger as a tar archive: refused, or samples.
+//! Untrusted bytes as a tar archive: refused, or samples.
 
 #![no_main]
 
@@ -8,7 +8,7 @@ use lowtide_data_fuzz::{file, read_some, reads_all};
 
 const SEEDS: &[&[u8]] = &[include_bytes!("../seeds/tar/one.tar")];
 
-/// How many samples are read.
+/// Number of samples that are read.
 fn check(bytes: &[u8]) -> usize {
     let path = file("shard.tar", bytes);
     let small = Pipeline::new(vec![Step::Resize([4, 4])]).expect("in range");

@@ -1,4 +1,4 @@
-//! Bytes of a stranger as a file of tokens, nanoGPT's or llm.c's: refused, or rows.
+//! Untrusted bytes as a token file of nanoGPT or llm.c: refused, or rows.
 
 #![no_main]
 
@@ -9,7 +9,7 @@ use lowtide_data_fuzz::{file, read_some, reads_all};
 const SEEDS: &[&[u8]] =
     &[include_bytes!("../seeds/tokens/words.bin"), include_bytes!("../seeds/tokens/llmc.bin")];
 
-/// How many samples are read.
+/// Number of samples that are read.
 fn check(bytes: &[u8]) -> usize {
     let path = file("tokens.bin", bytes);
     let Ok(rows) = TokenFile::open(&[&path], 3) else { return 0 };

@@ -1,8 +1,8 @@
-//! What the targets share: bytes of a stranger as a file, and samples read from it.
+//! Shared parts of the targets: untrusted bytes as a file, and reading of samples.
 //!
-//! `RUSTC_BOOTSTRAP=1 cargo fuzz run TARGET CORPUS seeds/TARGET` begins with good files of a few
-//! samples: written by NumPy 2, Pillow and pyarrow with numbers that count up and images of one
-//! colour, or by hand.
+//! `RUSTC_BOOTSTRAP=1 cargo fuzz run TARGET CORPUS seeds/TARGET` begins with valid files of a few
+//! samples. They were written by NumPy 2, Pillow and pyarrow, with ascending numbers and images of
+//! one colour, or by hand.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,15 +25,15 @@ pub fn folder() -> &'static Path {
     &FOLDER
 }
 
-/// A file of this name with these bytes.
+/// Writes a file with this name and these bytes.
 pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
     let path = FOLDER.join(name);
     fs::write(&path, bytes).expect("room");
     path
 }
 
-/// Reads the first samples, each of which is there or an error, in the order of the dataset; how
-/// many are there.
+/// Reads the first samples of a dataset, in order. A sample may be an error. Returns the number of
+/// good samples.
 pub fn read_some(dataset: impl Dataset + 'static) -> usize {
     if dataset.is_empty() {
         return 0;
@@ -49,10 +49,10 @@ pub fn read_some(dataset: impl Dataset + 'static) -> usize {
     count
 }
 
-/// That a target reads something: of each of its `seeds`, which are good files.
+/// Checks that a target reads samples from each of its `seeds`, which are valid files.
 ///
 /// # Panics
-/// When it does not, and would find nothing.
+/// If a seed gives no samples, because the target would then find no faults.
 pub fn reads_all(target: fn(&[u8]) -> usize, seeds: &[&[u8]]) {
     seeds.iter().for_each(|seed| assert!(target(seed) > 0, "a seed is not read"));
 }

@@ -1,7 +1,8 @@
-//! PNG and JPEG to a raster, within limits that are checked before any pixel is decoded.
+//! Decoding of PNG and JPEG files. The limits are checked before any pixel is decoded.
 
+use crate::image::error::ImageError;
 use crate::image::exif;
-use crate::image::{ImageError, Raster};
+use crate::image::raster::Raster;
 use png::{ColorType, Transformations};
 use std::io::Cursor;
 use zune_core::bytestream::ZCursor;
@@ -9,14 +10,15 @@ use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
-/// How large an image may be, against files that claim to be enormous.
+/// The largest image that is decoded, with defaults in parentheses. The limits guard against files
+/// that claim enormous sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageLimits {
-    /// Greatest height and width (16384).
+    /// Maximum height and width (16384).
     pub side_max: usize,
-    /// Most pixels, height times width (2^26, that is 67 million).
+    /// Maximum number of pixels, height times width (2^26, about 67 million).
     pub pixels_max: usize,
-    /// Most bytes of a file (2^28, that is 256 MiB).
+    /// Maximum number of bytes of a file (2^28, which is 256 MiB).
     pub file_bytes_max: u64,
 }
 
@@ -37,22 +39,35 @@ impl ImageLimits {
     }
 }
 
-/// Decodes a PNG or JPEG file to 1 (grey) or 3 (RGB) channels, as Pillow's `convert("L")` and
-/// `convert("RGB")` do: transparency is dropped, 16 bits become 8. With `upright` an image whose
-/// EXIF data say that the camera was turned is turned back.
+/// Options of decoding.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DecodeOptions {
+    /// 1 for grey, 3 for RGB.
+    pub(crate) channels: usize,
+    /// Rotates an image upright if its EXIF data say that the camera was rotated.
+    pub(crate) is_upright: bool,
+    pub(crate) limits: ImageLimits,
+}
+
+impl Default for DecodeOptions {
+    fn default() -> Self {
+        Self { channels: 3, is_upright: false, limits: ImageLimits::default() }
+    }
+}
+
+/// Decodes a PNG or JPEG file as Pillow's `convert("L")` and `convert("RGB")` do: transparency is
+/// dropped, and 16 bits become 8.
 pub(crate) fn decode(
     file: &[u8],
-    channels: usize,
-    upright: bool,
-    limits: &ImageLimits,
+    options: &DecodeOptions,
     out: &mut Raster,
 ) -> Result<(), ImageError> {
     if file.starts_with(b"\x89PNG\r\n\x1a\n") {
-        decode_png(file, channels, limits, out)
+        decode_png(file, options, out)
     } else if file.starts_with(b"\xff\xd8\xff") {
-        let orientation = decode_jpeg(file, channels, limits, out)?;
-        if upright {
-            exif::turn(out, orientation);
+        let orientation = decode_jpeg(file, options, out)?;
+        if options.is_upright {
+            exif::rotate_upright(out, orientation);
         }
         Ok(())
     } else {
@@ -60,19 +75,15 @@ pub(crate) fn decode(
     }
 }
 
-/// The decoded image has its EXIF orientation, from 1 to 8.
-fn decode_jpeg(
-    file: &[u8],
-    channels: usize,
-    limits: &ImageLimits,
-    out: &mut Raster,
-) -> Result<u8, ImageError> {
-    // Strict: a file that ends early is an error, not an image that is grey from there on.
-    let options = DecoderOptions::default()
+/// Decodes a JPEG file and returns its EXIF orientation, from 1 to 8.
+fn decode_jpeg(file: &[u8], options: &DecodeOptions, out: &mut Raster) -> Result<u8, ImageError> {
+    let DecodeOptions { channels, limits, .. } = *options;
+    // Strict mode makes a file that ends early an error. Otherwise the rest of its image is grey.
+    let jpeg_options = DecoderOptions::default()
         .set_strict_mode(true)
         .set_max_width(limits.side_max)
         .set_max_height(limits.side_max);
-    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), jpeg_options);
     let failed = |decoder: &JpegDecoder<ZCursor<&[u8]>>, error| match decoder.info() {
         Some(info) if limits.check(info.width.into(), info.height.into()).is_err() => {
             ImageError::TooLarge { width: info.width.into(), height: info.height.into() }
@@ -98,12 +109,9 @@ fn decode_jpeg(
     Ok(decoder.exif().map_or(1, |exif| exif::orientation(exif)))
 }
 
-fn decode_png(
-    file: &[u8],
-    channels: usize,
-    limits: &ImageLimits,
-    out: &mut Raster,
-) -> Result<(), ImageError> {
+fn decode_png(file: &[u8], options: &DecodeOptions, out: &mut Raster) -> Result<(), ImageError> {
+    let DecodeOptions { channels, limits, .. } = options;
+    let channels = *channels;
     let mut reader = png_reader(file, Transformations::normalize_to_color8(), limits)?;
     let info = reader.info();
     let (width, height) = (info.width as usize, info.height as usize);
@@ -113,7 +121,7 @@ fn decode_png(
         reader.next_frame(bytes).map_err(ImageError::Png)?;
         return reader.finish().map_err(ImageError::Png);
     }
-    // The raster's memory holds the stored channels first.
+    // The raster first holds the channels that the file stores.
     let bytes = out.set_shape(stored.max(channels), height, width);
     reader.next_frame(&mut bytes[..stored * height * width]).map_err(ImageError::Png)?;
     reader.finish().map_err(ImageError::Png)?;
@@ -138,7 +146,7 @@ fn decode_png(
     Ok(())
 }
 
-/// Decodes a mask: the class of each pixel, `[H, W]`, is its index in the palette or its grey.
+/// Decodes a mask `[H, W]`. The class of a pixel is its palette index or its grey value.
 pub(crate) fn decode_mask(
     file: &[u8],
     limits: &ImageLimits,
@@ -160,7 +168,7 @@ pub(crate) fn decode_mask(
     reader.next_frame(&mut bytes[..line_bytes * height]).map_err(ImageError::Png)?;
     reader.finish().map_err(ImageError::Png)?;
     if bits < 8 {
-        // Unpacked from the end, so that no byte is overwritten before it is read.
+        // Unpacking from the end overwrites no byte before it is read.
         let (per_byte, mask) = (8 / bits, (1_u8 << bits) - 1);
         for (row, column) in
             (0..height).rev().flat_map(|row| (0..width).rev().map(move |column| (row, column)))
@@ -188,16 +196,16 @@ fn png_reader<'a>(
     decoder.read_info().map_err(ImageError::Png)
 }
 
-/// Spreads one byte a pixel, at the beginning of `bytes`, to `channels` equal ones.
+/// Repeats the grey value of each pixel for all channels. `bytes` begins with one byte per pixel.
 fn repeat_grey(bytes: &mut [u8], channels: usize) {
-    // From the end, so that no byte is overwritten before it is read.
+    // Writing from the end overwrites no byte before it is read.
     for at in (0..bytes.len() / channels).rev() {
         let grey = bytes[at];
         bytes[at * channels..][..channels].fill(grey);
     }
 }
 
-/// The grey of ITU-R 601-2, in Pillow's 16-bit arithmetic.
+/// The luma of ITU-R 601-2, in Pillow's 16-bit arithmetic.
 fn luma(pixel: &[u8]) -> u8 {
     let [r, g, b] = [pixel[0], pixel[1], pixel[2]].map(u32::from);
     ((r * 19595 + g * 38470 + b * 7471 + 0x8000) >> 16) as u8

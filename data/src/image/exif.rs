@@ -1,10 +1,10 @@
-//! The orientation of a photograph, after "Exif 2.32", JEITA CP-3451, tag 274 of the first IFD.
+//! The orientation of a photograph: tag 274 of the first IFD, in "Exif 2.32", JEITA CP-3451.
 
-use crate::image::Raster;
+use crate::image::raster::Raster;
 
 const ORIENTATION: u16 = 0x0112;
 
-/// The orientation that EXIF data say, from 1 (upright) to 8; 1 where they say none.
+/// The orientation in EXIF data, from 1 (upright) to 8. It is 1 if the data have none.
 pub(super) fn orientation(exif: &[u8]) -> u8 {
     find(exif).filter(|value| (1..=8).contains(value)).map_or(1, |value| value as u8)
 }
@@ -29,15 +29,15 @@ fn find(exif: &[u8]) -> Option<u16> {
         .find_map(|at| (short(at) == Some(ORIENTATION)).then(|| short(at + 8)).flatten())
 }
 
-/// Turns and mirrors an image of this orientation so that it stands upright.
-pub(super) fn turn(image: &mut Raster, orientation: u8) {
+/// Rotates and mirrors an image with this orientation so that it is upright.
+pub(super) fn rotate_upright(image: &mut Raster, orientation: u8) {
     if orientation <= 1 {
         return;
     }
     let ([height, width], channels) = (image.size(), image.channels());
     let from = image.bytes().to_vec();
-    let is_turned = orientation >= 5;
-    let [rows, columns] = if is_turned { [width, height] } else { [height, width] };
+    let is_transposed = orientation >= 5;
+    let [rows, columns] = if is_transposed { [width, height] } else { [height, width] };
     let out = image.set_shape(channels, rows, columns);
     for (at, pixel) in out.chunks_exact_mut(channels).enumerate() {
         let (row, column) = (at / columns, at % columns);
@@ -56,11 +56,11 @@ pub(super) fn turn(image: &mut Raster, orientation: u8) {
 
 #[cfg(test)]
 mod tests {
-    use super::{orientation, turn};
-    use crate::image::Raster;
+    use super::{orientation, rotate_upright};
+    use crate::image::raster::Raster;
 
     #[test]
-    fn orientation_is_found_in_both_byte_orders_and_1_where_there_is_none() {
+    fn the_orientation_is_read_in_both_byte_orders_and_defaults_to_1() {
         let big = b"Exif\0\0MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0";
         let little = b"II\x2a\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x08\0\0\0";
         assert_eq!([orientation(big), orientation(little)], [6, 8]);
@@ -70,21 +70,21 @@ mod tests {
     }
 
     #[test]
-    fn every_orientation_is_a_permutation_and_the_turned_ones_swap_sides() {
+    fn every_orientation_permutes_the_pixels_and_5_to_8_swap_the_sides() {
         for orientation in 1..=8 {
             let mut image = Raster::default();
             image.set_shape(1, 2, 3).copy_from_slice(&[0, 1, 2, 3, 4, 5]);
-            turn(&mut image, orientation);
+            rotate_upright(&mut image, orientation);
             let expected = if orientation >= 5 { [3, 2] } else { [2, 3] };
             assert_eq!(image.size(), expected);
             let mut sorted = image.bytes().to_vec();
             sorted.sort_unstable();
             assert_eq!(sorted, [0, 1, 2, 3, 4, 5]);
         }
-        // 6: the top of the scene is on the right of the stored image.
+        // Orientation 6: the top of the scene is on the right of the stored image.
         let mut image = Raster::default();
         image.set_shape(1, 2, 3).copy_from_slice(&[0, 1, 2, 3, 4, 5]);
-        turn(&mut image, 6);
+        rotate_upright(&mut image, 6);
         assert_eq!(image.bytes(), [3, 0, 4, 1, 5, 2]);
     }
 }

@@ -1,34 +1,34 @@
-//! Where images come from before they are transformed.
+//! Sources of images, before they are transformed.
 
-use crate::dataset::{Dataset, SampleError};
-use crate::error::DataError;
-use crate::image::Raster;
+use crate::dataset::Dataset;
+use crate::error::{DataError, SampleError};
+use crate::image::raster::Raster;
 use crate::subset::Subset;
 use crate::transform::{Pipeline, Transformed};
 use std::sync::Arc;
 
-/// Images of any size, each with a class or a mask: what a [`Pipeline`] makes a dataset of.
+/// Images of any size, each with a class or a mask. A [`Pipeline`] makes a dataset of them.
 pub trait ImageSource: Send + Sync {
     /// Number of images; never changes.
     fn image_count(&self) -> usize;
 
-    /// What the images have in common.
+    /// The properties that all images have in common.
     fn format(&self) -> ImageFormat;
 
-    /// Reads image `index`, which is below `image_count`, into `sample`, which holds another one
-    /// before.
+    /// Reads image `index`, which is below `image_count`, into `sample`, which still holds an
+    /// earlier image.
     ///
     /// # Errors
-    /// Any error, which should name the file.
+    /// Any error; it should name the file.
     fn read(&self, index: usize, sample: &mut ImageSample) -> Result<(), SampleError>;
 
-    /// What memory images are read from, as [`Dataset::visit_memory`] tells.
+    /// Visits the memory that images are read from; see [`Dataset::visit_memory`].
     fn visit_memory(&self, _visit: &mut dyn FnMut(*const u8, usize)) {}
 
-    /// The dataset of these images through the steps of a pipeline.
+    /// The dataset of these images after the steps of a pipeline.
     ///
     /// # Errors
-    /// Those of [`Transformed::new`].
+    /// As for [`Transformed::new`].
     fn through(self, pipeline: Pipeline) -> Result<Transformed<Self>, DataError>
     where
         Self: Sized,
@@ -55,7 +55,7 @@ impl<S: ImageSource + ?Sized> ImageSource for Arc<S> {
     }
 }
 
-/// The images of a part, such as those of [`Digits::images`](crate::Digits::images).
+/// The images of a part of a source, such as [`Digits::images`](crate::Digits::images).
 impl<S: Dataset + ImageSource> ImageSource for Subset<S> {
     fn image_count(&self) -> usize {
         self.indices().len()
@@ -74,26 +74,26 @@ impl<S: Dataset + ImageSource> ImageSource for Subset<S> {
     }
 }
 
-/// What the images of an [`ImageSource`] have in common.
+/// The properties that all images of an [`ImageSource`] have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageFormat {
-    /// 1 for grey, 3 for red, green and blue.
+    /// Number of channels: 1 for grey, 3 for RGB.
     pub channels: usize,
-    /// Height and width, if all have the same.
+    /// Height and width, if all images have the same.
     pub size: Option<[usize; 2]>,
-    /// For images with masks: the class of pixels that do not count, also of those outside.
+    /// The class of ignored pixels and of pixels outside the image, if the images have masks.
     pub ignored_class: Option<u8>,
 }
 
-/// One image, with a class or a mask, in memory that is used again for the next one.
+/// One image with a class or a mask. Its memory is used again for the next image.
 #[derive(Debug, Default)]
 pub struct ImageSample {
-    /// The pixels, 8 bits for each channel.
+    /// The pixels, with 8 bits per channel.
     pub image: Raster,
-    /// The class of each pixel, `[H, W]` of one channel, where there are masks.
+    /// The class of each pixel, `[H, W]`, for a source with masks.
     pub mask: Raster,
-    /// The class, where there are none.
+    /// The class of the image, for a source without masks.
     pub label: i64,
-    /// Room for the bytes of a file.
+    /// Scratch memory for the bytes of a file.
     pub file: Vec<u8>,
 }

@@ -1,26 +1,26 @@
-//! A new order in each epoch, without a table.
+//! A new random order in each epoch, without a table.
 
-use crate::sampler::stream::stream;
-use crate::sampler::{EpochKey, Order, Sampler};
+use crate::sampler::order::{EpochKey, Order, Sampler};
+use crate::sampler::rng::epoch_rng;
 use rand_core::Rng;
 
-/// Visits every sample once, in an order that differs from epoch to epoch, and computes it sample
-/// by sample: for training on sets whose table of indexes, as [`Shuffled`](crate::Shuffled) has it,
-/// would be too large. An epoch begins at once and holds 80 bytes.
+/// Visits every sample once, in a new random order in each epoch, without the table of indices that
+/// [`Shuffled`](crate::Shuffled) has. It is meant for datasets whose table would be too large: an
+/// epoch begins at once and takes 80 bytes.
 ///
-/// A Feistel network on the numbers below the next power of 4, whose round keys are the first
-/// numbers of the ChaCha8 stream of seed and epoch; what falls outside the dataset is put through
-/// it again (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). Of the
-/// permutations of a large set only a part can come, as with any generator. The order is as fixed
-/// as that of `Shuffled`.
+/// The order is a Feistel network on the numbers below the next power of 4, whose round keys are
+/// the first numbers of the ChaCha8 stream of seed and epoch. Numbers outside the dataset go
+/// through the network again (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains",
+/// CT-RSA 2002). As with any generator, only a part of all permutations of a large set can occur.
+/// The order depends on neither platform nor version.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Permuted;
 
 impl Sampler for Permuted {
     fn order(&self, key: EpochKey, len: usize) -> Box<dyn Order> {
-        let mut stream = stream(key, b"lowtide::permute");
+        let mut rng = epoch_rng(key, b"lowtide::permute");
         Box::new(Feistel {
-            keys: std::array::from_fn(|_| stream.next_u64()),
+            keys: std::array::from_fn(|_| rng.next_u64()),
             half_bits: half_bits(len as u64),
             len: len as u64,
         })
@@ -31,12 +31,12 @@ const ROUNDS: usize = 8;
 
 struct Feistel {
     keys: [u64; ROUNDS],
-    /// Bits of each half, 1 to 32.
+    /// Number of bits in each half, 1 to 32.
     half_bits: u32,
     len: u64,
 }
 
-/// Half the bits, rounded up, of the largest number below `len`.
+/// Half the number of bits of the largest number below `len`, rounded up.
 fn half_bits(len: u64) -> u32 {
     let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
     bits.div_ceil(2).max(1)
@@ -56,8 +56,8 @@ impl Feistel {
 
 impl Order for Feistel {
     fn sample(&self, position: usize) -> usize {
-        // A permutation returns to where it began, so this ends: after fewer than 4 steps on
-        // average, as the domain has less than 4 times the numbers.
+        // The loop ends because a permutation returns to its start. It takes fewer than 4 steps on
+        // average, because the domain has less than 4 times `len` numbers.
         let mut number = self.permute(position as u64);
         while number >= self.len {
             number = self.permute(number);
@@ -66,7 +66,7 @@ impl Order for Feistel {
     }
 }
 
-/// The finaliser of MurmurHash3 (A. Appleby): every bit of the result depends on every one of `x`.
+/// The finaliser of MurmurHash3 (A. Appleby): every bit of the result depends on every bit of `x`.
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

@@ -1,12 +1,12 @@
-//! Random numbers of one epoch and one use.
+//! The random numbers of one epoch for one purpose.
 
-use crate::sampler::EpochKey;
+use crate::sampler::order::EpochKey;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
-/// The ChaCha8 stream of an epoch. Seed and epoch fill half of its key; the other half, the name of
-/// the use, keeps it apart from any other use of the same seed.
-pub(crate) fn stream(key: EpochKey, purpose: &[u8; 16]) -> ChaCha8Rng {
+/// The ChaCha8 stream of an epoch. Its key is the seed, the epoch and the name of the purpose, so
+/// that different purposes of one seed have different streams.
+pub(crate) fn epoch_rng(key: EpochKey, purpose: &[u8; 16]) -> ChaCha8Rng {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&key.seed.to_le_bytes());
     bytes[8..16].copy_from_slice(&key.epoch.to_le_bytes());
@@ -14,16 +14,16 @@ pub(crate) fn stream(key: EpochKey, purpose: &[u8; 16]) -> ChaCha8Rng {
     ChaCha8Rng::from_seed(bytes)
 }
 
-/// The shuffle of Fisher and Yates.
-pub(crate) fn shuffle<T>(items: &mut [T], stream: &mut impl Rng) {
+/// The Fisher-Yates shuffle.
+pub(crate) fn shuffle<T>(items: &mut [T], rng: &mut impl Rng) {
     for last in (1..items.len()).rev() {
-        let chosen = below(last as u64 + 1, || stream.next_u64());
+        let chosen = below(last as u64 + 1, || rng.next_u64());
         items.swap(last, chosen as usize);
     }
 }
 
-/// A number below `bound`, each with the same probability: multiply and reject, after
-/// D. Lemire, "Fast Random Integer Generation in an Interval", ACM TOMACS 29(1), 2019.
+/// A uniform number below `bound`, by multiplication and rejection: D. Lemire, "Fast Random Integer
+/// Generation in an Interval", ACM TOMACS 29(1), 2019.
 pub(crate) fn below(bound: u64, mut draw: impl FnMut() -> u64) -> u64 {
     let rejected = bound.wrapping_neg() % bound;
     loop {

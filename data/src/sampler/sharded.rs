@@ -1,22 +1,24 @@
-//! The part of an order that one of several processes visits.
+//! The part of an order that one of several ranks visits.
 
 use crate::error::DataError;
-use crate::sampler::{EpochKey, Order, Sampler};
+use crate::sampler::order::{EpochKey, Order, Sampler};
 
-/// What is done with the samples that do not make a whole round of all ranks.
+/// The treatment of samples at the end of an epoch that do not suffice for all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remainder {
-    /// Every rank gets one more, the first samples of the order a second time: no sample is missed.
-    /// PyTorch's `DistributedSampler` with `drop_last=False`.
+    /// Every rank gets one more sample: the first samples of the order are visited twice. No sample
+    /// is missed. PyTorch's `DistributedSampler` with `drop_last=False` does the same.
     Repeat,
-    /// They are left out of this epoch: no sample comes twice.
+    /// The samples are left out of this epoch. No sample is visited twice.
     Drop,
 }
 
-/// Every `rank_count`-th sample of another sampler's order, so that the ranks together visit it in
-/// rounds, or [a run of each batch](Sharded::in_blocks). All ranks have the same number of samples,
-/// and must have the same seed. Their batches number `i` together are one batch of the order,
-/// `rank_count` times as large.
+/// A rank's part of another sampler's order.
+///
+/// A rank visits every `rank_count`-th sample of the order, or [a block of each
+/// batch](Sharded::in_blocks). All ranks visit equally many samples and must use one seed. The
+/// batches with index `i` of all ranks together are one batch of the order, `rank_count` times as
+/// large.
 #[derive(Debug, Clone)]
 pub struct Sharded<S> {
     sampler: S,
@@ -43,8 +45,8 @@ impl<S: Sampler> Sharded<S> {
         Ok(Self { sampler, rank, rank_count, remainder, in_blocks: false })
     }
 
-    /// The same with the samples of a rank one after the other: of each batch of all ranks the
-    /// first rank has the first samples, and so on, as it is cut for one rank that splits it.
+    /// This part with consecutive samples: each batch of all ranks is cut into one block per rank,
+    /// as a single rank cuts a batch into micro-batches.
     #[must_use]
     pub fn in_blocks(self) -> Self {
         Self { in_blocks: true, ..self }
@@ -67,33 +69,33 @@ impl<S: Sampler> Sampler for Sharded<S> {
     fn order(&self, key: EpochKey, len: usize) -> Box<dyn Order> {
         let batch_size = key.batch_size.saturating_mul(self.rank_count);
         let order = self.sampler.order(EpochKey { batch_size, ..key }, len);
-        // The loader has asked before, so these are no errors.
+        // The loader has checked both before, so neither is an error.
         let order_len = self.sampler.samples_per_epoch(len).unwrap_or(len);
         let own_len = self.samples_per_epoch(len).unwrap_or(len);
         let block = self.in_blocks.then_some(key.batch_size);
         let &Self { rank, rank_count, .. } = self;
-        Box::new(Shard { order, order_len, own_len, rank, rank_count, block })
+        Box::new(ShardedOrder { order, order_len, own_len, rank, rank_count, block })
     }
 }
 
-struct Shard {
+struct ShardedOrder {
     order: Box<dyn Order>,
     order_len: usize,
-    /// Samples that this rank visits.
+    /// Number of samples that this rank visits.
     own_len: usize,
     rank: usize,
     rank_count: usize,
-    /// Samples of a rank that follow each other, in a full batch.
+    /// Present if samples are visited in blocks: the size of a block in a full batch.
     block: Option<usize>,
 }
 
-impl Order for Shard {
+impl Order for ShardedOrder {
     fn sample(&self, position: usize) -> usize {
         let place = match self.block {
             None => position * self.rank_count + self.rank,
             Some(block) => {
                 let first = position - position % block;
-                // The last batch may be smaller, on all ranks alike.
+                // The last batch may be smaller, equally on all ranks.
                 let block = block.min(self.own_len - first);
                 first * self.rank_count + self.rank * block + (position - first)
             }

@@ -1,31 +1,31 @@
-//! A new order in each epoch, from a table.
+//! A new random order in each epoch, from a table.
 
 use crate::error::DataError;
-use crate::sampler::stream::{shuffle, stream};
-use crate::sampler::{EpochKey, Order, Sampler};
+use crate::sampler::order::{EpochKey, Order, Sampler};
+use crate::sampler::rng::{epoch_rng, shuffle};
 
-/// Visits every sample once, in an order that differs from epoch to epoch: for training.
+/// Visits every sample once, in a new random order in each epoch, for training.
 ///
-/// A Fisher-Yates shuffle on the ChaCha8 stream whose key is made of seed and epoch. Nothing of
-/// it depends on the platform or on the version of a library, so an old run can be resumed. An
-/// epoch holds a table of 4 bytes per sample, or 8 from 2^32 samples on; [`Permuted`] has none.
+/// The order is a Fisher-Yates shuffle on the ChaCha8 stream with the key (seed, epoch). It depends
+/// on neither platform nor library version, so an old run can be resumed. An epoch holds a table of
+/// 4 bytes per sample, or 8 from 2^32 samples on; [`Permuted`] needs no table.
 ///
 /// [`Permuted`]: crate::Permuted
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Shuffled;
 
 impl Shuffled {
-    /// Shuffles anything by the same stream: `0..len` become the indexes in the order of the epoch.
+    /// Shuffles `items` as an epoch shuffles its samples.
     pub fn arrange<T>(self, seed: u64, epoch: u64, items: &mut [T]) {
         let key = EpochKey { seed, epoch, batch_size: 1 };
-        shuffle(items, &mut stream(key, b"lowtide::shuffle"));
+        shuffle(items, &mut epoch_rng(key, b"lowtide::shuffle"));
     }
 }
 
 impl Sampler for Shuffled {
     /// # Errors
-    /// [`DataError::InvalidOption`] for more samples than a table has room for, as a damaged file
-    /// may claim to have.
+    /// [`DataError::InvalidOption`] if the table does not fit in memory. A damaged file may claim
+    /// to have that many samples.
     fn samples_per_epoch(&self, len: usize) -> Result<usize, DataError> {
         let room = match u32::try_from(len) {
             Ok(_) => Vec::<u32>::new().try_reserve_exact(len),
@@ -52,7 +52,7 @@ impl Sampler for Shuffled {
     }
 }
 
-/// Indexes in half the memory.
+/// A table of indices in half the memory.
 struct Narrow(Vec<u32>);
 
 impl Order for Narrow {

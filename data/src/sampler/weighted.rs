@@ -1,29 +1,30 @@
-//! Samples as often as their weights say.
+//! Random samples with weights.
 
 use crate::error::DataError;
-use crate::sampler::stream::stream;
-use crate::sampler::{EpochKey, Order, Sampler};
+use crate::sampler::order::{EpochKey, Order, Sampler};
+use crate::sampler::rng::epoch_rng;
 use rand_core::Rng;
 use std::sync::Arc;
 
-/// Draws each sample of an epoch by weight, with replacement: for classes of different sizes.
+/// Draws the samples of an epoch by weight, with replacement, for classes of different sizes.
 ///
-/// PyTorch's `WeightedRandomSampler` with `replacement=True`. The draw at a position is a function
-/// of seed, epoch and position, so an epoch holds nothing beside the sums of the weights.
+/// The sampler corresponds to PyTorch's `WeightedRandomSampler` with `replacement=True`. The draw
+/// at a position depends only on seed, epoch and position, so the sums of the weights are all the
+/// memory of an epoch.
 #[derive(Debug, Clone)]
 pub struct Weighted {
-    /// Sums of the weights up to and with each sample.
+    /// For each sample, the sum of the weights up to and including it.
     sums: Arc<[f64]>,
     draw_count: usize,
 }
 
 impl Weighted {
-    /// `draw_count` samples per epoch, each with the probability of its weight divided by the sum
-    /// of all weights; there is one weight per sample of the dataset.
+    /// A sampler that draws `draw_count` samples per epoch. The probability of a sample is its
+    /// weight divided by the sum of all weights. `weights` has one weight for each sample.
     ///
     /// # Errors
-    /// [`DataError::Weight`] for a weight that is negative or not finite, or whose sum with those
-    /// before it is not finite; [`DataError::InvalidOption`] if their sum is 0.
+    /// [`DataError::Weight`] for a weight that is negative or not finite, or that makes the sum
+    /// infinite. [`DataError::InvalidOption`] if the sum is 0.
     pub fn new(weights: &[f64], draw_count: usize) -> Result<Self, DataError> {
         let mut sum = 0.0;
         let mut sums = Vec::with_capacity(weights.len());
@@ -43,7 +44,7 @@ impl Weighted {
 
 impl Sampler for Weighted {
     /// # Errors
-    /// [`DataError::SampleCount`] unless there are as many samples as weights.
+    /// [`DataError::SampleCount`] if the number of samples differs from the number of weights.
     fn samples_per_epoch(&self, len: usize) -> Result<usize, DataError> {
         if len != self.sums.len() {
             return Err(DataError::SampleCount { sampler: self.sums.len(), dataset: len });
@@ -52,26 +53,27 @@ impl Sampler for Weighted {
     }
 
     fn order(&self, key: EpochKey, _len: usize) -> Box<dyn Order> {
-        Box::new(Draws { sums: Arc::clone(&self.sums), key })
+        Box::new(WeightedOrder { sums: Arc::clone(&self.sums), key })
     }
 }
 
-struct Draws {
+struct WeightedOrder {
     sums: Arc<[f64]>,
     key: EpochKey,
 }
 
-impl Order for Draws {
+impl Order for WeightedOrder {
     fn sample(&self, position: usize) -> usize {
-        let mut stream = stream(self.key, b"lowtide::weights");
-        // Two words of 4 bytes each.
-        stream.set_word_pos(2 * position as u128);
-        // The upper 53 bits, which f64 holds: from 0 to below 1.
-        let unit = (stream.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
+        let mut rng = epoch_rng(self.key, b"lowtide::weights");
+        // A draw takes two words of 4 bytes.
+        rng.set_word_pos(2 * position as u128);
+        // The upper 53 bits, which an f64 holds exactly, as a number from [0, 1).
+        let unit = (rng.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
         let total = self.sums.last().copied().unwrap_or(0.0);
         let drawn = unit * total;
-        // The first sum above the number drawn; a sample without weight adds nothing to the sum
-        // before it. Rounding may make `drawn` the total, which is the last one with a weight.
+        // The sample is the first one whose sum is above `drawn`, so a sample of weight 0 is never
+        // chosen. Rounding may make `drawn` equal to the total: then it is the last sample with a
+        // weight.
         let at = self.sums.partition_point(|&sum| sum <= drawn);
         if at < self.sums.len() { at } else { self.sums.partition_point(|&sum| sum < total) }
     }

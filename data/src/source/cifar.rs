@@ -1,28 +1,28 @@
 //! The binary files of CIFAR-10 and CIFAR-100.
 
 use crate::error::DataError;
-use crate::source::Images;
+use crate::source::images::Images;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 const PIXELS: usize = 3 * 32 * 32;
-/// Records of the largest published file. One that is longer is another file.
+/// Number of records of the largest published file. A file with more records is not of CIFAR.
 const RECORDS_MAX: usize = 50_000;
 
 /// Reads the binary version of the data sets of A. Krizhevsky, "Learning Multiple Layers of
-/// Features from Tiny Images", 2009: records of one label (CIFAR-100: a coarse and a fine one) and
-/// 3072 pixels, red, green and blue planes of 32x32, without a header.
+/// Features from Tiny Images", 2009. A file has no header. A record is one label (CIFAR-100: a
+/// coarse and a fine label) and 3072 pixels: red, green and blue planes of 32x32.
 #[derive(Debug, Clone, Copy)]
 pub struct Cifar;
 
 impl Cifar {
-    /// CIFAR-10: images to train on, of `data_batch_1.bin` to `data_batch_5.bin` in `folder`, and
-    /// to test on, of `test_batch.bin`.
+    /// CIFAR-10: training images from `data_batch_1.bin` to `data_batch_5.bin` in `folder`, and
+    /// test images from `test_batch.bin`.
     ///
     /// # Errors
-    /// [`DataError::File`] for a file that cannot be read, that does not end with a record, or that
-    /// has a label of 10 or more.
+    /// [`DataError::File`] for a file that cannot be read, ends within a record, or has a label of
+    /// 10 or more.
     pub fn ten(folder: impl AsRef<Path>) -> Result<(Images, Images), DataError> {
         let train: Vec<String> = (1..=5).map(|part| format!("data_batch_{part}.bin")).collect();
         let train: Vec<&str> = train.iter().map(String::as_str).collect();
@@ -30,17 +30,18 @@ impl Cifar {
         Ok((read(&train)?, read(&["test_batch.bin"])?))
     }
 
-    /// CIFAR-100 with its fine labels: images of `train.bin` and `test.bin` in `folder`.
+    /// CIFAR-100 with its fine labels: training images from `train.bin` in `folder`, and test
+    /// images from `test.bin`.
     ///
     /// # Errors
-    /// As [`Cifar::ten`], with 100 classes.
+    /// As for [`Cifar::ten`], with 100 classes.
     pub fn hundred(folder: impl AsRef<Path>) -> Result<(Images, Images), DataError> {
         let read = |name| read_all(folder.as_ref(), &[name], 2, 100);
         Ok((read("train.bin")?, read("test.bin")?))
     }
 }
 
-/// The records of some files, of which the last of `label_count` labels is taken.
+/// Reads the records of files. The last of the `label_count` labels of a record is used.
 fn read_all(
     folder: &Path,
     names: &[&str],
@@ -60,7 +61,7 @@ fn read_all(
             .map_err(file)?;
         if bytes.is_empty() || bytes.len() as u64 == limit || bytes.len() % record_len != 0 {
             return Err(wrong(format!(
-                "it is not 1 to {RECORDS_MAX} records of {record_len} bytes"
+                "the file does not have 1 to {RECORDS_MAX} records of {record_len} bytes"
             )));
         }
         pixels.reserve(bytes.len());

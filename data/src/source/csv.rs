@@ -1,28 +1,28 @@
-//! Tables of text: comma-separated values with a header.
+//! Tables of comma-separated values with a header.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleSlot};
 use crate::element::Field;
-use crate::error::DataError;
-use crate::source::InMemory;
+use crate::error::{DataError, SampleError};
+use crate::source::memory::InMemory;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes of one record, against a quote that is never closed.
+/// Maximum number of bytes of one record. It ends a record whose quote is never closed.
 const RECORD_BYTES_MAX: usize = 1 << 20;
 
-/// What of a table is read, and how.
+/// Options of reading a table, with defaults in parentheses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CsvOptions {
-    /// Columns that become the elements of `inputs`, in this order; empty for all but the
-    /// target (empty).
+    /// Names of the columns that become the elements of `inputs`, in this order. If empty, all
+    /// columns but the target (empty).
     pub features: Vec<String>,
-    /// What the target is (none).
+    /// The target (none).
     pub target: CsvTarget,
-    /// What a missing feature becomes: an empty cell, `NA`, `NaN` or `?`. `None` makes such a cell
-    /// an error (None).
+    /// Value of a missing feature: an empty cell, `NA`, `NaN` or `?`. `None` makes a missing
+    /// feature an error (None).
     pub fill: Option<f32>,
     /// The byte between cells (a comma).
     pub separator: u8,
@@ -34,28 +34,29 @@ impl Default for CsvOptions {
     }
 }
 
-/// The column of a table that is to be predicted.
+/// The column of a table that a model predicts, by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CsvTarget {
-    /// None: there is no second field.
+    /// No column. The dataset has no second field.
     None,
-    /// Names of classes. Field: `labels`, i64 `[]`, the place of the name among all names in order.
+    /// A column with names of classes. The field `labels`, i64 `[]`, is the position of the name
+    /// among all names in sorted order.
     Class(String),
-    /// Names of classes that are known, such as those of the table that was trained on: their
-    /// places in this list are the labels, and another name is an error.
+    /// A column with names of known classes, such as the classes of the training table. The field
+    /// `labels`, i64 `[]`, is the position of the name in this list. Another name is an error.
     KnownClass(String, Vec<String>),
-    /// Whole numbers from 0 on. Field: `labels`, i64 `[]`.
+    /// A column with integers from 0 on, which become the field `labels`, i64 `[]`.
     Index(String),
-    /// Numbers. Field: `targets`, f32 `[1]`.
+    /// A column with numbers, which become the field `targets`, f32 `[1]`.
     Number(String),
 }
 
-/// A table of comma-separated values (RFC 4180) with a header, read as a whole. Fields: `inputs`,
-/// f32 `[n]`, and that of the target. Clones share their values.
+/// A table of comma-separated values (RFC 4180) with a header, read as a whole. The fields are
+/// `inputs`, f32 `[n]`, and the field of the target. Clones share the values.
 ///
-/// Cells may be in double quotes, inside which two of them stand for one; blanks around a number
-/// are allowed; empty lines are passed over.
+/// A cell may be in double quotes, in which two double quotes stand for one. Blanks around a number
+/// are allowed. Empty lines are ignored.
 ///
 /// # Examples
 /// ```no_run
@@ -76,7 +77,7 @@ impl Csv {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`DataError::File`] with a [`CsvError`] that names the line, or with what the system says.
+    /// [`DataError::File`] with a [`CsvError`] that names the line, or an error of the system.
     pub fn open(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Self, DataError> {
         let path = path.as_ref();
         let file = |source| DataError::File { path: path.to_owned(), source };
@@ -84,13 +85,13 @@ impl Csv {
         Table::read(reader, options).map_err(file)?.into_dataset()
     }
 
-    /// Columns of the features, in order.
+    /// Names of the columns in `inputs`, in order.
     #[must_use]
     pub fn features(&self) -> &[String] {
         &self.features
     }
 
-    /// Names of the classes in the order of the labels; none if the target has no names.
+    /// Names of the classes in the order of the labels. Empty if the target is not a class.
     #[must_use]
     pub fn classes(&self) -> &[String] {
         &self.classes
@@ -115,62 +116,62 @@ impl Dataset for Csv {
     }
 }
 
-/// What is wrong with a table: the cause inside [`DataError::File`]. The header is line 1.
+/// A table that cannot be read; the cause of a [`DataError::File`]. The header is line 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CsvError {
-    /// There is no header, or no record after it.
+    /// The table has no header, or no record after it.
     #[error("the table is empty")]
     Empty,
-    /// A column is not in the header, or there twice.
+    /// A column is missing from the header, or occurs twice.
     #[error("the header does not have the column {column:?} once")]
     Column {
-        /// Name of the column that was asked for.
+        /// Name of the column in the options.
         column: String,
     },
     /// A record has more or fewer cells than the header.
     #[error("line {line} has {actual} cells, the header has {expected}")]
     Ragged {
-        /// Where the record begins.
+        /// Line at which the record begins.
         line: u64,
-        /// Cells of the header.
+        /// Number of cells of the header.
         expected: usize,
-        /// Cells of the record.
+        /// Number of cells of the record.
         actual: usize,
     },
     /// A quote is not closed, or text follows a closed one.
     #[error("line {line} has a quote in the wrong place or that is not closed")]
     Quote {
-        /// Where the record begins.
+        /// Line at which the record begins.
         line: u64,
     },
-    /// A record is longer than any should be.
+    /// A record is longer than 1 MiB.
     #[error("line {line} begins a record of more than {RECORD_BYTES_MAX} bytes")]
     Long {
-        /// Where the record begins.
+        /// Line at which the record begins.
         line: u64,
     },
-    /// A cell is empty, and there is no value to fill in.
+    /// A cell has no value, and the options have no [`fill`](CsvOptions::fill).
     #[error("line {line} has no {column:?}")]
     Missing {
-        /// Where the record begins.
+        /// Line at which the record begins.
         line: u64,
         /// Name of the column in the header.
         column: String,
     },
-    /// A cell is not what its column should hold.
+    /// A cell has a value that its column does not allow.
     #[error("line {line} has {cell:?} as {column:?}")]
     Cell {
-        /// Where the record begins.
+        /// Line at which the record begins.
         line: u64,
         /// Name of the column in the header.
         column: String,
-        /// What is there.
+        /// Text of the cell.
         cell: String,
     },
 }
 
-/// The columns that are wanted, before names become labels.
+/// The columns that were read, before names become labels.
 struct Table {
     len: usize,
     features: Vec<String>,
@@ -180,8 +181,8 @@ struct Table {
 
 enum Target {
     None,
-    /// Classes in the order of the labels, which for those that are not known is that of their
-    /// first records until the end.
+    /// Classes in the order of the labels. Until all records are read, unknown classes are in the
+    /// order of their first records.
     Names {
         labels: Vec<i64>,
         classes: Vec<String>,
@@ -199,7 +200,7 @@ impl Table {
             return Err(invalid(CsvError::Empty));
         }
         let header: Vec<String> = records.cells().map(str::to_owned).collect();
-        // `None` for a name that is there twice.
+        // A name that occurs twice has no place.
         let mut found: BTreeMap<&String, Option<usize>> = BTreeMap::new();
         for (at, name) in header.iter().enumerate() {
             found.entry(name).and_modify(|place| *place = None).or_insert(Some(at));
@@ -257,7 +258,7 @@ impl Table {
             Target::Names { mut labels, classes: found, places, is_known } => {
                 classes = found;
                 if !is_known {
-                    // The map has the names in order.
+                    // The map iterates in the sorted order of the names.
                     let mut sorted = vec![0; classes.len()];
                     for (label, place) in (0..).zip(places.values()) {
                         sorted[*place as usize] = label;
@@ -317,7 +318,7 @@ fn is_missing(cell: &str) -> bool {
     ["", "NA", "NaN", "nan", "?"].contains(&cell.trim())
 }
 
-/// A finite number.
+/// Parses a finite number.
 fn number(line: u64, column: &str, cell: &str) -> io::Result<f32> {
     let column = || column.to_owned();
     if is_missing(cell) {
@@ -332,18 +333,18 @@ fn invalid(error: CsvError) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, error)
 }
 
-/// Reads records one by one into memory that is used again.
+/// Reads one record at a time into memory that is used again.
 struct Records<R> {
     input: R,
     separator: u8,
-    /// Where the record begins.
+    /// The line at which the record begins.
     line: u64,
     lines_read: u64,
-    /// The record as it is in the file.
+    /// The bytes of the record in the file.
     raw: Vec<u8>,
-    /// Its cells without quotes, one after the other.
+    /// The cells without quotes, concatenated.
     text: String,
-    /// Where each cell ends in `text`.
+    /// The end of each cell in `text`.
     ends: Vec<usize>,
 }
 
@@ -362,7 +363,7 @@ impl<R: BufRead> Records<R> {
         (0..self.ends.len()).map(|at| self.cell(at))
     }
 
-    /// Reads the next record that is not an empty line; whether there was one.
+    /// Reads the next record that is not an empty line. Returns false at the end.
     fn read(&mut self) -> io::Result<bool> {
         loop {
             self.raw.clear();
@@ -370,7 +371,7 @@ impl<R: BufRead> Records<R> {
             if !self.read_line()? {
                 return Ok(false);
             }
-            // An odd number of quotes: the record goes on after the line's end.
+            // With an odd number of quotes the record continues on the next line.
             while self.raw.iter().filter(|&&byte| byte == b'"').count() % 2 == 1 {
                 if !self.read_line()? {
                     return Err(invalid(CsvError::Quote { line: self.line }));
@@ -399,7 +400,7 @@ impl<R: BufRead> Records<R> {
         Ok(read > 0)
     }
 
-    /// Cuts the record into cells.
+    /// Splits the record into cells.
     fn split(&mut self) -> io::Result<()> {
         self.text.clear();
         self.ends.clear();

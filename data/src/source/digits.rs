@@ -1,10 +1,11 @@
-//! The handwritten digits that ship with the crate.
+//! The handwritten digits that are part of the crate.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleSlot};
 use crate::element::Field;
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 use crate::sampler::Shuffled;
-use crate::source::{Images, InMemory};
+use crate::source::images::Images;
+use crate::source::memory::InMemory;
 use crate::subset::Subset;
 use flate2::read::GzDecoder;
 use std::io::{self, Read};
@@ -14,16 +15,19 @@ const FILE: &[u8] = include_bytes!("../../assets/digits.csv.gz");
 const PIXELS: usize = 64;
 const PIXEL_MAX: u8 = 16;
 const DIGIT_MAX: u8 = 9;
-/// Four fifths, rounded down, as scikit-learn's `train_test_split` has it for a fifth of test.
+/// Number of training images: four fifths, rounded down, as scikit-learn's `train_test_split`
+/// rounds for a test set of one fifth.
 const TRAIN_LEN: usize = 1437;
-/// The year of the data set. Not the user's seed: every run is tested on the same 360 images.
+/// Seed of the split, the year of the data set. It does not depend on the user's seed, so every run
+/// is tested on the same 360 images.
 const SPLIT_SEED: u64 = 1998;
 
-/// 1797 handwritten digits, 8x8 pixels, in the crate itself: 57 KB packed, 0.5 MB loaded.
+/// A data set of 1797 handwritten digits with 8x8 pixels, embedded in the crate: 57 KB compressed,
+/// 0.5 MB loaded.
 ///
-/// Fields: `images`, f32 `[1, 8, 8]` from 0 to 1, and `labels`, i64 `[]` from 0 to 9.
+/// The fields are `images`, f32 `[1, 8, 8]` from 0 to 1, and `labels`, i64 `[]` from 0 to 9.
 ///
-/// From E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine
+/// Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine
 /// Learning Repository, 1998, <https://doi.org/10.24432/C50P49>, CC BY 4.0, in the copy of
 /// scikit-learn.
 #[derive(Debug, Clone)]
@@ -32,13 +36,14 @@ pub struct Digits {
 }
 
 impl Digits {
-    /// Unpacks the digits.
+    /// Loads the digits.
     ///
     /// # Errors
     /// [`DataError::Io`] if the embedded file is damaged.
     pub fn load() -> Result<Self, DataError> {
-        let (images, labels) = decode(FILE)
-            .map_err(|source| DataError::Io { what: "decoding the embedded digits", source })?;
+        let Decoded { pixels, labels } = decode_embedded()?;
+        let images: Vec<f32> =
+            pixels.iter().map(|&pixel| f32::from(pixel) / f32::from(PIXEL_MAX)).collect();
         let samples = InMemory::new(labels.len()).with("images", &[1, 8, 8], images)?.with(
             "labels",
             &[],
@@ -47,39 +52,33 @@ impl Digits {
         Ok(Self { samples: Arc::new(samples) })
     }
 
-    /// The fixed split into 1437 images to train on and 360 to test on.
+    /// The fixed split into 1437 training images and 360 test images.
     ///
-    /// The first 1437 of [`Shuffled`]'s order for seed 1998 and epoch 0, and the rest: the same in
-    /// every run, whatever seed the run has. Writers occur on both sides.
+    /// The training images are the first 1437 in the order of [`Shuffled`] for seed 1998 and epoch
+    /// 0. The split does not depend on the seed of a run. Both parts contain digits of the same
+    /// writers.
     #[must_use]
     pub fn split(&self) -> (Subset<Self>, Subset<Self>) {
         let mut order: Vec<usize> = (0..self.len()).collect();
         Shuffled.arrange(SPLIT_SEED, 0, &mut order);
         let (train, test) = order.split_at(TRAIN_LEN);
-        let part = |indices: &[usize]| {
-            Subset::new(self.clone(), indices).expect("the order holds the dataset's own indexes")
-        };
-        (part(train), part(test))
+        (subset(self, train), subset(self, test))
     }
-}
 
-impl Digits {
-    /// The same digits as [`Images`], to be resized or to have their pixels labelled.
+    /// The training and test images as [`Images`], which can be resized and can label pixels.
     ///
     /// # Errors
     /// [`DataError::Io`] if the embedded file is damaged.
     pub fn images() -> Result<(Subset<Images>, Subset<Images>), DataError> {
-        let digits = Self::load()?;
-        let (train, test) = digits.split();
-        let (pixels, labels) = decode(FILE)
-            .map_err(|source| DataError::Io { what: "decoding the embedded digits", source })?;
-        let pixels = pixels.iter().map(|pixel| (pixel * f32::from(PIXEL_MAX)) as u8).collect();
+        let (train, test) = Self::load()?.split();
+        let Decoded { pixels, labels } = decode_embedded()?;
         let images = Images::new(pixels, [1, 8, 8], PIXEL_MAX, labels)?;
-        let part = |indices: &[usize]| {
-            Subset::new(images.clone(), indices).expect("the order holds the dataset's own indexes")
-        };
-        Ok((part(train.indices()), part(test.indices())))
+        Ok((subset(&images, train.indices()), subset(&images, test.indices())))
     }
+}
+
+fn subset<D: Dataset + Clone>(dataset: &D, indices: &[usize]) -> Subset<D> {
+    Subset::new(dataset.clone(), indices).expect("the order has only indices of the dataset")
 }
 
 impl Dataset for Digits {
@@ -100,16 +99,27 @@ impl Dataset for Digits {
     }
 }
 
-fn decode(packed: &[u8]) -> io::Result<(Vec<f32>, Vec<i64>)> {
+/// The contents of the embedded file.
+struct Decoded {
+    /// The pixels of all images, from 0 to `PIXEL_MAX`.
+    pixels: Vec<u8>,
+    labels: Vec<i64>,
+}
+
+fn decode_embedded() -> Result<Decoded, DataError> {
+    decode(FILE).map_err(|source| DataError::Io { what: "decoding the embedded digits", source })
+}
+
+fn decode(compressed: &[u8]) -> io::Result<Decoded> {
     let mut text = String::new();
-    GzDecoder::new(packed).read_to_string(&mut text)?;
-    let (mut images, mut labels) = (Vec::new(), Vec::new());
+    GzDecoder::new(compressed).read_to_string(&mut text)?;
+    let (mut pixels, mut labels) = (Vec::new(), Vec::new());
     for (line_index, line) in text.lines().enumerate() {
         let values = decode_line(line).ok_or_else(|| damaged(line_index))?;
-        images.extend(values[..PIXELS].iter().map(|&pixel| f32::from(pixel) / 16.0));
+        pixels.extend_from_slice(&values[..PIXELS]);
         labels.push(i64::from(values[PIXELS]));
     }
-    Ok((images, labels))
+    Ok(Decoded { pixels, labels })
 }
 
 fn decode_line(line: &str) -> Option<[u8; PIXELS + 1]> {
@@ -133,7 +143,7 @@ mod tests {
     use super::{FILE, decode, decode_line};
 
     #[test]
-    fn line_with_too_few_too_many_or_too_great_numbers_is_refused() {
+    fn line_with_too_few_too_many_or_too_large_numbers_is_refused() {
         let line = |numbers: &[&str]| numbers.join(",");
         let mut numbers = ["16"; 65];
         numbers[64] = "9";

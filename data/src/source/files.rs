@@ -1,11 +1,11 @@
-//! The files that a list of paths stands for.
+//! Expansion of folders to the files in them.
 
 use crate::error::DataError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The files of `paths`, of which folders stand for their files with this extension, by name.
-pub(super) fn files_of(
+/// Replaces each folder in `paths` by its files with this extension, sorted by name.
+pub(super) fn expand_folders(
     paths: &[impl AsRef<Path>],
     extension: &str,
 ) -> Result<Vec<PathBuf>, DataError> {
@@ -17,19 +17,19 @@ pub(super) fn files_of(
             continue;
         }
         let failed = |source| DataError::File { path: path.to_owned(), source };
-        let mut inside = Vec::new();
+        let mut found = Vec::new();
         for entry in path.read_dir().map_err(failed)? {
             let file = entry.map_err(failed)?.path();
-            if file.extension().is_some_and(|found| found == extension) {
-                inside.push(file);
+            if file.extension().is_some_and(|suffix| suffix == extension) {
+                found.push(file);
             }
         }
-        if inside.is_empty() {
-            let text = format!("no file called *.{extension} in it");
+        if found.is_empty() {
+            let text = format!("the folder contains no file called *.{extension}");
             return Err(failed(io::Error::new(io::ErrorKind::NotFound, text)));
         }
-        inside.sort_unstable();
-        files.extend(inside);
+        found.sort_unstable();
+        files.extend(found);
     }
     Ok(files)
 }

@@ -1,25 +1,27 @@
-//! Folders of image files: a folder for each class, or images beside their masks.
+//! Folders of image files: one folder per class, or one folder of images and one of masks.
 
-use crate::dataset::{SampleError, visit_slice};
-use crate::error::DataError;
+use crate::dataset::visit_slice;
+use crate::error::{DataError, SampleError};
 use crate::image::{
-    ImageError, ImageFormat, ImageLimits, ImageSample, ImageSource, decode, decode_mask,
+    DecodeOptions, ImageError, ImageFormat, ImageLimits, ImageSample, ImageSource, decode,
+    decode_mask,
 };
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Folders inside folders that are looked into; links may go round.
+/// Maximum depth of nested folders. It ends a cycle of links.
 const DEPTH_MAX: usize = 16;
-/// The class of pixels without one in the masks of PASCAL VOC.
+/// The class of unlabelled pixels in the masks of PASCAL VOC.
 const VOID: u8 = 255;
 
-/// Images in one sub-folder for each class, as torchvision's `ImageFolder` has them. The names of
-/// the sub-folders in order are the classes; the images of a class are the PNG and JPEG files (by
-/// suffix) in it and in folders inside it, in order. Files are read and decoded when they are
-/// needed; one that is damaged, such as a JPEG file that ends early or has stray bytes, is an error
-/// of its sample. Clones share their list of names.
+/// Images in one folder per class, in the layout of torchvision's `ImageFolder`.
+///
+/// The classes are the names of the folders, in sorted order. The images of a class are the files
+/// with a suffix of PNG or JPEG in its folder and in nested folders, in sorted order. A file is
+/// read and decoded when its sample is. A damaged file, such as a JPEG file that ends early or has
+/// stray bytes, is an error of its sample. Clones share the list of names.
 ///
 /// # Examples
 /// ```no_run
@@ -38,7 +40,7 @@ pub struct ImageFolder {
     classes: Arc<[String]>,
     /// Index of the first file of each class.
     starts: Arc<[usize]>,
-    reading: Reading,
+    options: DecodeOptions,
 }
 
 impl ImageFolder {
@@ -49,9 +51,9 @@ impl ImageFolder {
     /// without classes, or a class without images.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, DataError> {
         let folder = folder.as_ref();
-        let (classes, _) = list(folder)?;
+        let classes = Listing::read(folder)?.folders;
         if classes.is_empty() {
-            return Err(DataError::damaged(folder, "no folder of a class is in it"));
+            return Err(DataError::damaged(folder, "the folder contains no folder of a class"));
         }
         let mut files = Files::new(folder);
         let mut starts = Vec::with_capacity(classes.len());
@@ -61,32 +63,33 @@ impl ImageFolder {
             if files.len() == starts[starts.len() - 1] {
                 return Err(DataError::damaged(
                     &folder.join(class),
-                    "no PNG or JPEG file is in it",
+                    "the folder contains no PNG or JPEG file",
                 ));
             }
         }
         let (classes, starts) = (classes.into(), starts.into());
-        Ok(Self { files: Arc::new(files), classes, starts, reading: Reading::default() })
+        let options = DecodeOptions::default();
+        Ok(Self { files: Arc::new(files), classes, starts, options })
     }
 
-    /// The same images with one channel.
+    /// Decodes images to one channel.
     #[must_use]
     pub fn grey(mut self) -> Self {
-        self.reading.channels = 1;
+        self.options.channels = 1;
         self
     }
 
-    /// The same images, those of a turned camera turned back, as their EXIF data say.
+    /// Rotates images upright if their EXIF data say that the camera was rotated.
     #[must_use]
     pub fn upright(mut self) -> Self {
-        self.reading.is_upright = true;
+        self.options.is_upright = true;
         self
     }
 
-    /// The same with other limits for what is decoded.
+    /// Changes the limits of decoding.
     #[must_use]
     pub fn with_limits(mut self, limits: ImageLimits) -> Self {
-        self.reading.limits = limits;
+        self.options.limits = limits;
         self
     }
 
@@ -96,7 +99,7 @@ impl ImageFolder {
         &self.classes
     }
 
-    /// The file of image `index`.
+    /// The path of image `index`.
     ///
     /// # Panics
     /// If there is no such image.
@@ -118,12 +121,12 @@ impl ImageSource for ImageFolder {
     }
 
     fn format(&self) -> ImageFormat {
-        ImageFormat { channels: self.reading.channels, size: None, ignored_class: None }
+        ImageFormat { channels: self.options.channels, size: None, ignored_class: None }
     }
 
     fn read(&self, index: usize, sample: &mut ImageSample) -> Result<(), SampleError> {
         sample.label = self.label(index);
-        self.reading.image(&self.files.path(index), sample)
+        read_image(&self.files.path(index), &self.options, sample)
     }
 
     fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
@@ -131,25 +134,26 @@ impl ImageSource for ImageFolder {
     }
 }
 
-/// Images and masks in two folders, each mask a PNG file with the name of its image but for the
-/// suffix. The class of a pixel is its index in the mask's palette, or its grey. Pixels of class
-/// 255 do not count, nor do those that a transform brings in from outside: they are labelled -100.
+/// Images and masks for segmentation, in two folders.
+///
+/// A mask is a PNG file with the name of its image and the suffix `png`. The class of a pixel is
+/// its index in the mask's palette, or its grey value. Two kinds of pixels are ignored and get the
+/// label -100: pixels of class 255, and pixels that a transform brings in from outside the image.
 #[derive(Debug, Clone)]
 pub struct SegmentationFolder {
     images: Arc<Files>,
     masks: PathBuf,
     classes: u8,
-    reading: Reading,
+    options: DecodeOptions,
 }
 
 impl SegmentationFolder {
-    /// Lists the images of a folder and looks for their masks; there are `classes` classes, 1 to
-    /// 255.
+    /// Lists the images of a folder and checks that each has a mask. `classes` is the number of
+    /// classes, from 1 to 255.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a number of classes that bytes cannot hold;
-    /// [`DataError::File`] for a folder that cannot be read or has no images, or a mask that is not
-    /// there.
+    /// [`DataError::InvalidOption`] if `classes` is out of range; [`DataError::File`] for a folder
+    /// that cannot be read or has no images, or for a missing mask.
     pub fn open(
         images: impl AsRef<Path>,
         masks: impl AsRef<Path>,
@@ -161,10 +165,10 @@ impl SegmentationFolder {
         let mut images = Files::new(folder);
         images.add_images("", 1)?;
         if images.len() == 0 {
-            return Err(DataError::damaged(folder, "no PNG or JPEG file is in it"));
+            return Err(DataError::damaged(folder, "the folder contains no PNG or JPEG file"));
         }
         let images = Arc::new(images);
-        let folder = Self { images, masks, classes, reading: Reading::default() };
+        let folder = Self { images, masks, classes, options: DecodeOptions::default() };
         for index in 0..folder.images.len() {
             let path = folder.mask_path(index);
             fs::metadata(&path).map_err(|source| DataError::File { path, source })?;
@@ -172,17 +176,17 @@ impl SegmentationFolder {
         Ok(folder)
     }
 
-    /// The same images with one channel.
+    /// Decodes images to one channel.
     #[must_use]
     pub fn grey(mut self) -> Self {
-        self.reading.channels = 1;
+        self.options.channels = 1;
         self
     }
 
-    /// The same with other limits for what is decoded.
+    /// Changes the limits of decoding.
     #[must_use]
     pub fn with_limits(mut self, limits: ImageLimits) -> Self {
-        self.reading.limits = limits;
+        self.options.limits = limits;
         self
     }
 
@@ -198,14 +202,14 @@ impl ImageSource for SegmentationFolder {
     }
 
     fn format(&self) -> ImageFormat {
-        ImageFormat { channels: self.reading.channels, size: None, ignored_class: Some(VOID) }
+        ImageFormat { channels: self.options.channels, size: None, ignored_class: Some(VOID) }
     }
 
     fn read(&self, index: usize, sample: &mut ImageSample) -> Result<(), SampleError> {
         let (path, mask_path) = (self.images.path(index), self.mask_path(index));
-        self.reading.image(&path, sample)?;
-        read_file(&mask_path, &self.reading.limits, &mut sample.file)?;
-        decode_mask(&sample.file, &self.reading.limits, &mut sample.mask)
+        read_image(&path, &self.options, sample)?;
+        read_file(&mask_path, &self.options.limits, &mut sample.file)?;
+        decode_mask(&sample.file, &self.options.limits, &mut sample.mask)
             .map_err(|source| DataError::damaged(&mask_path, source))?;
         let [image, mask] = [sample.image.size(), sample.mask.size()];
         if image != mask {
@@ -231,26 +235,14 @@ impl ImageSource for SegmentationFolder {
     }
 }
 
-/// How files are read.
-#[derive(Debug, Clone, Copy)]
-struct Reading {
-    channels: usize,
-    is_upright: bool,
-    limits: ImageLimits,
-}
-
-impl Default for Reading {
-    fn default() -> Self {
-        Self { channels: 3, is_upright: false, limits: ImageLimits::default() }
-    }
-}
-
-impl Reading {
-    fn image(&self, path: &Path, sample: &mut ImageSample) -> Result<(), SampleError> {
-        read_file(path, &self.limits, &mut sample.file)?;
-        decode(&sample.file, self.channels, self.is_upright, &self.limits, &mut sample.image)
-            .map_err(|source| DataError::damaged(path, source).into())
-    }
+fn read_image(
+    path: &Path,
+    options: &DecodeOptions,
+    sample: &mut ImageSample,
+) -> Result<(), SampleError> {
+    read_file(path, &options.limits, &mut sample.file)?;
+    decode(&sample.file, options, &mut sample.image)
+        .map_err(|source| DataError::damaged(path, source).into())
 }
 
 /// Reads a whole file into `out`, up to the limit.
@@ -265,11 +257,12 @@ fn read_file(path: &Path, limits: &ImageLimits, out: &mut Vec<u8>) -> Result<(),
     Ok(())
 }
 
-/// Names of files in a folder, one after the other in one string.
+/// The names of files in a folder, concatenated in one string.
 #[derive(Debug)]
 struct Files {
     folder: PathBuf,
     names: String,
+    /// The end of each name in `names`.
     ends: Vec<usize>,
 }
 
@@ -296,12 +289,11 @@ impl Files {
         self.folder.join(self.name(index))
     }
 
-    /// Adds the images of a folder inside, first those in it and then those of its own folders.
-    fn add_images(&mut self, inside: &str, depth: usize) -> Result<(), DataError> {
-        let (folders, files) = list(&self.folder.join(inside))?;
-        let join = |name: &str| match inside {
-            "" => name.to_owned(),
-            _ => format!("{inside}/{name}"),
+    /// Adds the images of `folder`, a path within the folder, and then of the folders in it.
+    fn add_images(&mut self, folder: &str, depth: usize) -> Result<(), DataError> {
+        let Listing { folders, files } = Listing::read(&self.folder.join(folder))?;
+        let join = |name: &str| {
+            if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
         };
         for name in files.iter().filter(|name| has_suffix_of_image(name)) {
             self.names.push_str(&join(name));
@@ -319,20 +311,28 @@ fn has_suffix_of_image(name: &str) -> bool {
     ["png", "jpg", "jpeg"].iter().any(|known| suffix.eq_ignore_ascii_case(known))
 }
 
-/// The names of folders and of files in a folder, each in order.
-fn list(folder: &Path) -> Result<(Vec<String>, Vec<String>), DataError> {
-    let failed = |source| DataError::File { path: folder.to_owned(), source };
-    let (mut folders, mut files) = (Vec::new(), Vec::new());
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
-            return Err(DataError::damaged(&path, "the name is not UTF-8"));
-        };
-        // Links are followed; one that leads nowhere is a file, and fails when it is read.
-        let is_folder = fs::metadata(&path).is_ok_and(|found| found.is_dir());
-        if is_folder { &mut folders } else { &mut files }.push(name.to_owned());
+/// The names in a folder, sorted.
+struct Listing {
+    folders: Vec<String>,
+    files: Vec<String>,
+}
+
+impl Listing {
+    fn read(folder: &Path) -> Result<Self, DataError> {
+        let failed = |source| DataError::File { path: folder.to_owned(), source };
+        let (mut folders, mut files) = (Vec::new(), Vec::new());
+        for entry in fs::read_dir(folder).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+                return Err(DataError::damaged(&path, "the name is not UTF-8"));
+            };
+            // Links are followed. A link without a target counts as a file, and fails when it is
+            // read.
+            let is_folder = fs::metadata(&path).is_ok_and(|found| found.is_dir());
+            if is_folder { &mut folders } else { &mut files }.push(name.to_owned());
+        }
+        folders.sort_unstable();
+        files.sort_unstable();
+        Ok(Self { folders, files })
     }
-    folders.sort_unstable();
-    files.sort_unstable();
-    Ok((folders, files))
 }

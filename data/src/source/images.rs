@@ -1,8 +1,8 @@
-//! Images with a class each, in memory: of IDX files, or of any numbers.
+//! Images with classes in memory, from IDX files or from given pixels.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot, visit_slice};
+use crate::dataset::{Dataset, SampleSlot, visit_slice};
 use crate::element::{ElementType, Field};
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 #[cfg(feature = "images")]
 use crate::image::{ImageFormat, ImageSample, ImageSource};
 use flate2::read::MultiGzDecoder;
@@ -11,36 +11,37 @@ use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Pixels that are read into memory at most, 4 GiB: a small packed file may say that it has more.
+/// Maximum number of pixels of a file, 4 GiB. A small compressed file may claim more.
 const PIXELS_MAX: u64 = 1 << 32;
 
-/// Images and their labels. Fields: `images`, f32 `[C, H, W]` from 0 to 1, and `labels`, i64 `[]`,
-/// or `[H, W]` after [`Images::with_pixel_labels`]. Clones share their pixels.
+/// Images and their labels. The fields are `images`, f32 `[C, H, W]` from 0 to 1, and `labels`, i64
+/// `[]`, or `[H, W]` after [`Images::with_pixel_labels`]. Clones share the pixels.
 #[derive(Debug, Clone)]
 pub struct Images {
     pixels: Arc<Vec<u8>>,
     labels: Arc<Vec<i64>>,
-    /// Brightness of a pixel that is wholly bright.
-    bright: u8,
-    /// Channels, height and width as stored.
+    /// The value of a pixel with full brightness.
+    pixel_max: u8,
+    /// Channels, height and width of the stored images.
     stored: [usize; 3],
-    /// The same as written into batches.
+    /// Channels, height and width of the images in batches.
     shape: [usize; 3],
-    labels_pixels: bool,
+    has_pixel_labels: bool,
     classes: usize,
     fields: Vec<Field>,
 }
 
 impl Images {
-    /// Images of bytes from 0 to `bright`, one after the other in the order of `labels`, from 0 on.
+    /// The images of `pixels` with channels, height and width `shape`, concatenated in the order of
+    /// `labels`. A pixel is a byte from 0 to `pixel_max`. Labels are numbers from 0 on.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a side of 0, [`DataError::FieldLength`] unless there are as
-    /// many pixels as `shape` says.
+    /// [`DataError::InvalidOption`] for a side of 0; [`DataError::FieldLength`] if `pixels` does
+    /// not have one image for each label.
     pub fn new(
         pixels: Vec<u8>,
         shape: [usize; 3],
-        bright: u8,
+        pixel_max: u8,
         labels: Vec<i64>,
     ) -> Result<Self, DataError> {
         if shape.contains(&0) {
@@ -57,15 +58,13 @@ impl Images {
         }
         let classes =
             labels.iter().max().map_or(0, |&label| usize::try_from(label + 1).unwrap_or(0));
-        let (pixels, labels) = (Arc::new(pixels), Arc::new(labels));
-        let (stored, labels_pixels) = (shape, false);
         let mut images = Self {
-            pixels,
-            labels,
-            bright,
-            stored,
+            pixels: Arc::new(pixels),
+            labels: Arc::new(labels),
+            pixel_max,
+            stored: shape,
             shape,
-            labels_pixels,
+            has_pixel_labels: false,
             classes,
             fields: Vec::new(),
         };
@@ -73,29 +72,28 @@ impl Images {
         Ok(images)
     }
 
-    /// The images and labels of two files in the IDX format of MNIST (LeCun, Cortes and Burges,
-    /// "The MNIST database of handwritten digits"), packed by gzip or not.
+    /// Reads the images and the labels of two files in the IDX format of MNIST (LeCun, Cortes and
+    /// Burges, "The MNIST database of handwritten digits"). A file may be compressed by gzip.
     ///
     /// # Errors
-    /// [`DataError::File`] for a file that cannot be read, is no IDX file of bytes, ends early, or
-    /// has images without pixels;
-    /// [`DataError::FieldLength`] where one has more samples than the other.
+    /// [`DataError::File`] for a file that cannot be read, is not an IDX file of bytes, ends early,
+    /// or has images without pixels; [`DataError::FieldLength`] if the files have different numbers
+    /// of samples.
     pub fn idx(images: &Path, labels: &Path) -> Result<Self, DataError> {
-        let (dims, pixels) = read_idx(images, 3)?;
-        let (_, labels) = read_idx(labels, 1)?;
-        let labels = labels.into_iter().map(i64::from).collect();
-        Images::new(pixels, [1, dims[1], dims[2]], u8::MAX, labels)
+        let images = read_idx(images, 3)?;
+        let labels = read_idx(labels, 1)?.bytes.into_iter().map(i64::from).collect();
+        Images::new(images.bytes, [1, images.sizes[1], images.sizes[2]], u8::MAX, labels)
     }
 
-    /// Images to train on and to test on, of a folder with MNIST's four files under their usual
-    /// names, `train-images-idx3-ubyte` and so on, with `.gz` or without.
+    /// Reads the training and test images of MNIST from its four files in `folder`. The files have
+    /// their usual names, such as `train-images-idx3-ubyte`, with or without `.gz`.
     ///
     /// # Errors
-    /// Those of [`Images::idx`].
+    /// As for [`Images::idx`].
     pub fn mnist(folder: &Path) -> Result<(Self, Self), DataError> {
         let file = |name: &str| {
-            let packed = folder.join(format!("{name}.gz"));
-            if packed.exists() { packed } else { folder.join(name) }
+            let compressed = folder.join(format!("{name}.gz"));
+            if compressed.exists() { compressed } else { folder.join(name) }
         };
         let part = |name: &str| {
             let [images, labels] = ["images-idx3", "labels-idx1"];
@@ -109,8 +107,8 @@ impl Images {
         Ok((train, test))
     }
 
-    /// The same images, each pixel repeated or left out to give this height and width, and the
-    /// first channel repeated where there are to be more.
+    /// Resizes images to channels, height and width `shape`. Pixels are repeated or left out, and
+    /// additional channels repeat the first one.
     #[must_use]
     pub fn resized(mut self, shape: [usize; 3]) -> Self {
         self.shape = shape;
@@ -118,38 +116,38 @@ impl Images {
         self
     }
 
-    /// The same with a label for each pixel: 0 where it is dark, 1 and the image's label where it
-    /// is at least half bright. There is one class more then.
+    /// Labels each pixel: a pixel of at least half brightness gets the label of the image plus 1,
+    /// and other pixels get 0. This adds one class.
     #[must_use]
     pub fn with_pixel_labels(mut self) -> Self {
-        if !self.labels_pixels {
-            (self.labels_pixels, self.classes) = (true, self.classes + 1);
+        if !self.has_pixel_labels {
+            (self.has_pixel_labels, self.classes) = (true, self.classes + 1);
         }
         self.set_fields();
         self
     }
 
-    /// The same with this number of classes, for a data set of which not every class need occur.
+    /// Sets the number of classes, for a data set in which a class may have no sample.
     #[must_use]
     pub(crate) fn with_classes(mut self, classes: usize) -> Self {
         self.classes = classes;
         self
     }
 
-    /// Channels, height and width.
+    /// Channels, height and width of the images in batches.
     #[must_use]
     pub fn shape(&self) -> [usize; 3] {
         self.shape
     }
 
-    /// How many classes there are.
+    /// Number of classes.
     #[must_use]
     pub fn classes(&self) -> usize {
         self.classes
     }
 
     fn set_fields(&mut self) {
-        let label_shape: &[usize] = if self.labels_pixels { &self.shape[1..] } else { &[] };
+        let label_shape: &[usize] = if self.has_pixel_labels { &self.shape[1..] } else { &[] };
         self.fields = vec![
             Field::new("images", ElementType::F32, &self.shape),
             Field::new("labels", ElementType::I64, label_shape),
@@ -157,7 +155,7 @@ impl Images {
     }
 }
 
-/// The images in their stored size, with the channels that [`Images::resized`] says.
+/// The images in their stored size, with the channels of [`Images::resized`].
 #[cfg(feature = "images")]
 impl ImageSource for Images {
     fn image_count(&self) -> usize {
@@ -179,8 +177,8 @@ impl ImageSource for Images {
             for (channel, value) in pixel.iter_mut().enumerate() {
                 let plane = if channel < stored { channel } else { 0 };
                 let stored = u32::from(planes[plane * height * width + at]);
-                // From 0 to `bright` as stored, to 255 here.
-                *value = (stored * 255 / u32::from(self.bright.max(1))).min(255) as u8;
+                // Scales the stored range, 0 to `pixel_max`, to 0 to 255.
+                *value = (stored * 255 / u32::from(self.pixel_max.max(1))).min(255) as u8;
             }
         }
         sample.label = self.labels[index];
@@ -212,15 +210,15 @@ impl Dataset for Images {
             for (at, value) in out.iter_mut().enumerate() {
                 let (row, column) = (at / columns, at % columns);
                 let pixel = from[of_row(row) + column * width / columns];
-                *value = f32::from(pixel) / f32::from(self.bright);
+                *value = f32::from(pixel) / f32::from(self.pixel_max);
             }
         }
         let label = self.labels[index];
-        if self.labels_pixels {
+        if self.has_pixel_labels {
             for (at, class) in slot.values::<i64>(1).iter_mut().enumerate() {
                 let (row, column) = (at / columns, at % columns);
                 let pixel = image[of_row(row) + column * width / columns];
-                *class = if pixel >= self.bright.div_ceil(2) { 1 + label } else { 0 };
+                *class = if pixel >= self.pixel_max.div_ceil(2) { 1 + label } else { 0 };
             }
         } else {
             slot.values::<i64>(1)[0] = label;
@@ -234,37 +232,46 @@ impl Dataset for Images {
     }
 }
 
-/// Sizes and bytes of an IDX file of so many dimensions: two zeros, the type (8 for bytes), the
-/// number of dimensions, each size in four bytes, the most significant one first, and the elements.
-fn read_idx(path: &Path, rank: usize) -> Result<(Vec<usize>, Vec<u8>), DataError> {
-    let wrong = |text: &str| io::Error::new(ErrorKind::InvalidData, text.to_owned());
+/// The contents of an IDX file.
+struct Idx {
+    /// The size of each dimension.
+    sizes: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+/// Reads an IDX file of bytes with `rank` dimensions: two zeros, the type (8 for bytes), the number
+/// of dimensions, each size in four big-endian bytes, and the elements.
+fn read_idx(path: &Path, rank: usize) -> Result<Idx, DataError> {
+    let wrong = |text: String| io::Error::new(ErrorKind::InvalidData, text);
     let read = || {
         let mut file = BufReader::new(File::open(path)?);
-        let is_packed = io::BufRead::fill_buf(&mut file)?.starts_with(&[0x1f, 0x8b]);
+        let is_compressed = io::BufRead::fill_buf(&mut file)?.starts_with(&[0x1f, 0x8b]);
         let mut input: Box<dyn Read> =
-            if is_packed { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) };
+            if is_compressed { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) };
         let mut head = [0; 4];
         input.read_exact(&mut head)?;
         if head[..3] != [0, 0, 8] || usize::from(head[3]) != rank {
-            return Err(wrong("it is no IDX file of bytes with as many dimensions"));
+            let text = format!("the file is not an IDX file of bytes with {rank} dimensions");
+            return Err(wrong(text));
         }
         let mut words = vec![0; 4 * rank];
         input.read_exact(&mut words)?;
         let size = |word: &[u8]| u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
         let sizes: Vec<usize> = words.chunks(4).map(|word| size(word) as usize).collect();
         if sizes[1..].contains(&0) {
-            return Err(wrong("its images have no pixels"));
+            return Err(wrong("the images have no pixels".to_owned()));
         }
         let count = sizes.iter().try_fold(1_u64, |count, &side| count.checked_mul(side as u64));
         let count = count.filter(|&count| count <= PIXELS_MAX);
-        let count = count.ok_or_else(|| wrong("it has more than 4 GiB of pixels"))?;
+        let count =
+            count.ok_or_else(|| wrong("the file has more than 4 GiB of pixels".to_owned()))?;
         let mut bytes = Vec::new();
-        // Grows with what is there: a damaged size takes no memory.
+        // The vector grows with the bytes that are read, so a damaged size allocates nothing.
         input.take(count).read_to_end(&mut bytes)?;
         if bytes.len() as u64 != count {
-            return Err(wrong("it ends before its last sample"));
+            return Err(wrong("the file ends before its last sample".to_owned()));
         }
-        Ok((sizes, bytes))
+        Ok(Idx { sizes, bytes })
     };
     read().map_err(|source| DataError::File { path: path.to_owned(), source })
 }
@@ -273,7 +280,8 @@ fn read_idx(path: &Path, rank: usize) -> Result<(Vec<usize>, Vec<u8>), DataError
 mod tests {
     use super::*;
     use crate::batch::Batch;
-    use crate::loader::{Loader, LoaderOptions};
+    use crate::loader::Loader;
+    use crate::options::LoaderOptions;
     use crate::sampler::Sequential;
     use std::fs;
 
@@ -300,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn idx_files_are_read_packed_or_not_and_damaged_ones_refused() {
+    fn idx_files_are_read_compressed_or_not_and_damaged_ones_refused() {
         let folder = tempfile();
         let write = |name: &str, bytes: &[u8]| fs::write(folder.join(name), bytes).expect("room");
         let sizes = |sizes: &[u32]| sizes.iter().flat_map(|size| size.to_be_bytes()).collect();
@@ -309,9 +317,9 @@ mod tests {
         let labels: Vec<u8> = [&[0, 0, 8, 1][..], &sizes(&[2]) as &Vec<u8>, &[1, 0]].concat();
         for part in ["train", "t10k"] {
             write(&format!("{part}-images-idx3-ubyte"), &images);
-            let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-            io::Write::write_all(&mut packed, &labels).expect("memory");
-            write(&format!("{part}-labels-idx1-ubyte.gz"), &packed.finish().expect("memory"));
+            let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            io::Write::write_all(&mut gzip, &labels).expect("memory");
+            write(&format!("{part}-labels-idx1-ubyte.gz"), &gzip.finish().expect("memory"));
         }
         let (train, test) = Images::mnist(&folder).expect("whole");
         assert_eq!((train.len(), test.classes(), train.shape()), (2, 2, [1, 1, 2]));
@@ -320,7 +328,7 @@ mod tests {
         assert_eq!(values, [0.0, 1.0, 0.2, 0.0]);
         for (bytes, word) in [
             (&images[..images.len() - 1], "ends before"),
-            (&labels[..], "no IDX"),
+            (&labels[..], "not an IDX"),
             (&[0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2], "no pixels"),
             (&[0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], "4 GiB"),
         ] {
@@ -335,7 +343,7 @@ mod tests {
 
     #[test]
     fn images_without_pixels_are_refused() {
-        // Resized, they would have pixels that are nowhere.
+        // Resizing would read pixels that do not exist.
         for shape in [[0, 1, 1], [1, 0, 1], [1, 1, 0]] {
             let error = Images::new(Vec::new(), shape, 255, vec![0]).expect_err("no pixels");
             assert!(matches!(error, DataError::InvalidOption { option: "side", value: 0 }));

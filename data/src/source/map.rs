@@ -1,13 +1,13 @@
 //! A file mapped into memory, read only.
-#![allow(unsafe_code, reason = "mapping a file is unsafe: others may change it")]
+#![allow(unsafe_code, reason = "mapping a file is unsafe: other processes may change it")]
 
 use crate::error::DataError;
 use memmap2::Mmap;
 use std::fs::File;
 use std::path::Path;
 
-/// The bytes of a file, which come from the disk when they are looked at and can be dropped from
-/// memory again by the system.
+/// The bytes of a file. The system reads a page from disk when it is first accessed, and may drop
+/// it from memory later.
 #[derive(Debug)]
 pub(crate) struct Map(Mmap);
 
@@ -16,11 +16,11 @@ impl Map {
     /// [`DataError::File`].
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         let map = File::open(path).and_then(|file| {
-            // SAFETY: 1. The mapping is private to this value and read only. 2. Bytes are only ever
-            // copied out of it, as plain numbers that may have any value, or checked anew when they
-            // are used: a process that writes to the file at the same time gives wrong samples, as
-            // it would with `read`. 3. A process that shortens the file makes reading fail by a
-            // signal, which ends the program; the documentation of the datasets says so.
+            // SAFETY: 1. The mapping is private to this value and read only. 2. Users copy bytes
+            // out of it as plain numbers, for which every value is valid, or check bytes again at
+            // each use. So a process that writes to the file at the same time causes wrong samples,
+            // as it would with `read`, but nothing undefined. 3. If a process truncates the file,
+            // an access ends the program with a signal; the documentation of the datasets says so.
             unsafe { Mmap::map(&file) }
         });
         map.map(Self).map_err(|source| DataError::File { path: path.to_owned(), source })

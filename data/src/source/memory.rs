@@ -1,11 +1,11 @@
-//! A dataset made of vectors.
+//! Datasets in memory.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot, visit_slice};
+use crate::dataset::{Dataset, SampleSlot, visit_slice};
 use crate::element::{Element, Field};
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 use std::sync::Arc;
 
-/// Samples held in memory, one vector per field.
+/// Samples in memory, with one vector per field.
 ///
 /// # Examples
 /// ```
@@ -20,23 +20,24 @@ use std::sync::Arc;
 pub struct InMemory {
     len: usize,
     fields: Vec<Field>,
-    /// One per field, `len` times its sample's bytes.
+    /// The bytes of all samples of each field.
     columns: Vec<Vec<u8>>,
 }
 
 impl InMemory {
-    /// `len` samples without any field yet.
+    /// A dataset of `len` samples, without fields.
     #[must_use]
     pub fn new(len: usize) -> Self {
         Self { len, fields: Vec::new(), columns: Vec::new() }
     }
 
-    /// Adds a field: `values` are all samples one after the other, each of shape `shape`.
+    /// Adds a field with samples of shape `shape`. `values` are the elements of all samples,
+    /// concatenated.
     ///
     /// The values are copied once.
     ///
     /// # Errors
-    /// [`DataError::FieldLength`] if they are not `len` times `shape`.
+    /// [`DataError::FieldLength`] if `values` does not have the elements of `len` samples.
     pub fn with<T: Element>(
         mut self,
         name: impl Into<Arc<str>>,

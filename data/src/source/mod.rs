@@ -5,6 +5,8 @@ mod csv;
 mod digits;
 mod documents;
 mod files;
+#[cfg(feature = "parquet")]
+mod group_cache;
 #[cfg(feature = "images")]
 mod image_folder;
 mod images;

@@ -1,25 +1,27 @@
 //! Arrays of NumPy, mapped into memory.
 //!
-//! A `.npy` file is `\x93NUMPY`, a version in two bytes, the length of the header (little-endian,
-//! in two bytes in version 1, in four later), the header, which is a Python dictionary of `descr`,
-//! `fortran_order` and `shape`, and the elements: NumPy Enhancement Proposal 1, "A Simple File
-//! Format for NumPy Arrays".
+//! A `.npy` file is `\x93NUMPY`, a version in two bytes, the little-endian length of the header
+//! (two bytes in version 1, four in later versions), the header, and the elements. The header is a
+//! Python dictionary of `descr`, `fortran_order` and `shape`. Source: NumPy Enhancement Proposal 1,
+//! "A Simple File Format for NumPy Arrays".
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleSlot};
 use crate::element::{ElementType, Field};
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 use crate::source::map::Map;
 use crate::source::zip;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// NumPy writes headers of some hundred bytes.
+/// Maximum number of bytes of a header. NumPy writes headers of some hundred bytes.
 const HEADER_BYTES_MAX: usize = 1 << 16;
 
-/// Samples in `.npy` files, one field each, whose first axis is the samples. Files are mapped into
-/// memory: opening one reads its header only, and the system keeps of the rest what fits. They must
-/// not be made shorter while they are in use. Clones share the mappings.
+/// Arrays of `.npy` files, one for each field, whose first axis are the samples.
+///
+/// Files are mapped into memory. Opening a file reads only its header; the system keeps the pages
+/// that fit in memory. Files must not be truncated while they are in use. Clones share the
+/// mappings.
 ///
 /// # Examples
 /// ```no_run
@@ -37,28 +39,29 @@ pub struct Npy {
 #[derive(Debug, Clone)]
 struct Column {
     map: Arc<Map>,
-    /// Where the elements are.
+    /// The bytes of the elements in the file.
     range: Range<usize>,
 }
 
 impl Npy {
-    /// The arrays along the first axis of a file, as the field `name`.
+    /// The dataset of the array in a file, as the field `name`.
     ///
     /// # Errors
-    /// [`DataError::File`] for a file that cannot be read, that is no `.npy` file, that is shorter
-    /// than its header says, or that has elements which no field has: only little-endian numbers in
-    /// C order are read, and no Python objects.
+    /// [`DataError::File`] for a file that cannot be read, is not a `.npy` file, is shorter than
+    /// its header states, or has elements that are not supported: only little-endian numbers in C
+    /// order are.
     pub fn open(name: impl Into<Arc<str>>, path: impl AsRef<Path>) -> Result<Self, DataError> {
         let (len, field, column) = open(name.into(), path.as_ref())?;
         Ok(Self { len, fields: vec![field], columns: vec![column] })
     }
 
-    /// Arrays of an `.npz` archive, each as the field of its name: what `numpy.savez(path, x=...,
-    /// y=...)` writes. One of `numpy.savez_compressed` cannot be mapped.
+    /// The dataset of the arrays `names` in an `.npz` archive, each as the field of its name.
+    /// `numpy.savez(path, x=..., y=...)` writes such an archive. An archive of
+    /// `numpy.savez_compressed` cannot be mapped.
     ///
     /// # Errors
-    /// Those of [`Npy::open`] and [`Npy::with`], for an archive that is damaged, and for an array
-    /// that is missing or compressed; [`DataError::InvalidOption`] if no array is asked for.
+    /// As for [`Npy::open`] and [`Npy::with`]; [`DataError::File`] for a damaged archive and for an
+    /// array that is missing or compressed; [`DataError::InvalidOption`] if `names` is empty.
     pub fn archive(path: impl AsRef<Path>, names: &[&str]) -> Result<Self, DataError> {
         let path = path.as_ref();
         let map = Arc::new(Map::open(path)?);
@@ -75,10 +78,10 @@ impl Npy {
         arrays.ok_or(DataError::InvalidOption { option: "arrays", value: 0 })
     }
 
-    /// Adds a field of another file with as many samples.
+    /// Adds the array in a file as another field.
     ///
     /// # Errors
-    /// Those of [`Npy::open`], and [`DataError::FieldLength`] for another number of samples.
+    /// As for [`Npy::open`]; [`DataError::FieldLength`] if the array has another number of samples.
     pub fn with(
         self,
         name: impl Into<Arc<str>>,
@@ -122,7 +125,7 @@ fn open(name: Arc<str>, path: &Path) -> Result<(usize, Field, Column), DataError
     array(name, path, map, range)
 }
 
-/// The array in a part of a file: number of samples, field, and where they are.
+/// The array in a part of a file: its number of samples, its field, and its bytes.
 fn array(
     name: Arc<str>,
     path: &Path,
@@ -147,41 +150,41 @@ fn array(
     Ok((len, field, Column { map, range: start..start + expected }))
 }
 
-/// Why a file is no array that can be read: the cause inside [`DataError::File`].
+/// An array that cannot be read; the cause of a [`DataError::File`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NpyError {
-    /// It does not begin as `.npy` files of version 1 to 3 do.
-    #[error("the file is no .npy file of version 1 to 3")]
+    /// The file does not begin like a `.npy` file of version 1 to 3.
+    #[error("the file is not a .npy file of version 1 to 3")]
     Unknown,
-    /// Its header is no dictionary of `descr`, `fortran_order` and `shape`.
+    /// The header is not a dictionary of `descr`, `fortran_order` and `shape`.
     #[error("the header is damaged: {header:?}")]
     Header {
         /// The beginning of the header.
         header: String,
     },
-    /// Its elements are in an order that cannot be cut into samples.
+    /// The elements are in Fortran order, in which samples are not contiguous.
     #[error("the array is in Fortran order: save numpy.ascontiguousarray(x)")]
     FortranOrder,
-    /// Its elements are of a type that no field has.
+    /// The elements have a type that no field can have.
     #[error("elements of type {descr} cannot be read")]
     Element {
-        /// The type as NumPy writes it, `|O` for Python objects.
+        /// The type in NumPy's notation, such as `|O` for Python objects.
         descr: String,
     },
-    /// It has no axis of samples.
+    /// The array has no axis, so it has no samples.
     #[error("the array has no axis")]
     Scalar,
-    /// Its samples have no elements, so that the file may say there are any number of them.
+    /// The samples have no elements, so the file could claim any number of them.
     #[error("the array has {len} samples without elements")]
     Empty {
-        /// Samples by the header.
+        /// Number of samples in the header.
         len: usize,
     },
-    /// The archive's list of members is damaged.
-    #[error("the file is no zip archive, or is damaged")]
+    /// The archive is not a zip archive, or its list of members is damaged.
+    #[error("the file is not a zip archive, or is damaged")]
     Archive,
-    /// The archive does not have this member.
+    /// The archive does not have a member.
     #[error("the archive has no {member}")]
     Member {
         /// Name of the member in the archive.
@@ -193,12 +196,12 @@ pub enum NpyError {
         /// Name of the member in the archive.
         member: String,
     },
-    /// It has fewer bytes than its shape needs.
+    /// The file has fewer bytes than the shape of the array needs.
     #[error("the shape needs {expected} bytes, and there are {actual}")]
     Length {
-        /// Bytes that the shape needs.
+        /// Number of bytes that the shape needs.
         expected: usize,
-        /// Bytes after the header.
+        /// Number of bytes after the header.
         actual: usize,
     },
 }
@@ -207,7 +210,7 @@ pub enum NpyError {
 struct Header {
     element: ElementType,
     shape: Vec<usize>,
-    /// Where the elements begin.
+    /// Byte offset of the elements.
     start: usize,
 }
 
@@ -244,7 +247,7 @@ impl Header {
     }
 }
 
-/// What follows a key of the dictionary.
+/// The text after a key of the dictionary and its colon.
 fn value_of<'a>(header: &'a str, key: &str) -> Option<&'a str> {
     let rest = ['\'', '"'].iter().find_map(|quote| {
         let key = format!("{quote}{key}{quote}");
@@ -253,7 +256,8 @@ fn value_of<'a>(header: &'a str, key: &str) -> Option<&'a str> {
     Some(rest.trim_start().strip_prefix(':')?.trim_start())
 }
 
-/// Types of one byte have no order, the others must be little-endian, as this machine has to be.
+/// The element type of a type in NumPy's notation. Types of more than one byte must be
+/// little-endian, and so must this machine.
 fn element_of(descr: &str) -> Option<ElementType> {
     if cfg!(target_endian = "big") {
         return None;

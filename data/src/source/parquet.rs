@@ -1,8 +1,9 @@
-//! Numeric columns of Parquet files, a row group at a time.
+//! Numeric columns of Parquet files, decoded one row group at a time.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleSlot};
 use crate::element::{Element, ElementType, Field};
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
+use crate::source::group_cache::GroupCache;
 use crate::source::map::Map;
 use bytes::Bytes;
 use parquet::basic::Type as Physical;
@@ -11,24 +12,24 @@ use parquet::data_type::{BoolType, DataType, DoubleType, FloatType, Int32Type, I
 use parquet::errors::ParquetError as Damage;
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-/// Memory for decoded row groups unless a dataset is told otherwise.
+/// Default memory for decoded row groups.
 const CACHE_BYTES: usize = 256 << 20;
 
-/// Bytes of the values of a column in a row group at most: a small file may say that it repeats one
-/// of them any number of times.
+/// Maximum number of bytes of a column in a row group. A small file may claim to repeat a value any
+/// number of times.
 const COLUMN_BYTES_MAX: usize = 4 << 30;
 
-/// Columns of a Parquet file of numbers, or of lists of numbers that have one length: a field each,
-/// named as the column, of f32, f64, i64, i32 or bool. Nulls are errors.
+/// Columns of a Parquet file, each as a field with the name of the column. A column has numbers, or
+/// lists of numbers with one length, of f32, f64, i64, i32 or bool. A null is an error.
 ///
-/// The file is mapped into memory and must not be made shorter while it is in use. Row groups are
-/// decoded as a whole and kept while they fit in the cache, the last used ones; an order that jumps
-/// between more groups than fit decodes one for every sample. Clones share file and cache.
+/// The file is mapped into memory and must not be truncated while it is in use. Row groups are
+/// decoded as a whole, and the most recently used ones stay in a cache. If the order of the samples
+/// jumps between more groups than the cache holds, every sample decodes a group. Clones share the
+/// file and the cache.
 ///
 /// # Examples
 /// ```no_run
@@ -40,36 +41,36 @@ const COLUMN_BYTES_MAX: usize = 4 << 30;
 pub struct Parquet {
     file: Arc<Table>,
     fields: Vec<Field>,
-    /// Index of each field's column.
+    /// Index of the column of each field.
     columns: Arc<[usize]>,
-    cache: Arc<Cache<Vec<Vec<u8>>>>,
+    cache: Arc<GroupCache<Vec<Vec<u8>>>>,
 }
 
-/// What is wrong with a Parquet file: the cause inside [`DataError::File`].
+/// A Parquet file that cannot be read; the cause of a [`DataError::File`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParquetError {
-    /// The file is no Parquet file, is damaged, or is packed in a way that is not supported.
+    /// The file is not a Parquet file, is damaged, or has an encoding that is not supported.
     #[error("the file cannot be decoded")]
     Damaged(#[source] Damage),
-    /// There is no such column, or more than one.
+    /// A column is missing, or the file has two columns of this name.
     #[error("the file does not have the column {column:?} once")]
     Column {
-        /// Its path, with dots.
+        /// Path of the column, with dots.
         column: String,
     },
-    /// A column is not of a type that a field can have.
-    #[error("the column {column:?} holds {kind}, which is not read")]
+    /// A column has a type that no field can have.
+    #[error("the column {column:?} holds {kind}, which is not supported")]
     Kind {
-        /// Its path, with dots.
+        /// Path of the column, with dots.
         column: String,
-        /// Type that the file has for the column.
+        /// Type of the column in the file.
         kind: String,
     },
-    /// A value is null, or a list has another length than the first.
+    /// A value is null, or a list has another length than the first list.
     #[error("the column {column:?} has a null or a list of another length in row group {group}")]
     Ragged {
-        /// Its path, with dots.
+        /// Path of the column, with dots.
         column: String,
         /// Index of the row group.
         group: usize,
@@ -77,7 +78,7 @@ pub enum ParquetError {
     /// A row group is too large to be decoded as a whole.
     #[error("the column {column:?} has more than 4 GiB in row group {group}")]
     TooLarge {
-        /// Its path, with dots.
+        /// Path of the column, with dots.
         column: String,
         /// Index of the row group.
         group: usize,
@@ -85,29 +86,30 @@ pub enum ParquetError {
 }
 
 impl Parquet {
-    /// Opens a file and reads its schema; `columns` are paths, with dots between the parts of
-    /// nested ones, in the order of the fields. A list may be called by the path of the list alone.
+    /// Opens a file and reads its schema. `columns` are the paths of the columns, with dots between
+    /// the parts of a nested one, in the order of the fields. The path of a list also names the
+    /// column in it.
     ///
     /// # Errors
-    /// [`DataError::File`] with a [`ParquetError`], or with what the system says.
+    /// [`DataError::File`] with a [`ParquetError`] or an error of the system.
     pub fn open(path: impl AsRef<Path>, columns: &[&str]) -> Result<Self, DataError> {
         let file = Table::open(path.as_ref())?;
         let wrong = |error| file.wrong(error);
-        let (mut fields, mut indexes) = (Vec::new(), Vec::new());
+        let (mut fields, mut indices) = (Vec::new(), Vec::new());
         for &name in columns {
             let column = file.column(name).map_err(wrong)?;
             let (element, shape) = file.field_of(column).map_err(wrong)?;
             fields.push(Field::new(name, element, &shape));
-            indexes.push(column);
+            indices.push(column);
         }
-        let cache = Arc::new(Cache::new(CACHE_BYTES));
-        Ok(Self { file: Arc::new(file), fields, columns: indexes.into(), cache })
+        let cache = Arc::new(GroupCache::new(CACHE_BYTES));
+        Ok(Self { file: Arc::new(file), fields, columns: indices.into(), cache })
     }
 
-    /// The columns of a file that can be opened, by their paths.
+    /// The paths of the columns of a file that [`Parquet::open`] supports.
     ///
     /// # Errors
-    /// Those of [`Parquet::open`].
+    /// As for [`Parquet::open`].
     pub fn columns(path: impl AsRef<Path>) -> Result<Vec<String>, DataError> {
         let file = Table::open(path.as_ref())?;
         let columns = file.reader.metadata().file_metadata().schema_descr().num_columns();
@@ -115,21 +117,21 @@ impl Parquet {
         Ok((0..columns).filter(is_readable).map(|column| file.column_path(column)).collect())
     }
 
-    /// The same with so many bytes for decoded row groups, of which one is kept in any case
-    /// (256 MiB).
+    /// Changes the memory for decoded row groups (256 MiB). The row group that is read always stays
+    /// in memory.
     #[must_use]
     pub fn with_cache_bytes(mut self, cache_bytes: usize) -> Self {
-        self.cache = Arc::new(Cache::new(cache_bytes));
+        self.cache = Arc::new(GroupCache::new(cache_bytes));
         self
     }
 
-    /// Row groups of the file.
+    /// Number of row groups of the file.
     #[must_use]
     pub fn row_groups(&self) -> usize {
         self.file.row_groups()
     }
 
-    /// Bytes of a row group when it is decoded.
+    /// Number of bytes of a decoded row group.
     fn group_bytes(&self, group: usize) -> usize {
         let row_bytes: usize = self.fields.iter().filter_map(Field::sample_bytes).sum();
         row_bytes.saturating_mul(self.file.rows(group))
@@ -161,7 +163,7 @@ impl Dataset for Parquet {
     }
 
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
-        let (group, row) = self.file.place(index);
+        let RowPlace { group, row } = self.file.place(index);
         let size_bytes = self.group_bytes(group);
         let columns = self.cache.get(group, size_bytes, || self.decode(group));
         let columns = columns.map_err(|error| self.file.wrong(error))?;
@@ -183,20 +185,26 @@ impl std::fmt::Debug for Parquet {
     }
 }
 
-/// A file whose rows are counted.
-pub(crate) struct Table {
-    pub(crate) path: PathBuf,
+/// An open file and the first rows of its row groups.
+pub(super) struct Table {
+    pub(super) path: PathBuf,
     reader: SerializedFileReader<Bytes>,
-    /// The first row of each row group, and the number of all.
+    /// The first row of each row group, and the number of all rows.
     starts: Vec<usize>,
 }
 
+/// The place of a row: its row group, and its number in the group.
+pub(super) struct RowPlace {
+    pub(super) group: usize,
+    pub(super) row: usize,
+}
+
 impl Table {
-    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
+    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
         let map = Map::open(path)?;
         let (path, file_bytes) = (path.to_owned(), map.bytes().len());
-        // Bytes and not the file: readers of a file share the place where they read.
-        let reader = guarded(|| SerializedFileReader::new(Bytes::from_owner(map)));
+        // Readers of a `File` would share its position, so the reader gets the mapped bytes.
+        let reader = catch_panic(|| SerializedFileReader::new(Bytes::from_owner(map)));
         let reader = reader.map_err(|error| DataError::damaged(&path, error))?;
         let mut starts = vec![0_usize];
         for group in reader.metadata().row_groups() {
@@ -211,60 +219,60 @@ impl Table {
         Ok(Self { path, reader, starts })
     }
 
-    pub(crate) fn wrong(&self, error: ParquetError) -> DataError {
+    pub(super) fn wrong(&self, error: ParquetError) -> DataError {
         DataError::damaged(&self.path, error)
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.starts[self.starts.len() - 1]
     }
 
-    pub(crate) fn row_groups(&self) -> usize {
+    pub(super) fn row_groups(&self) -> usize {
         self.starts.len() - 1
     }
 
-    pub(crate) fn rows(&self, group: usize) -> usize {
+    pub(super) fn rows(&self, group: usize) -> usize {
         self.starts[group + 1] - self.starts[group]
     }
 
-    /// Row group of a row, and its place in it.
-    pub(crate) fn place(&self, index: usize) -> (usize, usize) {
+    pub(super) fn place(&self, index: usize) -> RowPlace {
         let group = self.starts.partition_point(|&start| start <= index) - 1;
-        (group, index - self.starts[group])
+        RowPlace { group, row: index - self.starts[group] }
     }
 
-    /// The index of the column of this path, or of the only one below it.
-    pub(crate) fn column(&self, name: &str) -> Result<usize, ParquetError> {
+    /// The index of the column with this path, or of the only column below this path.
+    pub(super) fn column(&self, name: &str) -> Result<usize, ParquetError> {
         let schema = self.reader.metadata().file_metadata().schema_descr();
-        let is_it = |&at: &usize| {
+        let is_named = |&at: &usize| {
             let path = schema.column(at).path().string();
             path == name || path.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'))
         };
-        let mut found = (0..schema.num_columns()).filter(is_it);
+        let mut found = (0..schema.num_columns()).filter(is_named);
         match (found.next(), found.next()) {
             (Some(column), None) => Ok(column),
             _ => Err(ParquetError::Column { column: name.to_owned() }),
         }
     }
 
-    pub(crate) fn physical(&self, column: usize) -> Physical {
+    pub(super) fn physical(&self, column: usize) -> Physical {
         let schema = self.reader.metadata().file_metadata().schema_descr();
         schema.column(column).physical_type()
     }
 
-    pub(crate) fn column_path(&self, column: usize) -> String {
+    pub(super) fn column_path(&self, column: usize) -> String {
         let schema = self.reader.metadata().file_metadata().schema_descr();
         schema.column(column).path().string()
     }
 
-    /// Bytes of a column of a row group before they are packed, as the file says.
+    /// Number of uncompressed bytes of a column in a row group, as the file states it.
     #[cfg(feature = "images")]
-    pub(crate) fn unpacked_bytes(&self, group: usize, column: usize) -> usize {
+    pub(super) fn uncompressed_bytes(&self, group: usize, column: usize) -> usize {
         let group = self.reader.metadata().row_group(group);
         usize::try_from(group.column(column).uncompressed_size()).unwrap_or(usize::MAX)
     }
 
-    /// Element and shape of a row of a column; the length of lists is that of the first.
+    /// The element type and the shape of one row of a column. The first list determines the length
+    /// of all lists.
     fn field_of(&self, column: usize) -> Result<(ElementType, Vec<usize>), ParquetError> {
         let schema = self.reader.metadata().file_metadata().schema_descr();
         let element = match self.physical(column) {
@@ -293,7 +301,7 @@ impl Table {
         Ok((element, vec![len?]))
     }
 
-    pub(crate) fn refused(&self, column: usize, kind: &str) -> ParquetError {
+    pub(super) fn refused(&self, column: usize, kind: &str) -> ParquetError {
         ParquetError::Kind { column: self.column_path(column), kind: kind.to_owned() }
     }
 
@@ -309,10 +317,10 @@ impl Table {
             )?;
             Ok(values.len())
         };
-        guarded(read)
+        catch_panic(read)
     }
 
-    /// All values of a column of a row group, as bytes.
+    /// The bytes of all values of a column in a row group.
     fn values<T: DataType>(
         &self,
         group: usize,
@@ -326,8 +334,8 @@ impl Table {
         Ok(bytemuck::cast_slice(&values).to_vec())
     }
 
-    /// All values of a column of a row group: as many as rows, or with lists so many times that.
-    pub(crate) fn read<T: DataType>(
+    /// All values of a column in a row group: one per row, or `list_len` per row.
+    pub(super) fn read<T: DataType>(
         &self,
         group: usize,
         column: usize,
@@ -354,33 +362,34 @@ impl Table {
             }
             Ok(done)
         };
-        let done = guarded(&mut read)?;
+        let done = catch_panic(&mut read)?;
         let schema = self.reader.metadata().file_metadata().schema_descr();
         let defined_max = schema.column(column).max_def_level();
-        // A list begins where the repetition level is 0.
+        // The repetition level is 0 at the beginning of a list.
         let len = list_len.unwrap_or(1);
         let begins = |(at, &level): (usize, &i16)| (level == 0) == (at % len.max(1) == 0);
         let is_whole = done == rows
             && rows.checked_mul(len) == Some(values.len())
             && defined.iter().all(|&level| level == defined_max)
             && repeated.iter().enumerate().all(begins);
-        match is_whole {
-            true => Ok(values),
-            false => Err(ParquetError::Ragged { column: self.column_path(column), group }),
+        if is_whole {
+            Ok(values)
+        } else {
+            Err(ParquetError::Ragged { column: self.column_path(column), group })
         }
     }
 }
 
-/// The decoder panics at some damaged files, such as a page that names a dictionary which is not
-/// there. That is an error of the file as any other.
-fn guarded<R>(decode: impl FnOnce() -> Result<R, Damage>) -> Result<R, ParquetError> {
-    // Unwind safety: what was decoded is thrown away, and the reader of the file is never written.
+/// Calls the decoder and turns its panic into an error. It panics at some damaged files, such as a
+/// page that refers to a missing dictionary.
+fn catch_panic<R>(decode: impl FnOnce() -> Result<R, Damage>) -> Result<R, ParquetError> {
+    // Unwind safety: decoded values are dropped, and the reader of the file is not changed.
     let decoded = catch_unwind(AssertUnwindSafe(decode));
-    let panicked = |_| Err(Damage::General("the decoder gave up".to_owned()));
+    let panicked = |_| Err(Damage::General("the decoder panicked".to_owned()));
     decoded.unwrap_or_else(panicked).map_err(ParquetError::Damaged)
 }
 
-/// Whether the columns of a row group are in the file: the decoder takes that for granted.
+/// True if the columns of a row group lie in the file. The decoder does not check this.
 fn lies_in(group: &RowGroupMetaData, file_bytes: usize) -> bool {
     group.columns().iter().all(|column| {
         let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
@@ -388,63 +397,4 @@ fn lies_in(group: &RowGroupMetaData, file_bytes: usize) -> bool {
         let [start, data, len] = parts.map(|part| usize::try_from(part).unwrap_or(usize::MAX));
         data <= file_bytes && start.checked_add(len).is_some_and(|end| end <= file_bytes)
     })
-}
-
-/// A row group that is decoded or being decoded.
-type Entry<G> = Arc<Mutex<Option<Arc<G>>>>;
-
-/// Decoded row groups, the last used ones first.
-pub(crate) struct Cache<G> {
-    size_bytes_max: usize,
-    /// Number, bytes and content of each.
-    groups: Mutex<VecDeque<(usize, usize, Entry<G>)>>,
-}
-
-impl<G> Cache<G> {
-    pub(crate) fn new(size_bytes_max: usize) -> Self {
-        Self { size_bytes_max, groups: Mutex::default() }
-    }
-
-    /// Tells how much it holds when it is full, of groups of these sizes.
-    pub(crate) fn visit(
-        &self,
-        visit: &mut dyn FnMut(*const u8, usize),
-        groups_bytes: impl Iterator<Item = usize>,
-    ) {
-        let fold = |(sum, largest): (usize, usize), bytes: usize| {
-            (sum.saturating_add(bytes), largest.max(bytes))
-        };
-        let (sum, largest) = groups_bytes.fold((0, 0), fold);
-        visit(std::ptr::from_ref(self).cast(), sum.min(self.size_bytes_max.max(largest)));
-    }
-
-    /// Row group `group`, which takes `size_bytes` when it is decoded. Threads that ask for the
-    /// same one wait for the first of them; other groups are decoded meanwhile.
-    pub(crate) fn get(
-        &self,
-        group: usize,
-        size_bytes: usize,
-        decode: impl FnOnce() -> Result<G, ParquetError>,
-    ) -> Result<Arc<G>, ParquetError> {
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = groups.iter().position(|(number, ..)| *number == group);
-        let entry =
-            found.and_then(|at| groups.remove(at)).unwrap_or((group, size_bytes, Entry::default()));
-        let content = Arc::clone(&entry.2);
-        groups.push_front(entry);
-        let total = |groups: &VecDeque<(usize, usize, Entry<G>)>| {
-            groups.iter().fold(0_usize, |sum, (_, bytes, _)| sum.saturating_add(*bytes))
-        };
-        while groups.len() > 1 && total(&groups) > self.size_bytes_max {
-            groups.pop_back();
-        }
-        drop(groups);
-        let mut content = content.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(decoded) = &*content {
-            return Ok(Arc::clone(decoded));
-        }
-        let decoded = Arc::new(decode()?);
-        *content = Some(Arc::clone(&decoded));
-        Ok(decoded)
-    }
 }

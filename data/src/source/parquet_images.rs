@@ -1,28 +1,27 @@
-//! Images inside Parquet files, as dataset hubs keep them.
+//! Images in Parquet files, the usual layout of dataset hubs.
 
-use crate::dataset::SampleError;
-use crate::error::DataError;
-use crate::image::{ImageFormat, ImageLimits, ImageSample, ImageSource, decode};
-use crate::source::parquet::{Cache, ParquetError, Table};
+use crate::error::{DataError, SampleError};
+use crate::image::{DecodeOptions, ImageFormat, ImageLimits, ImageSample, ImageSource, decode};
+use crate::source::group_cache::GroupCache;
+use crate::source::parquet::{ParquetError, RowPlace, Table};
 use parquet::basic::Type as Physical;
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Memory for packed images of row groups.
+/// Default memory for the encoded images of row groups.
 const CACHE_BYTES: usize = 256 << 20;
 
-/// Images of a Parquet file: a column of PNG or JPEG files as bytes, often `image.bytes`, and one
-/// of classes as 64-bit integers, often `label`. Mapping and cache are as those of
-/// [`Parquet`](crate::Parquet). Clones share them.
+/// Images of a Parquet file: a column with the bytes of PNG or JPEG files, often `image.bytes`, and
+/// a column with classes as 64-bit integers, often `label`. The file is mapped and cached as by
+/// [`Parquet`](crate::Parquet). Clones share the mapping and the cache.
 #[derive(Clone)]
 pub struct ParquetImages {
     file: Arc<Table>,
     images: usize,
     labels: usize,
-    cache: Arc<Cache<Group>>,
-    channels: usize,
-    limits: ImageLimits,
+    cache: Arc<GroupCache<Group>>,
+    options: DecodeOptions,
 }
 
 struct Group {
@@ -31,10 +30,10 @@ struct Group {
 }
 
 impl ParquetImages {
-    /// Opens a file; the columns are called by their paths, with dots.
+    /// Opens a file. Columns are named by their paths, with dots.
     ///
     /// # Errors
-    /// [`DataError::File`] with a [`ParquetError`], or with what the system says.
+    /// [`DataError::File`] with a [`ParquetError`] or an error of the system.
     pub fn open(
         path: impl AsRef<Path>,
         image_column: &str,
@@ -44,36 +43,37 @@ impl ParquetImages {
         let find = |name: &str, expected: Physical| {
             let column = file.column(name)?;
             let kind = file.physical(column);
-            match kind == expected {
-                true => Ok(column),
-                false => Err(file.refused(column, &kind.to_string())),
+            if kind != expected {
+                return Err(file.refused(column, &kind.to_string()));
             }
+            Ok(column)
         };
         let wrong = |error: ParquetError| file.wrong(error);
         let images = find(image_column, Physical::BYTE_ARRAY).map_err(wrong)?;
         let labels = find(label_column, Physical::INT64).map_err(wrong)?;
-        let (file, cache) = (Arc::new(file), Arc::new(Cache::new(CACHE_BYTES)));
-        Ok(Self { file, images, labels, cache, channels: 3, limits: ImageLimits::default() })
+        let (file, cache) = (Arc::new(file), Arc::new(GroupCache::new(CACHE_BYTES)));
+        Ok(Self { file, images, labels, cache, options: DecodeOptions::default() })
     }
 
-    /// The same images with one channel.
+    /// Decodes images to one channel.
     #[must_use]
     pub fn grey(mut self) -> Self {
-        self.channels = 1;
+        self.options.channels = 1;
         self
     }
 
-    /// The same with other limits for what is decoded.
+    /// Changes the limits of decoding.
     #[must_use]
     pub fn with_limits(mut self, limits: ImageLimits) -> Self {
-        self.limits = limits;
+        self.options.limits = limits;
         self
     }
 
-    /// The same with so many bytes for row groups, of which one is kept in any case (256 MiB).
+    /// Changes the memory for row groups (256 MiB). The row group that is read always stays in
+    /// memory.
     #[must_use]
     pub fn with_cache_bytes(mut self, cache_bytes: usize) -> Self {
-        self.cache = Arc::new(Cache::new(cache_bytes));
+        self.cache = Arc::new(GroupCache::new(cache_bytes));
         self
     }
 }
@@ -84,28 +84,29 @@ impl ImageSource for ParquetImages {
     }
 
     fn format(&self) -> ImageFormat {
-        ImageFormat { channels: self.channels, size: None, ignored_class: None }
+        ImageFormat { channels: self.options.channels, size: None, ignored_class: None }
     }
 
     fn read(&self, index: usize, sample: &mut ImageSample) -> Result<(), SampleError> {
-        let (number, row) = self.file.place(index);
-        let size_bytes = self.file.unpacked_bytes(number, self.images);
+        let RowPlace { group, row } = self.file.place(index);
+        let size_bytes = self.file.uncompressed_bytes(group, self.images);
         let read = || {
-            let images = self.file.read::<ByteArrayType>(number, self.images, None)?;
-            let labels = self.file.read::<Int64Type>(number, self.labels, None)?;
+            let images = self.file.read::<ByteArrayType>(group, self.images, None)?;
+            let labels = self.file.read::<Int64Type>(group, self.labels, None)?;
             Ok(Group { images, labels })
         };
-        let group = self.cache.get(number, size_bytes, read);
-        let group = group.map_err(|error| self.file.wrong(error))?;
-        sample.label = group.labels[row];
-        let file = group.images[row].data();
-        decode(file, self.channels, false, &self.limits, &mut sample.image)
+        let content = self.cache.get(group, size_bytes, read);
+        let Group { images, labels } = &*content.map_err(|error| self.file.wrong(error))?;
+        sample.label = labels[row];
+        let file = images[row].data();
+        decode(file, &self.options, &mut sample.image)
             .map_err(|source| DataError::damaged(&self.file.path, source).into())
     }
 
     fn visit_memory(&self, visit: &mut dyn FnMut(*const u8, usize)) {
         let groups = 0..self.file.row_groups();
-        self.cache.visit(visit, groups.map(|group| self.file.unpacked_bytes(group, self.images)));
+        let sizes = groups.map(|group| self.file.uncompressed_bytes(group, self.images));
+        self.cache.visit(visit, sizes);
     }
 }
 

@@ -1,28 +1,31 @@
-//! Samples of noise, to plan and to measure with.
+//! Random samples, for planning and measurements.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleSlot};
 use crate::element::{ElementType, Field};
+use crate::error::SampleError;
 use half::bf16;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
-/// Whole numbers that a type cannot hold become its greatest one.
+/// Integers above the maximum of their type are clamped to it.
 const I32_MAX: i64 = i32::MAX as i64;
 const U16_MAX: i64 = u16::MAX as i64;
 
-/// Samples without a meaning: numbers from 0 to 1 in float fields, whole numbers below a bound in
-/// those of 2, 4 and 8 bytes, bytes of any value, truth values of even odds. A sample is a function
-/// of its index.
+/// Random samples. A sample depends only on its index.
+///
+/// Fields of floats have numbers from 0 to 1, fields of u16, i32 and i64 integers below a bound,
+/// fields of u8 any byte, and fields of bool true or false with equal probability.
 #[derive(Debug, Clone)]
 pub struct Random {
     len: usize,
     fields: Vec<Field>,
-    /// Whole numbers are below this.
+    /// The bound of integers.
     bound: u64,
 }
 
 impl Random {
-    /// `len` samples of these fields; whole numbers are below `bound`, at least 1.
+    /// A dataset of `len` samples with these fields. Integers are below `bound`, or below 1 if it
+    /// is 0.
     #[must_use]
     pub fn new(len: usize, fields: Vec<Field>, bound: u64) -> Self {
         Self { len, fields, bound: bound.max(1) }
@@ -40,7 +43,7 @@ impl Dataset for Random {
 
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
         let mut generator = ChaCha8Rng::seed_from_u64(index as u64);
-        // The upper 24 bits, which f32 holds.
+        // f32 represents the upper 24 bits exactly.
         let mut unit = || (generator.next_u32() >> 8) as f32 / (1 << 24) as f32;
         let below = |unit: f32| (f64::from(unit) * self.bound as f64) as i64;
         for (place, field) in self.fields.iter().enumerate() {

@@ -1,14 +1,14 @@
-//! An index of the members of tar archives, after POSIX.1-1988 (ustar) with the long names of GNU
-//! tar and of POSIX.1-2001 (pax).
+//! The index of the members of a tar archive: POSIX.1-1988 (ustar) with the long names of GNU tar
+//! and of POSIX.1-2001 (pax).
 //!
-//! An archive is a row of members, each a header of 512 bytes, of which bytes 0..100 are the name,
-//! 124..136 the size in octal digits, 148..156 a checksum, 156 the type and 345..500 what goes
-//! before the name, and the content, filled up to 512 bytes. Two blocks of zeros end it.
+//! A member is a header of 512 bytes and its content, padded to a multiple of 512 bytes. In the
+//! header, bytes 0..100 are the name, 124..136 the size in octal digits, 148..156 a checksum, 156
+//! the type, and 345..500 a prefix of the name. Two blocks of zeros end the archive.
 
 use std::ops::Range;
 
 const BLOCK_BYTES: usize = 512;
-/// Longer names are no names.
+/// Maximum number of bytes of a name. The rest of a longer name is cut off.
 const NAME_BYTES_MAX: usize = 4096;
 
 /// A regular file in an archive.
@@ -18,47 +18,47 @@ pub(crate) struct Member {
     pub(crate) range: Range<usize>,
 }
 
-/// Why an archive cannot be read: the cause inside [`DataError::File`](crate::DataError::File).
+/// An archive that cannot be read; the cause of a [`DataError::File`](crate::DataError::File).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TarError {
-    /// A header is not one, or its checksum is wrong.
+    /// A header is damaged: its checksum or its size is wrong.
     #[error("byte {offset} does not begin a header of a tar archive")]
     Header {
-        /// Where the header begins.
+        /// Byte offset of the header.
         offset: usize,
     },
-    /// A member goes on after the end of the file.
+    /// A member extends beyond the end of the file.
     #[error("member {name:?} of {size_bytes} bytes ends after the archive")]
     Truncated {
         /// Name of the member in the archive.
         name: String,
-        /// Its size as the header has it.
+        /// Size of the member, from its header.
         size_bytes: u64,
     },
-    /// A name that leads out of a folder: it is absolute or has a part `..`.
+    /// A name leads out of the folder: it is absolute or has a part `..`.
     #[error("member {name:?} has a name that leads outside")]
     Name {
         /// Name of the member in the archive.
         name: String,
     },
-    /// A link, a device or something else that is no file or folder.
+    /// A member is neither a file nor a folder, for example a link.
     #[error("member {name:?} is of type {kind:?}, not a file")]
     Kind {
         /// Name of the member in the archive.
         name: String,
-        /// The type's letter.
+        /// Letter of the type.
         kind: char,
     },
-    /// A sample lacks a part that others have, or has one twice.
+    /// A sample lacks its image or its class, or has two of them.
     #[error("sample {key:?} does not have one member of suffix {suffix}")]
     Part {
         /// The name without its suffix.
         key: String,
-        /// What is missing or there twice.
+        /// The suffix that is missing or occurs twice.
         suffix: String,
     },
-    /// A class is no whole number from 0 on.
+    /// A class is not an integer from 0 on.
     #[error("member {name:?} holds no class")]
     Class {
         /// Name of the member in the archive.
@@ -66,16 +66,16 @@ pub enum TarError {
     },
 }
 
-/// The files of an archive in order; folders are left out.
+/// The files of an archive, in order, without folders.
 pub(crate) fn members(archive: &[u8]) -> Result<Vec<Member>, TarError> {
     let mut members = Vec::new();
     let mut offset = 0;
-    // The name that an extension gives to the next member.
+    // The name of the next member, if an extension header states it.
     let mut long_name: Option<String> = None;
     while offset < archive.len() {
         let header = archive.get(offset..offset + BLOCK_BYTES).filter(|header| is_sound(header));
         let Some(header) = header else {
-            // The end is blocks of zeros. An archive that lacks them ends with its last member.
+            // Blocks of zeros end the archive. Without them it ends after its last member.
             let rest = &archive[offset..];
             if rest.iter().take(BLOCK_BYTES).all(|&byte| byte == 0) {
                 break;
@@ -94,7 +94,7 @@ pub(crate) fn members(archive: &[u8]) -> Result<Vec<Member>, TarError> {
         match header[156] {
             b'L' => long_name = Some(text(&content[..content.len().min(NAME_BYTES_MAX)])),
             b'x' => long_name = path_of_pax(content),
-            // Of no account here: global pax attributes, folders.
+            // Global pax attributes and folders are ignored.
             b'g' | b'5' => {}
             b'0' | 0 | b'7' => {
                 let is_outside = name.starts_with(['/', '\\'])
@@ -111,14 +111,15 @@ pub(crate) fn members(archive: &[u8]) -> Result<Vec<Member>, TarError> {
     Ok(members)
 }
 
-/// Whether the checksum of a header is right: the sum of its bytes, with blanks for its own.
+/// True if the checksum of a header is right: the sum of its bytes, in which the checksum itself
+/// counts as blanks.
 fn is_sound(header: &[u8]) -> bool {
     let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
     let expected = sum(&header[..148]) + 8 * u64::from(b' ') + sum(&header[156..]);
     number(&header[148..156]) == Some(expected)
 }
 
-/// Octal digits, or with the highest bit set a binary number, the most significant byte first.
+/// Parses a number in octal digits, or in big-endian binary if the highest bit is set.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
         let (zeros, bytes) = field.split_at(field.len().saturating_sub(8));
@@ -141,7 +142,7 @@ fn name_of(header: &[u8]) -> String {
     if is_posix && !prefix.is_empty() { format!("{prefix}/{name}") } else { name }
 }
 
-/// The attribute `path` of lines `<length> <key>=<value>`, the length being that of the line.
+/// The attribute `path` of pax lines `<length> <key>=<value>`. The length counts the whole line.
 fn path_of_pax(mut lines: &[u8]) -> Option<String> {
     while let Some(blank) = lines.iter().take(20).position(|&byte| byte == b' ') {
         let len: usize = std::str::from_utf8(&lines[..blank]).ok()?.parse().ok()?;

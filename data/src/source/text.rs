@@ -1,8 +1,8 @@
-//! Text as rows of characters.
+//! Rows of the characters of a text.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot, visit_slice};
+use crate::dataset::{Dataset, SampleSlot, visit_slice};
 use crate::element::Field;
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 use crate::source::token_rows::TokenRows;
 use crate::tokenizer::Characters;
 use std::fs;
@@ -10,9 +10,11 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Rows of the tokens of a text, whose vocabulary are its characters in order. Field: `tokens`, i64
-/// `[context + 1]`; the last token of a row is the first of the next one, so that each is predicted
-/// once. Clones share their tokens.
+/// Rows of the characters of a text, for a character-level language model. The vocabulary is the
+/// set of its characters, in Unicode order.
+///
+/// The field is `tokens`, i64 `[context + 1]`. The last token of a row is the first token of the
+/// next row, so that every token after the first is predicted once. Clones share the tokens.
 #[derive(Debug, Clone)]
 pub struct Text {
     tokens: Arc<Vec<i64>>,
@@ -22,10 +24,10 @@ pub struct Text {
 }
 
 impl Text {
-    /// A text in rows of `context` characters and the one that follows.
+    /// The rows of `text`, each with `context` characters and the character that follows.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a context of 0, or one that the text is too short for.
+    /// [`DataError::InvalidOption`] if `context` is 0 or the text is too short for one row.
     pub fn new(text: &str, context: usize) -> Result<Self, DataError> {
         let characters = Characters::new(text);
         let tokens: Vec<i64> =
@@ -38,10 +40,10 @@ impl Text {
         Ok(Self { tokens, characters, range, rows })
     }
 
-    /// A text file in UTF-8.
+    /// The rows of a text file in UTF-8.
     ///
     /// # Errors
-    /// [`DataError::File`]; those of [`Text::new`].
+    /// [`DataError::File`] if the file cannot be read; as for [`Text::new`].
     pub fn read(path: &Path, context: usize) -> Result<Self, DataError> {
         let text = fs::read_to_string(path);
         Text::new(
@@ -50,10 +52,10 @@ impl Text {
         )
     }
 
-    /// The first nine tenths to train on, and the last tenth to test on.
+    /// Splits the text into a training part, the first nine tenths, and a test part.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] where the tenth has no row.
+    /// [`DataError::InvalidOption`] if a part has no row.
     pub fn split(&self) -> Result<(Self, Self), DataError> {
         let Range { start, end } = self.range;
         let middle = end - (end - start) / 10;
@@ -66,9 +68,9 @@ impl Text {
         Ok((part(start..middle)?, part(middle..end)?))
     }
 
-    /// The same text in pairs of a row and the row that follows it. Fields: `source`, i64
-    /// `[context]`, and `target`, i64 `[context + 1]`, which begins with the last token of the
-    /// source.
+    /// Changes samples to pairs of a row and the row after it, for a sequence-to-sequence model.
+    /// The fields are `source`, i64 `[context]`, and `target`, i64 `[context + 1]`, which begins
+    /// with the last token of the source.
     #[must_use]
     pub fn in_pairs(self) -> Self {
         Self { rows: self.rows.in_pairs(), ..self }
@@ -80,19 +82,19 @@ impl Text {
         &self.characters
     }
 
-    /// The characters that the tokens stand for.
+    /// The characters of the vocabulary, in the order of their tokens.
     #[must_use]
     pub fn vocabulary(&self) -> &[char] {
         self.characters.characters()
     }
 
-    /// The tokens of a text; `None` for a character that is not in the vocabulary.
+    /// The tokens of a text; `None` if it has a character outside the vocabulary.
     #[must_use]
     pub fn encode(&self, text: &str) -> Option<Vec<i64>> {
         text.chars().map(|c| self.characters.token(c).map(i64::from)).collect()
     }
 
-    /// The text of tokens; those that are not in the vocabulary are left out.
+    /// The text of tokens. Tokens outside the vocabulary are left out.
     #[must_use]
     pub fn decode(&self, tokens: &[i64]) -> String {
         let character = |&token: &i64| self.vocabulary().get(usize::try_from(token).ok()?).copied();
@@ -126,7 +128,8 @@ impl Dataset for Text {
 mod tests {
     use super::*;
     use crate::batch::Batch;
-    use crate::loader::{Loader, LoaderOptions};
+    use crate::loader::Loader;
+    use crate::options::LoaderOptions;
     use crate::sampler::Sequential;
 
     fn rows(text: Text, field: &str) -> Vec<Vec<i64>> {

@@ -1,18 +1,19 @@
-//! Tokens of files, in rows, without a copy in memory.
+//! Rows of the tokens of files, without a copy in memory.
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleSlot};
 use crate::element::Field;
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 use crate::source::token_rows::TokenRows;
 use crate::source::token_shard::{Shard, TokenFormat};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Rows of tokens from files that are mapped into memory: those of nanoGPT and llm.c, or of
-/// [`TokenWriter`](crate::TokenWriter). Field: `tokens`, i64 `[context + 1]`; the last token of a
-/// row is the first of the next one, as in [`Text`](crate::Text). Rows do not cross files. Clones
-/// share the maps.
+/// Rows of tokens from files that are mapped into memory: files of nanoGPT, of llm.c, or of
+/// [`TokenWriter`](crate::TokenWriter).
+///
+/// The field is `tokens`, i64 `[context + 1]`. The last token of a row is the first token of the
+/// next row, as in [`Text`](crate::Text). Rows do not cross files. Clones share the mappings.
 ///
 /// # Examples
 /// ```
@@ -41,25 +42,26 @@ struct Span {
 }
 
 impl TokenFile {
-    /// The tokens of `paths`, in this order, in rows of `context` tokens and the one that follows.
+    /// The rows of the files `paths`, in this order, each with `context` tokens and the token that
+    /// follows.
     ///
-    /// A file that begins with the magic number of llm.c is in that format, any other is
+    /// A file that begins with a magic number of llm.c has that format. Any other file is
     /// [`TokenFormat::RawU16`]. The files must not be truncated or rewritten in place while they
-    /// are open: the system ends a process that reads a mapped page whose file has become shorter.
-    /// A file that is renamed over one of them does no harm.
+    /// are open: the system ends a process that reads beyond the new end of a mapped file. Renaming
+    /// another file over one of them does no harm.
     ///
     /// # Errors
-    /// [`DataError::File`] for a file that cannot be opened, [`DataError::Malformed`] for one that
-    /// is not what it should be, [`DataError::InvalidOption`] for a context of 0, or one that all
-    /// files are too short for.
+    /// [`DataError::File`] for a file that cannot be opened; [`DataError::Malformed`] for a file
+    /// that does not follow its format; [`DataError::InvalidOption`] if `context` is 0 or every
+    /// file is too short for one row.
     pub fn open(paths: &[impl AsRef<Path>], context: usize) -> Result<Self, DataError> {
         Self::with_formats(paths, context, None)
     }
 
-    /// As [`open`](Self::open), with files of a known format.
+    /// Opens files of a given format; see [`open`](Self::open).
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// As for [`open`](Self::open).
     pub fn open_as(
         paths: &[impl AsRef<Path>],
         context: usize,
@@ -88,11 +90,11 @@ impl TokenFile {
         rows: TokenRows,
         vocabulary_len: Option<usize>,
     ) -> Result<Self, DataError> {
-        let file = Self::counted(spans, rows, vocabulary_len);
+        let file = Self::from_spans(spans, rows, vocabulary_len);
         if file.is_empty() { Err(file.rows.too_short()) } else { Ok(file) }
     }
 
-    fn counted(spans: Vec<Span>, rows: TokenRows, vocabulary_len: Option<usize>) -> Self {
+    fn from_spans(spans: Vec<Span>, rows: TokenRows, vocabulary_len: Option<usize>) -> Self {
         let mut first_rows = vec![0];
         let mut count = 0;
         for span in &spans {
@@ -102,39 +104,39 @@ impl TokenFile {
         Self { spans, first_rows, rows, vocabulary_len }
     }
 
-    /// The same tokens in pairs of a row and the row that follows it. Fields: `source`, i64
-    /// `[context]`, and `target`, i64 `[context + 1]`, which begins with the last token of the
-    /// source.
+    /// Changes samples to pairs of a row and the row after it, for a sequence-to-sequence model.
+    /// The fields are `source`, i64 `[context]`, and `target`, i64 `[context + 1]`, which begins
+    /// with the last token of the source.
     #[must_use]
     pub fn in_pairs(self) -> Self {
-        Self::counted(self.spans, self.rows.in_pairs(), self.vocabulary_len)
+        Self::from_spans(self.spans, self.rows.in_pairs(), self.vocabulary_len)
     }
 
-    /// The same tokens, each of which must be below `vocabulary_len`: another one is an error of
-    /// its sample that names the file and the byte. A model reads beyond its table without this.
+    /// Checks that each token is below `vocabulary_len`, so that a model does not read beyond its
+    /// embedding table. Another token is an error of its sample that names the file and the byte.
     #[must_use]
     pub fn with_vocabulary(self, vocabulary_len: usize) -> Self {
         Self { vocabulary_len: Some(vocabulary_len), ..self }
     }
 
-    /// The vocabulary that [`with_vocabulary`](Self::with_vocabulary) has named.
+    /// The length that was given to [`with_vocabulary`](Self::with_vocabulary).
     #[must_use]
     pub fn vocabulary_len(&self) -> Option<usize> {
         self.vocabulary_len
     }
 
-    /// The smallest vocabulary that has every token of the files, those of rows that are not in
-    /// this part of a [`split`](Self::split) included. Reads all files from end to end.
+    /// The length of the smallest vocabulary with all tokens of the files, including the other part
+    /// of a [`split`](Self::split). Reads all files completely.
     #[must_use]
     pub fn find_vocabulary_len(&self) -> usize {
         let largest = self.spans.iter().filter_map(|span| span.shard.token_max()).max();
         largest.map_or(0, |token| token as usize + 1)
     }
 
-    /// The first nine tenths of the tokens to train on, and the last tenth to test on.
+    /// Splits the tokens into a training part, the first nine tenths, and a test part.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] where a part has no row.
+    /// [`DataError::InvalidOption`] if a part has no row.
     pub fn split(&self) -> Result<(Self, Self), DataError> {
         let token_count = self.token_count();
         let mut left = token_count - token_count / 10;
@@ -154,7 +156,7 @@ impl TokenFile {
         Ok((part(train)?, part(test)?))
     }
 
-    /// Tokens of all files together.
+    /// Number of tokens of all files.
     #[must_use]
     pub fn token_count(&self) -> usize {
         self.spans.iter().map(|span| span.tokens.len()).sum()
@@ -171,7 +173,7 @@ impl Dataset for TokenFile {
     }
 
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
-        // The last span that begins at or before the row: spans without a row begin there too.
+        // Spans without a row begin at the same row as the next span, so the last one is taken.
         let at = self.first_rows.partition_point(|&first| first <= index) - 1;
         let Span { shard, tokens } = &self.spans[at];
         let start = tokens.start + (index - self.first_rows[at]) * self.rows.stride();

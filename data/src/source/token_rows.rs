@@ -1,11 +1,11 @@
-//! How a run of tokens is cut into the rows of a language model.
+//! Rows of a run of tokens, for a language model.
 
 use crate::dataset::SampleSlot;
 use crate::element::{ElementType, Field};
 use crate::error::DataError;
 
-/// Rows of `context` tokens and the one that follows. Neighbouring rows share one token, so that
-/// every token but the first is predicted once.
+/// Rows of `context` tokens and the token that follows. Neighbouring rows share one token, so that
+/// every token after the first is predicted once.
 #[derive(Debug, Clone)]
 pub(super) struct TokenRows {
     context: usize,
@@ -23,7 +23,7 @@ impl TokenRows {
         Ok(Self { context, in_pairs: false, fields: vec![field("tokens", context + 1)] })
     }
 
-    /// Rows of twice the length with the fields `source`, i64 `[context]`, and `target`, i64
+    /// Rows of twice the length, with the fields `source`, i64 `[context]`, and `target`, i64
     /// `[context + 1]`, which begins with the last token of the source.
     pub(super) fn in_pairs(self) -> Self {
         let fields = vec![field("source", self.context), field("target", self.context + 1)];
@@ -34,12 +34,12 @@ impl TokenRows {
         &self.fields
     }
 
-    /// Tokens from the start of a row to the start of the next one.
+    /// Number of tokens from the start of a row to the start of the next row.
     pub(super) fn stride(&self) -> usize {
         if self.in_pairs { 2 * self.context } else { self.context }
     }
 
-    /// Rows of a run of so many tokens.
+    /// Number of rows of a run of `token_count` tokens.
     pub(super) fn count(&self, token_count: usize) -> usize {
         token_count.saturating_sub(1) / self.stride()
     }
@@ -49,8 +49,8 @@ impl TokenRows {
         DataError::InvalidOption { option: "context", value: self.context }
     }
 
-    /// Writes the row whose first token is `start`. `copy` is given the number of a token, and the
-    /// place for it and for those after it.
+    /// Writes the row that begins at token `start`. `copy(first, out)` copies the tokens from
+    /// number `first` on to `out`.
     pub(super) fn write<E>(
         &self,
         start: usize,

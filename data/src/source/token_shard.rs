@@ -1,30 +1,30 @@
-//! One file of tokens, mapped into memory, and the formats of such files.
+//! Token files: their formats, and one file mapped into memory.
 
 use crate::error::{DataError, FilePlace};
 use crate::source::map::Map;
 use std::path::{Path, PathBuf};
 
-/// Bytes before the tokens in the files of llm.c: 256 numbers of 4 bytes.
+/// Number of bytes of llm.c's header: 256 numbers of 4 bytes.
 pub(super) const HEADER_BYTES: usize = 1024;
-/// First number of llm.c's files of multiple-choice questions, which are no runs of tokens.
+/// First number of llm.c's files of multiple-choice questions, which are not runs of tokens.
 const QUESTIONS_MAGIC: i32 = 20_240_522;
 
-/// How a file holds tokens. All numbers are little-endian.
+/// The format of a token file. All numbers are little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TokenFormat {
-    /// Tokens of 2 bytes and nothing else: what nanoGPT's `prepare.py` writes.
+    /// Tokens of 2 bytes without a header. nanoGPT's `prepare.py` writes this format.
     RawU16,
-    /// Tokens of 4 bytes and nothing else.
+    /// Tokens of 4 bytes without a header.
     RawU32,
-    /// Tokens of 2 bytes after llm.c's header: 20240520, 1, the number of tokens, and zeros up to
-    /// 256 numbers of 4 bytes.
+    /// Tokens of 2 bytes after llm.c's header: 256 numbers of 4 bytes, which are 20240520, 1, the
+    /// number of tokens, and zeros.
     LlmcU16,
-    /// Tokens of 4 bytes after the same header with 20240801 and 7, llm.c's format for Llama 3.
+    /// Tokens of 4 bytes after llm.c's header for Llama 3, which begins with 20240801 and 7.
     LlmcU32,
 }
 
 impl TokenFormat {
-    /// Bytes of one token.
+    /// Number of bytes of one token.
     #[must_use]
     pub fn token_bytes(self) -> usize {
         match self {
@@ -33,13 +33,13 @@ impl TokenFormat {
         }
     }
 
-    /// The largest token that the format can hold.
+    /// The largest token that the format can store.
     #[must_use]
     pub fn token_max(self) -> u32 {
         if self.token_bytes() == 2 { u16::MAX.into() } else { u32::MAX }
     }
 
-    /// The first two numbers of the header, if there is one.
+    /// The first two numbers of the header, if the format has one.
     pub(super) fn signature(self) -> Option<[i32; 2]> {
         match self {
             Self::RawU16 | Self::RawU32 => None,
@@ -57,7 +57,7 @@ impl TokenFormat {
     }
 }
 
-/// What is wrong with a file of tokens, or with tokens for one: the cause inside
+/// A token file that cannot be read, or tokens that cannot be written; the cause of a
 /// [`DataError::Malformed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -65,74 +65,74 @@ pub enum TokenFileError {
     /// The file ends within a token.
     #[error("the file ends within a token of {token_bytes} bytes")]
     PartOfToken {
-        /// Bytes of a token.
+        /// Number of bytes of a token.
         token_bytes: usize,
     },
     /// The file ends within llm.c's header.
     #[error("the file ends within the header of {HEADER_BYTES} bytes")]
     PartOfHeader,
-    /// The file begins with another number than its format has.
+    /// The file does not begin with the magic number of its format.
     #[error("the first number is {found}, the format has {expected}")]
     Magic {
-        /// The file's number.
+        /// The first number of the file.
         found: i32,
-        /// The format's number.
+        /// The magic number of the format.
         expected: i32,
     },
-    /// The file is of another version of its format.
-    #[error("the version is {found}, only {expected} is known")]
+    /// The file has another version of its format.
+    #[error("the version is {found}, only {expected} is supported")]
     Version {
-        /// The file's version.
+        /// The version of the file.
         found: i32,
-        /// The version that can be read.
+        /// The supported version.
         expected: i32,
     },
-    /// The file is one of llm.c's sets of multiple-choice questions.
+    /// The file has multiple-choice questions of llm.c.
     #[error("the file holds multiple-choice questions, not a run of tokens")]
     Questions,
-    /// The header names another number of tokens than the file has.
-    #[error("the header says {header} tokens, the file has {actual}")]
+    /// The header states another number of tokens than the file has.
+    #[error("the header states {header} tokens, the file has {actual}")]
     TokenCount {
-        /// Tokens by the header.
+        /// Number of tokens in the header.
         header: i32,
-        /// Whole tokens behind the header.
+        /// Number of whole tokens after the header.
         actual: usize,
     },
-    /// A token that the vocabulary does not have.
+    /// A token is outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocabulary_len}")]
     OutsideVocabulary {
         /// Number of the token.
         token: u32,
-        /// Tokens of the vocabulary.
+        /// Length of the vocabulary.
         vocabulary_len: usize,
     },
-    /// A token that is too large for the format that is written.
+    /// A token is too large for the format that is written.
     #[error("token {token} is larger than {token_max}, the format's largest")]
     TokenTooLarge {
         /// Number of the token.
         token: u32,
-        /// The largest one.
+        /// The largest token of the format.
         token_max: u32,
     },
-    /// More tokens than the header can count.
+    /// The number of tokens is too large for the header.
     #[error("the header cannot count more than {} tokens", i32::MAX)]
     TooManyTokens,
 }
 
-/// The tokens of one file, read where the operating system maps them.
+/// One token file, mapped into memory.
 #[derive(Debug)]
 pub(super) struct Shard {
     path: PathBuf,
     map: Map,
     format: TokenFormat,
-    /// Where the first token is.
+    /// Byte offset of the first token.
     start_bytes: usize,
-    /// Tokens of the file.
+    /// Number of tokens.
     pub(super) len: usize,
 }
 
 impl Shard {
-    /// Opens `path` as `format`, or as what its first number says.
+    /// Opens `path` as `format`, or as the format that its first number states.
     pub(super) fn open(path: &Path, format: Option<TokenFormat>) -> Result<Self, DataError> {
         let map = Map::open(path)?;
         let format = format.unwrap_or_else(|| TokenFormat::detect(map.bytes()));
@@ -142,7 +142,7 @@ impl Shard {
         Ok(Self { path: path.to_owned(), map, format, start_bytes, len })
     }
 
-    /// Copies as many tokens from `first` on as `tokens` has places.
+    /// Fills `tokens` with the tokens from number `first` on.
     pub(super) fn copy(
         &self,
         first: usize,
@@ -170,7 +170,7 @@ impl Shard {
         }
     }
 
-    /// The largest token of all, which are read for it.
+    /// The largest token. Reads the whole file.
     pub(super) fn token_max(&self) -> Option<u32> {
         let bytes = &self.map.bytes()[self.start_bytes..];
         if self.format.token_bytes() == 2 {
@@ -185,13 +185,13 @@ impl Shard {
     }
 }
 
-/// The error of a byte of a file.
+/// The error of a byte in a file.
 pub(super) fn malformed(path: &Path, byte: usize, error: TokenFileError) -> DataError {
     let place = FilePlace::Byte(byte as u64);
     DataError::Malformed { path: path.to_owned(), place, source: error.into() }
 }
 
-/// How many tokens a file has, or what is wrong with it and at which byte.
+/// The number of tokens of a file, or the byte and the kind of its fault.
 fn token_count(bytes: &[u8], format: TokenFormat) -> Result<usize, (usize, TokenFileError)> {
     let token_bytes = format.token_bytes();
     if bytes.starts_with(&QUESTIONS_MAGIC.to_le_bytes()) {

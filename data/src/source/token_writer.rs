@@ -1,4 +1,4 @@
-//! Writes files of tokens.
+//! Writing of token files.
 
 use crate::error::DataError;
 use crate::source::token_shard::{HEADER_BYTES, TokenFileError, TokenFormat, malformed};
@@ -7,50 +7,51 @@ use std::io::{self, BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// Writes tokens one run after the other into a file for [`TokenFile`](crate::TokenFile).
+/// Writes a token file, which [`TokenFile`](crate::TokenFile) reads.
 ///
-/// The file is written beside its place and renamed by [`finish`](Self::finish), so that what was
-/// there before stays until the new file is whole. A writer that is dropped earlier leaves nothing.
+/// The writer uses a temporary file in the same folder, which [`finish`](Self::finish) renames. So
+/// an earlier file of this name stays until the new file is complete. A writer that is dropped
+/// without `finish` leaves no file.
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
-    beside: BufWriter<NamedTempFile>,
+    temporary: BufWriter<NamedTempFile>,
     format: TokenFormat,
-    /// Tokens so far.
+    /// Number of tokens so far.
     len: u64,
 }
 
 impl TokenWriter {
-    /// A file of no tokens yet.
+    /// Begins a file without tokens.
     ///
     /// # Errors
-    /// [`DataError::File`] if no file can be made in the folder of `path`.
+    /// [`DataError::File`] if the folder of `path` does not allow a new file.
     pub fn create(path: impl AsRef<Path>, format: TokenFormat) -> Result<Self, DataError> {
         let path = path.as_ref().to_owned();
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        // A way of opening of its own keeps the permissions of a new file.
-        let open = |beside: &Path| File::options().write(true).create_new(true).open(beside);
-        let made = tempfile::Builder::new()
+        // Opening the file here gives it the permissions of a new file, not of a temporary one.
+        let open = |path: &Path| File::options().write(true).create_new(true).open(path);
+        let created = tempfile::Builder::new()
             .prefix(".lowtide-")
             .make_in(folder.unwrap_or(Path::new(".")), open);
         let header_bytes = if format.signature().is_some() { HEADER_BYTES } else { 0 };
-        let begun = made.and_then(|file| {
-            let mut beside = BufWriter::new(file);
-            beside.write_all(&[0; HEADER_BYTES][..header_bytes])?;
-            Ok(beside)
+        let begun = created.and_then(|file| {
+            let mut temporary = BufWriter::new(file);
+            temporary.write_all(&[0; HEADER_BYTES][..header_bytes])?;
+            Ok(temporary)
         });
         match begun {
-            Ok(beside) => Ok(Self { path, beside, format, len: 0 }),
+            Ok(temporary) => Ok(Self { path, temporary, format, len: 0 }),
             Err(source) => Err(DataError::File { path, source }),
         }
     }
 
-    /// Adds tokens at the end.
+    /// Appends tokens.
     ///
     /// # Errors
-    /// [`DataError::Malformed`] for a token that is too large for the format, with the byte where
-    /// it would have been; none of `tokens` is written then. [`DataError::File`] if the disk does
-    /// not take them: the file is of no use after that.
+    /// [`DataError::Malformed`] for a token that is too large for the format, with the byte at
+    /// which it would be; none of `tokens` is written then. [`DataError::File`] if writing fails;
+    /// the writer cannot be used after that.
     pub fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {
         let token_max = self.format.token_max();
         if let Some(at) = tokens.iter().position(|&token| token > token_max) {
@@ -63,23 +64,23 @@ impl TokenWriter {
         }
         let token_bytes = self.format.token_bytes();
         for token in tokens {
-            let written = self.beside.write_all(&token.to_le_bytes()[..token_bytes]);
+            let written = self.temporary.write_all(&token.to_le_bytes()[..token_bytes]);
             written.map_err(|source| self.failed(source))?;
         }
         self.len = len;
         Ok(())
     }
 
-    /// Puts the file in its place; the number of its tokens.
+    /// Completes the file, gives it its name, and returns the number of its tokens.
     ///
     /// # Errors
-    /// [`DataError::File`]; what was there before is untouched.
+    /// [`DataError::File`] if writing fails; an earlier file of this name is unchanged then.
     pub fn finish(mut self) -> Result<u64, DataError> {
         let header = self.write_header();
         header.map_err(|source| self.failed(source))?;
-        let Self { path, beside, len, .. } = self;
-        let beside = beside.into_inner().map_err(io::IntoInnerError::into_error);
-        let published = beside.and_then(|file| {
+        let Self { path, temporary, len, .. } = self;
+        let temporary = temporary.into_inner().map_err(io::IntoInnerError::into_error);
+        let published = temporary.and_then(|file| {
             file.as_file().sync_all()?;
             file.persist(&path).map_err(|error| error.error)
         });
@@ -91,12 +92,12 @@ impl TokenWriter {
 
     fn write_header(&mut self) -> io::Result<()> {
         if let Some([magic, version]) = self.format.signature() {
-            // `push` keeps the number within an i32.
+            // The cast keeps the value: `push` refuses more tokens than fit in an i32.
             let numbers = [magic, version, self.len as i32];
-            self.beside.rewind()?;
-            self.beside.write_all(&numbers.map(i32::to_le_bytes).concat())?;
+            self.temporary.rewind()?;
+            self.temporary.write_all(&numbers.map(i32::to_le_bytes).concat())?;
         }
-        self.beside.flush()
+        self.temporary.flush()
     }
 
     fn failed(&self, source: io::Error) -> DataError {
@@ -110,10 +111,10 @@ impl TokenWriter {
     }
 }
 
-/// Writes all of `tokens` into the file `path`, as [`TokenWriter`] does.
+/// Writes `tokens` as the file `path` and returns their number; see [`TokenWriter`].
 ///
 /// # Errors
-/// Those of [`TokenWriter`].
+/// As for [`TokenWriter`].
 pub fn write_tokens(
     path: impl AsRef<Path>,
     format: TokenFormat,

@@ -1,5 +1,5 @@
-//! Where the members of a zip archive are, after PKWARE's APPNOTE.TXT 6.3, with the 64-bit fields
-//! of large archives. Only members that are stored as they are can be mapped.
+//! Places of the members in a zip archive, after PKWARE's APPNOTE.TXT 6.3, with the 64-bit fields
+//! of large archives. Only members that are not compressed can be mapped.
 
 use crate::source::npy::NpyError;
 use std::ops::Range;
@@ -9,12 +9,12 @@ const LOCAL: &[u8] = b"PK\x03\x04";
 const END: &[u8] = b"PK\x05\x06";
 const END_64: &[u8] = b"PK\x06\x06";
 const LOCATOR_64: &[u8] = b"PK\x06\x07";
-/// The end record is 22 bytes and a comment.
+/// Number of bytes of the end record without its comment.
 const END_BYTES: usize = 22;
-/// Stands for a number that is in the 64-bit fields.
+/// Value of a 32-bit field whose number is in the 64-bit fields.
 const ELSEWHERE: u64 = 0xffff_ffff;
 
-/// The bytes of the member called `name`.
+/// The range of bytes of the member `name`.
 pub(crate) fn member(archive: &[u8], name: &str) -> Result<Range<usize>, NpyError> {
     let (mut at, count) = directory(archive).ok_or(NpyError::Archive)?;
     for _ in 0..count {
@@ -30,7 +30,7 @@ pub(crate) fn member(archive: &[u8], name: &str) -> Result<Range<usize>, NpyErro
     Err(NpyError::Member { member: name.to_owned() })
 }
 
-/// Where the central directory begins, and how many entries it has.
+/// The start and the number of entries of the central directory.
 fn directory(archive: &[u8]) -> Option<(usize, u64)> {
     let last = archive.len().checked_sub(END_BYTES)?;
     let first = last.saturating_sub(usize::from(u16::MAX));
@@ -48,9 +48,9 @@ struct Entry<'a> {
     name: &'a [u8],
     is_packed: bool,
     size_bytes: u64,
-    /// Where its local header is.
+    /// Byte offset of the local header.
     local: u64,
-    /// Where the next entry begins.
+    /// Byte offset of the next entry.
     end: usize,
 }
 
@@ -67,7 +67,8 @@ fn entry(archive: &[u8], at: usize) -> Option<Entry<'_>> {
     while let (Some(kind), Some(len)) = (number(extra, 0, 2), number(extra, 2, 2)) {
         let mut content = extra.get(4..4 + len as usize)?;
         if kind == 1 {
-            // Those numbers that had no room before, in this order; the packed size is not needed.
+            // The 64-bit fields are the numbers that do not fit in 32 bits, in this order. The
+            // compressed size is skipped.
             for (value, is_kept) in
                 [(&mut size_bytes, true), (&mut field(20, 4)?, false), (&mut local, true)]
             {
@@ -82,7 +83,7 @@ fn entry(archive: &[u8], at: usize) -> Option<Entry<'_>> {
         }
         extra = &extra[4 + len as usize..];
     }
-    // Bit 0 of the flags says that it is encrypted.
+    // Bit 0 of the flags marks an encrypted member.
     let is_packed = field(10, 2)? != 0 || field(8, 2)? & 1 == 1;
     Some(Entry { name, is_packed, size_bytes, local, end: extra_end + comment_len })
 }
@@ -99,7 +100,7 @@ impl Entry<'_> {
     }
 }
 
-/// A little-endian number of `len` bytes, up to 8.
+/// The little-endian number of `len` bytes at `at`. `len` is at most 8.
 fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
     let bytes = bytes.get(at..at.checked_add(len)?)?;
     Some(bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))

@@ -1,44 +1,47 @@
 //! Fills staging buffers with the samples of a stream.
 
 use crate::dataset::SampleSlot;
-use crate::epoch::EpochPlan;
 use crate::error::DataError;
-use crate::job::{Built, Fault, message_of};
+use crate::job::{Built, Fault};
+use crate::panics::message_of;
+use crate::plan::EpochPlan;
 use crate::rows::Rows;
 use crate::staging::Staging;
 use crate::stream::{Stream, StreamState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// A stream, and how far it is. Whichever thread reads the stream owns this.
+/// A stream and its position, owned by the thread that reads the stream.
 pub(super) struct Builder {
     pub(super) stream: Box<dyn Stream>,
     pub(super) plan: Arc<EpochPlan>,
     pub(super) batch_size: usize,
     pub(super) drops_last: bool,
-    /// Samples that may still be skipped.
+    /// Number of samples that may still be skipped.
     pub(super) skips_left: usize,
-    /// Samples that were read or skipped.
+    /// Number of samples that were read or skipped.
     pub(super) sample: u64,
 }
 
-/// A batch as it was read.
-pub(super) struct Reply {
+/// A batch, and the position of the stream after it.
+pub(super) struct StreamReply {
     /// `None` at the end of the stream.
     pub(super) built: Result<Option<Built>, DataError>,
-    /// Samples that were read or skipped by then, and the position of the stream.
-    pub(super) after: (u64, StreamState),
+    /// Number of samples that were read or skipped before the position.
+    pub(super) sample: u64,
+    pub(super) stream: StreamState,
 }
 
 impl Builder {
-    /// The next batch, in `staging`.
-    pub(super) fn build(&mut self, staging: Staging) -> Reply {
+    /// Builds the next batch in `staging`.
+    pub(super) fn build(&mut self, staging: Staging) -> StreamReply {
         let built = self.fill(staging);
+        let sample = self.sample;
         match catch_unwind(AssertUnwindSafe(|| self.stream.state())) {
-            Ok(state) => Reply { built, after: (self.sample, state) },
+            Ok(stream) => StreamReply { built, sample, stream },
             Err(payload) => {
-                let error = self.panicked(payload);
-                Reply { built: Err(error), after: (self.sample, StreamState::new(&())) }
+                let built = Err(self.panicked(payload));
+                StreamReply { built, sample, stream: StreamState::new(&()) }
             }
         }
     }
@@ -56,7 +59,7 @@ impl Builder {
             // Unwind safety: a stream that has panicked is not read again.
             let written = catch_unwind(AssertUnwindSafe(|| self.stream.write_next(&mut slot)));
             let written = written.map_err(|payload| self.panicked(payload))?;
-            match written.and_then(|is_there| Ok(slot.finish().map(|()| is_there)?)) {
+            match written.and_then(|is_written| Ok(slot.finish().map(|()| is_written)?)) {
                 Ok(true) => {
                     indices.push(index);
                     kept.push(at);

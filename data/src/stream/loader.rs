@@ -1,13 +1,13 @@
 //! The batches of a stream.
 
 use crate::batch::Batch;
-use crate::epoch::EpochPlan;
 use crate::error::DataError;
 use crate::layout::Layout;
-use crate::loader::OnBadSample;
+use crate::options::OnBadSample;
+use crate::plan::EpochPlan;
 use crate::staging::{Ring, Staging};
 use crate::state::LoaderState;
-use crate::stream::builder::{Builder, Reply};
+use crate::stream::builder::{Builder, StreamReply};
 use crate::stream::{Stream, StreamState};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use serde::{Deserialize, Serialize};
@@ -16,19 +16,20 @@ use std::iter::FusedIterator;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Settings of a [`StreamLoader`].
+/// Options of a [`StreamLoader`], with defaults in parentheses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// Samples per batch (1).
+    /// Number of samples in a batch (1).
     pub batch_size: usize,
     /// Leave out the last batch if it is not full (false).
     pub drop_last: bool,
-    /// Which thread reads the stream (the one that asks for the batch).
+    /// The thread that reads the stream (inline).
     pub reading: Reading,
-    /// Batches held ready or in use beside the one that is read ahead, at least 1 (2).
+    /// Number of batches that are ready or in use, in addition to the one that is read ahead. At
+    /// least 1 (2).
     pub prefetch: usize,
-    /// What a sample that cannot be read does (fail). The number of [`OnBadSample::Skip`] counts
-    /// from where the loader was begun or resumed.
+    /// The effect of a sample that cannot be read (fail). [`OnBadSample::Skip`] counts the bad
+    /// samples since the loader was made.
     pub on_bad_sample: OnBadSample,
 }
 
@@ -44,26 +45,26 @@ impl Default for StreamOptions {
     }
 }
 
-/// Which thread reads a stream. The batches are the same.
+/// The thread that reads a stream. The batches do not depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Reading {
     /// The thread that asks for the batch.
     #[default]
     Inline,
-    /// A thread of the loader, which reads batches ahead into the buffers that are free.
+    /// A thread of the loader, which reads batches ahead into the free buffers.
     Ahead,
 }
 
-/// The position of a [`StreamLoader`]: the batches handed out so far are behind it, those read
-/// ahead are not.
+/// The position of a [`StreamLoader`]: after the batches that were handed out, and before the
+/// batches that were only read ahead.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamLoaderState {
-    /// Batches handed out.
+    /// Number of batches that were handed out.
     pub batch: u64,
-    /// Samples that were read or skipped.
+    /// Number of samples that were read or skipped.
     pub sample: u64,
-    /// Samples in a full batch.
+    /// Number of samples in a full batch.
     pub batch_size: usize,
     /// The position of the stream.
     pub stream: StreamState,
@@ -72,13 +73,14 @@ pub struct StreamLoaderState {
 /// Turns a [`Stream`] into batches, in the order of the stream; an iterator.
 ///
 /// All staging memory, `prefetch` buffers of one batch each and one more to read ahead, is
-/// allocated when the loader is made. After a sample's error or panic the iterator is over, and
-/// [`state`](Self::state) is still that before the batch that failed.
-/// [`DataError::StagingExhausted`] is no end: the next call goes on once a batch is dropped.
-/// [`Batch::sample_indices`] are numbers in the stream, and [`Batch::state_after`], which is for
-/// datasets, fits no loader.
+/// allocated when the loader is made.
 ///
-/// Dropping the loader joins its thread, which waits for the sample that is being read.
+/// An error or panic of a sample ends the iterator, and [`state`](Self::state) remains the position
+/// before the batch that failed. [`DataError::StagingExhausted`] does not end it: the next call
+/// continues once a batch is dropped. [`Batch::sample_indices`] are positions in the stream. No
+/// loader accepts the [`Batch::state_after`] of such a batch, because only datasets have it.
+///
+/// Dropping the loader waits for the sample that is being read, and joins the thread.
 pub struct StreamLoader {
     source: Source,
     ring: Ring,
@@ -94,20 +96,20 @@ enum Source {
 
 /// A thread that reads ahead.
 struct Ahead {
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     work: Option<Sender<Staging>>,
-    replies: Receiver<Reply>,
-    /// Buffers that were sent and not replied to.
+    replies: Receiver<StreamReply>,
+    /// Number of buffers that were sent and have no reply yet.
     pending: usize,
     thread: Option<JoinHandle<()>>,
 }
 
 impl StreamLoader {
-    /// The batches of `stream` from where it is.
+    /// The batches of `stream` from its current position on.
     ///
     /// # Errors
-    /// An option that is 0 and must not be, a ring that does not fit in memory, a thread that the
-    /// operating system refuses.
+    /// An option that must not be 0, a staging ring that does not fit in memory, or a thread that
+    /// the operating system refuses.
     pub fn new(stream: impl Stream + 'static, options: StreamOptions) -> Result<Self, DataError> {
         let state = StreamLoaderState {
             batch: 0,
@@ -121,8 +123,8 @@ impl StreamLoader {
     /// The batches that were still to come when `state` was taken, exactly.
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`DataError::StateMismatch`] for a state of another batch size;
-    /// [`DataError::StreamState`] for one that the stream refuses.
+    /// As for [`new`](Self::new); [`DataError::StateMismatch`] if the state has another batch size;
+    /// [`DataError::StreamState`] if the stream refuses the state.
     pub fn resume(
         mut stream: impl Stream + 'static,
         options: StreamOptions,
@@ -157,7 +159,7 @@ impl StreamLoader {
         let slots =
             slots.ok_or(DataError::InvalidOption { option: "prefetch", value: prefetch })?;
         let ring = Ring::new(slots, layout.size_bytes)?;
-        // No dataset has 0 samples and a batch, so no loader of one takes such a state.
+        // A dataset of 0 samples has no batch, so no loader of a dataset accepts this state.
         let end = LoaderState { epoch: 0, batch: 0, seed: 0, batch_size, sample_count: 0 };
         let plan = Arc::new(EpochPlan::unordered(Arc::new(layout), end));
         let skips_left = match options.on_bad_sample {
@@ -179,20 +181,20 @@ impl StreamLoader {
         Ok(Self { source, ring, plan, state, is_over: false })
     }
 
-    /// The position before the next batch: what to save once the step of the last one is done.
+    /// The position before the next batch. Save it after the training step of the last batch.
     #[must_use]
     pub fn state(&self) -> StreamLoaderState {
         self.state.clone()
     }
 
-    /// Bytes of all staging buffers together, taken when the loader was made and never grown.
+    /// Bytes of all staging buffers, which are allocated when the loader is made.
     #[must_use]
     pub fn staging_bytes(&self) -> usize {
         self.ring.slots * self.ring.slot_bytes
     }
 
-    /// The next reply; `None` if every buffer is held outside.
-    fn reply(&mut self) -> Option<Reply> {
+    /// The next reply; `None` if the caller holds every buffer.
+    fn reply(&mut self) -> Option<StreamReply> {
         match &mut self.source {
             Source::Inline(builder) => Some(builder.build(self.ring.take()?)),
             Source::Ahead(ahead) => ahead.reply(&self.ring),
@@ -207,7 +209,7 @@ impl Iterator for StreamLoader {
         if self.is_over {
             return None;
         }
-        let Some(Reply { built, after: (sample, stream) }) = self.reply() else {
+        let Some(StreamReply { built, sample, stream }) = self.reply() else {
             return Some(Err(DataError::StagingExhausted { slots: self.ring.slots }));
         };
         match built {
@@ -266,11 +268,11 @@ impl Ahead {
         Ok(Self { work: Some(work), replies, pending: 0, thread: Some(thread) })
     }
 
-    /// Hands out every free buffer, and waits for the first that comes back.
-    fn reply(&mut self, ring: &Ring) -> Option<Reply> {
+    /// Hands every free buffer to the thread, and waits for the first reply.
+    fn reply(&mut self, ring: &Ring) -> Option<StreamReply> {
         while let Some(staging) = ring.take() {
-            // Never blocks: the channel has room for every buffer. After the last batch there is no
-            // reader, and the buffer goes back to the ring with the channel.
+            // Sending never blocks: the channel has room for every buffer. After the last batch
+            // there is no reader, and dropping the channel returns the buffer to the ring.
             if self.work.as_ref()?.send(staging).is_err() {
                 break;
             }
@@ -288,7 +290,7 @@ impl Drop for Ahead {
     fn drop(&mut self) {
         self.work = None;
         if let Some(thread) = self.thread.take() {
-            // The thread catches the panics of the stream, so there is nothing to learn here.
+            // The thread catches the panics of the stream, so the result is always `Ok`.
             let _ = thread.join();
         }
     }

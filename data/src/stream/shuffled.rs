@@ -1,24 +1,25 @@
-//! The samples of a stream in another order, block by block.
+//! Streams in shuffled order, block by block.
 
-use crate::dataset::{SampleError, SampleSlot};
+use crate::dataset::SampleSlot;
 use crate::element::Field;
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 use crate::layout::Layout;
 use crate::rows::Rows;
-use crate::sampler::EpochKey;
-use crate::sampler::stream::{shuffle, stream as numbers};
+use crate::sampler::order::EpochKey;
+use crate::sampler::rng::{epoch_rng, shuffle};
 use crate::staging::{Ring, Staging};
 use crate::stream::{Stream, StreamState};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The samples of a stream in a seeded order: each block of `block_len` samples is read, and
-/// handed out in an order that depends on the seed and on the number of the block.
+/// The samples of a stream in a seeded order. Each block of `block_len` samples is read first and
+/// then handed out in an order that depends on the seed and the number of the block.
 ///
-/// Unlike a buffer of which each sample that is taken makes room for the next one, a block can be
-/// restored from four numbers: a resumed stream reads the samples of the block again. The price is
-/// that no sample moves to another block, and that a block is read at once, before its first sample
-/// comes. Memory is that of `block_len` samples, allocated when this is made.
+/// A block can be restored from four numbers: a resumed stream reads the samples of the block
+/// again. (A shuffle buffer, in which the next sample replaces each one that is taken, would have
+/// to be saved whole.) In return no sample moves to another block, and the first sample of a block
+/// comes after the whole block was read. The memory of `block_len` samples is allocated when the
+/// stream is made.
 #[derive(Debug)]
 pub struct ShuffledStream<S> {
     stream: S,
@@ -30,17 +31,17 @@ pub struct ShuffledStream<S> {
     position: Position,
 }
 
-/// Where a shuffled stream is.
+/// The position of a shuffled stream.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Position {
-    /// The stream below, before the block.
+    /// The position of the underlying stream before the block.
     start: StreamState,
-    /// Blocks before this one.
+    /// Number of blocks before this one.
     block: u64,
-    /// Samples of the block that were handed out.
+    /// Number of samples of the block that were handed out.
     next: usize,
-    /// Samples of the block that could not be read, and that the reader was told of.
+    /// Number of samples of the block that could not be read and whose errors were returned.
     bad: usize,
     seed: u64,
     block_len: usize,
@@ -48,20 +49,21 @@ struct Position {
 
 #[derive(Debug)]
 enum Block {
-    /// Not begun.
+    /// The block is not begun.
     None,
-    /// Being read; these rows are there. `bad` is the number of samples that could not be read.
+    /// The block is being read: `kept` are the rows that were read, and `bad` is the number of
+    /// samples that could not be read.
     Filling { rows: Rows, kept: Vec<usize>, bad: usize },
-    /// Read: its rows in the order in which they are handed out.
+    /// The block is read: `order` are its rows in the order in which they are handed out.
     Full { staging: Staging, order: Vec<usize>, is_last: bool },
 }
 
 impl<S: Stream> ShuffledStream<S> {
-    /// The samples of `stream` from where it is.
+    /// The samples of `stream` from its current position on, shuffled.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for blocks of no samples, or too many for the address space;
-    /// [`DataError::Staging`] for a block that does not fit in memory.
+    /// [`DataError::InvalidOption`] if `block_len` is 0 or a block does not fit the address space;
+    /// [`DataError::Staging`] if a block does not fit in memory.
     pub fn new(stream: S, block_len: usize, seed: u64) -> Result<Self, DataError> {
         let invalid = DataError::InvalidOption { option: "block_len", value: block_len };
         let layout = (block_len > 0).then(|| Layout::new(stream.fields(), block_len)).flatten();
@@ -72,10 +74,10 @@ impl<S: Stream> ShuffledStream<S> {
         Ok(Self { stream, seed, block_len, layout, ring, block: Block::None, position })
     }
 
-    /// Reads what is missing of the block.
+    /// Reads the rest of the block.
     fn fill(&mut self, slot: &SampleSlot<'_>) -> Result<(), SampleError> {
         if matches!(self.block, Block::None) {
-            let staging = self.ring.take().expect("the block that had the buffer is gone");
+            let staging = self.ring.take().expect("no other block holds the buffer");
             let rows = Rows::new(staging, Arc::clone(&self.layout), self.block_len);
             self.block = Block::Filling { rows, kept: Vec::new(), bad: 0 };
         }
@@ -83,9 +85,9 @@ impl<S: Stream> ShuffledStream<S> {
         if let Block::Filling { rows, kept, bad } = &mut self.block {
             while let Some(row) = rows.claim() {
                 let at = row.index();
-                let mut place = slot.beside(row);
+                let mut place = slot.in_row(row);
                 let written = self.stream.write_next(&mut place);
-                match written.and_then(|there| Ok(place.finish().map(|()| there)?)) {
+                match written.and_then(|is_written| Ok(place.finish().map(|()| is_written)?)) {
                     Ok(true) => kept.push(at),
                     Ok(false) => {
                         is_last = true;
@@ -105,7 +107,7 @@ impl<S: Stream> ShuffledStream<S> {
             std::mem::replace(&mut self.block, Block::None)
         {
             let key = EpochKey { seed: self.seed, epoch: self.position.block, batch_size: 1 };
-            shuffle(&mut order, &mut numbers(key, b"lowtide::streams"));
+            shuffle(&mut order, &mut epoch_rng(key, b"lowtide::streams"));
             self.block = Block::Full { staging: rows.into_staging(), order, is_last };
         }
         Ok(())
@@ -143,9 +145,10 @@ impl<S: Stream> Stream for ShuffledStream<S> {
 
     fn set_state(&mut self, state: &StreamState) -> Result<(), SampleError> {
         let position: Position = state.content()?;
-        let here = [("seed", position.seed, self.seed)];
-        let len = ("block_len", position.block_len as u64, self.block_len as u64);
-        for (what, saved, here) in here.into_iter().chain([len]) {
+        for (what, saved, here) in [
+            ("seed", position.seed, self.seed),
+            ("block_len", position.block_len as u64, self.block_len as u64),
+        ] {
             if saved != here {
                 return Err(DataError::StateMismatch { what, saved, here }.into());
             }

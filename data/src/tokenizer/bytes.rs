@@ -2,20 +2,20 @@
 
 use crate::tokenizer::{SpecialToken, Tokenizer, TokenizerError};
 
-/// The bytes of UTF-8 as 256 tokens, and special tokens after them: every text has tokens.
+/// The 256 bytes of UTF-8 as tokens, and special tokens after them. Every text can be encoded.
 #[derive(Debug, Clone, Default)]
 pub struct Bytes {
     special: Vec<SpecialToken>,
 }
 
 impl Bytes {
-    /// The 256 bytes alone.
+    /// The 256 bytes without special tokens.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same with another special token, the next number.
+    /// Adds a special token with the next number.
     #[must_use]
     pub fn with_special(mut self, name: impl Into<String>) -> Self {
         let token = 256 + self.special.len() as u32;

@@ -3,7 +3,7 @@
 use crate::tokenizer::{SpecialToken, Tokenizer, TokenizerError};
 use std::collections::BTreeSet;
 
-/// The characters of a text as tokens, in the order of Unicode, and special tokens after them.
+/// The characters of a text as tokens, in Unicode order, and special tokens after them.
 #[derive(Debug, Clone)]
 pub struct Characters {
     characters: Vec<char>,
@@ -11,14 +11,14 @@ pub struct Characters {
 }
 
 impl Characters {
-    /// The characters that `text` has.
+    /// The vocabulary of the characters in `text`.
     #[must_use]
     pub fn new(text: &str) -> Self {
         let characters = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
         Self { characters, special: Vec::new() }
     }
 
-    /// The same with another special token, the next number.
+    /// Adds a special token with the next number.
     #[must_use]
     pub fn with_special(mut self, name: impl Into<String>) -> Self {
         let token = self.vocabulary_len() as u32;
@@ -26,17 +26,17 @@ impl Characters {
         self
     }
 
-    /// The characters, each at the place of its token.
+    /// The characters in the order of their tokens.
     #[must_use]
     pub fn characters(&self) -> &[char] {
         &self.characters
     }
 
-    /// The token of a character.
+    /// The token of a character; `None` if the vocabulary does not have it.
     #[must_use]
     pub fn token(&self, character: char) -> Option<u32> {
-        // There are fewer characters than 2^21.
-        self.characters.binary_search(&character).ok().map(|place| place as u32)
+        // The cast keeps the value: Unicode has fewer than 2^21 characters.
+        self.characters.binary_search(&character).ok().map(|position| position as u32)
     }
 }
 

@@ -1,8 +1,7 @@
 //! Tokenizers of Hugging Face's `tokenizer.json`.
 
-use crate::dataset::SampleError;
-use crate::error::{DataError, FilePlace};
-use crate::tokenizer::{SpecialToken, Tokenizer, TokenizerError, guarded};
+use crate::error::{DataError, FilePlace, SampleError};
+use crate::tokenizer::{SpecialToken, Tokenizer, TokenizerError, catch_panic};
 use serde::Deserialize;
 use serde_json::Value;
 use std::fmt;
@@ -10,12 +9,11 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// More bytes than any tokenizer has: the largest ones have some 30 MB.
+/// Maximum number of bytes of a file. The largest tokenizers have about 30 MB.
 const FILE_BYTES_MAX: u64 = 1 << 29;
 
-/// Any tokenizer of a `tokenizer.json`, by Hugging Face's crate `tokenizers`. Truncation, padding
-/// and the tokens that the file would put around every text are left out: rows and documents are
-/// framed by the dataset.
+/// A tokenizer from a `tokenizer.json` file, run by Hugging Face's crate `tokenizers`. Truncation,
+/// padding and tokens around every text are switched off, because the datasets add these.
 #[derive(Clone)]
 pub struct TokenizerJson {
     tokenizer: Box<tokenizers::Tokenizer>,
@@ -24,14 +22,14 @@ pub struct TokenizerJson {
 }
 
 impl TokenizerJson {
-    /// The tokenizer of a file.
+    /// Reads a tokenizer from a file.
     ///
     /// # Errors
-    /// [`DataError::File`] for a file that cannot be read, [`DataError::Malformed`] for one that is
-    /// no tokenizer, with the line if it is no JSON.
+    /// [`DataError::File`] for a file that cannot be read; [`DataError::Malformed`] for a file that
+    /// is not a tokenizer, with the line if it is not JSON.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         let file = |source| DataError::File { path: path.to_owned(), source };
-        // A pipe is not opened: that would wait for a writer.
+        // Opening a pipe would wait for a writer.
         if !fs::metadata(path).map_err(file)?.is_file() {
             return Err(file(io::Error::new(io::ErrorKind::InvalidData, "not a regular file")));
         }
@@ -50,14 +48,14 @@ impl TokenizerJson {
         })
     }
 
-    /// The tokenizer of the bytes of a file.
+    /// Parses a tokenizer from the bytes of a file.
     ///
     /// # Errors
-    /// What the library says of bytes that are no tokenizer, and what is wrong with those that it
-    /// would take on trust.
+    /// The library's error for bytes that are not a tokenizer, and faults that the library does not
+    /// check.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, SampleError> {
         check(bytes)?;
-        let mut tokenizer = guarded(|| tokenizers::Tokenizer::from_bytes(bytes))?;
+        let mut tokenizer = catch_panic(|| tokenizers::Tokenizer::from_bytes(bytes))?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None)?;
         tokenizer.set_encode_special_tokens(true);
@@ -71,11 +69,12 @@ impl TokenizerJson {
         let mut tokens: Vec<(u32, String)> =
             tokenizer.get_vocab(true).into_iter().map(|(name, token)| (token, name)).collect();
         tokens.sort_unstable();
-        // Which of the two a text has would differ from run to run.
+        // With two names for one token, decoding would differ from run to run.
         if let Some([(token, a), (_, b)]) = tokens.array_windows().find(|[(a, _), (b, _)]| a == b) {
-            return Err(Mistake::Number { token: *token, names: [a, b].map(|it| short(it)) }.into());
+            let names = [a, b].map(|name| shorten(name));
+            return Err(TokenizerFault::Number { token: *token, names }.into());
         }
-        // Not the number of tokens: a vocabulary may have gaps.
+        // The vocabulary may have gaps, so its length is not the number of tokens.
         let vocabulary_len = tokens.last().map_or(0, |(token, _)| *token as usize + 1);
         Ok(Self { tokenizer: Box::new(tokenizer), special, vocabulary_len })
     }
@@ -83,7 +82,7 @@ impl TokenizerJson {
 
 impl Tokenizer for TokenizerJson {
     fn encode_into(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        let encoded = guarded(|| self.tokenizer.encode_fast(text, false));
+        let encoded = catch_panic(|| self.tokenizer.encode_fast(text, false));
         let encoded = encoded.map_err(|source| TokenizerError::Library { source })?;
         tokens.extend(encoded.get_ids());
         Ok(())
@@ -94,7 +93,7 @@ impl Tokenizer for TokenizerJson {
         if let Some(&token) = tokens.iter().find(|&&token| !is_known(token)) {
             return Err(TokenizerError::UnknownToken { token });
         }
-        guarded(|| self.tokenizer.decode(tokens, false))
+        catch_panic(|| self.tokenizer.decode(tokens, false))
             .map_err(|source| TokenizerError::Library { source })
     }
 
@@ -120,9 +119,9 @@ impl fmt::Debug for TokenizerJson {
 #[error("the file is larger than any tokenizer")]
 struct TooLarge;
 
-/// What the library does not find, or panics at.
+/// A fault that the library does not report, or panics at.
 #[derive(Debug, thiserror::Error)]
-enum Mistake {
+enum TokenizerFault {
     #[error("{names:?} are both token {token}")]
     Number { token: u32, names: [String; 2] },
     #[error(
@@ -136,12 +135,12 @@ enum Mistake {
     Prefix { name: String, prefix: String },
 }
 
-/// The parts of a file beside its tokens.
+/// The parts of a file other than its tokens.
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]
     normalizer: Value,
-    // Not looked at, but parsed: the library panics where one is no JSON.
+    // These parts are parsed only because the library panics if one is not JSON.
     #[serde(default, rename = "pre_tokenizer")]
     _pre_tokenizer: Value,
     #[serde(default, rename = "decoder")]
@@ -156,7 +155,7 @@ struct ModelParts {
     continuing_subword_prefix: Option<String>,
 }
 
-/// Pairs of tokens to merge.
+/// The part of a file with the pairs of tokens to merge.
 #[derive(Deserialize)]
 struct Merging {
     #[serde(default)]
@@ -169,14 +168,13 @@ struct Merges {
     merges: Vec<Value>,
 }
 
-/// Checks what the library takes on trust.
+/// Checks for faults that the library does not check.
 fn check(bytes: &[u8]) -> Result<(), SampleError> {
     let parts: Parts = serde_json::from_slice(bytes)?;
     check_tables(&parts.normalizer)?;
-    let Some(prefix) = parts.model.continuing_subword_prefix.filter(|it| !it.is_empty()) else {
-        return Ok(());
-    };
-    // The library cuts as many bytes off, whatever they are.
+    let prefix = parts.model.continuing_subword_prefix.filter(|prefix| !prefix.is_empty());
+    let Some(prefix) = prefix else { return Ok(()) };
+    // The library cuts the length of the prefix off each name, even if the name lacks the prefix.
     let Merging { model } = serde_json::from_slice(bytes)?;
     let second = |merge: &Value| match merge {
         Value::String(text) => text.split_once(' ').map(|(_, second)| second.to_owned()),
@@ -185,20 +183,24 @@ fn check(bytes: &[u8]) -> Result<(), SampleError> {
     let wrong = model.merges.iter().filter_map(second).find(|name| !name.starts_with(&prefix));
     match wrong {
         None => Ok(()),
-        Some(name) => Err(Mistake::Prefix { name: short(&name), prefix: short(&prefix) }.into()),
+        Some(name) => {
+            let [name, prefix] = [name, prefix].map(|text| shorten(&text));
+            Err(TokenizerFault::Prefix { name, prefix }.into())
+        }
     }
 }
 
-/// Checks that tables of characters are as large as they say: the library allocates what they say.
-fn check_tables(normalizer: &Value) -> Result<(), Mistake> {
+/// Checks that no table of characters states a size above its length. The library allocates the
+/// stated size.
+fn check_tables(normalizer: &Value) -> Result<(), TokenizerFault> {
     match normalizer {
         Value::Array(parts) => parts.iter().try_for_each(check_tables),
         Value::Object(parts) => {
             if let Some(table) = parts.get("precompiled_charsmap").and_then(Value::as_str) {
-                let table_bytes = table_bytes(table).ok_or(Mistake::NoTable)?;
+                let table_bytes = table_bytes(table).ok_or(TokenizerFault::NoTable)?;
                 // Four characters of base64 are three bytes.
                 if table_bytes as usize > table.len() / 4 * 3 {
-                    return Err(Mistake::Table { table_bytes, len: table.len() });
+                    return Err(TokenizerFault::Table { table_bytes, len: table.len() });
                 }
             }
             parts.values().try_for_each(check_tables)
@@ -207,7 +209,8 @@ fn check_tables(normalizer: &Value) -> Result<(), Mistake> {
     }
 }
 
-/// The size that a table in base64 begins with, if it is there and of at least one number.
+/// The size at the beginning of a table in base64; `None` if there is no size, or it is less than
+/// one number.
 fn table_bytes(base64: &str) -> Option<u32> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let first = base64.as_bytes().get(..6)?;
@@ -215,12 +218,12 @@ fn table_bytes(base64: &str) -> Option<u32> {
         let digit = DIGITS.iter().position(|digit| digit == byte)?;
         Some(value << 6 | digit as u64)
     })?;
-    // The first 32 of 36 bits, little-endian.
+    // The size is the first 32 of these 36 bits, little-endian.
     let size = ((value >> 4) as u32).swap_bytes();
     (size >= 4).then_some(size)
 }
 
-/// A text of a file as it is in a message.
-fn short(text: &str) -> String {
+/// The beginning of a text, for an error message.
+fn shorten(text: &str) -> String {
     text.chars().take(60).collect()
 }

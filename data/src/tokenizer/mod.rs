@@ -1,7 +1,8 @@
-//! Text to tokens and back.
+//! Tokenizers, which encode text as tokens and decode tokens to text.
 
 mod bytes;
 mod characters;
+pub(crate) mod error;
 #[cfg(feature = "tokenizers")]
 mod json;
 #[cfg(feature = "tiktoken")]
@@ -9,16 +10,18 @@ mod tiktoken;
 
 pub use bytes::Bytes;
 pub use characters::Characters;
+pub use error::TokenizerError;
 #[cfg(feature = "tokenizers")]
 pub use json::TokenizerJson;
 #[cfg(feature = "tiktoken")]
 pub use tiktoken::Tiktoken;
 
-use crate::dataset::SampleError;
 #[cfg(any(feature = "tiktoken", feature = "tokenizers"))]
-use crate::job::message_of;
+use crate::error::SampleError;
+#[cfg(any(feature = "tiktoken", feature = "tokenizers"))]
+use crate::panics::message_of;
 
-/// Text to tokens and back.
+/// A tokenizer encodes text as tokens and decodes tokens to text.
 ///
 /// # Examples
 /// ```
@@ -30,21 +33,21 @@ use crate::job::message_of;
 /// # Ok::<(), lowtide_data::TokenizerError>(())
 /// ```
 pub trait Tokenizer: Send + Sync {
-    /// Adds the tokens of `text` to `tokens`. The name of a special token in the text is text as
-    /// any other, so a document cannot end itself or take another role in a chat.
+    /// Appends the tokens of `text` to `tokens`. The name of a special token in `text` is encoded
+    /// as ordinary text, so a document can neither end itself nor take another role in a chat.
     ///
     /// # Errors
-    /// [`TokenizerError`] for text without tokens; `tokens` is as before then.
+    /// [`TokenizerError`] for text that cannot be encoded; `tokens` is unchanged then.
     fn encode_into(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizerError>;
 
-    /// The text of `tokens`, with special tokens by their names. Bytes that are no UTF-8, such as
-    /// those of a character whose other tokens are not there, become U+FFFD.
+    /// The text of `tokens`, with special tokens as their names. Bytes that are not UTF-8, such as
+    /// a part of a character, become U+FFFD.
     ///
     /// # Errors
     /// [`TokenizerError::UnknownToken`] for a token that the vocabulary does not have.
     fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError>;
 
-    /// The number that every token is below.
+    /// The length of the vocabulary. Every token is below it.
     fn vocabulary_len(&self) -> usize;
 
     /// The tokens that stand for no text, in any order.
@@ -55,18 +58,18 @@ pub trait Tokenizer: Send + Sync {
     /// The tokens of `text`.
     ///
     /// # Errors
-    /// As [`encode_into`](Self::encode_into).
+    /// As for [`encode_into`](Self::encode_into).
     fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let mut tokens = Vec::new();
         self.encode_into(text, &mut tokens)?;
         Ok(tokens)
     }
 
-    /// The tokens of `text`, in which the name of a special token is that token: for texts of the
-    /// program, such as the frame of a chat, not for texts of documents.
+    /// The tokens of `text`, in which the name of a special token is encoded as that token. Use it
+    /// for markup of the program, such as a chat template, and not for documents.
     ///
     /// # Errors
-    /// As [`encode_into`](Self::encode_into).
+    /// As for [`encode_into`](Self::encode_into).
     fn encode_markup(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let mut tokens = Vec::new();
         let mut rest = text;
@@ -81,10 +84,11 @@ pub trait Tokenizer: Send + Sync {
 
     /// The special token called `name`.
     fn special_named(&self, name: &str) -> Option<u32> {
-        self.special_tokens().iter().find(|special| special.name == name).map(|it| it.token)
+        let mut tokens = self.special_tokens().iter();
+        tokens.find(|special| special.name == name).map(|special| special.token)
     }
 
-    /// The special token that has a role, by the names that are usual for the role.
+    /// The special token of a role, found by the usual names of the role.
     fn special(&self, role: SpecialRole) -> Option<u32> {
         role.names().iter().find_map(|name| self.special_named(name))
     }
@@ -93,26 +97,25 @@ pub trait Tokenizer: Send + Sync {
 /// A token that stands for no text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecialToken {
-    /// Its name, such as `<|endoftext|>`.
+    /// Name of the token, such as `<|endoftext|>`.
     pub name: String,
     /// Number of the token in the vocabulary.
     pub token: u32,
 }
 
-/// What special tokens are for.
+/// The role of a special token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SpecialRole {
-    /// Stands before a document.
+    /// The token before a document.
     BeginOfText,
-    /// Stands after a document.
+    /// The token after a document.
     EndOfText,
-    /// Fills a row that its document does not fill.
+    /// The token that fills the rest of a row.
     Padding,
 }
 
 impl SpecialRole {
-    /// The names of tokens with this role in widespread vocabularies. The first that a vocabulary
-    /// has is taken.
+    /// The names of tokens with this role in widespread vocabularies, in order of preference.
     #[must_use]
     pub fn names(self) -> &'static [&'static str] {
         match self {
@@ -125,46 +128,22 @@ impl SpecialRole {
     }
 }
 
-/// The special token whose name comes first in `text`, and where; of several, the longest.
+/// The first name of a special token in `text`: its byte offset and its token. If several names
+/// begin there, the longest wins.
 fn first_special<'a>(text: &str, special: &'a [SpecialToken]) -> Option<(usize, &'a SpecialToken)> {
     let found = special.iter().filter(|special| !special.name.is_empty());
     let found = found.filter_map(|special| Some((text.find(&special.name)?, special)));
     found.min_by_key(|(at, special)| (*at, usize::MAX - special.name.len()))
 }
 
-/// What a tokenizer cannot do.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TokenizerError {
-    /// The vocabulary has no token for a character.
-    #[error("the vocabulary has no {character:?}, which is at byte {byte} of the text")]
-    UnknownCharacter {
-        /// The first character without a token.
-        character: char,
-        /// Its place in the text, in bytes.
-        byte: usize,
-    },
-    /// The vocabulary has no such token.
-    #[error("the vocabulary has no token {token}")]
-    UnknownToken {
-        /// Number of the token.
-        token: u32,
-    },
-    /// The library that encodes has failed.
-    #[error("the text cannot be encoded")]
-    Library {
-        /// The library's own error.
-        source: SampleError,
-    },
-}
-
-/// Calls a library that may panic on text, as some do on long runs of one character.
+/// Calls a library and turns its panic into an error. Some libraries panic on long runs of one
+/// character.
 #[cfg(any(feature = "tiktoken", feature = "tokenizers"))]
-fn guarded<T>(call: impl FnOnce() -> Result<T, SampleError>) -> Result<T, SampleError> {
-    // Unwind safety: the libraries change nothing but caches while they encode.
+fn catch_panic<T>(call: impl FnOnce() -> Result<T, SampleError>) -> Result<T, SampleError> {
+    // Unwind safety: encoding changes only the caches of a library.
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
         Ok(result) => result,
-        Err(panic) => Err(LibraryPanicked { message: message_of(panic) }.into()),
+        Err(payload) => Err(LibraryPanicked { message: message_of(payload) }.into()),
     }
 }
 

@@ -1,11 +1,11 @@
 //! The byte-pair encodings of OpenAI's models.
 
-use crate::tokenizer::{SpecialToken, Tokenizer, TokenizerError, guarded};
+use crate::tokenizer::{SpecialToken, Tokenizer, TokenizerError, catch_panic};
 use std::fmt;
 use tiktoken_rs::CoreBPE;
 
-/// The byte-pair encodings of OpenAI's models, by the crate `tiktoken-rs`, which has their
-/// vocabularies inside. One is read when it is first asked for, and stays in memory.
+/// The byte-pair encodings of OpenAI's models, from the crate `tiktoken-rs`. The crate contains
+/// their vocabularies. A vocabulary is parsed at its first use and stays in memory.
 #[derive(Clone)]
 pub struct Tiktoken {
     encoding: &'static CoreBPE,
@@ -15,19 +15,19 @@ pub struct Tiktoken {
 }
 
 impl Tiktoken {
-    /// `r50k_base`: GPT-2 and GPT-3, 50257 tokens.
+    /// The encoding `r50k_base` of GPT-2 and GPT-3, with 50257 tokens.
     #[must_use]
     pub fn gpt2() -> Self {
         Self::new("r50k_base", tiktoken_rs::r50k_base_singleton())
     }
 
-    /// `cl100k_base`: GPT-3.5 and GPT-4, 100277 tokens.
+    /// The encoding `cl100k_base` of GPT-3.5 and GPT-4, with 100277 tokens.
     #[must_use]
     pub fn cl100k() -> Self {
         Self::new("cl100k_base", tiktoken_rs::cl100k_base_singleton())
     }
 
-    /// `o200k_base`: GPT-4o and later, 200019 tokens.
+    /// The encoding `o200k_base` of GPT-4o and later models, with 200019 tokens.
     #[must_use]
     pub fn o200k() -> Self {
         Self::new("o200k_base", tiktoken_rs::o200k_base_singleton())
@@ -41,7 +41,7 @@ impl Tiktoken {
             .filter_map(|name| Some(SpecialToken { name: name.to_owned(), token: token(name)? }))
             .collect();
         special.sort_unstable_by_key(|special| special.token);
-        // Special tokens are the last ones in each of the three.
+        // Special tokens are the last tokens of each of the three vocabularies.
         let vocabulary_len = special.last().map_or(0, |special| special.token as usize + 1);
         Self { encoding, name, special, vocabulary_len }
     }
@@ -49,7 +49,7 @@ impl Tiktoken {
 
 impl Tokenizer for Tiktoken {
     fn encode_into(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        let encoded = guarded(|| Ok(self.encoding.encode_ordinary(text)));
+        let encoded = catch_panic(|| Ok(self.encoding.encode_ordinary(text)));
         tokens.extend(encoded.map_err(|source| TokenizerError::Library { source })?);
         Ok(())
     }

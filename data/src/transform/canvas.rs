@@ -1,24 +1,24 @@
-//! The geometry of one image or mask, carried out as late as possible.
+//! The geometry of one image or mask, computed as late as possible.
 //!
-//! Crops, resizes and flips only move a [`View`]: a part of the pixels, seen at some size. The part
-//! is resampled once, when a step needs pixels or at the end, so what a crop leaves out is not
-//! computed, and a flip costs nothing.
+//! Crops, resizes and flips only change a [`View`]: a part of the pixels and the size that it is
+//! scaled to. The part is resampled once, when a step needs pixels or at the end. So pixels outside
+//! a crop are not computed, and a flip costs nothing.
 
 use crate::image::{ImageError, Raster};
-use crate::transform::draw::Act;
+use crate::transform::draw::{ImageOp, Rect};
 use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 
-/// How pixels between pixels are made.
+/// The interpolation between pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Sampling {
-    /// The mean of the pixels around, weighted by distance. Outside is 0.
+    /// The mean of the neighbouring pixels, weighted by distance. Pixels outside the image are 0.
     Bilinear,
-    /// The nearest pixel: for classes. Outside is this.
+    /// The nearest pixel, for classes. Pixels outside the image have the value here.
     Nearest(u8),
 }
 
-/// Memory that is used again for each image.
+/// Memory that is used again for every image.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     pub(super) front: Raster,
@@ -26,7 +26,7 @@ pub(super) struct Scratch {
     resizer: Resizer,
 }
 
-/// An image in the front raster as it is seen after some acts.
+/// The image in the front raster, and the view of it after the operations so far.
 #[derive(Debug)]
 pub(super) struct Canvas<'a> {
     scratch: &'a mut Scratch,
@@ -34,25 +34,36 @@ pub(super) struct Canvas<'a> {
     view: View,
 }
 
-/// A rectangle of pixels, `window`, seen at `size`, perhaps mirrored.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct View {
-    /// Top, left, height and width of the pixels that resampling may look at.
-    support: [usize; 4],
-    /// Top and left, in pixels. It may be outside the raster, but only if nothing is resized.
-    origin: [f64; 2],
-    /// Height and width, in pixels.
-    extent: [f64; 2],
-    /// Rows and columns that it is seen at.
-    size: [usize; 2],
-    /// Whether left and right are to be exchanged in the end.
+/// A finished image or mask: a part of a raster.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FinishedPart<'a> {
+    pub(super) raster: &'a Raster,
+    /// Top and left of the part.
+    pub(super) origin: [usize; 2],
+    /// True if left and right must be exchanged.
     pub(super) is_mirrored: bool,
+}
+
+/// A rectangle of pixels that is scaled to `size`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct View {
+    /// The pixels that resampling may read.
+    support: Rect,
+    /// Top and left of the rectangle, in pixels. It may be outside the raster, but only if nothing
+    /// is resized.
+    origin: [f64; 2],
+    /// Height and width of the rectangle, in pixels.
+    extent: [f64; 2],
+    /// Height and width after scaling.
+    size: [usize; 2],
+    /// True if left and right must be exchanged in the end.
+    is_mirrored: bool,
 }
 
 impl View {
     fn whole([height, width]: [usize; 2]) -> Self {
         Self {
-            support: [0, 0, height, width],
+            support: Rect { origin: [0; 2], size: [height, width] },
             origin: [0.0; 2],
             extent: [height as f64, width as f64],
             size: [height, width],
@@ -74,9 +85,10 @@ impl View {
         let is_resized = self.is_resized();
         for axis in 0..2 {
             let scale = self.extent[axis] / self.size[axis] as f64;
-            let place = match axis == 1 && self.is_mirrored {
-                true => self.size[axis] as isize - size[axis] as isize - place[axis],
-                false => place[axis],
+            let place = if axis == 1 && self.is_mirrored {
+                self.size[axis] as isize - size[axis] as isize - place[axis]
+            } else {
+                place[axis]
             };
             self.origin[axis] += place as f64 * scale;
             self.extent[axis] = size[axis] as f64 * scale;
@@ -84,9 +96,9 @@ impl View {
         self.size = size;
         if !is_resized {
             self.extent = size.map(|side| side as f64);
-            // Resampling after a crop sees only what the crop has left, as PyTorch has it.
-            let [top, left] = self.origin.map(|place| place.max(0.0) as usize);
-            self.support = [top, left, size[0], size[1]];
+            // Resampling after a crop reads only pixels of the crop, as in PyTorch.
+            let origin = self.origin.map(|place| place.max(0.0) as usize);
+            self.support = Rect { origin, size };
         }
     }
 }
@@ -98,10 +110,10 @@ impl<'a> Canvas<'a> {
         Self { scratch, sampling, view }
     }
 
-    /// Carries out an act, or notes it. A change of colour is none of the canvas's.
-    pub(super) fn act(&mut self, act: Act) {
-        match act {
-            Act::Crop { top, left, size } => {
+    /// Applies the geometry of an operation, at once or when the pixels are needed.
+    pub(super) fn apply(&mut self, op: ImageOp) {
+        match op {
+            ImageOp::Crop { top, left, size } => {
                 let mut cropped = self.view;
                 cropped.crop([top, left], size);
                 if self.view.is_resized() && !cropped.is_inside(self.scratch.front.size()) {
@@ -111,27 +123,27 @@ impl<'a> Canvas<'a> {
                     self.view = cropped;
                 }
             }
-            Act::Resize(size) => {
+            ImageOp::Resize(size) => {
                 if self.view.is_resized() || !self.view.is_inside(self.scratch.front.size()) {
                     self.render();
                 }
                 self.view.size = size;
             }
-            Act::Flip => self.view.is_mirrored = !self.view.is_mirrored,
-            Act::Rotate { radians } => {
+            ImageOp::Flip => self.view.is_mirrored = !self.view.is_mirrored,
+            ImageOp::Rotate { radians } => {
                 self.render();
-                // Of a mirrored image the other way round.
+                // The raster is not mirrored yet, so its direction of rotation is the opposite.
                 let radians = if self.view.is_mirrored { -radians } else { radians };
                 let Scratch { front, back, .. } = &mut *self.scratch;
                 rotate(front, back, radians, self.sampling);
                 std::mem::swap(front, back);
             }
-            Act::Colour(_) => {}
+            ImageOp::Colour(_) => {}
         }
     }
 
-    /// Whether the image is seen at this size after all acts: it is not if a source gives images of
-    /// another size than it says.
+    /// Checks the size after all operations. It is wrong if the source gives images of another size
+    /// than its format states.
     pub(super) fn check_size(&self, size: [usize; 2]) -> Result<(), ImageError> {
         let channels = self.scratch.front.channels();
         let [shape, expected] =
@@ -139,13 +151,13 @@ impl<'a> Canvas<'a> {
         (shape == expected).then_some(()).ok_or(ImageError::Shape { shape, expected })
     }
 
-    /// The pixels as they are seen, except for the mirroring.
+    /// The pixels of the view, not mirrored.
     pub(super) fn pixels_mut(&mut self) -> &mut Raster {
         self.render();
         &mut self.scratch.front
     }
 
-    /// Makes what is seen the whole raster, if need be by one resampling or copy.
+    /// Makes the raster equal to the view, with one resampling or copy if they differ.
     fn render(&mut self) {
         let size = self.scratch.front.size();
         if self.view != (View { is_mirrored: self.view.is_mirrored, ..View::whole(size) }) {
@@ -161,24 +173,25 @@ impl<'a> Canvas<'a> {
         }
     }
 
-    /// The raster, and top and left in it of the finished image, which is mirrored or not.
-    pub(super) fn finish(&mut self) -> (&Raster, [usize; 2], bool) {
+    /// The finished image.
+    pub(super) fn finish(&mut self) -> FinishedPart<'_> {
         if self.view.is_resized() || !self.view.is_inside(self.scratch.front.size()) {
             self.render();
         }
         let origin = self.view.origin.map(|place| place as usize);
-        (&self.scratch.front, origin, self.view.is_mirrored)
+        let is_mirrored = self.view.is_mirrored;
+        FinishedPart { raster: &self.scratch.front, origin, is_mirrored }
     }
 }
 
-/// A part without resizing, of which some may be outside.
+/// Copies a view that is not resized. Some of its pixels may be outside the raster.
 fn copy(from: &Raster, to: &mut Raster, view: &View, sampling: Sampling) {
     let ([height, width], channels) = (from.size(), from.channels());
     let [rows, columns] = view.size;
     let [top, left] = view.origin.map(|place| place as isize);
     let outside = if let Sampling::Nearest(outside) = sampling { outside } else { 0 };
     let to = to.set_shape(channels, rows, columns);
-    // The columns that are inside, as columns of the result.
+    // The columns of the result that are inside the raster.
     let start = (-left).clamp(0, columns as isize) as usize;
     let end = (width as isize - left).clamp(start as isize, columns as isize) as usize;
     for (row, line) in to.chunks_exact_mut(columns * channels).enumerate() {
@@ -195,13 +208,13 @@ fn copy(from: &Raster, to: &mut Raster, view: &View, sampling: Sampling) {
     }
 }
 
-/// The bilinear resize, with a wider kernel where the result is smaller.
+/// The bilinear resize. Its kernel is wider where the result is smaller.
 fn resample(from: &Raster, to: &mut Raster, view: &View, resizer: &mut Resizer) {
     let ([height, width], channels) = (from.size(), from.channels());
     let kind = if channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
-    let [top, left, rows, columns] = view.support;
+    let Rect { origin: [top, left], size: [rows, columns] } = view.support;
     let [y, x] = [view.origin[0] - top as f64, view.origin[1] - left as f64].map(|at| at.max(0.0));
-    // Rounding must not lead outside.
+    // Rounding must not leave the support.
     let [high, wide] =
         [view.extent[0].min(rows as f64 - y), view.extent[1].min(columns as f64 - x)];
     let options = ResizeOptions::new()
@@ -219,10 +232,10 @@ fn resample(from: &Raster, to: &mut Raster, view: &View, resizer: &mut Resizer) 
     resize().expect("the view lies in the raster, and both have their bytes");
 }
 
-/// The nearest pixel of each, without a kernel.
+/// Resizes by taking the nearest pixel.
 fn pick(from: &Raster, to: &mut Raster, view: &View) {
     let [rows, columns] = view.size;
-    let [top, left, high, wide] = view.support;
+    let Rect { origin: [top, left], size: [high, wide] } = view.support;
     let width = from.size()[1];
     let at = |axis: usize, n: usize, first: usize, count: usize| {
         let scale = view.extent[axis] / view.size[axis] as f64;
@@ -240,7 +253,8 @@ fn pick(from: &Raster, to: &mut Raster, view: &View) {
     }
 }
 
-/// Turns counter-clockwise about the middle: each pixel is looked up where it comes from.
+/// Rotates counter-clockwise about the centre. Each pixel of the result is read at the place in
+/// `from` that rotates to it.
 fn rotate(from: &Raster, to: &mut Raster, radians: f64, sampling: Sampling) {
     let ([height, width], channels) = (from.size(), from.channels());
     let (sin, cos) = radians.sin_cos();

@@ -1,19 +1,19 @@
-//! Changes of colour on bytes, after torchvision's functional transforms of byte tensors.
+//! Operations on the colours of bytes, after torchvision's functional transforms of byte tensors.
 
 use crate::image::Raster;
-use crate::transform::draw::Colour;
+use crate::transform::draw::ColourOp;
 
-/// Carries out one change.
-pub(super) fn change(image: &mut Raster, change: Colour) {
+/// Applies one operation.
+pub(super) fn apply(image: &mut Raster, op: ColourOp) {
     let channels = image.channels();
     let bytes = image.bytes_mut();
-    match change {
-        Colour::Brightness(factor) => through_table(bytes, |value| factor * value),
-        Colour::Contrast(factor) => {
+    match op {
+        ColourOp::Brightness(factor) => map_bytes(bytes, |value| factor * value),
+        ColourOp::Contrast(factor) => {
             let mean = mean_of_grey(bytes, channels);
-            through_table(bytes, |value| factor * value + (1.0 - factor) * mean);
+            map_bytes(bytes, |value| factor * value + (1.0 - factor) * mean);
         }
-        Colour::Saturation(factor) if channels == 3 => {
+        ColourOp::Saturation(factor) if channels == 3 => {
             for pixel in bytes.chunks_exact_mut(3) {
                 let grey = f32::from(grey(pixel));
                 for value in pixel {
@@ -21,7 +21,7 @@ pub(super) fn change(image: &mut Raster, change: Colour) {
                 }
             }
         }
-        Colour::Hue(shift) if channels == 3 => {
+        ColourOp::Hue(shift) if channels == 3 => {
             for pixel in bytes.chunks_exact_mut(3) {
                 let rgb = [pixel[0], pixel[1], pixel[2]].map(|value| f32::from(value) / 255.0);
                 let [hue, saturation, value] = to_hsv(rgb);
@@ -29,17 +29,17 @@ pub(super) fn change(image: &mut Raster, change: Colour) {
                 pixel.copy_from_slice(&rgb.map(|value| (value * 255.999) as u8));
             }
         }
-        Colour::Saturation(_) | Colour::Hue(_) => {}
+        ColourOp::Saturation(_) | ColourOp::Hue(_) => {}
     }
 }
 
-/// Conversion to a byte, rounded down and kept within its range.
+/// Rounds down to a byte, clamped to its range.
 fn to_byte(value: f32) -> u8 {
     value as u8
 }
 
-/// Replaces each byte by a function of it.
-fn through_table(bytes: &mut [u8], function: impl Fn(f32) -> f32) {
+/// Applies a function to each byte, through a table of its 256 values.
+fn map_bytes(bytes: &mut [u8], function: impl Fn(f32) -> f32) {
     let table: [u8; 256] = std::array::from_fn(|value| to_byte(function(value as f32)));
     for byte in bytes {
         *byte = table[usize::from(*byte)];
@@ -60,20 +60,20 @@ fn mean_of_grey(bytes: &[u8], channels: usize) -> f32 {
 }
 
 fn to_hsv([r, g, b]: [f32; 3]) -> [f32; 3] {
-    let (greatest, least) = (r.max(g).max(b), r.min(g).min(b));
-    let range = greatest - least;
+    let (max, min) = (r.max(g).max(b), r.min(g).min(b));
+    let range = max - min;
     if range == 0.0 {
-        return [0.0, 0.0, greatest];
+        return [0.0, 0.0, max];
     }
-    let [away_r, away_g, away_b] = [r, g, b].map(|value| (greatest - value) / range);
-    let hue = if greatest == r {
-        away_b - away_g
-    } else if greatest == g {
-        2.0 + away_r - away_b
+    let [below_r, below_g, below_b] = [r, g, b].map(|value| (max - value) / range);
+    let hue = if max == r {
+        below_b - below_g
+    } else if max == g {
+        2.0 + below_r - below_b
     } else {
-        4.0 + away_g - away_r
+        4.0 + below_g - below_r
     };
-    [(hue / 6.0 + 1.0) % 1.0, range / greatest, greatest]
+    [(hue / 6.0 + 1.0) % 1.0, range / max, max]
 }
 
 fn to_rgb([hue, saturation, value]: [f32; 3]) -> [f32; 3] {

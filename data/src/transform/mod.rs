@@ -1,8 +1,8 @@
-//! Images through a list of steps into batches.
+//! Pipelines: steps that turn images into samples.
 //!
-//! What is done to an image is drawn first, `draw.rs`; the geometry is carried out on a canvas as
-//! late as possible, `canvas.rs`; the finished pixels are normalised while they are written to
-//! their place in the batch, `write.rs`.
+//! For each image, `draw.rs` draws the random numbers of the steps; `canvas.rs` computes the
+//! geometry as late as possible; `write.rs` normalises the finished pixels while it writes them to
+//! the batch.
 
 mod canvas;
 mod colour;
@@ -14,19 +14,20 @@ mod write;
 
 pub use step::Step;
 
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleSlot};
 use crate::element::{Element, ElementType, Field};
-use crate::error::{DataError, IndexOutOfRange};
+use crate::error::{DataError, IndexOutOfRange, SampleError};
 use crate::image::{ImageError, ImageFormat, ImageSample, ImageSource, Raster};
+use canvas::FinishedPart;
 use canvas::{Canvas, Sampling, Scratch};
-use draw::{Act, Drawn, draw};
+use draw::{DrawnOps, ImageOp, Rect, draw};
 use std::sync::{Mutex, PoisonError};
 use write::{Tables, erase, write, write_mask};
 
-/// The first eight bytes of a purpose; the position of the step is added.
+/// The purpose of the random numbers of the first step. The position of a step is added.
 const PURPOSE: u64 = u64::from_be_bytes(*b"images\0\0");
 
-/// A list of steps that were checked.
+/// A list of steps whose order and numbers are valid.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pipeline {
     steps: Vec<Step>,
@@ -34,11 +35,11 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Steps in the order in which they are to be taken. Images become f32: from 0 to 1, unless
-    /// there is a [`Step::Normalise`].
+    /// The pipeline of `steps`, in the order in which they are applied. Images become f32, from 0
+    /// to 1 unless there is a [`Step::Normalise`].
     ///
     /// # Errors
-    /// [`DataError::Transform`] for a step with numbers that make no sense, or in the wrong place.
+    /// [`DataError::Transform`] for a step with invalid numbers or in the wrong place.
     pub fn new(steps: impl Into<Vec<Step>>) -> Result<Self, DataError> {
         let steps = steps.into();
         let mut is_finished = false;
@@ -57,10 +58,10 @@ impl Pipeline {
         Ok(Self { steps, element: ElementType::F32 })
     }
 
-    /// The same with images as u8, to be converted after the upload.
+    /// Keeps images as u8, for a conversion on the device.
     ///
     /// # Errors
-    /// [`DataError::Transform`] if the steps normalise.
+    /// [`DataError::Transform`] if there is a [`Step::Normalise`].
     pub fn as_bytes(mut self) -> Result<Self, DataError> {
         if self.steps.iter().any(|step| matches!(step, Step::Normalise { .. })) {
             return Err(DataError::Transform { step: "Normalise", reason: "gives no bytes" });
@@ -70,11 +71,14 @@ impl Pipeline {
     }
 }
 
-/// The images of a source through the steps of a pipeline. Fields: `images`, f32 or u8 `[C, H, W]`,
-/// and `labels`, i64 `[]`, or with masks `[H, W]`, where -100 does not count.
+/// The images of a source after the steps of a pipeline.
 ///
-/// The random numbers of a step depend on the loader's seed, the epoch, the sample and the step's
-/// position. Masks go through the same geometry as their images.
+/// The fields are `images`, f32 or u8 `[C, H, W]`, and `labels`, i64 `[]`. For a source with masks
+/// `labels` is `[H, W]`, and -100 marks ignored pixels. Masks go through the same geometry as their
+/// images.
+///
+/// The random numbers of a step depend on the seed of the loader, the epoch, the sample and the
+/// position of the step.
 #[derive(Debug)]
 pub struct Transformed<S> {
     source: S,
@@ -83,7 +87,7 @@ pub struct Transformed<S> {
     format: ImageFormat,
     fields: [Field; 2],
     tables: Output,
-    /// Memory of threads that write no sample now; never more than write at once.
+    /// Workspaces that no thread uses. There are never more workspaces than threads.
     idle: Mutex<Vec<Workspace>>,
 }
 
@@ -101,10 +105,10 @@ struct Workspace {
 }
 
 impl<S: ImageSource> Transformed<S> {
-    /// A dataset of `source` through `pipeline`.
+    /// The dataset of the images of `source` after the steps of `pipeline`.
     ///
     /// # Errors
-    /// [`DataError::Transform`] if the images do not all have the same size after the steps, or if
+    /// [`DataError::Transform`] if the images can have different sizes after the steps, or if
     /// `Normalise` has another number of channels.
     pub fn new(source: S, pipeline: Pipeline) -> Result<Self, DataError> {
         let Pipeline { steps, element } = pipeline;
@@ -137,7 +141,7 @@ impl<S: ImageSource> Transformed<S> {
         Ok(Self { source, steps, size, format, fields, tables, idle: Mutex::default() })
     }
 
-    /// Where the images come from.
+    /// The source of the images.
     #[must_use]
     pub fn source(&self) -> &S {
         &self.source
@@ -151,16 +155,16 @@ impl<S: ImageSource> Transformed<S> {
     ) -> Result<(), SampleError> {
         let Workspace { sample, image, mask } = workspace;
         self.source.read(index, sample)?;
-        fits(&sample.image, self.format.channels)?;
-        let Drawn { acts, erased } = draw(&self.steps, sample.image.size(), |position| {
+        check_shape(&sample.image, self.format.channels)?;
+        let DrawnOps { ops, erased } = draw(&self.steps, sample.image.size(), |position| {
             slot.draws(PURPOSE.wrapping_add(position))
         });
         std::mem::swap(&mut image.front, &mut sample.image);
         let mut canvas = Canvas::new(image, Sampling::Bilinear);
-        for &act in &acts {
-            match act {
-                Act::Colour(change) => colour::change(canvas.pixels_mut(), change),
-                geometry => canvas.act(geometry),
+        for &op in &ops {
+            match op {
+                ImageOp::Colour(colour_op) => colour::apply(canvas.pixels_mut(), colour_op),
+                geometry => canvas.apply(geometry),
             }
         }
         canvas.check_size(self.size)?;
@@ -173,31 +177,31 @@ impl<S: ImageSource> Transformed<S> {
             slot.values::<i64>(1)[0] = sample.label;
             return Ok(());
         };
-        fits(&sample.mask, 1)?;
+        check_shape(&sample.mask, 1)?;
         std::mem::swap(&mut mask.front, &mut sample.mask);
         let mut canvas = Canvas::new(mask, Sampling::Nearest(ignored));
-        acts.into_iter().for_each(|act| canvas.act(act));
+        ops.into_iter().for_each(|op| canvas.apply(op));
         canvas.check_size(self.size)?;
-        write_mask(canvas.finish(), self.size, ignored, slot.values(1));
+        write_mask(&canvas.finish(), self.size, ignored, slot.values(1));
         Ok(())
     }
 
     fn finish<T: Element + bytemuck::Zeroable>(
         &self,
-        image: (&Raster, [usize; 2], bool),
+        image: FinishedPart<'_>,
         tables: &Tables<T>,
-        erased: Option<[usize; 4]>,
+        erased: Option<Rect>,
         out: &mut [T],
     ) {
-        write(image, self.size, tables, out);
+        write(&image, self.size, tables, out);
         if let Some(hole) = erased {
             erase(hole, self.size, out);
         }
     }
 }
 
-/// Checks what a source has given.
-fn fits(image: &Raster, channels: usize) -> Result<(), ImageError> {
+/// Checks that an image or mask of the source has the stated channels, and pixels.
+fn check_shape(image: &Raster, channels: usize) -> Result<(), ImageError> {
     let [height, width] = image.size();
     let shape = [image.channels(), height, width];
     let is_fine = shape[0] == channels && height > 0 && width > 0;

@@ -1,9 +1,9 @@
-//! The steps beside what torchvision 0.29 and Pillow 13 give for the same pixels.
+//! Comparison of the steps with torchvision 0.29 and Pillow 13 on the same pixels.
 
 use crate::image::Raster;
 use crate::transform::canvas::{Canvas, Sampling, Scratch};
-use crate::transform::colour::change;
-use crate::transform::draw::{Act, Colour};
+use crate::transform::colour;
+use crate::transform::draw::{ColourOp, ImageOp};
 
 /// `[4, 5, 3]`, random.
 const IMAGE: [u8; 60] = [
@@ -65,50 +65,49 @@ const ROTATED_NEAREST: [u8; 56] = [
 ];
 
 #[test]
-fn colours_change_as_torchvision_changes_byte_tensors() {
-    for (act, expected) in [
-        (Colour::Brightness(1.4), BRIGHTER),
-        (Colour::Contrast(0.6), LESS_CONTRAST),
-        (Colour::Saturation(1.5), SATURATED),
-        (Colour::Hue(-0.1), SHIFTED),
+fn colour_operations_agree_with_torchvision_on_byte_tensors() {
+    for (op, expected) in [
+        (ColourOp::Brightness(1.4), BRIGHTER),
+        (ColourOp::Contrast(0.6), LESS_CONTRAST),
+        (ColourOp::Saturation(1.5), SATURATED),
+        (ColourOp::Hue(-0.1), SHIFTED),
     ] {
         let mut image = Raster::default();
         image.set_shape(3, 4, 5).copy_from_slice(&IMAGE);
-        change(&mut image, act);
-        // One step of rounding.
-        let furthest = image.bytes().iter().zip(&expected).map(|(a, b)| a.abs_diff(*b)).max();
-        assert!(furthest <= Some(1), "{act:?}: {:?}", image.bytes());
+        colour::apply(&mut image, op);
+        // Rounding may differ by one.
+        assert!(max_difference(image.bytes(), &expected) <= 1, "{op:?}: {:?}", image.bytes());
     }
 }
 
-/// An image after some acts, row by row.
-fn after(pixels: &[u8], shape: [usize; 3], sampling: Sampling, acts: &[Act]) -> Vec<u8> {
+/// The pixels of an image after some operations, row by row.
+fn after(pixels: &[u8], shape: [usize; 3], sampling: Sampling, ops: &[ImageOp]) -> Vec<u8> {
     let mut scratch = Scratch::default();
     let [height, width, channels] = shape;
     scratch.front.set_shape(channels, height, width).copy_from_slice(pixels);
     let mut canvas = Canvas::new(&mut scratch, sampling);
-    acts.iter().for_each(|&act| canvas.act(act));
+    ops.iter().for_each(|&op| canvas.apply(op));
     canvas.pixels_mut().bytes().to_vec()
 }
 
-fn furthest(a: &[u8], b: &[u8]) -> u8 {
+fn max_difference(a: &[u8], b: &[u8]) -> u8 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max().unwrap_or(0)
 }
 
 #[test]
 fn resizing_agrees_with_pillow() {
-    let image = |acts: &[Act]| after(&IMAGE, [4, 5, 3], Sampling::Bilinear, acts);
-    assert!(furthest(&image(&[Act::Resize([2, 3])]), &SMALLER) <= 1);
-    assert!(furthest(&image(&[Act::Resize([7, 9])]), &LARGER) <= 1);
-    let crop = Act::Crop { top: 1, left: 1, size: [3, 4] };
-    assert!(furthest(&image(&[crop, Act::Resize([2, 2])]), &CROPPED) <= 1);
+    let image = |ops: &[ImageOp]| after(&IMAGE, [4, 5, 3], Sampling::Bilinear, ops);
+    assert!(max_difference(&image(&[ImageOp::Resize([2, 3])]), &SMALLER) <= 1);
+    assert!(max_difference(&image(&[ImageOp::Resize([7, 9])]), &LARGER) <= 1);
+    let crop = ImageOp::Crop { top: 1, left: 1, size: [3, 4] };
+    assert!(max_difference(&image(&[crop, ImageOp::Resize([2, 2])]), &CROPPED) <= 1);
 }
 
 #[test]
-fn turning_agrees_with_torchvision() {
-    let turn = Act::Rotate { radians: 30.0_f64.to_radians() };
-    let turned = after(&BIG, [7, 8, 1], Sampling::Bilinear, &[turn]);
-    assert!(furthest(&turned, &ROTATED) <= 1, "{turned:?}");
-    assert_eq!(after(&BIG, [7, 8, 1], Sampling::Nearest(0), &[turn]), ROTATED_NEAREST);
+fn rotating_agrees_with_torchvision() {
+    let rotation = ImageOp::Rotate { radians: 30.0_f64.to_radians() };
+    let rotated = after(&BIG, [7, 8, 1], Sampling::Bilinear, &[rotation]);
+    assert!(max_difference(&rotated, &ROTATED) <= 1, "{rotated:?}");
+    assert_eq!(after(&BIG, [7, 8, 1], Sampling::Nearest(0), &[rotation]), ROTATED_NEAREST);
 }

@@ -1,74 +1,75 @@
-//! The steps of a pipeline, and what they do to the size of an image.
+//! The steps of a pipeline, and their effect on the size of an image.
 
 use crate::error::DataError;
 
-/// One step of a [`Pipeline`](crate::Pipeline). Sizes are `[height, width]`; defaults and formulas
-/// are those of torchvision's transform of the same name.
+/// One step of a [`Pipeline`](crate::Pipeline). Sizes are `[height, width]`. Defaults and formulas
+/// are the same as in torchvision's transform of the same name.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Step {
-    /// To exactly this size, bilinear with antialiasing (masks: nearest pixel).
+    /// Resizes to exactly this size, bilinear with antialiasing (masks: nearest pixel).
     Resize([usize; 2]),
-    /// The shorter side to this length and the other in proportion, as `Resize`.
+    /// Resizes the shorter side to this length and the other side in proportion.
     ResizeShorter(usize),
-    /// The middle of the image, which is padded with zeros where it is smaller.
+    /// Takes the centre of the image. A smaller image is padded with zeros.
     CentreCrop([usize; 2]),
-    /// A part anywhere in the image, after padding each side with zeros.
+    /// Pads each side with zeros and takes a part at a random position.
     RandomCrop {
         /// Size of the part.
         size: [usize; 2],
-        /// Pixels added on each side.
+        /// Number of pixels added on each side.
         padding: usize,
     },
-    /// A part of random area and aspect ratio, resized. See [`Step::random_resized_crop`].
+    /// Takes a part of random area and aspect ratio and resizes it. See
+    /// [`Step::random_resized_crop`].
     RandomResizedCrop {
         /// Size of the result.
         size: [usize; 2],
-        /// Least and greatest area of the part, as a share of the image's.
+        /// Minimum and maximum area of the part, as a share of the image.
         area: [f64; 2],
-        /// Least and greatest width over height of the part.
+        /// Minimum and maximum ratio of the part's width to its height.
         ratio: [f64; 2],
     },
-    /// Left becomes right with this probability.
+    /// Exchanges left and right at random.
     FlipHorizontal {
-        /// From 0 to 1.
+        /// Probability, from 0 to 1.
         probability: f64,
     },
-    /// Turned about the middle by an angle of at most so many degrees either way, bilinear (masks:
-    /// nearest pixel); what comes in from outside is zero.
+    /// Rotates about the centre by a random angle in either direction, bilinear (masks: nearest
+    /// pixel). Pixels from outside the image are zero.
     Rotate {
-        /// Greatest angle, to 180.
+        /// Maximum angle, up to 180.
         degrees: f64,
     },
-    /// Brightness, contrast, saturation and hue changed at random, in a random order. The first
-    /// three are factors from `max(0, 1 - x)` to `1 + x`; `hue` is a shift of up to that share of
-    /// the colour circle, at most 0.5. Saturation and hue leave grey images as they are.
+    /// Changes brightness, contrast, saturation and hue at random, in a random order. A value `x`
+    /// of the first three means a factor from `max(0, 1 - x)` to `1 + x`. Grey images keep their
+    /// saturation and hue.
     ColourJitter {
-        /// Greatest change of the brightness.
+        /// Maximum change of the brightness.
         brightness: f64,
-        /// Greatest change of the contrast.
+        /// Maximum change of the contrast.
         contrast: f64,
-        /// Greatest change of the saturation.
+        /// Maximum change of the saturation.
         saturation: f64,
-        /// Greatest shift of the hue.
+        /// Maximum shift of the hue, as a share of the colour circle, up to 0.5.
         hue: f64,
     },
-    /// `(x / 255 - mean) / std` for each channel; without this step images are `x / 255`. After it
-    /// only `Erase` may come.
+    /// Computes `(x / 255 - mean) / std` for each channel. Without this step images are `x / 255`.
+    /// Only `Erase` may follow.
     Normalise {
-        /// One number a channel.
+        /// Mean of each channel.
         mean: Vec<f32>,
-        /// One number a channel, none of them 0.
+        /// Standard deviation of each channel, not 0.
         std: Vec<f32>,
     },
-    /// A rectangle of the finished image set to zero with this probability. The last step. See
-    /// [`Step::erase`].
+    /// Sets a random rectangle of the finished image to zero, at random. It must be the last step.
+    /// See [`Step::erase`].
     Erase {
-        /// From 0 to 1.
+        /// Probability, from 0 to 1.
         probability: f64,
-        /// Least and greatest area of the rectangle, as a share of the image's.
+        /// Minimum and maximum area of the rectangle, as a share of the image.
         area: [f64; 2],
-        /// Least and greatest height over width of the rectangle.
+        /// Minimum and maximum ratio of the rectangle's height to its width.
         ratio: [f64; 2],
     },
 }
@@ -80,13 +81,13 @@ impl Step {
         Self::RandomResizedCrop { size, area: [0.08, 1.0], ratio: [3.0 / 4.0, 4.0 / 3.0] }
     }
 
-    /// [`Step::FlipHorizontal`] of every second image.
+    /// [`Step::FlipHorizontal`] with a probability of 0.5.
     #[must_use]
     pub fn flip_horizontal() -> Self {
         Self::FlipHorizontal { probability: 0.5 }
     }
 
-    /// [`Step::Normalise`] by mean and standard deviation of the colours of ImageNet.
+    /// [`Step::Normalise`] with the mean and standard deviation of ImageNet.
     #[must_use]
     pub fn normalise_imagenet() -> Self {
         Self::Normalise { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225] }
@@ -113,7 +114,7 @@ impl Step {
         }
     }
 
-    /// Checks the numbers of the step alone.
+    /// Checks the numbers of the step.
     pub(super) fn check(&self) -> Result<(), DataError> {
         let wrong = |reason| Err(DataError::Transform { step: self.name(), reason });
         let is_size = |size: [usize; 2]| size.iter().all(|side| (1..=SIDE_MAX).contains(side));
@@ -125,34 +126,33 @@ impl Step {
             Self::RandomCrop { size, padding } if !is_size(*size) || *padding > SIDE_MAX => {
                 wrong(SIZE)
             }
-            Self::RandomResizedCrop { size, area, ratio } => match () {
-                () if !is_size(*size) => wrong(SIZE),
-                () if !is_range(*area) || !is_range(*ratio) => wrong(RANGE),
-                () => Ok(()),
-            },
-            Self::Erase { probability, area, ratio } => match () {
-                () if !is_share(*probability) => wrong(PROBABILITY),
-                () if !is_range(*area) || !is_range(*ratio) => wrong(RANGE),
-                () => Ok(()),
-            },
-            Self::FlipHorizontal { probability } if !is_share(*probability) => wrong(PROBABILITY),
+            Self::RandomResizedCrop { size, .. } if !is_size(*size) => wrong(SIZE),
+            Self::FlipHorizontal { probability } | Self::Erase { probability, .. }
+                if !is_share(*probability) =>
+            {
+                wrong(PROBABILITY)
+            }
+            Self::RandomResizedCrop { area, ratio, .. } | Self::Erase { area, ratio, .. }
+                if !is_range(*area) || !is_range(*ratio) =>
+            {
+                wrong(RANGE)
+            }
             Self::Rotate { degrees } if !(0.0..=180.0).contains(degrees) => {
                 wrong("turns by 0 to 180 degrees")
             }
             Self::ColourJitter { brightness, contrast, saturation, hue } => {
                 let strengths = [brightness, contrast, saturation];
-                let is_finite = strengths.iter().all(|x| x.is_finite() && **x >= 0.0);
-                match is_finite && (0.0..=0.5).contains(hue) {
-                    true => Ok(()),
-                    false => wrong("takes strengths from 0 on, and a hue to 0.5"),
-                }
+                let is_valid = strengths.iter().all(|x| x.is_finite() && **x >= 0.0)
+                    && (0.0..=0.5).contains(hue);
+                if is_valid { Ok(()) } else { wrong("takes strengths from 0 on, and a hue to 0.5") }
             }
             Self::Normalise { mean, std } => {
-                let is_fine = mean.iter().all(|mean| mean.is_finite())
+                let is_valid = mean.iter().all(|mean| mean.is_finite())
                     && std.iter().all(|std| std.is_finite() && *std != 0.0);
-                match is_fine {
-                    true => Ok(()),
-                    false => wrong("takes finite means, and finite deviations other than 0"),
+                if is_valid {
+                    Ok(())
+                } else {
+                    wrong("takes finite means, and finite deviations other than 0")
                 }
             }
             _ => Ok(()),
@@ -172,13 +172,13 @@ impl Step {
     }
 }
 
-/// Greatest side that a step may make.
+/// Maximum side that a step may produce.
 const SIDE_MAX: usize = 1 << 14;
 const SIZE: &str = "makes sides of 1 to 16384 pixels";
 const RANGE: &str = "takes ranges that begin above 0 and end at or above their beginning";
 const PROBABILITY: &str = "takes a probability from 0 to 1";
 
-/// The size of an image whose shorter side becomes `side`; the other is rounded down.
+/// The size of an image after its shorter side becomes `side`. The longer side is rounded down.
 pub(super) fn resize_shorter([height, width]: [usize; 2], side: usize) -> [usize; 2] {
     let (short, long) = (height.min(width).max(1), height.max(width));
     let long = ((side as f64 * long as f64 / short as f64) as usize).clamp(1, SIDE_MAX);

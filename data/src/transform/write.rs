@@ -1,14 +1,15 @@
-//! The finished image or mask, written into the places of its fields.
+//! Writing of finished images and masks to the batch.
 
 use crate::element::{Element, IGNORED_LABEL};
-use crate::image::Raster;
+use crate::transform::canvas::FinishedPart;
+use crate::transform::draw::Rect;
 
-/// What each byte of each channel becomes.
+/// For each channel, the output for each of the 256 byte values.
 #[derive(Debug)]
 pub(super) struct Tables<T>(Vec<[T; 256]>);
 
 impl Tables<u8> {
-    /// Bytes as they are.
+    /// Tables that leave bytes unchanged.
     pub(super) fn identity(channels: usize) -> Self {
         Self(vec![std::array::from_fn(|value| value as u8); channels])
     }
@@ -24,18 +25,18 @@ impl Tables<f32> {
     }
 }
 
-/// Writes the part of `image` that begins at `[top, left]` and is of this size, mirrored or not, as
-/// planes `[C, H, W]`.
+/// Writes an image of this size as planes `[C, H, W]`.
 pub(super) fn write<T: Element>(
-    (image, [top, left], is_mirrored): (&Raster, [usize; 2], bool),
+    image: &FinishedPart<'_>,
     [height, width]: [usize; 2],
     tables: &Tables<T>,
     out: &mut [T],
 ) {
-    let (channels, stride) = (image.channels(), image.size()[1]);
+    let FinishedPart { raster, origin: [top, left], is_mirrored } = *image;
+    let (channels, stride) = (raster.channels(), raster.size()[1]);
     let plane = height * width;
     for row in 0..height {
-        let line = &image.bytes()[((top + row) * stride + left) * channels..][..width * channels];
+        let line = &raster.bytes()[((top + row) * stride + left) * channels..][..width * channels];
         if let ([r, g, b], 3) = (&tables.0[..], channels) {
             let (out_r, rest) = out.split_at_mut(plane);
             let (out_g, out_b) = rest.split_at_mut(plane);
@@ -49,9 +50,10 @@ pub(super) fn write<T: Element>(
                 *to_b = b[usize::from(pixel[2])];
             };
             let (pixels, _) = line.as_chunks::<3>();
-            match is_mirrored {
-                false => outs.zip(pixels).for_each(paint),
-                true => outs.zip(pixels.iter().rev()).for_each(paint),
+            if is_mirrored {
+                outs.zip(pixels.iter().rev()).for_each(paint);
+            } else {
+                outs.zip(pixels).for_each(paint);
             }
             continue;
         }
@@ -59,20 +61,22 @@ pub(super) fn write<T: Element>(
             let out = &mut out[channel * plane + row * width..][..width];
             let values = line[channel..].iter().step_by(channels);
             let paint = |(to, &value): (&mut T, &u8)| *to = table[usize::from(value)];
-            match is_mirrored {
-                false => out.iter_mut().zip(values).for_each(paint),
-                true => out.iter_mut().rev().zip(values).for_each(paint),
+            if is_mirrored {
+                out.iter_mut().rev().zip(values).for_each(paint);
+            } else {
+                out.iter_mut().zip(values).for_each(paint);
             }
         }
     }
 }
 
-/// Sets a rectangle, top, left, height and width, of every plane to zero.
+/// Sets a rectangle of every plane to zero.
 pub(super) fn erase<T: Element + bytemuck::Zeroable>(
-    [top, left, rows, columns]: [usize; 4],
+    hole: Rect,
     [height, width]: [usize; 2],
     out: &mut [T],
 ) {
+    let Rect { origin: [top, left], size: [rows, columns] } = hole;
     for plane in out.chunks_exact_mut(height * width) {
         for line in plane.chunks_exact_mut(width).skip(top).take(rows) {
             line[left..left + columns].fill(bytemuck::Zeroable::zeroed());
@@ -80,20 +84,23 @@ pub(super) fn erase<T: Element + bytemuck::Zeroable>(
     }
 }
 
-/// Writes a mask as labels `[H, W]`; `ignored` becomes the label that does not count.
+/// Writes a mask of this size as labels `[H, W]`. The class `ignored` becomes [`IGNORED_LABEL`].
 pub(super) fn write_mask(
-    (mask, [top, left], is_mirrored): (&Raster, [usize; 2], bool),
+    mask: &FinishedPart<'_>,
     [height, width]: [usize; 2],
     ignored: u8,
     out: &mut [i64],
 ) {
-    let stride = mask.size()[1];
+    let FinishedPart { raster, origin: [top, left], is_mirrored } = *mask;
+    let stride = raster.size()[1];
     let label = |value: u8| if value == ignored { IGNORED_LABEL } else { i64::from(value) };
+    let paint = |(to, &value): (&mut i64, &u8)| *to = label(value);
     for (row, out) in out.chunks_exact_mut(width).enumerate().take(height) {
-        let line = &mask.bytes()[(top + row) * stride + left..][..width];
-        match is_mirrored {
-            false => out.iter_mut().zip(line).for_each(|(to, &value)| *to = label(value)),
-            true => out.iter_mut().rev().zip(line).for_each(|(to, &value)| *to = label(value)),
+        let line = &raster.bytes()[(top + row) * stride + left..][..width];
+        if is_mirrored {
+            out.iter_mut().rev().zip(line).for_each(paint);
+        } else {
+            out.iter_mut().zip(line).for_each(paint);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a batch holds, and how it is cut.
+//! The contents of batches, and slices of them.
 
 use crate::{WORKERS, drain, numbered, options};
 use lowtide_data::{
@@ -98,7 +98,7 @@ fn empty_dataset_has_no_batches() {
 
 #[test]
 fn bytes_that_a_sample_does_not_write_are_zero_even_in_a_used_buffer() {
-    /// Sample `i` writes `i` bytes of eight.
+    /// A dataset whose sample `i` writes `i` of its eight bytes.
     struct Ragged([Field; 1]);
     impl Dataset for Ragged {
         fn len(&self) -> usize {
@@ -171,7 +171,7 @@ fn each_element_type_is_written_and_read_as_its_rust_type_and_as_no_other() {
 
 #[test]
 fn byte_that_is_no_truth_value_is_an_error_of_its_sample() {
-    /// Writes its index as a byte.
+    /// A dataset whose samples are their index as a byte.
     struct Bytes([Field; 1]);
     impl Dataset for Bytes {
         fn len(&self) -> usize {

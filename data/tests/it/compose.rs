@@ -1,4 +1,4 @@
-//! Datasets made of others: each sample has its place, and none is lost.
+//! Datasets composed of others: each sample has its place, and none is lost.
 
 use crate::{Faulty, Way, drain, numbered, options};
 use lowtide_data::{
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Name, shape and bytes of each field.
 type Fields = Vec<(String, Vec<usize>, Vec<u8>)>;
 
-/// Everything of a dataset in order, sample by sample.
+/// All samples of a dataset, in order.
 fn samples(dataset: impl Dataset + 'static) -> Vec<Fields> {
     let loader = Loader::with_sampler(dataset, Sequential, options(1, 2, 0)).unwrap();
     drain(loader.epoch(0)).into_iter().map(|seen| seen.fields).collect()
@@ -67,7 +67,7 @@ fn mapped_samples_are_those_of_the_function_at_any_number_of_workers() {
         Ok(())
     };
     let mapped = || Mapped::new(numbered(23), fields.clone(), map).unwrap();
-    // A second function reads what the first has made, ragged as it is.
+    // A second function reads the ragged output of the first.
     let twice = || {
         let fields = vec![Field::new("len", ElementType::I64, &[])];
         let map = |_: usize, from: &lowtide_data::SampleView<'_>, slot: &mut SampleSlot<'_>| {
@@ -150,7 +150,7 @@ fn random_parts_are_those_of_every_version() {
     assert_eq!(whole.iter().map(Dataset::len).sum::<usize>(), 4);
 }
 
-/// Of ten samples and the seed 0. Computed apart from this crate, as the orders of `order.rs`.
+/// The test part of ten samples for seed 0. Computed outside this crate, as in `order.rs`.
 const FIRST_TEST_PART: [usize; 3] = [0, 8, 9];
 
 #[test]
@@ -181,7 +181,7 @@ fn memory_of_what_is_shared_is_told_at_one_address() {
     };
     all.unwrap().visit_memory(&mut visit);
     test.visit_memory(&mut visit);
-    // The 100 numbers three times, indexes to train and to test on, and three numbers.
+    // The 100 numbers three times, training and test indices, and three numbers.
     assert_eq!((told, parts.len()), (6, 4));
     assert_eq!(parts.values().sum::<usize>(), 8 * (100 + 75 + 25 + 3));
 }

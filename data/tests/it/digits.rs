@@ -16,7 +16,7 @@ fn digits_have_the_counts_of_the_published_data_set() {
     for &label in batch.field("labels").unwrap().values::<i64>().unwrap() {
         counts[label as usize] += 1;
     }
-    // From the data set's own description.
+    // Counts from the description of the data set.
     assert_eq!(counts, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);
 }
 
@@ -45,7 +45,7 @@ fn split_is_a_partition_that_is_the_same_in_every_run() {
     assert_eq!(digits.split().1.indices(), test.indices());
 }
 
-/// Computed apart from this crate, as the orders of `order.rs`.
+/// Indices that were computed outside this crate, as in `order.rs`.
 const FIRST_OF_TEST: [usize; 8] = [1065, 356, 1069, 1501, 854, 1181, 38, 852];
 
 #[test]

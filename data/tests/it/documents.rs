@@ -1,4 +1,4 @@
-//! Rows of documents: what is read, what is learned, and where documents begin.
+//! Rows of documents: context, learned tokens, and the starts of documents.
 
 use crate::{Folder, options};
 use lowtide_data::{
@@ -10,7 +10,7 @@ use std::fs;
 
 const NOT: i64 = IGNORED_LABEL;
 
-/// A document of tokens, of which the first `context` are only read.
+/// A document of `tokens`, the first `context` of which are context.
 fn document(tokens: &[u32], context: usize) -> Document {
     let mut document = Document::new();
     document.push_context(&tokens[..context]).unwrap();
@@ -18,7 +18,7 @@ fn document(tokens: &[u32], context: usize) -> Document {
     document
 }
 
-/// All samples of one field as they are in one batch, one after the other.
+/// All samples of one field in one batch, concatenated.
 fn values(dataset: impl Dataset + 'static, field: &str) -> Vec<i64> {
     let len = dataset.len();
     let loader = Loader::with_sampler(dataset, Sequential, options(len, 0, 0)).unwrap();
@@ -51,7 +51,7 @@ fn document_rows_are_filled_or_ragged_and_have_something_to_learn() {
     let documents: Documents = [
         document(&[1, 2, 3], 1),
         document(&[4, 5, 6, 7, 8, 9], 3),
-        // Its row has nothing but the prompt.
+        // The row of this document has only its prompt.
         document(&[1, 2, 3, 4, 5, 6], 5),
         document(&[9], 0),
     ]
@@ -131,7 +131,7 @@ fn text_files_are_documents_and_become_files_of_tokens() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..Default::default() })]
 
-    /// The twin says of each pair of neighbouring tokens whether the second is to be learned.
+    /// The twin states for each pair of neighbouring tokens whether the second is learned.
     #[test]
     fn every_learned_token_but_the_first_is_a_label_once(
         lengths in prop::collection::vec((1_usize..7, 0_usize..7), 1..12),

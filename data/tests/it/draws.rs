@@ -1,9 +1,9 @@
-//! Random numbers of samples depend on seed, epoch, sample and purpose, and on nothing else.
+//! Random numbers of samples depend only on seed, epoch, sample and purpose.
 
 use crate::{WORKERS, drain, options};
 use lowtide_data::{Dataset, ElementType, Field, Loader, SampleError, SampleSlot};
 
-/// Samples that are two random numbers each, seed and epoch.
+/// Samples with two random numbers each, the seed and the epoch.
 struct Noise([Field; 1]);
 
 fn noise() -> Noise {

@@ -1,4 +1,4 @@
-//! Samples that fail: the error arrives in order, with its index, and the loader goes on.
+//! Samples that fail: the error arrives in order, with its index, and the loader continues.
 
 use crate::{Faulty, Seen, Unreadable, WORKERS, Way, numbered, options};
 use lowtide_data::{
@@ -12,7 +12,7 @@ use std::sync::{Arc, Barrier};
 const LEN: usize = 20;
 const BATCH: usize = 3;
 
-/// The batches before the fault, then the error; checks that nothing comes after it.
+/// The batches before the fault, and the error. Checks that nothing comes after it.
 fn run_into_fault(loader: &Loader, fault: usize) -> DataError {
     let mut epoch = loader.epoch(0);
     for index in 0..fault / BATCH {
@@ -63,7 +63,7 @@ fn panic_at_a_sample_arrives_as_an_error_with_its_message() {
 
 #[test]
 fn loader_gives_whole_epochs_after_a_fault_is_gone() {
-    /// Fails at sample 7 until it is mended.
+    /// A dataset that fails at sample 7 until it is repaired.
     struct Mended {
         inner: Faulty,
         whole: AtomicBool,
@@ -110,7 +110,7 @@ fn loader_gives_whole_epochs_after_a_fault_is_gone() {
 
 #[test]
 fn first_of_two_faults_is_reported_even_if_the_second_happens_before_it() {
-    /// Sample 0 fails only after sample 1 has failed on the other worker.
+    /// A dataset whose sample 0 fails only after sample 1 has failed on the other worker.
     struct Crossed {
         fields: [Field; 1],
         second_is_done: Barrier,
@@ -160,7 +160,7 @@ fn dropping_the_loader_and_its_epochs_leaves_no_thread_with_the_dataset() {
             drop(loader);
             let held = epoch.by_ref().take(taken).last();
             drop(epoch);
-            // Each worker owns a handle of the dataset until it ends.
+            // Each worker holds a handle of the dataset until it ends.
             assert_eq!(Arc::strong_count(&dataset), 1, "{workers} workers, {taken} batches");
             if let Some(batch) = held {
                 assert_eq!(Seen::of(&batch.unwrap()).index, taken.min(7) - 1);
@@ -171,7 +171,7 @@ fn dropping_the_loader_and_its_epochs_leaves_no_thread_with_the_dataset() {
 
 #[test]
 fn dropping_an_epoch_early_stops_its_work() {
-    /// Sample 1 is not done before its epoch is dropped.
+    /// A dataset whose sample 1 is not done before its epoch is dropped.
     struct Slow {
         fields: [Field; 1],
         writes: AtomicUsize,
@@ -203,6 +203,6 @@ fn dropping_an_epoch_early_stops_its_work() {
     drop(epoch.next());
     dataset.begun.wait();
     drop(epoch);
-    // A hundred batches were submitted; those behind sample 1 are not read.
+    // A hundred batches were submitted; the batches after sample 1 are not read.
     assert_eq!(dataset.writes.load(Ordering::Relaxed), 2);
 }

@@ -1,4 +1,4 @@
-//! Folders of images: classes and order, decoding, and files that lie.
+//! Folders of images: classes and order, decoding, and damaged files.
 
 use crate::options;
 use lowtide_data::{
@@ -36,7 +36,7 @@ pub(crate) fn jpeg(width: u16, height: u16, rgb: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A colourful picture without hard edges, `[H, W, 3]`.
+/// A coloured picture without hard edges, `[H, W, 3]`.
 pub(crate) fn picture(width: usize, height: usize) -> Vec<u8> {
     let pixel = |at: usize| {
         let (y, x) = (at / width, at % width);
@@ -155,7 +155,7 @@ fn turned_photographs_stand_upright_if_asked_to() {
         [red[8 * 16], red[8 * 16 + 15], red[8], red[15 * 16 + 8]]
     };
     let images = ImageFolder::open(folder.path()).unwrap();
-    // Red grows to the right, and in the upright image downwards.
+    // Red increases to the right, and in the upright image downwards.
     let [left, right, ..] = red_of(images.clone());
     assert!(right > left + 50);
     let [left, right, top, bottom] = red_of(images.upright());
@@ -188,7 +188,7 @@ fn damaged_files_are_errors_that_name_them() {
 
 #[test]
 fn enormous_images_are_refused_by_their_header() {
-    // The header of a PNG of 60000x60000, right to its checksum, and no pixels.
+    // The header of a PNG of 60000x60000 with a valid checksum, and no pixels.
     let mut head = png(1, 1, ColorType::Rgb, BitDepth::Eight, &[0; 3])[..33].to_vec();
     head[16..24].copy_from_slice(&[0, 0, 0xea, 0x60, 0, 0, 0xea, 0x60]);
     let mut crc = flate2::Crc::new();
@@ -228,7 +228,7 @@ fn folders_without_classes_or_images_are_refused_by_name() {
     };
     assert!(refused(folder.path()).contains("no folder of a class"));
     fs::create_dir(folder.path().join("empty")).unwrap();
-    assert!(refused(folder.path()).contains("empty: no PNG or JPEG"));
+    assert!(refused(folder.path()).contains("empty: the folder contains no PNG or JPEG"));
     assert!(refused(&folder.path().join("missing")).contains("missing"));
 }
 

@@ -1,4 +1,4 @@
-//! The local cache of the hub: files are found by branch, tag or commit, and never above it.
+//! The local cache of the hub: files are found by branch, tag or commit, and never outside it.
 
 use crate::Folder;
 use lowtide_data::{HubCache, HubError, HubRepo};
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 const COMMIT: &str = "607a30d783dfa663caf39e06633721c8d4cfcd7e";
 
-/// A cache with one model: a file at a commit, which is the branch `main` and a pull request.
+/// A cache with one model: a file at a commit, to which `main` and a pull request point.
 fn cache() -> (Folder, PathBuf) {
     let folder = Folder::new("hub");
     let model = folder.path("models--org--name");
@@ -50,7 +50,7 @@ fn error_names_every_place_that_was_looked_at() {
     let HubError::NotFound { looked, .. } = error else { panic!("{error}") };
     let set = folder.path("datasets--org--name");
     assert_eq!(looked, [set.join("refs/v1"), set.join("snapshots/v1/tokenizer.json")]);
-    // A folder is no file.
+    // A folder is not a file.
     assert!(hub.find(&HubRepo::model("org/name"), "data").is_err());
 }
 
@@ -83,7 +83,7 @@ fn variables_count_in_the_order_of_the_library() {
         ("USERPROFILE", "/u/a", "/u/a/.cache/huggingface/hub"),
     ];
     for first in 0..all.len() {
-        // Those before `first` are set, and empty.
+        // Variables before `first` are set, and empty.
         let variable = |name: &str| {
             let at = all.iter().position(|(known, ..)| *known == name)?;
             Some(OsString::from(if at < first { "" } else { all[at].1 }))

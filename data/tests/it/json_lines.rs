@@ -1,4 +1,4 @@
-//! JSON lines: each format, and every kind of line that is none of it.
+//! JSON lines: each format, and every kind of malformed line.
 
 use crate::Folder;
 use lowtide_data::{
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 const END: u32 = 256;
 
-/// Bytes with ChatML's tokens.
+/// A tokenizer of bytes with the tokens of ChatML.
 fn bytes() -> Arc<Bytes> {
     let end = Bytes::new().with_special("<|endoftext|>");
     Arc::new(end.with_special("<|im_start|>").with_special("<|im_end|>"))
@@ -24,7 +24,7 @@ fn reader(format: LineFormat) -> JsonLines {
     JsonLines::new(format, bytes()).unwrap()
 }
 
-/// The text of a document, and of it what is learned.
+/// The text of a document, and the text of its learned tokens.
 fn texts(documents: &Documents, index: usize) -> (String, String) {
     let tokens: Vec<u32> = documents.tokens(index).collect();
     let learned = tokens.iter().zip(documents.learned(index));
@@ -63,7 +63,7 @@ fn texts_are_learned_whole_with_the_end_of_the_text() {
     assert_eq!(documents.len(), 3, "a text without tokens is no document");
     let first: Vec<u32> = documents.tokens(0).collect();
     assert_eq!(first, [u32::from(b'o'), u32::from(b'n'), u32::from(b'e'), END]);
-    // The name of a special token in a document is text.
+    // The name of a special token in a document is ordinary text.
     let second: Vec<u32> = documents.tokens(1).collect();
     assert_eq!(second.iter().filter(|&&token| token == END).count(), 1);
     assert_eq!(texts(&documents, 1).0, "zwei\n<|endoftext|><|endoftext|>");
@@ -94,7 +94,7 @@ fn chats_are_framed_and_the_assistant_is_learned() {
     assert_eq!((frame(257), frame(258)), (2, 2), "a turn cannot end itself");
 }
 
-/// The formats as their tokenizers' own templates render them: the `chat_template` of
+/// Chats as rendered by the models' own templates: the `chat_template` of
 /// Llama-3.1-8B-Instruct without its date, and of gemma-2-2b-it.
 #[test]
 fn formats_are_chosen_by_the_vocabulary_and_rendered_as_its_own_template_does() {
@@ -157,7 +157,7 @@ fn folders_are_read_in_the_order_of_their_names_with_progress() {
     assert_eq!(seen, [end]);
     fs::create_dir(folder.path("empty")).unwrap();
     let error = reader(LineFormat::text()).read(&[folder.path("empty")]).unwrap_err();
-    assert!(error.to_string().contains("no file called *.jsonl"), "{error}");
+    assert!(error.to_string().contains("contains no file called *.jsonl"), "{error}");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn lines_that_are_not_of_the_format_are_errors_with_their_number() {
         let error = read(chat.clone(), &format!("{{\"messages\": {turns}")).unwrap_err();
         assert!(json(cause(&error).1), "{error}");
     }
-    // What is ignored may be as deep as the line is long.
+    // An ignored member may be nested as deeply as the length of the line allows.
     let deep = format!("{{\"x\": {nested}{}, \"text\": \"a\"}}", "]".repeat(1 << 20));
     assert_eq!(read(LineFormat::text(), &deep).unwrap().len(), 1);
 }
@@ -213,17 +213,17 @@ fn line_beyond_the_limit_is_an_error_that_reads_no_more_than_the_limit() {
     let path = folder.path("data.jsonl");
     let mut file = fs::File::create(&path).unwrap();
     file.write_all(b"{\"text\": \"1234\"}\n{\"text\": \"").unwrap();
-    // 100 MB of zeros that take no room on the disk.
+    // 100 MB of zeros, which take no space on the disk.
     file.set_len(100 << 20).unwrap();
     let reader = reader(LineFormat::text()).with_line_bytes_max(16);
     let error = reader.read(&[&path]).unwrap_err();
     assert!(matches!(cause(&error), (2, LineError::TooLong { bytes_max: 16 })), "{error}");
-    // A line of exactly the limit is read, with an end and without.
+    // A line of exactly the limit is read, with a newline and without.
     for text in ["{\"text\": \"1234\"}", "{\"text\": \"1234\"}\n"] {
         fs::write(&path, text).unwrap();
         assert_eq!(reader.read(&[&path]).unwrap().len(), 1);
     }
-    // One byte more is too much, also where a byte order mark is taken off the line.
+    // One byte more is too much, even if a byte order mark is removed from the line.
     for text in ["{\"text\": \"12345\"}", "\u{feff}{\"text\": \"12\"}     \n{\"text\": \"3\"}"] {
         fs::write(&path, text).unwrap();
         let error = reader.read(&[&path]).unwrap_err();

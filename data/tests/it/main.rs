@@ -35,14 +35,14 @@ use lowtide_data::{
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The numbers of workers that every law about batches is checked with.
+/// The numbers of workers with which every law about batches is checked.
 const WORKERS: [usize; 4] = [0, 1, 2, 8];
 
 fn options(batch_size: usize, workers: usize, seed: u64) -> LoaderOptions {
     LoaderOptions { batch_size, workers, seed, ..Default::default() }
 }
 
-/// `len` samples with one field of each element type, every element different.
+/// A dataset of `len` samples with one field of each element type. All elements differ.
 fn numbered(len: usize) -> InMemory {
     let count = |per_sample: usize| 0..len * per_sample;
     InMemory::new(len)
@@ -53,7 +53,7 @@ fn numbered(len: usize) -> InMemory {
         .expect("each column has its length")
 }
 
-/// Everything that a consumer can read of a batch.
+/// Everything that a consumer can read from a batch.
 #[derive(Debug, PartialEq)]
 struct Seen {
     index: usize,
@@ -83,13 +83,13 @@ fn samples_of(loader: &Loader, epoch: u64) -> Vec<usize> {
     drain(loader.epoch(epoch)).into_iter().flat_map(|seen| seen.samples).collect()
 }
 
-/// A dataset whose samples at `fault` fail in the given way; the others are their own index.
+/// A dataset whose samples at `fault` fail in the given way. Other samples are their index.
 struct Faulty {
     fields: Vec<Field>,
     len: usize,
     fault: usize,
     way: Way,
-    /// Calls of `write`, of all threads.
+    /// Number of calls of `write` on all threads.
     writes: AtomicUsize,
 }
 
@@ -136,7 +136,7 @@ impl Dataset for Faulty {
     }
 }
 
-/// Panics again when it is dropped, unless the thread panics already.
+/// A payload that panics again when it is dropped, unless the thread is already panicking.
 struct Bomb;
 
 impl Drop for Bomb {
@@ -147,7 +147,7 @@ impl Drop for Bomb {
     }
 }
 
-/// A folder of one test, gone when the test is over.
+/// A folder of one test. It is removed when the test ends.
 struct Folder(tempfile::TempDir);
 
 impl Folder {

@@ -1,4 +1,4 @@
-//! In-memory datasets and subsets refuse what does not fit together.
+//! In-memory datasets and subsets refuse parts that do not fit together.
 
 use crate::{numbered, options, samples_of};
 use lowtide_data::{

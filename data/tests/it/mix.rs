@@ -1,4 +1,4 @@
-//! Mixup and CutMix: what a mixed batch holds, and that it depends on its key alone.
+//! Mixup and CutMix: the contents of a mixed batch, which depend only on its key.
 
 use crate::{WORKERS, drain, options};
 use lowtide_data::{
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const LEN: usize = 13;
 
-/// Images `[2, 4, 4]` that are their own index, labelled by it.
+/// Images `[2, 4, 4]` whose pixels and labels are their index.
 fn numbers() -> InMemory {
     let pixels = (0..LEN * 32).map(|at| (at / 32) as f32).collect();
     InMemory::new(LEN)
@@ -109,7 +109,7 @@ fn datasets_that_cannot_be_mixed_are_refused() {
     assert!(refused(no_labels, 1.0).contains("labels"));
 }
 
-/// Samples of which one cannot be read, and batches that panic if they should.
+/// A dataset with one sample that cannot be read, whose batches panic if asked to.
 struct Fragile {
     fields: [Field; 1],
     panics: bool,

@@ -1,7 +1,7 @@
 //! Tests of PyTorch's `test_dataloader.py` and of torchdata's `StatefulDataLoader`, re-created
 //! under their names: the same intent, our own code.
 //!
-//! Elsewhere: `samplers::test_large_sampler_indices`. Without a counterpart: `test_segfault`
+//! In another file: `samplers::test_large_sampler_indices`. Without a counterpart: `test_segfault`
 //! (workers are threads, and a process that crashes has no loader left) and
 //! `test_worker_seed_reproducibility` (workers have no seeds: a sample is a function of its index,
 //! and `test_multi_epochs_reproducibility` shows it).
@@ -23,7 +23,7 @@ const WORKERS: [usize; 4] = [0, 1, 2, 8];
 fn test_error_workers() {
     for way in [Way::Error, Way::PanicText] {
         let loader = Loader::new(Faulty::new(40, 17, way), options(4, 4, 0)).unwrap();
-        // More often than there are workers: none ends.
+        // There are more errors than workers, so no error ends a worker.
         for epoch in 0..10 {
             let error = loader.epoch(epoch).find_map(Result::err).unwrap();
             let (DataError::Sample { index, .. } | DataError::Panicked { index, .. }) = error
@@ -35,7 +35,7 @@ fn test_error_workers() {
     }
 }
 
-/// A worker whose set-up fails: here at the first sample that a worker reads.
+/// A worker fails during its set-up, here at the first sample that it reads.
 #[test]
 fn test_error_in_init() {
     struct NotThere([Field; 1]);
@@ -61,7 +61,7 @@ fn test_error_in_init() {
     }
 }
 
-/// Sleeps for ever at sample 3, unless its epoch is dropped.
+/// A dataset that sleeps for ever at sample 3, unless its epoch is dropped.
 struct Sleeps([Field; 1]);
 
 impl Dataset for Sleeps {
@@ -93,7 +93,7 @@ fn test_timeout() {
     }
 }
 
-/// Whatever is dropped first, and with whatever still held, every worker ends.
+/// Every worker ends, in whichever order loader, epoch and batches are dropped.
 #[test]
 fn test_proper_exit() {
     for workers in WORKERS {
@@ -131,7 +131,7 @@ fn test_early_exit() {
     assert_eq!(Arc::strong_count(&dataset), 1);
 }
 
-/// More workers than there are samples, or batches.
+/// There are more workers than samples, or than batches.
 #[test]
 fn test_partial_workers() {
     let loader = Loader::with_sampler(numbered(3), Sequential, options(1, 16, 0)).unwrap();
@@ -195,7 +195,7 @@ fn test_in_order_index_ds() {
     assert_eq!(samples_of(&loader, 0), (0..8).collect::<Vec<_>>());
 }
 
-/// What a dataset keeps between samples is kept between epochs too: nothing copies it.
+/// The state that a dataset keeps between samples survives epochs, because nothing copies it.
 #[test]
 fn test_dataset_not_reset() {
     let dataset = Arc::new(Faulty::new(10, usize::MAX, Way::Error));
@@ -220,7 +220,7 @@ fn test_invalid_ctor_args_combinations() {
     assert_eq!(refused(LoaderOptions { timeout, ..options(1, 0, 0) }), "workers with a timeout");
 }
 
-/// States taken after every n-th batch.
+/// States are taken after every n-th batch.
 #[test]
 fn test_mp_every_n_steps() {
     let loader = |workers| Loader::new(numbered(45), options(4, workers, 2)).unwrap();
@@ -238,7 +238,7 @@ fn test_mp_every_n_steps() {
     }
 }
 
-/// An error there; of no account here.
+/// torchdata refuses a state of another number of workers. This loader accepts it.
 #[test]
 fn test_num_workers_mismatch() {
     let loader = |workers| Loader::new(numbered(20), options(3, workers, 2)).unwrap();
@@ -250,7 +250,7 @@ fn test_num_workers_mismatch() {
     }
 }
 
-/// A shuffled epoch that is interrupted by an error of its consumer's making.
+/// A shuffled epoch is interrupted by an error of its consumer.
 #[test]
 fn test_map_iterrupted_shuffle() {
     for workers in WORKERS {
@@ -271,8 +271,8 @@ fn test_map_iterrupted_shuffle() {
     }
 }
 
-/// The border between two epochs: the state after the last batch gives no batch, and the next epoch
-/// begins at its first.
+/// The boundary of two epochs: a state after the last batch gives no batch, and the next epoch
+/// begins at its first batch.
 #[test]
 fn test_end_of_epoch_behavior() {
     for workers in WORKERS {
@@ -290,7 +290,7 @@ fn test_end_of_epoch_behavior() {
     }
 }
 
-/// A state that is asked for while batches are being built ahead skips none of them.
+/// A state that is taken while batches are built ahead skips none of them.
 #[test]
 fn test_fast_state_dict_request_skip_steps() {
     let loader = Loader::new(numbered(64), options(1, 8, 0)).unwrap();
@@ -316,7 +316,7 @@ fn test_json_serde_multi_process() {
     }
 }
 
-/// A state that was loaded and not used yet is given back as it was.
+/// A loaded state that was not used yet is returned unchanged.
 #[test]
 fn test_load_then_state() {
     for workers in WORKERS {
@@ -331,8 +331,8 @@ fn test_load_then_state() {
     }
 }
 
-/// Batches in page-locked memory have the same bytes, and no buffer is written again while a copy
-/// of the device still reads it.
+/// Batches in page-locked memory have the same bytes, and no buffer is written while the device
+/// still copies from it.
 #[test]
 fn test_pin_memory() {
     let copies = Stream::new(1).unwrap();
@@ -353,7 +353,8 @@ fn test_pin_memory() {
             for (locked, plain) in locked.epoch(epoch).zip(plain.epoch(epoch)) {
                 let (locked, plain) = (locked.unwrap(), plain.unwrap());
                 let (block, _) = locked.fields().next().unwrap().page_locked().unwrap();
-                // The host has written it, as the copy before is over. Another one begins.
+                // The host has written the buffer, so the copy before is complete. Another copy
+                // begins.
                 streams.touch(&[block.block()]).unwrap();
                 streams.launch(copies, &[block.block()]).unwrap();
                 for (locked, plain) in locked.fields().zip(plain.fields()) {

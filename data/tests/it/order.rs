@@ -1,4 +1,4 @@
-//! The order of an epoch is a function of seed and epoch alone.
+//! The order of an epoch depends only on seed and epoch.
 
 use crate::{WORKERS, numbered, options, samples_of};
 use lowtide_data::{EpochKey, Loader, Order, Sampler, Sequential, Shuffled};
@@ -16,9 +16,9 @@ fn shuffle_is_the_same_for_ever() {
     assert_eq!(shuffled(10, 1, 0), GOLDEN[2]);
 }
 
-/// Computed apart from this crate and its libraries, from the definition of ChaCha
-/// (D. J. Bernstein, 2008) in its 8-round form. Runs that were begun with these orders must be able
-/// to go on.
+/// Orders that were computed outside this crate and its libraries, from the definition of ChaCha
+/// (D. J. Bernstein, 2008) in its 8-round form. Runs that began with these orders must be able
+/// to continue.
 const GOLDEN: [[usize; 10]; 3] = [
     [9, 4, 3, 6, 0, 5, 8, 7, 2, 1],
     [0, 9, 5, 3, 6, 2, 1, 7, 4, 8],

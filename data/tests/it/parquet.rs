@@ -1,4 +1,4 @@
-//! Parquet files: columns as fields, row groups in a small cache, images, and files that lie.
+//! Parquet files: columns as fields, row groups in a small cache, images, and damaged files.
 
 use crate::folders::{first, png, put};
 use crate::{drain, options};
@@ -64,7 +64,7 @@ const TABLE: &str = "message table {
     optional group x (LIST) { repeated group list { optional float element; } }
 }";
 
-/// Rows `start..end`, each its number and a list of three floats.
+/// The rows `start..end`, each with its number and a list of three floats.
 fn rows(start: usize, end: usize) -> Vec<Column> {
     let count = end - start;
     let values = (start * 3..end * 3).map(|n| n as f32).collect();
@@ -137,7 +137,7 @@ fn row_groups_that_claim_more_rows_than_memory_are_refused() {
     let metadata = reader.metadata();
     let group = metadata.row_group(0).clone().into_builder().set_num_rows(1 << 40).build();
     let lying = ParquetMetaData::new(metadata.file_metadata().clone(), vec![group.unwrap()]);
-    // The last eight bytes are the length of the metadata before them, and a mark.
+    // The last eight bytes are the length of the metadata and a magic number.
     let footer = whole.len() - 8;
     let len = u32::from_le_bytes(whole[footer..footer + 4].try_into().unwrap());
     let mut bytes = whole[..footer - len as usize].to_vec();
@@ -164,7 +164,7 @@ fn columns_that_are_missing_and_lists_of_other_lengths_are_refused() {
         vec![Column::Ints(vec![0, 1]), Column::Lists(defined, repeated, values)]
     };
     for (defined, repeated) in [
-        // Two and three, two and four of which one is null, two and none.
+        // Lists of two and three values; of two and four values, one of them null; of two and none.
         (vec![3; 5], vec![0, 1, 0, 1, 1]),
         (vec![3, 3, 3, 2], vec![0, 1, 0, 1]),
         (vec![3, 3, 1], vec![0, 1, 0]),

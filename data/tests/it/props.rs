@@ -17,7 +17,7 @@ fn any_options() -> impl Strategy<Value = LoaderOptions> {
     )
 }
 
-/// The batches of an epoch without loader, ring or threads: values looked up by index.
+/// The batches of an epoch without loader, ring or threads, looked up by index.
 fn naive(len: usize, options: &LoaderOptions, epoch: u64) -> Vec<Vec<i64>> {
     let mut order: Vec<usize> = (0..len).collect();
     Shuffled.arrange(options.seed, epoch, &mut order);

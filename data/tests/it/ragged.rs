@@ -10,7 +10,7 @@ use std::error::Error;
 
 const LEN_MAX: usize = 5;
 
-/// Sample `i` has `lengths[i]` items of two numbers in both fields, and the label `i`.
+/// A dataset whose sample `i` has `lengths[i]` items of two numbers in both fields, and label `i`.
 struct Texts {
     fields: [Field; 3],
     lengths: Vec<usize>,
@@ -52,7 +52,7 @@ impl Dataset for Texts {
     }
 }
 
-/// Compares a view with what its samples say, looked up one by one.
+/// Compares a view with its samples, looked up one by one.
 fn check_view(view: &lowtide_data::BatchView<'_>, lengths: &[usize]) {
     let samples = view.sample_indices();
     let of: Vec<i64> = samples.iter().map(|&index| lengths[index] as i64).collect();
@@ -96,7 +96,7 @@ proptest! {
         cut in any::<prop::sample::Index>(),
         workers in 0_usize..3,
     ) {
-        // Samples longer than allowed are skipped, so packing works around gaps too.
+        // Samples that are too long are skipped, so packing must work with gaps too.
         let on_bad_sample = OnBadSample::Skip(usize::MAX);
         let options = LoaderOptions { on_bad_sample, ..options(6, workers, 4) };
         let loader = Loader::new(Texts::new(&lengths), options).unwrap();

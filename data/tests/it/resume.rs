@@ -1,4 +1,4 @@
-//! A saved state gives exactly the rest.
+//! A saved state continues with exactly the remaining batches.
 
 use crate::{WORKERS, drain, numbered, options};
 use lowtide_data::{DataError, Loader, LoaderOptions, LoaderState};

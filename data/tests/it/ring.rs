@@ -1,4 +1,4 @@
-//! The staging ring: fixed, waited for, never waited for in vain.
+//! The staging ring: its size is fixed, and waiting for a buffer always ends.
 
 use crate::{Seen, WORKERS, drain, numbered, options};
 use lowtide_data::{Batch, DataError, Loader, LoaderOptions};
@@ -22,7 +22,7 @@ fn batches_live_in_at_most_prefetch_plus_workers_buffers() {
         let epochs = (0..5).flat_map(|epoch| loader.epoch(epoch));
         let addresses: BTreeSet<_> = epochs.map(|batch| address(&batch.unwrap())).collect();
         assert!(addresses.len() <= PREFETCH + workers);
-        // wide 2x24, odd 2x5, x 2x8, y 2x8, each but the last rounded up to 64.
+        // Fields: wide 2x24, odd 2x5, x 2x8, y 2x8 bytes, each but the last rounded up to 64.
         assert_eq!(loader.staging_bytes(), (PREFETCH + workers) * (3 * 64 + 16));
     }
 }
@@ -40,7 +40,7 @@ fn holding_every_batch_is_an_error_and_dropping_one_lets_the_epoch_go_on() {
             assert!(matches!(error, DataError::StagingExhausted { slots: n } if n == slots));
             assert_eq!(epoch.remaining(), expected.len() - slots);
         }
-        // What is held is not overwritten, whichever is given back.
+        // Held batches are not overwritten, whichever batch is dropped.
         drop(held.remove(1));
         held.push(epoch.next().unwrap().unwrap());
         let seen: Vec<_> = held.iter().map(Seen::of).collect();

@@ -1,4 +1,4 @@
-//! The samplers beside `Sequential` and `Shuffled`.
+//! Samplers other than `Sequential` and `Shuffled`.
 
 use crate::{numbered, options, samples_of};
 use lowtide_data::{
@@ -49,7 +49,7 @@ fn permuted_visits_every_sample_once_and_anew_in_each_epoch() {
         (0..100).map(|at| other_seed.sample(at)).collect::<Vec<_>>(),
         order(&Permuted, 100, 0)
     );
-    // The batch size is of no account.
+    // The batch size has no effect.
     let other_batch = Permuted.order(EpochKey { batch_size: 9, ..key }, 100);
     assert_eq!(
         (0..100).map(|at| other_batch.sample(at)).collect::<Vec<_>>(),
@@ -82,7 +82,7 @@ fn permuted_samples_come_at_every_position_and_after_every_other_about_as_often(
         assert_eq!(counts.len(), cells);
         counts.values().map(|count| (count - expected).powi(2) / expected).sum::<f64>()
     };
-    // 121 degrees of freedom (12 rows and columns have given sums), and about as many for the
+    // 121 degrees of freedom (the sums of 12 rows and 12 columns are fixed), and similar for the
     // 132 pairs: 174 is exceeded once in a thousand seeds. The seed is fixed.
     let positions = chi_square(&at_position, LEN * LEN, EPOCHS as f64 * LEN as f64);
     assert!(positions < 174.0, "chi square is {positions}");
@@ -92,14 +92,14 @@ fn permuted_samples_come_at_every_position_and_after_every_other_about_as_often(
 
 #[test]
 fn test_large_sampler_indices() {
-    // An epoch of more samples than memory has bytes begins at once.
+    // An epoch with more samples than memory has bytes begins at once.
     let len = 1 << 60;
     let key = EpochKey { seed: 1, epoch: 0, batch_size: 1 };
     let order = Permuted.order(key, len);
     let some: Vec<usize> = (0..1000).map(|at| order.sample(len - 1 - at)).collect();
     assert!(some.iter().all(|&index| index < len));
     assert_eq!(some.iter().collect::<std::collections::BTreeSet<_>>().len(), 1000);
-    // As spread as they should be: about half in the upper half.
+    // The order is spread: about half of the indices are in the upper half.
     let upper = some.iter().filter(|&&index| index >= len / 2).count();
     assert!((400..600).contains(&upper), "{upper}");
 }
@@ -116,7 +116,7 @@ fn weighted_draws_are_as_frequent_as_their_weights() {
     // 2 degrees of freedom: 13.8 is exceeded once in a thousand seeds. The seed is fixed.
     assert!(chi_square < 13.8, "chi square is {chi_square}");
     assert_ne!(drawn, order(&sampler, 5, 1));
-    // A draw is a function of its position: a longer epoch begins as a shorter one.
+    // A draw depends on its position, so a longer epoch begins like a shorter one.
     let shorter = Weighted::new(&[1.0, 0.0, 3.0, 4.0, 0.0], 100).unwrap();
     assert_eq!(order(&shorter, 5, 0), drawn[..100]);
 }
@@ -162,7 +162,7 @@ fn bucketed_batches_have_samples_of_about_one_length() {
             spread(&order)
         });
         assert!(whole < pools && pools < alone, "{whole} {pools} {alone}");
-        // Sorted as a whole, neighbours differ by 1, and a few lengths come twice.
+        // In sorted order neighbours differ by 1, and a few lengths occur twice.
         assert!(whole <= 3 * LEN as u32 / 4, "{whole}");
     }
     assert_ne!(order(&whole, LEN, 0), order(&whole, LEN, 1));
@@ -201,7 +201,7 @@ fn shards_together_are_the_whole_order_in_rounds() {
     ));
 }
 
-/// The last batch, too, which may be smaller.
+/// The law holds for the last batch too, which may be smaller.
 #[test]
 fn shards_in_blocks_are_the_parts_of_each_batch_of_the_order() {
     for len in [0, 12, 13, 20, 31] {
@@ -242,5 +242,5 @@ fn sharded_loader_has_the_batches_of_its_rank() {
     assert_eq!(samples_of(&loader, 0), [1, 4, 7, 0]);
 }
 
-/// Computed apart from this crate, in Python, from the definitions of ChaCha8 and of the network.
+/// Orders that were computed in Python, from the definitions of ChaCha8 and of the network.
 const PERMUTED: [usize; 10] = [5, 9, 4, 8, 7, 2, 0, 3, 6, 1];

@@ -1,4 +1,4 @@
-//! Loaders that are dropped early leave no thread and no byte.
+//! Loaders that are dropped early leave no thread and no memory.
 
 use crate::options;
 use lowtide_data::{
@@ -8,13 +8,13 @@ use lowtide_data::{
 use std::process::Command;
 use std::sync::Arc;
 
-/// Names the child process to itself.
+/// The variable that tells the child process its role.
 const CHILD: &str = "LOWTIDE_DATA_EARLY_DROPS";
 const DROPS: usize = 500;
-/// A batch of 4 samples has 1 MiB: loaders that leaked one would show.
+/// A batch of 4 samples has 1 MiB, so a leak of batches would show.
 const SAMPLE_BYTES: usize = 1 << 18;
 
-/// Samples 5, 15, 25 and so on are bad.
+/// A dataset whose samples 5, 15, 25 and so on fail.
 struct Bad {
     fields: [Field; 1],
     way: usize,
@@ -32,7 +32,7 @@ impl Dataset for Bad {
         match self.way {
             _ if index % 10 != 5 => Ok(()),
             0 => Err("torn".into()),
-            // As `panic!`, without its text on the standard error.
+            // Unwinds like `panic!`, without text on the standard error.
             1 => std::panic::resume_unwind(Box::new("torn")),
             _ => {
                 while !slot.is_cancelled() {
@@ -44,7 +44,7 @@ impl Dataset for Bad {
     }
 }
 
-/// Makes a loader, takes some batches and drops all of it, in an order that depends on `turn`.
+/// Makes a loader, takes some batches and drops everything, in an order that depends on `turn`.
 fn drop_early(turn: usize) {
     let way = turn % 3;
     let fields = [Field::new("x", ElementType::U8, &[SAMPLE_BYTES])];
@@ -58,7 +58,7 @@ fn drop_early(turn: usize) {
     }
     let mut epoch = loader.epoch(0);
     epoch.build_ahead(1);
-    // A hanging batch is not waited for, as it would never come.
+    // Waiting for a hanging batch would never end.
     let taken = if way == 2 { turn % 2 } else { turn % 7 };
     let held = epoch.by_ref().take(taken).last();
     match turn % 4 {
@@ -70,7 +70,7 @@ fn drop_early(turn: usize) {
     assert_eq!(Arc::strong_count(&dataset), 1, "turn {turn}: a thread has the dataset");
 }
 
-/// Threads of this process, and its address space in bytes.
+/// The number of threads of this process, and its address space in bytes.
 #[cfg(target_os = "linux")]
 fn footprint() -> (usize, usize) {
     let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
@@ -83,7 +83,7 @@ fn footprint() -> (usize, usize) {
 #[cfg(target_os = "linux")]
 fn early_drops_leave_no_thread_and_no_byte() {
     if std::env::var_os(CHILD).is_none() {
-        // A process of its own: other tests have threads and memory too.
+        // The test runs in its own process, because other tests have threads and memory too.
         let test = "shutdown::early_drops_leave_no_thread_and_no_byte";
         let mut child = Command::new(std::env::current_exe().unwrap());
         let child = child.args(["--exact", test, "--nocapture"]).env(CHILD, "1");
@@ -99,7 +99,7 @@ fn early_drops_leave_no_thread_and_no_byte() {
     (50..50 + DROPS).for_each(drop_early);
     let after = footprint();
     assert_eq!(after.0, before.0, "threads");
-    // A buffer left behind by each tenth drop would be 50 MiB.
+    // A leak of one buffer per ten drops would be 50 MiB.
     let growth_bytes = after.1.saturating_sub(before.1);
     assert!(growth_bytes < 32 << 20, "{growth_bytes} bytes are left");
 }

@@ -1,4 +1,4 @@
-//! Samples that are left out because they cannot be read.
+//! Samples that are skipped because they cannot be read.
 
 use crate::{Faulty, Way, options};
 use lowtide_data::{
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 const WORKERS: [usize; 4] = [0, 1, 2, 8];
 
-/// Samples of one number; the listed ones fail, every second of them by a panic.
+/// A dataset of one number per sample; the listed samples fail, every second one by a panic.
 struct Torn {
     fields: [Field; 2],
     len: usize,
@@ -47,7 +47,7 @@ fn loader(len: usize, bad: &[usize], skip_max: usize, workers: usize) -> Loader 
     Loader::with_sampler(Torn::new(len, bad), Sequential, options).unwrap()
 }
 
-/// Values, samples and skipped samples of a batch; the index of an error.
+/// Values, samples and skipped samples of a batch, or the index of an error.
 type Outcome = Result<(Vec<i64>, Vec<usize>, Vec<usize>), usize>;
 
 fn outcome(batch: Result<Batch, DataError>) -> Outcome {
@@ -66,7 +66,7 @@ fn outcome(batch: Result<Batch, DataError>) -> Outcome {
     }
 }
 
-/// The same without a loader.
+/// The expected outcomes, computed without a loader.
 fn naive(len: usize, bad: &[usize], skip_max: usize) -> Vec<Outcome> {
     let (mut outcomes, mut left) = (Vec::new(), skip_max);
     for start in (0..len).step_by(4) {
@@ -101,7 +101,7 @@ fn batch_comes_without_its_bad_samples_and_names_them_with_their_errors() {
         let third = epoch.next().unwrap().unwrap();
         assert_eq!((third.len(), third.skipped().len()), (4, 0));
         assert!(epoch.next().is_none());
-        // The next epoch may skip as many.
+        // The next epoch may skip the full number again.
         assert!(loader.epoch(1).all(|batch| batch.is_ok()));
     }
 }

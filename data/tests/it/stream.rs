@@ -1,4 +1,4 @@
-//! Streams: the rows of the files in their order, exact resume, errors that lose nothing else.
+//! Streams: rows of files in order, exact resume, and errors that lose nothing else.
 
 use crate::{Folder, Seen, drain};
 use lowtide_data::{
@@ -23,7 +23,7 @@ fn reader() -> JsonLines {
     JsonLines::new(LineFormat::text(), tokenizer).unwrap()
 }
 
-/// Two files, the first with blank lines and one in the second of many tokens.
+/// Two files: one with blank lines, and one with a line of many tokens.
 fn files(folder: &Folder) -> [PathBuf; 2] {
     let long = "x".repeat(40);
     let texts = ["{\"text\": \"ab\"}\n\n{\"text\": \"\"}\n{\"text\": \"cdefg\"}".to_owned()];
@@ -37,8 +37,8 @@ fn files(folder: &Folder) -> [PathBuf; 2] {
     })
 }
 
-/// The numbers from 0 on in a ragged field, number `n` as `n % 4` items, up to `end`; the numbers
-/// of `bad` are errors.
+/// A stream of the numbers from 0 to `end` in a ragged field, number `n` as `n % 4` items. The
+/// numbers `bad` are errors.
 struct Numbers {
     fields: [Field; 1],
     next: u64,
@@ -86,7 +86,7 @@ impl Stream for Numbers {
     }
 }
 
-/// Everything that a stream gives from a state on, with the state after each batch.
+/// All batches of a stream from a state on, with the state after each batch.
 fn rest<S: Stream + 'static>(
     stream: S,
     options: StreamOptions,
@@ -107,7 +107,7 @@ fn rest<S: Stream + 'static>(
     seen
 }
 
-/// Resumes after each batch, through JSON, and there again after one more.
+/// Resumes after each batch, through JSON, and again after one more batch.
 fn check_resume<S: Stream + 'static>(make: impl Fn() -> S, options: StreamOptions, batches: usize) {
     let whole = rest(make(), options, None, batches);
     assert!(whole.len() > 2);
@@ -209,7 +209,7 @@ proptest! {
             sorted.sort_unstable();
             let first = (block * block_len) as i64;
             let expected: Vec<i64> = (first..first + numbers.len() as i64).collect();
-            // Numbers that are multiples of 4 have no items, so they are seen as -1.
+            // Multiples of 4 have no items, so they appear as -1.
             let seen = expected.iter().map(|&n| if n % 4 == 0 { -1 } else { n });
             let mut seen: Vec<i64> = seen.collect();
             seen.sort_unstable();
@@ -266,7 +266,7 @@ proptest! {
     }
 }
 
-/// The number of each sample, or -1 where it has no items.
+/// The number of each sample, or -1 if it has no items.
 fn numbers_of(stream: impl Stream + 'static) -> Vec<i64> {
     let loader = StreamLoader::new(stream, options(1, Reading::Inline)).unwrap();
     let number = |batch: Result<lowtide_data::Batch, DataError>| {
@@ -313,7 +313,7 @@ fn error_or_panic_comes_in_its_place_and_the_state_is_before_it() {
         let error = loader.next().unwrap().unwrap_err();
         assert!(matches!(error, DataError::Sample { index: 7, .. }), "{error}");
         assert!(loader.next().is_none());
-        // Repaired, the same stream goes on with the batch that failed.
+        // After a repair, the same stream continues with the batch that failed.
         let state = loader.state();
         assert_eq!((state.batch, state.sample), (2, 6));
         let rest = StreamLoader::resume(Numbers::new(20, &[]), options(3, reading), state);
@@ -410,7 +410,7 @@ fn states_of_other_streams_and_options_are_refused() {
     let state = shuffled(1, 4).state();
     assert!(shuffled(1, 4).set_state(&state).is_ok());
     assert!(shuffled(2, 4).set_state(&state).is_err() && shuffled(1, 5).set_state(&state).is_err());
-    // A document that has become shorter than what was read of it.
+    // The document is now shorter than the part of it that was read.
     let mut stream = stream(&paths);
     let short = r#"{"place": {"round": 0, "file": 0, "byte": 0, "lines_before": 0}, "used": 3,
         "bad_known": 0}"#;
@@ -439,7 +439,7 @@ fn options_that_no_loader_can_have_are_refused() {
     assert!(reader().stream(&["x"], 0).is_err());
 }
 
-/// A byte within a small file, or any other.
+/// A byte offset within a small file, or any other.
 fn any_byte() -> impl Strategy<Value = u64> {
     prop_oneof![0_u64..64, any::<u64>()]
 }

@@ -1,4 +1,4 @@
-//! CIFAR, CSV and npy files: what they give, and what is refused.
+//! CIFAR, CSV and npy files: their samples, and the files that are refused.
 
 use crate::folders::{first, put};
 use lowtide_data::{
@@ -12,7 +12,7 @@ fn values<T: Element>(dataset: impl Dataset + 'static, field: &str) -> Vec<T> {
     batch.field(field).unwrap().values::<T>().unwrap().to_vec()
 }
 
-/// The typed cause inside a file's error, and the error's text.
+/// The typed cause of a file's error, and the text of the error.
 fn cause<E: std::error::Error + Clone + 'static>(error: DataError) -> (E, String) {
     let text = error.to_string();
     let DataError::File { source, .. } = error else { panic!("{text}") };
@@ -126,14 +126,14 @@ fn csv_errors_name_the_line_and_the_column() {
     assert_eq!(refused("a,b\n1,y\n", &options), cell);
     let options = with(CsvTarget::Class("b".into()));
     assert!(matches!(refused("a,b\n1,\n", &options), CsvError::Missing { line: 2, .. }));
-    // A quoted cell may have line ends: the next record counts them.
+    // A quoted cell may contain newlines, which count for the line of the next record.
     let ragged = CsvError::Ragged { line: 4, expected: 2, actual: 1 };
     assert_eq!(refused("a,b\n1,\"\n2\"\n3\n", &numbers), ragged);
     let long = format!("a,b\n1,\"{}", "x".repeat(2 << 20));
     assert_eq!(refused(&long, &numbers), CsvError::Long { line: 2 });
 }
 
-/// A file as NumPy writes it.
+/// A file in the layout of NumPy.
 fn npy(descr: &str, order: &str, shape: &str, data: &[u8]) -> Vec<u8> {
     let head = format!("{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}");
     let padded = (head.len() + 11).next_multiple_of(64) - 10;
@@ -147,7 +147,7 @@ fn npy_arrays_are_cut_along_their_first_axis_and_zipped_by_name() {
     let x: Vec<u8> = (0..6).flat_map(|n| (n as f32).to_le_bytes()).collect();
     let y: Vec<u8> = [7_i64, -8].iter().flat_map(|n| n.to_le_bytes()).collect();
     put(folder.path(), "x.npy", &npy("<f4", "False", "(2, 3)", &x));
-    // Version 2 has a header whose length is in four bytes.
+    // The header of version 2 states its length in four bytes.
     let second = npy("<i8", "False", "(2,)", &y);
     let second = [b"\x93NUMPY\x02\x00", &second[8..10], &[0, 0], &second[10..]].concat();
     put(folder.path(), "y.npy", &second);
@@ -219,13 +219,13 @@ proptest::proptest! {
     }
 }
 
-/// An archive as `numpy.savez` writes it: a name, a method and a content for each member.
+/// An archive in the layout of `numpy.savez`: a name, a method and a content for each member.
 fn npz(members: &[(&str, u8, &[u8])]) -> Vec<u8> {
     let (mut archive, mut directory) = (Vec::new(), Vec::new());
     for &(name, method, content) in members {
         let offset = (archive.len() as u32).to_le_bytes();
         let (len, name_len) = ((content.len() as u64).to_le_bytes(), name.len() as u8);
-        // Sizes are in the 64-bit field, as NumPy has them: kind 1, 16 bytes, both sizes.
+        // Sizes are in the 64-bit field, as NumPy writes them: kind 1, 16 bytes, both sizes.
         let wide = [&[1, 0, 16, 0], &len[..], &len].concat();
         let common = [45, 0, 0, 0, method, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let sizes = [0xff; 8];
@@ -270,7 +270,7 @@ proptest::proptest! {
         let mut archive = npz(&[("y.npy", 0, &x), ("x.npy", 0, &x)]);
         for (at, value) in changes {
             let len = archive.len();
-            // Counted from the end, where the directory is.
+            // The offset is counted from the end, where the directory is.
             archive[len - 1 - at % len] = value;
         }
         archive.truncate(cut.max(1));

@@ -1,4 +1,4 @@
-//! Tar shards: samples by name, long names of both kinds, and archives that lie.
+//! Tar shards: samples by name, long names of both kinds, and damaged archives.
 
 use crate::folders::{first, jpeg, picture, png, put};
 use lowtide_data::{DataError, ImageSource, Pipeline, Step, TarError, TarShards};
@@ -16,7 +16,7 @@ fn member(name: &str, kind: u8, content: &[u8]) -> Vec<u8> {
     sealed(header, content)
 }
 
-/// The header with its checksum, and the content filled up.
+/// The header with its checksum, and the padded content.
 fn sealed(mut header: [u8; 512], content: &[u8]) -> Vec<u8> {
     header[148..156].fill(b' ');
     let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();

@@ -1,4 +1,4 @@
-//! Files of tokens: what is written is read, row by row, and damaged files are refused.
+//! Token files: written tokens are read again, row by row, and damaged files are refused.
 
 use crate::{Folder, options};
 use lowtide_data::{
@@ -41,7 +41,7 @@ fn every_format_gives_back_the_tokens_that_were_written() {
         let expected: Vec<i64> = tokens.iter().map(|&token| token.into()).collect();
         assert_eq!(rows(file.clone(), "tokens"), [&expected[..6], &expected[5..]], "{format:?}");
         assert_eq!(file.find_vocabulary_len(), tokens[10] as usize + 1);
-        // The raw format of 4 bytes is the only one that is not told by its first bytes.
+        // Only the raw format of 4 bytes cannot be detected from the beginning of a file.
         if format != TokenFormat::RawU32 {
             let detected = TokenFile::open(&[&path], 5).unwrap();
             assert_eq!(rows(detected, "tokens"), rows(file, "tokens"), "{format:?}");
@@ -174,7 +174,7 @@ fn failed_writer_leaves_the_file_that_was_there() {
     assert_eq!(cause(&error), (FilePlace::Byte(1024 + 3 * 2), expected));
     drop(writer);
     assert_eq!(fs::read_dir(folder.root()).unwrap().count(), 1);
-    // A new file takes the name, and the map still shows the old one.
+    // A new file takes the name, and the mapping still shows the old file.
     write_tokens(&path, TokenFormat::RawU16, &[4, 5, 6]).unwrap();
     assert_eq!(rows(open, "tokens"), [[1, 2, 3]]);
     assert_eq!(rows(TokenFile::open(&[&path], 2).unwrap(), "tokens"), [[4, 5, 6]]);

@@ -1,4 +1,5 @@
-//! Tokenizers: text comes back, special tokens are markup only, libraries agree with their origins.
+//! Tokenizers: decoding inverts encoding, special tokens are markup only, libraries agree with
+//! theirs.
 
 use crate::Folder;
 use lowtide_data::{
@@ -10,7 +11,7 @@ use std::fs;
 
 const _: fn(&dyn Tokenizer) -> usize = |tokenizer| tokenizer.vocabulary_len();
 
-/// A byte-pair encoding of two merges, whose ids are those of the Python package `tokenizers`
+/// A byte-pair encoding of two merges, whose tokens are those of the Python package `tokenizers`
 /// 0.23.3 for the same file.
 const SMALL: &str = r#"{
     "version": "1.0",
@@ -40,7 +41,7 @@ fn small() -> TokenizerJson {
     TokenizerJson::from_bytes(SMALL.as_bytes()).unwrap()
 }
 
-/// The laws of every tokenizer, on a text that it can encode.
+/// Checks the laws of every tokenizer on a text that it can encode.
 fn check(tokenizer: &dyn Tokenizer, text: &str) {
     let tokens = tokenizer.encode(text).unwrap();
     assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
@@ -108,14 +109,14 @@ fn encodings_of_openai_have_their_published_numbers() {
     }
 }
 
-/// A contraction, digits, line ends, accents, scripts, a no-break space, the name of a special
-/// token, and identifiers.
+/// A text with a contraction, digits, newlines, accents, scripts, a no-break space, the name of a
+/// special token, and identifiers.
 const MIXED: &str = "It's 12345 o'clock,\r\n\t naïve façade — 東京へ 行く 🦀🦀!  \
     Здравствуй\u{a0}мир\n\n  <|endoftext|>x86_64 = 0xFF;";
 
 #[test]
 fn encodings_of_openai_are_those_of_their_python_package() {
-    // By `encode_ordinary` of tiktoken 0.14.0.
+    // Tokens of `encode_ordinary` of tiktoken 0.14.0.
     let gpt2: &[u32] = &[
         1026, 338, 17031, 2231, 267, 6, 15750, 11, 201, 198, 197, 41492, 24685, 16175, 671, 851,
         10545, 251, 109, 12859, 105, 2515, 116, 5525, 94, 234, 31917, 12520, 99, 222, 8582, 99,
@@ -204,7 +205,7 @@ fn garbage_for_a_tokenizer_is_an_error_with_its_place() {
     assert!(matches!(absent, DataError::File { .. }), "{absent}");
 }
 
-/// The small tokenizer with something changed.
+/// The small tokenizer with one change.
 fn changed(change: impl FnOnce(&mut serde_json::Value)) -> String {
     let mut json = serde_json::from_str(SMALL).unwrap();
     change(&mut json);
@@ -232,7 +233,7 @@ fn tokenizers_that_lie_are_errors_that_name_file_and_mistake() {
         |base64: &str| serde_json::json!({ "type": "Precompiled", "precompiled_charsmap": base64 });
     let sequence = serde_json::json!({ "type": "Sequence", "normalizers": [table("/P///wAA")] });
     let gap = changed(|json| {
-        // The library counts tokens to find a number for one that was added.
+        // The library counts tokens to find the number of an added token.
         json["model"]["vocab"]["aba"] = 7.into();
     });
     let json = |value| serde_json::json!(value);
@@ -278,17 +279,17 @@ fn tokenizers_that_lie_are_errors_that_name_file_and_mistake() {
         }
         assert!(text.len() < 600, "{what}: {} bytes", text.len());
     }
-    // As deep as the parser goes, which is not too deep for the stack.
+    // The parser's maximum depth does not overflow the stack.
     fs::write(&path, nested(60, "NFC", "normalizers")).unwrap();
     check(&TokenizerJson::open(&path).unwrap(), "ab");
-    // The largest number that there is.
+    // The token is the largest number of u32.
     fs::write(&path, with("/model/vocab/aba", serde_json::json!(u32::MAX))).unwrap();
     let tokenizer = TokenizerJson::open(&path).unwrap();
     assert_eq!(tokenizer.vocabulary_len(), 1 << 32);
     assert_eq!(tokenizer.encode("aba").unwrap(), [u32::MAX]);
 }
 
-/// Opening one would wait for a writer.
+/// A pipe is refused, because opening it would wait for a writer.
 #[cfg(unix)]
 #[test]
 fn a_pipe_in_place_of_a_tokenizer_is_an_error() {
@@ -303,8 +304,8 @@ fn a_pipe_in_place_of_a_tokenizer_is_an_error() {
     }
 }
 
-/// Every beginning of a file, and the file with each byte changed in a few ways, is a tokenizer or
-/// an error, and what is one encodes and decodes or says why not.
+/// Every prefix of a file, and the file with each byte changed in a few ways, is a tokenizer or an
+/// error. A tokenizer among them encodes and decodes, or returns an error.
 #[test]
 fn no_cut_and_no_changed_byte_of_a_tokenizer_panics() {
     let good = SMALL.as_bytes();

@@ -1,4 +1,4 @@
-//! Transforms: what each step does, and that the random ones depend on their key alone.
+//! Transforms: the effect of each step, and random steps that depend only on their key.
 
 use crate::folders::{jpeg, picture, png, put};
 use crate::{WORKERS, drain, options};
@@ -9,7 +9,7 @@ use lowtide_data::{
 use png::{BitDepth, ColorType};
 use tempfile::TempDir;
 
-/// One image `[C, H, W]` through the steps, as bytes; seed and epoch choose the numbers.
+/// One image `[C, H, W]` after the steps, as bytes. Seed and epoch determine the random numbers.
 fn through(planes: &[u8], shape: [usize; 3], steps: &[Step], epoch: u64) -> Vec<u8> {
     let images = Images::new(planes.to_vec(), shape, 255, vec![0]).unwrap();
     let pipeline = Pipeline::new(steps).unwrap().as_bytes().unwrap();
@@ -52,7 +52,7 @@ fn crops_keep_the_middle_or_a_part_of_the_padded_image() {
     for epoch in 0..200 {
         let steps = [Step::RandomCrop { size: [5, 6], padding: 1 }];
         let part = through(&image, [1, 5, 6], &steps, epoch);
-        // Every part is the image moved by up to one pixel each way.
+        // Every part is the image shifted by up to one pixel in each direction.
         let found = (-1..=1_isize).flat_map(|dy| (-1..=1_isize).map(move |dx| (dy, dx)));
         let found = found.filter(|&(dy, dx)| {
             (0..30).all(|at| {
@@ -76,7 +76,7 @@ fn flip_mirrors_and_commutes_with_what_comes_after() {
     }
     let twice = through(&image, [3, 4, 5], &[always.clone(), always.clone()], 0);
     assert_eq!(twice, image);
-    // A crop that is off the middle, of the mirrored image.
+    // The crop of the mirrored image is not centred.
     let crop = Step::CentreCrop([4, 2]);
     let after = through(&image, [3, 4, 5], &[always, crop.clone()], 0);
     assert_eq!(after, through(&mirrored, [3, 4, 5], &[crop], 0));
@@ -186,7 +186,7 @@ fn augmented_batches_are_the_same_with_any_number_of_workers_and_after_a_resume(
 fn masks_take_the_same_geometry_as_their_images() {
     let folder = TempDir::new().unwrap();
     let (images, masks) = (folder.path().join("images"), folder.path().join("masks"));
-    // Left half dark and class 0, right half bright and class 1.
+    // The left half is dark with class 0, the right half bright with class 1.
     let bright = |at: usize| at % 20 >= 10;
     let grey = |value: &dyn Fn(usize) -> u8| {
         let data: Vec<u8> = (0..20 * 14).map(value).collect();
@@ -212,7 +212,7 @@ fn masks_take_the_same_geometry_as_their_images() {
             1 => value > 175,
             _ => value < 190,
         });
-        // All but the borders, which are blurred in the image.
+        // The borders, which are blurred in the image, are left out.
         assert!(agrees.count() > 200, "epoch {epoch}");
     }
 }
@@ -243,7 +243,7 @@ fn steps_that_make_no_sense_are_refused_by_name() {
     assert!(Pipeline::new([Step::normalise_imagenet()]).unwrap().as_bytes().is_err());
 }
 
-/// A source that says one thing and gives another.
+/// A source whose images do not have its stated format.
 struct Liar(ImageFormat, [usize; 3]);
 
 impl ImageSource for Liar {
@@ -307,7 +307,7 @@ fn parts_of_images_and_shared_sources_go_through_a_pipeline_too() {
     assert_eq!(through[0].fields[1], plain[0].fields[1]);
 }
 
-/// As they are in a batch without a pipeline: grey of 17 levels, here in three channels.
+/// The digits as in a batch without a pipeline: grey of 17 levels, here in three channels.
 #[test]
 fn images_in_memory_are_as_bright_and_coloured_as_without_a_pipeline() {
     let levels: Vec<u8> = (0..17).chain((0..17).rev()).collect();

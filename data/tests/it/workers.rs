@@ -1,4 +1,4 @@
-//! Workers share the samples of a batch, and nothing of their timing is to be seen.
+//! Workers share the samples of a batch, and their timing has no visible effect.
 
 use crate::{Seen, WORKERS, drain, numbered, options};
 use lowtide_data::{
@@ -13,7 +13,7 @@ fn one_field() -> [Field; 1] {
     [Field::new("y", ElementType::I64, &[])]
 }
 
-/// `write` waits until so many samples are being written at once.
+/// A dataset whose `write` waits until the barrier's number of samples are being written at once.
 struct Together {
     fields: [Field; 1],
     len: usize,
@@ -36,7 +36,7 @@ impl Dataset for Together {
 
 #[test]
 fn workers_share_the_samples_of_one_batch() {
-    // One batch of 64, so that 8 at once are 8 of one batch.
+    // There is one batch of 64, so all 8 samples at once are in one batch.
     let dataset = Together { fields: one_field(), len: 64, barrier: Barrier::new(8) };
     let loader = Loader::with_sampler(dataset, Sequential, options(64, 8, 0)).unwrap();
     for epoch in 0..3 {
@@ -46,7 +46,7 @@ fn workers_share_the_samples_of_one_batch() {
     }
 }
 
-/// Samples of another dataset, each after some other turns of the scheduler.
+/// The samples of another dataset, each delayed by a different number of yields.
 struct Delayed {
     inner: InMemory,
     salt: AtomicU64,
@@ -98,7 +98,7 @@ fn batches_are_the_same_under_delays_resumed_anywhere_in_any_epoch() {
 
 #[test]
 fn lowest_fault_of_a_batch_is_reported_even_if_it_happens_last() {
-    /// Sample 2 fails only after samples 3 and 4 have failed on the other workers.
+    /// A dataset whose sample 2 fails only after samples 3 and 4 have failed on other workers.
     struct Late {
         fields: [Field; 1],
         failed: AtomicUsize,
@@ -133,7 +133,7 @@ fn lowest_fault_of_a_batch_is_reported_even_if_it_happens_last() {
 
 #[test]
 fn next_epoch_is_built_ahead_while_the_last_batches_are_consumed() {
-    /// Counts the samples that were begun.
+    /// A dataset that counts the samples that were begun.
     struct Counting {
         inner: InMemory,
         begun: AtomicUsize,
@@ -161,7 +161,7 @@ fn next_epoch_is_built_ahead_while_the_last_batches_are_consumed() {
     let mut epoch = loader.epoch(0);
     epoch.build_ahead(1);
     let last = epoch.by_ref().map(Result::unwrap).last().unwrap();
-    // The last batch is held: one of three buffers. The others have two batches of epoch 1.
+    // The last batch holds one of three buffers. The other two have batches of epoch 1.
     wait_for(&dataset, 12 + 6);
     drop(epoch);
     assert_eq!(last.index(), 3);
@@ -169,13 +169,13 @@ fn next_epoch_is_built_ahead_while_the_last_batches_are_consumed() {
     assert_eq!(Seen::of(&second.next().unwrap().unwrap()), drain(plain.epoch(1))[0]);
     drop((last, second));
 
-    // Between two epochs.
+    // The state is between two epochs.
     let before = dataset.begun.load(Ordering::SeqCst);
     loader.build_ahead(5);
     loader.build_ahead(5);
     wait_for(&dataset, before + 9);
     assert_eq!(drain(loader.epoch(5)), drain(plain.epoch(5)));
-    // Nothing was read twice.
+    // No sample was read twice.
     assert_eq!(dataset.begun.load(Ordering::SeqCst), before + 12);
 }
 
@@ -188,7 +188,7 @@ fn what_was_built_ahead_in_vain_costs_no_buffer_and_no_order() {
             loader.build_ahead(epoch + 1);
             let mut begun = loader.epoch(epoch);
             begun.build_ahead(99);
-            // The middle of an epoch: its buffers are taken from it, and given back.
+            // In the middle of an epoch, the buffers built ahead are taken for it and given back.
             let first = Seen::of(&begun.next().unwrap().unwrap());
             loader.build_ahead(7);
             let mut seen = vec![first];
@@ -217,7 +217,7 @@ fn epoch_that_ends_early_takes_what_it_built_ahead_with_it() {
     }
 }
 
-/// Hangs at one sample until it is freed or, if it may be, cancelled.
+/// A dataset that hangs at one sample until it is freed or, if allowed, cancelled.
 struct Hanging {
     fields: [Field; 1],
     hangs: usize,
@@ -271,7 +271,7 @@ fn hung_sample_is_a_timeout_that_names_it() {
             }
             assert!(epoch.next().is_none());
             assert_eq!(epoch.state().batch, 2);
-            // Once it is mended, the same loader goes on from the state.
+            // After a repair, the same loader continues from the state.
             dataset.freed.store(1, Ordering::SeqCst);
             assert_eq!(drain(loader.resume(epoch.state()).unwrap()).len(), 4);
         }
@@ -285,7 +285,7 @@ fn shutdown_does_not_wait_for_a_sample_that_hangs_for_ever() {
     let mut epoch = loader.epoch(0);
     assert!(matches!(epoch.next(), Some(Err(DataError::Timeout { index: 0, .. }))));
     drop((epoch, loader));
-    // The worker that hangs has kept the dataset; it lets go of it when it returns.
+    // The hanging worker keeps the dataset, and drops it when its call returns.
     assert_eq!(Arc::strong_count(&dataset), 2);
     dataset.freed.store(1, Ordering::SeqCst);
     while Arc::strong_count(&dataset) > 1 {
@@ -295,7 +295,7 @@ fn shutdown_does_not_wait_for_a_sample_that_hangs_for_ever() {
 
 #[test]
 fn batch_that_takes_longer_than_the_timeout_is_no_error_while_samples_come() {
-    /// 12 ms a sample.
+    /// A dataset that needs 12 ms per sample.
     struct Slow([Field; 1]);
     impl Dataset for Slow {
         fn len(&self) -> usize {

@@ -15,7 +15,7 @@ pub(crate) use super::values::*;
 pub(crate) const DRIVER: TestDriver<'_> =
     test_driver(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
 
-/// As many as the pretend driver has devices.
+/// Largest number of ranks in a test: the pretend driver has four devices.
 pub(crate) const MOST: usize = 4;
 
 pub(crate) fn device(gpu: &Turn, index: usize) -> Device {
@@ -23,8 +23,8 @@ pub(crate) fn device(gpu: &Turn, index: usize) -> Device {
     Device::cuda_on(&device, CudaOptions::default()).expect("memory")
 }
 
-/// What each of `count` ranks returns, by rank; where there is no driver or too few devices, which
-/// is said aloud, of ranks on the processor.
+/// Runs `work` on `count` ranks and returns the results by rank. Without a driver or with too few
+/// devices, which is printed, the ranks run on the processor.
 pub(crate) fn on_ranks<R: Send>(
     count: usize,
     timeout: Duration,
@@ -49,7 +49,7 @@ fn has_devices(gpu: &Turn, count: usize) -> bool {
     found >= count
 }
 
-/// What each of `count` ranks returns that are threads and have no device yet.
+/// Runs `work` on `count` ranks that are threads and have no device yet.
 pub(crate) fn on_threads<R: Send>(
     count: usize,
     timeout: Duration,

@@ -1,4 +1,4 @@
-//! What NCCL adds to ranks, and what can go wrong with it.
+//! Laws of ranks on NCCL: messages that do not fit, missing libraries, lost ranks.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::common::{DRIVER, PATIENT, device, numbers, on_ranks, on_threads, tens
 
 const SHORT: Duration = Duration::from_millis(300);
 
-/// What a rank has of messages that do not go together is an error: the real library would wait
-/// without end, or write what does not fit.
+/// Sizes that do not fit are an error. The real library would wait without end or write out of
+/// bounds.
 #[test]
 fn messages_of_another_size_are_an_error_and_no_rank_hangs() {
     let Some(gpu) = DRIVER.pretend() else { return };
@@ -46,7 +46,7 @@ fn messages_of_another_size_are_an_error_and_no_rank_hangs() {
                 assert_eq!(found.unwrap(), expected);
             }
         } else {
-            // Who comes second sees it.
+            // The rank that comes second finds the mismatch.
             assert!(found.iter().any(Result::is_err), "{found:?}");
         }
     }
@@ -93,7 +93,7 @@ fn without_the_library_all_ranks_hear_that_there_is_none() {
     std::fs::remove_dir_all(without).unwrap();
 }
 
-/// Its device does not wait for the other any more, either.
+/// The device of a rank that gave up waiting does not wait either.
 #[test]
 fn a_rank_that_does_not_come_leaves_the_device_free() {
     let found = on_ranks(2, SHORT, |rank, device| {

@@ -8,10 +8,10 @@ use lowtide_tensor::Device;
 use super::engine::ranks;
 pub(crate) use super::values::*;
 
-/// Ranks that a test may have.
+/// Largest number of ranks in a test.
 pub(crate) const MOST: usize = 9;
 
-/// What each of `count` ranks returns, by rank.
+/// Runs `work` on `count` ranks and returns the results by rank.
 pub(crate) fn on_ranks<R: Send>(
     count: usize,
     timeout: Duration,

@@ -1,4 +1,4 @@
-//! Whatever happens to one rank, all of them hear of it, and nobody hangs.
+//! A failure of one rank is reported on all ranks, and no rank hangs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -8,11 +8,12 @@ use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
 use super::common::{PATIENT, bits, on_ranks, own};
 
-/// With what a rank gives and a place for what it gets.
+/// A collective on the tensor that a rank gives and the tensor that it gets.
 type Operation = fn(&dyn Collectives, &mut [Tensor; 2]) -> Result<()>;
 
-/// Every collective with tensors, and the elements that a rank gives and gets, of three ranks.
-const OPERATIONS: [(&str, [usize; 2], Operation); 7] = [
+/// Every collective on tensors, with the numbers of elements that one of three ranks gives and
+/// gets.
+const OPERATIONS: &[(&str, [usize; 2], Operation)] = &[
     ("all_reduce", [24, 0], |rank, [x, _]| rank.all_reduce(x)),
     ("all_reduce_each", [24, 8], |rank, tensors| all_reduce_each(rank, tensors)),
     ("reduce_scatter", [24, 8], |rank, [x, y]| rank.reduce_scatter(x, y)),
@@ -22,10 +23,11 @@ const OPERATIONS: [(&str, [usize; 2], Operation); 7] = [
     ("broadcast", [24, 0], |rank, [x, _]| rank.broadcast(x, 1)),
 ];
 
-/// Each allocation of a collective fails on one rank: all ranks fail, and all may do it again.
+/// Each allocation of a collective fails in turn on one rank. All ranks fail, and all can repeat
+/// the collective.
 #[test]
 fn a_collective_without_memory_fails_on_all_ranks_and_can_be_done_again() {
-    for (name, lens, operation) in OPERATIONS {
+    for &(name, lens, operation) in OPERATIONS {
         for faulty in 0..3 {
             let failures = (1..).take_while(|&nth| {
                 let found = on_ranks(3, PATIENT, |rank, device| {
@@ -62,17 +64,18 @@ fn a_collective_without_memory_fails_on_all_ranks_and_can_be_done_again() {
     }
 }
 
-/// What a rank calls that has failed in place of a collective, whichever it is.
+/// A failed rank refuses in place of any collective.
 #[test]
 fn a_rank_that_refuses_fails_the_call_of_the_others_and_all_may_go_on() {
-    for (name, lens, operation) in OPERATIONS {
+    for &(name, lens, operation) in OPERATIONS {
         for refusing in [&[1][..], &[0, 2], &[0, 1, 2]] {
             let found = on_ranks(3, PATIENT, |rank, device| {
                 let mut tensors = lens.map(|len| own(&*rank, &device, len, DType::F32));
                 let refuses = refusing.contains(&rank.rank().index);
-                let found = match refuses {
-                    true => rank.refuse("the disk is full"),
-                    false => operation(&*rank, &mut tensors),
+                let found = if refuses {
+                    rank.refuse("the disk is full")
+                } else {
+                    operation(&*rank, &mut tensors)
                 };
                 rank.barrier().unwrap();
                 (refuses, found)
@@ -118,12 +121,12 @@ fn another_operation_type_or_size_on_one_rank_is_an_error_on_all() {
                 1 => other(&*rank, &device),
                 _ => rank.all_reduce(&mut Tensor::zeros(&device, [4], DType::F32).unwrap()),
             };
-            // They are still together.
+            // The ranks are still together.
             vote(&*rank, Ok(())).unwrap();
             found.expect_err("two calls").to_string()
         });
-        assert_eq!(found[0], format!("rank 1 is in {name}, this one in all_reduce of 4 f32"));
-        assert_eq!(found[1], format!("rank 0 is in all_reduce of 4 f32, this one in {name}"));
+        assert_eq!(found[0], format!("rank 1 calls {name}, this rank calls all_reduce of 4 f32"));
+        assert_eq!(found[1], format!("rank 0 calls all_reduce of 4 f32, this rank calls {name}"));
         assert_eq!(found[2], found[0]);
     }
 }
@@ -212,11 +215,11 @@ fn what_is_received_has_to_be_what_is_sent() {
         rank.barrier().unwrap();
         found.unwrap_err().to_string()
     });
-    assert_eq!(found[0], "rank 1 is in trade of 4 f32, this one in trade of 3 f32");
-    assert_eq!(found[1], "rank 0 is in trade of 3 f32, this one in trade of 4 f32");
+    assert_eq!(found[0], "rank 1 calls trade of 4 f32, this rank calls trade of 3 f32");
+    assert_eq!(found[1], "rank 0 calls trade of 3 f32, this rank calls trade of 4 f32");
 }
 
-/// Both give; one takes something else than the other gives.
+/// Both ranks give f32; one of them takes i32.
 #[test]
 fn what_is_traded_has_to_be_the_same_on_both_sides() {
     let found = on_ranks(2, PATIENT, |rank, device| {
@@ -227,11 +230,11 @@ fn what_is_traded_has_to_be_the_same_on_both_sides() {
         rank.barrier().unwrap();
         found.unwrap_err().to_string()
     });
-    assert_eq!(found[0], "rank 1 is in trade of 3 f32, this one in trade of 3 i32");
-    assert_eq!(found[1], "rank 0 is in trade of 3 i32, this one in trade of 3 f32");
+    assert_eq!(found[0], "rank 1 calls trade of 3 f32, this rank calls trade of 3 i32");
+    assert_eq!(found[1], "rank 0 calls trade of 3 i32, this rank calls trade of 3 f32");
 }
 
-/// What one of them gives is as it was, and both go on.
+/// A declined trade leaves the tensors unchanged, and both ranks can continue.
 #[test]
 fn a_trade_that_is_declined_fails_on_the_other_side() {
     for decliner in [0, 1] {
@@ -239,12 +242,13 @@ fn a_trade_that_is_declined_fails_on_the_other_side() {
             let index = rank.rank().index;
             let (x, mut y) =
                 (own(&*rank, &device, 9, DType::F32), own(&*rank, &device, 9, DType::F32));
-            let found = match index == decliner {
-                true => rank.decline(1 - index, "no memory"),
-                false => rank.trade(Some(&x), Some(&mut y), 1 - index),
+            let found = if index == decliner {
+                rank.decline(1 - index, "no memory")
+            } else {
+                rank.trade(Some(&x), Some(&mut y), 1 - index)
             };
             assert_eq!(bits(&x), bits(&y));
-            // Both may decline.
+            // Both ranks may decline.
             rank.decline(1 - index, "nor now").unwrap();
             rank.trade(Some(&x), Some(&mut y), 1 - index).unwrap();
             (found.err().map(|error| error.to_string()), bits(&x), bits(&y))

@@ -1,4 +1,4 @@
-//! Laws of what ranks do together.
+//! Laws of the collectives.
 
 #![expect(clippy::duplicate_mod, reason = "each engine has to keep the same laws")]
 

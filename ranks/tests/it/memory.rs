@@ -1,4 +1,4 @@
-//! What collectives allocate: on ranks, and on one whose partners are simulated.
+//! The memory of collectives, on ranks and on a single rank that simulates the others.
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_ranks::{Collectives, Mirror, Rank, Result, all_reduce_each};
@@ -6,7 +6,7 @@ use lowtide_tensor::{DType, Device, Tensor};
 
 use super::common::{MOST, PATIENT, on_ranks};
 
-/// Everything once, with tensors of `len` elements a rank.
+/// Calls every operation once, with tensors of `len` elements per rank.
 fn everything(rank: &dyn Collectives, device: &Device, len: usize) -> Result<()> {
     let Rank { index, count } = rank.rank();
     let mut x = Tensor::zeros(device, [len * count], DType::F32)?;
@@ -22,17 +22,14 @@ fn everything(rank: &dyn Collectives, device: &Device, len: usize) -> Result<()>
         let pair = index ^ 1;
         let is_first = index < pair;
         for sends in [is_first, !is_first] {
-            match sends {
-                true => rank.send(&x, pair)?,
-                false => rank.receive(&mut x, pair)?,
-            }
+            if sends { rank.send(&x, pair) } else { rank.receive(&mut x, pair) }?;
         }
         rank.trade(Some(&part), Some(&mut x.narrow(0, 0, len)?), pair)?;
     }
     Ok(())
 }
 
-/// Requests of the device's allocator, and the most that was reserved.
+/// The number of requests to the device's allocator, and the peak of reserved bytes.
 fn used(device: &Device) -> (u64, usize) {
     let allocator = device.allocator();
     (allocator.request_count(), allocator.statistics().reserved.peak_bytes)
@@ -55,8 +52,8 @@ fn a_simulated_rank_alone_allocates_what_one_of_many_does() {
     }
 }
 
-/// A piece of each other rank: of the part that this one sums, and of 4 MiB at most, or of what all
-/// of them together may take.
+/// A rank allocates one piece for each other rank. A piece has at most the size of the part that
+/// the rank sums, 4 MiB, and an equal share of 16 MiB.
 #[test]
 fn a_sum_takes_a_piece_for_each_other_rank() {
     let cases = [(2, 4 << 18), (4, 4 << 18), (8, 4 << 18), (2, 4 << 20), (9, 18 << 20)];
@@ -74,12 +71,12 @@ fn a_sum_takes_a_piece_for_each_other_rank() {
     }
 }
 
-/// Blocks that are live on a rank's device.
+/// Bytes of the live blocks on a rank's device.
 fn live_bytes(device: &Device) -> usize {
     device.allocator().statistics().allocated.current_bytes
 }
 
-/// A step that is rolled back has to find its memory free, whatever the other ranks are at.
+/// A step that is rolled back has to find its memory free, whatever the other ranks are doing.
 #[test]
 fn no_rank_holds_a_tensor_of_another_once_a_collective_has_ended() {
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! What collectives compute, against plain loops.
+//! Results of collectives against plain loops.
 
 use lowtide_ranks::{RanksError, all_reduce_each};
 use lowtide_tensor::{DType, Tensor};
@@ -27,7 +27,7 @@ fn dtypes() -> impl Strategy<Value = DType> {
     prop::sample::select(vec![DType::F32, DType::F64, DType::BF16, DType::F16])
 }
 
-/// Lengths of tensors, many of which fit a bucket, or few, or none.
+/// Lengths of tensors: a bucket holds many of them, few of them, or none.
 fn lens() -> impl Strategy<Value = usize> {
     prop::sample::select(vec![0, 3, 50_000, 70_000])
 }
@@ -89,7 +89,7 @@ proptest! {
         }
     }
 
-    /// Parts of any length that is long enough; the last ones are shorter or empty.
+    /// The parts have any length that is long enough; the last parts are shorter or empty.
     #[test]
     fn parts_of_a_sum_in_place_are_gathered_to_the_sum(
         count in 1..=MOST.min(6), len in 0_usize..60, more in 0_usize..9, dtype in dtypes(),
@@ -109,14 +109,14 @@ proptest! {
             prop_assert_eq!(&whole, &expected);
             let (before, own) = (bits(&terms[rank]), rank * part_len..(rank + 1) * part_len);
             for (at, bits) in part.iter().enumerate() {
-                let of = if own.contains(&at) { &expected } else { &before };
-                prop_assert_eq!(bits, &of[at]);
+                let source = if own.contains(&at) { &expected } else { &before };
+                prop_assert_eq!(bits, &source[at]);
             }
         }
     }
 }
 
-/// Eight leaves, a power of two of them on each rank.
+/// The terms are eight leaves, a power of two of them on each rank.
 #[test]
 fn sums_of_leaves_do_not_depend_on_the_number_of_ranks() {
     let (leaves, len) = (8, 33);
@@ -180,7 +180,7 @@ fn words_come_by_rank_and_as_long_as_they_are() {
     }
 }
 
-/// Of lengths of several pieces, of which the ranks have differently many.
+/// The tensors consist of several pieces, and the ranks have different numbers of pieces.
 #[test]
 fn two_ranks_give_each_other_what_the_other_had() {
     for lens in [[9, 9], [3 << 20, 5], [5, 3 << 20], [1 << 20, (2 << 20) + 1]] {
@@ -195,7 +195,7 @@ fn two_ranks_give_each_other_what_the_other_had() {
     }
 }
 
-/// Each rank has its number go around, while meetings are under way.
+/// Each rank sends its tensor around the ring, with barriers in between.
 #[test]
 fn what_is_sent_around_comes_back() {
     let count = 4;
@@ -204,7 +204,7 @@ fn what_is_sent_around_comes_back() {
         let (next, before) = ((index + 1) % count, (index + count - 1) % count);
         let mut x = own(&*rank, &device, 9, DType::F32);
         for _ in 0..count {
-            // Somebody has to begin to receive.
+            // One rank has to receive first, or all would wait for a receiver.
             if index == 0 {
                 let mut received = Tensor::zeros(&device, [9], DType::F32)?;
                 rank.receive(&mut received, before)?;

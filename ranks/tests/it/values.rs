@@ -1,11 +1,11 @@
-//! What ranks of any engine compute with.
+//! Tensors and timeouts for ranks of any engine.
 
 use std::time::Duration;
 
 use lowtide_ranks::Collectives;
 use lowtide_tensor::{CpuOptions, DType, Device, Tensor};
 
-/// Long enough for what is to come, however busy the machine is.
+/// A timeout that no test reaches, even on a busy machine.
 pub(crate) const PATIENT: Duration = Duration::from_secs(120);
 
 pub(crate) fn cpu() -> Device {
@@ -13,7 +13,7 @@ pub(crate) fn cpu() -> Device {
     Device::cpu(options).expect("a processor")
 }
 
-/// Numbers of a rank whose sums round.
+/// Numbers of a rank. Their sums over ranks have to be rounded.
 pub(crate) fn numbers(rank: usize, len: usize) -> Vec<f64> {
     (0..len).map(|at| ((rank * 7919 + at * 104_729) % 1009) as f64 / 97.0 - 5.0).collect()
 }

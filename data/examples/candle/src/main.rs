@@ -6,8 +6,8 @@ use candle_core::{D, DType, Device, Module, Tensor};
 use candle_nn::{AdamW, Optimizer, VarBuilder, VarMap, linear, loss::cross_entropy, seq};
 use lowtide_data::{Batch, Digits, Loader, LoaderOptions, Sequential};
 
-/// A batch as candle's tensors: pixels in rows, and labels. candle copies; the batch's memory goes
-/// back to the loader when it is dropped.
+/// A batch as candle's tensors: pixels in rows, and labels. candle copies the pixels, and dropping
+/// the batch returns its buffer to the loader.
 fn tensors(batch: &Batch, device: &Device) -> Result<(Tensor, Tensor)> {
     let pixels = batch.field("images").and_then(|field| field.values::<f32>());
     let labels = batch.field("labels").and_then(|field| field.values::<i64>());
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
             let (pixels, labels) = tensors(&batch?, &device)?;
             adam.backward_step(&cross_entropy(&model.forward(&pixels)?, &labels)?)?;
         }
-        // The place in the epoch is a few integers: save them, and go on here at any time.
+        // The position in the epoch is a few integers. Save them to continue here at any time.
         let state = epoch.state();
         drop(epoch);
         for batch in train.resume(state)? {

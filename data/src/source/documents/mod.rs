@@ -1,4 +1,4 @@
-//! Documents as tokens, and rows that are made of them.
+//! Documents as tokens, and datasets of their rows.
 
 mod one_per_row;
 mod packed;
@@ -16,14 +16,14 @@ use crate::error::DataError;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A token of a document, and whether the token is to be learned and is the document's first.
+/// A token of a document with two flags: the token is learned, and it is the first of its document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cell(u32);
 
 impl Cell {
     const LEARNED: u32 = 1 << 31;
     const FIRST: u32 = 1 << 30;
-    /// Tokens are below this number; the two bits above hold what else is known of a token.
+    /// Tokens are below this number. The two bits above it are the flags.
     const TOKEN_END: u32 = Self::FIRST;
 
     pub(super) fn token(self) -> i64 {
@@ -38,26 +38,27 @@ impl Cell {
         self.0 & Self::FIRST != 0
     }
 
-    /// The label of this token at the place of the token before it.
+    /// The label at the position before this token.
     fn label(self) -> i64 {
         if self.is_learned() { self.token() } else { IGNORED_LABEL }
     }
 }
 
-/// A document as tokens, each of them to be learned or only to be read.
+/// A document as tokens. Each token is either learned, which means that the model is trained to
+/// predict it, or context, which the model only reads.
 #[derive(Debug, Clone, Default)]
 pub struct Document {
     cells: Vec<Cell>,
 }
 
 impl Document {
-    /// A document of no tokens yet.
+    /// A document without tokens.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds tokens that a model is to predict.
+    /// Appends tokens that the model learns to predict.
     ///
     /// # Errors
     /// [`TokenTooLarge`].
@@ -65,7 +66,7 @@ impl Document {
         self.push(tokens, Cell::LEARNED)
     }
 
-    /// Adds tokens that a model is to read and not to predict, such as a prompt.
+    /// Appends tokens that the model only reads, such as a prompt.
     ///
     /// # Errors
     /// [`TokenTooLarge`].
@@ -73,21 +74,22 @@ impl Document {
         self.push(tokens, 0)
     }
 
-    /// Adds tokens that end the document: they are learned where the token before them is.
+    /// Appends tokens that end the document. They are learned if the token before them is.
     pub(super) fn push_end(&mut self, tokens: &[u32]) -> Result<(), TokenTooLarge> {
-        match self.cells.last().is_some_and(|cell| cell.is_learned()) {
-            true => self.push_learned(tokens),
-            false => self.push_context(tokens),
+        if self.cells.last().is_some_and(|cell| cell.is_learned()) {
+            self.push_learned(tokens)
+        } else {
+            self.push_context(tokens)
         }
     }
 
-    fn push(&mut self, tokens: &[u32], mark: u32) -> Result<(), TokenTooLarge> {
+    fn push(&mut self, tokens: &[u32], flag: u32) -> Result<(), TokenTooLarge> {
         if let Some(&token) = tokens.iter().find(|&&token| token >= Cell::TOKEN_END) {
             return Err(TokenTooLarge { token });
         }
         for &token in tokens {
             let first = if self.cells.is_empty() { Cell::FIRST } else { 0 };
-            self.cells.push(Cell(token | mark | first));
+            self.cells.push(Cell(token | flag | first));
         }
         Ok(())
     }
@@ -98,18 +100,18 @@ impl Document {
         self.cells.len()
     }
 
-    /// Whether there are no tokens.
+    /// True if there are no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.cells.is_empty()
     }
 
-    /// The tokens of the document, in order.
+    /// The tokens, in order.
     pub fn tokens(&self) -> impl Iterator<Item = u32> {
         self.cells.iter().map(|cell| cell.token() as u32)
     }
 
-    /// Whether each token is to be learned.
+    /// For each token, true if it is learned.
     pub fn learned(&self) -> impl Iterator<Item = bool> {
         self.cells.iter().map(|cell| cell.is_learned())
     }
@@ -119,7 +121,7 @@ impl Document {
     }
 }
 
-/// A token of 2^30 or more, of which no vocabulary has any.
+/// A token of 2^30 or more. No vocabulary has such a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("token {token} is not below {}", Cell::TOKEN_END)]
 pub struct TokenTooLarge {
@@ -127,19 +129,19 @@ pub struct TokenTooLarge {
     pub token: u32,
 }
 
-/// Documents in memory, 4 bytes a token: what [`JsonLines::read`](crate::JsonLines::read) gives,
-/// and what [`PackedRows`] and [`DocumentRows`] are made of. Clones share the tokens.
+/// Documents in memory, with 4 bytes per token. [`JsonLines::read`](crate::JsonLines::read) returns
+/// them, and [`PackedRows`] and [`DocumentRows`] are datasets of them. Clones share the tokens.
 #[derive(Debug, Clone, Default)]
 pub struct Documents {
     cells: Arc<Vec<Cell>>,
-    /// Where each document ends.
+    /// The end of each document in `cells`.
     ends: Arc<Vec<usize>>,
     /// The documents of this part.
     range: Range<usize>,
 }
 
 impl FromIterator<Document> for Documents {
-    /// The documents in this order, without those of no tokens.
+    /// The documents in this order. Empty documents are left out.
     fn from_iter<I: IntoIterator<Item = Document>>(documents: I) -> Self {
         let (mut cells, mut ends) = (Vec::new(), Vec::new());
         for document in documents {
@@ -155,7 +157,7 @@ impl FromIterator<Document> for Documents {
 impl Documents {
     /// The documents of `cells` that end at `ends`.
     pub(super) fn new(mut cells: Vec<Cell>, mut ends: Vec<usize>) -> Self {
-        // A vector that has grown may hold twice what it needs.
+        // The capacity of a vector that has grown may be twice its length.
         cells.shrink_to_fit();
         ends.shrink_to_fit();
         let range = 0..ends.len();
@@ -173,13 +175,13 @@ impl Documents {
         self.range.len()
     }
 
-    /// Whether there are no documents.
+    /// True if there are no documents.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// Tokens of all documents together.
+    /// Number of tokens of all documents.
     #[must_use]
     pub fn token_count(&self) -> usize {
         self.all().len()
@@ -193,7 +195,7 @@ impl Documents {
         self.document(index).iter().map(|cell| cell.token() as u32)
     }
 
-    /// Whether each token of document `index` is to be learned.
+    /// For each token of document `index`, true if it is learned.
     ///
     /// # Panics
     /// If there is no such document.
@@ -201,7 +203,7 @@ impl Documents {
         self.document(index).iter().map(|cell| cell.is_learned())
     }
 
-    /// The first nine tenths of the documents to train on, and the last tenth to test on.
+    /// Splits the documents into a training part, the first nine tenths, and a test part.
     ///
     /// # Errors
     /// [`DataError::SampleCount`] if there are fewer than ten documents.
@@ -220,12 +222,12 @@ impl Documents {
         &self.cells[self.start(at)..self.ends[at]]
     }
 
-    /// One document after the other.
+    /// The cells of all documents.
     fn all(&self) -> &[Cell] {
         &self.cells[self.start(self.range.start)..self.start(self.range.end)]
     }
 
-    /// Where document `at` begins, or the one before it ends.
+    /// The start of document `at`, which is the end of the document before it.
     fn start(&self, at: usize) -> usize {
         at.checked_sub(1).map_or(0, |before| self.ends[before])
     }

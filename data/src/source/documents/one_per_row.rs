@@ -1,29 +1,29 @@
-//! Each document in a row of its own.
+//! Rows of one document each.
 
 use super::{Cell, Documents};
-use crate::dataset::{Dataset, SampleError, SampleSlot, visit_slice};
+use crate::dataset::{Dataset, SampleSlot, visit_slice};
 use crate::element::{Collate, ElementType, Field, IGNORED_LABEL};
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 use std::sync::Arc;
 
-/// What becomes of a row that its document does not fill.
+/// The layout of rows that their documents do not fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowFit {
-    /// It is filled with this token. Fields: `tokens`, i64 `[context + 1]`, `labels`, i64
-    /// `[context]`, and `length`, i64 `[]`, the number of tokens before the filling.
+    /// The row is padded with this token. The fields are `tokens`, i64 `[context + 1]`, `labels`,
+    /// i64 `[context]`, and `length`, i64 `[]`, the number of tokens without padding.
     Padded(u32),
-    /// `tokens`, i64, is a ragged field of up to `context + 1` tokens. With [`Collate::Padded`]
-    /// `labels` is i64 `[context]`, as the filling has labels too. With [`Collate::Packed`]
-    /// `labels` is as long as `tokens`, and the label of a document's last token is
-    /// [`IGNORED_LABEL`].
+    /// The field `tokens`, i64, is ragged, with up to `context + 1` tokens. With
+    /// [`Collate::Padded`] the field `labels` is i64 `[context]`, because padding has labels too.
+    /// With [`Collate::Packed`] the field `labels` is as long as `tokens`, and the label of the
+    /// last token of a document is [`IGNORED_LABEL`].
     Ragged(Collate),
 }
 
-/// Each document in a row of its own, of which the first `context + 1` tokens are used.
+/// A dataset with one document in each sample, cut off after `context + 1` tokens.
 ///
-/// `labels[t]` is the token that is to be predicted at `tokens[t]`, which is `tokens[t + 1]`, or
-/// [`IGNORED_LABEL`] where that one is filling or not to be learned. Documents without any label in
-/// their row, such as those whose prompt fills it, are left out.
+/// `labels[t]` is the token to predict at `tokens[t]`: `tokens[t + 1]`, or [`IGNORED_LABEL`] if
+/// that token is padding or context. A document without labels in its row, for example if its
+/// prompt fills the row, is left out.
 #[derive(Debug, Clone)]
 pub struct DocumentRows {
     documents: Documents,
@@ -39,7 +39,7 @@ impl DocumentRows {
     /// The rows of `documents`.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a context of 0.
+    /// [`DataError::InvalidOption`] if `context` is 0.
     pub fn new(documents: Documents, context: usize, fit: RowFit) -> Result<Self, DataError> {
         if context == 0 || context == usize::MAX {
             return Err(DataError::InvalidOption { option: "context", value: context });
@@ -71,13 +71,13 @@ impl DocumentRows {
         Ok(Self { documents, kept, context, fit, fields, truncated })
     }
 
-    /// Documents of which a row does not have all tokens.
+    /// Number of documents that are cut off.
     #[must_use]
     pub fn truncated(&self) -> usize {
         self.truncated
     }
 
-    /// Documents without a row, as there is nothing to learn in it.
+    /// Number of documents that are left out, because their row would have no labels.
     #[must_use]
     pub fn left_out(&self) -> usize {
         self.documents.len() - self.kept.len()

@@ -1,17 +1,18 @@
-//! Documents one after the other, cut into full rows.
+//! Full rows, cut from concatenated documents.
 
 use super::{Cell, Documents};
-use crate::dataset::{Dataset, SampleError, SampleSlot};
+use crate::dataset::{Dataset, SampleSlot};
 use crate::element::{ElementType, Field, IGNORED_LABEL};
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 
-/// Documents one after the other, cut into rows of `context` tokens and the one that follows: no
-/// padding, and a document may begin in one row and end in another. Field: `tokens`, i64
-/// `[context + 1]`; the last token of a row is the first of the next one, as in
-/// [`Text`](crate::Text). What is left at the end and fills no row is not used.
+/// Rows that are cut from concatenated documents, each with `context` tokens and the token that
+/// follows. There is no padding, and a document may continue in the next row.
 ///
-/// [`with_labels`](Self::with_labels) and [`with_boundaries`](Self::with_boundaries) add fields of
-/// one value for each of the first `context` tokens, which are the ones that a model reads.
+/// The field is `tokens`, i64 `[context + 1]`. The last token of a row is the first token of the
+/// next row, as in [`Text`](crate::Text). Tokens at the end that do not fill a row are not used.
+///
+/// [`with_labels`](Self::with_labels) and [`with_boundaries`](Self::with_boundaries) add fields
+/// with one value for each of the first `context` tokens, which the model reads.
 #[derive(Debug, Clone)]
 pub struct PackedRows {
     documents: Documents,
@@ -22,8 +23,7 @@ impl PackedRows {
     /// The rows of `documents`.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a context of 0, or one that the documents are too short
-    /// for.
+    /// [`DataError::InvalidOption`] if `context` is 0 or the documents are too short for one row.
     pub fn new(documents: Documents, context: usize) -> Result<Self, DataError> {
         let fields = PackedFields::new(context)?;
         if documents.token_count() <= context {
@@ -32,20 +32,19 @@ impl PackedRows {
         Ok(Self { documents, fields })
     }
 
-    /// Adds the field `labels`, i64 `[context]`: `labels[t]` is the token that is to be predicted
-    /// at `tokens[t]`, which is `tokens[t + 1]`, or [`IGNORED_LABEL`] where that one is not to be
-    /// learned.
+    /// Adds the field `labels`, i64 `[context]`. `labels[t]` is the token to predict at
+    /// `tokens[t]`: `tokens[t + 1]`, or [`IGNORED_LABEL`] if that token is context.
     #[must_use]
     pub fn with_labels(mut self) -> Self {
         self.fields = self.fields.with_labels();
         self
     }
 
-    /// Adds what a model needs that shall not look from one document into another: `documents`,
-    /// i64 `[context]`, the number of the token's document in the row, from 0 on, and `positions`,
-    /// i64 `[context]`, the token's place in what the row has of its document. A position may
-    /// attend to those of the same document. Adds `labels` too: the first token of a document is
-    /// not to be predicted from the document before it.
+    /// Adds the fields for a model whose attention does not cross documents. `documents`, i64
+    /// `[context]`, is the number of a token's document in the row, from 0 on. `positions`, i64
+    /// `[context]`, is the position of a token in its document, counted from the start of the row
+    /// if the document began earlier. `labels` is added too; it is [`IGNORED_LABEL`] where the next
+    /// token begins a document, so that no document predicts the next one.
     #[must_use]
     pub fn with_boundaries(mut self) -> Self {
         self.fields = self.fields.with_boundaries();
@@ -73,7 +72,7 @@ impl Dataset for PackedRows {
     }
 }
 
-/// What a packed row consists of.
+/// The fields of packed rows.
 #[derive(Debug, Clone)]
 pub(in crate::source) struct PackedFields {
     pub(in crate::source) context: usize,

@@ -1,16 +1,17 @@
-//! Pairs of documents, each in a row of its own.
+//! Rows of pairs of documents.
 
 use super::Documents;
 use super::one_per_row::{copy_labels, copy_tokens};
-use crate::dataset::{Dataset, SampleError, SampleSlot, visit_slice};
+use crate::dataset::{Dataset, SampleSlot, visit_slice};
 use crate::element::{ElementType, Field};
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 use std::sync::Arc;
 
-/// Pairs of documents, of which the first `context + 1` tokens are used. Fields, all of i64:
-/// `chosen` and `rejected`, `[context + 1]` each, filled up with a token, and `chosen.labels` and
-/// `rejected.labels`, `[context]`, which are as those of [`DocumentRows`](crate::DocumentRows).
-/// Pairs of which a row has no label are left out.
+/// A dataset with a pair of documents in each sample, both cut off after `context + 1` tokens.
+///
+/// The fields are i64: `chosen` and `rejected`, `[context + 1]`, padded with a token, and
+/// `chosen.labels` and `rejected.labels`, `[context]`, as in [`DocumentRows`](crate::DocumentRows).
+/// A pair with a row without labels is left out.
 #[derive(Debug, Clone)]
 pub struct PreferenceRows {
     documents: [Documents; 2],
@@ -48,7 +49,7 @@ impl PreferenceRows {
         Ok(Self { documents, kept, context, padding: padding.into(), fields })
     }
 
-    /// Pairs without a row, as there is nothing to learn in one of them.
+    /// Number of pairs that are left out, because one of their rows would have no labels.
     #[must_use]
     pub fn left_out(&self) -> usize {
         self.documents[0].len() - self.kept.len()

@@ -1,28 +1,28 @@
-//! Text files as documents, and documents as files of tokens.
+//! Reading of text files as documents, and writing of documents as token files.
 
 use super::{Document, Documents};
 use crate::error::{DataError, FilePlace};
-use crate::source::files::files_of;
+use crate::source::files::expand_folders;
 use crate::source::token_shard::TokenFormat;
 use crate::source::token_writer::TokenWriter;
 use crate::tokenizer::{SpecialRole, Tokenizer};
 use std::path::Path;
 
 impl Documents {
-    /// Each file of `paths` as a document, all of which is learned, with the tokenizer's token for
-    /// the end of a text after it, if there is one. Folders stand for their files called `*.txt`,
-    /// in the order of their names. A file is read as a whole.
+    /// Reads each file of `paths` as a document, all tokens of which are learned. The tokenizer's
+    /// token for the end of a text follows, if it has one. A folder stands for its files `*.txt`,
+    /// sorted by name. A file is read as a whole.
     ///
     /// # Errors
-    /// [`DataError::File`] for a file that cannot be read, [`DataError::Malformed`] for one that is
-    /// not UTF-8 or that the tokenizer refuses.
+    /// [`DataError::File`] for a file that cannot be read; [`DataError::Malformed`] for a file that
+    /// is not UTF-8 or cannot be encoded.
     pub fn read_texts(
         paths: &[impl AsRef<Path>],
         tokenizer: &dyn Tokenizer,
     ) -> Result<Self, DataError> {
         let end = tokenizer.special(SpecialRole::EndOfText);
         let mut documents = Vec::new();
-        for path in files_of(paths, "txt")? {
+        for path in expand_folders(paths, "txt")? {
             let bytes = match std::fs::read(&path) {
                 Ok(bytes) => bytes,
                 Err(source) => return Err(DataError::File { path, source }),
@@ -43,11 +43,11 @@ impl Documents {
         Ok(documents.into_iter().collect())
     }
 
-    /// Writes the tokens of all documents into a file for [`TokenFile`](crate::TokenFile), one
-    /// document after the other; the number of tokens. What is to be learned is not in the file.
+    /// Writes the tokens of all documents to a file for [`TokenFile`](crate::TokenFile), and
+    /// returns their number. The file does not state the learned tokens.
     ///
     /// # Errors
-    /// Those of [`TokenWriter`].
+    /// As for [`TokenWriter`].
     pub fn write_tokens(
         &self,
         path: impl AsRef<Path>,

@@ -1,42 +1,41 @@
-//! The frame of a chat's turns.
+//! Chat templates.
 
 use crate::source::documents::Document;
-use crate::source::json_lines::LineError;
+use crate::source::json_lines::error::LineError;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use serde::Deserialize;
 
-/// How the turns of a chat become one document: `begin`, and for each turn the prefix of its role,
-/// its text, the suffix of its role, and `separator`.
+/// A chat template turns the turns of a chat into one document: `begin`, and for each turn the
+/// prefix of its role, its text, the suffix of its role, and `separator`.
 ///
-/// Names of special tokens in these texts are those tokens, if the tokenizer has them. In the text
-/// of a turn they are text. Each piece is encoded by itself.
+/// The name of a special token in these texts is encoded as that token, if the tokenizer has it. In
+/// the text of a turn it is encoded as ordinary text. All texts are encoded separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatTemplate {
-    /// Stands before the first turn.
+    /// Text before the first turn.
     pub begin: String,
-    /// Stands after each turn.
+    /// Text after each turn.
     pub separator: String,
-    /// The roles that turns may have.
+    /// The roles of turns.
     pub roles: Vec<ChatRole>,
 }
 
-/// How the turns of a role are framed.
+/// A role of a chat template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatRole {
-    /// The role's name in the data.
+    /// Name of the role in the data.
     pub name: String,
-    /// Stands before the turn's text.
+    /// Text before the text of a turn.
     pub prefix: String,
-    /// Stands after the turn's text.
+    /// Text after the text of a turn.
     pub suffix: String,
-    /// Whether a model is to learn the turn's text and its suffix, as it does those of its own
-    /// role.
+    /// True if the text and the suffix of a turn are learned, as for the role of the model.
     pub is_learned: bool,
 }
 
 impl ChatTemplate {
-    /// ChatML, the format of OpenAI's early chat models that Qwen and others have taken over: the
-    /// roles `system`, `user`, `tool` and `assistant`, of which the last is learned.
+    /// The template ChatML, which OpenAI's early chat models, Qwen and others use. It has the roles
+    /// `system`, `user`, `tool` and `assistant`; the turns of `assistant` are learned.
     #[must_use]
     pub fn chat_ml() -> Self {
         let role = |name: &str| ChatRole {
@@ -49,8 +48,8 @@ impl ChatTemplate {
         Self { begin: String::new(), separator: "\n".to_owned(), roles }
     }
 
-    /// The format of Llama 3: the roles `system`, `user`, `ipython` and `assistant`, of which the
-    /// last is learned.
+    /// The template of Llama 3. It has the roles `system`, `user`, `ipython` and `assistant`; the
+    /// turns of `assistant` are learned.
     #[must_use]
     pub fn llama3() -> Self {
         let role = |name: &str| ChatRole {
@@ -63,8 +62,8 @@ impl ChatTemplate {
         Self { begin: "<|begin_of_text|>".to_owned(), separator: String::new(), roles }
     }
 
-    /// The format of Gemma, which has no turns of a system: the roles `user` and `assistant`,
-    /// called `model` in the text, of which the last is learned.
+    /// The template of Gemma, which has no system prompt. It has the roles `user` and `assistant`,
+    /// which is called `model` in the text; the turns of `assistant` are learned.
     #[must_use]
     pub fn gemma() -> Self {
         let role = |(name, title): (&str, &str)| ChatRole {
@@ -77,7 +76,7 @@ impl ChatTemplate {
         Self { begin: "<bos>".to_owned(), separator: "\n".to_owned(), roles }
     }
 
-    /// The format whose special tokens a vocabulary has: Llama 3's, Gemma's, or else ChatML.
+    /// The template whose special tokens the tokenizer has: Llama 3, Gemma, or else ChatML.
     #[must_use]
     pub fn of(tokenizer: &dyn Tokenizer) -> Self {
         let has = |name| tokenizer.special_named(name).is_some();
@@ -90,11 +89,11 @@ impl ChatTemplate {
         }
     }
 
-    /// The tokens that a model goes on from with its answer to `turns`, of roles and texts; `None`
-    /// where the format has not all of the roles.
+    /// The prompt for an answer to `turns`, which are pairs of a role and a text. `None` if the
+    /// template lacks one of the roles or has no learned role.
     ///
     /// # Errors
-    /// [`TokenizerError`] for text without tokens.
+    /// [`TokenizerError`] for text that cannot be encoded.
     pub fn prompt(
         &self,
         tokenizer: &dyn Tokenizer,
@@ -116,14 +115,14 @@ impl ChatTemplate {
     }
 }
 
-/// A turn as it is in the data.
+/// A turn of a chat in the data.
 #[derive(Debug, Deserialize)]
 pub(super) struct Turn {
     role: String,
     content: String,
 }
 
-/// A template in tokens.
+/// A chat template whose texts are encoded.
 #[derive(Debug, Clone)]
 pub(super) struct EncodedTemplate {
     begin: Vec<u32>,
@@ -159,7 +158,7 @@ impl EncodedTemplate {
         })
     }
 
-    /// Adds the turns of a chat to a document.
+    /// Appends the turns of a chat to a document.
     pub(super) fn push<'t>(
         &self,
         turns: impl IntoIterator<Item = &'t Turn>,

@@ -1,32 +1,33 @@
-//! Files read line by line, each line of a limited length.
+//! Reading of files line by line, with a maximum length of a line.
 
 use crate::error::{DataError, FilePlace};
-use crate::source::json_lines::LineError;
+use crate::source::json_lines::error::LineError;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// A mark that some editors put before the first line.
+/// The byte order mark, which some editors write before the first line.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// The lines of a file from some byte on.
+/// A reader of the lines of a file.
 #[derive(Debug)]
 pub(super) struct Lines {
     path: PathBuf,
     input: BufReader<File>,
     line: Vec<u8>,
     line_bytes_max: usize,
-    /// Where the next line begins.
+    /// The start of the next line.
     pub(super) next: LineStart,
-    /// Whether the last line was too long, and there is more of it.
+    /// True if the last line was too long and its rest was not read.
     is_cut: bool,
 }
 
-/// Where a line begins.
+/// The start of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LineStart {
+    /// Byte offset in the file.
     pub(super) byte: u64,
-    /// Lines before it.
+    /// Number of earlier lines.
     pub(super) lines_before: u64,
 }
 
@@ -57,7 +58,8 @@ impl Lines {
         }
     }
 
-    /// The next line that is not blank, without its end, and where it begins. `None` at the end.
+    /// The next line that is not blank, without its newline, and its start. `None` at the end of
+    /// the file.
     pub(super) fn next_line(&mut self) -> Result<Option<(LineStart, &[u8])>, DataError> {
         loop {
             let start = self.next;
@@ -79,8 +81,8 @@ impl Lines {
         }
     }
 
-    /// Reads a line into `line`, or as much of it as shows that it is too long. Returns the bytes
-    /// that were read.
+    /// Reads a line into `line`, but at most one byte more than is allowed. Returns the number of
+    /// bytes that were read.
     fn read(&mut self) -> io::Result<usize> {
         self.line.clear();
         self.is_cut = false;
@@ -97,7 +99,7 @@ impl Lines {
         Ok(len)
     }
 
-    /// Goes to the end of a line that was too long.
+    /// Skips the rest of a line that was too long.
     pub(super) fn end_line(&mut self) -> Result<(), DataError> {
         if std::mem::take(&mut self.is_cut) {
             let skipped = self.input.skip_until(b'\n').map_err(|source| self.failed(source))?;

@@ -1,19 +1,21 @@
 //! Files with a JSON object on each line: texts, prompts with completions, and chats.
 
 mod chat;
+mod error;
 mod lines;
 mod object;
 mod preference;
 mod stream;
 
 pub use chat::{ChatRole, ChatTemplate};
+pub use error::LineError;
 pub use preference::{PreferenceLines, Preferences};
 pub use stream::JsonLinesStream;
 
 use crate::error::DataError;
-use crate::source::documents::{Document, Documents, TokenTooLarge};
-use crate::source::files::files_of;
-use crate::tokenizer::{SpecialRole, Tokenizer, TokenizerError};
+use crate::source::documents::{Document, Documents};
+use crate::source::files::expand_folders;
+use crate::tokenizer::{SpecialRole, Tokenizer};
 use chat::{EncodedTemplate, Turn};
 use lines::{LineStart, Lines};
 use object::fields_of;
@@ -21,8 +23,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Reads files with a JSON object on each line, a document each, and encodes them. Blank lines are
-/// left out.
+/// Reads and encodes files with a JSON object on each line. Each line is a document. Blank lines
+/// are ignored.
 ///
 /// # Examples
 /// ```
@@ -47,75 +49,76 @@ pub struct JsonLines {
     line_bytes_max: usize,
 }
 
-/// What the object on a line has. Other members of it are of no account.
+/// The members of the object on a line. Other members are ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LineFormat {
-    /// A text, all of which is learned.
+    /// A text, all tokens of which are learned.
     Text {
         /// Name of the member with the text.
         text: String,
     },
-    /// A prompt, which is read, and a completion, which is learned. Each is encoded by itself.
+    /// A prompt, which is context, and a completion, which is learned. The two are encoded
+    /// separately.
     Completion {
         /// Name of the member with the prompt.
         prompt: String,
         /// Name of the member with the completion.
         completion: String,
     },
-    /// The turns of a chat: an array of objects with the texts `role` and `content`. What is
-    /// learned is for the template to say.
+    /// The turns of a chat: an array of objects with the texts `role` and `content`. The template
+    /// determines the roles whose turns are learned.
     Chat {
         /// Name of the member with the turns.
         messages: String,
-        /// The frame of the turns.
+        /// The template of the chat.
         template: ChatTemplate,
     },
 }
 
 impl LineFormat {
-    /// `{"text": ...}`
+    /// The format `{"text": ...}`.
     #[must_use]
     pub fn text() -> Self {
         Self::Text { text: "text".to_owned() }
     }
 
-    /// `{"prompt": ..., "completion": ...}`
+    /// The format `{"prompt": ..., "completion": ...}`.
     #[must_use]
     pub fn completion() -> Self {
         Self::Completion { prompt: "prompt".to_owned(), completion: "completion".to_owned() }
     }
 
-    /// `{"messages": [{"role": ..., "content": ...}, ...]}`
+    /// The format `{"messages": [{"role": ..., "content": ...}, ...]}`.
     #[must_use]
     pub fn chat(template: ChatTemplate) -> Self {
         Self::Chat { messages: "messages".to_owned(), template }
     }
 }
 
-/// How far [`JsonLines::read_with`] is.
+/// The progress of [`JsonLines::read_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadProgress {
-    /// Bytes of all files that were read.
+    /// Number of bytes that were read.
     pub bytes: u64,
-    /// Bytes of all files.
+    /// Number of bytes of all files.
     pub bytes_total: u64,
-    /// Documents so far.
+    /// Number of documents so far.
     pub documents: usize,
-    /// Tokens so far.
+    /// Number of tokens so far.
     pub tokens: usize,
 }
 
 impl JsonLines {
-    /// The longest line that is read, unless [`with_line_bytes_max`](Self::with_line_bytes_max)
-    /// says otherwise: 16 MiB.
+    /// Default maximum number of bytes of a line (16 MiB). See
+    /// [`with_line_bytes_max`](Self::with_line_bytes_max).
     pub const LINE_BYTES_MAX: usize = 16 << 20;
 
-    /// Lines of this format. Documents end with the tokenizer's token for the end of a text, if it
-    /// has one.
+    /// A reader of lines with this format. Each document ends with the tokenizer's token for the
+    /// end of a text, if it has one.
     ///
     /// # Errors
-    /// [`DataError::Tokenizer`] if the template of a chat cannot be encoded.
+    /// [`DataError::Tokenizer`] if the chat template cannot be encoded.
     pub fn new(format: LineFormat, tokenizer: Arc<dyn Tokenizer>) -> Result<Self, DataError> {
         let template = match &format {
             LineFormat::Chat { template, .. } => {
@@ -129,40 +132,40 @@ impl JsonLines {
         Ok(Self { format, template, tokenizer, begin, end, line_bytes_max })
     }
 
-    /// The same with these tokens before and after each document. The first is read; the last is
-    /// learned where the token before it is.
+    /// Changes the tokens before and after each document. `begin` is context; `end` is learned if
+    /// the token before it is.
     #[must_use]
     pub fn with_frame(self, begin: Option<u32>, end: Option<u32>) -> Self {
         Self { begin, end, ..self }
     }
 
-    /// The same with another limit for the length of a line.
+    /// Changes the maximum number of bytes of a line.
     #[must_use]
     pub fn with_line_bytes_max(self, line_bytes_max: usize) -> Self {
         Self { line_bytes_max, ..self }
     }
 
-    /// All documents of `paths`, of which folders stand for their files called `*.jsonl`, in the
-    /// order of their names. Every line is encoded here; what stays in memory is 4 bytes a token.
+    /// Reads and encodes all documents of `paths`. A folder stands for its files `*.jsonl`, sorted
+    /// by name. Documents take 4 bytes of memory per token.
     ///
     /// # Errors
-    /// [`DataError::File`] for a file that cannot be read, [`DataError::Malformed`] with a
-    /// [`LineError`] for a line that is not of the format.
+    /// [`DataError::File`] for a file that cannot be read; [`DataError::Malformed`] with a
+    /// [`LineError`] for a line that does not follow the format.
     pub fn read(&self, paths: &[impl AsRef<Path>]) -> Result<Documents, DataError> {
         self.read_with(paths, |_| {})
     }
 
-    /// As [`read`](Self::read), and calls `progress` after each MiB and at the end.
+    /// Reads like [`read`](Self::read), and calls `progress` after each MiB and at the end.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// As for [`read`](Self::read).
     pub fn read_with(
         &self,
         paths: &[impl AsRef<Path>],
         mut progress: impl FnMut(ReadProgress),
     ) -> Result<Documents, DataError> {
         const STEP_BYTES: u64 = 1 << 20;
-        let files = files_of(paths, "jsonl")?;
+        let files = expand_folders(paths, "jsonl")?;
         let size = |path| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
         let bytes_total = files.iter().map(size).sum();
         let (mut cells, mut ends) = (Vec::new(), Vec::new());
@@ -188,7 +191,7 @@ impl JsonLines {
         Ok(Documents::new(cells, ends))
     }
 
-    /// The document of the next line, and where the line begins.
+    /// The document of the next line, and the start of the line.
     fn next_document(&self, lines: &mut Lines) -> Result<Option<(LineStart, Document)>, DataError> {
         let Some((start, line)) = lines.next_line()? else { return Ok(None) };
         match self.parse(line) {
@@ -197,7 +200,7 @@ impl JsonLines {
         }
     }
 
-    /// The document of a line, without its frame if it has no tokens.
+    /// The document of a line. It is empty if it would have no tokens but `begin` and `end`.
     fn parse(&self, line: &[u8]) -> Result<Document, LineError> {
         let tokenizer = self.tokenizer.as_ref();
         let mut document = Document::new();
@@ -237,40 +240,4 @@ impl fmt::Debug for JsonLines {
             .field("line_bytes_max", &self.line_bytes_max)
             .finish_non_exhaustive()
     }
-}
-
-/// What is wrong with a line: the cause inside [`DataError::Malformed`].
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LineError {
-    /// The line is longer than the reader allows.
-    #[error("the line has more than {bytes_max} bytes")]
-    TooLong {
-        /// Bytes that the reader allows a line.
-        bytes_max: usize,
-    },
-    /// The line is no JSON, or has a member of another type.
-    #[error("column {}: {}", source.column(), object::reason(source))]
-    Json {
-        /// The parser's error, which counts the lines of this line alone.
-        source: serde_json::Error,
-    },
-    /// The object has no such member.
-    #[error("there is no {field:?}")]
-    MissingField {
-        /// Name of the member.
-        field: String,
-    },
-    /// A turn of a chat has a role that the template does not have.
-    #[error("the template has no role {role:?}")]
-    UnknownRole {
-        /// Name of the role in the file.
-        role: String,
-    },
-    /// A text cannot be encoded.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// The tokenizer gave a token that no vocabulary has.
-    #[error(transparent)]
-    TokenTooLarge(#[from] TokenTooLarge),
 }

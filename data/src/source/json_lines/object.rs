@@ -1,12 +1,12 @@
-//! Some members of a JSON object, read without building the others.
+//! Parsing of some members of a JSON object. The other members are skipped.
 
-use crate::source::json_lines::LineError;
+use crate::source::json_lines::error::LineError;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// The members called `names` of the object that is `line`. Of members of one name the last counts.
+/// The members `names` of the object on a line. If a name occurs twice, the last one counts.
 pub(super) fn fields_of<'a, T: Deserialize<'a>, const N: usize>(
     line: &'a [u8],
     names: [&str; N],
@@ -18,7 +18,7 @@ pub(super) fn fields_of<'a, T: Deserialize<'a>, const N: usize>(
     Ok(found.map(|value| value.expect("a missing member was returned above")))
 }
 
-/// [`fields_of`], of which some may be missing.
+/// The members `names` of the object on a line; `None` for a missing one. See [`fields_of`].
 pub(super) fn found_fields_of<'a, T: Deserialize<'a>, const N: usize>(
     line: &'a [u8],
     names: [&str; N],
@@ -33,13 +33,6 @@ pub(super) fn found_fields_of<'a, T: Deserialize<'a>, const N: usize>(
 
 pub(super) fn missing(name: &str) -> LineError {
     LineError::MissingField { field: name.to_owned() }
-}
-
-/// What the parser says, without the place, which the error of the line has in its own words.
-pub(super) fn reason(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    let place = format!(" at line {} column {}", error.line(), error.column());
-    text.strip_suffix(&place).unwrap_or(&text).to_owned()
 }
 
 struct Members<'n, T, const N: usize> {

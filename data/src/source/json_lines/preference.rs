@@ -1,11 +1,11 @@
-//! Lines with a prompt, an answer that was chosen and one that was rejected.
+//! Lines of preferences: a prompt, the chosen answer and the rejected answer.
 
 use crate::error::DataError;
 use crate::source::documents::{Document, Documents, PreferenceRows};
-use crate::source::files::files_of;
+use crate::source::files::expand_folders;
 use crate::source::json_lines::JsonLines;
-use crate::source::json_lines::LineError;
 use crate::source::json_lines::chat::{ChatTemplate, EncodedTemplate, Turn};
+use crate::source::json_lines::error::LineError;
 use crate::source::json_lines::lines::{LineStart, Lines};
 use crate::source::json_lines::object::{fields_of, found_fields_of, missing};
 use crate::tokenizer::{SpecialRole, Tokenizer};
@@ -13,10 +13,12 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Reads files with a JSON object on each line: a prompt, the answer that was chosen, and the one
-/// that was rejected, as texts or as turns of chats. Of texts prompts are read, and answers
-/// learned, with the token for the end of a text if the tokenizer has one; each is encoded by
-/// itself. Of chats is learned what their template says. Blank lines are left out.
+/// Reads files with a JSON object on each line: a prompt, the chosen answer and the rejected
+/// answer, as texts or as turns of chats. Blank lines are ignored.
+///
+/// In texts, the prompt is context and the answer is learned, with the tokenizer's token for the
+/// end of a text if it has one. Prompt and answer are encoded separately. In chats, the template
+/// determines the roles whose turns are learned.
 ///
 /// # Examples
 /// ```
@@ -34,7 +36,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct PreferenceLines {
     names: [String; 3],
-    /// Of chats.
+    /// `None` for lines of texts.
     template: Option<EncodedTemplate>,
     tokenizer: Arc<dyn Tokenizer>,
     begin: Option<u32>,
@@ -43,7 +45,7 @@ pub struct PreferenceLines {
 }
 
 impl PreferenceLines {
-    /// Lines of `{"prompt": ..., "chosen": ..., "rejected": ...}`.
+    /// A reader of the format `{"prompt": ..., "chosen": ..., "rejected": ...}`.
     pub fn new(tokenizer: Arc<dyn Tokenizer>) -> Self {
         let end = tokenizer.special(SpecialRole::EndOfText);
         let names = ["prompt", "chosen", "rejected"].map(str::to_owned);
@@ -51,9 +53,9 @@ impl PreferenceLines {
         Self { names, template: None, tokenizer, begin: None, end, line_bytes_max }
     }
 
-    /// Lines of `{"prompt": [..], "chosen": [..], "rejected": [..]}`, of turns that are
-    /// `{"role": ..., "content": ...}`: both answers follow the prompt, which may be missing where
-    /// they begin with it.
+    /// A reader of the format `{"prompt": [..], "chosen": [..], "rejected": [..]}`, with turns
+    /// `{"role": ..., "content": ...}`. Both answers follow the prompt. A line whose answers begin
+    /// with the prompt needs no `prompt`.
     ///
     /// # Errors
     /// [`DataError::Tokenizer`] if the template cannot be encoded.
@@ -63,35 +65,34 @@ impl PreferenceLines {
         Ok(Self { template, ..Self::new(tokenizer) })
     }
 
-    /// The same with other names for the prompt, the chosen and the rejected answer.
+    /// Changes the names of the members for the prompt, the chosen and the rejected answer.
     #[must_use]
     pub fn with_names(self, names: [&str; 3]) -> Self {
         Self { names: names.map(str::to_owned), ..self }
     }
 
-    /// The same with these tokens before and after each document, as
-    /// [`JsonLines::with_frame`] has them.
+    /// Changes the tokens before and after each document; see [`JsonLines::with_frame`].
     #[must_use]
     pub fn with_frame(self, begin: Option<u32>, end: Option<u32>) -> Self {
         Self { begin, end, ..self }
     }
 
-    /// All pairs of `paths`, of which folders stand for their files called `*.jsonl`, in the order
-    /// of their names.
+    /// Reads and encodes all pairs of `paths`. A folder stands for its files `*.jsonl`, sorted by
+    /// name.
     ///
     /// # Errors
-    /// [`DataError::File`] for a file that cannot be read, [`DataError::Malformed`] with a
-    /// [`LineError`] for a line that is not of the format.
+    /// [`DataError::File`] for a file that cannot be read; [`DataError::Malformed`] with a
+    /// [`LineError`] for a line that does not follow the format.
     pub fn read(&self, paths: &[impl AsRef<Path>]) -> Result<Preferences, DataError> {
         let (mut chosen, mut rejected) = (Vec::new(), Vec::new());
-        for path in files_of(paths, "jsonl")? {
+        for path in expand_folders(paths, "jsonl")? {
             let mut lines = Lines::open(&path, LineStart::FIRST, self.line_bytes_max)?;
             while let Some((start, line)) = lines.next_line()? {
                 match self.parse(line) {
-                    // Documents of no tokens are left out: both or none.
-                    Ok([one, other]) if !one.is_empty() && !other.is_empty() => {
-                        chosen.push(one);
-                        rejected.push(other);
+                    // A pair with an empty document is left out.
+                    Ok([yes, no]) if !yes.is_empty() && !no.is_empty() => {
+                        chosen.push(yes);
+                        rejected.push(no);
                     }
                     Ok(_) => {}
                     Err(error) => return Err(lines.malformed(start, error)),
@@ -121,7 +122,7 @@ impl PreferenceLines {
         Ok([document(&chosen)?, document(&rejected)?])
     }
 
-    /// The documents of a line of chats.
+    /// The chosen and the rejected document of a line of chats.
     fn parse_chats(
         &self,
         template: &EncodedTemplate,
@@ -152,8 +153,8 @@ impl fmt::Debug for PreferenceLines {
     }
 }
 
-/// Pairs of documents in memory: a prompt with the answer that was chosen, and with the one that
-/// was rejected. Clones share the tokens.
+/// Pairs of documents in memory: a prompt with the chosen answer, and with the rejected answer.
+/// Clones share the tokens.
 #[derive(Debug, Clone)]
 pub struct Preferences {
     chosen: Documents,
@@ -167,31 +168,33 @@ impl Preferences {
         self.chosen.len()
     }
 
-    /// Whether there are no pairs.
+    /// True if there are no pairs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.chosen.is_empty()
     }
 
-    /// The documents with the chosen answers, and those with the rejected ones.
+    /// The documents with the chosen answers, and the documents with the rejected answers.
     #[must_use]
     pub fn documents(&self) -> [&Documents; 2] {
         [&self.chosen, &self.rejected]
     }
 
-    /// The first nine tenths of the pairs to train on, and the last tenth to test on.
+    /// Splits the pairs into a training part, the first nine tenths, and a test part.
     ///
     /// # Errors
-    /// [`DataError::SampleCount`] if there are fewer than ten.
+    /// [`DataError::SampleCount`] if there are fewer than ten pairs.
     pub fn split(&self) -> Result<(Self, Self), DataError> {
-        let ((a, c), (b, d)) = (self.chosen.split()?, self.rejected.split()?);
-        Ok((Self { chosen: a, rejected: b }, Self { chosen: c, rejected: d }))
+        let (train_chosen, test_chosen) = self.chosen.split()?;
+        let (train_rejected, test_rejected) = self.rejected.split()?;
+        let train = Self { chosen: train_chosen, rejected: train_rejected };
+        Ok((train, Self { chosen: test_chosen, rejected: test_rejected }))
     }
 
-    /// A pair in each sample: see [`PreferenceRows`].
+    /// The dataset with one pair in each sample; see [`PreferenceRows`].
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a context of 0.
+    /// [`DataError::InvalidOption`] if `context` is 0.
     pub fn rows(&self, context: usize, padding: u32) -> Result<PreferenceRows, DataError> {
         PreferenceRows::new([self.chosen.clone(), self.rejected.clone()], context, padding)
     }

@@ -1,10 +1,10 @@
-//! JSON lines as they are read, packed into rows.
+//! JSON lines as a stream of packed rows.
 
-use crate::dataset::{SampleError, SampleSlot};
+use crate::dataset::SampleSlot;
 use crate::element::Field;
-use crate::error::DataError;
+use crate::error::{DataError, SampleError};
 use crate::source::documents::{Document, PackedFields};
-use crate::source::files::files_of;
+use crate::source::files::expand_folders;
 use crate::source::json_lines::JsonLines;
 use crate::source::json_lines::lines::{LineStart, Lines};
 use crate::stream::{Stream, StreamState};
@@ -12,10 +12,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
-/// Documents of JSON lines, read and encoded when they are needed, in packed rows: the same rows
-/// as those of [`PackedRows`](crate::PackedRows), for files of any size. Memory is that of the
-/// documents of one row. The state is a file, a byte, a line and a few counters; the files must be
-/// the same when it is resumed.
+/// A stream of packed rows from JSON lines, for files of any size. Lines are read and encoded when
+/// their row is needed. The rows equal the rows of [`PackedRows`](crate::PackedRows). Only the
+/// documents of one row are in memory.
+///
+/// The state is a file, a byte, a line and a few counters. A stream that is resumed needs the same
+/// files.
 #[derive(Debug)]
 pub struct JsonLinesStream {
     reader: JsonLines,
@@ -24,55 +26,57 @@ pub struct JsonLinesStream {
     is_repeated: bool,
     /// The file that is being read.
     lines: Option<Lines>,
-    /// Where the next line begins.
-    next: Place,
-    /// Whether a line of this round was a document.
+    /// The start of the next line.
+    next: LinePlace,
+    /// True if a line of this round was a document.
     has_documents: bool,
-    /// Documents of which the next row has a token.
+    /// The documents with tokens in the next row.
     pending: VecDeque<Pending>,
-    /// Tokens of the first document that are in earlier rows.
+    /// Number of tokens of the first pending document that are in earlier rows.
     used: usize,
-    /// Lines after the last document that were no document.
+    /// Number of malformed lines after the last document.
     bad_since: u64,
-    /// Such lines that the reader was told of before the state was saved.
+    /// Number of malformed lines whose errors were returned before the state was saved.
     bad_known: u64,
 }
 
-/// The beginning of a line.
+/// The start of a line in the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Place {
-    /// Rounds over all files before it.
+struct LinePlace {
+    /// Number of completed rounds over all files.
     round: u64,
+    /// Index of the file.
     file: usize,
     byte: u64,
     lines_before: u64,
 }
 
+/// A document with tokens in the next row.
 #[derive(Debug)]
 struct Pending {
-    place: Place,
+    place: LinePlace,
     document: Document,
-    /// Lines between the document before and this one that were no document.
+    /// Number of malformed lines between the previous document and this one.
     bad_before: u64,
 }
 
-/// What is saved of the stream: the line of the first token of the next row.
+/// The state of the stream. `place` is the line with the first token of the next row.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Position {
-    place: Place,
+    place: LinePlace,
     used: usize,
     bad_known: u64,
 }
 
 impl JsonLines {
-    /// The documents of `paths` as rows of `context` tokens and the one that follows, read line by
-    /// line. Folders stand for their files called `*.jsonl`.
+    /// A stream of the documents of `paths` as rows, each with `context` tokens and the token that
+    /// follows. A folder stands for its files `*.jsonl`.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a context of 0, [`DataError::File`] for a folder that
-    /// cannot be read. Errors of files and lines come when they are read.
+    /// [`DataError::InvalidOption`] if `context` is 0; [`DataError::File`] for a folder that cannot
+    /// be read. Errors of files and lines are returned when the stream reads them.
     pub fn stream(
         &self,
         paths: &[impl AsRef<Path>],
@@ -80,11 +84,11 @@ impl JsonLines {
     ) -> Result<JsonLinesStream, DataError> {
         Ok(JsonLinesStream {
             reader: self.clone(),
-            files: files_of(paths, "jsonl")?,
+            files: expand_folders(paths, "jsonl")?,
             fields: PackedFields::new(context)?,
             is_repeated: false,
             lines: None,
-            next: Place { round: 0, file: 0, byte: 0, lines_before: 0 },
+            next: LinePlace { round: 0, file: 0, byte: 0, lines_before: 0 },
             has_documents: false,
             pending: VecDeque::new(),
             used: 0,
@@ -95,27 +99,27 @@ impl JsonLines {
 }
 
 impl JsonLinesStream {
-    /// The same, and from the first file again after the last one, without end. The last row of a
-    /// round goes on with the first document.
+    /// Repeats the files without end. A row at the end of a round continues with the first document
+    /// of the next round.
     #[must_use]
     pub fn repeated(self) -> Self {
         Self { is_repeated: true, ..self }
     }
 
-    /// Adds the field `labels`, as [`PackedRows::with_labels`](crate::PackedRows::with_labels).
+    /// Adds the field `labels`; see [`PackedRows::with_labels`](crate::PackedRows::with_labels).
     #[must_use]
     pub fn with_labels(self) -> Self {
         Self { fields: self.fields.with_labels(), ..self }
     }
 
-    /// Adds the fields of
+    /// Adds the fields `labels`, `documents` and `positions`; see
     /// [`PackedRows::with_boundaries`](crate::PackedRows::with_boundaries).
     #[must_use]
     pub fn with_boundaries(self) -> Self {
         Self { fields: self.fields.with_boundaries(), ..self }
     }
 
-    /// Reads the next document into `pending`; false at the end.
+    /// Reads the next document into `pending`. Returns false at the end.
     fn read_document(&mut self) -> Result<bool, SampleError> {
         loop {
             let place = self.next;
@@ -123,19 +127,15 @@ impl JsonLinesStream {
                 if !self.is_repeated || !self.has_documents {
                     return Ok(false);
                 }
-                self.next = Place {
-                    round: place.round.saturating_add(1),
-                    file: 0,
-                    byte: 0,
-                    lines_before: 0,
-                };
+                let round = place.round.saturating_add(1);
+                self.next = LinePlace { round, file: 0, byte: 0, lines_before: 0 };
                 self.has_documents = false;
                 continue;
             };
             let lines = match &mut self.lines {
                 Some(lines) => lines,
                 None => {
-                    let Place { byte, lines_before, .. } = place;
+                    let LinePlace { byte, lines_before, .. } = place;
                     let start = LineStart { byte, lines_before };
                     self.lines.insert(Lines::open(path, start, self.reader.line_bytes_max)?)
                 }
@@ -145,19 +145,20 @@ impl JsonLinesStream {
                 lines.end_line()?;
             }
             let LineStart { byte, lines_before } = lines.next;
-            self.next = Place { byte, lines_before, ..place };
+            self.next = LinePlace { byte, lines_before, ..place };
             match read {
                 Ok(Some((start, document))) => {
                     if document.is_empty() {
                         continue;
                     }
                     let LineStart { byte, lines_before } = start;
-                    let place = Place { byte, lines_before, ..place };
+                    let place = LinePlace { byte, lines_before, ..place };
                     return self.add(place, document);
                 }
                 Ok(None) => {
                     self.lines = None;
-                    self.next = Place { file: place.file + 1, byte: 0, lines_before: 0, ..place };
+                    self.next =
+                        LinePlace { file: place.file + 1, byte: 0, lines_before: 0, ..place };
                 }
                 Err(DataError::Malformed { .. }) if self.bad_since < self.bad_known => {
                     self.bad_since += 1;
@@ -170,7 +171,7 @@ impl JsonLinesStream {
         }
     }
 
-    fn add(&mut self, place: Place, document: Document) -> Result<bool, SampleError> {
+    fn add(&mut self, place: LinePlace, document: Document) -> Result<bool, SampleError> {
         if self.pending.is_empty() && self.used >= document.len() {
             let (used, len) = (self.used, document.len());
             return Err(ShorterDocument { used, len }.into());
@@ -182,7 +183,7 @@ impl JsonLinesStream {
         Ok(true)
     }
 
-    /// Tokens of the pending documents that no row had as its own.
+    /// Number of tokens of the pending documents that are not in earlier rows.
     fn unused(&self) -> usize {
         self.pending.iter().map(|pending| pending.document.len()).sum::<usize>() - self.used
     }
@@ -218,7 +219,7 @@ impl Stream for JsonLinesStream {
         let bad_known = self.pending.iter().skip(1).map(bad).sum::<u64>() + self.bad_since;
         let position = match self.pending.front() {
             Some(first) => Position { place: first.place, used: self.used, bad_known },
-            // Bad lines are before the next line, so they do not come again.
+            // All malformed lines are before the next line, so they are not read again.
             None => Position { place: self.next, used: self.used, bad_known: 0 },
         };
         StreamState::new(&position)
@@ -233,15 +234,16 @@ impl Stream for JsonLinesStream {
         (self.lines, self.next, self.used) = (None, place, used);
         (self.bad_since, self.bad_known) = (0, bad_known);
         self.pending.clear();
-        // Not known, and if there was none, one more round finds none either.
+        // The state does not store it. If the round had no document, the next round ends the
+        // stream.
         self.has_documents = true;
         Ok(())
     }
 }
 
-/// A document that has become shorter since the state was saved.
+/// A document that became shorter after the state was saved.
 #[derive(Debug, thiserror::Error)]
-#[error("the state is within a document, {used} tokens from its start, which has {len} tokens now")]
+#[error("the state is at token {used} of a document that has only {len} tokens now")]
 struct ShorterDocument {
     used: usize,
     len: usize,

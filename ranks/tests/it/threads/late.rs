@@ -1,4 +1,4 @@
-//! Who does not come.
+//! Ranks that do not arrive in time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ fn who_does_not_come_is_named_when_time_is_up() {
     let found = on_ranks(4, Duration::from_millis(500), |rank, device| {
         rank.barrier()?;
         if rank.rank().index % 2 == 1 {
-            // It is there, and busy with something else.
+            // The rank is alive, but busy with something else.
             while waiting.load(Ordering::Relaxed) > 0 {
                 std::thread::yield_now();
             }
@@ -24,7 +24,7 @@ fn who_does_not_come_is_named_when_time_is_up() {
         found
     });
     for found in found {
-        let found = found.expect_err("nobody gets anything any more").to_string();
-        assert_eq!(found, "all_reduce: ranks 1, 3 did not come within 0.5 s");
+        let found = found.expect_err("every further call fails").to_string();
+        assert_eq!(found, "all_reduce: ranks 1, 3 did not arrive within 0.5 s");
     }
 }

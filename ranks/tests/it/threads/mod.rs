@@ -1,4 +1,4 @@
-//! The laws of ranks that read each other's tensors.
+//! The laws of ranks that are threads and read each other's tensors.
 
 #[path = "../common.rs"]
 mod common;

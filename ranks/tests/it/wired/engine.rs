@@ -1,4 +1,4 @@
-//! Queues between threads, as a wire.
+//! The engine under test: a wire of queues between threads.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -12,7 +12,7 @@ pub(crate) fn ranks(count: usize, timeout: Duration) -> Vec<OneRank> {
     counted_ranks(count, timeout).0
 }
 
-/// Ranks, and what tells how many bytes one of them has sent.
+/// Ranks, and a function that returns the bytes that a rank has sent.
 pub(crate) fn counted_ranks(
     count: usize,
     timeout: Duration,
@@ -23,7 +23,7 @@ pub(crate) fn counted_ranks(
     (ranks, move |rank| place.state.lock().expect("no panic").sent_bytes[&rank])
 }
 
-/// A rank's end of all queues.
+/// The end of a rank at all queues.
 pub(crate) struct Queues {
     rank: Rank,
     place: Arc<Place>,
@@ -37,12 +37,12 @@ struct Place {
 
 #[derive(Default)]
 struct State {
-    /// By sender and receiver.
+    /// Queues by sender and receiver.
     messages: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
     gone: BTreeSet<usize>,
-    /// By sender.
+    /// Sent bytes by sender.
     sent_bytes: BTreeMap<usize, usize>,
-    /// What every rank hears from now on.
+    /// The error of every further call, if there is one.
     end: Option<RanksError>,
 }
 

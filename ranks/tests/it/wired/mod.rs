@@ -1,4 +1,4 @@
-//! The laws of ranks that have messages alone.
+//! The laws of ranks that have only messages.
 
 #[path = "../common.rs"]
 mod common;

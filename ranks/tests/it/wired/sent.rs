@@ -1,4 +1,4 @@
-//! What collectives send.
+//! The bytes that collectives send.
 
 use lowtide_ranks::{Collectives, Result};
 use lowtide_tensor::{DType, Tensor};
@@ -6,13 +6,13 @@ use lowtide_tensor::{DType, Tensor};
 use super::common::{PATIENT, cpu};
 use super::engine::{OneRank, counted_ranks};
 
-/// Words of a meeting: who is there, and that all went well.
+/// Largest size of the messages of a collective without its tensor.
 const WORDS_BYTES_MAX: usize = 400;
 
-/// With a tensor, and the length of a part of it.
+/// A collective on a tensor whose parts have the given length.
 type Operation = fn(&OneRank, &mut Tensor, usize) -> Result<()>;
 
-/// How often a rank sends its share of a tensor, all parts but one, in each collective.
+/// How often a rank sends all parts of a tensor but one in each collective.
 const SHARES: [(usize, Operation); 4] = [
     (2, |rank, x, _| rank.all_reduce(x)),
     (1, |rank, x, part_len| rank.reduce_part(x, part_len)),
@@ -20,7 +20,7 @@ const SHARES: [(usize, Operation); 4] = [
     (0, |rank, _, _| rank.barrier()),
 ];
 
-/// `(n - 1) / n` of the bytes of a tensor for a sum of parts or for a copy of them, as in a ring.
+/// A sum of parts or a gather of parts sends `(n - 1) / n` of the bytes of a tensor, as in a ring.
 #[test]
 fn a_rank_sends_the_bytes_of_the_formula() {
     for count in [2, 3, 4, 8] {

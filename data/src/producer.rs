@@ -1,0 +1,17 @@
+//! The parts of a loader that build batches.
+
+use crate::dataset::Dataset;
+use crate::pool::Pool;
+use crate::staging::Ring;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The dataset that is read, the staging buffers, and the threads that fill them.
+pub(crate) struct Producer {
+    pub(crate) dataset: Arc<dyn Dataset>,
+    pub(crate) ring: Ring,
+    /// Absent if the thread that asks for a batch builds it.
+    pub(crate) pool: Option<Pool>,
+    /// Longest wait for a sample; absent if there is no limit.
+    pub(crate) timeout: Option<Duration>,
+}
