@@ -59,8 +59,11 @@ pub enum Node<'a> {
     /// The policy of a block, a [`Segment`](crate::Segment). What the block owns follows.
     Block(&'a mut Option<SavedPolicy>),
     /// A function that shows what several ranks can [share](crate::parallel::share_layers) of the module.
-    Shared(&'a mut dyn FnMut(&mut dyn FnMut(Shared<'_>))),
+    Shared(&'a mut ShowShared<'a>),
 }
+
+/// A function that calls another one with each thing that ranks can share.
+type ShowShared<'a> = dyn FnMut(&mut dyn FnMut(Shared<'_>)) + 'a;
 
 /// The receiver of [`Nodes::visit_nodes`]: it knows the name of the module that is visited, and
 /// calls a function for each node with the node's whole name.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lowtide_nn::parallel::{Gather, Sum};
 use lowtide_nn::NnResult;
+use lowtide_nn::parallel::{Gather, Sum};
 use lowtide_ranks::Collectives;
 use lowtide_tensor::Tensor;
 

@@ -19,9 +19,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use lowtide_autograd::{Attempt, LeafId};
 use lowtide_data::BatchView;
+use lowtide_nn::Parameters;
 use lowtide_nn::optim::Stateful;
 use lowtide_nn::parallel::keep_own;
-use lowtide_nn::Parameters;
 use lowtide_ranks::Collectives;
 use lowtide_tensor::Device;
 

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use lowtide_allocator::Category;
 use lowtide_autograd::{Attempt, BufferId, Coupling, LeafId};
 use lowtide_data::{BatchView, ElementType};
-use lowtide_nn::parallel::{Cuts, Section, Survey, survey, survey_cuts};
 use lowtide_nn::Parameters;
+use lowtide_nn::parallel::{Cuts, Section, Survey, survey, survey_cuts};
 use lowtide_ranks::Rank;
 use lowtide_tensor::{DType, Device, RandomKey, Shape};
 
