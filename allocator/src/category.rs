@@ -1,9 +1,9 @@
-//! What memory is for.
+//! Purposes of memory.
 
 use std::fmt;
 use std::ops::{Index, IndexMut};
 
-/// What a block is for; taken from the caller's scope, see
+/// The purpose of a block, taken from the caller's scope; see
 /// [`CachingAllocator::category`](crate::CachingAllocator::category).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
@@ -20,7 +20,7 @@ pub enum Category {
     Workspace,
     /// Batches on their way in.
     Input,
-    /// Whatever was allocated outside every scope.
+    /// Memory that was allocated outside every scope.
     Other,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong, with everything needed to act on it.
+//! Errors of the allocator, with the numbers that are needed to act on them.
 
 use std::fmt;
 use std::panic::Location;
@@ -49,7 +49,7 @@ impl AllocError {
     }
 }
 
-/// What was tried before a request failed, in order.
+/// The rungs that were tried before a request failed, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rung {
     /// Looked for a free block that the request's own stream used last, and for room at the top.
@@ -81,7 +81,7 @@ impl fmt::Display for Rung {
 pub(crate) struct Tried(u8);
 
 impl Tried {
-    /// In the order in which a request climbs them.
+    /// The rungs in the order in which a request tries them.
     const RUNGS: [Rung; 5] =
         [Rung::Search, Rung::OtherStreams, Rung::Stitch, Rung::Trim, Rung::Reclaim];
 
@@ -101,35 +101,36 @@ impl Tried {
     }
 }
 
-/// The ledger lists so many modules.
+/// Modules that the ledger lists.
 const MODULE_ROWS: usize = 5;
 
 /// The counters at the moment when a request failed, after everything in `tried`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct OutOfMemory {
-    /// What the caller asked for; 0 where the driver was refused memory for itself.
+    /// Bytes that the caller asked for; 0 where the driver was refused memory for itself.
     pub requested_bytes: usize,
     /// The call for which the driver had no memory, outside the allocator, so that it is not known
     /// how much it needed; `None` if a request to the allocator failed.
     pub refused_call: Option<&'static str>,
-    /// What of the device is neither free nor the allocator's: see
+    /// Bytes of the device that are neither free nor the allocator's: see
     /// [`MemorySource::outside_bytes`](crate::MemorySource::outside_bytes).
     pub outside_bytes: usize,
     /// Bytes that may be reserved.
     pub capacity_bytes: usize,
     /// `allocated + charged + cached`.
     pub reserved_bytes: usize,
-    /// Live blocks, rounded up to 512.
+    /// Bytes of live blocks, each rounded up to 512.
     pub allocated_bytes: usize,
-    /// Taken behind the allocator's back.
+    /// Bytes taken outside of the allocator and charged.
     pub charged_bytes: usize,
-    /// Committed, under no live block and not possible to give back: holes and the last page.
+    /// Bytes committed under no live block that cannot be given back: holes and the last page.
     pub cached_bytes: usize,
-    /// A block of this size could still have been had; seldom also a slightly larger one.
+    /// Size of a block that could still have been allocated; seldom a slightly larger one could,
+    /// too.
     pub largest_free_bytes: usize,
     /// Allocated and charged bytes by category.
     pub by_category: ByCategory<usize>,
-    /// What the request was for.
+    /// Category of the request.
     pub category: Category,
     /// The line that asked for it.
     pub site: &'static Location<'static>,
@@ -137,20 +138,20 @@ pub struct OutOfMemory {
     pub module: Option<ModulePath>,
     /// Live bytes by module, most first.
     pub by_module: Vec<ModuleShare>,
-    /// With this much more capacity the request would have passed. 0 if the failure was injected,
+    /// Bytes of capacity that were missing for the request to pass. 0 if the failure was injected,
     /// or if the source ran out below its capacity.
     pub missing_bytes: usize,
-    /// Which request this was, counted from 1.
+    /// Number of the request, from 1.
     pub request_index: u64,
-    /// What was tried, and nothing else: an injected failure is not searched for, a charge needs no
-    /// place, a request smaller than a page is never made of several.
+    /// The rungs that were tried: an injected failure is not searched for, a charge needs no place,
+    /// a request smaller than a page is never made of several.
     pub tried: Vec<Rung>,
-    /// Whether [`inject_fault`](crate::CachingAllocator::inject_fault) made it fail.
+    /// True if [`inject_fault`](crate::CachingAllocator::inject_fault) made it fail.
     pub injected: bool,
 }
 
 impl OutOfMemory {
-    /// What failed and how much is missing, without the rest of the ledger.
+    /// The failure and the missing bytes, without the rest of the ledger.
     pub fn headline(&self) -> String {
         let OutOfMemory { category, site, .. } = self;
         let module = self.module.map_or_else(String::new, |module| format!(" in {module}"));

@@ -1,6 +1,6 @@
 //! Failure on purpose: which request or source call fails.
 
-/// How often a fault strikes.
+/// Repetitions of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeat {
     /// The nth time only: what comes after it succeeds, so recovery can be seen.
@@ -14,7 +14,7 @@ pub enum Repeat {
 pub struct Fault {
     /// 1 is the next one; 0 is taken as 1.
     pub nth: u64,
-    /// Whether those after it fail too.
+    /// Repetition of the failure.
     pub repeat: Repeat,
 }
 

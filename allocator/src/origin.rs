@@ -1,4 +1,4 @@
-//! Where a request comes from: the module of the model, and the line that it counts for.
+//! Origins of requests: the module of the model, and the line that a request counts for.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -8,13 +8,14 @@ use std::num::NonZeroU32;
 use std::panic::Location;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many paths a process tells apart; a block keeps its path in 22 bits, 0 stands for none.
+/// The most paths that a process tells apart; a block keeps its path in 22 bits, 0 stands for none.
 const PATHS_MAX: usize = (1 << ModulePath::BITS) - 1;
 
 /// The path of a module inside of its model, such as `blocks.3.attention`.
 ///
-/// It is a number that stands for the text, the same one in all threads, so a block can keep it.
-/// A process tells 4 million paths apart; a new path beyond them counts as the module around it.
+/// A path is a number that stands for the text, the same one in all threads, so that a block can
+/// keep it. A process tells 4 million paths apart; a new path beyond them counts as the module
+/// around it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ModulePath(NonZeroU32);
 
@@ -27,7 +28,7 @@ impl ModulePath {
 
     /// The module with this path: names with dots between them; the model itself for `""`.
     pub fn new(path: &str) -> ModulePath {
-        table().enter(path).unwrap_or(ModulePath::ROOT)
+        table().intern(path).unwrap_or(ModulePath::ROOT)
     }
 
     /// The module `name` inside of this one.
@@ -39,7 +40,7 @@ impl ModulePath {
         }
         let parent = table.entry(self).path;
         let path = if parent.is_empty() { name.to_owned() } else { format!("{parent}.{name}") };
-        let Some(child) = table.enter(&path) else { return self };
+        let Some(child) = table.intern(&path) else { return self };
         table.entries[self.index()].children.insert(name.to_owned(), child);
         child
     }
@@ -64,7 +65,7 @@ impl ModulePath {
         module.map_or(0, |module| module.0.get())
     }
 
-    /// What [`to_bits`](Self::to_bits) got.
+    /// The module that [`to_bits`](Self::to_bits) got.
     #[inline]
     pub(crate) fn from_bits(bits: u32) -> Option<ModulePath> {
         NonZeroU32::new(bits).map(ModulePath)
@@ -95,7 +96,7 @@ struct Table {
 
 struct Entry {
     path: &'static str,
-    /// By their last name, so that going into a module builds no text.
+    /// Children by their last name, so that going into a module builds no text.
     children: BTreeMap<String, ModulePath>,
 }
 
@@ -104,7 +105,7 @@ static TABLE: Mutex<Table> = Mutex::new(Table { entries: Vec::new(), by_path: BT
 fn table() -> MutexGuard<'static, Table> {
     let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
     if table.entries.is_empty() {
-        table.enter("");
+        table.intern("");
     }
     table
 }
@@ -115,7 +116,7 @@ impl Table {
     }
 
     /// `None` for a new path in a full table.
-    fn enter(&mut self, path: &str) -> Option<ModulePath> {
+    fn intern(&mut self, path: &str) -> Option<ModulePath> {
         if let Some(&known) = self.by_path.get(path) {
             return Some(known);
         }
@@ -131,10 +132,10 @@ impl Table {
     }
 }
 
-/// What requests of this thread count for.
+/// The origin of requests of a thread.
 ///
-/// It belongs to the thread, not to an allocator: a model may use several, and what a loader
-/// allocates on a thread of its own is no module's.
+/// The origin belongs to the thread, not to an allocator: a model may use several, and what a
+/// loader allocates on a thread of its own is no module's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The module that runs; `None` outside of every model.
@@ -148,7 +149,7 @@ thread_local! {
 }
 
 impl Origin {
-    /// That of the next request of this thread.
+    /// The origin of the next request of this thread.
     #[inline]
     pub fn current() -> Origin {
         CURRENT.get()
@@ -161,7 +162,7 @@ impl Origin {
     }
 }
 
-/// While it lives, requests of the thread have its [`Origin`]; then the one before it.
+/// A guard while which requests of the thread have its [`Origin`]; then the one before.
 #[must_use = "the origin ends with the scope"]
 #[derive(Debug)]
 pub struct OriginScope {

@@ -14,7 +14,7 @@ pub struct Counter {
     /// The most since the start or the last
     /// [`reset_peaks`](crate::CachingAllocator::reset_peaks).
     pub peak_bytes: usize,
-    /// Everything that was ever added.
+    /// Sum of all additions.
     pub total_bytes: usize,
 }
 
@@ -102,7 +102,7 @@ pub struct ModuleShare {
     pub module: Option<ModulePath>,
     /// Live blocks of it.
     pub blocks: u64,
-    /// What they take.
+    /// Bytes of these blocks.
     pub bytes: u64,
 }
 

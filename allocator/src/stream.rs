@@ -1,4 +1,4 @@
-//! Order of use: streams, sets of them, and who has waited for whom.
+//! Order of use: streams, sets of streams, and the waits between them.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use std::fmt;
 pub struct Stream(u8);
 
 impl Stream {
-    /// How many streams an allocator tells apart.
+    /// The most streams that an allocator tells apart.
     pub const COUNT: usize = 64;
 
-    /// The stream of those who name none.
+    /// The stream of requests that name none.
     pub const DEFAULT: Stream = Stream(0);
 
     /// The stream with this number; `None` from [`COUNT`](Self::COUNT) on.
@@ -76,7 +76,7 @@ impl StreamSet {
     }
 }
 
-/// Which streams may still work on free memory, and since when.
+/// The streams that may still work on free memory, and since when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LastUse {
     pub(crate) streams: StreamSet,
@@ -91,7 +91,7 @@ impl LastUse {
     }
 }
 
-/// For each stream, up to which event it has waited for each other one, be it by way of a third.
+/// The event up to which each stream has waited for each other one, directly or by way of a third.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StreamOrder {
     /// Row of the waiter, one entry for each stream; short rows mean 0.
@@ -99,18 +99,18 @@ pub(crate) struct StreamOrder {
 }
 
 impl StreamOrder {
-    /// The streams that `waiter` has to wait for before it may use what is marked so.
+    /// The streams that `waiter` has to wait for before it may use memory with this last use.
     #[inline]
-    pub(crate) fn missing(&self, waiter: Stream, marks: LastUse) -> StreamSet {
-        let others = marks.streams.without(waiter);
+    pub(crate) fn missing(&self, waiter: Stream, last_use: LastUse) -> StreamSet {
+        let others = last_use.streams.without(waiter);
         if others == StreamSet::EMPTY {
             return others;
         }
-        self.fewest(waiter, others, |_| marks.since)
+        self.fewest(waiter, others, |_| last_use.since)
     }
 
-    /// Those of `of` whose work up to their events `since` is waited for by a stream that waits for
-    /// `by`.
+    /// The streams of `of` that need no wait of their own after a wait for `by`, as far as their
+    /// work up to the event `since` goes.
     #[inline]
     pub(crate) fn covered(
         &self,
@@ -123,8 +123,9 @@ impl StreamOrder {
         of.iter().filter(is_covered).fold(StreamSet::EMPTY, StreamSet::with)
     }
 
-    /// Of streams that may still work on what each gave back at its event `since`, those that it is
-    /// enough to wait for: a stream that has itself waited for another one stands for both.
+    /// The streams of `others` that `waiter` has to wait for, if each may still work on memory that
+    /// it gave back at its event `since`: a stream that has itself waited for another one stands
+    /// for both.
     pub(crate) fn fewest(
         &self,
         waiter: Stream,

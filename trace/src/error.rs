@@ -1,4 +1,4 @@
-//! What is wrong with a file, and where.
+//! Errors of readers: the problem, and the byte at which it is.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use crate::recording::validate::RecordingProblem;
 pub struct TraceError {
     /// Offset in the pickle; in the compressed file, if decompression failed.
     pub offset: u64,
-    /// What is wrong there.
+    /// The problem at this offset.
     pub problem: TraceProblem,
 }
 
@@ -23,7 +23,7 @@ impl TraceError {
     }
 }
 
-/// What is wrong with a trace.
+/// A problem of a trace.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TraceProblem {
@@ -41,9 +41,9 @@ pub enum TraceProblem {
     Type {
         /// The key whose value it is.
         key: &'static str,
-        /// What it should be.
+        /// The type that it should have.
         expected: &'static str,
-        /// What it is.
+        /// The type that it has.
         found: &'static str,
     },
     /// A key that a snapshot must have is absent.
@@ -52,7 +52,7 @@ pub enum TraceProblem {
         /// Name of the key in the file.
         key: &'static str,
     },
-    /// A number or a word is not one of those that make sense.
+    /// A number or a word makes no sense for its key.
     #[error("{key} cannot be {value}")]
     Value {
         /// The key whose value it is.
@@ -60,24 +60,24 @@ pub enum TraceProblem {
         /// Value in the file.
         value: String,
     },
-    /// The recorded settings cannot be.
+    /// The recorded settings are refused.
     #[error(transparent)]
     Settings(#[from] SettingsError),
     /// More than the limits allow.
     #[error("more than {limit} {what}")]
     Limit {
-        /// As many as are allowed.
+        /// The largest number that is allowed.
         limit: u64,
-        /// What there is too much of.
+        /// The things that there are too many of.
         what: &'static str,
     },
-    /// The compressed data stand for more than a snapshot's would.
+    /// The file unpacks to more than a snapshot would.
     #[error("more than {limit} bytes for each compressed one: decompress the file first")]
     Expansion {
-        /// How many there may be.
+        /// Unpacked bytes that are allowed for each compressed one.
         limit: usize,
     },
-    /// The compressed data end before the stream does.
+    /// The compressed file ends in the middle.
     #[error("the compressed file ends in the middle")]
     Cut,
     /// The file could not be read or decompressed.
@@ -85,31 +85,31 @@ pub enum TraceProblem {
     Io(#[from] io::Error),
 }
 
-/// Why bytes are not a pickle of plain data.
+/// Reasons why bytes are not a pickle of plain data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PickleProblem {
     /// The bytes end before the pickle does.
     #[error("the pickle ends in the middle")]
     Truncated,
-    /// An instruction that plain data needs not; some of them run code.
+    /// An instruction that plain data does not need; some of these run code.
     #[error("opcode {0:#04x} is not allowed")]
     Opcode(u8),
     /// The first instruction does not name a protocol between 2 and 5.
     #[error("not a pickle of protocol 2 to 5")]
     Protocol,
-    /// There is something after the end.
+    /// Bytes follow the end.
     #[error("the pickle has ended, the file has not")]
     Trailing,
-    /// An instruction needs more values than there are, or leaves some over.
+    /// An instruction needs more values than the stack has, or leaves some on it.
     #[error("the stack of values does not fit the instruction")]
     Stack,
     /// An instruction works on a value of another kind.
     #[error("the instruction works on {expected}, but finds {found}")]
     Kind {
-        /// The kind it works on.
+        /// The kind that the instruction works on.
         expected: &'static str,
-        /// The kind there is.
+        /// The kind that was found.
         found: &'static str,
     },
     /// A number that does not fit 64 bits with a sign.
@@ -121,25 +121,25 @@ pub enum PickleProblem {
     /// A value is recalled that was never memorised, or memorised under an absurd number.
     #[error("no value {0} in the memo")]
     Memo(u64),
-    /// A container is changed after it was put into another one: so cycles begin.
+    /// A container is changed after it was put into another one, which could make a cycle.
     #[error("a container changes after it was put into another one")]
     Sealed,
-    /// Containers in containers, too deep.
+    /// Containers are nested too deep.
     #[error("nested too deep")]
     Depth,
-    /// Its values take more memory than a file of its size may, or any file.
+    /// The values take more memory than a file of this size may take, or than any file may.
     #[error("its values take more than {limit_bytes} bytes of memory")]
     Memory {
-        /// What it may take.
+        /// Memory that the file may take.
         limit_bytes: usize,
     },
 }
 
-/// Why lines are not a trace of this crate.
+/// Reasons why lines are not a trace of this crate.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JsonProblem {
-    /// A line is not JSON, or not one of the lines there are.
+    /// A line is not JSON, or is of no known kind.
     #[error(transparent)]
     Line(#[from] serde_json::Error),
     /// The first line does not say `lowtide-trace`, or another version than this crate reads.
@@ -151,10 +151,10 @@ pub enum JsonProblem {
     /// A line comes after one that it has to come before.
     #[error("{found} comes too late")]
     Order {
-        /// What the line says.
+        /// The kind of line.
         found: &'static str,
     },
-    /// A line lacks a key, or has one too many, for what it says.
+    /// A line of this kind lacks a key, or has one too many.
     #[error("{key} is missing here, or out of place")]
     Key {
         /// Name of the key in the file.
@@ -163,10 +163,10 @@ pub enum JsonProblem {
     /// The lines end before the last one, or within one.
     #[error("the trace ends in the middle")]
     Cut,
-    /// There is something after the last line.
+    /// Lines follow the last one.
     #[error("the trace has ended, the file has not")]
     Trailing,
-    /// The last line counts something else than there is.
+    /// The counts of the last line differ from the lines.
     #[error("lines are missing, or too many")]
     Counts,
 }

@@ -1,8 +1,8 @@
-//! Every block's life, and the levels after every event of a recording.
+//! Lives of blocks, and the levels after every event of a recording.
 //!
 //! A *moment* is the time between two events: moment 0 is before the first one, moment `m` after
-//! event `m - 1`. Whatever a file says, nothing here panics: a free of a block that no event
-//! allocated is passed over, an id that is given twice ends the older block, sums saturate.
+//! event `m - 1`. No file makes this code panic: a free of a block that no event allocated is
+//! passed over, an id that is given twice ends the older block, sums saturate.
 
 use std::collections::HashMap;
 
@@ -11,9 +11,9 @@ use lowtide_allocator::torch::StreamId;
 
 use super::recording::{EventKind, RecordedBlock, Recording, Site};
 
-/// The categories, and what has none.
+/// The number of bands: one for each category, and one for blocks without.
 pub(super) const BANDS: usize = Category::ALL.len() + 1;
-/// No life ends here.
+/// The moment at which no life ends.
 pub(super) const NEVER: usize = usize::MAX;
 
 /// The band of a category.
@@ -38,7 +38,7 @@ pub(super) struct Life {
     /// An index that exists.
     pub(super) site: Option<u32>,
     pub(super) from: usize,
-    /// From here on it only waits for other streams; [`NEVER`] if it was not said.
+    /// The moment from which on it only waits for other streams; [`NEVER`] if none was recorded.
     pub(super) waits_from: usize,
     pub(super) to: usize,
 }
@@ -52,18 +52,18 @@ impl Life {
         self.from == 0 && self.to == NEVER
     }
 
-    /// Allocated and freed within the recording.
+    /// True if it was allocated and freed within the recording.
     pub(super) fn is_transient(&self) -> bool {
         self.from > 0 && self.to != NEVER
     }
 
-    /// Whether anything happened between the owner's free and the end of it.
+    /// True if events lie between the owner's free and its end.
     pub(super) fn is_delayed(&self) -> bool {
         self.waits_from != NEVER && self.to > self.waits_from.saturating_add(1)
     }
 }
 
-/// What an event did to blocks.
+/// The lives that an event began, left waiting, or ended.
 #[derive(Clone, Copy, Debug, Default)]
 struct Change {
     born: Option<usize>,
@@ -71,12 +71,12 @@ struct Change {
     gone: Option<usize>,
 }
 
-/// What is in use at a moment.
+/// Bytes in use at a moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Levels {
     pub(super) live_bytes: u64,
     pub(super) requested_bytes: u64,
-    /// Of the live ones, those that only wait for other streams.
+    /// Live bytes that only wait for other streams.
     pub(super) waiting_bytes: u64,
     pub(super) charged_bytes: u64,
     pub(super) charged_by_band: [u64; BANDS],
@@ -91,7 +91,7 @@ impl Levels {
     }
 }
 
-/// All lives of a recording: first those that were there at its start, then in order of birth.
+/// The lives of a recording: first of blocks that were there at its start, then in order of birth.
 #[derive(Debug)]
 pub(super) struct Lives<'a> {
     pub(super) recording: &'a Recording,
@@ -103,11 +103,11 @@ impl<'a> Lives<'a> {
     pub(super) fn of(recording: &'a Recording) -> Lives<'a> {
         let changes = vec![Change::default(); recording.events.len()];
         let mut all = Lives { recording, lives: Vec::new(), changes };
-        // Only looked up, never walked: the order of a hash decides nothing.
+        // The map is never walked, so that the order of a hash decides nothing.
         let mut open: HashMap<u64, usize> = HashMap::new();
         for block in &recording.start {
-            // Of two with one id the first can only end with the recording.
-            let life = all.enter(block, 0);
+            // The first of two blocks with one id can only end with the recording.
+            let life = all.begin(block, 0);
             if recording.start_pending.contains(&block.id) {
                 all.lives[life].waits_from = 0;
             }
@@ -125,7 +125,7 @@ impl<'a> Lives<'a> {
                         category: event.category,
                         site: event.site,
                     };
-                    let life = all.enter(&block, index + 1);
+                    let life = all.begin(&block, index + 1);
                     all.changes[index].born = Some(life);
                     if let Some(older) = open.insert(id, life) {
                         all.end(older, index);
@@ -149,7 +149,7 @@ impl<'a> Lives<'a> {
         all
     }
 
-    fn enter(&mut self, block: &RecordedBlock, from: usize) -> usize {
+    fn begin(&mut self, block: &RecordedBlock, from: usize) -> usize {
         let known = |&site: &u32| (site as usize) < self.recording.sites.len();
         self.lives.push(Life {
             id: block.id,
@@ -248,19 +248,19 @@ fn subtract(level_bytes: &mut u64, bytes: u64) {
     *level_bytes = level_bytes.saturating_sub(bytes);
 }
 
-/// Of a function's name that does not fit, less than this says nothing.
+/// Characters below which the beginning of a function's name says nothing.
 const FUNCTION_LEN_MIN: usize = 8;
 
 impl Site {
-    /// On one line, in printable characters only: what a stranger wrote must not steer a terminal
-    /// or turn the direction of the text around it. At most `len_max` characters: of a long place
-    /// the end and of a function the beginning, if there is room for it; the function alone where
-    /// the place is not known.
+    /// The site on one line, in printable characters only: text of a stranger must not steer a
+    /// terminal or turn the direction of the text around it. At most `len_max` characters: the end
+    /// of a long place and the beginning of a function, if there is room for it; the function alone
+    /// where the place is not known.
     pub(super) fn shown(&self, len_max: usize) -> String {
         if self.module.is_empty() {
             return self.line_shown(len_max);
         }
-        // At most half of the room: the line says more than a long path.
+        // The module gets half of the room at most: the line says more than a long path.
         let module = head(&printable(&self.module, usize::MAX), len_max.div_ceil(2));
         let room = len_max.saturating_sub(module.chars().count() + 1);
         if room == 0 { module } else { format!("{module} {}", self.line_shown(room)) }
@@ -297,7 +297,7 @@ fn head(text: &str, len_max: usize) -> String {
     format!("{head}…")
 }
 
-/// See [`Site::shown`]; of a longer text the end.
+/// Printable characters of a text, see [`Site::shown`]; the end of a longer one.
 pub(super) fn printable(text: &str, len_max: usize) -> String {
     let mut shown = String::new();
     for char in text.chars() {

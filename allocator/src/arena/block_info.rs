@@ -7,18 +7,18 @@ use crate::category::Category;
 use crate::origin::ModulePath;
 use crate::stream::Stream;
 
-/// A live block, for naming what is left over.
+/// A live block, for reports of what is left over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockInfo {
-    /// Offset, of its first piece if it is stitched.
+    /// Offset of the block, or of its first piece if it is stitched.
     pub offset: usize,
-    /// Active bytes: what it takes.
+    /// Active bytes: the bytes that it takes.
     pub size_bytes: usize,
-    /// What was asked for.
+    /// Bytes asked for.
     pub requested_bytes: usize,
-    /// What it is for.
+    /// Category of the block.
     pub category: Category,
-    /// Whose it is.
+    /// Stream that owns the block.
     pub stream: Stream,
     /// The line that asked for it.
     pub site: &'static Location<'static>,

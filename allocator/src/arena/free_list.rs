@@ -1,10 +1,10 @@
-//! The holes of a layout, in the order of best fit: by size, then by address.
+//! Holes of a layout in the order of best fit: by size, then by address.
 //!
-//! A bin holds the holes of similar size: every size has its own up to 256 KiB, then a power of two
-//! has 256, and the last bin has all that is longer. A bitmap names the bins that are not empty, so
-//! that the search goes to the right bin at once, and a bin is a treap (Seidel and Aragon 1996)
-//! whose links lie in the nodes: nothing is allocated once the vectors have grown, and a bin of
-//! thousands is no worse than logarithmic.
+//! A bin holds holes of similar size. Every size up to 256 KiB has its own bin, every power of two
+//! above has 256, and the last bin has all longer holes. A bitmap of bins that are not empty leads
+//! the search to the right bin at once. A bin is a treap (Seidel and Aragon 1996) whose links lie
+//! in the nodes: nothing is allocated once the vectors have grown, and a search in a bin of
+//! thousands takes logarithmic time.
 
 use crate::arena::extent::{BLOCK_BYTES, Extent};
 use crate::arena::layout::node::{NONE, Node};
@@ -13,18 +13,31 @@ const STEP_BITS: usize = 8;
 const BINS_PER_POWER: usize = 1 << STEP_BITS;
 /// Sizes in blocks below this have a bin each.
 const EXACT_BINS: usize = 2 * BINS_PER_POWER;
-/// As many as a bitmap of one word names in words: they tell sizes apart up to 4 GiB.
+/// Bins of one bitmap whose summary is a single word. They tell sizes up to 4 GiB apart.
 const BIN_COUNT: usize = 64 * WORD_COUNT;
 const WORD_COUNT: usize = 64;
 const _: () = assert!(BIN_COUNT > EXACT_BINS);
 
-/// The child of a node whose holes come before it, and the one whose holes come after.
-const BEFORE: usize = 0;
-const AFTER: usize = 1;
+/// The child of a node whose holes come before it in the order, and the child whose holes come
+/// after.
+const LEFT: usize = 0;
+const RIGHT: usize = 1;
 /// The parent of a node.
-const ABOVE: usize = 2;
+const PARENT: usize = 2;
 
-/// FreeList that the same streams used. Size, offset and links of each are in its node.
+/// A place for a node of a treap: the side of a parent, or the root.
+#[derive(Clone, Copy)]
+struct Edge {
+    /// `NONE` for the root.
+    parent: u32,
+    side: usize,
+}
+
+impl Edge {
+    const ROOT: Edge = Edge { parent: NONE, side: LEFT };
+}
+
+/// Holes that one set of streams used. Size, offset and links of a hole are in its node.
 #[derive(Clone, Debug)]
 pub(crate) struct FreeList {
     roots: Box<[u32; BIN_COUNT]>,
@@ -34,10 +47,10 @@ pub(crate) struct FreeList {
     len: usize,
 }
 
-/// By what holes are ordered: size, then offset.
+/// The order of holes: size, then offset.
 pub(crate) type Key = u128;
 
-/// Where a hole of a size at an offset stands in the order.
+/// The key of a hole.
 #[inline]
 pub(crate) fn key(size_bytes: usize, offset: usize) -> Key {
     (size_bytes as u128) << 64 | offset as u128
@@ -68,16 +81,16 @@ impl FreeList {
             let node = &nodes[at as usize];
             if node.key() >= from {
                 first = at;
-                at = node.links[BEFORE];
+                at = node.links[LEFT];
             } else {
-                at = node.links[AFTER];
+                at = node.links[RIGHT];
             }
         }
         if first != NONE {
             return Some(first);
         }
         let root = self.roots[self.next_bin(bin + 1)?];
-        Some(end_of(nodes, root, BEFORE))
+        Some(end_of(nodes, root, LEFT))
     }
 
     /// The last hole in the order that comes before `below`.
@@ -88,16 +101,16 @@ impl FreeList {
             let node = &nodes[at as usize];
             if node.key() < below {
                 last = at;
-                at = node.links[AFTER];
+                at = node.links[RIGHT];
             } else {
-                at = node.links[BEFORE];
+                at = node.links[LEFT];
             }
         }
         if last != NONE {
             return Some(last);
         }
         let root = self.roots[self.last_bin(bin)?];
-        Some(end_of(nodes, root, AFTER))
+        Some(end_of(nodes, root, RIGHT))
     }
 
     /// Size of the largest hole.
@@ -110,13 +123,13 @@ impl FreeList {
         let node = &nodes[slot as usize];
         let mut at = self.roots[bin_of(node.extent.size_bytes)];
         while at != NONE && at != slot {
-            let above = &nodes[at as usize];
-            at = above.links[above.side_of(node.key())];
+            let parent = &nodes[at as usize];
+            at = parent.links[parent.side_of(node.key())];
         }
         at == slot
     }
 
-    /// Enters a hole by what its node says.
+    /// Inserts the hole in `slot`.
     #[inline]
     pub(crate) fn insert(&mut self, nodes: &mut [Node], slot: u32) {
         let node = &mut nodes[slot as usize];
@@ -128,98 +141,98 @@ impl FreeList {
             self.occupied[bin / 64] |= 1 << (bin % 64);
             self.summary |= 1 << (bin / 64);
         } else {
-            self.insert_beside(nodes, bin, slot);
+            self.insert_into_bin(nodes, bin, slot);
         }
     }
 
-    /// Enters a hole in a bin that has others: below those of a higher priority, above the rest,
-    /// which are parted into those before it and those after it.
-    fn insert_beside(&mut self, nodes: &mut [Node], bin: usize, slot: u32) {
+    /// Inserts a hole into a bin that has others: below the nodes of a higher priority, above the
+    /// rest. The rest is split into the nodes before it and the nodes after it.
+    fn insert_into_bin(&mut self, nodes: &mut [Node], bin: usize, slot: u32) {
         let (key, own_priority) = (nodes[slot as usize].key(), priority(slot));
-        let (mut parent, mut side, mut at) = (NONE, BEFORE, self.roots[bin]);
+        let (mut edge, mut at) = (Edge::ROOT, self.roots[bin]);
         while at != NONE && priority(at) > own_priority {
             let node = &nodes[at as usize];
-            (parent, side) = (at, node.side_of(key));
+            edge = Edge { parent: at, side: node.side_of(key) };
+            at = node.links[edge.side];
+        }
+        self.set_child(nodes, bin, edge, slot);
+        // The edge below which each part of the rest goes on.
+        let mut ends = [LEFT, RIGHT].map(|side| Edge { parent: slot, side });
+        while at != NONE {
+            let side = nodes[at as usize].side_of(key);
+            let part = 1 - side;
+            let Edge { parent, side: end_side } = ends[part];
+            nodes[parent as usize].links[end_side] = at;
+            ends[part] = Edge { parent: at, side };
+            let node = &mut nodes[at as usize];
+            node.links[PARENT] = parent;
             at = node.links[side];
         }
-        self.hang(nodes, bin, (parent, side), slot);
-        // The last node of each part, and on which side the rest of the part hangs below it.
-        let mut ends = [(slot, BEFORE), (slot, AFTER)];
-        while at != NONE {
-            let towards = nodes[at as usize].side_of(key);
-            let part = 1 - towards;
-            let (end, end_side) = ends[part];
-            nodes[end as usize].links[end_side] = at;
-            ends[part] = (at, towards);
-            let node = &mut nodes[at as usize];
-            node.links[ABOVE] = end;
-            at = node.links[towards];
-        }
-        for (end, end_side) in ends {
-            nodes[end as usize].links[end_side] = NONE;
+        for Edge { parent, side } in ends {
+            nodes[parent as usize].links[side] = NONE;
         }
     }
 
-    /// Strikes a hole off, which is still as it was when it was entered.
+    /// Removes a hole. Its node must not have changed since it was inserted.
     ///
     /// # Panics
-    /// If the hole is not listed.
+    /// If the hole is in no list.
     #[inline]
     pub(crate) fn remove(&mut self, nodes: &mut [Node], slot: u32) {
         let node = &nodes[slot as usize];
         let bin = bin_of(node.extent.size_bytes);
         self.len -= 1;
         if node.is_alone() {
-            assert_eq!(self.roots[bin], slot, "the hole is not listed");
+            assert_eq!(self.roots[bin], slot, "the hole is in no list");
             self.roots[bin] = NONE;
             self.occupied[bin / 64] &= !(1 << (bin % 64));
             if self.occupied[bin / 64] == 0 {
                 self.summary &= !(1 << (bin / 64));
             }
         } else {
-            self.remove_from_others(nodes, bin, slot);
+            self.remove_from_bin(nodes, bin, slot);
         }
     }
 
-    /// Strikes a hole off a bin that has others: what hangs below it is joined in its place.
-    fn remove_from_others(&mut self, nodes: &mut [Node], bin: usize, slot: u32) {
-        let [mut before, mut after, mut parent] = nodes[slot as usize].links;
-        let (mut side, hung) = match nodes.get(parent as usize) {
-            Some(above) => {
-                let side = usize::from(above.links[AFTER] == slot);
-                (side, above.links[side])
+    /// Removes a hole from a bin that has others: its two subtrees are merged in its place.
+    fn remove_from_bin(&mut self, nodes: &mut [Node], bin: usize, slot: u32) {
+        let [mut before, mut after, parent] = nodes[slot as usize].links;
+        let (mut edge, child) = match nodes.get(parent as usize) {
+            Some(node) => {
+                let side = usize::from(node.links[RIGHT] == slot);
+                (Edge { parent, side }, node.links[side])
             }
-            None => (BEFORE, self.roots[bin]),
+            None => (Edge::ROOT, self.roots[bin]),
         };
-        assert_eq!(hung, slot, "the hole is not listed");
+        assert_eq!(child, slot, "the hole is in no list");
         while before != NONE && after != NONE {
-            let (upper, next_side) =
-                if priority(before) > priority(after) { (before, AFTER) } else { (after, BEFORE) };
-            self.hang(nodes, bin, (parent, side), upper);
-            (parent, side) = (upper, next_side);
-            let next = nodes[upper as usize].links[next_side];
-            if next_side == AFTER {
+            let (upper, side) =
+                if priority(before) > priority(after) { (before, RIGHT) } else { (after, LEFT) };
+            self.set_child(nodes, bin, edge, upper);
+            edge = Edge { parent: upper, side };
+            let next = nodes[upper as usize].links[side];
+            if side == RIGHT {
                 before = next;
             } else {
                 after = next;
             }
         }
-        self.hang(nodes, bin, (parent, side), if before == NONE { after } else { before });
+        self.set_child(nodes, bin, edge, if before == NONE { after } else { before });
     }
 
-    /// Hangs a node, or nothing, below another one, or at the root.
+    /// Makes a node, or `NONE`, the child at an edge.
     #[inline]
-    fn hang(&mut self, nodes: &mut [Node], bin: usize, (parent, side): (u32, usize), at: u32) {
-        match nodes.get_mut(parent as usize) {
-            Some(above) => above.links[side] = at,
+    fn set_child(&mut self, nodes: &mut [Node], bin: usize, edge: Edge, at: u32) {
+        match nodes.get_mut(edge.parent as usize) {
+            Some(parent) => parent.links[edge.side] = at,
             None => self.roots[bin] = at,
         }
         if let Some(node) = nodes.get_mut(at as usize) {
-            node.links[ABOVE] = parent;
+            node.links[PARENT] = edge.parent;
         }
     }
 
-    /// Changes size and offset of a hole.
+    /// Changes the size and offset of a hole.
     ///
     /// # Panics
     /// If it is not listed.
@@ -228,7 +241,7 @@ impl FreeList {
         let node = &mut nodes[slot as usize];
         let bin = bin_of(node.extent.size_bytes);
         if node.is_alone() && bin_of(to.size_bytes) == bin {
-            assert_eq!(self.roots[bin], slot, "the hole is not listed");
+            assert_eq!(self.roots[bin], slot, "the hole is in no list");
             node.extent = to;
         } else {
             self.remove(nodes, slot);
@@ -237,8 +250,8 @@ impl FreeList {
         }
     }
 
-    /// Whether there may be a hole of at least `size_bytes`: whether there is one in its bin or in
-    /// a later one.
+    /// True if there may be a hole of at least `size_bytes`: if the bin of that size, or a later
+    /// one, is not empty.
     #[inline]
     pub(crate) fn may_hold(&self, size_bytes: usize) -> bool {
         self.next_bin(bin_of(size_bytes)).is_some()
@@ -275,7 +288,7 @@ impl FreeList {
     }
 }
 
-/// The first or the last node of a treap, by the side on which nothing hangs below it.
+/// The first or the last node of a treap: the one without a child on `side`.
 #[inline]
 fn end_of(nodes: &[Node], root: u32, side: usize) -> u32 {
     let mut at = root;
@@ -293,13 +306,13 @@ impl Node {
         key(self.extent.size_bytes, self.extent.offset)
     }
 
-    /// Of a listed hole: whether its bin has no other.
+    /// True if the hole is the only one in its bin.
     #[inline]
     fn is_alone(&self) -> bool {
         self.links == [NONE; 3]
     }
 
-    /// On which side of this node a key lies.
+    /// The side of this node on which a key lies.
     #[inline]
     fn side_of(&self, key: Key) -> usize {
         usize::from(self.key() < key)
@@ -311,12 +324,12 @@ pub(crate) fn size_of_key(key: Key) -> usize {
     (key >> 64) as usize
 }
 
-/// The bin of a size: monotone, so that a later bin holds larger holes.
+/// The bin of a size. Later bins hold larger holes.
 #[inline]
 fn bin_of(size_bytes: usize) -> usize {
     let blocks = size_bytes / BLOCK_BYTES;
-    // Below `EXACT_BINS` the shift is 0. From there on it leaves a leading one and the bits of the
-    // step, so that each power of two begins where the one before ends.
+    // The shift is 0 below `EXACT_BINS`. From there on it leaves a leading one and the bits of the
+    // step, so that the bins of a power of two follow those of the one before.
     let shift = (blocks | BINS_PER_POWER).ilog2() as usize - STEP_BITS;
     (shift * BINS_PER_POWER + (blocks >> shift)).min(BIN_COUNT - 1)
 }
@@ -351,7 +364,7 @@ mod tests {
         assert!(bin_of(usize::MAX) < BIN_COUNT);
     }
 
-    /// Slots with the places of holes, whether listed or not.
+    /// Nodes of holes that are in no list yet.
     fn nodes() -> Vec<Node> {
         (0..60).map(|slot| Node::hole(Extent { offset: slot * 1024, size_bytes: 0 })).collect()
     }
@@ -360,7 +373,7 @@ mod tests {
         #[test]
         fn agrees_with_an_ordered_set(
             ops in prop::collection::vec((0..3_u8, 1..400_usize, 0..60_u32), 1..300),
-            // Up to 76 MiB, and up to 76 GiB: the largest share the last bin.
+            // Sizes up to 76 MiB, and up to 76 GiB, of which the largest share the last bin.
             grain_bytes in prop_oneof![Just(512_usize), Just(512 << 10)],
         ) {
             let (mut holes, mut nodes) = (FreeList::new(), nodes());

@@ -1,4 +1,4 @@
-//! What checked mode remembers: which bytes a freed block left, and where it was freed.
+//! Freed memory in checked mode: the bytes that each freed block left, and where it was freed.
 
 use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
@@ -11,15 +11,15 @@ use crate::arena::layout::Layout;
 /// A block that was dropped.
 #[derive(Debug)]
 pub struct FreedBlock {
-    /// What it was, and who had asked for it.
+    /// The block as it was, with the line that had asked for it.
     pub block: BlockInfo,
     /// Sequence number of its [`Free`](crate::Action::Free) in the history.
     pub event: u64,
-    /// Where it was dropped, if the standard library captures backtraces (`RUST_BACKTRACE=1`).
+    /// Backtrace of its drop, if the standard library captures them (`RUST_BACKTRACE=1`).
     pub freed_at: Backtrace,
 }
 
-/// What checked mode remembers: freed ranges by offset, none of them in a live block.
+/// Freed ranges by offset, none of them in a live block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Checks {
     freed: BTreeMap<usize, Freed>,
@@ -40,7 +40,7 @@ impl Checks {
         (offset < start + freed.size_bytes).then(|| Arc::clone(&freed.block))
     }
 
-    /// Enters what a block leaves.
+    /// Records the ranges that a freed block left.
     pub(crate) fn note(&mut self, pieces: &[Extent], block: &Arc<FreedBlock>) {
         let mut index = 0;
         for piece in pieces {
@@ -50,7 +50,7 @@ impl Checks {
         }
     }
 
-    /// Takes out what lies in a range.
+    /// Removes and returns the parts of freed ranges that lie in a range.
     pub(crate) fn take(&mut self, extent: Extent) -> Vec<(usize, Freed)> {
         let (start, end) = (extent.offset, extent.end());
         let meets = self.freed.range(..end).rev();
@@ -76,7 +76,8 @@ impl Checks {
         taken
     }
 
-    /// Takes out what lies in the pieces of a block, each with its place in the block.
+    /// Removes and returns the parts of freed ranges in the pieces of a block, each with its place
+    /// in the block.
     pub(crate) fn take_pieces(&mut self, pieces: &[Extent]) -> Vec<(usize, Freed)> {
         let mut freed = Vec::new();
         let mut before_bytes = 0;
@@ -103,7 +104,7 @@ impl Checks {
         }
     }
 
-    /// Pages went back to the source: what they hold is its business.
+    /// Forgets freed ranges on pages that went back to the source.
     pub(crate) fn forget(&mut self, run: Extent) {
         self.take(run);
     }

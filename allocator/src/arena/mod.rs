@@ -1,5 +1,5 @@
-//! Where blocks lie: free list, pages, views and what is counted. Decides; touches no memory, takes
-//! no lock, calls no source.
+//! The arena: free lists, pages, views and counters. Code here decides where blocks lie, and
+//! touches no memory, takes no lock, calls no source.
 
 pub(crate) mod block_info;
 pub(crate) mod extent;

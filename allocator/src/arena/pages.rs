@@ -1,6 +1,7 @@
-//! Which pages the source has put memory behind.
+//! Committed pages: those that have memory from the source.
 //!
-//! Mostly that is every page up to an end. Free pages that were given back below it are listed.
+//! Mostly all pages up to an end are committed. The map below has the gaps: free pages that were
+//! given back.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +11,9 @@ use crate::arena::extent::Extent;
 #[derive(Clone, Debug)]
 pub(crate) struct Pages {
     page_bytes: usize,
-    /// Nothing is committed from here on.
+    /// The end of the last committed page.
     end: usize,
-    /// FreeList in what is committed: start to end, never touching each other or `end`.
+    /// Gaps in the committed pages, start to end. They touch neither each other nor `end`.
     missing: BTreeMap<usize, usize>,
     missing_bytes: usize,
 }
@@ -26,7 +27,7 @@ impl Pages {
         self.end - self.missing_bytes
     }
 
-    /// Whether everything up to `end` is committed, as it is in a steady state.
+    /// True if all pages up to `end` are committed, as they are in a steady state.
     #[inline]
     pub(crate) fn reach(&self, end: usize) -> bool {
         end <= self.end && self.missing_bytes == 0
@@ -70,12 +71,12 @@ impl Pages {
         runs
     }
 
-    /// Every run of committed pages, in order.
+    /// Runs of committed pages, in order.
     pub(crate) fn all(&self) -> Vec<Extent> {
         self.committed_in(Extent { offset: 0, size_bytes: self.end })
     }
 
-    /// Enters whole pages that are committed from now on.
+    /// Adds whole pages, committed from now on.
     pub(crate) fn add(&mut self, run: Extent) {
         if run.offset >= self.end {
             if run.offset > self.end {
@@ -97,7 +98,7 @@ impl Pages {
         self.missing_bytes -= run.size_bytes;
     }
 
-    /// Takes whole committed pages out.
+    /// Removes whole committed pages.
     pub(crate) fn remove(&mut self, run: Extent) {
         let (mut start, mut end) = (run.offset, run.end());
         if let Some((&before, &before_end)) = self.missing.range(..start).next_back()

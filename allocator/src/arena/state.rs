@@ -1,4 +1,4 @@
-//! The whole state that decides: blocks, committed pages, charges, counters. No memory, no I/O.
+//! The state that placement depends on: blocks, committed pages, charges, counters.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::source::Segment;
 use crate::statistics::Statistics;
 use crate::stream::{Stream, StreamOrder, StreamSet};
 
-/// Who asks for what.
+/// A request for a block or a charge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) category: Category,
@@ -31,8 +31,8 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A request of this thread: its origin is the current one, and `site` counts if that names no
-    /// other.
+    /// A request of this thread, of the current origin; `site` is its line if the origin names
+    /// none.
     #[inline]
     pub(crate) fn new(
         category: Category,
@@ -53,7 +53,7 @@ pub(crate) struct ChargeEntry {
     pub(crate) size_bytes: usize,
 }
 
-/// Everything that a simulation has to copy to take the same decisions.
+/// The state that a simulation copies to take the same decisions.
 #[derive(Clone, Debug)]
 pub(crate) struct ArenaState {
     pub(crate) layout: Layout,
@@ -63,11 +63,11 @@ pub(crate) struct ArenaState {
     pub(crate) pages: Pages,
     /// End of the address range, a multiple of the page.
     pub(crate) limit_bytes: usize,
-    /// Whether pages can be mapped at a second address.
+    /// True if pages can be mapped at a second address.
     stitches: bool,
     pub(crate) charges: BTreeMap<u64, ChargeEntry>,
     pub(crate) statistics: Statistics,
-    /// Of an allocator in checked mode.
+    /// Freed ranges of an allocator in checked mode.
     pub(crate) checks: Option<Box<Checks>>,
     pub(crate) request_count: u64,
     next_serial: u64,
@@ -77,7 +77,7 @@ pub(crate) struct ArenaState {
 }
 
 impl ArenaState {
-    /// Nothing is live. Blocks are stitched if there is a range of `views`.
+    /// A state without live blocks. Blocks are stitched if there is a range of `views`.
     pub(crate) fn new(
         capacity_bytes: usize,
         page_bytes: usize,
@@ -98,7 +98,7 @@ impl ArenaState {
             checks: None,
             request_count: 0,
             next_serial: 0,
-            // 0 is before all of them.
+            // Event 0 comes before all of them.
             next_event: 1,
         }
     }
@@ -112,7 +112,7 @@ impl ArenaState {
         }
     }
 
-    /// Where a block of `size_bytes` for `stream` would go. Adds what it looks at to `tried`.
+    /// The place of a block of `size_bytes` for `stream`. Adds the rungs of the search to `tried`.
     #[inline]
     pub(crate) fn place(
         &self,
@@ -135,7 +135,7 @@ impl ArenaState {
         self.layout.place(&PlaceQuery { size_bytes, stream, waits, stitches: false, tried })
     }
 
-    /// Rounded up to a page; saturates at a value that no address range reaches.
+    /// Rounds up to a page. Saturates at a value that no address range reaches.
     #[inline]
     pub(crate) fn page_ceil(&self, bytes: usize) -> usize {
         let page_bytes = self.statistics.page_bytes;
@@ -143,14 +143,14 @@ impl ArenaState {
         end.map_or(usize::MAX, |end| page_floor(end, page_bytes))
     }
 
-    /// What would be reserved with nothing cached and a block at a place: the least that any cache
-    /// could do with. No place is one that overflowed.
+    /// Bytes that would be reserved with an empty cache and a block at a place: the least that
+    /// serves the request. `None` stands for a place whose arithmetic overflowed.
     pub(crate) fn needed_bytes(&self, place: Option<&Placement>) -> usize {
         let own = place.map_or(usize::MAX, |place| self.layout.touched_bytes_with(place));
         own.saturating_add(self.statistics.charged.current_bytes)
     }
 
-    /// What would be reserved with nothing cached and `charge_bytes` more charged.
+    /// Bytes that would be reserved with an empty cache and `charge_bytes` more charged.
     pub(crate) fn needed_bytes_to_charge(&self, charge_bytes: usize) -> usize {
         let fixed_bytes = self.layout.touched_bytes() + self.statistics.charged.current_bytes;
         fixed_bytes.saturating_add(charge_bytes)
@@ -161,7 +161,7 @@ impl ArenaState {
         self.pages.committed_bytes() - self.layout.touched_bytes()
     }
 
-    /// Up to `size_bytes` of free committed pages, the highest first, none of them in `except`.
+    /// Free committed pages of up to `size_bytes`, the highest first, none of them in `except`.
     pub(crate) fn spare_pages(&self, size_bytes: usize, except: &[Extent]) -> Vec<Extent> {
         let page_bytes = self.statistics.page_bytes;
         let top = self.page_ceil(self.layout.top());
@@ -190,17 +190,17 @@ impl ArenaState {
         taken
     }
 
-    /// Whether that much may be reserved. No machine has more than `isize::MAX` bytes: under a
-    /// capacity that means "no limit", this keeps sums from overflowing.
+    /// True if the capacity allows `needed_bytes`. No machine has more than `isize::MAX` bytes:
+    /// under a capacity that means "no limit", this keeps sums from overflowing.
     pub(crate) fn fits(&self, needed_bytes: usize) -> bool {
         needed_bytes <= self.statistics.capacity_bytes.min(isize::MAX as usize)
     }
 
-    /// A large block that a request on the default stream could still get, with nothing cached: the
-    /// largest of those that fill a hole, the pages that the capacity leaves, or the top.
+    /// A large block that a request on the default stream could still get with an empty cache: the
+    /// largest that fills a hole, the pages that the capacity leaves, or the top.
     pub(crate) fn largest_free_bytes(&self) -> usize {
         let Statistics { capacity_bytes, page_bytes, charged, .. } = self.statistics;
-        // Merged once: to place each candidate would merge a copy again.
+        // Holes are merged once: placing each candidate would merge a copy again.
         let merged = self.layout.merged_across_streams();
         let layout = merged.as_deref().unwrap_or(&self.layout);
         let stitches = self.stitches && self.views.has_room();
@@ -232,8 +232,8 @@ impl ArenaState {
         candidates.into_iter().rev().filter(|&bytes| bytes > 0).find(could_be_had).unwrap_or(0)
     }
 
-    /// The place at the top and whom to wait for there, if `place` would find it where there is no
-    /// own hole. May say no where the answer is yes.
+    /// The place at the top and the streams to wait for there, if `place` would choose it after it
+    /// found no own hole. `None` does not say that it would not.
     #[inline]
     pub(crate) fn own_top(&self, size_bytes: usize, stream: Stream) -> Option<(Extent, StreamSet)> {
         let stitches = self.stitches && self.views.has_room();
@@ -243,13 +243,18 @@ impl ArenaState {
 
     /// Counts and describes the block that was just put into a slot. Returns its serial.
     #[inline]
-    pub(crate) fn enter_live(&mut self, slot: u32, size_bytes: usize, request: &Request) -> u64 {
-        let live = self.note_block(size_bytes, request);
+    pub(crate) fn describe_block(
+        &mut self,
+        slot: u32,
+        size_bytes: usize,
+        request: &Request,
+    ) -> u64 {
+        let live = self.count_block(size_bytes, request);
         self.layout.describe(slot, &live);
         live.serial
     }
 
-    /// Makes a place a live block, in `view` if it is stitched. Returns its slot and serial.
+    /// Makes a place a live block, in `view` if it is stitched. Returns its slot and its serial.
     pub(crate) fn insert(
         &mut self,
         place: &mut Placement,
@@ -258,20 +263,20 @@ impl ArenaState {
         request: &Request,
     ) -> (u32, u64) {
         if view != NONE {
-            self.views.enter(view);
+            self.views.add_user(view);
         }
-        let live = Live { view, ..self.note_block(size_bytes, request) };
+        let live = Live { view, ..self.count_block(size_bytes, request) };
         (self.layout.insert(place, &live, self.current_event()), live.serial)
     }
 
-    /// The last free or wait, by number.
+    /// Number of the last free or wait.
     pub(crate) fn current_event(&self) -> u64 {
         self.next_event - 1
     }
 
-    /// Counts a block that is about to be live somewhere.
+    /// Counts a block that is about to be live. Returns its properties.
     #[inline]
-    pub(crate) fn note_block(&mut self, size_bytes: usize, request: &Request) -> Live {
+    pub(crate) fn count_block(&mut self, size_bytes: usize, request: &Request) -> Live {
         let Request { category, size_bytes: requested_bytes, stream, site, module } = *request;
         self.statistics.requested.add(requested_bytes);
         self.statistics.allocated.add(size_bytes);
@@ -290,9 +295,9 @@ impl ArenaState {
         }
     }
 
-    /// Counts a block that is gone.
+    /// Counts a block that was freed.
     #[inline]
-    pub(crate) fn forget_block(&mut self, live: &Live) {
+    pub(crate) fn count_free(&mut self, live: &Live) {
         let &Live { requested_bytes, size_bytes, category, .. } = live;
         self.statistics.frees += 1;
         self.statistics.requested.subtract(requested_bytes);
@@ -306,9 +311,9 @@ impl ArenaState {
         let event = self.take_event();
         self.layout.remove(slot, event);
         if live.is_stitched() {
-            self.views.leave(live.view);
+            self.views.remove_user(live.view);
         }
-        self.forget_block(live);
+        self.count_free(live);
     }
 
     pub(crate) fn add_pages(&mut self, run: Extent) {
@@ -324,7 +329,7 @@ impl ArenaState {
         self.statistics.reserved.subtract(run.size_bytes);
     }
 
-    /// A charge of nothing, to be raised.
+    /// Opens a charge of 0 bytes, to be raised. Returns its serial.
     pub(crate) fn open_charge(&mut self, category: Category) -> u64 {
         let serial = self.take_serial();
         self.charges.insert(serial, ChargeEntry { category, size_bytes: 0 });
@@ -370,12 +375,12 @@ impl ArenaState {
         next.map(|(slot, _)| self.block_info(slot))
     }
 
-    /// The last one that was given.
+    /// The last serial that was given.
     pub(crate) fn last_serial(&self) -> u64 {
         self.next_serial
     }
 
-    /// `waiter` has waited for all that `on` had up to now.
+    /// Notes that `waiter` has waited for all work of `on` up to now.
     pub(crate) fn note_wait(&mut self, waiter: Stream, on: Stream) {
         let event = self.take_event();
         self.waits.note(waiter, on, event);

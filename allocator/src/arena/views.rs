@@ -1,4 +1,4 @@
-//! Second addresses of pages: where a stitched block lies in one piece.
+//! Second addresses of pages, at which a stitched block lies in one piece.
 //!
 //! A view is a row of pages, mapped one after the other. It stays mapped when its block is freed,
 //! and the next block on the same pages finds it: a step that repeats maps nothing. Idle views go
@@ -17,34 +17,35 @@ use crate::stream::StreamSet;
 pub(crate) struct View {
     /// Whole pages, in order.
     pub(crate) pages: Vec<Extent>,
-    /// Where the row begins in the range of views.
+    /// Offset of the row in the range of views.
     pub(crate) offset: usize,
-    /// Of its pages.
+    /// Fingerprint of its pages.
     fingerprint: u64,
-    /// Its place in the addresses.
+    /// Its slot in the layout of addresses.
     slot: u32,
-    /// Live blocks in it.
+    /// Number of live blocks in it.
     users: u32,
     /// The next view with the same fingerprint, or `NONE`.
-    namesake: u32,
-    /// Of an idle view, the one that was freed before it and the one after, or `NONE`.
+    next_of_fingerprint: u32,
+    /// Neighbours of an idle view: the view that became idle before it and the one after, or
+    /// `NONE`.
     idle: [u32; 2],
 }
 
-/// All views of an allocator.
+/// The views of an allocator.
 #[derive(Clone, Debug)]
 pub(crate) struct Views {
     views: Vec<Option<View>>,
     vacant: Vec<u32>,
     /// The first view of each fingerprint. Never walked, so its order has no say.
-    by_pages: HashMap<u64, u32, BuildHasherDefault<Spread>>,
-    /// The first and the last one to be freed of the idle views, or `NONE`.
+    by_pages: HashMap<u64, u32, BuildHasherDefault<FingerprintHasher>>,
+    /// The idle views that became idle first and last, or `NONE`.
     idle: [u32; 2],
     mapping_count: usize,
     /// The limit of `mapping_count`. When the mappings of views in use come near it, blocks are
     /// stitched no more. Fixed when the allocator is made, and the same in a simulation.
     mappings_max: usize,
-    /// Those of views in use.
+    /// Mappings of views in use.
     used_mapping_count: usize,
     /// The range of views: each view is a block there.
     addresses: Layout,
@@ -61,7 +62,8 @@ pub(crate) struct Gap {
 const EARLIER: usize = 0;
 const LATER: usize = 1;
 
-/// Multiplicative hashing (Knuth, "Sorting and Searching", 6.4), a round for each number.
+/// A hash of pages by multiplication (Knuth, "Sorting and Searching", 6.4), one round for each
+/// number.
 fn fingerprint(pages: impl Iterator<Item = Extent>) -> u64 {
     let numbers = pages.flat_map(|run| [run.offset as u64, run.size_bytes as u64]);
     numbers.fold(0, |hash, number| {
@@ -72,9 +74,9 @@ fn fingerprint(pages: impl Iterator<Item = Extent>) -> u64 {
 
 /// A fingerprint is a hash already.
 #[derive(Clone, Copy, Debug, Default)]
-struct Spread(u64);
+struct FingerprintHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for FingerprintHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -112,8 +114,8 @@ impl Views {
         self.mappings_max
     }
 
-    /// Whether there are mappings for one more view, once all idle ones went. Says the same before
-    /// and after they go, so that what is cached has no say.
+    /// True if there are mappings for one more view once all idle views are gone. Idle views do not
+    /// count, so that the cache has no say in placement.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.used_mapping_count + PIECES_MAX <= self.mappings_max
@@ -127,7 +129,7 @@ impl Views {
             if view.pages.iter().copied().eq(pages.clone()) {
                 return Some(index);
             }
-            index = view.namesake;
+            index = view.next_of_fingerprint;
         }
         None
     }
@@ -165,13 +167,13 @@ impl Views {
         Some(Gap { hole, extent })
     }
 
-    /// The longest unused view, which goes to make room; `None` if all are in use.
-    pub(crate) fn take_longest_unused(&mut self) -> Option<View> {
+    /// Takes out the view that is idle longest, to make room; `None` if all are in use.
+    pub(crate) fn take_longest_idle(&mut self) -> Option<View> {
         let [earliest, _] = self.idle;
         (earliest != NONE).then(|| self.take_out(earliest))
     }
 
-    /// Enters a row of pages, mapped in the last gap found for it.
+    /// Adds the view of a row of pages, mapped in the last gap found for it.
     pub(crate) fn insert(&mut self, pages: Vec<Extent>, gap: Gap) -> u32 {
         let (offset, slot) =
             (gap.extent.offset, self.addresses.insert_in_hole(gap.hole, gap.extent));
@@ -181,36 +183,36 @@ impl Views {
             u32::try_from(self.views.len() - 1).expect("fewer views than mappings")
         });
         let fingerprint = fingerprint(pages.iter().copied());
-        let namesake = self.by_pages.insert(fingerprint, index).unwrap_or(NONE);
+        let next_of_fingerprint = self.by_pages.insert(fingerprint, index).unwrap_or(NONE);
         let idle = [NONE; 2];
-        let view = View { pages, offset, fingerprint, slot, users: 0, namesake, idle };
+        let view = View { pages, offset, fingerprint, slot, users: 0, next_of_fingerprint, idle };
         self.views[index as usize] = Some(view);
-        self.lay_idle(index, EARLIER);
+        self.push_idle(index, EARLIER);
         index
     }
 
-    /// A block lies in it from now on.
-    pub(crate) fn enter(&mut self, index: u32) {
+    /// Counts a block that lies in the view from now on.
+    pub(crate) fn add_user(&mut self, index: u32) {
         let view = self.get_mut(index);
         view.users += 1;
         if view.users == 1 {
             self.used_mapping_count += self.get(index).pages.len();
-            self.take_from_idle(index);
+            self.remove_idle(index);
         }
     }
 
-    /// A block left it.
-    pub(crate) fn leave(&mut self, index: u32) {
+    /// Counts a block that left the view.
+    pub(crate) fn remove_user(&mut self, index: u32) {
         let view = self.get_mut(index);
         view.users -= 1;
         if view.users == 0 {
             self.used_mapping_count -= self.get(index).pages.len();
-            self.lay_idle(index, LATER);
+            self.push_idle(index, LATER);
         }
     }
 
     /// Puts a view at an end of the row of idle ones.
-    fn lay_idle(&mut self, index: u32, end: usize) {
+    fn push_idle(&mut self, index: u32, end: usize) {
         let neighbour = std::mem::replace(&mut self.idle[end], index);
         let view = self.get_mut(index);
         (view.idle[end], view.idle[1 - end]) = (NONE, neighbour);
@@ -220,7 +222,7 @@ impl Views {
         }
     }
 
-    fn take_from_idle(&mut self, index: u32) {
+    fn remove_idle(&mut self, index: u32) {
         let neighbours = self.get(index).idle;
         for side in [EARLIER, LATER] {
             match neighbours[side] {
@@ -252,7 +254,7 @@ impl Views {
 
     fn take_out(&mut self, index: u32) -> View {
         assert_eq!(self.get(index).users, 0, "a view in use is not taken out");
-        self.take_from_idle(index);
+        self.remove_idle(index);
         self.forget_pages(index);
         let view = self.views[index as usize].take().expect("a view that is mapped");
         self.vacant.push(index);
@@ -261,20 +263,20 @@ impl Views {
         view
     }
 
-    /// A view is found by its pages no more.
+    /// Removes a view from the index by pages.
     fn forget_pages(&mut self, index: u32) {
-        let &View { fingerprint, namesake, .. } = self.get(index);
+        let &View { fingerprint, next_of_fingerprint, .. } = self.get(index);
         let first = self.by_pages[&fingerprint];
         if first != index {
             let mut before = first;
-            while self.get(before).namesake != index {
-                before = self.get(before).namesake;
+            while self.get(before).next_of_fingerprint != index {
+                before = self.get(before).next_of_fingerprint;
             }
-            self.get_mut(before).namesake = namesake;
-        } else if namesake == NONE {
+            self.get_mut(before).next_of_fingerprint = next_of_fingerprint;
+        } else if next_of_fingerprint == NONE {
             self.by_pages.remove(&fingerprint);
         } else {
-            self.by_pages.insert(fingerprint, namesake);
+            self.by_pages.insert(fingerprint, next_of_fingerprint);
         }
     }
 
@@ -304,7 +306,7 @@ impl Views {
         assert!(mapping_count <= self.mappings_max, "{mapping_count} mappings are too many");
         assert_eq!(used_mapping_count, self.used_mapping_count, "mappings in use");
         self.addresses.check();
-        // Beside the views, the block behind their range.
+        // The block behind the range of views is taken too.
         let is_taken = |(_, node): &(u32, &Node)| node.kind == Kind::Block;
         let taken_count = self.addresses.nodes().filter(is_taken).count();
         assert_eq!(taken_count, view_count + 1, "addresses that no view has are taken");
@@ -326,7 +328,7 @@ mod tests {
             let gap = views.gap(&pages).unwrap();
             let index = views.insert(pages, gap);
             assert!(views.has_room(), "idle views make room");
-            views.enter(index);
+            views.add_user(index);
             assert_eq!(views.has_room(), has_room, "{page_count} mappings in use");
             views.check(&BTreeMap::from([(index, 1)]));
         }

@@ -13,24 +13,24 @@ use crate::stream::Stream;
 
 /// Opens allocators that share the budget of one source, and no lock.
 ///
-/// Each is for a thread, or a group of threads, that has nothing to do with the others: a data
+/// An arena is for a thread, or a group of threads, that has nothing to do with the others: a data
 /// loader beside a training step ([`open`](Self::open)), or threads that feed a stream each
 /// ([`on`](Self::on)). Placement in one does not depend on what the others do. When one is short of
 /// memory, the caches of the others are trimmed, in the order in which they were opened, until the
-/// budget has what is missing; what is live stays.
+/// budget has the missing bytes; live blocks stay.
 ///
 /// # Why a stream is no shard of one allocator
-/// Inside one allocator a free block of one stream is there for every other, behind a wait, and
-/// merges with its neighbours whosever they were. That is why its peak cannot be undercut, and why
-/// each request and free reads and changes what all streams share. Shards that serve a stream from
-/// what it freed itself would take a lock of their own, but then memory that is cached in one of
-/// them has a say in where others are placed, and the place depends on which thread came first. So
-/// the choice is the caller's: streams that one thread feeds in turn share an allocator and need
-/// the least memory; threads that feed a stream each take an arena each, run without a common lock,
-/// and keep what they cached until another arena is short of it.
+/// Inside one allocator a free block of one stream serves every other, behind a wait, and merges
+/// with its neighbours of any stream. So its peak cannot be undercut, and each request and free
+/// reads and changes state that all streams share. Shards that serve a stream from what it freed
+/// itself would take a lock of their own, but then memory that is cached in one of them has a say
+/// in where others are placed, and the place depends on which thread came first. So the choice is
+/// the caller's: streams that one thread feeds in turn share an allocator and need the least
+/// memory; threads that feed a stream each take an arena each, run without a common lock, and keep
+/// what they cached until another arena is short of it.
 ///
-/// Whether a request fails does depend on the others, and a simulation of one arena knows nothing
-/// of them: give allocators that must be reproducible a source of their own.
+/// The failure of a request does depend on the other arenas, and a simulation of one arena knows
+/// nothing of them: give allocators that must be reproducible a source of their own.
 ///
 /// # Examples
 /// ```
@@ -107,7 +107,7 @@ impl<S: MemorySource + 'static> Arenas<S> {
         let (source, members) = (self.source.clone(), Arc::clone(&self.members));
         let asking = Arc::downgrade(arena.shared());
         let page_bytes = source.page_bytes();
-        // Behind every other reclaimer: the caches of others are theirs.
+        // The caches of other arenas are asked last: they are of use to their owners.
         let asked = arena.on_shortage(i32::MAX, move |missing_bytes: usize| {
             // A block can share its first and its last page.
             let pages_bytes = missing_bytes.saturating_add(2 * page_bytes);
@@ -127,18 +127,18 @@ impl<S: MemorySource + 'static> Arenas<S> {
         Ok(arena)
     }
 
-    /// What all arenas together have committed.
+    /// Bytes that all arenas together have committed.
     pub fn used_bytes(&self) -> usize {
         self.source.used_bytes()
     }
 
-    /// The most that they ever had committed at once.
+    /// The most bytes that they ever had committed at once.
     pub fn used_bytes_peak(&self) -> usize {
         self.source.used_bytes_peak()
     }
 }
 
-/// The arenas that live, but the one that asks. The list's lock is free again when they are
+/// The live arenas without the one that asks. The lock of the list is free again when they are
 /// trimmed, or dropped.
 fn others(members: &Mutex<Vec<Member>>, asking: &Weak<Shared>) -> Vec<CachingAllocator> {
     let members = locked(members);

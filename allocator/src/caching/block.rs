@@ -1,4 +1,4 @@
-//! Where the blocks of an allocator lie, and a block as its owner remembers it.
+//! Address ranges of an allocator, and a block as its owner remembers it.
 
 use crate::arena::state::Request;
 use crate::category::Category;
@@ -6,21 +6,21 @@ use crate::source::Segment;
 
 /// The address ranges of one allocator.
 pub(crate) struct Segments {
-    /// Where pages are committed.
+    /// The range in which pages are committed.
     pub(crate) memory: Segment,
-    /// Where they are shown a second time, if the source can.
+    /// The range in which pages are shown a second time, if the source can.
     pub(crate) views: Option<Segment>,
 }
 
 /// A block as its owner remembers it.
 ///
-/// What could be a `bool` or an enum is a number: a value that it never has would mark the empty
-/// `Option` of a buffer, and a buffer that moves would be copied around that mark, in parts that
-/// have to wait for the writes before. Without one, the mark is the handle, a word of its own.
+/// The flag and the category are numbers. A value that a `bool` or an enum never has would mark the
+/// empty `Option` of a buffer, and a buffer that moves would be copied around that mark, in parts
+/// that have to wait for the writes before. With numbers the mark is the handle, a word of its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockRef {
     pub(crate) offset: usize,
-    /// Where it lies in its address range: the range of views if it is stitched, else the memory.
+    /// Offset in its address range: the range of views if it is stitched, else the memory.
     pub(crate) range_offset: usize,
     is_stitched: u8,
     category: u8,
@@ -36,7 +36,7 @@ impl BlockRef {
         BlockRef { offset, range_offset: offset, is_stitched: 0, category, slot, serial }
     }
 
-    /// The same block, shown in one piece at a place in the range of views.
+    /// This block, shown in one piece at an offset in the range of views.
     pub(crate) fn stitched_at(self, range_offset: usize) -> BlockRef {
         BlockRef { range_offset, is_stitched: 1, ..self }
     }

@@ -19,17 +19,18 @@ use crate::origin::{ModulePath, Origin};
 use crate::source::Segment;
 use crate::stream::Stream;
 
-/// A block of memory. Dropping it returns the block to the cache; the memory stays valid for as
-/// long as the buffer lives, even if it is the last that is left of its allocator.
+/// A block of memory. Dropping it returns the block to the cache. The memory stays valid for as
+/// long as the buffer lives, even if no handle of the allocator is left.
 pub struct Buffer {
-    /// Not counted, and so never dropped: see [`LastBuffer`](super::last_buffer::LastBuffer).
+    /// A handle that is not counted, and so never dropped: see
+    /// [`LastBuffer`](super::last_buffer::LastBuffer).
     allocator: ManuallyDrop<CachingAllocator>,
     size_bytes: usize,
     block: BlockRef,
 }
 
 impl Buffer {
-    /// `state` is that of `allocator`, which the block was allocated from.
+    /// A buffer of a block of `allocator`, whose locked state is `state`.
     #[inline(always)]
     pub(crate) fn new(
         state: &mut State,
@@ -51,19 +52,19 @@ impl Buffer {
         self.size_bytes
     }
 
-    /// Offset in the allocator's memory, a multiple of 512; that of the first piece if the block is
-    /// stitched. The same program gets the same offsets everywhere.
+    /// Offset in the allocator's memory, a multiple of 512; the offset of the first piece if the
+    /// block is stitched. A program gets the same offsets everywhere.
     pub fn offset(&self) -> usize {
         self.block.offset
     }
 
-    /// Whether the block consists of pieces of memory that lie apart. It has one address all the
-    /// same.
+    /// True if the block consists of pieces of memory that lie apart. Its bytes have consecutive
+    /// addresses all the same.
     pub fn is_stitched(&self) -> bool {
         self.block.is_stitched()
     }
 
-    /// What the block is for.
+    /// Category of the block.
     pub fn category(&self) -> Category {
         self.block.category()
     }
@@ -83,7 +84,7 @@ impl Buffer {
         Some(unsafe { base.add(offset) })
     }
 
-    /// Where the block lies in the allocator's memory, in order: one range, or those of its pieces.
+    /// Ranges of the block in the allocator's memory, in order: one, or those of its pieces.
     pub fn pieces(&self) -> Vec<Range<usize>> {
         if !self.is_stitched() && !self.allocator.core().is_checked {
             let end = self.block.offset + active_bytes(self.size_bytes).unwrap_or(0);
@@ -104,7 +105,7 @@ impl Buffer {
         self.allocator.core().lock().origin(self.block.slot)
     }
 
-    /// Makes the block one of `module`: for memory that a model is made of, which has no name
+    /// Makes the block one of `module`: for the memory of a model, whose modules have no names
     /// before the model is whole.
     pub fn set_module(&self, module: ModulePath) {
         self.allocator.core().lock().set_module(self.block.slot, module);
@@ -117,11 +118,11 @@ impl Buffer {
     }
 
     /// Makes `to` wait for all streams that the block is for, or that
-    /// [`record_use`](Self::record_use) named. It then stands for them: the block is its own, and
-    /// who gets the memory next waits for it alone.
+    /// [`record_use`](Self::record_use) named. From then on `to` owns the block, and the next owner
+    /// of the memory waits for `to` alone.
     ///
     /// # Errors
-    /// A failure of the source; the block is then still everybody's.
+    /// A failure of the source; the block then has the streams that it had.
     #[track_caller]
     pub fn transfer_to(&self, to: Stream) -> Result<(), AllocError> {
         let block = self.block;
@@ -129,7 +130,7 @@ impl Buffer {
         self.allocator.core().lock().transfer_to(block.slot, &request)
     }
 
-    /// The address range that the block lies in, and where.
+    /// The address range that the block lies in, and its offset there.
     fn place(&self) -> (&Segment, usize) {
         let segments = &self.allocator.core().segments;
         let range = match &segments.views {
@@ -157,12 +158,12 @@ impl Buffer {
         Some(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.size_bytes) })
     }
 
-    /// Where the block comes from.
+    /// The allocator of the block.
     pub fn allocator(&self) -> &CachingAllocator {
         &self.allocator
     }
 
-    /// Does `work` with all of the block, what lies behind the bytes asked for too; `None` where
+    /// Does `work` with the whole block, also with the bytes behind those asked for; `None` where
     /// the processor cannot reach it. `block_bytes` is the length of the block.
     pub(crate) fn with_block<R>(
         &mut self,
@@ -190,7 +191,7 @@ impl Drop for Buffer {
             locked.free(self.block.slot);
             locked.state.last_buffer.remove()
         };
-        // From here on another thread may have dropped the last buffer, and the allocator with it.
+        // Another thread may have dropped the last buffer, and the allocator with it, from here on.
         drop(last);
     }
 }

@@ -1,8 +1,8 @@
-//! Checked mode: guard bytes behind blocks, a pattern in freed memory, and whose an address is.
+//! Checked mode: guard bytes behind blocks, a pattern in freed memory, and owners of addresses.
 //!
-//! For bugs in code that reaches memory by its address: kernels, C libraries, `unsafe` of one's
-//! own. A broken law is a bug that was found, so it is a panic, with the sites of all blocks in
-//! question; safe code cannot cause one.
+//! Checked mode finds bugs in code that reaches memory by its address: kernels, C libraries,
+//! `unsafe` code of the user. A broken law is such a bug, so it is a panic, with the sites of all
+//! blocks in question; safe code cannot cause one.
 
 use std::backtrace::Backtrace;
 use std::fmt;
@@ -14,32 +14,32 @@ use crate::arena::freed::FreedBlock;
 use crate::caching::CachingAllocator;
 use crate::caching::buffer::Buffer;
 
-/// In pairs of bytes, so that a value read from it is a NaN in f16, bf16, f32 and f64, and a
-/// negative integer: what was never written shows in the results.
+/// Pairs of bytes, so that a value that is read from freed memory is a NaN in f16, bf16, f32 and
+/// f64, and a negative integer: reads of memory that was never written show in the results.
 const FREED: [u8; 2] = 0xfffd_u16.to_le_bytes();
 const GUARD: [u8; 2] = 0xfff9_u16.to_le_bytes();
 
-/// Whose an address is; see [`CachingAllocator::owner_of`].
+/// The owner of an address; see [`CachingAllocator::owner_of`].
 #[derive(Clone, Debug)]
 pub enum Owner {
     /// A live block.
     Live(BlockInfo),
-    /// The bytes behind what the owner of a live block asked for.
+    /// The bytes of a live block behind those that its owner asked for.
     Guard(BlockInfo),
-    /// Free: the block that was there last. Only in checked mode.
+    /// Freed memory, with the block that was there last. Only in checked mode.
     Freed(Arc<FreedBlock>),
 }
 
-/// A rule that unsafe code broke.
+/// A law that unsafe code broke.
 enum Violation {
     GuardBroken { block: BlockInfo, index: usize, next: Option<BlockInfo> },
     WriteAfterFree { freed: Arc<FreedBlock>, index: usize, found_by: BlockInfo },
 }
 
 impl CachingAllocator {
-    /// Whose the byte at an address is: that of a live block or, in checked mode, of the last one
-    /// that was freed there. `None` if it is neither in this allocator's memory nor in its views,
-    /// or has no owner that is known. In time linear in the blocks.
+    /// The owner of the byte at an address: a live block or, in checked mode, the last one that was
+    /// freed there. `None` if the address is neither in this allocator's memory nor in its views,
+    /// or has no known owner. Takes time linear in the blocks.
     ///
     /// A simulation answers for its own addresses, which are not those of the original.
     pub fn owner_of(&self, address: u64) -> Option<Owner> {
@@ -74,7 +74,7 @@ impl CachingAllocator {
 /// Checks that a new block was not written to while it was free, and sets its guard.
 ///
 /// # Panics
-/// If it was.
+/// If it was written to.
 #[cold]
 pub(crate) fn set_guard(mut buffer: Buffer) -> Buffer {
     let allocator = buffer.allocator().clone();

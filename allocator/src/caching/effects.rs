@@ -1,4 +1,4 @@
-//! The effects: every call of the source, and the order in which state and source change.
+//! Effects: every call of the source, and the order in which state and source change.
 
 use crate::arena::extent::Extent;
 use crate::arena::layout::place::Placement;
@@ -11,8 +11,8 @@ use crate::history::{Action, Record};
 use crate::source::{MemorySource, PageRange, SourceError};
 use crate::stream::StreamSet;
 
-/// The arena, the source and the history, for whichever rules place a block. What is done to the
-/// source is done to the arena's state at once, and written down.
+/// The arena, the source and the history, for the rules that place a block. Every change of the
+/// source changes the arena's state at once, and is recorded.
 pub(crate) struct Effects<'a> {
     pub(crate) source: &'a dyn MemorySource,
     pub(crate) segments: &'a Segments,
@@ -21,8 +21,8 @@ pub(crate) struct Effects<'a> {
 }
 
 impl Effects<'_> {
-    /// Commits the pages that a place lacks. Free pages go back before anything grows, always: what
-    /// is reserved only rises when none is left, so that the peak cannot be undercut.
+    /// Commits the pages that a place lacks. Free pages always go back before the arena grows:
+    /// reserved bytes rise only when no free page is left, so that the peak cannot be undercut.
     #[cold]
     pub(crate) fn commit_for(
         &mut self,
@@ -81,7 +81,7 @@ impl Effects<'_> {
         size_bytes
     }
 
-    /// Gives up to `size_bytes` of free pages back, none that a block is about to take.
+    /// Gives up to `size_bytes` of free pages back, except those that a block is about to take.
     pub(crate) fn release_cached(
         &mut self,
         size_bytes: usize,
@@ -103,8 +103,8 @@ impl Effects<'_> {
         }
     }
 
-    /// Gives the cache back before memory is said to be short. The second search needs no code:
-    /// `needed_bytes` already counts nothing that is cached.
+    /// Gives the cache back, and refuses for lack of memory. No second search is needed:
+    /// `needed_bytes` counts no cached page.
     #[cold]
     pub(crate) fn shortage(
         &mut self,

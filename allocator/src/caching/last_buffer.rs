@@ -1,4 +1,4 @@
-//! What keeps an allocator alive while it has buffers.
+//! The handle that keeps an allocator alive while it has buffers.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What is live, whichever rules placed it.
+//! Live blocks, whichever rules placed them.
 
 use crate::arena::block_info::BlockInfo;
 use crate::arena::layout::node::Live;

@@ -1,4 +1,4 @@
-//! The state behind the lock, and what is done with it while it is held.
+//! The state behind the lock, and operations on it.
 
 use std::panic::Location;
 use std::thread::ThreadId;
@@ -20,18 +20,18 @@ use crate::origin::{ModulePath, Origin};
 use crate::source::{MemorySource, SourceError};
 use crate::stream::{Stream, StreamSet};
 
-/// What the handles of one allocator share; blocks keep it alive.
+/// The part of an allocator that its handles share. Blocks keep it alive.
 pub(crate) struct Core {
     source: Box<dyn MemorySource>,
-    /// Whether the source keeps streams in order.
+    /// True if the source keeps streams in order.
     pub(crate) has_streams: bool,
     pub(crate) segments: Segments,
-    /// Whether the arena has checks, readable without the lock.
+    /// True if the arena is in checked mode; readable without the lock.
     pub(crate) is_checked: bool,
     state: Lock<State>,
 }
 
-/// Everything behind the lock.
+/// The state behind the lock.
 pub(crate) struct State {
     pub(crate) arena: ArenaState,
     pub(crate) rules: Rules,
@@ -69,8 +69,8 @@ impl Core {
         Core { source, has_streams, segments, is_checked, state: Lock::new(state) }
     }
 
-    /// The lock outlives a panic: state only changes where nothing can panic between two changes
-    /// that belong together, so a source that panics leaves it whole.
+    /// Locks the state. A panic does not poison the lock: nothing can panic between two changes of
+    /// state that belong together, so that a source that panics leaves it whole.
     #[inline]
     pub(crate) fn lock(&self) -> LockedAllocator<'_> {
         let Core { source, has_streams, segments, state, .. } = self;
@@ -101,8 +101,8 @@ pub(crate) struct LockedAllocator<'a> {
 }
 
 impl LockedAllocator<'_> {
-    /// Counts a request, unless the allocator is sealed or promised to another thread. Returns
-    /// whether a fault strikes it.
+    /// Counts a request, unless the allocator is sealed or promised to another thread. Returns true
+    /// if an injected fault makes it fail.
     #[inline]
     pub(crate) fn admit(&mut self, request: &Request) -> Result<bool, AllocError> {
         let State { seals, promised, .. } = &*self.state;
@@ -120,7 +120,7 @@ impl LockedAllocator<'_> {
             return Err(AllocError::Sealed { site, requested_bytes });
         }
         self.state.arena.request_count += 1;
-        if self.is_promised_away() {
+        if self.is_promised_elsewhere() {
             let tried = Tried::default();
             let shortage = Shortage { needed_bytes: 0, injected: false, tried };
             return Err(self.out_of_memory(request, shortage));
@@ -128,7 +128,7 @@ impl LockedAllocator<'_> {
         Ok(false)
     }
 
-    /// The rules, and what carries out their decisions.
+    /// The rules, and the effects that carry out their decisions.
     #[inline(always)]
     fn parts(&mut self) -> (&mut Rules, Effects<'_>) {
         let State { arena, rules, history, .. } = &mut *self.state;
@@ -140,8 +140,8 @@ impl LockedAllocator<'_> {
         self.parts().1
     }
 
-    /// The way of almost every request of a steady state. `None` is for a request that has to go
-    /// another way.
+    /// Serves almost every request of a steady state. `None` if the request needs
+    /// [`allocate`](Self::allocate).
     #[inline]
     pub(crate) fn allocate_ready(
         &mut self,
@@ -152,7 +152,7 @@ impl LockedAllocator<'_> {
         rules.allocate_ready(&mut effects, request)
     }
 
-    /// The way of every request, which may have to wait, or the source to move.
+    /// Serves any request. It may make a stream wait, and call the source.
     pub(crate) fn allocate(
         &mut self,
         request: &Request,
@@ -173,13 +173,13 @@ impl LockedAllocator<'_> {
         self.enforce_capacity(live.category, live.site);
     }
 
-    /// What a live block counts for.
+    /// The module and the line of a live block.
     pub(crate) fn origin(&self, slot: u32) -> Origin {
         let live = self.state.rules.block(&self.state.arena, slot);
         Origin { module: live.module, site: Some(live.site) }
     }
 
-    /// Says which module a live block belongs to.
+    /// Sets the module of a live block.
     pub(crate) fn set_module(&mut self, slot: u32, module: ModulePath) {
         let (rules, effects) = self.parts();
         rules.set_module(effects.arena, slot, module);
@@ -193,7 +193,8 @@ impl LockedAllocator<'_> {
         *users = users.with(stream);
     }
 
-    /// Makes the request's stream wait for all that work on a block, and its only one.
+    /// Makes the request's stream wait for all streams that work on a block, and become its only
+    /// one.
     pub(crate) fn transfer_to(&mut self, slot: u32, request: &Request) -> Result<(), AllocError> {
         let request = &Request { stream: self.ordered(request.stream), ..*request };
         let (rules, effects) = self.parts();
@@ -251,7 +252,7 @@ impl LockedAllocator<'_> {
     }
 
     pub(crate) fn set_capacity(&mut self, bytes: usize, site: &'static Location<'static>) {
-        if self.puts_off(bytes) {
+        if self.defer_capacity(bytes) {
             return;
         }
         self.state.arena.statistics.capacity_bytes = bytes;
@@ -271,13 +272,13 @@ impl LockedAllocator<'_> {
         released_bytes + size_bytes
     }
 
-    /// Streams of a source that has no order to keep are all the same to the policy.
+    /// The stream as the policy sees it: without an order to keep, all streams are one.
     #[inline]
     fn ordered(&self, stream: Stream) -> Stream {
         if self.has_streams { stream } else { Stream::DEFAULT }
     }
 
-    /// No free page is cached while more is reserved than the capacity allows.
+    /// Trims the cache if more is reserved than the capacity allows.
     #[inline]
     pub(crate) fn enforce_capacity(
         &mut self,

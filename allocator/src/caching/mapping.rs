@@ -1,4 +1,4 @@
-//! The effects on views: pages are mapped at a second address, and unmapped.
+//! Effects on views: pages are mapped at a second address, and unmapped.
 
 use crate::arena::extent::Extent;
 use crate::arena::layout::place::Placement;
@@ -29,7 +29,7 @@ impl Effects<'_> {
             if let Some(gap) = views.gap(&pages) {
                 break gap;
             }
-            let Some(unused) = views.take_longest_unused() else {
+            let Some(unused) = views.take_longest_idle() else {
                 return Err(SourceError::OutOfMemory { size_bytes: request.size_bytes });
             };
             self.unmap_view(&unused, request);
@@ -38,7 +38,7 @@ impl Effects<'_> {
         Ok(self.arena.views.insert(pages, gap))
     }
 
-    /// Maps all of them or none.
+    /// Maps all pages or none.
     fn map_pages(
         &mut self,
         pages: &[Extent],
@@ -80,8 +80,8 @@ impl Effects<'_> {
         }
     }
 
-    /// Records the pieces of a stitched block. Returns where it lies in the range of views.
-    pub(crate) fn enter_view(
+    /// Records the pieces of a stitched block. Returns its offset in the range of views.
+    pub(crate) fn record_pieces(
         &mut self,
         place: &Placement,
         view: u32,

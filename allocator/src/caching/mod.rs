@@ -1,4 +1,4 @@
-//! The front: handles, requests, and views of the arena.
+//! The front of the allocator: handles, requests, and queries of its state.
 
 pub(crate) mod arenas;
 pub(crate) mod block;
@@ -67,14 +67,14 @@ pub struct CachingAllocator {
 
 pub(crate) struct Shared {
     core: Core,
-    /// Of who names no stream.
+    /// The stream of requests that name none.
     stream: Stream,
     category: AtomicU8,
     reclaimers: Reclaimers,
 }
 
 impl CachingAllocator {
-    /// An allocator over all of a source. Reserves address ranges and no memory.
+    /// An allocator over the whole of a source. Reserves address ranges, and no memory.
     ///
     /// # Errors
     /// The source has no such address ranges.
@@ -108,7 +108,7 @@ impl CachingAllocator {
         CachingAllocator::over(source, Policy::Pages, None, stream)
     }
 
-    /// An allocator that looks for bugs of those who use memory by its address.
+    /// An allocator that looks for bugs of code that reaches memory by its address.
     ///
     /// - Each block has at least 64 guard bytes behind it, up to its end. They are verified when it
     ///   is dropped. A write below a block hits the guard of the one before.
@@ -161,7 +161,7 @@ impl CachingAllocator {
                 source.release(&memory);
                 return Err(error.into());
             }
-            // Without addresses for views, blocks are not stitched.
+            // Blocks are not stitched without addresses for views.
             None | Some(Err(_)) => None,
         };
         let limit_bytes = memory.size_bytes();
@@ -181,8 +181,8 @@ impl CachingAllocator {
         CachingAllocator { shared: Arc::new(Shared { core, stream, category, reclaimers }) }
     }
 
-    /// The stream of those who name none: the default one, but for the
-    /// [arena of another](crate::Arenas::on).
+    /// The stream of requests that name none: the default one, except in the [arena of another
+    /// stream](crate::Arenas::on).
     pub fn stream(&self) -> Stream {
         self.shared.stream
     }
@@ -269,8 +269,8 @@ impl CachingAllocator {
         Ok(if self.core().is_checked { checked::set_guard(buffer) } else { buffer })
     }
 
-    /// The last rung: reclaimers in their order, and a search after each. They run without the
-    /// lock, so they may free what they hold.
+    /// The last rung: asks the reclaimers in order, and searches again after each. They run without
+    /// the lock, so that they may free blocks.
     #[cold]
     fn reclaim_and_retry<T>(
         &self,
@@ -296,7 +296,7 @@ impl CachingAllocator {
         Err(self.core().lock().out_of_memory(request, shortage))
     }
 
-    /// What is short; an error if memory is not what was refused for.
+    /// The shortage of a refusal; an error if the request was refused for another reason.
     fn shortage_of(&self, refusal: Refusal, request: &Request) -> Result<Shortage, AllocError> {
         match refusal {
             Refusal::Short(shortage) => Ok(shortage),
@@ -305,8 +305,8 @@ impl CachingAllocator {
         }
     }
 
-    /// What is enqueued on `waiter` from now on starts after all that was enqueued on `on` so far.
-    /// Memory that was given back before needs no second wait.
+    /// Makes work that is enqueued on `waiter` from now on start after all work that was enqueued
+    /// on `on` so far. Memory that was given back before needs no second wait.
     ///
     /// # Errors
     /// A failure of the source.
@@ -317,8 +317,8 @@ impl CachingAllocator {
         self.core().lock().wait(on, &request)
     }
 
-    /// Registers a holder of memory who can give it back when it is short. Lower priorities are
-    /// asked first, and among equals those registered first; until the guard is dropped.
+    /// Registers a holder of memory that can give it back when memory is short, until the guard is
+    /// dropped. Lower priorities are asked first, and equal ones in the order of registration.
     pub fn on_shortage(&self, priority: i32, reclaimer: impl Reclaim + 'static) -> Registration {
         self.shared.reclaimers.register(priority, Arc::new(reclaimer))
     }
@@ -330,7 +330,8 @@ impl CachingAllocator {
         CategoryScope::new(self.clone(), previous)
     }
 
-    /// What [`allocate`](Self::allocate) uses; [`Category::Other`] outside every scope.
+    /// The category that [`allocate`](Self::allocate) uses; [`Category::Other`] outside every
+    /// scope.
     pub fn current_category(&self) -> Category {
         Category::ALL[usize::from(self.shared.category.load(Ordering::Relaxed))]
     }
@@ -352,15 +353,15 @@ impl CachingAllocator {
         state.watches.whole(&state.arena.statistics)
     }
 
-    /// Every peak becomes the current value.
+    /// Sets every peak to the current value.
     pub fn reset_peaks(&self) {
         let mut locked = self.core().lock();
         let State { arena, watches, .. } = &mut *locked.state;
         watches.reset_peaks(&mut arena.statistics);
     }
 
-    /// A hash of the live blocks: offset, size and category, and nothing else. Stable across runs
-    /// and machines.
+    /// A hash of the offset, size and category of all live blocks, and of nothing else. Equal on
+    /// all runs and machines.
     pub fn layout_hash(&self) -> u64 {
         self.core().lock().state.layout_hash()
     }
@@ -383,7 +384,7 @@ impl CachingAllocator {
     }
 
     /// The error of a call for which the driver had no memory, although [`trim`](Self::trim) gave
-    /// it all there was: out of memory, with the arena of now.
+    /// the whole cache back: out of memory, with the arena as it is.
     #[track_caller]
     pub fn refused_outside(&self, call: &'static str) -> AllocError {
         let (category, site) = (self.current_category(), Location::caller());
@@ -396,8 +397,8 @@ impl CachingAllocator {
         self.core().lock().state.arena.statistics.capacity_bytes
     }
 
-    /// How many mappings there may be at once that show pages at a second address, which blocks
-    /// are stitched by: it decides where blocks lie. 0 where the source has none.
+    /// The most mappings at once that show pages at a second address, as stitched blocks need. The
+    /// number decides where blocks lie. 0 where the source has none.
     pub fn mappings_max(&self) -> usize {
         self.core().lock().state.arena.views.mappings_max()
     }
@@ -415,7 +416,7 @@ impl CachingAllocator {
         self.core().lock().state.fault = Some(fault);
     }
 
-    /// No injected fault strikes any more.
+    /// Removes the injected fault.
     pub fn clear_fault(&self) {
         self.core().lock().state.fault = None;
     }
@@ -435,9 +436,9 @@ impl CachingAllocator {
         self.core().lock().state.history.snapshot()
     }
 
-    /// The same allocator on a device that is not there, in the state that this one has now:
-    /// blocks, committed pages, charges, counters with their peaks, capacity and the current
-    /// category. Not faults, seals and history.
+    /// A copy of this allocator on a simulated device, in its state of now: blocks, committed
+    /// pages, charges, counters with their peaks, capacity and the current category, without
+    /// faults, seals and history.
     pub fn simulate(&self) -> Simulation {
         Simulation::new(self)
     }

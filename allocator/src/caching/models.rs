@@ -125,7 +125,7 @@ fn reclaimer_may_come_and_go_while_memory_is_short() {
             };
             drop(other.on_shortage(0, give));
         });
-        // In time to be asked, or too late: then the hoard went with the registration, or will.
+        // The reclaimer is asked in time, or its hoard went with the registration, or will go.
         drop(memory.allocate(PAGE_BYTES));
         one.join().expect("the other thread ends");
         memory.allocate(PAGE_BYTES).expect("the hoard is gone");

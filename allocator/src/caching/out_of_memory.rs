@@ -1,4 +1,4 @@
-//! The error of a request that nothing could help, with the arena as it is.
+//! Errors of requests that no rung could help, with the arena as it is.
 
 use crate::arena::state::Request;
 use crate::caching::locked::LockedAllocator;
@@ -23,7 +23,7 @@ impl LockedAllocator<'_> {
         Refusal::Short(Shortage { needed_bytes, injected, tried })
     }
 
-    /// The arena of a request that nothing could help.
+    /// The error of a request that no rung could help.
     pub(crate) fn out_of_memory(&mut self, request: &Request, shortage: Shortage) -> AllocError {
         self.state.arena.statistics.ooms += 1;
         let Statistics { capacity_bytes, reserved, .. } = self.state.arena.statistics;
@@ -55,7 +55,7 @@ impl LockedAllocator<'_> {
         }))
     }
 
-    /// The arena when the driver had no memory for a call, which is none of the allocator's.
+    /// The error of a driver's call that is none of the allocator's, for lack of memory.
     #[cold]
     pub(crate) fn refused_outside(
         &mut self,
@@ -71,7 +71,7 @@ impl LockedAllocator<'_> {
         error
     }
 
-    /// What a wait that failed is to who asked for memory.
+    /// The error of a request whose stream could not be made to wait.
     #[cold]
     pub(crate) fn wait_failed(&mut self, error: SourceError, request: &Request) -> AllocError {
         match error {

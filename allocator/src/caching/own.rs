@@ -1,7 +1,8 @@
 //! Blocks that one thread has allocated.
 //!
-//! Several models, a logger and a data loader may share an allocator. What a training step has left
-//! over is then told from what its neighbours hold by who asked for it, not by when.
+//! Several models, a logger and a data loader may share an allocator. The blocks that a training
+//! step has left over then differ from those of its neighbours by the thread that asked for them,
+//! not by the time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -12,7 +13,7 @@ use crate::arena::block_info::BlockInfo;
 use crate::caching::CachingAllocator;
 
 thread_local! {
-    /// How many [`OwnBlocks`] of this thread are there: nothing is noted while it is none.
+    /// Number of open [`OwnBlocks`] of this thread. Nothing is noted while there are none.
     static OPEN: Cell<usize> = const { Cell::new(0) };
     /// The allocator and the serial number of each block of this thread since the first was opened.
     static NOTES: RefCell<Vec<(*const (), u64)>> = const { RefCell::new(Vec::new()) };
@@ -22,14 +23,14 @@ thread_local! {
 #[derive(Debug)]
 pub struct OwnBlocks {
     allocator: CachingAllocator,
-    /// Where its notes begin.
+    /// Index of its first note.
     start: usize,
-    /// It is of this thread.
+    /// The notes are of this thread.
     _not_send: PhantomData<*const ()>,
 }
 
 impl CachingAllocator {
-    /// Notes the blocks that this thread allocates from here on, until it is dropped; several are
+    /// Notes the blocks that this thread allocates until the value is dropped. Several must be
     /// dropped in the opposite order.
     ///
     /// ```
@@ -54,7 +55,7 @@ impl CachingAllocator {
         OwnBlocks { allocator: self.clone(), start, _not_send: PhantomData }
     }
 
-    /// Notes a block of this thread, if that is wanted.
+    /// Notes a block of this thread, if an [`OwnBlocks`] is open.
     #[inline]
     pub(crate) fn note_own(&self, serial: u64) {
         if OPEN.get() > 0 {
@@ -68,11 +69,11 @@ impl CachingAllocator {
 }
 
 impl OwnBlocks {
-    /// Those that are still live, in address order; in time linear in all live blocks.
+    /// The own blocks that are still live, in address order. Takes time linear in all live blocks.
     pub fn live(&self) -> Vec<BlockInfo> {
         let identity = self.allocator.identity();
         let own: BTreeSet<u64> = NOTES.with_borrow(|notes| {
-            // None are left where one that was opened before was dropped first.
+            // The notes are gone if an `OwnBlocks` that was opened before was dropped first.
             let own = notes.get(self.start..).unwrap_or_default();
             own.iter().filter(|(of, _)| *of == identity).map(|&(_, serial)| serial).collect()
         });

@@ -1,5 +1,5 @@
-//! The arena's own rules: any block in any hole, by pages, and stitched from several where none is
-//! large enough.
+//! The arena's own rules: any block in any hole, and stitched from the pages of several where no
+//! hole is large enough.
 
 use std::cell::Cell;
 
@@ -16,8 +16,8 @@ use crate::source::SourceError;
 use crate::stream::StreamSet;
 
 impl Effects<'_> {
-    /// The way of almost every request of a steady state: a hole of its own stream, or the top, on
-    /// committed pages. `None` is for a request that has to go another way.
+    /// Serves almost every request of a steady state: a hole of its own stream, or the top, on
+    /// committed pages. `None` if the request needs [`allocate_in_pages`](Self::allocate_in_pages).
     #[inline]
     pub(crate) fn allocate_ready(
         &mut self,
@@ -34,12 +34,12 @@ impl Effects<'_> {
             None => self.insert_on_ready_top(size_bytes, request)?,
         };
         let Some((slot, Extent { offset, size_bytes })) = found else { return Ok(None) };
-        let serial = self.arena.enter_live(slot, size_bytes, request);
+        let serial = self.arena.describe_block(slot, size_bytes, request);
         self.record(Action::Allocate, request, offset, size_bytes, serial);
         Ok(Some(BlockRef::whole(offset, slot, serial, request)))
     }
 
-    /// Takes the top where there is no own hole. Returns the slot of what it took, to be entered.
+    /// Takes the top where there is no own hole. Returns the slot of the block, to be described.
     #[inline(always)]
     fn insert_on_ready_top(
         &mut self,
@@ -61,7 +61,7 @@ impl Effects<'_> {
         Ok(Some((arena.layout.insert_on_top(extent, users, event), extent)))
     }
 
-    /// The way of every request, which may have to wait, or the source to move.
+    /// Serves any request. It may make a stream wait, and call the source.
     pub(crate) fn allocate_in_pages(&mut self, request: &Request) -> Result<BlockRef, Refusal> {
         let (arena, tried) = (&*self.arena, Cell::default());
         let size_bytes = arena.block_bytes(request.size_bytes);
@@ -73,16 +73,16 @@ impl Effects<'_> {
             self.commit_for(place, tried.get(), request)?;
         }
         if !matches!(place.position, Position::Stitched(_)) {
-            return self.enter(place, size_bytes, NONE, request);
+            return self.make_live(place, size_bytes, NONE, request);
         }
         match self.map_view(place, request) {
-            Ok(view) => self.enter(place, size_bytes, view, request),
+            Ok(view) => self.make_live(place, size_bytes, view, request),
             Err(_) => self.allocate_whole(size_bytes, &tried, request),
         }
     }
 
-    /// The way of a request whose pages the source could not show at a second address: it does
-    /// without.
+    /// Serves a request whose pages the source could not show at a second address: the block is not
+    /// stitched.
     #[cold]
     fn allocate_whole(
         &mut self,
@@ -97,11 +97,11 @@ impl Effects<'_> {
         if !self.arena.pages.reach(place.end()) {
             self.commit_for(place, tried.get(), request)?;
         }
-        self.enter(place, size_bytes, NONE, request)
+        self.make_live(place, size_bytes, NONE, request)
     }
 
-    /// Makes a place that has its pages a live block, once its stream waits for whom it must.
-    fn enter(
+    /// Makes a place with committed pages a live block, once its stream waits for all that it must.
+    fn make_live(
         &mut self,
         place: &mut Placement,
         size_bytes: usize,
@@ -117,7 +117,7 @@ impl Effects<'_> {
         if view == NONE {
             return Ok(block);
         }
-        let range_offset = self.enter_view(place, view, request, serial);
+        let range_offset = self.record_pieces(place, view, request, serial);
         Ok(block.stitched_at(range_offset))
     }
 

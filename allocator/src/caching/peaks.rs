@@ -1,15 +1,16 @@
-//! Peaks of nested watches, from the one peak that each counter keeps.
+//! Peaks of nested watches. Each counter keeps a single peak, so the peaks of watches are folded
+//! together from it.
 
 use std::collections::BTreeMap;
 
 use crate::statistics::Statistics;
 
-/// The peaks of open watches, and those that the counters had to forget for them.
+/// Peaks of open watches, and the peaks that the counters had to forget for them.
 #[derive(Debug, Default)]
 pub(crate) struct WatchedPeaks {
     last_id: u64,
-    /// Up to the last fold, for the statistics; `None` while no watch is open, and the counters
-    /// themselves have the peaks.
+    /// Peaks of the statistics up to the last fold; `None` while no watch is open, and the counters
+    /// themselves have them.
     outer: Option<Box<Statistics>>,
     open: BTreeMap<u64, Peaks>,
 }
@@ -67,7 +68,7 @@ impl WatchedPeaks {
         whole
     }
 
-    /// The peaks of the statistics become the current values; those of watches stay.
+    /// Sets the peaks of the statistics to the current values; peaks of watches stay.
     pub(crate) fn reset_peaks(&mut self, counters: &mut Statistics) {
         self.fold(counters);
         counters.reset_peaks();

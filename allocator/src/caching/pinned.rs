@@ -1,11 +1,11 @@
 //! Page-locked host memory, handed out again only when the device is done with it.
 //!
-//! A copy between host and device runs by itself only if the host's side is page-locked, and it
-//! may still run when the block that it reads is dropped. So a dropped block that streams use is
-//! *pending*: it goes back to the cache when the host has waited for them. It does so as late as
-//! possible, when the cache has nothing else and may not grow, so a capacity of two batches is a
-//! ring of two. When that is follows from the requests alone: nothing asks whether the device has
-//! got somewhere.
+//! A copy between host and device runs by itself only if the host's side is page-locked, and it may
+//! still run when the block that it reads is dropped. So a dropped block that streams use is
+//! *pending*: it goes back to the cache when the host has waited for these streams. The host waits
+//! as late as possible, when the cache has nothing else and may not grow, so that a capacity of two
+//! batches is a ring of two. The moment of a wait follows from the requests alone: nothing asks how
+//! far the device has got.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,8 +25,9 @@ use crate::stream::{Stream, StreamSet};
 /// A cache of page-locked blocks. Clones are handles to the same one.
 ///
 /// # Streams
-/// A block is for a stream, and for those that [`record_use`](PinnedBuffer::record_use) names. When
-/// it is handed out again the host has waited for all of them, so it may be written at once.
+/// A block is for a stream, and for the streams that [`record_use`](PinnedBuffer::record_use)
+/// names. When it is handed out again the host has waited for all of them, so it may be written at
+/// once.
 ///
 /// # Examples
 /// ```
@@ -58,21 +59,21 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Dropped, in this order.
+    /// Dropped blocks, in the order of their drops.
     pending: Vec<Pending>,
     /// Blocks dropped so far.
     dropped: u64,
     waits: u64,
-    /// Of a wait inside the ladder, which has no other way to tell.
+    /// The failure of a wait inside a reclaimer, which cannot return it.
     failure: Option<SourceError>,
 }
 
 /// A dropped block.
 struct Pending {
     buffer: Buffer,
-    /// Who may still use it.
+    /// Streams that may still use it.
     users: StreamSet,
-    /// How many were dropped before.
+    /// Number of blocks that were dropped before.
     number: u64,
 }
 
@@ -89,7 +90,7 @@ static ABANDONED: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
 
 /// A page-locked block. Dropping it makes it pending.
 pub struct PinnedBuffer {
-    /// `None` only while it is dropped.
+    /// The block; `None` only while the buffer is dropped.
     buffer: Option<Buffer>,
     users: StreamSet,
     contents: u64,
@@ -116,9 +117,10 @@ impl PinnedCache {
             fence: Box::new(fence),
             state: Mutex::default(),
         });
-        // Weak: pending blocks keep the allocator, and the allocator keeps its reclaimers.
+        // The handle is weak: pending blocks keep the allocator, and the allocator keeps its
+        // reclaimers.
         let pending = Arc::downgrade(&shared);
-        // First of all reclaimers: what is waited for is not needed any more.
+        // Pending blocks are asked for first of all: their owners are gone.
         let asked = allocator.on_shortage(i32::MIN, move |_: usize| {
             let Some(shared) = pending.upgrade() else { return 0 };
             match shared.wait_for_all() {
@@ -239,7 +241,7 @@ impl Shared {
             let mut state = self.lock();
             let next = state.pending.iter().find_map(|pending| pending.users.iter().next());
             let Some(stream) = next else { break };
-            // Under the lock: what is dropped meanwhile is not covered by this wait.
+            // The lock is held: a block that is dropped meanwhile is not covered by this wait.
             self.fence.wait_host(stream)?;
             state.waits += 1;
             freed_bytes += self.take_back(state, stream, u64::MAX);
@@ -254,7 +256,7 @@ impl Shared {
         }
         let is_done = |pending: &mut Pending| pending.users == StreamSet::EMPTY;
         let done: Vec<_> = state.pending.extract_if(.., is_done).collect();
-        // With no lock held: a drop takes the allocator's.
+        // A drop takes the allocator's lock, so this one must be free.
         drop(state);
         done.iter().map(|pending| pending.buffer.size_bytes()).sum()
     }
@@ -285,7 +287,7 @@ impl PinnedBuffer {
         self.users = self.users.union(StreamSet::of(stream));
     }
 
-    /// Whether the block is for `stream`, or [its use](Self::record_use) there was noted.
+    /// True if the block is for `stream`, or [its use](Self::record_use) there was noted.
     pub fn is_for(&self, stream: Stream) -> bool {
         self.users.without(stream) != self.users
     }

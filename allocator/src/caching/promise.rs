@@ -15,8 +15,8 @@ use crate::error::{AllocError, Tried};
 use crate::source::SourceError;
 use crate::stream::Stream;
 
-/// While it lives, requests of its thread that stay within what was promised cannot run out of
-/// memory; see [`CachingAllocator::promise`].
+/// A guard while which requests of its thread cannot run out of memory, up to the promised bytes;
+/// see [`CachingAllocator::promise`].
 #[must_use = "the promise ends with the guard"]
 #[derive(Debug)]
 pub struct Promise {
@@ -29,9 +29,9 @@ impl CachingAllocator {
     /// this thread until the guard is dropped: nothing is given back, requests and charges of other
     /// threads are out of memory, and a smaller capacity and injected faults wait until then.
     ///
-    /// What this thread asks for meanwhile is served as long as no more is reserved: by the
-    /// [simulation](Self::simulate) of the same requests from the same state it is known how much
-    /// that is. Only where [`can_promise`](Self::can_promise), and one at a time.
+    /// Requests of this thread are served meanwhile as long as no more is reserved: a
+    /// [simulation](Self::simulate) of the same requests from the same state gives that number.
+    /// Possible only where [`can_promise`](Self::can_promise), and one at a time.
     ///
     /// ```
     /// use lowtide_allocator::{CachingAllocator, SimSource};
@@ -51,7 +51,7 @@ impl CachingAllocator {
     /// cache has changed.
     ///
     /// # Panics
-    /// Where none can be made.
+    /// If [`can_promise`](Self::can_promise) is false.
     #[track_caller]
     pub fn promise(&self, reserved_bytes: usize) -> Result<Promise, AllocError> {
         let site = Location::caller();
@@ -59,8 +59,8 @@ impl CachingAllocator {
         Ok(Promise { allocator: self.clone(), site })
     }
 
-    /// Whether blocks are placed by the arena's own rules: what PyTorch's will reserve is not known
-    /// by its bytes alone, for they reserve whole segments.
+    /// True if blocks are placed by the arena's own rules. PyTorch's rules reserve whole segments,
+    /// so that bytes alone do not bound a program.
     pub fn can_promise(&self) -> bool {
         matches!(self.core().lock().state.rules, Rules::Pages)
     }
@@ -109,14 +109,14 @@ impl LockedAllocator<'_> {
         Ok(())
     }
 
-    /// Whether a promise is kept, and this thread is not the one that it was made to.
+    /// True if a promise is kept for another thread.
     #[cold]
-    pub(crate) fn is_promised_away(&self) -> bool {
+    pub(crate) fn is_promised_elsewhere(&self) -> bool {
         self.state.promised.is_some_and(|promised| promised.to != thread::current().id())
     }
 
-    /// Sets a capacity aside for the end of the promise that is kept; whether there is one.
-    pub(crate) fn puts_off(&mut self, capacity_bytes: usize) -> bool {
+    /// Keeps a capacity for the end of the promise. Returns false if none is kept.
+    pub(crate) fn defer_capacity(&mut self, capacity_bytes: usize) -> bool {
         match &mut self.state.promised {
             Some(promised) => {
                 promised.capacity_bytes = Some(capacity_bytes);
@@ -128,9 +128,9 @@ impl LockedAllocator<'_> {
 }
 
 impl Effects<'_> {
-    /// Takes so many bytes of pages more, wherever some are missing; those at the top last.
+    /// Commits `size_bytes` more of pages, in gaps first and at the top last.
     fn commit_more(&mut self, size_bytes: usize, request: &Request) -> Result<(), SourceError> {
-        // A charge takes no pages: what is no whole one is left for it.
+        // The rest that is no whole page is left for charges, which take no pages.
         let mut left_bytes = page_floor(size_bytes, self.arena.statistics.page_bytes);
         let everything = Extent { offset: 0, size_bytes: self.arena.limit_bytes };
         for run in self.arena.pages.missing_in(everything) {

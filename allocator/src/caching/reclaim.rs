@@ -1,4 +1,4 @@
-//! Who gives memory back when it is short.
+//! Reclaimers: holders of memory that give it back when it is short.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, Weak};
@@ -9,10 +9,10 @@ use crate::lock::sync::{Mutex, MutexGuard};
 /// A holder of memory that is useful but not needed: a cache of compiled kernels, a pool of
 /// staging buffers, another allocator on the same device.
 pub trait Reclaim: Send + Sync {
-    /// Frees what can be spared, ideally `missing_bytes` or more. Returns the bytes given back, for
-    /// the record: the allocator looks for itself whether the request fits now. It is called on the
-    /// thread that asked for memory, with no lock of the allocator held, and must not allocate from
-    /// it: a request of its own that is short asks no reclaimer.
+    /// Frees memory that can be spared, ideally `missing_bytes` or more. Returns the bytes given
+    /// back, for the record: the allocator itself looks for room again. Called on the thread that
+    /// asked for memory, with no lock of the allocator held. Must not allocate from it: a request
+    /// of a reclaimer that is short asks no reclaimer.
     fn reclaim(&self, missing_bytes: usize) -> usize;
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Reclaimers {
 #[derive(Default)]
 struct List {
     next: u64,
-    /// By priority, then in the order of registration.
+    /// Priority, number and reclaimer, by priority and then in the order of registration.
     entries: Vec<(i32, u64, Arc<dyn Reclaim>)>,
     /// Threads on which reclaimers are being asked.
     asking: Vec<ThreadId>,
@@ -46,7 +46,7 @@ impl Reclaimers {
         Registration { list: Arc::downgrade(&self.list), id }
     }
 
-    /// Whom to ask. A copy of the list, so that a reclaimer may register and unregister.
+    /// The reclaimers to ask. A copy of the list, so that a reclaimer may register and unregister.
     pub(crate) fn round(&self) -> Round<'_> {
         let thread = thread::current().id();
         let mut list = locked(&self.list);
@@ -60,7 +60,8 @@ impl Reclaimers {
     }
 }
 
-/// While it lives, reclaimers are asked on its thread; one that allocates does not ask itself.
+/// A guard while which reclaimers are asked on its thread: a reclaimer that allocates does not ask
+/// itself.
 pub(crate) struct Round<'a> {
     list: &'a Mutex<List>,
     thread: ThreadId,
@@ -68,7 +69,7 @@ pub(crate) struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// In the order in which they are to be asked.
+    /// The reclaimers in the order in which they are to be asked.
     pub(crate) fn reclaimers(&self) -> &[Arc<dyn Reclaim>] {
         &self.reclaimers
     }
@@ -83,7 +84,7 @@ impl Drop for Round<'_> {
     }
 }
 
-/// While it lives, its reclaimer is asked.
+/// A guard while which a reclaimer is registered.
 #[must_use = "the registration ends with the guard"]
 pub struct Registration {
     list: Weak<Mutex<List>>,
@@ -98,7 +99,7 @@ impl Drop for Registration {
                 let at = list.entries.iter().position(|&(_, id, _)| id == self.id);
                 at.map(|at| list.entries.remove(at))
             };
-            // Its own drop may come back here: the lock is free by now.
+            // The drop of a reclaimer may come back here, so the lock is free by now.
             drop(gone);
         }
     }

@@ -1,4 +1,4 @@
-//! Whose rules place blocks, and the one place where that is asked.
+//! The choice of placement rules, and the one place where it is asked.
 
 use crate::arena::extent::Extent;
 use crate::arena::layout::node::Live;
@@ -11,19 +11,19 @@ use crate::origin::ModulePath;
 use crate::source::SourceError;
 use crate::stream::{Stream, StreamSet};
 
-/// Whose rules place blocks. The state that decides is here and in [`ArenaState`]; what is decided
-/// is done by [`Effects`].
+/// The rules that place blocks. The state that decides is here and in [`ArenaState`]; [`Effects`]
+/// carries decisions out.
 #[derive(Clone, Debug)]
 pub(crate) enum Rules {
-    /// The arena's own.
+    /// The arena's own rules.
     Pages,
-    /// PyTorch's, over segments of the arena.
+    /// PyTorch's rules, over segments of the arena.
     Torch(Box<TorchFront>),
 }
 
 impl Rules {
-    /// The way of almost every request of a steady state. `None` is for a request that has to go
-    /// another way.
+    /// Serves almost every request of a steady state. `None` if the request needs
+    /// [`allocate`](Self::allocate).
     #[inline]
     pub(crate) fn allocate_ready(
         &mut self,
@@ -36,7 +36,7 @@ impl Rules {
         }
     }
 
-    /// The way of every request, which may have to wait, or the source to move.
+    /// Serves any request. It may make a stream wait, and call the source.
     pub(crate) fn allocate(
         &mut self,
         effects: &mut Effects<'_>,
@@ -57,10 +57,10 @@ impl Rules {
         }
     }
 
-    /// Gives what the rules themselves cache back to the arena. Returns the bytes.
+    /// Gives the cache of the rules themselves back to the arena. Returns its bytes.
     pub(crate) fn empty_cache(&mut self, effects: &mut Effects<'_>, request: &Request) -> usize {
         match self {
-            // What the arena caches are its free pages, and those are not the rules'.
+            // The arena caches free pages itself, and the rules have no cache of their own.
             Rules::Pages => 0,
             Rules::Torch(torch) => torch.empty_cache(effects, request),
         }
@@ -74,7 +74,7 @@ impl Rules {
         }
     }
 
-    /// Says which module a live block belongs to.
+    /// Sets the module of a live block.
     pub(crate) fn set_module(&mut self, arena: &mut ArenaState, slot: u32, module: ModulePath) {
         match self {
             Rules::Pages => arena.layout.set_module(slot, module),
@@ -104,7 +104,7 @@ impl Rules {
     }
 
     /// # Panics
-    /// If what the rules remember does not fit the arena.
+    /// If the state of the rules does not fit the arena.
     pub(crate) fn check(&self, arena: &ArenaState) {
         match self {
             Rules::Pages => arena.layout.check(),

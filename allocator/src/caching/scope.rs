@@ -1,4 +1,4 @@
-//! Guards: a category for what is allocated, a charge for what others take, a seal.
+//! Guards: the category of allocations, a charge for memory of others, a seal.
 
 use std::fmt;
 use std::panic::Location;
@@ -7,7 +7,7 @@ use crate::caching::CachingAllocator;
 use crate::category::Category;
 use crate::error::AllocError;
 
-/// While it lives, [`CachingAllocator::allocate`] uses its category; then the one before it.
+/// A guard while which [`CachingAllocator::allocate`] uses its category; then the one before.
 #[must_use = "the category ends with the scope"]
 #[derive(Debug)]
 pub struct CategoryScope {
@@ -27,7 +27,7 @@ impl Drop for CategoryScope {
     }
 }
 
-/// While it lives, every request is an error, and what is freed is still cached.
+/// A guard while which every request is an error. Freed blocks are still cached.
 #[must_use = "the seal ends with the guard"]
 #[derive(Debug)]
 pub struct Seal {
@@ -73,7 +73,7 @@ impl Charge {
         self.size_bytes
     }
 
-    /// What they are for.
+    /// Category of the charged bytes.
     pub fn category(&self) -> Category {
         self.category
     }

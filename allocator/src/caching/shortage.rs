@@ -1,11 +1,11 @@
-//! Why a request could not be served.
+//! Reasons why a request could not be served.
 
 use crate::error::{AllocError, Tried};
 use crate::source::SourceError;
 
-/// Why a request could not be served, for now or for good.
+/// Reasons why a request could not be served, for now or for good.
 pub(crate) enum Refusal {
-    /// There is too little memory; reclaimers may help.
+    /// Memory is short; reclaimers may help.
     Short(Shortage),
     /// The source failed.
     Final(AllocError),
@@ -13,12 +13,12 @@ pub(crate) enum Refusal {
     Wait(SourceError),
 }
 
-/// How much is missing.
+/// A lack of memory, and what was tried against it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortage {
     pub(crate) needed_bytes: usize,
-    /// No rung helps against a fault that was asked for.
+    /// True for an injected fault, against which no rung helps.
     pub(crate) injected: bool,
-    /// What has been tried so far.
+    /// Rungs that were tried so far.
     pub(crate) tried: Tried,
 }

@@ -24,7 +24,8 @@ impl SimStreams {
     }
 }
 
-/// Before the clocks are locked: an allocator locks itself first and then the clocks.
+/// The blocks that a kernel uses, read before the clocks are locked: an allocator locks itself
+/// first and then the clocks.
 fn used_by(buffers: &[&Buffer]) -> Vec<UsedBlock> {
     let used = |buffer: &&Buffer| {
         let shared = Arc::downgrade(buffer.allocator().shared());

@@ -1,4 +1,4 @@
-//! A copy of an allocator on a device that is not there.
+//! A copy of an allocator on a simulated device.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,12 +12,12 @@ use crate::source::MemorySource;
 use crate::source::sim::SimSource;
 use crate::source::sim_streams::SimStreams;
 
-/// An allocator that takes the decisions the original would take, from the same state on. What
-/// was live then is live here too, until its copy is adopted and dropped.
+/// An allocator that takes the decisions the original would take, from the same state on. Blocks
+/// that were live then are live here too, until their copies are adopted and dropped.
 #[derive(Debug)]
 pub struct Simulation {
     allocator: CachingAllocator,
-    /// Whose blocks may be adopted. Weak: a simulation keeps no real memory.
+    /// The allocator whose blocks may be adopted. Weak: a simulation keeps no real memory.
     original: Weak<Shared>,
     /// Serials of the blocks and charges that were not adopted yet.
     orphans: Mutex<BTreeSet<u64>>,

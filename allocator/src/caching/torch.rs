@@ -1,8 +1,8 @@
 //! PyTorch's placement under the allocator's front.
 //!
 //! [`TorchPolicy`] decides; its segments are blocks of the arena, which stands for the driver: a
-//! segment is committed when it is reserved and given back when it is released. What PyTorch does
-//! by polling events is done here in program order: a block that other streams used makes its own
+//! segment is committed when it is reserved and given back when it is released. PyTorch polls
+//! events; here the order of the program decides: a block that other streams used makes its own
 //! stream wait for them when it is freed, and is free at once. Expandable segments need a source of
 //! pages and are not used live.
 
@@ -24,7 +24,7 @@ use crate::torch::{
     TorchPolicy, TorchSettings,
 };
 
-/// PyTorch's rules and what the front has to know of each block.
+/// PyTorch's rules, and the properties of each block that the front needs.
 #[derive(Clone, Debug)]
 pub(crate) struct TorchFront {
     rules: TorchPolicy,
@@ -32,8 +32,8 @@ pub(crate) struct TorchFront {
     vacant: Vec<u32>,
     /// Segments by offset, with their slots in the arena's layout.
     segments: BTreeMap<usize, u32>,
-    /// Blocks whose owners are gone, and which may not be used again: their own stream could not be
-    /// made to wait for those who used them.
+    /// Number of blocks that were freed and may not be reused, because their own stream could not
+    /// be made to wait for the streams that used them.
     stranded_count: usize,
 }
 
@@ -89,7 +89,7 @@ impl TorchFront {
     }
 
     /// A large block that the default stream could still get with `room_bytes` more of segments:
-    /// the largest of those that fill a cached block, a segment of the room, or a small one.
+    /// the largest that fills a cached block, a segment of the room, or a small segment.
     pub(crate) fn largest_free_bytes(&self, room_bytes: usize) -> usize {
         let room_bytes = (room_bytes as u64).min(REQUEST_BYTES_END - 1);
         let segments = self.rules.segments();
@@ -108,7 +108,7 @@ impl TorchFront {
         candidates.into_iter().rev().find(could_be_had).unwrap_or(0) as usize
     }
 
-    fn enter(&mut self, offset: usize, live: Live) -> u32 {
+    fn insert(&mut self, offset: usize, live: Live) -> u32 {
         let slot = self.vacant.pop().unwrap_or_else(|| {
             self.blocks.push(None);
             u32::try_from(self.blocks.len() - 1).expect("fewer than 2^32 blocks")
@@ -163,8 +163,8 @@ impl TorchFront {
             return Err(failure.unwrap_or(Refusal::Short(short)));
         };
         let offset = placement.address as usize;
-        let live = effects.arena.note_block(size_bytes, request);
-        let slot = self.enter(offset, live);
+        let live = effects.arena.count_block(size_bytes, request);
+        let slot = self.insert(offset, live);
         effects.record(Action::Allocate, request, offset, size_bytes, live.serial);
         Ok(BlockRef::whole(offset, slot, live.serial, request))
     }
@@ -183,7 +183,7 @@ impl TorchFront {
             module: live.module,
         };
         effects.history.push(Record::of_block(Action::Free, offset, &live));
-        effects.arena.forget_block(&live);
+        effects.arena.count_free(&live);
         let others = live.users.without(live.stream);
         if effects.wait_in_order(others, &request).is_ok() {
             let freed = self.rules.free(offset as u64);
@@ -210,7 +210,7 @@ struct Driver<'a, 'b> {
     effects: &'a mut Effects<'b>,
     segments: &'a mut BTreeMap<usize, u32>,
     request: &'a Request,
-    /// What the source failed with, other than a lack of memory.
+    /// A failure of the source, other than a lack of memory.
     failure: Option<Refusal>,
 }
 

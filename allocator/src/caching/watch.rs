@@ -1,7 +1,7 @@
-//! Nested scopes that report what happened in them, and what they left over.
+//! Nested scopes that report their allocations, and the blocks that they left over.
 //!
-//! Nothing is counted for them while they are open: a peak is the largest of the peaks between the
-//! moments at which a watch opened or closed. So a request costs the same with and without.
+//! Requests count nothing for open watches: a peak of a watch is the largest of the peaks between
+//! the moments at which a watch opened or closed. So a request costs the same with and without.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,26 +21,26 @@ pub struct Watch {
     name: String,
     id: u64,
     start: Statistics,
-    /// Blocks of the scope have larger ones.
+    /// The last serial before the scope: its blocks have larger ones.
     serial: u64,
 }
 
-/// What happened between the start and the end of a [`Watch`].
+/// Events between the start and the end of a [`Watch`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchReport {
-    /// Of the watch.
+    /// Name of the watch.
     pub name: String,
     /// Allocations that succeeded.
     pub allocations: u64,
-    /// Their active bytes.
+    /// Active bytes of these allocations.
     pub allocated_bytes: usize,
-    /// Active bytes of blocks that were freed, those from before too.
+    /// Active bytes of blocks that were freed, blocks from before included.
     pub freed_bytes: usize,
-    /// The most bytes of live blocks at once, those from before too.
+    /// The most bytes of live blocks at once, blocks from before included.
     pub allocated_bytes_peak: usize,
     /// The most bytes reserved at once.
     pub reserved_bytes_peak: usize,
-    /// By how much allocated and charged bytes are more than before.
+    /// Growth of allocated and charged bytes since the start.
     pub net_bytes: ByCategory<isize>,
     /// Blocks that were allocated inside and are still live, in address order.
     pub left_over: Vec<BlockInfo>,
@@ -49,8 +49,8 @@ pub struct WatchReport {
 impl CachingAllocator {
     /// Watches what is allocated until [`finish`](Watch::finish), on all threads.
     ///
-    /// Watches nest, and may even overlap: each has its own peaks, and those of
-    /// [`statistics`](Self::statistics) are what they would be without.
+    /// Watches nest, and may even overlap: each has its own peaks, and the peaks of
+    /// [`statistics`](Self::statistics) are as they would be without.
     /// [`reset_peaks`](Self::reset_peaks) is for the statistics and does not touch open watches. On
     /// a simulation a watch reports what it will report on the device.
     ///
@@ -80,7 +80,7 @@ impl CachingAllocator {
 }
 
 impl Watch {
-    /// Ends the scope and says what happened in it, in time linear in the live blocks.
+    /// Ends the scope and reports on it, in time linear in the live blocks.
     pub fn finish(mut self) -> WatchReport {
         let name = std::mem::take(&mut self.name);
         let mut locked = self.allocator.core().lock();
@@ -119,7 +119,7 @@ impl Drop for Watch {
 }
 
 impl WatchReport {
-    /// Bytes and blocks that are left over by who asked for them, most bytes first.
+    /// Bytes and blocks that are left over, by the line that asked for them, most bytes first.
     pub fn by_site(&self) -> Vec<(&'static Location<'static>, usize, usize)> {
         let mut sites: BTreeMap<&'static Location<'static>, (usize, usize)> = BTreeMap::new();
         for block in &self.left_over {

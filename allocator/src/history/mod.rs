@@ -11,13 +11,13 @@ use crate::category::Category;
 use crate::origin::ModulePath;
 use crate::stream::Stream;
 
-/// What a [`Record`] is about.
+/// The kinds of event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Action {
     /// A block became live.
     Allocate,
-    /// A block was dropped; its site is where it was allocated.
+    /// A block was dropped; the site is that of its allocation.
     Free,
     /// A piece of the stitched block of the record before, one for each, in order.
     Piece,
@@ -27,7 +27,7 @@ pub enum Action {
     Decommit,
     /// Pages were mapped at a second address; the offset is theirs, not the view's.
     Map,
-    /// They no longer are.
+    /// Pages are no longer mapped at a second address.
     Unmap,
     /// The stream waits for the one whose number is the offset.
     Wait,
@@ -45,19 +45,19 @@ pub enum Action {
 pub struct Record {
     /// Counts from 0 without gaps.
     pub sequence: u64,
-    /// What happened.
+    /// The kind of event.
     pub action: Action,
-    /// Of the block or charge, or of the request that made the source move.
+    /// Category of the block or charge, or of the request that made the source move.
     pub category: Category,
-    /// On whose behalf.
+    /// The stream on whose behalf it happened.
     pub stream: Stream,
-    /// Where it happened; 0 for charges.
+    /// Offset of the block or pages; 0 for charges.
     pub offset: usize,
     /// Active bytes for blocks.
     pub size_bytes: usize,
-    /// What the caller asked for.
+    /// Bytes that the caller asked for.
     pub requested_bytes: usize,
-    /// Of the block or charge; 0 where there is none.
+    /// Serial of the block or charge; 0 where there is none.
     pub serial: u64,
     /// The line that asked for it.
     pub site: &'static Location<'static>,
@@ -68,7 +68,7 @@ pub struct Record {
 const _: () = assert!(size_of::<Record>() == 56);
 
 impl Record {
-    /// Something that happened to a live block; the sequence comes from the ring.
+    /// An event of a live block; the ring gives the sequence.
     #[inline]
     pub(crate) fn of_block(action: Action, offset: usize, live: &Live) -> Record {
         Record {
@@ -109,12 +109,12 @@ impl History {
         &self.records
     }
 
-    /// How many older records are gone.
+    /// Number of older records that are gone.
     pub fn overwritten(&self) -> u64 {
         self.overwritten
     }
 
-    /// When the records were written, for one in 64 of them and the last one.
+    /// Times at which records were written, for one in 64 of them and the last one.
     pub fn moments(&self) -> &[Moment] {
         &self.moments
     }

@@ -44,7 +44,7 @@ impl Ring {
         self.next_sequence
     }
 
-    /// Writes a record; its sequence is the ring's.
+    /// Writes a record; the ring gives the sequence.
     #[inline]
     pub(crate) fn push(&mut self, record: Record) {
         let sequence = self.next_sequence;

@@ -1,10 +1,10 @@
 //! The lock of an allocator.
 //!
-//! What happens under it takes some ten nanoseconds, so taking it must cost little: one atomic
+//! Work under the lock takes some ten nanoseconds, so taking it must cost little: one atomic
 //! exchange takes it and a plain store gives it back, where a lock that wakes its waiters needs a
-//! second exchange to find out whether there are any. In return those who wait have to look again
-//! and again. They do so less and less often, which also leaves the owner's cache lines alone, and
-//! sleep at last: a source may take milliseconds. A panic gives the lock back and poisons nothing.
+//! second exchange to find out if there are any. In return waiters have to look again and again.
+//! They look less and less often, which also leaves the owner's cache lines alone, and sleep at
+//! last: a source may take milliseconds. A panic gives the lock back and poisons nothing.
 
 #![allow(unsafe_code, reason = "a lock hands out the one reference to what it guards")]
 
@@ -20,7 +20,7 @@ use crate::lock::sync::{AtomicBool, Ordering, relax};
 pub(crate) struct Lock<T> {
     taken: Alone,
     value: UnsafeCell<T>,
-    /// Under loom, finds two owners at once.
+    /// A cell by which loom finds two owners at once.
     #[cfg(lowtide_loom)]
     owner: loom::cell::UnsafeCell<()>,
 }
@@ -39,7 +39,7 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 /// The lock is held until this is dropped.
 pub(crate) struct Locked<'a, T> {
     lock: &'a Lock<T>,
-    /// It is as good as this: what may be shared or sent of the one may be of the other.
+    /// The guard may be sent and shared where a reference may.
     value: PhantomData<&'a mut T>,
     #[cfg(lowtide_loom)]
     owner: Option<loom::cell::MutPtr<()>>,
@@ -55,7 +55,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Waits until no other thread has it. A thread that has it already waits for ever.
+    /// Waits until no other thread has the lock. A thread that has it already waits for ever.
     #[inline]
     pub(crate) fn lock(&self) -> Locked<'_, T> {
         if !self.try_take() {

@@ -1,4 +1,4 @@
-//! What the allocator synchronises with: `std`, or loom's models of it under `cfg(lowtide_loom)`.
+//! Synchronisation for the allocator: `std`, or loom's models of it under `cfg(lowtide_loom)`.
 //!
 //! The models in `models.rs` explore the interleavings of the very code that ships, so that code
 //! must name these and not `std`. `Arc` is always `std`'s: loom's has no `Weak`, and does not turn

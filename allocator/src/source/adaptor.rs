@@ -31,7 +31,7 @@ use crate::stream::Stream;
 /// # Ok::<(), lowtide_allocator::AllocError>(())
 /// ```
 pub trait Adaptor: Send + Sync {
-    /// What it adapts.
+    /// Type of the source below.
     type Inner: MemorySource + ?Sized;
 
     /// The source below.
@@ -62,7 +62,7 @@ pub trait Adaptor: Send + Sync {
         upstream();
     }
 
-    /// How the source shows pages at a second address, if it does.
+    /// The second addresses of pages, if the source has them.
     fn pages(&self) -> Option<&dyn VirtualMemory> {
         self.inner().virtual_memory()
     }
@@ -89,7 +89,7 @@ pub enum SourceCall {
     },
     /// [`MemorySource::commit`].
     Commit {
-        /// Of which segment.
+        /// The segment.
         segment: u64,
         /// The offset of the first byte.
         offset: usize,
@@ -98,7 +98,7 @@ pub enum SourceCall {
     },
     /// [`MemorySource::decommit`].
     Decommit {
-        /// Of which segment.
+        /// The segment.
         segment: u64,
         /// The offset of the first byte.
         offset: usize,
@@ -114,7 +114,7 @@ pub enum SourceCall {
     Map {
         /// Offset of the pages in their segment.
         offset: usize,
-        /// Where they are shown in the range of views.
+        /// Offset in the range of views at which they are shown.
         view_offset: usize,
         /// Length in bytes.
         size_bytes: usize,
@@ -123,7 +123,7 @@ pub enum SourceCall {
     Unmap {
         /// Offset of the pages in their segment.
         offset: usize,
-        /// Where they were shown in the range of views.
+        /// Offset in the range of views at which they were shown.
         view_offset: usize,
         /// Length in bytes.
         size_bytes: usize,
@@ -158,7 +158,7 @@ impl SourceCall {
         }
     }
 
-    /// Whether the call cannot fail.
+    /// True if the call cannot fail.
     pub fn is_infallible(self) -> bool {
         use SourceCall::{Decommit, Release, Unmap};
         matches!(self, Release { .. } | Decommit { .. } | Unmap { .. })

@@ -1,12 +1,12 @@
-//! How a device keeps work on different streams in order.
+//! The order of work on different streams of a device.
 
 use crate::source::SourceError;
 use crate::stream::Stream;
 
-/// How a device keeps work on different streams in order.
+/// The order of work on different streams of a device.
 pub trait Fence: Send + Sync {
-    /// What is enqueued on `waiter` from now on starts after all that was enqueued on `on` so far.
-    /// Enqueues; the caller does not wait.
+    /// Makes work that is enqueued on `waiter` from now on start after all work that was enqueued
+    /// on `on` so far. Enqueues; the caller does not wait.
     ///
     /// # Errors
     /// The device failed. Nothing may be assumed about the order then.

@@ -9,16 +9,16 @@ use crate::source::{MemorySource, SourceError};
 
 /// A limit on what is committed of a source, over everyone who holds a clone.
 ///
-/// Every clone is a source of its own over the same memory and the same budget. So threads that
-/// have nothing to do with each other get an allocator each, over a clone each: they share one
-/// atomic count, and take no lock together. [`Arenas`](crate::Arenas) does that.
+/// A clone is a source of its own over the same memory and the same budget. So threads that have
+/// nothing to do with each other get an allocator each, over a clone each: they share one atomic
+/// count, and no lock. [`Arenas`](crate::Arenas) does that.
 ///
-/// What is charged to an allocator counts in its own budget only: the source does not see it.
+/// Charges count in the budget of their allocator only: the source does not see them.
 #[derive(Debug)]
 pub struct LimitSource<S> {
     inner: Arc<S>,
     budget: Arc<Budget>,
-    /// Of this clone.
+    /// Ranges that this clone has committed.
     committed: Committed,
 }
 
@@ -30,7 +30,7 @@ struct Budget {
 }
 
 impl<S: MemorySource> LimitSource<S> {
-    /// At most `bytes` of `inner` at once.
+    /// A limit of `bytes` of `inner` at once.
     pub fn new(inner: S, bytes: usize) -> LimitSource<S> {
         let limit_bytes = bytes.min(inner.capacity_bytes());
         let budget = Budget {
@@ -42,17 +42,17 @@ impl<S: MemorySource> LimitSource<S> {
         LimitSource { inner: Arc::new(inner), budget: Arc::new(budget), committed }
     }
 
-    /// What all clones together have committed.
+    /// Bytes that all clones together have committed.
     pub fn used_bytes(&self) -> usize {
         self.budget.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// The most that they ever had committed together.
+    /// The most bytes that they ever had committed together.
     pub fn used_bytes_peak(&self) -> usize {
         self.budget.used_bytes_peak.load(Ordering::Relaxed)
     }
 
-    /// What they could still commit.
+    /// Bytes that the clones could still commit.
     pub fn left_bytes(&self) -> usize {
         self.budget.limit_bytes - self.used_bytes()
     }
@@ -61,7 +61,7 @@ impl<S: MemorySource> LimitSource<S> {
 impl Budget {
     /// Takes bytes out of the budget, if it has them. Returns what is used then.
     fn take(&self, bytes: usize) -> Option<usize> {
-        // Only the sum matters, no other memory hangs on it: relaxed is enough.
+        // The order is relaxed: only the sum matters, and no other memory depends on it.
         let taken =
             self.used_bytes.try_update(Ordering::Relaxed, Ordering::Relaxed, |used_bytes| {
                 used_bytes.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes)

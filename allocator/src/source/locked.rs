@@ -24,12 +24,13 @@ pub trait PageLock: Send + Sync {
 
 /// An adaptor over a source of host memory that locks what is committed.
 ///
-/// It shows no pages at a second address: a lock belongs to the address that it was taken for.
+/// The source shows no pages at a second address: a lock belongs to the address that it was taken
+/// for.
 #[derive(Debug)]
 pub struct LockedSource<S, L> {
     inner: S,
     lock: L,
-    /// By address: the end of what one call locked and is still locked.
+    /// Locked ranges of single calls: address to end.
     locked: Mutex<BTreeMap<u64, u64>>,
 }
 
@@ -80,7 +81,7 @@ impl<S: MemorySource, L: PageLock> Adaptor for LockedSource<S, L> {
     }
 
     fn give_back(&self, call: SourceCall, upstream: &mut dyn FnMut()) {
-        // Before the memory goes: the system takes no page back that is locked.
+        // Pages are unlocked first: the system takes no locked page back.
         match call {
             SourceCall::Decommit { segment, offset, size_bytes } => {
                 let address = segment + offset as u64;

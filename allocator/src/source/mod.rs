@@ -26,7 +26,7 @@ use crate::source::fence::Fence;
 /// lets a process have 65,530.
 pub(crate) const MAPPINGS_MAX: usize = 1 << 14;
 
-/// Where memory comes from.
+/// A source of memory.
 ///
 /// An allocator reserves a segment when it is made, and from then on only commits and decommits
 /// whole pages of it. It calls under its own lock: a source must not call back into the allocator
@@ -40,8 +40,8 @@ pub trait MemorySource: Send + Sync {
     fn page_bytes(&self) -> usize;
 
     /// Reserves address space, with nothing behind it yet. The segment starts at a multiple of 512
-    /// and should hold `size_bytes`. More is room for a capacity that is raised later; less, where
-    /// there are not so many addresses, is an end that no block goes beyond.
+    /// and should hold `size_bytes`. A longer segment has room for a capacity that is raised later;
+    /// a shorter one, where addresses are few, is an end that no block goes beyond.
     ///
     /// # Errors
     /// There is no address range of that size. Nothing has changed.
@@ -67,13 +67,13 @@ pub trait MemorySource: Send + Sync {
         0
     }
 
-    /// How to show pages at a second address; `None` if the source cannot. Asked once.
+    /// The way to show pages at a second address; `None` if the source cannot. Asked once.
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None
     }
 
-    /// How streams wait for each other; `None` if work is done when the call that starts it
-    /// returns, so that there is nothing to wait for. Asked once.
+    /// The way to make streams wait for each other; `None` if work is done when the call that
+    /// starts it returns, so that there is nothing to wait for. Asked once.
     fn fence(&self) -> Option<&dyn Fence> {
         None
     }
@@ -137,7 +137,7 @@ pub unsafe trait VirtualMemory: Send + Sync {
 
 /// Whole pages of a segment.
 ///
-/// Only an allocator makes one, for its own segment, and only while no live block lies in them:
+/// An allocator alone makes one, for its own segment, and only while no live block lies in them:
 /// that is what makes it safe to take their memory away.
 #[derive(Debug)]
 pub struct PageRange {
@@ -152,17 +152,17 @@ impl PageRange {
         PageRange { segment: segment.number, offset, size_bytes }
     }
 
-    /// Where they begin in the segment.
+    /// Offset of the first page in the segment.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Their length.
+    /// Length in bytes.
     pub fn size_bytes(&self) -> usize {
         self.size_bytes
     }
 
-    /// Whether they are pages of this segment.
+    /// True if they are pages of this segment.
     pub fn is_of(&self, segment: &Segment) -> bool {
         self.segment == segment.number
     }
@@ -170,8 +170,8 @@ impl PageRange {
 
 /// Whole pages of a segment and where a view shows them.
 ///
-/// Only an allocator makes one, for its own segments, and only while no live block is at that place
-/// of the views: that is what makes it safe to map and unmap them.
+/// An allocator alone makes one, for its own segments, and only while no live block is at that
+/// place of the views: that is what makes it safe to map and unmap them.
 #[derive(Debug)]
 pub struct Mapping {
     pages: PageRange,
@@ -185,17 +185,17 @@ impl Mapping {
         Mapping { pages, views: views.number, view_offset }
     }
 
-    /// What is shown.
+    /// The pages that are shown.
     pub fn pages(&self) -> &PageRange {
         &self.pages
     }
 
-    /// Where they are shown in the range of views.
+    /// Offset in the range of views at which they are shown.
     pub fn view_offset(&self) -> usize {
         self.view_offset
     }
 
-    /// Whether they are shown in this range.
+    /// True if they are shown in this range.
     pub fn is_in(&self, views: &Segment) -> bool {
         self.views == views.number
     }
@@ -208,7 +208,7 @@ pub struct Segment {
     number: u64,
     address: u64,
     size_bytes: usize,
-    /// Of a range of views: the mappings that there may be in it at once.
+    /// The most mappings at once in a range of views.
     mappings_max: usize,
     pub(crate) host: Option<HostRange>,
 }
@@ -220,12 +220,12 @@ pub(crate) struct HostRange {
     pub(crate) kind: HostKind,
 }
 
-/// What of a host range the processor may read.
+/// The part of a host range that the processor may read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HostKind {
-    /// All of it, at any time.
+    /// The whole range, at any time.
     Memory,
-    /// What is mapped.
+    /// Pages that are mapped.
     Views,
 }
 
@@ -251,7 +251,7 @@ impl Segment {
         self.size_bytes
     }
 
-    /// Whether blocks may lie anywhere in it. The processor can read a range of views only where
+    /// True if blocks may lie anywhere in it. The processor can read a range of views only where
     /// something is mapped.
     pub(crate) fn can_be_memory(&self) -> bool {
         self.host.as_ref().is_none_or(|host| host.kind == HostKind::Memory)

@@ -3,7 +3,7 @@
 use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
 use crate::source::{MemorySource, SourceError};
 
-/// What to do about a failed call.
+/// The decision about a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnFailure {
     /// Call again, because something has changed.
@@ -15,11 +15,11 @@ pub enum OnFailure {
 /// A call that has just failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What was asked.
+    /// The call.
     pub call: SourceCall,
-    /// How often it has failed by now, from 1 on.
+    /// Number of failures so far, from 1 on.
     pub attempts: u32,
-    /// How it failed.
+    /// The last error.
     pub error: SourceError,
 }
 

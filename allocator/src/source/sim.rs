@@ -20,8 +20,8 @@ const PAGE_BYTES: usize = 64 << 10;
 
 /// A simulated device with a capacity and a page size. Its buffers have addresses and no memory.
 ///
-/// It can show pages at a second address, as CUDA devices and the host on Linux can, and has no
-/// streams unless [`streams`](Self::streams) gives it some.
+/// The source can show pages at a second address, as CUDA devices and the host on Linux can, and
+/// has no streams unless [`streams`](Self::streams) gives it some.
 #[derive(Debug)]
 pub struct SimSource {
     capacity_bytes: usize,

@@ -32,22 +32,22 @@ pub(crate) struct UsedBlock {
     pub(crate) serial: u64,
     /// The allocator's shared part, which tells allocators apart.
     pub(crate) owner: Weak<dyn Send + Sync>,
-    /// Its ranges of the allocator's memory.
+    /// Ranges of the block in the allocator's memory.
     pub(crate) pieces: Vec<Range<usize>>,
 }
 
 /// Memory got a new owner while work of its last one could still be running.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct EarlyReuse {
-    /// Whose launch came too early; `None` if the host touched the bytes.
+    /// The stream whose launch came too early; `None` if the host touched the bytes.
     pub stream: Option<Stream>,
     /// The block that it was for.
     pub serial: u64,
     /// The first byte in question.
     pub offset: usize,
-    /// Who may not be done.
+    /// The stream that may not be done.
     pub running_on: Stream,
-    /// With which block.
+    /// Serial of the block that it works on.
     pub previous_serial: u64,
 }
 
@@ -70,9 +70,9 @@ type ClockByte = (usize, usize);
 
 #[derive(Default)]
 struct Clocks {
-    /// By stream, how many launches of every stream happen before its next one.
+    /// Number of launches of every stream that happen before the next one of each stream.
     known: Vec<Clock>,
-    /// How many launches of every stream the host has waited for.
+    /// Number of launches of every stream that the host has waited for.
     host: Option<Box<Clock>>,
     /// Allocators by their number in a [`ClockByte`]. Held weakly: no other has the same address
     /// meanwhile.
@@ -239,7 +239,7 @@ impl Clocks {
         }
         launches.extend(same_owner.into_iter().filter(|&(on, _)| on != stream));
         launches.sort_unstable();
-        // Only the last launch of a stream counts: those before it are done earlier.
+        // The last launch of a stream counts alone: those before it are done earlier.
         launches.reverse();
         launches.dedup_by_key(|(on, _)| *on);
         let inside: Vec<ClockByte> =

@@ -1,53 +1,53 @@
-//! The nouns: streams, pools, blocks and the segments they tile.
+//! Nouns of PyTorch's rules: streams, pools, blocks and the segments that they tile.
 
 /// A stream of the device; 0 is the default one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
-/// Which requests a segment serves.
+/// The requests that a segment serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pool {
     /// Requests of at most 1 MiB, from segments of 2 MiB.
     Small,
-    /// All others.
+    /// Larger requests.
     Large,
 }
 
-/// What a block is doing.
+/// States of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockState {
-    /// Its owner has it.
+    /// An owner has the block.
     Active,
-    /// Its owner gave it back, but another stream may still be reading it.
+    /// The owner gave the block back, but another stream may still be reading it.
     Pending,
-    /// Cached.
+    /// The block is cached.
     Free,
 }
 
 /// A block as seen from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockLayout {
-    /// Where it begins.
+    /// First address.
     pub address: u64,
-    /// Its whole size.
+    /// Size, with bytes beyond the request.
     pub size_bytes: u64,
-    /// What was asked for; 0 for a free block.
+    /// Bytes asked for; 0 for a free block.
     pub requested_bytes: u64,
-    /// What it is doing.
+    /// State of the block.
     pub state: BlockState,
 }
 
-/// Addresses in a row.
+/// A range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AddressRange {
-    /// The first one.
+    /// First address.
     pub address: u64,
     /// Length in bytes.
     pub size_bytes: u64,
 }
 
 impl AddressRange {
-    /// The first address behind it.
+    /// The first address behind the range.
     pub fn end(&self) -> u64 {
         self.address + self.size_bytes
     }
@@ -57,20 +57,20 @@ impl AddressRange {
 /// tile it, in address order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentLayout {
-    /// Where it begins.
+    /// First address.
     pub address: u64,
-    /// The sum of its blocks.
+    /// Size: the sum of its blocks.
     pub size_bytes: u64,
     /// The only stream whose requests it serves.
     pub stream: StreamId,
     /// The only requests it serves.
     pub pool: Pool,
-    /// Without gaps, from `address` to its end.
+    /// Blocks without gaps, from `address` to the end.
     pub blocks: Vec<BlockLayout>,
 }
 
 impl SegmentLayout {
-    /// What PyTorch's snapshot says of a segment.
+    /// The sums of a segment in PyTorch's snapshot.
     pub fn statistics(&self) -> SegmentStatistics {
         let mut statistics = SegmentStatistics::default();
         for block in &self.blocks {
@@ -93,33 +93,33 @@ impl SegmentLayout {
 /// Bytes of one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentStatistics {
-    /// Under blocks that have an owner (`allocated_size`).
+    /// Bytes of blocks that have an owner (`allocated_size`).
     pub allocated_bytes: u64,
-    /// Under these and the pending ones (`active_size`).
+    /// Bytes of these and of pending blocks (`active_size`).
     pub active_bytes: u64,
-    /// What was asked for them (`requested_size`).
+    /// Bytes that were asked for active and pending blocks (`requested_size`).
     pub requested_bytes: u64,
-    /// The largest block that is free.
+    /// Bytes of the largest free block.
     pub largest_free_bytes: u64,
 }
 
-/// A block that is active or pending, and whose it is.
+/// A block that is active or pending, with its stream and pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveBlock {
-    /// Where it is, and what it is doing.
+    /// Address, sizes and state.
     pub layout: BlockLayout,
-    /// Who allocated it.
+    /// Stream that allocated it.
     pub stream: StreamId,
-    /// Which requests its segment serves.
+    /// Requests that its segment serves.
     pub pool: Pool,
 }
 
 /// An expandable segment: addresses of which some have memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeLayout {
-    /// All its addresses; a multiple of the page.
+    /// Addresses of the segment; a multiple of the page.
     pub range: AddressRange,
-    /// It gets memory, and gives it back, in multiples of this.
+    /// Granularity in which it gets and gives back memory.
     pub page_bytes: u64,
     /// The only stream whose requests it serves.
     pub stream: StreamId,

@@ -1,4 +1,4 @@
-//! The invariants, recounted.
+//! Invariants, checked against a recount.
 
 use super::block::{BlockState, Pool};
 use super::heap::{Backing, Block, Slot};
@@ -51,7 +51,7 @@ impl TorchPolicy {
         assert_eq!(count.unmapped, heap.unmapped(small).len() + heap.unmapped(large).len());
     }
 
-    /// Where the chain ends.
+    /// Checks a chain of blocks. Returns its end.
     fn check_chain(&self, address: u64, first: Slot, count: &mut Count) -> u64 {
         let (mut end, mut prev) = (address, None);
         let mut free_before: Option<Backing> = None;

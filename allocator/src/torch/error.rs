@@ -1,4 +1,4 @@
-//! Why a request to the policy failed.
+//! Errors of the policy.
 
 use thiserror::Error;
 
@@ -13,13 +13,13 @@ pub enum TorchError {
          {reserved_bytes} reserved of which {active_bytes} active"
     )]
     OutOfMemory {
-        /// What the caller asked for.
+        /// Bytes that the caller asked for.
         requested_bytes: u64,
         /// The segment that the source, or the limit, refused.
         segment_bytes: u64,
-        /// Held from the source after everything that could be released was.
+        /// Bytes held from the source after all that could be released was.
         reserved_bytes: u64,
-        /// Under live and pending blocks.
+        /// Bytes of live and pending blocks.
         active_bytes: u64,
         /// The limit of the settings.
         limit_bytes: Option<u64>,
@@ -27,20 +27,20 @@ pub enum TorchError {
     /// PyTorch refuses requests of an EiB or more before it looks anywhere.
     #[error("{requested_bytes} bytes asked, more than an exabyte")]
     TooLarge {
-        /// What the caller asked for.
+        /// Bytes that the caller asked for.
         requested_bytes: u64,
     },
-    /// There is no block in that state at the address.
+    /// No block in the right state is at the address.
     #[error("no block at {address:#x} that could be {verb}")]
     NotThere {
         /// Address where the block should be.
         address: u64,
-        /// What should have happened to it.
+        /// The operation, as a participle.
         verb: &'static str,
     },
 }
 
-/// Segments that cannot be: blocks that do not tile, free neighbours, pages that are not whole, or
+/// Impossible segments: blocks that do not tile, free neighbours, pages that are not whole, or
 /// segments that overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the segment at {address:#x} overlaps another one, or its blocks do not tile it")]

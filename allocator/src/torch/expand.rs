@@ -1,7 +1,8 @@
 //! Expandable segments: ranges of addresses that get memory page by page.
 //!
-//! PyTorch's note *Expandable Segments* says why: what grows in place leaves no slivers at the ends
-//! of many segments. Here is the arithmetic: where the next pages go, and which can go back.
+//! PyTorch's note *Expandable Segments* gives the reason: a segment that grows in place leaves no
+//! slivers at the ends of many segments. The arithmetic below decides where the next pages go, and
+//! which can go back.
 
 use super::block::AddressRange;
 use super::error::TorchError;
@@ -10,7 +11,7 @@ use super::policy::{Request, TorchPolicy};
 use super::source::{PageSource, SegmentSource};
 
 impl Heap {
-    /// What a free block could grow to, for the ranking of candidates.
+    /// The size that a free block could grow to, for the ranking of candidates.
     pub(super) fn room_bytes(&self, slot: Slot) -> u64 {
         let block = self.block(slot);
         let next = block.next.map(|next| self.block(next));
@@ -48,8 +49,8 @@ impl Heap {
         (at, range.page_bytes)
     }
 
-    /// Gives memory to the first bytes of an unmapped block: whole pages; the free block that they
-    /// are in now.
+    /// Gives memory to the first bytes of an unmapped block, which are whole pages. Returns the
+    /// free block that they are in now.
     fn fill_pages(&mut self, slot: Slot, size_bytes: u64) -> Slot {
         self.pick(slot);
         if size_bytes < self.block(slot).size_bytes {
@@ -70,7 +71,8 @@ impl Heap {
         (address < end).then(|| AddressRange { address, size_bytes: end - address })
     }
 
-    /// Takes the memory from pages of a free block; the unmapped block that they are in now.
+    /// Takes the memory from pages of a free block. Returns the unmapped block that they are in
+    /// now.
     fn drain_pages(&mut self, mut slot: Slot, pages: AddressRange) -> Slot {
         self.pick(slot);
         let Block { address, .. } = *self.block(slot);
@@ -108,8 +110,8 @@ impl Heap {
 }
 
 impl TorchPolicy {
-    /// Maps pages until there is a free block for the request, as low as possible; a new range
-    /// where there are no addresses left. What was mapped before a refusal stays, and is free.
+    /// Maps pages until there is a free block for the request, as low as possible, in a new range
+    /// where no addresses are left. Pages that were mapped before a refusal stay, and are free.
     pub(super) fn expand(
         &mut self,
         want: &Request,
@@ -146,7 +148,7 @@ impl TorchPolicy {
         Some(slot)
     }
 
-    /// Maps the first pages of an unmapped block: as many as `size_bytes` need and it has.
+    /// Maps the first pages of an unmapped block, up to `size_bytes`.
     fn map(&mut self, slot: Slot, size_bytes: u64, pages: &mut dyn PageSource) -> Option<Slot> {
         let size_bytes = size_bytes.min(self.heap.block(slot).size_bytes);
         let range = self.heap.pages_of(slot, size_bytes);
@@ -154,8 +156,8 @@ impl TorchPolicy {
         pages.map(range).then(|| self.heap.fill_pages(slot, range.size_bytes))
     }
 
-    /// Unmaps the whole pages of a free block, and releases its range if that was the last of it;
-    /// how many bytes.
+    /// Unmaps the whole pages of a free block, and releases its range with the last of them.
+    /// Returns the bytes.
     pub(super) fn unmap(&mut self, slot: Slot, source: &mut (impl SegmentSource + ?Sized)) -> u64 {
         let Some(range) = self.heap.whole_pages(slot) else { return 0 };
         let pages = source.pages().expect("the source of mapped pages takes them back");
@@ -187,8 +189,8 @@ impl TorchPolicy {
         Ok(())
     }
 
-    /// Notes that the pages of `range` lost their memory, without a source; the addresses that are
-    /// free for others, if that was the last of an expandable segment.
+    /// Notes that the pages of `range` lost their memory, without a source. Returns the addresses
+    /// of the expandable segment if these were its last pages.
     ///
     /// # Errors
     /// `NotThere`, unless these are all the whole pages of a free block.

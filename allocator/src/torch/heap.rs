@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::block::{BlockState, Pool, StreamId};
+use super::block::{AddressRange, BlockState, Pool, StreamId};
 
 /// A slot of the slab.
 pub(super) type Slot = u32;
@@ -14,8 +14,8 @@ pub(super) type Slot = u32;
 /// Best fit is the first of these from (stream, wanted bytes, 0) on.
 pub(super) type FreeKey = (StreamId, u64, u64);
 
-/// Hashes addresses by multiplication (Knuth, "Sorting and Searching", 6.4), with the good high
-/// half folded into the low one, by which a table finds its place.
+/// A hash of addresses by multiplication (Knuth, "Sorting and Searching", 6.4). The good high half
+/// is folded into the low one, which a table looks at.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AddressHasher(u64);
 
@@ -33,14 +33,14 @@ impl Hasher for AddressHasher {
     }
 }
 
-/// Where the memory of a block is from.
+/// The origin of a block's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
-    /// A segment that came as a whole.
+    /// A segment that was reserved as a whole.
     Segment,
     /// Pages of an expandable segment.
     Pages,
-    /// Nowhere: addresses of an expandable segment that have no memory. Always free.
+    /// Addresses of an expandable segment that have no memory. Always free.
     Nothing,
 }
 
@@ -55,9 +55,9 @@ pub(super) struct Block {
     pub(super) backing: Backing,
     pub(super) prev: Option<Slot>,
     pub(super) next: Option<Slot>,
-    /// Other streams that used it since it was allocated.
+    /// Other streams that used the block since it was allocated.
     pub(super) uses: Vec<StreamId>,
-    /// Searches of its pool before it became free.
+    /// Number of searches of its pool before it became free.
     pub(super) born: u64,
 }
 
@@ -66,7 +66,7 @@ impl Block {
         self.address + self.size_bytes
     }
 
-    /// Not split, and not of an expandable segment: it can be released.
+    /// True if the block is not split, and not of an expandable segment: it can be released.
     pub(super) fn is_whole(&self) -> bool {
         self.prev.is_none() && self.next.is_none() && self.backing == Backing::Segment
     }
@@ -94,7 +94,7 @@ pub(super) struct Heap {
     vacant: Vec<Slot>,
     /// Address of a segment → its first block.
     pub(super) segments: BTreeMap<u64, Slot>,
-    /// Address of an expandable segment → what it is.
+    /// Address of an expandable segment → the segment.
     pub(super) ranges: BTreeMap<u64, Range>,
     /// Address → a block that is active or pending.
     pub(super) taken: HashMap<u64, Slot, BuildHasherDefault<AddressHasher>>,
@@ -135,11 +135,12 @@ impl Heap {
     /// A block that is all of a segment or of a range, in no set yet.
     pub(super) fn insert_whole(
         &mut self,
-        (address, size_bytes): (u64, u64),
+        range: AddressRange,
         stream: StreamId,
         pool: Pool,
         backing: Backing,
     ) -> Slot {
+        let AddressRange { address, size_bytes } = range;
         let (state, requested_bytes, born) = (BlockState::Free, 0, 0);
         let (prev, next, uses) = (None, None, Vec::new());
         self.insert(Block {
@@ -165,13 +166,14 @@ impl Heap {
         stream: StreamId,
         pool: Pool,
     ) -> Slot {
-        let slot = self.insert_whole((address, size_bytes), stream, pool, Backing::Segment);
+        let slot =
+            self.insert_whole(AddressRange { address, size_bytes }, stream, pool, Backing::Segment);
         self.segments.insert(address, slot);
         self.reserved_bytes += size_bytes;
         slot
     }
 
-    /// Cuts a block that is in no set; the rest, in no set either.
+    /// Cuts a block that is in no set. Returns the rest, which is in no set either.
     pub(super) fn split(&mut self, slot: Slot, size_bytes: u64) -> Slot {
         let block = self.block(slot);
         let rest = Block {
@@ -233,8 +235,8 @@ impl Heap {
         self.put_merged(slot);
     }
 
-    /// Puts a block that is in no set among the free ones, in one with its neighbours that are free
-    /// and of the same backing; the block it became.
+    /// Puts a block that is in no set among the free ones, merged with its free neighbours of the
+    /// same backing. Returns the block that it became.
     pub(super) fn put_merged(&mut self, slot: Slot) -> Slot {
         let Block { backing, prev, next, .. } = *self.block(slot);
         let merges = |heap: &Heap, at: &Slot| {
@@ -268,7 +270,7 @@ impl Heap {
         self.vacant.push(gone);
     }
 
-    /// Forgets a segment that is one free block; its size.
+    /// Forgets a segment that is one free block. Returns its size.
     pub(super) fn remove_segment(&mut self, slot: Slot) -> u64 {
         let Block { address, size_bytes, .. } = *self.block(slot);
         assert!(self.block(slot).is_whole(), "the segment at {address:#x} is in one piece");

@@ -1,4 +1,4 @@
-//! The heap as data, and back.
+//! Conversions between the heap and plain data.
 
 use super::block::{
     AddressRange, BlockLayout, BlockState, Pool, RangeLayout, SegmentLayout, StreamId,
@@ -13,7 +13,7 @@ impl From<&Block> for BlockLayout {
     }
 }
 
-/// Whether the blocks tile their segment, and no two that are free touch.
+/// Checks that the blocks tile their segment, and no two free ones touch.
 fn check_tiles(layout: &SegmentLayout) -> Result<(), LayoutError> {
     let flaw = LayoutError { address: layout.address };
     let (mut at, mut was_free) = (layout.address, false);
@@ -29,7 +29,8 @@ fn check_tiles(layout: &SegmentLayout) -> Result<(), LayoutError> {
     if end == Some(at) && !layout.blocks.is_empty() { Ok(()) } else { Err(flaw) }
 }
 
-/// Whether the parts are whole pages in order, with room between them, and of one owner.
+/// Checks that the parts are whole pages in order, with gaps between them, and of one stream and
+/// pool.
 fn check_pages(layout: &RangeLayout) -> Result<(), LayoutError> {
     let RangeLayout { range, page_bytes, stream, pool, ref mapped } = *layout;
     let flaw = LayoutError { address: range.address };
@@ -54,7 +55,7 @@ fn check_pages(layout: &RangeLayout) -> Result<(), LayoutError> {
 }
 
 impl Heap {
-    /// Whether nothing is held between two addresses.
+    /// True if nothing is held between two addresses.
     pub(super) fn is_vacant(&self, address: u64, end: u64) -> bool {
         let segment = self.segments.range(..end).next_back();
         let segment_end =
@@ -76,7 +77,7 @@ impl Heap {
         Ok(())
     }
 
-    /// Cuts a block that is in no set into these, each in its set.
+    /// Cuts a block that is in no set into `blocks`, each in its set.
     fn fill(&mut self, mut slot: Slot, blocks: &[BlockLayout]) {
         for (index, block) in blocks.iter().enumerate() {
             let is_last = index + 1 == blocks.len();
@@ -97,8 +98,8 @@ impl Heap {
         stream: StreamId,
         pool: Pool,
     ) -> Slot {
+        let first = self.insert_whole(range, stream, pool, Backing::Nothing);
         let AddressRange { address, size_bytes } = range;
-        let first = self.insert_whole((address, size_bytes), stream, pool, Backing::Nothing);
         self.ranges.insert(address, Range { size_bytes, page_bytes, first });
         first
     }
@@ -131,7 +132,7 @@ impl Heap {
         Ok(())
     }
 
-    /// Whatever has memory, by address: segments, and each part of an expandable one.
+    /// Segments, and parts of expandable ones that have memory, by address.
     pub(super) fn layout(&self) -> Vec<SegmentLayout> {
         let segments = self.segments.values().flat_map(|&first| self.parts(first));
         let ranges = self.ranges.values().flat_map(|range| self.parts(range.first));

@@ -1,14 +1,14 @@
 //! The placement rules of PyTorch's CUDA caching allocator, as arithmetic on addresses.
 //!
-//! After `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.h` of PyTorch (BSD-3,
-//! early 2026), as published; no code is shared. These rules place every block where PyTorch places
-//! it, so that its recorded traces replay address for address (crate `lowtide-trace`), and a policy
-//! can be compared with PyTorch's on the same requests.
+//! The rules follow `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.h` of PyTorch
+//! (BSD-3, early 2026), as published; no code is shared. These rules place every block where
+//! PyTorch places it, so that its recorded traces replay address for address (crate
+//! `lowtide-trace`), and a policy can be compared with PyTorch's on the same requests.
 //!
 //! - A *segment* comes from a [`SegmentSource`]; *blocks* tile it. Small requests (at most 1 MiB)
 //!   and large ones live in two pools that never share a segment.
 //! - The smallest free block of the same stream that fits is taken, the lowest on ties.
-//! - What is left of it becomes a free block if it is worth it: 512 bytes in the small pool, more
+//! - The rest of it becomes a free block if it is at least 512 bytes in the small pool, or more
 //!   than 1 MiB in the large one. Else it stays with the block, as waste.
 //! - A freed block merges with its free neighbours. One that other streams used stays active until
 //!   [`complete_free`](TorchPolicy::complete_free) says that they have passed.
@@ -16,7 +16,7 @@
 //!   ones that are free get memory, by pages of 2 MiB (small pool) or 20 MiB (large pool); free
 //!   pages lose it when the cache is emptied.
 //!
-//! Not here: private pools of graph captures, callbacks on a lack of memory.
+//! Private pools of graph captures and callbacks on a lack of memory are left out.
 
 mod block;
 mod check;

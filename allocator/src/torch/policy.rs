@@ -1,4 +1,4 @@
-//! Allocate and free.
+//! The policy: allocate and free.
 
 use std::collections::BTreeSet;
 
@@ -8,17 +8,17 @@ use super::heap::{Backing, Heap, Slot};
 use super::settings::{self, REQUEST_BYTES_END, TorchSettings};
 use super::source::{Noted, SegmentSource, SourceCall};
 
-/// What became of a block that its owner freed.
+/// The state of a block after its owner freed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freed {
-    /// It may be reused at once.
+    /// The block may be reused at once.
     Completed,
-    /// Other streams used it: it stays active until
+    /// Other streams used the block: it stays active until
     /// [`complete_free`](TorchPolicy::complete_free).
     Pending,
 }
 
-/// What happened so far.
+/// Counters of events so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TorchCounters {
     /// Segments asked of the source, whether it gave them or not.
@@ -40,21 +40,21 @@ pub struct TorchCounters {
 /// A block that was handed out, and what it took.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Where it begins.
+    /// First address.
     pub address: u64,
-    /// Its whole size.
+    /// Size, with bytes beyond the request.
     pub size_bytes: u64,
-    /// What the source did for it, in order; nothing if the block came from the cache.
+    /// Calls of the source for it, in order; none if the block came from the cache.
     pub source_calls: Vec<SourceCall>,
 }
 
-/// What is looked for.
+/// A request with its rounded size and its pool.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
     pub(super) size_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) pool: Pool,
-    /// Whether expandable segments are in force for it.
+    /// True if expandable segments are in force for it.
     pub(super) is_expandable: bool,
     segment_bytes: u64,
 }
@@ -80,7 +80,7 @@ pub struct TorchPolicy {
 }
 
 impl TorchPolicy {
-    /// Holds no segment yet.
+    /// A policy that holds no segment.
     pub fn new(settings: TorchSettings) -> Self {
         TorchPolicy {
             settings,
@@ -171,7 +171,7 @@ impl TorchPolicy {
         Ok(Some(self.hand_out(slot, &want, requested_bytes)))
     }
 
-    /// [`allocate`](Self::allocate), for a front that has to know what the source did for it.
+    /// [`allocate`](Self::allocate), for a front that has to know the calls of the source.
     ///
     /// # Errors
     /// `OutOfMemory` or `TooLarge`.
@@ -203,7 +203,7 @@ impl TorchPolicy {
         let is_segment = |&slot: &Slot| self.heap.block(slot).backing == Backing::Segment;
         if !is_segment(&slot) {
             if want.is_expandable {
-                // The size of a block that can grow in place is what it can grow to.
+                // A block that can grow in place counts with the size that it can grow to.
                 for next in fits {
                     let is_better = self.heap.room_bytes(next) < self.heap.room_bytes(slot);
                     if !is_better || is_segment(&slot) {
@@ -243,7 +243,7 @@ impl TorchPolicy {
         want: &Request,
         source: &mut (impl SegmentSource + ?Sized),
     ) -> Option<Slot> {
-        // Of what expandable segments need, too, the limit sees a whole segment.
+        // The limit counts a whole segment, also where expandable segments need less.
         let after_bytes = self.heap.reserved_bytes + want.segment_bytes;
         if self.settings.limit_bytes.is_some_and(|limit_bytes| after_bytes > limit_bytes) {
             return None;
@@ -318,7 +318,7 @@ impl TorchPolicy {
         Ok(())
     }
 
-    /// The streams that used a pending block have passed: it may be reused.
+    /// Makes a pending block reusable: the streams that used it have passed.
     ///
     /// # Errors
     /// `NotThere`.
@@ -352,7 +352,7 @@ impl TorchPolicy {
         self.active_bytes
     }
 
-    /// What happened so far.
+    /// Counters of events so far.
     pub fn counters(&self) -> TorchCounters {
         self.counters
     }
@@ -362,8 +362,8 @@ impl TorchPolicy {
         &self.settings
     }
 
-    /// Other rules from now on (`torch.cuda.memory._set_allocator_settings`); blocks and segments
-    /// stay as they are.
+    /// Changes the rules from now on (`torch.cuda.memory._set_allocator_settings`); blocks and
+    /// segments stay as they are.
     pub fn set_settings(&mut self, settings: TorchSettings) {
         self.settings = settings;
     }
@@ -373,7 +373,7 @@ impl TorchPolicy {
         self.heap.taken.get(&address).map(|&slot| self.heap.block(slot).size_bytes)
     }
 
-    /// The free block right behind the taken one at `address`; 0 if there is none.
+    /// Size of the free block right behind the taken one at `address`; 0 if there is none.
     pub fn free_bytes_after(&self, address: u64) -> u64 {
         let slot = self.heap.taken.get(&address);
         let next = slot.and_then(|&slot| self.heap.block(slot).next);
@@ -392,13 +392,13 @@ impl TorchPolicy {
         })
     }
 
-    /// Every segment, every part of an expandable one that has memory, and their blocks, by
-    /// address: the list that PyTorch's snapshot has.
+    /// Segments and parts of expandable ones that have memory, with their blocks, by address: the
+    /// list of PyTorch's snapshot.
     pub fn segments(&self) -> Vec<SegmentLayout> {
         self.heap.layout()
     }
 
-    /// Every expandable segment, by address.
+    /// Expandable segments, by address.
     pub fn ranges(&self) -> Vec<RangeLayout> {
         self.heap.range_layout()
     }

@@ -1,4 +1,4 @@
-//! Giving segments back to the source.
+//! Release of segments to the source.
 
 use super::block::{BlockState, Pool};
 use super::error::TorchError;
@@ -8,7 +8,7 @@ use super::source::SegmentSource;
 
 impl TorchPolicy {
     /// Waits for all streams, completes every pending free, and releases what is free
-    /// (`torch.cuda.empty_cache`); how many bytes.
+    /// (`torch.cuda.empty_cache`). Returns the bytes.
     ///
     /// # Panics
     /// If pages were mapped and the source has none any more.
@@ -20,7 +20,7 @@ impl TorchPolicy {
     }
 
     /// Releases every segment that is one free block, and the whole pages of every free block of
-    /// expandable segments; how many bytes.
+    /// expandable segments. Returns the bytes.
     ///
     /// Blocks that are pending stay; [`empty_cache`](Self::empty_cache) waits for them.
     ///
@@ -41,7 +41,7 @@ impl TorchPolicy {
         released_bytes
     }
 
-    /// Forgets the segment at `address` without telling a source; its size.
+    /// Forgets the segment at `address` without telling a source. Returns its size.
     ///
     /// # Errors
     /// `NotThere`, unless it is one free block.
@@ -95,8 +95,8 @@ impl TorchPolicy {
         }
     }
 
-    /// With a split limit: releases the smallest oversize block of the stream that would do, else
-    /// the largest ones until together they would. Whether enough was released.
+    /// Releases oversize blocks of the stream, if there is a split limit: the smallest one that is
+    /// enough, else the largest ones until together they are. Returns true if enough was released.
     ///
     /// A block of an expandable segment is not released; where it is the smallest one that would
     /// do, PyTorch looks at none above it.

@@ -1,4 +1,4 @@
-//! Sizes: how requests are rounded and how large segments are.
+//! Settings and sizes: how requests are rounded and how large segments are.
 
 use super::block::Pool;
 use super::policy::Request;
@@ -31,10 +31,10 @@ const _: () = assert!(LARGE_SEGMENT_BYTES >= MADE_TO_MEASURE_BYTES_MIN);
 pub struct TorchSettings {
     /// Blocks of at least this size are never split; `None`: all may be.
     pub max_split_bytes: Option<u64>,
-    /// What a request of at least `max_split_bytes` may waste of a cached block.
+    /// Bytes of a cached block that a request of at least `max_split_bytes` may waste.
     pub max_non_split_rounding_bytes: u64,
-    /// Into how many steps each power of two is divided for rounding: `[0]` below 2 MiB, then one
-    /// for each doubling, `[15]` from 32 GiB on. 0 and 1 mean multiples of 512 bytes.
+    /// Steps that each power of two is divided into for rounding: `[0]` below 2 MiB, then one for
+    /// each doubling, `[15]` from 32 GiB on. 0 and 1 mean multiples of 512 bytes.
     pub power2_divisions: [u64; INTERVALS],
     /// Segments for requests over 1 and under 10 MiB, and the pages of expandable segments of the
     /// large pool; more than 10 MiB.
@@ -42,7 +42,7 @@ pub struct TorchSettings {
     /// Reserved bytes over which old segments are collected, as a part of `limit_bytes`; 0 turns
     /// it off, and so does the absence of a limit.
     pub garbage_collection_threshold: f64,
-    /// Never reserve more: PyTorch's memory fraction times the device's memory.
+    /// The most bytes that are reserved: PyTorch's memory fraction times the device's memory.
     pub limit_bytes: Option<u64>,
     /// `per_process_memory_fraction`: [`for_device`](Self::for_device) makes it a limit.
     pub memory_fraction: Option<f64>,
@@ -67,7 +67,7 @@ impl Default for TorchSettings {
 }
 
 impl TorchSettings {
-    /// These settings on a device with `device_bytes` of memory: a
+    /// The settings on a device with `device_bytes` of memory: a
     /// [`memory_fraction`](Self::memory_fraction) below 1 becomes the limit, 1 lifts it.
     #[must_use]
     pub fn for_device(mut self, device_bytes: u64) -> TorchSettings {
@@ -112,7 +112,7 @@ impl TorchSettings {
         }
     }
 
-    /// Whether every segment is whole pages of this size.
+    /// True if every segment is whole pages of this size.
     pub(crate) fn fill_pages(&self, page_bytes: u64) -> bool {
         let large_bytes = self.page_bytes(Pool::Large);
         let lengths = [SMALL_SEGMENT_BYTES, SEGMENT_GRAIN_BYTES, large_bytes];
@@ -127,7 +127,7 @@ impl TorchSettings {
         }
     }
 
-    /// Whether what a request would leave of a block becomes a block of its own. With expandable
+    /// True if the rest of a block behind a request becomes a block of its own. With expandable
     /// segments PyTorch splits every block like those of the small pool, wherever it lies.
     pub(super) fn splits(&self, want: &Request, remainder_bytes: u64) -> bool {
         if want.pool == Pool::Small || want.is_expandable {
@@ -137,7 +137,7 @@ impl TorchSettings {
         }
     }
 
-    /// Whether the best fit may be taken at all.
+    /// True if the best fit may be taken.
     pub(super) fn accepts(&self, rounded_bytes: u64, block_bytes: u64) -> bool {
         if self.is_oversize(rounded_bytes) {
             block_bytes - rounded_bytes < self.max_non_split_rounding_bytes
@@ -146,12 +146,12 @@ impl TorchSettings {
         }
     }
 
-    /// Whether blocks of this size are never split.
+    /// True if blocks of this size are never split.
     pub fn is_oversize(&self, size_bytes: u64) -> bool {
         self.max_split_bytes.is_some_and(|max_split_bytes| size_bytes >= max_split_bytes)
     }
 
-    /// Above how many reserved bytes old segments are collected.
+    /// Reserved bytes above which old segments are collected; `None` if none are.
     pub(super) fn collect_above_bytes(&self) -> Option<u64> {
         let threshold = self.garbage_collection_threshold;
         self.limit_bytes.filter(|_| threshold > 0.0).map(|limit| (threshold * limit as f64) as u64)

@@ -1,8 +1,8 @@
-//! Where segments and pages come from, and what was asked of whom.
+//! Sources of segments and pages, and the log of their calls.
 
 use super::block::{AddressRange, StreamId};
 
-/// Where segments come from.
+/// A source of segments.
 pub trait SegmentSource {
     /// The address of a new segment of `size_bytes`; `None` if there is no room.
     fn reserve(&mut self, size_bytes: u64) -> Option<u64>;
@@ -14,7 +14,7 @@ pub trait SegmentSource {
     /// all of them free. A source without streams has nothing to wait for.
     fn synchronize(&mut self) {}
 
-    /// The same source by pages, if it can map them. Without it,
+    /// The source of pages, if it can map them. Without one,
     /// [`expandable_segments`](crate::torch::TorchSettings::expandable_segments) has no effect, as
     /// on the platforms where PyTorch lacks them.
     fn pages(&mut self) -> Option<&mut dyn PageSource> {
@@ -24,16 +24,16 @@ pub trait SegmentSource {
 
 /// A source that can put memory behind addresses page by page.
 pub trait PageSource {
-    /// Addresses without memory for blocks of `stream`: a multiple of `page_bytes`, and more than
-    /// the device has, as pages move towards the end while holes are left behind (PyTorch takes 9/8
-    /// of the device's memory). `None` if there are not so many addresses.
+    /// Reserves addresses without memory for blocks of `stream`: a multiple of `page_bytes`, and
+    /// more than the device has memory, as pages move towards the end while holes are left behind
+    /// (PyTorch takes 9/8 of the device's memory). `None` if there are too few addresses.
     fn reserve_range(&mut self, page_bytes: u64, stream: StreamId) -> Option<AddressRange>;
 
     /// Takes back a range, none of whose pages has memory.
     fn release_range(&mut self, range: AddressRange);
 
-    /// Puts memory behind whole pages of a range; whether there was enough. If not, none of them
-    /// has any.
+    /// Puts memory behind whole pages of a range. Returns false if there was not enough: then no
+    /// page has any.
     fn map(&mut self, pages: AddressRange) -> bool;
 
     /// Takes the memory from pages that were mapped, by one call or by several. Their blocks are
@@ -41,7 +41,7 @@ pub trait PageSource {
     fn unmap(&mut self, pages: AddressRange);
 }
 
-/// Something that a source did for the policy.
+/// A call of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceCall {
     /// A segment was reserved.
@@ -56,16 +56,16 @@ pub enum SourceCall {
     Map(AddressRange),
     /// Pages were unmapped.
     Unmap(AddressRange),
-    /// It waited for all streams.
+    /// The source waited for all streams.
     Synchronize,
-    /// It had no room for a segment, or for pages, of so many bytes.
+    /// The source had no room for a segment, or for pages, of this size.
     Refuse {
         /// Length in bytes.
         size_bytes: u64,
     },
 }
 
-/// Notes what a source does.
+/// A source that notes its calls.
 #[derive(Debug)]
 pub(super) struct Noted<'a, S: ?Sized> {
     source: &'a mut S,
@@ -124,9 +124,10 @@ impl<S: SegmentSource + ?Sized> PageSource for Noted<'_, S> {
 
     fn map(&mut self, pages: AddressRange) -> bool {
         let is_mapped = self.inner().map(pages);
-        self.calls.push(match is_mapped {
-            true => SourceCall::Map(pages),
-            false => SourceCall::Refuse { size_bytes: pages.size_bytes },
+        self.calls.push(if is_mapped {
+            SourceCall::Map(pages)
+        } else {
+            SourceCall::Refuse { size_bytes: pages.size_bytes }
         });
         is_mapped
     }

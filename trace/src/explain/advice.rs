@@ -1,4 +1,4 @@
-//! What the numbers suggest: each piece of advice has a bound below which it is not given.
+//! Advice that the numbers suggest. Each piece has a bound below which it is not given.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::page::grouped;
 use super::{Explanation, Failure, Phase, PhaseShare};
 use crate::recording::{Recording, Site};
 
-/// Of the peak, in thousandths: below this a category is not worth a word.
+/// Shares of the peak, in thousandths, below which a category is not mentioned.
 const ACTIVATION_PERMILLE: u64 = 400;
 const OPTIMIZER_STATE_PERMILLE: u64 = 250;
 const GRADIENT_PERMILLE: u64 = 200;
@@ -17,16 +17,16 @@ const WORKSPACE_PERMILLE: u64 = 150;
 const UNKNOWN_PERMILLE: u64 = 500;
 const ROUNDING_PERMILLE: u64 = 50;
 const WAITING_PERMILLE: u64 = 20;
-/// What is reserved at most, over what is in use at most.
+/// The most that is reserved, in thousandths of the most that is in use.
 const RESERVED_PERMILLE: u64 = 1100;
-/// Of the capacity, at the most that is reserved.
+/// The most that is reserved, in thousandths of the capacity.
 const FULL_PERMILLE: u64 = 950;
-/// In the last quarter of the events; a few are the tail of something.
+/// Calls in the last quarter of the events; fewer are the tail of something.
 const SOURCE_CALLS_MIN: u64 = 4;
-/// What a page is taken to be where the recording does not say: that of CUDA's driver.
+/// The page of CUDA's driver, for recordings that do not say theirs.
 const PAGE_BYTES: u64 = 2 << 20;
 
-/// One suggestion and the numbers that it rests on.
+/// A suggestion and the numbers that it rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Advice {
@@ -39,25 +39,25 @@ pub enum Advice {
     Missing {
         /// The failure that lacked the most.
         failure: Failure,
-        /// What it lacked.
+        /// Bytes that it lacked.
         missing_bytes: u64,
     },
     /// Blocks of a site are allocated all the time and never freed.
     Growth {
         /// The line that asked for it.
         site: Site,
-        /// How many blocks.
+        /// The number of blocks.
         blocks: u64,
-        /// What they take.
+        /// Bytes of these blocks.
         bytes: u64,
     },
     /// A category has much of the peak.
     Category {
-        /// Which; `None` for bytes of no known category.
+        /// The category; `None` for bytes of no known one.
         category: Option<Category>,
-        /// What it has.
+        /// Bytes of the category.
         bytes: u64,
-        /// What is in use in all.
+        /// Bytes in use in all.
         in_use_bytes: u64,
     },
     /// Much more is reserved than is in use.
@@ -66,38 +66,39 @@ pub enum Advice {
         reserved_bytes: u64,
         /// The most that was in use.
         in_use_bytes: u64,
-        /// What a replay of the same requests reserves at most on this crate's own policy; `None`
-        /// if that is the recorded one, it is not less, or the recording cannot be replayed.
+        /// The most that the policy `pages` reserves for the same requests; `None` if that is the
+        /// recorded policy, it is not less, or the recording cannot be served.
         pages_bytes: Option<u64>,
-        /// The same for PyTorch with expandable segments; `None` also if the recording has them.
+        /// The most that PyTorch's rules with expandable segments reserve for the same requests;
+        /// `None` also if the recording has expandable segments.
         expandable_bytes: Option<u64>,
     },
-    /// No category was recorded, but the sites tell what part of the step asked.
+    /// No category was recorded, but the sites show which phase of the step asked.
     Phases {
         /// Blocks at the peak, by phase.
         by_phase: Vec<PhaseShare>,
-        /// What is in use in all.
+        /// Bytes in use in all.
         in_use_bytes: u64,
     },
     /// Rounding takes much.
     Rounding {
-        /// What it takes at the peak.
+        /// Bytes of rounding at the peak.
         rounding_bytes: u64,
-        /// Live then.
+        /// Live bytes at the peak.
         live_bytes: u64,
     },
-    /// At the peak much only waits for other streams.
+    /// Much of the peak only waits for other streams.
     Waiting {
         /// Bytes that wait for another stream.
         waiting_bytes: u64,
-        /// What is in use in all.
+        /// Bytes in use in all.
         in_use_bytes: u64,
     },
-    /// The source is still called when a steady state would need it no more.
+    /// The source is still called, although a steady state needs no call.
     SourceCalls {
-        /// In the last quarter of the events.
+        /// Calls in the last quarter of the events.
         last_quarter: u64,
-        /// In all events.
+        /// Calls in all events.
         all: u64,
     },
     /// Hardly anything of the capacity is left.
@@ -109,7 +110,7 @@ pub enum Advice {
     },
 }
 
-/// All that the numbers carry, in the order of [`Advice`].
+/// The advice that the numbers support, in the order of [`Advice`].
 pub(super) fn advise(told: &Explanation, recording: &Recording) -> Vec<Advice> {
     let mut advice = failures(told);
     // Blocks of unknown sites have nothing in common.
@@ -205,17 +206,17 @@ fn failures(told: &Explanation) -> Vec<Advice> {
     advice
 }
 
-/// Whether there is a whole, and the part has so many thousandths of it.
+/// True if there is a whole, and the part is at least `permille` thousandths of it.
 fn is_at_least(part: u64, permille: u64, whole: u64) -> bool {
     whole > 0 && u128::from(part) * 1000 >= u128::from(permille) * u128::from(whole)
 }
 
-/// With one digit after the point.
+/// A share with one digit after the point.
 pub(super) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "0.0 %".into();
     }
-    // In whole numbers, so that every machine rounds alike.
+    // Whole numbers round alike on every machine.
     let permille = (u128::from(part) * 1000 + u128::from(whole) / 2) / u128::from(whole);
     format!("{}.{} %", permille / 10, permille % 10)
 }
@@ -323,7 +324,7 @@ fn fmt_phases(
     Ok(())
 }
 
-/// With two digits after the point, 0 of nothing.
+/// A ratio with two digits after the point, 0 where the whole is nothing.
 pub(super) fn ratio(part: u64, whole: u64) -> String {
     let hundredths = (u128::from(part) * 100 + u128::from(whole) / 2)
         .checked_div(u128::from(whole))

@@ -1,4 +1,4 @@
-//! Counts what an explanation tells.
+//! Counts the numbers of an explanation.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -54,11 +54,11 @@ impl Recording {
     }
 }
 
-/// The most of everything.
+/// The largest levels of a recording.
 struct Tops {
     moment: usize,
     levels: Levels,
-    /// When, and how much.
+    /// The moment and the bytes.
     reserved: (usize, u64),
     waiting_bytes_max: u64,
 }
@@ -194,7 +194,7 @@ fn failures(lives: &Lives) -> Vec<Failure> {
         let Some(index) = moment.checked_sub(1) else { return };
         let event = &lives.recording.events[index];
         let EventKind::OutOfMemory { free_bytes } = event.kind else { return };
-        // Each one undoes the whole rest; programs do not survive many.
+        // Finding a hole undoes all later events. Programs do not survive many failures.
         let is_counted = failures.len() < LIST_LEN_MAX;
         failures.push(Failure {
             event: index as u64,

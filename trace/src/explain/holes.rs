@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use crate::lifetimes::Lives;
 use crate::recording::EventKind;
 
-/// `None` if the events after the moment do not lead to the recorded end.
+/// The size of the largest hole; `None` if the events after the moment do not lead to the recorded
+/// end.
 pub(super) fn largest_hole_bytes(lives: &Lives, moment: usize) -> Option<u64> {
     let mut ranges = ranges_at(lives, moment)?;
     for life in lives.lives.iter().filter(|life| life.is_live_at(moment)) {
@@ -25,8 +26,8 @@ pub(super) fn largest_hole_bytes(lives: &Lives, moment: usize) -> Option<u64> {
     Some(ranges.iter().map(|(from, to)| to - from).max().unwrap_or(0))
 }
 
-/// What was reserved at a moment, first address to the one behind the last: the end, with the
-/// events undone from the last one on.
+/// Reserved ranges at a moment, first address to the one behind the last: those of the end, with
+/// the events undone from the last one on.
 fn ranges_at(lives: &Lives, moment: usize) -> Option<BTreeMap<u64, u64>> {
     let mut ranges = BTreeMap::new();
     for range in &lives.recording.end {
@@ -49,7 +50,7 @@ fn ranges_at(lives: &Lives, moment: usize) -> Option<BTreeMap<u64, u64>> {
     Some(ranges)
 }
 
-/// Takes a part out; `None` if it is not there as a whole.
+/// Takes a range out; `None` if not all of it is there.
 fn cut(ranges: &mut BTreeMap<u64, u64>, address: u64, size_bytes: u64) -> Option<()> {
     let to = address.checked_add(size_bytes)?;
     let mut at = address;

@@ -1,9 +1,8 @@
-//! Where the memory of a recording went, in numbers; [`Display`](std::fmt::Display) says it in
-//! words.
+//! The use of memory in a recording, in numbers; [`Display`](std::fmt::Display) gives it in words.
 //!
-//! *In use* are live blocks and charged bytes, *cached* is what was reserved beyond them. Wherever
-//! several moments or items qualify, the earliest or the first in the recording is meant, so the
-//! same recording always gives the same explanation.
+//! Live blocks and charged bytes are *in use*; bytes reserved beyond them are *cached*. Where
+//! several moments or items qualify, the earliest or the first in the recording is taken, so that a
+//! recording always gives the same explanation.
 
 mod advice;
 mod count;
@@ -19,7 +18,7 @@ pub use self::advice::Advice;
 pub use self::phases::{Phase, PhaseShare};
 use super::recording::Site;
 
-/// What [`Recording::explain`](super::Recording::explain) found.
+/// The result of [`Recording::explain`](super::Recording::explain).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// The policy's name.
@@ -32,17 +31,18 @@ pub struct Explanation {
     pub lost_events: u64,
     /// Events of the recording.
     pub events: u64,
-    /// From the first event to the last.
+    /// Time from the first event to the last.
     pub duration_us: u64,
     /// The moment at which the most was in use.
     pub peak: Peak,
     /// The moment at which the most was reserved.
     pub reserved_peak: Moment,
-    /// What was reserved then.
+    /// Bytes reserved at that moment.
     pub reserved_peak_bytes: u64,
     /// Blocks that are there from the beginning to the end.
     pub throughout: Group,
-    /// The same by category, in the order of [`Category::ALL`], the unknown last; none is empty.
+    /// These blocks by category, in the order of [`Category::ALL`], the unknown last; none is
+    /// empty.
     pub throughout_by_category: Vec<CategoryShare>,
     /// Blocks that were allocated and freed in the recording, by site and category: those with the
     /// largest block first, at most ten.
@@ -51,13 +51,13 @@ pub struct Explanation {
     pub failures: Vec<Failure>,
     /// Blocks that were allocated in the recording and never freed.
     pub unfreed: Group,
-    /// The same by site: at most ten, most bytes first, but all that grow before the others.
+    /// Blocks that were never freed, by site: at most ten, sites that grow first, then by bytes.
     pub unfreed_by_site: Vec<Unfreed>,
-    /// How much came and went.
+    /// Allocations, frees and calls of the source.
     pub churn: Churn,
-    /// What waited for other streams.
+    /// Blocks that waited for other streams.
     pub waits: Waits,
-    /// What the numbers suggest, most important first.
+    /// Advice, most important first.
     pub advice: Vec<Advice>,
 }
 
@@ -66,49 +66,49 @@ pub struct Explanation {
 pub struct Moment {
     /// Index of the event before it; `None` before the first.
     pub event: Option<u64>,
-    /// Events before it, of all: 0 to 1.
+    /// The share of all events that come before it: 0 to 1.
     pub fraction: f64,
 }
 
-/// Some blocks.
+/// A number of blocks and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     /// The number of blocks.
     pub blocks: u64,
-    /// How much they take.
+    /// Their bytes.
     pub bytes: u64,
 }
 
-/// What a category has.
+/// Blocks and bytes of a category.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CategoryShare {
     /// `None` where it is not recorded.
     pub category: Option<Category>,
-    /// Live blocks of it.
+    /// Number of its live blocks.
     pub blocks: u64,
-    /// Of blocks, and charged where that counts.
+    /// Bytes of its blocks, and charged bytes where these count.
     pub bytes: u64,
 }
 
-/// What a site has.
+/// Blocks and bytes of a site.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SiteShare {
     /// `None` if it is not known.
     pub site: Option<Site>,
-    /// Live blocks of it.
+    /// Number of its live blocks.
     pub blocks: u64,
-    /// What they take.
+    /// Bytes of these blocks.
     pub bytes: u64,
 }
 
-/// What a module of the model has.
+/// Blocks and bytes of a module of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleBytes {
-    /// Its path, `(root)` for the model itself; empty for what is no module's.
+    /// Path of the module, `(root)` for the model itself; empty for blocks of no module.
     pub module: String,
-    /// Live blocks of it.
+    /// Number of its live blocks.
     pub blocks: u64,
-    /// What they take.
+    /// Bytes of these blocks.
     pub bytes: u64,
 }
 
@@ -119,35 +119,35 @@ pub struct Peak {
     pub moment: Moment,
     /// `live + charged`.
     pub in_use_bytes: u64,
-    /// Under live blocks.
+    /// Bytes of live blocks.
     pub live_bytes: u64,
     /// Live blocks.
     pub live_blocks: u64,
-    /// What their owners asked for.
+    /// Bytes that the owners of live blocks asked for.
     pub requested_bytes: u64,
-    /// Taken behind the allocator's back.
+    /// Bytes taken outside of the allocator and charged.
     pub charged_bytes: u64,
-    /// From the source, charges included.
+    /// Bytes reserved from the source, charges included.
     pub reserved_bytes: u64,
     /// `reserved - in use`.
     pub cached_bytes: u64,
-    /// Of the live ones, those that their owners gave back and other streams still used.
+    /// Live bytes that their owners gave back and other streams still used.
     pub waiting_bytes: u64,
     /// Blocks and charges, in the order of [`Category::ALL`], the unknown last; none is empty.
     pub by_category: Vec<CategoryShare>,
-    /// Blocks by what their sites tell of the training step, in the order of [`Phase`]; empty where
-    /// a category was recorded, or no site tells anything.
+    /// Blocks by the phase of the training step that their sites show, in the order of [`Phase`];
+    /// empty where a category was recorded, or no site shows a phase.
     pub by_phase: Vec<PhaseShare>,
     /// Blocks, most bytes first, at most ten.
     pub by_site: Vec<SiteShare>,
     /// Blocks, most bytes first, at most ten; empty where no modules are recorded.
     pub by_module: Vec<ModuleBytes>,
-    /// How many sites had live blocks.
+    /// Number of sites that had live blocks.
     pub site_count: u64,
 }
 
 impl Peak {
-    /// What rounding took: `live - requested`.
+    /// Bytes lost to rounding: `live - requested`.
     pub fn rounding_bytes(&self) -> u64 {
         self.live_bytes.saturating_sub(self.requested_bytes)
     }
@@ -156,13 +156,13 @@ impl Peak {
 /// The blocks of a site that came and went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transient {
-    /// What they were for.
+    /// Category of the blocks.
     pub category: Option<Category>,
     /// The line that asked for it.
     pub site: Option<Site>,
     /// The number of blocks.
     pub blocks: u64,
-    /// What the largest of them took.
+    /// Bytes of the largest block.
     pub size_bytes: u64,
     /// The event that allocated the first of that size.
     pub allocated_event: u64,
@@ -173,19 +173,19 @@ pub struct Transient {
 /// A request that failed, and the counters at that moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Which event.
+    /// Index of the event.
     pub event: u64,
-    /// What was asked for.
+    /// Bytes asked for.
     pub requested_bytes: u64,
-    /// What the request was for.
+    /// Category of the request.
     pub category: Option<Category>,
     /// The line that asked for it.
     pub site: Option<Site>,
-    /// What the device still had.
+    /// Bytes that the device still had.
     pub free_bytes: u64,
-    /// Blocks and charges.
+    /// Bytes of blocks and charges.
     pub in_use_bytes: u64,
-    /// Reserved, and not in use.
+    /// Bytes reserved and not in use.
     pub cached_bytes: u64,
     /// The largest stretch of a segment without a block; `None` if the segments of that moment do
     /// not follow from the recording.
@@ -193,7 +193,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Whether free and cached bytes together would have been enough.
+    /// True if free and cached bytes together would have been enough.
     pub fn is_for_fragmentation(&self) -> bool {
         self.free_bytes.saturating_add(self.cached_bytes) >= self.requested_bytes
     }
@@ -204,39 +204,39 @@ impl Failure {
 pub struct Unfreed {
     /// `None` if it is not known.
     pub site: Option<Site>,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// What they take.
+    /// Bytes of these blocks.
     pub bytes: u64,
-    /// The same, by the quarter of the events in which they were allocated.
+    /// Bytes by the quarter of the events in which they were allocated.
     pub bytes_by_quarter: [u64; 4],
 }
 
 impl Unfreed {
-    /// Whether there are more of them in every quarter: what a leak looks like.
+    /// True if bytes were added in every quarter, as by a leak.
     pub fn is_growing(&self) -> bool {
         self.bytes_by_quarter.iter().all(|&bytes| bytes > 0)
     }
 }
 
-/// How much came and went.
+/// Allocations, frees and calls of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Churn {
     /// Blocks that were allocated.
     pub allocations: u64,
-    /// What they took.
+    /// Bytes of the blocks that were allocated.
     pub allocated_bytes: u64,
     /// Blocks that were freed.
     pub frees: u64,
-    /// How often the source gave memory or took it back.
+    /// Times that the source gave memory or took it back.
     pub source_calls: u64,
-    /// The same by quarters of the events.
+    /// Calls of the source by quarters of the events.
     pub source_calls_by_quarter: [u64; 4],
-    /// The last one: index of the event.
+    /// Index of the event with the last call of the source.
     pub last_source_call: Option<u64>,
 }
 
-/// What waited for other streams.
+/// Blocks that waited for other streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
     /// Streams that own blocks.

@@ -1,4 +1,4 @@
-//! Which modules of the model have the memory at the peak.
+//! Memory at the peak by module of the model.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use super::count::LIST_LEN_MAX;
 use crate::lifetimes::Life;
 use crate::recording::Recording;
 
-/// Blocks and bytes by module, most bytes first; nothing if no block has a module.
+/// Blocks and bytes by module, most bytes first; empty if no block has a module.
 pub(super) fn by_module(recording: &Recording, lives: &[&Life]) -> Vec<ModuleBytes> {
     let mut by_module: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for life in lives {

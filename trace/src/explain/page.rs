@@ -8,7 +8,7 @@ use super::advice::percent;
 use crate::recording::Site;
 
 const COLUMNS: usize = 80;
-/// Of the bars behind shares.
+/// Columns of the bars behind shares.
 const BAR_COLUMNS: u64 = 30;
 
 /// Writes lines that fit.
@@ -29,7 +29,7 @@ impl Page<'_, '_> {
         self.item(&format!("  {name:<15} {:>12}  ", Bytes(bytes).to_string()), more)
     }
 
-    /// A part of a whole, with a bar as long.
+    /// Writes a part of a whole, with a bar as long.
     pub(super) fn share(&mut self, name: &str, bytes: u64, whole_bytes: u64) -> fmt::Result {
         let part = u128::from(bytes) * u128::from(BAR_COLUMNS);
         // A sum that saturated is smaller than its parts.
@@ -45,13 +45,13 @@ impl Page<'_, '_> {
         self.line(&format!("{figures}{site}"))
     }
 
-    /// Wrapped, with the indent that it begins with.
+    /// Wraps a text with the indent that it begins with.
     pub(super) fn paragraph(&mut self, text: &str) -> fmt::Result {
         let indent = &text[..text.len() - text.trim_start().len()];
         self.item(indent, text.trim_start())
     }
 
-    /// Wrapped; what follows the first line is indented as far as `head`.
+    /// Wraps a text behind `head`; the lines after the first are indented as far.
     pub(super) fn item(&mut self, head: &str, text: &str) -> fmt::Result {
         let room = COLUMNS - columns(head);
         let indent = " ".repeat(columns(head));
@@ -91,7 +91,7 @@ fn pieces(word: &str, room: usize) -> Vec<&str> {
     pieces
 }
 
-/// The end of a site that fits into so many columns.
+/// The end of a site that fits into `room` columns.
 fn fitting(site: &Site, room: usize) -> String {
     let mut len = room;
     loop {
@@ -104,7 +104,7 @@ fn fitting(site: &Site, room: usize) -> String {
     }
 }
 
-/// What a terminal takes for a text; from the Hangul letters on characters may be two wide.
+/// Columns of a text on a terminal; from the Hangul letters on, characters may be two wide.
 fn columns(text: &str) -> usize {
     text.chars().map(char_columns).sum()
 }

@@ -1,16 +1,16 @@
-//! What part of a training step asked for memory, read off the sites of a recording without
-//! categories.
+//! Phases of a training step, read off the sites of a recording without categories.
 //!
-//! PyTorch's stacks tell: a block of the backward pass comes from a thread of the autograd engine,
-//! which runs a node such as `MulBackward0`; one of the optimizer from a file or function named so.
-//! The rest of the program is forward passes and setup, which look alike.
+//! PyTorch's stacks tell them apart: a block of the backward pass comes from a thread of the
+//! autograd engine, which runs a node such as `MulBackward0`; a block of the optimizer comes from a
+//! file or function of that name. The rest of the program is forward passes and setup, which look
+//! alike.
 
 use std::fmt;
 
 use crate::pytorch::frames::{is_backward, is_native};
 use crate::recording::Site;
 
-/// The part of a training step that asked for a block, as far as its site tells.
+/// The part of a training step that asked for a block, as far as the site shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Phase {
@@ -28,7 +28,7 @@ impl Phase {
     pub(super) const ALL: [Phase; 4] =
         [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Unknown];
 
-    /// Of the code at a site.
+    /// The phase of the code at a site.
     pub(super) fn of(site: Option<&Site>) -> Phase {
         let Some(site) = site else { return Phase::Unknown };
         let Site { file, line, function, .. } = site;
@@ -58,13 +58,13 @@ impl fmt::Display for Phase {
     }
 }
 
-/// What a phase asked for.
+/// Blocks and bytes of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseShare {
     /// The phase of a step.
     pub phase: Phase,
-    /// Live blocks of it.
+    /// Number of its live blocks.
     pub blocks: u64,
-    /// What they take.
+    /// Bytes of these blocks.
     pub bytes: u64,
 }

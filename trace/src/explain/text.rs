@@ -10,7 +10,7 @@ use super::{CategoryShare, Explanation, Group, Peak};
 use crate::lifetimes::printable;
 use crate::recording::Site;
 
-/// What is listed of sites that never freed, of large blocks and of failures.
+/// Lines for sites that never freed, for large blocks and for failures.
 const LINES: usize = 5;
 
 impl fmt::Display for Explanation {
@@ -39,7 +39,7 @@ impl fmt::Display for Explanation {
 }
 
 impl Explanation {
-    /// The same in a few sentences, without tables.
+    /// The explanation in a few sentences, without tables.
     pub(crate) fn paragraphs(&self) -> Vec<String> {
         let peak = &self.peak;
         let mut texts = vec![format!("{} {}", self.headline(), self.peak_sentence())];

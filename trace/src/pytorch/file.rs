@@ -1,4 +1,4 @@
-//! From bytes to a snapshot: decompression and its limits.
+//! Reading of snapshots: decompression and its limits.
 
 use std::io::{self, BufRead, Read};
 
@@ -10,25 +10,25 @@ use crate::error::{TraceError, TraceProblem};
 
 const XZ_MAGIC: [u8; 6] = *b"\xfd7zXZ\0";
 
-/// How many bytes a compressed byte may stand for. Snapshots of PyTorch come to 30 to 50; a file
-/// that comes to more is read after it was decompressed.
+/// Unpacked bytes that are allowed for each compressed one. Snapshots of PyTorch have 30 to 50; a
+/// file with more can be read after it was decompressed.
 pub const PICKLE_PER_XZ_BYTE: usize = 128;
-/// Small files may stand for this much more.
+/// Unpacked bytes that small files may have beyond that.
 const XZ_SLACK_BYTES: u64 = 1 << 20;
-/// So much is decompressed at a time.
+/// Bytes that are decompressed at a time.
 const PART_BYTES: u64 = 64 << 10;
 
-/// How much a file may ask of this machine.
+/// Bounds of what a file may ask of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Size of the pickle, after decompression. A compressed one is also limited by its size on the
     /// disk, see [`PICKLE_PER_XZ_BYTE`].
     pub pickle_bytes: u64,
-    /// What a pickle and its values may take on the heap, including what the recording and its
+    /// Bytes of heap for a pickle and its values, including those that the recording and its
     /// explanation take later. A pickle is also limited by its own size, see
     /// [`MEMORY_PER_BYTE`](super::pickle::MEMORY_PER_BYTE).
     pub memory_bytes: u64,
-    /// What the decompressor may keep. Files of `xz -9` need 65 MiB.
+    /// Bytes that the decompressor may keep. Files of `xz -9` need 65 MiB.
     pub window_bytes: u64,
     /// Size of a trace in JSON lines. Reading it takes up to six times as much memory.
     pub json_bytes: u64,
@@ -81,7 +81,7 @@ pub fn read_snapshot(mut file: impl BufRead, limits: Limits) -> Result<Snapshot,
     Snapshot::from_pickle_within(&bytes, Memory::of(bytes.len(), memory_bytes))
 }
 
-/// Reads `file` to its end, unless there is more than it may stand for.
+/// Reads `file` to its end, unless it unpacks to more than is allowed.
 fn read_within<R: Read>(
     file: &mut R,
     limits: Limits,
@@ -104,7 +104,7 @@ fn read_within<R: Read>(
     }
 }
 
-/// Knows how far a file was read.
+/// A file that knows how far it was read.
 struct Counted<R> {
     file: R,
     read_bytes: usize,

@@ -1,4 +1,4 @@
-//! From the stacks in a pickle to the one line of each that says most.
+//! Sites of the stacks in a pickle: the one line of each stack that says most.
 //!
 //! A stack goes from the allocator outwards: a dozen native frames of PyTorch, then those of the
 //! program, with frames of the interpreter between them. A [`Site`] is the innermost frame of best
@@ -16,13 +16,13 @@ use crate::recording::Site;
 
 /// Names of C++ templates can be too long to read.
 const TEXT_BYTES_MAX: usize = 512;
-/// What an entry of a hash map takes at most beside its key and value: maps double.
+/// Bytes of an entry of a hash map at most, beside its key and value: maps double.
 const ENTRY_BYTES: usize = 48;
 
 /// Files of PyTorch and of the interpreter.
 const FOREIGN_FILES: [&str; 6] =
     ["/torch/", "c10/", "aten/", "torch/csrc/", "<frozen", "/contextlib.py"];
-/// Where packages are installed: the user's own frames are to be read first.
+/// Folders of installed packages: the user's own frames are to be read first.
 const PACKAGE_FOLDERS: [&str; 2] = ["site-packages/", "dist-packages/"];
 /// Functions that take the stack, or are the allocator.
 const RECORDER_FUNCTIONS: [&str; 4] =
@@ -32,16 +32,16 @@ const RECORDER_FUNCTIONS: [&str; 4] =
 const INTERPRETER_FILES: [&str; 4] = ["/Python/", "/Objects/", "/Modules/", "/Programs/"];
 const INTERPRETER_FUNCTIONS: [&str; 7] =
     ["_Py", "Py", "cfunction_", "method_", "__libc_", "_start", "start_thread"];
-/// How files of native code end.
+/// Suffixes of files of native code.
 const NATIVE_SUFFIXES: [&str; 9] =
     [".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".inl"];
 
-/// Whether a file is native code, or none is named, as for code without debug information.
+/// True if a file is native code, or none is named, as for code without debug information.
 pub(crate) fn is_native(file: &str) -> bool {
     matches!(file, "" | "??") || NATIVE_SUFFIXES.iter().any(|suffix| file.ends_with(suffix))
 }
 
-/// Whether a native function runs in backward passes only: a node of the autograd graph, or the
+/// True if a native function runs in backward passes only: a node of the autograd graph, or the
 /// engine that adds gradients up. `Function<T>::apply` is the forward pass of a node in C++.
 pub(crate) fn is_backward(function: &str) -> bool {
     function.contains("torch::autograd::")
@@ -49,10 +49,10 @@ pub(crate) fn is_backward(function: &str) -> bool {
         && !function.contains("autograd::Function<")
 }
 
-/// How much a frame says; less is more.
+/// The kinds of frame, those that say most first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// A line of the program in Python, or of one of PyTorch's optimizers: it says more than the
+    /// A line of the program in Python, or of one of PyTorch's optimizers, which says more than the
     /// line of the program that calls it.
     Program,
     /// A line of an installed package.
@@ -67,9 +67,9 @@ enum Rank {
     Operator,
     /// Other native code.
     Native,
-    /// What runs every program.
+    /// Code that runs every program.
     Interpreter,
-    /// What takes the stack, or is the allocator.
+    /// Code that takes the stack, or is the allocator.
     Recorder,
 }
 
@@ -104,7 +104,7 @@ impl Rank {
     }
 }
 
-/// Sites by number, each once.
+/// Sites by number, each of them once.
 pub(crate) struct Sites<'a> {
     document: &'a Document<'a>,
     sites: Vec<Site>,
@@ -188,7 +188,7 @@ impl<'a> Sites<'a> {
         Ok(rank)
     }
 
-    /// The beginning of a text; nothing if it is none.
+    /// The beginning of a text; empty if the value is no text.
     fn text(&self, record: &Record<'a>, key: &'static str) -> &'a str {
         match record.find(key) {
             Some(Value { kind: Kind::Text(index), .. }) => {

@@ -1,10 +1,10 @@
-//! From a memory snapshot of PyTorch to the neutral form.
+//! A [`Recording`] from a memory snapshot of PyTorch.
 //!
 //! The snapshot is worked through backwards for the state at its beginning, then forwards to give
-//! every block an id. A trace says what was asked for, not how large the block was: blocks of the
-//! end are known, the others take what the policy gives them where a replay agrees with the
-//! recording, and their request rounded up where it does not. Markers (`snapshot` and what users
-//! write) are left out. A free that completes at once is one event.
+//! every block an id. A trace has the size of a request, not of its block: the sizes of blocks at
+//! the end are known, the others are those of a replay where it agrees with the recording, and the
+//! request rounded up where it does not. Markers (`snapshot` and what users write) are left out. A
+//! free that completes at once is one event.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -19,8 +19,8 @@ use crate::recording::{
 };
 
 impl Recording {
-    /// What `snapshot` says of one device. Its budget is not known;
-    /// expandable segments become reserved and released ranges.
+    /// A recording of one device of `snapshot`. The budget is not known; expandable segments become
+    /// reserved and released ranges.
     ///
     /// # Errors
     /// If there is no trace of the device, or the events do not lead to the recorded end.
@@ -29,7 +29,7 @@ impl Recording {
         let segments: Vec<&RecordedSegment> =
             snapshot.segments.iter().filter(|segment| segment.device == device).collect();
         let start = InitialState::for_import(&segments, trace, &snapshot.settings)?;
-        // Nothing that the policy could not have done is a reason to refuse it.
+        // A snapshot is read even if PyTorch's rules could not have led to it.
         let replayed = Replay::new(snapshot, device).and_then(|mut replay| replay.block_sizes());
         let sizes = replayed.ok().flatten();
         let mut import = Import::new(snapshot, &segments);
@@ -77,7 +77,8 @@ impl<'a> Import<'a> {
         Import { snapshot, recording, live: HashMap::new(), last, next_id: 0 }
     }
 
-    /// Of blocks that are freed later, `sizes` knows more than the layout.
+    /// Records the blocks of the start. `sizes` are more exact than the layout for blocks that are
+    /// freed later.
     fn start(
         &mut self,
         layout: &[SegmentLayout],
@@ -156,7 +157,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// `is_last`-ness decides whether the block is still there at the end.
+    /// Records a block. One that `is_last` at its address is still there at the end.
     fn allocate(&mut self, event: &RecordedEvent, size_bytes: Option<u64>, is_last: bool) {
         let at_the_end = self.last.get(&event.address).filter(|_| is_last);
         let size_bytes = match at_the_end {
@@ -262,7 +263,7 @@ impl<'a> Import<'a> {
     }
 }
 
-/// Of every address, the index of its last `Alloc` that no free follows.
+/// The index of the last `Alloc` at each address that no free follows.
 fn last_allocations(trace: &[RecordedEvent]) -> HashMap<u64, usize> {
     let mut lasts = HashMap::new();
     for (index, event) in trace.iter().enumerate() {

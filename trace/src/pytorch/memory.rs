@@ -1,4 +1,4 @@
-//! How much memory a file may take to read: a budget that vectors grow within.
+//! The memory that a file may take to read, as a budget that vectors grow within.
 
 use crate::error::PickleProblem;
 
@@ -7,7 +7,7 @@ pub const MEMORY_PER_BYTE: usize = 48;
 /// Small pickles may ask for this much more.
 const SLACK_BYTES: usize = 256 << 10;
 
-/// What is left of the budget of one file.
+/// The rest of the budget of one file.
 #[derive(Debug)]
 pub(crate) struct Memory {
     limit_bytes: usize,
@@ -22,7 +22,7 @@ impl Memory {
         Memory { limit_bytes, left_bytes: limit_bytes }
     }
 
-    /// Takes `bytes` of what is left.
+    /// Takes `bytes` from the rest.
     pub(crate) fn spend(&mut self, bytes: usize) -> Result<(), PickleProblem> {
         let left_bytes = self.left_bytes.checked_sub(bytes);
         let problem = PickleProblem::Memory { limit_bytes: self.limit_bytes };
@@ -30,7 +30,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes room for `more` elements, and pays for it. An empty vector gets no more than that, as
+    /// Makes room for `more` elements, and pays for it. An empty vector gets exactly `more`, as
     /// most are filled once; others double.
     pub(crate) fn reserve<T>(
         &mut self,

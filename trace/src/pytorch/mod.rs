@@ -1,4 +1,4 @@
-//! What PyTorch records: its snapshots read, replayed address for address, and written.
+//! Snapshots of PyTorch: read, replayed address for address, and written.
 
 pub(crate) mod export;
 pub(crate) mod file;

@@ -1,9 +1,9 @@
 //! A pickle machine for plain data: numbers, text, lists, tuples, dictionaries.
 //!
-//! Everything else is refused. Values lie in one arena and refer to each other by number, so
-//! neither reading nor dropping them recurses, and memory is bounded by [`MEMORY_PER_BYTE`] and an
-//! absolute limit. A container that was put into another one may not change any more, which is why
-//! there are no cycles.
+//! All else is refused. Values lie in one arena and refer to each other by number, so neither
+//! reading nor dropping them recurses, and memory is bounded by [`MEMORY_PER_BYTE`] and an absolute
+//! limit. A container that was put into another one may not change any more, which is why there are
+//! no cycles.
 
 use super::file::Limits;
 use super::memory::Memory;
@@ -12,18 +12,18 @@ use crate::error::{PickleProblem as Problem, TraceError, TraceProblem};
 pub use super::memory::MEMORY_PER_BYTE;
 pub use crate::error::PickleProblem;
 
-/// Containers in containers in containers.
+/// The deepest nesting of containers.
 const DEPTH_MAX: u8 = 64;
 /// A value and where it was made, or recalled from the memo.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Value {
     /// Offset of its instruction.
     pub offset: usize,
-    /// What it is.
+    /// Its kind, with the value or a handle to it.
     pub kind: Kind,
 }
 
-/// What a value is.
+/// The kinds of value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// `None`.
@@ -45,7 +45,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// In words.
+    /// The kind in words.
     pub fn name(self) -> &'static str {
         match self {
             Kind::None => "None",
@@ -63,7 +63,7 @@ impl Kind {
 #[derive(Debug, Default)]
 struct Container {
     items: Vec<Value>,
-    /// In another container.
+    /// True once it is in another container.
     is_sealed: bool,
     /// 1 more than the deepest item.
     depth: u8,
@@ -119,12 +119,12 @@ impl<'a> Document<'a> {
 
 struct Machine<'a, 'm> {
     bytes: &'a [u8],
-    /// The next byte.
+    /// Offset of the next byte.
     at: usize,
-    /// Where the instruction at hand begins.
+    /// Offset of the current instruction.
     offset: usize,
     stack: Vec<Value>,
-    /// Heights of the stack.
+    /// Heights of the stack at which marks were set.
     marks: Vec<usize>,
     memo: Vec<Option<Value>>,
     containers: Vec<Container>,
@@ -149,7 +149,7 @@ impl<'a, 'm> Machine<'a, 'm> {
         }
     }
 
-    /// One instruction; the root if it was the last.
+    /// Runs one instruction. Returns the root after the last one.
     fn step(&mut self) -> Step<Option<Value>> {
         self.offset = self.at;
         let [opcode] = self.read()?;
@@ -377,7 +377,7 @@ impl<'a, 'm> Machine<'a, 'm> {
     }
 }
 
-/// Keys are what Python can hash.
+/// Checks that Python could hash a key.
 fn check_key(kind: Kind) -> Step {
     match kind {
         Kind::List(_) | Kind::Dict(_) => {

@@ -1,4 +1,4 @@
-//! The text of `PYTORCH_ALLOC_CONF` (of old `PYTORCH_CUDA_ALLOC_CONF`).
+//! The text of `PYTORCH_ALLOC_CONF`, which was `PYTORCH_CUDA_ALLOC_CONF` before.
 //!
 //! After `c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp` of PyTorch (BSD-3,
 //! mid-2026), as published; no code is shared. Numbers are whole here, where PyTorch takes what
@@ -13,31 +13,32 @@ const MIB: u64 = 1 << 20;
 /// Powers of two that `roundup_power2_divisions` tells apart.
 const INTERVALS: usize = 16;
 
-/// A setting that PyTorch would not take either, or one that leaves placement to the driver.
+/// A setting that PyTorch refuses, or one that leaves placement to the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("byte {offset}: allocator setting {key}: {problem}")]
 pub struct SettingsError {
     /// Name of the setting.
     pub key: String,
-    /// Where in the text it went wrong; its length if something is missing at the end.
+    /// Offset of the problem in the text; the length of the text if something is missing at the
+    /// end.
     pub offset: usize,
-    /// What is wrong there.
+    /// The problem at this offset.
     pub problem: SettingsProblem,
 }
 
-/// What is wrong with a setting.
+/// A problem of a setting.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SettingsProblem {
     /// No such key.
     #[error("there is no such setting")]
     UnknownKey,
-    /// The text goes on in another way than it must.
+    /// Another text stands where a separator must be.
     #[error("{found:?} instead of {expected}")]
     Unexpected {
-        /// What is there; empty at the end of the text.
+        /// The text that was found; empty at the end.
         found: String,
-        /// What must be there.
+        /// The separator that must be there.
         expected: &'static str,
     },
     /// The value is not among those that the key takes.
@@ -56,7 +57,7 @@ pub enum SettingsProblem {
     },
 }
 
-/// What to do with a key that is not known.
+/// The treatment of unknown keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unknown {
     Refuse,
@@ -104,7 +105,7 @@ struct Token {
     text: String,
 }
 
-/// Separators, and what is between them, without its white space.
+/// Separators, and the texts between them, without white space.
 fn tokens(text: &str) -> Vec<Token> {
     let mut tokens: Vec<Token> = Vec::new();
     let mut is_open = false;
@@ -123,7 +124,7 @@ struct Parser {
     tokens: Vec<Token>,
     next: usize,
     end: usize,
-    /// The one whose value is read.
+    /// The key whose value is read.
     key: String,
 }
 
@@ -307,7 +308,7 @@ impl Parser {
             let steps = self
                 .value("a power of two, or 0", |text| count(text).or((text == "0").then_some(0)))?;
             match boundary.map(|mib| (mib.ilog2() as usize).min(INTERVALS - 1)) {
-                // Without an entry before it, the first interval keeps what it has.
+                // The first interval keeps its steps if no entry comes before.
                 None => divisions[last.unwrap_or(0) + 1..].fill(steps),
                 Some(index) => {
                     if last.is_none() {
@@ -326,7 +327,7 @@ impl Parser {
     }
 }
 
-/// More than any request is no limit.
+/// Bytes of a number of mebibytes, at most those of the largest request.
 fn mebibytes(text: &str) -> Option<u64> {
     let mebibytes: u64 = text.parse().ok()?;
     Some(mebibytes.saturating_mul(MIB).min(REQUEST_BYTES_END))

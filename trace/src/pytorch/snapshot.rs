@@ -15,7 +15,7 @@ use crate::recording::Site;
 
 /// A record has about a dozen keys; more would make each look-up a walk.
 pub(crate) const RECORD_KEYS_MAX: usize = 64;
-/// What each event and block takes later, as a part of a recording and of its explanation.
+/// Bytes that each event and block takes later, as a part of a recording and of its explanation.
 const RECORD_BYTES: usize = 512;
 /// A failed request keeps the text of its site in an explanation.
 const FAILURE_BYTES: usize = 2048;
@@ -25,11 +25,11 @@ const FAILURE_BYTES: usize = 2048;
 pub struct Snapshot {
     /// Every segment at the end, by address within a device.
     pub segments: Vec<RecordedSegment>,
-    /// What happened before, for each device.
+    /// Events that led there, for each device.
     pub device_traces: Vec<Vec<RecordedEvent>>,
     /// The settings that decide about placement.
     pub settings: TorchSettings,
-    /// Of every stack, the innermost line that is not PyTorch's own; events and blocks name one by
+    /// The innermost line of every stack that is not PyTorch's own; events and blocks name one by
     /// its index.
     pub sites: Vec<Site>,
 }
@@ -41,43 +41,43 @@ pub struct RecordedSegment {
     pub device: usize,
     /// (0, 0), or the private pool of a graph capture.
     pub pool_id: (i64, i64),
-    /// Grows in place.
+    /// True if it grows in place.
     pub is_expandable: bool,
-    /// Where it is, and its blocks.
+    /// Its address and its blocks.
     pub layout: SegmentLayout,
-    /// For each block, an index into [`Snapshot::sites`]: where it was asked for, if that is known.
+    /// The site of each block as an index into [`Snapshot::sites`], if it is known.
     pub block_sites: Vec<Option<u32>>,
 }
 
 /// One event of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedEvent {
-    /// What happened.
+    /// The kind of event.
     pub action: Action,
-    /// To what; 0 for `Snapshot` and `Oom`.
+    /// Address of the block or segment; 0 for `Snapshot` and `Oom`.
     pub address: u64,
-    /// What was asked for; the whole size for segments.
+    /// Bytes asked for; the whole size for segments.
     pub size_bytes: u64,
-    /// On which stream.
+    /// The stream of the block or segment.
     pub stream: StreamId,
-    /// What the device still had, for `Oom`.
+    /// Bytes that the device still had, for `Oom`.
     pub device_free_bytes: u64,
     /// Microseconds since 1970 (UTC); 0 if it is not known.
     pub time_us: u64,
-    /// What the memory is for, if the recorder knew.
+    /// Category of the memory, if the recorder knew it.
     pub category: Option<Category>,
-    /// Index into [`Snapshot::sites`]: who asked, if that is known.
+    /// The line that asked, as an index into [`Snapshot::sites`], if it is known.
     pub site: Option<u32>,
 }
 
-/// What an event says.
+/// The kinds of event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
     /// A block was handed out.
     Alloc,
-    /// Its owner gave it back.
+    /// The owner of a block gave it back.
     FreeRequested,
-    /// It may be reused.
+    /// A block may be reused.
     FreeCompleted,
     /// A segment was reserved.
     SegmentAlloc,
@@ -91,7 +91,7 @@ pub enum Action {
     Snapshot,
     /// A request failed.
     Oom,
-    /// A note of the user's.
+    /// A note of the user.
     UserDefined,
 }
 
@@ -112,7 +112,7 @@ impl Action {
         })
     }
 
-    /// Whether it is about an address.
+    /// True if the event is about an address.
     fn has_address(self) -> bool {
         !matches!(self, Action::Snapshot | Action::Oom | Action::UserDefined)
     }
@@ -234,7 +234,7 @@ impl<'a> Reader<'a> {
         self.memory.spend(bytes).map_err(|problem| too_much(value, problem))
     }
 
-    /// Appends what `value` says.
+    /// Appends an item that was read from `value`.
     fn push<T>(&mut self, vec: &mut Vec<T>, item: T, value: Value) -> Result<(), TraceError> {
         self.memory.push(vec, item).map_err(|problem| too_much(value, problem))
     }
@@ -413,7 +413,8 @@ fn too_much(value: Value, problem: PickleProblem) -> TraceError {
     TraceError::new(value.offset, problem.into())
 }
 
-/// Ours have our names; PyTorch's profiler has two more, and `unknown`.
+/// The category of a name: one of ours, or one of the two more that PyTorch's profiler has; `None`
+/// for `unknown`.
 fn category(text: &str) -> Option<Category> {
     match text {
         "temporary" => Some(Category::Workspace),
@@ -435,7 +436,7 @@ pub(crate) fn wrong_type(key: &'static str, expected: &'static str, value: Value
 }
 
 fn wrong_value(key: &'static str, value: impl ToString, offset: usize) -> TraceError {
-    // What a stranger wrote is quoted, but not at any length, and not over several lines.
+    // Text of a stranger is quoted, but neither at any length nor over several lines.
     let value: String = value.to_string().escape_debug().take(60).collect();
     TraceError::new(offset, TraceProblem::Value { key, value })
 }

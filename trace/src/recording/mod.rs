@@ -1,7 +1,7 @@
 //! A stretch of an allocator's life in one form, recorded by this crate or by PyTorch.
 //!
-//! It holds the live blocks before the first event, every event, and the segments after the last
-//! one. Whatever is drawn, exported, explained or replayed starts from here.
+//! A recording holds the live blocks before the first event, every event, and the segments after
+//! the last one. Drawings, exports, explanations and replays start from it.
 
 mod captured;
 mod json;
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lowtide_allocator::Category;
 use lowtide_allocator::torch::{Pool, StreamId};
 
-/// What was recorded of one device.
+/// The recorded life of one device's memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recording {
     /// The policy that placed the blocks, by name: `pages` or `torch`.
@@ -24,17 +24,17 @@ pub struct Recording {
     pub page_bytes: u64,
     /// Events before the first one here that are lost.
     pub lost_events: u64,
-    /// Where requests come from; events and blocks name one by its index.
+    /// Origins of requests; events and blocks name one by its index.
     pub sites: Vec<Site>,
-    /// Live before the first event, by address.
+    /// Blocks that are live before the first event, by address.
     pub start: Vec<RecordedBlock>,
-    /// Of these, the ids that their owners gave back already: only their `Free` follows.
+    /// Ids of blocks at the start that their owners gave back already: only their `Free` follows.
     pub start_pending: BTreeSet<u64>,
     /// Charged bytes before the first event, with their category.
     pub start_charges: Vec<(Category, u64)>,
     /// Reserved bytes before the first event, charges included.
     pub start_reserved_bytes: u64,
-    /// In order of time.
+    /// Events in order of time.
     pub events: Vec<TraceEvent>,
     /// Segments after the last event, by address; free room between blocks is not listed.
     pub end: Vec<RecordedRange>,
@@ -46,14 +46,14 @@ pub struct Recording {
     pub segment_kinds: BTreeMap<u64, SegmentKind>,
 }
 
-/// What PyTorch says of a segment, beside where it is.
+/// Properties of a segment in PyTorch's snapshot, beside its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentKind {
-    /// Which requests it serves.
+    /// Requests that it serves.
     pub pool: Pool,
     /// (0, 0), or the private pool of a graph capture.
     pub pool_id: (i64, i64),
-    /// Grows and shrinks in place.
+    /// True if it grows and shrinks in place.
     pub is_expandable: bool,
 }
 
@@ -69,7 +69,7 @@ impl Default for SegmentKind {
 pub struct Site {
     /// The file as the compiler or the interpreter names it.
     pub file: String,
-    /// From 1; 0 if it is not known.
+    /// The line, from 1; 0 if it is not known.
     pub line: u32,
     /// The function, where it is known.
     pub function: String,
@@ -81,15 +81,15 @@ pub struct Site {
 /// A live block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedBlock {
-    /// Given once; its free has the same.
+    /// Number of the block, given once; its free has the same.
     pub id: u64,
-    /// As the device sees it.
+    /// Address on the device.
     pub address: u64,
-    /// What it takes.
+    /// Bytes that it takes.
     pub size_bytes: u64,
-    /// What was asked for.
+    /// Bytes asked for.
     pub requested_bytes: u64,
-    /// Whose it is.
+    /// Stream that owns it.
     pub stream: StreamId,
     /// `None` where it is not recorded.
     pub category: Option<Category>,
@@ -100,23 +100,23 @@ pub struct RecordedBlock {
 /// A part of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it begins.
+    /// First address.
     pub address: u64,
-    /// Bytes from there on.
+    /// Length in bytes.
     pub size_bytes: u64,
 }
 
 /// A segment and the live blocks, or pieces of them, in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedRange {
-    /// Where it begins.
+    /// First address.
     pub address: u64,
-    /// Its length: what the source gave.
+    /// Length in bytes.
     pub size_bytes: u64,
     /// The stream it belongs to, or the default one.
     pub stream: StreamId,
-    /// By address. A block in several pieces has an entry for each piece that is here, with the
-    /// piece's address and size.
+    /// Blocks by address. A block in several pieces has an entry for each piece that lies here,
+    /// with the piece's address and size.
     pub blocks: Vec<RecordedBlock>,
 }
 
@@ -125,16 +125,16 @@ pub struct RecordedRange {
 pub struct TraceEvent {
     /// Microseconds since 1970 (UTC); between two events whose time was taken it is interpolated.
     pub time_us: u64,
-    /// What happened.
+    /// The kind of event.
     pub kind: EventKind,
     /// Bytes that moved: the block's for `Allocate` and `Free`, whole pages for `Reserve` and
     /// `Release`, the growth for charges, the request for `OutOfMemory`.
     pub size_bytes: u64,
-    /// What the caller asked for.
+    /// Bytes that the caller asked for.
     pub requested_bytes: u64,
     /// Address of the block or of the range; 0 for charges and failed requests.
     pub address: u64,
-    /// On whose behalf.
+    /// The stream on whose behalf it happened.
     pub stream: StreamId,
     /// `None` where it is not recorded.
     pub category: Option<Category>,
@@ -142,7 +142,7 @@ pub struct TraceEvent {
     pub site: Option<u32>,
 }
 
-/// What an event says.
+/// The kinds of event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// A block with this id became live.
@@ -150,12 +150,12 @@ pub enum EventKind {
         /// See [`RecordedBlock::id`].
         id: u64,
     },
-    /// Its owner gave it back, but other streams still use it.
+    /// The owner of a block gave it back, but other streams still use it.
     FreeRequested {
         /// See [`RecordedBlock::id`].
         id: u64,
     },
-    /// It may be reused.
+    /// A block may be reused.
     Free {
         /// See [`RecordedBlock::id`].
         id: u64,
@@ -164,9 +164,9 @@ pub enum EventKind {
     Reserve,
     /// The source took memory back.
     Release,
-    /// Bytes of something else (a charge) count from now on.
+    /// Bytes of something else, a charge, count from now on.
     Charge,
-    /// They no longer do.
+    /// Charged bytes count no longer.
     Discharge,
     /// A request failed; `free_bytes` is what the device still had.
     OutOfMemory {

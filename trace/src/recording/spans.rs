@@ -45,7 +45,7 @@ impl<T: Copy + PartialEq> Spans<T> {
         }
     }
 
-    /// Takes a part out of one range, whose owner this is; `None` if no range has all of it.
+    /// Takes a part out of one range, and returns the owner; `None` if no range has all of it.
     pub(crate) fn cut(&mut self, address: u64, end: u64) -> Option<T> {
         let (first, last, owner) = self.around(address).filter(|&(_, last, _)| end <= last)?;
         if end <= address {
@@ -61,7 +61,7 @@ impl<T: Copy + PartialEq> Spans<T> {
         Some(owner)
     }
 
-    /// The range with `address` in it: where it begins and ends, and its owner.
+    /// The range with `address` in it: start, end and owner.
     pub(crate) fn around(&self, address: u64) -> Option<(u64, u64, T)> {
         self.last_from(address).filter(|&(_, end, _)| address < end)
     }
@@ -81,7 +81,7 @@ impl<T: Copy + PartialEq> Spans<T> {
         self.0.get(&address).map(|&(end, _)| end)
     }
 
-    /// By address.
+    /// Ranges by address: start, end and owner.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64, T)> + '_ {
         self.0.iter().map(|(&address, &(end, owner))| (address, end, owner))
     }

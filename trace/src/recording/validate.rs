@@ -1,4 +1,4 @@
-//! What holds of every recording, checked from the first block to the last segment.
+//! Laws of every recording, checked from the first block to the last segment.
 //!
 //! - An id is given to one block. It is freed at most once, with the address and size it had.
 //! - Live blocks that are not in pieces are disjoint; the pieces of a block add up to it.
@@ -21,9 +21,9 @@ use crate::recording::{EventKind, Piece, RecordedBlock, RecordedRange, Recording
 pub struct RecordingError {
     /// The part of the recording.
     pub part: RecordingPart,
-    /// Which one of these, from 0.
+    /// Index in this part, from 0.
     pub index: u64,
-    /// What is wrong.
+    /// The contradiction.
     pub problem: RecordingProblem,
 }
 
@@ -54,14 +54,14 @@ impl fmt::Display for RecordingPart {
     }
 }
 
-/// How a recording contradicts itself.
+/// Ways in which a recording contradicts itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RecordingProblem {
     /// An id, a category or a segment comes twice.
     #[error("{id} was given before")]
     Duplicate {
-        /// What comes twice.
+        /// The id, category or segment that comes twice.
         id: u64,
     },
     /// A block is freed, or there at the end, that is not live.
@@ -81,7 +81,7 @@ pub enum RecordingProblem {
     /// for more than it has.
     #[error("nothing can be at {address:#x} like this")]
     Place {
-        /// Where it begins.
+        /// First address of the range.
         address: u64,
     },
     /// No site has this number.
@@ -99,7 +99,7 @@ pub enum RecordingProblem {
     /// The end is not what the events lead to.
     #[error("{what} at the end are not those that the events lead to")]
     End {
-        /// What differs.
+        /// The things that differ.
         what: &'static str,
     },
 }
@@ -158,7 +158,8 @@ struct Live {
     is_pending: bool,
 }
 
-/// The laws as a machine that is told one thing after the other, in the order of the methods here.
+/// The laws as a machine that takes one part of a recording after the other, in the order of the
+/// methods below.
 #[derive(Debug)]
 pub(crate) struct Laws {
     site_count: usize,
@@ -168,13 +169,13 @@ pub(crate) struct Laws {
     places: Spans<u64>,
     pieces: HashMap<u64, Vec<Piece>>,
     last_piece: Option<u64>,
-    /// By [`Category::index`]; the last is of those without one.
+    /// Charged bytes by [`Category::index`]; the last are those without one.
     charged_bytes: [u64; Category::ALL.len() + 1],
     categories_seen: [bool; Category::ALL.len()],
     reserved_bytes: u64,
     segments: Spans<()>,
     segment_bytes: u64,
-    /// Where the next segment, and the next block in it, may begin.
+    /// The least address of the next segment; `block_end` is that of the next block in it.
     segment_end: u64,
     block_end: u64,
     /// Bytes of live blocks that the end has not shown.
@@ -286,7 +287,7 @@ impl Laws {
         Ok(())
     }
 
-    /// The segment only; its blocks follow one by one.
+    /// Takes the next segment, without its blocks, which follow one by one.
     pub(crate) fn segment(&mut self, segment: &RecordedRange) -> Result<(), Problem> {
         self.begin_end();
         let RecordedRange { address, size_bytes, .. } = *segment;
@@ -304,7 +305,7 @@ impl Laws {
         self.segments.end_of(address).is_some()
     }
 
-    /// A block of the segment told last.
+    /// Takes a block of the last segment.
     pub(crate) fn end_block(&mut self, block: &RecordedBlock) -> Result<(), Problem> {
         self.site(block.site)?;
         let RecordedBlock { id, address, size_bytes, .. } = *block;
@@ -385,7 +386,7 @@ fn charge_index(category: Option<Category>) -> usize {
     category.map_or(Category::ALL.len(), Category::index)
 }
 
-/// Where a range ends that is not empty.
+/// The end of a range; `None` if it is empty or ends beyond the last address.
 fn end(address: u64, size_bytes: u64) -> Option<u64> {
     address.checked_add(size_bytes).filter(|_| size_bytes > 0)
 }

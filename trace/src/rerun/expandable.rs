@@ -15,11 +15,11 @@ use super::{Op, RequestSequence, RerunFailure, RerunReport};
 
 /// The most memory of a device whose capacity is not limited.
 const CAPACITY_BYTES_MAX: u64 = 1 << 50;
-/// Where the first range begins.
+/// First address of the first range.
 const BASE: u64 = 1 << 30;
 
 impl RequestSequence {
-    /// How it goes within so much memory, and how long it takes.
+    /// Serves the sequence within a capacity. Returns the report and the time.
     pub(super) fn run_expandable(
         &self,
         settings: &TorchSettings,
@@ -61,9 +61,9 @@ struct Run {
     device: Device,
     /// The addresses of each live block: blocks of the start can come in several parts.
     live: Vec<Vec<u64>>,
-    /// What each live block counts as in use.
+    /// Bytes that each live block counts as in use.
     sizes: Vec<u64>,
-    /// Where each block begins, or began, from the first range on.
+    /// Offset at which each block begins, or began, from the first range on.
     offsets: Vec<Option<u64>>,
     charged: BTreeMap<Category, u64>,
     active_bytes: u64,
@@ -176,8 +176,8 @@ impl Run {
         }
     }
 
-    /// The capacity that the request that failed lacked: found by trying, as what it needs depends
-    /// on the free memory before the end of its range.
+    /// The capacity that a failed request lacked, found by bisection: its need depends on the free
+    /// memory before the end of its range.
     fn missing_bytes(&self, requested_bytes: u64, stream: StreamId) -> u64 {
         let fits = |more_bytes: u64| {
             let (mut rules, mut device) = (self.rules.clone(), self.device.clone());
@@ -211,7 +211,7 @@ impl Run {
     }
 }
 
-/// Counts what is reserved; ranges of addresses lie one after the other.
+/// A device that counts reserved bytes; ranges of addresses lie one after the other.
 #[derive(Clone)]
 struct Device {
     capacity_bytes: u64,
@@ -219,7 +219,7 @@ struct Device {
     held_bytes: u64,
     range_bytes: u64,
     next_address: u64,
-    /// What it gave, call by call.
+    /// Bytes that it gave, call by call.
     given: Vec<u64>,
 }
 

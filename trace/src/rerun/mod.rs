@@ -18,7 +18,7 @@ use crate::recording::{EventKind, RecordedBlock, Recording};
 const PAGE_BYTES: usize = 2 << 20;
 const TIMED_RUNS: usize = 5;
 
-/// What to serve a recording with.
+/// The policy and the device that serve a recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RerunOptions {
     /// The rules of placement.
@@ -29,20 +29,20 @@ pub struct RerunOptions {
     pub page_bytes: Option<usize>,
 }
 
-/// How it went.
+/// The result of serving a recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RerunReport {
     /// Events of the recording.
     pub events: u64,
     /// Blocks that were asked for after the start.
     pub addresses_total: u64,
-    /// Of these, as far from the lowest address as recorded.
+    /// Blocks as far from the lowest address as recorded.
     pub addresses_equal: u64,
     /// Times that the recorded source gave memory.
     pub segments_total: u64,
-    /// Of these, as large as when this source gave memory for the same time.
+    /// Times that this source gave as much memory as the recorded one, call by call.
     pub segments_equal: u64,
-    /// Whether the live blocks at the end lie as far from the lowest address as recorded.
+    /// True if the live blocks at the end lie as far from the lowest address as recorded.
     pub final_blocks_equal: bool,
     /// The most bytes in use at once: requests, each rounded up to 512.
     pub peak_active_bytes: u64,
@@ -56,7 +56,7 @@ pub struct RerunReport {
     pub stitches: u64,
     /// Time for one request or free through the allocator's front: the median of several runs.
     pub ns_per_op: f64,
-    /// Where it ended early for want of memory.
+    /// The request at which it ended early for want of memory.
     pub failure: Option<RerunFailure>,
 }
 
@@ -65,13 +65,13 @@ pub struct RerunReport {
 pub struct RerunFailure {
     /// Index of the event; `None` if the blocks of the start did not fit.
     pub event: Option<u64>,
-    /// What was asked for.
+    /// Bytes asked for.
     pub requested_bytes: u64,
-    /// How much capacity was lacking.
+    /// Bytes of capacity that were missing.
     pub missing_bytes: u64,
 }
 
-/// Why a recording cannot be served again.
+/// Reasons why a recording cannot be served again.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RerunError {
@@ -96,7 +96,7 @@ struct RequestSequence {
     block_count: usize,
     /// The first blocks are those of the start.
     start_count: usize,
-    /// Where the recording has each block, from its lowest address on.
+    /// Offset of each block in the recording, from its lowest address on.
     offsets: Vec<u64>,
     segments: Vec<u64>,
 }
@@ -113,8 +113,8 @@ impl Recording {
     /// Serves every request of the recording on a simulated device and compares.
     ///
     /// # Errors
-    /// If sizes or addresses are beyond this machine's. That memory runs out is no error but a
-    /// part of the report.
+    /// If sizes or addresses are beyond this machine's. A lack of memory is no error but a part of
+    /// the report.
     pub fn rerun(&self, options: &RerunOptions) -> Result<RerunReport, RerunError> {
         let program = RequestSequence::compile(self, options)?;
         let (mut report, _) = program.run(options)?;
@@ -129,7 +129,7 @@ impl Recording {
         Ok(report)
     }
 
-    /// What the requests of the recording reserve at most without a limit; `None` if they cannot
+    /// The most that the requests of the recording reserve without a limit; `None` if they cannot
     /// be served.
     pub(super) fn peak_reserved_bytes_by(&self, policy: Policy) -> Option<u64> {
         let options = RerunOptions { policy, ..RerunOptions::default() };
@@ -405,7 +405,7 @@ impl Run {
         Ok(())
     }
 
-    /// Recordings say how much was discharged, not of which charge.
+    /// Discharges bytes of any charges of the category: recordings do not say of which.
     fn discharge(&mut self, category: Category, size_bytes: usize) -> Result<(), AllocError> {
         let charges = self.charges.entry(category).or_default();
         let mut left_bytes = size_bytes;

@@ -18,7 +18,7 @@ impl Column {
         self.bytes.push(value as u8);
     }
 
-    /// What `value` is more than `before`, modulo 2^64.
+    /// Appends the difference of `value` and `before`, modulo 2^64.
     pub(super) fn push_step(&mut self, before: u64, value: u64) {
         let step = value.wrapping_sub(before).cast_signed();
         self.push((step << 1 ^ step >> 63).cast_unsigned());

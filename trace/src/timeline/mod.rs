@@ -21,7 +21,7 @@ use self::columns::Column;
 use super::lifetimes::{BANDS, Lives, NEVER, band, band_name, printable};
 use super::recording::{EventKind, Recording};
 
-/// The palette as variables of CSS, light and dark, what every page has (letters, tables, buttons),
+/// Palette as variables of CSS, light and dark, styles of every page (letters, tables, buttons),
 /// and the look of the drawing.
 pub const STYLE: &str = concat!(include_str!("base.css"), include_str!("timeline.css"));
 
@@ -29,7 +29,7 @@ pub const STYLE: &str = concat!(include_str!("base.css"), include_str!("timeline
 /// `formatTime`, `count`, `percent`, and `stepFor` for ticks.
 pub const FORMAT_SCRIPT: &str = include_str!("format.js");
 
-/// What draws the element; it runs once, behind the element and [`FORMAT_SCRIPT`].
+/// Script that draws the element; runs once, behind the element and [`FORMAT_SCRIPT`].
 pub const SCRIPT: &str = concat!(
     "(() => {\n",
     include_str!("data.js"),
@@ -51,15 +51,15 @@ const ELEMENT: &str = include_str!("element.html");
 const NUMBER_MAX: u64 = (1 << 53) - 1;
 const SITE_LEN_MAX: usize = 240;
 
-/// What a program knows of a recording and the allocator does not; drawn over it.
+/// Notes of a program on a recording, drawn over it.
 ///
 /// Moments are given as the index of the event that comes next, in [`Recording::events`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TimelineNotes {
     /// The peak of reserved bytes that was planned for: a line, as the budget is one.
     pub planned_peak_bytes: Option<u64>,
-    /// Where a phase begins (forward, backward, optimizer), in order; it ends where the next one
-    /// does.
+    /// The start and name of each phase (forward, backward, optimizer), in order; a phase ends
+    /// where the next one begins.
     pub phases: Vec<(u64, String)>,
     /// Moments to point at.
     pub marks: Vec<TimelineMark>,
@@ -70,9 +70,9 @@ pub struct TimelineNotes {
 pub struct TimelineMark {
     /// Index of the event that it is about. On a failed request there is one flag for both.
     pub event: u64,
-    /// A few words, beside the flag.
+    /// A few words beside the flag.
     pub label: String,
-    /// What there is to say, under the pointer.
+    /// Text under the pointer.
     pub text: String,
 }
 
@@ -121,7 +121,7 @@ fn filled(
     })
 }
 
-/// The page's text, for those who read rather than look.
+/// The text of the page.
 fn summary(recording: &Recording) -> String {
     recording.explain().paragraphs().iter().fold(String::new(), |text, paragraph| {
         let mut paragraph = printable(paragraph, usize::MAX);
@@ -178,7 +178,7 @@ fn data(recording: &Recording, notes: &TimelineNotes) -> String {
     text + "}"
 }
 
-/// Kind and time of every event; of those that are not about blocks also size and owner.
+/// Kind and time of every event, and size and owner of events that are not about blocks.
 fn event_columns(recording: &Recording, start_us: u64) -> BTreeMap<&'static str, Column> {
     let mut columns: BTreeMap<&'static str, Column> = BTreeMap::new();
     let names = ["kind", "time", "otherSize", "otherBand", "otherSite", "oomFree"];
@@ -213,9 +213,9 @@ fn event_columns(recording: &Recording, start_us: u64) -> BTreeMap<&'static str,
     columns
 }
 
-/// Lives in order of birth; ages are moments, 0 for what has no end. Of three columns 0 means
-/// nothing, and what they say is one more than it is: moments up to the owner's free, requests
-/// that do not fill their block, sites.
+/// Lives in order of birth; ages are moments, 0 for a life without end. Three columns have 0 for
+/// none and are one more than their value: moments up to the owner's free, requests that do not
+/// fill their block, sites.
 fn block_columns(lives: &Lives, streams: &[StreamId]) -> BTreeMap<&'static str, Column> {
     let mut columns: BTreeMap<&'static str, Column> = BTreeMap::new();
     let names = ["from", "age", "wait", "size", "requested", "stream", "band", "site", "address"];
@@ -241,7 +241,7 @@ fn block_columns(lives: &Lives, streams: &[StreamId]) -> BTreeMap<&'static str, 
     columns
 }
 
-/// The modules that are named, after what is no module's, and of every site the index of its own.
+/// Names of modules, the empty one first, and the index of each site's module.
 fn modules(recording: &Recording) -> (Vec<String>, Vec<String>) {
     let mut indices = BTreeMap::from([("", 0)]);
     let mut names = vec![String::new()];

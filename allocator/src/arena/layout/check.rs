@@ -11,7 +11,7 @@ impl Layout {
     /// touch, if pieces are not a block's, or if the index of holes is not the holes.
     pub(crate) fn check(&self) {
         let (mut end, mut count, mut hole_count) = (0, 0, 0);
-        // Pages with live bytes, and the first page that no node so far could have counted.
+        // Pages with live bytes, and the first page that no node has counted yet.
         let (mut touched_pages, mut next_page) = (0, 0);
         let mut before: Option<StreamSet> = None;
         let (mut slot, mut previous) = (self.first, NONE);
@@ -28,13 +28,13 @@ impl Layout {
             }
             match node.kind {
                 Kind::Hole => {
-                    let marks = node.marks();
-                    assert!(before != Some(marks.streams), "two holes meet at {end}");
-                    let (_, holes) = &self.holes[self.list_of(marks.streams)];
+                    let last_use = node.last_use();
+                    assert!(before != Some(last_use.streams), "two holes meet at {end}");
+                    let (_, holes) = &self.free_lists[self.free_list_of(last_use.streams)];
                     let listed = holes.contains(&self.nodes, slot);
                     assert!(listed, "hole at {end} is not listed");
                     hole_count += 1;
-                    marked = Some(marks.streams);
+                    marked = Some(last_use.streams);
                 }
                 Kind::Block => {}
                 Kind::First => {
@@ -59,7 +59,7 @@ impl Layout {
         assert_eq!(touched_pages, self.touched_pages, "touched pages");
         assert!(before.is_none(), "a hole touches the top at {end}");
         assert_eq!(previous, self.last, "the list ends early");
-        let listed_count: usize = self.holes.iter().map(|(_, holes)| holes.len()).sum();
+        let listed_count: usize = self.free_lists.iter().map(|(_, holes)| holes.len()).sum();
         assert_eq!(hole_count, listed_count, "more holes listed than there are");
         assert_eq!(count + self.vacant.len(), self.nodes.len(), "lost slots");
     }

@@ -1,22 +1,23 @@
-//! Placement: arithmetic on offsets, with no memory in sight.
+//! Placement of blocks, as arithmetic on offsets.
 //!
 //! Live blocks and the holes between them tile the range from 0 to the *top*, the end of the last
 //! live block. Beyond it lies the wilderness, which has no end here. A request goes into the
 //! smallest hole that holds it, the lowest one on ties. If there is none and the source can map
-//! pages at a second address, it is *stitched*: it takes the whole free pages of the largest holes,
-//! the highest on ties, then as many as it still needs of the smallest hole that has them, and what
-//! is missing even so from the top. Else it goes to the top. So the place depends on the live
-//! blocks, on who used the holes, and on the size of a page, and on nothing that is cached. (The
-//! addresses of views are a layout too, with a view for a block.)
+//! pages at a second address, the block is *stitched*: it takes the whole free pages of the largest
+//! holes, the highest on ties, then the pages that it still needs from the smallest hole that has
+//! them, and missing ones from the top. Else it goes to the top. So a place depends on the live
+//! blocks, on the streams that used the holes, and on the page size, and on nothing that is cached.
+//! (The addresses of views are a layout too, with a view for a block.)
 //!
-//! Cutting the last piece from the largest hole left, too, shattered what was large: RMM's random
-//! blocks of up to 256 MiB had 12.4 pieces each instead of 6.8 (20,000 operations, 2026-11-21).
-//! Going to the top for as long as it stays below the highest one ever would stitch less, and take
-//! two thirds of the time on such loads; but then the place depends on what was live before, and a
-//! step that is tried again lies elsewhere than it was planned.
+//! Two other rules lost. Cutting the last piece from the largest hole too shattered large holes:
+//! RMM's random blocks of up to 256 MiB had 12.4 pieces each instead of 6.8 (20,000 operations,
+//! 2026-11-21). Going to the top while it stays below the highest top ever stitches less, and takes
+//! two thirds of the time on such loads; but then a place depends on blocks that were live before,
+//! and a step that is tried again lies elsewhere than it was planned.
 //!
-//! A hole remembers the streams that may still work on it. One's own holes come first, then those
-//! of others, which cost a wait, then neighbours of different streams merged into one.
+//! A hole remembers the streams that may still work on it. Holes of a request's own stream come
+//! first, then holes of other streams, which cost a wait, then neighbouring holes of different
+//! streams, merged into one.
 
 mod check;
 pub(crate) mod node;
@@ -29,7 +30,7 @@ use crate::arena::layout::node::{FIRST_PIECE, Kind, Live, NONE, Node};
 use crate::origin::ModulePath;
 use crate::stream::{LastUse, Stream, StreamSet};
 
-/// A stitched block has no more pieces than this, so that no view costs too many mappings.
+/// The most pieces of a stitched block: each costs its view a mapping.
 pub(crate) const PIECES_MAX: usize = 128;
 
 /// The blocks of an arena; a page is a power of two. Nodes sit in a slab and are linked in address
@@ -41,17 +42,17 @@ pub(crate) struct Layout {
     vacant: Vec<u32>,
     first: u32,
     last: u32,
-    /// FreeList by who used them. There are few sets, and mostly one.
-    holes: Vec<(StreamSet, FreeList)>,
-    /// Who may still work beyond the top, below `used_end`.
+    /// Holes by the set of streams that may still work on them. There are few sets, and mostly one.
+    free_lists: Vec<(StreamSet, FreeList)>,
+    /// Streams that may still work between the top and `used_end`.
     beyond: StreamSet,
-    /// By stream, the last event at which it gave memory there back: with one for all, a stream
+    /// The last event at which each stream gave memory there back. With one event for all, a stream
     /// that is long idle would be waited for after every free of another.
     beyond_since: [u64; Stream::COUNT],
-    /// The highest top ever.
+    /// The highest top so far.
     used_end: usize,
     page_bytes: usize,
-    /// Its binary logarithm.
+    /// Binary logarithm of the page size.
     page_shift: u32,
     /// Pages in which a live block has bytes.
     touched_pages: usize,
@@ -67,7 +68,7 @@ impl Layout {
             vacant: Vec::new(),
             first: NONE,
             last: NONE,
-            holes: Vec::new(),
+            free_lists: Vec::new(),
             beyond: StreamSet::EMPTY,
             beyond_since: [0; Stream::COUNT],
             used_end: 0,
@@ -91,14 +92,14 @@ impl Layout {
         node.live(self.pieces(slot).map(|piece| piece.size_bytes).sum())
     }
 
-    /// Who works on the block in `slot`.
+    /// The streams that work on the block in `slot`.
     pub(crate) fn users_mut(&mut self, slot: u32) -> &mut StreamSet {
         let node = &mut self.nodes[slot as usize];
         assert!(matches!(node.kind, Kind::Block | Kind::First), "slot {slot} is no block");
         &mut node.streams
     }
 
-    /// Says which module the block in `slot` belongs to.
+    /// Sets the module of the block in `slot`.
     pub(crate) fn set_module(&mut self, slot: u32, module: ModulePath) {
         self.nodes[slot as usize].set_module(module);
     }
@@ -108,7 +109,7 @@ impl Layout {
         self.nodes[slot as usize].extent.offset
     }
 
-    /// Where a block lies, in order.
+    /// The pieces of a block in order; one if it is not stitched.
     pub(crate) fn pieces(&self, slot: u32) -> impl Iterator<Item = Extent> {
         let mut at = slot;
         std::iter::from_fn(move || {
@@ -121,11 +122,11 @@ impl Layout {
 
     /// Size of the largest hole.
     pub(crate) fn largest_hole_bytes(&self) -> usize {
-        self.holes.iter().map(|(_, holes)| holes.largest_bytes(&self.nodes)).max().unwrap_or(0)
+        self.free_lists.iter().map(|(_, holes)| holes.largest_bytes(&self.nodes)).max().unwrap_or(0)
     }
 
-    /// What no block takes below the top, from there down, where it is at least a page long: holes,
-    /// and rows of holes of different streams.
+    /// Rows of holes below the top that are at least a page long, from the top down. Holes of
+    /// different streams that touch are one row.
     pub(crate) fn page_holes(&self) -> impl Iterator<Item = Extent> {
         let mut slot = self.last;
         let rows = std::iter::from_fn(move || {
@@ -171,7 +172,7 @@ impl Layout {
         blocks.map(|(slot, _)| (slot, self.block(slot)))
     }
 
-    /// Every part of a live block in address order.
+    /// Parts of live blocks in address order.
     pub(crate) fn live_extents(&self) -> impl Iterator<Item = (Extent, Live)> {
         self.nodes().filter_map(|(slot, node)| match node.kind {
             Kind::Block | Kind::First => Some((node.extent, self.block(slot))),
@@ -180,86 +181,86 @@ impl Layout {
         })
     }
 
-    /// Makes the node in `slot` a hole, and enters it.
+    /// Makes the node in `slot` a hole, and inserts it into the free list of its streams.
     #[inline]
-    fn list(&mut self, slot: u32, marks: LastUse) {
-        let LastUse { streams, since } = marks;
-        let index = self.holes.iter().position(|(set, _)| *set == streams);
-        let index = index.unwrap_or_else(|| self.list_for(streams));
+    fn insert_hole(&mut self, slot: u32, last_use: LastUse) {
+        let LastUse { streams, since } = last_use;
+        let index = self.free_lists.iter().position(|(set, _)| *set == streams);
+        let index = index.unwrap_or_else(|| self.add_free_list(streams));
         let node = &mut self.nodes[slot as usize];
         (node.kind, node.streams, node.number) = (Kind::Hole, streams, since);
-        self.holes[index].1.insert(&mut self.nodes, slot);
+        self.free_lists[index].1.insert(&mut self.nodes, slot);
     }
 
-    /// A list for the holes of a new set of streams, one that no set needs any more if there is
-    /// one: there are as many lists as there were sets at once.
+    /// A free list for a new set of streams: an empty one of another set if there is one, so that
+    /// there are no more lists than there were sets at once.
     #[cold]
-    fn list_for(&mut self, streams: StreamSet) -> usize {
-        let vacant = self.holes.iter().position(|(_, holes)| holes.len() == 0);
+    fn add_free_list(&mut self, streams: StreamSet) -> usize {
+        let vacant = self.free_lists.iter().position(|(_, holes)| holes.len() == 0);
         let index = vacant.unwrap_or_else(|| {
-            self.holes.push((streams, FreeList::new()));
-            self.holes.len() - 1
+            self.free_lists.push((streams, FreeList::new()));
+            self.free_lists.len() - 1
         });
-        self.holes[index].0 = streams;
+        self.free_lists[index].0 = streams;
         index
     }
 
-    /// The list of the holes of a set of streams.
+    /// The free list of a set of streams.
     ///
     /// # Panics
     /// If there is none.
     #[inline]
-    fn list_of(&self, streams: StreamSet) -> usize {
-        let index = self.holes.iter().position(|(set, _)| *set == streams);
-        index.expect("holes are listed by their streams")
+    fn free_list_of(&self, streams: StreamSet) -> usize {
+        let index = self.free_lists.iter().position(|(set, _)| *set == streams);
+        index.expect("a hole is in the list of its streams")
     }
 
-    /// Strikes the hole in `slot` off its list.
+    /// Removes the hole in `slot` from its free list.
     #[inline]
-    fn unlist(&mut self, slot: u32) {
-        let list = self.list_of(self.nodes[slot as usize].streams);
-        self.holes[list].1.remove(&mut self.nodes, slot);
+    fn remove_hole(&mut self, slot: u32) {
+        let list = self.free_list_of(self.nodes[slot as usize].streams);
+        self.free_lists[list].1.remove(&mut self.nodes, slot);
     }
 
     /// Changes the extent of the hole in `slot`.
     #[inline]
     fn resize_hole(&mut self, slot: u32, to: Extent) {
-        let list = self.list_of(self.nodes[slot as usize].streams);
-        self.holes[list].1.resize(&mut self.nodes, slot, to);
+        let list = self.free_list_of(self.nodes[slot as usize].streams);
+        self.free_lists[list].1.resize(&mut self.nodes, slot, to);
     }
 
-    /// A node behind another one, or the first.
+    /// Inserts a node behind another one, or as the first. Returns its slot.
     #[inline]
-    fn link_after(&mut self, previous: u32, extent: Extent, kind: Kind) -> u32 {
+    fn insert_node_after(&mut self, previous: u32, extent: Extent, kind: Kind) -> u32 {
         let next = match self.nodes.get(previous as usize) {
             Some(node) => node.next,
             None => self.first,
         };
-        let slot = self.vacant.pop().unwrap_or_else(|| self.add());
+        let slot = self.vacant.pop().unwrap_or_else(|| self.add_node());
         let node = &mut self.nodes[slot as usize];
         (node.extent, node.kind) = (extent, kind);
         (node.previous, node.next) = (previous, next);
-        self.join(previous, slot);
-        self.join(slot, next);
+        self.link(previous, slot);
+        self.link(slot, next);
         slot
     }
 
     #[cold]
-    fn add(&mut self) -> u32 {
+    fn add_node(&mut self) -> u32 {
         let slot = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
         self.nodes.push(Node::hole(Extent { offset: 0, size_bytes: 0 }));
         slot
     }
 
     #[inline]
-    fn unlink(&mut self, slot: u32) {
+    fn remove_node(&mut self, slot: u32) {
         let Node { previous, next, .. } = self.nodes[slot as usize];
-        self.join(previous, next);
+        self.link(previous, next);
         self.vacant.push(slot);
     }
 
     #[inline]
-    fn join(&mut self, previous: u32, next: u32) {
+    fn link(&mut self, previous: u32, next: u32) {
         match self.nodes.get_mut(previous as usize) {
             Some(node) => node.next = next,
             None => self.first = next,

@@ -10,23 +10,23 @@ use crate::stream::{LastUse, Stream, StreamSet};
 /// No node, in a link.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// What is known of a live block beside its place.
+/// Properties of a live block, beside its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Live {
     pub(crate) requested_bytes: usize,
-    /// All pieces together.
+    /// Bytes of all pieces together.
     pub(crate) size_bytes: usize,
     pub(crate) category: Category,
-    /// Whose it is.
+    /// Stream that owns it.
     pub(crate) stream: Stream,
-    /// Who has used it.
+    /// Streams that have used it.
     pub(crate) users: StreamSet,
     pub(crate) site: &'static Location<'static>,
-    /// Whose module it is.
+    /// Module that it belongs to.
     pub(crate) module: Option<ModulePath>,
-    /// Never given twice, so that a slot used again is not mistaken for the same block.
+    /// Number that no other block has, so that a reused slot is not mistaken for the same block.
     pub(crate) serial: u64,
-    /// Where the whole block is mapped, if it has pieces; else `NONE`.
+    /// View in which a stitched block is mapped as a whole; `NONE` if it is not stitched.
     pub(crate) view: u32,
 }
 
@@ -37,37 +37,46 @@ impl Live {
     }
 }
 
-/// What a node is.
+/// The kinds of node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// Free: part of a hole.
+    /// A hole.
     Hole,
     /// A block in one piece.
     Block,
     /// The first piece of a stitched block.
     First,
-    /// A later piece of it.
+    /// A later piece of a stitched block.
     Piece,
 }
 
-/// A part of the arena. All that there is to know of it fills one cache line, so that a request or
-/// a free fetches one for the block and one for each neighbour.
+/// A part of the arena. A node fills one cache line, so that a request or a free fetches one line
+/// for the block and one for each neighbour.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct Node {
     pub(crate) extent: Extent,
     pub(super) previous: u32,
     pub(super) next: u32,
-    /// Of a hole, what hangs below it in its bin on either side, and what it hangs below itself. Of
-    /// a piece, the next one or `NONE`, and then the view of its block, if it is the first one, or
-    /// the first one. Of a block, last, the module and what is not asked for of the whole block.
+    /// Three numbers, whose meaning depends on the kind:
+    ///
+    /// | kind  | 0          | 1           | 2                                |
+    /// |-------|------------|-------------|----------------------------------|
+    /// | Hole  | left child | right child | parent, in the treap of its bin  |
+    /// | Block | unused     | unused      | slack and module                 |
+    /// | First | next piece | view        | slack and module                 |
+    /// | Piece | next piece | first piece | slack and module                 |
+    ///
+    /// Slots of nodes are `NONE` where there is none. The slack is the part of a whole block that
+    /// was not asked for.
     pub(crate) links: [u32; 3],
-    /// Of a hole, who may still work on it, by which it is listed; of a block, who has used it.
+    /// Streams that may still work on a hole, which choose its free list; or that have used a
+    /// block.
     pub(super) streams: StreamSet,
-    /// Of a hole, the event at which its last owner gave it back; of a block, its serial.
+    /// The event at which the last owner of a hole gave it back, or the serial of a block.
     pub(super) number: u64,
-    /// Of a block, as are the fields below.
+    /// The line that asked for a block; holes use neither this field nor the next two.
     pub(super) site: &'static Location<'static>,
     pub(super) category: Category,
     pub(super) stream: Stream,
@@ -76,20 +85,20 @@ pub(crate) struct Node {
 
 const _: () = assert!(size_of::<Node>() == 64);
 
-/// The places of the links of a piece and of a block.
+/// Indices into the links of pieces and blocks.
 pub(super) const NEXT_PIECE: usize = 0;
 pub(super) const VIEW: usize = 1;
 pub(super) const FIRST_PIECE: usize = 1;
-/// What is not asked for in the low bits, the module in those above.
+/// Index of the link with the slack in its low bits and the module in its high bits.
 const SLACK_AND_MODULE: usize = 2;
 
-/// Blocks are rounded up by less, also with the guard bytes of a checked allocator.
+/// Bits that hold the slack: the bytes of a block beyond the request, guard bytes included.
 const SLACK_BITS: u32 = 10;
 const _: () = assert!(SLACK_BITS + ModulePath::BITS == u32::BITS);
 const _: () = assert!(BLOCK_BYTES + GUARD_BYTES < 1 << SLACK_BITS);
 
 impl Node {
-    /// A hole that was never used, has no neighbours and is not listed.
+    /// A hole that was never used, has no neighbours and is in no list.
     #[inline]
     pub(crate) fn hole(extent: Extent) -> Node {
         Node {
@@ -106,8 +115,8 @@ impl Node {
         }
     }
 
-    /// Says what the block is that this is, or is a piece of. Field by field: a node that is put
-    /// together elsewhere and copied has to wait for its own narrow writes.
+    /// Writes the properties of the block that this node is, or is a piece of. Fields are written
+    /// one by one: a node that is built elsewhere and copied has to wait for its own narrow writes.
     #[inline(always)]
     pub(super) fn describe(&mut self, live: &Live) {
         let slack_bytes = live.size_bytes - live.requested_bytes;
@@ -121,7 +130,7 @@ impl Node {
         self.stream = live.stream;
     }
 
-    /// Says which module the block belongs to that this is, or is the first piece of.
+    /// Sets the module of the block that this node is, or is the first piece of.
     pub(super) fn set_module(&mut self, module: ModulePath) {
         debug_assert!(matches!(self.kind, Kind::Block | Kind::First), "{self:?}");
         let bits = ModulePath::to_bits(Some(module)) << SLACK_BITS;
@@ -129,9 +138,9 @@ impl Node {
         *link = bits | *link & ((1 << SLACK_BITS) - 1);
     }
 
-    /// Of a hole: who may still work on it.
+    /// The streams that may still work on a hole.
     #[inline]
-    pub(super) fn marks(&self) -> LastUse {
+    pub(super) fn last_use(&self) -> LastUse {
         debug_assert_eq!(self.kind, Kind::Hole, "{self:?}");
         LastUse { streams: self.streams, since: self.number }
     }
@@ -145,7 +154,7 @@ impl Node {
         }
     }
 
-    /// What a block of `size_bytes` is, of which this is the first piece or all.
+    /// The properties of a block of `size_bytes` that this node is, or is the first piece of.
     #[inline]
     pub(super) fn live(&self, size_bytes: usize) -> Live {
         let packed = self.links[SLACK_AND_MODULE];

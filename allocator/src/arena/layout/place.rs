@@ -1,18 +1,18 @@
-//! Changes: blocks come and go, holes are cut and merged.
+//! Changes of a layout: blocks come and go, holes are cut and merged.
 
 use crate::arena::extent::Extent;
 use crate::arena::layout::Layout;
 use crate::arena::layout::node::{FIRST_PIECE, Kind, Live, NEXT_PIECE, NONE, Node, VIEW};
 use crate::stream::{LastUse, StreamSet};
 
-/// Where a request would go.
+/// The place of a request, decided and not yet taken.
 #[derive(Debug)]
 pub(crate) struct Placement {
     pub(crate) position: Position,
     /// Streams to wait for first.
     pub(crate) waits: StreamSet,
-    /// The layout that it is in, if holes had to be merged to find it: a request that fails after
-    /// all leaves its layout as it was.
+    /// The layout with merged holes that the place is in, if holes had to be merged to find it: a
+    /// request that fails after all leaves its layout as it was.
     pub(super) merged: Option<Box<Layout>>,
 }
 
@@ -21,13 +21,13 @@ pub(crate) struct Placement {
 pub(crate) enum Position {
     /// The start of a hole.
     Hole { slot: u32, extent: Extent },
-    /// What was never used of the segment, behind all blocks.
+    /// The first bytes behind all blocks.
     Top(Extent),
     /// Whole pages of holes, in this order, and pages beyond the top for the rest.
     Stitched(Vec<Part>),
 }
 
-/// A piece of a stitched place.
+/// A piece of a stitched position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     /// The hole that it is cut from, or `NONE` for the top.
@@ -40,7 +40,7 @@ impl Placement {
         Placement { position, waits, merged: None }
     }
 
-    /// The end of what it takes. Of a stitched place only its last piece can move the top.
+    /// The end of the highest part. Only the last piece of a stitched place can move the top.
     pub(crate) fn end(&self) -> usize {
         match &self.position {
             Position::Hole { extent, .. } | Position::Top(extent) => extent.end(),
@@ -50,7 +50,7 @@ impl Placement {
         }
     }
 
-    /// What it takes, in order.
+    /// The parts of the place, in order.
     pub(crate) fn extents(&self) -> impl Iterator<Item = Extent> + Clone {
         let (single, parts) = match &self.position {
             Position::Hole { extent, .. } | Position::Top(extent) => (Some(*extent), &[][..]),
@@ -59,7 +59,7 @@ impl Placement {
         single.into_iter().chain(parts.iter().map(|part| part.extent))
     }
 
-    /// Where it begins.
+    /// Offset of the first part.
     pub(crate) fn offset(&self) -> usize {
         match &self.position {
             Position::Hole { extent, .. } | Position::Top(extent) => extent.offset,
@@ -69,7 +69,8 @@ impl Placement {
 }
 
 impl Layout {
-    /// Makes a place, found since the last change, a live block after an event. Returns its slot.
+    /// Makes a place a live block after an event. Returns its slot. The layout must not have
+    /// changed since the place was found.
     pub(crate) fn insert(&mut self, place: &mut Placement, live: &Live, event: u64) -> u32 {
         if let Some(merged) = place.merged.take() {
             *self = *merged;
@@ -86,7 +87,7 @@ impl Layout {
         slot
     }
 
-    /// Says what the block in `slot` is, or the one that it is a piece of.
+    /// Writes the properties of the block in `slot`, or of the block that it is a piece of.
     #[inline(always)]
     pub(crate) fn describe(&mut self, slot: u32, live: &Live) {
         self.nodes[slot as usize].describe(live);
@@ -97,7 +98,7 @@ impl Layout {
         for Part { hole, extent } in parts {
             let kind = if first == NONE { Kind::First } else { Kind::Piece };
             let slot = match *hole {
-                NONE => self.put_on_top(*extent, kind, live.users, event),
+                NONE => self.insert_at_top(*extent, kind, live.users, event),
                 hole => self.cut(hole, *extent, kind),
             };
             self.describe(slot, live);
@@ -117,24 +118,25 @@ impl Layout {
         first
     }
 
-    /// Makes what is at the top a block of `users`, to be described. Returns its slot.
+    /// Makes the first bytes behind all blocks a block of `users`, to be described. Returns its
+    /// slot.
     #[inline]
     pub(crate) fn insert_on_top(&mut self, extent: Extent, users: StreamSet, event: u64) -> u32 {
-        self.put_on_top(extent, Kind::Block, users, event)
+        self.insert_at_top(extent, Kind::Block, users, event)
     }
 
-    /// Links an extent at or beyond the top; what is between becomes a hole of its users.
+    /// Inserts a node at or beyond the top. The gap below it becomes a hole of its users.
     #[inline]
-    fn put_on_top(&mut self, extent: Extent, kind: Kind, users: StreamSet, event: u64) -> u32 {
+    fn insert_at_top(&mut self, extent: Extent, kind: Kind, users: StreamSet, event: u64) -> u32 {
         let gap = Extent { offset: self.top(), size_bytes: extent.offset - self.top() };
         if gap.size_bytes > 0 {
-            // The block has waited for the streams that were there: to wait for its users is
-            // enough.
-            let slot = self.link_after(self.last, gap, Kind::Hole);
-            self.list(slot, LastUse { streams: users, since: event });
+            // The block has waited for all streams that used the gap, so that waiting for its users
+            // is enough.
+            let slot = self.insert_node_after(self.last, gap, Kind::Hole);
+            self.insert_hole(slot, LastUse { streams: users, since: event });
         }
         self.touched_pages += self.own_pages(extent, self.last, NONE);
-        self.link_after(self.last, extent, kind)
+        self.insert_node_after(self.last, extent, kind)
     }
 
     /// Makes the start of the hole in `slot` a block, to be described. Returns its slot.
@@ -143,8 +145,8 @@ impl Layout {
         self.cut(slot, extent, Kind::Block)
     }
 
-    /// Takes an extent out of the hole in `slot`; what is left on either side stays a hole, the
-    /// right side the one in `slot`. Returns the slot of the extent.
+    /// Cuts an extent out of the hole in `slot`. The rests on either side stay holes, the right one
+    /// in `slot`. Returns the slot of the extent.
     #[inline]
     fn cut(&mut self, slot: u32, extent: Extent, kind: Kind) -> u32 {
         let &Node { extent: hole, previous, next, .. } = &self.nodes[slot as usize];
@@ -154,123 +156,128 @@ impl Layout {
             return self.cut_inside(slot, extent, kind);
         }
         if extent.size_bytes == hole.size_bytes {
-            self.unlist(slot);
+            self.remove_hole(slot);
             self.nodes[slot as usize].kind = kind;
             return slot;
         }
         let rest = Extent { offset: extent.end(), size_bytes: hole.end() - extent.end() };
         self.resize_hole(slot, rest);
-        self.link_after(previous, extent, kind)
+        self.insert_node_after(previous, extent, kind)
     }
 
-    /// [`cut`](Self::cut) where something is left on the left side.
+    /// [`cut`](Self::cut) with a rest on the left side.
     fn cut_inside(&mut self, slot: u32, extent: Extent, kind: Kind) -> u32 {
         let node = &self.nodes[slot as usize];
-        let (hole, marks) = (node.extent, node.marks());
+        let (hole, last_use) = (node.extent, node.last_use());
         let size_bytes = extent.offset - hole.offset;
         self.resize_hole(slot, Extent { offset: hole.offset, size_bytes });
-        let taken = self.link_after(slot, extent, kind);
+        let taken = self.insert_node_after(slot, extent, kind);
         if hole.end() > extent.end() {
             let rest = Extent { offset: extent.end(), size_bytes: hole.end() - extent.end() };
-            let rest_slot = self.link_after(taken, rest, Kind::Hole);
-            self.list(rest_slot, marks);
+            let rest_slot = self.insert_node_after(taken, rest, Kind::Hole);
+            self.insert_hole(rest_slot, last_use);
         }
         taken
     }
 
-    /// Frees the block in `slot` at an event: its pieces merge with the holes beside them that the
-    /// same streams used, and what touches the top becomes wilderness.
+    /// Frees the block in `slot` at an event. Each piece merges with the holes beside it that the
+    /// same streams used; a piece at the top lowers the top.
     #[inline]
     pub(crate) fn remove(&mut self, slot: u32, event: u64) {
         let node = &self.nodes[slot as usize];
         assert!(matches!(node.kind, Kind::Block | Kind::First), "slot {slot} is no block");
-        let marks = LastUse { streams: node.streams, since: event };
+        let last_use = LastUse { streams: node.streams, since: event };
         let mut next_piece = node.next_piece();
-        self.vacate(slot, marks);
+        self.free_part(slot, last_use);
         while next_piece != NONE {
             let at = next_piece;
             let node = &self.nodes[at as usize];
             debug_assert_eq!(node.kind, Kind::Piece, "node {at}");
             next_piece = node.next_piece();
-            self.vacate(at, marks);
+            self.free_part(at, last_use);
         }
     }
 
-    fn vacate(&mut self, slot: u32, marks: LastUse) {
+    fn free_part(&mut self, slot: u32, last_use: LastUse) {
         let Node { extent, previous, next, .. } = self.nodes[slot as usize];
         self.touched_pages -= self.own_pages(extent, previous, next);
         if next == NONE {
-            return self.sink(slot, marks);
+            return self.remove_last(slot, last_use);
         }
-        let before = self.mergeable(previous, marks);
-        let after = self.mergeable(next, marks);
+        let before = self.mergeable(previous, last_use);
+        let after = self.mergeable(next, last_use);
         match (before, after) {
-            (None, None) => self.list(slot, marks),
+            (None, None) => self.insert_hole(slot, last_use),
             (Some(before), None) => {
-                self.unlink(slot);
-                self.widen(previous, Extent { offset: before.offset, ..extent }, before, marks);
+                self.remove_node(slot);
+                self.extend_hole(
+                    previous,
+                    Extent { offset: before.offset, ..extent },
+                    before,
+                    last_use,
+                );
             }
             (None, Some(after)) => {
-                self.unlink(slot);
-                self.widen(next, extent, after, marks);
+                self.remove_node(slot);
+                self.extend_hole(next, extent, after, last_use);
             }
             (Some(before), Some(after)) => {
-                self.unlist(next);
-                let marks = marks.union(self.nodes[next as usize].marks());
-                self.unlink(next);
-                self.unlink(slot);
+                self.remove_hole(next);
+                let last_use = last_use.union(self.nodes[next as usize].last_use());
+                self.remove_node(next);
+                self.remove_node(slot);
                 let size_bytes = extent.size_bytes + after.size_bytes;
                 let extent = Extent { offset: before.offset, size_bytes };
-                self.widen(previous, extent, before, marks);
+                self.extend_hole(previous, extent, before, last_use);
             }
         }
     }
 
-    /// Adds the length of what begins at `extent` to the hole in `slot`, which was as it is told.
+    /// Extends the hole in `slot`, which was `hole`, by an extent beside it.
     #[inline]
-    fn widen(&mut self, slot: u32, extent: Extent, hole: Extent, marks: LastUse) {
+    fn extend_hole(&mut self, slot: u32, extent: Extent, hole: Extent, last_use: LastUse) {
         let node = &mut self.nodes[slot as usize];
-        debug_assert_eq!(node.streams, marks.streams, "{node:?}");
-        node.number = node.number.max(marks.since);
+        debug_assert_eq!(node.streams, last_use.streams, "{node:?}");
+        node.number = node.number.max(last_use.since);
         let size_bytes = extent.size_bytes + hole.size_bytes;
         self.resize_hole(slot, Extent { offset: extent.offset, size_bytes });
     }
 
-    /// The hole in `slot`, if there is one that the same streams used.
+    /// The hole in `slot`, if it is one, and the same streams used it.
     #[inline]
-    fn mergeable(&self, slot: u32, marks: LastUse) -> Option<Extent> {
+    fn mergeable(&self, slot: u32, last_use: LastUse) -> Option<Extent> {
         let node = self.nodes.get(slot as usize)?;
-        let is_alike = node.kind == Kind::Hole && node.streams == marks.streams;
+        let is_alike = node.kind == Kind::Hole && node.streams == last_use.streams;
         is_alike.then_some(node.extent)
     }
 
-    /// The last node goes: it becomes wilderness, and whatever hole is the last then.
+    /// Removes the last node, and the holes that are last then: the top falls.
     #[inline]
-    fn sink(&mut self, slot: u32, marks: LastUse) {
+    fn remove_last(&mut self, slot: u32, last_use: LastUse) {
         self.used_end = self.used_end.max(self.nodes[slot as usize].extent.end());
-        self.give_beyond(marks);
-        self.unlink(slot);
+        self.note_use_beyond(last_use);
+        self.remove_node(slot);
         while let Some(node) = self.nodes.get(self.last as usize)
             && node.kind == Kind::Hole
         {
-            let (last, marks) = (self.last, node.marks());
-            self.give_beyond(marks);
-            self.unlist(last);
-            self.unlink(last);
+            let (last, last_use) = (self.last, node.last_use());
+            self.note_use_beyond(last_use);
+            self.remove_hole(last);
+            self.remove_node(last);
         }
     }
 
     #[inline]
-    fn give_beyond(&mut self, marks: LastUse) {
-        self.beyond = self.beyond.union(marks.streams);
-        for on in marks.streams.iter() {
+    fn note_use_beyond(&mut self, last_use: LastUse) {
+        self.beyond = self.beyond.union(last_use.streams);
+        for on in last_use.streams.iter() {
             let since = &mut self.beyond_since[on.index()];
-            *since = marks.since.max(*since);
+            *since = last_use.since.max(*since);
         }
     }
 
-    /// This layout with neighbouring holes as one that all their streams used; `None` if no two
-    /// touch.
+    /// A copy of this layout in which neighbouring holes are merged, each with the streams of all
+    /// of its parts; `None` if no two holes touch.
     pub(crate) fn merged_across_streams(&self) -> Option<Box<Layout>> {
         let holes = self.nodes().map(|(_, node)| node.kind == Kind::Hole);
         let touch = holes.clone().zip(holes.skip(1)).any(|pair| pair == (true, true));
@@ -289,12 +296,12 @@ impl Layout {
                 Some(after) if node.kind == Kind::Hole && after.kind == Kind::Hole => {
                     let mut extent = node.extent;
                     extent.size_bytes += after.extent.size_bytes;
-                    let marks = node.marks().union(after.marks());
-                    self.unlist(slot);
-                    self.unlist(next);
-                    self.unlink(next);
+                    let last_use = node.last_use().union(after.last_use());
+                    self.remove_hole(slot);
+                    self.remove_hole(next);
+                    self.remove_node(next);
                     self.nodes[slot as usize].extent = extent;
-                    self.list(slot, marks);
+                    self.insert_hole(slot, last_use);
                 }
                 _ => slot = next,
             }

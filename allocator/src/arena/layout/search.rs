@@ -1,4 +1,4 @@
-//! Where a request would go, and what that would cost in pages.
+//! Search for the place of a request, and its cost in pages.
 
 use std::cell::Cell;
 
@@ -10,15 +10,15 @@ use crate::arena::layout::{Layout, PIECES_MAX};
 use crate::error::{Rung, Tried};
 use crate::stream::{Stream, StreamOrder, StreamSet};
 
-/// Who asks, and what the source can do.
+/// A request, and the abilities of the source.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlaceQuery<'a> {
     pub(crate) size_bytes: usize,
     pub(crate) stream: Stream,
     pub(crate) waits: &'a StreamOrder,
-    /// Whether the source can show pages at a second address.
+    /// True if the source can show pages at a second address.
     pub(crate) stitches: bool,
-    /// What the search has looked at, for the error that a request without a place ends in.
+    /// Rungs that the search has tried, for the error of a request without a place.
     pub(crate) tried: &'a Cell<Tried>,
 }
 
@@ -29,7 +29,7 @@ impl PlaceQuery<'_> {
 }
 
 impl Layout {
-    /// Where a block would go; `None` if the arithmetic overflows.
+    /// The place of a block; `None` if the arithmetic overflows.
     #[inline]
     pub(crate) fn place(&self, query: &PlaceQuery) -> Option<Placement> {
         if let Some((slot, extent)) = self.own_hole(query.size_bytes, StreamSet::of(query.stream)) {
@@ -38,24 +38,24 @@ impl Layout {
         self.place_elsewhere(query)
     }
 
-    /// The start of the best fit among the holes that the streams `own`, all of them and no other,
-    /// used. Of a stream's own holes it is the place that `place` prefers, as it needs no wait.
+    /// The start of the best fit among the holes of exactly the streams `own`. The best fit of a
+    /// stream's own holes is the place that `place` prefers, as it needs no wait.
     #[inline]
     pub(crate) fn own_hole(&self, size_bytes: usize, own: StreamSet) -> Option<(u32, Extent)> {
-        let (_, holes) = self.holes.iter().find(|(set, _)| *set == own)?;
+        let (_, holes) = self.free_lists.iter().find(|(set, _)| *set == own)?;
         let slot = holes.best_fit(&self.nodes, size_bytes)?;
         Some((slot, Extent { offset: self.nodes[slot as usize].extent.offset, size_bytes }))
     }
 
-    /// The place at the top and whom to wait for there, if `place` would find it where there is no
-    /// own hole. May say no where the answer is yes.
+    /// The place at the top and the streams to wait for there, if `place` would choose it after it
+    /// found no own hole. `None` does not say that it would not.
     #[inline]
     pub(crate) fn own_top(&self, query: &PlaceQuery) -> Option<(Extent, StreamSet)> {
         let &PlaceQuery { size_bytes, stream, stitches, .. } = query;
         let own = StreamSet::of(stream);
         let stitched_bytes =
             if stitches && size_bytes >= self.page_bytes { self.page_bytes } else { usize::MAX };
-        for (set, holes) in &self.holes {
+        for (set, holes) in &self.free_lists {
             let is_empty = holes.len() == 0;
             if !is_empty && (*set != own || holes.may_hold(stitched_bytes)) {
                 return None;
@@ -70,10 +70,10 @@ impl Layout {
     fn place_elsewhere(&self, query: &PlaceQuery) -> Option<Placement> {
         query.note(Rung::Search);
         let own = StreamSet::of(query.stream);
-        if self.holes.iter().any(|(set, holes)| *set != own && holes.len() > 0) {
+        if self.free_lists.iter().any(|(set, holes)| *set != own && holes.len() > 0) {
             query.note(Rung::OtherStreams);
         }
-        let list_count = self.holes.iter().filter(|(_, holes)| holes.len() > 0).count();
+        let list_count = self.free_lists.iter().filter(|(_, holes)| holes.len() > 0).count();
         if list_count > 0
             && let Some(place) = self.any_hole(query)
         {
@@ -98,10 +98,10 @@ impl Layout {
         Some(Placement::new(Position::Top(extent), self.waits_beyond(query)))
     }
 
-    /// Of the best fits of all sets of streams: one that needs no wait first, then the smallest,
-    /// then the lowest.
+    /// The best of the best fits of all free lists: one that needs no wait first, then the
+    /// smallest, then the lowest.
     fn any_hole(&self, query: &PlaceQuery) -> Option<Placement> {
-        let candidates = self.holes.iter().filter_map(|(_, holes)| {
+        let candidates = self.free_lists.iter().filter_map(|(_, holes)| {
             let slot = holes.best_fit(&self.nodes, query.size_bytes)?;
             let Extent { offset, size_bytes } = self.nodes[slot as usize].extent;
             let waits = self.waits_for(query, slot);
@@ -113,7 +113,7 @@ impl Layout {
     }
 
     fn waits_for(&self, query: &PlaceQuery, slot: u32) -> StreamSet {
-        query.waits.missing(query.stream, self.nodes[slot as usize].marks())
+        query.waits.missing(query.stream, self.nodes[slot as usize].last_use())
     }
 
     #[inline]
@@ -143,16 +143,16 @@ impl Layout {
             && missing_bytes > 0
             && parts.len() < PIECES_MAX - 2
         {
-            let run = self.pages_inside(largest);
-            let (hole, run) = if run.size_bytes < missing_bytes {
+            let whole = self.whole_pages(largest);
+            let Part { hole, extent } = if whole.extent.size_bytes < missing_bytes {
                 next = self.next_largest(self.nodes[largest as usize].key());
-                (largest, run)
+                whole
             } else {
-                self.smallest_run(missing_bytes, (largest, run))
+                self.smallest_run(missing_bytes, whole)
             };
-            if run.size_bytes > 0 {
-                let size_bytes = run.size_bytes.min(missing_bytes);
-                parts.push(Part { hole, extent: Extent { size_bytes, ..run } });
+            if extent.size_bytes > 0 {
+                let size_bytes = extent.size_bytes.min(missing_bytes);
+                parts.push(Part { hole, extent: Extent { size_bytes, ..extent } });
                 waits = waits.union(self.waits_for(query, hole));
                 missing_bytes -= size_bytes;
             }
@@ -162,8 +162,9 @@ impl Layout {
         }
         if missing_bytes > 0 {
             waits = waits.union(self.waits_beyond(query));
-            // From the next page on: with the free part of the last one as a first piece, recorded
-            // traces needed 1 % more, because such a piece leaves odd holes behind.
+            // The part at the top begins with the next page. With the free part of the last page as
+            // a first piece, recorded traces needed 1 % more, because such a piece leaves odd holes
+            // behind.
             let offset = page_floor(self.top().checked_add(page_bytes - 1)?, page_bytes);
             offset.checked_add(missing_bytes)?;
             let extent = Extent { offset, size_bytes: missing_bytes };
@@ -174,23 +175,24 @@ impl Layout {
 
     /// The largest hole whose key is below `below`, the highest one on ties, if it has a page.
     fn next_largest(&self, below: Key) -> Option<u32> {
-        let lasts = self.holes.iter().filter_map(|(_, holes)| holes.last_below(&self.nodes, below));
+        let lasts =
+            self.free_lists.iter().filter_map(|(_, holes)| holes.last_below(&self.nodes, below));
         let largest = lasts.max_by_key(|slot| self.nodes[*slot as usize].key())?;
         let size_bytes = self.nodes[largest as usize].extent.size_bytes;
         (size_bytes >= self.page_bytes).then_some(largest)
     }
 
-    /// The whole pages of the smallest hole that has enough of them, the lowest one on ties, among
-    /// those before a hole that has enough; else that hole's.
-    fn smallest_run(&self, size_bytes: usize, enough: (u32, Extent)) -> (u32, Extent) {
-        let end = self.nodes[enough.0 as usize].key();
+    /// The whole pages of the smallest hole that has enough of them, the lowest one on ties.
+    /// `enough` are the pages of a hole that has: only holes before it are searched.
+    fn smallest_run(&self, size_bytes: usize, enough: Part) -> Part {
+        let end = self.nodes[enough.hole as usize].key();
         let mut from = key(size_bytes.max(self.page_bytes), 0);
         while let Some(slot) = self.first_hole(from)
             && self.nodes[slot as usize].key() < end
         {
-            let run = self.pages_inside(slot);
-            if run.size_bytes >= size_bytes {
-                return (slot, run);
+            let whole = self.whole_pages(slot);
+            if whole.extent.size_bytes >= size_bytes {
+                return whole;
             }
             from = self.nodes[slot as usize].key() + 1;
         }
@@ -199,22 +201,24 @@ impl Layout {
 
     /// The first hole in the order of size and offset that does not come before `from`.
     fn first_hole(&self, from: Key) -> Option<u32> {
-        let firsts = self.holes.iter().filter_map(|(_, holes)| holes.first_from(&self.nodes, from));
+        let firsts =
+            self.free_lists.iter().filter_map(|(_, holes)| holes.first_from(&self.nodes, from));
         firsts.min_by_key(|slot| self.nodes[*slot as usize].key())
     }
 
     /// The whole pages in a hole.
-    fn pages_inside(&self, slot: u32) -> Extent {
-        self.nodes[slot as usize].extent.pages_inside(self.page_bytes)
+    fn whole_pages(&self, hole: u32) -> Part {
+        let extent = self.nodes[hole as usize].extent.pages_inside(self.page_bytes);
+        Part { hole, extent }
     }
 
-    /// Bytes of the pages in which live blocks lie: the least that has to be committed.
+    /// Bytes of the pages in which live blocks lie: the least that must be committed.
     #[inline]
     pub(crate) fn touched_bytes(&self) -> usize {
         self.touched_pages * self.page_bytes
     }
 
-    /// What that would be with a block at a place.
+    /// [`touched_bytes`](Self::touched_bytes) with a block at a place.
     pub(crate) fn touched_bytes_with(&self, place: &Placement) -> usize {
         let layout = place.merged.as_deref().unwrap_or(self);
         let new_pages = |extent: Extent, hole: u32| {
@@ -234,17 +238,18 @@ impl Layout {
         self.touched_pages.saturating_add(new_pages).saturating_mul(self.page_bytes)
     }
 
-    /// Pages of an extent in which no other live block has bytes; the nodes beside it are given.
+    /// Pages of an extent in which no other live block has bytes. `previous` and `next` are the
+    /// nodes beside it.
     #[inline]
     pub(super) fn own_pages(&self, extent: Extent, previous: u32, next: u32) -> usize {
         let first = extent.offset >> self.page_shift;
         let last = (extent.end() - 1) >> self.page_shift;
         let (start, end) = (first << self.page_shift, (last + 1).saturating_mul(self.page_bytes));
-        let (shares_first, shares_last) = if self.holes.len() > 1 {
+        let (shares_first, shares_last) = if self.free_lists.len() > 1 {
             (self.is_live_from(previous, start), self.is_live_below(next, end))
         } else {
-            // All holes were used by the same streams, so no two touch: what is beside one is live
-            // and need not be looked at.
+            // Holes of one set of streams do not touch, so that the nodes beside a hole are live
+            // and need not be read.
             (self.live_end_before(previous) > start, self.live_start_after(next) < end)
         };
         let is_counted_twice = first == last && shares_first && shares_last;
@@ -252,21 +257,23 @@ impl Layout {
         page_count - usize::from(shares_first) - usize::from(shares_last)
     }
 
-    /// Where the live bytes end that the node in `slot` has or follows, if holes do not touch.
+    /// The end of the live bytes of the node in `slot`, or of the node before it if it is a hole.
+    /// Holes must not touch.
     #[inline]
     fn live_end_before(&self, slot: u32) -> usize {
         let Some(node) = self.nodes.get(slot as usize) else { return 0 };
         if node.kind == Kind::Hole { node.extent.offset } else { node.extent.end() }
     }
 
-    /// Where the live bytes start that the node in `slot` has or precedes, if holes do not touch.
+    /// The start of the live bytes of the node in `slot`, or of the node after it if it is a hole.
+    /// Holes must not touch.
     #[inline]
     fn live_start_after(&self, slot: u32) -> usize {
         let Some(node) = self.nodes.get(slot as usize) else { return usize::MAX };
         if node.kind == Kind::Hole { node.extent.end() } else { node.extent.offset }
     }
 
-    /// Whether a live byte lies at or beyond `offset`, in the node in `slot` or before it.
+    /// True if a live byte lies at or beyond `offset`, in the node in `slot` or before it.
     #[inline]
     fn is_live_from(&self, mut slot: u32, offset: usize) -> bool {
         while let Some(node) = self.nodes.get(slot as usize) {
@@ -281,7 +288,7 @@ impl Layout {
         false
     }
 
-    /// Whether a live byte lies below `end`, in the node in `slot` or after it.
+    /// True if a live byte lies below `end`, in the node in `slot` or after it.
     #[inline]
     fn is_live_below(&self, mut slot: u32, end: usize) -> bool {
         while let Some(node) = self.nodes.get(slot as usize) {

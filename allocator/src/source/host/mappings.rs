@@ -17,7 +17,7 @@ const LIMIT_COUNT: usize = 65_530;
 /// a few large blocks.
 const SMALL_SHARE: usize = 512;
 
-/// So many small shares are left when a full one is taken.
+/// Small shares that are left when a full one is taken.
 const SMALL_SHARES_MIN: usize = 16;
 
 /// The mappings of one range of views, given back on drop.
@@ -47,7 +47,7 @@ impl Share {
         taken.ok_or(SourceError::MappingLimit { limit_count: pool.limit_count })
     }
 
-    /// How many pieces all views together may have.
+    /// The most pieces of all views together.
     pub(super) fn mapping_count(&self) -> usize {
         self.mapping_count
     }
@@ -84,7 +84,7 @@ fn share_of(left_count: usize) -> Option<usize> {
     (small_count <= left_count).then_some(SMALL_SHARE)
 }
 
-/// How many mappings the system counts for so many pieces of views. A view has at least two
+/// Mappings that the system counts for this number of pieces of views. A view has at least two
 /// pieces, and the gap behind it is a mapping as well. Two more are the memory and the gap before
 /// all views.
 fn system_count(mapping_count: usize) -> usize {

@@ -1,16 +1,16 @@
 //! System memory.
 //!
-//! On Linux it is a shared anonymous mapping, whose pages can be shown at a second address, so that
-//! free pages that lie apart serve one large block. That costs nothing where the memory is used: a
-//! shared mapping has the same small pages as a private one, and reads, writes and first touches
-//! are equally fast (within the noise of 20 % of a machine that was not quiet, 2026-11-21: 18 to 26
-//! GB/s for `a[i] += b[i]` over 256 MiB, 15 to 37 ns for a random read, both kinds in turns).
-//! Showing 2 MiB elsewhere takes 4 µs a mapping and 0.5 ms for the page tables, a quarter of what
-//! it takes to touch new memory, and only the first time: views stay. Huge pages made neither kind
-//! faster there; on a machine whose free pages had become scattered they did, by 18 % (6.5 against
-//! 7.9 ms for the same sum over 128 MiB, which its last-level cache holds in part, 2026-11-22), and
-//! Linux gives a shared mapping none unless the machine is set to. Elsewhere memory is a private
-//! mapping, and blocks are never stitched.
+//! The memory is a shared anonymous mapping on Linux, whose pages can be shown at a second address,
+//! so that free pages that lie apart serve one large block. That costs nothing where the memory is
+//! used: a shared mapping has the same small pages as a private one, and reads, writes and first
+//! touches are equally fast (within the noise of 20 % of a machine that was not quiet, 2026-11-21:
+//! 18 to 26 GB/s for `a[i] += b[i]` over 256 MiB, 15 to 37 ns for a random read, both kinds in
+//! turns). Showing 2 MiB elsewhere takes 4 µs a mapping and 0.5 ms for the page tables, a quarter
+//! of what it takes to touch new memory, and only the first time: views stay. Huge pages made
+//! neither kind faster there; on a machine whose free pages had become scattered they did, by 18 %
+//! (6.5 against 7.9 ms for the same sum over 128 MiB, which its last-level cache holds in part,
+//! 2026-11-22), and Linux gives a shared mapping none unless the machine is set to. Elsewhere
+//! memory is a private mapping, and blocks are never stitched.
 #![allow(unsafe_code, reason = "turns mapped memory into pointers and gives pages back to the OS")]
 
 #[cfg(target_os = "linux")]
@@ -124,8 +124,8 @@ impl Segment {
     }
 }
 
-/// What a range of views owns. Fields are dropped in this order: the addresses are unmapped before
-/// another allocator can take the share of mappings.
+/// The resources of a range of views. Fields are dropped in this order: the addresses are unmapped
+/// before another allocator can take the share of mappings.
 #[cfg(target_os = "linux")]
 struct HostViews {
     range: Range,
@@ -144,7 +144,7 @@ pub struct HostSource {
 }
 
 impl HostSource {
-    /// At most `bytes` at once.
+    /// A source of at most `bytes` at once.
     pub fn with_capacity(bytes: usize) -> HostSource {
         HostSource { capacity_bytes: bytes, maps_pages: cfg!(target_os = "linux") }
     }
@@ -163,7 +163,8 @@ impl HostSource {
         self
     }
 
-    /// The same memory, locked by the operating system: what is committed is never swapped out.
+    /// A source of this memory, locked by the operating system: committed pages are never swapped
+    /// out.
     ///
     /// # Errors
     /// Of the commits: [`SourceError::LockLimit`] where the system allows no more.
@@ -296,8 +297,8 @@ fn reserve_some(size_bytes: usize) -> Result<Range, SourceError> {
     Range::memory(size_bytes)
 }
 
-/// Where addresses are limited, as many as one allocator may take without need: a quarter of those
-/// that are left.
+/// The addresses that one allocator may take without need, where addresses are limited: a quarter
+/// of those that are left.
 fn address_quota() -> Option<usize> {
     let (used_bytes, limit_bytes) = address_space()?;
     Some(limit_bytes.saturating_sub(used_bytes) / 4)

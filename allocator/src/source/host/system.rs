@@ -1,4 +1,4 @@
-//! What the operating system lets this process take: the machine's memory, control groups
+//! Memory that the operating system lets this process take: the machine's memory, control groups
 //! (containers, batch jobs), the limit on address space.
 
 use std::collections::HashSet;
@@ -15,13 +15,13 @@ const UNKNOWN_PHYSICAL_BYTES: usize = 1 << 40;
 /// theirs is left for code, heap, stacks and the memory of libraries: see [`LimitOrigin`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// What an allocator may take.
+    /// Bytes that an allocator may take.
     pub bytes: usize,
     /// The smallest of the limits, from which `bytes` follows.
     pub origin: LimitOrigin,
 }
 
-/// What limits the memory of a process.
+/// Limits of the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimitOrigin {
@@ -51,7 +51,7 @@ impl fmt::Display for LimitOrigin {
 }
 
 impl MemoryLimit {
-    /// That of this process, now.
+    /// The limit of this process, now.
     pub fn of_this_process() -> MemoryLimit {
         System::here().limit(address_space())
     }
@@ -63,13 +63,13 @@ pub fn available_bytes() -> Option<usize> {
     System::here().available_bytes()
 }
 
-/// What this process takes of the memory that a control group charges it with, now. `None` where
-/// the system does not say: only Linux does.
+/// Bytes of memory that a control group charges this process with, now. `None` where the system
+/// does not say: only Linux does.
 pub fn process_memory() -> Option<ProcessMemory> {
     System::here().process_memory()
 }
 
-/// What a process takes of the system's memory.
+/// Memory that a process takes of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
     /// Private memory that is no file's: heaps, stacks, static data that was written to.
@@ -84,7 +84,7 @@ pub struct ProcessMemory {
     pub page_table_bytes: usize,
 }
 
-/// Where the system shows itself; another folder in tests.
+/// The root of the system's files; another folder in tests.
 #[derive(Clone, Debug)]
 pub(super) struct System {
     root: PathBuf,
@@ -101,7 +101,7 @@ pub(super) struct Group {
 struct GroupNames {
     limit: &'static str,
     usage: &'static str,
-    /// In `memory.stat`: pages of files, which the system drops before it lacks memory.
+    /// Names in `memory.stat` of pages of files, which the system drops before it lacks memory.
     files: [&'static str; 2],
 }
 
@@ -199,8 +199,8 @@ impl Group {
         self.read(self.names.limit).unwrap_or(usize::MAX)
     }
 
-    /// What the processes of the group may still take, files not counted. `None` if the system
-    /// does not say.
+    /// Bytes that the processes of the group may still take, files not counted. `None` if the
+    /// system does not say.
     pub(super) fn room_bytes(&self) -> Option<usize> {
         let stat = fs::read_to_string(self.folder.join("memory.stat")).ok()?;
         let of = |name: &str| {

@@ -6,12 +6,13 @@ use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
 use crate::source::limit::Committed;
 use crate::source::{MemorySource, SourceError};
 
-/// From a call on, the co-tenant wants so many bytes.
+/// The bytes that the co-tenant wants from a call on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tenancy {
-    /// Counts the calls that can fail, from 1 on: it has moved when this one is made.
+    /// Number of the call, among those that can fail, from 1 on: the co-tenant has moved when it is
+    /// made.
     pub from_call: u64,
-    /// What it wants to hold in all; 0 gives everything back.
+    /// Bytes that it wants to hold in all; 0 gives everything back.
     pub wanted_bytes: usize,
 }
 
@@ -23,7 +24,7 @@ pub struct Tenancy {
 #[derive(Debug)]
 pub struct CoTenantSource<S> {
     inner: S,
-    /// By call.
+    /// Tenancies by call.
     script: Vec<Tenancy>,
     committed: Committed,
     state: Mutex<State>,

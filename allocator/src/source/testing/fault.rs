@@ -31,7 +31,7 @@ impl<S: MemorySource> FaultSource<S> {
         self.lock(|state| state.armed = Some(fault));
     }
 
-    /// Nothing fails any more.
+    /// Removes the fault.
     pub fn clear(&self) {
         self.lock(|state| state.armed = None);
     }

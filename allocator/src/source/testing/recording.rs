@@ -20,14 +20,14 @@ pub struct RecordingSource<S> {
 /// A call and its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallRecord {
-    /// What was asked.
+    /// The call.
     pub call: SourceCall,
-    /// How it ended; calls that cannot fail end well.
+    /// The outcome; calls that cannot fail end well.
     pub outcome: Result<(), SourceError>,
 }
 
 impl<S: MemorySource> RecordingSource<S> {
-    /// Nothing is in the log yet.
+    /// A source with an empty log.
     pub fn new(inner: S) -> RecordingSource<S> {
         RecordingSource { inner: Arc::new(inner), log: Arc::default() }
     }

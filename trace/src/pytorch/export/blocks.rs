@@ -98,7 +98,7 @@ impl<'a> Export<'a> {
         Ok(blocks)
     }
 
-    /// What was asked for of a block, or of the piece of it that is here.
+    /// Bytes asked for of a block, or of the piece of it that lies here.
     fn request(&self, block: &RecordedBlock) -> u64 {
         let RecordedBlock { id, address, size_bytes, requested_bytes, .. } = *block;
         let (Some(pieces), Some(&whole_bytes)) =

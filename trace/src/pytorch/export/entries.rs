@@ -8,19 +8,19 @@ use super::segments::Segments;
 use super::{Export, shares};
 use crate::recording::{EventKind, TraceEvent};
 
-/// What an entry of the trace says, beside its event.
+/// The parts of an entry of the trace that its event does not have.
 struct Entry {
     action: Word,
-    /// With the key that it has.
+    /// The address and its key.
     address: (Word, u64),
     size_bytes: u64,
 }
 
-/// What entries have in common.
+/// Phrases that many entries share.
 pub(super) struct Phrases {
-    /// By action.
+    /// First words of an entry, by action.
     heads: Vec<Phrase>,
-    /// By category.
+    /// Words of the category, by category.
     categories: Vec<Phrase>,
     context: Phrase,
 }

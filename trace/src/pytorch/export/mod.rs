@@ -1,9 +1,9 @@
 //! A recording as a memory snapshot of PyTorch, for `torch.cuda._memory_viz` and its viewer.
 //!
-//! The keys are those of `torch/csrc/cuda/memory_snapshot.cpp`. What viewers count on: blocks tile
-//! their segments, free room as inactive blocks; going backwards from the last state, every free
-//! finds its block; if one event has a category, one event has the category `unknown`. Charges have
-//! no address and are left out. The device is number 0.
+//! The keys are those of `torch/csrc/cuda/memory_snapshot.cpp`. Viewers count on three things:
+//! blocks tile their segments, free room as inactive blocks; going backwards from the last state,
+//! every free finds its block; if one event has a category, one event has the category `unknown`.
+//! Charges have no address and are left out. The device is number 0.
 
 mod blocks;
 mod entries;
@@ -20,7 +20,7 @@ use entries::Phrases;
 use pickle_writer::{Memo, PickleWriter, Word};
 use segments::Segments;
 
-/// Why a recording cannot be written as a snapshot.
+/// Reasons why a recording cannot be written as a snapshot.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -33,18 +33,18 @@ pub enum ExportError {
         /// Number of the recording.
         number: u64,
     },
-    /// A range was reserved that is not there afterwards, or released and is.
+    /// A range is not there after it was reserved, or is there after it was released.
     #[error("event {event} contradicts the segments that follow, at {address:#x}")]
     Segment {
         /// Index in the events.
         event: u64,
-        /// Where the range begins.
+        /// First address of the range.
         address: u64,
     },
     /// Segments overlap, or blocks lie outside their segment or on each other.
     #[error("what is at {address:#x} at the end cannot be there")]
     End {
-        /// Where it begins.
+        /// First address of the segment or block.
         address: u64,
     },
 }
@@ -83,13 +83,13 @@ struct Export<'a> {
     recording: &'a Recording,
     pickle: PickleWriter,
     phrases: Phrases,
-    /// By site.
+    /// Stacks that were written, by site.
     stacks: Vec<Option<Memo>>,
     texts: HashMap<&'a str, Memo>,
     no_frames: Option<Memo>,
     /// Blocks that wait for other streams.
     pending: HashSet<u64>,
-    /// What was asked for, of live blocks in pieces.
+    /// Bytes asked for of live blocks in pieces, by id.
     requested: HashMap<u64, u64>,
     has_categories: bool,
 }
@@ -102,7 +102,7 @@ impl<'a> Export<'a> {
         self.pickle.item(&mut traces);
         self.trace(segments);
         self.pickle.end_list(&traces);
-        // After the trace, which shows what is pending.
+        // Segments follow the trace, which shows what is pending.
         self.pickle.word(Word::Segments);
         let mut list = self.pickle.begin_list();
         for segment in &segments.end {
@@ -135,7 +135,7 @@ impl<'a> Export<'a> {
         pickle.end_dict();
     }
 
-    /// A stack of the line and, outside of it, the module; or of nothing.
+    /// Writes a stack of the line and, outside of it, the module; or an empty one.
     fn frames(&mut self, site: Option<u32>) {
         let sites = &self.recording.sites;
         let Some((index, site)) = site.and_then(|site| Some((site, sites.get(site as usize)?)))
@@ -184,7 +184,7 @@ impl<'a> Export<'a> {
     }
 }
 
-/// A request in pieces: the first ones are full.
+/// The share of a request that lies in each piece: the first pieces are full.
 fn shares(pieces: &[Piece], requested_bytes: u64) -> impl Iterator<Item = Piece> + '_ {
     let mut left_bytes = requested_bytes;
     pieces.iter().map(move |piece| {

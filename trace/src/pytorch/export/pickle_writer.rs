@@ -1,6 +1,6 @@
 //! Writes pickles of plain data, with the few instructions that every reader of snapshots knows.
 //!
-//! Protocol 2. Words that come again and again are written once and recalled by number.
+//! The protocol is 2. Words that come again and again are written once and recalled by number.
 
 /// PyTorch's viewer passes a batch as the arguments of one call, and their number is limited.
 const BATCH_ITEMS_MAX: usize = 1000;
@@ -9,11 +9,11 @@ const BATCH_ITEMS_MAX: usize = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Memo(u32);
 
-/// A list that is being written: how many items it has so far.
+/// A list that is being written, with the number of its items so far.
 #[derive(Debug, Default)]
 pub(super) struct Batches(usize);
 
-/// The same words in a row, once they have been written.
+/// A row of words as bytes, once it has been written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Phrase(Vec<u8>);
 
@@ -22,7 +22,7 @@ pub(super) struct Phrase(Vec<u8>);
 pub(super) struct PickleWriter {
     bytes: Vec<u8>,
     memo_count: u32,
-    /// By [`Word`].
+    /// Memo numbers of words.
     words: [Option<Memo>; Word::COUNT],
     too_large: Option<u64>,
 }
@@ -63,14 +63,14 @@ words! {
 }
 
 impl PickleWriter {
-    /// Room for about `capacity_bytes`.
+    /// A writer with room for about `capacity_bytes`.
     pub(super) fn new(capacity_bytes: usize) -> Self {
         let mut bytes = Vec::with_capacity(capacity_bytes);
         bytes.extend([0x80, 2]);
         PickleWriter { bytes, memo_count: 0, words: [None; Word::COUNT], too_large: None }
     }
 
-    /// The whole pickle; the number that does not fit into 64 bits with a sign if there is one.
+    /// The whole pickle. The error is a number that does not fit into 64 bits with a sign.
     pub(super) fn finish(mut self) -> Result<Vec<u8>, u64> {
         self.bytes.push(b'.');
         self.too_large.map_or(Ok(self.bytes), Err)
@@ -86,8 +86,7 @@ impl PickleWriter {
         }
     }
 
-    /// These words, copied from `phrase` if they have been there before: most of a trace is made of
-    /// a few phrases.
+    /// Writes words, copied from `phrase` if it has them: most of a trace is made of a few phrases.
     pub(super) fn phrase(&mut self, phrase: &mut Phrase, words: &[Word]) {
         if phrase.0.is_empty() {
             words.iter().for_each(|&word| self.word(word));
@@ -148,12 +147,12 @@ impl PickleWriter {
         });
     }
 
-    /// A pair of the two values before it.
+    /// Makes a pair of the two values before.
     pub(super) fn pair(&mut self) {
         self.bytes.push(0x86);
     }
 
-    /// Keys and values follow in turns, then [`end_dict`](Self::end_dict).
+    /// Begins a dictionary: keys and values follow in turns, then [`end_dict`](Self::end_dict).
     pub(super) fn begin_dict(&mut self) {
         self.bytes.extend(b"}(");
     }
@@ -167,7 +166,7 @@ impl PickleWriter {
         Batches(0)
     }
 
-    /// Before each item of a list.
+    /// Begins an item of a list.
     pub(super) fn item(&mut self, batches: &mut Batches) {
         if batches.0.is_multiple_of(BATCH_ITEMS_MAX) {
             if batches.0 > 0 {

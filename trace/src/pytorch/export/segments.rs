@@ -1,9 +1,9 @@
-//! How the segments of a recording came about, in PyTorch's words.
+//! Segments of a recording and their events, in PyTorch's words.
 //!
 //! A viewer goes backwards from the last state. A segment that was reserved in one piece and
 //! released in one piece is `segment_alloc` and `segment_free`, which name it exactly. Ranges that
 //! grow and shrink, so that a block can lie in what was reserved at two times, are `segment_map`
-//! and `segment_unmap`, which name a part. A trace has either these or those: where a whole segment
+//! and `segment_unmap`, which name a part. A trace has one kind or the other: where a whole segment
 //! goes back behind all others, the viewer's list gets out of order, and it finds no parts.
 
 use lowtide_allocator::torch::StreamId;
@@ -22,7 +22,7 @@ pub(super) struct SnapshotSegment<'a> {
     pub(super) blocks: Vec<&'a RecordedBlock>,
 }
 
-/// Everything that touches.
+/// Ranges that touch, as one.
 #[derive(Clone, Copy, Debug)]
 struct Cluster {
     address: u64,
@@ -30,11 +30,11 @@ struct Cluster {
     is_expandable: bool,
 }
 
-/// The segments at the end, and what events are about.
+/// The segments at the end, and the ranges that events are about.
 #[derive(Debug)]
 pub(super) struct Segments<'a> {
     clusters: Vec<Cluster>,
-    /// Whether events are about parts.
+    /// True if events are about parts of segments.
     pub(super) has_parts: bool,
     pub(super) end: Vec<SnapshotSegment<'a>>,
 }
@@ -52,7 +52,7 @@ impl<'a> Segments<'a> {
         Ok(segments)
     }
 
-    /// Whether a range is a part of something that grows.
+    /// True if a range is a part of a segment that grows.
     fn is_part(&self, address: u64) -> bool {
         self.cluster(address).is_some_and(|index| self.clusters[index].is_expandable)
     }
@@ -67,7 +67,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// Marks what cannot be told in whole segments.
+    /// Marks the clusters whose events are not about whole segments.
     fn find_expandable(&mut self, recording: &Recording) -> Result<(), ExportError> {
         let mut held = Spans::default();
         for segment in &recording.end {
@@ -107,7 +107,7 @@ impl<'a> Segments<'a> {
         Ok(())
     }
 
-    /// A block that is in no single range lies in something that grew.
+    /// Marks the cluster of a block that lies in no single range: its segment grew.
     fn mark_if_between(&mut self, held: &Spans<()>, block: &Piece) {
         let block_end = end(block.address, block.size_bytes);
         let is_inside = |(_, end, ()): (u64, u64, ())| block_end <= end;
@@ -116,7 +116,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// In what grows, neighbours of a stream are one segment.
+    /// Lists the segments at the end. Neighbours of one stream in a segment that grows are one.
     fn list_end(&mut self, recording: &'a Recording) {
         for range in &recording.end {
             let is_part = self.is_part(range.address);
@@ -143,7 +143,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// Makes sure that a viewer can go backwards.
+    /// Checks that a viewer can go backwards.
     fn rewind_parts(&self, recording: &Recording) -> Result<(), ExportError> {
         let mut held = Spans::default();
         for segment in &self.end {

@@ -1,12 +1,12 @@
-//! What a replay can fail with, and what all of it agrees on.
+//! Errors of a replay, and the addresses that all of it makes up.
 
 use lowtide_allocator::torch::LayoutError;
 use thiserror::Error;
 
-/// Where segments lie that the recording has not; above the addresses of any device.
+/// The first address of segments that are not recorded; above the addresses of any device.
 pub(crate) const MADE_UP_ADDRESS: u64 = 1 << 62;
 
-/// Why a snapshot cannot be replayed.
+/// Reasons why a snapshot cannot be replayed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ReplayError {
@@ -23,10 +23,10 @@ pub enum ReplayError {
         event: u64,
         /// Address that the event names.
         address: u64,
-        /// What is wrong with it.
+        /// The contradiction.
         problem: &'static str,
     },
-    /// A block or segment that cannot be where it is said to be.
+    /// A block or segment cannot be where it is recorded.
     #[error("what is recorded at {address:#x} cannot be there")]
     Impossible {
         /// The block or segment.

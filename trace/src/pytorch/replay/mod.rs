@@ -1,9 +1,9 @@
-//! Runs a recorded trace through the policy and compares.
+//! Runs a recorded trace through PyTorch's rules and compares.
 
 pub(crate) mod error;
-pub(crate) mod lanes;
 pub(crate) mod offers;
 pub(crate) mod pass;
+pub(crate) mod pools;
 pub(crate) mod ranges;
 pub(crate) mod report;
 pub(crate) mod start;
@@ -13,14 +13,14 @@ use std::collections::BTreeMap;
 use lowtide_allocator::torch::{SegmentLayout, TorchPolicy, TorchSettings};
 
 use self::error::ReplayError;
-use self::lanes::PoolStreams;
 use self::offers::Offers;
 use self::pass::Pass;
+use self::pools::PoolStreams;
 use self::report::ReplayReport;
 use self::start::InitialState;
 use super::snapshot::{Action, RecordedEvent, Snapshot};
 
-/// Restarts with another guess at a block that the trace leaves open.
+/// The most restarts with another guess at the size of a block.
 const GUESSES_MAX: usize = 64;
 
 /// A trace of one device, from its reconstructed start to its recorded end.
@@ -46,16 +46,16 @@ impl Replay {
     pub fn new(snapshot: &Snapshot, device: usize) -> Result<Replay, ReplayError> {
         let trace = snapshot.device_traces.get(device).ok_or(ReplayError::NoTrace { device })?;
         let segments = snapshot.segments.iter().filter(|segment| segment.device == device);
-        let mut lanes = PoolStreams::default();
+        let mut pools = PoolStreams::default();
         let (mut end, mut expandable) = (Vec::new(), Vec::new());
         for segment in segments {
-            end.push(lanes.enter(segment));
+            end.push(pools.layout_of(segment));
             expandable.push(segment.is_expandable);
         }
         let events: Vec<RecordedEvent> =
-            trace.iter().map(|event| RecordedEvent { stream: lanes.of(event), ..*event }).collect();
-        // What a request may take was decided by the source that recorded it. Old snapshots do not
-        // tell the setting, but their events do.
+            trace.iter().map(|event| RecordedEvent { stream: pools.of(event), ..*event }).collect();
+        // The limit was the recorded source's, which decided by it already. Old snapshots lack the
+        // setting of expandable segments, but their events show it.
         let maps = events.iter().any(|event| event.action == Action::SegmentMap);
         let settings = TorchSettings {
             limit_bytes: None,
@@ -74,7 +74,7 @@ impl Replay {
         Ok(self.settle()?.report)
     }
 
-    /// What every block takes, if the policy does what is recorded.
+    /// The size of every block; `None` if the policy does not do what is recorded.
     pub(super) fn block_sizes(&mut self) -> Result<Option<BlockSizes>, ReplayError> {
         let pass = self.settle()?;
         if !pass.report.is_exact() {
@@ -86,7 +86,7 @@ impl Replay {
         Ok(Some(BlockSizes { at_the_start, handed_out: pass.sizes }))
     }
 
-    /// One run to the end, after as many guesses as it takes.
+    /// Runs to the end, after the guesses that this takes.
     fn settle(&mut self) -> Result<Pass, ReplayError> {
         let mut guesses = 0;
         let mut pass = loop {
@@ -132,14 +132,15 @@ impl Replay {
 /// Sizes of blocks that a trace does not state.
 #[derive(Debug, Default)]
 pub(super) struct BlockSizes {
-    /// By address.
+    /// Sizes of blocks at the start, by address.
     pub(super) at_the_start: BTreeMap<u64, u64>,
-    /// Of each `Alloc` in turn.
+    /// Sizes of blocks by `Alloc`, in order.
     pub(super) handed_out: Vec<u64>,
 }
 
-/// After the policy took a block that the recording did not: was it taken for too large, because
-/// the block before it is larger than assumed? If so, assumes as much as the recording needs.
+/// Corrects a guess after the policy took a block that the recording did not take: the free block
+/// may have been assumed too large, because the block before it is larger than guessed. Returns
+/// false if no larger guess is possible.
 fn refute(start: &mut InitialState, pass: &Pass, event: &RecordedEvent) -> bool {
     let Some(address) = pass.last_address.filter(|_| event.action == Action::Alloc) else {
         return false;

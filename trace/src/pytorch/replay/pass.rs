@@ -8,21 +8,21 @@ use super::offers::Offers;
 use super::report::ReplayReport;
 use crate::pytorch::snapshot::{Action, RecordedEvent};
 
-/// The policy and what it did so far.
+/// The policy, and the comparison so far.
 pub(crate) struct Pass {
     pub(crate) policy: TorchPolicy,
     offers: Offers,
-    /// Recorded address → the policy's, where they differ.
+    /// Recorded address → address of the policy, where they differ.
     moved: BTreeMap<u64, u64>,
     active_bytes: u64,
     pub(crate) last_address: Option<u64>,
-    /// Of the blocks handed out, in turn.
+    /// Sizes of the blocks that were handed out, in order.
     pub(crate) sizes: Vec<u64>,
     pub(crate) report: ReplayReport,
 }
 
 impl Pass {
-    /// From a start at which so many bytes are in use.
+    /// A pass from a start at which `active_bytes` are in use.
     pub(crate) fn new(policy: TorchPolicy, offers: Offers, active_bytes: u64) -> Pass {
         let report = ReplayReport {
             peak_active_bytes: active_bytes,
@@ -76,15 +76,15 @@ impl Pass {
         self.report.segments_equal = self.offers.equal;
     }
 
-    /// Pages that were mapped and are not followed by a block belong to a request that could not
-    /// have all it needed; the policy is not asked for them.
+    /// Maps pages that no block follows: they belong to a request that did not get all it needed,
+    /// and the policy is not asked for them.
     fn map_in_vain(&mut self) -> bool {
         let pages = std::mem::take(&mut self.offers.pages);
         self.report.segments_total -= pages.len() as u64;
         pages.into_iter().all(|pages| self.offers.force_map(&mut self.policy, pages))
     }
 
-    /// Where the policy has the block of an event.
+    /// The address at which the policy has the block of an event.
     fn at(&self, event: &RecordedEvent) -> u64 {
         self.moved.get(&event.address).copied().unwrap_or(event.address)
     }
@@ -92,11 +92,11 @@ impl Pass {
     fn allocate(&mut self, event: &RecordedEvent) -> bool {
         self.report.addresses_total += 1;
         let placed = self.policy.allocate(event.size_bytes, event.stream, &mut self.offers);
-        // What the policy did not ask for counts as a difference; the memory is there all the same.
+        // Pages that the policy did not ask for count as a difference, but have memory.
         for pages in std::mem::take(&mut self.offers.pages) {
             self.offers.force_map(&mut self.policy, pages);
         }
-        // Only a request of nothing, or of an exabyte, gets nothing; none of them is recorded.
+        // A request of nothing, or of an exabyte, gets no block; none of these is recorded.
         let Ok(Some(address)) = placed else {
             self.last_address = None;
             return false;

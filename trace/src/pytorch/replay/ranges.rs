@@ -1,13 +1,13 @@
-//! The ranges of expandable segments, which a snapshot does not tell.
+//! Address ranges of expandable segments, which a snapshot does not have.
 //!
-//! It says which pages were mapped and unmapped, and which have memory at the end; not where a
-//! range begins or how long it is. But PyTorch maps the lowest addresses first: whatever is mapped
-//! begins where mapped pages end, or where a range begins. A range is given back with its last
+//! A snapshot has the pages that were mapped and unmapped, and those that have memory at the end,
+//! but neither the start nor the length of a range. PyTorch maps the lowest addresses first: new
+//! pages begin where mapped ones end, or where a range begins. A range is given back with its last
 //! page.
 //!
-//! Nothing tells where a range ends. PyTorch makes it longer than the memory of the device, so here
-//! it goes on to where something else begins. That matters where a hole among the blocks is larger
-//! than what is left of the addresses, or where these are used up.
+//! The end of a range is recorded nowhere. PyTorch makes a range longer than the memory of the
+//! device, so it is taken to go on to where something else begins. The end matters where a hole
+//! among the blocks is larger than the rest of the addresses, or where these are used up.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use lowtide_allocator::torch::{AddressRange, Pool, SMALL_BYTES_MAX, StreamId, To
 use crate::pytorch::replay::error::{MADE_UP_ADDRESS, ReplayError};
 use crate::pytorch::snapshot::{Action, RecordedEvent};
 
-/// Addresses behind the last page of a range, if nothing is there: more than any device has.
+/// Addresses behind the last page of a range, if they are free: more than any device has memory.
 pub(crate) const TAIL_BYTES: u64 = 1 << 50;
 
 /// A range, from its first page to its last.
@@ -26,12 +26,12 @@ pub(crate) struct Era {
     pub(crate) page_bytes: u64,
     pub(crate) stream: StreamId,
     pub(crate) pool: Pool,
-    /// Before the first event; else it comes with one of them.
+    /// True if it was there before the first event; else it comes with an event.
     pub(crate) is_at_start: bool,
-    /// There was another one for the same stream and pool when it came: its addresses did not
-    /// suffice for a request, perhaps one that failed.
+    /// True if the stream and pool had another range when it came, whose addresses did not suffice
+    /// for a request, perhaps one that failed.
     pub(crate) is_second: bool,
-    /// Events from which and up to which it has pages.
+    /// The event from which on it has pages; `died` is the one that takes the last.
     pub(crate) born: usize,
     died: usize,
     /// Runs of pages that have memory, while events are gone through: address → end.
@@ -73,7 +73,7 @@ impl Era {
 pub(crate) fn pools(events: &[RecordedEvent], settings: &TorchSettings) -> BTreeMap<usize, Pool> {
     let of_request = |bytes: u64| if bytes <= SMALL_BYTES_MAX { Pool::Small } else { Pool::Large };
     let mut pools = BTreeMap::new();
-    // Pages are mapped for the next request of the stream, whether it succeeds or not.
+    // Pages are mapped for the next request of the stream, even if it fails.
     let mut next_request: BTreeMap<StreamId, Pool> = BTreeMap::new();
     for (index, event) in events.iter().enumerate().rev() {
         match event.action {
@@ -86,7 +86,7 @@ pub(crate) fn pools(events: &[RecordedEvent], settings: &TorchSettings) -> BTree
             _ => {}
         }
     }
-    // What lay where so far.
+    // Pools of addresses so far.
     let mut hints: BTreeMap<u64, Pool> = BTreeMap::new();
     for (index, event) in events.iter().enumerate() {
         match event.action {
@@ -177,8 +177,8 @@ pub(crate) fn eras(
     Ok(eras)
 }
 
-/// The range that gets these pages, if it is there already: they begin where its pages end, or
-/// where it begins. Of a range that was there at the start, the first pages may have none.
+/// The range that gets these pages, if there is one already: they begin where its pages end, or
+/// where it begins. The first pages of a range that was there at the start may have no memory.
 fn era_of(pages: &Mapped, eras: &[Era]) -> Option<usize> {
     let address = pages.pages.address;
     let of_key = || eras.iter().enumerate().filter(|(_, era)| era.is_of(pages));
@@ -195,7 +195,7 @@ fn era_of(pages: &Mapped, eras: &[Era]) -> Option<usize> {
     (next.is_at_start && next.is_of(pages)).then_some(at)
 }
 
-/// Where something else begins behind the pages of a range.
+/// The address at which something else begins behind the pages of a range.
 fn end_of(era: &Era, eras: &[Era], others: &[u64]) -> u64 {
     let end = era.range.end();
     let at_that_time = |other: &&Era| other.born <= era.died && era.born <= other.died;

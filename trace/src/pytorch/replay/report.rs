@@ -1,19 +1,19 @@
-//! What a replay found.
+//! The result of a replay.
 
-/// How a replayed policy compares with the recording.
+/// The differences between a replayed policy and the recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplayReport {
     /// Entries of the trace.
     pub events: u64,
     /// Blocks handed out in the trace.
     pub addresses_total: u64,
-    /// Of these, at the recorded address.
+    /// Blocks handed out at the recorded address.
     pub addresses_equal: u64,
     /// Segments reserved in the trace.
     pub segments_total: u64,
-    /// Of these, reserved for the same size when the policy needed one.
+    /// Segments that the policy asked for with the recorded size.
     pub segments_equal: u64,
-    /// Whether every segment and block at the end is as recorded: address, size, request, state.
+    /// True if every segment and block at the end is as recorded: address, size, request, state.
     pub final_blocks_equal: bool,
     /// The most bytes in use at once: requests, each rounded up to 512.
     pub peak_active_bytes: u64,
@@ -32,7 +32,7 @@ pub struct ReplayReport {
 }
 
 impl ReplayReport {
-    /// Whether nothing differs.
+    /// True if nothing differs.
     pub fn is_exact(&self) -> bool {
         self.addresses_equal == self.addresses_total
             && self.segments_equal == self.segments_total

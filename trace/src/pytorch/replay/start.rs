@@ -29,7 +29,7 @@ struct Taken {
     state: BlockState,
 }
 
-/// Whose a segment is, or pages in a row of an expandable one.
+/// The owner of a segment, or of pages in a row of an expandable one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
     stream: StreamId,
@@ -42,13 +42,13 @@ struct Held {
 pub(crate) struct Tail {
     /// Address of the block.
     pub(crate) address: u64,
-    /// Where it ends at least.
+    /// The least address at which it can end.
     pub(crate) end: u64,
     /// The next block, or the end of the segment.
     gap_end: u64,
-    /// How much more it may have.
+    /// The most bytes that it may have beyond that.
     pub(crate) extra_bytes_max: u64,
-    /// How much more it is taken to have.
+    /// The bytes that it is taken to have beyond that.
     pub(crate) extra_bytes: u64,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Tail {
 pub(crate) struct InitialState {
     held: Spans<Held>,
     taken: BTreeMap<u64, Taken>,
-    /// By where they begin.
+    /// Tails by their first address.
     pub(crate) tails: BTreeMap<u64, Tail>,
     eras: Vec<Era>,
 }
@@ -144,7 +144,8 @@ impl InitialState {
         Ok(start)
     }
 
-    /// Whether there is room for the segment or pages; these become one with pages that they touch.
+    /// Adds a segment or pages, which become one with pages that they touch. Returns false if the
+    /// addresses are held already.
     fn hold(&mut self, address: u64, size_bytes: u64, held: Held) -> bool {
         let end = address.saturating_add(size_bytes);
         let is_held = end <= MADE_UP_ADDRESS && self.held.insert(address, end, held);
@@ -154,7 +155,7 @@ impl InitialState {
         is_held
     }
 
-    /// Whether the segment or pages were held, and there are no blocks in them.
+    /// Takes out a segment or pages. An error if they are not held, or have blocks.
     fn let_go(&mut self, address: u64, size_bytes: u64) -> Result<(), &'static str> {
         let end = address.saturating_add(size_bytes);
         if self.held.cut(address, end).is_none() {
@@ -166,7 +167,7 @@ impl InitialState {
         }
     }
 
-    /// `pool` is that of the pages, if the event is about pages.
+    /// Undoes an event. `pool` is the pool of the pages, if the event is about pages.
     fn undo(&mut self, event: &RecordedEvent, pool: Option<Pool>) -> Result<(), &'static str> {
         let RecordedEvent { action, address, size_bytes, stream, .. } = *event;
         match action {
@@ -212,8 +213,8 @@ impl InitialState {
         Ok(())
     }
 
-    /// The pool of pages that no request tells: the same as of pages that they touch, or lie
-    /// between; else the large one, whose pages make up most memory.
+    /// The pool of pages that no request shows: the pool of pages that they touch or lie between;
+    /// else the large one, whose pages make up most memory.
     fn pool_around(&self, event: &RecordedEvent) -> Pool {
         let end = event.address.saturating_add(event.size_bytes);
         let is_like =
@@ -248,7 +249,7 @@ impl InitialState {
         Ok(())
     }
 
-    /// Gives every block its least size, and finds those that may be larger.
+    /// Gives every block its least size, and finds the blocks that may be larger.
     fn settle_sizes(&mut self, settings: &TorchSettings) -> Result<(), ReplayError> {
         let addresses: Vec<u64> = self.taken.keys().copied().collect();
         for (index, &address) in addresses.iter().enumerate() {
@@ -272,7 +273,7 @@ impl InitialState {
             let Some(gap_bytes) = room_bytes.checked_sub(size_bytes) else {
                 return Err(impossible);
             };
-            // With expandable segments every block is cut to measure.
+            // Blocks of expandable segments are cut to measure.
             let has_tail = held.pool == Pool::Large && !settings.expandable_segments;
             let is_tail =
                 has_tail && (gap_bytes <= SMALL_BYTES_MAX || settings.is_oversize(size_bytes));
@@ -288,7 +289,8 @@ impl InitialState {
         Ok(())
     }
 
-    /// While a block is there, the first one that is cut from behind it begins where it ends.
+    /// Finds the ends of blocks: the first block that is cut from behind a live one begins where it
+    /// ends.
     fn find_evidence(&mut self, events: &[RecordedEvent]) {
         let mut open: BTreeMap<u64, Tail> = self.tails.clone();
         let ends: BTreeMap<u64, u64> = open.values().map(|tail| (tail.address, tail.end)).collect();
@@ -321,7 +323,7 @@ impl InitialState {
         (tail.end + tail.extra_bytes == address).then_some(tail)
     }
 
-    /// All that is held, with the blocks in it.
+    /// Segments and pages that are held, with the blocks in them.
     pub(crate) fn held(&self) -> Vec<SegmentLayout> {
         self.layouts(|_| true)
     }
@@ -355,7 +357,7 @@ impl InitialState {
         held.map(|(address, end, held)| self.layout(address, end, held, &extra)).collect()
     }
 
-    /// `extra` bytes belong to the block at an address.
+    /// A segment with its blocks, each with its `extra` bytes by address.
     fn layout(
         &self,
         address: u64,
@@ -388,7 +390,7 @@ impl InitialState {
         SegmentLayout { address, size_bytes: end - address, stream, pool, blocks }
     }
 
-    /// What is in use at the start, in requests rounded up to 512 bytes.
+    /// Bytes in use at the start, in requests rounded up to 512 bytes.
     pub(crate) fn active_bytes(&self) -> u64 {
         self.taken.values().map(|taken| taken.requested_bytes.next_multiple_of(512)).sum()
     }

@@ -1,4 +1,4 @@
-//! The lines, as serde sees them: an object with one key that says what the line is.
+//! The lines for serde: an object with one key, which is the kind of the line.
 
 use std::borrow::Cow;
 
@@ -133,7 +133,7 @@ pub(super) struct RangeKind<'a> {
     pub(super) is_expandable: bool,
 }
 
-/// How many lines of each kind there are before the last one.
+/// Number of lines of each kind before the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Counts {

@@ -3,8 +3,8 @@
 //! The first line says what the file is; one line each follows for sites, pieces, blocks at the
 //! start, charges at the start, events, and segments with the live blocks in them, in this order;
 //! the last line counts them, so that a file that was cut is not taken for a shorter one. Every
-//! line ends with a line feed. Keys that say nothing are left out, and unknown ones are an error:
-//! what a reader does not understand it must not lose.
+//! line ends with a line feed. Keys without a value are left out, and unknown ones are an error: a
+//! reader must not lose what it does not understand.
 
 mod lines;
 mod reader;
@@ -16,11 +16,11 @@ use crate::pytorch::file::Limits;
 use crate::recording::Recording;
 use lines::{Block, Counts, Header, Line, Range};
 
-/// What the first line says.
+/// The format that the first line names.
 const FORMAT: &str = "lowtide-trace";
 /// Readers refuse every other version.
 const VERSION: u32 = 1;
-/// Lines are handed on when so many bytes have come together.
+/// Bytes of lines that are written at once.
 const BUFFER_BYTES: usize = 64 << 10;
 
 impl Recording {

@@ -1,4 +1,4 @@
-//! From lines to a recording, each line checked against those before it.
+//! A recording from its lines, each of which is checked against the lines before.
 
 use std::io::{BufRead, Read};
 
@@ -40,7 +40,7 @@ pub(super) fn read(file: impl BufRead, limits: Limits) -> Result<Recording, Trac
     }
 }
 
-/// Complete lines and where they are.
+/// Complete lines with their offsets.
 struct Lines<R> {
     file: R,
     limits: Limits,
@@ -50,7 +50,7 @@ struct Lines<R> {
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Without the line feed; `None` at the end of the file.
+    /// The next line without the line feed; `None` at the end of the file.
     fn next(&mut self) -> Result<Option<&[u8]>, TraceError> {
         self.start = self.end;
         self.line.clear();
@@ -126,7 +126,7 @@ impl Reader {
     fn take(&mut self, line: Line<'_>) -> Result<(), Problem> {
         match line {
             Line::Site { file, line, function, module } => {
-                self.enter(Section::Sites, "a site")?;
+                self.advance_to(Section::Sites, "a site")?;
                 self.counts.sites += 1;
                 self.laws.add_site();
                 let (file, function) = (file.into_owned(), function.into_owned());
@@ -135,7 +135,7 @@ impl Reader {
                 Ok(())
             }
             Line::Piece { id, address, size_bytes } => {
-                self.enter(Section::Pieces, "a piece")?;
+                self.advance_to(Section::Pieces, "a piece")?;
                 self.counts.pieces += 1;
                 self.laws.piece(id, Piece { address, size_bytes })?;
                 let pieces = self.recording.pieces.entry(id).or_default();
@@ -144,7 +144,7 @@ impl Reader {
             }
             Line::Start(block) => self.start(&block),
             Line::ChargeAtStart { category, size_bytes } => {
-                self.enter(Section::Charges, "a charge at the start")?;
+                self.advance_to(Section::Charges, "a charge at the start")?;
                 self.counts.charges += 1;
                 let category = category_of(Some(&category))?.ok_or_else(|| key("category"))?;
                 self.laws.charge(category, size_bytes)?;
@@ -173,7 +173,7 @@ impl Reader {
         }
     }
 
-    fn enter(&mut self, section: Section, found: &'static str) -> Result<(), Problem> {
+    fn advance_to(&mut self, section: Section, found: &'static str) -> Result<(), Problem> {
         if section < self.section {
             return Err(JsonProblem::Order { found }.into());
         }
@@ -182,7 +182,7 @@ impl Reader {
     }
 
     fn start(&mut self, block: &Block<'_>) -> Result<(), Problem> {
-        self.enter(Section::Start, "a block at the start")?;
+        self.advance_to(Section::Start, "a block at the start")?;
         self.counts.start += 1;
         let recorded = block.to_block(category_of(block.category.as_deref())?);
         self.laws.start(&recorded, block.pending)?;
@@ -206,7 +206,7 @@ impl Reader {
     }
 
     fn event(&mut self, event: &Event<'_>, kind: EventKind) -> Result<(), Problem> {
-        self.enter(Section::Events, "an event")?;
+        self.advance_to(Section::Events, "an event")?;
         self.counts.events += 1;
         let event = event.to_event(kind, category_of(event.category.as_deref())?);
         self.laws.event(&event)?;
@@ -215,7 +215,7 @@ impl Reader {
     }
 
     fn segment(&mut self, range: &Range<'_>) -> Result<(), Problem> {
-        self.enter(Section::End, "a segment")?;
+        self.advance_to(Section::End, "a segment")?;
         self.counts.segments += 1;
         let recorded = range.to_range();
         self.laws.segment(&recorded)?;
@@ -234,7 +234,7 @@ impl Reader {
     }
 
     fn live(&mut self, block: &Block<'_>) -> Result<(), Problem> {
-        self.enter(Section::End, "a live block")?;
+        self.advance_to(Section::End, "a live block")?;
         self.counts.live += 1;
         if block.pending {
             return Err(key("pending"));

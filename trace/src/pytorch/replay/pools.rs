@@ -1,4 +1,4 @@
-//! Private pools, told apart from the others.
+//! Private pools of graph captures, as streams of their own.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use lowtide_allocator::torch::{SegmentLayout, StreamId};
 
 use crate::pytorch::snapshot::{RecordedEvent, RecordedSegment};
 
-/// Private pools of graph captures share nothing with others, as if they were streams.
+/// Stream numbers for private pools, which share memory with no other pool.
 #[derive(Default)]
 pub(crate) struct PoolStreams {
     ids: BTreeMap<((i64, i64), StreamId), StreamId>,
-    /// Private segments: address → end and lane.
+    /// Private segments: address → end and stream.
     private: BTreeMap<u64, (u64, StreamId)>,
 }
 
 impl PoolStreams {
-    pub(crate) fn enter(&mut self, segment: &RecordedSegment) -> SegmentLayout {
+    pub(crate) fn layout_of(&mut self, segment: &RecordedSegment) -> SegmentLayout {
         let mut layout = segment.layout.clone();
         if segment.pool_id != (0, 0) {
             let next = StreamId(u64::MAX - self.ids.len() as u64);
@@ -30,6 +30,6 @@ impl PoolStreams {
     pub(crate) fn of(&self, event: &RecordedEvent) -> StreamId {
         let private = self.private.range(..=event.address).next_back();
         let inside = private.filter(|(_, (end, _))| event.address < *end);
-        inside.map_or(event.stream, |(_, (_, lane))| *lane)
+        inside.map_or(event.stream, |(_, (_, stream))| *stream)
     }
 }
