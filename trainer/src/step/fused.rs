@@ -1,7 +1,7 @@
 //! The step whose optimizer runs inside of backward: a parameter's gradient is gone before the next
 //! one is there.
 //!
-//! The step stays a transaction. A trial of the last micro-batch, which only measures its gradients,
+//! The step stays a transaction. A trial of the last micro-batch, which measures its gradients,
 //! finds first whatever could forbid the update. The memory that the second run takes is known from
 //! a rehearsal and promised by the allocator before anything is written.
 
