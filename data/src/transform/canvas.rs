@@ -6,8 +6,9 @@
 
 use crate::image::{ImageError, Raster};
 use crate::transform::draw::{ImageOp, Rect};
-use fast_image_resize::images::{CroppedImage, Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedCroppedImage, TypedImage, TypedImageRef};
+use fast_image_resize::pixels::{U8, U8x3};
+use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
 
 /// The interpolation between pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -210,8 +211,20 @@ fn copy(from: &Raster, to: &mut Raster, view: &View, sampling: Sampling) {
 
 /// The bilinear resize. Its kernel is wider where the result is smaller.
 fn resample(from: &Raster, to: &mut Raster, view: &View, resizer: &mut Resizer) {
+    // The resizer that asks images for their kind of pixel has code for thirteen of them.
+    match from.channels() {
+        1 => resample_pixels::<U8>(from, to, view, resizer),
+        _ => resample_pixels::<U8x3>(from, to, view, resizer),
+    }
+}
+
+fn resample_pixels<P: PixelTrait>(
+    from: &Raster,
+    to: &mut Raster,
+    view: &View,
+    resizer: &mut Resizer,
+) {
     let ([height, width], channels) = (from.size(), from.channels());
-    let kind = if channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
     let Rect { origin: [top, left], size: [rows, columns] } = view.support;
     let [y, x] = [view.origin[0] - top as f64, view.origin[1] - left as f64].map(|at| at.max(0.0));
     // Rounding must not leave the support.
@@ -224,10 +237,11 @@ fn resample(from: &Raster, to: &mut Raster, view: &View, resizer: &mut Resizer) 
     let out = to.set_shape(channels, out_rows, out_columns);
     let mut resize = || -> Result<(), Box<dyn std::error::Error>> {
         let [left, top, width_u32, height_u32] = [left, top, width, height].map(|n| n as u32);
-        let whole = ImageRef::new(width_u32, height_u32, from.bytes(), kind)?;
-        let part = CroppedImage::new(&whole, left, top, columns as u32, rows as u32)?;
-        let mut out = Image::from_slice_u8(out_columns as u32, out_rows as u32, out, kind)?;
-        Ok(resizer.resize(&part, &mut out, &options)?)
+        let whole = TypedImageRef::<P>::from_buffer(width_u32, height_u32, from.bytes())?;
+        let part = TypedCroppedImage::new(whole, left, top, columns as u32, rows as u32)?;
+        let (out_width, out_height) = (out_columns as u32, out_rows as u32);
+        let mut out = TypedImage::<P>::from_buffer(out_width, out_height, out)?;
+        Ok(resizer.resize_typed(&part, &mut out, &options)?)
     };
     resize().expect("the view lies in the raster, and both have their bytes");
 }
