@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use lowtide_trainer::{Knobs, Result, TrainError, Zero, sync_path};
+use lowtide_trainer::{Knobs, Parallelism, Result, TrainError, sync_path};
 use serde::{Deserialize, Serialize};
 
 use crate::run_lock::RunLock;
@@ -46,7 +46,7 @@ pub struct Summary {
     pub ranks: usize,
     /// What each of them kept only a part of.
     #[serde(default)]
-    pub zero: Zero,
+    pub zero: Parallelism,
     /// The limit on reserved bytes; the machine's memory if none was given.
     pub budget_bytes: usize,
     /// What the budget is: `--budget`, or what limits the memory; empty in runs of older versions.

@@ -9,7 +9,7 @@ use lowtide_ranks::Collectives;
 use lowtide_tensor::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::parallel::parallelism::Zero;
+use crate::parallel::parallelism::Parallelism;
 use crate::precision::Precision;
 
 /// Choices that a [`Trainer`](crate::Trainer) leaves open.
@@ -46,15 +46,15 @@ pub struct Options {
     /// batch, as [`Sharded::in_blocks`](lowtide_data::Sharded::in_blocks) gives it, and the same
     /// seed. The update is that of all samples; running statistics are the means of all ranks.
     /// Where each rank takes its share in one part, and no samples are coupled, two ranks have the
-    /// bits of one that splits the batch in two; with [`MicroBatches::Leaves`] any number that is a
+    /// bits of one that splits the batch in two; with [`MicroBatches::Shards`] any number that is a
     /// power of two has the bits of one. Ranks have to wait longer for each other than
     /// [`Options::wait`]. Each evaluates its share of the batches, and has the score of all; each
     /// observes and saves for itself; updates are not fused.
     pub ranks: Option<Arc<dyn Collectives>>,
-    /// What each of the ranks keeps only a part of. A checkpoint or a hash then takes all of them:
-    /// each has to go on with its run, or to [leave](crate::Trainer::leave) after it, for any other
-    /// to have one.
-    pub zero: Zero,
+    /// The way in which the ranks train together. Where something is divided, a checkpoint or a
+    /// hash takes all ranks: each has to go on with its run, or to [leave](crate::Trainer::leave)
+    /// after it, for any other to have one.
+    pub parallelism: Parallelism,
 }
 
 /// The fate of a step whose loss or gradients are infinite or NaN. Where losses are scaled, a
@@ -87,7 +87,7 @@ pub enum MicroBatches {
     /// become the means of what each leaf makes of those before the step: they move once a step.
     /// Evaluations, too, are done in parts of so many samples. A batch is made of whole leaves, an
     /// equal number for each of the ranks.
-    Leaves(NonZeroUsize),
+    Shards(NonZeroUsize),
 }
 
 impl Default for Options {
@@ -104,7 +104,7 @@ impl Default for Options {
             non_finite: NonFinite::Stop,
             offload: None,
             ranks: None,
-            zero: Zero::Off,
+            parallelism: Parallelism::DataParallel,
         }
     }
 }

@@ -7,7 +7,7 @@ use lowtide_data::Loader;
 use lowtide_nn::{Activations, quantize_all, set_activations};
 use lowtide_tensor::{Device, DeviceKind};
 use lowtide_trainer::{
-    Fit, Knobs, Learned, Result, Score, Task, TrainError, evaluate, lock_pages, metric_values,
+    Fit, Knobs, Result, Score, Task, TrainError, TrainedState, evaluate, lock_pages, metric_values,
 };
 
 use crate::command::process::{Process, Work};
@@ -93,7 +93,7 @@ impl Evaluated {
         lock_pages(&mut test, &device)?;
         let mut task = recipe.task(&device, samples)?;
         if let Some(budget) = process_budget {
-            let copied_bytes = Learned::of(&mut task).bytes().iter().sum();
+            let copied_bytes = TrainedState::of(&mut task).bytes().iter().sum();
             let fit = Fit::new(&test);
             let work =
                 Work { device: &device, fit: &fit, copied_bytes, steps: 0, offload_bytes: 0 };
@@ -103,7 +103,7 @@ impl Evaluated {
                 device.allocator().set_capacity(bytes);
             }
         }
-        lowtide_nn::load(&mut Learned::of(&mut task), &run_dir.model())?;
+        lowtide_nn::load(&mut TrainedState::of(&mut task), &run_dir.model())?;
         let stored_bytes = model_bytes(&mut *task);
         if let Some(bits) = bits {
             quantize_all(task.parameters(), bits.format())?;

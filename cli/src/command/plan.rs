@@ -6,8 +6,8 @@ use clap::Args;
 use lowtide_allocator::Category;
 use lowtide_tensor::Device;
 use lowtide_trainer::{
-    DoesNotFit, Fit, Forecast, Forecasts, Knobs, Plan, PlanOptions, Result, TrainError, Zero,
-    categories_json, lock_pages, modules_json,
+    DoesNotFit, Fit, Forecast, Forecasts, Knobs, Parallelism, Plan, PlanOptions, Result,
+    TrainError, categories_json, lock_pages, modules_json,
 };
 use serde_json::{Value, json};
 
@@ -81,7 +81,7 @@ pub(super) struct Found {
     /// Bytes that it sends to the others in a step.
     sent_bytes: usize,
     /// What is divided among them.
-    zero: Zero,
+    zero: Parallelism,
     /// What each way of dividing comes to, if there are several ranks.
     ways: Ways,
     /// The stages, where the model is cut.
@@ -92,7 +92,7 @@ impl PlanArgs {
     /// # Errors
     /// `Setting` for what is not planned for a pipeline.
     fn check_pipeline(&self) -> Result<()> {
-        let is_pipeline = self.planning.divided() == Some(Zero::Blocks);
+        let is_pipeline = self.planning.divided() == Some(Parallelism::Pipeline);
         if !is_pipeline || !(self.least || self.longest || self.device.budgets.len() > 1) {
             return Ok(());
         }
@@ -221,7 +221,7 @@ struct Within {
     /// Changes of the recipe's numerics.
     numerics: Vec<Numerics>,
     /// What is divided among ranks.
-    zero: Zero,
+    zero: Parallelism,
 }
 
 /// Where plans are made for.
@@ -230,7 +230,7 @@ struct Place<'a> {
     sim: &'a Device,
     host: Option<&'a Device>,
     /// What was rehearsed of each recipe, for the next budget.
-    known: RefCell<Vec<((Recipe, Zero), Forecasts)>>,
+    known: RefCell<Vec<((Recipe, Parallelism), Forecasts)>>,
 }
 
 impl<'a> Place<'a> {
@@ -239,9 +239,9 @@ impl<'a> Place<'a> {
     }
 
     /// What was rehearsed of a recipe.
-    fn forecasts(&self, recipe: &Recipe, zero: Zero) -> Forecasts {
+    fn forecasts(&self, recipe: &Recipe, zero: Parallelism) -> Forecasts {
         let mut known = self.known.borrow_mut();
-        let is_same = |(of, divided): &(Recipe, Zero)| of == recipe && *divided == zero;
+        let is_same = |(of, divided): &(Recipe, Parallelism)| of == recipe && *divided == zero;
         if let Some((_, forecasts)) = known.iter().find(|(of, _)| is_same(of)) {
             return forecasts.clone();
         }
@@ -269,7 +269,7 @@ impl<'a> Place<'a> {
             let mut trainer = recipe.trainer(sim, data.samples)?;
             trainer.set_offload(host.cloned());
             trainer.set_ranks(arguments.planning.simulated_ranks());
-            trainer.set_zero(zero);
+            trainer.set_parallelism(zero);
             let process = divide(process_budget, &mut trainer, &fit, Some(budget_bytes))?;
             sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
             let planned = trainer.plan_run(
@@ -383,15 +383,15 @@ impl Found {
         }
         let share = match (self.rank_count, self.zero) {
             (1, _) => String::new(),
-            (count, Zero::Blocks) => format!(" through {count} stages"),
-            (count, Zero::Features) => format!(" on all of {count} ranks"),
+            (count, Parallelism::Pipeline) => format!(" through {count} stages"),
+            (count, Parallelism::TensorParallel) => format!(" on all of {count} ranks"),
             (count, _) => format!(" on each of {count} ranks"),
         };
         say(&format!("batch           {} samples{share}", plan.batch_size))?;
         say(&format!("plan            {}", plan.knobs))?;
         if let Some(what) = self.zero.divided() {
             let shown = match self.zero {
-                Zero::Blocks => "; below is the stage that needs most",
+                Parallelism::Pipeline => "; below is the stage that needs most",
                 _ => "",
             };
             say(&format!("divided         {what} among the ranks, each with a part{shown}"))?;
@@ -610,16 +610,16 @@ pub(super) fn find(
     let host = planning.open_simulated_host(&device)?;
     let fit = recipe.fit(&train, &test);
     let place = Rehearsing { planning, sim: &sim, host: host.as_ref(), samples, fit: &fit };
-    let trainer_of = |recipe: &Recipe, zero: Zero| place.trainer(recipe, zero, 0);
+    let trainer_of = |recipe: &Recipe, zero: Parallelism| place.trainer(recipe, zero, 0);
     let mut planning = planning.clone();
     if is_least && planning.divided().is_none() && can_divide(recipe, &sim, samples, &planning)? {
         // What parameters take when they are put together may be more than their share saves.
         let least = |zero| -> Result<usize> {
             trainer_of(recipe, zero)?.least_bytes(&fit, &Default::default())
         };
-        let [gradients, parameters] = [least(Zero::Gradients)?, least(Zero::Parameters)?];
+        let [gradients, parameters] = [least(Parallelism::Zero2)?, least(Parallelism::Zero3)?];
         let is_less = parameters < gradients;
-        planning.zero = Some(if is_less { Zero::Parameters } else { Zero::Gradients });
+        planning.zero = Some(if is_less { Parallelism::Zero3 } else { Parallelism::Zero2 });
     }
     let mut ways = Ways::default();
     if planning.rank_count() > 1 && planning.divided().is_none() && process_budget.is_none() {
@@ -633,7 +633,7 @@ pub(super) fn find(
     let mut stages = Stages::default();
     let changed = planning.first_that_fits(recipe, |recipe, zero| {
         let mut shown = 0;
-        if zero == Zero::Blocks {
+        if zero == Parallelism::Pipeline {
             (stages, shown) = place.stages(recipe, |trainer, size_max, forecasts| {
                 let process = divide(process_budget, trainer, &fit, device.budget())?;
                 sim.allocator().set_capacity(capacity(budget_bytes, process.as_ref()));
@@ -672,7 +672,7 @@ pub(super) fn find(
     })?;
     let Changed { planned, recipe, numerics, zero } = changed;
     let (plan, process, sent_bytes, survey) = planned;
-    let shares_batches = !matches!(zero, Zero::Blocks | Zero::Features);
+    let shares_batches = !matches!(zero, Parallelism::Pipeline | Parallelism::TensorParallel);
     if ways.fastest().is_none() && planning.rank_count() > 1 && shares_batches {
         ways = Ways::of(plan.budget_bytes, &fit, |zero| trainer_of(&recipe, zero))?;
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use lowtide_allocator::Category;
 use lowtide_trainer::{
-    Examples, Fit, Knobs, Plan, RehearsedEvent, Result, TrainError, Zero, categories_json,
+    Examples, Fit, Knobs, Parallelism, Plan, RehearsedEvent, Result, TrainError, categories_json,
     modules_json,
 };
 use serde::Deserialize;
@@ -35,7 +35,7 @@ struct Told {
     #[serde(default)]
     numerics: Vec<Numerics>,
     #[serde(default)]
-    zero: Zero,
+    zero: Parallelism,
     #[serde(default)]
     offload_budget_bytes: Option<usize>,
 }
@@ -69,7 +69,7 @@ impl PlanFile {
     }
 
     /// What it divides among ranks.
-    pub(super) fn zero(&self) -> Zero {
+    pub(super) fn zero(&self) -> Parallelism {
         self.told.zero
     }
 

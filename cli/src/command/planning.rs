@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use lowtide_ranks::{Collectives, Mirror, Rank};
 use lowtide_tensor::{CpuOptions, Device, SimSpec};
-use lowtide_trainer::{DoesNotFit, Precision, Result, TrainError, Zero, is_undividable};
+use lowtide_trainer::{DoesNotFit, Parallelism, Precision, Result, TrainError, is_undividable};
 use serde::{Deserialize, Serialize};
 
 use crate::command::device::{DeviceName, parse_budget};
@@ -31,7 +31,7 @@ pub(super) struct PlanningArgs {
     /// while they are used: for models of blocks, which are recomputed then. The fastest that fits
     /// if absent, by the times of a plan.
     #[arg(long, value_name = "STAGE", value_parser = parse_zero)]
-    pub(super) zero: Option<Zero>,
+    pub(super) zero: Option<Parallelism>,
     /// Cuts the model between its blocks into as many stages as there are ranks, and gives each of
     /// them one: a batch goes through them in micro-batches. For models that no rank has room for.
     #[arg(long, conflicts_with = "zero")]
@@ -47,7 +47,7 @@ pub(super) struct PlanningArgs {
     pub(super) allow: Vec<Numerics>,
     /// What is divided where that is not said, if it fits.
     #[arg(skip)]
-    pub(super) preferred: Option<Zero>,
+    pub(super) preferred: Option<Parallelism>,
 }
 
 /// More than any machine has devices.
@@ -68,12 +68,12 @@ pub(super) enum Numerics {
     Bf16Parameters,
 }
 
-fn parse_zero(text: &str) -> Result<Zero, String> {
+fn parse_zero(text: &str) -> Result<Parallelism, String> {
     match text {
-        "0" => Ok(Zero::Off),
-        "1" => Ok(Zero::States),
-        "2" => Ok(Zero::Gradients),
-        "3" => Ok(Zero::Parameters),
+        "0" => Ok(Parallelism::DataParallel),
+        "1" => Ok(Parallelism::Zero1),
+        "2" => Ok(Parallelism::Zero2),
+        "3" => Ok(Parallelism::Zero3),
         _ => Err(format!("{text:?} is no stage: 0, 1, 2 or 3")),
     }
 }
@@ -82,7 +82,7 @@ fn parse_zero(text: &str) -> Result<Zero, String> {
 pub(super) struct Changed<T> {
     pub(super) recipe: Recipe,
     pub(super) numerics: Vec<Numerics>,
-    pub(super) zero: Zero,
+    pub(super) zero: Parallelism,
     pub(super) planned: T,
 }
 
@@ -122,16 +122,18 @@ impl PlanningArgs {
     pub(super) fn first_that_fits<T>(
         &self,
         recipe: &Recipe,
-        mut plan: impl FnMut(&Recipe, Zero) -> Result<T>,
+        mut plan: impl FnMut(&Recipe, Parallelism) -> Result<T>,
     ) -> Result<Changed<T>> {
         self.check_divided()?;
         let singly = self.allow.iter().map(std::slice::from_ref);
         let together = (self.allow.len() > 1).then_some(&self.allow[..]);
         let zeros = match self.divided() {
             Some(zero) => vec![zero],
-            None if self.rank_count() == 1 => vec![Zero::Off],
+            None if self.rank_count() == 1 => vec![Parallelism::DataParallel],
             None => {
-                let others = Zero::ALL.into_iter().filter(|&zero| Some(zero) != self.preferred);
+                let others = Parallelism::OF_SHARED_BATCHES
+                    .into_iter()
+                    .filter(|&zero| Some(zero) != self.preferred);
                 self.preferred.into_iter().chain(others).collect()
             }
         };
@@ -166,9 +168,9 @@ impl PlanningArgs {
     /// `Setting` where something is to be divided among ranks and there is one.
     fn check_divided(&self) -> Result<()> {
         let place = match self.divided() {
-            None | Some(Zero::Off) => return Ok(()),
-            Some(Zero::Blocks) => "--pipeline",
-            Some(Zero::Features) => "--tensor-parallel",
+            None | Some(Parallelism::DataParallel) => return Ok(()),
+            Some(Parallelism::Pipeline) => "--pipeline",
+            Some(Parallelism::TensorParallel) => "--tensor-parallel",
             Some(_) => "--zero",
         };
         if self.rank_count() > 1 {
@@ -179,10 +181,10 @@ impl PlanningArgs {
     }
 
     /// What is to be divided among the ranks, if that is said.
-    pub(super) fn divided(&self) -> Option<Zero> {
+    pub(super) fn divided(&self) -> Option<Parallelism> {
         match (self.pipeline, self.tensor_parallel) {
-            (true, _) => Some(Zero::Blocks),
-            (_, true) => Some(Zero::Features),
+            (true, _) => Some(Parallelism::Pipeline),
+            (_, true) => Some(Parallelism::TensorParallel),
             _ => self.zero,
         }
     }
@@ -191,7 +193,9 @@ impl PlanningArgs {
     /// share the features of a model, read all.
     pub(super) fn reader(&self, rank: Rank) -> Rank {
         match self.divided() {
-            Some(Zero::Blocks | Zero::Features) => Rank { index: 0, count: 1 },
+            Some(Parallelism::Pipeline | Parallelism::TensorParallel) => {
+                Rank { index: 0, count: 1 }
+            }
             _ => rank,
         }
     }

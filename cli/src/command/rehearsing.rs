@@ -2,7 +2,7 @@
 
 use lowtide_tensor::Device;
 use lowtide_trainer::{
-    Examples, Fit, Forecasts, Plan, PlanOptions, Result, TrainError, Zero, lock_pages,
+    Examples, Fit, Forecasts, Parallelism, Plan, PlanOptions, Result, TrainError, lock_pages,
 };
 
 use crate::command::DeviceArgs;
@@ -20,7 +20,7 @@ pub(super) fn fastest_way(
     recipe: &Recipe,
     device: &DeviceArgs,
     planning: &PlanningArgs,
-) -> Result<Option<Zero>> {
+) -> Result<Option<Parallelism>> {
     let Simulated { device: sim, budget_bytes, .. } = device.open_simulated(None)?;
     let RecipeData { samples, mut train, test } = recipe.open_share(planning.first_rank())?;
     lock_pages(&mut train, &sim)?;
@@ -41,14 +41,14 @@ pub(super) fn way_of_one_model(
     sim: &Device,
     budget_bytes: usize,
     (planning, host): (&PlanningArgs, Option<&Device>),
-    zero: Zero,
+    zero: Parallelism,
 ) -> Result<Option<(Plan, usize)>> {
     let RecipeData { samples, mut train, test } = recipe.open()?;
     lock_pages(&mut train, sim)?;
     let fit = recipe.fit(&train, &test);
     let place = Rehearsing { planning, sim, host, samples, fit: &fit };
     let planned = match zero {
-        Zero::Blocks => {
+        Parallelism::Pipeline => {
             let stages = place.stages(recipe, |trainer, size_max, forecasts| {
                 sim.allocator().set_capacity(budget_bytes);
                 trainer.plan_run(
@@ -95,7 +95,7 @@ impl Rehearsing<'_> {
     pub(super) fn trainer(
         &self,
         recipe: &Recipe,
-        zero: Zero,
+        zero: Parallelism,
         index: usize,
     ) -> Result<RecipeTrainer> {
         self.sim.allocator().set_capacity(CAPACITY_BYTES);
@@ -117,7 +117,7 @@ impl Rehearsing<'_> {
         plan: impl Fn(&mut RecipeTrainer, usize, &Forecasts) -> Result<Plan>,
     ) -> Result<(Stages, usize)> {
         Stages::of(self.planning.rank_count(), |index, size_max, forecasts| {
-            let mut trainer = self.trainer(recipe, Zero::Blocks, index)?;
+            let mut trainer = self.trainer(recipe, Parallelism::Pipeline, index)?;
             let plan = plan(&mut trainer, size_max, forecasts)?;
             let (blocks, sent_bytes) = trainer.stage(&plan);
             Ok((plan, blocks, sent_bytes))

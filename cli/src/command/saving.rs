@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 
-use lowtide_trainer::{Learned, NewFile, Reserve, Result, TrainError, partial_of};
+use lowtide_trainer::{NewFile, Reserve, Result, TrainError, TrainedState, partial_of};
 
 use crate::command::staging::Staging;
 use crate::recipe::{Recipe, RecipeTrainer};
@@ -25,7 +25,7 @@ impl<'a> LastFiles<'a> {
     /// # Errors
     /// `File` when there is none.
     pub(super) fn new(files: &'a RunDir, trainer: &mut RecipeTrainer) -> Result<Self> {
-        let model_bytes = Learned::of(trainer.task_mut()).bytes().iter().sum();
+        let model_bytes = TrainedState::of(trainer.task_mut()).bytes().iter().sum();
         let path = files.path().join(".reserve");
         let reserve = Reserve::take(&path, &[model_bytes, SUMMARY_BYTES], "the trained model")?;
         Ok(LastFiles { files, reserve: Some(reserve) })
@@ -101,7 +101,7 @@ pub(super) fn rescue(trainer: &mut RecipeTrainer, recipe: &Recipe, staging: Stag
         return;
     }
     let mut save = || -> Result<()> {
-        lowtide_nn::save(&mut Learned::of(trainer.task_mut()), &files.model())?;
+        lowtide_nn::save(&mut TrainedState::of(trainer.task_mut()), &files.model())?;
         NewFile::write(&files.recipe(), &recipe.to_toml())
     };
     if save().is_err() {

@@ -15,8 +15,8 @@ use lowtide_tensor::Device;
 use lowtide_trace::Recording;
 use lowtide_trainer::observers::{CheckpointEvery, Checkpoints, TensorBoard, Watched};
 use lowtide_trainer::{
-    CheckpointFolder, Examples, Fit, Metrics, NewFile, Observer, Plan, Position, Progress, Result,
-    TrainError, Training, Zero, agree, lock_pages, metric_values, partial_of,
+    CheckpointFolder, Examples, Fit, Metrics, NewFile, Observer, Parallelism, Plan, Position,
+    Progress, Result, TrainError, Training, agree, lock_pages, metric_values, partial_of,
 };
 use serde_json::Value;
 
@@ -271,7 +271,7 @@ fn with_planned<R>(
         *given = given.or(file.offload_budget());
         file.numerics().iter().for_each(|change| change.apply(&mut recipe));
         arguments.planning.zero = arguments.planning.divided().or(Some(file.zero()));
-        if arguments.planning.divided() == Some(Zero::Blocks) {
+        if arguments.planning.divided() == Some(Parallelism::Pipeline) {
             let problem = "is of one stage: a pipeline is planned when it is run";
             let place = file.path().display().to_string();
             return Err(TrainError::Setting { place, problem: problem.to_owned() });
@@ -310,7 +310,8 @@ fn with_planned<R>(
             _ => None,
         };
         let said = ranks.exchange(&[of_first.map_or(u8::MAX, |zero| zero as u8)])?;
-        planning.preferred = Zero::ALL.into_iter().find(|&zero| said[0] == [zero as u8]);
+        planning.preferred =
+            Parallelism::OF_SHARED_BATCHES.into_iter().find(|&zero| said[0] == [zero as u8]);
     }
     let mut changed = plan(&planning)?;
     let zeros = begin.ranks.as_deref().map(|ranks| ranks.exchange(&[changed.zero as u8]));
@@ -318,7 +319,8 @@ fn with_planned<R>(
     if zeros.iter().any(|zero| *zero != zeros[0]) {
         // One that has less memory than others divides more, and then all do.
         let most = zeros.iter().flatten().max();
-        planning.zero = Zero::ALL.into_iter().find(|&zero| Some(&(zero as u8)) == most);
+        planning.zero =
+            Parallelism::OF_SHARED_BATCHES.into_iter().find(|&zero| Some(&(zero as u8)) == most);
         changed = plan(&planning)?;
     }
     if let Some(file) = &plan_file {
@@ -354,7 +356,7 @@ impl Begin<'_> {
     fn plan<'a>(
         &self,
         recipe: &Recipe,
-        zero: Zero,
+        zero: Parallelism,
         device: &Device,
         samples: Samples,
         [train, test]: [&'a Loader; 2],
@@ -364,7 +366,9 @@ impl Begin<'_> {
         let process_budget = device_arguments.process_budget();
         let built = recipe.trainer_among(ranks.clone(), zero, device, samples);
         // Those that have blocks or features of one model meet on the way to a plan.
-        let stages = ranks.as_deref().filter(|_| matches!(zero, Zero::Blocks | Zero::Features));
+        let stages = ranks
+            .as_deref()
+            .filter(|_| matches!(zero, Parallelism::Pipeline | Parallelism::TensorParallel));
         let mut trainer = match agree(stages, built) {
             // The rehearsal on a larger, simulated device knows how much is missing in all.
             Err(error) if error.out_of_memory().is_some() => {
@@ -410,7 +414,7 @@ struct Run<'a> {
     /// What of its numerics was changed to fit.
     numerics: &'a [Numerics],
     /// What is divided among ranks.
-    zero: Zero,
+    zero: Parallelism,
     plan: &'a Plan,
     /// What the process takes, where that has a limit.
     process: Option<&'a Process>,
@@ -594,8 +598,10 @@ fn conclude(
     if summary.ranks > 1 {
         let Summary { ranks, batch_size, .. } = summary;
         let each = match summary.zero {
-            Zero::Blocks => format!("{ranks}, each with a stage of the model"),
-            Zero::Features => format!("{ranks}, each with all of {batch_size} samples"),
+            Parallelism::Pipeline => format!("{ranks}, each with a stage of the model"),
+            Parallelism::TensorParallel => {
+                format!("{ranks}, each with all of {batch_size} samples")
+            }
             _ => format!("{ranks}, each with {} of {batch_size} samples", plan.batch_size),
         };
         say(&format!("ranks            {each}"))?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use lowtide_nn::{LoraOptions, NnResult, Parameters};
 use lowtide_pretrained::{Config, Decoder};
 use lowtide_tensor::{DType, Device};
-use lowtide_trainer::{Learned, Result, TrainError};
+use lowtide_trainer::{Result, TrainError, TrainedState};
 
 use crate::recipe::{ModelRecipe, Recipe};
 use crate::run_dir::RunDir;
@@ -109,7 +109,7 @@ impl Trained {
         match of_recipe.fresh {
             true => lowtide_nn::load(&mut model, &run_dir.model())?,
             false => {
-                lowtide_nn::load(&mut Learned::without_frozen(&mut model), &run_dir.model())?;
+                lowtide_nn::load(&mut TrainedState::without_frozen(&mut model), &run_dir.model())?;
             }
         }
         let (lora, base) = (of_recipe.lora.clone(), of_recipe.folder.display().to_string());

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 
-use lowtide_trainer::{Fit, Plan, Result, TrainError, Zero};
+use lowtide_trainer::{Fit, Parallelism, Plan, Result, TrainError};
 use serde_json::{Value, json};
 
 use crate::command::say;
@@ -16,7 +16,7 @@ pub(super) struct Ways(Vec<Way>);
 
 /// A way of dividing a training among ranks.
 struct Way {
-    zero: Zero,
+    zero: Parallelism,
     /// The plan within the budget and the bytes that a rank sends in a step, or the least bytes
     /// that it needs.
     plan: std::result::Result<(Plan, usize), usize>,
@@ -37,12 +37,12 @@ impl Ways {
     pub(super) fn of(
         budget_bytes: usize,
         fit: &Fit<'_>,
-        trainer_of: impl Fn(Zero) -> Result<RecipeTrainer>,
+        trainer_of: impl Fn(Parallelism) -> Result<RecipeTrainer>,
     ) -> Result<Ways> {
         let mut ways = Vec::new();
-        for zero in Zero::ALL {
+        for zero in Parallelism::OF_SHARED_BATCHES {
             let mut trainer = trainer_of(zero)?;
-            if zero != Zero::Off && !trainer.optimizer().can_update_parts() {
+            if zero != Parallelism::DataParallel && !trainer.optimizer().can_update_parts() {
                 continue;
             }
             trainer.device().allocator().set_capacity(budget_bytes);
@@ -62,9 +62,9 @@ impl Ways {
     /// Those of `plan` but `DoesNotFit`.
     pub(super) fn add_those_of_one_model(
         &mut self,
-        plan: impl Fn(Zero) -> Result<Option<(Plan, usize)>>,
+        plan: impl Fn(Parallelism) -> Result<Option<(Plan, usize)>>,
     ) -> Result<()> {
-        for zero in [Zero::Blocks, Zero::Features] {
+        for zero in [Parallelism::Pipeline, Parallelism::TensorParallel] {
             if let Some(planned) = plan(zero).transpose() {
                 self.0.push(Way { zero, plan: or_needed(planned)? });
             }
@@ -85,20 +85,21 @@ impl Ways {
 
     /// The one whose steps are shortest, of those that fit and in which ranks share batches; of
     /// equal ones that which divides least.
-    pub(super) fn fastest(&self) -> Option<Zero> {
-        let sharing = self.0.iter().filter(|way| Zero::ALL.contains(&way.zero));
+    pub(super) fn fastest(&self) -> Option<Parallelism> {
+        let sharing =
+            self.0.iter().filter(|way| Parallelism::OF_SHARED_BATCHES.contains(&way.zero));
         let fitting = sharing.filter_map(|way| Some((way.zero, way.seconds()?)));
         let fastest = fitting.min_by(|(_, own), (_, other)| own.total_cmp(other));
         fastest.map(|(zero, _)| zero)
     }
 
     /// Prints them, `chosen` with a mark; times in seconds if they are measured.
-    pub(super) fn tell(&self, chosen: Zero, is_measured: bool) -> Result<()> {
+    pub(super) fn tell(&self, chosen: Parallelism, is_measured: bool) -> Result<()> {
         if self.0.is_empty() {
             return Ok(());
         }
         let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
-        let name_of = |zero: Zero| {
+        let name_of = |zero: Parallelism| {
             let what = zero.divided().unwrap_or("nothing");
             flag_of(zero).map_or_else(|| what.to_owned(), |flag| format!("{what} ({flag})"))
         };
@@ -165,10 +166,13 @@ fn or_needed<P>(planned: Result<P>) -> Result<std::result::Result<P, usize>> {
 }
 
 /// The flag of a way that is taken only where it is asked for.
-fn flag_of(zero: Zero) -> Option<&'static str> {
+fn flag_of(zero: Parallelism) -> Option<&'static str> {
     match zero {
-        Zero::Blocks => Some("--pipeline"),
-        Zero::Features => Some("--tensor-parallel"),
-        Zero::Off | Zero::States | Zero::Gradients | Zero::Parameters => None,
+        Parallelism::Pipeline => Some("--pipeline"),
+        Parallelism::TensorParallel => Some("--tensor-parallel"),
+        Parallelism::DataParallel
+        | Parallelism::Zero1
+        | Parallelism::Zero2
+        | Parallelism::Zero3 => None,
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use lowtide_tensor::Device;
-use lowtide_trainer::{Distillation, DistillationOptions, Learned, Result, Task};
+use lowtide_trainer::{Distillation, DistillationOptions, Result, Task, TrainedState};
 
 use super::options::options;
 use super::{Recipe, Samples};
@@ -47,7 +47,7 @@ impl DistillRecipe {
         let run_dir = RunDir::open(&self.teacher)?;
         let mut teacher = Recipe::of_run(&run_dir)?.task(device, samples)?;
         if !device.is_simulated() {
-            lowtide_nn::load(&mut Learned::of(&mut teacher), &run_dir.model())?;
+            lowtide_nn::load(&mut TrainedState::of(&mut teacher), &run_dir.model())?;
         }
         Ok(Box::new(Distillation::new(student, teacher, self.options())?))
     }

@@ -29,7 +29,8 @@ use lowtide_ranks::{Collectives, Rank};
 use lowtide_tensor::{CpuOptions, Device, RandomKey};
 use lowtide_trainer::observers::CheckpointEvery;
 use lowtide_trainer::{
-    Fit, MicroBatches, NonFinite, Options, Precision, Result, Task, TrainError, Trainer, Zero,
+    Fit, MicroBatches, NonFinite, Options, Parallelism, Precision, Result, Task, TrainError,
+    Trainer,
 };
 use serde::{Deserialize, Serialize};
 
@@ -409,7 +410,7 @@ impl Recipe {
     pub(crate) fn trainer_among(
         &self,
         ranks: Option<Arc<dyn Collectives>>,
-        zero: Zero,
+        zero: Parallelism,
         device: &Device,
         samples: Samples,
     ) -> Result<RecipeTrainer> {
@@ -419,7 +420,7 @@ impl Recipe {
         };
         let mut trainer = self.trainer_of(self.task(&place, samples)?, device)?;
         trainer.set_ranks(ranks);
-        trainer.set_zero(zero);
+        trainer.set_parallelism(zero);
         trainer.divide()?;
         Ok(trainer)
     }
@@ -430,7 +431,7 @@ impl Recipe {
             seed: self.train.seed,
             clip_norm: self.train.clip_norm,
             micro_batches: match (self.train.leaf, self.train.split_batches) {
-                (Some(leaf), _) => MicroBatches::Leaves(leaf),
+                (Some(leaf), _) => MicroBatches::Shards(leaf),
                 (None, true) => MicroBatches::AsNeeded,
                 (None, false) => MicroBatches::Never,
             },
@@ -444,11 +445,13 @@ impl Recipe {
 }
 
 /// True where each rank keeps a part of a model, which is made beside the device of the training.
-fn is_made_beside(ranks: Option<&dyn Collectives>, zero: Zero) -> bool {
+fn is_made_beside(ranks: Option<&dyn Collectives>, zero: Parallelism) -> bool {
     match zero {
-        Zero::Off | Zero::States | Zero::Gradients => false,
-        Zero::Parameters | Zero::Features => ranks.is_some_and(|ranks| ranks.rank().count > 1),
-        Zero::Blocks => ranks.is_some(),
+        Parallelism::DataParallel | Parallelism::Zero1 | Parallelism::Zero2 => false,
+        Parallelism::Zero3 | Parallelism::TensorParallel => {
+            ranks.is_some_and(|ranks| ranks.rank().count > 1)
+        }
+        Parallelism::Pipeline => ranks.is_some(),
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use lowtide_cli::recipe::{Recipe, RecipeData, RecipeTrainer};
 use lowtide_ranks::{Collectives, Mirror, Rank};
 use lowtide_tensor::{CpuOptions, Device};
-use lowtide_trainer::{Fit, Knobs, TrainError, Zero};
+use lowtide_trainer::{Fit, Knobs, Parallelism, TrainError};
 
 use crate::common::Save;
 use crate::common::on_ranks;
@@ -39,7 +39,12 @@ const SEQ2SEQ: (&str, &[&str]) = (
 
 fn shared(recipe: &Recipe, count: usize, knobs: Option<Knobs>) -> Vec<Ran> {
     on_ranks(count, |ranks| {
-        run_with(recipe, &mut trainer(recipe, Some(ranks), Zero::Features), knobs, |_, _| {})
+        run_with(
+            recipe,
+            &mut trainer(recipe, Some(ranks), Parallelism::TensorParallel),
+            knobs,
+            |_, _| {},
+        )
     })
 }
 
@@ -60,7 +65,12 @@ fn ranks_that_share_features_have_the_losses_of_one_in_the_planned_memory() {
     for model in [GPT, VIT, SEQ2SEQ] {
         let recipe = small(model);
         for size in [24, 5] {
-            let one = run(&recipe, &mut trainer(&recipe, None, Zero::Off), Some(size), |_, _| {});
+            let one = run(
+                &recipe,
+                &mut trainer(&recipe, None, Parallelism::DataParallel),
+                Some(size),
+                |_, _| {},
+            );
             for count in [2, 3, 4] {
                 let found = shared(&recipe, count, Some(parts_of(size)));
                 for ran in &found {
@@ -80,7 +90,12 @@ fn gradients_of_shared_features_are_clipped_together() {
     for model in [GPT, VIT] {
         let mut recipe = small(model);
         recipe.train.clip_norm = Some(1e-3);
-        let one = run(&recipe, &mut trainer(&recipe, None, Zero::Off), Some(6), |_, _| {});
+        let one = run(
+            &recipe,
+            &mut trainer(&recipe, None, Parallelism::DataParallel),
+            Some(6),
+            |_, _| {},
+        );
         let norms = |ran: &Ran| ran.norms.iter().map(|norm| norm.expect("measured")).collect();
         let whole: Vec<f64> = norms(&one);
         assert!(whole[0] > 1e-3, "nothing is clipped");
@@ -109,7 +124,9 @@ fn recomputation_has_the_same_bits_and_needs_less() {
 #[test]
 fn offloading_goes_with_everything_that_ranks_divide() {
     let recipe = small(GPT);
-    for zero in [Zero::States, Zero::Gradients, Zero::Parameters, Zero::Features] {
+    for zero in
+        [Parallelism::Zero1, Parallelism::Zero2, Parallelism::Zero3, Parallelism::TensorParallel]
+    {
         let found = |knobs: Knobs| {
             on_ranks(2, |ranks| {
                 let host = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() });
@@ -140,13 +157,14 @@ fn ranks_that_share_features_have_one_plan() {
         let device = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() });
         let mirror = Mirror::new(Rank { index: 0, count: 3 }).expect("one of three");
         let device = device.expect("a device");
-        let mut first = trainer_on(&recipe, &device, Some(Arc::new(mirror)), Zero::Features);
+        let mut first =
+            trainer_on(&recipe, &device, Some(Arc::new(mirror)), Parallelism::TensorParallel);
         first.divide().unwrap();
         let RecipeData { train, test, .. } = recipe.open().expect("data");
         first.least_bytes(&recipe.fit(&train, &test).steps(STEPS), &Default::default()).unwrap()
     };
     let knobs = on_ranks(3, |ranks| {
-        let mut trainer = trainer(&recipe, Some(ranks), Zero::Features);
+        let mut trainer = trainer(&recipe, Some(ranks), Parallelism::TensorParallel);
         trainer.divide().unwrap();
         trainer.device().allocator().trim();
         trainer.device().allocator().set_capacity(least_bytes + least_bytes / 10);
@@ -167,7 +185,7 @@ fn a_rank_alone_is_planned_as_among_others() {
             trainer.plan_run(&fit, &parts_of(6).into()).unwrap().predicted_peak_bytes()
         };
         let found = on_ranks(3, |ranks| {
-            let mut trainer = trainer(&recipe, Some(ranks), Zero::Features);
+            let mut trainer = trainer(&recipe, Some(ranks), Parallelism::TensorParallel);
             (planned(&mut trainer), trainer.device().spec())
         });
         // The first has a head more.
@@ -175,7 +193,8 @@ fn a_rank_alone_is_planned_as_among_others() {
         for (index, (among_others, spec)) in found.into_iter().enumerate() {
             let mirror = Mirror::new(Rank { index, count: 3 }).expect("one of three");
             let device = Device::sim(spec).expect("a device");
-            let mut alone = trainer_on(&recipe, &device, Some(Arc::new(mirror)), Zero::Features);
+            let mut alone =
+                trainer_on(&recipe, &device, Some(Arc::new(mirror)), Parallelism::TensorParallel);
             assert_eq!(planned(&mut alone), among_others, "{} rank {index}", model.0);
         }
     }
@@ -184,7 +203,7 @@ fn a_rank_alone_is_planned_as_among_others() {
 /// Each allocation of a step fails on each rank in turn.
 #[test]
 fn a_step_that_fails_on_a_rank_that_shares_features_is_done_again_by_all_with_the_same_bits() {
-    fail_on_each_rank(&small(GPT), Zero::Features);
+    fail_on_each_rank(&small(GPT), Parallelism::TensorParallel);
 }
 
 /// What one rank saves is the whole training: any number of ranks has its hash then.
@@ -193,7 +212,7 @@ fn what_one_rank_of_shared_features_saves_goes_on_with_any_number() {
     let folder = tempfile::tempdir().expect("a folder");
     for model in [GPT, SEQ2SEQ] {
         let recipe = small(model);
-        let new = |ranks: Arc<dyn Collectives>, zero: Zero| {
+        let new = |ranks: Arc<dyn Collectives>, zero: Parallelism| {
             let ranks = (ranks.rank().count > 1).then_some(ranks);
             trainer(&recipe, ranks, zero)
         };
@@ -222,20 +241,20 @@ fn what_one_rank_of_shared_features_saves_goes_on_with_any_number() {
         let of_two = |saving: Option<usize>| {
             let hashes = on_ranks(2, |ranks| {
                 let saves = (Some(ranks.rank().index) == saving).then_some(&*saved);
-                goes_on(&mut new(ranks, Zero::Features), None, saves).1
+                goes_on(&mut new(ranks, Parallelism::TensorParallel), None, saves).1
             });
             assert_eq!(hashes[0], hashes[1]);
             hashes[0]
         };
         let (at_save, whole) = (of_two(Some(1)), of_two(None));
         for (count, zero) in [
-            (1, Zero::Off),
-            (2, Zero::Features),
-            (3, Zero::Features),
-            (2, Zero::States),
-            (2, Zero::Blocks),
+            (1, Parallelism::DataParallel),
+            (2, Parallelism::TensorParallel),
+            (3, Parallelism::TensorParallel),
+            (2, Parallelism::Zero1),
+            (2, Parallelism::Pipeline),
         ] {
-            if model == SEQ2SEQ && zero == Zero::Blocks {
+            if model == SEQ2SEQ && zero == Parallelism::Pipeline {
                 // There is nowhere to cut it.
                 continue;
             }
@@ -243,7 +262,7 @@ fn what_one_rank_of_shared_features_saves_goes_on_with_any_number() {
                 on_ranks(count, |ranks| goes_on(&mut new(ranks, zero), Some(&saved), None));
             let place = format!("{}, {count} ranks, {zero:?}", model.0);
             assert!(hashes.iter().all(|(loaded, _)| *loaded == at_save), "{place}");
-            if (count, zero) == (2, Zero::Features) {
+            if (count, zero) == (2, Parallelism::TensorParallel) {
                 assert!(hashes.iter().all(|(_, hash)| *hash == whole), "{place}");
             }
         }
@@ -264,7 +283,7 @@ fn a_model_that_fits_no_rank_trains_shared_with_the_losses_of_one_large_device()
             "train.batch_size=8",
         ],
     );
-    let mut large = trainer(&recipe, None, Zero::Off);
+    let mut large = trainer(&recipe, None, Parallelism::DataParallel);
     let RecipeData { train, test, .. } = recipe.open().expect("data");
     let fit = recipe.fit(&train, &test).steps(STEPS);
     let least_bytes = large.least_bytes(&fit, &Default::default()).unwrap();
@@ -272,7 +291,7 @@ fn a_model_that_fits_no_rank_trains_shared_with_the_losses_of_one_large_device()
     let budget_bytes = least_bytes / 2;
     let found = on_ranks(4, |ranks| {
         // It is made where there is room for it.
-        let mut trainer = trainer(&recipe, Some(ranks), Zero::Features);
+        let mut trainer = trainer(&recipe, Some(ranks), Parallelism::TensorParallel);
         trainer.divide().unwrap();
         trainer.device().allocator().trim();
         trainer.device().allocator().set_capacity(budget_bytes);
@@ -289,7 +308,7 @@ fn a_model_that_fits_no_rank_trains_shared_with_the_losses_of_one_large_device()
 fn what_cannot_be_shared_is_refused_before_the_first_step() {
     let refused = |recipe: &Recipe, count: usize| {
         let found = on_ranks(count, |ranks| {
-            let mut trainer = trainer(recipe, Some(ranks), Zero::Features);
+            let mut trainer = trainer(recipe, Some(ranks), Parallelism::TensorParallel);
             let RecipeData { train, test, .. } = recipe.open().expect("data");
             let fit = recipe.fit(&train, &test).steps(1);
             let refused = trainer.plan_run(&fit, &Default::default()).map(drop);
@@ -321,7 +340,7 @@ fn what_ranks_add_up_in_a_step_is_what_was_planned() {
         let knobs = Knobs { recomputed_blocks, ..parts_of(size) };
         on_ranks(3, |ranks| {
             let counting = Arc::new(Counting::new(ranks));
-            let mut trainer = trainer(&recipe, Some(counting.clone()), Zero::Features);
+            let mut trainer = trainer(&recipe, Some(counting.clone()), Parallelism::TensorParallel);
             let train = recipe.open().expect("data").train;
             let fit = Fit::new(&train).steps(STEPS);
             let plan = trainer.plan_run(&fit, &knobs.into()).unwrap();

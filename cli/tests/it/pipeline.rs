@@ -11,8 +11,8 @@ use lowtide_nn::{Flatten, Linear, ReLU, Segment, Sequential};
 use lowtide_ranks::{Collectives, Mirror, Rank};
 use lowtide_tensor::{CpuOptions, Device, RandomKey};
 use lowtide_trainer::{
-    Classification, EvaluationReport, Fit, Flow, Knobs, Observer, Options, Result, StepReport,
-    Task, TrainError, Trainer, Training, Zero,
+    Classification, EvaluationReport, Fit, Flow, Knobs, Observer, Options, Parallelism, Result,
+    StepReport, Task, TrainError, Trainer, Training,
 };
 
 use crate::common::Save;
@@ -39,7 +39,7 @@ pub(crate) fn small((name, sets): (&str, &[&str])) -> Recipe {
 pub(crate) fn trainer(
     recipe: &Recipe,
     ranks: Option<Arc<dyn Collectives>>,
-    zero: Zero,
+    zero: Parallelism,
 ) -> RecipeTrainer {
     let device = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() });
     trainer_on(recipe, &device.expect("a device"), ranks, zero)
@@ -49,12 +49,12 @@ pub(crate) fn trainer_on(
     recipe: &Recipe,
     device: &Device,
     ranks: Option<Arc<dyn Collectives>>,
-    zero: Zero,
+    zero: Parallelism,
 ) -> RecipeTrainer {
     let samples = recipe.open().expect("data").samples;
     let mut trainer = recipe.trainer(device, samples).expect("memory");
     trainer.set_ranks(ranks);
-    trainer.set_zero(zero);
+    trainer.set_parallelism(zero);
     trainer
 }
 
@@ -139,7 +139,12 @@ pub(crate) fn run_with(
 
 fn in_stages(recipe: &Recipe, count: usize, micro_batch: Option<usize>) -> Vec<Ran> {
     on_ranks(count, |ranks| {
-        run(recipe, &mut trainer(recipe, Some(ranks), Zero::Blocks), micro_batch, |_, _| {})
+        run(
+            recipe,
+            &mut trainer(recipe, Some(ranks), Parallelism::Pipeline),
+            micro_batch,
+            |_, _| {},
+        )
     })
 }
 
@@ -149,7 +154,12 @@ fn stages_have_the_bits_of_one_rank_in_the_planned_memory() {
     for (model, sizes) in [(VIT, &[6, 5, 12, 24][..]), (RESNET, &[24])] {
         let recipe = small(model);
         for &size in sizes {
-            let one = run(&recipe, &mut trainer(&recipe, None, Zero::Off), Some(size), |_, _| {});
+            let one = run(
+                &recipe,
+                &mut trainer(&recipe, None, Parallelism::DataParallel),
+                Some(size),
+                |_, _| {},
+            );
             for count in [2, 3, 4] {
                 for ran in in_stages(&recipe, count, Some(size)) {
                     let place = format!("{}, {count} stages, parts of {size}", model.0);
@@ -174,7 +184,8 @@ pub(crate) fn assert_near(own: &[(f64, f64)], whole: &[(f64, f64)]) {
 #[test]
 fn parameters_in_several_stages_are_one() {
     let recipe = small(GPT);
-    let one = run(&recipe, &mut trainer(&recipe, None, Zero::Off), Some(6), |_, _| {});
+    let one =
+        run(&recipe, &mut trainer(&recipe, None, Parallelism::DataParallel), Some(6), |_, _| {});
     for count in [2, 4] {
         let found = in_stages(&recipe, count, Some(6));
         for ran in &found {
@@ -195,7 +206,8 @@ fn what_is_frozen_has_no_gradient_in_any_stage() {
     let recipe = small(GPT);
     for frozen in [&["tok."][..], &["tok.", "pos.", "blocks.0.", "blocks.1."]] {
         let run_frozen = |ranks: Option<Arc<dyn Collectives>>| {
-            let zero = if ranks.is_some() { Zero::Blocks } else { Zero::Off };
+            let zero =
+                if ranks.is_some() { Parallelism::Pipeline } else { Parallelism::DataParallel };
             let mut trainer = trainer(&recipe, ranks, zero);
             trainer.task_mut().parameters().visit(&mut |name, parameter| {
                 if frozen.iter().any(|prefix| name.contains(prefix)) {
@@ -218,7 +230,12 @@ fn gradients_of_all_stages_are_clipped_together() {
     for model in [GPT, VIT] {
         let mut recipe = small(model);
         recipe.train.clip_norm = Some(1e-3);
-        let one = run(&recipe, &mut trainer(&recipe, None, Zero::Off), Some(6), |_, _| {});
+        let one = run(
+            &recipe,
+            &mut trainer(&recipe, None, Parallelism::DataParallel),
+            Some(6),
+            |_, _| {},
+        );
         let length = |ran: &Ran| ran.norms[0].expect("it is measured");
         assert!(length(&one) > 1e-3, "nothing is clipped");
         for ran in in_stages(&recipe, 3, Some(6)) {
@@ -236,7 +253,7 @@ fn gradients_of_all_stages_are_clipped_together() {
 fn stages_agree_on_their_micro_batches() {
     let recipe = small(VIT);
     let sizes = on_ranks(4, |ranks| {
-        let mut trainer = trainer(&recipe, Some(ranks), Zero::Blocks);
+        let mut trainer = trainer(&recipe, Some(ranks), Parallelism::Pipeline);
         run(&recipe, &mut trainer, None, |_, _| {});
         trainer.knobs().micro_batch
     });
@@ -255,13 +272,14 @@ fn a_stage_alone_is_planned_as_among_others() {
             trainer.plan_run(&fit, &knobs.into()).unwrap().predicted_peak_bytes()
         };
         let found = on_ranks(3, |ranks| {
-            let mut trainer = trainer(&recipe, Some(ranks), Zero::Blocks);
+            let mut trainer = trainer(&recipe, Some(ranks), Parallelism::Pipeline);
             (planned(&mut trainer), trainer.device().spec())
         });
         for (index, (among_others, spec)) in found.into_iter().enumerate() {
             let mirror = Mirror::new(Rank { index, count: 3 }).expect("one of three");
             let device = Device::sim(spec).expect("a device");
-            let mut alone = trainer_on(&recipe, &device, Some(Arc::new(mirror)), Zero::Blocks);
+            let mut alone =
+                trainer_on(&recipe, &device, Some(Arc::new(mirror)), Parallelism::Pipeline);
             assert_eq!(planned(&mut alone), among_others, "{} stage {index}", model.0);
         }
     }
@@ -270,10 +288,10 @@ fn a_stage_alone_is_planned_as_among_others() {
 /// Each allocation of a step fails on each rank in turn.
 #[test]
 fn a_step_that_fails_in_one_stage_is_done_again_by_all_with_the_same_bits() {
-    fail_on_each_rank(&small(GPT), Zero::Blocks);
+    fail_on_each_rank(&small(GPT), Parallelism::Pipeline);
 }
 
-pub(crate) fn fail_on_each_rank(recipe: &Recipe, zero: Zero) {
+pub(crate) fn fail_on_each_rank(recipe: &Recipe, zero: Parallelism) {
     let calm = on_ranks(2, |ranks| {
         let counts = Cell::new([0; 1 + STEPS as usize]);
         let ran = run(recipe, &mut trainer(recipe, Some(ranks), zero), Some(6), |device, step| {
@@ -337,19 +355,20 @@ fn what_one_stage_saves_is_the_whole_training_and_goes_on_in_any_way() {
             trainer.leave().unwrap();
         };
         let one = folder.path().join(format!("{} one", model.0));
-        goes_on(&mut trainer(&recipe, None, Zero::Off), None, Some(&one));
-        let mut whole = trainer(&recipe, None, Zero::Off);
+        goes_on(&mut trainer(&recipe, None, Parallelism::DataParallel), None, Some(&one));
+        let mut whole = trainer(&recipe, None, Parallelism::DataParallel);
         goes_on(&mut whole, Some(&one), None);
         let whole = whole.state_hash().unwrap();
         let four = folder.path().join(format!("{} four", model.0));
         on_ranks(4, |ranks| {
             let saves = (ranks.rank().index == 1).then_some(&*four);
-            goes_on(&mut trainer(&recipe, Some(ranks), Zero::Blocks), None, saves);
+            goes_on(&mut trainer(&recipe, Some(ranks), Parallelism::Pipeline), None, saves);
         });
         for (from, count) in [(&one, 3), (&four, 1), (&four, 2), (&four, 4)] {
             let hashes = on_ranks(count, |ranks| {
                 let ranks = (count > 1).then_some(ranks);
-                let zero = if count > 1 { Zero::Blocks } else { Zero::Off };
+                let zero =
+                    if count > 1 { Parallelism::Pipeline } else { Parallelism::DataParallel };
                 let mut trainer = trainer(&recipe, ranks, zero);
                 let RecipeData { train, test, .. } = recipe.open().expect("data");
                 let fit = recipe.fit(&train, &test).steps(2);
@@ -401,7 +420,11 @@ fn a_model_that_fits_no_rank_trains_in_stages_with_the_losses_of_one_large_devic
 
     let budget_bytes = least_bytes * 2 / 5;
     let found = on_ranks(4, |ranks| {
-        let options = Options { ranks: Some(ranks), zero: Zero::Blocks, ..Options::default() };
+        let options = Options {
+            ranks: Some(ranks),
+            parallelism: Parallelism::Pipeline,
+            ..Options::default()
+        };
         // It is made where there is room for it.
         let mut trainer = new(&device(None), &device(Some(budget_bytes)), options);
         let train = data();
@@ -429,7 +452,7 @@ fn a_stage_sends_what_goes_between_blocks_and_the_gradient_of_the_table() {
     for size in [24, 5] {
         let sent = on_ranks(3, |ranks| {
             let counting = Arc::new(Counting::new(ranks));
-            let mut trainer = trainer(&recipe, Some(counting.clone()), Zero::Blocks);
+            let mut trainer = trainer(&recipe, Some(counting.clone()), Parallelism::Pipeline);
             let train = recipe.open().expect("data").train;
             let fit = Fit::new(&train).steps(STEPS);
             let knobs = Knobs { micro_batch: size, ..Knobs::default() };
@@ -459,7 +482,7 @@ fn a_stage_sends_what_goes_between_blocks_and_the_gradient_of_the_table() {
 fn what_cannot_be_a_pipeline_is_refused_before_the_first_step() {
     let refused = |recipe: &Recipe, count: usize, change: fn(&mut RecipeTrainer)| {
         let found = on_ranks(count, |ranks| {
-            let mut trainer = trainer(recipe, Some(ranks), Zero::Blocks);
+            let mut trainer = trainer(recipe, Some(ranks), Parallelism::Pipeline);
             change(&mut trainer);
             let RecipeData { train, test, .. } = recipe.open().expect("data");
             match trainer.plan_run(&recipe.fit(&train, &test), &Default::default()) {

@@ -5,7 +5,7 @@ use std::path::Path;
 use lowtide_cli::recipe::{Base, FewBits, Recipe, RecipeData, StoredType, Tuning};
 use lowtide_pretrained::{Config, save};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey};
-use lowtide_trainer::{TrainError, Zero};
+use lowtide_trainer::{Parallelism, TrainError};
 use serde_json::{Map, Value};
 
 use crate::common::is_deep;
@@ -152,9 +152,15 @@ fn decoders_that_ranks_share_have_the_losses_of_one() {
         let base = Some(Base::Floats(StoredType::F32));
         let tuning = Tuning { context: Some(12), base, ..Tuning::default() };
         let recipe = Recipe::of_model(folder.path(), &tuning).expect("a recipe");
-        let one = run(&recipe, &mut trainer(&recipe, None, Zero::Off), None, |_, _| {});
+        let one =
+            run(&recipe, &mut trainer(&recipe, None, Parallelism::DataParallel), None, |_, _| {});
         let found = on_ranks(2, |ranks| {
-            run(&recipe, &mut trainer(&recipe, Some(ranks), Zero::Features), None, |_, _| {})
+            run(
+                &recipe,
+                &mut trainer(&recipe, Some(ranks), Parallelism::TensorParallel),
+                None,
+                |_, _| {},
+            )
         });
         for ran in &found {
             assert_eq!(ran, &found[0], "{name}");

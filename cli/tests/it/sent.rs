@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use lowtide_cli::recipe::{Recipe, RecipeData};
 use lowtide_ranks::{Rank, RanksError, Result, Wire, Wired};
-use lowtide_trainer::{Fit, Knobs, Zero};
+use lowtide_trainer::{Fit, Knobs, Parallelism};
 
 use crate::common::PATIENT;
 use crate::pipeline::{trainer, watch};
@@ -128,7 +128,7 @@ struct InAStep {
     messages: usize,
 }
 
-fn in_a_step(recipe: &Recipe, count: usize, zero: Zero, knobs: Knobs) -> Vec<InAStep> {
+fn in_a_step(recipe: &Recipe, count: usize, zero: Parallelism, knobs: Knobs) -> Vec<InAStep> {
     let work = |lines: Lines| {
         let (rank, sent) = (lines.rank, lines.sent.clone());
         let mut trainer = trainer(recipe, Some(Arc::new(Wired::new(lines))), zero);
@@ -159,11 +159,11 @@ fn ranks_send_what_the_formula_says_and_the_plan() {
         let all = network.parameter_bytes;
         for (count, parts) in [(2, 1), (2, 2), (2, 8), (4, 1), (4, 2)] {
             let mut ways = vec![
-                (Zero::Off, 0, 2 * all),
-                (Zero::States, 0, 3 * all),
-                (Zero::Gradients, 0, (parts + 1) * all),
-                (Zero::Parameters, 0, parts * (all + network.gathered_bytes(false))),
-                (Zero::Parameters, network.blocks, parts * (all + network.gathered_bytes(true))),
+                (Parallelism::DataParallel, 0, 2 * all),
+                (Parallelism::Zero1, 0, 3 * all),
+                (Parallelism::Zero2, 0, (parts + 1) * all),
+                (Parallelism::Zero3, 0, parts * (all + network.gathered_bytes(false))),
+                (Parallelism::Zero3, network.blocks, parts * (all + network.gathered_bytes(true))),
             ];
             // Without blocks the last two are one.
             ways.dedup();

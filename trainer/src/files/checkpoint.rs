@@ -12,7 +12,7 @@ use lowtide_tensor::Tensor;
 use crate::error::{Result, TrainError};
 use crate::files::snapshot::{Content, MODEL, OPTIMIZER, Saved, Snapshot};
 use crate::files::state_hash::StateHasher;
-use crate::files::trained_state::Learned;
+use crate::files::trained_state::TrainedState;
 use crate::parallel::division::{GatherRole, Gathered};
 use crate::parallel::meeting::{Word, say};
 use crate::parallel::whole::empty_wholes;
@@ -35,7 +35,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub fn snapshot(&mut self) -> Result<Snapshot> {
         self.check_whole()?;
         let (state, wholes) = self.whole_state()?;
-        let mut learned = Learned::of(&mut self.task).with_wholes(wholes);
+        let mut learned = TrainedState::of(&mut self.task).with_wholes(wholes);
         let model = to_safetensors(&mut learned)?;
         let optimizer = state.to_safetensors(&mut learned)?;
         let content = Content {
@@ -53,7 +53,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// Bytes that a snapshot takes when the optimizer has its state: the tensors, and room for
     /// their names.
     pub(crate) fn snapshot_bytes(&mut self) -> usize {
-        let mut learned = Learned::in_size(&mut self.task);
+        let mut learned = TrainedState::in_size(&mut self.task);
         let [tensor_bytes, name_bytes] = learned.bytes();
         tensor_bytes + name_bytes + self.optimizer.memory(&mut learned).state_bytes
     }
@@ -62,7 +62,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// largest tensor twice while that is copied.
     pub fn copied_bytes(&mut self) -> usize {
         let mut largest_bytes = 0;
-        Learned::in_size(&mut self.task).visit_tensors(&mut |_, tensor| {
+        TrainedState::in_size(&mut self.task).visit_tensors(&mut |_, tensor| {
             largest_bytes = largest_bytes.max(tensor.size_bytes());
         });
         self.snapshot_bytes() + 2 * largest_bytes
@@ -99,13 +99,13 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         }
         let division = self.division.get().state();
         let optimizer = &mut self.optimizer;
-        let wholes = empty_wholes(&mut Learned::of(&mut self.task))?;
-        let learned = &mut Learned::of(&mut self.task);
+        let wholes = empty_wholes(&mut TrainedState::of(&mut self.task))?;
+        let learned = &mut TrainedState::of(&mut self.task);
         let before = division.state(optimizer, learned)?;
         division.load_state(optimizer, learned, &state, &saved.path(OPTIMIZER))?;
-        let learned = &mut Learned::of(&mut self.task).with_wholes(wholes.clone());
+        let learned = &mut TrainedState::of(&mut self.task).with_wholes(wholes.clone());
         let loaded = from_safetensors(learned, &model, &saved.path(MODEL));
-        let learned = &mut Learned::of(&mut self.task);
+        let learned = &mut TrainedState::of(&mut self.task);
         if let Err(error) = loaded {
             division.set_state(optimizer, learned, before)?;
             return Err(error.into());
@@ -168,7 +168,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let (states, wholes) = gathered.map_or((None, BTreeMap::new()), |gathered| {
             (Some(gathered.states), gathered.parameters)
         });
-        let mut learned = Learned::of(&mut self.task).with_wholes(wholes);
+        let mut learned = TrainedState::of(&mut self.task).with_wholes(wholes);
         learned.visit_tensors(&mut |name, tensor| add(name, tensor));
         match states {
             None => self.optimizer.visit_state(&mut |tensor| add("state", tensor)),
@@ -187,14 +187,14 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub fn save_model(&mut self, path: &Path) -> Result<()> {
         let has_whole_model = self.division().state().has_whole_model();
         let wholes = if has_whole_model { BTreeMap::new() } else { self.gathered()?.parameters };
-        Ok(lowtide_nn::save(&mut Learned::of(&mut self.task).with_wholes(wholes), path)?)
+        Ok(lowtide_nn::save(&mut TrainedState::of(&mut self.task).with_wholes(wholes), path)?)
     }
 
     /// The optimizer's state of all ranks, and the parameters that are divided among them.
     fn whole_state(&mut self) -> Result<(OptimizerState, BTreeMap<LeafId, Tensor>)> {
         let gathered = self.gathered_if_divided()?;
         let state = self.division.get().state();
-        let own = state.state(&self.optimizer, &mut Learned::of(&mut self.task))?;
+        let own = state.state(&self.optimizer, &mut TrainedState::of(&mut self.task))?;
         let Some(Gathered { states, parameters }) = gathered else {
             return Ok((own, BTreeMap::new()));
         };
@@ -218,7 +218,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     fn gather(&mut self, role: GatherRole) -> Result<Gathered> {
         let state = self.division.get().state();
-        state.gather(&mut Learned::of(&mut self.task), &mut self.optimizer, role)
+        state.gather(&mut TrainedState::of(&mut self.task), &mut self.optimizer, role)
     }
 
     /// The words of all ranks where they meet, once none of them needs the whole state.

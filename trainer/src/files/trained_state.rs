@@ -10,24 +10,24 @@ use crate::task::contract::Task;
 
 /// The parameters and buffers of a task, without the frozen parameters and the weights in few bits
 /// of a model whose weights [are elsewhere](Task::base_is_elsewhere).
-pub struct Learned<'a> {
+pub struct TrainedState<'a> {
     parameters: &'a mut dyn Parameters,
     leaves_frozen_out: bool,
     /// Whole values, on the host, of parameters that are divided among ranks.
     wholes: BTreeMap<LeafId, Tensor>,
 }
 
-impl<'a> Learned<'a> {
+impl<'a> TrainedState<'a> {
     /// The parameters and buffers that a run of `task` changes.
     pub fn of(task: &'a mut impl Task) -> Self {
         let leaves_frozen_out = task.base_is_elsewhere();
-        Learned { parameters: task.parameters(), leaves_frozen_out, wholes: BTreeMap::new() }
+        TrainedState { parameters: task.parameters(), leaves_frozen_out, wholes: BTreeMap::new() }
     }
 
     /// The state in the size that it has in a file: a parameter that ranks share has the shape of
     /// the whole, without values.
     pub(crate) fn in_size(task: &'a mut impl Task) -> Self {
-        let learned = Learned::of(task);
+        let learned = TrainedState::of(task);
         let mut wholes = BTreeMap::new();
         learned.parameters.visit(&mut |_, parameter| {
             if let Some(shard) = parameter.shard() {
@@ -40,12 +40,12 @@ impl<'a> Learned<'a> {
 
     /// This state with these values for parameters that are divided among ranks.
     pub(crate) fn with_wholes(self, wholes: BTreeMap<LeafId, Tensor>) -> Self {
-        Learned { wholes, ..self }
+        TrainedState { wholes, ..self }
     }
 
     /// What is not frozen of `parameters`.
     pub fn without_frozen(parameters: &'a mut dyn Parameters) -> Self {
-        Learned { parameters, leaves_frozen_out: true, wholes: BTreeMap::new() }
+        TrainedState { parameters, leaves_frozen_out: true, wholes: BTreeMap::new() }
     }
 
     /// Bytes of its tensors, and room for their names in a file.
@@ -65,9 +65,9 @@ fn expanded(x: &Tensor, shape: Shape) -> TensorResult<Tensor> {
     one.expand(shape)
 }
 
-impl Nodes for Learned<'_> {
+impl Nodes for TrainedState<'_> {
     fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
-        let Learned { parameters, leaves_frozen_out, wholes } = self;
+        let TrainedState { parameters, leaves_frozen_out, wholes } = self;
         parameters.visit_nodes(&mut Visitor::new(&mut |name, node| match node {
             Node::Parameter(parameter) if *leaves_frozen_out && parameter.is_frozen() => {}
             Node::Buffer(buffer) if *leaves_frozen_out && buffer.is_constant() => {}

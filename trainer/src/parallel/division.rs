@@ -17,7 +17,7 @@ use lowtide_ranks::{Collectives, Rank};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::Result;
-use crate::files::trained_state::Learned;
+use crate::files::trained_state::TrainedState;
 use crate::options::Options;
 use crate::parallel::alone::Alone;
 use crate::parallel::vote::agree;
@@ -361,7 +361,7 @@ pub(crate) trait StateDivision {
     /// `Ranks`; those of the device.
     fn gather(
         &self,
-        _learned: &mut Learned<'_>,
+        _learned: &mut TrainedState<'_>,
         _optimizer: &mut dyn Stateful,
         _role: GatherRole,
     ) -> Result<Gathered> {

@@ -16,7 +16,7 @@ use lowtide_ranks::{Collectives, Rank};
 use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
-use crate::files::trained_state::Learned;
+use crate::files::trained_state::TrainedState;
 use crate::options::Options;
 use crate::parallel::division::{
     Division, EvaluationDivision, GatherRole, Gathered, Observed, PlanDivision, PlanFreedom,
@@ -182,7 +182,7 @@ impl StateDivision for SharedState<'_> {
 
     fn gather(
         &self,
-        learned: &mut Learned<'_>,
+        learned: &mut TrainedState<'_>,
         optimizer: &mut dyn Stateful,
         role: GatherRole,
     ) -> Result<Gathered> {

@@ -27,7 +27,7 @@ use crate::parallel::alone::Alone;
 use crate::parallel::division::Division;
 use crate::parallel::features::Features;
 use crate::parallel::gradients::Gradients;
-use crate::parallel::parallelism::Zero;
+use crate::parallel::parallelism::Parallelism;
 use crate::parallel::parameters::Parameters;
 use crate::parallel::replicas::Replicas;
 use crate::parallel::stages::Stages;
@@ -67,16 +67,16 @@ impl<T: Task + Clone> Chosen<T> {
             return Chosen::Replicas(Replicas { ranks });
         }
         let summation = Summation::of(options);
-        match (options.zero, summation) {
-            (Zero::Off, _) => Chosen::Replicas(Replicas { ranks }),
+        match (options.parallelism, summation) {
+            (Parallelism::DataParallel, _) => Chosen::Replicas(Replicas { ranks }),
             // Along a tree, gradients are complete only at its root: nothing of them is divided.
-            (Zero::States, _) | (Zero::Gradients, Summation::Shards(_)) => {
+            (Parallelism::Zero1, _) | (Parallelism::Zero2, Summation::Shards(_)) => {
                 Chosen::States(States { ranks })
             }
-            (Zero::Gradients, Summation::Sequential) => Chosen::Gradients(Gradients { ranks }),
-            (Zero::Parameters, _) => Chosen::Parameters(Parameters::new(ranks, summation)),
-            (Zero::Features, _) => Chosen::Features(Features::new(ranks)),
-            (Zero::Blocks, _) => Chosen::Stages(Stages::new(ranks)),
+            (Parallelism::Zero2, Summation::Sequential) => Chosen::Gradients(Gradients { ranks }),
+            (Parallelism::Zero3, _) => Chosen::Parameters(Parameters::new(ranks, summation)),
+            (Parallelism::TensorParallel, _) => Chosen::Features(Features::new(ranks)),
+            (Parallelism::Pipeline, _) => Chosen::Stages(Stages::new(ranks)),
         }
     }
 

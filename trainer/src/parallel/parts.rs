@@ -12,7 +12,7 @@ use lowtide_ranks::{Collectives, Rank};
 use lowtide_tensor::{Device, Tensor, TensorError};
 
 use crate::error::{Result, TrainError};
-use crate::files::trained_state::Learned;
+use crate::files::trained_state::TrainedState;
 use crate::parallel::division::{GatherRole, Gathered, PlanFreedom, StateDivision};
 use crate::parallel::whole::host;
 
@@ -137,7 +137,7 @@ impl StateDivision for DividedState<'_> {
 
     fn gather(
         &self,
-        learned: &mut Learned<'_>,
+        learned: &mut TrainedState<'_>,
         optimizer: &mut dyn Stateful,
         role: GatherRole,
     ) -> Result<Gathered> {

@@ -8,7 +8,7 @@ use lowtide_nn::Parameters;
 use lowtide_tensor::{CpuOptions, Device, Tensor, TensorResult};
 
 use crate::error::Result;
-use crate::files::trained_state::Learned;
+use crate::files::trained_state::TrainedState;
 
 /// A device with the memory of the host, for whole tensors.
 ///
@@ -42,7 +42,7 @@ pub(crate) fn trained_bytes(parameters: &mut dyn Parameters) -> usize {
 ///
 /// # Errors
 /// Errors of the system.
-pub(crate) fn empty_wholes(learned: &mut Learned<'_>) -> Result<BTreeMap<LeafId, Tensor>> {
+pub(crate) fn empty_wholes(learned: &mut TrainedState<'_>) -> Result<BTreeMap<LeafId, Tensor>> {
     let (host, mut wholes, mut outcome) = (host()?, BTreeMap::new(), Ok(()));
     learned.visit(&mut |_, parameter| {
         let is_whole = parameter.part().is_none() && parameter.shard().is_none();

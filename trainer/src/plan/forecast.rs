@@ -23,14 +23,14 @@ pub struct Forecast {
     pub seconds: f64,
     /// Time of the longest step; 0 where there is none.
     pub step_seconds: f64,
-    /// In a [pipeline](crate::Zero::Blocks) the same of one micro-batch in this stage, forwards and
-    /// backwards, of the last step.
+    /// Time of one micro-batch in this stage of a
+    /// [pipeline](crate::Parallelism::Pipeline), forwards and backwards, of the last step.
     pub stage_seconds: Option<[f64; 2]>,
     /// Bytes that ranks add up within the passes of the longest step, where they share the
-    /// [features](crate::Zero::Features) of the model.
+    /// [features](crate::Parallelism::TensorParallel) of the model.
     pub summed_bytes: usize,
     /// Bytes of the parameters that ranks put together within the passes of the longest step, where
-    /// they have [parts](crate::Zero::Parameters) of them.
+    /// they have [parts](crate::Parallelism::Zero3) of them.
     pub gathered_bytes: usize,
     /// Where the samples of a batch are coupled: such a batch is never split.
     pub coupling: Option<Coupling>,

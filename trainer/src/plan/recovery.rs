@@ -211,7 +211,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
         // A short batch says nothing about micro-batches longer than itself.
         let planned = Knobs { micro_batch: plan.knobs.micro_batch.min(len), ..plan.knobs };
         let largest = match self.splitting {
-            Splitting::Leaves(leaf) => leaf,
+            Splitting::Shards(leaf) => leaf,
             Splitting::Allowed | Splitting::Forbidden => len,
         };
         let whole = Knobs { micro_batch: largest, ..Knobs::default() };

@@ -14,7 +14,7 @@ use lowtide_tensor::{Device, DeviceKind};
 use crate::error::{Result, TrainError};
 use crate::options::{MicroBatches, Options};
 use crate::parallel::division::{Division, Wanted};
-use crate::parallel::parallelism::Zero;
+use crate::parallel::parallelism::Parallelism;
 use crate::parallel::whole::name_tensors;
 use crate::parallel::{Chosen, Groups};
 use crate::plan::Plan;
@@ -137,9 +137,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.division = Chosen::new(Groups::of(&self.options), &self.options);
     }
 
-    /// Sets [`Options::zero`], before the first plan.
-    pub fn set_zero(&mut self, zero: Zero) {
-        self.options.zero = zero;
+    /// Sets [`Options::parallelism`], before the first plan.
+    pub fn set_parallelism(&mut self, parallelism: Parallelism) {
+        self.options.parallelism = parallelism;
         self.division = Chosen::new(Groups::of(&self.options), &self.options);
     }
 
@@ -309,7 +309,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub(crate) fn splitting(&self) -> Splitting {
         let is_coupled = self.current_plan().is_some_and(|plan| plan.forecast.coupling.is_some());
         match self.options.micro_batches {
-            MicroBatches::Leaves(leaf) => Splitting::Leaves(leaf.get()),
+            MicroBatches::Shards(leaf) => Splitting::Shards(leaf.get()),
             MicroBatches::AsNeeded if !is_coupled => Splitting::Allowed,
             MicroBatches::AsNeeded | MicroBatches::Never => Splitting::Forbidden,
         }
@@ -320,9 +320,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     }
 
     /// Leaves of the model what this rank has of it, on the device of the training, as
-    /// [`Options::zero`](crate::Options::zero) says: before the first plan or step, which do it
-    /// themselves. The model may be on another device before, which has room for all of it. A model
-    /// that becomes a pipeline is [cut](Trainer::cut) instead.
+    /// [`Options::parallelism`] says: before the first plan or step, which do it themselves. The
+    /// model may be on another device before, which has room for all of it. A model that becomes a
+    /// pipeline is [cut](Trainer::cut) instead.
     ///
     /// # Errors
     /// `OutOfMemory`; `Setting` for a model whose features cannot be shared.
@@ -330,10 +330,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.division.get().divide(&mut self.task, &self.device, &self.options)
     }
 
-    /// Cuts the model into stages, where [`Options::zero`](crate::Options::zero) says so, by a
-    /// batch that is like those it is trained on, and keeps the stage of this rank, on the device
-    /// of the training: before the first plan or step, which do it themselves. The model may be on
-    /// another device before, which has room for all of it.
+    /// Cuts the model into stages, where [`Options::parallelism`] says so, by a batch that is like
+    /// those it is trained on, and keeps the stage of this rank, on the device of the training:
+    /// before the first plan or step, which do it themselves. The model may be on another device
+    /// before, which has room for all of it.
     ///
     /// # Errors
     /// `Setting` for a model that cannot be cut so, and for what a pipeline does not go with;

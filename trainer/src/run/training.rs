@@ -433,7 +433,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// Waits until every rank has said so, and gives what this rank has of the state to those that
     /// still save or hash it: for after the last run. Only where
-    /// [ranks](crate::Options::ranks) divide [something](crate::Options::zero).
+    /// [ranks](crate::Options::ranks) divide [something](crate::Options::parallelism).
     ///
     /// # Errors
     /// `Ranks`.

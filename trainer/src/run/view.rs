@@ -7,7 +7,7 @@ use lowtide_tensor::Device;
 
 use crate::error::Result;
 use crate::files::snapshot::Snapshot;
-use crate::files::trained_state::Learned;
+use crate::files::trained_state::TrainedState;
 use crate::plan::Plan;
 use crate::run::observer::{Position, Training};
 use crate::run::score::Score;
@@ -50,6 +50,6 @@ impl<T: Task + Clone, O: Stateful + Clone> Training for Trainer<T, O> {
     }
 
     fn learned_bytes(&mut self) -> [usize; 2] {
-        Learned::in_size(&mut self.task).bytes()
+        TrainedState::in_size(&mut self.task).bytes()
     }
 }

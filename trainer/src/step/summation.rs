@@ -23,7 +23,7 @@ pub(crate) enum Summation {
 impl Summation {
     pub(crate) fn of(options: &Options) -> Summation {
         match options.micro_batches {
-            MicroBatches::Leaves(len) => Summation::Shards(len.get()),
+            MicroBatches::Shards(len) => Summation::Shards(len.get()),
             MicroBatches::AsNeeded | MicroBatches::Never => Summation::Sequential,
         }
     }

@@ -11,7 +11,7 @@ use lowtide_nn::{GELU, Linear, NnResult, Sequential};
 use lowtide_ranks::{Mirror, Rank};
 use lowtide_tensor::{CpuOptions, Device, RandomKey};
 use lowtide_trainer::{
-    Fit, Knobs, Options, Recovery, Regression, Result, StepReport, TrainError, Trainer, Zero,
+    Fit, Knobs, Options, Parallelism, Recovery, Regression, Result, StepReport, TrainError, Trainer,
 };
 
 use crate::common::does_not_fit;
@@ -125,7 +125,7 @@ fn parameters_are_put_together_as_often_as_a_packed_batch_has_parts() {
     let (device, loader) = (cpu(), loader(&[10; BATCH]));
     let mut trainer = trainer(&device);
     trainer.set_ranks(Some(Arc::new(mirror)));
-    trainer.set_zero(Zero::Parameters);
+    trainer.set_parallelism(Parallelism::Zero3);
     let knobs = Knobs { micro_batch: 1, ..Knobs::default() };
     let plan = trainer.plan_run(&Fit::new(&loader).epochs(1), &knobs.into()).expect("no limit");
     let parameter_bytes = 4 * (64 * 5 + 65);

@@ -10,8 +10,8 @@ use lowtide_nn::optim::Stateful;
 use lowtide_ranks::{Collectives, RanksError};
 use lowtide_tensor::Device;
 use lowtide_trainer::{
-    EvaluationReport, Fit, Flow, Knobs, MicroBatches, Observer, Options, Plan, Result, StepReport,
-    TrainError, Trainer, Training, Zero,
+    EvaluationReport, Fit, Flow, Knobs, MicroBatches, Observer, Options, Parallelism, Plan, Result,
+    StepReport, TrainError, Trainer, Training,
 };
 
 use crate::buffers::{Middle, Net, trainer_with};
@@ -45,7 +45,7 @@ fn trainer_splitting(
 }
 
 pub(crate) fn leaves(samples: usize) -> MicroBatches {
-    MicroBatches::Leaves(NonZeroUsize::new(samples).expect("some"))
+    MicroBatches::Shards(NonZeroUsize::new(samples).expect("some"))
 }
 
 /// What a run came to: its plan, its hash, and the peak that was measured.
@@ -246,11 +246,11 @@ fn batches_that_are_not_made_of_leaves_are_refused() {
 /// Each allocation of a step fails on each rank in turn.
 #[test]
 fn a_step_that_fails_on_one_rank_is_done_again_by_all_with_the_same_bits() {
-    fail_everywhere(MicroBatches::AsNeeded, Zero::Off);
-    fail_everywhere(leaves(24), Zero::Off);
+    fail_everywhere(MicroBatches::AsNeeded, Parallelism::DataParallel);
+    fail_everywhere(leaves(24), Parallelism::DataParallel);
 }
 
-pub(crate) fn fail_everywhere(micro_batches: MicroBatches, zero: Zero) {
+pub(crate) fn fail_everywhere(micro_batches: MicroBatches, zero: Parallelism) {
     let run = Run::default();
     let requests_of_step = |ranks: Arc<dyn Collectives>| {
         let counts = Cell::new([0; 3]);
@@ -261,7 +261,7 @@ pub(crate) fn fail_everywhere(micro_batches: MicroBatches, zero: Zero) {
             Ok(Flow::Continue)
         };
         let mut trainer = trainer_splitting(&run, Middle::Dropout, Some(ranks), micro_batches);
-        trainer.set_zero(zero);
+        trainer.set_parallelism(zero);
         let ran = run_trainer(&run, &mut trainer, None, on_step).unwrap();
         let [start, first, second] = counts.get();
         (ran.hash, [first - start, second - first])
@@ -284,13 +284,15 @@ pub(crate) fn fail_everywhere(micro_batches: MicroBatches, zero: Zero) {
                     };
                     let mut trainer =
                         trainer_splitting(&run, Middle::Dropout, Some(ranks), micro_batches);
-                    trainer.set_zero(zero);
+                    trainer.set_parallelism(zero);
                     run_trainer(&run, &mut trainer, None, on_step).unwrap()
                 });
                 for (rank, ran) in found.into_iter().enumerate() {
                     assert_eq!(ran.hash, hash, "{place}");
                     // What is promised for the end of a step does not fail.
-                    let is_promised = rank == faulty && zero != Zero::Off && ran.retried_steps == 0;
+                    let is_promised = rank == faulty
+                        && zero != Parallelism::DataParallel
+                        && ran.retried_steps == 0;
                     assert!(rank != faulty || is_promised || !is_written, "{place}");
                     is_written |= is_promised;
                     let retried = u64::from(rank == faulty && !is_promised);
@@ -304,12 +306,12 @@ pub(crate) fn fail_everywhere(micro_batches: MicroBatches, zero: Zero) {
 /// One rank loses memory in the middle of a run, and takes smaller parts; the other need not.
 #[test]
 fn a_rank_with_less_memory_goes_on_with_smaller_parts() {
-    for zero in [Zero::Off, Zero::States, Zero::Gradients] {
+    for zero in [Parallelism::DataParallel, Parallelism::Zero1, Parallelism::Zero2] {
         lose_memory(zero);
     }
 }
 
-fn lose_memory(zero: Zero) {
+fn lose_memory(zero: Parallelism) {
     let run = Run { epochs: 3, ..Run::default() };
     let found = on_ranks(2, |ranks| {
         let is_poor = ranks.rank().index == 1;
@@ -324,7 +326,7 @@ fn lose_memory(zero: Zero) {
             Ok(Flow::Continue)
         };
         let mut trainer = trainer(&run, Middle::Dropout, Some(ranks));
-        trainer.set_zero(zero);
+        trainer.set_parallelism(zero);
         let ran = run_trainer(&run, &mut trainer, None, on_step).unwrap();
         (ran.hash, trainer.knobs().micro_batch)
     });

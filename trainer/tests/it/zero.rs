@@ -9,8 +9,8 @@ use lowtide_nn::{Flatten, Linear, ReLU, Segment, Sequential};
 use lowtide_ranks::Collectives;
 use lowtide_tensor::RandomKey;
 use lowtide_trainer::{
-    Classification, Fit, Flow, Knobs, MicroBatches, Observer, Options, Result, StepReport, Task,
-    TrainError, Trainer, Training, Zero,
+    Classification, Fit, Flow, Knobs, MicroBatches, Observer, Options, Parallelism, Result,
+    StepReport, Task, TrainError, Trainer, Training,
 };
 
 use crate::buffers::{Middle, trainer_with};
@@ -22,9 +22,9 @@ fn trainer(
     middle: Middle,
     ranks: Option<Arc<dyn Collectives>>,
     micro_batches: MicroBatches,
-    zero: Zero,
+    zero: Parallelism,
 ) -> OneTrainer {
-    let options = Options { ranks, micro_batches, zero, ..Options::default() };
+    let options = Options { ranks, micro_batches, parallelism: zero, ..Options::default() };
     trainer_with(&run.device(None), run, middle, options)
 }
 
@@ -52,8 +52,8 @@ fn divided_states_have_the_same_bits_in_the_planned_memory() {
                         (ran.hash, ran.losses, state_bytes)
                     })
                 };
-                let whole = ran(Zero::Off);
-                for zero in [Zero::States, Zero::Gradients, Zero::Parameters] {
+                let whole = ran(Parallelism::DataParallel);
+                for zero in [Parallelism::Zero1, Parallelism::Zero2, Parallelism::Zero3] {
                     for (whole, divided) in whole.iter().zip(ran(zero)) {
                         let place = format!("{kind:?} {middle:?} {zero:?} on {count} ranks");
                         assert_eq!((divided.0, &divided.1), (whole.0, &whole.1), "{place}");
@@ -80,10 +80,10 @@ fn states_on_each_of_n_ranks_are_one_nth() {
             peaks[Category::OptimizerState].peak_bytes
         })
     };
-    let whole = states(1, Zero::Off)[0];
+    let whole = states(1, Parallelism::DataParallel)[0];
     for count in [2, 4] {
-        assert!(states(count, Zero::Off).iter().all(|&own| own == whole));
-        for own in states(count, Zero::States) {
+        assert!(states(count, Parallelism::DataParallel).iter().all(|&own| own == whole));
+        for own in states(count, Parallelism::Zero1) {
             let share = whole as f64 / count as f64;
             assert!((own as f64 - share).abs() < 0.01 * share, "{own} of {whole}, {count} ranks");
         }
@@ -94,12 +94,13 @@ fn states_on_each_of_n_ranks_are_one_nth() {
 fn peaks(
     category: Category,
     count: usize,
-    zero: Zero,
+    zero: Parallelism,
     policy: Option<SavedPolicy>,
 ) -> Vec<(usize, u64)> {
     let run = Run { train_len: 16, batch_size: 8, kind: Kind::Plain, ..Run::default() };
     on_ranks(count, |ranks| {
-        let options = Options { ranks: Some(ranks.clone()), zero, ..Options::default() };
+        let options =
+            Options { ranks: Some(ranks.clone()), parallelism: zero, ..Options::default() };
         let mut trainer = deep(&run, options);
         trainer.task_mut().parameters().set_policy(policy.clone());
         let train = loader(&run, Some(&*ranks));
@@ -121,8 +122,8 @@ fn peaks(
 fn gradients_and_parameters_that_are_divided_take_their_share() {
     let recompute = Some(SavedPolicy::Recompute);
     for (category, [less, more], policy) in [
-        (Category::Gradient, [Zero::States, Zero::Gradients], None),
-        (Category::Parameter, [Zero::Gradients, Zero::Parameters], recompute),
+        (Category::Gradient, [Parallelism::Zero1, Parallelism::Zero2], None),
+        (Category::Parameter, [Parallelism::Zero2, Parallelism::Zero3], recompute),
     ] {
         for count in [2, 4] {
             let whole = peaks(category, count, less, policy.clone());
@@ -163,7 +164,7 @@ fn gradients_are_divided_after_each_micro_batch_of_all_ranks() {
             let options = Options {
                 ranks: Some(ranks),
                 micro_batches,
-                zero,
+                parallelism: zero,
                 clip_norm,
                 ..Options::default()
             };
@@ -173,7 +174,7 @@ fn gradients_are_divided_after_each_micro_batch_of_all_ranks() {
             (ran.hash, ran.losses)
         })
     };
-    let (whole, divided) = (losses(Zero::Off), losses(Zero::Gradients));
+    let (whole, divided) = (losses(Parallelism::DataParallel), losses(Parallelism::Zero2));
     assert_eq!(divided[0], divided[1]);
     for (divided, whole) in divided[0].1.iter().zip(&whole[0].1) {
         assert!((divided - whole).abs() < 1e-4 * whole.abs(), "{divided} {whole}");
@@ -183,7 +184,7 @@ fn gradients_are_divided_after_each_micro_batch_of_all_ranks() {
 /// Each allocation of a step fails on each rank in turn.
 #[test]
 fn a_divided_step_that_fails_is_done_again_with_the_same_bits() {
-    for zero in [Zero::States, Zero::Gradients, Zero::Parameters] {
+    for zero in [Parallelism::Zero1, Parallelism::Zero2, Parallelism::Zero3] {
         fail_everywhere(MicroBatches::AsNeeded, zero);
         fail_everywhere(leaves(24), zero);
     }
@@ -192,14 +193,14 @@ fn a_divided_step_that_fails_is_done_again_with_the_same_bits() {
 #[test]
 fn what_one_rank_saves_has_the_states_of_all_and_goes_on_with_any_number() {
     let folder = tempfile::tempdir().expect("a folder");
-    let saving = [Zero::States, Zero::Parameters];
+    let saving = [Parallelism::Zero1, Parallelism::Zero3];
     for (kind, saved) in
         [Kind::Adam, Kind::Momentum].into_iter().flat_map(|kind| saving.map(|zero| (kind, zero)))
     {
         let run = Run { kind, epochs: 3, ..Run::default() };
         let whole = run_trainer(
             &run,
-            &mut trainer(&run, Middle::BatchNorm, None, leaves(12), Zero::Off),
+            &mut trainer(&run, Middle::BatchNorm, None, leaves(12), Parallelism::DataParallel),
             None,
             calm,
         );
@@ -214,11 +215,11 @@ fn what_one_rank_saves_has_the_states_of_all_and_goes_on_with_any_number() {
             trainer.leave().unwrap();
         });
         for (count, zero) in [
-            (1, Zero::Off),
-            (2, Zero::States),
-            (2, Zero::Off),
-            (4, Zero::States),
-            (2, Zero::Parameters),
+            (1, Parallelism::DataParallel),
+            (2, Parallelism::Zero1),
+            (2, Parallelism::DataParallel),
+            (4, Parallelism::Zero1),
+            (2, Parallelism::Zero3),
         ] {
             let hashes = on_ranks(count, |ranks| {
                 let ranks = (count > 1).then_some(ranks);
@@ -243,7 +244,7 @@ fn ranks_that_want_the_state_at_different_times_get_it() {
         let index = ranks.rank().index as u64;
         let train = loader(&run, Some(&*ranks));
         let mut trainer =
-            trainer(&run, Middle::Dropout, Some(ranks), MicroBatches::AsNeeded, Zero::States);
+            trainer(&run, Middle::Dropout, Some(ranks), MicroBatches::AsNeeded, Parallelism::Zero1);
         let mut hash = Snapshots { after: index + 1, bytes: 0 };
         trainer.run(&Fit::new(&train).epochs(2), &mut [&mut hash]).unwrap();
         let own = (index == 2).then(|| trainer.state_hash().unwrap());
@@ -283,8 +284,8 @@ fn an_optimizer_that_cannot_be_divided_is_refused_before_the_first_step() {
     for optimizer in optimizers {
         let errors = on_ranks(2, |ranks| {
             let train = loader(&run, Some(&*ranks));
-            let (ranks, zero) = (Some(ranks), Zero::States);
-            let options = Options { ranks, zero, ..Options::default() };
+            let (ranks, zero) = (Some(ranks), Parallelism::Zero1);
+            let options = Options { ranks, parallelism: zero, ..Options::default() };
             let device = run.device(None);
             let task = crate::buffers::net(&device, &run, Middle::Dropout);
             let mut trainer = Trainer::new(&device, task, optimizer(), options);

@@ -9,7 +9,7 @@ use lowtide_ranks::{Collectives, RanksError};
 use lowtide_tensor::{DType, Tensor};
 
 use crate::error::Result;
-use crate::files::trained_state::Learned;
+use crate::files::trained_state::TrainedState;
 use crate::parallel::division::{GatherRole, Gathered, StateDivision};
 use crate::parallel::stages::pipeline::Pipeline;
 use crate::parallel::whole::host;
@@ -31,7 +31,7 @@ impl<T> StateDivision for StagedState<'_, T> {
     /// Buffers that another stage updates are as there afterwards.
     fn gather(
         &self,
-        learned: &mut Learned<'_>,
+        learned: &mut TrainedState<'_>,
         optimizer: &mut dyn Stateful,
         role: GatherRole,
     ) -> Result<Gathered> {

@@ -28,7 +28,7 @@ pub(crate) enum Splitting {
     Allowed,
     Forbidden,
     /// Into parts of so many samples, no others.
-    Leaves(usize),
+    Shards(usize),
 }
 
 /// How many blocks a model has at least for each that is recomputed at once with others.
@@ -136,7 +136,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let mut sizes = match splitting {
             Splitting::Allowed => part_sizes(batch_size),
             Splitting::Forbidden => vec![batch_size],
-            Splitting::Leaves(leaf) => vec![leaf],
+            Splitting::Shards(leaf) => vec![leaf],
         };
         if splitting == Splitting::Allowed {
             sizes.retain(|&size| size <= micro_batch_max);
@@ -233,7 +233,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         if knobs.fused_update && !self.can_fuse {
             return wrong("this optimizer updates all parameters together".to_owned());
         }
-        if let Splitting::Leaves(leaf) = splitting
+        if let Splitting::Shards(leaf) = splitting
             && size != leaf
         {
             return wrong(format!("micro-batches of {size}, where a leaf has {leaf} samples"));
@@ -242,7 +242,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         let may_split = match splitting {
             Splitting::Allowed => found.forecast.coupling.is_none(),
             Splitting::Forbidden => false,
-            Splitting::Leaves(_) => true,
+            Splitting::Shards(_) => true,
         };
         if size < batch_size && !may_split {
             return wrong("the batch may not be split".to_owned());
@@ -328,7 +328,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         planned: Option<Knobs>,
     ) -> Result<Vec<(Knobs, Forecast)>> {
         let largest = match splitting {
-            Splitting::Leaves(leaf) => leaf,
+            Splitting::Shards(leaf) => leaf,
             _ => batch_size,
         };
         let halves =
