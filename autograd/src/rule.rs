@@ -22,7 +22,7 @@ impl Needs {
         Needs { bits: inputs.enumerate().map(bit).fold(0, |all, bit| all | bit), leaves: true }
     }
 
-    /// Sets whether the walk collects gradients of leaves.
+    /// The same needs, for a backward pass that collects the gradients of leaves or not.
     pub(crate) fn with_leaves(self, leaves: bool) -> Self {
         Needs { leaves, ..self }
     }

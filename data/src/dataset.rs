@@ -22,8 +22,8 @@ pub trait Dataset: Send + Sync {
 
     /// Writes sample `index`, which is below `len`, into its place in the batch.
     ///
-    /// The place is zeroed before, so that bytes which are not written are padding and not the
-    /// remains of an earlier batch.
+    /// The place is zeroed first. Bytes that are not written are therefore padding, not data of an
+    /// earlier batch.
     ///
     /// # Errors
     /// Any error. The loader returns it together with the index.

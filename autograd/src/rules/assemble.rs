@@ -242,7 +242,7 @@ impl Var {
         }
     }
 
-    /// Removes the positions of the last dimensions that the negative amounts count.
+    /// Crops the last dimensions by the negative amounts. Positive amounts are ignored.
     #[track_caller]
     fn cropped(self, amounts: &[[isize; 2]]) -> Result<Var> {
         let (left, rank) = (*self.shape(), self.shape().len());

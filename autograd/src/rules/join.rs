@@ -20,12 +20,12 @@ fn apply_to_any<R: crate::rule::Rule + 'static>(
     Var::apply_to(op, inputs, |values, _| forward(&values.iter().collect::<Vec<_>>()))
 }
 
-/// The order of the copies of positions along a dimension.
+/// A repetition of the positions along a dimension.
 #[derive(Clone, Copy)]
 enum Copies {
-    /// All positions, then all positions again: `a b a b`.
+    /// Repeats the whole dimension: `a b a b`.
     Tiled { count: usize },
-    /// The copies of each position side by side: `a a b b`.
+    /// Repeats each position: `a a b b`.
     Interleaved { count: usize },
 }
 

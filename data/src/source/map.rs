@@ -12,8 +12,10 @@ use std::path::Path;
 pub(crate) struct Map(Mmap);
 
 impl Map {
+    /// Maps the whole file.
+    ///
     /// # Errors
-    /// [`DataError::File`].
+    /// [`DataError::File`] if the file cannot be opened or mapped.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         let map = File::open(path).and_then(|file| {
             // SAFETY: 1. The mapping is private to this value and read only. 2. Users copy bytes

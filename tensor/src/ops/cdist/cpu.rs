@@ -1,10 +1,10 @@
-//! The distances of one row from many, and its gradient.
+//! Distances from one row to many rows, and their gradient.
 
 use crate::dtype::Element;
 
-/// `to[r] = ‖x - y[r]‖`
+/// Computes `to[r] = ‖x - y[r]‖`.
 pub(super) fn distances<E: Element>(order: f64, x: &[E], y: &[E], to: &mut [E]) {
-    // One loop for each order, so that the inner one has no branch.
+    // Each order has its own loop, so that the inner loop has no branch.
     if order == 0.0 {
         of(x, y, to, |sum, d| sum + f64::from(u8::from(d != 0.0)), |sum| sum);
     } else if order == 1.0 {
@@ -12,7 +12,7 @@ pub(super) fn distances<E: Element>(order: f64, x: &[E], y: &[E], to: &mut [E]) 
     } else if order == 2.0 {
         of(x, y, to, |sum, d| sum + d * d, f64::sqrt);
     } else if order == f64::INFINITY {
-        // A NaN stays.
+        // A NaN remains in the maximum.
         of(x, y, to, |max, d| if d > max || d.is_nan() { d } else { max }, |max| max);
     } else {
         of(x, y, to, |sum, d| sum + d.powf(order), |sum| sum.powf(1.0 / order));
@@ -34,10 +34,10 @@ fn of<E: Element>(
     }
 }
 
-/// Numbers of the pairs of one row: element r is at `start + r · step`.
+/// The values of the pairs of one row. The value of pair r is at `start + r · step`.
 type Pairs<'a, E> = (&'a [E], usize, usize);
 
-/// `dx[i] = Σ_r dy[r] · f(x[i] - y[r, i], d[r])`, with f the derivative of the distance.
+/// Computes `dx[i] = Σ_r dy[r] · f(x[i] - y[r, i], d[r])`, with f the derivative of the distance.
 pub(super) fn gradient<E: Element>(
     order: f64,
     pairs: [Pairs<'_, E>; 2],
@@ -53,7 +53,8 @@ pub(super) fn gradient<E: Element>(
     } else if order == 2.0 {
         sums(pairs, x, y, dx, |t, d| t / d);
     } else if order == f64::INFINITY {
-        // Equal ones each get all of it, as in PyTorch; d was rounded to E.
+        // Every element equal to the maximum gets the whole gradient, as in PyTorch. d was rounded
+        // to E.
         sums(
             pairs,
             x,

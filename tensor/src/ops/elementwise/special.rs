@@ -1,13 +1,13 @@
-//! Special functions that are computed in f64, one number after the other.
+//! Special functions, computed in f64 for one number at a time.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, PI};
 
-/// From here on Stirling's series has the digits of f64.
+/// The smallest argument at which Stirling's series reaches the precision of f64.
 const SERIES_MIN: f64 = 10.0;
 
-/// The number whose error function is `x`: Winitzki's approximation ("A handy approximation for the
-/// error function and its inverse", 2008), right to three digits, of which each of Halley's steps
-/// makes three times as many.
+/// The inverse error function. Winitzki's approximation ("A handy approximation for the error
+/// function and its inverse", 2008) is right to three digits, and each of Halley's steps triples
+/// their number.
 pub(super) fn erf_inverse(x: f64) -> f64 {
     let far = x.abs();
     if far >= 1.0 || x.is_nan() {
@@ -18,7 +18,7 @@ pub(super) fn erf_inverse(x: f64) -> f64 {
     let middle = 2.0 / (PI * a) + ln / 2.0;
     let mut y = ((middle * middle - ln / a).sqrt() - middle).max(0.0).sqrt();
     for _ in 0..3 {
-        // Near 1 the difference of the complements has more digits.
+        // Near 1 the difference of the complements is more precise.
         let excess = if far > 0.5 { (1.0 - far) - libm::erfc(y) } else { libm::erf(y) - far };
         let step = excess / (FRAC_2_SQRT_PI * (-y * y).exp());
         y -= step / (1.0 + y * step);
@@ -26,8 +26,8 @@ pub(super) fn erf_inverse(x: f64) -> f64 {
     y.copysign(x)
 }
 
-/// The slope of ln Γ(x), by its recurrence up to [`SERIES_MIN`] and Stirling's series; the
-/// reflection 5.5.4 of the Digital Library of Mathematical Functions below 0.
+/// The derivative of ln Γ(x), by its recurrence up to [`SERIES_MIN`] and Stirling's series. Below 0
+/// by reflection: equation 5.5.4 of the Digital Library of Mathematical Functions.
 pub(super) fn digamma(x: f64) -> f64 {
     if x == 0.0 {
         return f64::INFINITY.copysign(-x);
@@ -42,7 +42,7 @@ pub(super) fn digamma(x: f64) -> f64 {
     x.ln() - 0.5 / x - z * alternating(z, &terms, 1.0 / 12.0) - below
 }
 
-/// The slope of [`digamma`], likewise.
+/// The derivative of [`digamma`], by the same method.
 pub(super) fn trigamma(x: f64) -> f64 {
     if x < 0.5 {
         let slope = PI / (PI * x.fract()).sin();
@@ -54,7 +54,8 @@ pub(super) fn trigamma(x: f64) -> f64 {
     below + 1.0 / x + 0.5 * z + z / x * alternating(z, &terms, 7.0 / 6.0)
 }
 
-/// `x` raised by ones to [`SERIES_MIN`], and the sum of `part` at all numbers before.
+/// Increases `x` by ones to [`SERIES_MIN`]; returns it with the sum of `part` over the earlier
+/// values.
 fn raised(mut x: f64, part: impl Fn(f64) -> f64) -> (f64, f64) {
     let mut sum = 0.0;
     while x < SERIES_MIN {
@@ -64,7 +65,7 @@ fn raised(mut x: f64, part: impl Fn(f64) -> f64) -> (f64, f64) {
     (x, sum)
 }
 
-/// `terms[0] - z (terms[1] - z (.. - z last))`.
+/// The alternating polynomial `terms[0] - z (terms[1] - z (.. - z last))`.
 fn alternating(z: f64, terms: &[f64], last: f64) -> f64 {
     terms.iter().rev().fold(last, |sum, term| term - z * sum)
 }

@@ -7,10 +7,10 @@ use crate::dtype::{Element, Float};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const CHUNK_LEN: usize = 1 << 14;
-/// Partial sums of [`sum_of_squares`]; they live on the stack.
+/// Number of partial sums of [`sum_of_squares`], which are on the stack.
 const PARTIAL_COUNT: usize = 64;
 
-/// `x *= scale`; whether every result is finite.
+/// Computes `x *= scale`. Returns true if every result is finite.
 pub(super) fn scale_and_check<T: Float>(cpu: &Cpu, x: &mut [T], scale: T) -> bool {
     let finite = AtomicBool::new(true);
     for_each_chunk(cpu.pool(), x, CHUNK_LEN, |_, chunk| {
@@ -19,7 +19,7 @@ pub(super) fn scale_and_check<T: Float>(cpu: &Cpu, x: &mut [T], scale: T) -> boo
             *x *= scale;
             all &= x.is_finite();
         }
-        // Only ever lowered, so the order of the chunks does not matter.
+        // The flag only changes to false, so the order of the chunks does not matter.
         if !all {
             finite.store(false, Ordering::Relaxed);
         }
@@ -27,7 +27,7 @@ pub(super) fn scale_and_check<T: Float>(cpu: &Cpu, x: &mut [T], scale: T) -> boo
     finite.into_inner()
 }
 
-/// [`scale_and_check`] for a half type: the products are in f32, what is checked is what is stored.
+/// [`scale_and_check`] for a half type. Products are in f32, and the stored values are checked.
 pub(super) fn scale_and_check_half<T: Element>(cpu: &Cpu, x: &mut [T], scale: f32) -> bool {
     let finite = AtomicBool::new(true);
     for_each_chunk(cpu.pool(), x, CHUNK_LEN, |_, chunk| {
@@ -50,7 +50,7 @@ pub(super) fn scale_and_check_half<T: Element>(cpu: &Cpu, x: &mut [T], scale: f3
     finite.into_inner()
 }
 
-/// `Σ x²` in f64.
+/// The sum `Σ x²` in f64.
 pub(super) fn sum_of_squares<T: Element>(cpu: &Cpu, x: &[T]) -> f64 {
     let chunk_len = x.len().div_ceil(PARTIAL_COUNT).max(CHUNK_LEN);
     let mut partials = [0.0; PARTIAL_COUNT];
@@ -60,7 +60,7 @@ pub(super) fn sum_of_squares<T: Element>(cpu: &Cpu, x: &[T]) -> f64 {
         let mut tile = [0.0f64; TILE_LEN];
         partial[0] = 0.0;
         for x in chunk.chunks(TILE_LEN) {
-            // In lanes, so that the additions do not wait for each other.
+            // Separate lanes make the additions independent of each other.
             let tile = &mut tile[..x.len()];
             T::cast_slice(x, tile);
             let mut lanes = [0.0; 8];

@@ -1,4 +1,4 @@
-//! Copies of a tensor in which one of its views holds something else; and indices that broadcast.
+//! Copies of a tensor with a changed part, and gathers with broadcast indices.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::layout::check_axis;
 use crate::tensor::Tensor;
 
 impl Tensor {
-    /// A copy of this tensor whose view `part` holds `source`.
+    /// A copy of this tensor in which the view `part` has the values of `source`.
     #[track_caller]
     fn with_part(
         &self,
@@ -26,7 +26,8 @@ impl Tensor {
     /// A copy of this tensor with `source` in the place of [`Tensor::select`].
     ///
     /// # Errors
-    /// `Index`, `Shape` unless the source has the part's shape, `DType`, `Device`, `OutOfMemory`.
+    /// `Index`; `Shape` if `source` does not have the shape of the part; `DType`, `Device`,
+    /// `OutOfMemory`.
     #[track_caller]
     pub fn select_scatter(
         &self,
@@ -67,11 +68,11 @@ impl Tensor {
         self.with_part("diagonal_scatter", source, |x| x.diagonal(offset, a, b))
     }
 
-    /// [`Tensor::gather`] of operands that are broadcast to each other along all dimensions but
-    /// `axis`. (NumPy's `take_along_axis`.)
+    /// [`Tensor::gather`] after `self` and the indices are broadcast to each other along all
+    /// dimensions except `axis`, as NumPy's `take_along_axis`.
     ///
     /// # Errors
-    /// Those of [`Tensor::gather`].
+    /// As for [`Tensor::gather`].
     #[track_caller]
     pub fn take_along_dim(&self, index: &Tensor, axis: impl Into<Axis>) -> Result<Tensor> {
         let op = "take_along_dim";

@@ -1,14 +1,14 @@
-//! The words of a key's stream made into numbers.
+//! Conversion of the words of a key's stream to random numbers.
 
 use super::Distribution;
 use crate::cpu::tiles::Source;
 use crate::dtype::Element;
 use crate::random::RandomKey;
 
-/// 2^-32.
+/// The constant 2^-32.
 const WORD: f64 = 1.0 / (1u64 << 32) as f64;
 
-/// The numbers of a stream, as a source to be written from.
+/// The numbers of a stream, as a source for writing results.
 pub(super) struct Numbers {
     key: RandomKey,
     distribution: Distribution,
@@ -20,7 +20,7 @@ impl Numbers {
         Numbers { key, distribution, digits }
     }
 
-    /// The numbers `4 · block ..` of the stream.
+    /// The numbers from `4 · block` on.
     #[inline(always)]
     fn block(&self, block: usize) -> [f64; 4] {
         let words = self.key.block(block as u64);
@@ -57,9 +57,9 @@ impl<T: Element> Source<T> for Numbers {
     }
 }
 
-/// Two independent normal numbers of mean 0 and deviation 1.
+/// Two independent normal numbers with mean 0 and standard deviation 1.
 fn normal_pair([a, b]: [u32; 2]) -> [f64; 2] {
-    // In (0, 1], so that the logarithm is finite.
+    // The number is in (0, 1], so that its logarithm is finite.
     let radius = (-2.0 * ((f64::from(a) + 1.0) * WORD).ln()).sqrt();
     let (sin, cos) = (std::f64::consts::TAU * (f64::from(b) * WORD)).sin_cos();
     [radius * cos, radius * sin]

@@ -1,4 +1,4 @@
-//! The methods that tell where the largest and the smallest are.
+//! Positions of the largest and the smallest elements.
 
 use super::extreme::{End, Extreme};
 use super::{Arranged, Reduced, accumulator};
@@ -8,13 +8,13 @@ use crate::error::Result;
 use crate::layout::check_axis;
 use crate::tensor::Tensor;
 
-/// Positions of the largest and the smallest. The first one of equals; NaN counts as the largest
-/// and as the smallest. Any element type.
+/// Positions of the largest and the smallest elements, for any element type. Of equal elements the
+/// first counts. A NaN counts as the largest and as the smallest.
 impl Tensor {
     /// The position of the largest element along the last dimension, as i64.
     ///
     /// # Errors
-    /// `Index` for a dimension that does not exist or is empty, `OutOfMemory`. So for all of these.
+    /// `Index` for a dimension that does not exist or is empty; `OutOfMemory`.
     #[track_caller]
     pub fn argmax(&self) -> Result<Tensor> {
         self.argmax_axis(-1)

@@ -1,4 +1,4 @@
-//! Reductions that are made of others: both extremes, sums without NaN, norms of matrices.
+//! Reductions composed of others: both extremes, sums without NaN, norms of matrices.
 
 use crate::axis::Axis;
 use crate::error::{Result, TensorError};
@@ -6,23 +6,23 @@ use crate::layout::{Shape, check_axis};
 use crate::ops::elementwise::closeness::Replacements;
 use crate::tensor::Tensor;
 
-/// A norm of a matrix that needs no decomposition.
+/// A matrix norm that needs no decomposition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MatrixNorm {
-    /// `√Σ x²`; PyTorch's "fro".
+    /// The Frobenius norm `√Σ x²`; PyTorch's "fro".
     #[default]
     Frobenius,
-    /// The largest sum of magnitudes of a column; PyTorch's 1.
+    /// The largest sum of the magnitudes of a column; PyTorch's 1.
     LargestColumn,
-    /// The smallest sum of magnitudes of a column; PyTorch's -1.
+    /// The smallest sum of the magnitudes of a column; PyTorch's -1.
     SmallestColumn,
-    /// The largest sum of magnitudes of a row; PyTorch's ∞.
+    /// The largest sum of the magnitudes of a row; PyTorch's ∞.
     LargestRow,
-    /// The smallest sum of magnitudes of a row; PyTorch's -∞.
+    /// The smallest sum of the magnitudes of a row; PyTorch's -∞.
     SmallestRow,
 }
 
-/// Zero for NaN, and infinities as they are.
+/// Replaces NaN by zero. Infinities remain.
 const NUMBERS: Replacements = Replacements {
     nan: 0.0,
     infinity: Some(f64::INFINITY),
@@ -30,20 +30,20 @@ const NUMBERS: Replacements = Replacements {
 };
 
 impl Tensor {
-    /// [`Tensor::amin`] and [`Tensor::amax`] over `axes`; errors as there.
+    /// [`Tensor::amin`] and [`Tensor::amax`] over `axes`, with their errors.
     #[track_caller]
     pub fn aminmax(&self, axes: &[impl Into<Axis> + Copy]) -> Result<(Tensor, Tensor)> {
         Ok((self.amin(axes)?, self.amax(axes)?))
     }
 
-    /// [`Tensor::aminmax`] with the dimensions `axes` kept, of length 1; errors as there.
+    /// [`Tensor::aminmax`] with the dimensions `axes` kept, of length 1, and the same errors.
     #[track_caller]
     pub fn aminmax_keep(&self, axes: &[impl Into<Axis> + Copy]) -> Result<(Tensor, Tensor)> {
         Ok((self.amin_keep(axes)?, self.amax_keep(axes)?))
     }
 
-    /// The sums over `axes` of the elements that are not NaN; as [`Tensor::sum`] of a copy without
-    /// them. Errors as there.
+    /// The sums over `axes` of the elements that are not NaN: [`Tensor::sum`] of a copy in which
+    /// NaN is zero, with its errors.
     #[track_caller]
     pub fn nansum(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
         if !self.dtype().is_float() {
@@ -62,8 +62,8 @@ impl Tensor {
         self.nan_to_num(NUMBERS)?.sum_keep(axes)
     }
 
-    /// The means over `axes` of the elements that are not NaN; NaN where there are none. Floats
-    /// only; errors as [`Tensor::sum`].
+    /// The means over `axes` of the elements that are not NaN. The mean of no elements is NaN.
+    /// Floats only; errors as [`Tensor::sum`].
     #[track_caller]
     pub fn nanmean(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
         let count = self.is_nan()?.logical_not()?.sum(axes)?;
@@ -78,12 +78,12 @@ impl Tensor {
         self.nansum_keep(axes)?.div(&count.to_dtype(self.dtype())?)
     }
 
-    /// The norms of the matrices along two dimensions, rows and columns, which the result lacks.
+    /// The norms of the matrices along two dimensions, rows and columns. The result lacks both.
     /// Floats only.
     ///
     /// # Errors
-    /// `Index` for a dimension that does not exist or is empty where an extreme is taken, `Shape`
-    /// when both are one, `DType`, `OutOfMemory`.
+    /// `Index` for a dimension that does not exist, or that is empty when an extreme is taken;
+    /// `Shape` if both are the same dimension; `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn matrix_norm(
         &self,
@@ -96,7 +96,7 @@ impl Tensor {
         y.squeeze(axes[0].max(axes[1]))?.squeeze(axes[0].min(axes[1]))
     }
 
-    /// [`Tensor::matrix_norm`] with both dimensions kept, of length 1; errors as there.
+    /// [`Tensor::matrix_norm`] with both dimensions kept, of length 1, and the same errors.
     #[track_caller]
     pub fn matrix_norm_keep(
         &self,
