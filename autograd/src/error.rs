@@ -71,7 +71,7 @@ pub enum AutogradError {
         op: &'static str,
         /// The line that called the operation.
         site: &'static Location<'static>,
-        /// The reason.
+        /// The reason why it is refused.
         fault: LeafFault,
     },
     /// The equation given to [`crate::Var::einsum`] is malformed or does not fit the operands.

@@ -7,7 +7,7 @@ use lowtide_tensor::{DType, Shape, Tensor, TensorError, TensorResult};
 /// The shape and element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMeta {
-    /// The dimensions.
+    /// The dimensions of the value.
     pub shape: Shape,
     /// The element type.
     pub dtype: DType,

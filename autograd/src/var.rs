@@ -47,7 +47,7 @@ impl Var {
         self.node
     }
 
-    /// The tensor.
+    /// The tensor that was computed.
     pub fn value(&self) -> &Tensor {
         &self.value
     }

@@ -29,7 +29,7 @@ pub struct Batch {
 pub struct SkippedSample {
     /// Index of the sample in the dataset.
     pub index: usize,
-    /// The reason.
+    /// The error of the sample.
     pub error: DataError,
 }
 

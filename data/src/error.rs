@@ -95,7 +95,7 @@ pub enum DataError {
     /// A dataset cannot be mixed.
     #[error("samples cannot be mixed: {reason}")]
     InvalidMixing {
-        /// The reason.
+        /// The reason, as a clause.
         reason: &'static str,
     },
     /// A step of an image pipeline has invalid numbers or is in the wrong place.
@@ -131,7 +131,7 @@ pub enum DataError {
         path: std::path::PathBuf,
         /// The place in the file.
         place: FilePlace,
-        /// The fault.
+        /// The fault of the sample.
         source: SampleError,
     },
     /// A chat template cannot be encoded.
@@ -180,7 +180,7 @@ impl DataError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("index {index} is outside the dataset's {len} samples")]
 pub struct IndexOutOfRange {
-    /// The index.
+    /// The index of the sample in its dataset.
     pub index: usize,
     /// Number of samples of the dataset.
     pub len: usize,

@@ -143,7 +143,7 @@ pub enum HubError {
     /// The cache does not have the file.
     #[error("{repo} has no {file} in the local cache; looked at {}", join(looked))]
     NotFound {
-        /// The repository.
+        /// The repository that was looked for.
         repo: Box<HubRepo>,
         /// Path of the file inside the repository.
         file: String,
@@ -153,7 +153,7 @@ pub enum HubError {
     /// The name of a repository, a revision or a file is empty or leads out of its folder.
     #[error("{name:?} cannot be the name of a repository, a revision or a file")]
     Name {
-        /// The name.
+        /// The name that was given.
         name: String,
     },
     /// No environment variable names a folder for the cache.

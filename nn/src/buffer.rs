@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::parallel::stages::run::note_buffer;
 
 /// A shared handle to what a layer keeps from step to step beside its parameters, such as running
-/// statistics. Passes read it as their attempt has it, and [`commit_buffers`](crate::commit_buffers) writes it.
+/// statistics. Passes read it as their attempt has it, and
+/// [`commit_buffers`](crate::commit_buffers) writes it.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     id: BufferId,

@@ -32,8 +32,8 @@ pub enum NnError {
         /// How the file or state differs from what was expected.
         problem: WeightsProblem,
     },
-    /// The blocks of a [stage](crate::parallel::run_stage) have run: no error, but how the code of its model
-    /// is left.
+    /// The blocks of a [stage](crate::parallel::run_stage) have run: no error, but how the code of
+    /// its model is left.
     #[error("this stage of the model ends here")]
     EndOfStage,
     /// The parameters have the values of their average.

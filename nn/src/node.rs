@@ -58,7 +58,8 @@ pub enum Node<'a> {
     Linear(&'a mut Linear),
     /// The policy of a block, a [`Segment`](crate::Segment). What the block owns follows.
     Block(&'a mut Option<SavedPolicy>),
-    /// A function that shows what several ranks can [share](crate::parallel::share_layers) of the module.
+    /// A function that shows what several ranks can [share](crate::parallel::share_layers) of the
+    /// module.
     Shared(&'a mut ShowShared<'a>),
 }
 
@@ -87,7 +88,8 @@ impl<'a> Visitor<'a> {
     }
 
     /// Shows the parameters and buffers of a module that is used as it is, such as a teacher: it is
-    /// stored, but its layers are not adapted, its blocks not recomputed, and ranks do not share it.
+    /// stored, but its layers are not adapted, its blocks not recomputed, and ranks do not share
+    /// it.
     pub fn values(&mut self, name: &str, module: &mut (impl Nodes + ?Sized)) {
         self.within(name, |visitor| {
             module.visit_nodes(&mut Visitor::new(&mut |name, node| match node {

@@ -114,8 +114,8 @@ impl Parameter {
         self.shard.as_deref()
     }
 
-    /// True if the parameter is with [another stage](crate::parallel::keep_own) of a pipeline: here it has no value, no
-    /// gradient and no state.
+    /// True if the parameter is with [another stage](crate::parallel::keep_own) of a pipeline: here
+    /// it has no value, no gradient and no state.
     pub fn is_elsewhere(&self) -> bool {
         self.is_elsewhere
     }
@@ -128,8 +128,8 @@ impl Parameter {
     }
 
     /// The value in a pass, where its gradient is collected unless it is frozen. One [in few
-    /// bits](crate::quantize_all) is decoded as a whole, one that is [divided](crate::parallel::divide) is
-    /// put together by all ranks.
+    /// bits](crate::quantize_all) is decoded as a whole, one that is
+    /// [divided](crate::parallel::divide) is put together by all ranks.
     ///
     /// # Errors
     /// `Consumed` after backward; `OutOfMemory` for what is decoded or put together.

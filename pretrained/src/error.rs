@@ -74,7 +74,7 @@ pub enum PretrainedError {
         architecture: &'static str,
         /// The name of the format.
         format: &'static str,
-        /// The reason.
+        /// The reason why it is not exported.
         problem: ExportProblem,
     },
 }

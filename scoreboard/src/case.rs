@@ -38,7 +38,7 @@ pub struct Case {
     /// The name of the peer's test, where it has one.
     #[serde(default)]
     pub name: String,
-    /// The question.
+    /// The question that the case asks.
     pub kind: Kind,
     /// The element type that the samples were made in.
     pub dtype: String,

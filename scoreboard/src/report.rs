@@ -29,7 +29,7 @@ pub struct Line {
     pub index: usize,
     /// True if a gradient was asked for.
     pub has_gradient: bool,
-    /// The verdict.
+    /// The verdict on the case.
     pub verdict: Verdict,
 }
 

@@ -41,8 +41,8 @@ impl Extent {
     }
 }
 
-/// The end of the last whole page below an offset. A page is a power of two, which the compiler does
-/// not know: it would divide, and that takes longer than the rest of a request.
+/// The end of the last whole page below an offset. A page is a power of two, which the compiler
+/// does not know: it would divide, and that takes longer than the rest of a request.
 #[inline]
 pub(crate) fn page_floor(offset: usize, page_bytes: usize) -> usize {
     offset & !(page_bytes - 1)

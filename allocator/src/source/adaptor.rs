@@ -89,7 +89,7 @@ pub enum SourceCall {
     },
     /// [`MemorySource::commit`].
     Commit {
-        /// The segment.
+        /// The segment whose pages are committed.
         segment: u64,
         /// The offset of the first byte.
         offset: usize,
@@ -98,7 +98,7 @@ pub enum SourceCall {
     },
     /// [`MemorySource::decommit`].
     Decommit {
-        /// The segment.
+        /// The segment whose pages are given back.
         segment: u64,
         /// The offset of the first byte.
         offset: usize,

@@ -15,7 +15,7 @@ pub enum OnFailure {
 /// A call that has just failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The call.
+    /// The call that failed.
     pub call: SourceCall,
     /// Number of failures so far, from 1 on.
     pub attempts: u32,

@@ -175,7 +175,8 @@ impl Linear {
         }
     }
 
-    /// The rows that this rank has of an output layer that ranks [share](crate::parallel::share_layers).
+    /// The rows that this rank has of an output layer that ranks
+    /// [share](crate::parallel::share_layers).
     pub fn vocabulary(&self) -> Option<&VocabularyShare> {
         match &self.share {
             Some(LayerShare::Rows(share)) => Some(share),

@@ -113,8 +113,8 @@ pub fn state_from_safetensors(
 /// what the file has of all of them it takes that part.
 ///
 /// # Errors
-/// The errors of [`state_from_safetensors`], and `Strided` for parameters that are not contiguous; the
-/// optimizer is then as before.
+/// The errors of [`state_from_safetensors`], and `Strided` for parameters that are not contiguous;
+/// the optimizer is then as before.
 pub fn part_of_state_from_safetensors(
     optimizer: &mut dyn Stateful,
     parameters: &mut dyn Parameters,

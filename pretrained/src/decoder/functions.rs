@@ -1,4 +1,5 @@
-//! Functions that layers of decoders and of other families share: masks, caps, and how a module runs.
+//! Functions that layers of decoders and of other families share: masks, caps, and how a module
+//! runs.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::{Module, NnResult};

@@ -121,7 +121,7 @@ pub(super) const OPS: Family = &[
     ("Unique", unique),
 ];
 
-/// Places that are not zero: as many as there are, which a simulated device is told.
+/// Places that are not zero. A simulated device is told their number.
 fn nonzero(node: &NodeCall<'_>, x: &Tensor) -> Result<Tensor> {
     let axes: Vec<usize> = (0..x.shape().len()).collect();
     let count = node.integers_of(&x.count_nonzero(&axes)?)?;

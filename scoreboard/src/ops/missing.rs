@@ -4,7 +4,7 @@
 /// Names without a call, with the reason.
 #[derive(Clone, Copy, Debug)]
 pub struct Missing {
-    /// The reason.
+    /// The reason why it is missing.
     pub reason: &'static str,
     /// True if trainings of networks use the operations, so that lowtide should have them.
     pub to_build: bool,

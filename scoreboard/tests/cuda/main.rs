@@ -33,7 +33,7 @@ fn check(suite: &str) {
             let failed = match &verdict.outcome {
                 Outcome::Failed(why) => Some(why.clone()),
                 Outcome::Passed | Outcome::PassedByTruth => None,
-                // The same reason as on the processor.
+                // A device has to fail for the reason that the processor has.
                 outcome => (*outcome != run::run(case, &bytes).outcome)
                     .then(|| format!("another reason: {outcome:?}")),
             };

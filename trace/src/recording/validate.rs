@@ -23,7 +23,7 @@ pub struct RecordingError {
     pub part: RecordingPart,
     /// Index in this part, from 0.
     pub index: u64,
-    /// The contradiction.
+    /// The contradiction between events.
     pub problem: RecordingProblem,
 }
 

@@ -69,7 +69,7 @@ pub struct Program {
     pub folder: String,
     /// The target: `lowtide`, `gpu_figures` or [`TARGET`].
     pub target: String,
-    /// The file.
+    /// Path of the built program.
     pub path: PathBuf,
 }
 

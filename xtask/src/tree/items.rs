@@ -5,7 +5,7 @@ use super::tokens::{Token, group_len, is_of_name};
 /// A function that has a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function<'a> {
-    /// Its name.
+    /// The name in its declaration.
     pub name: &'a str,
     /// The line of its name, from 1.
     pub line: usize,
@@ -68,7 +68,7 @@ fn parameter_count(tokens: &[Token<'_>]) -> usize {
 /// An item that is `pub`, not `pub(crate)` or the like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PublicItem<'a> {
-    /// Its name.
+    /// The name in its declaration.
     pub name: &'a str,
     /// The line of its name, from 1.
     pub line: usize,

@@ -8,12 +8,12 @@ use super::{File, Tree};
 /// A source file of a crate, without its tests.
 #[derive(Clone, Debug)]
 pub struct Module<'a> {
-    /// The file.
+    /// The file that the module is in.
     pub file: &'a File,
     /// The names on the way from the crate's root; `None` for a program beside a library, whose
     /// paths begin at another root.
     pub name: Option<Vec<&'a str>>,
-    /// The code.
+    /// The code of the file without tests.
     pub code: Shipped<'a>,
 }
 

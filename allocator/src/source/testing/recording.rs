@@ -20,7 +20,7 @@ pub struct RecordingSource<S> {
 /// A call and its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallRecord {
-    /// The call.
+    /// The call to the source.
     pub call: SourceCall,
     /// The outcome; calls that cannot fail end well.
     pub outcome: Result<(), SourceError>,

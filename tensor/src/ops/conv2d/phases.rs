@@ -2,8 +2,8 @@
 //!
 //! With a stride S, rows of dx with the same remainder by S meet the same rows of the kernel, and
 //! neighbours among them meet neighbouring rows of dy; so do columns. Each of the S x S sets is a
-//! *phase*: a convolution of dy, without a stride, with a part of the kernel turned around. Each tap
-//! belongs to one phase, so that nothing is multiplied by zero.
+//! *phase*: a convolution of dy, without a stride, with a part of the kernel turned around. Each
+//! tap belongs to one phase, so that nothing is multiplied by zero.
 
 use super::Product;
 use super::geometry::Geometry;

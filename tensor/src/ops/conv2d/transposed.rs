@@ -147,8 +147,8 @@ impl Tensor {
         backward_input("conv_transpose2d_backward_input", self, w, x_shape, geometry)
     }
 
-    /// The gradient of w through [`Tensor::conv_transpose2d`], for `self = dy`. The gradient of b is
-    /// the sum of `dy` over all dimensions but the channels.
+    /// The gradient of w through [`Tensor::conv_transpose2d`], for `self = dy`. The gradient of b
+    /// is the sum of `dy` over all dimensions but the channels.
     ///
     /// # Errors
     /// As [`Tensor::conv_transpose2d`].

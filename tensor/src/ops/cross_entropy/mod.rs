@@ -1,8 +1,8 @@
-//! Cross-entropy of logits with class labels, as a sum and a count:
-//! `Σ_n (1 - ε) · w[l] · (lse[n] - x[n, l]) + ε / C · Σ_c w[c] · (lse[n] - x[n, c])`, with l the
-//! label of position n, `lse[n] = log Σ_c exp(x[n, c])`, weights w of the classes and label
-//! smoothing ε; the count is `Σ_n w[l]`. Smoothing follows Szegedy et al., "Rethinking the Inception
-//! architecture for computer vision" (2016), weighted as in PyTorch.
+//! Cross-entropy of logits with class labels, as a sum and a count: `Σ_n (1 - ε) · w[l] · (lse[n] -
+//! x[n, l]) + ε / C · Σ_c w[c] · (lse[n] - x[n, c])`, with l the label of position n, `lse[n] = log
+//! Σ_c exp(x[n, c])`, weights w of the classes and label smoothing ε; the count is `Σ_n w[l]`.
+//! Smoothing follows Szegedy et al., "Rethinking the Inception architecture for computer vision"
+//! (2016), weighted as in PyTorch.
 //!
 //! x: [N, C, ..], labels: [N, ..] of i64.
 
@@ -205,8 +205,9 @@ impl Tensor {
     /// `Label` for one that is neither a class nor `ignore_index`, `Shape`, `DType`, `OutOfMemory`.
     ///
     /// # Streams
-    /// An NVIDIA device reads the labels while it computes, and is not waited for. A bad label makes
-    /// the loss NaN, and the next read of any value of the device reports the first bad label, once.
+    /// An NVIDIA device reads the labels while it computes, and is not waited for. A bad label
+    /// makes the loss NaN, and the next read of any value of the device reports the first bad
+    /// label, once.
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, ignore_index: i64) -> Result<CrossEntropy> {
         self.cross_entropy_with(labels, &Labelling { ignore_index, ..Default::default() })

@@ -35,8 +35,8 @@ pub(super) struct Soft {
     pub(super) has_weight: bool,
 }
 
-/// Threads of a block of an NVIDIA device, each with a position of its own, where the classes do not
-/// lie side by side.
+/// Threads of a block of an NVIDIA device, each with a position of its own, where the classes do
+/// not lie side by side.
 pub(super) const COLUMN_THREADS: usize = 256;
 
 /// Blocks that keep the largest devices busy; each then takes more positions.

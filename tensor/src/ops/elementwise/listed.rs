@@ -7,7 +7,7 @@ use crate::tensor::Tensor;
 /// A function of one tensor that the table of formulas declares.
 #[derive(Debug)]
 pub struct Function {
-    /// The method.
+    /// The method's name.
     pub name: &'static str,
     /// The method that writes in place.
     pub in_place_name: &'static str,
@@ -26,7 +26,7 @@ pub struct Function {
 /// The methods of a gradient: from `dy`, and from the function's operand or result.
 #[derive(Debug)]
 pub struct FunctionGradient {
-    /// The method.
+    /// The method's name.
     pub name: &'static str,
     /// The method that writes in place of `dy`.
     pub in_place_name: &'static str,

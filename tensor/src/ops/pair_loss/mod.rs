@@ -246,8 +246,8 @@ impl Tensor {
         Ok(dx)
     }
 
-    /// The numbers `f(x, t)` that [`Tensor::pair_loss_weighted`] sums, for `self = x`, in the type of
-    /// x. Their gradient is the gradient of the sum times dy, element by element.
+    /// The numbers `f(x, t)` that [`Tensor::pair_loss_weighted`] sums, for `self = x`, in the type
+    /// of x. Their gradient is the gradient of the sum times dy, element by element.
     ///
     /// # Shapes
     /// `x: [..]`, the target and the weight broadcast to it, `→ [..]`

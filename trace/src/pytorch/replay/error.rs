@@ -23,7 +23,7 @@ pub enum ReplayError {
         event: u64,
         /// Address that the event names.
         address: u64,
-        /// The contradiction.
+        /// The contradiction, as a clause.
         problem: &'static str,
     },
     /// A block or segment cannot be where it is recorded.

@@ -1,8 +1,8 @@
 //! Convolutions of small planes: im2col, with products over the pixels of several images.
 //!
 //! Where a plane has few pixels, vectors over the pixels of one image are half empty, and all
-//! weights are read once for each image. Here the columns`[K, images · P]` are those of a *block* of
-//! images, and the three products are products of plain matrices:
+//! weights are read once for each image. Here the columns`[K, images · P]` are those of a *block*
+//! of images, and the three products are products of plain matrices:
 //!
 //! - forward: y = w`[O, K]` · columns
 //! - gradient of x: columns = w`[O, K]`ᵀ · dy, which are then added up in dx, tap by tap

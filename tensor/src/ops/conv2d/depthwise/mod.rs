@@ -10,8 +10,8 @@
 //! - gradient of w: dw = Σ over images and pixels of x · dy; dw is overwritten. The lanes are
 //!   channels of one image, so that each image adds to the sums of the image before.
 //!
-//! The source of a bundle is transposed to a *frame*, `[rows, columns, 16]` with zeros around it, so
-//! that no border needs a branch (`frame.rs`). For large planes a frame holds the rows of one
+//! The source of a bundle is transposed to a *frame*, `[rows, columns, 16]` with zeros around it,
+//! so that no border needs a branch (`frame.rs`). For large planes a frame holds the rows of one
 //! *strip* of results; the next strip moves the rows that both read, and transposes the new ones
 //! (`strips.rs`). Inner loops are `transpose.rs` and `sums.rs`.
 
@@ -211,8 +211,8 @@ impl Products for Depthwise {
     }
 }
 
-/// The cut of the gradient of w: bundles of the channels, and as many parts of the batch as keep all
-/// tasks busy.
+/// The cut of the gradient of w: bundles of the channels, and as many parts of the batch as keep
+/// all tasks busy.
 struct WeightUnits {
     bundles: usize,
     batch: usize,

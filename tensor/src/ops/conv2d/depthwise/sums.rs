@@ -34,9 +34,10 @@ impl<T: SimdFloat> SimdKernel<T> for SumRows<'_, T> {
     }
 }
 
-/// Columns of a block of sums: the count that takes the least time for `width`. A tap loads a weight
-/// and a pixel for each sum, and takes as long as eight loads at least, since a multiply-add waits
-/// four cycles for the one before it. Planes have 7 · 2^n columns more often than any other number.
+/// Columns of a block of sums: the count that takes the least time for `width`. A tap loads a
+/// weight and a pixel for each sum, and takes as long as eight loads at least, since a multiply-add
+/// waits four cycles for the one before it. Planes have 7 · 2^n columns more often than any other
+/// number.
 fn block_columns(width: usize) -> usize {
     let cost = |&columns: &usize| width.div_ceil(columns) * (columns + 1).max(8);
     let fitting = [14, 8, 7, 4].into_iter().filter(|&columns| columns <= width);

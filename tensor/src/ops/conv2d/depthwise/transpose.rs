@@ -61,8 +61,8 @@ pub(super) struct PlaceRows<'a, E, T> {
     pub(super) plane_len: usize,
     pub(super) plane_count: usize,
     pub(super) row_count: usize,
-    /// Elements from the element that is transposed to the element that is fetched meanwhile. Planes
-    /// are too many streams, or too short ones, for the processor to foresee their course.
+    /// Elements from the element that is transposed to the element that is fetched meanwhile.
+    /// Planes are too many streams, or too short ones, for the processor to foresee their course.
     pub(super) ahead: usize,
     pub(super) columns: Placement<'a>,
     pub(super) pixels: &'a mut [Pixel<T>],

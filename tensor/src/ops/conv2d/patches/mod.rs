@@ -1,8 +1,8 @@
 //! Convolutions that read each number of x at most once: patches that do not overlap.
 //!
 //! Where no side of the kernel is longer than the stride along it and nothing is padded, the im2col
-//! matrix of an image, columns`[K, P]`, is x`[C, H, W]` in another order. With one tap and no stride
-//! it is x as it lies. The three products are products of plain matrices:
+//! matrix of an image, columns`[K, P]`, is x`[C, H, W]` in another order. With one tap and no
+//! stride it is x as it lies. The three products are products of plain matrices:
 //!
 //! - forward: y`[O, P]` = w`[O, K]` · columns
 //! - gradient of x: columns = w`[O, K]`ᵀ · dy, which are put back to their places in dx
@@ -209,8 +209,8 @@ impl Patches {
         }
     }
 
-    /// True if the product for dw has the channels of x for rows, and for columns the channels of dy,
-    /// which are more.
+    /// True if the product for dw has the channels of x for rows, and for columns the channels of
+    /// dy, which are more.
     fn is_narrow(&self) -> bool {
         let outs = self.shape.out_channels;
         self.is_plain() && self.k_len <= NARROW_MAX && 2 * self.k_len <= outs

@@ -237,8 +237,8 @@ impl TapOffsets {
     }
 
     /// The offsets of the taps `first..` of `plane_count` planes, plane by plane, at most
-    /// [`TAP_COUNT_MAX`]. One list for all planes makes the innermost loop long: where it began anew
-    /// for each channel, 3x3 kernels took 5 % more.
+    /// [`TAP_COUNT_MAX`]. One list for all planes makes the innermost loop long: where it began
+    /// anew for each channel, 3x3 kernels took 5 % more.
     pub(super) fn of(
         &mut self,
         geometry: &Geometry,

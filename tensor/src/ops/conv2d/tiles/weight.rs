@@ -261,8 +261,8 @@ impl<E: Element> WeightProduct<'_, E> {
         }
     }
 
-    /// Fills the tile with some source channels of a piece, in the type that is stored or in the type
-    /// that is computed in.
+    /// Fills the tile with some source channels of a piece, in the type that is stored or in the
+    /// type that is computed in.
     fn fill<C: Element>(&self, piece: &Piece, [first, count]: [usize; 2], tile: &mut [C]) {
         let WeightProduct { geometry, units: Units { tiling, .. }, x, .. } = self;
         let tiles = tile.chunks_exact_mut(tiling.image_len).take(piece.image_count);
