@@ -1,10 +1,11 @@
-//! The gradients, row by row in the cache, and those of the parameters in partial sums.
+//! The gradients of rows in the cache, and the gradients of parameters in partial sums.
 
 use std::ops::Range;
 
 use super::Norm;
 use super::cpu::ROWS_TOGETHER_MAX;
 use super::piece::{PIECE_LEN, Wide, pieces};
+use super::rows::{RowKernel, each_row};
 use crate::cpu::Cpu;
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::lines::{Lines, Sums, load, store};
@@ -12,10 +13,10 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::{Element, is_same_type};
 
-/// Samples up to which each has partial sums of its own; more share as many.
+/// Partial sums, at most: each sample has its own, unless there are more samples.
 const PARTIALS_MAX: usize = 64;
 
-/// How [`backward`] is cut: by the shape alone.
+/// The cut of [`backward`]: a function of the shape alone.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
     rows_per_task: usize,
@@ -24,7 +25,7 @@ pub(super) struct Cut {
 }
 
 impl Norm {
-    /// Whether neighbouring rows have the same channels, whose partial sums they share.
+    /// True if neighbouring rows have the same channels, and share partial sums.
     fn rows_share_sums(&self) -> bool {
         self.groups == 1 && self.samples > PARTIALS_MAX
     }
@@ -40,13 +41,13 @@ impl Cut {
         Cut { rows_per_task: samples * norm.groups, partials: norm.samples.div_ceil(samples) }
     }
 
-    /// Numbers of scratch.
+    /// Elements of the workspace.
     pub(super) fn workspace_len(&self, norm: &Norm) -> usize {
         2 * self.partials * norm.channels
     }
 }
 
-/// What a task of [`backward`] works on.
+/// A task of [`backward`].
 struct Backward<'a, E: Element> {
     norm: &'a Norm,
     first_row: usize,
@@ -67,40 +68,14 @@ impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Backward<'_, E> 
         if let Some(partials) = &mut self.partials {
             partials.fill(E::Compute::ZERO);
         }
-        let rows = 0..self.rstd.len();
-        if self.norm.inner > 1 {
-            // Not `for_each`: its closure would be compiled for any processor.
-            for row in rows {
-                self.row_of_channels::<64>(row);
-            }
-            return;
-        }
-        let mut wide = Wide::new();
-        let together = self.norm.rows_together();
-        for first in rows.clone().step_by(together) {
-            let rows = first..rows.end.min(first + together);
-            self.rows_of_elements(simd, rows, &mut wide);
-        }
+        let rows = self.rstd.len();
+        each_row(simd, self.norm, rows, &mut self);
     }
 }
 
-impl<'a, E: Element<Compute: SimdFloat>> Backward<'a, E> {
-    /// Of the partial sums, those of the channels of a row: `Σ dy·x̂`, then `Σ dy`.
-    #[inline(always)]
-    fn sums_of(
-        norm: &Norm,
-        partials: &mut Option<&mut [E::Compute]>,
-        row: usize,
-    ) -> [Option<Range<usize>>; 2] {
-        let Some(partials) = partials else { return [None, None] };
-        let per_row = norm.channels / norm.groups;
-        let rows = partials.len() / (2 * per_row);
-        let first = row % rows * 2 * per_row;
-        [Some(first..first + per_row), Some(first + per_row..first + 2 * per_row)]
-    }
-
-    /// `dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂))` where each element has a weight. The
-    /// means of one row are rounded and spread while another is summed.
+impl<E: Element<Compute: SimdFloat>> RowKernel<E::Compute> for Backward<'_, E> {
+    /// `dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂))`. The means of one row are rounded and
+    /// spread while another is summed.
     #[inline(always)]
     fn rows_of_elements<S: Simd<E::Compute>>(
         &mut self,
@@ -122,7 +97,59 @@ impl<'a, E: Element<Compute: SimdFloat>> Backward<'a, E> {
         }
     }
 
-    /// What the gradient of a row is made with: `[mean, rstd, mean(dy·w), mean(dy·w·x̂)]`.
+    #[inline(always)]
+    fn row_of_channels<const W: usize>(&mut self, row: usize) {
+        let norm = self.norm;
+        let zero = E::Compute::ZERO;
+        let one = E::Compute::ONE;
+        let len = norm.row_len();
+        let (dy, x) = (&self.dy[row * len..][..len], &self.x[row * len..][..len]);
+        let mean = self.mean.map_or(zero, |mean| mean[row]);
+        let rstd = self.rstd[row];
+        let channels = norm.channels_of_row(self.first_row + row);
+        let weight = self.weight;
+        let weight_of = |channel: usize| weight.map_or(one, |weight| weight[channel].cast());
+        let [dw, db] = Self::sums_of(norm, &mut self.partials, row);
+        let mut totals = [0.0; 2];
+        for (index, channel) in channels.clone().enumerate() {
+            let places = index * norm.inner..(index + 1) * norm.inner;
+            let [sum, product] =
+                products::<E, E::Compute, W>(&dy[places.clone()], &x[places], [mean, rstd]);
+            let weight: E::Compute = weight_of(channel);
+            totals[0] += weight.to_f64() * sum;
+            totals[1] += weight.to_f64() * product;
+            if let (Some(partials), Some(dw), Some(db)) = (&mut self.partials, &dw, &db) {
+                partials[dw.start + index] += E::Compute::from_f64(product);
+                partials[db.start + index] += E::Compute::from_f64(sum);
+            }
+        }
+        let [sum, product] = norm.center.means(totals, len).map(E::Compute::from_f64);
+        let dx = &mut self.dx[row * len..][..len];
+        for (index, channel) in channels.enumerate() {
+            let places = index * norm.inner..(index + 1) * norm.inner;
+            let scale = [mean, rstd, weight_of(channel), sum, product];
+            let (dy, x) = (&dy[places.clone()], &x[places.clone()]);
+            gradient::<E, E::Compute, W>(dy, x, scale, &mut dx[places]);
+        }
+    }
+}
+
+impl<'a, E: Element<Compute: SimdFloat>> Backward<'a, E> {
+    /// The places of a row's channels among the partial sums: `Σ dy·x̂`, then `Σ dy`.
+    #[inline(always)]
+    fn sums_of(
+        norm: &Norm,
+        partials: &mut Option<&mut [E::Compute]>,
+        row: usize,
+    ) -> [Option<Range<usize>>; 2] {
+        let Some(partials) = partials else { return [None, None] };
+        let per_row = norm.channels / norm.groups;
+        let rows = partials.len() / (2 * per_row);
+        let first = row % rows * 2 * per_row;
+        [Some(first..first + per_row), Some(first + per_row..first + 2 * per_row)]
+    }
+
+    /// The numbers of a row's gradient: `[mean, rstd, mean(dy·w), mean(dy·w·x̂)]`.
     #[inline(always)]
     fn scale_of<S: Simd<E::Compute>>(
         &self,
@@ -192,43 +219,6 @@ impl<'a, E: Element<Compute: SimdFloat>> Backward<'a, E> {
             E::Compute::cast_slice(lanes, dx);
         }
     }
-
-    /// The same where `inner` elements share a weight.
-    #[inline(always)]
-    fn row_of_channels<const W: usize>(&mut self, row: usize) {
-        let norm = self.norm;
-        let zero = E::Compute::ZERO;
-        let one = E::Compute::ONE;
-        let len = norm.row_len();
-        let (dy, x) = (&self.dy[row * len..][..len], &self.x[row * len..][..len]);
-        let mean = self.mean.map_or(zero, |mean| mean[row]);
-        let rstd = self.rstd[row];
-        let channels = norm.channels_of_row(self.first_row + row);
-        let weight = self.weight;
-        let weight_of = |channel: usize| weight.map_or(one, |weight| weight[channel].cast());
-        let [dw, db] = Self::sums_of(norm, &mut self.partials, row);
-        let mut totals = [0.0; 2];
-        for (index, channel) in channels.clone().enumerate() {
-            let places = index * norm.inner..(index + 1) * norm.inner;
-            let [sum, product] =
-                products::<E, E::Compute, W>(&dy[places.clone()], &x[places], [mean, rstd]);
-            let weight: E::Compute = weight_of(channel);
-            totals[0] += weight.to_f64() * sum;
-            totals[1] += weight.to_f64() * product;
-            if let (Some(partials), Some(dw), Some(db)) = (&mut self.partials, &dw, &db) {
-                partials[dw.start + index] += E::Compute::from_f64(product);
-                partials[db.start + index] += E::Compute::from_f64(sum);
-            }
-        }
-        let [sum, product] = norm.center.means(totals, len).map(E::Compute::from_f64);
-        let dx = &mut self.dx[row * len..][..len];
-        for (index, channel) in channels.enumerate() {
-            let places = index * norm.inner..(index + 1) * norm.inner;
-            let scale = [mean, rstd, weight_of(channel), sum, product];
-            let (dy, x) = (&dy[places.clone()], &x[places.clone()]);
-            gradient::<E, E::Compute, W>(dy, x, scale, &mut dx[places]);
-        }
-    }
 }
 
 /// `Σ dy` and `Σ dy·x̂` with `x̂ = (x - mean) · rstd`.
@@ -273,7 +263,7 @@ pub(super) fn gradient<E: Element, T: SimdFloat, const W: usize>(
     }
 }
 
-/// The operands of [`backward`] that are read.
+/// The operands that [`backward`] reads.
 pub(super) struct Reads<'a, E: Element> {
     pub(super) dy: &'a [E],
     pub(super) x: &'a [E],

@@ -1,13 +1,14 @@
 //! Layer, root mean square and group normalisation as methods.
 
 use super::backward::Cut;
+use super::operands::{check_parameters, check_statistics, contiguous};
 use super::{Backward, Center, Forward, Norm};
 use crate::error::{Result, TensorError};
 use crate::layout::Shape;
 use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 
-/// What a normalisation computes.
+/// The results of a normalisation.
 #[derive(Clone, Debug)]
 pub struct Normalized {
     /// The result, of the input's shape and type.
@@ -18,7 +19,7 @@ pub struct Normalized {
     pub rstd: Tensor,
 }
 
-/// What the backward of a normalisation computes.
+/// The gradients through a normalisation.
 #[derive(Clone, Debug)]
 pub struct NormalizedBackward {
     /// The gradient of the input.
@@ -37,13 +38,8 @@ impl Tensor {
         [weight, bias]: [Option<&Tensor>; 2],
     ) -> Result<Normalized> {
         let op = norm.name;
-        for parameter in weight.iter().chain(&bias) {
-            self.check_dtype(op, parameter)?;
-            parameter.check_shape(op, parameter_shape)?;
-        }
-        let x = self.contiguous()?;
-        let [weight, bias] = [weight, bias].map(|parameter| parameter.map(Tensor::contiguous));
-        let (weight, bias) = (weight.transpose()?, bias.transpose()?);
+        check_parameters(op, self, [weight, bias], parameter_shape)?;
+        let (x, weight, bias) = (self.contiguous()?, contiguous(weight)?, contiguous(bias)?);
         let y = Tensor::empty(self.device(), *self.shape(), self.dtype())?;
         let statistics = || Tensor::empty(self.device(), statistics_shape, self.dtype().computed());
         let rstd = statistics()?;
@@ -57,7 +53,7 @@ impl Tensor {
         Ok(Normalized { y, mean, rstd })
     }
 
-    /// `self` is dy.
+    /// The gradients through a normalisation, for `self = dy`.
     #[track_caller]
     fn normalize_backward(
         &self,
@@ -70,11 +66,7 @@ impl Tensor {
         let (op, device, dtype) = (norm.name, self.device(), self.dtype());
         x.check_dtype(op, self)?;
         self.check_shape(op, *x.shape())?;
-        if let Some(weight) = weight {
-            self.check_dtype(op, weight)?;
-            weight.check_shape(op, parameter_shape)?;
-        }
-        let contiguous = |x: Option<&Tensor>| x.map(Tensor::contiguous).transpose();
+        check_parameters(op, self, [weight], parameter_shape)?;
         let (dy, x) = (self.contiguous()?, x.contiguous()?);
         let (mean, rstd, weight) = (contiguous(mean)?, contiguous(rstd)?, contiguous(weight)?);
         let dx = Tensor::empty(device, *x.shape(), dtype)?;
@@ -97,10 +89,10 @@ impl Tensor {
     }
 
     /// Normalises over the last `axis_count` dimensions to mean 0 and variance 1 (biased, plus
-    /// `eps`), then scales by `weight` and adds `bias`, of the shape of those dimensions and of
-    /// the input's type. `self` is x, of any float type; the half types are computed in f32.
+    /// `eps`), then scales by `weight` and adds `bias`, which have the shape of those dimensions
+    /// and the input's type. `self` is x, of any float type; the half types are computed in f32.
     ///
-    /// Mean and variance in two passes over the row in the cache, summed in f64.
+    /// Mean and variance take two passes over the row in the cache, summed in f64.
     ///
     /// # Shapes
     /// `x: [N.., D..], weight, bias: [D..] → y: [N.., D..], mean, rstd: [N..]`
@@ -120,9 +112,9 @@ impl Tensor {
         self.normalize(norm, kept, parameter_shape, [weight, bias])
     }
 
-    /// The gradients through [`Tensor::layer_norm`] for `self = dy`; mean and rstd are what it
-    /// returned. Those of weight and bias are summed in an order that depends on the shape alone,
-    /// with scratch for at most 64 rows.
+    /// The gradients through [`Tensor::layer_norm`] for `self = dy`, by the mean and rstd that it
+    /// returned. The gradients of weight and bias are summed in an order that depends on the shape
+    /// alone, with scratch for at most 64 rows.
     ///
     /// # Errors
     /// Those of [`Tensor::layer_norm`].
@@ -136,7 +128,7 @@ impl Tensor {
     ) -> Result<NormalizedBackward> {
         let op = "layer_norm_backward";
         let (norm, shape) = trailing_backward(op, x, rstd, Center::Mean)?;
-        check_statistics(op, x, mean, *rstd.shape())?;
+        check_statistics(op, x.dtype(), mean, *rstd.shape())?;
         self.normalize_backward(norm, shape, x, [Some(mean), Some(rstd)], weight)
     }
 
@@ -157,8 +149,8 @@ impl Tensor {
         self.normalize(norm, kept, parameter_shape, [weight, None])
     }
 
-    /// The gradients through [`Tensor::rms_norm`] for `self = dy`; the second of the parameters'
-    /// is Σ dy, of a bias added afterwards.
+    /// The gradients through [`Tensor::rms_norm`] for `self = dy`. The second gradient of the
+    /// parameters is Σ dy, for a bias added afterwards.
     ///
     /// # Errors
     /// Those of [`Tensor::layer_norm`].
@@ -173,8 +165,8 @@ impl Tensor {
         self.normalize_backward(norm, shape, x, [None, Some(rstd)], weight)
     }
 
-    /// Normalises each of `groups` groups of neighbouring channels of each sample; as many groups
-    /// as channels is instance normalisation, one is layer normalisation with a weight for each
+    /// Normalises each of `groups` groups of neighbouring channels of each sample. A group for each
+    /// channel is instance normalisation; one group is layer normalisation with a weight for each
     /// channel. See [`Tensor::layer_norm`].
     ///
     /// # Shapes
@@ -194,7 +186,7 @@ impl Tensor {
         self.normalize(norm, kept, Shape::new(&[norm.channels]), [weight, bias])
     }
 
-    /// The gradients through [`Tensor::group_norm`] for `self = dy`; mean and rstd are what it
+    /// The gradients through [`Tensor::group_norm`] for `self = dy`, by the mean and rstd that it
     /// returned.
     ///
     /// # Errors
@@ -210,8 +202,8 @@ impl Tensor {
         let op = "group_norm_backward";
         let groups = rstd.shape().get(1).copied().unwrap_or_default();
         let (norm, kept) = Norm::grouped(op, x, groups, 0.0)?;
-        check_statistics(op, x, mean, kept)?;
-        check_statistics(op, x, rstd, kept)?;
+        check_statistics(op, x.dtype(), mean, kept)?;
+        check_statistics(op, x.dtype(), rstd, kept)?;
         let shape = Shape::new(&[norm.channels]);
         self.normalize_backward(norm, shape, x, [Some(mean), Some(rstd)], weight)
     }
@@ -228,12 +220,6 @@ fn trailing_backward(
     let axis_count =
         left.len().checked_sub(right.len()).ok_or(TensorError::Shape { op, left, right })?;
     let (norm, kept) = Norm::trailing(op, x, axis_count, center, 0.0)?;
-    check_statistics(op, x, rstd, kept)?;
+    check_statistics(op, x.dtype(), rstd, kept)?;
     Ok((norm, Shape::new(&left[kept.len()..])))
-}
-
-fn check_statistics(op: &'static str, x: &Tensor, statistics: &Tensor, shape: Shape) -> Result<()> {
-    statistics.check_shape(op, shape)?;
-    let (left, right) = (statistics.dtype(), x.dtype().computed());
-    if left == right { Ok(()) } else { Err(TensorError::DType { op, left, right }) }
 }

@@ -9,13 +9,16 @@
 //! normalization" (2019); Wu and He, "Group normalization" (2018).
 
 pub(crate) mod backward;
-pub(crate) mod cpu;
+mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod methods;
+pub(crate) mod moments;
+pub(crate) mod operands;
 mod piece;
+mod rows;
 
-use crate::cost::{Cost, OpClass};
+use crate::cost::Cost;
 use crate::cpu::Cpu;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
@@ -25,9 +28,10 @@ use crate::tensor::Tensor;
 
 pub use methods::{Normalized, NormalizedBackward};
 
-/// What the distances are measured from.
+/// The origin of distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Center {
+    /// Mean and scale are normalised.
     Mean,
     /// Only the scale is normalised.
     Zero,
@@ -71,12 +75,7 @@ impl Norm {
     }
 
     fn cost_of(&self, passes: usize) -> Cost {
-        let bytes = (passes * self.element_count() * self.dtype.size_bytes()) as f64;
-        Cost {
-            class: OpClass::Normalization,
-            flops: 4.0 * passes as f64 * self.element_count() as f64,
-            bytes,
-        }
+        operands::cost(self.dtype, self.element_count(), passes)
     }
 }
 
@@ -97,11 +96,9 @@ impl FullKernel for Forward {
 
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         let norm = &self.norm;
-        let [has_weight, has_bias] = self.has;
         for_each_float!(norm.dtype, E as T => {
             let x = operands.read::<E>(0).slice();
-            let weight = has_weight.then(|| operands.read::<E>(1).slice());
-            let bias = has_bias.then(|| operands.read::<E>(1 + usize::from(has_weight)).slice());
+            let [weight, bias] = operands::parameters::<E>(operands, self.has);
             let y = operands.write::<E>(0).slice();
             let rstd = operands.write::<T>(1).slice();
             let mean = (norm.center == Center::Mean).then(|| operands.write::<T>(2).slice());
@@ -111,7 +108,8 @@ impl FullKernel for Forward {
                 mean.into_iter().for_each(|mean| mean.fill(T::NAN));
                 return Ok(());
             }
-            cpu::forward(cpu, norm, x, weight, bias, y, mean, rstd);
+            let reads = cpu::Reads { x, weight, bias };
+            cpu::forward(cpu, norm, &reads, cpu::Writes { y, mean, rstd });
         });
         Ok(())
     }
@@ -147,10 +145,7 @@ impl FullKernel for Backward {
             let mut parameters = self
                 .has_weight
                 .then(|| [1, 2].map(|index| operands.write::<E>(index).slice()));
-            let partials = match self.has_weight {
-                true => operands.write::<T>(3).slice(),
-                false => &mut [],
-            };
+            let partials = if self.has_weight { operands.write::<T>(3).slice() } else { &mut [] };
             if norm.element_count() == 0 {
                 parameters.iter_mut().flatten().for_each(|to| to.fill(E::default()));
                 return Ok(());

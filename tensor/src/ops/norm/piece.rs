@@ -1,4 +1,4 @@
-//! The passes over a piece of a row whose elements have weights of their own.
+//! Passes over a piece of a row whose elements have weights of their own.
 
 use std::ops::Range;
 
@@ -6,12 +6,12 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Simd;
 use crate::dtype::{Element, is_same_type};
 
-/// Elements of a row that are looked at together: all operands of them stay in the L1 cache.
+/// Elements of a piece: all of its operands stay in the L1 cache.
 pub(super) const PIECE_LEN: usize = 512;
 
-/// Lanes in which a piece is summed on every processor, so that the order does not depend on it.
+/// Lanes in which every processor sums a piece, so that the order does not depend on it.
 const SUM_LANES: usize = 32;
-/// Vectors with that many lanes: the narrowest have four.
+/// Vectors of all lanes, at most: the narrowest have four lanes.
 const SUM_VECTORS_MAX: usize = SUM_LANES / 4;
 
 /// The pieces of a row.
@@ -31,7 +31,7 @@ pub(super) struct Wide<T> {
 
 /// The operands of a piece of a row, or of several rows that lie at a distance.
 pub(super) struct Piece<'a, T> {
-    /// dy, or the bias; that one is as long as the piece.
+    /// dy, or the bias, which is as long as the piece.
     other: &'a [T],
     x: &'a [T],
     /// As long as the piece.
@@ -70,7 +70,7 @@ impl<T: SimdFloat> Wide<T> {
     }
 }
 
-/// Elements in the type to compute in: where they lie, if they are of that type.
+/// Elements in the type to compute in: in place, if they are of that type.
 #[inline(always)]
 fn lanes<'a, E: Element<Compute: SimdFloat>>(
     from: &'a [E],
@@ -93,8 +93,8 @@ impl<V: Copy, const N: usize> PieceSums<V, N> {
         PieceSums([[simd.splat(T::ZERO); SUM_VECTORS_MAX]; N])
     }
 
-    /// Lane `i` and the one half of them behind it first, until one is left.
-    // Not from memory, lane by lane: the compiler made hundreds of instructions of that.
+    /// The sums over all lanes: the last half is added to the first until one lane is left.
+    // Vectors are added, because lane by lane from memory took hundreds of instructions.
     #[inline(always)]
     fn totals<T: SimdFloat, S: Simd<T, Vector = V>>(mut self, simd: S) -> [f64; N] {
         let mut totals = [0.0; N];
@@ -112,7 +112,7 @@ impl<V: Copy, const N: usize> PieceSums<V, N> {
     }
 }
 
-/// The elements from `at` on as a whole line; `pad` behind the last one.
+/// The elements from `at` on as a whole line, with `pad` behind the last one.
 #[inline(always)]
 fn last_line<T: Copy>(x: &[T], at: usize, pad: T) -> [T; SUM_LANES] {
     let mut line = [pad; SUM_LANES];

@@ -1,40 +1,43 @@
-//! Sums over all samples of each channel, from partial ones of fixed parts, and then one pass of
-//! `a·x + b` with coefficients of the channel.
+//! Sums over all samples of each channel, from partial sums over fixed parts.
 
 use super::Channels;
 use crate::cpu::Cpu;
-use crate::cpu::chunk::{Blocks, Joined, for_each_chunk, for_each_joined_part};
-use crate::cpu::lines::{fold, load, store};
+use crate::cpu::chunk::{Blocks, Joined, for_each_joined_part};
+use crate::cpu::lines::{fold, load};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
 use crate::ops::norm::backward::products as sums_of_products;
-use crate::ops::norm::cpu::mean_and_variance;
+use crate::ops::norm::moments::{MeanVariance, Moments};
 
 /// Elements of a task.
-const CHUNK_LEN: usize = 1 << 14;
+pub(super) const CHUNK_LEN: usize = 1 << 14;
+
 /// Partial sums of a channel, at most.
 const PARTIALS_MAX: usize = 64;
-/// Elements of several channels that are handled side by side: a row `[inner]` of this length or
-/// more has its own loops, shorter ones would leave most of their time to the ends of rows.
-const WIDTH: usize = 256;
-/// Elements of a line.
-const LINE: usize = 32;
 
-/// How x is cut for the sums: by the shape alone.
+/// Elements of several channels that are computed side by side. A row `[inner]` of this length or
+/// more has loops of its own; in shorter rows, these loops would spend most of their time at the
+/// ends.
+pub(super) const WIDTH: usize = 256;
+
+/// Elements of a line.
+pub(super) const LINE: usize = 32;
+
+/// The cut of x for the sums: a function of the shape alone.
 #[derive(Clone, Copy)]
 struct Cut {
     /// Channels of a task.
     channels: usize,
-    /// Samples that one partial sum adds up.
+    /// Samples of a partial sum.
     samples: usize,
 }
 
 impl Cut {
     fn of(shape: &Channels) -> Self {
         let inner = shape.inner.max(1);
-        // Long rows of neighbouring channels lie one after the other in memory; of short ones, a
-        // task has as many as fit side by side, and more samples.
+        // Long rows of neighbouring channels lie one after the other in memory. A task takes short
+        // rows side by side, and more samples.
         let channels_max = if inner < WIDTH { WIDTH / inner } else { CHUNK_LEN / inner };
         let channels = channels_max.clamp(1, shape.channels.max(1));
         let samples = shape.samples.div_ceil(PARTIALS_MAX).max(CHUNK_LEN / (channels * inner));
@@ -46,12 +49,12 @@ impl Cut {
     }
 }
 
-/// Numbers of f64 scratch for the sums: two of each channel and part.
+/// Elements of f64 scratch for the sums: two for each channel and part.
 pub(super) fn partials_len(shape: &Channels) -> usize {
     2 * Cut::of(shape).parts(shape) * shape.channels
 }
 
-/// What is summed over each channel.
+/// The sums over each channel.
 #[derive(Clone, Copy)]
 enum Sums<'a, E: Element> {
     /// The mean, and the squared distances from it.
@@ -82,7 +85,7 @@ impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Part<'_, E> {
 }
 
 impl<E: Element<Compute: SimdFloat>> Part<'_, E> {
-    /// Where the channels of a sample begin.
+    /// The first element of the channels of a sample.
     fn start(&self, sample: usize) -> usize {
         (sample * self.shape.channels + self.first_channel) * self.shape.inner
     }
@@ -91,16 +94,15 @@ impl<E: Element<Compute: SimdFloat>> Part<'_, E> {
     fn rows<const W: usize>(self) {
         let (inner, one) = (self.shape.inner, E::Compute::ONE);
         for index in 0..self.to.len() / 2 {
-            let mut moments = Moments { count: 0.0, mean: 0.0, squares: 0.0 };
+            let mut moments = Moments::NONE;
             let mut products = [0.0; 2];
             for sample in self.samples.clone() {
                 let start = self.start(sample) + index * inner;
                 let x = &self.x[start..start + inner];
                 match self.sums {
                     Sums::Moments => {
-                        let (mean, variance) = mean_and_variance::<E, E::Compute, W>(x);
-                        let squares = variance * inner as f64;
-                        moments = moments.and(Moments { count: inner as f64, mean, squares });
+                        let row = MeanVariance::of_row::<E, E::Compute, W>(x);
+                        moments = moments.and(Moments::of_row(inner, row));
                     }
                     Sums::Products(dy, mean) => {
                         let dy = &dy[start..start + inner];
@@ -117,9 +119,10 @@ impl<E: Element<Compute: SimdFloat>> Part<'_, E> {
         }
     }
 
-    /// Sums over the samples for each element of the channels, and then over those of a channel.
-    /// With distances d from a number c of the channel, its mean is `c + Σd / n`, and the squared
-    /// distances from that add up to `Σd² - (Σd)² / n`: c is an element, so that little cancels.
+    /// Sums over the samples for each element of the channels, and then over the elements of a
+    /// channel. With distances d from a number c of the channel, its mean is `c + Σd / n`, and the
+    /// squared distances from the mean add up to `Σd² - (Σd)² / n`. Little cancels, because c is an
+    /// element.
     #[inline(always)]
     fn side_by_side(self) {
         let (inner, zero) = (self.shape.inner, E::Compute::ZERO);
@@ -207,25 +210,25 @@ impl<E: Element<Compute: SimdFloat>> Part<'_, E> {
     }
 }
 
-/// Elements that [`spread`] may write beyond the last.
+/// Elements that [`spread`] may write beyond the last one.
 const SLACK: usize = 16;
 
-/// Overwrites `to` with `inner` times each of `values`, and a few elements more.
+/// Overwrites `to` with `inner` copies of each of `values`, and a few elements more.
 #[inline(always)]
-fn spread<T: Copy>(values: &[T], inner: usize, to: &mut [T]) {
+pub(super) fn spread<T: Copy>(values: &[T], inner: usize, to: &mut [T]) {
     if inner == 1 {
         to[..values.len()].copy_from_slice(values);
         return;
     }
     for (index, &value) in values.iter().enumerate() {
-        // Whole vectors; the next value overwrites what is too much.
+        // Whole vectors are written; the next value overwrites those beyond its start.
         for at in (index * inner..(index + 1) * inner).step_by(SLACK) {
             to[at..at + SLACK].copy_from_slice(&[value; SLACK]);
         }
     }
 }
 
-/// The sum, in lanes of a vector.
+/// The sum, in the lanes of a vector.
 #[inline(always)]
 fn total(x: &[f64]) -> f64 {
     let (lines, rest) = x.as_chunks::<8>();
@@ -237,29 +240,6 @@ fn total(x: &[f64]) -> f64 {
     }
     let rest: f64 = rest.iter().sum();
     if lines.is_empty() { rest } else { fold(&sums, |a, b| a + b) + rest }
-}
-
-/// The mean of some elements, and their squared distances from it.
-#[derive(Clone, Copy)]
-struct Moments {
-    count: f64,
-    mean: f64,
-    squares: f64,
-}
-
-impl Moments {
-    /// Those of two sets: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-    /// computing sample variances" (1979).
-    fn and(self, other: Self) -> Self {
-        let count = self.count + other.count;
-        if self.count == 0.0 || count == 0.0 {
-            return other;
-        }
-        let distance = other.mean - self.mean;
-        let mean = self.mean + distance * (other.count / count);
-        let between = distance * distance * (self.count * other.count / count);
-        Moments { count, mean, squares: self.squares + other.squares + between }
-    }
 }
 
 fn partial_sums<E: Element<Compute: SimdFloat>>(
@@ -292,8 +272,7 @@ pub(super) fn moments<E: Element<Compute: SimdFloat>>(
     partial_sums(cpu, shape, Sums::Moments, x, partials);
     let cut = Cut::of(shape);
     for channel in 0..shape.channels {
-        let none = Moments { count: 0.0, mean: 0.0, squares: 0.0 };
-        let total = (0..cut.parts(shape)).fold(none, |total, part| {
+        let total = (0..cut.parts(shape)).fold(Moments::NONE, |total, part| {
             let at = 2 * (part * shape.channels + channel);
             let count = cut.samples.min(shape.samples - part * cut.samples) * shape.inner;
             let [mean, squares] = [partials[at], partials[at + 1]];
@@ -318,142 +297,4 @@ pub(super) fn gradient_sums<E: Element<Compute: SimdFloat>>(
     for at in 0..2 * shape.channels {
         partials[at] = (0..parts).map(|part| partials[2 * part * shape.channels + at]).sum();
     }
-}
-
-/// `y = scale · d + slope · (x - mean) + shift`, where d is dy, or x for a forward pass, which
-/// has no slope. A quarter of the slice each: mean, scale, slope, shift.
-pub(super) struct Affine<'a, T> {
-    pub(super) coefficients: &'a [T],
-}
-
-impl<T> Affine<'_, T> {
-    fn of(&self, channels: std::ops::Range<usize>) -> [&[T]; 4] {
-        let count = self.coefficients.len() / 4;
-        std::array::from_fn(|which| &self.coefficients[which * count..][channels.clone()])
-    }
-}
-
-struct Apply<'a, E: Element> {
-    affine: &'a Affine<'a, E::Compute>,
-    inner: usize,
-    first_row: usize,
-    dy: Option<&'a [E]>,
-    x: &'a [E],
-    y: &'a mut [E],
-}
-
-impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Apply<'_, E> {
-    #[inline(always)]
-    fn run<S: Simd<E::Compute>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        let channels = self.affine.coefficients.len() / 4;
-        let rows = self.y.len() / self.inner;
-        let at_once = (WIDTH / self.inner).max(1);
-        let mut lines = OfEach([[E::Compute::ZERO; WIDTH + LINE]; 4]);
-        let mut row = 0;
-        while row < rows {
-            let channel = (self.first_row + row) % channels;
-            let count = at_once.min(channels - channel).min(rows - row);
-            let places = row * self.inner..(row + count) * self.inner;
-            let dy = self.dy.map(|dy| &dy[places.clone()]);
-            let (x, y) = (&self.x[places.clone()], &mut self.y[places]);
-            let [mean, scale, slope, shift] = self.affine.of(channel..channel + count);
-            if self.inner >= WIDTH {
-                OfOne([mean[0], scale[0], slope[0], shift[0]]).apply(dy, x, y);
-            } else {
-                spread(mean, self.inner, &mut lines.0[0]);
-                spread(scale, self.inner, &mut lines.0[1]);
-                spread(slope, self.inner, &mut lines.0[2]);
-                spread(shift, self.inner, &mut lines.0[3]);
-                lines.apply(dy, x, y);
-            }
-            row += count;
-        }
-    }
-}
-
-/// Mean, scale, slope and shift of elements that lie side by side. No closures and adapters of
-/// iterators in here: the compiler makes functions of them that lack the vector instructions.
-trait Coefficients<T: SimdFloat>: Sized {
-    /// Coefficient `which` of the line that begins with element `at`.
-    fn line(&self, which: usize, at: usize) -> [T; LINE];
-
-    #[inline(always)]
-    fn apply<E: Element<Compute = T>>(&self, dy: Option<&[E]>, x: &[E], y: &mut [E]) {
-        let whole = x.len() / LINE * LINE;
-        for at in (0..whole).step_by(LINE) {
-            self.apply_line(at, LINE, dy, x, y);
-        }
-        if whole < x.len() {
-            self.apply_line(whole, x.len() - whole, dy, x, y);
-        }
-    }
-
-    /// `len` elements from `at` on: whole lines are fast because their length is known.
-    #[inline(always)]
-    fn apply_line<E: Element<Compute = T>>(
-        &self,
-        at: usize,
-        len: usize,
-        dy: Option<&[E]>,
-        x: &[E],
-        y: &mut [E],
-    ) {
-        let mut line = [T::ZERO; LINE];
-        load(&x[at..at + len], T::ZERO, &mut line);
-        let (mean, scale, shift) = (self.line(0, at), self.line(1, at), self.line(3, at));
-        if let Some(dy) = dy {
-            let (mut dy_line, slope) = ([T::ZERO; LINE], self.line(2, at));
-            load(&dy[at..at + len], T::ZERO, &mut dy_line);
-            for lane in 0..LINE {
-                line[lane] = scale[lane] * dy_line[lane]
-                    + slope[lane] * (line[lane] - mean[lane])
-                    + shift[lane];
-            }
-        } else {
-            for lane in 0..LINE {
-                line[lane] = scale[lane] * (line[lane] - mean[lane]) + shift[lane];
-            }
-        }
-        store(&line, &mut y[at..at + len]);
-    }
-}
-
-/// Elements of one channel.
-struct OfOne<T>([T; 4]);
-
-impl<T: SimdFloat> Coefficients<T> for OfOne<T> {
-    #[inline(always)]
-    fn line(&self, which: usize, _: usize) -> [T; LINE] {
-        [self.0[which]; LINE]
-    }
-}
-
-/// Elements of several channels.
-struct OfEach<T>([[T; WIDTH + LINE]; 4]);
-
-impl<T: SimdFloat> Coefficients<T> for OfEach<T> {
-    #[inline(always)]
-    fn line(&self, which: usize, at: usize) -> [T; LINE] {
-        let mut line = [T::ZERO; LINE];
-        line.copy_from_slice(&self.0[which][at..at + LINE]);
-        line
-    }
-}
-
-/// Overwrites `y`.
-pub(super) fn apply<E: Element<Compute: SimdFloat>>(
-    cpu: &Cpu,
-    shape: &Channels,
-    affine: &Affine<'_, E::Compute>,
-    dy: Option<&[E]>,
-    x: &[E],
-    y: &mut [E],
-) {
-    let rows = (CHUNK_LEN / shape.inner).max(1);
-    for_each_chunk(cpu.pool(), y, rows * shape.inner, |index, y| {
-        let places = index * rows * shape.inner..index * rows * shape.inner + y.len();
-        let (first_row, x) = (index * rows, &x[places.clone()]);
-        let dy = dy.map(|dy| &dy[places]);
-        E::Compute::dispatch(Apply { affine, inner: shape.inner, first_row, dy, x, y });
-    });
 }
