@@ -1,11 +1,11 @@
 //! Rules of the losses, which are sums.
 
-use lowtide_tensor::{Labelling, LinearCrossEntropyOptions, PairLoss, Tensor};
+use lowtide_tensor::{Labelling, LinearCrossEntropyOptions, PairLoss, Shape, Tensor};
 
 use crate::error::Result;
 use crate::rule::Needs;
 use crate::rules::when;
-use crate::saved::Saved;
+use crate::saved::{Saved, Saver};
 use crate::var::Var;
 
 /// The gradient of the logits. It is written over the logits if nothing else needs them, so that no
@@ -212,22 +212,9 @@ impl Var {
     ) -> Result<Var> {
         Var::apply("pair_loss", [self], |[x], save| {
             let sum = x.pair_loss_weighted(target, loss, positive_weight)?;
-            // The gradients of the divergences do not depend on x.
-            let reads_x = !matches!(loss, PairLoss::KlDivergence | PairLoss::KlDivergenceOfLog);
-            let (saved_x, x_shape) = (reads_x.then(|| save.keep(&x)), *x.shape());
-            let saved_target = save.keep(target);
-            let saved_weight = positive_weight.map(|weight| save.keep(weight));
+            let saved = SavedPairs::keep(save, &x, target, loss, positive_weight);
             // dx[i] = dy · f'(x[i], target[i])
-            let rule = move |dy: Tensor, _: Needs| {
-                let target = saved_target.unpack()?;
-                let x = match saved_x {
-                    Some(x) => x.unpack()?,
-                    None => target.expand(x_shape)?,
-                };
-                let weight = saved_weight.map(Saved::unpack).transpose()?;
-                let dx = dy.pair_loss_weighted_backward(&x, &target, loss, weight.as_ref())?;
-                Ok(vec![Some(dx)])
-            };
+            let rule = move |dy: Tensor, _: Needs| Ok(vec![Some(saved.unpack()?.gradient(&dy)?)]);
             Ok((sum, rule))
         })
     }
@@ -242,24 +229,68 @@ impl Var {
     ) -> Result<Var> {
         Var::apply("pair_loss_terms", [self], |[x], save| {
             let y = x.pair_loss_terms(target, loss, positive_weight)?;
-            let reads_x = !matches!(loss, PairLoss::KlDivergence | PairLoss::KlDivergenceOfLog);
-            let (saved_x, x_shape) = (reads_x.then(|| save.keep(&x)), *x.shape());
-            let saved_target = save.keep(target);
-            let saved_weight = positive_weight.map(|weight| save.keep(weight));
+            let saved = SavedPairs::keep(save, &x, target, loss, positive_weight);
             // dx[i] = dy[i] · f'(x[i], target[i])
             let rule = move |dy: Tensor, _: Needs| {
-                let target = saved_target.unpack()?;
-                let x = match saved_x {
-                    Some(x) => x.unpack()?,
-                    None => target.expand(x_shape)?,
-                };
-                let weight = saved_weight.map(Saved::unpack).transpose()?;
-                let one = Tensor::ones(x.device(), [], x.dtype().computed())?;
-                let mut dx = one.pair_loss_weighted_backward(&x, &target, loss, weight.as_ref())?;
+                let pairs = saved.unpack()?;
+                let one = Tensor::ones(dy.device(), [], dy.dtype().computed())?;
+                let mut dx = pairs.gradient(&one)?;
                 dx.mul_(&dy)?;
                 Ok(vec![Some(dx)])
             };
             Ok((y, rule))
         })
+    }
+}
+
+/// The operands of a pair loss's gradient, kept for backward.
+struct SavedPairs {
+    loss: PairLoss,
+    weight: Option<Saved>,
+    /// None for the divergences, whose gradient does not read x.
+    x: Option<Saved>,
+    x_shape: Shape,
+    target: Saved,
+}
+
+/// The operands of a pair loss's gradient.
+struct Pairs {
+    loss: PairLoss,
+    weight: Option<Tensor>,
+    x: Tensor,
+    target: Tensor,
+}
+
+impl SavedPairs {
+    fn keep(
+        save: &Saver,
+        x: &Tensor,
+        target: &Tensor,
+        loss: PairLoss,
+        weight: Option<&Tensor>,
+    ) -> Self {
+        let reads_x = !matches!(loss, PairLoss::KlDivergence | PairLoss::KlDivergenceOfLog);
+        let (saved_x, x_shape) = (reads_x.then(|| save.keep(x)), *x.shape());
+        let target = save.keep(target);
+        let weight = weight.map(|weight| save.keep(weight));
+        SavedPairs { loss, weight, x: saved_x, x_shape, target }
+    }
+
+    fn unpack(self) -> Result<Pairs> {
+        let target = self.target.unpack()?;
+        let x = match self.x {
+            Some(x) => x.unpack()?,
+            None => target.expand(self.x_shape)?,
+        };
+        let weight = self.weight.map(Saved::unpack).transpose()?;
+        Ok(Pairs { loss: self.loss, weight, x, target })
+    }
+}
+
+impl Pairs {
+    /// `dy · f'(x[i], target[i])`, for a dy without dimensions.
+    fn gradient(&self, dy: &Tensor) -> Result<Tensor> {
+        let Pairs { loss, weight, x, target } = self;
+        Ok(dy.pair_loss_weighted_backward(x, target, *loss, weight.as_ref())?)
     }
 }

@@ -9,7 +9,7 @@ use lowtide_tensor::{
 };
 
 use crate::error::Result;
-use crate::init;
+use crate::layers::kernel;
 use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
 use crate::node::parameters;
@@ -249,8 +249,7 @@ impl Conv3d {
         geometry: Conv3dGeometry,
     ) -> Result<Self> {
         let layer = Self::without_bias(device, key, channels, kernel, geometry)?;
-        let bound = init::default_bound(layer.weight.value().shape()[1..].iter().product());
-        let bias = Parameter::uniform(device, key.op("bias"), [channels[1]], bound)?;
+        let bias = kernel::bias(device, key, channels[1], &layer.weight)?;
         Ok(Conv3d { bias: Some(bias), ..layer })
     }
 
@@ -266,8 +265,7 @@ impl Conv3d {
         geometry: Conv3dGeometry,
     ) -> Result<Self> {
         let shape = [outputs, inputs / geometry.groups.max(1), depth, height, width];
-        let bound = init::default_bound(shape[1..].iter().product());
-        let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
+        let weight = kernel::weight(device, key, shape)?;
         Ok(Conv3d { weight, bias: None, geometry })
     }
 }

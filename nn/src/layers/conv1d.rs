@@ -5,8 +5,8 @@ use lowtide_tensor::{Conv1dGeometry, Device, PadMode, RandomKey};
 
 use crate::checks::check_option;
 use crate::error::Result;
-use crate::init;
 use crate::layers::border::Border;
+use crate::layers::kernel;
 use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
 use crate::node::parameters;
@@ -35,8 +35,7 @@ impl Conv1d {
         geometry: Conv1dGeometry,
     ) -> Result<Self> {
         let layer = Self::without_bias(device, key, [inputs, outputs], kernel, geometry)?;
-        let bound = init::default_bound(layer.weight.value().shape()[1..].iter().product());
-        let bias = Parameter::uniform(device, key.op("bias"), [outputs], bound)?;
+        let bias = kernel::bias(device, key, outputs, &layer.weight)?;
         Ok(Conv1d { bias: Some(bias), ..layer })
     }
 
@@ -51,10 +50,8 @@ impl Conv1d {
         kernel: usize,
         geometry: Conv1dGeometry,
     ) -> Result<Self> {
-        let taps = inputs / geometry.groups.max(1) * kernel;
         let shape = [outputs, inputs / geometry.groups.max(1), kernel];
-        let bound = init::default_bound(taps);
-        let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
+        let weight = kernel::weight(device, key, shape)?;
         Ok(Conv1d { weight, bias: None, geometry, border: None })
     }
 

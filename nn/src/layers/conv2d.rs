@@ -6,8 +6,8 @@ use lowtide_tensor::{Conv2dGeometry, Device, PadMode, RandomKey};
 
 use crate::checks::check_option;
 use crate::error::Result;
-use crate::init;
 use crate::layers::border::Border;
+use crate::layers::kernel;
 use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
 use crate::node::parameters;
@@ -36,8 +36,7 @@ impl Conv2d {
         geometry: Conv2dGeometry,
     ) -> Result<Self> {
         let layer = Self::without_bias(device, key, [inputs, outputs], kernel, geometry)?;
-        let bound = init::default_bound(layer.weight.value().shape()[1..].iter().product());
-        let bias = Parameter::uniform(device, key.op("bias"), [outputs], bound)?;
+        let bias = kernel::bias(device, key, outputs, &layer.weight)?;
         Ok(Conv2d { bias: Some(bias), ..layer })
     }
 
@@ -52,10 +51,9 @@ impl Conv2d {
         kernel: [usize; 2],
         geometry: Conv2dGeometry,
     ) -> Result<Self> {
-        let taps = inputs / geometry.groups.max(1) * kernel[0] * kernel[1];
-        let shape = [outputs, inputs / geometry.groups.max(1), kernel[0], kernel[1]];
-        let bound = init::default_bound(taps);
-        let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
+        let [height, width] = kernel;
+        let shape = [outputs, inputs / geometry.groups.max(1), height, width];
+        let weight = kernel::weight(device, key, shape)?;
         Ok(Conv2d { weight, bias: None, geometry, border: None })
     }
 

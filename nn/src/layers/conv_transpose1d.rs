@@ -4,7 +4,7 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{ConvTranspose1dGeometry, Device, RandomKey};
 
 use crate::error::Result;
-use crate::init;
+use crate::layers::kernel;
 use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
 use crate::node::parameters;
@@ -32,8 +32,7 @@ impl ConvTranspose1d {
         geometry: ConvTranspose1dGeometry,
     ) -> Result<Self> {
         let layer = Self::without_bias(device, key, [inputs, outputs], kernel, geometry)?;
-        let bound = init::default_bound(layer.weight.value().shape()[1..].iter().product());
-        let bias = Parameter::uniform(device, key.op("bias"), [outputs], bound)?;
+        let bias = kernel::bias(device, key, outputs, &layer.weight)?;
         Ok(ConvTranspose1d { bias: Some(bias), ..layer })
     }
 
@@ -49,8 +48,7 @@ impl ConvTranspose1d {
         geometry: ConvTranspose1dGeometry,
     ) -> Result<Self> {
         let shape = [inputs, outputs / geometry.groups.max(1), kernel];
-        let bound = init::default_bound(shape[1..].iter().product());
-        let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
+        let weight = kernel::weight(device, key, shape)?;
         Ok(ConvTranspose1d { weight, bias: None, geometry })
     }
 }

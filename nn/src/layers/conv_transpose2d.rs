@@ -5,7 +5,7 @@ use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{ConvTranspose2dGeometry, Device, RandomKey};
 
 use crate::error::Result;
-use crate::init;
+use crate::layers::kernel;
 use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
 use crate::node::parameters;
@@ -34,8 +34,7 @@ impl ConvTranspose2d {
         geometry: ConvTranspose2dGeometry,
     ) -> Result<Self> {
         let layer = Self::without_bias(device, key, [inputs, outputs], kernel, geometry)?;
-        let bound = init::default_bound(layer.weight.value().shape()[1..].iter().product());
-        let bias = Parameter::uniform(device, key.op("bias"), [outputs], bound)?;
+        let bias = kernel::bias(device, key, outputs, &layer.weight)?;
         Ok(ConvTranspose2d { bias: Some(bias), ..layer })
     }
 
@@ -51,8 +50,7 @@ impl ConvTranspose2d {
         geometry: ConvTranspose2dGeometry,
     ) -> Result<Self> {
         let shape = [inputs, outputs / geometry.groups.max(1), kernel[0], kernel[1]];
-        let bound = init::default_bound(shape[1..].iter().product());
-        let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
+        let weight = kernel::weight(device, key, shape)?;
         Ok(ConvTranspose2d { weight, bias: None, geometry })
     }
 }

@@ -7,7 +7,7 @@ use lowtide_autograd::{Needs, Pass, Var};
 use lowtide_tensor::{ConvTranspose2dGeometry, Device, RandomKey, Tensor, TensorError};
 
 use crate::error::Result;
-use crate::init;
+use crate::layers::kernel;
 use crate::layers::weight_norm::{Weighted, weighted};
 use crate::module::Module;
 use crate::node::parameters;
@@ -172,8 +172,7 @@ impl ConvTranspose3d {
         geometry: ConvTranspose3dGeometry,
     ) -> Result<Self> {
         let layer = Self::without_bias(device, key, channels, kernel, geometry)?;
-        let bound = init::default_bound(layer.weight.value().shape()[1..].iter().product());
-        let bias = Parameter::uniform(device, key.op("bias"), [channels[1]], bound)?;
+        let bias = kernel::bias(device, key, channels[1], &layer.weight)?;
         Ok(ConvTranspose3d { bias: Some(bias), ..layer })
     }
 
@@ -189,8 +188,7 @@ impl ConvTranspose3d {
         geometry: ConvTranspose3dGeometry,
     ) -> Result<Self> {
         let shape = [inputs, outputs / geometry.groups.max(1), depth, height, width];
-        let bound = init::default_bound(shape[1..].iter().product());
-        let weight = Parameter::uniform(device, key.op("weight"), shape, bound)?;
+        let weight = kernel::weight(device, key, shape)?;
         Ok(ConvTranspose3d { weight, bias: None, geometry })
     }
 }

@@ -20,6 +20,7 @@ pub(crate) mod embedding;
 pub(crate) mod embedding_bag;
 pub(crate) mod flatten;
 pub(crate) mod instance_norm;
+pub(crate) mod kernel;
 pub(crate) mod linear;
 pub(crate) mod linear_weight;
 pub(crate) mod norm;

@@ -1,7 +1,7 @@
-//! Windows over images: which inputs a window holds, and which windows meet an input.
+//! Windows over images: the inputs in a window, and the windows over an input.
 //!
 //! All kernels here gather, the backward ones too: each row of the destination belongs to one task,
-//! sums are in the type that is computed in, and their order is that of the outputs.
+//! and sums, in the type that is computed in, follow the order of the outputs.
 
 use std::ops::Range;
 
@@ -14,10 +14,10 @@ use crate::tensor::Tensor;
 /// The number of windows where the last one does not fit whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SizeRounding {
-    /// Without it: PyTorch's default.
+    /// The last window does not count: PyTorch's default.
     #[default]
     Down,
-    /// With it, unless it would start in the padding on the right (`ceil_mode`).
+    /// The last window counts, unless it would start in the padding on the right (`ceil_mode`).
     Up,
 }
 
@@ -61,8 +61,8 @@ impl Axis {
         }
     }
 
-    /// Places in window `at` with those in the padding, but not those beyond it, which the last
-    /// window has where the count of windows is rounded up.
+    /// Places in window `at` with the padding. Places beyond the padding, which the last window has
+    /// where the count of windows is rounded up, do not count.
     pub(crate) fn padded_len(&self, at: usize) -> usize {
         match self.kind {
             Kind::Stepped { kernel, stride, padding } => {
@@ -102,12 +102,12 @@ pub(crate) fn window_count(
     let slack = if rounding == SizeRounding::Up { stride - 1 } else { 0 };
     let room = in_len.checked_add(2 * padding)?.checked_add(slack)?.checked_sub(reach)?;
     let last = room / stride;
-    // The last window has to start inside the input or the padding on its left.
+    // The last window has to start inside the input or in the padding on the left.
     let is_beyond = rounding == SizeRounding::Up && last * stride >= in_len + padding;
     Some(if is_beyond { last } else { last + 1 })
 }
 
-/// A pair of sizes for an error; nothing where their product is beyond any tensor.
+/// A pair of sizes for an error; no dimensions where their product is beyond any tensor.
 pub(crate) fn pair_shape(pair: [usize; 2]) -> Shape {
     pair[0].checked_mul(pair[1]).map_or(Shape::new(&[]), |_| pair.into())
 }
@@ -125,12 +125,18 @@ pub(crate) fn check_image(op: &'static str, shape: &Shape, right: Shape) -> Resu
     <[usize; 4]>::try_from(&**shape).map_err(|_| mismatch)
 }
 
-/// `x: [B, C, L]` as an image one row high, `[B, C, 1, L]`; an error shows `right` beside it.
+/// `x: [B, C, L]` as an image one row high, `[B, C, 1, L]`; an error shows `right` too.
 pub(crate) fn image_of_sequence(op: &'static str, x: &Tensor, right: Shape) -> Result<Tensor> {
-    if x.shape().len() != 3 {
-        return Err(TensorError::Shape { op, left: *x.shape(), right });
-    }
+    image_shape_of_sequence(op, x.shape(), right)?;
     x.unsqueeze(2)
+}
+
+/// [`image_of_sequence`] for a shape.
+pub(crate) fn image_shape_of_sequence(op: &'static str, x: &Shape, right: Shape) -> Result<Shape> {
+    match **x {
+        [batch, channels, len] => Ok([batch, channels, 1, len].into()),
+        _ => Err(TensorError::Shape { op, left: *x, right }),
+    }
 }
 
 /// Calls `row(plane, row, to)` for each row of planes of `height` rows of `width` elements.

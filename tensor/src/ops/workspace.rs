@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::launch::Kernel;
 use crate::tensor::Tensor;
 
-/// One block of scratch memory, cut into parts: the last operands that a kernel writes.
+/// A block of scratch memory, cut into parts: the last operands that a kernel writes.
 #[derive(Clone, Debug)]
 pub(crate) struct Workspace {
     dtype: DType,

@@ -1,10 +1,11 @@
 //! dq, dk and dv, a head of k and v for each task, which meets its queries block by block.
 //!
-//! Scores lie with the keys along the lanes, turned once for each block of keys. All that a head of
-//! k and v touches is its task's own, so nothing is added up between threads.
+//! Scores lie with the keys along the lanes, transposed once for each block of keys. A task owns
+//! all that a head of k and v touches, so nothing is added up between threads.
 
 use super::block::{
-    BLOCK, Problem, Rows, Sizes, Source, block, exp_fast, panels, scaled, turned, turned_back,
+    BLOCK, Problem, Rows, Sizes, Source, block, exp_fast, panels, scaled, transposed,
+    transposed_back,
 };
 use super::heads_of;
 use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
@@ -16,7 +17,7 @@ use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
 use crate::write_mode::WriteMode;
 
-/// Tasks that scratch is shared out to.
+/// Tasks, each of which needs scratch.
 pub(super) fn task_count(sizes: &Sizes) -> usize {
     sizes.batch * sizes.groups
 }
@@ -28,16 +29,15 @@ pub(super) fn scratch_len(sizes: &Sizes, is_converted: bool) -> usize {
 
 /// The scratch of a task, by role.
 struct Scratch<'a, T> {
-    /// k and v, turned: `[panels][D][W]`.
+    /// k and v, transposed: `[panels][D][W]`.
     k: &'a mut [T],
     v: &'a mut [T],
-    /// Their gradients, turned.
+    /// The gradients of k and v, transposed.
     dk: &'a mut [T],
     dv: &'a mut [T],
     /// k in panels of its columns: `[D / W][BLOCK][W]`.
     k_rows: &'a mut [T],
-    /// Weights and gradients of scores of one panel of keys, `[BLOCK][W]`, and what dropout makes
-    /// of a weight of 1.
+    /// Weights and gradients of scores of one panel of keys, `[BLOCK][W]`, and dropout's factors.
     p: &'a mut [T],
     ds: &'a mut [T],
     kept: &'a mut [T],
@@ -45,10 +45,10 @@ struct Scratch<'a, T> {
     ds_rows: &'a mut [T],
     /// dq of the heads that share the keys, rows padded to whole panels.
     dq: &'a mut [T],
-    /// Σ dy·y of their queries.
+    /// Σ dy·y of the queries of these heads.
     delta: &'a mut [T],
-    /// q times the scale, as forward multiplies it: scores are the same numbers, and weights sum to
-    /// 1, also where a rounding of the scores is large.
+    /// q times the scale, as forward multiplies it, so that scores are the same numbers. Weights
+    /// then sum to 1 also where a rounding of the scores is large.
     q: &'a mut [T],
     /// dy and rows of k, where they have to be converted.
     dy: &'a mut [T],
@@ -110,7 +110,7 @@ pub(super) fn backward<E: Element, T: SimdFloat>(
     });
 }
 
-/// One head of k and v.
+/// A head of k and v, and the heads of q that share it.
 struct Keys<'a, E, T> {
     problem: &'a Problem<'a, E>,
     index: usize,
@@ -137,8 +137,8 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Keys<'_, E, T> {
             let count = BLOCK.min(keys - j);
             let Scratch { k, v, dk, dv, k_rows, k_converted, .. } = &mut self.scratch;
             let (b, g) = (self.index / groups, self.index % groups);
-            turned(simd, problem.k.at(b, g), j, [count, dim], width, T::ONE, k);
-            turned(simd, problem.v.at(b, g), j, [count, v_dim], width, T::ONE, v);
+            transposed(simd, problem.k.at(b, g), j, [count, dim], width, T::ONE, k);
+            transposed(simd, problem.v.at(b, g), j, [count, v_dim], width, T::ONE, v);
             let rows = block(problem.k.at(b, g), j, [count, dim], k_converted);
             panels(rows, [count, dim], [BLOCK, width], k_rows);
             dk.fill(T::ZERO);
@@ -149,8 +149,8 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Keys<'_, E, T> {
                 }
             }
             let Scratch { dk, dv, .. } = &self.scratch;
-            turned_back(simd, dk, dim, width, &mut self.dk[j * dim..][..count * dim]);
-            turned_back(simd, dv, v_dim, width, &mut self.dv[j * v_dim..][..count * v_dim]);
+            transposed_back(simd, dk, dim, width, &mut self.dk[j * dim..][..count * dim]);
+            transposed_back(simd, dv, v_dim, width, &mut self.dv[j * v_dim..][..count * v_dim]);
         }
         let scale = T::from_f64(scale);
         let rows = self.scratch.dq.chunks_exact(padded(dim).max(1));
@@ -231,7 +231,7 @@ impl<E: Element, T: SimdFloat> Keys<'_, E, T> {
             for (row, p) in p.chunks_exact_mut(width).enumerate() {
                 let visible = problem.visible(i + row).saturating_sub(first).min(lanes);
                 p[visible..].fill(T::NEG_INFINITY);
-                // With no key seen, the powers have to be 0 and not 1.
+                // A query that sees no key has powers of 0, not 1.
                 let shift = if lse[row] == T::NEG_INFINITY { T::INFINITY } else { lse[row] };
                 for p in p {
                     *p = exp_fast::<T, S>(*p - shift);
@@ -269,7 +269,7 @@ impl<E: Element, T: SimdFloat> Keys<'_, E, T> {
     }
 }
 
-/// Σ a·b, in as many sums as fill a few vectors.
+/// Σ a·b, in the lanes of a few vectors.
 #[inline(always)]
 fn dot<E: Element, T: SimdFloat>(a: &[E], b: &[E]) -> T {
     const LANE_COUNT: usize = 16;

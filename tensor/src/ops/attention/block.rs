@@ -1,4 +1,4 @@
-//! What both directions of attention share: sizes, operands, masks, blocks.
+//! Sizes, operands, masks and blocks of both directions of attention.
 
 use super::{AttentionOptions, Causal};
 use crate::cpu::gemm::Matrix;
@@ -57,7 +57,7 @@ pub(super) enum Mask<'a, E> {
     None,
     /// The pairs that count.
     Keep(Source<'a, Bool>),
-    /// What is added to the scores.
+    /// The numbers that are added to the scores.
     Add(Source<'a, E>),
 }
 
@@ -76,7 +76,7 @@ impl<E: Element> Problem<'_, E> {
         self.options.factor(self.sizes.dim)
     }
 
-    /// How many keys query `i` sees by its place: the first ones.
+    /// The number of keys that query `i` sees by its place: the first ones.
     pub(super) fn visible(&self, i: usize) -> usize {
         let Sizes { queries, keys, .. } = self.sizes;
         match self.options.causal {
@@ -174,7 +174,7 @@ impl<E: Element> Problem<'_, E> {
     }
 }
 
-/// What the rows of a block of scores are.
+/// The rows of a block of scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rows {
     Keys,
@@ -222,18 +222,18 @@ pub(super) fn scaled<'a, E: Element, T: SimdFloat>(
 
 /// e^x of a score less a larger one, or less the log-sum-exp that it is part of.
 ///
-/// The difference first: its error is that of a unit of the scores, whatever they are counted in,
-/// and it is exact for the largest. Scores in units of ln 2 would spare the product, but a
-/// log-sum-exp that is kept in units of 1 then comes back with two more roundings.
+/// The difference comes first, because it is exact for the largest score. Scores in units of ln 2
+/// would spare the product, but a log-sum-exp, which is kept in units of 1, would be rounded twice
+/// more.
 #[inline(always)]
 pub(super) fn exp_fast<T: SimdFloat, S: Simd<T>>(x: T) -> T {
     (x * T::from_f64(std::f64::consts::LOG2_E)).exp2_fast_in::<S>()
 }
 
-/// Rows `first..first + rows` of `x` times `factor`, in panels of `width` rows turned into columns:
-/// `[panels][cols][width]`, 0 where there is no row.
+/// Transposes rows `first..first + rows` of `x` times `factor`, in panels of `width` rows:
+/// `[panels][cols][width]`, with zeros for missing rows.
 #[inline(always)]
-pub(super) fn turned<E: Element, T: SimdFloat, S: Simd<T>>(
+pub(super) fn transposed<E: Element, T: SimdFloat, S: Simd<T>>(
     simd: S,
     x: Matrix<'_, E>,
     first: usize,
@@ -265,7 +265,8 @@ pub(super) fn turned<E: Element, T: SimdFloat, S: Simd<T>>(
     }
 }
 
-/// Rows of `x` in panels of `width` columns: `[panels][stride][width]`, 0 where there is none.
+/// Copies rows of `x` in panels of `width` columns: `[panels][stride][width]`, filled up with
+/// zeros.
 #[inline(always)]
 pub(super) fn panels<T: SimdFloat>(
     x: Matrix<'_, T>,
@@ -291,9 +292,9 @@ pub(super) fn panels<T: SimdFloat>(
     }
 }
 
-/// The inverse of [`turned`] without a factor: rows of `cols`.
+/// The inverse of [`transposed`] without a factor: rows of `cols`.
 #[inline(always)]
-pub(super) fn turned_back<T: SimdFloat, E: Element, S: Simd<T>>(
+pub(super) fn transposed_back<T: SimdFloat, E: Element, S: Simd<T>>(
     simd: S,
     x: &[T],
     cols: usize,

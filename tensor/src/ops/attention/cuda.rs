@@ -76,13 +76,13 @@ impl Passes {
         }
     }
 
-    /// The grid for heads that have so many rows, whose columns are so many blocks'.
+    /// The grid for heads of `rows` rows, whose columns take several blocks.
     fn grid(&self, heads: usize, rows: usize, parts: usize) -> Grid {
         grid(heads * rows.div_ceil(self.rows) * parts, self.threads)
     }
 }
 
-/// What all kernels are told besides their operands.
+/// The sizes and options that all kernels take besides their operands.
 struct Told<'a> {
     keep: Argument<'a>,
     add: Argument<'a>,

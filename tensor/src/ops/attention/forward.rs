@@ -1,10 +1,10 @@
 //! y and its log-sum-exp, a block of queries for each task.
 //!
-//! Scores lie with the queries along the lanes: then k and v are read as they lie, the largest
-//! score and the sum of a query are vector operations, and only q and y are turned, once for each
+//! Scores lie with the queries along the lanes. So k and v are read as they lie, the largest score
+//! and the sum of a query are vector operations, and only q and y are transposed, once for each
 //! block of queries.
 
-use super::block::{BLOCK, Problem, Rows, Sizes, block, exp_fast, turned};
+use super::block::{BLOCK, Problem, Rows, Sizes, block, exp_fast, transposed};
 use super::heads_of;
 use crate::cpu::chunk::{Blocks, Chunked, for_each_part_with_scratch};
 use crate::cpu::math::SimdFloat;
@@ -15,13 +15,13 @@ use crate::cpu::turn::turn_rows;
 use crate::dtype::Element;
 use crate::write_mode::WriteMode;
 
-/// Tasks that scratch is shared out to.
+/// Tasks, each of which needs scratch.
 pub(super) fn task_count(sizes: &Sizes) -> usize {
     sizes.batch * sizes.heads * sizes.queries.div_ceil(BLOCK).max(1)
 }
 
-/// Elements of scratch for one thread: q turned, y so far, scores, and k and v if they have to be
-/// converted.
+/// Elements of scratch for one thread: the transposed q, y so far, scores, and k and v if they have
+/// to be converted.
 pub(super) fn scratch_len(sizes: &Sizes, is_converted: bool) -> usize {
     let dims = sizes.dim + sizes.v_dim;
     BLOCK * (dims + PANEL_WIDTH_MAX + if is_converted { dims } else { 0 })
@@ -51,7 +51,7 @@ pub(super) fn forward<E: Element, T: SimdFloat>(
     );
 }
 
-/// One block of queries: those of `lse`, from number `first` of head `row` on.
+/// A block of queries, one for each element of `lse`, from number `first` of head `row` on.
 struct Queries<'a, E, T> {
     problem: &'a Problem<'a, E>,
     row: usize,
@@ -71,13 +71,21 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Queries<'_, E, T> {
             return;
         }
         let heads = heads_of(&problem.sizes, row);
-        let (q_turned, rest) = scratch.split_at_mut(BLOCK * dim);
+        let (q_transposed, rest) = scratch.split_at_mut(BLOCK * dim);
         let (sums, rest) = rest.split_at_mut(BLOCK * v_dim);
         let (scores, converted) = rest.split_at_mut(BLOCK * PANEL_WIDTH_MAX);
         let converted_len = if converted.is_empty() { 0 } else { BLOCK * dim };
         let (k_converted, v_converted) = converted.split_at_mut(converted_len);
         let factor = T::from_f64(problem.scale());
-        turned(simd, problem.q.at(heads.b, heads.h), first, [count, dim], width, factor, q_turned);
+        transposed(
+            simd,
+            problem.q.at(heads.b, heads.h),
+            first,
+            [count, dim],
+            width,
+            factor,
+            q_transposed,
+        );
         sums.fill(T::ZERO);
         let mut state = [Running::<T>::new(); BLOCK / 8];
         let (k, v) = (problem.k.at(heads.b, heads.g), problem.v.at(heads.b, heads.g));
@@ -94,7 +102,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Queries<'_, E, T> {
                     continue;
                 }
                 let scores = &mut scores[..key_count * width];
-                let q = &q_turned[panel * dim * width..][..dim * width];
+                let q = &q_transposed[panel * dim * width..][..dim * width];
                 simd.call(PanelProduct {
                     size: [key_count, dim],
                     a: k,
@@ -139,7 +147,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Queries<'_, E, T> {
     }
 }
 
-/// Sets the scores of the keys behind what a query sees to -∞.
+/// Sets the scores of keys that a query does not see by its place to -∞.
 #[inline(always)]
 fn hide<E: Element, T: SimdFloat>(
     problem: &Problem<'_, E>,
@@ -167,7 +175,7 @@ impl<T: SimdFloat> Running<T> {
         Running { max: [T::NEG_INFINITY; PANEL_WIDTH_MAX], total: [T::ZERO; PANEL_WIDTH_MAX] }
     }
 
-    /// Makes scores powers relative to the largest score, and what was summed before too.
+    /// Makes scores powers relative to the largest score so far, and rescales the sums before.
     #[inline(always)]
     fn meet<S: Simd<T>>(&mut self, width: usize, scores: &mut [T], sums: &mut [T]) {
         let mut max = self.max;
@@ -181,7 +189,7 @@ impl<T: SimdFloat> Running<T> {
         let mut factor = [T::ONE; PANEL_WIDTH_MAX];
         let mut changed = false;
         for lane in 0..width {
-            // Where all is hidden so far, any shift does.
+            // Any shift is right where all keys were hidden so far.
             let is_seen = max[lane] > T::NEG_INFINITY;
             shift[lane] = if is_seen { max[lane] } else { T::ZERO };
             factor[lane] = exp_fast::<T, S>(self.max[lane] - shift[lane]);

@@ -27,7 +27,7 @@ use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use block::{Heads, Mask, Problem, Sizes, Source};
 
-/// Which keys a query may see by its place.
+/// The keys that a query may see by its place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Causal {
     /// All of them.
@@ -36,27 +36,27 @@ pub enum Causal {
     /// Query `i` sees keys `0..=i`: PyTorch's `is_causal`.
     UpperLeft,
     /// The last query sees all keys, the one before it all but the last, and so on: queries that
-    /// continue a sequence whose keys are kept. The same as `UpperLeft` where lengths are equal.
+    /// continue a sequence whose keys are kept. Equals `UpperLeft` where lengths are equal.
     LowerRight,
 }
 
-/// Weights that are set to 0 at random, the others scaled up so that the mean stays.
+/// Weights that are set to 0 at random. The other weights are scaled up, so that the mean stays.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionDropout {
     /// The weight of query `i` (counted over samples, heads and queries) and key `j` is decided by
     /// word `j % 4` of block `i * ceil(S / 4) + j / 4` of the key's stream.
     pub key: RandomKey,
-    /// Of a weight becoming 0, to 32 bits.
+    /// The probability that a weight becomes 0, to 32 bits.
     pub probability: f64,
-    /// The number of the first sample of q, from which the samples are counted: a part of a batch
-    /// drops what the whole batch would.
+    /// The number of the first sample of q. Samples are counted from it, so that a part of a batch
+    /// drops the weights that the whole batch would drop.
     pub first_sample: u64,
 }
 
-/// How [`Tensor::attention`] weighs.
+/// The weights of [`Tensor::attention`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// Which keys a query may see by its place, besides what a mask says.
+    /// The keys that a query may see by its place. A mask may hide more of them.
     pub causal: Causal,
     /// Factor of the scores; `1 / sqrt(D)` if absent.
     pub scale: Option<f64>,
@@ -71,7 +71,7 @@ impl AttentionOptions {
     }
 }
 
-/// What [`Tensor::attention`] computes.
+/// The results of [`Tensor::attention`].
 #[derive(Clone, Debug)]
 pub struct Attention {
     /// The weighted sums of v.
@@ -83,17 +83,17 @@ pub struct Attention {
 
 /// Bytes of scratch that attention and its gradients take beside their results: on a processor a
 /// few blocks for each thread, and for backward dq of the heads that share a key; on an NVIDIA
-/// device none, and for backward a number for each query. No more than linear in the lengths.
+/// device none, and for backward a number for each query. They grow linearly with the lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionWorkspace {
-    /// Of [`Tensor::attention`].
+    /// Bytes of [`Tensor::attention`].
     pub forward_bytes: usize,
-    /// Of [`Tensor::attention_backward`].
+    /// Bytes of [`Tensor::attention_backward`].
     pub backward_bytes: usize,
 }
 
 impl AttentionWorkspace {
-    /// That of attention over q, k and v of these shapes and `dtype` on `device`.
+    /// The workspace of attention over q, k and v of these shapes and `dtype` on `device`.
     ///
     /// # Errors
     /// Those of [`Tensor::attention`].
@@ -116,8 +116,8 @@ impl Display for AttentionWorkspace {
     }
 }
 
-/// Elements of scratch forwards and backwards. On a processor there is some for each thread that
-/// works on a task; on an NVIDIA device backward keeps Σ dy·y of each query.
+/// Elements of scratch of both directions. On a processor each thread that works on a task has its
+/// own; on an NVIDIA device backward keeps Σ dy·y of each query.
 fn workspace_lens(device: &Device, sizes: &Sizes, dtype: DType) -> [usize; 2] {
     if device.kind() == DeviceKind::Cuda {
         return [0, sizes.batch * sizes.heads * sizes.queries];
@@ -130,7 +130,10 @@ fn workspace_lens(device: &Device, sizes: &Sizes, dtype: DType) -> [usize; 2] {
     ]
 }
 
-/// The sizes of attention over q, k and v, if they go together.
+/// The sizes of attention over q, k and v.
+///
+/// # Errors
+/// `Shape` if they do not go together.
 fn sizes(op: &'static str, [q, k, v]: [Shape; 3]) -> Result<Sizes> {
     let mismatch = |left, right| Err(TensorError::Shape { op, left, right });
     let &[batch, heads, queries, dim] = &*q else { return mismatch(q, k) };
@@ -146,7 +149,7 @@ fn sizes(op: &'static str, [q, k, v]: [Shape; 3]) -> Result<Sizes> {
     Ok(Sizes { batch, heads, groups, queries, keys, dim, v_dim })
 }
 
-/// What both directions know.
+/// The sizes, options and element type of both directions.
 #[derive(Clone, Copy)]
 struct Launch {
     sizes: Sizes,
@@ -269,10 +272,10 @@ impl Tensor {
     /// `softmax(scale · q kᵀ + mask) v` for each head, for `self = q`. Memory is linear in the
     /// lengths: beside the results, a few blocks for each thread.
     ///
-    /// A `Bool` mask says which keys count; one of q's type is added to the scores. It broadcasts
-    /// to `[B, H, T, S]`. Where a query sees no key, y is 0, as in PyTorch, and so are the
-    /// gradients. The half types are computed in f32; where tensor cores multiply, weights and the
-    /// gradients of scores are rounded to the type before.
+    /// A `Bool` mask says which keys count; a mask of q's type is added to the scores. Masks
+    /// broadcast to `[B, H, T, S]`. Where a query sees no key, y is 0, as in PyTorch, and so are
+    /// the gradients. The half types are computed in f32; where tensor cores multiply, weights and
+    /// the gradients of scores are rounded to the half type before.
     ///
     /// # Shapes
     /// `q: [B, H, T, D], k: [B, G, S, D], v: [B, G, S, E] → [B, H, T, E], [B, H, T]`, where G
@@ -346,7 +349,7 @@ impl Tensor {
     }
 }
 
-/// The head of k and v that serves head `h` of q, and where both stand in a batch.
+/// The head of q with number `row`, counted over the batch, and the head of k and v that serves it.
 fn heads_of(sizes: &Sizes, row: usize) -> Heads {
     let (b, h) = (row / sizes.heads, row % sizes.heads);
     Heads { b, h, g: h / (sizes.heads / sizes.groups) }

@@ -25,12 +25,12 @@ use cpu::Means;
 /// The divisor of the sum of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Divisor {
-    /// All of its places, those in the padding too: PyTorch's default (`count_include_pad`).
+    /// The number of places, the padding included: PyTorch's default (`count_include_pad`).
     #[default]
     Window,
-    /// The places inside the input.
+    /// The number of places inside the input.
     Inside,
-    /// This number, however many places there are: `divisor_override`.
+    /// A fixed number: `divisor_override`.
     Exactly(NonZeroUsize),
 }
 
@@ -39,7 +39,7 @@ pub enum Divisor {
 pub struct AvgPool {
     /// The divisor of sums.
     pub divisor: Divisor,
-    /// The number of windows where the last one does not fit whole.
+    /// The rounding of the number of windows.
     pub rounding: SizeRounding,
 }
 
@@ -125,8 +125,8 @@ fn backward(op: &'static str, dy: &Tensor, x_shape: Shape, shape: Means) -> Resu
 }
 
 impl Tensor {
-    /// The mean of each window; zeros stand in the padding. Every float type, sums of half types
-    /// in f32.
+    /// The mean of each window; the padding is zeros. Every float type; half types are summed in
+    /// f32.
     ///
     /// # Shapes
     /// `[B, C, H, W] → [B, C, H', W']` with `H' = (H + 2 padding - kernel) / stride + 1`, rounded
@@ -185,7 +185,7 @@ impl Tensor {
     }
 
     /// The means of `out_size[0] × out_size[1]` windows that cover the image; `[1, 1]` is the mean
-    /// of all of it. Window i of n rows goes from ⌊i H / n⌋ to ⌈(i + 1) H / n⌉, as in PyTorch.
+    /// of the image. Window i of n rows reaches from ⌊i H / n⌋ to ⌈(i + 1) H / n⌉, as in PyTorch.
     ///
     /// # Shapes
     /// `[B, C, H, W] → [B, C, out_size[0], out_size[1]]`.

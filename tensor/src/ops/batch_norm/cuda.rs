@@ -46,9 +46,8 @@ impl OnCuda for Forward {
         let Forward { shape, has: [has_weight, has_bias] } = &self;
         let (image, words) = (BATCH_NORM.of(shape.dtype), shape.words());
         let x = operands.read(0).to_read();
-        let given = |is_there: bool, index: usize| match is_there {
-            true => operands.read(index).to_read(),
-            false => Argument::Nothing,
+        let given = |is_there: bool, index: usize| {
+            if is_there { operands.read(index).to_read() } else { Argument::Nothing }
         };
         let bias_at = 1 + usize::from(*has_weight);
         let (weight, bias) = (given(*has_weight, 1), given(*has_bias, bias_at));

@@ -65,9 +65,8 @@ pub(super) fn gradient<E: Element>(
             },
         );
     } else {
-        sums(pairs, x, y, dx, |t, d| match t == 0.0 {
-            true => 0.0,
-            false => sign(t) * (t.abs() / d).powf(order - 1.0),
+        sums(pairs, x, y, dx, |t, d| {
+            if t == 0.0 { 0.0 } else { sign(t) * (t.abs() / d).powf(order - 1.0) }
         });
     }
 }

@@ -1,9 +1,9 @@
-//! Results whose length only the values know: masked_select and nonzero. With a length of their
-//! own, and in the other direction: nonzero_static and masked_scatter.
+//! Results whose length depends on values: masked_select and nonzero. Fixed lengths, and the other
+//! direction: nonzero_static and masked_scatter.
 //!
-//! A result of unknown length is a view of a tensor as large as it could have been, so that a
-//! simulated device makes the same allocations as the real one. How long the view is, the caller
-//! has to assume there.
+//! A result of unknown length is a view of a tensor of the largest possible length, so that a
+//! simulated device makes the same allocations as the real one. The caller has to assume the length
+//! of the view there.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -28,7 +28,7 @@ use cpu::Mask;
 enum Rest {
     /// Whatever the memory held before: a view leaves it out.
     Any,
-    /// This number everywhere.
+    /// A number everywhere.
     Filled(i64),
 }
 
@@ -71,7 +71,7 @@ impl FullKernel for MaskedSelect<'_> {
     }
 }
 
-/// Fills what is left of `y` after its first `count` elements.
+/// Fills `y` behind its first `count` elements.
 fn fill_rest<T: Element>(y: &mut [T], count: usize, rest: Rest) {
     if let (Some(y), Rest::Filled(value)) = (y.get_mut(count..), rest) {
         y.fill(T::from_i64(value));
@@ -117,8 +117,8 @@ impl FullKernel for Nonzero<'_> {
     }
 }
 
-/// Sends the elements of the third operand, one after the other, to where the first one is true;
-/// the second is what the others are.
+/// Writes the elements of the third operand, one after the other, where the first one is true, and
+/// elements of the second one elsewhere.
 struct MaskedScatter {
     dtype: DType,
     len: usize,
@@ -170,8 +170,8 @@ impl Tensor {
         Ok(())
     }
 
-    /// The first `count` rows of this upper bound; on a simulated device `assumed` ones, and its
-    /// list of assumptions then names the caller's place.
+    /// The first `count` rows of this upper bound. On a simulated device they are `assumed` rows,
+    /// and its list of assumptions names the caller's place.
     #[track_caller]
     pub(crate) fn shortened(
         &self,
@@ -259,8 +259,8 @@ impl Tensor {
         y.shortened(op, count, assumed_count)
     }
 
-    /// The first `count` of [`Tensor::nonzero`], and as many rows of `fill` as are missing: a
-    /// result whose shape does not depend on values. (PyTorch's default is to fill with -1.)
+    /// The first `count` rows of [`Tensor::nonzero`]; missing rows are `fill`. The shape does not
+    /// depend on values. (PyTorch's default is to fill with -1.)
     ///
     /// # Shapes
     /// `[..] → [count, rank]`.
@@ -313,7 +313,8 @@ impl Tensor {
     }
 
     /// The gradient of the source through [`Tensor::masked_scatter`], for `self = dy`: the elements
-    /// where `mask` is true one after the other, and 0 for those of the source that are not used.
+    /// where `mask` is true, one after the other, and 0 for elements of the source that are not
+    /// used.
     ///
     /// # Shapes
     /// The result's is `source`.

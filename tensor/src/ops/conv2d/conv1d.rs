@@ -1,12 +1,12 @@
-//! Convolutions of sequences, as of images one row high: `[B, C, L]` is `[B, C, 1, L]` for nothing.
+//! Convolutions of sequences: images one row high. A view makes `[B, C, L]` a `[B, C, 1, L]`.
 
 use super::{Conv2d, Conv2dGeometry, ConvTranspose2dGeometry, transposed};
-use crate::error::{Result, TensorError};
+use crate::error::Result;
 use crate::layout::Shape;
-use crate::ops::windows::image_of_sequence;
+use crate::ops::windows::{image_of_sequence, image_shape_of_sequence};
 use crate::tensor::Tensor;
 
-/// How a convolution walks over sequences; PyTorch's defaults.
+/// Steps and zeros of a convolution over sequences; PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv1dGeometry {
     /// Step between outputs, at least 1.
@@ -37,14 +37,14 @@ impl Conv1dGeometry {
     }
 }
 
-/// How a transposed convolution walks over sequences; PyTorch's defaults.
+/// Steps and borders of a transposed convolution over sequences; PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvTranspose1dGeometry {
     /// Step between inputs in the result, at least 1.
     pub stride: usize,
     /// Positions left out on each side of the result.
     pub padding: usize,
-    /// Positions more at the end of the result, less than the stride.
+    /// Positions added at the end of the result, less than the stride.
     pub output_padding: usize,
     /// Step between the taps of the kernel, at least 1.
     pub dilation: usize,
@@ -69,14 +69,6 @@ impl ConvTranspose1dGeometry {
             groups,
         }
     }
-}
-
-/// `[B, C, L]` as `[B, C, 1, L]`.
-fn lifted(op: &'static str, x: &Shape, right: &Shape) -> Result<Shape> {
-    let &[batch, channels, len] = &**x else {
-        return Err(TensorError::Shape { op, left: *x, right: *right });
-    };
-    Ok([batch, channels, 1, len].into())
 }
 
 impl Tensor {
@@ -112,7 +104,7 @@ impl Tensor {
         geometry: Conv1dGeometry,
     ) -> Result<Tensor> {
         let op = "conv1d_backward_input";
-        let x_shape = lifted(op, &x_shape, w.shape())?;
+        let x_shape = image_shape_of_sequence(op, &x_shape, *w.shape())?;
         let dy = image_of_sequence(op, self, x_shape)?;
         let w = image_of_sequence(op, w, x_shape)?;
         Conv2d::backward_input(op, &dy, &w, x_shape, geometry.as_2d())?.squeeze(2)
@@ -130,7 +122,7 @@ impl Tensor {
         geometry: Conv1dGeometry,
     ) -> Result<Tensor> {
         let op = "conv1d_backward_weight";
-        let w_shape = lifted(op, &w_shape, x.shape())?;
+        let w_shape = image_shape_of_sequence(op, &w_shape, *x.shape())?;
         let dy = image_of_sequence(op, self, w_shape)?;
         let x = image_of_sequence(op, x, w_shape)?;
         Conv2d::backward_weight(op, &dy, &x, w_shape, geometry.as_2d())?.squeeze(2)
@@ -168,7 +160,7 @@ impl Tensor {
         geometry: ConvTranspose1dGeometry,
     ) -> Result<Tensor> {
         let op = "conv_transpose1d_backward_input";
-        let x_shape = lifted(op, &x_shape, w.shape())?;
+        let x_shape = image_shape_of_sequence(op, &x_shape, *w.shape())?;
         let dy = image_of_sequence(op, self, x_shape)?;
         let w = image_of_sequence(op, w, x_shape)?;
         transposed::backward_input(op, &dy, &w, x_shape, geometry.as_2d())?.squeeze(2)
@@ -186,7 +178,7 @@ impl Tensor {
         geometry: ConvTranspose1dGeometry,
     ) -> Result<Tensor> {
         let op = "conv_transpose1d_backward_weight";
-        let w_shape = lifted(op, &w_shape, x.shape())?;
+        let w_shape = image_shape_of_sequence(op, &w_shape, *x.shape())?;
         let dy = image_of_sequence(op, self, w_shape)?;
         let x = image_of_sequence(op, x, w_shape)?;
         transposed::backward_weight(op, &dy, &x, w_shape, geometry.as_2d())?.squeeze(2)

@@ -170,7 +170,7 @@ fn square(batch: usize, channels: [usize; 2], side: usize, kernel: usize) -> Con
     }
 }
 
-/// Those whose rows of outputs are whole vectors, in some of the three products.
+/// Shapes whose rows of outputs are whole vectors, in some of the three products.
 fn shapes_of_whole_vectors() -> impl Strategy<Value = Conv2dShape> {
     let channels = (1..=4usize, 1..=12usize, 1..=3usize);
     let window = (pair(1..=4), pair(0..=5), pair(1..=3));
@@ -194,7 +194,7 @@ fn shapes_of_whole_vectors() -> impl Strategy<Value = Conv2dShape> {
     )
 }
 
-/// Those that meet each number of x at most once.
+/// Shapes that read each number of x at most once.
 fn shapes_of_patches() -> impl Strategy<Value = Conv2dShape> {
     let window = pair(1..=5).prop_flat_map(|[h, w]| (Just([h, w]), [h..=6usize, w..=6usize]));
     (1..=4usize, [0..=5usize, 1..=20usize], pair(7..=40), window).prop_map(
@@ -336,7 +336,7 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
         // Columns of several blocks of images, and of one image each.
         square(31, [150, 3], 7, 3),
         square(3, [1200, 2], 7, 3),
-        // The same of larger planes, for the gradient for w.
+        // Columns of larger planes, for the gradient of w.
         square(5, [16, 8], 8, 3),
         Conv2dShape { stride: [2; 2], padding: [1; 2], ..square(3, [12, 20], 32, 4) },
     ] {
@@ -348,7 +348,7 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
     }
 }
 
-/// What lies beside a row in memory is multiplied by nothing, not by zeros.
+/// Numbers beside a row in memory are not multiplied, not even by zeros.
 #[test]
 fn infinite_channel_leaves_the_gradients_of_others_finite() {
     let shapes = [

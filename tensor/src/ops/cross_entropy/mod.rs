@@ -25,7 +25,7 @@ use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use launches::Inputs;
 
-/// What [`Tensor::cross_entropy`] computes.
+/// The results of [`Tensor::cross_entropy`].
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// The sum of the losses of the positions that count, without dimensions, in f32 or f64.

@@ -1,9 +1,9 @@
 //! The sums over alignments. State s of a target of L labels is a blank if s is even, and label
-//! `s / 2` if it is odd; from it an alignment stays, goes on by one, or by two over a blank between
-//! different labels.
+//! `s / 2` if it is odd. An alignment stays in a state, advances by one, or by two over a blank
+//! between different labels.
 //!
-//! - α: the probability of all ways to be in state s at step t, that step included.
-//! - β: the probability of all ways from there to the end, that step left out.
+//! - α: the probability of all ways to state s at step t, that step included.
+//! - β: the probability of all ways from state s at step t to the end, that step excluded.
 
 use super::Sizes;
 use crate::dtype::Element;
@@ -12,7 +12,7 @@ use crate::operand_view::View;
 
 const NEVER: f64 = f64::NEG_INFINITY;
 
-/// The operands, with the labels of each sample one row of the targets.
+/// The operands. A row of the targets is the labels of one sample.
 pub(super) struct Batch<'a, E> {
     pub(super) sizes: Sizes,
     pub(super) targets: &'a [i64],
@@ -69,13 +69,13 @@ impl<E: Element> Batch<'_, E> {
         }
     }
 
-    /// Whether an alignment may go from `state - 2` to `state`.
+    /// True if an alignment may advance from `state - 2` to `state`.
     fn skips(&self, sample: usize, state: usize) -> bool {
         state >= 2 && self.class(sample, state) != self.class(sample, state - 2)
     }
 
     /// The logarithm of the target's probability. `alphas` has `row_count` rows of states, which
-    /// are used in turn: with as many as steps, it has them all afterwards.
+    /// are used in turn; a row for each step holds all α afterwards.
     pub(super) fn log_likelihood(
         &self,
         sample: usize,

@@ -1,4 +1,4 @@
-//! Chunk by chunk: logits, their losses and gradients in place, then the products with those.
+//! Chunks of rows: logits, their losses and gradients in place, then the products with those.
 
 use super::{LinearCrossEntropyKernel, LinearCrossEntropyOptions, Sizes};
 use crate::cpu::Cpu;
@@ -116,7 +116,7 @@ struct Chunk<'a, T, E> {
     bias: Option<&'a [E]>,
     labels: &'a [i64],
     options: LinearCrossEntropyOptions,
-    /// The gradient of the loss, if that of the logits is asked for.
+    /// The gradient of the loss, if the gradient of the logits is asked for.
     dy: Option<T>,
 }
 
@@ -145,7 +145,7 @@ struct Row<'a, T, E> {
     /// None where the row does not count.
     label: Option<usize>,
     smoothing: f64,
-    /// The gradient of the loss, if that of the logits is asked for.
+    /// The gradient of the loss, if the gradient of the logits is asked for.
     dy: Option<T>,
     loss: &'a mut T,
 }
@@ -165,7 +165,7 @@ impl<T: SimdFloat, E: Element> SimdKernel<T> for Row<'_, T, E> {
             logits.iter_mut().zip(bias).for_each(|(z, b)| *z += b.cast());
         }
         let max = logits.iter().fold(T::NEG_INFINITY, |max, &z| max.maximum(z));
-        // An ∞ or NaN among them would turn each into NaN.
+        // An ∞ or NaN among the logits would make each of them NaN.
         let shift = if max.is_finite() { max } else { T::ZERO };
         let (mut powers, mut plain) = ([T::ZERO; LANES], [T::ZERO; LANES]);
         for chunk in logits.chunks(LANES) {

@@ -17,20 +17,20 @@ use Parameter::{F64, I64, Read, U64, Words, Write};
 /// `struct Rows`.
 const ROWS: Parameter = Words(4);
 
-/// Threads of a block, at most; it takes whole rows.
+/// Threads of a block, at most. A block takes whole rows.
 const THREADS_MAX: usize = 256;
 
-/// The most blocks of a grid; each then takes several rows.
+/// Blocks of a grid, at most. Each takes several rows if there are more.
 const BLOCKS_MAX: usize = 1 << 16;
 
-/// What of a chunk, or of all rows, a kernel looks at.
+/// The rows that a kernel reads: a chunk, or all of them.
 #[derive(Clone, Copy)]
 struct Rows {
     op: &'static str,
     dtype: DType,
     rows: usize,
     classes: usize,
-    /// From the logits of one row to those of the next.
+    /// Elements from the logits of one row to the logits of the next.
     row_len: usize,
     ignore_index: i64,
 }
@@ -89,9 +89,8 @@ impl Kernel for Losses {
 
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let Losses { of, smoothing, has_bias, has_dy, has_db } = self;
-        let read = |is_there: bool, index: usize| match is_there {
-            true => operands.read(index).to_read(),
-            false => Argument::Nothing,
+        let read = |is_there: bool, index: usize| {
+            if is_there { operands.read(index).to_read() } else { Argument::Nothing }
         };
         let kernel = Signature {
             name: typed_name!("loss_of_logits", of.dtype),
@@ -109,9 +108,10 @@ impl Kernel for Losses {
             return Ok(());
         }
         let (db, gradients) = (operands.write(2), operands.write(0).to_read());
-        let name = match db.dtype() == of.dtype {
-            true => typed_name!("add_columns", of.dtype),
-            false => typed_name!("add_columns_wide", of.dtype),
+        let name = if db.dtype() == of.dtype {
+            typed_name!("add_columns", of.dtype)
+        } else {
+            typed_name!("add_columns_wide", of.dtype)
         };
         let kernel = Signature { name, parameters: &[Write, Read, I64, ROWS] };
         let step = Argument::I64(db.layout().strides()[0] as i64);
@@ -152,22 +152,22 @@ impl Kernel for Total {
         cuda.with_complaint(|complaint| {
             let (number, words) = (Argument::U64(number), Argument::Words(&words));
             let arguments = [sum, count, complaint, losses, labels, number, words];
-            // One block: it adds in one order.
+            // One block adds in one order.
             let grid = Grid::row(1, THREADS_MAX as u32);
             cuda.launch(LINEAR_CROSS_ENTROPY.of(of.dtype), &kernel, grid, &arguments)
         })
     }
 }
 
-/// What is computed of the gradients.
+/// The gradients that are computed.
 pub(super) struct Gradients<'a> {
-    /// Of the sum of the losses.
+    /// The gradient of the sum of the losses.
     pub(super) dy: &'a Tensor,
-    /// That of x, which is overwritten.
+    /// The gradient of x, which is overwritten.
     pub(super) dx: &'a Tensor,
-    /// That of w, which is added to, if it is asked for.
+    /// The gradient of w, which is added to, if it is asked for.
     pub(super) dw: Option<&'a Tensor>,
-    /// That of b, which is added to.
+    /// The gradient of b, which is added to.
     pub(super) db: Option<&'a Tensor>,
 }
 

@@ -16,7 +16,7 @@ use crate::launch::{Kernel, Operands};
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
-/// What [`Tensor::linear_cross_entropy`] counts, and how.
+/// The meaning of labels in [`Tensor::linear_cross_entropy`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearCrossEntropyOptions {
     /// Rows with this label do not count.
@@ -31,12 +31,12 @@ impl Default for LinearCrossEntropyOptions {
     }
 }
 
-/// What [`Tensor::linear_cross_entropy`] computes; in f32 for the half types.
+/// The results of [`Tensor::linear_cross_entropy`]; in f32 for the half types.
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropy {
     /// The sum of the losses of the rows that count, without dimensions.
     pub sum: Tensor,
-    /// How many rows count, without dimensions.
+    /// The number of rows that count, without dimensions.
     pub count: Tensor,
 }
 
@@ -66,12 +66,12 @@ struct Sizes {
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     rows: usize,
-    /// From the logits of one row to those of the next.
+    /// Elements from the logits of one row to the logits of the next.
     row_len: usize,
 }
 
 impl Sizes {
-    /// As many bytes as x, but enough for products to be efficient.
+    /// Rows whose logits take the bytes of x, but enough rows for products to be efficient.
     fn chunk(self, kind: DeviceKind) -> Chunk {
         const ROWS_MIN: usize = 128;
         /// Each chunk reads all weights and adds to all their gradients: on a fast device that
@@ -103,7 +103,7 @@ struct LinearCrossEntropyKernel {
     dtype: DType,
     has_bias: bool,
     has_gradients: bool,
-    /// Whether those of w and perhaps of b are among the gradients.
+    /// True if the gradients of w and perhaps of b are computed.
     has_weight_gradient: bool,
 }
 
@@ -128,9 +128,10 @@ impl Kernel for LinearCrossEntropyKernel {
         let (op, classes) = (self.name(), self.sizes.classes);
         let is_wide = self.has_weight_gradient && operands.write_dtype(5) != self.dtype;
         let labels = operands.read::<i64>(2).slice();
-        let outcome = for_each_float!(self.dtype, E as T => match is_wide {
-            true => cpu::run::<T, E, T>(cpu, &self, operands),
-            false => cpu::run::<T, E, E>(cpu, &self, operands),
+        let outcome = for_each_float!(self.dtype, E as T => if is_wide {
+            cpu::run::<T, E, T>(cpu, &self, operands)
+        } else {
+            cpu::run::<T, E, E>(cpu, &self, operands)
         });
         outcome.map_err(|position| {
             let (label, class_count) = (labels[position], classes);
@@ -197,7 +198,7 @@ impl Tensor {
     /// label is not the ignored one. With smoothing ε, a row's loss is
     /// `lse(z) - (1 - ε) · z[label] - ε / V · Σ z`, as in PyTorch.
     ///
-    /// It never holds more logits than [`linear_cross_entropy_workspace_bytes`] says.
+    /// Memory never holds more logits than [`linear_cross_entropy_workspace_bytes`] says.
     ///
     /// # Shapes
     /// `x: [N, D], w: [V, D], b: [V], labels: [N] → [], []`
@@ -232,12 +233,12 @@ impl Tensor {
     }
 
     /// [`Tensor::linear_cross_entropy`] and, in the same pass, its gradients times `dy`, the
-    /// gradient of the sum: that of x is returned, those of w and b are added to `dw` and `db`.
-    /// As a backward pass it computes the logits a second time; where `dy` is known beforehand
-    /// (1, or a loss scale over the count), it is both passes in one.
+    /// gradient of the sum. The gradient of x is returned; the gradients of w and b are added to
+    /// `dw` and `db`. As a backward pass it computes the logits a second time; where `dy` is known
+    /// beforehand (1, or a loss scale over the count), it is both passes in one.
     ///
-    /// `dw` and `db` are of x's type, or both f32 where that is a half type: what many chunks add
-    /// to a sum in a half type gets lost.
+    /// `dw` and `db` have x's type, or f32 where that is a half type: a sum in a half type loses
+    /// the terms of many chunks.
     ///
     /// # Errors
     /// As [`Tensor::linear_cross_entropy`], `Frozen`, `Overlap`.
@@ -285,7 +286,8 @@ impl Tensor {
         self.with_gradients(op, [w, labels, dy], b, options, None)
     }
 
-    /// The loss, and the gradient of x; those of w and perhaps of b are added to what is given.
+    /// The loss, and the gradient of x. The gradients of w and perhaps of b are added to the
+    /// tensors that are given.
     #[track_caller]
     fn with_gradients(
         &self,

@@ -1,4 +1,4 @@
-//! Maximum over windows of an image, and the scatter back to where each maximum stood.
+//! The maximum over windows of an image, and the scatter back to the place of each maximum.
 //!
 //! x`[planes, H, W]` → y`[planes, OH, OW]` with the position inside its window, kh · KW + kw, as
 //! one byte: an eighth of PyTorch's index. Both directions overwrite.
@@ -15,7 +15,7 @@ use super::halves::{BackwardHalves, ForwardHalves};
 use super::rows::{BackwardRow, ForwardRows};
 use super::{MaxPool, Pool2dGeometry};
 
-/// Elements of a plane whose sums are held all at once, at most.
+/// Elements of a plane, at most, whose sums are all held at once.
 const PLANE_LEN: usize = 4 * 1024;
 
 /// Elements of x or y of a task, at least.
@@ -89,7 +89,7 @@ impl MaxPool2dShape {
             && self.out_size == self.in_size.map(|len| len / 2)
     }
 
-    /// The windows along one axis, with all that they reach over.
+    /// The windows along one axis, with all places that they reach over.
     pub(super) fn axis(&self, at: usize) -> Axis {
         let (stride, padding) = (self.stride[at], self.padding[at]);
         let kernel = (self.kernel[at] - 1) * self.dilation[at] + 1;
@@ -102,7 +102,7 @@ impl MaxPool2dShape {
     pub(super) fn position(&self, axis: usize, out: usize, at: usize) -> Option<usize> {
         let offset = at + self.padding[axis] - out * self.stride[axis];
         match self.dilation[axis] {
-            // Usual, and a division would take longer than all the rest.
+            // The usual case: a division would take longer than all the rest.
             1 => Some(offset),
             dilation => offset.is_multiple_of(dilation).then(|| offset / dilation),
         }
@@ -147,7 +147,7 @@ pub(crate) fn forward<E: Element>(
         Chunked::new(positions, planes * y_plane_len),
         |chunk, y, positions| {
             let x = &x[chunk * planes * x_plane..];
-            // Not generic over the type: compiled for every instruction set.
+            // For elements of any type: f32's dispatch compiles for every instruction set.
             if shape.halves() {
                 return f32::dispatch(ForwardHalves { shape, x, y, positions });
             }
@@ -160,8 +160,8 @@ pub(crate) fn forward<E: Element>(
 #[inline(always)]
 #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is not below or equal")]
 pub(crate) fn exceeds<E: Element>(x: E, max: E) -> bool {
-    // Two comparisons without a branch, so that loops are compiled to vectors: what is not below or
-    // equal is above, or one of the two is NaN.
+    // Two comparisons without a branch, so that loops are compiled to vectors: a number that is not
+    // below or equal is above, or one of the two is NaN.
     !(x <= max) & !is_nan(max)
 }
 
@@ -171,8 +171,8 @@ fn is_nan<E: Element>(x: E) -> bool {
     x != x
 }
 
-/// dx: the sum of dy over the windows in which this input was the largest. Positions that are in
-/// no window win nothing.
+/// Overwrites dx with the sum of dy over the windows in which each input was the largest. Positions
+/// outside every window win nothing.
 pub(crate) fn backward<E: Element, T: Float>(
     pool: &Pool,
     shape: &MaxPool2dShape,
@@ -208,12 +208,12 @@ pub(crate) fn backward<E: Element, T: Float>(
     });
 }
 
-/// The gradient of whole planes: each dy goes to where its window found the maximum, in the order
+/// The gradient of whole planes: each dy is added where its window found the maximum, in the order
 /// of the outputs.
 fn scatter<E: Element, T: Float>(shape: &MaxPool2dShape, dy: &[E], positions: &[u8], dx: &mut [E]) {
     let &MaxPool2dShape { in_size: [height, width], out_size, kernel, .. } = shape;
     let &MaxPool2dShape { stride, padding, dilation, .. } = shape;
-    // From position 0 of a window to each other one; what is none leads out of x.
+    // The steps from position 0 of a window to each other position; other numbers lead out of x.
     let mut steps = [[usize::MAX / 2; 2]; 256];
     for (place, step) in steps.iter_mut().enumerate().take(kernel[0] * kernel[1]) {
         *step = [place / kernel[1] * dilation[0], place % kernel[1] * dilation[1]];
@@ -228,7 +228,7 @@ fn scatter<E: Element, T: Float>(shape: &MaxPool2dShape, dy: &[E], positions: &[
         for (p, (dy, positions)) in rows.enumerate() {
             for (q, (dy, &position)) in dy.iter().zip(positions).enumerate() {
                 let [down, right] = steps[usize::from(position)];
-                // A position in the padding wraps to one above any size.
+                // Rows and columns in the padding wrap to numbers above any size.
                 let row = (p * stride[0] + down).wrapping_sub(padding[0]);
                 let column = (q * stride[1] + right).wrapping_sub(padding[1]);
                 if row < height && column < width {

@@ -7,8 +7,8 @@ use crate::dtype::Element;
 /// Outputs that are computed side by side.
 const LANE_COUNT: usize = 16;
 
-/// The larger of two values with its position: the first of equals, and the first NaN. Without a
-/// branch, which on random values would be taken wrong every other time.
+/// The larger of two values with its position: the first of equals, and the first NaN. There is no
+/// branch, because random values would mispredict every other one.
 #[inline(always)]
 #[expect(clippy::eq_op, reason = "only a NaN differs from itself")]
 fn larger<E: Element>((a, a_at): (E, u32), (b, b_at): (E, u32)) -> (E, u32) {
@@ -16,7 +16,7 @@ fn larger<E: Element>((a, a_at): (E, u32), (b, b_at): (E, u32)) -> (E, u32) {
     (if b_wins { b } else { a }, if b_wins { b_at } else { a_at })
 }
 
-/// The largest of a window, of which there are an upper and a lower pair.
+/// The largest value of a window, an upper and a lower pair, with its position.
 #[inline(always)]
 fn largest<E: Element>(upper: [E; 2], lower: [E; 2]) -> (E, u32) {
     let [upper, lower] = [upper, lower].map(|pair| pair.map(|x| x.cast::<E::Compute>()));
@@ -55,7 +55,7 @@ impl<E: Element> SimdKernel<f32> for ForwardHalves<'_, E> {
                     let (upper, lower) = ([upper[at], upper[next]], [lower[at], lower[next]]);
                     (y[i], found[i]) = largest(upper, lower);
                 }
-                // Positions as wide as the values until here: one kind of vector.
+                // Positions are as wide as the values until here, so that vectors are of one kind.
                 position
                     .iter_mut()
                     .zip(found)

@@ -1,4 +1,4 @@
-//! The largest value in each window, and where it stood.
+//! The largest value in each window, and its place.
 //!
 //! x: [B, C, H, W], y: [B, C, H', W'].
 
@@ -6,7 +6,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod halves;
-mod one;
+mod pool1d;
 mod rows;
 
 use crate::cost::{Cost, OpClass};
@@ -19,7 +19,7 @@ use crate::ops::windows::{SizeRounding, check_image, pair_shape, with_size};
 use crate::tensor::Tensor;
 use cpu::MaxPool2dShape;
 pub(crate) use cpu::exceeds;
-pub use one::Pool1dGeometry;
+pub use pool1d::Pool1dGeometry;
 
 /// Windows of a pooling operation, (height, width).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Pool2dGeometry {
 pub struct MaxPool {
     /// Places from one position of a window to the next, at least 1.
     pub dilation: [usize; 2],
-    /// The number of windows where the last one does not fit whole.
+    /// The rounding of the number of windows.
     pub rounding: SizeRounding,
 }
 
@@ -55,7 +55,10 @@ impl Default for MaxPool {
 }
 
 impl Pool2dGeometry {
-    /// The sizes of pooling `x`, if the windows fit.
+    /// The sizes of pooling `x`.
+    ///
+    /// # Errors
+    /// `Shape` if no window fits.
     fn with(self, op: &'static str, x: &Shape, options: MaxPool) -> Result<MaxPool2dShape> {
         let right = pair_shape(self.kernel);
         let [batch, channels, height, width] = check_image(op, x, right)?;
@@ -165,9 +168,9 @@ fn backward(
 }
 
 impl Tensor {
-    /// The largest value in each window, and its place in the window (row-major, u8), which is
-    /// what backward needs: a byte per output instead of x. The first of equals wins, NaN over
-    /// everything. Floats and integers.
+    /// The largest value in each window, and its place in the window (row-major, u8): backward
+    /// needs this byte for each output instead of x. The first of equals wins, NaN over everything.
+    /// Floats and integers.
     ///
     /// # Shapes
     /// `[B, C, H, W] → [B, C, H', W']` twice, with `H' = (H + 2 padding - kernel) / stride + 1`,
@@ -182,7 +185,7 @@ impl Tensor {
 
     /// [`Tensor::max_pool2d`] with steps inside the windows, or with windows that do not fit whole:
     /// `H' = (H + 2 padding - dilation · (kernel - 1) - 1) / stride + 1`, rounded as `options`
-    /// says. The padding is at most half of what a window reaches over.
+    /// says. The padding is at most half of the places that a window reaches over.
     ///
     /// # Errors
     /// As [`Tensor::max_pool2d`], and `Shape` where there is padding and the dilation is larger

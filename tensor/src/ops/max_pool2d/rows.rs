@@ -1,5 +1,5 @@
-//! Windows of any kind, a row of outputs at a time: for each position in the windows its column of
-//! outputs, so that neighbours are computed side by side.
+//! Windows of any kind, a row of outputs at a time: neighbouring outputs are computed side by side,
+//! position by position of their windows.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -55,7 +55,7 @@ impl<E: Element> SimdKernel<f32> for ForwardRows<'_, E> {
 }
 
 impl<E: Element> ForwardRows<'_, E> {
-    /// For windows of which few are held.
+    /// Computes windows one by one, if they are too far apart to hold several.
     fn one_by_one(&mut self) {
         let ForwardRows { shape, x, y, positions } = self;
         let ([height, width], [out_height, out_width]) = (shape.in_size, shape.out_size);
@@ -66,8 +66,7 @@ impl<E: Element> ForwardRows<'_, E> {
         }
     }
 
-    /// The outputs of these columns in all rows of y; `STRIDE` is that of the windows, or 0 for any
-    /// other.
+    /// Writes these columns of all rows of y; `STRIDE` is the windows' stride, or 0 for any.
     #[inline(always)]
     fn columns<const STRIDE: usize>(&mut self, outs: Range<usize>) {
         let ForwardRows { shape, x, y, positions } = self;
@@ -78,13 +77,13 @@ impl<E: Element> ForwardRows<'_, E> {
         // Elements of a window outside x are below everything.
         let below = E::Compute::from_f64(f64::NEG_INFINITY);
         let mut lines = [[below; HELD_LEN]; LINE_COUNT];
-        // The columns of x that are held, and the place of the first.
+        // The columns of x that are held, and the place of the first one.
         let (start, held) = (outs.start * stride, blocks * BLOCK_LEN * stride);
         let held = held + (kernel - 1) * dilation;
         let first = start.saturating_sub(padding).min(width);
         let end = (start + held).saturating_sub(padding).min(width);
         let at = (first + padding).saturating_sub(start).min(held);
-        // The first position of each window that is inside x, which a window has that is -∞.
+        // The first position of each window inside x: the result of a window that is all -∞.
         let mut begins = [[0; BLOCK_LEN]; BLOCK_COUNT];
         for (q, begin) in outs.clone().zip(begins.as_flattened_mut()) {
             *begin = shape.window(1, q).0.start as u32;
@@ -102,7 +101,7 @@ impl<E: Element> ForwardRows<'_, E> {
                 }
                 for group in heights.clone().step_by(LINE_COUNT) {
                     let group = group..heights.end.min(group + LINE_COUNT);
-                    // All of them first: what was just written is slow to read.
+                    // All lines are written first: a line that was just written is slow to read.
                     for (kh, line) in group.clone().zip(&mut lines) {
                         let from = top.cast_unsigned().wrapping_add(kh * shape.dilation[0]) * width;
                         let (x, line) = (&x[from + first..from + end], &mut line[at..]);
@@ -118,8 +117,7 @@ impl<E: Element> ForwardRows<'_, E> {
                                 let from = &line[block * BLOCK_LEN * stride + kw * dilation..];
                                 let values = every::<_, STRIDE>(from, stride);
                                 let place = (kh * kernel + kw) as u32;
-                                // Without a branch, which on random values would be taken wrong
-                                // every other time.
+                                // No branch: random values would mispredict every other one.
                                 for i in 0..BLOCK_LEN {
                                     let wins = exceeds(values[i], most[i]);
                                     most[i] = if wins { values[i] } else { most[i] };
@@ -196,12 +194,12 @@ fn every<E: Copy + Default, const STRIDE: usize>(from: &[E], stride: usize) -> [
 /// the outputs.
 pub(super) struct BackwardRow<'a, E, T> {
     pub(super) shape: &'a MaxPool2dShape,
-    /// Gradient of the plane.
+    /// The dy of the plane.
     pub(super) dy: &'a [E],
     pub(super) positions: &'a [u8],
     pub(super) row: usize,
     pub(super) dx: &'a mut [E],
-    /// Type of the sums.
+    /// The type of sums.
     pub(super) sums: PhantomData<T>,
 }
 
@@ -220,8 +218,8 @@ impl<E: Element, T: Float> SimdKernel<f32> for BackwardRow<'_, E, T> {
 }
 
 impl<E: Element, T: Float> BackwardRow<'_, E, T> {
-    /// A row whose sums are held with the padding around it: outputs side by side are added to sums
-    /// side by side, those of columns with the same remainder by the stride.
+    /// Computes a row whose sums are held with the padding around it. Outputs side by side are
+    /// added to sums side by side: the sums of columns with the same remainder by the stride.
     #[inline(always)]
     fn held<const STRIDE: usize>(self) {
         let BackwardRow { shape, dy, positions, row, dx, .. } = self;
@@ -242,7 +240,7 @@ impl<E: Element, T: Float> BackwardRow<'_, E, T> {
                 add_block(shape, kh, &mut sums, (dy.len(), &last, &last_positions));
             }
         }
-        // Where the sums of column `at`, of STRIDE, begin.
+        // The first sum of column `at`, of STRIDE.
         let from = |at: usize| &sums[(at + padding) % STRIDE][(at + padding) / STRIDE..];
         let (whole, rest) = dx.as_chunks_mut::<STRIDE>();
         let count = whole.len();
@@ -253,7 +251,7 @@ impl<E: Element, T: Float> BackwardRow<'_, E, T> {
         rest.iter_mut().enumerate().for_each(|(at, dx)| *dx = from(at)[count].cast());
     }
 
-    /// A row of any other kind.
+    /// Computes a row of any other kind.
     #[inline(always)]
     fn any(self) {
         let BackwardRow { shape, dy, positions, row, dx, .. } = self;
@@ -265,7 +263,7 @@ impl<E: Element, T: Float> BackwardRow<'_, E, T> {
             sums.fill(T::ZERO);
             for p in shape.axis(0).covering(row) {
                 let Some(kh) = shape.position(0, p, row) else { continue };
-                // Later positions have earlier outputs.
+                // Positions go backwards, so that outputs are added in their order.
                 for kw in (0..kernel).rev() {
                     let (outs, first) = outputs(shape, kw, begin..begin + dx.len());
                     let place = (kh * kernel + kw) as u8;
@@ -293,9 +291,9 @@ fn add_block<E: Element, T: Float, const STRIDE: usize>(
     (block, dy, positions): (usize, &[E; BLOCK_LEN], &[u8; BLOCK_LEN]),
 ) {
     let (kernel, dilation) = (shape.kernel[1], shape.dilation[1]);
-    // Numbers of four bytes, of which a vector has as many as of f32.
+    // Places are widened to four bytes, the size of f32.
     let (values, places): ([T; BLOCK_LEN], _) = (dy.map(|dy| dy.cast()), positions.map(u32::from));
-    // Later positions have earlier outputs.
+    // Positions go backwards, so that outputs are added in their order.
     for kw in (0..kernel).rev() {
         let (place, shift) = ((kh * kernel + kw) as u32, kw * dilation);
         let first = block * BLOCK_LEN + shift / STRIDE;

@@ -50,9 +50,8 @@ impl OnCuda for Forward {
         let Forward { norm, has: [has_weight, has_bias] } = &self;
         let parameters = &[Write, Write, Write, Read, Read, Read, F64, SIZES, U32];
         let kernel = Signature { name: typed_name!("normalize", norm.dtype), parameters };
-        let read = |is_there: bool, index: usize| match is_there {
-            true => operands.read(index).to_read(),
-            false => Argument::Nothing,
+        let read = |is_there: bool, index: usize| {
+            if is_there { operands.read(index).to_read() } else { Argument::Nothing }
         };
         let means = match norm.center {
             Center::Mean => operands.write(2).to_write(),
@@ -75,9 +74,10 @@ impl OnCuda for Backward {
         let [dy, x, rstd] = [0, 1, 2].map(|index| operands.read(index).to_read());
         let has_mean = norm.center == Center::Mean;
         let mean = if has_mean { operands.read(3).to_read() } else { Argument::Nothing };
-        let weight = match has_weight {
-            true => operands.read(3 + usize::from(has_mean)).to_read(),
-            false => Argument::Nothing,
+        let weight = if *has_weight {
+            operands.read(3 + usize::from(has_mean)).to_read()
+        } else {
+            Argument::Nothing
         };
         let kernel = Signature {
             name: typed_name!("normalize_backward", norm.dtype),

@@ -57,10 +57,10 @@ fn zip<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T) -> T) {
     }
 }
 
-/// With the weight, or 1.
+/// Computes `f(x, t, weight)` for each element, with 1 for a missing weight.
 #[inline(always)]
 fn zip_weighted<T: SimdFloat>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T, T) -> T) {
-    // One loop for both: a formula that is called twice is not inlined, and then not vectorised.
+    // One loop serves both: a formula that is called twice is not inlined, and then not vectorised.
     let ones = [T::ONE; TILE_LEN];
     for (tile, to) in to.chunks_mut(TILE_LEN).enumerate() {
         let places = tile * TILE_LEN..tile * TILE_LEN + to.len();

@@ -69,7 +69,7 @@ impl OnCuda for Sum {
         let name = typed_name!("pair_loss_sum", self.dtype);
         let kernel = Signature { name, parameters: &[Write, Read, U64] };
         let arguments = [sum.to_write(), partials.to_read(), Argument::U64(count as u64)];
-        // One block: it adds in one order.
+        // One block adds in one order.
         cuda.launch(image, &kernel, Grid::row(1, THREADS), &arguments)
     }
 }

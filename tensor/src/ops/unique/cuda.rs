@@ -54,10 +54,8 @@ impl OnCuda for SortRows {
 impl OnCuda for Runs<'_> {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let x = operands.read(0);
-        let positions = match operands.read_count() > 1 {
-            true => operands.read(1).to_read(),
-            false => Argument::Nothing,
-        };
+        let positions =
+            if operands.read_count() > 1 { operands.read(1).to_read() } else { Argument::Nothing };
         let [values, inverse, counts, firsts, sum] = [0, 1, 2, 3, 4].map(|at| operands.write(at));
         cuda.fill(&counts, counts.bytes(), 0)?;
         let tiles = self.rows.div_ceil(TILE_LEN);

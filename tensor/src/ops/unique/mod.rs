@@ -1,7 +1,7 @@
 //! The different rows of a tensor: unique, unique_consecutive.
 //!
-//! As for the lengths that masks decide, the results are views of tensors as large as they could
-//! have been, so that a simulated device makes the same allocations as the real one.
+//! The results are views of tensors of the largest possible length, as where masks decide the
+//! length (`compaction`), so that a simulated device makes the same allocations as the real one.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -27,15 +27,15 @@ const TILE_LEN: usize = 1024;
 pub struct UniqueOptions {
     /// The dimension along which slices are compared; without one, all elements.
     pub along: Option<Axis>,
-    /// The number of different values that a simulated device is to assume, which its list of
-    /// assumptions then names with the caller's place.
+    /// The number of different values that a simulated device assumes. Its list of assumptions
+    /// names the number with the caller's place.
     pub assumed_count: Option<usize>,
 }
 
 /// The different elements or slices of a tensor.
 #[derive(Clone, Debug)]
 pub struct Unique {
-    /// Each of them once.
+    /// Each value once.
     pub values: Tensor,
     /// For each element, or each position of the dimension, its number among the values; as i64.
     pub inverse: Tensor,
@@ -46,13 +46,13 @@ pub struct Unique {
 /// The places of equal rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
-    /// Anywhere; they are sorted first.
+    /// Anywhere: rows are sorted first.
     Anywhere,
-    /// They are equal only to their neighbours.
+    /// Side by side: rows are compared to their neighbours alone.
     SideBySide,
 }
 
-/// Brings the positions of the rows of x, `[N, R]`, into the order of the rows.
+/// Sorts the positions of the rows of x, `[N, R]`, by the rows.
 struct SortRows {
     dtype: DType,
     rows: usize,
@@ -205,7 +205,7 @@ impl Tensor {
         self.different("unique", Rows::Anywhere, options)
     }
 
-    /// [`Tensor::unique`] without sorting: of equal ones side by side the first stays.
+    /// [`Tensor::unique`] without sorting: the first of equal neighbours stays.
     ///
     /// # Errors
     /// Those of [`Tensor::unique`].

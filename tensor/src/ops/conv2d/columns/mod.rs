@@ -69,7 +69,7 @@ struct Images {
 }
 
 impl Columns {
-    /// For a convolution of one group whose planes of y have at most `pixels_max` pixels.
+    /// A convolution of one group whose planes of y have at most `pixels_max` pixels.
     pub(super) fn of(shape: &Conv2dShape, pixels_max: usize) -> Option<Self> {
         let pixels = shape.out_height() * shape.out_width();
         let in_pixels = shape.in_height * shape.in_width;

@@ -50,7 +50,7 @@ pub(super) struct Depthwise {
 }
 
 impl Depthwise {
-    /// For a convolution that has work, and as many groups as channels on both sides.
+    /// A convolution that has work, and a group for each channel on both sides.
     pub(super) fn of(shape: &Conv2dShape) -> Option<Self> {
         let Conv2dShape { batch, in_channels, out_channels, groups, .. } = *shape;
         let is_depthwise = [in_channels, out_channels] == [groups; 2];

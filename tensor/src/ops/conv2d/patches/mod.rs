@@ -75,7 +75,7 @@ impl Block {
 }
 
 impl Patches {
-    /// For a convolution of one group that has work.
+    /// A convolution of one group that has work.
     pub(super) fn of(shape: &Conv2dShape) -> Option<Self> {
         let Conv2dShape { kernel, stride, padding, dilation, .. } = shape;
         let is_apart = |axis: usize| {
@@ -112,10 +112,7 @@ impl Patches {
 
     /// Numbers in the columns of a block.
     fn columns_len(&self) -> usize {
-        match self.is_plain() {
-            true => 0,
-            false => self.images * self.k_len * self.band[0] * self.band[1],
-        }
+        if self.is_plain() { 0 } else { self.images * self.k_len * self.band[0] * self.band[1] }
     }
 
     /// y = conv(x, w) + b.
@@ -182,10 +179,8 @@ impl Patches {
         };
         for block in self.blocks() {
             let (len, image_len) = (block.len(), self.k_len * block.len());
-            let columns = match self.is_plain() {
-                true => &[],
-                false => self.gather(pool, x, &block, workspace),
-            };
+            let columns =
+                if self.is_plain() { &[] } else { self.gather(pool, x, &block, workspace) };
             for (nth, image) in block.images.clone().enumerate() {
                 let is_first = image == 0 && block.first == [0, 0];
                 let start = if is_first { WriteMode::Overwrite } else { WriteMode::Accumulate };

@@ -51,9 +51,10 @@ pub(in super::super) fn run(
     if conv.product == Product::BackwardWeight {
         copy(source, b.to_read(), [batch, groups, ins, in_len])?;
         copy(other, a.to_read(), [batch, groups, outs, out_len])?;
-        let name = match is_tall {
-            true => typed_name!("channels_last_tall_backward_weight", dtype),
-            false => typed_name!("channels_last_backward_weight", dtype),
+        let name = if is_tall {
+            typed_name!("channels_last_tall_backward_weight", dtype)
+        } else {
+            typed_name!("channels_last_backward_weight", dtype)
         };
         let kernel = Signature { name, parameters: &[Write, Read, Read, U32, CONV] };
         let part_count = Argument::U32(of.parts as u32);

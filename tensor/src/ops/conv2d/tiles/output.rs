@@ -153,10 +153,8 @@ impl<E: Element, T: SimdFloat> Operands<'_, E, T> {
                 continue;
             }
             let is_whole = phases.is_one();
-            let tiling = match is_whole {
-                true => units.tiling,
-                false => output_units::<E, T>(phases, &phase).tiling,
-            };
+            let tiling =
+                if is_whole { units.tiling } else { output_units::<E, T>(phases, &phase).tiling };
             let w = &own[unit.first_channel * k_len..][..units.channels * k_len];
             let size = phases.size();
             UnitProduct { phase, is_whole, size, tiling, unit, source, w, b }.write(y, scratch);

@@ -58,7 +58,7 @@ pub(super) enum Role {
     HalfWeightByPixel,
 }
 
-/// One of the [`Units`].
+/// A unit of [`Units`].
 #[derive(Clone, Debug)]
 pub(super) struct Unit {
     pub(super) group: usize,

@@ -87,7 +87,7 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> SimdKernel<T>
             let vectors = (self.channels - channel).div_ceil(lanes);
             channel += lanes
                 * match vectors {
-                    // Nine, because kernels of 3x3 have as many taps.
+                    // Nine rows: the taps of a 3x3 kernel.
                     1 if S::REGISTER_COUNT == 32 => self.column::<S, 9, 1>(simd, channel),
                     2 | 3 if S::REGISTER_COUNT == 32 => self.column::<S, 9, 2>(simd, channel),
                     4.. if S::REGISTER_COUNT == 32 => self.column::<S, 6, 4>(simd, channel),

@@ -31,9 +31,10 @@ impl Positions {
     }
 
     fn weight<'a>(&self, operands: &CudaOperands<'a>) -> Argument<'a> {
-        match self.has_weight {
-            true => operands.read(operands.read_count() - 1).to_read(),
-            false => Argument::Nothing,
+        if self.has_weight {
+            operands.read(operands.read_count() - 1).to_read()
+        } else {
+            Argument::Nothing
         }
     }
 }
@@ -66,7 +67,7 @@ impl OnCuda for Forward {
         let sources = [loss.to_read(), weight.to_read(), parts, labels.to_read(), targets, number];
         cuda.with_complaint(|complaint| {
             let arguments = [&[sum.to_write(), count.to_write(), complaint], &sources[..]].concat();
-            // One block: it adds in one order.
+            // One block adds in one order.
             cuda.launch(
                 CROSS_ENTROPY.of(self.0.dtype),
                 &kernel,

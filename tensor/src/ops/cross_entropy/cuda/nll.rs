@@ -23,9 +23,10 @@ fn words(of: &Positions) -> [u64; 4] {
 }
 
 fn weight<'a>(of: &Positions, operands: &CudaOperands<'a>) -> Argument<'a> {
-    match of.has_weight {
-        true => operands.read(operands.read_count() - 1).to_read(),
-        false => Argument::Nothing,
+    if of.has_weight {
+        operands.read(operands.read_count() - 1).to_read()
+    } else {
+        Argument::Nothing
     }
 }
 
@@ -51,7 +52,7 @@ impl OnCuda for Forward {
         cuda.with_complaint(|complaint| {
             let arguments =
                 [&[sum.to_write(), count.to_write(), complaint], &sources[..], &rest].concat();
-            // One block: it adds in one order.
+            // One block adds in one order.
             cuda.launch(NLL.of(self.0.dtype), &kernel, Grid::row(1, THREADS), &arguments)
         })
     }

@@ -37,9 +37,10 @@ impl Soft {
     }
 
     fn weight<'a>(&self, operands: &CudaOperands<'a>) -> Argument<'a> {
-        match self.has_weight {
-            true => operands.read(operands.read_count() - 1).to_read(),
-            false => Argument::Nothing,
+        if self.has_weight {
+            operands.read(operands.read_count() - 1).to_read()
+        } else {
+            Argument::Nothing
         }
     }
 }
@@ -51,9 +52,10 @@ impl OnCuda for ForwardKernel {
         let [sum, count, lse, partials] = [0, 1, 2, 3].map(|index| operands.write(index));
         let (classes, shares, grid) = (self.0.classes(), self.0.shares(), grid(self.0.blocks));
         let image = SOFT.of(self.0.dtype);
-        let name = match is_by_rows(self.0.blocks) {
-            true => typed_name!("soft_rows", self.0.dtype),
-            false => typed_name!("soft_columns", self.0.dtype),
+        let name = if is_by_rows(self.0.blocks) {
+            typed_name!("soft_rows", self.0.dtype)
+        } else {
+            typed_name!("soft_columns", self.0.dtype)
         };
         let parameters = &[Write, Write, Read, Read, Read, SHARES, CLASSES];
         let arguments = [
@@ -75,7 +77,7 @@ impl OnCuda for ForwardKernel {
             Argument::U64(u64::from(grid.blocks[0])),
             Argument::U64(classes[1]),
         ];
-        // One block: it adds in one order.
+        // One block adds in one order.
         cuda.launch(image, &kernel, Grid::row(1, COLUMN_THREADS as u32), &arguments)
     }
 }
@@ -88,9 +90,10 @@ impl OnCuda for BackwardKernel {
         let has_x = operands.read_count() - usize::from(self.0.has_weight) == 4;
         let x = if has_x { operands.read(3) } else { dx };
         let (classes, shares) = (self.0.classes(), self.0.shares());
-        let name = match is_by_rows(self.0.blocks) {
-            true => typed_name!("soft_backward_rows", self.0.dtype),
-            false => typed_name!("soft_backward_columns", self.0.dtype),
+        let name = if is_by_rows(self.0.blocks) {
+            typed_name!("soft_backward_rows", self.0.dtype)
+        } else {
+            typed_name!("soft_backward_columns", self.0.dtype)
         };
         let parameters = &[Write, Read, Read, Read, Read, Read, SHARES, CLASSES];
         let arguments = [

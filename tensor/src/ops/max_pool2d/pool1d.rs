@@ -1,9 +1,9 @@
-//! Pooling of sequences, as of images one row high.
+//! Pooling of sequences: images one row high.
 
 use super::{MaxPool, Pool2dGeometry, backward, forward};
-use crate::error::{Result, TensorError};
+use crate::error::Result;
 use crate::layout::Shape;
-use crate::ops::windows::image_of_sequence;
+use crate::ops::windows::{image_of_sequence, image_shape_of_sequence};
 use crate::tensor::Tensor;
 
 /// Windows of a pooling over sequences.
@@ -36,11 +36,7 @@ impl Pool1dGeometry {
 
     /// [`Pool1dGeometry::image_of`] for a shape.
     pub(crate) fn image_shape(self, op: &'static str, x: &Shape) -> Result<Shape> {
-        let right = [self.kernel].into();
-        let &[batch, channels, len] = &**x else {
-            return Err(TensorError::Shape { op, left: *x, right });
-        };
-        Ok([batch, channels, 1, len].into())
+        image_shape_of_sequence(op, x, [self.kernel].into())
     }
 }
 

@@ -1,0 +1,32 @@
+//! Initial parameters of convolutions, as in PyTorch: uniform, within a bound by the inputs of an
+//! output. PyTorch counts all dimensions of the weight but the first one, for transposed
+//! convolutions too.
+
+use lowtide_tensor::{Device, RandomKey};
+
+use crate::error::Result;
+use crate::init;
+use crate::parameter::Parameter;
+
+/// A weight of this shape, from `key`'s stream "weight".
+#[track_caller]
+pub(crate) fn weight<const N: usize>(
+    device: &Device,
+    key: RandomKey,
+    shape: [usize; N],
+) -> Result<Parameter> {
+    let bound = init::default_bound(shape[1..].iter().product());
+    Parameter::uniform(device, key.op("weight"), shape, bound)
+}
+
+/// A bias for each of `outputs` channels of a layer with this weight, from `key`'s stream "bias".
+#[track_caller]
+pub(crate) fn bias(
+    device: &Device,
+    key: RandomKey,
+    outputs: usize,
+    weight: &Parameter,
+) -> Result<Parameter> {
+    let bound = init::default_bound(weight.value().shape()[1..].iter().product());
+    Parameter::uniform(device, key.op("bias"), [outputs], bound)
+}
