@@ -9,7 +9,7 @@ use crate::cpu::pool::Pool;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
 use crate::launch::Operands;
-use crate::operand_view::View;
+use crate::operand_view::{View, ViewMut};
 use crate::spec::DeviceKind;
 use crate::write_mode::WriteMode;
 
@@ -19,6 +19,29 @@ const TASK_LEN: usize = 1 << 14;
 fn matrix<E: Element>(view: View<'_, E>) -> Matrix<'_, E> {
     let strides = view.layout().strides();
     Matrix { data: view.data(), row_stride: strides[0], col_stride: strides[1] }
+}
+
+/// The gradients that are computed with the losses.
+struct Gradients<'a, T, E, W> {
+    /// The gradient of the sum of the losses.
+    dy: T,
+    dx: &'a mut [E],
+    /// The gradients of w and b, which are added to.
+    dw: Option<Strided<'a, W, 2>>,
+    db: Option<Strided<'a, W, 1>>,
+}
+
+/// Elements that are added to where they lie.
+struct Strided<'a, W, const RANK: usize> {
+    data: &'a mut [W],
+    strides: [usize; RANK],
+}
+
+impl<'a, W: Element, const RANK: usize> Strided<'a, W, RANK> {
+    fn of(view: ViewMut<'a, W>) -> Self {
+        let strides = std::array::from_fn(|axis| view.layout().strides()[axis]);
+        Strided { data: view.into_data(), strides }
+    }
 }
 
 /// Computes in `T` from operands in `E`; dw and db are in `W`.
@@ -45,14 +68,9 @@ pub(super) fn run<T: SimdFloat, E: Element, W: Element>(
     let mut gradients = kernel.has_gradients.then(|| {
         let dy = operands.read::<T>(3 + usize::from(kernel.has_bias)).slice()[0];
         let dx = operands.write::<E>(4).slice();
-        let dw = (operands.write_count() > 5).then(|| operands.write::<W>(5));
-        let dw = dw.map(|dw| {
-            let strides = [dw.layout().strides()[0], dw.layout().strides()[1]];
-            (dw.into_data(), strides)
-        });
-        let db = (operands.write_count() > 6).then(|| operands.write::<W>(6));
-        let db = db.map(|db| (db.layout().strides()[0], db.into_data()));
-        (dy, dw, dx, db)
+        let dw = (operands.write_count() > 5).then(|| Strided::of(operands.write::<W>(5)));
+        let db = (operands.write_count() > 6).then(|| Strided::of(operands.write::<W>(6)));
+        Gradients { dy, dx, dw, db }
     });
     let (pool, single, mut total) = (cpu.pool(), Batch::single(), 0.0);
     let chunk_rows = kernel.sizes.chunk(DeviceKind::Cpu).rows;
@@ -72,22 +90,22 @@ pub(super) fn run<T: SimdFloat, E: Element, W: Element>(
             WriteMode::Overwrite,
             y,
         );
-        let dy = gradients.as_ref().map(|gradients| gradients.0);
+        let dy = gradients.as_ref().map(|gradients| gradients.dy);
         let chunk = Chunk { bias, labels, options: kernel.options, dy };
         chunk.run(pool, classes, logits, losses);
         total += losses.iter().map(|loss| loss.to_f64()).sum::<f64>();
-        let Some((_, dw, dx, db)) = &mut gradients else { continue };
+        let Some(Gradients { dx, dw, db, .. }) = &mut gradients else { continue };
         let dlogits = Matrix { data: &*logits, row_stride: classes, col_stride: 1 };
         let dx = MatrixMut::row_major(&mut dx[first * dim..][..count * dim], dim);
         let size = [count, classes, dim];
         gemm_batched::<T, _, _, _>(pool, &single, size, dlogits, w, &[], WriteMode::Overwrite, dx);
-        let Some((dw, [row_stride, col_stride])) = dw else { continue };
-        let dw = MatrixMut { data: dw, row_stride: *row_stride, col_stride: *col_stride };
+        let Some(Strided { data, strides: [row_stride, col_stride] }) = dw else { continue };
+        let dw = MatrixMut { data, row_stride: *row_stride, col_stride: *col_stride };
         let size = [classes, count, dim];
         let dlogits = dlogits.transposed();
         gemm_batched::<T, _, _, _>(pool, &single, size, dlogits, x, &[], WriteMode::Accumulate, dw);
-        if let Some((stride, db)) = db {
-            add_columns(logits, classes, db, *stride);
+        if let Some(Strided { data, strides: [stride] }) = db {
+            add_columns(logits, classes, data, *stride);
         }
     }
     sum[0] = T::from_f64(total);

@@ -54,6 +54,12 @@ pub fn linear_cross_entropy_workspace_bytes(
     len.saturating_mul(dtype.computed().size_bytes())
 }
 
+/// The gradients of w and b, which are added to.
+struct WeightGradients<'a> {
+    dw: &'a Tensor,
+    db: Option<&'a Tensor>,
+}
+
 /// N, D and V.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
@@ -264,8 +270,8 @@ impl Tensor {
             db.check_shape(op, [w.shape()[0]])?;
             dw.check_dtype(op, db)?;
         }
-        let of_weight = Some((&*dw, db.as_deref()));
-        self.with_gradients(op, [w, labels, dy], b, options, of_weight)
+        let of_weight = WeightGradients { dw: &*dw, db: db.as_deref() };
+        self.with_gradients(op, [w, labels, dy], b, options, Some(of_weight))
     }
 
     /// [`Tensor::linear_cross_entropy_gradients`] with the gradient of x alone, where w and b are
@@ -295,7 +301,7 @@ impl Tensor {
         [w, labels, dy]: [&Tensor; 3],
         b: Option<&Tensor>,
         options: &LinearCrossEntropyOptions,
-        of_weight: Option<(&Tensor, Option<&Tensor>)>,
+        of_weight: Option<WeightGradients<'_>>,
     ) -> Result<(LinearCrossEntropy, Tensor)> {
         let mut kernel = LinearCrossEntropyKernel::new(op, [self, w, labels], b, options)?;
         (kernel.has_gradients, kernel.has_weight_gradient) = (true, of_weight.is_some());
@@ -304,7 +310,10 @@ impl Tensor {
         if dy.dtype() != dtype {
             return Err(TensorError::DType { op, left: dy.dtype(), right: dtype });
         }
-        let (dw, db) = (of_weight.map(|(dw, _)| dw), of_weight.and_then(|(_, db)| db));
+        let (dw, db) = match of_weight {
+            Some(WeightGradients { dw, db }) => (Some(dw), db),
+            None => (None, None),
+        };
         let reads = [Some(self), Some(w), Some(labels), b, Some(dy)];
         let reads: Vec<&Tensor> = reads.into_iter().flatten().collect();
         let gradients: Vec<&Tensor> = [dw, db].into_iter().flatten().collect();

@@ -231,13 +231,14 @@ impl<E: Element, T: Float> BackwardRow<'_, E, T> {
             let positions = &positions[p * out_width..][..out_width];
             let (positions, positions_rest) = positions.as_chunks::<BLOCK_LEN>();
             for (block, (dy, positions)) in dy.iter().zip(positions).enumerate() {
-                add_block(shape, kh, &mut sums, (block, dy, positions));
+                add_block(shape, kh, &mut sums, &OutputBlock { index: block, dy, positions });
             }
             if !dy_rest.is_empty() {
                 let (mut last, mut last_positions) = ([E::default(); BLOCK_LEN], [0; BLOCK_LEN]);
                 last[..dy_rest.len()].copy_from_slice(dy_rest);
                 last_positions[..dy_rest.len()].copy_from_slice(positions_rest);
-                add_block(shape, kh, &mut sums, (dy.len(), &last, &last_positions));
+                let block = OutputBlock { index: dy.len(), dy: &last, positions: &last_positions };
+                add_block(shape, kh, &mut sums, &block);
             }
         }
         // The first sum of column `at`, of STRIDE.
@@ -281,6 +282,14 @@ impl<E: Element, T: Float> BackwardRow<'_, E, T> {
     }
 }
 
+/// Outputs side by side.
+struct OutputBlock<'a, E> {
+    /// The number of the block in its row.
+    index: usize,
+    dy: &'a [E; BLOCK_LEN],
+    positions: &'a [u8; BLOCK_LEN],
+}
+
 /// Adds a block of dy to the sums of the columns that its windows found in their row `kh`. Padding
 /// of the block with zeros changes nothing.
 #[inline(always)]
@@ -288,15 +297,16 @@ fn add_block<E: Element, T: Float, const STRIDE: usize>(
     shape: &MaxPool2dShape,
     kh: usize,
     sums: &mut [[T; HELD_LEN]; STRIDE],
-    (block, dy, positions): (usize, &[E; BLOCK_LEN], &[u8; BLOCK_LEN]),
+    block: &OutputBlock<'_, E>,
 ) {
+    let &OutputBlock { index, dy, positions } = block;
     let (kernel, dilation) = (shape.kernel[1], shape.dilation[1]);
     // Places are widened to four bytes, the size of f32.
     let (values, places): ([T; BLOCK_LEN], _) = (dy.map(|dy| dy.cast()), positions.map(u32::from));
     // Positions go backwards, so that outputs are added in their order.
     for kw in (0..kernel).rev() {
         let (place, shift) = ((kh * kernel + kw) as u32, kw * dilation);
-        let first = block * BLOCK_LEN + shift / STRIDE;
+        let first = index * BLOCK_LEN + shift / STRIDE;
         let sums = &mut sums[shift % STRIDE][first..][..BLOCK_LEN];
         for i in 0..BLOCK_LEN {
             sums[i] += if places[i] == place { values[i] } else { T::ZERO };
