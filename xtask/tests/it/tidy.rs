@@ -259,7 +259,8 @@ fn type_that_is_imported_from_the_root_of_its_crate_is_found() {
 #[test]
 fn imports_of_modules_and_of_what_is_in_them_are_fine() {
     let good = "//! See [`Tensor`](crate::Tensor).\nuse crate::layout::Shape;\n\
-        use crate::{layout, tensor::Tensor};\nuse crate::dtype::{DType, Element};\nmacro_rules! m { () => { $crate::Tensor } }\n";
+        use crate::{layout, tensor::Tensor};\nuse crate::dtype::{DType, Element};\n\
+        macro_rules! m { () => { $crate::Tensor } }\n";
     check(rust::check_root_imports, &[("tensor/src/a.rs", good)], &[]);
 }
 
