@@ -39,6 +39,11 @@ pub(crate) fn format_bytes(bytes: u64) -> String {
     Bytes(bytes).to_string()
 }
 
+/// Writes a byte count in binary units, and the exact number behind it: `6.3 MiB (6605824 bytes)`.
+pub(crate) fn exact_bytes(bytes: usize) -> String {
+    format!("{} ({bytes} bytes)", format_bytes(bytes as u64))
+}
+
 /// Writes a time in the unit that keeps digits before the point: `12.3 ms`.
 pub(crate) fn format_seconds(seconds: f64) -> String {
     match seconds {

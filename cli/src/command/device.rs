@@ -1,4 +1,4 @@
-//! `--device` and the budgets: where to compute, and within what memory.
+//! `--device` and the budgets: the device that computes, and the limits on its memory.
 
 use std::io::{self, Write};
 
@@ -15,9 +15,9 @@ use lowtide_trainer::{Result, TrainError};
 use crate::command::parse_count;
 use crate::command::process::{Process, ProcessBudget};
 use crate::command::rates::Calibration;
-use crate::human::{format_bytes, parse_bytes};
+use crate::human::{exact_bytes, format_bytes, parse_bytes};
 
-/// Where to compute.
+/// The device that computes.
 #[derive(Args, Clone)]
 pub(super) struct DeviceArgs {
     /// What computes: cpu, cuda or cuda:N; to plan for without one also NAME:MEMORY of an NVIDIA
@@ -46,7 +46,7 @@ pub(super) struct DeviceArgs {
     shared_by: usize,
 }
 
-/// So much that any model can be built in it.
+/// Enough for any model to be built in.
 pub(super) const CAPACITY_BYTES: usize = 1 << 50;
 
 /// Less than any model and its data take.
@@ -70,10 +70,10 @@ pub(super) enum DeviceName {
 pub(super) struct AbsentDevice {
     name: &'static str,
     memory_bytes: usize,
-    /// Of f32.
+    /// Operations on f32.
     gflops_per_second: u32,
     gigabytes_per_second: u32,
-    /// From and to the host.
+    /// Bytes from and to the host.
     link_gigabytes_per_second: u32,
 }
 
@@ -113,7 +113,7 @@ fn without_tf32(place: &str) -> TrainError {
     TrainError::Setting { place: "--tf32".to_owned(), problem }
 }
 
-/// Threads that compute on the processor, where so many are asked for.
+/// Threads that compute on the processor: the number that is asked for, or one per core.
 pub(super) fn threads_of(asked: Option<u64>) -> usize {
     // No more than `THREADS_MAX`.
     asked.map_or_else(
@@ -123,8 +123,8 @@ pub(super) fn threads_of(asked: Option<u64>) -> usize {
 }
 
 impl DeviceArgs {
-    /// Where one of several ranks computes: with as many threads as it has cores, and within its
-    /// part of what the machine gives unless there is a budget for each; on a cuda device of its
+    /// The device of one of several ranks: on the processor a thread for each of its cores, and its
+    /// part of the machine's memory unless there is a budget for each; else a cuda device of its
     /// own.
     ///
     /// # Errors
@@ -163,8 +163,8 @@ impl DeviceArgs {
         }
     }
 
-    /// What the whole process may take: the option, or without a budget what its control group
-    /// leaves it now.
+    /// The limit on the whole process: the option, or without a budget the memory that its control
+    /// group leaves it now.
     pub(super) fn process_budget(&self) -> Option<ProcessBudget> {
         match (self.process_budget, self.budget(), self.device) {
             (Some(bytes), ..) => Some(ProcessBudget::given(bytes)),
@@ -201,7 +201,7 @@ impl DeviceArgs {
         }
     }
 
-    /// The least of what limits the device's memory.
+    /// The smallest limit on the device's memory.
     fn limit(&self, process: Option<ProcessBudget>) -> Option<usize> {
         let of_process = process.filter(|_| self.device == DeviceName::Cpu);
         let of_process = of_process.map(|budget| budget.bytes);
@@ -298,7 +298,7 @@ impl DeviceArgs {
         Ok(Simulated { device, budget_bytes, products, calibration })
     }
 
-    /// What the budget is, in words.
+    /// The origin of the budget, in words.
     pub(super) fn budget_origin(&self, process: Option<&Process>) -> String {
         if let Some(origin) = process.and_then(Process::origin_of_training) {
             return origin;
@@ -317,21 +317,12 @@ impl DeviceArgs {
         }
     }
 
-    /// Whether what lies outside of the budget is an assumption.
+    /// True if the bytes outside of the budget are an assumption.
     pub(super) fn is_assumed(&self) -> bool {
         self.budget().is_some() || matches!(self.device, DeviceName::Absent(_))
     }
 
-    /// The budget and what it is, for people.
-    pub(super) fn tell_budget(&self, budget_bytes: usize, process: Option<&Process>) -> String {
-        let bytes = format!("{} ({budget_bytes} bytes)", format_bytes(budget_bytes as u64));
-        match self.budget_origin(process).as_str() {
-            "--budget" => bytes,
-            origin => format!("{bytes}: {origin}"),
-        }
-    }
-
-    /// Which rates times are by, in words.
+    /// The rates that times are by, in words.
     pub(super) fn tell_rates(&self, calibration: Option<&Calibration>) -> String {
         match (calibration, self.device) {
             (Some(calibration), _) => {
@@ -374,7 +365,7 @@ impl DeviceArgs {
         TrainError::Setting { place: "--budget".to_owned(), problem }
     }
 
-    /// What computes, in words.
+    /// The computer, in words.
     pub(super) fn describe(&self, device: &Device) -> String {
         match self.device {
             DeviceName::Cpu => format!("{} threads", device.threads()),
@@ -383,7 +374,7 @@ impl DeviceArgs {
         }
     }
 
-    /// What multiplies matrices on an NVIDIA device, in words.
+    /// The library that multiplies matrices on an NVIDIA device, in words.
     pub(super) fn products(device: &Device) -> Option<String> {
         #[cfg(feature = "cuda")]
         if let Some(cuda) = device.as_cuda() {
@@ -409,14 +400,23 @@ impl DeviceArgs {
     }
 }
 
-/// What to plan on and for.
+/// A simulated device to plan on, and the budget to plan for.
 pub(super) struct Simulated {
     pub(super) device: Device,
     pub(super) budget_bytes: usize,
-    /// What will multiply matrices, where an NVIDIA device was asked.
+    /// The library that will multiply matrices, where an NVIDIA device was asked.
     pub(super) products: Option<String>,
     /// The rates that its times are by, where they are not nominal.
     pub(super) calibration: Option<Calibration>,
+}
+
+/// The budget and its origin, for people.
+pub(super) fn tell_budget(budget_bytes: usize, origin: &str) -> String {
+    let bytes = exact_bytes(budget_bytes);
+    match origin {
+        "--budget" => bytes,
+        origin => format!("{bytes}: {origin}"),
+    }
 }
 
 fn no_budget(problem: &str) -> TrainError {

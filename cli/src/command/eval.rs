@@ -10,7 +10,8 @@ use lowtide_trainer::{
     Fit, Knobs, Result, Score, Task, TrainError, TrainedState, evaluate, lock_pages, metric_values,
 };
 
-use crate::command::process::{Process, Work};
+use crate::command::capacity::Capacity;
+use crate::command::process::Work;
 use crate::command::{DeviceArgs, say};
 use crate::recipe::{FewBits, Recipe, RecipeData};
 use crate::run_dir::RunDir;
@@ -21,7 +22,7 @@ pub(super) struct EvalArgs {
     run_dir: PathBuf,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Puts the weights in so many bits first, those of all layers.
+    /// Puts the weights of all layers in few bits first.
     #[arg(long, value_enum)]
     bits: Option<FewBits>,
     #[command(flatten)]
@@ -92,16 +93,15 @@ impl Evaluated {
         let RecipeData { samples, mut test, .. } = recipe.open()?;
         lock_pages(&mut test, &device)?;
         let mut task = recipe.task(&device, samples)?;
-        if let Some(budget) = process_budget {
+        let fit = Fit::new(&test);
+        let budget_bytes = device.allocator().capacity_bytes();
+        let capacity = Capacity::found(budget_bytes, device_arguments, process_budget);
+        let process = capacity.limit(&device, || {
             let copied_bytes = TrainedState::of(&mut task).bytes().iter().sum();
-            let fit = Fit::new(&test);
-            let work =
-                Work { device: &device, fit: &fit, copied_bytes, steps: 0, offload_bytes: 0 };
-            let process = Process::divide(budget, &work, device_arguments.budget())?;
+            Work { device: &device, fit: &fit, copied_bytes, steps: 0, offload_bytes: 0 }
+        })?;
+        if let Some(process) = process {
             process.check_room(Knobs { micro_batch: 1, ..Knobs::default() })?;
-            if let Some(bytes) = process.training_bytes() {
-                device.allocator().set_capacity(bytes);
-            }
         }
         lowtide_nn::load(&mut TrainedState::of(&mut task), &run_dir.model())?;
         let stored_bytes = model_bytes(&mut *task);

@@ -4,6 +4,7 @@
 //! 1 anything else.
 
 mod calibrate;
+mod capacity;
 mod device;
 mod eval;
 mod explain;
@@ -13,6 +14,7 @@ mod finetune;
 mod generate;
 mod interrupt;
 mod model;
+mod parallelism_table;
 mod plan;
 mod plan_file;
 mod planning;
@@ -23,6 +25,7 @@ mod recipes;
 mod recording;
 mod rehearsing;
 mod replay;
+mod rows;
 mod runs;
 mod saving;
 mod shrink;
@@ -30,7 +33,6 @@ mod stages;
 mod staging;
 mod train;
 mod trained;
-mod ways;
 
 use std::ffi::OsString;
 use std::io::{self, Write};

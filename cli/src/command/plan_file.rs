@@ -12,18 +12,18 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::command::planning::Numerics;
-use crate::human::format_bytes;
+use crate::human::exact_bytes;
 use crate::recipe::RecipeTrainer;
 
 /// A plan that `lowtide plan --json` has printed.
 pub(super) struct PlanFile {
     path: PathBuf,
-    told: Told,
+    fields: PlanFields,
 }
 
-/// What of it decides a run, and what a rehearsal finds again.
+/// The fields that decide a run, and those that a rehearsal finds again.
 #[derive(Deserialize)]
-struct Told {
+struct PlanFields {
     budget_bytes: usize,
     batch_size: usize,
     #[serde(flatten)]
@@ -50,27 +50,27 @@ impl PlanFile {
             place: path.display().to_string(),
             problem: format!("is not one plan as `lowtide plan --json` prints it: {error}"),
         };
-        Ok(PlanFile { path: path.to_owned(), told: serde_json::from_str(&text).map_err(wrong)? })
+        Ok(PlanFile { path: path.to_owned(), fields: serde_json::from_str(&text).map_err(wrong)? })
     }
 
-    /// The budget that it was made for.
+    /// The budget of the plan.
     pub(super) fn budget_bytes(&self) -> usize {
-        self.told.budget_bytes
+        self.fields.budget_bytes
     }
 
-    /// What blocks may be offloaded to.
+    /// Bytes of the host that blocks may be offloaded to.
     pub(super) fn offload_budget(&self) -> Option<usize> {
-        self.told.offload_budget_bytes
+        self.fields.offload_budget_bytes
     }
 
-    /// The changes of the recipe's numerics that it took.
+    /// The changes of the recipe's numerics that the plan takes.
     pub(super) fn numerics(&self) -> &[Numerics] {
-        &self.told.numerics
+        &self.fields.numerics
     }
 
-    /// What it divides among ranks.
+    /// The part of the training that the plan divides among ranks.
     pub(super) fn zero(&self) -> Parallelism {
-        self.told.zero
+        self.fields.zero
     }
 
     /// The plan with its knobs for `fit`, rehearsed anew.
@@ -80,13 +80,13 @@ impl PlanFile {
     /// each category and by module, or on another rank than the first, of which the plan is, no
     /// more in all; `DoesNotFit`.
     pub(super) fn follow(&self, trainer: &mut RecipeTrainer, fit: &Fit<'_>) -> Result<Plan> {
-        let batch_sizes = [self.told.batch_size, Examples::of(fit)?.batch_size()];
+        let batch_sizes = [self.fields.batch_size, Examples::of(fit)?.batch_size()];
         if let Some(difference) = differs("a batch", batch_sizes.map(|size| size.to_string())) {
             return Err(self.refused(&difference));
         }
-        let plan = trainer.plan_run(fit, &self.told.knobs.into())?;
+        let plan = trainer.plan_run(fit, &self.fields.knobs.into())?;
         let is_other = trainer.options().ranks.as_ref().is_some_and(|ranks| ranks.rank().index > 0);
-        if is_other && plan.predicted_peak_bytes() <= self.told.predicted_peak_bytes {
+        if is_other && plan.predicted_peak_bytes() <= self.fields.predicted_peak_bytes {
             return Ok(plan);
         }
         match self.difference(&plan) {
@@ -95,7 +95,7 @@ impl PlanFile {
         }
     }
 
-    /// Where it is.
+    /// The file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -110,15 +110,14 @@ impl PlanFile {
 
     /// The first thing in which a rehearsal finds other bytes.
     fn difference(&self, plan: &Plan) -> Option<String> {
-        let Told { predicted_peak_bytes, .. } = self.told;
-        let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
-        let peaks = [predicted_peak_bytes, plan.predicted_peak_bytes()].map(exact);
+        let PlanFields { predicted_peak_bytes, .. } = self.fields;
+        let peaks = [predicted_peak_bytes, plan.predicted_peak_bytes()].map(exact_bytes);
         let found: &[(Category, usize)] = &plan.forecast.category_peaks;
         let categories =
-            [self.told.peak_bytes_by_category.clone(), categories_json(found.iter().copied())];
+            [self.fields.peak_bytes_by_category.clone(), categories_json(found.iter().copied())];
         let modules =
-            [self.told.modules_at_peak.clone(), modules_json(&plan.forecast.modules_at_peak)];
-        let events = [&self.told.events, &plan.forecast.events];
+            [self.fields.modules_at_peak.clone(), modules_json(&plan.forecast.modules_at_peak)];
+        let events = [&self.fields.events, &plan.forecast.events];
         differs("the number of steps and evaluations", events.map(|of| of.len().to_string()))
             .or_else(|| {
                 let mut pairs = events[0].iter().zip(events[1]).enumerate();
@@ -130,7 +129,7 @@ impl PlanFile {
     }
 }
 
-/// In what an event differs from the one that was planned.
+/// The difference of an event from the planned one.
 fn event_differs(index: usize, told: &RehearsedEvent, found: &RehearsedEvent) -> Option<String> {
     let kind = |event: &RehearsedEvent| {
         let kind = if event.is_evaluation { "an evaluation" } else { "a step" };
@@ -144,7 +143,7 @@ fn event_differs(index: usize, told: &RehearsedEvent, found: &RehearsedEvent) ->
         .or_else(|| differs(&of("what is live after it"), both(|event| event.layout_hash)))
 }
 
-/// What was planned and what is found, unless they are the same.
+/// The difference of what was planned and what is found, if there is one.
 fn differs(what: &str, [told, found]: [String; 2]) -> Option<String> {
     (told != found).then(|| format!("{what} was {told} and is {found}"))
 }

@@ -12,8 +12,8 @@ use lowtide_tensor::{Device, DeviceKind};
 use lowtide_trainer::{DoesNotFit, Examples, Fit, Knobs, Plan, Remedy, Result, TrainError};
 use serde_json::{Value, json};
 
-use crate::command::say;
-use crate::human::format_bytes;
+use crate::command::rows::Row;
+use crate::human::{exact_bytes, format_bytes};
 use crate::timeline::EVENTS_MAX;
 
 /// Code and static data that are in memory: 14 to 16 MiB when the plan is made, 17 to 20 at the end
@@ -46,14 +46,14 @@ const CURVES_BYTES_PER_STEP: usize = 256;
 /// three in views of stitched blocks.
 const BYTES_PER_PAGE_TABLE_BYTE: usize = 128;
 
-/// For what is in no other part.
+/// Room for what is in no other part.
 const MARGIN_BYTES: usize = 4 << 20;
 
 /// Left of a control group for what the system keeps for a process and nothing above counts: files
 /// that are being written, folders, sockets.
 const GROUP_RESERVE_BYTES: usize = 16 << 20;
 
-/// What the process may take.
+/// The limit on a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ProcessBudget {
     pub(super) bytes: usize,
@@ -67,7 +67,7 @@ enum Origin {
 }
 
 impl ProcessBudget {
-    /// That of the command line.
+    /// The limit of the command line.
     pub(super) fn given(bytes: usize) -> ProcessBudget {
         ProcessBudget { bytes, origin: Origin::Option }
     }
@@ -92,7 +92,7 @@ impl ProcessBudget {
     }
 }
 
-/// What a command does beside its device's memory.
+/// The work of a command beside its device's memory.
 pub(super) struct Work<'a> {
     pub(super) device: &'a Device,
     pub(super) fit: &'a Fit<'a>,
@@ -100,18 +100,18 @@ pub(super) struct Work<'a> {
     pub(super) copied_bytes: usize,
     /// Steps that the report has curves of.
     pub(super) steps: u64,
-    /// What blocks may be offloaded to.
+    /// Bytes of the host that blocks may be offloaded to.
     pub(super) offload_bytes: usize,
 }
 
-/// What the process takes at most, in parts.
+/// The most that a process takes, in parts.
 pub(super) struct Process {
     budget: ProcessBudget,
     /// All but the training and its page tables.
     beside: Vec<Part>,
     /// What the training may take of the process; `None` where a device has its own memory.
     training_bytes: Option<usize>,
-    /// Whether that is less than what `--budget` allows.
+    /// True if `training_bytes` is less than what `--budget` allows.
     is_binding: bool,
 }
 
@@ -145,29 +145,29 @@ impl Process {
         Ok(Process { budget, beside, training_bytes, is_binding })
     }
 
-    /// What the training may take, where it is a part of the process.
+    /// The most that the training may take, where it is a part of the process.
     pub(super) fn training_bytes(&self) -> Option<usize> {
         self.training_bytes
     }
 
-    /// The limit of all of it.
+    /// The limit on the process.
     pub(super) fn budget_bytes(&self) -> usize {
         self.budget.bytes
     }
 
-    /// What the training's budget is, in words, where this decides it.
+    /// The origin of the training's budget, in words, where the limit on the process decides it.
     pub(super) fn origin_of_training(&self) -> Option<String> {
         let name = self.budget.name();
         self.is_binding.then(|| format!("what {name} allows, less the rest of the process"))
     }
 
-    /// The process with a training of so many bytes.
+    /// The bytes of the process with a training of `training_bytes`.
     fn bytes_with(&self, training_bytes: usize) -> usize {
         let beside = self.beside.iter().map(|part| part.bytes);
         beside.chain([training_bytes, tables_of(training_bytes)]).fold(0, usize::saturating_add)
     }
 
-    /// What it takes at most.
+    /// The most that the process takes.
     pub(super) fn total_bytes(&self) -> usize {
         self.bytes_with(self.training_bytes.unwrap_or(0))
     }
@@ -175,7 +175,7 @@ impl Process {
     /// A plan, or why there is none: in bytes of the process where these decide.
     ///
     /// # Errors
-    /// That of `planned`; `DoesNotFit` if what is beside a device's memory is too much.
+    /// The error of `planned`; `DoesNotFit` if what is beside a device's memory is too much.
     pub(super) fn checked(&self, planned: Result<Plan>) -> Result<Plan> {
         match planned {
             Err(TrainError::DoesNotFit(error)) if self.is_binding => {
@@ -198,7 +198,7 @@ impl Process {
         Err(Box::new(error).into())
     }
 
-    /// The same error about the process in place of its training.
+    /// An error of the training as an error of the process.
     fn of_process(&self, error: DoesNotFit) -> DoesNotFit {
         let remedies = error.remedies.into_iter().map(|remedy| match remedy {
             Remedy::Budget(bytes) => Remedy::ProcessBudget(self.bytes_with(bytes)),
@@ -221,27 +221,23 @@ impl Process {
         }
     }
 
-    /// One line: all of it, and what it has to stay within.
+    /// One line: the most that the process takes, and its limit.
     pub(super) fn headline(&self) -> String {
-        let total_bytes = self.total_bytes();
-        let [total, budget] = [total_bytes, self.budget.bytes].map(|b| format_bytes(b as u64));
-        format!("at most {total} ({total_bytes} bytes) of {budget}, by {}", self.budget.name())
+        let total = exact_bytes(self.total_bytes());
+        let budget = format_bytes(self.budget.bytes as u64);
+        format!("at most {total} of {budget}, by {}", self.budget.name())
     }
 
-    /// The parts for people, a line each.
-    ///
-    /// # Errors
-    /// `File` if nothing can be written.
-    pub(super) fn tell(&self) -> Result<()> {
-        say(&format!("process         {}", self.headline()))?;
-        for Part { name, bytes, what } in self.parts() {
-            let bytes = format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
-            say(&format!("  {name:<14}{bytes:<30}{what}"))?;
-        }
-        Ok(())
+    /// The limit, and the parts with a line each.
+    pub(super) fn rows(&self) -> [Row; 2] {
+        let parts = self.parts().into_iter().map(|Part { name, bytes, what }| {
+            format!("  {name:<14}{:<30}{what}", exact_bytes(bytes))
+        });
+        let headline = Row::new("process", [self.headline()]).with("process", self.to_json());
+        [headline, Row::block(parts)]
     }
 
-    pub(super) fn to_json(&self) -> Value {
+    fn to_json(&self) -> Value {
         let parts = self.parts().into_iter().map(
             |Part { name, bytes, what }| json!({ "name": name, "bytes": bytes, "what": what }),
         );
@@ -265,12 +261,12 @@ impl Process {
 }
 
 impl Work<'_> {
-    /// What the process takes beside the training, by what it takes `before` the first batch of
-    /// each set has been read and `now`.
+    /// The parts of the process beside the training, by what the process takes `before` the first
+    /// batch of each set has been read and `now`.
     fn parts(&self, before: &ProcessMemory, now: &ProcessMemory) -> Vec<Part> {
         let &Work { device, fit, copied_bytes, steps, offload_bytes } = self;
         let data_bytes = fit.data_bytes();
-        // Of the data, what is in the heap already; the rest of that is the program's.
+        // Data may be in the heap already; the rest of the heap is the program's.
         let heap_bytes = now.anonymous_bytes.saturating_sub(data_bytes) + GROWTH_BYTES;
         let code_bytes = now.code_bytes + GROWTH_BYTES;
         let steps = usize::try_from(steps).unwrap_or(usize::MAX);
@@ -300,7 +296,7 @@ impl Work<'_> {
     }
 }
 
-/// What this process takes now.
+/// The memory that this process takes now.
 fn measured() -> Result<ProcessMemory> {
     process_memory().ok_or_else(|| TrainError::Setting {
         place: "--process-budget".to_owned(),
@@ -308,7 +304,7 @@ fn measured() -> Result<ProcessMemory> {
     })
 }
 
-/// Page tables of so many bytes of a training.
+/// Bytes of the page tables of a training of `bytes`.
 fn tables_of(bytes: usize) -> usize {
     bytes.div_ceil(BYTES_PER_PAGE_TABLE_BYTE)
 }

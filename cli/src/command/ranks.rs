@@ -15,17 +15,19 @@ use lowtide_tensor::Device;
 use lowtide_trainer::{Result, TrainError};
 
 #[cfg(feature = "cuda")]
-use crate::command::train::RunArgs;
+use crate::command::DeviceArgs;
+#[cfg(feature = "cuda")]
+use crate::command::capacity::Capacity;
 
 /// How long ranks wait for each other, beside the time for memory to come back: one of them may
 /// evaluate or write a checkpoint that the others do not.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Does `first` on the first of so many ranks, `other` on each other one, a thread each; what the
-/// first one returns.
+/// Does `first` on the first of `count` ranks and `other` on each other one, on a thread each.
+/// Returns what `first` does.
 ///
 /// # Errors
-/// Those of `first`, or of the rank that it heard of.
+/// Errors of `first`, or of the rank that it heard of.
 pub(super) fn on_threads<R>(
     count: usize,
     wait: Option<Duration>,
@@ -52,8 +54,8 @@ pub(super) fn on_threads<R>(
     })
 }
 
-/// The same ranks. Where they are on NVIDIA devices, and all have NCCL, tensors go by it from one
-/// device to another; else they go through the host, and standard error says why.
+/// Ranks that send tensors by NCCL from one device to another, where all are on NVIDIA devices and
+/// have NCCL. Else tensors go through the host, and standard error says why.
 ///
 /// # Errors
 /// `Ranks`.
@@ -61,7 +63,8 @@ pub(super) fn on_threads<R>(
 pub(super) fn by_nccl(
     ranks: Arc<dyn Collectives>,
     device: &Device,
-    RunArgs { device: arguments, wait, .. }: &RunArgs,
+    arguments: &DeviceArgs,
+    wait: Option<Duration>,
 ) -> Result<Arc<dyn Collectives>> {
     if device.as_cuda().is_none() {
         return Ok(ranks);
@@ -69,12 +72,8 @@ pub(super) fn by_nccl(
     let is_first = ranks.rank().index == 0;
     match nccl(Arc::clone(&ranks), device, TIMEOUT + wait.unwrap_or_default()) {
         Ok(rank) => {
-            if arguments.budget().is_none() {
-                // What it takes of the device was taken for memory for tensors.
-                let capacity_bytes = device.allocator().capacity_bytes();
-                let left_bytes = capacity_bytes.saturating_sub(rank.outside_bytes());
-                device.allocator().set_capacity(left_bytes);
-            }
+            // The budget was found before NCCL took its memory of the device.
+            Capacity::leave(device, arguments, rank.outside_bytes());
             Ok(Arc::new(rank))
         }
         Err(error @ (RanksError::Refused { .. } | RanksError::Tensor(_))) => {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use lowtide_tensor::{Cpu, OpClass, Rate, Rates};
-use lowtide_trainer::{NewFile, Result, TrainError};
+use lowtide_trainer::{Forecast, NewFile, Result, TrainError};
 use serde::{Deserialize, Serialize};
 
 use crate::report::{date, processor};
@@ -17,7 +17,7 @@ use crate::report::{date, processor};
 /// The variable that names the file; empty for none, so that times are nominal.
 const VARIABLE: &str = "LOWTIDE_RATES";
 
-/// What a measurement is of.
+/// The machine that was measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Machine {
     pub(super) processor: String,
@@ -46,7 +46,7 @@ struct ClassRate {
 }
 
 impl Machine {
-    /// This one, with so many threads.
+    /// This machine, with a number of threads.
     pub(super) fn this(threads: usize) -> Machine {
         Machine {
             processor: processor().unwrap_or_else(|| env::consts::ARCH.to_owned()),
@@ -56,7 +56,7 @@ impl Machine {
         }
     }
 
-    /// Where its rates are kept: the file that [`VARIABLE`] names, else one in `lowtide` of the
+    /// The file of its rates: the file that [`VARIABLE`] names, else one in `lowtide` of the
     /// user's cache: `XDG_CACHE_HOME`, else `.cache` in `HOME`.
     pub(super) fn file(&self) -> Option<PathBuf> {
         self.file_of([VARIABLE, "XDG_CACHE_HOME", "HOME"].map(env::var_os))
@@ -97,8 +97,8 @@ impl Calibration {
         }
     }
 
-    /// The calibration of this machine with so many threads, if there is one. What keeps a file
-    /// from being used is told on standard error, once for each call.
+    /// The calibration of this machine with a number of threads, if there is one. Standard error
+    /// says why a file is not used, once for each call.
     pub(super) fn of_this_machine(threads: usize) -> Option<Calibration> {
         let machine = Machine::this(threads);
         let file = machine.file()?;
@@ -113,7 +113,7 @@ impl Calibration {
         }
     }
 
-    /// What is in a file. One that is missing is a problem only if the variable names it.
+    /// The calibration in a file. A missing file is a problem only if the variable names it.
     fn read(file: &Path, machine: &Machine) -> std::result::Result<Option<Calibration>, String> {
         let text = match fs::read_to_string(file) {
             Ok(text) => text,
@@ -171,6 +171,14 @@ impl Calibration {
         }
         Some(rates)
     }
+}
+
+/// Seconds of a step, where rates were measured. Nominal rates only put plans in order.
+pub(super) fn measured_seconds(
+    calibration: Option<&Calibration>,
+    forecast: &Forecast,
+) -> Option<f64> {
+    calibration.map(|_| forecast.step_seconds)
 }
 
 #[cfg(test)]

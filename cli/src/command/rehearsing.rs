@@ -2,21 +2,22 @@
 
 use lowtide_tensor::Device;
 use lowtide_trainer::{
-    Examples, Fit, Forecasts, Parallelism, Plan, PlanOptions, Result, TrainError, lock_pages,
+    Examples, Fit, Parallelism, Plan, PlanOptions, Result, TrainError, lock_pages,
 };
 
 use crate::command::DeviceArgs;
-use crate::command::device::{CAPACITY_BYTES, Simulated};
+use crate::command::capacity::Capacity;
+use crate::command::device::Simulated;
+use crate::command::parallelism_table::ParallelismTable;
 use crate::command::planning::PlanningArgs;
 use crate::command::stages::Stages;
-use crate::command::ways::Ways;
 use crate::recipe::{Recipe, RecipeData, RecipeTrainer, Samples};
 
-/// What is divided among the ranks in the fastest plan that fits, if there is one.
+/// The division among ranks of the fastest plan that fits, if there is one.
 ///
 /// # Errors
 /// Anything that keeps the recipe from being built.
-pub(super) fn fastest_way(
+pub(super) fn fastest_division(
     recipe: &Recipe,
     device: &DeviceArgs,
     planning: &PlanningArgs,
@@ -27,58 +28,11 @@ pub(super) fn fastest_way(
     let host = planning.open_simulated_host(device)?;
     let fit = recipe.fit(&train, &test);
     let place = Rehearsing { planning, sim: &sim, host: host.as_ref(), samples, fit: &fit };
-    let ways = Ways::of(budget_bytes, &fit, |zero| place.trainer(recipe, zero, 0))?;
-    Ok(ways.fastest())
+    Ok(place.share_batches(recipe, budget_bytes)?.fastest())
 }
 
-/// The plan within a budget of ranks that share a model instead of batches, and the most bytes that
-/// one of them sends in a step; nothing for a model that cannot be shared so.
-///
-/// # Errors
-/// `DoesNotFit`; anything that keeps the recipe from being built.
-pub(super) fn way_of_one_model(
-    recipe: &Recipe,
-    sim: &Device,
-    budget_bytes: usize,
-    (planning, host): (&PlanningArgs, Option<&Device>),
-    zero: Parallelism,
-) -> Result<Option<(Plan, usize)>> {
-    let RecipeData { samples, mut train, test } = recipe.open()?;
-    lock_pages(&mut train, sim)?;
-    let fit = recipe.fit(&train, &test);
-    let place = Rehearsing { planning, sim, host, samples, fit: &fit };
-    let planned = match zero {
-        Parallelism::Pipeline => {
-            let stages = place.stages(recipe, |trainer, size_max, forecasts| {
-                sim.allocator().set_capacity(budget_bytes);
-                trainer.plan_run(
-                    &fit,
-                    &PlanOptions {
-                        micro_batch_max: size_max,
-                        forecasts: forecasts.clone(),
-                        ..PlanOptions::default()
-                    },
-                )
-            });
-            stages.map(|(stages, most)| Some(stages.way(most)))
-        }
-        _ => place.trainer(recipe, zero, 0).and_then(|mut trainer| {
-            if !trainer.optimizer().can_update_parts() {
-                return Ok(None);
-            }
-            sim.allocator().set_capacity(budget_bytes);
-            let plan = trainer.plan_run(&fit, &Default::default())?;
-            let sent_bytes = trainer.sent_bytes(&plan);
-            Ok(Some((plan, sent_bytes)))
-        }),
-    };
-    match planned {
-        Err(TrainError::Setting { .. }) => Ok(None),
-        planned => planned,
-    }
-}
-
-/// Where a training is rehearsed.
+/// The device and the data that a training is rehearsed with.
+#[derive(Clone, Copy)]
 pub(super) struct Rehearsing<'a> {
     pub(super) planning: &'a PlanningArgs,
     pub(super) sim: &'a Device,
@@ -98,7 +52,7 @@ impl Rehearsing<'_> {
         zero: Parallelism,
         index: usize,
     ) -> Result<RecipeTrainer> {
-        self.sim.allocator().set_capacity(CAPACITY_BYTES);
+        Capacity::lift(self.sim);
         let ranks = self.planning.simulated_rank(index);
         let mut trainer = recipe.trainer_among(ranks, zero, self.sim, self.samples)?;
         trainer.set_offload(self.host.cloned());
@@ -106,19 +60,81 @@ impl Rehearsing<'_> {
         Ok(trainer)
     }
 
-    /// The stages of a pipeline, and the index of the one that needs most; `plan` plans for one of
-    /// them, in micro-batches of at most so many samples.
+    /// True if there are several ranks, and the states of the optimizer can be divided among them.
     ///
     /// # Errors
-    /// Those of a plan; anything that keeps the recipe from being built.
-    pub(super) fn stages(
+    /// Anything that keeps the recipe from being built.
+    pub(super) fn can_divide(&self, recipe: &Recipe) -> Result<bool> {
+        Capacity::lift(self.sim);
+        let trainer = recipe.trainer(self.sim, self.samples)?;
+        Ok(self.planning.rank_count() > 1 && trainer.optimizer().can_update_parts())
+    }
+
+    /// The plans within a budget in which ranks share batches.
+    ///
+    /// # Errors
+    /// Errors of a plan but `DoesNotFit`.
+    pub(super) fn share_batches(
         &self,
         recipe: &Recipe,
-        plan: impl Fn(&mut RecipeTrainer, usize, &Forecasts) -> Result<Plan>,
-    ) -> Result<(Stages, usize)> {
-        Stages::of(self.planning.rank_count(), |index, size_max, forecasts| {
+        budget_bytes: usize,
+    ) -> Result<ParallelismTable> {
+        let capacity = Capacity::of(budget_bytes);
+        ParallelismTable::of(capacity, self.fit, |zero| self.trainer(recipe, zero, 0))
+    }
+
+    /// The plan of ranks that share a model instead of batches, and the most bytes that one of them
+    /// sends in a step; `None` for a model that cannot be shared so.
+    ///
+    /// # Errors
+    /// `DoesNotFit`; anything that keeps the recipe from being built.
+    pub(super) fn share_model(
+        &self,
+        recipe: &Recipe,
+        zero: Parallelism,
+        capacity: Capacity,
+    ) -> Result<Option<(Plan, usize)>> {
+        let RecipeData { samples, mut train, test } = recipe.open()?;
+        lock_pages(&mut train, self.sim)?;
+        let fit = recipe.fit(&train, &test);
+        let &Rehearsing { planning, sim, host, .. } = self;
+        let place = Rehearsing { planning, sim, host, samples, fit: &fit };
+        let planned = if zero == Parallelism::Pipeline {
+            place.stages(recipe, capacity).map(|(stages, most)| Some(stages.plan_of(most)))
+        } else {
+            place.share_features(recipe, zero, capacity)
+        };
+        match planned {
+            Err(TrainError::Setting { .. }) => Ok(None),
+            planned => planned,
+        }
+    }
+
+    fn share_features(
+        &self,
+        recipe: &Recipe,
+        zero: Parallelism,
+        capacity: Capacity,
+    ) -> Result<Option<(Plan, usize)>> {
+        let mut trainer = self.trainer(recipe, zero, 0)?;
+        if !trainer.optimizer().can_update_parts() {
+            return Ok(None);
+        }
+        let (plan, _) = capacity.plan(&mut trainer, self.fit, &PlanOptions::default())?;
+        let sent_bytes = trainer.sent_bytes(&plan);
+        Ok(Some((plan, sent_bytes)))
+    }
+
+    /// The stages of a pipeline, each within a capacity, and the index of the one that needs most.
+    ///
+    /// # Errors
+    /// Errors of a plan; anything that keeps the recipe from being built.
+    pub(super) fn stages(&self, recipe: &Recipe, capacity: Capacity) -> Result<(Stages, usize)> {
+        Stages::of(self.planning.rank_count(), |index, micro_batch_max, forecasts| {
             let mut trainer = self.trainer(recipe, Parallelism::Pipeline, index)?;
-            let plan = plan(&mut trainer, size_max, forecasts)?;
+            let forecasts = forecasts.clone();
+            let options = PlanOptions { micro_batch_max, forecasts, ..PlanOptions::default() };
+            let (plan, _) = capacity.plan(&mut trainer, self.fit, &options)?;
             let (blocks, sent_bytes) = trainer.stage(&plan);
             Ok((plan, blocks, sent_bytes))
         })

@@ -5,18 +5,18 @@ use std::ops::Range;
 use lowtide_trainer::{Forecasts, Plan, Result, seconds_of};
 use serde_json::{Value, json};
 
-use crate::command::say;
-use crate::human::{format_bytes, format_seconds};
+use crate::command::rows::Row;
+use crate::human::{exact_bytes, format_bytes, format_seconds};
 use crate::json::with_knobs;
 
 /// The plan of a stage, its blocks, and the bytes that it sends in a step.
 pub(super) type Planned = (Plan, Range<usize>, usize);
 
-/// What each stage comes to; nothing where there is no pipeline.
+/// The plan of each stage; none where there is no pipeline.
 #[derive(Default)]
 pub(super) struct Stages {
     stages: Vec<Stage>,
-    /// Of a step, but for what is sent and for the update.
+    /// Seconds of a step without sending and without the update.
     seconds: f64,
 }
 
@@ -32,11 +32,11 @@ struct Stage {
 
 impl Stages {
     /// The plans of all stages, in the largest micro-batches that all of them take, and the index
-    /// of the one that needs most. `plan` makes that of a stage, in micro-batches of at most so
-    /// many samples.
+    /// of the stage that needs most. `plan` makes the plan of a stage by its index, and by the most
+    /// samples of a micro-batch.
     ///
     /// # Errors
-    /// Those of a plan.
+    /// Errors of `plan`.
     pub(super) fn of(
         count: usize,
         plan: impl Fn(usize, usize, &Forecasts) -> Result<Planned>,
@@ -69,7 +69,7 @@ impl Stages {
     }
 
     /// The plan of the stage `index`, and the most bytes that a stage sends in a step.
-    pub(super) fn way(mut self, index: usize) -> (Plan, usize) {
+    pub(super) fn plan_of(mut self, index: usize) -> (Plan, usize) {
         let sent_bytes = self.stages.iter().map(|stage| stage.sent_bytes).max().unwrap_or(0);
         (self.stages.swap_remove(index).plan, sent_bytes)
     }
@@ -79,30 +79,34 @@ impl Stages {
         self.stages.first().map_or(usize::MAX, |stage| stage.plan.knobs.micro_batch)
     }
 
-    /// Prints them.
-    pub(super) fn tell(&self, is_measured: bool) -> Result<()> {
+    /// The table of the stages, and the time of a step if that is measured.
+    pub(super) fn row(&self, is_measured: bool) -> Row {
+        Row::block(self.lines(is_measured)).with("stages", self.to_json())
+    }
+
+    fn lines(&self, is_measured: bool) -> Vec<String> {
         if self.stages.is_empty() {
-            return Ok(());
+            return Vec::new();
         }
-        say("")?;
-        if is_measured {
+        let time = is_measured.then(|| {
             let seconds = format_seconds(self.seconds);
-            say(&format!("a step but for sending and the update takes {seconds}"))?;
-        }
-        say(&format!("stage  blocks    {:<32}{:<14}{:<8}plan", "peak", "sends a step", "idle"))?;
-        for (index, Stage { blocks, plan, idle, sent_bytes }) in self.stages.iter().enumerate() {
-            let bytes = plan.predicted_peak_bytes();
-            let peak = format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
+            format!("a step but for sending and the update takes {seconds}")
+        });
+        let head =
+            format!("stage  blocks    {:<32}{:<14}{:<8}plan", "peak", "sends a step", "idle");
+        let rows = self.stages.iter().enumerate();
+        let rows = rows.map(|(index, Stage { blocks, plan, idle, sent_bytes })| {
+            let peak = exact_bytes(plan.predicted_peak_bytes());
             let (sent, of) = (format_bytes(*sent_bytes as u64), blocks.len());
             let (first, last) = (blocks.start, blocks.end - 1);
             let blocks = if of == 1 { first.to_string() } else { format!("{first} to {last}") };
             let (idle, knobs) = (format!("{:.0} %", 100.0 * idle), plan.knobs);
-            say(&format!("{index:<7}{blocks:<10}{peak:<32}{sent:<14}{idle:<8}{knobs}"))?;
-        }
-        Ok(())
+            format!("{index:<7}{blocks:<10}{peak:<32}{sent:<14}{idle:<8}{knobs}")
+        });
+        std::iter::once(String::new()).chain(time).chain([head]).chain(rows).collect()
     }
 
-    pub(super) fn to_json(&self) -> Value {
+    fn to_json(&self) -> Value {
         let stages = self.stages.iter().map(|Stage { blocks, plan, idle, sent_bytes }| {
             with_knobs(
                 plan.knobs,

@@ -1,119 +1,122 @@
-//! The ways of dividing a training among ranks, side by side.
+//! Plans by each way of dividing a training among ranks, side by side.
 
 use std::io::{self, Write as _};
 
-use lowtide_trainer::{Fit, Parallelism, Plan, Result, TrainError};
+use lowtide_trainer::{Fit, Parallelism, Plan, PlanOptions, Result, TrainError};
 use serde_json::{Value, json};
 
-use crate::command::say;
-use crate::human::{format_bytes, format_seconds};
+use crate::command::capacity::Capacity;
+use crate::command::rows::Row;
+use crate::human::{exact_bytes, format_bytes, format_seconds};
 use crate::json::with_knobs;
 use crate::recipe::RecipeTrainer;
 
-/// What each way comes to; nothing for one rank.
+/// A plan by each parallelism; none for one rank.
 #[derive(Default)]
-pub(super) struct Ways(Vec<Way>);
+pub(super) struct ParallelismTable(Vec<ParallelPlan>);
 
-/// A way of dividing a training among ranks.
-struct Way {
+/// A plan of a training that is divided among ranks.
+struct ParallelPlan {
     zero: Parallelism,
-    /// The plan within the budget and the bytes that a rank sends in a step, or the least bytes
-    /// that it needs.
+    /// The plan within the budget and the bytes that a rank sends in a step, or the bytes that the
+    /// smallest plan needs.
     plan: std::result::Result<(Plan, usize), usize>,
 }
 
-impl Way {
+impl ParallelPlan {
     /// Simulated time of a step, if it fits.
     fn seconds(&self) -> Option<f64> {
         self.plan.as_ref().ok().map(|(plan, _)| plan.forecast.step_seconds)
     }
 }
 
-impl Ways {
-    /// Those that the optimizer allows, within a budget.
+impl ParallelismTable {
+    /// Plans within a capacity, by each parallelism that shares batches and that the optimizer
+    /// allows.
     ///
     /// # Errors
-    /// Those of a plan but `DoesNotFit`.
+    /// Errors of a plan but `DoesNotFit`.
     pub(super) fn of(
-        budget_bytes: usize,
+        capacity: Capacity,
         fit: &Fit<'_>,
         trainer_of: impl Fn(Parallelism) -> Result<RecipeTrainer>,
-    ) -> Result<Ways> {
-        let mut ways = Vec::new();
+    ) -> Result<ParallelismTable> {
+        let mut plans = Vec::new();
         for zero in Parallelism::OF_SHARED_BATCHES {
             let mut trainer = trainer_of(zero)?;
             if zero != Parallelism::DataParallel && !trainer.optimizer().can_update_parts() {
                 continue;
             }
-            trainer.device().allocator().set_capacity(budget_bytes);
-            let planned = trainer.plan_run(fit, &Default::default()).map(|plan| {
+            let planned = capacity.plan(&mut trainer, fit, &PlanOptions::default());
+            let planned = planned.map(|(plan, _)| {
                 let sent_bytes = trainer.sent_bytes(&plan);
                 (plan, sent_bytes)
             });
-            ways.push(Way { zero, plan: or_needed(planned)? });
+            plans.push(ParallelPlan { zero, plan: or_needed(planned)? });
         }
-        Ok(Ways(ways))
+        Ok(ParallelismTable(plans))
     }
 
-    /// Those in which ranks share a model instead of batches, as far as it can be shared: `plan`
-    /// gives what is planned and the bytes that a rank sends in a step.
+    /// Adds plans in which ranks share a model instead of batches, as far as it can be shared.
+    /// `plan` gives the plan and the bytes that a rank sends in a step.
     ///
     /// # Errors
-    /// Those of `plan` but `DoesNotFit`.
+    /// Errors of `plan` but `DoesNotFit`.
     pub(super) fn add_those_of_one_model(
         &mut self,
         plan: impl Fn(Parallelism) -> Result<Option<(Plan, usize)>>,
     ) -> Result<()> {
         for zero in [Parallelism::Pipeline, Parallelism::TensorParallel] {
             if let Some(planned) = plan(zero).transpose() {
-                self.0.push(Way { zero, plan: or_needed(planned)? });
+                self.0.push(ParallelPlan { zero, plan: or_needed(planned)? });
             }
         }
         Ok(())
     }
 
-    /// Says on the error stream which way fits that has to be asked for, where no other one does.
+    /// Notes on the error stream the flags of plans that fit, where none without a flag does.
     pub(super) fn hint(&self) {
         if self.fastest().is_some() {
             return;
         }
-        let fitting = self.0.iter().filter(|way| way.plan.is_ok());
-        for flag in fitting.filter_map(|way| flag_of(way.zero)) {
+        let fitting = self.0.iter().filter(|of| of.plan.is_ok());
+        for flag in fitting.filter_map(|of| flag_of(of.zero)) {
             drop(writeln!(io::stderr(), "note: it fits with {flag}"));
         }
     }
 
-    /// The one whose steps are shortest, of those that fit and in which ranks share batches; of
-    /// equal ones that which divides least.
+    /// The parallelism with the shortest steps among plans that fit and share batches. Among equal
+    /// ones, the parallelism that divides least.
     pub(super) fn fastest(&self) -> Option<Parallelism> {
-        let sharing =
-            self.0.iter().filter(|way| Parallelism::OF_SHARED_BATCHES.contains(&way.zero));
-        let fitting = sharing.filter_map(|way| Some((way.zero, way.seconds()?)));
+        let sharing = self.0.iter().filter(|of| Parallelism::OF_SHARED_BATCHES.contains(&of.zero));
+        let fitting = sharing.filter_map(|of| Some((of.zero, of.seconds()?)));
         let fastest = fitting.min_by(|(_, own), (_, other)| own.total_cmp(other));
         fastest.map(|(zero, _)| zero)
     }
 
-    /// Prints them, `chosen` with a mark; times in seconds if they are measured.
-    pub(super) fn tell(&self, chosen: Parallelism, is_measured: bool) -> Result<()> {
+    /// The table, with a mark at `chosen`, and with times in seconds if they are measured.
+    pub(super) fn row(&self, chosen: Parallelism, is_measured: bool) -> Row {
+        Row::block(self.lines(chosen, is_measured)).with("ways", self.to_json())
+    }
+
+    fn lines(&self, chosen: Parallelism, is_measured: bool) -> Vec<String> {
         if self.0.is_empty() {
-            return Ok(());
+            return Vec::new();
         }
-        let exact = |bytes: usize| format!("{} ({bytes} bytes)", format_bytes(bytes as u64));
         let name_of = |zero: Parallelism| {
             let what = zero.divided().unwrap_or("nothing");
             flag_of(zero).map_or_else(|| what.to_owned(), |flag| format!("{what} ({flag})"))
         };
-        let names = self.0.iter().map(|way| name_of(way.zero).len());
+        let names = self.0.iter().map(|of| name_of(of.zero).len());
         let width = names.max().unwrap_or(0);
-        say("")?;
-        say(&format!(
+        let head = format!(
             "{:<width$}  {:<32}{:<14}{:<9}{}",
             "divided among the ranks", "peak of each", "sends a step", "time", "plan"
-        ))?;
-        let seconds = self.0.iter().filter_map(Way::seconds);
+        );
+        let seconds = self.0.iter().filter_map(ParallelPlan::seconds);
         let least_seconds = seconds.fold(f64::INFINITY, f64::min);
-        for way in &self.0 {
-            let Way { zero, plan } = way;
+        let rows = self.0.iter().map(|of| {
+            let ParallelPlan { zero, plan } = of;
             let (peak, sent, knobs) = match plan {
                 Ok((plan, sent_bytes)) => {
                     let sent = format_bytes(*sent_bytes as u64);
@@ -122,20 +125,20 @@ impl Ways {
                 Err(needed_bytes) => (*needed_bytes, "-".to_owned(), "does not fit".to_owned()),
             };
             let mark = if *zero == chosen { "  <- plan" } else { "" };
-            let (what, peak) = (name_of(*zero), exact(peak));
-            let time = match way.seconds() {
+            let (what, peak) = (name_of(*zero), exact_bytes(peak));
+            let time = match of.seconds() {
                 None => "-".to_owned(),
                 Some(seconds) if is_measured => format_seconds(seconds),
                 Some(seconds) => format!("{:.2}", seconds / least_seconds),
             };
-            say(&format!("{what:<width$}  {peak:<32}{sent:<14}{time:<9}{knobs}{mark}"))?;
-        }
-        Ok(())
+            format!("{what:<width$}  {peak:<32}{sent:<14}{time:<9}{knobs}{mark}")
+        });
+        [String::new(), head].into_iter().chain(rows).collect()
     }
 
-    pub(super) fn to_json(&self) -> Value {
-        let fastest = self.0.iter().filter_map(Way::seconds).fold(f64::INFINITY, f64::min);
-        let ways = self.0.iter().map(|Way { zero, plan }| match plan {
+    fn to_json(&self) -> Value {
+        let fastest = self.0.iter().filter_map(ParallelPlan::seconds).fold(f64::INFINITY, f64::min);
+        let plans = self.0.iter().map(|ParallelPlan { zero, plan }| match plan {
             Ok((plan, sent_bytes)) => with_knobs(
                 plan.knobs,
                 json!({
@@ -150,14 +153,14 @@ impl Ways {
                 "needed_bytes": needed_bytes,
             }),
         });
-        ways.collect()
+        plans.collect()
     }
 }
 
-/// What was planned, or the bytes that it needs if it does not fit.
+/// The plan, or the bytes that it needs if it does not fit.
 ///
 /// # Errors
-/// Those of a plan but `DoesNotFit`.
+/// Errors of a plan but `DoesNotFit`.
 fn or_needed<P>(planned: Result<P>) -> Result<std::result::Result<P, usize>> {
     match planned {
         Err(TrainError::DoesNotFit(error)) => Ok(Err(error.needed_bytes)),
@@ -165,7 +168,7 @@ fn or_needed<P>(planned: Result<P>) -> Result<std::result::Result<P, usize>> {
     }
 }
 
-/// The flag of a way that is taken only where it is asked for.
+/// The flag of a parallelism that is taken only where it is asked for.
 fn flag_of(zero: Parallelism) -> Option<&'static str> {
     match zero {
         Parallelism::Pipeline => Some("--pipeline"),

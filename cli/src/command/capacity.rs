@@ -1,0 +1,120 @@
+//! The capacity of a training's device. No other file of the command sets it.
+
+use lowtide_tensor::Device;
+use lowtide_trainer::{Fit, Plan, PlanOptions, Result};
+
+use crate::command::device::{CAPACITY_BYTES, DeviceArgs};
+use crate::command::process::{Process, ProcessBudget, Work};
+use crate::recipe::RecipeTrainer;
+
+/// The limits that decide what the device of a training may take.
+#[derive(Clone, Copy)]
+pub(super) struct Capacity {
+    /// The budget where no limit on the process leaves less.
+    budget_bytes: usize,
+    /// The budget that the user gave.
+    given_bytes: Option<usize>,
+    /// The limit on the whole process.
+    process: Option<ProcessBudget>,
+}
+
+impl Capacity {
+    /// A budget, whatever the process takes.
+    pub(super) fn of(budget_bytes: usize) -> Capacity {
+        Capacity { budget_bytes, given_bytes: None, process: None }
+    }
+
+    /// A budget that the user gave, within a limit on the process.
+    pub(super) fn given(budget_bytes: usize, process: Option<ProcessBudget>) -> Capacity {
+        Capacity { budget_bytes, given_bytes: Some(budget_bytes), process }
+    }
+
+    /// The budget that `arguments` came to, within a limit on the process.
+    pub(super) fn found(
+        budget_bytes: usize,
+        arguments: &DeviceArgs,
+        process: Option<ProcessBudget>,
+    ) -> Capacity {
+        Capacity { budget_bytes, given_bytes: arguments.budget(), process }
+    }
+
+    /// The capacity that an open device has, within the limit on the process as it is now.
+    pub(super) fn of_opened(device: &Device, arguments: &DeviceArgs) -> Capacity {
+        let budget_bytes = device.allocator().capacity_bytes();
+        Capacity::found(budget_bytes, arguments, arguments.process_budget())
+    }
+
+    /// The limit on the whole process.
+    pub(super) fn process_budget(&self) -> Option<ProcessBudget> {
+        self.process
+    }
+
+    /// Lets a simulated device take what a model needs while it is built.
+    pub(super) fn lift(sim: &Device) {
+        sim.allocator().set_capacity(CAPACITY_BYTES);
+    }
+
+    /// Leaves `outside_bytes` of a device's own budget to a library.
+    #[cfg(feature = "cuda")]
+    pub(super) fn leave(device: &Device, arguments: &DeviceArgs, outside_bytes: usize) {
+        if arguments.budget().is_none() {
+            let capacity_bytes = device.allocator().capacity_bytes();
+            device.allocator().set_capacity(capacity_bytes.saturating_sub(outside_bytes));
+        }
+    }
+
+    /// Divides the process, where that has a limit, and limits `device` to its part.
+    ///
+    /// # Errors
+    /// Errors of [`Process::divide`].
+    pub(super) fn limit<'a>(
+        &self,
+        device: &Device,
+        work: impl FnOnce() -> Work<'a>,
+    ) -> Result<Option<Process>> {
+        let divide = |budget| Process::divide(budget, &work(), self.given_bytes);
+        let process = self.process.map(divide).transpose()?;
+        let training_bytes = process.as_ref().and_then(Process::training_bytes);
+        device.allocator().set_capacity(training_bytes.unwrap_or(self.budget_bytes));
+        Ok(process)
+    }
+
+    /// Limits the device of a training, and plans it there.
+    ///
+    /// # Errors
+    /// `DoesNotFit`; errors of the data, and of the process where that has a limit.
+    pub(super) fn plan(
+        &self,
+        trainer: &mut RecipeTrainer,
+        fit: &Fit<'_>,
+        options: &PlanOptions,
+    ) -> Result<(Plan, Option<Process>)> {
+        self.plan_by(trainer, fit, |trainer| trainer.plan_run(fit, options))
+    }
+
+    /// Limits the device of a training, and makes its plan by `plan`.
+    ///
+    /// # Errors
+    /// Errors of `plan`, about the process where its limit decides; errors of the data.
+    pub(super) fn plan_by(
+        &self,
+        trainer: &mut RecipeTrainer,
+        fit: &Fit<'_>,
+        plan: impl FnOnce(&mut RecipeTrainer) -> Result<Plan>,
+    ) -> Result<(Plan, Option<Process>)> {
+        let device = trainer.device().clone();
+        let process = self.limit(&device, || {
+            let steps = trainer.steps().saturating_add(fit.step_count());
+            let host = trainer.options().offload.as_ref();
+            let offload_bytes = host.map_or(0, |host| host.allocator().capacity_bytes());
+            let copied_bytes = trainer.copied_bytes();
+            Work { device: &device, fit, copied_bytes, steps, offload_bytes }
+        })?;
+        let planned = plan(trainer);
+        let plan = match &process {
+            Some(process) => process.checked(planned)?,
+            None => planned?,
+        };
+        Ok((plan, process))
+    }
+}

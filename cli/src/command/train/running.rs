@@ -1,0 +1,204 @@
+//! A run from its first step to its last file.
+
+use std::path::Path;
+use std::time::Instant;
+
+use lowtide_allocator::{Fault, Repeat};
+use lowtide_data::Loader;
+use lowtide_tensor::Device;
+use lowtide_trainer::observers::{CheckpointEvery, Checkpoints, TensorBoard, Watched};
+use lowtide_trainer::{
+    CheckpointFolder, Fit, Metrics, NewFile, Observer, Parallelism, Plan, Progress, Result, Score,
+    Training, metric_values, partial_of,
+};
+
+use super::arguments::RunArgs;
+use super::summary::facts;
+use crate::command::DeviceArgs;
+use crate::command::interrupt::Interrupt;
+use crate::command::planning::Numerics;
+use crate::command::process::Process;
+use crate::command::saving::{LastFiles, unless_full};
+use crate::recipe::{Recipe, RecipeTrainer};
+use crate::report::{self, About, Curves, Report};
+use crate::run_dir::{RunDir, Summary};
+
+/// Everything that a run has before its first step.
+pub(super) struct Run<'a> {
+    pub(super) arguments: &'a RunArgs,
+    pub(super) recipe: &'a Recipe,
+    /// Changes of its numerics that it takes to fit.
+    pub(super) numerics: &'a [Numerics],
+    /// The part of the training that is divided among ranks.
+    pub(super) zero: Parallelism,
+    pub(super) plan: &'a Plan,
+    /// The parts of the process, where that has a limit.
+    pub(super) process: Option<&'a Process>,
+    /// The folder that the files of the run are written in.
+    pub(super) files: &'a RunDir,
+    /// The metrics of the run that this one resumes.
+    pub(super) metrics: Option<&'a Path>,
+}
+
+/// The data that a run trains and ends on.
+#[derive(Clone, Copy)]
+pub(super) struct Sets<'a> {
+    /// The steps that are left; `None` where only the end is missing.
+    pub(super) rest: Option<&'a Fit<'a>>,
+    pub(super) test: &'a Loader,
+}
+
+/// Numbers of a run that the summary has beside those of the trainer.
+struct Trained {
+    score: Score,
+    seconds: f64,
+    /// Device allocations from the first step on.
+    allocations: u64,
+}
+
+impl Run<'_> {
+    /// Trains, and writes the files of the run.
+    pub(super) fn work(
+        &self,
+        trainer: &mut RecipeTrainer,
+        sets: Sets<'_>,
+        interrupt: &Interrupt,
+    ) -> Result<(Summary, report::Run)> {
+        let &Run { arguments, recipe, plan, files, .. } = self;
+        let device = trainer.device().clone();
+        let text = recipe.to_toml();
+        let metrics = match self.metrics {
+            Some(before) => Metrics::go_on(&files.metrics(), before, trainer.steps())?,
+            None => Metrics::create(&files.metrics())?,
+        };
+        NewFile::write(&files.recipe(), &text)?;
+        // Before the first step there is room for the files of the last one.
+        let mut last_files = LastFiles::new(files, trainer)?;
+        let mut observers = self.observers(metrics, text, &device)?;
+        let trained = self.train(trainer, sets, &mut observers, interrupt)?;
+        last_files.save_model(trainer)?;
+
+        let report = &mut observers.report;
+        let summary = self.summary(trainer, trained, report.run().last("loss"))?;
+        let computer = arguments.device.describe(&device);
+        report.run_mut().facts = facts(recipe, plan, &summary, &computer);
+        report.write_if_room()?;
+        if arguments.report.is_some() {
+            let written = NewFile::write(&files.report(), &report.run().to_html());
+            unless_full("there is no report beside the model", written)?;
+        }
+        last_files.have_report()?;
+        let json = serde_json::to_string_pretty(&summary).expect("a summary has only plain values");
+        last_files.write(|| NewFile::write(&files.summary(), &format!("{json}\n")))?;
+        Ok((summary, report.run().clone()))
+    }
+
+    /// Opens everything that is written while the run goes on.
+    fn observers(&self, metrics: Metrics, text: String, device: &Device) -> Result<Observers> {
+        let &Run { arguments, recipe, files, .. } = self;
+        // Without an interval there is one at most, after an interrupt.
+        let never = CheckpointEvery::Steps(u64::MAX);
+        let folder = CheckpointFolder::new(&files.checkpoints())
+            .keep_last(arguments.keep as usize)
+            .with_recipe(&text);
+        let every = recipe.train.checkpoint_every;
+        let mut checkpoints = Checkpoints::new(folder, every.unwrap_or(never));
+        if every.is_some() {
+            checkpoints = checkpoints.keep_best(Watched::new("test", "loss"));
+        }
+        let about = About::of_this_process(&recipe.title()).with_recipe(text);
+        let page = arguments.report.clone().unwrap_or_else(|| files.report());
+        let mut report = Report::new(page, about, device);
+        if self.metrics.is_some() {
+            report.run_mut().curves = Curves::read(&partial_of(&files.metrics()))?;
+        }
+        let events = arguments.tensorboard.as_deref().map(TensorBoard::create).transpose()?;
+        let progress = (!arguments.quiet).then(Progress::new);
+        Ok(Observers { progress, metrics, events, report, checkpoints })
+    }
+
+    /// Trains to the end, or to an interrupt, and writes the last checkpoint.
+    fn train(
+        &self,
+        trainer: &mut RecipeTrainer,
+        Sets { rest, test }: Sets<'_>,
+        observers: &mut Observers,
+        mut interrupt: &Interrupt,
+    ) -> Result<Trained> {
+        let device = trainer.device().clone();
+        if let Some(nth) = self.arguments.fault_at {
+            device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
+        }
+        let requests_before = device.allocator().request_count();
+        let started = Instant::now();
+        let mut all = observers.all(&mut interrupt);
+        let score = match rest {
+            Some(rest) => trainer.run(rest, &mut all)?,
+            // All that is missing is the end.
+            None => {
+                all.iter_mut().try_for_each(|observer| observer.on_end(trainer))?;
+                trainer.evaluate(test)?
+            }
+        };
+        if self.recipe.train.checkpoint_every.is_some() || interrupt.came() {
+            let written = observers.checkpoints.folder_mut().write_now(trainer);
+            unless_full("there is no checkpoint of the last step", written)?;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        let allocations = device.allocator().request_count() - requests_before;
+        Ok(Trained { score, seconds, allocations })
+    }
+
+    fn summary(
+        &self,
+        trainer: &mut RecipeTrainer,
+        Trained { score, seconds, allocations }: Trained,
+        train_loss_last: Option<f64>,
+    ) -> Result<Summary> {
+        let &Run { arguments, numerics, zero, plan, process, .. } = self;
+        let device = trainer.device().clone();
+        let statistics = device.allocator().statistics();
+        let values = metric_values(&[("test".to_owned(), score)]);
+        Ok(Summary {
+            values: values.into_iter().map(|(name, value)| (name, Some(value))).collect(),
+            train_loss_last: train_loss_last.unwrap_or(f64::NAN),
+            steps: trainer.steps(),
+            epochs: trainer.position().epoch,
+            batch_size: plan.batch_size * arguments.planning.share_count(),
+            ranks: arguments.planning.rank_count(),
+            zero,
+            knobs: trainer.knobs(),
+            numerics: numerics.iter().map(ToString::to_string).collect(),
+            budget_bytes: statistics.capacity_bytes,
+            budget_from: arguments.device.budget_origin(process),
+            process_budget_bytes: process.map(Process::budget_bytes),
+            process_bytes: process.map(Process::total_bytes),
+            outside_bytes: device.outside_bytes(),
+            products: DeviceArgs::products(&device),
+            product_kernels: DeviceArgs::product_kernels(&device),
+            predicted_peak_bytes: plan.predicted_peak_bytes(),
+            measured_peak_bytes: statistics.reserved.peak_bytes,
+            retried_steps: trainer.retried_steps(),
+            allocations,
+            seconds,
+            final_state_hash: format!("{:016x}", trainer.state_hash()?),
+        })
+    }
+}
+
+/// Everything that is told of a run's steps.
+struct Observers {
+    progress: Option<Progress>,
+    metrics: Metrics,
+    events: Option<TensorBoard>,
+    report: Report,
+    checkpoints: Checkpoints,
+}
+
+impl Observers {
+    /// All observers in the order in which they are told of a step; an interrupt comes last.
+    fn all<'a>(&'a mut self, interrupt: &'a mut &Interrupt) -> [&'a mut dyn Observer; 6] {
+        let Observers { progress, metrics, events, report, checkpoints } = self;
+        [progress, metrics, events, report, checkpoints, interrupt]
+    }
+}
