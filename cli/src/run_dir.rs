@@ -19,14 +19,14 @@ use crate::run_lock::RunLock;
 #[derive(Clone, Debug)]
 pub struct RunDir(PathBuf);
 
-/// What a run came to; `summary.json`.
+/// The outcome of a run; `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// How steps were run at the end: samples on the device at once, what was recomputed, and
     /// whether the update was fused. Before the values, which are all that is left.
     #[serde(flatten)]
     pub knobs: Knobs,
-    /// What of the recipe's numerics was changed to fit, in words: see `lowtide train --allow`.
+    /// Changes of the recipe's numerics to fit, in words: see `lowtide train --allow`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numerics: Vec<String>,
     /// The values of the last evaluation, under the names of set and metric: `test_loss`,
@@ -44,25 +44,25 @@ pub struct Summary {
     /// How many ranks trained together.
     #[serde(default = "one")]
     pub ranks: usize,
-    /// What each of them kept only a part of.
+    /// The part of the training that was divided among ranks.
     #[serde(default)]
     pub zero: Parallelism,
     /// The limit on reserved bytes; the machine's memory if none was given.
     pub budget_bytes: usize,
-    /// What the budget is: `--budget`, or what limits the memory; empty in runs of older versions.
+    /// The origin of the budget: `--budget`, or what limits the memory; empty in older runs.
     #[serde(default)]
     pub budget_from: String,
     /// The limit on what the whole process takes, where there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_budget_bytes: Option<usize>,
-    /// What the whole process would take at most, by the plan, where it had a limit.
+    /// The most that the whole process takes by the plan, where it had a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_bytes: Option<usize>,
-    /// What of an NVIDIA device's memory is not for tensors: its context, kernels, libraries, other
+    /// Bytes of an NVIDIA device that are not for tensors: its context, kernels, libraries, other
     /// programs, and a reserve. 0 on a processor.
     #[serde(default)]
     pub outside_bytes: usize,
-    /// What multiplied matrices, on an NVIDIA device.
+    /// The library that multiplied matrices, on an NVIDIA device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub products: Option<String>,
     /// The kernel that cuBLASLt chose for each product, on an NVIDIA device: the sizes, and eight
@@ -176,7 +176,7 @@ impl RunDir {
         RunDir(self.0.join(".partial"))
     }
 
-    /// What a run that failed has learned.
+    /// The folder of what a failed run has learned.
     pub(crate) fn unfinished(&self) -> RunDir {
         RunDir(self.0.join("unfinished"))
     }
@@ -236,7 +236,7 @@ impl RunDir {
         }
         let (from, to) = (complete.checkpoints(), self.checkpoints());
         if from.is_dir() {
-            // Those of the earlier run say nothing of this one.
+            // Checkpoints of the earlier run say nothing of this one.
             unless_gone(fs::remove_dir_all(&to)).map_err(file(&to))?;
             unless_gone(rename(&from, &to)).map_err(file(&to))?;
         }
@@ -251,7 +251,7 @@ impl RunDir {
     }
 }
 
-/// What moves a file or folder, over one that is there.
+/// A function that moves a file or folder, over one that is there.
 type Rename<'a> = dyn FnMut(&Path, &Path) -> io::Result<()> + 'a;
 
 /// Something that is not there any more is as good as moved or removed.

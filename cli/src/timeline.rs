@@ -63,7 +63,7 @@ impl Timeline {
         self.recorded.as_ref()
     }
 
-    /// The same, to keep.
+    /// The recorded step, to keep.
     pub fn into_recorded(self) -> Option<RecordedStep> {
         self.recorded
     }

@@ -20,7 +20,7 @@ use crate::human::{exact_bytes, format_bytes, parse_bytes};
 /// The device that computes.
 #[derive(Args, Clone)]
 pub(super) struct DeviceArgs {
-    /// What computes: cpu, cuda or cuda:N; to plan for without one also NAME:MEMORY of an NVIDIA
+    /// The device: cpu, cuda or cuda:N; to plan for without one also NAME:MEMORY of an NVIDIA
     /// device, such as h100:80GiB, of t4, l4, a10, a100, rtx3090, rtx4090, h100, h200.
     #[arg(long, value_name = "WHERE", default_value = "cpu", value_parser = parse_place)]
     pub(super) device: DeviceName,

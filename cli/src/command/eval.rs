@@ -44,7 +44,7 @@ impl ActivationArgs {
     /// The flag, as errors name it.
     const PLACE: &str = "--int8-activations";
 
-    /// What layers multiply, with weights in these bits.
+    /// The numbers that layers multiply, with weights in these bits.
     ///
     /// # Errors
     /// `Setting` where these bits are not those of the products of integers.
@@ -67,7 +67,7 @@ pub(super) struct Evaluated {
     pub(super) task: Box<dyn Task>,
     pub(super) test: Loader,
     batch_size: usize,
-    /// Of parameters and buffers as the run has them, before their weights are put in few bits.
+    /// Bytes of parameters and buffers in the files of the run, before weights are put in few bits.
     stored_bytes: usize,
 }
 
@@ -116,7 +116,7 @@ impl Evaluated {
         Ok(Evaluated { device, task, test, batch_size: recipe.train.batch_size, stored_bytes })
     }
 
-    /// Of the parameters and buffers that are evaluated.
+    /// Bytes of the parameters and buffers that are evaluated.
     pub(super) fn model_bytes(&mut self) -> usize {
         model_bytes(&mut *self.task)
     }

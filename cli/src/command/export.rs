@@ -42,7 +42,7 @@ enum Format {
     Peft,
     /// The whole model with its tokenizer in one file, as llama.cpp reads it.
     Gguf,
-    /// What the model computes, as onnxruntime runs it, and its tokenizer: in f32 or f16.
+    /// The model's operations, as onnxruntime runs them, and its tokenizer: in f32 or f16.
     Onnx,
 }
 
@@ -69,7 +69,7 @@ enum Kind {
 /// Files of larger models are split, as hubs want them.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
-/// What belongs to a model beside its weights and its configuration.
+/// Files of a model beside its weights and its configuration.
 const COMPANIONS: [&str; 8] = [
     "tokenizer.json",
     "tokenizer.model",
@@ -104,7 +104,7 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<()> {
     }
     let device = device.open(device.process_budget())?;
     let beside = partial_folder(out).ok_or_else(|| file(io::ErrorKind::InvalidFilename.into()))?;
-    // What a process that was killed has left there is of no use.
+    // Files that a killed process has left there are of no use.
     remove_folder(&beside).map_err(file)?;
     let written = write(model, &beside, (*format, *kind), &device).and_then(|written| {
         fs::rename(&written.path, out).map_err(file)?;
@@ -190,9 +190,10 @@ fn merged(model: &Path, device: &Device) -> Result<Trained> {
 /// [`merged`] with linear layers in few bits; where there is nothing to merge, part by part.
 fn in_few_bits(model: &Path, bits: FewBits, device: &Device) -> Result<Trained> {
     let is_run = Trained::is_run(model);
-    let mut trained = match is_run || Config::open(model)?.quantization().is_some() {
-        true => merged(model, device)?,
-        false => Trained::of_model(model, device, |part| bits.quantize(part))?,
+    let mut trained = if is_run || Config::open(model)?.quantization().is_some() {
+        merged(model, device)?
+    } else {
+        Trained::of_model(model, device, |part| bits.quantize(part))?
     };
     bits.quantize(&mut trained.model)?;
     let config = trained.config.with_quantization(Some(bits.format()));

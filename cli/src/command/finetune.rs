@@ -20,7 +20,7 @@ pub(super) struct FinetuneArgs {
     /// A file with a JSON object on each line: {"text"}, {"prompt", "completion"}, {"messages"},
     /// or {"prompt", "chosen", "rejected"}, texts or messages, to learn by DPO what is preferred.
     data: PathBuf,
-    /// What the lines are; as the first one looks if absent.
+    /// The kind of the lines; as the first one looks if absent.
     #[arg(long, value_enum)]
     format: Option<Format>,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub(super) fn run(arguments: &FinetuneArgs) -> Result<()> {
     run_recipe(changes.of(&recipe, model)?, None, run)
 }
 
-/// What the lines of a file are, by the first.
+/// The kind of a file's lines, by the first.
 fn format_of(path: &Path) -> Result<LineKind> {
     /// No line of a document that is trained on is near it.
     const LINE_BYTES_MAX: u64 = 1 << 26;

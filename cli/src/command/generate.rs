@@ -31,7 +31,7 @@ pub(super) struct GenerateArgs {
     /// How much is left to chance: 0 takes the most likely token, 1 the model's own probabilities.
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
     temperature: f64,
-    /// Chooses among so many of the most likely tokens only.
+    /// Chooses among this number of the most likely tokens only.
     #[arg(long, value_name = "N")]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 30))]
     top_k: Option<u64>,
@@ -54,17 +54,14 @@ pub(super) fn run(arguments: &GenerateArgs) -> Result<()> {
     let path = config.folder().join("tokenizer.json");
     let tokenizer: Arc<dyn Tokenizer> = Arc::new(TokenizerJson::open(&path)?);
     let wrong = |error: TokenizerError| setting("--prompt", &error.to_string());
-    let prompt = match arguments.chat {
-        true => {
-            let template = ChatTemplate::of(&*tokenizer);
-            let turns = [("user", arguments.prompt.as_str())];
-            template.prompt(&*tokenizer, &turns).map_err(wrong)?.expect("every format has users")
-        }
-        false => {
-            let begin = tokenizer.special(SpecialRole::BeginOfText);
-            let text = tokenizer.encode(&arguments.prompt).map_err(wrong)?;
-            begin.into_iter().chain(text).collect()
-        }
+    let prompt = if arguments.chat {
+        let template = ChatTemplate::of(&*tokenizer);
+        let turns = [("user", arguments.prompt.as_str())];
+        template.prompt(&*tokenizer, &turns).map_err(wrong)?.expect("every format has users")
+    } else {
+        let begin = tokenizer.special(SpecialRole::BeginOfText);
+        let text = tokenizer.encode(&arguments.prompt).map_err(wrong)?;
+        begin.into_iter().chain(text).collect()
     };
     if prompt.is_empty() {
         return Err(setting("--prompt", "has no tokens to go on from"));

@@ -13,7 +13,7 @@ pub(super) struct Interrupt {
 impl Interrupt {
     /// Listens for interrupts from now on. The second one ends the process at once.
     pub(super) fn listen() -> Result<Self> {
-        /// What a shell reports for a process that an interrupt ended.
+        /// The exit code that a shell reports for a process that an interrupt ended.
         const EXIT_INTERRUPTED: i32 = 130;
         let asked = Arc::new(AtomicBool::new(false));
         let handler_asked = Arc::clone(&asked);

@@ -90,7 +90,7 @@ enum Command {
     Help(recipes::HelpArgs),
 }
 
-/// What to train, and changes to it.
+/// A recipe, and changes to it.
 #[derive(Args, Clone)]
 struct RecipeArgs {
     /// A recipe (TOML), or the name of one that ships; every key has a default.
@@ -114,7 +114,7 @@ struct Changes {
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 0..=u64::MAX))]
     seed: Option<u64>,
-    /// What operations compute in, f32, bf16 or f16; parameters stay as they are.
+    /// The type that operations compute in, f32, bf16 or f16; parameters stay as they are.
     #[arg(long, value_name = "TYPE")]
     precision: Option<Precision>,
     /// Sets a key of the recipe, such as optimizer.kind=lion; repeatable.

@@ -24,7 +24,7 @@ pub(super) struct ModelArgs {
     /// regular expression of whole names within slashes (/layers\.[0-3]\..*_proj/).
     #[arg(long, value_name = "NAMES", requires = "lora", value_parser = targets)]
     lora_targets: Option<Targets>,
-    /// What the model's weights are kept in; as its configuration says if absent, or f32.
+    /// The type of the model's weights; as its configuration says if absent, or f32.
     #[arg(long, value_enum, value_name = "TYPE")]
     base: Option<Weights>,
     /// Learns which answers are preferred to others (DPO), as `finetune` does of such data.
@@ -89,7 +89,7 @@ impl ModelArgs {
         self.recipe_of(arguments, None)
     }
 
-    /// [`ModelArgs::recipe`] with rows of so many tokens.
+    /// [`ModelArgs::recipe`] with rows of a number of tokens.
     ///
     /// # Errors
     /// Those of [`ModelArgs::recipe`].
@@ -146,8 +146,5 @@ fn is_model(path: &Path) -> bool {
     };
     // The folder of a data set may be called like a recipe that ships.
     let is_recipe = || Shipped::find(path).is_some() && !path.join("config.json").exists();
-    match path.is_dir() {
-        true => !is_recipe(),
-        false => !path.exists() && !path.is_absolute() && is_name(),
-    }
+    if path.is_dir() { !is_recipe() } else { !path.exists() && !path.is_absolute() && is_name() }
 }

@@ -1,4 +1,4 @@
-//! What a plan may do beside splitting and recomputing, where that is asked for.
+//! Means of a plan beside splitting and recomputing, which have to be asked for.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use crate::command::device::{DeviceName, parse_budget};
 use crate::command::{DeviceArgs, parse_count};
 use crate::recipe::{Recipe, StateType, StoredType};
 
-/// What a plan may do where that is asked for.
+/// Means of a plan that have to be asked for.
 #[derive(Args, Clone)]
 pub(super) struct PlanningArgs {
     /// Memory of the host, such as 16GiB, that what a cuda device keeps for backward may wait in
     /// where it does not fit there; none if absent.
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
     pub(super) offload_budget: Option<usize>,
-    /// So many ranks train together on this machine, each with its share of every batch and a
-    /// budget of its own: on the processor, whose cores they share, or on as many cuda devices.
+    /// Ranks that train together on this machine, each with its share of every batch and a budget
+    /// of its own: on the processor, whose cores they share, or on a cuda device each.
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=RANKS_MAX))]
     ranks: u64,
-    /// What each of the ranks keeps only a part of (ZeRO): 0 for nothing; 1 for the optimizer's
+    /// The state that each rank keeps only a part of (ZeRO): 0 for nothing; 1 for the optimizer's
     /// states, where each updates a part of every parameter and then copies those of the others,
     /// the same bits; 2 for those and gradients; 3 for those and parameters, which are whole only
     /// while they are used: for models of blocks, which are recomputed then. The fastest that fits
     /// if absent, by the times of a plan.
     #[arg(long, value_name = "STAGE", value_parser = parse_zero)]
     pub(super) zero: Option<Parallelism>,
-    /// Cuts the model between its blocks into as many stages as there are ranks, and gives each of
-    /// them one: a batch goes through them in micro-batches. For models that no rank has room for.
+    /// Cuts the model between its blocks into a stage for each rank. A batch goes through the stages
+    /// in micro-batches. For models that no rank has room for.
     #[arg(long, conflicts_with = "zero")]
     pipeline: bool,
     /// Shares the attention heads, the hidden features and the vocabulary of a model of text, or
@@ -45,7 +45,7 @@ pub(super) struct PlanningArgs {
     /// them, and in the end all together.
     #[arg(long, value_name = "CHANGES", value_delimiter = ',')]
     pub(super) allow: Vec<Numerics>,
-    /// What is divided where that is not said, if it fits.
+    /// The division among ranks to try first, where none is given.
     #[arg(skip)]
     pub(super) preferred: Option<Parallelism>,
 }
@@ -118,7 +118,8 @@ impl PlanningArgs {
     /// with nothing divided before something is.
     ///
     /// # Errors
-    /// Of the recipe as it is, that of what needs least; any error but `DoesNotFit` at once.
+    /// `DoesNotFit` of the unchanged recipe by the division that needs least; any other error at
+    /// once.
     pub(super) fn first_that_fits<T>(
         &self,
         recipe: &Recipe,
@@ -180,7 +181,7 @@ impl PlanningArgs {
         Err(TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() })
     }
 
-    /// What is to be divided among the ranks, if that is said.
+    /// The division among the ranks, if one is given.
     pub(super) fn divided(&self) -> Option<Parallelism> {
         match (self.pipeline, self.tensor_parallel) {
             (true, _) => Some(Parallelism::Pipeline),
@@ -200,22 +201,22 @@ impl PlanningArgs {
         }
     }
 
-    /// The same of the first rank.
+    /// The [reader](PlanningArgs::reader) of the first rank.
     pub(super) fn first_reader(&self) -> Rank {
         self.reader(self.first_rank())
     }
 
-    /// Into how many shares batches are divided.
+    /// The number of shares that batches are divided into.
     pub(super) fn share_count(&self) -> usize {
         self.first_reader().count
     }
 
-    /// How many ranks train together.
+    /// The number of ranks that train together.
     pub(super) fn rank_count(&self) -> usize {
         self.ranks as usize
     }
 
-    /// The same of one of several processes that train together.
+    /// These arguments with a rank for each of several processes.
     ///
     /// # Errors
     /// `Setting` where `--ranks` says how many train in one process.
@@ -234,18 +235,18 @@ impl PlanningArgs {
         Rank { index: 0, count: self.rank_count() }
     }
 
-    /// What a plan for several ranks is made with, that of the first: the others do the same.
+    /// The simulated first rank, which a plan for several ranks is made with.
     pub(super) fn simulated_ranks(&self) -> Option<Arc<dyn Collectives>> {
         self.simulated_rank(0)
     }
 
-    /// The same of another one.
+    /// One of the ranks, simulated.
     pub(super) fn simulated_rank(&self, index: usize) -> Option<Arc<dyn Collectives>> {
         let rank = Rank { index, ..self.first_rank() };
         (rank.count > 1).then(|| Arc::new(Mirror::new(rank).expect("one of them")) as _)
     }
 
-    /// What blocks are offloaded to.
+    /// The host memory that blocks are offloaded to.
     ///
     /// # Errors
     /// `Setting` where the training has the host's memory itself; when the address space cannot be
@@ -257,7 +258,7 @@ impl PlanningArgs {
         Ok(self.offload_budget.map(open).transpose()?)
     }
 
-    /// The same, simulated.
+    /// The simulated host memory that blocks are offloaded to.
     ///
     /// # Errors
     /// `Setting` where the training has the host's memory itself.

@@ -1,4 +1,4 @@
-//! `--process-budget`: what the whole process may take, and what of that is left for the training.
+//! `--process-budget`: the limit on the whole process, and the part that is left for the training.
 //!
 //! Counted is what a control group charges and cannot take back: anonymous and shared memory, page
 //! tables, and the code that runs. Mapped files of data are not: the system drops their pages
@@ -25,7 +25,7 @@ const CODE_BYTES: usize = 22 << 20;
 /// text of the report: 2 to 4 MiB in runs of the recipes that ship (2026-11-24).
 const HEAP_BYTES: usize = 8 << 20;
 
-/// What code and heap may grow by where they are larger when the plan is made.
+/// Growth of code and heap where they are larger when the plan is made.
 const GROWTH_BYTES: usize = 5 << 20;
 
 /// An event in the two recordings that the report has of a step while the second is made.
@@ -72,8 +72,8 @@ impl ProcessBudget {
         ProcessBudget { bytes, origin: Origin::Option }
     }
 
-    /// What the control group of this process allows it, where one limits its memory most: what is
-    /// left there now and what the process has already, less 16 MiB.
+    /// The limit by the control group of this process, where one limits its memory most: the bytes
+    /// that are left there now and those that the process has, less 16 MiB.
     pub(super) fn of_control_group() -> Option<ProcessBudget> {
         let LimitOrigin::ControlGroup { .. } = MemoryLimit::of_this_process().origin else {
             return None;
@@ -109,7 +109,7 @@ pub(super) struct Process {
     budget: ProcessBudget,
     /// All but the training and its page tables.
     beside: Vec<Part>,
-    /// What the training may take of the process; `None` where a device has its own memory.
+    /// The training's part of the process; `None` where a device has its own memory.
     training_bytes: Option<usize>,
     /// True if `training_bytes` is less than what `--budget` allows.
     is_binding: bool,

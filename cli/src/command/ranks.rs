@@ -93,7 +93,7 @@ pub(super) fn by_nccl(
 /// `Ranks` if these do not come together.
 #[cfg(feature = "mpi")]
 pub(super) fn of_process(wait: Option<Duration>) -> Result<Option<Arc<dyn Collectives>>> {
-    // What MPICH, Open MPI and Slurm's PMI tell a process that they start.
+    // Variables that MPICH, Open MPI and Slurm's PMI set for a process that they start.
     let is_started = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"]
         .iter()
         .any(|name| std::env::var_os(name).is_some());

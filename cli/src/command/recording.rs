@@ -19,10 +19,10 @@ pub(super) struct Recorded {
     pub(super) snapshot: Option<Snapshot>,
 }
 
-/// What every command that reads a recording takes.
+/// Arguments of every command that reads a recording.
 const EXPECTED: &str = "expected a memory snapshot of PyTorch (.pickle, .pickle.xz) or a trace of \
                         lowtide in JSON lines (.jsonl)";
-/// What the first line of a trace of lowtide says.
+/// The first line of a trace of lowtide.
 const FORMAT: &[u8] = b"lowtide-trace";
 /// The first byte of every pickle since protocol 2.
 const PICKLE_MAGIC: u8 = 0x80;

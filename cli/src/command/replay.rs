@@ -27,7 +27,7 @@ pub(super) struct ReplayArgs {
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     #[arg(value_parser = parse_budget)]
     capacity: Option<usize>,
-    /// Also finds the least capacity that serves every request, by bisection.
+    /// Also finds the smallest capacity that serves every request, by bisection.
     #[arg(long)]
     least: bool,
     /// As in PYTORCH_CUDA_ALLOC_CONF; the settings of the snapshot if absent.
@@ -58,7 +58,7 @@ impl PolicyKind {
     }
 }
 
-/// What a policy made of a recording.
+/// The outcome of a recording by a policy.
 struct Outcome {
     kind: PolicyKind,
     report: RerunReport,

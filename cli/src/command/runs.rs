@@ -42,7 +42,7 @@ pub(super) struct CompareArgs {
 struct Known {
     path: PathBuf,
     recipe: Option<Recipe>,
-    /// Of a run that has ended.
+    /// The summary of a run that has ended.
     summary: Option<Value>,
     /// Steps of the last checkpoint of a run that was cut off.
     cut_off_after: Option<u64>,

@@ -1,4 +1,4 @@
-//! What a run leaves at its end, on a disk that may be full: metrics and report are lost first, the
+//! Files of a run at its end, on a disk that may be full: metrics and report are lost first, the
 //! model last.
 
 use std::fs::{self, File};
@@ -92,7 +92,7 @@ fn note(what: &str, error: &TrainError) {
 /// the one to report, so one in here only means that nothing is kept.
 pub(super) fn rescue(trainer: &mut RecipeTrainer, recipe: &Recipe, staging: Staging) {
     let (steps, files) = (trainer.steps(), staging.partial());
-    // Of parameters that are divided the other ranks have the rest, and have ended.
+    // Other ranks have the rest of divided parameters, and have ended.
     if trainer.check_alone().is_err() {
         return;
     }

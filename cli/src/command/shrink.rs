@@ -44,9 +44,9 @@ struct Row {
     /// The scores on the test data.
     #[serde(flatten)]
     values: Map<String, Value>,
-    /// Of parameters and buffers.
+    /// Bytes of parameters and buffers.
     model_bytes: usize,
-    /// Of the test data, the faster of two rounds.
+    /// Seconds of a batch of the test data, the faster of two rounds.
     batch_seconds: f64,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
     let mut rows = vec![Row::of(name, &run_dir, None, &run.device)?];
 
     if activations == Activations::Int8 {
-        // What cannot be had is found out before the training, not after.
+        // A missing product is found out before the training, not after.
         Evaluated::open(&run_dir, &run.device, Some(*bits), activations)?;
     }
     let mut ended = Ended::of(recipe, None, run)?;

@@ -115,7 +115,7 @@ impl Staging {
     pub(super) fn publish(&self) -> Result<RunDir> {
         self.run_dir.publish(self.partial.path())?;
         if self.is_resumed {
-            // What it went on from, perhaps; its own checkpoints are later ones.
+            // The run may have resumed from there; its own checkpoints are later ones.
             drop(fs::remove_dir_all(self.run_dir.unfinished().path()));
         }
         Ok(self.run_dir.clone())
@@ -126,7 +126,7 @@ impl Drop for Staging {
     fn drop(&mut self) {
         let checkpoints = checkpoints_in(&self.partial.checkpoints());
         if checkpoints.is_ok_and(|checkpoints| checkpoints.is_empty()) {
-            // What cannot be removed does no harm.
+            // Files that cannot be removed do no harm.
             drop(fs::remove_dir_all(self.partial.path()));
         }
         drop(self.lock.take());
@@ -145,7 +145,7 @@ pub(super) struct Origin {
     pub(super) checkpoint: PathBuf,
     /// The one before it, if there is one.
     pub(super) before: Option<PathBuf>,
-    /// What the run has told of its steps.
+    /// The metrics of the run.
     pub(super) metrics: PathBuf,
     /// Whether the run has ended in good order.
     pub(super) has_ended: bool,
@@ -187,7 +187,7 @@ impl Origin {
     }
 }
 
-/// What the run with its files in this folder has told of its steps, so far.
+/// The metrics so far of the run with its files in this folder.
 fn metrics_in(files: &Path) -> PathBuf {
     let metrics = files.join("metrics.jsonl");
     if metrics.exists() { metrics } else { partial_of(&metrics) }

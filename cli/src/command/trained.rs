@@ -16,7 +16,7 @@ pub(super) struct Trained {
     pub(super) model: Decoder,
     /// How it was adapted, if it was.
     pub(super) lora: Option<LoraOptions>,
-    /// What the run began with, as its recipe calls it.
+    /// The model that the run began with, as its recipe calls it.
     pub(super) base: String,
 }
 
@@ -26,20 +26,22 @@ impl Trained {
     /// # Errors
     /// Those of the files; `Setting` for a run of another model; `OutOfMemory`.
     pub(super) fn open(path: &Path, device: &Device) -> Result<Trained> {
-        match Trained::is_run(path) {
-            true => Trained::of_run(path, device),
-            false => Trained::of_model(path, device, |_| Ok(())),
+        if Trained::is_run(path) {
+            Trained::of_run(path, device)
+        } else {
+            Trained::of_model(path, device, |_| Ok(()))
         }
     }
 
-    /// The same with floats alone, as [`Trained::of_run_in_floats`] has them.
+    /// The model with floats alone, as [`Trained::of_run_in_floats`] has them.
     ///
     /// # Errors
     /// Those of [`Trained::open`].
     pub(super) fn open_in_floats(path: &Path, device: &Device) -> Result<Trained> {
-        match Trained::is_run(path) {
-            true => Trained::of_run_in_floats(path, device),
-            false => Trained::of_model(path, device, |_| Ok(()))?.in_floats(),
+        if Trained::is_run(path) {
+            Trained::of_run_in_floats(path, device)
+        } else {
+            Trained::of_model(path, device, |_| Ok(()))?.in_floats()
         }
     }
 
@@ -71,7 +73,7 @@ impl Trained {
         Trained::of_recipe(&Recipe::load(&run_dir.recipe())?, &run_dir, device)
     }
 
-    /// The same with the floats of its files where it was trained beside weights in few bits, or,
+    /// The model with the floats of its files where it was trained beside weights in few bits, or,
     /// where the files have these, with what they stand for.
     ///
     /// # Errors
@@ -106,11 +108,10 @@ impl Trained {
         };
         let ModelRecipe::Pretrained(of_recipe) = &recipe.model else { return Err(wrong()) };
         let mut model = recipe.pretrained(device)?.ok_or_else(wrong)?;
-        match of_recipe.fresh {
-            true => lowtide_nn::load(&mut model, &run_dir.model())?,
-            false => {
-                lowtide_nn::load(&mut TrainedState::without_frozen(&mut model), &run_dir.model())?;
-            }
+        if of_recipe.fresh {
+            lowtide_nn::load(&mut model, &run_dir.model())?;
+        } else {
+            lowtide_nn::load(&mut TrainedState::without_frozen(&mut model), &run_dir.model())?;
         }
         let (lora, base) = (of_recipe.lora.clone(), of_recipe.folder.display().to_string());
         Ok(Trained { config: Config::open(&of_recipe.folder)?, model, lora, base })

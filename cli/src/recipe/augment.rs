@@ -15,7 +15,7 @@ options! {
         crop_padding: usize = 0,
         /// Whether a part of random area (8 to 100 %) and ratio (3/4 to 4/3) is taken and resized.
         random_resized_crop: bool = false,
-        /// Images are turned by up to so many degrees either way.
+        /// Images are turned by up to this number of degrees either way.
         rotate: f64 = 0.0,
         /// Brightness, contrast and saturation change by up to this share.
         jitter: f64 = 0.0,
@@ -38,7 +38,7 @@ impl AugmentRecipe {
         *self == AugmentRecipe::default()
     }
 
-    /// What of it is for the images to test on, too.
+    /// The part that is for the images to test on, too.
     pub(super) fn still(&self) -> AugmentRecipe {
         AugmentRecipe { normalise: self.normalise, ..AugmentRecipe::default() }
     }

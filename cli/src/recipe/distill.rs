@@ -14,7 +14,7 @@ options! {
     DistillRecipe {
         /// The folder of the teacher's run.
         teacher: PathBuf = PathBuf::from("runs/teacher"),
-        /// What the logits of both are divided by.
+        /// The temperature: the logits of both are divided by it.
         temperature: f64 = 2.0,
         /// The share of the teacher in the loss, 0.0 to 1.0.
         weight: f64 = 0.5,

@@ -67,7 +67,7 @@ pub(crate) const BATCH_SIZE_MAX: u64 = 1 << 32;
 /// More than any machine has processors.
 const WORKERS_MAX: usize = 1024;
 
-/// What to train.
+/// The model to train.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Recipe {
@@ -79,7 +79,7 @@ pub struct Recipe {
     /// The model; a simple CNN if its kind is absent.
     #[serde(deserialize_with = "model::or_simple_cnn")]
     pub model: ModelRecipe,
-    /// What updates the parameters.
+    /// The optimizer, which updates the parameters.
     pub optimizer: OptimizerRecipe,
     /// How its learning rate changes from step to step.
     pub schedule: ScheduleRecipe,
@@ -112,11 +112,11 @@ options! {
         /// Gradients longer than this together are shortened to it; not at all if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         clip_norm: Option<f64> = None,
-        /// What operations compute in: "f32", "bf16", or "f16" with the loss scaled.
+        /// The type that operations compute in: "f32", "bf16", or "f16" with the loss scaled.
         precision: Precision = Precision::F32,
-        /// What parameters are kept in: "f32", or "bf16", which the optimizer rounds by chance.
+        /// The type of parameters: "f32", or "bf16", which the optimizer rounds by chance.
         parameters: StoredType = StoredType::F32,
-        /// What the optimizer keeps its states in: "f32", or "8bit", a quarter of the memory.
+        /// The type of the optimizer's states: "f32", or "8bit", a quarter of the memory.
         states: StateType = StateType::F32,
         /// Whether batches may be split where memory asks for it.
         split_batches: bool = true,
@@ -127,14 +127,14 @@ options! {
         /// How often a checkpoint is written: "500steps", "1epoch", "10min"; not at all if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         checkpoint_every: Option<CheckpointEvery> = None,
-        /// What an unreadable sample does to an epoch: "fail", or { skip = 10 } to train on.
+        /// The effect of an unreadable sample: "fail", or { skip = 10 } to train on.
         bad_samples: BadSamples = BadSamples::Fail,
-        /// What becomes of a step that is not finite: "stop", { skip = 10 } in a row, "ignore".
+        /// The treatment of a step that is not finite: "stop", { skip = 10 } in a row, "ignore".
         non_finite: NonFinite = NonFinite::Stop,
     }
 }
 
-/// What a sample that cannot be read does to its epoch.
+/// The effect of an unreadable sample on its epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BadSamples {
@@ -163,7 +163,7 @@ fn read(path: &Path) -> Result<String> {
 /// The data of a recipe, open.
 #[derive(Debug)]
 pub struct RecipeData {
-    /// What a sample is, for the model.
+    /// The form of a sample, for the model.
     pub samples: Samples,
     /// The data to train on, shuffled by the seed.
     pub train: Loader,
@@ -345,7 +345,7 @@ impl Recipe {
         format!("{} on {}", self.model.name(), self.data.name())
     }
 
-    /// What a run of it is.
+    /// The data and the epochs of a run.
     pub fn fit<'a>(&self, train: &'a Loader, test: &'a Loader) -> Fit<'a> {
         Fit::new(train).evaluate("test", test).epochs(self.train.epochs)
     }
@@ -402,7 +402,7 @@ impl Recipe {
         self.trainer_of(self.task(device, samples)?, device)
     }
 
-    /// The same for `ranks` of which each keeps its part of what `zero` says, beside a host that
+    /// The training for `ranks` of which each keeps its part of what `zero` says, beside a host that
     /// has room for the whole model while parameters are divided, and until it is cut.
     ///
     /// # Errors
@@ -414,10 +414,8 @@ impl Recipe {
         device: &Device,
         samples: Samples,
     ) -> Result<RecipeTrainer> {
-        let place = match is_made_beside(ranks.as_deref(), zero) {
-            true => host_of(device)?,
-            false => device.clone(),
-        };
+        let place =
+            if is_made_beside(ranks.as_deref(), zero) { host_of(device)? } else { device.clone() };
         let mut trainer = self.trainer_of(self.task(&place, samples)?, device)?;
         trainer.set_ranks(ranks);
         trainer.set_parallelism(zero);
@@ -472,7 +470,7 @@ fn setting(place: &str, problem: &str) -> TrainError {
     TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
 }
 
-/// What a parser's message about an unknown name suggests, as an addition to it.
+/// An addition to a parser's message about an unknown name: the nearest name.
 fn near(message: &str) -> String {
     let is_unknown = message.contains("unknown field `") || message.contains("unknown variant `");
     let mut names = message.split('`').skip(1).step_by(2);

@@ -363,9 +363,10 @@ impl ModelRecipe {
             ModelRecipe::Gpt(GptRecipe { width, heads, blocks, dropout, tied }) => {
                 self.check_heads(width, heads)?;
                 let shape = GptShape { vocabulary, context, width, heads, blocks };
-                let gpt = match tied {
-                    true => Gpt::gpt2(device, key, shape)?,
-                    false => Gpt::new(device, key, shape)?,
+                let gpt = if tied {
+                    Gpt::gpt2(device, key, shape)?
+                } else {
+                    Gpt::new(device, key, shape)?
                 };
                 Box::new(LanguageModel::new(start.of(gpt.with_dropout(dropout)?)?))
             }

@@ -61,7 +61,7 @@ impl PretrainedRecipe {
         Ok(Box::new(if self.fresh { task } else { task.of_files() }))
     }
 
-    /// The configuration, if it is for so many tokens and rows of so many.
+    /// The configuration, if it is for this vocabulary and rows of this length.
     fn config_for(&self, (vocabulary, context): (usize, usize)) -> Result<Config> {
         let config = found(&self.folder)?;
         let shape = config.shape();
@@ -109,10 +109,11 @@ impl PretrainedRecipe {
             return Err(setting("model.base", problem));
         }
         let is_made = self.fresh || (device.is_simulated() && of_files.is_none());
-        let mut model = match is_made {
-            true => config.decoder_with(device, key, dtype, quantize)?,
-            // With its own error where only the configuration is known.
-            false => Config::open(&self.folder)?.load_with(device, dtype, quantize)?,
+        let mut model = if is_made {
+            config.decoder_with(device, key, dtype, quantize)?
+        } else {
+            // Opened again for the error where only the configuration is known.
+            Config::open(&self.folder)?.load_with(device, dtype, quantize)?
         };
         if let Some(lora) = &self.lora {
             adapt(&mut model, key.op("lora"), lora)?;
@@ -162,7 +163,7 @@ impl FewBits {
     }
 }
 
-/// What the weights of a model are kept in.
+/// The type of a model's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     /// Floats, which may be trained.
@@ -178,7 +179,7 @@ pub struct Tuning {
     pub lora: Option<usize>,
     /// Tokens of a row; 1024 if absent, or as many as the model was made for.
     pub context: Option<usize>,
-    /// What weights are kept in; as the configuration says if absent, or f32.
+    /// The type of weights; as the configuration says if absent, or f32.
     pub base: Option<Base>,
     /// Which layers get adapters, where [`Tuning::lora`] has a rank.
     pub targets: Targets,
@@ -247,7 +248,7 @@ impl Recipe {
         })
     }
 
-    /// The same with two batches at least of tokens at random, whatever a batch has become.
+    /// The recipe with at least two batches of tokens at random, whatever a batch has become.
     pub(crate) fn with_two_batches(mut self) -> Recipe {
         if let DataRecipe::RandomTokens(data) = &mut self.data {
             data.samples = data.samples.max(2 * self.train.batch_size);

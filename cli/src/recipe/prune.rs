@@ -19,7 +19,7 @@ options! {
         run: Option<PathBuf> = None,
         /// The share of the channels, hidden features and attention heads that is taken out.
         channels: f64 = 0.5,
-        /// Of what: names of layers, in which * matches anything.
+        /// Names of layers to prune, in which * matches anything.
         groups: Vec<String> = vec!["*".to_owned()],
     }
 }

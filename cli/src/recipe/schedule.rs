@@ -37,11 +37,11 @@ pub enum ScheduleRecipe {
         #[serde(default)]
         floor: f64,
     },
-    /// By a factor every so many steps.
+    /// By a factor at an interval of steps.
     Step {
         /// Steps between two falls.
         every: u64,
-        /// What each multiplies by.
+        /// The factor of each.
         #[serde(default = "tenth")]
         factor: f64,
     },
@@ -49,13 +49,13 @@ pub enum ScheduleRecipe {
     Milestones {
         /// The steps, in rising order.
         at: Vec<u64>,
-        /// What each multiplies by.
+        /// The factor of each.
         #[serde(default = "tenth")]
         factor: f64,
     },
     /// By a factor in each step.
     Exponential {
-        /// What each step multiplies by.
+        /// The factor of each step.
         factor: f64,
     },
     /// To 0 along a power of what is left.

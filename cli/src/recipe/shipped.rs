@@ -5,7 +5,7 @@ use std::path::Path;
 /// A recipe that ships.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shipped {
-    /// What it is called: `lowtide train NAME`.
+    /// The name of the recipe: `lowtide train NAME`.
     pub name: &'static str,
     /// The recipe, with a comment at its top that says what it is.
     pub text: &'static str,
@@ -17,7 +17,7 @@ impl Shipped {
         SHIPPED.iter().copied().find(|shipped| name == Path::new(shipped.name))
     }
 
-    /// What it is, in a sentence or two.
+    /// A description in a sentence or two.
     pub fn about(&self) -> String {
         let lines = self.text.lines().map_while(|line| line.strip_prefix("# "));
         lines.collect::<Vec<_>>().join(" ")

@@ -1,11 +1,11 @@
-//! What it takes to do a run again: recipe, command, code, day and machine.
+//! Everything that doing a run again takes: recipe, command, code, day and machine.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{env, fs, thread};
 
-/// What a page says of where a run came from. What is empty is left out.
+/// The origin of a run, for its page. Empty fields are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
     /// The heading of the page.
@@ -37,7 +37,7 @@ impl About {
         }
     }
 
-    /// The same with a recipe.
+    /// Adds a recipe.
     #[must_use]
     pub fn with_recipe(self, recipe: String) -> About {
         About { recipe, ..self }

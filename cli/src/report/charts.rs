@@ -19,7 +19,7 @@ pub(super) struct Chart<'a> {
 }
 
 struct Curve<'a> {
-    /// Of which run.
+    /// The index of the run.
     run: usize,
     /// The set that was evaluated.
     set: Option<&'a str>,
@@ -71,13 +71,14 @@ pub(super) fn is_setting(name: &str) -> bool {
 
 fn varies(series: &Series) -> bool {
     let Some((_, highest)) = series.highest() else { return false };
-    match is_setting(&series.name) {
-        true => series.points.windows(2).any(|two| two[0].1 == two[1].1 && two[0].1 != highest),
-        false => series.points.iter().any(|&(_, value)| value != highest),
+    if is_setting(&series.name) {
+        series.points.windows(2).any(|two| two[0].1 == two[1].1 && two[0].1 != highest)
+    } else {
+        series.points.iter().any(|&(_, value)| value != highest)
     }
 }
 
-/// What one looks for even where it is a flat line.
+/// Metrics that have a chart even where it is a flat line.
 fn is_always_drawn(name: &str) -> bool {
     matches!(name, "loss" | "learning_rate" | "samples_per_second" | "reserved_peak_bytes")
 }
@@ -88,7 +89,7 @@ impl Chart<'_> {
             || self.curves.iter().any(|curve| curve.set.is_some() || varies(curve.series))
     }
 
-    /// What the script draws.
+    /// The data that the script draws.
     pub(super) fn to_json(&self) -> Value {
         let mut sets: Vec<&str> = self.curves.iter().filter_map(|curve| curve.set).collect();
         sets.sort_unstable();

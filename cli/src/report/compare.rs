@@ -58,7 +58,7 @@ fn flatten(name: &str, value: &Value, settings: &mut BTreeMap<String, String>) {
     }
 }
 
-/// What each run came to: name, and value by run. First the last and the best of every curve, then
+/// Figures of each run: name, and value by run. First the last and the best of every curve, then
 /// the runs' own figures.
 pub fn figures(runs: &[Run]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();

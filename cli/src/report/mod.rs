@@ -1,4 +1,4 @@
-//! What a run came to, as one page for a browser: curves, the memory of one step, retries and why,
+//! The outcome of a run as one page for a browser: curves, the memory of one step, retries and why,
 //! and what it takes to do it again.
 //!
 //! [`Report`] is an observer of any training that writes the page and keeps it up to date while the

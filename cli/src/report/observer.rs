@@ -18,7 +18,7 @@ use crate::timeline::{RecordedStep, Timeline};
 
 /// The page is not written more often than this.
 const PAUSE: Duration = Duration::from_secs(3);
-/// Nor for more than one part in so many of the run's time.
+/// Writing takes one part of the run's time in this number at most.
 const TIME_PARTS: u32 = 50;
 
 /// Writes the page of a run, again every few seconds while the run goes on, each time beside its
@@ -41,7 +41,7 @@ pub struct Report {
     run: Run,
     timeline: Timeline,
     started: Instant,
-    /// What earlier calls of `fit` took.
+    /// Seconds that earlier calls of `fit` took.
     seconds_before: f64,
     /// When the page may be written again.
     due: Instant,
@@ -64,12 +64,12 @@ impl Report {
         }
     }
 
-    /// What the page shows.
+    /// The run that the page shows.
     pub fn run(&self) -> &Run {
         &self.run
     }
 
-    /// The same, to be changed, such as by facts that are known at the end only; [`Report::write`]
+    /// The run, to be changed, such as by facts that are known at the end only; [`Report::write`]
     /// brings it to the page.
     pub fn run_mut(&mut self) -> &mut Run {
         &mut self.run
@@ -182,7 +182,7 @@ impl Drop for Report {
     fn drop(&mut self) {
         if matches!(self.run.status, Status::Running { .. }) {
             self.update(Status::Failed);
-            // What the run died of says more than a step that went well.
+            // The step that ended the run says more than a step that went well.
             self.run.memory = self.timeline.unfinished().or(self.run.memory.take());
             drop(self.write());
         }

@@ -191,12 +191,13 @@ fn extremes(curves: &Curves) -> String {
     }
     let told = |(name, value): &(&str, String)| format!("{} {value}", title(name));
     let throughout: Vec<String> = constants.iter().map(told).collect();
-    let throughout = match throughout.is_empty() {
-        true => String::new(),
-        false => format!(
+    let throughout = if throughout.is_empty() {
+        String::new()
+    } else {
+        format!(
             "<p class=\"note\">Without a chart: {}.</p>\n",
             escaped_html(&throughout.join(", "))
-        ),
+        )
     };
     format!(
         "{throughout}<details>\n<summary>Figures</summary>\n<div class=\"scroll\"><table>\n<thead>\
@@ -236,13 +237,14 @@ fn retries_section(curves: &Curves) -> String {
             grouped(more as u64)
         ));
     }
-    let table = match rows.is_empty() {
-        true => String::new(),
-        false => format!(
+    let table = if rows.is_empty() {
+        String::new()
+    } else {
+        format!(
             "<div class=\"scroll\"><table class=\"retries\">\n<thead><tr><th scope=\"col\" \
              class=\"number\">Step</th><th scope=\"col\">Why</th></tr></thead>\n<tbody>\n{rows}\
              </tbody>\n</table></div>\n"
-        ),
+        )
     };
     if skipped.is_empty() && table.is_empty() {
         return String::new();
@@ -327,9 +329,10 @@ fn about_section(run: &Run) -> String {
 }
 
 fn differences_section(titles: &[&str], rows: &[Row]) -> String {
-    let table = match rows.is_empty() {
-        true => "<p class=\"empty\">The recipes are the same.</p>\n".to_owned(),
-        false => comparison(titles, "Setting", rows),
+    let table = if rows.is_empty() {
+        "<p class=\"empty\">The recipes are the same.</p>\n".to_owned()
+    } else {
+        comparison(titles, "Setting", rows)
     };
     format!("<section>\n<h2>What differs in the recipes</h2>\n{table}</section>\n")
 }

@@ -1,4 +1,4 @@
-//! What there is to show of one run, and how it is read back from a folder.
+//! The content of a run's page, and how it is read back from a folder.
 
 use std::fs;
 use std::io;
@@ -26,7 +26,7 @@ pub struct Run {
     /// Steps that the run will have had at its end, earlier ones of the training included; 0 if it
     /// is not known.
     pub steps_planned: u64,
-    /// The same of epochs.
+    /// Epochs that the run will have had at its end; 0 if it is not known.
     pub epochs_planned: u64,
     /// Wall time so far; 0 if it is not known.
     pub seconds: f64,
@@ -36,7 +36,7 @@ pub struct Run {
     pub memory: Option<RecordedStep>,
     /// The budget on reserved bytes.
     pub budget_bytes: Option<u64>,
-    /// What else is worth a line in the summary: name and value.
+    /// Other lines of the summary: name and value.
     pub facts: Vec<(String, String)>,
 }
 

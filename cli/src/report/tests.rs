@@ -130,7 +130,7 @@ fn check_well_formed(html: &str) {
     assert!(open.is_empty(), "left open: {open:?}");
 }
 
-/// What the script of the curves reads.
+/// The data that the script of the curves reads.
 #[track_caller]
 fn island(html: &str) -> Value {
     let (_, text) = html.split_once("id=\"curves\">").expect("the data");
@@ -238,7 +238,7 @@ fn curves_of_the_page_are_those_of_the_metrics() {
     }
     assert_eq!(run.last("samples_per_second"), Some(128.0));
     assert_eq!(island(&html)["retried"], json!([40]));
-    // What never moves has no chart, but is said.
+    // A metric that never moves has no chart, but a line.
     assert_eq!(titles(&html).len(), 5);
     assert!(html.contains("Batch 64, Micro batch 32, Seconds per step 500 ms"), "constants");
 }

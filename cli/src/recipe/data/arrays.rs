@@ -141,9 +141,10 @@ fn samples_from<D: Dataset + 'static>(
         };
         convert(sample, target, slot.values::<i64>(1), |value| {
             let label = value as i64;
-            match (0..classes as i64).contains(&label) || label == IGNORED_LABEL {
-                true => Ok(label),
-                false => Err(format!("the label {label} is none of {classes} classes").into()),
+            if (0..classes as i64).contains(&label) || label == IGNORED_LABEL {
+                Ok(label)
+            } else {
+                Err(format!("the label {label} is none of {classes} classes").into())
             }
         })
     })?)

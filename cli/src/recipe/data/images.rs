@@ -49,9 +49,10 @@ fn in_memory(
     augment: &AugmentRecipe,
 ) -> Result<Opened> {
     let [train, test] = [train, test].map(|images| adapted(&images, shape, wants));
-    match augment.is_none() {
-        true => Ok(Opened::new(samples_of(&train), train, test)),
-        false => varied(&train, test, wants, augment, None),
+    if augment.is_none() {
+        Ok(Opened::new(samples_of(&train), train, test))
+    } else {
+        varied(&train, test, wants, augment, None)
     }
 }
 
@@ -192,9 +193,10 @@ fn decoded<S: ImageSource + Clone + 'static>(
 }
 
 fn no_pixel_labels(kind: &str, wants: Wants) -> Result<()> {
-    match wants.pixel_labels {
-        true => Err(setting("data.kind", &format!("{kind} has no class for each pixel"))),
-        false => Ok(()),
+    if wants.pixel_labels {
+        Err(setting("data.kind", &format!("{kind} has no class for each pixel")))
+    } else {
+        Ok(())
     }
 }
 
@@ -208,10 +210,12 @@ fn check_channels(shape: [usize; 3]) -> Result<()> {
 /// The steps to images of this shape; without variation, the middle of the image.
 fn pipeline([channels, height, width]: [usize; 3], augment: &AugmentRecipe) -> Result<Pipeline> {
     let size = [height, width];
-    let mut steps = match augment.random_resized_crop {
-        true => vec![Step::random_resized_crop(size)],
-        false if height == width => vec![Step::ResizeShorter(height), Step::CentreCrop(size)],
-        false => vec![Step::Resize(size)],
+    let mut steps = if augment.random_resized_crop {
+        vec![Step::random_resized_crop(size)]
+    } else if height == width {
+        vec![Step::ResizeShorter(height), Step::CentreCrop(size)]
+    } else {
+        vec![Step::Resize(size)]
     };
     if augment.crop_padding > 0 {
         steps.push(Step::RandomCrop { size, padding: augment.crop_padding });

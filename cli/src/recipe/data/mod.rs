@@ -122,7 +122,7 @@ options! {
         target: String = "target".to_owned(),
         /// Whether the target is a number and not the name of a class.
         number: bool = false,
-        /// What takes the place of a missing number; an error if absent.
+        /// The number in the place of a missing one; an error if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         fill: Option<f32> = None,
         /// Threads that read samples beside the one that trains.
@@ -160,7 +160,7 @@ options! {
         /// Another file to test on; the last tenth of the first if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         test: Option<PathBuf> = None,
-        /// What a line is: "text", "completion" (prompt and completion), "chat" (messages),
+        /// The kind of a line: "text", "completion" (prompt and completion), "chat" (messages),
         /// "preference" (prompt, chosen and rejected) or "chat-preference" (the same of messages).
         format: LineKind = LineKind::Text,
         /// "bytes", "gpt2", "cl100k", "o200k", or a file `tokenizer.json` (a feature).
@@ -268,7 +268,7 @@ options! {
     }
 }
 
-/// What a line of a file of JSON lines is.
+/// The kind of a line in a file of JSON lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LineKind {
@@ -280,7 +280,7 @@ pub enum LineKind {
     Chat,
     /// `{"prompt": .., "chosen": .., "rejected": ..}`: one answer is preferred to the other.
     Preference,
-    /// The same of messages; what `chosen` and `rejected` begin with may be in them and not in
+    /// A preference of messages; what `chosen` and `rejected` begin with may be in them and not in
     /// `prompt`.
     ChatPreference,
 }

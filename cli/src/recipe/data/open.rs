@@ -17,7 +17,7 @@ use crate::recipe::{AugmentRecipe, setting};
 /// The seed of parts that are drawn by chance. Not the user's: every run has the same test data.
 pub(super) const SPLIT_SEED: u64 = 0;
 
-/// What a model is to be trained on.
+/// The data of a training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Samples {
     /// Images.
@@ -65,7 +65,7 @@ type OpenLoader = Box<dyn FnOnce(LoaderOptions, Rank) -> Result<Loader>>;
 
 /// Data, open.
 pub(crate) struct Opened {
-    /// What its samples are.
+    /// The kind of its samples.
     pub(crate) samples: Samples,
     train: OpenLoader,
     test: OpenLoader,
@@ -169,9 +169,10 @@ impl DataRecipe {
                     let kind = Samples::Preferences { vocabulary, context };
                     return Ok(random(kind, samples, [chosen, rejected].concat(), vocabulary));
                 }
-                let fields = match wants.pairs {
-                    true => vec![field("source", context), field("target", context + 1)],
-                    false => vec![field("tokens", context + 1)],
+                let fields = if wants.pairs {
+                    vec![field("source", context), field("target", context + 1)]
+                } else {
+                    vec![field("tokens", context + 1)]
                 };
                 Ok(random(Samples::Tokens { vocabulary, context }, samples, fields, vocabulary))
             }
@@ -185,9 +186,10 @@ fn random(samples: Samples, len: usize, fields: Vec<Field>, bound: usize) -> Ope
 }
 
 fn csv(data: &CsvRecipe) -> Result<Opened> {
-    let target = match data.number {
-        true => CsvTarget::Number(data.target.clone()),
-        false => CsvTarget::Class(data.target.clone()),
+    let target = if data.number {
+        CsvTarget::Number(data.target.clone())
+    } else {
+        CsvTarget::Class(data.target.clone())
     };
     let options = CsvOptions { target, fill: data.fill, ..Default::default() };
     let table = Csv::open(&data.file, &options)?;
@@ -197,9 +199,10 @@ fn csv(data: &CsvRecipe) -> Result<Opened> {
         let [train, test] = parts(table, 0.1)?;
         return Ok(Opened::new(samples, train, test));
     };
-    let target = match data.number {
-        true => options.target,
-        false => CsvTarget::KnownClass(data.target.clone(), table.classes().to_vec()),
+    let target = if data.number {
+        options.target
+    } else {
+        CsvTarget::KnownClass(data.target.clone(), table.classes().to_vec())
     };
     let features = table.features().to_vec();
     let test = Csv::open(test, &CsvOptions { target, features, ..options })?;
@@ -220,8 +223,9 @@ pub(super) fn parts<D: Dataset + 'static>(
 
 /// The share of a data set that is tested on.
 pub(super) fn share(share: f64) -> Result<f64> {
-    match share > 0.0 && share < 1.0 {
-        true => Ok(share),
-        false => Err(setting("data.test_share", &format!("{share} is not between 0 and 1"))),
+    if share > 0.0 && share < 1.0 {
+        Ok(share)
+    } else {
+        Err(setting("data.test_share", &format!("{share} is not between 0 and 1")))
     }
 }

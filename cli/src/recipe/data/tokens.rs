@@ -18,7 +18,7 @@ use crate::recipe::setting;
 /// The text that ships: the license of this program, 11 KB of English.
 const TEXT: &str = include_str!("../../../LICENSE-APACHE");
 
-/// What stands between two documents, where the tokens are bytes.
+/// The text between two documents, where the tokens are bytes.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
 pub(super) fn text(data: &TextRecipe, wants: Wants) -> Result<Opened> {
@@ -171,8 +171,9 @@ fn tokenizer(name: &str) -> Result<Arc<dyn Tokenizer>> {
 }
 
 pub(super) fn no_pairs(wants: Wants) -> Result<()> {
-    match wants.pairs {
-        true => Err(setting("data.kind", "has no rows in pairs of source and target")),
-        false => Ok(()),
+    if wants.pairs {
+        Err(setting("data.kind", "has no rows in pairs of source and target"))
+    } else {
+        Ok(())
     }
 }
