@@ -82,7 +82,7 @@ const COMPANIONS: [&str; 8] = [
 ];
 
 pub(super) fn run(arguments: &ExportArgs) -> Result<()> {
-    let ExportArgs { model, out, format, kind, device } = arguments;
+    let ExportArgs { out, format, kind, device, .. } = arguments;
     let file = |source| TrainError::File { path: out.clone(), source };
     if out.symlink_metadata().is_ok() {
         return Err(file(io::ErrorKind::AlreadyExists.into()));
@@ -106,7 +106,7 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<()> {
     let beside = partial_folder(out).ok_or_else(|| file(io::ErrorKind::InvalidFilename.into()))?;
     // Files that a killed process has left there are of no use.
     remove_folder(&beside).map_err(file)?;
-    let written = write(model, &beside, (*format, *kind), &device).and_then(|written| {
+    let written = write(arguments, &beside, &device).and_then(|written| {
         fs::rename(&written.path, out).map_err(file)?;
         Ok(written)
     });
@@ -130,12 +130,8 @@ struct Written {
 }
 
 /// Writes everything into `folder`.
-fn write(
-    model: &Path,
-    folder: &Path,
-    (format, kind): (Format, Option<Kind>),
-    device: &Device,
-) -> Result<Written> {
+fn write(arguments: &ExportArgs, folder: &Path, device: &Device) -> Result<Written> {
+    let &ExportArgs { ref model, format, kind, .. } = arguments;
     let file = |source| TrainError::File { path: folder.to_owned(), source };
     fs::create_dir_all(folder).map_err(file)?;
     let (mut path, mut notes) = (folder.to_owned(), Vec::new());

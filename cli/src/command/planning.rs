@@ -32,8 +32,8 @@ pub(super) struct PlanningArgs {
     /// if absent, by the times of a plan.
     #[arg(long, value_name = "STAGE", value_parser = parse_zero)]
     pub(super) zero: Option<Parallelism>,
-    /// Cuts the model between its blocks into a stage for each rank. A batch goes through the stages
-    /// in micro-batches. For models that no rank has room for.
+    /// Cuts the model between its blocks into a stage for each rank. A batch goes through them in
+    /// micro-batches. For models that no rank has room for.
     #[arg(long, conflicts_with = "zero")]
     pipeline: bool,
     /// Shares the attention heads, the hidden features and the vocabulary of a model of text, or

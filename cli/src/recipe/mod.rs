@@ -43,6 +43,7 @@ pub use data::{
 };
 pub use distill::DistillRecipe;
 pub use help::{OPTIMIZERS, help};
+use model::TokenSizes;
 pub use model::{
     DeepCnnRecipe, GptRecipe, LstmRecipe, MlpRecipe, ModelRecipe, PretrainedRecipe, ResNetRecipe,
     Seq2SeqRecipe, SimpleCnnRecipe, UNetRecipe, ViTRecipe,
@@ -366,7 +367,7 @@ impl Recipe {
             (ModelRecipe::Pretrained(model), Samples::Preferences { vocabulary, context }) => {
                 start.check_whole()?;
                 let preference = self.preference.clone().unwrap_or_default();
-                let sizes = (vocabulary, context);
+                let sizes = TokenSizes { vocabulary, context };
                 model.preference_task(device, key, sizes, start.stored, preference.beta)?
             }
             _ => self.model.task(device, key, samples, start)?,
@@ -402,7 +403,7 @@ impl Recipe {
         self.trainer_of(self.task(device, samples)?, device)
     }
 
-    /// The training for `ranks` of which each keeps its part of what `zero` says, beside a host that
+    /// The training for `ranks`, each of which keeps a part of what `zero` says, beside a host that
     /// has room for the whole model while parameters are divided, and until it is cut.
     ///
     /// # Errors

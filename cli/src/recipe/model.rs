@@ -157,6 +157,21 @@ pub(super) fn or_simple_cnn<'de, D: Deserializer<'de>>(
     kind::with_default(d, "simple-cnn")
 }
 
+/// The sizes of a model that its text decides.
+#[derive(Clone, Copy)]
+pub(super) struct TokenSizes {
+    pub(super) vocabulary: usize,
+    /// Tokens of a row.
+    pub(super) context: usize,
+}
+
+/// The sizes of a model that its images decide.
+struct ImageSizes {
+    /// Channels, height and width.
+    image: [usize; 3],
+    classes: usize,
+}
+
 impl ModelRecipe {
     /// Its whole numbers by name, with the least and the most that each may be.
     pub(super) fn counts(&self) -> Vec<(&'static str, usize, [usize; 2])> {
@@ -240,12 +255,12 @@ impl ModelRecipe {
         match (self, samples) {
             (ModelRecipe::Pretrained(model), Samples::Tokens { vocabulary, context }) => {
                 start.check_whole()?;
-                model.task(device, key, (vocabulary, context), start.stored)
+                model.task(device, key, TokenSizes { vocabulary, context }, start.stored)
             }
             (
                 ModelRecipe::Gpt(_) | ModelRecipe::Lstm(_) | ModelRecipe::Seq2seq(_),
                 Samples::Tokens { vocabulary, context },
-            ) => self.task_of_tokens(device, key, (vocabulary, context), start),
+            ) => self.task_of_tokens(device, key, TokenSizes { vocabulary, context }, start),
             (
                 ModelRecipe::SimpleCnn(_)
                 | ModelRecipe::DeepCnn(_)
@@ -254,7 +269,7 @@ impl ModelRecipe {
                 | ModelRecipe::Vit(_)
                 | ModelRecipe::Unet(_),
                 Samples::Images { shape, classes },
-            ) => self.task_of_images(device, key, (shape, classes), start),
+            ) => self.task_of_images(device, key, ImageSizes { image: shape, classes }, start),
             (ModelRecipe::Mlp(model), Samples::Features { count, classes }) => {
                 let ends = [vec![count], model.hidden.clone(), vec![classes.unwrap_or(1)]];
                 let mlp = start.of(Mlp::new(device, key, &ends.concat())?)?;
@@ -278,7 +293,7 @@ impl ModelRecipe {
         &self,
         device: &Device,
         key: RandomKey,
-        (image, classes): ([usize; 3], usize),
+        ImageSizes { image, classes }: ImageSizes,
         start: Start<'_>,
     ) -> Result<Box<dyn Task>> {
         let [channels, height, width] = image;
@@ -356,7 +371,7 @@ impl ModelRecipe {
         &self,
         device: &Device,
         key: RandomKey,
-        (vocabulary, context): (usize, usize),
+        TokenSizes { vocabulary, context }: TokenSizes,
         start: Start<'_>,
     ) -> Result<Box<dyn Task>> {
         Ok(match *self {

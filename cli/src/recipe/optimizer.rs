@@ -122,6 +122,14 @@ impl Default for MuonRecipe {
     }
 }
 
+/// Options that every update rule has.
+struct RuleOptions {
+    schedule: Schedule,
+    /// The key of rounding by chance, for parameters in bf16.
+    rounding: Option<RandomKey>,
+    states: StateType,
+}
+
 impl OptimizerRecipe {
     /// The optimizer with `schedule`, without state yet.
     pub(super) fn build(
@@ -132,7 +140,7 @@ impl OptimizerRecipe {
     ) -> NnResult<Box<dyn Stateful>> {
         fn new<R: UpdateRule>(
             rule: R,
-            (schedule, rounding, states): (Schedule, Option<RandomKey>, StateType),
+            RuleOptions { schedule, rounding, states }: RuleOptions,
         ) -> NnResult<Box<dyn Stateful>> {
             let mut optimizer = PerParameter::new(rule)?.with_schedule(schedule)?;
             if let Some(key) = rounding {
@@ -143,7 +151,7 @@ impl OptimizerRecipe {
                 StateType::EightBit => optimizer.with_8bit_states(),
             }))
         }
-        let how = (schedule, rounding, states);
+        let how = RuleOptions { schedule, rounding, states };
         match self {
             OptimizerRecipe::Adam(recipe) => new(recipe.options(WeightDecay::Coupled, 0.0), how),
             OptimizerRecipe::Adamw(recipe) => {

@@ -11,7 +11,7 @@ use lowtide_trainer::{LanguageModel, Preference, Result, Task};
 use serde::{Deserialize, Serialize};
 
 use super::data::{DataRecipe, JsonLinesRecipe, LineKind, RandomTokensRecipe};
-use super::model::{ModelRecipe, PretrainedRecipe};
+use super::model::{ModelRecipe, PretrainedRecipe, TokenSizes};
 use super::optimizer::{AdamRecipe, OptimizerRecipe};
 use super::{Recipe, StoredType, TrainRecipe, setting};
 
@@ -31,10 +31,10 @@ impl PretrainedRecipe {
         &self,
         device: &Device,
         key: RandomKey,
-        (vocabulary, context): (usize, usize),
+        sizes: TokenSizes,
         stored: StoredType,
     ) -> Result<Box<dyn Task>> {
-        let config = self.config_for((vocabulary, context))?;
+        let config = self.config_for(sizes)?;
         let task = LanguageModel::new(self.model(&config, device, key, stored)?);
         Ok(Box::new(if self.fresh { task } else { task.of_files() }))
     }
@@ -48,7 +48,7 @@ impl PretrainedRecipe {
         &self,
         device: &Device,
         key: RandomKey,
-        sizes: (usize, usize),
+        sizes: TokenSizes,
         stored: StoredType,
         beta: f64,
     ) -> Result<Box<dyn Task>> {
@@ -62,7 +62,8 @@ impl PretrainedRecipe {
     }
 
     /// The configuration, if it is for this vocabulary and rows of this length.
-    fn config_for(&self, (vocabulary, context): (usize, usize)) -> Result<Config> {
+    fn config_for(&self, sizes: TokenSizes) -> Result<Config> {
+        let TokenSizes { vocabulary, context } = sizes;
         let config = found(&self.folder)?;
         let shape = config.shape();
         if vocabulary > shape.vocabulary {
