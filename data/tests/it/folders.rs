@@ -277,7 +277,7 @@ fn masks_that_do_not_fit_their_images_are_errors_that_name_both() {
     let text = text_with(&grey(4, 2, 3));
     assert!(text.contains("x.png") && text.contains("class 3"), "{text}");
     let text = text_with(&png(4, 2, ColorType::Rgb, BitDepth::Eight, &[0; 24]));
-    assert!(text.contains("no mask"), "{text}");
+    assert!(text.contains("not a mask"), "{text}");
     assert!(SegmentationFolder::open(&images, &masks, 256).is_err());
 }
 
