@@ -1,7 +1,7 @@
-//! What the trainer costs over a bare loop, on a convolution of 16 channels with 128 images of
-//! 32x32 (w1) and on a GPT of 4 blocks, width 128, with 16 sequences of 128 tokens (w4); and
-//! checkpoints in the background over none, on the latter. The ways take turns, so that a slow
-//! moment of the machine meets all of them: `cargo bench -p lowtide-trainer --bench overhead`.
+//! Cost of the trainer over a bare loop, on a convolution of 16 channels with 128 images of 32x32
+//! (w1) and on a GPT of 4 blocks, width 128, with 16 sequences of 128 tokens (w4), and cost of
+//! background checkpoints over none, on w4. Both sides of a comparison take turns, so that a slow
+//! moment of the machine meets both: `cargo bench -p lowtide-trainer --bench overhead`.
 
 use std::time::Instant;
 
@@ -52,7 +52,7 @@ fn adam() -> Result<Adam> {
     Ok(Adam::new(AdamOptions::adamw())?)
 }
 
-/// What every training loop does: the loss is read, too.
+/// Runs a step of a bare loop. Like every training loop, the bare loop reads the loss.
 fn bare_step(
     device: &Device,
     task: &mut impl Task,

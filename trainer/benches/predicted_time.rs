@@ -36,7 +36,7 @@ struct Case<T> {
     plans: Vec<Knobs>,
 }
 
-/// What is cheap recomputed, and so many blocks.
+/// Parts of this size, with cheap results and the given number of blocks recomputed.
 fn recomputing(micro_batch: usize, recomputed_blocks: usize) -> Knobs {
     Knobs { micro_batch, cheap_recomputed: true, recomputed_blocks, ..Knobs::default() }
 }
@@ -120,7 +120,7 @@ impl<T: Task + Clone> Case<T> {
         })
     }
 
-    /// Every plan of the set, and the choice at some budgets.
+    /// Prints every plan of the case, and the planner's choices within some budgets.
     fn compare(&self, rates: Rates, patience: &Patience) -> Result<()> {
         println!("\n{}: predicted ms, measured ms, ratio, plan", self.name);
         let mut rows = Vec::new();
@@ -146,7 +146,7 @@ impl<T: Task + Clone> Case<T> {
         Ok(())
     }
 
-    /// What the planner takes within a budget, and the best that was measured.
+    /// Prints the planner's choice within a budget beside the fastest plan that was measured.
     fn choose(
         &self,
         budget_bytes: usize,

@@ -1,4 +1,4 @@
-//! What the transaction costs over the bare loop, and what a rehearsal costs.
+//! Cost of transactional steps over a bare loop, and cost of a whole plan.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_autograd::{Attempt, Pass};

@@ -1,4 +1,4 @@
-//! The same training without the trainer: no plan, no recovery, every line in sight.
+//! Trains a network on the digits without the trainer: no plan, no recovery, every line in sight.
 
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};

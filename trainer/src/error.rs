@@ -1,4 +1,4 @@
-//! What can end a run, and what would help.
+//! Errors that end a run, and changes that would help.
 
 use std::fmt;
 use std::panic::Location;
@@ -37,9 +37,9 @@ pub enum TrainError {
     /// The task computed with a tensor that does not belong to the device of this call.
     #[error("{source}: {foreign} {}", origin(foreign))]
     Foreign {
-        /// What the tensor is, and of which device.
+        /// The tensor, and the device that holds it.
         foreign: Box<Foreign>,
-        /// What came of it.
+        /// The error that the tensor led to.
         source: Box<TrainError>,
     },
     /// A step that was rolled back left blocks behind: a handle to one of its tensors outlives it.
@@ -64,7 +64,7 @@ pub enum TrainError {
     Torn {
         /// The step, counted from 1.
         step: u64,
-        /// What the device reported.
+        /// The error that the device reported.
         source: Arc<NnError>,
     },
     /// The loss or a gradient is not finite, so the step was not committed; or too many steps in a
@@ -79,7 +79,7 @@ pub enum TrainError {
     File {
         /// The file or folder.
         path: PathBuf,
-        /// What the system says of it.
+        /// The error that the system returned.
         source: std::io::Error,
     },
     /// A checkpoint is damaged, or of another training.
@@ -242,7 +242,7 @@ pub struct DoesNotFit {
     pub step: Option<u64>,
     /// The allocation that failed in that step.
     pub ledger: Option<Box<OutOfMemory>>,
-    /// What would make it fit, the cheapest first.
+    /// Changes that would make the training fit, the cheapest first.
     pub remedies: Vec<Remedy>,
 }
 

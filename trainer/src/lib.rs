@@ -13,7 +13,7 @@ mod run;
 mod step;
 mod task;
 
-// What a training is made of, for programs that depend on this crate alone.
+// Crates that a training is made of, for programs that depend on this crate alone.
 pub use lowtide_allocator as allocator;
 pub use lowtide_amp as amp;
 pub use lowtide_autograd as autograd;

@@ -39,21 +39,22 @@ pub struct Options {
     pub wait: Duration,
     /// The fate of a step whose loss or gradients are not finite.
     pub non_finite: NonFinite,
-    /// A device whose memory, up to its capacity, plans may use for what blocks keep for backward:
-    /// the processor's, for a training on an NVIDIA device. Beside that device's own memory.
+    /// A device whose memory, up to its capacity, plans may use for tensors that blocks keep for
+    /// backward: the processor's, for a training on an NVIDIA device. This memory is used beside
+    /// the memory of the device that trains.
     pub offload: Option<Device>,
-    /// The ranks that train this together: each on a device of its own, with its share of every
-    /// batch, as [`Sharded::in_blocks`](lowtide_data::Sharded::in_blocks) gives it, and the same
-    /// seed. The update is that of all samples; running statistics are the means of all ranks.
-    /// Where each rank takes its share in one part, and no samples are coupled, two ranks have the
-    /// bits of one that splits the batch in two; with [`MicroBatches::Shards`] any number that is a
-    /// power of two has the bits of one. Ranks have to wait longer for each other than
-    /// [`Options::wait`]. Each evaluates its share of the batches, and has the score of all; each
-    /// observes and saves for itself; updates are not fused.
+    /// The ranks that train the model together. Each rank has a device of its own, its share of
+    /// every batch, as [`Sharded::in_blocks`](lowtide_data::Sharded::in_blocks) gives it, and the
+    /// same seed. The update is that of all samples; running statistics are the means of all ranks.
+    /// Two ranks that take their shares in one part each, without coupled samples, have the bits of
+    /// one rank that splits the batch in two. With [`MicroBatches::Shards`] any number of ranks
+    /// that is a power of two has the bits of one. Ranks have to wait longer for each other than
+    /// [`Options::wait`]. Each rank evaluates its share of the batches, and has the score of all;
+    /// each observes and saves for itself. Updates are not fused.
     pub ranks: Option<Arc<dyn Collectives>>,
-    /// The way in which the ranks train together. Where something is divided, a checkpoint or a
-    /// hash takes all ranks: each has to go on with its run, or to [leave](crate::Trainer::leave)
-    /// after it, for any other to have one.
+    /// The way in which the ranks train together. Where the ranks divide the state of the training,
+    /// a checkpoint or a hash on one rank takes all ranks: every other rank has to go on with its
+    /// run, or to [leave](crate::Trainer::leave) after it.
     pub parallelism: Parallelism,
 }
 
@@ -80,13 +81,14 @@ pub enum MicroBatches {
     AsNeeded,
     /// Never split: the same bits, or an error.
     Never,
-    /// Always split into leaves of so many samples, the exact mode of [`Options::ranks`]: the same
-    /// bits on 1, 2, 4, 8 ranks. The gradients of a batch are summed along a tree of its leaves,
-    /// which halves it until one leaf is left, and the upper part of which are the ranks; a rank
-    /// has one more set of gradients than its tree is deep. Buffers such as running statistics
-    /// become the means of what each leaf makes of those before the step: they move once a step.
-    /// Evaluations, too, are done in parts of so many samples. A batch is made of whole leaves, an
-    /// equal number for each of the ranks.
+    /// Always split into deterministic shards of this many samples, the exact mode of
+    /// [`Options::ranks`]: a training has the same bits on 1, 2, 4 or 8 ranks. The shards of a
+    /// batch are the leaves of a tree, which halves the batch until one shard is left. Gradients
+    /// are summed along the tree. The ranks are the upper part of the tree; each rank has one more
+    /// set of gradients than its own part is deep. Buffers such as running statistics move once a
+    /// step: each becomes the mean of the values that the shards make of the value before the step.
+    /// Evaluations are split into parts of the same size. A batch is made of whole shards, an equal
+    /// number for each rank.
     Shards(NonZeroUsize),
 }
 

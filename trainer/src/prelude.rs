@@ -1,4 +1,5 @@
-//! What most programs that train use, to be imported at once: `use lowtide_trainer::prelude::*`.
+//! Names that most training programs use, to be imported at once:
+//! `use lowtide_trainer::prelude::*`.
 //!
 //! Layers, models and optimizers are in [`crate::nn`], samplers and datasets in [`crate::data`].
 

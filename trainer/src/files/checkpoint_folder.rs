@@ -14,25 +14,26 @@ use crate::files::reserve::Reserve;
 use crate::files::snapshot::Snapshot;
 use crate::run::observer::{RunStart, Training};
 
-/// Before the number of steps, in the name of a checkpoint's folder.
+/// The part of a checkpoint's folder name before the number of steps.
 const NAME_MARK: &str = "step-";
 
-/// The file that says which one is the best: its cost, and its number of steps.
+/// The file that names the best checkpoint, by its cost and its number of steps.
 const BEST: &str = "best.txt";
 
-/// The folder of what is set aside, in that of the checkpoints.
+/// The folder of the reserves, in the folder of the checkpoints.
 const RESERVE: &str = ".reserve";
 
 /// Bytes of a header, beside the recipe in it.
 const HEADER_BYTES: usize = 4096;
 
-/// A folder of checkpoints, which are called `step-00000120`. The last few are kept, and the best
-/// one. One that cannot be written is told on standard error, and the run goes on. An observer says
-/// when: [`Checkpoints`](crate::run::observers::Checkpoints), or one of your own.
+/// A folder of checkpoints, which are called `step-00000120`. The last few and the best one are
+/// kept. A checkpoint that cannot be written is reported on standard error, and the run goes on. An
+/// observer says when to write: [`Checkpoints`](crate::run::observers::Checkpoints), or one of your
+/// own.
 ///
-/// When a run begins, room is set aside for as many as there have to be at once: the last one, the
-/// best one, and the one that is being written. On a disk that is full it is used, and the older
-/// ones of the last few are not kept.
+/// When a run begins, room is set aside for all checkpoints that have to be on the disk at once:
+/// the last one, the best one, and the one that is being written. On a full disk this room is used,
+/// and the older ones of the last few are not kept.
 pub struct CheckpointFolder {
     path: PathBuf,
     last_max: usize,
@@ -40,13 +41,13 @@ pub struct CheckpointFolder {
     recipe: Option<String>,
     best_cost: f64,
     best_path: Option<PathBuf>,
-    /// Errors of this run that are kept as the last ones, in order.
+    /// Checkpoints of this run that are kept as the last ones, in order.
     last: Vec<PathBuf>,
     in_background: bool,
-    /// What is being written: its path, and the thread.
+    /// The checkpoint that is being written: its path, and the thread.
     writing: Option<(PathBuf, JoinHandle<Written>)>,
     written_at: Instant,
-    /// Sizes of the files of one, at most.
+    /// Sizes of the files of a checkpoint, at most.
     sizes_bytes: Vec<usize>,
     /// Checkpoints that have to have a place on the disk: in files, or in reserves.
     place_count: usize,
@@ -76,22 +77,21 @@ impl CheckpointFolder {
         }
     }
 
-    /// The same with another number of last ones that are kept, at least one.
+    /// Sets how many of the last checkpoints are kept, at least one.
     #[must_use]
     pub fn keep_last(mut self, count: usize) -> Self {
         self.last_max = count.max(1);
         self
     }
 
-    /// The same, which also keeps the best of those that [`CheckpointFolder::write_if_best`] has
-    /// written.
+    /// Keeps the best of the checkpoints that [`CheckpointFolder::write_if_best`] has written, too.
     #[must_use]
     pub fn keep_best(mut self) -> Self {
         self.keeps_best = true;
         self
     }
 
-    /// The same with what was trained in each, see [`Snapshot::with_recipe`].
+    /// Writes `recipe` into each checkpoint, see [`Snapshot::with_recipe`].
     #[must_use]
     pub fn with_recipe(mut self, recipe: &str) -> Self {
         self.recipe = Some(recipe.to_owned());
@@ -128,7 +128,7 @@ impl CheckpointFolder {
             (false, false) => 1,
             (_, keeps_best) => 2 + usize::from(keeps_best),
         };
-        // What a process that was killed has set aside.
+        // A process that was killed leaves its reserves behind.
         drop(fs::remove_dir_all(self.path.join(RESERVE)));
         self.set_aside()
     }

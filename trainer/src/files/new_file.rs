@@ -11,7 +11,7 @@ use crate::error::{Result, TrainError};
 
 /// A file to be at `path` after [`NewFile::publish`]; dropped before, it leaves nothing.
 ///
-/// It is as readable as any other new file of the user, and its errors name `path`, never the
+/// The file is as readable as any other new file of the user. Errors name `path`, never the
 /// temporary file beside it.
 pub struct NewFile {
     path: PathBuf,

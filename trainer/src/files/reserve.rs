@@ -53,13 +53,13 @@ impl Reserve {
 
 impl Drop for Reserve {
     fn drop(&mut self) {
-        // What stays of it is taken over or removed by the next run in the folder.
+        // The next run in the folder takes over or removes files that cannot be removed here.
         drop(fs::remove_dir_all(&self.0));
     }
 }
 
-/// Makes a file of so many bytes that are really there. A file system that copies on write, or
-/// packs what it stores, may still promise too much.
+/// Makes a file whose `bytes` bytes are allocated on the disk. A file system that copies on write,
+/// or compresses files, may still promise too much.
 fn allocate(path: &Path, bytes: usize) -> io::Result<()> {
     let mut file = File::create(path)?;
     #[cfg(target_os = "linux")]
@@ -135,7 +135,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("reserve");
         let _reserve = Reserve::take(&path, &[1 << 20], "a test").expect("room");
-        // Of 512 bytes each, on any file system.
+        // A block has 512 bytes on any file system.
         let blocks = fs::metadata(path.join("0")).expect("there").blocks();
         assert!(blocks * 512 >= 1 << 20, "{blocks} blocks");
         drop(fs::remove_dir_all(&path));

@@ -83,7 +83,7 @@ impl<T: Task> dyn Division<T> + '_ {
     /// The own result, if every rank has one.
     ///
     /// # Errors
-    /// The own error; `Ranks` for that of another rank.
+    /// The rank's own error; `Ranks` for an error of another rank.
     pub(crate) fn agree<R>(&self, own: Result<R>) -> Result<R> {
         agree(self.ranks(), own)
     }
@@ -132,7 +132,7 @@ pub(crate) trait StepDivision<T: Task> {
     /// The numbers of all gradients, of those that this rank has.
     ///
     /// # Errors
-    /// The own error; `Ranks` for that of another rank.
+    /// The rank's own error; `Ranks` for an error of another rank.
     fn complete(&self, own: Result<OwnNumbers>) -> Result<OwnNumbers> {
         own
     }
@@ -233,7 +233,7 @@ pub(crate) struct Observed {
     pub(crate) stage_seconds: Option<[f64; 2]>,
 }
 
-/// Questions of a plan.
+/// Questions that a plan asks a division.
 pub(crate) trait PlanDivision<T: Task> {
     fn freedom(&self) -> PlanFreedom {
         PlanFreedom { fused_update: true, eight_bit_states: true, small_is_faster: false }
@@ -243,7 +243,7 @@ pub(crate) trait PlanDivision<T: Task> {
     /// samples; `find` finds one of this rank.
     ///
     /// # Errors
-    /// Errors of `find`; `Ranks` for those of another rank.
+    /// Errors of `find`; `Ranks` for errors of another rank.
     fn plan(&self, size_max: usize, find: &dyn Fn(Wanted) -> Result<Plan>) -> Result<Plan> {
         find(Wanted::UpTo(size_max))
     }
@@ -275,7 +275,7 @@ pub(crate) trait PlanDivision<T: Task> {
     }
 }
 
-/// Whole tensors, on the host, of what ranks have parts of.
+/// Whole tensors on the host, put together from the parts of the ranks.
 #[derive(Default)]
 pub(crate) struct Gathered {
     /// States of the optimizer by name, in the order in which the optimizer has them.
@@ -292,7 +292,7 @@ pub(crate) enum GatherRole {
     Gives,
 }
 
-/// Questions of a state that is saved, loaded or hashed.
+/// Questions that saving, loading and hashing a state ask a division.
 pub(crate) trait StateDivision {
     /// True if this rank has the whole model.
     fn has_whole_model(&self) -> bool {

@@ -41,7 +41,7 @@ pub(crate) fn common_micro_batch(ranks: &dyn Collectives, own: Knobs) -> Result<
 /// A plan with knobs that need no more memory than those of any rank.
 ///
 /// # Errors
-/// The own error of a plan; `Ranks` for that of another rank.
+/// The rank's own error of a plan; `Ranks` for an error of another rank.
 pub(crate) fn plan_of_common_knobs(
     ranks: &dyn Collectives,
     size_max: usize,
@@ -58,7 +58,7 @@ pub(crate) fn plan_of_common_knobs(
 /// A plan of each rank, all of which have the same micro-batches.
 ///
 /// # Errors
-/// The own error of a plan; `Ranks` for that of another rank.
+/// The rank's own error of a plan; `Ranks` for an error of another rank.
 pub(crate) fn plan_of_common_micro_batches(
     ranks: &dyn Collectives,
     mut size_max: usize,

@@ -75,7 +75,7 @@ pub(crate) fn all_reduce(
 /// losses, which all ranks have in common.
 ///
 /// # Errors
-/// The own error; `Ranks` for that of another rank.
+/// The rank's own error; `Ranks` for an error of another rank.
 pub(crate) fn sum_numbers(ranks: &dyn Collectives, own: Result<[f64; 3]>) -> Result<[f64; 3]> {
     let words = match &own {
         Ok(numbers) => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),

@@ -14,7 +14,7 @@ use crate::error::{Result, TrainError};
 /// The own result, if every rank has one; without `ranks`, the own result.
 ///
 /// # Errors
-/// The own error; `Ranks` for that of another rank.
+/// The rank's own error; `Ranks` for an error of another rank.
 pub fn agree<T>(ranks: Option<&dyn Collectives>, own: Result<T>) -> Result<T> {
     let Some(ranks) = ranks else { return own };
     let problem = own.as_ref().err().map(TrainError::one_line);
@@ -24,12 +24,12 @@ pub fn agree<T>(ranks: Option<&dyn Collectives>, own: Result<T>) -> Result<T> {
     Ok(value)
 }
 
-/// The own result of work in which ranks call each other, if every rank has one. A rank that fails
-/// says so in place of the call that the others are in, or come to; if that call has failed they
-/// all do.
+/// Returns `own`, the result of work in which ranks call each other, if every rank has succeeded. A
+/// rank that failed reports its error in place of the call that the others are in, or come to. If
+/// that call itself failed, it failed on all ranks.
 ///
 /// # Errors
-/// The own error; `Ranks` for that of another rank.
+/// The rank's own error; `Ranks` for an error of another rank.
 pub(crate) fn agree_in_calls<T>(ranks: &dyn Collectives, own: Result<T>) -> Result<T> {
     match own {
         Ok(value) => {

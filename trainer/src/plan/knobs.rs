@@ -1,4 +1,4 @@
-//! What a plan may choose.
+//! Knobs: the choices of a plan.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use lowtide_nn::Parameters;
 use lowtide_tensor::Device;
 use serde::{Deserialize, Serialize};
 
-/// What a plan chooses, and a step runs with.
+/// The choices of a plan, with which each step runs.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -54,17 +54,17 @@ impl Thrift {
     pub(crate) const NONE: Thrift = Thrift { cheap: false, blocks: 0, at_once: 0, offloaded: 0 };
     pub(crate) const CHEAP: Thrift = Thrift { cheap: true, ..Thrift::NONE };
 
-    /// What is cheap, and so many blocks.
+    /// Recomputes cheap results and `blocks` blocks.
     pub(crate) fn blocks(blocks: usize) -> Thrift {
         Thrift { blocks, ..Thrift::CHEAP }
     }
 
-    /// The same with so many blocks recomputed at once.
+    /// Recomputes `at_once` of the blocks at once.
     pub(crate) fn at_once(self, at_once: usize) -> Thrift {
         Thrift { at_once, ..self }
     }
 
-    /// The same with as many blocks offloaded.
+    /// Offloads `offloaded` blocks.
     pub(crate) fn offloading(self, offloaded: usize) -> Thrift {
         Thrift { offloaded, ..self }
     }
@@ -112,7 +112,7 @@ impl Knobs {
         }
     }
 
-    /// The same with as little kept.
+    /// Takes recomputation and offloading from `thrift`.
     pub(crate) fn keeping(self, thrift: Thrift) -> Knobs {
         Knobs {
             cheap_recomputed: thrift.cheap,
@@ -134,7 +134,7 @@ impl Knobs {
     }
 }
 
-/// So many blocks, in words.
+/// A number of blocks, in words.
 fn count_of(blocks: usize) -> String {
     match blocks {
         1 => "one block".to_owned(),
@@ -142,8 +142,8 @@ fn count_of(blocks: usize) -> String {
     }
 }
 
-/// Blocks that a plan may recompute or offload: of those in the range the ones without a policy of
-/// their own.
+/// The number of blocks in the range that a plan may recompute or offload: the blocks without a
+/// policy of their own.
 pub(crate) fn block_count(model: &mut dyn Parameters, range: &Range<usize>) -> usize {
     let (mut index, mut count) = (0, 0);
     model.visit_policies(&mut |policy| {
@@ -153,11 +153,11 @@ pub(crate) fn block_count(model: &mut dyn Parameters, range: &Range<usize>) -> u
     count
 }
 
-/// All blocks.
+/// The range of every block of a model.
 pub(crate) const EVERY_BLOCK: Range<usize> = 0..usize::MAX;
 
-/// Gives these blocks of the range the policies of the knobs, `host` being what they are offloaded
-/// to; which blocks, for [`reset_policies`].
+/// Sets the policies that `knobs` ask for, with `host` as the device to offload to, on the blocks
+/// of the range that have no policy. Returns the indices of changed blocks, for [`reset_policies`].
 pub(crate) fn set_policies(
     model: &mut dyn Parameters,
     range: &Range<usize>,

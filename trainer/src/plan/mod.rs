@@ -43,7 +43,7 @@ pub struct Plan {
     /// Bytes of the host that the samples of the run are read from, mapped files aside, outside the
     /// budget; 0 for a plan of single steps.
     pub data_bytes: usize,
-    /// What the rehearsal of this plan showed.
+    /// The forecast from the rehearsal of this plan.
     pub forecast: Forecast,
     /// Knobs that were rehearsed and do not fit, with their peaks: larger micro-batches, or fewer
     /// recomputed blocks, come first.

@@ -1,5 +1,5 @@
-//! Batches of packed samples, which take more memory the longer the samples are: a step on one that
-//! is longer than those before is rehearsed first, and run by a smaller plan if it has to be.
+//! Batches of packed samples, which take more memory the longer the samples are. A step on a batch
+//! longer than all before is rehearsed first, and runs with a smaller plan if necessary.
 
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
@@ -20,8 +20,9 @@ pub(crate) struct PackedLengths {
 }
 
 impl PackedLengths {
-    /// The knobs for a step on a batch: smaller ones if a rehearsal shows that it does not fit with
-    /// `knobs`. Where none fit these stay: the step then says what is missing, or waits.
+    /// The knobs for a step on a batch: smaller ones if a rehearsal shows that the batch does not
+    /// fit with `knobs`. Where none fit, `knobs` stay: the step then reports the missing memory, or
+    /// waits.
     ///
     /// # Errors
     /// Errors of a rehearsal.

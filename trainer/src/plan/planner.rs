@@ -46,10 +46,10 @@ pub(crate) struct Planner<'a, T, O> {
 }
 
 impl<T: Task + Clone, O: Stateful + Clone> Planner<'_, T, O> {
-    /// The plan, which goes with those of the other ranks.
+    /// The plan of this rank, which goes with the plans of the other ranks.
     ///
     /// # Errors
-    /// `DoesNotFit`; `Setting` for knobs that cannot be; those of a rehearsal; `Ranks`.
+    /// `DoesNotFit`; `Setting` for knobs that cannot be; errors of a rehearsal; `Ranks`.
     pub(crate) fn plan(&self, options: &PlanOptions) -> Result<Plan> {
         let size_max = options.micro_batch_max.min(self.batch_size);
         self.inputs.division.plan(size_max, &|wanted| self.find(options, wanted))

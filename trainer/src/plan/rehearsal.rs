@@ -35,19 +35,19 @@ impl StepHooks for RehearsalHooks {
     }
 }
 
-/// The actors: what a run consists of beside its data.
+/// Device, task, optimizer and settings of a run: its inputs beside its data.
 pub(crate) struct RunInputs<'a, T, O> {
     pub(crate) device: &'a Device,
     pub(crate) task: &'a T,
     pub(crate) optimizer: &'a O,
     pub(crate) scaler: &'a LossScaler,
     pub(crate) options: &'a Options,
-    /// What is held all the while beside the model, in [`Category::Other`].
+    /// Bytes that are held during the whole run beside the model, in [`Category::Other`].
     pub(crate) held_bytes: usize,
     /// Whether the next batch is copied to the device during a step, if there is room for it.
     pub(crate) copies_ahead: bool,
     pub(crate) division: &'a dyn Division<T>,
-    /// Samples that are evaluated at once; as many as are trained at once if that is not said.
+    /// Samples that are evaluated at once. If absent, evaluations have the size of micro-batches.
     pub(crate) evaluation_batch: Option<usize>,
 }
 
@@ -79,13 +79,13 @@ impl<T, O> Clone for RunInputs<'_, T, O> {
 impl<T, O> Copy for RunInputs<'_, T, O> {}
 
 impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
-    /// Runs `events` with `knobs` on a simulated copy of the device as it is now, cache dropped,
-    /// without a limit on its memory. The peak is what a run needs: with that much capacity it
-    /// passes, with one byte less it does not (see the allocator's laws). Of the parts of a batch
-    /// the first two and the last are run.
+    /// Runs `events` with `knobs` on a simulated copy of the device in its present state, without
+    /// cached memory and without a limit. The peak is the capacity that a run needs: with one byte
+    /// less the run fails (see the allocator's laws). Only the first two parts and the last part of
+    /// a batch are run.
     ///
     /// # Errors
-    /// What the real code would meet beside lack of memory.
+    /// Errors of the real run, except for a lack of memory.
     pub(crate) fn rehearse(&self, events: &[PlannedEvent<'_>], knobs: Knobs) -> Result<Forecast> {
         self.rehearse_beside(0, events, knobs)
     }

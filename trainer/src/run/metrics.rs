@@ -13,12 +13,12 @@ use crate::json::ledger_json;
 use crate::run::observer::{EvaluationReport, Flow, Observer, Recovery, StepReport, Training};
 use crate::run::score::Score;
 
-/// What the lines of `metrics.jsonl` say.
+/// Description of the lines of `metrics.jsonl`.
 pub const METRICS_HELP: &str = include_str!("metrics.md");
 
-/// Writes `metrics.jsonl`, beside its place until the run ends. With a line that cannot be written,
-/// as on a full disk, it ends, and is not begun again, so that it takes no room from a model. That
-/// is told on standard error, and the run goes on.
+/// Writes `metrics.jsonl`, under another name until the run ends. The file ends before a line that
+/// cannot be written, as on a full disk; no later lines are written, so that the file takes no room
+/// from a model. A note on standard error says so, and the run goes on.
 ///
 #[doc = include_str!("metrics.md")]
 pub struct Metrics {
@@ -27,7 +27,7 @@ pub struct Metrics {
     file: File,
     /// Bytes of whole lines.
     len_bytes: u64,
-    /// Whether a line could not be written.
+    /// True after a line that could not be written.
     has_ended: bool,
 }
 
@@ -96,7 +96,7 @@ pub fn metric_values(scores: &[(String, Score)]) -> BTreeMap<String, f64> {
     scores.iter().flat_map(of_set).collect()
 }
 
-/// Where the file of a run that is not done is.
+/// The path of the metrics file until the run has ended.
 pub fn partial_of(path: &Path) -> PathBuf {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
@@ -104,7 +104,7 @@ pub fn partial_of(path: &Path) -> PathBuf {
 }
 
 impl Metrics {
-    /// A file to be at `path` when the run has ended.
+    /// Creates the file, which is moved to `path` when the run has ended.
     ///
     /// # Errors
     /// `File`.
@@ -115,8 +115,8 @@ impl Metrics {
         Ok(Metrics { path, partial, file, len_bytes: 0, has_ended: false })
     }
 
-    /// A file that goes on after the lines of up to `step` steps of another, `before`, which may be
-    /// missing, or what a run that was cut off has left for `path`.
+    /// Continues the file of another run, `before`, after its lines of up to `step` steps. If
+    /// `before` is missing, continues the file that a run that was cut off has left for `path`.
     ///
     /// # Errors
     /// `File`.
@@ -239,7 +239,7 @@ impl Observer for Metrics {
     }
 }
 
-/// Ends a file after so many bytes, where the next ones go.
+/// Cuts a file off after `len_bytes` bytes, where the next write begins.
 fn cut(file: &mut File, len_bytes: u64) -> io::Result<()> {
     file.set_len(len_bytes)?;
     file.seek(SeekFrom::Start(len_bytes)).map(drop)

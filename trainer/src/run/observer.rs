@@ -1,4 +1,4 @@
-//! What a run tells the outside, and how the outside can end it.
+//! Reports of a run to its observers, which can end the run.
 
 use lowtide_allocator::OutOfMemory;
 use lowtide_data::Loader;
@@ -14,7 +14,7 @@ use crate::run::score::Score;
 /// Whether a run goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flow {
-    /// On with the next step.
+    /// Go on with the next step.
     #[default]
     Continue,
     /// End the run after this step, in good order.
@@ -35,7 +35,7 @@ pub struct Position {
 /// The frame of a run, before its first step.
 #[derive(Clone, Debug)]
 pub struct RunStart {
-    /// How it will run.
+    /// The plan of the run.
     pub plan: Plan,
     /// Steps that the training had before.
     pub steps_before: u64,
@@ -50,9 +50,9 @@ pub struct RunStart {
 /// A published step.
 #[derive(Clone, Debug)]
 pub struct StepReport {
-    /// Counted from 1.
+    /// Number of the step, counted from 1.
     pub step: u64,
-    /// Counted from 1.
+    /// Number of the epoch, counted from 1.
     pub epoch: u64,
     /// Mean loss of the logical batch, before the update; the sum of those of all turns.
     pub loss: f64,
@@ -118,7 +118,7 @@ pub enum Recovery {
         /// Blocks that are recomputed now.
         blocks: usize,
     },
-    /// What blocks keep for backward waits in memory of the host: the same bits.
+    /// Tensors that blocks keep for backward wait in memory of the host: the same bits.
     Offload {
         /// Blocks that are offloaded now.
         blocks: usize,
@@ -191,12 +191,12 @@ pub trait Training {
     /// Bytes that a snapshot takes at most, once the optimizer has its state.
     fn snapshot_bytes(&mut self) -> usize;
 
-    /// What of them are the tensors of the model, and room for their names.
+    /// Bytes of a snapshot for the tensors of the model, and bytes for their names.
     fn learned_bytes(&mut self) -> [usize; 2];
 }
 
-/// Someone who is told, and may act between two steps. Every method may be left out. Memory of the
-/// device that an observer takes is not in the plan.
+/// A receiver of the reports of a run, which may act between two steps. Every method does nothing
+/// by default. Plans do not count memory of the device that an observer takes.
 pub trait Observer {
     /// Before the first step.
     ///
@@ -238,7 +238,7 @@ pub trait Observer {
     }
 }
 
-/// One that may be absent.
+/// An observer that may be absent.
 impl<T: Observer> Observer for Option<T> {
     fn on_start(&mut self, start: &RunStart, training: &mut dyn Training) -> Result<()> {
         self.as_mut().map_or(Ok(()), |observer| observer.on_start(start, training))

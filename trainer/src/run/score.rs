@@ -22,7 +22,7 @@ impl Score {
         Score { loss_sum, count, metrics: Vec::new() }
     }
 
-    /// The same with a metric, in place of one of the same name.
+    /// Adds a metric, in place of one of the same name.
     #[must_use]
     pub fn with(mut self, metric: Metric) -> Score {
         match self.metrics.iter_mut().find(|other| other.name == metric.name) {
@@ -86,9 +86,9 @@ pub struct Metric {
 /// A sum over a sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ratio {
-    /// What is divided.
+    /// The sum that is divided.
     pub part: f64,
-    /// What it is divided by.
+    /// The sum that divides `part`.
     pub whole: f64,
 }
 
@@ -147,7 +147,7 @@ impl Metric {
         self
     }
 
-    /// What it is called: in progress, metrics and report.
+    /// The name of the metric in progress, metrics and report.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -65,7 +65,7 @@ impl Iterator for Upcoming {
     fn next(&mut self) -> Option<Self::Item> {
         let next = self.next.take().or_else(|| self.epoch.as_mut()?.next());
         if next.is_none() {
-            // What it has built ahead is then there for the epoch after it.
+            // An epoch that is dropped at its end leaves the batches built ahead to the next epoch.
             self.epoch = None;
         }
         next

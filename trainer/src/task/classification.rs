@@ -37,14 +37,14 @@ impl<M: Module + Clone> Classification<M> {
         Classification { model, dtype, input: "images", top: None }
     }
 
-    /// The same with a field of another name for what is classified.
+    /// Reads the inputs from `field`, in place of `images`.
     #[must_use]
     pub fn with_input(mut self, field: &'static str) -> Self {
         self.input = field;
         self
     }
 
-    /// The same, scored by the `k` most likely classes, too.
+    /// Scores by the `k` most likely classes, too.
     #[must_use]
     pub fn with_top(mut self, k: usize) -> Self {
         self.top = Some(k);

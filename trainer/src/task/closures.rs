@@ -37,14 +37,14 @@ impl<M: Parameters + Clone + 'static> FnTask<M> {
         FnTask { model, loss: Rc::new(loss), count, score: None }
     }
 
-    /// The same with another count, see [`Task::count`].
+    /// Replaces the count of targets, see [`Task::count`].
     #[must_use]
     pub fn with_count(mut self, count: impl Fn(&BatchView<'_>) -> Result<f64> + 'static) -> Self {
         self.count = Rc::new(count);
         self
     }
 
-    /// The same with another score, see [`Task::score`].
+    /// Replaces the score, see [`Task::score`].
     #[must_use]
     pub fn with_score(
         mut self,

@@ -15,8 +15,8 @@ use crate::task::outputs::Outputs;
 /// How a student learns of a teacher.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DistillationOptions {
-    /// What the logits of both are divided by, T: with more of it the classes that are not the
-    /// right one count more.
+    /// The temperature T, by which the logits of both are divided. With a higher one the classes
+    /// that are not the right one count more.
     pub temperature: f64,
     /// The share a of the teacher in the loss, from 0 to 1.
     pub weight: f64,

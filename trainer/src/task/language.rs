@@ -1,4 +1,4 @@
-//! Tokens to the tokens that follow.
+//! Language models: prediction of the next token.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_data::{BatchView, IGNORED_LABEL};
@@ -13,9 +13,10 @@ use crate::task::contract::Task;
 use crate::task::fields::{field, labels_that_count, sum_of, upload, values};
 use crate::task::outputs::Outputs;
 
-/// Tokens to the tokens that follow, by cross-entropy: the field `tokens` `[B, T + 1]` of i64. The
-/// first T of a row are read, and the last T are to be predicted, unless they are -100; where there
-/// is a field `labels` `[B, T]` of i64, those are. Scored by `perplexity`.
+/// Prediction of the next token, by cross-entropy, from the field `tokens` `[B, T + 1]` of i64. The
+/// model reads the first T tokens of a row. The targets are the last T tokens, or the field
+/// `labels` `[B, T]` of i64 where a batch has one; a target of -100 does not count. Scored by
+/// `perplexity`.
 #[derive(Clone, Debug)]
 pub struct LanguageModel<M> {
     model: M,
@@ -82,7 +83,7 @@ impl<M: TokenModel + Clone> LanguageModel<M> {
         LanguageModel { model, base_is_elsewhere: false }
     }
 
-    /// The same of a pretrained model, whose frozen parameters are in files that stay: see
+    /// Marks the model as pretrained, with frozen parameters in files that stay: see
     /// [`Task::base_is_elsewhere`].
     #[must_use]
     pub fn of_files(self) -> Self {

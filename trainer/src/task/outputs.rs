@@ -1,18 +1,18 @@
-//! What a model of classes says, and what it should.
+//! Outputs of a classifier, and their targets.
 
 use lowtide_nn::{CrossEntropyOptions, Logits, Loss, soft_cross_entropy};
 use lowtide_tensor::Tensor;
 
 use crate::error::Result;
 
-/// The logits of a part of a batch, and what they should be.
+/// The logits of a part of a batch, and their targets.
 #[derive(Clone)]
 pub struct Outputs {
     /// `[N, C]`, or `[B, T, C]` of sequences.
     pub logits: Logits,
     /// The classes, `[N]` or `[B, T]` of i64; -100 does not count.
     pub labels: Tensor,
-    /// The share of each class in place of one, `[N, C]`, where samples were mixed.
+    /// The share of each class in place of a single label, `[N, C]`, where samples were mixed.
     pub shares: Option<Tensor>,
 }
 

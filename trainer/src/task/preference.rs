@@ -70,7 +70,7 @@ impl<M: TokenModel + Clone> Preference<M> {
         Preference { model, reference, beta, base_is_elsewhere: true }.checked()
     }
 
-    /// The same of a pretrained model, whose frozen parameters are in files that stay: see
+    /// Marks the model as pretrained, with frozen parameters in files that stay: see
     /// [`Task::base_is_elsewhere`].
     #[must_use]
     pub fn of_files(self) -> Self {

@@ -14,7 +14,7 @@ use crate::small;
 /// Bytes of the images and the labels of a batch of 24, each in whole 256ths.
 const BATCH_BYTES: usize = 24 * 64 * 4 + 256;
 
-/// What a run came to.
+/// Results of a run.
 #[derive(Debug, PartialEq)]
 struct Found {
     plan: Plan,
@@ -131,7 +131,7 @@ fn budget_has_room_for_it_or_goes_without_and_plans_are_runs_to_the_byte() {
     }
     let with = seen.iter().filter(|(_, bytes)| *bytes > 0).count();
     assert!(with > 2, "{seen:?}");
-    // It is given up before the batch is split further.
+    // The planner gives up copying ahead before it splits the batch further.
     assert!(seen.windows(2).any(|pair| pair[0].0 == pair[1].0 && pair[1].1 == 0), "{seen:?}");
 }
 

@@ -29,7 +29,7 @@ impl Gpu {
         DRIVER.pretend().map(Gpu)
     }
 
-    /// A pretend one with pages of this size.
+    /// A pretend device with pages of this size.
     pub(crate) fn with_pages(page_bytes: usize) -> Option<Gpu> {
         let context_bytes = page_bytes;
         TestDriver { page_bytes, context_bytes, ..DRIVER }.pretend().map(Gpu)
@@ -47,7 +47,7 @@ impl Gpu {
         Device::cuda_on(&CudaDevice::of(&self.driver, 0)?, options)
     }
 
-    /// What nobody gave back, and how many.
+    /// Kinds of driver objects that were not released, each with its count.
     pub(crate) fn left(&self) -> Vec<(&'static str, u64)> {
         self.pretend.left()
     }

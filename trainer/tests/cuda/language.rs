@@ -69,7 +69,7 @@ fn language_model_has_the_losses_of_the_processor_and_the_planned_peak_in_every_
             let apart = (found - expected).abs() / expected;
             assert!(apart <= TOLERANCE, "{found}, not {expected} within {budget_bytes}");
         }
-        // The same plan without a device.
+        // A simulated device has the same plan.
         let spec = SimSpec { page_bytes: PAGE_BYTES, ..SimSpec::like_cuda(1 << 50) };
         let simulated = Device::sim(spec).expect("no memory is needed");
         let (loader, mut trainer) = (tokens(), trainer(&simulated));

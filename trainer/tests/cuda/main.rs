@@ -150,7 +150,7 @@ fn step_survives_the_failure_of_any_of_its_allocations_and_is_the_same() {
     }
 }
 
-/// Calls of the driver that take or give memory, and those that let somebody wait for all work.
+/// Calls of the driver that take or give memory, and calls that wait for all work of a device.
 const MEMORY_CALLS: [&str; 9] = [
     "cuMemAlloc_v2",
     "cuMemFree_v2",
@@ -276,7 +276,7 @@ impl Observer for Cut<'_> {
     }
 }
 
-/// Of a kind, with a group for the biases: a launch for each of the two groups.
+/// An optimizer of this kind with a group for the biases: each of the two groups takes a launch.
 fn in_groups(kind: Kind) -> Box<dyn Stateful> {
     let learning_rate = kind.learning_rate();
     let momentum = if kind == Kind::Momentum { 0.9 } else { 0.0 };

@@ -1,4 +1,4 @@
-//! What blocks keep for backward waits in memory of the host.
+//! Offloading: tensors that blocks keep for backward wait in memory of the host.
 
 use lowtide_data::{ElementType, Field, Loader, LoaderOptions, Random};
 use lowtide_nn::optim::{Sgd, SgdOptions};

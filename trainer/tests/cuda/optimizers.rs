@@ -109,7 +109,7 @@ fn numbers(device: &Device, name: &str, shape: &[usize], dtype: DType) -> Tensor
 /// Some of them large enough for states in 8 bits.
 const SHAPES: [&[usize]; 6] = [&[33, 5], &[1], &[17], &[5, 40], &[3, 4, 2], &[4_100]];
 
-/// What some updates make of the parameters and of the optimizer's state.
+/// The parameters and the optimizer's state after some updates.
 fn updated(
     device: &Device,
     optimizer: &mut dyn Stateful,

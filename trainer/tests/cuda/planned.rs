@@ -10,7 +10,7 @@ use crate::common::{Kind, Run};
 use crate::gpu::Gpu;
 use crate::{fit_with, small};
 
-/// What a plan says: the micro-batch and the peak; or the bytes that the smallest plan needs.
+/// The micro-batch and the peak of a plan, or the bytes that the smallest plan needs.
 type Planned = std::result::Result<(usize, usize), usize>;
 
 fn planned<T>(found: Result<T>, of: impl FnOnce(T) -> (usize, usize)) -> Planned {

@@ -9,7 +9,7 @@ use lowtide_trainer::{Classification, Options, Task, Trainer};
 
 use crate::common::{Kind, Outcome, Run, first_batch, noise, reassociation};
 
-/// What stands between convolution and pooling.
+/// The layer between convolution and pooling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Middle {
     BatchNorm,

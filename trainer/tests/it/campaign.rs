@@ -71,9 +71,9 @@ fn cpu() -> Device {
 /// A training of a few steps, in one of which an allocation fails.
 struct Campaign<T> {
     name: &'static str,
-    /// Of the loss, at first.
+    /// The loss scale at the beginning.
     scale: f32,
-    /// For a device, and one to offload to.
+    /// Makes the task for a device and a device to offload to.
     task: fn(&Device, &Device) -> T,
     loader: Loader,
 }
@@ -87,7 +87,7 @@ struct Place {
     nth: u64,
 }
 
-/// What a training came to: the state, the layout of the memory, and the losses.
+/// The end of a training: hashes of state and memory layout, losses, and skipped steps.
 #[derive(Debug, PartialEq)]
 struct End {
     state_hash: u64,

@@ -299,7 +299,7 @@ fn checkpoint_is_never_written_over_and_a_failed_one_leaves_nothing() {
     assert!(again.contains("saved"), "{again}");
     fs::write(folder.path().join("file"), "mine").expect("writable");
     assert!(trainer.save(&folder.path().join("file/inside")).is_err());
-    // What a process that was killed has left is in nobody's way.
+    // Files of a process that was killed do not stop a later save.
     fs::create_dir(folder.path().join(".next.partial")).expect("writable");
     fs::write(folder.path().join(".next.partial/model.safetensors"), "half").expect("writable");
     trainer.save(&folder.path().join("next")).expect("room");

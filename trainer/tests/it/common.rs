@@ -55,7 +55,7 @@ impl Kind {
     }
 }
 
-/// What a run consists of, but for the budget.
+/// The settings of a run, except for the budget.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     pub(crate) channels: usize,
@@ -198,7 +198,7 @@ impl Run {
     }
 }
 
-/// What a run came to.
+/// Results of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) plan: Plan,
@@ -231,7 +231,7 @@ impl<F: FnMut(&Device, u64)> Observer for Watch<'_, F> {
     }
 }
 
-/// What a [`Probe`] does before each loss: it is given the model and the device.
+/// An action on the model and the device, which a [`Probe`] takes before each loss.
 type Deed = Rc<dyn Fn(&mut Cnn, &Device) -> Result<()>>;
 
 /// The digits' task with something added.
@@ -239,9 +239,9 @@ type Deed = Rc<dyn Fn(&mut Cnn, &Device) -> Result<()>>;
 pub(crate) struct Probe {
     pub(crate) inner: Cnn,
     pub(crate) couples_samples: bool,
-    /// What to say in place of how many targets count.
+    /// A count of targets in place of the true one.
     pub(crate) count: Option<f64>,
-    /// What the score takes beside the model's need.
+    /// Bytes that the score takes beside those of the model.
     pub(crate) score_bytes: usize,
     pub(crate) deed: Deed,
 }
@@ -354,7 +354,7 @@ pub(crate) fn reassociation(len: usize) -> f64 {
 /// Long enough for what is to come, however busy the machine is.
 pub(crate) const PATIENT: Duration = Duration::from_secs(120);
 
-/// What each of `count` ranks returns, by rank.
+/// Runs `work` on `count` ranks. Returns the results by rank.
 pub(crate) fn on_ranks<R: Send>(
     count: usize,
     work: impl Fn(Arc<dyn Collectives>) -> R + Sync,

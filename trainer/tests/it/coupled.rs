@@ -13,7 +13,7 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
         let probe = Probe::new(cnn(device, run.channels, run.seed), |_, _| Ok(()));
         let task = Probe { couples_samples, ..probe };
         let options = Options { micro_batches, ..Options::default() };
-        // It updates all parameters together: there is no plan with less memory.
+        // LAMB updates all parameters together: no plan needs less memory.
         Trainer::new(device, task, Lamb::new(LambOptions::default()).expect("in range"), options)
     };
     let (train, test) = run.loaders();

@@ -45,7 +45,7 @@ fn tensor_kept_beyond_a_rolled_back_attempt_is_named_by_its_site() {
             }
             Ok(())
         });
-        // What was there before is nobody's fault, above or below the leak.
+        // Blocks from before the step are not reported, above or below the leak.
         let before = Tensor::zeros(&device, [1000], DType::F32).expect("memory");
         let (_, error) = step_with_fault(&run, &device, leaky);
         assert_eq!(kept.borrow().len(), 1);
@@ -196,7 +196,7 @@ fn state_hash_sees_optimizer_state_and_step_counts() {
     let run = Run::default();
     let (train, _) = run.loaders();
     let batch = first_batch(&train);
-    // The same single step, and then a bit of the k-th state tensor.
+    // Hashes the state after one step, with a bit of the state tensor at index `flipped` flipped.
     let hash_after = |flipped: Option<usize>| {
         let device = run.device(None);
         let mut optimizer = Kind::Adam.build(0.01);

@@ -18,7 +18,7 @@ fn run(seed: u64) -> Run {
     Run { channels: 4, train_len: 96 * 16, epochs: 1, seed, ..Run::default() }
 }
 
-/// What the steps came to, beside neighbours; or how they ended.
+/// Trains beside `neighbour`. Returns the hash of the state with the reports, or the error.
 fn beside(
     run: &Run,
     options: Options,

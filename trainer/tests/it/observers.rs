@@ -1,4 +1,4 @@
-//! Who is told what, when; and the metrics file.
+//! Calls of observers and their order; and the metrics file.
 
 use std::path::Path;
 

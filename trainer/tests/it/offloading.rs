@@ -12,7 +12,7 @@ use lowtide_trainer::{
 use crate::common::does_not_fit;
 use crate::recompute::{Optimizer, cpu, gpt, images, optimizer, tokens, unet};
 
-/// Of whole batches, which wait on `host` if they have to.
+/// Options that forbid splitting and allow offloading to `host`.
 fn options(host: &Device) -> Options {
     let micro_batches = MicroBatches::Never;
     Options {
@@ -195,7 +195,7 @@ fn plan_that_wants_more_of_the_host_than_there_is_says_how_much() {
     assert!(error.to_string().contains(&format!("--offload-budget {bytes}B")), "{error}");
 }
 
-/// Leaves the device so many bytes after step 2.
+/// Limits the device to `bytes` bytes after step 2.
 struct Squeeze {
     bytes: usize,
     recoveries: Vec<Recovery>,

@@ -76,7 +76,7 @@ fn cpu() -> Device {
     Device::cpu(options).expect("address space")
 }
 
-/// A step on each batch, within so many bytes if there is a limit.
+/// A step on each batch, within `capacity_bytes` if there is a limit.
 fn steps(lens: &[usize], capacity_bytes: Option<usize>) -> (Vec<Result<StepReport>>, Knobs) {
     let (device, loader) = (cpu(), loader(lens));
     let mut trainer = trainer(&device);

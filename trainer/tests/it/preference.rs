@@ -170,7 +170,7 @@ fn adapters_learn_what_is_preferred_beside_one_copy_of_the_model() {
     assert_eq!(score.accuracy(), 1.0);
     assert!(score.loss() < 0.5, "{}", score.loss());
     let (other, with_two, _) = run(true);
-    // The same values: the adapters' base is the reference.
+    // The reference has the values of the adapters' base.
     assert_eq!((other.loss(), other.accuracy()), (score.loss(), score.accuracy()));
     assert!(with_two > before, "{with_two} {before}");
 }

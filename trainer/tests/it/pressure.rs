@@ -140,7 +140,7 @@ fn budget_below_everything_ends_the_run_with_the_last_committed_step() {
     assert_eq!((reports, trainer.steps()), (4, 4));
     assert_eq!(trainer.state_hash().expect("cpu"), hashes[3]);
 
-    // It was right about what is missing, to the byte.
+    // The error names the missing memory to the byte.
     let (train, _) = run.loaders();
     let batch = train.epoch(0).nth(4).expect("13 steps").expect("readable");
     device.allocator().set_capacity(error.needed_bytes - 1);

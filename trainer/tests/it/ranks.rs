@@ -48,7 +48,7 @@ pub(crate) fn leaves(samples: usize) -> MicroBatches {
     MicroBatches::Shards(NonZeroUsize::new(samples).expect("some"))
 }
 
-/// What a run came to: its plan, its hash, and the peak that was measured.
+/// Results of a run: plan, hash of the state, measured peak, losses, and retried steps.
 pub(crate) struct Ran {
     pub(crate) plan: Plan,
     pub(crate) hash: u64,
@@ -172,7 +172,7 @@ impl Observer for Scores<'_> {
     }
 }
 
-/// Of four batches, the last one short, and eight ranks four have none.
+/// The evaluation has four batches, the last one short: of eight ranks, four have none.
 #[test]
 fn ranks_share_an_evaluation_and_have_the_score_of_one_in_the_planned_memory() {
     let run = Run::default();
@@ -204,7 +204,7 @@ fn leaves_are_the_update_of_the_whole_batch_up_to_the_order_of_sums() {
         ran.losses
     };
     let whole = losses(MicroBatches::AsNeeded);
-    // Of three leaves the tree has two on one side.
+    // A tree of three leaves has two of them on one side.
     for samples in [96, 32, 3, 1] {
         let own = losses(leaves(samples));
         assert_eq!(own.len(), whole.len());

@@ -102,7 +102,7 @@ fn plans<T: Task + Clone>(
         };
         let Found { plan, hash, peak_bytes } = found;
         assert_eq!(plan.predicted_peak_bytes(), peak_bytes, "{name}: {plan}");
-        // The same bits, unless a batch was split.
+        // The bits are those of the whole batch, unless the plan splits it.
         assert_eq!(hash == whole.hash, plan.knobs.micro_batch == 8, "{name}: {plan}");
         println!("{name}: {plan}, as {}", plan.reasons().join("; "));
         let is_whole = plan.knobs == whole.plan.knobs;

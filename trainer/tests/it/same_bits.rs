@@ -1,4 +1,4 @@
-//! The same run is the same bits, however it is computed.
+//! Runs with the same settings have the same bits, however they are computed.
 
 use lowtide_trainer::Options;
 

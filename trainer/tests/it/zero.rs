@@ -66,7 +66,7 @@ fn divided_states_have_the_same_bits_in_the_planned_memory() {
     }
 }
 
-/// Of a linear layer of half a million numbers.
+/// A linear layer of 327 680 weights has nearly all parameters.
 #[test]
 fn states_on_each_of_n_ranks_are_one_nth() {
     let run = Run { channels: 2048, train_len: 16, batch_size: 8, ..Run::default() };
@@ -107,7 +107,7 @@ fn peaks(
         let fit = Fit::new(&train).evaluate("test", &train).epochs(1);
         let plan = trainer.plan_run(&fit, &Default::default()).unwrap();
         let allocator = trainer.device().allocator().clone();
-        // What a model took that was divided then.
+        // The cache has memory of the model from before it was divided.
         allocator.trim();
         allocator.reset_peaks();
         trainer.run(&fit, &mut []).unwrap();

@@ -22,7 +22,7 @@ const ROUNDS: usize = 5;
 /// The sizes of a probe: what they have in common is the launch, the rest goes by the samples.
 const SAMPLE_COUNTS: [usize; 2] = [1, 16];
 
-/// What the probes of one class and limit came to.
+/// Sums over the probes of one class and limit.
 #[derive(Clone, Copy, Default)]
 struct Line {
     /// Operations of a run.
@@ -32,8 +32,8 @@ struct Line {
     seconds: [f64; 2],
 }
 
-/// Measures how fast a CPU device of so many threads (one per core if absent) is, in a few
-/// seconds. `on_progress` is told what part of the work is done, from 0 to 1.
+/// Measures the speed of a CPU device with `threads` threads (one per core if absent), in a few
+/// seconds. Calls `on_progress` with the fraction of the work that is done, from 0 to 1.
 ///
 /// Other work on the machine at the same time makes the rates wrong.
 ///
@@ -102,7 +102,7 @@ fn median_seconds(mut run: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(seconds[seconds.len() / 2])
 }
 
-/// What an operation costs however small it is.
+/// The cost of an operation on very few numbers.
 struct Launch {
     /// Called by itself.
     bare_seconds: f64,

@@ -9,7 +9,7 @@ use lowtide_tensor::{
 /// Runs the operations of a probe once.
 pub(super) type Run = Box<dyn FnMut() -> TensorResult<()>>;
 
-/// What the time of an operation goes by.
+/// The quantity that the time of an operation grows with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Limit {
     Arithmetic,
@@ -20,7 +20,7 @@ pub(super) enum Limit {
 pub(super) struct Probe {
     pub(super) class: OpClass,
     pub(super) limit: Limit,
-    /// Makes the operands for so many samples on a device, and what runs on them.
+    /// Makes operands for a number of samples on a device. Returns the operations on them.
     pub(super) make: fn(&Device, usize) -> TensorResult<Run>,
 }
 

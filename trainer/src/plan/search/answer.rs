@@ -1,4 +1,4 @@
-//! What a search answers: the plan that it found, or why there is none.
+//! Answers of a search: the plan that it found, or the reason why there is none.
 
 use lowtide_nn::optim::Stateful;
 

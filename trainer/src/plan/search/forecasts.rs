@@ -13,15 +13,15 @@ use crate::plan::knobs::Knobs;
 use crate::plan::rehearsal::RunInputs;
 use crate::task::contract::Task;
 
-/// What rehearsals of one training have shown. A forecast does not depend on the budget, so that
-/// searches for several budgets, and a survey, need to rehearse the same knobs only once.
+/// Forecasts from the rehearsals of one training. A forecast does not depend on the budget, so that
+/// searches for several budgets, and a survey, rehearse the same knobs only once.
 ///
 /// A handle: clones share what they know. Task, optimizer, options and events have to be the same
 /// for all searches that share; the blocks that were live are compared.
 #[derive(Clone, Debug, Default)]
 pub struct Forecasts(Rc<RefCell<HashMap<Rehearsed, Forecast>>>);
 
-/// What of a rehearsal differs between searches that share.
+/// Inputs of a rehearsal that differ between searches with shared forecasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Rehearsed {
     layout_hash: u64,

@@ -27,7 +27,7 @@ use crate::task::contract::Task;
 pub(crate) enum Splitting {
     Allowed,
     Forbidden,
-    /// Into parts of so many samples, no others.
+    /// Only parts of this many samples are allowed.
     Shards(usize),
 }
 
@@ -192,8 +192,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(found.into_iter().flatten().min_by(by_time))
     }
 
-    /// Of whole batches, halves, quarters and so on the parts that are fastest where nothing is
-    /// recomputed: the stages of a pipeline wait less for small ones.
+    /// The fastest of the batch size, its half, its quarter and so on, where nothing is recomputed:
+    /// the stages of a pipeline wait less for small parts.
     fn fastest_size(&mut self, batch_size: usize) -> Result<usize> {
         let (mut fastest, mut least_seconds) = (batch_size, f64::INFINITY);
         let halves =
@@ -407,7 +407,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             if self.fits(&fewest) {
                 return Ok(Some(fewest));
             }
-            // It is too much for the host.
+            // These parts need too much memory of the host; smaller parts are next.
             sizes = &sizes[sizes.partition_point(|&size| size >= micro_batch)..];
         }
         Ok(None)
@@ -447,9 +447,10 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(Some(found))
     }
 
-    /// The largest parts that fit with the `thrift` of so many blocks, where no parts fit with that
-    /// of none or all; `knob` is what counts them. Of the sizes only the largest and the smallest
-    /// are tried, and of the counts those from all blocks down, as long as fewer need less.
+    /// The largest parts that fit with `thrift` for some of the blocks, where no parts fit with
+    /// `thrift` for none or for all of them; `knob` counts these blocks. Of the sizes only the
+    /// largest and the smallest are tried. Counts are tried from all blocks down, as long as fewer
+    /// blocks need less memory.
     fn some_blocks(
         &mut self,
         sizes: &[usize],
@@ -523,13 +524,13 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         candidate.forecast.peak_bytes <= self.budget_bytes
     }
 
-    /// What may be offloaded.
+    /// Bytes of the host that tensors may be offloaded to.
     fn host_bytes(&self) -> usize {
         let host = self.inputs.options.offload.as_ref();
         host.map_or(0, |host| host.allocator().capacity_bytes())
     }
 
-    /// What these knobs need; each are rehearsed once.
+    /// The candidate with these knobs. Each set of knobs is rehearsed once.
     fn rehearse(&mut self, knobs: Knobs) -> Result<Candidate> {
         if let Some(known) = self.tried.iter().find(|candidate| candidate.knobs == knobs) {
             return Ok(known.clone());
@@ -540,8 +541,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(candidate)
     }
 
-    /// What needs least of what was tried, and fits the host. On ties the largest parts, and the
-    /// fewest blocks, are what the planner would take.
+    /// The candidate that needs least memory among those that fit the host. On ties the planner's
+    /// preference decides: the largest parts, and the fewest blocks.
     fn least(&self) -> &Candidate {
         let order =
             |candidate: &&Candidate| (candidate.forecast.peak_bytes, preference(&candidate.knobs));
@@ -552,7 +553,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     }
 }
 
-/// What the planner would rather have comes first: larger parts, less that is done for memory.
+/// A key by which preferred knobs sort first: larger parts, then fewer measures to save memory.
 fn preference(knobs: &Knobs) -> (usize, bool, usize, usize, usize, bool) {
     let &Knobs { cheap_recomputed, recomputed_blocks, offloaded_blocks, fused_update, .. } = knobs;
     let (parts, at_once) = (usize::MAX - knobs.micro_batch, knobs.blocks_at_once);

@@ -1,4 +1,4 @@
-//! What would help where nothing fits.
+//! Remedies: changes that would help where nothing fits.
 
 use lowtide_autograd::AutogradError;
 use lowtide_nn::NnError;
@@ -13,7 +13,8 @@ use crate::plan::rehearsal::RunInputs;
 use crate::precision::Precision;
 use crate::task::contract::Task;
 
-/// Of how many plans that need least it is asked what they need with another optimizer.
+/// The number of plans, those that need least, that are rehearsed again for a remedy, such as
+/// another optimizer.
 const NEAR_LEAST: usize = 8;
 
 /// More than any machine has.
@@ -28,9 +29,9 @@ fn lacks_kernel(error: &TrainError) -> bool {
 }
 
 impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
-    /// What would make it fit. Splitting changes nothing but rounding, more memory nothing at all,
-    /// and narrower numbers or another optimizer change the training: the cheapest is the first
-    /// that helps.
+    /// Changes that would make the training fit, the cheapest first. Splitting changes nothing but
+    /// rounding, and more memory changes nothing at all. Narrower numbers or another optimizer
+    /// change the training.
     pub(super) fn remedies(
         &mut self,
         least: Knobs,

@@ -12,11 +12,11 @@ use crate::run::observer::Position;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum CheckpointEvery {
-    /// After so many steps, counted over the whole training.
+    /// After every n-th step, counted over the whole training.
     Steps(u64),
-    /// After so many epochs, counted over the whole training.
+    /// After every n-th epoch, counted over the whole training.
     Epochs(u64),
-    /// After a step, when so much time has passed since the last one.
+    /// After a step, when this much time has passed since the last checkpoint.
     Time(Duration),
 }
 

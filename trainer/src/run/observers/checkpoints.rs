@@ -20,7 +20,7 @@ impl Checkpoints {
         Checkpoints { folder, every, best: None, is_due: false }
     }
 
-    /// The same, which also writes and keeps the one after the evaluation with the best value.
+    /// Writes and keeps a checkpoint after the evaluation with the best value of `watched`, too.
     #[must_use]
     pub fn keep_best(self, watched: Watched) -> Self {
         Checkpoints { folder: self.folder.keep_best(), best: Some(watched), ..self }

@@ -22,7 +22,7 @@ impl EarlyStopping {
         EarlyStopping { watched, patience, least_change: 0.0, best_cost: f64::INFINITY, since: 0 }
     }
 
-    /// The same, where only what is better by more than `change` counts.
+    /// Counts a value as better only if it is better by more than `change`.
     #[must_use]
     pub fn with_least_change(mut self, change: f64) -> Self {
         self.least_change = change;
