@@ -5,7 +5,7 @@ use super::rust::contains_word;
 use crate::tree::{File, Tree};
 
 /// The folders of the crates whose comments all begin with their subject.
-const CLEAN: &[&str] = &["scoreboard", "xtask"];
+const CLEAN: &[&str] = &["allocator", "autograd", "scoreboard", "tensor", "trace", "xtask"];
 
 /// Comments with a pronoun for a person that the code does not have, and comments that are no more
 /// than a question word or a noun.
