@@ -1,5 +1,5 @@
-//! What an allocation or a free costs: a random program against the system's malloc, and a
-//! training step that repeats.
+//! The cost of an allocation and of a free: in a random program beside the system's malloc, and in
+//! a training step that repeats.
 
 use std::hint::black_box;
 use std::time::Duration;

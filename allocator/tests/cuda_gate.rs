@@ -1,5 +1,5 @@
-//! What the gate says where there is no driver. Apart from the tests on the pretend driver, which
-//! the system's loader would find once it is loaded.
+//! Answers of the gate where there is no driver. The tests are apart from those on the pretend
+//! driver, which the system's loader would find once it is loaded.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -22,7 +22,7 @@ impl Needs {
         Needs { bits: inputs.enumerate().map(bit).fold(0, |all, bit| all | bit), leaves: true }
     }
 
-    /// The same needs, for a backward pass that collects the gradients of leaves or not.
+    /// A copy for a backward pass that collects the gradients of leaves, or for one that does not.
     pub(crate) fn with_leaves(self, leaves: bool) -> Self {
         Needs { leaves, ..self }
     }

@@ -1,4 +1,4 @@
-//! What the kernels cost beside the loop that anyone would write first.
+//! The cost of the kernels beside the loop that anyone would write first.
 //!
 //! Every result is compared with the loop's before either is timed.
 

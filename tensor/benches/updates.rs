@@ -1,5 +1,5 @@
-//! What an optimizer's step costs over a model of many tensors: all at once, one by one, and the
-//! loop that anyone would write first.
+//! The cost of an optimizer's step over a model of many tensors: all at once, one by one, and in
+//! the loop that anyone would write first.
 
 use std::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! What an NVIDIA device does under lowtide, as lines of JSON: `cargo run --release -p
+//! Figures of an NVIDIA device under lowtide, as lines of JSON: `cargo run --release -p
 //! lowtide-tensor --features cuda --example gpu_figures [--small] [SECTION...]`. The sections are
 //! `compile` (every kernel, into the cache), `versions`, `copies`, `memory_calls`, `launches`,
 //! `products`, `convolutions` and `kernels`; all of them if none is named.
@@ -197,7 +197,7 @@ const GPT2: [(&str, usize, usize); 5] = [
     ("head", 768, 50_257),
 ];
 
-/// What they reach on `rows` tokens, forwards.
+/// Rates that GPT-2's layers reach on `rows` tokens, forwards.
 fn gpt2_layers(device: &CudaDevice, rows: usize) -> Outcome<()> {
     let tensors = Device::cuda_on(device, CudaOptions::default())?;
     let noise = |dims: &[usize]| kernels::noise(&tensors, DType::BF16, dims);
@@ -226,7 +226,7 @@ const CONVOLUTIONS: [(&str, usize, usize, usize, usize, usize); 10] = [
     ("unet_128", 64, 128, 64, 3, 1),
 ];
 
-/// What they and their gradients reach in bf16 and in tf32.
+/// Rates that the convolutions and their gradients reach in bf16 and in tf32.
 fn convolutions(device: &CudaDevice, images: usize) -> Outcome<()> {
     convolutions_in(device, images, ("bf16", DType::BF16, Precision::F32))?;
     convolutions_in(device, images, ("tf32", DType::F32, Precision::Tf32))
@@ -334,8 +334,8 @@ fn product_seconds(
     Ok(seconds)
 }
 
-/// What a launch costs the host, and the device when many wait for it; and what calls of the driver
-/// cost that have nothing to do.
+/// Time that a launch takes on the host, and on the device when many wait for it; and time of
+/// driver calls that have nothing to do.
 fn launches(device: &CudaDevice, count: usize) -> Outcome<()> {
     let tensors = Device::cuda_on(device, CudaOptions::default())?;
     let mut x = Tensor::zeros(&tensors, [32], DType::F32)?;

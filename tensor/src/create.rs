@@ -114,9 +114,9 @@ impl Tensor {
     /// `Shape` when the count does not fit, `OutOfMemory`.
     ///
     /// # Streams
-    /// An NVIDIA device copies beside what it computes: the copy waits for work on the memory that
-    /// it goes to, if that was another's before, and the first operation on the tensor waits
-    /// for the copy. The bytes are used up when this returns.
+    /// An NVIDIA device copies beside its computations. The copy waits for earlier work on the
+    /// memory that it writes, and the first operation on the tensor waits for the copy. `bytes` may
+    /// change as soon as the function returns.
     #[track_caller]
     pub fn from_bytes(
         device: &Device,

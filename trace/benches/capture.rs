@@ -1,4 +1,4 @@
-//! What it costs to look: a copy of the books with a full history, and making sense of it.
+//! The cost of a capture: a copy of the books with a full history, and the recording made of it.
 
 use std::hint::black_box;
 

@@ -1,5 +1,5 @@
-//! What a request or a free costs by PyTorch's rules: a random program, a training step that
-//! repeats, and recorded traces where there are some.
+//! The cost of a request and of a free by PyTorch's rules: in a random program, in a training step
+//! that repeats, and in recorded traces where there are some.
 //!
 //! A C++ model of PyTorch's own structures (`std::set`, blocks on the heap) takes 117 to 156 ns for
 //! each on traces like these.

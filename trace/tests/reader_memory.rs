@@ -1,5 +1,5 @@
-//! What a file takes to read and explain, in bytes of heap: files made to take much are refused
-//! before they do. A binary of its own, because its allocator counts.
+//! Heap that reading and explaining a file takes, in bytes: files made to take much are refused
+//! before they do. The tests are a binary of their own, because its allocator counts.
 
 #[expect(dead_code, reason = "some of what the allocator's tests need")]
 #[path = "../../allocator/tests/heap/counting.rs"]
@@ -15,7 +15,7 @@ use lzma_rust2::{XzOptions, XzWriter};
 
 use crate::counting::peak_of;
 
-/// What `lowtide explain` does with a file; how long the words are.
+/// Does what `lowtide explain` does with a file, and returns the length of the words.
 fn explain(file: &[u8], limits: Limits) -> Result<usize, TraceError> {
     let snapshot = read_snapshot(file, limits)?;
     let device = Replay::busiest_device(&snapshot);
@@ -122,7 +122,7 @@ fn compressed_file_takes_memory_by_its_size_on_disk() {
     }
 }
 
-/// What the reader lets a pickle of this length take, beside the pickle itself.
+/// Bytes that the reader lets a pickle of this length take, beside the pickle itself.
 fn allowed_bytes(len: usize) -> usize {
     const SLACK_BYTES: usize = 256 << 10;
     len * MEMORY_PER_BYTE + SLACK_BYTES

@@ -1,8 +1,8 @@
-//! What an allocation or a free costs: loads that others have published, recorded ones, and a
-//! training step, on this crate's policies, on a model of PyTorch's structure, and without a cache.
+//! The cost of an allocation and of a free: published loads, recorded loads and a training step, on
+//! this crate's policies, on a model of PyTorch's structure, and without a cache.
 //!
-//! Elements are allocations and frees, so that one over the throughput is the time of an operation.
-//! Everybody's cache is warm: the clock runs from the second time on.
+//! Elements are allocations and frees: one operation takes the inverse of the throughput. Every
+//! cache is warm: a load's first run is not timed.
 
 mod driver_heap;
 mod load;

@@ -87,7 +87,7 @@ fn cubecl_dynamic() -> Load {
     script.finish("cubecl_dynamic")
 }
 
-/// What the BFC benchmarks cycle through.
+/// Sizes that the BFC benchmarks cycle through.
 const BFC_BYTES: [u64; 10] = [
     256,
     4_096,
@@ -106,7 +106,7 @@ fn bfc_allocation() -> Load {
     bfc_cycle(&BFC_BYTES, 0, "bfc_allocation")
 }
 
-/// What one of several threads does on its stream; here the cycle ends at 100 MiB.
+/// The load of one of several threads on its stream; here the cycle ends at 100 MiB.
 pub(crate) fn bfc_thread(stream: u8) -> Load {
     bfc_cycle(&BFC_BYTES[..8], stream, "bfc_threaded")
 }

@@ -11,7 +11,7 @@ use crate::load::{Load, Op};
 
 /// An allocator under test.
 pub(crate) trait Subject {
-    /// What its user holds; it is given back to be freed.
+    /// The handle of an allocation, which the user gives back to free it.
     type Block;
     fn allocate(&mut self, size_bytes: u64, stream: u8) -> Self::Block;
     fn free(&mut self, block: Self::Block);

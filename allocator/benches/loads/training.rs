@@ -20,13 +20,13 @@ const INDEX_BYTES: u64 = 8;
 const LAYER_WEIGHTS: [u64; 12] =
     [C, C, 3 * C * C, 3 * C, C * C, C, C, C, 4 * C * C, 4 * C, 4 * C * C, C];
 
-/// Lengths of an activation, and of what is only needed while it is made.
+/// Lengths of an activation, and of the scratch memory that is needed while it is computed.
 struct Made {
     kept: u64,
     scratch: u64,
 }
 
-/// What one layer makes in the forward pass: one row for each operation.
+/// Memory that one layer allocates in the forward pass: one row for each operation.
 const LAYER: [Made; 12] = [
     Made { kept: B * T * C, scratch: 0 },     // first norm
     Made { kept: 2 * B * T, scratch: 0 },     // its means and deviations

@@ -12,7 +12,7 @@ impl Effects<'_> {
     /// The view of a stitched place, mapped now if no earlier block left it.
     ///
     /// # Errors
-    /// There are no addresses for it, or the source failed; nothing is mapped then.
+    /// There are no addresses for the view, or the source failed; nothing is mapped then.
     pub(crate) fn map_view(
         &mut self,
         place: &Placement,

@@ -305,8 +305,8 @@ impl CachingAllocator {
         }
     }
 
-    /// Makes work that is enqueued on `waiter` from now on start after all work that was enqueued
-    /// on `on` so far. Memory that was given back before needs no second wait.
+    /// Orders two streams: work enqueued on `waiter` from now on starts after all work enqueued on
+    /// `on` so far. Memory that was given back before needs no second wait.
     ///
     /// # Errors
     /// A failure of the source.

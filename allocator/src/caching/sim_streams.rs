@@ -10,7 +10,7 @@ impl SimStreams {
     /// A kernel on `stream` that uses `buffers`.
     ///
     /// # Errors
-    /// A buffer lies where earlier work on another block need not be done.
+    /// A buffer lies where work on an earlier block may still run.
     pub fn launch(&self, stream: Stream, buffers: &[&Buffer]) -> Result<(), EarlyReuse> {
         self.launch_on(stream, used_by(buffers))
     }
@@ -18,7 +18,7 @@ impl SimStreams {
     /// The host reads or writes `buffers`.
     ///
     /// # Errors
-    /// Work on the bytes need not be done: the host has not waited for its stream.
+    /// Work on the bytes may still run: the host has not waited for its stream.
     pub fn touch(&self, buffers: &[&Buffer]) -> Result<(), EarlyReuse> {
         self.touch_by_host(used_by(buffers))
     }

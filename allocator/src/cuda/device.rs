@@ -37,21 +37,21 @@ unsafe impl Send for Context {}
 // SAFETY: a shared `Context` yields a copy of the name and nothing else; see `Send` for its use.
 unsafe impl Sync for Context {}
 
-/// What a device has, at one moment.
+/// Memory of a device at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// All of it.
+    /// All memory of the device.
     pub total_bytes: usize,
-    /// What is free.
+    /// Memory that is free.
     pub free_bytes: usize,
 }
 
-/// What a device's code is compiled for: its compute capability. In text `sm_` and both numbers.
+/// The compute capability that a device's code is compiled for. In text `sm_` and both numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Architecture {
-    /// Of a generation.
+    /// Number of the generation.
     pub major: u32,
-    /// Within it.
+    /// Number within the generation.
     pub minor: u32,
 }
 
@@ -116,7 +116,7 @@ impl CudaDevice {
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// What its code is compiled for; `None` if it does not say, as the pretend device.
+    /// The device's compute capability; `None` if the driver names none, as for the pretend device.
     ///
     /// # Errors
     /// The driver refused.
@@ -132,7 +132,7 @@ impl CudaDevice {
         Ok(architecture.filter(|architecture| architecture.major > 0))
     }
 
-    /// What it has and what is free, for this process.
+    /// The device's memory, and the part of it that is free for this process.
     ///
     /// # Errors
     /// The driver refused.
@@ -256,7 +256,7 @@ impl CudaDevice {
     }
 }
 
-/// The same device, by the same driver.
+/// Equal if both are one device under one driver.
 impl PartialEq for CudaDevice {
     fn eq(&self, other: &CudaDevice) -> bool {
         self.context() == other.context()

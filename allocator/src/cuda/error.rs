@@ -1,4 +1,4 @@
-//! What can go wrong between a program and its device.
+//! Failures between a program and its device.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ pub enum CudaError {
         names: Vec<&'static str>,
         /// Folders looked into, before the loader was asked.
         folders: Vec<PathBuf>,
-        /// What the system's loader said about the last name.
+        /// Message of the system's loader about the last name.
         loader_message: String,
     },
     /// A file is called like the driver and cannot be loaded.
@@ -32,7 +32,7 @@ pub enum CudaError {
     BadLibrary {
         /// The file of the library.
         path: PathBuf,
-        /// What the system's loader said.
+        /// Message of the system's loader.
         loader_message: String,
     },
     /// The driver is too old, or is none.
@@ -76,9 +76,9 @@ pub enum CudaError {
     Call {
         /// Name of the function that was called.
         call: &'static str,
-        /// What it returned.
+        /// Code that the function returned.
         code: i32,
-        /// The driver's name for it.
+        /// The driver's name for the code.
         name: String,
     },
 }
@@ -105,7 +105,7 @@ impl CudaError {
         matches!(self, CudaError::Call { code, .. } if STICKY.contains(code))
     }
 
-    /// The same for the allocator, which was about `size_bytes`.
+    /// The error in the allocator's type, for an operation on `size_bytes`.
     pub(super) fn of_source(&self, size_bytes: usize) -> SourceError {
         match *self {
             CudaError::Call { code: OUT_OF_MEMORY, .. } => SourceError::OutOfMemory { size_bytes },

@@ -83,7 +83,7 @@ impl Libraries {
         // SAFETY: loading runs the library's own initialisation. It is one of CUDA's that the user
         // installed or named, which is made to be loaded so.
         let opened = unsafe { Library::new(path) };
-        // What the loader said is the cause of an error that only says who said it.
+        // The loader's message is the cause of an error that names only the loader.
         opened
             .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
     }
@@ -116,7 +116,7 @@ impl Libraries {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MissingLibrary {
-    /// It is not on this machine, or in a folder that is not searched.
+    /// The library is not on this machine, or in a folder that is not searched.
     #[error(
         "looked for {} in {} and by the system's loader ({loader_message})",
         names.join(", "),
@@ -127,18 +127,18 @@ pub enum MissingLibrary {
         names: Vec<&'static str>,
         /// Folders looked into, before the loader was asked.
         folders: Vec<PathBuf>,
-        /// What the system's loader said about the last name.
+        /// Message of the system's loader about the last name.
         loader_message: String,
     },
-    /// A file has its name and cannot be loaded.
+    /// A file has the library's name and cannot be loaded.
     #[error("{path:?} cannot be loaded: {loader_message}")]
     Unusable {
         /// The file of the library.
         path: PathBuf,
-        /// What the system's loader said.
+        /// Message of the system's loader.
         loader_message: String,
     },
-    /// It is too old, or is something else.
+    /// The file is too old, or is another library.
     #[error("{path:?} has no function {symbol}")]
     MissingSymbol {
         /// Path of the library's file.
@@ -167,7 +167,7 @@ fn python_prefixes(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> 
     of_user.into_iter().chain([PathBuf::from("/usr/local")]).collect()
 }
 
-/// What an interpreter prints of where its packages are, one folder a line.
+/// A program that makes an interpreter print the folders of its packages, one folder a line.
 const ASK_PACKAGES: &str =
     "import site; print(*site.getsitepackages(), site.getusersitepackages(), sep='\\n')";
 
@@ -196,7 +196,7 @@ fn wheel_folders(packages: &Path) -> Vec<PathBuf> {
     wheels.map(|package| package.join("lib")).filter(|folder| folder.is_dir()).collect()
 }
 
-/// What a folder holds, sorted; nothing where it cannot be read.
+/// Paths of a folder's entries, sorted; none where the folder cannot be read.
 pub(super) fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();

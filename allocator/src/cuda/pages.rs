@@ -12,8 +12,8 @@ use super::device::CudaDevice;
 use super::error::CudaError;
 use super::table::Handle;
 
-// What follows changes memory of the device alone, which no reference of this process leads to: the
-// processor cannot read it, and `Segment::opaque` has no pointer to it.
+// The methods below change memory of the device alone, which no reference of this process leads to:
+// the processor cannot read it, and `Segment::opaque` has no pointer to it.
 impl CudaDevice {
     /// The size of a physical page, and whether there is such a thing.
     pub(super) fn page_bytes(&self) -> Result<usize, CudaError> {
@@ -63,7 +63,7 @@ impl CudaDevice {
         Ok(handle)
     }
 
-    /// Gives physical memory back; it goes when it is shown nowhere.
+    /// Gives physical memory back; the driver frees it when no address maps it.
     pub(super) fn release(&self, handle: Handle) -> Result<(), CudaError> {
         self.give_back("cuMemRelease", |table| {
             // SAFETY: the handle is the caller's, who forgets it if this succeeds.

@@ -27,17 +27,17 @@ pub struct CudaSource {
     state: Mutex<State>,
 }
 
-/// Who has a device's memory.
+/// Memory of a device, by owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// What the device has.
+    /// Memory that the device has.
     pub total_bytes: usize,
-    /// What is free.
+    /// Memory that is free.
     pub free_bytes: usize,
-    /// What this source has put behind addresses.
+    /// Memory that this source has put behind addresses.
     pub committed_bytes: usize,
-    /// The rest: the context, modules and libraries of this process, other processes, other
-    /// sources.
+    /// Memory of all other owners: the context, modules and libraries of this process, other
+    /// processes, other sources.
     pub outside_bytes: usize,
 }
 
@@ -86,7 +86,7 @@ impl CudaSource {
         })
     }
 
-    /// Who has the device's memory now.
+    /// The device's memory by owner, as it is now.
     ///
     /// # Errors
     /// The driver refused.

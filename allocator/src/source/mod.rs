@@ -284,7 +284,7 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// Why a source could not do what it was asked.
+/// Reasons for which a source cannot serve a call.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SourceError {

@@ -1,4 +1,4 @@
-//! Addresses with nothing behind them: the same policy on a device that is not there.
+//! Simulated memory: addresses with nothing behind them, for a device that is not there.
 #![allow(unsafe_code, reason = "promises that the processor reads nothing here")]
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -77,7 +77,7 @@ impl MemorySource for Faulty {
     }
 }
 
-/// What a program does with which draws; every block is written as soon as it is allocated.
+/// A step of a program with drawn numbers. Every block is written as soon as it is allocated.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Allocate(usize, usize),
@@ -229,7 +229,8 @@ fn use_that_nobody_notes_is_found_out() {
     assert!(is_found_out(&gpu, &program, FenceFault::None, false));
 }
 
-/// What an allocator decides for a program: where each block lies, and who waits how often.
+/// An allocator's decisions for a program: the place of each block, a hash of the layout, and the
+/// number of waits.
 fn decisions(memory: &CachingAllocator, program: &[Op]) -> (Vec<Vec<Range<usize>>>, u64, u64) {
     let mut live: Vec<Buffer> = Vec::new();
     let mut places = Vec::new();

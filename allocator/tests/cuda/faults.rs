@@ -7,7 +7,7 @@ use lowtide_allocator::{Buffer, CachingAllocator, Category, PinnedCache, Repeat,
 use crate::common::PAGE_BYTES;
 use crate::gpu::{Gpu, stream};
 
-/// What a program holds on to. All of it lives until the driver works again.
+/// Objects that a program holds. All of them live until the driver works again.
 #[derive(Default)]
 struct Held {
     device: Option<CudaDevice>,

@@ -7,7 +7,7 @@ use lowtide_allocator::{CachingAllocator, Stream};
 
 use crate::common::{PAGE_BYTES, PLENTY};
 
-/// What a context takes on the pretend device.
+/// Memory that a context takes on the pretend device.
 pub(crate) const CONTEXT_BYTES: usize = 3 * PAGE_BYTES;
 
 /// The device of a test that names no size.
@@ -49,7 +49,7 @@ impl Gpu {
         TestDriver { capacity_bytes, ..DRIVER }.pretend().map(Gpu)
     }
 
-    /// What nobody gave back, and how many.
+    /// Kinds of objects that are left on the device, each with the number of them.
     pub(crate) fn left(&self) -> Vec<(&'static str, u64)> {
         self.pretend.left()
     }

@@ -1,5 +1,5 @@
-//! What the allocator itself takes of the heap, in bytes. A binary of its own, because its global
-//! allocator counts.
+//! Heap that the allocator itself takes, in bytes. The tests are a binary of their own, because its
+//! global allocator counts.
 
 #[expect(dead_code, reason = "some of what the tests of readers need")]
 mod counting;

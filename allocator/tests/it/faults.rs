@@ -11,7 +11,7 @@ fn source() -> SimSource {
     SimSource::with_capacity(PLENTY).page_bytes(PAGE_BYTES)
 }
 
-/// What a failed request must leave as it was: everything that is in use.
+/// State that a failed request must leave as it was: everything that is in use.
 fn in_use(memory: &CachingAllocator) -> (u64, [usize; 3], Vec<usize>, u64) {
     let Statistics { requested, allocated, charged, by_category, allocations, .. } =
         memory.statistics();

@@ -41,7 +41,7 @@ impl Hoard {
     }
 }
 
-/// Who was asked for how much.
+/// Calls of reclaimers: the name of the reclaimer, and the bytes that it was asked for.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(&'static str, usize)>>>);
 
@@ -177,7 +177,7 @@ fn registration_may_outlive_its_allocator_and_a_reclaimer_its_registration() {
     drop(memory);
     drop(registration);
 
-    // It unregisters itself, and drops what it holds of the allocator in doing so.
+    // The reclaimer unregisters itself, and so drops its handle of the allocator.
     let memory = small();
     let own: Arc<Mutex<Option<Registration>>> = Arc::default();
     let (slot, handle) = (Arc::clone(&own), memory.clone());

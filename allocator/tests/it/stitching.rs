@@ -182,7 +182,7 @@ fn block_that_no_hole_holds_takes_pages_of_several() {
     let before = memory.statistics().reserved.current_bytes;
     let mut block = memory.allocate(3 * HOST_PAGE_BYTES).unwrap();
     assert!(block.is_stitched());
-    // Of holes of one size the highest first, and only the lowest begins with a page.
+    // Holes of one size are taken highest first, and only the lowest begins with a page.
     let pieces = [5, 3, 0].map(|page| page * HOST_PAGE_BYTES..(page + 1) * HOST_PAGE_BYTES);
     assert_eq!(block.pieces(), pieces);
     assert_eq!(memory.statistics().reserved.current_bytes, before, "it costs nothing");

@@ -38,7 +38,7 @@ struct Naive {
     cells: Vec<Cell>,
     /// For each live block, in the order of the program's own list: its runs and its users.
     blocks: Vec<(Vec<Range<usize>>, BTreeSet<usize>)>,
-    /// Who may still work beyond the last cell, and since when.
+    /// Streams that may still work beyond the last cell, each with the time of its last free there.
     beyond: BTreeMap<usize, u64>,
     used_end: usize,
     /// Waiter and awaited to when.
@@ -202,7 +202,7 @@ impl Naive {
         let (runs, waits) = self.place(requested_bytes.max(1).div_ceil(CELL), on);
         for awaited in waits {
             self.clock += 1;
-            // What the other one has waited for is waited for too.
+            // Work that the awaited stream has waited for is waited for too.
             let known: Vec<(usize, u64)> = self
                 .waited
                 .range((awaited, 0)..(awaited + 1, 0))

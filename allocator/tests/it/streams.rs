@@ -21,7 +21,7 @@ pub(crate) enum StreamOp {
     Trim,
 }
 
-/// What a program holds. Every block is worked on as soon as it is allocated.
+/// Objects of a program. Every block is worked on as soon as it is allocated.
 pub(crate) struct StreamWorld {
     pub(crate) memory: CachingAllocator,
     streams: SimStreams,
@@ -182,7 +182,7 @@ proptest! {
         let mut many = StreamWorld::of(memory, SimStreams::new());
         let mut one = StreamWorld::new();
         for op in program {
-            // What it does on streams is no device's, so only what it allocates counts.
+            // Streams of the program belong to no device here, so only its allocations count.
             let alone = match op {
                 StreamOp::Allocate(_, size_bytes) => StreamOp::Allocate(0, size_bytes),
                 StreamOp::UseOn(index, _) => StreamOp::Use(index),

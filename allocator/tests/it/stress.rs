@@ -21,7 +21,7 @@ impl Draw {
     }
 }
 
-/// What a long program holds, and how often it was refused.
+/// Objects that a long program holds, and the number of requests that were refused.
 struct Stress {
     memory: CachingAllocator,
     streams: Option<SimStreams>,

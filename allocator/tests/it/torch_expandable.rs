@@ -80,7 +80,7 @@ fn emptied_cache_keeps_pages_that_are_used_in_part() {
     world.maps();
     world.free(blocks[0]);
     world.free(blocks[2]);
-    // Of five pages the second one is under the block of 10 MiB in part.
+    // The second of five pages is under the block of 10 MiB in part.
     assert_eq!(world.policy.empty_cache(&mut world.shelf), 80 * MIB);
     world.policy.check_invariants();
     assert_eq!(world.maps(), [-20, -60]);

@@ -1,4 +1,4 @@
-//! What a request tries, in which order, and when it fails.
+//! Attempts of a request, their order, and the point where the request fails.
 
 use lowtide_allocator::torch::{
     AddressRange, BlockState, Freed, SourceCall, TorchError, TorchPolicy, TorchSettings,

@@ -105,7 +105,7 @@ fn dropped_watch_leaves_no_trace() {
     assert_eq!(before.allocated.peak_bytes, 3 * PAGE_BYTES);
 }
 
-/// What a watch should say, from every value that the counters ever had.
+/// The report that a watch should give, from every value that the counters ever had.
 #[derive(Clone, Debug)]
 struct Model {
     allocated_bytes_peak: usize,

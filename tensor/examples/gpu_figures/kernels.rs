@@ -17,7 +17,7 @@ use crate::{Outcome, Sizes, figure_beside, median, refused};
 /// A run of an operation whose operands are at hand.
 type Run = Box<dyn FnMut() -> Result<()>>;
 
-/// What is measured: its name, and how operands of about so many elements are made.
+/// A measured operation: its name, and the function that makes operands of about a given length.
 struct Case {
     name: &'static str,
     make: fn(&Device, DType, usize) -> Result<Run>,
@@ -138,7 +138,7 @@ pub(crate) fn measure(device: &CudaDevice, sizes: &Sizes, copy_rate: f64) -> Out
     Ok(())
 }
 
-/// What one run would take at the best rates, by the cost that its kernels say they have.
+/// Seconds that one run would take at the best rates, by the cost that its kernels state.
 fn floor_seconds(
     spec: SimSpec,
     make: fn(&Device, DType, usize) -> Result<Run>,
@@ -152,7 +152,7 @@ fn floor_seconds(
     Ok(device.simulated_seconds() - before)
 }
 
-/// The median of some runs, each of so many launches that the wait for them is short beside them.
+/// The median of some runs. A run has enough launches to make the wait for them short beside them.
 fn seconds(
     device: &CudaDevice,
     on: &Device,
@@ -197,7 +197,7 @@ fn row(device: &Device, dtype: DType, len: usize) -> Result<Tensor> {
     noise(device, dtype, &[len])
 }
 
-/// About so many elements in a square.
+/// A square of about `len` elements.
 fn square(device: &Device, dtype: DType, len: usize) -> Result<Tensor> {
     noise(device, dtype, &[len.isqrt(); 2])
 }
@@ -301,7 +301,7 @@ fn batch_norm_backward(device: &Device, dtype: DType, len: usize) -> Result<Run>
     })
 }
 
-/// Causal attention of twelve heads over 1024 positions, or as many as there are elements for.
+/// Causal attention of twelve heads over 1024 positions, or over fewer where `len` is too short.
 fn attention(device: &Device, dtype: DType, len: usize, is_backward: bool) -> Result<Run> {
     const HEADS: usize = WIDTH / CHANNELS;
     let positions = (len / WIDTH).clamp(1, 1024);

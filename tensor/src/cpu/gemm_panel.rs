@@ -237,7 +237,7 @@ struct Panel<'a, T> {
 
 /// Rows of a at one depth, in the type that is computed in.
 struct Rows<'a, T> {
-    /// The first `packed_from`, unless there are none.
+    /// The first `packed_from` rows, which are read in place; `None` if all rows are packed.
     in_place: Option<Matrix<'a, T>>,
     packed_from: usize,
     packed: &'a [T],

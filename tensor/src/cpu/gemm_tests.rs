@@ -105,7 +105,7 @@ proptest! {
 #[derive(Clone, Copy, Debug)]
 struct StoredCase {
     size: [usize; 3],
-    /// Of a, b and y.
+    /// True for each of a, b and y that is stored transposed.
     turned: [bool; 3],
     gap: usize,
     count: usize,
@@ -173,7 +173,7 @@ impl StoredCase {
         self.shapes().map(|[rows, cols]| rows * cols * (1 + self.gap))
     }
 
-    /// Operands, a bias and what y holds, made of numbers by their place and a seed.
+    /// Operands, a bias and the elements of y before the product: numbers by place and seed.
     fn operands<A: Element, B: Element, Y: Element>(
         &self,
         number: impl Fn(usize, usize) -> f32,
@@ -236,8 +236,8 @@ fn noise(i: usize, seed: usize) -> f32 {
     bits as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// The bits of the product of the same numbers in f32, rounded once. Products of pairs, which round
-/// otherwise, are as near to what is exact as sums of so many products in f32 are.
+/// Compares a product with the product of the same numbers in f32, rounded once: the bits are
+/// equal. Products of pairs round otherwise, and are as near to the exact result as the f32 sum.
 fn check_stored_rounding<A: Element, B: Element, Y: Element>(pool: &Pool, case: &StoredCase) {
     let (a, b, bias, held) = case.operands::<A, B, Y>(noise);
     let found = case.run(pool, (&a, &b), &bias, &held);

@@ -52,7 +52,7 @@ impl<E: Element> Case<E> {
         Case { size: [m, k, n], x, w: codes(n * k), w_scales, bias }
     }
 
-    /// What the kernels give; x is read row by row or column by column.
+    /// The product by the kernels; x is read row by row or column by column.
     fn product<T: SimdFloat>(&self, pool: &Pool, is_turned: bool) -> Vec<E> {
         let Case { size: [m, k, n], x, w, w_scales, bias } = self;
         let mut turned = x.clone();

@@ -83,7 +83,7 @@ pub(crate) enum Lanes {
     Columns,
 }
 
-/// One reduction, or as many as there are lanes: where its lines lie.
+/// Places of the lines of one reduction, or of one reduction for each lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Lines {
     pub(crate) lanes: Lanes,

@@ -9,13 +9,13 @@ use super::math::SimdFloat;
 use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::write_mode::WriteMode;
 
-/// No panel is wider: two vectors of the longest kind.
+/// The largest width of a panel: two vectors of the longest kind.
 pub(crate) const PANEL_WIDTH_MAX: usize = 2 * LANE_COUNT_MAX;
 
 /// c = or += a · b. Rows of b are as long as a panel is wide.
 ///
-/// Meant for [`Simd::call`], as a function of its own: attention is compiled for each stored type,
-/// its products only for the type that they are computed in.
+/// Meant for [`Simd::call`] as a function of its own: attention is compiled for each stored type,
+/// its products only for each type that is computed in.
 pub(crate) struct PanelProduct<'a, T> {
     /// Rows of a and c, and columns of a.
     pub(crate) size: [usize; 2],

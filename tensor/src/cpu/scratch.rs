@@ -9,11 +9,11 @@ use super::math::SimdFloat;
 /// Parts of scratch start at the start of a cache line: vectors do not straddle lines then.
 const LINE_BYTES: usize = 64;
 
-/// The most that there is.
+/// The largest scratch memory of a task.
 pub(super) const SCRATCH_BYTES: usize = 488 << 10;
 
-/// Enough for small products. The system has a page of the stack looked at before the next, which
-/// for all of the scratch would take as long as some of them.
+/// Scratch memory of small products. Pages of the stack are probed one by one, which for the
+/// largest scratch memory would take as long as a small product.
 const SMALL_SCRATCH_BYTES: usize = 40 << 10;
 
 /// Memory that holds nothing in particular.

@@ -16,8 +16,8 @@ pub(crate) fn each_float([of_f32, of_f64]: [f64; 2]) -> [(DType, f64); 4] {
     [(DType::F32, of_f32), (DType::F64, of_f64), f16, bf16]
 }
 
-/// The same shape and type; floats at most `tolerance` apart, relative to the larger of their size
-/// and 1, everything else equal.
+/// Fails unless shape, type and elements agree. Floats agree if they are at most `tolerance` apart,
+/// relative to the larger of their size and 1; other elements, if they are equal.
 #[track_caller]
 pub(crate) fn assert_close(name: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!(found.shape(), expected.shape(), "{name}");
@@ -32,7 +32,7 @@ pub(crate) fn assert_close(name: &str, found: &Tensor, expected: &Tensor, tolera
     }
 }
 
-/// What happened to memory while `run` ran.
+/// The allocator's events while `run` ran.
 fn moves(device: &Device, run: impl FnOnce()) -> Vec<(Action, Category, usize, usize)> {
     let last = device.allocator().history().records().last().map(|record| record.sequence);
     run();

@@ -102,7 +102,7 @@ impl Lab {
         bytes.chunks(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect()
     }
 
-    /// What a product makes of the operands of a seed, and what it should.
+    /// The result of a product on the operands of a seed, and the expected one.
     fn both(
         &self,
         product: &Product,
@@ -281,8 +281,8 @@ fn every_call_that_fails_is_an_error_and_leaves_nothing() {
         }
         assert_eq!(gpu.pretend.live("blas"), 0, "{nth} of {calls}: {result:?}");
     }
-    // What gives something back is tried again and fails nobody: 6 descriptions and the handle,
-    // each with its context taken back.
+    // Calls that give something back are tried again and no request fails: 6 descriptions and the
+    // handle, each with its context taken back.
     assert!(failures > calls / 2 && failures < calls, "{failures} of {calls}");
     gpu.pretend.fail("cublasLtMatmulAlgoGetHeuristic", 15, 1, Repeat::Once);
     let none = multiply().unwrap_err();

@@ -195,7 +195,7 @@ fn random_numbers_of_every_type_are_those_of_the_processor() {
             let x = Tensor::zeros(&cpu(), [1], DType::F32).unwrap();
             assert_alike(&device, &format!("permutation {len}"), &[&x], 0.0, |operands| {
                 let order = Tensor::permutation(operands[0].device(), len, key)?;
-                // What computes after it waits for it.
+                // An operation on the permutation waits for it.
                 Ok(vec![order.add_scalar(1.0)?, order])
             });
         }

@@ -69,7 +69,7 @@ fn kernel_is_compiled_for_its_device_once_and_runs() {
     }
     assert_eq!(codes[0], codes[1]);
     assert_eq!(gpu.pretend.calls("nvrtcCompileProgram"), 1, "the second one is of the cache");
-    // Of another device, the code is neither compiled again under the same name nor loaded.
+    // Another device has its code compiled under another name, and does not load the first one's.
     gpu.pretend.architecture(SM_90);
     let compiler = KernelCompiler::of(streams.device(), cache.clone()).unwrap();
     compiler.cubin(&program(&own_kernels()[0])).unwrap();

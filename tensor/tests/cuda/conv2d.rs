@@ -174,8 +174,8 @@ fn convolutions_in_every_type_and_in_parts_are_those_of_the_processor() {
     }
 }
 
-/// What tensor cores multiply, from copies with channels last: half types, and f32 as tf32, each on
-/// a device that does so.
+/// Devices and types whose convolutions tensor cores multiply, from copies with channels last: half
+/// types, and f32 as tf32, each on a device that does so.
 fn for_tensor_cores(gpu: &Gpu) -> impl Iterator<Item = (Device, (DType, f64))> {
     let (plain, in_tf32) = (gpu.device(), in_tf32(gpu));
     // Tensor cores cut off what a sum has no digits for, where the processor rounds.
@@ -210,7 +210,7 @@ fn convolutions_for_tensor_cores_are_those_of_the_processor() {
         (padded, [2, 16, 16, 12], [70, 3, 3]),
         // Groups of few channels are done otherwise.
         (few, [2, 6, 5, 6], [9, 3, 3]),
-        // Of one tap, with rows of pixels that the library would read one by one.
+        // A kernel of one tap, with rows of pixels that the library would read one by one.
         (none, [2, 9, 5, 5], [7, 1, 1]),
         // Without images and without channels.
         (padded, [0, 8, 4, 4], [8, 3, 3]),

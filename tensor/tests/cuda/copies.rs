@@ -181,7 +181,7 @@ fn wait_of_the_host_for_page_locked_memory_that_is_left_out_is_found_out() {
     gpu.reset();
 }
 
-/// What a program does with tensors of one size, by their places among those that live.
+/// A step of a program on tensors of one size, which are named by their places among the live ones.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Upload(u8),
@@ -472,7 +472,7 @@ fn bytes_that_were_copied_ahead_come_from_the_device_unless_they_were_written_si
         first.wait().unwrap();
         first.as_mut_slice().copy_from_slice(&bytes(3.0));
         assert_eq!(copied(&first, 10..LEN, 3.0), [1, 0], "they were written since");
-        // Those before make room for these.
+        // Earlier copies make room for these.
         ahead.begin(&[(&first, 0..size_bytes)]).unwrap();
         assert_eq!(copied(&first, 0..LEN, 3.0), [0, 1]);
         assert_eq!(copied(&second, 0..LEN, 2.0), [1, 0]);

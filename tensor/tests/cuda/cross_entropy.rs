@@ -34,7 +34,7 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// What a case computes on a device.
+/// Results of a case on a device.
 struct Found {
     loss: CrossEntropy,
     dx: Tensor,

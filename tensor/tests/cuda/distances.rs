@@ -20,7 +20,7 @@ fn distances_and_their_gradients_are_those_of_the_processor_in_every_type() {
                 let dy = of("dy", &[batch, m, r]);
                 for order in [0.0, 1.0, 2.0, 1.5, 3.0, f64::INFINITY] {
                     let name = format!("{order} {dtype} {batch} {m} {r} {len}");
-                    // The same distances on both.
+                    // Both devices are given these distances.
                     let d = x.cdist(&y, order).unwrap();
                     let inputs = [&x, &y, &dy, &d];
                     assert_alike(&device, &name, &inputs, 8.0 * tolerance, |operands| {

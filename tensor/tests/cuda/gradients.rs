@@ -62,8 +62,8 @@ fn norm_of_a_long_gradient_has_more_parts_than_a_grid() {
     });
 }
 
-/// Of two types, some on their sides, more than one launch is told of; one that is longer than a
-/// tile, and whose squares have as many partial sums as there may be.
+/// Tensors of two types, some transposed, more than one launch is told of. One is longer than a
+/// tile, and its squares have as many partial sums as there may be.
 fn many(device: &lowtide_tensor::Device) -> Vec<Tensor> {
     let one = |index: usize| {
         let dtype = if index % 60 == 59 { DType::F16 } else { DType::F32 };

@@ -89,7 +89,7 @@ pub(crate) fn launch(
 
 pub(crate) fn block_of(streams: &CudaStreams, memory: &CachingAllocator, values: &[f32]) -> Buffer {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    // What lies behind it is no other block of the launch.
+    // Memory behind the block belongs to no other block of the launch.
     let block = memory.allocate(bytes.len() + 512).unwrap();
     streams.upload(Stream::DEFAULT, &bytes, (&block, 0..bytes.len())).unwrap();
     block
@@ -376,7 +376,7 @@ fn removed_fence_between_copy_and_kernel_is_found_out() {
     assert!((0..10).any(|seed| !is_right(seed, false)));
 }
 
-/// What the driver says of a kernel with a planted fault, by the next call, in each order.
+/// Complaints of the driver about a kernel with a planted fault, by the next call, in each order.
 fn complaints(gpu: &Gpu, kernel: &Signature, which: i32, code: i32) -> Vec<String> {
     let of = |order: Order| {
         gpu.reset();

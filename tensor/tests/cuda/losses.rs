@@ -17,7 +17,7 @@ const PAIR_LOSSES: [PairLoss; 9] = [
     PairLoss::KlDivergenceOfLog,
 ];
 
-/// What the three kernels make of x, a target and a weight.
+/// Results of the three kernels for x, a target and a weight.
 fn pair_losses(operands: &[Tensor], loss: PairLoss) -> Result<Vec<Tensor>, TensorError> {
     let [x, target, weight] = operands else { unreachable!("as given") };
     let turned = x.transpose(0, 1)?;

@@ -24,7 +24,7 @@ fn with_specials(x: &Tensor) -> Tensor {
     Tensor::from_slice(&cpu(), *x.shape(), &values).unwrap()
 }
 
-/// The same bits: zeros are told apart.
+/// Ones with the signs of floats, which tell zeros apart; elements of other types as they are.
 fn bits(x: &Tensor) -> Result<Tensor, TensorError> {
     if !x.dtype().is_float() {
         return x.contiguous();

@@ -10,7 +10,7 @@ use crate::gpu::Gpu;
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
-/// A tensor of so many elements that begins so many into its storage, and that storage.
+/// The view of `len` elements that begins `start` elements into a storage.
 fn view(whole: &Tensor, start: usize, len: usize) -> Tensor {
     whole.narrow(0, start, len).unwrap()
 }
@@ -26,7 +26,7 @@ fn each_view(mut test: impl FnMut(usize, usize)) {
 
 type Op = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
 
-/// Of `x`, of another of its shape and type, and of a mask.
+/// Operations on `x`, on another tensor of its shape and type, and on a mask.
 const OPS: [(&str, Op); 25] = [
     ("neg", |x, _, _| x.neg()),
     ("relu", |x, _, _| x.relu()),

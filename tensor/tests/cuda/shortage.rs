@@ -11,7 +11,7 @@ use crate::storage::cpu;
 /// `CUDA_ERROR_OUT_OF_MEMORY`, which the pretend cuBLASLt says in its own words.
 const OUT_OF_MEMORY: i32 = 2;
 
-/// What takes memory when it is first used: kernels, the library, streams, events and page-locked
+/// Calls that take memory on first use: of kernels, the library, streams, events and page-locked
 /// memory of the host.
 const FIRST_USES: [&str; 8] = [
     "cuModuleLoadDataEx",

@@ -8,7 +8,7 @@ use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::OfTheProcessor;
 
-/// What an allocator did since `first`: what, for whom, how much and where.
+/// An event of an allocator: action, category, size, requested size and place.
 type Event = (Action, Category, usize, usize, usize);
 
 fn events(device: &Device, first: u64) -> Vec<Event> {
@@ -142,6 +142,6 @@ fn device_like_cuda_asks_for_the_same_memory_as_one() {
         .map(|event| event.2)
         .filter(|size_bytes| *size_bytes > 0)
         .collect();
-    // Of the losses alone: two numbers for each of 48 positions.
+    // Workspace of the losses alone: two numbers for each of 48 positions.
     assert_eq!(scratch, [2 * 48 * 4; 2]);
 }

@@ -14,7 +14,7 @@ use crate::naive::{self, Array};
 
 const LOW: f64 = f64::NEG_INFINITY;
 
-/// What a query sees by its place: 0 or -∞.
+/// The bias of a query and a key by their places: 0 where the key is seen, else -∞.
 fn causal_bias(dims: &[usize], causal: Causal) -> Array {
     Array::from_fn(dims, |at| {
         let is_seen = match causal {

@@ -233,7 +233,7 @@ pub(crate) fn assert_close(found: &Tensor, expected: &Array, roundings: usize) {
     }
 }
 
-/// What `run` asks for as workspace, in bytes.
+/// Bytes of workspace that `run` asks for.
 pub(crate) fn workspace_bytes(device: &Device, run: impl FnOnce()) -> usize {
     let before = device.allocator().history().records().last().map(|record| record.sequence);
     run();

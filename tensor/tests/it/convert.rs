@@ -7,7 +7,7 @@ use crate::common::{
 };
 use crate::naive::Array;
 
-/// What `to_dtype` says, for the small numbers of [`sample`].
+/// The conversion that `to_dtype` documents, for the small numbers of [`sample`].
 fn converted(to: DType) -> fn(f64) -> f64 {
     match to {
         DType::Bool => |x| f64::from(u8::from(x != 0.0)),

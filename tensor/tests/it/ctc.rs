@@ -7,7 +7,7 @@ use crate::naive::Array;
 
 const CLASSES: usize = 3;
 
-/// What an alignment spells: repeated classes merged, then blanks left out.
+/// The labels that an alignment spells: repeated classes merged, then blanks left out.
 fn spelled(alignment: &[usize], blank: usize) -> Vec<usize> {
     let mut labels = alignment.to_vec();
     labels.dedup();
@@ -15,7 +15,7 @@ fn spelled(alignment: &[usize], blank: usize) -> Vec<usize> {
     labels
 }
 
-/// `-ln Σ Π p` over all alignments of so many steps that spell the target.
+/// `-ln Σ Π p` over all alignments of `steps` steps that spell the target.
 fn brute_force(x: &Array, [sample, steps]: [usize; 2], target: &[usize], blank: usize) -> f64 {
     let samples = x.dims[1];
     let mut sum = 0.0;

@@ -215,7 +215,7 @@ fn is_comparison(name: &str) -> bool {
     heads.iter().any(|head| name.split('_').next() == Some(head))
 }
 
-/// What an integer type makes of a value that it may not hold.
+/// The element that an integer type stores for a value beyond its range.
 fn wrapped(dtype: DType, x: f64) -> f64 {
     match dtype {
         DType::U8 => x.rem_euclid(256.0),

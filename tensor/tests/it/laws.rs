@@ -33,13 +33,13 @@ fn every_operation_gives_the_same_bits_for_any_thread_count() {
     }
 }
 
-/// What the simulation promises to do alike: everything but the place in the program.
+/// The parts of records that a simulation repeats: everything but the place in the program.
 fn moves(records: &[Record]) -> Vec<impl PartialEq + std::fmt::Debug + use<>> {
     let same = |r: &Record| (r.action, r.category, r.offset, r.size_bytes);
     records.iter().map(same).collect()
 }
 
-/// What `op` returns and what the allocator did for it, from the copies of its inputs on.
+/// Results of `op`, and the allocator's work for it from the copies of its inputs on.
 fn trace(op: &Op, inputs: &Inputs, device: &Device) -> impl PartialEq + std::fmt::Debug + use<> {
     let allocator = device.allocator();
     allocator.reset_peaks();
@@ -188,7 +188,7 @@ fn inventory_lists_every_public_operation() {
         let text = std::fs::read_to_string(file).unwrap();
         let code: Vec<_> = text.lines().filter(|line| !line.trim().starts_with("//")).collect();
         let text = code.join("\n");
-        // What a macro declares is in the list that it is given: `pub fn exp, exp_ = ...;`.
+        // Functions of a macro are in the list that it is given: `pub fn exp, exp_ = ...;`.
         for function in text.split("pub fn ").skip(1).filter(|name| !name.starts_with('$')) {
             let signature = function.split('{').next().unwrap_or_default();
             let entry = signature.split(['=', '(', '<']).next().unwrap_or_default();
@@ -224,15 +224,15 @@ fn inventory_lists_every_public_operation() {
         "nonzero",
         "check_writable",
         "reserve_updates",
-        // Of `RunningCheck`, which is `squared_norm` of tensors one by one.
+        // Functions of `RunningCheck`, which is `squared_norm` of tensors one by one.
         "new",
         "read",
-        // Of quantised matrices: what `decode_rows` is made of, and what their tensors are.
+        // Functions of quantised matrices: the core of `decode_rows`, and access to their tensors.
         "decode_rows_into",
         "from_parts",
         "parts",
         "size_bytes",
-        // Of workspaces: sizes without tensors.
+        // Functions of workspaces: sizes without tensors.
         "of",
     ];
     let listed: BTreeSet<String> =

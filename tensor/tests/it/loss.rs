@@ -159,7 +159,7 @@ fn label_out_of_range_is_an_error_in_both_directions() {
 fn without_positions_there_is_no_loss() {
     let device = crate::common::cpu(1);
     for dims in [&[2, 3, 0][..], &[0, 3], &[0, 3, 4]] {
-        // What workspace may find in memory.
+        // Old values that workspace may find in memory.
         drop(Tensor::full(&device, [1000], DType::F64, 7.0).unwrap());
         let x = Tensor::zeros(&device, dims, DType::F32).unwrap();
         let positions = [&dims[..1], &dims[2..]].concat();

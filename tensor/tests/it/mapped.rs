@@ -113,7 +113,7 @@ fn simulated_devices_know_mapped_tensors() {
             ..statistics
         }
     });
-    // What stands for an NVIDIA device gets a copy.
+    // A device that stands for an NVIDIA device gets a copy.
     let cuda = lowtide_tensor::Device::sim(SimSpec::like_cuda(1 << 30)).unwrap();
     let copy = make(&cuda);
     assert!(!copy.is_mapped());

@@ -279,8 +279,8 @@ pub(crate) fn max_pool2d(
         let (in_len, reach) = (x.dims[2 + axis], dilation[axis] * (kernel[axis] - 1) + 1);
         let padded = in_len + 2 * padding[axis];
         let starts = (0..).step_by(stride[axis]);
-        // Those that fit whole, or start before the padding on the right does and at most one step
-        // after those that fit.
+        // Windows count that fit whole, or start before the padding on the right does and at most
+        // one step after the last that fits.
         let fits = |&start: &usize| match rounding {
             SizeRounding::Down => start + reach <= padded,
             SizeRounding::Up => {

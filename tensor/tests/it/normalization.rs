@@ -8,7 +8,7 @@ use crate::naive::{Array, index_of};
 
 const EPS: f64 = 0.25;
 
-/// What the rows of a normalisation are: two elements are in one row if `row` says so, and share
+/// Rows of a normalisation: two elements are in one row if `row` gives them one number, and share
 /// parameters if `parameter` does.
 struct Rows<'a> {
     row: &'a dyn Fn(&[usize]) -> usize,

@@ -74,7 +74,7 @@ proptest! {
         let t = laid_out(&twins[1], t_style, dtype);
         let w = laid_out(&twins[2], Style::Narrowed, dtype);
         let w = is_weighted.then_some(&w);
-        // What the operands hold, after rounding to their type.
+        // Values of the operands, after rounding to their type.
         let [x_twin, t_twin] = [&x, &t].map(download);
         let terms = |i: usize, x: f64| {
             let w = w.map_or(1.0, |_| twins[2].values[i]);

@@ -165,7 +165,7 @@ fn numbers_are_close_by_the_magnitude_of_the_second() {
     let closeness = Closeness { is_nan_equal: true, ..closeness };
     let y = a.isclose(&b, closeness).unwrap();
     assert_eq!(y.to_vec::<bool>().unwrap(), [true, false, true, true, false, true, false, false]);
-    // Of integers too, with a part of a whole number.
+    // Integers are compared too, within a tolerance that is not a whole number.
     let [a, b] = [&[10, 20][..], &[11, 23]].map(|x| Tensor::from_slice(shared(), [2], x).unwrap());
     let y = a.isclose(&b, Closeness { relative: 0.1, ..Default::default() }).unwrap();
     assert_eq!(y.to_vec::<bool>().unwrap(), [true, false]);

@@ -49,7 +49,7 @@ fn put_naive(
 
 type Arrive = fn(f64, f64) -> f64;
 
-/// What becomes of an element of a type, in numbers whose sums are exact in f32.
+/// The function of an element and an arriving value, for numbers whose sums are exact in f32.
 fn arrive(arrival: Arrival, dtype: DType) -> Arrive {
     match arrival {
         Arrival::Replace => |_, value| value,
@@ -195,7 +195,7 @@ fn check_reductions(dims: &[usize], axis: usize, count: usize, styles: [Style; 2
             for (found, expected) in [(scattered, of(&wide)), (by_slices, of(&spread))] {
                 let found = found.unwrap();
                 assert_eq!(found.dtype(), dtype);
-                // What a narrow type makes of it, which is only the same where nothing overflows.
+                // Elements are compared where the narrow type holds every value.
                 let holds = |y: &f64| match dtype {
                     DType::Bool => true,
                     DType::U8 => (0.0..256.0).contains(y),

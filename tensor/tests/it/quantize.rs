@@ -59,7 +59,7 @@ fn codes_and_values_are_those_of_the_libraries() {
             }
             assert!(bytes(part) == bytes(expected), "{name}");
         }
-        // What the library stored is read to its bits.
+        // Parts that the library stored decode to its bits.
         let stored = specs.iter().map(|spec| fixture[&format!("{case}.{}", spec.name)].clone());
         let stored = Quantized::from_parts(format, *weight.shape(), stored.collect()).unwrap();
         for (name, dtype) in [("float32", DType::F32), ("bfloat16", DType::BF16)] {

@@ -27,7 +27,7 @@ fn large_shapes() -> impl Strategy<Value = Vec<usize>> {
     ]
 }
 
-/// Those whose twins look at all earlier elements for each.
+/// Shapes for tests whose twins look at all earlier elements for each element.
 fn short_shapes() -> impl Strategy<Value = Vec<usize>> {
     prop_oneof![
         6 => shapes(),

@@ -36,8 +36,8 @@ fn magnitudes(x: &[f64]) -> Vec<f64> {
     x.iter().map(|x| x.abs()).collect()
 }
 
-/// Those of all element types, with the form that keeps dimensions, the twin, and whether there is
-/// a result for no elements.
+/// Reductions of all element types, each with the form that keeps dimensions, its twin, and whether
+/// there is a result for no elements.
 const OF_ALL: [(Axes, Axes, Twin, bool); 7] = [
     (Tensor::sum, Tensor::sum_keep, |x| x.iter().sum(), true),
     (Tensor::prod, Tensor::prod_keep, |x| x.iter().product(), true),

@@ -122,7 +122,7 @@ fn erfinv_turns_erf_back() {
     let values = Tensor::from_slice(shared(), [x.len()], &x).unwrap();
     let back = values.erf().unwrap().erfinv().unwrap().to_vec::<f64>().unwrap();
     for (x, back) in x.iter().zip(back) {
-        // What the rounding of erf leaves of the number: the slope there.
+        // The rounding error of erf, divided by the slope of erf there.
         let near = 4.0 * f64::EPSILON * (x * x).exp();
         assert!((x - back).abs() <= near, "{x}: {back}");
     }

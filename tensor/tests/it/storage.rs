@@ -1,4 +1,4 @@
-//! What a storage remembers: versions, sites, sharing; and threads that meet at its lock.
+//! State of a storage: versions, sites, sharing; and threads that meet at its lock.
 
 use std::thread;
 

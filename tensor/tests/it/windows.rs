@@ -132,7 +132,8 @@ proptest! {
             if kind == DeviceKind::Cuda && dtype.size_bytes() > 2 {
                 prop_assert_eq!(expected, [0; 3]);
             }
-            // Of one tap it is a product by the library, which has a workspace of its own.
+            // A convolution of one tap is a product by the library, which has a workspace of its
+            // own.
             if kind == DeviceKind::Cuda && w_dims[2..] == [1, 1] {
                 continue;
             }

@@ -1,9 +1,9 @@
 //! A pickle machine for plain data: numbers, text, lists, tuples, dictionaries.
 //!
-//! All else is refused. Values lie in one arena and refer to each other by number, so neither
+//! Other objects are refused. Values lie in one arena and refer to each other by number, so neither
 //! reading nor dropping them recurses, and memory is bounded by [`MEMORY_PER_BYTE`] and an absolute
-//! limit. A container that was put into another one may not change any more, which is why there are
-//! no cycles.
+//! limit. A container that was put into another one may not change any more, so that there are no
+//! cycles.
 
 use super::file::Limits;
 use super::memory::Memory;

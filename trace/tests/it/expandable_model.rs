@@ -66,7 +66,7 @@ struct Pair {
     shelf: PagedShelf,
     naive: Naive,
     live: Vec<u64>,
-    /// Of every block handed out, in turn.
+    /// Size of every block handed out, in turn.
     sizes: Vec<u64>,
 }
 

@@ -1,7 +1,7 @@
 //! A naive twin of PyTorch's rules with expandable segments.
 //!
-//! It has no blocks that are split or merged: it knows which pages have memory and what is live,
-//! and whatever is between is free.
+//! The twin has no blocks that are split or merged: it knows which pages have memory and what is
+//! live, and whatever is between is free.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -167,8 +167,8 @@ impl Naive {
         Some(Area { stream, size: segment, address, is_paged, is_whole, room: segment })
     }
 
-    /// Where a request could begin that maps what it lacks: an unmapped span, or the free area in
-    /// front of one, from which on nothing is live for long enough.
+    /// The lowest place of a request that maps missing pages: an unmapped span or the free area in
+    /// front of one, with enough addresses behind it where nothing is live.
     pub(crate) fn lowest_room(
         &self,
         size: u64,

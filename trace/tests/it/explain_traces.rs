@@ -33,7 +33,7 @@ fn start(snapshot: &Snapshot) -> Moment {
         match event.action {
             Action::Alloc => drop(live.remove(&event.address)),
             Action::FreeCompleted => {
-                // Who asked for it is not known.
+                // The site that asked for the block is not known.
                 let block = Block { requested_bytes: event.size_bytes, site: None };
                 live.insert(event.address, block);
             }
@@ -81,8 +81,8 @@ fn by_site(snapshot: &Snapshot, live: &Moment) -> HashMap<Option<Site>, (u64, u6
     sums
 }
 
-/// What rounding can add to requests: up to 511 bytes each, and a tail of up to 1 MiB to large
-/// ones.
+/// Fails unless `bytes` are the requests and what rounding can add to them: up to 511 bytes each,
+/// and a tail of up to 1 MiB to large ones.
 #[track_caller]
 fn check_rounded(bytes: u64, (blocks, requested_bytes): (u64, u64)) {
     let beyond_bytes = bytes.checked_sub(requested_bytes).expect("no block is less than asked for");

@@ -18,7 +18,7 @@ pub(crate) fn pickle(recording: &Recording) -> Vec<u8> {
     bytes
 }
 
-/// What a viewer should see first.
+/// The state that a viewer should show first.
 fn beginning(recording: &Recording) -> Beginning {
     let mut blocks = BTreeMap::new();
     for block in &recording.start {
@@ -93,7 +93,7 @@ proptest! {
             (events.collect::<Vec<_>>(), start.collect::<Vec<_>>())
         };
         prop_assert_eq!(shape(&imported, &new), shape(&recording, &old));
-        // What can be told in whole segments is; neighbours may have become one.
+        // Reserved bytes agree in sum: neighbouring segments may have become one.
         let held = |recording: &Recording| {
             recording.end.iter().map(|range| range.size_bytes).sum::<u64>()
         };

@@ -22,7 +22,7 @@ pub(crate) enum Op {
         index: usize,
         pages: u64,
     },
-    /// What is free at the end of a segment goes, up to so many pages.
+    /// Free memory at the end of a segment goes, up to `pages` pages.
     Shrink {
         index: usize,
         pages: u64,

@@ -119,7 +119,7 @@ proptest! {
     }
 }
 
-/// What the naive twin of the rules reserves at most, by the events of a snapshot of one stream.
+/// The most that the naive twin of the rules reserves, by the events of a snapshot of one stream.
 fn naive_peak_bytes(recording: &Recording, settings: &TorchSettings) -> u64 {
     let mut naive = Naive::new(settings.clone(), PagedShelf::new(1 << 40));
     let mut addresses = std::collections::HashMap::new();

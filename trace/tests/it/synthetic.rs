@@ -65,7 +65,7 @@ impl Recorder {
         });
     }
 
-    /// What has happened up to now is what was there before.
+    /// Makes the present state the beginning of the recording.
     pub(crate) fn begin(&mut self) {
         self.recording.events.clear();
         self.recording.start = self.live.values().cloned().collect();
@@ -157,7 +157,7 @@ const SITES: [(&str, u32, &str); 10] = [
     ("src/train/loss.rs", 33, "cross_entropy"),
 ];
 
-/// Steps of training until there are so many events: a saw tooth of activations, with an
+/// Steps of training until there are `event_count` events: a saw tooth of activations, with an
 /// allocation that grows by a little each step and one request that is too large.
 pub(crate) fn training(event_count: usize) -> Recording {
     use Category::{Activation, Gradient, Input, OptimizerState, Other, Parameter, Workspace};

@@ -110,7 +110,7 @@ fn integers(bytes: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// What a script makes of the columns, compared with a recount.
+/// Compares the columns, as a script reads them, with a recount.
 fn check_data(recording: &Recording) {
     let data = Data::of(recording);
     let expected = lives(recording);
@@ -191,7 +191,7 @@ fn page_of_a_training_run_and_of_real_traces_holds_what_was_recorded() {
     }
 }
 
-/// Live bytes by category and reserved bytes after so many events.
+/// Live bytes by category, and reserved bytes, after the first `moment` events.
 fn levels(recording: &Recording, moment: usize) -> ([u64; 7], u64) {
     let mut live = [0; 7];
     for block in lives(recording).iter().filter(|block| block.is_live_at(moment)) {
@@ -264,7 +264,7 @@ fn palette_has_a_colour_for_every_category_in_light_and_dark() {
         let digits = colour.trim_start_matches('#');
         assert!(digits[..6].chars().all(|digit| digit.is_ascii_hexdigit()), "{colour}");
     }
-    // What the scripts of a page share is written once.
+    // Functions that the scripts of a page share are written once.
     for function in ["formatBytes", "formatTime", "stepFor", "count"] {
         let definition = format!("function {function}(");
         assert!(FORMAT_SCRIPT.contains(&definition) && !SCRIPT.contains(&definition), "{function}");

@@ -191,7 +191,7 @@ struct Segment {
     stream: i64,
 }
 
-/// What a viewer shows before the first event.
+/// The state that a viewer shows before the first event.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Beginning {
     /// Address to requested bytes, and whether the block waits for another stream.

@@ -4,9 +4,6 @@ use super::Finding;
 use super::rust::contains_word;
 use crate::tree::{File, Tree};
 
-/// The folders of the crates whose comments all begin with their subject.
-const CLEAN: &[&str] = &["scoreboard", "trainer", "xtask"];
-
 /// Comments with a pronoun for a person that the code does not have, and comments that are no more
 /// than a question word or a noun.
 pub fn check_meaning(tree: &Tree) -> Vec<Finding> {
@@ -59,10 +56,9 @@ fn is_bare_noun(sentence: &str) -> bool {
         && words.next().is_none()
 }
 
-/// Paragraphs of comments in the crates of `CLEAN` that [`findings_in`] refuses.
+/// Paragraphs of comments that [`findings_in`] refuses.
 pub fn check_openings(tree: &Tree) -> Vec<Finding> {
-    let is_clean = |file: &&File| CLEAN.contains(&file.folder());
-    tree.rust_files().filter(is_clean).flat_map(findings_in).collect()
+    tree.rust_files().flat_map(findings_in).collect()
 }
 
 /// Paragraphs of comments that open without a subject, and phrases that count by pointing at other

@@ -183,7 +183,7 @@ impl Layout {
     }
 
     /// The whole pages of the smallest hole that has enough of them, the lowest one on ties.
-    /// `enough` are the pages of a hole that has: only holes before it are searched.
+    /// `enough` are pages of one such hole: only holes before it in this order are searched.
     fn smallest_run(&self, size_bytes: usize, enough: Part) -> Part {
         let end = self.nodes[enough.hole as usize].key();
         let mut from = key(size_bytes.max(self.page_bytes), 0);

@@ -22,7 +22,7 @@ const SANITIZER: &str = "LOWTIDE_PRETEND_SANITIZER";
 /// Where the workspace is, for tests that have been carried to another machine.
 const WORKSPACE: &str = "LOWTIDE_TEST_WORKSPACE";
 
-/// What the tests of a crate run on. Each test takes it with [`TestDriver::take`] or
+/// The driver that the tests of a crate run on. Each test takes it with [`TestDriver::take`] or
 /// [`TestDriver::pretend`].
 #[derive(Clone, Copy, Debug)]
 pub struct TestDriver<'a> {
@@ -34,11 +34,11 @@ pub struct TestDriver<'a> {
     pub kernels: &'a [KernelFolder<'a>],
     /// How the kernels are compiled.
     pub watch: Watch,
-    /// What a pretend device has.
+    /// Capacity of a pretend device.
     pub capacity_bytes: usize,
-    /// Pages of a pretend device.
+    /// Size of a page of a pretend device.
     pub page_bytes: usize,
-    /// What a context takes on a pretend device.
+    /// Memory that a context takes on a pretend device.
     pub context_bytes: usize,
 }
 

@@ -29,7 +29,7 @@ pub enum Watch {
     Barriers,
 }
 
-/// What to build: the pretend driver, and beside it kernels for the processor.
+/// Inputs of a build: the pretend driver, and beside it kernels for the processor.
 #[derive(Clone, Debug)]
 pub struct Library<'a> {
     /// The folder with the driver's sources, `xtask/pretend-gpu`.
@@ -44,7 +44,7 @@ pub struct Library<'a> {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LibraryError {
-    /// It is for another machine.
+    /// The machine is not one that the pretend driver is made for.
     #[error("the pretend driver is for Linux on x86-64")]
     OtherMachine,
     /// A file is not there, or cannot be written.
@@ -52,27 +52,27 @@ pub enum LibraryError {
     File {
         /// The file of the library.
         path: PathBuf,
-        /// What the system says of it.
+        /// Error of the system.
         #[source]
         cause: io::Error,
     },
     /// There is no compiler.
     #[error("no C++ compiler `{compiler}`: {cause}")]
     NoCompiler {
-        /// What was started.
+        /// Name of the compiler.
         compiler: String,
-        /// What the system says of it.
+        /// Error of the system.
         #[source]
         cause: io::Error,
     },
     /// The compiler does not take a source.
     #[error("{compiler} does not compile {file:?}:\n{message}")]
     Refused {
-        /// Which compiler.
+        /// Name of the compiler.
         compiler: String,
-        /// Which source.
+        /// Path of the source.
         file: PathBuf,
-        /// What it said.
+        /// Message of the compiler.
         message: String,
     },
 }
@@ -86,10 +86,10 @@ const OTHER_NAMES: [&str; 3] = ["libnvrtc.so.12", "libcublasLt.so.12", "libnccl.
 const WARNINGS: [&str; 7] =
     ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"];
 
-/// What is common to kernels need not be of use to each, and says things to another compiler.
+/// Functions that kernels share are not used in every file, and pragmas are for another compiler.
 const KERNEL_WARNINGS: [&str; 2] = ["-Wno-unused-function", "-Wno-unknown-pragmas"];
 
-/// What tells the executor of each access, and what kernels are not to do.
+/// Flags that report each access to the executor, and end the process at undefined operations.
 const WATCH: [&str; 2] = [
     "-fsanitize=thread,alignment,bounds,integer-divide-by-zero,shift",
     "-fno-sanitize-recover=alignment,bounds,integer-divide-by-zero,shift",
@@ -269,12 +269,12 @@ impl Build {
         command.args(WARNINGS).args(flags).args(KERNEL_WARNINGS).args(["-c", "-I"]);
         command.arg(&self.include).arg(&file);
         self.make(command, &file, &object)?;
-        // It is of no use any more, and does no harm.
+        // The source is not needed any more, and does no harm if it stays.
         let _ = fs::remove_file(&file);
         Ok(object)
     }
 
-    /// What the driver reads of a file without PTX, kept like objects.
+    /// The entries that the driver reads for a file without PTX, kept like objects.
     fn entries(&self, kernels: &KernelFile) -> Result<String, LibraryError> {
         let source = kernels.whole_source();
         let of = hash([self.compiler.as_bytes(), source.as_bytes()].into_iter());
@@ -321,7 +321,7 @@ impl Build {
     /// Runs the compiler. Others, who may build the same right now, see the whole file or none.
     fn make(&self, mut command: Command, file: &Path, into: &Path) -> Result<(), LibraryError> {
         let (compiler, fresh) = (self.compiler.clone(), fresh_for(into));
-        // What this process is started with is not for the compiler.
+        // A library that is preloaded into this process is not for the compiler.
         let output = command.env_remove("LD_PRELOAD").arg("-o").arg(&fresh).output();
         let output = output
             .map_err(|cause| LibraryError::NoCompiler { compiler: compiler.clone(), cause })?;

@@ -1,9 +1,10 @@
 //! The controls of the pretend driver, which tests load in place of the real one.
 //!
-//! It is a library with the driver's entry points, in `xtask/pretend-gpu`. Devices have memory of
-//! the host, of an exact capacity; work is queued and run as late as the driver's documentation
-//! allows, or in an order drawn from a seed; any call can be made to fail. Kernels run on the
-//! processor, compiled from the same source, and are told apart by the names in their image.
+//! The pretend driver is a library with the driver's entry points, in `xtask/pretend-gpu`. Devices
+//! have memory of the host, of an exact capacity; work is queued and run as late as the driver's
+//! documentation allows, or in an order drawn from a seed; any call can be made to fail. Kernels
+//! run on the processor, compiled from the same source, and are told apart by the names in their
+//! image.
 
 mod harness;
 mod library;

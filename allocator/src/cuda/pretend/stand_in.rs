@@ -1,4 +1,4 @@
-//! What stands for compiled kernels on the pretend driver: which kernels a source has.
+//! Stand-ins for compiled kernels on the pretend driver: text that names the kernels of a source.
 
 use std::fmt::Write;
 
@@ -20,9 +20,9 @@ pub(super) fn is_of_source(image: &str, source: &str) -> bool {
     image.starts_with(&of_source(source))
 }
 
-/// What the driver reads of a file of kernels that no compiler for devices has seen: their names,
-/// and how many threads a block may have, from the source after the preprocessor. What they take it
-/// asks those that were compiled for the processor.
+/// The text that the driver reads in place of compiled kernels: their names, and how many threads a
+/// block may have, from the source after the preprocessor. The driver asks the kernels that were
+/// compiled for the processor which parameters they take.
 pub(super) fn entries_of(source: &str, preprocessed: &str) -> String {
     let mut text = of_source(source) + "// parameters of the source\n.version 8.0\n.target sm_80\n";
     for kernel in preprocessed.split("__global__").skip(1) {

@@ -228,8 +228,8 @@ fn bytes_in(text: &str, name: &str) -> Option<usize> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()? << 10)
 }
 
-/// Resident bytes of files of which a part can be executed, by the text of `/proc/self/smaps`:
-/// pages that were written to, which are no longer the file's, aside.
+/// Resident bytes of files of which a part can be executed, by the text of `/proc/self/smaps`.
+/// Pages that were written to do not count: they are no longer the file's.
 fn code_bytes(maps: &str) -> usize {
     let (mut programs, mut by_file) = (HashSet::new(), Vec::new());
     for line in maps.lines() {

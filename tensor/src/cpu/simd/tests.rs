@@ -54,7 +54,7 @@ fn every_instruction_set_computes_the_same() {
     });
 }
 
-/// So many vectors of numbers whose sum depends on the order.
+/// Sums each of this number of vectors, whose sums depend on the order.
 struct SumEach(usize);
 
 impl<T: Float> SimdKernel<T> for SumEach {

@@ -22,10 +22,10 @@ const NAMES: [(&str, usize); 4] = [
     ("libnvrtc.so", 0),
 ];
 
-/// The compiler asks the system's loader for this part of it.
+/// The library that the compiler itself asks the system's loader for.
 const BUILTINS: &str = "libnvrtc-builtins.so";
 
-/// Later versions of CUDA may make code that this driver does not load.
+/// Version numbers of one major. A later major may compile code that this driver does not load.
 const VERSIONS_OF_A_MAJOR: usize = 1000;
 
 function_table! {

@@ -1,7 +1,7 @@
 //! NCCL: bytes from one NVIDIA device to another, where the library is found.
 //!
-//! It is asked for messages alone, which have no types. What several ranks sum they sum themselves,
-//! in an order of their own.
+//! NCCL carries messages alone, which have no types. Ranks compute their sums themselves, in an
+//! order of their own.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fmt;

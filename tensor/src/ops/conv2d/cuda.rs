@@ -21,7 +21,7 @@ pub(super) const TILE: usize = 64;
 /// `TILE_THREADS` of `common.cu`.
 pub(super) const TILE_THREADS: u32 = 256;
 
-/// Blocks of a grid in its second and third direction.
+/// The most blocks of a grid in its second and third direction.
 pub(super) const BLOCKS_MAX: usize = 65_535;
 
 /// The grid of a product, if the kernels, which count in 32 bits, can compute it.

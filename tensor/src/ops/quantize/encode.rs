@@ -64,13 +64,13 @@ fn middles(map: &[f32]) -> Vec<f32> {
     map.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect()
 }
 
-/// The code of the nearest value; the lower one halfway between two. NaN has the last.
+/// The code of the value nearest to x; the lower one halfway between two. NaN has the last code.
 fn code(middles: &[f32], x: f32) -> u8 {
     middles.partition_point(|&middle| x > middle || x.is_nan()) as u8
 }
 
-/// A block's largest magnitude, and its values by it. As the library: a whole block is multiplied,
-/// what is left at the end divided.
+/// A block's largest magnitude, and its values divided by it. Rounding follows the library: a whole
+/// block is multiplied by the inverse, a shorter one at the end is divided.
 fn scaled(block: &[f32], len: usize) -> (f32, impl Iterator<Item = f32> + '_) {
     let largest = block.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
     let divisor = largest.max(SCALE_MIN);
@@ -135,7 +135,7 @@ fn nf4(values: &[f32], double: bool) -> Vec<Vec<u8>> {
     vec![pairs, nested_codes, bytes_of(&nested_scales), bytes_of(map), bytes_of(&[offset])]
 }
 
-/// The scale as it is stored, and the codes: the scale before it is rounded divides.
+/// The scale as it is stored, and the codes, which are computed by the scale before it is rounded.
 fn q8_0(block: &[f32]) -> Vec<u8> {
     let largest = block.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
     let scale = largest / 127.0;

@@ -1,8 +1,9 @@
 //! Products of 8-bit integers: dynamic quantisation of the rows of x, each by its own largest
 //! magnitude, beside a weight whose rows are in 8 bits.
 //!
-//! It is the vector-wise product of Dettmers, Lewis, Belkada and Zettlemoyer, "LLM.int8(): 8-bit
-//! matrix multiplication for transformers at scale" (2022), without their outliers in 16 bits.
+//! The algorithm is the vector-wise product of Dettmers, Lewis, Belkada and Zettlemoyer,
+//! "LLM.int8(): 8-bit matrix multiplication for transformers at scale" (2022), without their
+//! outliers in 16 bits.
 
 use super::{QuantFormat, Quantized, cpu};
 use crate::cost::{Cost, OpClass};
@@ -31,8 +32,8 @@ impl Tensor {
     /// rounded once to the type of x: the bits are the same with any instructions and threads. A
     /// row of zeros gives the bias. One with NaN or an infinity gives NaN in its row of y.
     ///
-    /// It takes workspace for the codes of x, a byte for each element and up to 140 more for each
-    /// row. Where a processor has no instructions for bytes, it may be slower than decoding.
+    /// Workspace holds the codes of x: a byte for each element, and up to 140 more for each row.
+    /// Where a processor has no instructions for bytes, the product may be slower than decoding.
     ///
     /// # Shapes
     /// `x: [.., I], w: [O, I], b: [O] → [.., O]`

@@ -75,7 +75,7 @@ impl Tensor {
     }
 }
 
-/// The whole numbers between which a type has all of them.
+/// The range in which a type represents every whole number.
 fn exact_range(dtype: DType) -> (i64, i64) {
     let around_zero = |bits: u32| (-(1 << bits), 1 << bits);
     match dtype {

@@ -47,7 +47,7 @@ pub(super) struct Dimension {
 /// Positions of y that follow each other in x too.
 #[derive(Debug, PartialEq)]
 struct Run {
-    /// The first one's position in x; `None` is the fill.
+    /// Position of the first element in x; `None` is the fill.
     from: Option<usize>,
     step: Step,
     len: usize,

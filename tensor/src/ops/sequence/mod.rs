@@ -48,7 +48,7 @@ impl FullKernel for Fill {
         let value = move |index: usize| match sequence {
             Sequence::Range { start, step } => start + index as f64 * step,
             Sequence::Between { start, count: 1, .. } => start,
-            // Each half from its end, so that both are exact.
+            // Each half counts from its end of the range, so that both ends are exact.
             Sequence::Between { start, end, count } => {
                 let step = (end - start) / (count - 1) as f64;
                 match index < count / 2 {
@@ -89,7 +89,7 @@ impl Tensor {
     /// [`Tensor::to_dtype`] does. Empty where the steps lead away from the end.
     ///
     /// # Errors
-    /// `OutOfMemory`, for a step of 0 too.
+    /// `OutOfMemory`, also for a step of 0, which gives infinitely many numbers.
     #[track_caller]
     pub fn arange(device: &Device, range: Range<f64>, step: f64, dtype: DType) -> Result<Tensor> {
         // A NaN or a negative count becomes 0, an infinite one more than any memory holds.

@@ -14,7 +14,7 @@ use crate::layout::{Layout, Nest};
 /// The pointers that a launch of an NVIDIA device can take: parameter, gradient, states and scalars
 /// of each tensor. Together with the lengths they fill the arguments that a driver takes.
 pub(super) const POINTERS_MAX: usize = 328;
-/// The number of tensors whose lengths fit such a launch.
+/// The most tensors whose lengths fit a launch beside these pointers.
 pub(super) const TENSORS_MAX: usize = 82;
 
 /// Reads gradient and scalars, writes parameter and states, item by item.

@@ -1,4 +1,5 @@
-//! Images of another size: the nearest pixel, or the four around weighted by distance.
+//! Resized images: a pixel of y is the nearest pixel of x, or the four around it weighted by
+//! distance.
 //!
 //! x: [B, C, H, W], y: [B, C, H', W'].
 

@@ -62,7 +62,7 @@ fn fill_and_copy_reach_every_element_of_a_view_and_no_other() {
     });
 }
 
-/// The value of 16 bits with so many of them for the exponent.
+/// The value of 16 bits, `exponent_bits` of which are the exponent.
 fn value_of(bits: u16, exponent_bits: u32) -> f64 {
     let mantissa_bits = 15 - exponent_bits;
     let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
@@ -82,7 +82,7 @@ fn nearest(value: f64, exponent_bits: u32) -> Vec<u16> {
     if value.is_nan() {
         return all.filter(|&bits| value_of(bits, exponent_bits).is_nan()).collect();
     }
-    // What would be the next number above the largest rounds to infinity.
+    // The number that would come next after the largest rounds to infinity.
     let infinity = 2_f64.powi(1 << (exponent_bits - 1));
     let within = |value: f64| value.clamp(-infinity, infinity);
     let candidates = all.filter(|&bits| {

@@ -150,7 +150,7 @@ fn first_label_that_is_no_class_is_told() {
             };
             assert_eq!(words(lab.bytes_of(&bad)), expected);
             assert_eq!(lab.floats_of(&sum)[0].is_nan(), expected[0] != 0);
-            // Who was told of a label before is not told of another.
+            // A record that names a label already keeps it.
             let (told, sum) = (lab.labels(&[9, 8, 7]), lab.room(4));
             let results = [sum.write(), count.write(), told.write()];
             let arguments = [&results[..], &sources].concat();

@@ -16,7 +16,7 @@ fn planted(name: &str, file: &str, change: impl Fn(&str, String) -> String) -> P
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("planted").join(name);
     fs::create_dir_all(&folder).unwrap();
     let kernels = kernel_files(&from).unwrap();
-    // Of a file for several types the first one.
+    // The first one is taken where a file is for several types.
     let is_of_file = |kernels: &KernelFile| kernels.path.ends_with(format!("{file}.cu"));
     let kernels = kernels.into_iter().find(is_of_file).unwrap();
     let common = kernels.common.trim_start_matches("#define STORED f32\n").to_owned();

@@ -75,7 +75,7 @@ pub(crate) struct Inputs {
 }
 
 impl Inputs {
-    /// The same numbers on every device.
+    /// Inputs with the same numbers on every device.
     pub(crate) fn new(device: &Device, dtype: DType) -> Self {
         // Divided by 3, so that sums round and their order shows.
         let make = |dims: &[usize], seed| {
@@ -133,7 +133,7 @@ impl Inputs {
         }
     }
 
-    /// The same inputs again, with copies of those that operations write.
+    /// These inputs, with copies of the tensors that operations write.
     pub(crate) fn fork(&self) -> Self {
         let [a, m, v] = [&self.a, &self.m, &self.v].map(|x| x.copied().unwrap());
         Inputs { a, m, v, ..self.clone() }
@@ -234,7 +234,7 @@ pub(crate) fn ops_of(dtype: DType) -> Vec<Op> {
     listed.filter(|op| op.half || !is_half).collect()
 }
 
-/// Those for f32.
+/// Operations of f32.
 pub(crate) fn all_ops() -> Vec<Op> {
     ops_of(DType::F32)
 }

@@ -65,8 +65,8 @@ impl Recording {
     /// Reads what [`write_json_lines`](Recording::write_json_lines) wrote.
     ///
     /// # Errors
-    /// If it cannot be read, is malformed, contradicts itself, or is larger than `limits`; with the
-    /// offset in the file.
+    /// The file cannot be read, is malformed, contradicts itself, or is larger than `limits`. The
+    /// error has the offset in the file.
     pub fn read_json_lines(file: impl BufRead, limits: Limits) -> Result<Recording, TraceError> {
         reader::read(file, limits)
     }

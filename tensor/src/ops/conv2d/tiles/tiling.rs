@@ -221,7 +221,7 @@ pub(super) struct Taps<'a, E> {
 }
 
 impl<'a, T: Element> Taps<'a, T> {
-    /// The same memory as a tile of the type that is stored.
+    /// These taps, with the memory of the tile read as elements of the type that is stored.
     pub(super) fn of_stored<E: Element>(self) -> Taps<'a, E> {
         let Taps { tile, image_count, image_len, offsets, first_k } = self;
         Taps { tile: bytemuck::cast_slice(tile), image_count, image_len, offsets, first_k }
