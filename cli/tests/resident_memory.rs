@@ -1,8 +1,8 @@
 //! The budget is about memory that is really there: what the process takes from the system.
 
-/// What a run may take beside the device's reserved bytes and the loaders' batches: the allocator's
-/// ring of records (8 MiB when it is full, a few here), stacks and heaps of the threads of device
-/// and loaders. Against hundreds of MiB it is small.
+/// Memory that a run may take beside the device's reserved bytes and the loaders' batches: the
+/// allocator's ring of records (8 MiB when it is full, a few here), stacks and heaps of the threads
+/// of device and loaders. The bound is small against hundreds of MiB.
 #[cfg(target_os = "linux")]
 const BESIDE_BYTES: usize = 16 << 20;
 

@@ -95,7 +95,7 @@ impl PlanFile {
         }
     }
 
-    /// The file.
+    /// The path of the file that the plan was read from.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

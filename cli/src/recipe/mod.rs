@@ -61,7 +61,7 @@ use prune::Start;
 
 use crate::run_dir::RunDir;
 
-/// So many that the steps of a run can be counted.
+/// A bound on epochs that keeps the step count of a run within 64 bits.
 pub(crate) const EPOCHS_MAX: u64 = 1 << 32;
 /// More than any data set that fits on a machine.
 pub(crate) const BATCH_SIZE_MAX: u64 = 1 << 32;

@@ -74,7 +74,7 @@ fn rates_are_kept_for_the_plans_of_this_machine() {
     assert!(plan["survey"][0]["step_seconds"].as_f64() > Some(0.0), "{plan}");
     let words = run(place, "plan small.toml --threads 1 --budget 1MiB,2MiB").check_done();
     assert!(words.contains(&format!("time of a step by the rates measured on {day}")), "{words}");
-    // The same file, the same words.
+    // Two plans by one file of rates print the same words.
     assert_eq!(run(place, arguments).check_done(), run(place, arguments).check_done());
 
     let summary =

@@ -26,11 +26,11 @@ epochs = 2
 clip_norm = 1.0
 ";
 
-/// What writes, syncs and renames, under the names that it has on any processor.
+/// System calls that write, sync and rename, under their names on all processors.
 const WRITES: &str =
     "write,pwrite64,fsync,fdatasync,?rename,?renameat,renameat2,?mkdir,mkdirat,fallocate";
 
-/// What also changes files, but takes no room.
+/// System calls that change files but take no room.
 const REMOVALS: &str = "?unlink,unlinkat,?rmdir,ftruncate";
 
 /// Every file below a folder, by its path.
@@ -51,7 +51,7 @@ fn read_tree(folder: &Path) -> Tree {
     }
     let mut tree = Tree::new();
     add(&mut tree, folder, "");
-    // What a run has beside its files while it goes on, and after it has failed.
+    // Files that a run keeps beside its own, while it goes on or after it has failed, are left out.
     tree.retain(|place, _| !place.starts_with("/.") && !place.starts_with("/unfinished/"));
     tree
 }
@@ -115,7 +115,7 @@ impl Drill {
         Some(lines)
     }
 
-    /// What lies in `cut` now is the earlier run, or the undisturbed one; whether it is that.
+    /// Checks that `cut` holds the earlier run or the undisturbed one. True if it is the latter.
     #[track_caller]
     fn is_published(&self, what: &str) -> bool {
         // Ends a publication that was cut off. There is a model at every moment.

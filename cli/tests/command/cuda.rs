@@ -83,7 +83,7 @@ mod on_the_pretend_device {
         for fact in ["NVIDIA device 0", "Outside the allocator", "cuBLASLt 120800 in f32"] {
             assert!(page.contains(fact), "the page does not say `{fact}`");
         }
-        // What the pretend device has: it charges nothing for its context.
+        // The pretend device has 64 MiB, and charges nothing for its context.
         let outside_bytes = found["outside_bytes"].as_u64().expect("a number");
         assert_eq!(outside_bytes + found["budget_bytes"].as_u64().expect("a number"), 64 << 20);
         assert!(outside_bytes >= 2 << 20, "{found}");

@@ -201,7 +201,7 @@ fn disk_that_something_else_fills_costs_no_checkpoint_that_is_there() {
     assert!(names.contains("step-000001") || names.contains("step-000002"), "{names}");
 }
 
-/// What a shell script prints that may mount file systems; the first is for a folder `disk`. `None`
+/// Output of a shell script that may mount file systems, for which there is a folder `disk`. `None`
 /// if this user may mount none.
 fn with_own_mounts(place: &Place, script: &str) -> Option<String> {
     std::fs::create_dir(place.path("disk")).expect("a folder");

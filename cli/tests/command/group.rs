@@ -11,7 +11,7 @@ pub(crate) fn after(place: &Place, first: &str, arguments: &str) -> Outcome {
     Outcome::of(&mut command_after(place, first, arguments))
 }
 
-/// The same, ready to run.
+/// A command, ready to run, that starts `lowtide` in a shell after `first`.
 pub(crate) fn command_after(place: &Place, first: &str, arguments: &str) -> Command {
     let script = format!("{first} && exec \"$0\" {arguments}");
     let mut shell = Command::new("sh");
@@ -46,7 +46,7 @@ impl Group {
         Some(group)
     }
 
-    /// What a shell does to be in it.
+    /// A shell command that moves the shell into the group.
     pub(crate) fn join(&self) -> String {
         format!("echo $$ >{}", self.folder.join("cgroup.procs").display())
     }

@@ -147,7 +147,7 @@ fn run_folders_that_cannot_be_are_named() {
     place.run("train --epochs 1 --out /dev/full/run").check_refused(1, &["/dev/full/run"]);
     place.run("train --epochs 1 --out /proc/run").check_refused(1, &["/proc/run"]);
     assert_eq!(place.read("file"), b"mine");
-    // It would fail at the end, with the training lost.
+    // Writing the summary would fail at the end of the run, with the training lost.
     fs::create_dir_all(place.path("run/summary.json")).expect("folders");
     place.run("train --epochs 1 --out run").check_refused(1, &["summary.json: is a directory"]);
     assert_eq!(place.list("run"), ["summary.json"]);

@@ -14,7 +14,7 @@ pub(crate) const FILES: [&str; 5] =
 /// An empty folder, removed at the end.
 pub(crate) struct Place(TempDir);
 
-/// What a command came to.
+/// The exit code and the output of a command.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// The exit code; absent when a signal ended it.
@@ -94,14 +94,15 @@ impl Outcome {
         }
     }
 
-    /// It worked; its standard output.
+    /// Checks that the command succeeded, and returns its standard output.
     #[track_caller]
     pub(crate) fn check_done(self) -> String {
         assert_eq!(self.code, Some(0), "{self:?}");
         self.stdout
     }
 
-    /// It refused with `code` and a single line that has all of `words`; that line.
+    /// Checks that the command refused with `code` and a single line that has all of `words`, and
+    /// returns the line.
     #[track_caller]
     pub(crate) fn check_refused(self, code: i32, words: &[&str]) -> String {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -111,7 +112,8 @@ impl Outcome {
         line.to_owned()
     }
 
-    /// It failed on its way, with `code` and a last line that has all of `words`.
+    /// Checks that the command failed on its way, with `code` and a last line that has all of
+    /// `words`.
     #[track_caller]
     pub(crate) fn check_failed(self, code: i32, words: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:?}");

@@ -96,7 +96,7 @@ fn layers_with_adapters_are_chosen_by_name() {
     let (_, all) = trained("all-linear");
     let (some, count) = trained("q_proj,v_proj");
     assert_eq!(some, json!(["q_proj", "v_proj"]));
-    // Of seven layers of a block.
+    // Two of the seven layers of a block have adapters.
     assert_eq!(2 * all, 7 * count);
     let (_, first) = trained(r"/.*layers\.0\..*_proj/");
     assert_eq!(2 * first, all, "of two blocks");

@@ -79,7 +79,8 @@ fn least_budget_has_a_plan_and_a_byte_less_has_none() {
     for device in ["", "--device h100:80GiB"] {
         let least = json(&place.run(&format!("{model} {device} --least --json")).check_done());
         let bytes = least["budget_bytes"].as_u64().expect("bytes");
-        // What an NVIDIA device copies ahead may lie such that other blocks lie better.
+        // On an NVIDIA device, blocks that are copied ahead may improve the placement of others.
+        // The peak is then below the budget.
         assert!(least["predicted_peak_bytes"].as_u64() <= Some(bytes), "{device}: {least}");
         let within = |options: &str| place.run(&format!("{model} {device} --budget {options}"));
         let mut plan = json(&within(&format!("{bytes}B --json")).check_done());
@@ -132,7 +133,7 @@ fn adapters_learn_within_the_plan_and_alone_are_saved() {
     assert_eq!(written, format!("{}\n", answer["text"].as_str().expect("a text")));
     place.run("generate llama --prompt after --tokens 4").check_done();
 
-    // What the run learned is in the weights of the whole.
+    // Exported weights of the whole model include the adapters that the run learned.
     fs::create_dir(place.path("merged.partial")).expect("a folder of the user's");
     place.run("export run merged").check_done();
     assert!(place.path("merged.partial").is_dir());
@@ -168,7 +169,7 @@ fn models_and_runs_are_exported_as_gguf_files() {
     assert!(sizes.windows(2).all(|pair| pair[1] < pair[0]), "{sizes:?}");
     assert!(place.read("f32.gguf") == plain);
 
-    // What a run learned is in its file, and nothing else differs.
+    // An exported file has the weights that the run learned, and nothing else differs.
     let options = "--lora 4 --base int8 --seq 16 --batch 8 --epochs 1 --quiet --out run";
     place.run(&format!("finetune llama texts.jsonl {options}")).check_done();
     place.run("export run run.gguf --format gguf --type f32").check_done();

@@ -14,7 +14,7 @@ use crate::train::SMALL;
 
 const MIB: usize = 1 << 20;
 
-/// What a command says in JSON.
+/// The JSON that a command prints.
 #[track_caller]
 fn told(place: &Place, arguments: &str) -> Value {
     let text = place.run(&format!("{arguments} --json")).stdout;
@@ -130,8 +130,8 @@ fn peak_of(command: &mut Command, measure: impl Fn(&Child) -> usize) -> usize {
     peak_bytes
 }
 
-/// What a process takes: resident memory, each page counted once however often it is mapped, and
-/// the tables that say where pages are.
+/// Memory of a process: resident pages, each counted once however often it is mapped, and page
+/// tables.
 fn taken_by(child: &Child) -> usize {
     let bytes = |file: &str, name: &str| {
         let path = format!("/proc/{}/{file}", child.id());

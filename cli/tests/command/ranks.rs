@@ -19,7 +19,7 @@ const TASKS: [(&str, &str); 3] = [
     ),
 ];
 
-/// What every number of ranks has to come to.
+/// The values that are equal for every number of ranks.
 fn learned(summary: &Value) -> [&Value; 5] {
     let names = ["final_state_hash", "test_loss", "train_loss_last", "steps", "batch_size"];
     names.map(|name| &summary[name])
@@ -78,7 +78,8 @@ fn what_is_divided_changes_no_bit_of_any_model_and_goes_on_undivided() {
     }
 }
 
-/// What does not fit ranks that keep all of it fits those that divide it, without being asked.
+/// A task that does not fit ranks with whole states fits ranks that shard them. Sharding needs no
+/// option.
 #[test]
 fn states_are_divided_where_the_budget_asks_for_it() {
     let place = Place::new();
@@ -93,7 +94,7 @@ fn states_are_divided_where_the_budget_asks_for_it() {
     assert_eq!(least(""), least("--zero 2").min(least("--zero 3")));
     let budget = format!("--budget {divided}B");
     let trained = place.train(&format!("{task} {budget}"), "run");
-    // Of the ways that fit, the fastest by the plan.
+    // The run takes the parallelism that is the fastest by the plan among those that fit.
     let plan = place.run(&format!("plan {task} {budget} --json")).check_done();
     let plan: Value = serde_json::from_str(&plan).expect("JSON");
     let ways = plan["ways"].as_array().expect("a list").iter();
@@ -182,7 +183,7 @@ fn a_transformer_that_fits_no_rank_is_trained_in_stages() {
     assert!(distance(&many, &one, "test_loss") < 1e-5);
     assert_eq!(many["predicted_peak_bytes"], many["measured_peak_bytes"]);
     assert!(many["measured_peak_bytes"].as_u64() <= Some(budget));
-    // What goes from block to block for all samples, and the gradient of the table.
+    // Stages send the values between blocks for all samples, and the gradient of the token table.
     let plan = place.run("plan task.toml --ranks 4 --pipeline --json").check_done();
     let plan: Value = serde_json::from_str(&plan).expect("JSON");
     let sent = plan["stages"].as_array().expect("a list").iter();
@@ -212,8 +213,8 @@ fn ranks_that_share_features_train_as_one_does_and_go_on_in_any_way() {
     let plan = place.run("plan task.toml --ranks 2 --tensor-parallel --json").check_done();
     let plan: Value = serde_json::from_str(&plan).expect("JSON");
     assert_eq!(plan["predicted_peak_bytes"], many["predicted_peak_bytes"]);
-    // Of each of 16 x 12 positions: the embedding once, what goes into and comes out of four
-    // branches and of the output layer, and three numbers by rank for its loss.
+    // Each of 16 x 12 positions sends its embedding once, the inputs and outputs of four branches
+    // and of the output layer, and three numbers by rank for its loss.
     let position = (1 + 8 + 1) * 16 * 4 + 2 * 3 * 4;
     assert_eq!(plan["sent_bytes"], 16 * 12 * position);
     // Beside the other ways.
@@ -343,7 +344,7 @@ mod processes {
     use super::{TASKS, learned};
     use crate::place::{Outcome, Place, is_deep, skip};
 
-    /// `lowtide` in so many processes.
+    /// `lowtide` in `count` processes.
     fn command(place: &Place, count: usize, arguments: &str) -> Command {
         let one = place.command(arguments);
         let mut command = Command::new("mpirun");
@@ -475,7 +476,7 @@ mod processes {
             for count in [2, 1] {
                 let arguments = "train --resume cut --quiet --out resumed";
                 let resumed = Outcome::of(&mut command(&place, count, arguments));
-                // It may have ended before, or had no checkpoint yet.
+                // The run may have ended before the kill, or had no checkpoint yet.
                 if resumed.code == Some(0) {
                     let resumed = place.json("resumed/summary.json");
                     assert_eq!(learned(&resumed), learned(&whole), "kill {kill}, {count} ranks");

@@ -66,7 +66,7 @@ fn run_that_is_killed_at_any_instant_goes_on_to_the_same_bits() {
         sleep(Duration::from_millis(40 + (kill * 37) % 400));
         child.kill().expect("it is there");
         child.wait().expect("it ends");
-        // It may have been done already, or not have come to a checkpoint.
+        // The run may have ended before the kill, or had no checkpoint yet.
         let is_one = |name: &String| name.starts_with("step-");
         if place.path("cut/.partial/checkpoints").is_dir()
             && place.list("cut/.partial/checkpoints").iter().any(is_one)

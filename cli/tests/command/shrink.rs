@@ -54,7 +54,7 @@ fn run_is_made_smaller_trained_on_and_put_in_8_bits_with_a_table_of_it() {
         assert!(report.contains(part), "the report has the table");
     }
 
-    // What it came to can be found again, without the whole model.
+    // `eval` finds the losses of the table again, without the whole model.
     fs::rename(place.path("whole"), place.path("gone")).expect("a folder");
     let eval = |more: &str| parse(&place.run(&format!("eval half --json {more}")).check_done());
     assert_eq!(eval("")["test_loss"], rows[1]["test_loss"]);

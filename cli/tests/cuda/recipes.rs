@@ -24,7 +24,7 @@ fn run(device: &Device, recipe: &Recipe) -> ([usize; 2], Vec<f64>) {
     ([plan.predicted_peak_bytes(), measured_bytes], losses.0)
 }
 
-/// The same in half types, in which a value that lies between two is rounded to either.
+/// Tolerances in bf16 and f16, in which a value that lies between two is rounded to either.
 const TOLERANCE_OF_HALVES: [f64; 2] = [4e-3, 5e-4];
 
 fn check(gpu: &Gpu, name: &str, recipe: &Recipe, tolerance: f64) {

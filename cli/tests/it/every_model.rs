@@ -1,6 +1,5 @@
-//! What holds for every reference model: pieces of a run are the run, and so is what goes on from
-//! a checkpoint. With batch norm, dropout, clipping, warm-ups and schedules, as the recipes have
-//! them.
+//! Every reference model has the same hash after a run at once, a run in pieces and a run resumed
+//! from a checkpoint, with the batch norm, dropout, clipping, warm-ups and schedules of its recipe.
 
 use lowtide_amp::{LossScaler, LossScalerOptions};
 use lowtide_cli::recipe::{Recipe, RecipeData, RecipeTrainer};

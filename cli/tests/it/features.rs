@@ -120,7 +120,7 @@ fn recomputation_has_the_same_bits_and_needs_less() {
     }
 }
 
-/// What blocks save waits on the host, where it is as large as planned.
+/// Offloaded activations of blocks wait on the host, where they take the planned bytes.
 #[test]
 fn offloading_goes_with_everything_that_ranks_divide() {
     let recipe = small(GPT);
@@ -206,7 +206,8 @@ fn a_step_that_fails_on_a_rank_that_shares_features_is_done_again_by_all_with_th
     fail_on_each_rank(&small(GPT), Parallelism::TensorParallel);
 }
 
-/// What one rank saves is the whole training: any number of ranks has its hash then.
+/// A checkpoint that one rank saves holds the whole training: any number of ranks that load it
+/// have its hash.
 #[test]
 fn what_one_rank_of_shared_features_saves_goes_on_with_any_number() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -290,7 +291,7 @@ fn a_model_that_fits_no_rank_trains_shared_with_the_losses_of_one_large_device()
     let one = run(&recipe, &mut large, Some(8), |_, _| {});
     let budget_bytes = least_bytes / 2;
     let found = on_ranks(4, |ranks| {
-        // It is made where there is room for it.
+        // The trainer is made without a limit, as the whole model does not fit the budget.
         let mut trainer = trainer(&recipe, Some(ranks), Parallelism::TensorParallel);
         trainer.divide().unwrap();
         trainer.device().allocator().trim();
@@ -332,7 +333,7 @@ fn what_cannot_be_shared_is_refused_before_the_first_step() {
     assert!(problem.contains("as wholes"), "{problem}");
 }
 
-/// Of more parts than a rehearsal runs, and of the last, shorter one.
+/// The batch has more parts than a rehearsal runs, and a shorter part at its end.
 #[test]
 fn what_ranks_add_up_in_a_step_is_what_was_planned() {
     for (size, recomputed_blocks) in [(24, 0), (4, 0), (5, 3)] {

@@ -20,7 +20,7 @@ use crate::common::on_ranks;
 use crate::counting::Counting;
 use crate::small_recipes::recipe;
 
-/// Recipes with so many blocks, in which a batch is so large.
+/// A recipe of a model with four blocks that trains on batches of 24 samples.
 pub(crate) const GPT: (&str, &[&str]) =
     ("text-gpt", &["model.width=16", "model.blocks=4", "data.context=16", "train.batch_size=24"]);
 pub(crate) const VIT: (&str, &[&str]) =
@@ -84,7 +84,7 @@ pub(crate) fn watch<F>(on_step: F) -> Watch<F> {
     Watch { on_step, losses: Vec::new(), scores: Vec::new(), norms: Vec::new() }
 }
 
-/// What a run of some steps came to.
+/// The results of a run of some steps.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Ran {
     pub(crate) hash: u64,
@@ -96,7 +96,7 @@ pub(crate) struct Ran {
 
 pub(crate) const STEPS: u64 = 2;
 
-/// Runs some steps in micro-batches of so many samples, or as planned, and an evaluation.
+/// Runs some steps and an evaluation, in micro-batches of `micro_batch` samples or as planned.
 pub(crate) fn run(
     recipe: &Recipe,
     trainer: &mut RecipeTrainer,
@@ -107,7 +107,7 @@ pub(crate) fn run(
     run_with(recipe, trainer, knobs, on_step)
 }
 
-/// The same with these knobs, or as planned.
+/// Runs some steps and an evaluation, with `knobs` or as planned.
 pub(crate) fn run_with(
     recipe: &Recipe,
     trainer: &mut RecipeTrainer,
@@ -121,7 +121,7 @@ pub(crate) fn run_with(
         None => trainer.plan_run(&fit, &Default::default()).unwrap(),
     };
     let allocator = trainer.device().allocator().clone();
-    // What the whole model took before it was cut.
+    // Memory that the whole model took before it was divided does not count.
     allocator.trim();
     allocator.reset_peaks();
     let mut watch = watch(on_step);
@@ -425,7 +425,7 @@ fn a_model_that_fits_no_rank_trains_in_stages_with_the_losses_of_one_large_devic
             parallelism: Parallelism::Pipeline,
             ..Options::default()
         };
-        // It is made where there is room for it.
+        // The model is made without a limit, as the whole of it does not fit the budget.
         let mut trainer = new(&device(None), &device(Some(budget_bytes)), options);
         let train = data();
         let fit = Fit::new(&train).steps(4);
@@ -442,8 +442,8 @@ fn a_model_that_fits_no_rank_trains_in_stages_with_the_losses_of_one_large_devic
     assert!(found.iter().all(|own| *own == (whole.losses.clone(), whole_hash)), "{found:?}");
 }
 
-/// What comes out of each block goes on, its gradient comes back; the table of tokens is in the
-/// first stage and in the last.
+/// The output of each block goes to the next stage, its gradient comes back. The token table is in
+/// the first stage and in the last.
 #[test]
 fn a_stage_sends_what_goes_between_blocks_and_the_gradient_of_the_table() {
     let recipe = small(GPT);

@@ -129,7 +129,7 @@ fn amp_fused_optimizer_parity() {
     }
 }
 
-/// What operations compute in, and what parameters are kept in.
+/// Types that operations compute in, and that parameters are kept in.
 const NARROW: [(Precision, StoredType); 4] = [
     (Precision::Bf16, StoredType::F32),
     (Precision::F16, StoredType::F32),

@@ -13,7 +13,7 @@ use crate::common::on_ranks;
 use crate::features::assert_close;
 use crate::pipeline::{run, trainer};
 
-/// What makes a model narrow, by the names that families have for it.
+/// Settings that make a model narrow, under the names that model families give them.
 const NARROW: [(&str, u64); 15] = [
     ("hidden_size", 64),
     ("n_embd", 64),

@@ -228,7 +228,7 @@ fn images_to_train_on_are_varied_and_those_to_test_on_are_not() {
     for variation in each.into_iter().chain(["jitter=0.5", "mixup=1", "cutmix=1"]) {
         let varied = open(&[&format!("augment.{variation}")]);
         let first = batch(&varied.train, 0);
-        // The same samples in the same order, and other pixels.
+        // Augmentation keeps the samples and their order, and changes pixels.
         assert_eq!(first.sample_indices(), batch(&plain.train, 0).sample_indices());
         let changed = |epoch| {
             let still = images(&batch(&plain.train, epoch));

@@ -22,7 +22,8 @@ fn run() -> Run {
     Run { epochs: 2, ..Run::default() }
 }
 
-/// The same steps and values, up to the last digit of a number that went through a file.
+/// Checks that the curves have the same steps and values, up to the last digit of a number that
+/// went through a file.
 fn check_same(read: &Curves, seen: &Curves) {
     assert_eq!(read.series().len(), seen.series().len());
     for (read, seen) in read.series().iter().zip(seen.series()) {

@@ -12,7 +12,7 @@ use lowtide_trainer::{Fit, Knobs, Parallelism};
 use crate::common::PATIENT;
 use crate::pipeline::{trainer, watch};
 
-/// Of a message without a tensor: its call, and what is exchanged in it.
+/// A bound on the bytes of a message without a tensor: its call, and the values exchanged in it.
 const WORDS_BYTES_MAX: usize = 40;
 
 /// A rank's ends of the lines to all ranks, itself among them.
@@ -23,7 +23,7 @@ struct Lines {
     sent: Arc<Sent>,
 }
 
-/// What went over the lines of a rank so far.
+/// Bytes and messages that a rank has sent over its lines so far.
 #[derive(Default)]
 struct Sent {
     bytes: AtomicUsize,
@@ -82,15 +82,15 @@ struct Network {
     recipe: &'static str,
     blocks: usize,
     parameter_bytes: usize,
-    /// Of those that are in no block.
+    /// Bytes of the parameters that are in no block.
     outside_bytes: usize,
-    /// Of those that are used in two places.
+    /// Bytes of the parameters that are used in two places.
     tied_bytes: usize,
 }
 
 impl Network {
-    /// What parameters that are divided come to in a part of a batch each time they are put
-    /// together: where they are used, and once more in blocks that are recomputed.
+    /// Bytes of sharded parameters that a micro-batch gathers: once at each use, and once more in
+    /// blocks that are recomputed.
     fn gathered_bytes(&self, recomputes: bool) -> usize {
         let again = if recomputes { self.parameter_bytes - self.outside_bytes } else { 0 };
         self.parameter_bytes + self.tied_bytes + again
@@ -99,7 +99,7 @@ impl Network {
 
 const CNN_BYTES: usize = 4 * (32 * 28 + 64 * (32 * 9 + 1) + 128 * (64 * 9 + 1) + 10 * 8193);
 
-/// Those of the workloads w2 and w4.
+/// Networks of the workloads w2 and w4.
 const NETWORKS: [Network; 2] = [
     Network {
         recipe: "[model]\nkind = \"deep-cnn\"\nchannels = [32, 64, 128]\n\
@@ -121,7 +121,7 @@ const NETWORKS: [Network; 2] = [
     },
 ];
 
-/// What a rank sends in the second step of a training.
+/// Bytes and messages that a rank sends in the second step of a training.
 struct InAStep {
     planned_bytes: usize,
     bytes: usize,

@@ -11,7 +11,8 @@ use crate::common::{Kind, Probe, Run, cnn};
 /// Live bytes by category, charges included, and reserved bytes.
 type Levels = (Vec<u64>, u64);
 
-/// What the allocator says at each phase and at the end of each step, up to the third.
+/// Levels that the allocator reports at each phase and at the end of each step, up to the third
+/// step.
 struct Truth<'a> {
     device: &'a Device,
     at_phase: Vec<(u64, &'static str, Levels)>,
@@ -152,7 +153,7 @@ fn what_is_charged_counts() {
     let mut trainer = run.trainer(&device);
     trainer.plan(&train, &test, 1).expect("fits");
     let recorded = check(&device, |observers| {
-        // What a library of the user's keeps for itself.
+        // A charge stands for memory that a library of the user's keeps for itself.
         let _charge = device.allocator().charge(Category::Workspace, 5_000).expect("memory");
         trainer.fit(&train, &test, 1, observers).expect("memory");
     });
