@@ -160,7 +160,7 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
 fn declared() -> BTreeSet<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tensor/src");
     let mut files = rust_files(&source.join("ops"));
-    files.extend(["views.rs", "tensor.rs"].map(|file| source.join(file)));
+    files.extend(["create.rs", "read.rs", "tensor.rs", "views.rs"].map(|file| source.join(file)));
     let mut names = BTreeSet::new();
     for file in files {
         let text = std::fs::read_to_string(file).expect("a source");
