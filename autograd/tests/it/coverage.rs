@@ -20,6 +20,7 @@ const WITHOUT_RULE: [(&str, &[&str]); 7] = [
             "empty_in",
             "eye",
             "from_bytes",
+            "from_mapped",
             "from_page_locked",
             "from_slice",
             "full",
