@@ -106,12 +106,13 @@ pub trait Stateful: Scheduled {
     /// averages. See [`Averaged::swap`](crate::optim::Averaged::swap).
     ///
     /// # Errors
-    /// The errors of [`Averaged::swap`].
+    /// The errors of [`Averaged::swap`](crate::optim::Averaged::swap).
     fn swap_averages(&mut self, _parameters: &mut dyn Parameters) -> Result<bool> {
         Ok(false)
     }
 
-    /// The optimizer of one of several models, if this one is made of such: see [`ByModel`].
+    /// The optimizer of one of several models, if this one is made of such: see
+    /// [`ByModel`](crate::optim::ByModel).
     fn of_model(&mut self, _model: &str) -> Option<&mut dyn Stateful> {
         None
     }
@@ -135,7 +136,8 @@ pub struct OptimizerState {
     pub learning_rate: f64,
     /// The state tensors by name.
     pub tensors: BTreeMap<String, Tensor>,
-    /// The updates and step sizes of several models that have each their own: see [`ByModel`].
+    /// The updates and step sizes of several models that have each their own: see
+    /// [`ByModel`](crate::optim::ByModel).
     pub models: BTreeMap<String, Pace>,
 }
 
