@@ -10,8 +10,9 @@ use crate::node::{Node, Nodes, Visitor};
 use crate::parallel::stages::run::run_own;
 
 /// A block of a model, with what becomes of the tensors that it saves for backward: see
-/// [`Parameters::visit_policies`](crate::Parameters::visit_policies). A trainer's plan may recompute the first blocks of a model that
-/// has them, to the same bits; a pipeline [cuts](crate::parallel::run_stage) it between them.
+/// [`Parameters::visit_policies`](crate::Parameters::visit_policies). A trainer's plan may
+/// recompute the first blocks of a model that has them, to the same bits; a pipeline
+/// [cuts](crate::parallel::run_stage) it between them.
 ///
 /// ```
 /// use lowtide_autograd::{Pass, Var};
