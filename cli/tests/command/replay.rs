@@ -4,15 +4,14 @@ use std::fs;
 
 use crate::place::Place;
 
-/// A snapshot made for the allocator's tests; see `make_snapshot.py` beside it.
-const SNAPSHOT: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../allocator/tests/fixtures/mixed.pickle");
+/// A snapshot made for the tests of trace; see `make_snapshot.py` beside it.
+const SNAPSHOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../trace/tests/fixtures/mixed.pickle");
 
 #[test]
 fn recorded_snapshot_replays_address_for_address() {
     for file in [SNAPSHOT.to_owned(), format!("{SNAPSHOT}.xz")] {
         let place = Place::new();
-        fs::copy(&file, place.path("snapshot")).expect("the allocator's fixture");
+        fs::copy(&file, place.path("snapshot")).expect("the fixture of trace");
         let json = place.run("replay snapshot --policy torch --json").check_done();
         let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
         for kind in ["addresses", "segments"] {
@@ -32,7 +31,7 @@ fn recorded_snapshot_replays_address_for_address() {
 #[test]
 fn damaged_snapshot_is_named_with_the_byte() {
     let place = Place::new();
-    let mut bytes = fs::read(SNAPSHOT).expect("the allocator's fixture");
+    let mut bytes = fs::read(SNAPSHOT).expect("the fixture of trace");
     bytes.truncate(100);
     place.write("cut", &bytes);
     place
@@ -46,7 +45,7 @@ fn damaged_snapshot_is_named_with_the_byte() {
 #[test]
 fn both_policies_stand_side_by_side() {
     let place = Place::new();
-    fs::copy(SNAPSHOT, place.path("snapshot")).expect("the allocator's fixture");
+    fs::copy(SNAPSHOT, place.path("snapshot")).expect("the fixture of trace");
     let json = place.run("replay snapshot --least --json").check_done();
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     let number = |policy: &str, name: &str| json[policy][name].as_u64().expect("a number");
@@ -70,7 +69,7 @@ fn both_policies_stand_side_by_side() {
 #[test]
 fn trace_that_is_not_served_exits_with_2_after_the_whole_table() {
     let place = Place::new();
-    fs::copy(SNAPSHOT, place.path("snapshot")).expect("the allocator's fixture");
+    fs::copy(SNAPSHOT, place.path("snapshot")).expect("the fixture of trace");
     let outcome = place.run("replay snapshot --capacity 100MiB");
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(2), ""), "{outcome:?}");
     let words = outcome.stdout;
@@ -95,7 +94,7 @@ fn expandable_segments_are_replayed_by_their_own_rules() {
     let place = Place::new();
     let trace = "fixtures/traces/gpt2_medium_ctx1024_inference.pickle.xz";
     let trace = std::path::Path::new(SNAPSHOT).ancestors().nth(2).expect("a folder").join(trace);
-    fs::copy(trace, place.path("snapshot")).expect("the allocator's fixture");
+    fs::copy(trace, place.path("snapshot")).expect("the fixture of trace");
     let reserved = |conf: &str| {
         let arguments = format!("replay snapshot --policy torch --json --torch-conf {conf}");
         let json = place.run(&arguments).check_done();
@@ -103,7 +102,7 @@ fn expandable_segments_are_replayed_by_their_own_rules() {
         json["peak_reserved_bytes"].as_u64().expect("a number")
     };
     assert_eq!(reserved("expandable_segments:False"), 3_196_059_648);
-    // As the naive twin of the rules says in the allocator's tests.
+    // As the naive twin of the rules says in the tests of trace.
     assert_eq!(reserved("expandable_segments:True"), 2_898_264_064);
 }
 
@@ -177,7 +176,7 @@ fn trace_of_a_training_is_explained_and_served_again() {
 #[test]
 fn mistakes_of_replay_and_explain_are_one_line() {
     let place = Place::new();
-    fs::copy(SNAPSHOT, place.path("snapshot")).expect("the allocator's fixture");
+    fs::copy(SNAPSHOT, place.path("snapshot")).expect("the fixture of trace");
     place.write("cut.jsonl", "{\"format\":\"lowtide-trace\"");
     place.run("explain cut.jsonl").check_refused(1, &["cut.jsonl", "byte"]);
     place.run("explain snapshot --device 7").check_refused(1, &["snapshot", "device 7"]);

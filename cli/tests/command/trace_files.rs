@@ -5,13 +5,12 @@ use std::fs;
 use crate::place::Place;
 use crate::train::SMALL;
 
-/// A snapshot made for the allocator's tests; see `make_snapshot.py` beside it.
-const SNAPSHOT: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../allocator/tests/fixtures/mixed.pickle");
+/// A snapshot made for the tests of trace; see `make_snapshot.py` beside it.
+const SNAPSHOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../trace/tests/fixtures/mixed.pickle");
 
 fn place_with_snapshot() -> Place {
     let place = Place::new();
-    fs::copy(SNAPSHOT, place.path("snapshot")).expect("the allocator's fixture");
+    fs::copy(SNAPSHOT, place.path("snapshot")).expect("the fixture of trace");
     place
 }
 
