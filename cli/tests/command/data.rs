@@ -302,7 +302,7 @@ fn columns_of_parquet_train() {
         .check_refused(1, &words);
     let words = ["train.parquet", "\"price\""];
     place.run("check number.toml --set data.target=price").check_refused(1, &words);
-    let words = ["train.parquet", "name", "not read"];
+    let words = ["train.parquet", "name", "not supported"];
     place.run("check number.toml --set data.columns=[\"name\"]").check_refused(1, &words);
 }
 
