@@ -26,7 +26,7 @@ pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
 /// contents it takes the bytes of the largest tensor twice, for a moment.
 ///
 /// # Errors
-/// What the device says of a copy; `ValueUnavailable` on a simulated one; `Divided`.
+/// The error of a device that fails to copy; `ValueUnavailable` on a simulated one; `Divided`.
 pub fn to_safetensors(model: &mut dyn Parameters) -> Result<Vec<u8>> {
     let mut divided = None;
     model.visit(&mut |name, parameter| {

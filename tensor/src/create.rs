@@ -131,7 +131,7 @@ impl Tensor {
     /// The elements in the bytes `range` of a page-locked block, native byte order, row-major.
     ///
     /// # Errors
-    /// Those of [`Tensor::from_bytes`].
+    /// The errors of [`Tensor::from_bytes`].
     ///
     /// # Panics
     /// If the range is not within the block.

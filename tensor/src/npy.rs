@@ -51,7 +51,7 @@ pub enum NpyError {
 /// Reads the one array of a file. An array in Fortran's order becomes a transposed view.
 ///
 /// # Errors
-/// Those of [`NpyError`], but `DType`.
+/// The errors of [`NpyError`], but `DType`.
 #[track_caller]
 pub fn read(device: &Device, mut reader: impl Read) -> Result<Tensor, NpyError> {
     let mut start = [0; 8];

@@ -75,7 +75,7 @@ impl Tensor {
     /// names with the caller's place.
     ///
     /// # Errors
-    /// Those of [`Tensor::item`], without `ValueUnavailable`.
+    /// The errors of [`Tensor::item`], without `ValueUnavailable`.
     #[track_caller]
     pub fn item_assuming<T: Element>(&self, assumed: T) -> Result<T> {
         let Some(sim) = self.device().simulation() else { return self.item() };

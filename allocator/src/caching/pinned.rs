@@ -181,7 +181,7 @@ impl PinnedCache {
     /// reasons of its own; blocks that were dropped before need no wait of theirs.
     ///
     /// # Errors
-    /// Those of `wait`; nothing is taken to be done then.
+    /// The errors of `wait`; nothing is taken to be done then.
     pub fn while_waiting<R, E>(
         &self,
         stream: Stream,

@@ -46,7 +46,7 @@ pub trait Adaptor: Send + Sync {
     /// after it succeeded.
     ///
     /// # Errors
-    /// That of `upstream`, or the adaptor's own. Nothing has changed then, above and below.
+    /// The error of `upstream`, or the adaptor's own. Nothing has changed then, above and below.
     ///
     /// # Panics
     /// The allocator panics if this returns `Ok` although no call of `upstream` succeeded, or if it

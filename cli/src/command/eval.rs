@@ -122,7 +122,7 @@ impl Evaluated {
     }
 
     /// # Errors
-    /// Those of the data; `OutOfMemory` where not even one sample fits.
+    /// The errors of the data; `OutOfMemory` where not even one sample fits.
     pub(super) fn score(&self) -> Result<Score> {
         evaluate(&self.task, &self.device, &self.test, self.batch_size)
     }

@@ -84,7 +84,7 @@ impl ModelArgs {
     /// The recipe of a folder of a model, or of a file.
     ///
     /// # Errors
-    /// Those of either; `Setting` for options of a model beside a recipe that is a file.
+    /// The errors of either; `Setting` for options of a model beside a recipe that is a file.
     pub(super) fn recipe(&self, arguments: &RecipeArgs) -> Result<Recipe> {
         self.recipe_of(arguments, None)
     }
@@ -92,7 +92,7 @@ impl ModelArgs {
     /// [`ModelArgs::recipe`] with rows of a number of tokens.
     ///
     /// # Errors
-    /// Those of [`ModelArgs::recipe`].
+    /// The errors of [`ModelArgs::recipe`].
     pub(super) fn recipe_of(
         &self,
         arguments: &RecipeArgs,
@@ -126,7 +126,7 @@ impl ModelArgs {
     /// The longest rows that a model was made for.
     ///
     /// # Errors
-    /// Those of its configuration; `Setting` for a recipe that is a file.
+    /// The errors of its configuration; `Setting` for a recipe that is a file.
     pub(super) fn context_max(&self, arguments: &RecipeArgs) -> Result<usize> {
         match arguments.recipe.as_deref().filter(|path| is_model(path)) {
             Some(folder) => Recipe::context_max(folder),

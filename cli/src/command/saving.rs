@@ -64,7 +64,7 @@ impl<'a> LastFiles<'a> {
     /// Does what writes a small file.
     ///
     /// # Errors
-    /// Those of `write`.
+    /// The errors of `write`.
     pub(super) fn write(&mut self, write: impl FnMut() -> Result<()>) -> Result<()> {
         Reserve::spend(&mut self.reserve, write)
     }

@@ -58,7 +58,7 @@ impl Staging {
     /// out of it.
     ///
     /// # Errors
-    /// Those of [`Staging::new`].
+    /// The errors of [`Staging::new`].
     pub(super) fn resume(run_dir: &Path, out: Option<&Path>) -> Result<Self> {
         match out {
             Some(out) if out != run_dir => Staging::new(Some(out), ""),

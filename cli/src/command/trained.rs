@@ -24,7 +24,7 @@ impl Trained {
     /// The model of a run, or of a folder of a model.
     ///
     /// # Errors
-    /// Those of the files; `Setting` for a run of another model; `OutOfMemory`.
+    /// The errors of the files; `Setting` for a run of another model; `OutOfMemory`.
     pub(super) fn open(path: &Path, device: &Device) -> Result<Trained> {
         if Trained::is_run(path) {
             Trained::of_run(path, device)
@@ -36,7 +36,7 @@ impl Trained {
     /// The model with floats alone, as [`Trained::of_run_in_floats`] has them.
     ///
     /// # Errors
-    /// Those of [`Trained::open`].
+    /// The errors of [`Trained::open`].
     pub(super) fn open_in_floats(path: &Path, device: &Device) -> Result<Trained> {
         if Trained::is_run(path) {
             Trained::of_run_in_floats(path, device)
@@ -48,7 +48,7 @@ impl Trained {
     /// The model in a folder, of which `change` sees each part when it was read.
     ///
     /// # Errors
-    /// Those of the files and of `change`; `OutOfMemory`.
+    /// The errors of the files and of `change`; `OutOfMemory`.
     pub(super) fn of_model(
         path: &Path,
         device: &Device,
@@ -67,7 +67,7 @@ impl Trained {
     /// The model of a run as it was trained.
     ///
     /// # Errors
-    /// Those of the files; `Setting` for a run of another model; `OutOfMemory`.
+    /// The errors of the files; `Setting` for a run of another model; `OutOfMemory`.
     pub(super) fn of_run(path: &Path, device: &Device) -> Result<Trained> {
         let run_dir = RunDir::open(path)?;
         Trained::of_recipe(&Recipe::load(&run_dir.recipe())?, &run_dir, device)
@@ -77,7 +77,7 @@ impl Trained {
     /// where the files have these, with what they stand for.
     ///
     /// # Errors
-    /// Those of [`Trained::of_run`].
+    /// The errors of [`Trained::of_run`].
     pub(super) fn of_run_in_floats(path: &Path, device: &Device) -> Result<Trained> {
         let run_dir = RunDir::open(path)?;
         let mut recipe = Recipe::load(&run_dir.recipe())?;

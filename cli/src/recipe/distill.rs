@@ -36,7 +36,7 @@ impl DistillRecipe {
     /// The task of a student with the teacher of the run; on a simulated device it has no weights.
     ///
     /// # Errors
-    /// Those of the run's files; `Setting` for a teacher that is not for such samples;
+    /// The errors of the run's files; `Setting` for a teacher that is not for such samples;
     /// `OutOfMemory`.
     pub(super) fn task(
         &self,

@@ -187,7 +187,7 @@ impl Recipe {
     /// The recipe in a text; `path` is what errors call it.
     ///
     /// # Errors
-    /// Those of [`Recipe::load`], without `File`.
+    /// The errors of [`Recipe::load`], without `File`.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
         let place = |line| place(path, text, line);
         let recipe: Recipe = toml::from_str(text).map_err(|error| {
@@ -216,7 +216,7 @@ impl Recipe {
     /// part, is of no use any more.
     ///
     /// # Errors
-    /// Those of [`Recipe::load`].
+    /// The errors of [`Recipe::load`].
     pub fn of_run(run_dir: &RunDir) -> Result<Self> {
         let mut recipe = Recipe { distill: None, ..Recipe::load(&run_dir.recipe())? };
         if let Some(prune) = &mut recipe.prune {
@@ -304,7 +304,7 @@ impl Recipe {
     /// Opens the data once for loaders and model: files may be large, and texts have to be encoded.
     ///
     /// # Errors
-    /// Those of the data set; `Setting` for data that the model has no use for.
+    /// The errors of the data set; `Setting` for data that the model has no use for.
     pub fn open(&self) -> Result<RecipeData> {
         self.open_share(Rank { index: 0, count: 1 })
     }
@@ -312,7 +312,7 @@ impl Recipe {
     /// [`Recipe::open`] with that share of each batch to train on which is this rank's.
     ///
     /// # Errors
-    /// Those of [`Recipe::open`]; `Setting` for batches that cannot be shared evenly.
+    /// The errors of [`Recipe::open`]; `Setting` for batches that cannot be shared evenly.
     pub fn open_share(&self, rank: Rank) -> Result<RecipeData> {
         let (batch_size, count) = (self.train.batch_size, rank.count);
         if !batch_size.is_multiple_of(count) {
@@ -407,7 +407,7 @@ impl Recipe {
     /// has room for the whole model while parameters are divided, and until it is cut.
     ///
     /// # Errors
-    /// Those of [`Recipe::trainer`].
+    /// The errors of [`Recipe::trainer`].
     pub(crate) fn trainer_among(
         &self,
         ranks: Option<Arc<dyn Collectives>>,

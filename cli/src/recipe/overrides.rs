@@ -12,7 +12,7 @@ impl Recipe {
     /// order: `TABLE.KEY=VALUE`, the value as in TOML or a plain word.
     ///
     /// # Errors
-    /// Those of [`Recipe::load`]; `Setting` that names the first one which cannot be.
+    /// The errors of [`Recipe::load`]; `Setting` that names the first one which cannot be.
     pub fn load_with(path: Option<&Path>, sets: &[String]) -> Result<Recipe> {
         match path {
             // A file of that name comes first. A folder may be the data's.
@@ -27,7 +27,7 @@ impl Recipe {
     /// [`Recipe::load_with`] of a text; `path` is what errors call it.
     ///
     /// # Errors
-    /// Those of [`Recipe::load_with`], without `File`.
+    /// The errors of [`Recipe::load_with`], without `File`.
     pub fn parse_with(text: &str, path: &Path, sets: &[String]) -> Result<Recipe> {
         // The text by itself: its mistakes are told with their lines.
         let mut recipe = Recipe::parse(text, path)?;

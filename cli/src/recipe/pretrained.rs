@@ -26,7 +26,7 @@ impl PretrainedRecipe {
     /// The task of training it.
     ///
     /// # Errors
-    /// Those of [`PretrainedRecipe::model`]; `Setting` where it is not for such samples.
+    /// The errors of [`PretrainedRecipe::model`]; `Setting` where it is not for such samples.
     pub(super) fn task(
         &self,
         device: &Device,
@@ -43,7 +43,7 @@ impl PretrainedRecipe {
     /// model without them, and otherwise there is a second one, which stays as it is.
     ///
     /// # Errors
-    /// Those of [`PretrainedRecipe::task`].
+    /// The errors of [`PretrainedRecipe::task`].
     pub(super) fn preference_task(
         &self,
         device: &Device,
@@ -84,7 +84,7 @@ impl PretrainedRecipe {
     /// device the folder needs no weights.
     ///
     /// # Errors
-    /// Those of the folder; `OutOfMemory`.
+    /// The errors of the folder; `OutOfMemory`.
     fn model(
         &self,
         config: &Config,
@@ -192,7 +192,7 @@ impl Recipe {
     /// The model before its first step, if it is a pretrained one.
     ///
     /// # Errors
-    /// Those of its folder; `OutOfMemory`.
+    /// The errors of its folder; `OutOfMemory`.
     pub fn pretrained(&self, device: &Device) -> Result<Option<Decoder>> {
         let ModelRecipe::Pretrained(model) = &self.model else { return Ok(None) };
         let config = found(&model.folder)?;
@@ -204,7 +204,7 @@ impl Recipe {
     /// that its configuration says, by AdamW, eight rows at a time.
     ///
     /// # Errors
-    /// Those of its configuration.
+    /// The errors of its configuration.
     pub fn of_model(folder: &Path, tuning: &Tuning) -> Result<Recipe> {
         let config = found(folder)?;
         let (vocabulary, context) = (config.shape().vocabulary, context_of(&config, tuning));
@@ -261,7 +261,7 @@ impl Recipe {
     /// may have.
     ///
     /// # Errors
-    /// Those of its configuration.
+    /// The errors of its configuration.
     pub fn context_max(folder: &Path) -> Result<usize> {
         Ok(found(folder)?.shape().context.min(super::data::CONTEXT_MAX))
     }
@@ -269,7 +269,7 @@ impl Recipe {
     /// [`Recipe::of_model`] on a file of JSON lines, by the model's own tokenizer.
     ///
     /// # Errors
-    /// Those of [`Recipe::of_model`]; `Setting` for a model without a `tokenizer.json`.
+    /// The errors of [`Recipe::of_model`]; `Setting` for a model without a `tokenizer.json`.
     pub fn of_model_and_lines(
         folder: &Path,
         file: &Path,

@@ -62,7 +62,7 @@ impl Start<'_> {
     /// A model that was just made, as it begins.
     ///
     /// # Errors
-    /// Those of the other run's files; `Prune` for groups that it has not; `OutOfMemory`.
+    /// The errors of the other run's files; `Prune` for groups that it has not; `OutOfMemory`.
     pub(super) fn of<M: Prunable>(self, model: M) -> Result<M> {
         let mut model = self.stored.convert(model)?;
         if let Some(prune) = self.prune {

@@ -56,7 +56,7 @@ impl OptimizerState {
     /// The contents of a file of [`save_state`], for an optimizer of these parameters.
     ///
     /// # Errors
-    /// What a device says of a copy.
+    /// The error of a device that fails to copy.
     pub fn to_safetensors(&self, parameters: &mut dyn Parameters) -> Result<Vec<u8>> {
         let mut entries = BTreeMap::new();
         parameters.visit(&mut |name, _| {

@@ -200,6 +200,6 @@ pub trait FusedUpdate {
     /// Counts the update. Parameters that were not given a gradient are left alone.
     ///
     /// # Errors
-    /// What a device reports that fails.
+    /// The error of a device that fails.
     fn finish(self: Box<Self>) -> Result<()>;
 }

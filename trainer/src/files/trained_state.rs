@@ -43,7 +43,7 @@ impl<'a> TrainedState<'a> {
         TrainedState { wholes, ..self }
     }
 
-    /// What is not frozen of `parameters`.
+    /// The state of the parameters that are trained, without frozen ones.
     pub fn without_frozen(parameters: &'a mut dyn Parameters) -> Self {
         TrainedState { parameters, leaves_frozen_out: true, wholes: BTreeMap::new() }
     }

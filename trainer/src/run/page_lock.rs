@@ -13,7 +13,7 @@ use crate::error::Result;
 /// it has it.
 ///
 /// # Errors
-/// What else the driver says.
+/// Other errors of the driver.
 ///
 /// # Panics
 /// If an epoch of the loader is still there.

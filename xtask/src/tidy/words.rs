@@ -100,7 +100,7 @@ struct Paragraph {
     text: String,
 }
 
-/// The paragraphs of all comments, without fenced code.
+/// The paragraphs of all comments, without fenced code and headings.
 fn paragraphs(file: &File) -> Vec<Paragraph> {
     let mut found: Vec<Paragraph> = Vec::new();
     let raw = file.text.as_deref().unwrap_or_default().lines();
@@ -115,7 +115,8 @@ fn paragraphs(file: &File) -> Vec<Paragraph> {
         if comment.starts_with("```") {
             is_fenced = !is_fenced;
         }
-        if comment.is_empty() || comment.starts_with("```") || is_fenced {
+        let is_heading = comment.starts_with("# ");
+        if comment.is_empty() || comment.starts_with("```") || is_fenced || is_heading {
             continues = false;
         } else if let Some(paragraph) = found.last_mut().filter(|_| continues) {
             paragraph.text.push(' ');

@@ -328,8 +328,11 @@ fn h() {}
 /// There are so
 /// many, as many as there are blocks.
 const C: &str = \"// Of a string\";
+/// # Errors
+/// Those of another function.
+fn i() {}
 ";
-    let found = [1, 2, 5, 11, 12, 14, 19, 19, 19].map(|line| format!("xtask/src/a.rs:{line}"));
+    let found = [1, 2, 5, 11, 12, 14, 19, 19, 19, 25].map(|line| format!("xtask/src/a.rs:{line}"));
     let found: Vec<&str> = found.iter().map(String::as_str).collect();
     check(words::check_openings, &[("xtask/src/a.rs", bad)], &found);
 }

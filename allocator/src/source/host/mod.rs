@@ -167,7 +167,7 @@ impl HostSource {
     /// out.
     ///
     /// # Errors
-    /// Of the commits: [`SourceError::LockLimit`] where the system allows no more.
+    /// Commits fail with [`SourceError::LockLimit`] where the system allows no more.
     #[cfg(target_os = "linux")]
     pub fn locked(self) -> LockedSource<HostSource, SystemLock> {
         LockedSource::new(self, SystemLock)

@@ -108,7 +108,7 @@ impl DataRecipe {
     /// Opens the data in the form that a model wants.
     ///
     /// # Errors
-    /// Those of the data set; `Setting` for variations of what is no image.
+    /// The errors of the data set; `Setting` for variations of what is no image.
     pub(crate) fn open(&self, wants: Wants, augment: &AugmentRecipe) -> Result<Opened> {
         let is_images = matches!(
             self,

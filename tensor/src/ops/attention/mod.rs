@@ -96,7 +96,7 @@ impl AttentionWorkspace {
     /// The workspace of attention over q, k and v of these shapes and `dtype` on `device`.
     ///
     /// # Errors
-    /// Those of [`Tensor::attention`].
+    /// The errors of [`Tensor::attention`].
     pub fn of(device: &Device, shapes: [Shape; 3], dtype: DType) -> Result<Self> {
         let op = "attention";
         let sizes = sizes(op, shapes)?;

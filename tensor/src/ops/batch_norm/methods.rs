@@ -65,7 +65,7 @@ impl Tensor {
     /// and are in f64 for an input of f64, else in f32.
     ///
     /// # Errors
-    /// Those of [`Tensor::batch_norm`].
+    /// The errors of [`Tensor::batch_norm`].
     #[track_caller]
     pub fn batch_norm_fixed(
         &self,
@@ -95,7 +95,7 @@ impl Tensor {
     /// [`Tensor::batch_norm_fixed`], for `self = dy`, by the mean and the variance that were used.
     ///
     /// # Errors
-    /// Those of [`Tensor::batch_norm`].
+    /// The errors of [`Tensor::batch_norm`].
     #[track_caller]
     pub fn batch_norm_backward(
         &self,

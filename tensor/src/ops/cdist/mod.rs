@@ -153,7 +153,7 @@ impl Tensor {
     /// transposed and x and y exchanged it is that of y.
     ///
     /// # Errors
-    /// Those of [`Tensor::cdist`].
+    /// The errors of [`Tensor::cdist`].
     #[track_caller]
     pub fn cdist_backward(
         &self,

@@ -218,7 +218,7 @@ impl Tensor {
     /// what would hold them all, which its list of assumptions then names with the caller's place.
     ///
     /// # Errors
-    /// Those of [`Tensor::masked_select`], without `ValueUnavailable`; `Index` when there are
+    /// The errors of [`Tensor::masked_select`], without `ValueUnavailable`; `Index` when there are
     /// fewer elements than assumed.
     #[track_caller]
     pub fn masked_select_assuming(&self, mask: &Tensor, assumed_len: usize) -> Result<Tensor> {

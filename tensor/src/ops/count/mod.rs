@@ -90,7 +90,7 @@ impl Tensor {
     /// which its list of assumptions then names with the caller's place.
     ///
     /// # Errors
-    /// Those of [`Tensor::bincount`], without `ValueUnavailable`.
+    /// The errors of [`Tensor::bincount`], without `ValueUnavailable`.
     #[track_caller]
     pub fn bincount_assuming(
         &self,

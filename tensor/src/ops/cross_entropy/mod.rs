@@ -216,7 +216,7 @@ impl Tensor {
     /// [`Tensor::cross_entropy`] with label smoothing and weights of the classes, of shape `[C]`.
     ///
     /// # Errors
-    /// Those of [`Tensor::cross_entropy`].
+    /// The errors of [`Tensor::cross_entropy`].
     #[track_caller]
     pub fn cross_entropy_with(
         &self,
@@ -274,7 +274,7 @@ impl Tensor {
     /// contiguous, because nothing may be allocated.
     ///
     /// # Errors
-    /// Those of [`Tensor::cross_entropy`], `Strided`, `Frozen`, `Overlap`.
+    /// The errors of [`Tensor::cross_entropy`], `Strided`, `Frozen`, `Overlap`.
     #[track_caller]
     pub fn cross_entropy_backward_(
         &mut self,

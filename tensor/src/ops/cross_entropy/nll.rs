@@ -116,7 +116,7 @@ impl Tensor {
     /// `x: [N, C, ..], labels: [N, ..], weight: [C] → [], []`. x is not copied, however it lies.
     ///
     /// # Errors
-    /// Those of [`Tensor::cross_entropy`].
+    /// The errors of [`Tensor::cross_entropy`].
     ///
     /// # Streams
     /// As [`Tensor::cross_entropy`].
@@ -143,7 +143,7 @@ impl Tensor {
     /// gradient of the sum: `-dy · w[label]` at the labels, 0 elsewhere. Its type is `x_dtype`.
     ///
     /// # Errors
-    /// Those of [`Tensor::cross_entropy`].
+    /// The errors of [`Tensor::cross_entropy`].
     ///
     /// # Streams
     /// As [`Tensor::cross_entropy_backward`].

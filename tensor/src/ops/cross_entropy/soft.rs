@@ -313,7 +313,7 @@ impl Tensor {
     /// gradient of the sum.
     ///
     /// # Errors
-    /// Those of [`Tensor::soft_cross_entropy`].
+    /// The errors of [`Tensor::soft_cross_entropy`].
     #[track_caller]
     pub fn soft_cross_entropy_backward(
         &self,
@@ -331,7 +331,7 @@ impl Tensor {
     /// operands must be contiguous, because nothing may be allocated.
     ///
     /// # Errors
-    /// Those of [`Tensor::soft_cross_entropy`], `Strided`, `Frozen`, `Overlap`.
+    /// The errors of [`Tensor::soft_cross_entropy`], `Strided`, `Frozen`, `Overlap`.
     #[track_caller]
     pub fn soft_cross_entropy_backward_(
         &mut self,

@@ -184,7 +184,7 @@ impl Tensor {
     /// `dy: [N] → [T, N, C]`, a view of `[N, T, C]`
     ///
     /// # Errors
-    /// Those of [`Tensor::ctc_loss`].
+    /// The errors of [`Tensor::ctc_loss`].
     #[track_caller]
     pub fn ctc_loss_backward(
         &self,

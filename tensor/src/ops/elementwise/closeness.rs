@@ -67,7 +67,7 @@ impl Tensor {
     /// device.
     ///
     /// # Errors
-    /// Those of [`Tensor::isclose`], and `ValueUnavailable` on a simulated device.
+    /// The errors of [`Tensor::isclose`], and `ValueUnavailable` on a simulated device.
     #[track_caller]
     pub fn allclose(&self, other: &Tensor, closeness: Closeness) -> Result<bool> {
         all_of(&self.isclose(other, closeness)?)
@@ -91,7 +91,7 @@ impl Tensor {
     /// and truth values have none and are copied.
     ///
     /// # Errors
-    /// Those of [`Tensor::add`].
+    /// The errors of [`Tensor::add`].
     #[track_caller]
     pub fn nan_to_num(&self, replacements: Replacements) -> Result<Tensor> {
         if !self.dtype().is_float() {
@@ -104,7 +104,7 @@ impl Tensor {
     /// [`Tensor::nan_to_num`] in place.
     ///
     /// # Errors
-    /// Those of [`Tensor::add_`].
+    /// The errors of [`Tensor::add_`].
     #[track_caller]
     pub fn nan_to_num_(&mut self, replacements: Replacements) -> Result<()> {
         if !self.dtype().is_float() {

@@ -11,7 +11,7 @@ macro_rules! tests {
         $(#[$doc])+
         ///
         /// # Errors
-        /// Those of [`Tensor::add`].
+        /// The errors of [`Tensor::add`].
         #[track_caller]
         pub fn $name(&self) -> Result<Tensor> {
             Tensor::elementwise(stringify!($name), $op.into(), &[self], None)
@@ -27,7 +27,7 @@ macro_rules! binary {
         $(#[$doc])+
         ///
         /// # Errors
-        /// Those of [`Tensor::add`].
+        /// The errors of [`Tensor::add`].
         #[track_caller]
         pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
             Tensor::elementwise(stringify!($name), $op.into(), &[self, other], None)
@@ -36,7 +36,7 @@ macro_rules! binary {
         #[doc = concat!("[`Tensor::", stringify!($name), "`] in place.")]
         ///
         /// # Errors
-        /// Those of [`Tensor::add_`].
+        /// The errors of [`Tensor::add_`].
         #[track_caller]
         pub fn $in_place(&mut self, other: &Tensor) -> Result<()> {
             self.elementwise_(stringify!($name), $op.into(), &[other], None)
@@ -45,7 +45,7 @@ macro_rules! binary {
             #[doc = concat!("[`Tensor::", stringify!($name), "`] with a number on the right.")]
             ///
             /// # Errors
-            /// Those of [`Tensor::add`].
+            /// The errors of [`Tensor::add`].
             #[track_caller]
             pub fn $scalar(&self, value: f64) -> Result<Tensor> {
                 Tensor::elementwise(stringify!($scalar), $op.into(), &[self], Some(value))
@@ -54,7 +54,7 @@ macro_rules! binary {
             #[doc = concat!("[`Tensor::", stringify!($scalar), "`] in place.")]
             ///
             /// # Errors
-            /// Those of [`Tensor::add_`].
+            /// The errors of [`Tensor::add_`].
             #[track_caller]
             pub fn $scalar_in_place(&mut self, value: f64) -> Result<()> {
                 self.elementwise_(stringify!($scalar), $op.into(), &[], Some(value))
@@ -79,8 +79,8 @@ impl Tensor {
     /// `self += other`; `other` broadcasts to this shape.
     ///
     /// # Errors
-    /// Those of [`Tensor::add`] but never `OutOfMemory`, and `Frozen` and `Overlap`. So for all of
-    /// this family in place.
+    /// The errors of [`Tensor::add`] but never `OutOfMemory`, and `Frozen` and `Overlap`, as for
+    /// all operations of this family in place.
     #[track_caller]
     pub fn add_(&mut self, other: &Tensor) -> Result<()> {
         self.elementwise_("add", Number::Add.into(), &[other], None)

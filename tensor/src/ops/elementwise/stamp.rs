@@ -31,7 +31,7 @@ macro_rules! method {
             $(#[$doc])+
             ///
             /// # Errors
-            /// Those of [`Tensor::add`].
+            /// The errors of [`Tensor::add`].
             #[track_caller]
             pub fn $method(&self $(, $p: f64)*) -> Result<Tensor> {
                 let op = Op::with($op, &[$($p),*]);
@@ -41,7 +41,7 @@ macro_rules! method {
             #[doc = concat!("[`Tensor::", stringify!($method), "`] in place.")]
             ///
             /// # Errors
-            /// Those of [`Tensor::add_`].
+            /// The errors of [`Tensor::add_`].
             #[track_caller]
             pub fn $in_place(&mut self $(, $p: f64)*) -> Result<()> {
                 let op = Op::with($op, &[$($p),*]);

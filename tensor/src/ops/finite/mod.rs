@@ -301,7 +301,7 @@ impl RunningCheck {
     /// simulated one assumes that they are finite, and a sum of 0.
     ///
     /// # Errors
-    /// What the device reports.
+    /// The error of a device that fails.
     #[track_caller]
     pub fn read(&self) -> Result<(bool, f64)> {
         let is_finite = self.flag.item_assuming(0.0f32)? == 0.0;

@@ -117,7 +117,7 @@ impl Tensor {
     /// alone, with scratch for at most 64 rows.
     ///
     /// # Errors
-    /// Those of [`Tensor::layer_norm`].
+    /// The errors of [`Tensor::layer_norm`].
     #[track_caller]
     pub fn layer_norm_backward(
         &self,
@@ -136,7 +136,7 @@ impl Tensor {
     /// [`Tensor::layer_norm`]. PyTorch's default for eps is the spacing of the floats at 1.
     ///
     /// # Errors
-    /// Those of [`Tensor::layer_norm`].
+    /// The errors of [`Tensor::layer_norm`].
     #[track_caller]
     pub fn rms_norm(
         &self,
@@ -153,7 +153,7 @@ impl Tensor {
     /// parameters is Σ dy, for a bias added afterwards.
     ///
     /// # Errors
-    /// Those of [`Tensor::layer_norm`].
+    /// The errors of [`Tensor::layer_norm`].
     #[track_caller]
     pub fn rms_norm_backward(
         &self,
@@ -190,7 +190,7 @@ impl Tensor {
     /// returned.
     ///
     /// # Errors
-    /// Those of [`Tensor::group_norm`].
+    /// The errors of [`Tensor::group_norm`].
     #[track_caller]
     pub fn group_norm_backward(
         &self,

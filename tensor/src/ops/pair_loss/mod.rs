@@ -189,7 +189,7 @@ impl Tensor {
     /// weight broadcasts to x. The other losses ignore it.
     ///
     /// # Errors
-    /// Those of [`Tensor::pair_loss`].
+    /// The errors of [`Tensor::pair_loss`].
     #[track_caller]
     pub fn pair_loss_weighted(
         &self,
@@ -209,7 +209,7 @@ impl Tensor {
     /// The gradient of x through [`Tensor::pair_loss`], for `self = dy`, the gradient of the sum.
     ///
     /// # Errors
-    /// Those of [`Tensor::pair_loss`].
+    /// The errors of [`Tensor::pair_loss`].
     #[track_caller]
     pub fn pair_loss_backward(
         &self,
@@ -223,7 +223,7 @@ impl Tensor {
     /// The gradient of x through [`Tensor::pair_loss_weighted`], for `self = dy`.
     ///
     /// # Errors
-    /// Those of [`Tensor::pair_loss`].
+    /// The errors of [`Tensor::pair_loss`].
     #[track_caller]
     pub fn pair_loss_weighted_backward(
         &self,
@@ -253,7 +253,7 @@ impl Tensor {
     /// `x: [..]`, the target and the weight broadcast to it, `→ [..]`
     ///
     /// # Errors
-    /// Those of [`Tensor::pair_loss`].
+    /// The errors of [`Tensor::pair_loss`].
     #[track_caller]
     pub fn pair_loss_terms(
         &self,

@@ -86,7 +86,7 @@ impl QuantFormat {
     /// Bytes of all tensors of a weight of this shape, without rounding.
     ///
     /// # Errors
-    /// Those of [`QuantFormat::parts`].
+    /// The errors of [`QuantFormat::parts`].
     pub fn size_bytes(self, shape: Shape) -> Result<usize> {
         let parts = self.parts(shape)?;
         Ok(parts.iter().map(|part| part.shape.element_count() * part.dtype.size_bytes()).sum())

@@ -103,7 +103,7 @@ impl Tensor {
     /// `dy: [.., O], w: [O, I] → [.., I]`
     ///
     /// # Errors
-    /// Those of [`Tensor::linear_quantized`].
+    /// The errors of [`Tensor::linear_quantized`].
     #[track_caller]
     pub fn linear_quantized_backward(&self, w: &Quantized) -> Result<Tensor> {
         let op = "linear_quantized_backward";

@@ -209,7 +209,7 @@ macro_rules! reductions {
         $(#[$doc])+
         ///
         /// # Errors
-        /// Those of [`Tensor::sum`].
+        /// The errors of [`Tensor::sum`].
         #[track_caller]
         pub fn $name(
             &self,
@@ -223,7 +223,7 @@ macro_rules! reductions {
         /// length 1.
         ///
         /// # Errors
-        /// Those of [`Tensor::sum`].
+        /// The errors of [`Tensor::sum`].
         #[track_caller]
         pub fn $keep(
             &self,

@@ -163,7 +163,7 @@ impl Tensor {
     /// `x - ln Σ exp(x)` along `axis`, for `self = x`; see [`Tensor::softmax`].
     ///
     /// # Errors
-    /// Those of [`Tensor::softmax`].
+    /// The errors of [`Tensor::softmax`].
     #[track_caller]
     pub fn log_softmax(&self, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = self.row_axis("log_softmax", axis)?;
@@ -173,7 +173,7 @@ impl Tensor {
     /// [`Tensor::log_softmax`] in place.
     ///
     /// # Errors
-    /// Those of [`Tensor::softmax_`].
+    /// The errors of [`Tensor::softmax_`].
     #[track_caller]
     pub fn log_softmax_(&mut self, axis: impl Into<Axis>) -> Result<()> {
         let axis = self.row_axis("log_softmax", axis)?;
@@ -207,7 +207,7 @@ impl Tensor {
     /// `dx[i] = dy[i] - exp(y[i]) · Σ_j dy[j]`.
     ///
     /// # Errors
-    /// Those of [`Tensor::softmax_backward`].
+    /// The errors of [`Tensor::softmax_backward`].
     #[track_caller]
     pub fn log_softmax_backward(&self, y: &Tensor, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = self.row_axis("log_softmax_backward", axis)?;
@@ -217,7 +217,7 @@ impl Tensor {
     /// [`Tensor::log_softmax_backward`], written over dy.
     ///
     /// # Errors
-    /// Those of [`Tensor::softmax_backward_`].
+    /// The errors of [`Tensor::softmax_backward_`].
     #[track_caller]
     pub fn log_softmax_backward_(&mut self, y: &Tensor, axis: impl Into<Axis>) -> Result<()> {
         let axis = self.row_axis("log_softmax_backward", axis)?;

@@ -47,7 +47,7 @@ impl Tensor {
     /// ascending order.
     ///
     /// # Errors
-    /// Those of [`Tensor::quantile`].
+    /// The errors of [`Tensor::quantile`].
     #[track_caller]
     pub fn quantile_places(
         &self,
@@ -107,7 +107,8 @@ impl Tensor {
     /// [`Tensor::quantile`] makes of [`Tensor::quantile_places`], the quantiles in front.
     ///
     /// # Errors
-    /// Those of [`Tensor::take_along_dim`] for the places, and `Shape` or `DType` for the weights.
+    /// The errors of [`Tensor::take_along_dim`] for the places, and `Shape` or `DType` for the
+    /// weights.
     #[track_caller]
     pub fn quantiles_at(&self, places: &QuantilePlaces, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = check_axis("quantile", self.shape(), axis)?;
@@ -155,7 +156,7 @@ impl Tensor {
     /// [`Tensor::quantile`] of the elements that are not NaN; NaN where there are none.
     ///
     /// # Errors
-    /// Those of [`Tensor::quantile`].
+    /// The errors of [`Tensor::quantile`].
     #[track_caller]
     pub fn nanquantile(
         &self,

@@ -133,7 +133,7 @@ impl Tensor {
     /// The gradient of `x` through [`Tensor::cov`] for `self = dy`: `(dy + dyᵀ) (x - m) W / d`.
     ///
     /// # Errors
-    /// Those of [`Tensor::cov`].
+    /// The errors of [`Tensor::cov`].
     #[track_caller]
     pub fn cov_backward(&self, x: &Tensor, covariance: Covariance<'_>) -> Result<Tensor> {
         let op = "cov_backward";
@@ -155,7 +155,7 @@ impl Tensor {
     /// `[D, N] → [D, D]`, of one variable `[]`.
     ///
     /// # Errors
-    /// Those of [`Tensor::cov`].
+    /// The errors of [`Tensor::cov`].
     #[track_caller]
     pub fn corrcoef(&self) -> Result<Tensor> {
         let c = self.cov(Covariance::default())?;

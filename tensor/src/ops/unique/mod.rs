@@ -194,7 +194,7 @@ impl Tensor {
     /// copy them to keep them for long.
     ///
     /// # Shapes
-    /// Of all elements: `[..]` → values and counts `[n]`, inverse `[..]`. Along axis 1:
+    /// All elements: `[..]` → values and counts `[n]`, inverse `[..]`. Along axis 1:
     /// `[A, N, C]` → values `[A, n, C]`, inverse `[N]`, counts `[n]`.
     ///
     /// # Errors
@@ -208,7 +208,7 @@ impl Tensor {
     /// [`Tensor::unique`] without sorting: the first of equal neighbours stays.
     ///
     /// # Errors
-    /// Those of [`Tensor::unique`].
+    /// The errors of [`Tensor::unique`].
     #[track_caller]
     pub fn unique_consecutive(&self, options: UniqueOptions) -> Result<Unique> {
         self.different("unique_consecutive", Rows::SideBySide, options)

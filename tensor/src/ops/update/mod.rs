@@ -173,7 +173,7 @@ use for_update;
 /// long as one large tensor. Allocates nothing.
 ///
 /// # Errors
-/// Those of [`Tensor::update_`], `Overlap` also for operands of different updates; all of them
+/// The errors of [`Tensor::update_`], `Overlap` also for operands of different updates; all of them
 /// before anything is written. An NVIDIA device may refuse a launch when earlier ones are already
 /// enqueued: operands are then useless.
 ///
@@ -224,7 +224,7 @@ where
 /// others do nothing.
 ///
 /// # Errors
-/// What the device reports.
+/// The error of a device that fails.
 pub fn reserve_updates(device: &Device, dtype: DType) -> Result<()> {
     match device.accelerator() {
         Some(accelerator) if dtype.is_float() => accelerator.reserve_updates(dtype),

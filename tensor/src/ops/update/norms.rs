@@ -120,8 +120,8 @@ impl Tensor {
     /// `[..] → [NORMS]`, of f64 for a parameter of f64, else of f32
     ///
     /// # Errors
-    /// Those of [`Tensor::update_`] for operands that do not fit, `OutOfMemory`; `NoKernel` on an
-    /// NVIDIA device for all but [`KnownNorms`].
+    /// The errors of [`Tensor::update_`] for operands that do not fit, `OutOfMemory`; `NoKernel` on
+    /// an NVIDIA device for all but [`KnownNorms`].
     #[track_caller]
     pub fn update_norms<const STATES: usize, const NORMS: usize>(
         &self,
