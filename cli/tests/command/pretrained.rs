@@ -98,7 +98,7 @@ fn least_budget_has_a_plan_and_a_byte_less_has_none() {
             assert_eq!(several["plans"][1][name], least[name], "{device}");
         }
         let words = place.run(&format!("{model} {device} --least")).check_done();
-        assert!(words.contains(&format!("({bytes} bytes): the least that")), "{words}");
+        assert!(words.contains(&format!("({bytes} bytes): the smallest that")), "{words}");
     }
     place.run(&format!("{model} --least --budget 1GiB")).check_refused(1, &["--least", "--budget"]);
 }

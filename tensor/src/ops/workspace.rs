@@ -1,4 +1,4 @@
-//! Scratch memory of kernels, allocated right before the launch and freed right after it.
+//! Scratch memory of kernels, allocated right before the launch and freed after it.
 
 use crate::device::Device;
 use crate::dtype::DType;
@@ -42,7 +42,8 @@ impl Workspace {
 }
 
 impl Device {
-    /// [`Device::launch`] of a kernel that writes the parts of a workspace after its results.
+    /// [`Device::launch`] of a kernel that writes the parts of a workspace after its results. Returns
+    /// the parts: where a device's number is read, they are freed after that.
     ///
     /// # Errors
     /// As [`Device::launch`], and `OutOfMemory`.
@@ -53,9 +54,10 @@ impl Device {
         kernel: impl Kernel,
         reads: &[&Tensor],
         writes: &[&Tensor],
-    ) -> Result<()> {
+    ) -> Result<Vec<Tensor>> {
         let parts = workspace.allocate(self)?;
         let writes: Vec<&Tensor> = writes.iter().copied().chain(&parts).collect();
-        self.launch(kernel, reads, &writes)
+        self.launch(kernel, reads, &writes)?;
+        Ok(parts)
     }
 }

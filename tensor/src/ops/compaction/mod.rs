@@ -229,7 +229,7 @@ impl Tensor {
         let mut count = 0;
         let kernel = MaskedSelect { name: op, rest: Rest::Any, dtype, len, count: &mut count };
         let counts = tile_counts(self.device(), len.div_ceil(TILE_LEN));
-        self.device().launch_with(&counts, kernel, &[&mask, &x], &[&y])?;
+        let _counts = self.device().launch_with(&counts, kernel, &[&mask, &x], &[&y])?;
         y.shortened(op, count, assumed_len)
     }
 
@@ -255,7 +255,7 @@ impl Tensor {
     #[track_caller]
     pub fn nonzero_assuming(&self, assumed_count: usize) -> Result<Tensor> {
         let op = "nonzero";
-        let (y, count) = self.packed_indices(op, self.element_count(), Rest::Any)?;
+        let (y, count, _counts) = self.packed_indices(op, self.element_count(), Rest::Any)?;
         y.shortened(op, count, assumed_count)
     }
 
@@ -269,13 +269,19 @@ impl Tensor {
     /// `OutOfMemory`.
     #[track_caller]
     pub fn nonzero_static(&self, count: usize, fill: i64) -> Result<Tensor> {
-        let (y, _) = self.packed_indices("nonzero_static", count, Rest::Filled(fill))?;
+        let (y, ..) = self.packed_indices("nonzero_static", count, Rest::Filled(fill))?;
         Ok(y)
     }
 
-    /// The indices of the elements that are not 0 in `rows` rows, and how many there are.
+    /// The indices of the elements that are not 0 in `rows` rows, their number, and the workspace in
+    /// which a device counted them.
     #[track_caller]
-    fn packed_indices(&self, op: &'static str, rows: usize, rest: Rest) -> Result<(Tensor, usize)> {
+    fn packed_indices(
+        &self,
+        op: &'static str,
+        rows: usize,
+        rest: Rest,
+    ) -> Result<(Tensor, usize, Vec<Tensor>)> {
         let (device, shape, dtype) = (self.device(), *self.shape(), self.dtype());
         let y = match Shape::checked(&[rows, shape.len()]) {
             Some(whole) => Tensor::empty(device, whole, DType::I64)?,
@@ -285,8 +291,8 @@ impl Tensor {
         let mut count = 0;
         let kernel = Nonzero { name: op, rest, shape, dtype, count: &mut count };
         let counts = tile_counts(device, shape.element_count().div_ceil(TILE_LEN));
-        device.launch_with(&counts, kernel, &[self], &[&y])?;
-        Ok((y, count))
+        let counts = device.launch_with(&counts, kernel, &[self], &[&y])?;
+        Ok((y, count, counts))
     }
 
     /// A copy of this tensor with the elements of `source`, one after the other in row-major

@@ -174,7 +174,8 @@ impl Tensor {
         let kernel = Runs { name: op, dtype, rows: count, row_len, count: &mut found };
         let reads: Vec<&Tensor> = [&x].into_iter().chain(&positions).collect();
         let firsts = tile_counts(device, count.div_ceil(TILE_LEN));
-        device.launch_with(&firsts, kernel, &reads, &[&values, &inverse, &counts])?;
+        let writes = [&values, &inverse, &counts];
+        let _firsts = device.launch_with(&firsts, kernel, &reads, &writes)?;
         let values = values.shortened(op, found, assumed)?;
         let kept = values.shape()[0];
         let counts = counts.narrow(0, 0, kept)?;
