@@ -124,7 +124,7 @@ impl Store {
                     stored.order.set(on_host.len());
                     on_host.push(Rc::downgrade(&stored));
                 }
-                Eviction::Dropped | Eviction::Stays => {}
+                Eviction::Done => {}
             }
             resident.remove(index);
         }
@@ -150,10 +150,8 @@ enum Eviction {
     InUse,
     /// The tensor is on the host now.
     Moved,
-    /// The tensor is freed; its recipe recomputes it.
-    Dropped,
-    /// The tensor has no recipe and is too small to move: it stays for good.
-    Stays,
+    /// The tensor was freed, to be recomputed, or it stays where it is: nothing is left to try.
+    Done,
 }
 
 impl StoredTensor {
@@ -173,16 +171,16 @@ impl StoredTensor {
     #[track_caller]
     fn evict(&self, offload: Option<&Offload>) -> Result<Eviction> {
         let mut residence = self.residence.borrow_mut();
-        let Residence::Device { tensor, version } = &*residence else { return Ok(Eviction::Stays) };
+        let Residence::Device { tensor, version } = &*residence else { return Ok(Eviction::Done) };
         if !tensor.is_reusable() || tensor.version() != *version {
             return Ok(Eviction::InUse);
         }
         if self.recipe.is_some() {
             *residence = Residence::Dropped;
-            return Ok(Eviction::Dropped);
+            return Ok(Eviction::Done);
         }
         let Some(offload) = offload.filter(|offload| offload.takes(tensor)) else {
-            return Ok(Eviction::Stays);
+            return Ok(Eviction::Done);
         };
         let (device, category) = (tensor.device().clone(), tensor.category());
         // Both copies keep the tensor's origin, whichever operation moves them.

@@ -4,7 +4,6 @@ use lowtide_allocator::Bytes;
 
 /// Why a text is not a byte count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub(crate) enum ParseBytesError {
     /// There is no plain decimal number in front of the unit.
     #[error("`{input}` is not a byte count: write a number and a unit, such as 6MiB or 512KB")]

@@ -16,6 +16,9 @@ pub struct Rank {
 }
 
 impl Rank {
+    /// The rank of a training that has no others.
+    pub const ALONE: Rank = Rank { index: 0, count: 1 };
+
     /// The indices of all other ranks.
     pub(crate) fn others(self) -> impl Iterator<Item = usize> {
         (0..self.count).filter(move |&other| other != self.index)

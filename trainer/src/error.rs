@@ -107,8 +107,7 @@ fn origin(foreign: &Foreign) -> &'static str {
                 a tensor from one call for the next";
     }
     match foreign.role {
-        Role::Parameter => "is none of those that the model's `visit_nodes` names",
-        Role::Buffer => "is none of those that the model's `visit_nodes` names",
+        Role::Parameter | Role::Buffer => "is none of those that the model's `visit_nodes` names",
         Role::Value => {
             "was not made in this call: a task also runs on a simulated device, so what it keeps \
              has to be a buffer of the model"

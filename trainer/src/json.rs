@@ -1,4 +1,4 @@
-//! The books of a failed allocation as JSON, for programs that read them.
+//! Bytes by category and by module, and the books of a failed allocation, as JSON.
 
 use lowtide_allocator::{Category, ModuleShare, OutOfMemory};
 use serde_json::{Map, Value, json};

@@ -88,7 +88,7 @@ impl ParallelismTable {
     /// The parallelism with the shortest steps among plans that fit and share batches. Among equal
     /// ones, the parallelism that divides least.
     pub(super) fn fastest(&self) -> Option<Parallelism> {
-        let sharing = self.0.iter().filter(|of| Parallelism::OF_SHARED_BATCHES.contains(&of.zero));
+        let sharing = self.0.iter().filter(|of| of.zero.shares_batches());
         let fitting = sharing.filter_map(|of| Some((of.zero, of.seconds()?)));
         let fastest = fitting.min_by(|(_, own), (_, other)| own.total_cmp(other));
         fastest.map(|(zero, _)| zero)

@@ -193,12 +193,7 @@ impl PlanningArgs {
     /// The rank whose share of every batch this one reads: the stages of a pipeline, and those that
     /// share the features of a model, read all.
     pub(super) fn reader(&self, rank: Rank) -> Rank {
-        match self.divided() {
-            Some(Parallelism::Pipeline | Parallelism::TensorParallel) => {
-                Rank { index: 0, count: 1 }
-            }
-            _ => rank,
-        }
+        if self.divided().is_none_or(Parallelism::shares_batches) { rank } else { Rank::ALONE }
     }
 
     /// The [reader](PlanningArgs::reader) of the first rank.

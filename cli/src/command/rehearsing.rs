@@ -135,8 +135,8 @@ impl Rehearsing<'_> {
             let forecasts = forecasts.clone();
             let options = PlanOptions { micro_batch_max, forecasts, ..PlanOptions::default() };
             let (plan, _) = capacity.plan(&mut trainer, self.fit, &options)?;
-            let (blocks, sent_bytes) = trainer.stage(&plan);
-            Ok((plan, blocks, sent_bytes))
+            let sent_bytes = trainer.sent_bytes(&plan);
+            Ok((plan, trainer.stage(), sent_bytes))
         })
     }
 }

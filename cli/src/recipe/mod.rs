@@ -306,7 +306,7 @@ impl Recipe {
     /// # Errors
     /// The errors of the data set; `Setting` for data that the model has no use for.
     pub fn open(&self) -> Result<RecipeData> {
-        self.open_share(Rank { index: 0, count: 1 })
+        self.open_share(Rank::ALONE)
     }
 
     /// [`Recipe::open`] with that share of each batch to train on which is this rank's.
@@ -445,13 +445,7 @@ impl Recipe {
 
 /// True where each rank keeps a part of a model, which is made beside the device of the training.
 fn is_made_beside(ranks: Option<&dyn Collectives>, zero: Parallelism) -> bool {
-    match zero {
-        Parallelism::DataParallel | Parallelism::Zero1 | Parallelism::Zero2 => false,
-        Parallelism::Zero3 | Parallelism::TensorParallel => {
-            ranks.is_some_and(|ranks| ranks.rank().count > 1)
-        }
-        Parallelism::Pipeline => ranks.is_some(),
-    }
+    zero.divides_model() && ranks.is_some_and(|ranks| ranks.rank().count > 1)
 }
 
 /// A device with room for a whole model, beside the memory of the training on `device`.

@@ -12,7 +12,7 @@ use super::about::{About, date};
 use super::charts::{grouped, quantity, title};
 use super::curves::{Curves, Series};
 use super::page;
-use crate::human::format_bytes;
+use crate::human::exact_bytes;
 use crate::run_dir::RunDir;
 use crate::timeline::RecordedStep;
 
@@ -117,7 +117,7 @@ impl Run {
         {
             facts.push(("Micro-batch".to_owned(), format!("{micro_batch} of {batch}")));
         }
-        let bytes = |bytes: u64| format!("{} ({bytes} bytes)", format_bytes(bytes));
+        let bytes = |bytes: u64| exact_bytes(bytes as usize);
         facts.extend(self.budget_bytes.map(|budget| ("Budget".to_owned(), bytes(budget))));
         let planned = self.memory.as_ref().and_then(|step| step.notes.planned_peak_bytes);
         facts.extend(planned.map(|peak| ("Predicted peak".to_owned(), bytes(peak))));

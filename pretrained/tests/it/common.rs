@@ -21,6 +21,7 @@ pub(crate) static CASES: LazyLock<Vec<&str>> = LazyLock::new(|| {
     let mut cases: Vec<&str> =
         names.filter(|name| is_decoder(name)).map(|name| &*name.leak()).collect();
     cases.sort_unstable();
+    assert!(cases.len() >= 14, "decoders are missing: {cases:?}");
     cases
 });
 

@@ -20,6 +20,7 @@ use crate::error::Result;
 use crate::files::trained_state::TrainedState;
 use crate::options::Options;
 use crate::parallel::alone::Alone;
+use crate::parallel::reduce::sum_counts;
 use crate::parallel::vote::agree;
 use crate::plan::Plan;
 use crate::plan::knobs::{EVERY_BLOCK, Knobs};
@@ -29,9 +30,6 @@ use crate::step::compute::{Computation, Computed};
 use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;
 use crate::task::contract::Task;
-
-/// The only rank.
-pub(crate) const ALONE: Rank = Rank { index: 0, count: 1 };
 
 /// A division of a training among ranks.
 pub(crate) trait Division<T: Task>: StepDivision<T> + PlanDivision<T> {
@@ -104,17 +102,25 @@ pub(crate) trait StepDivision<T: Task> {
         EVERY_BLOCK
     }
 
+    /// The ranks that share the samples of a batch.
+    fn sharing(&self) -> Option<&dyn Collectives> {
+        None
+    }
+
     /// The counts of the loss over the whole logical batch, of those over the own samples.
     ///
     /// # Errors
     /// `Setting` if ranks count differently many terms of a loss; `Ranks`.
     fn counts(&self, own: Vec<f64>) -> Result<Vec<f64>> {
-        Ok(own)
+        match self.sharing() {
+            Some(ranks) => sum_counts(ranks, &own),
+            None => Ok(own),
+        }
     }
 
     /// Samples of the logical batch that come before the own `len`.
-    fn samples_before(&self, _len: usize) -> usize {
-        0
+    fn samples_before(&self, len: usize) -> usize {
+        self.sharing().map_or(0, |ranks| ranks.rank().index * len)
     }
 
     /// COMPUTE: gradients of the mean loss of the logical batch, of everything that this rank
@@ -175,7 +181,7 @@ pub(crate) trait StepDivision<T: Task> {
 pub(crate) trait EvaluationDivision<T: Task> {
     /// The share of the batches of an evaluation that this rank scores.
     fn share(&self) -> Rank {
-        ALONE
+        Rank::ALONE
     }
 
     /// The score of a batch, `micro_batch` samples at a time.

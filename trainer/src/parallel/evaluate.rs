@@ -5,6 +5,7 @@ use lowtide_ranks::{Collectives, Rank, RanksError};
 
 use crate::error::{Result, TrainError};
 use crate::parallel::division::EvaluationDivision;
+use crate::parallel::knobs::smallest;
 use crate::parallel::vote::{agree, agree_in_calls, is_of_another};
 use crate::run::evaluation::{Evaluation, score_parts};
 use crate::run::score::{Score, decoded, encoded};
@@ -56,9 +57,7 @@ pub(crate) fn evaluate_together<T: Task>(
     ranks: &dyn Collectives,
     score: impl Fn(&BatchView<'_>, usize) -> Result<Score>,
 ) -> Result<Score> {
-    let said = ranks.exchange(&(evaluation.micro_batch as u64).to_le_bytes())?;
-    let sizes = said.iter().filter_map(|words| words.as_slice().try_into().ok());
-    let least = sizes.map(u64::from_le_bytes).min().unwrap_or(1).max(1) as usize;
+    let least = smallest(ranks, evaluation.micro_batch)?;
     let mut total = Score::default();
     for batch in evaluation.loader.epoch(0) {
         let batch = agree_in_calls(ranks, batch.map_err(TrainError::from))?;

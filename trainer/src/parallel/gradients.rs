@@ -23,7 +23,7 @@ use crate::parallel::knobs::common_knobs;
 use crate::parallel::parts::{
     DividedState, FREEDOM_OF_PARTS, check_updates_parts, copy_others, part_of, promise_copies,
 };
-use crate::parallel::reduce::{Reduced, all_reduce, sent_to_others, sum_counts, sum_numbers};
+use crate::parallel::reduce::{Reduced, all_reduce, sent_to_others, sum_numbers};
 use crate::parallel::vote::{agree_in_calls, in_pass, mirrored};
 use crate::parallel::whole::trained_bytes;
 use crate::plan::Plan;
@@ -111,12 +111,8 @@ impl<T: Task> StepDivision<T> for Gradients {
         common_knobs(&*self.ranks, own)
     }
 
-    fn counts(&self, own: Vec<f64>) -> Result<Vec<f64>> {
-        sum_counts(&*self.ranks, &own)
-    }
-
-    fn samples_before(&self, len: usize) -> usize {
-        self.ranks.rank().index * len
+    fn sharing(&self) -> Option<&dyn Collectives> {
+        Some(&*self.ranks)
     }
 
     fn compute(&self, computation: &mut Computation<'_, T>) -> Result<Computed> {

@@ -32,10 +32,18 @@ pub(crate) fn common_knobs(ranks: &dyn Collectives, own: Knobs) -> Result<Knobs>
 /// # Errors
 /// `Ranks`.
 pub(crate) fn common_micro_batch(ranks: &dyn Collectives, own: Knobs) -> Result<Knobs> {
-    let said = ranks.exchange(&(own.micro_batch as u64).to_le_bytes())?;
+    Ok(Knobs { micro_batch: smallest(ranks, own.micro_batch)?, ..own })
+}
+
+/// The smallest number of samples that a rank takes at once, 1 or more.
+///
+/// # Errors
+/// `Ranks`.
+pub(crate) fn smallest(ranks: &dyn Collectives, own: usize) -> Result<usize> {
+    let said = ranks.exchange(&(own as u64).to_le_bytes())?;
     let sizes = said.iter().filter_map(|words| words.as_slice().try_into().ok());
-    let least = sizes.map(|words| u64::from_le_bytes(words) as usize).min();
-    Ok(Knobs { micro_batch: least.map_or(own.micro_batch, |least| least.max(1)), ..own })
+    let smallest = sizes.map(|words| u64::from_le_bytes(words) as usize).min();
+    Ok(smallest.unwrap_or(own).max(1))
 }
 
 /// A plan with knobs that need no more memory than those of any rank.

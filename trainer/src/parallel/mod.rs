@@ -69,7 +69,7 @@ impl<T: Task + Clone> Chosen<T> {
         let summation = Summation::of(options);
         match (options.parallelism, summation) {
             (Parallelism::DataParallel, _) => Chosen::Replicas(Replicas { ranks }),
-            // Along a tree, gradients are complete only at its root: nothing of them is divided.
+            // Along a tree, gradients are complete only at its root: they are divided after the sum.
             (Parallelism::Zero1, _) | (Parallelism::Zero2, Summation::Shards(_)) => {
                 Chosen::States(States { ranks })
             }

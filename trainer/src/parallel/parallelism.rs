@@ -51,6 +51,19 @@ impl Parallelism {
     pub const OF_SHARED_BATCHES: [Parallelism; 4] =
         [Parallelism::DataParallel, Parallelism::Zero1, Parallelism::Zero2, Parallelism::Zero3];
 
+    /// True if ranks share the samples of a batch, not the model.
+    pub fn shares_batches(self) -> bool {
+        Self::OF_SHARED_BATCHES.contains(&self)
+    }
+
+    /// True if each of several ranks has only a part of the model.
+    pub fn divides_model(self) -> bool {
+        match self {
+            Parallelism::DataParallel | Parallelism::Zero1 | Parallelism::Zero2 => false,
+            Parallelism::Zero3 | Parallelism::Pipeline | Parallelism::TensorParallel => true,
+        }
+    }
+
     /// The parts of a training that are divided, in words, if any are.
     pub fn divided(self) -> Option<&'static str> {
         match self {

@@ -24,9 +24,7 @@ use crate::parallel::gradients::sum_parts;
 use crate::parallel::in_pass::PassCollectives;
 use crate::parallel::knobs::common_knobs;
 use crate::parallel::parts::{DividedState, FREEDOM_OF_PARTS, check_updates_parts, part_of};
-use crate::parallel::reduce::{
-    Reduced, all_reduce, check_tree, sent_to_others, sum_counts, sum_numbers,
-};
+use crate::parallel::reduce::{Reduced, all_reduce, check_tree, sent_to_others, sum_numbers};
 use crate::parallel::vote::{agree_in_calls, mirrored};
 use crate::parallel::whole::{name_tensors, trained_bytes};
 use crate::plan::Plan;
@@ -84,12 +82,8 @@ impl<T: Task> StepDivision<T> for Parameters {
         common_knobs(&*self.ranks, own)
     }
 
-    fn counts(&self, own: Vec<f64>) -> Result<Vec<f64>> {
-        sum_counts(&*self.ranks, &own)
-    }
-
-    fn samples_before(&self, len: usize) -> usize {
-        self.ranks.rank().index * len
+    fn sharing(&self) -> Option<&dyn Collectives> {
+        Some(&*self.ranks)
     }
 
     fn compute(&self, computation: &mut Computation<'_, T>) -> Result<Computed> {

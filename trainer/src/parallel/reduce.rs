@@ -5,6 +5,7 @@ use lowtide_ranks::{Collectives, Rank, RanksError, all_reduce_each};
 use crate::error::{Result, TrainError};
 use crate::parallel::vote::agree;
 use crate::step::compute::Computed;
+use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::{Summation, add_counts, tree_sum};
 
 /// # Errors
@@ -76,7 +77,7 @@ pub(crate) fn all_reduce(
 ///
 /// # Errors
 /// The rank's own error; `Ranks` for an error of another rank.
-pub(crate) fn sum_numbers(ranks: &dyn Collectives, own: Result<[f64; 3]>) -> Result<[f64; 3]> {
+pub(crate) fn sum_numbers(ranks: &dyn Collectives, own: Result<OwnNumbers>) -> Result<OwnNumbers> {
     let words = match &own {
         Ok(numbers) => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
         Err(error) => error.one_line().into_bytes(),

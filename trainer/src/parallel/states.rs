@@ -22,7 +22,7 @@ use crate::parallel::evaluate::SharedBatches;
 use crate::parallel::parts::{
     DividedState, FREEDOM_OF_PARTS, check_updates_parts, copy_others, part_of, promise_copies,
 };
-use crate::parallel::reduce::{Reduced, all_reduce, check_tree, sent_to_others, sum_counts};
+use crate::parallel::reduce::{Reduced, all_reduce, check_tree, sent_to_others};
 use crate::parallel::vote::{agree, mirrored};
 use crate::parallel::whole::trained_bytes;
 use crate::plan::Plan;
@@ -57,12 +57,8 @@ impl<T: Task> StepDivision<T> for States {
         Ok(own)
     }
 
-    fn counts(&self, own: Vec<f64>) -> Result<Vec<f64>> {
-        sum_counts(&*self.ranks, &own)
-    }
-
-    fn samples_before(&self, len: usize) -> usize {
-        self.ranks.rank().index * len
+    fn sharing(&self) -> Option<&dyn Collectives> {
+        Some(&*self.ranks)
     }
 
     fn compute(&self, computation: &mut Computation<'_, T>) -> Result<Computed> {

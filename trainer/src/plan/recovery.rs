@@ -243,6 +243,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
         }
     }
 }
+
 impl Recovery {
     /// The rung that leads to `knobs`, from others with parts of `now` samples.
     fn to(knobs: Knobs, before: Knobs, now: usize) -> Recovery {

@@ -49,7 +49,7 @@ impl<T: Task + ?Sized> Evaluation<'_, T> {
     /// Out of memory with a single sample; anything else at once.
     pub(crate) fn score_all(&self) -> Result<Score> {
         let mut total = Score::default();
-        self.score_share(Rank { index: 0, count: 1 })?.into_iter().for_each(|own| total.add(own));
+        self.score_share(Rank::ALONE)?.into_iter().for_each(|own| total.add(own));
         Ok(total)
     }
 

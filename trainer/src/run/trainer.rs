@@ -360,10 +360,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.division.get().sent_bytes(plan, self.task.parameters())
     }
 
-    /// The blocks of this stage of a pipeline, and the bytes that it sends in a step of `plan`.
+    /// The blocks of this stage of a pipeline.
     #[doc(hidden)]
-    pub fn stage(&mut self, plan: &Plan) -> (Range<usize>, usize) {
-        (self.division().stage(), self.sent_bytes(plan))
+    pub fn stage(&self) -> Range<usize> {
+        self.division().stage()
     }
 
     /// `Ok` if this rank has the whole model.

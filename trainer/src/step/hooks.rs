@@ -31,6 +31,7 @@ pub(crate) trait StepHooks {
         false
     }
 
-    /// Adds the simulated seconds of micro-batches that were left out.
+    /// Adds simulated seconds that the passes of this device do not show: of micro-batches that were
+    /// left out, and of waiting for other stages.
     fn add_skipped_seconds(&mut self, _seconds: f64) {}
 }

@@ -383,3 +383,18 @@ impl Observer for Save<'_> {
         Ok(if report.step == self.after { Flow::Stop } else { Flow::Continue })
     }
 }
+
+/// The path that a file error names, which its one line begins with.
+pub(crate) fn path_of<T>(result: Result<T, TrainError>) -> std::path::PathBuf {
+    match result.map(drop) {
+        Err(TrainError::File { path, source }) => {
+            let text = TrainError::File { path: path.clone(), source }.to_string();
+            assert!(
+                text.starts_with(&path.display().to_string()) && !text.contains('\n'),
+                "{text}"
+            );
+            path
+        }
+        other => panic!("{other:?} instead of a file error"),
+    }
+}

@@ -5,22 +5,9 @@ use std::path::Path;
 #[cfg(target_os = "linux")]
 use std::process::Command;
 
-use lowtide_trainer::{Metrics, NewFile, TrainError};
+use lowtide_trainer::{Metrics, NewFile};
 
-/// The path that a file error names, which its one line begins with.
-fn path_of<T>(result: Result<T, TrainError>) -> std::path::PathBuf {
-    match result.map(drop) {
-        Err(TrainError::File { path, source }) => {
-            let text = TrainError::File { path: path.clone(), source }.to_string();
-            assert!(
-                text.starts_with(&path.display().to_string()) && !text.contains('\n'),
-                "{text}"
-            );
-            path
-        }
-        other => panic!("{other:?} instead of a file error"),
-    }
-}
+use crate::common::path_of;
 
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry"));

@@ -18,9 +18,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     match arguments {
         [] => print!("{}", table(&surveys(&tree))),
         [folder] if tree.crates().contains(&folder.as_str()) => {
-            let all = surveys(&tree);
-            let survey = all.iter().find(|survey| survey.folder == *folder);
-            print!("{}", survey.map(names).unwrap_or_default());
+            print!("{}", names(&Survey::of(&tree, folder, &survey::Readers::of(&tree))));
         }
         _ => {
             let (crates, found) = (tree.crates().join(", "), arguments.join(" "));

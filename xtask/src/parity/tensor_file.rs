@@ -16,7 +16,7 @@ pub(super) struct Tensor<'a> {
 /// The tensors of a file by their names.
 ///
 /// # Errors
-/// One line about bytes that are no such file.
+/// One line about bytes that are no such file, or a tensor whose bytes are not those of its shape.
 pub(super) fn read(bytes: &[u8]) -> Result<BTreeMap<String, Tensor<'_>>, String> {
     let (header, data) = parts(bytes).ok_or("the header is longer than the file")?;
     let header: BTreeMap<String, Value> =
@@ -36,14 +36,26 @@ fn parts(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 fn tensor<'a>(entry: &Value, data: &'a [u8]) -> Option<Tensor<'a>> {
     let offset = |index: usize| usize::try_from(entry["data_offsets"][index].as_u64()?).ok();
-    Some(Tensor {
+    let tensor = Tensor {
         dtype: entry["dtype"].as_str()?.to_owned(),
         shape: entry["shape"].as_array()?.iter().map(Value::as_u64).collect::<Option<_>>()?,
         data: data.get(offset(0)?..offset(1)?)?,
-    })
+    };
+    let count = tensor.shape.iter().try_fold(1_u64, |count, len| count.checked_mul(*len))?;
+    (count.checked_mul(tensor.element_bytes()?)? == tensor.data.len() as u64).then_some(tensor)
 }
 
 impl Tensor<'_> {
+    fn element_bytes(&self) -> Option<u64> {
+        Some(match self.dtype.as_str() {
+            "F64" | "I64" | "U64" => 8,
+            "F32" | "I32" | "U32" => 4,
+            "F16" | "BF16" | "I16" | "U16" => 2,
+            "U8" | "I8" | "BOOL" => 1,
+            _ => return None,
+        })
+    }
+
     /// The values of floats, and the bytes of other types.
     pub(super) fn numbers(&self) -> Vec<f64> {
         let data = self.data;
@@ -96,5 +108,21 @@ mod tests {
         }
         assert!(from_f16(0x7e00).is_nan());
         assert_eq!((from_bf16(0x3f80), from_bf16(0xc049)), (1.0, -3.140_625));
+    }
+
+    #[test]
+    fn tensor_whose_bytes_are_not_those_of_its_shape_is_refused() {
+        let file = |dtype: &str, end: usize| {
+            let header =
+                format!(r#"{{"x":{{"dtype":"{dtype}","shape":[3],"data_offsets":[0,{end}]}}}}"#);
+            let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+            bytes.extend(header.into_bytes());
+            bytes.extend([0; 12]);
+            bytes
+        };
+        assert!(read(&file("F32", 12)).is_ok());
+        for (dtype, end) in [("F32", 0), ("F32", 8), ("F16", 12), ("F32", 16), ("F7", 12)] {
+            assert!(read(&file(dtype, end)).is_err(), "{dtype} in {end} bytes");
+        }
     }
 }

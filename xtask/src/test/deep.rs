@@ -2,7 +2,7 @@
 
 use super::Options;
 use super::needs::{Needs, SANITIZER_TARGET};
-use super::plan::{CASES, Counting, DEEP_CASES, Section};
+use super::plan::{CASES, Counting, DEEP_CASES, Section, WITH_CUDA};
 
 /// The configuration with which cargo starts tests under the address sanitizer of the C++ compiler.
 /// Cargo itself runs without it.
@@ -16,9 +16,6 @@ const PRELOADED_OPTIONS: &str = "halt_on_error=0:suppress_equal_pcs=0:detect_lea
 
 /// The crates that hold the unsafe code, by folder.
 const SANITIZED: &[&str] = &["allocator", "tensor"];
-
-/// The crates with tests called `cuda`, by folder.
-const ON_DEVICES: &[&str] = &["allocator", "tensor", "trainer", "cli"];
 
 /// The crates with loom models, by folder.
 const MODELLED: &[&str] = &["allocator", "tensor"];
@@ -66,7 +63,7 @@ pub(super) fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
     if let Some(packages) = wanted(options, SANITIZED) {
         sections.extend(sanitizers(&packages));
     }
-    if wanted(options, ON_DEVICES).is_some() {
+    if WITH_CUDA.iter().any(|package| options.concerns(package.trim_start_matches("lowtide-"))) {
         sections.push(sanitized_kernels(scope));
     }
     if let Some(packages) = wanted(options, &["allocator"]) {

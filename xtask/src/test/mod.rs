@@ -94,7 +94,8 @@ pub fn run(root: &Path, options: &Options) -> Result<bool, String> {
         }
         total.add(counts);
     }
-    println!("\n{count} sections in {}", in_words(begin.elapsed()));
+    let sections = if count == 1 { "section" } else { "sections" };
+    println!("\n{count} {sections} in {}", in_words(begin.elapsed()));
     if !failed.is_empty() {
         println!("failed sections: {}", failed.join(", "));
     }

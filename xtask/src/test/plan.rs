@@ -47,7 +47,7 @@ impl Section {
 }
 
 /// The packages with tests that run on the pretend driver.
-const WITH_CUDA: &[&str] = &[
+pub(super) const WITH_CUDA: &[&str] = &[
     "lowtide-allocator",
     "lowtide-tensor",
     "lowtide-nn",

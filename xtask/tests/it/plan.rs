@@ -162,7 +162,8 @@ fn deep_filter_keeps_only_what_concerns_the_crate() {
         let plan = plan(&options(&[folder, "--deep"]), Some("lowtide-x"));
         names(&plan)[7..].iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(of("nn"), ["long property tests"]);
+    assert_eq!(of("amp"), ["long property tests"]);
+    assert_eq!(of("nn"), ["kernels under the address sanitizer", "long property tests"]);
     assert_eq!(
         of("tensor"),
         [

@@ -62,8 +62,7 @@ pub(in crate::command) fn find(
     let changed = planning.first_that_fits(recipe, |recipe, zero| search.plan(recipe, zero))?;
     let Changed { planned, recipe, numerics, zero } = changed;
     let Rehearsed { plan, process, stages, sent_bytes, survey } = planned;
-    let shares_batches = !matches!(zero, Parallelism::Pipeline | Parallelism::TensorParallel);
-    if parallelism.fastest().is_none() && planning.rank_count() > 1 && shares_batches {
+    if parallelism.fastest().is_none() && planning.rank_count() > 1 && zero.shares_batches() {
         parallelism = search.place.share_batches(&recipe, plan.budget_bytes)?;
     }
     Ok(FoundPlan {

@@ -33,7 +33,8 @@ pub(in crate::command) struct FoundPlan {
     pub(super) products: Option<String>,
     /// The rates that times are by, where they are not nominal.
     pub(super) calibration: Option<Calibration>,
-    /// Knobs beside those of the plan, and their forecasts; the first is the fastest.
+    /// Knobs that were surveyed, those of the plan among them, and their forecasts; the first is the
+    /// fastest.
     pub(super) survey: Vec<(Knobs, Forecast)>,
     /// Changes of the recipe's numerics that the plan takes.
     pub(super) numerics: Vec<Numerics>,
@@ -128,8 +129,7 @@ impl FoundPlan {
             Row::new("divided", divided).with("zero", zero),
             Row::new("sent", sent).with("sent_bytes", sent_bytes),
             Row::new("numerics", numerics).with("numerics", &self.numerics),
-            Row::new("why", plan.reasons().iter().map(ToString::to_string))
-                .with("reasons", plan.reasons()),
+            Row::new("why", plan.reasons()).with("reasons", plan.reasons()),
         ]
     }
 
@@ -176,7 +176,7 @@ impl FoundPlan {
         let modules = &self.plan.forecast.modules_at_peak;
         let head = ["", "largest modules when the most is in use"].map(str::to_owned);
         let lines = modules.iter().take(MODULES_SHOWN).map(|share| {
-            let size = format!("{} ({} bytes)", format_bytes(share.bytes), share.bytes);
+            let size = exact_bytes(share.bytes as usize);
             format!("  {:<30}  {size}", share.name())
         });
         Row::block(head.into_iter().chain(lines)).with("modules_at_peak", modules_json(modules))

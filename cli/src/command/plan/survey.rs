@@ -1,4 +1,4 @@
-//! The survey of a plan: what other knobs would take.
+//! The survey of a plan: bytes and times of its knobs and of others.
 
 use lowtide_trainer::{Forecast, Knobs, Plan};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::command::rates::{Calibration, measured_seconds};
 use crate::human::{exact_bytes, format_seconds};
 use crate::json::with_knobs;
 
-/// Forecasts of the knobs that were rehearsed beside those of a plan.
+/// Forecasts of knobs, those of a plan among them.
 pub(super) struct Survey<'a> {
     pub(super) plan: &'a Plan,
     pub(super) forecasts: &'a [(Knobs, Forecast)],

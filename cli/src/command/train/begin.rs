@@ -171,9 +171,7 @@ impl<'a> Begin<'a> {
         let capacity = Capacity::of_opened(device, &arguments.device);
         let built = recipe.trainer_among(ranks.clone(), zero, device, data.samples);
         // Ranks with blocks or features of one model meet on the way to a plan.
-        let stages = ranks
-            .as_deref()
-            .filter(|_| matches!(zero, Parallelism::Pipeline | Parallelism::TensorParallel));
+        let stages = ranks.as_deref().filter(|_| !zero.shares_batches());
         let mut trainer = match agree(stages, built) {
             // The rehearsal on a larger, simulated device knows how much is missing in all.
             Err(error) if error.out_of_memory().is_some() => {

@@ -72,9 +72,10 @@ impl Run<'_> {
             None => Metrics::create(&files.metrics())?,
         };
         NewFile::write(&files.recipe(), &text)?;
-        // Before the first step there is room for the files of the last one.
-        let mut last_files = LastFiles::new(files, trainer)?;
         let mut observers = self.observers(metrics, text, &device)?;
+        // Before the first step there is room for the files of the last one. On an error that room
+        // is free before a checkpoint in flight is finished.
+        let mut last_files = LastFiles::new(files, trainer)?;
         let trained = self.train(trainer, sets, &mut observers, interrupt)?;
         last_files.save_model(trainer)?;
 

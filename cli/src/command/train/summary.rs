@@ -87,7 +87,7 @@ impl Outcome<'_> {
         ];
         rows.extend(numerics);
         rows.extend([
-            Row::new("recomputed", recomputes.then(|| knobs.recomputed().to_string())),
+            Row::new("recomputed", recomputes.then(|| knobs.recomputed())),
             Row::new("offloaded", offloaded),
             Row::new("update", fused),
         ]);

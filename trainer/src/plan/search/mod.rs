@@ -56,8 +56,8 @@ pub(crate) struct Search<'a, T, O> {
     budget_bytes: usize,
     /// Blocks that may be recomputed.
     block_count: usize,
-    /// Whether the update may be fused: of one model, on one rank, without leaves that are summed
-    /// on their own, by an optimizer that can, from an allocator that promises.
+    /// True if the update may be fused: of one model, by a division that allows it, summed
+    /// micro-batch after micro-batch, by an optimizer that can, from an allocator that promises.
     can_fuse: bool,
     /// What was rehearsed, in that order.
     tried: Vec<Candidate>,
@@ -94,7 +94,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Search { forecasts: forecasts.clone(), ..self }
     }
 
-    /// The plan for batches of `batch_size` in parts of at most `micro_batch_max`, or in leaves;
+    /// The plan for batches of `batch_size` in parts of at most `micro_batch_max`, or in shards;
     /// where splitting is forbidden, or a rehearsal shows that samples are coupled, of the whole.
     ///
     /// # Errors
