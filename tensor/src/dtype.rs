@@ -394,17 +394,3 @@ pub(crate) fn convert_slice<E: Element, T: Element>(from: &[E], to: &mut [T]) {
         E::cast_slice(from, to);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn floats_are_computed_in_what_their_dtype_says() {
-        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
-            for_each_float!(dtype, E as T => {
-                assert_eq!((E::DTYPE, T::DTYPE), (dtype, dtype.computed()));
-            });
-        }
-    }
-}

@@ -27,6 +27,9 @@ mod sim;
 mod spec;
 mod storage;
 mod tensor;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
 mod transfer;
 mod views;
 mod watch;
@@ -87,9 +90,3 @@ pub use sim::Assumption;
 pub use spec::{DeviceKind, SimSpec};
 pub use tensor::Tensor;
 pub use watch::StorageWatch;
-
-/// Operations as values, for tests that try every one of a kind. Its form may change at any time.
-#[doc(hidden)]
-pub mod testing {
-    pub use crate::ops::elementwise::listed::{Function, FunctionGradient, functions};
-}

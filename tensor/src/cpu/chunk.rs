@@ -266,6 +266,7 @@ pub(crate) fn for_each_part_with_scratch<P: Parts, S: Send>(
     });
 }
 
+// Compiled by `tests/pool/main.rs`.
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -39,12 +39,6 @@ impl<'a, T> Matrix<'a, T> {
         Matrix { data: self.data.get(first * self.row_stride..).unwrap_or_default(), ..self }
     }
 
-    /// Rows one after the other.
-    #[cfg(test)]
-    pub(crate) fn row_major(data: &'a [T], cols: usize) -> Self {
-        Self { data, row_stride: cols, col_stride: 1 }
-    }
-
     /// The part from row `i` and column `j` on.
     pub(super) fn from(self, i: usize, j: usize) -> Self {
         Self { data: &self.data[i * self.row_stride + j * self.col_stride..], ..self }
@@ -69,22 +63,6 @@ impl<'a, T> MatrixMut<'a, T> {
     pub(crate) fn row_major(data: &'a mut [T], cols: usize) -> Self {
         Self { data, row_stride: cols, col_stride: 1 }
     }
-}
-
-/// y = or += a · b, for `size` (M, K, N).
-///
-/// # Panics
-/// If a matrix does not fit its slice, or y has a zero stride along an axis longer than 1.
-#[cfg(test)]
-pub(crate) fn gemm<T: SimdFloat>(
-    pool: &Pool,
-    size: [usize; 3],
-    a: Matrix<'_, T>,
-    b: Matrix<'_, T>,
-    start: WriteMode,
-    y: MatrixMut<'_, T>,
-) {
-    gemm_batched::<T, _, _, _>(pool, &Batch::single(), size, a, b, &[], start, y);
 }
 
 /// y = or += a · b for every product of `batch`, computed in `T`. A bias of N elements, if there
@@ -325,7 +303,3 @@ fn check_fits(
         );
     }
 }
-
-#[cfg(test)]
-#[path = "gemm_tests.rs"]
-mod tests;

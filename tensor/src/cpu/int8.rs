@@ -377,7 +377,3 @@ fn prefix<T: Element, const BYTES: usize>(
     // number.
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
-
-#[cfg(test)]
-#[path = "int8_tests.rs"]
-mod tests;

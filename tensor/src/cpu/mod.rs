@@ -15,6 +15,8 @@ pub(crate) mod panel;
 pub(crate) mod pool;
 pub(crate) mod simd;
 pub(crate) mod stored;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub(crate) mod tiles;
 pub(crate) mod turn;
 

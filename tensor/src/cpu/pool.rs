@@ -254,6 +254,7 @@ impl Shared {
     }
 }
 
+// Compiled by `tests/pool/main.rs`, as the models below.
 #[cfg(all(test, not(lowtide_loom)))]
 mod tests {
     use super::*;

@@ -27,6 +27,14 @@ impl Layout {
         Layout { shape, strides: shape.contiguous_strides(), offset: 0 }
     }
 
+    /// A layout of any strides, from the start of a storage.
+    #[cfg(feature = "testing")]
+    pub(crate) fn with_strides(shape: Shape, strides: &[usize]) -> Self {
+        let mut layout = Layout::contiguous(shape);
+        layout.strides[..strides.len()].copy_from_slice(strides);
+        layout
+    }
+
     /// The sizes of the dimensions.
     pub fn shape(&self) -> &Shape {
         &self.shape
@@ -242,40 +250,4 @@ pub(crate) fn check_index(
     len: usize,
 ) -> Result<usize, TensorError> {
     if index < len { Ok(index) } else { Err(TensorError::index(op, index, len)) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn span_is_from_the_first_element_to_the_last() {
-        let rows = Layout::contiguous(Shape::new(&[4, 6]));
-        assert_eq!(rows.narrow(0, 1, 2).narrow(1, 2, 3).span(), 8..17);
-        assert_eq!(rows.narrow(1, 5, 1).span(), 5..24);
-        assert!(rows.narrow(1, 3, 0).span().is_empty());
-    }
-
-    #[test]
-    fn elements_repeat_where_a_stride_steps_into_what_smaller_ones_reach() {
-        let of = |dims: &[usize], strides: &[usize]| {
-            let mut layout = Layout::contiguous(Shape::new(dims));
-            layout.strides[..strides.len()].copy_from_slice(strides);
-            layout.repeats_elements()
-        };
-        assert!(of(&[2, 3], &[0, 1]) && of(&[3, 2], &[1, 2]) && of(&[4, 3], &[2, 1]));
-        assert!(!of(&[2, 3], &[3, 1]) && !of(&[3, 2], &[1, 3]) && !of(&[2, 2, 2], &[4, 1, 2]));
-        // One element, or none, does not repeat, whatever the stride.
-        assert!(!of(&[1, 3], &[0, 1]) && !of(&[0, 3], &[0, 0]) && !of(&[], &[]));
-        let turned = Layout::contiguous(Shape::new(&[2, 3, 4])).permute(&[2, 0, 1]);
-        assert_eq!(turned.axes_by_stride()[..3], [1, 2, 0]);
-    }
-
-    #[test]
-    fn select_and_unsqueeze_are_inverse() {
-        let layout = Layout::contiguous(Shape::new(&[2, 3, 4]));
-        let row = layout.narrow(1, 2, 1);
-        assert_eq!(row.select(1, 0).unsqueeze(1).select(1, 0), layout.select(1, 2));
-        assert_eq!(layout.select(1, 2).strides(), [12, 1]);
-    }
 }

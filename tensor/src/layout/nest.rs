@@ -143,29 +143,3 @@ impl<'a, const N: usize> Walk<'a, N> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::layout::Layout;
-
-    #[test]
-    fn nest_merges_contiguous_dimensions_and_keeps_order() {
-        let shape = Shape::new(&[2, 3, 4]);
-        let whole = Layout::contiguous(shape);
-        let nest = Nest::new(&shape, [whole.strides()]);
-        let mut rows = Vec::new();
-        nest.rows(5, 20, |row| rows.push((row.starts[0], row.len)));
-        assert_eq!(rows, [(5, 15)]);
-
-        let turned = whole.permute(&[2, 0, 1]);
-        let nest = Nest::new(turned.shape(), [turned.strides()]);
-        let mut seen = Vec::new();
-        nest.rows(0, 24, |row| {
-            let step = nest.inner_strides()[0];
-            seen.extend((0..row.len).map(|i| row.starts[0] + i * step));
-        });
-        let expected: Vec<usize> = (0..4).flat_map(|c| (0..6).map(move |ab| ab * 4 + c)).collect();
-        assert_eq!(seen, expected);
-    }
-}

@@ -113,17 +113,3 @@ impl From<&[usize]> for Shape {
         Shape::new(dims)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn broadcast_aligns_trailing_dimensions() {
-        let of = |a: &[usize], b: &[usize]| Shape::new(a).broadcast(&Shape::new(b));
-        assert_eq!(of(&[4, 1, 3], &[2, 1]), Some(Shape::new(&[4, 2, 3])));
-        assert_eq!(of(&[], &[5]), Some(Shape::new(&[5])));
-        assert_eq!(of(&[0], &[1]), Some(Shape::new(&[0])));
-        assert_eq!(of(&[2], &[3]), None);
-    }
-}

@@ -177,37 +177,3 @@ pub(crate) fn for_each_row2<E: Send, F: Send>(
 fn rows_per_chunk(width: usize) -> usize {
     (CHUNK_LEN / width.max(1)).max(1)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn covering_is_the_inverse_of_window() {
-        let stepped = |kernel, stride, padding, in_len, out_len| {
-            let kind = Kind::Stepped { kernel, stride, padding };
-            Axis { in_len, out_len, kind }
-        };
-        let mut axes = vec![
-            stepped(3, 2, 1, 7, 4),
-            stepped(2, 2, 0, 7, 3),
-            stepped(2, 2, 0, 7, 4),
-            stepped(2, 3, 1, 8, 3),
-            stepped(5, 1, 2, 3, 3),
-        ];
-        for in_len in 1..9 {
-            axes.extend((1..12).map(|out_len| Axis::adaptive(in_len, out_len)));
-        }
-        for axis in axes {
-            for input in 0..axis.in_len {
-                for output in 0..axis.out_len {
-                    assert_eq!(
-                        axis.covering(input).contains(&output),
-                        axis.window(output).contains(&input),
-                        "{axis:?}: input {input}, output {output}",
-                    );
-                }
-            }
-        }
-    }
-}

@@ -79,10 +79,16 @@ pub(super) fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
         );
     }
     if let Some(packages) = wanted(options, MODELLED) {
+        // The models of tensor are in a target of their own.
+        let targets = match wanted(options, &["tensor"]) {
+            Some(tensor) if tensor == packages => "--test pool",
+            Some(_) => "--lib --test pool",
+            None => "--lib",
+        };
         // Optimised, as a model runs its body some ten thousand times.
         let command = format!(
-            "test {packages} --no-fail-fast --lib --release --target-dir target/loom models:: \
-             -- --show-output"
+            "test {packages} --no-fail-fast {targets} --release --target-dir target/loom \
+             models:: -- --show-output"
         );
         // Loom's documentation: 2 or 3 preemptions catch most bugs.
         sections.push(
@@ -102,7 +108,7 @@ pub(super) fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
         let command = "run --package xtask -- scoreboard";
         sections.push(Section::new("scoreboard", command, Counting::Status).needs(Needs::Suites));
     }
-    let command = format!("test {scope} --no-fail-fast --lib --tests -- --show-output");
+    let command = format!("test {scope} --no-fail-fast --tests -- --show-output");
     sections.push(
         Section::new("long property tests", &command, Counting::Runners).env(CASES, DEEP_CASES),
     );
@@ -120,7 +126,7 @@ fn wanted(options: &Options, folders: &[&str]) -> Option<String> {
 fn sanitizers(packages: &str) -> [Section; 2] {
     let section = |name, folder: &str, [cargo, runner]: [&str; 2]| {
         let command = format!(
-            "test {packages} --no-fail-fast --lib --tests {cargo} --target {SANITIZER_TARGET} \
+            "test {packages} --no-fail-fast --tests {cargo} --target {SANITIZER_TARGET} \
              --target-dir target/sanitizers/{folder} -- --show-output {runner}"
         );
         // The bootstrap variable opens `-Z` flags on a stable compiler.

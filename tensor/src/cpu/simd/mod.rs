@@ -215,25 +215,25 @@ impl Avx512 {
 }
 
 /// True if vectors of `bits` may be used: always, but in a test of narrower ones.
-#[cfg(all(target_arch = "x86_64", not(test)))]
+#[cfg(all(target_arch = "x86_64", not(feature = "testing")))]
 #[inline(always)]
 pub(super) fn is_allowed(_bits: usize) -> bool {
     true
 }
 
-#[cfg(all(target_arch = "x86_64", test))]
+#[cfg(all(target_arch = "x86_64", feature = "testing"))]
 pub(super) fn is_allowed(bits: usize) -> bool {
     bits <= WIDEST_BITS.get()
 }
 
-#[cfg(test)]
+#[cfg(feature = "testing")]
 thread_local! {
     static WIDEST_BITS: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
 }
 
 /// Runs a test with each instruction set of this processor. Only this thread is narrowed: a pool
 /// has to have no other.
-#[cfg(test)]
+#[cfg(feature = "testing")]
 pub(crate) fn on_every_instruction_set(test: impl Fn()) {
     for bits in [128, 256, 512, usize::MAX] {
         WIDEST_BITS.set(bits);
@@ -418,6 +418,3 @@ pub(super) fn dispatch_pairs<K: SimdKernel<f32>>(kernel: K) {
     let _ = kernel;
     unreachable!("this processor has no products of pairs")
 }
-
-#[cfg(test)]
-mod tests;

@@ -30,6 +30,9 @@ pub use blas::{
 };
 pub use blas_error::BlasError;
 pub use compiler::{CompileError, Compiler, KernelSource};
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use kernel_cache::testing;
 pub use kernel_cache::{KernelCache, KernelCompiler};
 pub use kernel_error::KernelError;
 #[cfg(doc)]

@@ -34,8 +34,6 @@
 
 mod columns;
 mod conv1d;
-#[cfg(test)]
-mod cpu_tests;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod depthwise;
@@ -46,6 +44,8 @@ mod rows;
 mod shape;
 mod sums;
 mod tensor_cores;
+#[cfg(feature = "testing")]
+pub(crate) mod testing;
 mod tiles;
 mod transposed;
 mod way;

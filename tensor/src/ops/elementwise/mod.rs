@@ -10,6 +10,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod division;
+#[cfg(feature = "testing")]
 pub(crate) mod listed;
 mod methods;
 mod op;

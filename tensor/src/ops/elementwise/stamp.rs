@@ -82,6 +82,7 @@ macro_rules! gradient_method {
 }
 
 /// The entry of a function in the list for tests; none for a formula without methods.
+#[cfg(feature = "testing")]
 macro_rules! listed {
     ($numbered:expr, [$($p:ident),*], $gradient:expr,) => { None };
     ($numbered:expr, [$($p:ident),*], $gradient:expr, $method:ident, $in_place:ident) => {
@@ -104,6 +105,7 @@ macro_rules! listed {
 }
 
 /// The entry of a gradient in the list for tests.
+#[cfg(feature = "testing")]
 macro_rules! listed_gradient {
     () => { None };
     ([$($p:ident),*], $method:ident, $in_place:ident, $of:ident) => {
@@ -187,6 +189,7 @@ macro_rules! formulas {
         )*
 
         /// The functions of one operand that have methods.
+        #[cfg(feature = "testing")]
         pub(super) static FUNCTIONS: &[Option<Function>] = &[$($(
             listed! {
                 !stringify!($($kernel)?).is_empty(), [$($($p),+)?],

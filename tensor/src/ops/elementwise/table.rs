@@ -13,6 +13,7 @@
 //! for what is more than one formula for all elements; its scalars are still f64.
 
 use super::cpu::{map, map_or_update, zip, zip_or_update, zip3, zip3_or_update};
+#[cfg(feature = "testing")]
 use super::listed::{Function, FunctionGradient};
 use super::op::{Formula, Op};
 use super::parts::{

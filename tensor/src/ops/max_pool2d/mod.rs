@@ -8,6 +8,8 @@ mod cuda;
 mod halves;
 mod pool1d;
 mod rows;
+#[cfg(feature = "testing")]
+pub(crate) mod testing;
 
 use crate::cost::{Cost, OpClass};
 use crate::cpu::Cpu;

@@ -224,33 +224,63 @@ fn write_row<T: Copy>(
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+#[cfg(feature = "testing")]
+pub(crate) mod testing {
+    //! Dimensions and how they join, for the tests of this crate.
 
-    #[test]
-    fn whole_inner_dimensions_join_the_ones_around_them() {
-        let whole = |len: usize, stride: usize| Dimension {
-            len,
-            stride,
-            out_len: len,
-            map: Map::Cycle { start: 0 },
-        };
-        let joined = |dimensions: &[Dimension]| -> Vec<(usize, usize, Map)> {
-            merge(dimensions).iter().map(|d| (d.out_len, d.stride, d.map)).collect()
-        };
-        let roll = Dimension { map: Map::Cycle { start: 2 }, ..whole(3, 20) };
-        let all = joined(&[roll, whole(4, 5), whole(5, 1)]);
-        assert_eq!(all, [(60, 1, Map::Cycle { start: 40 })]);
+    use super::{Dimension, Edge, Map};
+
+    /// Where the positions of y are in x.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Positions {
+        /// Rolled by `start`.
+        Cycle {
+            /// The position of x that y begins with.
+            start: usize,
+        },
+        /// In reverse.
+        Flip,
+        /// Behind `before` times a constant.
+        Pad {
+            /// The positions of the constant in front.
+            before: usize,
+        },
+    }
+
+    /// A dimension of y, and where it comes from in x.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Walked {
+        /// Positions in x.
+        pub len: usize,
+        /// Elements of x between neighbours.
+        pub stride: usize,
+        /// Positions in y.
+        pub out_len: usize,
+        /// The places of these positions.
+        pub positions: Positions,
+    }
+
+    /// The dimensions with those merged that lie side by side.
+    pub fn merged(dimensions: &[Walked]) -> Vec<Walked> {
         let edge = Edge::Constant;
-        let pad = Dimension { out_len: 7, map: Map::Pad { before: 3, edge }, ..whole(3, 20) };
-        let all = joined(&[pad, whole(20, 1)]);
-        assert_eq!(all, [(140, 1, Map::Pad { before: 60, edge })]);
-        // Neither a gap in x nor a reversed order can be walked in one go.
-        assert_eq!(joined(&[whole(3, 21), whole(20, 1)]).len(), 2);
-        let flip = Dimension { map: Map::Flip, ..whole(3, 20) };
-        assert_eq!(joined(&[flip, whole(20, 1)]).len(), 2);
-        assert_eq!(joined(&[whole(3, 20), Dimension { stride: 1, ..flip }]).len(), 2);
-        assert_eq!(joined(&[whole(1, 9), whole(1, 7)]).len(), 1);
+        let dimensions = dimensions.iter().map(|&Walked { len, stride, out_len, positions }| {
+            let map = match positions {
+                Positions::Cycle { start } => Map::Cycle { start },
+                Positions::Flip => Map::Flip,
+                Positions::Pad { before } => Map::Pad { before, edge },
+            };
+            Dimension { len, stride, out_len, map }
+        });
+        let merged = super::merge(&dimensions.collect::<Vec<_>>());
+        let walked = merged.iter().map(|&Dimension { len, stride, out_len, map }| {
+            let positions = match map {
+                Map::Cycle { start } => Positions::Cycle { start },
+                Map::Flip => Positions::Flip,
+                Map::Pad { before, edge: Edge::Constant } => Positions::Pad { before },
+                other => unreachable!("none was {other:?}"),
+            };
+            Walked { len, stride, out_len, positions }
+        });
+        walked.collect()
     }
 }

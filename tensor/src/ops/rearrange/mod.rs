@@ -13,6 +13,8 @@ use crate::error::{Result, TensorError};
 use crate::launch::{FullKernel, Operands};
 use crate::layout::{Shape, check_axes, check_axis};
 use crate::tensor::Tensor;
+#[cfg(feature = "testing")]
+pub(crate) use cpu::testing;
 use cpu::{Dimension, Edge, Map};
 
 /// The values that [`Tensor::pad`] puts around a tensor, under the names of PyTorch's `F.pad`.

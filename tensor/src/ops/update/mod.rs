@@ -22,6 +22,8 @@ use kernel::{Item, Update};
 pub use known::{AdamUpdate, KnownFormula, KnownNorms, SgdUpdate};
 pub use norms::{NormFormula, update_norms_workspace_len};
 pub use quantized::StateRange;
+#[cfg(feature = "testing")]
+pub(crate) use quantized::testing;
 use quantized::{BLOCK_BYTES, BLOCK_LEN};
 
 /// No formula may have more states.

@@ -120,88 +120,54 @@ impl CodeMap {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+#[cfg(feature = "testing")]
+pub(crate) mod testing {
+    //! Codes of 8 bits, for the tests of this crate.
 
-    use super::*;
+    use super::{CodeMap, StateRange};
 
-    const RANGES: [StateRange; 2] = [StateRange::Signed, StateRange::Positive];
+    /// Values that share a scale.
+    pub const BLOCK_LEN: usize = super::BLOCK_LEN;
+    /// The bytes of a block.
+    pub const BLOCK_BYTES: usize = super::BLOCK_BYTES;
 
-    #[test]
-    fn maps_are_rising_and_have_the_ends() {
-        for range in RANGES {
-            let CodeMap { values, zero, .. } = CodeMap::of(range);
-            assert!(values.is_sorted_by(|a, b| a < b));
-            assert_eq!((values[255], values[*zero]), (1.0, 0.0));
-            let negatives = if range == StateRange::Signed { 127 } else { 0 };
-            assert_eq!(*zero, negatives);
-            // The paper's values next to 1: the middle of the last part of the top decade.
-            let parts = if range == StateRange::Signed { 64.0 } else { 128.0 };
-            assert!((values[254] - (1.0 - 0.45 / parts)).abs() < 1e-6);
-        }
-    }
+    /// The codes of a range.
+    pub struct Codes(&'static CodeMap);
 
-    fn nearest_error(map: &CodeMap, x: f32) -> f32 {
-        map.values.iter().map(|value| (value - x).abs()).fold(f32::INFINITY, f32::min)
-    }
-
-    proptest! {
-        #[test]
-        fn code_is_that_of_the_nearest_value(
-            x in -1.0f32..=1.0,
-            power in 0..9i32,
-            near in 0..255usize,
-        ) {
-            for range in RANGES {
-                let map = CodeMap::of(range);
-                let small = x * 10f32.powi(-power);
-                let close = map.middles[near] * (1.0 + x * 1e-5);
-                for x in [x, small, close, map.values[near]] {
-                    let x = if range == StateRange::Positive { x.abs() } else { x };
-                    let error = (map.values[usize::from(map.code(x))] - x).abs();
-                    // Halfway between two, rounding decides.
-                    let rounding = 2.0 * f32::EPSILON * x.abs();
-                    prop_assert!(error <= nearest_error(map, x) + rounding, "{x} {range:?}");
-                }
-            }
+    impl Codes {
+        /// The codes of values in this range.
+        pub fn of(range: StateRange) -> Codes {
+            Codes(CodeMap::of(range))
         }
 
-        #[test]
-        fn block_keeps_its_largest_and_forgets_little(
-            values in prop::collection::vec(-1e3f32..1e3, 1..=BLOCK_LEN),
-        ) {
-            let map = CodeMap::of(StateRange::Signed);
-            let mut block = [7; BLOCK_BYTES];
-            map.store(&values, &mut block);
-            let mut found = [9.0; BLOCK_LEN];
-            map.load(&block, &mut found);
-            let largest = values.iter().fold(0.0_f32, |scale, x| scale.max(x.abs()));
-            for (found, x) in found.iter().zip(&values) {
-                if x.abs() == largest && *x > 0.0 {
-                    prop_assert_eq!(found, x);
-                }
-                // Half of the widest part, 0.9 / 64; below -1 there is no code for the end.
-                prop_assert!((found - x).abs() <= largest * 0.0071, "{found} {x}");
-            }
-            prop_assert!(found[values.len()..].iter().all(|&x| x == 0.0));
+        /// The value of each code.
+        pub fn values(&self) -> &[f32; 256] {
+            &self.0.values
         }
-    }
 
-    #[test]
-    fn zeros_infinities_and_nan_have_their_places() {
-        let map = CodeMap::of(StateRange::Signed);
-        let cycle = |values: &[f32]| {
-            let (mut block, mut found) = ([0; BLOCK_BYTES], vec![5.0; values.len()]);
-            map.load(&block, &mut found);
-            assert!(found.iter().all(|&x| x == 0.0), "fresh memory is a block of zeros");
-            map.store(values, &mut block);
-            map.load(&block, &mut found);
-            found
-        };
-        assert_eq!(cycle(&[0.0, -0.0]), [0.0, 0.0]);
-        assert_eq!(cycle(&[1e-30, 0.0]), [1e-30, 0.0]);
-        let with_nan = cycle(&[f32::NAN, 2.0]);
-        assert_eq!(with_nan, [0.0, 2.0]);
+        /// The places halfway between neighbouring values.
+        pub fn middles(&self) -> &[f32; 255] {
+            &self.0.middles
+        }
+
+        /// The code of 0.
+        pub fn zero(&self) -> usize {
+            self.0.zero
+        }
+
+        /// The code of the value nearest to `x`.
+        pub fn code(&self, x: f32) -> u8 {
+            self.0.code(x)
+        }
+
+        /// Writes the values of a block.
+        pub fn load(&self, block: &[u8], to: &mut [f32]) {
+            self.0.load(block, to);
+        }
+
+        /// Makes `from` the values of a block.
+        pub fn store(&self, from: &[f32], block: &mut [u8]) {
+            self.0.store(from, block);
+        }
     }
 }

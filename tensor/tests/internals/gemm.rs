@@ -1,21 +1,30 @@
 //! Products against the definition, over generated shapes, strides and types.
 
-#![expect(unsafe_code, reason = "an allocator that counts")]
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use half::{bf16, f16};
+use lowtide_tensor::testing::WriteMode;
+use lowtide_tensor::testing::cpu::{
+    MatrixProducts, Multiplied, cpu, has_pairs, on_every_instruction_set,
+};
+use lowtide_tensor::{Cpu, DType, Element, Float, bf16, f16};
 use proptest::prelude::*;
 
-use super::*;
-use crate::cpu::math::SimdFloat;
-use crate::cpu::simd::{has_pairs, on_every_instruction_set};
-use crate::dtype::DType;
-
 /// Small integers, so that every order of summation gives the same bits.
-fn values<T: SimdFloat>(len: usize, seed: usize) -> Vec<T> {
+fn values<T: Float>(len: usize, seed: usize) -> Vec<T> {
     (0..len).map(|i| T::from_f64(((i * 5 + seed + i / 7) % 11) as f64 - 5.0)).collect()
+}
+
+/// y = or += a · b of one type, for `size` (M, K, N).
+fn gemm<T: Multiplied<T, T>>(
+    cpu: &Cpu,
+    size: [usize; 3],
+    a: (&[T], [usize; 2]),
+    b: (&[T], [usize; 2]),
+    start: WriteMode,
+    y: (&mut [T], [usize; 2]),
+) {
+    T::multiply(cpu, MatrixProducts { batch: None, size, a, b, bias: &[], start }, y);
 }
 
 /// Strides of an `[rows, cols]` matrix: row-major or column-major, `gap` elements apart.
@@ -23,16 +32,16 @@ fn strides(rows: usize, cols: usize, column_major: bool, gap: usize) -> [usize; 
     if column_major { [1 + gap, rows * (1 + gap)] } else { [cols * (1 + gap), 1 + gap] }
 }
 
-fn check_product<T: SimdFloat>(
-    pool: &Pool,
+fn check_product<T: Float + Multiplied<T, T>>(
+    cpu: &Cpu,
     [m, k, n]: [usize; 3],
     [a_turned, b_turned, y_turned]: [bool; 3],
     gap: usize,
     start: WriteMode,
 ) {
-    let [a_row, a_col] = strides(m, k, a_turned, gap);
-    let [b_row, b_col] = strides(k, n, b_turned, 0);
-    let [y_row, y_col] = strides(m, n, y_turned, gap);
+    let a_strides = strides(m, k, a_turned, gap);
+    let b_strides = strides(k, n, b_turned, 0);
+    let y_strides = strides(m, n, y_turned, gap);
     let a = values::<T>(m * k * (1 + gap), 1);
     let b = values::<T>(k * n, 2);
     let mut y = values::<T>(m * n * (1 + gap), 3);
@@ -41,21 +50,15 @@ fn check_product<T: SimdFloat>(
         y.fill(T::from_f64(f64::NAN));
     }
     let before = y.clone();
-    gemm(
-        pool,
-        [m, k, n],
-        Matrix { data: &a, row_stride: a_row, col_stride: a_col },
-        Matrix { data: &b, row_stride: b_row, col_stride: b_col },
-        start,
-        MatrixMut { data: &mut y, row_stride: y_row, col_stride: y_col },
-    );
+    gemm(cpu, [m, k, n], (&a, a_strides), (&b, b_strides), start, (&mut y, y_strides));
     let mut written = vec![false; y.len()];
     for i in 0..m {
         for j in 0..n {
-            let at = i * y_row + j * y_col;
+            let at = i * y_strides[0] + j * y_strides[1];
             let mut expected = if start == WriteMode::Overwrite { T::ZERO } else { before[at] };
             for p in 0..k {
-                expected += a[i * a_row + p * a_col] * b[p * b_row + j * b_col];
+                let a = a[i * a_strides[0] + p * a_strides[1]];
+                expected += a * b[p * b_strides[0] + j * b_strides[1]];
             }
             assert_eq!(y[at], expected, "({i}, {j}) of {m}x{k}x{n}");
             written[at] = true;
@@ -79,9 +82,9 @@ proptest! {
         gap in 0..=1usize,
         start in prop_oneof![Just(WriteMode::Overwrite), Just(WriteMode::Accumulate)],
     ) {
-        let pool = Pool::new(2);
-        check_product::<f32>(&pool, size, turned, gap, start);
-        check_product::<f64>(&pool, size, turned, gap, start);
+        let cpu = cpu(2);
+        check_product::<f32>(&cpu, size, turned, gap, start);
+        check_product::<f64>(&cpu, size, turned, gap, start);
     }
 }
 
@@ -93,10 +96,10 @@ proptest! {
         size in [len(), len(), len()],
         turned in [any::<bool>(), any::<bool>(), any::<bool>()],
     ) {
-        let pool = Pool::new(1);
+        let cpu = cpu(1);
         on_every_instruction_set(|| {
-            check_product::<f32>(&pool, size, turned, 0, WriteMode::Overwrite);
-            check_product::<f64>(&pool, size, turned, 0, WriteMode::Overwrite);
+            check_product::<f32>(&cpu, size, turned, 0, WriteMode::Overwrite);
+            check_product::<f64>(&cpu, size, turned, 0, WriteMode::Overwrite);
         });
     }
 }
@@ -133,27 +136,24 @@ fn stored_case() -> impl Strategy<Value = StoredCase> {
 
 impl StoredCase {
     /// The products of `count` matrices, one after the other, into a copy of `y`.
-    fn run<A: Element, B: Element, Y: Element>(
+    fn run<A: Multiplied<B, Y>, B: Element, Y: Element>(
         &self,
-        pool: &Pool,
+        cpu: &Cpu,
         (a, b): (&[A], &[B]),
         bias: &[Y],
         y: &[Y],
     ) -> Vec<Y> {
-        let [[a_row, a_col], [b_row, b_col], [row_stride, col_stride]] = self.strides();
+        let [a_strides, b_strides, y_strides] = self.strides();
         let mut y = y.to_vec();
-        let batch_strides = self.lens();
-        let [a_len, b_len, y_len] = batch_strides.each_ref().map(std::slice::from_ref);
-        gemm_batched::<f32, _, _, _>(
-            pool,
-            &Batch::new(&[self.count], [a_len, b_len, y_len]),
-            self.size,
-            Matrix { data: a, row_stride: a_row, col_stride: a_col },
-            Matrix { data: b, row_stride: b_row, col_stride: b_col },
+        let products = MatrixProducts {
+            batch: Some((self.count, self.lens())),
+            size: self.size,
+            a: (a, a_strides),
+            b: (b, b_strides),
             bias,
-            self.start,
-            MatrixMut { data: &mut y, row_stride, col_stride },
-        );
+            start: self.start,
+        };
+        A::multiply(cpu, products, (&mut y, y_strides));
         y
     }
 
@@ -204,10 +204,13 @@ fn bits<E: Element>(values: &[E]) -> Vec<u64> {
 }
 
 /// Every element is the sum of the definition, in numbers whose sums are exact, rounded once.
-fn check_stored_definition<A: Element, B: Element, Y: Element>(pool: &Pool, case: &StoredCase) {
+fn check_stored_definition<A: Multiplied<B, Y>, B: Element, Y: Element>(
+    cpu: &Cpu,
+    case: &StoredCase,
+) {
     let small = |i: usize, seed: usize| ((i * 5 + seed + i / 7) % 11) as f32 - 5.0;
     let (a, b, bias, held) = case.operands::<A, B, Y>(small);
-    let found = case.run(pool, (&a, &b), &bias, &held);
+    let found = case.run(cpu, (&a, &b), &bias, &held);
     let ([m, k, n], lens) = (case.size, case.lens());
     let (a, b) = (widened(&a), widened(&b));
     let [a_strides, b_strides, y_strides] = case.strides();
@@ -238,11 +241,14 @@ fn noise(i: usize, seed: usize) -> f32 {
 
 /// Compares a product with the product of the same numbers in f32, rounded once: the bits are
 /// equal. Products of pairs round otherwise, and are as near to the exact result as the f32 sum.
-fn check_stored_rounding<A: Element, B: Element, Y: Element>(pool: &Pool, case: &StoredCase) {
+fn check_stored_rounding<A: Multiplied<B, Y>, B: Element, Y: Element>(
+    cpu: &Cpu,
+    case: &StoredCase,
+) {
     let (a, b, bias, held) = case.operands::<A, B, Y>(noise);
-    let found = case.run(pool, (&a, &b), &bias, &held);
+    let found = case.run(cpu, (&a, &b), &bias, &held);
     let (wide_a, wide_b) = (widened(&a), widened(&b));
-    let wide = case.run(pool, (&wide_a, &wide_b), &widened(&bias), &widened(&held));
+    let wide = case.run(cpu, (&wide_a, &wide_b), &widened(&bias), &widened(&held));
     let expected: Vec<Y> = wide.into_iter().map(Y::from_f32).collect();
     let names = [A::DTYPE, B::DTYPE, Y::DTYPE];
     let depth = case.size[1];
@@ -261,14 +267,14 @@ fn check_stored_rounding<A: Element, B: Element, Y: Element>(pool: &Pool, case: 
 
 /// `$check` for all types that callers have operands and results of.
 macro_rules! for_stored_types {
-    ($check:ident, $pool:expr, $case:expr) => {
-        $check::<f16, f16, f16>($pool, $case);
-        $check::<bf16, bf16, bf16>($pool, $case);
-        $check::<f16, f16, f32>($pool, $case);
-        $check::<bf16, bf16, f32>($pool, $case);
-        $check::<f32, f16, f16>($pool, $case);
-        $check::<f32, bf16, bf16>($pool, $case);
-        $check::<f32, bf16, f32>($pool, $case);
+    ($check:ident, $cpu:expr, $case:expr) => {
+        $check::<f16, f16, f16>($cpu, $case);
+        $check::<bf16, bf16, bf16>($cpu, $case);
+        $check::<f16, f16, f32>($cpu, $case);
+        $check::<bf16, bf16, f32>($cpu, $case);
+        $check::<f32, f16, f16>($cpu, $case);
+        $check::<f32, bf16, bf16>($cpu, $case);
+        $check::<f32, bf16, f32>($cpu, $case);
     };
 }
 
@@ -277,17 +283,17 @@ proptest! {
 
     #[test]
     fn half_types_agree_with_the_definition_on_every_instruction_set(case in stored_case()) {
-        let pool = Pool::new(1);
+        let cpu = cpu(1);
         on_every_instruction_set(|| {
-            for_stored_types!(check_stored_definition, &pool, &case);
+            for_stored_types!(check_stored_definition, &cpu, &case);
         });
     }
 
     #[test]
     fn half_types_have_the_bits_of_f32_rounded_on_every_instruction_set(case in stored_case()) {
-        let pool = Pool::new(1);
+        let cpu = cpu(1);
         on_every_instruction_set(|| {
-            for_stored_types!(check_stored_rounding, &pool, &case);
+            for_stored_types!(check_stored_rounding, &cpu, &case);
         });
     }
 }
@@ -299,8 +305,8 @@ fn half_types_have_the_bits_of_f32_rounded_in_many_panels_on_any_threads() {
         for size in [[420, 400, 330], [3, 200, 2500], [2500, 200, 3]] {
             let case = StoredCase { size, turned, gap: 0, count: 1, has_bias, start };
             for threads in [1, 2, 3] {
-                check_stored_rounding::<bf16, bf16, bf16>(&Pool::new(threads), &case);
-                check_stored_rounding::<f32, f16, f16>(&Pool::new(threads), &case);
+                check_stored_rounding::<bf16, bf16, bf16>(&cpu(threads), &case);
+                check_stored_rounding::<f32, f16, f16>(&cpu(threads), &case);
             }
         }
     }
@@ -313,13 +319,13 @@ fn products_of_pairs_have_the_same_bits_in_any_panels_on_any_threads() {
         let case = StoredCase { size: [420, 801, 330], turned, gap: 0, count: 1, has_bias, start };
         let (a, b, bias, held) = case.operands::<bf16, bf16, bf16>(noise);
         let [one, two, three] =
-            [1, 2, 3].map(|threads| case.run(&Pool::new(threads), (&a, &b), &bias, &held));
+            [1, 2, 3].map(|threads| case.run(&cpu(threads), (&a, &b), &bias, &held));
         assert_eq!(bits(&one), bits(&two), "{case:?}");
         assert_eq!(bits(&one), bits(&three), "{case:?}");
         if turned == [false; 3] {
             // The first rows alone lie in other tiles.
             let case = StoredCase { size: [5, 801, 330], ..case };
-            let few = case.run(&Pool::new(1), (&a, &b), &bias, &held);
+            let few = case.run(&cpu(1), (&a, &b), &bias, &held);
             assert_eq!(bits(&one[..5 * 330]), bits(&few[..5 * 330]));
         }
     }
@@ -335,20 +341,15 @@ fn rows_of_bf16_may_start_anywhere() {
     for (first, stride) in [(0, m * k), (1, m * k), (0, m * k + 1), (1, m * k + 1)] {
         let (all, b) = (small(first + stride + m * k, 3), small(k * n, 5));
         let (a, mut y) = (&all[first..], vec![0.0f32; 2 * m * n]);
-        let batch = Batch::new(&[2], [&[stride], &[0], &[m * n]]);
-        let (rows, columns) = (Matrix::row_major(a, k), Matrix::row_major(&b, n));
-        let to = MatrixMut::row_major(&mut y, n);
-        let start = WriteMode::Overwrite;
-        gemm_batched::<f32, _, _, _>(
-            &Pool::new(1),
-            &batch,
-            [m, k, n],
-            rows,
-            columns,
-            &[],
-            start,
-            to,
-        );
+        let products = MatrixProducts {
+            batch: Some((2, [stride, 0, m * n])),
+            size: [m, k, n],
+            a: (a, [k, 1]),
+            b: (&b, [n, 1]),
+            bias: &[],
+            start: WriteMode::Overwrite,
+        };
+        bf16::multiply(&cpu(1), products, (&mut y, [n, 1]));
         for (at, &found) in y.iter().enumerate() {
             let (product, i, j) = (at / (m * n), at / n % m, at % n);
             let a = &a[product * stride + i * k..][..k];
@@ -360,35 +361,35 @@ fn rows_of_bf16_may_start_anywhere() {
 
 #[test]
 fn long_sums_agree_with_the_definition() {
-    let pool = Pool::new(2);
+    let cpu = cpu(2);
     for turned in [[false; 3], [true, false, false], [false, true, false]] {
-        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, WriteMode::Overwrite);
-        check_product::<f32>(&pool, [9, 1300, 17], turned, 0, WriteMode::Accumulate);
+        check_product::<f32>(&cpu, [9, 1300, 17], turned, 0, WriteMode::Overwrite);
+        check_product::<f32>(&cpu, [9, 1300, 17], turned, 0, WriteMode::Accumulate);
     }
 }
 
 /// Panels of one tile of rows multiply all of the depth before the next columns, others do not.
 #[test]
 fn few_rows_of_a_long_depth_agree_with_the_definition() {
-    let pool = Pool::new(2);
+    let cpu = cpu(2);
     for size in [[1, 900, 200], [7, 1000, 130], [18, 5000, 8], [30, 3000, 5]] {
         for [a_turned, b_turned] in [[false, false], [false, true], [true, true]] {
             let turned = [a_turned, b_turned, false];
-            check_product::<f32>(&pool, size, turned, 0, WriteMode::Overwrite);
-            check_product::<f64>(&pool, size, turned, 0, WriteMode::Accumulate);
+            check_product::<f32>(&cpu, size, turned, 0, WriteMode::Overwrite);
+            check_product::<f64>(&cpu, size, turned, 0, WriteMode::Accumulate);
         }
     }
 }
 
 #[test]
 fn rows_that_share_a_set_of_the_cache_agree_with_the_definition() {
-    let pool = Pool::new(3);
+    let cpu = cpu(3);
     for start in [WriteMode::Overwrite, WriteMode::Accumulate] {
         // Rows 4096 bytes apart, which are packed; and more rows than a panel has.
-        check_product::<f32>(&pool, [50, 1024, 40], [false; 3], 0, start);
-        check_product::<f64>(&pool, [50, 512, 40], [false; 3], 0, start);
-        check_product::<f32>(&pool, [800, 1024, 12], [false; 3], 0, start);
-        check_product::<f64>(&pool, [400, 512, 20], [false, true, false], 0, start);
+        check_product::<f32>(&cpu, [50, 1024, 40], [false; 3], 0, start);
+        check_product::<f64>(&cpu, [50, 512, 40], [false; 3], 0, start);
+        check_product::<f32>(&cpu, [800, 1024, 12], [false; 3], 0, start);
+        check_product::<f64>(&cpu, [400, 512, 20], [false, true, false], 0, start);
     }
 }
 
@@ -408,12 +409,12 @@ fn check_any_thread_count(size: [usize; 3]) {
     let results = [1, 2, 3].map(|threads| {
         let mut y = vec![0.0; m * n];
         gemm(
-            &Pool::new(threads),
+            &cpu(threads),
             size,
-            Matrix::row_major(&a, k),
-            Matrix::row_major(&b, n),
+            (&a, [k, 1]),
+            (&b, [n, 1]),
             WriteMode::Overwrite,
-            MatrixMut::row_major(&mut y, n),
+            (&mut y, [n, 1]),
         );
         y
     });
@@ -425,18 +426,16 @@ fn check_any_thread_count(size: [usize; 3]) {
 #[should_panic(expected = "a is 2x3")]
 fn a_matrix_outside_its_slice_is_refused() {
     let (a, b, mut y) = ([0.0f32; 5], [0.0; 6], [0.0; 4]);
-    let b = Matrix::row_major(&b, 2);
-    let y = MatrixMut::row_major(&mut y, 2);
-    gemm(&Pool::new(1), [2, 3, 2], Matrix::row_major(&a, 3), b, WriteMode::Overwrite, y);
+    let start = WriteMode::Overwrite;
+    gemm(&cpu(1), [2, 3, 2], (&a, [3, 1]), (&b, [2, 1]), start, (&mut y, [2, 1]));
 }
 
 #[test]
 #[should_panic(expected = "elements of y overlap")]
 fn an_overlapping_destination_is_refused() {
     let (a, b, mut y) = ([0.0f32; 4], [0.0; 4], [0.0; 4]);
-    let y = MatrixMut { data: &mut y, row_stride: 0, col_stride: 1 };
-    let (a, b) = (Matrix::row_major(&a, 2), Matrix::row_major(&b, 2).transposed());
-    gemm(&Pool::new(1), [2, 2, 2], a, b, WriteMode::Overwrite, y);
+    let start = WriteMode::Overwrite;
+    gemm(&cpu(1), [2, 2, 2], (&a, [2, 1]), (&b, [1, 2]), start, (&mut y, [0, 1]));
 }
 
 thread_local! {
@@ -469,17 +468,13 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn products_take_no_memory() {
-    let pool = Pool::new(1);
+    let cpu = cpu(1);
     let taken = |[m, k, n]: [usize; 3], turned: bool| {
         let (a, b, mut y) = (vec![1.0f64; m * k], vec![1.0; k * n], vec![0.0; m * n]);
-        let a = Matrix {
-            data: &a,
-            row_stride: if turned { 1 } else { k },
-            col_stride: if turned { m } else { 1 },
-        };
-        let y = MatrixMut::row_major(&mut y, n);
+        let a_strides = if turned { [1, m] } else { [k, 1] };
+        let (size, start) = ([m, k, n], WriteMode::Overwrite);
         let before = ALLOCATIONS.get();
-        gemm(&pool, [m, k, n], a, Matrix::row_major(&b, n), WriteMode::Overwrite, y);
+        gemm(&cpu, size, (&a, a_strides), (&b, [n, 1]), start, (&mut y, [n, 1]));
         ALLOCATIONS.get() - before
     };
     assert!(ALLOCATIONS.get() > 0, "allocations of this thread are counted");

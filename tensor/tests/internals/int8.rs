@@ -1,10 +1,10 @@
 //! Products of integers against the definition, with every instruction set.
 
-use half::bf16;
+use lowtide_tensor::testing::cpu::{
+    DEPTH_MAX, Int8Multiplied, Int8Rows, STEP_LEN_MAX, cpu, on_every_instruction_set, row_stride,
+};
+use lowtide_tensor::{Cpu, Element, Float, bf16, f16};
 use proptest::prelude::*;
-
-use super::*;
-use crate::cpu::simd::on_every_instruction_set;
 
 /// Numbers from -1 to 1, the same for the same place.
 fn noise<E: Element>(len: usize, seed: usize) -> Vec<E> {
@@ -21,19 +21,19 @@ fn bits<E: Element>(values: &[E]) -> Vec<u8> {
     bytemuck::cast_slice(values).to_vec()
 }
 
-/// Codes, scales and sums of x, where there were other numbers.
-struct Rows<T>(Vec<i8>, Vec<T>, Vec<i32>);
-
-impl<T: SimdFloat> Rows<T> {
-    fn of<E: Element>(pool: &Pool, [m, k]: [usize; 2], x: Matrix<'_, E>) -> Self {
-        let mut rows = Rows(vec![77; m * row_stride(k)], vec![T::ONE; m], vec![7; m]);
-        quantize(pool, [m, k], x, (&mut rows.0, &mut rows.1, &mut rows.2));
-        rows
-    }
-
-    fn as_quantized(&self) -> QuantizedRows<'_, T> {
-        QuantizedRows { codes: &self.0, scales: &self.1, sums: &self.2 }
-    }
+/// The rows of x quantised, in memory with other numbers.
+fn quantized<E: Int8Multiplied>(
+    cpu: &Cpu,
+    [m, k]: [usize; 2],
+    x: (&[E], [usize; 2]),
+) -> Int8Rows<E::Sum> {
+    let mut rows = Int8Rows {
+        codes: vec![77; m * row_stride(k)],
+        scales: vec![E::Sum::ONE; m],
+        sums: vec![7; m],
+    };
+    E::quantize(cpu, [m, k], x, &mut rows);
+    rows
 }
 
 /// x, w and bias of a product.
@@ -45,7 +45,7 @@ struct Case<E> {
     bias: Vec<E>,
 }
 
-impl<E: Element> Case<E> {
+impl<E: Int8Multiplied> Case<E> {
     fn new([m, k, n]: [usize; 3], has_bias: bool) -> Self {
         let (x, w_scales) = (noise(m * k, 1), noise(n, 2));
         let bias = if has_bias { noise(n, 3) } else { Vec::new() };
@@ -53,42 +53,41 @@ impl<E: Element> Case<E> {
     }
 
     /// The product by the kernels; x is read row by row or column by column.
-    fn product<T: SimdFloat>(&self, pool: &Pool, is_turned: bool) -> Vec<E> {
+    fn product(&self, cpu: &Cpu, is_turned: bool) -> Vec<E> {
         let Case { size: [m, k, n], x, w, w_scales, bias } = self;
         let mut turned = x.clone();
-        let mut matrix = Matrix::row_major(x, *k);
+        let mut matrix = (&x[..], [*k, 1]);
         if is_turned {
             for (at, value) in x.iter().enumerate() {
                 turned[at % k * m + at / k] = *value;
             }
-            matrix = Matrix { data: &turned, row_stride: 1, col_stride: *m };
+            matrix = (&turned, [1, *m]);
         }
-        let rows = Rows::<T>::of(pool, [*m, *k], matrix);
-        let x = rows.as_quantized();
+        let rows = quantized(cpu, [*m, *k], matrix);
         let mut y = vec![E::from_f64(f64::NAN); m * n];
-        let product = Int8Product { size: self.size, x, w, w_scales, bias };
-        product.run(pool, MatrixMut::row_major(&mut y, *n));
+        E::multiply_int8(cpu, self.size, &rows, (w, w_scales), bias, &mut y);
         y
     }
 
     /// The definition, element by element.
-    fn expected<T: SimdFloat>(&self) -> Vec<E> {
+    fn expected(&self) -> Vec<E> {
+        let of = <E::Sum as Element>::from_f64;
         let Case { size: [m, k, n], x, w, w_scales, bias } = self;
         let mut y = Vec::new();
         for i in 0..*m {
-            let x: Vec<T> = x[i * k..][..*k].iter().map(|x| x.cast()).collect();
-            let largest = x.iter().fold(T::ZERO, |most, x| most.larger(x.magnitude()));
-            let code = |x: T| ((x / largest).to_f64() * 127.0, largest == T::ZERO);
-            let code = |x: T| match code(x) {
-                (_, true) => 0,
-                // The quotient has been rounded to T, the product is rounded to T.
-                (x, false) => T::from_f64(x).round_even().to_f64() as i64,
+            let x: Vec<E::Sum> = x[i * k..][..*k].iter().map(|x| x.cast()).collect();
+            let magnitude = |x: E::Sum| if x < E::Sum::ZERO { -x } else { x };
+            let largest = x.iter().fold(E::Sum::ZERO, |most, &x| most.maximum(magnitude(x)));
+            let code = |x: E::Sum| match (x / largest).to_f64() * 127.0 {
+                _ if largest == E::Sum::ZERO => 0,
+                // The quotient has been rounded to the type, and so is the product.
+                product => of(product).to_f64().round_ties_even() as i64,
             };
             for j in 0..*n {
                 let product = |p: usize| code(x[p]) * i64::from(w[j * k + p]);
                 let sum: i64 = (0..*k).map(product).sum();
-                let scale = T::from_f32(w_scales[j]) * (T::ONE / T::from_f64(127.0));
-                let mut value = T::from_i64(sum) * (largest / T::from_f64(127.0)) * scale;
+                let scale = E::Sum::from_f32(w_scales[j]) * (E::Sum::ONE / of(127.0));
+                let mut value = E::Sum::from_i64(sum) * (largest / of(127.0)) * scale;
                 if let Some(bias) = bias.get(j) {
                     value += bias.cast();
                 }
@@ -99,17 +98,17 @@ impl<E: Element> Case<E> {
     }
 }
 
-fn check<E: Element, T: SimdFloat>(size: [usize; 3], has_bias: bool) {
+fn check<E: Int8Multiplied>(size: [usize; 3], has_bias: bool) {
     let case = Case::<E>::new(size, has_bias);
-    let expected = bits(&case.expected::<T>());
+    let expected = bits(&case.expected());
     on_every_instruction_set(|| {
         for is_turned in [false, true] {
-            let found = case.product::<T>(&Pool::new(1), is_turned);
+            let found = case.product(&cpu(1), is_turned);
             assert!(bits(&found) == expected, "{} of {size:?}, {is_turned}", E::DTYPE);
         }
     });
     for threads in [2, 3] {
-        let found = case.product::<T>(&Pool::new(threads), false);
+        let found = case.product(&cpu(threads), false);
         assert!(bits(&found) == expected, "{} of {size:?} on {threads}", E::DTYPE);
     }
 }
@@ -133,17 +132,17 @@ proptest! {
     fn product_has_the_bits_of_the_definition_on_every_instruction_set_and_any_threads(
         m in rows(), k in depth(), n in columns(), has_bias in any::<bool>(),
     ) {
-        check::<f32, f32>([m, k, n], has_bias);
-        check::<f64, f64>([m, k, n], has_bias);
-        check::<bf16, f32>([m, k, n], has_bias);
-        check::<half::f16, f32>([m, k, n], has_bias);
+        check::<f32>([m, k, n], has_bias);
+        check::<f64>([m, k, n], has_bias);
+        check::<bf16>([m, k, n], has_bias);
+        check::<f16>([m, k, n], has_bias);
     }
 }
 
 #[test]
 fn several_tasks_have_the_bits_of_the_definition() {
     for size in [[1, 1100, 1000], [3, 1030, 600], [260, 70, 200], [300, 1100, 20]] {
-        check::<f32, f32>(size, true);
+        check::<f32>(size, true);
     }
 }
 
@@ -155,7 +154,7 @@ fn sums_of_the_largest_codes_over_the_longest_rows_are_exact() {
         sum * (1.0 / 127.0) * (127.0 * (1.0 / 127.0))
     });
     for m in [1, 6] {
-        let case = Case {
+        let case = Case::<f64> {
             size: [m, k, 2],
             x: (0..m * k).map(|i| if (i / k).is_multiple_of(2) { 1.0 } else { -1.0 }).collect(),
             w: [vec![-128; k], vec![127; k]].concat(),
@@ -163,7 +162,7 @@ fn sums_of_the_largest_codes_over_the_longest_rows_are_exact() {
             bias: Vec::new(),
         };
         on_every_instruction_set(|| {
-            for (i, y) in case.product::<f64>(&Pool::new(1), false).chunks(2).enumerate() {
+            for (i, y) in case.product(&cpu(1), false).chunks(2).enumerate() {
                 let sign = if i % 2 == 0 { 1.0 } else { -1.0 };
                 assert_eq!(y, expected.map(|y| sign * y), "row {i} of {m}");
             }
@@ -187,8 +186,8 @@ fn codes_are_rounded_to_the_even_one_and_special_rows_are_what_they_are() {
     ];
     let x: Vec<f32> = rows.iter().flat_map(|(x, ..)| *x).collect();
     on_every_instruction_set(|| {
-        let found = Rows::<f32>::of(&Pool::new(1), [8, 4], Matrix::row_major(&x, 4));
-        let stored = found.0.chunks(row_stride(4)).zip(&found.1).zip(&found.2);
+        let found = quantized(&cpu(1), [8, 4], (&x[..], [4, 1]));
+        let stored = found.codes.chunks(row_stride(4)).zip(&found.scales).zip(&found.sums);
         for ((x, codes, scale), ((found, found_scale), sum)) in rows.iter().zip(stored) {
             assert_eq!(found[..4], *codes, "{x:?}");
             assert!(found[4..].iter().all(|&code| code == 0), "{x:?}");

@@ -2,19 +2,13 @@
 
 use std::cell::RefCell;
 
-use half::{bf16, f16};
+use lowtide_tensor::testing::cpu::{cpu, on_every_instruction_set};
+use lowtide_tensor::testing::{ConvProduct, ConvSizes, Convolved};
+use lowtide_tensor::{Float, bf16, f16};
 use proptest::prelude::*;
 
-use super::Product;
-use super::shape::Conv2dShape;
-use super::way::{self, Slices};
-use crate::cpu::math::SimdFloat;
-use crate::cpu::pool::Pool;
-use crate::cpu::simd::on_every_instruction_set;
-use crate::dtype::Element;
-
 /// Calls `visit(x index, w index, y index)` for every product in the definition.
-fn each_product(shape: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {
+fn each_product(shape: &ConvSizes, mut visit: impl FnMut(usize, usize, usize)) {
     let (oh, ow) = (shape.out_height(), shape.out_width());
     let (in_channels, channels) =
         (shape.in_channels / shape.groups, shape.out_channels / shape.groups);
@@ -46,17 +40,17 @@ fn each_product(shape: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize))
 }
 
 /// Small integers: every sum is exact in f32, so kernels and definition must agree to the bit.
-fn values<T: SimdFloat>(len: usize, seed: usize) -> Vec<T> {
+fn values<T: Float>(len: usize, seed: usize) -> Vec<T> {
     (0..len).map(|i| T::from_f64(((i * 7 + seed * 13 + i / 5) % 9) as f64 - 4.0)).collect()
 }
 
-fn check_against_definition<T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
+fn check_against_definition<T: Convolved + Float>(shape: &ConvSizes, threads: usize) {
     check_in::<T, T>(shape, threads);
 }
 
 /// Operands and results of E, sums of T.
-fn check_in<E: Element, T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
-    let pool = Pool::new(threads);
+fn check_in<E: Convolved, T: Float>(shape: &ConvSizes, threads: usize) {
+    let cpu = cpu(threads);
     let elements = |values: &[T]| values.iter().map(|value| value.cast()).collect::<Vec<E>>();
     let results = |len: usize| vec![E::from_f64(f64::NAN); len];
     let (x, w) = (values::<T>(shape.x_len(), 1), values::<T>(shape.w_len(), 2));
@@ -75,7 +69,7 @@ fn check_in<E: Element, T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
         let b = has_bias.then(|| elements(&b));
         let mut y = results(shape.y_len());
         let factors = [&x[..], &w[..]];
-        compute::<E, T>(&pool, shape, Product::Forward, factors, b.as_deref(), &mut y);
+        E::convolve(&cpu, shape, ConvProduct::Forward, factors, b.as_deref(), &mut y);
         assert_eq!(y, expected, "y of {shape:?}");
 
         let b = values::<T>(if has_bias { shape.in_channels } else { 0 }, 3);
@@ -83,30 +77,16 @@ fn check_in<E: Element, T: SimdFloat>(shape: &Conv2dShape, threads: usize) {
         let b = has_bias.then(|| elements(&b));
         let mut dx = results(shape.x_len());
         let factors = [&dy[..], &w[..]];
-        compute::<E, T>(&pool, shape, Product::BackwardInput, factors, b.as_deref(), &mut dx);
+        E::convolve(&cpu, shape, ConvProduct::BackwardInput, factors, b.as_deref(), &mut dx);
         assert_eq!(dx, expected, "dx of {shape:?}");
     }
     let mut dw = results(shape.w_len());
-    compute::<E, T>(&pool, shape, Product::BackwardWeight, [&dy, &x], None, &mut dw);
+    E::convolve(&cpu, shape, ConvProduct::BackwardWeight, [&dy, &x], None, &mut dw);
     assert_eq!(dw, elements(&dw_expected), "dw of {shape:?}");
 }
 
-/// Computes a product with scratch of NaN: a kernel that reads scratch before it writes it fails.
-fn compute<E: Element, T: SimdFloat>(
-    pool: &Pool,
-    shape: &Conv2dShape,
-    product: Product,
-    factors: [&[E]; 2],
-    bias: Option<&[E]>,
-    to: &mut [E],
-) {
-    let len = way::workspace_len::<E, T>(shape, product);
-    let mut workspace = vec![T::from_f64(f64::NAN); len];
-    way::run(pool, shape, product, Slices { factors, bias, to, workspace: &mut workspace });
-}
-
 /// The images with a bias added to each channel, if there are any.
-fn with_biases<T: SimdFloat>(images: &[T], b: &[T], batch: usize) -> Vec<T> {
+fn with_biases<T: Float>(images: &[T], b: &[T], batch: usize) -> Vec<T> {
     let plane_len = images.len() / (batch * b.len()).max(1);
     let bias = |at: usize| if b.is_empty() { T::ZERO } else { b[at / plane_len % b.len()] };
     images.iter().enumerate().map(|(at, &sum)| sum + bias(at)).collect()
@@ -116,11 +96,11 @@ fn pair(range: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = [usize;
     [range.clone(), range]
 }
 
-fn shapes() -> impl Strategy<Value = Conv2dShape> {
+fn shapes() -> impl Strategy<Value = ConvSizes> {
     let channels = (0..=3usize, 0..=20usize, 1..=3usize);
     let window = (pair(1..=4), pair(1..=3), pair(0..=3), pair(1..=3));
     (0..=5usize, channels, pair(0..=14), window).prop_map(
-        |(batch, (ins, outs, groups), size, (kernel, stride, padding, dilation))| Conv2dShape {
+        |(batch, (ins, outs, groups), size, (kernel, stride, padding, dilation))| ConvSizes {
             batch,
             in_channels: ins * groups,
             in_height: size[0],
@@ -136,10 +116,10 @@ fn shapes() -> impl Strategy<Value = Conv2dShape> {
 }
 
 /// Convolutions whose channels are groups: of fewer planes than lanes, and of several bundles.
-fn depthwise_shapes() -> impl Strategy<Value = Conv2dShape> {
+fn depthwise_shapes() -> impl Strategy<Value = ConvSizes> {
     let window = (pair(1..=7), pair(1..=3), pair(0..=4), pair(1..=3));
     (1..=5usize, 2..=40usize, pair(1..=30), window).prop_map(
-        |(batch, channels, size, (kernel, stride, padding, dilation))| Conv2dShape {
+        |(batch, channels, size, (kernel, stride, padding, dilation))| ConvSizes {
             kernel,
             stride,
             padding,
@@ -151,12 +131,12 @@ fn depthwise_shapes() -> impl Strategy<Value = Conv2dShape> {
     )
 }
 
-fn depthwise(batch: usize, channels: usize, side: usize, kernel: usize) -> Conv2dShape {
-    Conv2dShape { groups: channels, ..square(batch, [channels; 2], side, kernel) }
+fn depthwise(batch: usize, channels: usize, side: usize, kernel: usize) -> ConvSizes {
+    ConvSizes { groups: channels, ..square(batch, [channels; 2], side, kernel) }
 }
 
-fn square(batch: usize, channels: [usize; 2], side: usize, kernel: usize) -> Conv2dShape {
-    Conv2dShape {
+fn square(batch: usize, channels: [usize; 2], side: usize, kernel: usize) -> ConvSizes {
+    ConvSizes {
         batch,
         in_channels: channels[0],
         in_height: side,
@@ -171,14 +151,14 @@ fn square(batch: usize, channels: [usize; 2], side: usize, kernel: usize) -> Con
 }
 
 /// Shapes whose rows of outputs are whole vectors, in some of the three products.
-fn shapes_of_whole_vectors() -> impl Strategy<Value = Conv2dShape> {
+fn shapes_of_whole_vectors() -> impl Strategy<Value = ConvSizes> {
     let channels = (1..=4usize, 1..=12usize, 1..=3usize);
     let window = (pair(1..=4), pair(0..=5), pair(1..=3));
     let size = (1..=9usize, prop::sample::select(vec![32, 48, 64]));
     (1..=3usize, channels, size, window).prop_map(
         |(batch, (ins, outs, groups), (height, out_width), (kernel, padding, dilation))| {
             let reach = (kernel[1] - 1) * dilation[1];
-            Conv2dShape {
+            ConvSizes {
                 batch,
                 in_channels: ins * groups,
                 in_height: height,
@@ -195,10 +175,10 @@ fn shapes_of_whole_vectors() -> impl Strategy<Value = Conv2dShape> {
 }
 
 /// Shapes that read each number of x at most once.
-fn shapes_of_patches() -> impl Strategy<Value = Conv2dShape> {
+fn shapes_of_patches() -> impl Strategy<Value = ConvSizes> {
     let window = pair(1..=5).prop_flat_map(|[h, w]| (Just([h, w]), [h..=6usize, w..=6usize]));
     (1..=4usize, [0..=5usize, 1..=20usize], pair(7..=40), window).prop_map(
-        |(batch, channels, size, (kernel, stride))| Conv2dShape {
+        |(batch, channels, size, (kernel, stride))| ConvSizes {
             in_height: size[0],
             in_width: size[1],
             kernel,
@@ -264,19 +244,19 @@ fn layers_of_usual_networks_agree_with_the_definition() {
         depthwise(2, 16, 9, 3),
         depthwise(3, 40, 7, 3),
         depthwise(2, 24, 14, 5),
-        Conv2dShape { stride: [2; 2], ..depthwise(2, 24, 56, 5) },
-        Conv2dShape { stride: [2; 2], ..square(2, [8, 24], 16, 3) },
-        Conv2dShape { stride: [2; 2], padding: [0; 2], ..square(2, [8, 24], 16, 2) },
-        Conv2dShape { stride: [2; 2], ..square(2, [8, 24], 17, 1) },
-        Conv2dShape { stride: [4, 3], dilation: [2, 3], ..square(2, [8, 24], 40, 5) },
-        Conv2dShape { stride: [16; 2], padding: [0; 2], ..square(1, [3, 24], 160, 16) },
-        Conv2dShape { stride: [4; 2], padding: [0; 2], ..square(2, [3, 24], 90, 4) },
-        Conv2dShape { stride: [2; 2], ..square(2, [5, 24], 38, 3) },
+        ConvSizes { stride: [2; 2], ..depthwise(2, 24, 56, 5) },
+        ConvSizes { stride: [2; 2], ..square(2, [8, 24], 16, 3) },
+        ConvSizes { stride: [2; 2], padding: [0; 2], ..square(2, [8, 24], 16, 2) },
+        ConvSizes { stride: [2; 2], ..square(2, [8, 24], 17, 1) },
+        ConvSizes { stride: [4, 3], dilation: [2, 3], ..square(2, [8, 24], 40, 5) },
+        ConvSizes { stride: [16; 2], padding: [0; 2], ..square(1, [3, 24], 160, 16) },
+        ConvSizes { stride: [4; 2], padding: [0; 2], ..square(2, [3, 24], 90, 4) },
+        ConvSizes { stride: [2; 2], ..square(2, [5, 24], 38, 3) },
         square(17, [40, 24], 2, 3),
         square(5, [16, 24], 4, 3),
-        Conv2dShape { stride: [2; 2], ..square(3, [16, 24], 14, 3) },
-        Conv2dShape { stride: [2; 2], ..square(1, [40, 24], 32, 3) },
-        Conv2dShape { stride: [2; 2], ..square(5, [16, 30], 8, 3) },
+        ConvSizes { stride: [2; 2], ..square(3, [16, 24], 14, 3) },
+        ConvSizes { stride: [2; 2], ..square(1, [40, 24], 32, 3) },
+        ConvSizes { stride: [2; 2], ..square(5, [16, 30], 8, 3) },
     ] {
         check_against_definition::<f32>(&shape, 3);
         check_against_definition::<f64>(&shape, 3);
@@ -301,20 +281,20 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
         square(9, [70, 2], 12, 3),
         square(1, [2, 3], 4, 33),
         // Patches of a few rows, of pieces of a row, and of several images.
-        Conv2dShape { stride: [2; 2], ..square(2, [80, 3], 70, 1) },
-        Conv2dShape { in_width: 60_001, kernel: [1, 2], stride: [1, 3], ..square(2, [8, 3], 1, 1) },
-        Conv2dShape { stride: [2; 2], ..square(9, [300, 3], 16, 1) },
+        ConvSizes { stride: [2; 2], ..square(2, [80, 3], 70, 1) },
+        ConvSizes { in_width: 60_001, kernel: [1, 2], stride: [1, 3], ..square(2, [8, 3], 1, 1) },
+        ConvSizes { stride: [2; 2], ..square(9, [300, 3], 16, 1) },
         // A row in pieces, the last of which is smaller; of phases too, and of pairs of which some
         // are beyond the row.
-        Conv2dShape { in_height: 1, kernel: [1, 2], padding: [0; 2], ..square(2, [64, 6], 700, 1) },
-        Conv2dShape {
+        ConvSizes { in_height: 1, kernel: [1, 2], padding: [0; 2], ..square(2, [64, 6], 700, 1) },
+        ConvSizes {
             in_height: 1,
             kernel: [1, 3],
             padding: [0, 300],
             dilation: [1, 200],
             ..square(1, [75, 3], 900, 1)
         },
-        Conv2dShape {
+        ConvSizes {
             in_height: 1,
             kernel: [1, 4],
             padding: [0, 1],
@@ -324,10 +304,10 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
         // Strips of several rows, of one, and with rows between them that no tap meets.
         depthwise(3, 20, 40, 7),
         depthwise(2, 10, 64, 7),
-        Conv2dShape { stride: [3, 2], dilation: [2, 3], ..depthwise(1, 18, 131, 3) },
+        ConvSizes { stride: [3, 2], dilation: [2, 3], ..depthwise(1, 18, 131, 3) },
         depthwise(1, 18, 130, 3),
-        Conv2dShape { stride: [2; 2], ..depthwise(1, 18, 130, 3) },
-        Conv2dShape { stride: [7, 5], ..depthwise(1, 18, 130, 1) },
+        ConvSizes { stride: [2; 2], ..depthwise(1, 18, 130, 3) },
+        ConvSizes { stride: [7, 5], ..depthwise(1, 18, 130, 1) },
         // Kernels of more taps than are summed at once, and wider than planes.
         depthwise(1, 33, 12, 31),
         // More bundles than tasks.
@@ -338,7 +318,7 @@ fn work_larger_than_a_tile_agrees_with_the_definition() {
         square(3, [1200, 2], 7, 3),
         // Columns of larger planes, for the gradient of w.
         square(5, [16, 8], 8, 3),
-        Conv2dShape { stride: [2; 2], padding: [1; 2], ..square(3, [12, 20], 32, 4) },
+        ConvSizes { stride: [2; 2], padding: [1; 2], ..square(3, [12, 20], 32, 4) },
     ] {
         check_against_definition::<f32>(&shape, 2);
         on_every_instruction_set(|| {
@@ -359,16 +339,16 @@ fn infinite_channel_leaves_the_gradients_of_others_finite() {
         depthwise(2, 20, 70, 3),
     ];
     for shape in shapes {
-        let Conv2dShape { in_channels: channels, in_height, in_width, .. } = shape;
+        let ConvSizes { in_channels: channels, in_height, in_width, .. } = shape;
         let plane_len = in_height * in_width;
         let mut x = values::<f32>(shape.x_len(), 1);
         for image in x.chunks_exact_mut(channels * plane_len) {
             image[plane_len..][..plane_len].fill(f32::INFINITY);
         }
         let dy = values::<f32>(shape.y_len(), 4);
-        let (pool, mut dw) = (Pool::new(1), vec![0.0; shape.w_len()]);
-        let product = Product::BackwardWeight;
-        compute::<f32, f32>(&pool, &shape, product, [&dy, &x], None, &mut dw);
+        let mut dw = vec![0.0; shape.w_len()];
+        let product = ConvProduct::BackwardWeight;
+        f32::convolve(&cpu(1), &shape, product, [&dy, &x], None, &mut dw);
         for (k, dw) in dw.iter().enumerate() {
             assert_eq!(dw.is_finite(), k / 9 % channels != 1, "{k} of {shape:?}");
         }
@@ -382,7 +362,7 @@ fn thread_count_does_not_change_a_bit() {
         square(19, [15, 24], 7, 3),
         square(3, [15, 24], 32, 3),
         depthwise(7, 40, 9, 3),
-        Conv2dShape { stride: [2, 3], ..depthwise(2, 20, 50, 5) },
+        ConvSizes { stride: [2, 3], ..depthwise(2, 20, 50, 5) },
     ] {
         let results = [1, 2, 5].map(|threads| products_of_noise::<f32>(&shape, threads));
         assert_eq!(results[0], results[1]);
@@ -391,18 +371,18 @@ fn thread_count_does_not_change_a_bit() {
 }
 
 /// y, dx and dw of numbers whose sums depend on the order.
-fn products_of_noise<T: SimdFloat>(shape: &Conv2dShape, threads: usize) -> [Vec<T>; 3] {
+fn products_of_noise<T: Convolved + Float>(shape: &ConvSizes, threads: usize) -> [Vec<T>; 3] {
     let noise = |len: usize, seed: u32| -> Vec<T> {
         let bits = (0..len as u32).map(|i| (i ^ seed).wrapping_mul(2_654_435_761));
         bits.map(|bits| T::from_f64(f64::from(bits).sqrt())).collect()
     };
     let (x, w, dy) = (noise(shape.x_len(), 1), noise(shape.w_len(), 2), noise(shape.y_len(), 3));
-    let pool = Pool::new(threads);
+    let cpu = cpu(threads);
     let mut products = [dy.len(), x.len(), w.len()].map(|len| vec![T::ZERO; len]);
     let [y, dx, dw] = &mut products;
-    compute::<T, T>(&pool, shape, Product::Forward, [&x, &w], None, y);
-    compute::<T, T>(&pool, shape, Product::BackwardInput, [&dy, &w], None, dx);
-    compute::<T, T>(&pool, shape, Product::BackwardWeight, [&dy, &x], None, dw);
+    T::convolve(&cpu, shape, ConvProduct::Forward, [&x, &w], None, y);
+    T::convolve(&cpu, shape, ConvProduct::BackwardInput, [&dy, &w], None, dx);
+    T::convolve(&cpu, shape, ConvProduct::BackwardWeight, [&dy, &x], None, dw);
     products
 }
 
@@ -416,7 +396,7 @@ fn fused_instruction_sets_give_the_same_bits() {
         square(2, [12, 3], 17, 5),
         square(2, [12, 10], 32, 3),
         depthwise(3, 40, 7, 3),
-        Conv2dShape { stride: [2, 3], ..depthwise(2, 20, 50, 5) },
+        ConvSizes { stride: [2, 3], ..depthwise(2, 20, 50, 5) },
     ] {
         let seen = RefCell::new(Vec::new());
         on_every_instruction_set(|| {
