@@ -18,6 +18,11 @@ fn gradients() -> impl Iterator<Item = (&'static str, &'static FunctionGradient)
     gradients.filter(|(name, _)| *name != "digamma")
 }
 
+#[test]
+fn gradients_of_all_activations_are_checked() {
+    assert!(gradients().count() >= 16, "{} gradients", gradients().count());
+}
+
 proptest! {
     #[test]
     fn gradients_are_the_slopes_of_the_activations(
