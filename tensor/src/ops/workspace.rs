@@ -27,8 +27,10 @@ impl Workspace {
 
     #[track_caller]
     fn allocate(&self, device: &Device) -> Result<Vec<Tensor>> {
-        if self.lens.is_empty() {
-            return Ok(Vec::new());
+        match self.lens[..] {
+            [] => return Ok(Vec::new()),
+            [len] => return Ok(vec![Tensor::workspace(device, len, self.dtype)?]),
+            _ => {}
         }
         let block = Tensor::workspace(device, self.lens.iter().sum(), self.dtype)?;
         let mut start = 0;

@@ -4,6 +4,7 @@ use super::{Backward, Channels, Forward, Statistics, Update};
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::ops::norm::operands::contiguous;
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 
 /// The results of [`Tensor::batch_norm`].
@@ -83,11 +84,11 @@ impl Tensor {
         let (mean, variance) = (mean.contiguous()?, variance.contiguous()?);
         let device = self.device();
         let y = Tensor::empty(device, *self.shape(), self.dtype())?;
-        let coefficients = Tensor::workspace(device, 4 * shape.channels, self.dtype().computed())?;
+        let coefficients = Workspace::new(self.dtype().computed(), [4 * shape.channels]);
         let has = [weight.is_some(), bias.is_some()];
         let reads: Vec<&Tensor> =
             [&x].into_iter().chain(&weight).chain(&bias).chain([&mean, &variance]).collect();
-        device.launch(Forward { shape, has }, &reads, &[&y, &coefficients])?;
+        device.launch_with(&coefficients, Forward { shape, has }, &reads, &[&y])?;
         Ok(y)
     }
 

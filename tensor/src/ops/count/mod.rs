@@ -11,6 +11,7 @@ use crate::dtype::{DType, Element, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{FullKernel, Operands};
 use crate::layout::{Nest, Shape};
+use crate::ops::workspace::Workspace;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
@@ -141,9 +142,9 @@ impl Tensor {
         let y = Tensor::empty(self.device(), [bin_count], dtype)?;
         // An NVIDIA device finds the ends of an empty range behind the counts.
         let ends = if self.device().kind() == DeviceKind::Cuda { 2 } else { 0 };
-        let counts = Tensor::workspace(self.device(), bin_count.saturating_add(ends), DType::I64)?;
+        let counts = Workspace::new(DType::I64, [bin_count.saturating_add(ends)]);
         let kernel = Histogram { range, dtype, len: self.element_count() };
-        self.device().launch(kernel, &[self], &[&y, &counts])?;
+        self.device().launch_with(&counts, kernel, &[self], &[&y])?;
         Ok(y)
     }
 }

@@ -18,6 +18,7 @@ use crate::error::{Result, TensorError};
 use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, RANK_MAX, Shape};
 use crate::operand_view::ViewMut;
+use crate::ops::workspace::Workspace;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use crate::write_mode::WriteMode;
@@ -125,11 +126,11 @@ impl MatMul {
             DeviceKind::Cuda => library_workspace_bytes(&self.plan),
             DeviceKind::Cpu => 0,
         };
-        if bytes == 0 {
-            return device.launch(self, reads, writes);
-        }
-        let workspace = Tensor::workspace(device, bytes, DType::U8)?;
-        device.launch(self, reads, &[writes, &[&workspace]].concat())
+        let workspace = match bytes {
+            0 => Workspace::none(),
+            bytes => Workspace::new(DType::U8, [bytes]),
+        };
+        device.launch_with(&workspace, self, reads, writes).map(drop)
     }
 
     /// Computed in `T` from operands in `E` to a destination in `Y`.

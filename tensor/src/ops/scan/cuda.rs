@@ -35,7 +35,7 @@ fn either(of: &Extent, [by_lines, by_columns]: [&'static str; 2]) -> (&'static s
     (by_lines, Grid::row(lines.min(BLOCKS_MAX) as u32, threads as u32))
 }
 
-/// Enqueues running sums or products.
+// Enqueues running sums or products.
 impl OnCuda for Scan {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (x, y) = (operands.read(0), operands.write(0));
@@ -64,7 +64,7 @@ impl OnCuda for Scan {
     }
 }
 
-/// Enqueues running extremes and their positions.
+// Enqueues running extremes and their positions.
 impl OnCuda for Extremes {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (x, [y, positions]) = (operands.read(0), [0, 1].map(|index| operands.write(index)));
@@ -87,7 +87,7 @@ impl OnCuda for Extremes {
     }
 }
 
-/// Enqueues running logarithms of sums of exponentials.
+// Enqueues running logarithms of sums of exponentials.
 impl OnCuda for LogCumSumExp {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (x, y) = (operands.read(0), operands.write(0));
@@ -103,7 +103,7 @@ impl OnCuda for LogCumSumExp {
     }
 }
 
-/// Enqueues their gradient.
+// Enqueues their gradient.
 impl OnCuda for Backward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let ([dy, x, y], dx) = ([0, 1, 2].map(|index| operands.read(index)), operands.write(0));

@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::launch::{FullKernel, Operands};
 use crate::layout::check_axis;
 use crate::ops::elementwise::source;
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 use cpu::{Extent, Running, ScanOrder};
 
@@ -101,9 +102,9 @@ impl Tensor {
         let (result, wide) =
             if dtype.is_float() { (dtype, DType::F64) } else { (DType::I64, DType::I64) };
         let y = Tensor::empty(device, *self.shape(), result)?;
-        let sums = Tensor::workspace(device, extent.sum_count(device.kind()), wide)?;
+        let sums = Workspace::new(wide, [extent.sum_count(device.kind())]);
         let kernel = Scan { name, running, direction, extent, dtype, result };
-        device.launch(kernel, &[self], &[&y, &sums])?;
+        device.launch_with(&sums, kernel, &[self], &[&y])?;
         Ok(y)
     }
 }

@@ -10,6 +10,7 @@ use crate::dtype::{DType, Element, for_each_dtype, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{FullKernel, Operands};
 use crate::layout::{Nest, check_axis};
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 
 /// The end that is looked for.
@@ -230,9 +231,9 @@ impl Tensor {
         self.check_float(op)?;
         let (device, extent) = (self.device(), self.rows_along(axis));
         let y = Tensor::empty(device, *self.shape(), self.dtype())?;
-        let states = Tensor::workspace(device, 2 * extent.sum_count(device.kind()), DType::F64)?;
+        let states = Workspace::new(DType::F64, [2 * extent.sum_count(device.kind())]);
         let kernel = LogCumSumExp { extent, dtype: self.dtype() };
-        device.launch(kernel, &[self], &[&y, &states])?;
+        device.launch_with(&states, kernel, &[self], &[&y])?;
         Ok(y)
     }
 
@@ -258,9 +259,9 @@ impl Tensor {
         let (device, extent) = (self.device(), self.rows_along(axis));
         let (dy, x, y) = (self.contiguous()?, x.contiguous()?, y.contiguous()?);
         let dx = Tensor::empty(device, *self.shape(), self.dtype())?;
-        let states = Tensor::workspace(device, 2 * extent.sum_count(device.kind()), DType::F64)?;
+        let states = Workspace::new(DType::F64, [2 * extent.sum_count(device.kind())]);
         let kernel = Backward { extent, dtype: self.dtype() };
-        device.launch(kernel, &[&dy, &x, &y], &[&dx, &states])?;
+        device.launch_with(&states, kernel, &[&dy, &x, &y], &[&dx])?;
         Ok(dx)
     }
 }

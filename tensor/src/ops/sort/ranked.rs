@@ -8,6 +8,7 @@ use crate::dtype::{DType, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{FullKernel, Operands};
 use crate::layout::{Shape, check_axis};
+use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 
 /// An element of a sorted row.
@@ -71,9 +72,9 @@ impl Tensor {
         let positions = Tensor::empty(self.device(), shape, DType::I64)?;
         let (dtype, len) = (self.dtype(), self.element_count());
         let count = cpu::word_count(dtype, len, self.shape()[axis], usize::MAX);
-        let words = Tensor::workspace(self.device(), count, DType::I64)?;
+        let words = Workspace::new(DType::I64, [count]);
         let kernel = Pick { name: op, rank, dtype, len };
-        self.device().launch(kernel, &[&x], &[&values, &positions, &words])?;
+        self.device().launch_with(&words, kernel, &[&x], &[&values, &positions])?;
         Ok((values, positions))
     }
 

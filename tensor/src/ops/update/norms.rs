@@ -11,6 +11,7 @@ use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
 use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, Nest};
+use crate::ops::workspace::Workspace;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
@@ -134,13 +135,12 @@ impl Tensor {
         let device = self.device();
         let norms = Tensor::empty(device, [NORMS], self.dtype().computed())?;
         let partials = match update_norms_workspace_len(device, NORMS) {
-            0 => None,
-            len => Some(Tensor::workspace(device, len, DType::F64)?),
+            0 => Workspace::none(),
+            len => Workspace::new(DType::F64, [len]),
         };
         let kernel = Norms { formula, form, len: self.element_count() };
         let reads: Vec<&Tensor> = [self, gradient].into_iter().chain(states).collect();
-        let writes: Vec<&Tensor> = [&norms].into_iter().chain(&partials).collect();
-        device.launch(kernel, &reads, &writes)?;
+        device.launch_with(&partials, kernel, &reads, &[&norms])?;
         Ok(norms)
     }
 }
