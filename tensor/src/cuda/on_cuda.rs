@@ -1,5 +1,6 @@
 //! The half of a kernel for NVIDIA devices, and the operands that it gets.
 
+use super::gate::Argument;
 use super::handle::Cuda;
 use super::operand::DeviceOperand;
 use crate::error::Result;
@@ -28,6 +29,11 @@ impl<'a> CudaOperands<'a> {
     /// The `index`-th operand that is read.
     pub fn read(&self, index: usize) -> DeviceOperand<'a> {
         in_memory(self.reads[index])
+    }
+
+    /// The `index`-th operand that is read, for a kernel that may do without it.
+    pub(crate) fn read_if(&self, is_there: bool, index: usize) -> Argument<'a> {
+        if is_there { self.read(index).to_read() } else { Argument::Nothing }
     }
 
     /// The `index`-th operand that is written.

@@ -157,7 +157,7 @@ impl OnCuda for Forward {
     }
 }
 
-/// Reads q, k, v, y, dy, lse and perhaps the mask; writes dq, dk, dv and Σ dy·y.
+// Reads q, k, v, y, dy, lse and perhaps the mask; writes dq, dk, dv and Σ dy·y.
 impl OnCuda for Backward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let mask = (operands.read_count() > 6).then_some(6);

@@ -46,11 +46,9 @@ impl OnCuda for Forward {
         let Forward { shape, has: [has_weight, has_bias] } = &self;
         let (image, words) = (BATCH_NORM.of(shape.dtype), shape.words());
         let x = operands.read(0).to_read();
-        let given = |is_there: bool, index: usize| {
-            if is_there { operands.read(index).to_read() } else { Argument::Nothing }
-        };
         let bias_at = 1 + usize::from(*has_weight);
-        let (weight, bias) = (given(*has_weight, 1), given(*has_bias, bias_at));
+        let weight = operands.read_if(*has_weight, 1);
+        let bias = operands.read_if(*has_bias, bias_at);
         let [y, coefficients] = [0, 1].map(|index| operands.write(index));
         let statistics = match shape.statistics {
             Statistics::Fixed => {
@@ -92,7 +90,7 @@ impl OnCuda for Backward {
         let Backward { shape, has_weight } = &self;
         let (image, words) = (BATCH_NORM.of(shape.dtype), shape.words());
         let [dy, x, mean, variance] = [0, 1, 2, 3].map(|index| operands.read(index).to_read());
-        let weight = if *has_weight { operands.read(4).to_read() } else { Argument::Nothing };
+        let weight = operands.read_if(*has_weight, 4);
         let [dx, dweight, dbias, coefficients, partials] =
             [0, 1, 2, 3, 4].map(|index| operands.write(index));
         let kernel = Signature {

@@ -37,7 +37,7 @@ impl Sizes {
     }
 }
 
-/// Enqueues the distances.
+// Enqueues the distances.
 impl OnCuda for Forward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let ([x, y], d) = ([0, 1].map(|index| operands.read(index)), operands.write(0));
@@ -53,7 +53,7 @@ impl OnCuda for Forward {
     }
 }
 
-/// Enqueues the gradient of x.
+// Enqueues the gradient of x.
 impl OnCuda for Backward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let ([dy, d, x, y], dx) =

@@ -86,7 +86,7 @@ pub(crate) fn read_sum(cuda: &Cuda, sum: &DeviceOperand<'_>) -> Result<usize> {
     Ok(cuda.read::<u64>(sum)?[0] as usize)
 }
 
-/// Enqueues the elements that are kept, and waits for their number.
+// Enqueues the elements that are kept, and waits for their number.
 impl OnCuda for MaskedSelect<'_> {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (mask, x) = (Mask::new(operands.read(0)), operands.read(1));
@@ -110,7 +110,7 @@ impl OnCuda for MaskedSelect<'_> {
     }
 }
 
-/// Enqueues the indices of what is not 0, and waits for their number unless what is left is filled.
+// Enqueues the indices of what is not 0, and waits for their number unless what is left is filled.
 impl OnCuda for Nonzero<'_> {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let mask = Mask::new(operands.read(0));
@@ -146,8 +146,8 @@ impl OnCuda for Nonzero<'_> {
     }
 }
 
-/// Enqueues x with the elements of the source where the mask keeps. The next read of a value
-/// reports a source that has too few elements.
+// Enqueues x with the elements of the source where the mask keeps. The next read of a value
+// reports a source that has too few elements.
 impl OnCuda for MaskedScatter {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let mask = Mask::new(operands.read(0));

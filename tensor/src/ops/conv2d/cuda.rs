@@ -25,24 +25,26 @@ pub(super) const TILE_THREADS: u32 = 256;
 pub(super) const BLOCKS_MAX: usize = 65_535;
 
 /// The grid of a product, if the kernels, which count in 32 bits, can compute it.
-fn grid_of(conv: &Conv2d) -> Result<Grid> {
+fn grid_of(conv: &Conv2d, way: &CudaWay) -> Result<Grid> {
     let on_tiles = tiles(&conv.shape, conv.product);
-    let grid = match CudaWay::of(conv) {
-        CudaWay::TensorCores(sizes) => on_tiles.and(tensor_cores::cuda::tiles(&sizes, conv)),
+    let grid = match way {
+        CudaWay::TensorCores(sizes) => {
+            on_tiles.and_then(|_| tensor_cores::cuda::tiles(sizes, conv))
+        }
         CudaWay::Library | CudaWay::Implicit => on_tiles,
     };
     grid.ok_or(TensorError::NoKernel { op: conv.op, device: "cuda" })
 }
 
-/// Enqueues a product.
 impl OnCuda for Conv2d {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
-        grid_of(self).map(drop)
+        grid_of(self, &CudaWay::of(self)).map(drop)
     }
 
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
-        let on_tiles = grid_of(&self)?;
-        match CudaWay::of(&self) {
+        let way = CudaWay::of(&self);
+        let on_tiles = grid_of(&self, &way)?;
+        match way {
             CudaWay::TensorCores(sizes) => {
                 tensor_cores::cuda::run(&sizes, &self, on_tiles, cuda, operands)
             }
@@ -82,8 +84,7 @@ fn run_implicit(
         Product::Forward => typed_name!("conv2d", dtype),
         _ => typed_name!("conv2d_backward_input", dtype),
     };
-    let bias =
-        if operands.read_count() > 2 { operands.read(2).to_read() } else { Argument::Nothing };
+    let bias = operands.read_if(operands.read_count() > 2, 2);
     let kernel = Signature { name, parameters: &[Write, Read, Read, Read, CONV] };
     cuda.launch(image, &kernel, on_tiles, &[y.to_write(), a, b, bias, sizes])
 }

@@ -33,7 +33,7 @@ fn strides(operands: &CudaOperands<'_>) -> Vec<u64> {
     operands.read(X).layout().strides().iter().map(|&stride| stride as u64).collect()
 }
 
-/// Enqueues the losses. What is wrong with lengths and labels is told to who reads a value.
+// Enqueues the losses. What is wrong with lengths and labels is told to who reads a value.
 impl OnCuda for Forward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let [targets, steps, lens, x] = [0, 1, 2, X].map(|index| operands.read(index).to_read());
@@ -60,8 +60,8 @@ impl OnCuda for Forward {
     }
 }
 
-/// Enqueues the gradient. Forward has read lengths and labels; what has become of them since is for
-/// the kernel to tell, by NaN.
+// Enqueues the gradient. Forward has read lengths and labels; what has become of them since is for
+// the kernel to tell, by NaN.
 impl OnCuda for Backward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let [targets, steps, lens, x, dy] =

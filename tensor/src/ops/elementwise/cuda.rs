@@ -36,7 +36,7 @@ fn or_no_kernel<T>(kernel: Option<T>, op: &'static str) -> Result<T> {
     kernel.ok_or(TensorError::NoKernel { op, device: "cuda" })
 }
 
-/// By bits: every element has the same.
+// By bits: every element has the same.
 impl OnCuda for Fill {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let to = operands.write(0);
@@ -90,7 +90,7 @@ fn copy_kernel(op: &Copy) -> (Image, &'static str) {
     (CAST, name)
 }
 
-/// As the bytes are, or converted to another type.
+// As the bytes are, or converted to another type.
 impl OnCuda for Copy {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (from, to) = (operands.read(0), operands.write(0));
@@ -159,7 +159,7 @@ fn special(op: &Elementwise, number: u32, cuda: &Cuda, operands: &CudaOperands<'
 /// Threads of the block that looks at all divisors.
 const DIVISOR_THREADS: u32 = 512;
 
-/// Enqueues a check of all divisors: the next read of a value reports one that is 0.
+// Enqueues a check of all divisors: the next read of a value reports one that is 0.
 impl OnCuda for CheckDivisor {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         divisors_number(self.name).map(drop)
@@ -252,7 +252,7 @@ fn integer_number(formula: Formula) -> Option<u32> {
     })
 }
 
-/// Enqueues a formula.
+// Enqueues a formula.
 impl OnCuda for Elementwise {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         match special_number(self.op.formula) {

@@ -24,7 +24,7 @@ const TILE_BYTES: usize = 1024 * 16;
 const TENSORS: Parameter = Pointers(TENSORS_MAX);
 const LENS: Parameter = Words(TENSORS_MAX);
 
-/// Enqueues the scaling and the check of one tensor.
+// Enqueues the scaling and the check of one tensor.
 impl OnCuda for ScaleAndCheck {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let [found, x] = [operands.write(0), operands.write(1)];
@@ -49,7 +49,7 @@ fn tensors_and_lens<'a>(
     (pointers, words)
 }
 
-/// Enqueues the scaling and the check of tensors, in one launch.
+// Enqueues the scaling and the check of tensors, in one launch.
 impl OnCuda for ScaleAndCheckAll {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let writes = (0..self.lens.len()).map(|index| operands.write(1 + index).to_write());
@@ -70,8 +70,8 @@ impl OnCuda for ScaleAndCheckAll {
     }
 }
 
-/// Enqueues the sum of squares of tensors: their partial sums, of these the sum of each, and the
-/// sum of all.
+// Enqueues the sum of squares of tensors: their partial sums, of these the sum of each, and the
+// sum of all.
 impl OnCuda for AddSquaresAll {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let reads = (0..self.lens.len()).map(|index| operands.read(index).to_read());
@@ -97,7 +97,7 @@ impl OnCuda for AddSquaresAll {
     }
 }
 
-/// Enqueues the sum of squares of one tensor, by way of partial sums.
+// Enqueues the sum of squares of one tensor, by way of partial sums.
 impl OnCuda for AddSquares {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (x, [sum, partials]) = (operands.read(0), [operands.write(0), operands.write(1)]);

@@ -89,16 +89,14 @@ impl Kernel for Losses {
 
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let Losses { of, smoothing, has_bias, has_dy, has_db } = self;
-        let read = |is_there: bool, index: usize| {
-            if is_there { operands.read(index).to_read() } else { Argument::Nothing }
-        };
         let kernel = Signature {
             name: typed_name!("loss_of_logits", of.dtype),
             parameters: &[Write, Write, Read, Read, Read, F64, ROWS],
         };
         let words = of.words();
         let [logits, losses] = [0, 1].map(|index| operands.write(index).to_write());
-        let (bias, dy) = (read(has_bias, 1), read(has_dy, 1 + usize::from(has_bias)));
+        let (bias, dy) =
+            (operands.read_if(has_bias, 1), operands.read_if(has_dy, 1 + usize::from(has_bias)));
         let (labels, smoothing) = (operands.read(0).to_read(), Argument::F64(smoothing));
         let (image, words) = (LINEAR_CROSS_ENTROPY.of(of.dtype), Argument::Words(&words));
         let arguments = [logits, losses, bias, labels, dy, smoothing, words];

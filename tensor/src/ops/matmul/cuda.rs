@@ -20,7 +20,7 @@ const THREADS: u32 = 256;
 /// The most blocks of a grid in its second and third dimension.
 const BLOCKS_MAX: usize = 65_535;
 
-/// Enqueues a product: each launch by the library where it can do it, else by the tiles.
+// Enqueues a product: each launch by the library where it can do it, else by the tiles.
 impl OnCuda for MatMul {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let no_kernel = || TensorError::NoKernel { op: self.op, device: "cuda" };

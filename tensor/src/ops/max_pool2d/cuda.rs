@@ -24,7 +24,7 @@ fn check(op: &'static str, shape: &MaxPool2dShape, dtype: DType) -> Result<()> {
     Err(TensorError::NoKernel { op, device: "cuda" })
 }
 
-/// Enqueues the maxima.
+// Enqueues the maxima.
 impl OnCuda for Forward {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         check(self.op, &self.shape, self.dtype)
@@ -41,7 +41,7 @@ impl OnCuda for Forward {
     }
 }
 
-/// Enqueues the gradient.
+// Enqueues the gradient.
 impl OnCuda for Backward {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         check(self.op, &self.shape, self.dtype)

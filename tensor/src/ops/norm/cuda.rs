@@ -50,16 +50,14 @@ impl OnCuda for Forward {
         let Forward { norm, has: [has_weight, has_bias] } = &self;
         let parameters = &[Write, Write, Write, Read, Read, Read, F64, SIZES, U32];
         let kernel = Signature { name: typed_name!("normalize", norm.dtype), parameters };
-        let read = |is_there: bool, index: usize| {
-            if is_there { operands.read(index).to_read() } else { Argument::Nothing }
-        };
         let means = match norm.center {
             Center::Mean => operands.write(2).to_write(),
             Center::Zero => Argument::Nothing,
         };
         let [y, rstd] = [0, 1].map(|index| operands.write(index).to_write());
         let (x, words) = (operands.read(0).to_read(), norm.words());
-        let (weight, bias) = (read(*has_weight, 1), read(*has_bias, 1 + usize::from(*has_weight)));
+        let weight = operands.read_if(*has_weight, 1);
+        let bias = operands.read_if(*has_bias, 1 + usize::from(*has_weight));
         let (eps, sizes) = (Argument::F64(norm.eps), Argument::Words(&words));
         let groups = norm.row_groups();
         let arguments = [y, rstd, means, x, weight, bias, eps, sizes, Argument::U32(groups.lanes)];
@@ -73,12 +71,8 @@ impl OnCuda for Backward {
         let (image, words) = (NORM.of(norm.dtype), norm.words());
         let [dy, x, rstd] = [0, 1, 2].map(|index| operands.read(index).to_read());
         let has_mean = norm.center == Center::Mean;
-        let mean = if has_mean { operands.read(3).to_read() } else { Argument::Nothing };
-        let weight = if *has_weight {
-            operands.read(3 + usize::from(has_mean)).to_read()
-        } else {
-            Argument::Nothing
-        };
+        let mean = operands.read_if(has_mean, 3);
+        let weight = operands.read_if(*has_weight, 3 + usize::from(has_mean));
         let kernel = Signature {
             name: typed_name!("normalize_backward", norm.dtype),
             parameters: &[Write, Read, Read, Read, Read, Read, SIZES, U32],

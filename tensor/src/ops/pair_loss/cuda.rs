@@ -46,7 +46,7 @@ impl<'a> Sources<'a> {
     }
 }
 
-/// Enqueues the sum, by way of a partial sum for each part.
+// Enqueues the sum, by way of a partial sum for each part.
 impl OnCuda for Sum {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let sources = Sources::new(operands, 0);
@@ -80,7 +80,7 @@ fn walk(to: &DeviceOperand<'_>, sources: &Sources<'_>, len: usize) -> Vec<u64> {
     walk_of(&Nest::new(to.layout().shape(), [to.layout().strides(), x, target, weight]), len)
 }
 
-/// Enqueues the loss of each pair.
+// Enqueues the loss of each pair.
 impl OnCuda for Terms {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (y, sources) = (operands.write(0), Sources::new(operands, 0));
@@ -99,7 +99,7 @@ impl OnCuda for Terms {
     }
 }
 
-/// Enqueues the gradient of x.
+// Enqueues the gradient of x.
 impl OnCuda for Gradient {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (dx, dy, sources) = (operands.write(0), operands.read(0), Sources::new(operands, 1));

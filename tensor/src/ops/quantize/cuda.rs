@@ -13,10 +13,7 @@ impl OnCuda for Decode {
             name: typed_name!("dequantize", self.dtype),
             parameters: &[Write, Read, Read, Read, Read, Read, U32, Words(5)],
         };
-        let read = |index: usize| match index < operands.read_count() {
-            true => operands.read(index).to_read(),
-            false => Argument::Nothing,
-        };
+        let read = |index: usize| operands.read_if(index < operands.read_count(), index);
         let [rows, columns] = self.size;
         let places = [self.inputs, self.first[0], self.first[1], columns, rows * columns];
         let places = places.map(|place| place as u64);

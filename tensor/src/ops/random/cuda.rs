@@ -13,7 +13,7 @@ use Parameter::{F64, I64, U32, U64, Words, Write};
 /// `struct Stream`.
 const STREAM: Parameter = Words(2);
 
-/// Enqueues the numbers of a tensor.
+// Enqueues the numbers of a tensor.
 impl OnCuda for Random {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (number, p, q) = match self.distribution {
@@ -48,7 +48,7 @@ impl OnCuda for Random {
     }
 }
 
-/// Enqueues whole numbers.
+// Enqueues whole numbers.
 impl OnCuda for RandomIntegers {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (y, stream) = (operands.write(0), self.key.stream_words());

@@ -110,7 +110,7 @@ fn finish_name(op: &Reduce) -> &'static str {
     }
 }
 
-/// Enqueues a reduction.
+// Enqueues a reduction.
 impl OnCuda for Reduce {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (x, dtype, image) = (operands.read(0), self.dtype, REDUCE.of(self.dtype));
@@ -153,7 +153,7 @@ impl OnCuda for Reduce {
     }
 }
 
-/// Enqueues a search for the largest or smallest.
+// Enqueues a search for the largest or smallest.
 impl OnCuda for Extreme {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (x, dtype, image) = (operands.read(0), self.dtype, REDUCE.of(self.dtype));

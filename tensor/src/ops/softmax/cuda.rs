@@ -29,10 +29,7 @@ impl OnCuda for Rows {
         let is_backward = self.softmax.direction == Direction::Backward;
         let source_count = operands.read_count() - usize::from(is_backward);
         let to = operands.write(0).to_write();
-        let source = match source_count {
-            1 => operands.read(0).to_read(),
-            _ => Argument::Nothing,
-        };
+        let source = operands.read_if(source_count == 1, 0);
         let words = [outer, len, inner].map(|size| size as u64);
         let (is_log, sizes) =
             (Argument::U32(u32::from(self.softmax.is_log)), Argument::Words(&words));

@@ -135,7 +135,7 @@ pub(crate) fn sort_rows(
     Ok(())
 }
 
-/// Enqueues positions, and elements if those are asked for, of the first of each row.
+// Enqueues positions, and elements if those are asked for, of the first of each row.
 impl OnCuda for Sort {
     fn check(&self, operands: &CudaOperands<'_>) -> Result<()> {
         check(self.name, self.dtype, &operands.read(0))
@@ -175,7 +175,7 @@ impl OnCuda for Sort {
     }
 }
 
-/// Enqueues the element of each row at a rank, and its position.
+// Enqueues the element of each row at a rank, and its position.
 impl OnCuda for Pick {
     fn check(&self, operands: &CudaOperands<'_>) -> Result<()> {
         check(self.name, self.dtype, &operands.read(0))

@@ -11,7 +11,7 @@ use Parameter::{Read, U32, U64, Write};
 /// Threads of a block that takes a tile.
 const THREADS: u32 = 256;
 
-/// Enqueues the positions of all rows in the order of the rows.
+// Enqueues the positions of all rows in the order of the rows.
 impl OnCuda for SortRows {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (x, positions) = (operands.read(0), operands.write(0));
@@ -49,13 +49,12 @@ impl OnCuda for SortRows {
     }
 }
 
-/// Enqueues each different row once, its number for each row and how often there is one, and waits
-/// for how many there are.
+// Enqueues each different row once, its number for each row and how often there is one, and waits
+// for how many there are.
 impl OnCuda for Runs<'_> {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let x = operands.read(0);
-        let positions =
-            if operands.read_count() > 1 { operands.read(1).to_read() } else { Argument::Nothing };
+        let positions = operands.read_if(operands.read_count() > 1, 1);
         let [values, inverse, counts, firsts, sum] = [0, 1, 2, 3, 4].map(|at| operands.write(at));
         cuda.fill(&counts, counts.bytes(), 0)?;
         let tiles = self.rows.div_ceil(TILE_LEN);

@@ -90,8 +90,7 @@ pub(in super::super) fn run(
         copy(source, a.to_read(), [batch, groups, outs, out_len])?;
         copy(other, b.to_read(), [groups, 1, outs, ins * taps])?;
     }
-    let bias =
-        if operands.read_count() > 2 { operands.read(2).to_read() } else { Argument::Nothing };
+    let bias = operands.read_if(operands.read_count() > 2, 2);
     let kernel = Signature { name, parameters: &[Write, Read, Read, Read, CONV] };
     let [source, w] = [source, other].map(|at| scratch.to_read_from(at));
     cuda.launch(image, &kernel, on_tiles, &[y.to_write(), source, w, bias, sizes])

@@ -31,15 +31,11 @@ impl Positions {
     }
 
     fn weight<'a>(&self, operands: &CudaOperands<'a>) -> Argument<'a> {
-        if self.has_weight {
-            operands.read(operands.read_count() - 1).to_read()
-        } else {
-            Argument::Nothing
-        }
+        operands.read_if(self.has_weight, operands.read_count() - 1)
     }
 }
 
-/// Enqueues the loss. What it finds about the labels is told to who reads a value.
+// Enqueues the loss. What it finds about the labels is told to who reads a value.
 impl OnCuda for Forward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         use Parameter::{F64, Read, U32, U64, Write};
@@ -78,8 +74,8 @@ impl OnCuda for Forward {
     }
 }
 
-/// Enqueues the gradient. Forward has read the labels; what has become of them since is for
-/// the kernel to tell, by NaN.
+// Enqueues the gradient. Forward has read the labels; what has become of them since is for
+// the kernel to tell, by NaN.
 impl OnCuda for Backward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         use Parameter::{F64, Read, U32, Write};

@@ -1,36 +1,18 @@
 //! The negative log-likelihood on NVIDIA devices, see `nll.cu`.
 
+use super::TARGETS;
 use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
 use crate::cuda::kernels::{NLL, WALK_OF_1, grid, typed_name, walk_of};
 use crate::cuda::{Checked, Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
 use crate::layout::{Nest, Shape};
-use crate::ops::cross_entropy::Positions;
 use crate::ops::cross_entropy::nll::{Backward, Forward};
-use Parameter::{I64, Read, U64, Words, Write};
+use Parameter::{I64, Read, U64, Write};
 
 /// Threads of the block that adds up all positions: many, because each of them
 /// waits for what it reads.
 const THREADS: u32 = 512;
 
-/// `struct Targets`.
-const TARGETS: Parameter = Words(4);
-
-fn words(of: &Positions) -> [u64; 4] {
-    let (classes, inner) = (of.blocks.len as u64, of.blocks.inner as u64);
-    let positions = (of.blocks.outer * of.blocks.inner) as u64;
-    [classes, of.ignore_index.cast_unsigned(), positions, inner]
-}
-
-fn weight<'a>(of: &Positions, operands: &CudaOperands<'a>) -> Argument<'a> {
-    if of.has_weight {
-        operands.read(operands.read_count() - 1).to_read()
-    } else {
-        Argument::Nothing
-    }
-}
-
-/// Enqueues the sum and the count. What is found about the labels is told to who reads a value.
 impl OnCuda for Forward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let [labels, x] = [0, 1].map(|index| operands.read(index));
@@ -43,11 +25,11 @@ impl OnCuda for Forward {
             name: typed_name!("nll", self.0.dtype),
             parameters: &[Write, Write, Write, Read, Read, Read, I64, TARGETS, U64, WALK_OF_1],
         };
-        let targets = words(&self.0);
+        let targets = self.0.words();
         let number =
             Argument::U64(Checked::Labels(self.0.name).number().expect("it is one of them"));
         let step = Argument::I64(strides[1] as i64);
-        let sources = [x.to_read(), labels.to_read(), weight(&self.0, operands)];
+        let sources = [x.to_read(), labels.to_read(), self.0.weight(operands)];
         let rest = [step, Argument::Words(&targets), number, Argument::Words(&walk)];
         cuda.with_complaint(|complaint| {
             let arguments =
@@ -58,8 +40,8 @@ impl OnCuda for Forward {
     }
 }
 
-/// Enqueues the gradient. Forward has read the labels; what has become of them since is for the
-/// kernel to tell, by NaN.
+// Enqueues the gradient. Forward has read the labels; what has become of them since is for the
+// kernel to tell, by NaN.
 impl OnCuda for Backward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let ([labels, dy], dx) = ([0, 1].map(|index| operands.read(index)), operands.write(0));
@@ -67,8 +49,8 @@ impl OnCuda for Backward {
             name: typed_name!("nll_backward", self.0.dtype),
             parameters: &[Write, Read, Read, Read, TARGETS],
         };
-        let targets = words(&self.0);
-        let sources = [dy.to_read(), labels.to_read(), weight(&self.0, operands)];
+        let targets = self.0.words();
+        let sources = [dy.to_read(), labels.to_read(), self.0.weight(operands)];
         let arguments = [&[dx.to_write()], &sources[..], &[Argument::Words(&targets)]].concat();
         cuda.launch(NLL.of(self.0.dtype), &kernel, grid(self.0.blocks.element_count()), &arguments)
     }

@@ -37,15 +37,11 @@ impl Soft {
     }
 
     fn weight<'a>(&self, operands: &CudaOperands<'a>) -> Argument<'a> {
-        if self.has_weight {
-            operands.read(operands.read_count() - 1).to_read()
-        } else {
-            Argument::Nothing
-        }
+        operands.read_if(self.has_weight, operands.read_count() - 1)
     }
 }
 
-/// Enqueues the loss.
+// Enqueues the loss.
 impl OnCuda for ForwardKernel {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let [target, x] = [0, 1].map(|index| operands.read(index));
@@ -82,7 +78,7 @@ impl OnCuda for ForwardKernel {
     }
 }
 
-/// Enqueues the gradient of the logits.
+// Enqueues the gradient of the logits.
 impl OnCuda for BackwardKernel {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let [target, lse, dy] = [0, 1, 2].map(|index| operands.read(index));

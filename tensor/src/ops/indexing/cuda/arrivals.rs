@@ -307,7 +307,7 @@ pub(super) fn arrive(
     }
 }
 
-/// Enqueues a reduction of the elements that arrive.
+// Enqueues a reduction of the elements that arrive.
 impl OnCuda for ScatterReduce {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         check(self.line.name)
@@ -318,7 +318,7 @@ impl OnCuda for ScatterReduce {
     }
 }
 
-/// Enqueues the filling of the positions that indices name.
+// Enqueues the filling of the positions that indices name.
 impl OnCuda for IndexFill {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (index, to) = (operands.read(0), operands.write(0));
@@ -377,7 +377,7 @@ impl Moves {
     }
 }
 
-/// Enqueues the elements at the places.
+// Enqueues the elements at the places.
 impl OnCuda for Take {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         check(self.name)
@@ -407,7 +407,7 @@ impl OnCuda for Take {
     }
 }
 
-/// Enqueues the elements that arrive at the places.
+// Enqueues the elements that arrive at the places.
 impl OnCuda for Put {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         check(self.name)

@@ -50,8 +50,8 @@ pub(super) fn check_indices(
     })
 }
 
-/// Enqueues rows with a one at the index, or without where that is no class, which the next read of
-/// a value reports.
+// Enqueues rows with a one at the index, or without where that is no class, which the next read of
+// a value reports.
 impl OnCuda for OneHot {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (index, y) = (operands.read(0), operands.write(0));
@@ -69,7 +69,7 @@ impl OnCuda for OneHot {
     }
 }
 
-/// Enqueues y, of zeros where an index is no place, which the next read of a value reports.
+// Enqueues y, of zeros where an index is no place, which the next read of a value reports.
 impl OnCuda for Gather {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         number(self.name).map(drop)

@@ -97,7 +97,7 @@ fn range_bits(ranges: &[StateRange]) -> u64 {
     ranges.iter().enumerate().map(bit).sum()
 }
 
-/// Enqueues the updates, in one launch for all tensors whose formulas have the same constants.
+// Enqueues the updates, in one launch for all tensors whose formulas have the same constants.
 impl<F, const STATES: usize, const SCALARS: usize> OnCuda for Update<F, STATES, SCALARS>
 where
     F: UpdateFormula<STATES, SCALARS>,
@@ -215,7 +215,7 @@ where
     known.ok_or(TensorError::NoKernel { op: F::NAME, device: "cuda" })
 }
 
-/// Enqueues the norms, by way of partial sums.
+// Enqueues the norms, by way of partial sums.
 impl<F, const STATES: usize, const NORMS: usize> OnCuda for Norms<F, STATES, NORMS>
 where
     F: NormFormula<STATES, NORMS>,
