@@ -28,26 +28,8 @@ pub(super) struct Slices<'a, E, T> {
     pub(super) bias: Option<&'a [E]>,
     /// The result, which is overwritten.
     pub(super) to: &'a mut [E],
-    /// Scratch of at least [`Products::workspace_len`] elements.
+    /// Scratch of at least [`workspace_len`] elements.
     pub(super) workspace: &'a mut [T],
-}
-
-/// A way to compute the three products of one convolution. E is the type in memory, T the type
-/// that is computed in.
-pub(super) trait Products {
-    /// Elements of scratch that [`Products::run`] needs.
-    fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize;
-
-    /// Overwrites the result:
-    /// - y = conv(x, w) + b
-    /// - dx = the convolution of dy with the kernel turned around, plus b
-    /// - dw, summed over the batch
-    fn run<E: Element, T: SimdFloat>(
-        &self,
-        product: Product,
-        pool: &Pool,
-        slices: Slices<'_, E, T>,
-    );
 }
 
 /// The ways on the processor.
@@ -111,7 +93,10 @@ pub(super) fn workspace_len<E: Element, T: SimdFloat>(
     }
 }
 
-/// Computes a product on the processor.
+/// Computes a product on the processor, from elements of E by sums in T. Overwrites the result:
+/// - y = conv(x, w) + b
+/// - dx = the convolution of dy with the kernel turned around, plus b
+/// - dw, summed over the batch
 ///
 /// # Panics
 /// If the slices are not as long as the sizes say.

@@ -16,7 +16,7 @@ mod padded_plane;
 use super::Product;
 use super::shape::Conv2dShape;
 use super::sums::round_weights;
-use super::way::{Products, Slices};
+use super::way::Slices;
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
@@ -298,8 +298,9 @@ impl Columns {
     }
 }
 
-impl Products for Columns {
-    fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
+impl Columns {
+    /// Elements of scratch that [`run`](Self::run) needs.
+    pub(super) fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
         match product {
             Product::Forward => self.block_len::<E, T, T>(),
             // Columns are sums.
@@ -312,7 +313,8 @@ impl Products for Columns {
         }
     }
 
-    fn run<E: Element, T: SimdFloat>(
+    /// Overwrites the result of a product: see `way::run`.
+    pub(super) fn run<E: Element, T: SimdFloat>(
         &self,
         product: Product,
         pool: &Pool,

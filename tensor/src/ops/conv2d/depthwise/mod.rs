@@ -24,7 +24,7 @@ use super::Product;
 use super::phases::Phases;
 use super::shape::Conv2dShape;
 use super::sums::{TransposeWeights, add_partials};
-use super::way::{Products, Slices, TASK_COUNT_MAX};
+use super::way::{Slices, TASK_COUNT_MAX};
 use crate::cpu::chunk::{Chunked, for_each_chunk, for_each_chunk2};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
@@ -190,15 +190,17 @@ impl Depthwise {
     }
 }
 
-impl Products for Depthwise {
-    fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
+impl Depthwise {
+    /// Elements of scratch that [`run`](Self::run) needs.
+    pub(super) fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
         match Phases::of(&self.shape, product) {
             Some(phases) => self.output_workspace_len(&phases),
             None => self.weight_workspace_len(),
         }
     }
 
-    fn run<E: Element, T: SimdFloat>(
+    /// Overwrites the result of a product: see `way::run`.
+    pub(super) fn run<E: Element, T: SimdFloat>(
         &self,
         product: Product,
         pool: &Pool,

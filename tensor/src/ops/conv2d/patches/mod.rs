@@ -19,7 +19,7 @@ use std::ops::Range;
 use super::Product;
 use super::shape::Conv2dShape;
 use super::sums::{TransposeWeights, add_partials, round_weights};
-use super::way::{PARTIALS_LEN_MAX, Products, Slices, TASK_COUNT_MAX};
+use super::way::{PARTIALS_LEN_MAX, Slices, TASK_COUNT_MAX};
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::gemm::{Batch, Matrix, MatrixMut, gemm_batched};
 use crate::cpu::math::SimdFloat;
@@ -318,8 +318,9 @@ impl Patches {
     }
 }
 
-impl Products for Patches {
-    fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
+impl Patches {
+    /// Elements of scratch that [`run`](Self::run) needs.
+    pub(super) fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
         match product {
             Product::Forward => stored_len::<E, T>(self.columns_len()),
             // Columns are sums.
@@ -333,7 +334,8 @@ impl Products for Patches {
         }
     }
 
-    fn run<E: Element, T: SimdFloat>(
+    /// Overwrites the result of a product: see `way::run`.
+    pub(super) fn run<E: Element, T: SimdFloat>(
         &self,
         product: Product,
         pool: &Pool,

@@ -19,7 +19,7 @@ mod weight_by_pixel;
 use super::Product;
 use super::phases::Phases;
 use super::shape::Conv2dShape;
-use super::way::{Products, Slices};
+use super::way::Slices;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
 use crate::dtype::Element;
@@ -37,15 +37,17 @@ impl Tiles {
     }
 }
 
-impl Products for Tiles {
-    fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
+impl Tiles {
+    /// Elements of scratch that [`run`](Self::run) needs.
+    pub(super) fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
         match Phases::of(&self.shape, product) {
             Some(phases) => output::workspace_len::<E, T>(phases),
             None => weight::workspace_len::<E, T>(&self.shape),
         }
     }
 
-    fn run<E: Element, T: SimdFloat>(
+    /// Overwrites the result of a product: see `way::run`.
+    pub(super) fn run<E: Element, T: SimdFloat>(
         &self,
         product: Product,
         pool: &Pool,
