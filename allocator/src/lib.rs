@@ -26,7 +26,7 @@ mod stream;
 pub mod torch;
 
 pub use arena::block_info::BlockInfo;
-pub use arena::extent::{BLOCK_BYTES, Extent};
+pub use arena::extent::{BLOCK_BYTES, Extent, active_bytes};
 pub use arena::freed::FreedBlock;
 pub use bytes::Bytes;
 pub use caching::CachingAllocator;

@@ -9,7 +9,7 @@ pub(crate) const GUARD_BYTES: usize = 64;
 
 /// Bytes that a request takes: rounded up, and never nothing. `None` if that overflows.
 #[inline]
-pub(crate) fn active_bytes(requested_bytes: usize) -> Option<usize> {
+pub fn active_bytes(requested_bytes: usize) -> Option<usize> {
     requested_bytes.max(1).checked_next_multiple_of(BLOCK_BYTES)
 }
 

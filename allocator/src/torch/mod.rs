@@ -36,7 +36,7 @@ pub use block::{
 pub use error::{LayoutError, TorchError};
 pub use policy::{Freed, Placement, TorchCounters, TorchPolicy};
 pub use settings::{
-    MADE_TO_MEASURE_BYTES_MIN, REQUEST_BYTES_END, SMALL_BYTES_MAX, SMALL_SEGMENT_BYTES,
-    TorchSettings, round_to_power2_division,
+    MADE_TO_MEASURE_BYTES_MIN, POWER2_INTERVALS, REQUEST_BYTES_END, SMALL_BYTES_MAX,
+    SMALL_SEGMENT_BYTES, TorchSettings, round_to_power2_division,
 };
 pub use source::{PageSource, SegmentSource, SourceCall};

@@ -21,7 +21,8 @@ const SEGMENT_GRAIN_BYTES: u64 = 2 * MIB;
 const LARGE_SEGMENT_BYTES: u64 = 20 * MIB;
 /// PyTorch's "more than 1EB".
 pub const REQUEST_BYTES_END: u64 = 1 << 60;
-const INTERVALS: usize = 16;
+/// Powers of two that `roundup_power2_divisions` tells apart.
+pub const POWER2_INTERVALS: usize = 16;
 
 const _: () = assert!(SMALL_SEGMENT_BYTES.is_multiple_of(BLOCK_BYTES_MIN));
 const _: () = assert!(LARGE_SEGMENT_BYTES >= MADE_TO_MEASURE_BYTES_MIN);
@@ -35,7 +36,7 @@ pub struct TorchSettings {
     pub max_non_split_rounding_bytes: u64,
     /// Steps that each power of two is divided into for rounding: `[0]` below 2 MiB, then one for
     /// each doubling, `[15]` from 32 GiB on. 0 and 1 mean multiples of 512 bytes.
-    pub power2_divisions: [u64; INTERVALS],
+    pub power2_divisions: [u64; POWER2_INTERVALS],
     /// Segments for requests over 1 and under 10 MiB, and the pages of expandable segments of the
     /// large pool; more than 10 MiB.
     pub large_segment_bytes: u64,
@@ -56,7 +57,7 @@ impl Default for TorchSettings {
         TorchSettings {
             max_split_bytes: None,
             max_non_split_rounding_bytes: LARGE_SEGMENT_BYTES,
-            power2_divisions: [0; INTERVALS],
+            power2_divisions: [0; POWER2_INTERVALS],
             large_segment_bytes: LARGE_SEGMENT_BYTES,
             garbage_collection_threshold: 0.0,
             limit_bytes: None,
@@ -98,7 +99,7 @@ impl TorchSettings {
     /// The divisions that hold for a request of this size.
     pub fn divisions(&self, requested_bytes: u64) -> u64 {
         let doublings = requested_bytes.max(1).ilog2().saturating_sub(MIB.ilog2()) as usize;
-        self.power2_divisions[doublings.min(INTERVALS - 1)]
+        self.power2_divisions[doublings.min(POWER2_INTERVALS - 1)]
     }
 
     /// The segment that is reserved for a block of `rounded_bytes`.

@@ -6,12 +6,12 @@
 
 use std::ops::RangeInclusive;
 
-use lowtide_allocator::torch::{MADE_TO_MEASURE_BYTES_MIN, REQUEST_BYTES_END, TorchSettings};
+use lowtide_allocator::torch::{
+    MADE_TO_MEASURE_BYTES_MIN, POWER2_INTERVALS, REQUEST_BYTES_END, TorchSettings,
+};
 use thiserror::Error;
 
 const MIB: u64 = 1 << 20;
-/// Powers of two that `roundup_power2_divisions` tells apart.
-const INTERVALS: usize = 16;
 
 /// A setting that PyTorch refuses, or one that leaves placement to the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -289,15 +289,15 @@ impl Parser {
     }
 
     /// `4`, or `[64:8,128:2,>:1]`: the first entry holds below its size too, `>` after the last.
-    fn divisions(&mut self) -> Result<[u64; INTERVALS], SettingsError> {
+    fn divisions(&mut self) -> Result<[u64; POWER2_INTERVALS], SettingsError> {
         const COUNT: &str = "a power of two";
         let count = |text: &str| text.parse::<u64>().ok().filter(|n| n.is_power_of_two());
         self.colon()?;
         if self.peek() != "[" {
-            return self.value(COUNT, count).map(|count| [count; INTERVALS]);
+            return self.value(COUNT, count).map(|count| [count; POWER2_INTERVALS]);
         }
         self.next += 1;
-        let mut divisions = [0; INTERVALS];
+        let mut divisions = [0; POWER2_INTERVALS];
         let mut last: Option<usize> = None;
         while self.peek() != "]" {
             let boundary = self.value("a power of two, or >", |text| match text {
@@ -307,7 +307,7 @@ impl Parser {
             self.colon()?;
             let steps = self
                 .value("a power of two, or 0", |text| count(text).or((text == "0").then_some(0)))?;
-            match boundary.map(|mib| (mib.ilog2() as usize).min(INTERVALS - 1)) {
+            match boundary.map(|mib| (mib.ilog2() as usize).min(POWER2_INTERVALS - 1)) {
                 // The first interval keeps its steps if no entry comes before.
                 None => divisions[last.unwrap_or(0) + 1..].fill(steps),
                 Some(index) => {

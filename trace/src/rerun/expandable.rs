@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use lowtide_allocator::torch::{
     AddressRange, PageSource, SegmentSource, StreamId, TorchPolicy, TorchSettings,
 };
-use lowtide_allocator::{BLOCK_BYTES, Category, Stream};
+use lowtide_allocator::{Category, Stream, active_bytes};
 
 use super::{Op, RequestSequence, RerunFailure, RerunReport};
 
@@ -152,7 +152,7 @@ impl Run {
         let address = self.place(event, size_bytes, stream)?;
         self.live[block].push(address);
         self.offsets[block].get_or_insert(address - BASE);
-        let size_bytes = size_bytes.max(1).next_multiple_of(BLOCK_BYTES) as u64;
+        let size_bytes = active_bytes(size_bytes).expect("it has been placed") as u64;
         self.sizes[block] += size_bytes;
         self.active_bytes += size_bytes;
         Ok(())
