@@ -223,16 +223,28 @@ impl CudaDevice {
         Ok(result.expect("the work has run"))
     }
 
-    /// Makes a call that gives something back, a second time where it fails.
+    /// [`CudaDevice::make_call`] that gives something back, a second time where it fails.
     ///
     /// Such a call may report the failure of earlier work instead of its own (so the driver's
     /// documentation of each of them), and then has not been made.
+    ///
+    /// # Errors
+    /// The error of the second call.
+    pub fn make_call_twice(
+        &self,
+        name: &'static str,
+        mut work: impl FnMut() -> c_int,
+    ) -> Result<(), CudaError> {
+        self.make_call(name, &mut work).or_else(|_| self.make_call(name, work))
+    }
+
+    /// [`CudaDevice::make_call_twice`] of a function of this crate's table.
     pub(super) fn give_back(
         &self,
         name: &'static str,
         mut work: impl FnMut(&Table) -> c_int,
     ) -> Result<(), CudaError> {
-        self.call(name, &mut work).or_else(|_| self.call(name, work))
+        self.make_call_twice(name, || work(self.driver().table()))
     }
 
     pub(super) fn enter_range(&self, address: u64, size_bytes: usize) {

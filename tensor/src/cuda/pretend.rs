@@ -6,7 +6,9 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lowtide_allocator::cuda::pretend::{KernelFile, KernelFolder, LibraryError, TestDriver, Watch};
+use lowtide_allocator::cuda::pretend::{
+    KernelFile, KernelFolder, LibraryError, TestDriver, Watch, files_in, read_text,
+};
 
 use super::gate::PtxArchive;
 
@@ -68,7 +70,7 @@ pub fn kernel_files(folder: &Path) -> Result<Vec<KernelFile>, LibraryError> {
     let (mut paths, mut common, mut archive) = (Vec::new(), String::new(), None);
     for path in files_below(folder)? {
         match text_of(path.file_name()) {
-            COMMON => common = read(&path)?,
+            COMMON => common = read_text(&path)?,
             PtxArchive::FILE_NAME => {
                 let bytes = fs::read(&path).and_then(|bytes| PtxArchive::read(&bytes));
                 let in_file = |cause| LibraryError::File { path: path.clone(), cause };
@@ -81,7 +83,7 @@ pub fn kernel_files(folder: &Path) -> Result<Vec<KernelFile>, LibraryError> {
     paths.sort_by(|a, b| a.file_stem().cmp(&b.file_stem()));
     let mut files = Vec::new();
     for path in paths {
-        let (stem, source) = (text_of(path.file_stem()), read(&path)?);
+        let (stem, source) = (text_of(path.file_stem()), read_text(&path)?);
         let mut variants = vec![(stem.to_owned(), common.clone())];
         if source.contains(TYPED) {
             let variant =
@@ -105,12 +107,8 @@ fn text_of(part: Option<&OsStr>) -> &str {
 
 /// The files of a folder and of the folders in it, in the order of their paths.
 fn files_below(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
-    let in_folder = |cause| LibraryError::File { path: folder.to_path_buf(), cause };
-    let entries = fs::read_dir(folder).map_err(in_folder)?;
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    paths.sort();
     let mut files = Vec::new();
-    for path in paths {
+    for path in files_in(folder)? {
         if path.is_dir() {
             files.extend(files_below(&path)?);
         } else {
@@ -118,9 +116,4 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
         }
     }
     Ok(files)
-}
-
-fn read(path: &Path) -> Result<String, LibraryError> {
-    let in_file = |cause| LibraryError::File { path: path.to_path_buf(), cause };
-    fs::read_to_string(path).map_err(in_file)
 }

@@ -225,11 +225,11 @@ impl KernelFile {
 impl Sources {
     fn read(folder: &Path) -> Result<Sources, LibraryError> {
         let mut sources = Sources { files: BTreeMap::new(), headers: String::new() };
-        for path in entries(folder)? {
+        for path in files_in(folder)? {
             let (stem, extension) = parts(&path);
             match extension {
-                "h" => sources.headers += &read(&path)?,
-                "cc" => drop(sources.files.insert(stem.to_owned(), read(&path)?)),
+                "h" => sources.headers += &read_text(&path)?,
+                "cc" => drop(sources.files.insert(stem.to_owned(), read_text(&path)?)),
                 _ => {}
             }
         }
@@ -288,7 +288,7 @@ impl Build {
         let mut command = Command::new(&self.compiler);
         command.args(["-E", "-P", "-w"]).arg(&file);
         self.make(command, &kernels.path, &preprocessed)?;
-        let entries = entries_of(&source, &read(&preprocessed)?);
+        let entries = entries_of(&source, &read_text(&preprocessed)?);
         // They are of no use any more, and do no harm.
         let _ = (fs::remove_file(&file), fs::remove_file(&preprocessed));
         Build::put(&kept, |fresh| fs::write(fresh, &entries))?;
@@ -371,14 +371,22 @@ fn of_file(path: &Path, cause: io::Error) -> LibraryError {
     LibraryError::File { path: path.to_path_buf(), cause }
 }
 
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
+/// The files and folders in a folder, in the order of their paths.
+///
+/// # Errors
+/// `File` if the folder cannot be read.
+pub fn files_in(folder: &Path) -> Result<Vec<PathBuf>, LibraryError> {
     let entries = fs::read_dir(folder).map_err(|cause| of_file(folder, cause))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.sort();
     Ok(paths)
 }
 
-fn read(path: &Path) -> Result<String, LibraryError> {
+/// The text of a file.
+///
+/// # Errors
+/// `File` if the file cannot be read, or is not text.
+pub fn read_text(path: &Path) -> Result<String, LibraryError> {
     fs::read_to_string(path).map_err(|cause| of_file(path, cause))
 }
 

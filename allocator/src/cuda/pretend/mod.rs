@@ -14,7 +14,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 
 pub use harness::{Controls, TestDriver, Turn, is_sanitized};
-pub use library::{KernelFile, KernelFolder, Library, LibraryError, Watch};
+pub use library::{KernelFile, KernelFolder, Library, LibraryError, Watch, files_in, read_text};
 pub use stand_in::stand_in;
 
 use super::device::Architecture;

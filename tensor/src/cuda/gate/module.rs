@@ -249,15 +249,11 @@ impl Drop for Shared {
         if self.device.synchronize().or_else(|_| self.device.synchronize()).is_err() {
             return;
         }
-        let unload = || {
-            self.device.make_call("cuModuleUnload", || {
-                // SAFETY: the module is this value's own, no function of it is left, and the work
-                // that used it is done.
-                unsafe { (self.functions.module_unload)(self.handle.0) }
-            })
-        };
-        // The first call may report the failure of earlier work, and has then unloaded nothing.
-        let _ = unload().or_else(|_| unload());
+        let _ = self.device.make_call_twice("cuModuleUnload", || {
+            // SAFETY: the module is this value's own, no function of it is left, and the work that
+            // used it is done.
+            unsafe { (self.functions.module_unload)(self.handle.0) }
+        });
     }
 }
 
