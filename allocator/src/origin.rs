@@ -162,7 +162,7 @@ impl Origin {
     }
 }
 
-/// A guard while which requests of the thread have its [`Origin`]; then the one before.
+/// A guard: while it lives, requests of the thread have its [`Origin`]; then the one before.
 #[must_use = "the origin ends with the scope"]
 #[derive(Debug)]
 pub struct OriginScope {

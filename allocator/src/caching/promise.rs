@@ -15,8 +15,8 @@ use crate::error::{AllocError, Tried};
 use crate::source::SourceError;
 use crate::stream::Stream;
 
-/// A guard while which requests of its thread cannot run out of memory, up to the promised bytes;
-/// see [`CachingAllocator::promise`].
+/// A guard: while it lives, requests of its thread cannot run out of memory, up to the promised
+/// bytes; see [`CachingAllocator::promise`].
 #[must_use = "the promise ends with the guard"]
 #[derive(Debug)]
 pub struct Promise {

@@ -60,7 +60,7 @@ impl Reclaimers {
     }
 }
 
-/// A guard while which reclaimers are asked on its thread: a reclaimer that allocates does not ask
+/// A guard: while it lives, its thread asks reclaimers. A reclaimer that allocates does not ask
 /// itself.
 pub(crate) struct Round<'a> {
     list: &'a Mutex<List>,
@@ -84,7 +84,7 @@ impl Drop for Round<'_> {
     }
 }
 
-/// A guard while which a reclaimer is registered.
+/// A guard: its reclaimer is registered while it lives.
 #[must_use = "the registration ends with the guard"]
 pub struct Registration {
     list: Weak<Mutex<List>>,

@@ -7,7 +7,7 @@ use crate::caching::CachingAllocator;
 use crate::category::Category;
 use crate::error::AllocError;
 
-/// A guard while which [`CachingAllocator::allocate`] uses its category; then the one before.
+/// A guard: while it lives, [`CachingAllocator::allocate`] uses its category; then the one before.
 #[must_use = "the category ends with the scope"]
 #[derive(Debug)]
 pub struct CategoryScope {
@@ -27,7 +27,7 @@ impl Drop for CategoryScope {
     }
 }
 
-/// A guard while which every request is an error. Freed blocks are still cached.
+/// A guard: while it lives, every request is an error. Freed blocks are still cached.
 #[must_use = "the seal ends with the guard"]
 #[derive(Debug)]
 pub struct Seal {

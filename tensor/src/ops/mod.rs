@@ -1,4 +1,5 @@
-//! One folder per operation: shapes, checks and the launch in `mod.rs`, loops in `cpu.rs`.
+//! One folder for each operation: shapes, checks and the launch in `mod.rs`, loops of the processor
+//! in `cpu.rs`, launches of CUDA kernels in `cuda.rs`.
 
 pub(crate) mod adaptive_max_pool2d;
 pub(crate) mod attention;

@@ -140,7 +140,7 @@ const FLOAT_FUNCTIONS: &[Unary] = &unary! {
     clamp clamp_ (f64::NEG_INFINITY, 0.5) = |x| x.min(0.5);
 };
 
-/// The definition of a function of the table, with the numbers of `common::scalars`.
+/// The definition of a function of the table. Its scalars are those of `common::scalars`.
 pub(crate) fn definition(name: &str) -> fn(f64) -> f64 {
     let defined = FLOAT_FUNCTIONS.iter().chain(FUNCTIONS).find(|unary| unary.name == name);
     defined.unwrap_or_else(|| panic!("no definition of {name} in elementwise.rs")).formula

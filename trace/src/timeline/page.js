@@ -1,6 +1,5 @@
 // Buttons, keys, pointers and the fragment of the address: #moment=9&axis=time&view=map (or
-// module), and
-// x and y (0 to 1) for a pointer that is not there.
+// module), and x and y (0 to 1) for a pointer that is not there.
 
 (() => {
   const r = recording, element = id => document.getElementById(id);

@@ -80,7 +80,7 @@ impl ChannelsLast {
             if is_of_input { (out_size, in_size) } else { (in_size, out_size) };
         let stride = if is_of_input { shape.stride } else { [1, 1] };
         let places = [0, 1].map(|axis| result_size[axis].div_ceil(stride[axis]));
-        // A grid may have too few blocks for them: see `check`.
+        // A grid may have too few blocks for them: see `cuda::tiles`.
         let phases = stride[0].saturating_mul(stride[1]);
 
         let taps = shape.kernel[0] * shape.kernel[1];
