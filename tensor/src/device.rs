@@ -84,7 +84,7 @@ impl Device {
             source = source.streams(&SimStreams::new());
         }
         let allocator = CachingAllocator::new(source)?;
-        Ok(Self::new(allocator, Backend::Sim(Box::new(Sim::new(spec.rates, None))), spec))
+        Ok(Self::new(allocator, Backend::Sim(Box::new(Sim::new(None))), spec))
     }
 
     pub(crate) fn new(allocator: CachingAllocator, backend: Backend, spec: SimSpec) -> Self {
@@ -97,7 +97,7 @@ impl Device {
     pub fn simulate(&self) -> Device {
         let (simulation, spec) = (self.0.allocator.simulate(), self.spec());
         let allocator = simulation.allocator().clone();
-        let sim = Sim::new(spec.rates, Some(simulation));
+        let sim = Sim::new(Some(simulation));
         Self::new(allocator, Backend::Sim(Box::new(sim)), spec)
     }
 
@@ -248,6 +248,11 @@ impl Device {
             Backend::Cuda(cuda) => Some(&**cuda),
             Backend::Cpu(_) | Backend::Sim(_) => None,
         }
+    }
+
+    /// The rates by which a simulated device counts time.
+    pub(crate) fn rates(&self) -> &Rates {
+        &self.0.spec.rates
     }
 
     pub(crate) fn backend(&self) -> &Backend {

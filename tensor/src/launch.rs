@@ -221,7 +221,7 @@ impl Device {
         let outcome = match self.backend() {
             Backend::Sim(sim) => {
                 await_copies(reads, writes)?;
-                sim.advance(kernel.cost());
+                sim.advance(kernel.cost(), self.rates());
                 Ok(())
             }
             Backend::Cpu(cpu) => {

@@ -13,7 +13,6 @@ use crate::storage::Storage;
 
 /// The simulated device's state beside its allocator.
 pub(crate) struct Sim {
-    rates: Rates,
     /// The real device's blocks to adopt, when this simulates one in mid-run.
     simulation: Option<Simulation>,
     /// Stand-ins, by the address of the real storage.
@@ -53,9 +52,8 @@ pub struct Assumption {
 }
 
 impl Sim {
-    pub(crate) fn new(rates: Rates, simulation: Option<Simulation>) -> Self {
+    pub(crate) fn new(simulation: Option<Simulation>) -> Self {
         Sim {
-            rates,
             simulation,
             simulated_copies: Mutex::default(),
             time: Mutex::default(),
@@ -63,8 +61,8 @@ impl Sim {
         }
     }
 
-    pub(crate) fn advance(&self, cost: Cost) {
-        let seconds = self.rates.seconds(cost);
+    pub(crate) fn advance(&self, cost: Cost, rates: &Rates) {
+        let seconds = rates.seconds(cost);
         let mut time = locked(&self.time);
         time.seconds += seconds;
         time.by_class[cost.class as usize].add(cost, seconds);

@@ -12,7 +12,6 @@ use crate::device::{Backend, Device};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::update;
-use crate::spec::SimSpec;
 
 impl Device {
     /// The NVIDIA device of this number, from 0.
@@ -29,13 +28,8 @@ impl Device {
     /// # Errors
     /// `Cuda` when the driver refuses.
     pub fn cuda_on(device: &CudaDevice, options: CudaOptions) -> Result<Self> {
-        let cuda = Cuda::on(device, options)?;
+        let (cuda, spec) = Cuda::on(device, options)?;
         let allocator = cuda.memory.clone();
-        let spec = SimSpec {
-            outside_bytes: cuda.outside_bytes(),
-            tf32: cuda.is_in_tf32(),
-            ..SimSpec::like_cuda(allocator.capacity_bytes())
-        };
         Ok(Self::new(allocator, Backend::Cuda(Box::new(cuda)), spec))
     }
 

@@ -14,6 +14,7 @@ use super::kernels::{Image, Loaded};
 use super::library::{Library, ProductCounts, Products, ProductsBy};
 use super::operand::DeviceOperand;
 use crate::error::Result;
+use crate::spec::SimSpec;
 
 /// The memory of a device that is kept free beside what was taken when it was opened: libraries
 /// load kernels when these are first used, and the driver grows what it has for launches.
@@ -41,22 +42,22 @@ pub struct Cuda {
     pub(super) copies: Copies,
     loaded: Loaded,
     library: Library,
-    is_in_tf32: bool,
     /// The allocator of the device, which gives its cache back when the driver needs memory.
     pub(super) memory: CachingAllocator,
-    outside_bytes: usize,
 }
 
 impl Cuda {
-    /// The device of a driver that was found elsewhere.
+    /// The device of a driver that was found elsewhere, and its specification. Memory that is not for
+    /// tensors is the reserve, and what context, kernels, libraries and other programs have taken.
     pub(super) fn on(
         device: &CudaDevice,
         CudaOptions { budget_bytes, products }: CudaOptions,
-    ) -> Result<Cuda> {
+    ) -> Result<(Cuda, SimSpec)> {
         let streams = CudaStreams::new(device);
         let (copies, loaded) = (Copies::new(&streams), Loaded::new(device));
         let library = Library::new(device, products);
-        let is_in_tf32 = products == Products::Library(Precision::Tf32)
+        // A pretend device does not say what it is.
+        let tf32 = products == Products::Library(Precision::Tf32)
             && device.architecture()?.is_none_or(|architecture| architecture >= TF32_SINCE);
         // Kernels and libraries first: they take memory outside the allocator. One that fails now
         // is tried again, and reports its error, when it is first used.
@@ -70,13 +71,8 @@ impl Cuda {
         source = CudaSource::with_capacity(&streams, budget_bytes)?;
         let memory = CachingAllocator::new(source)?;
         let outside_bytes = total_bytes - most_bytes;
-        Ok(Cuda { streams, copies, loaded, library, is_in_tf32, memory, outside_bytes })
-    }
-
-    /// Memory of the device that is not for tensors: the reserve, and what context, kernels,
-    /// libraries and other programs had taken when the device was opened.
-    pub fn outside_bytes(&self) -> usize {
-        self.outside_bytes
+        let spec = SimSpec { outside_bytes, tf32, ..SimSpec::like_cuda(memory.capacity_bytes()) };
+        Ok((Cuda { streams, copies, loaded, library, memory }, spec))
     }
 
     /// [`Accelerator::retry`](crate::accelerator::Accelerator::retry) of a call with a result.
@@ -148,12 +144,6 @@ impl Cuda {
             }
             Err(error) => Err(error.into()),
         })
-    }
-
-    /// True if products of f32, convolutions among them, are of tf32: as was asked for, where the
-    /// device has it, or is a pretend one that does not say.
-    pub(crate) fn is_in_tf32(&self) -> bool {
-        self.is_in_tf32
     }
 
     /// Counts a launch of a product by the kernel of this crate.

@@ -176,7 +176,7 @@ impl Tensor {
         source.device().launch(Send { to }, &[source], &[])?;
         // Both devices wait for the copy: it is part of the time of each.
         if let Some(sim) = to.device().simulation().filter(|_| to.device() != source.device()) {
-            sim.advance(Send { to }.cost());
+            sim.advance(Send { to }.cost(), to.device().rates());
         }
         Ok(())
     }

@@ -6,9 +6,12 @@ use crate::arena::layout::{Layout, PIECES_MAX};
 use crate::stream::StreamSet;
 
 impl Layout {
+    /// Recounts the layout.
+    ///
     /// # Panics
-    /// If blocks and holes do not tile the range up to the top, if two holes of the same streams
-    /// touch, if pieces are not a block's, or if the index of holes is not the holes.
+    /// If blocks and holes leave a gap or overlap, if a hole touches the top, or another hole of the
+    /// same streams, if a piece belongs to no block, or if a list or a count is not what the recount
+    /// gives.
     pub(crate) fn check(&self) {
         let (mut end, mut count, mut hole_count) = (0, 0, 0);
         // Pages with live bytes, and the first page that no node has counted yet.
@@ -40,14 +43,17 @@ impl Layout {
                 Kind::First => {
                     assert!(self.block(slot).is_stitched(), "the block at {end} has no view");
                     let piece_count = self.pieces(slot).count();
-                    assert!(piece_count <= PIECES_MAX, "{piece_count} pieces of that at {end}");
+                    assert!(
+                        piece_count <= PIECES_MAX,
+                        "{piece_count} pieces of the block at {end}"
+                    );
                 }
                 Kind::Piece => {
                     let first = node.links[FIRST_PIECE];
                     assert_eq!(self.nodes[first as usize].kind, Kind::First, "block of {end}");
                     let offset = node.extent.offset;
                     let is_known = self.pieces(first).any(|piece| piece.offset == offset);
-                    assert!(is_known, "piece at {end} is nobody's");
+                    assert!(is_known, "piece at {end} belongs to no block");
                 }
             }
             before = marked;
