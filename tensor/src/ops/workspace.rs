@@ -6,18 +6,25 @@ use crate::error::Result;
 use crate::launch::Kernel;
 use crate::tensor::Tensor;
 
+/// The most parts of a workspace.
+const PARTS_MAX: usize = 2;
+
 /// A block of scratch memory, cut into parts: the last operands that a kernel writes.
 #[derive(Clone, Debug)]
 pub(crate) struct Workspace {
     dtype: DType,
     /// Elements of each part.
-    lens: Vec<usize>,
+    lens: [usize; PARTS_MAX],
+    part_count: usize,
 }
 
 impl Workspace {
     /// A block of parts of these lengths.
-    pub(crate) fn new(dtype: DType, lens: impl Into<Vec<usize>>) -> Self {
-        Workspace { dtype, lens: lens.into() }
+    pub(crate) fn new<const N: usize>(dtype: DType, lens: [usize; N]) -> Self {
+        const { assert!(N <= PARTS_MAX, "too many parts") };
+        let mut all = [0; PARTS_MAX];
+        all[..N].copy_from_slice(&lens);
+        Workspace { dtype, lens: all, part_count: N }
     }
 
     /// No block, and no operands.
@@ -27,19 +34,20 @@ impl Workspace {
 
     #[track_caller]
     fn allocate(&self, device: &Device) -> Result<Vec<Tensor>> {
-        match self.lens[..] {
+        let lens = &self.lens[..self.part_count];
+        match *lens {
             [] => return Ok(Vec::new()),
             [len] => return Ok(vec![Tensor::workspace(device, len, self.dtype)?]),
             _ => {}
         }
-        let block = Tensor::workspace(device, self.lens.iter().sum(), self.dtype)?;
+        let block = Tensor::workspace(device, lens.iter().sum(), self.dtype)?;
         let mut start = 0;
         let part = |&len: &usize| {
             let part = block.narrow(0, start, len);
             start += len;
             part
         };
-        self.lens.iter().map(part).collect()
+        lens.iter().map(part).collect()
     }
 }
 

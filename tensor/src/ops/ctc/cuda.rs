@@ -33,7 +33,7 @@ fn strides(operands: &CudaOperands<'_>) -> Vec<u64> {
     operands.read(X).layout().strides().iter().map(|&stride| stride as u64).collect()
 }
 
-// Enqueues the losses. What is wrong with lengths and labels is told to who reads a value.
+// Enqueues the losses. The next read of a value reports wrong lengths and labels.
 impl OnCuda for Forward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let [targets, steps, lens, x] = [0, 1, 2, X].map(|index| operands.read(index).to_read());

@@ -35,7 +35,7 @@ impl Positions {
     }
 }
 
-// Enqueues the loss. What it finds about the labels is told to who reads a value.
+// Enqueues the loss. The next read of a value reports a label that is no class.
 impl OnCuda for Forward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         use Parameter::{F64, Read, U32, U64, Write};
