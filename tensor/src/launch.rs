@@ -62,8 +62,8 @@ pub trait Kernel: Sized {
     }
 }
 
-/// A [`Kernel`] of this crate that runs on NVIDIA devices too: its [`OnCuda`] is in the `cuda.rs` of
-/// its folder. The methods are those of [`Kernel`].
+/// A [`Kernel`] of this crate that runs on NVIDIA devices too: its [`OnCuda`] is in the `cuda.rs`
+/// of its folder. The methods are those of [`Kernel`].
 pub(crate) trait FullKernel: OnCuda + Sized {
     fn name(&self) -> &'static str;
     fn cost(&self) -> Cost;

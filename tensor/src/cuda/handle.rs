@@ -47,8 +47,9 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// The device of a driver that was found elsewhere, and its specification. Memory that is not for
-    /// tensors is the reserve, and what context, kernels, libraries and other programs have taken.
+    /// The device of a driver that was found elsewhere, and its specification. Memory that is not
+    /// for tensors is the reserve, and what context, kernels, libraries and other programs have
+    /// taken.
     pub(super) fn on(
         device: &CudaDevice,
         CudaOptions { budget_bytes, products }: CudaOptions,

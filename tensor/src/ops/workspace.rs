@@ -52,8 +52,8 @@ impl Workspace {
 }
 
 impl Device {
-    /// [`Device::launch`] of a kernel that writes the parts of a workspace after its results. Returns
-    /// the parts: where a device's number is read, they are freed after that.
+    /// [`Device::launch`] of a kernel that writes the parts of a workspace after its results.
+    /// Returns the parts: where a device's number is read, they are freed after that.
     ///
     /// # Errors
     /// As [`Device::launch`], and `OutOfMemory`.

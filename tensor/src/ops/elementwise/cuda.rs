@@ -36,7 +36,7 @@ fn or_no_kernel<T>(kernel: Option<T>, op: &'static str) -> Result<T> {
     kernel.ok_or(TensorError::NoKernel { op, device: "cuda" })
 }
 
-// By bits: every element has the same.
+// Fills by bits: every element has the same.
 impl OnCuda for Fill {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let to = operands.write(0);
@@ -90,7 +90,7 @@ fn copy_kernel(op: &Copy) -> (Image, &'static str) {
     (CAST, name)
 }
 
-// As the bytes are, or converted to another type.
+// Copies the bytes as they are, or converts elements to another type.
 impl OnCuda for Copy {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (from, to) = (operands.read(0), operands.write(0));

@@ -40,7 +40,7 @@ impl PoolSizes {
         self.0.y_len()
     }
 
-    /// The windows.
+    /// Kernel, stride and padding of the windows.
     pub fn window(&self) -> Pool2dGeometry {
         let MaxPool2dShape { kernel, stride, padding, .. } = self.0;
         Pool2dGeometry { kernel, stride, padding }

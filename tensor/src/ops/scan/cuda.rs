@@ -103,7 +103,7 @@ impl OnCuda for LogCumSumExp {
     }
 }
 
-// Enqueues their gradient.
+// Enqueues the gradient through running logarithms of sums of exponentials.
 impl OnCuda for Backward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let ([dy, x, y], dx) = ([0, 1, 2].map(|index| operands.read(index)), operands.write(0));
