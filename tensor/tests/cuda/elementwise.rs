@@ -109,7 +109,7 @@ fn unary() -> Vec<Unary> {
     listed.into_iter().chain(with_number).collect()
 }
 
-/// These have a kernel of their own, or none; all others are compared here by their numbers.
+/// The tests above and below compare all other formulas.
 #[test]
 fn formulas_without_a_number_are_known() {
     let names: Vec<&str> = functions().filter(|of| !of.is_numbered).map(|of| of.name).collect();
