@@ -15,13 +15,11 @@ use lowtide_tensor::{DType, RunningCheck, Tensor, scale_and_check_finite};
 
 use crate::error::{Result, TrainError};
 use crate::options::{NonFinite, Options};
-use crate::step::compute::{CastLife, Computation};
+use crate::step::compute::Computation;
 use crate::step::context::StepContext;
 use crate::step::gradient_check::{StepNumbers, read_together};
 use crate::step::not_finite::NotFiniteWhat;
-use crate::step::pass::PassOptions;
 use crate::step::prepare::Frozen;
-use crate::step::summation::Summation;
 use crate::step::turn::ModelTurn;
 use crate::step::{Step, TurnOutcome, torn};
 use crate::task::contract::Task;
@@ -173,23 +171,15 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     ) -> Result<Option<Coupling>> {
         let LastUpdate { attempt, leaves, clipped, added_loss } = last;
         let unscaled = f64::from(self.scaler.inverse_scale());
-        let &mut Step { device, key, options, number, .. } = self;
-        let Step { task, optimizer, hooks, .. } = self;
-        let Some(mut update) = optimizer.fused(task.parameters(), leaves)? else {
+        let &mut Step { device, number, .. } = self;
+        let (mut computation, optimizer) = self.computation_and_optimizer(context, turn);
+        let Some(mut update) = optimizer.fused(computation.task.parameters(), leaves)? else {
             let problem = "updates all parameters together: not one after the other".to_owned();
             return Err(TrainError::Setting { place: "optimizer".to_owned(), problem });
         };
-        let _promise = hooks.promise(device)?;
-        let mut computation = Computation {
-            passes: PassOptions { device, key, precision: options.precision },
-            task: &mut **task,
-            hooks: &mut **hooks,
-            context,
-            turn,
-            summation: Summation::of(options),
-            casts: CastLife::Step,
-        };
+        let _promise = computation.hooks.promise(device)?;
         let (pass, loss) = computation.forward(attempt, context.last_micro_batch())?;
+        let Computation { task, hooks, .. } = computation;
         let coupling = pass.coupling();
         let is_tried = added_loss.is_none();
         if let Some(sum) = added_loss {

@@ -207,8 +207,17 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         context: &'b StepContext<'_>,
         turn: &'b ModelTurn,
     ) -> Computation<'b, T> {
+        self.computation_and_optimizer(context, turn).0
+    }
+
+    /// The passes of a turn, and the optimizer, which can update while the passes run.
+    pub(crate) fn computation_and_optimizer<'b>(
+        &'b mut self,
+        context: &'b StepContext<'_>,
+        turn: &'b ModelTurn,
+    ) -> (Computation<'b, T>, &'b mut O) {
         let &mut Step { device, key, options, .. } = self;
-        Computation {
+        let computation = Computation {
             passes: PassOptions { device, key, precision: options.precision },
             task: self.task,
             hooks: self.hooks,
@@ -216,7 +225,8 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
             turn,
             summation: Summation::of(options),
             casts: CastLife::Step,
-        }
+        };
+        (computation, self.optimizer)
     }
 
     /// Undoes the loss scale and waits for the device, once. A scaled gradient that overflowed is
