@@ -39,7 +39,7 @@ pub(super) fn run(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     let mut data = recipe.open_share(arguments.planning.first_reader())?;
     lock_pages(&mut data.train, &sim)?;
     let host = arguments.planning.open_simulated_host(&arguments.device)?;
-    let planner = Planner::new(arguments, &sim, host.as_ref());
+    let planner = BudgetPlanner::new(arguments, &sim, host.as_ref());
     let mut plans = Vec::new();
     for &budget_bytes in &arguments.device.budgets {
         let plan = planner.plan(budget_bytes, recipe, &data)?;
@@ -151,7 +151,7 @@ fn missing_words(error: &DoesNotFit) -> String {
 }
 
 /// Makes plans of several budgets on one simulated device.
-pub(super) struct Planner<'a> {
+pub(super) struct BudgetPlanner<'a> {
     arguments: &'a PlanArgs,
     sim: &'a Device,
     host: Option<&'a Device>,
@@ -159,9 +159,9 @@ pub(super) struct Planner<'a> {
     known: RefCell<Vec<((Recipe, Parallelism), Forecasts)>>,
 }
 
-impl<'a> Planner<'a> {
+impl<'a> BudgetPlanner<'a> {
     pub(super) fn new(arguments: &'a PlanArgs, sim: &'a Device, host: Option<&'a Device>) -> Self {
-        Planner { arguments, sim, host, known: RefCell::default() }
+        BudgetPlanner { arguments, sim, host, known: RefCell::default() }
     }
 
     /// The forecasts so far of a recipe and a parallelism.
@@ -186,7 +186,7 @@ impl<'a> Planner<'a> {
         recipe: &Recipe,
         data: &RecipeData,
     ) -> Result<WithinBudget> {
-        let &Planner { arguments: PlanArgs { device, planning, .. }, sim, host, .. } = self;
+        let &BudgetPlanner { arguments: PlanArgs { device, planning, .. }, sim, host, .. } = self;
         let of_rank = device.of_rank(planning.first_rank())?;
         let capacity = Capacity::given(budget_bytes, of_rank.process_budget());
         let fit = recipe.fit(&data.train, &data.test);

@@ -49,21 +49,21 @@ pub(in crate::command) fn find(
     let fit = recipe.fit(&train, &test);
     let place = Rehearsing { planning, sim: &sim, host: host.as_ref(), samples, fit: &fit };
     let capacity = Capacity::found(budget_bytes, &device, process_budget);
-    let search = Search { place, capacity, is_least };
+    let finder = PlanFinder { place, capacity, is_least };
     let mut planning = planning.clone();
-    if is_least && planning.divided().is_none() && search.place.can_divide(recipe)? {
-        planning.zero = Some(search.least_division(recipe)?);
+    if is_least && planning.divided().is_none() && finder.place.can_divide(recipe)? {
+        planning.zero = Some(finder.least_division(recipe)?);
     }
     let mut parallelism = ParallelismTable::default();
     if planning.rank_count() > 1 && planning.divided().is_none() && process_budget.is_none() {
-        parallelism = search.compare(recipe, budget_bytes)?;
+        parallelism = finder.compare(recipe, budget_bytes)?;
         planning.preferred = parallelism.fastest();
     }
-    let changed = planning.first_that_fits(recipe, |recipe, zero| search.plan(recipe, zero))?;
+    let changed = planning.first_that_fits(recipe, |recipe, zero| finder.plan(recipe, zero))?;
     let Changed { planned, recipe, numerics, zero } = changed;
-    let Rehearsed { plan, process, stages, sent_bytes, survey } = planned;
+    let RehearsedPlan { plan, process, stages, sent_bytes, survey } = planned;
     if parallelism.fastest().is_none() && planning.rank_count() > 1 && zero.shares_batches() {
-        parallelism = search.place.share_batches(&recipe, plan.budget_bytes)?;
+        parallelism = finder.place.share_batches(&recipe, plan.budget_bytes)?;
     }
     Ok(FoundPlan {
         plan,
@@ -84,16 +84,16 @@ pub(in crate::command) fn find(
     })
 }
 
-/// The search for a plan on a simulated device.
-struct Search<'a> {
+/// Finds plans of recipes on a simulated device.
+struct PlanFinder<'a> {
     place: Rehearsing<'a>,
     capacity: Capacity,
     /// True if the smallest budget that has a plan is looked for.
     is_least: bool,
 }
 
-/// A plan of a recipe by one parallelism.
-struct Rehearsed {
+/// A plan of a recipe by one parallelism, and what its rehearsal found.
+struct RehearsedPlan {
     plan: Plan,
     process: Option<Process>,
     stages: Stages,
@@ -101,7 +101,7 @@ struct Rehearsed {
     survey: Vec<(Knobs, Forecast)>,
 }
 
-impl Search<'_> {
+impl PlanFinder<'_> {
     /// The division among ranks that needs least. Gathered parameters may take more than the parts
     /// save.
     fn least_division(&self, recipe: &Recipe) -> Result<Parallelism> {
@@ -124,8 +124,8 @@ impl Search<'_> {
         Ok(table)
     }
 
-    fn plan(&self, recipe: &Recipe, zero: Parallelism) -> Result<Rehearsed> {
-        let Search { place, capacity, is_least } = self;
+    fn plan(&self, recipe: &Recipe, zero: Parallelism) -> Result<RehearsedPlan> {
+        let PlanFinder { place, capacity, is_least } = self;
         let (stages, shown) = if zero == Parallelism::Pipeline {
             place.stages(recipe, *capacity)?
         } else {
@@ -146,6 +146,6 @@ impl Search<'_> {
         let (plan, process) = capacity.plan(&mut trainer, place.fit, &options)?;
         let sent_bytes = trainer.sent_bytes(&plan);
         let survey = trainer.survey(place.fit, &forecasts)?;
-        Ok(Rehearsed { plan, process, stages, sent_bytes, survey })
+        Ok(RehearsedPlan { plan, process, stages, sent_bytes, survey })
     }
 }

@@ -4,7 +4,7 @@ use lowtide_trainer::{Plan, Result, lock_pages};
 use serde_json::{Value, json};
 
 use super::PlanArgs;
-use super::budgets::{FittingPlan, Planner, WithinBudget};
+use super::budgets::{BudgetPlanner, FittingPlan, WithinBudget};
 use crate::command::device::Simulated;
 use crate::command::say;
 use crate::human::{exact_bytes, format_bytes};
@@ -20,7 +20,7 @@ pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
     let limit = arguments.model.context_max(&arguments.recipe)?;
     let Simulated { device: sim, .. } = of_rank.open_simulated(of_rank.process_budget())?;
     let host = arguments.planning.open_simulated_host(&arguments.device)?;
-    let planner = Planner::new(arguments, &sim, host.as_ref());
+    let planner = BudgetPlanner::new(arguments, &sim, host.as_ref());
     let mut rows = Vec::new();
     for &budget_bytes in &arguments.device.budgets {
         let plan_of = |context: usize| -> Result<WithinBudget> {
