@@ -38,9 +38,8 @@ pub use functional::pool_places::{
     max_pool3d_with_places, max_unpool,
 };
 pub use functional::volumes::{
-    AdaptiveAvgPool3d, AdaptiveMaxPool3d, AvgPool3d, Conv3d, Conv3dGeometry, MaxPool3d,
-    MaxPool3dOptions, Pool3dGeometry, adaptive_avg_pool3d, adaptive_max_pool3d, avg_pool3d, conv3d,
-    max_pool3d,
+    Conv3dGeometry, MaxPool3dOptions, Pool3dGeometry, adaptive_avg_pool3d, adaptive_max_pool3d,
+    avg_pool3d, conv3d, max_pool3d,
 };
 pub use layers::activations::{
     ELU, GELU, GLU, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyReLU, LogSigmoid,
@@ -84,6 +83,7 @@ pub use layers::transformer_stack::{
     Transformer, TransformerDecoder, TransformerEncoder, TransformerMasks,
 };
 pub use layers::upsample::Upsample;
+pub use layers::volumes::{AdaptiveAvgPool3d, AdaptiveMaxPool3d, AvgPool3d, Conv3d, MaxPool3d};
 pub use layers::weight_norm::{WeightNorm, Weighted};
 pub use lora::{
     Adapter, LoraOptions, LoraScaling, Targets, adapt, adapted, is_output_layer, load_adapters,

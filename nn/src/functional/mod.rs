@@ -1,4 +1,4 @@
-//! Functions of tensors that are no layers, and the layers of volumes.
+//! Functions of tensors that are no layers.
 
 pub(crate) mod distance;
 pub(crate) mod dropout;

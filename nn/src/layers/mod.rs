@@ -35,4 +35,5 @@ pub(crate) mod spectral_norm;
 pub(crate) mod transformer;
 pub(crate) mod transformer_stack;
 pub(crate) mod upsample;
+pub(crate) mod volumes;
 pub(crate) mod weight_norm;

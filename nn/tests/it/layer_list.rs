@@ -292,11 +292,9 @@ fn activations(device: &Device) -> Result<Vec<Layer>> {
 fn the_list_names_every_layer() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut written = BTreeSet::new();
     let layers = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/layers");
-    let volumes = layers.with_file_name("functional").join("volumes.rs");
     for folder in [layers.clone(), layers.join("recurrent")] {
-        let files = std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
-        for path in files.chain([Ok(volumes.clone())]) {
-            let path = path?;
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
             if path.extension().is_none_or(|extension| extension != "rs") {
                 continue;
             }
