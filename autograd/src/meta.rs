@@ -14,7 +14,8 @@ pub struct TensorMeta {
 }
 
 impl TensorMeta {
-    pub(crate) fn of(tensor: &Tensor) -> Self {
+    /// The shape and element type of `tensor`.
+    pub fn of(tensor: &Tensor) -> Self {
         TensorMeta { shape: *tensor.shape(), dtype: tensor.dtype() }
     }
 

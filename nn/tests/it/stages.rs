@@ -85,7 +85,7 @@ fn a_survey_tells_what_each_block_uses_and_where_a_stage_can_begin() {
         let mut net = net(&device, passes_by);
         let found = surveyed(&net);
         assert_eq!(found.cuts.block_count(), 4);
-        assert_eq!(found.cuts.input(2).map(|(shape, _)| shape.to_vec()), Some(vec![3, 5]));
+        assert_eq!(found.cuts.input(2).map(|meta| meta.shape.to_vec()), Some(vec![3, 5]));
         let begin: Vec<bool> = found.sections.iter().map(|section| section.can_begin).collect();
         // What is before the first block is computed again where it is needed; a block is not.
         assert_eq!(begin, [true, true, !passes_by, true]);

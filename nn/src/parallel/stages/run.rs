@@ -5,26 +5,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-use lowtide_autograd::{BufferId, LeafId, Pass, Var};
-use lowtide_tensor::{DType, Device, Shape, Tensor};
+use lowtide_autograd::{BufferId, LeafId, Pass, TensorMeta, Var};
+use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{NnError, Result};
-
-/// Shape and type of a value.
-type Like = (Shape, DType);
 
 /// The values between blocks, for a batch of one shape.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cuts {
     /// The input of each block.
-    inputs: Vec<Like>,
+    inputs: Vec<TensorMeta>,
     /// The output of the last block of each run of blocks, by the number of blocks up to there.
-    results: BTreeMap<usize, Like>,
+    results: BTreeMap<usize, TensorMeta>,
 }
 
 impl Cuts {
     /// Shape and type of what goes into block `index` of the model, if there is one.
-    pub fn input(&self, index: usize) -> Option<(Shape, DType)> {
+    pub fn input(&self, index: usize) -> Option<TensorMeta> {
         self.inputs.get(index).copied()
     }
 
@@ -236,10 +233,6 @@ pub(crate) fn is_surveying() -> bool {
     COURSE.with_borrow(|course| matches!(course.as_deref(), Some(Course::Survey(_))))
 }
 
-fn like(x: &Var) -> Like {
-    (*x.shape(), x.value().dtype())
-}
-
 impl Surveying {
     fn run_own(
         &self,
@@ -258,7 +251,7 @@ impl Surveying {
         }
         let mut found = self.found.borrow_mut();
         let passed = found.cuts.inputs.len();
-        found.cuts.results.insert(passed, like(&x));
+        found.cuts.results.insert(passed, TensorMeta::of(x.value()));
         Ok(x)
     }
 
@@ -266,7 +259,7 @@ impl Surveying {
     fn begin_block(&self, pass: &Pass, x: Var) -> Result<Var> {
         let is_first = self.inputs.borrow().is_empty();
         let mut found = self.found.borrow_mut();
-        found.cuts.inputs.push(like(&x));
+        found.cuts.inputs.push(TensorMeta::of(x.value()));
         if !is_first || found.sections.is_empty() {
             if !is_first {
                 self.end_section(&mut found);
@@ -325,7 +318,7 @@ impl Staging {
         let Range { start, end } = self.blocks;
         let passed = first + count;
         if passed <= start {
-            let (shape, dtype) = self.cuts.results[&passed];
+            let TensorMeta { shape, dtype } = self.cuts.results[&passed];
             let one = Tensor::zeros(input.value().device(), [1], dtype)?;
             return Ok(pass.constant(one.expand(shape)?));
         }

@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
-use lowtide_autograd::{Attempt, Gradients, LeafId, Pass, Var};
+use lowtide_autograd::{Attempt, Gradients, LeafId, Pass, TensorMeta, Var};
 use lowtide_nn::parallel::{Cuts, StageEnd, run_stage};
 use lowtide_ranks::Collectives;
 use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::error::Result;
-use crate::parallel::stages::lane::{Lane, Like};
+use crate::parallel::stages::lane::Lane;
 use crate::parallel::stages::pipeline::Pipeline;
 use crate::step::compute::Computation;
 use crate::task::contract::Task;
@@ -28,7 +28,7 @@ struct MicroBatch {
 /// A micro-batch between forward and backward.
 struct InFlight {
     output: Output,
-    input: Option<Like>,
+    input: Option<TensorMeta>,
     /// The gradient of the value that came in, once backward has been there.
     input_gradient: Rc<RefCell<Option<Tensor>>>,
 }
@@ -123,12 +123,12 @@ impl<T: Task> Course<'_, '_, T> {
     }
 
     /// Shape and type of the value that comes into this stage.
-    fn input(&self, index: usize) -> Option<Like> {
+    fn input(&self, index: usize) -> Option<TensorMeta> {
         self.micro_batches.get(index).and_then(|own| self.pipeline.input(&own.cuts))
     }
 
     /// Shape and type of the value that goes from here to the next stage.
-    fn output(&self, index: usize) -> Option<Like> {
+    fn output(&self, index: usize) -> Option<TensorMeta> {
         self.micro_batches.get(index).and_then(|own| self.pipeline.output(&own.cuts))
     }
 
@@ -181,7 +181,7 @@ impl<T: Task> Course<'_, '_, T> {
                 }
                 Output::Value(_) => {}
             }
-            let Some((shape, dtype)) = input else { return Ok(None) };
+            let Some(TensorMeta { shape, dtype }) = input else { return Ok(None) };
             Ok(Some(match input_gradient.take() {
                 Some(dx) => dx.contiguous()?,
                 None => Tensor::zeros(computation.device(), shape, dtype)?,
@@ -213,11 +213,11 @@ pub(crate) fn add_shared<T>(
             // Not every batch may come to it.
             None => Ok(Tensor::zeros(device, *value.shape(), value.dtype())?),
         });
-        let like = own.as_ref().map(|own| (*own.shape(), own.dtype()));
+        let meta = own.as_ref().map(TensorMeta::of);
         let (first, others) = (stages[0], &stages[1..]);
         if index == first {
             for &other in others {
-                let term = lane.trade(Some(other), None, Some(like));
+                let term = lane.trade(Some(other), None, Some(meta));
                 lane.attempt(|| {
                     let term = term.expect("it was traded");
                     Ok(own.as_mut().expect("it is there").add_(&term)?)
@@ -228,7 +228,7 @@ pub(crate) fn add_shared<T>(
             }
         } else {
             lane.trade(Some(first), Some(own.as_ref()), None);
-            own = lane.trade(Some(first), None, Some(like));
+            own = lane.trade(Some(first), None, Some(meta));
         }
         if let Some(own) = own {
             gradients.insert(*leaf, own);

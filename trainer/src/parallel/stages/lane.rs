@@ -1,13 +1,11 @@
 //! Trades of a stage with other stages.
 
 use lowtide_allocator::Category;
+use lowtide_autograd::TensorMeta;
 use lowtide_ranks::{Collectives, RanksError};
-use lowtide_tensor::{DType, Device, Shape, Tensor};
+use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{Result, TrainError};
-
-/// Shape and type of a value that goes from one stage to the next.
-pub(crate) type Like = (Shape, DType);
 
 /// Trades of a stage with others, and its work between them. A rank that has failed declines
 /// everything that it would still trade, so that its partners fail as well and all of them come to
@@ -49,13 +47,14 @@ impl<'a> Lane<'a> {
         &mut self,
         neighbour: Option<usize>,
         give: Option<Option<&Tensor>>,
-        take: Option<Option<Like>>,
+        take: Option<Option<TensorMeta>>,
     ) -> Option<Tensor> {
         let neighbour = neighbour.filter(|_| give.is_some() || take.is_some())?;
         let device = self.device;
         let place = self.attempt(|| {
-            let empty =
-                |(shape, dtype)| Tensor::empty_in(device, Category::Activation, shape, dtype);
+            let empty = |TensorMeta { shape, dtype }| {
+                Tensor::empty_in(device, Category::Activation, shape, dtype)
+            };
             Ok(take.flatten().map(empty).transpose()?)
         });
         let traded = match (&self.failure, place) {

@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowtide_allocator::Category;
-use lowtide_autograd::{Attempt, BufferId, Coupling, LeafId};
+use lowtide_autograd::{Attempt, BufferId, Coupling, LeafId, TensorMeta};
 use lowtide_data::{BatchView, ElementType};
 use lowtide_nn::Parameters;
 use lowtide_nn::parallel::{Cuts, Section, Survey, survey, survey_cuts};
 use lowtide_ranks::Rank;
-use lowtide_tensor::{DType, Device, RandomKey, Shape};
+use lowtide_tensor::{Device, RandomKey};
 
 use crate::error::Result;
 use crate::parallel::stages::cut::simulated;
@@ -73,12 +73,12 @@ impl<T> Pipeline<T> {
     }
 
     /// Shape and type of the value that comes into this stage from the one before.
-    pub(crate) fn input(&self, cuts: &Cuts) -> Option<(Shape, DType)> {
+    pub(crate) fn input(&self, cuts: &Cuts) -> Option<TensorMeta> {
         cuts.input(self.blocks().start).filter(|_| self.rank.index > 0)
     }
 
     /// Shape and type of the value that goes from this stage to the one after.
-    pub(crate) fn output(&self, cuts: &Cuts) -> Option<(Shape, DType)> {
+    pub(crate) fn output(&self, cuts: &Cuts) -> Option<TensorMeta> {
         cuts.input(self.blocks().end)
     }
 
@@ -145,8 +145,8 @@ impl<T> Pipeline<T> {
             let len = fields.first().and_then(|(shape, _)| shape.first());
             (precision.is_some() && len == Some(&plan.knobs.micro_batch)).then(|| cuts.clone())
         });
-        let bytes = |like: Option<(Shape, DType)>| {
-            like.map_or(0, |(shape, dtype)| shape.element_count() * dtype.size_bytes())
+        let bytes = |meta: Option<TensorMeta>| {
+            meta.map_or(0, |meta| meta.shape.element_count() * meta.dtype.size_bytes())
         };
         let cuts = of_step.unwrap_or_default();
         let of_part = bytes(self.input(&cuts)) + bytes(self.output(&cuts));
