@@ -112,16 +112,7 @@ struct Residual<'a> {
     place: NormPlace,
 }
 
-impl<'a> Residual<'a> {
-    fn new(
-        norm: &'a LayerNorm,
-        names: [&'static str; 2],
-        dropout: &'a Dropout,
-        place: NormPlace,
-    ) -> Self {
-        Residual { norm, names, dropout, place }
-    }
-
+impl Residual<'_> {
     /// The sum of x and the branch of x.
     fn around(self, pass: &Pass, x: Var, branch: impl FnOnce(Var) -> Result<Var>) -> Result<Var> {
         let [norm_name, dropout_name] = self.names;
@@ -214,14 +205,12 @@ impl TransformerEncoderLayer {
     /// # Errors
     /// `Shape`, `DType`, `OutOfMemory`.
     pub fn forward_masked(&self, pass: &Pass, input: Var, mask: Option<&Tensor>) -> Result<Var> {
-        let names = ["norm1", "dropout1"];
-        let x = Residual::new(&self.norm1, names, &self.dropout, self.place).around(
-            pass,
-            input,
-            |x| pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask)),
-        )?;
-        let names = ["norm2", "dropout2"];
-        Residual::new(&self.norm2, names, &self.dropout, self.place)
+        let residual =
+            |norm, names| Residual { norm, names, dropout: &self.dropout, place: self.place };
+        let x = residual(&self.norm1, ["norm1", "dropout1"]).around(pass, input, |x| {
+            pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask))
+        })?;
+        residual(&self.norm2, ["norm2", "dropout2"])
             .around(pass, x, |x| self.feed_forward.forward(pass, x))
     }
 }
@@ -284,21 +273,15 @@ impl TransformerDecoderLayer {
         memory: Var,
         [mask, memory_mask]: [Option<&Tensor>; 2],
     ) -> Result<Var> {
-        let names = ["norm1", "dropout1"];
-        let x = Residual::new(&self.norm1, names, &self.dropout, self.place).around(
-            pass,
-            input,
-            |x| pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask)),
-        )?;
-        let names = ["norm2", "dropout2"];
-        let x =
-            Residual::new(&self.norm2, names, &self.dropout, self.place).around(pass, x, |x| {
-                pass.within("multihead_attn", || {
-                    self.multihead_attn.attend(pass, x, memory, memory_mask)
-                })
-            })?;
-        let names = ["norm3", "dropout3"];
-        Residual::new(&self.norm3, names, &self.dropout, self.place)
+        let residual =
+            |norm, names| Residual { norm, names, dropout: &self.dropout, place: self.place };
+        let x = residual(&self.norm1, ["norm1", "dropout1"]).around(pass, input, |x| {
+            pass.within("self_attn", || self.self_attn.forward_masked(pass, x, mask))
+        })?;
+        let attend = |x| self.multihead_attn.attend(pass, x, memory, memory_mask);
+        let x = residual(&self.norm2, ["norm2", "dropout2"])
+            .around(pass, x, |x| pass.within("multihead_attn", || attend(x)))?;
+        residual(&self.norm3, ["norm3", "dropout3"])
             .around(pass, x, |x| self.feed_forward.forward(pass, x))
     }
 }
