@@ -85,7 +85,7 @@ pub struct AttentionShape {
 
 impl AttentionShape {
     /// Attention without heads, biases, norms of heads, a cap and dropout.
-    pub const PLAIN: AttentionShape = AttentionShape {
+    pub(crate) const PLAIN: AttentionShape = AttentionShape {
         heads: 0,
         groups: 0,
         head_width: 0,
@@ -134,7 +134,7 @@ pub struct FeedForwardShape {
 
 impl FeedForwardShape {
     /// Layers without hidden features, a gate and biases.
-    pub const PLAIN: FeedForwardShape = FeedForwardShape {
+    pub(crate) const PLAIN: FeedForwardShape = FeedForwardShape {
         width: 0,
         activation: Activation::Silu,
         is_gated: false,
@@ -201,7 +201,7 @@ pub struct LayerShape {
 impl DecoderShape {
     /// A decoder without features and layers, and without the parts that only some families have:
     /// a family says what it has besides.
-    pub const PLAIN: DecoderShape = DecoderShape {
+    pub(crate) const PLAIN: DecoderShape = DecoderShape {
         family: Family::Llama,
         vocabulary: 0,
         width: 0,
