@@ -73,7 +73,7 @@ impl Epoch {
             self.window.submit(producer);
         }
         let exhausted = DataError::StagingExhausted { slots: producer.ring.slots };
-        let timeout = producer.timeout;
+        let timeout = producer.timeout();
         self.submit_follower();
         let mut built = self.window.receive(timeout).ok_or(exhausted)??;
         if let Some(error) = built.failure.take() {

@@ -62,7 +62,7 @@ impl Loader {
             workers => Some(Pool::new(workers, timeout, &dataset)?),
         };
         let shared = Shared {
-            producer: Producer { dataset, ring, pool, timeout },
+            producer: Producer { dataset, ring, pool },
             options,
             sampler: Box::new(sampler),
             layout: Arc::new(layout),

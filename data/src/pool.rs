@@ -17,8 +17,8 @@ pub(crate) struct Pool {
     threads: Vec<JoinHandle<()>>,
     /// Disconnected once every worker has ended.
     ended: Receiver<()>,
-    /// Longest wait for the workers to end.
-    timeout: Option<Duration>,
+    /// Longest wait for a sample, and for the workers to end.
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// Batches with samples that no worker has claimed, in the order of the epoch.

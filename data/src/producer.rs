@@ -12,6 +12,11 @@ pub(crate) struct Producer {
     pub(crate) ring: Ring,
     /// Absent if the thread that asks for a batch builds it.
     pub(crate) pool: Option<Pool>,
-    /// Longest wait for a sample; absent if there is no limit.
-    pub(crate) timeout: Option<Duration>,
+}
+
+impl Producer {
+    /// Longest wait for a sample; absent if there is no limit. A limit needs workers.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.pool.as_ref()?.timeout
+    }
 }

@@ -114,7 +114,7 @@ impl Window {
         if let Some(pool) = &producer.pool {
             pool.withdraw(&self.plan);
         }
-        let deadline = producer.timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = producer.timeout().map(|timeout| Instant::now() + timeout);
         let is_pending = |entry: &&Entry| matches!(entry, Entry::Pending(_));
         for _ in 0..self.entries.iter().filter(is_pending).count() {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

@@ -110,8 +110,7 @@ fn decode_jpeg(file: &[u8], options: &DecodeOptions, out: &mut Raster) -> Result
 }
 
 fn decode_png(file: &[u8], options: &DecodeOptions, out: &mut Raster) -> Result<(), ImageError> {
-    let DecodeOptions { channels, limits, .. } = options;
-    let channels = *channels;
+    let &DecodeOptions { channels, ref limits, .. } = options;
     let mut reader = png_reader(file, Transformations::normalize_to_color8(), limits)?;
     let info = reader.info();
     let (width, height) = (info.width as usize, info.height as usize);
