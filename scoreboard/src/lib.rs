@@ -7,6 +7,7 @@ pub mod compare;
 pub mod onnx;
 pub mod ops;
 pub mod outcome;
+mod parameters;
 pub mod report;
 pub mod run;
 mod ties;

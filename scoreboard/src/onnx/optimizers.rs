@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use lowtide_autograd::Gradients;
+use lowtide_nn::Parameter;
 use lowtide_nn::optim::{
     Adagrad, AdagradOptions, Adam, AdamOptions, Momentum, OptimizerState, Sgd, SgdOptions,
     Stateful, WeightDecay,
 };
-use lowtide_nn::{Nodes, Parameter, Visitor};
 
 use super::Family;
 use super::node::NodeCall;
 use crate::call::{Output, Result};
+use crate::parameters::NamedParameters;
 
 pub(super) const OPS: Family = &[
     ("ai.onnx.preview.training.Adagrad", |node| {
@@ -67,15 +68,6 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
-/// The parameters of a node, under names of their own.
-struct Model(Vec<(String, Parameter)>);
-
-impl Nodes for Model {
-    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
-        self.0.iter_mut().for_each(|(name, parameter)| visitor.field(name.as_str(), parameter));
-    }
-}
-
 /// The inputs of all optimizers: rate and number of the step, then parameters, gradients and
 /// states.
 struct Step {
@@ -98,7 +90,7 @@ impl Step {
         mut optimizer: impl Stateful,
         states: &[&str],
     ) -> Result<Vec<Output>> {
-        let (mut model, mut gradients) = (Model(Vec::new()), Gradients::default());
+        let (mut model, mut gradients) = (NamedParameters(Vec::new()), Gradients::default());
         let mut tensors = BTreeMap::new();
         let at = |part: usize, index: usize| 2 + part * self.count + index;
         for index in 0..self.count {

@@ -1,18 +1,19 @@
 //! Optimizers: five updates, then the parameters and the states.
 
 use lowtide_autograd::Gradients;
+use lowtide_nn::Parameter;
 use lowtide_nn::optim::{
     Adadelta, AdadeltaOptions, Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam,
     AdamOptions, Adamax, AdamaxOptions, Amsgrad, AmsgradOptions, Ascending, Momentum, Muon,
     MuonOptions, Nadam, NadamOptions, Radam, RadamOptions, RateScale, RmsProp, RmsPropOptions,
     Rprop, RpropOptions, Sgd, SgdOptions, Spread, Stateful, WeightDecay,
 };
-use lowtide_nn::{Nodes, Parameter, Visitor};
 
 use super::Family;
 use crate::call::{Call, Output, Result, Stop, at, named, no_form, no_such};
 use crate::case::Kind;
 use crate::outcome::Reason;
+use crate::parameters::NamedParameters;
 
 pub(super) const OPS: Family = &[
     ("optim.Adadelta", |call| {
@@ -195,15 +196,6 @@ fn adam_or_amsgrad(
     updates(call, || Ok(Box::new(Adam::new(options)?)))
 }
 
-/// The parameters of a case, under its names.
-struct Model(Vec<(String, Parameter)>);
-
-impl Nodes for Model {
-    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
-        self.0.iter_mut().for_each(|(name, parameter)| visitor.field(name.as_str(), parameter));
-    }
-}
-
 /// The parameters and the states after a step with each gradient.
 fn updates(
     call: &Call<'_>,
@@ -219,7 +211,7 @@ fn updates(
     } else {
         optimizer
     };
-    let mut model = Model(Vec::new());
+    let mut model = NamedParameters(Vec::new());
     for (name, value) in &call.case().state {
         let value = call.var_of(value).map(|var| var.into_value().copied()).transpose()?;
         model.0.extend(value.map(|value| (name.clone(), Parameter::new(value))));
