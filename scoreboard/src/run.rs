@@ -450,9 +450,11 @@ fn bits_law(adapter: Adapter, inputs: Inputs<'_>, found: &Found) -> Law {
     let (Ok(Ok(one)), Ok(Ok(three)), Ok(two)) = (of(1), of(3), found.bytes()) else {
         return Law::Broken("an error with another number of threads".to_owned());
     };
-    match (one == two, two == three) {
-        (true, true) => Law::Kept,
-        (false, _) => Law::Broken("1 and 2 threads differ".to_owned()),
-        (_, false) => Law::Broken("2 and 3 threads differ".to_owned()),
+    if one != two {
+        return Law::Broken("1 and 2 threads differ".to_owned());
     }
+    if two != three {
+        return Law::Broken("2 and 3 threads differ".to_owned());
+    }
+    Law::Kept
 }

@@ -200,9 +200,8 @@ impl TrainError {
         }
         const CHARACTERS_MAX: usize = 1000;
         let line = line.lines().collect::<Vec<_>>().join(" ");
-        let shown = line.chars().take(CHARACTERS_MAX).map(|it| match it.is_control() {
-            true => it.escape_default().to_string(),
-            false => it.to_string(),
+        let shown = line.chars().take(CHARACTERS_MAX).map(|it| {
+            if it.is_control() { it.escape_default().to_string() } else { it.to_string() }
         });
         shown.collect()
     }

@@ -353,10 +353,12 @@ impl Var {
         let is_vector = [0, last].map(|at| inputs[at].shape().len() == 1);
         let mut matrices = Vec::with_capacity(inputs.len());
         for (at, x) in inputs.into_iter().enumerate() {
-            let x = match (at == 0 && is_vector[0], at == last && is_vector[1]) {
-                (true, _) => x.unsqueeze(0)?,
-                (_, true) => x.unsqueeze(1)?,
-                _ => x,
+            let x = if at == 0 && is_vector[0] {
+                x.unsqueeze(0)?
+            } else if at == last && is_vector[1] {
+                x.unsqueeze(1)?
+            } else {
+                x
             };
             if x.shape().len() != 2 {
                 return Err(mismatch(op, *x.shape(), Shape::new(&[1, 1])).into());

@@ -233,10 +233,7 @@ fn gradients(
     for (at, shape) in case.shapes.iter().enumerate() {
         let value = Tensor::from_slice(device, &shape[..], &case.values(index, at))?;
         leaves.push(LeafId::new());
-        inputs.push(match wanted(at) {
-            true => pass.leaf(leaves[at], &value)?,
-            false => pass.constant(value),
-        });
+        inputs.push(if wanted(at) { pass.leaf(leaves[at], &value)? } else { pass.constant(value) });
     }
     let y: Var = (case.function)(&pass, inputs)?;
     let needs = y.needs_gradient();

@@ -263,9 +263,10 @@ fn frozen_weights_keep_no_inputs_and_have_no_gradients() -> Outcome {
         bytes_of(&device, |pass| {
             let mut y = pass.leaf(LeafId::new(), &x)?;
             for _ in 0..4 {
-                let w = match is_frozen {
-                    true => pass.constant(w.clone()),
-                    false => pass.leaf(LeafId::new(), &w)?,
+                let w = if is_frozen {
+                    pass.constant(w.clone())
+                } else {
+                    pass.leaf(LeafId::new(), &w)?
                 };
                 y = y.linear(w, None)?;
             }

@@ -183,10 +183,12 @@ impl PlanningArgs {
 
     /// The division among the ranks, if one is given.
     pub(super) fn divided(&self) -> Option<Parallelism> {
-        match (self.pipeline, self.tensor_parallel) {
-            (true, _) => Some(Parallelism::Pipeline),
-            (_, true) => Some(Parallelism::TensorParallel),
-            _ => self.zero,
+        if self.pipeline {
+            Some(Parallelism::Pipeline)
+        } else if self.tensor_parallel {
+            Some(Parallelism::TensorParallel)
+        } else {
+            self.zero
         }
     }
 

@@ -61,9 +61,10 @@ impl Group {
     /// What is charged now and cannot be given back: all but the pages of files. 0 where the system
     /// does not say.
     pub(crate) fn kept_bytes(&self) -> usize {
-        let (usage, files) = match self.is_v2 {
-            true => ("memory.current", ["inactive_file ", "active_file "]),
-            false => ("memory.usage_in_bytes", ["total_inactive_file ", "total_active_file "]),
+        let (usage, files) = if self.is_v2 {
+            ("memory.current", ["inactive_file ", "active_file "])
+        } else {
+            ("memory.usage_in_bytes", ["total_inactive_file ", "total_active_file "])
         };
         let read = |name: &str| fs::read_to_string(self.folder.join(name)).unwrap_or_default();
         let (stat, usage) = (read("memory.stat"), read(usage));

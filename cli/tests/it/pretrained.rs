@@ -84,10 +84,8 @@ const METHODS: [(Option<usize>, Base); 6] = [
 
 #[test]
 fn published_models_made_narrow_take_what_is_planned_by_every_method() {
-    let names: Vec<&str> = match is_deep() {
-        true => Config::published_names().collect(),
-        false => SOME.to_vec(),
-    };
+    let names: Vec<&str> =
+        if is_deep() { Config::published_names().collect() } else { SOME.to_vec() };
     for name in names {
         let folder = tempfile::tempdir().expect("a folder");
         make(name, folder.path());

@@ -74,10 +74,10 @@ struct Reader<'a> {
 impl Observer for Reader<'_> {
     fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
         self.seen.borrow_mut().push(fs::read_to_string(self.path).expect("a page from the start"));
-        match report.step == self.fail_at {
-            true => Err(TrainError::Setting { place: "reader".into(), problem: "torn".into() }),
-            false => Ok(Flow::Continue),
+        if report.step == self.fail_at {
+            return Err(TrainError::Setting { place: "reader".into(), problem: "torn".into() });
         }
+        Ok(Flow::Continue)
     }
 }
 

@@ -217,9 +217,10 @@ impl Table {
             CsvTarget::Number(name) => (Some(name), Target::Numbers(Vec::new())),
         };
         let target_place = target_name.map(&place).transpose()?;
-        let features: Vec<String> = match options.features.is_empty() {
-            true => header.iter().filter(|name| Some(*name) != target_name).cloned().collect(),
-            false => options.features.clone(),
+        let features: Vec<String> = if options.features.is_empty() {
+            header.iter().filter(|name| Some(*name) != target_name).cloned().collect()
+        } else {
+            options.features.clone()
         };
         let places = features.iter().map(place).collect::<io::Result<Vec<usize>>>()?;
         let (mut values, mut len) = (Vec::new(), 0);

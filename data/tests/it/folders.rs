@@ -302,9 +302,10 @@ proptest::proptest! {
         keep in 0..4096_usize,
     ) {
         let rgb = picture(24, 20);
-        let mut bytes = match is_png {
-            true => png(24, 20, ColorType::Rgb, BitDepth::Eight, &rgb),
-            false => jpeg(24, 20, &rgb),
+        let mut bytes = if is_png {
+            png(24, 20, ColorType::Rgb, BitDepth::Eight, &rgb)
+        } else {
+            jpeg(24, 20, &rgb)
         };
         for (at, value) in changes {
             let len = bytes.len();

@@ -121,11 +121,10 @@ pub(super) fn window_of_type(
     is_sliding: bool,
     window: Option<usize>,
 ) -> Result<Option<usize>> {
-    match (is_sliding, window) {
-        (false, _) => Ok(None),
-        (true, Some(window)) => Ok(Some(window)),
-        (true, None) => Err(entries.error("sliding_window", EntryProblem::Missing)),
+    if is_sliding && window.is_none() {
+        return Err(entries.error("sliding_window", EntryProblem::Missing));
     }
+    Ok(window.filter(|_| is_sliding))
 }
 
 /// A model whose layer of a number, with heads of a width, is what `layer` says.

@@ -267,10 +267,14 @@ fn bytes(tensors: &Named) -> Option<Vec<Vec<u8>>> {
 
 /// The law that 1, 2 and 3 threads give the same bytes.
 fn bits_law(two: Option<Vec<Vec<u8>>>, [one, three]: [Option<Vec<Vec<u8>>>; 2]) -> Law {
-    match (one.is_some() && three.is_some(), one == two, two == three) {
-        (false, ..) => Law::Broken("an error with another number of threads".to_owned()),
-        (_, true, true) => Law::Kept,
-        (_, false, _) => Law::Broken("1 and 2 threads differ".to_owned()),
-        (_, _, false) => Law::Broken("2 and 3 threads differ".to_owned()),
+    if one.is_none() || three.is_none() {
+        return Law::Broken("an error with another number of threads".to_owned());
     }
+    if one != two {
+        return Law::Broken("1 and 2 threads differ".to_owned());
+    }
+    if two != three {
+        return Law::Broken("2 and 3 threads differ".to_owned());
+    }
+    Law::Kept
 }

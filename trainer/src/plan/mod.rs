@@ -79,9 +79,10 @@ impl Plan {
         }
         if self.knobs.offloaded_blocks > 0 {
             let bytes = Bytes(self.forecast.offloaded_peak_bytes as u64);
-            let what = match self.knobs.offloaded_blocks > self.knobs.recomputed_blocks {
-                true => "what blocks save for backward waits in memory of the host",
-                false => "inputs of blocks wait in memory of the host until backward",
+            let what = if self.knobs.offloaded_blocks > self.knobs.recomputed_blocks {
+                "what blocks save for backward waits in memory of the host"
+            } else {
+                "inputs of blocks wait in memory of the host until backward"
             };
             reasons.push(format!("{what}, {bytes} of it: the same bits, for two copies"));
         }

@@ -28,11 +28,10 @@ impl Diary {
         let is = |place: Option<&str>| place == Some(call.as_str());
         let (fails, stops) = (is(self.fail_at), is(self.stop_at));
         self.calls.push(call);
-        match (fails, stops) {
-            (true, _) => Err(TrainError::Setting { place: "diary".into(), problem: "torn".into() }),
-            (_, true) => Ok(Flow::Stop),
-            _ => Ok(Flow::Continue),
+        if fails {
+            return Err(TrainError::Setting { place: "diary".into(), problem: "torn".into() });
         }
+        Ok(if stops { Flow::Stop } else { Flow::Continue })
     }
 }
 

@@ -92,9 +92,10 @@ fn loss_is_the_papers_formula_for_both_kinds_of_reference() -> Result<()> {
             let margin = |at: usize| BETA * ((c[at] - c0[at]) - (r[at] - r0[at]));
             (0..5).map(|at| (1.0 + (-margin(at)).exp()).ln()).sum::<f64>()
         };
-        let task: Box<dyn Task> = match with_adapters {
-            true => Box::new(Preference::of_adapters(model.clone(), BETA)?),
-            false => Box::new(Preference::with_reference(model.clone(), reference.clone(), BETA)?),
+        let task: Box<dyn Task> = if with_adapters {
+            Box::new(Preference::of_adapters(model.clone(), BETA)?)
+        } else {
+            Box::new(Preference::with_reference(model.clone(), reference.clone(), BETA)?)
         };
         let attempt = Attempt::new();
         let pass = Pass::train(RandomKey::new(0), &attempt);
@@ -145,12 +146,11 @@ fn adapters_learn_what_is_preferred_beside_one_copy_of_the_model() {
             base.visit(&mut |_, own| all.extend(own.value().to_vec::<f32>().expect("f32")));
             all
         };
-        let task = match with_reference {
-            false => Preference::of_adapters(model, 0.5).expect("adapted"),
-            true => {
-                let reference = gpt(&device, 1);
-                Preference::with_reference(model, reference, 0.5).expect("its own")
-            }
+        let task = if with_reference {
+            let reference = gpt(&device, 1);
+            Preference::with_reference(model, reference, 0.5).expect("its own")
+        } else {
+            Preference::of_adapters(model, 0.5).expect("adapted")
         };
         let before = device.allocator().statistics().reserved.current_bytes;
         let optimizer = Kind::Adam.build(0.01);

@@ -368,9 +368,8 @@ fn one_rank_that_wants_to_stop_stops_all_after_the_same_step() {
     let run = Run { epochs: 3, ..Run::default() };
     let found = on_ranks(3, |ranks| {
         let stops = ranks.rank().index == 2;
-        let on_step = |_: &Device, step: u64| match stops && step == 3 {
-            true => Ok(Flow::Stop),
-            false => Ok(Flow::Continue),
+        let on_step = |_: &Device, step: u64| {
+            Ok(if stops && step == 3 { Flow::Stop } else { Flow::Continue })
         };
         let mut trainer = trainer(&run, Middle::Dropout, Some(ranks));
         let ran = run_trainer(&run, &mut trainer, None, on_step).unwrap();

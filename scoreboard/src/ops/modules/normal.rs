@@ -129,10 +129,12 @@ fn norm_parts(call: &Call<'_>, affine: bool) -> Result<NormParts> {
     let affine = call.flag(named("affine"))?.unwrap_or(affine);
     let elementwise = flag(call, "elementwise_affine")?;
     let bias = flag(call, "bias")?;
-    Ok(match (affine && elementwise, bias) {
-        (false, _) => NormParts::None,
-        (true, false) => NormParts::Weight,
-        (true, true) => NormParts::Both,
+    Ok(if !(affine && elementwise) {
+        NormParts::None
+    } else if bias {
+        NormParts::Both
+    } else {
+        NormParts::Weight
     })
 }
 

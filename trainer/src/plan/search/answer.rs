@@ -17,9 +17,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Search<'_, T, O> {
     /// bytes for that; or of one that does not, and 0, if it stays within the budget only then.
     pub(super) fn copying_ahead(&self, without: &Candidate) -> Result<(Forecast, usize)> {
         let Candidate { knobs, forecast } = without;
-        let bytes = match self.inputs.copies_ahead && self.fits_device(without) {
-            true => bytes_ahead_of(self.events, knobs.micro_batch),
-            false => 0,
+        let bytes = if self.inputs.copies_ahead && self.fits_device(without) {
+            bytes_ahead_of(self.events, knobs.micro_batch)
+        } else {
+            0
         };
         if bytes > 0 {
             let ahead = self.forecasts.of(&self.inputs, self.events, *knobs, bytes)?;

@@ -253,10 +253,10 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             let error = DoesNotFit::beside(host_bytes, needed_bytes, knobs, remedy);
             return Err(Box::new(error).into());
         }
-        match self.fits(&found) {
-            true => self.plan(batch_size, found),
-            false => Err(self.does_not_fit(splitting)?.into()),
+        if !self.fits(&found) {
+            return Err(self.does_not_fit(splitting)?.into());
         }
+        self.plan(batch_size, found)
     }
 
     /// With a fused update, in parts of this size, and the least recomputation. Smaller parts do
@@ -346,9 +346,10 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             self.rehearse(planned)?;
         }
         // What is copied ahead takes room that is left, so that only a plan says whether there is.
-        let row = |of: &Candidate| match planned == Some(of.knobs) {
-            true => Ok((of.knobs, self.copying_ahead(of)?.0)),
-            false => Ok((of.knobs, of.forecast.clone())),
+        let row = |of: &Candidate| {
+            let is_planned = planned == Some(of.knobs);
+            let forecast = if is_planned { self.copying_ahead(of)?.0 } else { of.forecast.clone() };
+            Ok((of.knobs, forecast))
         };
         let mut rows: Vec<(Knobs, Forecast)> = self.tried.iter().map(row).collect::<Result<_>>()?;
         rows.sort_by(|(_, a), (_, b)| {

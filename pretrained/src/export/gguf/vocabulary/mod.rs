@@ -140,14 +140,14 @@ fn model(file: &File) -> Result<Model> {
         .iter()
         .chain(&pre_tokenizer::steps(&file.json["decoder"]))
         .any(|step| step["type"] == "ByteLevel");
-    match (is_of_bytes, model["byte_fallback"] == true) {
-        (true, _) => Ok(Model::Gpt2),
-        (false, true) => Ok(Model::Llama),
-        (false, false) => {
-            let found = "byte pairs without all bytes".to_owned();
-            Err(file.error("model", EntryProblem::Unsupported { found }))
-        }
+    if is_of_bytes {
+        return Ok(Model::Gpt2);
     }
+    if model["byte_fallback"] == true {
+        return Ok(Model::Llama);
+    }
+    let found = "byte pairs without all bytes".to_owned();
+    Err(file.error("model", EntryProblem::Unsupported { found }))
 }
 
 /// A token for each row of the table, and how many have none.
