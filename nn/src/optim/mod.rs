@@ -29,12 +29,7 @@ mod rule;
 mod sgd;
 mod slots;
 
-pub use adadelta::{Adadelta, AdadeltaOptions};
-pub use adafactor::{Adafactor, AdafactorOptions};
-pub use adagrad::{Adagrad, AdagradOptions};
-pub use adam::{Adam, AdamOptions, WeightDecay};
-pub use adamax::{Adamax, AdamaxOptions};
-pub use amsgrad::{Amsgrad, AmsgradOptions};
+pub use adam::WeightDecay;
 pub use ascending::Ascending;
 pub use average::Averaged;
 pub use by_model::{ByModel, OneModel};
@@ -43,19 +38,41 @@ pub use file::{
     load_state, part_of_state_from_safetensors, save_state, state_from_safetensors,
     state_to_safetensors,
 };
-pub use lamb::{Lamb, LambOptions};
-pub use lion::{Lion, LionOptions};
 pub use masked::Masked;
-pub use muon::{Matrices, Muon, MuonOptions, RateScale};
-pub use nadam::{Nadam, NadamOptions};
+pub use muon::{Matrices, RateScale};
 pub use optimizer::{
     FusedUpdate, Optimizer, OptimizerMemory, OptimizerState, Pace, Scheduled, Stateful, Update,
 };
 pub use part::Part;
 pub use parts::Parts;
 pub use per_parameter::PerParameter;
-pub use radam::{Radam, RadamOptions};
-pub use rms_prop::{RmsProp, RmsPropOptions, Spread};
-pub use rprop::{Rprop, RpropOptions};
+pub use rms_prop::Spread;
 pub use rule::{Job, Scratch, StateShape, StateSpec, UpdateRule, UpdateStep};
-pub use sgd::{Momentum, Sgd, SgdOptions};
+pub use sgd::Momentum;
+
+/// Exports optimizers with the options that are their update rules, and lists the rules.
+macro_rules! optimizers {
+    ($($module:ident::{$optimizer:ident, $options:ident},)*) => {
+        $(pub use $module::{$optimizer, $options};)*
+
+        /// The [names](UpdateRule::NAME) of all update rules.
+        pub const RULES: [&str; [$($options::NAME),*].len()] = [$($options::NAME),*];
+    };
+}
+
+optimizers! {
+    adadelta::{Adadelta, AdadeltaOptions},
+    adafactor::{Adafactor, AdafactorOptions},
+    adagrad::{Adagrad, AdagradOptions},
+    adam::{Adam, AdamOptions},
+    adamax::{Adamax, AdamaxOptions},
+    amsgrad::{Amsgrad, AmsgradOptions},
+    lamb::{Lamb, LambOptions},
+    lion::{Lion, LionOptions},
+    muon::{Muon, MuonOptions},
+    nadam::{Nadam, NadamOptions},
+    radam::{Radam, RadamOptions},
+    rms_prop::{RmsProp, RmsPropOptions},
+    rprop::{Rprop, RpropOptions},
+    sgd::{Sgd, SgdOptions},
+}

@@ -1,11 +1,12 @@
+use std::collections::BTreeSet;
 use std::error::Error;
 
 use lowtide_autograd::{Attempt, Gradients, Pass, Var};
 use lowtide_nn::optim::{
     Adadelta, AdadeltaOptions, Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam,
     AdamOptions, Adamax, AdamaxOptions, Amsgrad, AmsgradOptions, Averaged, Lamb, LambOptions, Lion,
-    LionOptions, Momentum, Muon, MuonOptions, Nadam, NadamOptions, Optimizer, Radam, RadamOptions,
-    RmsProp, RmsPropOptions, Rprop, RpropOptions, Sgd, SgdOptions, Spread, Stateful,
+    LionOptions, Momentum, Muon, MuonOptions, Nadam, NadamOptions, Optimizer, RULES, Radam,
+    RadamOptions, RmsProp, RmsPropOptions, Rprop, RpropOptions, Sgd, SgdOptions, Spread, Stateful,
 };
 use lowtide_nn::{Module, NnResult as Result, Nodes, Parameter, Parameters, Visitor};
 use lowtide_tensor::{CpuOptions, Device, RandomKey, Tensor};
@@ -160,4 +161,14 @@ pub(crate) fn optimizers() -> Vec<(&'static str, Box<dyn Stateful>)> {
         ("adam", adam(AdamOptions::default())),
         ("adamw", adam(AdamOptions::adamw())),
     ]
+}
+
+/// Checks that each update rule is among `cases`: its name, or a text that begins with it and goes
+/// on after a space or a comma.
+#[track_caller]
+pub(crate) fn check_every_rule<'a>(cases: impl IntoIterator<Item = &'a str>) {
+    let found: BTreeSet<_> =
+        cases.into_iter().filter_map(|case| case.split([' ', ',']).next()).collect();
+    let missing: Vec<_> = RULES.iter().filter(|&rule| !found.contains(rule)).collect();
+    assert!(missing.is_empty(), "no case of {missing:?}");
 }

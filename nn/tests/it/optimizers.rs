@@ -1,18 +1,23 @@
 //! The optimizers against their formulas, one number at a time, in f64.
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use lowtide_autograd::Attempt;
 use lowtide_nn::optim::{
     Adadelta, AdadeltaOptions, Adagrad, AdagradOptions, Adam, AdamOptions, Adamax, AdamaxOptions,
-    Amsgrad, AmsgradOptions, Lion, LionOptions, Momentum, Nadam, NadamOptions, Optimizer, Radam,
-    RadamOptions, RmsProp, RmsPropOptions, Rprop, RpropOptions, Scheduled, Sgd, SgdOptions, Spread,
-    Stateful, WeightDecay,
+    Amsgrad, AmsgradOptions, Lion, LionOptions, Momentum, Nadam, NadamOptions, Optimizer,
+    PerParameter, RULES, Radam, RadamOptions, RmsProp, RmsPropOptions, Rprop, RpropOptions,
+    Scheduled, Sgd, SgdOptions, Spread, Stateful, UpdateRule, WeightDecay,
 };
 use lowtide_nn::{NnError, NnResult as Result, Parameters};
 use lowtide_tensor::Tensor;
 
 use crate::common::{
-    Named, Outcome, Pair, all_bits, bits, cpu, f64s, gradients_are, optimizers, state_bits,
+    Named, Outcome, Pair, all_bits, bits, check_every_rule, cpu, f64s, gradients_are, optimizers,
+    state_bits,
 };
+use crate::torch_optimizers;
 
 const STEPS: usize = 5;
 
@@ -183,46 +188,74 @@ fn naive_lion(options: LionOptions) -> Naive {
     })
 }
 
-/// Five steps with other gradients and another learning rate in each.
-fn check_against(
-    name: &str,
-    optimizer: &mut dyn Stateful,
-    mut naive: impl FnMut() -> Naive,
-) -> Result<()> {
-    let device = cpu();
-    let mut model = Pair::new(&device);
-    let mut formulas: Vec<Vec<(f64, Naive)>> = Vec::new();
-    for parameter in &model.0 {
-        let start = parameter.value().to_vec::<f64>()?;
-        formulas.push(start.into_iter().map(|p| (p, naive())).collect());
-    }
-    for t in 1..=STEPS {
-        let lr = 0.1 / t as f64;
-        optimizer.set_learning_rate(lr);
-        assert_eq!(optimizer.learning_rate(), lr);
-        let [a, b] = [format!("ga{t}"), format!("gb{t}")];
-        let (a, b) = (f64s(&device, &a, [2, 3]), f64s(&device, &b, [5]));
-        let gradients = gradients_are(&[(&model.0[0], a.clone()), (&model.0[1], b.clone())])?;
-        optimizer.prepare(&mut model, gradients)?.commit()?;
-        assert_eq!(optimizer.steps(), t as u64);
+/// An optimizer, and its formula.
+struct Check {
+    rule: &'static str,
+    options: String,
+    optimizer: Box<dyn Stateful>,
+    naive: Box<dyn Fn() -> Naive>,
+}
 
-        for ((parameter, gradient), formulas) in model.0.iter().zip([a, b]).zip(&mut formulas) {
-            let found = parameter.value().to_vec::<f64>()?;
-            for ((found, g), (p, formula)) in
-                found.iter().zip(gradient.to_vec::<f64>()?).zip(formulas)
-            {
-                *p = formula(*p, g, t, lr);
-                // A handful of roundings a step; Adam's quotient of a small g is relative to 1.
-                let allowed = 64.0 * t as f64 * f64::EPSILON;
-                assert!((found - *p).abs() <= allowed, "{name}, step {t}: {found}, formula {p}");
+impl Check {
+    fn new<R: UpdateRule>(options: R, naive: fn(R) -> Naive) -> Result<Check> {
+        Ok(Check {
+            rule: R::NAME,
+            options: format!("{options:?}"),
+            optimizer: Box::new(PerParameter::new(options.clone())?),
+            naive: Box::new(move || naive(options.clone())),
+        })
+    }
+
+    /// Five steps with other gradients and another learning rate in each.
+    fn run(self) -> Result<()> {
+        let Check { options, mut optimizer, naive, .. } = self;
+        let device = cpu();
+        let mut model = Pair::new(&device);
+        let mut formulas: Vec<Vec<(f64, Naive)>> = Vec::new();
+        for parameter in &model.0 {
+            let start = parameter.value().to_vec::<f64>()?;
+            formulas.push(start.into_iter().map(|p| (p, naive())).collect());
+        }
+        for t in 1..=STEPS {
+            let lr = 0.1 / t as f64;
+            optimizer.set_learning_rate(lr);
+            assert_eq!(optimizer.learning_rate(), lr);
+            let [a, b] = [format!("ga{t}"), format!("gb{t}")];
+            let (a, b) = (f64s(&device, &a, [2, 3]), f64s(&device, &b, [5]));
+            let gradients = gradients_are(&[(&model.0[0], a.clone()), (&model.0[1], b.clone())])?;
+            optimizer.prepare(&mut model, gradients)?.commit()?;
+            assert_eq!(optimizer.steps(), t as u64);
+
+            for ((parameter, gradient), formulas) in model.0.iter().zip([a, b]).zip(&mut formulas) {
+                let found = parameter.value().to_vec::<f64>()?;
+                for ((found, g), (p, formula)) in
+                    found.iter().zip(gradient.to_vec::<f64>()?).zip(formulas)
+                {
+                    *p = formula(*p, g, t, lr);
+                    // A handful of roundings a step; Adam's quotient of a small g is relative to 1.
+                    let allowed = 64.0 * t as f64 * f64::EPSILON;
+                    let is_near = (found - *p).abs() <= allowed;
+                    assert!(is_near, "{options}, step {t}: {found}, formula {p}");
+                }
             }
         }
+        Ok(())
+    }
+}
+
+/// Adds a check of each of these options.
+fn add<R: UpdateRule>(
+    checks: &mut Vec<Check>,
+    naive: fn(R) -> Naive,
+    options: impl IntoIterator<Item = R>,
+) -> Result<()> {
+    for options in options {
+        checks.push(Check::new(options, naive)?);
     }
     Ok(())
 }
 
-#[test]
-fn sgd_is_its_formula_with_every_option() -> Outcome {
+fn sgd(checks: &mut Vec<Check>) -> Result<()> {
     let plain = SgdOptions::new(0.1);
     let decay = SgdOptions { weight_decay: 0.2, ..plain };
     let momentum = SgdOptions { momentum: 0.9, ..plain };
@@ -230,42 +263,27 @@ fn sgd_is_its_formula_with_every_option() -> Outcome {
     let nesterov = SgdOptions { momentum_kind: Momentum::Nesterov, ..momentum };
     let all = SgdOptions { weight_decay: 0.2, ..dampened };
     let nesterov_decay = SgdOptions { weight_decay: 0.2, ..nesterov };
-    for options in [plain, decay, momentum, dampened, nesterov, all, nesterov_decay] {
-        let name = format!("{options:?}");
-        check_against(&name, &mut Sgd::new(options)?, || naive_sgd(options))?;
-    }
-    Ok(())
+    add(checks, naive_sgd, [plain, decay, momentum, dampened, nesterov, all, nesterov_decay])
 }
 
-#[test]
-fn adam_is_its_formula_with_every_option() -> Outcome {
+fn adam(checks: &mut Vec<Check>) -> Result<()> {
     let adam = AdamOptions::default();
     let coupled = AdamOptions { weight_decay: WeightDecay::Coupled(0.1), ..adam };
     let quick = AdamOptions { betas: [0.5, 0.6], eps: 1e-3, ..adam };
     let no_memory = AdamOptions { betas: [0.0, 0.0], eps: 0.1, ..adam };
-    for options in [adam, coupled, AdamOptions::adamw(), quick, no_memory] {
-        let name = format!("{options:?}");
-        check_against(&name, &mut Adam::new(options)?, || naive_adam(options))?;
-    }
-    Ok(())
+    add(checks, naive_adam, [adam, coupled, AdamOptions::adamw(), quick, no_memory])
 }
 
-#[test]
-fn rms_prop_is_its_formula_with_every_option() -> Outcome {
+fn rms_prop(checks: &mut Vec<Check>) -> Result<()> {
     let plain = RmsPropOptions { weight_decay: 0.2, ..Default::default() };
     let momentum = RmsPropOptions { momentum: 0.9, ..plain };
     let centered = RmsPropOptions { spread: Spread::Variance, ..Default::default() };
     let quick = RmsPropOptions { smoothing: 0.5, eps: 0.1, ..momentum };
     let all = RmsPropOptions { spread: Spread::Variance, smoothing: 0.8, ..momentum };
-    for options in [plain, momentum, centered, quick, all] {
-        let name = format!("{options:?}");
-        check_against(&name, &mut RmsProp::new(options)?, || naive_rms_prop(options))?;
-    }
-    Ok(())
+    add(checks, naive_rms_prop, [plain, momentum, centered, quick, all])
 }
 
-#[test]
-fn adagrad_and_lion_are_their_formulas_with_every_option() -> Outcome {
+fn adagrad_and_lion(checks: &mut Vec<Check>) -> Result<()> {
     let plain = AdagradOptions { eps: 1e-3, ..Default::default() };
     let all = AdagradOptions {
         learning_rate_decay: 0.3,
@@ -273,62 +291,76 @@ fn adagrad_and_lion_are_their_formulas_with_every_option() -> Outcome {
         initial_sum: 0.5,
         ..Default::default()
     };
-    for options in [plain, all] {
-        let name = format!("{options:?}");
-        check_against(&name, &mut Adagrad::new(options)?, || naive_adagrad(options))?;
-    }
+    add(checks, naive_adagrad, [plain, all])?;
     let decayed = LionOptions { weight_decay: 0.2, betas: [0.5, 0.7], ..Default::default() };
-    for options in [LionOptions::default(), decayed] {
-        let name = format!("{options:?}");
-        check_against(&name, &mut Lion::new(options)?, || naive_lion(options))?;
-    }
-    Ok(())
+    add(checks, naive_lion, [LionOptions::default(), decayed])
 }
 
-#[test]
-fn relatives_of_adam_are_their_formulas_with_every_option() -> Outcome {
+fn relatives_of_adam(checks: &mut Vec<Check>) -> Result<()> {
     let adam = AdamOptions::default();
     let coupled = AdamOptions { weight_decay: WeightDecay::Coupled(0.1), ..adam };
     // So quick that RAdam's mean square is known within the five steps, and AMSGrad's falls.
     let quick = AdamOptions { betas: [0.5, 0.9], eps: 1e-3, ..adam };
     let quicker = AdamOptions { betas: [0.5, 0.6], eps: 1e-3, ..adam };
     for options in [adam, coupled, AdamOptions::adamw(), quick, quicker] {
-        let name = format!("AMSGrad {options:?}");
-        let mut amsgrad = Amsgrad::new(AmsgradOptions(options))?;
-        check_against(&name, &mut amsgrad, || naive_amsgrad(options))?;
-        let name = format!("RAdam {options:?}");
-        check_against(&name, &mut Radam::new(RadamOptions(options))?, || naive_radam(options))?;
+        add(checks, |AmsgradOptions(adam)| naive_amsgrad(adam), [AmsgradOptions(options)])?;
+        add(checks, |RadamOptions(adam)| naive_radam(adam), [RadamOptions(options)])?;
         let AdamOptions { learning_rate, betas, eps, weight_decay } = options;
         let momentum_decay = 0.3;
         let nadam = NadamOptions { learning_rate, betas, eps, weight_decay, momentum_decay };
-        for options in [nadam, NadamOptions { weight_decay, ..Default::default() }] {
-            let name = format!("{options:?}");
-            check_against(&name, &mut Nadam::new(options)?, || naive_nadam(options))?;
-        }
+        let decayed = NadamOptions { weight_decay, ..Default::default() };
+        add(checks, naive_nadam, [nadam, decayed])?;
     }
     let decayed =
         AdamaxOptions { betas: [0.5, 0.6], eps: 1e-3, weight_decay: 0.2, ..Default::default() };
-    for options in [AdamaxOptions::default(), decayed] {
-        let name = format!("{options:?}");
-        check_against(&name, &mut Adamax::new(options)?, || naive_adamax(options))?;
-    }
+    add(checks, naive_adamax, [AdamaxOptions::default(), decayed])
+}
+
+fn adadelta_and_rprop(checks: &mut Vec<Check>) -> Result<()> {
+    let all =
+        AdadeltaOptions { smoothing: 0.6, eps: 1e-3, weight_decay: 0.2, ..Default::default() };
+    add(checks, naive_adadelta, [AdadeltaOptions::default(), all])?;
+    let narrow =
+        RpropOptions { factors: [0.3, 2.5], step_range: [0.02, 0.2], ..Default::default() };
+    add(checks, naive_rprop, [RpropOptions::default(), narrow])
+}
+
+fn checks() -> Result<Vec<Check>> {
+    let mut checks = Vec::new();
+    let all = [sgd, adam, rms_prop, adagrad_and_lion, relatives_of_adam, adadelta_and_rprop];
+    all.into_iter().try_for_each(|add| add(&mut checks))?;
+    Ok(checks)
+}
+
+#[test]
+fn optimizers_are_their_formulas_with_every_option() -> Outcome {
+    Ok(checks()?.into_iter().try_for_each(Check::run)?)
+}
+
+#[test]
+fn every_update_rule_is_compared_with_its_formula_or_with_pytorch() -> Outcome {
+    let (checks, cases) = (checks()?, torch_optimizers::cases()?);
+    let of_pytorch = cases.iter().map(|(name, _)| *name);
+    check_every_rule(checks.iter().map(|check| check.rule).chain(of_pytorch));
     Ok(())
 }
 
 #[test]
-fn adadelta_and_rprop_are_their_formulas_with_every_option() -> Outcome {
-    let all =
-        AdadeltaOptions { smoothing: 0.6, eps: 1e-3, weight_decay: 0.2, ..Default::default() };
-    for options in [AdadeltaOptions::default(), all] {
-        let name = format!("{options:?}");
-        check_against(&name, &mut Adadelta::new(options)?, || naive_adadelta(options))?;
+fn every_update_rule_is_in_the_lists() -> Outcome {
+    check_every_rule(optimizers().iter().map(|(name, _)| *name));
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/optim");
+    let mut written = BTreeSet::new();
+    for entry in std::fs::read_dir(folder)? {
+        let text = std::fs::read_to_string(entry?.path())?;
+        if text.contains("\nimpl UpdateRule for ") {
+            let name = |line: &str| {
+                let (_, name) = line.split_once("NAME: &'static str = \"")?;
+                name.strip_suffix("\";").map(str::to_owned)
+            };
+            written.extend(text.lines().filter_map(name));
+        }
     }
-    let narrow =
-        RpropOptions { factors: [0.3, 2.5], step_range: [0.02, 0.2], ..Default::default() };
-    for options in [RpropOptions::default(), narrow] {
-        let name = format!("{options:?}");
-        check_against(&name, &mut Rprop::new(options)?, || naive_rprop(options))?;
-    }
+    assert_eq!(written, RULES.map(str::to_owned).into(), "`optimizers!` in src/optim/mod.rs");
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use crate::common::{Named, Outcome, cpu, values};
 const STEPS: usize = 5;
 
 /// The optimizers of `make_optimizers.py`.
-fn cases() -> Result<Vec<(&'static str, Box<dyn Stateful>)>> {
+pub(crate) fn cases() -> Result<Vec<(&'static str, Box<dyn Stateful>)>> {
     let sgd = SgdOptions { momentum: 0.9, ..SgdOptions::new(0.1) };
     let dampened = SgdOptions { dampening: 0.2, weight_decay: 0.1, ..sgd };
     let nesterov = SgdOptions { momentum_kind: Momentum::Nesterov, ..sgd };

@@ -4,8 +4,8 @@ use lowtide_autograd::Gradients;
 use lowtide_nn::optim::{
     AdadeltaOptions, AdafactorOptions, AdagradOptions, Adam, AdamOptions, AdamaxOptions, Amsgrad,
     AmsgradOptions, Averaged, LambOptions, LionOptions, Momentum, MuonOptions, NadamOptions,
-    Optimizer, PerParameter, RadamOptions, RmsPropOptions, RpropOptions, Sgd, SgdOptions, Spread,
-    Stateful, UpdateRule,
+    Optimizer, PerParameter, RULES, RadamOptions, RmsPropOptions, RpropOptions, Sgd, SgdOptions,
+    Spread, Stateful, UpdateRule,
 };
 use lowtide_nn::{Nodes, Parameter, Visitor};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, Tensor};
@@ -180,6 +180,15 @@ fn check(gpu: &Gpu, kind: Kind, types: [DType; 2]) {
             assert_alike(&name, found, expected, apart);
         }
     }
+}
+
+#[test]
+fn every_update_rule_is_in_the_list() {
+    let cases = optimizers(Kind::Plain);
+    let is_listed =
+        |rule: &&str| cases.iter().any(|(name, ..)| name.split(' ').next() == Some(rule));
+    let missing: Vec<_> = RULES.into_iter().filter(|rule| !is_listed(rule)).collect();
+    assert!(missing.is_empty(), "no case of {missing:?}");
 }
 
 #[test]
