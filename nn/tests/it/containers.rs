@@ -1,7 +1,7 @@
 //! Models whose container names its fields by hand.
 
 use lowtide_autograd::{Attempt, Pass, SavedPolicy, Var};
-use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
+use lowtide_nn::optim::{OneModel, Optimizer, Sgd, SgdOptions};
 use lowtide_nn::{
     BatchNorm1d, Buffer, Linear, LoraOptions, Module, NnResult as Result, Node, Nodes, Parameter,
     Parameters, Segment, Visitor, adapt, cross_entropy, parse_safetensors, to_safetensors,
@@ -98,10 +98,10 @@ fn blocks_of_a_container_by_hand_are_recomputed_to_the_same_bits() -> Outcome {
     Ok(())
 }
 
-#[test]
-fn nodes_come_in_the_order_of_fields_with_whole_names() -> Outcome {
+/// The nodes of a model, by name and kind.
+fn nodes(model: &mut dyn Nodes) -> Vec<String> {
     let mut shown = Vec::new();
-    Net::new(&cpu())?.visit_nodes(&mut Visitor::new(&mut |name, node| {
+    model.visit_nodes(&mut Visitor::new(&mut |name, node| {
         let kind = match node {
             Node::Parameter(_) => "parameter",
             Node::Buffer(_) => "buffer",
@@ -111,6 +111,11 @@ fn nodes_come_in_the_order_of_fields_with_whole_names() -> Outcome {
         };
         shown.push(format!("{name}: {kind}"));
     }));
+    shown
+}
+
+#[test]
+fn nodes_come_in_the_order_of_fields_with_whole_names() -> Outcome {
     let expected = [
         "norm.weight: parameter",
         "norm.bias: parameter",
@@ -125,7 +130,38 @@ fn nodes_come_in_the_order_of_fields_with_whole_names() -> Outcome {
         "linear.weight: parameter",
         "linear.bias: parameter",
     ];
-    assert_eq!(shown, expected);
+    assert_eq!(nodes(&mut Net::new(&cpu())?), expected);
+    Ok(())
+}
+
+/// A parameter and layers whose names are those of models.
+struct Models {
+    scale: Parameter,
+    inner: Linear,
+    other: Linear,
+}
+
+impl Nodes for Models {
+    fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
+        visitor.field("scale", &mut self.scale);
+        visitor.field("scale", &mut self.inner);
+        visitor.field("scaled", &mut self.other);
+    }
+}
+
+#[test]
+fn one_of_several_models_shows_nodes_of_its_own_name_and_below() -> Outcome {
+    let device = cpu();
+    let mut models = Models {
+        scale: Parameter::new(f32s(&device, "scale", [1])),
+        inner: Linear::without_bias(&device, KEY.op("inner"), 1, 1)?,
+        other: Linear::without_bias(&device, KEY.op("other"), 1, 1)?,
+    };
+    let mut of_model = |model| nodes(&mut OneModel { parameters: &mut models, model });
+    let own = ["scale: parameter", "scale: linear", "scale.weight: parameter"];
+    assert_eq!(of_model("scale"), own);
+    assert_eq!(of_model("scaled"), ["scaled: linear", "scaled.weight: parameter"]);
+    assert!(of_model("sca").is_empty() && of_model("weight").is_empty());
     Ok(())
 }
 

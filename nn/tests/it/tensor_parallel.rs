@@ -11,7 +11,8 @@ use lowtide_nn::models::{Gpt, GptShape, Seq2Seq, Seq2SeqShape, ViT, ViTShape};
 use lowtide_nn::parallel::{Sum, share_layers};
 use lowtide_nn::{
     Linear, LinearCrossEntropyOptions, Logits, Loss, Module, MultiHeadAttention, MultiHeadOptions,
-    NnResult, Parameters, RotaryEmbedding, RotaryPairs, TransformerOptions, cross_entropy, mse,
+    NnResult, Parameters, RotaryEmbedding, RotaryPairs, Sequential, TransformerEncoderLayer,
+    TransformerOptions, cross_entropy, mse,
 };
 use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
@@ -287,6 +288,25 @@ fn a_translation_model_on_several_ranks_has_the_gradients_of_one() {
             Ok((Logits::Whole(logits).cross_entropy(&labels)?, seen))
         },
     );
+}
+
+#[test]
+fn layers_of_a_chain_are_shared_with_the_gradients_of_one_rank() {
+    let options = TransformerOptions { hidden: 10, dropout: 0.0, ..TransformerOptions::new(12, 4) };
+    let build = |device: &Device| {
+        let layer = |key: &str| TransformerEncoderLayer::new(device, KEY.op(key), options);
+        Ok(Sequential::new().then(layer("first")?).then(layer("second")?))
+    };
+    let mut chain = build(&cpu()).expect("memory");
+    let (barrier, given) = (Barrier::new(1), Mutex::default());
+    let sum: Arc<dyn Sum> = Arc::new(ByTurns(Arc::new(Meeting { barrier, given, count: 2 }), 0));
+    let shared = share_layers(&mut chain, &cpu(), (0, 2), &sum).expect("memory");
+    assert_eq!(shared, 4, "the heads and the hidden features of each layer");
+    check(&[2, 3], build, |model: &Sequential, device, pass| {
+        let y = model.forward(pass, pass.constant(f64s(device, "x", [2, 5, 12])))?;
+        let seen = y.value().contiguous()?;
+        Ok((mse(y, &f64s(device, "t", [2, 5, 12]))?, seen))
+    });
 }
 
 #[test]
