@@ -5,30 +5,12 @@ use std::fmt::Write;
 use serde::Serialize;
 use toml::Table;
 
+use super::optimizer::OPTIMIZERS;
 use super::options::{Key, Kind};
 use super::{
     AugmentRecipe, DataRecipe, DistillRecipe, ModelRecipe, OptimizerRecipe, PreferenceRecipe,
     PruneRecipe, TrainRecipe,
 };
-
-/// The kinds of optimizers, as recipes name them.
-pub const OPTIMIZERS: [&str; 15] = [
-    "adam",
-    "adamw",
-    "amsgrad",
-    "nadam",
-    "radam",
-    "adamax",
-    "adadelta",
-    "rprop",
-    "sgd",
-    "rms-prop",
-    "adagrad",
-    "lion",
-    "lamb",
-    "adafactor",
-    "muon",
-];
 
 /// The documentation of recipes: every table, kind and key, as the types have them.
 pub fn help() -> String {

@@ -42,13 +42,14 @@ pub use data::{
     TokenFileRecipe,
 };
 pub use distill::DistillRecipe;
-pub use help::{OPTIMIZERS, help};
+pub use help::help;
 use model::TokenSizes;
 pub use model::{
     DeepCnnRecipe, GptRecipe, LstmRecipe, MlpRecipe, ModelRecipe, PretrainedRecipe, ResNetRecipe,
     Seq2SeqRecipe, SimpleCnnRecipe, UNetRecipe, ViTRecipe,
 };
-pub use optimizer::{AdamRecipe, MuonRecipe, OptimizerRecipe};
+use optimizer::RuleOptions;
+pub use optimizer::{AdamRecipe, MuonRecipe, OPTIMIZERS, OptimizerRecipe};
 pub use preference::PreferenceRecipe;
 pub use pretrained::{Base, FewBits, Tuning};
 pub use prune::PruneRecipe;
@@ -297,7 +298,8 @@ impl Recipe {
         warm_up.check().map_err(|error| in_table("warm_up", error))?;
         let schedule = self.schedule.after(WarmUpRecipe::default());
         schedule.check().map_err(|error| in_table("schedule", error))?;
-        let built = self.optimizer.build(schedule, None, StateType::F32);
+        let how = RuleOptions { schedule, rounding: None, states: StateType::F32 };
+        let built = self.optimizer.build(how);
         built.map(drop).map_err(|error| in_table("optimizer", error))
     }
 
@@ -387,7 +389,8 @@ impl Recipe {
             StoredType::F32 => None,
             StoredType::Bf16 => Some(RandomKey::new(self.train.seed).op("rounding")),
         };
-        Ok(self.optimizer.build(self.schedule(), rounding, self.train.states)?)
+        let (schedule, states) = (self.schedule(), self.train.states);
+        Ok(self.optimizer.build(RuleOptions { schedule, rounding, states })?)
     }
 
     /// The learning rate over the steps, warm-up included.

@@ -11,40 +11,63 @@ use serde::{Deserialize, Serialize};
 
 use crate::recipe::StateType;
 
-/// The optimizer; keys that its kind has no use for are an error.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum OptimizerRecipe {
+/// Declares the kinds of optimizers: documentation, options and name of each, and the update rule
+/// that the options make.
+macro_rules! optimizers {
+    ($($(#[doc = $doc:literal])* $kind:ident($options:ident) = $name:literal, $rule:expr;)*) => {
+        /// The optimizer; keys that its kind has no use for are an error.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "kind", deny_unknown_fields)]
+        pub enum OptimizerRecipe {
+            $($(#[doc = $doc])* #[serde(rename = $name)] $kind($options),)*
+        }
+
+        /// The kinds of optimizers, as recipes name them.
+        pub const OPTIMIZERS: [&str; [$($name),*].len()] = [$($name),*];
+
+        impl OptimizerRecipe {
+            /// The optimizer of this kind, without state yet.
+            pub(super) fn build(&self, how: RuleOptions) -> NnResult<Box<dyn Stateful>> {
+                match self {
+                    $(OptimizerRecipe::$kind(options) => optimizer(options, $rule, how),)*
+                }
+            }
+        }
+    };
+}
+
+optimizers! {
     /// Adam.
-    Adam(AdamRecipe),
+    Adam(AdamRecipe) = "adam", |recipe| recipe.options(WeightDecay::Coupled, 0.0);
     /// Adam with decoupled weight decay.
-    Adamw(AdamRecipe),
+    Adamw(AdamRecipe) = "adamw", |recipe| recipe.options(WeightDecay::Decoupled, 0.01);
     /// AMSGrad, AdamW whose divisor never falls.
-    Amsgrad(AdamRecipe),
+    Amsgrad(AdamRecipe) = "amsgrad",
+        |recipe| AmsgradOptions(recipe.options(WeightDecay::Decoupled, 0.01));
     /// NAdam, Adam with Nesterov's momentum.
-    Nadam(NadamOptions),
+    Nadam(NadamOptions) = "nadam", |options| *options;
     /// RAdam, Adam that waits until its mean square is known.
-    Radam(AdamRecipe),
+    Radam(AdamRecipe) = "radam", |recipe| RadamOptions(recipe.options(WeightDecay::Coupled, 0.0));
     /// Adamax, Adam by the largest magnitude.
-    Adamax(AdamaxOptions),
+    Adamax(AdamaxOptions) = "adamax", |options| *options;
     /// Adadelta, whose steps are as large as those before.
-    Adadelta(AdadeltaOptions),
+    Adadelta(AdadeltaOptions) = "adadelta", |options| *options;
     /// Rprop, for whole data sets instead of batches.
-    Rprop(RpropOptions),
+    Rprop(RpropOptions) = "rprop", |options| *options;
     /// Stochastic gradient descent.
-    Sgd(SgdOptions),
+    Sgd(SgdOptions) = "sgd", |options| *options;
     /// RMSprop.
-    RmsProp(RmsPropOptions),
+    RmsProp(RmsPropOptions) = "rms-prop", |options| *options;
     /// Adagrad.
-    Adagrad(AdagradOptions),
+    Adagrad(AdagradOptions) = "adagrad", |options| *options;
     /// Lion.
-    Lion(LionOptions),
+    Lion(LionOptions) = "lion", |options| *options;
     /// LAMB, for large batches.
-    Lamb(LambOptions),
+    Lamb(LambOptions) = "lamb", |options| *options;
     /// Adafactor, with hardly any state.
-    Adafactor(AdafactorOptions),
+    Adafactor(AdafactorOptions) = "adafactor", |options| *options;
     /// Muon for matrices, AdamW for the rest.
-    Muon(MuonRecipe),
+    Muon(MuonRecipe) = "muon", MuonRecipe::options;
 }
 
 /// The options of Adam and its kin, whose weight decay acts where the kind says: beside the
@@ -123,59 +146,27 @@ impl Default for MuonRecipe {
 }
 
 /// Options that every update rule has.
-struct RuleOptions {
-    schedule: Schedule,
+pub(super) struct RuleOptions {
+    pub(super) schedule: Schedule,
     /// The key of rounding by chance, for parameters in bf16.
-    rounding: Option<RandomKey>,
-    states: StateType,
+    pub(super) rounding: Option<RandomKey>,
+    pub(super) states: StateType,
 }
 
-impl OptimizerRecipe {
-    /// The optimizer with `schedule`, without state yet.
-    pub(super) fn build(
-        &self,
-        schedule: Schedule,
-        rounding: Option<RandomKey>,
-        states: StateType,
-    ) -> NnResult<Box<dyn Stateful>> {
-        fn new<R: UpdateRule>(
-            rule: R,
-            RuleOptions { schedule, rounding, states }: RuleOptions,
-        ) -> NnResult<Box<dyn Stateful>> {
-            let mut optimizer = PerParameter::new(rule)?.with_schedule(schedule)?;
-            if let Some(key) = rounding {
-                optimizer = optimizer.with_stochastic_rounding(key);
-            }
-            Ok(Box::new(match states {
-                StateType::F32 => optimizer,
-                StateType::EightBit => optimizer.with_8bit_states(),
-            }))
-        }
-        let how = RuleOptions { schedule, rounding, states };
-        match self {
-            OptimizerRecipe::Adam(recipe) => new(recipe.options(WeightDecay::Coupled, 0.0), how),
-            OptimizerRecipe::Adamw(recipe) => {
-                new(recipe.options(WeightDecay::Decoupled, 0.01), how)
-            }
-            OptimizerRecipe::Amsgrad(recipe) => {
-                new(AmsgradOptions(recipe.options(WeightDecay::Decoupled, 0.01)), how)
-            }
-            OptimizerRecipe::Nadam(options) => new(*options, how),
-            OptimizerRecipe::Radam(recipe) => {
-                new(RadamOptions(recipe.options(WeightDecay::Coupled, 0.0)), how)
-            }
-            OptimizerRecipe::Adamax(options) => new(*options, how),
-            OptimizerRecipe::Adadelta(options) => new(*options, how),
-            OptimizerRecipe::Rprop(options) => new(*options, how),
-            OptimizerRecipe::Sgd(options) => new(*options, how),
-            OptimizerRecipe::RmsProp(options) => new(*options, how),
-            OptimizerRecipe::Adagrad(options) => new(*options, how),
-            OptimizerRecipe::Lion(options) => new(*options, how),
-            OptimizerRecipe::Lamb(options) => new(*options, how),
-            OptimizerRecipe::Adafactor(options) => new(*options, how),
-            OptimizerRecipe::Muon(recipe) => new(recipe.options(), how),
-        }
+/// The optimizer by the update rule that `rule` makes of the options of a kind.
+fn optimizer<O, R: UpdateRule>(
+    options: &O,
+    rule: impl FnOnce(&O) -> R,
+    RuleOptions { schedule, rounding, states }: RuleOptions,
+) -> NnResult<Box<dyn Stateful>> {
+    let mut optimizer = PerParameter::new(rule(options))?.with_schedule(schedule)?;
+    if let Some(key) = rounding {
+        optimizer = optimizer.with_stochastic_rounding(key);
     }
+    Ok(Box::new(match states {
+        StateType::F32 => optimizer,
+        StateType::EightBit => optimizer.with_8bit_states(),
+    }))
 }
 
 impl AdamRecipe {

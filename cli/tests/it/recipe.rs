@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use lowtide_cli::recipe::{ModelRecipe, OptimizerRecipe, Recipe, SimpleCnnRecipe};
+use lowtide_cli::recipe::{ModelRecipe, OPTIMIZERS, OptimizerRecipe, Recipe, SimpleCnnRecipe};
 use lowtide_data::{Batch, Loader};
-use lowtide_nn::optim::{Momentum, SgdOptions};
+use lowtide_nn::optim::{Momentum, RULES, SgdOptions};
 use lowtide_trainer::TrainError;
 
 fn load(text: &str) -> Result<Recipe, TrainError> {
@@ -55,8 +55,9 @@ fn every_optimizer_round_trips() {
         "kind = \"adafactor\"\neps = 1e-6\nclip = 2.0",
         "kind = \"muon\"\nrate_scale = \"match-rms-adamw\"\nothers_learning_rate = 0.1",
     ];
+    let by_default = OPTIMIZERS.map(|kind| format!("kind = \"{kind}\""));
     let mut seen = Vec::new();
-    for kind in kinds {
+    for kind in kinds.iter().copied().chain(by_default.iter().map(String::as_str)) {
         let recipe = load(&format!("[optimizer]\n{kind}\n")).expect("valid");
         recipe.optimizer().expect("in range");
         assert_eq!(load(&recipe.to_toml()).expect("complete"), recipe);
@@ -66,6 +67,13 @@ fn every_optimizer_round_trips() {
     assert!(matches!(&seen[1].optimizer, OptimizerRecipe::Adamw(adam) if adam.eps == 1e-6));
     let is_nesterov = |sgd: &SgdOptions| sgd.momentum_kind == Momentum::Nesterov;
     assert!(matches!(&seen[2].optimizer, OptimizerRecipe::Sgd(sgd) if is_nesterov(sgd)));
+}
+
+#[test]
+fn recipes_have_every_update_rule() {
+    let names = RULES.map(|rule| rule.replace('_', "-"));
+    let missing: Vec<_> = names.iter().filter(|name| !OPTIMIZERS.contains(&&name[..])).collect();
+    assert!(missing.is_empty(), "no kind of optimizer for {missing:?}");
 }
 
 #[test]
