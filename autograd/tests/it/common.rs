@@ -1,4 +1,6 @@
+use std::collections::BTreeSet;
 use std::error::Error;
+use std::path::{Path, PathBuf};
 
 use lowtide_allocator::BLOCK_BYTES;
 use lowtide_autograd::{Attempt, Gradients, LeafId, Pass, Var};
@@ -54,4 +56,22 @@ pub(crate) fn live_bytes(device: &Device) -> usize {
 pub(crate) fn bits(tensor: &Tensor) -> Vec<u32> {
     let values = tensor.to_vec::<f32>().expect("f32 on the CPU");
     values.into_iter().map(f32::to_bits).collect()
+}
+
+/// The sources in a folder and in those below it.
+pub(crate) fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("the workspace's sources");
+    let paths = entries.map(|entry| entry.expect("a folder's entry").path());
+    let (folders, files): (Vec<_>, Vec<_>) = paths.partition(|path| path.is_dir());
+    let inner = folders.iter().flat_map(|folder| rust_files(folder));
+    let is_rust = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
+    files.into_iter().filter(is_rust).chain(inner).collect()
+}
+
+/// Checks that a list has the names that are declared, and names those that differ.
+#[track_caller]
+pub(crate) fn check_same_names(listed: &BTreeSet<String>, declared: &BTreeSet<String>) {
+    let missing: Vec<_> = declared.difference(listed).collect();
+    let gone: Vec<_> = listed.difference(declared).collect();
+    assert!(missing.is_empty() && gone.is_empty(), "not listed: {missing:?}, gone: {gone:?}");
 }

@@ -2,12 +2,12 @@
 //! drops a gradient.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use lowtide_autograd::{AutogradResult as Result, LeafId, Var};
 use lowtide_tensor::{Closeness, DType, Device, Side, SortOrder, Tensor};
 
-use crate::common::{Outcome, cpu, recording};
+use crate::common::{Outcome, cpu, recording, rust_files};
 use crate::rules::{Case, all};
 
 /// Operations without a rule, grouped by reason.
@@ -147,15 +147,6 @@ const OF_TWO: [(&str, Binary); 13] = [
     ("ne", Tensor::ne),
     ("searchsorted", |a, b| a.searchsorted(b, Side::Left)),
 ];
-
-fn rust_files(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).expect("the workspace's sources");
-    let paths = entries.map(|entry| entry.expect("a folder's entry").path());
-    let (folders, files): (Vec<_>, Vec<_>) = paths.partition(|path| path.is_dir());
-    let inner = folders.iter().flat_map(|folder| rust_files(folder));
-    let is_rust = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
-    files.into_iter().filter(is_rust).chain(inner).collect()
-}
 
 /// The names of the public operations, as the sources of the tensor crate declare them.
 fn declared() -> BTreeSet<String> {
