@@ -1,6 +1,8 @@
 //! Bytes that layers and models keep for backward, next to PyTorch; the table of the models'
 //! README.
 
+use std::collections::BTreeSet;
+
 use lowtide_autograd::{Attempt, Pass, Var};
 use lowtide_nn::models::{
     DeepCnn, DeepCnnShape, Gpt, GptShape, LstmModel, LstmModelShape, ResNet, ResNetBlock,
@@ -24,10 +26,35 @@ use lowtide_tensor::{
 };
 
 use crate::common::{KEY, Outcome, cpu};
+use crate::layer_list;
 use crate::zoo::uniform;
 
 const PYTORCH: &str = include_str!("../fixtures/saved_bytes.txt");
 const README: &str = include_str!("../../src/models/README.md");
+
+/// Layers without a row in the table. The table of autograd's rules has the operations that they
+/// are made of.
+const WITHOUT_ROW: [&str; 19] = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool3d",
+    "AvgPool3d",
+    "BatchNorm1d",
+    "BatchNorm3d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "MaxPool3d",
+    "Pad",
+    "Rnn",
+    "RotaryEmbedding",
+    "Sequential",
+    "SpectralNorm",
+    "TransformerEncoder",
+];
 
 /// A layer under PyTorch's conditions: its input needs a gradient, and so do its parameters.
 struct OfLayer<F>(F);
@@ -232,6 +259,22 @@ fn table() -> Result<Vec<(&'static str, usize, usize)>> {
         Ok((name, saved_bytes(name)?, bytes.parse().expect("a number")))
     };
     PYTORCH.lines().map(row).collect()
+}
+
+#[test]
+fn every_layer_has_a_row_or_is_known_to_have_none() -> Outcome {
+    let name = |line: &'static str| line.split_once(' ')?.1.split(',').next();
+    let rows: BTreeSet<&str> = PYTORCH.lines().filter_map(name).collect();
+    let kinds: BTreeSet<&str> = layer_list::all(&cpu())?.iter().map(|layer| layer.kind).collect();
+    let has_row = |kind: &&&str| rows.contains(**kind);
+    let missing: Vec<_> =
+        kinds.iter().filter(|kind| !has_row(kind) && !WITHOUT_ROW.contains(kind)).collect();
+    // A model, which the list has as a layer of layers.
+    assert_eq!(missing, [&"SimpleCnn"], "no row and no reason");
+    let gone: Vec<_> =
+        WITHOUT_ROW.iter().filter(|kind| has_row(kind) || !kinds.contains(**kind)).collect();
+    assert!(gone.is_empty(), "a row, or no such layer: {gone:?}");
+    Ok(())
 }
 
 #[test]
