@@ -1,6 +1,6 @@
-//! The cost of the kernels beside the loop that anyone would write first.
+//! The cost of the kernels, compared with the loop that anyone would write first.
 //!
-//! Every result is compared with the loop's before either is timed.
+//! Every result is compared with the result of the loop before either is timed.
 
 use std::hint::black_box;
 
@@ -17,7 +17,7 @@ const CONVOLUTIONS: [([usize; 4], usize); 2] = [([64, 1, 8, 8], 16), ([32, 16, 3
 const IMAGES: [usize; 4] = [32, 32, 32, 32];
 /// [N, C].
 const LOGITS: [usize; 2] = [256, 1000];
-/// Rows that are normalised, of this length.
+/// Number and length of the rows that are normalised.
 const ROWS: [usize; 2] = [4096, 1024];
 const GEOMETRY: Conv2dGeometry =
     Conv2dGeometry { stride: [1; 2], padding: [1; 2], dilation: [1; 2], groups: 1 };
@@ -26,7 +26,7 @@ fn device() -> Device {
     Device::cpu(CpuOptions::default()).expect("address space")
 }
 
-/// Multiples of 1/8 up to 15/8 either way.
+/// Multiples of 1/8 from -15/8 to 15/8.
 fn values(len: usize, seed: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 29 + seed * 7 + i / 11) % 31) as f32 / 8.0 - 1.875).collect()
 }
@@ -40,7 +40,7 @@ fn tensor(device: &Device, dims: &[usize], seed: usize) -> (Tensor, Vec<f32>) {
     (upload(device, dims, &values), values)
 }
 
-/// Fails unless both agree to a relative 1e-4; they sum in different orders.
+/// Fails unless both results agree to a relative 1e-4; they sum in different orders.
 fn check(subject: &str, found: &Tensor, expected: &[f32]) {
     let found = found.to_vec::<f32>().expect("values");
     assert_eq!(found.len(), expected.len(), "{subject}");
@@ -75,7 +75,7 @@ fn check_and_time(
     time(criterion, subject, throughput, lowtide, naive);
 }
 
-/// In and out of the caches.
+/// Sizes inside and outside the caches.
 const SIZES: [(&str, usize); 2] = [("2^20", 1 << 20), ("2^24", 1 << 24)];
 
 fn elementwise(criterion: &mut Criterion) {
@@ -117,7 +117,7 @@ fn functions(criterion: &mut Criterion) {
         ("gelu", Tensor::gelu, gelu),
     ];
     for (name, function, naive) in cases {
-        // Positive, so that no result is NaN, which equals nothing.
+        // Positive numbers, so that no result is NaN, which equals nothing.
         let (x, x_values) = (x.abs().expect("abs"), x_values.iter().map(|x| x.abs()));
         let x_values: Vec<f32> = x_values.collect();
         let naive = || x_values.iter().map(|&x| naive(x)).collect();
@@ -144,7 +144,7 @@ fn matmul(criterion: &mut Criterion) {
     check_and_time(criterion, "matmul_256", products, || a.matmul(&b).expect("matmul"), naive);
 }
 
-/// [B, H, T, D] of causal attention: a small model of characters, and GPT-2's.
+/// [B, H, T, D] of causal attention, for a small model of characters and for GPT-2.
 const ATTENTIONS: [[usize; 4]; 2] = [[8, 4, 128, 64], [4, 12, 1024, 64]];
 
 fn attention(criterion: &mut Criterion) {
@@ -240,7 +240,7 @@ fn conv2d(criterion: &mut Criterion) {
         });
         let weight = || dy.conv2d_backward_weight(&x, *w.shape(), GEOMETRY).expect("conv2d");
         check_and_time(criterion, &name("backward_weight"), products, weight, || {
-            // In f64: 32,768 terms of an f32 sum in a row would not agree to 1e-4.
+            // The sum is in f64: 32,768 terms added up in f32 would not agree to 1e-4.
             let mut dw = vec![0.0f64; w_values.len()];
             convolution_products(size, outs, |y, x, w| {
                 dw[w] += f64::from(dy_values[y] * x_values[x]);

@@ -94,7 +94,7 @@ fn one_by_one(device: &Device, jobs: &mut [Job]) {
     }
 }
 
-/// Parameter, gradient and both moments of a tensor.
+/// Updates parameter, gradient and both moments of each tensor by plain loops.
 fn naive(jobs: &mut [[Vec<f32>; 4]]) {
     let [beta1, beta2, rate, eps] = [BETAS[0], BETAS[1], RATE, EPS].map(|x| x as f32);
     for [p, g, m, v] in jobs {

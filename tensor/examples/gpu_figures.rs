@@ -1,11 +1,11 @@
 //! Figures of an NVIDIA device under lowtide, as lines of JSON: `cargo run --release -p
 //! lowtide-tensor --features cuda --example gpu_figures [--small] [SECTION...]`. The sections are
 //! `compile` (every kernel, into the cache), `versions`, `copies`, `memory_calls`, `launches`,
-//! `products`, `convolutions` and `kernels`; all of them if none is named.
+//! `products`, `convolutions` and `kernels`; all sections if none is named.
 //!
-//! A figure is the median of some runs; what cannot be measured is a line that says why. A line is
-//! printed when its figure is known. `cargo xtask gpu-bundle` carries this to a machine with a
-//! device, beside the same in PyTorch.
+//! A figure is the median of some runs. A figure that cannot be measured is a line with the reason.
+//! A line is printed when its figure is known. `cargo xtask gpu-bundle` carries this program to a
+//! machine with a device, beside the same measurements in PyTorch.
 
 #[path = "gpu_figures/kernels.rs"]
 mod kernels;
@@ -21,7 +21,7 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, RandomKey, Tensor};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Runs that are not counted come first.
+/// Number of runs before the counted ones.
 const WARM_UP: usize = 2;
 const RUNS: usize = 9;
 
@@ -41,7 +41,7 @@ const SECTIONS: [&str; 8] = [
     "kernels",
 ];
 
-/// How large what is measured is.
+/// Sizes of the measured operations.
 struct Sizes {
     /// Rows and columns of products.
     product: usize,
@@ -102,7 +102,7 @@ fn main() {
     }
 }
 
-/// A section that could not be measured to its end says why.
+/// Reports why a section could not be measured to its end.
 fn report(name: &str, outcome: Outcome<()>) {
     if let Err(error) = outcome {
         refused(name, &error.to_string());
@@ -121,7 +121,7 @@ fn figure(name: &str, unit: &str, value: f64) {
     println!("{{\"name\": {}, \"unit\": {}, \"value\": {value:e}}}", quoted(name), quoted(unit));
 }
 
-/// Seconds beside those that nothing can be faster than.
+/// Prints measured seconds beside the floor, which nothing can be faster than.
 fn figure_beside(name: &str, seconds: f64, floor_seconds: f64) {
     let name = quoted(name);
     println!(
@@ -153,7 +153,7 @@ fn median(mut run: impl FnMut() -> Outcome<f64>) -> Outcome<f64> {
     Ok(seconds[RUNS / 2])
 }
 
-/// How long a new device waits for its kernels, if the cache is empty.
+/// Measures the time that a new device waits for its kernels, if the cache is empty.
 fn compile(device: &CudaDevice) -> Outcome<()> {
     let compiler = KernelCompiler::of(device, KernelCache::from_environment())?;
     let started = Instant::now();
@@ -188,7 +188,7 @@ fn describe(device: &CudaDevice) -> Outcome<()> {
     Ok(())
 }
 
-/// The layers of GPT-2's smallest, in bf16: name, inputs, outputs.
+/// The layers of the smallest GPT-2, in bf16: name, inputs, outputs.
 const GPT2: [(&str, usize, usize); 5] = [
     ("qkv", 768, 2304),
     ("proj", 768, 768),
@@ -197,7 +197,7 @@ const GPT2: [(&str, usize, usize); 5] = [
     ("head", 768, 50_257),
 ];
 
-/// Rates that GPT-2's layers reach on `rows` tokens, forwards.
+/// Measures the rates of GPT-2's layers on `rows` tokens, forwards.
 fn gpt2_layers(device: &CudaDevice, rows: usize) -> Outcome<()> {
     let tensors = Device::cuda_on(device, CudaOptions::default())?;
     let noise = |dims: &[usize]| kernels::noise(&tensors, DType::BF16, dims);
@@ -226,7 +226,7 @@ const CONVOLUTIONS: [(&str, usize, usize, usize, usize, usize); 10] = [
     ("unet_128", 64, 128, 64, 3, 1),
 ];
 
-/// Rates that the convolutions and their gradients reach in bf16 and in tf32.
+/// Measures the rates of the convolutions and of their gradients in bf16 and in tf32.
 fn convolutions(device: &CudaDevice, images: usize) -> Outcome<()> {
     convolutions_in(device, images, ("bf16", DType::BF16, Precision::F32))?;
     convolutions_in(device, images, ("tf32", DType::F32, Precision::Tf32))
@@ -259,8 +259,8 @@ fn convolutions_in(
     Ok(())
 }
 
-/// Square products, by the library in each type and by the kernel of this crate. A figure has
-/// the name of what did the product: where the library did not, there is none of it.
+/// Measures square products, by the library in each type and by the kernel of this crate. The name
+/// of a figure names the multiplier. If the library refused, there is no figure for it.
 fn products(device: &CudaDevice, size: usize) -> Outcome<()> {
     let exact = Products::Library(Precision::F32);
     for (name, dtype, products) in [
@@ -285,7 +285,8 @@ fn products(device: &CudaDevice, size: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// The median time of a product; one alone is too short beside the wait for it.
+/// The median time of a product. Several are timed together, because one is too short beside the
+/// wait for it.
 fn seconds_of_one(device: &CudaDevice, product: impl Fn() -> Outcome<()>) -> Outcome<f64> {
     const PRODUCTS: usize = 8;
     median(|| {
@@ -303,7 +304,7 @@ fn product_seconds(
     products: Products,
 ) -> Outcome<f64> {
     let tensors = Device::cuda_on(device, CudaOptions { products, ..CudaOptions::default() })?;
-    // Results are checked before: rows of ones times a constant.
+    // Checks the result first, for rows of ones times a constant.
     let mut a = Tensor::full(&tensors, [size, size], DType::F32, 1.0)?;
     let mut b = Tensor::full(&tensors, [size, size], DType::F32, 0.5)?;
     let corner = a.to_dtype(dtype)?.matmul(&b.to_dtype(dtype)?)?.narrow(0, size - 1, 1)?;
@@ -334,8 +335,8 @@ fn product_seconds(
     Ok(seconds)
 }
 
-/// Time that a launch takes on the host, and on the device when many wait for it; and time of
-/// driver calls that have nothing to do.
+/// Measures the time of a launch on the host, its time on the device when many launches wait, and
+/// the time of driver calls that have nothing to do.
 fn launches(device: &CudaDevice, count: usize) -> Outcome<()> {
     let tensors = Device::cuda_on(device, CudaOptions::default())?;
     let mut x = Tensor::zeros(&tensors, [32], DType::F32)?;
@@ -344,7 +345,7 @@ fn launches(device: &CudaDevice, count: usize) -> Outcome<()> {
         device.synchronize()?;
         let started = Instant::now();
         for _ in 0..count {
-            // A value whose bytes differ takes a kernel.
+            // A fill with a value whose bytes differ needs a kernel.
             x.fill_(1.5)?;
         }
         on_host.push(started.elapsed().as_secs_f64() / count as f64);
@@ -369,7 +370,8 @@ fn launches(device: &CudaDevice, count: usize) -> Outcome<()> {
     call("read_of_one_value", &|| Ok(value.to_vec::<f32>().map(drop)?))
 }
 
-/// Bytes a second of a copy within the device, each counted when it is read and when it is written.
+/// Bytes per second of a copy within the device. Each byte counts when it is read and when it is
+/// written.
 fn copy_rate(device: &CudaDevice, size_bytes: usize) -> Outcome<f64> {
     let tensors = Device::cuda_on(device, CudaOptions::default())?;
     let len = size_bytes / size_of::<f32>();
@@ -386,7 +388,7 @@ fn copy_rate(device: &CudaDevice, size_bytes: usize) -> Outcome<f64> {
     Ok(2.0 * size_bytes as f64 / seconds)
 }
 
-/// Within the device, and between it and page-locked memory of the host.
+/// Measures copies within the device, and between the device and page-locked memory of the host.
 fn copies(device: &CudaDevice, size_bytes: usize) -> Outcome<()> {
     figure("copy_within_device", "bytes/s", copy_rate(device, size_bytes)?);
     let streams = CudaStreams::new(device);
@@ -417,8 +419,8 @@ fn copies(device: &CudaDevice, size_bytes: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Memory that the allocator has to ask the driver for, and gives back: pages are made, mapped and
-/// made accessible, and all of that undone.
+/// Measures requests of the allocator to the driver: pages are made, mapped and made accessible,
+/// and all of that is undone.
 fn commits(device: &CudaDevice, size_bytes: usize) -> Outcome<()> {
     let streams = CudaStreams::new(device);
     let memory = CachingAllocator::new(CudaSource::new(&streams)?)?;

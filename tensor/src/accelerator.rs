@@ -8,28 +8,29 @@ use lowtide_allocator::{Buffer, PinnedBuffer, PinnedCache};
 use crate::dtype::DType;
 use crate::error::Result;
 
-/// A device whose driver copies beside kernels and has memory of its own to run short of.
+/// A device whose driver copies while kernels run, and may run out of memory of its own.
 pub(crate) trait Accelerator {
-    /// Memory of the host for a ring of buffers that copies read themselves.
+    /// Page-locked memory of the host for a ring of buffers. Copies read the buffers directly.
     fn ring(&self, size_bytes: usize) -> Result<PinnedCache>;
 
-    /// Begins to copy parts of rings to a block, in place of earlier parts.
+    /// Starts copies of parts of rings to a block, over the parts that were copied before.
     fn copy_ahead(
         &self,
         block: &Arc<Buffer>,
         parts: &[(&PinnedBuffer, Range<usize>)],
     ) -> Result<()>;
 
-    /// Drops the record of what was copied ahead to a block.
+    /// Drops the record of the bytes that were copied ahead to a block.
     fn forget_ahead(&self, block: &Arc<Buffer>);
 
     /// Loads the kernels that update parameters of a float type by known formulas.
     fn reserve_updates(&self, dtype: DType) -> Result<()>;
 
-    /// Makes a call of the driver, and makes it again if the driver had no memory for it, once the
-    /// allocator has given its cache back. A call that is refused has enqueued nothing.
+    /// Makes a call of the driver. If the driver lacks memory, the allocator gives its cache back
+    /// and the call is made again. A refused call has enqueued nothing.
     ///
     /// # Errors
-    /// Out of memory that names the call, where the cache did not help; else that of the call.
+    /// `OutOfMemory` with the name of the call if the second try fails too; else the error of the
+    /// call.
     fn retry(&self, call: &mut dyn FnMut() -> Result<()>) -> Result<()>;
 }

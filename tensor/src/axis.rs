@@ -1,14 +1,14 @@
-//! Dimensions: counted from the first one on, or back from the last one.
+//! Dimensions, counted from the first forwards or from the last backwards.
 
 use crate::error::TensorError;
 
-/// A dimension: 0 is the first one, and -1 the last one. Operations take `impl Into<Axis>`, so
-/// plain numbers of type `usize`, `isize` and `i32` will do.
+/// A dimension: 0 is the first, -1 the last. Operations take `impl Into<Axis>`, so that plain
+/// numbers of type `usize`, `isize` and `i32` work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
-    /// The number of dimensions before it.
+    /// The number of dimensions before this one.
     FromFirst(usize),
-    /// The number of dimensions from it on; not 0.
+    /// The number of dimensions from this one to the last; not 0.
     FromLast(usize),
 }
 
@@ -32,10 +32,10 @@ impl From<i32> for Axis {
 }
 
 impl Axis {
-    /// The number of dimensions before it, in a tensor of `rank` dimensions.
+    /// The index of this dimension, from 0, in a tensor of `rank` dimensions.
     ///
     /// # Errors
-    /// `Index` where there is no such dimension.
+    /// `Index` if the tensor has no such dimension.
     pub fn index(self, op: &'static str, rank: usize) -> Result<usize, TensorError> {
         match self {
             Axis::FromFirst(index) if index < rank => Ok(index),

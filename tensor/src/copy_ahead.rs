@@ -10,20 +10,20 @@ use crate::copy_stream::{COPIES, room_bytes};
 use crate::device::Device;
 use crate::error::Result;
 
-/// Memory of a device for bytes that it will be asked to copy next, so that it copies them from the
-/// host while it computes: made by [`Device::copy_ahead`].
+/// Memory of a device for the bytes of coming copies. The device fetches these bytes from the host
+/// while it computes. [`Device::copy_ahead`] allocates the memory.
 ///
 /// [`Tensor::from_page_locked`](crate::Tensor::from_page_locked) of such bytes, or of a part of
-/// them, is then a copy within the device. It makes the same tensor either way, and bytes that were
-/// written since are never mistaken for those that were copied.
+/// such bytes, is then a copy within the device. The tensor is the same either way. Bytes that the
+/// host has written since are copied anew.
 pub struct CopyAhead {
     block: Arc<Buffer>,
     device: Device,
 }
 
 impl Device {
-    /// Takes memory, for input, to copy to ahead; `None` where copies are the host's work. A
-    /// simulated device takes it too.
+    /// Allocates memory for copies ahead, in the category of input; `None` on devices whose copies
+    /// are the host's work. A simulated device allocates the same memory.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -43,9 +43,10 @@ impl CopyAhead {
         sizes.into_iter().map(room_bytes).sum()
     }
 
-    /// Begins to copy these parts of blocks of a [ring](Device::page_locked_ring) of the device, in
-    /// place of earlier parts. Parts of other blocks, and parts that there is no room for, are left
-    /// out. A block must not be written before it has been [waited for](PinnedBuffer::wait).
+    /// Starts copies of these parts of blocks of a [ring](Device::page_locked_ring) of the device,
+    /// over the parts that were copied before. Parts of other blocks, and parts that do not fit,
+    /// are left out. A block must not be written before the host has [waited for the
+    /// block](PinnedBuffer::wait).
     ///
     /// # Errors
     /// The driver refused.

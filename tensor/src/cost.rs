@@ -1,8 +1,8 @@
-//! Costs of kernels: the time of a simulated device is made of them.
+//! Costs of kernels, which a simulated device adds up to its time.
 
 use std::fmt::{self, Display};
 
-/// A class of operations whose speed has one limit, so that one measured rate serves all of them.
+/// A class of operations whose speed has one limit, so that one measured rate fits the whole class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OpClass {
     /// Matrix products.
@@ -30,7 +30,7 @@ pub enum OpClass {
     Update,
     /// Copies of elements within one memory.
     Copy,
-    /// Copies to the memory of another device: their bytes count once.
+    /// Copies to the memory of another device; each byte counts once.
     Transfer,
 }
 
@@ -74,10 +74,10 @@ impl Display for OpClass {
     }
 }
 
-/// Work of a kernel, which decides the simulated device's time.
+/// Work of a kernel, from which a simulated device computes time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// The limit of the kernel's speed.
+    /// The class, whose rates limit the speed of the kernel.
     pub class: OpClass,
     /// Arithmetic operations; a multiply-add counts two.
     pub flops: f64,

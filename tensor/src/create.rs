@@ -1,4 +1,5 @@
-//! Tensors made: of memory alone, of a number, of values and bytes of the host, in a mapped file.
+//! Creation of tensors: without values, from a number, from values and bytes of the host, in a
+//! mapped file.
 
 use std::ops::Range;
 
@@ -16,8 +17,8 @@ use crate::tensor::Tensor;
 use crate::transfer::{HostBytes, Overwrite, Upload};
 
 impl Tensor {
-    /// A tensor with whatever its memory held before; for destinations that are written whole.
-    /// The device's current [`Category`] counts its bytes.
+    /// A tensor with the old contents of its memory, for destinations that are written completely.
+    /// The bytes count for the device's current [`Category`].
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -49,7 +50,8 @@ impl Tensor {
         shape: Shape,
         dtype: DType,
     ) -> Result<Self> {
-        // Saturated, because no memory holds that much: a wrapped product would be a small buffer.
+        // The product saturates, because no memory holds as much. A wrapped product would be a
+        // small buffer.
         let size_bytes = shape.element_count().saturating_mul(dtype.size_bytes());
         let buffer = device.allocator().allocate_on(stream, category, size_bytes)?;
         Ok(Tensor::of(Storage::new(buffer, device.clone()), shape, dtype))
@@ -61,7 +63,7 @@ impl Tensor {
         Self::empty_in(device, Category::Workspace, [len], dtype)
     }
 
-    /// Every element 0.
+    /// A tensor whose elements are all 0.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -70,7 +72,7 @@ impl Tensor {
         Self::full(device, shape, dtype, 0.0)
     }
 
-    /// Every element 1.
+    /// A tensor whose elements are all 1.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -79,7 +81,7 @@ impl Tensor {
         Self::full(device, shape, dtype, 1.0)
     }
 
-    /// Every element `value`, converted as [`Tensor::to_dtype`] does.
+    /// A tensor whose elements are all `value`, converted as [`Tensor::to_dtype`] does.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -95,7 +97,7 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// The elements of `values` in row-major order. A simulated device only takes the memory.
+    /// A tensor of `values` in row-major order. A simulated device only allocates the memory.
     ///
     /// # Errors
     /// `Shape` when the count does not fit, `OutOfMemory`.
@@ -108,7 +110,7 @@ impl Tensor {
         Self::from_bytes(device, shape, T::Element::DTYPE, T::as_bytes(values))
     }
 
-    /// The elements in `bytes`, native byte order, row-major.
+    /// A tensor of the elements in `bytes`, in native byte order and row-major.
     ///
     /// # Errors
     /// `Shape` when the count does not fit, `OutOfMemory`.
@@ -128,7 +130,8 @@ impl Tensor {
         Self::from_upload(device, shape.into(), upload)
     }
 
-    /// The elements in the bytes `range` of a page-locked block, native byte order, row-major.
+    /// A tensor of the elements in the bytes `range` of a page-locked block, in native byte order
+    /// and row-major.
     ///
     /// # Errors
     /// The errors of [`Tensor::from_bytes`].
@@ -137,9 +140,10 @@ impl Tensor {
     /// If the range is not within the block.
     ///
     /// # Streams
-    /// As [`Tensor::from_bytes`], but an NVIDIA device that the block's memory is
-    /// [of](Device::page_locked_ring) reads it when the copy runs: it must not be written before it
-    /// has been [waited for](PinnedBuffer::wait).
+    /// As for [`Tensor::from_bytes`], with one exception: if the block is of a
+    /// [ring](Device::page_locked_ring) of an NVIDIA device, the device reads the block when the
+    /// copy runs. The block must not be written before the host has [waited for the
+    /// block](PinnedBuffer::wait).
     #[track_caller]
     pub fn from_page_locked(
         device: &Device,
@@ -166,15 +170,15 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// The elements that begin at `offset_bytes` of a file, native byte order, row-major. On the
-    /// CPU they stay in the file: the system reads them when they are looked at, they count as
-    /// [mapped](Device::mapped_bytes), and take one block of 512 bytes of the device's memory,
-    /// which carries category and module. An operation that writes them is an error. An NVIDIA
-    /// device, which cannot read them in the file, gets a copy, as [`Tensor::from_bytes`] makes it;
-    /// a simulated device does as the device that it stands for.
+    /// A tensor of the elements that begin at `offset_bytes` of a file, in native byte order and
+    /// row-major. On the CPU the elements stay in the file, and the system reads them on first use.
+    /// The tensor counts as [mapped](Device::mapped_bytes), and takes one block of 512 bytes of the
+    /// device's memory, which carries category and module. An operation that writes to the tensor
+    /// is an error. An NVIDIA device gets a copy, as by [`Tensor::from_bytes`]. A simulated device
+    /// does the same as the device that it stands for.
     ///
     /// # Errors
-    /// `Index` where the file ends before; `Unaligned` unless the offset is a multiple of the
+    /// `Index` if the file is too short; `Unaligned` unless the offset is a multiple of the
     /// element's size; `OutOfMemory`.
     #[track_caller]
     pub fn from_mapped(
@@ -195,12 +199,12 @@ impl Tensor {
         if device.kind() == DeviceKind::Cuda {
             return Self::from_bytes(device, shape, dtype, bytes);
         }
-        // A mapping begins with a page.
+        // A mapping begins with a page, so the alignment of the offset decides.
         let align_bytes = dtype.size_bytes();
         if !offset_bytes.is_multiple_of(align_bytes) {
             return Err(TensorError::Unaligned { op, offset_bytes, align_bytes });
         }
-        // The empty block stands for the storage with the allocator.
+        // The empty block represents the storage in the allocator.
         let (allocator, count) = (device.allocator(), device.mapped_count());
         let (stream, category) = (allocator.stream(), allocator.current_category());
         let buffer = allocator.allocate_on(stream, category, 0)?;
@@ -208,7 +212,7 @@ impl Tensor {
         Ok(Tensor::of(Storage::of_mapped(buffer, device.clone(), mapped), shape, dtype))
     }
 
-    /// Overwrites the elements with those in `bytes`, native byte order, row-major.
+    /// Overwrites the elements with the elements in `bytes`, in native byte order and row-major.
     ///
     /// # Errors
     /// `Shape` when the count does not fit, `Frozen`, `Overlap` (on an expanded view).

@@ -45,11 +45,11 @@ pub(crate) enum Backend {
 /// Options of a CPU device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuOptions {
-    /// Memory that the device behaves and reports to have; all of the machine's if absent.
+    /// Memory that the device reports and enforces; all memory of the machine if absent.
     pub budget_bytes: Option<usize>,
-    /// Threads that compute, the caller included; one per core if absent.
+    /// Number of threads that compute, the caller included; one per core if absent.
     pub threads: Option<usize>,
-    /// Rates of the device, which decide the time of plans and nothing else; nominal if absent.
+    /// Rates of the device, which only the time of plans depends on; nominal rates if absent.
     pub rates: Option<Rates>,
 }
 
@@ -73,7 +73,7 @@ impl Device {
     /// A simulated device: same code, same allocations, no memory.
     ///
     /// # Errors
-    /// None today; the signature is that of the other devices.
+    /// None today; the signature is like the signatures of the other devices.
     pub fn sim(spec: SimSpec) -> Result<Self, TensorError> {
         let inside_bytes = spec.capacity_bytes.saturating_sub(spec.outside_bytes);
         let mut source = SimSource::with_capacity(inside_bytes)
@@ -91,9 +91,9 @@ impl Device {
         Device(Arc::new(Inner { allocator, backend, spec, mapped_bytes: Arc::default() }))
     }
 
-    /// A simulated device in exactly this one's state: the same live blocks at the same places,
-    /// the same cache, charges, statistics and capacity. [`crate::Tensor::simulated_copy`] finds
-    /// this device's tensors there; tensors that are not asked for stay allocated.
+    /// A simulated device in exactly the state of this device: the same live blocks at the same
+    /// places, the same cache, charges, statistics and capacity. [`crate::Tensor::simulated_copy`]
+    /// finds the copies of this device's tensors. Tensors that are not asked for stay allocated.
     pub fn simulate(&self) -> Device {
         let (simulation, spec) = (self.0.allocator.simulate(), self.spec());
         let allocator = simulation.allocator().clone();
@@ -101,7 +101,7 @@ impl Device {
         Self::new(allocator, Backend::Sim(Box::new(sim)), spec)
     }
 
-    /// The specification of a device like this one, with nothing on it yet, for [`Device::sim`].
+    /// The specification of an empty device like this one, for [`Device::sim`].
     pub fn spec(&self) -> SimSpec {
         if self.is_simulated() {
             return self.0.spec;
@@ -148,32 +148,32 @@ impl Device {
     }
 
     /// True if products and convolutions of f32 round their factors to tf32, which has 11 of the 24
-    /// binary digits; on an NVIDIA device that was asked to.
+    /// binary digits: on an NVIDIA device with this option.
     pub fn is_in_tf32(&self) -> bool {
         self.kind() == DeviceKind::Cuda && self.0.spec.tf32
     }
 
-    /// Threads that compute; those of its specification on a simulated device.
+    /// Number of threads that compute; on a simulated device, the number in its specification.
     pub fn threads(&self) -> usize {
         self.0.spec.threads
     }
 
-    /// Time of everything launched on a simulated device, by [`SimSpec::rates`]; 0 on real ones.
+    /// Time of everything launched on a simulated device, by [`SimSpec::rates`]; 0 on real devices.
     pub fn simulated_seconds(&self) -> f64 {
         self.simulation().map_or(0.0, |sim| sim.time().seconds)
     }
 
-    /// Work of one class launched on a simulated device; nothing on real ones.
+    /// Work of one class launched on a simulated device; nothing on real devices.
     pub fn simulated_work(&self, class: OpClass) -> SimulatedWork {
         self.simulation().map_or_else(SimulatedWork::default, |sim| sim.time().of(class))
     }
 
-    /// Values that simulated code went on with; empty on real devices.
+    /// Values that simulated code assumed; empty on real devices.
     pub fn assumptions(&self) -> Vec<Assumption> {
         self.simulation().map_or_else(Vec::new, Sim::assumptions)
     }
 
-    /// The state of a simulated device; `None` on real ones.
+    /// The state of a simulated device; `None` on real devices.
     pub(crate) fn simulation(&self) -> Option<&Sim> {
         match self.backend() {
             Backend::Sim(sim) => Some(sim),
@@ -191,15 +191,15 @@ impl Device {
         DeviceLabel { name, capacity_bytes: self.0.allocator.capacity_bytes() }
     }
 
-    /// True if copies from and to the host run beside kernels.
+    /// True if copies from and to the host run while kernels run.
     pub(crate) fn copies_beside(&self) -> bool {
         self.kind() == DeviceKind::Cuda
     }
 
-    /// Memory of the host that copies to this device read themselves, for a ring of buffers of
-    /// `size_bytes` together, and the stream to allocate them for; `None` where copies are the
-    /// host's work. The memory is outside the budget of the device. A simulated device, which
-    /// copies nothing, gets ordinary memory.
+    /// Page-locked memory of the host for a ring of buffers of `size_bytes` together, and the
+    /// stream to allocate the buffers for. Copies to this device read the buffers directly. `None`
+    /// on devices whose copies are the host's work. The memory is outside the budget of the device.
+    /// A simulated device, which copies nothing, gets ordinary memory.
     ///
     /// # Errors
     /// The driver has no such memory.
@@ -226,8 +226,8 @@ impl Device {
         Ok(())
     }
 
-    /// Makes a call of the driver; see [`Accelerator::retry`]. Other devices have no call that
-    /// could be short of memory.
+    /// Makes a call of the driver; see [`Accelerator::retry`]. On devices without a driver the call
+    /// is made once.
     pub(crate) fn retried<T>(
         &self,
         mut call: impl FnMut() -> Result<T, TensorError>,
@@ -261,7 +261,7 @@ impl Device {
 }
 
 impl TensorError {
-    /// `Device` of two tensors.
+    /// The error `Device` for two tensors.
     pub fn devices(op: &'static str, left: &Device, right: &Device) -> Self {
         TensorError::Device { op, left: left.label(), right: right.label() }
     }

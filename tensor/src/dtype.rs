@@ -1,10 +1,10 @@
 //! The number types that a tensor can hold, and their properties for kernels.
 //!
-//! An [`Element`] is a type that lies in memory, [`Element::Compute`] the type that kernels compute
-//! it in, and formulas that users add are of any [`Float`]. On the processor (`cpu/`), `Arithmetic`
-//! is common to the types that are computed in, f64, f32 and i64, and `SimdFloat` is all that
-//! kernels need of the first two. The half types are elements in `cpu/half_types.rs`. A few
-//! operations add rules of their own, as for the keys of a sort.
+//! An [`Element`] is a type in memory, and [`Element::Compute`] is the type that kernels compute
+//! in. Formulas of users are generic over [`Float`]. On the processor (`cpu/`), `Arithmetic` is
+//! common to the computing types f64, f32 and i64, and `SimdFloat` is the interface of f64 and f32
+//! for kernels. The half types become elements in `cpu/half_types.rs`. A few operations add rules
+//! of their own, such as the keys of a sort.
 
 use std::any::TypeId;
 use std::fmt::{Debug, Display};
@@ -25,9 +25,9 @@ pub enum DType {
     I64,
     /// 32-bit signed integer; indices in half the memory.
     I32,
-    /// Unsigned byte; images as they come from a file.
+    /// Unsigned byte; images as read from a file.
     U8,
-    /// Truth value in one byte; masks, and what comparisons return.
+    /// Truth value in one byte; masks, and results of comparisons.
     Bool,
 }
 
@@ -59,8 +59,9 @@ impl DType {
         matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
     }
 
-    /// The type that kernels compute floats in, [`Element::Compute`]: this one, or f32 for the half
-    /// types. Integers and truth values, whose results are stored unchanged, keep their own.
+    /// The type that kernels compute floats in, [`Element::Compute`]: f32 for the half types, else
+    /// this type. Integers and truth values keep their type, because their results are stored
+    /// unchanged.
     pub const fn computed(self) -> DType {
         match self {
             DType::F16 | DType::BF16 => DType::F32,
@@ -91,30 +92,30 @@ impl Display for DType {
 
 /// A Rust type that lies in memory as one of the [`DType`]s, for kernels to read and write.
 ///
-/// The conversions are those of [`crate::Tensor::to_dtype`].
+/// Conversions are as in [`crate::Tensor::to_dtype`].
 pub trait Element:
     bytemuck::Pod + Default + PartialOrd + Display + Debug + Send + Sync + 'static
 {
     /// The run-time name of this type.
     const DTYPE: DType;
-    /// The type that kernels compute it in: f32 for the half types, i64 for integers and truth
-    /// values, whose lower bits are what arithmetic in the narrower type wraps to.
+    /// The type that kernels compute in: f32 for the half types, i64 for integers and truth values.
+    /// The lower bits of an i64 are the result of wrapping arithmetic in the narrower type.
     type Compute: Element;
     /// 0, or false.
     const ZERO: Self;
     /// 1, or true.
     const ONE: Self;
-    /// This type's value for a float.
+    /// A float, converted to this type.
     fn from_f64(value: f64) -> Self;
-    /// This type's value for a float.
+    /// A float, converted to this type.
     fn from_f32(value: f32) -> Self;
-    /// This type's value for an integer.
+    /// An integer, converted to this type.
     fn from_i64(value: i64) -> Self;
     /// This value as an f64; i64 beyond 2^53 is rounded.
     fn to_f64(self) -> f64;
     /// This value as another type.
     fn cast<T: Element>(self) -> T;
-    /// [`Element::from_f32`] of each.
+    /// Converts each element with [`Element::from_f32`].
     ///
     /// # Panics
     /// If the lengths differ.
@@ -122,7 +123,7 @@ pub trait Element:
         assert_eq!(from.len(), to.len());
         to.iter_mut().zip(from).for_each(|(to, &from)| *to = Self::from_f32(from));
     }
-    /// [`Element::cast`] of each.
+    /// Converts each element with [`Element::cast`].
     ///
     /// # Panics
     /// If the lengths differ.
@@ -132,7 +133,8 @@ pub trait Element:
     }
 }
 
-/// Elements that convert as `as` does, through `$wide`, which holds them exactly.
+/// Makes types elements that convert as `as` does, through `$wide`, which holds every value
+/// exactly.
 macro_rules! element {
     ($($type:ident => $dtype:ident, $from_wide:ident as $wide:ty;)*) => {$(
         impl Element for $type {
@@ -285,7 +287,7 @@ pub trait Float:
     + std::ops::AddAssign
     + std::ops::MulAssign
 {
-    /// -∞, where a maximum starts.
+    /// -∞, the start of a maximum.
     const NEG_INFINITY: Self;
     /// e to the power of this value.
     fn exp(self) -> Self;
@@ -293,9 +295,9 @@ pub trait Float:
     fn ln(self) -> Self;
     /// The square root.
     fn sqrt(self) -> Self;
-    /// The larger value; a NaN on either side is the result, as in PyTorch.
+    /// The larger value; NaN if either is NaN, as in PyTorch.
     fn maximum(self, other: Self) -> Self;
-    /// Neither infinite nor NaN.
+    /// True if the value is neither infinite nor NaN.
     fn is_finite(self) -> bool;
 }
 
@@ -320,8 +322,8 @@ macro_rules! float {
 }
 float!(f64, f32);
 
-/// Runs `$body` with `$E` standing for the float type that `$dtype` names and, if it is wanted,
-/// `$T` for its [`Element::Compute`]. The type was checked to be a float.
+/// Runs `$body` with `$E` standing for the float type that `$dtype` names and, after `as`, `$T` for
+/// its [`Element::Compute`]. `$dtype` has to be a float.
 macro_rules! for_each_float {
     ($dtype:expr, $E:ident as $T:ident => $body:expr) => {
         for_each_float!($dtype, $E => {
@@ -363,13 +365,13 @@ macro_rules! for_each_dtype {
 
 pub(crate) use {for_each_dtype, for_each_float};
 
-/// True if both are one type.
+/// True if both types are the same.
 #[inline(always)]
 pub(crate) fn is_same_type<A: 'static, B: 'static>() -> bool {
     TypeId::of::<A>() == TypeId::of::<B>()
 }
 
-/// `slice` itself, if `E` and `T` are one type.
+/// `slice` itself, if `E` and `T` are the same type.
 #[inline(always)]
 pub(crate) fn same_type<E: Element, T: Element>(slice: &[E]) -> Option<&[T]> {
     is_same_type::<E, T>().then(|| bytemuck::cast_slice(slice))
@@ -381,7 +383,7 @@ pub(crate) fn same_type_mut<E: Element, T: Element>(slice: &mut [E]) -> Option<&
     is_same_type::<E, T>().then(|| bytemuck::cast_slice_mut(slice))
 }
 
-/// Elements of T that have room for `len` of E, which is not larger.
+/// Number of elements of T that have room for `len` elements of E, which is not larger than T.
 pub(crate) fn stored_len<E: Element, T: Element>(len: usize) -> usize {
     len.div_ceil(size_of::<T>() / size_of::<E>())
 }

@@ -61,12 +61,12 @@ pub enum TensorError {
         /// The valid range is `0..len`, and for dimensions also `-len..0`.
         len: usize,
     },
-    /// A label is neither a class nor the one to ignore.
+    /// A label is neither a class nor the label to ignore.
     #[error("{op}: label {label} at position {position} is none of {class_count} classes")]
     Label {
         /// Name of the operation, such as `add`.
         op: &'static str,
-        /// The first such position, in row-major order.
+        /// The first position with such a label, in row-major order.
         position: usize,
         /// Value of the label.
         label: i64,
@@ -84,7 +84,7 @@ pub enum TensorError {
     Device {
         /// Name of the operation, such as `add`.
         op: &'static str,
-        /// The device of one operand, or that of the call.
+        /// The device of one operand, or the device of the call.
         left: DeviceLabel,
         /// The device of another operand.
         right: DeviceLabel,
@@ -119,7 +119,7 @@ pub enum TensorError {
         /// Place of the call.
         site: &'static Location<'static>,
     },
-    /// Elements do not begin where their type has to.
+    /// The elements are not aligned for their type.
     #[error("{op}: offset {offset_bytes} is no multiple of {align_bytes} bytes")]
     Unaligned {
         /// Name of the operation.
@@ -137,7 +137,7 @@ pub enum TensorError {
         /// The kind of device.
         device: &'static str,
     },
-    /// The device cannot be had, or did not do what it was asked.
+    /// The device cannot be opened, or a call of the driver failed.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -187,13 +187,13 @@ fn hint(left: &DeviceLabel, right: &DeviceLabel) -> &'static str {
 }
 
 impl TensorError {
-    /// `Index` of a position.
+    /// The error `Index` for a position.
     pub(crate) fn index(op: &'static str, index: usize, len: usize) -> Self {
-        // An index that was a negative number of type i64 is one again.
+        // An index that was a negative i64 becomes negative again.
         TensorError::Index { op, index: index as isize, len }
     }
 
-    /// The out-of-memory ledger, if that is what this is.
+    /// The out-of-memory ledger; `None` for other errors.
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {
             TensorError::Alloc(AllocError::OutOfMemory(ledger)) => Some(ledger),
@@ -201,7 +201,7 @@ impl TensorError {
         }
     }
 
-    /// Names the caller of an operation where the driver had no memory for one of its calls.
+    /// Adds the caller of an operation to the error of a driver call that lacked memory.
     pub(crate) fn called_by(mut self, site: &'static Location<'static>) -> TensorError {
         if let TensorError::Alloc(AllocError::OutOfMemory(ledger)) = &mut self
             && ledger.refused_call.is_some()
@@ -212,8 +212,8 @@ impl TensorError {
     }
 }
 
-/// The result of a tensor operation. It is not called `Result`, so that all crates of the
-/// workspace can be imported by glob together.
+/// The result of a tensor operation. The name is not `Result`, so that all crates of the workspace
+/// can be imported by glob together.
 pub type TensorResult<T, E = TensorError> = std::result::Result<T, E>;
 
 pub(crate) use TensorResult as Result;

@@ -21,21 +21,22 @@ use crate::tensor::Tensor;
 /// One operation's inner loop, on each kind of device.
 ///
 /// The operation checks shapes, allocates its result and its workspace, and hands a kernel to
-/// [`Device::launch`]; the kernel only computes. Users implement it for operations of their own.
-/// NVIDIA devices refuse a kernel that has no half for them, with an error that names it.
+/// [`Device::launch`]; the kernel only computes. Users implement this trait for operations of their
+/// own. NVIDIA devices refuse a kernel without a half for NVIDIA devices, with an error that names
+/// the kernel.
 pub trait Kernel: Sized {
     /// The operation's name, as errors show it.
     fn name(&self) -> &'static str;
 
-    /// The cost of running it, which is all that the simulated device asks for.
+    /// The cost of one run. The simulated device asks for nothing else.
     fn cost(&self) -> Cost;
 
     /// Computes on the CPU. Operands come in the order in which they were given to
     /// [`Device::launch`].
     ///
     /// # Errors
-    /// Errors that only the values can show, such as a class index out of range, before it writes
-    /// to a tensor that existed before the operation.
+    /// Errors that depend on values, such as a class index out of range. A kernel has to find such
+    /// an error before it writes to a tensor that existed before the operation.
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError>;
 
     /// `Ok` if an NVIDIA device has a kernel for these operands. [`Device::launch`] asks before it
@@ -50,11 +51,12 @@ pub trait Kernel: Sized {
         Err(TensorError::NoKernel { op: self.name(), device: "cuda" })
     }
 
-    /// Enqueues the same on an NVIDIA device, without waiting for it. The operands have passed
+    /// Enqueues the kernel on an NVIDIA device, without waiting for it. The operands have passed
     /// [`Kernel::check_cuda`].
     ///
     /// # Errors
-    /// The driver's; `NoKernel` where only the libraries of this machine decide.
+    /// Errors of the driver; `NoKernel` if only the libraries of this machine can decide, and they
+    /// lack the operation.
     #[cfg(feature = "cuda")]
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<(), TensorError> {
         let _ = (cuda, operands);
@@ -62,15 +64,15 @@ pub trait Kernel: Sized {
     }
 }
 
-/// A [`Kernel`] of this crate that runs on NVIDIA devices too: its [`OnCuda`] is in the `cuda.rs`
-/// of its folder. The methods are those of [`Kernel`].
+/// A [`Kernel`] of this crate that has a half for NVIDIA devices, in the `cuda.rs` of its folder.
+/// The methods are as in [`Kernel`].
 pub(crate) trait FullKernel: OnCuda + Sized {
     fn name(&self) -> &'static str;
     fn cost(&self) -> Cost;
     fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError>;
 }
 
-/// Nothing, where no NVIDIA devices are built for.
+/// Empty in builds without NVIDIA devices.
 #[cfg(not(feature = "cuda"))]
 pub(crate) trait OnCuda {}
 
@@ -163,10 +165,9 @@ impl<'a> Operands<'a> {
         assert!(!was_taken, "write operand {index} was taken already");
         let tensor = self.writes[index];
         let (start, layout) = pointer::<T>(tensor);
-        // SAFETY: as in `read`, and unique: 1. the storage's lock is held for writing, and it is
-        // not mapped, which `check_launch` refused;
-        // 2. `check_launch` proved that no other operand touches the span; 3. `taken` lets this
-        // slice exist once.
+        // SAFETY: as in `read`, and unique: 1. the storage's lock is held for writing, and
+        // `check_launch` refused a storage that is mapped; 2. `check_launch` proved that no other
+        // operand touches the span; 3. `taken` lets this slice exist once.
         let data = unsafe { std::slice::from_raw_parts_mut(start, layout.span_len()) };
         ViewMut::new(data, layout)
     }
@@ -201,7 +202,7 @@ enum Guard<'a> {
 
 impl Device {
     /// Runs `kernel` over the operands: locks each distinct storage once, in address order, for
-    /// writing where any operand writes; bumps the versions of what is written.
+    /// writing where any operand writes; bumps the versions of the storages that are written.
     ///
     /// On a simulated device only the kernel's cost is added up.
     ///
@@ -244,7 +245,7 @@ impl Device {
         Ok(())
     }
 
-    /// `Ok` if the device, or the one that it stands for, has a kernel for these operands.
+    /// `Ok` if the device, or the device that it stands for, has a kernel for these operands.
     pub(crate) fn check_kernel(
         &self,
         kernel: &impl Kernel,
@@ -285,14 +286,14 @@ impl Device {
     }
 }
 
-/// Makes the stream that computes wait for operands that are still on their way from the host.
+/// Makes the compute stream wait for operands that are still on their way from the host.
 #[track_caller]
 fn await_copies(reads: &[&Tensor], writes: &[&Tensor]) -> Result<(), TensorError> {
     let mut operands = reads.iter().chain(writes);
     Ok(operands.try_for_each(|tensor| tensor.storage().await_copy())?)
 }
 
-/// The elements of an operand that a launch touches. In order: by storage, then by start.
+/// The elements of an operand that a launch touches. Ordered by storage, then by start.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Span {
     storage: usize,
@@ -313,7 +314,7 @@ pub(crate) fn overlap(reads: &[&Tensor], writes: &[&Tensor]) -> bool {
     spans.extend(reads.iter().map(|tensor| span(tensor, false)));
     spans.retain(|span| span.start < span.end);
     spans.sort_unstable();
-    // The ends of all spans, and of those that are written, so far in one storage.
+    // The largest ends so far in one storage, of all spans and of written spans.
     let (mut storage, mut end_of_any, mut end_of_writes) = (0, 0, 0);
     spans.iter().any(|span| {
         if span.storage != storage {

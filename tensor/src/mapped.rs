@@ -1,5 +1,5 @@
-//! Files whose bytes tensors lie in. The system reads them when they are looked at: frozen weights
-//! cost no memory of a device's budget, since the system can drop them at any time.
+//! Mapped files that hold the bytes of tensors. The system reads bytes on first use and can drop
+//! them at any time, so frozen weights cost no memory of a device's budget.
 #![allow(unsafe_code, reason = "mapping a file is unsafe: others may change it")]
 
 use std::fs::{self, File};
@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use memmap2::Mmap;
 
 /// A cheap handle to a file that is mapped for reading. The mapping ends with the last handle and
-/// the last tensor in it.
+/// the last tensor in the file.
 ///
-/// A process that writes to the file meanwhile changes the tensors' values, and one that shortens
-/// it ends this program by a signal.
+/// A process that writes to the file changes the values of the tensors. A process that shortens the
+/// file ends this program by a signal.
 #[derive(Clone, Debug)]
 pub struct MappedFile(Arc<Mmap>);
 
@@ -25,16 +25,16 @@ impl MappedFile {
     ///
     /// # Errors
     /// The error of the system; `InvalidInput` for anything but a regular file. A pipe, for
-    /// example, is not opened: that would wait for a writer.
+    /// example, is not opened, because opening it would wait for a writer.
     pub fn open(path: &Path) -> io::Result<Self> {
         if !fs::metadata(path)?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         let file = File::open(path)?;
-        // SAFETY: 1. The mapping is read only, and no `&mut` to its bytes is ever made. 2. They
-        // are only read as numbers, all of whose bit patterns are values, or checked anew: a
-        // process that writes to the file gives wrong numbers, as it would with `read`. 3. One
-        // that shortens it makes reading fail by a signal; the documentation says so.
+        // SAFETY: 1. The mapping is read only, and no `&mut` to its bytes is ever made. 2. The
+        // bytes are only read as numbers, whose bit patterns are all valid, or are checked anew: a
+        // process that writes to the file gives wrong numbers, as it would with `read`. 3. A
+        // process that shortens the file makes reading fail by a signal; the documentation says so.
         let map = unsafe { Mmap::map(&file) }?;
         Ok(MappedFile(Arc::new(map)))
     }
@@ -67,13 +67,13 @@ impl MappedBytes {
         MappedBytes { file, offset_bytes, size_bytes, device_count }
     }
 
-    /// These bytes for a simulated copy, with the count of its device.
+    /// A handle to these bytes for a simulated copy, which the count of its device includes.
     pub(crate) fn counted_by(&self, device_count: &Arc<AtomicUsize>) -> Self {
         let range = self.offset_bytes..self.offset_bytes + self.size_bytes;
         Self::new(&self.file, range, device_count)
     }
 
-    /// The first byte, only to be read.
+    /// The address of the first byte, for reading only.
     pub(crate) fn pointer(&self) -> NonNull<u8> {
         NonNull::from(&self.file.bytes()[self.offset_bytes..][..self.size_bytes]).cast()
     }

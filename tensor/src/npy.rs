@@ -1,6 +1,6 @@
 //! NumPy's `.npy` files: one array each, its type and shape in a short header.
 //!
-//! The format is that of the documentation of `numpy.lib.format`, versions 1 to 3.
+//! The format follows the documentation of `numpy.lib.format`, versions 1 to 3.
 
 use std::io::{self, Read, Write};
 
@@ -13,19 +13,19 @@ use crate::layout::Shape;
 use crate::tensor::Tensor;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// The array starts at a multiple of this.
+/// Alignment of the array in a file.
 const ALIGN_BYTES: usize = 64;
-/// No header is longer; a damaged length must not become an allocation.
+/// Largest length of a header. The limit keeps a damaged length from becoming an allocation.
 const HEADER_BYTES_MAX: usize = 1 << 16;
 
-/// Why a file could not be read or written.
+/// Reasons why a file could not be read or written.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum NpyError {
     /// The file ended early or the system refused.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Not a file of this format.
+    /// The file is not of this format.
     #[error("no npy header: the problem is at byte {at_bytes}")]
     Header {
         /// Place in the file where reading it failed.
@@ -51,7 +51,7 @@ pub enum NpyError {
 /// Reads the one array of a file. An array in Fortran's order becomes a transposed view.
 ///
 /// # Errors
-/// The errors of [`NpyError`], but `DType`.
+/// Every error of [`NpyError`] except `DType`.
 #[track_caller]
 pub fn read(device: &Device, mut reader: impl Read) -> Result<Tensor, NpyError> {
     let mut start = [0; 8];
@@ -84,7 +84,7 @@ fn read_array(device: &Device, header: Header, reader: impl Read) -> Result<Tens
     }
     let shape = checked_shape(&dims).ok_or(NpyError::Header { at_bytes: 0 })?;
     let size_bytes = shape.element_count().saturating_mul(dtype.size_bytes());
-    // Grows with what comes, not with what the header promises.
+    // The buffer grows with the bytes that arrive, not with the size that the header promises.
     let mut bytes = Vec::new();
     reader.take(size_bytes as u64).read_to_end(&mut bytes)?;
     if bytes.len() != size_bytes {
@@ -114,7 +114,7 @@ pub fn write(tensor: &Tensor, mut writer: impl Write) -> Result<(), NpyError> {
         bytes.chunks_exact_mut(dtype.size_bytes()).for_each(<[u8]>::reverse);
     }
     let dims: String = tensor.shape().iter().map(|dim| format!("{dim}, ")).collect();
-    // A tuple of one has its comma; NumPy accepts one after the others too.
+    // A tuple of one element needs a comma after it; longer tuples may have one.
     let mut header = format!(
         "{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}",
         if tensor.shape().len() == 1 { dims.trim_end() } else { dims.trim_end_matches(", ") }
@@ -146,7 +146,7 @@ const DESCRS: [(&str, DType); 7] = [
     ("b1", DType::Bool),
 ];
 
-/// The type of a descriptor, and whether its bytes are in the other order than this machine's.
+/// The type of a descriptor, and true if its byte order is not this machine's.
 fn dtype_of(descr: &str) -> Option<(DType, bool)> {
     let (order, name) = descr.split_at_checked(1)?;
     let dtype = DESCRS.iter().find(|(known, _)| *known == name)?.1;
@@ -175,7 +175,7 @@ struct Header {
 
 impl Header {
     /// # Errors
-    /// The place of the first character that is not as it should be.
+    /// The place of the first wrong character.
     fn parse(text: &[u8]) -> Result<Self, usize> {
         let mut header = Header::default();
         let mut seen = [false; 3];

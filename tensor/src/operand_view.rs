@@ -2,7 +2,8 @@
 
 use crate::layout::{Layout, Shape};
 
-/// Elements to read: a slice from the first to the last one touched, and their layout in it.
+/// Elements to read: a slice from the first to the last touched element, and the layout in this
+/// slice.
 #[derive(Clone, Copy)]
 pub struct View<'a, T> {
     data: &'a [T],
@@ -15,14 +16,14 @@ impl<'a, T> View<'a, T> {
         View { data, layout }
     }
 
-    /// One value under `shape`, or nothing where that has no elements.
+    /// A view of `shape` that repeats one value.
     pub(crate) fn repeated(value: &'a T, shape: Shape) -> Self {
         let layout = Layout::contiguous(Shape::new(&[]));
         let layout = layout.expand(shape).expect("one element stretches to every shape");
         View { data: std::slice::from_ref(value), layout }
     }
 
-    /// From the first element to the last one touched.
+    /// The slice from the first to the last touched element.
     pub fn data(&self) -> &'a [T] {
         self.data
     }
@@ -35,7 +36,7 @@ impl<'a, T> View<'a, T> {
     /// The elements in row-major order.
     ///
     /// # Panics
-    /// When they are not contiguous; the operation has to see to that.
+    /// If the elements are not contiguous, which is a bug of the operation.
     pub fn slice(&self) -> &'a [T] {
         assert!(self.layout.is_contiguous(), "the operation promised a contiguous operand");
         self.data
@@ -54,7 +55,7 @@ impl<'a, T> ViewMut<'a, T> {
         ViewMut { data, layout }
     }
 
-    /// From the first element to the last one touched.
+    /// The slice from the first to the last touched element.
     pub fn data(&mut self) -> &mut [T] {
         self.data
     }
@@ -64,7 +65,7 @@ impl<'a, T> ViewMut<'a, T> {
         &self.layout
     }
 
-    /// From the first element to the last one touched, for as long as the kernel runs.
+    /// The slice from the first to the last touched element, for as long as the kernel runs.
     pub(crate) fn into_data(self) -> &'a mut [T] {
         self.data
     }
@@ -72,7 +73,7 @@ impl<'a, T> ViewMut<'a, T> {
     /// The elements in row-major order.
     ///
     /// # Panics
-    /// When they are not contiguous; the operation has to see to that.
+    /// If the elements are not contiguous, which is a bug of the operation.
     pub fn slice(self) -> &'a mut [T] {
         assert!(self.layout.is_contiguous(), "the operation promised a contiguous operand");
         self.data

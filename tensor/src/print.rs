@@ -8,15 +8,15 @@ use crate::error::Result;
 use crate::tensor::Tensor;
 
 const PRECISION: usize = 4;
-/// More elements than this are summarised.
+/// Largest number of elements that are all shown; more elements are summarised.
 const ELEMENT_COUNT_MAX: usize = 1000;
 /// Elements that a summary shows at each end of a dimension.
 const EDGE_LEN: usize = 3;
 const LINE_COLUMNS: usize = 80;
 const PREFIX: &str = "tensor(";
 
-/// `tensor([[1., 2.], [3., 4.]])`, and the element type where it is not f32, i64 or bool. On a
-/// simulated device the shape instead of the elements.
+/// Writes `tensor([[1., 2.], [3., 4.]])`, and the element type unless it is f32, i64 or bool. A
+/// tensor of a simulated device shows its shape instead of elements.
 impl Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = String::from(PREFIX);
@@ -52,7 +52,7 @@ fn tuple(dims: &[usize]) -> String {
     }
 }
 
-/// Appends what does not fit on the last line to a new one.
+/// Appends the suffixes. A suffix that does not fit on the last line begins a new line.
 fn with_suffixes(mut text: String, suffixes: &[String]) -> String {
     // PyTorch counts two columns more than the last line has.
     let mut columns = text.len() + 2 - text.rfind('\n').map_or(0, |at| at + 1);
@@ -90,7 +90,7 @@ impl Lines {
                     Ok(())
                 })?;
                 let texts = float_texts(&numbers);
-                // Neither 0 nor what is not finite widens a column.
+                // Neither 0 nor infinities nor NaN widen a column.
                 let is_usual = |x: f64| x.is_finite() && x != 0.0;
                 let usual = texts.iter().zip(&numbers).filter(|&(_, &x)| is_usual(x));
                 width = usual.map(|(text, _)| text.len()).max().unwrap_or(1);
@@ -185,7 +185,7 @@ fn visit_shown(
         .try_for_each(|at| visit_shown(&tensor.narrow(axis, at, 1)?, axis + 1, is_summary, visit))
 }
 
-/// The numbers in the one form that suits all of them.
+/// The numbers as texts, all in the form that suits all of them.
 fn float_texts(numbers: &[f64]) -> Vec<String> {
     let usual = || numbers.iter().copied().filter(|x| x.is_finite() && *x != 0.0);
     let (min, max) =

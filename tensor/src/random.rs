@@ -1,5 +1,5 @@
-//! Counter-based random numbers: a value is a function of its key and its place, never of the
-//! thread, the order of calls or how often it is drawn.
+//! Counter-based random numbers: a value is a function of its key and its place, but not of the
+//! thread, the order of calls or the number of draws.
 
 /// The Philox4x32 multipliers and Weyl constants of Salmon, Moraes, Dror and Shaw, "Parallel
 /// random numbers: as easy as 1, 2, 3" (SC 2011).
@@ -16,7 +16,7 @@ pub struct RandomKey {
 }
 
 impl RandomKey {
-    /// The root of everything random in a run.
+    /// The root key of all random numbers in a run.
     pub const fn new(seed: u64) -> Self {
         RandomKey { seed, step: 0, op: 0xCBF2_9CE4_8422_2325 }
     }
@@ -58,13 +58,13 @@ impl RandomKey {
         self.op ^ self.step.wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 
-    /// Everything that blocks depend on beside their place: the seed and the stream.
+    /// The seed and the stream. A block depends on both and on its place.
     pub(crate) fn stream_words(&self) -> [u64; 2] {
         [self.seed, self.stream()]
     }
 
     /// [`RandomKey::block`] of the places `counter..counter + N`, word by word: `[w][i]` is word
-    /// `w` of block `counter + i`. The compiler makes vectors of it.
+    /// `w` of block `counter + i`. The compiler vectorises this function.
     #[inline(always)]
     pub(crate) fn blocks<const N: usize>(&self, counter: u64) -> [[u32; N]; 4] {
         let stream = self.stream();

@@ -1,22 +1,22 @@
-//! Rates of devices by class of operation, which simulated time is made of.
+//! Rates of devices by class of operation, from which simulated time is computed.
 
 use crate::cost::{Cost, OpClass};
 
 /// The speed of a device at one class of operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
-    /// Arithmetic operations a second, counted as [`Cost::flops`] is.
+    /// Arithmetic operations per second, counted as in [`Cost::flops`].
     pub flops_per_second: f64,
-    /// Bytes a second from and to memory, each operand once.
+    /// Bytes per second from and to memory, each operand once.
     pub bytes_per_second: f64,
-    /// Seconds that an operation takes however small it is.
+    /// Seconds that every operation takes in addition, even the smallest.
     pub launch_seconds: f64,
 }
 
 /// The rates of a device.
 ///
-/// An operation takes the time of its arithmetic or that of its bytes, whichever is longer, and
-/// that of its launch: `max(flops / rate, bytes / bandwidth) + launch`.
+/// An operation takes the longer of two times, for its arithmetic and for its bytes, plus the time
+/// of its launch: `max(flops / rate, bytes / bandwidth) + launch`.
 ///
 /// ```
 /// use lowtide_tensor::{Cost, OpClass, Rate, Rates};
@@ -40,14 +40,14 @@ impl Rates {
         Rates { by_class: [rate; OpClass::ALL.len()] }
     }
 
-    /// These rates, with another one for one class.
+    /// These rates, with another rate for one class.
     #[must_use]
     pub fn with(mut self, class: OpClass, rate: Rate) -> Self {
         self.by_class[class as usize] = rate;
         self
     }
 
-    /// These rates, with another one for copies from and to other devices.
+    /// These rates, with another rate for copies from and to other devices.
     #[must_use]
     pub const fn with_link(mut self, bytes_per_second: f64) -> Self {
         self.by_class[OpClass::Transfer as usize].bytes_per_second = bytes_per_second;
@@ -70,13 +70,13 @@ impl Rates {
 /// Work of one class that was launched on a simulated device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SimulatedWork {
-    /// Operations.
+    /// Number of operations.
     pub launch_count: u64,
-    /// Arithmetic operations of all.
+    /// Arithmetic operations of all kernels.
     pub flops: f64,
-    /// Bytes of all.
+    /// Bytes that all kernels move.
     pub bytes: f64,
-    /// Their time by the device's rates.
+    /// Time of the operations by the rates of the device.
     pub seconds: f64,
 }
 
@@ -89,7 +89,7 @@ impl SimulatedWork {
         self.seconds += seconds;
     }
 
-    /// Adds what came after `begin`, `times` times more.
+    /// Adds the work since `begin`, `times` times more.
     pub(crate) fn repeat_since(&mut self, begin: &SimulatedWork, times: usize) {
         self.launch_count += (self.launch_count - begin.launch_count) * times as u64;
         self.flops += (self.flops - begin.flops) * times as f64;

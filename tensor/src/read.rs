@@ -13,7 +13,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `DType` when `T` is another type, `ValueUnavailable` on a simulated device. An NVIDIA device
-    /// reports failures of earlier work too, and `Label` where a loss had a bad one.
+    /// reports failures of earlier work too, and `Label` if a loss had a wrong label.
     #[track_caller]
     pub fn to_vec<T: Value>(&self) -> Result<Vec<T>> {
         let op = "to_vec";
@@ -48,7 +48,7 @@ impl Tensor {
     /// The only element. Waits for the device.
     ///
     /// # Errors
-    /// `Shape` when there is not exactly one, and those of [`Tensor::to_vec`].
+    /// `Shape` unless there is exactly one element, and the errors of [`Tensor::to_vec`].
     #[track_caller]
     pub fn item<T: Value>(&self) -> Result<T> {
         self.check_item::<T>()?;
@@ -71,8 +71,8 @@ impl Tensor {
         Ok(())
     }
 
-    /// [`Tensor::item`], or on a simulated device `assumed`, which its list of assumptions then
-    /// names with the caller's place.
+    /// [`Tensor::item`] on a real device. A simulated device returns `assumed`, and adds it and the
+    /// caller's place to its list of assumptions.
     ///
     /// # Errors
     /// The errors of [`Tensor::item`], without `ValueUnavailable`.

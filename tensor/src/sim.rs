@@ -1,4 +1,5 @@
-//! The state of a simulated device beside its allocator: time, assumptions, stand-ins for tensors.
+//! The state of a simulated device beside its allocator: time, assumptions, simulated copies of
+//! tensors.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -15,7 +16,7 @@ use crate::storage::Storage;
 pub(crate) struct Sim {
     /// The real device's blocks to adopt, when this simulates one in mid-run.
     simulation: Option<Simulation>,
-    /// Stand-ins, by the address of the real storage.
+    /// Simulated storages by the address of the real storage.
     simulated_copies: Mutex<BTreeMap<usize, SimulatedPair>>,
     time: Mutex<SimulatedTime>,
     assumptions: Mutex<Vec<Assumption>>,
@@ -29,20 +30,20 @@ pub(crate) struct SimulatedTime {
 }
 
 impl SimulatedTime {
-    /// The part of one class.
+    /// The work of one class.
     pub(crate) fn of(&self, class: OpClass) -> SimulatedWork {
         self.by_class[class as usize]
     }
 }
 
-/// A real storage and its stand-in in a simulation. The handle to the real one keeps its address
-/// from being given to a storage that came later.
+/// A real storage and its simulated copy. The weak handle keeps the address of the real storage
+/// from being given to a later storage.
 struct SimulatedPair {
     _real: Weak<Storage>,
     simulated: Weak<Storage>,
 }
 
-/// A value that code under simulation went on with, instead of one that only computing can give.
+/// A value that simulated code assumed, because only a real computation gives the value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Assumption {
     /// The value that was read.
@@ -93,7 +94,7 @@ impl Sim {
         locked(&self.assumptions).clone()
     }
 
-    /// The storage that stands for `real` here: adopted the first time, shared afterwards.
+    /// The simulated copy of `real` on this device: adopted the first time, shared afterwards.
     pub(crate) fn simulated_copy(
         &self,
         real: &Arc<Storage>,

@@ -5,18 +5,18 @@ use crate::rates::Rates;
 /// Pages of host memory on every system.
 const HOST_PAGE_BYTES: usize = 64 << 10;
 
-/// Pages of NVIDIA devices, as the driver of every device of today says.
+/// Pages of NVIDIA devices, as the driver reports for every device of today.
 const CUDA_PAGE_BYTES: usize = 2 << 20;
 
-/// The limit of mappings that the allocator of a real device has, except for the second device of
-/// a process and later ones.
+/// Largest number of mappings of the allocator of a real device, except for the second device of a
+/// process and later ones.
 const MAPPINGS_MAX: usize = 1 << 14;
 
-/// Assumed memory outside the allocator of an NVIDIA device that is not there.
+/// Assumed memory outside the allocator of a simulated NVIDIA device.
 const CUDA_OUTSIDE_BYTES: usize = 768 << 20;
 
-/// The kind of machine that computes, or that a simulated device stands for: decides the workspace
-/// of operations.
+/// The kind of machine that computes, or that a simulated device stands for. The workspace of
+/// operations depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// The processor of a machine.
@@ -25,7 +25,7 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// A device to simulate: the properties of a machine that decide about allocations and time.
+/// A device to simulate: the properties of a machine that allocations and time depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct SimSpec {
     /// The kind of machine that is simulated.
@@ -35,23 +35,24 @@ pub struct SimSpec {
     /// Memory of the device that is not for tensors: on an NVIDIA device the context, kernels,
     /// libraries, and a reserve for what these load later.
     pub outside_bytes: usize,
-    /// The unit in which memory is reserved, which decides the peak: a power of two, at least 512.
+    /// The unit in which memory is reserved: a power of two, at least 512. The peak of memory
+    /// depends on it.
     pub page_bytes: usize,
-    /// The limit of mappings that show pages at a second address: see
+    /// Largest number of mappings that show pages at a second address: see
     /// [`CachingAllocator::mappings_max`](lowtide_allocator::CachingAllocator::mappings_max).
     pub mappings_max: usize,
-    /// Threads that compute; decides the workspace of attention.
+    /// Number of threads that compute. The workspace of attention depends on it.
     pub threads: usize,
-    /// True if products and convolutions of f32 are of tf32 on an NVIDIA device, as
-    /// `Products::Library(Precision::Tf32)` asks for; decides the workspace of convolutions.
+    /// True if products and convolutions of f32 are in tf32 on an NVIDIA device, as
+    /// `Products::Library(Precision::Tf32)` asks for. The workspace of convolutions depends on it.
     pub tf32: bool,
-    /// The rates that simulated time is made of.
+    /// The rates from which simulated time is computed.
     pub rates: Rates,
 }
 
 impl SimSpec {
-    /// A device like this machine's CPU, with nominal rates: 40 Gflop/s per thread, 10 GB/s.
-    /// Good for comparing plans with each other, not for predicting seconds.
+    /// A device like this machine's CPU, with nominal rates: 40 Gflop/s per thread, 10 GB/s. The
+    /// rates are good for comparing plans, not for predicting seconds.
     pub fn like_this_machine(capacity_bytes: usize) -> Self {
         let threads = available_threads();
         SimSpec {
@@ -66,10 +67,10 @@ impl SimSpec {
         }
     }
 
-    /// A device like an NVIDIA H100 (SXM): pages of 2 MiB, as every device of today has, and the
+    /// A device like an NVIDIA H100 (SXM): pages of 2 MiB, as on every device of today, and the
     /// rates of its data sheet for f32: 67 Tflop/s, 3.35 TB/s, 64 GB/s from and to the host. The
-    /// memory outside is an assumption: 512 MiB of context, kernels and libraries, and 256 MiB of
-    /// reserve; less on a device of less than 12 GiB.
+    /// memory outside the allocator is an assumption: 512 MiB of context, kernels and libraries,
+    /// and 256 MiB of reserve; less on a device of less than 12 GiB.
     pub fn like_cuda(capacity_bytes: usize) -> Self {
         SimSpec {
             kind: DeviceKind::Cuda,
@@ -83,7 +84,7 @@ impl SimSpec {
     }
 }
 
-/// Threads that this machine runs at a time.
+/// Number of threads that this machine runs at a time.
 pub(crate) fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

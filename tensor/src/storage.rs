@@ -9,17 +9,17 @@ use lowtide_allocator::{AllocError, Buffer, Stream};
 use crate::device::Device;
 use crate::mapped::MappedBytes;
 
-/// One allocation that tensors share views of.
+/// One allocation, which several tensors may view.
 pub(crate) struct Storage {
     buffer: Buffer,
-    /// The bytes, if they lie in a file; the buffer is then empty, and stands for the storage with
-    /// the allocator.
+    /// The bytes, if they lie in a file. The buffer is then empty and represents the storage in the
+    /// allocator.
     mapped: Option<MappedBytes>,
     device: Device,
     lock: RwLock<()>,
     version: AtomicU64,
     frozen: AtomicBool,
-    /// True while the memory is the copy stream's, which may still write it.
+    /// True while the memory belongs to the copy stream, which may still write it.
     arriving: AtomicBool,
     last_write: Mutex<Site>,
 }
@@ -46,7 +46,7 @@ impl Storage {
         &self.buffer
     }
 
-    /// [`Storage::new`] with its bytes in a file.
+    /// [`Storage::new`] for bytes in a file.
     #[track_caller]
     pub(crate) fn of_mapped(buffer: Buffer, device: Device, mapped: MappedBytes) -> Self {
         Storage { mapped: Some(mapped), ..Self::new(buffer, device) }
@@ -66,7 +66,7 @@ impl Storage {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Notes that the operation called at `site` wrote.
+    /// Notes a write by the operation that was called at `site`.
     pub(crate) fn note_write(&self, site: Site) {
         self.version.fetch_add(1, Ordering::AcqRel);
         *self.last_write.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = site;
@@ -95,7 +95,7 @@ impl Storage {
         self.arriving.store(arriving, Ordering::Release);
     }
 
-    /// Makes the stream that computes wait for the copy that may still write the contents.
+    /// Makes the compute stream wait for the copy that may still write the contents.
     #[track_caller]
     pub(crate) fn await_copy(&self) -> Result<(), AllocError> {
         if self.is_arriving() {
@@ -105,8 +105,8 @@ impl Storage {
         Ok(())
     }
 
-    // The lock guards plain numbers, which a panicking kernel leaves in some order but valid: a
-    // poisoned lock is therefore taken over.
+    // The lock guards plain numbers, which are valid even after a kernel panics. A poisoned lock is
+    // therefore taken over.
     pub(crate) fn lock_read(&self) -> RwLockReadGuard<'_, ()> {
         self.lock.read().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

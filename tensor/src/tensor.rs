@@ -16,7 +16,8 @@ use crate::storage::Storage;
 /// An n-dimensional array on a [`Device`].
 ///
 /// Cloning is cheap and shares the storage, and so do the views ([`Tensor::transpose`],
-/// [`Tensor::narrow`], ...): an in-place method (its name ends in `_`) on one is seen by all.
+/// [`Tensor::narrow`], ...). A write by an in-place method, whose name ends in `_`, shows in all
+/// clones and views.
 #[derive(Clone)]
 pub struct Tensor {
     storage: Arc<Storage>,
@@ -60,7 +61,7 @@ impl Tensor {
         self.element_count() * self.dtype.size_bytes()
     }
 
-    /// The number of writes to the storage so far; a saved tensor compares it.
+    /// The number of writes to the storage so far. A saved tensor compares this number.
     pub fn version(&self) -> u64 {
         self.storage.version()
     }
@@ -86,13 +87,13 @@ impl Tensor {
         self.storage.buffer().set_module(module);
     }
 
-    /// True if both share one storage.
+    /// True if both tensors share one storage.
     pub fn shares_storage(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.storage, &other.storage)
     }
 
-    /// True if this handle is the only one to its storage, so that an operation that consumes it
-    /// may write its result there: contiguous, not frozen, held by nothing else.
+    /// True if an operation that consumes this tensor may write its result in place: no other
+    /// handle has the storage, and the tensor is contiguous and not frozen.
     pub fn is_reusable(&self) -> bool {
         Arc::strong_count(&self.storage) == 1
             && self.layout.is_contiguous()
@@ -105,7 +106,8 @@ impl Tensor {
         self.storage.set_frozen(true);
     }
 
-    /// `Ok` if in-place operations are allowed; for callers that write several tensors or none.
+    /// `Ok` if in-place operations are allowed: for callers that write all of several tensors or
+    /// none.
     ///
     /// # Errors
     /// `Frozen` with the caller's place, or `ReadOnly`.
@@ -125,8 +127,8 @@ impl Tensor {
         self.storage.set_frozen(false);
     }
 
-    /// The beginning of each row of a matrix as elements of another type that are no larger, as
-    /// many as the row has: what a kernel left there.
+    /// The beginning of each row of a matrix, in elements of type `dtype`, which are no larger. A
+    /// kernel has written one such element there for each element of the row.
     #[cfg(feature = "cuda")]
     pub(crate) fn front_of_rows(&self, dtype: DType) -> Self {
         let times = self.dtype.size_bytes() / dtype.size_bytes();
@@ -138,9 +140,9 @@ impl Tensor {
         self.storage.mapped().is_some()
     }
 
-    /// This tensor's stand-in on a device made by [`Device::simulate`], sharing a storage exactly
-    /// where the originals do. `None` when the device does not simulate this tensor's, or the
-    /// stand-in has been dropped already.
+    /// The simulated copy of this tensor on a device made by [`Device::simulate`]. Copies share a
+    /// storage exactly if the originals do. `None` if the device does not simulate this tensor's
+    /// device, or the copy has been dropped already.
     pub fn simulated_copy(&self, sim: &Device) -> Option<Tensor> {
         let storage = sim.simulation()?.simulated_copy(&self.storage, sim)?;
         Some(Tensor { storage, ..self.clone() })

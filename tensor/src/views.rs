@@ -1,4 +1,4 @@
-//! Views: other layouts over the same storage. None of them copies, except where it says so.
+//! Views: other layouts over the same storage. A method copies only if its documentation says so.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::layout::{RANK_MAX, Shape, check_axes, check_axis, check_index};
 use crate::tensor::Tensor;
 
 impl Tensor {
-    /// The elements in row-major order under another shape; copies where no strides over the same
+    /// The elements in row-major order under another shape. Copies if no strides over the same
     /// storage give that order.
     ///
     /// # Errors
@@ -28,7 +28,7 @@ impl Tensor {
     /// [`Tensor::reshape`] that never copies.
     ///
     /// # Errors
-    /// `Shape` when the element counts differ, or only a copy could have that shape.
+    /// `Shape` when the element counts differ, or only a copy can have that shape.
     pub fn view(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let right = shape.into();
         let same_count = right.element_count() == self.element_count();
@@ -37,10 +37,10 @@ impl Tensor {
         Ok(self.with_layout(layout.ok_or(mismatch)?))
     }
 
-    /// Dimensions `axes` merged into one, as [`Tensor::reshape`].
+    /// Merges dimensions `axes` into one, like [`Tensor::reshape`].
     ///
     /// # Errors
-    /// `Index` when they are not dimensions of this tensor, `OutOfMemory` when it copies.
+    /// `Index` when `axes` are not dimensions of this tensor, `OutOfMemory` when it copies.
     #[track_caller]
     pub fn flatten(&self, axes: Range<usize>) -> Result<Tensor> {
         check_index("flatten", axes.start, axes.end)?;
@@ -50,7 +50,7 @@ impl Tensor {
         self.reshape(&dims[..])
     }
 
-    /// Dimensions `a` and `b` exchanged.
+    /// Exchanges dimensions `a` and `b`.
     ///
     /// # Errors
     /// `Index`.
@@ -60,7 +60,7 @@ impl Tensor {
         Ok(self.with_layout(self.layout().transpose(a, b)))
     }
 
-    /// A matrix with its dimensions exchanged; a vector or a number as it is.
+    /// Transposes a matrix. A vector or a number stays unchanged.
     ///
     /// # Errors
     /// `Shape` with more than two dimensions.
@@ -75,7 +75,7 @@ impl Tensor {
         }
     }
 
-    /// Dimension `from` moved to place `to`; the others keep their order.
+    /// Moves dimension `from` to place `to`; the others keep their order.
     ///
     /// # Errors
     /// `Index`.
@@ -90,7 +90,7 @@ impl Tensor {
     /// The dimensions in the order `axes`, each named once.
     ///
     /// # Errors
-    /// `Index` for one that does not exist, `Shape` when one is missing or repeated.
+    /// `Index` for an axis that does not exist, `Shape` when an axis is missing or repeated.
     pub fn permute(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
         let op = "permute";
         let axes = check_axes(op, self.shape(), axes)?;
@@ -120,7 +120,7 @@ impl Tensor {
         Ok(self.with_layout(self.layout().narrow(axis, start, len)))
     }
 
-    /// Every `step`-th position of `positions` along `axis`, from its start on.
+    /// Every `step`-th position of `positions` along `axis`, from the start of `positions` on.
     ///
     /// # Errors
     /// `Index`, `Shape` for a step of 0.
@@ -141,11 +141,11 @@ impl Tensor {
         Ok(window.with_layout(window.layout().step(axis, step)))
     }
 
-    /// Parts of `len` positions along `axis`; the last one may be shorter. A tensor without
+    /// Parts of `len` positions along `axis`; the last part may be shorter. A tensor without
     /// positions is one part.
     ///
     /// # Errors
-    /// `Index`, `Shape` for a length of 0 where there are positions.
+    /// `Index`, `Shape` for a length of 0 if there are positions.
     pub fn split(&self, axis: impl Into<Axis>, len: usize) -> Result<Vec<Tensor>> {
         let axis = check_axis("split", self.shape(), axis)?;
         let op = "split";
@@ -158,10 +158,11 @@ impl Tensor {
         starts.map(|start| self.window(op, axis, start, len.min(available - start))).collect()
     }
 
-    /// Parts of the given lengths along `axis`, which add up to the dimension.
+    /// Parts of the given lengths along `axis`. The lengths have to add up to the length of the
+    /// dimension.
     ///
     /// # Errors
-    /// `Index` when they do not add up.
+    /// `Index` when the lengths do not add up.
     pub fn split_with_sizes(&self, axis: impl Into<Axis>, lens: &[usize]) -> Result<Vec<Tensor>> {
         let axis = check_axis("split_with_sizes", self.shape(), axis)?;
         let op = "split_with_sizes";
@@ -178,7 +179,7 @@ impl Tensor {
         lens.iter().map(part).collect()
     }
 
-    /// At most `count` parts of equal length along `axis`, the last one shorter where the
+    /// At most `count` parts of equal length along `axis`. The last part is shorter if the
     /// dimension is not a multiple: as in PyTorch, 5 positions in 4 chunks are 2, 2 and 1.
     ///
     /// # Errors
@@ -194,11 +195,11 @@ impl Tensor {
         self.split(axis, available.div_ceil(count))
     }
 
-    /// The elements whose position along `b` is that along `a` plus `offset`, as a last dimension
-    /// in place of both. Empty where the offset leads outside.
+    /// The diagonal of `a` and `b` as a last dimension in place of both: the elements whose
+    /// position along `b` is their position along `a` plus `offset`. Empty if no element is there.
     ///
     /// # Errors
-    /// `Index`, `Shape` when both are one dimension.
+    /// `Index`, `Shape` when `a` and `b` are one dimension.
     pub fn diagonal(
         &self,
         offset: isize,
@@ -223,8 +224,8 @@ impl Tensor {
         Ok(self.with_layout(corner.diagonal(a, b, len_a.min(len_b))))
     }
 
-    /// Windows of `len` positions along `axis`, `step` apart, each as a last dimension. An element
-    /// stands in several windows where they overlap, so such a result cannot be written in place.
+    /// Windows of `len` positions along `axis`, `step` apart, as a last dimension. Overlapping
+    /// windows share elements, so such a result cannot be written in place.
     ///
     /// # Shapes
     /// `[.., N, ..] → [.., (N - len) / step + 1, .., len]`.
@@ -255,7 +256,7 @@ impl Tensor {
         Ok(self.with_layout(self.layout().select(axis, index)))
     }
 
-    /// A new dimension of length 1, which is then number `axis`: -1 makes a new last one.
+    /// Inserts a dimension of length 1 with index `axis`; -1 makes it the last one.
     ///
     /// # Errors
     /// `Index`, also when there are [`RANK_MAX`] dimensions already.
@@ -266,7 +267,7 @@ impl Tensor {
         Ok(self.with_layout(self.layout().unsqueeze(axis)))
     }
 
-    /// Without dimension `axis`, which must have length 1.
+    /// Removes dimension `axis`, which must have length 1.
     ///
     /// # Errors
     /// `Index`, `Shape`.
@@ -280,8 +281,8 @@ impl Tensor {
         self.select(axis, 0)
     }
 
-    /// Dimensions of length 1 (and missing leading ones) stretched to `shape`. An element then
-    /// stands for several, so the result cannot be written in place.
+    /// Stretches dimensions of length 1 (and missing leading ones) to `shape`. An element then has
+    /// several indices, so the result cannot be written in place.
     ///
     /// # Errors
     /// `Shape`.
@@ -303,7 +304,7 @@ impl Tensor {
         self.copied()
     }
 
-    /// A contiguous tensor of its own with the same elements.
+    /// A contiguous copy with a storage of its own.
     ///
     /// # Errors
     /// `OutOfMemory`.

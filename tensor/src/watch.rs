@@ -1,4 +1,4 @@
-//! Noticing writes to a tensor without keeping its memory.
+//! Detection of writes to a tensor, without keeping its memory.
 
 use std::sync::{Arc, Weak};
 
@@ -13,25 +13,25 @@ pub struct StorageWatch {
 }
 
 impl Tensor {
-    /// A watch over this tensor's storage from now on. It keeps the storage from nothing: neither
-    /// from being freed nor from being reused in place.
+    /// A watch over this tensor's storage from now on. The storage can still be freed, and reused
+    /// in place.
     pub fn watch(&self) -> StorageWatch {
         StorageWatch { storage: Arc::downgrade(self.storage()), version: self.version() }
     }
 }
 
 impl StorageWatch {
-    /// True if `tensor` has the storage that is watched.
+    /// True if `tensor` has the watched storage.
     pub fn is_of(&self, tensor: &Tensor) -> bool {
         std::ptr::eq(self.storage.as_ptr(), Arc::as_ptr(tensor.storage()))
     }
 
-    /// True if the storage was written since the watch began. False once it is freed.
+    /// True if the storage was written since the watch began. False after the storage was freed.
     pub fn is_written(&self) -> bool {
         self.storage.upgrade().is_some_and(|storage| storage.version() != self.version)
     }
 
-    /// The watch from now on, if the storage still exists.
+    /// A watch that begins now; `None` if the storage was freed.
     #[must_use]
     pub fn renewed(self) -> Option<StorageWatch> {
         let version = self.storage.upgrade()?.version();

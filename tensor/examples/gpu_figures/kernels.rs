@@ -1,5 +1,6 @@
-//! Every kernel of this crate at three sizes and in each type that it has, beside its floor: the
-//! longer of its arithmetic at the data sheet's rate and its bytes at the rate of a copy.
+//! Measures every kernel of this crate at three sizes and in each of its types, beside its floor.
+//! The floor is the longer of two times: of its arithmetic at the data sheet's rate, and of its
+//! bytes at the rate of a copy.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,7 +15,7 @@ use lowtide_tensor::{
 
 use crate::{Outcome, Sizes, figure_beside, median, refused};
 
-/// A run of an operation whose operands are at hand.
+/// A run of an operation, with operands that exist already.
 type Run = Box<dyn FnMut() -> Result<()>>;
 
 /// A measured operation: its name, and the function that makes operands of about a given length.
@@ -104,11 +105,11 @@ const DROPOUT: Dropout = Dropout { probability: 0.1, key: KEY, first: 0 };
 /// Channels of images, classes of logits, and features of a head of attention.
 const CHANNELS: usize = 64;
 
-/// Features of a row that is normalised: those of GPT-2's smallest.
+/// Features of a row that is normalised, as in the smallest GPT-2.
 const WIDTH: usize = 768;
 
-/// Measures all of them, the smallest sizes first. `copy_rate` is what a copy reaches, in bytes a
-/// second, each byte counted when it is read and when it is written.
+/// Measures all cases, the smallest sizes first. `copy_rate` is the rate of a copy in bytes per
+/// second. Each byte counts when it is read and when it is written.
 pub(crate) fn measure(device: &CudaDevice, sizes: &Sizes, copy_rate: f64) -> Outcome<()> {
     let options = CudaOptions { products: Products::Own, ..CudaOptions::default() };
     let real = Device::cuda_on(device, options)?;
@@ -138,7 +139,7 @@ pub(crate) fn measure(device: &CudaDevice, sizes: &Sizes, copy_rate: f64) -> Out
     Ok(())
 }
 
-/// Seconds that one run would take at the best rates, by the cost that its kernels state.
+/// Seconds of one run at the best rates, by the cost that its kernels state.
 fn floor_seconds(
     spec: SimSpec,
     make: fn(&Device, DType, usize) -> Result<Run>,
@@ -152,7 +153,8 @@ fn floor_seconds(
     Ok(device.simulated_seconds() - before)
 }
 
-/// The median of some runs. A run has enough launches to make the wait for them short beside them.
+/// The median of some runs. A run has enough launches to make the wait for them short in
+/// comparison.
 fn seconds(
     device: &CudaDevice,
     on: &Device,
@@ -179,7 +181,7 @@ fn seconds(
     })
 }
 
-/// Random numbers, where the device can draw them in this type: zeros can be faster than data.
+/// Random numbers, if the device can draw them in this type: zeros can be faster than data.
 pub(crate) fn noise(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
     let mut x = Tensor::zeros(device, dims, DType::F32)?;
     x.normal_(KEY, 0.0, 1.0)?;
@@ -271,7 +273,7 @@ fn max_pool2d_backward(device: &Device, dtype: DType, len: usize) -> Result<Run>
     of(y, move |dy| dy.max_pool2d_backward(&winners, shape, POOL))
 }
 
-/// Rows as of GPT-2's smallest.
+/// Rows as in the smallest GPT-2.
 fn rows(device: &Device, dtype: DType, len: usize) -> Result<Tensor> {
     noise(device, dtype, &[(len / WIDTH).max(1), WIDTH])
 }
@@ -301,7 +303,7 @@ fn batch_norm_backward(device: &Device, dtype: DType, len: usize) -> Result<Run>
     })
 }
 
-/// Causal attention of twelve heads over 1024 positions, or over fewer where `len` is too short.
+/// Causal attention of twelve heads over 1024 positions, or over fewer if `len` is too short.
 fn attention(device: &Device, dtype: DType, len: usize, is_backward: bool) -> Result<Run> {
     const HEADS: usize = WIDTH / CHANNELS;
     let positions = (len / WIDTH).clamp(1, 1024);

@@ -7,24 +7,24 @@ pub(crate) trait Arithmetic: Element {
     fn plus(self, other: Self) -> Self;
     fn minus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
-    /// The quotient rounded down; 0 for an integer over 0.
+    /// The quotient rounded down; 0 if an integer is divided by 0.
     fn div_floor(self, other: Self) -> Self;
-    /// The quotient rounded towards 0; 0 for an integer over 0.
+    /// The quotient rounded towards 0; 0 if an integer is divided by 0.
     fn div_trunc(self, other: Self) -> Self;
     /// The remainder of [`Arithmetic::div_trunc`]; has the sign of `self`.
     fn rest(self, other: Self) -> Self;
     /// The remainder of [`Arithmetic::div_floor`]; has the sign of `other`.
     fn modulo(self, other: Self) -> Self;
-    /// Without its sign; -0 becomes 0.
+    /// The number without its sign; -0 becomes 0.
     fn magnitude(self) -> Self;
     fn is_nan(self) -> bool;
     fn is_infinite(self) -> bool;
-    /// The larger; a NaN on either side is the result.
+    /// The larger number; NaN if either is NaN.
     #[inline(always)]
     fn larger(self, other: Self) -> Self {
         if (self > other) | self.is_nan() { self } else { other }
     }
-    /// The smaller; a NaN on either side is the result.
+    /// The smaller number; NaN if either is NaN.
     #[inline(always)]
     fn smaller(self, other: Self) -> Self {
         if (self < other) | self.is_nan() { self } else { other }
@@ -50,7 +50,8 @@ macro_rules! float_arithmetic {
             fn times(self, other: Self) -> Self { self * other }
             #[inline(always)]
             fn div_floor(self, other: Self) -> Self {
-                // As in Python: from the remainder, because the quotient itself is rounded.
+                // Computed from the remainder, as in Python: a rounded quotient may be one too
+                // large.
                 let rest = self % other;
                 let quotient = (self - rest) / other;
                 let is_above = (rest != 0.0) & ((other < 0.0) != (rest < 0.0));

@@ -16,7 +16,7 @@ impl Batch {
         Batch { dims: [1; RANK_MAX], strides: [[0; RANK_MAX]; 3], rank: 0 }
     }
 
-    /// A product for each index of `dims`; the strides of a, b and y along them.
+    /// One product for each index of `dims`. `strides` are the strides of a, b and y along `dims`.
     pub(crate) fn new(dims: &[usize], strides: [&[usize]; 3]) -> Self {
         let mut batch = Batch { rank: dims.len(), ..Batch::single() };
         batch.dims[..dims.len()].copy_from_slice(dims);
@@ -31,7 +31,7 @@ impl Batch {
         self.dims[..self.rank].iter().product()
     }
 
-    /// The innermost dimension and its strides, if there is one.
+    /// The innermost dimension and its strides; `None` for a single product.
     pub(crate) fn last(&self) -> Option<(usize, [usize; 3])> {
         let last = self.rank.checked_sub(1)?;
         Some((self.dims[last], self.strides.map(|strides| strides[last])))
@@ -64,7 +64,8 @@ impl Batch {
         offsets
     }
 
-    /// One past the last place that operand `k` touches, with a matrix of these sizes and strides.
+    /// One past the last element that operand `k` touches, with a matrix of these sizes and
+    /// strides; `None` if a size is 0 or the number overflows.
     pub(super) fn span(&self, k: usize, sizes: [usize; 2], strides: [usize; 2]) -> Option<usize> {
         let batch = self.dims[..self.rank].iter().zip(&self.strides[k]);
         let mut span: usize = 1;
@@ -74,8 +75,8 @@ impl Batch {
         Some(span)
     }
 
-    /// True if the elements of y have places of their own; sufficient, and true for each view of a
-    /// contiguous tensor.
+    /// True if no two elements of y can share a place. The test is sufficient, not necessary; it is
+    /// true for each view of a contiguous tensor.
     pub(super) fn is_injective(&self, sizes: [usize; 2], strides: [usize; 2]) -> bool {
         let mut axes = [(0, 1); RANK_MAX + 2];
         let batch = self.strides[2].iter().zip(&self.dims).take(self.rank);

@@ -1,4 +1,4 @@
-//! Slices cut in fixed chunks, one task per chunk: how a kernel writes from many threads.
+//! Slices cut into fixed chunks, one task per chunk, so that a kernel writes from many threads.
 
 #![allow(unsafe_code, reason = "disjoint parts of one slice go to different threads")]
 
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::pool::Pool;
 
-/// A slice and the length of its chunks; the last one may be shorter.
+/// A slice and the length of its chunks; the last chunk may be shorter.
 pub(crate) struct Chunked<'a, T> {
     start: *mut T,
     len: usize,
@@ -63,7 +63,8 @@ pub(crate) fn for_each_chunk<T: Send>(
 /// [`for_each_chunk`] over two slices at once.
 ///
 /// # Panics
-/// If `b` has fewer chunks than `a`; more are left alone (scratch may be larger than needed).
+/// If `b` has fewer chunks than `a`. Further chunks of `b` are not touched: scratch may be larger
+/// than needed.
 pub(crate) fn for_each_chunk2<T: Send, U: Send>(
     pool: &Pool,
     a: Chunked<'_, T>,
@@ -95,8 +96,8 @@ pub(crate) fn for_each_chunk3<T: Send, U: Send, V: Send>(
     });
 }
 
-/// Groups of rows, each cut every `chunk_rows` rows; the last part of a group may have fewer, and
-/// a group without rows is one empty part.
+/// Groups of rows, each cut into parts of `chunk_rows` rows. The last part of a group may have
+/// fewer rows, and a group without rows is one empty part.
 pub(crate) struct Blocks<'a, T> {
     elements: Chunked<'a, T>,
     group_count: usize,
@@ -124,7 +125,7 @@ impl<'a, T> Blocks<'a, T> {
     }
 }
 
-/// Memory that tasks can be given in parts that do not overlap.
+/// Memory that is cut into disjoint parts for tasks.
 pub(crate) trait Parts: Sync {
     /// The part of one task.
     type Part;
@@ -151,8 +152,8 @@ impl<'a, T: Send> Parts for Blocks<'a, T> {
         let first = part * self.chunk_rows;
         let rows = self.chunk_rows.min(self.group_rows - first);
         let begin = (group * self.group_rows + first) * self.row_len;
-        // SAFETY: `begin` is at most the length of the slice, which `new` checked to be that of
-        // all rows of all groups.
+        // SAFETY: `new` checked that the slice is as long as all rows of all groups, so `begin` is
+        // at most its length.
         let start = unsafe { self.elements.start.add(begin) };
         // SAFETY: 1. the part ends inside its group, so inside the slice, which is borrowed
         // mutably for 'a; 2. parts of different indices are different rows; 3. the caller promises
@@ -171,14 +172,14 @@ impl<A: Parts, B: Parts> Parts for (A, B) {
 
     // SAFETY: the contract is the trait's, one living result for each index.
     unsafe fn part(&self, index: usize) -> Self::Part {
-        // SAFETY: the caller's promise is that of the first.
+        // SAFETY: the caller promises one living result for each index, so the first has one too.
         let a = unsafe { self.0.part(index) };
-        // SAFETY: the caller's promise is that of the second too; they are of two `&mut` borrows.
+        // SAFETY: the promise covers the second as well; both come from different `&mut` borrows.
         (a, unsafe { self.1.part(index) })
     }
 }
 
-/// A slice and `N` of another type, cut in chunks that go together.
+/// A slice and `N` slices of another type, cut into chunks. Chunks of one index form one part.
 pub(crate) struct Cut<'a, T, U, const N: usize> {
     first: Chunked<'a, T>,
     others: [Chunked<'a, U>; N],
@@ -202,7 +203,8 @@ impl<'a, T: Send, U: Send, const N: usize> Parts for Cut<'a, T, U, N> {
 
     // SAFETY: the contract is the trait's, one living result for each index.
     unsafe fn part(&self, index: usize) -> Self::Part {
-        // SAFETY: the caller's promise is that of this chunk.
+        // SAFETY: the caller promises one living result for each index, so this chunk has one
+        // owner.
         let first = unsafe { self.first.chunk(index) };
         // SAFETY: as above; all come from different `&mut` borrows, so they are disjoint.
         (first, self.others.each_ref().map(|other| unsafe { other.chunk(index) }))
@@ -242,8 +244,8 @@ pub(crate) fn for_each_joined_part<P: Parts>(
     });
 }
 
-/// Calls `task(index, part, scratch)` for every part, on as many threads as there are chunks of
-/// scratch at the most. A task finds in its scratch what some other one left there.
+/// Calls `task(index, part, scratch)` for every part, on at most one thread per chunk of scratch.
+/// The scratch of a task holds whatever an earlier task left in it.
 pub(crate) fn for_each_part_with_scratch<P: Parts, S: Send>(
     pool: &Pool,
     parts: P,

@@ -1,12 +1,12 @@
-//! Matrix products, one or many, of operands that lie in any way.
+//! Matrix products, single or in batches, of operands with any strides.
 //!
-//! Half types are computed in f32: operands are converted as they are packed (`packing.rs`), and
-//! the sums of a panel are rounded once, when they are whole (`stored.rs`). Results have the bits
-//! that the product of the same numbers in f32 has, rounded; but where both operands are bf16, and
-//! the processor adds two of their products to a sum as fast as one of f32, they are multiplied in
-//! pairs (`pairs.rs`): as near to what is exact, but for subnormal numbers, which count as 0.
+//! Half types are computed in f32. Packing converts the operands (`packing.rs`), and the sums of a
+//! panel are rounded once, at the end (`stored.rs`). A result has the bits of the f32 product of
+//! the same numbers, rounded once. Operands that are both bf16 are multiplied in pairs instead
+//! (`pairs.rs`), if the processor adds two products of bf16 as fast as one of f32. Pairs are as
+//! accurate, except that subnormal numbers count as 0.
 //!
-//! Letters: y`[M, N]` = a`[M, K]` · b`[K, N]`, or y is added to.
+//! Letters: y`[M, N]` = a`[M, K]` · b`[K, N]`, or y += a · b.
 
 #![allow(unsafe_code, reason = "tasks share y")]
 
@@ -22,7 +22,8 @@ use super::stored::{Results, Stored};
 use crate::dtype::{Element, same_type};
 use crate::write_mode::WriteMode;
 
-/// Multiplications that are worth a task: smaller products share one.
+/// Number of multiplications from which a product is a task of its own. Smaller products share a
+/// task.
 const TASK_PRODUCT: usize = 64 * 64 * 64;
 
 /// A matrix inside a slice: element (i, j) stands at `i * row_stride + j * col_stride`.
@@ -34,17 +35,17 @@ pub(crate) struct Matrix<'a, T> {
 }
 
 impl<'a, T> Matrix<'a, T> {
-    /// Rows from number `first` on.
+    /// The rows from row `first` on.
     pub(crate) fn rows_from(self, first: usize) -> Self {
         Matrix { data: self.data.get(first * self.row_stride..).unwrap_or_default(), ..self }
     }
 
-    /// The part from row `i` and column `j` on.
+    /// The submatrix that begins at row `i` and column `j`.
     pub(super) fn from(self, i: usize, j: usize) -> Self {
         Self { data: &self.data[i * self.row_stride + j * self.col_stride..], ..self }
     }
 
-    /// This matrix with rows and columns exchanged.
+    /// The transpose of this matrix.
     pub(crate) fn transposed(self) -> Self {
         Self { row_stride: self.col_stride, col_stride: self.row_stride, ..self }
     }
@@ -59,7 +60,7 @@ pub(crate) struct MatrixMut<'a, T> {
 }
 
 impl<'a, T> MatrixMut<'a, T> {
-    /// Rows one after the other.
+    /// A row-major matrix of `cols` columns.
     pub(crate) fn row_major(data: &'a mut [T], cols: usize) -> Self {
         Self { data, row_stride: cols, col_stride: 1 }
     }
@@ -118,7 +119,7 @@ impl<'a, T: Element> Matrix<'a, T> {
         Some(Matrix { data: same_type(data)?, row_stride, col_stride })
     }
 
-    /// A copy in `U`, in the order of memory: rows or columns one after the other.
+    /// A copy in type `U` in the order of memory, row-major or column-major.
     pub(crate) fn converted<U: Element>(
         self,
         [rows, cols]: [usize; 2],
@@ -156,17 +157,17 @@ pub(super) struct Products<'a, T> {
 }
 
 impl<T: SimdFloat> Products<'_, T> {
-    /// Numbers along the depth that are multiplied at once.
+    /// Number of elements along the depth that are multiplied at once.
     pub(super) fn step_len(&self) -> usize {
         if self.are_pairs { 2 } else { 1 }
     }
 
-    /// Steps along the depth; beyond an odd one, pairs have zeros.
+    /// Number of steps along the depth. The last pair of an odd depth has a zero.
     pub(super) fn steps(&self) -> usize {
         self.size[1].div_ceil(self.step_len())
     }
 
-    /// All rows of a in steps along the depth, if they may be read where they lie.
+    /// All rows of a, in steps along the depth, if the product can read them in place.
     pub(super) fn rows_in_place(&self) -> Option<Matrix<'_, T>> {
         match self.a {
             Stored::Bf16(a) if self.are_pairs => {
@@ -197,7 +198,7 @@ impl<T: SimdFloat> Products<'_, T> {
         });
     }
 
-    /// The transposed products, whose columns are few and have their bias already.
+    /// The transposed products. A bias is written to y first.
     fn turned(self) -> Self {
         let Products { batch, size: [m, k, n], are_pairs, a, b, mut start, y } = self;
         if start == WriteMode::Overwrite && y.has_bias() {
@@ -214,19 +215,20 @@ impl<T: SimdFloat> Products<'_, T> {
 pub(super) struct Destination<'a, T> {
     start: *mut T,
     pub(super) strides: [usize; 2],
-    /// Start of every row that is overwritten: N elements or none.
+    /// The bias: the N elements that every overwritten row starts from. Empty without a bias.
     pub(super) bias: &'a [T],
     y: PhantomData<&'a mut [T]>,
 }
 
 impl<'a, T: Element> Destination<'a, T> {
-    /// Every row that is overwritten begins with `bias`: as many elements as it has, or none.
+    /// The destination y. Sums of a row that is overwritten start from `bias`, which has one
+    /// element per column, or none.
     pub(super) fn new(y: MatrixMut<'a, T>, bias: &'a [T]) -> Self {
         let strides = [y.row_stride, y.col_stride];
         Destination { start: y.data.as_mut_ptr(), strides, bias, y: PhantomData }
     }
 
-    /// Rows one after the other.
+    /// A row-major matrix of `cols` columns.
     pub(super) fn row_major(data: &'a mut [T], cols: usize) -> Self {
         Self::new(MatrixMut::row_major(data, cols), &[])
     }
@@ -242,7 +244,7 @@ impl<'a, T: Element> Destination<'a, T> {
     pub(super) unsafe fn element(&self, at: usize) -> &mut T {
         // SAFETY: the caller promises that the place is inside y.
         let place = unsafe { self.start.add(at) };
-        // SAFETY: the element is initialised, and the caller's alone as it promises.
+        // SAFETY: the element is initialised, and the caller promises to be its only user.
         unsafe { &mut *place }
     }
 
@@ -254,11 +256,12 @@ impl<'a, T: Element> Destination<'a, T> {
     pub(super) unsafe fn row(&self, at: usize, len: usize) -> &mut [T] {
         // SAFETY: the caller promises that the place is inside y.
         let first = unsafe { self.start.add(at) };
-        // SAFETY: the elements are initialised, and the caller's alone as it promises.
+        // SAFETY: the elements are initialised, and the caller promises to be their only user.
         unsafe { std::slice::from_raw_parts_mut(first, len) }
     }
 
-    /// Every row the bias, or 0 without one: the sums of no products.
+    /// Sets every row to the bias, or to 0 without a bias: the result of a product whose depth is
+    /// 0.
     pub(super) fn fill(&self, batch: &Batch, [m, n]: [usize; 2]) {
         for offset in (0..batch.len()).map(|index| batch.offsets(index)[2]) {
             for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
@@ -269,7 +272,7 @@ impl<'a, T: Element> Destination<'a, T> {
         }
     }
 
-    /// Rows and columns exchanged, without a bias.
+    /// The transposed destination, without a bias.
     pub(super) fn transposed(self) -> Self {
         let [row_stride, col_stride] = self.strides;
         Destination { strides: [col_stride, row_stride], bias: &[], ..self }

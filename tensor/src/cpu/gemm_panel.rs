@@ -1,15 +1,15 @@
-//! Panels of matrix products: what one task multiplies.
+//! Panels of matrix products. A task multiplies whole panels.
 //!
-//! The innermost loop keeps a tile of y in registers and reads a *sliver* of each operand: as many
-//! rows of a, or columns of b, as the tile has. Slivers of b are packed, in the order in which they
-//! are read, and then meet every row of the panel while they lie in the first-level cache. Slivers
-//! of a are read in place if the elements of a row lie side by side, and else packed too (K. Goto
-//! and R. van de Geijn, *Anatomy of High-Performance Matrix Multiplication*, ACM TOMS 34(3), 2008).
-//! Half types are packed, and converted or paired on the way; but rows of bf16 are pairs as they
-//! lie. Where y is of a half type, the sums of a panel are kept in the type that is computed in
-//! until they are whole.
+//! The innermost loop keeps a tile of y in registers. The loop reads a *sliver* of each operand:
+//! the rows of a, or the columns of b, that belong to the tile. Slivers of b are packed in the
+//! order of reading, and then multiplied with every row of the panel while they lie in the
+//! first-level cache. Slivers of a are read in place if the elements of a row lie side by side, and
+//! else packed too (K. Goto and R. van de Geijn, *Anatomy of High-Performance Matrix
+//! Multiplication*, ACM TOMS 34(3), 2008). Packing converts half types or joins them in pairs, but
+//! contiguous rows of bf16 are pairs already. If y is of a half type, the sums of a panel stay in
+//! the computing type until they are complete.
 //!
-//! What is packed and kept lies on the stack of the thread, some 490 KB of it: no memory is taken.
+//! Packed slivers and sums lie on the stack of the thread, about 490 KB. Nothing is allocated.
 
 #![allow(unsafe_code, reason = "tasks share y")]
 
@@ -25,43 +25,45 @@ use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use super::stored::{KeptSums, Results, RoundSums, StartSums};
 use crate::write_mode::WriteMode;
 
-/// Depth that is packed at once: a sliver of b then takes 36 KB at most of a first-level cache.
+/// Largest depth that is packed at once. A sliver of b then takes at most 36 KB of a first-level
+/// cache.
 const DEPTH: usize = 192;
 
-/// Room for the slivers of a panel that packs all of its a: half of a second-level cache.
+/// Bytes for the slivers of a panel that packs all of its a: half of a second-level cache.
 const BLOCK_BYTES: usize = 300 << 10;
 
-/// Room for a sliver of b.
+/// Bytes for a sliver of b.
 const SLIVER_BYTES: usize = 37 << 10;
 
-/// Room for the sums of a panel whose y is of a half type.
+/// Bytes for the sums of a panel whose y is of a half type.
 const SUMS_BYTES: usize = 147 << 10;
 
 const _: () = assert!(BLOCK_BYTES + SLIVER_BYTES + SUMS_BYTES <= SCRATCH_BYTES);
 
-/// Rows of a panel, at most: whole tiles of every height.
+/// Largest number of rows in a panel: a multiple of every height of a tile.
 const fn panel_rows<T>() -> usize {
     BLOCK_BYTES / (DEPTH * size_of::<T>()) / 48 * 48
 }
 
-/// No panel of any type has more rows.
+/// Largest number of rows in a panel, of any type.
 pub(super) const ROWS_MAX: usize = panel_rows::<f32>();
 
-/// Multiplications that are worth a panel of their own.
+/// Number of multiplications that is worth a panel of its own.
 const PANEL_PRODUCT: usize = 1 << 18;
 
-/// Rows that a tile may have.
+/// Numbers of rows that a tile may have.
 const TILE_ROWS: [usize; 5] = [1, 2, 4, 6, TILE_ROWS_MAX];
 const TILE_ROWS_MAX: usize = 8;
 const TILE_COLS_MAX: usize = 3 * LANE_COUNT_MAX;
 
-/// Rows and vectors of a whole tile. Its sums, a vector of b for each column and a factor fit the
-/// registers.
+/// Rows and vectors of a whole tile. The registers hold the sums of the tile, a vector of b for
+/// each column, and a factor.
 const fn tile_size<T, S: Simd<T>>() -> [usize; 2] {
     if S::REGISTER_COUNT == 32 { [TILE_ROWS_MAX, 3] } else { [6, 2] }
 }
 
-/// Rows and columns of a whole tile, for code that is generic over no instruction set.
+/// The kernel that finds the rows and columns of a whole tile, for code that is not generic over
+/// the instruction set.
 struct TileSize<'a>(&'a mut [usize; 2]);
 
 impl<T> SimdKernel<T> for TileSize<'_> {
@@ -72,21 +74,21 @@ impl<T> SimdKernel<T> for TileSize<'_> {
     }
 }
 
-/// The cut of a product `[M, N]` in panels and of these in tiles. No element's sum depends on it:
-/// each is taken over the whole depth in its order.
+/// The cut of a product `[M, N]` into panels, and of panels into tiles. No sum depends on the cut:
+/// each runs over the whole depth in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grid {
     size: [usize; 2],
-    /// Rows and columns of a tile; those at the end may be smaller.
+    /// Rows and columns of a tile; tiles at the end may be smaller.
     tile: [usize; 2],
-    /// Tiles below each other, and side by side.
+    /// Number of tiles along the rows and along the columns of the product.
     tiles: [usize; 2],
-    /// Panels below each other, and side by side.
+    /// Number of panels along the rows and along the columns of the product.
     panels: [usize; 2],
 }
 
 impl Grid {
-    /// The grid for one of the products, of which no size is 0, on `threads` threads.
+    /// The grid for one of the products, on `threads` threads. No size of the product is 0.
     pub(super) fn new<T: SimdFloat>(products: &Products<'_, T>, threads: usize) -> Self {
         let ([m, _, n], count) = (products.size, products.batch.len());
         let k = products.steps();
@@ -95,7 +97,7 @@ impl Grid {
         let panels_wanted = threads.min(product / PANEL_PRODUCT);
         grid.panels[0] = m.div_ceil(panel_rows::<T>());
         if grid.panels[0] > 1 && count == 1 {
-            // So that all threads end at the same time.
+            // All threads then end at the same time.
             grid.panels[0] = grid.panels[0].next_multiple_of(threads).min(grid.tiles[0]);
         }
         if products.y.is_rounded() && k > DEPTH {
@@ -103,7 +105,7 @@ impl Grid {
             grid.panels[1] = grid.tiles[1].div_ceil(tiles);
         }
         while count * grid.panel_count() < panels_wanted {
-            // Each panel packs what it meets, so the longer side is cut.
+            // Each panel packs its own operands, so the longer side is cut.
             let [rows, cols] = [m / grid.panels[0], n / grid.panels[1]];
             let axis = if rows > cols { 0 } else { 1 };
             if 2 * grid.panels[axis] > grid.tiles[axis] {
@@ -114,11 +116,12 @@ impl Grid {
         grid
     }
 
-    /// One panel, however high.
+    /// A grid of one panel of any height.
     fn single<T: SimdFloat>([m, n]: [usize; 2]) -> Self {
         let mut tile = [0; 2];
         T::dispatch(TileSize(&mut tile));
-        // As equal as can be: of nine rows two tiles of six, not one of eight and one of a row.
+        // Tiles are as equal as possible: nine rows make two tiles of up to six rows, not one tile
+        // of eight rows and one of a single row.
         let rows = m.div_ceil(m.div_ceil(tile[0]));
         tile[0] = TILE_ROWS.into_iter().find(|&whole| whole >= rows).unwrap_or(rows);
         let tiles = [m.div_ceil(tile[0]), n.div_ceil(tile[1])];
@@ -129,12 +132,13 @@ impl Grid {
         self.panels[0] * self.panels[1]
     }
 
-    /// Rows and columns that no panel has more of.
+    /// Largest number of rows and of columns in a panel.
     fn panel_size(&self) -> [usize; 2] {
         [0, 1].map(|axis| self.tiles[axis].div_ceil(self.panels[axis]) * self.tile[axis])
     }
 
-    /// Rows and columns of panel `index`: whole tiles, and as many as in any other but for one.
+    /// Rows and columns of panel `index`. A panel consists of whole tiles, and panels differ by at
+    /// most one tile in each direction.
     fn panel(&self, index: usize) -> [Range<usize>; 2] {
         let at = [index / self.panels[1], index % self.panels[1]];
         [0, 1].map(|axis| {
@@ -147,8 +151,8 @@ impl Grid {
     }
 }
 
-/// Multiplies the panels `range` of all products of a batch, on the caller: they are inside y, and
-/// no other task has them.
+/// Multiplies the panels `range` of all products of a batch on the calling thread. The panels are
+/// inside y, and no other task has them.
 pub(super) fn run_panels<T: SimdFloat>(
     products: &Products<'_, T>,
     grid: &Grid,
@@ -161,8 +165,8 @@ pub(super) fn run_panels<T: SimdFloat>(
     });
 }
 
-/// Scratch that a panel of this size takes: room for packed rows of a, for a sliver of b,
-/// and for the sums of half types until they are whole.
+/// Lengths of the scratch of a panel of this size: packed rows of a, a sliver of b, and the sums of
+/// half types.
 fn scratch_lens<T: SimdFloat>(
     products: &Products<'_, T>,
     grid: &Grid,
@@ -181,14 +185,14 @@ fn scratch_lens<T: SimdFloat>(
         true => k.div_ceil(DEPTH),
         false => packed_rows.div_ceil(tile_rows),
     };
-    // Slivers may be overwritten by a vector more than they have.
+    // Writes to a sliver may run past its end by up to a vector.
     let block = tiles * tile_len(tile_rows, depth) + LANE_COUNT_MAX;
     [block, tile_cols * depth + LANE_COUNT_MAX, m.next_multiple_of(tile_rows) * kept_cols]
 }
 
-/// True if panels multiply a sliver of b in all its depth before the next. With a single tile of
-/// rows nothing of b is met twice, and where numbers along the depth are neighbours, they are read
-/// in longer runs; but all of a is packed at once.
+/// True if panels multiply a sliver of b over its whole depth before the next sliver. With a single
+/// tile of rows, no part of b is read twice. If elements along the depth are neighbours, they are
+/// read in longer runs. In return, all of a is packed at once.
 fn goes_by_columns<T: SimdFloat>(products: &Products<'_, T>, grid: &Grid) -> bool {
     let (k, [depth_stride, _]) = (products.steps(), products.b.strides());
     let packed_len = k.div_ceil(DEPTH) * tile_len(grid.tile[0], DEPTH) + LANE_COUNT_MAX;
@@ -231,11 +235,11 @@ struct Panel<'a, T> {
     /// Starts of the product's a, b and y.
     offsets: [usize; 3],
     grid: &'a Grid,
-    /// Rows and columns.
+    /// Rows and columns of the panel.
     range: [Range<usize>; 2],
 }
 
-/// Rows of a at one depth, in the type that is computed in.
+/// Rows of a in one range of the depth, in the computing type.
 struct Rows<'a, T> {
     /// The first `packed_from` rows, which are read in place; `None` if all rows are packed.
     in_place: Option<Matrix<'a, T>>,
@@ -259,19 +263,19 @@ impl<'a, T: Copy> Rows<'a, T> {
     }
 }
 
-/// The destination of tiles below each other.
+/// The destination of a column of tiles.
 struct Target<'a, T> {
     y: &'a Destination<'a, T>,
     at: usize,
-    /// Rows and columns; a tile may have more.
+    /// Rows and columns of the destination; a tile may have more.
     size: [usize; 2],
     start: WriteMode,
-    /// Start of each of the columns, or nothing.
+    /// The bias: the start value of each column. Empty without a bias.
     bias: &'a [T],
 }
 
 impl<T: SimdFloat> Panel<'_, T> {
-    /// In tiles of `R` rows.
+    /// Multiplies the panel in tiles of `R` rows.
     #[inline(always)]
     fn run<S: Simd<T>, const R: usize>(&self, simd: S, scratch: &mut Scratch<'_>) {
         let Products { size: [_, numbers, _], are_pairs, a, b, ref y, .. } = *self.products;
@@ -283,7 +287,7 @@ impl<T: SimdFloat> Panel<'_, T> {
         let in_place = self.products.rows_in_place();
         let in_place =
             in_place.map(|rows| rows.skip(self.offsets[0] / step_len).from(self.range[0].start, 0));
-        // The last rows may be fewer than a tile's, which would read past their end.
+        // The last rows may be fewer than a tile; a whole tile would read past their end.
         let packed_from = if in_place.is_some() { m - m % R } else { 0 };
         let lens = scratch_lens(self.products, self.grid, [m, n]);
         let [block, sliver, sums] = scratch.zeroed(lens);
@@ -356,7 +360,7 @@ impl<T: SimdFloat> Panel<'_, T> {
     }
 }
 
-/// All tiles of `m` rows with one sliver of b.
+/// Multiplies all tiles of `m` rows with one sliver of b.
 #[inline(always)]
 fn tiles<T: SimdFloat, S: Simd<T>, const R: usize, const COLS: usize>(
     simd: S,
@@ -372,7 +376,7 @@ fn tiles<T: SimdFloat, S: Simd<T>, const R: usize, const COLS: usize>(
     }
 }
 
-/// Writes the sums of the tile from row `i` on, or adds them.
+/// Writes the sums of the tile that starts at row `i` to y, or adds them to y.
 #[inline(always)]
 fn store<T: SimdFloat, S: Simd<T>, const R: usize, const COLS: usize>(
     simd: S,

@@ -6,7 +6,8 @@ use half::{bf16, f16};
 use super::stored::{round_slice, widen_slice};
 use crate::dtype::{DType, Element, is_same_type};
 
-/// A half type: through f32, as in PyTorch, by these functions for one number and for many.
+/// Makes a half type an [`Element`]. Conversions go through f32, as in PyTorch, by these functions
+/// for one number and for slices.
 macro_rules! half_element {
     ($type:ty => $dtype:ident, $widened:path, $rounded:path, $widen:path, $round:path) => {
         impl Element for $type {
@@ -62,8 +63,8 @@ fn round_f16(from: &[f32], to: &mut [f16]) {
     to.convert_from_f32_slice(from);
 }
 
-/// The number of conversions that is worth a choice of instructions. Loops over fewer are compiled
-/// for the instructions of the function that calls them.
+/// Smallest number of conversions that is worth a choice of instructions. A shorter loop uses the
+/// instructions of the function that calls it.
 const MANY: usize = 64;
 
 #[inline(always)]
@@ -71,8 +72,8 @@ fn widened_bf16(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
-/// The nearest bf16, the even one between two; a NaN keeps its bits, and is quiet. There is no
-/// branch, so that loops become vectors.
+/// The nearest bf16; ties go to the even number. A NaN keeps its upper bits and becomes quiet.
+/// There is no branch, so that loops become vectors.
 #[inline(always)]
 fn rounded_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();

@@ -14,20 +14,21 @@ impl Cpu {
         Cpu { pool: Pool::new(threads) }
     }
 
-    /// The vector instructions that kernels use on this processor: `AVX-512`, `AVX2`, or
-    /// `portable` for what every processor of its kind has. Rates go by it.
+    /// The vector instructions that kernels use on this processor: `AVX-512`, `AVX2`, or `portable`
+    /// for the instructions of every processor of this architecture. Measured rates are valid for
+    /// one instruction set.
     pub fn instruction_set() -> &'static str {
         simd::instruction_set()
     }
 
-    /// Threads that compute, the caller included.
+    /// Number of threads that compute, the caller included.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
 
     /// Calls `task(index, chunk)` for every `chunk_len` elements of `slice`, on all threads.
     ///
-    /// Choose `chunk_len` from the shape alone, and results do not depend on the thread count.
+    /// If `chunk_len` depends on the shape alone, results do not depend on the thread count.
     pub fn for_each_chunk<T: Send>(
         &self,
         slice: &mut [T],

@@ -1,8 +1,8 @@
-//! Products of 8-bit integers, whose sums are exact: y`[M, N]` of the codes of x`[M, K]` and
-//! w`[N, K]`, of which each row has a scale.
+//! Products of 8-bit integers with exact sums: y`[M, N]` from the codes of x`[M, K]` and w`[N, K]`.
+//! Each row of x and of w has a scale.
 //!
-//! Which instructions add a sum up, and in which order, does not show in it. So a product is cut
-//! as suits the threads, and has the same bits with any.
+//! An exact sum does not depend on the instructions that add it up, nor on their order. So a
+//! product is cut to suit the number of threads, and has the same bits with any number.
 
 #![allow(unsafe_code, reason = "tasks share y")]
 
@@ -22,8 +22,8 @@ use super::pool::Pool;
 use super::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
 
-/// The longest rows: a sum of this many products of a code from -127 on and one from -128 on still
-/// fits an i32.
+/// Largest depth: the largest number of products whose sum fits an i32. A product is of a code from
+/// -127 on and a code from -128 on.
 pub(crate) const DEPTH_MAX: usize = i32::MAX as usize / (127 * 128);
 
 /// Elements of x that are converted at once.
@@ -31,37 +31,37 @@ const RUN_LEN: usize = 256;
 /// Elements of x in a task that quantises them.
 const CHUNK_LEN: usize = 1 << 14;
 
-/// Columns of y whose sums are found together.
+/// Number of columns of y whose sums are computed together.
 const WIDTH: usize = 48;
-/// Rows of y that a packed sliver of w meets.
+/// Largest number of rows of y that a packed sliver of w is used for.
 const ROWS_MAX: usize = 128;
-/// Rows of y from which on it is worth to pack.
+/// Smallest number of rows of y that is worth packing.
 #[cfg(target_arch = "x86_64")]
 const PACKED_ROWS_MIN: usize = 5;
 /// Codes of a row of w that are packed at once: a sliver takes half of a first-level cache.
 #[cfg(target_arch = "x86_64")]
 const PACKED_DEPTH: usize = 512;
-/// Multiplications that are worth a task.
+/// Number of multiplications that is worth a task.
 const TASK_PRODUCT: usize = 1 << 19;
 
-/// Codes from one row of x to the next. It is an odd number of cache lines, so that rows do not
-/// drive each other out of a set of the cache.
+/// Number of codes from one row of x to the next: an odd number of cache lines, so that rows do not
+/// evict each other from a set of the cache.
 pub(crate) const fn row_stride(depth: usize) -> usize {
     (depth.div_ceil(STEP_LEN_MAX) | 1) * STEP_LEN_MAX
 }
 
-/// Rows of x in 8 bits: M of each, and of the codes a [`row_stride`] for each row.
+/// Rows of x in 8 bits: M scales, M sums, and M rows of codes, each [`row_stride`] long.
 #[derive(Clone, Copy)]
 pub(crate) struct QuantizedRows<'a, T> {
-    /// 0 beyond the depth.
+    /// Codes of the rows; 0 beyond the depth.
     pub(crate) codes: &'a [i8],
-    /// The value of code 1.
+    /// The value of code 1 in each row.
     pub(crate) scales: &'a [T],
-    /// The codes of each row added up.
+    /// The sum of the codes of each row.
     pub(crate) sums: &'a [i32],
 }
 
-/// Fills the parts of [`QuantizedRows`], in its order, from x of that size.
+/// Fills the parts of [`QuantizedRows`], in the order of its fields, from x of size `[M, K]`.
 pub(crate) fn quantize<T: SimdFloat, E: Element>(
     pool: &Pool,
     [_, depth]: [usize; 2],
@@ -77,7 +77,7 @@ pub(crate) fn quantize<T: SimdFloat, E: Element>(
     });
 }
 
-/// Rows of one task.
+/// The kernel that quantises the rows of one task.
 struct Quantize<'a, T, E> {
     depth: usize,
     x: Matrix<'a, E>,
@@ -102,7 +102,7 @@ impl<T: SimdFloat, E: Element> SimdKernel<T> for Quantize<'_, T, E> {
                 (*scale, *sum) = (T::from_f64(f64::NAN), 0);
                 continue;
             }
-            // A row of zeros is divided by something else than 0.
+            // A row of zeros must not be divided by 0.
             let divisor = if largest > T::ZERO { largest } else { T::ONE };
             let mut run = [T::ZERO; RUN_LEN];
             for (p, codes) in (0..).step_by(RUN_LEN).zip(codes.chunks_mut(RUN_LEN)) {
@@ -117,7 +117,7 @@ impl<T: SimdFloat, E: Element> SimdKernel<T> for Quantize<'_, T, E> {
     }
 }
 
-/// The largest magnitude of a row; NaN if there is one.
+/// The largest magnitude of a row; NaN if the row has a NaN.
 #[inline(always)]
 fn largest_magnitude<T: SimdFloat, E: Element>(x: Matrix<'_, E>, depth: usize) -> T {
     const LANES: usize = 16;
@@ -125,7 +125,7 @@ fn largest_magnitude<T: SimdFloat, E: Element>(x: Matrix<'_, E>, depth: usize) -
     for p in (0..depth).step_by(RUN_LEN) {
         let len = RUN_LEN.min(depth - p);
         x.from(0, p).converted([1, len], &mut run);
-        // Codes beyond the end, left by an earlier run, are of the same row.
+        // Numbers beyond the end are left from an earlier run of the same row.
         for x in run[..len.next_multiple_of(LANES)].chunks_exact(LANES) {
             for (lane, x) in lanes.iter_mut().zip(x) {
                 *lane = lane.larger(x.magnitude());
@@ -140,19 +140,19 @@ pub(crate) struct Int8Product<'a, T, E> {
     /// M, K and N.
     pub(crate) size: [usize; 3],
     pub(crate) x: QuantizedRows<'a, T>,
-    /// Row after row.
+    /// The codes of w, row after row.
     pub(crate) w: &'a [i8],
     /// The value of code 127 in each row.
     pub(crate) w_scales: &'a [f32],
-    /// N elements or none.
+    /// The bias: N elements, or none.
     pub(crate) bias: &'a [E],
 }
 
 impl<T: SimdFloat, E: Element> Int8Product<'_, T, E> {
-    /// Overwrites y.
+    /// Computes the product and overwrites y.
     ///
     /// # Panics
-    /// If something does not have the size, or K is more than [`DEPTH_MAX`].
+    /// If an operand does not have the size of the product, or K is more than [`DEPTH_MAX`].
     pub(crate) fn run(&self, pool: &Pool, y: MatrixMut<'_, E>) {
         let [m, k, n] = self.size;
         assert!(k <= DEPTH_MAX, "sums of {k} products");
@@ -164,11 +164,11 @@ impl<T: SimdFloat, E: Element> Int8Product<'_, T, E> {
             return;
         }
         let (y, threads, slivers) = (Destination::new(y, &[]), pool.threads(), n.div_ceil(WIDTH));
-        // Threads share the rows where there are few columns.
+        // If there are few columns, threads share the rows.
         let panels = m.div_ceil(ROWS_MAX).max(threads.div_ceil(slivers));
         let rows = m.div_ceil(panels).next_multiple_of(8).min(ROWS_MAX);
         let panels = m.div_ceil(rows);
-        // A task begins with its scratch, so it has several slivers where there are many.
+        // A task first prepares its scratch, so it takes several slivers if there are many.
         let worth = TASK_PRODUCT / (rows.min(m) * k.max(1) * WIDTH);
         let cols = worth.max(slivers * panels / (16 * threads)).clamp(1, slivers) * WIDTH;
         let groups = n.div_ceil(cols);
@@ -180,7 +180,7 @@ impl<T: SimdFloat, E: Element> Int8Product<'_, T, E> {
     }
 }
 
-/// The part of one task: no other one has these rows and columns of y.
+/// The part of one task: no other task has these rows and columns of y.
 struct Part<'a, T, E> {
     product: &'a Int8Product<'a, T, E>,
     y: &'a Destination<'a, E>,
@@ -238,13 +238,13 @@ impl<T: SimdFloat, E: Element> Int8Kernel for Part<'_, T, E> {
 }
 
 impl<T: SimdFloat, E: Element> Part<'_, T, E> {
-    /// Its columns, [`WIDTH`] at a time.
+    /// The columns of the part, in slivers of [`WIDTH`].
     fn slivers(&self) -> impl Iterator<Item = Range<usize>> + use<T, E> {
         let end = self.cols.end;
         self.cols.clone().step_by(WIDTH).map(move |j| j..end.min(j + WIDTH))
     }
 
-    /// `R` rows of y from `i` on.
+    /// Computes `R` rows of y from row `i` on by dot products.
     #[inline(always)]
     fn dot_rows<S: Int8Simd, const R: usize, const COLS: usize>(
         &self,
@@ -267,7 +267,8 @@ impl<T: SimdFloat, E: Element> Part<'_, T, E> {
         }
     }
 
-    /// The sums of `R` rows and `C` columns, to place `at` of the rows of sums. Returns `C`.
+    /// Writes the sums of `R` rows and `C` columns to the rows of sums, from place `at` on. Returns
+    /// `C`.
     #[inline(always)]
     fn dot_tile<S: Int8Simd, const R: usize, const C: usize>(
         &self,
@@ -279,7 +280,7 @@ impl<T: SimdFloat, E: Element> Part<'_, T, E> {
         let Int8Product { size: [_, k, _], x, w, .. } = *self.product;
         let (stride, len) = (row_stride(k), k.next_multiple_of(S::STEP_LEN));
         let x_rows: [&[i8]; R] = std::array::from_fn(|r| &x.codes[(i + r) * stride..][..len]);
-        // They go on beyond their ends, where the codes of x are 0.
+        // The rows of w are read past their ends, where the codes of x are 0.
         let w_rows: [&[i8]; C] = std::array::from_fn(|c| &w[(j + c) * k..]);
         let mut tile = [[simd.zero(); C]; R];
         for p in (0..k).step_by(S::STEP_LEN) {
@@ -300,7 +301,8 @@ impl<T: SimdFloat, E: Element> Part<'_, T, E> {
         C
     }
 
-    /// Adds what a packed sliver of `C` vectors gives, or begins with it.
+    /// Adds the products of a packed sliver of `C` vectors to the sums, or starts the sums with
+    /// these products.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn tiles<const C: usize>(
@@ -347,7 +349,7 @@ impl<T: SimdFloat, E: Element> Part<'_, T, E> {
     }
 }
 
-/// Room on the stack, from the start of a cache line on.
+/// Scratch memory on the stack, aligned to a cache line.
 #[cfg(target_arch = "x86_64")]
 #[repr(C, align(64))]
 struct Scratch {
@@ -362,7 +364,7 @@ impl Scratch {
     }
 }
 
-/// The first `len` elements of some room, made 0.
+/// The first `len` elements of `room`, set to 0.
 #[cfg(target_arch = "x86_64")]
 fn prefix<T: Element, const BYTES: usize>(
     room: &mut MaybeUninit<[u8; BYTES]>,
@@ -373,7 +375,7 @@ fn prefix<T: Element, const BYTES: usize>(
     assert!(start.is_aligned());
     // SAFETY: the elements are inside the room.
     unsafe { start.write_bytes(0, len) };
-    // SAFETY: the elements are aligned, inside the room and borrowed with it; all bits 0 are a
+    // SAFETY: the elements are aligned, inside the room and borrowed with it; zero bits are a valid
     // number.
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }

@@ -1,8 +1,9 @@
 //! Products of packed codes with VNNI, whose instruction adds four products to each lane.
 //!
-//! A *sliver* is of up to 48 rows of w: four codes of one row, then four of the next, and so on for
-//! all of the depth. It meets every row of x while it lies in the first-level cache; a tile of sums
-//! stays in registers. It is the scheme of the products of floats, see `gemm_panel.rs`.
+//! A *sliver* holds up to 48 rows of w: four codes of one row, then four of the next, and so on for
+//! the whole depth. Every row of x is multiplied with the sliver while the sliver lies in the
+//! first-level cache; a tile of sums stays in registers. Products of floats use the same scheme,
+//! see `gemm_panel.rs`.
 
 #![allow(unsafe_code, reason = "vector instructions, and the innermost loop reads unchecked")]
 
@@ -12,9 +13,9 @@ use super::int8_simd::{Int8Simd, Vnni};
 
 /// Rows of w in a vector.
 pub(super) const LANES: usize = 16;
-/// Codes that a lane takes at once.
+/// Number of codes that a lane takes at once.
 const LANE_LEN: usize = 4;
-/// Codes of a row of w that are packed at once.
+/// Number of codes of a row of w that are packed at once.
 const BLOCK_LEN: usize = LANES * LANE_LEN;
 
 /// Bytes of a sliver of `vectors` vectors and `depth`.
@@ -22,8 +23,8 @@ pub(super) const fn sliver_bytes(vectors: usize, depth: usize) -> usize {
     depth.next_multiple_of(BLOCK_LEN) * vectors * LANES
 }
 
-/// Packs `depth` codes of each of `rows` rows; they are `stride` codes apart, and the first starts
-/// where `w` does. What stands in the sliver beyond the rows and the depth is any number.
+/// Packs `depth` codes of each of `rows` rows. The rows are `stride` codes apart, and the first row
+/// starts where `w` starts. The sliver holds arbitrary numbers beyond the rows and the depth.
 #[inline(always)]
 pub(super) fn pack(
     simd: Vnni,
@@ -54,7 +55,7 @@ pub(super) fn pack(
     }
 }
 
-/// Turns 16 rows of 16 times 4 codes: pairs, fours, then quarters change places, twice.
+/// Transposes 16 rows of 16 groups of 4 codes: exchanges pairs, then fours, then twice quarters.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose(rows: &mut [__m512i; LANES]) {
@@ -70,29 +71,30 @@ fn transpose(rows: &mut [__m512i; LANES]) {
         fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
         fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
     }
-    // Even and odd quarters of the rows above and of those below, ...
+    // Takes even and odd quarters of the rows above and below.
     let mut quarters = fours;
     for i in [0, 1, 2, 3, 8, 9, 10, 11] {
         quarters[i] = _mm512_shuffle_i32x4::<0x88>(fours[i], fours[i + 4]);
         quarters[i + 4] = _mm512_shuffle_i32x4::<0xDD>(fours[i], fours[i + 4]);
     }
-    // ... and the same once more.
+    // Takes even and odd quarters once more.
     for i in 0..8 {
         rows[i] = _mm512_shuffle_i32x4::<0x88>(quarters[i], quarters[i + 8]);
         rows[i + 8] = _mm512_shuffle_i32x4::<0xDD>(quarters[i], quarters[i + 8]);
     }
 }
 
-/// Rows of x that meet a sliver.
+/// Rows of x that are multiplied with a sliver.
 pub(super) struct Tile<'a> {
-    /// Codes of each row.
+    /// Number of codes in each row.
     pub(super) depth: usize,
-    /// The first row starts here; what stands beyond the depth is 0, up to the next multiple of 4.
+    /// The codes from the first row on; 0 beyond the depth, up to the next multiple of 4.
     pub(super) x: &'a [i8],
-    /// Codes from one row to the next.
+    /// Number of codes from one row to the next.
     pub(super) stride: usize,
     pub(super) sliver: &'a [u8],
-    /// The codes of each row of x added up, where the sums begin; see [`Int8Simd::OFFSET`].
+    /// The sum of the codes of each row of x, if the sums of products begin here; see
+    /// [`Int8Simd::OFFSET`]. `None` if the sums go on.
     pub(super) start: Option<&'a [i32]>,
 }
 
@@ -140,7 +142,7 @@ impl Tile<'_> {
 }
 
 impl Vnni {
-    /// Every lane the same.
+    /// A vector with one value in each lane.
     #[inline(always)]
     fn splat(self, value: i32) -> __m512i {
         // SAFETY: needs AVX-512F, which `self` proves.

@@ -8,24 +8,26 @@ use std::arch::x86_64::*;
 #[cfg(target_arch = "x86_64")]
 use super::simd::is_allowed;
 
-/// No instruction set takes more codes at once; rows of x are padded with zeros to a multiple.
+/// Largest number of codes that an instruction set takes at once. Rows of x are padded with zeros
+/// to a multiple.
 pub(super) const STEP_LEN_MAX: usize = 64;
 
 /// One instruction set; a value of the type is the proof that the processor has it.
 pub(super) trait Int8Simd: Copy {
-    /// Sums of 32 bits; those of a whole dot product wrap to what they are.
+    /// Sums of 32 bits. Parts of a dot product may wrap; the sum of a whole dot product is exact.
     type Sums: Copy;
     /// Codes, ready to be multiplied.
     type Codes: Copy;
-    /// Codes in a step.
+    /// Number of codes in a step.
     const STEP_LEN: usize;
-    /// Offset of each code of w: sums are too large by the codes of x times the offset.
+    /// Offset that is added to each code of w. Sums are too large by the offset times the sum of
+    /// the codes of x.
     const OFFSET: i32;
     /// All sums 0.
     fn zero(self) -> Self::Sums;
     /// The first `STEP_LEN` codes of w, of a slice that has at least as many.
     fn weights(self, from: &[i8]) -> Self::Codes;
-    /// [`Int8Simd::weights`] of a slice that may be shorter, and goes on with zeros then.
+    /// [`Int8Simd::weights`] of a slice that may be shorter. Zeros replace missing codes.
     #[inline(always)]
     fn some_weights(self, from: &[i8]) -> Self::Codes {
         if from.len() >= Self::STEP_LEN {
@@ -39,11 +41,11 @@ pub(super) trait Int8Simd: Copy {
     fn activations(self, from: &[i8]) -> Self::Codes;
     /// Adds the products of a step.
     fn add_products(self, sums: Self::Sums, w: Self::Codes, x: Self::Codes) -> Self::Sums;
-    /// All sums as one.
+    /// The sum of all lanes.
     fn total(self, sums: Self::Sums) -> i32;
 }
 
-/// No instruction set in particular: sums that the compiler vectorises as it can.
+/// Portable sums, which the compiler vectorises as it can.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
@@ -87,7 +89,8 @@ impl Avx2 {
     }
 }
 
-/// Products of 16 bits, which hold every product of codes; `maddubs` would saturate.
+/// Codes are widened to 16 bits, and their products are summed in 32 bits without loss; `maddubs`
+/// would saturate.
 #[cfg(target_arch = "x86_64")]
 impl Int8Simd for Avx2 {
     type Sums = __m256i;
@@ -102,7 +105,7 @@ impl Int8Simd for Avx2 {
     #[inline(always)]
     fn weights(self, from: &[i8]) -> Self::Codes {
         let from = &from[..16];
-        // SAFETY: every x86-64 processor has it; the line above checked the length.
+        // SAFETY: every x86-64 processor has the instruction; the line above checked the length.
         let bytes = unsafe { _mm_loadu_si128(from.as_ptr().cast()) };
         // SAFETY: needs AVX2, which `self` proves.
         unsafe { _mm256_cvtepi8_epi16(bytes) }
@@ -143,7 +146,8 @@ impl Vnni {
     }
 }
 
-/// The instruction multiplies bytes without a sign, which w becomes by 128 more, by bytes with one.
+/// The instruction multiplies unsigned bytes by signed bytes. An offset of 128 makes the codes of w
+/// unsigned.
 #[cfg(target_arch = "x86_64")]
 impl Int8Simd for Vnni {
     type Sums = __m512i;
@@ -181,15 +185,16 @@ impl Int8Simd for Vnni {
     }
 }
 
-/// Work that is compiled for every instruction set. Its methods must be `#[inline(always)]`, or the
-/// vectors end up in functions that may not use their instructions.
+/// Work that is compiled for every instruction set. The methods must be `#[inline(always)]`: other
+/// functions are compiled without the vector instructions.
 pub(super) trait Int8Kernel {
-    /// Runs it by dot products, in tiles of `ROWS` × `COLS` of them, which fit the registers.
+    /// Runs the kernel by dot products, in tiles of `ROWS` × `COLS` sums, which fit the registers.
     fn dots<S: Int8Simd, const ROWS: usize, const COLS: usize>(self, simd: S);
-    /// True if it is worth to pack the codes first, which only [`Vnni`] has instructions for.
+    /// True if packing the codes first is worth its time. Only [`Vnni`] has instructions for packed
+    /// codes.
     #[cfg(target_arch = "x86_64")]
     fn is_worth_packing(&self) -> bool;
-    /// Runs it with packed codes.
+    /// Runs the kernel with packed codes.
     #[cfg(target_arch = "x86_64")]
     fn packed(self, simd: Vnni);
 }

@@ -1,8 +1,9 @@
 //! Reductions along one dimension, in lines of a fixed number of lanes.
 //!
-//! A contiguous `[outer, len, inner]` is reduced over `len`. Where `inner` is 1, a line is a piece
-//! of one row and its lanes are added up at the end; elsewhere the lanes are neighbouring columns,
-//! each a reduction of its own. Both read memory in order, and a kernel is written once for both.
+//! A contiguous `[outer, len, inner]` is reduced over `len`. If `inner` is 1, a line is a piece of
+//! one row, and its lanes are added up at the end. Else the lanes are neighbouring columns, each
+//! with a reduction of its own. Both cases read memory in order, and a kernel is written once for
+//! both.
 
 use std::ops::Range;
 
@@ -13,12 +14,12 @@ use super::simd::{Fused, Simd, SimdKernel};
 use crate::dtype::{Element, is_same_type};
 use crate::layout::{Nest, Shape};
 
-/// `from`, padded to a whole line, in the type to compute in.
+/// Loads `from` into a line of the computing type, padded with `pad`.
 #[inline(always)]
 pub(crate) fn load<E: Element, T: Element, const W: usize>(from: &[E], pad: T, to: &mut [T; W]) {
     if is_same_type::<E, T>() {
         let from: &[T] = bytemuck::cast_slice(from);
-        // A copy of known length is a few instructions, the other one a call.
+        // A copy of known length is a few instructions; a copy of unknown length is a call.
         if let Ok(from) = <&[T; W]>::try_from(from) {
             *to = *from;
             return;
@@ -28,7 +29,8 @@ pub(crate) fn load<E: Element, T: Element, const W: usize>(from: &[E], pad: T, t
         }
         return;
     }
-    // A length that the compiler knows becomes a few vectors; f16 does so as a slice alone.
+    // A loop of known length becomes a few vectors, except for f16, which is converted only as a
+    // slice.
     if let (false, Ok(from)) = (is_same_type::<E, f16>(), <&[E; W]>::try_from(from)) {
         for lane in 0..W {
             to[lane] = from[lane].cast();
@@ -39,7 +41,7 @@ pub(crate) fn load<E: Element, T: Element, const W: usize>(from: &[E], pad: T, t
     E::cast_slice(from, &mut to[..from.len()]);
 }
 
-/// The first lanes of `line`, as many as `to` has room for.
+/// Writes the first lanes of `line` to all of `to`.
 #[inline(always)]
 pub(crate) fn store<E: Element, T: Element, const W: usize>(line: &[T; W], to: &mut [E]) {
     if is_same_type::<E, T>() {
@@ -60,7 +62,7 @@ pub(crate) fn store<E: Element, T: Element, const W: usize>(line: &[T; W], to: &
     T::cast_slice(&line[..to.len()], to);
 }
 
-/// `combine` of all lanes, in an order that does not depend on the processor.
+/// Combines all lanes, in an order that does not depend on the processor.
 #[inline(always)]
 pub(crate) fn fold<T: Copy, const W: usize>(lanes: &[T; W], combine: impl Fn(T, T) -> T) -> T {
     let mut lanes = *lanes;
@@ -79,7 +81,7 @@ pub(crate) fn fold<T: Copy, const W: usize>(lanes: &[T; W], combine: impl Fn(T, 
 pub(crate) enum Lanes {
     /// Parts of one reduction.
     Row,
-    /// A reduction each.
+    /// Lanes with a reduction each.
     Columns,
 }
 
@@ -110,9 +112,9 @@ impl Lines {
         Places { lines: *self, index: 0 }
     }
 
-    /// The places of the lines that fill all `W` lanes, which come first. A kernel whose loops over
-    /// these and over the [others](Self::others) are two keeps whole lines in registers: in one
-    /// loop with lines of any length they would be in memory.
+    /// The places of the lines that fill all `W` lanes, which come before the
+    /// [others](Self::others). Kernels loop over whole lines and over others separately: a single
+    /// loop over lines of any length would keep whole lines in memory, not in registers.
     #[inline(always)]
     pub(crate) fn whole<const W: usize>(&self) -> WholePlaces<W> {
         WholePlaces { start: self.start, step: self.step, count: self.whole_count::<W>() }
@@ -142,7 +144,7 @@ impl Lines {
         }
     }
 
-    /// Gives all lanes the result of one reduction, where they are parts of it.
+    /// Combines the lanes of a row and gives the result to all lanes. Columns are left as they are.
     #[inline(always)]
     pub(crate) fn fold<T: Copy, const W: usize>(
         &self,
@@ -155,8 +157,9 @@ impl Lines {
     }
 }
 
-/// The places of lines, in order. An iterator, so that the body of a kernel's loop is part of the
-/// kernel: as a closure it would be a function of its own, compiled for any processor.
+/// The places of lines, in order. The type is an iterator, so that the body of a kernel's loop is
+/// compiled as part of the kernel. A closure would be a function of its own, compiled for any
+/// processor.
 pub(crate) struct Places {
     lines: Lines,
     index: usize,
@@ -199,14 +202,14 @@ impl<const W: usize> Iterator for WholePlaces<W> {
 
 /// A kernel over the lines of the rows or slabs of one task.
 pub(crate) trait LinesKernel<T> {
-    /// The operand, and how many of its rows or slabs the task has.
+    /// The operand, and the number of its rows or slabs in the task.
     fn extent(&self) -> (Blocks, usize);
 
-    /// Computes one reduction, or one for each lane. To be `#[inline(always)]`.
+    /// Computes one reduction, or one for each lane. Must be `#[inline(always)]`.
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines);
 }
 
-/// Runs a [`LinesKernel`], in short lines where long ones would be mostly padding.
+/// Runs a [`LinesKernel`], in short lines if long lines would be mostly padding.
 pub(crate) struct AllLines<K>(pub(crate) K);
 
 impl<T: SimdFloat, K: LinesKernel<T>> SimdKernel<T> for AllLines<K> {
@@ -239,7 +242,7 @@ pub(crate) struct Blocks {
 const CHUNK_LEN: usize = 1 << 14;
 
 impl Blocks {
-    /// The blocks along `axis`; a tensor without dimensions has one of length 1.
+    /// The blocks along `axis`; a tensor without dimensions counts as one dimension of length 1.
     pub(crate) fn of(shape: &Shape, axis: usize) -> Self {
         let outer = shape[..axis.min(shape.len())].iter().product();
         let inner = shape.get(axis + 1..).unwrap_or_default().iter().product();
@@ -250,13 +253,13 @@ impl Blocks {
         self.outer * self.len * self.inner
     }
 
-    /// The number of rows or slabs, counted by `outer`, that one task takes: a function of the
-    /// shape alone.
+    /// The number of rows or slabs, out of `outer`, that one task takes: a function of the shape
+    /// alone.
     pub(crate) fn outer_per_task(&self) -> usize {
         (CHUNK_LEN / (self.len * self.inner).max(1)).max(1)
     }
 
-    /// True if lines of 16 lanes hold all reductions, so that longer ones would be mostly padding.
+    /// True if 16 lanes hold a row, or all columns. Longer lines would be mostly padding.
     fn is_narrow(&self) -> bool {
         (if self.inner == 1 { self.len } else { self.inner }) <= 16
     }
@@ -267,7 +270,7 @@ impl Blocks {
         if self.inner == 1 { outer } else { outer * self.inner.div_ceil(W) }
     }
 
-    /// The `index`-th of them.
+    /// The `index`-th group of lines.
     #[inline(always)]
     fn lines<const W: usize>(&self, index: usize) -> Lines {
         if self.inner == 1 {
@@ -282,7 +285,7 @@ impl Blocks {
     }
 }
 
-/// `N` sums over the lines of a row: lanes are carried for 16 lines and then added up in f64, so
+/// `N` sums over the lines of a row: lanes add up 16 lines and are then carried to sums in f64, so
 /// that the error does not grow with the row.
 pub(crate) struct Sums<T, const N: usize, const W: usize> {
     totals: [f64; N],
@@ -296,7 +299,7 @@ impl<T: SimdFloat, const N: usize, const W: usize> Sums<T, N, W> {
         Sums { totals: [0.0; N], lanes: [[T::ZERO; W]; N], lines: 0 }
     }
 
-    /// The lanes to add the terms of the next line to.
+    /// The lanes that the terms of the next line are added to.
     #[inline(always)]
     pub(crate) fn next_line(&mut self) -> &mut [[T; W]; N] {
         if self.lines == 16 {

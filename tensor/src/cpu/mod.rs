@@ -1,7 +1,7 @@
 //! The processor as a device: threads, vectors and matrix products, with no policy.
 //!
-//! The bits of a result do not depend on how many threads computed it: a kernel cuts its work into
-//! chunks that are a function of the shape alone, or, like products, so that no sum depends on it.
+//! The bits of a result do not depend on the number of threads. A kernel cuts its work into chunks
+//! that depend on the shape alone, or, like products, so that no sum depends on the cut.
 
 pub(crate) mod arithmetic;
 mod batch;

@@ -1,4 +1,4 @@
-//! Laying operands of a matrix product out in the order in which they are read.
+//! Packing: copies operands of a matrix product into the order in which the product reads them.
 
 use super::gemm::Matrix;
 use super::gemm_panel::ROWS_MAX;
@@ -7,7 +7,7 @@ use super::simd::{Simd, SimdKernel};
 use super::stored::{Stored, widen, with_stored};
 use crate::dtype::{DType, Element};
 
-/// Distance from one tile of packed rows to the next, at most, in elements. A gap separates the
+/// Largest distance from one tile of packed rows to the next, in elements. A gap separates the
 /// slivers: without it, some depths would put them a power of two apart, and the packed columns of
 /// x would drive each other out of the first-level cache.
 pub(super) const fn tile_len(rows: usize, depth: usize) -> usize {
@@ -18,15 +18,15 @@ pub(super) const fn tile_len(rows: usize, depth: usize) -> usize {
 /// Strides of packed rows.
 #[derive(Clone, Copy)]
 pub(super) struct PackedRows {
-    /// Distances of rows and of columns in a tile.
+    /// Distances between rows and between columns in a tile, in elements.
     pub(super) strides: [usize; 2],
-    /// From one tile to the next.
+    /// Distance from one tile to the next, in elements.
     pub(super) tile_len: usize,
 }
 
 impl PackedRows {
-    /// Packed rows of a matrix with these strides: one after the other if they lie so, else in
-    /// slivers of `R`, the last as high as the others.
+    /// The layout of packed rows of a matrix with these strides: row-major if rows are contiguous,
+    /// else slivers of `R` rows. The last sliver is as high as the others.
     pub(super) fn of<const R: usize>([_, col_stride]: [usize; 2], depth: usize) -> Self {
         match col_stride {
             1 => PackedRows { strides: [depth, 1], tile_len: R * depth },
@@ -35,7 +35,7 @@ impl PackedRows {
     }
 }
 
-/// [`pack_sliver`], whatever the type of x, as a function of its own.
+/// [`pack_sliver`] for x of any stored type, as a function of its own.
 #[inline(always)]
 pub(super) fn pack_stored_sliver<T: SimdFloat, S: Simd<T>>(
     simd: S,
@@ -62,10 +62,10 @@ impl<T: SimdFloat> SimdKernel<T> for PackSliver<'_, T> {
     }
 }
 
-/// A sliver of x, `width` rows of it, column by column: `to[p * width + r]` becomes `x[r, p]`.
+/// Packs a sliver of x, `width` rows, column by column: `to[p * width + r]` becomes `x[r, p]`.
 ///
-/// x has `rows` rows from there on, which may be fewer; what stands in `to` for the others is any
-/// number. `to` is a vector longer than the sliver, and that much is overwritten too.
+/// If x has fewer rows, `rows`, then `to` holds arbitrary numbers for the missing rows. `to` is a
+/// vector longer than the sliver; this vector is overwritten too.
 #[inline(always)]
 fn pack_sliver<T: SimdFloat, S: Simd<T>, E: Element>(
     simd: S,
@@ -78,7 +78,7 @@ fn pack_sliver<T: SimdFloat, S: Simd<T>, E: Element>(
     let padded = width.next_multiple_of(lanes);
     let mut done = 0;
     if x.row_stride == 1 && (depth - 1) * x.col_stride + padded <= x.data.len() {
-        // The last vector of a column may be too long: what it overwrites is written next.
+        // The last vector of a column may be too long; the next column overwrites the excess.
         for p in 0..depth {
             let from = &x.data[p * x.col_stride..][..padded];
             let to = &mut to[p * width..][..padded];
@@ -91,7 +91,8 @@ fn pack_sliver<T: SimdFloat, S: Simd<T>, E: Element>(
         done = depth;
     } else if x.col_stride == 1 && rows >= padded && (width <= lanes || width == padded) {
         done = depth - depth % lanes;
-        // Along the rows: long runs of a few rows are fetched ahead, not a piece of each of many.
+        // Goes along the rows: the processor fetches long runs of a few rows ahead, but not a piece
+        // of each of many rows.
         let mut r = 0;
         while r < width {
             for p in (0..done).step_by(lanes) {
@@ -108,7 +109,7 @@ fn pack_sliver<T: SimdFloat, S: Simd<T>, E: Element>(
     }
 }
 
-/// Rows of x, one after the other, as a function of its own.
+/// Copies rows of x, one after the other.
 struct CopyRows<'a, T> {
     x: Stored<'a, T>,
     /// Rows and columns; columns have a stride of 1.
@@ -127,7 +128,7 @@ impl<T: SimdFloat> SimdKernel<T> for CopyRows<'_, T> {
     }
 }
 
-/// The `rows` rows of x in the type that is computed in, as [`PackedRows`] says.
+/// Packs `rows` rows of x in the computing type, in the layout of [`PackedRows`].
 #[inline(always)]
 pub(super) fn pack_rows<T: SimdFloat, S: Simd<T>, const R: usize>(
     simd: S,
@@ -142,7 +143,7 @@ pub(super) fn pack_rows<T: SimdFloat, S: Simd<T>, const R: usize>(
     let tile_len = tile_len(R, depth);
     let mut first = 0;
     if row_stride == 1 && rows >= R {
-        // Along the columns, as they lie.
+        // Goes along the columns, which are contiguous.
         first = rows - rows % R;
         let mut converted = [T::ZERO; ROWS_MAX];
         for p in 0..depth {

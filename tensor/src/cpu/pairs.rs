@@ -1,8 +1,8 @@
-//! Operands of products of bf16 in pairs: two numbers next to each other along the depth are a lane
-//! of 32 bits, and an instruction adds both of their products to a sum (`simd/pairs.rs`).
+//! Operands of bf16 products in pairs. Two neighbouring numbers along the depth form a lane of 32
+//! bits, and an instruction adds both of their products to a sum (`simd/pairs.rs`).
 //!
-//! What is packed is laid out as in `packing.rs`, with pairs for numbers. A lane goes by the type
-//! f32, and holds the bits of a pair.
+//! Packed operands are laid out as in `packing.rs`, with pairs in place of numbers. A lane has the
+//! type f32 and holds the bits of a pair.
 
 #![allow(unsafe_code, reason = "bits of two numbers become a lane")]
 
@@ -16,7 +16,7 @@ use super::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use super::stored::Stored;
 use crate::dtype::{Element, same_type_mut};
 
-/// `pack_rows` of pairs: of x and `to`, which are of bf16 and of f32. `size` is in numbers.
+/// `pack_rows` for pairs. x is of bf16, `to` of f32; rows and depth count numbers.
 pub(super) fn pack_pair_rows<T: SimdFloat, const R: usize>(
     x: Stored<'_, T>,
     [rows, depth]: [usize; 2],
@@ -33,7 +33,7 @@ pub(super) fn pack_pair_rows<T: SimdFloat, const R: usize>(
     let tile_len = tile_len(R, pairs);
     let mut first = 0;
     if x.row_stride == 1 && rows >= R {
-        // Along the columns, as they lie.
+        // Goes along the columns, which are contiguous.
         first = rows - rows % R;
         f32::dispatch(PackColumns::<R> { x, size: [first, depth], to });
     }
@@ -43,8 +43,8 @@ pub(super) fn pack_pair_rows<T: SimdFloat, const R: usize>(
     }
 }
 
-/// `to[p * width + r]` becomes the pair of `x[r, 2p]` and `x[r, 2p + 1]`, for the `size` of x; x is
-/// of bf16 and `to` of f32. Beyond the last row `to` has any numbers.
+/// Packs pairs of x: `to[p * width + r]` becomes the pair of `x[r, 2p]` and `x[r, 2p + 1]`. x is of
+/// bf16 and of this `size`, `to` is of f32. Beyond the last row `to` holds arbitrary numbers.
 pub(crate) fn turn_pairs<E: Element, T: SimdFloat>(
     x: Matrix<'_, E>,
     size: [usize; 2],
@@ -54,8 +54,8 @@ pub(crate) fn turn_pairs<E: Element, T: SimdFloat>(
     pack_pair_sliver(Stored::new(x), size, width, to);
 }
 
-/// `pack_stored_sliver` of pairs: `to[p * width + r]` becomes the pair of `x[r, 2p]` and
-/// `x[r, 2p + 1]`. x and `to` are of bf16 and of f32; `size` is in numbers.
+/// `pack_stored_sliver` for pairs. Place `p * width + r` of `to` becomes the pair of `x[r, 2p]` and
+/// `x[r, 2p + 1]`. x is of bf16, `to` of f32; `size` counts numbers.
 pub(super) fn pack_pair_sliver<T: SimdFloat>(
     x: Stored<'_, T>,
     size: [usize; 2],
@@ -76,7 +76,7 @@ fn of_pairs<'a, 't, T: SimdFloat>(
     }
 }
 
-/// Slivers of `R` rows, as many as are whole, of x whose columns have a stride of rows of 1.
+/// Packs the whole slivers of `R` rows of x, whose row stride is 1.
 struct PackColumns<'a, const R: usize> {
     x: Matrix<'a, bf16>,
     size: [usize; 2],
@@ -100,8 +100,8 @@ impl<const R: usize> SimdKernel<f32> for PackColumns<'_, R> {
     }
 }
 
-/// A sliver, `width` rows of x, which may have fewer from there on; what stands in `to` for the
-/// others is any number.
+/// Packs a sliver of `width` rows of x. If x has fewer rows, `to` holds arbitrary numbers for the
+/// missing rows.
 struct PackSliver<'a> {
     x: Matrix<'a, bf16>,
     size: [usize; 2],
@@ -122,7 +122,7 @@ impl SimdKernel<f32> for PackSliver<'_> {
             done = pairs;
         } else if x.col_stride == 1 && width.is_multiple_of(lanes) {
             done = depth / 2 / lanes * lanes;
-            // Squares of pairs are turned as numbers are: as they lie, or copied first.
+            // Squares of pairs are transposed like squares of numbers, in place or from a copy.
             let lying = lying_pairs(x);
             let mut square = [0.0; LANE_COUNT_MAX * LANE_COUNT_MAX];
             for r in (0..width).step_by(lanes) {
@@ -151,8 +151,8 @@ impl SimdKernel<f32> for PackSliver<'_> {
     }
 }
 
-/// The rows of x, whose numbers lie side by side, as rows of pairs, if that is what they are in
-/// memory.
+/// The rows of x, which are contiguous, as rows of pairs in place; `None` if a row may start in the
+/// middle of a pair.
 #[inline(always)]
 pub(super) fn lying_pairs(x: Matrix<'_, bf16>) -> Option<Matrix<'_, f32>> {
     let data = &x.data[..x.data.len() / 2 * 2];
@@ -161,14 +161,14 @@ pub(super) fn lying_pairs(x: Matrix<'_, bf16>) -> Option<Matrix<'_, f32>> {
     is_even.then_some(Matrix { data, row_stride: x.row_stride / 2, col_stride: 1 })
 }
 
-/// A lane: the first number in its lower half.
+/// Joins a pair to a lane, with the first number in the lower half.
 #[inline(always)]
 fn pair(low: bf16, high: bf16) -> f32 {
     f32::from_bits(u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16)
 }
 
-/// Pair `p` of the rows of x, whose numbers in a column lie side by side; beyond the last column
-/// there are zeros.
+/// Joins pair `p` of each row of x, whose columns are contiguous. Beyond the last column there are
+/// zeros.
 #[inline(always)]
 fn join_columns(x: Matrix<'_, bf16>, [rows, depth]: [usize; 2], p: usize, to: &mut [f32]) {
     let low = &x.data[2 * p * x.col_stride..][..rows];
@@ -181,7 +181,7 @@ fn join_columns(x: Matrix<'_, bf16>, [rows, depth]: [usize; 2], p: usize, to: &m
     }
 }
 
-/// Numbers of a row two by two, as they lie; after an odd one there is a zero.
+/// Copies the numbers of a row as pairs. A zero follows an odd last number.
 #[inline(always)]
 fn copy_pairs(from: &[bf16], to: &mut [f32]) {
     let (pairs, last) = from.as_chunks::<2>();

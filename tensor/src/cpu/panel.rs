@@ -1,8 +1,9 @@
 //! The innermost loops of matrix products and of attention: a panel, `COLS` vectors wide, of
 //! c`[M, W]` = or += a`[M, K]` · b`[K, W]`.
 //!
-//! b's rows lie one after the other, so they are loaded as vectors; a is read number by number and
-//! may lie in any way. Products pack what lies otherwise first (`packing.rs`), attention nothing.
+//! Rows of b lie one after the other, so they are loaded as vectors. a is read number by number and
+//! may have any strides. Products pack other operands first (`packing.rs`); attention packs
+//! nothing.
 
 use super::gemm::Matrix;
 use super::math::SimdFloat;
@@ -14,8 +15,8 @@ pub(crate) const PANEL_WIDTH_MAX: usize = 2 * LANE_COUNT_MAX;
 
 /// c = or += a · b. Rows of b are as long as a panel is wide.
 ///
-/// Meant for [`Simd::call`] as a function of its own: attention is compiled for each stored type,
-/// its products only for each type that is computed in.
+/// Meant for [`Simd::call`], as a function of its own. Attention is compiled for each stored type,
+/// but this product only for each computing type.
 pub(crate) struct PanelProduct<'a, T> {
     /// Rows of a and c, and columns of a.
     pub(crate) size: [usize; 2],
@@ -35,7 +36,7 @@ impl<T: SimdFloat> SimdKernel<T> for PanelProduct<'_, T> {
         for i in (0..whole).step_by(ROWS) {
             rows::<T, S, ROWS, COLS>(simd, [i, k], a, b, start, c, c_stride);
         }
-        // One row at a time, every step would wait for the sums of the step before.
+        // With one row at a time, every step would wait for the sums of the step before.
         let mut i = whole;
         while i + 4 <= m {
             rows::<T, S, 4, COLS>(simd, [i, k], a, b, start, c, c_stride);
@@ -51,7 +52,7 @@ impl<T: SimdFloat> SimdKernel<T> for PanelProduct<'_, T> {
     }
 }
 
-/// `ROWS` rows of c from row `i` on.
+/// Computes `ROWS` rows of c from row `i` on.
 #[inline(always)]
 fn rows<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
     simd: S,
@@ -100,7 +101,8 @@ pub(super) fn add_product<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COL
         for (r, row) in a_rows.iter_mut().enumerate() {
             *row = &a.data[r * a.row_stride..][..k];
         }
-        // Counting to k, not chunks: the compiler then sees that every `p` is inside its row.
+        // The loop counts to k, not chunks: the compiler then sees that every `p` is inside its
+        // row.
         for (p, b) in (0..k).zip(b.chunks_exact(width)) {
             let mut factors = [T::ZERO; ROWS];
             for r in 0..ROWS {

@@ -1,7 +1,7 @@
 //! A fork-join pool: `run` hands out chunk indices to the caller and the workers, then waits.
 //!
-//! A thread that waits never picks up other work. A stealing pool may run a foreign task there,
-//! which deadlocks when that task wants a storage lock the waiting thread holds.
+//! A thread that waits never picks up other work. In a work-stealing pool, a waiting thread may run
+//! a foreign task, and deadlocks if this task wants a storage lock that the thread holds.
 
 // A task borrows the caller's stack; only a pointer can carry it to a worker thread.
 #![allow(unsafe_code, reason = "a borrowed task crosses to threads that outlive the borrow")]
@@ -14,19 +14,21 @@ use std::sync::atomic::Ordering;
 use super::sync::{Arc, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Condvar, Mutex};
 use super::sync::{fence, spin_loop, thread};
 
-/// The number of looks for a job before an idle worker parks: some tens of microseconds, about the
-/// gap between two kernels of a training step. Parking and waking costs as much again.
+/// The number of looks for a job before an idle worker parks. These looks take some tens of
+/// microseconds, about the gap between two kernels of a training step. Parking and waking costs the
+/// same time again.
 ///
-/// A model needs one look that fails to reach the spin, and each more multiplies its interleavings.
+/// A loom model needs only one look to cover the spinning; each further look multiplies the
+/// interleavings.
 const SPINS_BEFORE_PARK: u32 = if cfg!(lowtide_loom) { 1 } else { 4_000 };
 /// The number of looks for the last worker before the caller starts to yield its core.
 const SPINS_BEFORE_YIELD: u32 = if cfg!(lowtide_loom) { 1 } else { 2_000 };
 
-/// Shares that a job is cut into, at most; more threads share them.
+/// Largest number of shares of a job. If there are more threads, several threads use one share.
 const SHARES_MAX: usize = if cfg!(lowtide_loom) { 2 } else { 16 };
 
-/// Layout of `Shared::state`: the low bits count the workers inside the job, then one bit says
-/// that workers may still enter, one that the pool is closing; the rest counts jobs.
+/// Layout of `Shared::state`: the low bits count the workers inside the job, one bit is set while
+/// workers may enter, one is set when the pool closes, and the rest counts jobs.
 const ACTIVE_MASK: u64 = (1 << 16) - 1;
 const OPEN: u64 = 1 << 16;
 const CLOSING: u64 = 1 << 17;
@@ -36,7 +38,7 @@ const EPOCH: u64 = 1 << 18;
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<thread::JoinHandle<()>>,
-    /// Held while a job runs; a nested or concurrent job that finds it taken runs inline instead.
+    /// True while a job runs; a nested or concurrent job then runs inline.
     busy: AtomicBool,
 }
 
@@ -50,9 +52,9 @@ struct Shared {
     wake: Condvar,
 }
 
-/// The chunks of a job lie in shares of neighbours, one for each thread, which helps with the
-/// others when its own is done. So a thread meets the same part of a tensor in kernel after kernel,
-/// as long as none is late, and finds it in its own cache.
+/// A job, whose chunks are divided into shares of neighbours, one share for each thread. A thread
+/// that has finished its own share helps with the others. As long as no thread is late, each thread
+/// works on the same part of a tensor in kernel after kernel, and finds that part in its own cache.
 struct Job<'a> {
     task: &'a (dyn Fn(usize) + Sync),
     shares: [Share; SHARES_MAX],
@@ -60,7 +62,7 @@ struct Job<'a> {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// Chunks that are handed out in order, on a cache line of its own.
+/// Chunks that are handed out in order. Each share has a cache line of its own.
 #[repr(align(64))]
 struct Share {
     next: AtomicUsize,
@@ -70,7 +72,7 @@ struct Share {
 impl Pool {
     /// A pool of `threads` threads, the caller of [`run`](Self::run) being one of them.
     ///
-    /// If the system refuses a thread the pool has fewer; [`threads`](Self::threads) tells.
+    /// If the system refuses a thread, the pool has fewer; see [`threads`](Self::threads).
     pub(crate) fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
@@ -116,7 +118,7 @@ impl Pool {
         self.busy.store(false, Ordering::Release);
         let Job { shares, panic, .. } = job;
         for Share { next, end } in shares {
-            // Under loom this also fails if some thread's last look at the job is not behind us.
+            // Under loom this also fails if a thread may still look at the job.
             let next = next.into_inner();
             debug_assert!(next >= end, "chunk {next} of those below {end} was not handed out");
         }
@@ -131,7 +133,7 @@ impl Drop for Pool {
         self.shared.state.fetch_or(CLOSING, Ordering::SeqCst);
         self.shared.wake_sleepers();
         for worker in self.workers.drain(..) {
-            // Tasks are caught inside the job, so a worker has nothing to panic with.
+            // Panics of tasks are caught inside the job, so a worker never panics.
             let _ = worker.join();
         }
     }
@@ -148,7 +150,7 @@ impl<'a> Job<'a> {
         Job { task, shares, share_count, panic: Mutex::new(None) }
     }
 
-    /// Runs chunks until none is left, those of the thread's own share first.
+    /// Runs chunks until none is left, the thread's own share first.
     fn take_part(&self, thread: usize) {
         let shares = &self.shares[..self.share_count];
         let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -183,7 +185,7 @@ impl Shared {
         self.wake_sleepers();
     }
 
-    /// Lets no further worker in and waits for those inside.
+    /// Closes the job to further workers and waits for the workers inside.
     fn retire(&self) {
         self.state.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0;
@@ -198,8 +200,8 @@ impl Shared {
     }
 
     fn wake_sleepers(&self) {
-        // Either this load sees a sleeper's count, or the sleeper, who counts itself first and
-        // looks at `state` after its own fence, sees the job: one of the two always happens.
+        // A sleeper counts itself first and looks at `state` after its own fence. So either this
+        // load sees the sleeper's count, or the sleeper sees the job.
         fence(Ordering::SeqCst);
         if self.sleeper_count.load(Ordering::Relaxed) > 0 {
             let _guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
@@ -207,7 +209,7 @@ impl Shared {
         }
     }
 
-    /// The life of a worker: enter each job once, at most. The caller of a job is thread 0.
+    /// The loop of a worker, which enters each job at most once. The caller of a job is thread 0.
     fn work(&self, thread: usize) {
         let mut last_epoch = 0;
         loop {
@@ -281,7 +283,7 @@ mod tests {
     #[test]
     fn workers_take_part() {
         let pool = Pool::new(2);
-        // Each chunk waits for the other, so one thread alone would never come back.
+        // Each chunk waits for the other, so one thread alone would never return.
         let barrier = std::sync::Barrier::new(2);
         pool.run(2, &|_| {
             barrier.wait();
@@ -368,7 +370,8 @@ mod tests {
 }
 
 /// Run by `cargo xtask test --deep`. A lost wake-up or a hang shows as a deadlock, a chunk that ran
-/// twice or unseen as a data race on its slot, and a job touched after `run` as one on `next`.
+/// twice or unseen as a data race on its slot, and a job touched after `run` as a data race on
+/// `next`.
 #[cfg(all(test, lowtide_loom))]
 mod models {
     use loom::cell::UnsafeCell;
@@ -378,8 +381,8 @@ mod models {
     /// The element that one chunk writes, with every access checked.
     struct Slot(UnsafeCell<u32>);
 
-    // SAFETY: sharing is what the models examine: loom panics on two accesses to the cell, one of
-    // them a write, that nothing orders, before they touch the memory.
+    // SAFETY: the models examine sharing: loom panics before two accesses to the cell touch the
+    // memory, one of them a write, if nothing orders them.
     unsafe impl Sync for Slot {}
 
     impl Slot {
@@ -400,7 +403,7 @@ mod models {
         assert!(slots.iter().all(|slot| slot.get() == 1));
     }
 
-    /// Runs as many chunks as threads, each of which waits inside for all the others.
+    /// Runs one chunk for each thread. Each chunk waits inside for all the others.
     fn check_every_thread_takes_part(pool: &Pool) {
         let (arrived, all_here) = (Mutex::new(0), Condvar::new());
         pool.run(pool.threads(), &|_| {

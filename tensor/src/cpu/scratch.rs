@@ -6,17 +6,17 @@ use std::mem::MaybeUninit;
 
 use super::math::SimdFloat;
 
-/// Parts of scratch start at the start of a cache line: vectors do not straddle lines then.
+/// Alignment of the parts of scratch: a cache line, so that vectors do not straddle lines.
 const LINE_BYTES: usize = 64;
 
-/// The largest scratch memory of a task.
+/// Bytes of the largest scratch memory of a task.
 pub(super) const SCRATCH_BYTES: usize = 488 << 10;
 
-/// Scratch memory of small products. Pages of the stack are probed one by one, which for the
-/// largest scratch memory would take as long as a small product.
+/// Bytes of scratch memory for small products. Pages of the stack are probed one by one, which for
+/// the largest scratch memory would take as long as a small product.
 const SMALL_SCRATCH_BYTES: usize = 40 << 10;
 
-/// Memory that holds nothing in particular.
+/// Scratch memory with arbitrary contents.
 pub(super) struct Scratch<'a>(&'a mut [MaybeUninit<u8>]);
 
 #[repr(C, align(64))]
@@ -34,13 +34,13 @@ pub(super) fn with_scratch<T: SimdFloat, const N: usize>(
     }
 }
 
-/// Never inlined: the caller would have the room on its stack too.
+/// Never inlined, because the caller would then have the room on its stack too.
 #[inline(never)]
 fn with_room<const BYTES: usize>(task: impl FnOnce(Scratch<'_>)) {
     task(Scratch(&mut Room::<BYTES>([MaybeUninit::uninit(); BYTES]).0));
 }
 
-/// Whole cache lines for `len` numbers.
+/// Bytes of `len` numbers, rounded up to whole cache lines.
 fn size_bytes<T>(len: usize) -> usize {
     (len * size_of::<T>()).next_multiple_of(LINE_BYTES)
 }
@@ -49,7 +49,7 @@ impl Scratch<'_> {
     /// Slices of these lengths, all 0.
     ///
     /// # Panics
-    /// If there is not as much.
+    /// If the scratch memory is too small.
     pub(super) fn zeroed<T: SimdFloat, const N: usize>(
         &mut self,
         lens: [usize; N],

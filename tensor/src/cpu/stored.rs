@@ -1,6 +1,6 @@
-//! Operands of matrix products in the types that they are stored in: the one that is computed in,
-//! or a half type. Only functions that read or write memory are compiled for each of these types;
-//! the loops that multiply are not.
+//! Operands of matrix products in their stored types: the computing type, or a half type. Only
+//! functions that read or write memory are compiled for each stored type; the loops that multiply
+//! are not.
 
 #![allow(unsafe_code, reason = "tasks share y")]
 
@@ -15,18 +15,18 @@ use crate::write_mode::WriteMode;
 /// Addresses this far apart share a set of the first-level cache of x86-64 processors.
 const CACHE_PERIOD_BYTES: usize = 4096;
 
-/// A matrix that is computed with in `T`.
+/// A matrix of any stored type. Products convert the elements to `T`.
 #[derive(Clone, Copy)]
 pub(super) enum Stored<'a, T> {
-    /// As it is.
+    /// A matrix that is stored in `T`.
     Computed(Matrix<'a, T>),
     F16(Matrix<'a, f16>),
     Bf16(Matrix<'a, bf16>),
 }
 
-/// `$body` with `$x` standing for what a [`Stored`] or [`Results`] of `T` holds, whatever its type;
-/// after an arrow `->`, of the same variant. Half types are computed in f32 alone, so that nothing
-/// is compiled for them where `T` is another.
+/// Runs `$body` with `$x` standing for the matrix in a [`Stored`] or [`Results`] of `T`, of any
+/// type. After an arrow `->`, the result becomes the same variant. Half types are computed in f32
+/// alone, so nothing is compiled for them if `T` is another type.
 macro_rules! with_stored {
     ($name:ident, $stored:expr, $x:ident => $body:expr) => {
         match $stored {
@@ -54,20 +54,20 @@ impl<'a, T: Element> Stored<'a, T> {
             .unwrap_or_else(|| unreachable!("{} is not computed in {}", E::DTYPE, T::DTYPE))
     }
 
-    /// Distances of rows and of columns.
+    /// Distances between rows and between columns, in elements.
     pub(super) fn strides(self) -> [usize; 2] {
         with_stored!(Stored, self, x => [x.row_stride, x.col_stride])
     }
 
-    /// The matrix itself, if its rows may be read where they lie. If they start in the same set of
-    /// the cache, those of a tile would drive each other out.
+    /// The matrix itself, if products can read its rows in place. Rows that start in the same set
+    /// of the cache cannot be read in place: the rows of a tile would evict each other.
     pub(super) fn in_place(self) -> Option<Matrix<'a, T>> {
         let Stored::Computed(x) = self else { return None };
         let is_apart = !(x.row_stride * size_of::<T>()).is_multiple_of(CACHE_PERIOD_BYTES);
         (x.col_stride == 1 && is_apart).then_some(x)
     }
 
-    /// The part from row `i` and column `j` on.
+    /// The submatrix that begins at row `i` and column `j`.
     pub(super) fn from(self, i: usize, j: usize) -> Self {
         with_stored!(Stored, self, x -> x.from(i, j))
     }
@@ -77,7 +77,7 @@ impl<'a, T: Element> Stored<'a, T> {
         with_stored!(Stored, self, x -> x.skip(offset))
     }
 
-    /// This operand with rows and columns exchanged.
+    /// The transpose of this operand.
     pub(super) fn transposed(self) -> Self {
         with_stored!(Stored, self, x -> x.transposed())
     }
@@ -85,7 +85,7 @@ impl<'a, T: Element> Stored<'a, T> {
 
 /// The results of products that are computed in `T`.
 pub(super) enum Results<'a, T> {
-    /// As they are.
+    /// Results that are stored in `T`.
     Computed(Destination<'a, T>),
     F16(Destination<'a, f16>),
     Bf16(Destination<'a, bf16>),
@@ -103,7 +103,7 @@ impl<'a, T: Element> Results<'a, T> {
         with_stored!(Results, self, y => y.strides)
     }
 
-    /// The place of element (i, j) of the product whose first one is at `offset`.
+    /// The place of element (i, j) of the product whose first element is at `offset`.
     pub(super) fn at(&self, offset: usize, i: usize, j: usize) -> usize {
         with_stored!(Results, self, y => y.at(offset, i, j))
     }
@@ -126,20 +126,20 @@ impl<'a, T: Element> Results<'a, T> {
     }
 }
 
-/// The sums of a part of the results, kept until they are whole.
+/// The sums of a part of the results, kept until they are complete.
 pub(super) struct KeptSums<'a, T> {
     pub(super) y: &'a Results<'a, T>,
     /// Start of the part in y, and the first of its columns.
     pub(super) at: usize,
     pub(super) first_col: usize,
-    /// Rows and columns.
+    /// Rows and columns of the part.
     pub(super) size: [usize; 2],
     /// Row `i` starts at `i * stride`.
     pub(super) sums: &'a mut [T],
     pub(super) stride: usize,
 }
 
-/// The sums become what they start from: the bias, or what y holds.
+/// Sets the sums to their start values: the bias, or the elements of y.
 ///
 /// Meant, like [`RoundSums`], for [`Simd::call`], as a function of its own.
 pub(super) struct StartSums<'a, 's, T>(pub(super) &'a mut KeptSums<'s, T>, pub(super) WriteMode);
@@ -169,7 +169,7 @@ impl<T: SimdFloat> SimdKernel<T> for StartSums<'_, '_, T> {
     }
 }
 
-/// y becomes the sums, rounded.
+/// Rounds the sums and writes them to y.
 pub(super) struct RoundSums<'a, T>(pub(super) KeptSums<'a, T>);
 
 impl<T: SimdFloat> SimdKernel<T> for RoundSums<'_, T> {
@@ -194,7 +194,7 @@ impl<T: SimdFloat> SimdKernel<T> for RoundSums<'_, T> {
     }
 }
 
-/// [`Simd::widen`] of each, in vectors; the last one may overlap the one before.
+/// Converts all elements with [`Simd::widen`]. The last vector may overlap the vector before.
 #[inline(always)]
 pub(super) fn widen<T: SimdFloat, S: Simd<T>, E: Element>(simd: S, from: &[E], to: &mut [T]) {
     assert_eq!(from.len(), to.len());
@@ -209,7 +209,8 @@ pub(super) fn widen<T: SimdFloat, S: Simd<T>, E: Element>(simd: S, from: &[E], t
     simd.store(simd.widen(&from[last..]), &mut to[last..]);
 }
 
-/// [`Element::cast`] of each, in vectors: a plain copy where both types are one.
+/// Converts all elements with [`Element::cast`], in vectors; a plain copy if both types are the
+/// same.
 pub(crate) fn round_slice<E: Element, T: SimdFloat>(from: &[T], to: &mut [E]) {
     match same_type_mut(to) {
         Some(to) => to.copy_from_slice(from),
@@ -217,12 +218,12 @@ pub(crate) fn round_slice<E: Element, T: SimdFloat>(from: &[T], to: &mut [E]) {
     }
 }
 
-/// [`Element::cast`] of each, in vectors.
+/// Converts all elements with [`Element::cast`], in vectors.
 pub(crate) fn widen_slice<E: Element>(from: &[E], to: &mut [f32]) {
     f32::dispatch(WidenSlice { from, to });
 }
 
-/// The kernel of [`Simd::widen`] of each.
+/// The kernel that widens every element with [`Simd::widen`].
 struct WidenSlice<'a, E> {
     from: &'a [E],
     to: &'a mut [f32],
@@ -235,7 +236,7 @@ impl<E: Element> SimdKernel<f32> for WidenSlice<'_, E> {
     }
 }
 
-/// The kernel of [`Simd::narrow`] of each.
+/// The kernel that narrows every element with [`Simd::narrow`].
 pub(crate) struct RoundSlice<'a, E, T> {
     pub(crate) from: &'a [T],
     pub(crate) to: &'a mut [E],
@@ -248,7 +249,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for RoundSlice<'_, E, T> {
     }
 }
 
-/// [`Simd::narrow`] of each, in vectors; the last one may overlap the one before.
+/// Converts all elements with [`Simd::narrow`]. The last vector may overlap the vector before.
 #[inline(always)]
 pub(crate) fn narrow<T: SimdFloat, S: Simd<T>, E: Element>(simd: S, from: &[T], to: &mut [E]) {
     assert_eq!(from.len(), to.len());

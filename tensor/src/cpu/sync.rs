@@ -1,7 +1,7 @@
 //! Synchronisation of the pool: by `std`, or by loom's models of it under `cfg(lowtide_loom)`.
 //!
-//! The models in `pool.rs` explore the interleavings of the very code that ships, so that code
-//! must name these and not `std`. The cfg has its own name, as `cfg(loom)` would also switch every
+//! The models in `pool.rs` explore the interleavings of the code that ships, so the pool must use
+//! these names and not `std`. The cfg has its own name, as `cfg(loom)` would also switch every
 //! dependency that knows it.
 
 #[cfg(not(lowtide_loom))]
@@ -19,7 +19,8 @@ pub(super) use loom::{
     thread,
 };
 
-/// Loom's own runs a thread that spins only when no other can. The pool spins a bounded number of
-/// times and then parks, and the models would see few of the interleavings that lead there.
+/// Loom's own `spin_loop` runs a spinning thread only if no other thread can run. The pool spins a
+/// bounded number of times and then parks, so the models would see few of the interleavings that
+/// lead there.
 #[cfg(lowtide_loom)]
 pub(super) fn spin_loop() {}

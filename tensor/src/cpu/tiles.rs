@@ -1,11 +1,10 @@
-//! Elementwise evaluation in tiles: every operand, however it lies and whatever its type, is
-//! brought tile by tile into a contiguous slice of the type that the formula computes in. A formula
-//! is therefore one loop over plain slices, compiled once per computing type, not once per
-//! combination of element types and layouts. Operands that are such slices already are used where
-//! they lie, a chunk at a time.
+//! Elementwise evaluation in tiles. Every operand, of any type and strides, is copied tile by tile
+//! into a contiguous slice of the computing type. A formula is therefore one loop over plain
+//! slices, compiled once per computing type, not once per combination of element types and layouts.
+//! Operands that already are such slices are used in place, a chunk at a time.
 //!
-//! Dimensions are walked in the order of the destination's memory, so that one which is a permuted
-//! view is written like a contiguous one.
+//! Dimensions are walked in the order of the destination's memory, so that a permuted view is
+//! written like a contiguous tensor.
 
 use super::Cpu;
 use super::chunk::for_each_chunk;
@@ -18,9 +17,9 @@ use crate::operand_view::{View, ViewMut};
 pub(crate) const TILE_LEN: usize = 512;
 /// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
 const CHUNK_LEN: usize = 1 << 14;
-/// Bytes from which on a result is written past the caches: most of them hold less.
+/// Size of the smallest result that is written past the caches: most caches hold less.
 const UNCACHED_BYTES_MIN: usize = 32 << 20;
-/// Sources that a formula can have.
+/// Largest number of sources of a formula.
 pub(crate) const SOURCE_COUNT_MAX: usize = 3;
 
 /// A formula over slices of one length, a tile or any other: `formula(sources, destination)`.
@@ -31,7 +30,7 @@ pub(crate) type Formula<'a, T> = &'a (dyn Fn(&[&[T]], &mut [T]) + Sync);
 pub(crate) enum Mode {
     /// The destination is only written.
     Overwrite,
-    /// The old values are the formula's first source, copied out of the way.
+    /// The old values are the formula's first source, in a copy.
     Update,
     /// The old values are the formula's first source and stay in place: the formula gets one source
     /// fewer.
@@ -43,13 +42,13 @@ pub(crate) trait Source<T>: Sync {
     /// The elements `from..from + to.len()`.
     fn write(&self, from: usize, to: &mut [T]);
 
-    /// The elements without a copy, where they already lie in that order.
+    /// The elements without a copy, if they already lie in that order.
     fn borrow(&self, _from: usize, _len: usize) -> Option<&[T]> {
         None
     }
 }
 
-/// One number everywhere: a tile of it, filled once.
+/// A source of one number: a tile of it, filled once.
 pub(crate) struct Constant<T>([T; TILE_LEN]);
 
 impl<T: Element> Constant<T> {
@@ -68,7 +67,7 @@ impl<T: Element> Source<T> for Constant<T> {
     }
 }
 
-/// Number `index` is a function of `index` alone.
+/// A source whose element `index` is a function of `index` alone.
 pub(crate) struct Generated<F>(pub(crate) F);
 
 impl<T, F: Fn(usize) -> T + Sync> Source<T> for Generated<F> {
@@ -81,16 +80,17 @@ impl<T, F: Fn(usize) -> T + Sync> Source<T> for Generated<F> {
 pub(crate) struct Order([usize; RANK_MAX]);
 
 impl Order {
-    /// The order of `destination`'s memory.
+    /// The order of the elements of `destination` in memory.
     pub(crate) fn of(destination: &Layout) -> Self {
-        // A contiguous one is in order, also where dimensions of length 1 have strange strides.
+        // A contiguous layout is in row-major order, even if dimensions of length 1 have other
+        // strides.
         match destination.is_contiguous() {
             true => Order(std::array::from_fn(|axis| axis)),
             false => Order(destination.axes_by_stride()),
         }
     }
 
-    /// Row-major order, for sources that know their elements by number.
+    /// Row-major order, for sources that find their elements by index.
     pub(crate) fn row_major() -> Self {
         Order(std::array::from_fn(|axis| axis))
     }
@@ -126,7 +126,7 @@ impl<T: Element, E: Element> Source<T> for Strided<'_, E> {
     }
 }
 
-/// Elements `from..` of `nest` over `data`, whose first element is number `base` of the nest's.
+/// Copies elements `from..` of `nest` from `data`, which starts at place `base` of the operand.
 fn gather<E: Element, T: Element>(
     data: &[E],
     nest: &Nest<1>,
@@ -181,8 +181,8 @@ fn scatter<T: Element, O: Element>(
 }
 
 /// `out[i] = formula(sources[..][i])`, converted to and from `T`; without a formula, the first
-/// source is only converted. Sources are of `out`'s shape and in `order`, which is that of `out`
-/// too; in both modes that update there is one fewer of them.
+/// source is only converted. Sources have the shape of `out`, and sources and `out` are in `order`;
+/// the modes that update have one source fewer.
 pub(crate) fn evaluate<T: Element, O: Element>(
     cpu: &Cpu,
     mut out: ViewMut<'_, O>,
@@ -206,14 +206,14 @@ pub(crate) fn evaluate<T: Element, O: Element>(
     }
     let (outer_len, [stride]) = nest.outermost();
     let inner_len = len / outer_len;
-    // The span is that of the outermost dimension and that of the rest, one after the other.
+    // The span is `(outer_len - 1) * stride` plus the span of the inner dimensions.
     let rest_span = out.data().len() - (outer_len - 1) * stride;
     if stride < rest_span {
-        // In an order that is not the memory's, parts of the destination interleave.
+        // In an order other than the memory's, parts of the destination interleave.
         evaluation.strided(0, len, 0, out.data());
         return;
     }
-    // A chunk is some of the outermost indices; no two reach into each other's memory.
+    // A chunk is a range of the outermost indices. Chunks do not reach into each other's memory.
     let rows = (CHUNK_LEN / inner_len).max(1);
     for_each_chunk(cpu.pool(), out.data(), rows * stride, |index, chunk| {
         let from = index * rows * inner_len;
@@ -232,7 +232,7 @@ struct Evaluation<'a, T> {
 }
 
 impl<T: Element> Evaluation<'_, T> {
-    /// Elements `from..` of a contiguous destination.
+    /// Evaluates elements `from..` of a contiguous destination.
     fn contiguous<O: Element>(&self, from: usize, chunk: &mut [O]) {
         if self.without_copies(from, chunk).is_some() {
             return;
@@ -267,8 +267,9 @@ impl<T: Element> Evaluation<'_, T> {
         }
     }
 
-    /// A whole chunk of a contiguous destination, if it and all sources can be used where they lie:
-    /// without the calls for each tile, which memory waits for.
+    /// Evaluates a whole chunk of a contiguous destination in place; `None` if the chunk or a
+    /// source needs a copy. This saves the calls for each tile, which would delay accesses to
+    /// memory.
     fn without_copies<O: Element>(&self, from: usize, chunk: &mut [O]) -> Option<()> {
         if self.is_uncached || self.mode == Mode::Update {
             return None;
@@ -282,7 +283,8 @@ impl<T: Element> Evaluation<'_, T> {
         Some(())
     }
 
-    /// `count` elements from number `from` on; `data` starts at place `base` of the memory.
+    /// Evaluates `count` elements from element `from` on; `data` starts at place `base` of the
+    /// memory.
     fn strided<O: Element>(&self, from: usize, count: usize, base: usize, data: &mut [O]) {
         let mut scratch = [[T::default(); TILE_LEN]; SOURCE_COUNT_MAX + 1];
         let [result, slots @ ..] = &mut scratch;
@@ -298,7 +300,8 @@ impl<T: Element> Evaluation<'_, T> {
         }
     }
 
-    /// One tile; in [`Mode::Update`] the first slot holds what the destination held.
+    /// Evaluates one tile. In [`Mode::Update`] the first slot holds the old values of the
+    /// destination.
     fn tile(&self, from: usize, slots: &mut [[T; TILE_LEN]; SOURCE_COUNT_MAX], to: &mut [T]) {
         let Some(formula) = self.formula else { return self.sources[0].write(from, to) };
         let len = to.len();

@@ -1,11 +1,12 @@
-//! Rows to columns, square by square: what a loop over single elements, each with a place and a
-//! check of its own, does at half the speed.
+//! Transposition, square by square. A loop over single elements, each with an index and a bounds
+//! check of its own, takes twice as long.
 
 use super::simd::{LANE_COUNT_MAX, Simd};
 use crate::dtype::{Element, Float};
 
 /// `to[j * to_stride + i] = write(read(from[i * from_stride + j]))` for `i` below `rows` and `j`
-/// below `cols`: rows become columns. In between, numbers are of the type that `simd` turns.
+/// below `cols`: rows become columns. Between `read` and `write`, numbers have the type that `simd`
+/// transposes.
 #[inline(always)]
 pub(crate) fn turn_rows<E: Element, C: Float, T: Element, S: Simd<C>>(
     simd: S,
@@ -18,7 +19,8 @@ pub(crate) fn turn_rows<E: Element, C: Float, T: Element, S: Simd<C>>(
     let lanes = S::LANE_COUNT;
     let mut square = [C::ZERO; LANE_COUNT_MAX * LANE_COUNT_MAX];
     let mut turned = [C::ZERO; LANE_COUNT_MAX * LANE_COUNT_MAX];
-    // Along the rows: long runs of a few rows are fetched ahead, a piece of each of many is not.
+    // Goes along the rows: the processor fetches long runs of a few rows ahead, but not a piece of
+    // each of many rows.
     for row in (0..rows).step_by(lanes) {
         for col in (0..cols).step_by(lanes) {
             let [height, width] = [lanes.min(rows - row), lanes.min(cols - col)];
@@ -35,7 +37,8 @@ pub(crate) fn turn_rows<E: Element, C: Float, T: Element, S: Simd<C>>(
     }
 }
 
-/// Rows of `lanes` in a loop of a length that the compiler knows: it becomes an instruction.
+/// Maps a row. The loop over a row of `lanes` numbers has a known length and becomes an
+/// instruction.
 #[inline(always)]
 fn map_row<E: Copy, T>(from: &[E], to: &mut [T], lanes: usize, map: &impl Fn(E) -> T) {
     if from.len() == lanes {

@@ -1,12 +1,12 @@
-//! Writing past the caches: a plain store first reads the old line from memory, which for a result
-//! too large to stay in a cache is traffic for nothing.
+//! Stores past the caches. A plain store first reads the old line from memory; for a result that is
+//! too large for the caches, this traffic is wasted.
 
 #![allow(unsafe_code, reason = "these stores take a pointer")]
 
 use crate::dtype::Element;
 
 /// Copies `from` to `to` past the caches, where the processor can. [`fence`] has to follow on the
-/// same thread before another one reads.
+/// same thread before another thread reads.
 ///
 /// # Panics
 /// If the lengths differ.

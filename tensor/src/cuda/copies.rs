@@ -1,4 +1,4 @@
-//! Copies between host and device, on a stream of their own beside the one that computes.
+//! Copies between host and device, on a stream of their own beside the compute stream.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,34 +12,34 @@ use super::operand::DeviceOperand;
 use crate::copy_stream::{COPIES, room_bytes};
 use crate::error::{Result, TensorError};
 
-/// Limits of the page-locked memory that copies pass through, which is twice the largest copy.
-/// Copies that are larger than half of it go in parts of that size.
+/// Limits of the page-locked staging memory, which has twice the size of the largest copy. A copy
+/// larger than half of the staging memory is split into parts of that half.
 const STAGING_BYTES: Range<usize> = 4 << 20..64 << 20;
 
-/// The copy stream of a device, and what the host needs for it.
+/// The copy stream of a device, and the host's state for copies.
 pub(super) struct Copies {
     streams: CudaStreams,
-    /// Memory that copies pass through: made with the first copy, and made anew with a copy that is
-    /// too large for it.
+    /// The staging memory. The first copy allocates it, and a copy that is too large replaces it.
     staging: Mutex<Option<PinnedCache>>,
-    /// Complaint of a kernel: a position, from 1, or 0; the label there; the number of classes; the
-    /// operation. Locked while a kernel is given its place, and from before a wait of the host
-    /// until the host has looked at it. So the host sees what was written before that wait.
+    /// Complaint of a kernel about a value: the position, from 1, or 0 for no complaint; the label
+    /// there; the number of classes; the operation. Locked while a launch gets the address of the
+    /// complaint, and from before a wait of the host until the host has read the complaint. So the
+    /// host sees every complaint that was written before that wait.
     complaint: Mutex<Option<PinnedBuffer>>,
-    /// Numbers of the caches whose blocks copies read themselves: the host waits for this stream
-    /// before it writes them again.
+    /// Ids of the caches whose blocks copies read directly. The host waits for the copy stream
+    /// before it writes such a block again.
     rings: Mutex<Vec<u64>>,
-    /// Bytes that were copied before a program asked for them.
+    /// Bytes that were copied ahead, and not asked for yet.
     ahead: Mutex<Vec<CopiedAhead>>,
 }
 
-/// Bytes of a page-locked block that a block of the device has too.
+/// Bytes of a page-locked block that are also in a block of the device.
 struct CopiedAhead {
     /// The [number](PinnedBuffer::contents_id) of the page-locked bytes.
     contents: u64,
     range: Range<usize>,
     block: Arc<Buffer>,
-    /// The first of the bytes in `block`.
+    /// Start of the bytes in `block`.
     start: usize,
 }
 
@@ -55,7 +55,7 @@ impl Copies {
         }
     }
 
-    /// Enqueues a copy to a block, from byte `start` on; `bytes` are used up when this returns.
+    /// Enqueues a copy to a block, from byte `start` on; `bytes` may change when this returns.
     pub(super) fn upload(&self, bytes: &[u8], block: &Buffer, start: usize) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -69,7 +69,7 @@ impl Copies {
                     staged.as_mut_slice().copy_from_slice(part);
                     self.streams.upload_pinned(COPIES, (&staged, 0..part.len()), (block, at))?;
                 }
-                // Without page-locked memory the driver stages, and the host waits.
+                // Without page-locked memory the driver stages the copy, and the host waits.
                 Err(
                     AllocError::OutOfMemory(_)
                     | AllocError::Source(SourceError::OutOfMemory { .. }),
@@ -80,9 +80,9 @@ impl Copies {
         Ok(())
     }
 
-    /// [`upload`](Self::upload) of bytes of a page-locked block: without a copy on the way if the
-    /// block is of a ring of this device, and within the device if the bytes were copied ahead. The
-    /// block must not be written before it has been waited for.
+    /// [`upload`](Self::upload) from a page-locked block. If the block is of a ring of this device,
+    /// the copy does not pass through the staging memory. If the bytes were copied ahead, the copy
+    /// stays within the device. The block must not be written before the host has waited for it.
     pub(super) fn upload_pinned(
         &self,
         from: &PinnedBuffer,
@@ -107,9 +107,9 @@ impl Copies {
         Ok(self.streams.upload_pinned(COPIES, (from, range), (block, start))?)
     }
 
-    /// Enqueues copies of bytes of rings to a block that was allocated for copies, one after the
-    /// other, in place of earlier ones. Bytes of other memory, and parts that do not fit, are left
-    /// out.
+    /// Enqueues copies of bytes of rings to a block that was allocated for copies. The parts lie
+    /// one after the other and replace earlier parts. Bytes of other memory, and parts that do not
+    /// fit, are left out.
     pub(super) fn copy_ahead(
         &self,
         block: &Arc<Buffer>,
@@ -130,24 +130,24 @@ impl Copies {
         Ok(())
     }
 
-    /// Drops the record of what was copied ahead to a block.
+    /// Drops the record of the bytes that were copied ahead to a block.
     pub(super) fn forget_ahead(&self, block: &Arc<Buffer>) {
         locked(&self.ahead).retain(|copied| !Arc::ptr_eq(&copied.block, block));
     }
 
-    /// True if copies read the block themselves.
+    /// True if copies read the block directly.
     fn is_of_ring(&self, block: &PinnedBuffer) -> bool {
         block.is_for(COPIES) && locked(&self.rings).contains(&block.cache_id())
     }
 
-    /// Memory for a ring of buffers that copies read themselves.
+    /// Page-locked memory for a ring of buffers that copies read directly.
     pub(super) fn ring(&self, size_bytes: usize) -> Result<PinnedCache, AllocError> {
         let ring = self.page_locked(size_bytes)?;
         locked(&self.rings).push(ring.id());
         Ok(ring)
     }
 
-    /// [`upload`](Self::upload) to an operand that kernels may be at work on, before and after.
+    /// [`upload`](Self::upload) to an operand that kernels may use before and after the copy.
     pub(super) fn overwrite(&self, bytes: &[u8], to: &DeviceOperand<'_>) -> Result<()> {
         let memory = to.block().allocator();
         memory.wait(COPIES, Stream::DEFAULT)?;
@@ -157,7 +157,7 @@ impl Copies {
         copied.and(ordered.map_err(TensorError::from))
     }
 
-    /// The elements from the first to the last one of an operand, once all earlier work is done.
+    /// Reads the elements of an operand, from the first to the last, once all earlier work is done.
     pub(super) fn download<T: Pod>(&self, from: &DeviceOperand<'_>) -> Result<Vec<T>> {
         let bytes = from.bytes();
         let mut values = vec![T::zeroed(); bytes.len() / size_of::<T>()];
@@ -173,7 +173,7 @@ impl Copies {
         take_error(&mut complaint).map_or(Ok(values), Err)
     }
 
-    /// Lets `launch` give a kernel the place of its complaint about a value: room for one.
+    /// Calls `launch` with the address of the complaint, which has room for one complaint.
     pub(super) fn with_complaint(
         &self,
         launch: impl FnOnce(Argument<'_>) -> Result<()>,
@@ -182,7 +182,7 @@ impl Copies {
         launch(Argument::WritePinned(complaint.as_ref().expect("it was reserved")))
     }
 
-    /// Makes room for a complaint, if there is none yet.
+    /// Allocates the memory of the complaint, unless it exists.
     pub(super) fn reserve_complaint(&self) -> Result<()> {
         let mut complaint = locked(&self.complaint);
         if complaint.is_none() {
@@ -192,7 +192,7 @@ impl Copies {
         Ok(())
     }
 
-    /// The memory that a copy of that many bytes passes through.
+    /// The staging memory for a copy of `size_bytes`.
     fn staging_for(&self, size_bytes: usize) -> Result<PinnedCache, AllocError> {
         let Range { start, end } = STAGING_BYTES;
         let wanted_bytes = size_bytes.saturating_mul(2).clamp(start, end).next_power_of_two();
@@ -209,7 +209,8 @@ impl Copies {
     }
 }
 
-/// The size of a part. Two parts fit, so that one can be filled while another is copied.
+/// The size of a part. Two parts fit the staging memory, so that one can be filled while the other
+/// is copied.
 fn part_bytes(staging: &PinnedCache) -> usize {
     staging.allocator().capacity_bytes() / 2
 }
@@ -217,15 +218,15 @@ fn part_bytes(staging: &PinnedCache) -> usize {
 /// An operation whose kernels check values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checked {
-    /// Labels: one that is no class is a `Label` error.
+    /// Labels. A label that is no class is a `Label` error.
     Labels(&'static str),
-    /// Positions along a dimension: one beyond it is an `Index` error.
+    /// Positions along a dimension. A position beyond the dimension is an `Index` error.
     Indices(&'static str),
-    /// Divisors: 0 is a `DivisionByZero` error.
+    /// Divisors. A divisor of 0 is a `DivisionByZero` error.
     Divisors(&'static str),
 }
 
-/// Every checked operation: kernels know them by their numbers.
+/// Every checked operation. Kernels know an operation by its index in this list.
 const CHECKED: &[Checked] = &[
     Checked::Labels("cross_entropy"),
     Checked::Labels("linear_cross_entropy"),
@@ -266,7 +267,7 @@ impl Checked {
 /// `struct Complaint` of `common.cu`: `[position from 1, value, len, operation]`.
 type Complaint = [i64; 4];
 
-/// Takes the complaint of a kernel, which is then forgotten.
+/// Takes the complaint of a kernel, and clears it.
 fn take_error(record: &mut Option<PinnedBuffer>) -> Option<TensorError> {
     let words = record.as_mut()?.as_mut_slice();
     let [position, value, len, number]: Complaint = bytemuck::pod_read_unaligned(words);
@@ -280,7 +281,7 @@ fn take_error(record: &mut Option<PinnedBuffer>) -> Option<TensorError> {
     })
 }
 
-// The values behind these locks are whole at every unlock, so a poisoned one is taken over.
+// The values behind these locks are whole at every unlock, so a poisoned lock is taken over.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

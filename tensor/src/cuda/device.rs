@@ -17,8 +17,8 @@ impl Device {
     /// The NVIDIA device of this number, from 0.
     ///
     /// # Errors
-    /// `Cuda`, with the places that were searched, when there is no driver, no such device or no
-    /// context to be had.
+    /// `Cuda`, with the places that were searched, if there is no driver, no such device, or no
+    /// context.
     pub fn cuda(index: usize, options: CudaOptions) -> Result<Self> {
         Self::cuda_on(&CudaDevice::open(index)?, options)
     }

@@ -16,27 +16,27 @@ use super::operand::DeviceOperand;
 use crate::error::Result;
 use crate::spec::SimSpec;
 
-/// The memory of a device that is kept free beside what was taken when it was opened: libraries
-/// load kernels when these are first used, and the driver grows what it has for launches.
+/// Largest memory of a device that is left free for later use: libraries load kernels on first use,
+/// and the driver grows its own memory for launches.
 const RESERVE_BYTES_MAX: usize = 256 << 20;
 
-/// The part of the free memory of a small device that is kept instead.
+/// Divisor of the free memory. A small device leaves this part free instead.
 const RESERVE_PART: usize = 64;
 
-/// The first devices with tf32.
+/// The first architecture with tf32.
 const TF32_SINCE: Architecture = Architecture { major: 8, minor: 0 };
 
 /// Options of an NVIDIA device: its memory for tensors, and its products.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaOptions {
-    /// Memory for tensors that the device behaves and reports to have. Absent, or more than there
-    /// is: all that is free once kernels and libraries are loaded, but for a reserve.
+    /// Memory for tensors that the device reports and enforces. If absent or too large, the device
+    /// takes all memory that is free after kernels and libraries are loaded, minus a reserve.
     pub budget_bytes: Option<usize>,
-    /// The multiplier of matrices, and its precision; convolutions are as precise.
+    /// The multiplier of matrices and its precision. Convolutions have the same precision.
     pub products: Products,
 }
 
-/// An NVIDIA device as kernels see it: the stream that they are enqueued on, code, libraries.
+/// An NVIDIA device as kernels see it: the stream for kernels, code, libraries.
 pub struct Cuda {
     streams: CudaStreams,
     pub(super) copies: Copies,
@@ -47,9 +47,7 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// The device of a driver that was found elsewhere, and its specification. Memory that is not
-    /// for tensors is the reserve, and what context, kernels, libraries and other programs have
-    /// taken.
+    /// Opens the device of a driver that was found elsewhere.
     pub(super) fn on(
         device: &CudaDevice,
         CudaOptions { budget_bytes, products }: CudaOptions,
@@ -60,8 +58,8 @@ impl Cuda {
         // A pretend device does not say what it is.
         let tf32 = products == Products::Library(Precision::Tf32)
             && device.architecture()?.is_none_or(|architecture| architecture >= TF32_SINCE);
-        // Kernels and libraries first: they take memory outside the allocator. One that fails now
-        // is tried again, and reports its error, when it is first used.
+        // Kernels and libraries are loaded first, because they take memory outside the allocator. A
+        // failure is ignored here: the first use loads again, and reports the error.
         loaded.load_all();
         drop(library.open());
         let DeviceMemory { total_bytes, free_bytes } = device.memory()?;
@@ -76,7 +74,7 @@ impl Cuda {
         Ok((Cuda { streams, copies, loaded, library, memory }, spec))
     }
 
-    /// [`Accelerator::retry`](crate::accelerator::Accelerator::retry) of a call with a result.
+    /// [`Accelerator::retry`](crate::accelerator::Accelerator::retry) for a call with a result.
     pub(crate) fn retried<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
         match call() {
             Err(error) if error.refused_call().is_some() => drop(self.memory.trim()),
@@ -96,8 +94,8 @@ impl Cuda {
     /// The compiler of this crate's kernels for just this device.
     ///
     /// # Errors
-    /// The reason why no compiler on this machine serves the device: kernels are then those that
-    /// the feature `ptx` has put into the program.
+    /// The reason why no compiler on this machine serves the device: kernels then come from the PTX
+    /// that the feature `ptx` has put into the program.
     pub fn compiler(&self) -> Result<&KernelCompiler, &CompileError> {
         self.loaded.compiler()
     }
@@ -117,8 +115,8 @@ impl Cuda {
         self.library.choices()
     }
 
-    /// The library of matrix products and their precision; `None` where the kernel of this crate
-    /// does them.
+    /// The library of matrix products and their precision; `None` if the kernel of this crate does
+    /// them.
     ///
     /// # Errors
     /// The library failed for a reason that may pass, such as a lack of memory.
@@ -152,7 +150,7 @@ impl Cuda {
         self.library.count_own();
     }
 
-    /// The streams of the device. All work is on the default one, but for copies from and to the
+    /// The streams of the device. All work is on the default stream, except copies from and to the
     /// host.
     pub(crate) fn streams(&self) -> &CudaStreams {
         &self.streams
@@ -177,9 +175,9 @@ impl Cuda {
     ) -> Result<()> {
         self.retried(|| {
             let function = self.loaded.function(image, signature)?;
-            // SAFETY: 1. the declarations of this crate are those of its own images, which tests
-            // load. 2. Operations give the bytes that their layouts cover, which the kernels stay
-            // inside: tests run each of them on a device that watches every access.
+            // SAFETY: 1. the declarations of this crate match its own images, which tests load. 2.
+            // Operations give the bytes that their layouts cover, which the kernels stay inside:
+            // tests run each of them on a device that watches every access.
             Ok(unsafe { function.launch(&self.streams, Stream::DEFAULT, grid, arguments) }?)
         })
     }
@@ -196,7 +194,7 @@ impl Cuda {
         self.retried(fill)
     }
 
-    /// Copies the bytes of one operand to those of another, which has as many.
+    /// Copies the bytes of one operand to another operand of the same size.
     pub(crate) fn copy(&self, from: &DeviceOperand<'_>, to: &DeviceOperand<'_>) -> Result<()> {
         self.retried(|| {
             let (from, to) = ((from.block(), from.bytes()), (to.block(), to.bytes()));
@@ -204,7 +202,7 @@ impl Cuda {
         })
     }
 
-    /// The elements from the first to the last one of an operand, once all earlier work is done.
+    /// Reads the elements of an operand, from the first to the last, once all earlier work is done.
     pub(crate) fn read<T: Pod>(&self, place: &DeviceOperand<'_>) -> Result<Vec<T>> {
         self.retried(|| self.copies.download(place))
     }
@@ -230,8 +228,8 @@ impl Cuda {
         self.retried(|| self.copies.upload_pinned(from, range.clone(), place.block(), start))
     }
 
-    /// Lets `launch` give a kernel the place of its complaint about a value, which the next read of
-    /// a value reports.
+    /// Calls `launch` with the address for a kernel's complaint about a value. The next read of a
+    /// value reports the complaint.
     pub(crate) fn with_complaint(
         &self,
         launch: impl FnOnce(Argument<'_>) -> Result<()>,

@@ -1,9 +1,9 @@
 //! The kernels of this crate by name, loaded on a device when they are first launched.
 //!
 //! Each file is beside its operation; `common.cu` stands before it. The NVRTC of the machine
-//! compiles the source for just the device's architecture. For machines without one the feature
-//! `ptx` puts `kernels.ptx.xz` into the program, which `cargo xtask kernels --write` makes: the
-//! driver compiles that.
+//! compiles the source for just the device's architecture. For machines without NVRTC, the feature
+//! `ptx` puts `kernels.ptx.xz` into the program, and the driver compiles its PTX. `cargo xtask
+//! kernels --write` makes this file.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ use crate::cuda::gate::{
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 
-/// A file of kernels, for one type if it is for several.
+/// A file of kernels. If the file is for several types, an image is for one of them.
 #[derive(Clone, Copy)]
 pub(crate) struct Image {
     name: &'static str,
@@ -30,7 +30,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// As `cargo xtask kernels` puts it together.
+    /// The source text, put together as `cargo xtask kernels` does.
     fn source(self) -> String {
         let stored = self.stored.map(|stored| format!("#define STORED {stored}\n"));
         [&stored.unwrap_or_default(), include_str!("common.cu"), self.text].concat()
@@ -42,13 +42,13 @@ impl Image {
     }
 }
 
-/// As `cargo xtask kernels` compiles. A product and a sum stay two operations, so that formulas
-/// have the processor's bits.
+/// Options of the compiler, as in `cargo xtask kernels`. Products and sums are not fused, so that
+/// formulas have the bits of the CPU.
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
 macro_rules! images {
     ($($image:ident = $operation:literal / $name:literal;)*) => {
-        /// All of them.
+        /// Every image of the list.
         const IMAGES: &[Image] = &[$($image),*];
         $(
         pub(crate) const $image: Image = Image {
@@ -60,8 +60,8 @@ macro_rules! images {
     };
 }
 
-/// A file with kernels for several types: an image for each of f32, f64, f16 and bf16, and of i64,
-/// i32, u8 and bool if it is for integers, too; or for those that tensor cores take.
+/// A file with kernels for several types, one image for each: f32, f64, f16 and bf16; also i64,
+/// i32, u8 and bool if the file is for integers, too; or only the types of tensor cores.
 #[derive(Clone, Copy)]
 pub(crate) struct TypedImage(&'static [Image]);
 
@@ -78,7 +78,7 @@ impl TypedImage {
 
 macro_rules! typed_images {
     ($($image:ident = $operation:literal / $name:literal of $types:ident;)*) => {
-        /// All of them.
+        /// Every image of the list.
         const TYPED_IMAGES: &[TypedImage] = &[$($image),*];
         $(
         pub(crate) const $image: TypedImage =
@@ -196,12 +196,12 @@ fn ptx(_image: Image) -> Option<String> {
     None
 }
 
-/// Compiles every kernel of this crate for every type, on all cores, so that none is compiled when
-/// it is first launched: after an installation, say. The compiler's
-/// [cache](KernelCompiler::cache) keeps them; the result is their number.
+/// Compiles every kernel of this crate for every type, on all cores, so that no first launch has to
+/// compile: for use after an installation, for example. The compiler's
+/// [cache](KernelCompiler::cache) keeps the code. Returns the number of compiled images.
 ///
 /// # Errors
-/// The error of the first kernel that is not compiled; the others are.
+/// The error of the first kernel that does not compile; all others are compiled.
 pub fn compile_kernels(compiler: &KernelCompiler) -> Result<usize, CompileError> {
     let cubins = cubins(compiler, &all_images());
     let kept: Vec<Vec<u8>> = cubins.into_iter().collect::<Result<_, _>>()?;
@@ -214,7 +214,7 @@ fn all_images() -> Vec<Image> {
     IMAGES.iter().chain(typed).copied().collect()
 }
 
-/// Code of each image, of the cache or compiled now, on all cores.
+/// Code of each image, from the cache or compiled now, on all cores.
 fn cubins(compiler: &KernelCompiler, images: &[Image]) -> Vec<Result<Vec<u8>, CompileError>> {
     let next = AtomicUsize::new(0);
     let cubins: Vec<_> = images.iter().map(|_| OnceLock::new()).collect();
@@ -227,7 +227,7 @@ fn cubins(compiler: &KernelCompiler, images: &[Image]) -> Vec<Result<Vec<u8>, Co
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(images.len());
     thread::scope(|scope| {
-        // Where the system has no thread to give, this one does their work.
+        // If the system refuses a thread, this thread does its work.
         for _ in 1..threads {
             let _ = thread::Builder::new().spawn_scoped(scope, work);
         }
@@ -255,8 +255,7 @@ impl Loaded {
         Loaded { device: device.clone(), compiler: OnceLock::new(), state: Mutex::default() }
     }
 
-    /// The compiler for the device, looked for when it is first asked for; or the reason why there
-    /// is none.
+    /// The compiler for the device, opened by the first call; or the reason why there is none.
     pub(super) fn compiler(&self) -> Result<&KernelCompiler, &CompileError> {
         let open = || KernelCompiler::of(&self.device, KernelCache::from_environment());
         self.compiler.get_or_init(open).as_ref()
@@ -278,9 +277,9 @@ impl Loaded {
         Ok(function)
     }
 
-    /// Loads the images that programs in f32 use, so that what they take of the device is known
-    /// before the rest is given away. An image that fails is loaded when a kernel of it is first
-    /// launched, as are those of other types: the reserve has room for them.
+    /// Loads the images that programs in f32 use, so that they take their memory before the
+    /// allocator gets the rest. An image that fails is loaded again with the first launch of its
+    /// kernels. Images of other types are loaded then, too: the reserve has room for them.
     pub(super) fn load_all(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let typed = TYPED_IMAGES.iter().filter_map(|image| image.get(DType::F32));
@@ -306,9 +305,8 @@ impl Loaded {
         Ok(module)
     }
 
-    /// An image by code that was compiled for the device. What stands in its way (a compiler that
-    /// does not take the source, a driver that does not take its code) does not stand in the way of
-    /// the PTX, which does the same.
+    /// Loads an image from code that was compiled for the device. If the compiler refuses the
+    /// source, or the driver refuses the code, the PTX is loaded instead, which does the same.
     fn load(
         &self,
         image: Image,
@@ -325,10 +323,11 @@ impl Loaded {
     }
 }
 
-/// Threads of a block of kernels that take every n-th element.
+/// Threads of a block, for kernels whose threads take every n-th element.
 const THREADS: u32 = 256;
 
-/// Blocks that keep the largest devices busy; threads then take more elements each.
+/// Largest number of blocks, which keeps the largest devices busy. With more elements, threads take
+/// several.
 const BLOCKS_MAX: usize = 4096;
 
 /// The grid for `len` elements.
@@ -346,8 +345,8 @@ pub(crate) struct LineGroups {
 }
 
 impl LineGroups {
-    /// For the lines of [`Blocks`]. A thread gets two packs of a short line, so that several lines
-    /// share a warp. What a warp cannot hold a block gets.
+    /// Divides the lines of [`Blocks`]. A thread gets two packs of a short line, so that several
+    /// lines share a warp. A line that a warp cannot hold gets a block.
     pub(crate) fn of(blocks: Blocks, dtype: DType, blocks_max: u32) -> Self {
         /// Threads of a block of several groups.
         const SHARED_THREADS: usize = 128;
@@ -386,7 +385,7 @@ pub(crate) fn bits_of(dtype: DType, value: f64) -> u64 {
     u64::from_le_bytes(bits)
 }
 
-/// `struct Walk<1>` of `common.cu`, over one tensor, and those over more.
+/// The parameters `struct Walk<N>` of `common.cu`, over one tensor and over more.
 pub(crate) const WALK_OF_1: Parameter = walk_parameter(1);
 pub(crate) const WALK_OF_2: Parameter = walk_parameter(2);
 pub(crate) const WALK_OF_3: Parameter = walk_parameter(3);
@@ -398,12 +397,12 @@ const fn walk_parameter(tensors: usize) -> Parameter {
     Parameter::Words(2 + 2 * RANK_MAX + tensors * RANK_MAX)
 }
 
-/// `struct Walk<N>` over `shape`: strides are those of layouts of that shape.
+/// The words of `struct Walk<N>` over `shape`, with the strides of layouts of this shape.
 pub(crate) fn walk<const N: usize>(shape: &Shape, layouts: [&Layout; N]) -> Vec<u64> {
     walk_of(&Nest::new(shape, layouts.map(Layout::strides)), shape.element_count())
 }
 
-/// `struct Walk<N>` over the `len` elements of a nest.
+/// The words of `struct Walk<N>` over the `len` elements of a nest.
 pub(crate) fn walk_of<const N: usize>(nest: &Nest<N>, len: usize) -> Vec<u64> {
     let mut words = vec![len as u64, nest.rank() as u64];
     words.extend(nest.dims().map(|size| size as u64));
@@ -415,8 +414,8 @@ pub(crate) fn walk_of<const N: usize>(nest: &Nest<N>, len: usize) -> Vec<u64> {
     words
 }
 
-/// `struct Divisor` of `common.cu`: a size to divide by. Of no use for sizes from 2³¹ on, which
-/// kernels do not divide by so.
+/// The words of `struct Divisor` of `common.cu`: a size to divide by. Sizes from 2³¹ on are not
+/// supported, because kernels divide by such sizes in another way.
 pub(crate) fn divisor(size: usize) -> [u64; 2] {
     let size = size.clamp(1, (1 << 31) - 1) as u64;
     let shift = u64::from(size.next_power_of_two().trailing_zeros());
@@ -424,8 +423,8 @@ pub(crate) fn divisor(size: usize) -> [u64; 2] {
     [size | magic << 32, shift]
 }
 
-/// The place of a name in the first enum of a file of kernels. For constants: the compiler looks,
-/// and reports a name that is missing as an error.
+/// The index of a name in the first enum of a file of kernels. The function is for constants, so
+/// that the compiler reports a missing name as an error.
 pub(crate) const fn kernel_number(file: &str, name: &str) -> u32 {
     let (text, name) = (file.as_bytes(), name.as_bytes());
     let (mut at, mut number, mut is_in_enum) = (0, 0, false);

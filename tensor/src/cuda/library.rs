@@ -14,7 +14,7 @@ use crate::error::Result;
 /// The multiplier of matrices that a program asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Products {
-    /// cuBLASLt, where it is found and has a way to do the product; else the kernel of this crate.
+    /// cuBLASLt, if it is found and can do the product; else the kernel of this crate.
     Library(Precision),
     /// The kernel of this crate, which adds half types up in f32 without tensor cores.
     Own,
@@ -33,7 +33,7 @@ pub enum ProductsBy {
     Library {
         /// Version of the library, as it numbers itself.
         version: usize,
-        /// File of the library, or its name where the system's loader found it.
+        /// File of the library, or only its name if the system's loader found it.
         path: PathBuf,
         /// Precision of the factors.
         precision: Precision,
@@ -69,11 +69,11 @@ pub struct ProductCounts {
     pub own: u64,
 }
 
-/// The library of one device, looked for when it is first needed.
+/// The library of one device, opened on first use.
 pub(super) struct Library {
     device: CudaDevice,
     products: Products,
-    /// Absent before the library was looked for.
+    /// `None` before the first use.
     found: Mutex<Option<Result<Blas, BlasError>>>,
     has_told: AtomicBool,
     by_library: AtomicU64,
@@ -92,7 +92,7 @@ impl Library {
         }
     }
 
-    /// The library and the precision of products; `None` where the kernel of this crate does them.
+    /// The library and the precision of products; `None` if the kernel of this crate does them.
     ///
     /// # Errors
     /// The library failed for a reason that may pass, such as a lack of memory.
@@ -163,7 +163,8 @@ impl Library {
         }
     }
 
-    /// Says once for each device, on standard error, that the library does not do what was asked.
+    /// Reports once for each device, on standard error, that the kernel of this crate replaces the
+    /// library.
     fn tell(&self, error: &BlasError) {
         if !self.has_told.swap(true, Ordering::Relaxed) {
             eprintln!("lowtide: matrix products by lowtide's own kernel: {error}");

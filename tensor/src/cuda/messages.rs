@@ -1,4 +1,4 @@
-//! Tensors from one NVIDIA device to another, past the host.
+//! Tensors that one NVIDIA device sends to another, without the host.
 
 use lowtide_allocator::Stream;
 
@@ -12,7 +12,8 @@ use crate::error::{Result, TensorError};
 use crate::launch::{Kernel, Operands};
 use crate::tensor::Tensor;
 
-/// Messages to ranks with the tensors that are read, and from ranks to those that are written.
+/// The messages of an exchange: tensors that are read for other ranks, and tensors that are written
+/// with the data of other ranks.
 struct Exchange<'a> {
     communicator: &'a Communicator,
     gifts: &'a [(usize, Tensor)],
@@ -55,12 +56,13 @@ impl Kernel for Exchange<'_> {
 }
 
 impl Device {
-    /// Gives tensors of this NVIDIA device to other ranks and takes theirs, each of which is in its
-    /// own `exchange` with as many bytes. No element of what is given may be in what is taken.
+    /// Gives tensors of this NVIDIA device to other ranks, and takes tensors from them. Each of
+    /// these ranks has to call `exchange` too, with the same numbers of bytes. A tensor that is
+    /// given must not share elements with a tensor that is taken.
     ///
     /// # Errors
     /// `NoKernel` on other devices; `Shape` for a tensor that is not contiguous; `Overlap`,
-    /// `Frozen`; `Messages`, and the communicator is of no use any more.
+    /// `Frozen`; `Messages`, after which the communicator cannot be used any more.
     #[track_caller]
     pub fn exchange(
         &self,

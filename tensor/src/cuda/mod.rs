@@ -1,10 +1,10 @@
-//! NVIDIA devices: [`Device::cuda`](crate::Device::cuda), and what a kernel has there.
+//! NVIDIA devices: [`Device::cuda`](crate::Device::cuda), and the interface of a kernel there.
 //!
 //! Kernels are enqueued on one stream, in program order, and copies from and to the host on another
-//! one. A copy waits for work on the memory that it goes to, and for all work where it reads a
-//! result; work waits for the copies of its operands. The host waits where a value is read, and
-//! nowhere else, unless it has no page-locked memory left for further copies. A kernel that finds a
-//! wrong value, such as a label that is no class, has the next read of a value report it.
+//! one. A copy to the device waits for earlier work on its destination, and a copy to the host for
+//! all earlier work. A kernel waits for the copies of its operands. The host waits only when it
+//! reads a value, or when there is no page-locked memory left for further copies. If a kernel finds
+//! a wrong value, such as a label that is no class, the next read of a value reports it.
 
 mod copies;
 mod device;

@@ -8,7 +8,7 @@ use crate::tensor::Tensor;
 
 /// The half of a kernel of this crate for NVIDIA devices: see [`Kernel`](crate::launch::Kernel).
 pub(crate) trait OnCuda: Sized {
-    /// `Ok` if there is a kernel for these operands: for all, unless an operation says otherwise.
+    /// `Ok` if there is a kernel for these operands; by default there is one for all operands.
     fn check(&self, operands: &CudaOperands<'_>) -> Result<()> {
         let _ = operands;
         Ok(())

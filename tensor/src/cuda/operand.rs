@@ -57,7 +57,7 @@ impl<'a> DeviceOperand<'a> {
         end.min(start + element * self.dtype.size_bytes())..end
     }
 
-    /// Shape and strides, in elements; the offset is that of [`DeviceOperand::bytes`].
+    /// Shape and strides, in elements. The offset is the start of [`DeviceOperand::bytes`].
     pub fn layout(&self) -> &'a Layout {
         self.layout
     }

@@ -1,6 +1,7 @@
-//! Kernels for the pretend driver: how tests of crates that compute with tensors come by a device.
+//! Kernels for the pretend driver, which is the device in tests of crates that compute with
+//! tensors.
 //!
-//! The allocator builds the driver, and the kernels that it is given; this module reads them.
+//! The allocator builds the driver and the kernels. This module reads the files of kernels.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,7 +21,7 @@ const COMMON: &str = "common.cu";
 const TYPED: &str = "KERNEL(";
 const STORED: &str = "STORED";
 
-/// Types of a file with the mark [`WITH_INTEGERS`]; without it, those before i64.
+/// Types of a file with the mark [`WITH_INTEGERS`]; without the mark, the types before i64.
 const TYPES: [&str; 8] = ["f32", "f64", "f16", "bf16", "i64", "i32", "u8", "bool"];
 const WITH_INTEGERS: &str = "// Integers, too.";
 
@@ -39,9 +40,9 @@ fn types_of(source: &str) -> &'static [&'static str] {
 /// The kernels of this crate, as seen from the folder of a crate beside it.
 const OWN_KERNELS: &[KernelFolder<'_>] = &[kernels_below("../tensor/src")];
 
-/// A driver for the tests of a crate that computes with tensors, in a folder beside this crate's: a
-/// device of 64 MiB in pages of 2 MiB, whose kernels have their barriers watched. The tests of this
-/// crate watch that kernels stay inside their memory.
+/// A driver for the tests of a crate that computes with tensors, in a folder beside this crate's.
+/// The device has 64 MiB in pages of 2 MiB, and the barriers of kernels are checked. The tests of
+/// this crate check that kernels stay inside their memory.
 pub const fn test_driver<'a>(package: &'a str, scratch: &'a str) -> TestDriver<'a> {
     const PAGE_BYTES: usize = 2 << 20;
     TestDriver {
@@ -60,9 +61,9 @@ pub const fn kernels_below(path: &str) -> KernelFolder<'_> {
     KernelFolder { path, read: kernel_files }
 }
 
-/// Every `NAME.cu` in a folder and the folders below it, in the order of their names, once for each
-/// type where its kernels are named by `KERNEL(..)`. Above or beside them there may be one
-/// [`PtxArchive`] of all, and one `common.cu`, which stands before each of them.
+/// Every `NAME.cu` in a folder and the folders below it, in the order of their names. A file whose
+/// kernels are named by `KERNEL(..)` is listed once for each type. Above or beside the files there
+/// may be one [`PtxArchive`] of all files, and one `common.cu`, which is put before each file.
 ///
 /// # Errors
 /// `File` for a file that cannot be read.

@@ -7,7 +7,7 @@ use super::gate::BlasError;
 use crate::error::TensorError;
 
 impl TensorError {
-    /// The call for which the driver had no memory, if that is what this error says.
+    /// The call for which the driver had no memory; `None` for other errors.
     pub(super) fn refused_call(&self) -> Option<&'static str> {
         let of_driver = |error: &CudaError| match error {
             CudaError::Call { call, .. } if error.is_out_of_memory() => Some(*call),

@@ -3,8 +3,8 @@
 use super::{Layout, Nest, RANK_MAX};
 
 impl Layout {
-    /// The beginning of each row of a matrix, as elements that are `times` times smaller: as many
-    /// as the row has of the larger ones.
+    /// The beginning of each row of a matrix, in elements that are `times` times smaller. The
+    /// number of elements of a row is unchanged.
     pub(crate) fn front_of_rows(&self, times: usize) -> Layout {
         let mut layout = *self;
         layout.strides[0] *= times;
@@ -19,12 +19,12 @@ impl<const N: usize> Nest<N> {
         self.rank
     }
 
-    /// The sizes of those dimensions, then ones.
+    /// The sizes of the dimensions that are left after merging, then ones.
     pub(crate) fn dims(&self) -> [usize; RANK_MAX] {
         self.dims
     }
 
-    /// Every operand's strides along those dimensions, then zeros.
+    /// Every operand's strides along the dimensions that are left after merging, then zeros.
     pub(crate) fn strides(&self) -> [[usize; RANK_MAX]; N] {
         self.strides
     }

@@ -67,14 +67,14 @@ impl Layout {
     }
 
     /// The range from the first element that the layout touches to one past the last. Layouts whose
-    /// spans meet count as overlapping, interleaved ones (the even and the odd columns) too.
+    /// spans meet count as overlapping, even if they interleave (the even and the odd columns).
     pub(crate) fn span(&self) -> Range<usize> {
         self.offset..self.offset + self.span_len()
     }
 
-    /// True if two different indices may lead to the same element, as those of a broadcast
-    /// dimension do. A stride that does not step over everything that the smaller ones reach
-    /// counts.
+    /// True if two different indices may lead to the same element, as in a broadcast dimension. The
+    /// test is conservative: a stride counts if it does not step over all elements that smaller
+    /// strides reach.
     pub(crate) fn repeats_elements(&self) -> bool {
         if self.shape.element_count() == 0 {
             return false;
@@ -88,15 +88,15 @@ impl Layout {
         })
     }
 
-    /// The dimensions from the largest stride to the smallest: the order in which walking the
-    /// elements goes through memory. Axes beyond the rank are last.
+    /// The dimensions from the largest stride to the smallest, which is their order in memory. Axes
+    /// beyond the rank are last.
     pub(crate) fn axes_by_stride(&self) -> [usize; RANK_MAX] {
         let mut axes = std::array::from_fn(|axis| axis);
         axes[..self.shape.rank].sort_by_key(|&axis| std::cmp::Reverse(self.strides[axis]));
         axes
     }
 
-    /// The layout of these elements in row-major order under another shape, where strides can
+    /// The layout of these elements in row-major order under another shape; `None` if no strides
     /// express it.
     ///
     /// Neighbouring dimensions that step evenly through memory are one block, and each block has
@@ -134,12 +134,12 @@ impl Layout {
     pub(crate) fn step(&self, axis: usize, step: usize) -> Layout {
         let mut layout = *self;
         layout.shape.dims[axis] = self.shape[axis].div_ceil(step);
-        // With one position left the stride is never used, and may be beyond the numbers.
+        // With one position left the stride is never used, and may overflow.
         layout.strides[axis] = self.strides[axis].saturating_mul(step);
         layout
     }
 
-    /// The `len` elements from position 0 along `a` and `b` at once, as a last dimension.
+    /// The diagonal of `a` and `b` as a last dimension: `len` elements from position 0 on.
     pub(crate) fn diagonal(&self, a: usize, b: usize, len: usize) -> Layout {
         let kept = |axis: &usize| *axis != a && *axis != b;
         let axes: Vec<usize> = (0..self.shape.rank).filter(kept).collect();
@@ -153,8 +153,9 @@ impl Layout {
         layout
     }
 
-    /// Windows of `len` positions along `axis`, `step` apart, as a last dimension, if the elements
-    /// can still be counted. There is room for one window and for one more dimension.
+    /// Windows of `len` positions along `axis`, `step` apart, as a last dimension; `None` if the
+    /// number of elements overflows. The caller has checked that a window and one more dimension
+    /// fit.
     pub(crate) fn unfold(&self, axis: usize, len: usize, step: usize) -> Option<Layout> {
         let mut layout = *self;
         layout.shape.dims[axis] = (self.shape[axis] - len) / step + 1;
@@ -219,7 +220,7 @@ impl Layout {
     }
 }
 
-/// `axis` as an index, if it is one of a tensor of this shape.
+/// The index of `axis` in a tensor of this shape.
 pub(crate) fn check_axis(
     op: &'static str,
     shape: &Shape,
@@ -228,7 +229,7 @@ pub(crate) fn check_axis(
     axis.into().index(op, shape.len())
 }
 
-/// `axes` as indices, if each is one of a tensor of this shape and none is named twice.
+/// The indices of `axes` in a tensor of this shape. No axis may be named twice.
 pub(crate) fn check_axes(
     op: &'static str,
     shape: &Shape,

@@ -9,7 +9,7 @@ use super::shape::{RANK_MAX, Shape};
 pub(crate) struct Nest<const N: usize> {
     /// The sizes of the dimensions that are left after merging, then ones.
     pub(super) dims: [usize; RANK_MAX],
-    /// Every operand's strides along those dimensions, then zeros.
+    /// Every operand's strides along the dimensions that are left after merging, then zeros.
     pub(super) strides: [[usize; RANK_MAX]; N],
     /// The number of dimensions that are left after merging, at least one.
     pub(super) rank: usize,
@@ -22,7 +22,8 @@ pub(crate) struct Row<const N: usize> {
 }
 
 impl<const N: usize> Nest<N> {
-    /// The nest over `shape`; `strides[k]` are those of operand `k`, offsets are the caller's.
+    /// The nest over `shape`. `strides[k]` are the strides of operand `k`; the caller adds the
+    /// offsets.
     pub(crate) fn new(shape: &Shape, strides: [&[usize]; N]) -> Self {
         let mut nest = Nest { dims: [1; RANK_MAX], strides: [[0; RANK_MAX]; N], rank: 0 };
         for axis in (0..shape.len()).filter(|&axis| shape[axis] != 1) {
@@ -79,8 +80,8 @@ impl<const N: usize> Nest<N> {
     }
 }
 
-/// The state of a visit of a [`Nest`]'s rows. Apart from [`Nest::rows`], so that the many visitors
-/// of the crate share its code.
+/// The state of a visit of a [`Nest`]'s rows. Separate from [`Nest::rows`], so that the many
+/// visitors of the crate share its code.
 struct Walk<'a, const N: usize> {
     nest: &'a Nest<N>,
     index: [usize; RANK_MAX],
@@ -120,7 +121,7 @@ impl<'a, const N: usize> Walk<'a, N> {
         Some(row)
     }
 
-    /// Goes to the next row: the innermost index starts over, and the ones before it count on.
+    /// Goes to the next row: the innermost index starts over, and the indices before it count on.
     fn turn(&mut self, last: usize) {
         let Nest { dims, strides, .. } = self.nest;
         for (start, strides) in self.starts.iter_mut().zip(strides) {

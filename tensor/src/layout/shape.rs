@@ -6,7 +6,7 @@ use std::ops::Deref;
 /// The largest number of dimensions a tensor can have.
 pub const RANK_MAX: usize = 8;
 
-/// The sizes of a tensor's dimensions; at most [`RANK_MAX`] of them, no heap.
+/// The sizes of a tensor's dimensions; at most [`RANK_MAX`] dimensions, without the heap.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
     pub(super) dims: [usize; RANK_MAX],
@@ -48,7 +48,8 @@ impl Shape {
         strides
     }
 
-    /// The shape that both broadcast to (trailing dimensions aligned, 1 stretches), if any.
+    /// The shape that both broadcast to (trailing dimensions aligned, 1 stretches); `None` if there
+    /// is none.
     pub fn broadcast(&self, other: &Shape) -> Option<Shape> {
         let rank = self.rank.max(other.rank);
         let mut dims = [0; RANK_MAX];
@@ -63,7 +64,7 @@ impl Shape {
                 _ => return None,
             };
         }
-        // Two stretched shapes can each be small and have a product that is not.
+        // Two small shapes can broadcast to a shape whose element count overflows.
         dims[..rank].iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
         Some(Shape { dims, rank })
     }

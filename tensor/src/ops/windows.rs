@@ -1,7 +1,7 @@
-//! Windows over images: the inputs in a window, and the windows over an input.
+//! Windows over images: the inputs in a window, and the windows around an input.
 //!
-//! All kernels here gather, the backward ones too: each row of the destination belongs to one task,
-//! and sums, in the type that is computed in, follow the order of the outputs.
+//! All kernels with windows gather, backward ones too. Each row of the destination belongs to one
+//! task. Sums are in the type of the computation and follow the order of the outputs.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::error::{Result, TensorError};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
-/// The number of windows where the last one does not fit whole.
+/// The rounding of the number of windows, if the last window does not fit whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SizeRounding {
     /// The last window does not count: PyTorch's default.
@@ -21,7 +21,7 @@ pub enum SizeRounding {
     Up,
 }
 
-/// Elements of the destination of a task, at least.
+/// Smallest number of elements of the destination in a task.
 const CHUNK_LEN: usize = 8 * 1024;
 
 /// The windows along one dimension of an image.
@@ -61,8 +61,8 @@ impl Axis {
         }
     }
 
-    /// Places in window `at` with the padding. Places beyond the padding, which the last window has
-    /// where the count of windows is rounded up, do not count.
+    /// Number of places in window `at`, padding included. If the number of windows is rounded up,
+    /// the last window may have places beyond the padding, which do not count.
     pub(crate) fn padded_len(&self, at: usize) -> usize {
         match self.kind {
             Kind::Stepped { kernel, stride, padding } => {
@@ -87,7 +87,7 @@ impl Axis {
     }
 }
 
-/// The number of windows that reach over `reach` places, if any: `pooling_output_shape` of
+/// Number of windows that span `reach` places; `None` if no window fits. `pooling_output_shape` of
 /// PyTorch's Pool.h.
 pub(crate) fn window_count(
     in_len: usize,
@@ -102,17 +102,18 @@ pub(crate) fn window_count(
     let slack = if rounding == SizeRounding::Up { stride - 1 } else { 0 };
     let room = in_len.checked_add(2 * padding)?.checked_add(slack)?.checked_sub(reach)?;
     let last = room / stride;
-    // The last window has to start inside the input or in the padding on the left.
+    // The last window must start inside the input or in the padding on the left.
     let is_beyond = rounding == SizeRounding::Up && last * stride >= in_len + padding;
     Some(if is_beyond { last } else { last + 1 })
 }
 
-/// A pair of sizes for an error; no dimensions where their product is beyond any tensor.
+/// A pair of sizes for an error; a shape without dimensions if the product of the sizes overflows.
 pub(crate) fn pair_shape(pair: [usize; 2]) -> Shape {
     pair[0].checked_mul(pair[1]).map_or(Shape::new(&[]), |_| pair.into())
 }
 
-/// `x: [B, C, H, W]` with another height and width, if a tensor can have that many elements.
+/// `x: [B, C, H, W]` with another height and width; `None` if no tensor can have that many
+/// elements.
 pub(crate) fn with_size(x: &Shape, size: [usize; 2]) -> Option<Shape> {
     let dims = [x[0], x[1], size[0], size[1]];
     dims.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
@@ -125,13 +126,13 @@ pub(crate) fn check_image(op: &'static str, shape: &Shape, right: Shape) -> Resu
     <[usize; 4]>::try_from(&**shape).map_err(|_| mismatch)
 }
 
-/// `x: [B, C, L]` as an image one row high, `[B, C, 1, L]`; an error shows `right` too.
+/// `x: [B, C, L]` as an image one row high, `[B, C, 1, L]`. An error shows `right`, too.
 pub(crate) fn image_of_sequence(op: &'static str, x: &Tensor, right: Shape) -> Result<Tensor> {
     image_shape_of_sequence(op, x.shape(), right)?;
     x.unsqueeze(2)
 }
 
-/// [`image_of_sequence`] for a shape.
+/// The shape of [`image_of_sequence`] for a shape.
 pub(crate) fn image_shape_of_sequence(op: &'static str, x: &Shape, right: Shape) -> Result<Shape> {
     match **x {
         [batch, channels, len] => Ok([batch, channels, 1, len].into()),

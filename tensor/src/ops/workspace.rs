@@ -27,7 +27,7 @@ impl Workspace {
         Workspace { dtype, lens: all, part_count: N }
     }
 
-    /// No block, and no operands.
+    /// An empty workspace: no block and no operands.
     pub(crate) fn none() -> Self {
         Self::new(DType::U8, [])
     }
@@ -53,7 +53,7 @@ impl Workspace {
 
 impl Device {
     /// [`Device::launch`] of a kernel that writes the parts of a workspace after its results.
-    /// Returns the parts: where a device's number is read, they are freed after that.
+    /// Returns the parts. A caller that reads a device's number frees the parts after the read.
     ///
     /// # Errors
     /// As [`Device::launch`], and `OutOfMemory`.

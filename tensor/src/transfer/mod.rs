@@ -18,7 +18,7 @@ use crate::tensor::Tensor;
 
 /// Elements of the host in native byte order, row-major.
 pub(crate) enum HostBytes<'a> {
-    /// Bytes that are used up when the copy is enqueued.
+    /// Bytes that may change when the copy has been enqueued.
     Any(&'a [u8]),
     /// Bytes of a page-locked block, which the copy may read when it runs.
     PageLocked(&'a PinnedBuffer, Range<usize>),
@@ -59,7 +59,7 @@ impl FullKernel for Upload<'_> {
     }
 }
 
-/// A copy to memory that kernels may be at work on.
+/// A copy to memory that kernels may use at the same time.
 pub(crate) struct Overwrite<'a>(pub(crate) Upload<'a>);
 
 impl FullKernel for Overwrite<'_> {
@@ -76,7 +76,7 @@ impl FullKernel for Overwrite<'_> {
     }
 }
 
-/// Overwrites the elements of `layout` in `data`, which begins with the first of them, by `bytes`.
+/// Overwrites the elements of `layout` in `data` by `bytes`. `data` begins with the first element.
 fn scatter<T: Element>(mut bytes: &[u8], layout: &Layout, data: &mut [T]) {
     let nest = Nest::new(layout.shape(), [layout.strides()]);
     nest.runs(layout.shape().element_count(), |[at], len| {
@@ -157,11 +157,12 @@ impl Tensor {
         Ok(copy)
     }
 
-    /// The elements of `source`, which may be on another device, as with [`Tensor::to_device`].
+    /// Overwrites this tensor with the elements of `source`, which may be on another device. See
+    /// [`Tensor::to_device`].
     ///
     /// # Errors
-    /// `Shape` and `DType` unless both have the same; `Frozen`, `Overlap`. An NVIDIA device reports
-    /// failures of earlier work too.
+    /// `Shape` or `DType` unless both tensors have the same shape and type; `Frozen`, `Overlap`. An
+    /// NVIDIA device reports failures of earlier work too.
     #[track_caller]
     pub fn copy_across_(&mut self, source: &Tensor) -> Result<()> {
         let (op, to) = ("copy_across", &*self);
@@ -174,7 +175,7 @@ impl Tensor {
             return Err(TensorError::DType { op, left, right });
         }
         source.device().launch(Send { to }, &[source], &[])?;
-        // Both devices wait for the copy: it is part of the time of each.
+        // Both devices wait for the copy, so its time counts on each.
         if let Some(sim) = to.device().simulation().filter(|_| to.device() != source.device()) {
             sim.advance(Send { to }.cost(), to.device().rates());
         }
@@ -182,7 +183,7 @@ impl Tensor {
     }
 }
 
-/// Adds the elements of `layout` in `data`, which begins with the first of them, to `values`.
+/// Appends the elements of `layout` in `data` to `values`. `data` begins with the first element.
 fn gather<T: Element>(data: &[T], layout: &Layout, values: &mut Vec<T>) {
     let nest = Nest::new(layout.shape(), [layout.strides()]);
     nest.rows(0, layout.shape().element_count(), |row| {

@@ -8,8 +8,8 @@ pub(crate) fn on(device: &Device, x: &Tensor) -> Tensor {
     Tensor::from_bytes(device, *x.shape(), x.dtype(), &x.to_bytes().unwrap()).unwrap()
 }
 
-/// Every float type, with how far apart values of 1 may be: the given tolerances for f32 and f64,
-/// and some roundings of the half types, in which results are stored.
+/// Every float type with a tolerance for values of 1: the given tolerances for f32 and f64, and
+/// some roundings for the half types, because results are stored in them.
 pub(crate) fn each_float([of_f32, of_f64]: [f64; 2]) -> [(DType, f64); 4] {
     let of_halves = [(DType::F16, 10), (DType::BF16, 7)];
     let [f16, bf16] = of_halves.map(|(dtype, bits)| (dtype, 4.0 * 0.5_f64.powi(bits)));
@@ -17,7 +17,7 @@ pub(crate) fn each_float([of_f32, of_f64]: [f64; 2]) -> [(DType, f64); 4] {
 }
 
 /// Fails unless shape, type and elements agree. Floats agree if they are at most `tolerance` apart,
-/// relative to the larger of their size and 1; other elements, if they are equal.
+/// relative to the larger of their size and 1. Other elements agree if they are equal.
 #[track_caller]
 pub(crate) fn assert_close(name: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!(found.shape(), expected.shape(), "{name}");
@@ -42,8 +42,9 @@ fn moves(device: &Device, run: impl FnOnce()) -> Vec<(Action, Category, usize, u
     since.map(|r| (r.action, r.category, r.offset, r.requested_bytes)).collect()
 }
 
-/// `f` has the same results on `device` as on the processor, and takes the same memory in the same
-/// places on a simulation of `device`. `inputs` are copied there; `f` may change them.
+/// Checks that `f` has the same results on `device` as on the processor, and takes the same memory
+/// at the same places on a simulation of `device`. `inputs` are copied to each device; `f` may
+/// change them.
 #[track_caller]
 pub(crate) fn assert_alike(
     device: &Device,
@@ -65,6 +66,6 @@ pub(crate) fn assert_alike(
     let expected = f(&here).unwrap();
     assert_eq!(found.len(), expected.len());
     found.iter().zip(&expected).for_each(|(x, y)| assert_close(name, x, y, tolerance));
-    // What was changed in place.
+    // Inputs that `f` has changed in place.
     there.iter().zip(&here).for_each(|(x, y)| assert_close(name, x, y, tolerance));
 }

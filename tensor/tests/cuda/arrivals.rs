@@ -7,7 +7,7 @@ use crate::storage::cpu;
 
 fn indices(shape: &[usize], len: usize) -> Tensor {
     let count: usize = shape.iter().product();
-    // Some come often, some never.
+    // Some indices come often, some never.
     let index = |at: usize| (at * at + 3 * at + at / 5) % len;
     let indices: Vec<i64> = (0..count).map(|at| index(at) as i64).collect();
     Tensor::from_slice(&cpu(), shape, &indices).unwrap()
@@ -17,7 +17,7 @@ fn values(name: &str, shape: &[usize], dtype: DType) -> Tensor {
     noise(&cpu(), name, shape, [0.0, 3.9]).to_dtype(dtype).unwrap()
 }
 
-/// The order of sums is that of the processor, and so are their bits.
+/// The tolerance of sums, which are added in the order of the processor and so have the same bits.
 const EXACT: f64 = 0.0;
 
 #[test]
@@ -26,7 +26,7 @@ fn what_is_sent_along_a_dimension_is_as_on_the_processor_in_every_type() {
     let device = gpu.device();
     gpu.in_every_order(|| {
         for dtype in DType::ALL {
-            // By lines; few and long lines are sorted.
+            // Elements arrive by lines here. If lines are few and long, their indices are sorted.
             for [a, n, m, c] in [[3, 5, 7, 4], [2, 9, 100, 1], [1, 6, 70, 40], [2, 3, 0, 2]] {
                 let (x, source) = (values("x", &[a, n, c], dtype), values("s", &[a, m, c], dtype));
                 let (index, along) = (indices(&[a, m, c], n), indices(&[m], n));

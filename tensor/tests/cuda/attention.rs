@@ -19,13 +19,13 @@ enum MaskKind {
 
 #[derive(Clone, Debug)]
 struct Case {
-    /// B, G and how many heads of q share one of k and v.
+    /// B, G and the number of heads of q that share one head of k and v.
     heads: [usize; 3],
     /// T, S, D and E.
     sizes: [usize; 4],
     mask: MaskKind,
     options: AttentionOptions,
-    /// Operands that do not lie in order.
+    /// True if operands are not contiguous.
     is_turned: bool,
 }
 
@@ -123,7 +123,7 @@ fn attention_in_every_type_is_that_of_the_processor() {
     }
 }
 
-/// |x - y| / |y| of all elements as vectors, where -∞ is the same as -∞.
+/// |x - y| / |y| of all elements as vectors, where -∞ equals -∞.
 fn distance(x: &Tensor, y: &Tensor) -> f64 {
     let wide = |x: &Tensor| on(&cpu(), x).to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
     let (x, y) = (wide(x), wide(y));
@@ -134,8 +134,8 @@ fn distance(x: &Tensor, y: &Tensor) -> f64 {
     (apart / size).sqrt()
 }
 
-/// Cases of half types that tensor cores multiply: whole tiles and parts of them, rows that packs
-/// are loaded from and others.
+/// Cases of half types that tensor cores multiply: whole tiles and parts of tiles, rows that are
+/// loaded in packs and other rows.
 fn half_cases() -> [Case; 5] {
     let (key, first_sample) = (RandomKey::new(3), 2);
     let case = |heads, sizes, causal, is_turned| Case {
@@ -174,7 +174,7 @@ fn attention_of_half_types_is_some_roundings_from_that_of_the_processor() {
             let expected = run(case, &here).unwrap();
             for (index, (x, y)) in found.iter().zip(&expected).enumerate() {
                 let distance = distance(x, y);
-                // A rounding of each weight, of each result, and of each y that Σ dy·y is of.
+                // A rounding of each weight, of each result, and of each y in Σ dy·y.
                 let tolerance = 3.0 * 0.5_f64.powi(digits);
                 assert!(distance <= tolerance, "{case:?} {dtype} {index}: {distance}");
             }

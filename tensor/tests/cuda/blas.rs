@@ -9,7 +9,8 @@ use proptest::prelude::*;
 
 use crate::gpu::Gpu;
 
-/// Elements between an operand's block and its first element, so that addresses are not round.
+/// A layout with `extra` elements between rows and `gap` elements between matrices, so that
+/// addresses are not round.
 fn layout(order: Order, [rows, columns]: [usize; 2], extra: usize, gap: usize) -> MatrixLayout {
     let [rows, columns] = stored(order, [rows, columns]);
     let leading = columns + extra;
@@ -20,13 +21,13 @@ fn stored(order: Order, [rows, columns]: [usize; 2]) -> [usize; 2] {
     if order == Order::Rows { [rows, columns] } else { [columns, rows] }
 }
 
-/// Where an element lies.
+/// The index of an element in its block.
 fn at(layout: &MatrixLayout, z: usize, row: usize, column: usize) -> usize {
     let [row, column] = stored(layout.order, [row, column]);
     z * layout.batch_stride + row * layout.leading + column
 }
 
-/// Elements that a batch covers.
+/// Number of elements that a batch covers.
 fn len(layout: &MatrixLayout, batch: usize, size: [usize; 2]) -> usize {
     1 + at(layout, batch - 1, size[0] - 1, size[1] - 1)
 }
@@ -53,7 +54,7 @@ fn numbers(len: usize, seed: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7 + seed * 13) % 11) as f32 - 5.0).collect()
 }
 
-/// The definition.
+/// The product by the definition.
 fn naive(product: &Product, y: &mut [f32], a: &[f32], b: &[f32]) {
     for z in 0..product.batch {
         for i in 0..product.m {
@@ -86,7 +87,7 @@ impl Lab {
         }
     }
 
-    /// A block that begins with values after `offset` elements of something else.
+    /// A block that has values after `offset` other elements.
     fn block(&self, offset: usize, values: &[f32]) -> Buffer {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let block = self.memory.allocate(4 * offset + bytes.len() + 64).unwrap();
@@ -102,7 +103,7 @@ impl Lab {
         bytes.chunks(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect()
     }
 
-    /// The result of a product on the operands of a seed, and the expected one.
+    /// The result of a product on operands from a seed, and the expected result.
     fn both(
         &self,
         product: &Product,
@@ -167,7 +168,7 @@ fn plan_is_made_once_for_what_decides_it() {
         lab.both(&plain, round, 0).unwrap();
         assert_eq!(lab.blas.plan_counts(), counts(1, round as u64));
     }
-    // Less aligned addresses are another plan: a kernel for more would fault.
+    // Less aligned addresses need another plan: a kernel for more alignment would fault.
     lab.both(&plain, 0, 1).unwrap();
     lab.both(&Product { precision: Precision::Tf32, ..plain }, 0, 0).unwrap();
     lab.both(&product(2, [5, 4, 3], [Order::Rows; 2], 1), 0, 0).unwrap();
@@ -243,7 +244,8 @@ fn operands_that_do_not_fit_are_refused_before_the_library_is_asked() {
         enqueue(&good, [1 << 20, 160, 120, 0]),
         Err(BlasError::Driver(CudaError::NotOfDevice { .. }))
     ));
-    // Nothing to sum up is for one's own kernel; nothing to write is done.
+    // A product with nothing to sum up is for the caller's own kernel; a product with nothing to
+    // write is done.
     let none = enqueue(&Product { k: 0, ..good }, whole).unwrap_err();
     assert!(none.is_unsupported(), "{none}");
     assert_eq!(enqueue(&Product { n: 0, ..good }, whole), Ok(()));
@@ -281,8 +283,8 @@ fn every_call_that_fails_is_an_error_and_leaves_nothing() {
         }
         assert_eq!(gpu.pretend.live("blas"), 0, "{nth} of {calls}: {result:?}");
     }
-    // Calls that give something back are tried again and no request fails: 6 descriptions and the
-    // handle, each with its context taken back.
+    // Calls that release something are repeated, so no request fails: 6 descriptions and the
+    // handle, each with a call that restores the context.
     assert!(failures > calls / 2 && failures < calls, "{failures} of {calls}");
     gpu.pretend.fail("cublasLtMatmulAlgoGetHeuristic", 15, 1, Repeat::Once);
     let none = multiply().unwrap_err();

@@ -5,10 +5,10 @@ use lowtide_tensor::cuda::gate::{Argument, Grid, Signature};
 use crate::gpu::Gpu;
 use crate::launches::{COPY, ORDERS, REVERSE, SUM_TREE, basics, block_of, launch, planted};
 
-/// Floats of each block.
+/// Number of floats in each block.
 const LEN: usize = 128;
 
-/// What is said of a launch of one kernel on blocks that hold `LEN` floats each.
+/// The complaint about a launch of one kernel on blocks that hold `LEN` floats each.
 fn complaint(gpu: &Gpu, kernel: &Signature, grid: Grid, rest: &[Argument<'_>]) -> Option<String> {
     let (streams, memory) = gpu.memory();
     let module = if kernel.name == SUM_TREE.name { basics } else { planted };
@@ -29,8 +29,8 @@ fn complaint(gpu: &Gpu, kernel: &Signature, grid: Grid, rest: &[Argument<'_>]) -
     complaint
 }
 
-/// A launch whose last index is the last of its array, and one whose index goes one further: it
-/// ends the device, whose complaint has the words of the watch.
+/// Checks two launches. The last index of the first is the last of its array. An index of the
+/// second goes one further and ends the device, whose complaint has the words of the watch.
 fn check(
     kernel: &Signature,
     right: (Grid, &[Argument<'_>]),

@@ -29,7 +29,7 @@ fn batch_norm(operands: &[Tensor], has_parameters: bool) -> Result<Vec<Tensor>> 
 fn batch_normalisation_and_its_gradients_are_those_of_the_processor_in_every_type() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    // One element of a channel in each sample, several, more than one part, none at all, packs.
+    // A channel has one element in each sample, several, more than a part, none, or whole packs.
     let shapes = [[37, 5, 1], [3, 4, 9], [5, 2, 2000], [0, 3, 4], [6, 3, 40]];
     gpu.in_every_order(|| {
         for (dtype, tolerance) in each_float([4e-6, 1e-13]) {

@@ -5,7 +5,7 @@ use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
-/// Beside a block's threads and its tile.
+/// Lengths around the threads of a block and around its tile.
 const LENS: [usize; 8] = [0, 1, 31, 256, 2047, 2048, 2049, 6000];
 
 fn mask(device: &Device, shape: &[usize], probability: f64) -> Tensor {

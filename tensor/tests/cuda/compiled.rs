@@ -11,17 +11,17 @@ use crate::gpu::Gpu;
 
 const SM_80: Architecture = Architecture { major: 8, minor: 0 };
 
-/// Set in the process that has a cache of its own.
+/// The variable that is set in the child process, which has a cache of its own.
 const CHILD: &str = "LOWTIDE_TEST_CHILD";
 
-/// The test that is also that process.
+/// The test that the child process runs.
 const NAME: &str = "compiled::kernels_are_compiled_for_a_device_that_names_its_architecture";
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled-kernels")
 }
 
-/// Kernels of two files do what they are for, on a device that is new.
+/// Checks results of kernels from two files, on a new device.
 fn check_kernels(gpu: &Gpu, what: &str) {
     let device = gpu.device();
     let x = Tensor::full(&device, [3, 5], DType::F32, 2.0).unwrap();
@@ -47,7 +47,7 @@ fn in_the_child() {
     check_kernels(&gpu, "of a cache that is corrupt");
     assert_eq!(compiled(), 2 * count);
 
-    // From here on nothing but the PTX is left.
+    // From here on only the PTX is left.
     files().for_each(|path| fs::remove_file(path).unwrap());
     gpu.pretend.fail("nvrtcCompileProgram", 6, 1, Repeat::Forever);
     check_kernels(&gpu, "a compiler that takes no source");
@@ -64,7 +64,7 @@ fn kernels_are_compiled_for_a_device_that_names_its_architecture() {
     if std::env::var_os(CHILD).is_some() {
         return in_the_child();
     }
-    // The folder of the cache is the environment's to say, which is for a process to be given.
+    // The environment names the folder of the cache, so a child process gets another environment.
     let _ = fs::remove_dir_all(folder());
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", NAME, "--nocapture"])

@@ -16,17 +16,17 @@ const SM_80: Architecture = Architecture { major: 8, minor: 0 };
 const SM_90: Architecture = Architecture { major: 9, minor: 0 };
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
-/// A folder of a test's own, which is not there yet.
+/// A folder for one test, which does not exist yet.
 fn folder(name: &str) -> PathBuf {
     let tests = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    // Not there where the tests were carried to another machine.
+    // The folder is missing if the tests were carried to another machine.
     let temporary = if tests.is_dir() { tests.to_path_buf() } else { std::env::temp_dir() };
     let folder = temporary.join(format!("compiler-{name}"));
     let _ = fs::remove_dir_all(&folder);
     folder
 }
 
-/// The kernels of a folder as they are compiled: names, and sources with what is common to them.
+/// The kernels of a folder as they are compiled: names, and sources with the common part.
 fn programs(folder: &Path) -> Vec<(String, String)> {
     let files = kernel_files(folder).unwrap();
     files.into_iter().map(|file| (file.name.clone(), file.whole_source())).collect()
@@ -69,7 +69,8 @@ fn kernel_is_compiled_for_its_device_once_and_runs() {
     }
     assert_eq!(codes[0], codes[1]);
     assert_eq!(gpu.pretend.calls("nvrtcCompileProgram"), 1, "the second one is of the cache");
-    // Another device has its code compiled under another name, and does not load the first one's.
+    // For another device, code is compiled under another name, and code of the first device is not
+    // loaded.
     gpu.pretend.architecture(SM_90);
     let compiler = KernelCompiler::of(streams.device(), cache.clone()).unwrap();
     compiler.cubin(&program(&own_kernels()[0])).unwrap();
@@ -107,7 +108,7 @@ fn key_of_the_cache_has_all_that_decides_the_code() {
         compiler.cubin(&program).unwrap();
         assert_eq!(kept(), index + 1);
     }
-    // What is of another source is refused, not found under the name.
+    // Code of another source is not found under the name: its source is refused.
     let refused = one.cubin(&program(&renamed)).unwrap_err();
     assert!(matches!(refused, CompileError::Refused { .. }), "{refused}");
     assert_eq!(kept(), 4);
@@ -149,7 +150,7 @@ fn every_call_that_fails_is_an_error_and_leaves_nothing() {
     for nth in 1..=calls {
         gpu.pretend.fail("", 11, nth, Repeat::Once);
         let result = compile();
-        // The last call gives the program back, which is tried again.
+        // The last call destroys the program, and is repeated.
         assert_eq!(result.is_err(), nth < calls, "{nth} of {calls}: {result:?}");
         if let Err(error) = result {
             assert!(error.to_string().contains("failed with"), "{error}");
@@ -170,14 +171,14 @@ fn missing_compiler_is_an_error_that_says_where_it_was_looked_for() {
     assert!(text.starts_with("no compiler NVRTC: ") && text.contains("libnvrtc.so.12"), "{text}");
 }
 
-/// NVRTC as the environment has it, or as `cargo xtask kernels` installs it below `target`.
+/// NVRTC from the environment, or as `cargo xtask kernels` installs it below `target`.
 fn real_compiler() -> Result<Compiler, CompileError> {
     let installed = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../nvrtc");
     let packages = fs::read_dir(installed).into_iter().flatten().flatten();
     let packages = packages.map(|package| package.path().join("nvidia/cuda_nvrtc/lib"));
     let environment = Libraries::from_environment();
     let folders = environment.folders().iter().cloned().chain(packages);
-    // A pretend driver's compiler is none.
+    // The compiler of a pretend driver does not count.
     let is_real = |folder: &PathBuf| folder.is_dir() && !folder.join("kernels.so").exists();
     Compiler::open(&Libraries::in_folders(folders.filter(is_real)))
 }

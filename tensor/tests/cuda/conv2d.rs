@@ -15,7 +15,7 @@ type Conv = (Conv2dGeometry, Vec<usize>, Vec<usize>);
 fn convs() -> impl Strategy<Value = Conv> {
     let pair = |range: std::ops::RangeInclusive<usize>| [range.clone(), range];
     let geometry = (pair(1..=3), pair(0..=2), pair(1..=2), 1..=3_usize);
-    // More channels of the result than a tile has rows, now and then.
+    // Sometimes the result has more channels than a tile has rows.
     let outs = prop_oneof![6 => 1..=5_usize, 1 => 65..=67_usize];
     let sizes = (0..=3_usize, 0..=3_usize, outs, pair(1..=3), pair(0..=9));
     (geometry, sizes).prop_map(|((stride, padding, dilation, groups), sizes)| {
@@ -33,9 +33,9 @@ fn convs() -> impl Strategy<Value = Conv> {
 /// The result of a product of tensors on their device.
 type Product<'a> = &'a dyn Fn(&[Tensor]) -> lowtide_tensor::TensorResult<Tensor>;
 
-/// Whether a product of f32 is the same on both devices, also of operands that do not lie in order.
-/// Each device rounds the `terms` that it adds up by half a unit of the last place of the sum of
-/// their sizes, which is the product of the operands without their signs.
+/// Checks that a product of f32 is the same on both devices, also for operands that are not
+/// contiguous. Each device rounds each of the `terms` by half a unit in the last place of the sum
+/// of their magnitudes. This sum is the product of the operands without their signs.
 fn same(device: &Device, name: &str, product: Product<'_>, operands: &[Tensor], terms: usize) {
     let there = |turned: bool| -> Vec<Tensor> {
         let turn = |x: &Tensor| -> lowtide_tensor::TensorResult<Tensor> {
@@ -84,7 +84,7 @@ fn check(device: &Device, (geometry, x_dims, w_dims): &Conv) {
     let geometry = ConvTranspose2dGeometry { stride, padding, output_padding, dilation, groups };
     let transposed = |of: &[Tensor]| of[0].conv_transpose2d(&of[1], Some(&of[2]), geometry);
     let operands = [dy, w, make("b", &x_dims[1..2])];
-    // Without channels, or where the padding leaves nothing, there is no such result.
+    // Without channels, or if the padding leaves nothing, there is no such result.
     if transposed(&operands).is_ok() {
         same(device, "transposed", &transposed, &operands, out_taps + 1);
     }
@@ -112,8 +112,8 @@ fn convolution_of_several_tiles_each_way_is_that_of_the_processor() {
     gpu.in_every_order(|| check(&device, &(geometry, vec![2, 9, 9, 7], vec![70, 9, 3, 3])));
 }
 
-/// A convolution of noise, its gradients and the transposed one, of one type. The rest of the
-/// dimensions of w are those of x.
+/// Checks a convolution of noise, its gradients and the transposed convolution, in one type. The
+/// other dimensions of w follow from x.
 fn check_in_type(
     device: &Device,
     (dtype, tolerance): (DType, f64),
@@ -122,7 +122,7 @@ fn check_in_type(
     [outs, kernel_height, kernel_width]: [usize; 3],
 ) {
     let cpu = cpu();
-    // Numbers of bf16 are factors in tf32, too.
+    // Numbers of bf16 are exact as factors in tf32, too.
     let of_values = if device.is_in_tf32() { DType::BF16 } else { dtype };
     let make = |name: &str, dims: &[usize]| {
         let values = noise(&cpu, name, dims, [-1.0, 1.0]).to_dtype(of_values).unwrap();
@@ -137,7 +137,7 @@ fn check_in_type(
     let transposed = ConvTranspose2dGeometry { stride, padding, output_padding, dilation, groups };
     let can_be_transposed = dy.conv_transpose2d(&w, None, transposed).is_ok();
     let name = format!("conv2d {dtype} of {x_dims:?}");
-    // Sums over all pixels are larger than 1, by which tolerances are measured.
+    // Sums over all pixels are larger than 1, and tolerances are relative.
     let operands = [&x, &w, &b, &in_bias, &dy];
     assert_alike(device, &name, &operands, tolerance, |operands| {
         let [x, w, b, in_bias, dy] = operands else { unreachable!() };
@@ -158,7 +158,7 @@ fn check_in_type(
 fn convolutions_in_every_type_and_in_parts_are_those_of_the_processor() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    // The pixels of the second one are the work of two blocks for a tile of the gradient; of one
+    // In the second case, two blocks share the pixels of a tile of the gradient. In a case of one
     // tap the library multiplies pixels.
     let strided = Conv2dGeometry { stride: [2, 1], padding: [1, 0], ..Default::default() };
     let padded = Conv2dGeometry { padding: [1, 1], ..Default::default() };
@@ -174,11 +174,11 @@ fn convolutions_in_every_type_and_in_parts_are_those_of_the_processor() {
     }
 }
 
-/// Devices and types whose convolutions tensor cores multiply, from copies with channels last: half
-/// types, and f32 as tf32, each on a device that does so.
+/// Devices and types whose convolutions run on tensor cores, from copies with channels last: half
+/// types, and f32 as tf32, each on a device that supports it.
 fn for_tensor_cores(gpu: &Gpu) -> impl Iterator<Item = (Device, (DType, f64))> {
     let (plain, in_tf32) = (gpu.device(), in_tf32(gpu));
-    // Tensor cores cut off what a sum has no digits for, where the processor rounds.
+    // Tensor cores truncate digits that a sum cannot hold; the processor rounds.
     each_float([2e-4, 1e-13]).into_iter().filter_map(move |of_type| match of_type.0 {
         DType::F64 => None,
         DType::F32 => Some((in_tf32.clone(), of_type)),
@@ -198,21 +198,21 @@ fn convolutions_for_tensor_cores_are_those_of_the_processor() {
     let Some(gpu) = Gpu::take() else { return };
     let none = Conv2dGeometry::default();
     let padded = Conv2dGeometry { padding: [1, 1], ..none };
-    // Groups of channels that are no whole packs, and phases that no tap meets.
+    // Groups of channels that are not whole packs, and phases that no tap reaches.
     let grouped = Conv2dGeometry { stride: [2, 2], dilation: [2, 2], groups: 2, ..padded };
-    // Phases that meet different numbers of taps, which are apart.
+    // Phases with different numbers of taps, which are apart.
     let apart = Conv2dGeometry { stride: [3, 2], padding: [2, 1], dilation: [1, 3], groups: 1 };
     let few = Conv2dGeometry { groups: 3, ..padded };
     let cases = [
         (grouped, [2, 18, 9, 11], [22, 3, 3]),
         (apart, [1, 5, 13, 10], [4, 4, 3]),
-        // Planes of whole packs, several tiles each way, parts of the pixels.
+        // Planes of whole packs, several tiles in each direction, and parts of the pixels.
         (padded, [2, 16, 16, 12], [70, 3, 3]),
-        // Groups of few channels are done otherwise.
+        // Groups of few channels take another path.
         (few, [2, 6, 5, 6], [9, 3, 3]),
         // A kernel of one tap, with rows of pixels that the library would read one by one.
         (none, [2, 9, 5, 5], [7, 1, 1]),
-        // Without images and without channels.
+        // No images, and no channels.
         (padded, [0, 8, 4, 4], [8, 3, 3]),
         (none, [2, 0, 4, 4], [3, 2, 2]),
     ];
@@ -229,7 +229,7 @@ fn convolutions_for_tensor_cores_are_those_of_the_processor() {
 fn convolutions_in_tf32_round_their_factors() {
     let Some(gpu) = Gpu::take() else { return };
     let geometry = Conv2dGeometry::default();
-    // Half of the last digit that tf32 has is rounded away from 0, less is lost.
+    // Half of the last digit of tf32 is rounded away from 0; less than half is lost.
     let digit = 2.0_f32.powi(-10);
     for (value, factor) in [
         (1.0 + 0.49 * digit, 1.0),
@@ -259,8 +259,8 @@ fn convolutions_for_tensor_cores_in_tall_tiles_are_those_of_the_processor() {
     }
     let (none, strided) = (Conv2dGeometry::default(), [2, 2]);
     let strided = Conv2dGeometry { stride: strided, ..none };
-    // As many pixels as keep a large device busy: the result's, of the gradient the phases', and of
-    // that of w all parts of them.
+    // The pixels keep a large device busy: pixels of the result, phases of the gradient, and all
+    // parts of the gradient of w.
     for (device, of_type) in for_tensor_cores(&gpu) {
         check_in_type(&device, of_type, strided, [1, 3, 367, 367], [70, 1, 1]);
         check_in_type(&device, of_type, none, [1, 70, 184, 184], [3, 1, 1]);
@@ -273,14 +273,14 @@ fn convolution_that_no_kernel_does_says_so() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
     let zeros = |dims: [usize; 4]| Tensor::zeros(&device, dims, DType::F32).unwrap();
-    // More groups than a grid has blocks in a row.
+    // More groups than a row of the grid has blocks.
     let [x, w] = [[1, 65_536, 1, 1], [65_536, 1, 1, 1]].map(zeros);
     let geometry = Conv2dGeometry { groups: 65_536, ..Conv2dGeometry::default() };
     let before = device.allocator().live_blocks();
     let error = x.conv2d(&w, None, geometry).unwrap_err();
     assert_eq!(error.to_string(), "conv2d: has no kernel for cuda");
     assert_eq!(device.allocator().live_blocks(), before);
-    // More phases of a stride than numbers count.
+    // More phases of a stride than a number can count.
     let far = Conv2dGeometry { stride: [1 << 40; 2], ..Conv2dGeometry::default() };
     let [dy, w] = [(); 2].map(|()| Tensor::zeros(&device, [1; 4], DType::BF16).unwrap());
     let before = device.allocator().live_blocks();

@@ -19,8 +19,8 @@ fn bytes(value: f32) -> Vec<u8> {
     [value; LEN].iter().flat_map(|value| value.to_ne_bytes()).collect()
 }
 
-/// Runs `test` in orders of work that are as late as may be or drawn, each with the threads of a
-/// block in three orders.
+/// Runs `test` with work that runs as late as possible, or in random orders, each with the threads
+/// of a block in three orders.
 fn in_every_schedule(gpu: &Gpu, test: impl Fn()) {
     for seed in 0..4 {
         gpu.pretend.schedule(seed);
@@ -61,7 +61,7 @@ fn memory_of_a_queued_launch_is_not_overwritten_by_an_upload() {
         drop(x.exp().unwrap());
         let y = upload(&device, 5.0);
         assert_eq!(y.to_vec::<f32>().unwrap(), [5.0; LEN]);
-        // Its operand's memory, too.
+        // The memory of its operand is reused, too.
         let z = Tensor::full(&device, [LEN], DType::F32, 0.0).unwrap();
         let e = z.exp().unwrap();
         drop(z);
@@ -97,10 +97,10 @@ fn tensor_is_overwritten_between_what_came_before_and_what_comes_after() {
     });
 }
 
-/// Whether a program on a device gave what it should.
+/// A program, which returns true if its results were right.
 type Program = fn(&Device) -> Result<bool>;
 
-/// Programs, each of which needs every wait that it makes.
+/// Programs that need every one of their waits.
 const PROGRAMS: [(&str, Program); 4] = [
     ("a kernel reads an upload", |device| {
         Ok(upload(device, 5.0).neg()?.to_vec::<f32>()? == [-5.0; LEN])
@@ -122,8 +122,8 @@ const PROGRAMS: [(&str, Program); 4] = [
     }),
 ];
 
-/// How many calls of a function a program made that was right, where the `lost`th of them did
-/// nothing (no one for 0), and else why it was not.
+/// Runs a program while the `lost`th call of a function does nothing (no call for 0). Returns the
+/// number of calls if the results were right, else the reason.
 fn run(
     gpu: &Gpu,
     program: Program,
@@ -159,7 +159,7 @@ fn wait_of_a_stream_that_is_left_out_is_found_out() {
 
 #[test]
 fn wait_of_the_host_for_page_locked_memory_that_is_left_out_is_found_out() {
-    /// Half of what uploads of this size pass through.
+    /// Half of the staging memory for uploads of this size.
     const PART: usize = 2 << 20;
     const PARTS: u64 = 6;
     let Some(gpu) = Gpu::pretend() else { return };
@@ -181,7 +181,7 @@ fn wait_of_the_host_for_page_locked_memory_that_is_left_out_is_found_out() {
     gpu.reset();
 }
 
-/// A step of a program on tensors of one size, which are named by their places among the live ones.
+/// A step of a program on tensors of one size. Numbers are places in the list of live tensors.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Upload(u8),
@@ -207,7 +207,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..60)
 }
 
-/// Runs a program next to plain numbers: each tensor is one of equal elements.
+/// Runs a program next to plain numbers: all elements of a tensor are equal to its number.
 fn check(device: &Device, program: &[Op]) {
     let mut live: Vec<(Tensor, f32)> = Vec::new();
     for &op in program {
@@ -336,7 +336,7 @@ fn tensor_goes_to_another_device_and_comes_back_with_its_bits() {
         let values: Vec<f32> = (0..LEN).map(|i| (i as f32 - 300.0) / 7.0).collect();
         let x = Tensor::from_slice(&host, [20, 30], &values).unwrap();
         let y = x.to_device(&device, Category::Activation).unwrap().exp().unwrap();
-        // Rows and columns change places: the copy is contiguous again.
+        // The transpose is a view, but the copy is contiguous again.
         let z = y.transpose(0, 1).unwrap().to_device(&host, Category::Other).unwrap();
         let expected = x.exp().unwrap().transpose(0, 1).unwrap().to_vec::<f32>().unwrap();
         let found = z.to_vec::<f32>().unwrap();
@@ -349,7 +349,7 @@ fn tensor_goes_to_another_device_and_comes_back_with_its_bits() {
     });
 }
 
-/// Between devices of both kinds and within one, to a part of a tensor too.
+/// Covers devices of both kinds, copies within one device, and copies to a part of a tensor.
 #[test]
 fn elements_are_copied_across_to_where_a_tensor_is() {
     let Some(gpu) = Gpu::pretend() else { return };
@@ -384,7 +384,7 @@ fn tensor_without_room_on_the_other_device_stays_and_nothing_is_left() {
     assert_eq!(x.to_vec::<f32>().unwrap(), [3.0; LEN]);
 }
 
-/// A ring of two buffers, each written again as soon as it may be.
+/// A ring of two buffers. Each buffer is written again as soon as possible.
 #[test]
 fn copies_from_a_page_locked_ring_pass_through_nothing_and_are_waited_for() {
     let Some(gpu) = Gpu::pretend() else { return };
@@ -402,7 +402,7 @@ fn copies_from_a_page_locked_ring_pass_through_nothing_and_are_waited_for() {
             let buffer = &mut buffers[number % 2];
             buffer.wait().unwrap();
             buffer.as_mut_slice().copy_from_slice(&bytes(number as f32));
-            // A part of it, as micro-batches are.
+            // A part of the buffer, as for micro-batches.
             let part = (&*buffer, 400..size_bytes);
             tensors.push(Tensor::from_page_locked(&device, [LEN - 100], DType::F32, part).unwrap());
         }
@@ -410,7 +410,7 @@ fn copies_from_a_page_locked_ring_pass_through_nothing_and_are_waited_for() {
         for (number, tensor) in tensors.iter().enumerate() {
             assert_eq!(tensor.to_vec::<f32>().unwrap(), [number as f32; LEN - 100]);
         }
-        // Memory that no device of this number has made is copied before the call returns.
+        // Memory that is not of a ring of the device is copied before the call returns.
         let cpu = Device::cpu(CpuOptions::default()).unwrap();
         assert!(cpu.page_locked_ring(1).unwrap().is_none());
         let streams = SimStreams::new();
@@ -462,7 +462,7 @@ fn bytes_that_were_copied_ahead_come_from_the_device_unless_they_were_written_si
         assert_eq!(copied(&first, 0..LEN, 1.0), [1, 0], "nothing is there yet");
         let (from, to) = ((&first, 40..size_bytes), (&second, 0..size_bytes));
         let had = counts();
-        // The third finds no room.
+        // The third part does not fit.
         ahead.begin(&[from.clone(), to, from]).unwrap();
         assert_eq!(counts(), [had[0] + 2, had[1]]);
         assert_eq!(copied(&first, 10..LEN, 1.0), [0, 1]);
@@ -472,7 +472,7 @@ fn bytes_that_were_copied_ahead_come_from_the_device_unless_they_were_written_si
         first.wait().unwrap();
         first.as_mut_slice().copy_from_slice(&bytes(3.0));
         assert_eq!(copied(&first, 10..LEN, 3.0), [1, 0], "they were written since");
-        // Earlier copies make room for these.
+        // These copies replace earlier ones.
         ahead.begin(&[(&first, 0..size_bytes)]).unwrap();
         assert_eq!(copied(&first, 0..LEN, 3.0), [0, 1]);
         assert_eq!(copied(&second, 0..LEN, 2.0), [1, 0]);

@@ -10,7 +10,7 @@ use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
-/// Dimensions of the logits, and how the labels are read.
+/// Dimensions of the logits, and the reading of the labels.
 #[derive(Clone, Debug)]
 struct Case {
     dims: Vec<usize>,
@@ -38,7 +38,7 @@ fn cases() -> impl Strategy<Value = Case> {
 struct Found {
     loss: CrossEntropy,
     dx: Tensor,
-    /// The gradient over the logits.
+    /// The gradient that overwrites the logits.
     in_place: Tensor,
 }
 
@@ -86,8 +86,9 @@ fn near(name: &str, found: &Tensor, expected: &Tensor, tolerance: f32) {
     }
 }
 
-/// Whether both devices find the same. Logits are at most 6 and weights at most 2: a sum over the
-/// classes is rounded by a unit of the last place of its terms, for each of them, on either side.
+/// Checks that both devices find the same. Logits are at most 6 and weights at most 2. On either
+/// side, a sum over the classes is rounded once for each term, by a unit in the last place of the
+/// term.
 fn compare(found: &Found, expected: &Found, case: &Case) {
     let unit = f32::EPSILON * (case.dims[1] + 8) as f32;
     let positions = found.loss.log_sum_exp.element_count() as f32;
@@ -188,7 +189,7 @@ fn first_label_that_is_no_class_is_the_error_of_the_processor() {
         };
         let expected = loss(&x).unwrap_err();
         assert!(matches!(expected, TensorError::Label { op: "cross_entropy", .. }), "{expected}");
-        // The device is told of no error where it computes: whoever reads next is.
+        // The device reports no error where it computes: the next read does.
         let found = loss(&x_there).unwrap();
         let error = x_there.to_vec::<f32>().unwrap_err();
         assert_eq!(error.to_string(), expected.to_string());
@@ -213,7 +214,7 @@ fn of_several_bad_labels_the_first_is_told_and_the_next_loss_has_its_own() {
         let found = sums.map(|sum| sum.item::<f32>().unwrap().is_finite());
         assert_eq!(found, [false, false, true]);
         let bad = loss([-1, 0]);
-        // A read that a write needs is one: nothing is written.
+        // A write that needs a read reports the error, and writes nothing.
         let mut part = x.narrow(1, 0, 2).unwrap();
         let error = part.set_bytes_(&[0; 16]).unwrap_err();
         assert_eq!(text(error), "cross_entropy: label -1 at position 0 is none of 3 classes");

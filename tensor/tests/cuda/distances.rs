@@ -47,7 +47,7 @@ fn integers(shape: &[usize], values: &[i64]) -> Tensor {
 fn alignments_and_their_gradients_are_those_of_the_processor_in_every_type() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    // Repeated labels, targets that are too long for the steps, none at all.
+    // Repeated labels, targets that are too long for the steps, and an empty target.
     let (steps, samples, classes) = (7, 5, 4);
     let targets = [1, 2, 3, 1, 1, 1, 2, 2, 2, 3, 1, 2, 3, 3, 3];
     let targets = integers(&[samples, 3], &targets);

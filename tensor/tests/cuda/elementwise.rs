@@ -9,8 +9,8 @@ use crate::alike::{assert_alike, assert_close, each_float, on};
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
-/// Values of a formula may be this far apart, relative to the larger of their size and 1: both
-/// devices have functions that are right to a few units in the last place.
+/// Largest distance of values of a formula, relative to the larger of their size and 1. The
+/// functions of both devices are right to a few units in the last place.
 const TOLERANCE: f64 = 2e-6;
 
 pub(crate) fn noise(device: &Device, name: &str, shape: &[usize], bounds: [f64; 2]) -> Tensor {
@@ -30,11 +30,11 @@ type Method = fn(&Tensor) -> Result<Tensor>;
 struct Unary {
     name: &'static str,
     run: UnaryRun,
-    /// The range of the numbers that it is tried on.
+    /// The range of the numbers that the function is tested with.
     range: [f64; 2],
 }
 
-/// The ranges of the functions that are not tried on -3 to 3.
+/// Ranges of the functions that are not tested from -3 to 3.
 const RANGES: &[(&str, [f64; 2])] = &[
     ("log", [-0.5, 3.0]),
     ("log1p", [-1.5, 3.0]),
@@ -88,7 +88,7 @@ fn scalars(names: &[&str]) -> Vec<f64> {
     names.iter().map(number).collect()
 }
 
-/// The functions of the table whose results are floats, and the methods with a number.
+/// The functions of the table with float results, and the methods that take a number.
 fn unary() -> Vec<Unary> {
     let listed = functions().filter(|of| of.is_numbered && of.name != "logical_not").map(|of| {
         let scalars = scalars(of.scalars);
@@ -124,7 +124,7 @@ fn formulas_of_one_tensor_are_those_of_the_processor() {
         for Unary { name, run: f, range } in &unary() {
             let x = noise(&cpu, name, &[5, 67], *range);
             close(name, &f(&on(&device, &x)).unwrap(), &f(&x).unwrap());
-            // A matrix on its side, and one row for all.
+            // A transposed matrix, and one row that broadcasts.
             let turned = |x: &Tensor| f(&x.transpose(0, 1)?.narrow(0, 3, 40)?);
             close(name, &turned(&on(&device, &x)).unwrap(), &turned(&x).unwrap());
             let corners = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0];
@@ -207,7 +207,7 @@ fn formulas_in_every_type_are_those_of_the_processor() {
     for (dtype, tolerance) in each_float([TOLERANCE, 1e-14]) {
         for Unary { name, run: f, range } in &unary() {
             let x = noise(&cpu(), name, &[6, 7], *range).to_dtype(dtype).unwrap();
-            // In f32 the processor has `gelu` to 3e-7 · |x|.
+            // In f32 the `gelu` of the processor is right to 3e-7 · |x|.
             let name = format!("{name} {dtype}");
             assert_alike(&device, &name, &[&x], 4.0 * tolerance, |x| Ok(vec![f(&x[0])?]));
         }

@@ -14,7 +14,7 @@ const PAGE_BYTES: usize = 2 << 20;
 /// The kernels of this crate.
 pub(crate) const KERNELS: &str = "src";
 
-/// Kernels of these tests: small ones, and ones with faults.
+/// Kernels of these tests: small kernels, and kernels with faults.
 pub(crate) const BASICS: &str = "tests/cuda/kernels";
 
 /// More than any program needs.
@@ -30,7 +30,7 @@ const DRIVER: TestDriver<'_> = TestDriver {
     context_bytes: PAGE_BYTES,
 };
 
-/// The pretend driver, or any, for one test at a time.
+/// The pretend driver, or a real one, for one test at a time.
 pub(crate) struct Gpu(Turn);
 
 impl Deref for Gpu {
@@ -42,35 +42,35 @@ impl Deref for Gpu {
 }
 
 impl Gpu {
-    /// A device of any driver; `None`, said aloud, where there is none.
+    /// A device of any driver; `None`, with a message, if there is none.
     pub(crate) fn take() -> Option<Gpu> {
         DRIVER.take().map(Gpu)
     }
 
-    /// A pretend device as after its start; `None`, said aloud, where its driver cannot be built.
+    /// A pretend device in its first state; `None`, with a message, if its driver cannot be built.
     pub(crate) fn pretend() -> Option<Gpu> {
         DRIVER.pretend().map(Gpu)
     }
 
-    /// One whose kernels have every access watched.
+    /// A pretend device that watches every access of its kernels.
     pub(crate) fn watched() -> Option<Gpu> {
         DRIVER.watched().map(Gpu)
     }
 
-    /// A driver with the kernels of this folder alone.
+    /// A driver with only the kernels of this folder.
     pub(crate) fn with_kernels(folder: &Path, watch: Watch) -> Option<Gpu> {
         let kernels = &[kernels_below(folder.to_str().expect("a path in UTF-8"))];
         TestDriver { kernels, watch, ..DRIVER }.pretend().map(Gpu)
     }
 
-    /// The order of threads, where it can be chosen.
+    /// Sets the order of threads, if it can be chosen.
     pub(crate) fn order(&self, order: Order) {
         if let Some(pretend) = self.pretend.get() {
             pretend.threads(order);
         }
     }
 
-    /// What is wrong with the kernel that lost the device, where it can be known.
+    /// The fault of the kernel that lost the device; `None` if the driver cannot tell.
     pub(crate) fn complaint(&self) -> Option<String> {
         self.pretend.get().and_then(Pretend::complaint)
     }
@@ -103,7 +103,8 @@ impl Gpu {
         Device::cuda_on(&self.cuda_device(), options).unwrap()
     }
 
-    /// Runs `test` with the threads of each block in three orders; in its own on a real device.
+    /// Runs `test` with the threads of each block in three orders; in the device's own order on a
+    /// real device.
     pub(crate) fn in_every_order(&self, test: impl Fn()) {
         let Some(pretend) = self.pretend.get() else { return test() };
         for order in [Order::Forwards, Order::Backwards, Order::Drawn(7)] {

@@ -15,7 +15,7 @@ fn gradients_are_scaled_checked_and_measured_as_on_the_processor() {
     gpu.in_every_order(|| {
         for (dtype, tolerance) in each_float([1e-6, 1e-14]) {
             let [x, none, bad] = [&x, &none, &bad].map(|x| x.to_dtype(dtype).unwrap());
-            // The largest value, which twice of is not finite.
+            // The largest value, whose double is not finite.
             let largest = match dtype {
                 DType::F16 => 65504.0,
                 DType::F64 => f64::MAX,
@@ -62,8 +62,8 @@ fn norm_of_a_long_gradient_has_more_parts_than_a_grid() {
     });
 }
 
-/// Tensors of two types, some transposed, more than one launch is told of. One is longer than a
-/// tile, and its squares have as many partial sums as there may be.
+/// Tensors of two types, some transposed, and too many for one launch. One tensor is longer than a
+/// tile, and its squares have the largest number of partial sums.
 fn many(device: &lowtide_tensor::Device) -> Vec<Tensor> {
     let one = |index: usize| {
         let dtype = if index % 60 == 59 { DType::F16 } else { DType::F32 };

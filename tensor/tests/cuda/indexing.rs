@@ -7,7 +7,7 @@ use crate::storage::cpu;
 
 fn indices(shape: &[usize], len: usize) -> Tensor {
     let count: usize = shape.iter().product();
-    // Some come often, some never.
+    // Some indices come often, some never.
     let index = |at: usize| (at * at + 3 * at + at / 5) % len;
     let indices: Vec<i64> = (0..count).map(|at| index(at) as i64).collect();
     Tensor::from_slice(&cpu(), shape, &indices).unwrap()
@@ -78,7 +78,7 @@ fn bad_index_is_told_to_who_reads_next_and_only_once() {
         let values = y.to_vec::<f32>().unwrap();
         let is_zero = |row: usize| values[3 * row..][..3].iter().all(|&value| value == 0.0);
         assert_eq!([0, 1, 2].map(is_zero), bad.map(|index| !(0..5).contains(&index)));
-        // What was told is forgotten, and the device goes on.
+        // A reported error is forgotten, and the device goes on.
         x.index_select(0, &ids(&[4, 0])).unwrap().to_vec::<f32>().unwrap();
     }
     let error = x.index_select(0, &ids(&[1, 6])).unwrap().to_vec::<f32>().unwrap_err();

@@ -75,7 +75,7 @@ pub(crate) fn planted(device: &CudaDevice) -> Module {
     Module::load(device, "planted", KERNELS.get("planted").unwrap().as_bytes()).unwrap()
 }
 
-/// Launches a kernel of these tests, which stays in what it is given or is watched not to.
+/// Launches a kernel of these tests, which stays inside its arguments or is watched by the driver.
 pub(crate) fn launch(
     streams: &CudaStreams,
     on: Stream,
@@ -105,7 +105,7 @@ fn floats_of(streams: &CudaStreams, block: &Buffer, len: usize) -> Vec<f32> {
     words_of(streams, block, len).into_iter().map(f32::from_bits).collect()
 }
 
-/// The kernel `ADD` adds numbers to themselves.
+/// Checks that the kernel `ADD` adds numbers to themselves.
 pub(crate) fn check_sum(
     streams: &CudaStreams,
     memory: &CachingAllocator,
@@ -259,7 +259,7 @@ fn launch_that_is_not_as_declared_is_refused_before_the_driver_is_asked() {
 fn pointers_of_a_structure_are_checked_and_told_as_those_that_stand_alone() {
     let Some(gpu) = Gpu::pretend() else { return };
     let (streams, memory) = gpu.memory();
-    // Numbers and pointers are of one size: the kernel writes three addresses.
+    // Numbers and pointers have the same size: the kernel writes three addresses.
     let function = basics(streams.device()).function(&TELL_ADDRESSES).unwrap();
     let y = memory.allocate(4096).unwrap();
     let numbers = [
@@ -376,7 +376,8 @@ fn removed_fence_between_copy_and_kernel_is_found_out() {
     assert!((0..10).any(|seed| !is_right(seed, false)));
 }
 
-/// Complaints of the driver about a kernel with a planted fault, by the next call, in each order.
+/// Complaints of the driver, at the next call, about a kernel with a planted fault, one for each
+/// order.
 fn complaints(gpu: &Gpu, kernel: &Signature, which: i32, code: i32) -> Vec<String> {
     let of = |order: Order| {
         gpu.reset();
@@ -406,7 +407,7 @@ fn complaints(gpu: &Gpu, kernel: &Signature, which: i32, code: i32) -> Vec<Strin
         assert!(error.is_fault(), "{error}");
         let is_told = matches!(error, CudaError::Call { code: c, .. } if c == code);
         assert!(is_told, "{error}: {complaint}");
-        // Whatever is asked next is told the same, and says that it is no lack of memory.
+        // The next call gets the same error, which is no lack of memory.
         let next = launch(&streams, Stream::DEFAULT, &function, grid, &arguments).unwrap_err();
         assert!(next.is_fault() && !next.is_out_of_memory(), "{next}");
         complaint
@@ -491,7 +492,7 @@ fn every_driver_call_of_a_launch_may_fail_and_nothing_is_left() {
             }
             drop((streams, memory));
             let left = gpu.pretend.left();
-            // A driver that fails for ever keeps the module: there is nobody to take it.
+            // A driver that fails for ever keeps the module, because it cannot unload it.
             let is_kept = repeat == Repeat::Forever && left == [("modules", 1)];
             assert!(left.is_empty() || is_kept, "{repeat:?} {nth}: {left:?}");
             gpu.reset();

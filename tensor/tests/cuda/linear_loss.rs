@@ -30,7 +30,7 @@ fn linear_cross_entropy_and_its_gradients_are_those_of_the_processor() {
             let options = LinearCrossEntropyOptions { label_smoothing, ..Default::default() };
             let name = format!("{rows} {dim} {classes}");
             let inputs = [&x, &w, &labels, &b, &dw, &dy, &of("db", &[classes])];
-            // Sums over all rows.
+            // Gradients are sums over all rows.
             let tolerance = 2e-6 * (1 + rows / 4) as f64;
             assert_alike(&device, &name, &inputs, tolerance, |operands| {
                 let [x, w, labels, b, dw, dy, db] = operands else { unreachable!("as given") };

@@ -66,7 +66,7 @@ fn pair_losses_and_their_gradients_are_those_of_the_processor_in_every_type() {
 fn pair_losses_of_many_parts_and_of_nothing_are_those_of_the_processor() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    // Around what a block adds up, and beside its threads.
+    // Lengths around the number of elements that a block adds up, and around its threads.
     for len in [0, 1, 255, 257, (1 << 14) - 1, 1 << 14, (1 << 14) + 1, 40_000] {
         let [x, target] = ["x", "t"].map(|name| noise(&cpu(), name, &[len], [-1.0, 1.0]));
         assert_alike(&device, &format!("{len}"), &[&x, &target], 1e-6, |operands| {
@@ -133,7 +133,7 @@ fn likelihoods_of_labels_are_those_of_the_processor_in_every_type() {
                     let [x, weight, ids, classes_alone] = operands else {
                         unreachable!("as given")
                     };
-                    // Classes last in memory.
+                    // Classes are last in memory.
                     let turned = x.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
                     let (sum, count) = turned.nll_loss(ids, -100, None)?;
                     let (weighted, weights) = x.nll_loss(classes_alone, 0, Some(weight))?;
@@ -191,7 +191,7 @@ fn cross_entropy_with_probabilities_is_that_of_the_processor_in_every_type() {
                         let labelling = Labelling { smoothing, weight, ..Default::default() };
                         let found = x.soft_cross_entropy(target, &labelling)?;
                         let lse = &found.log_sum_exp;
-                        // A large one would enlarge what exponentials are apart.
+                        // A large dy would enlarge the differences of exponentials.
                         let dy = &found.sum.div(&found.sum)?;
                         let dx = dy.soft_cross_entropy_backward(x, target, lse, &labelling)?;
                         let mut in_place = x.copied()?;

@@ -1,4 +1,4 @@
-//! Tensors on the pretend device, or on any, next to the same on the processor; see `gpu`.
+//! Tensors on the pretend device, or on a real one, compared with the processor; see `gpu`.
 
 mod alike;
 mod arrivals;

@@ -29,7 +29,7 @@ fn pools() -> impl Strategy<Value = Pool> {
     })
 }
 
-/// Whole numbers, of which many are alike, and what is greater than all and less than all.
+/// Whole numbers with many ties, infinities and NaN.
 fn values(dims: &[usize], seed: usize) -> Tensor {
     let values = [0.0, 1.0, -2.0, f32::NEG_INFINITY, f32::NAN, 3.0, 3.0, -0.0];
     let len = dims.iter().product();
@@ -37,7 +37,7 @@ fn values(dims: &[usize], seed: usize) -> Tensor {
     Tensor::from_slice(&cpu(), dims, &(0..len).map(value).collect::<Vec<_>>()).unwrap()
 }
 
-/// The bytes of y, of the winners and of dx; `turned` operands do not lie in order.
+/// The bytes of y, of the winners and of dx; `turned` operands are not contiguous.
 fn run(
     device: &Device,
     pool: &Pool,

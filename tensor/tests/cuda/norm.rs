@@ -5,7 +5,7 @@ use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
-/// A normalisation of x with weight and bias if there are some, and its gradients for dy.
+/// A normalisation of x with weight and bias, if given, and its gradients for dy.
 fn pass(
     operands: &[Tensor],
     forward: impl Fn(&Tensor, [Option<&Tensor>; 2]) -> Result<lowtide_tensor::Normalized>,
@@ -28,8 +28,8 @@ fn pass(
 fn normalisation_and_its_gradients_are_those_of_the_processor_in_every_type() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    // Rows shorter and longer than a block, more samples than partial sums, none at all, and rows
-    // of whole packs: of a warp each, and of more than registers hold.
+    // Rows shorter and longer than a block, more samples than partial sums, no samples, and rows of
+    // whole packs. Some of these rows fit a warp, some exceed the registers.
     let shapes = [
         [3, 4, 5],
         [2, 6, 130],

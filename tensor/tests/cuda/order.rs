@@ -5,7 +5,7 @@ use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
-/// Few different values, so that most are equal to others; of floats some are NaN, -0 or infinite.
+/// Few different values, so that most elements have equals. Some floats are NaN, -0 or infinite.
 fn values(shape: &[usize], dtype: DType) -> Tensor {
     let x = noise(&cpu(), "x", shape, [-4.9, 4.9]).trunc().unwrap();
     let x = if dtype.is_float() { with_specials(&x) } else { x.abs().unwrap() };
@@ -24,7 +24,7 @@ fn with_specials(x: &Tensor) -> Tensor {
     Tensor::from_slice(&cpu(), *x.shape(), &values).unwrap()
 }
 
-/// Ones with the signs of floats, which tell zeros apart; elements of other types as they are.
+/// Ones with the signs of floats, which tell zeros apart; elements of other types unchanged.
 fn bits(x: &Tensor) -> Result<Tensor, TensorError> {
     if !x.dtype().is_float() {
         return x.contiguous();
@@ -183,7 +183,7 @@ fn occurrences_of_numbers_are_those_of_the_processor() {
     let numbers = Tensor::from_slice(&cpu(), [700], &numbers).unwrap();
     let weights = noise(&cpu(), "w", &[700], [0.0, 1.0]);
     let there = on(&device, &numbers);
-    // The largest number is read, which an NVIDIA device has no kernel for.
+    // The operation reads the largest number, which an NVIDIA device has no kernel for.
     let counts = Tensor::zeros(&device, [11], DType::I64).unwrap();
     let one = Tensor::ones(&device, [], DType::I64).unwrap().expand([700]).unwrap();
     let found = counts.index_add(0, &there, &one).unwrap();

@@ -1,5 +1,5 @@
-//! Elements of which a thread takes as many at once as 16 bytes have: the same bits, wherever in
-//! memory they begin, and nothing around them is touched.
+//! Packs: a thread takes 16 bytes of elements at once. Results have the same bits wherever the
+//! elements begin in memory, and nothing around the elements is touched.
 
 use lowtide_tensor::{
     DType, Device, Dropout, RandomKey, Tensor, TensorResult as Result, scale_and_check_finite,
@@ -15,7 +15,7 @@ fn view(whole: &Tensor, start: usize, len: usize) -> Tensor {
     whole.narrow(0, start, len).unwrap()
 }
 
-/// Beginnings of every alignment, and lengths of no pack, some, and some with a rest.
+/// Starts of every alignment, and lengths of no pack, of whole packs, and of packs with a rest.
 fn each_view(mut test: impl FnMut(usize, usize)) {
     for start in 0..=8 {
         for len in [1, 5, 16, 43] {
@@ -97,7 +97,7 @@ fn casts_from_each_type_to_each_have_the_same_bits_wherever_they_begin() {
     }
 }
 
-/// Changes a view in place, and a copy of it.
+/// An operation that changes a view in place, and a copy of the view.
 type InPlace = fn(&Device, &mut Tensor) -> Result<()>;
 
 const IN_PLACE: [(&str, InPlace); 5] = [

@@ -10,7 +10,7 @@ use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
-/// Sums of up to 150 products of numbers below 1, in another order.
+/// Tolerance of sums of up to 150 products of numbers below 1, in another order.
 const TOLERANCE: f64 = 2e-5;
 const TOLERANCE_OF_F64: f64 = 1e-13;
 
@@ -18,13 +18,13 @@ fn config(cases: u32) -> Config {
     Config { cases, failure_persistence: None, ..Config::default() }
 }
 
-/// By the library, or by the kernel of this crate.
+/// Options for products by the library, or by the kernel of this crate.
 fn products(by_library: bool) -> CudaOptions {
     let products = if by_library { Products::default() } else { Products::Own };
     CudaOptions { products, ..CudaOptions::default() }
 }
 
-/// The last two dimensions the other way round in memory, or every second element.
+/// A view with the last two dimensions transposed in memory, or of every second element.
 fn arranged(x: &Tensor, form: usize) -> Result<Tensor> {
     let rank = x.shape().len();
     match form {
@@ -145,7 +145,7 @@ fn layer_with_a_bias_is_one_launch_by_the_library_and_small_products_get_scratch
     let before_bytes = requested().current_bytes;
     let y = x.linear(&w, Some(&b)).unwrap();
     assert_eq!(launches() - before, 1);
-    // One tile: four parts of K are added up in f32.
+    // There is one tile: four parts of K are added up in f32.
     let sums_bytes = 4 * 8 * 16 * size_of::<f32>();
     assert_eq!(requested().peak_bytes - before_bytes, y.element_count() * 2 + sums_bytes);
 }
@@ -195,15 +195,15 @@ fn gradients_of_weight_and_bias_are_one_launch_by_the_library_and_by_the_tiles()
             let (x, dy) = (make("x", &[2, 9, 6], dtype), make("dy", &[2, 9, 7], dtype));
             let before = launches();
             x.linear_weight_gradient(&dy).unwrap();
-            // The library has no such sums of f64: the tiles take them.
+            // The library has no row sums of f64, so the kernel of this crate computes them.
             let count = if by_library { count } else { 1 };
             assert_eq!(launches() - before, count, "{dtype}, library {by_library}");
         }
     }
 }
 
-/// Folders with the pretend driver and no cuBLASLt. The driver is the one that is loaded: the same
-/// file by another name.
+/// A folder with the pretend driver and no cuBLASLt. The driver is the file of the loaded driver
+/// under another name.
 fn folder_without_library(gpu: &Gpu) -> std::path::PathBuf {
     let from = gpu.driver.path().parent().unwrap();
     let to = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("without-library");
@@ -222,7 +222,7 @@ fn are_near(a: &[f32], b: &[f32]) -> bool {
     a.iter().zip(b).all(|(a, b)| (a - b).abs() <= TOLERANCE as f32)
 }
 
-/// A product and who did it, on a new device.
+/// A product on a new device, with its multiplier and the counts of launches.
 fn product_on(driver: &Driver) -> (Vec<f32>, ProductsBy, ProductCounts) {
     let device = CudaDevice::of(driver, 0).unwrap();
     let device = Device::cuda_on(&device, CudaOptions::default()).unwrap();
@@ -259,7 +259,7 @@ fn who_multiplies_is_told_and_a_library_that_cannot_be_used_is_done_without() {
         ("cublasLtMatmulAlgoGetHeuristic", 8, "ARCH_MISMATCH"),
         ("cublasLtMatmul", 1, "NOT_INITIALIZED"),
     ] {
-        // Once: a library that is of no use is not asked a second time.
+        // The call fails once: an unusable library is not asked a second time.
         gpu.pretend.fail(call, code, 1, Repeat::Once);
         check(&gpu.driver, name);
     }
@@ -273,7 +273,7 @@ fn who_multiplies_is_told_and_a_library_that_cannot_be_used_is_done_without() {
 #[test]
 fn launch_that_the_library_refuses_is_done_by_the_tiles_and_the_others_only_once() {
     let Some(gpu) = Gpu::pretend() else { return };
-    // Three launches: neither dimension of the batch goes on where the other ends.
+    // There are three launches, because the dimensions of the batch cannot be merged.
     let a = noise(&cpu(), "a", &[2, 3, 5, 9], [-1.0, 1.0]);
     let b = noise(&cpu(), "b", &[3, 2, 9, 6], [-1.0, 1.0]);
     let y = noise(&cpu(), "y", &[3, 2, 5, 6], [-1.0, 1.0]);

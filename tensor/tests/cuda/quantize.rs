@@ -13,7 +13,7 @@ const FORMATS: [QuantFormat; 5] = [
     QuantFormat::Q4_0,
 ];
 
-/// Small scales too, whose f16 have no leading one.
+/// A weight with small scales, too, which are subnormal in f16.
 fn weight(rows: usize, columns: usize) -> Tensor {
     let device = cpu();
     let w = noise(&device, "w", &[rows, columns], [-2.0, 2.0]).to_dtype(DType::F32).unwrap();
@@ -57,7 +57,7 @@ fn products_are_those_of_the_processor_in_every_type() {
                 let x = noise(&cpu(), "x", &[3, 96], [-1.0, 1.0]).to_dtype(dtype).unwrap();
                 let dy = noise(&cpu(), "dy", &[3, 40], [-1.0, 1.0]).to_dtype(dtype).unwrap();
                 let bias = noise(&cpu(), "bias", &[40], [-1.0, 1.0]).to_dtype(dtype).unwrap();
-                // On the host: reading what is to be encoded would be a wait for the device.
+                // Encodes on the host: on the device, reading the weight would be a wait.
                 let encoded = Quantized::encode(&w, format).unwrap();
                 let inputs: Vec<&Tensor> =
                     [&x, &dy, &bias].into_iter().chain(encoded.parts()).collect();

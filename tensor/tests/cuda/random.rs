@@ -4,7 +4,7 @@ use crate::alike::assert_close;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
-/// Logarithms, roots and cosines of f64, rounded to f32.
+/// Tolerance of logarithms, roots and cosines of f64, rounded to f32.
 const TOLERANCE: f64 = 2e-7;
 
 #[test]

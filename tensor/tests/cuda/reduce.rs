@@ -7,13 +7,13 @@ use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
-/// Both accumulate in f64; exponentials differ by a few roundings of f32.
+/// Tolerance of f32. Both devices accumulate in f64; exponentials differ by a few roundings of f32.
 const TOLERANCE: f64 = 1e-6;
 const TOLERANCE_OF_F64: f64 = 1e-13;
 
 type Reduction = fn(&Tensor, &[usize]) -> Result<Tensor>;
 
-/// All that there are, by every fold and every finish; the first ones need elements.
+/// All reductions, by every fold and every finish; the first ones need elements.
 const REDUCTIONS: [(&str, Reduction); 17] = [
     ("amax", |x, axes| x.amax(axes)),
     ("amin", |x, axes| x.amin(axes)),
@@ -35,7 +35,7 @@ const REDUCTIONS: [(&str, Reduction); 17] = [
 ];
 const NEED_ELEMENTS: usize = 4;
 
-/// Some elements 0, one NaN if asked for.
+/// A tensor with some zeros, and one NaN if asked for.
 fn spotted(shape: &[usize], has_nan: bool) -> Tensor {
     let x = noise(&cpu(), "x", shape, [-2.0, 2.0]);
     let mut values = x.to_vec::<f32>().unwrap();
@@ -138,7 +138,7 @@ fn integers_and_truth_values_are_reduced_as_by_the_processor() {
 #[test]
 fn long_reductions_go_part_by_part_in_every_order() {
     let Some(gpu) = Gpu::take() else { return };
-    // Rows of more than a part, and columns of more than one, of no whole packs and of some.
+    // Rows longer than a part, and columns longer than a part, with and without whole packs.
     let rows = noise(&cpu(), "rows", &[2, 70_000], [-1.0, 1.0]);
     let columns = noise(&cpu(), "columns", &[1500, 130], [-1.0, 1.0]);
     let packs = noise(&cpu(), "packs", &[1500, 136], [-1.0, 1.0]);

@@ -16,7 +16,8 @@ fn softmax_and_its_gradients_are_those_of_the_processor_in_every_type() {
                 (vec![4, 7, 5], 1),
                 (vec![6, 2], 0),
                 (vec![0, 3], 1),
-                // Lines that share a warp, one of a block, and one that registers do not hold.
+                // Lines that share a warp, a line of a whole block, and a line that exceeds the
+                // registers.
                 (vec![37, 64], 1),
                 (vec![2, 1104], 1),
                 (vec![1, 9001], 1),
@@ -41,8 +42,7 @@ fn softmax_and_its_gradients_are_those_of_the_processor_in_every_type() {
     });
 }
 
-/// Where one y is nearly 1, its dy and the sum of products cancel; dy is so large that dx is near
-/// 1.
+/// If one y is nearly 1, its dy and the sum of products cancel. dy is so large that dx is near 1.
 #[test]
 fn gradients_of_rows_that_one_element_fills_are_those_of_the_processor() {
     let Some(gpu) = Gpu::take() else { return };
@@ -111,7 +111,7 @@ fn pairs_are_turned_as_on_the_processor_in_every_type() {
                 let name = format!("{dtype} {pairs:?}");
                 assert_alike(&device, &name, &inputs, tolerance, |operands| {
                     let [x, cos, sin] = operands else { unreachable!("as given") };
-                    // Heads beside each other in memory, and one behind the other.
+                    // Heads interleaved in memory, and one after the other.
                     let mut turned = x.copied()?.permute(&[0, 2, 1, 3])?;
                     turned.rotary_(cos, sin, pairs)?;
                     let mut plain = x.permute(&[0, 2, 1, 3])?.contiguous()?;
@@ -188,7 +188,7 @@ fn sequences_are_those_of_the_processor_in_every_type() {
             let range = Tensor::arange(device, -1.5..9.0, 0.7, dtype)?;
             let between = Tensor::linspace(device, [2.0, -3.0], 301, dtype)?;
             let one = Tensor::linspace(device, [2.0, -3.0], 1, dtype)?;
-            // To the ends of the integers, and beyond.
+            // Ranges to the ends of the integers, and beyond.
             let far = Tensor::linspace(device, [-1e19, 1e19], 301, dtype)?;
             Ok(vec![range, between, one, far, Tensor::eye(device, 5, 7, dtype)?])
         });

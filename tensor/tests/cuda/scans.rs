@@ -5,7 +5,8 @@ use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
-/// `[before, along, after]`: by lines and by columns, shorter and longer than a block, of nothing.
+/// `[before, along, after]`: scans by lines and by columns, shorter and longer than a block, and
+/// empty.
 const SHAPES: [[usize; 3]; 9] = [
     [3, 7, 1],
     [2, 600, 1],
@@ -26,7 +27,7 @@ fn running_sums_and_products_are_those_of_the_processor_in_every_type() {
         for dtype in DType::ALL {
             let tolerance = match dtype {
                 DType::F64 => 1e-12,
-                // Sums are in f64: they differ where they are rounded to either side.
+                // Sums are in f64, and may be rounded to different sides.
                 DType::F32 => 2e-7,
                 DType::F16 => 1e-3,
                 _ => 8e-3,
@@ -84,7 +85,7 @@ fn running_extremes_of_nan_zeros_and_infinities_are_those_of_the_processor() {
         let x = x.to_dtype(dtype).unwrap();
         let of_lines = |x: &Tensor| -> Result<Vec<Tensor>, TensorError> {
             let ((a, b), (c, d)) = (x.cummax(1)?, x.cummin(1)?);
-            // Zeros are told apart by what they divide.
+            // Quotients of the results tell zeros of different signs apart.
             let one = Tensor::ones(x.device(), *x.shape(), dtype)?;
             Ok(vec![one.div(&a)?, one.div(&c)?, a, b, c, d])
         };
@@ -107,7 +108,7 @@ fn running_logarithms_of_sums_are_those_of_the_processor_in_every_type() {
                     noise(&cpu(), name, &shape, bounds).to_dtype(dtype).unwrap()
                 };
                 let (x, dy) = (of("x", [-30.0, 30.0]), of("dy", [-1.0, 1.0]));
-                // Large enough for every x, and the same on both.
+                // A y that is large enough for every x, the same on both devices.
                 let y = Tensor::full(&cpu(), shape, dtype, 30.0).unwrap();
                 let name = format!("{dtype} {shape:?}");
                 assert_alike(&device, &name, &[&x, &dy, &y], 40.0 * tolerance, |operands| {

@@ -1,4 +1,4 @@
-//! A driver that has no memory left for itself, outside the allocator.
+//! A driver without memory for itself, outside the allocator.
 
 use lowtide_allocator::Repeat;
 use lowtide_tensor::cuda::{CudaOptions, Products};
@@ -8,7 +8,7 @@ use crate::elementwise::noise;
 use crate::gpu::Gpu;
 use crate::storage::cpu;
 
-/// `CUDA_ERROR_OUT_OF_MEMORY`, which the pretend cuBLASLt says in its own words.
+/// `CUDA_ERROR_OUT_OF_MEMORY`. The pretend cuBLASLt reports it by a code of its own.
 const OUT_OF_MEMORY: i32 = 2;
 
 /// Calls that take memory on first use: of kernels, the library, streams, events and page-locked
@@ -36,7 +36,7 @@ fn step(device: &Device) -> Result<Vec<u8>> {
     y.add(&loss.sum)?.to_bytes()
 }
 
-/// Nothing was loaded when the device was opened.
+/// A device that could load nothing when it was opened.
 fn unloaded(gpu: &Gpu) -> Device {
     let late = ["cuModuleLoadDataEx", "cublasLtCreate"];
     late.iter().for_each(|call| gpu.pretend.fail(call, OUT_OF_MEMORY, 1, Repeat::Forever));
@@ -52,11 +52,11 @@ fn every_first_use_survives_a_driver_without_memory() {
     for call in FIRST_USES {
         for nth in 1..=3 {
             let device = unloaded(&gpu);
-            // So much cached memory can be given back.
+            // Cached memory that the allocator can give back.
             drop(Tensor::zeros(&device, [1 << 20], DType::F32).unwrap());
             let before = gpu.pretend.calls(call);
             gpu.pretend.fail(call, OUT_OF_MEMORY, nth, Repeat::Once);
-            // A wait of streams can fail where memory is asked for: then the step is made again.
+            // A wait of streams can fail while memory is allocated: then the step is repeated.
             let found = step(&device).or_else(|error| match error.out_of_memory() {
                 Some(_) => step(&device),
                 None => Err(error),
@@ -133,7 +133,7 @@ fn capacity_leaves_room_for_what_is_loaded_later() {
         let capacity_bytes = device.allocator().capacity_bytes();
         assert!(device.outside_bytes() > 12 << 20, "{}", device.outside_bytes());
         assert_eq!(capacity_bytes + device.outside_bytes(), total_bytes);
-        // A step is run on a device that is full but for what the step needs.
+        // Runs a step on a device that is full except for the memory that the step needs.
         let ballast_len = capacity_bytes / 4 - (2 << 20) / 4;
         let _ballast = Tensor::zeros(&device, [ballast_len], DType::F32).unwrap();
         step(&device).unwrap();

@@ -53,7 +53,7 @@ impl Operands {
         }
     }
 
-    /// Everything forwards and backwards, with operands that lie in order and that do not.
+    /// Runs everything forwards and backwards, with operands that are contiguous and that are not.
     fn step(&self) -> Result<()> {
         let Operands { x, w, b, labels, weight } = self;
         let geometry = Conv2dGeometry { padding: [1, 1], groups: 2, ..Default::default() };
@@ -81,7 +81,7 @@ impl Operands {
 fn simulation_of_a_device_takes_the_same_memory_in_the_same_order() {
     let Some(gpu) = Gpu::take() else { return };
     let device = gpu.device();
-    // Holes to fill.
+    // Makes holes for later allocations.
     let before: Vec<Tensor> =
         [70, 9000, 300].map(|len| noise(&device, "x", &[len], [0.0, 1.0])).into();
     let operands = Operands::on(&device).unwrap();
@@ -106,7 +106,7 @@ fn what_has_no_kernel_fails_on_a_simulated_device_as_on_a_real_one() {
     let real = gpu.device();
     let errors = [real.simulate(), Device::sim(real.spec()).unwrap(), real].map(|device| {
         let zeros = |shape: [usize; 4]| Tensor::zeros(&device, shape, DType::F32).unwrap();
-        // More groups than a grid has blocks in a row.
+        // More groups than a row of the grid has blocks.
         let (x, w) = (zeros([1, 65_536, 1, 1]), zeros([65_536, 1, 1, 1]));
         let grouped = Conv2dGeometry { groups: 65_536, ..Default::default() };
         let found = [
@@ -142,6 +142,6 @@ fn device_like_cuda_asks_for_the_same_memory_as_one() {
         .map(|event| event.2)
         .filter(|size_bytes| *size_bytes > 0)
         .collect();
-    // Workspace of the losses alone: two numbers for each of 48 positions.
+    // Only the losses have workspace: two numbers for each of 48 positions.
     assert_eq!(scratch, [2 * 48 * 4; 2]);
 }

@@ -130,7 +130,7 @@ fn driver_that_refuses_a_copy_or_a_launch_is_a_typed_error_and_nothing_is_left()
     assert_eq!(x.exp().unwrap().to_vec::<f32>().unwrap(), expected);
 }
 
-/// An operation of a program that has no kernel for NVIDIA devices.
+/// An operation of a user, without a kernel for NVIDIA devices.
 pub(crate) struct OfTheProcessor;
 
 impl Kernel for OfTheProcessor {

@@ -23,7 +23,7 @@ const MOMENTS: AdamUpdate = AdamUpdate {
     eps: 1e-3,
 };
 
-/// Parameters and the gradients that go with them.
+/// Types of parameters and of their gradients.
 const TYPES: [[DType; 2]; 8] = [
     [DType::F64, DType::F64],
     [DType::F32, DType::F32],
@@ -35,20 +35,20 @@ const TYPES: [[DType; 2]; 8] = [
     [DType::BF16, DType::F32],
 ];
 
-/// How far values may be apart: by no bit where the kernels run on the processor, which computes in
-/// the same order; on a device, whose products and sums are rounded together, by some roundings.
+/// Largest distance of values: 0 if the kernels run on the processor, which computes in the same
+/// order. A device fuses products and sums, so values may differ by some roundings.
 fn tolerance(gpu: &Turn, dtype: DType) -> f64 {
     let (_, of_device) =
         each_float([1e-6, 1e-14]).into_iter().find(|(of, _)| *of == dtype).unwrap();
     if gpu.pretend.get().is_some() { 0.0 } else { of_device }
 }
 
-/// A number of the processor's, of a type.
+/// Noise of a type, on the processor.
 fn noise_of(name: &str, shape: &[usize], bounds: [f64; 2], dtype: DType) -> Tensor {
     noise(&cpu(), name, shape, bounds).to_dtype(dtype).unwrap()
 }
 
-/// Parameter, gradient and states of a tensor; the second state has no values below 0.
+/// Parameter, gradient and states of a tensor; the second state is never negative.
 fn operands(name: &str, shape: &[usize], [dtype, gradient]: [DType; 2]) -> [Tensor; 4] {
     let of =
         |part: &str, low: f64, dtype| noise_of(&format!("{name} {part}"), shape, [low, 1.0], dtype);
@@ -56,7 +56,8 @@ fn operands(name: &str, shape: &[usize], [dtype, gradient]: [DType; 2]) -> [Tens
     [of("p", -1.0, dtype), of("g", -1.0, gradient), of("m", -1.0, wide), of("v", 0.0, wide)]
 }
 
-/// An update with 0, 1 or 2 states of all tensors, which are given as [`operands`] has them.
+/// Updates all tensors, with 0, 1 or 2 states each. The order of `operands` is that of
+/// [`operands`].
 fn update_all(
     device: &Device,
     operands: &[Tensor],
@@ -149,7 +150,7 @@ fn operands_may_lie_in_any_way() {
                 assert_alike(&gpu.device(), &name, &inputs, tolerance, |inputs| {
                     let [p, g, m, v] = inputs else { unreachable!() };
                     let device = p.device();
-                    // Each lies in its own way; the shape is [5, 30, 7].
+                    // Each operand has other strides; the shape is [5, 30, 7].
                     let p = p.narrow(2, 4, 5)?.transpose(0, 2)?;
                     let row = g.narrow(2, 1, 5)?.transpose(0, 2)?.narrow(2, 3, 1)?;
                     let g = row.expand([5, 30, 7])?;
@@ -171,7 +172,7 @@ fn model_of_many_tensors_takes_few_launches() {
     let Some(gpu) = Gpu::pretend() else { return };
     let types = [DType::F32; 2];
     let of_one = |index: usize| operands(&index.to_string(), &[index % 13 + 1], types);
-    // By the pointers or, without states, by the lengths that a launch has room for.
+    // A launch is limited by its room for pointers or, without states, for lengths.
     for (states, count, launches) in [(0, 83, 2), (1, 82, 1), (1, 328, 4), (2, 82, 1), (2, 83, 2)] {
         let tensors: Vec<Tensor> = (0..count).flat_map(of_one).collect();
         let inputs: Vec<&Tensor> = tensors.iter().collect();
@@ -214,7 +215,7 @@ fn tensors_of_other_constants_have_launches_of_their_own() {
     });
 }
 
-/// Multiples of many sizes, some of which are not finite.
+/// Gradients of many magnitudes, some of them not finite.
 fn gradients_of_many_sizes(name: &str, len: usize, dtype: DType) -> Tensor {
     let power = noise(&cpu(), &format!("{name} power"), &[len], [-9.0, 0.0]);
     let mut power: Vec<f32> = power.to_vec().unwrap();
@@ -265,7 +266,7 @@ fn states_of_8_bits_are_those_of_the_processor_to_the_bit() {
     });
 }
 
-/// Norms that devices know.
+/// Norms with a formula that devices know.
 #[derive(Clone, Copy)]
 struct Both;
 
@@ -282,7 +283,7 @@ impl NormFormula<0, 2> for Both {
     }
 }
 
-/// LAMB's, with a decay alone beside the direction.
+/// LAMB's formula, with a decay beside the direction.
 #[derive(Clone, Copy)]
 struct Direction;
 
@@ -426,7 +427,7 @@ fn update_that_was_reserved_loads_nothing() {
     }
 }
 
-/// A formula that devices know, or do not.
+/// A formula that devices know, or `None`.
 #[derive(Clone, Copy)]
 struct Perhaps(Option<KnownFormula>);
 
@@ -449,7 +450,7 @@ fn update_that_the_device_can_do_in_part_changes_nothing() {
     let device = gpu.device();
     let known = Perhaps(Some(KnownFormula::Sgd(DESCENT)));
     let ones = |dtype| Tensor::ones(&device, [3], dtype).unwrap();
-    // The last one has two states.
+    // The last formula has two states.
     for (dtype, formula) in [
         (DType::F32, Perhaps(None)),
         (DType::F16, Perhaps(None)),

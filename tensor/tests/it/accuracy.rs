@@ -8,7 +8,7 @@ fn ulps(found: f32, exact: f64) -> f64 {
         return 0.0;
     }
     if exact.abs() >= f64::from(f32::MAX) {
-        // Rounds to infinity, or would with one more ulp.
+        // The exact value rounds to infinity, or would with one more ulp.
         return if found == exact.signum() as f32 * f32::INFINITY { 0.0 } else { 1.0 };
     }
     let exponent = exact.abs().max(f64::from(f32::MIN_POSITIVE)).log2().floor();
@@ -20,14 +20,14 @@ fn sample_of_all_f32() -> Vec<f32> {
     (0..=u32::MAX).step_by(4099).map(f32::from_bits).collect()
 }
 
-/// As PyTorch's: 0 where e^-x has no f32.
+/// The sigmoid as PyTorch computes it: 0 if e^-x overflows an f32.
 fn sigmoid(x: f64) -> f64 {
     if (-x).exp() > f64::from(f32::MAX) { 0.0 } else { 1.0 / (1.0 + (-x).exp()) }
 }
 
 type Function = (&'static str, fn(&Tensor) -> Result<Tensor>, fn(f64) -> f64, f64);
 
-/// With the largest error that the documentation of `cpu/math.rs` admits.
+/// Functions with the largest error that the documentation of `cpu/math.rs` admits.
 const FUNCTIONS: &[Function] = &[
     ("exp", Tensor::exp, f64::exp, 1.1),
     ("expm1", Tensor::expm1, f64::exp_m1, 1.7),

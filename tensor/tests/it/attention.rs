@@ -14,7 +14,7 @@ use crate::naive::{self, Array};
 
 const LOW: f64 = f64::NEG_INFINITY;
 
-/// The bias of a query and a key by their places: 0 where the key is seen, else -∞.
+/// The bias of a query and a key by their places: 0 if the query sees the key, else -∞.
 fn causal_bias(dims: &[usize], causal: Causal) -> Array {
     Array::from_fn(dims, |at| {
         let is_seen = match causal {
@@ -46,7 +46,7 @@ enum MaskKind {
     Add,
 }
 
-/// A mask of a shape that broadcasts to `dims`, and what it adds to the scores.
+/// A mask of a shape that broadcasts to `dims`, and the numbers that it adds to the scores.
 fn mask(kind: MaskKind, dims: &[usize], ones: [bool; 4], dtype: DType) -> (Option<Tensor>, Array) {
     let shape: Vec<usize> =
         dims.iter().zip(ones).map(|(&dim, one)| if one { 1 } else { dim }).collect();
@@ -65,7 +65,7 @@ fn mask(kind: MaskKind, dims: &[usize], ones: [bool; 4], dtype: DType) -> (Optio
     }
 }
 
-/// Within some roundings of the sums that the values are made of.
+/// Checks values to within some roundings of the numbers that are summed.
 #[track_caller]
 fn check(found: &Tensor, expected: &Array, roundings: f64) {
     let found_dtype = found.dtype();
@@ -133,7 +133,7 @@ proptest! {
     }
 }
 
-/// The gradients of the values are the weights of one query, if dy is 1.
+/// If dy is 1 and there is one query, the gradients of v are the weights.
 #[test]
 fn weights_of_backward_sum_to_1_also_of_large_scores() {
     let (heads, keys, dim) = (512, 7, 3);

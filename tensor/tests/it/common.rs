@@ -1,4 +1,4 @@
-//! Devices, tensors that lie in every way, and comparison.
+//! Devices, tensors of all layouts, and comparison.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ use crate::naive::Array;
 
 pub(crate) const BUDGET_BYTES: usize = 256 << 20;
 
-/// A device of its own, for tests that look at the allocator.
+/// A new device, for tests that look at the allocator.
 pub(crate) fn cpu(threads: usize) -> Device {
     let options = CpuOptions {
         budget_bytes: Some(BUDGET_BYTES),
@@ -20,19 +20,19 @@ pub(crate) fn cpu(threads: usize) -> Device {
     Device::cpu(options).expect("the address space for a small budget")
 }
 
-/// The device that pretends to be [`cpu`].
+/// A simulated device like [`cpu`].
 pub(crate) fn sim(threads: usize) -> Device {
     let spec = SimSpec { threads, ..SimSpec::like_this_machine(BUDGET_BYTES) };
     Device::sim(spec).expect("a simulation takes nothing")
 }
 
-/// The device of tests that look at values only; they share its threads.
+/// The device of tests that look only at values. These tests share its threads.
 pub(crate) fn shared() -> &'static Device {
     static DEVICE: LazyLock<Device> = LazyLock::new(|| cpu(2));
     &DEVICE
 }
 
-/// How the elements of a tensor lie in its storage.
+/// The layout of a tensor in its storage.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Style {
     Contiguous,
@@ -44,7 +44,7 @@ pub(crate) enum Style {
     Expanded,
 }
 
-/// All styles, or those whose elements have places of their own.
+/// All styles of layout, repeated elements included.
 pub(crate) fn styles() -> impl Strategy<Value = Style> {
     let all = [Style::Contiguous, Style::Transposed, Style::Narrowed, Style::Expanded];
     prop::sample::select(all.to_vec())
@@ -58,7 +58,7 @@ pub(crate) fn floats() -> impl Strategy<Value = DType> {
     prop::sample::select(vec![DType::F32, DType::F64])
 }
 
-/// Every float, the half types too.
+/// Every float type, the half types included.
 pub(crate) fn all_floats() -> impl Strategy<Value = DType> {
     prop::sample::select(vec![DType::F64, DType::F32, DType::F16, DType::BF16])
 }
@@ -105,7 +105,7 @@ pub(crate) fn shapes() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(dim, 0..=5)
 }
 
-/// [`shapes`] of these ranks that have elements.
+/// Shapes like [`shapes`] with these ranks, without empty ones.
 pub(crate) fn full_shapes(
     ranks: std::ops::RangeInclusive<usize>,
 ) -> impl Strategy<Value = Vec<usize>> {
@@ -121,7 +121,7 @@ pub(crate) fn broadcast_shapes() -> impl Strategy<Value = [Vec<usize>; 3]> {
             let small: Vec<usize> =
                 stretched.map(|(&dim, one)| if one { 1 } else { dim }).collect();
             let small = small[dropped.min(small.len())..].to_vec();
-            // The other one has every dimension, so the result is `dims`.
+            // The other shape has every dimension, so the result is `dims`.
             if is_first { [dims.clone(), small, dims] } else { [dims.clone(), dims, small] }
         },
     )
@@ -145,7 +145,7 @@ pub(crate) fn download(tensor: &Tensor) -> Array {
     Array::new(tensor.shape(), values)
 }
 
-/// A tensor of shape `dims` that lies as `style` says, with its twin.
+/// A tensor of shape `dims` in the layout of `style`, with its twin.
 pub(crate) fn sample(dims: &[usize], style: Style, dtype: DType, seed: usize) -> (Tensor, Array) {
     let pattern = Array::pattern(dims, seed);
     let array = match dtype {
@@ -161,7 +161,7 @@ pub(crate) fn sample(dims: &[usize], style: Style, dtype: DType, seed: usize) ->
     (laid_out(&array, style, dtype), array)
 }
 
-/// The tensor with the elements of `array` that lies as `style` says.
+/// The tensor with the elements of `array` in the layout of `style`.
 pub(crate) fn laid_out(array: &Array, style: Style, dtype: DType) -> Tensor {
     let (device, rank) = (shared(), array.dims.len());
     match style {
@@ -192,14 +192,14 @@ pub(crate) fn laid_out(array: &Array, style: Style, dtype: DType) -> Tensor {
     }
 }
 
-/// Shape and elements are the same.
+/// Fails unless shape and elements are the same.
 #[track_caller]
 pub(crate) fn assert_same(found: &Tensor, expected: &Array) {
     assert_eq!(download(found), *expected);
 }
 
-/// Shape and elements are the same once the expected ones are rounded to the type found: right
-/// where kernels sum exactly in f32 and round once.
+/// Fails unless shape and elements are the same after the expected elements are rounded to the type
+/// found. This is right if kernels sum exactly in f32 and round once.
 #[track_caller]
 pub(crate) fn assert_rounded(found: &Tensor, expected: &Array) {
     assert_eq!(download(found), expected.map(|x| rounded(x, found.dtype())));
@@ -220,8 +220,8 @@ pub(crate) fn epsilon(dtype: DType) -> f64 {
     }
 }
 
-/// The shapes are the same, and each element within `roundings` roundings of a value of the
-/// expected size, or of 1 if that is smaller.
+/// Fails unless the shapes are the same, and each element is within `roundings` roundings of the
+/// expected value. Values below 1 count as 1.
 #[track_caller]
 pub(crate) fn assert_close(found: &Tensor, expected: &Array, roundings: usize) {
     let array = download(found);
@@ -246,7 +246,7 @@ pub(crate) fn workspace_bytes(device: &Device, run: impl FnOnce()) -> usize {
     workspace.map(|record| record.requested_bytes).sum()
 }
 
-/// Labels as a tensor that is every other element of its storage.
+/// Labels in every second element of a storage.
 pub(crate) fn strided_labels(labels: &[i64]) -> Tensor {
     let doubled: Vec<i64> = labels.iter().flat_map(|&label| [label, 12345]).collect();
     let pairs = Tensor::from_slice(shared(), [labels.len(), 2], &doubled).unwrap();

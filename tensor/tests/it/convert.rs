@@ -93,13 +93,13 @@ fn integers_wrap_and_round() {
         x.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap(),
         [-1.0, 256.0, 4294967296.0, 9007199254740992.0]
     );
-    // 2^53 + 1 has no f64, and a copy must not go through one.
+    // 2^53 + 1 has no f64, so a copy must not go through f64.
     assert_eq!(x.select(0, 3).unwrap().copied().unwrap().item::<i64>().unwrap(), (1 << 53) + 1);
 }
 
 #[test]
 fn halves_round_to_nearest_even_in_vectors_and_alone() {
-    // Past one vector, so that both the loop and what is left of it convert.
+    // The tensor is longer than a vector, so that both the loop over vectors and the rest convert.
     let x: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) * 1.000_37).collect();
     let tensor = Tensor::from_slice(shared(), [1000], &x).unwrap();
     let halves = tensor.to_dtype(DType::F16).unwrap().to_vec::<f16>().unwrap();

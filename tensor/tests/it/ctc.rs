@@ -1,4 +1,4 @@
-//! The sum over alignments against all of them, one by one.
+//! The sum over alignments against a loop over all alignments.
 
 use lowtide_tensor::{DType, Tensor, TensorError};
 
@@ -57,14 +57,14 @@ fn ctc_loss_is_the_sum_over_all_alignments() {
             let is_near = (found - expected).abs() <= 64.0 * f64::EPSILON * expected.abs().max(1.0);
             assert!(is_near || found == expected, "{sample}: {found}, not {expected}");
         }
-        // The last two have too few steps; theirs is NaN unless nobody asks.
+        // The last two samples have too few steps, so their gradient is NaN unless their dy is 0.
         let seed = Tensor::from_slice(device, [6], &[1.0, 2.0, 1.0, 1.0, 1.0, 0.0]).unwrap();
         let dx = seed.ctc_loss_backward(&numbers, &padded, [&step, &len], blank).unwrap();
         let dx = download(&dx).values;
         for sample in 0..4 {
             for t in 0..5 {
                 let row = &dx[(t * 6 + sample) * CLASSES..][..CLASSES];
-                // At each step that counts, the alignment is somewhere.
+                // At each step that counts, the gradients of all classes sum to -dy.
                 let expected =
                     if t < steps[sample] as usize { -[1.0, 2.0, 1.0, 1.0][sample] } else { 0.0 };
                 let found: f64 = row.iter().sum();

@@ -27,7 +27,7 @@ proptest! {
         let shift = if dtype == DType::U8 { 0.0 } else { 12.0 };
         let (a, b) = (sample(&left, styles[0], dtype, 1).1, sample(&right, styles[1], dtype, 2).1);
         let a = a.map(|x| x - shift);
-        // Never 0.
+        // The divisor is never 0.
         let b = b.map(|x| if x < shift { x - shift } else { x - shift + 1.0 });
         let x = crate::common::laid_out(&a, styles[0], dtype);
         let y = crate::common::laid_out(&b, styles[1], dtype);

@@ -53,7 +53,7 @@ fn share_of_dropped_elements_is_the_probability() {
     let x = Tensor::ones(&cpu(2), [1 << 16], DType::F32).unwrap();
     let y = x.dropout(Dropout { probability: 0.25, key: KEY, first: 0 }).unwrap();
     let dropped = download(&y).values.iter().filter(|&&y| y == 0.0).count();
-    // 16384 expected, with a deviation of 111.
+    // 16384 zeros are expected, with a deviation of 111.
     assert!(dropped.abs_diff(16_384) < 666, "{dropped}");
 }
 

@@ -1,4 +1,4 @@
-//! Each element on its own: formulas, broadcasting, in place.
+//! Elementwise operations: formulas, broadcasting, in place.
 
 use lowtide_tensor::{
     CpuOptions, DType, Device, Element, PairLoss, Tensor, TensorResult as Result, testing,
@@ -58,7 +58,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// 2/√π · e^(-x²) · Σ 2ⁿ x²ⁿ⁺¹ / (2n + 1)!!, whose terms do not cancel.
+/// 2/√π · e^(-x²) · Σ 2ⁿ x²ⁿ⁺¹ / (2n + 1)!!, a series whose terms do not cancel.
 fn erf(x: f64) -> f64 {
     let terms = (1..200).scan(x, |term, n| {
         let now = *term;
@@ -148,7 +148,7 @@ pub(crate) fn definition(name: &str) -> fn(f64) -> f64 {
 
 #[test]
 fn every_function_of_the_table_has_a_definition() {
-    // These are defined by integrals and series; see `special.rs`.
+    // Functions that are defined by integrals and series; see `special.rs`.
     let elsewhere = ["erfinv", "lgamma", "digamma"];
     for function in testing::functions().filter(|of| !elsewhere.contains(&of.name)) {
         definition(function.name);
@@ -223,14 +223,15 @@ fn wrapped(dtype: DType, x: f64) -> f64 {
     }
 }
 
-/// Text, because `x == x` is false for NaN.
+/// Compares texts, because `x == x` is false for NaN.
 #[track_caller]
 fn assert_same_text(found: &Tensor, expected: &Tensor, name: &str) {
     let [found, expected] = [found, expected].map(|x| format!("{:?}", download(x)));
     assert_eq!(found, expected, "{name}");
 }
 
-/// In place, through another handle to the view, gives what the other form gives.
+/// Checks that the operation in place, through another handle to the view, gives the result of the
+/// other form.
 #[track_caller]
 fn assert_in_place(
     name: &str,
@@ -275,7 +276,7 @@ proptest! {
         let (b, b_twin) = sample(&right, styles[1], dtype, seed + 1);
         for Binary { name, op, formula, .. } in FLOAT_PAIRS {
             let y = op(&a, &b).unwrap();
-            // The definition of the remainder is NaN where a power is infinite, and the reverse.
+            // Where a power is infinite, the definition of the remainder is NaN, and the reverse.
             let expected = a_twin.zip(&b_twin, &dims, formula);
             prop_assert_eq!(&y.shape()[..], &dims[..], "{}", name);
             assert_close(&y, &expected, 8);
@@ -443,7 +444,7 @@ proptest! {
         dims in [50..80usize, 1..12usize, 50..80usize],
         axes in Just([0usize, 1, 2]).prop_shuffle(),
     ) {
-        // Several chunks of a window in a permuted tensor, from a source in another order.
+        // A window of several chunks in a permuted tensor, from a source in another order.
         let twin = Array::pattern(&dims, 1);
         let whole = laid_out(&twin, Style::Contiguous, DType::F32);
         let mut window = whole.narrow(2, 1, dims[2] - 2).unwrap().permute(&axes).unwrap();
@@ -474,7 +475,7 @@ fn writing_a_view_leaves_its_surroundings_alone() {
     assert_same(&whole, &expected);
 }
 
-/// Contiguous operands of one type meet a formula in longer runs than others.
+/// A formula gets contiguous operands of one type in longer runs than other operands.
 #[test]
 fn formula_gives_an_element_the_same_in_a_run_of_any_length() {
     const LEN: usize = 40_000;
@@ -559,7 +560,7 @@ fn relu_passes_nan_on_in_both_directions() {
     assert_eq!(dx, [5.0, 0.0, 0.0, 5.0]);
 }
 
-/// They are written past the caches.
+/// Such results are written past the caches.
 #[test]
 fn results_that_no_cache_holds_are_the_same() {
     let device = shared();

@@ -12,7 +12,7 @@ fn ones(dims: &[usize], dtype: DType) -> Tensor {
     Tensor::full(shared(), dims, dtype, 1.0).unwrap()
 }
 
-/// The error's text begins with the operation's name.
+/// Fails unless the error's text begins with the operation's name.
 #[track_caller]
 fn assert_names<T>(outcome: Result<T>, op: &str) -> TensorError {
     let error = outcome.err().expect("a mistake");
@@ -37,7 +37,7 @@ fn shapes_that_do_not_go_together_are_named() {
     assert_is!(a.sub(&b), "sub", Shape);
     assert_is!(a.mul(&b), "mul", Shape);
     assert_is!(a.div(&b), "div", Shape);
-    // The destination does not grow.
+    // The destination is not broadcast.
     assert_is!(c.add_(&a), "add", Shape);
     assert_is!(c.copy_(&a), "copy", Shape);
     assert_is!(c.add_scaled_(&a, 2.0), "add_scaled", Shape);
@@ -311,7 +311,7 @@ fn failed_allocation_leaves_operands_and_memory_as_they_were() {
     let w = Tensor::full(&device, [5, 3, 3, 3], DType::F32, 1.0).unwrap();
     let turned = x.transpose(2, 3).unwrap();
     let before = device.allocator().layout_hash();
-    // The copy, the result and the workspace: each is the one that fails once.
+    // The copy, the result or the workspace fails once.
     for nth in 1..=3 {
         device.allocator().inject_fault(Fault { nth, repeat: Repeat::Once });
         let error = turned.conv2d(&w, None, Conv2dGeometry::default()).unwrap_err();

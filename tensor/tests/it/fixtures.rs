@@ -25,7 +25,8 @@ impl Fixture {
     }
 }
 
-/// Small multiples of powers of two: every order of summation gives the same bits.
+/// Compares exactly. The numbers are small multiples of powers of two, so every order of summation
+/// gives the same bits.
 #[track_caller]
 fn assert_equal(found: &Tensor, expected: &Tensor) {
     assert_same(found, &download(expected));
@@ -73,7 +74,7 @@ fn cross_entropies_agree_with_pytorch() {
         let divided = |tensor: &Tensor| {
             if is_mean { tensor.div(&found.count).unwrap() } else { tensor.clone() }
         };
-        // Eight rows of a few roundings each, on either side.
+        // Eight rows have a few roundings each, on either side.
         assert_close(&divided(&found.sum), &download(&of("out")), 16);
         let dy = divided(&of("out_grad"));
         let dx = dy.cross_entropy_backward(&x, &labels, &found.log_sum_exp, IGNORED).unwrap();

@@ -71,8 +71,8 @@ const PAIRS: &[(&str, Pair)] = &[
     ("relu_backward", Tensor::relu_backward),
 ];
 
-/// Within `roundings` of a value of the expected size; infinities, NaN and the sign of 0 exactly.
-/// Returns what disagrees.
+/// Compares to within `roundings` of a value of the expected size; infinities, NaN and the sign of
+/// 0 exactly. Returns the elements that disagree.
 pub(crate) fn differences(
     found: &Tensor,
     expected: &Tensor,
@@ -96,12 +96,12 @@ pub(crate) fn differences(
     pairs.filter(|&(_, (x, y))| !agrees(x, y)).map(|(at, (x, y))| (at, x, y)).collect()
 }
 
-/// Where PyTorch is less exact than this crate, or its types disagree with each other.
+/// True where PyTorch is less exact than this crate, or where its types disagree with each other.
 fn is_known(name: &str, dtype: DType, x: f64, [found, expected]: [f64; 2]) -> bool {
     match (name, dtype) {
-        // Its erf for this is good to 1e-6.
+        // PyTorch's erf for `gelu` is good to 1e-6.
         ("gelu", DType::F32) => (found - expected).abs() <= 1e-6,
-        // A power there, a root in the other types.
+        // PyTorch computes a power for f16, and a root for other types.
         ("pow_0.5" | "pow_-0.5", DType::F16) => x == 0.0 || x == f64::NEG_INFINITY,
         ("erf", DType::BF16) => x.abs() < 1e-5,
         _ => false,

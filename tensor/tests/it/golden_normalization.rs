@@ -19,7 +19,8 @@ impl Fixture {
         &self.0[&format!("{case}.{name}")]
     }
 
-    /// `found` agrees with `case.name` within some roundings of f32; NaN with NaN, ∞ with ∞.
+    /// Checks that `found` agrees with `case.name` within some roundings of f32; NaN with NaN, ∞
+    /// with ∞.
     #[track_caller]
     fn check(&self, case: &str, name: &str, found: &Tensor, roundings: f64) {
         let expected = download(self.of(case, name));
@@ -33,7 +34,7 @@ impl Fixture {
     }
 
     fn check_normalized(&self, case: &str, found: &Normalized, gradients: &NormalizedBackward) {
-        // The gradient divides by a deviation of √eps where x is constant.
+        // If x is constant, the gradient divides by a deviation of √eps.
         let roundings = if case.ends_with("constant") { 2048.0 } else { 16.0 };
         self.check(case, "y", &found.y, roundings);
         self.check(case, "dx", &gradients.dx, roundings);

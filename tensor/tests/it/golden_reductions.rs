@@ -1,5 +1,5 @@
-//! Reductions, scans, sorting, division and gradients at the corners, against PyTorch's values in
-//! `tests/fixtures/reductions.safetensors`.
+//! Reductions, scans, sorting, division and gradients of special values, against PyTorch's values
+//! in `tests/fixtures/reductions.safetensors`.
 
 use lowtide_tensor::testing::functions;
 use lowtide_tensor::{DType, SortOrder, Tensor, TensorResult as Result};
@@ -13,7 +13,7 @@ type Pair = fn(&Tensor, &Tensor) -> Result<Tensor>;
 const UP: SortOrder = SortOrder::Ascending;
 const DOWN: SortOrder = SortOrder::Descending;
 
-/// Over `x`, and how many roundings are between.
+/// Functions of the rows of `x`, with the number of roundings that may differ.
 const OVER_ROWS: &[(&str, Function, f64)] = &[
     ("sum", |x| x.sum(&[1]), 2.0),
     ("prod", |x| x.prod(&[1]), 4.0),
@@ -64,11 +64,11 @@ fn reductions_scans_and_sorting_agree_with_pytorch() {
             let Some(expected) = fixture.get(&format!("{name}.{dtype}")) else { continue };
             checked += 1;
             let found = function(x).unwrap();
-            // PyTorch's truth values of bytes are bytes.
+            // PyTorch returns truth values of bytes as bytes.
             let expected = &expected.to_dtype(found.dtype()).unwrap();
             let found =
                 if found.layout().is_contiguous() { found } else { found.copied().unwrap() };
-            // PyTorch's sum of zeros of either sign has the sign of its order.
+            // In PyTorch the sign of a sum of zeros depends on the order of the zeros.
             let is_zero = |x: f64, y: f64| x == 0.0 && y == 0.0;
             for (at, found, expected) in differences(&found, expected, roundings) {
                 if !is_zero(found, expected) {
@@ -95,7 +95,7 @@ fn more_functions_agree_with_pytorch() {
             let found = (function.run)(x, &scalars(function.scalars)).unwrap();
             for (at, found, expected) in differences(&found, expected, 8.0) {
                 let x = download(x).values[at];
-                // Both are multiples of the smallest f32.
+                // Both numbers are small multiples of the smallest f32.
                 if (found - expected).abs() < 1e-42 && dtype == DType::F32 {
                     continue;
                 }
@@ -117,7 +117,7 @@ fn more_pairs_agree_with_pytorch() {
             let [a, b] = ["a", "b"].map(|name| &fixture[&format!("{name}.{dtype}")]);
             for (at, found, expected) in differences(&pair(a, b).unwrap(), expected, 4.0) {
                 let [a, b] = [a, b].map(|x| download(x).values[at]);
-                // PyTorch rounds a quotient to the half type before it cuts it off.
+                // PyTorch rounds a quotient to the half type before it truncates.
                 if name == "div_trunc" && dtype.size_bytes() == 2 && (a / b).trunc() == found {
                     continue;
                 }
@@ -140,7 +140,7 @@ fn gradients_agree_with_pytorch() {
             let name = gradient.name;
             let Some(expected) = fixture.get(&format!("{name}.{dtype}")) else { continue };
             checked += 1;
-            // PyTorch multiplies by a sixth of f32's digits.
+            // PyTorch multiplies by 1/6 in f32.
             if (name, dtype) == ("hardsigmoid_backward", DType::F64) {
                 continue;
             }

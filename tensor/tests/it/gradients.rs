@@ -33,11 +33,11 @@ proptest! {
     ) {
         const STEP: f64 = 1e-5;
         let (dy, dy_twin) = sample(&dims, styles.0, dtype, seed);
-        // From -4.7 to 4.8, and no corner of any of them among the values.
+        // Values from -4.7 to 4.8, and none at a corner of a function.
         let x_twin = sample(&dims, styles.1, dtype, seed + 1).1.map(|x| 2.53125 * x + 0.0625);
         for (name, gradient) in gradients() {
             let (f, scalars) = (definition(name), scalars(gradient.scalars));
-            // The values as the type rounds them.
+            // The values after rounding to the type.
             let x_twin = download(&laid_out(&x_twin, styles.1, dtype));
             let of_twin = if gradient.of == "y" { x_twin.map(f) } else { x_twin.clone() };
             let source = laid_out(&of_twin, styles.1, dtype);

@@ -1,4 +1,4 @@
-//! Elements chosen by indices, and elements sent to where indices say.
+//! Elements chosen by indices, and elements sent to the places of indices.
 
 use lowtide_tensor::{DType, Tensor, TensorError, TensorResult as Result, bf16};
 use proptest::prelude::*;
@@ -60,7 +60,7 @@ fn spread(index: &Array, dims: &[usize], axis: usize) -> Array {
 type InPlace = fn(&mut Tensor, usize, &Tensor, &Tensor) -> Result<()>;
 type OutOfPlace = fn(&Tensor, usize, &Tensor, &Tensor) -> Result<Tensor>;
 
-/// Both forms of one operation give `expected`.
+/// Checks that both forms of an operation give `expected`.
 fn check_both(
     [x, index, source]: [&Tensor; 3],
     axis: usize,
@@ -76,7 +76,7 @@ fn check_both(
     assert_same(&y, expected);
 }
 
-/// All four operations that send, for one shape.
+/// Checks all four operations that send elements, for one shape.
 fn check_arrivals(
     dims: &[usize],
     axis: usize,
@@ -95,7 +95,7 @@ fn check_arrivals(
     let operands = [&x, &index, &source];
     check_both(operands, axis, &whole, (Tensor::index_copy_, Tensor::index_copy), to);
 
-    // Fewer indices than there are elements along the other dimensions.
+    // The indices are fewer than the elements along the other dimensions.
     let mut index_dims: Vec<usize> = dims.iter().map(|&dim| dim - usize::from(dim > 2)).collect();
     index_dims[axis] = count;
     let places = indices(&index_dims, dims[axis], 7);
@@ -207,7 +207,7 @@ proptest! {
     }
 }
 
-/// Large enough to be cut among threads, along either dimension of the destination.
+/// Tensors large enough to be cut among threads, along either dimension of the destination.
 #[test]
 fn large_arrivals_are_those_of_small_ones() {
     use Style::{Contiguous, Expanded, Narrowed, Transposed};
@@ -243,7 +243,7 @@ fn large_arrivals_are_those_of_small_ones() {
 
 #[test]
 fn sums_of_half_types_round_once_unless_in_place() {
-    // Each step of 2⁻⁹ is lost on 1 in bf16, all 300 of them are not.
+    // In bf16, 1 + 2⁻⁹ is 1, but the sum of 300 such steps counts.
     let x = Tensor::ones(shared(), [1], DType::BF16).unwrap();
     let steps = Tensor::full(shared(), [300], DType::BF16, 2f64.powi(-9)).unwrap();
     let index = Tensor::zeros(shared(), [300], DType::I64).unwrap();

@@ -1,4 +1,4 @@
-//! Laws of all operations, by one walk over the inventory.
+//! Laws of all operations, in one walk over the inventory.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ fn moves(records: &[Record]) -> Vec<impl PartialEq + std::fmt::Debug + use<>> {
     records.iter().map(same).collect()
 }
 
-/// Results of `op`, and the allocator's work for it from the copies of its inputs on.
+/// The results of `op`, and the records of the allocator from the copies of the inputs on.
 fn trace(op: &Op, inputs: &Inputs, device: &Device) -> impl PartialEq + std::fmt::Debug + use<> {
     let allocator = device.allocator();
     allocator.reset_peaks();
@@ -132,7 +132,7 @@ fn operation_writes_its_inputs_only_if_its_name_says_so() {
         let after = state(&inputs);
         assert_eq!(after != before, writes, "{}", op.name);
         for (old, new) in before.iter().zip(&after) {
-            // A version never falls, and stands still exactly where nothing was written.
+            // A version never falls, and it rises if the contents change.
             assert!(new.0 >= old.0 && (new.0 > old.0 || new.1 == old.1), "{}", op.name);
         }
     }
@@ -152,7 +152,7 @@ fn simulated_time_passes_for_everything_but_views() {
     }
 }
 
-/// The history holds allocations at all: without it, comparing two empty lists would pass.
+/// Checks that the history holds allocations: otherwise two empty lists would compare equal.
 #[test]
 fn history_records_results_and_workspace() {
     let device = cpu(1);
@@ -215,16 +215,16 @@ fn inventory_lists_every_public_operation() {
         "to_vec",
         "item",
         "item_assuming",
-        // They read a truth value, of `isclose` and of `eq`.
+        // Functions that read a truth value, of `isclose` and of `eq`.
         "allclose",
         "equal",
-        // These are the ones with `_assuming`, which a simulated device can run too.
+        // Functions that also have a form with `_assuming`, which a simulated device can run too.
         "bincount",
         "masked_select",
         "nonzero",
         "check_writable",
         "reserve_updates",
-        // Functions of `RunningCheck`, which is `squared_norm` of tensors one by one.
+        // Functions of `RunningCheck`, which is `squared_norm` for tensors one by one.
         "new",
         "read",
         // Functions of quantised matrices: the core of `decode_rows`, and access to their tensors.

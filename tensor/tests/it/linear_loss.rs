@@ -1,4 +1,5 @@
-//! The fused linear layer and cross-entropy against the definition, and its memory.
+//! The fused linear layer and cross-entropy against the definition, and the memory of the fused
+//! operation.
 
 use lowtide_tensor::{
     DType, DeviceKind, LinearCrossEntropyOptions, Tensor, TensorError,
@@ -138,7 +139,7 @@ fn logits_of_a_linear_layer_are_never_all_there() {
     let taken = allocator.statistics().allocated.peak_bytes - held;
     let bound =
         linear_cross_entropy_workspace_bytes(DeviceKind::Cpu, [rows, dim, classes], DType::F32);
-    // Beside the workspace, the sum, the count and the rounding of four blocks.
+    // In addition to the workspace: the sum, the count and the rounding of four blocks.
     assert!(taken <= bound + 4 * 512 && bound * 3 < rows * classes * 4, "{taken} {bound}");
 }
 

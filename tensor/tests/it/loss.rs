@@ -150,7 +150,7 @@ fn label_out_of_range_is_an_error_in_both_directions() {
             other => panic!("{other}"),
         });
         assert_eq!(found, [("cross_entropy", bad), ("cross_entropy_backward", bad)]);
-        // The label that is bad elsewhere may be the one to ignore.
+        // A label that is wrong elsewhere may be the label to ignore.
         assert_eq!(x.cross_entropy(&labels, bad).unwrap().count.item::<f32>().unwrap(), 2.0);
     }
 }
@@ -159,7 +159,7 @@ fn label_out_of_range_is_an_error_in_both_directions() {
 fn without_positions_there_is_no_loss() {
     let device = crate::common::cpu(1);
     for dims in [&[2, 3, 0][..], &[0, 3], &[0, 3, 4]] {
-        // Old values that workspace may find in memory.
+        // Leaves old values in memory that workspace may get.
         drop(Tensor::full(&device, [1000], DType::F64, 7.0).unwrap());
         let x = Tensor::zeros(&device, dims, DType::F32).unwrap();
         let positions = [&dims[..1], &dims[2..]].concat();

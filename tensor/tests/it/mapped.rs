@@ -36,7 +36,7 @@ fn mapped_elements_are_those_of_the_file_and_take_no_memory() {
     assert!(x.is_mapped() && !x.is_reusable());
     assert_eq!(x.to_vec::<f32>().unwrap(), values);
     let here = Tensor::from_slice(&device, [6, 40], &values).unwrap();
-    // Views, kernels and products read it where it lies.
+    // Views, kernels and products read the file in place.
     let (view, view_here) = (x.narrow(0, 2, 3).unwrap(), here.narrow(0, 2, 3).unwrap());
     let [y, expected] =
         [&view, &view_here].map(|x| x.transpose(0, 1).unwrap().mul_scalar(2.0).unwrap());
@@ -44,7 +44,7 @@ fn mapped_elements_are_those_of_the_file_and_take_no_memory() {
     let [y, expected] = [&x, &here].map(|w| here.linear(w, None).unwrap());
     assert_eq!(y.to_bytes().unwrap(), expected.to_bytes().unwrap());
     assert!(!y.is_mapped());
-    // The handle to the file may go first.
+    // The handle to the file may be dropped first.
     drop(mapped);
     assert_eq!(x.to_vec::<f32>().unwrap(), values);
     drop((view, x));
@@ -113,7 +113,7 @@ fn simulated_devices_know_mapped_tensors() {
             ..statistics
         }
     });
-    // A device that stands for an NVIDIA device gets a copy.
+    // A simulated NVIDIA device gets a copy.
     let cuda = lowtide_tensor::Device::sim(SimSpec::like_cuda(1 << 30)).unwrap();
     let copy = make(&cuda);
     assert!(!copy.is_mapped());
@@ -142,8 +142,8 @@ fn quantised_matrices_multiply_from_a_file() {
     assert_eq!(y.to_bytes().unwrap(), expected.to_bytes().unwrap());
 }
 
-/// The system's account of the mapping of a file: pages that are there, and those that are this
-/// process's own.
+/// The system's account of the mapping of a file: resident pages, and pages that are private to
+/// this process.
 #[cfg(target_os = "linux")]
 fn pages_kib(path: &std::path::Path) -> [usize; 2] {
     let text = std::fs::read_to_string("/proc/self/smaps").unwrap();

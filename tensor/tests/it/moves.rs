@@ -15,7 +15,7 @@ fn dtypes() -> impl Strategy<Value = DType> {
 }
 
 /// The array of shape `dims` whose position `i` along each axis is `from(axis, i)` of `x`, and
-/// `fill` where one of them is outside.
+/// `fill` if a position is outside.
 fn moved(x: &Array, dims: &[usize], fill: f64, from: impl Fn(usize, isize) -> isize) -> Array {
     Array::from_fn(dims, |index| {
         let source: Vec<isize> =
@@ -153,7 +153,7 @@ proptest! {
         seeds in prop::collection::vec(0..20usize, 0..=3).prop_map(|v| [v.clone(), v].concat()),
     ) {
         let padding = widths(&dims, mode, &seeds);
-        // Each position's number, to see where it went.
+        // The numbers of positions, to see where each position went.
         let len = dims.iter().product::<usize>();
         let numbers = Array::new(&dims, (0..len).map(|n| n as f64).collect());
         let nowhere = if let PadMode::Constant(_) = mode { PadMode::Constant(-1.0) } else { mode };
@@ -219,7 +219,7 @@ proptest! {
     }
 }
 
-/// Several chunks, and chunks that begin in the middle of a row.
+/// Tensors of several chunks, and chunks that begin in the middle of a row.
 #[test]
 fn large_tensors_move_like_small_ones() {
     for (dims, style) in [

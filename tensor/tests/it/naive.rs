@@ -1,4 +1,4 @@
-//! Slow obvious twins of the operations: `Vec<f64>` and index arithmetic.
+//! Slow and obvious reference code for the operations: `Vec<f64>` and index arithmetic.
 
 use lowtide_tensor::{Conv2dGeometry, MaxPool, Pool2dGeometry, SizeRounding};
 
@@ -32,8 +32,8 @@ impl Array {
         Array { dims: dims.to_vec(), values }
     }
 
-    /// Multiples of 1/8 between -15/8 and 15/8: sums and products of a few thousand of them are
-    /// exact in f32, so every order of summation gives the same bits.
+    /// Multiples of 1/8 between -15/8 and 15/8. Sums and products of a few thousand such numbers
+    /// are exact in f32, so every order of summation gives the same bits.
     pub(crate) fn pattern(dims: &[usize], seed: usize) -> Self {
         let len: usize = dims.iter().product();
         let value = |i: usize| ((i * 29 + seed * 7 + i / 11) % 31) as f64 / 8.0 - 1.875;
@@ -124,7 +124,7 @@ impl Array {
         self.narrow(axis, at, 1).reshape(&dims)
     }
 
-    /// Trailing dimensions are aligned; those of length 1 repeat.
+    /// Broadcasts the array: trailing dimensions are aligned, and dimensions of length 1 repeat.
     pub(crate) fn expand(&self, dims: &[usize]) -> Self {
         let added = dims.len() - self.dims.len();
         Array::from_fn(dims, |index| {
@@ -133,7 +133,7 @@ impl Array {
         })
     }
 
-    /// `f` of both, each stretched to `dims`.
+    /// Applies `f` to both arrays, each stretched to `dims`.
     pub(crate) fn zip(&self, other: &Array, dims: &[usize], f: impl Fn(f64, f64) -> f64) -> Self {
         let (a, b) = (self.expand(dims), other.expand(dims));
         Array::new(dims, a.values.iter().zip(&b.values).map(|(&a, &b)| f(a, b)).collect())
@@ -151,7 +151,8 @@ impl Array {
         sums
     }
 
-    /// `f` of the elements over `axes`, in row-major order, for each of the others.
+    /// Reduces `axes`: `f` gets the elements over `axes` in row-major order, for each index of the
+    /// other axes.
     pub(crate) fn reduce(&self, axes: &[usize], f: impl Fn(&[f64]) -> f64) -> Self {
         let is_reduced = |axis: &usize| axes.contains(axis);
         let (last, kept): (Vec<usize>, Vec<usize>) = (0..self.dims.len()).partition(is_reduced);
@@ -163,7 +164,7 @@ impl Array {
         Array::new(dims, values)
     }
 
-    /// The first of the largest along the last dimension.
+    /// The position of the first largest element along the last dimension.
     pub(crate) fn argmax(&self) -> Self {
         let (&row_len, dims) = self.dims.split_last().expect("a dimension");
         let best = |row: &[f64]| {
@@ -172,7 +173,8 @@ impl Array {
         Array::new(dims, self.values.chunks(row_len).map(best).collect())
     }
 
-    /// By the rules of `torch.matmul`: vectors are rows or columns, batch dimensions broadcast.
+    /// The product by the rules of `torch.matmul`: vectors are rows or columns, batch dimensions
+    /// broadcast.
     pub(crate) fn matmul(&self, other: &Array) -> Self {
         let [left, right] = [&self.dims, &other.dims];
         let a = if left.len() == 1 { self.reshape(&[1, left[0]]) } else { self.clone() };
@@ -279,8 +281,8 @@ pub(crate) fn max_pool2d(
         let (in_len, reach) = (x.dims[2 + axis], dilation[axis] * (kernel[axis] - 1) + 1);
         let padded = in_len + 2 * padding[axis];
         let starts = (0..).step_by(stride[axis]);
-        // Windows count that fit whole, or start before the padding on the right does and at most
-        // one step after the last that fits.
+        // A window counts if it fits whole. Another window counts if it starts before the right
+        // padding, at most one step after the last window that fits.
         let fits = |&start: &usize| match rounding {
             SizeRounding::Down => start + reach <= padded,
             SizeRounding::Up => {
@@ -337,7 +339,7 @@ pub(crate) fn cross_entropy(
     (sum, count, dx)
 }
 
-/// Scores of all pairs made weights: what [`attention`] and its gradients are made of.
+/// Weights of all pairs, from which [`attention`] and its gradients are computed.
 pub(crate) struct Weights {
     /// [B, H, T, S]
     pub(crate) weights: Array,

@@ -8,8 +8,8 @@ use crate::naive::{Array, index_of};
 
 const EPS: f64 = 0.25;
 
-/// Rows of a normalisation: two elements are in one row if `row` gives them one number, and share
-/// parameters if `parameter` does.
+/// Rows of a normalisation. Two elements are in one row if `row` gives the same number for both,
+/// and share parameters if `parameter` does.
 struct Rows<'a> {
     row: &'a dyn Fn(&[usize]) -> usize,
     row_count: usize,
@@ -62,8 +62,8 @@ impl Rows<'_> {
     }
 }
 
-/// `tensor` agrees with `values` within some roundings of its type, one rounding of `sum_dtype` for
-/// each of the terms, and the twin's own errors.
+/// Checks that `tensor` agrees with `values` within some roundings of its type, one rounding of
+/// `sum_dtype` for each term, and the twin's own errors.
 #[track_caller]
 fn check(tensor: &Tensor, values: &[f64], terms: usize, sum_dtype: DType) {
     let found = download(tensor);
@@ -100,7 +100,7 @@ fn check_backward(found: &NormalizedBackward, expected: &Expected) {
     }
 }
 
-/// The shapes of `common`, and longer rows and more samples than are summed at once.
+/// The shapes of `common`, and longer rows and more samples than one summation takes.
 fn row_shapes() -> impl Strategy<Value = (Vec<usize>, usize)> {
     let long = prop::sample::select(vec![
         (vec![3, 150], 1),
@@ -201,7 +201,7 @@ proptest! {
 
 #[test]
 fn large_mean_does_not_swallow_the_variance() {
-    // Around 4096, an f32 has steps of 1/2048; the squares of it would have steps of 2.
+    // Around 4096 an f32 has steps of 1/2048; its square would have steps of 2.
     let x_twin = Array::pattern(&[3, 5000], 1).map(|x| x + 4096.0);
     let x = crate::common::upload(shared(), &x_twin, DType::F32);
     let found = x.layer_norm(1, None, None, 0.0).unwrap();
@@ -213,7 +213,7 @@ fn large_mean_does_not_swallow_the_variance() {
     }
 }
 
-/// Also where the first element, which the others are compared with, is far from them.
+/// The law also holds if the first element, from which the others are subtracted, is far from them.
 #[test]
 fn large_mean_does_not_swallow_the_variance_of_channels() {
     for (inner, first) in [(1, 4096.0), (10, 0.0), (10, -1e6), (300, 0.0)] {
@@ -236,7 +236,8 @@ fn large_mean_does_not_swallow_the_variance_of_channels() {
     }
 }
 
-/// `[N, C, ..]` of few and of many samples, with short rows, long ones, or none behind channels.
+/// `[N, C, ..]` of few and of many samples, with short or long rows, or with no dimension after the
+/// channels.
 fn batch_shapes() -> impl Strategy<Value = Vec<usize>> {
     let inner = prop::collection::vec(prop::sample::select(vec![1, 2, 3, 5, 12, 17]), 0..=2);
     let samples = prop::sample::select(vec![1, 2, 5, 70, 131]);
@@ -279,7 +280,7 @@ proptest! {
         check(&gradients.dweight, &expected.dweight, terms, mean.dtype());
         check(&gradients.dbias, &expected.dbias, terms, mean.dtype());
 
-        // By fixed statistics, of which the result is a linear function.
+        // With fixed statistics, the result is a linear function of x.
         let y = x.batch_norm_fixed(mean, variance, weight, Some(&b), EPS).unwrap();
         prop_assert_eq!(download(&y), download(&found.y));
         let fixed =

@@ -103,7 +103,7 @@ proptest! {
         }
         let mut bytes = whole.clone();
         bytes[at] = byte;
-        // Another number in the data, another type or shape, or an error; never a panic.
+        // A changed byte gives another number, type or shape, or an error, but never a panic.
         if let Ok(tensor) = read(&bytes) {
             prop_assert!(download(&tensor).len() <= 96);
         }

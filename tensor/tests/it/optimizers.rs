@@ -1,4 +1,4 @@
-//! The passes over gradients, wherever they lie.
+//! The passes over gradients, for tensors of all layouts.
 
 use lowtide_tensor::{DType, RunningCheck, Tensor, scale_and_check_finite, squared_norm};
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ proptest! {
         let norm = squared_norm(shared(), [&a, &b]).unwrap();
         assert_same(&norm, &Array::new(&[1], vec![square(&a_twin) + square(&b_twin)]));
 
-        // One by one in any order: the same bits.
+        // Tensors one by one, in any order, give the same bits.
         let mut running = RunningCheck::new(shared(), 2).unwrap();
         running.add(1, &mut b.copied().unwrap(), 1.0).unwrap();
         running.add(0, &mut a.copied().unwrap(), 1.0).unwrap();

@@ -50,7 +50,7 @@ fn operands(loss: PairLoss, dims: &[usize]) -> [Array; 3] {
         PairLoss::BinaryCrossEntropyOfLogits => [a, unit(&b), w],
         PairLoss::KlDivergence => [a, b.map(|x| x.max(0.0)), w],
         PairLoss::KlDivergenceOfLog => [a, b, w],
-        // Distances are odd multiples of 1/16, which no kink is.
+        // Distances are odd multiples of 1/16; no kink is.
         _ => [a.map(|x| x + 0.0625), b, w],
     }
 }
@@ -89,7 +89,7 @@ proptest! {
         prop_assert!(found.shape().is_empty());
         let eps = epsilon(found.dtype());
         let error = (download(&found).values[0] - sum).abs();
-        // The twin adds one after the other, in f64.
+        // The twin adds its terms one after the other, in f64.
         let tolerance = 16.0 * eps + x_twin.len() as f64 * f64::EPSILON;
         prop_assert!(error <= tolerance * size, "{} of {}", error, sum);
 

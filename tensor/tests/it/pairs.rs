@@ -1,5 +1,5 @@
-//! Functions of two numbers that are not finite, replacing those, and comparison of whole tensors.
-//! The values are those of PyTorch 2.15.
+//! Functions of two numbers that may not be finite, replacement of such numbers, and comparison of
+//! whole tensors. The expected values are from PyTorch 2.15.
 
 use std::f64::consts::LN_2;
 
@@ -90,7 +90,8 @@ const PAIRS: [(&str, Pair, [f64; 49]); 8] = [
     ]),
 ];
 
-/// NaN equals NaN here, and the sign of 0 counts; the expected values have seven digits at most.
+/// True if the values agree. NaN equals NaN, and the sign of 0 counts; the expected values have at
+/// most seven digits.
 fn is_same(dtype: DType, found: f64, expected: f64) -> bool {
     let is_zero = found == 0.0 && expected == 0.0;
     let is_sign = !is_zero || found.is_sign_negative() == expected.is_sign_negative();

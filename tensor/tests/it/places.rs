@@ -1,4 +1,4 @@
-//! Places named by several indices, reductions where elements are sent, and parts replaced.
+//! Places named by several indices, reductions at the places of indices, and parts replaced.
 
 use lowtide_tensor::{
     Arrival, DType, Existing, ScatterReduction, Tensor, TensorError, TensorResult as Result, bf16,
@@ -22,7 +22,7 @@ fn indices(dims: &[usize], len: usize, seed: usize) -> Array {
     Array::new(dims, (0..count).map(value).collect())
 }
 
-/// The place in row-major order of each element that the indices name; they have one shape.
+/// The place in row-major order of each element that the indices name. All indices have one shape.
 fn places(dims: &[usize], indices: &[Array]) -> Vec<usize> {
     let row_len: usize = dims[indices.len()..].iter().product();
     let place = |at: usize| {
@@ -65,7 +65,7 @@ fn arrivals(dtype: DType) -> Vec<Arrival> {
     vec![Arrival::Replace, Arrival::Add]
 }
 
-/// All that several indices can do, for one shape.
+/// Checks all operations on several indices, for one shape.
 fn check_places(
     dims: &[usize],
     index_dims: &[Vec<usize>],
@@ -106,7 +106,7 @@ fn check_places(
     }
 }
 
-/// Both operations on one index into all elements, for one shape.
+/// Checks both operations on one index into all elements, for one shape.
 fn check_flat(dims: &[usize], index_dims: &[usize], styles: [Style; 3], dtype: DType) {
     let [style, from, to] = styles;
     let (x, twin) = sample(dims, style, dtype, 1);
@@ -135,7 +135,7 @@ const REDUCTIONS: [ScatterReduction; 5] = [
     ScatterReduction::Amin,
 ];
 
-/// All that arrives at each place, in order; then the reduction of it.
+/// The elements of `x` after a reduction of the values that arrive at each place, in order.
 fn reduce_naive(
     x: &Array,
     axis: usize,
@@ -195,7 +195,7 @@ fn check_reductions(dims: &[usize], axis: usize, count: usize, styles: [Style; 2
             for (found, expected) in [(scattered, of(&wide)), (by_slices, of(&spread))] {
                 let found = found.unwrap();
                 assert_eq!(found.dtype(), dtype);
-                // Elements are compared where the narrow type holds every value.
+                // Elements are compared if the narrow type holds every value.
                 let holds = |y: &f64| match dtype {
                     DType::Bool => true,
                     DType::U8 => (0.0..256.0).contains(y),
@@ -263,7 +263,7 @@ proptest! {
         let axis = axis % dims.len();
         let (x, twin) = sample(&dims, style, dtype, 1);
         let at = at % dims[axis];
-        // Each place's number, to see which places a view has.
+        // The numbers of places, to see which places a view has.
         let numbers = Array::new(&dims, (0..twin.len()).map(|at| at as f64).collect());
         let replaced = |part: &Array| {
             let (source, values) = sample(&part.dims, from, dtype, 2);
@@ -309,7 +309,7 @@ proptest! {
         let values = twin.values.iter().zip(&kept.values).map(&mut choose).collect();
         let y = x.masked_scatter(&mask, &source).unwrap();
         assert_same(&y, &Array::new(&dims, values));
-        // The way back packs what the mask keeps.
+        // The gradient packs the elements that the mask keeps.
         let mut packed: Vec<f64> = (twin.values.iter().zip(&kept.values))
             .filter(|(_, keep)| **keep != 0.0).map(|(x, _)| *x).collect();
         packed.resize(len + more, 0.0);
@@ -354,7 +354,7 @@ proptest! {
     }
 }
 
-/// Large enough to be cut among threads, for rows that lie side by side and others.
+/// Tensors large enough to be cut among threads, with rows that are contiguous and that are not.
 #[test]
 fn large_tensors_are_as_small_ones() {
     use Style::{Contiguous, Expanded, Narrowed, Transposed};
@@ -384,7 +384,7 @@ fn large_tensors_are_as_small_ones() {
 
 #[test]
 fn reductions_in_half_types_round_once() {
-    // Each step of 2⁻⁹ is lost on 1 in bf16, all 300 of them are not.
+    // In bf16, 1 + 2⁻⁹ is 1, but the sum of 300 such steps counts.
     let x = Tensor::ones(shared(), [1], DType::BF16).unwrap();
     let steps = Tensor::full(shared(), [300], DType::BF16, 2f64.powi(-9)).unwrap();
     let index = Tensor::zeros(shared(), [300], DType::I64).unwrap();

@@ -14,11 +14,11 @@ use crate::common::{
 };
 use crate::naive::{Array, index_of};
 
-/// For each output along an axis: the inputs it sees, and what they count as. A fixed divisor is
-/// the square of a number.
+/// The inputs of each output along an axis, and their divisor. A fixed divisor is the square of a
+/// number.
 type Windows = Vec<(Range<usize>, usize)>;
 
-/// The loops of PyTorch's avg_pool2d, in whole numbers with a sign.
+/// The loops of PyTorch's avg_pool2d, in signed integers.
 fn stepped(len: usize, kernel: usize, stride: usize, padding: usize, options: AvgPool) -> Windows {
     let [len, kernel, stride, padding] = [len, kernel, stride, padding].map(|n| n as i64);
     let mut windows = Vec::new();

@@ -20,7 +20,7 @@ fn tensors_print_as_in_pytorch() {
         let dtype = file_dtype(view.dtype());
         let tensor = Tensor::from_bytes(shared(), view.shape(), dtype, view.data()).unwrap();
         let found = tensor.to_string();
-        // Types have this crate's names.
+        // Types have the names of this crate.
         let mut expected = text.clone();
         for (theirs, ours) in names.clone() {
             expected = expected.replace(&format!("torch.{theirs}"), ours);
@@ -67,7 +67,7 @@ fn type_goes_to_a_line_of_its_own_where_it_does_not_fit() {
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         let (before, after) = text.split_once(TYPE).unwrap();
         assert_eq!(after, ")");
-        // PyTorch leaves four columns free, for its own reasons.
+        // PyTorch leaves four columns free.
         let last = before.trim_end_matches([',', ' ', '\n']).lines().last().unwrap();
         let fits = last.len() + TYPE.len() + 4 <= 80;
         assert_eq!(before.ends_with(", "), fits, "{text}");

@@ -1,4 +1,4 @@
-//! Matrix products over operands that lie in every way.
+//! Matrix products over operands of all layouts.
 
 use lowtide_tensor::{DType, Tensor, TensorError};
 use proptest::prelude::*;
@@ -137,7 +137,7 @@ proptest! {
     }
 }
 
-/// Longer than a panel is deep, in batches that cannot become one product.
+/// Products deeper than a panel, in batches that cannot become one product.
 #[test]
 fn large_products_of_every_type_agree_with_the_definition() {
     for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {

@@ -1,5 +1,5 @@
-//! Weights in few bits beside bitsandbytes and gguf, and their products beside those of the decoded
-//! matrix.
+//! Weights in few bits against bitsandbytes and gguf, and their products against products of the
+//! decoded matrix.
 
 use lowtide_allocator::{Action, Category};
 use lowtide_tensor::{
@@ -50,7 +50,7 @@ fn codes_and_values_are_those_of_the_libraries() {
             let expected = &fixture[&format!("{case}.{}", spec.name)];
             let name = format!("{case} {}", spec.name);
             if spec.name == "offset" || spec.name == "nested_scales" {
-                // A mean of f32, summed in another order.
+                // The mean of f32 is summed in another order.
                 let [found, expected] = [part, expected].map(|x| x.to_vec::<f32>().unwrap());
                 for (found, expected) in found.iter().zip(&expected) {
                     assert!((found / expected - 1.0).abs() < 1e-6, "{name} {found} {expected}");
@@ -59,7 +59,7 @@ fn codes_and_values_are_those_of_the_libraries() {
             }
             assert!(bytes(part) == bytes(expected), "{name}");
         }
-        // Parts that the library stored decode to its bits.
+        // Parts that the reference library stored decode to the bits of that library.
         let stored = specs.iter().map(|spec| fixture[&format!("{case}.{}", spec.name)].clone());
         let stored = Quantized::from_parts(format, *weight.shape(), stored.collect()).unwrap();
         for (name, dtype) in [("float32", DType::F32), ("bfloat16", DType::BF16)] {
@@ -78,7 +78,7 @@ fn codes_and_values_are_those_of_the_libraries() {
     }
 }
 
-/// Numbers of all sizes.
+/// A weight with numbers of all magnitudes.
 fn weight(device: &Device, dims: &[usize], dtype: DType) -> Tensor {
     upload(device, &Array::pattern(dims, 5).map(|x| x / 3.0), dtype)
 }
@@ -101,7 +101,7 @@ proptest! {
             let first = first.min(rows);
             let part = q.decode_rows(first, rows - first, DType::F64).unwrap();
             prop_assert_eq!(bytes(&part), bytes(&whole.narrow(0, first, rows - first).unwrap()));
-            // Half of the widest step, of the largest number.
+            // The error is at most half of the widest step, relative to the largest number.
             let most = largest(&w);
             let error = largest(&whole.to_dtype(DType::F32).unwrap().sub(&w).unwrap());
             prop_assert!(error <= 0.16 * most, "{:?} {} {}", format, error, most);
@@ -112,7 +112,7 @@ proptest! {
 #[test]
 fn products_are_those_of_the_decoded_matrix_for_any_threads() {
     let threads = [cpu(1), cpu(2), cpu(3)];
-    // Several panels both ways, and one.
+    // Several panels in both directions, and a single panel.
     for [rows, columns, batch] in [[600, 1024, 5], [1100, 544, 3], [7, 96, 4], [32, 32, 0]] {
         for dtype in [DType::F32, DType::BF16, DType::F64] {
             for format in FORMATS {
@@ -149,7 +149,7 @@ fn int8_operands(device: &Device, [m, k, n]: [usize; 3], dtype: DType) -> [Tenso
 #[test]
 fn int8_products_are_near_those_of_the_decoded_matrix_and_the_same_for_any_threads() {
     let threads = [cpu(1), cpu(2), cpu(3)];
-    // Few rows and many; of w, one and several slivers.
+    // Few rows and many rows of x; one and several slivers of w.
     for size in [[1, 1024, 600], [5, 544, 300], [140, 96, 70], [9, 1, 1], [3, 130, 100]] {
         for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
             let found = threads.each_ref().map(|device| {
@@ -159,7 +159,7 @@ fn int8_products_are_near_those_of_the_decoded_matrix_and_the_same_for_any_threa
                 assert_eq!((y.dtype(), &y.shape()[..]), (dtype, &[size[0], size[2]][..]));
                 let wide = |x: &Tensor| x.to_dtype(DType::F64).unwrap();
                 let exact = wide(&x).linear_quantized(&w, Some(&wide(&bias))).unwrap();
-                // Half of a code for each element of x, and what y is rounded to.
+                // The bound is half of a code for each element of x, and the rounding of y.
                 let step = largest(&wide(&x).to_dtype(DType::F32).unwrap()) / 254.0;
                 let w = w.decode(DType::F32).unwrap();
                 let bound = step * largest(&w) * size[1] as f32
@@ -283,7 +283,8 @@ fn a_simulated_device_takes_the_same_memory_and_a_panel_at_most() {
         let most = scratch.map(|(.., bytes)| *bytes).max().unwrap();
         assert_eq!(most, 4 << 19, "{format:?}");
     }
-    // Four panels of rows and four of columns, for each format: those that only repeat are counted.
+    // There are four panels of rows and four of columns for each format. Panels that only repeat
+    // are counted.
     let products = sim.simulated_work(OpClass::Product);
     assert_eq!(products.launch_count, 8 * FORMATS.len() as u64);
     assert_eq!(products.flops, (2 * 2 * 3 * 2048 * 1024 * FORMATS.len()) as f64);
@@ -314,7 +315,7 @@ fn what_does_not_fit_is_an_error() {
     assert!(matches!(found, Err(TensorError::Shape { .. })));
     let found = Quantized::from_parts(q.format(), *q.shape(), q.parts()[..4].to_vec());
     assert!(matches!(found, Err(TensorError::Shape { .. })));
-    // Neither a matrix.
+    // A vector is refused: it is not a matrix.
     let found = Quantized::encode(&weight(device, &[64], DType::F32), QuantFormat::Int8Rows);
     assert!(matches!(found, Err(TensorError::Shape { .. })));
 }

@@ -85,7 +85,8 @@ fn normal_numbers_have_their_moments() {
     x.normal_(KEY, 0.0, 1.0).unwrap();
     let values = download(&x).values;
     let moment = |power: i32| values.iter().map(|x| x.powi(power)).sum::<f64>() / 131_072.0;
-    // Deviations: 1/362 for the mean, √2/362, √15/362 and √96/362 for the others; six of them.
+    // Deviations are 1/362 for the mean, √2/362, √15/362 and √96/362 for the others. The limit is
+    // six deviations.
     for (power, expected, deviation) in
         [(1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)]
     {
@@ -102,7 +103,7 @@ fn permutations_are_equally_likely() {
         let y = Tensor::permutation(shared(), 4, RandomKey::new(seed)).unwrap();
         *counts.entry(y.to_vec().unwrap()).or_default() += 1;
     }
-    // 100 of each of 24 expected, with a deviation of 10.
+    // 100 of each of the 24 orders are expected, with a deviation of 10.
     assert_eq!(counts.len(), 24);
     assert!(counts.values().all(|count| count.abs_diff(100) < 60), "{counts:?}");
 }
@@ -126,7 +127,7 @@ fn numbers_fill_the_interval_evenly() {
         assert!((10.0..12.0).contains(&value), "{value}");
         counts[((value - 10.0) * 8.0) as usize] += 1;
     }
-    // 4096 expected with a deviation of 62; six of them do not happen by chance.
+    // 4096 are expected, with a deviation of 62. Six deviations do not happen by chance.
     assert!(counts.iter().all(|count| count.abs_diff(4096) < 372), "{counts:?}");
 }
 
@@ -197,7 +198,7 @@ fn classes_are_drawn_as_often_as_their_weights_are_large() {
             let drawn = drawn.to_vec::<i64>().unwrap();
             for (class, share) in [0.375_f64, 0.0, 0.125, 0.0, 0.5, 0.0].into_iter().enumerate() {
                 let found = drawn.iter().filter(|&&drawn| drawn == class as i64).count() as f64;
-                // Five deviations of a count.
+                // The limit is five deviations of a count.
                 let near = 5.0 * (8000.0 * share * (1.0 - share)).sqrt();
                 assert!((found - 8000.0 * share).abs() <= near, "{draw:?} {class}: {found}");
             }

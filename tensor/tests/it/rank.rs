@@ -1,4 +1,4 @@
-//! Elements by rank, quantiles, different elements, counts, and places in sorted rows.
+//! Elements by rank, quantiles, unique elements, counts, and places in sorted rows.
 
 use lowtide_tensor::{
     Covariance, DType, MatrixNorm, QuantileRule, Side, SortOrder, Tensor, TensorError, Unique,
@@ -17,7 +17,7 @@ fn dtypes() -> impl Strategy<Value = DType> {
     prop::sample::select(DType::ALL.to_vec())
 }
 
-/// Several rows in a task, and rows longer than one.
+/// Shapes with several rows in a task, and with rows longer than a task.
 fn large_shapes() -> impl Strategy<Value = Vec<usize>> {
     prop_oneof![
         6 => shapes(),
@@ -37,7 +37,7 @@ fn short_shapes() -> impl Strategy<Value = Vec<usize>> {
     ]
 }
 
-/// A tensor, some of its elements NaN if it may have them.
+/// A tensor. Some elements are NaN if `has_nan` is true and the type has NaN.
 fn with_nan(dims: &[usize], style: Style, dtype: DType, has_nan: bool) -> (Tensor, Array) {
     let (x, twin) = sample(dims, style, dtype, 2);
     if !has_nan || !dtype.is_float() {
@@ -61,7 +61,7 @@ fn ends(x: &[f64]) -> [f64; 2] {
     [of(f64::INFINITY, f64::min), of(f64::NEG_INFINITY, f64::max)]
 }
 
-/// The middle of a row, the lower of two; NaN of nothing.
+/// The middle of a row, or the lower of two; NaN for an empty row.
 fn middle(x: &[f64]) -> f64 {
     if x.is_empty() { f64::NAN } else { sorted(x)[(x.len() - 1) / 2] }
 }
@@ -78,7 +78,7 @@ fn mode_of(x: &[f64]) -> f64 {
     in_order.into_iter().find(|&x| count(x) == most).unwrap()
 }
 
-/// Places lead to elements that are the values.
+/// Fails unless the elements of `x` at `places` are `values`.
 fn assert_places_lead_to(x: &Tensor, axis: usize, (values, places): &(Tensor, Tensor)) {
     let kept = places.unsqueeze(axis).unwrap();
     let found = x.gather(axis, &kept).unwrap().squeeze(axis).unwrap();
@@ -221,8 +221,8 @@ proptest! {
             (1..=x.len()).map(|end| log_sum(&x[..end])).collect()
         });
         let found = x.logcumsumexp(axis).unwrap();
-        // The sum is of positive terms and starts anew at each larger one, so that its logarithm is
-        // as exact as the twin's: each is rounded once, and the number that both are made of.
+        // The sum has positive terms and starts anew at each larger one, so its logarithm is as
+        // exact as the twin's. Each result is rounded once, and so is the shared input.
         assert_close(&found, &y, 2);
         prop_assume!(twin.len() < 400);
         let (dy, dy_twin) = sample(&dims, style, dtype, 3);
@@ -236,7 +236,7 @@ proptest! {
             (at[axis]..dims[axis]).map(part).sum()
         });
         let dx = dy.logcumsumexp_backward(&x, &found, axis).unwrap();
-        // Each step back adds to a sum that it multiplies by a share, three roundings each.
+        // Each step backwards multiplies a sum by a share and adds to it, with three roundings.
         assert_close(&dx, &expected, 3 * dims[axis]);
     }
 
@@ -332,13 +332,13 @@ proptest! {
     }
 }
 
-/// How many elements come before a value; all of them before a NaN.
+/// Number of elements before a value; all elements are before a NaN.
 fn count_before(row: &[f64], value: f64, side: Side) -> f64 {
     let is_before = |x: &&f64| value.is_nan() || **x < value || side == Side::Right && **x == value;
     row.iter().filter(is_before).count() as f64
 }
 
-/// Values, inverse and counts against one walk over all rows.
+/// Checks values, inverse and counts against one walk over all rows.
 fn check_unique(twin: &Array, found: Unique, axis: Option<usize>, is_consecutive: bool) {
     let (rows, shape) = match axis {
         None => (twin.values.iter().map(|&x| vec![x]).collect::<Vec<_>>(), twin.dims.clone()),
@@ -447,7 +447,7 @@ fn covariances_of_half_types_are_those_in_f32_rounded_once() {
     assert_same(&dx, &rounded(wide(&c).cov_backward(&wide(&x), options).unwrap()));
 }
 
-/// 128.4375 is 128 in bf16, and seven of them 896 instead of 900.
+/// 128.4375 is 128 in bf16, and the sum of seven such numbers is 896 instead of 900.
 #[test]
 fn distances_of_half_types_take_their_difference_in_f32() {
     let of = |value: f64| upload(shared(), &Array::new(&[7], vec![value; 7]), DType::BF16);

@@ -1,10 +1,10 @@
-//! Simulated time: what each class of operation costs by the rates of a device.
+//! Simulated time: the cost of each class of operation by the rates of a device.
 
 use lowtide_tensor::{
     Cost, CpuOptions, DType, Device, OpClass, Rate, Rates, SimSpec, SimulatedWork, Tensor,
 };
 
-/// Every class is twice as slow as the one before, in each of its rates.
+/// Rates that make every class twice as slow as the class before.
 fn rates() -> Rates {
     let mut rates = Rates::nominal(1.0, 1.0);
     for (index, class) in OpClass::ALL.into_iter().enumerate() {

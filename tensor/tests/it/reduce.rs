@@ -36,8 +36,8 @@ fn magnitudes(x: &[f64]) -> Vec<f64> {
     x.iter().map(|x| x.abs()).collect()
 }
 
-/// Reductions of all element types, each with the form that keeps dimensions, its twin, and whether
-/// there is a result for no elements.
+/// Reductions of all element types, each with the form that keeps dimensions, its twin, and true if
+/// no elements have a result.
 const OF_ALL: [(Axes, Axes, Twin, bool); 7] = [
     (Tensor::sum, Tensor::sum_keep, |x| x.iter().sum(), true),
     (Tensor::prod, Tensor::prod_keep, |x| x.iter().product(), true),
@@ -107,7 +107,7 @@ fn check_reductions(
         let wrapped = |y: &Tensor, expected: &Array| match y.dtype() {
             // Products of integers wrap, and f64 twins do not.
             DType::I64 if expected.values.iter().any(|y| y.abs() > 1e15) => {}
-            // A product may be beyond what the type holds, and the twin of f64 rounds, too.
+            // A product may overflow the type, and the twin in f64 rounds, too.
             dtype => {
                 let in_twin =
                     if dtype == DType::F64 { array.len() / expected.len().max(1) } else { 0 };
@@ -119,7 +119,7 @@ fn check_reductions(
     }
 }
 
-/// Dimensions, axes among them, and a larger pair now and then for several chunks and tiles.
+/// Dimensions, some of their axes, and sometimes a larger pair for several chunks and tiles.
 fn large_shapes() -> impl Strategy<Value = Vec<usize>> {
     prop_oneof![
         6 => shapes(),
@@ -286,7 +286,7 @@ fn nan_counts_as_the_largest() {
 
 #[test]
 fn extremes_longer_than_a_task_are_found_once() {
-    // The largest is in the third task, and again in a later one.
+    // The largest element is in the third task, and again in a later task.
     let mut values = vec![1i64; 300_000];
     (values[100_000], values[250_000], values[7], values[299_999]) = (5, 5, -3, -3);
     for dims in [[1, 300_000], [300_000, 1], [3, 100_000], [100_000, 3]] {

@@ -1,4 +1,4 @@
-//! Rotary embedding: pairs turned by hand, and back.
+//! Rotary embedding against pairs that are rotated one by one, forwards and back.
 
 use lowtide_tensor::{DType, RotaryPairs, Tensor, TensorError};
 use proptest::prelude::*;
@@ -99,7 +99,7 @@ fn rotary_agrees_with_complex_numbers_of_pytorch() {
 
 #[test]
 fn positions_of_many_rows_start_again_with_each_head() {
-    // Several tasks, which end amid the positions.
+    // Several tasks, which end in the middle of the positions.
     let (x, x_twin) = sample(&[3, 3000, 8], Style::Contiguous, DType::F32, 1);
     let [(cos, cos_twin), (sin, sin_twin)] = tables(3000, 4, DType::F32);
     let y = turned(&x_twin, [&cos_twin, &sin_twin], RotaryPairs::HalfSplit, 1.0);

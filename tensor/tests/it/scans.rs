@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use crate::common::{assert_close, assert_same, laid_out, sample, shapes, shared, styles};
 use crate::naive::Array;
 
-/// `f` of each row along `axis`, which gives a row of any one length.
+/// Applies `f` to each row along `axis`. All results of `f` have one length.
 pub(crate) fn by_rows(
     array: &Array,
     axis: usize,
@@ -36,7 +36,7 @@ fn running(x: &[f64], f: impl Fn(f64, f64) -> f64, start: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Positions in order; of equals the first one first, and NaN as the largest.
+/// Positions in sorted order. Equal elements keep their order, and NaN is the largest.
 pub(crate) fn order_of(x: &[f64], order: SortOrder) -> Vec<usize> {
     let mut positions: Vec<usize> = (0..x.len()).collect();
     positions.sort_by(|&a, &b| {
@@ -55,7 +55,7 @@ fn dtypes() -> impl Strategy<Value = DType> {
     prop::sample::select(DType::ALL.to_vec())
 }
 
-/// Larger ones too, for several tiles and tasks.
+/// Shapes, some of them large enough for several tiles and tasks.
 fn large_shapes() -> impl Strategy<Value = Vec<usize>> {
     prop_oneof![
         6 => shapes(),
@@ -156,7 +156,7 @@ fn signs_of_zero_are_equal_and_ends_are_in_order() {
     let positions = x.argsort(0, SortOrder::Ascending).unwrap().to_vec::<i64>().unwrap();
     assert_eq!(positions, [3, 4, 6, 0, 1, 7, 5, 2]);
     let single = x.to_dtype(DType::F32).unwrap().argsort(0, SortOrder::Descending).unwrap();
-    // In f32 the smallest are 0, and the largest negative is -∞.
+    // In f32 the smallest numbers are 0, and the largest negative one is -∞.
     assert_eq!(single.to_vec::<i64>().unwrap(), [2, 0, 1, 5, 6, 7, 3, 4]);
     let whole = Tensor::from_slice(shared(), [3], &[i64::MAX, i64::MIN, -1]).unwrap();
     let positions = whole.argsort(0, SortOrder::Ascending).unwrap();

@@ -1,4 +1,4 @@
-//! The simulated device: no values, the same memory, and twins of a device in mid-run.
+//! The simulated device: no values, the same memory, and copies of a device in mid-run.
 
 use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
@@ -54,7 +54,8 @@ fn twins_share_a_storage_exactly_where_the_originals_do() {
     assert!(other_twin.clone().fill_(1.0).is_err(), "the twin is frozen too");
     assert!(x.clone().fill_(1.0).is_ok());
 
-    // What was made later, or elsewhere, has no twin; nor has what was dropped there.
+    // Tensors that were made later or elsewhere have no simulated copy, and neither have copies
+    // that were dropped.
     assert!(x.copied().unwrap().simulated_copy(&simulated).is_none());
     assert!(x_twin.simulated_copy(&simulated).is_none() && x.simulated_copy(&device).is_none());
     drop((x_twin, view_twin));

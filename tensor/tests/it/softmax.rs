@@ -9,7 +9,7 @@ use crate::common::{
 };
 use crate::naive::{Array, index_of};
 
-/// `f` of each row along `axis`, in place of the row.
+/// Applies `f` to each row along `axis`, in place of the row.
 fn map_rows(x: &Array, axis: usize, f: impl Fn(&[f64]) -> Vec<f64>) -> Array {
     let mut y = x.clone();
     let len = x.dims.get(axis).copied().unwrap_or(1);
@@ -46,7 +46,7 @@ fn log_softmax(x: &Array, axis: usize) -> Array {
     map_rows(x, axis, |x| softmax_row(x).into_iter().map(f64::ln).collect())
 }
 
-/// The shapes of `common`, and some that are longer than a line along or across the rows.
+/// The shapes of `common`, and shapes that are longer than a line along or across the rows.
 fn shapes_with_axis() -> impl Strategy<Value = (Vec<usize>, usize)> {
     let long = prop::sample::select(vec![vec![3, 70], vec![70, 3], vec![2, 5, 150], vec![200]]);
     prop_oneof![4 => shapes(), 1 => long].prop_flat_map(|dims| {
@@ -108,8 +108,8 @@ proptest! {
     }
 }
 
-/// Where one y is nearly 1, its dy and the sum of products cancel, and roundings of either would be
-/// as large as the gradient.
+/// If one y is nearly 1, its dy and the sum of products cancel. Roundings of either would be as
+/// large as the gradient.
 #[test]
 fn backward_of_a_row_that_one_element_fills_is_as_near_as_its_elements() {
     let (x, dy) = ([10.0, 0.0, -3.0, -0.5], [5.51, 3.13, -1.07, 2.23]);

@@ -1,4 +1,4 @@
-//! Inverse error function, gamma function and its slopes against 40 digits of mpmath.
+//! Inverse error function, gamma function and its derivatives against 40 digits of mpmath.
 
 use lowtide_tensor::{DType, Tensor};
 
@@ -6,12 +6,12 @@ use crate::common::{epsilon, shared};
 
 type Function = fn(&Tensor) -> lowtide_tensor::TensorResult<Tensor>;
 
-/// The slope itself: the gradient of a sum.
+/// The derivative of digamma: the gradient of its sum.
 fn trigamma(x: &Tensor) -> lowtide_tensor::TensorResult<Tensor> {
     Tensor::full(x.device(), *x.shape(), x.dtype(), 1.0)?.digamma_backward(x)
 }
 
-/// A function with arguments and what it is there.
+/// A function, and its values at some arguments.
 type Known = (&'static str, Function, &'static [(f64, f64)]);
 
 const KNOWN: [Known; 4] = [
@@ -84,7 +84,7 @@ fn special_functions_have_the_digits_of_their_type() {
             let near = if y.abs() < 1e-200 { 8.0 * y.abs() } else { 8.0 * y.abs().max(1.0) };
             assert!((found - y).abs() <= near * f64::EPSILON, "{name} of {x}: {found}, not {y}");
         }
-        // The number that the narrower type has of the argument, and one rounding of the result.
+        // The argument is rounded to the narrower type, and the result is rounded once.
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let x = x.to_dtype(dtype).unwrap();
             let found = function(&x).unwrap().to_dtype(DType::F64).unwrap();

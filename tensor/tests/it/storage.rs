@@ -81,7 +81,7 @@ fn bytes_count_as_the_scope_says_and_workspace_never_does() {
     assert_eq!(x.copied().unwrap().category(), Category::Other);
 }
 
-/// Spins two threads at once; returns when both are done.
+/// Runs two threads at once; returns when both are done.
 fn both(left: impl FnOnce() + Send, right: impl FnOnce() + Send) {
     thread::scope(|scope| {
         scope.spawn(left);
@@ -91,7 +91,8 @@ fn both(left: impl FnOnce() + Send, right: impl FnOnce() + Send) {
 
 #[test]
 fn writes_of_two_threads_to_one_storage_are_all_kept() {
-    // Long enough that nearly all of an operation's time is its loop, where updates could be lost.
+    // The rows are long, so that most of an operation's time is its loop, where updates could be
+    // lost.
     const ROW_LEN: usize = 8000;
     const ROUNDS: usize = 2000;
     let base = zeros(&[2, ROW_LEN]);
@@ -111,7 +112,7 @@ fn writes_of_two_threads_to_one_storage_are_all_kept() {
 
 #[test]
 fn two_storages_in_opposite_order_do_not_deadlock() {
-    // Short, so that taking the locks is most of an operation's time.
+    // The rows are short, so that most of an operation's time is its locks.
     const LEN: usize = 4;
     const ROUNDS: usize = 50_000;
     let device = cpu(1);
@@ -123,7 +124,7 @@ fn two_storages_in_opposite_order_do_not_deadlock() {
     };
     both(blend(&a, &b), blend(&b, &a));
     assert_eq!([a.version(), b.version()], versions.map(|version| version + ROUNDS as u64));
-    // Whoever was first gave both its value, whole.
+    // The first copy gave both storages one value, and no later copy changes it.
     let values = [&a, &b].map(|x| x.to_vec::<f32>().unwrap());
     assert!(values == [[1.0; LEN]; 2] || values == [[3.0; LEN]; 2], "{values:?}");
 }
@@ -132,7 +133,7 @@ fn two_storages_in_opposite_order_do_not_deadlock() {
 /// tasks of the pool that runs this.
 fn add_in_tasks(a: &Tensor, b: &Tensor, depth: usize) {
     if depth > 0 {
-        // In turn, so that tasks lock both storages in either order.
+        // Exchanges the storages, so that tasks lock them in either order.
         rayon::join(|| add_in_tasks(a, b, depth - 1), || add_in_tasks(b, a, depth - 1));
         return;
     }
@@ -140,7 +141,7 @@ fn add_in_tasks(a: &Tensor, b: &Tensor, depth: usize) {
     all.add_scaled_(b, 0.0).unwrap();
     for tensor in [a, b] {
         tensor.clone().add_scalar_(1.0).unwrap();
-        // A column is spread over the rows that other tasks write whole.
+        // The transposed row shares elements with views that other tasks write whole.
         let mut row = tensor.narrow(0, 1, 1).unwrap().transpose(0, 1).unwrap();
         row.add_scalar_(1.0).unwrap();
     }
@@ -148,7 +149,7 @@ fn add_in_tasks(a: &Tensor, b: &Tensor, depth: usize) {
 
 #[test]
 fn tasks_of_a_users_own_pool_neither_race_nor_deadlock() {
-    // Long enough for the device's own threads to take part.
+    // The rows are long enough for the device's own threads to take part.
     const ROW_LEN: usize = 40_000;
     const DEPTH: usize = 8;
     for threads in [1, 3] {

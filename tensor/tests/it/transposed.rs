@@ -123,7 +123,7 @@ proptest! {
             &y4.conv2d_backward_weight(&x4, *w4.shape(), flat).unwrap(),
         );
 
-        // From y back to the length of x, with what the stride dropped.
+        // Goes from y back to the length of x, including positions that the stride dropped.
         let reach = dilation * (kernel - 1) + 1;
         let output_padding = (len + 2 * padding - reach) % stride;
         let line = ConvTranspose1dGeometry { stride, padding, output_padding, dilation, groups };

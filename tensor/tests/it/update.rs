@@ -1,4 +1,4 @@
-//! Updates by a formula of the user's.
+//! Updates by formulas of users.
 
 use lowtide_tensor::{
     DType, Float, NormFormula, RandomKey, Rounding, Tensor, TensorError, TensorUpdate,
@@ -12,7 +12,7 @@ use crate::common::{
 };
 use crate::naive::Array;
 
-/// `m = m/2 + g`, `v = v + g·m`, `p = p - s·v`: all operands meet.
+/// `m = m/2 + g`, `v = v + g·m`, `p = p - s·v`: a formula that uses all operands.
 #[derive(Clone, Copy)]
 pub(crate) struct Mixed;
 
@@ -111,7 +111,7 @@ proptest! {
         let step = norm(&|i| p_twin.values[i] - g_twin.values[i]);
         let product = norm(&|i| g_twin.values[i] * v_twin.values[i]);
         prop_assert_eq!(norms.dtype(), states);
-        // The values are exact, their squares and sums are in f64.
+        // The values are exact; their squares and sums are in f64.
         assert_close(&norms, &Array::new(&[2], vec![step, product]), 4);
     }
 }
@@ -140,7 +140,7 @@ fn norms_of_many_parts_do_not_depend_on_threads_or_on_8_bits() {
     assert_eq!(all[0], all[1]);
 }
 
-/// Operands of `Mixed` that lie in every way and have every type.
+/// Operands of `Mixed` of all layouts and all types.
 fn mixed_operands(count: usize) -> Vec<(Tensor, Tensor, [Tensor; 2], Tensor)> {
     let styles = [Style::Contiguous, Style::Contiguous, Style::Contiguous, Style::Transposed];
     let dtypes = [DType::F32, DType::BF16, DType::F32, DType::F64, DType::F16];
@@ -165,7 +165,7 @@ fn mixed_operands(count: usize) -> Vec<(Tensor, Tensor, [Tensor; 2], Tensor)> {
 
 #[test]
 fn many_tensors_at_once_give_the_bits_of_one_by_one() {
-    // More than the destinations of two launches.
+    // There are more tensors than two launches have destinations.
     let (mut all, mut each) = (mixed_operands(60), mixed_operands(60));
     let rounding = |p: &Tensor, index| match p.dtype() {
         DType::BF16 => Rounding::Stochastic(RandomKey::new(index as u64)),
@@ -207,7 +207,7 @@ fn nothing_is_updated_when_one_of_the_tensors_is_refused() {
     let shape = full(&[3]);
     let integers = Tensor::full(shared(), [2], DType::I64, 1.0).unwrap();
     for refused in [frozen, elsewhere, shape, integers] {
-        // Enough for several launches, with the bad one in the last.
+        // Enough parameters for several launches, with the wrong one in the last launch.
         let mut parameters: Vec<Tensor> = (0..100).map(|_| full(&[2])).collect();
         parameters.push(refused);
         let (g, starts) = (full(&[2]), parameters.clone());
@@ -275,7 +275,7 @@ fn many_chunks_are_updated_by_many_threads() {
 #[test]
 fn stochastic_rounding_keeps_the_mean_and_the_neighbours() {
     let len = 1 << 16;
-    // A quarter of the way from 1 to the next value of bf16.
+    // The start is a quarter of the way from 1 to the next bf16.
     let (low, high) = (1.0, 1.0 + 1.0 / 128.0);
     let start = 1.0 + 1.0 / 512.0;
     let update = |key: u64| {
@@ -330,7 +330,7 @@ fn quantized_states_follow_the_exact_ones() {
     let (found, bytes) = run([small(), small()]);
     assert!(bytes * 3 < exact_bytes, "{bytes} {exact_bytes}");
     let errors = || found.iter().zip(&exact).map(|(x, y)| (x - y).abs());
-    // States stay below 8 and 24; each step's error is 0.7 % of that, over 64 in p.
+    // The states stay below 8 and 24. The error of a step is 0.7 % of a state, divided by 64 in p.
     assert!(errors().fold(0.0, f64::max) < 3.0 * 0.0071 * 32.0 / 64.0);
     assert!(errors().any(|error| error > 0.0), "8 bits are not 32");
     assert_eq!(found, run([small(), small()]).0);

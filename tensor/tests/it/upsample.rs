@@ -1,4 +1,4 @@
-//! Images in other sizes against the definition.
+//! Images resized to other sizes, against the definition.
 
 use lowtide_tensor::{Corners, DType, Interpolation, Resize, Shape, Tensor};
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ const MODES: [Interpolation; 3] = [
     Interpolation::Bilinear(Corners::Aligned),
 ];
 
-/// For each output along an axis, how much each input counts.
+/// The weight of each input, for each output along an axis.
 fn weights(
     in_len: usize,
     out_len: usize,
@@ -23,7 +23,7 @@ fn weights(
     let last = (in_len - 1) as f64;
     let row = |at: usize| {
         let mut row = vec![0.0; in_len];
-        // PyTorch takes no notice of the factor there.
+        // In these cases PyTorch ignores the factor.
         let is_doubled = mode == Interpolation::Nearest && out_len == 2 * in_len;
         if out_len == in_len || is_doubled {
             row[at * in_len / out_len] = 1.0;
@@ -31,7 +31,7 @@ fn weights(
         }
         let place = match mode {
             Interpolation::Nearest => {
-                // In f32, as PyTorch does: the place decides between two pixels.
+                // The place is computed in f32, as in PyTorch: it decides between two pixels.
                 let scale = factor.map_or(in_len as f32 / out_len as f32, |f| (1.0 / f) as f32);
                 row[((at as f32 * scale).floor() as usize).min(in_len - 1)] = 1.0;
                 return row;
@@ -94,7 +94,7 @@ proptest! {
             assert_rounded(&y, &expected);
             assert_rounded(&dx, &dx_expected);
         } else {
-            // A weight is off by a rounding of the place, which is up to 14.
+            // The error of a weight is a rounding of its place, which is up to 14.
             assert_close(&y, &expected, 128);
             assert_close(&dx, &dx_expected, 2048);
         }
@@ -122,7 +122,7 @@ fn a_side_that_keeps_its_length_or_doubles_is_copied_whatever_the_factor_as_in_p
         (Interpolation::Nearest, 5, 1.15, same.clone(), ones.clone()),
         (bilinear, 5, 1.15, same, ones),
         (Interpolation::Nearest, 4, 2.2, twice, vec![3.0, 7.0, 11.0, 15.0]),
-        // Neither: pixels lie at the factor.
+        // The length is neither kept nor doubled: pixels lie at multiples of the factor.
         (
             Interpolation::Nearest,
             3,

@@ -8,8 +8,8 @@ use crate::common::{
 };
 use crate::naive::Array;
 
-/// Whether elements at these places, of an array of shape `dims`, are what some strides say: each
-/// stride is read off the neighbour along its dimension, and then all places have to agree.
+/// True if strides can describe elements at these places, of an array of shape `dims`. Each stride
+/// is read off the neighbour along its dimension, and then all places have to agree.
 fn is_strided(places: &[f64], dims: &[usize]) -> bool {
     let array = Array::new(dims, places.to_vec());
     if places.is_empty() {
@@ -29,7 +29,7 @@ fn is_strided(places: &[f64], dims: &[usize]) -> bool {
     strides.iter().all(|&stride| stride >= 0.0) && expected == array
 }
 
-/// A shape of `len` elements, cut as the numbers say; some dimensions of length 1 among them.
+/// A shape of `len` elements, cut as `cuts` says, with some dimensions of length 1.
 fn factors(mut len: usize, cuts: &[usize]) -> Vec<usize> {
     let mut dims = Vec::new();
     for cut in cuts {
@@ -151,7 +151,7 @@ proptest! {
             let flat = [&dims[..start], &[merged], &dims[end..]].concat();
             let view = x.flatten(start..end).unwrap();
             assert_same(&view, &twin.reshape(&flat));
-            // A copy is made exactly where no strides would do.
+            // A copy is made only if no strides exist.
             prop_assert_eq!(view.shares_storage(&x), x.view(&flat[..]).is_ok());
         }
     }
@@ -162,7 +162,7 @@ proptest! {
         steps in prop::collection::vec((0..5u8, 0..60usize, 0..60usize), 0..5),
         cuts in prop::collection::vec(0..60usize, 0..6),
     ) {
-        // Each element is its place in memory.
+        // Each element is its own place in memory.
         let len = dims.iter().product::<usize>();
         let places = Array::new(&dims, (0..len).map(|place| place as f64).collect());
         let mut x = laid_out(&places, Style::Contiguous, DType::F64);
@@ -236,7 +236,7 @@ proptest! {
 
 #[test]
 fn dimensions_of_length_one_are_no_obstacle_to_a_view() {
-    // Every other of 12 places, with strides of their own on dimensions of length 1.
+    // Every second of 12 places, with other strides on dimensions of length 1.
     let places = Array::new(&[12], (0..12).map(f64::from).collect());
     let even = laid_out(&places, Style::Contiguous, DType::F64).slice(0, 0..12, 2).unwrap();
     let x = even.view([2, 3]).unwrap().unsqueeze(1).unwrap().unsqueeze(3).unwrap();

@@ -18,7 +18,7 @@ fn convolutions() -> impl Strategy<Value = (Conv2dGeometry, Vec<usize>, Vec<usiz
         let (batch, channels, outs, kernel, extra) = sizes;
         let geometry = Conv2dGeometry { stride, padding, dilation, groups };
         let size = |axis: usize| {
-            // At least as large as the kernel needs, and never empty.
+            // The size is at least as large as the kernel needs, and never 0.
             let reach = dilation[axis] * (kernel[axis] - 1) + 1;
             (reach + extra[axis]).saturating_sub(2 * padding[axis]).max(1)
         };
@@ -50,7 +50,7 @@ proptest! {
         assert_rounded(&dy.conv2d_backward_weight(&x, *w.shape(), geometry).unwrap(), &dw);
     }
 
-    /// Its sums run over pixels: the generated shapes are seldom large enough.
+    /// The sums of this gradient run over pixels: the generated shapes are seldom large enough.
     #[test]
     fn gradient_for_few_channels_of_large_images_follows_the_definition(
         (batch, channels, outs) in (1..=3usize, 1..=3usize, 1..=9usize),
@@ -132,8 +132,7 @@ proptest! {
             if kind == DeviceKind::Cuda && dtype.size_bytes() > 2 {
                 prop_assert_eq!(expected, [0; 3]);
             }
-            // A convolution of one tap is a product by the library, which has a workspace of its
-            // own.
+            // A convolution of one tap is a product by the library, which has its own workspace.
             if kind == DeviceKind::Cuda && w_dims[2..] == [1, 1] {
                 continue;
             }

@@ -75,7 +75,7 @@ fn convolutions_equal_pytorch() {
         let ([x, w, dy], b) = (of(case), fixture.tensor(case, "b"));
         let geometry = Conv2dGeometry { padding: [1, 1], ..Default::default() };
         fixture.check(case, "out", &x.conv2d(&w, Some(&b), geometry).unwrap(), 0);
-        // PyTorch adds up gradients in bf16 here: up to 6 roundings from the exact sum.
+        // PyTorch adds up gradients in bf16 here, with up to 6 roundings from the exact sum.
         fixture.check(case, "dx", &dy.conv2d_backward_input(&w, *x.shape(), geometry).unwrap(), 8);
         let dw = dy.conv2d_backward_weight(&x, *w.shape(), geometry).unwrap();
         fixture.check(case, "dw", &dw, 8);

@@ -1,22 +1,23 @@
 //! Floats as the processor computes with them: vector instructions and the elementary functions.
 //!
-//! The functions are of one float and written so that the compiler vectorises a loop over them: no
-//! branch, no call. In f32 (`single.rs`) they are ours; in f64 (`double.rs`), which is for gradient
-//! checks, they are the standard library's, and `libm`'s erf.
+//! A function takes one float and has no branch and no call, so that the compiler vectorises a loop
+//! over it. Functions of f32 are written out in `single.rs`. Functions of f64, a type for gradient
+//! checks, come from the standard library, and erf from `libm` (`double.rs`).
 
 use super::arithmetic::Arithmetic;
 use super::simd::{Fused, SimdKernel};
 use crate::dtype::Float;
 
-/// A float that the processor computes with: f32 or f64. In the functions, `F` says how to multiply
-/// and add.
+/// A float that the processor computes with: f32 or f64. The parameter `F` of a function decides
+/// how it multiplies and adds.
 pub(crate) trait SimdFloat: Float + Arithmetic {
     const INFINITY: Self;
-    /// Beyond this, `sin_in` and its kin are wrong; use `sin_large` and its kin.
+    /// Largest magnitude for `sin_in`, `cos_in` and `tan_in`. For larger numbers use `sin_large`,
+    /// `cos_large` and `tan_large`.
     const TRIG_MAX: Self;
     /// Runs `kernel` with the best instruction set of this processor.
     fn dispatch<K: SimdKernel<Self>>(kernel: K);
-    /// Runs `kernel` with vectors that multiply pairs of bf16, which are added up in f32.
+    /// Runs `kernel` with vectors that multiply pairs of bf16 and add the products in f32.
     fn dispatch_pairs<K: SimdKernel<Self>>(_: K) {
         unreachable!("no pairs are added up in {}", Self::DTYPE)
     }
@@ -34,7 +35,7 @@ pub(crate) trait SimdFloat: Float + Arithmetic {
     fn atan_in<F: Fused>(self) -> Self;
     fn tanh_in<F: Fused>(self) -> Self;
     fn erf_in<F: Fused>(self) -> Self;
-    /// erf in half the time, to 6 units in the last place of 1.
+    /// erf in half the time, with an error of up to 6 units in the last place of 1.
     fn erf_fast_in<F: Fused>(self) -> Self;
     /// `self^exponent` for a positive finite base and a finite exponent.
     fn pow_in<F: Fused>(self, exponent: Self) -> Self;
@@ -47,7 +48,7 @@ pub(crate) trait SimdFloat: Float + Arithmetic {
     fn exp2_in<F: Fused>(self) -> Self;
     /// The angle of the point (`x`, `self`).
     fn atan2_in<F: Fused>(self, x: Self) -> Self;
-    /// Any base and exponent, not vectorised.
+    /// `self^exponent` for any base and exponent, not vectorised.
     fn pow_any(self, exponent: Self) -> Self;
     fn sin_large(self) -> Self;
     fn cos_large(self) -> Self;
@@ -55,13 +56,13 @@ pub(crate) trait SimdFloat: Float + Arithmetic {
     fn floor(self) -> Self;
     fn ceil(self) -> Self;
     fn trunc(self) -> Self;
-    /// To the nearest whole number; to the even one between two.
+    /// Rounds to the nearest whole number; halves go to the even one.
     fn round_even(self) -> Self;
-    /// Its magnitude under the sign of `other`, which zeros and NaN have too.
+    /// The magnitude of this number with the sign of `other`. Zeros and NaN have signs too.
     fn with_sign_of(self, other: Self) -> Self;
 }
 
-/// Functions with one call for both types, whose modules come after the name.
+/// The functions that are alike for both types. The modules follow the macro because they use it.
 macro_rules! shared {
     ($float:ty, $dispatch:path) => {
         const INFINITY: Self = <$float>::INFINITY;

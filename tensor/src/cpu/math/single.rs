@@ -1,17 +1,16 @@
-//! f32: functions of our own.
+//! The elementary functions of f32.
 //!
 //! Largest errors, in units in the last place, against the f64 functions over a sample of all f32
-//! (`accuracy.rs` among the tests holds them to it): sin, cos, tan, atan, asin, acos, atan2, pow,
-//! log2, log10 and exp2 0.51, log 0.8, erf 1.0, exp 1.1, tanh 1.3, log1p 1.5, expm1 1.7, sinh and
-//! cosh 3.
+//! (the test `accuracy.rs` checks these limits): sin, cos, tan, atan, asin, acos, atan2, pow, log2,
+//! log10 and exp2 0.51, log 0.8, erf 1.0, exp 1.1, tanh 1.3, log1p 1.5, expm1 1.7, sinh and cosh 3.
 //!
 //! The polynomials are in `coefficients.rs`. The reductions are textbook: Cody and Waite, "Software
 //! Manual for the Elementary Functions" (1980), with their ln 2 in two parts, and π/2 in two parts
 //! of 33 and 53 bits; log1p's correction is Kahan's, as in Goldberg, "What every computer scientist
 //! should know about floating-point arithmetic" (1991), theorem 4. asin and acos are angles of
-//! right triangles, atan2 is its quadrants: Abramowitz and Stegun, "Handbook of Mathematical
-//! Functions" (1964), 4.4; sinh by expm1: Kahan, "Branch cuts for complex elementary functions"
-//! (1987).
+//! right triangles, and atan2 chooses the quadrant: Abramowitz and Stegun, "Handbook of
+//! Mathematical Functions" (1964), 4.4. sinh uses expm1: Kahan, "Branch cuts for complex elementary
+//! functions" (1987).
 
 use super::SimdFloat;
 use super::coefficients::{
@@ -57,7 +56,7 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 const PI_2_HIGH: f64 = 1.570_796_326_734_125_6;
 const PI_2_LOW: f64 = 6.077_100_506_506_192e-11;
 
-/// x = n·ln 2 + r with whole n: (n, e^r - 1).
+/// Splits x = n·ln 2 + r with whole n; returns n and e^r - 1.
 #[inline(always)]
 fn split_exp<F: Fused>(x: f32) -> (i32, f32) {
     let shifted = fused32::<F>(x, std::f32::consts::LOG2_E, SHIFT32);
@@ -73,14 +72,14 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// `x` inside `low..=high`; NaN stays.
+/// Limits `x` to `low..=high`; NaN stays.
 #[inline(always)]
 fn within(x: f32, low: f32, high: f32) -> f32 {
     let x = if x > high { high } else { x };
     if x < low { low } else { x }
 }
 
-/// x - n·π/2 with n near enough that |r| ≤ π/4, and n in the low bits.
+/// Reduces x to r = x - n·π/2 with |r| ≤ π/4. Returns r, and a number with n in its low bits.
 #[inline(always)]
 fn reduce_angle<F: Fused>(x: f32) -> (f64, u64) {
     let x = f64::from(x);
@@ -98,7 +97,7 @@ fn sin_cos<F: Fused>(r: f64) -> (f64, f64) {
     (sin, cos)
 }
 
-/// The logarithm of any f32 from `log`, that of a positive finite one.
+/// The logarithm of any f32, from a `log` that is right for positive finite numbers.
 #[inline(always)]
 fn any_log(x: f32, log: f64) -> f32 {
     let y = if x > 0.0 { log as f32 } else { f32::NAN };
@@ -107,14 +106,14 @@ fn any_log(x: f32, log: f64) -> f32 {
 }
 
 impl SimdFloat for f32 {
-    // n·PI_2_HIGH is exact up to here.
+    // Up to this magnitude n·PI_2_HIGH is exact.
     const TRIG_MAX: f32 = 1_000_000.0;
 
     #[inline(always)]
     fn exp_in<F: Fused>(self) -> f32 {
-        // e^89 is above every f32, e^-104 below.
+        // e^89 is above every f32, and e^-104 is rounded to 0.
         let (n, expm1) = split_exp::<F>(within(self, -104.0, 89.0));
-        // In two steps, because 2^n itself may be no f32.
+        // Scaled in two steps, because 2^n itself may not be an f32.
         let half = n >> 1;
         (1.0 + expm1) * power_of_two(half) * power_of_two(n.wrapping_sub(half))
     }
@@ -133,7 +132,7 @@ impl SimdFloat for f32 {
     #[inline(always)]
     fn expm1_in<F: Fused>(self) -> f32 {
         let (n, expm1) = split_exp::<F>(within(self, -18.0, 89.0));
-        // Half of it, because 2^128 is no f32 where the result still is.
+        // Uses half of 2^n: 2^128 is not an f32, but the result may still be an f32.
         let scale = power_of_two(n.wrapping_sub(1));
         let y = 2.0 * fused32::<F>(scale, expm1, scale - 0.5);
         if self == 0.0 { self } else { y }
@@ -217,7 +216,7 @@ impl SimdFloat for f32 {
     fn erf_fast_in<F: Fused>(self) -> f32 {
         let s = self * self;
         let y = self * poly32::<F, 6>(s, ERF_OVER) / poly32::<F, 6>(s, ERF_UNDER);
-        // Exactly: what is left of 1 ± erf(x) may be multiplied by a large number.
+        // Exactly 1 or -1: users may multiply 1 ± erf(x) by a large number.
         let y = if self > 3.925 { 1.0 } else { y };
         if self < -3.925 { -1.0 } else { y }
     }
@@ -243,7 +242,7 @@ impl SimdFloat for f32 {
     fn sinh_in<F: Fused>(self) -> f32 {
         let x = f32::abs(self);
         let u = x.expm1_in::<F>();
-        // Beyond, e^x overflows before half of it does.
+        // From 88 on, e^x may overflow although half of it does not.
         let h = (0.5 * x).exp_in::<F>();
         let y = if x < 88.0 { 0.5 * (u + u / (u + 1.0)) } else { 0.5 * h * h };
         y.copysign(self)
@@ -305,7 +304,7 @@ impl SimdFloat for f32 {
     shared!(f32, dispatch_f32);
 }
 
-/// The angle of a tangent x ≥ 0 of an f32's digits, to an f32's digits and a few more.
+/// The angle of a tangent x ≥ 0 with the digits of an f32, a few digits more exact than an f32.
 #[inline(always)]
 fn atan_of<F: Fused>(x: f64) -> f64 {
     const TAN_PI_8: f64 = 0.414_213_562_373_095_03;
@@ -330,16 +329,17 @@ fn atan_of<F: Fused>(x: f64) -> f64 {
 fn log2_of<F: Fused>(x: f64) -> f64 {
     let bits = x.to_bits();
     let shift = bits.wrapping_sub(std::f64::consts::FRAC_1_SQRT_2.to_bits());
-    // The binary exponent, kept in place: 2^52 counts one.
+    // The binary exponent, in its place in the bits: 2^52 stands for one.
     let e = shift & 0xFFF0_0000_0000_0000;
     let m = f64::from_bits(bits.wrapping_sub(e));
-    // As a number: e is a multiple of 2^52 of at most 12 bits, and `SHIFT64` counts ones.
+    // Converts e to a float. e is a multiple of 2^52 with at most 12 bits, and the lowest bit of
+    // `SHIFT64` stands for one.
     let e = f64::from_bits(SHIFT64.to_bits().wrapping_add(signed_top_bits(e))) - SHIFT64;
     let s = (m - 1.0) / (m + 1.0);
     fused64::<F>(s, poly64::<F, 6>(s * s, POW_LOG2), e)
 }
 
-/// 2^x as far as an f32 reaches.
+/// 2^x in the range of an f32.
 #[inline(always)]
 fn exp2_of<F: Fused>(x: f64) -> f64 {
     let y = if x > 200.0 { 200.0 } else { x };

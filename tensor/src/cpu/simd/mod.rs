@@ -17,28 +17,29 @@ use std::arch::x86_64::*;
 use self::x86::*;
 use crate::dtype::{Element, same_type, same_type_mut};
 
-/// No instruction set has more lanes; buffers read by whole vectors keep this much slack.
+/// Largest number of lanes of an instruction set. Buffers that are read by whole vectors have room
+/// for this number of elements at their end.
 pub(crate) const LANE_COUNT_MAX: usize = 16;
 
-/// An instruction set, as far as scalar formulas that the compiler vectorises have to know it:
-/// whether it multiplies and adds in one go (see `math/`).
+/// The property of an instruction set that scalar formulas need: fused multiply-add (see `math/`).
+/// The compiler vectorises these formulas.
 pub(crate) trait Fused {
-    /// `mul_add` is an instruction, not a slow library call.
+    /// True if `mul_add` is an instruction, not a slow library call.
     const IS_FUSED: bool;
 }
 
 /// One instruction set; a value of the type is the proof that the processor has it.
 pub(crate) trait Simd<T>: Copy + Fused {
-    /// `LANE_COUNT` values in a register.
+    /// A register of `LANE_COUNT` values.
     type Vector: Copy;
-    /// Values in a vector.
+    /// Number of values in a vector.
     const LANE_COUNT: usize;
-    /// Vectors that the processor has room for.
+    /// Number of vector registers.
     const REGISTER_COUNT: usize;
     /// A vector with one value in each lane.
     fn splat(self, value: T) -> Self::Vector;
-    /// Runs a kernel as a function of its own: in a large one, a loop that fills the registers is
-    /// likely to keep some of them in memory.
+    /// Runs a kernel as a function of its own. Inside a large function, a loop that fills the
+    /// registers is likely to keep some of its vectors in memory.
     fn call(self, kernel: impl SimdKernel<T>);
     /// The first `LANE_COUNT` values of a slice that has at least as many.
     fn load(self, from: &[T]) -> Self::Vector;
@@ -48,9 +49,9 @@ pub(crate) trait Simd<T>: Copy + Fused {
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// a·b + c in each lane, rounded once where the processor can.
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
-    /// All lanes added up: the second half to the first, until one is left.
+    /// The sum of all lanes. The second half is added to the first, until one lane is left.
     fn sum(self, vector: Self::Vector) -> T;
-    /// Fetches the place of a value into the second-level cache ahead of its use.
+    /// Fetches the memory of a value into the second-level cache ahead of its use.
     #[inline(always)]
     fn fetch<E>(self, _from: &E) {}
     /// The [`sum`](Self::sum) of each vector.
@@ -60,8 +61,8 @@ pub(crate) trait Simd<T>: Copy + Fused {
             *to = self.sum(vector);
         }
     }
-    /// The first `LANE_COUNT` elements of a slice that has at least as many, as numbers of `T`: f32
-    /// where it is a half type.
+    /// The first `LANE_COUNT` elements of a slice that has at least as many, converted to `T`. Half
+    /// types are converted to f32 only.
     #[inline(always)]
     fn widen<E: Element>(self, from: &[E]) -> Self::Vector
     where
@@ -75,8 +76,8 @@ pub(crate) trait Simd<T>: Copy + Fused {
         lanes.iter_mut().zip(from).for_each(|(lane, from)| *lane = from.cast());
         self.load(&lanes)
     }
-    /// Overwrites the first `LANE_COUNT` elements of a slice that has at least as many with what
-    /// [`Element::cast`] makes of the lanes.
+    /// Converts the lanes with [`Element::cast`] and writes them to the first `LANE_COUNT` elements
+    /// of a slice that has at least as many.
     #[inline(always)]
     fn narrow<E: Element>(self, from: Self::Vector, to: &mut [E])
     where
@@ -89,8 +90,8 @@ pub(crate) trait Simd<T>: Copy + Fused {
         self.store(from, &mut lanes);
         to[..Self::LANE_COUNT].iter_mut().zip(lanes).for_each(|(to, lane)| *to = lane.cast());
     }
-    /// Turns a square of `LANE_COUNT` rows: row `r` of `from` starts at `r * from_stride` and
-    /// becomes column `r` of `to`, whose rows are written in their order.
+    /// Transposes a square of `LANE_COUNT` rows: row `r` of `from` starts at `r * from_stride` and
+    /// becomes column `r` of `to`. The rows of `to` are written in order.
     #[inline(always)]
     fn transpose<E: Element>(self, from: &[E], from_stride: usize, to: &mut [T], to_stride: usize)
     where
@@ -104,15 +105,15 @@ pub(crate) trait Simd<T>: Copy + Fused {
     }
 }
 
-/// A loop nest to be compiled for every instruction set. Its methods must be `#[inline(always)]`,
-/// or the vectors end up in functions that may not use their instructions.
+/// A loop nest that is compiled for every instruction set. The methods must be `#[inline(always)]`:
+/// other functions are compiled without the vector instructions.
 pub(crate) trait SimdKernel<T> {
     /// Runs the loops. `ROWS` × `COLS` accumulators and their operands fit the register file; a
-    /// kernel that needs other numbers goes by `REGISTER_COUNT`.
+    /// kernel that needs other numbers derives them from `REGISTER_COUNT`.
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S);
 }
 
-/// No instruction set in particular: short arrays that the compiler vectorises as it can.
+/// Portable vectors: short arrays, which the compiler vectorises as it can.
 #[derive(Clone, Copy)]
 struct Portable;
 
@@ -180,8 +181,8 @@ portable!(f32, f64);
 #[derive(Clone, Copy)]
 struct Avx2(());
 
-/// AVX-512F and VL; made only by [`Avx512::detect`]. Without VL the compiler puts what has a narrow
-/// part into the first sixteen registers, and the rest into memory.
+/// AVX-512F and VL; made only by [`Avx512::detect`]. Without VL the compiler keeps vectors with a
+/// narrow part in the first sixteen registers, and the rest in memory.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct Avx512(());
@@ -290,7 +291,8 @@ macro_rules! x86 {
             }
             #[inline(always)]
             fn fetch<E>(self, from: &E) {
-                // SAFETY: every x86-64 processor has it, and a reference is a valid address.
+                // SAFETY: every x86-64 processor has the instruction, and a reference is a valid
+                // address.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(from).cast()) }
             }
             $(
@@ -397,7 +399,7 @@ pub(super) fn dispatch_f64<K: SimdKernel<f64>>(kernel: K) {
     run_portable(kernel, Portable);
 }
 
-/// True if [`dispatch_pairs`] may be called: products of pairs of bf16 are the faster ones here.
+/// True if [`dispatch_pairs`] may be called: products of bf16 pairs are faster on this processor.
 pub(crate) fn has_pairs() -> bool {
     #[cfg(target_arch = "x86_64")]
     return pairs::Pairs::detect().is_some();
@@ -408,7 +410,7 @@ pub(crate) fn has_pairs() -> bool {
 /// Runs `kernel` with vectors whose `mul_add` adds the products of pairs of bf16.
 ///
 /// # Panics
-/// Without [`has_pairs`].
+/// If [`has_pairs`] is false.
 pub(super) fn dispatch_pairs<K: SimdKernel<f32>>(kernel: K) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = pairs::Pairs::detect() {

@@ -1,4 +1,5 @@
-//! AVX-512 whose lanes hold pairs of bf16 where they are multiplied, and f32 where they are added.
+//! AVX-512 with products of bf16 pairs: factors have pairs of bf16 as lanes, sums have f32 as
+//! lanes.
 
 use std::arch::x86_64::*;
 use std::sync::LazyLock;
@@ -15,13 +16,13 @@ use crate::dtype::{Element, same_type_mut};
 pub(super) struct Pairs(Avx512);
 
 impl Pairs {
-    /// Only processors of AMD do this at the rate of multiply-adds, and so twice their work. On a
-    /// Xeon it took as long as four of them (2026-11-26).
+    /// Only processors of AMD run `vdpbf16ps` at the rate of multiply-adds, and so do twice the
+    /// work. On a Xeon it took as long as four multiply-adds (2026-11-26).
     pub(super) fn detect() -> Option<Self> {
         static IS_FAST: LazyLock<bool> = LazyLock::new(|| {
             let vendor = __cpuid(0);
             let bytes = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
-            // Its result is tested where it is slow, too.
+            // Tests use the instruction on processors where it is slow, too.
             is_x86_feature_detected!("avx512bf16")
                 && (cfg!(test) || bytes.concat() == b"AuthenticAMD")
         });
@@ -29,7 +30,7 @@ impl Pairs {
     }
 }
 
-/// The number of bits by which a test of narrower vectors names pairs.
+/// The number of bits that stands for pairs in tests of narrower vectors.
 pub(super) const PAIRS_BITS: usize = 1024;
 
 impl Fused for Pairs {
@@ -61,7 +62,7 @@ impl Simd<f32> for Pairs {
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
         Simd::<f32>::add(self.0, a, b)
     }
-    /// The products of two pairs each, added to c.
+    /// Adds both products of the pairs of a and b to c, in each lane.
     #[inline(always)]
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
         // SAFETY: needs the instruction set, which `self` proves.
@@ -83,7 +84,7 @@ impl Simd<f32> for Pairs {
     fn widen<E: Element>(self, from: &[E]) -> Self::Vector {
         Simd::<f32>::widen(self.0, from)
     }
-    /// Takes subnormal numbers for 0, as products do.
+    /// Rounds subnormal numbers to 0, as products do.
     #[inline(always)]
     fn narrow<E: Element>(self, from: Self::Vector, to: &mut [E]) {
         match same_type_mut::<E, bf16>(to) {
@@ -97,7 +98,7 @@ impl Simd<f32> for Pairs {
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512bf16")]
 fn mul_add_pairs(a: __m512, b: __m512, c: __m512) -> __m512 {
-    // SAFETY: all are 64 bytes, of which any are a vector of bf16.
+    // SAFETY: both types have 64 bytes, and any bytes are a vector of bf16.
     let [a, b] = [a, b].map(|x| unsafe { std::mem::transmute::<__m512, __m512bh>(x) });
     _mm512_dpbf16_ps(c, a, b)
 }
@@ -107,7 +108,7 @@ fn mul_add_pairs(a: __m512, b: __m512, c: __m512) -> __m512 {
 fn round(from: __m512, to: &mut [bf16]) {
     let to = &mut to[..16];
     let rounded = _mm512_cvtneps_pbh(from);
-    // SAFETY: all are 32 bytes, of which any are a vector of integers.
+    // SAFETY: both types have 32 bytes, and any bytes are a vector of integers.
     let bits = unsafe { std::mem::transmute::<__m256bh, __m256i>(rounded) };
     // SAFETY: the first line checked the length, 32 bytes.
     unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), bits) }

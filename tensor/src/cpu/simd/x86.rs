@@ -1,5 +1,5 @@
-//! Operations that are several instructions of AVX2 or AVX-512: sums over lanes, turned squares,
-//! and conversions of the half types.
+//! Operations that are several instructions of AVX2 or AVX-512: sums over lanes, transposed
+//! squares, and conversions of the half types.
 
 use std::arch::x86_64::*;
 
@@ -30,9 +30,9 @@ pub(super) fn sum_16(lanes: __m512) -> f32 {
     sum_8(_mm256_add_ps(_mm512_castps512_ps256(lanes), after))
 }
 
-/// Sixteen at a time: halves of two vectors are added up in one, then quarters and so on, so that
-/// the lanes of a vector meet in the order of [`sum_16`]. A call, because the loop before it would
-/// have to do with the registers that this leaves.
+/// Sums sixteen vectors at a time. Halves of two vectors are added into one vector, then quarters
+/// and so on, so that the lanes of a vector are added in the order of [`sum_16`]. The function is
+/// not inlined, because it would leave too few registers for the loop before the call.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512vl")]
 pub(super) fn sum_each_16(simd: Avx512, vectors: &[__m512], to: &mut [f32]) {
@@ -58,7 +58,7 @@ pub(super) fn sum_each_16(simd: Avx512, vectors: &[__m512], to: &mut [f32]) {
         }
         let even = _mm512_shuffle_ps::<0x88>(v[0], v[1]);
         let all = _mm512_add_ps(even, _mm512_shuffle_ps::<0xDD>(v[0], v[1]));
-        // Every fourth is the sum of one of the first four vectors, and so on.
+        // Lanes 0, 4, 8 and 12 are the sums of the first four vectors, and so on.
         let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         let mut sums = [0.0f32; 16];
         simd.store(_mm512_permutexvar_ps(order, all), &mut sums);
@@ -66,7 +66,7 @@ pub(super) fn sum_each_16(simd: Avx512, vectors: &[__m512], to: &mut [f32]) {
     }
 }
 
-/// Turns 8 rows of 8: pairs, then fours, then halves change places.
+/// Transposes 8 rows of 8: exchanges pairs, then fours, then halves.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn transpose_8x8<E: Element>(
@@ -102,8 +102,8 @@ pub(super) fn transpose_8x8<E: Element>(
     }
 }
 
-/// Turns 16 rows of 16: pairs, fours, then quarters change places, twice. A call: inside the loops
-/// that pack, long rows took an eighth longer.
+/// Transposes 16 rows of 16: exchanges pairs, then fours, then twice quarters. The function is not
+/// inlined: inside the loops that pack, long rows took an eighth longer.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512vl")]
 pub(super) fn transpose_16x16<E: Element>(
@@ -129,13 +129,13 @@ pub(super) fn transpose_16x16<E: Element>(
         fours[i + 2] = _mm512_shuffle_ps::<0x44>(pairs[i + 1], pairs[i + 3]);
         fours[i + 3] = _mm512_shuffle_ps::<0xEE>(pairs[i + 1], pairs[i + 3]);
     }
-    // Even and odd quarters of the rows above and of those below, ...
+    // Takes even and odd quarters of the rows above and below.
     let mut quarters = fours;
     for i in [0, 1, 2, 3, 8, 9, 10, 11] {
         quarters[i] = _mm512_shuffle_f32x4::<0x88>(fours[i], fours[i + 4]);
         quarters[i + 4] = _mm512_shuffle_f32x4::<0xDD>(fours[i], fours[i + 4]);
     }
-    // ... and the same once more.
+    // Takes even and odd quarters once more.
     let mut columns = quarters;
     for i in 0..8 {
         columns[i] = _mm512_shuffle_f32x4::<0x88>(quarters[i], quarters[i + 8]);
@@ -146,7 +146,7 @@ pub(super) fn transpose_16x16<E: Element>(
     }
 }
 
-/// bf16 is the upper half of an f32; for f16 there is an instruction.
+/// Widens 8 elements. bf16 is the upper half of an f32; f16 has an instruction.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn widen_8<E: Element>(simd: Avx2, from: &[E]) -> __m256 {
@@ -160,7 +160,7 @@ pub(super) fn widen_8<E: Element>(simd: Avx2, from: &[E]) -> __m256 {
     }
 }
 
-/// [`widen_8`] of twice as many.
+/// [`widen_8`] for 16 elements.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
 pub(super) fn widen_16<E: Element>(simd: Avx512, from: &[E]) -> __m512 {
@@ -174,8 +174,8 @@ pub(super) fn widen_16<E: Element>(simd: Avx512, from: &[E]) -> __m512 {
     }
 }
 
-/// To the nearest number of the half type, the even one between two. The instruction for bf16 is
-/// not used, since it makes small numbers 0.
+/// Rounds to the nearest number of the half type; ties go to the even number. The instruction for
+/// bf16 is not used, since it makes subnormal numbers 0.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn narrow_8<E: Element>(simd: Avx2, from: __m256, to: &mut [E]) {
@@ -187,7 +187,7 @@ pub(super) fn narrow_8<E: Element>(simd: Avx2, from: __m256, to: &mut [E]) {
         let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(1 << 22));
         let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(from, from));
         let upper = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, is_nan));
-        // The lower eight of the lanes of each half, then one after the other.
+        // Takes the packed numbers of each half, and puts both halves side by side.
         let packed = _mm256_permute4x64_epi64::<0x08>(_mm256_packus_epi32(upper, upper));
         store_8(_mm256_castsi256_si128(packed), to);
     } else if let Some(to) = same_type_mut::<E, f16>(to) {
@@ -199,7 +199,7 @@ pub(super) fn narrow_8<E: Element>(simd: Avx2, from: __m256, to: &mut [E]) {
     }
 }
 
-/// [`narrow_8`] of twice as many.
+/// [`narrow_8`] for 16 lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
 pub(super) fn narrow_16<E: Element>(simd: Avx512, from: __m512, to: &mut [E]) {

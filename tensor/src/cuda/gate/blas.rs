@@ -17,8 +17,8 @@ use super::blas_plan::{Call, Key, ProductPlan};
 use crate::dtype::DType;
 use crate::write_mode::WriteMode;
 
-/// File names of the library, each with the first CUDA version that has it. The last name is that
-/// of an installation for developers, of any version.
+/// File names of the library, each with the first CUDA version that has it. The last name is the
+/// name in an installation for developers, of any version.
 #[cfg(windows)]
 const NAMES: [(&str, usize); 2] = [("cublasLt64_13.dll", 13_000), ("cublasLt64_12.dll", 12_000)];
 #[cfg(not(windows))]
@@ -29,8 +29,8 @@ const NAMES: [(&str, usize); 4] = [
     ("libcublasLt.so", 0),
 ];
 
-/// Plans that are kept. A training has a few for each layer; a program that makes up shapes without
-/// end starts again.
+/// Largest number of plans that are kept. A training has a few for each layer. All plans are
+/// dropped when a program with ever new shapes reaches the limit.
 const PLANS_MAX: usize = 1024;
 
 function_table! {
@@ -73,46 +73,46 @@ pub(super) struct Choice {
     reserved: [c_int; 4],
 }
 
-/// Precision of f32 factors, whose sums are of f32 in any case. Other types keep theirs: half types
-/// are summed in f32, f64 in f64.
+/// Precision of f32 factors, whose sums are of f32 in any case. Factors of other types are not
+/// rounded: half types are summed in f32, f64 in f64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Precision {
-    /// As they are.
+    /// The factors are not rounded.
     F32,
-    /// Rounded to 10 bits of mantissa, on tensor cores.
+    /// The factors are rounded to 10 bits of mantissa, for tensor cores.
     Tf32,
 }
 
-/// The storage of a factor.
+/// The order of a factor in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
-    /// Row by row, as the product takes it.
+    /// Row by row.
     Rows,
-    /// Column by column: what is stored is its transpose.
+    /// Column by column, which is the transpose row by row.
     Columns,
 }
 
-/// A factor or the result, in elements. What is stored has its rows one after the other.
+/// Layout of a factor or of the result, in elements. Stored rows lie one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MatrixLayout {
     /// The order in memory; a result has `Rows`.
     pub order: Order,
-    /// From one stored row to the next; at least its length.
+    /// Distance from one stored row to the next; at least the length of a row.
     pub leading: usize,
-    /// From one matrix of the batch to the next; 0 repeats a factor.
+    /// Distance from one matrix of the batch to the next; 0 repeats a factor.
     pub batch_stride: usize,
 }
 
-/// An operation of a product beside its sums, with a vector of the result's type.
+/// An operation of a product in addition to its sums, with a vector of the result's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Epilogue {
-    /// Nothing.
+    /// No epilogue.
     Nothing,
-    /// Adds a vector of `n` elements to every row; not with an old `y`.
+    /// Adds a vector of `n` elements to every row. Not for a product that is added to `y`.
     Bias,
-    /// Writes the sums of the rows of `a`, `m` elements: of one matrix, and not with an old `y`.
-    /// With a layer's output gradient as `aᵀ` they are its bias' gradient. The library has it where
-    /// sums are of f32.
+    /// Writes the sums of the rows of `a`, `m` elements. Only for a single matrix, and not for a
+    /// product that is added to `y`. If `aᵀ` is the gradient of a layer's output, the sums are the
+    /// gradient of the layer's bias. The library supports this epilogue for sums of f32.
     RowSums,
 }
 
@@ -122,7 +122,7 @@ pub enum Epilogue {
 /// `a: [batch, m, k]`, `b: [batch, k, n]`, `y: [batch, m, n]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Product {
-    /// Matrices.
+    /// Number of matrices.
     pub batch: usize,
     /// Rows of `a` and `y`.
     pub m: usize,
@@ -132,7 +132,8 @@ pub struct Product {
     pub k: usize,
     /// Type of the factors, a float.
     pub factors: DType,
-    /// Type of the result and the vector: that of the factors, or f32 for those of a half type.
+    /// Type of the result and of the vector: the type of the factors, or f32 for factors of a half
+    /// type.
     pub result: DType,
     /// The result, whose matrices do not overlap.
     pub y: MatrixLayout,
@@ -142,20 +143,20 @@ pub struct Product {
     pub b: MatrixLayout,
     /// Precision of the factors.
     pub precision: Precision,
-    /// The use of the old `y`.
+    /// The treatment of the old `y`, which is overwritten or added to.
     pub start: WriteMode,
-    /// The operation beside the sums.
+    /// The operation in addition to the sums.
     pub epilogue: Epilogue,
 }
 
-/// Bytes of a block.
+/// A range of bytes in a block.
 pub type BlockBytes<'a> = (&'a Buffer, Range<usize>);
 
-/// Operands of a [`Product`]. They start at the first byte of their range, at a multiple of an
-/// element's size.
+/// Operands of a [`Product`]. Each operand starts at the first byte of its range, at a multiple of
+/// an element's size.
 #[derive(Clone, Debug)]
 pub struct ProductOperands<'a> {
-    /// Written; no byte of it is of a factor.
+    /// The result, which is written and shares no byte with a factor.
     pub y: BlockBytes<'a>,
     /// The left factor.
     pub a: BlockBytes<'a>,
@@ -163,21 +164,21 @@ pub struct ProductOperands<'a> {
     pub b: BlockBytes<'a>,
     /// The epilogue's elements, which lie side by side.
     pub vector: Option<BlockBytes<'a>>,
-    /// Memory that nothing else on the stream or beside it uses, at a multiple of 256; its length
-    /// is part of the plan. May be empty: fewer kernels can be chosen then.
+    /// Memory that no other work uses, on this stream or another, at a multiple of 256. The length
+    /// is part of the plan. If the workspace is empty, fewer kernels can be chosen.
     pub workspace: BlockBytes<'a>,
 }
 
 /// Numbers of plans that were made and found again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanCounts {
-    /// Calls that had to make a plan.
+    /// Number of calls that made a plan.
     pub made: u64,
-    /// Calls that found one.
+    /// Number of calls that found a plan.
     pub found: u64,
 }
 
-/// cuBLASLt on one device. Clones are handles to the same, with the same plans.
+/// cuBLASLt on one device. Clones share the library and its plans.
 #[derive(Clone)]
 pub struct Blas {
     shared: Arc<Shared>,
@@ -194,10 +195,10 @@ struct Shared {
 /// The library's state for a device.
 struct Handle(*mut c_void);
 
-// SAFETY: the pointer is a name that only the library follows, which allows a handle to be used
+// SAFETY: only the library dereferences the pointer, and the library allows a handle to be used
 // from any thread (cuBLASLt documentation, "Thread Safety").
 unsafe impl Send for Handle {}
-// SAFETY: a shared handle yields a copy of the name and nothing else; see `Send` for its use.
+// SAFETY: a shared handle yields a copy of the pointer and nothing else; see `Send` for its use.
 unsafe impl Sync for Handle {}
 
 #[derive(Default)]
@@ -207,14 +208,14 @@ struct Plans {
 }
 
 impl Blas {
-    /// The library that goes with a device's driver: of the same major version of CUDA or an
-    /// earlier one.
+    /// Loads the library for a device's driver: of the same major version of CUDA or an earlier
+    /// one.
     ///
     /// The library keeps some memory of the device outside any budget, beside the context's.
     ///
     /// # Errors
-    /// `Missing` where there is none, `NewerThanDriver` where there is only a later one; or it does
-    /// not start.
+    /// `Missing` if there is no library, `NewerThanDriver` if there is only a later version; or the
+    /// library does not start.
     pub fn of(device: &CudaDevice) -> Result<Blas, BlasError> {
         let driver_version = device.driver().version()?;
         let serves = |version: usize| version / 1000 <= driver_version / 1000;
@@ -224,9 +225,9 @@ impl Blas {
             Ok(found) => found,
             Err(missing) => return Err(newer_or(missing, device.driver(), driver_version)),
         };
-        // SAFETY: 1. a library with these names is cuBLASLt: that is what the search, or the one
-        // who named the folder, promises, and each function has had its type since CUDA 11. 2. It
-        // is never closed: it is forgotten below.
+        // SAFETY: 1. a library with these names is cuBLASLt: the search, or the user who named the
+        // folder, promises so. Each function has had its type since CUDA 11. 2. The library is
+        // never closed: it is forgotten below.
         let table = unsafe { BlasTable::load(&library) };
         let missing_symbol = |symbol| MissingLibrary::MissingSymbol { path: path.clone(), symbol };
         let table = table.map_err(missing_symbol)?;
@@ -247,15 +248,15 @@ impl Blas {
         Ok(Blas { shared: Arc::new(Shared { call, handle, version, path, plans }) })
     }
 
-    /// Enqueues a product on a stream of the device. The first of its kind is planned, which takes
-    /// the host some microseconds.
+    /// Enqueues a product on a stream of the device. The first product of its kind is planned,
+    /// which takes the host some microseconds.
     ///
     /// # Streams
-    /// As with [launches](super::Function::launch): a block that is used on another stream than its
-    /// own has to be told so, and the stream has to wait for earlier work on the block.
+    /// As with [launches](super::Function::launch): a block that is used on a stream other than its
+    /// own needs `Buffer::record_use`, and the stream has to wait for earlier work on the block.
     ///
     /// # Errors
-    /// `Layout`, `Short`; `NoPlan` where one's own kernel has to do it; a call failed.
+    /// `Layout`, `Short`; `NoPlan` if the caller has to use its own kernel; or a call failed.
     pub fn enqueue(
         &self,
         streams: &CudaStreams,
@@ -274,7 +275,7 @@ impl Blas {
             (a, factor_bytes),
             (b, factor_bytes),
             (workspace, 256),
-            // One that is there in any case, where none is asked for.
+            // Without a vector, `y` takes its place, because `y` always exists.
             (vector.as_ref().unwrap_or(y), result_bytes),
         ];
         let places = self.places(streams, places)?;
@@ -304,17 +305,16 @@ impl Blas {
         let scalars = Scalars::of(product);
         let (alpha, beta) = scalars.pointers();
         let [y, a, b, workspace, vector] = [y, a, b, workspace, vector].map(pointer);
-        // Work that another thread enqueues by the same plan waits until the library has read the
-        // place of the vector.
+        // Other threads with this plan wait until the library has read the address of the vector.
         let operation = plan.operation();
         operation.set_vector(vector)?;
         let handle = self.shared.handle.0;
         self.shared.call.make("cublasLtMatmul", |table| {
             let [y_layout, first, second] = plan.layouts();
-            // SAFETY: 1. handle and plan are live, and what the layouts cover is inside the ranges
-            // that were checked above to be of live blocks of this device. 2. The scalars are read
-            // now, the algorithm was chosen for this plan. 3. What is written is memory that no
-            // reference of this process leads to.
+            // SAFETY: 1. handle and plan are live, and the layouts cover bytes inside the ranges,
+            // which were checked above to be of live blocks of this device. 2. The scalars are read
+            // now, and the algorithm was chosen for this plan. 3. No reference of this process
+            // leads to the memory that is written.
             unsafe {
                 (table.multiply)(
                     handle,
@@ -343,12 +343,12 @@ impl Blas {
         self.shared.call.device()
     }
 
-    /// The library's version as it numbers itself; 0 if it does not.
+    /// The version number that the library reports; 0 if it reports none.
     pub fn version(&self) -> usize {
         self.shared.version
     }
 
-    /// The library's file, or its name where the system's loader found it.
+    /// The path of the library's file, or only its name if the system's loader found it.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
@@ -423,7 +423,7 @@ impl fmt::Debug for Blas {
     }
 }
 
-/// A number that the library tells of itself; 0 if it has no such function.
+/// A version number that a function of the library returns; 0 if there is no such function.
 fn number_of(library: &Library, symbol: &str) -> usize {
     // SAFETY: in every version that has it, the function takes nothing and returns a size.
     match unsafe { library.get::<unsafe extern "C" fn() -> usize>(symbol) } {
@@ -433,8 +433,8 @@ fn number_of(library: &Library, symbol: &str) -> usize {
     }
 }
 
-/// The error of a library that is later than the driver serves, if a folder has one; else the error
-/// of the search.
+/// `NewerThanDriver` if a folder has a library that is too new for the driver; else the error of
+/// the search.
 fn newer_or(missing: MissingLibrary, driver: &Driver, driver_version: usize) -> BlasError {
     let is_later = |version: usize| version / 1000 > driver_version / 1000;
     let mut later = NAMES.iter().filter(|(_, version)| is_later(*version));
@@ -473,8 +473,8 @@ fn pointer(address: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(address as usize)
 }
 
-/// True if a batch of matrices lies inside its bytes, with rows that do not reach into the next;
-/// matrices of the result do not either.
+/// `Ok` if a batch of matrices lies inside its bytes and no row overlaps the next row. The matrices
+/// of a result must not overlap each other either.
 fn fits(
     operand: &'static str,
     layout: MatrixLayout,

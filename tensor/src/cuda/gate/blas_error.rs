@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use lowtide_allocator::cuda::{CudaError, MissingLibrary};
 
-/// Why a product was not enqueued. Nothing was then.
+/// Reasons why a product was not enqueued. After an error nothing was enqueued.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BlasError {
@@ -20,16 +20,17 @@ pub enum BlasError {
         path: PathBuf,
         /// 1000 times the major number and 10 times the minor one.
         version: usize,
-        /// The version that the driver serves, in the same form.
+        /// The CUDA version that the driver serves, in the form of `version`.
         driver_version: usize,
     },
-    /// The library has no way to do this product within the workspace; one's own kernel has to.
+    /// The library cannot do this product within the workspace, so the caller has to use its own
+    /// kernel.
     #[error("cuBLASLt has no way to do this product in {workspace_bytes} bytes of workspace")]
     NoPlan {
         /// Workspace that the library was given.
         workspace_bytes: usize,
     },
-    /// A row is longer than the way to the next one, or a number too large for the library.
+    /// A row is longer than the distance to the next row, or a number is too large for the library.
     #[error("operand {operand} has no layout of cuBLASLt")]
     Layout {
         /// `y`, `a` or `b`.
@@ -40,7 +41,7 @@ pub enum BlasError {
     Short {
         /// `y`, `a` or `b`.
         operand: &'static str,
-        /// From its first element to the end of the last one.
+        /// Bytes from the first element to the end of the last one.
         needed_bytes: usize,
         /// Length of the range.
         given_bytes: usize,
@@ -52,7 +53,7 @@ pub enum BlasError {
         call: &'static str,
         /// Code that the function returned.
         code: i32,
-        /// NVIDIA's name for it.
+        /// NVIDIA's name of the code.
         name: &'static str,
     },
     /// The driver refused, or an operand is no memory of the device.
@@ -83,8 +84,8 @@ const INTERNAL_ERROR: i32 = 14;
 const NOT_SUPPORTED: i32 = 15;
 
 impl BlasError {
-    /// True if one's own kernel can do what the library cannot: the library cannot be used at all,
-    /// has no plan for the product, or takes it for a wrong one.
+    /// True if a kernel of the caller can replace the library: the library cannot be used at all,
+    /// has no plan for the product, or rejects the product as invalid.
     pub fn is_unsupported(&self) -> bool {
         match self {
             BlasError::NoPlan { .. } | BlasError::Layout { .. } => true,
@@ -105,12 +106,13 @@ impl BlasError {
         }
     }
 
-    /// True if the library says that it does not do such a product.
+    /// True if the library reports that it does not support such a product.
     pub(super) fn is_of_product(&self) -> bool {
         matches!(self, BlasError::Call { code: NOT_SUPPORTED, .. })
     }
 
-    /// True if there was no memory for the library's own state: less of it, or later, may do.
+    /// True if the library had no memory for its own state. A smaller or a later request may
+    /// succeed.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             BlasError::Call { code, .. } => *code == ALLOC_FAILED,
@@ -119,13 +121,14 @@ impl BlasError {
         }
     }
 
-    /// True if the driver says that the device's context is lost. The library does not say so: its
-    /// `EXECUTION_FAILED` may mean that, which the next call of the driver reports.
+    /// True if the driver reports that the device's context is lost. The library does not report a
+    /// lost context: `EXECUTION_FAILED` may mean one, and then the next call of the driver reports
+    /// it.
     pub fn is_fault(&self) -> bool {
         matches!(self, BlasError::Driver(error) if error.is_fault())
     }
 
-    /// The error of a call that returned `code`, if it is one.
+    /// `Err` if the code that a call returned is an error.
     pub(super) fn check(call: &'static str, code: i32) -> Result<(), BlasError> {
         if code == 0 {
             return Ok(());

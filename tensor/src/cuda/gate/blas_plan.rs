@@ -1,7 +1,7 @@
-//! One product as cuBLASLt knows it: descriptions, and the kernel that was chosen.
+//! One product in the terms of cuBLASLt: descriptions, and the chosen kernel.
 //!
-//! The library has columns one after the other. A matrix by rows is the transpose of one by
-//! columns, so it is asked for `yᵀ = bᵀ·aᵀ`: the first factor is `b`, the second `a`.
+//! The library stores matrices column by column. A matrix by rows is the transpose of a matrix by
+//! columns, so the library computes `yᵀ = bᵀ·aᵀ`: its first factor is `b`, its second `a`.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,17 +31,17 @@ const EPILOGUE_BIAS_GRADIENT_B: c_int = 512;
 const LAYOUT_BATCH_COUNT: c_int = 5;
 const LAYOUT_BATCH_STRIDE: c_int = 6;
 const PREFERENCE_WORKSPACE_BYTES: c_int = 1;
-/// The attribute of A; those of B, C and D follow.
+/// The attribute of A; the attributes of B, C and D follow.
 const PREFERENCE_ALIGNMENT_A: c_int = 5;
 
-/// An address at a multiple of more than 256 serves no kernel better.
+/// No kernel gains from an alignment of more than 256.
 const ALIGNMENT_BITS_MAX: u32 = 8;
 
-/// All that decides a plan.
+/// Everything that a plan depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     product: Product,
-    /// Alignments of `y`, `a`, `b` and the vector: the library takes 256 where it is not told.
+    /// Alignments of `y`, `a`, `b` and the vector: by default the library assumes 256.
     alignments: [u32; 4],
     workspace_bytes: usize,
 }
@@ -61,7 +61,7 @@ impl Key {
     }
 }
 
-/// The handle of the library.
+/// The functions of the library, and the device that they work on.
 #[derive(Clone)]
 pub(super) struct Call {
     device: CudaDevice,
@@ -87,8 +87,8 @@ impl Call {
         BlasError::check(name, code)
     }
 
-    /// Makes a call that gives something back, a second time where it fails; there is no caller to
-    /// tell if that does, too.
+    /// Makes a call that releases something, and repeats the call once if it fails. There is no
+    /// caller to report a second failure to.
     pub(super) fn give_back(&self, name: &'static str, mut work: impl FnMut(&BlasTable) -> c_int) {
         let _ = self.make(name, &mut work).or_else(|_| self.make(name, work));
     }
@@ -102,17 +102,18 @@ enum Kind {
     Preference,
 }
 
-/// Something that the library describes products with.
+/// An object of the library that describes a part of a product.
 struct Description {
     call: Call,
     kind: Kind,
     handle: *mut c_void,
 }
 
-// SAFETY: the pointer is a name of memory of the host that only the library follows, and that
-// nothing changes once it is set up; any thread may pass it on.
+// SAFETY: only the library dereferences the pointer, which leads to memory of the host that nothing
+// changes once it is set up. Any thread may pass it on.
 unsafe impl Send for Description {}
-// SAFETY: a shared description yields a copy of the name and nothing else; see `Send` for its use.
+// SAFETY: a shared description yields a copy of the pointer and nothing else; see `Send` for its
+// use.
 unsafe impl Sync for Description {}
 
 impl Description {
@@ -223,7 +224,7 @@ pub(super) struct Operation<'a> {
 }
 
 impl Operation<'_> {
-    /// Says where the vector of the next product is, if its epilogue has one.
+    /// Sets the address of the bias vector for the next product, if its epilogue has a bias.
     pub(super) fn set_vector(&self, vector: *mut c_void) -> Result<(), BlasError> {
         if self.has_vector { self.description.set(OPERATION_BIAS, vector) } else { Ok(()) }
     }
@@ -233,9 +234,9 @@ impl Operation<'_> {
     }
 }
 
-/// A product that only lacks its operands.
+/// The plan of a product, without its operands.
 pub(super) struct ProductPlan {
-    /// The library reads where the vector is from here, when it is called.
+    /// During a call the library reads the address of the vector from here.
     operation: Mutex<Description>,
     has_vector: bool,
     /// Layouts of `y`, the first factor and the second.
@@ -271,7 +272,7 @@ impl ProductPlan {
         };
         if let Some(epilogue) = epilogue {
             operation.set(OPERATION_EPILOGUE, epilogue)?;
-            // An address as aligned as that of each product by this plan.
+            // An address with the alignment that each product by this plan has.
             let address: *mut c_void = std::ptr::without_provenance_mut(vector as usize);
             operation.set(OPERATION_BIAS, address)?;
         }
@@ -325,7 +326,7 @@ impl ProductPlan {
         &raw const self.algorithm
     }
 
-    /// The choice as numbers, to compare.
+    /// The chosen algorithm as numbers, to compare.
     pub(super) fn words(&self) -> [u64; 8] {
         self.algorithm
     }

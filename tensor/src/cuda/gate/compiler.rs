@@ -1,4 +1,4 @@
-//! NVRTC, the compiler that makes code for a device out of CUDA C while a program runs.
+//! NVRTC, the compiler of CUDA C for a device, used while a program runs.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fmt;
@@ -10,8 +10,8 @@ use thiserror::Error;
 use lowtide_allocator::cuda::{Architecture, CudaError, Driver, Libraries, MissingLibrary};
 use lowtide_allocator::function_table;
 
-/// File names of the library, each with the first CUDA version that has it. The last name is that
-/// of an installation for developers, of any version.
+/// File names of the library, each with the first CUDA version that has it. The last name is the
+/// name in an installation for developers, of any version.
 #[cfg(windows)]
 const NAMES: [(&str, usize); 2] = [("nvrtc64_130_0.dll", 13_000), ("nvrtc64_120_0.dll", 12_000)];
 #[cfg(not(windows))]
@@ -22,10 +22,11 @@ const NAMES: [(&str, usize); 4] = [
     ("libnvrtc.so", 0),
 ];
 
-/// The library that the compiler itself asks the system's loader for.
+/// The library that the compiler itself loads through the system's loader.
 const BUILTINS: &str = "libnvrtc-builtins.so";
 
-/// Version numbers of one major. A later major may compile code that this driver does not load.
+/// Number of version numbers of one major version. A later major may compile code that this driver
+/// does not load.
 const VERSIONS_OF_A_MAJOR: usize = 1000;
 
 function_table! {
@@ -50,7 +51,7 @@ function_table! {
     }
 }
 
-/// NVRTC as found on this machine. Clones are handles to the same.
+/// NVRTC as found on this machine. Clones share the library.
 ///
 /// # Examples
 /// ```no_run
@@ -74,7 +75,7 @@ struct Loaded {
     version: usize,
 }
 
-/// Something to compile.
+/// A program to compile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSource<'a> {
     /// Name of the program in messages.
@@ -85,24 +86,24 @@ pub struct KernelSource<'a> {
     pub options: &'a [&'a str],
 }
 
-/// Why there is no code for a device.
+/// Reasons why there is no code for a device.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CompileError {
-    /// There is no compiler on this machine, or none that can be used.
+    /// There is no compiler on this machine, or it cannot be used.
     #[error("no compiler NVRTC: {0}")]
     Missing(#[from] MissingLibrary),
-    /// Its code may be none for the driver.
+    /// The compiler is newer than the driver, which may refuse its code.
     #[error("NVRTC {path:?} is of CUDA {version}, the driver of CUDA {driver_version}")]
     NewerThanDriver {
         /// Path of the library's file.
         path: PathBuf,
         /// 1000 times the major number and 10 times the minor one.
         version: usize,
-        /// The version that the driver serves, in the same form.
+        /// The CUDA version that the driver serves, in the form of `version`.
         driver_version: usize,
     },
-    /// The device does not say what it is, as the pretend device.
+    /// The device reports no architecture, like the pretend device.
     #[error("the device names no architecture to compile for")]
     NoArchitecture,
     /// The compiler is older than the device.
@@ -113,12 +114,12 @@ pub enum CompileError {
         /// Version of the compiler.
         version: usize,
     },
-    /// The source is wrong, or an option.
+    /// The source or an option is wrong.
     #[error("{program} does not compile for {architecture}:\n{log}")]
     Refused {
         /// Name of the program.
         program: String,
-        /// Architecture that it was to be compiled for.
+        /// Architecture that the program was compiled for.
         architecture: Architecture,
         /// Message of the compiler.
         log: String,
@@ -130,29 +131,29 @@ pub enum CompileError {
         call: &'static str,
         /// Code that the function returned.
         code: i32,
-        /// NVIDIA's name for it.
+        /// NVIDIA's name of the code.
         name: &'static str,
     },
-    /// The driver refused to tell about its device.
+    /// The driver refused a query about its device.
     #[error(transparent)]
     Driver(#[from] CudaError),
 }
 
 impl Compiler {
-    /// The compiler that is found first, of any version.
+    /// Opens the compiler that is found first, of any version.
     ///
     /// # Errors
-    /// `Missing` where there is none; it does not say its version.
+    /// `Missing` if there is no compiler; or the compiler does not report its version.
     pub fn open(libraries: &Libraries) -> Result<Compiler, CompileError> {
         Compiler::named(libraries, &NAMES.map(|(name, _)| name))
     }
 
-    /// The compiler that goes with a driver: where that was looked for, and of the same major
-    /// version of CUDA or an earlier one.
+    /// Opens the compiler for a driver, of the same major version of CUDA or an earlier one. The
+    /// search goes through the folders in which the driver was searched.
     ///
     /// # Errors
-    /// `Missing` where there is none, `NewerThanDriver` where there is only a later one; or a call
-    /// failed.
+    /// `Missing` if there is no compiler, `NewerThanDriver` if there is only a later version; or a
+    /// call failed.
     pub fn of(driver: &Driver) -> Result<Compiler, CompileError> {
         let driver_version = driver.version()?;
         let can_serve =
@@ -172,8 +173,8 @@ impl Compiler {
             keep_builtins_of(folder);
         }
         let (library, path) = libraries.load(names)?;
-        // SAFETY: 1. a library with these names is NVRTC: that is what the search, or the one who
-        // named the folder, promises, and each function has had its type since CUDA 11.1. 2. It is
+        // SAFETY: 1. a library with these names is NVRTC: the search, or the user who named the
+        // folder, promises so. Each function has had its type since CUDA 11.1. 2. The library is
         // never closed: it is forgotten below.
         let table = unsafe { Nvrtc::load(&library) };
         let table =
@@ -187,25 +188,25 @@ impl Compiler {
         Ok(Compiler { loaded: Arc::new(Loaded { table, path, version }) })
     }
 
-    /// The library's file, or its name where the system's loader found it.
+    /// The path of the library's file, or only its name if the system's loader found it.
     pub fn path(&self) -> &Path {
         &self.loaded.path
     }
 
-    /// The version of CUDA that it is of: 1000 times the major number and 10 times the minor one.
+    /// The compiler's version of CUDA: 1000 times the major number and 10 times the minor one.
     pub fn version(&self) -> usize {
         self.loaded.version
     }
 
-    /// Code for just this architecture, a cubin, as
+    /// Compiles a program to a cubin for just this architecture, as
     /// [`Module::load`](super::Module::load) takes it.
     ///
     /// # Errors
-    /// `Refused` with what the compiler says, where the source is wrong; `UnknownArchitecture`; or
-    /// a call failed.
+    /// `Refused` with the compiler's message if the source is wrong; `UnknownArchitecture`; or a
+    /// call failed.
     ///
     /// # Panics
-    /// Name, source or an option has a zero inside.
+    /// If name, source or an option has a zero inside.
     pub fn compile(
         &self,
         program: &KernelSource<'_>,
@@ -232,7 +233,7 @@ impl Compiler {
         }
     }
 
-    /// The architectures that it compiles for; `None` if it cannot tell.
+    /// The architectures that the compiler supports; `None` if it cannot list them.
     fn architectures(&self) -> Result<Option<Vec<Architecture>>, CompileError> {
         let Nvrtc { architecture_count, architectures, .. } = &self.loaded.table;
         let Some((count_of, read)) = architecture_count.zip(*architectures) else {
@@ -314,11 +315,11 @@ impl Drop for Job<'_> {
     }
 }
 
-/// Loads what the compiler asks the system's loader for, where that would not look for it.
+/// Loads the compiler's own library from a folder that the system's loader would not search.
 fn keep_builtins_of(folder: &Path) {
     for path in Libraries::entries(folder) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        // Without it, compiling says what is missing.
+        // Without this library, compiling fails with an error that names it.
         if name.starts_with(BUILTINS)
             && let Ok(library) = Libraries::open(&path)
         {

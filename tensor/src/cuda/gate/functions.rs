@@ -25,13 +25,13 @@ function_table! {
     some have {
         // Since CUDA 12.4.
         parameter = "cuFuncGetParamInfo" (CUfunction, usize, *mut usize, *mut usize);
-        // The pretend driver alone, see `Extent`.
+        // Only the pretend driver has this function, see `Extent`.
         extents = "pretend_extents" (*const Extent, usize);
     }
 }
 
 impl Functions {
-    /// Looks the functions up in the library that is loaded.
+    /// Looks the functions up in the driver's library.
     ///
     /// # Errors
     /// `MissingSymbol` with the first function that the library does not have.
@@ -44,8 +44,8 @@ impl Functions {
     }
 }
 
-/// Bytes that a launch may use: where, how many, and whether it may write them. The pretend driver
-/// is told before each launch; a real one sees addresses alone.
+/// A range of bytes that a launch may use: the address, the size, and the permission to write. The
+/// pretend driver gets these ranges before each launch. A real driver sees addresses alone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Extent {

@@ -13,11 +13,11 @@ use lowtide_allocator::cuda::{Architecture, CudaDevice};
 /// The beginning of every file. Other formats of later versions begin with another mark.
 const MARK: &[u8; 16] = b"lowtide kernel 1";
 
-/// A folder for compiled kernels. Anything in it may be removed at any time.
+/// A folder for compiled kernels. Any file may be removed at any time.
 ///
 /// A file is named after the program and a hash of all that decides its code: source, options,
-/// version of the compiler, architecture, and this crate's version. It appears whole or not at all,
-/// and what does not have the right checksum is made again. A folder that cannot be written is no
+/// version of the compiler, architecture, and this crate's version. A file appears whole or not at
+/// all, and a file with a wrong checksum is made again. A folder that cannot be written is no
 /// error: nothing is kept then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelCache {
@@ -25,23 +25,23 @@ pub struct KernelCache {
 }
 
 impl KernelCache {
-    /// The variable that names the folder; empty for none.
+    /// The environment variable that names the folder; an empty value means no cache.
     pub const VARIABLE: &'static str = "LOWTIDE_KERNEL_CACHE";
 
-    /// In the folder of [`VARIABLE`](Self::VARIABLE), else in `lowtide/kernels` of the user's
-    /// cache: `XDG_CACHE_HOME`, else `.cache` in `HOME` (XDG Base Directory Specification 0.8);
-    /// nowhere without any of them.
+    /// A cache in the folder of [`VARIABLE`](Self::VARIABLE), else in `lowtide/kernels` of the
+    /// user's cache: `XDG_CACHE_HOME`, else `.cache` in `HOME` (XDG Base Directory Specification
+    /// 0.8). No cache if none of these variables is set.
     pub fn from_environment() -> KernelCache {
         let values = [KernelCache::VARIABLE, "XDG_CACHE_HOME", "HOME"].map(env::var_os);
         KernelCache::from_values(values)
     }
 
-    /// In this folder, which is made when something is kept.
+    /// A cache in this folder, which is made when the first file is kept.
     pub fn in_folder(folder: impl Into<PathBuf>) -> KernelCache {
         KernelCache { folder: Some(folder.into()) }
     }
 
-    /// Nowhere: every process compiles.
+    /// No cache: every process compiles.
     pub fn nowhere() -> KernelCache {
         KernelCache { folder: None }
     }
@@ -64,7 +64,7 @@ impl KernelCache {
         KernelCache { folder: cache.map(|cache| cache.join("lowtide").join("kernels")) }
     }
 
-    /// The code that was kept under a key; else the code that `make` makes, which is kept.
+    /// The code that was kept under a key; else `make` makes the code, which is then kept.
     fn get_or_make(
         &self,
         name: &str,
@@ -86,7 +86,7 @@ impl KernelCache {
     }
 }
 
-/// The compiler of one device, with what it made before.
+/// The compiler for one architecture, with a cache of compiled code.
 #[derive(Clone, Debug)]
 pub struct KernelCompiler {
     compiler: Compiler,
@@ -95,10 +95,10 @@ pub struct KernelCompiler {
 }
 
 impl KernelCompiler {
-    /// For just this device, with the compiler that goes with its driver.
+    /// The compiler for just this device, of a version that its driver can use.
     ///
     /// # Errors
-    /// There is no compiler that its driver can use, the device does not say what it is, or a call
+    /// There is no compiler that the driver can use, the device reports no architecture, or a call
     /// failed.
     pub fn of(device: &CudaDevice, cache: KernelCache) -> Result<KernelCompiler, CompileError> {
         let architecture = device.architecture()?.ok_or(CompileError::NoArchitecture)?;
@@ -106,7 +106,7 @@ impl KernelCompiler {
         Ok(KernelCompiler { compiler, architecture, cache })
     }
 
-    /// For an architecture, with any compiler.
+    /// A compiler of any version, for an architecture.
     pub fn with(
         compiler: Compiler,
         architecture: Architecture,
@@ -115,13 +115,13 @@ impl KernelCompiler {
         KernelCompiler { compiler, architecture, cache }
     }
 
-    /// The code of a program, of the cache or compiled now.
+    /// The code of a program, from the cache or compiled now.
     ///
     /// # Errors
-    /// As [`Compiler::compile`].
+    /// As for [`Compiler::compile`].
     ///
     /// # Panics
-    /// As [`Compiler::compile`].
+    /// As for [`Compiler::compile`].
     pub fn cubin(&self, program: &KernelSource<'_>) -> Result<Vec<u8>, CompileError> {
         let KernelSource { name, source, options } = program;
         let (version, architecture) = (self.compiler.version(), self.architecture);
@@ -132,7 +132,7 @@ impl KernelCompiler {
         self.cache.get_or_make(name, &key, || self.compiler.compile(program, architecture))
     }
 
-    /// The architecture that it compiles for.
+    /// The architecture that kernels are compiled for.
     pub fn architecture(&self) -> Architecture {
         self.architecture
     }
@@ -142,26 +142,26 @@ impl KernelCompiler {
         &self.compiler
     }
 
-    /// The cache that keeps its code.
+    /// The cache that keeps the compiled code.
     pub fn cache(&self) -> &KernelCache {
         &self.cache
     }
 }
 
-/// The mark, the key, a hash of key and code, the code.
+/// The contents of a file: the mark, the key, a hash of key and code, the code.
 fn file_of(code: &[u8], key: u128) -> Vec<u8> {
     let key = key.to_le_bytes();
     [MARK, &key, &hash(&[&key, code]).to_le_bytes(), code].concat()
 }
 
-/// The code in a file that is whole, and kept under this key.
+/// The code in a file; `None` if the file is damaged or has another key.
 fn code_of(file: &[u8], key: u128) -> Option<Vec<u8>> {
     let code = file.get(3 * size_of::<u128>()..)?;
     (file == file_of(code, key)).then(|| code.to_vec())
 }
 
-/// Writes a file beside its place and renames it: no reader sees a part of it. Without a place for
-/// it, nothing is kept.
+/// Writes a file under another name and renames it, so that no reader sees a part of it. If writing
+/// fails, nothing is kept.
 fn keep(path: &Path, bytes: &[u8]) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -175,7 +175,7 @@ fn keep(path: &Path, bytes: &[u8]) {
     }
 }
 
-/// FNV-1a of 128 bits, by its definition (Fowler, Noll, Vo), over parts one behind the other.
+/// FNV-1a of 128 bits, by its definition (Fowler, Noll, Vo), over parts one after the other.
 fn hash(parts: &[&[u8]]) -> u128 {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     const START: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;

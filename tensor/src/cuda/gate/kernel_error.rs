@@ -1,11 +1,11 @@
-//! Failures to load code on a device and to launch it.
+//! Failures to load code on a device and to launch kernels.
 
 use lowtide_allocator::cuda::CudaError;
 use thiserror::Error;
 
 use super::signature::Parameter;
 
-/// Why code cannot be loaded, or a kernel was not launched.
+/// Reasons why code cannot be loaded, or a kernel was not launched.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum KernelError {
@@ -20,7 +20,7 @@ pub enum KernelError {
         #[source]
         cause: CudaError,
     },
-    /// Nothing compiles the kernels on this machine, and the program has no PTX of them.
+    /// No compiler of this machine compiles the kernels, and the program has no PTX of them.
     #[error(
         "the kernels of {module} are not compiled: {reason}; this program has no PTX for machines \
          without NVRTC (it was built without the feature `ptx`)"
@@ -28,7 +28,7 @@ pub enum KernelError {
     NoCode {
         /// Name of the image.
         module: &'static str,
-        /// Why nothing compiles them.
+        /// The reason why the kernels cannot be compiled here.
         reason: String,
     },
     /// The image has no kernel of this name.
@@ -42,7 +42,7 @@ pub enum KernelError {
         #[source]
         cause: CudaError,
     },
-    /// The kernel has other parameters than it was declared to have.
+    /// The kernel has other parameters than declared.
     #[error("kernel {kernel} takes something else than declared from parameter {index} on")]
     OtherParameters {
         /// The name of the kernel.
@@ -50,17 +50,18 @@ pub enum KernelError {
         /// The first parameter that differs, from 0.
         index: usize,
     },
-    /// An argument of a launch is of another kind than the parameter, too many, or missing.
+    /// An argument of a launch is missing, is one too many, or is of another kind than the
+    /// parameter.
     #[error("argument {index} of kernel {kernel} is not what it takes: {}", taken(*expected))]
     WrongArgument {
         /// The name of the kernel.
         kernel: &'static str,
         /// Index of the argument, from 0.
         index: usize,
-        /// Parameter of the kernel there; `None` if the kernel has fewer.
+        /// Parameter of the kernel at this index; `None` if the kernel has fewer.
         expected: Option<Parameter>,
     },
-    /// The kernel was loaded on another device than the streams are of.
+    /// The kernel was loaded on another device than the device of the streams.
     #[error("kernel {kernel} was loaded on another device")]
     OtherDevice {
         /// The name of the kernel.
@@ -97,7 +98,8 @@ impl KernelError {
         self.cause().is_some_and(CudaError::is_fault)
     }
 
-    /// True if the device has no memory for the code or the launch: less of it, or later, may do.
+    /// True if the device has no memory for the code or the launch. A smaller or a later request
+    /// may succeed.
     pub fn is_out_of_memory(&self) -> bool {
         self.cause().is_some_and(CudaError::is_out_of_memory)
     }

@@ -78,22 +78,23 @@ impl Packed {
 impl Function {
     /// Enqueues a launch of the kernel on a stream.
     ///
-    /// Arguments are compared with the parameters that the kernel was declared to have, and blocks
-    /// with the memory of the device.
+    /// Each argument is checked against the declared parameter, and each block against the memory
+    /// of the device.
     ///
     /// # Errors
     /// An argument is of another kind than its parameter or is outside its block, or the driver
-    /// refused. A later call of any kind reports work that fails while it runs.
+    /// refused. If the kernel fails while it runs, a later call of any kind reports the failure.
     ///
     /// # Streams
-    /// As for copies: a block of another stream is to be told, and its stream waited for.
+    /// As for copies: a block that is used on a stream other than its own needs
+    /// `Buffer::record_use`, and the stream has to wait for earlier work on the block.
     ///
     /// # Safety
-    /// 1. The kernel has the parameters that were declared; drivers since CUDA 12.4 are asked, for
-    ///    others it is up to the caller. 2. With these arguments and this grid the kernel uses no
-    ///    memory but its own and the bytes of the blocks that it is given, and writes only those
-    ///    that are given to be written: it could reach what the driver keeps page-locked for the
-    ///    host. 3. A page-locked block that the kernel is given is of a
+    /// 1. The kernel has the parameters that were declared. Drivers since CUDA 12.4 are asked; for
+    ///    other drivers the caller ensures this. 2. With these arguments and this grid the kernel
+    ///    uses no memory but its own and the bytes of the blocks that it is given, and writes only
+    ///    blocks that are given to be written: a kernel could reach the page-locked memory of the
+    ///    driver for the host. 3. A page-locked block that the kernel is given is of a
     ///    [`CudaHostSource`](lowtide_allocator::cuda::CudaHostSource), and the host does not touch
     ///    the block until it has waited for the stream.
     pub unsafe fn launch(

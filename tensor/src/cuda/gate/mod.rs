@@ -5,9 +5,9 @@
 //! driver is loaded by the allocator, which owns context, memory, streams and events:
 //! [`lowtide_allocator::cuda`].
 //!
-//! A launch is unsafe, as a kernel may reach what the driver keeps page-locked. The gate checks the
-//! kind of each argument against the kernel's declaration, the declaration against what the driver
-//! says of the image, and that blocks are live and of the device.
+//! A launch is unsafe, because a kernel may reach the page-locked memory of the driver. The gate
+//! checks each argument against the kernel's declaration, and the declaration against the driver's
+//! information about the image. Blocks are checked to be live and of the device.
 #![expect(unsafe_code, reason = "calls functions of the driver and of C libraries")]
 
 mod blas;

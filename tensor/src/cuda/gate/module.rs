@@ -18,8 +18,8 @@ const INVALID_VALUE: i32 = 1;
 /// Room for the message of the driver's compiler about an image that it refuses.
 const LOG_BYTES: usize = 8 << 10;
 
-/// Code that is loaded on a device. Clones are handles to the same; it is unloaded with the last
-/// one and the last of its functions, once all work on the device is done.
+/// Code that is loaded on a device. Clones share the code. The code is unloaded after its last
+/// clone and its last function are dropped, once all work on the device is done.
 #[derive(Clone)]
 pub struct Module {
     shared: Arc<Shared>,
@@ -32,17 +32,17 @@ struct Shared {
     handle: Name<CUmodule>,
 }
 
-/// The driver's name for something.
+/// A handle of the driver, to a module or a function.
 #[derive(Clone, Copy)]
 struct Name<T>(T);
 
-// SAFETY: 1. the pointer is a name that only the driver follows. 2. The driver allows modules and
-// functions to be used from any thread that has their context current.
+// SAFETY: 1. only the driver dereferences the pointer. 2. The driver allows modules and functions
+// to be used from any thread that has their context current.
 unsafe impl<T> Send for Name<T> {}
 // SAFETY: a shared `Name` yields a copy of the pointer and nothing else; see `Send` for its use.
 unsafe impl<T> Sync for Name<T> {}
 
-/// A kernel that can be [launched](Function::launch). It keeps its module loaded.
+/// A kernel that can be [launched](Function::launch). A function keeps its module loaded.
 #[derive(Clone)]
 pub struct Function {
     module: Arc<Shared>,
@@ -53,13 +53,13 @@ pub struct Function {
 /// Resources of a kernel, as compiled for its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionNeeds {
-    /// Registers of each thread.
+    /// Number of registers of each thread.
     pub registers: usize,
-    /// Shared memory of each block, beside what a launch adds.
+    /// Bytes of shared memory of each block, without the bytes that a launch adds.
     pub shared_bytes: usize,
-    /// Memory of each thread outside registers: large arrays, and values that did not fit.
+    /// Bytes of memory of each thread outside registers: large arrays, and values that did not fit.
     pub local_bytes: usize,
-    /// Threads that a block can have.
+    /// Largest number of threads of a block.
     pub threads_max: usize,
 }
 
@@ -68,7 +68,7 @@ impl Module {
     /// device. `name` is for messages.
     ///
     /// # Errors
-    /// The driver does not take the image, with what its compiler says; or there is no memory.
+    /// The driver refuses the image, with the message of its compiler; or there is no memory.
     pub fn load(
         device: &CudaDevice,
         name: &'static str,
@@ -91,7 +91,8 @@ impl Module {
             let (image, options, values) =
                 (image.as_ptr().cast(), options.as_ptr(), values.as_ptr());
             // SAFETY: 1. the driver reads the image to its end: the zero, or what its header says.
-            // 2. It writes one pointer, and the log to a place of the length that it is told.
+            // 2. The driver writes one pointer, and the log to a place of the length that it is
+            // told.
             unsafe { (functions.module_load)(&mut handle, image, count, options, values) }
         });
         loaded.map_err(|cause| {
@@ -102,14 +103,14 @@ impl Module {
         Ok(Module { shared: Arc::new(Shared { device, name, functions, handle }) })
     }
 
-    /// A kernel of the module. A driver that tells the parameters of the kernel (since CUDA 12.4)
-    /// is asked, and the answer compared with the declaration.
+    /// A kernel of the module. Drivers since CUDA 12.4 report the parameters of a kernel, which are
+    /// compared with the declaration.
     ///
     /// # Errors
     /// The module has no such kernel, or the kernel has other parameters.
     ///
     /// # Panics
-    /// The declared parameters take more than 4 KiB.
+    /// If the declared parameters take more than 4 KiB.
     pub fn function(&self, signature: &Signature) -> Result<Function, KernelError> {
         let Shared { name: module, functions, .. } = &*self.shared;
         let (module, name) = (*module, signature.name);
@@ -161,7 +162,8 @@ impl Function {
         })
     }
 
-    /// Lets launches add this much shared memory to each block; the limit is 48 KiB otherwise.
+    /// Lets launches add this number of bytes of shared memory to each block. The default limit is
+    /// 48 KiB.
     ///
     /// # Errors
     /// The device has less.
@@ -200,7 +202,8 @@ impl Function {
         Ok(usize::try_from(value).unwrap_or(0))
     }
 
-    /// The first parameter that differs from the declaration, where the driver tells.
+    /// The index of the first parameter that differs from the declaration; `None` if none differs
+    /// or the driver does not report parameters.
     fn first_difference(&self) -> Result<Option<usize>, KernelError> {
         let Some(tell) = self.functions().parameter else { return Ok(None) };
         let parameters = self.parameters();
@@ -245,7 +248,7 @@ impl Function {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Work that runs the code has to be over first. A device that is lost unloads nothing.
+        // Work that runs the code has to end first. A device that is lost unloads nothing.
         if self.device.synchronize().or_else(|_| self.device.synchronize()).is_err() {
             return;
         }

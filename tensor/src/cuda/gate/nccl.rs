@@ -1,6 +1,6 @@
 //! NCCL: bytes from one NVIDIA device to another, where the library is found.
 //!
-//! NCCL carries messages alone, which have no types. Ranks compute their sums themselves, in an
+//! NCCL carries only messages, which have no types. Ranks compute their sums themselves, in an
 //! order of their own.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -19,11 +19,11 @@ use super::blas::BlockBytes;
 /// The library has had this name since its version 2, on Linux alone.
 const NAMES: [&str; 1] = ["libnccl.so.2"];
 
-/// Blocks that messages may take of a device while it computes. With them the library's buffers
-/// grow, and 8 fill the link between two devices.
+/// Largest number of blocks of a device that messages use while the device computes. The library's
+/// buffers grow with this number, and 8 blocks fill the link between two devices.
 const BLOCKS_MAX: c_int = 8;
 
-/// The first with all fields of [`Config`].
+/// The first version with all fields of [`Config`].
 const VERSION_MIN: usize = 21_800;
 
 function_table! {
@@ -51,7 +51,8 @@ const UINT8: c_int = 1;
 const UNDEFINED: c_int = c_int::MIN;
 const MAGIC: c_uint = 0xcafe_beef;
 
-/// `ncclConfig_t` of [`VERSION_MIN`]: later versions only add to it, and take a shorter one.
+/// `ncclConfig_t` of [`VERSION_MIN`]: later versions only add fields, and accept a shorter
+/// structure.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -65,13 +66,13 @@ struct Config {
     shares_split: c_int,
 }
 
-/// The name of ranks that belong together: one of them makes it and gives it to the others.
+/// The id of a group of ranks. One rank makes the id and gives it to the others.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclId(pub [u8; NcclId::BYTES]);
 
 impl NcclId {
-    /// Bytes of an id, as the library has it.
+    /// Bytes of an id of the library.
     pub const BYTES: usize = 128;
 }
 
@@ -87,17 +88,17 @@ pub enum NcclError {
     Old {
         /// Path of the library's file.
         path: PathBuf,
-        /// As the library numbers itself.
+        /// The version number that the library reports.
         version: usize,
     },
-    /// The library refused, or says that another rank has failed.
+    /// The library refused, or reports that another rank has failed.
     #[error("{call} failed with {name} ({code})")]
     Call {
         /// Name of the function that was called.
         call: &'static str,
         /// Code that the function returned.
         code: i32,
-        /// NVIDIA's name for it.
+        /// NVIDIA's name of the code.
         name: &'static str,
     },
     /// Other ranks did not come in time.
@@ -105,7 +106,7 @@ pub enum NcclError {
     Late {
         /// Name of the function that was called.
         call: &'static str,
-        /// For how long.
+        /// Time that the call has waited.
         waited: Duration,
     },
     /// The communicator was given up before.
@@ -127,7 +128,7 @@ const CODES: [(c_int, &str); 7] = [
     (8, "ncclTimeout"),
 ];
 
-/// `Ok` for a call that is done, or goes on behind the scenes.
+/// `Ok` for a call that is done, or that continues in the background.
 fn check(call: &'static str, code: c_int) -> Result<(), NcclError> {
     if matches!(code, SUCCESS | IN_PROGRESS) {
         return Ok(());
@@ -137,7 +138,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), NcclError> {
     Err(NcclError::Call { call, code, name })
 }
 
-/// The library, for one device.
+/// NCCL for one device.
 #[derive(Clone)]
 pub struct Nccl {
     device: CudaDevice,
@@ -147,7 +148,7 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// The library, from where those of the device's driver are.
+    /// Loads the library from the folders of the driver's libraries.
     ///
     /// # Errors
     /// `Missing`, `Old`.
@@ -168,23 +169,24 @@ impl Nccl {
     }
 
     fn table(library: &Library) -> Result<NcclTable, &'static str> {
-        // SAFETY: 1. a library with this name is NCCL: that is what the search, or the one who
-        // named the folder, promises, and each function has had its type since 2.14. 2. It is never
+        // SAFETY: 1. a library with this name is NCCL: the search, or the user who named the
+        // folder, promises so. Each function has had its type since 2.14. 2. The library is never
         // closed: the caller forgets it.
         unsafe { NcclTable::load(library) }
     }
 
-    /// The device that it was loaded for.
+    /// The device that the library was loaded for.
     pub fn device(&self) -> &CudaDevice {
         &self.device
     }
 
-    /// As the library numbers itself: 10000 times the major number and 100 times the minor one.
+    /// The version number that the library reports: 10000 times the major version, plus 100 times
+    /// the minor version, plus the patch.
     pub fn version(&self) -> usize {
         self.version
     }
 
-    /// Its file, or its name where the system's loader found it.
+    /// The path of the library's file, or only its name if the system's loader found it.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -200,10 +202,10 @@ impl Nccl {
         Ok(id)
     }
 
-    /// Joins `count` ranks of one id, each with a device of its own, as the one of this `index`.
-    /// Neither this nor anything after it waits for others for longer than `timeout`.
+    /// Joins `count` ranks of one id, as rank `index`. Each rank has a device of its own. Neither
+    /// this call nor a later one waits for other ranks for longer than `timeout`.
     ///
-    /// The library takes memory of the device for it, outside any budget.
+    /// The library takes memory of the device for a communicator, outside any budget.
     ///
     /// # Errors
     /// `Call`, also if two ranks have one device; `Late`, `Driver`.
@@ -260,29 +262,29 @@ impl fmt::Debug for Nccl {
 
 struct Handle(*mut c_void);
 
-// SAFETY: the pointer is a name that only the library follows. Any thread may use it, one at a time
-// (NCCL documentation, "Thread Safety"), which the mutex around it sees to.
+// SAFETY: only the library dereferences the pointer. Any thread may use it, one thread at a time
+// (NCCL documentation, "Thread Safety"), which the mutex around it ensures.
 unsafe impl Send for Handle {}
 
 /// One of several ranks that have joined.
 pub struct Communicator {
     nccl: Nccl,
-    /// Absent once it was given up.
+    /// `None` after the communicator was given up.
     handle: Mutex<Option<Handle>>,
     timeout: Duration,
 }
 
 impl Communicator {
-    /// Enqueues messages to ranks and from them. The others have to say the same: what one gives,
-    /// the other takes, as many bytes, in the same order between any two. The work is done when
-    /// theirs has come to it.
+    /// Enqueues messages to other ranks and from other ranks. For each message that one rank gives,
+    /// the other rank has to take a message of the same size, in the same order between any two
+    /// ranks. The work is done when the other ranks have come to the same messages.
     ///
     /// # Streams
     /// As with [launches](super::Function::launch).
     ///
     /// # Errors
-    /// `Call`, `Late`, `GivenUp`, `Driver`. But for a place that is none, the communicator is of no
-    /// use any more.
+    /// `Call`, `Late`, `GivenUp`, `Driver`. After an error the communicator cannot be used any
+    /// more, unless the error is that an operand is no memory of the device.
     pub fn exchange(
         &self,
         streams: &CudaStreams,
@@ -307,18 +309,20 @@ impl Communicator {
             // SAFETY: begins a group of this thread, which is ended below.
             check("ncclGroupStart", unsafe { (table.group_start)() })?;
             let mut gifts = gifts.iter().map(|&(to, from, size_bytes)| {
-                // SAFETY: the communicator is live while it is locked. What is read are bytes of a
-                // live block of this device, which stay as they are in the streams' order.
+                // SAFETY: the communicator is live while it is locked. The bytes that are read are
+                // of a live block of this device, and the order of the streams keeps them
+                // unchanged.
                 unsafe { (table.send)(from, size_bytes, UINT8, to, handle, queue) }
             });
             let mut takings = takings.iter().map(|&(from, to, size_bytes)| {
-                // SAFETY: as above; what is written no reference of this process leads to.
+                // SAFETY: as above; no reference of this process leads to the bytes that are
+                // written.
                 unsafe { (table.receive)(to, size_bytes, UINT8, from, handle, queue) }
             });
             let said = gifts
                 .try_for_each(|code| check("ncclSend", code))
                 .and_then(|()| takings.try_for_each(|code| check("ncclRecv", code)));
-            // SAFETY: ends the group that was begun above, whatever was said in it.
+            // SAFETY: ends the group that was begun above, even if a call inside it failed.
             let ended = check("ncclGroupEnd", unsafe { (table.group_end)() });
             said.and(ended)
         })??;
@@ -326,22 +330,22 @@ impl Communicator {
         self.settle("ncclGroupEnd")
     }
 
-    /// Ends what is under way on the device, and everything after it: for when another rank does
-    /// not come any more.
+    /// Aborts all messages that are under way on the device, and refuses later ones: for use when
+    /// another rank does not come any more.
     pub fn give_up(&self) {
         if let Some(Handle(handle)) = self.lock().take() {
-            // SAFETY: the handle is live, and was taken from where all others find it. If
-            // the call fails there is no call whose error that could be.
+            // SAFETY: the handle is live, and was taken out of the mutex, so no other call can find
+            // it. A failure has no caller to report to.
             let _ = self.nccl.make("ncclCommAbort", |table| unsafe { (table.abort)(handle) });
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
-        // The handle is there or not: a panic leaves it whole.
+        // A panic leaves the option whole: the handle is there or not.
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a call is done that goes on behind the scenes.
+    /// Waits until a call that continues in the background is done.
     fn settle(&self, call: &'static str) -> Result<(), NcclError> {
         let begin = Instant::now();
         loop {
@@ -371,12 +375,12 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         let handle = self.lock().as_ref().map(|handle| handle.0);
         let Some(handle) = handle else { return };
-        // SAFETY: the handle is live, and this value the only one with it.
+        // SAFETY: the handle is live, and only this value has it.
         let ended = self.nccl.make("ncclCommFinalize", |table| unsafe { (table.finalize)(handle) });
         match ended.and_then(|()| self.settle("ncclCommFinalize")) {
             Ok(()) => {
-                // SAFETY: as above, and it is not used again. If it fails nothing more can be
-                // done.
+                // SAFETY: as above, and the handle is not used again. After a failure nothing more
+                // can be done.
                 let _ =
                     self.nccl.make("ncclCommDestroy", |table| unsafe { (table.destroy)(handle) });
             }

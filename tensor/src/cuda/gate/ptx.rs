@@ -5,17 +5,18 @@ use std::io::{self, ErrorKind, Read};
 
 use lzma_rust2::XzReader;
 
-/// A limit that no archive reaches. A damaged file could promise text without end.
+/// Largest text of an archive, which no archive reaches. A damaged file could promise endless text.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
-/// PTX by the names of the files that it was made of. `cargo xtask kernels --write` makes the file.
+/// PTX by the names of its source files. `cargo xtask kernels --write` makes the archive.
 #[derive(Clone, Debug)]
 pub struct PtxArchive {
     texts: BTreeMap<String, String>,
 }
 
 impl PtxArchive {
-    /// Name of the file, which is beside the sources or above them.
+    /// Name of the file of compiled kernels. The file lies in the folder of the sources or in a
+    /// folder above.
     pub const FILE_NAME: &str = "kernels.ptx.xz";
 
     /// Mark before the name of a file, in the line before its PTX.

@@ -18,17 +18,17 @@ use lowtide_allocator::{Buffer, PinnedBuffer};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// Its name in the image, which `extern "C"` keeps as it is in the source.
+    /// Name of the kernel in the image, which is the name in the source because of `extern "C"`.
     pub name: &'static str,
-    /// Its parameters, in order.
+    /// Parameters of the kernel, in order.
     pub parameters: &'static [Parameter],
 }
 
-/// Bytes of arguments that fit a launch: what every driver takes.
+/// Largest number of bytes of arguments that every driver takes for a launch.
 const ARGUMENT_BYTES_MAX: usize = 4096;
 
 impl Signature {
-    /// The end of the arguments of a launch.
+    /// Bytes of all arguments of a launch.
     pub(super) fn argument_bytes(&self) -> usize {
         let end = |end, parameter: &Parameter| parameter.offset_after(end) + parameter.size_bytes();
         self.parameters.iter().fold(0, end)
@@ -43,9 +43,9 @@ impl Signature {
 /// One parameter of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parameter {
-    /// A pointer to memory that it only reads.
+    /// A pointer to memory that the kernel only reads.
     Read,
-    /// A pointer to memory that it writes, or reads and writes.
+    /// A pointer to memory that the kernel writes, or reads and writes.
     Write,
     /// `int`.
     I32,
@@ -59,12 +59,12 @@ pub enum Parameter {
     F32,
     /// `double`.
     F64,
-    /// A structure that is as many 64-bit words long, for sizes and strides.
+    /// A structure of this number of 64-bit words, for sizes and strides.
     Words(usize),
-    /// A structure of as many `float`.
+    /// A structure of this number of `float`.
     Floats(usize),
-    /// A structure of as many pointers, each to memory that it only reads or to memory that it
-    /// writes.
+    /// A structure of this number of pointers, each to memory that the kernel only reads or to
+    /// memory that the kernel writes.
     Pointers(usize),
 }
 
@@ -78,7 +78,7 @@ impl Parameter {
         }
     }
 
-    /// The offset of an argument for the parameter behind arguments that end at `end`.
+    /// The offset of the argument for this parameter, after arguments that end at `end`.
     pub(super) fn offset_after(self, end: usize) -> usize {
         end.next_multiple_of(match self {
             Parameter::I32 | Parameter::U32 | Parameter::F32 | Parameter::Floats(_) => 4,
@@ -96,25 +96,25 @@ pub enum Argument<'a> {
     Write(&'a Buffer, usize, usize),
     /// A page-locked block that the kernel writes: it has one address for host and device.
     WritePinned(&'a PinnedBuffer),
-    /// No memory, where a kernel may do without some: it gets a null pointer.
+    /// An absent block. The kernel gets a null pointer.
     Nothing,
-    /// For [`Parameter::I32`].
+    /// An argument for [`Parameter::I32`].
     I32(i32),
-    /// For [`Parameter::U32`].
+    /// An argument for [`Parameter::U32`].
     U32(u32),
-    /// For [`Parameter::I64`].
+    /// An argument for [`Parameter::I64`].
     I64(i64),
-    /// For [`Parameter::U64`].
+    /// An argument for [`Parameter::U64`].
     U64(u64),
-    /// For [`Parameter::F32`].
+    /// An argument for [`Parameter::F32`].
     F32(f32),
-    /// For [`Parameter::F64`].
+    /// An argument for [`Parameter::F64`].
     F64(f64),
-    /// For [`Parameter::Words`].
+    /// An argument for [`Parameter::Words`].
     Words(&'a [u64]),
-    /// For [`Parameter::Floats`].
+    /// An argument for [`Parameter::Floats`].
     Floats(&'a [f32]),
-    /// For [`Parameter::Pointers`]: memory, or none, for each of them.
+    /// An argument for [`Parameter::Pointers`]: memory or [`Argument::Nothing`] for each pointer.
     Pointers(&'a [Argument<'a>]),
 }
 
@@ -161,12 +161,12 @@ pub struct Grid {
     pub blocks: [u32; 3],
     /// Threads of each block in x, y and z.
     pub threads: [u32; 3],
-    /// Shared memory of each block beside what the kernel declares.
+    /// Bytes of shared memory of each block, in addition to the bytes that the kernel declares.
     pub shared_bytes: u32,
 }
 
 impl Grid {
-    /// Blocks and threads in one row.
+    /// A grid of blocks and threads in one row.
     pub fn row(blocks: u32, threads: u32) -> Grid {
         Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
     }

@@ -1,7 +1,7 @@
-// The largest value in each window of x[planes, H, W], and its place row · W + column; and the
-// gradient of x. For elements of every type of floats. Window i of n over a length goes from
-// floor(i · length / n) to ceil((i + 1) · length / n). A thread takes every n-th element of the
-// result, which is overwritten.
+// Forward: the largest value in each window of x[planes, H, W], and its place row · W + column.
+// Backward: the gradient of x. Elements are of any float type. Window i of n over a length goes
+// from floor(i · length / n) to ceil((i + 1) · length / n). Each thread takes elements of the
+// result in a grid-stride loop. Results are overwritten.
 
 
 struct Size {
@@ -9,19 +9,20 @@ struct Size {
   u32 columns;
 };
 
-// What a range is from, and its end.
+// Start and end of a range.
 struct Range {
   u32 start;
   u32 end;
 };
 
-// The places in window `at` of n; or the windows of which a place is, with both exchanged.
+// The places in window `at` of n windows over `length` places. With `length` and n exchanged: the
+// windows that hold place `at`.
 __device__ inline Range window(u32 at, u32 length, u32 n) {
   u64 start = (u64)at * length / n, end = ((u64)(at + 1) * length + n - 1) / n;
   return {(u32)start, (u32)end};
 }
 
-// Whether x takes the place of max: the first NaN stays, and so does the first of equals.
+// True if x replaces max. The first NaN wins, and the first of equal values.
 __device__ inline bool exceeds(Computed x, Computed max) {
   return x > max || (x != x && max == max);
 }

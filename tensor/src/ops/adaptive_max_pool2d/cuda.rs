@@ -8,11 +8,11 @@ use crate::error::Result;
 use crate::ops::direction::Direction;
 use Parameter::{Read, U64, Words, Write};
 
-/// `struct Size`.
+/// The kernel parameter `struct Size`, in words.
 const SIZE: Parameter = Words(1);
 
 impl AdaptiveMaxPool2d {
-    /// `struct Size` of an image and of its windows: they are countable in 32 bits.
+    /// Words of `struct Size` for the image and for its windows. Both sizes fit in 32 bits.
     fn sizes(&self) -> [u64; 2] {
         let [rows, columns] = self.axes;
         let packed = |rows: usize, columns: usize| rows as u64 | (columns as u64) << 32;
@@ -20,7 +20,7 @@ impl AdaptiveMaxPool2d {
     }
 }
 
-/// Enqueues the largest values and their places.
+/// Enqueues the forward kernel, which writes the largest values and their places.
 fn forward(op: &AdaptiveMaxPool2d, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let (x, [y, winners]) = (operands.read(0), [0, 1].map(|index| operands.write(index)));
     let (sizes, len) = (op.sizes(), y.layout().shape().element_count());

@@ -121,8 +121,8 @@ impl FullKernel for AdaptiveMaxPool2d {
 
 impl Tensor {
     /// The largest value in each window of [`Tensor::adaptive_avg_pool2d`], and its place in the
-    /// image, row · W + column, as i32: windows may be too large for a byte. The first of equals
-    /// wins, NaN over everything.
+    /// image, `row · W + column`. Places are i32 because windows may be too large for a byte. The
+    /// first of equal values wins; NaN wins over every number.
     ///
     /// # Shapes
     /// `[B, C, H, W] → [B, C, out_size[0], out_size[1]]` twice.

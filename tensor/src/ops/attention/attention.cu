@@ -1,11 +1,11 @@
 // Attention in blocks, as on the processor: y = softmax(scale · q kᵀ + mask) v for each head,
-// without the weights of all pairs. Dao, "FlashAttention-2: faster attention with better
-// parallelism and work partitioning" (2023), without its atomic sums: backward makes dq in a pass
-// of its own, so that each result is one block's and has the same bits in each run.
+// without storing the weights of all pairs. Dao, "FlashAttention-2: faster attention with better
+// parallelism and work partitioning" (2023), without its atomic sums: backward computes dq in a
+// pass of its own. Each result is then written by one block and has the same bits in each run.
 //
-// A block of 8 warps has 32 rows, 4 for each warp (queries, or keys in the pass for dk and dv), and
-// meets the other side in tiles of 32 lines, one for each lane. Half types of up to 128 columns
-// have kernels for tensor cores, at the end.
+// A block of 8 warps has 32 rows, 4 for each warp. Rows are queries, or keys in the pass for dk and
+// dv. The block reads the other side in tiles of 32 lines, one line for each lane. Half types of up
+// to 128 columns have kernels for tensor cores, at the end of this file.
 
 enum : u32 {
   WARP_ROWS = 4,
@@ -14,9 +14,9 @@ enum : u32 {
   THREADS = 256,
   // Columns that are in shared memory at once.
   CHUNK = sizeof(Computed) == 8 ? 32 : 64,
-  // A row of a tile begins at another bank than the one before.
+  // Rows of a tile begin at different banks.
   TILE_LINE = CHUNK + 1,
-  // Columns of a result that a block sums up; more are another block's.
+  // Columns of a result that one block sums. Other blocks sum further columns.
   COLUMNS = sizeof(Computed) == 8 ? 64 : 128,
   CHUNKS = COLUMNS / CHUNK,
   LANE_COLUMNS = COLUMNS / LANES,
@@ -43,19 +43,19 @@ struct Problem {
   i64 dy[4];
 };
 
-// What is done with a score besides.
+// The mask of the scores.
 struct Mask {
-  const u8* keep;     // the pairs that count, or nothing
-  const Stored* add;  // what is added to the scores, or nothing
+  const u8* keep;     // pairs that count; null without a mask of booleans
+  const Stored* add;  // numbers that are added to the scores; null without such a mask
 };
 
 struct Dropout {
   double probability;  // 0 for none
-  double factor;       // of a weight that is kept
+  double factor;       // of the weights that are kept
   Stream stream;
 };
 
-// A matrix of a head.
+// The matrix of one head.
 struct Side {
   const Stored* data;
   i64 row_stride;
@@ -74,7 +74,7 @@ __device__ inline Side side(const Stored* data, const i64* strides, u64 b, u64 h
   return {data + (i64)b * strides[0] + (i64)h * strides[1], strides[2], strides[3], rows, columns};
 }
 
-// How many keys a query sees by its place: the first ones.
+// Number of keys that a query sees because of its place. The visible keys are the first ones.
 __device__ inline u64 visible(const Problem& of, u64 query) {
   if (of.causal == ALL) return of.keys;
   u64 end = query + 1;
@@ -85,12 +85,12 @@ __device__ inline u64 visible(const Problem& of, u64 query) {
   return end < of.keys ? end : of.keys;
 }
 
-// Whether there is such a pair, and its query sees its key by its place.
+// True if the pair exists and causality lets the query see the key.
 __device__ inline bool counts(const Problem& of, u64 query, u64 key) {
   return query < of.queries && key < visible(of, query);
 }
 
-// The first query that sees a key by its place.
+// The first query that causality lets see a key.
 __device__ inline u64 first_query(const Problem& of, u64 key) {
   if (of.causal == ALL) return 0;
   if (of.causal == UPPER_LEFT) return key;
@@ -101,7 +101,7 @@ __device__ inline u64 first_query(const Problem& of, u64 key) {
 struct Shared {
   Computed own[CHUNK * ROWS];         // columns of the block's rows
   Computed tile[LANES * TILE_LINE];   // lines of the other side
-  Computed weights[LANES * ROWS];     // of each line for each row
+  Computed weights[LANES * ROWS];     // a weight for each line and row
 };
 
 // sums[r] = Σ_c own[row r of this warp, c] · other[line of this lane, c].
@@ -110,7 +110,7 @@ __device__ inline void products(Computed* sums, const Side& own, u64 own_first, 
   u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
   for (u32 r = 0; r < WARP_ROWS; r++) sums[r] = (Computed)0;
   for (u64 first = 0; first < own.columns; first += CHUNK) {
-    // What was read before is written over.
+    // The tiles of the previous chunk are overwritten below.
     __syncthreads();
     for (u32 i = threadIdx.x; i < ROWS * CHUNK; i += THREADS) {
       u32 row = i / CHUNK, column = i % CHUNK;
@@ -128,8 +128,8 @@ __device__ inline void products(Computed* sums, const Side& own, u64 own_first, 
   }
 }
 
-// sums[r][..] += Σ_l weights[r of line l] · other[l, columns from `first` on]: a lane has every
-// 32nd of them. Each lane gives the weights of its line.
+// sums[r][..] += Σ_l weights[r of line l] · other[l, columns from `first` on]: a lane sums every
+// 32nd column. Each lane supplies the weights of its line.
 __device__ inline void accumulate(Computed (*sums)[LANE_COLUMNS], const Computed* weights,
                                   const Side& other, u64 other_first, u64 first, Shared& shared) {
   u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
@@ -164,7 +164,7 @@ __device__ inline void accumulate(Computed (*sums)[LANE_COLUMNS], const Computed
   }
 }
 
-// Writes sums · factor[r] to the rows of this warp, which lie one behind the other.
+// Writes sums · factor[r] to the rows of this warp, which are contiguous.
 __device__ inline void store(Stored* to, Computed (*sums)[LANE_COLUMNS], const Computed* factors,
                              u64 first_row, u64 rows, u64 first, u64 columns) {
   u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
@@ -179,18 +179,18 @@ __device__ inline void store(Stored* to, Computed (*sums)[LANE_COLUMNS], const C
   }
 }
 
-// Where the mask is about a query and its first key.
+// The place in the mask of a query and key 0.
 __device__ inline i64 mask_row(const Problem& of, u64 b, u64 h, u64 query) {
   return (i64)b * of.mask[0] + (i64)h * of.mask[1] + (i64)query * of.mask[2];
 }
 
-// What a mask makes of a score; -∞ where it does not count.
+// The score with the mask applied; -∞ where the mask excludes the pair.
 __device__ inline Computed masked(Computed score, const Mask& mask, i64 place) {
   if (mask.keep != nullptr && mask.keep[place] == 0) return (Computed)-INFINITY_F;
   return mask.add != nullptr ? score + widened(mask.add[place]) : score;
 }
 
-// The score of a pair from the product of its query and its key; -∞ where it does not count.
+// The score of a pair from the product of its query and its key; -∞ for a pair that does not count.
 __device__ inline Computed score(Computed product, Computed scale, const Mask& mask,
                                  const Problem& of, u64 b, u64 h, u64 query, u64 key) {
   if (!counts(of, query, key)) return (Computed)-INFINITY_F;
@@ -198,16 +198,16 @@ __device__ inline Computed score(Computed product, Computed scale, const Mask& m
   return masked(scale * product, mask, place);
 }
 
-// The words that decide about a pair, and about all whose `key / 4` is the same.
+// The random words that decide a pair. Pairs with equal `key / 4` share the words.
 __device__ inline Words decision(const Dropout& dropout, const Problem& of, u64 b, u64 h,
                                  u64 query, u64 key) {
   u64 row = ((of.first_sample + b) * of.heads + h) * of.queries + query;
   return block_of(dropout.stream, row * ((of.keys + 3) / 4) + key / 4);
 }
 
-// What dropout makes of the weight 1 of a pair that is decided so.
+// The factor that dropout applies to a weight: 0, or the scale of kept weights.
 __device__ inline Computed kept(const Dropout& dropout, const Words& words, u64 key) {
-  // An array that is indexed by what is not known beforehand lies in memory.
+  // An array with a dynamic index would lie in memory instead of registers.
   u32 first = key % 2 == 0 ? words.at[0] : words.at[1];
   u32 second = key % 2 == 0 ? words.at[2] : words.at[3];
   u32 word = key % 4 < 2 ? first : second;
@@ -221,7 +221,7 @@ __device__ inline Computed kept(const Dropout& dropout, const Problem& of, u64 b
   return kept(dropout, decision(dropout, of, b, h, query, key), key);
 }
 
-// A value of each lane joined, in a fixed order; all lanes get the result.
+// Joins one value of each lane in a fixed order. All lanes get the result.
 template <typename Join>
 __device__ inline Computed join_warp(Computed value) {
   for (u32 bit = LANES / 2; bit > 0; bit /= 2) {
@@ -234,7 +234,8 @@ __device__ inline u64 tiles(u64 len, u64 of) { return (len + of - 1) / of; }
 __device__ inline u64 at_least_one(u64 count) { return count == 0 ? 1 : count; }
 __device__ inline u64 smaller(u64 x, u64 y) { return y < x ? y : x; }
 
-// y and lse. A block takes 32 queries of a head and up to COLUMNS columns of y, and every n-th.
+// Computes y and lse. A block takes 32 queries of a head and up to COLUMNS columns of y, in a
+// grid-stride loop.
 extern "C" __global__ void __launch_bounds__(256, 1)
     KERNEL(attention)(Stored* y, Computed* lse, const Stored* q, const Stored* k, const Stored* v,
                       const u8* keep, const Stored* add, double scale, Dropout dropout,
@@ -268,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
         Computed value =
             score(weights[r], (Computed)scale, mask, of, b, h, query, key + lane);
         Computed greatest = greater(most[r], join_warp<Max>(value));
-        // As long as nothing counts there is nothing to scale.
+        // If no pair has counted so far, nothing is rescaled.
         Computed shift = greatest == NONE ? (Computed)0 : greatest;
         Computed before = exp(most[r] - shift), weight = exp(value - shift);
         totals[r] = totals[r] * before + join_warp<Sum>(weight);
@@ -296,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   }
 }
 
-// delta = Σ dy·y of each query. A warp takes a query, and every n-th.
+// delta = Σ dy·y of each query. A warp takes one query at a time, in a grid-stride loop.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(attention_delta)(Computed* delta, const Stored* y, const Stored* dy, Problem of) {
   u32 lane = threadIdx.x % LANES;
@@ -315,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// The weight of a pair, what dropout leaves of it, and the gradient of its score, from the products
+// The weight of a pair after dropout, and the gradient of its score. They follow from the products
 // of query and key and of dy and v.
 struct Pair {
   Computed left;
@@ -332,8 +333,8 @@ __device__ inline Pair pair(Computed product, Computed dy_product, Computed lse,
   return {weight * keeps, weight * (keeps * dy_product - delta)};
 }
 
-// dq = scale · ds k. A block takes 32 queries of a head and up to COLUMNS columns of dq, and every
-// n-th.
+// dq = scale · ds k. A block takes 32 queries of a head and up to COLUMNS columns of dq, in a
+// grid-stride loop.
 extern "C" __global__ void __launch_bounds__(256, 1)
     KERNEL(attention_dq)(Stored* dq, const Stored* q, const Stored* k, const Stored* v,
                          const Stored* dy, const Computed* lse, const Computed* delta,
@@ -380,8 +381,8 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   }
 }
 
-// dk = scale · dsᵀ q and dv = pᵀ dy over the heads of q that share them. A block takes 32 keys of a
-// head and up to COLUMNS columns of both, and every n-th.
+// dk = scale · dsᵀ q and dv = pᵀ dy, summed over the heads of q that share a head of k and v. A
+// block takes 32 keys of a head and up to COLUMNS columns of both results, in a grid-stride loop.
 extern "C" __global__ void __launch_bounds__(256, 1)
     KERNEL(attention_dk_dv)(Stored* dk, Stored* dv, const Stored* q, const Stored* k,
                             const Stored* v, const Stored* dy, const Computed* lse,
@@ -436,15 +437,15 @@ extern "C" __global__ void __launch_bounds__(256, 1)
 }
 
 #if IS_HALF
-// The same by tensor cores, for up to WIDTH columns: those that are missing are 0. A block of 4
-// warps has 64 rows, 16 for each warp, and meets the other side in tiles of 64 lines. The weights
+// The same passes on tensor cores, for up to WIDTH columns; missing columns are 0. A block of 4
+// warps has 64 rows, 16 for each warp, and reads the other side in tiles of 64 lines. The weights
 // and the gradients of the scores are rounded to the half type before they are multiplied.
 //
-// Lane 4 g + t has of 16 rows and 8 columns of a result rows g and g + 8, columns 2 t and 2 t + 1:
-// `multiply_tiles` says so. Of 16 columns this is also how it takes a factor on the left.
+// In a result of 16 rows and 8 columns, lane 4 g + t holds rows g and g + 8, columns 2 t and 2 t +
+// 1: the layout of `multiply_tiles`. A left factor of 16 columns has the same layout.
 //
-// Of the kernels for 64 columns three blocks run on a multiprocessor at once: one computes while
-// another loads. Backwards their registers suffice for 16 lines of a tile at a time.
+// Three blocks of the kernels for 64 columns run on a multiprocessor at once: one computes while
+// another loads. Backward has registers for 16 lines of a tile at a time.
 
 enum : u32 { LINES = 64, WARP_LINES = 16, LINE_THREADS = 128 };
 
@@ -474,21 +475,21 @@ struct alignas(16) Lines {
   enum : u32 {
     PACK = 8,
     PACKS = WIDTH / PACK,
-    // Of eight lines that are read at once each begins at other banks.
+    // Eight lines that are read at once begin at different banks.
     LINE = WIDTH + PACK,
     PARTS = LINES * PACKS / LINE_THREADS,
     PART_LINES = LINE_THREADS / PACKS
   };
   u16 at[LINES * LINE];
 
-  // Those from `first` on.
+  // Loads the lines from `first` on.
   __device__ void load(const Side& from, u64 first) {
     bool has_packs = from.column_stride == 1 && from.row_stride % PACK == 0 &&
                      from.columns % PACK == 0 && is_aligned<PACK>(from.data);
     if (has_packs) {
       u32 line = threadIdx.x / PACKS, column = threadIdx.x % PACKS * PACK;
       const Stored* place = from.data + (i64)(first + line) * from.row_stride + column;
-      // All are underway before the first is needed.
+      // All loads are under way before the first result is needed.
       Pack<u16, PACK> packs[PARTS] = {};
 #pragma unroll
       for (u32 part = 0; part < PARTS; part++) {
@@ -515,8 +516,8 @@ struct alignas(16) Lines {
   __device__ const u16* place(u32 line, u32 column) const { return at + line * LINE + column; }
 };
 
-// Rows of a block as a factor on the left, each warp's in its registers. They go through `scratch`,
-// which may be written over behind the next barrier.
+// Loads rows of a block as a left factor; each warp has its rows in registers. The rows go through
+// `scratch`, which may be overwritten after the next barrier.
 template <u32 WIDTH>
 __device__ inline void load_own(u32 (&own)[WIDTH / 16][4], Lines<WIDTH>& scratch, const Side& from,
                                 u64 first) {
@@ -573,7 +574,7 @@ __device__ inline void multiply_lines(float (&sums)[COLUMNS / 8][4], const float
   }
 }
 
-// Writes sums · factors[r]; `row` is the first of this lane's two.
+// Writes sums · factors[r]; `row` is the first of this lane's two rows.
 template <u32 COLUMNS>
 __device__ inline void store_lines(Stored* to, const float (&sums)[COLUMNS / 8][4],
                                    const float (&factors)[2], u64 row, u64 rows, u64 first_column,
@@ -596,7 +597,7 @@ __device__ inline void store_lines(Stored* to, const float (&sums)[COLUMNS / 8][
   }
 }
 
-// What all passes are told.
+// The inputs of all passes.
 struct Inputs {
   const Stored* q;
   const Stored* k;
@@ -608,14 +609,14 @@ struct Inputs {
   __device__ bool has_mask() const { return mask.keep != nullptr || mask.add != nullptr; }
 };
 
-// What passes backwards read besides.
+// The further inputs of the backward passes.
 struct Gradients {
   const Stored* dy;
   const float* lse;
   const float* delta;
 };
 
-// A head, and a tile of its rows. All heads have one turn before the next tile has.
+// A head and a tile of its rows. The next tile begins after all heads have had this tile.
 struct Turn {
   u64 b;
   u64 h;
@@ -626,14 +627,14 @@ __device__ inline Turn turn_of(u64 task, u64 batch, u64 heads) {
   return {task / heads % batch, task % heads, task / heads / batch};
 }
 
-// Of the keys those that a query sees by its place. The host sees to it that 32 bits hold them.
+// The end of the keys that causality lets a query see. The host ensures that 32 bits hold it.
 __device__ inline u32 end_of(const Problem& of, u32 query) {
   return query < of.queries ? (u32)visible(of, query) : 0;
 }
 
-// Scores from the products of 16 queries, of which this lane has `query` and `query + 8`, with 16
-// keys in each of COUNT steps; its first key is `key`. `is_seen` says that all count by their
-// places.
+// Turns products into scores, for 16 queries and 16 keys in each of COUNT steps. This lane has
+// queries `query` and `query + 8`; its first key is `key`. `is_seen`: causality hides none of these
+// keys.
 template <u32 COUNT>
 __device__ inline void weigh(float (&scores)[COUNT][2][4], const Inputs& in, const Problem& of,
                              u64 b, u64 h, u32 query, u32 key, const u32 (&ends)[2],
@@ -660,7 +661,7 @@ __device__ inline void weigh(float (&scores)[COUNT][2][4], const Inputs& in, con
   }
 }
 
-// What dropout makes of these pairs' values, if there is any.
+// Applies dropout to the values of these pairs, if there is dropout.
 template <u32 COUNT>
 __device__ inline void drop(float (&values)[COUNT][2][4], const Inputs& in, const Problem& of,
                             u64 b, u64 h, u32 query, u32 key) {
@@ -675,12 +676,12 @@ __device__ inline void drop(float (&values)[COUNT][2][4], const Inputs& in, cons
   }
 }
 
-// The weight of a pair by its score.
+// The weight of a pair from its score.
 __device__ inline float weight_of(float score, float lse) {
   return score == -INFINITY_F ? 0.0f : __expf(score - lse);
 }
 
-// y and lse. A block takes 64 queries of a head, and every n-th.
+// Computes y and lse. A block takes 64 queries of a head at a time, in a grid-stride loop.
 template <u32 WIDTH>
 __device__ inline void attend(Stored* y, float* lse, const Inputs& in, const Problem& of) {
   __shared__ Lines<WIDTH> k_lines, v_lines;
@@ -688,7 +689,7 @@ __device__ inline void attend(Stored* y, float* lse, const Inputs& in, const Pro
   u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
   u64 query_tiles = tiles(of.queries, LINES);
   for (u64 task = blockIdx.x; task < of.batch * of.heads * query_tiles; task += gridDim.x) {
-    // The last queries see the most keys, and come first.
+    // The last queries see the most keys, so their tiles come first.
     Turn turn = turn_of(task, of.batch, of.heads);
     u64 b = turn.b, h = turn.h, g = h / (of.heads / of.groups), head = b * of.heads + h;
     u32 first = (u32)(query_tiles - 1 - turn.tile) * LINES;
@@ -720,10 +721,10 @@ __device__ inline void attend(Stored* y, float* lse, const Inputs& in, const Pro
         for (u32 i = 0; i < LINES / 4; i++) {
           greatest = fmaxf(greatest, scores[i / 4][i / 2 % 2][2 * r + i % 2]);
         }
-        // Four lanes have a row.
+        // Four lanes hold one row.
         greatest = fmaxf(greatest, __shfl_xor_sync(ALL_LANES, greatest, 1));
         greatest = fmaxf(greatest, __shfl_xor_sync(ALL_LANES, greatest, 2));
-        // As long as nothing counts there is nothing to scale.
+        // If no pair has counted so far, nothing is rescaled.
         float shift = greatest == NONE ? 0.0f : greatest;
         float before = __expf(most[r] - shift);
         most[r] = greatest;
@@ -759,7 +760,7 @@ __device__ inline void attend(Stored* y, float* lse, const Inputs& in, const Pro
   }
 }
 
-// dq = scale · ds k. A block takes 64 queries of a head, and every n-th.
+// dq = scale · ds k. A block takes 64 queries of a head at a time, in a grid-stride loop.
 template <u32 WIDTH>
 __device__ inline void find_dq(Stored* dq, const Inputs& in, const Gradients& gradients,
                                const Problem& of) {
@@ -817,8 +818,8 @@ __device__ inline void find_dq(Stored* dq, const Inputs& in, const Gradients& gr
   }
 }
 
-// dk = scale · dsᵀ q and dv = pᵀ dy over the heads of q that share them. A block takes 64 keys of a
-// head and up to COLUMNS columns of both, and every n-th.
+// dk = scale · dsᵀ q and dv = pᵀ dy, summed over the heads of q that share a head of k and v. A
+// block takes 64 keys of a head and up to COLUMNS columns of both results, in a grid-stride loop.
 template <u32 WIDTH, u32 COLUMNS>
 __device__ inline void find_dk_dv(Stored* dk, Stored* dv, const Inputs& in,
                                   const Gradients& gradients, const Problem& of) {
@@ -830,7 +831,7 @@ __device__ inline void find_dk_dv(Stored* dk, Stored* dv, const Inputs& in,
   u64 parts = tiles(of.dim > of.v_dim ? of.dim : of.v_dim, COLUMNS);
   u64 task_count = of.batch * of.groups * tiles(of.keys, LINES) * parts;
   for (u64 task = blockIdx.x; task < task_count; task += gridDim.x) {
-    // The first keys are seen by the most queries, and come first.
+    // The most queries see the first keys, so their tiles come first.
     Turn turn = turn_of(task / parts, of.batch, of.groups);
     u64 b = turn.b, g = turn.h, group = b * of.groups + g;
     u32 first = (u32)turn.tile * LINES;

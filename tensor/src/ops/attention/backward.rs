@@ -1,7 +1,7 @@
-//! dq, dk and dv, a head of k and v for each task, which meets its queries block by block.
+//! dq, dk and dv. A task takes one head of k and v and reads its queries block by block.
 //!
-//! Scores lie with the keys along the lanes, transposed once for each block of keys. A task owns
-//! all that a head of k and v touches, so nothing is added up between threads.
+//! Scores have the keys along the lanes; each block of keys is transposed once. A task owns all
+//! results that depend on its head of k and v, so threads add nothing up between them.
 
 use super::block::{
     BLOCK, Problem, Rows, Sizes, Source, block, exp_fast, panels, scaled, transposed,
@@ -17,7 +17,7 @@ use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
 use crate::write_mode::WriteMode;
 
-/// Tasks, each of which needs scratch.
+/// Number of tasks. Each task needs scratch memory.
 pub(super) fn task_count(sizes: &Sizes) -> usize {
     sizes.batch * sizes.groups
 }
@@ -37,20 +37,21 @@ struct Scratch<'a, T> {
     dv: &'a mut [T],
     /// k in panels of its columns: `[D / W][BLOCK][W]`.
     k_rows: &'a mut [T],
-    /// Weights and gradients of scores of one panel of keys, `[BLOCK][W]`, and dropout's factors.
+    /// Weights and gradients of scores for one panel of keys, `[BLOCK][W]`, and the factors of
+    /// dropout.
     p: &'a mut [T],
     ds: &'a mut [T],
     kept: &'a mut [T],
-    /// Gradients of scores of all keys of a block: `[BLOCK][BLOCK]`.
+    /// Gradients of scores for all keys of a block: `[BLOCK][BLOCK]`.
     ds_rows: &'a mut [T],
-    /// dq of the heads that share the keys, rows padded to whole panels.
+    /// dq of the heads that share the keys. Rows are padded to whole panels.
     dq: &'a mut [T],
     /// Σ dy·y of the queries of these heads.
     delta: &'a mut [T],
-    /// q times the scale, as forward multiplies it, so that scores are the same numbers. Weights
-    /// then sum to 1 also where a rounding of the scores is large.
+    /// q times the scale, multiplied as in forward, so that the scores have the same bits. Weights
+    /// then sum to 1 even if rounding changes a score much.
     q: &'a mut [T],
-    /// dy and rows of k, where they have to be converted.
+    /// dy and rows of k, if they have to be converted.
     dy: &'a mut [T],
     k_converted: &'a mut [T],
 }
@@ -80,7 +81,7 @@ impl<'a, T> Scratch<'a, T> {
     }
 }
 
-/// Columns of q with those that fill up the last panel.
+/// Columns of q, rounded up to whole panels.
 fn padded(dim: usize) -> usize {
     dim.next_multiple_of(PANEL_WIDTH_MAX)
 }
@@ -182,8 +183,8 @@ impl<E: Element, T: SimdFloat> Keys<'_, E, T> {
         }
     }
 
-    /// The block of queries from `i` on of the `head`-th head that shares these keys, and the block
-    /// of keys from `j` on.
+    /// Multiplies the block of queries from `i` on with the block of keys from `j` on. The queries
+    /// are of the `head`-th head that shares these keys.
     #[inline(always)]
     fn meet<S: Simd<T>, const COLS: usize>(
         &mut self,
@@ -210,7 +211,7 @@ impl<E: Element, T: SimdFloat> Keys<'_, E, T> {
         let (q_rows, dy_rows) = (q, dy);
         for panel in 0..key_count.div_ceil(width) {
             let first = j + panel * width;
-            // The first queries may see none of these keys.
+            // Causality may hide these keys from the first queries.
             let hidden = (0..count).take_while(|row| problem.visible(i + row) <= first).count();
             let (i, count) = (i + hidden, count - hidden);
             let (q, dy) = (q_rows.rows_from(hidden), dy_rows.rows_from(hidden));
@@ -231,7 +232,7 @@ impl<E: Element, T: SimdFloat> Keys<'_, E, T> {
             for (row, p) in p.chunks_exact_mut(width).enumerate() {
                 let visible = problem.visible(i + row).saturating_sub(first).min(lanes);
                 p[visible..].fill(T::NEG_INFINITY);
-                // A query that sees no key has powers of 0, not 1.
+                // A query that sees no key has weights of 0, not 1.
                 let shift = if lse[row] == T::NEG_INFINITY { T::INFINITY } else { lse[row] };
                 for p in p {
                     *p = exp_fast::<T, S>(*p - shift);
@@ -269,7 +270,7 @@ impl<E: Element, T: SimdFloat> Keys<'_, E, T> {
     }
 }
 
-/// Σ a·b, in the lanes of a few vectors.
+/// Σ a·b, summed in the lanes of a few vectors.
 #[inline(always)]
 fn dot<E: Element, T: SimdFloat>(a: &[E], b: &[E]) -> T {
     const LANE_COUNT: usize = 16;

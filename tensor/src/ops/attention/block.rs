@@ -8,7 +8,7 @@ use crate::cpu::turn::turn_rows;
 use crate::dtype::{Bool, Element};
 use crate::operand_view::View;
 
-/// Queries of a task, and keys that meet them at once.
+/// Queries of a task. Each step multiplies them with the same number of keys.
 pub(super) const BLOCK: usize = 64;
 
 /// B, H, G, T, S, D and E.
@@ -31,7 +31,7 @@ pub(super) struct Heads {
     pub(super) g: usize,
 }
 
-/// An operand of four dimensions, as it lies.
+/// An operand of four dimensions with any strides.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a, E> {
     data: &'a [E],
@@ -44,7 +44,7 @@ impl<'a, E: Element> Source<'a, E> {
         Source { data: view.data(), strides: std::array::from_fn(|axis| strides[axis]) }
     }
 
-    /// The last two dimensions at `[b, h]`.
+    /// The matrix of the last two dimensions at `[b, h]`.
     pub(super) fn at(&self, b: usize, h: usize) -> Matrix<'a, E> {
         let [b_stride, h_stride, row_stride, col_stride] = self.strides;
         let data = self.data.get(b * b_stride + h * h_stride..).unwrap_or_default();
@@ -57,7 +57,7 @@ pub(super) enum Mask<'a, E> {
     None,
     /// The pairs that count.
     Keep(Source<'a, Bool>),
-    /// The numbers that are added to the scores.
+    /// The numbers to add to the scores.
     Add(Source<'a, E>),
 }
 
@@ -76,7 +76,7 @@ impl<E: Element> Problem<'_, E> {
         self.options.factor(self.sizes.dim)
     }
 
-    /// The number of keys that query `i` sees by its place: the first ones.
+    /// Number of keys that causality lets query `i` see. The visible keys are the first ones.
     pub(super) fn visible(&self, i: usize) -> usize {
         let Sizes { queries, keys, .. } = self.sizes;
         match self.options.causal {
@@ -86,8 +86,8 @@ impl<E: Element> Problem<'_, E> {
         }
     }
 
-    /// Adds the mask to scores: `rows` rows of `width`, the first at pair `[i, j]`. A row is a key
-    /// with the queries that follow `i`, or a query with the keys that follow `j`.
+    /// Adds the mask to rows of `width` scores, the first for pair `[i, j]`. A row holds one key
+    /// with the queries from `i` on, or one query with the keys from `j` on.
     #[inline(always)]
     pub(super) fn add_mask<T: SimdFloat>(
         &self,
@@ -135,7 +135,7 @@ impl<E: Element> Problem<'_, E> {
         }
     }
 
-    /// Multiplies weights, in the order of [`Problem::add_mask`], by what dropout makes of them.
+    /// Applies dropout to weights in the order of [`Problem::add_mask`].
     pub(super) fn multiply_dropout<T: SimdFloat>(
         &self,
         heads: Heads,
@@ -174,7 +174,7 @@ impl<E: Element> Problem<'_, E> {
     }
 }
 
-/// The rows of a block of scores.
+/// The side that the rows of a block of scores stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rows {
     Keys,
@@ -220,10 +220,10 @@ pub(super) fn scaled<'a, E: Element, T: SimdFloat>(
     Matrix { data: to, row_stride: cols, col_stride: 1 }
 }
 
-/// e^x of a score less a larger one, or less the log-sum-exp that it is part of.
+/// e^x of a score minus a larger score, or minus the log-sum-exp that includes the score.
 ///
 /// The difference comes first, because it is exact for the largest score. Scores in units of ln 2
-/// would spare the product, but a log-sum-exp, which is kept in units of 1, would be rounded twice
+/// would save a product, but a log-sum-exp, which is stored in units of 1, would be rounded twice
 /// more.
 #[inline(always)]
 pub(super) fn exp_fast<T: SimdFloat, S: Simd<T>>(x: T) -> T {
@@ -265,8 +265,7 @@ pub(super) fn transposed<E: Element, T: SimdFloat, S: Simd<T>>(
     }
 }
 
-/// Copies rows of `x` in panels of `width` columns: `[panels][stride][width]`, filled up with
-/// zeros.
+/// Copies rows of `x` in panels of `width` columns: `[panels][stride][width]`, padded with zeros.
 #[inline(always)]
 pub(super) fn panels<T: SimdFloat>(
     x: Matrix<'_, T>,
@@ -292,7 +291,7 @@ pub(super) fn panels<T: SimdFloat>(
     }
 }
 
-/// The inverse of [`transposed`] without a factor: rows of `cols`.
+/// Transposes panels back to rows of `cols`: the inverse of [`transposed`] without a factor.
 #[inline(always)]
 pub(super) fn transposed_back<T: SimdFloat, E: Element, S: Simd<T>>(
     simd: S,

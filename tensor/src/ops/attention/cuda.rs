@@ -9,30 +9,30 @@ use crate::dtype::DType;
 use crate::error::Result;
 use Parameter::{F64, Read, Words, Write};
 
-/// `struct Dropout`.
+/// The kernel parameter `struct Dropout`, in words.
 const DROPOUT: Parameter = Words(4);
 
-/// `struct Problem`.
+/// The kernel parameter `struct Problem`, in words.
 const PROBLEM: Parameter = Words(33);
 
-/// Threads of a block that multiplies y and dy, and queries, which it multiplies one by one.
+/// Threads of a block that sums y · dy, and the queries that the block takes one by one.
 const DELTA_THREADS: u32 = 256;
 const DELTA_QUERIES: usize = 8;
 
-/// The most blocks of a grid; each then takes several parts.
+/// Largest number of blocks of a grid. More work goes to the same blocks.
 const BLOCKS_MAX: usize = 1 << 16;
 
 fn grid(blocks: usize, threads: u32) -> Grid {
     Grid::row(blocks.min(BLOCKS_MAX) as u32, threads)
 }
 
-/// A kernel, and how many columns of its results a block takes.
+/// A kernel, and the number of result columns that a block takes.
 struct Pass {
     name: &'static str,
     columns: usize,
 }
 
-/// The kernels of a launch, and how many rows and threads their blocks have.
+/// The kernels of a launch, with the rows and threads of their blocks.
 struct Passes {
     forward: Pass,
     dq: Pass,
@@ -42,7 +42,7 @@ struct Passes {
 }
 
 impl Passes {
-    /// Tensor cores multiply half types of up to 128 columns.
+    /// The kernels for the launch. Tensor cores take half types of up to 128 columns.
     fn new(launch: &Launch) -> Self {
         let Sizes { queries, keys, dim, v_dim, .. } = launch.sizes;
         let dtype = launch.dtype;
@@ -76,7 +76,7 @@ impl Passes {
         }
     }
 
-    /// The grid for heads of `rows` rows, whose columns take several blocks.
+    /// The grid for heads of `rows` rows, where each row's columns take `parts` blocks.
     fn grid(&self, heads: usize, rows: usize, parts: usize) -> Grid {
         grid(heads * rows.div_ceil(self.rows) * parts, self.threads)
     }
@@ -92,7 +92,7 @@ struct Told<'a> {
 }
 
 impl<'a> Told<'a> {
-    /// `mask`, `y` and `dy` are the operands' numbers.
+    /// Collects the arguments; `mask`, `y` and `dy` are operand indices.
     fn new(
         launch: &Launch,
         operands: &CudaOperands<'a>,

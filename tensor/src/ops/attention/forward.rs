@@ -1,8 +1,8 @@
-//! y and its log-sum-exp, a block of queries for each task.
+//! y and its log-sum-exp. A task takes one block of queries.
 //!
-//! Scores lie with the queries along the lanes. So k and v are read as they lie, the largest score
-//! and the sum of a query are vector operations, and only q and y are transposed, once for each
-//! block of queries.
+//! Scores have the queries along the lanes. k and v are then read in place, and vector operations
+//! find the largest score and the sum of a query. Only q and y are transposed, once for each block
+//! of queries.
 
 use super::block::{BLOCK, Problem, Rows, Sizes, block, exp_fast, transposed};
 use super::heads_of;
@@ -15,13 +15,13 @@ use crate::cpu::turn::turn_rows;
 use crate::dtype::Element;
 use crate::write_mode::WriteMode;
 
-/// Tasks, each of which needs scratch.
+/// Number of tasks. Each task needs scratch memory.
 pub(super) fn task_count(sizes: &Sizes) -> usize {
     sizes.batch * sizes.heads * sizes.queries.div_ceil(BLOCK).max(1)
 }
 
-/// Elements of scratch for one thread: the transposed q, y so far, scores, and k and v if they have
-/// to be converted.
+/// Elements of scratch for one thread: the transposed q, the sums of y, the scores, and k and v if
+/// they have to be converted.
 pub(super) fn scratch_len(sizes: &Sizes, is_converted: bool) -> usize {
     let dims = sizes.dim + sizes.v_dim;
     BLOCK * (dims + PANEL_WIDTH_MAX + if is_converted { dims } else { 0 })
@@ -51,7 +51,7 @@ pub(super) fn forward<E: Element, T: SimdFloat>(
     );
 }
 
-/// A block of queries, one for each element of `lse`, from number `first` of head `row` on.
+/// A block of queries of head `row`, from query `first` on. `lse` has one element for each query.
 struct Queries<'a, E, T> {
     problem: &'a Problem<'a, E>,
     row: usize,
@@ -134,7 +134,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Queries<'_, E, T> {
             for (lane, lse) in lse.iter_mut().enumerate() {
                 let (max, total) = (state.max[lane], state.total[lane]);
                 *lse = max + total.ln();
-                // Where no key is seen, the sums are 0.
+                // A query that sees no key has sums of 0.
                 factors[lane] = if total == T::ZERO { T::ZERO } else { T::ONE / total };
             }
             let sums = &mut sums[panel * v_dim * width..][..v_dim * width];
@@ -147,7 +147,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Queries<'_, E, T> {
     }
 }
 
-/// Sets the scores of keys that a query does not see by its place to -∞.
+/// Sets the scores of keys that causality hides from a query to -∞.
 #[inline(always)]
 fn hide<E: Element, T: SimdFloat>(
     problem: &Problem<'_, E>,
@@ -163,7 +163,7 @@ fn hide<E: Element, T: SimdFloat>(
     }
 }
 
-/// The largest score of each query so far, and the sum of the powers relative to it.
+/// The largest score of each query so far, and the sum of the exponentials relative to it.
 #[derive(Clone, Copy)]
 struct Running<T> {
     max: [T; PANEL_WIDTH_MAX],
@@ -175,7 +175,8 @@ impl<T: SimdFloat> Running<T> {
         Running { max: [T::NEG_INFINITY; PANEL_WIDTH_MAX], total: [T::ZERO; PANEL_WIDTH_MAX] }
     }
 
-    /// Makes scores powers relative to the largest score so far, and rescales the sums before.
+    /// Replaces scores by their exponentials relative to the largest score so far, and rescales
+    /// earlier sums.
     #[inline(always)]
     fn meet<S: Simd<T>>(&mut self, width: usize, scores: &mut [T], sums: &mut [T]) {
         let mut max = self.max;
@@ -189,7 +190,7 @@ impl<T: SimdFloat> Running<T> {
         let mut factor = [T::ONE; PANEL_WIDTH_MAX];
         let mut changed = false;
         for lane in 0..width {
-            // Any shift is right where all keys were hidden so far.
+            // If all keys have been hidden so far, any shift is right.
             let is_seen = max[lane] > T::NEG_INFINITY;
             shift[lane] = if is_seen { max[lane] } else { T::ZERO };
             factor[lane] = exp_fast::<T, S>(self.max[lane] - shift[lane]);

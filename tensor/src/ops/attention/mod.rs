@@ -1,10 +1,10 @@
-//! Scaled dot-product attention that never holds the weights of all pairs: keys are met in blocks,
-//! and what was summed so far is rescaled when a larger score turns up. Milakov and Gimelshein,
+//! Scaled dot-product attention that never stores the weights of all pairs. Keys are read in
+//! blocks; when a larger score turns up, the earlier sums are rescaled. Milakov and Gimelshein,
 //! "Online normalizer calculation for softmax" (2018); Dao, Fu, Ermon, Rudra and Ré,
 //! "FlashAttention: fast and memory-efficient exact attention with IO-awareness" (2022).
 //!
 //! q: [B, H, T, D], k: [B, G, S, D], v: [B, G, S, E], y: [B, H, T, E]; G divides H, and each head
-//! of k and v serves H / G heads of q that follow each other.
+//! of k and v serves H / G consecutive heads of q.
 
 mod backward;
 mod block;
@@ -27,40 +27,41 @@ use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use block::{Heads, Mask, Problem, Sizes, Source};
 
-/// The keys that a query may see by its place.
+/// The causal mask: the keys that a query may see because of its place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Causal {
-    /// All of them.
+    /// Every key.
     #[default]
     No,
     /// Query `i` sees keys `0..=i`: PyTorch's `is_causal`.
     UpperLeft,
-    /// The last query sees all keys, the one before it all but the last, and so on: queries that
-    /// continue a sequence whose keys are kept. Equals `UpperLeft` where lengths are equal.
+    /// The last query sees all keys, the query before it all keys but the last, and so on: for
+    /// queries that continue a sequence with cached keys. Equals `UpperLeft` where lengths are
+    /// equal.
     LowerRight,
 }
 
-/// Weights that are set to 0 at random. The other weights are scaled up, so that the mean stays.
+/// Dropout of weights: some are set to 0 at random, the others are scaled up to keep the mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionDropout {
-    /// The weight of query `i` (counted over samples, heads and queries) and key `j` is decided by
-    /// word `j % 4` of block `i * ceil(S / 4) + j / 4` of the key's stream.
+    /// The stream of random words. Word `j % 4` of block `i * ceil(S / 4) + j / 4` decides the
+    /// weight of query `i` (counted over samples, heads and queries) and key `j`.
     pub key: RandomKey,
-    /// The probability that a weight becomes 0, to 32 bits.
+    /// The probability that a weight becomes 0, with 32 bits of precision.
     pub probability: f64,
-    /// The number of the first sample of q. Samples are counted from it, so that a part of a batch
-    /// drops the weights that the whole batch would drop.
+    /// Index of the first sample of q in the whole batch, so that a part of the batch drops the
+    /// same weights as the whole batch.
     pub first_sample: u64,
 }
 
-/// The weights of [`Tensor::attention`].
+/// The options of [`Tensor::attention`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// The keys that a query may see by its place. A mask may hide more of them.
+    /// The causal mask. `mask` may hide further keys.
     pub causal: Causal,
     /// Factor of the scores; `1 / sqrt(D)` if absent.
     pub scale: Option<f64>,
-    /// Weights that are dropped, if any.
+    /// Dropout of weights, if any.
     pub dropout: Option<AttentionDropout>,
 }
 
@@ -76,14 +77,15 @@ impl AttentionOptions {
 pub struct Attention {
     /// The weighted sums of v.
     pub y: Tensor,
-    /// `ln Σ_j exp(score[i, j])`, in f32 for the half types: all that backward needs beside the
+    /// `ln Σ_j exp(score[i, j])`, in f32 for the half types. Backward needs nothing else beside the
     /// operands. -∞ where a query sees no key.
     pub log_sum_exp: Tensor,
 }
 
-/// Bytes of scratch that attention and its gradients take beside their results: on a processor a
-/// few blocks for each thread, and for backward dq of the heads that share a key; on an NVIDIA
-/// device none, and for backward a number for each query. They grow linearly with the lengths.
+/// Bytes of scratch memory of attention and its gradients, beside the results. A processor takes a
+/// few blocks for each thread, and for backward also dq of the heads that share a key. An NVIDIA
+/// device takes nothing for forward and one number for each query for backward. All grow linearly
+/// with the lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionWorkspace {
     /// Bytes of [`Tensor::attention`].
@@ -116,8 +118,8 @@ impl Display for AttentionWorkspace {
     }
 }
 
-/// Elements of scratch of both directions. On a processor each thread that works on a task has its
-/// own; on an NVIDIA device backward keeps Σ dy·y of each query.
+/// Elements of scratch for forward and backward. On a processor each working thread has its own
+/// scratch. An NVIDIA device needs Σ dy·y of each query for backward.
 fn workspace_lens(device: &Device, sizes: &Sizes, dtype: DType) -> [usize; 2] {
     if device.kind() == DeviceKind::Cuda {
         return [0, sizes.batch * sizes.heads * sizes.queries];
@@ -133,7 +135,7 @@ fn workspace_lens(device: &Device, sizes: &Sizes, dtype: DType) -> [usize; 2] {
 /// The sizes of attention over q, k and v.
 ///
 /// # Errors
-/// `Shape` if they do not go together.
+/// `Shape` if the shapes do not match.
 fn sizes(op: &'static str, [q, k, v]: [Shape; 3]) -> Result<Sizes> {
     let mismatch = |left, right| Err(TensorError::Shape { op, left, right });
     let &[batch, heads, queries, dim] = &*q else { return mismatch(q, k) };
@@ -188,7 +190,7 @@ impl Launch {
         mask.map(expanded).transpose()
     }
 
-    /// Products of `count` kinds over all pairs, and the operands once.
+    /// The cost of `count` kinds of products over all pairs, and of reading the operands once.
     fn cost(&self, count: usize) -> Cost {
         let Sizes { batch, heads, groups, queries, keys, dim, v_dim } = self.sizes;
         let share = if self.options.causal == Causal::No { 1.0 } else { 0.5 };
@@ -269,17 +271,17 @@ impl FullKernel for Backward {
 }
 
 impl Tensor {
-    /// `softmax(scale · q kᵀ + mask) v` for each head, for `self = q`. Memory is linear in the
-    /// lengths: beside the results, a few blocks for each thread.
+    /// `softmax(scale · q kᵀ + mask) v` for each head, for `self = q`. Scratch memory is a few
+    /// blocks for each thread, so memory is linear in the lengths.
     ///
     /// A `Bool` mask says which keys count; a mask of q's type is added to the scores. Masks
     /// broadcast to `[B, H, T, S]`. Where a query sees no key, y is 0, as in PyTorch, and so are
-    /// the gradients. The half types are computed in f32; where tensor cores multiply, weights and
-    /// the gradients of scores are rounded to the half type before.
+    /// the gradients. The half types are computed in f32. Tensor cores take weights and gradients
+    /// of scores rounded to the half type.
     ///
     /// # Shapes
     /// `q: [B, H, T, D], k: [B, G, S, D], v: [B, G, S, E] → [B, H, T, E], [B, H, T]`, where G
-    /// divides H. Nothing is copied, however the operands lie.
+    /// divides H. Operands may have any strides; none is copied.
     ///
     /// # Errors
     /// `Shape`, `DType` (all the same float type), `OutOfMemory`.
@@ -306,12 +308,12 @@ impl Tensor {
         Ok(Attention { y, log_sum_exp })
     }
 
-    /// The gradients of q, k and v through [`Tensor::attention`], for `self = dy`: with the weights
-    /// p computed again from the scores and `log_sum_exp`,
+    /// The gradients of q, k and v through [`Tensor::attention`], for `self = dy`. The weights p
+    /// are recomputed from the scores and `log_sum_exp`:
     /// `ds = p · (dy vᵀ - Σ dy·y)`, `dq = scale · ds k`, `dk = scale · dsᵀ q`, `dv = pᵀ dy`.
     ///
     /// The workspace holds, for each thread, dq of the heads that share a key, and a few blocks.
-    /// Threads share out the heads of k and v.
+    /// Each thread takes some of the heads of k and v.
     ///
     /// # Errors
     /// As [`Tensor::attention`].
@@ -349,7 +351,7 @@ impl Tensor {
     }
 }
 
-/// The head of q with number `row`, counted over the batch, and the head of k and v that serves it.
+/// The head of q with index `row` over the whole batch, and the head of k and v that serves it.
 fn heads_of(sizes: &Sizes, row: usize) -> Heads {
     let (b, h) = (row / sizes.heads, row % sizes.heads);
     Heads { b, h, g: h / (sizes.heads / sizes.groups) }

@@ -1,8 +1,9 @@
-// Means over windows of images, [planes, height, width], and their gradient, as on the processor. A
-// thread takes every n-th element of the destination and gathers: each has one writer.
+// Means over windows of images, [planes, height, width], and their gradient, as on the processor.
+// Each thread takes elements of the destination in a grid-stride loop and gathers their sources, so
+// each element has one writer.
 
-// The windows along one dimension: window i starts at i · stride - padding, or, where there is no
-// kernel, goes from ⌊i · in / out⌋ to ⌈(i + 1) · in / out⌉.
+// The windows along one dimension. Window i starts at i · stride - padding; without a kernel, it
+// goes from ⌊i · in / out⌋ to ⌈(i + 1) · in / out⌉.
 struct Axis {
   u64 in_len;
   u64 out_len;
@@ -28,7 +29,7 @@ __device__ inline Range window(const Axis& axis, u64 at) {
   return {smaller(less(at * axis.stride, axis.padding), end), end};
 }
 
-// Places of a window with those in the padding, but not those beyond it.
+// Places of a window inside the input or its padding.
 __device__ inline u64 padded_len(const Axis& axis, u64 at) {
   if (axis.kernel == 0) {
     Range of = window(axis, at);
@@ -49,8 +50,8 @@ __device__ inline Range covering(const Axis& axis, u64 at) {
 
 struct Means {
   u64 planes;
-  u64 is_inside;  // sums are divided by the places inside the input alone
-  u64 exactly;    // or by this number, if it is not 0
+  u64 is_inside;  // sums are divided by the places inside the input
+  u64 exactly;    // sums are divided by this number, if it is not 0
   Axis rows;
   Axis columns;
 };
@@ -83,7 +84,7 @@ extern "C" __global__ void KERNEL(avg_pool2d)(Stored* y, const Stored* x, Means 
   }
 }
 
-// dx = Σ over the windows that hold an input of dy / count.
+// dx = Σ of dy / count over the windows that hold the input.
 extern "C" __global__ void KERNEL(avg_pool2d_backward)(Stored* dx, const Stored* dy, Means of) {
   u64 size = of.rows.in_len * of.columns.in_len;
   for (u64 i = thread_index(); i < of.planes * size; i += thread_count()) {

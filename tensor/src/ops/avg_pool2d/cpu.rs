@@ -6,7 +6,7 @@ use crate::ops::windows::{Axis, for_each_row};
 
 use super::Divisor;
 
-/// The sizes of a pooling by means: `planes` images of one channel.
+/// The sizes of an average pooling over `planes` images of one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Means {
     pub(super) planes: usize,
@@ -24,7 +24,7 @@ impl Means {
         self.axes.map(|axis| axis.out_len)
     }
 
-    /// One axis' factor of the divisor of window `at`.
+    /// The factor that one axis contributes to the divisor of window `at`.
     fn count(&self, axis: usize, at: usize) -> usize {
         match self.divisor {
             Divisor::Window => self.axes[axis].padded_len(at),
@@ -38,7 +38,7 @@ impl Means {
 /// y = Σ window / count.
 pub(super) fn forward<E: Element, T: Float>(pool: &Pool, shape: &Means, x: &[E], y: &mut [E]) {
     let [height, width] = shape.in_size();
-    // Computed once for all rows, because they take divisions.
+    // Computed once for all rows, because windows need integer divisions.
     let cols: Vec<_> =
         (0..shape.out_size()[1]).map(|at| (shape.axes[1].window(at), shape.count(1, at))).collect();
     for_each_row(pool, y, shape.out_size(), |plane, row, y| {
@@ -56,7 +56,7 @@ pub(super) fn forward<E: Element, T: Float>(pool: &Pool, shape: &Means, x: &[E],
     });
 }
 
-/// The sum of a row, in eight lanes where it is long: the mean of an image adds up whole rows.
+/// The sum of a row, in eight lanes for long rows: the mean of an image sums whole rows.
 fn sum_of<E: Element, T: Float>(row: &[E]) -> T {
     let (whole, rest) = row.as_chunks::<8>();
     let mut lanes = [T::ZERO; 8];
@@ -71,10 +71,10 @@ fn sum_of<E: Element, T: Float>(row: &[E]) -> T {
     sum
 }
 
-/// dx = Σ over the windows that hold an input of dy / count.
+/// dx = Σ of dy / count over the windows that hold the input.
 pub(super) fn backward<E: Element, T: Float>(pool: &Pool, shape: &Means, dy: &[E], dx: &mut [E]) {
     let [out_height, out_width] = shape.out_size();
-    // Computed once for all rows, because they take divisions.
+    // Computed once for all rows, because windows need integer divisions.
     let cols: Vec<_> = (0..shape.in_size()[1]).map(|at| shape.axes[1].covering(at)).collect();
     let col_counts: Vec<_> = (0..out_width).map(|at| shape.count(1, at)).collect();
     let row_counts: Vec<_> = (0..out_height).map(|at| shape.count(0, at)).collect();

@@ -9,7 +9,7 @@ use crate::ops::direction::Direction;
 use crate::ops::windows::{Axis, Kind};
 use Parameter::{Read, Words, Write};
 
-/// `struct Axis`.
+/// The words of the kernel parameter `struct Axis`.
 fn words(axis: Axis) -> [u64; 5] {
     let [kernel, stride, padding] = match axis.kind {
         Kind::Stepped { kernel, stride, padding } => [kernel, stride, padding],

@@ -1,4 +1,4 @@
-//! The mean of each window, with windows of a fixed size or a fixed number of them.
+//! The mean of each window. Windows have a fixed size, or their number is fixed.
 //!
 //! x: [B, C, H, W], y: [B, C, H', W'].
 
@@ -25,16 +25,17 @@ use cpu::Means;
 /// The divisor of the sum of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Divisor {
-    /// The number of places, the padding included: PyTorch's default (`count_include_pad`).
+    /// The number of places of the window, padding included: PyTorch's default
+    /// (`count_include_pad`).
     #[default]
     Window,
-    /// The number of places inside the input.
+    /// The number of places of the window inside the input.
     Inside,
     /// A fixed number: `divisor_override`.
     Exactly(NonZeroUsize),
 }
 
-/// The choices of a pooling by means.
+/// The options of an average pooling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AvgPool {
     /// The divisor of sums.
@@ -125,7 +126,7 @@ fn backward(op: &'static str, dy: &Tensor, x_shape: Shape, shape: Means) -> Resu
 }
 
 impl Tensor {
-    /// The mean of each window; the padding is zeros. Every float type; half types are summed in
+    /// The mean of each window; padding counts as zeros. Every float type; half types are summed in
     /// f32.
     ///
     /// # Shapes
@@ -185,13 +186,14 @@ impl Tensor {
     }
 
     /// The means of `out_size[0] × out_size[1]` windows that cover the image; `[1, 1]` is the mean
-    /// of the image. Window i of n rows reaches from ⌊i H / n⌋ to ⌈(i + 1) H / n⌉, as in PyTorch.
+    /// of the whole image. Of n windows over H rows, window i reaches from row ⌊i H / n⌋ to row ⌈(i
+    /// + 1) H / n⌉, as in PyTorch.
     ///
     /// # Shapes
     /// `[B, C, H, W] → [B, C, out_size[0], out_size[1]]`.
     ///
     /// # Errors
-    /// `Shape` (also for images or results without elements but for an empty batch), `DType`,
+    /// `Shape` (also for images or results without elements, unless the batch is empty), `DType`,
     /// `OutOfMemory`.
     #[track_caller]
     pub fn adaptive_avg_pool2d(&self, out_size: [usize; 2]) -> Result<Tensor> {
@@ -199,8 +201,8 @@ impl Tensor {
         forward(op, self, with_adaptive(op, self.shape(), out_size)?)
     }
 
-    /// The gradient of x through [`Tensor::adaptive_avg_pool2d`], for `self = dy`, whose shape
-    /// says the number of windows.
+    /// The gradient of x through [`Tensor::adaptive_avg_pool2d`], for `self = dy`. The shape of dy
+    /// gives the number of windows.
     ///
     /// # Errors
     /// As [`Tensor::adaptive_avg_pool2d`].

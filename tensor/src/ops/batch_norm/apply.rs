@@ -1,4 +1,4 @@
-//! The pass over all elements, with coefficients of each channel.
+//! The pass over all elements, with four coefficients for each channel.
 
 use super::Channels;
 use super::sums::{CHUNK_LEN, LINE, WIDTH, spread};
@@ -9,8 +9,9 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
 
-/// The coefficients of `y = scale · d + slope · (x - mean) + shift`, where d is dy, or x for a
-/// forward pass, which has no slope. The slice is means, scales, slopes and shifts, a quarter each.
+/// The coefficients of `y = scale · d + slope · (x - mean) + shift` in backward, where d is dy, and
+/// of `y = scale · (x - mean) + shift` in forward. The slice holds the means, scales, slopes and
+/// shifts of all channels, a quarter each.
 pub(super) struct Affine<'a, T> {
     pub(super) coefficients: &'a [T],
 }
@@ -60,10 +61,11 @@ impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Apply<'_, E> {
     }
 }
 
-/// Mean, scale, slope and shift of elements that lie side by side. Methods have no closures and no
-/// adapters of iterators: the compiler would make functions of them without vector instructions.
+/// Mean, scale, slope and shift of consecutive elements. Methods have no closures and no iterator
+/// adapters: the compiler would turn these into functions without vector instructions.
 trait Coefficients<T: SimdFloat>: Sized {
-    /// Coefficients number `which` of the line that begins with element `at`.
+    /// Coefficient `which` (0 to 3: mean, scale, slope, shift) of the line that begins with element
+    /// `at`.
     fn line(&self, which: usize, at: usize) -> [T; LINE];
 
     #[inline(always)]
@@ -77,7 +79,8 @@ trait Coefficients<T: SimdFloat>: Sized {
         }
     }
 
-    /// Writes `len` elements from `at` on. Whole lines are fast because their length is known.
+    /// Writes `len` elements from `at` on. Whole lines are fast because the compiler knows their
+    /// length.
     #[inline(always)]
     fn apply_line<E: Element<Compute = T>>(
         &self,
@@ -107,7 +110,7 @@ trait Coefficients<T: SimdFloat>: Sized {
     }
 }
 
-/// Coefficients of one channel.
+/// The coefficients of one channel.
 struct OfOne<T>([T; 4]);
 
 impl<T: SimdFloat> Coefficients<T> for OfOne<T> {
@@ -117,7 +120,7 @@ impl<T: SimdFloat> Coefficients<T> for OfOne<T> {
     }
 }
 
-/// Coefficients of several channels, for each element.
+/// The coefficients of several channels, repeated for each element.
 struct OfEach<T>([[T; WIDTH + LINE]; 4]);
 
 impl<T: SimdFloat> Coefficients<T> for OfEach<T> {

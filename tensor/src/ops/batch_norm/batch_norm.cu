@@ -1,18 +1,18 @@
-// Batch normalisation of x[samples, channels, inner], as on the processor: sums over each channel in
-// parts of the batch, which a second kernel merges in order, and then one pass over all elements by
-// four coefficients for each channel.
+// Batch normalisation of x[samples, channels, inner], as on the processor. One kernel sums each
+// channel in parts of the batch, a second merges the parts in order, and a third passes over all
+// elements with four coefficients for each channel.
 
 struct Channels {
   u64 samples;
   u64 channels;
   u64 inner;
-  u64 part_len;  // elements of a channel in a part; the last one has fewer
+  u64 part_len;  // elements of a channel in a part; the last part has fewer
   u64 parts;
 };
 
 enum : u32 { LEN = pack_len<Stored>() };
 
-// Whether the elements of a channel of a sample are whole packs, where memory is aligned.
+// True if the elements of a channel of a sample are whole packs, given aligned memory.
 __device__ inline bool are_packs(const Channels& of) {
   return of.inner % LEN == 0 && of.part_len % LEN == 0;
 }
@@ -22,12 +22,12 @@ __device__ inline u64 end_of(const Channels& of, u64 part) {
   return end < len ? end : len;
 }
 
-// The places of a thread in a part of a channel: every n-th run of `run` elements, for all threads
-// of a block. It goes on without a division.
+// The places of a thread in a part of a channel: runs of `run` elements, in a loop over the threads
+// of a block. `advance` needs no division.
 struct RunWalk {
-  u64 place;    // of samples · inner
-  u64 element;  // where that is in memory
-  u64 within;   // the place in its sample
+  u64 place;    // among the samples · inner elements of the channel
+  u64 element;  // the place in memory
+  u64 within;   // the place in the sample
   u64 step, element_step, within_step, inner, next_sample;
 
   __device__ RunWalk(const Channels& of, u64 channel, u64 part, u32 run)
@@ -50,9 +50,9 @@ struct RunWalk {
   }
 };
 
-// partials[part][channel][the mean, and the squared distances from it]. A block of whole warps
-// takes a part of a channel, and every n-th. It sums up distances from one of the elements: what
-// that loses, at most the number of elements times the precision of f64, is little.
+// partials[part][channel] = [mean, sum of squared distances from the mean]. A block of whole warps
+// takes a part of a channel at a time, in a grid-stride loop. It sums distances from one element of
+// the part. The error is small: at most the number of elements times the precision of f64.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(batch_moments)(double* partials, const Stored* x, Channels of) {
   __shared__ double scratch[32];
@@ -86,12 +86,12 @@ extern "C" __global__ void __launch_bounds__(256)
     double mean = sum / (double)(end - start);
     squares -= mean * sum;
     partials[2 * at] = near + mean;
-    // Rounding must not take it below 0; NaN stays one.
+    // Rounding must not make the sum negative. NaN stays NaN.
     partials[2 * at + 1] = squares < 0.0 ? 0.0 : squares;
   }
 }
 
-// Mean and biased variance of each channel from those of its parts: Chan, Golub and LeVeque,
+// Mean and biased variance of each channel from the moments of its parts: Chan, Golub and LeVeque,
 // "Updating formulae and a pairwise algorithm for computing sample variances" (1982).
 extern "C" __global__ void KERNEL(merge_moments)(Computed* means, Computed* variances,
                                                  const double* partials, Channels of) {
@@ -106,14 +106,14 @@ extern "C" __global__ void KERNEL(merge_moments)(Computed* means, Computed* vari
       squares += from[1] + distance * distance * (count * added / all);
       count = all;
     }
-    // The moments of nothing are NaN.
+    // A channel without elements has moments of NaN.
     means[channel] = (Computed)(count == 0.0 ? 0.0 / count : mean);
     variances[channel] = (Computed)(squares / count);
   }
 }
 
-// The rows of coefficients: y = scale · (x - mean) + shift, or scale · dy + slope · (x - mean) +
-// shift.
+// The rows of coefficients. Forward: y = scale · (x - mean) + shift. Backward: dx = scale · dy +
+// slope · (x - mean) + shift.
 enum Row : u32 { MEAN, SCALE, SLOPE, SHIFT };
 
 extern "C" __global__ void KERNEL(batch_norm_coefficients)(
@@ -130,8 +130,8 @@ extern "C" __global__ void KERNEL(batch_norm_coefficients)(
   }
 }
 
-// partials[part][channel][Σ dy, Σ dy · (x - mean)], in the same way. A thread has packs of two
-// tensors under way: the compiler is to take the registers for them.
+// partials[part][channel] = [Σ dy, Σ dy · (x - mean)]; the grid is that of `batch_moments`. A
+// thread loads packs of two tensors at once, so the launch bounds grant it many registers.
 extern "C" __global__ void __launch_bounds__(256, 1)
     KERNEL(batch_gradient_sums)(double* partials, const Stored* dy, const Stored* x,
                                 const Computed* means, Channels of) {
@@ -167,8 +167,8 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   }
 }
 
-// The gradients of weight and bias, and the coefficients of dx; gradients flow through statistics
-// of the batch.
+// The gradients of weight and bias, and the coefficients of dx. With `of_batch`, gradients flow
+// through the statistics.
 extern "C" __global__ void KERNEL(batch_norm_gradients)(
     Computed* coefficients, Stored* dweight, Stored* dbias, const double* partials,
     const Computed* means, const Computed* variances, const Stored* weight, double eps,
@@ -184,7 +184,7 @@ extern "C" __global__ void KERNEL(batch_norm_gradients)(
     }
     double rstd = 1.0 / sqrt((double)variances[channel] + eps);
     double scale = weight != nullptr ? rstd * (double)widened(weight[channel]) : rstd;
-    // Of no elements the gradients are 0, whatever their statistics are.
+    // Without elements the gradients are 0, even if the statistics are NaN.
     product = of.parts == 0 ? 0.0 : product * rstd;
     set(dweight[channel], (Computed)product);
     set(dbias[channel], (Computed)sum);
@@ -201,7 +201,7 @@ struct Line {
   Computed mean, scale, slope, shift;
 
   __device__ Line(const Computed* coefficients, const Channels& of, u64 element) {
-    // Dividing 64 bits costs several times as much as 32.
+    // A 64-bit division costs several times as much as a 32-bit division.
     bool is_short = (element | of.inner | of.channels) >> 32 == 0;
     u64 row = is_short ? (u64)((u32)element / (u32)of.inner) : element / of.inner;
     u64 channel = is_short ? (u64)((u32)row % (u32)of.channels) : row % of.channels;
@@ -216,11 +216,11 @@ struct Line {
   }
 };
 
-// y of x, or dx of x and dy where that is given.
+// Computes y from x, or dx from x and dy if dy is given.
 extern "C" __global__ void KERNEL(batch_norm_apply)(Stored* y, const Stored* x, const Stored* dy,
                                                     const Computed* coefficients, Channels of) {
   u64 len = of.samples * of.channels * of.inner;
-  // Packs of one channel each.
+  // Packs lie within one channel.
   bool is_packed = of.inner % LEN == 0 && is_aligned<LEN>(x) && is_aligned<LEN>(dy) &&
                    is_aligned<LEN>(y);
   u64 packs = is_packed ? len / LEN : 0;

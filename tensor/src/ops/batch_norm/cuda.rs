@@ -7,17 +7,17 @@ use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
 use Parameter::{F64, Read, U32, U64, Words, Write};
 
-/// `struct Channels`.
+/// The kernel parameter `struct Channels`, in words.
 const CHANNELS: Parameter = Words(5);
 
-/// Threads of a block, at most; it takes a part of a channel.
+/// Largest number of threads of a block, which takes one part of a channel at a time.
 const THREADS_MAX: usize = 256;
 
-/// The most blocks of a grid; each then takes several parts.
+/// Largest number of blocks of a grid. More parts go to the same blocks.
 const BLOCKS_MAX: usize = 1 << 16;
 
 impl Channels {
-    /// `struct Channels`.
+    /// The words of the kernel parameter `struct Channels`.
     fn words(&self) -> [u64; 5] {
         let [part_len, parts] = self.cuda_parts();
         [self.samples, self.channels, self.inner, part_len, parts].map(|size| size as u64)

@@ -1,4 +1,4 @@
-//! Batch normalisation as methods.
+//! The methods of batch normalisation.
 
 use super::{Backward, Channels, Forward, Statistics, Update};
 use crate::dtype::DType;
@@ -32,7 +32,7 @@ pub struct BatchNormBackward {
 impl Tensor {
     /// Normalises each channel to mean 0 and variance 1 (biased, plus `eps`) over the batch, then
     /// scales and shifts it. `self` is x, of any float type; the half types are computed in f32.
-    /// Running statistics are not touched: see [`Tensor::update_running_`].
+    /// Running statistics stay unchanged: see [`Tensor::update_running_`].
     ///
     /// # Shapes
     /// `x: [N, C, ..], weight, bias: [C] → y: [N, C, ..], mean, variance: [C]`
@@ -62,8 +62,8 @@ impl Tensor {
         Ok(BatchNorm { y, mean, variance })
     }
 
-    /// [`Tensor::batch_norm`] by statistics from outside, as in evaluation. They have shape `[C]`,
-    /// and are in f64 for an input of f64, else in f32.
+    /// [`Tensor::batch_norm`] with given statistics, as in evaluation. The statistics have shape
+    /// `[C]`, in f64 for an input of f64, else in f32.
     ///
     /// # Errors
     /// The errors of [`Tensor::batch_norm`].
@@ -93,7 +93,7 @@ impl Tensor {
     }
 
     /// The gradients through [`Tensor::batch_norm`] (`Statistics::Batch`) or
-    /// [`Tensor::batch_norm_fixed`], for `self = dy`, by the mean and the variance that were used.
+    /// [`Tensor::batch_norm_fixed`], for `self = dy` and the mean and variance of the forward pass.
     ///
     /// # Errors
     /// The errors of [`Tensor::batch_norm`].
@@ -129,12 +129,13 @@ impl Tensor {
         Ok(BatchNormBackward { dx, dweight, dbias })
     }
 
-    /// Moves running statistics towards the statistics of a batch of `count` elements for each
-    /// channel: `self`, the running mean, and `variance`. Both or neither are written.
+    /// Moves the running statistics towards the statistics of a batch with `count` elements for
+    /// each channel. `self` is the running mean, `variance` the running variance. An error leaves
+    /// both unchanged.
     ///
     /// # Errors
-    /// `Index` unless `count` is at least 2 (the variance of fewer is not defined), `Shape` also
-    /// unless all are contiguous, `DType` unless all are of one float type, `Frozen`, `Overlap`.
+    /// `Index` unless `count` is at least 2 (below 2 the variance is undefined), `Shape` also
+    /// unless all are contiguous, `DType` unless all have one float type, `Frozen`, `Overlap`.
     #[track_caller]
     pub fn update_running_(
         &mut self,

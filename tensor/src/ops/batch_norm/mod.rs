@@ -1,15 +1,15 @@
 //! Batch normalisation of `x: [N, C, ..]`: each channel over all samples and places, m elements.
 //!
-//! - forward: y = (x - mean) · rstd · w + b, with rstd = 1 / √(variance + eps), of the batch (the
-//!   variance biased) or fixed.
-//! - backward of the batch's: dx = rstd · w · (dy - Σ dy / m - x̂ · Σ dy·x̂ / m); of fixed ones
-//!   rstd · w · dy; dw = Σ dy·x̂, db = Σ dy.
+//! - forward: y = (x - mean) · rstd · w + b, with rstd = 1 / √(variance + eps). Mean and biased
+//!   variance are the batch's, or fixed.
+//! - backward with the batch's statistics: dx = rstd · w · (dy - Σ dy / m - x̂ · Σ dy·x̂ / m); with
+//!   fixed statistics dx = rstd · w · dy; dw = Σ dy·x̂, db = Σ dy.
 //! - running statistics: r ← (1 - momentum) · r + momentum · batch, the variance times m / (m - 1).
-//!   An operation of its own, so that a training step can be computed without an effect and then
-//!   committed.
+//!   The update is an operation of its own, so that a training step can compute everything first
+//!   and commit afterwards.
 //!
-//! Ioffe and Szegedy, "Batch normalization" (2015). Variances in two passes over each part of the
-//! batch, merged in f64.
+//! Ioffe and Szegedy, "Batch normalization" (2015). Each part of the batch finds its variance in
+//! two passes; the parts are merged in f64.
 
 mod apply;
 #[cfg(feature = "cuda")]
@@ -36,20 +36,20 @@ pub use methods::{BatchNorm, BatchNormBackward};
 pub enum Statistics {
     /// The batch itself, so that gradients flow through the statistics: training.
     Batch,
-    /// Numbers from outside: evaluation.
+    /// Statistics that the caller gives: evaluation.
     Fixed,
 }
 
-/// Elements of a channel in a part on an NVIDIA device, at least.
+/// Smallest number of elements of a channel in a part on an NVIDIA device.
 const PART_LEN: usize = 1 << 12;
 
-/// Parts of a channel on an NVIDIA device, at most.
+/// Largest number of parts of a channel on an NVIDIA device.
 const PARTS_MAX: usize = 64;
 
 /// Elements of the largest pack that a thread of an NVIDIA device takes at once.
 const PACK_LEN_MAX: usize = 8;
 
-/// A contiguous `[samples, channels, inner]`.
+/// A contiguous tensor `[samples, channels, inner]`.
 #[derive(Clone, Copy)]
 struct Channels {
     name: &'static str,
@@ -76,12 +76,12 @@ impl Channels {
         self.samples * self.channels * self.inner
     }
 
-    /// `Ok` if `statistics` are one number for each channel, in the type of statistics.
+    /// Checks that `statistics` hold one number for each channel, in the type of statistics.
     fn check(&self, statistics: &Tensor) -> Result<()> {
         check_statistics(self.name, self.dtype, statistics, [self.channels].into())
     }
 
-    /// `Ok` if the parameters are one number for each channel, in the type of x.
+    /// Checks that the parameters hold one number for each channel, in the type of x.
     fn check_parameters<const N: usize>(
         &self,
         x: &Tensor,
@@ -102,11 +102,11 @@ impl Channels {
         }
     }
 
-    /// Elements of a channel that an NVIDIA device adds up together, and the number of such parts.
+    /// Elements of a channel in a part on an NVIDIA device, and the number of parts.
     fn cuda_parts(&self) -> [usize; 2] {
         let len = self.samples * self.inner;
         let part_len = len.div_ceil(len.div_ceil(PART_LEN).clamp(1, PARTS_MAX)).max(1);
-        // Whole packs of every type add too few elements to change the number of parts.
+        // Rounding up to whole packs adds too few elements to change the number of parts.
         let part_len = part_len.next_multiple_of(PACK_LEN_MAX);
         [part_len, len.div_ceil(part_len)]
     }
@@ -116,8 +116,8 @@ impl Channels {
     }
 }
 
-/// Reads x, weight and bias if given, and fixed statistics; writes y, coefficients, and for
-/// statistics of the batch those and scratch.
+/// Reads x, weight and bias if given, and fixed statistics; writes y and coefficients, and for the
+/// batch's statistics also mean, variance and scratch.
 struct Forward {
     shape: Channels,
     has: [bool; 2],
@@ -149,7 +149,7 @@ impl FullKernel for Forward {
                     let [mean, variance] = [2, 3].map(|index| operands.write::<T>(index).slice());
                     let partials = operands.write::<f64>(4).slice();
                     if shape.element_count() == 0 {
-                        // The moments of nothing.
+                        // The moments of a channel without elements.
                         mean.fill(T::NAN);
                         variance.fill(T::NAN);
                     } else {

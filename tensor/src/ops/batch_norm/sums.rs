@@ -13,11 +13,11 @@ use crate::ops::norm::moments::{MeanVariance, Moments};
 /// Elements of a task.
 pub(super) const CHUNK_LEN: usize = 1 << 14;
 
-/// Partial sums of a channel, at most.
+/// Largest number of partial sums of a channel.
 const PARTIALS_MAX: usize = 64;
 
-/// Elements of several channels that are computed side by side. A row `[inner]` of this length or
-/// more has loops of its own; in shorter rows, these loops would spend most of their time at the
+/// Elements of several channels that are computed side by side. A row `[inner]` of at least this
+/// length has its own loops. In shorter rows, such loops would spend most of their time at the
 /// ends.
 pub(super) const WIDTH: usize = 256;
 
@@ -36,8 +36,8 @@ struct Cut {
 impl Cut {
     fn of(shape: &Channels) -> Self {
         let inner = shape.inner.max(1);
-        // Long rows of neighbouring channels lie one after the other in memory. A task takes short
-        // rows side by side, and more samples.
+        // A task takes long rows of neighbouring channels one after the other as they lie in
+        // memory. It takes short rows side by side, of more samples.
         let channels_max = if inner < WIDTH { WIDTH / inner } else { CHUNK_LEN / inner };
         let channels = channels_max.clamp(1, shape.channels.max(1));
         let samples = shape.samples.div_ceil(PARTIALS_MAX).max(CHUNK_LEN / (channels * inner));
@@ -120,9 +120,9 @@ impl<E: Element<Compute: SimdFloat>> Part<'_, E> {
     }
 
     /// Sums over the samples for each element of the channels, and then over the elements of a
-    /// channel. With distances d from a number c of the channel, its mean is `c + Σd / n`, and the
-    /// squared distances from the mean add up to `Σd² - (Σd)² / n`. Little cancels, because c is an
-    /// element.
+    /// channel. With distances d from an element c of the channel, its mean is `c + Σd / n`, and
+    /// the sum of squared distances from the mean is `Σd² - (Σd)² / n`. Little cancels, because c
+    /// is an element.
     #[inline(always)]
     fn side_by_side(self) {
         let (inner, zero) = (self.shape.inner, E::Compute::ZERO);
@@ -174,7 +174,7 @@ impl<E: Element<Compute: SimdFloat>> Part<'_, E> {
         }
     }
 
-    /// Adds `len` elements from `start` on to the sums that begin with theirs.
+    /// Adds `len` elements from `start` on to the sums, whose first element belongs to `start`.
     #[inline(always)]
     fn add_line(
         &self,
@@ -213,7 +213,7 @@ impl<E: Element<Compute: SimdFloat>> Part<'_, E> {
 /// Elements that [`spread`] may write beyond the last one.
 const SLACK: usize = 16;
 
-/// Overwrites `to` with `inner` copies of each of `values`, and a few elements more.
+/// Overwrites `to` with `inner` copies of each value, and up to [`SLACK`] elements more.
 #[inline(always)]
 pub(super) fn spread<T: Copy>(values: &[T], inner: usize, to: &mut [T]) {
     if inner == 1 {
@@ -221,14 +221,14 @@ pub(super) fn spread<T: Copy>(values: &[T], inner: usize, to: &mut [T]) {
         return;
     }
     for (index, &value) in values.iter().enumerate() {
-        // Whole vectors are written; the next value overwrites those beyond its start.
+        // Whole vectors are written. The next value overwrites the excess.
         for at in (index * inner..(index + 1) * inner).step_by(SLACK) {
             to[at..at + SLACK].copy_from_slice(&[value; SLACK]);
         }
     }
 }
 
-/// The sum, in the lanes of a vector.
+/// The sum of `x`, in the lanes of a vector.
 #[inline(always)]
 fn total(x: &[f64]) -> f64 {
     let (lines, rest) = x.as_chunks::<8>();
@@ -283,7 +283,7 @@ pub(super) fn moments<E: Element<Compute: SimdFloat>>(
     }
 }
 
-/// Leaves `Σ dy` and `Σ dy·(x - mean)` of each channel in the first `2·channels` of `partials`.
+/// Writes `Σ dy` and `Σ dy·(x - mean)` of each channel to the first `2·channels` of `partials`.
 pub(super) fn gradient_sums<E: Element<Compute: SimdFloat>>(
     cpu: &Cpu,
     shape: &Channels,

@@ -1,18 +1,19 @@
-//! Rows of parts: y is `[outer, Σ row_len]`, part k is `[outer, row_len[k]]` whatever its strides.
+//! Concatenation row by row: y is `[outer, Σ row_len]`, part k is `[outer, row_len[k]]` with any
+//! strides.
 
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
 use crate::layout::Nest;
 use crate::operand_view::View;
 
-/// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
+/// Elements of a chunk: enough to hide the cost of the fork, and small enough for the L2 cache.
 const CHUNK_LEN: usize = 1 << 14;
 
-/// One of the tensors that are put together.
+/// One of the tensors that are concatenated.
 pub(super) struct Part<'a, T> {
     data: &'a [T],
     nest: Nest<1>,
-    /// Elements that follow each other in y.
+    /// Elements of a row of the part, which are contiguous in y.
     row_len: usize,
 }
 
@@ -28,7 +29,7 @@ impl<'a, T: Copy> Part<'a, T> {
         self.row_len
     }
 
-    /// Copies the elements from number `from` on, in row-major order.
+    /// Copies elements in row-major order, from number `from` on, until `to` is full.
     fn copy(&self, from: usize, to: &mut [T]) {
         let [step] = self.nest.inner_strides();
         let mut rest = to;
@@ -44,17 +45,18 @@ impl<'a, T: Copy> Part<'a, T> {
         });
     }
 
-    /// Copies the rows from `row` on to the rows of `y`, which are `stride` elements apart.
+    /// Copies the part's rows from `row` on to rows of `y` that are `stride` elements apart.
     fn copy_rows(&self, row: usize, y: &mut [T], stride: usize) {
         let row_count = y.len().div_ceil(stride);
         let from = row * self.row_len;
         let [step] = self.nest.inner_strides();
-        // The place of the next element: a column of part's row, and the row's start in y.
+        // The place of the next element: its column in the part's row, and the start of the row in
+        // y.
         let (mut column, mut start) = (0, 0);
         self.nest.rows(from, from + row_count * self.row_len, |run| {
             let data = &self.data[run.starts[0]..];
             if self.row_len == 1 {
-                // Interleaving, as of pairs: one loop instead of a call for each element.
+                // Rows of one element interleave: one loop instead of a call for each element.
                 let to = y[start..].iter_mut().step_by(stride).take(run.len);
                 match step {
                     0 => to.for_each(|to| *to = data[0]),
@@ -85,7 +87,7 @@ impl<'a, T: Copy> Part<'a, T> {
     }
 }
 
-/// Fills y row by row with the rows of all parts, each of which has elements.
+/// Fills y row by row with the rows of all parts. No part is empty.
 pub(super) fn cat<T: Copy + Send + Sync>(cpu: &Cpu, parts: &[Part<'_, T>], y: &mut [T]) {
     let row_len: usize = parts.iter().map(Part::row_len).sum();
     if y.is_empty() {
@@ -107,7 +109,7 @@ pub(super) fn cat<T: Copy + Send + Sync>(cpu: &Cpu, parts: &[Part<'_, T>], y: &m
     });
 }
 
-/// The elements of y from number `from` on, where its rows are longer than a chunk.
+/// Writes the elements of y from number `from` on, for rows at least as long as a chunk.
 fn write_long<T: Copy>(parts: &[Part<'_, T>], row_len: usize, from: usize, mut y: &mut [T]) {
     let (mut row, mut column) = (from / row_len, from % row_len);
     while !y.is_empty() {

@@ -1,4 +1,4 @@
-//! On NVIDIA devices each part is copied to where it belongs.
+//! Concatenation on NVIDIA devices: each part is copied to its place in y.
 
 use super::Cat;
 use crate::cuda::gate::{Argument, Parameter, Signature};

@@ -1,4 +1,4 @@
-//! Tensors put together along one dimension.
+//! Concatenation of tensors along one dimension.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -46,8 +46,8 @@ impl FullKernel for Cat {
 }
 
 impl Tensor {
-    /// The tensors one after the other along `axis`. They have one type, and shapes that differ
-    /// along `axis` only.
+    /// Concatenates tensors along `axis`. They have one type, and their shapes differ along `axis`
+    /// only.
     ///
     /// # Errors
     /// `Index` for no tensors at all or a dimension that does not exist, `Shape`, `DType`,
@@ -59,15 +59,15 @@ impl Tensor {
         Self::joined("cat", tensors, axis)
     }
 
-    /// The tensors, which have one type and shape, along a new dimension, which is then number
-    /// `axis`.
+    /// Stacks tensors along a new dimension, which becomes dimension `axis`. The tensors have one
+    /// type and shape.
     ///
     /// # Shapes
     /// `n × [A, B] → [A, n, B]` for axis 1.
     ///
     /// # Errors
-    /// `Index` for no tensors at all, a dimension that does not exist or when there are
-    /// [`RANK_MAX`] dimensions already, `Shape`, `DType`, `Device`, `OutOfMemory`.
+    /// `Index` for no tensors at all, for a dimension that does not exist, or if there are
+    /// [`RANK_MAX`] dimensions already; `Shape`, `DType`, `Device`, `OutOfMemory`.
     #[track_caller]
     pub fn stack(tensors: &[&Tensor], axis: impl Into<Axis>) -> Result<Tensor> {
         let op = "stack";
@@ -95,7 +95,7 @@ impl Tensor {
         }
         let (device, dtype) = (first.device(), first.dtype());
         let Some(shape) = Shape::checked(&first.shape().with(axis, axis_len)) else {
-            // Beyond all memory, whatever the shape: the error is the allocator's.
+            // The result is larger than any memory: the allocator returns the error.
             return Tensor::empty(device, [usize::MAX], dtype);
         };
         let y = Tensor::empty(device, shape, dtype)?;

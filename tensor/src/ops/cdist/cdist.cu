@@ -1,6 +1,6 @@
-// Distances d[b, m, r] of order p of the rows of x[b, m, :] from those of y[b, r, :], and the
-// gradient of x, for elements of every type of floats. Differences and sums are in f64, each sum in
-// the order of its elements, as on the processor.
+// Distances d[b, m, r] of order p between the rows x[b, m, :] and y[b, r, :], and the gradient of
+// x. Elements are of any float type. Differences and sums are in f64; each sum is in the order of
+// its elements, as on the processor.
 
 enum Order : u32 { COUNT, SUM, EUCLID, MAX, POWER };
 
@@ -13,7 +13,7 @@ struct Sizes {
   u64 len;
 };
 
-// Where numbers of pairs of rows are.
+// The strides of numbers of pairs of rows.
 struct Pairs {
   i64 strides[3];
 };
@@ -36,13 +36,14 @@ __device__ inline double finished(u32 order, double power, double sum) {
 
 __device__ inline double sign(double t) { return t > 0.0 ? 1.0 : t < 0.0 ? -1.0 : t; }
 
-// The derivative of a distance by one difference.
+// The derivative of a distance with respect to one difference.
 __device__ inline double derivative(u32 order, double power, double t, double d) {
   switch (order) {
     case SUM: return sign(t);
     case EUCLID: return t / d;
     case MAX: {
-      // Equal ones each get all of it; d was rounded.
+      // Each of several equal largest differences gets the whole gradient. d was rounded, so |t| is
+      // too.
       Stored rounded;
       set(rounded, (Computed)fabs(t));
       return (double)widened(rounded) == d ? sign(t) : 0.0;
@@ -51,8 +52,8 @@ __device__ inline double derivative(u32 order, double power, double t, double d)
   return t == 0.0 ? 0.0 : sign(t) * pow(fabs(t) / d, power - 1.0);
 }
 
-// A block of 16 by 16 threads takes as many distances, and every n-th such tile: it reads 16
-// elements of 16 rows of both at a time.
+// A block of 16 by 16 threads takes a tile of 16 by 16 distances at a time, in a grid-stride loop.
+// It reads 16 elements of 16 rows of x and of y at once.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(cdist)(Stored* d, const Stored* x, const Stored* y, u32 order, double power,
                   Sizes sizes) {
@@ -83,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256)
           sum = added(order, power, sum, fabs(a - b));
         }
       }
-      // The next tiles are written over these.
+      // The next tiles overwrite these.
       __syncthreads();
     }
     u64 m = first_m + row, r = first_r + column;
@@ -92,7 +93,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// dx[m, i] = Σ_r dy[m, r] · derivative of d[m, r] by x[m, i]. A thread takes every n-th element.
+// dx[m, i] = Σ_r dy[m, r] · derivative of d[m, r] by x[m, i]. Each thread takes elements of dx in a
+// grid-stride loop.
 extern "C" __global__ void KERNEL(cdist_backward)(Stored* dx, const Stored* dy, const Stored* d,
                                                   const Stored* x, const Stored* y, u32 order,
                                                   double power, Sizes sizes, Pairs of_dy,

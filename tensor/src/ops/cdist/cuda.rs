@@ -7,15 +7,15 @@ use crate::cuda::{Cuda, CudaOperands, DeviceOperand, OnCuda};
 use crate::error::Result;
 use Parameter::{F64, Read, U32, Words, Write};
 
-/// `struct Sizes` and `struct Pairs`.
+/// The kernel parameters `struct Sizes` and `struct Pairs`, in words.
 const SIZES: Parameter = Words(4);
 const PAIRS: Parameter = Words(3);
 
-/// Rows of x and of y whose distances a block takes, and its threads.
+/// Rows of x and rows of y whose distances a block takes, and threads along each side of the block.
 const SIDE: usize = 16;
 const THREADS: u32 = 256;
 
-/// The most blocks of a grid; each then takes several tiles.
+/// Largest number of blocks of a grid. More tiles go to the same blocks.
 const BLOCKS_MAX: usize = 1 << 16;
 
 impl Sizes {

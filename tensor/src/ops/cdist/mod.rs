@@ -1,5 +1,5 @@
 //! Distances of each row of x from each row of y: `d[m, r] = ‖x[m] - y[r]‖` of order p. No tensor
-//! of differences is made; sums are in f64.
+//! of differences is stored. Sums are in f64.
 //!
 //! x: [B, M, D], y: [B, R, D], d: [B, M, R].
 
@@ -16,7 +16,7 @@ use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
-/// Sizes that the operands agree on.
+/// The sizes of the operands, which match.
 #[derive(Clone, Copy)]
 struct Sizes {
     batch: usize,
@@ -68,7 +68,7 @@ impl FullKernel for Forward {
     }
 }
 
-/// Reads dy, d, x and y; writes dx. The first two may lie in any way.
+/// Reads dy, d, x and y; writes dx. dy and d may have any strides.
 struct Backward(Sizes);
 
 impl FullKernel for Backward {
@@ -103,7 +103,7 @@ impl FullKernel for Backward {
     }
 }
 
-/// `dims`, and the product of those before the last two first.
+/// The last two dimensions, preceded by the product of all others.
 fn in_batches(shape: &Shape, op: &'static str, other: &Shape) -> Result<[usize; 3]> {
     match shape[..] {
         [ref outer @ .., rows, len] => Ok([outer.iter().product(), rows, len]),
@@ -119,7 +119,7 @@ fn sizes(op: &'static str, x: &Tensor, y: &Tensor, order: f64) -> Result<Sizes> 
         (in_batches(&left, op, &right)?, in_batches(&right, op, &left)?);
     let last = left.len() - 1;
     let is_same = left.len() == right.len() && left[..last - 1] == right[..last - 1];
-    // A negative order is no distance, and neither is NaN.
+    // Orders that are negative or NaN define no distance.
     if !is_same || left[last] != right[last] || order.is_nan() || order < 0.0 {
         return Err(TensorError::Shape { op, left, right });
     }
@@ -131,7 +131,7 @@ impl Tensor {
     /// counts the elements that differ.
     ///
     /// # Shapes
-    /// `x: [.., M, D], y: [.., R, D] → [.., M, R]`, with the same dimensions before
+    /// `x: [.., M, D], y: [.., R, D] → [.., M, R]`. The leading dimensions are equal.
     ///
     /// # Errors
     /// `Shape`, also for a negative order, `DType`, `OutOfMemory`.
@@ -148,9 +148,9 @@ impl Tensor {
         distances.reshape(&shape[..])
     }
 
-    /// The gradient of x through [`Tensor::cdist`], for `self = dy` and the `distances` that it
-    /// gave: `dx[m] = Σ_r dy[m, r] · ∂d[m, r]/∂x[m]`, which is 0 where d is. With dy and distances
-    /// transposed and x and y exchanged it is that of y.
+    /// The gradient of x through [`Tensor::cdist`], for `self = dy` and the resulting `distances`:
+    /// `dx[m] = Σ_r dy[m, r] · ∂d[m, r]/∂x[m]`, where the derivative is 0 if the distance is 0. For
+    /// the gradient of y, transpose dy and the distances, and exchange x and y.
     ///
     /// # Errors
     /// The errors of [`Tensor::cdist`].

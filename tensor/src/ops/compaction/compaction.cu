@@ -1,8 +1,9 @@
-// Elements that a mask keeps, packed together in row-major order. Tiles of the mask are counted
-// first, then one block makes of the counts where each tile begins, and then tiles are packed.
+// Packs the elements that a mask keeps, in row-major order. One kernel counts the kept elements of
+// each tile, one block turns the counts into the start of each tile, and a third kernel packs the
+// tiles.
 //
-// A mask has elements of any type by their size; what is kept is not 0 in the bits that count,
-// which are all but the sign of a float.
+// A mask may be of any type; kernels only know the size of its elements. An element is kept if its
+// bits, without the sign bit of a float, are not 0.
 
 enum : u32 {
   THREADS = 256,
@@ -10,7 +11,7 @@ enum : u32 {
   TILE_LEN = 8 * THREADS
 };
 
-// How many threads of a block before this one say yes, and how many do at all.
+// Number of true votes of the threads before this thread, and of all threads of the block.
 struct Votes {
   u32 before;
   u32 all;
@@ -20,7 +21,7 @@ struct Votes {
 __device__ inline Votes vote(bool is_true, u32* counts) {
   u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   u32 votes = __ballot_sync(ALL_LANES, is_true);
-  // What was counted before has been read.
+  // All threads have read the previous counts.
   __syncthreads();
   if (lane == 0) counts[warp] = (u32)__popc(votes);
   __syncthreads();
@@ -40,7 +41,7 @@ struct Mask {
   __device__ bool keeps(i64 place) const { return ((u64)mask[place] & bits) != 0; }
 };
 
-// counts[tile] = how many elements of each tile are kept. The walk is over the mask first.
+// counts[tile] = number of kept elements of the tile. The mask is the first tensor of the walk.
 template <typename M, u32 TENSORS>
 __device__ inline void count_tiles(u64* counts, const Mask<M>& mask, const Walk<TENSORS>& walk) {
   __shared__ u32 sums[32];
@@ -54,8 +55,8 @@ __device__ inline void count_tiles(u64* counts, const Mask<M>& mask, const Walk<
   if (threadIdx.x == 0) counts[blockIdx.x] = count;
 }
 
-// Calls put(number, rank, place) for the elements of a tile that are kept, `rank` before which so
-// many are; the place is that of the last tensor of the walk.
+// Calls put(number, rank, place, is_kept) for all elements of a tile. `rank` is the number of kept
+// elements before this element; `place` is in the last tensor of the walk.
 template <typename M, u32 TENSORS, typename Put>
 __device__ inline void each_kept(const u64* firsts, const Mask<M>& mask,
                                  const Walk<TENSORS>& walk, const Put& put) {
@@ -75,7 +76,8 @@ __device__ inline void each_kept(const u64* firsts, const Mask<M>& mask,
   }
 }
 
-// Makes of the count of each tile how many are before it; *count is the sum of all. One block.
+// Replaces the count of each tile by the sum of the counts before it; *count is the total. One
+// block.
 extern "C" __global__ void __launch_bounds__(512)
     add_up_tiles(u64* counts, u64* count, u64 tiles) {
   __shared__ u64 totals[32];
@@ -96,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(512)
       carried += totals[other];
     }
     if (tile < tiles) counts[tile] = before + sum - own;
-    // The totals are written anew.
+    // The next round overwrites the totals.
     __syncthreads();
   }
   if (threadIdx.x == 0) *count = carried;
@@ -113,7 +115,7 @@ struct Select {
   }
 };
 
-// y[rank, ..] = the index of an element in `shape`, as long as there is room.
+// y[rank, ..] = the index of a kept element in `shape`, while y has room.
 struct Shape {
   u64 rank;
   u64 sizes[RANK_MAX];
@@ -137,7 +139,7 @@ struct Indices {
   }
 };
 
-// y = the element of the source at the rank where the mask keeps, x elsewhere.
+// y = the element of the source at the rank where the mask keeps, and x elsewhere.
 template <typename T>
 struct Exchange {
   T* y;
@@ -150,12 +152,12 @@ struct Exchange {
   }
 };
 
-// Fills what is left of y after the first `width` times as many elements as are kept.
+// Fills the elements of y after the first `width` · *count with `value`.
 extern "C" __global__ void fill_rest(i64* y, const u64* count, u64 width, i64 value, u64 len) {
   for (u64 i = *count * width + thread_index(); i < len; i += thread_count()) y[i] = value;
 }
 
-// Tells of a source that has fewer elements than are kept, unless there is a complaint already.
+// Reports a source with fewer elements than are kept, unless there is a complaint already.
 extern "C" __global__ void check_count(Complaint* complaint, const u64* count, u64 len, u64 op) {
   if (thread_index() != 0 || *count <= len || complaint->position != 0) return;
   *complaint = {(i64)*count, (i64)*count - 1, (i64)len, op};

@@ -1,4 +1,4 @@
-//! Elements that a mask keeps, packed together in row-major order.
+//! Packs the elements that a mask keeps, in row-major order.
 
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
@@ -8,7 +8,8 @@ use crate::layout::Nest;
 /// Elements of the mask per chunk.
 const CHUNK_LEN: usize = 1 << 14;
 
-/// A mask of any type, kept where it is not 0, and a tensor of its shape; `nest` is over both.
+/// A mask of any type and a tensor of its shape; `nest` walks over both. A mask keeps elements that
+/// are not 0.
 pub(super) struct Mask<'a, M> {
     pub(super) data: &'a [M],
     pub(super) nest: Nest<2>,
@@ -16,7 +17,7 @@ pub(super) struct Mask<'a, M> {
 }
 
 impl<M: Element> Mask<'_, M> {
-    /// Calls `visit(number, place)` for what chunk `index` keeps: the number of the element in
+    /// Calls `visit(number, place)` for each element that chunk `index` keeps: its number in
     /// row-major order, and its place in the second tensor.
     fn visit(&self, index: usize, mut visit: impl FnMut(usize, usize)) {
         let from = index * CHUNK_LEN;
@@ -33,7 +34,7 @@ impl<M: Element> Mask<'_, M> {
         });
     }
 
-    /// The number of elements that each chunk keeps.
+    /// Number of elements that each chunk keeps.
     pub(super) fn counts(&self, cpu: &Cpu) -> Vec<usize> {
         let mut counts = vec![0; self.len.div_ceil(CHUNK_LEN)];
         for_each_chunk(cpu.pool(), &mut counts, 1, |index, count| {
@@ -42,8 +43,8 @@ impl<M: Element> Mask<'_, M> {
         counts
     }
 
-    /// Writes `width` elements for each element that is kept, as long as there is room in `y`:
-    /// `write(number, place, to)`. Returns how many are kept.
+    /// Calls `write(number, place, to)` for each kept element, to write `width` elements of `y`
+    /// while `y` has room. Returns the number of kept elements.
     pub(super) fn compact<T: Send>(
         &self,
         cpu: &Cpu,
@@ -72,8 +73,9 @@ impl<M: Element> Mask<'_, M> {
     }
 }
 
-/// y from the elements of a source, one after the other, where the mask keeps, and from x, which is
-/// the second tensor of the mask, elsewhere. The source has as many as the mask keeps, or more.
+/// Writes consecutive elements of the source where the mask keeps, and elements of x elsewhere. x
+/// is the second tensor of the mask. The source has at least one element for each that the mask
+/// keeps.
 pub(super) fn masked_scatter<T: Element>(
     cpu: &Cpu,
     mask: &Mask<'_, Bool>,

@@ -1,4 +1,4 @@
-//! Elements that masks keep on NVIDIA devices, see `compaction.cu`.
+//! Packing of masked elements on NVIDIA devices, see `compaction.cu`.
 
 use super::{MaskedScatter, MaskedSelect, Nonzero, Rest, TILE_LEN};
 use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
@@ -9,18 +9,18 @@ use crate::error::Result;
 use crate::layout::{Layout, Nest, RANK_MAX, Shape};
 use Parameter::{I64, Read, U64, Words, Write};
 
-/// Threads of a block that takes a tile, and of the one that adds up the counts of all tiles.
+/// Threads of a block that takes a tile, and of the block that adds up the counts of all tiles.
 const THREADS: u32 = 256;
 const ADDING_THREADS: u32 = 512;
 
-/// `struct Shape`.
+/// The kernel parameter `struct Shape`, in words.
 const SHAPE: Parameter = Words(1 + RANK_MAX);
 
 fn tiles(len: usize) -> Grid {
     Grid::row(len.div_ceil(TILE_LEN) as u32, THREADS)
 }
 
-/// The bits of an element that say whether it is 0.
+/// The bits of an element that decide if it is 0.
 fn bits(dtype: DType) -> u64 {
     let size_bits = 8 * dtype.size_bytes() as u32;
     u64::MAX >> (64 - size_bits + u32::from(dtype.is_float()))
@@ -30,7 +30,7 @@ fn name(dtype: DType, names: [&'static str; 4]) -> &'static str {
     names[dtype.size_bytes().ilog2() as usize]
 }
 
-/// A mask and its shape, under which it may repeat its elements.
+/// A mask and its shape. Strides of 0 repeat elements.
 #[derive(Clone, Copy)]
 struct Mask<'a> {
     place: DeviceOperand<'a>,
@@ -44,7 +44,7 @@ impl<'a> Mask<'a> {
         Mask { place, shape, len: shape.element_count() }
     }
 
-    /// Enqueues in `counts` how many elements are kept before each tile, and of all in `sum`.
+    /// Enqueues the number of kept elements before each tile, in `counts`, and the total, in `sum`.
     fn count(
         &self,
         cuda: &Cuda,
@@ -69,7 +69,8 @@ impl<'a> Mask<'a> {
     }
 }
 
-/// Enqueues the sum of the counts of tiles, each of which becomes the sum of those before it.
+/// Enqueues the prefix sums of the counts of tiles: each count becomes the sum of the counts before
+/// it.
 pub(crate) fn add_up(
     cuda: &Cuda,
     counts: &DeviceOperand<'_>,
@@ -86,7 +87,7 @@ pub(crate) fn read_sum(cuda: &Cuda, sum: &DeviceOperand<'_>) -> Result<usize> {
     Ok(cuda.read::<u64>(sum)?[0] as usize)
 }
 
-// Enqueues the elements that are kept, and waits for their number.
+// Enqueues the packing of the kept elements, and waits for their number.
 impl OnCuda for MaskedSelect<'_> {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (mask, x) = (Mask::new(operands.read(0)), operands.read(1));
@@ -110,7 +111,8 @@ impl OnCuda for MaskedSelect<'_> {
     }
 }
 
-// Enqueues the indices of what is not 0, and waits for their number unless what is left is filled.
+// Enqueues the indices of elements that are not 0. Waits for their number, except when the rest is
+// filled.
 impl OnCuda for Nonzero<'_> {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let mask = Mask::new(operands.read(0));
@@ -146,8 +148,8 @@ impl OnCuda for Nonzero<'_> {
     }
 }
 
-// Enqueues x with the elements of the source where the mask keeps. The next read of a value
-// reports a source that has too few elements.
+// Enqueues x with elements of the source where the mask keeps. The next read of a value reports a
+// source that has too few elements.
 impl OnCuda for MaskedScatter {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let mask = Mask::new(operands.read(0));

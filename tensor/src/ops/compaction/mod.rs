@@ -1,9 +1,9 @@
-//! Results whose length depends on values: masked_select and nonzero. Fixed lengths, and the other
-//! direction: nonzero_static and masked_scatter.
+//! Results whose length depends on values: masked_select and nonzero. Also nonzero_static, whose
+//! length is fixed, and masked_scatter, the inverse of masked_select.
 //!
 //! A result of unknown length is a view of a tensor of the largest possible length, so that a
-//! simulated device makes the same allocations as the real one. The caller has to assume the length
-//! of the view there.
+//! simulated device makes the same allocations as the real device. On a simulated device the caller
+//! gives the assumed length of the view.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -23,16 +23,16 @@ use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use cpu::Mask;
 
-/// The contents of a result after the last element that is packed.
+/// The contents of a result after the last packed element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
-    /// Whatever the memory held before: a view leaves it out.
+    /// The memory is not written: a view leaves it out.
     Any,
-    /// A number everywhere.
+    /// This number in every element.
     Filled(i64),
 }
 
-/// Packs the elements of the second operand where the first one is true.
+/// Packs the elements of the second operand where the first operand is true.
 struct MaskedSelect<'a> {
     name: &'static str,
     rest: Rest,
@@ -71,7 +71,7 @@ impl FullKernel for MaskedSelect<'_> {
     }
 }
 
-/// Fills `y` behind its first `count` elements.
+/// Fills `y` from element `count` on.
 fn fill_rest<T: Element>(y: &mut [T], count: usize, rest: Rest) {
     if let (Some(y), Rest::Filled(value)) = (y.get_mut(count..), rest) {
         y.fill(T::from_i64(value));
@@ -117,8 +117,8 @@ impl FullKernel for Nonzero<'_> {
     }
 }
 
-/// Writes the elements of the third operand, one after the other, where the first one is true, and
-/// elements of the second one elsewhere.
+/// Writes consecutive elements of the third operand where the first operand is true, and elements
+/// of the second operand elsewhere.
 struct MaskedScatter {
     dtype: DType,
     len: usize,
@@ -151,7 +151,7 @@ impl FullKernel for MaskedScatter {
 /// Elements of a mask that a block of an NVIDIA device packs.
 const TILE_LEN: usize = 2048;
 
-/// Workspace in which an NVIDIA device counts elements: those before each tile, and all. A
+/// Workspace of an NVIDIA device for the number of elements before each tile, and in total. A
 /// processor needs none.
 pub(crate) fn tile_counts(device: &Device, tiles: usize) -> Workspace {
     match device.kind() {
@@ -170,8 +170,8 @@ impl Tensor {
         Ok(())
     }
 
-    /// The first `count` rows of this upper bound. On a simulated device they are `assumed` rows,
-    /// and its list of assumptions names the caller's place.
+    /// The first `count` rows of this tensor of the largest possible length. On a simulated device
+    /// the first `assumed` rows; its list of assumptions then names the caller's place.
     #[track_caller]
     pub(crate) fn shortened(
         &self,
@@ -183,7 +183,7 @@ impl Tensor {
         if assumed > self.shape()[0] {
             return Err(TensorError::index(op, assumed, self.shape()[0] + 1));
         }
-        // A real device's number is read.
+        // A real device reads the number at this point.
         self.device().order_copies()?;
         sim.assume(assumed as f64, Location::caller());
         self.narrow(0, 0, assumed)
@@ -199,8 +199,8 @@ impl Tensor {
         Ok([self.expand(shape)?, mask.expand(shape)?])
     }
 
-    /// The elements where `mask` is true, in row-major order; both are broadcast. The result is a
-    /// view of memory for all elements: copy it to keep it for long.
+    /// The elements where `mask` is true, in row-major order. The mask and this tensor are
+    /// broadcast. The result is a view of memory for all elements: to keep it for long, copy it.
     ///
     /// # Shapes
     /// `[..] → [n]`.
@@ -214,11 +214,11 @@ impl Tensor {
         self.masked_select_assuming(mask, 0)
     }
 
-    /// [`Tensor::masked_select`], and on a simulated device the first `assumed_len` elements of
-    /// what would hold them all, which its list of assumptions then names with the caller's place.
+    /// [`Tensor::masked_select`]. On a simulated device the result has `assumed_len` elements; the
+    /// list of assumptions then names the caller's place.
     ///
     /// # Errors
-    /// The errors of [`Tensor::masked_select`], without `ValueUnavailable`; `Index` when there are
+    /// The errors of [`Tensor::masked_select`], without `ValueUnavailable`; `Index` if there are
     /// fewer elements than assumed.
     #[track_caller]
     pub fn masked_select_assuming(&self, mask: &Tensor, assumed_len: usize) -> Result<Tensor> {
@@ -233,8 +233,8 @@ impl Tensor {
         y.shortened(op, count, assumed_len)
     }
 
-    /// The indices of the elements that are not 0 (NaN is not), in row-major order, as i64. The
-    /// result is a view of memory for all elements: copy it to keep it for long.
+    /// The indices of the elements that are not 0, in row-major order, as i64. NaN is not 0. The
+    /// result is a view of memory for all elements: to keep it for long, copy it.
     ///
     /// # Shapes
     /// `[..] → [n, rank]`.
@@ -247,11 +247,11 @@ impl Tensor {
         self.nonzero_assuming(0)
     }
 
-    /// [`Tensor::nonzero`], and on a simulated device `assumed_count` indices; see
+    /// [`Tensor::nonzero`]. On a simulated device the result has `assumed_count` indices; see
     /// [`Tensor::masked_select_assuming`].
     ///
     /// # Errors
-    /// `OutOfMemory`, `Index` when there are fewer elements than assumed.
+    /// `OutOfMemory`, `Index` if there are fewer elements than assumed.
     #[track_caller]
     pub fn nonzero_assuming(&self, assumed_count: usize) -> Result<Tensor> {
         let op = "nonzero";
@@ -273,8 +273,8 @@ impl Tensor {
         Ok(y)
     }
 
-    /// The indices of the elements that are not 0 in `rows` rows, their number, and the workspace in
-    /// which a device counted them.
+    /// The indices of the elements that are not 0 in `rows` rows, their number, and the workspace
+    /// of the device's counts.
     #[track_caller]
     fn packed_indices(
         &self,
@@ -285,7 +285,7 @@ impl Tensor {
         let (device, shape, dtype) = (self.device(), *self.shape(), self.dtype());
         let y = match Shape::checked(&[rows, shape.len()]) {
             Some(whole) => Tensor::empty(device, whole, DType::I64)?,
-            // The allocator refuses it: no memory is as large.
+            // No memory is as large: the allocator returns the error.
             None => Tensor::empty(device, [usize::MAX], DType::I64)?,
         };
         let mut count = 0;
@@ -295,16 +295,16 @@ impl Tensor {
         Ok((y, count, counts))
     }
 
-    /// A copy of this tensor with the elements of `source`, one after the other in row-major
-    /// order, where `mask` is true; this tensor and the mask are broadcast.
+    /// A copy of this tensor with consecutive elements of `source` where `mask` is true, in
+    /// row-major order. This tensor and the mask are broadcast.
     ///
     /// # Errors
-    /// `Shape`, `DType` unless the mask is of truth values and the others of one type, `Index` when
-    /// the source has fewer elements than there are places, `Device`, `OutOfMemory`.
+    /// `Shape`, `DType` unless the mask is of truth values and the others have one type, `Index` if
+    /// the source has fewer elements than the mask keeps, `Device`, `OutOfMemory`.
     ///
     /// # Streams
-    /// Does not wait for an NVIDIA device: the next read of a value reports, once, a source that is
-    /// too short, and places beyond it keep this tensor's elements.
+    /// Does not wait for an NVIDIA device. The next read of a value reports a source that is too
+    /// short, once. Places without an element of the source keep this tensor's elements.
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Tensor> {
         let op = "masked_scatter";
@@ -318,12 +318,11 @@ impl Tensor {
         Ok(y)
     }
 
-    /// The gradient of the source through [`Tensor::masked_scatter`], for `self = dy`: the elements
-    /// where `mask` is true, one after the other, and 0 for elements of the source that are not
-    /// used.
+    /// The gradient of the source through [`Tensor::masked_scatter`], for `self = dy`: consecutive
+    /// elements where `mask` is true, and 0 for elements of the source that are not used.
     ///
     /// # Shapes
-    /// The result's is `source`.
+    /// The result has the shape of `source`.
     ///
     /// # Errors
     /// `Shape`, `DType` unless the mask is of truth values, `Device`, `OutOfMemory`.

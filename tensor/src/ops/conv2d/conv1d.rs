@@ -1,4 +1,4 @@
-//! Convolutions of sequences: images one row high. A view makes `[B, C, L]` a `[B, C, 1, L]`.
+//! Convolutions of sequences, as images one row high. A view turns `[B, C, L]` into `[B, C, 1, L]`.
 
 use super::{Conv2d, Conv2dGeometry, ConvTranspose2dGeometry, transposed};
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::layout::Shape;
 use crate::ops::windows::{image_of_sequence, image_shape_of_sequence};
 use crate::tensor::Tensor;
 
-/// Steps and zeros of a convolution over sequences; PyTorch's defaults.
+/// Strides and padding of a convolution over sequences; PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv1dGeometry {
     /// Step between outputs, at least 1.
@@ -37,10 +37,10 @@ impl Conv1dGeometry {
     }
 }
 
-/// Steps and borders of a transposed convolution over sequences; PyTorch's defaults.
+/// Strides and padding of a transposed convolution over sequences; PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvTranspose1dGeometry {
-    /// Step between inputs in the result, at least 1.
+    /// Step in the result between neighbouring inputs, at least 1.
     pub stride: usize,
     /// Positions left out on each side of the result.
     pub padding: usize,

@@ -1,8 +1,8 @@
-// Convolution of x[N, C, H, W] with w[O, C/G, KH, KW] to y[N, O, OH, OW] as products of matrices
-// that nobody writes down (implicit GEMM), and its gradients; overwritten. A grid is (columns of
-// tiles, rows of tiles, groups) of 256 threads, see `tile_product`.
+// Convolution of x[N, C, H, W] with w[O, C/G, KH, KW] to y[N, O, OH, OW], and its gradients, as
+// products of matrices that are never stored (implicit GEMM). Results are overwritten. A grid is
+// (columns of tiles, rows of tiles, groups) of 256 threads, see `tile_product`.
 
-// Blocks that a multiprocessor has room for: others go on while one waits for memory.
+// Blocks that fit on a multiprocessor. Some compute while others wait for memory.
 enum : u32 { BLOCKS_AT_ONCE = sizeof(Stored) == 8 ? 2 : 3 };
 
 struct Conv {
@@ -14,14 +14,14 @@ struct Conv {
   u64 stride_height, stride_width;
   u64 padding_height, padding_width;
   u64 dilation_height, dilation_width;
-  Divisor by_kernel, by_kernel_width;     // taps of a channel, and of a row of them
-  Divisor by_image, by_width;             // places of x
-  Divisor by_out_image, by_out_width;     // places of y
+  Divisor by_kernel, by_kernel_width;     // by taps of a channel, and taps of a row of the kernel
+  Divisor by_image, by_width;             // by places of an image of x, and places of a row
+  Divisor by_out_image, by_out_width;     // by places of an image of y, and places of a row
   Divisor by_stride_height, by_stride_width;
 };
 
-// Sizes in 32 bits: there are fewer than 2^31 pixels, taps of a channel, and elements of an image, on
-// either side.
+// Sizes in 32 bits: x and y each have fewer than 2^31 pixels, taps of a channel, and elements of an
+// image.
 struct Shape {
   u32 group;
   u32 in_channels, out_channels, groups;
@@ -60,13 +60,14 @@ struct Shape {
         by_stride_height(conv.by_stride_height),
         by_stride_width(conv.by_stride_width) {}
 
-  // x of a channel of the group and a place in a window: `tap` is (c, kh, kw), `pixel` (n, oh, ow).
+  // The element of x in a channel of the group at a place in a window: `tap` is (c, kh, kw),
+  // `pixel` is (n, oh, ow).
   __device__ Stored x_at(const Stored* x, u32 tap, u32 pixel) const {
     u32 c = by_kernel.quotient(tap), inside = tap - c * kernel_len;
     u32 kh = by_kernel_width.quotient(inside), kw = inside - kh * kernel_width;
     u32 image = by_out_image.quotient(pixel), place = pixel - image * out_len;
     u32 oh = by_out_width.quotient(place), ow = place - oh * out_width;
-    // Those before the first row and column become numbers beyond the last.
+    // Rows and columns before the first one wrap to numbers beyond the last one.
     u32 row = oh * stride_height - (u32)padding_height + kh * dilation_height;
     u32 column = ow * stride_width - (u32)padding_width + kw * dilation_width;
     if (row >= height || column >= width) return Stored();
@@ -74,7 +75,7 @@ struct Shape {
     return planes[c * in_len + row * width + column];
   }
 
-  // Where y has an output channel of the group and (n, oh, ow).
+  // The place in y of an output channel of the group at (n, oh, ow).
   __device__ u64 y_index(u32 o, u32 pixel) const {
     u32 image = by_out_image.quotient(pixel), place = pixel - image * out_len;
     return (((u64)image * groups + group) * out_channels + o) * out_len + place;
@@ -109,8 +110,8 @@ struct Forward {
   }
 };
 
-// dx[c, (n, h, w)] = Σ w[o, c, kh, kw] · dy[o, n, oh, ow] over the (o, kh, kw) that meet there. With a
-// bias for each c it is the transposed convolution of dy.
+// dx[c, (n, h, w)] = Σ w[o, c, kh, kw] · dy[o, n, oh, ow] over the (o, kh, kw) that meet the place.
+// With a bias for each c this is the transposed convolution of dy.
 struct BackwardInput {
   typedef Stored Factor;
   static const bool A_IS_DEEP = false;
@@ -155,8 +156,8 @@ struct BackwardInput {
   }
 };
 
-// dw[o, (c, kh, kw)] = Σ dy[o, (n, oh, ow)] · x over a part of the pixels: to dw, or to the part's
-// place in `parts`.
+// dw[o, (c, kh, kw)] = Σ dy[o, (n, oh, ow)] · x over a part of the pixels. The sum goes to dw, or
+// to the part's place in `parts`.
 struct BackwardWeight {
   typedef Stored Factor;
   static const bool A_IS_DEEP = true;
@@ -204,13 +205,13 @@ __device__ inline void backward_input(Stored* dx, const Stored* dy, const Stored
   tile_product(product, blockIdx.y * TILE, blockIdx.x * TILE, 0, tap_count);
 }
 
-// The third direction of the grid is (parts of the pixels, groups).
+// The third dimension of the grid is (parts of the pixels, groups).
 __device__ inline void backward_weight(Stored* dw, Computed* parts, const Stored* x,
                                        const Stored* dy, u32 part_count, const Conv& conv) {
   u32 group = blockIdx.z % (u32)conv.groups, part = blockIdx.z / (u32)conv.groups;
   Shape shape(conv, group);
   u32 pixels = (u32)conv.images * shape.out_len;
-  // Whole steps of K.
+  // Parts are whole steps of K.
   u32 part_len = (pixels + part_count * DEPTH - 1) / (part_count * DEPTH) * DEPTH;
   u32 start = part * part_len < pixels ? part * part_len : pixels;
   u32 end = start + part_len < pixels ? start + part_len : pixels;
@@ -238,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS_AT_ONCE)
   backward_weight(dw, parts, x, dy, part_count, conv);
 }
 
-// dw[i] = Σ parts[part][i], in their order.
+// dw[i] = Σ parts[part][i], in the order of the parts.
 extern "C" __global__ void KERNEL(conv2d_sum_parts)(Stored* dw, const Computed* parts,
                                                     u32 part_count, u64 len) {
   for (u64 i = thread_index(); i < len; i += thread_count()) {

@@ -1,6 +1,6 @@
 //! The three products on NVIDIA devices: implicit matrix products in tiles, see `conv2d.cu`.
-//! Gradients of weights have few elements that are sums over all pixels, so several blocks each add
-//! up some of the pixels, in scratch memory.
+//! Gradients of weights have few elements, each a sum over all pixels. So several blocks each sum
+//! some of the pixels, in scratch memory.
 
 use super::shape::Conv2dShape;
 use super::tensor_cores;
@@ -12,7 +12,7 @@ use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::error::{Result, TensorError};
 use Parameter::{Read, U32, U64, Words, Write};
 
-/// `struct Conv` of `conv2d.cu`.
+/// The kernel parameter `struct Conv` of `conv2d.cu`, in words.
 const CONV: Parameter = Words(32);
 
 /// `TILE` of `common.cu`.
@@ -21,7 +21,7 @@ pub(super) const TILE: usize = 64;
 /// `TILE_THREADS` of `common.cu`.
 pub(super) const TILE_THREADS: u32 = 256;
 
-/// The most blocks of a grid in its second and third direction.
+/// Largest number of blocks of a grid in its second and third dimension.
 pub(super) const BLOCKS_MAX: usize = 65_535;
 
 /// The grid of a product, if the kernels, which count in 32 bits, can compute it.
@@ -89,8 +89,8 @@ fn run_implicit(
     cuda.launch(image, &kernel, on_tiles, &[y.to_write(), a, b, bias, sizes])
 }
 
-/// A block for each tile of the result of each group. `None` where there are more than the kernels,
-/// which count in 32 bits, or a grid can have.
+/// A block for each tile of the result of each group. `None` if the kernels, which count in 32
+/// bits, or a grid cannot have that many.
 fn tiles(shape: &Conv2dShape, product: Product) -> Option<Grid> {
     let (images, groups) = (shape.batch, shape.groups);
     let [ins, outs] = [shape.in_channels, shape.out_channels].map(|count| count / groups);
@@ -114,13 +114,13 @@ fn tiles(shape: &Conv2dShape, product: Product) -> Option<Grid> {
     fits.then_some(Grid { blocks, threads: [TILE_THREADS, 1, 1], shared_bytes: 0 })
 }
 
-/// A product of sizes, if it is below 2³¹.
+/// The product of `sizes`, if below 2³¹.
 pub(super) fn len_of(sizes: &[usize]) -> Option<usize> {
     let len = sizes.iter().try_fold(1usize, |len, &size| len.checked_mul(size))?;
     (len < 1 << 31).then_some(len)
 }
 
-/// `struct Conv` of `conv2d.cu`.
+/// The words of the kernel parameter `struct Conv` of `conv2d.cu`.
 fn words(shape: &Conv2dShape) -> Vec<u64> {
     let [ins, outs] = [shape.in_channels, shape.out_channels].map(|count| count / shape.groups);
     let Conv2dShape { kernel, stride, padding, dilation, .. } = *shape;

@@ -1,9 +1,9 @@
-//! The sizes of one group of a convolution, from any source to any result.
+//! The sizes of one group of a convolution, for any source and result.
 
 use super::shape::Conv2dShape;
 
-/// A convolution as loops see it: the source is x or dy, the result y or a phase of dx. Pairs are
-/// (height, width).
+/// A convolution in the terms of the loops: the source is x or dy, the result is y or a phase of
+/// dx. Pairs are (height, width).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
     pub(super) batch: usize,
@@ -17,9 +17,9 @@ pub(super) struct Geometry {
     pub(super) kernel: [usize; 2],
     pub(super) stride: [usize; 2],
     pub(super) dilation: [usize; 2],
-    /// Zeros before the source; negative where the border of the source is never read.
+    /// Zeros before the source; negative if the first rows or columns of the source are never read.
     pub(super) padding: [isize; 2],
-    /// Channels of the source that share a plane of a tile: 2 if they are multiplied in pairs.
+    /// Source channels that share a plane of a tile: 2 if channels are multiplied in pairs, else 1.
     pub(super) plane_channels: usize,
 }
 
@@ -41,7 +41,7 @@ impl Geometry {
         }
     }
 
-    /// Planes of a tile that the channels of the source fill.
+    /// Planes of a tile for all channels of the source.
     pub(super) fn tile_planes(&self) -> usize {
         self.in_channels.div_ceil(self.plane_channels)
     }
@@ -68,7 +68,7 @@ impl Geometry {
         ((image * self.groups + group) * self.in_channels + channel) * self.in_plane_len()
     }
 
-    /// The convolution of `len` columns of the results, from `first` on.
+    /// The convolution restricted to `len` columns of the result, from column `first` on.
     pub(super) fn columns(&self, first: usize, len: usize) -> Self {
         let skipped = (first * self.stride[1]).cast_signed();
         let padding = [self.padding[0], self.padding[1] - skipped];

@@ -2,7 +2,8 @@
 //!
 //! x: [B, I, H, W], w: [O, I / groups, KH, KW], b: [O], y: [B, O, H', W'].
 //!
-//! The table of ways (`way.rs`) says which of these computes a product, with how much scratch:
+//! The table of ways (`way.rs`) selects the way to compute a product, and states its scratch
+//! memory:
 //!
 //! | on | way | when |
 //! |---|---|---|
@@ -18,18 +19,18 @@
 //!
 //! - product: y, dx or dw, each from two factors. The source of y is x, the source of dx is dy.
 //! - tap: one (kh, kw) of the kernel, for one channel of the source. K taps meet an output.
-//! - pixel: one (h, w) of an output plane. A plane has P pixels.
+//! - pixel: one (h, w) of a plane of y. A plane has P pixels.
 //! - columns, patches: the im2col matrix `[K, P]`, a row for each tap, a column for each pixel.
 //! - tile: the part of the source that some rows of outputs read, copied so that each tap is one
 //!   contiguous run of pixels. For dw, a tile holds rows of several images.
-//! - phase: the rows and columns of dx that meet the same taps, where there is a stride.
+//! - phase: the rows and columns of dx that meet the same taps, where the stride is above 1.
 //! - bundle: sixteen planes side by side, a vector of channels for each pixel (NCHW16c).
-//! - frame: the rows of a bundle that some results read, with the zeros around them.
-//! - strip: the results that one frame is for.
+//! - frame: the rows of a bundle that some results read, surrounded by zeros.
+//! - strip: the results of one frame.
 //! - unit, task: units are equal parts of the result, each of some output channels of some images.
 //!   A task is the units that one thread takes, with scratch memory of its own.
-//! - part: a cut of a group's output channels, or of the batch for dw. The parts of dw are sums
-//!   that are added up in order afterwards.
+//! - part: a cut of a group's output channels, or of the batch for dw. The parts of dw are partial
+//!   sums, which are added up in order at the end.
 //! - lanes: the elements of a vector, which are pixels, output channels or planes.
 
 mod columns;
@@ -69,7 +70,7 @@ pub use transposed::ConvTranspose2dGeometry;
 use way::{CudaWay, Slices};
 pub use workspace::Conv2dWorkspace;
 
-/// Steps and zeros of a convolution over its input, (height, width); PyTorch's defaults.
+/// Strides and padding of a convolution, (height, width); PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2dGeometry {
     /// Step between outputs, at least 1.
@@ -92,7 +93,7 @@ impl Conv2dGeometry {
     /// The sizes of a convolution of `x` with `w`.
     ///
     /// # Errors
-    /// `Shape` if they do not go together.
+    /// `Shape` if the shapes do not match.
     fn with(&self, op: &'static str, x: &Shape, w: &Shape) -> Result<Conv2dShape> {
         let mismatch = TensorError::Shape { op, left: *x, right: *w };
         let (&[batch, in_channels, in_height, in_width], &[out_channels, taps, kh, kw]) =
@@ -134,7 +135,7 @@ enum Product {
     BackwardWeight,
 }
 
-/// A product that is to be computed.
+/// A product to compute.
 struct Conv2d {
     op: &'static str,
     product: Product,
@@ -146,13 +147,13 @@ struct Conv2d {
 }
 
 impl Conv2d {
-    /// The product of `reads`: two factors, and perhaps a bias.
+    /// The product that reads `reads`: two factors, and perhaps a bias.
     fn of(op: &'static str, product: Product, shape: Conv2dShape, reads: &[&Tensor]) -> Self {
         let (dtype, is_in_tf32) = (reads[0].dtype(), reads[0].device().is_in_tf32());
         Conv2d { op, product, shape, dtype, has_bias: reads.len() > 2, is_in_tf32 }
     }
 
-    /// Elements of scratch, in the type that sums are computed in.
+    /// Elements of scratch, in the type of the sums.
     fn workspace_len(&self, kind: DeviceKind) -> usize {
         match kind {
             DeviceKind::Cpu => for_each_float!(self.dtype, E as T => {
@@ -231,7 +232,7 @@ impl Conv2d {
 
 #[cfg(feature = "cuda")]
 impl Conv2d {
-    /// Writes y: of one tap at each pixel, a product of matrices for each image.
+    /// Writes y as a product of matrices for each image: for kernels of one tap at each pixel.
     #[track_caller]
     fn multiply_pixels(&self, y: &Tensor, x: &Tensor, w: &Tensor) -> Result<()> {
         let Conv2dShape { batch, in_channels, out_channels, .. } = self.shape;

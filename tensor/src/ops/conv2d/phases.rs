@@ -1,22 +1,22 @@
 //! The gradient of x as convolutions of dy without a stride.
 //!
-//! With a stride S, rows of dx with the same remainder by S meet the same rows of the kernel, and
-//! neighbours among them meet neighbouring rows of dy; so do columns. Each of the S x S sets is a
-//! *phase*: a convolution of dy, without a stride, with a part of the kernel turned around. Each
-//! tap belongs to one phase, so that nothing is multiplied by zero.
+//! With a stride S, rows of dx with the same remainder modulo S meet the same rows of the kernel.
+//! Neighbours among these rows meet neighbouring rows of dy. The same holds for columns. Each of
+//! the S x S sets is a *phase*: a convolution of dy, without a stride, with a part of the kernel
+//! turned around. Each tap belongs to one phase, so that nothing is multiplied by zero.
 
 use super::Product;
 use super::geometry::Geometry;
 use super::shape::Conv2dShape;
 use super::weight_order::{AxisTaps, WeightOrder};
 
-/// The phases of a result: y has one, dx has one for each remainder by the stride.
+/// The phases of a result: y has one, dx has one for each remainder modulo the stride.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Phases {
     /// The convolution from x to y.
     whole: Geometry,
     is_backward: bool,
-    /// Phases below each other, and side by side.
+    /// Number of phases along each axis.
     counts: [usize; 2],
 }
 
@@ -25,9 +25,9 @@ pub(super) struct Phases {
 pub(super) struct Phase {
     pub(super) geometry: Geometry,
     pub(super) order: WeightOrder,
-    /// The first row and column of the result.
+    /// The first row and column of the phase in the result.
     pub(super) first: [usize; 2],
-    /// Rows, and columns, of the result from one of the phase to the next.
+    /// Rows and columns of the result between neighbours in the phase.
     pub(super) step: [usize; 2],
 }
 
@@ -41,12 +41,12 @@ impl Phases {
         }
     }
 
-    /// y from x and w.
+    /// The phase of y from x and w.
     pub(super) fn forward(shape: &Conv2dShape) -> Self {
         Self { whole: Geometry::forward(shape), is_backward: false, counts: [1, 1] }
     }
 
-    /// dx from dy and w.
+    /// The phases of dx from dy and w.
     fn backward_input(shape: &Conv2dShape) -> Self {
         let whole = Geometry::forward(shape);
         let counts = [0, 1].map(|axis| whole.stride[axis].min(whole.in_size[axis]));
@@ -59,7 +59,7 @@ impl Phases {
         self
     }
 
-    /// True if there is one phase, which is all of the result.
+    /// True if one phase is the whole result.
     pub(super) fn is_one(&self) -> bool {
         !self.is_backward || self.whole.stride == [1, 1]
     }
@@ -109,12 +109,13 @@ impl Phases {
 }
 
 impl Phase {
-    /// The first element of a row of the phase in a plane of the result, which has that size.
+    /// The first element of a row of the phase in a plane of the result; `size` is the plane's
+    /// size.
     pub(super) fn row_start(&self, size: [usize; 2], row: usize) -> usize {
         (self.first[0] + row * self.step[0]) * size[1] + self.first[1]
     }
 
-    /// Weights of an output, or pairs of them.
+    /// Number of weights for an output, or of pairs of weights.
     pub(super) fn k_len(&self) -> usize {
         self.geometry.tile_planes() * self.geometry.tap_count()
     }
@@ -122,17 +123,17 @@ impl Phase {
 
 /// A phase along one axis.
 struct AxisPhase {
-    /// Outputs.
+    /// Number of outputs.
     len: usize,
-    /// None if no tap meets an output.
+    /// Taps that meet an output; there may be none.
     taps: AxisTaps,
     dilation: usize,
     padding: isize,
 }
 
 impl AxisPhase {
-    /// The phase of remainder `r`. Output `r + S i` meets tap k, which stands at D k, in dy at
-    /// `(r + S i + padding - D k) / S`, if that is whole.
+    /// The phase of remainder `r`. Tap k stands at D k. Output `r + S i` meets tap k at place
+    /// `(r + S i + padding - D k) / S` of dy, if this is an integer.
     fn of(whole: &Geometry, axis: usize, r: usize) -> Self {
         let [stride, dilation, kernel, in_len] =
             [whole.stride, whole.dilation, whole.kernel, whole.in_size].map(|pair| pair[axis]);

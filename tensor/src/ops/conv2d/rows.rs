@@ -1,8 +1,8 @@
-//! Copies of a row of the source, at any step and shift.
+//! Copies of a row of the source, with any step and shift.
 
 use crate::dtype::{Element, convert_slice, is_same_type};
 
-/// Copies every `stride`-th element of `from`, from element `shift` on, and zeros beyond the ends.
+/// Copies every `stride`-th element of `from`, from element `shift` on, and zeros beyond both ends.
 #[inline(always)]
 pub(super) fn fill_row<E: Element, T: Element>(
     from: &[E],
@@ -19,7 +19,7 @@ pub(super) fn fill_row<E: Element, T: Element>(
     let to = &mut to[left..][..count];
     match stride {
         1 => convert_slice(&from[..count], to),
-        // The most usual stride has a form that is compiled to vectors.
+        // A stride of 2 is the most frequent and has a form that compiles to vectors.
         2 => {
             let (pairs, last) = from.as_chunks::<2>();
             let len = pairs.len().min(to.len());
@@ -37,8 +37,8 @@ pub(super) fn fill_row<E: Element, T: Element>(
     }
 }
 
-/// The first of each pair, of `N` pairs or more, in blocks of `N`. The last block starts early
-/// enough to be whole.
+/// Copies the first number of each pair, in blocks of `N`. There are at least `N` pairs; the last
+/// block starts early enough to be whole.
 #[inline(always)]
 fn firsts_of<E: Element, T: Element, const N: usize>(pairs: &[[E; 2]], to: &mut [T]) {
     for at in (0..to.len()).step_by(N) {
@@ -50,14 +50,15 @@ fn firsts_of<E: Element, T: Element, const N: usize>(pairs: &[[E; 2]], to: &mut 
     }
 }
 
-/// [`Element::cast`], except that a half type that stays as it is keeps its bits.
+/// [`Element::cast`], but a half type keeps its bits if its type stays.
 #[inline(always)]
 fn converted<E: Element, T: Element>(x: E) -> T {
     if is_same_type::<E, T>() { bytemuck::cast(x) } else { x.cast() }
 }
 
-/// The first of two, converted. For halves that stay as they are it is the lower half of a word:
-/// every processor with AVX-512 has vectors of words, but not of halves.
+/// The first number of the pair, converted. For a half type that stays it is the lower half of a
+/// word, because every processor with AVX-512 has vectors of words, but not all have vectors of
+/// halves.
 #[inline(always)]
 fn first_of<E: Element, T: Element>(pair: [E; 2]) -> T {
     if is_same_type::<E, T>() && size_of::<E>() == 2 && cfg!(target_endian = "little") {
@@ -67,7 +68,7 @@ fn first_of<E: Element, T: Element>(pair: [E; 2]) -> T {
     }
 }
 
-/// A lane that holds a pair of numbers of half its size.
+/// A lane of type T that holds a pair of numbers of half its size.
 #[inline(always)]
 pub(super) fn lane<E: Element, T: Element>(pair: [E; 2]) -> T {
     bytemuck::cast(pair)

@@ -1,8 +1,8 @@
 //! The sizes of a two-dimensional convolution.
 
-/// Everything about a convolution but its numbers: x `[batch, in_channels, in_height, in_width]`,
-/// w `[out_channels, in_channels / groups, kernel]`, y `[batch, out_channels, out_height(),
-/// out_width()]`. Pairs are (height, width).
+/// All sizes of a convolution: x `[batch, in_channels, in_height, in_width]`, w
+/// `[out_channels, in_channels / groups, kernel]`, y
+/// `[batch, out_channels, out_height(), out_width()]`. Pairs are (height, width).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Conv2dShape {
     /// Images.
@@ -61,14 +61,15 @@ impl Conv2dShape {
         self.out_channels * (self.in_channels / self.groups) * self.kernel[0] * self.kernel[1]
     }
 
-    /// Into how many parts a device cuts the pixels for the gradient of w, so that all of it has
-    /// work: a tile of 64 channels and 64 taps is the work of one block.
+    /// Number of parts that a device cuts the pixels into for the gradient of w, so that the whole
+    /// device has work. One block computes a tile of 64 channels and 64 taps.
     pub(super) fn weight_parts(&self) -> usize {
         /// Blocks that keep a large device busy.
         const BLOCKS_WANTED: usize = 256;
-        /// Pixels of a part, at least: its sums are written, and read again.
+        /// Smallest number of pixels of a part. Each part costs writing its sums and reading them
+        /// again.
         const PIXELS_MIN: usize = 1024;
-        /// Elements of all parts, at most.
+        /// Largest number of elements of all parts.
         const PARTS_LEN_MAX: usize = 8 << 20;
         const TILE: usize = 64;
         let [ins, outs] = [self.in_channels, self.out_channels].map(|count| count / self.groups);

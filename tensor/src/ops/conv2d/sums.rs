@@ -1,4 +1,4 @@
-//! Sums of dw, and their way to dw.
+//! Combines partial sums of dw, and writes dw.
 
 use crate::cpu::chunk::for_each_chunk;
 use crate::cpu::math::SimdFloat;
@@ -8,7 +8,7 @@ use crate::cpu::stored::round_slice;
 use crate::cpu::turn::turn_rows;
 use crate::dtype::Element;
 
-/// Rounds sums of dw to dw, which is of another type, with all threads.
+/// Rounds sums of dw to the type of dw, with all threads.
 pub(super) fn round_weights<E: Element, T: SimdFloat>(pool: &Pool, sums: &[T], dw: &mut [E]) {
     const CHUNK_LEN: usize = 16 * 1024;
     for_each_chunk(pool, dw, CHUNK_LEN, |chunk, dw| {
@@ -16,7 +16,7 @@ pub(super) fn round_weights<E: Element, T: SimdFloat>(pool: &Pool, sums: &[T], d
     });
 }
 
-/// Adds `others` to `total`: sums of other parts, each as long as `total`, in their order.
+/// Adds `others` to `total`: the sums of the other parts, each as long as `total`, in order.
 pub(super) fn add_partials<T: SimdFloat>(pool: &Pool, total: &mut [T], others: &[T]) {
     const CHUNK_LEN: usize = 4096;
     let total_len = total.len();
@@ -28,7 +28,7 @@ pub(super) fn add_partials<T: SimdFloat>(pool: &Pool, total: &mut [T], others: &
     });
 }
 
-/// Transposes sums`[K, O]`, in rows of `padded`, to dw`[O, K]`.
+/// Transposes sums `[K, O]`, in rows of `padded`, to dw `[O, K]`.
 pub(super) struct TransposeWeights<'a, E, T> {
     pub(super) sums: &'a [T],
     pub(super) padded: usize,

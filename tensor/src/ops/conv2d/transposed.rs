@@ -1,21 +1,21 @@
-//! The transposed convolution: [`Tensor::conv2d_backward_input`] as a layer of its own. The
-//! gradients are the other two products of the same convolution, whose x is this y.
+//! The transposed convolution: [`Tensor::conv2d_backward_input`] as a layer. Its y is the x of a
+//! convolution, and its gradients are the other two products of that convolution.
 
 use super::{Conv2d, Conv2dGeometry, Conv2dShape, Product};
 use crate::error::{Result, TensorError};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
-/// Steps and borders of a transposed convolution, (height, width), in the numbers of the
-/// convolution whose gradient it is; PyTorch's defaults.
+/// Strides and padding of a transposed convolution, (height, width): the numbers of the convolution
+/// whose gradient it is. PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvTranspose2dGeometry {
-    /// Step between inputs in the result, at least 1.
+    /// Step in the result between neighbouring inputs, at least 1.
     pub stride: [usize; 2],
     /// Positions left out on each side of the result.
     pub padding: [usize; 2],
-    /// Rows and columns added at the end of the result, less than the stride: a convolution with a
-    /// stride maps several sizes to one.
+    /// Rows and columns added at the end of the result, less than the stride. With a stride, a
+    /// convolution maps several sizes to the same size; this number selects one.
     pub output_padding: [usize; 2],
     /// Step between the taps of the kernel, at least 1.
     pub dilation: [usize; 2],
@@ -47,8 +47,8 @@ impl ConvTranspose2dGeometry {
         Ok((y, shape))
     }
 
-    /// `H' = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1`, if there is such
-    /// a result.
+    /// `H' = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1`; `None` if no
+    /// result has this size.
     fn out_dims(&self, x: &Shape, w: &Shape) -> Option<[usize; 4]> {
         let (&[batch, ins, height, width], &[w_ins, taps, kh, kw]) = (&**x, &**w) else {
             return None;
@@ -108,7 +108,7 @@ pub(super) fn backward_weight(
 ) -> Result<Tensor> {
     let (y_shape, shape) = geometry.with(op, x.shape(), &w_shape)?;
     dy.check_shape(op, y_shape)?;
-    // This x is the convolution's y, and this y is its x.
+    // This x is the y of the convolution, and this y is its x.
     let reads = [x, dy];
     Conv2d::of(op, Product::BackwardWeight, shape, &reads).run(&reads, w_shape)
 }
@@ -122,7 +122,7 @@ impl Tensor {
     /// `H' = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1`.
     ///
     /// # Errors
-    /// `Shape` (also when nothing is left of the result), `DType`, `OutOfMemory`.
+    /// `Shape` (also if the result would be empty), `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn conv_transpose2d(
         &self,

@@ -1,5 +1,5 @@
-//! The table of ways: which one computes a product of a convolution, with how much scratch memory,
-//! and at what rate. Nothing else decides.
+//! The table of ways. It alone decides the way to compute a product of a convolution, its scratch
+//! memory, and its rate.
 
 use super::columns::Columns;
 use super::depthwise::Depthwise;
@@ -13,18 +13,18 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::pool::Pool;
 use crate::dtype::Element;
 
-/// Tasks that any way cuts a product into, at most: the workspace grows with their number, which
-/// cannot be the number of threads, because results must not depend on that.
+/// Largest number of tasks of a product; the workspace grows with this number. A constant, because
+/// results must not depend on the number of threads.
 pub(super) const TASK_COUNT_MAX: usize = 16;
 
-/// Elements that the partial sums of dw may take together, if one copy of dw does not need more.
+/// Elements that all partial sums of dw may take, unless one copy of dw needs more.
 pub(super) const PARTIALS_LEN_MAX: usize = 512 * 1024;
 
 /// The memory of one product on the processor.
 pub(super) struct Slices<'a, E, T> {
     /// x and w for y, dy and w for dx, dy and x for dw.
     pub(super) factors: [&'a [E]; 2],
-    /// A number for each channel of the result.
+    /// The bias of each channel of the result.
     pub(super) bias: Option<&'a [E]>,
     /// The result, which is overwritten.
     pub(super) to: &'a mut [E],
@@ -43,17 +43,17 @@ enum CpuWay {
 impl CpuWay {
     /// The first way of the table that the sizes allow and that pays.
     fn of(shape: &Conv2dShape, product: Product) -> Self {
-        /// Pixels of a plane of y that fill too few vectors.
+        /// Pixels of a plane of y that are too few to fill vectors.
         const SMALL: usize = 49;
-        /// Pixels of a plane of y up to which tiles are slower in one of these cases: rows with
-        /// gaps, weights that need dy transposed, many weights.
+        /// Pixels of a plane of y up to which tiles are slower, if rows have gaps, weights need a
+        /// transposed dy, or there are many weights.
         const SMALL_FOR_SLOW_TILES: usize = 64;
-        /// Weights that do not stay in a second-level cache.
+        /// Number of weights above which they do not stay in a second-level cache.
         const WEIGHTS_MANY: usize = 256 * 1024;
-        /// Pixels of a plane of y up to which tiles are slower where rows have gaps and weights
-        /// need dy transposed.
+        /// Pixels of a plane of y up to which tiles are slower, if rows have gaps and weights need
+        /// a transposed dy.
         const SMALL_FOR_SLOWEST_TILES: usize = 256;
-        /// Taps of all channels that columns of larger planes need to pay.
+        /// Smallest number of taps of all channels for which columns of larger planes pay.
         const TAPS_MIN: usize = 96;
 
         let is_strided = shape.stride != [1, 1];
@@ -79,8 +79,8 @@ impl CpuWay {
     }
 }
 
-/// Elements of scratch that [`run`] needs: a function of the sizes and types alone, which a
-/// simulation asks for too.
+/// Elements of scratch that [`run`] needs. They depend on the sizes and types alone, so that a
+/// simulation can ask for them.
 pub(super) fn workspace_len<E: Element, T: SimdFloat>(
     shape: &Conv2dShape,
     product: Product,
@@ -124,11 +124,11 @@ pub(super) fn run<E: Element, T: SimdFloat>(
 
 /// The ways on an NVIDIA device.
 pub(super) enum CudaWay {
-    /// A product of matrices for each image by the device's library.
+    /// One product of matrices for each image, by the device's library.
     Library,
-    /// Tensor cores, over copies with the channels of a pixel side by side.
+    /// Tensor cores, on copies with the channels of a pixel side by side.
     TensorCores(ChannelsLast),
-    /// An implicit product of matrices in the type that is computed in; see `conv2d.cu`.
+    /// An implicit product of matrices in the type of the computation; see `conv2d.cu`.
     Implicit,
 }
 
@@ -136,7 +136,7 @@ impl CudaWay {
     /// The first way of the table that takes the product.
     pub(super) fn of(conv: &Conv2d) -> Self {
         let is_for_tensor_cores = ChannelsLast::takes(conv);
-        // The library reads rows of pixels faster than any convolution, if they are aligned.
+        // If rows of pixels are aligned, the library reads them faster than any convolution does.
         let row_bytes = conv.shape.in_height * conv.shape.in_width * conv.dtype.size_bytes();
         let are_rows_aligned = !is_for_tensor_cores || row_bytes.is_multiple_of(8);
         if is_matrix_product(conv) && are_rows_aligned {
@@ -148,7 +148,7 @@ impl CudaWay {
         }
     }
 
-    /// Elements of scratch in the type that sums are computed in.
+    /// Elements of scratch in the type of the sums.
     pub(super) fn workspace_len(&self, conv: &Conv2d) -> usize {
         match (self, conv.product) {
             (CudaWay::Library, _) => 0,
@@ -162,19 +162,19 @@ impl CudaWay {
     }
 }
 
-/// True if each image is one product of matrices: of one tap at each pixel, without a bias.
+/// True if each image is one product of matrices: one tap at each pixel, and no bias.
 fn is_matrix_product(conv: &Conv2d) -> bool {
     let Conv2dShape { batch, kernel, stride, padding, groups, .. } = conv.shape;
     let is_of_pixels = [kernel, stride] == [[1, 1]; 2] && padding == [0, 0] && groups == 1;
-    // Gradients of weights are sums over images.
+    // Gradients of weights sum over images.
     let is_of_images = conv.product != Product::BackwardWeight;
     is_of_pixels && is_of_images && !conv.has_bias && batch > 0
 }
 
-/// The class of a convolution's rate, whichever way computes it.
+/// The class of a convolution's rate, for any way.
 pub(super) fn op_class(shape: &Conv2dShape) -> OpClass {
-    /// Pixels of a plane of the result below which a convolution runs at a part of the rate of
-    /// others, as with a stride: forward at 0.7 of it with 2 x 2 pixels, at 0.6 to 0.9 with a
+    /// Pixels of a plane of the result below which a convolution is slower than others, as it is
+    /// with a stride. Forward ran at 0.7 of the rate with 2 x 2 pixels, and at 0.6 to 0.9 with a
     /// stride of 2 (one core of an Intel Xeon with AVX-512, 2026-11-27).
     const PIXELS_MIN: usize = 16;
     let pixels = shape.out_height() * shape.out_width();

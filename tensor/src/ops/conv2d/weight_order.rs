@@ -1,20 +1,20 @@
-//! The order of weights: of w as it lies, or of a phase for the gradient of x.
+//! The order of weights: w itself, or the weights of a phase for the gradient of x.
 
 use super::geometry::Geometry;
 
-/// The place in w of the weight of an output channel, counted over all groups, a source channel and
-/// a tap.
+/// The order that gives the place in w of a weight. A weight has an output channel (counted over
+/// all groups), a source channel and a tap.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WeightOrder {
     /// Output and source channels of a group.
     pub(super) channels: [usize; 2],
     /// Rows and columns of the kernel.
     pub(super) kernel: [usize; 2],
-    /// Weights from one output channel of a group to the next.
+    /// Weights between neighbouring output channels of a group.
     out_stride: usize,
-    /// Weights from one source channel to the next.
+    /// Weights between neighbouring source channels.
     source_stride: usize,
-    /// Rows, and columns, of the kernel that are taps, in their order.
+    /// Rows and columns of the kernel that are taps, in order.
     pub(super) taps: [AxisTaps; 2],
     /// Source channels whose weights are packed side by side; see [`Geometry`].
     pub(super) plane_channels: usize,
@@ -24,13 +24,13 @@ pub(super) struct WeightOrder {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AxisTaps {
     pub(super) first: usize,
-    /// From one tap to the next; negative if they go backwards.
+    /// Distance between neighbouring taps; negative if they go backwards.
     pub(super) step: isize,
     pub(super) count: usize,
 }
 
 impl AxisTaps {
-    /// The rows or columns of the kernel that the taps are.
+    /// The rows or columns of the kernel where the taps are.
     pub(super) fn places(self) -> impl Iterator<Item = usize> {
         let place =
             move |index: usize| self.first.wrapping_add_signed(index.cast_signed() * self.step);
@@ -39,7 +39,7 @@ impl AxisTaps {
 }
 
 impl WeightOrder {
-    /// The order of w as it lies, for a whole convolution.
+    /// The order of w itself, for a whole convolution.
     pub(super) fn forward(whole: &Geometry) -> Self {
         let kernel = whole.kernel;
         let channels = [whole.out_channels, whole.in_channels];
@@ -50,8 +50,8 @@ impl WeightOrder {
         Self { channels, kernel, out_stride, source_stride, taps, plane_channels }
     }
 
-    /// Some taps of a whole convolution for the gradient of its x: input and output channels are
-    /// exchanged within a group.
+    /// The order of some taps of a whole convolution, for the gradient of its x. Input and output
+    /// channels are exchanged within a group.
     pub(super) fn backward_input(whole: &Geometry, taps: [AxisTaps; 2]) -> Self {
         let kernel = whole.kernel;
         let channels = [whole.in_channels, whole.out_channels];
@@ -61,7 +61,7 @@ impl WeightOrder {
         Self { channels, kernel, out_stride, source_stride, taps, plane_channels }
     }
 
-    /// The places of the taps in the kernel, in their order.
+    /// The indices of the taps in the kernel, in order.
     pub(super) fn tap_places(&self) -> impl Iterator<Item = usize> {
         let WeightOrder { kernel: [_, columns], taps: [heights, widths], .. } = *self;
         heights
@@ -69,7 +69,7 @@ impl WeightOrder {
             .flat_map(move |height| widths.places().map(move |width| height * columns + width))
     }
 
-    /// The kernel of an output and a source channel.
+    /// The kernel between an output channel and a source channel.
     pub(super) fn kernel_of<'a, E>(&self, w: &'a [E], channel: usize, source: usize) -> &'a [E] {
         let [outs, sources] = self.channels;
         let kernel_len = self.kernel[0] * self.kernel[1];

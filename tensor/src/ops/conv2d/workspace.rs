@@ -1,4 +1,4 @@
-//! The scratch memory of a convolution, known before anything is allocated.
+//! The scratch memory of a convolution, known before any allocation.
 
 use std::fmt::{self, Display};
 
@@ -8,8 +8,8 @@ use crate::error::{Result, TensorError};
 use crate::layout::Shape;
 use crate::spec::DeviceKind;
 
-/// Bytes of scratch that a convolution and its gradients take beside their results. They depend on
-/// the sizes and the kind of device alone, not on the number of threads.
+/// Bytes of scratch that a convolution and its gradients take beside their results. The bytes
+/// depend on the sizes and the kind of device, not on the number of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2dWorkspace {
     /// Bytes of [`Tensor::conv2d`](crate::Tensor::conv2d).
@@ -22,8 +22,8 @@ pub struct Conv2dWorkspace {
 
 impl Conv2dWorkspace {
     /// The workspace of a convolution of `x` with `w`, both of `dtype`, on a device of this `kind`,
-    /// simulated or not; without a bias, and not in tf32. Operands that are not contiguous are
-    /// copied besides.
+    /// simulated or not. There is no bias, and no tf32. Operands that are not contiguous are copied
+    /// in addition.
     ///
     /// # Errors
     /// As [`Tensor::conv2d`](crate::Tensor::conv2d).

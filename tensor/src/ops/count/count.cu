@@ -1,12 +1,14 @@
-// How many numbers fall into bins of equal width, for elements of every type of floats. The walk is
-// over x. What is added up at one place by many threads are whole numbers, whose sum has no order.
+// Counts the numbers that fall into bins of equal width, for elements of any float type. The walk
+// is over x. Many threads add up whole numbers at one place, so their order does not change the
+// sum.
 
 enum : u32 {
-  // Bins that a block counts in its own memory.
+  // Bins that a block counts in shared memory.
   OWN_BINS = 2048
 };
 
-// The bits of positive numbers are in order, those of negative ones in reverse.
+// Makes keys that sort like the numbers. The bits of positive numbers sort like the numbers, the
+// bits of negative ones in reverse.
 __device__ inline u64 key_of(double x) {
 #ifdef __CUDACC__
   u64 bits = (u64)__double_as_longlong(x);
@@ -25,8 +27,8 @@ __device__ inline double number_of(u64 key) {
 #endif
 }
 
-// ends[0] is the complement of the key of the smallest number, ends[1] the key of the largest one;
-// both are 0 as long as there is none. NaN is no number.
+// ends[0] is the complement of the key of the smallest number, ends[1] the key of the largest
+// number. Both are 0 before the first number. NaN is not counted.
 extern "C" __global__ void KERNEL(find_ends)(u64* ends, const Stored* x, Walk<1> walk) {
   u64 low = 0, high = 0;
   for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
@@ -40,8 +42,8 @@ extern "C" __global__ void KERNEL(find_ends)(u64* ends, const Stored* x, Walk<1>
   if (high != 0) atomicMax(&ends[1], high);
 }
 
-// counts[bin] += how many numbers are in each of `bins` bins from low to high, both included; where
-// these are equal, from the smallest to the largest number, which are in `ends`.
+// counts[bin] += number of elements in each of `bins` bins from low to high, both included. If low
+// equals high, the bins go from the smallest to the largest number, which are in `ends`.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(count_bins)(u64* counts, const u64* ends, const Stored* x, double low, double high,
                        u64 bins, Walk<1> walk) {
@@ -63,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(256)
     double number = (double)widened(x[places(walk, i).at[0]]);
     if (!(number >= low && number <= high)) continue;
     double place = (number - low) * (double)bins / (high - low);
-    // The upper end belongs to the last bin; what is no number, of infinite ends, to the first.
+    // The upper end belongs to the last bin. A place of NaN, which infinite ends give, becomes the
+    // first bin.
     u64 bin = !(place > 0.0) ? 0 : place >= (double)bins ? bins - 1 : (u64)place;
     if (is_own) {
       atomicAdd(&own[bin], 1u);

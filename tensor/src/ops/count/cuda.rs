@@ -7,8 +7,8 @@ use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
 use Parameter::{F64, Read, U64, Write};
 
-// Enqueues the counts, which are made in the second operand, and their numbers in the first one.
-// The ends of the range are found where it is empty: they are behind the counts.
+// Enqueues the counts, in the second operand, and their conversion to numbers, in the first. An
+// empty range is replaced by the ends of the data, whose memory follows the counts.
 impl OnCuda for Histogram {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (x, [y, counts]) = (operands.read(0), [0, 1].map(|index| operands.write(index)));

@@ -1,4 +1,4 @@
-//! Counting: how often whole numbers occur, and how many numbers fall into bins.
+//! Counts: the occurrences of whole numbers, and the numbers that fall into bins.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -15,7 +15,7 @@ use crate::ops::workspace::Workspace;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
-/// Counts the elements of each bin; the destinations are the result and i64 counts.
+/// Counts the elements of each bin. The destinations are the result and the i64 counts.
 struct Histogram {
     range: Range<f64>,
     dtype: DType,
@@ -56,7 +56,7 @@ impl FullKernel for Histogram {
             let bins = counts.len();
             each(&mut |x| {
                 if (low..=high).contains(&x) {
-                    // Rounded as in PyTorch, which decides between neighbours.
+                    // Rounded as in PyTorch: rounding decides between neighbouring bins.
                     let place = (x - low) * bins as f64 / (high - low);
                     // The upper end belongs to the last bin.
                     counts[(place as usize).min(bins - 1)] += 1;
@@ -70,16 +70,16 @@ impl FullKernel for Histogram {
 }
 
 impl Tensor {
-    /// The number of occurrences of each whole number from 0 on, as i64; or with weights, the sum
-    /// of the weights of its occurrences in order, in their type. Numbers up to the largest one
-    /// that occurs, and at least `count_min` of them.
+    /// Number of occurrences of each whole number from 0 on, as i64. With weights, the sum of the
+    /// weights of the occurrences, in order and in the weights' type. The result ends with the
+    /// largest number that occurs, and has at least `count_min` elements.
     ///
     /// # Shapes
     /// `[N]` → `[max + 1]`.
     ///
     /// # Errors
     /// `Shape`, `DType` unless the elements are i64 and weights are numbers, `Index` for a negative
-    /// one, `Device`, `OutOfMemory`; `ValueUnavailable` on a simulated device, see
+    /// element, `Device`, `OutOfMemory`; `ValueUnavailable` on a simulated device, see
     /// [`Tensor::bincount_assuming`].
     #[track_caller]
     pub fn bincount(&self, weights: Option<&Tensor>, count_min: usize) -> Result<Tensor> {
@@ -87,8 +87,8 @@ impl Tensor {
         self.bincount_assuming(weights, count_min, 0)
     }
 
-    /// [`Tensor::bincount`], and on a simulated device the `assumed_max` as the largest number,
-    /// which its list of assumptions then names with the caller's place.
+    /// [`Tensor::bincount`]. A simulated device takes `assumed_max` as the largest number; its list
+    /// of assumptions then names the caller's place.
     ///
     /// # Errors
     /// The errors of [`Tensor::bincount`], without `ValueUnavailable`.
@@ -119,16 +119,16 @@ impl Tensor {
         Tensor::zeros(self.device(), [count], one.dtype())?.index_add(0, self, &one)
     }
 
-    /// The number of elements that fall into each of `bin_count` bins of equal width, in the
-    /// elements' type. The upper end of the range belongs to the last bin; elements outside, and
-    /// NaN, count nowhere. An empty range is that from the smallest to the largest element. Floats
-    /// only. One thread.
+    /// Number of elements in each of `bin_count` bins of equal width, in the elements' type. The
+    /// upper end of the range belongs to the last bin. NaN and elements outside the range are not
+    /// counted. An empty range stands for the range from the smallest to the largest element.
+    /// Floats only. One thread.
     ///
     /// # Shapes
     /// `[..] → [bin_count]`.
     ///
     /// # Errors
-    /// `DType`, `Index` for no bins or a range that ends before it starts, `OutOfMemory`.
+    /// `DType`, `Index` if there are no bins or the range ends before it starts, `OutOfMemory`.
     #[track_caller]
     pub fn histc(&self, bin_count: usize, range: Range<f64>) -> Result<Tensor> {
         let (op, dtype) = ("histc", self.dtype());
@@ -140,7 +140,7 @@ impl Tensor {
             return Err(TensorError::index(op, 0, 0));
         }
         let y = Tensor::empty(self.device(), [bin_count], dtype)?;
-        // An NVIDIA device finds the ends of an empty range behind the counts.
+        // For an empty range, an NVIDIA device writes the ends of the data after the counts.
         let ends = if self.device().kind() == DeviceKind::Cuda { 2 } else { 0 };
         let counts = Workspace::new(DType::I64, [bin_count.saturating_add(ends)]);
         let kernel = Histogram { range, dtype, len: self.element_count() };

@@ -2,8 +2,9 @@
 //!
 //! - forward: lse = max + ln Σ_c exp(x`[c]` - max) of each position; the loss is the sum over the
 //!   positions that count, see `mod.rs`.
-//! - backward: dx`[c]` = dy · (p`[c]` · (a + bW) - a · `[c = label]` - b · w`[c]`), 0 elsewhere,
-//!   with p = exp(x - lse), a = (1 - ε) · w`[label]`, b = ε / C and W = Σ w.
+//! - backward: dx`[c]` = dy · (p`[c]` · (a + bW) - a · `[c = label]` - b · w`[c]`), and 0 for
+//!   positions that do not count, with p = exp(x - lse), a = (1 - ε) · w`[label]`, b = ε / C and W
+//!   = Σ w.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,7 +15,7 @@ use crate::cpu::pool::Pool;
 use crate::cpu::simd::Fused;
 use crate::dtype::{Element, Float};
 
-/// The labels of the positions, and their meaning.
+/// The labels of the positions and the options that interpret them.
 #[derive(Clone, Copy)]
 pub(super) struct Targets<'a, E> {
     pub(super) blocks: Blocks,
@@ -29,7 +30,8 @@ impl<'a, E: Element<Compute: SimdFloat>> Targets<'a, E> {
         self.blocks.len
     }
 
-    /// The label of a position; none if it does not count, an error if it is no class.
+    /// The label of a position; `None` if the position does not count, an error if the label is no
+    /// class.
     #[inline(always)]
     pub(super) fn label(&self, position: usize) -> Result<Option<usize>, usize> {
         let label = self.labels[position];
@@ -47,7 +49,7 @@ impl<'a, E: Element<Compute: SimdFloat>> Targets<'a, E> {
         self.weight.map_or(E::Compute::ONE, |weight| weight[class].cast())
     }
 
-    /// W of the module's formula.
+    /// The sum W in the module's formula.
     fn weight_sum(&self) -> f64 {
         match self.weight {
             Some(weight) => weight.iter().map(|w| w.to_f64()).sum(),
@@ -55,12 +57,13 @@ impl<'a, E: Element<Compute: SimdFloat>> Targets<'a, E> {
         }
     }
 
-    /// The first position whose label is neither a class nor the one to ignore.
+    /// Checks all labels. The error is the first position whose label is neither a class nor the
+    /// ignored one.
     pub(super) fn check(&self) -> Result<(), usize> {
         (0..self.labels.len()).try_for_each(|position| self.label(position).map(drop))
     }
 
-    /// The number of the first position of `lines`.
+    /// The index of the first position of `lines`.
     #[inline(always)]
     fn position(&self, lines: &Lines) -> usize {
         position(self.blocks, lines)
@@ -73,14 +76,14 @@ impl<'a, E: Element<Compute: SimdFloat>> Targets<'a, E> {
     }
 }
 
-/// The number of the first position of `lines`.
+/// The index of the first position of `lines`.
 #[inline(always)]
 pub(super) fn position(blocks: Blocks, lines: &Lines) -> usize {
     let slab_len = blocks.len * blocks.inner;
     lines.start / slab_len * blocks.inner + lines.start % slab_len
 }
 
-/// The weights of the classes of the next line, of `len` elements, from `class` on; 0 behind them.
+/// The class weights of the next line, for `len` classes from `class` on; the rest is 0.
 #[inline(always)]
 pub(super) fn weights<E: Element<Compute: SimdFloat>, const W: usize>(
     weight: Option<&[E]>,
@@ -127,7 +130,7 @@ pub(super) fn exponentials<E: Element<Compute: SimdFloat>, F: Fused, const W: us
 /// The log-sum-exp of the results of [`exponentials`].
 #[inline(always)]
 pub(super) fn log_sum_exp<T: Float>(max: T, sum: T) -> T {
-    // All -∞, or an ∞ or NaN among them: the shift would turn each into NaN.
+    // The logits are all -∞, or contain ∞ or NaN. The shift would make each of these NaN.
     if max.is_finite() { max + sum.ln() } else { max }
 }
 
@@ -196,10 +199,10 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Forward<'_, E> 
     }
 }
 
-/// Overwrites `lse`, and returns the sum and the count.
+/// Overwrites `lse`. Returns the sum and the count.
 ///
 /// # Errors
-/// The first position whose label is neither a class nor the one to ignore.
+/// The first position whose label is neither a class nor the ignored label.
 pub(super) fn forward<E: Element<Compute: SimdFloat>>(
     pool: &Pool,
     targets: &Targets<'_, E>,
@@ -212,7 +215,7 @@ pub(super) fn forward<E: Element<Compute: SimdFloat>>(
     let (chunk_len, x_len) = (outer * blocks.inner, outer * blocks.len * blocks.inner);
     let bad_position = AtomicUsize::new(usize::MAX);
     let sums = &mut workspace[..forward_workspace_len(blocks)];
-    // Without positions, rows and slabs have no tasks that would write their sums.
+    // Without positions, no task would write its sums.
     sums.fill(0.0);
     let chunks = (Chunked::new(lse, chunk_len), Chunked::new(&mut *sums, 2));
     for_each_chunk2(pool, chunks.0, chunks.1, |index, lse, sums| {
@@ -232,7 +235,7 @@ pub(super) fn forward<E: Element<Compute: SimdFloat>>(
 
 struct Backward<'a, E: Element> {
     targets: Targets<'a, E>,
-    /// The logits, unless dx holds them.
+    /// The logits; if absent, dx holds them.
     x: Option<&'a [E]>,
     lse: &'a [E::Compute],
     dloss: E::Compute,
@@ -254,11 +257,12 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Backward<'_, E>
             [1.0 - targets.smoothing, targets.smoothing / classes].map(E::Compute::from_f64);
         let weight_sum =
             if targets.smoothing > 0.0 { E::Compute::from_f64(targets.weight_sum()) } else { zero };
-        // For each lane: lse, the factors of p and of w, and whether the position counts.
+        // The state of each lane: lse, the factors of p and of w, and a mask of positions that
+        // count.
         let mut lse = [zero; W];
         let (mut scale, mut shift) = ([zero; W], [zero; W]);
         let mut is_counted = [false; W];
-        // For each lane: the place of the label, and dx there.
+        // For each lane: the place of the label, and the value of dx there.
         let mut at_label = [(0, zero); W];
         for lane in 0..lines.reductions() {
             lse[lane] = self.lse[position + lane];
@@ -300,8 +304,8 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Backward<'_, E>
     }
 }
 
-/// Overwrites `dx`, which holds the logits if `x` is missing; `dloss` is the gradient of the sum.
-/// The labels were checked before.
+/// Overwrites `dx`. If `x` is missing, `dx` holds the logits. `dloss` is the gradient of the sum.
+/// The labels have been checked before.
 pub(super) fn backward<E: Element<Compute: SimdFloat>>(
     pool: &Pool,
     targets: &Targets<'_, E>,

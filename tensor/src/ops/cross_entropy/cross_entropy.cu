@@ -1,8 +1,8 @@
-// Softmax cross-entropy of x[outer, C, inner] with labels[outer, inner], as on the processor:
-// lse = max + ln Σ_c exp(x[c] - max); the loss of a position is a · (lse - x[label]) +
-// b · Σ_c w[c] · (lse - x[c]) with a = (1 - ε) · w[label], b = ε / C, and 0 where the label is to be
-// ignored. A group of `lanes` threads takes a position; of images (inner > 1) one thread does, and
-// its neighbours read what lies side by side.
+// Softmax cross-entropy of x[outer, C, inner] with labels[outer, inner], as on the processor: lse =
+// max + ln Σ_c exp(x[c] - max). The loss of a position is a · (lse - x[label]) + b · Σ_c w[c] ·
+// (lse - x[c]) with a = (1 - ε) · w[label], b = ε / C; it is 0 for the ignored label. A group of
+// `lanes` threads takes a position. For images (inner > 1) a single thread takes a position, and
+// neighbouring threads read neighbouring elements.
 
 struct Targets {
   i64 class_count;
@@ -11,12 +11,12 @@ struct Targets {
   u64 inner;
 };
 
-// A class, and not the one to ignore, which may be a class, too.
+// True for a class that is not the ignored label. The ignored label may be a class, too.
 __device__ inline bool counts(i64 label, const Targets& targets) {
   return label != targets.ignore_index && label >= 0 && label < targets.class_count;
 }
 
-// Where x has class 0 of a position. Class c is c · inner further on.
+// The place in x of class 0 of a position. The place of class c is c · inner further on.
 __device__ inline u64 first_class(u64 position, const Targets& targets) {
   u64 len = (u64)targets.class_count, inner = targets.inner;
   if (inner == 1) return position * len;
@@ -24,12 +24,12 @@ __device__ inline u64 first_class(u64 position, const Targets& targets) {
   return outer * len * inner + (position - outer * inner);
 }
 
-// Whether positions are whole packs, where x and dx are aligned.
+// True if positions are whole packs, given that x and dx are aligned.
 __device__ inline bool are_packs(const Targets& targets) {
   return targets.inner == 1 && targets.class_count % LINE_PACK == 0;
 }
 
-// Σ w, by all threads of a block.
+// Σ w, computed by all threads of a block.
 __device__ inline Computed sum_of_weights(const Stored* class_weights, u64 len,
                                           Computed* scratch) {
   if (class_weights == nullptr) return (Computed)len;
@@ -40,9 +40,10 @@ __device__ inline Computed sum_of_weights(const Stored* class_weights, u64 len,
 
 __device__ inline Computed not_a_number() { return (Computed)__uint_as_float(0x7fc00000); }
 
-// lse[position], and loss[block] and weight[block]: sums over the block's positions, of the loss
-// and of the weight of the label, which is 1 without weights. The loss is NaN where the label is
-// neither a class nor the one to ignore. The compiler is to take the registers for a line.
+// Writes lse[position], loss[block] and weight[block]. The latter two are sums over the block's
+// positions: of the loss, and of the weight of the label, which is 1 without weights. The loss is
+// NaN if the label is neither a class nor the ignored label. The launch bounds let a thread hold a
+// line in registers.
 extern "C" __global__ void __launch_bounds__(256, 1)
     KERNEL(cross_entropy)(Computed* lse, Computed* loss, Computed* weight, const Stored* x,
                           const i64* labels, const Stored* class_weights, double smoothed,
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     bool is_counted = counts(label, targets);
     Powers powers = powers_of(line, scratch);
     Computed max = powers.max, log_sum = log(powers.sum);
-    // All -inf, or an inf or NaN among them: the shift would turn each into NaN.
+    // The logits are all -inf, or contain inf or NaN. The shift would make each of these NaN.
     Computed log_sum_exp = max - max == 0 ? max + log_sum : max;
     Computed weighted = 0;
     if (smoothing != 0) {
@@ -73,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
         for (u32 k = 0; k < LINE_PACK; k++) {
           u64 c = start + k;
           Computed w = c >= len ? 0 : class_weights != nullptr ? widened(class_weights[c]) : 1;
-          // Without weight, -inf adds nothing.
+          // With a weight of 0, -inf adds nothing.
           if (w != 0) weighted += w * (x[0][k] - max);
         }
       });
@@ -98,9 +99,9 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   weight[blockIdx.x] = (Computed)label_weights;
 }
 
-// sum = Σ loss and count = Σ weight over the parts that the blocks left. The sum is NaN if the
-// label of a position is neither a class nor the one to ignore: only then labels are searched for
-// the first such, which is told, unless there is a complaint already. One block.
+// sum = Σ loss and count = Σ weight over the sums of the blocks. The sum is NaN if a label is
+// neither a class nor the ignored label. In that case the labels are searched for the first such
+// label, which is reported unless there is a complaint already. One block.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(cross_entropy_sum)(Computed* sum, Computed* count, Complaint* complaint,
                               const Computed* loss, const Computed* weight, u64 parts,
@@ -133,8 +134,8 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // dx[c] = dy · (p[c] · (a + b · W) - a · [c = label] - b · w[c]) with p = exp(x - lse) and W = Σ w;
-// overwritten, in place of x if need be. dy is one number. 0 where the label is to be ignored, NaN
-// where it is no class.
+// overwritten, and x and dx may share memory. dy is one number. dx is 0 for the ignored label and
+// NaN for a label that is no class.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(cross_entropy_backward)(Stored* dx, const Stored* x, const Computed* lse,
                                    const i64* labels, const Stored* class_weights,
@@ -150,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(256)
       are_packs(targets) && is_aligned<LINE_PACK>(x) && is_aligned<LINE_PACK>(dx);
   for (u64 first = group.first_of_block(); first < targets.positions; first += group.step()) {
     u64 position = first + group.in_block();
-    // Nothing is joined: a group without a position needs not wait for the others.
+    // Threads join no values, so a group without a position need not wait for the others.
     if (position >= targets.positions) continue;
     u64 start_of_line = first_class(position, targets);
     i64 label = labels[position];

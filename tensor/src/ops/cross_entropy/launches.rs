@@ -1,4 +1,4 @@
-//! Launches of the losses of logits, whatever their targets are.
+//! Launches of the losses of logits, for labels and for probabilities.
 
 use super::CrossEntropy;
 use crate::error::{Result, TensorError};
@@ -12,7 +12,7 @@ pub(super) struct Inputs<'a> {
     pub(super) x: &'a Tensor,
     /// Labels or probabilities.
     pub(super) target: &'a Tensor,
-    /// A factor for each class.
+    /// A weight for each class.
     pub(super) weight: Option<&'a Tensor>,
 }
 
@@ -79,7 +79,8 @@ impl Tensor {
         self.device().launch(kernel, &reads, &[self])
     }
 
-    /// `Ok` if `self` is a gradient of the sum, and `log_sum_exp` a result of forward for x.
+    /// Checks that `self` is a gradient of the sum, and that `log_sum_exp` fits the result of
+    /// forward for x.
     fn check_gradient_of(&self, op: &'static str, log_sum_exp: &Tensor, x: &Tensor) -> Result<()> {
         let right = x.dtype().computed();
         self.check_shape(op, [])?;

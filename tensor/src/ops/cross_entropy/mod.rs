@@ -33,19 +33,20 @@ pub struct CrossEntropy {
     /// The number of positions that count, or the sum of their labels' weights, without dimensions,
     /// in the type of the sum.
     pub count: Tensor,
-    /// `log Σ_c exp(x[n, c])` of each position, in the type of the sum: all that backward needs
-    /// beside the logits.
+    /// `log Σ_c exp(x[n, c])` of each position, in the type of the sum. Backward needs nothing else
+    /// but the logits.
     pub log_sum_exp: Tensor,
 }
 
-/// The meaning of labels. The default counts every label once and ignores -100, as PyTorch does.
+/// The interpretation of labels. The default counts every label once and ignores -100, as PyTorch
+/// does.
 #[derive(Clone, Copy, Debug)]
 pub struct Labelling<'a> {
     /// The label of positions that do not count.
     pub ignore_index: i64,
-    /// The part of each label that is spread evenly over all classes, from 0 to 1.
+    /// The fraction of each label that is spread evenly over all classes, from 0 to 1.
     pub smoothing: f64,
-    /// A factor for each class, of the logits' type.
+    /// A weight for each class, of the logits' type.
     pub weight: Option<&'a Tensor>,
 }
 
@@ -76,7 +77,7 @@ impl Positions {
         Self::of_shape(name, *x.shape(), x.dtype(), labels, labelling)
     }
 
-    /// [`Positions::of`] logits of shape `left` and type `dtype`.
+    /// The positions of logits with shape `left` and type `dtype`; see [`Positions::of`].
     fn of_shape(
         name: &'static str,
         left: Shape,
@@ -168,7 +169,7 @@ impl FullKernel for Forward {
     }
 }
 
-/// Reads labels, lse, dy, x unless dx holds it, and perhaps the weight.
+/// Reads labels, lse, dy, x if dx does not hold it, and perhaps the weight.
 struct Backward(Positions);
 
 impl FullKernel for Backward {
@@ -202,12 +203,13 @@ impl Tensor {
     /// `x: [N, C, ..], labels: [N, ..] → [], [], [N, ..]`
     ///
     /// # Errors
-    /// `Label` for one that is neither a class nor `ignore_index`, `Shape`, `DType`, `OutOfMemory`.
+    /// `Label` for a label that is neither a class nor `ignore_index`, `Shape`, `DType`,
+    /// `OutOfMemory`.
     ///
     /// # Streams
-    /// An NVIDIA device reads the labels while it computes, and is not waited for. A bad label
-    /// makes the loss NaN, and the next read of any value of the device reports the first bad
-    /// label, once.
+    /// Does not wait for an NVIDIA device, which reads the labels while it computes. A bad label
+    /// makes the loss NaN. The next read of any value of the device reports the first bad label,
+    /// once.
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, ignore_index: i64) -> Result<CrossEntropy> {
         self.cross_entropy_with(labels, &Labelling { ignore_index, ..Default::default() })
@@ -229,16 +231,16 @@ impl Tensor {
         inputs.forward(Forward(kernel), &workspace)
     }
 
-    /// The gradient of the logits through [`Tensor::cross_entropy`]:
-    /// `dy · (exp(x[n, c] - log_sum_exp[n]) - [c = label n])`, 0 in rows that do not count, for
-    /// `self = dy`, the gradient of the sum.
+    /// The gradient of the logits through [`Tensor::cross_entropy`], for `self = dy`, the gradient
+    /// of the sum: `dy · (exp(x[n, c] - log_sum_exp[n]) - [c = label n])`, and 0 in rows that do
+    /// not count.
     ///
     /// # Errors
     /// As [`Tensor::cross_entropy`].
     ///
     /// # Streams
-    /// An NVIDIA device is not waited for: rows whose label is neither a class nor `ignore_index`,
-    /// which forward refuses, are NaN.
+    /// Does not wait for an NVIDIA device. Rows are NaN if their label is neither a class nor
+    /// `ignore_index`; forward refuses such labels.
     #[track_caller]
     pub fn cross_entropy_backward(
         &self,
@@ -269,9 +271,9 @@ impl Tensor {
         inputs.backward(Backward(kernel), log_sum_exp, self)
     }
 
-    /// [`Tensor::cross_entropy_with_backward`] written over the logits, for `self = x`: for when
-    /// nothing else needs them, so that no second tensor of their size exists. All operands must be
-    /// contiguous, because nothing may be allocated.
+    /// [`Tensor::cross_entropy_with_backward`] written over the logits, for `self = x`. Use this
+    /// method if nothing else needs the logits, to save a second tensor of their size. All operands
+    /// must be contiguous, because nothing may be allocated.
     ///
     /// # Errors
     /// The errors of [`Tensor::cross_entropy`], `Strided`, `Frozen`, `Overlap`.

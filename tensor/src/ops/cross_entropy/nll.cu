@@ -1,6 +1,6 @@
-// The negative log-likelihood of labels[outer, inner] under log-probabilities x[outer, C, inner]:
-// Σ -w[label] · x[label] and the count Σ w[label] over all positions whose label is not the one to
-// ignore; and the gradient of x. For elements of every type of floats.
+// The negative log-likelihood of labels[outer, inner] under log-probabilities x[outer, C, inner]: Σ
+// -w[label] · x[label] and the count Σ w[label] over all positions whose label is not the ignored
+// one; and the gradient of x. Elements are of any float type.
 
 struct Targets {
   i64 class_count;
@@ -9,14 +9,14 @@ struct Targets {
   u64 inner;
 };
 
-// A class, and not the one to ignore, which may be a class, too.
+// True for a class that is not the ignored label. The ignored label may be a class, too.
 __device__ inline bool counts(i64 label, const Targets& targets) {
   return label != targets.ignore_index && label >= 0 && label < targets.class_count;
 }
 
-// The walk is over the positions, to where x has class 0; class c is c · step further on. The sum
-// is NaN if a label is neither a class nor the one to ignore, which is then told, unless there is a
-// complaint already. One block.
+// The walk is over the positions, to the element of class 0 in x. Class c is c · step further on.
+// If a label is neither a class nor the ignored label, the sum is NaN, and the label is reported
+// unless there is a complaint already. One block.
 extern "C" __global__ void __launch_bounds__(512)
     KERNEL(nll)(Computed* sum, Computed* count, Complaint* complaint, const Stored* x,
                 const i64* labels, const Stored* class_weights, i64 step, Targets targets, u64 op,
@@ -47,13 +47,13 @@ extern "C" __global__ void __launch_bounds__(512)
   *complaint = {(i64)first + 1, labels[first], targets.class_count, op};
 }
 
-// dx[c] = -dy · w[c] where c is the label, 0 elsewhere; NaN where the label is neither a class nor
-// the one to ignore. dy is one number. A thread takes every n-th element.
+// dx[c] = -dy · w[c] where c is the label, 0 elsewhere; NaN if the label is neither a class nor the
+// ignored label. dy is one number. Each thread takes elements in a grid-stride loop.
 extern "C" __global__ void KERNEL(nll_backward)(Stored* dx, const Computed* dy, const i64* labels,
                                                 const Stored* class_weights, Targets targets) {
   const Computed ZERO = (Computed)0.0f, NONE = (Computed)__uint_as_float(0x7fc00000);
   u64 classes = (u64)targets.class_count, len = targets.positions * classes;
-  // Dividing 64 bits costs several times as much as 32.
+  // A 64-bit division costs several times as much as a 32-bit division.
   bool is_short = len >> 32 == 0;
   for (u64 i = thread_index(); i < len; i += thread_count()) {
     u64 row = is_short ? (u64)((u32)i / (u32)targets.inner) : i / targets.inner;

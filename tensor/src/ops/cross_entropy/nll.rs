@@ -1,5 +1,5 @@
-//! The negative log-likelihood of labels under log-probabilities: `Σ_n -w[l] · x[n, l]`, with l the
-//! label of position n, and the count `Σ_n w[l]`.
+//! The negative log-likelihood of labels under log-probabilities: `Σ_n -w[l] · x[n, l]`, where l is
+//! the label of position n, and the count `Σ_n w[l]`.
 //!
 //! x: [N, C, ..], labels: [N, ..] of i64.
 
@@ -25,7 +25,7 @@ impl FullKernel for Forward {
     }
 
     fn cost(&self) -> Cost {
-        // A label and one logarithm of each position.
+        // Each position reads a label and one logarithm.
         let positions = (self.0.blocks.outer * self.0.blocks.inner) as f64;
         Cost {
             class: OpClass::Reduction,
@@ -47,7 +47,7 @@ impl FullKernel for Forward {
     }
 }
 
-/// The sum and the count. One thread is enough for one element of each position.
+/// The sum and the count. One element of each position is so little work that one thread suffices.
 fn likelihood<E: Element<Compute: SimdFloat>>(
     targets: &Targets<'_, E>,
     x: View<'_, E>,
@@ -94,7 +94,7 @@ impl FullKernel for Backward {
     }
 }
 
-/// `dx[n, l] = -dy · w[l]`, 0 elsewhere.
+/// Writes `dx[n, l] = -dy · w[l]`, and 0 elsewhere.
 fn scatter<E: Element<Compute: SimdFloat>>(targets: &Targets<'_, E>, dy: E::Compute, dx: &mut [E]) {
     dx.fill(E::default());
     let inner = targets.blocks.inner;
@@ -108,12 +108,13 @@ fn scatter<E: Element<Compute: SimdFloat>>(targets: &Targets<'_, E>, dy: E::Comp
 }
 
 impl Tensor {
-    /// `Σ -w[label] · x[n, label]` over the positions whose label is not `ignore_index`, for
-    /// `self = x`, logarithms of probabilities; and the count, `Σ w[label]`. Both in f32 or f64.
-    /// For logits, [`Tensor::cross_entropy`] takes one pass.
+    /// `Σ -w[label] · x[n, label]` over the positions whose label is not `ignore_index`, and the
+    /// count, `Σ w[label]`. `self = x` holds logarithms of probabilities. Both results are in f32
+    /// or f64. For logits, [`Tensor::cross_entropy`] takes one pass.
     ///
     /// # Shapes
-    /// `x: [N, C, ..], labels: [N, ..], weight: [C] → [], []`. x is not copied, however it lies.
+    /// `x: [N, C, ..], labels: [N, ..], weight: [C] → [], []`. x may have any strides and is not
+    /// copied.
     ///
     /// # Errors
     /// The errors of [`Tensor::cross_entropy`].
@@ -139,8 +140,8 @@ impl Tensor {
         Ok((sum, count))
     }
 
-    /// The gradient of x, of shape `x_shape`, through [`Tensor::nll_loss`], for `self = dy`, the
-    /// gradient of the sum: `-dy · w[label]` at the labels, 0 elsewhere. Its type is `x_dtype`.
+    /// The gradient of x through [`Tensor::nll_loss`], for `self = dy`, the gradient of the sum:
+    /// `-dy · w[label]` at the labels, 0 elsewhere. Its shape is `x_shape`, its type `x_dtype`.
     ///
     /// # Errors
     /// The errors of [`Tensor::cross_entropy`].

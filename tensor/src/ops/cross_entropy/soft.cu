@@ -1,7 +1,8 @@
-// Cross-entropy of x[outer, C, inner] with probabilities of the classes, t: of each position
-// Σ_c t'[c] · (lse - x[c]) with t'[c] = w[c] · (keep · t[c] + spread), and the gradient of x. For
-// elements of every type of floats. In rows a block of whole warps takes a position, and every
-// n-th; in columns (inner > 1) a thread does, so that neighbours read what lies side by side.
+// Cross-entropy of x[outer, C, inner] with class probabilities t. The loss of a position is Σ_c
+// t'[c] · (lse - x[c]) with t'[c] = w[c] · (keep · t[c] + spread). Also the gradient of x. Elements
+// are of any float type. In rows (inner = 1) a block of whole warps takes a position at a time, in
+// columns (inner > 1) a thread does, so that neighbouring threads read neighbouring elements. Both
+// run in grid-stride loops.
 
 struct Classes {
   u64 len;
@@ -14,7 +15,7 @@ struct Shares {
   double spread;
 };
 
-// Who takes a position: all threads of a block.
+// The policy in which all threads of a block take a position.
 struct ByBlock {
   static __device__ u64 first() { return blockIdx.x; }
   static __device__ u64 step() { return gridDim.x; }
@@ -26,7 +27,7 @@ struct ByBlock {
   }
 };
 
-// One thread.
+// The policy in which one thread takes a position.
 struct ByThread {
   static __device__ u64 first() { return thread_index(); }
   static __device__ u64 step() { return thread_count(); }
@@ -38,20 +39,20 @@ struct ByThread {
   }
 };
 
-// Where class 0 of a position is. Class c is c · inner further on.
+// The place of class 0 of a position. The place of class c is c · inner further on.
 __device__ inline u64 first_class(u64 position, const Classes& classes) {
   u64 outer = position / classes.inner, place = position % classes.inner;
   return outer * classes.len * classes.inner + place;
 }
 
-// t' of class c.
+// The share t' of class c.
 __device__ inline Computed share(const Stored* target, u64 at, const Stored* class_weights, u64 c,
                                  const Shares& shares) {
   Computed w = class_weights != nullptr ? widened(class_weights[c]) : (Computed)1.0f;
   return w * ((Computed)shares.keep * widened(target[at]) + (Computed)shares.spread);
 }
 
-// lse of every position; partials[block] = Σ loss of the block's positions.
+// Writes lse of every position; partials[block] = Σ loss of the block's positions.
 template <typename By>
 __device__ inline void forward(double* partials, Computed* lse, const Stored* x,
                                const Stored* target, const Stored* class_weights,
@@ -73,7 +74,7 @@ __device__ inline void forward(double* partials, Computed* lse, const Stored* x,
       Computed below = widened(x[at]) - max, t = share(target, at, class_weights, c, shares);
       powers += exp(below);
       total += t;
-      // Without a share, -inf adds nothing.
+      // With a share of 0, -inf adds nothing.
       if (t != ZERO) product += t * below;
     }
     powers = By::template join<Sum>(powers, scratch);
@@ -81,7 +82,7 @@ __device__ inline void forward(double* partials, Computed* lse, const Stored* x,
     product = By::template join<Sum>(product, scratch);
     if (By::lane() != 0) continue;
     Computed log_sum = log(powers);
-    // All -inf, or an inf or NaN among them: the shift would turn each into NaN.
+    // The logits are all -inf, or contain inf or NaN. The shift would make each of these NaN.
     lse[position] = max - max == ZERO ? max + log_sum : max;
     loss += (double)total * (double)log_sum - (double)product;
   }
@@ -89,7 +90,7 @@ __device__ inline void forward(double* partials, Computed* lse, const Stored* x,
   if (threadIdx.x == 0) partials[blockIdx.x] = loss;
 }
 
-// dx[c] = dy · (exp(x[c] - lse) · Σ t' - t'[c]); overwritten, in place of x if need be.
+// dx[c] = dy · (exp(x[c] - lse) · Σ t' - t'[c]); overwritten, and x and dx may share memory.
 template <typename By>
 __device__ inline void backward(Stored* dx, const Stored* x, const Computed* lse,
                                 const Stored* target, const Computed* dy,

@@ -1,7 +1,6 @@
-//! Cross-entropy of logits with probabilities of the classes:
-//! `Σ_n Σ_c t'[n, c] · (lse[n] - x[n, c])`, with `t'[n, c] = w[c] · ((1 - ε) · t[n, c] + ε / C)` of
-//! targets t, weights w of the classes and label smoothing ε, as in PyTorch. Classes without weight
-//! add nothing, whatever their logits.
+//! Cross-entropy of logits with class probabilities: `Σ_n Σ_c t'[n, c] · (lse[n] - x[n, c])`, with
+//! `t'[n, c] = w[c] · ((1 - ε) · t[n, c] + ε / C)`, targets t, class weights w and label smoothing
+//! ε, as in PyTorch. Classes with a weight of 0 add nothing, even if their logits are infinite.
 //!
 //! - backward: `dx[n, c] = dy · (exp(x[n, c] - lse[n]) · Σ_c t'[n, c] - t'[n, c])`.
 //!
@@ -35,14 +34,14 @@ pub(super) struct Soft {
     pub(super) has_weight: bool,
 }
 
-/// Threads of a block of an NVIDIA device, each with a position of its own, where the classes do
-/// not lie side by side.
+/// Threads of a block of an NVIDIA device if the classes of a position are not contiguous. Each
+/// thread takes a position of its own.
 pub(super) const COLUMN_THREADS: usize = 256;
 
-/// Blocks that keep the largest devices busy; each then takes more positions.
+/// Number of blocks that keeps the largest devices busy. More positions go to the same blocks.
 const BLOCKS_MAX: usize = 4096;
 
-/// The number of sums that an NVIDIA device adds up, each of them over some of the positions.
+/// Number of sums that an NVIDIA device adds up. Each sum is over some of the positions.
 pub(super) fn partial_count(blocks: Blocks) -> usize {
     let positions = blocks.outer * blocks.inner;
     let wanted = if blocks.inner == 1 { positions } else { positions.div_ceil(COLUMN_THREADS) };
@@ -79,7 +78,7 @@ impl Soft {
         }
     }
 
-    /// Sums over some of the positions.
+    /// Workspace for the sums over some of the positions.
     fn workspace(&self, kind: DeviceKind) -> Workspace {
         let len = match kind {
             DeviceKind::Cpu => self.blocks.outer.div_ceil(self.blocks.outer_per_task()),
@@ -108,13 +107,13 @@ struct Targets<'a, E> {
 }
 
 impl<'a, E: Element<Compute: SimdFloat>> Targets<'a, E> {
-    /// The targets of the task that starts at row or slab `from`.
+    /// The targets of the task that begins with row or slab `from`.
     fn part(&self, from: usize, len: usize) -> Self {
         let first = from * self.blocks.len * self.blocks.inner;
         Targets { target: &self.target[first..first + len], ..*self }
     }
 
-    /// t' of the next line, from `class` on: 0 beyond the classes.
+    /// t' of the next line, from `class` on; 0 beyond the last class.
     #[inline(always)]
     fn next_line<const W: usize>(
         &self,
@@ -151,7 +150,7 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Forward<'_, E> 
     fn lines<F: Fused, const W: usize>(&mut self, lines: &Lines) {
         let zero = E::Compute::ZERO;
         let (max, powers) = exponentials::<E, F, W>(lines, self.x);
-        // Σ t' and Σ t' · (x - max).
+        // The lanes of Σ t' and Σ t' · (x - max).
         let (mut line, mut total, mut product) = ([zero; W], [zero; W], [zero; W]);
         let mut class = 0;
         for places in lines.places() {
@@ -176,7 +175,7 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Forward<'_, E> 
 
 struct Backward<'a, E: Element> {
     targets: Targets<'a, E>,
-    /// The logits, unless dx holds them.
+    /// The logits; if absent, dx holds them.
     x: Option<&'a [E]>,
     lse: &'a [E::Compute],
     dloss: E::Compute,
@@ -238,7 +237,7 @@ impl FullKernel for ForwardKernel {
             let (targets, x) = (self.0.targets::<E>(operands), operands.read::<E>(1).slice());
             let [sum, count, lse] = [0, 1, 2].map(|index| operands.write::<T>(index).slice());
             let sums = operands.write::<f64>(3).slice();
-            // Without positions, rows and slabs have no tasks that would write their sums.
+            // Without positions, no task would write its sums.
             sums.fill(0.0);
             count[0] = T::from_f64(lse.len() as f64);
             let parts = (Chunked::new(lse, outer * blocks.inner), Chunked::new(&mut *sums, 1));
@@ -253,7 +252,7 @@ impl FullKernel for ForwardKernel {
     }
 }
 
-/// Reads target, lse, dy, x unless dx holds it, and perhaps the weight.
+/// Reads target, lse, dy, x if dx does not hold it, and perhaps the weight.
 pub(super) struct BackwardKernel(pub(super) Soft);
 
 impl FullKernel for BackwardKernel {
@@ -287,10 +286,10 @@ impl FullKernel for BackwardKernel {
 }
 
 impl Tensor {
-    /// The cross-entropy of `self = x` with probabilities of the classes, summed over all
-    /// positions: `Σ t'[n, c] · (lse[n] - x[n, c])` with
-    /// `t' = weight[c] · ((1 - smoothing) · target + smoothing / C)`, as in PyTorch. The count is
-    /// the number of positions; there is no label to ignore.
+    /// The cross-entropy of `self = x` with class probabilities, summed over all positions:
+    /// `Σ t'[n, c] · (lse[n] - x[n, c])` with `t' = weight[c] · ((1 - smoothing) · target +
+    /// smoothing / C)`, as in PyTorch. The count is the number of positions: no position is
+    /// ignored.
     ///
     /// # Shapes
     /// `x, target: [N, C, ..] → [], [], [N, ..]`

@@ -1,9 +1,9 @@
-//! The sums over alignments. State s of a target of L labels is a blank if s is even, and label
-//! `s / 2` if it is odd. An alignment stays in a state, advances by one, or by two over a blank
-//! between different labels.
+//! The sums over alignments. State s of a target is a blank if s is even, and label `s / 2` if s is
+//! odd. An alignment stays in a state, advances by one state, or skips a blank between different
+//! labels.
 //!
-//! - α: the probability of all ways to state s at step t, that step included.
-//! - β: the probability of all ways from state s at step t to the end, that step excluded.
+//! - α: the probability of all paths to state s at step t, including step t.
+//! - β: the probability of all paths from state s at step t to the end, excluding step t.
 
 use super::Sizes;
 use crate::dtype::Element;
@@ -12,7 +12,7 @@ use crate::operand_view::View;
 
 const NEVER: f64 = f64::NEG_INFINITY;
 
-/// The operands. A row of the targets is the labels of one sample.
+/// The operands. A row of the targets holds the labels of one sample.
 pub(super) struct Batch<'a, E> {
     pub(super) sizes: Sizes,
     pub(super) targets: &'a [i64],
@@ -31,7 +31,7 @@ fn log_sum(parts: [f64; 3]) -> f64 {
 }
 
 impl<E: Element> Batch<'_, E> {
-    /// `Ok` if all lengths and the labels that count are possible.
+    /// Checks that all lengths, and the labels within the lengths, are in range.
     pub(super) fn check(&self) -> Result<()> {
         let Sizes { op, steps, classes, target_len_max, .. } = self.sizes;
         let within = |len: i64, max: usize| match usize::try_from(len) {
@@ -74,8 +74,8 @@ impl<E: Element> Batch<'_, E> {
         state >= 2 && self.class(sample, state) != self.class(sample, state - 2)
     }
 
-    /// The logarithm of the target's probability. `alphas` has `row_count` rows of states, which
-    /// are used in turn; a row for each step holds all α afterwards.
+    /// The logarithm of the target's probability. Steps use the `row_count` rows of `alphas` in
+    /// rotation. With a row for each step, `alphas` holds all α afterwards.
     pub(super) fn log_likelihood(
         &self,
         sample: usize,
@@ -90,7 +90,7 @@ impl<E: Element> Batch<'_, E> {
         for step in 0..steps {
             let start = step % row_count * row;
             for state in 0..states {
-                // The state before the first step, from which one goes to the first two.
+                // The virtual state before the first step, which leads to the first two states.
                 let before = |back: usize| match state.checked_sub(back) {
                     _ if step == 0 => {
                         if back == 0 && state < 2 {
@@ -113,7 +113,7 @@ impl<E: Element> Batch<'_, E> {
         log_sum([last[states - 1], label, NEVER])
     }
 
-    /// `dx[t, c] = -dy · Σ α · β / p` over the states of class c at step t, with p the target's
+    /// `dx[t, c] = -dy · Σ α · β / p` over the states of class c at step t, where p is the target's
     /// probability.
     pub(super) fn gradient(&self, sample: usize, dy: f64, scratch: &mut [f64], dx: &mut [E]) {
         let (row, states) = (self.sizes.states(), self.state_count(sample));
@@ -157,7 +157,7 @@ impl<E: Element> Batch<'_, E> {
         }
     }
 
-    /// The gradient of one step from its α and β.
+    /// Writes the gradient of one step from its α and β.
     fn add_step(
         &self,
         sample: usize,

@@ -1,16 +1,16 @@
-// The sums over alignments of `cpu.rs`, for elements of every type of floats: all in f64. A block of
-// whole warps takes a sample, and every n-th; its threads take the states of a step. State s of a
-// target of L labels is a blank if s is even, and label s / 2 if it is odd.
+// The sums over alignments of `cpu.rs`, all in f64, for elements of any float type. A block of
+// whole warps takes a sample at a time, in a grid-stride loop; its threads take the states of a
+// step. State s of a target is a blank if s is even, and label s / 2 if s is odd.
 
 struct Sizes {
   u64 steps;
   u64 samples;
   u64 classes;
-  u64 labels;  // of a row of targets
+  u64 labels;  // in a row of targets
   u64 blank;
 };
 
-// Of x[step, sample, class].
+// The strides of x[step, sample, class].
 struct Strides {
   i64 step;
   i64 sample;
@@ -53,12 +53,12 @@ struct Sample {
                                   (i64)of_class * strides.of_class]);
   }
 
-  // Whether an alignment may go from `state - 2` to `state`.
+  // True if an alignment may advance from `state - 2` to `state`.
   __device__ bool skips(u64 state) const {
     return state >= 2 && class_of(state) != class_of(state - 2);
   }
 
-  // Makes all states of all steps; `alphas` has `row_count` rows, which are used in turn. All
+  // Computes all states of all steps. Steps use the `row_count` rows of `alphas` in rotation. All
   // threads get the logarithm of the target's probability.
   __device__ double log_likelihood(double* alphas, u64 row, u64 row_count) const {
     if (steps == 0) return states == 1 ? 0.0 : never();
@@ -80,8 +80,8 @@ struct Sample {
   }
 };
 
-// What is wrong with a sample: 0 if nothing is, 1 or 2 for the length of x or of the target, and
-// 3 and more for the label before which so many are right.
+// The fault of a sample: 0 for none, 1 for the length of x, 2 for the length of the target, and 3 +
+// i for label i.
 __device__ inline u64 fault_of(const Operands& from, const Sizes& sizes, u64 sample) {
   if ((u64)from.steps[sample] > sizes.steps) return 1;
   u64 len = (u64)from.lens[sample];
@@ -92,8 +92,8 @@ __device__ inline u64 fault_of(const Operands& from, const Sizes& sizes, u64 sam
   return 0;
 }
 
-// Tells of the first sample with a length or a label that is wrong, unless there is a complaint
-// already. One block.
+// Reports the first sample with a wrong length or label, unless there is a complaint already. One
+// block.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(ctc_check)(Complaint* complaint, const i64* targets, const i64* steps, const i64* lens,
                       u64 label_op, u64 length_op, Sizes sizes) {
@@ -117,8 +117,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// The loss of each sample, NaN where its lengths or labels are wrong; two rows of states for each
-// are scratch.
+// The loss of each sample; NaN if its lengths or labels are wrong. Scratch is two rows of states
+// for each sample.
 extern "C" __global__ void KERNEL(ctc)(Computed* loss, double* scratch, const Stored* x,
                                        const i64* targets, const i64* steps, const i64* lens,
                                        Sizes sizes, Strides strides) {
@@ -135,8 +135,8 @@ extern "C" __global__ void KERNEL(ctc)(Computed* loss, double* scratch, const St
   }
 }
 
-// dx[sample, step, class] = -dy · Σ α · β / p over the states of the class, with p the target's
-// probability; overwritten. A row of states for each step, and two, are each sample's scratch.
+// dx[sample, step, class] = -dy · Σ α · β / p over the states of the class, where p is the target's
+// probability; overwritten. Scratch for each sample is a row of states for each step, and two more.
 extern "C" __global__ void KERNEL(ctc_backward)(Stored* dx, double* scratch, const Stored* x,
                                                 const i64* targets, const i64* steps,
                                                 const i64* lens, const Computed* dy, Sizes sizes,
@@ -182,7 +182,7 @@ extern "C" __global__ void KERNEL(ctc_backward)(Stored* dx, double* scratch, con
         beta[state] = sum;
       }
       __syncthreads();
-      // The first state of each class adds up all of that class, in order.
+      // The thread of a class's first state adds up all states of the class, in order.
       for (u64 state = threadIdx.x; state < states; state += blockDim.x) {
         u64 of_class = sample.class_of(state);
         bool is_first = true;
@@ -200,6 +200,6 @@ extern "C" __global__ void KERNEL(ctc_backward)(Stored* dx, double* scratch, con
         of_dx[step * sizes.classes + of_class] = sum;
       }
     }
-    // The next sample of this block has its own scratch.
+    // The next sample of this block has scratch of its own.
   }
 }

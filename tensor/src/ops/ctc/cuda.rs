@@ -7,14 +7,14 @@ use crate::cuda::{Checked, Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
 use Parameter::{Read, U64, Words, Write};
 
-/// `struct Sizes` and `struct Strides`.
+/// The kernel parameters `struct Sizes` and `struct Strides`, in words.
 const SIZES: Parameter = Words(5);
 const STRIDES: Parameter = Words(3);
 
-/// Threads of a block that takes a sample, at most.
+/// Largest number of threads of a block, which takes one sample at a time.
 const THREADS_MAX: usize = 256;
 
-/// The most blocks of a grid; each then takes several samples.
+/// Largest number of blocks of a grid. More samples go to the same blocks.
 const BLOCKS_MAX: usize = 1 << 16;
 
 impl Sizes {
@@ -33,7 +33,7 @@ fn strides(operands: &CudaOperands<'_>) -> Vec<u64> {
     operands.read(X).layout().strides().iter().map(|&stride| stride as u64).collect()
 }
 
-// Enqueues the losses. The next read of a value reports wrong lengths and labels.
+// Enqueues the losses. The next read of a value reports lengths and labels that are out of range.
 impl OnCuda for Forward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let [targets, steps, lens, x] = [0, 1, 2, X].map(|index| operands.read(index).to_read());
@@ -60,8 +60,8 @@ impl OnCuda for Forward {
     }
 }
 
-// Enqueues the gradient. Forward has read lengths and labels; what has become of them since is for
-// the kernel to tell, by NaN.
+// Enqueues the gradient. Forward has checked lengths and labels. If one of these has changed since
+// then and is out of range, its gradients are NaN.
 impl OnCuda for Backward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let [targets, steps, lens, x, dy] =

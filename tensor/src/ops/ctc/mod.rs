@@ -1,9 +1,10 @@
 //! Connectionist temporal classification: the negative logarithm of the probability that a sequence
-//! of distributions spells a target, over all alignments, where repeated labels are merged and then
-//! blanks left out (Graves, Fernández, Gomez and Schmidhuber, 2006).
+//! of distributions spells a target. The probability is summed over all alignments; an alignment
+//! spells its labels after repetitions are merged and then blanks removed (Graves, Fernández, Gomez
+//! and Schmidhuber, 2006).
 //!
-//! x: [T, N, C] logarithms of probabilities, targets: [N, S] of i64, lengths: [N] of i64. All sums
-//! are of logarithms, in f64, one task for each of the N samples.
+//! x: [T, N, C] logarithms of probabilities, targets: [N, S] of i64, lengths: [N] of i64. Sums are
+//! computed as logarithms, in f64. Each of the N samples is a task.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -20,10 +21,11 @@ use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 use cpu::Batch;
 
-/// Where the operands of both kernels stand: targets, the lengths of x and of the targets, x.
+/// The index of x among the operands of both kernels: targets, lengths of x, lengths of the
+/// targets, x.
 const X: usize = 3;
 
-/// Sizes that the operands agree on.
+/// The sizes of the operands, which match.
 #[derive(Clone, Copy)]
 struct Sizes {
     op: &'static str,
@@ -36,7 +38,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// States of an alignment: the labels, and a blank around each.
+    /// States of an alignment: the labels, with a blank before and after each.
     fn states(&self) -> usize {
         2 * self.target_len_max + 1
     }
@@ -87,7 +89,8 @@ impl FullKernel for Forward {
     }
 }
 
-/// Also reads dy; writes dx as `[N, T, C]`. Its scratch is a row of states for each step, and two.
+/// Reads dy, too; writes dx as `[N, T, C]`. The scratch memory holds one row of states for each
+/// step, and two more.
 struct Backward(Sizes);
 
 impl FullKernel for Backward {
@@ -149,17 +152,18 @@ fn sizes(
 }
 
 impl Tensor {
-    /// The negative logarithm of the probability of each target under `self = x`, logarithms of
-    /// probabilities, in f32 or f64; infinite where the steps are too few to spell it.
-    /// `lengths` are the steps and the labels of each sample that count.
+    /// The negative logarithm of the probability of each target under `self = x`, which holds
+    /// logarithms of probabilities. The loss is in f32 or f64, and infinite if the target needs
+    /// more steps than there are. `lengths` are the numbers of valid steps and labels of each
+    /// sample.
     ///
     /// # Shapes
-    /// `x: [T, N, C], targets: [N, S], lengths: [N] and [N] → [N]`. x is not copied, however it
-    /// lies.
+    /// `x: [T, N, C], targets: [N, S], lengths: [N] and [N] → [N]`. x may have any strides and is
+    /// not copied.
     ///
     /// # Errors
     /// `Shape`, `DType` unless targets and lengths are i64, `Label` for a label that is no class,
-    /// `Index` for a length beyond T or S and a blank that is no class, `OutOfMemory`.
+    /// `Index` for a length beyond T or S or a blank that is no class, `OutOfMemory`.
     #[track_caller]
     pub fn ctc_loss(
         &self,
@@ -177,8 +181,9 @@ impl Tensor {
     }
 
     /// The gradient of x through [`Tensor::ctc_loss`], for `self = dy`: `-dy` times the probability
-    /// that the alignment is at class c at step t. It is 0 where dy is, and NaN where the loss is
-    /// infinite and dy is not 0. Where x is a `log_softmax` of logits, theirs is PyTorch's.
+    /// that the alignment is at class c at step t. The gradient is 0 where dy is 0, and NaN where
+    /// the loss is infinite and dy is not 0. If x is a `log_softmax` of logits, the gradient of the
+    /// logits is PyTorch's.
     ///
     /// # Shapes
     /// `dy: [N] → [T, N, C]`, a view of `[N, T, C]`

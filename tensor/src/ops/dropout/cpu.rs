@@ -1,4 +1,4 @@
-//! The factors, 16 blocks of the stream at a time.
+//! The factors of dropout, 16 blocks of the stream at a time.
 
 use super::Dropout;
 use crate::cpu::math::SimdFloat;
@@ -13,7 +13,7 @@ const BLOCKS: usize = 16;
 pub(super) struct Factors {
     pub(super) key: RandomKey,
     pub(super) first: u64,
-    /// Words below it take an element out.
+    /// Words below this number drop their element.
     pub(super) threshold: u64,
     pub(super) scale: f64,
 }
@@ -21,7 +21,7 @@ pub(super) struct Factors {
 impl Factors {
     pub(super) fn new(Dropout { probability, key, first }: Dropout) -> Self {
         let probability = probability.clamp(0.0, 1.0);
-        // A word w does if w / 2^32 is less than the probability.
+        // A word w drops its element if w / 2^32 is less than the probability.
         let threshold = (probability * (1u64 << 32) as f64).ceil() as u64;
         let scale = if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 };
         Factors { key, first, threshold, scale }
@@ -66,7 +66,7 @@ impl<T: SimdFloat> Source<T> for Factors {
     }
 }
 
-/// The product of the factors and x, or of the factors and the values in `to`.
+/// Writes the product of the factors and x, or of the factors and the values in `to`.
 pub(super) fn multiply<T: Float>(sources: &[&[T]], to: &mut [T]) {
     let factors = &sources[0][..to.len()];
     match sources.get(1) {

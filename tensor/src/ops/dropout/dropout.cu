@@ -1,7 +1,7 @@
 // y[i] = x[i] · m[i], where m[i] is 0 if word (first + i) % 4 of block (first + i) / 4 of the
-// stream is below the threshold, and else `scale`. In place where x is absent. A thread takes the
-// elements of every n-th block of the stream, at once where a block of them lies side by side; the
-// walk is over y and x.
+// stream is below the threshold, and `scale` otherwise. In place if x is absent. Each thread takes
+// blocks of the stream in a grid-stride loop; it moves the elements of a block at once if they are
+// contiguous. The walk is over y and x.
 __device__ inline Computed factor(u32 word, u64 threshold, double scale) {
   return (u64)word < threshold ? (Computed)0 : (Computed)scale;
 }

@@ -1,6 +1,6 @@
-//! Dropout: `y[i] = x[i] · m[i]`, where the factor `m[i]` is 0 with the probability p and else
-//! `1 / (1 - p)`, a function of key and place. Nothing is kept for the gradient: it is the
-//! dropout of dy by the same key.
+//! Dropout: `y[i] = x[i] · m[i]`, where the factor `m[i]` is 0 with the probability p and
+//! `1 / (1 - p)` otherwise. The factor is a function of key and place, so nothing is saved for the
+//! gradient: the gradient is dropout of dy with the same key.
 //!
 //! Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (2014),
 //! scaled at training time as in PyTorch.
@@ -18,15 +18,16 @@ use crate::launch::{FullKernel, Operands};
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 
-/// The elements that [`Tensor::dropout`] takes out.
+/// The options of [`Tensor::dropout`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
-    /// Probability of an element to become 0, to 32 bits; below 0 counts as 0, above 1 as 1.
+    /// Probability of an element to become 0, with 32 bits of precision; below 0 counts as 0, above
+    /// 1 as 1.
     pub probability: f64,
-    /// The stream that decides.
+    /// The key of the random stream that decides.
     pub key: RandomKey,
-    /// The number of the tensor's first element in the stream: 0, or for some rows of a batch that
-    /// is computed in parts, the elements before them. The parts then drop what the whole would.
+    /// Index of the tensor's first element in the stream. For a part of a batch: number of elements
+    /// before the part, so that the parts drop the same elements as the whole batch. Otherwise 0.
     pub first: u64,
 }
 
@@ -70,9 +71,9 @@ impl FullKernel for Drop {
 }
 
 impl Tensor {
-    /// Takes out elements at random and scales the others by `1 / (1 - probability)`; of any float
-    /// type. The gradient of x is dy after the same dropout. As in PyTorch, an element that is
-    /// not finite becomes NaN where it is taken out.
+    /// Sets elements to 0 at random and scales the others by `1 / (1 - probability)`. Any float
+    /// type. The gradient of x is the same dropout of dy. As in PyTorch, a dropped element that is
+    /// not finite becomes NaN.
     ///
     /// # Errors
     /// `DType` unless float, `OutOfMemory`.

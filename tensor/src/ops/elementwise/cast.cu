@@ -1,7 +1,7 @@
-// y = x in another type, overwritten. Floats are rounded to nearest, ties to even; a float becomes
-// an integer by truncation, the nearest one where there is none so large, 0 of NaN; an integer
-// wraps into a narrower one; what is not 0, NaN too, becomes true. A thread takes every n-th element
-// of the walk, or pack of elements; grids of one row.
+// y = x in another type, overwritten. Floats round to nearest, ties to even. A float becomes an
+// integer by truncation; a float out of range becomes the nearest integer, and NaN becomes 0. An
+// integer wraps into a narrower type. Everything but 0 becomes true, NaN too. Each thread takes
+// elements of the walk, or packs of elements, in a grid-stride loop; grids of one row.
 
 __device__ inline void put(f32& y, double x) { y = (float)x; }
 __device__ inline void put(f32& y, float x) { y = x; }

@@ -1,4 +1,4 @@
-//! Comparison up to rounding, and of whole tensors; and numbers in place of those that are none.
+//! Comparison up to rounding, comparison of whole tensors, and replacement of NaN and infinities.
 
 use half::{bf16, f16};
 
@@ -11,9 +11,9 @@ use crate::tensor::Tensor;
 /// The distance up to which two numbers count as equal; the default is PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Closeness {
-    /// The difference that is allowed as a part of the expected number's magnitude.
+    /// The allowed difference as a fraction of the magnitude of the expected number.
     pub relative: f64,
-    /// The difference that is allowed besides.
+    /// The allowed difference in addition to the relative one.
     pub absolute: f64,
     /// True if a NaN is close to a NaN.
     pub is_nan_equal: bool,
@@ -28,11 +28,11 @@ impl Default for Closeness {
 /// Replacements of numbers that are not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Replacements {
-    /// Instead of NaN.
+    /// The number in place of NaN.
     pub nan: f64,
-    /// Instead of infinity; the type's largest number if there is none.
+    /// The number in place of infinity; by default the largest number of the type.
     pub infinity: Option<f64>,
-    /// Instead of minus infinity; the type's smallest number if there is none.
+    /// The number in place of minus infinity; by default the smallest number of the type.
     pub negative_infinity: Option<f64>,
 }
 
@@ -50,8 +50,8 @@ impl Replacements {
 }
 
 impl Tensor {
-    /// True where `|self - other| <= absolute + relative · |other|`, or both are equal, as
-    /// infinities may be; broadcast. Any element type; the differences are taken in f64.
+    /// True where `|self - other| <= absolute + relative · |other|`, or where both are equal,
+    /// infinities included; broadcast. Any element type; the differences are computed in f64.
     ///
     /// # Errors
     /// `Shape`, `DType` (both the same), `OutOfMemory`.
@@ -63,8 +63,8 @@ impl Tensor {
         Tensor::elementwise("isclose", op, &[self, other], None)
     }
 
-    /// True if all elements are close by [`Tensor::isclose`]; also of no elements. Waits for the
-    /// device.
+    /// True if all elements are close by [`Tensor::isclose`]; true for tensors without elements.
+    /// Waits for the device.
     ///
     /// # Errors
     /// The errors of [`Tensor::isclose`], and `ValueUnavailable` on a simulated device.
@@ -73,8 +73,8 @@ impl Tensor {
         all_of(&self.isclose(other, closeness)?)
     }
 
-    /// True if both have the same shape and equal elements; NaN equals nothing. Waits for the
-    /// device.
+    /// True if both tensors have the same shape and equal elements; NaN equals nothing. Waits for
+    /// the device.
     ///
     /// # Errors
     /// `DType` unless the types are the same, `OutOfMemory`, and `ValueUnavailable` on a simulated
@@ -87,8 +87,8 @@ impl Tensor {
         all_of(&self.eq(other)?)
     }
 
-    /// Numbers of the caller's choice in place of NaN and infinities. Any element type; integers
-    /// and truth values have none and are copied.
+    /// Replaces NaN and infinities by numbers of the caller's choice. Any element type; integers
+    /// and truth values are copied unchanged.
     ///
     /// # Errors
     /// The errors of [`Tensor::add`].

@@ -1,4 +1,4 @@
-//! Filling, copying and conversion: elements that move and change their type, without a formula.
+//! Filling, copying and conversion: operations that move elements or change their type.
 
 use super::source;
 use crate::cost::{Cost, OpClass};
@@ -68,7 +68,7 @@ impl FullKernel for Fill {
 }
 
 impl Tensor {
-    /// Every element `value`, converted as [`Tensor::to_dtype`] does. Any element type.
+    /// Sets every element to `value`, converted as [`Tensor::to_dtype`] does. Any element type.
     ///
     /// # Errors
     /// `Frozen`, `Overlap` (on an expanded view).
@@ -78,13 +78,13 @@ impl Tensor {
         self.device().launch(kernel, &[], &[self])
     }
 
-    /// Every element 0; errors as [`Tensor::fill_`].
+    /// Sets every element to 0; errors as [`Tensor::fill_`].
     #[track_caller]
     pub fn zero_(&mut self) -> Result<()> {
         self.fill_(0.0)
     }
 
-    /// The elements of `source`, broadcast to this shape and converted to this type as
+    /// Copies the elements of `source`, broadcast to this shape and converted to this type as
     /// [`Tensor::to_dtype`] does.
     ///
     /// # Errors
@@ -100,13 +100,13 @@ impl Tensor {
         self.device().launch(kernel, &[&source.expand(left)?], &[self])
     }
 
-    /// The values as another type; shares the storage when the type is the same.
+    /// Converts the values to another type; shares the storage if the type is the same.
     ///
-    /// As in PyTorch: a float becomes an integer by truncation, an integer wraps into a narrower
-    /// one, anything that is not 0 (NaN too) becomes true, and what a float type cannot hold is
-    /// rounded to nearest, ties to even. Where PyTorch leaves it to the machine: NaN becomes 0, a
-    /// float outside an i64 or an i32 becomes that type's nearest end, and a u8 takes the i64
-    /// modulo 256 (-1 is 255).
+    /// As in PyTorch, a float becomes an integer by truncation, an integer wraps into a narrower
+    /// type, everything but 0 becomes true (NaN too), and a number that a float type cannot hold is
+    /// rounded to nearest, ties to even. PyTorch leaves the following to the machine: NaN becomes
+    /// 0, a float out of range of i64 or i32 becomes the nearest end of the range, and a u8 is the
+    /// i64 modulo 256 (-1 becomes 255).
     ///
     /// # Errors
     /// `OutOfMemory`.

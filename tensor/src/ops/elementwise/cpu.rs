@@ -30,7 +30,8 @@ pub(super) fn apply_to_floats<T: SimdFloat>(op: Op, sources: &[&[T]], to: &mut [
     T::dispatch(Apply { op, sources, to });
 }
 
-/// [`apply_to_floats`] in i64, whose lower bits are what arithmetic in the narrower type wraps to.
+/// [`apply_to_floats`] in i64. Arithmetic in a narrower type wraps to the lower bits of these
+/// results.
 pub(super) fn apply_to_integers(op: Op, sources: &[&[i64]], to: &mut [i64]) {
     let Op { formula, scalars } = op;
     match formula {
@@ -42,15 +43,15 @@ pub(super) fn apply_to_integers(op: Op, sources: &[&[i64]], to: &mut [i64]) {
     }
 }
 
-/// Integers have no instruction that rounds once.
+/// Integer arithmetic, which has no fused multiply-add.
 struct Integers;
 
 impl Fused for Integers {
     const IS_FUSED: bool = false;
 }
 
-// Loops over indices: what an iterator adaptor is compiled to is a function of its own, which may
-// not use the instructions of the one that calls it.
+// Loops use indices. The compiler makes an iterator adaptor a function of its own, which may not
+// use the instruction set of its caller.
 
 #[inline(always)]
 pub(super) fn map<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T) -> T) {
@@ -77,8 +78,9 @@ pub(super) fn zip3<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T, T) 
     }
 }
 
-// Loops of formulas whose first source may be missing: `to` then holds it, and reading it there
-// spares a pass over the tile. Only for formulas that are small enough to be inlined twice.
+// Loops of formulas whose first source may be missing. In that case `to` holds the source, and the
+// loop reads it from there, which saves a pass over the tile. Only for formulas that are small
+// enough to be inlined twice.
 
 #[inline(always)]
 pub(super) fn map_or_update<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T) -> T) {

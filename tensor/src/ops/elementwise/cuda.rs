@@ -1,4 +1,4 @@
-//! The formulas on NVIDIA devices: which kernel does each, with which numbers.
+//! The formulas on NVIDIA devices: the kernel of each formula, and its numbers.
 
 use super::Elementwise;
 use super::convert::{Copy, Fill};
@@ -28,15 +28,15 @@ macro_rules! walk_name {
     };
 }
 
-/// `struct Numbers`.
+/// The kernel parameter `struct Numbers`, in words.
 const NUMBERS: Parameter = Words(3);
 
-/// `None` where there is no kernel, as the error that says so.
+/// The kernel, or the error that there is none.
 fn or_no_kernel<T>(kernel: Option<T>, op: &'static str) -> Result<T> {
     kernel.ok_or(TensorError::NoKernel { op, device: "cuda" })
 }
 
-// Fills by bits: every element has the same.
+// Enqueues filling with the bits of the value.
 impl OnCuda for Fill {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let to = operands.write(0);
@@ -90,7 +90,7 @@ fn copy_kernel(op: &Copy) -> (Image, &'static str) {
     (CAST, name)
 }
 
-// Copies the bytes as they are, or converts elements to another type.
+// Enqueues copying the bytes, or their conversion to another type.
 impl OnCuda for Copy {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (from, to) = (operands.read(0), operands.write(0));
@@ -113,13 +113,14 @@ impl OnCuda for Copy {
     }
 }
 
-/// A formula's number in `elementwise.cu`, or for integers in `integers.cu`, and its scalars there.
+/// The number of a formula in the kernel, and the scalars of the formula. The kernel is in
+/// `elementwise.cu`, for integers in `integers.cu`.
 struct KernelFormula {
     number: u32,
     scalars: [f64; 2],
 }
 
-/// A formula's number in `special.cu`, if it is there.
+/// The number of a formula in `special.cu`; `None` if the file lacks the formula.
 fn special_number(formula: Formula) -> Option<u32> {
     Some(match formula {
         Formula::Float(Float::ErfInv) => const { kernel_number(SPECIAL_FORMULAS, "ERF_INV") },
@@ -156,10 +157,10 @@ fn special(op: &Elementwise, number: u32, cuda: &Cuda, operands: &CudaOperands<'
     cuda.launch(SPECIAL.of(op.dtype), &kernel, grid(op.len), &arguments)
 }
 
-/// Threads of the block that looks at all divisors.
+/// Threads of the block that checks all divisors.
 const DIVISOR_THREADS: u32 = 512;
 
-// Enqueues a check of all divisors: the next read of a value reports one that is 0.
+// Enqueues a check of all divisors: the next read of a value reports a divisor of 0.
 impl OnCuda for CheckDivisor {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         divisors_number(self.name).map(drop)
@@ -187,7 +188,7 @@ pub(super) fn divisors_number(op: &'static str) -> Result<u64> {
     or_no_kernel(Checked::Divisors(op).number(), op)
 }
 
-/// A formula as kernels name it; an error where there is no kernel for the types.
+/// The number and scalars of a formula for kernels; an error if no kernel takes the types.
 fn kernel_formula(op: &Elementwise) -> Result<KernelFormula> {
     let Op { formula, scalars } = op.op;
     let result = if matches!(formula, Formula::Test(_)) { DType::Bool } else { op.dtype };
@@ -205,7 +206,7 @@ fn kernel_formula(op: &Elementwise) -> Result<KernelFormula> {
     or_no_kernel(number.map(|number| KernelFormula { number, scalars }), op.name)
 }
 
-/// A formula's number in `integers.cu`, if it is there.
+/// The number of a formula in `integers.cu`; `None` if the file lacks the formula.
 fn integer_number(formula: Formula) -> Option<u32> {
     macro_rules! number {
         ($name:literal) => {
@@ -273,7 +274,7 @@ impl OnCuda for Elementwise {
         if given.len() + usize::from(self.scalar.is_some()) < self.op.source_count() {
             given.insert(0, to);
         }
-        // Up to three sources and a mask; the number that may be the last source has no memory.
+        // Up to three sources and a mask. A number as the last source has no memory.
         let (mut sources, mut places) = ([Argument::Nothing; 4], [None; 4]);
         let mut source_count = 0;
         for (index, operand) in given.iter().enumerate() {

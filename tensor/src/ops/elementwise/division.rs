@@ -1,5 +1,5 @@
-//! An integer has no quotient by 0: divisors are checked before anything is written. An NVIDIA
-//! device checks them while it computes, and the next read of a value reports a 0.
+//! Integers have no quotient by 0, so divisors are checked before anything is written. An NVIDIA
+//! device checks the divisors while it computes; the next read of a value reports a 0.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +12,7 @@ use crate::launch::{FullKernel, Operands};
 use crate::layout::Nest;
 use crate::tensor::Tensor;
 
-/// `Ok` unless `op` divides integers and a divisor, the last of the operands, is 0.
+/// Checks that no divisor is 0, if `op` divides integers. The last operand is the divisor.
 #[track_caller]
 pub(super) fn check(
     name: &'static str,
@@ -67,7 +67,7 @@ impl FullKernel for CheckDivisor {
                         is_found |= data[i * step] == T::from_i64(0);
                     }
                 });
-                // Only ever raised, so the order of the chunks does not matter.
+                // The flag is only ever raised, so the order of the chunks does not matter.
                 if is_found {
                     is_zero_found.store(true, Ordering::Relaxed);
                 }

@@ -1,8 +1,9 @@
-// One formula on each element: y = f(a, b, c) with scalars p and q, for elements of every type of
-// floats. Overwrites y, which may be one of the sources in place. The formula is a number, the same
-// for every thread: these kernels wait for memory, and one kernel is loaded instead of a hundred.
-// A thread takes every n-th element, or of the formulas that models are full of every n-th pack of
-// elements; grids of one row. Formulas and corner cases as on the processor, which follow PyTorch.
+// One formula on each element: y = f(a, b, c) with scalars p and q, for elements of any float type.
+// Overwrites y, which may be one of the sources in place. The formula is a number, the same for
+// every thread. These kernels wait for memory, so one kernel for all formulas is as fast as a
+// hundred, and is loaded once. Each thread takes elements in a grid-stride loop, or packs of
+// elements for the formulas that are frequent in models; grids of one row. Formulas and corner
+// cases are as on the processor, which follows PyTorch.
 
 enum Formula : u32 {
   ABS, NEG, SIGN, RELU, CLAMP, EXP, EXPM1, LOG, LOG1P, SQRT, RSQRT, RECIPROCAL, SIN, COS, TANH, ERF,
@@ -12,10 +13,10 @@ enum Formula : u32 {
   ADD_SCALED, SUB, MUL, DIV, MAXIMUM, MINIMUM, POW, LERP, DIV_FLOOR, DIV_TRUNC, REMAINDER, FMOD,
   FMAX, FMIN, HEAVISIDE, ATAN2, HYPOT, COPYSIGN, LOGADDEXP, XLOGY, NAN_TO_NUM,
   WHERE, MASKED_FILL, ADDCMUL, ADDCDIV,
-  // Gradients: dy, and y or x.
+  // Gradients of dy, and of y or x.
   D_RELU, D_SIGMOID, D_TANH, D_GELU, D_GELU_TANH, D_SILU, D_LEAKY_RELU, D_ELU, D_CELU, D_SOFTPLUS,
   D_MISH, D_HARDSWISH, D_HARDSIGMOID, D_HARDTANH, D_SELU, D_SOFTSIGN, D_LOGSIGMOID,
-  // Tests, whose results are truth values.
+  // Tests, with truth values as results.
   NOT, IS_FINITE, IS_INF, IS_NAN, EQ, NE, IS_CLOSE, IS_CLOSE_OR_NAN, LT, LE, GT, GE, AND, OR, XOR
 };
 
@@ -39,7 +40,7 @@ __device__ inline T modulo(T a, T b) {
   return is_opposite ? rest + b : rest;
 }
 
-// As in Python: from the remainder, because the quotient itself is rounded.
+// As in Python: computed from the remainder, because the quotient itself is rounded.
 __device__ inline T div_floor(T a, T b) {
   T rest = fmod(a, b), quotient = (a - rest) / b;
   bool is_above = rest != number(0.0) && (b < number(0.0)) != (rest < number(0.0));
@@ -60,7 +61,7 @@ __device__ inline T hard_sigmoid(T x) {
   return lesser(greater(x + number(3.0), number(0.0)), number(6.0)) / number(6.0);
 }
 
-// The exponents that have a shorter way, as in PyTorch.
+// The exponents with a shorter computation, as in PyTorch.
 __device__ inline T pow_scalar(T x, double exponent) {
   if (exponent == 0.0) return number(1.0);
   if (exponent == 1.0) return x;
@@ -73,7 +74,7 @@ __device__ inline T pow_scalar(T x, double exponent) {
   return pow(x, number(exponent));
 }
 
-// From the nearer end, so that weights 0 and 1 give the ends exactly.
+// Computed from the nearer end, so that weights 0 and 1 give the ends exactly.
 __device__ inline T lerp(T a, T b, double weight) {
   if (weight < 0.5) return a + number(weight) * (b - a);
   return b - (b - a) * number(1.0 - weight);
@@ -98,7 +99,7 @@ __device__ inline bool is_close(T a, T b, double relative, double absolute) {
   return a == b || is_near;
 }
 
-// Of one source, of two, and of three or with a mask.
+// Formulas of one source, of two sources, and of three sources or with a mask.
 __device__ inline T value(u32 op, T a, T b, T c, bool mask, double p, double q) {
   const T ZERO = number(0.0), ONE = number(1.0), HALF = number(0.5);
   switch (op) {
@@ -242,8 +243,8 @@ __device__ inline bool holds(u32 op, T a, T b, double p, double q) {
   return false;
 }
 
-// What a formula is of. The last source may be the same number everywhere: then it has no memory,
-// and neither have sources beyond those of the formula.
+// The sources of a formula. If the last source is a single number, it has no memory; neither have
+// sources that the formula does not use.
 struct Sources {
   const Stored* a;
   const Stored* b;
@@ -274,7 +275,7 @@ __device__ inline void put(u8* y, i64 place, u32 op, const Sources& from, const 
                    numbers.p, numbers.q);
 }
 
-// Elements that lie side by side in all, those from `start` on.
+// Applies the formula to contiguous elements, from `start` on.
 template <typename Y>
 __device__ inline void row(Y* y, const Sources& from, u32 op, const Numbers& numbers, u64 start,
                            u64 len) {
@@ -291,7 +292,7 @@ __device__ inline T of_pack(const Pack<Stored, LEN>& x, u32 k, const Stored* fro
   return from != nullptr ? widened(x.at[k]) : constant;
 }
 
-// Packs of elements, of a formula that the compiler knows: one for each element of a pack.
+// Applies a formula that the compiler knows to packs of elements.
 template <u32 OP>
 __device__ inline void packs(Stored* y, const Sources& from, const Numbers& numbers, u64 count) {
   T constant = number(numbers.constant);
@@ -313,7 +314,8 @@ __device__ inline void packs(Stored* y, const Sources& from, const Numbers& numb
   }
 }
 
-// The elements of whole packs; how many there are, none of other formulas.
+// Applies the formula to the elements of whole packs. Returns their number; 0 for formulas without
+// a kernel for packs.
 __device__ inline u64 packed_row(Stored* y, const Sources& from, u32 op, const Numbers& numbers,
                                  u64 len) {
   bool are_aligned = is_aligned<LEN>(y) && is_aligned<LEN>(from.a) && is_aligned<LEN>(from.b) &&
@@ -356,7 +358,8 @@ __device__ inline u64 packed_row(Stored* y, const Sources& from, u32 op, const N
   return count * LEN;
 }
 
-// Sources may repeat their elements. The walk is over y, a, b, c and the mask.
+// Applies the formula to a walk over y, a, b, c and the mask. Strides of 0 repeat elements of
+// sources.
 template <typename Y>
 __device__ inline void walk_all(Y* y, const Sources& from, u32 op, const Numbers& numbers,
                                 const Walk<5>& walk) {

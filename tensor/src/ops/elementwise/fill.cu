@@ -1,5 +1,5 @@
-// Elements of any type by their size: y = value, overwritten. A thread takes every n-th element of
-// the walk, or pack of elements; grids of one row.
+// y = value, overwritten, for elements of any type; kernels only know the size of elements. Each
+// thread takes elements of the walk, or packs of elements, in a grid-stride loop; grids of one row.
 
 template <typename T>
 __device__ inline void fill(T* y, u64 bits, const Walk<1>& walk) {
@@ -14,7 +14,7 @@ __device__ inline void fill(T* y, u64 bits, const Walk<1>& walk) {
   }
 }
 
-// y = x, where neither overlaps the other.
+// y = x, for tensors that do not overlap.
 template <typename T>
 __device__ inline void copy(T* y, const T* x, const Walk<2>& walk) {
   constexpr u32 LEN = pack_len<T>();

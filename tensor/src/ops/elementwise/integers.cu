@@ -8,18 +8,18 @@ enum Integers : u32 {
 };
 
 
-// The last source may be the same number everywhere: then it has no memory.
+// If the last source is a single number, it has no memory.
 struct Numbers {
   i64 constant;
   i64 p;
   i64 q;
 };
 
-// What wraps is computed without a sign.
+// Operations that wrap are computed without a sign.
 __device__ inline i64 sum(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }
 __device__ inline i64 product(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
 
-// 0 over 0; the smallest number over -1 wraps.
+// 0 for a divisor of 0. The smallest number over -1 wraps.
 __device__ inline i64 div_trunc(i64 a, i64 b) {
   if (b == 0) return 0;
   return b == -1 ? product(a, -1) : a / b;
@@ -91,7 +91,7 @@ __device__ inline void apply(Y* y, const T* a, const T* b, const T* c, const u8*
   }
 }
 
-// Tells of a divisor that is 0, unless there is a complaint already. One block.
+// Reports a divisor of 0, unless there is a complaint already. One block.
 template <typename T>
 __device__ inline void check_divisors(Complaint* complaint, const T* x, u64 op,
                                       const Walk<1>& walk) {

@@ -1,4 +1,4 @@
-//! The functions of the table as values, for tests that try every one of them.
+//! The functions of the table as values, for tests that call every function.
 
 use super::table;
 use crate::error::Result;
@@ -30,7 +30,7 @@ pub struct FunctionGradient {
     pub name: &'static str,
     /// The method that writes in place of `dy`.
     pub in_place_name: &'static str,
-    /// `x` for a gradient from the operand, `y` for one from the result.
+    /// `x` for a gradient of the operand, `y` for a gradient of the result.
     pub of: &'static str,
     /// The names of the numbers that the methods take.
     pub scalars: &'static [&'static str],

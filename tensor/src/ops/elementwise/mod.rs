@@ -1,6 +1,6 @@
-//! Operations on each element, with broadcasting and in place: `y[i] = f(x[i], ..)`.
+//! Elementwise operations, with broadcasting and in place: `y[i] = f(x[i], ..)`.
 //!
-//! A new formula is an entry of `table.rs`; methods of several operands are in `methods.rs`.
+//! A new formula is an entry of `table.rs`. Methods of several operands are in `methods.rs`.
 
 #[macro_use]
 mod stamp;
@@ -37,7 +37,7 @@ struct Elementwise {
     dtype: DType,
     /// The type of the destination.
     result: DType,
-    /// The last source, if it is the same number everywhere.
+    /// The last source, if it is a single number.
     scalar: Option<f64>,
     len: usize,
 }
@@ -95,7 +95,7 @@ impl Elementwise {
     }
 }
 
-/// The `index`-th operand that is read, whatever its type, as a source of `T`.
+/// The `index`-th operand that is read, as a source of `T`. It may have any type.
 pub(crate) fn source<'a, T: Element>(
     operands: &Operands<'a>,
     index: usize,
@@ -107,7 +107,8 @@ pub(crate) fn source<'a, T: Element>(
 }
 
 impl Op {
-    /// `Ok` if the formula is defined for `dtype` and the scalar is a value of that type.
+    /// Checks that the formula is defined for `dtype`, and that the scalars are values of that
+    /// type.
     fn check(self, name: &'static str, dtype: DType, scalars: &[f64]) -> Result<()> {
         let is_defined = match self.domain() {
             Domain::Floats => dtype.is_float(),
@@ -117,7 +118,7 @@ impl Op {
         if !is_defined {
             return Err(TensorError::DType { op: name, left: dtype, right: DType::F32 });
         }
-        // An infinite bound is the integer type's; half a unit is no integer.
+        // An infinite bound is the end of the integer type's range. 0.5 is no integer.
         let is_value = |x: f64| dtype.is_float() || x.is_infinite() || x.fract() == 0.0;
         if scalars.iter().all(|&scalar| is_value(scalar)) {
             return Ok(());
@@ -126,7 +127,7 @@ impl Op {
     }
 }
 
-/// The shape that all broadcast to.
+/// The common shape of broadcasting.
 fn broadcast(name: &'static str, tensors: &[&Tensor]) -> Result<crate::layout::Shape> {
     let first = *tensors[0].shape();
     tensors[1..].iter().try_fold(first, |left, tensor| {
@@ -136,7 +137,7 @@ fn broadcast(name: &'static str, tensors: &[&Tensor]) -> Result<crate::layout::S
 }
 
 impl Tensor {
-    /// `op` of `inputs` and then `scalar`, which have one type, masks apart.
+    /// `op` of `inputs` followed by `scalar`. Inputs have one type, except for masks.
     #[track_caller]
     fn elementwise(
         name: &'static str,
@@ -157,7 +158,7 @@ impl Tensor {
         Ok(y)
     }
 
-    /// `op` of this tensor, `others` and then `scalar`, written over this tensor.
+    /// Writes `op` of this tensor, `others` and `scalar` over this tensor.
     #[track_caller]
     fn elementwise_(
         &mut self,
@@ -182,8 +183,8 @@ impl Tensor {
     }
 }
 
-/// `Ok` if all have the type of `value`, except masks, which are truth values, and the formula is
-/// defined for it.
+/// Checks that the formula is defined for the type of `value`, and that all operands have this
+/// type. Masks are truth values.
 fn check_operands(
     name: &'static str,
     op: Op,
@@ -207,7 +208,7 @@ fn check_operands(
     op.check(name, value.dtype(), &[p, q, scalar.unwrap_or(0.0)])
 }
 
-/// Runs `kernel` over `inputs`, stretched to the shape of `y`.
+/// Launches `kernel` over `inputs`, broadcast to the shape of `y`.
 #[track_caller]
 fn launch(kernel: Elementwise, inputs: &[&Tensor], y: &Tensor) -> Result<()> {
     let stretched: Vec<Tensor> =

@@ -1,4 +1,4 @@
-//! A formula with its scalars: what it is defined for, and what it costs.
+//! A formula with its scalars: its types and its cost.
 
 use super::table::{Float, Gradient, Number, Test};
 
@@ -6,11 +6,11 @@ use super::table::{Float, Gradient, Number, Test};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Op {
     pub(super) formula: Formula,
-    /// The scalars inside the formula, in the table's order; 0 where it has none.
+    /// The scalars inside the formula, in the table's order; 0 for missing ones.
     pub(super) scalars: [f64; 2],
 }
 
-/// A formula by its section.
+/// A formula, by the section of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Formula {
     Number(Number),
@@ -34,7 +34,7 @@ impl<T: Into<Formula>> From<T> for Op {
 }
 
 impl Op {
-    /// A formula with as many scalars as the table says.
+    /// A formula with its scalars, as many as the table says.
     pub(super) fn with(formula: impl Into<Formula>, scalars: &[f64]) -> Op {
         let scalars = std::array::from_fn(|index| scalars.get(index).copied().unwrap_or(0.0));
         Op { formula: formula.into(), scalars }
@@ -43,7 +43,7 @@ impl Op {
     pub(super) fn domain(self) -> Domain {
         match self.formula {
             Formula::Float(_) | Formula::Gradient(_) => Domain::Floats,
-            // Choosing moves elements, which all types have.
+            // Choices move elements of any type.
             Formula::Number(Number::Where | Number::MaskedFill) | Formula::Test(_) => {
                 Domain::Everything
             }
@@ -51,7 +51,7 @@ impl Op {
         }
     }
 
-    /// True if the operand at `index` of all is a mask of truth values.
+    /// True if the operand at `index` is a mask of truth values.
     pub(super) fn is_mask(self, index: usize) -> bool {
         match self.formula {
             Formula::Number(Number::Where) => index == 0,
@@ -60,14 +60,13 @@ impl Op {
         }
     }
 
-    /// True if the last source divides: an integer there must not be 0.
+    /// True if the last source is a divisor, which must not be 0 for integers.
     pub(super) fn is_division(self) -> bool {
         use Number::{DivFloor, DivTrunc, Fmod, Remainder};
         matches!(self.formula, Formula::Number(DivFloor | DivTrunc | Fmod | Remainder))
     }
 
-    /// True if the scalars inside the formula are numbers beside the elements, of f64 whatever the
-    /// elements are.
+    /// True if the scalars inside the formula are f64 for all types of elements.
     pub(super) fn has_scalars_apart(self) -> bool {
         matches!(self.formula, Formula::Test(Test::IsClose | Test::IsCloseOrNan))
     }

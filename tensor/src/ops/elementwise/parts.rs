@@ -1,4 +1,4 @@
-//! Parts of formulas that several have in common, and those that are more than one formula.
+//! Parts that several formulas share, and computations of more than one formula.
 
 use super::cpu::{map, zip};
 use crate::cpu::arithmetic::Arithmetic;
@@ -6,7 +6,7 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 use crate::dtype::Element;
 
-/// A number of the type that a formula computes in.
+/// A number in the type of the computation.
 #[inline(always)]
 pub(super) fn constant<T: Element>(value: f64) -> T {
     T::from_f64(value)
@@ -40,7 +40,8 @@ pub(super) fn hard_sigmoid<T: SimdFloat>(x: T) -> T {
     (x + three).larger(T::ZERO).smaller(six) / six
 }
 
-/// A function of angles: in one loop, and then the few that are too large for it one by one.
+/// A function of angles: one loop over all, then the few angles that are too large for the loop one
+/// by one.
 #[inline(always)]
 pub(super) fn angles<T: SimdFloat>(
     sources: &[&[T]],
@@ -51,7 +52,7 @@ pub(super) fn angles<T: SimdFloat>(
     map(sources, to, f);
     let x = &sources[0][..to.len()];
     let is_large = |x: T| x.magnitude() > T::TRIG_MAX;
-    // Looking at all vectorises, stopping at the first does not.
+    // A loop over all elements vectorises; a loop that stops early does not.
     let mut is_any_large = false;
     for &x in x {
         is_any_large |= is_large(x);
@@ -67,7 +68,8 @@ pub(super) fn sigmoid<T: SimdFloat, F: Fused>(x: T) -> T {
     one / (one + (-x).exp_in::<F>())
 }
 
-/// `a + weight · (b - a)`, from the nearer end, so that weights 0 and 1 give the ends exactly.
+/// `a + weight · (b - a)`, computed from the nearer end, so that weights 0 and 1 give the ends
+/// exactly.
 #[inline(always)]
 pub(super) fn lerp<T: SimdFloat>(sources: &[&[T]], weight: f64, to: &mut [T]) {
     let [w, v] = [weight, 1.0 - weight].map(constant::<T>);
@@ -77,7 +79,8 @@ pub(super) fn lerp<T: SimdFloat>(sources: &[&[T]], weight: f64, to: &mut [T]) {
     }
 }
 
-/// `√(a² + b²)` by the quotient of the smaller and the larger, whose square does not overflow.
+/// `√(a² + b²)` by the quotient of the smaller and the larger operand, whose square does not
+/// overflow.
 #[inline(always)]
 pub(super) fn hypotenuse<T: SimdFloat>(a: T, b: T) -> T {
     let [a, b] = [a, b].map(T::magnitude);
@@ -85,11 +88,12 @@ pub(super) fn hypotenuse<T: SimdFloat>(a: T, b: T) -> T {
     let ratio = low / high;
     let y = high * (T::ONE + ratio * ratio).sqrt();
     let y = if high == T::ZERO { high } else { y };
-    // Infinite beside a NaN too, as in C.
+    // Infinite even if the other operand is NaN, as in C.
     if a.is_infinite() | b.is_infinite() { T::INFINITY } else { y }
 }
 
-/// True if both are equal, or finite and `|a - b| <= absolute + relative · |b|`; in f64.
+/// True if both are equal, or if both are finite and `|a - b| <= absolute + relative · |b|`; in
+/// f64.
 #[inline(always)]
 pub(super) fn is_close<T: Arithmetic>(a: T, b: T, relative: f64, absolute: f64) -> bool {
     let expected = b.to_f64();

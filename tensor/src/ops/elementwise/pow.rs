@@ -1,12 +1,12 @@
-//! Powers: the exponents that have a shorter way, the vectorised loop, and the special cases.
+//! Powers: exponents with a shorter computation, the vectorised loop, and the special cases.
 
 use super::cpu::{map, zip};
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Fused;
 use crate::cpu::tiles::TILE_LEN;
 
-/// `to[i] = sources[0][i]^exponent`, or `^sources[1][i]`. Inlined in one place only: there is one
-/// loop here, and its formula must be compiled for the instruction set that it is called from.
+/// `to[i] = sources[0][i]^exponent`, or `^sources[1][i]`. This is inlined in one place only: its
+/// one loop must be compiled for the instruction set of the caller.
 #[inline(always)]
 pub(super) fn pow<T: SimdFloat, F: Fused>(sources: &[&[T]], exponent: Option<f64>, to: &mut [T]) {
     if exponent.is_some_and(|exponent| short_pow(exponent, sources, to)) {
@@ -29,14 +29,16 @@ pub(super) fn pow<T: SimdFloat, F: Fused>(sources: &[&[T]], exponent: Option<f64
     }
 }
 
-/// True if this power is beyond [`SimdFloat::pow_in`].
+/// True if [`SimdFloat::pow_in`] does not cover this power: the base is not positive and finite, or
+/// the exponent is not finite.
 #[inline(always)]
 fn is_special_pow<T: SimdFloat>(a: T, b: T) -> bool {
     let is_usual = (a > T::ZERO) & (a.magnitude() < T::INFINITY) & (b.magnitude() < T::INFINITY);
     !is_usual
 }
 
-/// The exponents that have a shorter way, as in PyTorch; whether this is one.
+/// Computes powers whose exponent has a shorter computation, as in PyTorch. Returns false for other
+/// exponents.
 #[inline(always)]
 fn short_pow<T: SimdFloat>(exponent: f64, sources: &[&[T]], to: &mut [T]) -> bool {
     let one = T::ONE;

@@ -1,5 +1,5 @@
-// Special functions of each element, for elements of every type of floats: computed in f64, as on
-// the processor, by the formulas of `special.rs`. They are a file of their own because they need
+// Special functions of each element, for elements of any float type: computed in f64 by the
+// formulas of `special.rs`, as on the processor. They have a file of their own because they need
 // more registers than all other formulas. The walk is over y, a and b; y may be a.
 
 enum Special : u32 { ERF_INV, LGAMMA, DIGAMMA, D_DIGAMMA };
@@ -7,7 +7,7 @@ enum Special : u32 { ERF_INV, LGAMMA, DIGAMMA, D_DIGAMMA };
 const double PI = 3.14159265358979323846;
 const double TWO_OVER_SQRT_PI = 1.12837916709551257390;
 
-// From here on Stirling's series has the digits of f64.
+// The smallest argument at which Stirling's series has the precision of f64.
 const double SERIES_MIN = 10.0;
 
 __device__ inline double infinity() { return (double)INFINITY_F; }
@@ -21,7 +21,7 @@ __device__ inline double erf_inverse(double x) {
   double square = sqrt(middle * middle - ln / a) - middle;
   double y = sqrt(square > 0.0 ? square : 0.0);
   for (u32 round = 0; round < 3; round++) {
-    // Near 1 the difference of the complements has more digits.
+    // Near 1 the difference of the complements is more precise.
     double excess = far > 0.5 ? (1.0 - far) - erfc(y) : erf(y) - far;
     double step = excess / (TWO_OVER_SQRT_PI * exp(-y * y));
     y -= step / (1.0 + y * step);
@@ -29,7 +29,7 @@ __device__ inline double erf_inverse(double x) {
   return copysign(y, x);
 }
 
-// x above 0.
+// For x above 0.
 __device__ inline double digamma_above(double x) {
   double below = 0.0;
   while (x < SERIES_MIN) {
@@ -51,7 +51,7 @@ __device__ inline double digamma(double x) {
   return rest == 0.0 ? not_a_number() : digamma_above(1.0 - x) - PI / tan(PI * rest);
 }
 
-// x from 1/2 on.
+// For x of at least 1/2.
 __device__ inline double trigamma_above(double x) {
   double below = 0.0;
   while (x < SERIES_MIN) {

@@ -6,7 +6,7 @@ use std::f64::consts::{FRAC_2_SQRT_PI, PI};
 const SERIES_MIN: f64 = 10.0;
 
 /// The inverse error function. Winitzki's approximation ("A handy approximation for the error
-/// function and its inverse", 2008) is right to three digits, and each of Halley's steps triples
+/// function and its inverse", 2008) has three correct digits, and each of Halley's steps triples
 /// their number.
 pub(super) fn erf_inverse(x: f64) -> f64 {
     let far = x.abs();
@@ -26,8 +26,8 @@ pub(super) fn erf_inverse(x: f64) -> f64 {
     y.copysign(x)
 }
 
-/// The derivative of ln Γ(x), by its recurrence up to [`SERIES_MIN`] and Stirling's series. Below 0
-/// by reflection: equation 5.5.4 of the Digital Library of Mathematical Functions.
+/// The derivative of ln Γ(x): by its recurrence up to [`SERIES_MIN`], then by Stirling's series.
+/// For negative x by reflection: equation 5.5.4 of the Digital Library of Mathematical Functions.
 pub(super) fn digamma(x: f64) -> f64 {
     if x == 0.0 {
         return f64::INFINITY.copysign(-x);
@@ -54,8 +54,8 @@ pub(super) fn trigamma(x: f64) -> f64 {
     below + 1.0 / x + 0.5 * z + z / x * alternating(z, &terms, 7.0 / 6.0)
 }
 
-/// Increases `x` by ones to [`SERIES_MIN`]; returns it with the sum of `part` over the earlier
-/// values.
+/// Adds 1 to `x` until `x` reaches [`SERIES_MIN`]. Returns the final x, and the sum of `part` over
+/// all earlier values of x.
 fn raised(mut x: f64, part: impl Fn(f64) -> f64) -> (f64, f64) {
     let mut sum = 0.0;
     while x < SERIES_MIN {

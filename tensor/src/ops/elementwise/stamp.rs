@@ -1,6 +1,6 @@
 //! Macros that turn the table of formulas into enums, loops, methods and names of kernels.
 
-/// The loop of a formula. A section that may `update` reads the first source where it lies.
+/// The loop of a formula. A section with `update` reads the first source in place.
 macro_rules! run {
     ($way:ident, $scalars:ident [$($p:ident),*], $from:ident $to:ident, ($($x:ident),+),
      { loop |$sources:ident, $target:ident| $all:expr }) => {{
@@ -23,7 +23,7 @@ macro_rules! run {
     (@call $loop:ident $from:ident $to:ident $formula:expr) => { $loop($from, $to, $formula) };
 }
 
-/// The method of a formula of one operand, and its form in place.
+/// The method of a formula of one operand, and its in-place form.
 macro_rules! method {
     ($op:expr, [$($p:ident),*],) => {};
     ($op:expr, [$($p:ident),*], $(#[$doc:meta])+ $method:ident, $in_place:ident) => {
@@ -59,7 +59,7 @@ macro_rules! gradient_method {
             #[doc = concat!("name, from its `", stringify!($of), "`, in one pass. Floats only.")]
             ///
             /// # Errors
-            /// `Shape` unless both shapes are the same, and those of [`Tensor::add`].
+            /// `Shape` unless both shapes are the same, and the errors of [`Tensor::add`].
             #[track_caller]
             pub fn $method(&self, $of: &Tensor $(, $p: f64)*) -> Result<Tensor> {
                 self.check_shape(stringify!($method), *$of.shape())?;
@@ -70,7 +70,7 @@ macro_rules! gradient_method {
             #[doc = concat!("[`Tensor::", stringify!($method), "`] in place on `self = dy`.")]
             ///
             /// # Errors
-            /// `Shape` unless both shapes are the same, and those of [`Tensor::add_`].
+            /// `Shape` unless both shapes are the same, and the errors of [`Tensor::add_`].
             #[track_caller]
             pub fn $in_place(&mut self, $of: &Tensor $(, $p: f64)*) -> Result<()> {
                 self.check_shape(stringify!($method), *$of.shape())?;
@@ -126,7 +126,7 @@ macro_rules! listed_gradient {
     };
 }
 
-/// The table itself.
+/// The table of formulas.
 macro_rules! formulas {
     ($($class:ident, $loop:ident, [$($bound:tt)+], $way:ident { $(
         $($(#[$doc:meta])+ pub fn $method:ident, $in_place:ident =)?
@@ -156,7 +156,8 @@ macro_rules! formulas {
                     match self { $($class::$name => $cost),* }
                 }
 
-                /// The formula's number in `elementwise.cu`, if it is there.
+                /// The number of the formula in `elementwise.cu`; `None` if the file lacks the
+                /// formula.
                 #[cfg(feature = "cuda")]
                 pub(super) fn kernel_number(self) -> Option<u32> {
                     match self {
@@ -198,7 +199,7 @@ macro_rules! formulas {
             },
         )*)*];
 
-        /// Gradients of `dy` and of the operand or the result of the formula with the same name.
+        /// Gradients. Each takes `dy` and the operand or result of the formula with the same name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Gradient { $($($(#[doc = stringify!($g)] $name,)?)*)* }
 
@@ -213,7 +214,7 @@ macro_rules! formulas {
                 match self { $($($(Gradient::$name => $g_cost,)?)*)* }
             }
 
-            /// The formula's number in `elementwise.cu`, if it is there.
+            /// The number of the formula in `elementwise.cu`; `None` if the file lacks the formula.
             #[cfg(feature = "cuda")]
             pub(super) fn kernel_number(self) -> Option<u32> {
                 match self { $($($(Gradient::$name => number!($($g_kernel)?),)?)*)* }

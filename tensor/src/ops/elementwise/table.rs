@@ -1,4 +1,4 @@
-//! The formulas: one entry says everything about one of them.
+//! The table of formulas. One entry says everything about a formula.
 //!
 //! ```text
 //! /// What its methods say, if they have the formula's operand alone.
@@ -7,10 +7,11 @@
 //!     => pub fn method, method_in_place = (dy, x or y; scalars) operations [NAME] { dx }
 //! ```
 //!
-//! Operations are those for each element, for the simulated time: the instructions of the f32
-//! loops, roughly. NAME is the formula's in `elementwise.cu`, if it is there. The section says what
-//! it is defined for. NaN goes through all of them, as in PyTorch. `{ loop |sources, to| .. }` is
-//! for what is more than one formula for all elements; its scalars are still f64.
+//! `operations` are the operations for each element, for the simulated time: roughly the
+//! instructions of the f32 loops. `NAME` is the formula's name in `elementwise.cu`, if the file has
+//! the formula. The section says for which types the formula is defined. Every formula passes NaN
+//! on, as in PyTorch. `{ loop |sources, to| .. }` is a loop that is more than one formula for all
+//! elements; its scalars are f64.
 
 use super::cpu::{map, map_or_update, zip, zip_or_update, zip3, zip3_or_update};
 #[cfg(feature = "testing")]
@@ -29,9 +30,9 @@ use crate::error::Result;
 use crate::tensor::Tensor;
 
 formulas! {
-    // Floats and integers, which wrap. Choices are of any type.
+    // Floats, and integers, which wrap. Choices are of any type.
     Number, number, [Arithmetic], update {
-        /// Without its sign. The smallest integer has none without and stays.
+        /// The magnitude. The smallest integer stays, because its magnitude is out of range.
         pub fn abs, abs_ =
         Abs(x) 1.0 [ABS] { x.magnitude() }
         /// `-x`. Integers wrap.
@@ -42,16 +43,17 @@ formulas! {
         Sign(x) 1.0 [SIGN] { T::of(x > T::ZERO).minus(T::of(x < T::ZERO)) }
         /// `max(x, 0)`; NaN stays NaN.
         pub fn relu, relu_ =
-        // -0 stays, and a NaN lets its gradient through, as in PyTorch.
+        // -0 stays -0. NaN passes its gradient on, as in PyTorch.
         Relu(x) 1.0 [RELU] { if x < T::ZERO { T::ZERO } else { x } }
             => pub fn relu_backward, relu_backward_ = (dy, y) 2.0 [D_RELU] {
                 if y <= constant(0.0) { constant(0.0) } else { dy }
             }
-        /// Not below `low` and not above `high`, either of which may be infinite; `high` wins.
+        /// `x` limited to at least `low` and at most `high`. Either limit may be infinite. If the
+        /// limits cross, `high` wins.
         pub fn clamp, clamp_ =
         Clamp[low, high](x) 1.0 [CLAMP] { x.larger(low).smaller(high) }
-            // As a function of y, with limits that y's type can hold: PyTorch's `hardtanh`, whose
-            // slope is 0 at the limits, and whose NaN lets its gradient through.
+            // A function of y, for limits that y's type can hold: PyTorch's `hardtanh`. The slope
+            // at the limits is 0, and NaN passes its gradient on.
             => pub fn hardtanh_backward, hardtanh_backward_ = (dy, y; low, high) 2.0 [D_HARDTANH] {
                 if (y <= low) | (y >= high) { constant(0.0) } else { dy }
             }
@@ -121,17 +123,17 @@ formulas! {
         /// The hyperbolic cosine.
         pub fn cosh, cosh_ =
         Cosh(x) 20.0 [COSH] { x.cosh_in::<F>() }
-        // Rare, so by the standard library in f64, one by one.
+        // Rare, so computed by the standard library in f64, one by one.
         /// The number with this hyperbolic sine.
         pub fn asinh, asinh_ =
         Asinh(x) 50.0 [ASINH] { constant(x.to_f64().asinh()) }
-        /// The number from 0 on with this hyperbolic cosine; NaN below 1.
+        /// The number of at least 0 with this hyperbolic cosine; NaN below 1.
         pub fn acosh, acosh_ =
         Acosh(x) 50.0 [ACOSH] { constant(x.to_f64().acosh()) }
         /// The number with this hyperbolic tangent; NaN beyond -1 and 1.
         pub fn atanh, atanh_ =
         Atanh(x) 50.0 [ATANH] { constant(x.to_f64().atanh()) }
-        /// 1 less the error function, exact where that is near 1.
+        /// 1 minus the error function, exact where the error function is near 1.
         pub fn erfc, erfc_ =
         Erfc(x) 50.0 [ERFC] { constant(libm::erfc(x.to_f64())) }
         /// The number with this error function; infinite for -1 and 1, NaN beyond.
@@ -146,7 +148,7 @@ formulas! {
             => pub fn digamma_backward, digamma_backward_ = (dy, x) 50.0 {
                 dy * constant(trigamma(x.to_f64()))
             }
-        /// The digits after the point, under the number's sign.
+        /// The digits after the point, with the number's sign.
         pub fn frac, frac_ =
         Frac(x) 2.0 [FRAC] { x - x.trunc() }
         /// The logarithm to base 2.
@@ -180,7 +182,7 @@ formulas! {
                 let (one, s) = (constant::<T>(1.0), sigmoid::<T, F>(x));
                 dy * s * (one + x * (one - s))
             }
-        /// `x/2 · (1 + erf(x/√2))`; in f32 to 3e-7 · |x|, like PyTorch's.
+        /// `x/2 · (1 + erf(x/√2))`; in f32 with an error of 3e-7 · |x|, like PyTorch's.
         pub fn gelu, gelu_ =
         Gelu(x) 20.0 [GELU] {
             let scale = constant(std::f64::consts::FRAC_1_SQRT_2);
@@ -232,7 +234,8 @@ formulas! {
                 let [zero, three, sixth] = [0.0, 3.0, 1.0 / 6.0].map(constant::<T>);
                 if (x > -three) & (x < three) { dy * sixth } else { zero }
             }
-        /// `1.0507 · elu(x)` with `alpha` 1.6733, which keep mean and variance of a layer.
+        /// `1.0507 · elu(x)` with `alpha` 1.6733. These constants keep mean and variance of a
+        /// layer.
         pub fn selu, selu_ =
         Selu(x) 20.0 [SELU] {
             let [scale, alpha] = [SELU_SCALE, SELU_SCALE * SELU_ALPHA].map(constant::<T>);
@@ -296,10 +299,10 @@ formulas! {
         /// The smallest whole number that is not below `x`.
         pub fn ceil, ceil_ =
         Ceil(x) 1.0 [CEIL] { x.ceil() }
-        /// The nearest whole number, of two equally near ones the even one.
+        /// The nearest whole number; ties go to the even number.
         pub fn round, round_ =
         Round(x) 1.0 [ROUND] { x.round_even() }
-        /// Without the digits after the point.
+        /// The number without the digits after the point.
         pub fn trunc, trunc_ =
         Trunc(x) 1.0 [TRUNC] { x.trunc() }
         /// `self^exponent`, by products and roots for small exponents. Floats only.

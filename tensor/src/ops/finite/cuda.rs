@@ -14,13 +14,14 @@ use Parameter::{F64, Pointers, Read, U64, Words, Write};
 const THREADS: u32 = 256;
 const _: () = assert!(PARTIAL_LEN_MIN == THREADS as usize);
 
-/// The most blocks of a grid that walks over tensors: each walks over all of them.
+/// Largest number of blocks of a grid that walks over tensors. Each block takes a part of every
+/// tensor.
 const BLOCKS_MAX: usize = 1 << 10;
 
 /// Bytes of a tile of `scale_and_check_all`.
 const TILE_BYTES: usize = 1024 * 16;
 
-/// `struct Tensors` and `struct Lens`.
+/// The kernel parameters `struct Tensors`, in pointers, and `struct Lens`, in words.
 const TENSORS: Parameter = Pointers(TENSORS_MAX);
 const LENS: Parameter = Words(TENSORS_MAX);
 
@@ -37,7 +38,7 @@ impl OnCuda for ScaleAndCheck {
     }
 }
 
-/// Pointers and lengths as kernels take them.
+/// Pointers and lengths in the form that kernels take.
 fn tensors_and_lens<'a>(
     all: impl Iterator<Item = Argument<'a>>,
     lens: &[usize],
@@ -70,8 +71,8 @@ impl OnCuda for ScaleAndCheckAll {
     }
 }
 
-// Enqueues the sum of squares of tensors: their partial sums, of these the sum of each, and the
-// sum of all.
+// Enqueues the sum of squares of several tensors: partial sums, then the sum of each tensor, then
+// the sum of all.
 impl OnCuda for AddSquaresAll {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let reads = (0..self.lens.len()).map(|index| operands.read(index).to_read());
@@ -84,7 +85,7 @@ impl OnCuda for AddSquaresAll {
         let arguments = [scratch.to_write(), Argument::Pointers(&pointers), lens, count];
         let grid = Grid::row(partials.clamp(1, BLOCKS_MAX) as u32, THREADS);
         cuda.launch(image, &kernel, grid, &arguments)?;
-        // The sum of each lies behind the partial sums.
+        // The sums of the tensors follow the partial sums.
         let at = Argument::U64(partials as u64);
         let name = typed_name!("sum_partials", self.dtype);
         let kernel = Signature { name, parameters: &[Write, U64, LENS] };
@@ -97,7 +98,7 @@ impl OnCuda for AddSquaresAll {
     }
 }
 
-// Enqueues the sum of squares of one tensor, by way of partial sums.
+// Enqueues the sum of squares of one tensor, with partial sums.
 impl OnCuda for AddSquares {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (x, [sum, partials]) = (operands.read(0), [operands.write(0), operands.write(1)]);

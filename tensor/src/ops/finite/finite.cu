@@ -1,16 +1,16 @@
-// Passes over gradients: one, or contiguous ones of a type. A thread takes every n-th element, or
-// pack of elements; blocks have whole warps.
+// Passes over one gradient, or over several contiguous gradients of one type. Each thread takes
+// elements, or packs of elements, in a grid-stride loop. Blocks have whole warps.
 
 __device__ inline bool is_finite(Computed x) { return x - x == (Computed)0; }
 
-// Whether what is stored is finite.
+// Scales an element. True if the stored value is finite.
 __device__ inline bool scale_and_check(Stored& place, double scale) {
   if (scale != 1.0) set(place, (Computed)scale * widened(place));
   return is_finite(widened(place));
 }
 
-// x *= scale, in place, or as it is where the scale is 1; `found` becomes 1.0 where what is stored
-// is not finite, and is left alone else.
+// x *= scale, in place; a scale of 1 leaves x unchanged. `found` becomes 1.0 if a stored value is
+// not finite, and stays unchanged otherwise.
 extern "C" __global__ void KERNEL(scale_and_check)(u32* found, Stored* x, double scale,
                                                    Walk<1> walk) {
   constexpr u32 LEN = pack_len<Stored>();
@@ -28,7 +28,7 @@ extern "C" __global__ void KERNEL(scale_and_check)(u32* found, Stored* x, double
   if (!all) atomicOr(found, __float_as_uint(1.0f));
 }
 
-// Σ x² over the elements of one block of `blocks`. Their number fixes the order.
+// Σ x² over the elements of one of `blocks` blocks. The number of blocks fixes the order.
 __device__ inline double squares(const Stored* x, u64 len, u64 block, u64 blocks,
                                  double* scratch) {
   constexpr u32 LEN = pack_len<Stored>();
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 enum : u32 { TENSORS_MAX = 240, PARTIALS_MAX = 1024 };
 
-// Tensors of one launch, and how long they are.
+// The tensors of one launch, and their lengths.
 struct Tensors {
   Stored* at[TENSORS_MAX];
 };
@@ -84,7 +84,7 @@ struct Lens {
   u64 at[TENSORS_MAX];
 };
 
-// `scale_and_check` of all tensors.
+// `scale_and_check` for all tensors.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(scale_and_check_all)(u32* found, Tensors tensors, Lens lens, u64 count, double scale) {
   constexpr u32 LEN = pack_len<Stored>(), TILE_LEN = 1024 * LEN;
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(256)
       continue;
     }
     Stored* x = tensors.at[tensor];
-    // They begin where memory is aligned, or are taken one by one.
+    // Tensors that begin at aligned memory are taken in packs, others element by element.
     u64 packs = is_aligned<LEN>(x) ? len / LEN : 0;
     for (; tile < end; tile += gridDim.x) {
       u64 from = (tile - first) * (TILE_LEN / LEN), to = from + TILE_LEN / LEN;
@@ -117,13 +117,13 @@ extern "C" __global__ void __launch_bounds__(256)
   if (!all) atomicOr(found, __float_as_uint(1.0f));
 }
 
-// How many blocks add up the squares of a tensor, as if it were alone.
+// Number of blocks that sum the squares of a tensor, as if it were alone.
 __device__ inline u64 blocks_of(u64 len) {
   u64 blocks = (len + 255) / 256;
   return blocks < PARTIALS_MAX ? blocks : (u64)PARTIALS_MAX;
 }
 
-// `squares` of all tensors, whose partial sums lie one behind the other.
+// `squares` for all tensors. The partial sums of neighbouring tensors are contiguous.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(squares_all)(double* partials, Tensors tensors, Lens lens, u64 count) {
   __shared__ double scratch[32];
@@ -138,7 +138,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// partials[at + tensor] = Σ of its partial sums, which come before. A block for each.
+// partials[at + tensor] = Σ of the tensor's partial sums, which come before `at`. A block for each
+// tensor.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(sum_partials)(double* partials, u64 at, Lens lens) {
   __shared__ double scratch[32];
@@ -148,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(256)
   if (threadIdx.x == 0) partials[at + blockIdx.x] = all;
 }
 
-// sum += each of the sums from `at` on, in their order. One thread.
+// sum += each of the sums from `at` on, in order. One thread.
 extern "C" __global__ void KERNEL(add_in_order)(double* sum, const double* sums, u64 at,
                                                 u64 count) {
   double all = *sum;

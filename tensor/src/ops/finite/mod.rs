@@ -1,4 +1,4 @@
-//! Checks of all gradients of a step at once: scaled, finite, and of what norm.
+//! Checks of all gradients of a step at once: scaling, finiteness and norm.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -82,10 +82,10 @@ impl FullKernel for ScaleAndCheckAll {
     }
 }
 
-/// The most partial sums that an NVIDIA device keeps of a tensor's squares.
+/// Largest number of partial sums of a tensor's squares on an NVIDIA device.
 const PARTIALS_MAX: usize = 1024;
 
-/// Elements of a tensor's squares that one partial sum has at least.
+/// Smallest number of elements of a partial sum.
 const PARTIAL_LEN_MIN: usize = 256;
 
 /// Partial sums of a tensor.
@@ -96,7 +96,8 @@ fn partial_count(len: usize) -> usize {
 /// The largest number of tensors in one launch on an NVIDIA device.
 const TENSORS_MAX: usize = 240;
 
-/// Runs of tensors, in their order, that one launch can do: of one type and contiguous, or one.
+/// Consecutive tensors that one launch can take: contiguous tensors of one type, or a single
+/// tensor.
 fn runs<T: Borrow<Tensor>>(tensors: &[T]) -> impl Iterator<Item = &[T]> {
     let mut rest = tensors;
     iter::from_fn(move || {
@@ -114,8 +115,8 @@ fn runs<T: Borrow<Tensor>>(tensors: &[T]) -> impl Iterator<Item = &[T]> {
     })
 }
 
-/// Adds one tensor's sum of squares to the first destination. The second holds partial sums, where
-/// the device keeps them.
+/// Adds one tensor's sum of squares to the first destination. The second destination holds partial
+/// sums, on devices that store them.
 struct AddSquares {
     dtype: DType,
     len: usize,
@@ -140,8 +141,9 @@ impl FullKernel for AddSquares {
     }
 }
 
-/// [`AddSquares`] of contiguous tensors of one type, on an NVIDIA device: the same bits as one
-/// after the other. The second destination holds the partial sums of all, then the sum of each.
+/// [`AddSquares`] of contiguous tensors of one type, on an NVIDIA device. The bits are those of
+/// separate launches in order. The second destination holds the partial sums of all tensors, then
+/// the sum of each tensor.
 struct AddSquaresAll {
     dtype: DType,
     lens: Vec<usize>,
@@ -161,7 +163,7 @@ impl FullKernel for AddSquaresAll {
     }
 }
 
-/// `Ok` if the tensor holds floats, half types included.
+/// Checks that the tensor holds floats, half types included.
 fn check_any_float(op: &'static str, tensor: &Tensor) -> Result<()> {
     if tensor.dtype().is_float() {
         return Ok(());
@@ -169,14 +171,13 @@ fn check_any_float(op: &'static str, tensor: &Tensor) -> Result<()> {
     Err(TensorError::DType { op, left: tensor.dtype(), right: DType::F32 })
 }
 
-/// Multiplies float tensors by `scale` in place, and tells in a one-element f32 tensor whether
-/// any result is infinite or NaN (1) or all are finite (0). A scale of exactly 1 leaves the bits
-/// alone.
+/// Multiplies float tensors by `scale` in place. Returns a one-element f32 tensor: 1 if any result
+/// is infinite or NaN, 0 if all are finite. A scale of exactly 1 leaves the bits unchanged.
 ///
 /// # Errors
 /// `DType`, `Device`, `Frozen`, `Overlap` (on an expanded view), `OutOfMemory`, all of them before
-/// anything is written. An NVIDIA device may refuse a launch when those of earlier tensors are
-/// already enqueued.
+/// anything is written. An NVIDIA device may refuse a launch after the launches of earlier tensors
+/// are enqueued.
 #[track_caller]
 pub fn scale_and_check_finite<'a>(
     device: &Device,
@@ -197,7 +198,8 @@ pub fn scale_and_check_finite<'a>(
     for run in runs(&tensors) {
         let writes = iter::once(&flag).chain(run.iter().map(|tensor| &**tensor));
         let writes: Vec<&Tensor> = writes.collect();
-        // Each could be written: of several that share memory each is scaled in its turn.
+        // Each tensor passed the check alone. Tensors that share memory are scaled one after the
+        // other.
         if run.len() > 1 && device.check_launch(op, &[], &writes).is_ok() {
             let (dtype, lens) = (run[0].dtype(), lens(&writes[1..]));
             device.launch(ScaleAndCheckAll { scale, dtype, lens }, &[], &writes)?;
@@ -214,8 +216,8 @@ fn lens(tensors: &[&Tensor]) -> Vec<usize> {
     tensors.iter().map(|tensor| tensor.element_count()).collect()
 }
 
-/// The Euclidean norm of all elements of all (float) tensors together, as a one-element f64
-/// tensor of its square; take the root on the host. Copies tensors that are not contiguous.
+/// The square of the Euclidean norm of all elements of all (float) tensors together, as a
+/// one-element f64 tensor. Take the root on the host. Copies tensors that are not contiguous.
 ///
 /// # Errors
 /// `DType`, `Device`, `OutOfMemory`.
@@ -246,18 +248,18 @@ pub fn squared_norm<'a>(
     Ok(sum)
 }
 
-/// The results of [`scale_and_check_finite`] and [`squared_norm`] over tensors that come one by
-/// one, in any order, and are gone afterwards. They have the bits of the results over all tensors
-/// together.
+/// The results of [`scale_and_check_finite`] and [`squared_norm`] for tensors that come one by one,
+/// in any order, and are freed afterwards. The results have the same bits as the functions over all
+/// tensors together.
 pub struct RunningCheck {
     flag: Tensor,
-    /// One for each tensor.
+    /// The sum of squares of each tensor.
     squares: Tensor,
     partials: Tensor,
 }
 
 impl RunningCheck {
-    /// For `count` tensors on `device`.
+    /// A check of `count` tensors on `device`.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -271,8 +273,8 @@ impl RunningCheck {
         })
     }
 
-    /// Multiplies a tensor by `scale` in place and looks at it; `index` is its place among all of
-    /// them. Copies one that is not contiguous.
+    /// Multiplies a tensor by `scale` in place and checks it. `index` is its place among all
+    /// tensors. Copies a tensor that is not contiguous.
     ///
     /// # Errors
     /// `DType`, `Device`, `Frozen`, `OutOfMemory`.
@@ -291,14 +293,14 @@ impl RunningCheck {
         )
     }
 
-    /// The results so far, to be read together with other numbers: 0 in f32 if all elements are
-    /// finite, else 1, and in f64 the sum of the squares of each tensor.
+    /// The results so far, to read together with other numbers: an f32 tensor, 0 if all elements
+    /// are finite, else 1; and an f64 tensor, the sum of squares of each tensor.
     pub fn tensors(&self) -> [&Tensor; 2] {
         [&self.flag, &self.squares]
     }
 
-    /// True if all elements are finite, and the sum of their squares. Waits for the device; a
-    /// simulated one assumes that they are finite, and a sum of 0.
+    /// True if all elements are finite, and the sum of their squares. Waits for the device. A
+    /// simulated device assumes finite elements and a sum of 0.
     ///
     /// # Errors
     /// The error of a device that fails.
@@ -308,7 +310,7 @@ impl RunningCheck {
         if self.squares.device().is_simulated() {
             return Ok((is_finite, 0.0));
         }
-        // In order, from 0 on, as on a device.
+        // Added in order, from 0 on, as on a device.
         let sum = self.squares.to_vec::<f64>()?.into_iter().fold(0.0, |sum, square| sum + square);
         Ok((is_finite, sum))
     }

@@ -1,10 +1,10 @@
-// Elements that arrive where indices say, in the order of the indices: each takes the place of what
-// is there, or is reduced with it. An index that is no place sends nothing.
+// Elements that indices send to places, in the order of the indices. Each element replaces the old
+// one or is reduced with it. An index out of range sends nothing.
 //
-// By lines, a thread takes all that arrives from one line of the source along the dimension of the
-// indices: lines do not meet. Sorted, what arrives at one place is side by side in pairs of the
-// place and the number of what arrives, and a thread takes all of them. Integers that are added up
-// have no order: there a thread takes every n-th element.
+// By lines: a thread takes all elements of one line of the source along the dimension of the
+// indices. Different lines never share a place. Sorted: pairs of a place and an element's number
+// are sorted, so that elements for one place are neighbours, and a thread takes all of them. Sums
+// of integers do not depend on the order: each thread takes elements in a grid-stride loop.
 
 const u64 NOWHERE = ~0ull;
 
@@ -19,7 +19,8 @@ enum Reduction : u32 { SUM, PROD, AMAX, AMIN };
 
 struct Reducing {
   u32 reduction;
-  // Whether what is at a place does not count: then `start` is there first, as its bits.
+  // 1 if the old element does not count. `start`, as bits of its type, then replaces the old
+  // element.
   u32 has_start;
   u64 start;
 };
@@ -35,7 +36,7 @@ __device__ inline C reduced(u32 reduction, C a, C b) {
   return a;
 }
 
-// The number that an element of this type has these bits of.
+// The element of this type with these bits.
 __device__ inline f32 of_bits(u64 bits, f32) { return __uint_as_float((u32)bits); }
 __device__ inline f64 of_bits(u64 bits, f64) {
 #ifdef __CUDACC__
@@ -51,17 +52,17 @@ __device__ inline i32 of_bits(u64 bits, i32) { return (i32)bits; }
 __device__ inline u8 of_bits(u64 bits, u8) { return (u8)bits; }
 __device__ inline bool of_bits(u64 bits, bool) { return bits != 0; }
 
-// Along the dimension of the indices: how far each tensor goes for a step.
+// Strides along the dimension of the indices, for each tensor.
 struct Steps {
-  u64 count;  // of indices in a line
+  u64 count;  // indices in a line
   i64 index;
   i64 source;
   i64 to;
   u64 to_len;
 };
 
-// The walk is over the lines, to indices, source and destination. Without a source, `bits` are
-// what arrives.
+// The walk is over the lines, to indices, source and destination. Without a source, `bits` are the
+// element that arrives everywhere.
 template <typename T>
 __device__ inline void replace_lines(T* to, const T* source, u64 bits, const i64* index,
                                      const Steps& steps, const Walk<3>& walk) {
@@ -120,8 +121,8 @@ extern "C" __global__ void add_elements_i32(i32* to, const i32* source, const i6
   add_elements<u32>(to, source, index, steps, walk);
 }
 
-// pairs[i] = the place of what arrives from element i of the source, and i. The walk is over all of
-// them, to indices and the start of the destination's line.
+// pairs[i] = (the place for element i of the source, i). The walk is over all elements, to indices
+// and the start of the destination's line.
 extern "C" __global__ void name_elements(u64* pairs, const i64* index, Steps steps,
                                          Walk<2> walk) {
   for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
@@ -133,9 +134,9 @@ extern "C" __global__ void name_elements(u64* pairs, const i64* index, Steps ste
   }
 }
 
-// words[i · step] = the place that an index names among others, added to what the indices before
-// have named; of pairs, i beside it. The walks are over the indices and over the dimensions that
-// the index counts through.
+// words[i · step] += the offset that index i names; the first index overwrites instead. With pairs
+// (step 2), i is stored beside the place. The walks are over the indices, and over the dimensions
+// that the index counts through.
 extern "C" __global__ void name_places(u64* words, const i64* index, u64 step, u32 is_first,
                                        Walk<1> indices, Walk<1> dimensions) {
   for (u64 i = thread_index(); i < indices.len; i += thread_count()) {
@@ -149,7 +150,7 @@ extern "C" __global__ void name_places(u64* words, const i64* index, u64 step, u
   }
 }
 
-// y[i, r] = x at the place of i and of r in a row, 0 where i names none.
+// y[i, r] = x at the place of i, moved to element r of the row; 0 if i has no place.
 template <typename T>
 __device__ inline void take_rows(T* y, const T* x, const u64* words, u64 len, const Walk<1>& row) {
   bool is_short = len >> 32 == 0;
@@ -160,7 +161,7 @@ __device__ inline void take_rows(T* y, const T* x, const u64* words, u64 len, co
   }
 }
 
-// What arrives at one place is side by side: calls take(first, end, r) for it and each element of a
+// Calls take(first, end, r) for each run of pairs with equal place, and for each element r of a
 // row.
 template <typename Take>
 __device__ inline void each_run(const u64* pairs, u64 count, u64 row_len, const Take& take) {
@@ -174,8 +175,8 @@ __device__ inline void each_run(const u64* pairs, u64 count, u64 row_len, const 
   }
 }
 
-// The walks are over what arrives, to the source, and over a row of it, in the destination and in
-// the source.
+// The walks are over the rows that arrive, to the source, and over the elements of a row, to the
+// destination and the source.
 template <typename T>
 struct Replace {
   T* to;

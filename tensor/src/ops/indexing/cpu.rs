@@ -10,10 +10,10 @@ use crate::error::{Result, TensorError};
 use crate::layout::{Nest, RANK_MAX, Shape};
 use crate::operand_view::{View, ViewMut};
 
-/// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
+/// Elements of a chunk: enough to hide the cost of the fork, and small enough for the L2 cache.
 const CHUNK_LEN: usize = 1 << 14;
 
-/// `Ok` if all indices are below `len`, else the error of the first that is not.
+/// Checks that all indices are below `len`. The error is that of the first index that is not.
 pub(super) fn check(cpu: &Cpu, op: &'static str, index: View<'_, i64>, len: usize) -> Result<()> {
     let shape = index.layout().shape();
     let nest = Nest::new(shape, [index.layout().strides()]);
@@ -48,8 +48,8 @@ pub(super) fn check(cpu: &Cpu, op: &'static str, index: View<'_, i64>, len: usiz
     outcome
 }
 
-/// The source of an operation: element `i, j, ..` of a shape is at `strides · [i, j, ..]` plus
-/// `axis_stride` times the index that stands there, at `index_strides · [i, j, ..]`.
+/// The source of an operation. Element `i, j, ..` of a shape comes from `strides · [i, j, ..]` plus
+/// `axis_stride` times its index, which is at `index_strides · [i, j, ..]`.
 pub(super) struct Follow<'a> {
     pub(super) index: &'a [i64],
     pub(super) index_strides: [usize; RANK_MAX],
@@ -57,7 +57,7 @@ pub(super) struct Follow<'a> {
     pub(super) axis_stride: usize,
 }
 
-/// y, of shape `shape`, from the elements of x that `follow` leads to.
+/// Writes y, of shape `shape`, from the elements of x that `follow` names.
 pub(super) fn gather<T: Copy + Send + Sync>(
     cpu: &Cpu,
     follow: &Follow<'_>,
@@ -92,13 +92,13 @@ pub(super) fn gather<T: Copy + Send + Sync>(
     });
 }
 
-/// `to += from`, in the type that the sums are computed in.
+/// `to += from`, in the type of the sums.
 #[inline(always)]
 pub(super) fn add<S: Element, D: Element<Compute: Arithmetic>>(to: &mut D, from: S) {
     *to = to.cast::<D::Compute>().plus(from.cast()).cast();
 }
 
-/// [`add`] of each. Half types that are added up in f32 are converted with vector instructions.
+/// [`add`] of each element. Half types with sums in f32 are converted with vector instructions.
 #[inline]
 pub(super) fn add_row<S: Element, D: Element<Compute: Arithmetic>>(to: &mut [D], from: &[S]) {
     if is_same_type::<S, D>() {
@@ -111,9 +111,8 @@ pub(super) fn add_row<S: Element, D: Element<Compute: Arithmetic>>(to: &mut [D],
     }
 }
 
-/// Elements that arrive at a destination, each from the place of its index, in the order along the
-/// axis: where indices repeat, the sums round alike and the last write stays, whatever the number
-/// of threads.
+/// Elements that arrive at the places of their indices, in the order along the axis. If indices
+/// repeat, sums round in a fixed order and the last write wins, for any number of threads.
 pub(super) struct Arrivals<'a, S> {
     pub(super) index: &'a [i64],
     pub(super) index_strides: [usize; RANK_MAX],
@@ -121,21 +120,22 @@ pub(super) struct Arrivals<'a, S> {
     pub(super) axis: usize,
 }
 
-/// The destination cut along the dimension with the largest stride, for one task per part.
+/// The cut of the destination along the dimension with the largest stride, with a task for each
+/// part.
 struct Cut {
     axis: usize,
     stride: usize,
-    /// Positions along it in each part.
+    /// Positions of each part along the dimension.
     rows: usize,
 }
 
 impl<S: Element> Arrivals<'_, S> {
-    /// Lets everything take the place of what is in `to`.
+    /// Overwrites elements of `to` with the elements that arrive.
     pub(super) fn replace(&self, cpu: &Cpu, to: &mut ViewMut<'_, S>) {
         self.run(cpu, to, |to, x| *to = x, <[S]>::copy_from_slice);
     }
 
-    /// Lets everything arrive at `to`.
+    /// Combines all arriving elements with `to`.
     pub(super) fn run<D: Element>(
         &self,
         cpu: &Cpu,
@@ -156,8 +156,8 @@ impl<S: Element> Arrivals<'_, S> {
             stride: layout.strides()[first].max(1),
             rows: self.rows_per_part(cpu, first, layout.shape()[first]),
         };
-        // The walk follows the destination's memory. Only the order along the axis decides about
-        // results, and no permutation changes that.
+        // The walk follows the destination's memory. Results depend on nothing but the order along
+        // the axis, which no permutation changes.
         let others = order.iter().copied().filter(|&axis| axis != first);
         let order: Vec<usize> = std::iter::once(first).chain(others).collect();
         let dims: Vec<usize> = order.iter().map(|&axis| shape[axis]).collect();
@@ -178,8 +178,8 @@ impl<S: Element> Arrivals<'_, S> {
         });
     }
 
-    /// The number of positions along dimension `first` of the destination that one task takes. The
-    /// elements that arrive at one place do so in one order, whatever the cut.
+    /// Number of positions along dimension `first` of the destination for one task. Elements arrive
+    /// at one place in one order, for every cut.
     fn rows_per_part(&self, cpu: &Cpu, first: usize, len: usize) -> usize {
         let shape = self.source.layout().shape();
         let count = shape.element_count();
@@ -189,14 +189,14 @@ impl<S: Element> Arrivals<'_, S> {
         if first != self.axis {
             return (CHUNK_LEN * shape[first] / count).max(1);
         }
-        // Each task reads all indices and skips those of others, so there are only as many tasks
-        // as that is cheap against the rows that move.
+        // Each task reads all indices and skips indices of other tasks. So the number of tasks is
+        // limited: reading indices must be cheap compared to moving rows.
         let shared = (0..shape.len()).filter(|&axis| self.index_strides[axis] == 0);
         let row_len: usize = shared.map(|axis| shape[axis]).product();
         len.div_ceil(cpu.threads().max((row_len / 4).min(64)))
     }
 
-    /// Visits the elements that arrive at `data`, which is part number `part` of the destination.
+    /// Combines the elements that arrive at `data`, part number `part` of the destination.
     #[expect(clippy::too_many_arguments, reason = "the state of one loop")]
     fn part<D>(
         &self,
@@ -248,7 +248,7 @@ impl<S: Element> Arrivals<'_, S> {
     }
 }
 
-/// Rows of zeros with a one at each row's index.
+/// Writes rows of zeros with a one at each row's index.
 pub(super) fn one_hot<T: Element>(
     cpu: &Cpu,
     index: View<'_, i64>,

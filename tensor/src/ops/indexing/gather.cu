@@ -1,6 +1,6 @@
-// Elements that indices lead to, by their size: y[i] = x[place of i + step · index of i].
+// Gathers elements of any type, known by size: y[i] = x[place of i + step · index of i].
 
-// Tells of the first index that is not in 0..len, unless there is a complaint already. One block.
+// Reports the first index that is not in 0..len, unless there is a complaint already. One block.
 extern "C" __global__ void __launch_bounds__(256)
     check_indices(Complaint* complaint, const i64* index, u64 len, u64 op, Walk<1> walk) {
   __shared__ u64 firsts[32];
@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(256)
   *complaint = {(i64)first + 1, index[places(walk, first).at[0]], (i64)len, op};
 }
 
-// The walk is over y, and says where indices and elements of x are. 0 where the index is no place.
+// The walk is over y, to indices and elements of x. y is 0 where the index is out of range.
 template <typename T>
 __device__ inline void gather(T* y, const T* x, const i64* index, i64 step, u64 len,
                               const Walk<2>& walk) {

@@ -1,9 +1,9 @@
-//! Elements chosen by indices (i64): gather, index_select, embedding, one_hot. In `scatter.rs`
-//! elements are sent to where indices say, in `reduce.rs` they are reduced there; in `places.rs`
-//! several indices name a place together; in `parts.rs` the place is a view.
+//! Elements chosen by indices (i64): gather, index_select, embedding, one_hot. `scatter.rs` sends
+//! elements to the places of indices, and `reduce.rs` reduces them there. In `places.rs` several
+//! indices name a place together; in `parts.rs` the place is a view.
 //!
-//! All indices are checked before anything is written. A simulated device has no indices to check;
-//! an NVIDIA device checks them while it computes, and the next read of a value reports a bad one.
+//! All indices are checked before anything is written. A simulated device has no indices to check.
+//! An NVIDIA device checks indices while it computes; the next read of a value reports a bad index.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -96,7 +96,7 @@ impl FullKernel for OneHot {
     }
 }
 
-/// `of`, with room for every dimension that a tensor can have.
+/// `of`, padded to the largest number of dimensions.
 fn strides(of: &[usize]) -> [usize; RANK_MAX] {
     let mut strides = [0; RANK_MAX];
     strides[..of.len()].copy_from_slice(of);
@@ -104,7 +104,7 @@ fn strides(of: &[usize]) -> [usize; RANK_MAX] {
 }
 
 impl Tensor {
-    /// `Ok` if this tensor holds indices, in `rank` dimensions if that is given.
+    /// Checks that this tensor holds indices, and has `rank` dimensions if `rank` is given.
     fn check_indices(&self, op: &'static str, rank: Option<usize>) -> Result<()> {
         if self.dtype() != DType::I64 {
             return Err(TensorError::DType { op, left: self.dtype(), right: DType::I64 });
@@ -124,11 +124,11 @@ impl Tensor {
         Ok(y)
     }
 
-    /// `y[i, j, k] = x[i, index[i, j, k], k]` for axis 1: the index says which position along
-    /// `axis`, all other positions are the index's own. (NumPy's `take_along_axis`.)
+    /// `y[i, j, k] = x[i, index[i, j, k], k]` for axis 1: the index is the position along `axis`;
+    /// all other positions are the same as in the index. (NumPy's `take_along_axis`.)
     ///
     /// # Shapes
-    /// The result's is the index's, which is at most x's along every dimension but `axis`.
+    /// The result has the index's shape, which is at most x's along every dimension but `axis`.
     ///
     /// # Errors
     /// `Index` for a dimension that does not exist or an index out of range, `Shape`, `DType`
@@ -153,7 +153,8 @@ impl Tensor {
         self.follow(index, kernel)
     }
 
-    /// `Ok` if `shape` has as many dimensions, and none but `axis` is longer.
+    /// Checks that `shape` has as many dimensions as this tensor, and that none but `axis` is
+    /// longer.
     fn check_inside(&self, op: &'static str, axis: usize, shape: &Shape) -> Result<()> {
         let (left, right) = (*self.shape(), *shape);
         let fits = |other: usize| other == axis || right[other] <= left[other];
@@ -163,7 +164,7 @@ impl Tensor {
         Err(TensorError::Shape { op, left, right })
     }
 
-    /// The positions `index` (one dimension of them) along `axis`, in that order.
+    /// The slices at the positions `index` (of one dimension) along `axis`, in that order.
     ///
     /// # Shapes
     /// `[A, N, C]` and `[M]` → `[A, M, C]` for axis 1.
@@ -227,8 +228,8 @@ impl Tensor {
     }
 
     /// The gradient of the table through [`Tensor::embedding`], for `self = dy`: each row is the
-    /// sum of the rows of dy whose index it is, added up in the order of the indices, half types
-    /// in f32.
+    /// sum of the rows of dy with its index, added in the order of the indices. Half types are
+    /// summed in f32.
     ///
     /// # Shapes
     /// `[.., C]` and `[..]` → `[row_count, C]`.
@@ -253,18 +254,18 @@ impl Tensor {
         table.to_dtype(self.dtype())
     }
 
-    /// A new last dimension of `class_count`, with 1 at the index and 0 elsewhere.
+    /// One-hot vectors: a new last dimension of `class_count`, with 1 at the index and 0 elsewhere.
     ///
     /// # Errors
-    /// `Index` when an index is out of range or there are [`RANK_MAX`] dimensions already,
-    /// `DType` unless the indices are i64, `OutOfMemory`.
+    /// `Index` if an index is out of range or there are [`RANK_MAX`] dimensions already, `DType`
+    /// unless the indices are i64, `OutOfMemory`.
     #[track_caller]
     pub fn one_hot(&self, class_count: usize, dtype: DType) -> Result<Tensor> {
         let op = "one_hot";
         self.check_indices(op, None)?;
         check_index(op, self.shape().len(), RANK_MAX)?;
         let Some(shape) = Shape::checked(&[&self.shape()[..], &[class_count]].concat()) else {
-            // Beyond all memory, whatever the shape: the error is the allocator's.
+            // The result is larger than any memory: the allocator returns the error.
             return Tensor::empty(self.device(), [usize::MAX], dtype);
         };
         let y = Tensor::empty(self.device(), shape, dtype)?;

@@ -1,11 +1,11 @@
-// Rows of zeros with a one at the index of each, for elements of any type by their size: the walk
-// is over the indices. A thread takes every n-th element of y. A row whose index is no class is of
-// zeros.
+// Rows of zeros with a one at the index of each row, for elements of any type; the kernel only
+// knows their size. The walk is over the indices. Each thread takes elements of y in a grid-stride
+// loop. A row whose index is no class stays zero.
 
 template <typename T>
 __device__ inline void one_hot(T* y, const i64* index, u64 one, u64 classes, const Walk<1>& walk) {
   u64 len = walk.len * classes;
-  // Dividing 64 bits costs several times as much as 32.
+  // A 64-bit division costs several times as much as a 32-bit division.
   bool is_short = len >> 32 == 0;
   for (u64 i = thread_index(); i < len; i += thread_count()) {
     u64 row = is_short ? (u64)((u32)i / (u32)classes) : i / classes;

@@ -23,7 +23,7 @@ impl Tensor {
         Ok(y)
     }
 
-    /// A copy of this tensor with `source` in the place of [`Tensor::select`].
+    /// A copy of this tensor with `source` in place of the view of [`Tensor::select`].
     ///
     /// # Errors
     /// `Index`; `Shape` if `source` does not have the shape of the part; `DType`, `Device`,
@@ -39,7 +39,7 @@ impl Tensor {
         self.with_part("select_scatter", source, |x| x.select(axis, index))
     }
 
-    /// A copy of this tensor with `source` in the place of [`Tensor::slice`]; errors as
+    /// A copy of this tensor with `source` in place of the view of [`Tensor::slice`]; errors as
     /// [`Tensor::select_scatter`].
     #[track_caller]
     pub fn slice_scatter(
@@ -53,7 +53,7 @@ impl Tensor {
         self.with_part("slice_scatter", source, |x| x.slice(axis, positions.clone(), step))
     }
 
-    /// A copy of this tensor with `source` in the place of [`Tensor::diagonal`]; errors as
+    /// A copy of this tensor with `source` in place of the view of [`Tensor::diagonal`]; errors as
     /// [`Tensor::select_scatter`].
     #[track_caller]
     pub fn diagonal_scatter(

@@ -17,7 +17,7 @@ use crate::tensor::Tensor;
 pub(super) enum Naming {
     /// The first dimensions, one for each index.
     Leading(usize),
-    /// All of them in row-major order, by the only index.
+    /// All dimensions, in row-major order, by a single index.
     Whole,
 }
 
@@ -29,7 +29,7 @@ impl Naming {
         }
     }
 
-    /// The number of `rank` dimensions that are named.
+    /// Number of the dimensions, of `rank`, that indices name.
     pub(super) fn named_rank(self, rank: usize) -> usize {
         match self {
             Naming::Leading(count) => count,
@@ -37,7 +37,7 @@ impl Naming {
         }
     }
 
-    /// The dimensions of each index.
+    /// The dimensions that each index counts through.
     fn groups(self, layout: &Layout) -> Vec<Group> {
         let axis = |axis: usize| Group::new(layout, axis..axis + 1);
         match self {
@@ -47,7 +47,8 @@ impl Naming {
     }
 }
 
-/// Elements that move: the indices' common shape, and the elements at each place.
+/// The elements that move: the common shape of the indices, and the shape of the elements at each
+/// place.
 #[derive(Clone, Copy)]
 pub(super) struct Moves {
     pub(super) naming: Naming,
@@ -60,8 +61,8 @@ impl Moves {
         self.named.element_count() * self.row.element_count()
     }
 
-    /// The indices, after every one of them was found to be in range. The source's strides are
-    /// those over the named places.
+    /// The named places, after a check that all indices are in range. The source's strides are over
+    /// the indices' shape.
     fn places<'a>(
         &self,
         op: &'static str,
@@ -85,7 +86,7 @@ impl Moves {
     }
 }
 
-/// Copies what the places hold.
+/// Copies the elements at the places.
 pub(super) struct Take {
     pub(super) name: &'static str,
     pub(super) dtype: DType,
@@ -119,7 +120,7 @@ impl FullKernel for Take {
     }
 }
 
-/// Sends a source's elements to the places.
+/// Sends the elements of a source to the places.
 pub(super) struct Put {
     pub(super) name: &'static str,
     pub(super) arrival: Arrival,
@@ -189,8 +190,8 @@ impl Put {
 }
 
 impl Moves {
-    /// Workspace in which an NVIDIA device notes the named places, `words` words for each. Nothing
-    /// on other devices.
+    /// Workspace in which an NVIDIA device stores the named places, `each` words for each place.
+    /// `None` on other devices.
     #[track_caller]
     fn words(&self, of: &Tensor, each: usize) -> Result<Option<Tensor>> {
         if of.device().kind() == DeviceKind::Cpu {
@@ -200,7 +201,7 @@ impl Moves {
         Tensor::workspace(of.device(), len, DType::I64).map(Some)
     }
 
-    /// The shape of everything that moves.
+    /// The shape of all elements that move.
     fn whole(&self, op: &'static str) -> Result<Shape> {
         let Moves { named: left, row: right, .. } = *self;
         let dims = [&left[..], &right[..]].concat();
@@ -208,7 +209,7 @@ impl Moves {
     }
 }
 
-/// Indices under their common shape, and what moves.
+/// Indices broadcast to their common shape, and the elements that move.
 struct Named(Vec<Tensor>, Moves);
 
 /// Places named by indices of type i64, which count from 0 and never from the end.
@@ -230,7 +231,7 @@ impl Tensor {
         Ok(Named(indices, Moves { naming, named, row }))
     }
 
-    /// [`Tensor::named`] by one index into all elements.
+    /// [`Tensor::named`] with one index over all elements.
     fn named_whole(&self, op: &'static str, index: &Tensor) -> Result<Named> {
         index.check_indices(op, None)?;
         let (naming, named, row) = (Naming::Whole, *index.shape(), Shape::new(&[]));
@@ -248,7 +249,7 @@ impl Tensor {
         Ok(y)
     }
 
-    /// The launch of what writes to named places of this tensor.
+    /// The launch of a kernel that writes to named places of this tensor.
     #[track_caller]
     fn put_into(
         &self,
@@ -265,7 +266,7 @@ impl Tensor {
         self.device().launch(kernel, &reads, &writes)
     }
 
-    /// [`Tensor::put_into`] a copy; half types are added up in f32.
+    /// [`Tensor::put_into`] for a copy; half types are summed in f32.
     #[track_caller]
     fn put_into_copy(
         &self,
@@ -279,7 +280,7 @@ impl Tensor {
         y.to_dtype(self.dtype())
     }
 
-    /// The values for named places, stretched to all that moves.
+    /// The values for the named places, broadcast to all elements that move.
     fn check_values_for(
         &self,
         op: &'static str,
@@ -298,16 +299,16 @@ impl Tensor {
         values.expand(left)
     }
 
-    /// `y[b, ..] = x[indices[0][b], indices[1][b], .., ..]`: what PyTorch writes as `x[i, j]`. The
-    /// indices are broadcast to one shape and name as many of the first dimensions; for others,
-    /// [`Tensor::movedim`] them to the front first. For a mask over the first dimensions the
+    /// `y[b, ..] = x[indices[0][b], indices[1][b], .., ..]`: PyTorch's `x[i, j]`. The indices are
+    /// broadcast to one shape; each names one of the first dimensions. To name other dimensions,
+    /// [`Tensor::movedim`] them to the front first. For a mask over the first dimensions, the
     /// indices are the columns of [`Tensor::nonzero`].
     ///
     /// # Shapes
     /// `x: [N, M, C]`, indices `[B]` and `[B]` → `[B, C]`.
     ///
     /// # Errors
-    /// `Index` for an index out of range, and for no indices or more than there are dimensions;
+    /// `Index` for an index out of range, for no indices, or for more indices than dimensions;
     /// `Shape`, `DType` unless indices are i64, `Device`, `OutOfMemory`.
     #[track_caller]
     pub fn index(&self, indices: &[&Tensor]) -> Result<Tensor> {
@@ -316,16 +317,16 @@ impl Tensor {
     }
 
     /// `x[indices[0][b], indices[1][b], .., ..] = values[b, ..]`, or `+=` for [`Arrival::Add`]: the
-    /// inverse of [`Tensor::index`]. Values arrive in the row-major order of the indices: where
-    /// those repeat, the last one stays. Sums are of numbers; in half types each one is rounded,
-    /// and [`Tensor::index_put`] has room for f32.
+    /// inverse of [`Tensor::index`]. Values arrive in the row-major order of the indices; if
+    /// indices repeat, the last value wins. Sums are of numbers. In half types each sum is rounded;
+    /// [`Tensor::index_put`] sums in f32.
     ///
     /// # Shapes
-    /// `values` broadcasts to what [`Tensor::index`] returns.
+    /// `values` broadcasts to the result of [`Tensor::index`].
     ///
     /// # Errors
-    /// `Index` for an index out of range, and for no indices or more than there are dimensions;
-    /// `Shape`, `DType` unless indices are i64 and the others of one type, and for sums of truth
+    /// `Index` for an index out of range, for no indices, or for more indices than dimensions;
+    /// `Shape`, `DType` unless indices are i64 and the others have one type, and for sums of truth
     /// values; `Device`, `Frozen`, `Overlap`.
     #[track_caller]
     pub fn index_put_(
@@ -340,7 +341,7 @@ impl Tensor {
         self.put_into(op, arrival, &named, &values)
     }
 
-    /// [`Tensor::index_put_`] into a copy of this tensor; half types are added up in f32.
+    /// [`Tensor::index_put_`] into a copy of this tensor; half types are summed in f32.
     ///
     /// # Errors
     /// As [`Tensor::index_put_`], and `OutOfMemory`.
@@ -357,7 +358,7 @@ impl Tensor {
         self.put_into_copy(op, arrival, &named, &values)
     }
 
-    /// The elements at these places of all in row-major order, however the tensor lies.
+    /// The elements at the given positions of all elements in row-major order, for any strides.
     ///
     /// # Shapes
     /// `x: [..]`, `index: [B]` → `[B]`.
@@ -370,15 +371,15 @@ impl Tensor {
         self.take_from(op, &self.named_whole(op, index)?)
     }
 
-    /// The elements of `source` at these places of all in row-major order, in the place of what
-    /// is there or added to that; order and sums as [`Tensor::index_put_`].
+    /// Writes the elements of `source` to the given positions of all elements in row-major order,
+    /// or adds them; order and sums as [`Tensor::index_put_`].
     ///
     /// # Shapes
-    /// `source` has the index's.
+    /// `source` has the index's shape.
     ///
     /// # Errors
-    /// `Index` for an index out of range, `Shape`, `DType` unless indices are i64 and the others of
-    /// one type, and for sums of truth values; `Device`, `Frozen`, `Overlap`.
+    /// `Index` for an index out of range, `Shape`, `DType` unless indices are i64 and the others
+    /// have one type, and for sums of truth values; `Device`, `Frozen`, `Overlap`.
     #[track_caller]
     pub fn put_(&mut self, index: &Tensor, source: &Tensor, arrival: Arrival) -> Result<()> {
         let op = "put";
@@ -388,7 +389,7 @@ impl Tensor {
         self.put_into(op, arrival, &named, &source)
     }
 
-    /// [`Tensor::put_`] into a copy of this tensor; half types are added up in f32.
+    /// [`Tensor::put_`] into a copy of this tensor; half types are summed in f32.
     ///
     /// # Errors
     /// As [`Tensor::put_`], and `OutOfMemory`.

@@ -6,12 +6,12 @@ use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
 use crate::layout::{Layout, Nest, RANK_MAX};
 
-/// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
+/// Elements of a chunk: enough to hide the cost of the fork, and small enough for the L2 cache.
 const CHUNK_LEN: usize = 1 << 14;
 
 /// Dimensions that one index counts through in row-major order.
 pub(super) struct Group {
-    /// Lengths and strides; dimensions that lie side by side are one.
+    /// Lengths and strides. Contiguous dimensions are merged.
     dims: Vec<[usize; 2]>,
     len: usize,
 }
@@ -57,15 +57,15 @@ impl Group {
     }
 }
 
-/// Places named by indices of one shape, each index for its own dimensions; and a source of that
-/// shape, which `nest` follows last.
+/// Places named by indices of one shape; each index has dimensions of its own. `nest` also walks
+/// over a source of that shape, as its last tensor.
 pub(super) struct Places<'a> {
     pub(super) indices: Vec<(&'a [i64], Group)>,
     pub(super) nest: Nest<{ RANK_MAX + 1 }>,
 }
 
 impl Places<'_> {
-    /// Calls `visit(place, start in the source)` for the named places `range`, in order.
+    /// Calls `visit(place, start in the source)` for the named places of `range`, in order.
     fn each(&self, range: Range<usize>, mut visit: impl FnMut(usize, usize)) {
         let steps = self.nest.inner_strides();
         self.nest.rows(range.start, range.end, |row| {
@@ -80,7 +80,7 @@ impl Places<'_> {
     }
 }
 
-/// y from the rows of x at the places; `row` is how one of them lies, and its length.
+/// Writes y from the rows of x at the places. `row` is the layout and length of a row.
 pub(super) fn take<T: Copy + Send + Sync>(
     cpu: &Cpu,
     places: &Places<'_>,
@@ -112,12 +112,11 @@ pub(super) fn take<T: Copy + Send + Sync>(
     });
 }
 
-/// Sends the rows of a source to the `count` places, in order. `row` is how one lies in `to` and
-/// in the source, and its length.
+/// Sends the rows of a source to the `count` places, in order. `row` is the layout of a row in `to`
+/// and in the source, and its length.
 ///
-/// Each task owns a part of the memory of `to`, goes through all places and takes what falls into
-/// its part. So every element gets what arrives there in the same order, however many tasks there
-/// are.
+/// Each task owns a part of the memory of `to`, goes through all places and takes the elements that
+/// fall into its part. So every element is changed in the same order, for any number of tasks.
 pub(super) fn put<S: Copy + Sync, D: Send>(
     cpu: &Cpu,
     (places, count): (&Places<'_>, usize),

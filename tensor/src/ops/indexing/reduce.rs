@@ -1,4 +1,4 @@
-//! Elements reduced where indices send them, and places set to one number: scatter_reduce,
+//! Elements reduced at the places of their indices, and places set to one number: scatter_reduce,
 //! index_reduce, index_fill.
 
 use super::cpu::{self, Arrivals};
@@ -15,42 +15,42 @@ use crate::layout::{RANK_MAX, Shape, check_axis};
 use crate::operand_view::View;
 use crate::tensor::Tensor;
 
-/// The reduction that [`Tensor::scatter_reduce`] makes of the elements that arrive at one place.
+/// The reduction of the elements that arrive at one place, for [`Tensor::scatter_reduce`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScatterReduction {
-    /// Their sum.
+    /// The sum of the elements.
     Sum,
-    /// Their product.
+    /// The product of the elements.
     Prod,
-    /// Their sum over their number; of integers rounded down.
+    /// The mean of the elements; rounded down for integers.
     Mean,
-    /// The largest; NaN if one of them is.
+    /// The largest element; NaN if one of them is NaN.
     Amax,
-    /// The smallest; NaN if one of them is.
+    /// The smallest element; NaN if one of them is NaN.
     Amin,
 }
 
-/// The part of an old element in the reduction of the elements that arrive at it. An element at
-/// which nothing arrives stays as it is.
+/// The role of an old element in the reduction of the elements that arrive at its place. If nothing
+/// arrives, the old element stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Existing {
-    /// The old element counts as one more that arrives, before all others.
+    /// The old element takes part in the reduction, before the elements that arrive.
     Included,
-    /// The old element does not count.
+    /// The old element does not take part.
     Replaced,
 }
 
 /// One step of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// To what a reduction starts from.
+    /// Sets a place to the start value of the reduction.
     Start,
-    /// Together with what arrives.
+    /// Reduces an arriving element into its place.
     Fold,
 }
 
 impl ScatterReduction {
-    /// The result of a reduction of nothing.
+    /// The start value: the result of a reduction of no elements.
     fn start<D: Element>(self) -> D {
         let is_truth = D::DTYPE == DType::Bool;
         match self {
@@ -63,7 +63,7 @@ impl ScatterReduction {
         }
     }
 
-    /// The step for one element. One closure for all reductions, so that the loops around it are
+    /// The step for one element. All reductions share one closure, so that the loops around it are
     /// compiled once for each type.
     fn step<S: Element, D: Element<Compute: Arithmetic>>(
         self,
@@ -87,7 +87,7 @@ impl ScatterReduction {
     }
 }
 
-/// Reduces the elements of the second operand where those of the first one send them.
+/// Reduces the elements of the second operand at the places of the indices in the first operand.
 pub(super) struct ScatterReduce {
     pub(super) line: Line,
     pub(super) reduction: ScatterReduction,
@@ -119,7 +119,7 @@ impl FullKernel for ScatterReduce {
 }
 
 impl ScatterReduce {
-    /// True if elements arrive at one place in an order.
+    /// True if the result depends on the order of arrival.
     fn has_order(&self) -> bool {
         let is_sum = matches!(self.reduction, ScatterReduction::Sum | ScatterReduction::Mean);
         let is_integer = matches!(self.dtypes[1], DType::I64 | DType::I32);
@@ -187,7 +187,8 @@ impl FullKernel for IndexFill {
 }
 
 impl Tensor {
-    /// A copy of this tensor with what arrives reduced in it; `index` has the source's shape.
+    /// A copy of this tensor with the arriving elements reduced into it; `index` has the source's
+    /// shape.
     #[track_caller]
     fn reduced_at(
         &self,
@@ -223,7 +224,7 @@ impl Tensor {
         y.to_dtype(dtype)
     }
 
-    /// The number of elements in the mean at each place of this tensor, but at least 1; as i64.
+    /// Number of elements in the mean at each place of this tensor, at least 1; as i64.
     #[track_caller]
     fn arrivals_at(
         &self,
@@ -240,16 +241,16 @@ impl Tensor {
         Ok(counts)
     }
 
-    /// A copy of this tensor in which element `[i, index[i, j, k], k]` is, for axis 1, the
-    /// reduction of all `source[i, j, k]` that this leads to, in the order along `axis`. Any
-    /// element type (truth values have no mean); half types are reduced in f32.
+    /// A copy of this tensor with elements of `source` reduced into it. For axis 1, element
+    /// `[i, index[i, j, k], k]` reduces all `source[i, j, k]` with this place, in the order along
+    /// `axis`. Any element type (truth values have no mean); half types are reduced in f32.
     ///
     /// # Shapes
     /// The index is at most x along every dimension but `axis`, and at most `source` along all.
     ///
     /// # Errors
     /// `Index` for a dimension that does not exist or an index out of range, `Shape`, `DType`
-    /// unless indices are i64 and the others of one type, `Device`, `OutOfMemory`.
+    /// unless indices are i64 and the others have one type, `Device`, `OutOfMemory`.
     #[track_caller]
     pub fn scatter_reduce(
         &self,
@@ -265,11 +266,12 @@ impl Tensor {
         self.reduced_at(op, axis, [index, &source], (reduction, existing))
     }
 
-    /// A copy of this tensor in which element `[i, index[j], k]` is, for axis 1, the reduction of
-    /// all `source[i, j, k]` that this leads to; as [`Tensor::scatter_reduce`].
+    /// A copy of this tensor with slices of `source` reduced into it. For axis 1, element
+    /// `[i, index[j], k]` reduces all `source[i, j, k]` with this place; otherwise as
+    /// [`Tensor::scatter_reduce`].
     ///
     /// # Shapes
-    /// `source` has x's, with as many positions along `axis` as there are indices.
+    /// `source` has x's shape, with as many positions along `axis` as indices.
     ///
     /// # Errors
     /// As [`Tensor::scatter_reduce`].
@@ -289,14 +291,15 @@ impl Tensor {
         self.reduced_at(op, axis, [&index, source], (reduction, existing))
     }
 
-    /// The indices, one for each position of `shape` along `axis`, for each of its elements.
+    /// The indices, which are given for positions along `axis`, expanded to all elements of
+    /// `shape`.
     fn spread_along(&self, axis: usize, shape: &Shape) -> Result<Tensor> {
         let dims: Vec<usize> =
             (0..shape.len()).map(|at| if at == axis { shape[axis] } else { 1 }).collect();
         self.reshape(&dims[..])?.expand(*shape)
     }
 
-    /// Every element at the positions `index` (one dimension of them) along `axis` becomes `value`,
+    /// Sets every element at the positions `index` (of one dimension) along `axis` to `value`,
     /// converted as [`Tensor::to_dtype`] does. Any element type.
     ///
     /// # Errors

@@ -1,16 +1,16 @@
-// Rows that are added where indices say, in the order of the indices: the same bits in each run,
-// without atomic sums and without scratch.
+// Adds rows at the places of their indices, in the order of the indices: the same bits in each run,
+// without atomic sums and without scratch memory.
 
 enum : u32 {
   THREADS = 256,
   WARPS = THREADS / 32,
-  // Rows of the sums that a block looks after.
+  // Rows of the sums in a part, which one block computes.
   BLOCK_ROWS = 32
 };
 
 // sums[r] += Σ source[i] over the i with index[i · step] = r, for rows of `columns` elements. A
-// block takes some of the sums, and every n-th such part: it reads all indices and picks those that
-// are its own. An index that is no row is nobody's.
+// block takes a part of the sums at a time, in a grid-stride loop: it reads all indices and picks
+// the indices of its part. An index out of range belongs to no part.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(index_add_rows)(Computed* sums, const Stored* source, const i64* index, i64 step,
                            u64 count, u64 rows, u64 columns) {
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(256)
       u64 row = i < count ? (u64)index[(i64)i * step] : rows;
       bool is_own = row >= first && row < end;
       u32 votes = __ballot_sync(ALL_LANES, is_own);
-      // What was found before has been added.
+      // The rows found before have been added.
       __syncthreads();
       if (lane == 0) counts[warp] = (u32)__popc(votes);
       __syncthreads();

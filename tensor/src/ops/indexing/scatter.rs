@@ -1,4 +1,4 @@
-//! Elements sent to where indices say: scatter, index_add, index_copy.
+//! Elements sent to the places of their indices: scatter, index_add, index_copy.
 
 use super::cpu::{self, Arrivals};
 use super::strides;
@@ -14,21 +14,21 @@ use crate::operand_view::ViewMut;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
-/// The change of an element where another one arrives.
+/// The change of an element when another element arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arrival {
-    /// The arriving element takes its place; of several, the last one.
+    /// The arriving element replaces the old one. The last of several wins.
     Replace,
     /// The arriving elements are added, in the order of the indices.
     Add,
 }
 
-/// Lines along the dimension of the indices from which on an NVIDIA device takes them one by one,
-/// and the length up to which it does anyway.
+/// Number of lines along the dimension of the indices from which an NVIDIA device takes them line
+/// by line, and the length of lines up to which it always does so.
 const LINES_MIN: usize = 1024;
 const LINE_LEN_MAX: usize = 64;
 
-/// Elements that arrive along a dimension: what kernels know of them.
+/// The dimension along which elements arrive, for kernels.
 pub(super) struct Line {
     pub(super) name: &'static str,
     pub(super) index_strides: [usize; RANK_MAX],
@@ -36,8 +36,8 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Workspace in which an NVIDIA device sorts: a pair of words for each element, where there are
-    /// too few lines for it and there is an order to keep. Nothing on other devices.
+    /// Workspace in which an NVIDIA device sorts: a pair of words for each element. `None` if there
+    /// are enough lines, if the order does not matter, and on other devices.
     #[track_caller]
     pub(super) fn pairs(
         &self,
@@ -55,7 +55,7 @@ impl Line {
     }
 }
 
-/// Sends the elements of the second operand to where those of the first one say.
+/// Sends the elements of the second operand to the places of the indices in the first operand.
 pub(super) struct Scatter {
     pub(super) line: Line,
     pub(super) arrival: Arrival,
@@ -65,11 +65,11 @@ pub(super) struct Scatter {
     index_len: usize,
 }
 
-/// Rows of the source from which on a block of an NVIDIA device that takes a row is worth it.
+/// Elements of a row of the source for which a block of an NVIDIA device pays.
 const COLUMNS_MIN: usize = 32;
 
 impl Scatter {
-    /// True if an NVIDIA device adds up whole rows, half types in f32.
+    /// True if an NVIDIA device adds up whole rows, with half types summed in f32.
     pub(super) fn is_of_rows(&self, source: &Tensor, to: &Tensor) -> bool {
         let Line { name, index_strides, axis } = &self.line;
         let adds_wide = self.arrival == Arrival::Add
@@ -84,7 +84,7 @@ impl Scatter {
             && (columns >= COLUMNS_MIN || *name == "embedding_backward")
     }
 
-    /// True if elements arrive at one place in an order.
+    /// True if the result depends on the order of arrival.
     fn has_order(&self) -> bool {
         self.arrival == Arrival::Replace || !matches!(self.dtypes[1], DType::I64 | DType::I32)
     }
@@ -145,8 +145,8 @@ impl Scatter {
 }
 
 impl Tensor {
-    /// The checks and the launch of all that write into this tensor. `index` has a dimension for
-    /// each of this tensor's, or only the one that goes along `axis`.
+    /// The checks and the launch for all methods that write into this tensor. `index` has as many
+    /// dimensions as this tensor, or only the dimension along `axis`.
     #[track_caller]
     pub(super) fn arrive(
         &self,
@@ -179,7 +179,7 @@ impl Tensor {
         self.device().launch(kernel, &[index, source], &writes)
     }
 
-    /// The part of `source` that `index` covers, if that fits into this tensor.
+    /// The part of `source` that `index` covers, if the part fits into this tensor.
     pub(super) fn check_scatter(
         &self,
         op: &'static str,
@@ -196,7 +196,7 @@ impl Tensor {
         (0..right.len()).try_fold(source.clone(), |part, axis| part.narrow(axis, 0, right[axis]))
     }
 
-    /// `Ok` if `source` has a slice for each index, of the shape of this tensor's.
+    /// Checks that `source` has a slice for each index, with the shape of this tensor's slices.
     pub(super) fn check_slices(
         &self,
         op: &'static str,
@@ -209,7 +209,7 @@ impl Tensor {
         if left == right { Ok(()) } else { Err(TensorError::Shape { op, left, right }) }
     }
 
-    /// A copy of this tensor that sums are added up in: half types as f32.
+    /// A copy of this tensor for sums: half types become f32.
     #[track_caller]
     pub(super) fn wide_copy(&self) -> Result<Tensor> {
         match self.dtype() {
@@ -218,8 +218,8 @@ impl Tensor {
         }
     }
 
-    /// For each position below `len` along `axis`, the sum of the slices whose index it is, in
-    /// f32 for half types.
+    /// For each position below `len` along `axis`, the sum of the slices whose index is this
+    /// position; in f32 for half types.
     #[track_caller]
     pub(crate) fn index_sum(
         &self,
@@ -235,14 +235,14 @@ impl Tensor {
     }
 
     /// `x[i, index[i, j, k], k] = source[i, j, k]` for axis 1, the inverse of [`Tensor::gather`].
-    /// Where indices repeat, the last one along `axis` stays.
+    /// If indices repeat, the last element along `axis` wins.
     ///
     /// # Shapes
     /// The index is at most x along every dimension but `axis`, and at most `source` along all.
     ///
     /// # Errors
     /// `Index` for a dimension that does not exist or an index out of range, `Shape`, `DType`
-    /// unless indices are i64 and the others of one type, `Device`, `Frozen`, `Overlap`.
+    /// unless indices are i64 and the others have one type, `Device`, `Frozen`, `Overlap`.
     #[track_caller]
     pub fn scatter_(
         &mut self,
@@ -275,9 +275,9 @@ impl Tensor {
         Ok(y)
     }
 
-    /// `x[i, index[i, j, k], k] += source[i, j, k]` for axis 1, in the order along `axis`. Of
-    /// numbers: floats, and integers, which wrap. In half types each sum is rounded;
-    /// [`Tensor::scatter_add`] has room for f32.
+    /// `x[i, index[i, j, k], k] += source[i, j, k]` for axis 1, in the order along `axis`. Floats,
+    /// and integers, which wrap. In half types each sum is rounded; [`Tensor::scatter_add`] sums in
+    /// f32.
     ///
     /// # Shapes
     /// As [`Tensor::scatter_`].
@@ -298,7 +298,7 @@ impl Tensor {
         self.arrive(op, Arrival::Add, axis, index, &source)
     }
 
-    /// [`Tensor::scatter_add_`] into a copy of this tensor; half types are added up in f32.
+    /// [`Tensor::scatter_add_`] into a copy of this tensor; half types are summed in f32.
     ///
     /// # Errors
     /// As [`Tensor::scatter_add_`], and `OutOfMemory`.
@@ -322,7 +322,7 @@ impl Tensor {
     /// one dimension. Types and rounding as [`Tensor::scatter_add_`].
     ///
     /// # Shapes
-    /// `source` has x's, with as many positions along `axis` as there are indices.
+    /// `source` has x's shape, with as many positions along `axis` as indices.
     ///
     /// # Errors
     /// As [`Tensor::scatter_add_`].
@@ -340,7 +340,7 @@ impl Tensor {
         self.arrive(op, Arrival::Add, axis, index, source)
     }
 
-    /// [`Tensor::index_add_`] into a copy of this tensor; half types are added up in f32.
+    /// [`Tensor::index_add_`] into a copy of this tensor; half types are summed in f32.
     ///
     /// # Errors
     /// As [`Tensor::index_add_`], and `OutOfMemory`.
@@ -360,7 +360,7 @@ impl Tensor {
         y.to_dtype(self.dtype())
     }
 
-    /// `x[i, index[j], k] = source[i, j, k]` for axis 1; where indices repeat, the last stays.
+    /// `x[i, index[j], k] = source[i, j, k]` for axis 1. If indices repeat, the last slice wins.
     ///
     /// # Shapes
     /// As [`Tensor::index_add_`].

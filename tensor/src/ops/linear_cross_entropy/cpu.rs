@@ -1,4 +1,5 @@
-//! Chunks of rows: logits, their losses and gradients in place, then the products with those.
+//! Chunks of rows: logits, their losses and gradients in place, then the products with the
+//! gradients.
 
 use super::{LinearCrossEntropyKernel, LinearCrossEntropyOptions, Sizes};
 use crate::cpu::Cpu;
@@ -21,17 +22,17 @@ fn matrix<E: Element>(view: View<'_, E>) -> Matrix<'_, E> {
     Matrix { data: view.data(), row_stride: strides[0], col_stride: strides[1] }
 }
 
-/// The gradients that are computed with the losses.
+/// The gradients to compute with the losses.
 struct Gradients<'a, T, E, W> {
     /// The gradient of the sum of the losses.
     dy: T,
     dx: &'a mut [E],
-    /// The gradients of w and b, which are added to.
+    /// The gradients of w and b; the kernel adds to them.
     dw: Option<Strided<'a, W, 2>>,
     db: Option<Strided<'a, W, 1>>,
 }
 
-/// Elements that are added to where they lie.
+/// Elements with strides, which the kernel adds to in place.
 struct Strided<'a, W, const RANK: usize> {
     data: &'a mut [W],
     strides: [usize; RANK],
@@ -47,7 +48,8 @@ impl<'a, W: Element, const RANK: usize> Strided<'a, W, RANK> {
 /// Computes in `T` from operands in `E`; dw and db are in `W`.
 ///
 /// # Errors
-/// The first row whose label is neither a class nor the ignored one; nothing is written then.
+/// The first row whose label is neither a class nor the ignored one. In that case nothing is
+/// written.
 pub(super) fn run<T: SimdFloat, E: Element, W: Element>(
     cpu: &Cpu,
     kernel: &LinearCrossEntropyKernel,
@@ -113,7 +115,8 @@ pub(super) fn run<T: SimdFloat, E: Element, W: Element>(
     Ok(())
 }
 
-/// `db[v] += Σ` of column v, a tile of columns at a time to read along the rows.
+/// `db[v] += Σ` of column v, for a tile of columns at a time, so that memory is read along the
+/// rows.
 fn add_columns<T: SimdFloat, W: Element>(rows: &[T], classes: usize, db: &mut [W], stride: usize) {
     const TILE_LEN: usize = 64;
     for first in (0..classes).step_by(TILE_LEN) {
@@ -129,17 +132,17 @@ fn add_columns<T: SimdFloat, W: Element>(rows: &[T], classes: usize, db: &mut [W
     }
 }
 
-/// The rows whose logits are held at once.
+/// The rows whose logits are in memory at once.
 struct Chunk<'a, T, E> {
     bias: Option<&'a [E]>,
     labels: &'a [i64],
     options: LinearCrossEntropyOptions,
-    /// The gradient of the loss, if the gradient of the logits is asked for.
+    /// The gradient of the loss, if the gradient of the logits is wanted.
     dy: Option<T>,
 }
 
 impl<T: SimdFloat, E: Element> Chunk<'_, T, E> {
-    /// Overwrites the losses, and the logits with their gradients.
+    /// Overwrites the losses, and replaces the logits by their gradients.
     fn run(&self, pool: &Pool, classes: usize, logits: &mut [T], losses: &mut [T]) {
         let rows = (TASK_LEN / classes).max(1);
         let parts = (Chunked::new(logits, rows * classes), Chunked::new(losses, rows));
@@ -156,14 +159,14 @@ impl<T: SimdFloat, E: Element> Chunk<'_, T, E> {
     }
 }
 
-/// The loss of one row, and its gradient in place of its logits.
+/// The loss of one row, whose logits are replaced by their gradient.
 struct Row<'a, T, E> {
     logits: &'a mut [T],
     bias: Option<&'a [E]>,
-    /// None where the row does not count.
+    /// The class of the row; `None` if the row does not count.
     label: Option<usize>,
     smoothing: f64,
-    /// The gradient of the loss, if the gradient of the logits is asked for.
+    /// The gradient of the loss, if the gradient of the logits is wanted.
     dy: Option<T>,
     loss: &'a mut T,
 }
@@ -171,7 +174,7 @@ struct Row<'a, T, E> {
 impl<T: SimdFloat, E: Element> SimdKernel<T> for Row<'_, T, E> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        /// Sums side by side, so that the compiler can make vectors of them.
+        /// Sums that are independent of each other, so that the compiler can use vectors.
         const LANES: usize = 16;
         let Row { logits, bias, label, smoothing, dy, loss } = self;
         let Some(label) = label else {
@@ -183,7 +186,7 @@ impl<T: SimdFloat, E: Element> SimdKernel<T> for Row<'_, T, E> {
             logits.iter_mut().zip(bias).for_each(|(z, b)| *z += b.cast());
         }
         let max = logits.iter().fold(T::NEG_INFINITY, |max, &z| max.maximum(z));
-        // An ∞ or NaN among the logits would make each of them NaN.
+        // With ∞ or NaN among the logits, a shift would make each logit NaN.
         let shift = if max.is_finite() { max } else { T::ZERO };
         let (mut powers, mut plain) = ([T::ZERO; LANES], [T::ZERO; LANES]);
         for chunk in logits.chunks(LANES) {

@@ -1,5 +1,5 @@
-//! On NVIDIA devices the products are launches of their own, and so are the losses of each chunk,
-//! see `linear_cross_entropy.cu`.
+//! Launches on NVIDIA devices: the products, and the losses of each chunk, see
+//! `linear_cross_entropy.cu`.
 
 use super::{Chunk, LinearCrossEntropyKernel, Sizes};
 use crate::cost::{Cost, OpClass};
@@ -14,13 +14,13 @@ use crate::tensor::Tensor;
 use crate::write_mode::WriteMode;
 use Parameter::{F64, I64, Read, U64, Words, Write};
 
-/// `struct Rows`.
+/// The kernel parameter `struct Rows`, in words.
 const ROWS: Parameter = Words(4);
 
-/// Threads of a block, at most. A block takes whole rows.
+/// Largest number of threads of a block, which takes one row at a time.
 const THREADS_MAX: usize = 256;
 
-/// Blocks of a grid, at most. Each takes several rows if there are more.
+/// Largest number of blocks of a grid. More rows go to the same blocks.
 const BLOCKS_MAX: usize = 1 << 16;
 
 /// The rows that a kernel reads: a chunk, or all of them.
@@ -30,13 +30,13 @@ struct Rows {
     dtype: DType,
     rows: usize,
     classes: usize,
-    /// Elements from the logits of one row to the logits of the next.
+    /// Elements between the logits of neighbouring rows.
     row_len: usize,
     ignore_index: i64,
 }
 
 impl Rows {
-    /// `struct Rows`.
+    /// The words of the kernel parameter `struct Rows`.
     fn words(&self) -> [u64; 4] {
         let [rows, classes, row_len] = [self.rows, self.classes, self.row_len].map(|n| n as u64);
         [rows, classes, row_len, self.ignore_index.cast_unsigned()]
@@ -60,8 +60,8 @@ impl Rows {
     }
 }
 
-/// The losses of a chunk: reads its labels, and bias and dy if there are some; writes its logits
-/// and losses, and adds to db if that is asked for.
+/// The losses of a chunk. Reads its labels, and bias and dy if given; writes its logits and losses,
+/// and adds to db if wanted.
 struct Losses {
     of: Rows,
     smoothing: f64,
@@ -117,7 +117,8 @@ impl Kernel for Losses {
     }
 }
 
-/// Reads the losses and the labels of all rows; writes their sum, and how many count.
+/// Reads the losses and the labels of all rows. Writes the sum of the losses, and the number of
+/// labels that count.
 struct Total(Rows);
 
 impl Kernel for Total {
@@ -150,28 +151,29 @@ impl Kernel for Total {
         cuda.with_complaint(|complaint| {
             let (number, words) = (Argument::U64(number), Argument::Words(&words));
             let arguments = [sum, count, complaint, losses, labels, number, words];
-            // One block adds in one order.
+            // One block adds in a fixed order.
             let grid = Grid::row(1, THREADS_MAX as u32);
             cuda.launch(LINEAR_CROSS_ENTROPY.of(of.dtype), &kernel, grid, &arguments)
         })
     }
 }
 
-/// The gradients that are computed.
+/// The gradients to compute.
 pub(super) struct Gradients<'a> {
     /// The gradient of the sum of the losses.
     pub(super) dy: &'a Tensor,
     /// The gradient of x, which is overwritten.
     pub(super) dx: &'a Tensor,
-    /// The gradient of w, which is added to, if it is asked for.
+    /// The gradient of w, if wanted. The kernel adds to the tensor.
     pub(super) dw: Option<&'a Tensor>,
-    /// The gradient of b, which is added to.
+    /// The gradient of b, if wanted. The kernel adds to the tensor.
     pub(super) db: Option<&'a Tensor>,
 }
 
 impl LinearCrossEntropyKernel {
-    /// The classes of one product, from the first on, and how many: the library's kernels for
-    /// tensor cores take whole vectors of half types, so the last few have products of their own.
+    /// The classes of each product: the first class and their number. The library's kernels for
+    /// tensor cores take whole vectors of half types, so the last few classes have a product of
+    /// their own.
     fn parts(&self) -> impl Iterator<Item = (usize, usize)> {
         const VECTOR_LEN: usize = 8;
         let classes = self.sizes.classes;
@@ -182,8 +184,8 @@ impl LinearCrossEntropyKernel {
         [(0, whole), (whole, classes - whole)].into_iter().filter(|&(_, count)| count > 0)
     }
 
-    /// Launches all of it: for each chunk of rows the logits, their losses and gradients, and the
-    /// products with those. Logits are the workspace's, and losses those of all rows.
+    /// Launches everything. Each chunk of rows has its logits, their losses and gradients, and the
+    /// products with the gradients. Logits use the workspace; losses are of all rows.
     #[track_caller]
     pub(super) fn launch_chunks(
         &self,

@@ -1,24 +1,24 @@
 // The losses of rows of logits, and their gradients in place of the logits, as on the processor:
 // with lse = ln Σ_c exp(z[c]), the loss of a row is lse - (1 - ε) · z[label] - ε / V · Σ z, and its
-// gradient dy · (exp(z - lse) - (1 - ε) · [c = label] - ε / V). Logits are of the type that is
-// computed with. Gradients are factors of products and so of the type that is stored: half types
-// take the first half of each row.
+// gradient is dy · (exp(z - lse) - (1 - ε) · [c = label] - ε / V). Logits have the type of the
+// computation. Gradients are factors of products, so they have the stored type: half types fill the
+// first half of each row.
 
 struct Rows {
   u64 rows;
   u64 classes;
-  u64 row_len;  // from the logits of one row to those of the next
+  u64 row_len;  // between the logits of neighbouring rows
   i64 ignore_index;
 };
 
-// Elements of a row that are read at once; rows begin at multiples of them.
+// Elements of a row that are read at once. Rows begin at multiples of PACK.
 enum : u32 { PACK = 16 / sizeof(Computed) };
 
-// What a thread knows of the logits that it has seen: Σ exp(z - shift of the greatest), and Σ z.
+// A thread's summary of the logits that it has seen: Σ exp(z - shift of the greatest), and Σ z.
 struct Seen {
   Computed most, powers, plain;
 
-  // An ∞ or NaN among them would turn each into NaN.
+  // With ∞ or NaN among the logits, a shift would make each logit NaN.
   static __device__ Computed shift(Computed most) {
     return most - most == (Computed)0 ? most : (Computed)0;
   }
@@ -37,9 +37,9 @@ struct Seen {
   }
 };
 
-// Rows of one chunk; a block of whole warps takes a row, and every n-th. Logits become gradients
-// where `dy` is given, one number; else they are spoiled. A label to ignore has no loss and no
-// gradient, and neither has one that is no class.
+// Computes the rows of one chunk. A block of whole warps takes one row at a time, in a grid-stride
+// loop. If `dy` (one number) is given, gradients replace the logits; else the logits are left
+// undefined. A label that is ignored or no class has no loss and no gradient.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(loss_of_logits)(Computed* logits, Computed* losses, const Stored* bias,
                            const i64* labels, const Computed* dy, double smoothing, Rows of) {
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     Computed most = join_block<Max>(seen.most, scratch), shift = Seen::shift(most);
     Computed powers = seen.powers;
-    // A thread without any has -∞, and adds nothing.
+    // A thread without logits has -∞ and adds nothing.
     if (powers != (Computed)0) powers *= exp(Seen::shift(seen.most) - shift);
     Computed log_sum_exp = shift + log(join_block<Sum>(powers, scratch));
     Computed plain = smoothing != 0.0 ? join_block<Sum>(seen.plain, scratch) : (Computed)0;
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(256)
       losses[row] = smoothing != 0.0 ? loss - even * plain : loss;
     }
     if (dy == nullptr) continue;
-    // The logit of the label has been read.
+    // All threads have read the logit of the label.
     __syncthreads();
     auto gradient = [&](Computed logit, u64 c) {
       Computed found = exp(logit - log_sum_exp) - even;
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(256)
       Pack<Computed, PACK> pack = {};
       Pack<Stored, PACK> result;
       if (i < packs) pack = load_pack<PACK>(z, i);
-      // Smaller elements go where others' logits were.
+      // Smaller elements overwrite logits that other threads read.
       if (sizeof(Stored) < sizeof(Computed)) __syncthreads();
 #pragma unroll
       for (u32 k = 0; k < PACK; k++) set(result.at[k], gradient(pack.at[k], i * PACK + k));
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// db[c · step] += Σ of column c of the gradients of a chunk, in the order of the rows.
+// db[c · step] += Σ of column c of a chunk's gradients, in the order of the rows.
 template <typename Sum>
 __device__ inline void add_columns(Sum* db, const Stored* gradients, i64 step, const Rows& of) {
   u64 row_len = of.row_len * (sizeof(Computed) / sizeof(Stored));
@@ -128,8 +128,8 @@ extern "C" __global__ void KERNEL(add_columns_wide)(Computed* db, const Stored* 
 }
 #endif
 
-// sum = Σ losses and count = how many labels are not to be ignored; the sum is NaN if one of those
-// is no class, of which it then tells, unless there is a complaint already. One block.
+// sum = Σ losses and count = number of labels that are not ignored. If one of these labels is no
+// class, the sum is NaN, and the label is reported unless there is a complaint already. One block.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(sum_of_losses)(Computed* sum, Computed* count, Complaint* complaint,
                           const Computed* losses, const i64* labels, u64 op, Rows of) {

@@ -1,6 +1,6 @@
-//! A linear layer and the cross-entropy of its results in one, by chunks of rows: the logits of
-//! all rows, which can be the largest tensor of a language model, never exist. After Hsu et al.,
-//! "Liger Kernel: efficient Triton kernels for LLM training" (2024).
+//! A linear layer and the cross-entropy of its results in one operation, by chunks of rows. The
+//! logits of all rows, which can be the largest tensor of a language model, never exist. After Hsu
+//! et al., "Liger Kernel: efficient Triton kernels for LLM training" (2024).
 //!
 //! x: [N, D], w: [V, D], b: [V], labels: [N] of i64.
 
@@ -16,12 +16,12 @@ use crate::launch::{Kernel, Operands};
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
-/// The meaning of labels in [`Tensor::linear_cross_entropy`].
+/// The interpretation of labels in [`Tensor::linear_cross_entropy`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearCrossEntropyOptions {
     /// Rows with this label do not count.
     pub ignore_index: i64,
-    /// The part of the target that is spread over all classes evenly; 0 for none.
+    /// The fraction of the target that is spread evenly over all classes; 0 for none.
     pub label_smoothing: f64,
 }
 
@@ -40,9 +40,9 @@ pub struct LinearCrossEntropy {
     pub count: Tensor,
 }
 
-/// Bytes of the workspace: the logits of one chunk of rows, and their losses. On the processor no
-/// more than twice x where there are many rows, and a few rows of logits where there are not; on an
-/// NVIDIA device up to 128 MiB of logits in f32 where that is more, and the losses of all rows.
+/// Bytes of the workspace: the logits of one chunk of rows, and their losses. On a processor at
+/// most twice the bytes of x if there are many rows, and the logits of a few rows otherwise. On an
+/// NVIDIA device up to 128 MiB of logits in f32 if that is more, and the losses of all rows.
 pub fn linear_cross_entropy_workspace_bytes(
     kind: DeviceKind,
     [rows, dim, classes]: [usize; 3],
@@ -54,7 +54,7 @@ pub fn linear_cross_entropy_workspace_bytes(
     len.saturating_mul(dtype.computed().size_bytes())
 }
 
-/// The gradients of w and b, which are added to.
+/// The gradients of w and b; the kernel adds to them.
 struct WeightGradients<'a> {
     dw: &'a Tensor,
     db: Option<&'a Tensor>,
@@ -68,24 +68,25 @@ struct Sizes {
     classes: usize,
 }
 
-/// The rows whose logits are held at once.
+/// The rows whose logits are in memory at once.
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     rows: usize,
-    /// Elements from the logits of one row to the logits of the next.
+    /// Elements between the logits of neighbouring rows.
     row_len: usize,
 }
 
 impl Sizes {
-    /// Rows whose logits take the bytes of x, but enough rows for products to be efficient.
+    /// A chunk whose logits take about the bytes of x, with enough rows for efficient products.
     fn chunk(self, kind: DeviceKind) -> Chunk {
         const ROWS_MIN: usize = 128;
-        /// Each chunk reads all weights and adds to all their gradients: on a fast device that
-        /// takes as long as the products of some hundred rows. So there are few.
+        /// Largest number of chunks on a fast device. Each chunk reads all weights and adds to all
+        /// their gradients, which takes as long as the products of some hundred rows.
         const CUDA_CHUNKS: usize = 8;
-        /// Logits of a chunk.
+        /// Largest number of logits of a chunk.
         const CUDA_LEN_MAX: usize = 1 << 25;
-        /// The library's kernels for tensor cores need rows that begin at multiples of 16 bytes.
+        /// Alignment of rows in elements: the library's kernels for tensor cores need multiples of
+        /// 16 bytes.
         const CUDA_ALIGNMENT: usize = 4;
         let Sizes { rows, dim, classes } = self;
         let chunk_count = classes.div_ceil(dim.max(1)).max(1);
@@ -204,7 +205,7 @@ impl Tensor {
     /// label is not the ignored one. With smoothing ε, a row's loss is
     /// `lse(z) - (1 - ε) · z[label] - ε / V · Σ z`, as in PyTorch.
     ///
-    /// Memory never holds more logits than [`linear_cross_entropy_workspace_bytes`] says.
+    /// Memory never holds more logits than [`linear_cross_entropy_workspace_bytes`] accounts for.
     ///
     /// # Shapes
     /// `x: [N, D], w: [V, D], b: [V], labels: [N] → [], []`
@@ -239,12 +240,12 @@ impl Tensor {
     }
 
     /// [`Tensor::linear_cross_entropy`] and, in the same pass, its gradients times `dy`, the
-    /// gradient of the sum. The gradient of x is returned; the gradients of w and b are added to
-    /// `dw` and `db`. As a backward pass it computes the logits a second time; where `dy` is known
-    /// beforehand (1, or a loss scale over the count), it is both passes in one.
+    /// gradient of the sum. Returns the gradient of x; adds the gradients of w and b to `dw` and
+    /// `db`. As a backward pass, this method computes the logits a second time. If `dy` is known
+    /// beforehand (1, or a loss scale over the count), a single call is both passes.
     ///
-    /// `dw` and `db` have x's type, or f32 where that is a half type: a sum in a half type loses
-    /// the terms of many chunks.
+    /// `dw` and `db` have x's type, or f32 if x is of a half type: a sum over many chunks in a half
+    /// type loses terms.
     ///
     /// # Errors
     /// As [`Tensor::linear_cross_entropy`], `Frozen`, `Overlap`.
@@ -274,8 +275,8 @@ impl Tensor {
         self.with_gradients(op, [w, labels, dy], b, options, Some(of_weight))
     }
 
-    /// [`Tensor::linear_cross_entropy_gradients`] with the gradient of x alone, where w and b are
-    /// frozen: nothing of w's size is made.
+    /// [`Tensor::linear_cross_entropy_gradients`] with the gradient of x alone, for frozen w and b.
+    /// Nothing of w's size is allocated.
     ///
     /// # Errors
     /// As [`Tensor::linear_cross_entropy`].
@@ -292,8 +293,8 @@ impl Tensor {
         self.with_gradients(op, [w, labels, dy], b, options, None)
     }
 
-    /// The loss, and the gradient of x. The gradients of w and perhaps of b are added to the
-    /// tensors that are given.
+    /// The loss, and the gradient of x. Adds the gradients of w and perhaps of b to the given
+    /// tensors.
     #[track_caller]
     fn with_gradients(
         &self,

@@ -1,6 +1,6 @@
-//! Products with an addend, `beta · y0 + alpha · a · b`. Half types are added up in f32 and rounded
-//! once, which takes the memory of the result and of the addend in f32 for a while; in f32 and f64
-//! the one allocation is the result.
+//! Products with an addend, `beta · y0 + alpha · a · b`. Half types are summed in f32 and rounded
+//! once, which temporarily takes memory for the result and the addend in f32. In f32 and f64 the
+//! result is the only allocation.
 
 use super::product;
 use crate::error::{Result, TensorError};
@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 /// The factors of a product with an addend; the default is 1 for both.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scales {
-    /// Factor of the addend, which is not read if this is 0.
+    /// Factor of the addend. If this is 0, the addend is not read.
     pub beta: f64,
     /// Factor of the product.
     pub alpha: f64,
@@ -23,11 +23,11 @@ impl Default for Scales {
 }
 
 impl Tensor {
-    /// `beta · self + alpha · a b`, of two matrices; `self` is broadcast. Half types are rounded
-    /// once, at the end.
+    /// `beta · self + alpha · a b`, for matrices; `self` is broadcast. Half types are rounded once,
+    /// at the end.
     ///
     /// # Shapes
-    /// `[M, N]` or what broadcasts to it, `[M, K], [K, N] → [M, N]`
+    /// `[M, N]` or a shape that broadcasts to it, `[M, K], [K, N] → [M, N]`
     ///
     /// # Errors
     /// As [`Tensor::matmul`].
@@ -41,7 +41,7 @@ impl Tensor {
     /// `beta · self + alpha · a b` for each index of the first dimension; `self` is broadcast.
     ///
     /// # Shapes
-    /// `[B, M, N]` or what broadcasts to it, `[B, M, K], [B, K, N] → [B, M, N]`
+    /// `[B, M, N]` or a shape that broadcasts to it, `[B, M, K], [B, K, N] → [B, M, N]`
     ///
     /// # Errors
     /// As [`Tensor::bmm`].
@@ -55,10 +55,10 @@ impl Tensor {
         self.plus_product(op, [a, b], scales)
     }
 
-    /// `beta · self + alpha · a v`, of a matrix and a vector; `self` is broadcast.
+    /// `beta · self + alpha · a v`, for a matrix and a vector; `self` is broadcast.
     ///
     /// # Shapes
-    /// `[M]` or what broadcasts to it, `[M, K], [K] → [M]`
+    /// `[M]` or a shape that broadcasts to it, `[M, K], [K] → [M]`
     ///
     /// # Errors
     /// As [`Tensor::matmul`].
@@ -77,7 +77,7 @@ impl Tensor {
         scales: Scales,
     ) -> Result<Tensor> {
         self.check_dtype(op, a)?;
-        // Before the product, which is the costly part.
+        // Checked before the product, which is the costly part.
         let (rows, columns) = (&a.shape()[..a.shape().len() - 1], &b.shape()[1..]);
         let columns = columns.last().copied().filter(|_| b.shape().len() > 1);
         let dims: Vec<usize> = rows.iter().copied().chain(columns).collect();

@@ -13,14 +13,14 @@ use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 use crate::write_mode::WriteMode;
 
-/// Rows and columns of the tile that a block computes, and its threads.
+/// Rows and columns of the tile that a block computes, and threads of the block.
 const TILE: usize = 64;
 const THREADS: u32 = 256;
 
-/// The most blocks of a grid in its second and third dimension.
+/// Largest number of blocks of a grid in its second and third dimension.
 const BLOCKS_MAX: usize = 65_535;
 
-// Enqueues a product: each launch by the library where it can do it, else by the tiles.
+// Enqueues a product. Each launch uses the library if possible, else the tiles.
 impl OnCuda for MatMul {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let no_kernel = || TensorError::NoKernel { op: self.op, device: "cuda" };
@@ -31,7 +31,8 @@ impl OnCuda for MatMul {
             return if has_tiles { launches.with_row_sums(library) } else { Err(no_kernel()) };
         }
         let is_undone = launches.outer.len() == 1 || self.start == WriteMode::Overwrite;
-        // A sum that was added to cannot be taken back, should the library refuse a later launch.
+        // If the library refused a later launch, a sum that an earlier launch added to could not be
+        // restored.
         if !has_tiles && (library.is_none() || !is_undone) {
             return Err(no_kernel());
         }
@@ -52,20 +53,21 @@ impl OnCuda for MatMul {
     }
 }
 
-/// A product in launches that differ in where the operands begin.
+/// A product as several launches, which differ in the starts of their operands.
 struct Launches<'a> {
     plan: &'a OperandLayout,
     cuda: &'a Cuda,
     operands: &'a CudaOperands<'a>,
     dtype: DType,
     start: WriteMode,
-    /// Added to every row.
+    /// The bias, which is added to every row.
     bias: Option<DeviceOperand<'a>>,
     /// The destination of the sums of the rows of a.
     row_sums: Option<DeviceOperand<'a>>,
-    /// The innermost dimension of the batch is one of each launch: how many, and how far apart.
+    /// The innermost dimension of the batch, which one launch takes as a whole: its length and its
+    /// strides.
     inner: (usize, [usize; 3]),
-    /// A launch for each index of the others.
+    /// The other dimensions of the batch: one launch for each index.
     outer: Batch,
 }
 
@@ -88,17 +90,17 @@ impl<'a> Launches<'a> {
         m <= BLOCKS_MAX * TILE && k.max(n) <= i32::MAX as usize
     }
 
-    /// The operation of the library with the bias.
+    /// The library's epilogue: with or without a bias.
     fn epilogue(&self) -> Epilogue {
         if self.bias.is_some() { Epilogue::Bias } else { Epilogue::Nothing }
     }
 
-    /// One matrix, with the sums of the rows of a: in the same launch, unless the library can do
-    /// but the product.
+    /// One matrix, with the sums of the rows of a. Both are one launch, unless the library can do
+    /// nothing but the product.
     fn with_row_sums(&self, library: Option<(Blas, Precision)>) -> Result<()> {
         let no_offsets = [0; 3];
         if let Some(library) = &library {
-            // The library would not read a for a product of no columns.
+            // For a product without columns, the library would not read a.
             let [.., n] = self.plan.size;
             if n > 0 && self.by_library(library, Epilogue::RowSums, no_offsets)? {
                 return Ok(());
@@ -164,7 +166,7 @@ impl<'a> Launches<'a> {
         blas.enqueue(self.cuda.streams(), Stream::DEFAULT, &product, &places)
     }
 
-    /// Sizes and strides as the kernels take them.
+    /// Sizes and strides in the form that kernels take.
     fn words(&self, n: usize) -> [u64; 12] {
         let OperandLayout { size: [m, k, _], strides: [a, b, y], .. } = *self.plan;
         let (_, matrix) = self.inner;
@@ -228,8 +230,8 @@ impl<'a> Launches<'a> {
     }
 }
 
-/// A matrix with these strides, and the next one, as the library takes them: by whatever lies side
-/// by side. A dimension of 1 has no stride to speak of.
+/// The library's layout of a matrix with these strides; `batch_stride` leads to the next matrix.
+/// The order follows the contiguous dimension. Strides of dimensions of length 1 are ignored.
 fn layout(
     [rows, columns]: [usize; 2],
     [row, column]: [usize; 2],
@@ -240,7 +242,7 @@ fn layout(
     } else if row == 1 || rows == 1 {
         (Order::Columns, column)
     } else {
-        // Rows that reach into each other, which the library does not take.
+        // Overlapping rows, which the library does not take.
         (Order::Rows, 0)
     };
     MatrixLayout { order, leading, batch_stride }

@@ -1,17 +1,18 @@
-// C[M, N] = A[M, K] · B[K, N] + bias[N], for each of a batch; overwritten, or added to C. A grid is
-// (columns of tiles, rows of tiles, batch) of 256 threads, see `tile_product`. Sums are in the order
-// of K. Sizes are below 2^31; a device runs at most 65535 rows of tiles and matrices.
-// `matmul_row_sums` also writes the sums of the rows of A; with no columns, these alone.
+// C[M, N] = A[M, K] · B[K, N] + bias[N], for each matrix of a batch; overwritten, or added to C. A
+// grid is (columns of tiles, rows of tiles, batch) of 256 threads, see `tile_product`. Sums are in
+// the order of K. Sizes are below 2^31; a device runs at most 65535 rows of tiles and matrices.
+// `matmul_row_sums` also writes the sums of the rows of A; without columns, it writes only these
+// sums.
 
 struct Sizes {
   u64 m, n, k;
-  // Elements from a row to the next, from a column to the next, and from a matrix to the next.
+  // Elements between neighbouring rows, columns and matrices.
   u64 a_row, a_column, a_matrix;
   u64 b_row, b_column, b_matrix;
   u64 c_row, c_column, c_matrix;
 };
 
-// `A_DEEP`: columns of A lie side by side; `B_DEEP`: rows of B do. C, bias and sums are of type `C`.
+// `A_DEEP`: rows of A are contiguous; `B_DEEP`: columns of B are. C, bias and sums are of type `C`.
 template <bool A_DEEP, bool B_DEEP, bool ROW_SUMS, typename C>
 struct Matmul {
   typedef Stored Factor;
@@ -62,20 +63,20 @@ __device__ inline void matmul(C* c, const Stored* a, const Stored* b, const C* b
     matmul<A_DEEP, B_DEEP>(c, a, b, bias, adds, sizes);                                         \
   }
 
-// By what lies side by side: n the rows' own elements, t those of a transposed matrix.
+// The last two letters are for A and B: n for contiguous rows, t for contiguous columns.
 STAMP(matmul_nn, Stored, true, false)
 STAMP(matmul_nt, Stored, true, true)
 STAMP(matmul_tn, Stored, false, false)
 STAMP(matmul_tt, Stored, false, true)
 #if IS_HALF
-// Without rounding: for sums of several products.
+// Without rounding, for sums of several products.
 STAMP(matmul_wide_nn, Computed, true, false)
 STAMP(matmul_wide_nt, Computed, true, true)
 STAMP(matmul_wide_tn, Computed, false, false)
 STAMP(matmul_wide_tt, Computed, false, true)
 #endif
 
-// For a layer's gradients: A is a transposed matrix, and there is one.
+// For a layer's gradients: A is one transposed matrix.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(matmul_row_sums)(Stored* c, Stored* row_sums, const Stored* a, const Stored* b,
                             Sizes sizes) {

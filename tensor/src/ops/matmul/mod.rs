@@ -1,6 +1,6 @@
-//! Matrix products, one or many; transposed and other strided operands are read where they lie.
-//! They take no memory but their result's, and up to 500 KB of a thread's stack. A library for
-//! NVIDIA devices gets scratch memory where a product is too small to keep all of a device busy,
+//! Matrix products, single or batched. Operands may have any strides and are not copied. Products
+//! allocate nothing but their results, and use up to 500 KB of a thread's stack. On an NVIDIA
+//! device, a library gets scratch memory if a product is too small to keep the whole device busy,
 //! see [`library_workspace_bytes`].
 //!
 //! a: [.., M, K], b: [.., K, N], y: [.., M, N].
@@ -23,7 +23,7 @@ use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 use crate::write_mode::WriteMode;
 
-/// The layouts of the operands of a product, every dimension but the last two in the batch.
+/// The layouts of the operands of a product. All dimensions but the last two are the batch.
 struct OperandLayout {
     batch: Batch,
     /// M, K, N.
@@ -33,7 +33,7 @@ struct OperandLayout {
 }
 
 impl OperandLayout {
-    /// The layouts have the same batch dimensions, stretched where need be.
+    /// The layouts have the same batch dimensions, which may be broadcast.
     fn new(a: &Layout, b: &Layout, y: &Layout) -> Self {
         let layouts = [a, b, y];
         let outer = y.shape().len() - 2;
@@ -44,8 +44,8 @@ impl OperandLayout {
         OperandLayout { batch, size, strides }.merged()
     }
 
-    /// The layouts with batch dimensions that only add rows (b does not have them, and a and y go
-    /// on where the rows end) counted as rows: one large product instead of many.
+    /// Counts batch dimensions that only add rows as rows: one large product instead of many. For
+    /// such a dimension, b has stride 0, and the next rows of a and y follow the last ones.
     fn merged(mut self) -> Self {
         while let Some((len, [a, b, y])) = self.batch.last() {
             let rows = self.size[0];
@@ -60,14 +60,14 @@ impl OperandLayout {
     }
 }
 
-/// y = or += a·b; or y = a·b + bias with the bias row added to every row; or, on NVIDIA devices,
-/// y = a·b and the sums of the rows of a.
+/// y = or += a·b; or y = a·b + bias with the bias added to every row; or, on NVIDIA devices, y =
+/// a·b and the sums of the rows of a.
 struct MatMul {
     op: &'static str,
     plan: OperandLayout,
     dtype: DType,
     start: WriteMode,
-    /// True if the second of the tensors that are written is for the sums of the rows of a.
+    /// True if the second written tensor is for the sums of the rows of a.
     has_row_sums: bool,
 }
 
@@ -96,13 +96,13 @@ impl FullKernel for MatMul {
     }
 }
 
-/// Scratch memory for one launch of a product on an NVIDIA device: with fewer tiles than the device
-/// has multiprocessors, the library lets several work on parts of K, and adds up what they found.
-/// Devices and libraries differ in what they would take; this depends on the sizes alone, so that a
-/// plan that was made without a device is that of the device. Products in place get none: nothing
-/// may be allocated where an optimizer writes.
+/// Bytes of scratch memory for one launch of a product on an NVIDIA device. If there are fewer
+/// tiles than multiprocessors, the library lets several of them work on parts of K and adds up the
+/// parts. Devices and libraries would take different amounts. These bytes depend on the sizes
+/// alone, so that a plan made without a device is also right on the device. Products in place get
+/// no scratch memory, because nothing may be allocated where an optimizer writes.
 fn library_workspace_bytes(plan: &OperandLayout) -> usize {
-    /// Rows and columns of the library's tiles, and multiprocessors of a large device.
+    /// Rows and columns of the library's tiles, and number of multiprocessors of a large device.
     const TILE: usize = 128;
     const PROCESSORS: usize = 132;
     /// The smallest length of a part of K.
@@ -118,7 +118,7 @@ fn library_workspace_bytes(plan: &OperandLayout) -> usize {
 }
 
 impl MatMul {
-    /// Allocates scratch memory if the device's library takes some, and launches.
+    /// Launches the product, with scratch memory if the device's library takes some.
     #[track_caller]
     fn launch_with_workspace(self, reads: &[&Tensor], writes: &[&Tensor]) -> Result<()> {
         let device = writes[0].device();
@@ -133,7 +133,7 @@ impl MatMul {
         device.launch_with(&workspace, self, reads, writes).map(drop)
     }
 
-    /// Computed in `T` from operands in `E` to a destination in `Y`.
+    /// Computes in `T` from operands in `E`, to a destination in `Y`.
     fn run<T: SimdFloat, E: Element, Y: Element>(self, cpu: &Cpu, operands: &mut Operands<'_>) {
         let [a, b] = [0, 1].map(|index| operands.read::<E>(index));
         let y: ViewMut<'_, Y> = operands.write(0);
@@ -150,10 +150,9 @@ impl MatMul {
 }
 
 impl Tensor {
-    /// The matrix product of the last two dimensions, for every index of the ones before them,
-    /// which broadcast. A vector stands for a row on the left and for a column on the right, and
-    /// the result lacks that dimension. Nothing is copied, however the operands lie. The half
-    /// types sum in f32.
+    /// The matrix product of the last two dimensions, for every index of the leading dimensions,
+    /// which broadcast. A vector is a row on the left and a column on the right; the result lacks
+    /// that dimension. Operands may have any strides and are not copied. The half types sum in f32.
     ///
     /// # Shapes
     /// `[.., M, K] · [.., K, N] → [.., M, N]`; `[K] · [.., K, N] → [.., N]`;
@@ -211,7 +210,7 @@ impl Tensor {
         product(op, self, vector, None)
     }
 
-    /// Every product of an element of `self` and one of `other`.
+    /// The products of every element of `self` with every element of `other`.
     ///
     /// # Shapes
     /// `[M], [N] → [M, N]`
@@ -253,8 +252,8 @@ impl Tensor {
     }
 
     /// The gradient of the weight of [`Tensor::linear`] for `self = x`: the sum of `dyᵀ x` over all
-    /// rows. On NVIDIA devices the same launch finds the bias' gradient, the sum of the rows of
-    /// `dy`; elsewhere there is none beside.
+    /// rows. On NVIDIA devices the same launch computes the gradient of the bias, the sum of the
+    /// rows of `dy`; on other devices the second result is `None`.
     ///
     /// # Shapes
     /// `x: [.., I], dy: [.., O] → [O, I], [O]`
@@ -290,8 +289,8 @@ impl Tensor {
         Ok((dw, Some(db)))
     }
 
-    /// Adds the product `a · b`, as [`Tensor::matmul`] defines it, in place. `self` may be f32
-    /// where `a` and `b` are of a half type: a sum over many products in the wider type.
+    /// Adds the product `a · b`, as [`Tensor::matmul`] defines it, in place. `self` may be f32 if
+    /// `a` and `b` are of a half type, to sum many products in the wider type.
     ///
     /// # Errors
     /// `Shape` unless `self` has the shape of the product, `DType`, `Frozen`, `Overlap`.
@@ -300,7 +299,7 @@ impl Tensor {
         self.multiply("matmul_add", a, b, WriteMode::Accumulate)
     }
 
-    /// Writes the product `a · b` to this tensor, or adds it.
+    /// Writes the product `a · b` to this tensor, or adds it to this tensor.
     #[track_caller]
     pub(super) fn multiply(
         &self,
@@ -314,7 +313,7 @@ impl Tensor {
         self.device().launch(kernel, &[&a, &b], &[&y])
     }
 
-    /// Writes the product `a · b`, and the bias added to every row, to this tensor. A device's
+    /// Writes the product `a · b` to this tensor, with the bias added to every row. A device's
     /// library may take scratch memory, as with [`Tensor::matmul`].
     #[track_caller]
     pub(super) fn multiply_with_bias(
@@ -331,7 +330,8 @@ impl Tensor {
         kernel.launch_with_workspace(&reads, &[&y])
     }
 
-    /// The plan by which `a · b` is added to `self`: the factors, and `self` with all dimensions.
+    /// The plan that adds `a · b` to `self`: the factors, `self` with all dimensions, and the
+    /// layouts.
     fn addition(
         &self,
         op: &'static str,
@@ -351,15 +351,15 @@ impl Tensor {
     }
 }
 
-/// The factors of a product with the same batch dimensions, and what becomes of them.
+/// The factors of a product, broadcast to the same batch dimensions, and the shape of the result.
 struct Factors {
     /// [.., M, K]
     a: Tensor,
     /// [.., K, N]
     b: Tensor,
-    /// True for a factor that was a vector, whose dimension of 1 the result lacks.
+    /// True for a factor that was a vector. The result lacks its dimension of length 1.
     is_vector: [bool; 2],
-    /// The result's, without those dimensions.
+    /// The shape of the result, without the dimensions of vectors.
     shape: Shape,
 }
 
@@ -399,7 +399,7 @@ impl Factors {
         Ok(Factors { a: a.expand(a_shape)?, b: b.expand(b_shape)?, is_vector, shape })
     }
 
-    /// A destination with the dimensions of 1 that vectors stand for.
+    /// The destination with dimensions of length 1 in the place of vectors.
     fn with_all_dimensions(&self, y: &Tensor) -> Result<Tensor> {
         let y = if self.is_vector[1] { y.unsqueeze(y.shape().len())? } else { y.clone() };
         if self.is_vector[0] { y.unsqueeze(y.shape().len() - 1) } else { Ok(y) }

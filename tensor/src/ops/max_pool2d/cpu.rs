@@ -1,7 +1,7 @@
-//! The maximum over windows of an image, and the scatter back to the place of each maximum.
+//! The maximum over windows of an image, and its gradient, which goes to the place of each maximum.
 //!
-//! x`[planes, H, W]` → y`[planes, OH, OW]` with the position inside its window, kh · KW + kw, as
-//! one byte: an eighth of PyTorch's index. Both directions overwrite.
+//! x`[planes, H, W]` → y`[planes, OH, OW]` with the position of each maximum inside its window, kh
+//! · KW + kw, as one byte: an eighth of PyTorch's index. Both directions overwrite.
 
 use std::marker::PhantomData;
 
@@ -15,10 +15,10 @@ use super::halves::{BackwardHalves, ForwardHalves};
 use super::rows::{BackwardRow, ForwardRows};
 use super::{MaxPool, Pool2dGeometry};
 
-/// Elements of a plane, at most, whose sums are all held at once.
+/// Largest number of elements of a plane whose sums are all in memory at once.
 const PLANE_LEN: usize = 4 * 1024;
 
-/// Elements of x or y of a task, at least.
+/// Smallest number of elements of x or y in a task.
 const CHUNK_LEN: usize = 8 * 1024;
 
 /// The sizes of a max pooling. Pairs are (height, width).
@@ -32,12 +32,12 @@ pub(crate) struct MaxPool2dShape {
     pub(crate) kernel: [usize; 2],
     pub(super) stride: [usize; 2],
     pub(super) padding: [usize; 2],
-    /// Places from one position of a window to the next.
+    /// Step between neighbouring positions of a window.
     pub(super) dilation: [usize; 2],
 }
 
 impl MaxPool2dShape {
-    /// The sizes, if there are windows and every one of them meets x.
+    /// The sizes; `None` unless there are windows and every window meets x.
     pub(super) fn new(
         planes: usize,
         in_size: [usize; 2],
@@ -46,7 +46,7 @@ impl MaxPool2dShape {
     ) -> Option<Self> {
         let Pool2dGeometry { kernel, stride, padding } = window;
         let MaxPool { dilation, rounding } = options;
-        // A position in the window is a byte.
+        // A position in the window must fit a byte.
         let area = kernel[0].checked_mul(kernel[1])?;
         if !(1..=256).contains(&area) || dilation.contains(&0) {
             return None;
@@ -79,7 +79,7 @@ impl MaxPool2dShape {
         self.planes * self.out_size[0] * self.out_size[1]
     }
 
-    /// The usual 2×2 windows side by side, all of them whole.
+    /// True for the most frequent windows: 2×2, adjacent and all whole.
     fn halves(&self) -> bool {
         let is_two = |pair: [usize; 2]| pair == [2, 2];
         is_two(self.kernel)
@@ -89,7 +89,7 @@ impl MaxPool2dShape {
             && self.out_size == self.in_size.map(|len| len / 2)
     }
 
-    /// The windows along one axis, with all places that they reach over.
+    /// The windows along one axis, with all places between their first and last position.
     pub(super) fn axis(&self, at: usize) -> Axis {
         let (stride, padding) = (self.stride[at], self.padding[at]);
         let kernel = (self.kernel[at] - 1) * self.dilation[at] + 1;
@@ -97,12 +97,13 @@ impl MaxPool2dShape {
         Axis { in_len: self.in_size[at], out_len: self.out_size[at], kind }
     }
 
-    /// The position in window `out` of input `at`, which it reaches over, along one axis.
+    /// The position of input `at` in window `out` along one axis. The window must span the input.
     #[inline(always)]
     pub(super) fn position(&self, axis: usize, out: usize, at: usize) -> Option<usize> {
         let offset = at + self.padding[axis] - out * self.stride[axis];
         match self.dilation[axis] {
-            // The usual case: a division would take longer than all the rest.
+            // A dilation of 1 is the most frequent; a division would take longer than everything
+            // else.
             1 => Some(offset),
             dilation => offset.is_multiple_of(dilation).then(|| offset / dilation),
         }
@@ -113,8 +114,8 @@ impl MaxPool2dShape {
         (CHUNK_LEN / (self.in_size[0] * self.in_size[1]).max(1)).max(1)
     }
 
-    /// Positions in the window of output `at` that are inside x along one axis, and the index in
-    /// x of position 0, which may be negative.
+    /// The range of positions of output `at`'s window that are inside x along one axis, and the
+    /// index in x of position 0, which may be negative.
     pub(super) fn window(&self, axis: usize, at: usize) -> (std::ops::Range<usize>, isize) {
         let start = (at * self.stride[axis]).cast_signed() - self.padding[axis].cast_signed();
         let before = |end: isize| match self.dilation[axis] {
@@ -126,7 +127,7 @@ impl MaxPool2dShape {
     }
 }
 
-/// y and the position of each maximum: the first in row-major order, and NaN above all.
+/// Writes y and the position of each maximum: the first in row-major order; NaN above all.
 pub(crate) fn forward<E: Element>(
     pool: &Pool,
     shape: &MaxPool2dShape,
@@ -147,7 +148,8 @@ pub(crate) fn forward<E: Element>(
         Chunked::new(positions, planes * y_plane_len),
         |chunk, y, positions| {
             let x = &x[chunk * planes * x_plane..];
-            // For elements of any type: f32's dispatch compiles for every instruction set.
+            // For elements of any type. The dispatch of f32 compiles the loop for every instruction
+            // set.
             if shape.halves() {
                 return f32::dispatch(ForwardHalves { shape, x, y, positions });
             }
@@ -156,11 +158,11 @@ pub(crate) fn forward<E: Element>(
     );
 }
 
-/// True if `x` takes the place of `max`: the first NaN stays, and so does the first of equals.
+/// True if `x` replaces `max`. The first NaN wins, and the first of equal values.
 #[inline(always)]
 #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is not below or equal")]
 pub(crate) fn exceeds<E: Element>(x: E, max: E) -> bool {
-    // Two comparisons without a branch, so that loops are compiled to vectors: a number that is not
+    // Two comparisons without a branch, so that loops compile to vectors. A number that is not
     // below or equal is above, or one of the two is NaN.
     !(x <= max) & !is_nan(max)
 }
@@ -171,8 +173,8 @@ fn is_nan<E: Element>(x: E) -> bool {
     x != x
 }
 
-/// Overwrites dx with the sum of dy over the windows in which each input was the largest. Positions
-/// outside every window win nothing.
+/// Overwrites dx. Each input gets the sum of dy over the windows where it was the largest.
+/// Positions outside every window get 0.
 pub(crate) fn backward<E: Element, T: Float>(
     pool: &Pool,
     shape: &MaxPool2dShape,
@@ -208,12 +210,12 @@ pub(crate) fn backward<E: Element, T: Float>(
     });
 }
 
-/// The gradient of whole planes: each dy is added where its window found the maximum, in the order
-/// of the outputs.
+/// The gradient of whole planes. Each dy is added at the place of its window's maximum, in the
+/// order of the outputs.
 fn scatter<E: Element, T: Float>(shape: &MaxPool2dShape, dy: &[E], positions: &[u8], dx: &mut [E]) {
     let &MaxPool2dShape { in_size: [height, width], out_size, kernel, .. } = shape;
     let &MaxPool2dShape { stride, padding, dilation, .. } = shape;
-    // The steps from position 0 of a window to each other position; other numbers lead out of x.
+    // The steps from position 0 of a window to each other position. Unused numbers lead out of x.
     let mut steps = [[usize::MAX / 2; 2]; 256];
     for (place, step) in steps.iter_mut().enumerate().take(kernel[0] * kernel[1]) {
         *step = [place / kernel[1] * dilation[0], place % kernel[1] * dilation[1]];

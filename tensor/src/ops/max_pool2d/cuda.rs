@@ -8,10 +8,10 @@ use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
 
-/// `struct Pool`.
+/// The kernel parameter `struct Pool`, in words.
 const POOL: Parameter = Parameter::Words(29);
 
-/// `Ok` if there are kernels: for floats in planes that are counted in 32 bits.
+/// Checks that there are kernels: for floats, in planes whose sizes fit 32 bits.
 fn check(op: &'static str, shape: &MaxPool2dShape, dtype: DType) -> Result<()> {
     let MaxPool2dShape { in_size, out_size, padding, stride, .. } = *shape;
     let padded = [0, 1].map(|axis| in_size[axis] + 2 * padding[axis] + stride[axis]);
@@ -58,7 +58,7 @@ impl OnCuda for Backward {
     }
 }
 
-/// `struct Pool`.
+/// The words of the kernel parameter `struct Pool`.
 fn words(shape: &MaxPool2dShape) -> Vec<u64> {
     let MaxPool2dShape { planes, in_size, out_size, kernel, stride, padding, dilation } = *shape;
     let sizes = [in_size, out_size, kernel, stride, padding, dilation];

@@ -1,14 +1,14 @@
-//! The usual 2×2 windows side by side, all of them whole.
+//! The most frequent windows: 2×2, adjacent and all whole.
 
 use super::cpu::MaxPool2dShape;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
 
-/// Outputs that are computed side by side.
+/// Outputs that are computed together, in the lanes of vectors.
 const LANE_COUNT: usize = 16;
 
-/// The larger of two values with its position: the first of equals, and the first NaN. There is no
-/// branch, because random values would mispredict every other one.
+/// The larger of two values with its position: the first of equal values, and the first NaN. There
+/// is no branch, because the processor would mispredict every second one for random values.
 #[inline(always)]
 #[expect(clippy::eq_op, reason = "only a NaN differs from itself")]
 fn larger<E: Element>((a, a_at): (E, u32), (b, b_at): (E, u32)) -> (E, u32) {
@@ -16,7 +16,7 @@ fn larger<E: Element>((a, a_at): (E, u32), (b, b_at): (E, u32)) -> (E, u32) {
     (if b_wins { b } else { a }, if b_wins { b_at } else { a_at })
 }
 
-/// The largest value of a window, an upper and a lower pair, with its position.
+/// The largest value of a window, given as an upper and a lower pair, with its position.
 #[inline(always)]
 fn largest<E: Element>(upper: [E; 2], lower: [E; 2]) -> (E, u32) {
     let [upper, lower] = [upper, lower].map(|pair| pair.map(|x| x.cast::<E::Compute>()));
@@ -25,7 +25,7 @@ fn largest<E: Element>(upper: [E; 2], lower: [E; 2]) -> (E, u32) {
     (most.cast(), at)
 }
 
-/// y and the position of each maximum of some planes.
+/// Writes y and the position of each maximum, for some planes.
 pub(super) struct ForwardHalves<'a, E> {
     pub(super) shape: &'a MaxPool2dShape,
     pub(super) x: &'a [E],
@@ -55,7 +55,8 @@ impl<E: Element> SimdKernel<f32> for ForwardHalves<'_, E> {
                     let (upper, lower) = ([upper[at], upper[next]], [lower[at], lower[next]]);
                     (y[i], found[i]) = largest(upper, lower);
                 }
-                // Positions are as wide as the values until here, so that vectors are of one kind.
+                // Up to here positions are as wide as the values, so that all vectors have the same
+                // lanes.
                 position
                     .iter_mut()
                     .zip(found)
@@ -72,7 +73,7 @@ impl<E: Element> SimdKernel<f32> for ForwardHalves<'_, E> {
     }
 }
 
-/// dx of some planes: every input is in one window at most.
+/// Writes dx of some planes. Every input is in at most one window.
 pub(super) struct BackwardHalves<'a, E> {
     pub(super) shape: &'a MaxPool2dShape,
     pub(super) dy: &'a [E],

@@ -1,6 +1,6 @@
-// Maximum over windows of x[planes, H, W] → y[planes, OH, OW] with the position inside its window,
-// kh · KW + kw, as one byte. The first of equals counts; NaN is greater than everything. Both
-// directions overwrite. A thread takes every n-th element.
+// Maximum over windows of x[planes, H, W] → y[planes, OH, OW], with the position of each maximum
+// inside its window, kh · KW + kw, as one byte. The first of equal values wins; NaN is greater than
+// everything. Both directions overwrite. Each thread takes elements in a grid-stride loop.
 
 struct Pool {
   u64 planes;
@@ -14,8 +14,8 @@ struct Pool {
   Divisor by_stride_height, by_stride_width, by_dilation_height, by_dilation_width;
 };
 
-// The places of a plane that a position of its windows meets, along one direction: from `first` to
-// before `end` of the window, and where its position 0 is.
+// The positions of a window that are inside the plane, along one direction: from `first` to before
+// `end`. Position 0 is at place `start`.
 struct Window {
   i32 start;
   u32 first, end;
@@ -30,7 +30,7 @@ struct Window {
   }
 };
 
-// The plane of an element of all, of which a plane has so many.
+// The plane of element i of all `count` elements; `by_len` divides by the elements of a plane.
 __device__ inline u64 plane_of(u64 i, const Divisor& by_len, u64 count) {
   return count >> 31 == 0 ? by_len.quotient((u32)i) : i / by_len.size;
 }
@@ -68,7 +68,7 @@ extern "C" __global__ void KERNEL(max_pool2d)(Stored* y, u8* positions, const St
   }
 }
 
-// The windows from `first` to `last` that reach over one place along one direction, if any.
+// The windows along one direction that span a place: from `first` to `last`, if there are any.
 struct Covering {
   u32 first, last;
 
@@ -81,8 +81,8 @@ struct Covering {
   }
 };
 
-// dx[h, w] = Σ dy over the windows whose maximum stood there, in their order: a thread looks at each
-// of them, so that none is written by two. It takes runs of so many places of a row.
+// dx[h, w] = Σ dy over the windows whose maximum is at this place, in order. A thread visits all
+// these windows, so that each element of dx has one writer. It takes runs of RUN places of a row.
 template <u32 RUN>
 __device__ inline void gradients(Stored* dx, const Stored* dy, const u8* positions,
                                  const Pool& pool) {

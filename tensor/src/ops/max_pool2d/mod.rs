@@ -26,7 +26,7 @@ pub use pool1d::Pool1dGeometry;
 /// Windows of a pooling operation, (height, width).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool2dGeometry {
-    /// Size of a window; at most 256 elements.
+    /// Size of a window, at most 256 elements.
     pub kernel: [usize; 2],
     /// Step between windows, at least 1.
     pub stride: [usize; 2],
@@ -35,16 +35,16 @@ pub struct Pool2dGeometry {
 }
 
 impl Pool2dGeometry {
-    /// Square windows side by side, PyTorch's default stride.
+    /// Adjacent square windows: PyTorch's default stride.
     pub fn square(kernel: usize) -> Self {
         Pool2dGeometry { kernel: [kernel; 2], stride: [kernel; 2], padding: [0, 0] }
     }
 }
 
-/// The choices of a pooling by largest values; the default is PyTorch's.
+/// The options of a max pooling; the default is PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxPool {
-    /// Places from one position of a window to the next, at least 1.
+    /// Step between neighbouring positions of a window, at least 1.
     pub dilation: [usize; 2],
     /// The rounding of the number of windows.
     pub rounding: SizeRounding,
@@ -170,28 +170,28 @@ fn backward(
 }
 
 impl Tensor {
-    /// The largest value in each window, and its place in the window (row-major, u8): backward
-    /// needs this byte for each output instead of x. The first of equals wins, NaN over everything.
-    /// Floats and integers.
+    /// The largest value in each window, and its place in the window (row-major, u8). Backward
+    /// needs this byte for each output instead of x. The first of equal values wins; NaN wins over
+    /// every number. Floats and integers.
     ///
     /// # Shapes
     /// `[B, C, H, W] → [B, C, H', W']` twice, with `H' = (H + 2 padding - kernel) / stride + 1`,
     /// rounded down.
     ///
     /// # Errors
-    /// `Shape` (also when no window fits), `DType`, `OutOfMemory`.
+    /// `Shape` (also if no window fits), `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn max_pool2d(&self, geometry: Pool2dGeometry) -> Result<(Tensor, Tensor)> {
         forward("max_pool2d", self, geometry, MaxPool::default())
     }
 
-    /// [`Tensor::max_pool2d`] with steps inside the windows, or with windows that do not fit whole:
-    /// `H' = (H + 2 padding - dilation · (kernel - 1) - 1) / stride + 1`, rounded as `options`
-    /// says. The padding is at most half of the places that a window reaches over.
+    /// [`Tensor::max_pool2d`] with dilated windows, or with windows that do not fit whole: `H' = (H
+    /// + 2 padding - dilation · (kernel - 1) - 1) / stride + 1`, rounded as `options` says. The
+    /// padding is at most half of the length that a window spans.
     ///
     /// # Errors
-    /// As [`Tensor::max_pool2d`], and `Shape` where there is padding and the dilation is larger
-    /// than the image: a window could meet nothing.
+    /// As [`Tensor::max_pool2d`], and `Shape` if there is padding and the dilation is larger than
+    /// the image: a window could meet no input.
     #[track_caller]
     pub fn max_pool2d_with(
         &self,

@@ -1,4 +1,4 @@
-//! Pooling of sequences: images one row high.
+//! Pooling of sequences, as images one row high.
 
 use super::{MaxPool, Pool2dGeometry, backward, forward};
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::tensor::Tensor;
 /// Windows of a pooling over sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool1dGeometry {
-    /// Length of a window; at most 256 for the largest value.
+    /// Length of a window; at most 256 for max pooling.
     pub kernel: usize,
     /// Step between windows, at least 1.
     pub stride: usize,
@@ -18,12 +18,12 @@ pub struct Pool1dGeometry {
 }
 
 impl Pool1dGeometry {
-    /// Windows side by side, PyTorch's default stride.
+    /// Adjacent windows: PyTorch's default stride.
     pub fn side_by_side(kernel: usize) -> Self {
         Pool1dGeometry { kernel, stride: kernel, padding: 0 }
     }
 
-    /// The windows of an image one row high.
+    /// The equivalent windows of an image one row high.
     pub(crate) fn as_2d(self) -> Pool2dGeometry {
         let Pool1dGeometry { kernel, stride, padding } = self;
         Pool2dGeometry { kernel: [1, kernel], stride: [1, stride], padding: [0, padding] }

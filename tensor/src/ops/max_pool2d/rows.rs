@@ -1,5 +1,5 @@
-//! Windows of any kind, a row of outputs at a time: neighbouring outputs are computed side by side,
-//! position by position of their windows.
+//! Windows of any kind, for one row of outputs at a time. Neighbouring outputs are computed
+//! together, position by position of their windows.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -8,11 +8,11 @@ use super::cpu::{MaxPool2dShape, exceeds};
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::{Element, Float};
 
-/// Columns of dx whose sums are held at once.
+/// Columns of dx whose sums are in memory at once.
 const COLUMN_COUNT: usize = 256;
 
-/// The outputs along a row whose window has a column of x from `columns` at position `kw`, and the
-/// first of these columns.
+/// The outputs of a row whose window has a column of `columns` at position `kw`, and the first of
+/// these columns.
 #[inline(always)]
 fn outputs(shape: &MaxPool2dShape, kw: usize, columns: Range<usize>) -> (Range<usize>, usize) {
     let stride = shape.stride[1];
@@ -24,8 +24,8 @@ fn outputs(shape: &MaxPool2dShape, kw: usize, columns: Range<usize>) -> (Range<u
     (start..end, (start * stride).saturating_add_signed(offset))
 }
 
-/// y and the position of each maximum of some planes: the first in row-major order, and NaN above
-/// all.
+/// Writes y and the position of each maximum, for some planes: the first in row-major order; NaN
+/// above all.
 pub(super) struct ForwardRows<'a, E> {
     pub(super) shape: &'a MaxPool2dShape,
     pub(super) x: &'a [E],
@@ -38,7 +38,7 @@ impl<E: Element> SimdKernel<f32> for ForwardRows<'_, E> {
     fn run<S: Simd<f32>, const ROWS: usize, const COLS: usize>(mut self, _: S) {
         let [stride, out_width] = [self.shape.stride[1], self.shape.out_size[1]];
         let beyond = (self.shape.kernel[1] - 1) * self.shape.dilation[1];
-        // Outputs whose columns are held at once.
+        // Outputs whose columns fit the buffer.
         let span = HELD_LEN.saturating_sub(beyond) / stride / BLOCK_LEN * BLOCK_LEN;
         if span == 0 {
             return self.one_by_one();
@@ -55,7 +55,7 @@ impl<E: Element> SimdKernel<f32> for ForwardRows<'_, E> {
 }
 
 impl<E: Element> ForwardRows<'_, E> {
-    /// Computes windows one by one, if they are too far apart to hold several.
+    /// Computes windows one by one, if they are too far apart for the buffer.
     fn one_by_one(&mut self) {
         let ForwardRows { shape, x, y, positions } = self;
         let ([height, width], [out_height, out_width]) = (shape.in_size, shape.out_size);
@@ -66,7 +66,8 @@ impl<E: Element> ForwardRows<'_, E> {
         }
     }
 
-    /// Writes these columns of all rows of y; `STRIDE` is the windows' stride, or 0 for any.
+    /// Writes the columns `outs` of all rows of y. `STRIDE` is the windows' stride, or 0 for any
+    /// stride.
     #[inline(always)]
     fn columns<const STRIDE: usize>(&mut self, outs: Range<usize>) {
         let ForwardRows { shape, x, y, positions } = self;
@@ -74,16 +75,16 @@ impl<E: Element> ForwardRows<'_, E> {
         let (stride, padding) = (shape.stride[1], shape.padding[1]);
         let ([kernel, dilation], len) = ([shape.kernel[1], shape.dilation[1]], outs.len());
         let blocks = len.div_ceil(BLOCK_LEN);
-        // Elements of a window outside x are below everything.
+        // Elements of a window outside x are below every number.
         let below = E::Compute::from_f64(f64::NEG_INFINITY);
         let mut lines = [[below; HELD_LEN]; LINE_COUNT];
-        // The columns of x that are held, and the place of the first one.
+        // The columns of x in the buffer, and the place of the first one.
         let (start, held) = (outs.start * stride, blocks * BLOCK_LEN * stride);
         let held = held + (kernel - 1) * dilation;
         let first = start.saturating_sub(padding).min(width);
         let end = (start + held).saturating_sub(padding).min(width);
         let at = (first + padding).saturating_sub(start).min(held);
-        // The first position of each window inside x: the result of a window that is all -∞.
+        // The first position of each window inside x: the result of a window that is -∞ everywhere.
         let mut begins = [[0; BLOCK_LEN]; BLOCK_COUNT];
         for (q, begin) in outs.clone().zip(begins.as_flattened_mut()) {
             *begin = shape.window(1, q).0.start as u32;
@@ -101,7 +102,8 @@ impl<E: Element> ForwardRows<'_, E> {
                 }
                 for group in heights.clone().step_by(LINE_COUNT) {
                     let group = group..heights.end.min(group + LINE_COUNT);
-                    // All lines are written first: a line that was just written is slow to read.
+                    // All lines are written before one is read: reading a line that was just
+                    // written is slow.
                     for (kh, line) in group.clone().zip(&mut lines) {
                         let from = top.cast_unsigned().wrapping_add(kh * shape.dilation[0]) * width;
                         let (x, line) = (&x[from + first..from + end], &mut line[at..]);
@@ -117,7 +119,8 @@ impl<E: Element> ForwardRows<'_, E> {
                                 let from = &line[block * BLOCK_LEN * stride + kw * dilation..];
                                 let values = every::<_, STRIDE>(from, stride);
                                 let place = (kh * kernel + kw) as u32;
-                                // No branch: random values would mispredict every other one.
+                                // No branch, because the processor would mispredict every second
+                                // one for random values.
                                 for i in 0..BLOCK_LEN {
                                     let wins = exceeds(values[i], most[i]);
                                     most[i] = if wins { values[i] } else { most[i] };
@@ -144,19 +147,19 @@ impl<E: Element> ForwardRows<'_, E> {
     }
 }
 
-/// Outputs side by side that are computed at once: loops over this many are compiled to vectors.
+/// Outputs that are computed together: the compiler turns loops of this length into vectors.
 const BLOCK_LEN: usize = 16;
 
-/// Columns that are held at once, with the padding around them.
+/// Columns in the buffer, including the padding.
 const HELD_LEN: usize = 512;
 
-/// Blocks of outputs whose columns are held at once, at most.
+/// Largest number of blocks of outputs whose columns are in the buffer at once.
 const BLOCK_COUNT: usize = HELD_LEN / BLOCK_LEN;
 
-/// Rows of a window that are held at once.
+/// Rows of a window in the buffer at once.
 const LINE_COUNT: usize = 4;
 
-/// The largest value of one window and its position, for windows of which few are held.
+/// The largest value of one window and its position.
 #[inline(always)]
 fn largest<E: Element>(shape: &MaxPool2dShape, x: &[E], [p, q]: [usize; 2]) -> (E, u8) {
     let ((heights, top), (widths, left)) = (shape.window(0, p), shape.window(1, q));
@@ -174,14 +177,14 @@ fn largest<E: Element>(shape: &MaxPool2dShape, x: &[E], [p, q]: [usize; 2]) -> (
     found.expect("every window meets x")
 }
 
-/// A block of elements `stride` apart, which is `STRIDE` unless that is 0.
+/// A block of elements that are `stride` apart. `STRIDE` is the stride, or 0 for any stride.
 #[inline(always)]
 fn every<E: Copy + Default, const STRIDE: usize>(from: &[E], stride: usize) -> [E; BLOCK_LEN] {
     let mut block = [E::default(); BLOCK_LEN];
     match STRIDE {
         1 => block.copy_from_slice(&from[..BLOCK_LEN]),
         2 => {
-            // A length that the compiler knows becomes a shuffle of vectors.
+            // With a length known to the compiler, this becomes a shuffle of vectors.
             let (line, _) = from.as_chunks::<{ 2 * BLOCK_LEN }>();
             (0..BLOCK_LEN).for_each(|i| block[i] = line[0][2 * i]);
         }
@@ -190,11 +193,11 @@ fn every<E: Copy + Default, const STRIDE: usize>(from: &[E], stride: usize) -> [
     block
 }
 
-/// A row of dx: the sums of dy over the windows in which an input was the largest, in the order of
-/// the outputs.
+/// Computes a row of dx: sums of dy over the windows where an input was the largest, in the order
+/// of the outputs.
 pub(super) struct BackwardRow<'a, E, T> {
     pub(super) shape: &'a MaxPool2dShape,
-    /// The dy of the plane.
+    /// dy of the plane.
     pub(super) dy: &'a [E],
     pub(super) positions: &'a [u8],
     pub(super) row: usize,
@@ -218,8 +221,9 @@ impl<E: Element, T: Float> SimdKernel<f32> for BackwardRow<'_, E, T> {
 }
 
 impl<E: Element, T: Float> BackwardRow<'_, E, T> {
-    /// Computes a row whose sums are held with the padding around it. Outputs side by side are
-    /// added to sums side by side: the sums of columns with the same remainder by the stride.
+    /// Computes a row whose sums, with the padding, fit the buffer. Neighbouring outputs are added
+    /// to neighbouring sums: sums of columns with the same remainder modulo the stride are
+    /// contiguous.
     #[inline(always)]
     fn held<const STRIDE: usize>(self) {
         let BackwardRow { shape, dy, positions, row, dx, .. } = self;
@@ -241,7 +245,7 @@ impl<E: Element, T: Float> BackwardRow<'_, E, T> {
                 add_block(shape, kh, &mut sums, &block);
             }
         }
-        // The first sum of column `at`, of STRIDE.
+        // The sums of columns `at`, `at + STRIDE`, and so on.
         let from = |at: usize| &sums[(at + padding) % STRIDE][(at + padding) / STRIDE..];
         let (whole, rest) = dx.as_chunks_mut::<STRIDE>();
         let count = whole.len();
@@ -252,7 +256,7 @@ impl<E: Element, T: Float> BackwardRow<'_, E, T> {
         rest.iter_mut().enumerate().for_each(|(at, dx)| *dx = from(at)[count].cast());
     }
 
-    /// Computes a row of any other kind.
+    /// Computes a row of any kind.
     #[inline(always)]
     fn any(self) {
         let BackwardRow { shape, dy, positions, row, dx, .. } = self;
@@ -264,7 +268,7 @@ impl<E: Element, T: Float> BackwardRow<'_, E, T> {
             sums.fill(T::ZERO);
             for p in shape.axis(0).covering(row) {
                 let Some(kh) = shape.position(0, p, row) else { continue };
-                // Positions go backwards, so that outputs are added in their order.
+                // Positions go backwards, so that outputs are added in order.
                 for kw in (0..kernel).rev() {
                     let (outs, first) = outputs(shape, kw, begin..begin + dx.len());
                     let place = (kh * kernel + kw) as u8;
@@ -282,16 +286,16 @@ impl<E: Element, T: Float> BackwardRow<'_, E, T> {
     }
 }
 
-/// Outputs side by side.
+/// Neighbouring outputs.
 struct OutputBlock<'a, E> {
-    /// The number of the block in its row.
+    /// The index of the block in its row.
     index: usize,
     dy: &'a [E; BLOCK_LEN],
     positions: &'a [u8; BLOCK_LEN],
 }
 
-/// Adds a block of dy to the sums of the columns that its windows found in their row `kh`. Padding
-/// of the block with zeros changes nothing.
+/// Adds a block of dy to the sums of the columns where its windows have their maximum in window row
+/// `kh`. Zeros that pad the block change nothing.
 #[inline(always)]
 fn add_block<E: Element, T: Float, const STRIDE: usize>(
     shape: &MaxPool2dShape,
@@ -303,7 +307,7 @@ fn add_block<E: Element, T: Float, const STRIDE: usize>(
     let (kernel, dilation) = (shape.kernel[1], shape.dilation[1]);
     // Places are widened to four bytes, the size of f32.
     let (values, places): ([T; BLOCK_LEN], _) = (dy.map(|dy| dy.cast()), positions.map(u32::from));
-    // Positions go backwards, so that outputs are added in their order.
+    // Positions go backwards, so that outputs are added in order.
     for kw in (0..kernel).rev() {
         let (place, shift) = ((kh * kernel + kw) as u32, kw * dilation);
         let first = index * BLOCK_LEN + shift / STRIDE;

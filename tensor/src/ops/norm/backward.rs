@@ -1,4 +1,4 @@
-//! The gradients of rows in the cache, and the gradients of parameters in partial sums.
+//! The gradients of rows, computed in the cache, and the gradients of parameters, as partial sums.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::{Element, is_same_type};
 
-/// Partial sums, at most: each sample has its own, unless there are more samples.
+/// Largest number of partial sums. If samples are not more, each has partial sums of its own.
 const PARTIALS_MAX: usize = 64;
 
 /// The cut of [`backward`]: a function of the shape alone.
@@ -25,7 +25,7 @@ pub(super) struct Cut {
 }
 
 impl Norm {
-    /// True if neighbouring rows have the same channels, and share partial sums.
+    /// True if neighbouring rows have the same channels and add to the same partial sums.
     fn rows_share_sums(&self) -> bool {
         self.groups == 1 && self.samples > PARTIALS_MAX
     }
@@ -74,8 +74,8 @@ impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Backward<'_, E> 
 }
 
 impl<E: Element<Compute: SimdFloat>> RowKernel<E::Compute> for Backward<'_, E> {
-    /// `dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂))`. The means of one row are rounded and
-    /// spread while another is summed.
+    /// `dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂))`. While one row is summed, the means
+    /// of the previous row are rounded and broadcast to vectors.
     #[inline(always)]
     fn rows_of_elements<S: Simd<E::Compute>>(
         &mut self,
@@ -87,7 +87,7 @@ impl<E: Element<Compute: SimdFloat>> RowKernel<E::Compute> for Backward<'_, E> {
         for row in rows.clone() {
             scales[row - rows.start] = self.scale_of(simd, row, wide);
         }
-        // Rows that are widened, or have weights or sums of their own, go one by one.
+        // Rows of another type, or with weights or sums of their own, are computed one by one.
         let are_alike = is_same_type::<E, E::Compute>() && self.norm.rows_share_sums();
         if are_alike && rows.len() == ROWS_TOGETHER_MAX {
             return self.gradients(simd, rows.start, &scales, wide);
@@ -149,7 +149,7 @@ impl<'a, E: Element<Compute: SimdFloat>> Backward<'a, E> {
         [Some(first..first + per_row), Some(first + per_row..first + 2 * per_row)]
     }
 
-    /// The numbers of a row's gradient: `[mean, rstd, mean(dy·w), mean(dy·w·x̂)]`.
+    /// The coefficients of a row's gradient: `[mean, rstd, mean(dy·w), mean(dy·w·x̂)]`.
     #[inline(always)]
     fn scale_of<S: Simd<E::Compute>>(
         &self,
@@ -182,7 +182,7 @@ impl<'a, E: Element<Compute: SimdFloat>> Backward<'a, E> {
         self.weight.map(|weight| &weight[channels])
     }
 
-    /// Writes dx of `ROWS` rows from `first` on and adds to the sums of their channels.
+    /// Writes dx of `ROWS` rows from row `first` on, and adds to the sums of their channels.
     #[inline(always)]
     fn gradients<S: Simd<E::Compute>, const ROWS: usize>(
         &mut self,
@@ -272,7 +272,7 @@ pub(super) struct Reads<'a, E: Element> {
     pub(super) weight: Option<&'a [E]>,
 }
 
-/// Overwrites dx and, if given, the gradients of weight and bias; `partials` is scratch for those.
+/// Overwrites dx and, if given, the gradients of weight and bias, with `partials` as their scratch.
 pub(super) fn backward<E: Element<Compute: SimdFloat>>(
     cpu: &Cpu,
     norm: &Norm,
@@ -314,7 +314,7 @@ pub(super) fn backward<E: Element<Compute: SimdFloat>>(
         Chunked::new(&mut *partials, partial_rows * 2 * per_row),
         |index, dx, partials| task(index, dx, Some(partials)),
     );
-    // Partial sums lie as [partials, groups, 2, channels of a group].
+    // Partial sums are `[partials, groups, 2, channels of a group]`.
     for (which, to) in [dweight, dbias].into_iter().enumerate() {
         for (group, to) in to.chunks_exact_mut(per_row.max(1)).enumerate() {
             let (row_len, first) = (2 * norm.channels, (group * 2 + which) * per_row);
@@ -323,7 +323,7 @@ pub(super) fn backward<E: Element<Compute: SimdFloat>>(
     }
 }
 
-/// `to[i] = Σ of rows[first + i]` over rows of `row_len`.
+/// `to[i] = Σ rows[first + i]` over rows of `row_len`.
 struct AddUp<'a, E: Element> {
     rows: &'a [E::Compute],
     row_len: usize,
@@ -332,7 +332,7 @@ struct AddUp<'a, E: Element> {
 }
 
 impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for AddUp<'_, E> {
-    /// A tile at a time, to read along the rows.
+    /// Sums a tile of columns at a time, so that memory is read along the rows.
     #[inline(always)]
     fn run<S: Simd<E::Compute>, const ROWS: usize, const COLS: usize>(self, _: S) {
         const TILE_LEN: usize = 64;

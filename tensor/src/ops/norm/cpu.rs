@@ -1,5 +1,5 @@
-//! Rows of `channels / groups` channels of `inner` elements each, normalised in the cache. The
-//! statistics take two passes (mean, then squared distances from it), with sums carried in f64.
+//! Normalises rows of `channels / groups` channels of `inner` elements each, in the cache. The
+//! statistics take two passes (the mean, then squared distances from it), with sums in f64.
 
 use std::ops::Range;
 
@@ -17,10 +17,10 @@ use crate::dtype::{Element, is_same_type};
 /// Elements of a task.
 const CHUNK_LEN: usize = 1 << 14;
 
-/// Rows that are worked on together, at most.
+/// Largest number of rows that are computed together.
 pub(super) const ROWS_TOGETHER_MAX: usize = 4;
 
-/// Elements of rows that are worked on together: they stay in the L1 cache.
+/// Elements of rows that are computed together, so that they stay in the L1 cache.
 const TOGETHER_LEN: usize = 1 << 12;
 
 impl Norm {
@@ -54,7 +54,7 @@ impl<E: Element<Compute: SimdFloat>> SimdKernel<E::Compute> for Forward<'_, E> {
 }
 
 impl<E: Element<Compute: SimdFloat>> RowKernel<E::Compute> for Forward<'_, E> {
-    /// The roots and quotients of one row are computed while another is summed.
+    /// Roots and quotients of one row are computed while another row is summed.
     #[inline(always)]
     fn rows_of_elements<S: Simd<E::Compute>>(
         &mut self,
@@ -71,7 +71,7 @@ impl<E: Element<Compute: SimdFloat>> RowKernel<E::Compute> for Forward<'_, E> {
         for row in rows.clone() {
             self.keep_moments(simd, row, near[row - rows.start], wide);
         }
-        // Rows that are widened, or have weights of their own, go one by one.
+        // Rows of another type, or with weights of their own, are computed one by one.
         let are_alike = is_same_type::<E, E::Compute>() && self.norm.groups == 1;
         if are_alike && rows.len() == ROWS_TOGETHER_MAX {
             return self.normalize::<S, ROWS_TOGETHER_MAX>(simd, rows.start, wide);
@@ -106,7 +106,7 @@ impl<E: Element<Compute: SimdFloat>> RowKernel<E::Compute> for Forward<'_, E> {
 }
 
 impl<E: Element<Compute: SimdFloat>> Forward<'_, E> {
-    /// Stores the statistics of a row, and returns the mean and rstd that it is normalised by.
+    /// Stores the statistics of a row. Returns the mean and rstd that normalise the row.
     #[inline(always)]
     fn keep(&mut self, row: usize, mut moments: MeanVariance) -> [E::Compute; 2] {
         if !moments.variance.is_finite() {
@@ -139,7 +139,7 @@ impl<E: Element<Compute: SimdFloat>> Forward<'_, E> {
         E::Compute::from_f64(sum / len as f64)
     }
 
-    /// Stores the statistics of a row, from the distances to a number near its mean.
+    /// Stores the statistics of a row, from its distances to a number near its mean.
     #[inline(always)]
     fn keep_moments<S: Simd<E::Compute>>(
         &mut self,
@@ -162,7 +162,7 @@ impl<E: Element<Compute: SimdFloat>> Forward<'_, E> {
         self.keep(row, moments);
     }
 
-    /// Writes y of `ROWS` rows from `first` on.
+    /// Writes y of `ROWS` rows from row `first` on.
     #[inline(always)]
     fn normalize<S: Simd<E::Compute>, const ROWS: usize>(
         &mut self,
@@ -225,9 +225,9 @@ pub(super) struct Reads<'a, E> {
 /// The results of [`forward`], which are overwritten.
 pub(super) struct Writes<'a, E: Element> {
     pub(super) y: &'a mut [E],
-    /// The means, unless rows are not centred.
+    /// The means; `None` if rows have no mean.
     pub(super) mean: Option<&'a mut [E::Compute]>,
-    /// The reciprocal deviations.
+    /// The reciprocals of the standard deviations.
     pub(super) rstd: &'a mut [E::Compute],
 }
 

@@ -9,22 +9,22 @@ use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
 use Parameter::{F64, Read, U32, U64, Words, Write};
 
-/// `struct Norm`.
+/// The kernel parameter `struct Norm`, in words.
 const SIZES: Parameter = Words(4);
 
-/// `struct Partials`.
+/// The kernel parameter `struct Partials`, in words.
 const PARTS: Parameter = Words(2);
 
-/// Threads of a block that adds up parts of channels, at most.
+/// Largest number of threads of a block that adds up parts of channels.
 const THREADS_MAX: usize = 256;
 
-/// Channels of such a block where a sample has one element of each.
+/// Channels of such a block, if a sample has one element of each channel.
 const BLOCK_CHANNELS: usize = 128;
 
-/// The most blocks of a grid; each then takes more rows, or parts.
+/// Largest number of blocks of a grid. More rows or parts go to the same blocks.
 const BLOCKS_MAX: u32 = 1 << 16;
 
-/// A block for each of `count` parts, or for several.
+/// A block for each of `count` parts; large counts share blocks.
 fn grid_of_parts(count: usize, threads: usize) -> Grid {
     Grid::row(count.min(BLOCKS_MAX as usize) as u32, threads as u32)
 }
@@ -39,7 +39,7 @@ impl Norm {
         LineGroups::of(blocks, self.dtype, BLOCKS_MAX)
     }
 
-    /// `struct Norm`.
+    /// The words of the kernel parameter `struct Norm`.
     fn words(&self) -> [u64; 4] {
         [self.rows(), self.groups, self.channels, self.inner].map(|size| size as u64)
     }

@@ -1,4 +1,4 @@
-//! Layer, root mean square and group normalisation as methods.
+//! The methods of layer, root mean square and group normalisation.
 
 use super::backward::Cut;
 use super::operands::{check_parameters, check_statistics, contiguous};
@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 pub struct Normalized {
     /// The result, of the input's shape and type.
     pub y: Tensor,
-    /// The mean of each row, in f32 or f64; none for [`Tensor::rms_norm`].
+    /// The mean of each row, in f32 or f64; `None` for [`Tensor::rms_norm`].
     pub mean: Option<Tensor>,
     /// `1 / √(variance + eps)` of each row, in f32 or f64.
     pub rstd: Tensor,
@@ -89,16 +89,16 @@ impl Tensor {
     }
 
     /// Normalises over the last `axis_count` dimensions to mean 0 and variance 1 (biased, plus
-    /// `eps`), then scales by `weight` and adds `bias`, which have the shape of those dimensions
-    /// and the input's type. `self` is x, of any float type; the half types are computed in f32.
+    /// `eps`), then scales by `weight` and adds `bias`. Both have the shape of those dimensions and
+    /// the input's type. `self` is x, of any float type; the half types are computed in f32.
     ///
-    /// Mean and variance take two passes over the row in the cache, summed in f64.
+    /// Mean and variance take two passes over the row, which stays in the cache. Sums are in f64.
     ///
     /// # Shapes
     /// `x: [N.., D..], weight, bias: [D..] → y: [N.., D..], mean, rstd: [N..]`
     ///
     /// # Errors
-    /// `Index` when there are fewer dimensions, `Shape`, `DType`, `OutOfMemory`.
+    /// `Index` if there are fewer dimensions, `Shape`, `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn layer_norm(
         &self,
@@ -112,8 +112,8 @@ impl Tensor {
         self.normalize(norm, kept, parameter_shape, [weight, bias])
     }
 
-    /// The gradients through [`Tensor::layer_norm`] for `self = dy`, by the mean and rstd that it
-    /// returned. The gradients of weight and bias are summed in an order that depends on the shape
+    /// The gradients through [`Tensor::layer_norm`], for `self = dy` and the mean and rstd of its
+    /// results. The gradients of weight and bias are summed in an order that depends on the shape
     /// alone, with scratch for at most 64 rows.
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl Tensor {
     }
 
     /// `x / √(mean(x²) + eps) · weight` over the last `axis_count` dimensions; see
-    /// [`Tensor::layer_norm`]. PyTorch's default for eps is the spacing of the floats at 1.
+    /// [`Tensor::layer_norm`]. PyTorch's default for eps is the machine epsilon of the type.
     ///
     /// # Errors
     /// The errors of [`Tensor::layer_norm`].
@@ -150,7 +150,7 @@ impl Tensor {
     }
 
     /// The gradients through [`Tensor::rms_norm`] for `self = dy`. The second gradient of the
-    /// parameters is Σ dy, for a bias added afterwards.
+    /// parameters is Σ dy, the gradient of a bias that is added afterwards.
     ///
     /// # Errors
     /// The errors of [`Tensor::layer_norm`].
@@ -165,9 +165,9 @@ impl Tensor {
         self.normalize_backward(norm, shape, x, [None, Some(rstd)], weight)
     }
 
-    /// Normalises each of `groups` groups of neighbouring channels of each sample. A group for each
-    /// channel is instance normalisation; one group is layer normalisation with a weight for each
-    /// channel. See [`Tensor::layer_norm`].
+    /// Normalises each of `groups` groups of neighbouring channels of each sample. With a group for
+    /// each channel this is instance normalisation. With one group it is layer normalisation with a
+    /// weight for each channel. See [`Tensor::layer_norm`].
     ///
     /// # Shapes
     /// `x: [N, C, ..], weight, bias: [C] → y: [N, C, ..], mean, rstd: [N, groups]`
@@ -186,8 +186,8 @@ impl Tensor {
         self.normalize(norm, kept, Shape::new(&[norm.channels]), [weight, bias])
     }
 
-    /// The gradients through [`Tensor::group_norm`] for `self = dy`, by the mean and rstd that it
-    /// returned.
+    /// The gradients through [`Tensor::group_norm`], for `self = dy` and the mean and rstd of its
+    /// results.
     ///
     /// # Errors
     /// The errors of [`Tensor::group_norm`].
@@ -209,7 +209,8 @@ impl Tensor {
     }
 }
 
-/// The norm of x whose statistics have the shape of `rstd`, and the shape of its parameters.
+/// The normalisation of x whose statistics have the shape of `rstd`, and the shape of its
+/// parameters.
 fn trailing_backward(
     op: &'static str,
     x: &Tensor,

@@ -1,5 +1,5 @@
-//! Normalisation of the parts of each sample: over trailing dimensions (layer and root mean
-//! square), or over groups of channels. For a row x of `[channels / groups, inner]`:
+//! Normalisation of parts of each sample: trailing dimensions (layer and root mean square), or
+//! groups of channels. For a row x of `[channels / groups, inner]`:
 //!
 //! - x̂ = (x - mean) · rstd with rstd = 1 / √(mean((x - mean)²) + eps); y = x̂ · w + b, where w
 //!   and b have one element for each channel. The root mean square has no mean and no b.
@@ -28,24 +28,25 @@ use crate::tensor::Tensor;
 
 pub use methods::{Normalized, NormalizedBackward};
 
-/// The origin of distances.
+/// The center of the distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Center {
-    /// Mean and scale are normalised.
+    /// The mean of the row: mean and scale are normalised.
     Mean,
-    /// Only the scale is normalised.
+    /// Zero: only the scale is normalised.
     Zero,
 }
 
 impl Center {
-    /// The means in the gradient, of sums over `len` elements.
+    /// The means in the gradient, from sums over `len` elements.
     fn means(self, [sum, product]: [f64; 2], len: usize) -> [f64; 2] {
         let sum = if self == Center::Mean { sum } else { 0.0 };
         [sum, product].map(|sum| sum / len as f64)
     }
 }
 
-/// A contiguous `[samples, groups, channels / groups, inner]`, whose last two are normalised.
+/// A contiguous `[samples, groups, channels / groups, inner]`. The last two dimensions are
+/// normalised.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Norm {
     name: &'static str,
@@ -63,7 +64,7 @@ impl Norm {
         self.channels / self.groups.max(1) * self.inner
     }
 
-    /// The channels that row number `row` consists of.
+    /// The channels of row number `row`.
     fn channels_of_row(&self, row: usize) -> std::ops::Range<usize> {
         let per_row = self.channels / self.groups;
         let first = row % self.groups * per_row;
@@ -103,7 +104,7 @@ impl FullKernel for Forward {
             let rstd = operands.write::<T>(1).slice();
             let mean = (norm.center == Center::Mean).then(|| operands.write::<T>(2).slice());
             if norm.row_len() == 0 {
-                // The mean of nothing.
+                // The statistics of rows without elements.
                 rstd.fill(T::NAN);
                 mean.into_iter().for_each(|mean| mean.fill(T::NAN));
                 return Ok(());
@@ -157,7 +158,7 @@ impl FullKernel for Backward {
 }
 
 impl Norm {
-    /// Over the last `axis_count` dimensions of x, which are the shape of the parameters.
+    /// Normalisation over the last `axis_count` dimensions of x, and the shape of the parameters.
     fn trailing(
         name: &'static str,
         x: &Tensor,
@@ -184,7 +185,7 @@ impl Norm {
         Ok((norm, Shape::new(samples)))
     }
 
-    /// Over groups of channels of `x: [N, C, ..]`.
+    /// Normalisation over groups of channels of `x: [N, C, ..]`.
     fn grouped(name: &'static str, x: &Tensor, groups: usize, eps: f64) -> Result<(Norm, Shape)> {
         x.check_any_float(name)?;
         let (left, right) = (*x.shape(), Shape::new(&[groups]));

@@ -1,4 +1,4 @@
-//! Means and variances: of a row in two passes, and of parts that are merged.
+//! Means and variances: of a row in two passes, and of merged parts.
 
 use super::Center;
 use crate::cpu::lines::{Lines, Sums, load};
@@ -20,10 +20,9 @@ pub(crate) struct MeanVariance {
 }
 
 impl MeanVariance {
-    /// The moments of `len` elements from the sums of their distances and squared distances from
-    /// `near`, the rounded mean. The error that the rounding adds to the distances is subtracted
-    /// again: Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983),
-    /// equation 1.7.
+    /// The moments of `len` elements. `sums` are the sums of distances, and squared distances, from
+    /// `near`, the rounded mean. The error of the rounding is subtracted again: Chan, Golub and
+    /// LeVeque, "Algorithms for computing the sample variance" (1983), equation 1.7.
     #[inline(always)]
     pub(super) fn corrected<T: SimdFloat>(near: T, sums: [f64; 2], len: usize) -> Self {
         let [rest, square] = sums.map(|sum| sum / len as f64);
@@ -57,7 +56,7 @@ impl MeanVariance {
         Self::corrected(mean, sums.totals(), x.len())
     }
 
-    /// The mean of the squares of a row, as its variance about a mean of 0.
+    /// The mean of the squares of a row, as the variance around a mean of 0.
     #[inline(always)]
     pub(super) fn about_zero<E: Element, T: SimdFloat, const W: usize>(x: &[E]) -> Self {
         let mut line = [T::ZERO; W];
@@ -73,8 +72,8 @@ impl MeanVariance {
         MeanVariance { mean: 0.0, variance: squares / x.len() as f64 }
     }
 
-    /// The moments of a row whose squares are beyond the type that rows are summed in: all in f64,
-    /// element by element.
+    /// The moments of a row whose squares overflow the type of the computation: all in f64, element
+    /// by element.
     #[cold]
     #[inline(never)]
     pub(super) fn one_by_one<E: Element>(x: &[E], center: Center) -> Self {
@@ -89,7 +88,7 @@ impl MeanVariance {
     }
 }
 
-/// The moments of a set of elements, which can be merged with those of another set.
+/// The moments of a set of elements, which can be merged with the moments of another set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moments {
     pub(crate) count: f64,

@@ -1,6 +1,6 @@
 // Normalisation of rows of `channels / groups` channels of `inner` elements each, as on the
-// processor: y = x̂ · w + b with x̂ = (x - mean) · rstd. Sums are added up in f64, in an order that
-// the sizes alone decide. A group of `lanes` threads takes a row.
+// processor: y = x̂ · w + b with x̂ = (x - mean) · rstd. Sums are in f64, in an order that depends
+// on the sizes alone. A group of `lanes` threads takes a row.
 
 struct Norm {
   u64 rows;      // samples · groups
@@ -15,11 +15,11 @@ struct Norm {
   }
 };
 
-// The parameters of the elements of rows.
+// The weights or biases of the elements of rows.
 struct Parameters {
-  const Stored* values;  // absent where they are `otherwise`
+  const Stored* values;  // null if all are `otherwise`
   Computed otherwise;
-  bool is_packed;  // whether those of a row are whole packs that memory is aligned to
+  bool is_packed;  // true if the parameters of a row are whole, aligned packs
 
   __device__ Parameters(const Stored* values, Computed otherwise, const Norm& norm)
       : values(values),
@@ -27,7 +27,7 @@ struct Parameters {
         is_packed(norm.inner == 1 && norm.channels_of_row() % LINE_PACK == 0 &&
                   is_aligned<LINE_PACK>(values)) {}
 
-  // Of `count` elements from `start` on of a row whose first channel is `first`.
+  // The parameters of `count` elements from `start` on, in a row whose first channel is `first`.
   __device__ void get(Computed (&of)[LINE_PACK], const Norm& norm, u64 first, u64 start,
                       u32 count) const {
     if (values == nullptr) {
@@ -53,7 +53,7 @@ struct Parameters {
   }
 };
 
-// Rows have no mean where `means` is absent.
+// If `means` is null, rows have no mean.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(normalize)(Stored* y, Computed* rstds, Computed* means, const Stored* x,
                       const Stored* weight, const Stored* bias, double eps, Norm norm, u32 lanes) {
@@ -106,8 +106,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂)), without the first mean where rows have none.
-// A thread holds packs of two tensors: the compiler is to take the registers for them.
+// dx = rstd · (dy·w - mean(dy·w) - x̂ · mean(dy·w·x̂)), without the first mean if rows have no
+// mean. A thread holds packs of two tensors, so the launch bounds grant it many registers.
 extern "C" __global__ void __launch_bounds__(256, 1)
     KERNEL(normalize_backward)(Stored* dx, const Stored* dy, const Stored* x,
                                const Computed* rstds, const Computed* means,
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     u64 channel = norm.first_channel(row);
     Computed rstd = is_there ? rstds[row] : 0;
     Computed mean = is_there && means != nullptr ? means[row] : 0;
-    // dy · w and x̂ of a pack; 0 beyond the end of the row.
+    // dy · w and x̂ of a pack; 0 after the end of the row.
     auto gradients = [&](u64 start, const Computed (&of)[2][LINE_PACK],
                          Computed (&grads)[LINE_PACK], Computed (&normals)[LINE_PACK]) {
       u32 count = line.count_from(start);
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   }
 }
 
-// The samples that each partial sum is of: `len` of them, the last one of fewer.
+// The cut of the samples into partial sums: `len` samples each, fewer in the last one.
 struct Partials {
   u64 count;
   u64 len;
@@ -188,11 +188,11 @@ __device__ inline u64 end_of(const Partials& parts, u64 part, u64 samples) {
   return end < samples ? end : samples;
 }
 
-// Channels of a thread, and of a block: its warps take every eighth sample of the same channels.
+// Channels of a thread, and of a block. A warp takes every eighth sample of the block's channels.
 enum : u32 { THREAD_CHANNELS = 4, BLOCK_CHANNELS = 32 * THREAD_CHANNELS, SAMPLE_WARPS = 8 };
 
-// partials[part][Σ dy·x̂, Σ dy][channel] where a sample has one element of each channel. A block
-// takes a part of some channels, and every n-th.
+// partials[part][Σ dy·x̂, Σ dy][channel], for samples with one element of each channel. A block
+// takes a part of some channels at a time, in a grid-stride loop.
 extern "C" __global__ void __launch_bounds__(256) KERNEL(norm_partials_of_elements)(
     Computed* partials, const Stored* dy, const Stored* x, const Computed* rstds,
     const Computed* means, Partials parts, Norm norm) {
@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(256) KERNEL(norm_partials_of_elemen
   for (u64 at = blockIdx.x; at < parts.count * blocks; at += gridDim.x) {
     u64 part = at / blocks, first_of_block = (at - part * blocks) * BLOCK_CHANNELS;
     u64 first = first_of_block + lane * THREAD_CHANNELS;
-    // Channels of no elements have no samples, either.
+    // Without elements, the range of samples is empty.
     u64 end = norm.inner == 0 ? 0 : end_of(parts, part, norm.rows / norm.groups);
     ParameterSums sums[THREAD_CHANNELS] = {};
     if (is_packed && first < channels) {
@@ -235,20 +235,20 @@ extern "C" __global__ void __launch_bounds__(256) KERNEL(norm_partials_of_elemen
       scratch[warp][1][k * 32 + lane] = sums[k].plain;
     }
     __syncthreads();
-    // A thread for each of both sums of a channel.
+    // A thread for each of the two sums of a channel.
     u32 which = threadIdx.x / BLOCK_CHANNELS, place = threadIdx.x % BLOCK_CHANNELS;
     double sum = 0.0;
 #pragma unroll
     for (u32 other = 0; other < SAMPLE_WARPS; other++) sum += scratch[other][which][place];
     u64 channel = first_of_block + place % 32 * THREAD_CHANNELS + place / 32;
     if (channel < channels) partials[(2 * part + which) * channels + channel] = (Computed)sum;
-    // The next part is written over this one.
+    // The next part overwrites the scratch memory.
     __syncthreads();
   }
 }
 
-// The same where a sample has many: a block of whole warps takes a part of a channel, and every
-// n-th.
+// partials[part][Σ dy·x̂, Σ dy][channel], for samples with many elements of each channel. A block
+// of whole warps takes a part of a channel at a time, in a grid-stride loop.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(norm_partials_of_planes)(Computed* partials, const Stored* dy, const Stored* x,
                                     const Computed* rstds, const Computed* means,
@@ -277,13 +277,13 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// The gradients of weight and bias from their partial sums, in order; overwritten.
+// The gradients of weight and bias from their partial sums, added in order; overwritten.
 extern "C" __global__ void KERNEL(norm_parameters)(Stored* dweight, Stored* dbias,
                                                    const Computed* partials, u64 count,
                                                    u64 channels) {
   for (u64 channel = thread_index(); channel < channels; channel += thread_count()) {
     double products = 0.0, plain = 0.0;
-    // There may be fewer channels than a device has threads: each has many loads under way.
+    // Channels may be fewer than a device's threads, so each thread has many loads under way.
 #pragma unroll 16
     for (u64 part = 0; part < count; part++) {
       const Computed* from = partials + 2 * part * channels + channel;

@@ -1,4 +1,4 @@
-//! Cost, checks and parameters that all normalisations have.
+//! Cost, checks and parameters of all normalisations.
 
 use crate::cost::{Cost, OpClass};
 use crate::dtype::{DType, Element};
@@ -16,7 +16,7 @@ pub(crate) fn cost(dtype: DType, len: usize, passes: usize) -> Cost {
     }
 }
 
-/// `Ok` if the statistics of an x of `dtype` have this shape and the type that is computed in.
+/// Checks the statistics of an x of `dtype`: this shape, in the type of the computation.
 pub(crate) fn check_statistics(
     op: &'static str,
     dtype: DType,
@@ -28,7 +28,7 @@ pub(crate) fn check_statistics(
     if left == right { Ok(()) } else { Err(TensorError::DType { op, left, right }) }
 }
 
-/// `Ok` if the parameters of a normalisation of x have the type of x and this shape.
+/// Checks the parameters of a normalisation of x: this shape, in the type of x.
 pub(crate) fn check_parameters<const N: usize>(
     op: &'static str,
     x: &Tensor,
@@ -42,13 +42,14 @@ pub(crate) fn check_parameters<const N: usize>(
     Ok(())
 }
 
-/// A parameter as a kernel reads it, if there is one.
+/// A contiguous parameter for kernels, if there is a parameter.
 #[track_caller]
 pub(crate) fn contiguous(parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
     parameter.map(Tensor::contiguous).transpose()
 }
 
-/// The weight and the bias of a kernel that reads x first, and then those of them that it `has`.
+/// The weight and the bias of a kernel. Its reads are x, then the weight and the bias, each only if
+/// the kernel `has` it.
 pub(crate) fn parameters<'a, E: Element>(
     operands: &Operands<'a>,
     has: [bool; 2],

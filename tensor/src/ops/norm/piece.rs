@@ -1,4 +1,4 @@
-//! Passes over a piece of a row whose elements have weights of their own.
+//! Passes over a piece of a row, where each element has a weight of its own.
 
 use std::ops::Range;
 
@@ -6,12 +6,13 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Simd;
 use crate::dtype::{Element, is_same_type};
 
-/// Elements of a piece: all of its operands stay in the L1 cache.
+/// Elements of a piece, so that all of its operands stay in the L1 cache.
 pub(super) const PIECE_LEN: usize = 512;
 
-/// Lanes in which every processor sums a piece, so that the order does not depend on it.
+/// Lanes in which a piece is summed. All processors use this number, so that they sum in the same
+/// order.
 const SUM_LANES: usize = 32;
-/// Vectors of all lanes, at most: the narrowest have four lanes.
+/// Largest number of vectors for all lanes: the narrowest vectors have four lanes.
 const SUM_VECTORS_MAX: usize = SUM_LANES / 4;
 
 /// The pieces of a row.
@@ -20,21 +21,21 @@ pub(super) fn pieces(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(PIECE_LEN).map(move |at| at..len.min(at + PIECE_LEN))
 }
 
-/// Room for the operands of a piece in the type to compute in.
+/// Memory for the operands of a piece in the type of the computation.
 pub(super) struct Wide<T> {
-    /// dy, or the bias; zeros, if there is none.
+    /// dy, or the bias, or zeros.
     other: [T; PIECE_LEN],
     x: [T; PIECE_LEN],
-    /// Ones, if there are no weights.
+    /// The weights, or ones.
     weight: [T; PIECE_LEN],
 }
 
-/// The operands of a piece of a row, or of several rows that lie at a distance.
+/// The operands of a piece of a row, or of several rows with a common stride.
 pub(super) struct Piece<'a, T> {
-    /// dy, or the bias, which is as long as the piece.
+    /// dy, or the bias, with the length of the piece.
     other: &'a [T],
     x: &'a [T],
-    /// As long as the piece.
+    /// The weight, with the length of the piece.
     weight: &'a [T],
 }
 
@@ -70,7 +71,7 @@ impl<T: SimdFloat> Wide<T> {
     }
 }
 
-/// Elements in the type to compute in: in place, if they are of that type.
+/// Elements in the type of the computation: in place, if they have this type.
 #[inline(always)]
 fn lanes<'a, E: Element<Compute: SimdFloat>>(
     from: &'a [E],
@@ -84,7 +85,7 @@ fn lanes<'a, E: Element<Compute: SimdFloat>>(
     wide
 }
 
-/// Lanes in which `N` terms of each element of a piece are summed.
+/// Lanes that each sum `N` terms of the elements of a piece.
 struct PieceSums<V, const N: usize>([[V; SUM_VECTORS_MAX]; N]);
 
 impl<V: Copy, const N: usize> PieceSums<V, N> {
@@ -93,8 +94,8 @@ impl<V: Copy, const N: usize> PieceSums<V, N> {
         PieceSums([[simd.splat(T::ZERO); SUM_VECTORS_MAX]; N])
     }
 
-    /// The sums over all lanes: the last half is added to the first until one lane is left.
-    // Vectors are added, because lane by lane from memory took hundreds of instructions.
+    /// The sums over all lanes. The second half is added to the first half until one lane is left.
+    /// Vectors are added, because adding single lanes from memory took hundreds of instructions.
     #[inline(always)]
     fn totals<T: SimdFloat, S: Simd<T, Vector = V>>(mut self, simd: S) -> [f64; N] {
         let mut totals = [0.0; N];
@@ -112,7 +113,7 @@ impl<V: Copy, const N: usize> PieceSums<V, N> {
     }
 }
 
-/// The elements from `at` on as a whole line, with `pad` behind the last one.
+/// The elements from `at` on, padded with `pad` to a whole line.
 #[inline(always)]
 fn last_line<T: Copy>(x: &[T], at: usize, pad: T) -> [T; SUM_LANES] {
     let mut line = [pad; SUM_LANES];
@@ -171,8 +172,8 @@ impl<T: SimdFloat> Piece<'_, T> {
         sums.totals(simd)
     }
 
-    /// `y = (x - mean) · rstd · w + b` of `ROWS` rows, `stride` apart, with a scale `[mean, rstd]`
-    /// each; w and b are read once for all rows.
+    /// `y = (x - mean) · rstd · w + b` of `ROWS` rows that are `stride` apart, each with a scale
+    /// `[mean, rstd]`. w and b are read once for all rows.
     #[inline(always)]
     pub(super) fn normalized<S: Simd<T>, const ROWS: usize>(
         &self,
@@ -201,8 +202,8 @@ impl<T: SimdFloat> Piece<'_, T> {
         }
     }
 
-    /// `dx = rstd · (dy·w - sum - x̂ · product)` of `ROWS` rows, `stride` apart, with a scale
-    /// `[mean, rstd, sum, product]` each; adds dy·x̂ and dy to the gradients of weight and bias,
+    /// `dx = rstd · (dy·w - sum - x̂ · product)` of `ROWS` rows that are `stride` apart, each with
+    /// a scale `[mean, rstd, sum, product]`. Adds dy·x̂ and dy to the gradients of weight and bias,
     /// which are read and written once for all rows.
     #[inline(always)]
     pub(super) fn gradients<S: Simd<T>, const ROWS: usize>(

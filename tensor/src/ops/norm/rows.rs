@@ -1,4 +1,4 @@
-//! The rows of a task, one by one or together where they are short.
+//! The rows of a task: one by one, or several short rows together.
 
 use std::ops::Range;
 
@@ -7,12 +7,12 @@ use super::piece::Wide;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::Simd;
 
-/// A task over rows. Methods are to be `#[inline(always)]`.
+/// A task over rows. Methods must be `#[inline(always)]`.
 pub(super) trait RowKernel<T: SimdFloat> {
-    /// Computes some rows, each element of which has a weight.
+    /// Computes some rows. Each element of a row has a weight.
     fn rows_of_elements<S: Simd<T>>(&mut self, simd: S, rows: Range<usize>, wide: &mut Wide<T>);
 
-    /// Computes a row in which `inner` elements share a weight, in lines of `W` lanes.
+    /// Computes a row where `inner` elements share a weight, in lines of `W` lanes.
     fn row_of_channels<const W: usize>(&mut self, row: usize);
 }
 
@@ -25,7 +25,7 @@ pub(super) fn each_row<T: SimdFloat, S: Simd<T>, K: RowKernel<T>>(
     kernel: &mut K,
 ) {
     if norm.inner > 1 {
-        // Not `for_each`: its closure would be compiled for any processor.
+        // Not `for_each`: its closure would be compiled for the least instruction set.
         for row in 0..row_count {
             kernel.row_of_channels::<64>(row);
         }

@@ -1,4 +1,4 @@
-//! The formulas, over tiles, and the sum of one over all tiles.
+//! The formulas, over tiles, and the sum of a formula over all tiles.
 
 use super::PairLoss;
 use crate::cpu::Cpu;
@@ -8,17 +8,17 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{Fused, Simd, SimdKernel};
 use crate::cpu::tiles::{SOURCE_COUNT_MAX, Source, TILE_LEN};
 
-/// Elements that one task adds up.
+/// Elements of a task of the sum.
 const CHUNK_LEN: usize = 1 << 14;
-/// Sums that are carried side by side.
+/// Sums that are independent of each other, in the lanes of vectors.
 const LANES: usize = 64;
 
-/// The number of f64 partial sums of [`sum`].
+/// Number of f64 partial sums of [`sum`].
 pub(super) fn partial_count(len: usize) -> usize {
     len.div_ceil(CHUNK_LEN)
 }
 
-/// The part of a loss that is computed.
+/// The part of a loss to compute.
 #[derive(Clone, Copy)]
 pub(super) enum Part<T> {
     Value,
@@ -44,7 +44,7 @@ impl<T: SimdFloat> SimdKernel<T> for Apply<'_, T> {
     }
 }
 
-/// `to = part(sources)`, whose sources are x, t and perhaps a weight.
+/// `to = part(sources)`. The sources are x, t and perhaps a weight.
 pub(super) fn apply<T: SimdFloat>(part: Part<T>, loss: PairLoss, sources: &[&[T]], to: &mut [T]) {
     T::dispatch(Apply { part, loss, sources, to });
 }
@@ -60,7 +60,7 @@ fn zip<T: Copy>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T) -> T) {
 /// Computes `f(x, t, weight)` for each element, with 1 for a missing weight.
 #[inline(always)]
 fn zip_weighted<T: SimdFloat>(sources: &[&[T]], to: &mut [T], f: impl Fn(T, T, T) -> T) {
-    // One loop serves both: a formula that is called twice is not inlined, and then not vectorised.
+    // One loop serves both cases: a formula with two calls is not inlined, and then not vectorised.
     let ones = [T::ONE; TILE_LEN];
     for (tile, to) in to.chunks_mut(TILE_LEN).enumerate() {
         let places = tile * TILE_LEN..tile * TILE_LEN + to.len();
@@ -77,7 +77,7 @@ fn magnitude<T: SimdFloat>(x: T) -> T {
     if x < T::ZERO { -x } else { x }
 }
 
-/// 0 has none, and NaN keeps itself.
+/// The sign of x: 0 for 0, NaN for NaN.
 #[inline(always)]
 fn sign<T: SimdFloat>(x: T) -> T {
     let y = if x > T::ZERO { T::ONE } else { x };
@@ -159,7 +159,7 @@ fn gradient<T: SimdFloat, F: Fused>(loss: PairLoss, sources: &[&[T]], seed: T, t
     }
 }
 
-/// `Σ loss`, in lanes for a tile and in f64 from there on.
+/// `Σ loss`: in lanes for a tile, then in f64 over all tiles.
 pub(super) fn sum<T: SimdFloat>(
     cpu: &Cpu,
     loss: PairLoss,

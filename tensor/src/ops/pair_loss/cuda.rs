@@ -9,10 +9,10 @@ use crate::error::Result;
 use crate::layout::{Nest, RANK_MAX};
 use Parameter::{F64, Read, U32, U64, Write};
 
-/// Threads of a block that adds up a part.
+/// Threads of a block that sums a part.
 const THREADS: u32 = 256;
 
-/// A loss's number in `pair_loss.cu`, and the number that it takes.
+/// A loss's number in `pair_loss.cu`, and the loss's parameter.
 fn number(loss: PairLoss) -> [Argument<'static>; 2] {
     let (number, parameter) = match loss {
         PairLoss::SquaredError => (0, 0.0),
@@ -31,7 +31,7 @@ fn number(loss: PairLoss) -> [Argument<'static>; 2] {
 struct Sources<'a>([Option<DeviceOperand<'a>>; 3]);
 
 impl<'a> Sources<'a> {
-    /// The operands from the `first` one on.
+    /// The operands from operand `first` on.
     fn new(operands: &CudaOperands<'a>, first: usize) -> Self {
         let read = |index| (index < operands.read_count()).then(|| operands.read(index));
         Sources([0, 1, 2].map(|source| read(first + source)))
@@ -46,7 +46,7 @@ impl<'a> Sources<'a> {
     }
 }
 
-// Enqueues the sum, by way of a partial sum for each part.
+// Enqueues the sum, with a partial sum for each part.
 impl OnCuda for Sum {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let sources = Sources::new(operands, 0);
@@ -69,7 +69,7 @@ impl OnCuda for Sum {
         let name = typed_name!("pair_loss_sum", self.dtype);
         let kernel = Signature { name, parameters: &[Write, Read, U64] };
         let arguments = [sum.to_write(), partials.to_read(), Argument::U64(count as u64)];
-        // One block adds in one order.
+        // One block adds in a fixed order.
         cuda.launch(image, &kernel, Grid::row(1, THREADS), &arguments)
     }
 }

@@ -1,7 +1,7 @@
 //! Losses of pairs of elements, summed: `Σ f(x[i], t[i])`, in one pass without an intermediate
 //! tensor, and their gradients `dx[i] = dy · f'(x[i], t[i])`.
 //!
-//! The formulas, and what they do at the ends of their domains, are PyTorch's.
+//! The formulas, and their values at the ends of their domains, are PyTorch's.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -24,25 +24,26 @@ pub enum PairLoss {
     SquaredError,
     /// `|x - t|`.
     AbsoluteError,
-    /// `(x - t)² / (2 · beta)` where the distance is less than beta, else `|x - t| - beta / 2`.
+    /// `(x - t)² / (2 · beta)` where the distance is less than beta, `|x - t| - beta / 2`
+    /// elsewhere.
     SmoothL1 {
-        /// Not negative; 0 is the absolute error.
+        /// The distance where the two formulas meet; not negative. 0 gives the absolute error.
         beta: f64,
     },
     /// `(x - t)² / 2` up to a distance of delta, then `delta · (|x - t| - delta / 2)`.
     Huber {
-        /// Positive.
+        /// The distance where the two formulas meet; positive.
         delta: f64,
     },
     /// `-t·ln x - (1 - t)·ln(1 - x)` of probabilities x; logarithms are at least -100, and the
     /// gradient divides by at least 1e-12.
     BinaryCrossEntropy,
-    /// [`PairLoss::BinaryCrossEntropy`] of `1 / (1 + exp(-x))`, for any x; the first term may be
-    /// weighted, see [`Tensor::pair_loss_weighted`].
+    /// [`PairLoss::BinaryCrossEntropy`] of `1 / (1 + exp(-x))`, for any x. The first term may have
+    /// a weight, see [`Tensor::pair_loss_weighted`].
     BinaryCrossEntropyOfLogits,
-    /// `t · (ln t - x)` of logarithms x of probabilities; 0 where t is 0.
+    /// `t · (ln t - x)`, where x is the logarithm of a probability; 0 where t is 0.
     KlDivergence,
-    /// `exp(t) · (t - x)` of logarithms of both.
+    /// `exp(t) · (t - x)`, where x and t are logarithms of probabilities.
     KlDivergenceOfLog,
 }
 
@@ -155,7 +156,7 @@ fn write_part<E: Element<Compute: SimdFloat>>(
     evaluate(cpu, out, &order, Mode::Overwrite, &sources, Some(formula));
 }
 
-/// x, and the target and perhaps the weight, stretched to the shape of x.
+/// x, and the other operands, such as the target and the weight, broadcast to the shape of x.
 fn operands(op: &'static str, x: &Tensor, others: &[Option<&Tensor>]) -> Result<Vec<Tensor>> {
     x.check_any_float(op)?;
     let mut operands = vec![x.clone()];
@@ -171,8 +172,8 @@ fn operands(op: &'static str, x: &Tensor, others: &[Option<&Tensor>]) -> Result<
 }
 
 impl Tensor {
-    /// `Σ f(x, t)` over all elements of `self = x`, without dimensions, in f32 or f64; the target
-    /// broadcasts to x. Divide by the number of elements for the mean.
+    /// `Σ f(x, t)` over all elements of `self = x`, without dimensions, in f32 or f64. The target
+    /// broadcasts to x. For the mean, divide by the number of elements.
     ///
     /// # Shapes
     /// `x: [..], target: [..] → []`
@@ -184,9 +185,9 @@ impl Tensor {
         self.pair_loss_weighted(target, loss, None)
     }
 
-    /// [`Tensor::pair_loss`] with a factor for the term of `t` in
+    /// [`Tensor::pair_loss`] with a weight of the term of `t` in
     /// [`PairLoss::BinaryCrossEntropyOfLogits`]: `-weight·t·ln σ(x) - (1 - t)·ln(1 - σ(x))`. The
-    /// weight broadcasts to x. The other losses ignore it.
+    /// weight broadcasts to x. Other losses ignore the weight.
     ///
     /// # Errors
     /// The errors of [`Tensor::pair_loss`].
@@ -246,11 +247,11 @@ impl Tensor {
         Ok(dx)
     }
 
-    /// The numbers `f(x, t)` that [`Tensor::pair_loss_weighted`] sums, for `self = x`, in the type
-    /// of x. Their gradient is the gradient of the sum times dy, element by element.
+    /// The terms `f(x, t)` of the sum of [`Tensor::pair_loss_weighted`], for `self = x`, in the
+    /// type of x. Their gradient is the gradient of the sum times dy, element by element.
     ///
     /// # Shapes
-    /// `x: [..]`, the target and the weight broadcast to it, `→ [..]`
+    /// `x: [..]`, target and weight broadcast to x, `→ [..]`
     ///
     /// # Errors
     /// The errors of [`Tensor::pair_loss`].

@@ -1,7 +1,7 @@
-// Losses of pairs of elements x and t, summed or one by one, and their gradients by x, for elements
-// of every type of floats. Formulas, and what they do at the ends of their domains, are those of
-// the processor, `cpu.rs`. Overwrites its results. The walks are over all operands, which may
-// repeat their elements; a weight may be absent, and is then 1.
+// Losses of pairs of elements x and t, summed or one by one, and their gradients with respect to x.
+// Elements are of any float type. Formulas, and their values at the ends of their domains, are
+// those of the processor, `cpu.rs`. Results are overwritten. The walks are over all operands;
+// strides of 0 repeat elements. A weight that is absent is 1.
 
 enum Loss : u32 {
   SQUARED_ERROR, ABSOLUTE_ERROR, SMOOTH_L1, HUBER, BINARY_CROSS_ENTROPY,
@@ -11,15 +11,14 @@ enum Loss : u32 {
 typedef Computed T;
 
 enum : u64 {
-  // Elements that a block adds up: as many as on the processor, so that there are as many partial
-  // sums.
+  // Elements that a block sums. The number is the processor's, for the same partial sums.
   PART_LEN = 1 << 14
 };
 
 __device__ inline T number(double x) { return (T)x; }
 __device__ inline T magnitude(T x) { return x < number(0.0) ? -x : x; }
 
-// 0 has none, and NaN keeps itself.
+// The sign of x: 0 for 0, NaN for NaN.
 __device__ inline T sign(T x) {
   T y = x > number(0.0) ? number(1.0) : x;
   return x < number(0.0) ? number(-1.0) : y;
@@ -76,7 +75,7 @@ __device__ inline T gradient(u32 loss, T dy, T x, T t, T w, T parameter) {
   return d;
 }
 
-// Most often what is left of the dimensions is one, for which nothing is divided.
+// The merged dimensions are usually one, which needs no division.
 template <u32 TENSORS>
 __device__ inline Places<TENSORS> along(const Walk<TENSORS>& walk, u64 index) {
   if (walk.rank > 1) return places(walk, index);

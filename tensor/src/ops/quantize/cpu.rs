@@ -1,4 +1,4 @@
-//! Decoding on the CPU, and what products of integers read and write.
+//! Decoding on the processor, and the operands of integer products.
 
 use half::f16;
 
@@ -13,7 +13,7 @@ use crate::launch::Operands;
 
 /// Elements of a task.
 const CHUNK_LEN: usize = 1 << 14;
-/// Elements that are found in f32 before they are rounded.
+/// Elements that are decoded in f32 before they are rounded.
 const RUN_LEN: usize = 256;
 
 pub(super) fn decode<E: Element>(op: &Decode, cpu: &Cpu, operands: &mut Operands<'_>) {
@@ -36,7 +36,7 @@ pub(super) fn decode<E: Element>(op: &Decode, cpu: &Cpu, operands: &mut Operands
     });
 }
 
-/// Rows of x: codes, scales and sums of codes.
+/// Quantises the rows of x: codes, scales and sums of codes.
 pub(super) fn quantize_rows<T: SimdFloat, E: Element>(
     size: [usize; 2],
     cpu: &Cpu,
@@ -53,7 +53,7 @@ pub(super) fn quantize_rows<T: SimdFloat, E: Element>(
     quantize(cpu.pool(), size, x, to);
 }
 
-/// y of the codes of x and of w.
+/// Computes y from the codes of x and of w.
 pub(super) fn multiply_int8<T: SimdFloat, E: Element>(
     size: [usize; 3],
     cpu: &Cpu,
@@ -85,7 +85,7 @@ enum Codes<'a> {
         codes: &'a [u8],
         scales: Scales<'a>,
     },
-    /// Blocks of GGUF, each behind its scale.
+    /// Blocks of GGUF: each scale precedes the codes of its block.
     Blocks {
         bytes: &'a [u8],
         block_bytes: usize,
@@ -131,14 +131,14 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// The values of one row of a matrix with `inputs` columns, from that row and column on.
+    /// Writes values of one row of a matrix with `inputs` columns, from `row` and `column` on.
     fn values(&self, inputs: usize, [row, column]: [usize; 2], to: &mut [f32]) {
         let first = row * inputs + column;
         match *self {
             Codes::Int8 { codes, scales } => {
                 let scale = scales[row];
                 for (to, code) in to.iter_mut().zip(&codes[first..]) {
-                    // The order and the constant are those of bitsandbytes.
+                    // The order of the operations and the constant are those of bitsandbytes.
                     *to = f32::from(code.cast_signed()) * scale * (1.0 / 127.0);
                 }
             }
@@ -166,7 +166,8 @@ impl<'a> Codes<'a> {
                     let code = if block_bytes == 2 + GGUF_BLOCK_LEN {
                         i16::from(block[2 + place].cast_signed())
                     } else {
-                        // The first half in the low bits, the second in the high ones.
+                        // The first half of the block is in the low bits, the second half in the
+                        // high bits.
                         let half = GGUF_BLOCK_LEN / 2;
                         let pair = block[2 + place % half];
                         i16::from(if place < half { pair & 15 } else { pair >> 4 }) - 8

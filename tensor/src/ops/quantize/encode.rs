@@ -1,4 +1,4 @@
-//! From floats to codes. It happens once for each weight, on the host, whatever its device.
+//! Encoding of floats to codes: once for each weight, on the host, for every device.
 
 use std::sync::LazyLock;
 
@@ -31,17 +31,17 @@ pub const NF4_VALUES: [f32; 16] = [
     1.0,
 ];
 
-/// Scales of 0 would divide by 0.
+/// Smallest divisor: a scale of 0 would divide by 0.
 const SCALE_MIN: f32 = 1e-38;
 
-/// The 256 values of a scale's code: bitsandbytes' dynamic map with a sign, seven decades, each
-/// twice as fine as the one below, and 0 and 1.
+/// The 256 values of a scale's code: bitsandbytes' signed dynamic map. The map has seven decades,
+/// each with twice as many values as the decade below, and 0 and 1.
 fn dynamic_map() -> &'static [f32; 256] {
     static MAP: LazyLock<[f32; 256]> = LazyLock::new(|| {
         let mut values = vec![0.0, 1.0_f32];
         for decade in 0..7 {
             let (count, top) = (1_usize << decade, 10f64.powi(decade - 6) as f32);
-            // Rounded as the library's `linspace` rounds: in f32, each half from its end.
+            // Rounded as the library's `linspace` rounds: in f32, each half from its own end.
             let (start, end) = (0.1_f32, 1.0_f32);
             let step = f64::from((end - start) / count as f32);
             let bound = |part: usize| match part < count.div_ceil(2) {
@@ -59,18 +59,18 @@ fn dynamic_map() -> &'static [f32; 256] {
     &MAP
 }
 
-/// The values halfway between each two of a rising map.
+/// The midpoints between neighbouring values of an increasing map.
 fn middles(map: &[f32]) -> Vec<f32> {
     map.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect()
 }
 
-/// The code of the value nearest to x; the lower one halfway between two. NaN has the last code.
+/// The code of the value nearest to x; the lower code for a midpoint. NaN has the last code.
 fn code(middles: &[f32], x: f32) -> u8 {
     middles.partition_point(|&middle| x > middle || x.is_nan()) as u8
 }
 
-/// A block's largest magnitude, and its values divided by it. Rounding follows the library: a whole
-/// block is multiplied by the inverse, a shorter one at the end is divided.
+/// A block's largest magnitude, and its values divided by that magnitude. Rounding follows the
+/// library: a whole block is multiplied by the inverse, a shorter block at the end is divided.
 fn scaled(block: &[f32], len: usize) -> (f32, impl Iterator<Item = f32> + '_) {
     let largest = block.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
     let divisor = largest.max(SCALE_MIN);
@@ -97,7 +97,7 @@ fn int8_rows(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<Vec<u8>> {
     let (mut codes, mut scales) = (Vec::with_capacity(values.len()), Vec::with_capacity(rows));
     for row in (0..rows).map(|row| &values[row * columns..][..columns]) {
         let largest = row.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
-        // The library multiplies by the reciprocal, and rounds twice.
+        // The library multiplies by the reciprocal, which rounds twice.
         let factor = if largest > 0.0 { 1.0 / largest * 127.0 } else { 0.0 };
         codes.extend(row.iter().map(|x| ((x * factor).round_ties_even() as i8).cast_unsigned()));
         scales.push(largest);
@@ -113,7 +113,7 @@ fn nf4(values: &[f32], double: bool) -> Vec<Vec<u8>> {
         codes.extend(values.map(|x| code(&middles_of_nf4, x)));
         scales.push(scale);
     }
-    // The rest of the last pair is 0 in the library: a value, not a code.
+    // The library fills up the last pair with the value 0, not with code 0.
     if codes.len() % 2 == 1 {
         codes.push(code(&middles_of_nf4, 0.0));
     }
@@ -135,7 +135,7 @@ fn nf4(values: &[f32], double: bool) -> Vec<Vec<u8>> {
     vec![pairs, nested_codes, bytes_of(&nested_scales), bytes_of(map), bytes_of(&[offset])]
 }
 
-/// The scale as it is stored, and the codes, which are computed by the scale before it is rounded.
+/// The stored scale, and the codes, which are computed with the scale before rounding.
 fn q8_0(block: &[f32]) -> Vec<u8> {
     let largest = block.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
     let scale = largest / 127.0;
@@ -146,7 +146,7 @@ fn q8_0(block: &[f32]) -> Vec<u8> {
 }
 
 fn q4_0(block: &[f32]) -> Vec<u8> {
-    // The first of the largest magnitude, with its sign: it becomes -8.
+    // The first number of the largest magnitude, with its sign: its code stands for -8.
     let largest =
         block.iter().fold(0.0_f32, |most, &x| if x.abs() > most.abs() { x } else { most });
     let scale = largest / -8.0;
@@ -159,14 +159,14 @@ fn q4_0(block: &[f32]) -> Vec<u8> {
 }
 
 impl Quantized {
-    /// `weight` in few bits. The host encodes, from f32: for a moment it takes four bytes for each
-    /// element there, beside the codes.
+    /// Encodes `weight` in few bits. The host encodes from f32, which temporarily takes four bytes
+    /// for each element, beside the codes.
     ///
     /// # Shapes
     /// `weight: [O, I]`
     ///
     /// # Errors
-    /// `DType` unless floats; `Shape` as [`QuantFormat::parts`] says; `OutOfMemory`.
+    /// `DType` unless floats; `Shape` as [`QuantFormat::parts`] states; `OutOfMemory`.
     #[track_caller]
     pub fn encode(weight: &Tensor, format: QuantFormat) -> Result<Self> {
         weight.check_any_float("quantize")?;

@@ -1,9 +1,9 @@
-//! Products of 8-bit integers: dynamic quantisation of the rows of x, each by its own largest
-//! magnitude, beside a weight whose rows are in 8 bits.
+//! Products of 8-bit integers. The rows of x are quantised dynamically, each by its own largest
+//! magnitude; the weight has rows in 8 bits.
 //!
 //! The algorithm is the vector-wise product of Dettmers, Lewis, Belkada and Zettlemoyer,
-//! "LLM.int8(): 8-bit matrix multiplication for transformers at scale" (2022), without their
-//! outliers in 16 bits.
+//! "LLM.int8(): 8-bit matrix multiplication for transformers at scale" (2022), without its outliers
+//! in 16 bits.
 
 use super::{QuantFormat, Quantized, cpu};
 use crate::cost::{Cost, OpClass};
@@ -18,22 +18,21 @@ use crate::tensor::Tensor;
 const OP: &str = "linear_int8";
 
 impl Tensor {
-    /// `x Wᵀ + b` for `self = x` and a W in [`QuantFormat::Int8Rows`], as a product of integers:
-    /// the rows of x are put in 8 bits too, by their largest magnitudes. It is not what
-    /// [`Tensor::linear_quantized`] gives: x is rounded to a 127th part of its row's largest
-    /// magnitude, so it is for inference.
+    /// `x Wᵀ + b` for `self = x` and a W in [`QuantFormat::Int8Rows`], as a product of integers.
+    /// The rows of x are rounded to 8 bits, too: to a 127th of the row's largest magnitude. Results
+    /// differ from [`Tensor::linear_quantized`], so this method is for inference.
     ///
-    /// With `max[m]` of a row, `q[m, i] = round(x[m, i] / max[m] · 127)`, to the even one between
-    /// two, and `s` the scales of W:
+    /// With `max[m]` the largest magnitude of row m, `q[m, i] = round(x[m, i] / max[m] · 127)`,
+    /// ties to even, and `s` the scales of W:
     ///
     /// `y[m, o] = (Σ q[m, i] · w[o, i]) · (max[m] / 127) · (s[o] / 127) + b[o]`
     ///
-    /// The sum is one of integers and exact, the rest is computed in f32 (f64 for an x of f64) and
-    /// rounded once to the type of x: the bits are the same with any instructions and threads. A
-    /// row of zeros gives the bias. One with NaN or an infinity gives NaN in its row of y.
+    /// The sum is of integers and exact. The rest is computed in f32 (f64 for an x of f64) and
+    /// rounded once to the type of x: the bits do not depend on instruction sets or threads. A row
+    /// of zeros gives the bias. A row with NaN or infinity gives a row of NaN in y.
     ///
-    /// Workspace holds the codes of x: a byte for each element, and up to 140 more for each row.
-    /// Where a processor has no instructions for bytes, the product may be slower than decoding.
+    /// The workspace holds the codes of x: a byte for each element, and up to 140 more for each
+    /// row. On a processor without instructions for bytes, the product may be slower than decoding.
     ///
     /// # Shapes
     /// `x: [.., I], w: [O, I], b: [O] → [.., O]`
@@ -41,7 +40,7 @@ impl Tensor {
     /// # Errors
     /// `Format` unless W is in int8 rows; `Shape`, also for I beyond 132,104, where a sum might not
     /// fit 32 bits; `DType` unless x and b have one float type; `NoKernel` on NVIDIA devices, where
-    /// [`Tensor::linear_quantized`] takes the same W; `OutOfMemory`.
+    /// [`Tensor::linear_quantized`] takes W; `OutOfMemory`.
     #[track_caller]
     pub fn linear_int8(&self, w: &Quantized, bias: Option<&Tensor>) -> Result<Tensor> {
         let [outputs, inputs] = [w.shape[0], w.shape[1]];
@@ -76,7 +75,7 @@ impl Tensor {
     }
 }
 
-/// The codes of the rows of x, their scales and their sums.
+/// Writes the codes of the rows of x, their scales and their sums.
 struct QuantizeRows {
     /// M and K.
     size: [usize; 2],
@@ -101,7 +100,7 @@ impl Kernel for QuantizeRows {
     }
 }
 
-/// y = what the product of the codes of x and W stands for, and the bias.
+/// Writes y: the product of the codes of x and W, scaled, plus the bias.
 struct Int8Product {
     /// M, K and N.
     size: [usize; 3],

@@ -1,10 +1,10 @@
-//! Frozen weights in 8 or 4 bits, and their products: with floats, of which a panel is decoded at a
-//! time, and with rows that are put in 8 bits as well.
+//! Frozen weights in 8 or 4 bits, and their products: with floats, where one panel of weights at a
+//! time is decoded, and with rows that are quantised to 8 bits, too.
 //!
-//! W: [O, I] as codes and scales; x: [.., I], y: [.., O]. The formats: int8 with a scale for each
-//! row, and NF4 of Dettmers, Pagnoni, Holtzman and Zettlemoyer, "QLoRA: efficient finetuning of
-//! quantized LLMs" (2023), both as bitsandbytes has them; the blocks `Q8_0` and `Q4_0` of GGUF
-//! files.
+//! W: [O, I] as codes and scales; x: [.., I], y: [.., O]. The formats are int8 with a scale for
+//! each row and the NF4 of Dettmers, Pagnoni, Holtzman and Zettlemoyer, "QLoRA: efficient
+//! finetuning of quantized LLMs" (2023), both in the layout of bitsandbytes, and the blocks `Q8_0`
+//! and `Q4_0` of GGUF files.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -26,29 +26,29 @@ use crate::launch::{FullKernel, Operands};
 use crate::layout::Shape;
 use crate::tensor::Tensor;
 
-/// Elements of an NF4 weight that share a scale.
+/// Number of elements of an NF4 weight that share one scale.
 const NF4_BLOCK_LEN: usize = 64;
-/// Scales of an NF4 weight that share a scale of their own, with double quantisation.
+/// Number of scales of an NF4 weight that share one scale, with double quantisation.
 const NESTED_BLOCK_LEN: usize = 256;
-/// Elements of a block of GGUF.
+/// Number of elements in a block of GGUF.
 const GGUF_BLOCK_LEN: usize = 32;
 
-/// A tensor of a [`Quantized`]: what files and reports call it, its shape and its type.
+/// A tensor of a [`Quantized`]: its name in files and reports, its shape and its type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuantPart {
-    /// Its name, such as `scales`.
+    /// Name of the tensor, such as `scales`.
     pub name: &'static str,
-    /// Shape of all its elements.
+    /// Shape of the tensor.
     pub shape: Shape,
-    /// Type of an element, codes being bytes.
+    /// Type of an element; codes are bytes.
     pub dtype: DType,
 }
 
 impl QuantFormat {
-    /// The tensors of a weight of this shape, in their order.
+    /// The tensors of a weight of this shape, in order.
     ///
     /// # Errors
-    /// `Shape` unless a matrix; with GGUF's formats unless its rows are whole blocks.
+    /// `Shape` unless a matrix; with GGUF's formats also unless its rows are whole blocks.
     pub fn parts(self, shape: Shape) -> Result<Vec<QuantPart>> {
         let mismatch = |right| TensorError::Shape { op: "quantize", left: shape, right };
         let &[rows, columns] = &*shape else { return Err(mismatch(Shape::new(&[1, 1]))) };
@@ -83,7 +83,7 @@ impl QuantFormat {
         })
     }
 
-    /// Bytes of all tensors of a weight of this shape, without rounding.
+    /// Bytes of all tensors of a weight of this shape, without the rounding of storages.
     ///
     /// # Errors
     /// The errors of [`QuantFormat::parts`].
@@ -93,7 +93,7 @@ impl QuantFormat {
     }
 }
 
-/// A matrix `[O, I]` of few bits: cheap handles to its tensors.
+/// A matrix `[O, I]` in few bits, as cheap handles to its tensors.
 #[derive(Clone, Debug)]
 pub struct Quantized {
     format: QuantFormat,
@@ -102,10 +102,10 @@ pub struct Quantized {
 }
 
 impl Quantized {
-    /// A weight of tensors that were stored, in the order of [`QuantFormat::parts`].
+    /// A weight from stored tensors, in the order of [`QuantFormat::parts`].
     ///
     /// # Errors
-    /// `Shape` and `DType` for tensors that are not of the format; `Strided`, `Device`.
+    /// `Shape` and `DType` if the tensors do not match the format; `Strided`, `Device`.
     pub fn from_parts(
         format: QuantFormat,
         shape: impl Into<Shape>,
@@ -133,32 +133,32 @@ impl Quantized {
         Ok(Quantized { format, shape, parts })
     }
 
-    /// The format of its codes and scales.
+    /// The format of the codes and scales.
     pub fn format(&self) -> QuantFormat {
         self.format
     }
 
-    /// O and I.
+    /// The shape `[O, I]`.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The device that it is on.
+    /// The device of the matrix.
     pub fn device(&self) -> &Device {
         self.parts[0].device()
     }
 
-    /// Its tensors, in the order of [`QuantFormat::parts`].
+    /// The tensors of the matrix, in the order of [`QuantFormat::parts`].
     pub fn parts(&self) -> &[Tensor] {
         &self.parts
     }
 
-    /// Bytes of its tensors, without the rounding of their storages.
+    /// Bytes of the tensors, without the rounding of storages.
     pub fn size_bytes(&self) -> usize {
         self.parts.iter().map(Tensor::size_bytes).sum()
     }
 
-    /// The whole matrix in a float type: its values are found in f32 and rounded once.
+    /// Decodes the whole matrix to a float type. Values are computed in f32 and rounded once.
     ///
     /// # Errors
     /// `DType`, `OutOfMemory`.
@@ -167,10 +167,10 @@ impl Quantized {
         self.decode_rows(0, self.shape[0], dtype)
     }
 
-    /// `count` rows from `first` on, as [`Quantized::decode`].
+    /// Decodes `count` rows from row `first` on, as [`Quantized::decode`].
     ///
     /// # Errors
-    /// `Index` for rows that there are not, `DType`, `OutOfMemory`.
+    /// `Index` for rows that do not exist, `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn decode_rows(&self, first: usize, count: usize, dtype: DType) -> Result<Tensor> {
         let out = Tensor::empty(self.device(), [count, self.shape[1]], dtype)?;
@@ -178,16 +178,16 @@ impl Quantized {
         Ok(out)
     }
 
-    /// The rows from `first` on to `out`, `[rows, I]`, which is contiguous. Allocates nothing.
+    /// Decodes rows from row `first` on into `out`, a contiguous `[rows, I]`. Allocates nothing.
     ///
     /// # Errors
-    /// `Shape`, `Index` for rows that there are not, `DType`, `Strided`, `Frozen`.
+    /// `Shape`, `Index` for rows that do not exist, `DType`, `Strided`, `Frozen`.
     #[track_caller]
     pub fn decode_rows_into(&self, first: usize, out: &mut Tensor) -> Result<()> {
         self.decode_into(out, [first, 0])
     }
 
-    /// The part of the matrix from that row and column on which `out` has room for.
+    /// Decodes the part of the matrix from row and column `first` on that fits `out`.
     #[track_caller]
     pub(super) fn decode_into(&self, out: &Tensor, first: [usize; 2]) -> Result<()> {
         let op = "dequantize";
@@ -216,7 +216,8 @@ impl Quantized {
         self.device().launch(kernel, &reads, &[out])
     }
 
-    /// Its stand-in on a device made by [`Device::simulate`]; see [`Tensor::simulated_copy`].
+    /// The copy of this matrix on a device made by [`Device::simulate`]; see
+    /// [`Tensor::simulated_copy`].
     pub fn simulated_copy(&self, sim: &Device) -> Option<Quantized> {
         let parts: Option<Vec<Tensor>> =
             self.parts.iter().map(|part| part.simulated_copy(sim)).collect();
@@ -224,7 +225,7 @@ impl Quantized {
     }
 }
 
-/// y = a part of the matrix.
+/// Decodes a part of the matrix to y.
 struct Decode {
     format: QuantFormat,
     /// Columns of the whole matrix.

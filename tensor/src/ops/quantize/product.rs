@@ -1,4 +1,4 @@
-//! Products with a quantised matrix, a panel of which is decoded at a time: never the whole.
+//! Products with a quantised matrix, which is decoded panel by panel and never as a whole.
 
 use super::Quantized;
 use crate::device::Device;
@@ -8,8 +8,8 @@ use crate::layout::Shape;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
-/// Elements of a panel at most, but for matrices whose rows or columns have more: so that it stays
-/// in the cache of a processor, and that a product with one keeps a device busy.
+/// Largest number of elements of a panel, unless a row or column has more. A panel stays in the
+/// cache of a processor; a product with a panel keeps a device busy.
 fn panel_len(device: &Device) -> usize {
     match device.kind() {
         DeviceKind::Cpu => 1 << 19,
@@ -17,18 +17,18 @@ fn panel_len(device: &Device) -> usize {
     }
 }
 
-/// Lines of a panel, each of `len` elements; a multiple of 16 where there are more.
+/// Lines of a panel of lines with `len` elements; a multiple of 16 if there are at least 16.
 fn panel_lines(device: &Device, count: usize, len: usize) -> usize {
     let lines = panel_len(device) / len.max(1);
     let lines = if lines >= 16 { lines / 16 * 16 } else { lines };
     lines.clamp(1, count.max(1))
 }
 
-/// Runs `panel` for each panel of `count` lines, with its first line and how many it has.
+/// Runs `panel` for each panel of `count` lines, with the panel's first line and number of lines.
 ///
-/// On a simulated device the panels between the first and the last are not run if the first takes
-/// no memory of the allocator: they are as large and do the same, so that all there is of them is
-/// their time. They are most of a rehearsal beside weights in few bits.
+/// If the first panel requests no memory from the allocator, a simulated device runs only the first
+/// and the last panel. The panels between are as large and do the same, so only their time is
+/// added. These panels would be most of the time of simulating weights in few bits.
 fn for_each_panel(
     device: &Device,
     count: usize,
@@ -53,9 +53,9 @@ fn for_each_panel(
 }
 
 impl Quantized {
-    /// Bytes of workspace that [`Tensor::linear_quantized`] and the product of its gradient take
-    /// for a panel, in this type: the larger of both, without rounding. A device's library may take
-    /// more for its own.
+    /// Bytes of workspace of [`Tensor::linear_quantized`] and of the product of its gradient for a
+    /// panel in this type: the larger of both, without rounding. A device's library may take
+    /// further workspace.
     pub fn workspace_bytes(&self, dtype: DType) -> usize {
         let [rows, columns] = [self.shape[0], self.shape[1]];
         let by_rows = panel_lines(self.device(), rows, columns) * columns;
@@ -65,8 +65,8 @@ impl Quantized {
 }
 
 impl Tensor {
-    /// `x Wᵀ + b` for `self = x` and a quantised W, of which a panel of rows is decoded at a time,
-    /// in the type of x: the bits of [`Tensor::linear`] with the decoded W on the CPU.
+    /// `x Wᵀ + b` for `self = x` and a quantised W. One panel of rows at a time is decoded, in the
+    /// type of x. On the CPU, the bits are those of [`Tensor::linear`] with the decoded W.
     ///
     /// # Shapes
     /// `x: [.., I], w: [O, I], b: [O] → [.., O]`
@@ -96,8 +96,8 @@ impl Tensor {
         y.reshape(self.with_last(rows))
     }
 
-    /// `dy W` for `self = dy`, the gradient of the input of [`Tensor::linear_quantized`]: a panel
-    /// of columns is decoded at a time, so that nothing is added up that a product had rounded.
+    /// `dy W` for `self = dy`, the gradient of the input of [`Tensor::linear_quantized`]. One panel
+    /// of columns at a time is decoded, so that no rounded products are added up.
     ///
     /// # Shapes
     /// `dy: [.., O], w: [O, I] → [.., I]`
@@ -120,7 +120,7 @@ impl Tensor {
         dx.reshape(self.with_last(columns))
     }
 
-    /// All dimensions but the last as one.
+    /// Merges all dimensions but the last one.
     pub(super) fn rows_of(
         &self,
         op: &'static str,

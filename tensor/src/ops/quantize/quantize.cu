@@ -1,5 +1,6 @@
-// A part of a quantised matrix as floats, row by row; see `mod.rs` for the formats. The values are
-// found in f32 and rounded once, as on the processor. A thread takes every n-th element.
+// Decodes a part of a quantised matrix to floats, row by row; see `mod.rs` for the formats. Values
+// are computed in f32 and rounded once, as on the processor. Each thread takes elements in a
+// grid-stride loop.
 
 enum Format : u32 { INT8_ROWS, NF4_PLAIN, NF4_DOUBLE, Q8_0, Q4_0 };
 
@@ -31,14 +32,15 @@ __device__ const float NF4[16] = {
     1.0f,
 };
 
-// The f16 that a block of GGUF begins with, at any address.
+// The f16 at the start of a block of GGUF, at any address.
 __device__ inline float scale_of(const u8* block) {
   f16 scale;
   scale.bits = (u16)((u32)block[0] | (u32)block[1] << 8);
   return widened(scale);
 }
 
-// Products and sums apart, so that none is contracted to one that rounds once.
+// Decodes a value. Products and sums are separate, so that the compiler does not fuse them into one
+// rounding.
 __device__ inline float value_of(u32 format, const u8* codes, const void* scales,
                                  const float* nested, const float* map, const float* offset,
                                  u64 row, u64 at) {

@@ -8,7 +8,7 @@ use crate::random::RandomKey;
 /// The constant 2^-32.
 const WORD: f64 = 1.0 / (1u64 << 32) as f64;
 
-/// The numbers of a stream, as a source for writing results.
+/// The numbers of a stream, in the form of a source.
 pub(super) struct Numbers {
     key: RandomKey,
     distribution: Distribution,
@@ -20,7 +20,7 @@ impl Numbers {
         Numbers { key, distribution, digits }
     }
 
-    /// The numbers from `4 · block` on.
+    /// The four numbers of a block: number `4 · block` and its successors.
     #[inline(always)]
     fn block(&self, block: usize) -> [f64; 4] {
         let words = self.key.block(block as u64);
@@ -59,14 +59,15 @@ impl<T: Element> Source<T> for Numbers {
 
 /// Two independent normal numbers with mean 0 and standard deviation 1.
 fn normal_pair([a, b]: [u32; 2]) -> [f64; 2] {
-    // The number is in (0, 1], so that its logarithm is finite.
+    // The number is in (0, 1], so its logarithm is finite.
     let radius = (-2.0 * ((f64::from(a) + 1.0) * WORD).ln()).sqrt();
     let (sin, cos) = (std::f64::consts::TAU * (f64::from(b) * WORD)).sin_cos();
     [radius * cos, radius * sin]
 }
 
 /// Fisher and Yates' shuffle in the form of Durstenfeld, "Algorithm 235: random permutation"
-/// (1964): step `i` swaps with one of the first `i + 1`, drawn by block `i` of the stream.
+/// (1964). Step `i` swaps element `i` with one of the first `i + 1`, drawn by block `i` of the
+/// stream.
 pub(super) fn permute(key: RandomKey, to: &mut [i64]) {
     (0..).zip(&mut *to).for_each(|(number, to)| *to = number);
     for i in (1..to.len()).rev() {

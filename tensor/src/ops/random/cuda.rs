@@ -1,4 +1,4 @@
-//! Random numbers on NVIDIA devices, those of the processor: see `random.cu` and
+//! Random numbers on NVIDIA devices, equal to the processor's: see `random.cu` and
 //! `random_integers.cu`.
 
 use super::integers::RandomIntegers;
@@ -10,10 +10,10 @@ use crate::dtype::DType;
 use crate::error::Result;
 use Parameter::{F64, I64, U32, U64, Words, Write};
 
-/// `struct Stream`.
+/// The kernel parameter `struct Stream`, in words.
 const STREAM: Parameter = Words(2);
 
-// Enqueues the numbers of a tensor.
+// Enqueues the random numbers of a tensor.
 impl OnCuda for Random {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (number, p, q) = match self.distribution {
@@ -48,7 +48,7 @@ impl OnCuda for Random {
     }
 }
 
-// Enqueues whole numbers.
+// Enqueues random integers.
 impl OnCuda for RandomIntegers {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (y, stream) = (operands.write(0), self.key.stream_words());

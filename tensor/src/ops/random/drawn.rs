@@ -1,4 +1,4 @@
-//! Classes drawn by their weights.
+//! Random draws of classes by their weights.
 
 use crate::dtype::DType;
 use crate::error::{Result, TensorError};
@@ -8,7 +8,7 @@ use crate::ops::sort::SortOrder;
 use crate::random::RandomKey;
 use crate::tensor::Tensor;
 
-/// The fate of a class that was drawn.
+/// The availability of a class after it is drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Draw {
     /// The class cannot be drawn again: PyTorch's default.
@@ -18,25 +18,24 @@ pub enum Draw {
     Replaced,
 }
 
-/// The largest part of the sum of all weights that a draw may be: the next f64 below it.
+/// The largest fraction of the sum of all weights for a draw: just below 1.
 const BELOW_ONE: f64 = 1.0 - f64::EPSILON;
 
 impl Tensor {
-    /// `count` classes of each row, each as likely as its weight is large, as i64;
+    /// Draws `count` classes of each row, with probabilities proportional to the weights, as i64;
     /// `torch.multinomial`. Weights need not add up to 1.
     ///
-    /// Distinct classes are those with the largest `w / e`, for exponential numbers e: the order
-    /// of the keys of Efraimidis and Spirakis, "Weighted random sampling with a reservoir"
-    /// (2006). Values are not looked at: what a row with a negative weight or with NaN gives is not
-    /// defined, classes of weight 0 come after all others where distinct ones are drawn, and in a
-    /// row without a positive weight every class is the last or the first.
+    /// Distinct classes are the ones with the largest `w / e`, for exponential numbers e: the order
+    /// of the keys of Efraimidis and Spirakis, "Weighted random sampling with a reservoir" (2006).
+    /// Distinct draws take classes of weight 0 after all others. Weights are not checked: the
+    /// result of a row with a negative weight, with NaN or without a positive weight is undefined.
     ///
     /// # Shapes
     /// `[.., V] → [.., count]`
     ///
     /// # Errors
-    /// `Shape` of a number and of rows without classes, `Index` for more distinct classes than
-    /// there are, `DType` unless float, `OutOfMemory`.
+    /// `Shape` for a tensor without dimensions or rows without classes, `Index` for more distinct
+    /// classes than there are, `DType` unless float, `OutOfMemory`.
     #[track_caller]
     pub fn multinomial(&self, key: RandomKey, count: usize, draw: Draw) -> Result<Tensor> {
         let op = "multinomial";
@@ -50,7 +49,7 @@ impl Tensor {
             }
             let mut race = Tensor::empty(self.device(), *self.shape(), DType::F64)?;
             race.uniform_(key, 0.0, 1.0)?;
-            // Exponential, and not 0: ln(1 - u) / -1 with the middle of the interval of u.
+            // Exponential numbers above 0: ln(1 - u) / -1 with the middle of the interval of u.
             race.neg_()?;
             race.add_scalar_(1.0 - f64::from(f32::EPSILON) / 4.0)?;
             race.log_()?;
@@ -65,7 +64,7 @@ impl Tensor {
         places.uniform_(key, 0.0, 1.0)?;
         places.minimum_scalar_(BELOW_ONE)?;
         places.mul_(&total)?;
-        // A product may round up to the sum: then no class would be left.
+        // A product may round up to the sum, which would leave no class.
         let most = total.mul_scalar(BELOW_ONE)?;
         sums.searchsorted(&places.minimum(&most)?, Side::Right)
     }

@@ -1,5 +1,4 @@
-//! Uniform whole numbers: element `i`, in row-major order, is made of block `i` of the key's
-//! stream.
+//! Uniform integers. Element `i`, in row-major order, comes from block `i` of the key's stream.
 
 use std::ops::Range;
 
@@ -15,7 +14,7 @@ use crate::tensor::Tensor;
 pub(super) struct RandomIntegers {
     pub(super) key: RandomKey,
     pub(super) low: i64,
-    /// The number of integers from `low` on; 2^64 - 1 at most.
+    /// Number of integers from `low` on, at most 2^64 - 1.
     pub(super) count: u64,
     pub(super) dtype: DType,
     pub(super) len: usize,
@@ -52,11 +51,11 @@ impl<T: Element> Source<T> for RandomIntegers {
 }
 
 impl Tensor {
-    /// Fills with whole numbers of `range`, each as likely as another to `n / 2^64` for n of them;
-    /// `torch.randint`. Any element type but truth values.
+    /// Fills with random integers of `range`; `torch.randint`. For a range of n integers, all are
+    /// equally likely up to a difference of `n / 2^64`. Any element type but truth values.
     ///
     /// # Errors
-    /// `Index` for a range without numbers, or with one that the type does not hold; `DType` of
+    /// `Index` for an empty range, or if the type cannot hold a number of the range; `DType` for
     /// truth values, `Frozen`, `Overlap` (on an expanded view).
     #[track_caller]
     pub fn random_integers_(&mut self, key: RandomKey, range: Range<i64>) -> Result<()> {

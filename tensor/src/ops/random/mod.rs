@@ -1,5 +1,5 @@
-//! Random numbers, a function of key and place: element `i` of a destination, in row-major order,
-//! is made of word `i` of the key's stream (normal numbers: of words `i` and its neighbour).
+//! Random numbers as a function of key and place. Element `i` of a destination, in row-major order,
+//! comes from word `i` of the key's stream; a normal number comes from word `i` and its neighbour.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -20,7 +20,7 @@ use crate::random::RandomKey;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
-/// The distribution that the words of the stream become.
+/// The distribution of the numbers that the words of the stream give.
 #[derive(Clone, Copy, Debug)]
 enum Distribution {
     Uniform { low: f64, high: f64 },
@@ -64,8 +64,9 @@ impl FullKernel for Random {
     }
 }
 
-/// Random bits of a uniform number, as many as the type has digits: with more, the largest would
-/// round up to the end of the interval. 24 for f64 too, which then has the numbers of f32.
+/// Number of random bits of a uniform number: the digits of the type. With more bits, the largest
+/// number would round up to the end of the interval. f64 has 24 bits, too, and the same numbers as
+/// f32.
 fn digits(dtype: DType) -> u32 {
     match dtype {
         DType::F16 => 11,
@@ -111,7 +112,7 @@ impl Tensor {
         self.device().launch(kernel, &[], &[self])
     }
 
-    /// Fills with uniform numbers from `[low, high)`, 24 random bits each (11 for f16, 8 for
+    /// Fills with uniform numbers from `[low, high)`, with 24 random bits each (11 for f16, 8 for
     /// bf16).
     ///
     /// # Errors
@@ -121,9 +122,9 @@ impl Tensor {
         self.random_(key, Distribution::Uniform { low, high })
     }
 
-    /// Fills with normal numbers of this mean and standard deviation, none farther than 6.7
-    /// deviations from the mean. By the transformation of Box and Muller, "A note on the
-    /// generation of random normal deviates" (1958), of two words of 32 bits.
+    /// Fills with normal numbers of this mean and standard deviation, at most 6.7 deviations from
+    /// the mean. Box and Muller's transformation, "A note on the generation of random normal
+    /// deviates" (1958), turns two words of 32 bits into a number.
     ///
     /// # Errors
     /// `DType` unless float, `Frozen`, `Overlap` (on an expanded view).
@@ -132,7 +133,8 @@ impl Tensor {
         self.random_(key, Distribution::Normal { mean, deviation })
     }
 
-    /// Fills with 1, with this probability (to 32 bits), and 0. Any element type.
+    /// Fills with 1, with this probability (of 32 bits precision), and 0 otherwise. Any element
+    /// type.
     ///
     /// # Errors
     /// `Frozen`, `Overlap` (on an expanded view).
@@ -141,14 +143,15 @@ impl Tensor {
         self.random_(key, Distribution::Bernoulli { probability })
     }
 
-    /// The numbers `0..len` in random order, as i64. Any order is as likely as another, to
-    /// `len / 2^64`.
+    /// The numbers `0..len` in random order, as i64. All orders are equally likely, up to a
+    /// difference of `len / 2^64`.
     ///
     /// # Errors
     /// `OutOfMemory`.
     #[track_caller]
     pub fn permutation(device: &Device, len: usize, key: RandomKey) -> Result<Tensor> {
-        // Each step of the shuffle needs the one before: an NVIDIA device gets a copy of it.
+        // Each step of the shuffle needs the previous step, so an NVIDIA device gets a copy of the
+        // result.
         if device.kind() == DeviceKind::Cuda {
             let mut numbers = vec![0_i64; len];
             if !device.is_simulated() {

@@ -1,13 +1,13 @@
-// Numbers of a key's stream, for elements of every type of floats: element i, in row-major order,
-// is made of word i % 4 of block i / 4 of its stream, see `common.cu`, with the bits of the
-// processor; normal numbers to a few units in the last place. A thread takes every n-th block of
-// four elements.
+// Random numbers of a key's stream, for elements of any float type. Element i, in row-major order,
+// comes from word i % 4 of block i / 4 of the stream, see `common.cu`. The bits are the
+// processor's; normal numbers differ by a few units in the last place. Each thread takes blocks of
+// four elements in a grid-stride loop.
 
 enum Distribution : u32 { UNIFORM, NORMAL, BERNOULLI };
 
 const double WORD = 1.0 / 4294967296.0;
 
-// p + q · x with both rounded, as on the processor.
+// p + q · x with both operations rounded, as on the processor.
 __device__ inline double line(double p, double q, double x) {
 #ifdef __CUDACC__
   return __dadd_rn(p, __dmul_rn(q, x));
@@ -16,9 +16,9 @@ __device__ inline double line(double p, double q, double x) {
 #endif
 }
 
-// Uniform: from p on, q long, of so many random bits. Normal: the mean is p and the deviation q, by
-// the transformation of Box and Muller, "A note on the generation of random normal deviates"
-// (1958). Bernoulli: 1 with probability p.
+// Uniform: from the interval of length q from p on, with `digits` random bits. Normal: with mean p
+// and deviation q, by the transformation of Box and Muller, "A note on the generation of random
+// normal deviates" (1958). Bernoulli: 1 with probability p.
 __device__ inline double number(const Words& words, u32 index, u32 distribution, u32 digits,
                                 double p, double q) {
   u32 word = words.at[index];

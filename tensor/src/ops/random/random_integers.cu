@@ -1,6 +1,6 @@
-// Whole numbers of a key's stream, and truth values: see `random.cu`.
+// Random integers and truth values of a key's stream, see `random.cu`.
 
-// The upper half of the product of 64 bits each.
+// The upper 64 bits of a product of two numbers of 64 bits.
 __device__ inline u64 product_high(u64 a, u64 b) {
   u64 a0 = (u32)a, a1 = a >> 32, b0 = (u32)b, b1 = b >> 32;
   u64 low = a0 * b0, left = a1 * b0 + (low >> 32), right = a0 * b1 + (u32)left;
@@ -15,7 +15,7 @@ __device__ inline void put(i64& y, i64 x) { y = x; }
 __device__ inline void put(i32& y, i64 x) { y = (i32)x; }
 __device__ inline void put(u8& y, i64 x) { y = (u8)x; }
 
-// Element i is one of the `count` numbers from `low` on, made of block i of the stream.
+// Element i is one of the `count` integers from `low` on, drawn by block i of the stream.
 template <typename Y>
 __device__ inline void integers(Y* y, const Stream& stream, i64 low, u64 count,
                                 const Walk<1>& walk) {
@@ -39,7 +39,7 @@ STAMP(i64)
 STAMP(i32)
 STAMP(u8)
 
-// 1 with probability p, 0 else: of word i % 4 of block i / 4.
+// 1 with probability p, else 0: from word i % 4 of block i / 4.
 template <typename Y>
 __device__ inline void truths(Y* y, const Stream& stream, double p, const Walk<1>& walk) {
   for (u64 block = thread_index(); 4 * block < walk.len; block += thread_count()) {

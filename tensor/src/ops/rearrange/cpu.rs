@@ -1,14 +1,14 @@
-//! One loop for every operation that picks each dimension's positions on its own:
-//! `y[i, j, ..] = x[f(i), g(j), ..]`, or a constant where one of them leads outside.
+//! One loop for every operation that maps the positions of each dimension separately:
+//! `y[i, j, ..] = x[f(i), g(j), ..]`, or a constant if a mapped position is outside x.
 
 use crate::cpu::Cpu;
 use crate::cpu::chunk::for_each_chunk;
 use crate::layout::RANK_MAX;
 
-/// Elements per chunk: large enough to hide the fork, small enough for the L2 cache.
+/// Elements of a chunk: enough to hide the cost of the fork, and small enough for the L2 cache.
 const CHUNK_LEN: usize = 1 << 14;
 
-/// The position of x that stands at position `i` of y, along one dimension of length `n` in x.
+/// The position in x for position `i` of y, along a dimension with length `n` in x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Map {
     /// `(i + start) mod n`: the whole dimension, rolled, repeated or continued around the ends.
@@ -17,37 +17,37 @@ pub(super) enum Map {
     Flip,
     /// `i / times`.
     Interleave { times: usize },
-    /// `i - before`, and at the edges what `Edge` says.
+    /// `i - before`; outside x, the value that `Edge` selects.
     Pad { before: usize, edge: Edge },
 }
 
-/// The value where padding leads outside.
+/// The value of positions outside x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edge {
-    /// One value everywhere.
+    /// A constant.
     Constant,
     /// x mirrored at its first and last position, which are not repeated.
     Reflect,
-    /// The first or the last position.
+    /// The first or the last position of x.
     Replicate,
 }
 
-/// One dimension of y, and where it comes from in x.
+/// One dimension of y, and its source in x.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dimension {
-    /// Positions in x.
+    /// Number of positions in x.
     pub(super) len: usize,
     /// Elements of x between neighbours.
     pub(super) stride: usize,
-    /// Positions in y.
+    /// Number of positions in y.
     pub(super) out_len: usize,
     pub(super) map: Map,
 }
 
-/// Positions of y that follow each other in x too.
+/// Positions of y whose sources in x are neighbours.
 #[derive(Debug, PartialEq)]
 struct Run {
-    /// Position of the first element in x; `None` is the fill.
+    /// Position of the first element in x; `None` for the constant.
     from: Option<usize>,
     step: Step,
     len: usize,
@@ -61,14 +61,14 @@ enum Step {
 }
 
 impl Dimension {
-    /// The position of x at position `at` of y, and how the ones after it go on.
+    /// The run that begins at position `at` of y.
     #[inline]
     fn run(&self, at: usize) -> Run {
         let (n, rest) = (self.len, self.out_len - at);
         let run = |from, step, len| Run { from: Some(from), step, len };
         match self.map {
             Map::Cycle { start } => {
-                // Most dimensions are whole, and a division per row would show.
+                // Most dimensions are whole, and a division for each row would be slow.
                 let from = if start + at < n { start + at } else { (start + at) % n };
                 run(from, Step::Forward, rest.min(n - from))
             }
@@ -94,7 +94,7 @@ impl Dimension {
         self.map == Map::Cycle { start: 0 } && self.len == self.out_len
     }
 
-    /// This dimension and a whole one inside it as a single one, if x has them side by side.
+    /// Merges this dimension with a whole dimension inside it, if both are contiguous in x.
     fn merged(&self, inner: &Dimension) -> Option<Dimension> {
         let side_by_side = self.stride == inner.len * inner.stride;
         if !inner.is_whole() || !side_by_side {
@@ -112,16 +112,16 @@ impl Dimension {
     }
 }
 
-/// The position in x of each position of y, for a map that never leads outside.
+/// The position in x of each position of y, for a map that stays inside x.
 pub(super) fn sources(len: usize, out_len: usize, map: Map) -> Vec<i64> {
     let dimension = Dimension { len, stride: 1, out_len, map };
     (0..out_len).filter_map(|at| dimension.run(at).from).map(|from| from as i64).collect()
 }
 
-/// `dimensions` with those merged that lie side by side, so that rows become long.
+/// Merges contiguous dimensions, so that rows become long.
 fn merge(dimensions: &[Dimension]) -> Vec<Dimension> {
     let mut merged: Vec<Dimension> = Vec::with_capacity(RANK_MAX);
-    // From the innermost outwards; `merged` holds them in that order.
+    // From the innermost dimension outwards; `merged` has this order, too.
     for dimension in dimensions.iter().rev().filter(|d| !(d.is_whole() && d.len == 1)) {
         match merged.last().and_then(|inner| dimension.merged(inner)) {
             Some(both) => *merged.last_mut().expect("the inner one") = both,
@@ -135,7 +135,7 @@ fn merge(dimensions: &[Dimension]) -> Vec<Dimension> {
     merged
 }
 
-/// Writes y, whose dimensions are `dimensions` in row-major order.
+/// Writes y, whose dimensions in row-major order are `dimensions`.
 pub(super) fn rearrange<T: Copy + Send + Sync>(
     cpu: &Cpu,
     dimensions: &[Dimension],
@@ -149,7 +149,7 @@ pub(super) fn rearrange<T: Copy + Send + Sync>(
     });
 }
 
-/// The elements of y from number `from` on.
+/// Writes the elements of y from number `from` on.
 fn write<T: Copy>(dimensions: &[Dimension], x: &[T], fill: T, from: usize, mut y: &mut [T]) {
     let (inner, outer) = dimensions.split_last().expect("at least one dimension");
     let mut at = [0; RANK_MAX];
@@ -158,7 +158,7 @@ fn write<T: Copy>(dimensions: &[Dimension], x: &[T], fill: T, from: usize, mut y
         *at = rest % dimension.out_len;
         rest /= dimension.out_len;
     }
-    // The place in x that each outer dimension leads to; `None` is outside.
+    // The place in x for position `at` of an outer dimension; `None` if outside x.
     let place =
         |axis: usize, at: usize| outer[axis].run(at).from.map(|from| from * outer[axis].stride);
     let mut places: [Option<usize>; RANK_MAX] = [Some(0); RANK_MAX];
@@ -184,7 +184,7 @@ fn write<T: Copy>(dimensions: &[Dimension], x: &[T], fill: T, from: usize, mut y
     }
 }
 
-/// The positions from `column` on along the innermost dimension; in x it starts at `start`.
+/// Writes positions from `column` on along the innermost dimension. The row starts at `start` in x.
 fn write_row<T: Copy>(
     inner: &Dimension,
     x: &[T],

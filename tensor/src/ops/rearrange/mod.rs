@@ -1,5 +1,5 @@
-//! Moves along dimensions: flip, roll, repeat and pad. Any element type, from any strides, without
-//! a contiguous copy of the source.
+//! Moves along dimensions: flip, roll, repeat and pad. Any element type and any strides; the source
+//! is not copied first.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -17,7 +17,7 @@ use crate::tensor::Tensor;
 pub(crate) use cpu::testing;
 use cpu::{Dimension, Edge, Map};
 
-/// The values that [`Tensor::pad`] puts around a tensor, under the names of PyTorch's `F.pad`.
+/// The values around a padded tensor, with the names of PyTorch's `F.pad`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PadMode {
     /// This number, converted as [`Tensor::to_dtype`] does.
@@ -26,7 +26,7 @@ pub enum PadMode {
     Reflect,
     /// The first and the last position, repeated.
     Replicate,
-    /// The tensor again, as if its ends were joined.
+    /// The tensor again, as if both ends were joined.
     Circular,
 }
 
@@ -64,12 +64,12 @@ impl FullKernel for Rearrange {
 }
 
 impl Tensor {
-    /// A new tensor, each of whose dimensions is the one of this tensor as `(length, map)` say.
+    /// A new tensor. Each of its dimensions has the given length, and its sources by the given map.
     #[track_caller]
     fn rearrange(&self, name: &'static str, plan: &[(usize, Map)], fill: f64) -> Result<Tensor> {
         let dims: Vec<usize> = plan.iter().map(|&(out_len, _)| out_len).collect();
         let Some(shape) = Shape::checked(&dims) else {
-            // Beyond all memory, whatever the shape: the error is the allocator's.
+            // The result is larger than any memory: the allocator returns the error.
             return Tensor::empty(self.device(), [usize::MAX], self.dtype());
         };
         let sources = self.shape().iter().zip(self.layout().strides());
@@ -84,15 +84,15 @@ impl Tensor {
         Ok(y)
     }
 
-    /// Every dimension as it is.
+    /// The plan that moves nothing: every dimension with its length and the identity.
     fn unmoved(&self) -> Vec<(usize, Map)> {
         self.shape().iter().map(|&len| (len, Map::Cycle { start: 0 })).collect()
     }
 
-    /// The positions along each of `axes` in reverse order.
+    /// Reverses the positions along each of `axes`.
     ///
     /// # Errors
-    /// `Index`, `Shape` when one is named twice, `OutOfMemory`.
+    /// `Index`, `Shape` if an axis is named twice, `OutOfMemory`.
     #[track_caller]
     pub fn flip(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
         let op = "flip";
@@ -101,8 +101,8 @@ impl Tensor {
         self.rearrange(op, &plan, 0.0)
     }
 
-    /// The positions along `axis` moved on by `shift`, those beyond the end to the start; a
-    /// negative shift moves them back.
+    /// Moves the positions along `axis` on by `shift`; positions beyond the end go to the start. A
+    /// negative shift moves backwards.
     ///
     /// # Errors
     /// `Index`, `OutOfMemory`.
@@ -112,18 +112,18 @@ impl Tensor {
         let op = "roll";
         let mut plan = self.unmoved();
         let (len, map) = &mut plan[axis];
-        // No dimension is longer than isize::MAX, except of elements that share their memory.
+        // Dimensions are at most isize::MAX long, except if elements share memory.
         let back = shift.unsigned_abs() % (*len).max(1);
         let start = if shift > 0 && back > 0 { *len - back } else { back };
         *map = Map::Cycle { start };
         self.rearrange(op, &plan, 0.0)
     }
 
-    /// The whole tensor `times[axis]` times along each dimension. Missing leading dimensions of
-    /// the tensor are of length 1, and so are missing leading `times`: this is NumPy's `tile`.
+    /// Repeats the whole tensor `times[axis]` times along each dimension. Missing leading
+    /// dimensions of the tensor have length 1, and missing leading `times` are 1: NumPy's `tile`.
     ///
     /// # Errors
-    /// `Index` with more than [`crate::RANK_MAX`] dimensions, `OutOfMemory`.
+    /// `Index` for more than [`crate::RANK_MAX`] dimensions, `OutOfMemory`.
     #[track_caller]
     pub fn repeat(&self, times: &[usize]) -> Result<Tensor> {
         let mut x = self.clone();
@@ -139,7 +139,7 @@ impl Tensor {
         x.rearrange("repeat", &plan, 0.0)
     }
 
-    /// Each position along `axis` `times` times in a row.
+    /// Repeats each position along `axis` `times` times in a row.
     ///
     /// # Errors
     /// `Index`, `OutOfMemory`.
@@ -153,13 +153,13 @@ impl Tensor {
         self.rearrange(op, &plan, 0.0)
     }
 
-    /// This tensor with `padding[k] = [before, after]` more positions along the `k`-th of the
-    /// last dimensions: `[[1, 1], [2, 2]]` pads the last but one by 1 and the last by 2 on each
-    /// side. (PyTorch's `F.pad` lists the last dimension first.)
+    /// Pads the last dimensions of this tensor: `padding[k] = [before, after]` adds positions to
+    /// the `k`-th of them. So `[[1, 1], [2, 2]]` pads the last but one by 1 and the last by 2 on
+    /// each side. (PyTorch's `F.pad` lists the last dimension first.)
     ///
     /// # Errors
-    /// `Shape` when there are fewer dimensions, or too few positions: `Reflect` needs more
-    /// than it mirrors, `Circular` as many as it repeats and `Replicate` one. `OutOfMemory`.
+    /// `Shape` if there are too few dimensions or positions: a dimension must be longer than the
+    /// padding for `Reflect`, as long for `Circular`, and not empty for `Replicate`. `OutOfMemory`.
     #[track_caller]
     pub fn pad(&self, padding: &[[usize; 2]], mode: PadMode) -> Result<Tensor> {
         let op = "pad";
@@ -173,12 +173,12 @@ impl Tensor {
         self.rearrange(op, &plan, fill)
     }
 
-    /// The gradient of x through [`Tensor::pad`], for `self = dy`: each position of x collects
-    /// what became of it. Half types are added up in f32.
+    /// The gradient of x through [`Tensor::pad`], for `self = dy`: each position of x gets the sum
+    /// of dy over its copies. Half types are summed in f32.
     ///
     /// # Errors
-    /// As [`Tensor::pad`] for a tensor of shape `x_shape`; `Shape` when dy is not of the padded
-    /// shape, `DType` unless dy is of floats.
+    /// As [`Tensor::pad`] for a tensor of shape `x_shape`; `Shape` unless dy has the padded shape,
+    /// `DType` unless dy is of floats.
     #[track_caller]
     pub fn pad_backward(
         &self,
@@ -217,7 +217,7 @@ impl Tensor {
     }
 }
 
-/// The first dimension of `shape` that is padded, if there are positions enough for all.
+/// The first padded dimension of `shape`. An error if a dimension has too few positions.
 fn check_padding(
     op: &'static str,
     shape: &Shape,
@@ -241,7 +241,7 @@ fn check_padding(
     if shape[start..].iter().zip(&widths).all(fits) { Ok(start) } else { Err(mismatch) }
 }
 
-/// The map of a dimension of `len` positions that is padded by `before` and anything after.
+/// The map of a dimension of `len` positions with `before` positions of padding in front.
 fn pad_map(len: usize, before: usize, mode: PadMode) -> Map {
     match mode {
         PadMode::Constant(_) => Map::Pad { before, edge: Edge::Constant },

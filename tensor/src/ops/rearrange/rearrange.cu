@@ -1,15 +1,16 @@
-// Elements of any type by their size: y[i, j, ..] = x[f(i), g(j), ..], or the fill where one of them
-// leads outside. y lies in order; a thread takes every n-th element of it.
+// y[i, j, ..] = x[f(i), g(j), ..], or the fill if a mapped position is outside x, for elements of
+// any type; kernels only know their size. y is contiguous; each thread takes elements of y in a
+// grid-stride loop.
 
 enum Kind : u64 { CYCLE, FLIP, INTERLEAVE, PAD_CONSTANT, PAD_REFLECT, PAD_REPLICATE };
 
-// One dimension of y, and where it comes from in x.
+// One dimension of y, and its source in x.
 struct Dimension {
   u64 len;     // positions in x
   i64 stride;  // elements of x between neighbours
   u64 out_len;
   u64 kind;
-  u64 number;  // where a cycle starts, how often a position is repeated, or how many pad it before
+  u64 number;  // the start of a cycle, the repetitions of a position, or the padding in front
 };
 
 struct Dimensions {
@@ -18,7 +19,7 @@ struct Dimensions {
   Dimension all[RANK_MAX];
 };
 
-// The position in x; negative where there is none.
+// The position in x; negative if outside x.
 __device__ inline i64 source_of(const Dimension& of, u64 at) {
   i64 n = (i64)of.len, place = (i64)at - (i64)of.number;
   switch (of.kind) {

@@ -9,23 +9,23 @@ use crate::cpu::math::SimdFloat;
 use crate::dtype::Element;
 use crate::operand_view::View;
 
-/// Outputs that a task finishes.
+/// Outputs of a task that finishes results.
 const CHUNK_LEN: usize = 1 << 12;
 
 /// The step from an output's accumulated value `a` to the output; `c` is its center.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Finish {
-    /// a
+    /// `a`
     Keep,
-    /// a / divisor
+    /// `a / divisor`
     Divide(f64),
-    /// √(a / divisor)
+    /// `√(a / divisor)`
     Root(f64),
-    /// a^exponent
+    /// `a^exponent`
     Power(f64),
-    /// c + ln a
+    /// `c + ln a`
     Log,
-    /// True if a is at least this.
+    /// True if `a` is at least this number.
     AtLeast(f64),
 }
 
@@ -43,15 +43,15 @@ impl Finish {
     }
 }
 
-/// The center of each output, which the first of two passes finds.
+/// The center of each output, which the first of two passes computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Center {
     Mean,
-    /// The largest, or 0 if that is infinite.
+    /// The largest element, or 0 if it is infinite.
     Max,
 }
 
-/// The partial results of `fold`, as [`Tasks::pieces`] lays them out.
+/// Writes the partial results of `fold`, in the layout of [`Tasks::pieces`].
 pub(super) fn fold<E: Element<Compute = T>, T: Reducible>(
     cpu: &Cpu,
     plan: &Tasks,
@@ -77,7 +77,7 @@ fn merged<A: Arithmetic>(plan: &Tasks, fold: Fold, partials: &[A], k: usize) -> 
     (1..plan.parts()).fold(partials[k], |a, part| fold.merge(a, partials[part * plan.outputs + k]))
 }
 
-/// The centers from the partial results of their pass.
+/// Computes the centers from the partial results of their pass.
 pub(super) fn centers<A: Arithmetic>(
     cpu: &Cpu,
     plan: &Tasks,
@@ -104,7 +104,7 @@ impl Center {
     }
 }
 
-/// The results from the partial results.
+/// Computes the results from the partial results.
 pub(super) fn finish<A: Arithmetic, O: Element>(
     cpu: &Cpu,
     plan: &Tasks,

@@ -1,4 +1,4 @@
-//! Reductions on NVIDIA devices: partial results in the workspace that the processor takes, too.
+//! Reductions on NVIDIA devices. Partial results use the same workspace as on the processor.
 
 use super::Reduce;
 use super::cpu::Finish;
@@ -15,13 +15,13 @@ use Parameter::{F64, Read, U32, U64, Words, Write};
 /// Threads of a block that takes a part of an output.
 const THREADS: u32 = 256;
 
-/// Threads that search a part of an output.
+/// Threads that search one part of an output.
 const WARP_THREADS: u32 = 32;
 
-/// The most blocks of a grid; each then takes several parts.
+/// Largest number of blocks of a grid. More parts go to the same blocks.
 const BLOCKS_MAX: usize = 1 << 16;
 
-/// A fold's name in `reduce.cu`, a number, and its exponent.
+/// A fold's number in `reduce.cu`, and the fold's exponent.
 fn number(fold: Fold) -> (u32, f64) {
     match fold {
         Fold::Sum => (0, 0.0),
@@ -39,7 +39,7 @@ fn number(fold: Fold) -> (u32, f64) {
     }
 }
 
-/// A finish's name in `reduce.cu`, a number, and the number that it takes.
+/// A finish's number in `reduce.cu`, and the finish's parameter.
 fn finish_number(finish: Finish) -> (u32, f64) {
     match finish {
         Finish::Keep => (0, 0.0),
@@ -51,9 +51,9 @@ fn finish_number(finish: Finish) -> (u32, f64) {
     }
 }
 
-/// A plan as kernels take it.
+/// A plan in the form that kernels take.
 struct Launches {
-    /// `struct Parts`.
+    /// The words of the kernel parameter `struct Parts`.
     parts: [u64; 2],
     kept: Vec<u64>,
     reduced: Vec<u64>,
@@ -74,8 +74,9 @@ impl Launches {
         }
     }
 
-    /// One of two kernels over all parts, by how the input lies, and its grid: where neighbours
-    /// follow each other along the reduced dimensions, so that many threads take a part together.
+    /// The name of one of two kernels over all parts, and its grid. If elements are contiguous
+    /// along the reduced dimensions, many threads take a part together (`rows`); else a thread
+    /// takes a part (`columns`).
     fn over_parts(&self, [rows, columns]: [&'static str; 2], threads: u32) -> (&'static str, Grid) {
         match self.is_by_columns {
             true => (columns, grid(self.partial_count)),
@@ -98,7 +99,7 @@ impl Launches {
     }
 }
 
-/// Partial results of an output from which on a warp merges them, and not a thread.
+/// Number of partial results of an output from which a warp merges them instead of a thread.
 const WARP_PARTS: usize = 32;
 
 /// The name of the kernel that writes the results.
@@ -153,7 +154,7 @@ impl OnCuda for Reduce {
     }
 }
 
-// Enqueues a search for the largest or smallest.
+// Enqueues a search for the largest or smallest elements.
 impl OnCuda for Extreme {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (x, dtype, image) = (operands.read(0), self.dtype, REDUCE.of(self.dtype));

@@ -1,4 +1,4 @@
-//! The positions of the largest or the smallest, and their values.
+//! The positions and values of the largest or the smallest elements.
 
 use super::fold::{Fold, Reducible};
 use super::plan::{Along, Block, Tasks};
@@ -12,7 +12,7 @@ use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
 use crate::launch::{FullKernel, Operands};
 
-/// The end of the order that is asked for.
+/// The end of the order to search for: the largest or the smallest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Largest,
@@ -32,14 +32,14 @@ impl End {
     }
 }
 
-/// The best so far of some outputs, and its position among the reduced elements.
+/// The best elements so far of some outputs, and their positions among the reduced elements.
 pub(super) struct Best<'a, A> {
     pub(super) values: &'a mut [A],
     pub(super) positions: &'a mut [i64],
 }
 
-/// Elements of `block`, which come after those already seen, that are taken into the best; to be
-/// compiled for every instruction set.
+/// Updates the best elements with the elements of `block`, which follow all earlier ones. Compiled
+/// for every instruction set.
 struct Improving<'a, T: Reducible> {
     end: End,
     block: Block<'a, T>,
@@ -74,8 +74,8 @@ impl<T: Reducible> SimdKernel<T::Registers> for Improving<'_, T> {
     }
 }
 
-/// The best of `run` and its first position, if it is better than `best`. First the value, which
-/// vectorises; then where it is, which is rarely asked for in a long row.
+/// The best element of `run` and its first position, if it is better than `best`. The value comes
+/// first, which vectorises; then the position, which a long row rarely needs.
 #[inline(always)]
 fn first_better<T: Reducible>(
     end: End,
@@ -112,8 +112,9 @@ fn first_better<T: Reducible>(
     Some((at, value.cast()))
 }
 
-/// The positions of the best, over the trailing dimensions of an input `[kept.., reduced..]`; its
-/// destinations are positions, partial values and positions, and the best values if asked for.
+/// The positions of the best elements over the trailing dimensions of an input
+/// `[kept.., reduced..]`. Writes positions, partial values and positions, and the best values if
+/// wanted.
 pub(super) struct Extreme {
     pub(super) name: &'static str,
     pub(super) end: End,
@@ -167,7 +168,7 @@ impl Extreme {
         });
         drop(tasks);
         const CHUNK_LEN: usize = 1 << 12;
-        // Parts come in order, so that the first of equals stays.
+        // Parts come in order, so that the first of equal elements wins.
         let best = |k: usize| {
             (1..plan.parts()).map(|part| part * plan.outputs + k).fold(k, |best, other| {
                 if self.end.is_better(values[other], values[best]) { other } else { best }

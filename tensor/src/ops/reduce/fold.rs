@@ -1,5 +1,5 @@
-//! The folds by name, and their loops over blocks. Floats are accumulated in f64, integers and
-//! truth values in i64, which wraps.
+//! The folds and their loops over blocks. Floats are accumulated in f64, integers and truth values
+//! in i64, which wraps.
 
 use super::plan::{Along, Block};
 use crate::cpu::arithmetic::Arithmetic;
@@ -9,30 +9,30 @@ use crate::cpu::simd::{Fused, Simd, SimdKernel};
 /// The value that is accumulated over the elements x of an output; `c` is the output's center.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Fold {
-    /// Σ x
+    /// `Σ x`
     Sum,
-    /// Π x
+    /// `Π x`
     Prod,
-    /// The largest; NaN wins.
+    /// The largest element; NaN wins.
     Max,
-    /// The smallest; NaN wins.
+    /// The smallest element; NaN wins.
     Min,
-    /// The number of elements that are not 0; NaN is not.
+    /// Number of elements that are not 0. NaN is not 0.
     Count,
-    // Floats only from here.
-    /// Σ |x|
+    // The following folds are for floats only.
+    /// `Σ |x|`
     AbsSum,
     /// The largest |x|; NaN wins.
     AbsMax,
     /// The smallest |x|; NaN wins.
     AbsMin,
-    /// Σ x²
+    /// `Σ x²`
     SquareSum,
-    /// Σ |x|^p
+    /// `Σ |x|^p`
     PowerSum(f64),
-    /// Σ (x - c)²
+    /// `Σ (x - c)²`
     SquaredDistance,
-    /// Σ e^(x - c)
+    /// `Σ e^(x - c)`
     ExpSum,
 }
 
@@ -48,7 +48,7 @@ impl Fold {
         }
     }
 
-    /// The result for the elements of both.
+    /// The result for the elements of two results.
     #[inline(always)]
     pub(super) fn merge<A: Arithmetic>(self, a: A, b: A) -> A {
         match self {
@@ -64,15 +64,15 @@ impl Fold {
 pub(super) trait Reducible: Arithmetic {
     /// The type of partial results: f64 or i64.
     type Accumulator: Arithmetic;
-    /// The float whose instruction sets the loops are compiled for.
+    /// The float type whose instruction sets the loops are compiled for.
     type Registers: SimdFloat;
 
-    /// Takes the elements of `block` into the accumulators of its outputs. To be
+    /// Folds the elements of `block` into the accumulators of its outputs. Must be
     /// `#[inline(always)]`.
     fn fold<F: Fused>(folding: Folding<'_, Self>);
 }
 
-/// A fold of one block, to be compiled for every instruction set.
+/// A fold of one block, which is compiled for every instruction set.
 pub(super) struct Folding<'a, T: Reducible> {
     pub(super) fold: Fold,
     pub(super) block: Block<'a, T>,
@@ -103,7 +103,7 @@ reducible_floats!(f32, f64);
 
 impl Reducible for i64 {
     type Accumulator = i64;
-    // They hold an i64 too.
+    // Registers of f64 hold an i64, too.
     type Registers = f64;
     #[inline(always)]
     fn fold<F: Fused>(Folding { fold, block, sums, .. }: Folding<'_, Self>) {
@@ -157,9 +157,9 @@ fn fold_floats<T: SimdFloat, F: Fused>(
     }
 }
 
-/// Accumulators of one row: enough for the latency of an addition in the widest registers.
+/// Accumulators of one row: enough to hide the latency of an addition in the widest registers.
 const LANE_COUNT: usize = 32;
-/// Lines that go into an accumulator before it is stored again.
+/// Lines that are added to an accumulator before it is stored again.
 const LINE_COUNT: usize = 4;
 
 /// `sums[k] = f(sums[k], x, k)` for every element x of output k.
@@ -179,7 +179,7 @@ fn each<T: Copy, A: Copy>(
         }
         return;
     }
-    // Loops over indices: see `ops/elementwise/cpu.rs`.
+    // Loops over indices instead of iterators: see `ops/elementwise/cpu.rs`.
     let whole = block.count / LINE_COUNT * LINE_COUNT;
     let sums = &mut sums[first..first + block.len];
     for index in (0..whole).step_by(LINE_COUNT) {

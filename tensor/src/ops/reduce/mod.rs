@@ -1,9 +1,8 @@
-//! Reductions: many elements to one, in an order that depends on the layout alone, never on the
+//! Reductions of many elements to one, in an order that depends on the layout alone, never on the
 //! number of threads. Floats are accumulated in f64, integers and truth values in i64.
 //!
-//! Every reduction names the dimensions that it runs over, which the result no longer has; its
-//! form that ends in `_keep` leaves them with length 1. Nothing is copied first, however the input
-//! lies.
+//! Every reduction names the dimensions to reduce, which the result lacks. The form with the suffix
+//! `_keep` leaves them with length 1. Inputs may have any strides and are not copied first.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -35,10 +34,10 @@ enum Reduction {
     Any,
     All,
     Count,
-    // Floats only from here.
+    // The following reductions are for floats only.
     Mean,
     LogSumExp,
-    /// With this correction.
+    /// The variance with this correction.
     Var(f64),
     Std(f64),
     /// The norm of this order.
@@ -74,10 +73,10 @@ impl Reduction {
         }
     }
 
-    /// The value that is accumulated over `count` elements, and the step from there to the result.
+    /// The fold over `count` elements, and the step from its value to the result.
     fn steps(self, count: usize) -> (Fold, Finish) {
         let count = count as f64;
-        // 0 where the correction leaves nothing, as in PyTorch: the result is NaN or ∞.
+        // 0 if the correction leaves nothing, as in PyTorch: the result is NaN or ∞.
         let left = |correction: f64| (count - correction).max(0.0);
         match self {
             Reduction::Sum => (Fold::Sum, Finish::Keep),
@@ -101,8 +100,8 @@ impl Reduction {
     }
 }
 
-/// Reduces the trailing dimensions of `[kept.., reduced..]`; its destinations are the result, the
-/// partial results, and the centers of the outputs (or nothing).
+/// Reduces the trailing dimensions of `[kept.., reduced..]`. Writes the result, the partial
+/// results, and the centers of the outputs (or nothing).
 struct Reduce {
     name: &'static str,
     reduction: Reduction,
@@ -151,12 +150,12 @@ impl Reduce {
     }
 }
 
-/// The fate of the dimensions that are reduced.
+/// The treatment of reduced dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reduced {
-    /// The result lacks them.
+    /// The result lacks the reduced dimensions.
     Dropped,
-    /// The result has them with length 1.
+    /// The result has the reduced dimensions with length 1.
     Kept,
 }
 
@@ -182,7 +181,7 @@ impl Arranged {
         Ok(Arranged { x, kept_rank: kept.len(), shape: Shape::new(&shape) })
     }
 
-    /// `Ok` if there is something to choose from.
+    /// Checks that there is an element to choose.
     fn check_choice(&self, op: &'static str) -> Result<()> {
         if self.x.shape()[self.kept_rank..].contains(&0) {
             return Err(TensorError::Index { op, index: 0, len: 0 });
@@ -195,7 +194,7 @@ impl Arranged {
     }
 }
 
-/// Reductions over dimensions and nothing else, each with its form that keeps them.
+/// Reductions that take only dimensions, or dimensions and a number, each with its `_keep` form.
 macro_rules! reductions {
     ($($(#[$doc:meta])+ pub fn $name:ident, $keep:ident = $op:expr;)*) => {$(
         reductions! { @one $(#[$doc])+ $name, $keep () = $op }
@@ -236,20 +235,20 @@ macro_rules! reductions {
 }
 
 impl Tensor {
-    /// The sums over `axes`, which the result no longer has. Integers and truth values are summed
-    /// as i64, which wraps.
+    /// The sums over `axes`, which the result lacks. Integers and truth values are summed as i64,
+    /// which wraps.
     ///
     /// # Errors
-    /// `Index` for a dimension that does not exist, or an empty one where there is no result for
-    /// nothing; `Shape` for one that is named twice; `DType` when the reduction is not defined for
-    /// it; `OutOfMemory`. So for all reductions.
+    /// `Index` for a dimension that does not exist, or for an empty dimension if the reduction is
+    /// undefined without elements; `Shape` for a dimension that is named twice; `DType` if the
+    /// reduction is not defined for the type; `OutOfMemory`. All reductions have these errors.
     #[track_caller]
     pub fn sum(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
         let axes = check_axes("sum", self.shape(), axes)?;
         self.reduce("sum", &axes, Reduced::Dropped, Reduction::Sum)
     }
 
-    /// [`Tensor::sum`] with the dimensions `axes` kept, of length 1; errors as [`Tensor::sum`].
+    /// [`Tensor::sum`] that keeps the dimensions `axes` with length 1; errors as [`Tensor::sum`].
     #[track_caller]
     pub fn sum_keep(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
         let axes = check_axes("sum", self.shape(), axes)?;
@@ -263,22 +262,22 @@ impl Tensor {
     }
 
     reductions! {
-        /// The products over `axes`; of integers and truth values as i64, which wraps.
+        /// The products over `axes`; integers and truth values as i64, which wraps.
         pub fn prod, prod_keep = Reduction::Prod;
         /// The means over `axes`; NaN for no elements. Floats only.
         pub fn mean, mean_keep = Reduction::Mean;
-        /// The largest values over `axes`; NaN if one of them is. Any element type.
+        /// The largest values over `axes`; NaN if one of the values is NaN. Any element type.
         pub fn amax, amax_keep = Reduction::Max;
-        /// The smallest values over `axes`; NaN if one of them is. Any element type.
+        /// The smallest values over `axes`; NaN if one of the values is NaN. Any element type.
         pub fn amin, amin_keep = Reduction::Min;
-        /// True if there is a true one (that is, not 0) over `axes`. Any element type.
+        /// True if any element over `axes` is true (not 0). Any element type.
         pub fn any, any_keep = Reduction::Any;
-        /// True if all over `axes` are true (that is, not 0). Any element type.
+        /// True if all elements over `axes` are true (not 0). Any element type.
         pub fn all, all_keep = Reduction::All;
-        /// The number of elements over `axes` that are not 0, as i64. Any element type.
+        /// Number of elements over `axes` that are not 0, as i64. Any element type.
         pub fn count_nonzero, count_nonzero_keep = Reduction::Count;
-        /// `ln Σ e^x` over `axes`, from the largest on so that nothing overflows; -∞ for no
-        /// elements. Floats only.
+        /// `ln Σ e^x` over `axes`, computed relative to the largest x so that nothing overflows; -∞
+        /// for no elements. Floats only.
         pub fn logsumexp, logsumexp_keep = Reduction::LogSumExp;
     }
 
@@ -286,10 +285,10 @@ impl Tensor {
         /// The variances over `axes`: `Σ (x - mean)² / (n - correction)`, in two passes. The
         /// correction is 1 for a sample and 0 for a whole population. Floats only.
         pub fn var, var_keep (correction) = Reduction::Var(correction);
-        /// The roots of [`Tensor::var`]. Floats only.
+        /// The standard deviations: square roots of [`Tensor::var`]. Floats only.
         pub fn std, std_keep (correction) = Reduction::Std(correction);
-        /// `(Σ |x|^order)^(1/order)` over `axes`; for ∞ and -∞ the largest and the smallest `|x|`,
-        /// for 0 how many are not 0. Floats only.
+        /// `(Σ |x|^order)^(1/order)` over `axes`. Order ∞ gives the largest `|x|`, order -∞ the
+        /// smallest `|x|`, and order 0 the number of elements that are not 0. Floats only.
         pub fn norm, norm_keep (order) = Reduction::Norm(order);
     }
 
@@ -321,11 +320,11 @@ impl Tensor {
         Ok(y)
     }
 
-    /// Undoes a broadcast from `shape`: sums over the dimensions that it stretched. Returns this
-    /// tensor itself when nothing was stretched.
+    /// Undoes a broadcast from `shape`: sums over the broadcast dimensions. Returns this tensor
+    /// itself if there are none.
     ///
     /// # Errors
-    /// `Shape` when `shape` does not broadcast to this one, and those of [`Tensor::sum`].
+    /// `Shape` if `shape` does not broadcast to this shape, and the errors of [`Tensor::sum`].
     #[track_caller]
     pub fn sum_to(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let (from, to) = (*self.shape(), shape.into());
@@ -342,7 +341,7 @@ impl Tensor {
     }
 }
 
-/// The type that partial results of elements of `dtype` are kept in.
+/// The type of partial results for elements of `dtype`.
 fn accumulator(dtype: DType) -> DType {
     if dtype.is_float() { DType::F64 } else { DType::I64 }
 }

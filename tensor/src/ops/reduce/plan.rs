@@ -1,7 +1,7 @@
-//! Plans of reductions: the cut into tasks, and the walk of a task over its part of the input.
+//! Plans of reductions: the cut into tasks, and a task's walk over its part of the input.
 //!
 //! The input is viewed as `[kept.., reduced..]`. A task owns a range of outputs and a range of the
-//! reduced elements; the partial results of one output are merged in order afterwards.
+//! reduced elements. The partial results of an output are merged in order afterwards.
 
 use std::ops::Range;
 
@@ -9,11 +9,11 @@ use crate::cpu::tiles::TILE_LEN;
 use crate::dtype::{Element, same_type};
 use crate::layout::{Layout, Nest, Shape};
 
-/// Elements of a task: enough to outweigh handing it out, few enough to balance.
+/// Elements of a task: enough to outweigh the cost of starting it, and few enough to balance.
 const TASK_LEN: usize = 1 << 17;
-/// Reduced elements of a task that goes along rows.
+/// Reduced elements of a task that walks along rows.
 const ROW_LEN: usize = 1 << 15;
-/// Outputs of a task: their accumulators stay in the L1 cache.
+/// Outputs of a task, so that their accumulators stay in the L1 cache.
 const OUTPUTS_LEN: usize = 1024;
 
 /// The tasks of a reduction; a function of the input's layout alone.
@@ -30,13 +30,13 @@ pub(super) struct Tasks {
 /// The layout of a [`Block`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Along {
-    /// Each run is a part of one output's reduced elements; the runs are of consecutive outputs.
+    /// Each run is a part of the reduced elements of one output. Runs are of consecutive outputs.
     Rows,
     /// Each run is one reduced element of consecutive outputs.
     Lines,
 }
 
-/// `count` runs of `len` elements, `step` apart.
+/// `count` runs of `len` elements, with `step` elements from one run to the next.
 #[derive(Clone, Copy)]
 pub(super) struct Block<'a, L> {
     pub(super) along: Along,
@@ -46,7 +46,7 @@ pub(super) struct Block<'a, L> {
     pub(super) len: usize,
     /// The first output, counted from the task's first.
     pub(super) output: usize,
-    /// The number of the first reduced element.
+    /// The index of the first reduced element.
     pub(super) reduced: usize,
 }
 
@@ -56,7 +56,7 @@ impl<'a, L> Block<'a, L> {
         &self.data[index * self.step..][..self.len]
     }
 
-    /// The outputs that it belongs to, counted from the task's first.
+    /// The outputs of the block, counted from the task's first.
     #[inline(always)]
     pub(super) fn outputs(&self) -> Range<usize> {
         let count = if self.along == Along::Rows { self.count } else { self.len };
@@ -84,24 +84,24 @@ impl Tasks {
         Tasks { kept, inner, outputs, reduced, outputs_len, reduced_len, is_by_lines }
     }
 
-    /// The number of partial results of an output.
+    /// Number of partial results of an output.
     pub(super) fn parts(&self) -> usize {
         self.reduced.div_ceil(self.reduced_len).max(1)
     }
 
-    /// The number of partial results: `[part][output]`.
+    /// Number of all partial results, `[part][output]`.
     pub(super) fn partial_count(&self) -> usize {
         self.outputs * self.parts()
     }
 
-    /// The partial results as the pieces that tasks own.
+    /// Splits the partial results into the pieces that tasks own.
     pub(super) fn pieces<'a, A>(&self, partials: &'a mut [A]) -> Vec<&'a mut [A]> {
         let used = &mut partials[..self.partial_count()];
         let rows = used.chunks_mut(self.outputs.max(1));
         rows.flat_map(|row| row.chunks_mut(self.outputs_len)).collect()
     }
 
-    /// The outputs and the reduced elements of a task, which is the index of its piece.
+    /// The outputs and the reduced elements of task `index`.
     pub(super) fn task(&self, index: usize) -> (Range<usize>, Range<usize>) {
         let pieces = self.outputs.div_ceil(self.outputs_len);
         let first = index % pieces * self.outputs_len;
@@ -112,7 +112,8 @@ impl Tasks {
         )
     }
 
-    /// Visits the input of a task, converted to `L`; the reduced elements of an output in order.
+    /// Visits the input of a task, converted to `L`. The reduced elements of an output come in
+    /// order.
     pub(super) fn walk<E: Element, L: Element>(
         &self,
         data: &[E],
@@ -149,7 +150,7 @@ struct BlockPosition {
     reduced: usize,
 }
 
-/// `count` runs, `step` apart, of `len` elements, `unit` apart.
+/// `count` runs of `len` elements. `step` separates runs, `unit` separates elements.
 struct Runs<'a, E> {
     data: &'a [E],
     step: usize,
@@ -159,7 +160,7 @@ struct Runs<'a, E> {
 }
 
 impl<E: Element> Runs<'_, E> {
-    /// Visits the runs as they lie, or brought into the tile in pieces.
+    /// Visits the runs in place, or copied to the tile in pieces.
     fn visit<L: Element>(
         &self,
         along: Along,
@@ -193,7 +194,7 @@ impl<E: Element> Runs<'_, E> {
     }
 }
 
-/// Elements `step` apart, converted.
+/// Copies elements that are `step` apart, converted.
 pub(super) fn gather<E: Element, L: Element>(data: &[E], step: usize, to: &mut [L]) {
     match step {
         0 => to.fill(data[0].cast()),

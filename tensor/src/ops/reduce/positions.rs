@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::layout::check_axis;
 use crate::tensor::Tensor;
 
-/// Positions of the largest and the smallest elements, for any element type. Of equal elements the
-/// first counts. A NaN counts as the largest and as the smallest.
+/// Positions of the largest and the smallest elements, for any element type. The first of equal
+/// elements wins. NaN counts both as the largest and as the smallest element.
 impl Tensor {
     /// The position of the largest element along the last dimension, as i64.
     ///
@@ -34,7 +34,7 @@ impl Tensor {
         self.position("argmax", End::Largest, &[axis], Reduced::Dropped)
     }
 
-    /// [`Tensor::argmax_axis`] with `axis` kept, of length 1; errors as [`Tensor::argmax`].
+    /// [`Tensor::argmax_axis`] that keeps `axis` with length 1; errors as [`Tensor::argmax`].
     #[track_caller]
     pub fn argmax_keep(&self, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = check_axis("argmax", self.shape(), axis)?;
@@ -48,7 +48,7 @@ impl Tensor {
         self.position("argmin", End::Smallest, &[axis], Reduced::Dropped)
     }
 
-    /// [`Tensor::argmin_axis`] with `axis` kept, of length 1; errors as [`Tensor::argmax`].
+    /// [`Tensor::argmin_axis`] that keeps `axis` with length 1; errors as [`Tensor::argmax`].
     #[track_caller]
     pub fn argmin_keep(&self, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = check_axis("argmin", self.shape(), axis)?;
@@ -78,7 +78,7 @@ impl Tensor {
         self.value_and_position("max", End::Largest, axis, Reduced::Dropped)
     }
 
-    /// [`Tensor::max`] with `axis` kept, of length 1; errors as [`Tensor::argmax`].
+    /// [`Tensor::max`] that keeps `axis` with length 1; errors as [`Tensor::argmax`].
     #[track_caller]
     pub fn max_keep(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
         let axis = check_axis("max", self.shape(), axis)?;
@@ -93,7 +93,7 @@ impl Tensor {
         self.value_and_position("min", End::Smallest, axis, Reduced::Dropped)
     }
 
-    /// [`Tensor::min`] with `axis` kept, of length 1; errors as [`Tensor::argmax`].
+    /// [`Tensor::min`] that keeps `axis` with length 1; errors as [`Tensor::argmax`].
     #[track_caller]
     pub fn min_keep(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
         let axis = check_axis("min", self.shape(), axis)?;

@@ -1,7 +1,7 @@
-// Reductions of x[kept.., reduced..] over the dimensions that come last, however it lies, as on the
-// processor: partial results of fixed ranges of the reduced elements, [part][output], accumulated
-// in f64 or i64, which one more kernel merges in order. The order is fixed by the layout, and by
-// whether memory is aligned to packs: the same bits in each run.
+// Reductions of x[kept.., reduced..] over the trailing dimensions, with any strides, as on the
+// processor. Fixed ranges of the reduced elements give partial results, [part][output], in f64 or
+// i64; one more kernel merges these in order. The order depends on the layout, and on the alignment
+// of memory to packs: the same bits in each run.
 // Integers, too.
 
 enum Fold : u32 {
@@ -9,7 +9,7 @@ enum Fold : u32 {
   EXP_SUM
 };
 
-// What elements are accumulated in.
+// The type of accumulators.
 #if IS_INTEGER
 typedef i64 Wide;
 __device__ inline Wide least() { return (i64)0x8000000000000000ull; }
@@ -22,7 +22,7 @@ __device__ inline Wide most() { return (double)INFINITY_F; }
 __device__ inline bool is_nan(Wide x) { return x != x; }
 #endif
 
-// What is accumulated of the elements of an output.
+// The fold of the elements of an output.
 struct Folding {
   u32 fold;
   double exponent;
@@ -39,7 +39,7 @@ struct Folding {
   __device__ Wide join(Wide a, Wide b) const {
     switch (fold) {
 #if IS_INTEGER
-      // They wrap.
+      // Integers wrap.
       case PROD: return (i64)((u64)a * (u64)b);
       case MAX: return b > a ? b : a;
       case MIN: return b < a ? b : a;
@@ -54,7 +54,7 @@ struct Folding {
 #endif
   }
 
-  // What an element counts; `center` is that of its output.
+  // The term of an element; `center` is the center of its output.
   __device__ Wide of(Stored element, [[maybe_unused]] double center) const {
     Wide x = widened(element);
     switch (fold) {
@@ -71,14 +71,14 @@ struct Folding {
   }
 };
 
-// The range of reduced elements of each part.
+// The cut of the reduced elements into parts.
 struct Parts {
   u64 part_len;
   u64 count;
 };
 
 __device__ inline u64 place(const Walk<1>& walk, u64 index) {
-  // Most often what is left of the dimensions is one.
+  // The merged dimensions are usually one.
   return walk.rank == 1 ? index * (u64)walk.strides[0][0] : (u64)places(walk, index).at[0];
 }
 
@@ -87,7 +87,7 @@ __device__ inline u64 end_of(const Parts& parts, u64 part, const Walk<1>& reduce
   return end < reduced.len ? end : reduced.len;
 }
 
-// What `work` returns for the folding: for one that the compiler knows where that is common.
+// Calls `work` with the folding. Frequent foldings are constants that the compiler knows.
 template <typename Work>
 __device__ inline auto with_folding(const Folding& folding, const Work& work) {
   switch (folding.fold) {
@@ -101,13 +101,13 @@ __device__ inline auto with_folding(const Folding& folding, const Work& work) {
 
 enum : u32 { LEN = pack_len<Stored>() };
 
-// Whether elements follow each other along what is left of the dimensions.
+// True if elements are contiguous along the merged dimensions.
 __device__ inline bool is_dense(const Walk<1>& walk) {
   return walk.rank == 1 && walk.strides[0][0] == 1;
 }
 
-// A block of whole warps takes a part of an output, and every n-th: neighbours read what follows
-// each other in the reduced dimensions. `centers` may be absent.
+// A block of whole warps takes a part of an output at a time, in a grid-stride loop. Neighbouring
+// threads read elements that are neighbours along the reduced dimensions. `centers` may be null.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(fold_rows)(Wide* partials, const Stored* x, const double* centers, u32 fold,
                       double exponent, Parts parts, Walk<1> kept, Walk<1> reduced) {
@@ -138,8 +138,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// A thread takes a part of an output, or of as many as a pack has: neighbours read outputs that lie
-// side by side.
+// A thread takes a part of one output, or of as many outputs as a pack has elements. Neighbouring
+// threads read neighbouring outputs.
 extern "C" __global__ void KERNEL(fold_columns)(Wide* partials, const Stored* x,
                                                 const double* centers, u32 fold,
                                                 double exponent, Parts parts, Walk<1> kept,
@@ -184,10 +184,10 @@ extern "C" __global__ void KERNEL(fold_columns)(Wide* partials, const Stored* x,
   }
 }
 
-// Parts of an output from which on a warp merges them, and not a thread.
+// Number of parts of an output from which a warp merges them instead of a thread.
 enum : u32 { WARP_PARTS = 32 };
 
-// Calls with the merged partial results of each output; `work` is for one thread.
+// Calls `work` with the merged partial results of each output, in one thread.
 template <typename Work>
 __device__ inline void for_each_output(const Wide* partials, u32 fold, u64 outputs, u64 parts,
                                        const Work& work) {
@@ -195,7 +195,7 @@ __device__ inline void for_each_output(const Wide* partials, u32 fold, u64 outpu
   u32 lanes = parts >= WARP_PARTS ? 32 : 1, lane = threadIdx.x % lanes;
   for (u64 output = thread_index() / lanes; output < outputs; output += thread_count() / lanes) {
     Wide value = folding.start();
-    // There may be one output: a thread has many loads under way.
+    // There may be a single output, so a thread has many loads under way.
 #pragma unroll 16
     for (u64 part = lane; part < parts; part += lanes) {
       value = folding.join(value, partials[part * outputs + output]);
@@ -210,7 +210,7 @@ __device__ inline void for_each_output(const Wide* partials, u32 fold, u64 outpu
 }
 
 #if !IS_INTEGER
-// The mean, or the largest, or 0 where that is infinite.
+// The center of each output: the mean, or the largest element, or 0 if that is infinite.
 extern "C" __global__ void KERNEL(centers)(double* centers, const double* partials, u32 fold,
                                            u64 outputs, u64 parts, double reduced) {
   for_each_output(partials, fold, outputs, parts, [=](u64 output, double value) {
@@ -236,7 +236,7 @@ __device__ inline Wide finished(u32 finish, Wide value, double number,
   return value;
 }
 
-// y[output] from its partial results; overwritten.
+// y[output], computed from its partial results; overwritten.
 #define STAMP(Y, name, put)                                                                      \
   extern "C" __global__ void KERNEL(name)(Y* y, const Wide* partials, const double* centers,     \
                                           u32 fold, u32 finish, double number, u64 outputs,      \
@@ -252,7 +252,7 @@ STAMP(Stored, finish, set(y[output], (Computed)value))
 STAMP(i64, finish_i64, y[output] = (i64)value)
 STAMP(bool, finish_bool, y[output] = value != 0)
 
-// An element and its number among the reduced ones.
+// An element and its index among the reduced elements.
 struct Best {
   Wide value;
   i64 position;
@@ -260,8 +260,8 @@ struct Best {
 
 enum End : u32 { LARGEST, SMALLEST };
 
-// Whether x is nearer to the end than the best so far; NaN is the nearest, the first of equals
-// counts. Positions are below 0 where there is nothing yet.
+// True if x is nearer to the end than the best so far. NaN is nearest; the first of equal elements
+// wins. A negative position means that there is no element yet.
 __device__ inline bool is_better(u32 end, const Best& x, const Best& best) {
   if (x.position < 0 || best.position < 0) return best.position < 0 && x.position >= 0;
   bool x_is_nan = is_nan(x.value), best_is_nan = is_nan(best.value);
@@ -284,12 +284,12 @@ __device__ inline Best best_of_warp(u32 end, Best best) {
   return best;
 }
 
-// Whether an element cannot be better than what came before it: most often it cannot.
+// True if an element cannot be better than the earlier ones, which is the usual case.
 __device__ inline bool is_behind(u32 end, Wide x, const Best& best) {
   return best.position >= 0 && (end == LARGEST ? x <= best.value : x >= best.value);
 }
 
-// As `fold_rows`, by one warp for each part of an output.
+// The search along rows, in the order of `fold_rows`. A warp takes each part of an output.
 extern "C" __global__ void __launch_bounds__(32)
     KERNEL(best_rows)(Wide* values, i64* positions, const Stored* x, u32 end, Parts parts,
                       Walk<1> kept, Walk<1> reduced) {
@@ -319,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(32)
   }
 }
 
-// As `fold_columns`.
+// The search along columns, in the order of `fold_columns`.
 extern "C" __global__ void KERNEL(best_columns)(Wide* values, i64* positions, const Stored* x,
                                                 u32 end, Parts parts, Walk<1> kept,
                                                 Walk<1> reduced) {
@@ -336,7 +336,7 @@ extern "C" __global__ void KERNEL(best_columns)(Wide* values, i64* positions, co
   }
 }
 
-// The best of all parts of each output: its position, and its value where that is asked for.
+// The best of all parts of each output: its position, and its value if wanted.
 extern "C" __global__ void KERNEL(best_finish)(i64* positions, Stored* values,
                                                const Wide* partials, const i64* places, u32 end,
                                                u64 outputs, u64 parts) {

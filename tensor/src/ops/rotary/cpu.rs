@@ -1,4 +1,4 @@
-//! Pairs turned in place, row by row.
+//! Rotates pairs in place, row by row.
 
 use super::RotaryPairs;
 use crate::cpu::Cpu;
@@ -9,7 +9,7 @@ use crate::operand_view::ViewMut;
 /// Elements of a task.
 const CHUNK_LEN: usize = 1 << 14;
 
-/// Turns the rows of x, `sign` times the angle.
+/// Rotates the rows of x by `sign` times the angles.
 pub(super) fn rotate<T: Element>(
     cpu: &Cpu,
     mut x: ViewMut<'_, T>,
@@ -37,7 +37,7 @@ pub(super) fn rotate<T: Element>(
             }
         });
     }
-    // Rows may interleave in memory, so one thread does them all.
+    // Rows may interleave in memory, so one thread computes them all.
     let shape = Shape::new(&[outer, &[len]].concat());
     let nest = Nest::new(&shape, [&layout.strides()[..outer.len() + 1]]);
     let (mut at, [stride]) = (0, nest.inner_strides());
@@ -49,7 +49,8 @@ pub(super) fn rotate<T: Element>(
     });
 }
 
-/// One row, whose elements are `step` apart. Half types are turned in f64 too and round once.
+/// Rotates one row, whose elements are `step` apart. Half types are computed in f64, too, and round
+/// once.
 fn turn<T: Element>(
     row: &mut [T],
     [half, step]: [usize; 2],

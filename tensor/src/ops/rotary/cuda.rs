@@ -9,7 +9,7 @@ use crate::layout::{Nest, Shape};
 use crate::ops::direction::Direction;
 use Parameter::{F64, Read, Words, Write};
 
-/// `struct Pairs`.
+/// The kernel parameter `struct Pairs`, in words.
 const PAIRS: Parameter = Words(4);
 
 impl OnCuda for Rotary {

@@ -1,7 +1,7 @@
-//! Rotary position embedding: pairs of elements turned by an angle of their position. Su et al.,
-//! "RoFormer: enhanced transformer with rotary position embedding" (2021).
+//! Rotary position embedding: rotates pairs of elements by an angle that depends on their position.
+//! Su et al., "RoFormer: enhanced transformer with rotary position embedding" (2021).
 //!
-//! x: [.., T, D], cos and sin: [T, R / 2] with R ≤ D; elements from R on stay as they are.
+//! x: [.., T, D], cos and sin: [T, R / 2] with R ≤ D; elements from R on are unchanged.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -15,7 +15,7 @@ use crate::launch::{FullKernel, Operands};
 use crate::ops::direction::Direction;
 use crate::tensor::Tensor;
 
-/// The elements of a row that are a pair.
+/// The elements of a row that form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotaryPairs {
     /// `2i` and `2i + 1`, as in the paper.
@@ -80,11 +80,12 @@ impl Tensor {
         self.device().launch(kernel, &[cos, sin], &[self])
     }
 
-    /// Turns each pair `(a, b)` of a row at position `t` to
-    /// `(a·cos - b·sin, a·sin + b·cos)` with `cos[t, i]` and `sin[t, i]` of pair `i`.
+    /// Rotates each pair `(a, b)` of a row at position `t` to `(a·cos - b·sin, a·sin + b·cos)`,
+    /// with `cos[t, i]` and `sin[t, i]` for pair `i`.
     ///
     /// # Shapes
-    /// `x: [.., T, D], cos and sin: [T, R / 2]`, contiguous, with R ≤ D; elements from R on stay.
+    /// `x: [.., T, D], cos and sin: [T, R / 2]`, contiguous, with R ≤ D; elements from R on are
+    /// unchanged.
     ///
     /// # Errors
     /// `Shape`, `Strided`, `DType` (all the same float type), `Frozen`, `Overlap`.
@@ -93,7 +94,7 @@ impl Tensor {
         self.rotate_("rotary", cos, sin, pairs, Direction::Forward)
     }
 
-    /// [`Tensor::rotary_`] to a tensor of its own.
+    /// [`Tensor::rotary_`] into a new tensor.
     ///
     /// # Errors
     /// As [`Tensor::rotary_`], `OutOfMemory`.
@@ -104,7 +105,8 @@ impl Tensor {
         Ok(y)
     }
 
-    /// The gradient of x through [`Tensor::rotary`], for `self = dy`, in place: the rotation back.
+    /// The gradient of x through [`Tensor::rotary`], for `self = dy`, in place: the inverse
+    /// rotation.
     ///
     /// # Errors
     /// As [`Tensor::rotary_`].
@@ -118,7 +120,7 @@ impl Tensor {
         self.rotate_("rotary_backward", cos, sin, pairs, Direction::Backward)
     }
 
-    /// [`Tensor::rotary_backward_`] to a tensor of its own.
+    /// [`Tensor::rotary_backward_`] into a new tensor.
     ///
     /// # Errors
     /// As [`Tensor::rotary_`], `OutOfMemory`.

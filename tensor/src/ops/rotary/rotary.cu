@@ -1,14 +1,14 @@
-// Pairs of elements turned by an angle of their position, in place: (a, b) becomes
-// (a · cos - b · sin, a · sin + b · cos), computed in f64 and rounded once, as on the processor.
+// Rotates pairs of elements by an angle of their position, in place: (a, b) becomes (a · cos - b ·
+// sin, a · sin + b · cos), computed in f64 and rounded once, as on the processor.
 
 struct Pairs {
   u64 len;  // positions
-  u64 half;  // pairs of a row
-  u64 is_interleaved;  // elements 2i and 2i + 1 are a pair, else i and i + half
-  i64 step;  // from an element of a row to the next one
+  u64 half;  // pairs in a row
+  u64 is_interleaved;  // 1: elements 2i and 2i + 1 are a pair; 0: i and i + half
+  i64 step;  // between neighbouring elements of a row
 };
 
-// The walk is over the rows, which count the positions over and over.
+// The walk is over the rows, whose positions repeat from 0 to len - 1.
 extern "C" __global__ void KERNEL(rotary)(Stored* x, const Stored* cosines, const Stored* sines,
                                           double sign, Pairs of, Walk<1> walk) {
   for (u64 at = thread_index(); at < walk.len * of.half; at += thread_count()) {

@@ -1,5 +1,5 @@
-//! Scans over `[A, T, B]` in two passes: what each chunk of T adds up to, and, with the sum of the
-//! chunks before, the results. A chunk is contiguous in y.
+//! Scans over `[A, T, B]` in two passes. The first pass sums each chunk of T; the second computes
+//! the results from the sums of the earlier chunks. A chunk is contiguous in y.
 
 use super::Scan;
 use crate::cpu::Cpu;
@@ -13,7 +13,7 @@ use crate::spec::DeviceKind;
 /// Elements of a chunk.
 const CHUNK_LEN: usize = 1 << 16;
 
-/// The value that is accumulated.
+/// The accumulated value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Running {
     Sum,
@@ -41,7 +41,8 @@ impl Extent {
     pub(super) fn new(shape: &Shape, axis: usize, running: Running) -> Self {
         let (before, rest) = shape.split_at(axis);
         let (along, after) = (rest[0], rest[1..].iter().product());
-        // A chunk's product may overflow where what comes before is 0, so products have one chunk.
+        // A chunk's product may overflow although the product before it is 0, so products have one
+        // chunk.
         let step = match running {
             Running::Sum => (CHUNK_LEN / std::cmp::max(after, 1)).clamp(1, along.max(1)),
             Running::Product => along.max(1),
@@ -53,13 +54,12 @@ impl Extent {
         self.before * self.along * self.after
     }
 
-    /// Chunks along the axis.
+    /// Number of chunks along the axis.
     fn parts(&self) -> usize {
         self.along.div_ceil(self.step)
     }
 
-    /// The number of running values in memory: `[A][part][B]`. An NVIDIA device has them in
-    /// registers.
+    /// Number of running values in memory: `[A][part][B]`. An NVIDIA device has them in registers.
     pub(super) fn sum_count(&self, kind: DeviceKind) -> usize {
         match kind {
             DeviceKind::Cpu => self.before * self.parts() * self.after,
@@ -94,7 +94,7 @@ pub(super) fn scan<A: Arithmetic, O: Element>(
     } else {
         sums.fill(start);
     }
-    // Chunks of y are of one length only where they divide the axis.
+    // Chunks of y have one length only if the chunk length divides the axis.
     if along % step == 0 {
         let (y, sums) = (Chunked::new(y, step * after), Chunked::new(sums, after));
         for_each_chunk2(cpu.pool(), y, sums, |index, y, sums| pass.run(index, sums, Some(y)));
@@ -111,7 +111,7 @@ pub(super) fn scan<A: Arithmetic, O: Element>(
     });
 }
 
-/// Makes what parts add up to (`[part][B]`) what the parts before them add up to.
+/// Replaces the sums of parts, `[part][B]`, by the sums of all earlier parts.
 fn begin_parts<A: Arithmetic>(direction: ScanOrder, sums: &mut [A], after: usize) {
     let parts = sums.len() / after;
     for b in 0..after {
@@ -130,7 +130,7 @@ struct Pass<'a, A> {
 }
 
 impl<A: Arithmetic> Pass<'_, A> {
-    /// Adds chunk `index` to `sums`, and writes every step of that to `y`.
+    /// Adds chunk `index` to `sums`, and writes every running value to `y`.
     fn run<O: Element>(&self, index: usize, sums: &mut [A], mut y: Option<&mut [O]>) {
         let Extent { along, after, step, .. } = self.scan.extent;
         let parts = self.scan.extent.parts();
@@ -147,7 +147,7 @@ impl<A: Arithmetic> Pass<'_, A> {
             let len = TILE_LEN.min(end - from);
             let tile = &mut tile[..len];
             self.x.write(from, tile);
-            // The place along B of the tile's elements goes round.
+            // The place along B of the tile's elements, which wraps around.
             let mut b = if is_forwards { from % after } else { (from + len - 1) % after };
             let mut accumulate = |x: &mut A, b: usize| {
                 let sum = if is_sum { sums[b].plus(*x) } else { sums[b].times(*x) };

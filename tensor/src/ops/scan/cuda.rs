@@ -9,23 +9,23 @@ use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
 use Parameter::{Read, U32, Words, Write};
 
-/// `struct Lines`.
+/// The kernel parameter `struct Lines`, in words.
 const LINES: Parameter = Words(3);
 
-/// Elements side by side from which on threads that take a line each read whole sectors.
+/// Number of neighbouring lines from which threads with a line each read whole sectors.
 const COLUMNS_MIN: usize = 32;
 
-/// Threads of a block that takes a line, at most.
+/// Largest number of threads of a block, which takes one line at a time.
 const THREADS_MAX: usize = 512;
 
-/// The most blocks of a grid; each then takes several lines.
+/// Largest number of blocks of a grid. More lines go to the same blocks.
 const BLOCKS_MAX: usize = 1 << 16;
 
 fn lines(of: &Extent) -> [u64; 3] {
     [of.before, of.along, of.after].map(|len| len as u64)
 }
 
-/// One of two kernels, by lines and by columns, and its grid.
+/// The name of one of two kernels, by lines or by columns, and its grid.
 fn either(of: &Extent, [by_lines, by_columns]: [&'static str; 2]) -> (&'static str, Grid) {
     let lines = of.before * of.after;
     if of.after >= COLUMNS_MIN {

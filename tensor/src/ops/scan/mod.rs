@@ -1,4 +1,4 @@
-//! Scans: each element becomes what has come before it, itself included.
+//! Scans: each element is replaced by a value of all elements up to and including it.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -19,7 +19,7 @@ use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 use cpu::{Extent, Running, ScanOrder};
 
-/// `y[t] = Σ x[..=t]` or its kin; the destinations are y and the running values.
+/// A scan along a dimension, such as `y[t] = Σ x[..=t]`. Writes y and the running values.
 struct Scan {
     name: &'static str,
     running: Running,
@@ -62,8 +62,8 @@ impl Scan {
 }
 
 impl Tensor {
-    /// The sums of the elements up to each along `axis`. Floats are accumulated in f64; integers
-    /// and truth values become i64, which wraps.
+    /// Running sums along `axis`: each element becomes the sum of all elements up to and including
+    /// it. Floats are accumulated in f64; integers and truth values become i64, which wraps.
     ///
     /// # Errors
     /// `Index`, `OutOfMemory`.
@@ -73,16 +73,16 @@ impl Tensor {
         self.scan("cumsum", axis, Running::Sum, ScanOrder::Forwards)
     }
 
-    /// The gradient through [`Tensor::cumsum`] along `axis` for `dy = self`: the sums of the
-    /// elements from each on; errors as [`Tensor::cumsum`].
+    /// The gradient through [`Tensor::cumsum`] along `axis` for `dy = self`: each element becomes
+    /// the sum of all elements from it to the end. Errors as [`Tensor::cumsum`].
     #[track_caller]
     pub fn cumsum_backward(&self, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = check_axis("cumsum_backward", self.shape(), axis)?;
         self.scan("cumsum_backward", axis, Running::Sum, ScanOrder::Backwards)
     }
 
-    /// The products of the elements up to each along `axis`, else as [`Tensor::cumsum`]. One
-    /// thread per position of the dimensions before `axis`.
+    /// Running products along `axis`, otherwise as [`Tensor::cumsum`]. One thread for each position
+    /// of the dimensions before `axis`.
     #[track_caller]
     pub fn cumprod(&self, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = check_axis("cumprod", self.shape(), axis)?;

@@ -1,5 +1,6 @@
-//! Scans of which each row along the axis follows from the one before: running extremes and
-//! running sums of exponentials. One thread per position of the dimensions before the axis.
+//! Scans row by row, where each row along the axis follows from the previous row: running extremes
+//! and running sums of exponentials. One thread for each position of the dimensions before the
+//! axis.
 
 use super::cpu::Extent;
 use crate::axis::Axis;
@@ -13,14 +14,14 @@ use crate::layout::{Nest, check_axis};
 use crate::ops::workspace::Workspace;
 use crate::tensor::Tensor;
 
-/// The end that is looked for.
+/// The extreme to search for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Largest,
     Smallest,
 }
 
-/// The extremes up to each position, and where they stand.
+/// The extremes up to each position, and their positions.
 pub(super) struct Extremes {
     name: &'static str,
     pub(super) end: End,
@@ -47,7 +48,7 @@ impl FullKernel for Extremes {
             let nest = Nest::new(x.layout().shape(), [x.layout().strides()]);
             let [step] = nest.inner_strides();
             let is_largest = self.end == End::Largest;
-            // The later one of equals; a NaN stays until the next one.
+            // The last of equal elements wins. NaN stays until the next NaN.
             let wins = |new: T, old: T| {
                 let is_beyond = if is_largest { new >= old } else { new <= old };
                 let is_nan = |x: T| x.partial_cmp(&x).is_none();
@@ -76,9 +77,9 @@ impl FullKernel for Extremes {
     }
 }
 
-/// `y[t] = ln Σ e^x[..=t]`; the destinations are y and, for each place beside the axis, the largest
-/// x so far and `Σ e^(x - largest)`. A running logarithm instead would be rounded at its own
-/// magnitude once for each element.
+/// `y[t] = ln Σ e^x[..=t]`. Writes y and, for each place beside the axis, the largest x so far and
+/// `Σ e^(x - largest)`. A running logarithm instead would round once for each element, at its own
+/// magnitude.
 pub(super) struct LogCumSumExp {
     pub(super) extent: Extent,
     pub(super) dtype: DType,
@@ -117,7 +118,7 @@ impl FullKernel for LogCumSumExp {
                             *sum *= (*high - new).exp();
                             *high = new;
                         }
-                        // Both may be the same infinity.
+                        // `new` and `high` may be the same infinity.
                         *sum += if new == *high { 1.0 } else { (new - *high).exp() };
                         y[at] = T::from_f64(*high + sum.ln());
                         at += 1;
@@ -129,8 +130,8 @@ impl FullKernel for LogCumSumExp {
     }
 }
 
-/// The gradient of a [`LogCumSumExp`], of contiguous dy, x and y; the destinations are dx and, for
-/// each place beside the axis, the sum that goes back and the y that it belongs to.
+/// The gradient of a [`LogCumSumExp`], from contiguous dy, x and y. Writes dx and, for each place
+/// beside the axis, the sum carried backwards and the y at its position.
 pub(super) struct Backward {
     pub(super) extent: Extent,
     pub(super) dtype: DType,
@@ -162,7 +163,7 @@ impl FullKernel for Backward {
                     for b in 0..after {
                         let at = t * after + b;
                         let [dy, x, y] = [dy, x, y].map(|of| of[from + at].to_f64());
-                        // y never falls, so both shares are 1 at most.
+                        // y never decreases, so both shares are at most 1.
                         (sums[b], nexts[b]) = (dy + sums[b] * share(y, nexts[b]), y);
                         dx[at] = T::from_f64(sums[b] * share(x, y));
                     }
@@ -173,13 +174,13 @@ impl FullKernel for Backward {
     }
 }
 
-/// The share of `e^part` in `e^whole`; nothing of nothing.
+/// The quotient `e^part / e^whole`; 0 if `e^whole` is 0.
 fn share(part: f64, whole: f64) -> f64 {
     if whole == f64::NEG_INFINITY { 0.0 } else { (part - whole).exp() }
 }
 
 impl Tensor {
-    /// The extent of a scan of rows, which has one part.
+    /// The extent of a scan by rows, which has one part.
     fn rows_along(&self, axis: usize) -> Extent {
         Extent::new(self.shape(), axis, super::cpu::Running::Product)
     }
@@ -194,8 +195,8 @@ impl Tensor {
         Ok((y, positions))
     }
 
-    /// The largest elements up to each along `axis`, the later one of equals, and where they stand
-    /// as i64. From a NaN on, NaN. Any element type.
+    /// Running maxima along `axis`, and their positions as i64. The last of equal elements wins.
+    /// From the first NaN on, results are NaN. Any element type.
     ///
     /// # Errors
     /// `Index`, `OutOfMemory`.
@@ -205,7 +206,7 @@ impl Tensor {
         self.running("cummax", axis, End::Largest)
     }
 
-    /// The smallest elements up to each along `axis`; as [`Tensor::cummax`].
+    /// Running minima along `axis`; otherwise as [`Tensor::cummax`].
     #[track_caller]
     pub fn cummin(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
         let axis = check_axis("cummin", self.shape(), axis)?;
@@ -219,8 +220,8 @@ impl Tensor {
         Err(TensorError::DType { op, left: self.dtype(), right: DType::F32 })
     }
 
-    /// `ln Σ e^x` of the elements up to each along `axis`, summed in f64 so that nothing overflows.
-    /// Floats only.
+    /// `ln Σ e^x` over the elements up to and including each element along `axis`, summed in f64 so
+    /// that nothing overflows. Floats only.
     ///
     /// # Errors
     /// `Index`, `DType`, `OutOfMemory`.
@@ -241,7 +242,7 @@ impl Tensor {
     /// `dx[i] = Σ dy[t] · e^(x[i] - y[t])` over `t ≥ i`.
     ///
     /// # Errors
-    /// `Index`, `Shape` unless all three have one, `DType`, `Device`, `OutOfMemory`.
+    /// `Index`, `Shape` unless all three shapes are the same, `DType`, `Device`, `OutOfMemory`.
     #[track_caller]
     pub fn logcumsumexp_backward(
         &self,

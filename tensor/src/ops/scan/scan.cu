@@ -1,12 +1,12 @@
-// Scans over y[before, along, after]: each element becomes what has come before it along the
-// dimension, itself included. Floats are computed in f64, integers and truth values in i64, which
-// wraps; results are overwritten. x is read through a walk over its elements in row-major order.
+// Scans over y[before, along, after]: each element is replaced by a value of all elements along the
+// dimension, up to and including it. Floats are computed in f64, integers and truth values in i64,
+// which wraps; results are overwritten. A walk reads the elements of x in row-major order.
 //
-// A scan is a rule: the state of one element, the state of two neighbouring parts joined, and what
-// becomes of the state up to an element. By lines, a block of whole warps takes a line along the
-// dimension, and every n-th, and joins its elements as a tree, in an order that the sizes fix. By
-// columns, a thread takes a line, one element after the other, and neighbours take what lies side
-// by side.
+// A scan is a rule: the state of one element, the join of the states of two neighbouring parts, and
+// the result from the state up to an element. By lines, a block of whole warps takes a line along
+// the dimension at a time, in a grid-stride loop, and joins its elements as a tree; the sizes fix
+// the order. By columns, a thread takes a line, one element after the other, and neighbouring
+// threads read neighbouring elements.
 
 struct Lines {
   u64 before;
@@ -14,7 +14,7 @@ struct Lines {
   u64 after;
 };
 
-// What an element is accumulated in: f64, or i64.
+// The type of accumulators: f64, or i64.
 __device__ inline double accumulated(float x) { return (double)x; }
 __device__ inline double accumulated(double x) { return x; }
 __device__ inline i64 accumulated(i64 x) { return x; }
@@ -36,14 +36,14 @@ __device__ inline i64 product(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
 
 __device__ inline double infinity() { return (double)INFINITY_F; }
 
-// Elements however they lie, by their number in row-major order.
+// Elements with any strides, by their index in row-major order.
 template <typename X>
 struct View {
   const X* x;
   const Walk<1>& walk;
 
   __device__ X at(u64 index) const {
-    // Most often what is left of the dimensions is one, for which nothing is divided.
+    // The merged dimensions are usually one, which needs no division.
     return x[walk.rank == 1 ? (i64)index * walk.strides[0][0] : places(walk, index).at[0]];
   }
 };
@@ -75,13 +75,13 @@ struct Products {
   __device__ void store(u64 at, u64, State state) const { put(y[at], state); }
 };
 
-// The largest or smallest element so far, and where it stands along the dimension: the later one
-// of equals; a NaN stays until the next one.
+// The largest or smallest element so far, and its position along the dimension. The last of equal
+// elements wins; NaN stays until the next NaN.
 template <typename X>
 struct Extremes {
   struct State {
     decltype(wide(X())) value;
-    i64 position;  // below 0 where there is nothing yet
+    i64 position;  // negative before the first element
   };
   View<X> x;
   X* y;
@@ -107,8 +107,8 @@ struct Extremes {
   }
 };
 
-// ln Σ e^x as the largest x so far and Σ e^(x - largest): a running logarithm would be rounded at
-// its own magnitude once for each element.
+// ln Σ e^x as the largest x so far and Σ e^(x - largest). A running logarithm would round once for
+// each element, at its own magnitude.
 template <typename X>
 struct LogSumExp {
   struct State {
@@ -129,7 +129,7 @@ struct LogSumExp {
     return {largest, scaled(before, largest) + scaled(here, largest)};
   }
   static __device__ double scaled(State state, double largest) {
-    // Both may be the same infinity.
+    // `largest` and the state's largest may be the same infinity.
     return state.largest == largest ? state.sum : state.sum * exp(state.largest - largest);
   }
   __device__ void store(u64 at, u64, State state) const {
@@ -140,14 +140,14 @@ struct LogSumExp {
   }
 };
 
-// How much of e^whole is e^part; nothing of nothing.
+// The quotient e^part / e^whole; 0 if e^whole is 0.
 __device__ inline double share(double part, double whole) {
   return whole == -infinity() ? 0.0 : exp(part - whole);
 }
 
-// The gradient of that, from the end of the dimension on, by contiguous dy, x and y: the sum that
-// goes back is dy plus a part of the sum of the element after, so the state of several elements is
-// a sum and what the sum after them is to be multiplied by.
+// The gradient of LogSumExp, from the end of the dimension backwards, from contiguous dy, x and y.
+// The sum at an element is dy plus a share of the next element's sum. So the state of several
+// elements is a sum, and the factor for the sum after them.
 template <typename X>
 struct LogSumExpBackward {
   struct State {
@@ -162,7 +162,7 @@ struct LogSumExpBackward {
 
   __device__ State start() const { return {0.0, 1.0}; }
   __device__ State load(u64 at, u64 t) const {
-    // y never falls, so the share is 1 at most. The last element has none after it.
+    // y never decreases, so the share is at most 1. Nothing follows the last element.
     return {wide(dy[at]), t == 0 ? 0.0 : share(wide(y[at]), wide(y[at + after]))};
   }
   __device__ State join(State before, State here) const {
@@ -202,7 +202,7 @@ __device__ inline void by_lines(const Rule& rule, const Lines& lines, u32 is_bac
         carried = rule.join(carried, totals[other]);
       }
       if (is_inside) rule.store(at, t, rule.join(before, state));
-      // The totals are written anew.
+      // The next round overwrites the totals.
       __syncthreads();
     }
   }
@@ -222,8 +222,8 @@ __device__ inline void by_columns(const Rule& rule, const Lines& lines, u32 is_b
   }
 }
 
-// Sums by lines and by columns, products by columns alone: what a part multiplies to may overflow
-// where what comes before is 0.
+// Sums by lines and by columns, products by columns alone: the product of a part may overflow
+// although the product before it is 0.
 #define STAMP_SUMS(X, Y)                                                                          \
   extern "C" __global__ void __launch_bounds__(512)                                               \
       sums_lines_##X(Y* y, const X* x, Lines lines, u32 is_backwards, Walk<1> walk) {             \

@@ -7,7 +7,7 @@ use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
 use Parameter::{Read, U32, U64, Write};
 
-// Enqueues the places of all values.
+// Enqueues the search for all values.
 impl OnCuda for Search {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let ([sorted, values], y) = ([0, 1].map(|index| operands.read(index)), operands.write(0));

@@ -1,4 +1,4 @@
-//! Places of values in sorted rows: searchsorted, bucketize; and whether values are there: isin.
+//! Places of values in sorted rows: searchsorted and bucketize; and membership of values: isin.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -18,17 +18,18 @@ use crate::tensor::Tensor;
 /// Values per chunk.
 const CHUNK_LEN: usize = 1 << 12;
 
-/// The place of a value that is equal to elements of a sorted row.
+/// The place of a value among the elements of a sorted row that are equal to the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// Before all of them.
+    /// Before the equal elements.
     #[default]
     Left,
-    /// After all of them.
+    /// After the equal elements.
     Right,
 }
 
-/// For each value its place in a sorted row: one for all, or that of its own row.
+/// Finds the place of each value in a sorted row. All values share one row, or each row of values
+/// has its own.
 struct Search {
     name: &'static str,
     side: Side,
@@ -78,7 +79,7 @@ impl FullKernel for Search {
 }
 
 impl Search {
-    /// The number of elements that come before `value`; all of them before a NaN.
+    /// Number of elements that come before `value`. All elements come before NaN.
     fn place<T: Element>(&self, row: &[T], value: T) -> usize {
         row.partition_point(|x| match x.partial_cmp(&value) {
             Some(Ordering::Equal) => self.side == Side::Right,
@@ -104,8 +105,8 @@ impl Tensor {
         Ok(y)
     }
 
-    /// For each value, the position along the last dimension of this tensor, which is sorted along
-    /// that, at which the value would keep the order; as i64. Any element type.
+    /// For each value, the position in this sorted tensor, along the last dimension, where
+    /// inserting the value would keep the order; as i64. Any element type.
     ///
     /// # Shapes
     /// `[.., N]` and `[.., M]` → `[.., M]`; `[N]` and `[..]` → `[..]`.
@@ -126,8 +127,8 @@ impl Tensor {
         }
     }
 
-    /// For each element of this tensor, its place among sorted `boundaries`: how many of them come
-    /// before it; as i64. [`Tensor::searchsorted`] with the operands exchanged.
+    /// For each element of this tensor, the number of sorted `boundaries` that come before it; as
+    /// i64. [`Tensor::searchsorted`] with the operands exchanged.
     ///
     /// # Shapes
     /// `[..]` and `[N]` → `[..]`.
@@ -144,7 +145,7 @@ impl Tensor {
         Self::search(op, boundaries, self, (side, usize::MAX))
     }
 
-    /// True for the elements that are among those of `others`; NaN never is. Any element type.
+    /// True for elements that are equal to an element of `others`; false for NaN. Any element type.
     ///
     /// # Shapes
     /// `[..]` and any → `[..]`.

@@ -1,7 +1,7 @@
-// Places of values in sorted rows: how many elements of a row come before a value, and of equal
-// ones those too where it belongs after them; all elements come before a NaN. A thread takes every
-// n-th value; the walk is over the values. The search is the processor's, step by step, so that
-// rows that are not in order, as those with NaN at the end, give the same places.
+// Places of values in sorted rows: the number of elements of a row that come before a value. With
+// the right side, equal elements count, too. All elements come before NaN. Each thread takes values
+// in a grid-stride loop; the walk is over the values. The steps of the search are the processor's,
+// so that unsorted rows, such as rows with NaN at the end, give the same places.
 
 template <typename T>
 __device__ inline void search(i64* y, const T* sorted, const T* values, u64 sorted_len,

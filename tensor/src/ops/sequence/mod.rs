@@ -1,4 +1,4 @@
-//! Tensors whose elements follow from their place: ranges and unit matrices.
+//! Tensors whose elements are functions of their position: ranges and unit matrices.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -20,7 +20,7 @@ use crate::tensor::Tensor;
 enum Sequence {
     /// `start + i · step`.
     Range { start: f64, step: f64 },
-    /// `count` numbers at equal distances, the last of which is `end`.
+    /// `count` numbers at equal distances. The last number is `end`.
     Between { start: f64, end: f64, count: usize },
     /// 1 on the diagonal of a matrix with this many columns, 0 elsewhere.
     Eye { column_count: usize },
@@ -48,7 +48,7 @@ impl FullKernel for Fill {
         let value = move |index: usize| match sequence {
             Sequence::Range { start, step } => start + index as f64 * step,
             Sequence::Between { start, count: 1, .. } => start,
-            // Each half counts from its end of the range, so that both ends are exact.
+            // Each half counts from its own end of the range, so that both ends are exact.
             Sequence::Between { start, end, count } => {
                 let step = (end - start) / (count - 1) as f64;
                 match index < count / 2 {
@@ -86,20 +86,20 @@ impl Tensor {
     }
 
     /// The numbers `range.start + i · step` before `range.end`, computed in f64 and converted as
-    /// [`Tensor::to_dtype`] does. Empty where the steps lead away from the end.
+    /// [`Tensor::to_dtype`] does. Empty if the steps lead away from the end.
     ///
     /// # Errors
     /// `OutOfMemory`, also for a step of 0, which gives infinitely many numbers.
     #[track_caller]
     pub fn arange(device: &Device, range: Range<f64>, step: f64, dtype: DType) -> Result<Tensor> {
-        // A NaN or a negative count becomes 0, an infinite one more than any memory holds.
+        // A NaN or a negative count becomes 0, and an infinite count exceeds any memory.
         let len = ((range.end - range.start) / step).ceil() as usize;
         let sequence = Sequence::Range { start: range.start, step };
         Self::sequence("arange", device, [len], dtype, sequence)
     }
 
-    /// `count` numbers from `start` to `end` at equal distances, both among them, computed in f64
-    /// and converted as [`Tensor::to_dtype`] does; `start` alone if it is one.
+    /// `count` numbers at equal distances from `start` to `end`, both included, computed in f64 and
+    /// converted as [`Tensor::to_dtype`] does. A `count` of 1 gives `start` alone.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -113,7 +113,7 @@ impl Tensor {
         Self::sequence("linspace", device, [count], dtype, Sequence::Between { start, end, count })
     }
 
-    /// 1 on the diagonal, 0 elsewhere.
+    /// A matrix with 1 on the diagonal and 0 elsewhere.
     ///
     /// # Errors
     /// `OutOfMemory`.

@@ -1,10 +1,11 @@
-// Elements that follow from their place, in a tensor that lies in order; see `mod.rs`. A thread takes
-// every n-th element.
+// Elements that are functions of their position, in a contiguous tensor; see `mod.rs`. Each thread
+// takes elements in a grid-stride loop.
 // Integers, too.
 
 enum Kind : u32 { RANGE, BETWEEN, EYE };
 
-// Between: `count` numbers from `start` to `end`; a half from each end, so that both are exact.
+// Between: `count` numbers from `start` to `end`. Each half counts from its own end, so that both
+// ends are exact.
 __device__ inline double value_of(u32 kind, double start, double step, double end, u64 count,
                                   u64 i) {
   switch (kind) {

@@ -1,4 +1,5 @@
-//! Three passes over the lines of a row or of neighbouring columns, but for the first in the cache.
+//! Three passes over the lines of a row or of neighbouring columns. All but the first find the
+//! lines in the cache.
 
 use super::Softmax;
 use crate::cpu::Cpu;
@@ -15,9 +16,9 @@ struct Task<'a, E> {
     softmax: Softmax,
     blocks: Blocks,
     outer: usize,
-    /// The source of the destination: x or dy; nothing if the destination holds it.
+    /// The source of the destination, x or dy; `None` if the destination holds the source.
     source: Option<&'a [E]>,
-    /// The result of forward, for backward.
+    /// The result of forward, for the gradient.
     y: &'a [E],
     to: &'a mut [E],
 }
@@ -41,7 +42,7 @@ impl<E: Element<Compute: SimdFloat>> LinesKernel<E::Compute> for Task<'_, E> {
     }
 }
 
-/// Runs `$body` for the places of all lines: once for whole ones, once for the others.
+/// Runs `$body` for the places of all lines: once for whole lines, once for the others.
 macro_rules! for_lines {
     ($lines:ident, $places:ident => $body:expr) => {
         for $places in $lines.whole::<W>() {
@@ -53,8 +54,8 @@ macro_rules! for_lines {
     };
 }
 
-/// The largest of each reduction. Not finite when an ∞ or a NaN is there, or only -∞; then
-/// the differences below are NaN, and so is the whole reduction, as in PyTorch.
+/// The largest element of each reduction. With ∞ or NaN, or with -∞ only, the result is not finite.
+/// The differences are then NaN, and so is the whole reduction, as in PyTorch.
 #[inline(always)]
 fn maxima<E: Element, T: SimdFloat, const W: usize>(lines: &Lines, x: &[E]) -> [T; W] {
     let mut max = [T::NEG_INFINITY; W];
@@ -83,7 +84,7 @@ fn forward<E: Element, T: SimdFloat, F: Fused, const W: usize>(
             line[lane] = (line[lane] - max[lane]).exp_in::<F>();
             sum[lane] += line[lane];
         }
-        // A half type would round here already, so its exponentials are computed again.
+        // A half type would round its exponentials here, so the next pass computes them again.
         if is_same_type::<E, T>() {
             store(&line, &mut to[places]);
         }
@@ -134,9 +135,9 @@ fn forward_log<E: Element, T: SimdFloat, F: Fused, const W: usize>(
     }
 }
 
-/// `dx = y · (dy - sum - rest)`, where `sum = Σ dy·y` and `rest = Σ y·(dy - sum)`, which is 0 but
-/// for roundings. Where one y is nearly 1, its dy and the sum cancel, and those roundings would be
-/// as large as dx.
+/// `dx = y · (dy - sum - rest)`, where `sum = Σ dy·y` and `rest = Σ y·(dy - sum)`. `rest` is 0 but
+/// for rounding errors. If one y is nearly 1, its dy and the sum cancel, and without `rest` these
+/// errors would be as large as dx.
 #[inline(always)]
 fn backward<E: Element, T: SimdFloat, const W: usize>(
     lines: &Lines,
@@ -172,7 +173,7 @@ fn backward<E: Element, T: SimdFloat, const W: usize>(
     });
 }
 
-/// [`load`], as a value.
+/// [`load`] that returns the line.
 #[inline(always)]
 fn loaded<E: Element, T: SimdFloat, const W: usize>(from: &[E], pad: T) -> [T; W] {
     let mut line = [T::ZERO; W];
@@ -207,7 +208,8 @@ fn backward_log<E: Element, T: SimdFloat, F: Fused, const W: usize>(
     }
 }
 
-/// All operands contiguous; `source` is missing if the destination holds it.
+/// Softmax or a gradient of contiguous operands. `source` is `None` if the destination holds the
+/// source.
 pub(super) fn contiguous<E: Element<Compute: SimdFloat>>(
     cpu: &Cpu,
     softmax: Softmax,
@@ -227,7 +229,8 @@ pub(super) fn contiguous<E: Element<Compute: SimdFloat>>(
     });
 }
 
-/// Any layouts, in place, on the calling thread, an element at a time.
+/// Softmax or a gradient of operands with any strides, in place, on the calling thread, one element
+/// at a time.
 pub(super) fn strided<E: Element<Compute: SimdFloat>>(
     softmax: Softmax,
     axis: usize,
@@ -257,7 +260,8 @@ pub(super) fn strided<E: Element<Compute: SimdFloat>>(
     });
 }
 
-/// The maximum and the sum of exponentials, or what backward subtracts from dy, as in [`backward`].
+/// The maximum and the sum of exponentials; for gradients, the numbers that are subtracted from dy,
+/// as in [`backward`].
 fn coefficients<T: Float>(
     softmax: Softmax,
     len: usize,

@@ -9,15 +9,15 @@ use crate::error::{Result, TensorError};
 use crate::ops::direction::Direction;
 use Parameter::{Read, U32, Words, Write};
 
-/// `struct Blocks`.
+/// The kernel parameter `struct Blocks`, in words.
 const BLOCKS: Parameter = Words(3);
 
-/// The most blocks of a grid; each then takes several lines.
+/// Largest number of blocks of a grid. More lines go to the same blocks.
 const BLOCKS_MAX: u32 = 1 << 16;
 
 impl OnCuda for Rows {
     fn check(&self, operands: &CudaOperands<'_>) -> Result<()> {
-        // Kernels take operands that lie in order.
+        // Kernels take contiguous operands.
         if operands.reads.iter().chain(operands.writes).all(|one| one.layout().is_contiguous()) {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! Softmax and its logarithm along one dimension:
 //! `y[i] = exp(x[i] - max) / Σ_j exp(x[j] - max)` and `y[i] = x[i] - max - ln Σ_j exp(x[j] - max)`.
 //!
-//! Each row is read from memory once and written once; only y is needed for the gradient.
+//! Each row is read from memory once and written once. The gradient needs y only.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -39,7 +39,7 @@ impl Softmax {
     }
 }
 
-/// Reads x or dy, unless the destination holds it, and for backward y.
+/// Reads x or dy, unless the destination holds it, and for gradients y.
 struct Rows {
     softmax: Softmax,
     blocks: Blocks,
@@ -93,7 +93,7 @@ impl FullKernel for Rows {
 }
 
 impl Tensor {
-    /// `axis` as an index. One element without dimensions is a row, as in PyTorch.
+    /// The index of `axis`. A tensor without dimensions is a row of one element, as in PyTorch.
     fn row_axis(&self, op: &'static str, axis: impl Into<Axis>) -> Result<usize> {
         axis.into().index(op, self.shape().len().max(1))
     }
@@ -107,7 +107,7 @@ impl Tensor {
         Ok(y)
     }
 
-    /// `self` is dy.
+    /// The gradient of x through `softmax`, for `self = dy`.
     #[track_caller]
     fn softmax_backward_with(&self, softmax: Softmax, y: &Tensor, axis: usize) -> Result<Tensor> {
         let kernel = Rows::of(softmax, self, axis)?;
@@ -133,26 +133,26 @@ impl Tensor {
     }
 
     /// `exp(x) / Σ exp(x)` along `axis`, for `self = x` of any float type; the half types are
-    /// computed in f32. A row with an ∞ or a NaN, or of -∞ only, becomes NaN, as in PyTorch. A
-    /// tensor without dimensions has the one axis 0.
+    /// computed in f32. A row with ∞ or NaN, or of -∞ only, becomes NaN, as in PyTorch. A tensor
+    /// without dimensions has a single axis 0.
     ///
     /// # Shapes
     /// `x: [.., L, ..] → [.., L, ..]`
     ///
     /// # Errors
-    /// `Index` for a dimension that does not exist, `DType` unless float, `OutOfMemory`. So for all
-    /// of this family.
+    /// `Index` for a dimension that does not exist, `DType` unless float, `OutOfMemory`. All
+    /// methods of this family have these errors.
     #[track_caller]
     pub fn softmax(&self, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = self.row_axis("softmax", axis)?;
         self.softmax_with(Softmax::new("softmax"), axis)
     }
 
-    /// [`Tensor::softmax`] in place. A tensor that is not contiguous is worked on by one thread.
+    /// [`Tensor::softmax`] in place. One thread computes a tensor that is not contiguous.
     ///
     /// # Errors
-    /// `Index`, `DType`, `Frozen`, `Overlap` (on an expanded view). So for all of this family in
-    /// place.
+    /// `Index`, `DType`, `Frozen`, `Overlap` (on an expanded view). All in-place methods of this
+    /// family have these errors.
     #[track_caller]
     pub fn softmax_(&mut self, axis: impl Into<Axis>) -> Result<()> {
         let axis = self.row_axis("softmax", axis)?;
@@ -182,21 +182,21 @@ impl Tensor {
     }
 
     /// The gradient of x through `y = x.softmax(axis)`, for `self = dy`:
-    /// `dx[i] = y[i] · (dy[i] - Σ_j dy[j] · y[j])`, for rows of y that sum to 1 but for roundings,
-    /// which are made up for.
+    /// `dx[i] = y[i] · (dy[i] - Σ_j dy[j] · y[j])`. The formula is corrected for rows of y whose
+    /// sum is not exactly 1.
     ///
     /// # Errors
-    /// `Shape` unless y has the shape of dy, and those of [`Tensor::softmax`].
+    /// `Shape` unless y has the shape of dy, and the errors of [`Tensor::softmax`].
     #[track_caller]
     pub fn softmax_backward(&self, y: &Tensor, axis: impl Into<Axis>) -> Result<Tensor> {
         let axis = self.row_axis("softmax_backward", axis)?;
         self.softmax_backward_with(Softmax::new("softmax_backward").backward(), y, axis)
     }
 
-    /// [`Tensor::softmax_backward`], written over dy.
+    /// [`Tensor::softmax_backward`] that overwrites dy.
     ///
     /// # Errors
-    /// `Shape`, and those of [`Tensor::softmax_`].
+    /// `Shape`, and the errors of [`Tensor::softmax_`].
     #[track_caller]
     pub fn softmax_backward_(&mut self, y: &Tensor, axis: impl Into<Axis>) -> Result<()> {
         let axis = self.row_axis("softmax_backward", axis)?;
@@ -214,7 +214,7 @@ impl Tensor {
         self.softmax_backward_with(Softmax::new("log_softmax_backward").log().backward(), y, axis)
     }
 
-    /// [`Tensor::log_softmax_backward`], written over dy.
+    /// [`Tensor::log_softmax_backward`] that overwrites dy.
     ///
     /// # Errors
     /// The errors of [`Tensor::softmax_backward_`].

@@ -1,7 +1,7 @@
 // Softmax and its logarithm along the middle of x[outer, len, inner], and their gradients, as on
-// the processor. In place where the source is absent. A group of `lanes` threads takes a line; of
-// lines across the rows of memory (inner > 1) one thread does, and its neighbours read what lies
-// side by side.
+// the processor. In place if the source is null. A group of `lanes` threads takes a line. For lines
+// across the rows of memory (inner > 1) a single thread takes a line, and neighbouring threads read
+// neighbouring elements.
 
 struct Blocks {
   u64 outer;
@@ -16,7 +16,7 @@ struct Blocks {
     return block * len * inner + (line - block * inner);
   }
 
-  // Whether lines are whole packs, where memory is aligned.
+  // True if lines are whole packs, given aligned memory.
   __device__ bool are_packs() const { return inner == 1 && len % LINE_PACK == 0; }
 };
 
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(256)
     u64 start_of_line = of.start_of(at);
     line.from[0] = from + start_of_line;
     Powers powers = powers_of(line, scratch);
-    // The sum is at least 1: its inverse is as near as the quotient but for half a unit.
+    // The sum is at least 1, so its inverse is as accurate as the quotient but for half a unit.
     Computed max = powers.max;
     Computed of_sum = is_log != 0 ? log(powers.sum) : (Computed)1 / powers.sum;
     line.for_each_pack((Computed)0, [&](u64 start, const Computed (&x)[1][LINE_PACK]) {
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(256)
     u64 start_of_line = of.start_of(at);
     line.from[0] = from + start_of_line;
     line.from[1] = y + start_of_line;
-    // The second time of dy without the sum: `rest` of `backward` on the processor.
+    // The second pass over dy without the sum: `rest` of `backward` on the processor.
     Computed sum = (Computed)0, rest = (Computed)0;
 #pragma unroll 1
     for (u32 time = 0; time < (is_log != 0 ? 1 : 2); time++) {

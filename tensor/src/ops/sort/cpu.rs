@@ -1,5 +1,6 @@
-//! Rows are sorted as words: the key above, the position below, so that an unstable sort of words
-//! is a stable one of elements. Where the key is as long as a word, as pairs of words.
+//! Rows are sorted as words with the key in the high bits and the position in the low bits, so that
+//! an unstable sort of words is a stable sort of elements. If a key needs a whole word, rows are
+//! sorted as pairs of words.
 
 use super::SortOrder;
 use super::key::Sortable;
@@ -10,13 +11,13 @@ use crate::dtype::DType;
 use crate::layout::Nest;
 use crate::operand_view::View;
 
-/// Elements of a task that has several rows.
+/// Elements of a task of several rows.
 const TASK_LEN: usize = 1 << 13;
-/// Positions that fit below a short key.
+/// The largest position that fits below a short key.
 const POSITION_MAX: usize = u32::MAX as usize;
 
-/// Words beside the positions that sorting `len` elements in rows takes. Positions of whole rows
-/// are room for their words.
+/// Number of words, beside the positions, for sorting `len` elements in rows. The positions of
+/// whole rows are memory for the words.
 pub(super) fn word_count(dtype: DType, len: usize, row_len: usize, kept_len: usize) -> usize {
     let is_short = !matches!(dtype, DType::F64 | DType::I64) && row_len <= POSITION_MAX;
     match (is_short, kept_len == row_len) {
@@ -98,7 +99,7 @@ impl<T: Sortable> Sorter<'_, T> {
         });
     }
 
-    /// The place of an element in the order.
+    /// The rank of an element in the order.
     fn rank(&self, x: T) -> u64 {
         match self.order {
             SortOrder::Ascending => x.key(),
@@ -125,19 +126,19 @@ impl<T: Sortable> Sorter<'_, T> {
         positions.iter_mut().zip(pairs).for_each(|(position, pair)| *position = pair[1] as i64);
     }
 
-    /// The first few of a row's words in order.
+    /// Brings the first `kept_len` words of a row to the front, in order.
     fn sort_words(&self, row: usize, words: &mut [u64]) {
         self.each(row, |at, x| words[at] = self.rank(x) << 32 | at as u64);
         keep_first(words, self.kept_len);
     }
 
-    /// The elements of a row at these positions.
+    /// Copies the elements of a row at these positions.
     fn pick(&self, row: usize, positions: &[i64], values: &mut [T]) {
         let from = row * self.row_len;
         let [step] = self.nest.inner_strides();
         let mut start = None;
         self.nest.rows(from, from + self.row_len, |run| {
-            // A row along one dimension is one run; merged dimensions never split it.
+            // A row along one dimension is one run: merged dimensions never split it.
             start.get_or_insert(run.starts[0]);
         });
         let data = &self.data[start.unwrap_or_default()..];
@@ -146,7 +147,7 @@ impl<T: Sortable> Sorter<'_, T> {
     }
 }
 
-/// Brings the `count` smallest to the front, in order.
+/// Brings the `count` smallest words to the front, in order.
 fn keep_first<W: Ord>(words: &mut [W], count: usize) {
     if count < words.len() {
         words.select_nth_unstable(count);
@@ -220,7 +221,7 @@ pub(super) fn pick<T: Sortable>(
 }
 
 impl<T: Sortable> Sorter<'_, T> {
-    /// The position of the element of a row at this rank.
+    /// The position of a row's element at this rank.
     fn pick_from<W: Word>(&self, row: usize, rank: Rank, words: &mut [W]) -> usize {
         let mut nan_count = 0;
         self.each(row, |at, x| {
@@ -230,7 +231,7 @@ impl<T: Sortable> Sorter<'_, T> {
         let numbers = words.len() - nan_count;
         let before = match rank {
             Rank::Number(before) => before,
-            // The first NaN comes after all numbers.
+            // The first NaN follows all numbers.
             Rank::Median if nan_count > 0 => numbers,
             Rank::Median => (words.len() - 1) / 2,
             Rank::MedianOfNumbers => numbers.saturating_sub(1) / 2,
@@ -243,7 +244,7 @@ impl<T: Sortable> Sorter<'_, T> {
     }
 }
 
-/// The last position of the key that occurs most often, the first of several.
+/// The last position of the most frequent key; of equally frequent keys, the first.
 fn mode<W: Word>(words: &[W]) -> usize {
     let (mut longest, mut position) = (0, 0);
     for run in words.chunk_by(|a, b| a.key() == b.key()) {

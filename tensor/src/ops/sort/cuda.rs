@@ -13,16 +13,16 @@ use Parameter::{I64, Read, U32, U64, Words, Write};
 /// Threads of a block.
 const THREADS: u32 = 256;
 
-/// Words that a block sorts in its own memory.
+/// Logarithm of the number of words that a block sorts in shared memory.
 const TILE_LOG: u32 = 11;
 
-/// The most blocks of a grid; each then takes several tiles or rows.
+/// Largest number of blocks of a grid. More tiles or rows go to the same blocks.
 const BLOCKS_MAX: usize = 1 << 16;
 
-/// The form in which rows are sorted.
+/// The form of sorted rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Words of the key above and the position below.
+    /// Words with the key in the high bits and the position in the low bits.
     Words,
     /// Pairs of words: the key, then the position.
     Pairs,
@@ -34,7 +34,7 @@ impl Form {
     }
 }
 
-/// `Ok` unless the rows are so long that no position fits below a key.
+/// Checks that every position of a row fits below a key.
 fn check(op: &'static str, dtype: DType, x: &DeviceOperand<'_>) -> Result<()> {
     let row_len = x.layout().shape().last().copied().unwrap_or(1);
     let is_short = cpu::word_count(dtype, 1, row_len, usize::MAX) == 1;
@@ -44,7 +44,7 @@ fn check(op: &'static str, dtype: DType, x: &DeviceOperand<'_>) -> Result<()> {
     Err(TensorError::NoKernel { op, device: "cuda" })
 }
 
-/// Elements of x in rows, and where one of them is.
+/// The rows of x, and the place of an element.
 struct Elements<'a> {
     x: DeviceOperand<'a>,
     dtype: DType,
@@ -66,7 +66,7 @@ impl<'a> Elements<'a> {
         Elements { x, dtype, row_count, row_len, rows, step: Argument::I64(step as i64) }
     }
 
-    /// Enqueues words of all elements, in order.
+    /// Enqueues the words of all elements, in row-major order.
     fn make_words(&self, cuda: &Cuda, words: &DeviceOperand<'_>, order: SortOrder) -> Result<()> {
         let name = match self.dtype {
             DType::F32 => "make_words_f32",
@@ -91,13 +91,13 @@ impl<'a> Elements<'a> {
         sort_rows(cuda, words, Form::of(self.dtype), [self.row_count, self.row_len])
     }
 
-    /// One of the kernels over elements of all sizes.
+    /// The name of one of the kernels for elements of all sizes.
     fn name(&self, names: [&'static str; 4]) -> &'static str {
         names[self.dtype.size_bytes().ilog2() as usize]
     }
 }
 
-/// Enqueues the sort of rows of words or of pairs, by which no two of a row are equal.
+/// Enqueues the sort of rows of words or pairs. No two words of a row are equal.
 pub(crate) fn sort_rows(
     cuda: &Cuda,
     words: &DeviceOperand<'_>,
@@ -135,7 +135,7 @@ pub(crate) fn sort_rows(
     Ok(())
 }
 
-// Enqueues positions, and elements if those are asked for, of the first of each row.
+// Enqueues the positions, and the elements if wanted, of the first words of each row.
 impl OnCuda for Sort {
     fn check(&self, operands: &CudaOperands<'_>) -> Result<()> {
         check(self.name, self.dtype, &operands.read(0))
@@ -148,7 +148,7 @@ impl OnCuda for Sort {
             return Ok(());
         }
         let Elements { row_count, row_len, .. } = elements;
-        // Positions of whole rows are room for their words.
+        // The positions of whole rows are memory for the words.
         let has_own = cpu::word_count(self.dtype, self.len, row_len, self.kept_len) > 0;
         let words = operands.write(usize::from(has_own));
         elements.make_words(cuda, &words, self.order)?;
@@ -214,7 +214,7 @@ impl OnCuda for Pick {
             elements.step,
             Argument::Words(&elements.rows),
         ];
-        // The longest run of a row is looked for by a whole block, all else by one thread.
+        // A whole block searches for the longest run of a row; one thread does everything else.
         let threads = if self.rank == Rank::Mode { THREADS } else { 32 };
         let blocks = elements.row_count.min(BLOCKS_MAX) as u32;
         cuda.launch(SORT, &Signature { name, parameters }, Grid::row(blocks, threads), &arguments)

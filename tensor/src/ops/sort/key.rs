@@ -1,14 +1,14 @@
-//! Integers that are ordered as elements are, so that one sort serves all types.
+//! Integers in the same order as elements, so that one sort serves all types.
 
 use half::{bf16, f16};
 
 use crate::dtype::{Bool, Element};
 
-/// An element with a key: `a` comes before `b` exactly where `a.key() < b.key()`.
+/// An element with a key: `a` comes before `b` exactly if `a.key() < b.key()`.
 pub(super) trait Sortable: Element {
     /// True if the key and a position fit into one word.
     const IS_SHORT: bool;
-    /// Below 2^32 where it is short.
+    /// The key of the value; below 2^32 if the key is short.
     fn key(self) -> u64;
 }
 
@@ -20,8 +20,8 @@ macro_rules! float_keys {
             fn key(self) -> u64 {
                 const SIGN: $bits = 1 << (<$bits>::BITS - 1);
                 let bits = self.to_bits();
-                // The bits of positive floats are in order, those of negative ones in reverse;
-                // -0 is 0, and all NaN are one.
+                // The bits of positive floats sort like the numbers, the bits of negative floats in
+                // reverse. -0 becomes 0, and all NaN become one.
                 let key = if bits & SIGN != 0 { (!bits).wrapping_add(1) } else { bits | SIGN };
                 (if self.is_nan() { <$bits>::MAX } else { key }).into()
             }

@@ -1,4 +1,4 @@
-//! Sorting along a dimension, and the first few of what sorting would give.
+//! Sorting along a dimension, and the first elements of the sorted order.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -19,14 +19,14 @@ use crate::tensor::Tensor;
 /// The order of a sort. NaN counts as larger than every number; 0 and -0 are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SortOrder {
-    /// The smallest first, NaN last.
+    /// The smallest element first, NaN last.
     Ascending,
-    /// The largest first, NaN before all.
+    /// The largest element first, NaN before all others.
     Descending,
 }
 
-/// The first `kept_len` of each row of x, sorted; the destinations are positions, words for
-/// sorting, and the values if asked for.
+/// Sorts each row of x, up to the first `kept_len` elements. Writes positions, words for sorting,
+/// and the values if wanted.
 struct Sort {
     name: &'static str,
     order: SortOrder,
@@ -42,7 +42,7 @@ impl FullKernel for Sort {
     }
 
     fn cost(&self) -> Cost {
-        // Comparisons and moves of a sort of rows of usual length.
+        // Comparisons and moves for rows of usual length.
         let bytes = (self.len * (self.dtype.size_bytes() + 16)) as f64;
         Cost { class: OpClass::Indexing, flops: 40.0 * self.len as f64, bytes }
     }
@@ -59,10 +59,10 @@ impl FullKernel for Sort {
     }
 }
 
-/// Sorting; equal elements stay in order. The dimension along which it runs lies innermost in the
-/// results. Any element type.
+/// Sorting; equal elements keep their order. The sorted dimension is the innermost one of the
+/// results in memory. Any element type.
 impl Tensor {
-    /// The elements along `axis` in this order, and where they came from as i64.
+    /// The elements along `axis` in this order, and their positions before sorting, as i64.
     ///
     /// # Errors
     /// `Index`, `OutOfMemory`.
@@ -73,7 +73,7 @@ impl Tensor {
         self.sorted("sort", axis, len, order)
     }
 
-    /// The positions that the elements along `axis` in this order come from, as i64; errors as
+    /// The positions before sorting of the elements along `axis` in this order, as i64; errors as
     /// [`Tensor::sort`].
     #[track_caller]
     pub fn argsort(&self, axis: impl Into<Axis>, order: SortOrder) -> Result<Tensor> {
@@ -86,8 +86,8 @@ impl Tensor {
         positions.transpose(axis, self.shape().len() - 1)
     }
 
-    /// The first `k` of [`Tensor::sort`]: the largest for `Descending`, the smallest for
-    /// `Ascending`, and where they come from; of equals those that come first.
+    /// The first `k` results of [`Tensor::sort`]: the largest elements for `Descending`, the
+    /// smallest for `Ascending`, and their positions. Of equal elements the first win.
     ///
     /// # Errors
     /// `Index` for a dimension that does not exist or has fewer than `k` elements, `OutOfMemory`.

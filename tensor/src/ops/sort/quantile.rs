@@ -1,4 +1,4 @@
-//! Quantiles: places between the elements of sorted rows.
+//! Quantiles: values between the elements of sorted rows.
 
 use super::SortOrder;
 use crate::axis::Axis;
@@ -10,40 +10,40 @@ use crate::tensor::Tensor;
 /// The value of a quantile that falls between two elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QuantileRule {
-    /// On the line between both.
+    /// Linear interpolation between both elements.
     #[default]
     Linear,
-    /// The smaller one.
+    /// The smaller element.
     Lower,
-    /// The larger one.
+    /// The larger element.
     Higher,
-    /// Half way between both.
+    /// The mean of both elements.
     Midpoint,
-    /// The nearer one; half way, the one at an even place.
+    /// The nearer element; halfway between both, the element at an even position.
     Nearest,
 }
 
 /// The rule of a quantile for NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NanRule {
-    /// A row with a NaN has only NaN as quantiles.
+    /// A row with NaN gives NaN for all quantiles.
     Propagate,
-    /// Quantiles are of the numbers, and NaN where there are none.
+    /// NaN is left out. A row of NaN only gives NaN.
     Ignore,
 }
 
-/// The places of quantiles in sorted rows, the quantiles along the dimension.
+/// The positions of quantiles in sorted rows. Quantiles lie along the sorted dimension.
 #[derive(Clone, Debug)]
 pub struct QuantilePlaces {
-    /// The positions, as i64.
+    /// The positions of the elements below, as i64.
     pub below: Tensor,
-    /// The positions above, and how far the quantiles are on the way there; for rules that lie
-    /// between two elements.
+    /// The positions of the elements above, as i64, and the weights of these elements. `None` for
+    /// rules that pick one element.
     pub above: Option<(Tensor, Tensor)>,
 }
 
 impl Tensor {
-    /// The places of the quantiles along `axis` of this tensor, which is sorted along that in
+    /// The positions of the quantiles along `axis` of this tensor, which is sorted along `axis` in
     /// ascending order.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Tensor {
         if let Some(bad) = quantiles.iter().position(|q| !(0.0..=1.0).contains(q)) {
             return Err(TensorError::index(op, bad, quantiles.len()));
         }
-        // In the type that ranks of f32 have in PyTorch; those of half types are beyond them.
+        // The type of ranks of f32 in PyTorch. A half type cannot represent all ranks.
         let wide = dtype.computed();
         let mut dims = vec![1; self.shape().len()];
         dims[axis] = quantiles.len();
@@ -77,7 +77,7 @@ impl Tensor {
             NanRule::Propagate => {
                 let last = (len - 1) as f64;
                 let has_nan = is_nan.narrow(axis, len - 1, 1)?;
-                // The last one is a NaN then.
+                // In a row with NaN, the last element is NaN.
                 of_rows.mul_scalar(last)?.masked_fill(&has_nan, last)?
             }
             NanRule::Ignore => {
@@ -103,11 +103,12 @@ impl Tensor {
         Ok(QuantilePlaces { below: places(below)?, above: Some((above, weight)) })
     }
 
-    /// The values at these places along `axis` of this tensor, which is sorted along that: what
-    /// [`Tensor::quantile`] makes of [`Tensor::quantile_places`], the quantiles in front.
+    /// The values at `places` along `axis` of this tensor, which is sorted along `axis`. Quantiles
+    /// become the first dimension. [`Tensor::quantile`] combines this method with
+    /// [`Tensor::quantile_places`].
     ///
     /// # Errors
-    /// The errors of [`Tensor::take_along_dim`] for the places, and `Shape` or `DType` for the
+    /// The errors of [`Tensor::take_along_dim`] for the positions, and `Shape` or `DType` for the
     /// weights.
     #[track_caller]
     pub fn quantiles_at(&self, places: &QuantilePlaces, axis: impl Into<Axis>) -> Result<Tensor> {
@@ -133,15 +134,15 @@ impl Tensor {
         sorted.quantiles_at(&sorted.quantile_places(quantiles, axis, rules)?, axis)
     }
 
-    /// The quantiles of the elements along `axis`: for 0 the smallest, for 1 the largest, for 0.5
-    /// the median. A row with a NaN has only NaN. Floats only.
+    /// The quantiles of the elements along `axis`: 0 is the smallest element, 1 the largest, and
+    /// 0.5 the median. A row with NaN gives NaN. Floats only.
     ///
     /// # Shapes
     /// `[A, N, C]` and `[Q]` → `[Q, A, C]` for axis 1.
     ///
     /// # Errors
-    /// `Index` for a dimension that does not exist or is empty, and for a quantile that is not in
-    /// 0 to 1, with its number; `DType`, `OutOfMemory`.
+    /// `Index` for a dimension that does not exist or is empty, and for a quantile outside 0 to 1,
+    /// with the quantile's index; `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn quantile(
         &self,
@@ -153,7 +154,7 @@ impl Tensor {
         self.quantiles(quantiles, axis, (rule, NanRule::Propagate))
     }
 
-    /// [`Tensor::quantile`] of the elements that are not NaN; NaN where there are none.
+    /// [`Tensor::quantile`] of the elements that are not NaN; NaN if there are none.
     ///
     /// # Errors
     /// The errors of [`Tensor::quantile`].
@@ -170,7 +171,7 @@ impl Tensor {
 }
 
 impl QuantilePlaces {
-    /// Places at these ranks, with nothing between.
+    /// The positions at whole ranks, without interpolation.
     fn at(ranks: Tensor) -> Result<Self> {
         Ok(QuantilePlaces { below: ranks.to_dtype(DType::I64)?, above: None })
     }

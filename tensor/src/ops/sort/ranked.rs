@@ -1,4 +1,4 @@
-//! One element of each row by its place in the sorted row: kthvalue, median, nanmedian, mode.
+//! One element of each row, by its rank in the sorted row: kthvalue, median, nanmedian, mode.
 
 use super::cpu;
 use crate::axis::Axis;
@@ -14,18 +14,18 @@ use crate::tensor::Tensor;
 /// An element of a sorted row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rank {
-    /// The element that this many others come before.
+    /// The element with this index in sorted order.
     Number(usize),
-    /// The middle element, the lower of two; a NaN if there is one.
+    /// The middle element, or the lower of two. A row with NaN gives NaN.
     Median,
-    /// The middle element of the numbers; a NaN if there are none.
+    /// The middle element of the numbers. A row of NaN only gives NaN.
     MedianOfNumbers,
-    /// The element that occurs most often, the smallest of several; its last position. All NaN are
-    /// one.
+    /// The most frequent element, with its last position. Of equally frequent elements the smallest
+    /// wins. All NaN count as one value.
     Mode,
 }
 
-/// Picks an element of each row of x; the destinations are values, positions, and words for
+/// Picks an element of each row of x. Writes the values, the positions, and scratch words for
 /// sorting.
 pub(super) struct Pick {
     pub(super) name: &'static str,
@@ -57,10 +57,10 @@ impl FullKernel for Pick {
     }
 }
 
-/// Elements by their rank along a dimension, which the results lack, and where they come from as
-/// i64. NaN counts as larger than every number. Any element type.
+/// Elements by their rank along a dimension, which the results lack, and their positions as i64.
+/// NaN counts as larger than every number. Any element type.
 impl Tensor {
-    /// This tensor with `axis` last, picked from along that.
+    /// The elements at `rank` along `axis`, with their positions. `axis` is moved to the end first.
     #[track_caller]
     fn picked(&self, op: &'static str, axis: usize, rank: Rank) -> Result<(Tensor, Tensor)> {
         if self.shape()[axis] == 0 {
@@ -78,7 +78,7 @@ impl Tensor {
         Ok((values, positions))
     }
 
-    /// [`Tensor::picked`] with `axis` kept, of length 1.
+    /// [`Tensor::picked`] that keeps `axis` with length 1.
     #[track_caller]
     fn picked_keep(&self, op: &'static str, axis: usize, rank: Rank) -> Result<(Tensor, Tensor)> {
         let (values, positions) = self.picked(op, axis, rank)?;
@@ -97,51 +97,51 @@ impl Tensor {
     ///
     /// # Errors
     /// `Index` for a dimension that does not exist or is empty, and for a `k` of 0 or beyond its
-    /// length; `OutOfMemory`. So for all of these.
+    /// length; `OutOfMemory`. All methods of this family have these errors.
     #[track_caller]
     pub fn kthvalue(&self, k: usize, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
         let axis = check_axis("kthvalue", self.shape(), axis)?;
         self.picked("kthvalue", axis, Self::rank_of("kthvalue", k, self.shape()[axis])?)
     }
 
-    /// [`Tensor::kthvalue`] with `axis` kept, of length 1; errors as there.
+    /// [`Tensor::kthvalue`] that keeps `axis` with length 1, and has the same errors.
     #[track_caller]
     pub fn kthvalue_keep(&self, k: usize, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
         let axis = check_axis("kthvalue", self.shape(), axis)?;
         self.picked_keep("kthvalue", axis, Self::rank_of("kthvalue", k, self.shape()[axis])?)
     }
 
-    /// The medians along `axis`, of an even number the lower one, and their positions. NaN if one
-    /// of the elements is. Errors as [`Tensor::kthvalue`].
+    /// The medians along `axis`, and their positions. Of an even number of elements, the lower
+    /// middle one. A row with NaN gives NaN. Errors as [`Tensor::kthvalue`].
     #[track_caller]
     pub fn median(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
         let axis = check_axis("median", self.shape(), axis)?;
         self.picked("median", axis, Rank::Median)
     }
 
-    /// [`Tensor::median`] with `axis` kept, of length 1; errors as [`Tensor::kthvalue`].
+    /// [`Tensor::median`] that keeps `axis` with length 1; errors as [`Tensor::kthvalue`].
     #[track_caller]
     pub fn median_keep(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
         let axis = check_axis("median", self.shape(), axis)?;
         self.picked_keep("median", axis, Rank::Median)
     }
 
-    /// The median of all elements, without dimensions; NaN for none. Errors as
+    /// The median of all elements, without dimensions; NaN for no elements. Errors as
     /// [`Tensor::kthvalue`].
     #[track_caller]
     pub fn median_all(&self) -> Result<Tensor> {
         self.picked_of_all("median", Rank::Median)
     }
 
-    /// The medians along `axis` of the elements that are not NaN, and their positions; NaN where
-    /// all are. Errors as [`Tensor::kthvalue`].
+    /// The medians along `axis` of the elements that are not NaN, and their positions. A row of NaN
+    /// only gives NaN. Errors as [`Tensor::kthvalue`].
     #[track_caller]
     pub fn nanmedian(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
         let axis = check_axis("nanmedian", self.shape(), axis)?;
         self.picked("nanmedian", axis, Rank::MedianOfNumbers)
     }
 
-    /// [`Tensor::nanmedian`] with `axis` kept, of length 1; errors as [`Tensor::kthvalue`].
+    /// [`Tensor::nanmedian`] that keeps `axis` with length 1; errors as [`Tensor::kthvalue`].
     #[track_caller]
     pub fn nanmedian_keep(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
         let axis = check_axis("nanmedian", self.shape(), axis)?;
@@ -155,15 +155,15 @@ impl Tensor {
         self.picked_of_all("nanmedian", Rank::MedianOfNumbers)
     }
 
-    /// The values that occur most often along `axis`, the smallest of several, and the last of
-    /// their positions. All NaN count as one value. Errors as [`Tensor::kthvalue`].
+    /// The most frequent values along `axis`, each with its last position. Of equally frequent
+    /// values the smallest wins. All NaN count as one value. Errors as [`Tensor::kthvalue`].
     #[track_caller]
     pub fn mode(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
         let axis = check_axis("mode", self.shape(), axis)?;
         self.picked("mode", axis, Rank::Mode)
     }
 
-    /// [`Tensor::mode`] with `axis` kept, of length 1; errors as [`Tensor::kthvalue`].
+    /// [`Tensor::mode`] that keeps `axis` with length 1; errors as [`Tensor::kthvalue`].
     #[track_caller]
     pub fn mode_keep(&self, axis: impl Into<Axis>) -> Result<(Tensor, Tensor)> {
         let axis = check_axis("mode", self.shape(), axis)?;

@@ -1,19 +1,19 @@
-// Rows sorted as words: the key of an element above, its position below, so that no two words are
-// equal and the order of equal elements stays. Where the key is as long as a word, as pairs of
-// words. What comes before what: NaN after every number, 0 and -0 equal.
+// Rows are sorted as words with the key in the high bits and the position in the low bits, so that
+// no two words are equal and equal elements keep their order. If a key needs a whole word, rows are
+// sorted as pairs of words. NaN comes after every number; 0 and -0 are equal.
 //
-// The network is the bitonic one in the form in which all comparisons go one way (the first step
-// of a merge compares mirrored places): words beyond the end of a row would be larger than all
-// others and stay where they are, so that rows of any length are sorted in place.
+// The network is bitonic, in the form where all comparisons have the same direction (the first step
+// of a merge compares mirrored places). Words beyond the end of a row would be larger than all
+// others and stay in place, so rows of any length are sorted in place.
 
-// An f64 by its bits.
+// The bits of an f64.
 struct long_float {
   u64 bits;
 };
 
 enum : u32 {
   THREADS = 256,
-  // Words that a block sorts in its own memory.
+  // Words that a block sorts in shared memory.
   TILE_LOG = 11,
   TILE_WORDS = 1 << TILE_LOG
 };
@@ -38,12 +38,12 @@ __device__ inline u64 position_of(const Pair& word) { return word.position; }
 __device__ inline void make(u64& word, u64 key, u64 position) { word = key << 32 | position; }
 __device__ inline void make(Pair& word, u64 key, u64 position) { word = {key, position}; }
 
-// After every word.
+// Sets a word that comes after every other word.
 __device__ inline void make_last(u64& word) { word = ~0ull; }
 __device__ inline void make_last(Pair& word) { word = {~0ull, ~0ull}; }
 
-// The bits of positive floats are in order, those of negative ones in reverse; -0 is 0, and all NaN
-// are one, which is the last.
+// The bits of positive floats sort like the numbers, the bits of negative floats in reverse. -0
+// becomes 0, and all NaN become one key, which is the last.
 template <typename Bits>
 __device__ inline u64 float_key(Bits bits, bool is_nan) {
   const Bits SIGN = (Bits)((Bits)1 << (8 * sizeof(Bits) - 1));
@@ -51,7 +51,7 @@ __device__ inline u64 float_key(Bits bits, bool is_nan) {
   return is_nan ? (u64)(Bits)~(Bits)0 : (u64)key;
 }
 
-// Keys are below 2^32 where a word is long enough for them and a position.
+// Keys are below 2^32 if a word has room for a key and a position.
 __device__ inline u64 key(const f32* x, i64 at) {
   return float_key(__float_as_uint(x[at]), x[at] != x[at]);
 }
@@ -69,11 +69,11 @@ __device__ inline u64 key(const i32* x, i64 at) { return (u32)x[at] ^ 1u << 31; 
 __device__ inline u64 key(const u8* x, i64 at) { return x[at]; }
 __device__ inline u64 key(const bool* x, i64 at) { return x[at]; }
 
-// words[row, i] of x[row, i], whose walk is over all elements. `all` is the largest key.
+// words[row, i] from x[row, i]; the walk is over all elements. `all` is the largest key.
 template <typename Word, typename X>
 __device__ inline void make_words(Word* words, const X* x, u64 row_len, u32 is_descending, u64 all,
                                   const Walk<1>& walk) {
-  // Dividing 64 bits costs several times as much as 32.
+  // A 64-bit division costs several times as much as a 32-bit division.
   bool is_short = walk.len >> 32 == 0;
   for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
     u64 row = is_short ? (u64)((u32)i / (u32)row_len) : i / row_len;
@@ -96,12 +96,12 @@ STAMP_WORDS(bool, u64, POSITION_MAX)
 STAMP_WORDS(long_float, Pair, ~0ull)
 STAMP_WORDS(i64, Pair, ~0ull)
 
-// Rows and how they are cut: parts of 2^part_log words, a tile's or less where rows are shorter.
+// The rows, and their cut into parts of 2^part_log words: a tile, or less for shorter rows.
 struct Rows {
   u64 count;
   u64 len;
   u64 part_log;
-  u64 parts;  // of a row
+  u64 parts;  // in a row
 };
 
 template <typename Word>
@@ -112,8 +112,8 @@ __device__ inline void compare(Word* words, u32 a, u32 b) {
   words[b] = first;
 }
 
-// One step of a merge of 2^size_log words in a tile: of mirrored places, or of places 2^step_log
-// apart.
+// Compares mirrored places: the first step of a merge of 2^size_log words in a tile. The other
+// steps compare places that are 2^step_log apart.
 template <typename Word>
 __device__ inline void mirror_step(Word* tile, u32 size_log) {
   for (u32 i = threadIdx.x; i < TILE_WORDS / 2; i += THREADS) {
@@ -135,8 +135,8 @@ __device__ inline void straight_steps(Word* tile, u32 step_log) {
   }
 }
 
-// Sorts each part, or, with `merges`, only makes the last steps of a merge of larger ones. A block
-// takes a tile of one or several parts, and every n-th.
+// Sorts each part. With `merges`, it only runs the last steps of a merge of larger parts. A block
+// takes a tile of one or several parts at a time, in a grid-stride loop.
 template <typename Word>
 __device__ inline void sort_tiles(Word* words, const Rows& rows, u32 merges) {
   __shared__ Word tile[TILE_WORDS];
@@ -166,12 +166,12 @@ __device__ inline void sort_tiles(Word* words, const Rows& rows, u32 merges) {
       u64 place = ((part - row * rows.parts) << part_log) + (i & ((1u << part_log) - 1));
       if (part < parts && place < rows.len) words[row * rows.len + place] = tile[i];
     }
-    // The next tile is written over this one.
+    // The next tile overwrites this tile.
     __syncthreads();
   }
 }
 
-// One step of a merge of 2^size_log words of each row, which has 2^pairs_log pairs with those
+// One step of a merge of 2^size_log words of each row. A row has 2^pairs_log pairs, including pairs
 // beyond its end.
 template <typename Word>
 __device__ inline void merge_step(Word* words, const Rows& rows, u32 pairs_log, u32 step_log,
@@ -190,9 +190,8 @@ __device__ inline void merge_step(Word* words, const Rows& rows, u32 pairs_log, 
   }
 }
 
-// Positions, and elements if those are asked for, of the first `kept` words of each row. The
-// positions may be written over the words. The walk is over rows of x, whose elements are `step`
-// apart.
+// Writes the positions, and the elements if wanted, of the first `kept` words of each row. The
+// positions may overwrite the words. The walk is over rows of x, whose elements are `step` apart.
 template <typename Word, typename T>
 __device__ inline void take_first(i64* positions, T* values, const Word* words, const T* x,
                                   u64 row_len, u64 kept, i64 step, const Walk<1>& walk) {
@@ -211,7 +210,7 @@ struct Later {
   static __device__ u64 join(u64 x, u64 y) { return y > x ? y : x; }
 };
 
-// How many words of a sorted row come before all those of this key or more.
+// Number of words of a sorted row with a key below this key.
 template <typename Word>
 __device__ inline u64 count_below(const Word* words, u64 len, u64 key) {
   u64 low = 0, high = len;
@@ -226,8 +225,8 @@ __device__ inline u64 count_below(const Word* words, u64 len, u64 key) {
   return low;
 }
 
-// The element of each sorted row at a rank, and its position. `nan_key` is that of NaN; above every
-// key where there is none. A block takes a row, and every n-th.
+// The element of each sorted row at a rank, and its position. `nan_key` is the key of NaN; it is
+// above every key if the type has no NaN. A block takes one row at a time, in a grid-stride loop.
 template <typename Word, typename T>
 __device__ inline void pick(i64* positions, T* values, const Word* words, const T* x, u64 row_len,
                             u32 rank, u64 number, u64 nan_key, u32 has_nan, i64 step,
@@ -237,7 +236,7 @@ __device__ inline void pick(i64* positions, T* values, const Word* words, const 
     const Word* of_row = words + row * row_len;
     u64 at = number;
     if (rank == MODE) {
-      // The longest run of equal keys, the first of several: its last word.
+      // Finds the last word of the longest run of equal keys. Of equally long runs, the first wins.
       u64 best = 0;
       for (u64 i = threadIdx.x; i < row_len; i += blockDim.x) {
         u64 k = key_of(of_row[i]);

@@ -1,4 +1,4 @@
-//! Reductions composed of others: both extremes, sums without NaN, norms of matrices.
+//! Reductions that combine other reductions: both extremes, sums without NaN, norms of matrices.
 
 use crate::axis::Axis;
 use crate::error::{Result, TensorError};
@@ -12,13 +12,13 @@ pub enum MatrixNorm {
     /// The Frobenius norm `√Σ x²`; PyTorch's "fro".
     #[default]
     Frobenius,
-    /// The largest sum of the magnitudes of a column; PyTorch's 1.
+    /// The largest column sum of magnitudes; PyTorch's 1.
     LargestColumn,
-    /// The smallest sum of the magnitudes of a column; PyTorch's -1.
+    /// The smallest column sum of magnitudes; PyTorch's -1.
     SmallestColumn,
-    /// The largest sum of the magnitudes of a row; PyTorch's ∞.
+    /// The largest row sum of magnitudes; PyTorch's ∞.
     LargestRow,
-    /// The smallest sum of the magnitudes of a row; PyTorch's -∞.
+    /// The smallest row sum of magnitudes; PyTorch's -∞.
     SmallestRow,
 }
 
@@ -30,20 +30,20 @@ const NUMBERS: Replacements = Replacements {
 };
 
 impl Tensor {
-    /// [`Tensor::amin`] and [`Tensor::amax`] over `axes`, with their errors.
+    /// [`Tensor::amin`] and [`Tensor::amax`] over `axes`, with the same errors.
     #[track_caller]
     pub fn aminmax(&self, axes: &[impl Into<Axis> + Copy]) -> Result<(Tensor, Tensor)> {
         Ok((self.amin(axes)?, self.amax(axes)?))
     }
 
-    /// [`Tensor::aminmax`] with the dimensions `axes` kept, of length 1, and the same errors.
+    /// [`Tensor::aminmax`] that keeps the dimensions `axes` with length 1, and has the same errors.
     #[track_caller]
     pub fn aminmax_keep(&self, axes: &[impl Into<Axis> + Copy]) -> Result<(Tensor, Tensor)> {
         Ok((self.amin_keep(axes)?, self.amax_keep(axes)?))
     }
 
-    /// The sums over `axes` of the elements that are not NaN: [`Tensor::sum`] of a copy in which
-    /// NaN is zero, with its errors.
+    /// The sums over `axes` of the elements that are not NaN: [`Tensor::sum`] of a copy with zeros
+    /// for NaN. Errors as [`Tensor::sum`].
     #[track_caller]
     pub fn nansum(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
         if !self.dtype().is_float() {
@@ -52,7 +52,7 @@ impl Tensor {
         self.nan_to_num(NUMBERS)?.sum(axes)
     }
 
-    /// [`Tensor::nansum`] with the dimensions `axes` kept, of length 1; errors as
+    /// [`Tensor::nansum`] that keeps the dimensions `axes` with length 1; errors as
     /// [`Tensor::sum`].
     #[track_caller]
     pub fn nansum_keep(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
@@ -70,7 +70,7 @@ impl Tensor {
         self.nansum(axes)?.div(&count.to_dtype(self.dtype())?)
     }
 
-    /// [`Tensor::nanmean`] with the dimensions `axes` kept, of length 1; errors as
+    /// [`Tensor::nanmean`] that keeps the dimensions `axes` with length 1; errors as
     /// [`Tensor::sum`].
     #[track_caller]
     pub fn nanmean_keep(&self, axes: &[impl Into<Axis> + Copy]) -> Result<Tensor> {
@@ -82,7 +82,7 @@ impl Tensor {
     /// Floats only.
     ///
     /// # Errors
-    /// `Index` for a dimension that does not exist, or that is empty when an extreme is taken;
+    /// `Index` for a dimension that does not exist, or that is empty if the norm is an extreme;
     /// `Shape` if both are the same dimension; `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn matrix_norm(
@@ -96,7 +96,7 @@ impl Tensor {
         y.squeeze(axes[0].max(axes[1]))?.squeeze(axes[0].min(axes[1]))
     }
 
-    /// [`Tensor::matrix_norm`] with both dimensions kept, of length 1, and the same errors.
+    /// [`Tensor::matrix_norm`] that keeps both dimensions with length 1, and has the same errors.
     #[track_caller]
     pub fn matrix_norm_keep(
         &self,

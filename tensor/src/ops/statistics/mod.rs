@@ -1,4 +1,4 @@
-//! Differences, distances and covariances, made of other operations.
+//! Differences, distances and covariances, composed of other operations.
 
 pub(crate) mod combined;
 
@@ -8,14 +8,14 @@ use crate::error::{Result, TensorError};
 use crate::layout::{Shape, check_axis};
 use crate::tensor::Tensor;
 
-/// The way in which [`Tensor::cov`] counts observations. Values are not checked: a negative
-/// frequency or weight takes observations away.
+/// The options of [`Tensor::cov`] that count observations. Values are not checked: a negative
+/// frequency or weight subtracts observations.
 #[derive(Clone, Copy, Debug)]
 pub struct Covariance<'a> {
-    /// The number by which the divisor is less than the number of observations: 1 for a sample, 0
-    /// for a whole population.
+    /// The number that is subtracted from the number of observations to give the divisor: 1 for a
+    /// sample, 0 for a whole population.
     pub correction: f64,
-    /// The number of times that each observation counts.
+    /// Number of times that each observation counts.
     pub frequencies: Option<&'a Tensor>,
     /// The weight of each observation.
     pub weights: Option<&'a Tensor>,
@@ -38,7 +38,7 @@ struct Centered {
 }
 
 impl Covariance<'_> {
-    /// `Ok` if frequencies are whole numbers and weights are of the observations' type.
+    /// Checks that frequencies are whole numbers and that weights have the observations' type.
     fn check_types(&self, op: &'static str, dtype: DType) -> Result<()> {
         let mismatch = |left, right| Err(TensorError::DType { op, left, right });
         match (self.frequencies, self.weights) {
@@ -50,7 +50,7 @@ impl Covariance<'_> {
         }
     }
 
-    /// The weight of each observation, if not 1.
+    /// The weight of each observation; `None` if all are 1.
     #[track_caller]
     fn factors(&self, op: &'static str, x: &Tensor) -> Result<Option<Tensor>> {
         let mut factors: Option<Tensor> = None;
@@ -90,7 +90,7 @@ impl Covariance<'_> {
 }
 
 impl Tensor {
-    /// A row for each variable, in the type that is computed in.
+    /// A row for each variable, in the type of the computation.
     #[track_caller]
     fn variables(&self, op: &'static str) -> Result<Tensor> {
         if !self.dtype().is_float() {
@@ -107,13 +107,13 @@ impl Tensor {
         }
     }
 
-    /// The covariances of variables, whose observations are the rows: `C = (x - m) W (x - m)ᵀ / d`
-    /// with the weighted mean m of each row. The divisor d is the sum of what the observations
-    /// count, less the correction; with weights a and factors w, less `correction · Σ w a / Σ w`.
-    /// Floats only; half types are computed in f32.
+    /// The covariances of variables, which are the rows of this tensor; columns are observations:
+    /// `C = (x - m) W (x - m)ᵀ / d` with the weighted mean m of each row. The divisor d is the sum
+    /// of the observations' factors w minus the correction; with weights a, minus
+    /// `correction · Σ w a / Σ w`. Floats only; half types are computed in f32.
     ///
     /// # Shapes
-    /// `[D, N] → [D, D]`, of one variable `[]`; frequencies (whole numbers) and weights (of x's
+    /// `[D, N] → [D, D]`, for one variable `[]`; frequencies (whole numbers) and weights (of x's
     /// type) are `[N]`.
     ///
     /// # Errors
@@ -148,11 +148,11 @@ impl Tensor {
         both.matmul(&weighted)?.to_dtype(self.dtype())?.reshape(*x.shape())
     }
 
-    /// The correlations of variables, whose observations are the rows: [`Tensor::cov`] over the
-    /// deviations of both, and within -1 and 1. Floats only.
+    /// The correlations of variables, which are the rows of this tensor: [`Tensor::cov`] divided by
+    /// the standard deviations of both variables, limited to -1 and 1. Floats only.
     ///
     /// # Shapes
-    /// `[D, N] → [D, D]`, of one variable `[]`.
+    /// `[D, N] → [D, D]`, for one variable `[]`.
     ///
     /// # Errors
     /// The errors of [`Tensor::cov`].
@@ -169,7 +169,7 @@ impl Tensor {
         Ok(y)
     }
 
-    /// The sum of the diagonal of a matrix, without dimensions; types as [`Tensor::sum`].
+    /// The sum of the diagonal of a matrix, without dimensions; result types as [`Tensor::sum`].
     ///
     /// # Errors
     /// `Shape` unless there are two dimensions, `OutOfMemory`.
@@ -182,12 +182,12 @@ impl Tensor {
         self.diagonal(0, 0, 1)?.sum(&[0])
     }
 
-    /// The differences of neighbours along `axis`, `times` times over: `y[i] = x[i + 1] - x[i]`. Of
-    /// truth values, whether they differ. For elements before and after, [`Tensor::cat`] them
-    /// first.
+    /// The differences of neighbours along `axis`, `y[i] = x[i + 1] - x[i]`, computed `times` times
+    /// in turn. For truth values, true if neighbours differ. To put elements in front or behind,
+    /// [`Tensor::cat`] them first.
     ///
     /// # Shapes
-    /// `[A, N, C] → [A, N - times, C]` for axis 1; none are left where there are no more.
+    /// `[A, N, C] → [A, N - times, C]` for axis 1; empty if N is at most `times`.
     ///
     /// # Errors
     /// `Index`, `OutOfMemory`.
@@ -206,11 +206,11 @@ impl Tensor {
         if times == 0 { self.copied() } else { Ok(y) }
     }
 
-    /// `(Σ |self - other|^order)^(1/order)` over all elements, both broadcast, without dimensions;
-    /// see [`Tensor::norm`]. Floats only; the difference of half types is in f32.
+    /// `(Σ |self - other|^order)^(1/order)` over all elements, both operands broadcast, without
+    /// dimensions; see [`Tensor::norm`]. Floats only; the difference of half types is in f32.
     ///
     /// # Errors
-    /// `Shape`, `DType`, `Device`, `OutOfMemory`, `Index` for no elements and an infinite order.
+    /// `Shape`, `DType`, `Device`, `OutOfMemory`, `Index` for an infinite order without elements.
     #[track_caller]
     pub fn dist(&self, other: &Tensor, order: f64) -> Result<Tensor> {
         self.check_dtype("dist", other)?;
@@ -220,11 +220,11 @@ impl Tensor {
         difference.norm(&axes, order)?.to_dtype(self.dtype())
     }
 
-    /// Each slice along `axis` scaled down to `norm_max` where its [`Tensor::norm`] is larger.
-    /// Floats only.
+    /// Scales each slice along `axis` down to `norm_max` if its [`Tensor::norm`] is larger. Floats
+    /// only.
     ///
     /// # Errors
-    /// `Index`, `Shape` with fewer than two dimensions, `DType`, `OutOfMemory`.
+    /// `Index`, `Shape` for fewer than two dimensions, `DType`, `OutOfMemory`.
     #[track_caller]
     pub fn renorm(&self, order: f64, axis: impl Into<Axis>, norm_max: f64) -> Result<Tensor> {
         let op = "renorm";
@@ -236,7 +236,8 @@ impl Tensor {
         let axis = check_axis(op, self.shape(), axis)?;
         let others: Vec<usize> = (0..rank).filter(|&other| other != axis).collect();
         let norms = self.norm_keep(&others, order)?;
-        // As in PyTorch, a little less, so that rounding does not leave more.
+        // As in PyTorch, the factor is a little smaller, so that rounding does not exceed
+        // `norm_max`.
         let mut factors = norms.add_scalar(1e-7)?;
         factors.reciprocal_()?;
         factors.mul_scalar_(norm_max)?;

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::layout::{Nest, RANK_MAX};
 use Parameter::{Read, Words, Write};
 
-// Enqueues the triangles of x, or of what is written itself where nothing is read.
+// Enqueues the triangles of x, or of the written tensor in place if there is no x.
 impl OnCuda for Keep {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let y = operands.write(0);

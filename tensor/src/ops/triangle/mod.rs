@@ -18,7 +18,7 @@ enum Side {
     Lower,
 }
 
-/// The elements of matrices that stay; the others become 0.
+/// The elements of matrices that are kept; the others become 0.
 #[derive(Clone, Copy, Debug)]
 struct Triangle {
     side: Side,
@@ -28,14 +28,15 @@ struct Triangle {
 }
 
 impl Triangle {
-    /// The first column of `row` that is on the diagonal or above it.
+    /// The first column of `row` on the kept triangle's boundary. For the upper triangle, columns
+    /// from it on are kept; for the lower triangle, columns before it.
     fn boundary(&self, row: usize) -> usize {
         let shift = self.diagonal + isize::from(self.side == Side::Lower);
         row.saturating_add_signed(shift).min(self.column_count)
     }
 }
 
-/// 1 where elements stay.
+/// A mask: 1 for kept elements, 0 for the others.
 impl<T: Element> Source<T> for Triangle {
     fn write(&self, from: usize, to: &mut [T]) {
         let (mut row, mut column) = (from / self.column_count, from % self.column_count);
@@ -110,7 +111,7 @@ impl Tensor {
             let right = Shape::from([1, 1]);
             return Err(TensorError::Shape { op: name, left: *self.shape(), right });
         };
-        // Beyond the matrix it makes no difference how far.
+        // Beyond the matrix, all diagonals have the same effect.
         let reach = |len: usize| isize::try_from(len).unwrap_or(isize::MAX).saturating_add(1);
         let diagonal = diagonal.clamp(-reach(row_count), reach(column_count).min(isize::MAX - 1));
         let triangle = Triangle { side, diagonal, row_count, column_count };
@@ -125,17 +126,18 @@ impl Tensor {
         Ok(y)
     }
 
-    /// The elements of the matrices in the last two dimensions that are on the `diagonal` or
-    /// above it, 0 elsewhere. Diagonal 0 is the main one, positive ones are above it.
+    /// The matrices of the last two dimensions with zeros below the `diagonal`. Diagonal 0 is the
+    /// main one; positive diagonals are above it.
     ///
     /// # Errors
-    /// `Shape` with fewer than two dimensions, `OutOfMemory`.
+    /// `Shape` for fewer than two dimensions, `OutOfMemory`.
     #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Result<Tensor> {
         self.kept("triu", Side::Upper, diagonal)
     }
 
-    /// The elements on the `diagonal` or below it, as [`Tensor::triu`].
+    /// The matrices of the last two dimensions with zeros above the `diagonal`; see
+    /// [`Tensor::triu`].
     ///
     /// # Errors
     /// As [`Tensor::triu`].
@@ -147,7 +149,7 @@ impl Tensor {
     /// [`Tensor::triu`] in place.
     ///
     /// # Errors
-    /// `Shape` with fewer than two dimensions, `Frozen`, `Overlap` (on an expanded view).
+    /// `Shape` for fewer than two dimensions, `Frozen`, `Overlap` (on an expanded view).
     #[track_caller]
     pub fn triu_(&mut self, diagonal: isize) -> Result<()> {
         let kernel = self.triangle("triu", Side::Upper, diagonal)?;

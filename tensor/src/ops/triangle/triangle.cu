@@ -1,19 +1,19 @@
-// The triangles of matrices in the last two dimensions, for elements of any type by their size:
-// y = x where an element stays, 0 elsewhere. A thread takes every n-th element of the walk over y
-// and x, which goes through the elements in row-major order. Without x, y is changed in place: only
-// the zeros are written.
+// The triangles of the matrices of the last two dimensions, for elements of any type; kernels only
+// know their size. y = x for kept elements, 0 elsewhere. Each thread takes elements of the walk
+// over y and x in a grid-stride loop, in row-major order. Without x, y is changed in place: only
+// zeros are written.
 
 struct Triangle {
   u64 rows;
   u64 columns;
-  // Of row r, the columns from r + first on are on one side.
+  // In row r, the upper side begins at column r + first.
   i64 first;
   u64 keeps_upper;
 };
 
 template <typename T>
 __device__ inline void triangle(T* y, const T* x, const Triangle& of, const Walk<2>& walk) {
-  // Dividing 64 bits costs several times as much as 32.
+  // A 64-bit division costs several times as much as a 32-bit division.
   bool is_short = walk.len >> 32 == 0;
   for (u64 i = thread_index(); i < walk.len; i += thread_count()) {
     u64 line = is_short ? (u64)((u32)i / (u32)of.columns) : i / of.columns;

@@ -1,4 +1,4 @@
-//! Different rows on NVIDIA devices, see `unique.cu`.
+//! Unique rows on NVIDIA devices, see `unique.cu`.
 
 use super::{Runs, SortRows, TILE_LEN};
 use crate::cuda::gate::{Argument, Grid, Parameter, Signature};
@@ -11,7 +11,7 @@ use Parameter::{Read, U32, U64, Write};
 /// Threads of a block that takes a tile.
 const THREADS: u32 = 256;
 
-// Enqueues the positions of all rows in the order of the rows.
+// Enqueues the sort of the positions of all rows, by the rows.
 impl OnCuda for SortRows {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (x, positions) = (operands.read(0), operands.write(0));
@@ -49,8 +49,8 @@ impl OnCuda for SortRows {
     }
 }
 
-// Enqueues each different row once, its number for each row and how often there is one, and waits
-// for how many there are.
+// Enqueues the unique rows, the index of the unique row for each row, and the counts. Waits for
+// the number of unique rows.
 impl OnCuda for Runs<'_> {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let x = operands.read(0);

@@ -1,7 +1,7 @@
-//! The different rows of a tensor: unique, unique_consecutive.
+//! The unique rows of a tensor: unique, unique_consecutive.
 //!
-//! The results are views of tensors of the largest possible length, as where masks decide the
-//! length (`compaction`), so that a simulated device makes the same allocations as the real one.
+//! The results are views of tensors of the largest possible length, as in `compaction`, so that a
+//! simulated device makes the same allocations as the real device.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -25,30 +25,30 @@ const TILE_LEN: usize = 1024;
 /// Options of [`Tensor::unique`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UniqueOptions {
-    /// The dimension along which slices are compared; without one, all elements.
+    /// The dimension along which slices are compared; if absent, all elements are compared.
     pub along: Option<Axis>,
-    /// The number of different values that a simulated device assumes. Its list of assumptions
-    /// names the number with the caller's place.
+    /// Number of unique values that a simulated device assumes. Its list of assumptions names the
+    /// number with the caller's place.
     pub assumed_count: Option<usize>,
 }
 
-/// The different elements or slices of a tensor.
+/// The unique elements or slices of a tensor.
 #[derive(Clone, Debug)]
 pub struct Unique {
     /// Each value once.
     pub values: Tensor,
-    /// For each element, or each position of the dimension, its number among the values; as i64.
+    /// For each element, or each position of the dimension, the index of its value; as i64.
     pub inverse: Tensor,
     /// The number of occurrences of each value, as i64.
     pub counts: Tensor,
 }
 
-/// The places of equal rows.
+/// The places of equal rows in x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
     /// Anywhere: rows are sorted first.
     Anywhere,
-    /// Side by side: rows are compared to their neighbours alone.
+    /// Next to each other: rows are compared with their neighbours only.
     SideBySide,
 }
 
@@ -89,8 +89,8 @@ fn order<T: Element>(a: &[T], b: &[T]) -> Ordering {
     a.iter().zip(b).map(each).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
 }
 
-/// Writes each different row of x, `[N, R]`, in the order of the positions if those are given;
-/// the destinations are values, inverse and counts.
+/// Finds the unique rows of x, `[N, R]`, in the order of the positions if given. Writes values,
+/// inverse and counts.
 struct Runs<'a> {
     name: &'static str,
     dtype: DType,
@@ -189,24 +189,24 @@ impl Tensor {
         Ok(Unique { values, inverse, counts })
     }
 
-    /// The different elements in ascending order, or the different slices along a dimension, by
-    /// their first elements that differ. Every NaN is a value of its own, after all numbers. Any
-    /// element type. One thread compares; values and counts are views of memory for all elements:
-    /// copy them to keep them for long.
+    /// The unique elements in ascending order, or the unique slices along a dimension, in the order
+    /// of their first elements that differ. Every NaN is a value of its own, after all numbers. Any
+    /// element type. One thread compares. Values and counts are views of memory for all elements:
+    /// to keep them for long, copy them.
     ///
     /// # Shapes
     /// All elements: `[..]` → values and counts `[n]`, inverse `[..]`. Along axis 1:
     /// `[A, N, C]` → values `[A, n, C]`, inverse `[N]`, counts `[n]`.
     ///
     /// # Errors
-    /// `Index` for a dimension that does not exist, and for more than there are assumed;
+    /// `Index` for a dimension that does not exist, and for more assumed values than elements;
     /// `OutOfMemory`; `ValueUnavailable` on a simulated device without an assumption.
     #[track_caller]
     pub fn unique(&self, options: UniqueOptions) -> Result<Unique> {
         self.different("unique", Rows::Anywhere, options)
     }
 
-    /// [`Tensor::unique`] without sorting: the first of equal neighbours stays.
+    /// [`Tensor::unique`] without sorting: removes elements that equal their predecessor.
     ///
     /// # Errors
     /// The errors of [`Tensor::unique`].

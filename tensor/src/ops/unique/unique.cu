@@ -1,6 +1,5 @@
-// The different rows of x[N, R]. Rows are compared where they lie, in the order of positions if
-// those are given; elements are those of any type, of which a NaN is equal to none, and in an order
-// comes after every number.
+// The unique rows of x[N, R]. Rows are compared in place, in the order of the positions if given.
+// Elements may be of any type. NaN equals nothing; in the order it comes after every number.
 
 enum : u32 {
   THREADS = 256,
@@ -13,8 +12,8 @@ struct Rows {
   const X* x;
   u64 len;
 
-  // Whether row a belongs after row b, which is another one: by the first elements that differ, and
-  // where none do by their positions.
+  // True if row a belongs after another row b: by the first elements that differ, or by position if
+  // none differ.
   __device__ bool is_after(u64 a, u64 b) const {
     for (u64 i = 0; i < len; i++) {
       auto first = widened(x[a * len + i]), second = widened(x[b * len + i]);
@@ -37,7 +36,7 @@ extern "C" __global__ void count_up(i64* positions, u64 len) {
   for (u64 i = thread_index(); i < len; i += thread_count()) positions[i] = (i64)i;
 }
 
-// One step of the bitonic network of `sort.cu` over the positions of rows.
+// One step of the bitonic network of `sort.cu`, for the positions of rows.
 template <typename X>
 __device__ inline void sort_step(i64* positions, const Rows<X>& rows, u64 count, u64 pairs,
                                  u32 step_log, u32 is_mirrored) {
@@ -61,11 +60,11 @@ struct Order {
 
   __device__ u64 at(u64 i) const { return positions != nullptr ? (u64)positions[i] : i; }
 
-  // Whether the i-th row in order is another one than that before it.
+  // True if the i-th row in order differs from the previous row.
   __device__ bool is_new(u64 i) const { return i == 0 || rows.differ(at(i - 1), at(i)); }
 };
 
-// counts[tile] = how many of a tile's rows are new.
+// counts[tile] = number of new rows of a tile.
 template <typename X>
 __device__ inline void count_new(u64* counts, const Order<X>& order) {
   __shared__ u32 sums[32];
@@ -78,9 +77,9 @@ __device__ inline void count_new(u64* counts, const Order<X>& order) {
   if (threadIdx.x == 0) counts[blockIdx.x] = count;
 }
 
-// values[number] = each new row, inverse[position] = the number of its row; and of counts[number],
-// which is 0, how many are equal: where the next new row is less where this one is. `firsts` says
-// how many new rows there are before each tile.
+// values[number] = each new row; inverse[position] = the number of its row; counts[number] = number
+// of equal rows, from 0: the index of the next new row minus the index of this new row. `firsts` is
+// the number of new rows before each tile.
 template <typename X>
 __device__ inline void put_new(X* values, i64* inverse, u64* counts, const u64* firsts,
                                const Order<X>& order) {
@@ -91,7 +90,7 @@ __device__ inline void put_new(X* values, i64* inverse, u64* counts, const u64* 
     u64 i = start + from + threadIdx.x;
     bool is_inside = i < order.count, is_new = is_inside && order.is_new(i);
     u32 votes = __ballot_sync(ALL_LANES, is_new);
-    // What was counted before has been read.
+    // All threads have read the previous counts.
     __syncthreads();
     if (lane == 0) warp_counts[warp] = (u32)__popc(votes);
     __syncthreads();
@@ -100,7 +99,7 @@ __device__ inline void put_new(X* values, i64* inverse, u64* counts, const u64* 
       if (other < warp) number += warp_counts[other];
       first += warp_counts[other];
     }
-    // Of the last row that is new so far.
+    // The number of the last new row so far.
     if (!is_new) number -= 1;
     if (!is_inside) continue;
     u64 at = order.at(i);
@@ -109,7 +108,7 @@ __device__ inline void put_new(X* values, i64* inverse, u64* counts, const u64* 
       for (u64 place = 0; place < len; place++) {
         values[number * len + place] = order.rows.x[at * len + place];
       }
-      // The sum wraps, and has no order.
+      // Integer sums wrap and do not depend on the order.
       atomicAdd(&counts[number], (u64)0 - i);
       if (number > 0) atomicAdd(&counts[number - 1], i);
     }

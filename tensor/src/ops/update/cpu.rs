@@ -1,4 +1,4 @@
-//! The loops of updates and norms: a tile is widened, computed and narrowed while it is in the L1
+//! The loops of updates and norms. A tile is widened, computed and narrowed while it is in the L1
 //! cache.
 
 use std::any::TypeId;
@@ -14,30 +14,30 @@ use crate::cpu::simd::{Simd, SimdKernel};
 use crate::dtype::Element;
 use crate::random::RandomKey;
 
-/// Elements of a task: enough to outweigh handing it out, and all of a small layer.
+/// Elements of a task: enough to outweigh the cost of starting it, and all of a small layer.
 const CHUNK_LEN: usize = 8 * 1024;
 /// Elements that are widened at a time: a block of quantised states.
 const TILE_LEN: usize = BLOCK_LEN;
 
-/// Partial sums of a norm; they live on the stack.
+/// Partial sums of a norm, which are on the stack.
 const PART_COUNT: usize = 64;
-/// Sums that a part's elements take turns in.
+/// Sums that the elements of a part alternate between.
 const LANE_COUNT: usize = 8;
 
-/// The values that are the same for all elements of a contiguous run.
+/// The inputs of a contiguous run.
 pub(super) struct Run<'a, F, G, T, const SCALARS: usize> {
     pub(super) formula: F,
     pub(super) rounding: Rounding,
     pub(super) scalars: [T; SCALARS],
-    /// The run's first element's place in the whole.
+    /// The index of the run's first element in the whole parameter.
     pub(super) first: u64,
     pub(super) gradient: &'a [G],
 }
 
-/// A run's parameter and states; states of 8 bits are in blocks that hold it from their start.
+/// A run's parameter and states. States of 8 bits are blocks; the run begins with a block.
 pub(super) type Written<'a, P, X, const STATES: usize> = (&'a mut [P], [&'a mut [X]; STATES]);
 
-/// Updates all runs as one job, so that many short ones are not worth less than a long one.
+/// Updates all runs as one job, so that threads share many short runs as well as a long one.
 pub(super) fn update<F, P, G, T, const STATES: usize, const SCALARS: usize>(
     pool: &Pool,
     runs: &[Run<'_, F, G, T, SCALARS>],
@@ -114,7 +114,7 @@ where
 }
 
 impl<F, G: Element, T: SimdFloat, const SCALARS: usize> Run<'_, F, G, T, SCALARS> {
-    /// The elements from `at` of the run on where nothing has to be converted, as in most models.
+    /// Updates the elements of the run from `at` on without conversions, the case of most models.
     fn direct<const STATES: usize>(
         &self,
         at: usize,
@@ -128,7 +128,7 @@ impl<F, G: Element, T: SimdFloat, const SCALARS: usize> Run<'_, F, G, T, SCALARS
         T::dispatch(Tile { formula, scalars, parameter, gradient, states });
     }
 
-    /// The elements from `at` of the run on.
+    /// Updates the elements of the run from `at` on.
     fn tile<P: Element, const STATES: usize>(
         &self,
         at: usize,
@@ -165,7 +165,7 @@ impl<F, G: Element, T: SimdFloat, const SCALARS: usize> Run<'_, F, G, T, SCALARS
     }
 }
 
-/// A contiguous run whose elements' values are squared and added.
+/// A contiguous run for sums of squares of the formula's values.
 pub(super) struct NormRun<'a, F, P, G> {
     pub(super) formula: F,
     pub(super) parameter: &'a [P],
@@ -209,7 +209,7 @@ impl<F: Copy + Sync, P: Element, G: Element> NormRun<'_, F, P, G> {
         })
     }
 
-    /// The sums that `tile(at, len, sums)` adds to, over all tiles in fixed parts.
+    /// The sums over all tiles in fixed parts; `tile(at, len, sums)` adds a tile to `sums`.
     fn sum_tiles<const NORMS: usize>(
         &self,
         pool: &Pool,
@@ -260,7 +260,7 @@ where
 {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, _: S) {
-        // In lanes, so that the additions do not wait for each other.
+        // Sums are in lanes, so that additions do not wait for each other.
         let mut lanes = [[0.0; LANE_COUNT]; NORMS];
         for start in (0..self.parameter.len()).step_by(LANE_COUNT) {
             for i in start..self.parameter.len().min(start + LANE_COUNT) {
@@ -278,15 +278,16 @@ where
     }
 }
 
-/// `x` as a value of bf16, rounded up with the probability of how far it is on the way.
+/// Rounds `x` to bf16: up with the probability that makes the mean exact.
 fn round_stochastic(x: f32, key: RandomKey, place: u64) -> f32 {
     if !x.is_finite() {
         return x;
     }
-    // Eight places share a block of four words: 16 random bits each, as many as are cut off.
+    // Eight places share a block of four words. Each has 16 random bits, the number of bits that
+    // are cut off.
     let word = key.block(place / 8)[(place / 2 % 4) as usize];
     let bits = if place.is_multiple_of(2) { word & 0xFFFF } else { word >> 16 };
-    // Rounding up from the largest value would give infinity, where nearest gives it, too.
+    // Rounding up from the largest value gives infinity, as rounding to nearest does.
     f32::from_bits((x.to_bits() + bits) & 0xFFFF_0000)
 }
 

@@ -11,10 +11,10 @@ use crate::error::Result;
 use crate::launch::{FullKernel, Operands};
 use crate::layout::{Layout, Nest};
 
-/// The pointers that a launch of an NVIDIA device can take: parameter, gradient, states and scalars
-/// of each tensor. Together with the lengths they fill the arguments that a driver takes.
+/// Largest number of pointers of a launch on an NVIDIA device: parameter, gradient, states and
+/// scalars of each tensor. Pointers and lengths together fill the driver's argument space.
 pub(super) const POINTERS_MAX: usize = 328;
-/// The most tensors whose lengths fit a launch beside these pointers.
+/// Largest number of tensors whose lengths fit a launch, beside the pointers.
 pub(super) const TENSORS_MAX: usize = 82;
 
 /// Reads gradient and scalars, writes parameter and states, item by item.
@@ -36,7 +36,7 @@ impl<F, const STATES: usize, const SCALARS: usize> Update<F, STATES, SCALARS>
 where
     F: UpdateFormula<STATES, SCALARS>,
 {
-    /// The number of tensors that a launch of an NVIDIA device can name.
+    /// Largest number of tensors in a launch on an NVIDIA device.
     pub(super) const ITEMS_MAX: usize = {
         let by_pointers = POINTERS_MAX / (2 + STATES + SCALARS);
         if by_pointers < TENSORS_MAX { by_pointers } else { TENSORS_MAX }
@@ -74,7 +74,7 @@ where
         self.items.iter().enumerate().map(of_item).unzip()
     }
 
-    /// [`Update::run`] for the one item of the launch, run by run of what lies side by side.
+    /// [`Update::run`] for a launch with a single item: one contiguous run after the other.
     fn run_strided<P: Element, G: Element, T: SimdFloat>(
         &self,
         cpu: &Cpu,
@@ -87,7 +87,8 @@ where
         let scalars = std::array::from_fn(|k| operands.read::<T>(1 + k).data()[0]);
         let mut parameter = operands.write::<P>(0);
         let mut states: [_; STATES] = std::array::from_fn(|k| operands.write::<T>(1 + k));
-        // All of one shape; a stack of layouts because the nest wants a fixed number.
+        // All layouts have one shape. Their number is a constant, because the nest needs a
+        // constant.
         let layout_of = |index: usize| match index {
             0 => *parameter.layout(),
             1 => *gradient.layout(),

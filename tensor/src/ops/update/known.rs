@@ -1,21 +1,20 @@
-//! The formulas that NVIDIA devices have kernels for, with the constants of a step; see
-//! `update.cu`.
+//! The formulas with kernels for NVIDIA devices, and the constants of a step; see `update.cu`.
 
 use super::{StateRange, UpdateFormula};
 use crate::dtype::Float;
 
-/// A formula that NVIDIA devices have kernels for, in all floats, with states of any kind. `p` is
-/// the parameter, `g` its gradient, all other letters are states in the order of the formula.
+/// A formula with a kernel for NVIDIA devices, for all float types and any states. `p` is the
+/// parameter, `g` its gradient; all other letters are states, in the order of the formula.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KnownFormula {
-    /// Without a state or with one.
+    /// SGD, with or without a state.
     Sgd(SgdUpdate),
-    /// With the states `m` and `v`.
+    /// Adam, with the states `m` and `v`.
     Adam(AdamUpdate),
     /// Adam that divides by the largest mean square so far, the third state: `w = max(w, v)`.
     Amsgrad(AdamUpdate),
-    /// Adam that looks ahead, of `[β₁, 1 - β₁, β₂, 1 - β₂, coupled, keep, mean_rate, rate,
-    /// root_scale, eps]`, with `m`, `v` and the decayed `g` of [`AdamUpdate`]:
+    /// Nadam: Adam with Nesterov momentum, of `[β₁, 1 - β₁, β₂, 1 - β₂, coupled, keep, mean_rate,
+    /// rate, root_scale, eps]`, with `m`, `v` and the decayed `g` of [`AdamUpdate`]:
     ///
     /// ```text
     /// p = keep · p - (mean_rate · m + rate · g) / (√v · root_scale + eps)
@@ -43,8 +42,8 @@ pub enum KnownFormula {
     /// p = p - rate · d
     /// ```
     Adadelta([f64; 5]),
-    /// RMSprop, of `[α, 1 - α, decay, rate, eps, momentum]`, with one more state for the momentum,
-    /// if any:
+    /// RMSprop, of `[α, 1 - α, decay, rate, eps, momentum]`. With momentum, there is one more
+    /// state:
     ///
     /// ```text
     /// g = g + decay · p,  v = α v + (1 - α) g²
@@ -88,11 +87,11 @@ pub enum KnownFormula {
     Adafactor([f64; 5]),
     /// `p = keep · p - rate · g`, of `[keep, rate]`.
     Step([f64; 2]),
-    /// `p = p + take · (g - p)`: `p` is an average, `g` what it is of.
+    /// `p = p + take · (g - p)`, where `p` is an average of `g`.
     Average(f64),
 }
 
-/// Values whose norms NVIDIA devices have kernels for, as in [`KnownFormula`].
+/// Values with kernels for their norms on NVIDIA devices; letters as in [`KnownFormula`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KnownNorms {
     /// `p` and `g`.
@@ -107,8 +106,8 @@ pub enum KnownNorms {
     Muon([f64; 3]),
 }
 
-/// Stochastic gradient descent of a parameter `p` by its gradient `g`, with the state `m` or, for
-/// `p -= along_g · g`, without:
+/// Stochastic gradient descent of a parameter `p` with gradient `g` and state `m`. Without the
+/// state the last line is `p -= along_g · g`:
 ///
 /// ```text
 /// g = g + weight_decay · p
@@ -117,11 +116,11 @@ pub enum KnownNorms {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdUpdate {
-    /// Pull towards 0.
+    /// Weight decay: the pull towards 0.
     pub weight_decay: f64,
-    /// The part of `m` that is kept.
+    /// The factor of `m` in the new `m`.
     pub keep: f64,
-    /// The part of the gradient that `m` takes.
+    /// The factor of the gradient in the new `m`.
     pub take: f64,
     /// Step size along the gradient.
     pub along_g: f64,
@@ -129,7 +128,7 @@ pub struct SgdUpdate {
     pub along_m: f64,
 }
 
-/// Without momentum.
+/// SGD without momentum.
 impl UpdateFormula<0, 0> for SgdUpdate {
     const NAME: &'static str = "sgd";
     const FLOPS: f64 = 4.0;
@@ -145,7 +144,7 @@ impl UpdateFormula<0, 0> for SgdUpdate {
     }
 }
 
-/// With momentum.
+/// SGD with momentum.
 impl UpdateFormula<1, 0> for SgdUpdate {
     const NAME: &'static str = "sgd";
     const FLOPS: f64 = 9.0;
@@ -164,8 +163,8 @@ impl UpdateFormula<1, 0> for SgdUpdate {
     }
 }
 
-/// Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019) of a parameter `p` by its gradient
-/// `g`, with the states `m` and `v` and both corrections taken out of the loop:
+/// Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019) of a parameter `p` with gradient
+/// `g` and the states `m` and `v`. Both bias corrections are constants:
 ///
 /// ```text
 /// g = g + coupled · p
@@ -176,15 +175,15 @@ impl UpdateFormula<1, 0> for SgdUpdate {
 pub struct AdamUpdate {
     /// β₁ and β₂.
     pub betas: [f64; 2],
-    /// Pull towards 0 by way of the gradient: Adam.
+    /// Weight decay through the gradient: Adam.
     pub coupled: f64,
-    /// The part of the parameter that is kept beside the gradient: AdamW; else 1.
+    /// The factor of the parameter, for decoupled weight decay: AdamW; else 1.
     pub keep: f64,
-    /// Step size over `1 - β₁ᵗ`.
+    /// Step size divided by `1 - β₁ᵗ`.
     pub rate: f64,
     /// `1 / √(1 - β₂ᵗ)`.
     pub root_scale: f64,
-    /// Keeps the quotient finite.
+    /// The summand that keeps the quotient finite.
     pub eps: f64,
 }
 

@@ -1,4 +1,4 @@
-//! An optimizer's update of one tensor or of many, fused, by a formula for one element.
+//! Fused updates of one or many tensors by an optimizer, with a formula for one element.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -26,33 +26,33 @@ pub use quantized::StateRange;
 pub(crate) use quantized::testing;
 use quantized::{BLOCK_BYTES, BLOCK_LEN};
 
-/// No formula may have more states.
+/// Largest number of states of a formula.
 const STATES_MAX: usize = 4;
 
-/// The update of one element by an optimizer; [`Tensor::update_`] applies it to all, in one pass.
+/// The update of one element by an optimizer. [`Tensor::update_`] applies it to all elements in one
+/// pass.
 ///
-/// `STATES` tensors are kept between updates, `SCALARS` numbers lie on the device, such as a norm
+/// `STATES` tensors are stored between updates. `SCALARS` numbers are on the device, such as a norm
 /// that the host never sees.
 pub trait UpdateFormula<const STATES: usize, const SCALARS: usize>: Copy + Send + Sync {
-    /// The optimizer's name, as errors show it.
+    /// The optimizer's name in errors.
     const NAME: &'static str;
 
-    /// Arithmetic operations per element, for the time of the simulated device.
+    /// Arithmetic operations for each element, for the simulated time.
     const FLOPS: f64;
 
-    /// The values that each state can have; only quantised states ask.
+    /// The range of each state; used for quantised states only.
     fn state_ranges(&self) -> [StateRange; STATES] {
         [StateRange::Signed; STATES]
     }
 
-    /// The known formula that it is, for a device that has kernels for some formulas alone.
+    /// The equivalent known formula, for devices that have kernels for known formulas only.
     fn known(&self) -> Option<KnownFormula> {
         None
     }
 
-    /// The new parameter and the new states. Write it `#[inline(always)]` and without branches that
-    /// depend on the element, and it runs on whole vectors. `T` is f64 beside f64 parameters, else
-    /// f32.
+    /// The new parameter and the new states. Written `#[inline(always)]` and without branches that
+    /// depend on the element, it runs on whole vectors. `T` is f64 for f64 parameters, else f32.
     fn element<T: Float>(
         &self,
         scalars: [T; SCALARS],
@@ -65,17 +65,17 @@ pub trait UpdateFormula<const STATES: usize, const SCALARS: usize>: Copy + Send 
 /// The rounding of a new parameter to its element type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rounding {
-    /// To the nearest.
+    /// Rounding to nearest.
     #[default]
     Nearest,
-    /// Up or down at random, so that the mean is exact and small steps are not lost; for bf16
-    /// (Zamirai et al. 2020). Element `i` draws from place `i` of the key's stream.
+    /// Rounding up or down at random, so that the mean is exact and small steps are not lost; for
+    /// bf16 (Zamirai et al. 2020). Element `i` draws from place `i` of the key's stream.
     Stochastic(RandomKey),
 }
 
 /// One tensor's part of an [`update_all_`].
 pub struct TensorUpdate<'a, F> {
-    /// The tensor that is trained.
+    /// The tensor to train.
     pub parameter: &'a mut Tensor,
     /// The gradient, of the parameter's shape.
     pub gradient: &'a Tensor,
@@ -89,7 +89,7 @@ pub struct TensorUpdate<'a, F> {
     pub rounding: Rounding,
 }
 
-/// The properties that the operands of updates in one launch have in common.
+/// The common properties of the operands of updates in one launch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Form {
     /// Types of parameter and gradient.
@@ -102,7 +102,7 @@ impl Form {
     /// The form of one update's operands.
     ///
     /// # Errors
-    /// `Shape`, `DType`, `Strided` for operands that do not fit.
+    /// `Shape`, `DType` or `Strided` if the operands do not match.
     fn of(
         op: &'static str,
         parameter: &Tensor,
@@ -171,16 +171,16 @@ macro_rules! for_update {
 use for_update;
 
 /// [`Tensor::update_`] of many tensors, with the same bits as one after the other. Contiguous
-/// ones of the same types share launches, so that a model of many small tensors takes about as
-/// long as one large tensor. Allocates nothing.
+/// tensors of the same types share launches, so that many small tensors take about as long as one
+/// large tensor. Allocates nothing.
 ///
 /// # Errors
-/// The errors of [`Tensor::update_`], `Overlap` also for operands of different updates; all of them
-/// before anything is written. An NVIDIA device may refuse a launch when earlier ones are already
-/// enqueued: operands are then useless.
+/// The errors of [`Tensor::update_`], and `Overlap` for operands of different updates; all of them
+/// before anything is written. An NVIDIA device may refuse a launch after earlier launches are
+/// enqueued; the operands are then invalid.
 ///
 /// # Panics
-/// When a number of states or scalars is not the formula's: a bug in the caller.
+/// If a number of states or scalars is not the formula's: a bug in the caller.
 #[track_caller]
 pub fn update_all_<F, const STATES: usize, const SCALARS: usize>(
     device: &Device,
@@ -221,9 +221,8 @@ where
         .try_for_each(|(Batch { reads, writes, .. }, kernel)| device.launch(kernel, reads, writes))
 }
 
-/// Readies a device for updates of parameters of `dtype` by known formulas, so that nothing is left
-/// to load, and to fail, when the first of them begins to write. NVIDIA devices load the kernels,
-/// others do nothing.
+/// Prepares a device for updates of parameters of `dtype` by known formulas. After this, the first
+/// update has nothing to load that could fail. NVIDIA devices load the kernels, others do nothing.
 ///
 /// # Errors
 /// The error of a device that fails.
@@ -268,7 +267,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// `Overlap` where one launch would write what another one uses.
+/// `Overlap` if a launch would write an operand of another update.
 #[track_caller]
 fn check_apart(op: &'static str, batches: &[Batch<'_>]) -> Result<()> {
     let site = Location::caller();
@@ -278,8 +277,8 @@ fn check_apart(op: &'static str, batches: &[Batch<'_>]) -> Result<()> {
 }
 
 impl Tensor {
-    /// Zeros as the state of [`Tensor::update_`] for a parameter of `len` elements, in 8 bits:
-    /// blocks of 256 codes with a scale of their own.
+    /// A state of zeros in 8 bits for [`Tensor::update_`] of a parameter with `len` elements:
+    /// blocks of 256 codes, each with its own scale.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -288,23 +287,24 @@ impl Tensor {
         Tensor::zeros(device, Tensor::quantized_state_shape(len), DType::U8)
     }
 
-    /// The shape of a [`Tensor::quantized_state`], whose elements are bytes.
+    /// The shape of a [`Tensor::quantized_state`]. Its elements are bytes.
     pub fn quantized_state_shape(len: usize) -> Shape {
         Shape::new(&[len.div_ceil(BLOCK_LEN), BLOCK_BYTES])
     }
 
     /// One update of `self` and `states` by `formula`, in place; allocates nothing.
     ///
-    /// All but the `scalars` have one shape. A parameter of f64 goes with f64 throughout; other
-    /// floats with states and scalars of f32 and a gradient of f32 or their own type, f32 with any
-    /// of them. Where they are not contiguous, it is slow.
+    /// All operands but the `scalars` have one shape. With a parameter of f64, all operands are
+    /// f64. With another float type, states and scalars are f32, and the gradient is f32 or of the
+    /// parameter's type; an f32 parameter also takes gradients of the half types. Operands that are
+    /// not contiguous are slow.
     ///
-    /// The states may also be [`Tensor::quantized_state`]s, all of them: a quarter of the memory of
-    /// f32, and less precise. Then parameter and gradient have to be contiguous.
+    /// All states may instead be [`Tensor::quantized_state`]s, which take a quarter of the memory
+    /// of f32 and are less precise. Parameter and gradient must then be contiguous.
     ///
     /// # Errors
-    /// `Strided` for what has to be contiguous and is not; `Shape`, also for a scalar that is not
-    /// one element; `DType`, also for stochastic rounding of anything but bf16; `Frozen`,
+    /// `Strided` for operands that must be contiguous and are not; `Shape`, also for a scalar that
+    /// is not one element; `DType`, also for stochastic rounding of anything but bf16; `Frozen`,
     /// `Overlap`; `NoKernel` on an NVIDIA device for all but a [`KnownFormula`].
     #[track_caller]
     pub fn update_<const STATES: usize, const SCALARS: usize>(

@@ -1,4 +1,4 @@
-//! Norms of what a formula makes of a parameter, its gradient and its states.
+//! Norms of values that a formula computes from a parameter, its gradient and its states.
 
 use half::{bf16, f16};
 
@@ -15,21 +15,21 @@ use crate::ops::workspace::Workspace;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
 
-/// Values of each element whose norms an optimizer has to know before it updates any, such as the
-/// step itself; [`Tensor::update_norms`] takes them in one pass, and nothing is stored.
+/// Values of each element whose norms an optimizer needs before its update, such as the step
+/// itself. [`Tensor::update_norms`] computes the norms in one pass and stores no values.
 pub trait NormFormula<const STATES: usize, const NORMS: usize>: Copy + Send + Sync {
-    /// The operation's name, as errors show it.
+    /// The operation's name in errors.
     const NAME: &'static str;
 
-    /// Arithmetic operations per element, for the time of the simulated device.
+    /// Arithmetic operations for each element, for the simulated time.
     const FLOPS: f64;
 
-    /// The values that each state can have; only quantised states ask.
+    /// The range of each state; used for quantised states only.
     fn state_ranges(&self) -> [StateRange; STATES] {
         [StateRange::Signed; STATES]
     }
 
-    /// The known norms that it is, for a device that has kernels for some formulas alone.
+    /// The equivalent known norms, for devices that have kernels for known norms only.
     fn known(&self) -> Option<KnownNorms> {
         None
     }
@@ -38,7 +38,7 @@ pub trait NormFormula<const STATES: usize, const NORMS: usize>: Copy + Send + Sy
     fn element<T: Float>(&self, parameter: T, gradient: T, states: [T; STATES]) -> [T; NORMS];
 }
 
-/// Reads parameter, gradient and states, writes the norms. The second destination, if any, holds
+/// Reads parameter, gradient and states; writes the norms. The second destination, if any, holds
 /// partial sums.
 pub(super) struct Norms<F, const STATES: usize, const NORMS: usize> {
     pub(super) formula: F,
@@ -46,10 +46,10 @@ pub(super) struct Norms<F, const STATES: usize, const NORMS: usize> {
     pub(super) len: usize,
 }
 
-/// The number of operands that a formula may read: parameter, gradient and four states.
+/// Largest number of operands of a formula: parameter, gradient and four states.
 pub(super) const READS_MAX: usize = 6;
 
-/// The most partial sums that an NVIDIA device keeps for each norm.
+/// Largest number of partial sums of a norm on an NVIDIA device.
 pub(super) const PARTIALS_MAX: usize = 1024;
 
 impl<F, const STATES: usize, const NORMS: usize> Norms<F, STATES, NORMS>
@@ -113,16 +113,16 @@ where
 }
 
 impl Tensor {
-    /// The Euclidean norms of the `NORMS` values that `formula` has for each element of `self`, a
-    /// parameter, with its gradient and its states, which go together as in [`Tensor::update_`].
-    /// Sums are in f64 and do not depend on the number of threads.
+    /// The Euclidean norms of the `NORMS` values that `formula` computes for each element of
+    /// `self`, a parameter, its gradient and its states. Types and shapes are as in
+    /// [`Tensor::update_`]. Sums are in f64 and do not depend on the number of threads.
     ///
     /// # Shapes
     /// `[..] → [NORMS]`, of f64 for a parameter of f64, else of f32
     ///
     /// # Errors
-    /// The errors of [`Tensor::update_`] for operands that do not fit, `OutOfMemory`; `NoKernel` on
-    /// an NVIDIA device for all but [`KnownNorms`].
+    /// The errors of [`Tensor::update_`] for operands that do not match, `OutOfMemory`; `NoKernel`
+    /// on an NVIDIA device for all but [`KnownNorms`].
     #[track_caller]
     pub fn update_norms<const STATES: usize, const NORMS: usize>(
         &self,
@@ -145,7 +145,7 @@ impl Tensor {
     }
 }
 
-/// Elements of f64 that [`Tensor::update_norms`] of `norms` values takes while it runs.
+/// Number of f64 elements of workspace that [`Tensor::update_norms`] of `norms` values needs.
 pub fn update_norms_workspace_len(device: &Device, norms: usize) -> usize {
     if device.kind() == DeviceKind::Cuda { norms * PARTIALS_MAX } else { 0 }
 }

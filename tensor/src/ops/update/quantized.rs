@@ -1,8 +1,9 @@
-//! States of an update in 8 bits: blocks of codes, each block with a scale of its own.
+//! States of an update in 8 bits: blocks of codes, each with its own scale.
 //!
 //! Block-wise dynamic quantisation of Dettmers, Lewis, Shleifer and Zettlemoyer 2022, "8-bit
-//! optimizers via block-wise quantization": a value is `scale · map[code]`, where the scale is the
-//! block's largest magnitude and the map has seven decades, each twice as fine as the one below.
+//! optimizers via block-wise quantization": a value is `scale · map[code]`. The scale is the
+//! block's largest magnitude. The map has seven decades, each with twice as many values as the
+//! decade below.
 
 use std::sync::LazyLock;
 
@@ -12,22 +13,22 @@ pub(super) const BLOCK_LEN: usize = 256;
 pub(super) const BLOCK_BYTES: usize = BLOCK_LEN + size_of::<f32>();
 const DECADES: usize = 7;
 
-/// The values that a state can have.
+/// The range of a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StateRange {
-    /// Both signs, as a mean has.
+    /// Values of both signs, such as a mean.
     #[default]
     Signed,
-    /// 0 and above, as a mean square has: the sign's bit goes to precision.
+    /// Values of at least 0, such as a mean square: the bit of the sign adds precision.
     Positive,
 }
 
-/// The 256 values of a code, rising, and the places between them.
+/// The 256 values of the codes in ascending order, and the midpoints between neighbours.
 pub(super) struct CodeMap {
     values: [f32; 256],
     /// `middles[i]` is halfway between the values `i` and `i + 1`.
     middles: [f32; 255],
-    /// Codes in the smallest decade; each next one has twice as many.
+    /// Number of codes in the smallest decade. Each further decade has twice as many.
     first_count: usize,
     /// The code of 0.
     zero: usize,
@@ -48,7 +49,7 @@ impl CodeMap {
             StateRange::Signed => 1,
             StateRange::Positive => 2,
         };
-        // 0, 1, and the middles of the equal parts that each decade is cut in.
+        // 0, 1, and the midpoints of the equal parts of each decade.
         let mut all = vec![0.0, 1.0];
         for decade in 0..DECADES {
             let (count, top) =
@@ -71,10 +72,10 @@ impl CodeMap {
         }
     }
 
-    /// The code of the value nearest to `x`, from -1 to 1; NaN has that of 0.
+    /// The code of the value nearest to `x`, from -1 to 1. NaN has the code of 0.
     ///
-    /// Arithmetic finds the part of the decade; its neighbours decide, because two decades do not
-    /// meet halfway between their values.
+    /// Arithmetic finds the part of the decade. Then the neighbours decide, because the border
+    /// between two decades is not halfway between their values.
     fn code(&self, x: f32) -> u8 {
         let size = x.abs();
         let mut decade = 0;
@@ -86,7 +87,7 @@ impl CodeMap {
         }
         let count = self.first_count << decade;
         let part = ((size / top - 0.1) / 0.9 * count as f32).max(0.0) as usize;
-        // The decades below have first_count · (2^decade - 1) codes; 0 is one.
+        // The decades below have first_count · (2^decade - 1) codes, and 0 has one code.
         let rank = 1 + (count - self.first_count) + part.min(count - 1);
         let guess = if x < 0.0 { self.zero - rank } else { self.zero + rank };
         let up = usize::from(guess < 255 && x > self.middles[guess.min(254)]);
@@ -103,14 +104,15 @@ impl CodeMap {
         }
     }
 
-    /// Makes `from` the block's values; what the block has more of becomes 0.
+    /// Sets the block to the values in `from`. The rest of the block becomes 0.
     pub(super) fn store(&self, from: &[f32], block: &mut [u8]) {
         let (codes, scale_bytes) = block.split_at_mut(BLOCK_LEN);
         let mut scale = 0.0_f32;
         for x in from {
             scale = scale.max(x.abs());
         }
-        // An infinity makes the whole block NaN; a NaN becomes 0 and leaves its neighbours alone.
+        // With an infinity, the whole block becomes NaN. A NaN becomes 0 and does not affect its
+        // neighbours.
         let factor = if scale > 0.0 { 1.0 / scale } else { 0.0 };
         codes.fill(self.zero as u8);
         for (code, &x) in codes.iter_mut().zip(from) {

@@ -1,32 +1,32 @@
-// Steps of optimizers, in one pass over the memory of many tensors, in place; the formulas are
+// Steps of optimizers, in place and in one pass over the memory of many tensors. The formulas are
 // those of the processor, see `UpdateFormula` and `KnownFormula`. Parameters and gradients are
-// widened, computed with and rounded once; states are kept as what is computed with, or in 8 bits.
+// widened, computed and rounded once. States are of the type of the computation, or in 8 bits.
 
-// How formulas are told apart: `known.rs` looks the numbers up here.
+// The formulas by number; `known.rs` looks the numbers up here.
 enum Formula : u32 {
   SGD, MOMENTUM, ADAM, AMSGRAD, NADAM, ADAMAX, ADAGRAD, ADADELTA, RMS_PROP, RMS_PROP_MOMENTUM,
   RMS_PROP_VARIANCE, RMS_PROP_VARIANCE_MOMENTUM, RPROP, LION, LAMB, ADAFACTOR, STEP, AVERAGE
 };
 
-// The values whose squares are added up.
+// The values whose squares are summed.
 enum Values : u32 { PARAMETER_AND_GRADIENT, LAMB_DIRECTION, MUON_DIRECTION };
 
 enum GradientType : u32 { OF_F32, OF_F64, OF_F16, OF_BF16 };
 
 enum : u32 {
   CONSTANTS_MAX = 10,
-  // Of the tensors of a launch.
+  // Pointers of all tensors of a launch.
   POINTERS_MAX = 328,
   LENS_MAX = 164,
-  // Of the one tensor of a launch: parameter, gradient, four states, two scalars.
+  // Pointers of a launch with one tensor: parameter, gradient, four states, two scalars.
   POINTERS_OF_ONE = 8,
   THREADS = 256,
-  // Elements that a thread has on their way at a time.
+  // Elements that a thread loads at a time.
   UNROLLED = 4,
   TILE_OF_UPDATE = THREADS * UNROLLED
 };
 
-// What all tensors of a launch have in common.
+// The common properties of all tensors of a launch.
 struct Common {
   u64 formula;
   u64 gradient_type;
@@ -36,18 +36,18 @@ struct Common {
   double constants[CONSTANTS_MAX];
 };
 
-// Parameter, gradient, states and scalars of one tensor after the other.
+// Parameter, gradient, states and scalars, tensor by tensor.
 template <u32 LEN>
 struct Pointers {
   void* at[LEN];
 };
 
-// Of each tensor its length, and the stream that its rounding draws from.
+// For each tensor its length, and the random stream of its rounding.
 struct Lens {
   u64 at[LENS_MAX];
 };
 
-// A formula with its constants, which lie in the order of its fields.
+// A formula with its constants, in the order of its fields.
 template <typename F>
 __device__ inline F formula_of(const Common& common) {
   F formula;
@@ -59,7 +59,7 @@ __device__ inline F formula_of(const Common& common) {
 
 __device__ inline Computed root(Computed x) { return sqrt(x); }
 
-// A formula's `step` has the new parameter as result, and overwrites the states.
+// A formula's `step` returns the new parameter and overwrites the states.
 
 struct Sgd {
   enum : u32 { STATES = 0, SCALARS = 0 };
@@ -81,11 +81,11 @@ struct Momentum {
   }
 };
 
-// Mean and mean square of the gradient, where weight decay may be added to it: s is m, v.
+// Mean and mean square of the gradient, to which weight decay may be added: s is m, v.
 struct Moments {
   Computed keep1, take1, keep2, take2, coupled;
 
-  // The gradient, with the decay.
+  // The gradient with weight decay; updates both moments.
   __device__ Computed take(Computed p, Computed g, Computed* s) const {
     g = g + coupled * p;
     s[0] = keep1 * s[0] + take1 * g;
@@ -105,7 +105,7 @@ struct Adam {
   }
 };
 
-// The third state is the largest mean square.
+// The third state is the largest mean square so far.
 struct Amsgrad {
   enum : u32 { STATES = 3, SCALARS = 0 };
   Moments moments;
@@ -165,7 +165,7 @@ struct Adadelta {
   }
 };
 
-// The mean square, then the mean if there is one, then the momentum if there is one.
+// The states are the mean square, then the mean if there is one, then the momentum if there is one.
 template <bool HAS_MEAN, bool HAS_MOMENTUM>
 struct RmsProp {
   enum : u32 { STATES = 1 + HAS_MEAN + HAS_MOMENTUM, SCALARS = 0 };
@@ -185,7 +185,7 @@ struct RmsProp {
   }
 };
 
-// s is the gradient before, and the step size.
+// s is the previous gradient, and the step size.
 struct Rprop {
   enum : u32 { STATES = 2, SCALARS = 0 };
   Computed added, down, up, low, high;
@@ -241,7 +241,7 @@ struct Lamb {
   }
 };
 
-// The gradient is the update before its scaling; the scalars are the norms of parameter and update.
+// The gradient is the update before scaling. The scalars are the norms of parameter and update.
 struct Adafactor {
   enum : u32 { STATES = 0, SCALARS = 2 };
   Computed scale_min, rate, per_root_len, per_clip, keep;
@@ -262,7 +262,7 @@ struct PlainStep {
   }
 };
 
-// The parameter is an average, the gradient what it is of.
+// The parameter is an average of the gradient.
 struct Average {
   enum : u32 { STATES = 0, SCALARS = 0 };
   Computed take;
@@ -306,14 +306,15 @@ __device__ inline Computed gradient_at(const void* gradient, u64 type, u64 i) {
   }
 }
 
-// A new parameter of the place `place`, rounded to nearest.
+// Sets the new parameter at `place`, rounded to nearest.
 template <typename T>
 __device__ inline void set_drawn(T& y, Computed x, const Stream&, u64) { set(y, x); }
 
-// As bf16, rounded up with the probability of how far it is on the way.
+// Sets a bf16, rounded up with the probability that makes the mean exact.
 __device__ inline void set_drawn(bf16& y, float x, const Stream& stream, u64 place) {
   if (x - x != 0.0f) return set(y, x);
-  // Eight places share a block of four words: 16 random bits each, as many as are cut off.
+  // Eight places share a block of four words. Each has 16 random bits, the number of bits that are
+  // cut off.
   Words words = block_of(stream, place / 8);
   u32 even = place & 4 ? words.at[2] : words.at[0], odd = place & 4 ? words.at[3] : words.at[1];
   u32 word = place & 2 ? odd : even;
@@ -321,7 +322,7 @@ __device__ inline void set_drawn(bf16& y, float x, const Stream& stream, u64 pla
   y.bits = (u16)((__float_as_uint(x) + bits) >> 16);
 }
 
-// A tensor of a launch, with states of `State`.
+// A tensor of a launch, with states of type `State`.
 template <typename F, typename State, u32 SCALARS = F::SCALARS>
 struct Tensor {
   Stored* parameter;
@@ -348,8 +349,8 @@ struct Tensor {
   }
 };
 
-// Hands the tiles of all tensors, of `tile_len` elements each, to the blocks in turn:
-// run(tensor, the tile's first element, the tensor's length).
+// Distributes the tiles of all tensors, of `tile_len` elements each, over the blocks: run(tensor,
+// the tile's first element, the tensor's length).
 template <typename F, typename State, typename Run>
 __device__ inline void each_tile(const Common& common, const Pointers<POINTERS_MAX>& pointers,
                                  const Lens& lens, u32 tile_len, const Run& run) {
@@ -398,7 +399,7 @@ struct Plain {
   }
 };
 
-// Contiguous tensors, by tiles of which a block takes every n-th.
+// Updates contiguous tensors by tiles. A block takes one tile at a time, in a grid-stride loop.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(update)(Common common, Pointers<POINTERS_MAX> pointers, Lens lens) {
   with_formula((u32)common.formula, Plain{common, pointers, lens});
@@ -429,23 +430,24 @@ struct Strided {
   }
 };
 
-// One tensor; the walk is over parameter, gradient and states. A thread takes every n-th element.
+// Updates one tensor. The walk is over parameter, gradient and states; each thread takes elements
+// in a grid-stride loop.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(update_strided)(Common common, Pointers<POINTERS_OF_ONE> pointers, u64 stream,
                            Walk<6> walk) {
   with_formula((u32)common.formula, Strided{common, pointers, stream, walk});
 }
 
-// States in 8 bits, see `quantized.rs`: blocks of codes, each with a scale behind them.
+// States in 8 bits, see `quantized.rs`: blocks of codes, each followed by its scale.
 enum : u32 { BLOCK_LEN = 256, BLOCK_BYTES = BLOCK_LEN + 4, DECADES = 7 };
 
-// The values of a code, rising.
+// The values of the codes in ascending order.
 struct CodeMap {
   const float* values;
-  u32 first_count;  // codes in the smallest decade; each next one has twice as many
+  u32 first_count;  // codes in the smallest decade; each further decade has twice as many
   u32 zero;         // the code of 0
 
-  // Of values of both signs, or of 0 and above.
+  // The map for values of both signs, or for values of at least 0.
   __device__ CodeMap(const float* values, bool is_positive)
       : values(values), first_count(is_positive ? 2 : 1), zero(is_positive ? 0 : 127) {}
 
@@ -465,10 +467,10 @@ struct CodeMap {
     return code < zero ? -value : value;
   }
 
-  // Halfway between the values of `code` and the next one.
+  // The midpoint between the values of `code` and the next code.
   __device__ float middle(u32 code) const { return 0.5f * (values[code] + values[code + 1]); }
 
-  // The code of the value nearest to x, from -1 to 1; NaN has that of 0.
+  // The code of the value nearest to x, from -1 to 1. NaN has the code of 0.
   __device__ u32 code_of(float x) const {
     if (x != x) return zero;
     float size = fabsf(x), top = 1e-6f;
@@ -482,7 +484,7 @@ struct CodeMap {
     u32 part = at > 0.0f ? (u32)at : 0;
     u32 rank = 1 + (count - first_count) + (part < count - 1 ? part : count - 1);
     u32 guess = x < 0.0f ? zero - (rank < zero ? rank : zero) : zero + rank;
-    // Two decades do not meet halfway between their values: the neighbours decide.
+    // The border between two decades is not halfway between their values, so the neighbours decide.
     if (guess < 255 && x > middle(guess)) return guess + 1;
     if (guess > 0 && x <= middle(guess - 1)) return guess - 1;
     return guess;
@@ -494,7 +496,7 @@ struct CodeMap {
   }
 };
 
-// The values of both maps, by a block of as many threads as there are codes.
+// Computes the values of both maps. The block has as many threads as there are codes.
 __device__ inline void fill_maps(float maps[2][256]) {
   for (u32 is_positive = 0; is_positive < 2; is_positive++) {
     maps[is_positive][threadIdx.x] =
@@ -503,7 +505,7 @@ __device__ inline void fill_maps(float maps[2][256]) {
   __syncthreads();
 }
 
-// The bit k is set where the state k has no values below 0.
+// Bit k is set if state k has no values below 0.
 __device__ inline bool is_positive(u64 ranges, u32 state) { return ranges >> state & 1; }
 
 struct Quantized {
@@ -535,7 +537,7 @@ struct Quantized {
       for (u32 k = 0; k < F::STATES; k++) {
         CodeMap map(maps[is_positive(ranges, k)], is_positive(ranges, k));
         float x = (float)s[k];
-        // NaN has no part in the scale. All threads have read the old one when this is joined.
+        // NaN does not affect the scale. All threads have read the old scale before this join ends.
         float scale = join_block<Max>(is_inside && x == x ? fabsf(x) : 0.0f, scratch);
         x *= scale > 0.0f ? 1.0f / scale : 0.0f;
         x = x < -1.0f ? -1.0f : x > 1.0f ? 1.0f : x;
@@ -548,7 +550,7 @@ struct Quantized {
   }
 };
 
-// As `update`, with states in 8 bits. A block of threads takes a block of codes, and every n-th.
+// `update` with states in 8 bits. A block takes a block of codes at a time, in a grid-stride loop.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(update_quantized)(Common common, Pointers<POINTERS_MAX> pointers, Lens lens,
                              u64 ranges) {
@@ -566,7 +568,7 @@ struct PlainValues {
   }
 };
 
-// The direction of Muon before it is made orthogonal; the parameter is the momentum.
+// The direction of Muon before orthogonalisation. The parameter is the momentum.
 struct MuonDirection {
   enum : u32 { STATES = 0, SCALARS = 0, VALUES = 1 };
   Computed keep, take, is_nesterov;
@@ -609,7 +611,7 @@ __device__ inline void add_squares(double* partials, const Common& common,
   }
 }
 
-// Squares of one tensor's values; the walk is over parameter, gradient and states.
+// Sums the squares of one tensor's values. The walk is over parameter, gradient and states.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(update_squares)(double* partials, Common common, Pointers<POINTERS_OF_ONE> pointers,
                            Walk<6> walk) {
@@ -624,7 +626,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// The same with states in 8 bits, of contiguous tensors: the one formula that has states.
+// `update_squares` of contiguous tensors with states in 8 bits, for the one formula with states.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(update_squares_quantized)(double* partials, Common common,
                                      Pointers<POINTERS_OF_ONE> pointers, Walk<6> walk,

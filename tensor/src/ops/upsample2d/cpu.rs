@@ -1,4 +1,4 @@
-//! Interpolation between the pixels of an image, and the gradient, both as gathers.
+//! Interpolation between the pixels of an image, and its gradient. Both gather.
 
 use std::ops::Range;
 
@@ -7,17 +7,17 @@ use crate::cpu::pool::Pool;
 use crate::dtype::{Element, Float};
 use crate::ops::windows::for_each_row;
 
-/// One dimension of an image that is resized.
+/// One dimension of a resized image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line {
     pub(super) in_len: usize,
     pub(super) out_len: usize,
-    /// The factor that was asked for, if not a size.
+    /// The factor that the caller gave; `None` if the caller gave a size.
     pub(super) factor: Option<f64>,
     pub(super) interpolation: Interpolation,
 }
 
-/// The inputs between which an output lies, and their weights.
+/// The two inputs around an output, and their weights.
 #[derive(Clone, Copy)]
 struct Taps<T> {
     low: usize,
@@ -40,7 +40,7 @@ impl<T: Float> Taps<T> {
 }
 
 impl Line {
-    /// Inputs per output: `area_pixel_compute_scale` of PyTorch's UpSample.h.
+    /// Number of inputs for each output: `area_pixel_compute_scale` of PyTorch's UpSample.h.
     pub(super) fn scale<T: Float>(&self) -> T {
         let divide = |a: usize, b: usize| T::from_f64(a as f64) / T::from_f64(b as f64);
         match (self.interpolation, self.factor) {
@@ -53,8 +53,8 @@ impl Line {
         }
     }
 
-    /// The input that output `at` equals whatever the factor is: one of a side that keeps its
-    /// length, or is doubled by `Nearest`. So in PyTorch's UpSample.h.
+    /// The input that output `at` copies for any factor: if a side keeps its length, or if
+    /// `Nearest` doubles it, as in PyTorch's UpSample.h.
     pub(super) fn copied(&self, at: usize) -> Option<usize> {
         let is_doubled = self.out_len == 2 * self.in_len;
         match self.interpolation {
@@ -64,8 +64,8 @@ impl Line {
         }
     }
 
-    /// `nearest_idx` (in f32 for every type) and `compute_source_index_and_lambda` of PyTorch's
-    /// UpSample.h.
+    /// The inputs of output `at`: `nearest_idx` (in f32 for every type) and
+    /// `compute_source_index_and_lambda` of PyTorch's UpSample.h.
     fn taps<T: Float>(&self, at: usize) -> Taps<T> {
         if let Some(low) = self.copied(at) {
             return Taps { low, high: low, weights: [T::ONE, T::ZERO] };
@@ -91,7 +91,7 @@ impl Line {
         Taps { low, high, weights: [T::ONE - weight, weight] }
     }
 
-    /// The outputs that input `at` counts in: taps never go back.
+    /// The outputs that use input `at`. Taps of later outputs never go back.
     fn covering<T: Float>(&self, at: usize) -> Range<usize> {
         let first = |is_past: &dyn Fn(Taps<T>) -> bool| {
             let (mut low, mut high) = (0, self.out_len);
@@ -105,7 +105,7 @@ impl Line {
     }
 }
 
-/// y = Σ of weights · the pixels around.
+/// y = Σ weight · pixel over the surrounding pixels.
 pub(super) fn forward<E: Element, T: Float>(pool: &Pool, lines: [Line; 2], x: &[E], y: &mut [E]) {
     let [rows, cols] = lines;
     let (height, width) = (rows.in_len, cols.in_len);
@@ -128,7 +128,7 @@ pub(super) fn forward<E: Element, T: Float>(pool: &Pool, lines: [Line; 2], x: &[
     });
 }
 
-/// dx = Σ over the outputs that a pixel counts in of weight · dy.
+/// dx = Σ weight · dy over the outputs that use the pixel.
 pub(super) fn backward<E: Element, T: Float>(
     pool: &Pool,
     lines: [Line; 2],

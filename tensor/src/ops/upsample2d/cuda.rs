@@ -1,4 +1,4 @@
-//! Images of another size on NVIDIA devices, see `upsample2d.cu`.
+//! Resized images on NVIDIA devices, see `upsample2d.cu`.
 
 use super::cpu::Line;
 use super::{Corners, Interpolation, Upsample2d};
@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use Parameter::{Read, U64, Words, Write};
 
-/// `struct Line`.
+/// The kernel parameter `struct Line`, in words.
 const LINE: Parameter = Words(5);
 
 fn words(line: &Line, dtype: DType) -> [u64; 5] {
@@ -18,7 +18,7 @@ fn words(line: &Line, dtype: DType) -> [u64; 5] {
         Interpolation::Bilinear(Corners::Aligned) => 1,
         Interpolation::Bilinear(Corners::Centers) => 2,
     };
-    // Every output is then an input, whatever the scale is.
+    // Each output then equals an input, for every scale.
     let copies = if line.copied(0).is_some() { line.out_len / line.in_len } else { 0 };
     let is_wide = dtype == DType::F64 && line.interpolation != Interpolation::Nearest;
     let scale = if is_wide { line.scale::<f64>() } else { f64::from(line.scale::<f32>()) };

@@ -1,5 +1,5 @@
-//! Resized images: a pixel of y is the nearest pixel of x, or the four around it weighted by
-//! distance.
+//! Resized images. A pixel of y is the nearest pixel of x, or the mean of the four surrounding
+//! pixels, weighted by distance.
 //!
 //! x: [B, C, H, W], y: [B, C, H', W'].
 
@@ -20,36 +20,37 @@ use cpu::Line;
 /// The size of the result, (height, width).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Resize {
-    /// Rows and columns.
+    /// This number of rows and columns.
     To([usize; 2]),
-    /// Multiples of the input's, rounded down; pixels then lie at exactly these factors, as in
-    /// PyTorch with `scale_factor`. A side that keeps its length is copied whatever its factor is,
-    /// and so is one that [`Interpolation::Nearest`] makes twice as long.
+    /// Multiples of the input's rows and columns, rounded down. Pixels are at exactly these
+    /// factors, as in PyTorch with `scale_factor`. For every factor, a side that keeps its length
+    /// is copied, and so is a side that [`Interpolation::Nearest`] doubles.
     By([f64; 2]),
 }
 
-/// The pixels that a pixel of the result takes its value from.
+/// The pixels of x that a pixel of the result depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interpolation {
     /// The pixel ⌊i · H / H'⌋, as PyTorch's `nearest`, computed in f32 for every element type. On
-    /// the CPU, PyTorch 2.15 takes other pixels for results whose sides add up to more than 128,
-    /// where a side doubles by a factor that is not 2, or the elements are f64; its gradients are
-    /// those of the pixels that are taken here.
+    /// the CPU, PyTorch 2.15 takes other pixels in two cases if the sides of the result add up to
+    /// more than 128: if a factor other than 2 doubles a side, and for elements in f64. PyTorch's
+    /// gradients agree with the pixels taken here.
     Nearest,
-    /// The four pixels around it, weighted by distance.
+    /// The four surrounding pixels, weighted by distance.
     Bilinear(Corners),
 }
 
 /// The alignment of the two images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corners {
-    /// The outer edges of the corner pixels: PyTorch's default, and right for pixels as areas.
+    /// The outer edges of the corner pixels coincide: PyTorch's default, and right for pixels as
+    /// areas.
     Centers,
-    /// The centers of the corner pixels (`align_corners`).
+    /// The centers of the corner pixels coincide (`align_corners`).
     Aligned,
 }
 
-/// Results of this many rows or columns are a mistake.
+/// Largest number of rows or columns of a result; more are taken for a mistake.
 const SIDE_MAX: f64 = 2147483647.0;
 
 struct Upsample2d {
@@ -60,7 +61,7 @@ struct Upsample2d {
 }
 
 impl Upsample2d {
-    /// For `x`; `self.lines` say the size of the result.
+    /// A resize of `x`; `self.lines` give the size of the result.
     fn with(
         op: &'static str,
         x: &Shape,
@@ -79,7 +80,7 @@ impl Upsample2d {
                 Resize::To(size) => (size[axis], None),
                 Resize::By(factors) => {
                     let out_len = (in_len as f64 * factors[axis]).floor();
-                    // Also false for NaN.
+                    // False for NaN, too.
                     let is_sane = (1.0..=SIDE_MAX).contains(&out_len);
                     (if is_sane { out_len as usize } else { 0 }, Some(factors[axis]))
                 }
@@ -145,8 +146,8 @@ impl FullKernel for Upsample2d {
 }
 
 impl Tensor {
-    /// The image in another size, larger or smaller. Every float type; weights and sums of half
-    /// types in f32. The formulas are those of PyTorch's `interpolate` without antialiasing.
+    /// The image in another size, larger or smaller. Every float type; half types have weights and
+    /// sums in f32. The formulas are those of PyTorch's `interpolate` without antialiasing.
     ///
     /// # Shapes
     /// `[B, C, H, W] → [B, C, H', W']`.

@@ -1,6 +1,6 @@
-// Images of another size, [planes, height, width], and the gradient, as on the processor: the
-// nearest pixel, or the four around weighted by distance. A thread takes every n-th element of the
-// destination and gathers: each has one writer.
+// Resized images, [planes, height, width], and their gradient, as on the processor: the nearest
+// pixel, or the four surrounding pixels weighted by distance. Each thread takes elements of the
+// destination in a grid-stride loop and gathers their sources, so each element has one writer.
 
 enum Kind : u64 { NEAREST, ALIGNED, CENTERS };
 
@@ -8,11 +8,11 @@ struct Line {
   u64 in_len;
   u64 out_len;
   u64 kind;
-  u64 copies;  // how many outputs each input is copied to, or 0
-  double scale;  // inputs per output
+  u64 copies;  // number of outputs that each input is copied to, or 0
+  double scale;  // inputs for each output
 };
 
-// The inputs between which an output lies, and their weights.
+// The two inputs around an output, and their weights.
 struct Taps {
   u64 low;
   u64 high;
@@ -37,8 +37,8 @@ __device__ inline Taps taps_of(const Line& line, u64 at) {
   return {low, low < last ? low + 1 : last, {(Computed)1 - weight, weight}};
 }
 
-// The first output that lies behind an input: whose upper input is at least it, or whose lower one
-// is above it. Taps never go back.
+// The first output with an upper input of at least `input`; with `by_lower`, the first output with
+// a lower input above `input`. Taps of later outputs never go back.
 __device__ inline u64 first_behind(const Line& line, u64 input, bool by_lower) {
   u64 low = 0, high = line.out_len;
   while (low < high) {
@@ -54,7 +54,7 @@ __device__ inline u64 first_behind(const Line& line, u64 input, bool by_lower) {
   return low;
 }
 
-// What an input counts in an output.
+// The weight of an input in an output.
 __device__ inline Computed weight_of(const Taps& taps, u64 input) {
   Computed weight = (Computed)0;
   if (taps.low == input) weight += taps.weights[0];

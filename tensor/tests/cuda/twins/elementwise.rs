@@ -5,7 +5,7 @@ use super::{
     Lab, Read, U32, U64, Values, Words, Write, assert_close, indices, noise, strides, walk,
 };
 
-/// Sizes, and for two tensors the order of their axes and which of them the second repeats.
+/// Sizes, the order of the axes of two tensors, and the axes that the second tensor repeats.
 fn walks() -> impl Strategy<Value = (Vec<usize>, [Vec<usize>; 2], Vec<bool>)> {
     prop::collection::vec(prop_oneof![4 => 1..5_usize, 1 => 0..1_usize, 1 => 33..34_usize], 0..4)
         .prop_flat_map(|sizes| {
@@ -31,7 +31,7 @@ fn fill_and_copy_reach_every_element_of_a_view_and_no_other() {
             "copy_8"]].map(|names| names[size_log]);
         let to = strides(&sizes, &orders[0], &none);
         let from = strides(&sizes, &orders[1], &repeats);
-        // The view is of every second element.
+        // The view has every second element.
         let spread: Vec<i64> = to.iter().map(|stride| 2 * stride).collect();
         let [to_at, from_at] = [indices(&sizes, &spread), indices(&sizes, &from)];
         let len = |at: &[usize]| at.iter().max().map_or(1, |max| max + 1) * size_bytes;
@@ -76,13 +76,13 @@ fn value_of(bits: u16, exponent_bits: u32) -> f64 {
     sign * if exponent == 0 { mantissa * scale(1) } else { (1.0 + mantissa) * scale(exponent) }
 }
 
-/// The 16 bits nearest to a value, by looking at all of them; NaN is any.
+/// The 16 bits nearest to a value, found by a search of all values; any NaN for NaN.
 fn nearest(value: f64, exponent_bits: u32) -> Vec<u16> {
     let all = 0..=u16::MAX;
     if value.is_nan() {
         return all.filter(|&bits| value_of(bits, exponent_bits).is_nan()).collect();
     }
-    // The number that would come next after the largest rounds to infinity.
+    // The next number after the largest rounds to infinity.
     let infinity = 2_f64.powi(1 << (exponent_bits - 1));
     let within = |value: f64| value.clamp(-infinity, infinity);
     let candidates = all.filter(|&bits| {
@@ -225,8 +225,8 @@ fn selu(x: f64) -> f64 {
     1.050_700_987_355_480_5 * if x > 0.0 { x } else { alpha * x.exp_m1() }
 }
 
-/// The formulas of two sources in the order of their numbers, with p = 0.5. They follow those of
-/// one.
+/// The formulas of two sources in the order of their numbers, which follow the formulas of one
+/// source, with p = 0.5.
 const BINARY: [fn(f64, f64) -> f64; 20] = [
     |a, b| a + 0.5 * b,
     |a, b| a - b,
@@ -250,7 +250,8 @@ const BINARY: [fn(f64, f64) -> f64; 20] = [
     |a, b| if a == 0.0 { 0.0 } else { a * b.ln() },
 ];
 
-/// The number of the first gradient: four formulas stand between those of two sources and it.
+/// The number of the first gradient. Five other formulas come between the formulas of two sources
+/// and the gradients.
 const SLOPES_FROM: usize = UNARY.len() + BINARY.len() + 5;
 
 /// The gradients of dy = a and of y or x = b, in the order of their numbers, with p = 0.5 and q =
@@ -300,7 +301,7 @@ fn numbers() -> [u64; 3] {
     [0.0, 0.5, 1.5].map(f64::to_bits)
 }
 
-/// y of the sources, all of which lie side by side.
+/// Computes y from the sources, which are all contiguous.
 fn run_row(lab: &Lab, op: usize, y: &Values, sources: &[&Values], len: usize) {
     let given = sources.iter().map(|source| source.read());
     let sources: Vec<Argument<'_>> =
@@ -310,7 +311,7 @@ fn run_row(lab: &Lab, op: usize, y: &Values, sources: &[&Values], len: usize) {
     lab.run("elementwise_f32", ROW, GRID, &[&[y.write()], &sources[..], &rest].concat());
 }
 
-/// Rounding of the functions themselves, of what they are given, and of finite differences.
+/// Roundings of the functions, of their arguments, and of finite differences.
 const ROUNDING: f64 = 8.0;
 const ROUNDING_OF_SLOPES: f64 = 40.0;
 
@@ -323,7 +324,7 @@ fn formulas_of_one_source_are_those_of_their_twins() {
         let expected: Vec<f64> = values.iter().map(|&x| twin(f64::from(x))).collect();
         run_row(&lab, op, &y, &[&x], values.len());
         assert_close(&lab.floats_of(&y), &expected, 1, ROUNDING);
-        // In place.
+        // The result overwrites the source.
         run_row(&lab, op, &x, &[&x], values.len());
         assert_eq!(lab.bytes_of(&x), lab.bytes_of(&y));
     }
@@ -340,7 +341,7 @@ fn formulas_of_two_sources_are_those_of_their_twins() {
         let expected: Vec<f64> = pairs.map(|(&a, &b)| twin(f64::from(a), f64::from(b))).collect();
         run_row(&lab, op, &y, &[&a, &b], a_values.len());
         assert_close(&lab.floats_of(&y), &expected, 1, ROUNDING_OF_SLOPES);
-        // In place of the first.
+        // The result overwrites the first source.
         run_row(&lab, op, &a, &[&a, &b], a_values.len());
         assert_eq!(lab.bytes_of(&a), lab.bytes_of(&y));
     }

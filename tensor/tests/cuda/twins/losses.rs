@@ -35,7 +35,7 @@ fn twin(
     (loss, weight_of(label), log_sum, gradient.collect())
 }
 
-/// Fewer than there are positions for, so that each takes several.
+/// Fewer blocks than positions need, so that each block takes several.
 const BLOCKS: u32 = 2;
 
 /// Threads of a block.
@@ -58,7 +58,7 @@ const BACKWARD: Signature = Signature {
 fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
     let Some(lab) = Lab::open() else { return };
     let sizes = (0..4_usize, 1..4_usize, prop_oneof![4 => 1..12_usize, 1 => 90..130_usize]);
-    // A thread for each position, some of a warp, and a block.
+    // Each position has a thread, a part of a warp, or a block.
     let lanes = prop_oneof![Just(1), Just(8), Just(THREADS)];
     let kinds = (any::<bool>(), prop_oneof![Just(0.0_f64), Just(0.1), Just(1.0)], lanes);
     proptest!(config(), |((outer, inner, classes) in sizes, kinds in kinds, seed in 0..100_u64)| {
@@ -110,7 +110,7 @@ fn cross_entropy_and_its_gradient_are_those_of_their_twins() {
             assert_close(&found, &totals, classes, 20.0 * positions as f64);
             assert_eq!(lab.words_of(&bad), [0; 8]);
 
-            // In a block of its own, and in the place of the logits.
+            // The gradient has a block of its own, or overwrites the logits.
             let dx = lab.bytes(&lab.bytes_of(&x));
             let fresh = lab.room(4 * positions * classes);
             for (dx, x) in [(&fresh, &x), (&dx, &dx)] {
@@ -135,7 +135,7 @@ fn first_label_that_is_no_class_is_told() {
         let labels = lab.labels(&labels);
         lab.in_each_order(|| {
             let ([sum, count], bad) = ([0; 2].map(|_| lab.room(4)), lab.labels(&[0; 4]));
-            // The loss of such a label is no number.
+            // The loss of a wrong label is NaN.
             let loss = if expected[0] != 0 { f32::NAN } else { 0.0 };
             let parts = lab.floats(&[0.0, loss, 0.0]);
             let results = [sum.write(), count.write(), bad.write()];

@@ -1,4 +1,4 @@
-//! Kernels of tensors against slow and obvious twins, in three orders of their threads.
+//! Kernels of tensors against slow and obvious reference code, in three orders of their threads.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub(super) use Parameter::{F64, Read, U32, U64, Words, Write};
 
 const ORDERS: [Order; 3] = [Order::Forwards, Order::Backwards, Order::Drawn(1)];
 
-/// Sizes that a walk has room for.
+/// Largest number of sizes in a walk.
 const RANK_MAX: usize = 8;
 
 /// A device with the kernels of tensors.
@@ -36,7 +36,7 @@ pub(super) struct Lab {
     pub(super) gpu: Gpu,
 }
 
-/// Elements on the device. Nothing that a launch may use lies right before or behind them.
+/// Elements on the device. No memory of a launch lies right before or behind them.
 pub(super) struct Values {
     block: Buffer,
     size_bytes: usize,
@@ -65,7 +65,7 @@ impl Lab {
     }
 
     pub(super) fn bytes(&self, bytes: &[u8]) -> Values {
-        // Zero bytes are a block, too.
+        // Even zero bytes have a block.
         let size_bytes = bytes.len();
         let block = self.memory.allocate(size_bytes + 2 * MARGIN_BYTES).unwrap();
         let all = [&[0xee; MARGIN_BYTES], bytes, &[0xee; MARGIN_BYTES]].concat();
@@ -81,7 +81,7 @@ impl Lab {
         self.bytes(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
     }
 
-    /// Room for results, which hold something else before.
+    /// Room for results, filled with other bytes.
     pub(super) fn room(&self, size_bytes: usize) -> Values {
         self.bytes(&vec![0xcd; size_bytes])
     }
@@ -120,8 +120,8 @@ impl Lab {
         grid: Grid,
         arguments: &[Argument<'_>],
     ) -> Result<(), KernelError> {
-        // SAFETY: the pretend driver compares parameters and looks at every access; on a real one
-        // the same tests give the same arguments.
+        // SAFETY: the pretend driver compares parameters and looks at every access. On a real
+        // driver the same tests give the same arguments.
         unsafe { function.launch(&self.streams, Stream::DEFAULT, grid, arguments) }
     }
 
@@ -134,7 +134,7 @@ impl Lab {
         module.function(&kernel).unwrap()
     }
 
-    /// Does something once for each order of threads, which a real device has its own of.
+    /// Calls `work` once for each order of threads. A real device has its own order.
     pub(super) fn in_each_order(&self, mut work: impl FnMut()) {
         for order in ORDERS {
             self.gpu.order(order);
@@ -168,7 +168,7 @@ pub(super) fn divisor(size: usize) -> [u64; 2] {
     [size | magic << 32, shift]
 }
 
-/// The magic, and the shift in the upper half.
+/// Packs the magic, and the shift in the upper half.
 fn packed([both, shift]: [u64; 2]) -> u64 {
     both >> 32 | shift << 32
 }
@@ -183,7 +183,7 @@ pub(super) fn indices(sizes: &[usize], strides: &[i64]) -> Vec<usize> {
 }
 
 /// The strides of a tensor whose elements lie side by side, with axes in this order, the slowest
-/// first; an axis that is repeated has none.
+/// first; a repeated axis has stride 0.
 pub(super) fn strides(sizes: &[usize], order: &[usize], repeats: &[bool]) -> Vec<i64> {
     let mut strides = vec![0; sizes.len()];
     let mut len = 1;
@@ -207,8 +207,7 @@ pub(super) fn noise(len: usize, seed: u64) -> Vec<f32> {
     (0..len).map(|_| draw()).collect()
 }
 
-/// Whether results are those of a twin in f64: `terms` is how many were added up, each below
-/// `scale`.
+/// Checks results against a twin in f64. A result is a sum of `terms` numbers, each below `scale`.
 pub(super) fn assert_close(found: &[f32], expected: &[f64], terms: usize, scale: f64) {
     assert_eq!(found.len(), expected.len());
     for (index, (&found, &expected)) in found.iter().zip(expected).enumerate() {

@@ -1,4 +1,4 @@
-//! Faults planted into the kernels of tensors themselves: each has to be found.
+//! Faults that are planted into the kernels of tensors. Each fault has to be found.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use lowtide_tensor::cuda::pretend::kernel_files;
 use super::{F64, Lab, ORDERS, Read, U32, U64, Words, Write, noise, walk};
 use crate::gpu::{Gpu, KERNELS};
 
-/// A folder of one file of kernels, changed.
+/// A folder with one changed file of kernels.
 fn planted(name: &str, file: &str, change: impl Fn(&str, String) -> String) -> PathBuf {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(KERNELS);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("planted").join(name);
     fs::create_dir_all(&folder).unwrap();
     let kernels = kernel_files(&from).unwrap();
-    // The first one is taken where a file is for several types.
+    // If a file is for several types, the first type is taken.
     let is_of_file = |kernels: &KernelFile| kernels.path.ends_with(format!("{file}.cu"));
     let kernels = kernels.into_iter().find(is_of_file).unwrap();
     let common = kernels.common.trim_start_matches("#define STORED f32\n").to_owned();
@@ -27,7 +27,7 @@ fn planted(name: &str, file: &str, change: impl Fn(&str, String) -> String) -> P
     folder
 }
 
-/// What is said of kernels in this folder, in each order; `None` where nothing is.
+/// The complaints about kernels in this folder, in each order; `None` if there is no complaint.
 fn complaints(folder: &Path, work: impl Fn(&Lab)) -> Option<Vec<Option<String>>> {
     let mut complaints = Vec::new();
     for order in ORDERS {
@@ -37,7 +37,7 @@ fn complaints(folder: &Path, work: impl Fn(&Lab)) -> Option<Vec<Option<String>>>
         let result = lab.streams.device().synchronize();
         assert_eq!(result.is_err(), lab.gpu.pretend.complaint().is_some());
         complaints.push(lab.gpu.pretend.complaint());
-        // A device that is lost takes nothing back.
+        // A lost device takes no memory back.
         let Lab { modules, memory, streams, gpu, .. } = lab;
         drop((modules, memory, streams));
         gpu.reset();
@@ -46,7 +46,7 @@ fn complaints(folder: &Path, work: impl Fn(&Lab)) -> Option<Vec<Option<String>>>
 }
 
 fn fold_rows(lab: &Lab) {
-    // More rows than blocks: what is shared is used again.
+    // There are more rows than blocks, so shared memory is used again.
     let (x, partials) = (lab.floats(&noise(4 * 100, 1)), lab.room(4 * 8));
     let [kept, reduced] = [walk(&[4], &[&[100]]), walk(&[100], &[&[1]])];
     let parameters = &[Write, Read, Read, U32, F64, Words(2), Words(26), Words(26)];
@@ -61,7 +61,7 @@ fn matmul(lab: &Lab) {
     multiply(lab, "matmul_f32", "matmul_nn_f32");
 }
 
-/// By tensor cores; of any bits.
+/// A product by tensor cores, of arbitrary bits.
 fn matmul_of_halves(lab: &Lab) {
     multiply(lab, "matmul_bf16", "matmul_nn_bf16");
 }
@@ -110,7 +110,7 @@ fn each_barrier_that_is_removed_from_a_kernel_is_missed() {
                 format!("{part}{kept}")
             });
             let whole: String = parts.collect();
-            // The last part has no barrier behind it.
+            // The last part has no barrier after it.
             whole.strip_suffix(BARRIER).unwrap_or(&whole).to_owned()
         };
         for (file, of_work, work) in [
@@ -153,7 +153,7 @@ fn each_bound_that_is_removed_from_a_kernel_is_missed() {
         let Some(complaints) = complaints(&folder, work) else { return };
         for complaint in complaints {
             let text = complaint.unwrap_or_else(|| panic!("{file} with `{to}` is taken"));
-            // Beside a matrix, or in another thread's place of it.
+            // The access is beside a matrix, or at the place of another thread in the matrix.
             let parts: &[&str] = match is_sanitized() {
                 true => &["AddressSanitizer: use-after-poison"],
                 false => &["of its memory", "memory that is written"],

@@ -24,7 +24,7 @@ fn matrices_are_multiplied_as_by_their_twin() {
         let [is_a_turned, is_b_turned, adds, has_bias] = kinds;
         let (a, b) = (noise(batch * m * k, seed), noise(batch * k * n, seed + 1));
         let (bias, before) = (noise(n, seed + 2), noise(batch * m * n, seed + 3));
-        // Elements from a row to the next and from a column to the next.
+        // Number of elements from a row to the next and from a column to the next.
         let [a_row, a_column] = if is_a_turned { [1, m] } else { [k, 1] };
         let [b_row, b_column] = if is_b_turned { [1, k] } else { [n, 1] };
         let mut expected = Vec::new();
@@ -94,7 +94,7 @@ impl Conv {
         words.chain(divisors.into_iter().flat_map(divisor)).collect()
     }
 
-    /// Calls with the indices of every product: in x, in w and in y.
+    /// Calls `work` with the indices of every product: in x, in w and in y.
     fn products(&self, mut work: impl FnMut(usize, usize, usize)) {
         let ([h, w], [kh, kw], [oh, ow]) = (self.size, self.kernel, self.out_size());
         let (ins, outs) = (self.in_channels, self.out_channels);
@@ -145,7 +145,7 @@ fn convs() -> impl Strategy<Value = Conv> {
             padding,
             dilation,
         };
-        // Room for the window.
+        // The image has room for a window.
         let reach = [0, 1].map(|axis| dilation[axis] * (kernel[axis] - 1) + 1);
         Conv { size: [0, 1].map(|axis| size[axis].max(reach[axis])), ..counts }
     })
@@ -231,8 +231,8 @@ fn convolutions_and_their_gradients_are_those_of_their_twins() {
     });
 }
 
-/// Products of half types in tall tiles: whoever takes them has more work than a device of threads
-/// on a processor does in a test, so that they are compared with the other tiles.
+/// Products of half types in tall tiles are compared with other tiles. The twin would take too
+/// long: only large products use tall tiles.
 #[test]
 fn convolutions_in_tall_tiles_have_the_bits_of_others() {
     let Some(lab) = Lab::open() else { return };
@@ -267,7 +267,7 @@ fn convolutions_in_tall_tiles_have_the_bits_of_others() {
     let pixels = |[height, width]: [usize; 2]| images * height * width;
     let (w, bias) = (halves(groups * rows * 9 * depth, 1), halves(groups * rows, 2));
     let parameters = &[Write, Read, Read, Read, Words(20)];
-    // Forward, and the gradient with a place of each phase for rows 0, 2, .. and 1, 3, ..
+    // Forward, and the gradient with separate places of each phase for rows 0, 2, .. and 1, 3, ..
     for (names, sizes, places, phases) in [
         (["channels_last_conv2d_bf16", "channels_last_tall_conv2d_bf16"], [large, small], small, 1),
         (

@@ -23,7 +23,7 @@ impl Pool {
         })
     }
 
-    /// For each output: the maximum, its place in x and its position in the window.
+    /// The maximum of each output, its place in x and its position in the window.
     fn winners(&self, x: &[f32]) -> Vec<(f32, usize, u8)> {
         let ([height, width], [oh, ow]) = (self.size, self.out_size());
         let mut winners = Vec::new();
@@ -83,7 +83,7 @@ fn maxima_of_windows_and_their_gradients_are_those_of_their_twins() {
     let backward = Signature { name: "max_pool2d_backward_f32", parameters };
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(24) };
     proptest!(config, |(pool in pools(), has_nan in any::<bool>(), seed in 0..100_u64)| {
-        // Whole numbers: ties are common.
+        // Whole numbers, so that ties are common.
         let mut x: Vec<f32> = noise(pool.planes * pool.size[0] * pool.size[1], seed)
             .into_iter()
             .map(f32::round)

@@ -2,7 +2,7 @@ use lowtide_tensor::{AttentionOptions, Causal, RotaryPairs, Tensor, TensorResult
 
 use super::{Entry, Inputs, both, in_place, out};
 
-/// q of [6, 8, 40, 41] and k and v of its first four and last four heads.
+/// q of [6, 8, 40, 41], and k and v from its first four and last four heads.
 fn operands(i: &Inputs) -> Result<[Tensor; 3]> {
     Ok([i.image.clone(), i.image.narrow(1, 0, 4)?, i.image.narrow(1, 4, 4)?])
 }

@@ -12,7 +12,7 @@ pub(super) fn ops() -> Vec<Entry> {
     [linear(), plain(), of_probabilities(), of_rows()].into_iter().flatten().collect()
 }
 
-/// Log-probabilities are `logits`, logits and targets `a` and `b`.
+/// Losses of probabilities. Log-probabilities are `logits`; logits and targets are `a` and `b`.
 fn of_probabilities() -> Vec<Entry> {
     vec![
         Entry {
@@ -50,7 +50,7 @@ fn of_probabilities() -> Vec<Entry> {
     ]
 }
 
-/// 40 classes of the rows of `a`.
+/// Losses of linear layers, with 40 classes for the rows of `a`.
 fn linear() -> Vec<Entry> {
     vec![
         Entry {
@@ -140,7 +140,7 @@ fn plain() -> Vec<Entry> {
     ]
 }
 
-/// 65 steps of 7 samples with 143 classes, and distances of the rows of `left`.
+/// Losses of rows: 65 steps of 7 samples with 143 classes, and distances of the rows of `left`.
 fn of_rows() -> Vec<Entry> {
     fn sequences(i: &Inputs) -> Result<[Tensor; 4]> {
         let x = i.a.reshape([65, 7, 143])?.log_softmax(2)?;

@@ -1,5 +1,6 @@
-//! Every public operation, once, for the laws that hold for all of them. One file per family. The
-//! functions of one tensor are read from the table of formulas; any other operation is one line.
+//! Every public operation, once, for laws that hold for all operations. There is one file per
+//! family. The functions of one tensor are read from the table of formulas; any other operation is
+//! one line.
 
 mod attention;
 mod elementwise;
@@ -23,10 +24,10 @@ type Run = Box<dyn Fn(&mut Inputs) -> Result<Vec<Tensor>>>;
 
 /// An operation on inputs that are large enough for several chunks.
 pub(crate) struct Op {
-    /// The method's name; it ends in `_` for those that write in place.
+    /// The method's name, which ends in `_` if the method writes in place.
     pub(crate) name: &'static str,
     pub(crate) run: Run,
-    /// True if it is defined for f16 and bf16 too.
+    /// True if the operation is defined for f16 and bf16 too.
     half: bool,
 }
 
@@ -43,7 +44,7 @@ impl From<Entry> for Op {
     }
 }
 
-/// Two of a kind under short names; `a`, `m` and `v` are written by the operations in place.
+/// Inputs under short names, mostly two of a kind. Operations in place write `a`, `m` and `v`.
 #[derive(Clone)]
 pub(crate) struct Inputs {
     device: Device,
@@ -67,7 +68,7 @@ pub(crate) struct Inputs {
     logits: Tensor,
     labels: Tensor,
     lse: Tensor,
-    /// A gradient of a sum: in f32 or f64, as `lse` is.
+    /// The gradient of a sum, in f32 or f64 like `lse`.
     seed: Tensor,
     scalar: Tensor,
     places: Tensor,
@@ -77,7 +78,7 @@ pub(crate) struct Inputs {
 impl Inputs {
     /// Inputs with the same numbers on every device.
     pub(crate) fn new(device: &Device, dtype: DType) -> Self {
-        // Divided by 3, so that sums round and their order shows.
+        // Numbers divided by 3, so that sums round and their order shows.
         let make = |dims: &[usize], seed| {
             upload(device, &Array::pattern(dims, seed).map(|x| x / 3.0), dtype)
         };
@@ -116,7 +117,8 @@ impl Inputs {
             lse: make(&[500], 15).to_dtype(statistics).unwrap(),
             seed: make(&[], 17).to_dtype(statistics).unwrap(),
             scalar: make(&[], 16),
-            // Indices with many repeats: of rows of `a`, for each of its elements, and of 37.
+            // Indices with many repeats: into the rows of `a`, for each element of `a`, and into 37
+            // places.
             places: upload(
                 device,
                 &Array::from_fn(&[60, 1001], |at| ((at[0] * at[0] + at[1] * 3) % 65) as f64),
@@ -144,7 +146,7 @@ impl Inputs {
         vec![self.a.clone(), self.m.clone(), self.v.clone()]
     }
 
-    /// All of them, to compare before and after.
+    /// All inputs, to compare before and after.
     pub(crate) fn all(&self) -> [&Tensor; 24] {
         [
             &self.a,
@@ -213,7 +215,7 @@ fn not_half_yet(ops: Vec<Entry>) -> Vec<Entry> {
     ops.into_iter().map(|op| Entry { half: false, ..op }).collect()
 }
 
-/// All of them; those that are not defined for `dtype` left out.
+/// All operations that are defined for `dtype`.
 pub(crate) fn ops_of(dtype: DType) -> Vec<Op> {
     let families = [
         elementwise::ops(),

@@ -4,7 +4,7 @@ use super::{Entry, Inputs, in_place, out};
 
 const HALVES: Scales = Scales { beta: -0.5, alpha: 1.5 };
 
-/// `left` in 4 bits.
+/// The matrix `left` in 4 bits.
 fn quantized(i: &Inputs) -> Result<Quantized> {
     Quantized::encode(&i.left, QuantFormat::Nf4 { double: true })
 }

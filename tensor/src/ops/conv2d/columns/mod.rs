@@ -1,15 +1,15 @@
 //! Convolutions of small planes: im2col, with products over the pixels of several images.
 //!
 //! Where a plane has few pixels, vectors over the pixels of one image are half empty, and all
-//! weights are read once for each image. Here the columns`[K, images · P]` are those of a *block*
+//! weights are read once for each image. This way builds the columns `[K, images · P]` of a *block*
 //! of images, and the three products are products of plain matrices:
 //!
 //! - forward: y = w`[O, K]` · columns
-//! - gradient of x: columns = w`[O, K]`ᵀ · dy, which are then added up in dx, tap by tap
-//! - gradient of w: dw = dy · columnsᵀ, added up over the blocks
+//! - gradient of x: columns = w`[O, K]`ᵀ · dy, then each tap of the columns is added to dx
+//! - gradient of w: dw = dy · columnsᵀ, summed over the blocks
 //!
-//! y and dy of a block are `[O, images · P]`. Copies stay in the type that is stored, so that
-//! products of bf16 are in pairs; sums are in the type that is computed in.
+//! y and dy of a block are `[O, images · P]`. Copies keep the stored type, so that bf16 is
+//! multiplied in pairs; sums have the type of the computation.
 
 mod padded_plane;
 
@@ -26,16 +26,16 @@ use crate::dtype::{Element, is_same_type, same_type_mut, stored_len};
 use crate::write_mode::WriteMode;
 use padded_plane::{PADDED_LEN_MAX, PaddedPlane};
 
-/// Pixels of a plane of x, at most: those of a small y with the largest usual stride.
+/// Largest number of pixels of a plane of x: enough for a small y with the largest usual stride.
 const IN_PIXELS_MAX: usize = 1024;
 
-/// Places of x that the taps meet, at most: their list lies on the stack.
+/// Largest number of places of x in the list, which lies on the stack.
 const PLACE_COUNT_MAX: usize = 4096;
 
 /// Elements of the columns, unless one image has more: 2 MiB of f32.
 const COLUMNS_LEN_MAX: usize = 512 * 1024;
 
-/// Pixels of a block. More of them do not make products faster.
+/// Pixels of a block. Larger blocks do not make products faster.
 const BLOCK_PIXELS: usize = 256;
 
 /// Channels of x whose columns are one task.
@@ -44,11 +44,11 @@ const TASK_CHANNELS: usize = 8;
 /// The padding in a list of places.
 const NOWHERE: u16 = u16::MAX;
 
-/// A convolution of one group by way of columns.
+/// A convolution of one group by im2col over several images.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Columns {
     shape: Conv2dShape,
-    /// Pixels of a plane of x, and of y.
+    /// Pixels of a plane of x, and of a plane of y.
     in_pixels: usize,
     pixels: usize,
     taps: usize,
@@ -61,7 +61,7 @@ pub(super) struct Columns {
 /// The place of x that tap t meets for pixel p, at index `t * pixels + p`.
 type Places = [u16; PLACE_COUNT_MAX];
 
-/// Some images that follow each other.
+/// Consecutive images.
 #[derive(Clone, Copy)]
 struct Images {
     first: usize,
@@ -69,7 +69,7 @@ struct Images {
 }
 
 impl Columns {
-    /// A convolution of one group whose planes of y have at most `pixels_max` pixels.
+    /// A convolution of one group, if its planes of y have at most `pixels_max` pixels.
     pub(super) fn of(shape: &Conv2dShape, pixels_max: usize) -> Option<Self> {
         let pixels = shape.out_height() * shape.out_width();
         let in_pixels = shape.in_height * shape.in_width;
@@ -84,7 +84,7 @@ impl Columns {
         }
         let block = (COLUMNS_LEN_MAX / (k_len * pixels)).min(BLOCK_PIXELS / pixels);
         let block = block.clamp(1, shape.batch);
-        // Blocks of nearly equal size.
+        // Equalizes the blocks.
         let block = shape.batch.div_ceil(shape.batch.div_ceil(block));
         Some(Columns { shape: *shape, in_pixels, pixels, taps, k_len, block })
     }
@@ -123,7 +123,7 @@ impl Columns {
         }
     }
 
-    /// dx, plus `b` for each of its channels.
+    /// dx, plus the bias of each channel of dx.
     fn backward_input<E: Element, T: SimdFloat>(&self, pool: &Pool, slices: Slices<'_, E, T>) {
         let Slices { factors: [dy, w], bias: b, to: dx, workspace } = slices;
         let Conv2dShape { in_channels, out_channels, .. } = self.shape;
@@ -189,7 +189,7 @@ impl Columns {
         (0..batch).step_by(block).map(images)
     }
 
-    /// Scratch for a block: its columns, and `[O, images · P]`.
+    /// Splits the scratch of a block into its columns and `[O, images · P]`.
     fn split<'a, C: Element, Y: Element, T: SimdFloat>(
         &self,
         images: Images,
@@ -201,7 +201,7 @@ impl Columns {
         (&mut columns[..self.k_len * len], &mut rest[..self.shape.out_channels * len])
     }
 
-    /// The places of x that all taps meet.
+    /// The place of x that each tap meets for each pixel.
     fn places(&self) -> Places {
         let Conv2dShape { in_height, in_width, kernel, stride, padding, dilation, .. } = self.shape;
         let (width, mut places) = (self.shape.out_width(), [NOWHERE; PLACE_COUNT_MAX]);
@@ -303,9 +303,9 @@ impl Columns {
     pub(super) fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
         match product {
             Product::Forward => self.block_len::<E, T, T>(),
-            // Columns are sums.
+            // Columns are sums in `T`.
             Product::BackwardInput => self.block_len::<T, E, T>(),
-            // Sums of dw need a place of their own if dw is of a half type.
+            // If dw is of a half type, its sums need memory of their own.
             Product::BackwardWeight => {
                 let sums_len = if is_same_type::<E, T>() { 0 } else { self.shape.w_len() };
                 self.block_len::<E, E, T>() + sums_len
@@ -328,7 +328,7 @@ impl Columns {
     }
 }
 
-/// y`[M, N]` = or += a · b, for a size of (M, K, N).
+/// y`[M, N]` = or += a · b, where `size` is (M, K, N).
 fn multiply<A: Element, B: Element, T: SimdFloat>(
     pool: &Pool,
     size: [usize; 3],

@@ -1,20 +1,19 @@
-//! A plane of x with the zeros around it. The part of a row that a tap meets is moved as a whole
-//! instead of number by number.
+//! A plane of x surrounded by zeros. Each tap moves whole parts of rows instead of single numbers.
 
 use crate::cpu::math::SimdFloat;
 use crate::dtype::Element;
 use crate::ops::conv2d::shape::Conv2dShape;
 
-/// Elements of a padded plane, at most: they lie on the stack.
+/// Largest number of elements of a padded plane, which lies on the stack.
 pub(super) const PADDED_LEN_MAX: usize = 1280;
 
-/// Columns of y, at least: shorter rows are moved as fast number by number.
+/// Smallest number of columns of y. Shorter rows are moved as fast number by number.
 const WIDTH_MIN: usize = 4;
 
-/// Taps that a copy of the plane needs to pay.
+/// Smallest number of taps for which copying the plane pays.
 const TAPS_MIN: usize = 3;
 
-/// The padded planes of a convolution with steps of at most 2 along its rows.
+/// The padded planes of a convolution whose stride along rows is at most 2.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PaddedPlane {
     shape: Conv2dShape,
@@ -25,8 +24,8 @@ pub(super) struct PaddedPlane {
 }
 
 impl PaddedPlane {
-    /// The padded planes of a convolution that has outputs, if they are small, rows are not very
-    /// short and there are several taps.
+    /// The padded planes of a convolution with outputs. `None` unless planes are small, rows are
+    /// not very short and there are several taps.
     pub(super) fn of(shape: &Conv2dShape) -> Option<Self> {
         let Conv2dShape { in_height, in_width, kernel, stride, padding, dilation, .. } = *shape;
         let (in_size, out_size) = ([in_height, in_width], [shape.out_height(), shape.out_width()]);
@@ -35,7 +34,7 @@ impl PaddedPlane {
                 (out_size[axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1;
             span.max(padding[axis] + in_size[axis])
         });
-        // Steps are read whole, and the last one may end behind the plane.
+        // Whole steps are read, so the last step may end after the plane.
         let is_small = size[0].saturating_mul(size[1]) < PADDED_LEN_MAX;
         let pays = out_size[1] >= WIDTH_MIN && kernel[0] * kernel[1] >= TAPS_MIN;
         (stride[1] <= 2 && is_small && pays).then_some(PaddedPlane {
@@ -53,25 +52,26 @@ impl PaddedPlane {
         self.shape.kernel[0] * self.shape.kernel[1]
     }
 
-    /// The first element of row `row` of x.
+    /// The first element of row `row` of x in the padded plane.
     fn row_of_x(&self, row: usize) -> usize {
         (self.shape.padding[0] + row) * self.size[1] + self.shape.padding[1]
     }
 
-    /// The element where the first output meets tap `tap`.
+    /// The element of the padded plane where the first output meets tap `tap`.
     fn start_of_tap(&self, tap: usize) -> usize {
         let Conv2dShape { kernel, dilation, .. } = self.shape;
         let (kh, kw) = (tap / kernel[1], tap % kernel[1]);
         kh * dilation[0] * self.size[1] + kw * dilation[1]
     }
 
-    /// Elements from one row of outputs to the next, for any tap.
+    /// Elements of the padded plane from one row of outputs to the next.
     fn step(&self) -> usize {
         self.shape.stride[0] * self.size[1]
     }
 
-    /// Overwrites the columns of a channel, `[taps, images, pixels]`, from its plane of each image.
-    /// The slices of planes may go on beyond them; `padded` is zero beside them.
+    /// Overwrites the columns of a channel, `[taps, images, pixels]`, from the channel's plane of
+    /// each image. The slices in `planes` may be longer than a plane. `padded` is zero around the
+    /// plane.
     pub(super) fn gather<'a, E: Element>(
         &self,
         planes: impl Iterator<Item = &'a [E]>,
@@ -91,7 +91,8 @@ impl PaddedPlane {
         }
     }
 
-    /// [`PaddedPlane::gather`] in steps of `S`, with rows of `W`, or of any length if that is 0.
+    /// [`PaddedPlane::gather`] with steps of `S`, and rows of `W`; rows may have any length if `W`
+    /// is 0.
     fn gather_rows<'a, E: Element, const S: usize, const W: usize>(
         &self,
         planes: impl Iterator<Item = &'a [E]>,
@@ -115,7 +116,7 @@ impl PaddedPlane {
         }
     }
 
-    /// Adds the columns of a channel and an image to `sums`, a plane of x, tap by tap.
+    /// Adds the columns of a channel of one image to `sums`, a plane of x, tap by tap.
     pub(super) fn add_up<T: SimdFloat>(
         &self,
         columns: &[T],
@@ -136,7 +137,8 @@ impl PaddedPlane {
         }
     }
 
-    /// [`PaddedPlane::add_up`] in steps of `S`, with rows of `W`, or of any length if that is 0.
+    /// [`PaddedPlane::add_up`] with steps of `S`, and rows of `W`; rows may have any length if `W`
+    /// is 0.
     fn add_up_rows<T: SimdFloat, const S: usize, const W: usize>(
         &self,
         columns: &[T],
@@ -162,7 +164,7 @@ impl PaddedPlane {
     }
 }
 
-/// Copies a row: `W` steps take a few instructions, any other length a call.
+/// Copies a row. Rows of `W` steps take a few instructions, other rows a call.
 #[inline(always)]
 fn copy_row<E: Element, const S: usize, const W: usize>(from: &[E], to: &mut [E]) {
     let (steps, []) = from.as_chunks::<S>() else { return to.copy_from_slice(from) };
@@ -173,7 +175,7 @@ fn copy_row<E: Element, const S: usize, const W: usize>(from: &[E], to: &mut [E]
     }
 }
 
-/// Copies the first of every `S` numbers of `from`: `W` of them take a few instructions.
+/// Copies the first of every `S` numbers of `from`. `W` such numbers take a few instructions.
 #[inline(always)]
 fn copy_steps<E: Element, const S: usize, const W: usize>(from: &[E], to: &mut [E]) {
     let (from, _) = from.as_chunks::<S>();
@@ -187,7 +189,7 @@ fn copy_steps<E: Element, const S: usize, const W: usize>(from: &[E], to: &mut [
     }
 }
 
-/// Adds to the first of every `S` numbers of `to`.
+/// Adds `from` to the first of every `S` numbers of `to`.
 #[inline(always)]
 fn add_steps<T: SimdFloat, const S: usize, const W: usize>(from: &[T], to: &mut [T]) {
     let (to, _) = to.as_chunks_mut::<S>();

@@ -7,11 +7,10 @@ use super::transpose::Placement;
 use crate::ops::conv2d::phases::{Phase, Phases};
 
 /// Elements of a strip's frame and results, unless one row of results needs more: 64 KiB of f32.
-/// For planes of 112x112 half as many took as long, and twice as many some percent longer.
+/// For planes of 112x112, half this length was as fast; twice this length was some percent slower.
 const STRIP_LEN_MAX: usize = 16 * 1024;
 
-/// Elements of a plane from those that are transposed to those that are fetched for later, where a
-/// plane has several strips.
+/// Distance in elements between transposing and prefetching, where a plane has several strips.
 const FETCH_LEN: usize = 128;
 
 /// The sizes of frames and strips.
@@ -21,20 +20,20 @@ pub(super) struct Frame {
     pub(super) in_size: [usize; 2],
     /// Rows and columns of a plane of the result.
     pub(super) size: [usize; 2],
-    /// Rows and columns of the source from one result of a phase to the next.
+    /// Rows and columns of the source between neighbouring results of a phase.
     pub(super) stride: [usize; 2],
     /// Rows of zeros above the source, and columns of zeros to the left of it.
     pub(super) before: [usize; 2],
-    /// Rows that one row of results reads, from the first to the last.
+    /// Rows of the source that one row of results reads, with the rows in between.
     reach: usize,
-    /// Columns with the same remainder by the stride. They are neighbours in a frame, so that a tap
-    /// is one run of pixels.
+    /// Columns with the same remainder modulo the stride. Such columns are neighbours in a frame,
+    /// so that a tap reads one run of pixels.
     run_len: usize,
-    /// Rows of the result from one of a phase to the next.
+    /// Rows of the result between neighbouring rows of a phase.
     pub(super) step: usize,
-    /// Rows of the largest phase.
+    /// Rows of the phase with the most rows.
     pub(super) rows: usize,
-    /// Rows of a phase in a strip; the last strip may have fewer.
+    /// Rows of each phase in a strip; the last strip may have fewer.
     pub(super) strip_rows: usize,
 }
 
@@ -42,7 +41,8 @@ impl Frame {
     pub(super) fn of(phases: &Phases) -> Self {
         let mut stride = [1; 2];
         let (mut in_size, mut step, mut rows) = ([0; 2], 1, 0);
-        // The farthest that a tap is from its result, on both sides, and the last column of all.
+        // The largest distance of a tap from its result, on both sides, and the last column that a
+        // tap reads.
         let (mut before, mut after, mut last) = ([0_isize; 2], 0_isize, 0_isize);
         for Phase { geometry, step: phase_step, .. } in phases.iter() {
             (in_size, stride, step) = (geometry.in_size, geometry.stride, phase_step[0]);
@@ -89,13 +89,13 @@ impl Frame {
         index % self.stride[1] * self.run_len + index / self.stride[1]
     }
 
-    /// Rows that `count` rows of results read.
+    /// Rows of the source that `count` rows of results read.
     pub(super) fn row_count(&self, count: usize) -> usize {
         (count - 1) * self.stride[0] + self.reach
     }
 
-    /// Elements from the element of a plane that is transposed to the element that is fetched
-    /// meanwhile: of a later strip, or of the next bundle.
+    /// Elements between the element that is transposed and the element that is prefetched at the
+    /// same time. The latter belongs to a later strip, or to the next bundle.
     pub(super) fn ahead(&self, plane_len: usize) -> usize {
         if self.strip_rows < self.rows { FETCH_LEN } else { LANES * plane_len }
     }
@@ -105,18 +105,18 @@ impl Frame {
         self.row_count(self.strip_rows) * self.pitch()
     }
 
-    /// Elements of a strip: its frame and its results, with the slack that transposing them needs.
+    /// Elements of a strip: its frame, its results, and the slack for transposing.
     pub(super) fn strip_len(&self) -> usize {
         let results = (self.strip_rows * self.step).min(self.size[0]) * self.size[1];
         (self.pixel_count() + results + LANES) * LANES
     }
 }
 
-/// The places that are the same for all bundles.
+/// The places that all bundles share.
 pub(super) struct Plan {
     pub(super) frame: Frame,
     pub(super) phases: Vec<PhasePlan>,
-    /// The place of each tap in the kernel, phase by phase.
+    /// The index of each tap in the kernel, phase by phase.
     pub(super) taps: Vec<usize>,
     /// The pixel of the frame that each tap meets for the first result of a strip.
     pub(super) offsets: Vec<usize>,
@@ -129,7 +129,7 @@ pub(super) struct Plan {
 /// A phase of the plan.
 pub(super) struct PhasePlan {
     pub(super) phase: Phase,
-    /// The phase's taps among those of the plan.
+    /// Range of the phase's taps in [`Plan::taps`].
     pub(super) taps: Range<usize>,
 }
 
@@ -159,7 +159,7 @@ impl Plan {
         Plan { frame, phases: plans, taps, offsets, in_columns, out_columns }
     }
 
-    /// The places of a source row's columns in the frame.
+    /// The places in the frame of the columns of a source row.
     pub(super) fn columns(&self) -> Placement<'_> {
         let Frame { in_size: [_, width], stride: [_, stride], before: [_, left], .. } = self.frame;
         match stride {

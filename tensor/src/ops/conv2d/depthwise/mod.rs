@@ -1,19 +1,19 @@
-//! Depthwise convolutions, in which each channel is a group, with planes for lanes.
+//! Depthwise convolutions, where each channel is a group. The lanes of a vector are planes.
 //!
-//! Here an output has few products, and its neighbours in other channels share neither weights nor
-//! pixels with it. So a vector holds one pixel of a *bundle*: sixteen planes that follow each other
-//! in memory, of one image or several. Each tap is one multiply-add of whole vectors, however
-//! narrow a plane is. The price is a transpose of the planes, twice for y and dx:
+//! Here an output has few products, and outputs of other channels share neither weights nor pixels
+//! with it. So a vector holds one pixel of a *bundle*: sixteen planes that are consecutive in
+//! memory, of one image or several. Each tap is one multiply-add of whole vectors, even for narrow
+//! planes. The price is a transpose of the planes, twice for y and dx:
 //!
 //! - forward: y = b + Σ over taps of w · x, in the order of the taps; y is overwritten.
 //! - gradient of x: the same sum of dy, in phases (`phases.rs`); dx is overwritten.
 //! - gradient of w: dw = Σ over images and pixels of x · dy; dw is overwritten. The lanes are
-//!   channels of one image, so that each image adds to the sums of the image before.
+//!   channels of one image, and each image adds to the sums of the previous image.
 //!
-//! The source of a bundle is transposed to a *frame*, `[rows, columns, 16]` with zeros around it,
-//! so that no border needs a branch (`frame.rs`). For large planes a frame holds the rows of one
-//! *strip* of results; the next strip moves the rows that both read, and transposes the new ones
-//! (`strips.rs`). Inner loops are `transpose.rs` and `sums.rs`.
+//! The source of a bundle is transposed to a *frame*, `[rows, columns, 16]`. Zeros surround the
+//! frame, so that no border needs a branch (`frame.rs`). For large planes a frame holds the source
+//! rows of one *strip* of results. The next strip moves the rows that both strips read, and
+//! transposes the new rows (`strips.rs`). Inner loops are `transpose.rs` and `sums.rs`.
 
 mod frame;
 mod strips;
@@ -37,10 +37,11 @@ use transpose::{Pixel, TransposeKernels, zeros};
 /// Planes of a bundle.
 const LANES: usize = LANE_COUNT_MAX;
 
-/// Planes of all images, at least: most lanes of the only bundle of fewer planes are empty.
+/// Smallest number of planes of all images. With fewer planes, most lanes of the only bundle are
+/// empty.
 const PLANES_MIN: usize = 8;
 
-/// Channels, at least: most lanes of the gradient of w for fewer channels are empty.
+/// Smallest number of channels. With fewer channels, most lanes of the gradient of w are empty.
 const CHANNELS_MIN: usize = 4;
 
 /// A convolution of each channel with a kernel of its own.
@@ -50,7 +51,7 @@ pub(super) struct Depthwise {
 }
 
 impl Depthwise {
-    /// A convolution that has work, and a group for each channel on both sides.
+    /// A convolution that has work, where each channel on both sides is a group.
     pub(super) fn of(shape: &Conv2dShape) -> Option<Self> {
         let Conv2dShape { batch, in_channels, out_channels, groups, .. } = *shape;
         let is_depthwise = [in_channels, out_channels] == [groups; 2];
@@ -102,14 +103,14 @@ impl Depthwise {
         self.shape.kernel[0] * self.shape.kernel[1]
     }
 
-    /// Elements of one row of the table of kernels: all channels, and then the first channels again
-    /// for bundles that end in the next image.
+    /// Elements of a row of the table of kernels: all channels, then the first channels again for
+    /// bundles that continue in the next image.
     fn table_row_len(&self) -> usize {
         (self.shape.groups + LANES - 1).next_multiple_of(LANES)
     }
 
     /// Elements of scratch for y or dx: the table of kernels, and for each task the kernels of a
-    /// bundle and a strip.
+    /// bundle and one strip.
     fn output_workspace_len(&self, phases: &Phases) -> usize {
         let row_count = self.taps() + 1;
         let bundles = (self.shape.batch * self.shape.groups).div_ceil(LANES);
@@ -125,7 +126,7 @@ impl Depthwise {
         units.count * self.taps() * LANES + units.count.div_ceil(units.per_task) * frame.strip_len()
     }
 
-    /// Overwrites y with the phases' convolutions of the source.
+    /// Overwrites y with the convolutions of the source in all phases.
     fn convolve<E: Element, T: SimdFloat>(
         &self,
         pool: &Pool,
@@ -136,7 +137,7 @@ impl Depthwise {
         let (plan, row_count) = (Plan::of(phases), self.taps() + 1);
         let [in_len, out_len] = [plan.frame.in_size, plan.frame.size].map(|[h, w]| h * w);
         let (table, scratch) = workspace.split_at_mut(row_count * self.table_row_len());
-        // The table is small: sharing it among threads would take longer.
+        // The table is small: with several threads, filling it would take longer.
         self.fill_table(w, b, table);
         let table = &*table;
         let bundles = (self.shape.batch * self.shape.groups).div_ceil(LANES);
@@ -161,7 +162,7 @@ impl Depthwise {
         );
     }
 
-    /// Fills the table: a row of biases, and a row for each tap.
+    /// Fills the table with a row of biases and a row of weights for each tap.
     fn fill_table<E: Element, T: SimdFloat>(&self, w: &[E], b: Option<&[E]>, table: &mut [T]) {
         let row_len = self.table_row_len();
         let (biases, weights) = table.split_at_mut(row_len);
@@ -174,7 +175,8 @@ impl Depthwise {
         T::dispatch(TransposeKernels { kernels: w, taps: self.taps(), table: weights, row_len });
     }
 
-    /// Copies the biases and the weights of the bundle of plane `first`, in the order of the plan.
+    /// Copies the biases and weights for the bundle that begins with plane `first`, in the order of
+    /// the plan.
     fn kernels_of<T: SimdFloat>(
         &self,
         first: usize,
@@ -213,8 +215,8 @@ impl Depthwise {
     }
 }
 
-/// The cut of the gradient of w: bundles of the channels, and as many parts of the batch as keep
-/// all tasks busy.
+/// The cut of the gradient of w: bundles of channels, and enough parts of the batch to keep all
+/// tasks busy.
 struct WeightUnits {
     bundles: usize,
     batch: usize,
@@ -223,7 +225,7 @@ struct WeightUnits {
     per_task: usize,
 }
 
-/// The range of one sum of the gradient of w.
+/// The channels and images of one partial sum of the gradient of w.
 struct WeightUnit {
     channel: usize,
     images: std::ops::Range<usize>,

@@ -1,4 +1,4 @@
-//! The strips of a bundle, one after the other in the same memory.
+//! The strips of a bundle. Strips take turns in the same memory.
 
 use super::LANES;
 use super::frame::{Frame, PhasePlan, Plan};
@@ -10,7 +10,7 @@ use crate::dtype::Element;
 /// Planes of a bundle.
 #[derive(Clone, Copy)]
 pub(super) struct Planes<'a, E> {
-    /// The elements from the first plane on; the slice may go on beyond the bundle.
+    /// The elements from the first plane on. The slice may be longer than the bundle.
     pub(super) elements: &'a [E],
     /// Elements of a plane.
     pub(super) len: usize,
@@ -22,21 +22,21 @@ pub(super) struct Strips<'a, T> {
     plan: &'a Plan,
     pixels: &'a mut [Pixel<T>],
     results: &'a mut [Pixel<T>],
-    /// The row of the source that the frame begins with; negative above the source.
+    /// The source row that the frame begins with; negative above the source.
     first_row: isize,
-    /// Rows in the frame.
+    /// Number of rows in the frame.
     row_count: usize,
 }
 
 impl<'a, T: SimdFloat> Strips<'a, T> {
     pub(super) fn new(plan: &'a Plan, scratch: &'a mut [T]) -> Self {
         let (pixels, results) = scratch.as_chunks_mut().0.split_at_mut(plan.frame.pixel_count());
-        // Columns beside the source stay zero for all strips.
+        // Columns beside the source stay zero in all strips.
         pixels.fill(zeros());
         Strips { plan, pixels, results, first_row: 0, row_count: 0 }
     }
 
-    /// The first row, and the number of rows, of each strip: rows of a phase.
+    /// The first row and the number of rows of each strip, in rows of a phase.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<T> {
         let Frame { rows, strip_rows, .. } = self.plan.frame;
         (0..rows).step_by(strip_rows).map(move |first| (first, strip_rows.min(rows - first)))
@@ -80,7 +80,7 @@ impl<'a, T: SimdFloat> Strips<'a, T> {
         }
     }
 
-    /// Adds the products of the planes of an image to `dw`, a pixel for each tap.
+    /// Adds the products of an image's planes to `dw`, which has one pixel for each tap.
     pub(super) fn add_weights<E: Element>(
         &mut self,
         x: Planes<'_, E>,
@@ -92,7 +92,7 @@ impl<'a, T: SimdFloat> Strips<'a, T> {
         self.row_count = 0;
         for (first, count) in self.rows() {
             self.fill(x, first, count);
-            // Rows of dy follow each other without a gap.
+            // Rows of dy are contiguous.
             let (row_count, columns) = match count * width {
                 LANES.. => (1, Placement::Run { first: 0, width: count * width }),
                 _ => (count, Placement::Places(out_columns)),
@@ -118,7 +118,7 @@ impl<'a, T: SimdFloat> Strips<'a, T> {
         }
     }
 
-    /// Fills the frame with the rows that `count` rows of results read, from `first` on.
+    /// Fills the frame with the source rows that `count` rows of results read, from row `first` on.
     fn fill<E: Element>(&mut self, source: Planes<'_, E>, first: usize, count: usize) {
         let frame = &self.plan.frame;
         let (pitch, [height, width]) = (frame.pitch(), frame.in_size);
@@ -128,7 +128,7 @@ impl<'a, T: SimdFloat> Strips<'a, T> {
         let kept = (self.row_count - gone).min(row_count);
         self.pixels.copy_within(gone * pitch..(gone + kept) * pitch, 0);
         (self.first_row, self.row_count) = (first_row, row_count);
-        // The new rows of the source, as rows of the frame.
+        // The range of the new source rows, in rows of the frame.
         let [begin, end] = [0, height].map(|row| {
             let row = row.cast_signed() - first_row;
             row.clamp(kept.cast_signed(), row_count.cast_signed()).cast_unsigned()

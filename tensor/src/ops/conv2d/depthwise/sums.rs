@@ -4,20 +4,20 @@ use super::transpose::Pixel;
 use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 
-/// Computes rows of sums: a bias, and the products of the taps in their order.
+/// Computes rows of sums: a bias plus the products of the taps in order.
 pub(super) struct SumRows<'a, T> {
     pub(super) frame: &'a [Pixel<T>],
-    /// Pixels of the frame from one row of sums to the next.
+    /// Pixels of the frame between neighbouring rows of sums.
     pub(super) row_step: usize,
     pub(super) bias: &'a Pixel<T>,
     /// A weight for each tap.
     pub(super) weights: &'a [Pixel<T>],
-    /// The pixel of the frame that a tap meets for the first sum.
+    /// The pixel of the frame that each tap meets for the first sum.
     pub(super) offsets: &'a [usize],
     /// Rows and columns of sums.
     pub(super) size: [usize; 2],
     pub(super) sums: &'a mut [Pixel<T>],
-    /// Pixels from one row, and column, of sums to the next.
+    /// Pixels between neighbouring rows, and neighbouring columns, of sums.
     pub(super) sums_step: [usize; 2],
 }
 
@@ -34,10 +34,9 @@ impl<T: SimdFloat> SimdKernel<T> for SumRows<'_, T> {
     }
 }
 
-/// Columns of a block of sums: the count that takes the least time for `width`. A tap loads a
-/// weight and a pixel for each sum, and takes as long as eight loads at least, since a multiply-add
-/// waits four cycles for the one before it. Planes have 7 · 2^n columns more often than any other
-/// number.
+/// Columns of a block of sums: the count that is fastest for `width`. A tap loads a weight and a
+/// pixel for each sum. A tap takes at least as long as eight loads, because a multiply-add waits
+/// four cycles for the previous multiply-add. Planes of 7 · 2^n columns are the most frequent ones.
 fn block_columns(width: usize) -> usize {
     let cost = |&columns: &usize| width.div_ceil(columns) * (columns + 1).max(8);
     let fitting = [14, 8, 7, 4].into_iter().filter(|&columns| columns <= width);
@@ -50,7 +49,7 @@ impl<T: SimdFloat> SumRows<'_, T> {
         let [height, width] = self.size;
         for row in 0..height {
             for first in (0..width).step_by(COLUMNS) {
-                // The last block computes some sums of the one before it again.
+                // The last block computes some sums of the previous block again.
                 let first = first.min(width - COLUMNS);
                 for lane in (0..LANE_COUNT_MAX).step_by(S::LANE_COUNT) {
                     self.block::<S, COLUMNS>(simd, row, first, lane);
@@ -67,7 +66,7 @@ impl<T: SimdFloat> SumRows<'_, T> {
         first: usize,
         lane: usize,
     ) {
-        // Asserted once, or each load would be checked.
+        // Asserted once; otherwise each load would be checked.
         assert!(lane + S::LANE_COUNT <= LANE_COUNT_MAX);
         let mut sums = [simd.load(&self.bias[lane..]); COLUMNS];
         let at = row * self.row_step + first;
@@ -90,9 +89,9 @@ impl<T: SimdFloat> SumRows<'_, T> {
 pub(super) struct SumTaps<'a, T> {
     pub(super) dy: &'a [Pixel<T>],
     pub(super) frame: &'a [Pixel<T>],
-    /// Pixels of the frame from one row of dy to the next.
+    /// Pixels of the frame between neighbouring rows of dy.
     pub(super) row_step: usize,
-    /// The pixel of the frame that a tap meets for the first pixel of dy.
+    /// The pixel of the frame that each tap meets for the first pixel of dy.
     pub(super) offsets: &'a [usize],
     /// Rows and columns of dy.
     pub(super) size: [usize; 2],
@@ -106,7 +105,8 @@ impl<T: SimdFloat> SimdKernel<T> for SumTaps<'_, T> {
         let count = self.offsets.len();
         let mut tap = 0;
         while tap < count {
-            // Blocks are nearly equal: a multiply-add waits four cycles for the one before it.
+            // Blocks are nearly equal, because a multiply-add waits four cycles for the previous
+            // multiply-add.
             let left = count - tap;
             tap += match left.div_ceil(left.div_ceil(TAPS_MAX)) {
                 9 => self.taps::<S, 9>(simd, tap),
@@ -122,7 +122,7 @@ impl<T: SimdFloat> SimdKernel<T> for SumTaps<'_, T> {
     }
 }
 
-/// Taps of a block, at most: each has a pointer and a sum, which are to stay in registers.
+/// Largest number of taps of a block. Each tap has a pointer and a sum in registers.
 const TAPS_MAX: usize = 9;
 
 impl<T: SimdFloat> SumTaps<'_, T> {
@@ -137,7 +137,7 @@ impl<T: SimdFloat> SumTaps<'_, T> {
 
     #[inline(always)]
     fn block<S: Simd<T>, const TAPS: usize>(&mut self, simd: S, tap: usize, lane: usize) {
-        // Asserted once, or each load would be checked.
+        // Asserted once; otherwise each load would be checked.
         assert!(lane + S::LANE_COUNT <= LANE_COUNT_MAX);
         let [height, width] = self.size;
         let offsets = &self.offsets[tap..][..TAPS];

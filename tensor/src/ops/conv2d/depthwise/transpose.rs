@@ -10,11 +10,11 @@ use crate::dtype::{Element, same_type_mut};
 /// One pixel, or one weight, of each plane of a bundle.
 pub(super) type Pixel<T> = [T; LANE_COUNT_MAX];
 
-/// Pixels left over from squares, at most, that are copied one by one.
+/// Largest number of leftover pixels that are copied one by one instead of as a square.
 const SCALARS_MAX: usize = 2;
 
-/// A square of planes and pixels; narrower vectors use a part of it. No vector straddles two cache
-/// lines.
+/// A square of planes and pixels; narrower vectors use a part of the square. No vector straddles
+/// two cache lines.
 #[repr(align(64))]
 struct Square<T>([Pixel<T>; LANE_COUNT_MAX]);
 
@@ -29,8 +29,8 @@ pub(super) fn zeros<T: SimdFloat>() -> Pixel<T> {
     [T::ZERO; LANE_COUNT_MAX]
 }
 
-/// Transposes kernels`[C, taps]` to a table`[taps, row_len]`, whose rows wrap around: the first
-/// channel follows the last one.
+/// Transposes kernels `[C, taps]` to a table `[taps, row_len]`. Rows of the table wrap around: the
+/// first channel follows the last channel.
 pub(super) struct TransposeKernels<'a, E, T> {
     pub(super) kernels: &'a [E],
     pub(super) taps: usize,
@@ -53,16 +53,17 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for TransposeKernels<'_, E, T> {
     }
 }
 
-/// Transposes rows of a bundle's planes to pixels, and writes them to places in rows of `pitch`.
+/// Transposes rows of a bundle's planes to pixels, and writes the pixels to rows of `pitch`.
 pub(super) struct PlaceRows<'a, E, T> {
     /// The elements from the first row of the first plane on.
     pub(super) source: &'a [E],
-    /// Elements from one plane to the next.
+    /// Elements between neighbouring planes.
     pub(super) plane_len: usize,
     pub(super) plane_count: usize,
     pub(super) row_count: usize,
-    /// Elements from the element that is transposed to the element that is fetched meanwhile.
-    /// Planes are too many streams, or too short ones, for the processor to foresee their course.
+    /// Elements between the element that is transposed and the element that is prefetched. The
+    /// processor's own prefetching does not follow the planes: there are too many of them, or they
+    /// are too short.
     pub(super) ahead: usize,
     pub(super) columns: Placement<'a>,
     pub(super) pixels: &'a mut [Pixel<T>],
@@ -71,9 +72,10 @@ pub(super) struct PlaceRows<'a, E, T> {
 
 /// The places of a row's columns.
 pub(super) enum Placement<'a> {
-    /// `width` neighbours, at least the lanes of a vector: they are transposed in place.
+    /// `width` contiguous places, at least the lanes of a vector. Columns are transposed into
+    /// place.
     Run { first: usize, width: usize },
-    /// `width` columns that alternate between two runs: a stride of two.
+    /// `width` columns that alternate between two runs, for a stride of two.
     TwoRuns { firsts: [usize; 2], width: usize },
     /// A place for each column.
     Places(&'a [usize]),
@@ -132,8 +134,8 @@ impl<E: Element, T: SimdFloat> PlaceRows<'_, E, T> {
         }
     }
 
-    /// Transposes squares that go on in the next row, so that few are half empty where planes are
-    /// narrow.
+    /// Transposes squares that continue in the next row. For narrow planes, few squares are then
+    /// half empty.
     #[inline(always)]
     fn place_each<S: Simd<T>>(&mut self, simd: S, places: &[usize]) {
         let lanes = S::LANE_COUNT;
@@ -208,12 +210,12 @@ impl<E: Element, T: SimdFloat> PlaceRows<'_, E, T> {
 
 /// Transposes pixels of results to rows of a bundle's planes.
 pub(super) struct TransposeBack<'a, E, T> {
-    /// The pixels, and a square behind them.
+    /// The pixels, followed by room for one more square.
     pub(super) pixels: &'a [Pixel<T>],
     pub(super) pixel_count: usize,
     /// The elements from the first row of the first plane on.
     pub(super) y: &'a mut [E],
-    /// Elements from one plane to the next.
+    /// Elements between neighbouring planes.
     pub(super) plane_len: usize,
     pub(super) plane_count: usize,
 }

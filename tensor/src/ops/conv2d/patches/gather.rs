@@ -1,4 +1,4 @@
-//! Moves between planes of x and their columns.
+//! Copies between planes of x and their columns.
 
 use super::{Block, Patches};
 use crate::cpu::math::SimdFloat;
@@ -9,7 +9,7 @@ use crate::dtype::{Element, is_same_type};
 use crate::ops::conv2d::rows::fill_row;
 use crate::ops::conv2d::shape::Conv2dShape;
 
-/// Columns of a kernel from which a row is moved as a transposed matrix.
+/// Smallest number of kernel columns for which a row is moved by a transpose.
 const TRANSPOSED_MIN: usize = 4;
 
 /// Copies planes of x to their columns.
@@ -47,9 +47,9 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for Gather<'_, E> {
     }
 }
 
-/// `to[j * to_stride + i] = from[i * N + j]` for `i` below `width`, at least the lanes of a vector,
-/// and `j` below N, in blocks whose size the compiler knows. The last block starts early enough to
-/// be whole.
+/// `to[j * to_stride + i] = from[i * N + j]` for `i` below `width` and `j` below N. `width` is at
+/// least the lanes of a vector. The compiler knows the size of the blocks; the last block starts
+/// early enough to be whole.
 #[inline(always)]
 fn split_steps<E: Element, const N: usize>(
     from: &[E],
@@ -70,19 +70,19 @@ fn split_steps<E: Element, const N: usize>(
     }
 }
 
-/// The bits of x in a number of the type that is computed in, which has room for them.
+/// The bits of x in a number of type T, which is at least as large.
 #[inline(always)]
 fn carry<E: Element, T: SimdFloat>(x: E) -> T {
     if is_same_type::<E, T>() { bytemuck::cast(x) } else { bytemuck::cast([x, E::ZERO]) }
 }
 
-/// The number that [`carry`] was given.
+/// The inverse of [`carry`].
 #[inline(always)]
 fn carried<E: Element, T: SimdFloat>(x: T) -> E {
     if is_same_type::<E, T>() { bytemuck::cast(x) } else { bytemuck::cast::<T, [E; 2]>(x)[0] }
 }
 
-/// Adds columns to their planes of dx.
+/// Adds columns to the planes of dx.
 pub(super) struct PutBack<'a, E, T> {
     pub(super) patches: &'a Patches,
     pub(super) block: &'a Block,
@@ -90,7 +90,7 @@ pub(super) struct PutBack<'a, E, T> {
     pub(super) b: Option<&'a [E]>,
     /// The channel of the first plane.
     pub(super) first_channel: usize,
-    /// The planes, which hold their bias; places that no tap meets keep it.
+    /// The planes of dx, filled with their bias. Places that no tap meets keep the bias.
     pub(super) dx: &'a mut [E],
 }
 
@@ -123,7 +123,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for PutBack<'_, E, T> {
     }
 }
 
-/// Writes two columns, each with a bias added, to places that alternate: both at once, in vectors.
+/// Adds a bias to two columns and interleaves both in dx, in vectors.
 #[inline(always)]
 fn put_back_pairs<E: Element, T: SimdFloat, S: Simd<T>>(
     simd: S,

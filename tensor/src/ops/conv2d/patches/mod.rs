@@ -1,16 +1,15 @@
-//! Convolutions that read each number of x at most once: patches that do not overlap.
+//! Convolutions that read each number of x at most once: patches do not overlap.
 //!
-//! Where no side of the kernel is longer than the stride along it and nothing is padded, the im2col
-//! matrix of an image, columns`[K, P]`, is x`[C, H, W]` in another order. With one tap and no
-//! stride it is x as it lies. The three products are products of plain matrices:
+//! If the kernel is at most as long as the stride on both axes and there is no padding, the im2col
+//! matrix of an image, columns `[K, P]`, is x `[C, H, W]` in another order. With one tap and no
+//! stride the columns are x itself. The three products are products of plain matrices:
 //!
 //! - forward: y`[O, P]` = w`[O, K]` · columns
-//! - gradient of x: columns = w`[O, K]`ᵀ · dy, which are put back to their places in dx
-//! - gradient of w: dw = dy · columnsᵀ, added up over the images
+//! - gradient of x: columns = w`[O, K]`ᵀ · dy, then the columns are moved to their places in dx
+//! - gradient of w: dw = dy · columnsᵀ, summed over the images
 //!
-//! Columns are made for one *block* at a time: a few images, or a *band* of pixels of one image.
-//! They are in the type that x is stored in. The columns of dx are sums, in the type that is
-//! computed in.
+//! Columns exist for one *block* at a time: a few images, or a *band* of pixels of one image. The
+//! columns have the stored type of x. The columns of dx are sums, in the type of the computation.
 
 mod gather;
 
@@ -31,13 +30,13 @@ use gather::{Gather, PutBack};
 /// Elements of the columns, unless a few pixels have more: 1 MiB of f32.
 const COLUMNS_LEN_MAX: usize = 256 * 1024;
 
-/// Pixels of a band, at least, unless a plane has fewer.
+/// Smallest number of pixels of a band, unless a plane has fewer.
 const BAND_PIXELS_MIN: usize = 64;
 
-/// Elements of the columns that are worth a task.
+/// Elements of the columns in one task, at least.
 const TASK_LEN: usize = 16 * 1024;
 
-/// Channels of x that fill too few columns of a product.
+/// Channels of x up to which a product has too few columns.
 const NARROW_MAX: usize = 32;
 
 /// A convolution of one group that reads each number of x at most once.
@@ -51,9 +50,10 @@ pub(super) struct Patches {
     taps: usize,
     /// Taps of all channels, K.
     k_len: usize,
-    /// Rows and columns of a band: several rows have all columns. The last band may be smaller.
+    /// Rows and columns of a band. A band of several rows has all columns. The last band may be
+    /// smaller.
     band: [usize; 2],
-    /// Images of a block: more than one only if bands are whole planes.
+    /// Images of a block: more than 1 only if bands are whole planes.
     images: usize,
 }
 
@@ -68,7 +68,7 @@ struct Block {
 }
 
 impl Block {
-    /// Pixels of y in each image.
+    /// Pixels of the block in each image.
     fn len(&self) -> usize {
         self.size[0] * self.size[1]
     }
@@ -101,7 +101,7 @@ impl Patches {
         Some(Patches { shape: *shape, in_pixels, out_size, taps, k_len, band, images })
     }
 
-    /// True if the columns are x as it lies.
+    /// True if the columns are x itself.
     fn is_plain(&self) -> bool {
         self.taps == 1 && self.shape.stride == [1, 1]
     }
@@ -140,7 +140,7 @@ impl Patches {
         }
     }
 
-    /// dx, plus `b` for each of its channels.
+    /// dx, plus the bias of each channel of dx.
     fn backward_input<E: Element, T: SimdFloat>(&self, pool: &Pool, slices: Slices<'_, E, T>) {
         let Slices { factors: [dy, w], bias: b, to: dx, workspace } = slices;
         let outs = self.shape.out_channels;
@@ -204,20 +204,20 @@ impl Patches {
         }
     }
 
-    /// True if the product for dw has the channels of x for rows, and for columns the channels of
-    /// dy, which are more.
+    /// True if dw is computed transposed: channels of x as rows, and channels of dy, of which there
+    /// are more, as columns.
     fn is_narrow(&self) -> bool {
         let outs = self.shape.out_channels;
         self.is_plain() && self.k_len <= NARROW_MAX && 2 * self.k_len <= outs
     }
 
-    /// Images whose products for a narrow dw are computed side by side.
+    /// Images whose products for a narrow dw are computed in parallel.
     fn weight_parts(&self) -> usize {
         let copies_max = (PARTIALS_LEN_MAX / self.shape.w_len()).clamp(1, TASK_COUNT_MAX);
         self.shape.batch.min(copies_max)
     }
 
-    /// A narrow dw: dwᵀ`[K, O]` = x · dyᵀ.
+    /// A narrow dw, computed transposed: dwᵀ`[K, O]` = x · dyᵀ.
     fn backward_narrow_weight<E: Element, T: SimdFloat>(
         &self,
         pool: &Pool,
@@ -283,7 +283,7 @@ impl Patches {
         columns
     }
 
-    /// Adds the columns of a block to their places of dx, which hold the bias of their channel.
+    /// Adds the columns of a block to their places in dx, which hold the bias of their channel.
     fn put_back<E: Element, T: SimdFloat>(
         &self,
         pool: &Pool,
@@ -304,8 +304,8 @@ impl Patches {
         });
     }
 
-    /// The rows that a block's rows meet, for each row of the kernel: the first of the columns, and
-    /// the first place in a plane of x.
+    /// The rows of the block for each row of the kernel: the index of the row's first column
+    /// element, and the first place in a plane of x.
     fn rows(&self, block: &Block) -> impl Iterator<Item = [usize; 2]> {
         let Conv2dShape { kernel, stride, in_width, .. } = self.shape;
         let (len, width, first, count) = (block.len(), block.size[1], block.first, block.size[0]);
@@ -323,10 +323,10 @@ impl Patches {
     pub(super) fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
         match product {
             Product::Forward => stored_len::<E, T>(self.columns_len()),
-            // Columns are sums.
+            // Columns are sums in `T`.
             Product::BackwardInput => self.columns_len(),
             Product::BackwardWeight if self.is_narrow() => self.weight_parts() * self.shape.w_len(),
-            // Sums of dw need a place of their own if dw is of a half type.
+            // If dw is of a half type, its sums need memory of their own.
             Product::BackwardWeight => {
                 let sums_len = if is_same_type::<E, T>() { 0 } else { self.shape.w_len() };
                 stored_len::<E, T>(self.columns_len()) + sums_len
@@ -352,12 +352,13 @@ impl Patches {
     }
 }
 
-/// The first product of a result that holds its bias, if there is one.
+/// The mode of the first product: accumulates if the result already holds its bias.
 fn start_with<E>(bias: Option<&[E]>) -> WriteMode {
     if bias.is_some() { WriteMode::Accumulate } else { WriteMode::Overwrite }
 }
 
-/// The images of a block as a batch of products, whose operands are `strides` apart.
+/// The images of a block as a batch of products; `strides` separate the operands of neighbouring
+/// images.
 fn images_of(block: &Block, strides: [usize; 3]) -> Batch {
     Batch::new(&[block.images.len()], strides.each_ref().map(std::slice::from_ref))
 }

@@ -1,27 +1,27 @@
 // For tensor cores.
 //
 // Convolution of x[N, C, H, W] with w[O, C/G, KH, KW] to y[N, O, OH, OW] by tensor cores, and its
-// gradients; overwritten. Factors in f32 are rounded to tf32, which has 11 of its 24 binary digits. x
-// and dy are first copied such that the channels of a pixel lie side by
-// side (NHWC), and w the channels of a tap: what a tap meets is then whole packs of 16 bytes, which
-// are copied into shared memory while others are multiplied. Channels of a group are filled up with
-// zeros to whole packs. Blocks have 256 threads.
+// gradients; overwritten. Factors in f32 are rounded to tf32, which has 11 of its 24 binary digits.
+// x and dy are first copied such that the channels of a pixel lie side by side (NHWC), and w such
+// that the channels of a tap do. A tap then reads whole packs of 16 bytes, which are copied into
+// shared memory while other packs are multiplied. Zeros fill up the channels of a group to whole
+// packs. Blocks have 256 threads.
 
 enum : u32 {
-  PACK = 16 / sizeof(Stored),  // elements of 16 bytes
+  PACK = 16 / sizeof(Stored),  // elements in 16 bytes
   COLUMNS = 128,               // of a block's tile of the result
   STEP_PACKS = 4,
-  STEP = STEP_PACKS * PACK,    // of K, which are multiplied at a time
-  DEPTH_AT_ONCE = 2 * PACK,    // of K, which a tensor core multiplies
+  STEP = STEP_PACKS * PACK,    // length of K in a step of the loop
+  DEPTH_AT_ONCE = 2 * PACK,    // length of K in a tensor core's product
 #if defined(__CUDACC__) && __CUDA_ARCH__ < 800
   STAGES = 2,
 #else
-  STAGES = 3,                  // steps that are in shared memory
+  STAGES = 3,                  // steps in shared memory
 #endif
 };
 
-// Of a convolution along one axis. What is read is the source, x or, for dx, dy; what is written is
-// the result, y or dx.
+// The sizes of a convolution along one axis. The source is the tensor that is read: x, or dy for
+// dx. The result is the tensor that is written: y or dx.
 struct Side {
   u64 source_len, result_len;
   u64 kernel, stride, padding, dilation;
@@ -31,7 +31,8 @@ struct Conv {
   u64 images, groups;
   u64 source_channels, result_channels;  // of a group
   Side height, width;
-  // Places of the result of an image, and of a row of them; for dx those of one phase.
+  // Division by the places of the result in an image, and in a row. For dx, the places of one
+  // phase.
   Divisor by_places, by_columns;
 };
 
@@ -39,7 +40,7 @@ __device__ inline u32 in_whole_packs(u64 channels) {
   return ((u32)channels + PACK - 1) / PACK * PACK;
 }
 
-// A factor as tensor cores take it: of f32 what is nearest in tf32, of two the one farther from 0.
+// Rounds a factor for tensor cores: f32 to the nearest number in tf32, ties away from 0.
 __device__ inline float to_factor(float value) {
   bool is_nan = value != value;
   return is_nan ? value : __uint_as_float((__float_as_uint(value) + 0x1000) & 0xffffe000);
@@ -50,15 +51,15 @@ __device__ inline Half to_factor(Half value) {
 }
 
 // to[image, place, group, channels in whole packs] = from[image, group, channel, place]. A grid is
-// (64 places, 64 channels, images and groups, in turns).
+// (64 places, 64 channels, images · groups); the last dimension is a grid-stride loop.
 extern "C" __global__ void __launch_bounds__(256)
     KERNEL(channels_last)(Stored* to, const Stored* from, u32 images, u32 groups, u32 channels,
                           u32 places) {
   enum : u32 { SIDE = 64, ROW = SIDE + 2 };
-  // By places. Neighbouring ones are in neighbouring banks.
+  // Indexed by place. Neighbouring places begin in neighbouring banks.
   __shared__ __align__(16) Stored tile[SIDE * ROW];
   u32 depth = in_whole_packs(channels);
-  // Those of this block that are written.
+  // Number of this block's channels that are written.
   u32 rows = depth - blockIdx.y * SIDE < SIDE ? depth - blockIdx.y * SIDE : (u32)SIDE;
   u32 first_place = blockIdx.x * SIDE, first_channel = blockIdx.y * SIDE;
   bool in_fours = places % 4 == 0 && is_aligned<4>(from);
@@ -89,16 +90,16 @@ extern "C" __global__ void __launch_bounds__(256)
       u64 line = ((u64)image * places + place) * groups + group;
       store_pack<PACK>(to, (line * depth + first_channel + channel) / PACK, pack);
     }
-    // The next plane is written over this one.
+    // The next plane overwrites the tile.
     __syncthreads();
   }
 }
 
-// Copies of a pack from memory to shared memory that go on while the thread works. Those since the
-// last `close` are a group.
+// Asynchronous copies of packs from memory to shared memory. The copies since the last `close` form
+// a group.
 struct Copies {
 #ifndef __CUDACC__
-  // Done as late as they may be.
+  // Copies are done as late as is allowed.
   struct Copy {
     Stored* to;
     const Stored* from;
@@ -108,7 +109,7 @@ struct Copies {
   u32 count = 0, group = 0;
 #endif
 
-  // Zeros where nothing is there.
+  // Starts a copy, or writes zeros if `is_there` is false.
   __device__ void start(Stored* to, const Stored* from, bool is_there) {
 #ifndef __CUDACC__
     under_way[count++] = {to, is_there ? from : nullptr, group};
@@ -132,7 +133,7 @@ struct Copies {
 #endif
   }
 
-  // Until at most so many groups are under way.
+  // Waits until at most GROUPS groups are under way.
   template <u32 GROUPS>
   __device__ void wait() {
 #ifndef __CUDACC__
@@ -153,7 +154,7 @@ struct Copies {
   }
 };
 
-// What a thread has of a tile of the result: a warp has half of its rows and a quarter of its
+// A thread's sums of a tile of the result. A warp has half of the tile's rows and a quarter of its
 // columns, in blocks of 16 by 8.
 template <u32 ROWS>
 struct Sums {
@@ -163,7 +164,7 @@ struct Sums {
   static __device__ u32 first_row() { return threadIdx.x / 128 * WARP_ROWS; }
   static __device__ u32 first_column() { return threadIdx.x / 32 % 4 * WARP_COLUMNS; }
 
-  // Calls with row, column and both sums of each pair that lies side by side.
+  // Calls `work` with row, column and both sums of each pair of neighbouring columns.
   template <typename Work>
   __device__ void for_each_pair(const Work& work) const {
     u32 lane = threadIdx.x % 32;
@@ -182,26 +183,26 @@ struct Sums {
   }
 };
 
-// Where shared memory has a pack. Those that are read at once lie in different banks.
+// Places of packs in shared memory. Packs that are read at once lie in different banks.
 //
-// By lines, rows of A and columns of B, of a step's packs each.
+// The place of a pack of a line: a row of A or a column of B, with all packs of a step.
 __device__ inline u32 place_in_lines(u32 line, u32 pack) {
   return line * STEP + (pack ^ line / 2 % STEP_PACKS) * PACK;
 }
-// By the places of the step, of packs of `LINES` lines. Of half types eight places of a pack are read
-// at once, of f32 four places of two packs.
+// The place of a pack of place `k` of the step; packs lie along `LINES` lines. For half types,
+// eight places of one pack are read at once; for f32, four places of two packs.
 template <u32 LINES>
 __device__ inline u32 place_in_step(u32 k, u32 pack) {
   return k * LINES + (pack ^ (sizeof(Stored) == 4 ? k % 4 * 2 : k % 8)) * PACK;
 }
 
-// Element `line` of place `k` of a step, of f32.
+// Element `line` of place `k` of a step, for f32.
 template <u32 LINES>
 __device__ inline u32 word_in_step(const Stored* tile, u32 k, u32 line) {
   return __float_as_uint(tile[place_in_step<LINES>(k, line / PACK) + line % PACK]);
 }
 
-// Adds the products of a step. `IS_TURNED`: of each k lines lie side by side.
+// Adds the products of a step. `IS_TURNED`: the lines of each k lie side by side.
 template <u32 ROWS, bool IS_TURNED>
 __device__ inline void multiply_step(const Stored* a_tile, const Stored* b_tile, Sums<ROWS>& sums) {
   typedef Sums<ROWS> Of;
@@ -253,7 +254,7 @@ __device__ inline void multiply_step(const Stored* a_tile, const Stored* b_tile,
   }
 }
 
-// Multiplies all steps that `loader` starts copies of.
+// Multiplies all steps; `loader` starts the copies.
 template <u32 ROWS, typename Loader>
 __device__ inline void multiply_steps(Loader& loader, u32 step_count, Stored* shared,
                                       Sums<ROWS>& sums) {
@@ -268,7 +269,8 @@ __device__ inline void multiply_steps(Loader& loader, u32 step_count, Stored* sh
   u32 stage = 0;
   for (u32 step = 0; step < step_count; step++) {
     copies.wait<STAGES - 2>();
-    // All have this step's packs, and are done with the last one, which is written over.
+    // All threads have the packs of this step and are done with the previous step, whose memory is
+    // reused.
     __syncthreads();
     Stored* to = shared + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_LEN;
     if (step + STAGES - 1 < step_count) loader.load(copies, to, to + A_LEN);
@@ -281,8 +283,8 @@ __device__ inline void multiply_steps(Loader& loader, u32 step_count, Stored* sh
   __syncthreads();
 }
 
-// Along one axis, what meets what: the result's place `phase + apart * i` meets for each j < count
-// the source's place `i * scale + offset + j * step` by the tap `first + j * tap_step`.
+// The correspondence along one axis. Place `phase + apart * i` of the result meets, for each j <
+// count, place `i * scale + offset + j * step` of the source by tap `first + j * tap_step`.
 struct Axis {
   u32 apart, phase;
   u32 scale;
@@ -290,12 +292,13 @@ struct Axis {
   u32 first, tap_step, count;
 };
 
-// Of y.
+// The axis for y.
 __device__ inline Axis forward_axis(const Side& side) {
   return {1, 0, (u32)side.stride, -(i32)side.padding, (i32)side.dilation, 0, 1, (u32)side.kernel};
 }
 
-// Of the places of dx that are `phase` more than a multiple of the stride: they meet the same taps.
+// The axis for the places of dx with remainder `phase` modulo the stride. These places meet the
+// same taps.
 __device__ inline Axis backward_axis(const Side& side, u32 phase) {
   i32 stride = (i32)side.stride, dilation = (i32)side.dilation;
   i32 start = (i32)(phase + (u32)side.padding);
@@ -307,7 +310,7 @@ __device__ inline Axis backward_axis(const Side& side, u32 phase) {
   return {(u32)stride, phase, 1, offset, -(i32)tap_step * dilation / stride, first, tap_step, count};
 }
 
-// Where the tile's column is in the result.
+// The place in the result of a column of the tile.
 struct Place {
   u32 image, row, column;
 };
@@ -318,8 +321,8 @@ __device__ inline Place place_of(const Conv& conv, u32 index) {
   return {image, row, rest - row * conv.by_columns.size};
 }
 
-// The taps of w[groups, rows, taps, channels in whole packs], and what they meet of
-// source[images, places, groups, channels in whole packs], in the order (kh, kw, channel).
+// Loads the taps of w[groups, rows, taps, channels in whole packs], and the places that they meet
+// in source[images, places, groups, channels in whole packs], in the order (kh, kw, channel).
 template <u32 ROWS>
 struct TapLoader {
   static const bool IS_TURNED = false;
@@ -330,14 +333,15 @@ struct TapLoader {
   const Axis& across;
   const Stored* w;
   const Stored* source;
-  u32 rows_left;  // from this thread's first on
+  u32 rows_left;  // from this thread's first row on
   u32 w_row_len;
   u32 pitch;
   u32 depth;
-  // Of this thread's columns: the place that the first tap meets, and the first of the image.
+  // For each column of this thread: the place that the first tap meets, and the first place of the
+  // image.
   i32 top[COLUMNS / LINES], left[COLUMNS / LINES];
   u32 image[COLUMNS / LINES];
-  // The next step of this thread.
+  // The position of this thread's next step.
   u32 channel, row_of_taps, tap_of_row;
 
   __device__ TapLoader(const Conv& conv, const Axis& down, const Axis& across, const Stored* w,
@@ -358,14 +362,14 @@ struct TapLoader {
       Place place = is_there ? place_of(conv, column) : Place();
       image[i] = place.image * source_len;
       left[i] = (i32)(place.column * across.scale) + across.offset;
-      // Above all that there is.
+      // A row above every image: nothing is read.
       top[i] = is_there ? (i32)(place.row * down.scale) + down.offset : -(1 << 30);
     }
     channel = threadIdx.x % STEP_PACKS * PACK;
     settle();
   }
 
-  // The channel is beyond this tap's: it is one of a later tap.
+  // Moves a channel beyond the current tap's channels on to the tap that it belongs to.
   __device__ void settle() {
     while (channel >= depth) {
       channel -= depth;
@@ -400,7 +404,7 @@ struct TapLoader {
   }
 };
 
-// Writes rows of a tile of y or dx that are in shared memory, the first of which is that of `first_row`.
+// Writes rows of a tile of y or dx from shared memory, the first one to row `first_row`.
 template <u32 ROWS>
 __device__ inline void write_rows(Stored* y, const Stored* shared, const Conv& conv,
                                   const Axis& down, const Axis& across, u32 group, u32 first_row,
@@ -439,13 +443,13 @@ __device__ inline void write_rows(Stored* y, const Stored* shared, const Conv& c
   }
 }
 
-// y or dx. A grid is (tiles of places, tiles of channels, groups and their phases).
+// Computes y or dx. A grid is (tiles of places, tiles of channels, groups · phases).
 template <u32 ROWS, bool IS_BACKWARD>
 __device__ inline void multiply_taps(Stored* y, const Stored* source, const Stored* w,
                                      const Stored* bias, const Conv& conv) {
   enum : u32 {
     RESULT_ROW = COLUMNS + PACK,  // rows begin at different banks
-    // Of the result in f32 half is in shared memory at a time, that of half of the warps.
+    // For f32, shared memory holds half of the result at a time: the half of one half of the warps.
     ROUNDS = sizeof(Stored) == 4 ? 2 : 1,
     ROUND_ROWS = ROWS / ROUNDS,
     STAGES_LEN = STAGES * STEP * (ROWS + COLUMNS),
@@ -482,13 +486,13 @@ __device__ inline void multiply_taps(Stored* y, const Stored* source, const Stor
     __syncthreads();
     write_rows<ROUND_ROWS>(y, shared, conv, down, across, group, first_row + round_row,
                            first_column);
-    // The next round is written over this one.
+    // The next round overwrites shared memory.
     if (round + 1 < ROUNDS) __syncthreads();
   }
 }
 
-// Of the pixels of y from `next` on, dy[pixel, groups, rows in whole packs], and what the taps of the
-// tile's columns meet of x[pixel, groups, channels in whole packs].
+// Loads pixels of y from `next` on: dy[pixel, groups, rows in whole packs], and the elements of
+// x[pixel, groups, channels in whole packs] that the taps of the tile's columns meet.
 template <u32 ROWS>
 struct PixelLoader {
   static const bool IS_TURNED = true;
@@ -537,7 +541,7 @@ struct PixelLoader {
     for (u32 i = 0; i < STEP / B_AT_ONCE; i++) {
       u32 k = threadIdx.x / B_PACKS + i * B_AT_ONCE;
       Place place = place_of(conv, next + k);
-      // Those before the first row and column become numbers beyond the last.
+      // Rows and columns before the first one wrap to numbers beyond the last one.
       u32 row = place.row * (u32)conv.height.stride + (u32)row_offset;
       u32 column = place.column * (u32)conv.width.stride + (u32)column_offset;
       u32 height = (u32)conv.height.source_len, width = (u32)conv.width.source_len;
@@ -550,8 +554,8 @@ struct PixelLoader {
   }
 };
 
-// A part of the pixels' sums for dw, parts[part, groups, rows, taps, channels in whole packs]. A grid
-// is (tiles of taps and channels, tiles of rows, groups and parts).
+// Sums a part of the pixels for dw: parts[part, groups, rows, taps, channels in whole packs]. A
+// grid is (tiles of taps and channels, tiles of rows, groups · parts).
 template <u32 ROWS>
 __device__ inline void multiply_pixels(float* parts, const Stored* x, const Stored* dy,
                                        u32 part_count, const Conv& conv) {
@@ -597,8 +601,8 @@ STAMP(64, channels_last_conv2d, channels_last_backward_input, channels_last_back
 STAMP(128, channels_last_tall_conv2d, channels_last_tall_backward_input,
       channels_last_tall_backward_weight)
 
-// dw[filter, channel, tap] = Σ parts[part, filter, tap, channel in whole packs], in their order.
-// `len` is that of a part.
+// dw[filter, channel, tap] = Σ parts[part, filter, tap, channel in whole packs], in the order of
+// the parts. `len` is the length of a part.
 extern "C" __global__ void KERNEL(channels_last_sum_parts)(Stored* dw, const float* parts,
                                                            u32 part_count, u32 channels, u32 len,
                                                            Divisor by_depth, Divisor by_taps) {
@@ -606,7 +610,7 @@ extern "C" __global__ void KERNEL(channels_last_sum_parts)(Stored* dw, const flo
     u32 line = by_depth.quotient((u32)i), channel = (u32)i - line * by_depth.size;
     if (channel >= channels) continue;
     float sum = 0;
-    // Elements are few: a thread waits for many loads at a time.
+    // There are few elements, so a thread waits for many loads at a time.
 #pragma unroll 16
     for (u32 part = 0; part < part_count; part++) sum += parts[(u64)part * len + i];
     u32 filter = by_taps.quotient(line), tap = line - filter * by_taps.size;

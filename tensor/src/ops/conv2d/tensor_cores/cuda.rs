@@ -10,7 +10,7 @@ use crate::ops::conv2d::shape::Conv2dShape;
 use crate::ops::conv2d::{Conv2d, Product};
 use Parameter::{Read, U32, Words, Write};
 
-/// `struct Conv`.
+/// The kernel parameter `struct Conv`, in words.
 const CONV: Parameter = Words(20);
 
 /// Places and channels that a block copies.
@@ -96,8 +96,8 @@ pub(in super::super) fn run(
     cuda.launch(image, &kernel, on_tiles, &[y.to_write(), source, w, bias, sizes])
 }
 
-/// A block for each tile of the result of each group, phase and part. `None` where there are more
-/// than the kernels, which count in 32 bits, or a grid can have.
+/// A block for each tile of the result of each group, phase and part. `None` if the kernels, which
+/// count in 32 bits, or a grid cannot have that many.
 pub(in super::super) fn tiles(of: &ChannelsLast, conv: &Conv2d) -> Option<Grid> {
     let shape = &conv.shape;
     len_of(&[shape.batch, of.places[0], of.places[1]])?;
@@ -112,7 +112,7 @@ pub(in super::super) fn tiles(of: &ChannelsLast, conv: &Conv2d) -> Option<Grid> 
     fits.then_some(Grid { blocks, threads: [TILE_THREADS, 1, 1], shared_bytes: 0 })
 }
 
-/// `struct Conv` of `channels_last.cu`.
+/// The words of the kernel parameter `struct Conv` of `channels_last.cu`.
 fn words(of: &ChannelsLast, shape: &Conv2dShape) -> Vec<u64> {
     let side = |axis: usize| {
         let Conv2dShape { kernel, stride, padding, dilation, .. } = *shape;

@@ -1,4 +1,4 @@
-//! The products of half types, and of f32 as tf32, on NVIDIA devices: operands are copied into
+//! The products of half types, and of f32 as tf32, on NVIDIA devices. Operands are copied into
 //! scratch memory with the channels of a pixel side by side (NHWC), so that tensor cores read their
 //! factors in whole packs; see `channels_last.cu`. Sizes are the same with and without a device.
 
@@ -9,7 +9,7 @@ use super::shape::Conv2dShape;
 use super::{Conv2d, Product};
 use crate::dtype::DType;
 
-/// Bytes of a pack, which is copied as a whole.
+/// Bytes of a pack, the unit of copies.
 const PACK_BYTES: usize = 16;
 
 /// Rows and columns of a tile of the result.
@@ -21,7 +21,7 @@ const TALL_TILE: usize = 128;
 /// Blocks that keep a large device busy: two on each of its multiprocessors.
 const BLOCKS_WANTED: usize = 264;
 
-/// The sizes of a product as the kernels see it.
+/// The sizes of a product in the terms of the kernels.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only the length is asked for"))]
 pub(super) struct ChannelsLast {
     /// Channels of a group of the source: of x or, for dx, of dy.
@@ -40,21 +40,21 @@ pub(super) struct ChannelsLast {
     tiles: [usize; 2],
     /// Rows of a tile.
     tile_rows: usize,
-    /// Cuts of the pixels for dw, else 1.
+    /// Number of parts of the pixels for dw, else 1.
     parts: usize,
     /// Elements of w with its channels in whole packs.
     filters_len: usize,
     /// Elements of a pack.
     pack: usize,
-    /// Elements of the two copies.
+    /// Elements of the two copied operands.
     copies: [usize; 2],
     /// Elements of the parts' sums in f32.
     sums: usize,
 }
 
 impl ChannelsLast {
-    /// True if tensor cores take the product. Channels are filled up to whole packs, which would be
-    /// mostly zeros in groups with few channels.
+    /// True if tensor cores take the product. Several groups with fewer channels than a pack are
+    /// refused: the zeros that fill up their packs would be most of the work.
     pub(super) fn takes(conv: &Conv2d) -> bool {
         let Conv2dShape { in_channels, out_channels, groups, .. } = conv.shape;
         let pack = PACK_BYTES / conv.dtype.size_bytes();
@@ -80,7 +80,7 @@ impl ChannelsLast {
             if is_of_input { (out_size, in_size) } else { (in_size, out_size) };
         let stride = if is_of_input { shape.stride } else { [1, 1] };
         let places = [0, 1].map(|axis| result_size[axis].div_ceil(stride[axis]));
-        // A grid may have too few blocks for them: see `cuda::tiles`.
+        // Phases may be too many for a grid: `check` refuses such a product.
         let phases = stride[0].saturating_mul(stride[1]);
 
         let taps = shape.kernel[0] * shape.kernel[1];
@@ -123,15 +123,15 @@ impl ChannelsLast {
         }
     }
 
-    /// The starts of the source, the other factor and the parts' sums in scratch memory, and the
-    /// end, in elements of f32.
+    /// Offsets in scratch memory of the source, the other factor and the parts' sums, and the end,
+    /// in elements of f32.
     fn scratch(&self) -> [usize; 4] {
-        // Copies are whole packs of four elements of f32.
+        // A pack is four elements of f32.
         let [source, other] = self.copies.map(|len| len / self.pack * 4);
         [0, source, source + other, source + other + self.sums]
     }
 
-    /// Elements of scratch, of f32.
+    /// Elements of scratch, in f32.
     pub(super) fn scratch_len(&self) -> usize {
         let [.., len] = self.scratch();
         len
@@ -144,11 +144,12 @@ impl ChannelsLast {
     }
 }
 
-/// Parts of the pixels for dw, so that all of a device has work.
+/// Number of parts of the pixels for dw that gives a whole device work.
 fn parts(shape: &Conv2dShape, filter_len: usize, blocks: usize) -> usize {
-    /// Pixels of a part, at least: its sums are written, and read again.
+    /// Smallest number of pixels of a part. Each part costs writing its sums and reading them
+    /// again.
     const PIXELS_MIN: usize = 512;
-    /// Elements of all parts, at most.
+    /// Largest number of elements of all parts.
     const PARTS_LEN_MAX: usize = 8 << 20;
     let pixels = shape.batch * shape.out_height() * shape.out_width();
     let len = shape.out_channels * filter_len;

@@ -7,9 +7,9 @@ use crate::dtype::{Element, convert_slice};
 use crate::ops::conv2d::geometry::Geometry;
 use crate::ops::conv2d::rows::{fill_row, lane};
 
-/// Fills the tile of output rows `first_row..` from `source`, the planes of its channels. Where
-/// channels are multiplied in pairs, two planes become one of the tile; `joined` has room for their
-/// rows.
+/// Fills the tile of output rows from `first_row` on from `source`, the planes of its channels. If
+/// channels are multiplied in pairs, two planes become one plane of the tile; `joined` has room for
+/// their rows.
 pub(super) fn fill_planes<E: Element, T: SimdFloat>(
     geometry: &Geometry,
     tiling: &Tiling,
@@ -35,7 +35,8 @@ pub(super) fn fill_planes<E: Element, T: SimdFloat>(
     }
 }
 
-/// Joins two channels: a number of each in every lane, or 0 where there is no second channel.
+/// Joins two channels: each lane gets one number of each channel. The numbers of a missing second
+/// channel are 0.
 struct JoinRows<'a, E, T> {
     low: &'a [E],
     high: &'a [E],
@@ -57,7 +58,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for JoinRows<'_, E, T> {
     }
 }
 
-/// Fills the tile of output rows `first_row..` from `source`, the planes of its channels.
+/// Fills the tile of output rows from `first_row` on from `source`, the planes of its channels.
 pub(super) fn fill<E: Element, T: Element>(
     geometry: &Geometry,
     tiling: &Tiling,
@@ -68,13 +69,13 @@ pub(super) fn fill<E: Element, T: Element>(
     let fill = Fill { geometry, tiling, source, first_row, tile };
     match (tiling.layout, geometry.stride[1]) {
         (Layout::PaddedRows, _) => fill.padded_rows(),
-        // Rows are copied by a function that knows its processor.
+        // Rows are copied by a function for the instruction set of the processor.
         (Layout::Copies, 1) => fill.planes(),
         (Layout::Copies, _) => f32::dispatch(fill),
     }
 }
 
-/// A tile that is to be filled.
+/// A tile to fill.
 struct Fill<'a, E, T> {
     geometry: &'a Geometry,
     tiling: &'a Tiling,
@@ -146,15 +147,15 @@ impl<E: Element, T: Element> Fill<'_, E, T> {
     }
 }
 
-/// The source row that row `row` of a tile shows; none in the padding.
+/// The source row of row `row` of a tile; `None` in the padding.
 fn source_row(geometry: &Geometry, first_row: usize, row: usize) -> Option<usize> {
     let row = (first_row * geometry.stride[0] + row).checked_add_signed(-geometry.padding[0])?;
     (row < geometry.in_size[0]).then_some(row)
 }
 
-/// [`fill`] for one kernel column where input and output rows have the same length: the whole
-/// plane is one copy, displaced by `shift`, and only the columns that wrapped around are cleared.
-/// Without it small images spend more time in calls to copy than in arithmetic.
+/// [`fill`] for kernels of one column whose input and output rows have the same length. The whole
+/// plane is one copy, displaced by `shift`; then the columns that wrapped around are cleared. Row
+/// by row, small images would spend more time in calls to copy than in arithmetic.
 fn fill_shifted<E: Element, T: Element>(
     geometry: &Geometry,
     plane: &[E],
@@ -177,7 +178,7 @@ fn fill_shifted<E: Element, T: Element>(
         tile.fill(T::ZERO);
         return;
     }
-    // `from` may start before the plane or end after it, but only by columns cleared below.
+    // `from` may start before the plane or end after it. All columns outside are cleared below.
     let from = (begin.cast_signed() - top) * width.cast_signed() + shift;
     let skip = (-from).max(0).cast_unsigned();
     let from = from.max(0).cast_unsigned();

@@ -1,7 +1,7 @@
-//! Convolutions of any sizes, as implicit products of matrices over tiles of the source.
+//! Convolutions of any size, as implicit products of matrices over tiles of the source.
 //!
 //! A tile (`tiling.rs`) is filled once (`fill.rs`) and multiplied with all weights of a unit
-//! (`units.rs`), so the im2col matrix never exists as a whole:
+//! (`units.rs`). So the im2col matrix never exists as a whole:
 //!
 //! - forward, gradient of x: `output.rs`; its inner loops are `output_tile.rs`.
 //! - gradient of w: `weight.rs`. The lanes of its inner loops are output channels
@@ -31,7 +31,7 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Any convolution, also one that has no work.
+    /// Tiles for any convolution, even without work.
     pub(super) fn of(shape: &Conv2dShape) -> Self {
         Tiles { shape: *shape }
     }

@@ -1,10 +1,9 @@
-//! y and dx by tiles: y`[O, P]` = w`[O, K]` · tile`[K, P]`, overwritten; dx is a convolution of dy
-//! in phases (`phases.rs`), whose kernels are turned around.
+//! y and dx by tiles: y`[O, P]` = w`[O, K]` · tile`[K, P]`, overwritten. dx is a convolution of dy
+//! in phases (`phases.rs`), with the kernel turned around.
 //!
-//! E is the type in memory, T the type that is computed in: tiles, weights and sums are of T. Where
-//! the processor multiplies bf16 in pairs, an element of a tile and of the weights is a pair of two
-//! channels of the source. Sums are then as near to the exact ones, but subnormal numbers count as
-//! 0.
+//! E is the type in memory, T the type of the computation: tiles, weights and sums are of T. If the
+//! processor multiplies bf16 in pairs, an element of a tile and of the weights is a pair of two
+//! source channels. Sums are then equally accurate, but subnormal numbers count as 0.
 
 use super::fill::fill_planes;
 use super::output_tile::{OutputTile, PackWeights};
@@ -21,7 +20,7 @@ use crate::ops::conv2d::phases::{Phase, Phases};
 use crate::ops::conv2d::way::Slices;
 use crate::write_mode::WriteMode;
 
-/// The cut of a phase. The phases of a result differ in their tiles alone.
+/// The cut of a phase into units. The phases of a result differ in nothing but their tiles.
 fn output_units<E: Element, T: SimdFloat>(phases: &Phases, phase: &Phase) -> Units {
     let is_in_place = is_same_type::<E, T>() && phases.is_one();
     let role = if is_in_place { Role::Output } else { Role::PlacedOutput };
@@ -33,7 +32,7 @@ fn phases_with_taps(phases: &Phases) -> impl Iterator<Item = Phase> {
     phases.iter().filter(|phase| phase.geometry.tap_count() > 0)
 }
 
-/// Elements of scratch on any processor, those included that multiply in pairs.
+/// Elements of scratch that suffice on any processor, with or without products in pairs.
 pub(super) fn workspace_len<E: Element, T: SimdFloat>(phases: Phases) -> usize {
     let len = phases_workspace_len::<E, T>(&phases);
     match E::DTYPE {
@@ -42,7 +41,8 @@ pub(super) fn workspace_len<E: Element, T: SimdFloat>(phases: Phases) -> usize {
     }
 }
 
-/// A bias for each channel, the weights in the order of their use, and the tasks' tiles.
+/// Elements of scratch: a bias for each channel, the weights in the order of their use, and the
+/// tasks' tiles.
 fn phases_workspace_len<E: Element, T: SimdFloat>(phases: &Phases) -> usize {
     let mut weights_len = 0;
     let mut tiles_len = 0;
@@ -108,7 +108,7 @@ fn dispatch<T: SimdFloat>(geometry: &Geometry, kernel: impl SimdKernel<T>) {
     }
 }
 
-/// Packs the weights of all phases, one phase after the other, each in parts of a unit's channels.
+/// Packs the weights phase by phase. The weights of a phase are in parts of a unit's channels.
 fn pack_weights<E: Element, T: SimdFloat>(
     pool: &Pool,
     phases: &Phases,
@@ -162,7 +162,7 @@ impl<E: Element, T: SimdFloat> Operands<'_, E, T> {
     }
 }
 
-/// Writes the outputs of a phase without a tap to y, planes of `size`, one for each bias.
+/// Writes the outputs of a phase without a tap to y: planes of `size`, with one bias each.
 fn write_biases<E: Element, T: SimdFloat>(
     phase: &Phase,
     size: [usize; 2],
@@ -182,16 +182,16 @@ fn write_biases<E: Element, T: SimdFloat>(
 struct OutputRows {
     first_row: usize,
     row_count: usize,
-    /// Sums from one channel to the next.
+    /// Sums between neighbouring channels.
     out_len: usize,
-    /// Sums before the first of each channel.
+    /// Sums before the first sum of each channel.
     first_pixel: usize,
 }
 
 /// A phase of one unit.
 struct UnitProduct<'a, E, T> {
     phase: Phase,
-    /// True if the phase is all of the result.
+    /// True if the phase is the whole result.
     is_whole: bool,
     /// Rows and columns of a plane of the result.
     size: [usize; 2],
@@ -227,7 +227,7 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
         let (joined, sums) = scratch.split_at_mut(joined_len);
         for first_row in (0..height).step_by(tiling.row_count) {
             let row_count = tiling.row_count.min(height - first_row);
-            // All columns, unless there is one row.
+            // A piece has all columns, unless there is only one row.
             let first_pixel = first_row * width + column;
             let mut product = |y: &mut [T], out_len, first_pixel| {
                 let rows = OutputRows { first_row, row_count, out_len, first_pixel };
@@ -252,7 +252,7 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
         }
     }
 
-    /// Overwrites the sums of some rows.
+    /// Overwrites the sums of some rows with the products of all taps.
     fn add_rows(
         &self,
         rows: &OutputRows,
@@ -293,7 +293,7 @@ impl<E: Element, T: SimdFloat> UnitProduct<'_, E, T> {
     }
 }
 
-/// Writes the sums of rows of a phase to their places in a plane.
+/// Writes the sums of a phase's rows to their places in a plane.
 struct PlaceSums<'a, E, T> {
     phase: &'a Phase,
     /// Rows and columns of the plane.
@@ -307,7 +307,7 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for PlaceSums<'_, E, T> {
     #[inline(always)]
     fn run<S: Simd<T>, const ROWS: usize, const COLS: usize>(self, simd: S) {
         let PlaceSums { phase, size, first_row, sums, y } = self;
-        // Rounding is in vectors, before the sums are spread.
+        // Vectors round the sums, before the sums are spread.
         let mut rounded = [E::ZERO; 4 * LANE_COUNT_MAX];
         let step = phase.step[1];
         for (row, sums) in sums.chunks_exact(phase.geometry.out_size[1]).enumerate() {

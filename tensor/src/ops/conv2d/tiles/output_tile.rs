@@ -1,7 +1,7 @@
-//! The inner loops of y and dx: weights times a tile, vectors over pixels.
+//! The inner loops of y and dx: weights times a tile, with pixels in the lanes.
 //!
 //! Weights are packed in blocks of a few output channels, `[K, block]` each, so that a block is
-//! read once, from start to end.
+//! read once and in order.
 
 #![expect(
     clippy::needless_range_loop,
@@ -16,7 +16,7 @@ use crate::ops::conv2d::rows::lane;
 use crate::ops::conv2d::weight_order::WeightOrder;
 use crate::write_mode::WriteMode;
 
-/// Channels of the next block when `left` are left and the register file takes `rows`.
+/// Number of channels in the next block, if `left` are left and the registers hold `rows`.
 fn block_len(rows: usize, left: usize) -> usize {
     match left {
         _ if left >= rows => rows,
@@ -68,7 +68,8 @@ impl<E: Element, T: SimdFloat> PackWeights<'_, E, T> {
                 }
             }
             for height in heights.places() {
-                // The longer iterator is the second: `zip` takes from the first one before it ends.
+                // `zip` takes from its first iterator before it finds the second one at its end. So
+                // the longer iterator is the second.
                 for (width, to) in widths.places().zip(steps.by_ref()) {
                     let at = height * kernel[1] + width;
                     for row in 0..R {
@@ -89,18 +90,18 @@ impl<E: Element, T: SimdFloat> PackWeights<'_, E, T> {
 
 /// y`[O, P]` = or += w`[O, K]` · tile`[K, P]` for the taps and channels of one tile.
 pub(super) struct OutputTile<'a, T> {
-    /// Packed by [`PackWeights`].
+    /// Weights, packed by [`PackWeights`].
     pub(super) w: &'a [T],
     /// Weights of one output channel.
     pub(super) k_len: usize,
-    /// The first weight that `offsets` are for.
+    /// The index of the first weight for `offsets`.
     pub(super) first_k: usize,
     pub(super) tile: &'a [T],
     /// The first element of each tap in the tile.
     pub(super) offsets: &'a [usize],
     pub(super) b: &'a [T],
     pub(super) y: &'a mut [T],
-    /// Values from one output channel to the next.
+    /// Values between neighbouring output channels.
     pub(super) out_len: usize,
     pub(super) first_pixel: usize,
     pub(super) runs: Runs,
@@ -117,8 +118,8 @@ impl<T: SimdFloat> SimdKernel<T> for OutputTile<'_, T> {
         } else {
             self.panel::<S, ROWS, COLS>(simd, 0..channel);
         }
-        // Fewer rows take more columns: a multiply-add waits four cycles for the one before it, so
-        // that eight sums are needed to keep two units busy.
+        // Fewer rows take more columns. A multiply-add waits four cycles for the previous
+        // multiply-add, so that two units need eight sums to be busy.
         while channel < channels {
             let rows = block_len(ROWS, channels - channel);
             let range = channel..channel + rows;
@@ -160,7 +161,7 @@ impl<T: SimdFloat> OutputTile<'_, T> {
             let at = [run, pixel];
             let left = self.runs.len - pixel;
             let len = match left / lanes {
-                // Four are two and two: a single one would wait for its own sums.
+                // Four vectors are two and two: a single vector would wait for its own sums.
                 4 if COLS == 3 => 2 * lanes,
                 vectors if vectors >= COLS => COLS * lanes,
                 2.. => 2 * lanes,

@@ -1,18 +1,18 @@
-//! Tiles: the part of an image that a block of outputs reads, laid out so that every tap of the
-//! kernel is one contiguous run of outputs.
+//! Tiles: the part of an image that a block of outputs reads, in an order in which each tap of the
+//! kernel reads one contiguous run of elements.
 //!
-//! Where rows of outputs are whole vectors, a tile has each row once, with the zeros beside it:
-//! `[C][rows][OW + (KW - 1) · dilation]`. A row of outputs and a tap are one run then.
+//! If rows of outputs are whole vectors, a tile has each row once, with zeros on both sides:
+//! `[C][rows][OW + (KW - 1) · dilation]`. A tap then reads one run for each row of outputs.
 //!
-//! Elsewhere a tile holds, for each channel c, each kernel column and each input row, the
-//! `out_width` values that this kernel column meets along the row: `[C][KW][rows][OW]`. Output
-//! pixel p of the tile (row by row) and tap (kh, kw) then meet at `p + offset(kh, kw)`: no index
-//! arithmetic per pixel, no branch at the border, no lanes lost between rows. It costs KW copies of
-//! the rows instead of the KH·KW of im2col. With a row stride S, rows are sorted by their remainder
-//! mod S so that the rows of one tap stay adjacent.
+//! Otherwise a tile holds, for each channel c, each kernel column and each input row, the
+//! `out_width` values that this kernel column meets along the row: `[C][KW][rows][OW]`. Tap (kh,
+//! kw) then meets output pixel p of the tile (row by row) at `p + offset(kh, kw)`. Pixels need no
+//! index arithmetic, borders need no branch, and no lanes are lost between rows. The cost is KW
+//! copies of the rows, instead of the KH·KW of im2col. With a row stride S, rows are sorted by
+//! their remainder modulo S so that the rows of one tap stay adjacent.
 //!
-//! Where bf16 is multiplied in pairs, two channels of the source share a plane of the tile: an
-//! element is a lane of 32 bits that holds a number of each.
+//! If bf16 is multiplied in pairs, two source channels share a plane of the tile: an element is a
+//! lane of 32 bits that holds one number of each channel.
 
 use crate::cpu::simd::LANE_COUNT_MAX;
 use crate::dtype::Element;
@@ -22,27 +22,28 @@ use crate::ops::conv2d::geometry::Geometry;
 /// which stay in a second-level cache next to the weights.
 const TILE_LEN_MAX: usize = 32 * 1024;
 
-/// Outputs that a tile has if the image does, however many channels there are. Each tile copies the
-/// rows around it once more, so a tile of fewer channels is better than a lower one.
+/// Outputs of a tile, if the image has as many. Each tile copies the rows around it once more, so a
+/// tile of fewer channels is better than a tile of fewer rows.
 pub(super) const PIXELS_ENOUGH: usize = 256;
 
-/// Taps of all channels together whose offsets are held at once. More take several passes.
+/// Largest number of taps of all channels whose offsets are stored at once. More taps take several
+/// passes.
 pub(super) const TAP_COUNT_MAX: usize = 1024;
 
 /// The order of a channel's rows in a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// Each row once, with zeros beside it.
+    /// Each row is stored once, with zeros on both sides.
     PaddedRows,
-    /// Each row once for each column of the kernel, without anything between rows.
+    /// Each row is stored once for each column of the kernel, with nothing between rows.
     Copies,
 }
 
 impl Layout {
-    /// The layout whose outputs fill vectors.
+    /// The layout for `geometry`: padded rows, if outputs fill whole vectors.
     pub(super) fn of(geometry: &Geometry) -> Self {
         let width = geometry.out_size[1];
-        // A single vector of outputs would load as much as it multiplies.
+        // A single vector of outputs would take as many loads as products.
         let fills_vectors = width >= 2 * LANE_COUNT_MAX && width.is_multiple_of(LANE_COUNT_MAX);
         if fills_vectors && geometry.stride == [1, 1] && geometry.kernel[1] > 1 {
             Layout::PaddedRows
@@ -53,12 +54,12 @@ impl Layout {
 }
 
 impl Geometry {
-    /// Rows of the source grid that `row_count` rows of outputs span.
+    /// Rows of the source grid that `row_count` rows of outputs span, with the rows in between.
     fn span(&self, row_count: usize) -> usize {
         (row_count - 1) * self.stride[0] + (self.kernel[0] - 1) * self.dilation[0] + 1
     }
 
-    /// Elements of two planes' rows that are joined to lanes; none unless channels are in pairs.
+    /// Elements of the rows of two planes that are joined to lanes; 0 unless channels are in pairs.
     pub(super) fn joined_len(&self, row_count: usize) -> usize {
         match self.plane_channels {
             1 => 0,
@@ -66,8 +67,8 @@ impl Geometry {
         }
     }
 
-    /// The first piece of a single row of outputs that is cut because tiles of all channels would
-    /// be too large; otherwise all outputs.
+    /// The convolution of the first piece, if there is a single row of outputs and tiles of all its
+    /// channels would be too large. Otherwise the convolution of all outputs.
     pub(super) fn first_piece(&self) -> Self {
         let piece = |len: usize| Geometry { out_size: [self.out_size[0], len], ..*self };
         let is_too_long = |len: usize| {
@@ -85,9 +86,9 @@ impl Geometry {
         piece(len)
     }
 
-    /// The part of a source's plane that a tile of output rows `first_row..` shows: the first
-    /// element of the part, and the convolution with this part as its source. The part is some rows
-    /// of the plane, or some columns if there is only one row.
+    /// The part of a source plane for a tile of output rows from `first_row` on: its first element,
+    /// and the convolution with the part as source. The part is some rows of the plane, or some
+    /// columns if there is only one row.
     pub(super) fn cut(&self, first_row: usize, row_count: usize) -> (usize, Geometry) {
         let [height, width] = self.in_size;
         let first = (first_row * self.stride[0]).cast_signed() - self.padding[0];
@@ -116,7 +117,7 @@ impl Geometry {
         self.span(row_count).div_ceil(self.stride[0])
     }
 
-    /// Elements of a source row with the zeros beside it, as far as a row of outputs reads.
+    /// Elements of a padded source row, as far as a row of outputs reads.
     pub(super) fn padded_width(&self) -> usize {
         self.out_size[1] + (self.kernel[1] - 1) * self.dilation[1]
     }
@@ -132,33 +133,34 @@ impl Geometry {
     }
 }
 
-/// Runs of outputs whose taps are neighbours in a tile.
+/// Runs of outputs: each tap reads one contiguous run of the tile for each of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Runs {
     pub(super) count: usize,
     /// Outputs of a run.
     pub(super) len: usize,
-    /// Elements of the tile from one run to the next.
+    /// Elements of the tile between neighbouring runs.
     pub(super) step: usize,
 }
 
-/// The cut of an output plane into tiles: a function of the geometry only.
+/// The cut of an output plane into tiles: a function of the geometry alone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tiling {
     pub(super) layout: Layout,
-    /// Output rows of a tile; the last of a plane may have fewer.
+    /// Output rows of a tile; the last tile of a plane may have fewer.
     pub(super) row_count: usize,
-    /// Planes of a tile, each of a source channel or a pair; the last of a group may have fewer.
+    /// Planes of a tile, one for each source channel or pair of channels; the last tile of a group
+    /// may have fewer.
     pub(super) plane_count: usize,
-    /// Elements from one plane to the next.
+    /// Elements between neighbouring planes.
     pub(super) plane_len: usize,
     /// Elements of one whole image in a tile.
     pub(super) image_len: usize,
 }
 
 impl Tiling {
-    /// Tiles of `pixels_enough` outputs that share the cache with `pixel_len` further elements per
-    /// output.
+    /// Tiles of at least `pixels_enough` outputs. Each output takes `pixel_len` further elements,
+    /// which share the cache with the tile.
     pub(super) fn new(
         geometry: &Geometry,
         layout: Layout,
@@ -196,32 +198,32 @@ impl Tiling {
         }
     }
 
-    /// Images whose tiles together are no larger than a tile may be; at least 1.
+    /// Number of images whose tiles together do not exceed the largest size of a tile; at least 1.
     pub(super) fn images_that_fit(&self) -> usize {
         (TILE_LEN_MAX / self.image_len.max(1)).max(1)
     }
 
-    /// Elements of a tile of `image_count` images, with the slack that whole vectors need.
+    /// Elements of a tile of `image_count` images, with slack for whole vectors.
     pub(super) fn len(&self, image_count: usize) -> usize {
         image_count * self.image_len + LANE_COUNT_MAX
     }
 }
 
-/// The taps of a tile of some images whose offsets are held at once.
+/// Taps of a tile of some images: the taps whose offsets are stored at once.
 #[derive(Clone, Copy)]
 pub(super) struct Taps<'a, E> {
     pub(super) tile: &'a [E],
     pub(super) image_count: usize,
-    /// Elements of the tile from one image to the next.
+    /// Elements of the tile between neighbouring images.
     pub(super) image_len: usize,
     /// The first element of each tap in the tile of an image.
     pub(super) offsets: &'a [usize],
-    /// The number of the first tap among the taps of all channels.
+    /// The index of the first tap among the taps of all channels.
     pub(super) first_k: usize,
 }
 
 impl<'a, T: Element> Taps<'a, T> {
-    /// These taps, with the memory of the tile read as elements of the type that is stored.
+    /// These taps, with the elements of the tile reinterpreted as the stored type `E`.
     pub(super) fn of_stored<E: Element>(self) -> Taps<'a, E> {
         let Taps { tile, image_count, image_len, offsets, first_k } = self;
         Taps { tile: bytemuck::cast_slice(tile), image_count, image_len, offsets, first_k }
@@ -236,9 +238,9 @@ impl TapOffsets {
         TapOffsets([0; TAP_COUNT_MAX])
     }
 
-    /// The offsets of the taps `first..` of `plane_count` planes, plane by plane, at most
-    /// [`TAP_COUNT_MAX`]. One list for all planes makes the innermost loop long: where it began
-    /// anew for each channel, 3x3 kernels took 5 % more.
+    /// The offsets of at most [`TAP_COUNT_MAX`] taps of `plane_count` planes, plane by plane, from
+    /// tap `first` on. One list for all planes makes the innermost loop long: with a list for each
+    /// channel, 3x3 kernels took 5 % longer.
     pub(super) fn of(
         &mut self,
         geometry: &Geometry,

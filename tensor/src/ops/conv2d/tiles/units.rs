@@ -1,5 +1,5 @@
-//! The cut of a convolution into units and tasks: a function of the shape and of nothing else, so
-//! that neither the results nor the workspace depend on the number of threads.
+//! The cut of a convolution into units and tasks. The cut depends on the shape alone, so that
+//! neither the results nor the workspace depend on the number of threads.
 
 use std::ops::Range;
 
@@ -9,21 +9,21 @@ use super::weight_by_pixel::RUN_LEN;
 use crate::ops::conv2d::geometry::Geometry;
 use crate::ops::conv2d::way::{PARTIALS_LEN_MAX, TASK_COUNT_MAX};
 
-/// Output channels that are worth a task of their own where there are few images: each part fills
-/// the tiles of all its pixels again.
+/// Smallest number of output channels for a further task, if there are few images. Each part of the
+/// channels fills the tiles of all its pixels again.
 const PART_CHANNELS: usize = 64;
 
-/// Output channels that are worth a task of their own until there are [`TASK_COUNT_MIN`] tasks:
-/// with fewer tasks, some cores have none.
+/// Smallest number of output channels for a further task, while there are fewer than
+/// [`TASK_COUNT_MIN`] tasks: some cores would have none.
 const PART_CHANNELS_MIN: usize = 16;
 const TASK_COUNT_MIN: usize = 8;
 
-/// Pixels that a block of dw sums before it goes back to memory, if channels are its lanes. Small
-/// images are taken together.
+/// Pixels that a block of dw sums before its sums go back to memory, if channels are the lanes. A
+/// block takes several small images together.
 const BLOCK_PIXELS: usize = 64;
 
-/// The cut of a convolution into equal units, each owning a contiguous run of results, and of the
-/// units into tasks, each with a tile of its own.
+/// The cut of a convolution into equal units, and of the units into tasks. Each unit owns a
+/// contiguous run of results; each task has its own tile.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Units {
     pub(super) groups: usize,
@@ -43,18 +43,18 @@ pub(super) struct Units {
     pub(super) scratch_len: usize,
 }
 
-/// The result that the units of a convolution compute, and where its sums are.
+/// The product that the units compute, and the memory of its sums.
 #[derive(Clone, Copy)]
 pub(super) enum Role {
-    /// Pixels, from weights.
+    /// The result, y or dx.
     Output,
-    /// Pixels of a half type or of a phase, whose sums need a place of their own.
+    /// The result, of a half type or of a phase. Sums need memory of their own.
     PlacedOutput,
-    /// Weights with channels for lanes, which need a transposed dy.
+    /// The gradient of weights with channels in the lanes. dy is transposed first.
     WeightByChannel,
-    /// Weights with pixels for lanes, which read dy as it lies.
+    /// The gradient of weights with pixels in the lanes. dy is read in place.
     WeightByPixel,
-    /// Weights of a half type with pixels for lanes, which need a converted dy.
+    /// The gradient of weights of a half type with pixels in the lanes. dy is converted first.
     HalfWeightByPixel,
 }
 
@@ -68,12 +68,12 @@ pub(super) struct Unit {
 }
 
 impl Units {
-    /// Units of one image: their results are contiguous in y.
+    /// Units of one image. The results of a unit are contiguous in y.
     pub(super) fn of_output(geometry: &Geometry, role: Role) -> Self {
         Self::new(geometry, geometry.batch, role)
     }
 
-    /// Units of several images, whose sums are added up afterwards.
+    /// Units of several images. The sums of the units are added up afterwards.
     pub(super) fn of_weight(geometry: &Geometry, role: Role) -> Self {
         let dw_len =
             geometry.groups * geometry.out_channels * geometry.in_channels * geometry.tap_count();
@@ -94,7 +94,7 @@ impl Units {
         let count = batch_parts * groups * parts;
         let per_task = count.div_ceil(TASK_COUNT_MAX).max(1);
         let channels = geometry.out_channels / parts;
-        // Elements of scratch for each pixel, beside its tile.
+        // Elements of scratch for each pixel, beside the tile.
         let pixel_len = match role {
             Role::Output | Role::WeightByPixel => 0,
             Role::PlacedOutput | Role::HalfWeightByPixel => channels,

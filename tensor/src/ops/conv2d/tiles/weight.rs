@@ -1,4 +1,4 @@
-//! dw`[O, K]` = Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ, overwritten.
+//! dw by tiles: dw`[O, K]` = Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ, overwritten.
 
 use super::fill::fill;
 use super::tiling::{TAP_COUNT_MAX, TapOffsets, Taps};
@@ -18,17 +18,17 @@ use crate::ops::conv2d::shape::Conv2dShape;
 use crate::ops::conv2d::sums::{TransposeWeights, add_partials};
 use crate::ops::conv2d::way::Slices;
 
-/// The axis that the lanes of a vector lie along.
+/// The contents of the lanes of a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LaneAxis {
-    /// Output channels: dy is transposed for them to lie side by side.
+    /// Output channels. dy is transposed so that they are contiguous.
     Channels,
-    /// Pixels, which lie side by side. The lanes of each sum are added up at its end.
+    /// Pixels, which are contiguous. The lanes of each sum are added up at its end.
     Pixels,
 }
 
 impl LaneAxis {
-    /// The transpose pays where many taps use it and no lane is left over.
+    /// The axis for `geometry`. A transpose pays if many taps use it and channels fill all lanes.
     fn of(geometry: &Geometry) -> LaneAxis {
         const TAPS_MIN: usize = 96;
         const CHANNELS_MIN: usize = 8;
@@ -50,7 +50,7 @@ impl LaneAxis {
         Units::of_weight(geometry, role)
     }
 
-    /// Elements of the sums of one unit: `[K, O]` with O padded, or `[O, K]`.
+    /// Elements of the sums of one unit: `[K, O]` with padded O, or `[O, K]`.
     fn unit_len(self, geometry: &Geometry, units: &Units) -> usize {
         let channels = match self {
             LaneAxis::Channels => padded_channels(units.channels),
@@ -106,7 +106,7 @@ pub(super) fn workspace_len<E: Element, T: SimdFloat>(shape: &Conv2dShape) -> us
     units.count * lanes.unit_len(&geometry, &units) + units.workspace_len()
 }
 
-/// The operands, and their cut.
+/// The operands and the cut of the product for dw.
 struct WeightProduct<'a, E> {
     geometry: Geometry,
     lanes: LaneAxis,
@@ -117,9 +117,9 @@ struct WeightProduct<'a, E> {
     x: &'a [E],
 }
 
-/// The pixels that a tile covers: some rows of a few images.
+/// The pixels of a tile: some rows of a few images.
 struct Piece {
-    /// Group and first output channel of the unit.
+    /// The group and the first output channel of the unit.
     group: usize,
     first_channel: usize,
     first_image: usize,
@@ -152,8 +152,7 @@ impl<E: Element> WeightProduct<'_, E> {
         }
     }
 
-    /// Transposes the rows of dy if channels are the lanes, or converts them if they are of a half
-    /// type.
+    /// Transposes the rows of dy if channels are the lanes; else converts rows of a half type.
     fn prepare<T: SimdFloat>(&self, piece: &Piece, prepared: &mut [T]) {
         let (channels, pixel_count) = (self.units.channels, piece.pixel_count);
         let out_len = self.geometry.out_plane_len();
@@ -181,14 +180,14 @@ impl<E: Element> WeightProduct<'_, E> {
         }
     }
 
-    /// The first element in dy of the unit's channels of an image of the piece.
+    /// The element of dy where the unit's channels of an image of the piece begin.
     fn dy_start(&self, piece: &Piece, image: usize) -> usize {
         let out_channels = self.geometry.groups * self.geometry.out_channels;
         let channel = (piece.first_image + image) * out_channels + piece.first_channel;
         channel * self.geometry.out_plane_len()
     }
 
-    /// Adds the products of a piece, whose dy is prepared, to dw.
+    /// Adds the products of a piece to dw. dy of the piece is prepared.
     fn add_piece<T: SimdFloat>(
         &self,
         piece: &Piece,
@@ -242,7 +241,8 @@ impl<E: Element> WeightProduct<'_, E> {
         }
     }
 
-    /// Adds the products of some taps with dy, whose rows are in `prepared` if they were converted.
+    /// Adds the products of some taps with dy. `prepared` holds the rows of dy if they were
+    /// converted.
     fn add_by_pixel<T: SimdFloat>(
         &self,
         piece: &Piece,
@@ -261,8 +261,8 @@ impl<E: Element> WeightProduct<'_, E> {
         }
     }
 
-    /// Fills the tile with some source channels of a piece, in the type that is stored or in the
-    /// type that is computed in.
+    /// Fills the tile with some source channels of a piece, in the stored type or in the type of
+    /// the computation.
     fn fill<C: Element>(&self, piece: &Piece, [first, count]: [usize; 2], tile: &mut [C]) {
         let WeightProduct { geometry, units: Units { tiling, .. }, x, .. } = self;
         let tiles = tile.chunks_exact_mut(tiling.image_len).take(piece.image_count);
@@ -273,7 +273,7 @@ impl<E: Element> WeightProduct<'_, E> {
         }
     }
 
-    /// The rows of dy, one for each channel and image: in dy, or in `prepared` if they were
+    /// The rows of dy, one for each channel and image. `prepared` holds them if they were
     /// converted.
     fn rows<'a, T: SimdFloat>(&'a self, piece: &Piece, prepared: &'a [T]) -> PixelRows<'a, T> {
         if is_same_type::<E, T>() {
@@ -297,7 +297,7 @@ impl<E: Element> WeightProduct<'_, E> {
     }
 }
 
-/// Transposes the units' sums, `[K, O]` with O padded, to dw`[O, K]`.
+/// Transposes the units' sums, `[K, O]` with padded O, to dw`[O, K]`.
 fn transpose_weights<E: Element, T: SimdFloat>(
     pool: &Pool,
     units: &[T],
@@ -306,7 +306,7 @@ fn transpose_weights<E: Element, T: SimdFloat>(
     dw: &mut [E],
 ) {
     let padded = padded_channels(channels);
-    // A vector of channels is a task if they are whole vectors, else a unit.
+    // A task is a vector of channels if channels fill whole vectors; otherwise it is a unit.
     let task_channels = if channels == padded { LANE_COUNT_MAX } else { channels };
     for_each_chunk(pool, dw, task_channels * k_len, |task, dw| {
         let channel = task * task_channels;

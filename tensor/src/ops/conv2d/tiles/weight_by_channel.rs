@@ -1,11 +1,10 @@
-//! The inner loops of the gradient of w with channels for lanes: a tile times dy, vectors over
-//! output channels.
+//! The inner loops of the gradient of w with output channels in the lanes: a tile times dy.
 //!
-//! dy arrives channel by channel. It is transposed to `[P, O]` first, which costs a copy of dy and
-//! saves adding up the lanes of every sum. Sums stay `[K, O]` until the whole batch is in.
+//! dy is stored channel by channel. It is first transposed to `[P, O]`: this costs a copy of dy,
+//! and saves adding up the lanes of every sum. Sums stay `[K, O]` until the whole batch is added.
 //!
-//! Where bf16 is multiplied in pairs, a pair is two neighbouring pixels. The pairs of dy are
-//! transposed as lanes; the pairs of the tile, which is of bf16 then, are read where they lie.
+//! If bf16 is multiplied in pairs, a pair is two neighbouring pixels. The pairs of dy are
+//! transposed as lanes. The tile is of bf16, and its pairs are read in place.
 
 #![expect(
     clippy::needless_range_loop,
@@ -21,12 +20,12 @@ use crate::cpu::turn::turn_rows;
 use crate::dtype::Element;
 use crate::ops::conv2d::rows::lane;
 
-/// Output channels rounded up to whole vectors of any instruction set.
+/// Output channels, rounded up to whole vectors of any instruction set.
 pub(super) fn padded_channels(channels: usize) -> usize {
     channels.next_multiple_of(LANE_COUNT_MAX)
 }
 
-/// Transposes pixels `skip..` of dy`[O, out_len]` to `[pixel_count, O]`, with O padded by zeros.
+/// Transposes pixels from `skip` on of dy`[O, out_len]` to `[pixel_count, O]`. Zeros pad O.
 pub(super) struct TransposePixels<'a, E, T> {
     pub(super) dy: &'a [E],
     pub(super) out_len: usize,
@@ -50,8 +49,8 @@ impl<E: Element, T: SimdFloat> SimdKernel<T> for TransposePixels<'_, E, T> {
     }
 }
 
-/// Transposes pairs of pixels to `[pixel_count / 2, O]`, rounded up, with any numbers beside the
-/// channels.
+/// Transposes pairs of pixels to `[pixel_count / 2, O]`, rounded up. The padding of O may hold any
+/// numbers.
 pub(super) fn transpose_pixel_pairs<E: Element, T: SimdFloat>(
     dy: &[E],
     out_len: usize,
@@ -63,16 +62,16 @@ pub(super) fn transpose_pixel_pairs<E: Element, T: SimdFloat>(
     turn_pairs(rows, [channels, pixel_count], padded_channels(channels), transposed);
 }
 
-/// dw`[K, O]` += Σ over images of tile`[K, P]` · dy`[P, O]`, with `PIXELS` at once: 1, or 2 in
-/// pairs.
+/// dw`[K, O]` += Σ over images of tile`[K, P]` · dy`[P, O]`, with `PIXELS` pixels at once: 1, or 2
+/// in pairs.
 pub(super) struct ChannelTile<'a, E, T, const PIXELS: usize> {
-    /// Rows of padded channels, one for each pixel, or pair of pixels, of each run of each image.
+    /// Rows of padded channels: one for each pixel, or pair of pixels, in each run of each image.
     pub(super) dy: &'a [T],
     pub(super) channels: usize,
     /// The runs of an image.
     pub(super) runs: Runs,
     pub(super) taps: Taps<'a, E>,
-    /// Rows of padded channels, one for each of K.
+    /// Rows of padded channels, one for each element of K.
     pub(super) dw: &'a mut [T],
 }
 
@@ -87,7 +86,7 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> SimdKernel<T>
             let vectors = (self.channels - channel).div_ceil(lanes);
             channel += lanes
                 * match vectors {
-                    // Nine rows: the taps of a 3x3 kernel.
+                    // Nine rows are the taps of a 3x3 kernel.
                     1 if S::REGISTER_COUNT == 32 => self.column::<S, 9, 1>(simd, channel),
                     2 | 3 if S::REGISTER_COUNT == 32 => self.column::<S, 9, 2>(simd, channel),
                     4.. if S::REGISTER_COUNT == 32 => self.column::<S, 6, 4>(simd, channel),
@@ -99,7 +98,7 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> SimdKernel<T>
 }
 
 impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS> {
-    /// COLS vectors of output channels, for all of K. Returns COLS.
+    /// Computes COLS vectors of output channels for all of K. Returns COLS.
     #[inline(always)]
     fn column<S: Simd<T>, const ROWS: usize, const COLS: usize>(
         &mut self,
@@ -116,7 +115,8 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
             self.block::<S, 4, COLS>(simd, row, channel);
             row += 4;
         }
-        // The last rows go together, because a multiply-add waits four cycles for the one before.
+        // The last rows are computed together, because a multiply-add waits four cycles for the
+        // previous one.
         match row_count - row {
             0 => {}
             1 => self.block::<S, 1, COLS>(simd, row, channel),
@@ -161,7 +161,7 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
                 for col in 0..COLS {
                     vectors[col] = simd.load(&dy[col * lanes..]);
                 }
-                // Each factor is loaded where it is used, which makes it an operand in memory.
+                // Each factor is loaded at its use, so that it becomes a memory operand.
                 for row in 0..ROWS {
                     let x = simd.splat(factor(x[row][step]));
                     for col in 0..COLS {
@@ -189,7 +189,8 @@ impl<E: Element, T: SimdFloat, const PIXELS: usize> ChannelTile<'_, E, T, PIXELS
     }
 }
 
-/// Adds the products of the last pixel of each tap, of an odd number, with some vectors of dy.
+/// Adds the products with the last pixel of an odd number of pixels, for each tap and some vectors
+/// of dy.
 #[inline(always)]
 fn add_step<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
     simd: S,
@@ -211,7 +212,7 @@ fn add_step<T: SimdFloat, S: Simd<T>, const ROWS: usize, const COLS: usize>(
     }
 }
 
-/// The factor of the lanes of dy: a pixel, or a pair in one lane.
+/// The factor for all lanes of dy: a pixel, or a pair in one lane.
 #[inline(always)]
 fn factor<E: Element, T: Element, const PIXELS: usize>(pixels: [E; PIXELS]) -> T {
     match PIXELS {

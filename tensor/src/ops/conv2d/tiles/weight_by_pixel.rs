@@ -1,6 +1,6 @@
-//! The inner loops of the gradient of w with pixels for lanes. Pixels lie side by side in dy and in
-//! a tile, so neither is transposed. The lanes of a sum are added up at its end. Where bf16 is
-//! multiplied in pairs, a lane is two neighbouring pixels of dy and of a tile, as they lie.
+//! The inner loops of the gradient of w with pixels in the lanes. Pixels are contiguous in dy and
+//! in a tile, so neither is transposed. The lanes of a sum are added up at its end. If bf16 is
+//! multiplied in pairs, a lane is two neighbouring pixels of dy or of a tile.
 
 #![expect(
     clippy::needless_range_loop,
@@ -12,50 +12,50 @@ use crate::cpu::math::SimdFloat;
 use crate::cpu::simd::{LANE_COUNT_MAX, Simd, SimdKernel};
 use crate::dtype::{Element, same_type};
 
-/// Pixels that are summed before their lanes are added up: eight rows of dy of this length stay in
-/// the first-level cache while all taps read them.
+/// Pixels that are summed before their lanes are added up. Eight rows of dy of this length stay in
+/// the first-level cache while all taps read the rows.
 pub(super) const RUN_LEN: usize = 1024;
 
 /// Taps of a block of registers.
 const BLOCK_TAPS: usize = 3;
 
-/// A few images of rows of pixels, a row for each output channel.
+/// Pixels of a few images, in a row for each output channel.
 #[derive(Clone, Copy)]
 pub(super) struct PixelRows<'a, T> {
     pub(super) elements: &'a [T],
-    /// Elements from one row to the next.
+    /// Elements between neighbouring rows.
     pub(super) row_step: usize,
-    /// Elements from one image to the next.
+    /// Elements between neighbouring images.
     pub(super) image_step: usize,
 }
 
-/// dw`[O, K]` += Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ, in steps of `STEP` pixels: one for
+/// dw`[O, K]` += Σ over images of dy`[O, P]` · tile`[K, P]`ᵀ. A step takes `STEP` pixels: one for
 /// each lane, or two in pairs.
 pub(super) struct PixelTile<'a, E, T, const STEP: usize> {
     pub(super) dy: PixelRows<'a, E>,
     pub(super) channels: usize,
     pub(super) pixel_count: usize,
     pub(super) taps: Taps<'a, E>,
-    /// Rows of `k_len`.
+    /// Rows of `k_len` sums.
     pub(super) dw: &'a mut [T],
     pub(super) k_len: usize,
 }
 
-/// Pixels of a step, one or two for each lane.
+/// Pixels of a step with one pixel in each lane. In pairs, a step has twice as many.
 pub(super) const STEP_ONE_BY_ONE: usize = LANE_COUNT_MAX;
 pub(super) const STEP_IN_PAIRS: usize = 2 * LANE_COUNT_MAX;
 
 /// The lanes of a step: whole vectors of any instruction set.
 type Lanes<T> = [T; LANE_COUNT_MAX];
 
-/// Vectors of a step: no instruction set has fewer than four lanes.
+/// Largest number of vectors of a step: every instruction set has at least four lanes.
 const PARTS_MAX: usize = LANE_COUNT_MAX / 4;
 
 /// The place of a block of registers in the product.
 #[derive(Clone, Copy)]
 struct At {
     first_pixel: usize,
-    /// At most `RUN_LEN`.
+    /// Number of pixels, at most `RUN_LEN`.
     pixel_count: usize,
     channel: usize,
     tap: usize,
@@ -98,7 +98,7 @@ impl<E: Element, T: SimdFloat, const STEP: usize> SimdKernel<T> for PixelTile<'_
         for first_pixel in (0..self.pixel_count).step_by(RUN_LEN) {
             let pixel_count = RUN_LEN.min(self.pixel_count - first_pixel);
             let at = At { first_pixel, pixel_count, channel: 0, tap: 0 };
-            // With three taps and all vectors of a step, sums take 24 registers of 32, 12 of 16.
+            // With three taps and all vectors of a step, sums take 24 of 32 registers, or 12 of 16.
             match S::REGISTER_COUNT / 4 * S::LANE_COUNT / LANE_COUNT_MAX {
                 8.. => self.pass::<S, 8>(simd, at),
                 4.. => self.pass::<S, 4>(simd, at),
@@ -110,7 +110,7 @@ impl<E: Element, T: SimdFloat, const STEP: usize> SimdKernel<T> for PixelTile<'_
 }
 
 impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
-    /// All of dw over a run, O rows at a time.
+    /// Computes all of dw over a run, O rows at a time.
     #[inline(always)]
     fn pass<S: Simd<T>, const O: usize>(&mut self, simd: S, mut at: At) {
         while at.channel + O <= self.channels {
@@ -138,7 +138,7 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
         at.channel += O;
     }
 
-    /// O rows and K columns of dw.
+    /// Computes O rows and K columns of dw.
     #[inline(always)]
     fn block<S: Simd<T>, const O: usize, const K: usize>(&mut self, simd: S, at: At) {
         let mut sums = [[[T::ZERO; LANE_COUNT_MAX]; K]; O];
@@ -180,8 +180,8 @@ impl<E: Element, T: SimdFloat, const STEP: usize> PixelTile<'_, E, T, STEP> {
     }
 }
 
-/// The sum of the vectors of a step: the last half is added to the first, as the lanes within a
-/// vector are.
+/// The sum of the vectors of a step. The second half is added to the first until one vector is
+/// left, in the order of sums over the lanes of a vector.
 #[inline(always)]
 fn add_parts<T: SimdFloat, S: Simd<T>>(simd: S, step: &Lanes<T>) -> S::Vector {
     let lanes = S::LANE_COUNT;
@@ -196,7 +196,7 @@ fn add_parts<T: SimdFloat, S: Simd<T>>(simd: S, step: &Lanes<T>) -> S::Vector {
     }
 }
 
-/// A vector of a step.
+/// Loads a vector of a step.
 #[inline(always)]
 fn load<E: Element, T: SimdFloat, S: Simd<T>>(simd: S, step: &[E], part: usize) -> S::Vector {
     let first = part * S::LANE_COUNT;
@@ -209,8 +209,8 @@ fn load<E: Element, T: SimdFloat, S: Simd<T>>(simd: S, step: &[E], part: usize) 
     }
 }
 
-/// The products of one image for O rows and K columns of dw. Each lane of a step has a sum of its
-/// own, so that results do not depend on the instruction set.
+/// The products of one image for O rows and K columns of dw. Each lane of a step has its own sum,
+/// so that results do not depend on the instruction set.
 struct RegisterBlock<'a, 'b, E, T, const STEP: usize, const O: usize, const K: usize> {
     product: &'a PixelTile<'b, E, T, STEP>,
     at: At,
@@ -226,8 +226,8 @@ impl<E: Element, T: SimdFloat, const STEP: usize, const O: usize, const K: usize
         let RegisterBlock { product, at, image, sums: all } = self;
         let (lanes, parts) = (S::LANE_COUNT, LANE_COUNT_MAX / S::LANE_COUNT);
         let step_count = at.pixel_count / STEP;
-        // Slices of arrays, all of one length, spare the checks of each load, around which the sums
-        // would move from register to register.
+        // Slices of arrays with equal lengths avoid a check of each load. The checks would move the
+        // sums out of their registers.
         let mut x: [&[[E; STEP]]; K] = [&[]; K];
         let mut dy: [&[[E; STEP]]; O] = [&[]; O];
         for k in 0..K {
@@ -236,7 +236,7 @@ impl<E: Element, T: SimdFloat, const STEP: usize, const O: usize, const K: usize
         for o in 0..O {
             dy[o] = &product.dy_row(image, at, o).as_chunks().0[..step_count];
         }
-        // Every group of taps fetches one of the rows that come next.
+        // Each group of taps prefetches one of the next rows.
         let is_asked = at.tap < O * BLOCK_TAPS;
         let start = product.dy_start(image, at, O + at.tap / BLOCK_TAPS);
         let next = product.dy.elements.get(start..start + at.pixel_count).filter(|_| is_asked);

@@ -9,17 +9,18 @@ use crate::cuda::kernels::{CROSS_ENTROPY, LineGroups, typed_name};
 use crate::cuda::{Checked, Cuda, CudaOperands, OnCuda};
 use crate::error::Result;
 
-/// `struct Targets`.
+/// The parameter `struct Targets` of the CUDA kernels, in words.
 const TARGETS: Parameter = Parameter::Words(4);
 
-/// Threads of the block that adds up what the others left.
+/// Threads of the block that adds up the sums of the other blocks.
 const SUM_THREADS: u32 = 256;
 
-/// Blocks that keep the largest devices busy; each then takes more positions, and leaves one sum.
+/// Number of blocks that keeps the largest devices busy. With more positions than blocks, each
+/// block takes several positions and leaves one sum.
 const BLOCKS_MAX: u32 = 2048;
 
 impl Positions {
-    /// `struct Targets`.
+    /// The parameter `struct Targets` of the CUDA kernels, in words.
     fn words(&self) -> [u64; 4] {
         let (classes, inner) = (self.blocks.len as u64, self.blocks.inner as u64);
         let positions = (self.blocks.outer * self.blocks.inner) as u64;
@@ -35,7 +36,7 @@ impl Positions {
     }
 }
 
-// Enqueues the loss. The next read of a value reports a label that is no class.
+// Enqueues the loss. The next read of a value reports labels that are out of range.
 impl OnCuda for Forward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         use Parameter::{F64, Read, U32, U64, Write};
@@ -63,7 +64,7 @@ impl OnCuda for Forward {
         let sources = [loss.to_read(), weight.to_read(), parts, labels.to_read(), targets, number];
         cuda.with_complaint(|complaint| {
             let arguments = [&[sum.to_write(), count.to_write(), complaint], &sources[..]].concat();
-            // One block adds in one order.
+            // One block adds the sums in a fixed order.
             cuda.launch(
                 CROSS_ENTROPY.of(self.0.dtype),
                 &kernel,
@@ -74,8 +75,8 @@ impl OnCuda for Forward {
     }
 }
 
-// Enqueues the gradient. Forward has read the labels; what has become of them since is for
-// the kernel to tell, by NaN.
+// Enqueues the gradient. Forward has checked the labels. If a label has changed since then and is
+// out of range, its gradients are NaN.
 impl OnCuda for Backward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         use Parameter::{F64, Read, U32, Write};

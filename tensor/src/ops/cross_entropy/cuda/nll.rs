@@ -9,8 +9,8 @@ use crate::layout::{Nest, Shape};
 use crate::ops::cross_entropy::nll::{Backward, Forward};
 use Parameter::{I64, Read, U64, Write};
 
-/// Threads of the block that adds up all positions: many, because each of them
-/// waits for what it reads.
+/// Threads of the block that sums all positions. The number is large because each thread waits for
+/// its reads.
 const THREADS: u32 = 512;
 
 impl OnCuda for Forward {
@@ -34,14 +34,14 @@ impl OnCuda for Forward {
         cuda.with_complaint(|complaint| {
             let arguments =
                 [&[sum.to_write(), count.to_write(), complaint], &sources[..], &rest].concat();
-            // One block adds in one order.
+            // One block adds in a fixed order.
             cuda.launch(NLL.of(self.0.dtype), &kernel, Grid::row(1, THREADS), &arguments)
         })
     }
 }
 
-// Enqueues the gradient. Forward has read the labels; what has become of them since is for the
-// kernel to tell, by NaN.
+// Enqueues the gradient. Forward has checked the labels. If a label has changed since then and is
+// out of range, its gradients are NaN.
 impl OnCuda for Backward {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let ([labels, dy], dx) = ([0, 1].map(|index| operands.read(index)), operands.write(0));

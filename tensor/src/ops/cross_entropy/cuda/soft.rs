@@ -10,11 +10,12 @@ use crate::ops::cross_entropy::soft::{
 };
 use Parameter::{Read, U64, Words, Write};
 
-/// `struct Shares` and `struct Classes`.
+/// Parameters of the CUDA kernels, in words: `struct Shares` and `struct Classes`.
 const SHARES: Parameter = Words(2);
 const CLASSES: Parameter = Words(3);
 
-/// A block for each position, or a thread; or for several.
+/// The grid of blocks that each take a position, or of threads that each take one or more
+/// positions.
 fn grid(blocks: Blocks) -> Grid {
     let threads = if is_by_rows(blocks) { blocks.len } else { COLUMN_THREADS };
     let threads = threads.next_multiple_of(32).min(COLUMN_THREADS);
@@ -73,7 +74,7 @@ impl OnCuda for ForwardKernel {
             Argument::U64(u64::from(grid.blocks[0])),
             Argument::U64(classes[1]),
         ];
-        // One block adds in one order.
+        // One block adds in a fixed order.
         cuda.launch(image, &kernel, Grid::row(1, COLUMN_THREADS as u32), &arguments)
     }
 }

@@ -1,4 +1,4 @@
-//! Elements that arrive where indices say on NVIDIA devices, see `arrivals.cu`.
+//! Elements that indices send to places on NVIDIA devices, see `arrivals.cu`.
 
 use super::check_indices;
 use crate::cuda::gate::{Argument, Parameter, Signature};
@@ -16,16 +16,16 @@ use crate::ops::indexing::strides;
 use crate::ops::sort::cuda::{Form, sort_rows};
 use Parameter::{Read, U32, U64, Words, Write};
 
-/// `struct Steps` and `struct Reducing`, whose first two numbers share a word.
+/// `struct Steps` and `struct Reducing`. The first two numbers of the latter share a word.
 const STEPS: Parameter = Words(5);
 const REDUCING: Parameter = Words(2);
 
-/// The change of an element where another one arrives.
+/// The change of an element when another element arrives.
 #[derive(Clone, Copy)]
 pub(super) enum Change {
     Replace,
-    /// The number of a reduction in `arrivals.cu`, and what it starts from where what is there does
-    /// not count.
+    /// The number of a reduction in `arrivals.cu`, and its start value if the old element does not
+    /// count.
     Reduce(u32, Option<u64>),
 }
 
@@ -54,7 +54,7 @@ impl Change {
         Change::Reduce(number, start)
     }
 
-    /// `struct Reducing`.
+    /// The words of the kernel parameter `struct Reducing`.
     fn words(self) -> [u64; 2] {
         match self {
             Change::Replace => [0, 0],
@@ -65,7 +65,7 @@ impl Change {
     }
 }
 
-/// One of the kernels over elements of all sizes.
+/// The name of one of the kernels for elements of all sizes.
 macro_rules! sized_name {
     ($name:literal, $dtype:expr) => {
         match $dtype.size_bytes() {
@@ -77,7 +77,7 @@ macro_rules! sized_name {
     };
 }
 
-/// One of the kernels that reduce elements of a type in another one.
+/// The name of one of the kernels that reduce elements of one type into another type.
 macro_rules! reduce_name {
     ($name:literal, $dtypes:expr) => {
         match $dtypes {
@@ -95,7 +95,7 @@ macro_rules! reduce_name {
     };
 }
 
-/// Operations whose indices need no check: forward has checked them, or the operation made them.
+/// Operations whose indices need no check: forward has checked them, or the operation makes them.
 const TRUSTED: [&str; 2] = ["embedding_backward", "pad_backward"];
 
 impl Line {
@@ -105,7 +105,7 @@ impl Line {
     }
 }
 
-/// `Ok` if kernels know the operation by name.
+/// Checks that kernels know the operation by name.
 pub(super) fn check(op: &'static str) -> Result<()> {
     match Checked::Indices(op).number() {
         Some(_) => Ok(()),
@@ -117,7 +117,7 @@ pub(super) fn check(op: &'static str) -> Result<()> {
 pub(super) struct Arriving<'a> {
     pub(super) index: DeviceOperand<'a>,
     pub(super) index_strides: [usize; RANK_MAX],
-    /// Elements of this shape arrive; they lie in the source, or are all the same.
+    /// The shape of the arriving elements, which are in the source or all equal.
     pub(super) shape: Shape,
     pub(super) source: Option<DeviceOperand<'a>>,
     pub(super) to: DeviceOperand<'a>,
@@ -140,7 +140,7 @@ impl<'a> Arriving<'a> {
         self.source.map_or(&[0; RANK_MAX], |source| source.layout().strides())
     }
 
-    /// `struct Steps`.
+    /// The words of the kernel parameter `struct Steps`.
     fn steps(&self) -> [u64; 5] {
         let (axis, to) = (self.axis, self.to.layout());
         let index_step = self.index_strides[axis];
@@ -154,7 +154,7 @@ impl<'a> Arriving<'a> {
         .map(|number| number as u64)
     }
 
-    /// `struct Walk<3>` over the lines along the axis, in index, source and destination.
+    /// `struct Walk<3>` over the lines along the axis, for index, source and destination.
     fn lines(&self) -> Vec<u64> {
         let others = |strides: &[usize]| -> Vec<usize> {
             let kept = (0..self.shape.len()).filter(|&axis| axis != self.axis);
@@ -167,14 +167,14 @@ impl<'a> Arriving<'a> {
         walk_of(&nest, shape.element_count())
     }
 
-    /// The destination's strides, from the start of each line.
+    /// The destination's strides, without the axis: to the start of each line.
     fn line_starts(&self) -> [usize; RANK_MAX] {
         let mut strides = strides(self.to.layout().strides());
         strides[self.axis] = 0;
         strides
     }
 
-    /// Enqueues all, line by line; `bits` is what arrives if there is no source.
+    /// Enqueues all elements, line by line. Without a source, `bits` arrive.
     fn by_lines(&self, cuda: &Cuda, change: Change, bits: u64, dtypes: [DType; 2]) -> Result<()> {
         let (steps, lines, reducing) = (self.steps(), self.lines(), change.words());
         let source = self.source.map_or(Argument::Nothing, |source| source.to_read());
@@ -215,7 +215,8 @@ impl<'a> Arriving<'a> {
         cuda.launch(ARRIVALS, &kernel, grid(self.shape.element_count()), &arguments)
     }
 
-    /// Enqueues all, sorted by where it goes; `pairs` has room for two words for each.
+    /// Enqueues all elements, sorted by their places. `pairs` has room for two words for each
+    /// element.
     fn sorted(
         &self,
         cuda: &Cuda,
@@ -244,11 +245,11 @@ impl<'a> Arriving<'a> {
     }
 }
 
-/// Rows that arrive at places, of which pairs say which arrives where.
+/// Rows that arrive at places. Pairs of numbers say which row arrives at which place.
 struct Sorted<'a> {
     pairs: DeviceOperand<'a>,
     count: usize,
-    /// `struct Walk<1>` over what arrives, in the source.
+    /// `struct Walk<1>` over the arriving rows, in the source.
     sources: Vec<u64>,
     /// `struct Walk<2>` over a row, in the destination and the source.
     row: Vec<u64>,
@@ -257,7 +258,7 @@ struct Sorted<'a> {
 }
 
 impl Sorted<'_> {
-    /// Enqueues the sort of the pairs, and what arrives at each place.
+    /// Enqueues the sort of the pairs, and the change at each place.
     fn arrive(&self, cuda: &Cuda, change: Change, dtypes: [DType; 2]) -> Result<()> {
         sort_rows(cuda, &self.pairs, Form::Pairs, [1, self.count])?;
         let [to, source, pairs] = [self.to.to_write(), self.source.to_read(), self.pairs.to_read()];
@@ -283,8 +284,8 @@ impl Sorted<'_> {
     }
 }
 
-/// Enqueues the elements that arrive along a dimension. An index that is no place sends nothing,
-/// and the next read of a value reports it, unless the indices are known to be good.
+/// Enqueues the elements that arrive along a dimension. An index out of range sends nothing. Unless
+/// the indices are trusted, the next read of a value reports such an index.
 pub(super) fn arrive(
     op: &Line,
     change: Change,
@@ -332,8 +333,8 @@ impl OnCuda for IndexFill {
 }
 
 impl Moves {
-    /// Enqueues the places that the first operands name in a tensor of this layout, `step` words
-    /// apart.
+    /// Enqueues the places that the first operands name in a tensor of this layout. The places are
+    /// `step` words apart.
     fn name_places(
         &self,
         op: &'static str,

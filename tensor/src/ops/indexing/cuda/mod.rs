@@ -14,13 +14,13 @@ use crate::error::{Result, TensorError};
 use crate::layout::Nest;
 use Parameter::{I64, Read, U64, Write};
 
-/// Threads of a block that looks at all indices, or at all that a part of the sums is made of.
+/// Threads of a block that checks all indices, or finds the rows for a part of the sums.
 const THREADS: u32 = 256;
 
-/// Rows of the sums that a block looks after.
+/// Rows of the sums in a part, which one block computes.
 const BLOCK_ROWS: usize = 32;
 
-/// The most blocks of a grid; each then takes several parts.
+/// Largest number of blocks of a grid. More parts go to the same blocks.
 const BLOCKS_MAX: usize = 1 << 16;
 
 fn no_kernel(op: &'static str) -> TensorError {
@@ -50,8 +50,8 @@ pub(super) fn check_indices(
     })
 }
 
-// Enqueues rows with a one at the index, or without where that is no class, which the next read of
-// a value reports.
+// Enqueues rows with a one at the index. A row stays zero if its index is no class; the next read
+// of a value reports this.
 impl OnCuda for OneHot {
     fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let (index, y) = (operands.read(0), operands.write(0));
@@ -69,7 +69,8 @@ impl OnCuda for OneHot {
     }
 }
 
-// Enqueues y, of zeros where an index is no place, which the next read of a value reports.
+// Enqueues y, with zeros where an index is out of range. The next read of a value reports such an
+// index.
 impl OnCuda for Gather {
     fn check(&self, _: &CudaOperands<'_>) -> Result<()> {
         number(self.name).map(drop)
@@ -103,8 +104,8 @@ impl OnCuda for Gather {
     }
 }
 
-/// Enqueues the sums of whole rows. An index that is no row adds nothing, and the next read of a
-/// value reports it, unless forward has checked it.
+/// Enqueues the sums of whole rows. An index that is no row adds nothing. The next read of a value
+/// reports such an index, unless forward has checked the indices.
 fn add_rows(op: &Scatter, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
     let ([index, source], to) = ([0, 1].map(|place| operands.read(place)), operands.write(0));
     if !op.line.is_trusted() {

@@ -1,4 +1,4 @@
-//! Known formulas as `update.cu` takes them: a number and constants.
+//! Known formulas in the form of `update.cu`: a number and constants.
 
 use crate::cuda::kernels::kernel_number;
 use crate::ops::update::known::{AdamUpdate, KnownFormula, KnownNorms, SgdUpdate};
@@ -6,7 +6,7 @@ use crate::ops::update::known::{AdamUpdate, KnownFormula, KnownNorms, SgdUpdate}
 /// The largest number of constants that a known formula has.
 pub(super) const CONSTANTS_MAX: usize = 10;
 
-/// A formula's number in `update.cu`, and its constants in their order there.
+/// A formula's number in `update.cu`, and its constants in the order of the kernel.
 pub(super) type OfKernel = (u32, [f64; CONSTANTS_MAX]);
 
 /// The place of a name in its enum in `update.cu`, looked up by the compiler.
@@ -21,7 +21,7 @@ fn with_zeros<const N: usize>(constants: [f64; N]) -> [f64; CONSTANTS_MAX] {
 }
 
 impl KnownFormula {
-    /// `None` if the kernel takes another number of states or scalars.
+    /// The formula for the kernel; `None` if the kernel takes other numbers of states or scalars.
     pub(super) fn of_kernel(self, states: usize, scalars: usize) -> Option<OfKernel> {
         use KnownFormula as Known;
         let (number, constants) = match (self, states, scalars) {
@@ -52,7 +52,7 @@ impl KnownFormula {
 }
 
 impl KnownNorms {
-    /// `None` if the kernel takes another number of states or has another number of values.
+    /// The norms for the kernel; `None` if the kernel takes other numbers of states or values.
     pub(super) fn of_kernel(self, states: usize, norms: usize) -> Option<OfKernel> {
         let (number, constants) = match (self, states, norms) {
             (KnownNorms::ParameterAndGradient, 0, 2) => {

@@ -1,5 +1,5 @@
-//! Updates on NVIDIA devices: of all tensors of a launch by the formula that they share, and the
-//! norms that some of them ask for. See `update.cu`.
+//! Updates on NVIDIA devices, and the norms that some formulas need; see `update.cu`. All tensors
+//! of a launch share one formula.
 
 mod known;
 
@@ -17,7 +17,7 @@ use known::{CONSTANTS_MAX, OfKernel};
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// Elements of a tile of contiguous tensors, and of one with states in 8 bits.
+/// Elements of a tile of contiguous tensors, and of a tile with states in 8 bits.
 const TILE_LEN: usize = 4 * THREADS;
 const TILE_LEN_QUANTIZED: usize = THREADS;
 
@@ -29,7 +29,7 @@ const OF_ONE: Parameter = Pointers(POINTERS_OF_ONE);
 const POINTERS_OF_ONE: usize = 8;
 const LENS: Parameter = Words(2 * TENSORS_MAX);
 
-/// Norms of at most six operands, which is what a walk is over.
+/// Norms read at most six operands, the number of tensors of a walk.
 const _: () = assert!(READS_MAX == 6 && 2 + STATES_MAX == 6);
 
 fn plain(dtype: DType) -> Signature {
@@ -60,7 +60,7 @@ where
     known.ok_or(TensorError::NoKernel { op: F::NAME, device: "cuda" })
 }
 
-/// `struct Common` for `count` tensors with gradients of that type.
+/// `struct Common` for `count` tensors with gradients of type `gradient`.
 fn common(
     (number, constants): OfKernel,
     gradient: DType,
@@ -83,7 +83,7 @@ fn common(
     words
 }
 
-/// The stream that a tensor's rounding draws from, beside the seed.
+/// The random stream of a tensor's rounding, beside the seed.
 fn stream(rounding: Rounding) -> u64 {
     match rounding {
         Rounding::Nearest => 0,
@@ -91,13 +91,13 @@ fn stream(rounding: Rounding) -> u64 {
     }
 }
 
-/// A bit for each state that has no values below 0.
+/// A bit for each state, set if the state has no values below 0.
 fn range_bits(ranges: &[StateRange]) -> u64 {
     let bit = |(k, range): (usize, &StateRange)| u64::from(*range == StateRange::Positive) << k;
     ranges.iter().enumerate().map(bit).sum()
 }
 
-// Enqueues the updates, in one launch for all tensors whose formulas have the same constants.
+// Enqueues the updates, with one launch for all tensors whose formulas have the same constants.
 impl<F, const STATES: usize, const SCALARS: usize> OnCuda for Update<F, STATES, SCALARS>
 where
     F: UpdateFormula<STATES, SCALARS>,
@@ -138,7 +138,7 @@ where
                 grid(THREADS * items.iter().map(of_item).sum::<usize>())
             };
             if self.form.quantized {
-                // Formulas of a launch are of one kind, and so are their states.
+                // The formulas of a launch are of one kind, and so are their states.
                 let ranges = range_bits(&self.items[items[0]].formula.state_ranges());
                 let all = [&all[..], &[Argument::U64(ranges)]].concat();
                 let grid = tiles(TILE_LEN_QUANTIZED);
@@ -165,7 +165,7 @@ fn pointers_of<'a, const STATES: usize, const SCALARS: usize>(
     all.into_iter()
 }
 
-/// The update of the one item of a launch, by how its operands lie.
+/// Enqueues the update of a launch with a single item, with any strides.
 fn update_strided<'a, F, const STATES: usize, const SCALARS: usize>(
     op: &Update<F, STATES, SCALARS>,
     cuda: &Cuda,
@@ -192,8 +192,8 @@ fn update_strided<'a, F, const STATES: usize, const SCALARS: usize>(
     cuda.launch(UPDATE.of(dtype), &strided(dtype), grid(len), &arguments)
 }
 
-/// `struct Walk<6>` over `len` elements of a parameter and what goes with it; what there is not
-/// lies as the parameter does.
+/// `struct Walk<6>` over `len` elements of a parameter and its other operands. Missing operands get
+/// the parameter's strides.
 fn walk_of_six<'a>(
     len: usize,
     parameter: &'a Layout,
@@ -204,7 +204,7 @@ fn walk_of_six<'a>(
     walk_of(&Nest::new(parameter.shape(), strides), len)
 }
 
-/// A formula of norms as kernels name it; an error where there is no kernel.
+/// The number and constants of a formula of norms; an error if there is no kernel.
 fn of_norms<F, const STATES: usize, const NORMS: usize>(
     op: &Norms<F, STATES, NORMS>,
 ) -> Result<OfKernel>
@@ -215,7 +215,7 @@ where
     known.ok_or(TensorError::NoKernel { op: F::NAME, device: "cuda" })
 }
 
-// Enqueues the norms, by way of partial sums.
+// Enqueues the norms, with partial sums.
 impl<F, const STATES: usize, const NORMS: usize> OnCuda for Norms<F, STATES, NORMS>
 where
     F: NormFormula<STATES, NORMS>,
@@ -254,7 +254,7 @@ where
                 (Signature { name, parameters }, [&all[..], &ranges].concat())
             }
         };
-        // A block for each partial sum; without elements one of them is 0.
+        // A block for each partial sum; at least one, which is 0 without elements.
         let blocks = self.len.div_ceil(THREADS).clamp(1, PARTIALS_MAX);
         cuda.launch(UPDATE.of(dtype), &kernel, grid(THREADS * blocks), &all)?;
         let name = typed_name!("update_norms", dtype);
