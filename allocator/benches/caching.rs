@@ -1,5 +1,5 @@
-//! The cost of an allocation and of a free: in a random program beside the system's malloc, and in
-//! a training step that repeats.
+//! The cost of an allocation and of a free: in a random program, compared with the system's malloc,
+//! and in a training step that repeats.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_allocator::{Buffer, CachingAllocator, Category, SimSource};
 
-/// Allocations and frees in a row, as in RMM's `random_allocations` benchmark.
+/// Number of allocations and frees of a run, as in RMM's `random_allocations` benchmark.
 const OPERATIONS: usize = 10_000;
-/// Up to this many blocks are live.
+/// Largest number of live blocks.
 const SLOTS: usize = 256;
-/// Tensors of a step; all live at its end.
+/// Number of tensors of a step; all are live at its end.
 const STEP_TENSORS: usize = 200;
 
 /// SplitMix64 (Steele, Lea, Flood 2014).

@@ -1,4 +1,4 @@
-//! lowtide's allocator under code that is written with cudarc.
+//! lowtide's allocator in code that is written with cudarc.
 //!
 //! `cargo run -p lowtide-allocator --features cuda --example cudarc`
 
@@ -10,8 +10,8 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSli
 use lowtide_allocator::cuda::{CudaDevice, CudaSource, CudaStreams};
 use lowtide_allocator::{Buffer, CachingAllocator, Category, Stream};
 
-/// A block as cudarc sees it: its copies and fills take it as they take a `CudaSlice`. Its
-/// `LaunchArgs::arg` does not: a kernel gets the address, `let x = block.address()` and `arg(&x)`.
+/// A block as a slice of cudarc's: cudarc's copies and fills take it like a `CudaSlice`. Its
+/// `LaunchArgs::arg` does not: pass a kernel the address, `let x = block.address()` and `arg(&x)`.
 struct Floats {
     block: Buffer,
     queue: Arc<CudaStream>,
@@ -27,7 +27,7 @@ impl DeviceSlice<f32> for Floats {
     }
 }
 
-// The allocator keeps streams in order, so there is no event to record here.
+// The allocator keeps streams in order, so no event is recorded here.
 impl DevicePtr<f32> for Floats {
     fn device_ptr<'a>(&'a self, _: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         (self.block.address(), SyncOnDrop::Sync(None))
@@ -48,9 +48,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Ten steps on two streams of cudarc's. Returns what they cost.
+/// Runs ten steps on two streams of cudarc's. Returns their cost.
 pub(crate) fn run(device: &CudaDevice) -> Result<String, Box<dyn Error>> {
-    // cudarc's context is the one that the device has already: the primary one.
+    // cudarc uses the context that the device has already: the primary one.
     let context = CudaContext::new(device.index())?;
     let [compute, copies] = [context.new_stream()?, context.new_stream()?];
     let streams = CudaStreams::new(device);
@@ -69,7 +69,8 @@ pub(crate) fn run(device: &CudaDevice) -> Result<String, Box<dyn Error>> {
         let mut input = allocate(on_copies, &copies)?;
         copies.memcpy_htod(&batch, &mut input)?;
         let mut result = allocate(Stream::DEFAULT, &compute)?;
-        // The compute stream reads a block of the copy stream: it waits, and the block is told.
+        // The compute stream reads a block of the copy stream. So it waits, and the block records
+        // the use.
         compute.join(&copies)?;
         input.block.record_use(Stream::DEFAULT);
         compute.memset_zeros(&mut result)?;

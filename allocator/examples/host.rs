@@ -1,5 +1,5 @@
-//! lowtide's allocator on host memory: a budget, a scope for each purpose, what a step left over,
-//! and what would happen before it does.
+//! lowtide's allocator on host memory: a budget, a scope for each purpose, left-over blocks of a
+//! step, and a simulation of future requests.
 //!
 //! `cargo run -p lowtide-allocator --example host`
 
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut weights = memory.allocate_in(Category::Parameter, 8 * MIB)?;
     weights.as_mut_slice().ok_or("host memory")?.fill(1);
 
-    // Every step gets what the step before gave back: the source is called in the first one only.
+    // Every step reuses the memory of the step before: the source is called only in the first step.
     let mut calls = Vec::new();
     for _ in 0..3 {
         let watch = memory.watch("step");
@@ -28,15 +28,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     assert_eq!(calls[0], calls[2]);
 
-    // Someone who has memory to give back is asked before a request fails.
+    // A reclaimer with memory to spare is asked before a request fails.
     let cache = Mutex::new(vec![memory.allocate(40 * MIB)?]);
     let _asked = memory.on_shortage(0, move |_missing_bytes: usize| {
         let given = cache.lock().map(|mut blocks| std::mem::take(&mut *blocks)).unwrap_or_default();
         given.iter().map(|block| block.size_bytes()).sum()
     });
 
-    // A simulation takes the same decisions without the memory. It has none of the reclaimers, so
-    // it tells that the request needs them.
+    // A simulation takes the same decisions without the memory. It has no reclaimers, so it shows
+    // that the request needs them.
     let plan = memory.simulate();
     assert!(plan.allocator().allocate(56 * MIB).is_err());
     let large = memory.allocate(56 * MIB)?;

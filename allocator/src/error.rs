@@ -1,4 +1,4 @@
-//! Errors of the allocator, with the numbers that are needed to act on them.
+//! Errors of the allocator, with the numbers that help to act on them.
 
 use std::fmt;
 use std::panic::Location;
@@ -11,24 +11,24 @@ use crate::origin::ModulePath;
 use crate::source::SourceError;
 use crate::statistics::ModuleShare;
 
-/// Why a request failed. The live blocks, charges and counters of what is in use are as before;
-/// what was cached may have gone back to the source.
+/// Reasons why a request failed. Live blocks, charges and the counters of bytes in use are as
+/// before the request. Cached memory may have gone back to the source.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum AllocError {
     /// The budget, or the source, has no room for the request.
     #[error(transparent)]
     OutOfMemory(#[from] Box<OutOfMemory>),
-    /// Something asked for memory in a section that promised not to.
+    /// A request was made in a section that promised not to allocate.
     #[error("{requested_bytes} bytes asked by {site} while the allocator is sealed")]
     Sealed {
-        /// The line that asked for it.
+        /// The source line of the request.
         site: &'static Location<'static>,
         /// Bytes that were asked for.
         requested_bytes: usize,
     },
-    /// PyTorch's rules reserve and release whole segments, and two of them would share a page of
-    /// the source, which could not go back with either.
+    /// PyTorch's rules reserve and release whole segments, and two segments would share a page of
+    /// the source. The page could go back with neither.
     #[error("two segments of PyTorch's rules would share a page of {page_bytes} bytes")]
     PageShared {
         /// Granularity of the source.
@@ -54,13 +54,13 @@ impl AllocError {
 pub enum Rung {
     /// Looked for a free block that the request's own stream used last, and for room at the top.
     Search,
-    /// Looked at free blocks of other streams, which can be had for a wait, alone and merged.
+    /// Looked at free blocks of other streams, alone and merged. Such a block costs a wait.
     OtherStreams,
-    /// Looked for a place made of whole free pages that lie apart.
+    /// Looked for a place of whole free pages that lie apart.
     Stitch,
-    /// Gave every free page back to the source; the request did not fit without a cache either.
+    /// Gave every free page back to the source. The request did not fit without a cache either.
     Trim,
-    /// Asked the registered reclaimers in their order, and looked again after each.
+    /// Asked the registered reclaimers in their order, and searched again after each.
     Reclaim,
 }
 
@@ -76,7 +76,7 @@ impl fmt::Display for Rung {
     }
 }
 
-/// The rungs that a request has climbed so far.
+/// The rungs that a request has tried so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tried(u8);
 
@@ -101,16 +101,16 @@ impl Tried {
     }
 }
 
-/// Modules that the ledger lists.
+/// Number of modules that the ledger lists.
 const MODULE_ROWS: usize = 5;
 
-/// The counters at the moment when a request failed, after everything in `tried`.
+/// The counters at the moment of the failure, after all rungs in `tried`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct OutOfMemory {
-    /// Bytes that the caller asked for; 0 where the driver was refused memory for itself.
+    /// Bytes that the caller asked for; 0 if the driver was refused memory for itself.
     pub requested_bytes: usize,
-    /// The call for which the driver had no memory, outside the allocator, so that it is not known
-    /// how much it needed; `None` if a request to the allocator failed.
+    /// The call outside the allocator for which the driver had no memory; the bytes that it needed
+    /// are unknown. `None` if a request to the allocator failed.
     pub refused_call: Option<&'static str>,
     /// Bytes of the device that are neither free nor the allocator's: see
     /// [`MemorySource::outside_bytes`](crate::MemorySource::outside_bytes).
@@ -123,30 +123,31 @@ pub struct OutOfMemory {
     pub allocated_bytes: usize,
     /// Bytes taken outside of the allocator and charged.
     pub charged_bytes: usize,
-    /// Bytes committed under no live block that cannot be given back: holes and the last page.
+    /// Bytes committed under no live block that cannot be given back: in holes and in the last
+    /// page.
     pub cached_bytes: usize,
-    /// Size of a block that could still have been allocated; seldom a slightly larger one could,
-    /// too.
+    /// Size of a block that could still have been allocated. In rare cases a slightly larger block
+    /// could, too.
     pub largest_free_bytes: usize,
     /// Allocated and charged bytes by category.
     pub by_category: ByCategory<usize>,
     /// Category of the request.
     pub category: Category,
-    /// The line that asked for it.
+    /// The source line of the request.
     pub site: &'static Location<'static>,
-    /// The module that asked; `None` outside of every model.
+    /// Module of the request; `None` outside of every model.
     pub module: Option<ModulePath>,
     /// Live bytes by module, most first.
     pub by_module: Vec<ModuleShare>,
-    /// Bytes of capacity that were missing for the request to pass. 0 if the failure was injected,
-    /// or if the source ran out below its capacity.
+    /// Bytes of capacity that the request lacked. 0 if the failure was injected, or if the source
+    /// ran out below its capacity.
     pub missing_bytes: usize,
     /// Number of the request, from 1.
     pub request_index: u64,
-    /// The rungs that were tried: an injected failure is not searched for, a charge needs no place,
-    /// a request smaller than a page is never made of several.
+    /// The rungs that were tried. An injected failure tries none, a charge needs no place, and a
+    /// request smaller than a page is never stitched.
     pub tried: Vec<Rung>,
-    /// True if [`inject_fault`](crate::CachingAllocator::inject_fault) made it fail.
+    /// True if [`inject_fault`](crate::CachingAllocator::inject_fault) made the request fail.
     pub injected: bool,
 }
 

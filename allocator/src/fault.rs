@@ -1,25 +1,25 @@
-//! Failure on purpose: which request or source call fails.
+//! Injected failures of requests and source calls.
 
 /// Repetitions of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeat {
-    /// The nth time only: what comes after it succeeds, so recovery can be seen.
+    /// Only the nth call fails. Later calls succeed, so that a test sees the recovery.
     Once,
-    /// The nth time and ever after: nothing must loop on it.
+    /// The nth call and every later one fail. A caller that retries without end shows up.
     Forever,
 }
 
-/// The nth time from now fails.
+/// A fault: the nth call from now fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// 1 is the next one; 0 is taken as 1.
+    /// Number of the call that fails; 1 is the next call, and 0 counts as 1.
     pub nth: u64,
     /// Repetition of the failure.
     pub repeat: Repeat,
 }
 
 impl Fault {
-    /// Counts one event of an armed fault down, and says whether it fails.
+    /// Counts one event of an armed fault down. Returns true if the event fails.
     pub(crate) fn fires(armed: &mut Option<Fault>) -> bool {
         let Some(fault) = armed else { return false };
         if fault.nth > 1 {

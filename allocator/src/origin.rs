@@ -8,14 +8,14 @@ use std::num::NonZeroU32;
 use std::panic::Location;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The most paths that a process tells apart; a block keeps its path in 22 bits, 0 stands for none.
+/// Largest number of paths of a process. A block keeps its path in 22 bits; 0 means no path.
 const PATHS_MAX: usize = (1 << ModulePath::BITS) - 1;
 
 /// The path of a module inside of its model, such as `blocks.3.attention`.
 ///
-/// A path is a number that stands for the text, the same one in all threads, so that a block can
-/// keep it. A process tells 4 million paths apart; a new path beyond them counts as the module
-/// around it.
+/// A path is a number that stands for the text, the same number in all threads, so that a block can
+/// keep it. A process can have 4 million paths; a new path beyond them counts as the module around
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ModulePath(NonZeroU32);
 
@@ -23,7 +23,7 @@ impl ModulePath {
     /// The model itself.
     pub const ROOT: ModulePath = ModulePath(NonZeroU32::MIN);
 
-    /// Bits of the number.
+    /// Number of bits of the number.
     pub(crate) const BITS: u32 = 22;
 
     /// The module with this path: names with dots between them; the model itself for `""`.
@@ -31,7 +31,7 @@ impl ModulePath {
         table().intern(path).unwrap_or(ModulePath::ROOT)
     }
 
-    /// The module `name` inside of this one.
+    /// The module `name` inside this module.
     #[must_use]
     pub fn join(self, name: &str) -> ModulePath {
         let mut table = table();
@@ -50,7 +50,7 @@ impl ModulePath {
         table().entry(self).path
     }
 
-    /// The module that owns the parameter of this name, which is the last part of it.
+    /// The module that owns a parameter. The last part of `name` is the parameter itself.
     pub fn of_parameter(name: &str) -> ModulePath {
         ModulePath::new(name.rsplit_once('.').map_or("", |(module, _)| module))
     }
@@ -65,7 +65,7 @@ impl ModulePath {
         module.map_or(0, |module| module.0.get())
     }
 
-    /// The module that [`to_bits`](Self::to_bits) got.
+    /// The module of a number from [`to_bits`](Self::to_bits).
     #[inline]
     pub(crate) fn from_bits(bits: u32) -> Option<ModulePath> {
         NonZeroU32::new(bits).map(ModulePath)
@@ -88,7 +88,7 @@ impl fmt::Debug for ModulePath {
     }
 }
 
-/// Every path that the process has named. They are never forgotten: blocks keep only the number.
+/// Every path that the process has named. Paths are never forgotten: blocks keep only the number.
 struct Table {
     entries: Vec<Entry>,
     by_path: BTreeMap<&'static str, ModulePath>,
@@ -96,7 +96,7 @@ struct Table {
 
 struct Entry {
     path: &'static str,
-    /// Children by their last name, so that going into a module builds no text.
+    /// Children by their last name, so that entering a module builds no text.
     children: BTreeMap<String, ModulePath>,
 }
 
@@ -115,7 +115,7 @@ impl Table {
         &self.entries[module.index()]
     }
 
-    /// `None` for a new path in a full table.
+    /// The number of a path; `None` for a new path in a full table.
     fn intern(&mut self, path: &str) -> Option<ModulePath> {
         if let Some(&known) = self.by_path.get(path) {
             return Some(known);
@@ -134,13 +134,13 @@ impl Table {
 
 /// The origin of requests of a thread.
 ///
-/// The origin belongs to the thread, not to an allocator: a model may use several, and what a
-/// loader allocates on a thread of its own is no module's.
+/// The origin belongs to the thread, not to an allocator: a model may use several allocators, and
+/// allocations of a loader's own thread belong to no module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The module that runs; `None` outside of every model.
     pub module: Option<ModulePath>,
-    /// The line to name in place of the one that calls the allocator.
+    /// The line to record in place of the line that calls the allocator.
     pub site: Option<&'static Location<'static>>,
 }
 
@@ -155,14 +155,14 @@ impl Origin {
         CURRENT.get()
     }
 
-    /// Makes this the current one until the scope is dropped.
+    /// Makes this origin the current one until the scope is dropped.
     #[inline]
     pub fn enter(self) -> OriginScope {
         OriginScope { previous: CURRENT.replace(self), _on_this_thread: PhantomData }
     }
 }
 
-/// A guard: while it lives, requests of the thread have its [`Origin`]; then the one before.
+/// A guard that sets the [`Origin`] of the thread's requests. Its drop restores the origin before.
 #[must_use = "the origin ends with the scope"]
 #[derive(Debug)]
 pub struct OriginScope {

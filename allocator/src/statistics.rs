@@ -11,7 +11,7 @@ use crate::origin::ModulePath;
 pub struct Counter {
     /// The value now.
     pub current_bytes: usize,
-    /// The most since the start or the last
+    /// Largest value since the start or the last
     /// [`reset_peaks`](crate::CachingAllocator::reset_peaks).
     pub peak_bytes: usize,
     /// Sum of all additions.
@@ -39,30 +39,30 @@ impl Counter {
 /// A copy of an allocator's counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Bytes of live blocks as their owners asked for them.
+    /// Bytes that the owners of live blocks asked for.
     pub requested: Counter,
     /// Bytes of live blocks, rounded up to 512: PyTorch's *active*.
     pub allocated: Counter,
-    /// Committed plus charged bytes: what the capacity limits.
+    /// Committed plus charged bytes. The capacity limits this sum.
     pub reserved: Counter,
-    /// Bytes of others, charged against the budget.
+    /// Bytes taken elsewhere and charged against the budget.
     pub charged: Counter,
     /// Allocated and charged bytes by category.
     pub by_category: ByCategory<Counter>,
-    /// Allocations that succeeded.
+    /// Number of allocations that succeeded.
     pub allocations: u64,
-    /// Blocks that were dropped.
+    /// Number of blocks that were dropped.
     pub frees: u64,
-    /// Calls of the source after the address ranges were reserved: commits and mappings, failed
-    /// ones too, decommits and unmappings.
+    /// Number of source calls after the reservation of the address ranges: commits and mappings,
+    /// including failed ones, decommits and unmappings.
     pub source_calls: u64,
-    /// Blocks that were stitched from the pages of several holes.
+    /// Number of blocks that were stitched from the pages of several holes.
     pub stitches: u64,
-    /// Waits of one stream for another that a reuse of memory made necessary.
+    /// Number of waits of one stream for another that a reuse of memory made necessary.
     pub waits: u64,
-    /// Requests that gave everything back and searched again.
+    /// Number of requests that released the whole cache and searched again.
     pub retries: u64,
-    /// Requests that failed with out of memory.
+    /// Number of requests that failed with out of memory.
     pub ooms: u64,
     /// Bytes that may be reserved.
     pub capacity_bytes: usize,
@@ -80,7 +80,7 @@ impl Statistics {
         self.counters_mut().for_each(Counter::reset_peak);
     }
 
-    /// Every peak is at least that of `other`.
+    /// Raises every peak to at least the peak of `other`.
     pub(crate) fn raise_peaks_to(&mut self, other: &Statistics) {
         let mut other = *other;
         for (own, other) in self.counters_mut().zip(other.counters_mut()) {
@@ -98,22 +98,23 @@ impl Statistics {
 /// The live blocks of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModuleShare {
-    /// `None` for what was made outside of every model.
+    /// The module; `None` for blocks made outside of every model.
     pub module: Option<ModulePath>,
-    /// Live blocks of it.
+    /// Number of live blocks of the module.
     pub blocks: u64,
-    /// Bytes of these blocks.
+    /// Bytes of the blocks.
     pub bytes: u64,
 }
 
 impl ModuleShare {
-    /// The module's path, `(root)` for the model itself, `(none)` for what is no module's.
+    /// The module's path, `(root)` for the model itself, `(none)` for blocks outside of every
+    /// model.
     pub fn name(&self) -> String {
         self.module.map_or_else(|| "(none)".to_owned(), |module| module.to_string())
     }
 }
 
-/// Blocks and bytes by module, most bytes first, and of equals by name.
+/// Blocks and bytes by module, most bytes first; equal ones by name.
 pub(crate) fn shares(blocks: impl Iterator<Item = (Option<ModulePath>, u64)>) -> Vec<ModuleShare> {
     let mut by_module: HashMap<Option<ModulePath>, ModuleShare> = HashMap::new();
     for (module, size_bytes) in blocks {

@@ -7,10 +7,10 @@ use std::fmt;
 pub struct Stream(u8);
 
 impl Stream {
-    /// The most streams that an allocator tells apart.
+    /// Largest number of streams of an allocator.
     pub const COUNT: usize = 64;
 
-    /// The stream of requests that name none.
+    /// The stream of requests that do not name one.
     pub const DEFAULT: Stream = Stream(0);
 
     /// The stream with this number; `None` from [`COUNT`](Self::COUNT) on.
@@ -80,7 +80,7 @@ impl StreamSet {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LastUse {
     pub(crate) streams: StreamSet,
-    /// Event at which the last owner gave it back.
+    /// Event at which the last owner gave the memory back.
     pub(crate) since: u64,
 }
 
@@ -91,10 +91,12 @@ impl LastUse {
     }
 }
 
-/// The event up to which each stream has waited for each other one, directly or by way of a third.
+/// For each stream, the event up to which it has waited for each other stream, directly or through
+/// a third stream.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StreamOrder {
-    /// Row of the waiter, one entry for each stream; short rows mean 0.
+    /// One row for each waiter, with one entry for each stream. Missing entries of a short row are
+    /// 0.
     until: Vec<Vec<u64>>,
 }
 
@@ -109,8 +111,8 @@ impl StreamOrder {
         self.fewest(waiter, others, |_| last_use.since)
     }
 
-    /// The streams of `of` that need no wait of their own after a wait for `by`, as far as their
-    /// work up to the event `since` goes.
+    /// The streams of `of` that need no wait of their own after a wait for `by`, with respect to
+    /// their work up to the event `since`.
     #[inline]
     pub(crate) fn covered(
         &self,
@@ -123,9 +125,9 @@ impl StreamOrder {
         of.iter().filter(is_covered).fold(StreamSet::EMPTY, StreamSet::with)
     }
 
-    /// The streams of `others` that `waiter` has to wait for, if each may still work on memory that
-    /// it gave back at its event `since`: a stream that has itself waited for another one stands
-    /// for both.
+    /// The streams of `others` that `waiter` has to wait for. Each may still work on memory that it
+    /// gave back at its event `since`. A stream that has itself waited for another stream covers
+    /// both.
     pub(crate) fn fewest(
         &self,
         waiter: Stream,
@@ -136,8 +138,8 @@ impl StreamOrder {
         let mut left = others.minus(covered(waiter, others));
         let mut chosen = StreamSet::EMPTY;
         while left != StreamSet::EMPTY {
-            // The one that stands for most, the latest on ties. None stands for more than are left:
-            // where streams take turns, the latest has waited for all others.
+            // Chooses the stream that covers most, the latest on ties. No stream covers more than
+            // are left. If streams take turns, the latest has waited for all others.
             let (mut best, mut best_stands_for) = (waiter, StreamSet::EMPTY);
             let mut untried = left;
             while best_stands_for != left
@@ -155,7 +157,8 @@ impl StreamOrder {
         chosen
     }
 
-    /// `waiter` waited for all that `on` had before `event`, and so for all that `on` waited for.
+    /// Notes that `waiter` waited for all work of `on` before `event`, and so for all work that
+    /// `on` waited for.
     pub(crate) fn note(&mut self, waiter: Stream, on: Stream, event: u64) {
         let rows = waiter.index().max(on.index()) + 1;
         if self.until.len() < rows {
@@ -173,7 +176,7 @@ impl StreamOrder {
     }
 }
 
-/// The stream with the highest event, the first one on ties.
+/// The stream with the highest event, the first stream on ties.
 fn latest(streams: StreamSet, since: impl Fn(Stream) -> u64) -> Option<Stream> {
     streams.iter().reduce(|latest, on| if since(on) > since(latest) { on } else { latest })
 }

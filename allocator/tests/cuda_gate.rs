@@ -1,5 +1,5 @@
-//! Answers of the gate where there is no driver. The tests are apart from those on the pretend
-//! driver, which the system's loader would find once it is loaded.
+//! Answers of the gate on a machine without a driver. These tests have a binary of their own: the
+//! system's loader would find the pretend driver once another test has loaded it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use lowtide_allocator::cuda::{CudaError, Driver, Libraries};
 
-/// An empty folder of this test's own.
+/// An empty folder for one test.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gate-{name}"));
     let _ = fs::remove_dir_all(&folder);

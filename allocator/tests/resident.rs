@@ -1,4 +1,4 @@
-//! Resident memory of a process in which nothing else runs.
+//! Resident memory of a process that runs nothing else.
 
 #![cfg(target_os = "linux")]
 
@@ -16,7 +16,7 @@ fn resident_memory_is_what_is_reserved() {
         println!("skipped: resident memory: the thread sanitizer keeps notes of every byte there");
         return;
     }
-    // One test, as another beside it would be counted with it.
+    // One test function, because another test in the same process would be counted, too.
     trim_gives_resident_memory_back();
     stitched_block_takes_no_memory_of_its_own();
 }
@@ -38,8 +38,8 @@ fn trim_gives_resident_memory_back() {
     assert!(again.as_slice().unwrap()[..1 << 20].iter().all(|&byte| byte == 0));
 }
 
-/// Pages of this process, each shared one in part: what it adds to the memory of the machine. A
-/// page that is mapped twice counts as resident twice, and here once.
+/// Proportional set size of this process: bytes that the process adds to the memory of the machine.
+/// A page that is mapped twice counts twice as resident, but once here.
 fn proportional_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
@@ -67,7 +67,7 @@ fn stitched_block_takes_no_memory_of_its_own() {
     let stitched = proportional_bytes() - before;
     assert!(stitched < filled + filled / 8, "{filled} bytes, then {stitched}");
     drop(block);
-    // What is shown twice has to go from both places.
+    // Pages that are mapped twice have to be unmapped at both places.
     assert!(memory.trim() > filled / 4 * 3);
     let trimmed = proportional_bytes() - before;
     assert!(trimmed < filled / 8, "{filled} bytes, then {trimmed}");

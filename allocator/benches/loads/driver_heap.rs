@@ -1,26 +1,26 @@
 //! The baseline: nothing is cached, every request goes to the source.
 //!
-//! The source is a model of a driver's heap: one lock, free ranges by address, the first that fits
-//! is taken. It stands for `cudaMalloc` and `cudaFree` with everything that is costly left out: a
-//! real call enters the kernel, changes page tables and, to free, waits for the device, which takes
-//! microseconds to milliseconds. So a ratio to this baseline says nothing about a real device; it
-//! only shows what the bookkeeping alone costs without a cache.
+//! The source is a model of a driver's heap: one lock, free ranges by address, and the first range
+//! that fits is taken. It stands for `cudaMalloc` and `cudaFree` without their costly parts: a real
+//! call enters the kernel, changes page tables and, to free, waits for the device, which takes
+//! microseconds to milliseconds. So a ratio to this baseline says nothing about a real device. It
+//! only shows the cost of the bookkeeping without a cache.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::subject::Subject;
 
-/// Ranges are multiples of this, as in the allocators.
+/// Granularity of ranges, as in the allocators.
 const GRAIN_BYTES: u64 = 512;
 
 #[derive(Clone)]
 pub(crate) struct Direct(Arc<Mutex<Heap>>);
 
 struct Heap {
-    /// Start to length; no two touch.
+    /// Free ranges, start to length. No two ranges touch.
     free: BTreeMap<u64, u64>,
-    /// Start to length.
+    /// Taken ranges, start to length.
     taken: BTreeMap<u64, u64>,
 }
 

@@ -1,50 +1,50 @@
-//! What is replayed: requests and frees in order, whoever serves them.
+//! Loads to replay: requests and frees in order, for any subject.
 
 /// One step of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// A block is asked for and remembered under a number that no live block has.
+    /// A request for a block. The block gets a number that no live block has.
     Allocate {
-        /// The number.
+        /// Number of the block.
         block: u32,
-        /// The stream that will use it.
+        /// Stream that will use the block.
         stream: u8,
-        /// What is asked for.
+        /// Bytes of the request.
         size_bytes: u64,
     },
-    /// The block with this number is given back.
+    /// A free of the block with this number.
     Free {
-        /// The number.
+        /// Number of the block.
         block: u32,
     },
-    /// Everything that is cached is given back.
+    /// A release of the whole cache.
     Trim,
 }
 
 /// A program of requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
-    /// In snake case.
+    /// Name of the load, in snake case.
     pub(crate) name: String,
-    /// What is live before the clock starts.
+    /// Operations before the clock starts.
     pub(crate) setup: Vec<Op>,
-    /// What is timed.
+    /// Operations that are timed.
     pub(crate) ops: Vec<Op>,
-    /// Block numbers are below this.
+    /// End of the block numbers.
     pub(crate) block_count: usize,
-    /// How many streams it uses.
+    /// Number of streams that the load uses.
     pub(crate) stream_count: usize,
 }
 
 impl Load {
-    /// Allocations and frees in the timed part.
+    /// Number of allocations and frees in the timed part.
     pub(crate) fn operation_count(&self) -> u64 {
         self.ops.iter().filter(|op| **op != Op::Trim).count() as u64
     }
 }
 
-/// Writes a load down. Numbers of freed blocks are used again, the last one first, so that the
-/// table of live blocks is no larger than it must be.
+/// A writer of loads. Numbers of freed blocks are used again, the last freed first, so that the
+/// table of live blocks stays small.
 #[derive(Default)]
 pub(crate) struct Script {
     setup: Vec<Op>,
@@ -59,7 +59,7 @@ impl Script {
         Script { stream_count: 1, ..Script::default() }
     }
 
-    /// A block on the default stream.
+    /// Writes a request for a block on the default stream.
     pub(crate) fn allocate(&mut self, size_bytes: u64) -> u32 {
         self.allocate_on(0, size_bytes)
     }
@@ -83,7 +83,7 @@ impl Script {
         self.ops.push(Op::Trim);
     }
 
-    /// What was written so far is not timed.
+    /// Makes all operations so far part of the setup, which is not timed.
     pub(crate) fn start_the_clock(&mut self) {
         self.setup.append(&mut self.ops);
     }
@@ -110,7 +110,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Uniform in `0..end`, but for a bias below 2^-30 for ends below 2^34.
+    /// A number in `0..end`, uniform except for a bias below 2^-30 for ends below 2^34.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

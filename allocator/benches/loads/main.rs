@@ -1,7 +1,7 @@
 //! The cost of an allocation and of a free: published loads, recorded loads and a training step, on
 //! this crate's policies, on a model of PyTorch's structure, and without a cache.
 //!
-//! Elements are allocations and frees: one operation takes the inverse of the throughput. Every
+//! The elements of the throughput are allocations and frees: one operation takes its inverse. Every
 //! cache is warm: a load's first run is not timed.
 
 mod driver_heap;
@@ -51,7 +51,7 @@ fn one_thread(criterion: &mut Criterion) {
     }
 }
 
-/// Checks the subject on the load, which warms its cache too, and measures it.
+/// Checks the subject on the load, which also warms its cache, and measures it.
 fn measure<S: Subject>(
     group: &mut BenchmarkGroup<'_, WallTime>,
     name: &str,
@@ -78,8 +78,8 @@ fn measure<S: Subject>(
     });
 }
 
-/// The timed part alone. Never inlined, so that a profiler can count what happens inside:
-/// `valgrind --tool=callgrind --toggle-collect='loads::timed*' <the bench> --test <case>`.
+/// The timed part alone. Never inlined, so that a profiler can count the events inside: `valgrind
+/// --tool=callgrind --toggle-collect='loads::timed*' <the bench> --test <case>`.
 #[inline(never)]
 fn timed<S: Subject>(subject: &mut S, load: &Load, table: &mut Table<S>) -> Duration {
     let start = Instant::now();

@@ -1,17 +1,17 @@
-//! The structure of PyTorch's CUDA caching allocator, for its cost; checked to place every block
-//! where `TorchPolicy` does.
+//! A model of the structure of PyTorch's CUDA caching allocator, to measure its cost. A check shows
+//! that it places every block where `TorchPolicy` does.
 //!
-//! After `c10/cuda/CUDACachingAllocator.cpp` of PyTorch (BSD-3, early 2026) as published; no code
-//! is shared. What is modelled: a set of free blocks for each of two pools, ordered by stream, size
-//! and address; a block of its own on the heap for every part of a segment, linked to its
-//! neighbours; one lock for a device that its owner may take again; a hash set of active blocks; a
-//! hash map from address to block in 67 shards, each with a lock; five counters, each for both
-//! pools and for all, with current, peak and totals.
+//! The model follows `c10/cuda/CUDACachingAllocator.cpp` of PyTorch (BSD-3, early 2026) as
+//! published; no code is shared. It has a set of free blocks for each of two pools, ordered by
+//! stream, size and address; a block of its own on the heap for every part of a segment, linked to
+//! its neighbours; one recursive lock for a device; a hash set of active blocks; a hash map from
+//! address to block in 67 shards, each with a lock; five counters, each for both pools and for all,
+//! with current, peak and totals.
 //!
-//! Left out, so that it is kinder than the original: the gathering of contexts, trace and profiler
-//! hooks, events of other streams, private pools, and another hundred counters. Blocks are named by
-//! their slot in a table, which costs one more load than a pointer; the ordered set is a B-tree,
-//! which is faster than the red-black tree of `std::set`.
+//! Left out, to the model's advantage: contexts, trace and profiler hooks, events of other streams,
+//! private pools, and another hundred counters. Blocks are named by their slot in a table, which
+//! costs one more load than a pointer. The ordered set is a B-tree, which is faster than the
+//! red-black tree of `std::set`.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -39,7 +39,7 @@ struct Block {
     next: u32,
 }
 
-/// One quantity of one pool, or of both.
+/// One quantity of one pool, or of both pools.
 #[derive(Clone, Copy, Default)]
 struct Stat {
     current: u64,
@@ -62,10 +62,10 @@ impl Stat {
 }
 
 /// Allocations, active blocks, allocated, active and requested bytes, each for the small pool, the
-/// large one, and all.
+/// large pool, and both.
 type Stats = [[Stat; 3]; 5];
 
-/// Stream, size, address, slot: the first from (stream, wanted, 0, 0) on is the best fit.
+/// Stream, size, address, slot. The best fit is the first key from (stream, wanted, 0, 0) on.
 type FreeKey = (u64, u64, u64, u32);
 
 struct Device {
@@ -192,7 +192,7 @@ impl Device {
         })
     }
 
-    /// What is behind the first `size_bytes` becomes a free block.
+    /// Splits a block: the bytes behind the first `size_bytes` become a free block.
     fn split(&mut self, slot: u32, size_bytes: u64) {
         let Block { address, size_bytes: whole_bytes, stream, pool, next, .. } = *self.block(slot);
         let rest = self.add(Block {
@@ -252,7 +252,7 @@ impl Device {
         self.free[pool].insert(key);
     }
 
-    /// Drops every segment that is one free block.
+    /// Releases every segment that is one free block.
     fn trim(&mut self) {
         for pool in [SMALL, LARGE] {
             let free = std::mem::take(&mut self.free[pool]);
@@ -266,7 +266,7 @@ impl Device {
     }
 }
 
-/// A lock that its owner may take again: it pays for the question, and nobody here does.
+/// A recursive lock. It pays for the check of its owner, although nothing here locks twice.
 struct Reentrant<T> {
     owner: AtomicU64,
     value: Mutex<T>,

@@ -1,7 +1,7 @@
-//! Loads that others have published as benchmarks or stress tests, rebuilt from what they do.
+//! Loads that others have published as benchmarks or stress tests, rebuilt from their descriptions.
 //!
-//! The random numbers are not theirs, so neither is the exact sequence; probabilities, sizes,
-//! limits and orders are.
+//! The random numbers differ from the originals, and so does the exact sequence. Probabilities,
+//! sizes, limits and orders are the same.
 //!
 //! - RMM (rapidsai/rmm, Apache-2.0): `cpp/benchmarks/random_allocations` and
 //!   `cpp/benchmarks/multi_stream_allocations`.
@@ -16,7 +16,7 @@ use crate::load::{Load, Random, Script};
 
 const MIB: u64 = 1 << 20;
 
-/// Every load of this file that one thread runs.
+/// Every load of this file for one thread.
 pub(crate) fn loads() -> Vec<Load> {
     let mut loads: Vec<Load> = [1, 4, 64, 1024].map(rmm_random).into();
     loads.push(rmm_multi_stream(4));
@@ -27,8 +27,9 @@ pub(crate) fn loads() -> Vec<Load> {
     loads
 }
 
-/// RMM allocates with 73 % probability, up to 10,000 times and below 16,000 MiB, sizes uniform up
-/// to a maximum, and else frees a random block; after twice as many steps all is freed.
+/// RMM's program allocates with 73 % probability, up to 10,000 times and below 16,000 MiB, with
+/// sizes uniform up to a maximum, and otherwise frees a random block. After twice this number of
+/// steps it frees all blocks.
 fn rmm_random(max_mib: u64) -> Load {
     const ALLOCATIONS: usize = 10_000;
     const ALLOCATE_PERCENT: u64 = 73;
@@ -54,8 +55,8 @@ fn rmm_random(max_mib: u64) -> Load {
     script.finish(format!("rmm_random_{max_mib}mib"))
 }
 
-/// RMM's kernels take turns on several streams; each has a buffer of one 64-bit number, freed as
-/// soon as the kernel is launched. Before, every stream had a buffer once (`--warm`).
+/// RMM's kernels take turns on several streams. Each kernel has a buffer of one 64-bit number,
+/// freed as soon as the kernel is launched. Before that, every stream has a buffer once (`--warm`).
 fn rmm_multi_stream(stream_count: u8) -> Load {
     const KERNELS: usize = 1_000;
     const BUFFER_BYTES: u64 = 8;
@@ -71,7 +72,7 @@ fn rmm_multi_stream(stream_count: u8) -> Load {
     script.finish("rmm_multi_stream")
 }
 
-/// CubeCL's 204,800 reservations of 1 MiB, of which the last 4,000 are live.
+/// CubeCL's 204,800 reservations of 1 MiB; the last 4,000 are live.
 fn cubecl_dynamic() -> Load {
     const RESERVATIONS: usize = 204_800;
     const LIVE_MAX: usize = 4_000;
@@ -101,12 +102,12 @@ const BFC_BYTES: [u64; 10] = [
     2_048_576_000,
 ];
 
-/// A block of each size after the other, freed at once.
+/// Allocates one block of each size in turn, and frees it at once.
 fn bfc_allocation() -> Load {
     bfc_cycle(&BFC_BYTES, 0, "bfc_allocation")
 }
 
-/// The load of one of several threads on its stream; here the cycle ends at 100 MiB.
+/// The load of one of several threads on its own stream. Here the cycle ends at 100 MiB.
 pub(crate) fn bfc_thread(stream: u8) -> Load {
     bfc_cycle(&BFC_BYTES[..8], stream, "bfc_threaded")
 }
@@ -121,7 +122,7 @@ fn bfc_cycle(sizes: &[u64], stream: u8, name: &str) -> Load {
     script.finish(name)
 }
 
-/// Small blocks, each freed when `delay` more were allocated.
+/// Small blocks. Each is freed after `delay` further allocations.
 fn bfc_delayed(delay: usize) -> Load {
     const SIZES: [u64; 7] = [256, 4_096, 16_384, 4_096, 512, 1_024, 1_024];
     let mut script = Script::new();
@@ -136,8 +137,8 @@ fn bfc_delayed(delay: usize) -> Load {
     script.finish(format!("bfc_delayed_{delay}"))
 }
 
-/// PyTorch's 10,000 random actions: allocate 2 to 20 MiB, free a random block, or (weight 0.1 to
-/// 1 and 1) give the cache back; no more than about 100 MiB are live.
+/// PyTorch's 10,000 random actions: allocate 2 to 20 MiB, free a random block, or release the cache
+/// (weights 1, 1 and 0.1). No more than about 100 MiB are live.
 fn torch_fuzz() -> Load {
     const ACTIONS: usize = 10_000;
     const LIVE_BYTES_END: u64 = (1 << 30) / 10;
@@ -165,7 +166,7 @@ fn torch_fuzz() -> Load {
     script.finish("torch_fuzz")
 }
 
-/// Frees a random block and returns its bytes.
+/// Frees a random block. Returns its bytes.
 fn free_any(script: &mut Script, random: &mut Random, live: &mut Vec<(u32, u64)>) -> u64 {
     let (block, size_bytes) = live.swap_remove(random.below(live.len() as u64) as usize);
     script.free(block);

@@ -29,7 +29,8 @@ fn load(path: &Path) -> Load {
     script(&snapshot).finish(format!("trace_{name}"))
 }
 
-/// What was live before the first event, by address, and then every request and free.
+/// Allocates the blocks that were live before the first event, by address, and then replays every
+/// request and free.
 fn script(snapshot: &Snapshot) -> Script {
     let device = Replay::busiest_device(snapshot);
     let events = &snapshot.device_traces[device];
@@ -56,7 +57,8 @@ fn script(snapshot: &Snapshot) -> Script {
     script
 }
 
-/// Undoes the events from the last to the first: address to what was asked for, and where.
+/// The blocks that are live at the start, by address: requested bytes and stream. Undoes the events
+/// from the last to the first.
 fn live_at_start(snapshot: &Snapshot, device: usize) -> BTreeMap<u64, (u64, StreamId)> {
     let mut live = BTreeMap::new();
     for segment in snapshot.segments.iter().filter(|segment| segment.device == device) {
@@ -76,7 +78,7 @@ fn live_at_start(snapshot: &Snapshot, device: usize) -> BTreeMap<u64, (u64, Stre
     live
 }
 
-/// Numbers for streams, in the order in which they are met.
+/// Numbers for streams, in the order of their first use.
 #[derive(Default)]
 struct Streams(HashMap<StreamId, u8>);
 

@@ -1,4 +1,4 @@
-//! Whoever serves a load, and how a load is run.
+//! Subjects that serve a load, and the run of a load.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use crate::load::{Load, Op};
 
 /// An allocator under test.
 pub(crate) trait Subject {
-    /// The handle of an allocation, which the user gives back to free it.
+    /// The handle of an allocation. The user gives the handle back to free the memory.
     type Block;
     fn allocate(&mut self, size_bytes: u64, stream: u8) -> Self::Block;
     fn free(&mut self, block: Self::Block);
-    /// Gives the cache back.
+    /// Releases the cache.
     fn trim(&mut self);
     fn address(block: &Self::Block) -> u64;
 }
@@ -48,7 +48,7 @@ pub(crate) fn free_all<S: Subject>(subject: &mut S, table: &mut Table<S>) {
     table.iter_mut().filter_map(Option::take).for_each(|block| subject.free(block));
 }
 
-/// Runs a load twice, the second time with a warm cache, and returns every address.
+/// Runs a load twice, the second time with a warm cache. Returns every address.
 ///
 /// # Panics
 /// If two live blocks share a byte.
@@ -82,14 +82,14 @@ pub(crate) fn addresses<S: Subject>(subject: &mut S, load: &Load) -> Vec<u64> {
 pub(crate) struct Pages(CachingAllocator);
 
 impl Pages {
-    /// The device has streams to keep in order if the load uses several.
+    /// An allocator with `stream_count` streams. Its device orders streams if there are several.
     pub(crate) fn new(stream_count: usize) -> Pages {
         let source = SimSource::with_capacity(1 << 42).page_bytes(2 << 20);
         let source = if stream_count > 1 { source.streams(&SimStreams::new()) } else { source };
         Pages(CachingAllocator::new(source).expect("a simulated device"))
     }
 
-    /// An arena for each of several streams, all within one budget.
+    /// One arena for each of several streams, all within one budget.
     pub(crate) fn arenas(stream_count: usize) -> Vec<Pages> {
         const CAPACITY_BYTES: usize = 1 << 42;
         let source = SimSource::with_capacity(CAPACITY_BYTES).page_bytes(2 << 20);
@@ -128,7 +128,7 @@ impl Subject for Pages {
     }
 }
 
-/// PyTorch's placement, driven directly: no lock, no handles, no history.
+/// PyTorch's placement rules, driven directly: no lock, no handles, no history.
 pub(crate) struct Torch {
     policy: TorchPolicy,
     source: Endless,
@@ -168,7 +168,7 @@ impl Subject for Torch {
     }
 }
 
-/// Segments without end: no address is given twice.
+/// A source of endless segments: no address is given twice.
 pub(crate) struct Endless {
     next_address: u64,
 }

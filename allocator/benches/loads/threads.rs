@@ -39,8 +39,8 @@ pub(crate) fn bfc_threaded(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// From the moment at which the first thread begins until the last one is done, by their own
-/// clocks: whoever waits for them may be woken much later.
+/// Time from the moment at which the first thread begins until the last thread ends, by the
+/// threads' own clocks: the thread that waits for them may be woken much later.
 fn on_threads<S: Subject + Send>(
     loads: &[Load],
     subject: impl Fn(usize) -> S,

@@ -2,8 +2,9 @@
 //! layers.
 //!
 //! `B` batch, `T` time, `C` channels, `H` heads, `V` vocabulary. Single precision, no recomputation
-//! and no fused attention. The forward pass keeps what the backward pass needs, which frees it in
-//! reverse; gradients live until AdamW has used them. Weights and moments are live before.
+//! and no fused attention. The forward pass keeps the tensors that the backward pass needs; the
+//! backward pass frees them in reverse order. Gradients live until AdamW has used them. Weights and
+//! moments are live before the step.
 
 use crate::load::{Load, Script};
 
@@ -16,11 +17,11 @@ const LAYERS: usize = 12;
 const FLOAT_BYTES: u64 = 4;
 const INDEX_BYTES: u64 = 8;
 
-/// Weights of a layer: norm, query-key-value, projection, norm, expansion, contraction.
+/// Numbers of weights of a layer: norm, query-key-value, projection, norm, expansion, contraction.
 const LAYER_WEIGHTS: [u64; 12] =
     [C, C, 3 * C * C, 3 * C, C * C, C, C, C, 4 * C * C, 4 * C, 4 * C * C, C];
 
-/// Lengths of an activation, and of the scratch memory that is needed while it is computed.
+/// Lengths of an activation, and of the scratch memory for its computation.
 struct Made {
     kept: u64,
     scratch: u64,
@@ -42,7 +43,7 @@ const LAYER: [Made; 12] = [
     Made { kept: B * T * C, scratch: B * T * C }, // residual after the contraction
 ];
 
-/// The load.
+/// The load of one training step.
 pub(crate) fn step() -> Load {
     let mut script = Script::new();
     let weights = weights();
@@ -62,13 +63,14 @@ pub(crate) fn step() -> Load {
     script.finish("training_step")
 }
 
-/// Embeddings, layers, last norm; the head shares the embedding's weights.
+/// Lengths of the weights: embeddings, layers, last norm. The head shares the embedding's weights.
 fn weights() -> Vec<u64> {
     let layers = (0..LAYERS).flat_map(|_| LAYER_WEIGHTS);
     [V * C, T * C].into_iter().chain(layers).chain([C, C]).collect()
 }
 
-/// What is left for the backward pass: block and length, in the order of making.
+/// Runs the forward pass. Returns the tensors kept for the backward pass, as block and length, in
+/// the order of their allocation.
 fn forward(script: &mut Script) -> Vec<(u32, u64)> {
     let mut kept = Vec::new();
     let mut make = |script: &mut Script, made: &Made| {
@@ -88,8 +90,8 @@ fn forward(script: &mut Script) -> Vec<(u32, u64)> {
     kept
 }
 
-/// Walks back: the gradient of each activation replaces that of the next one. Weights get theirs
-/// on the way, spread evenly; the gradients of the weights are returned.
+/// Walks back through the activations: each gradient replaces the gradient of the next activation.
+/// The weights get their gradients on the way, spread evenly. Returns the gradients of the weights.
 fn backward(script: &mut Script, weights: &[u64], kept: Vec<(u32, u64)>) -> Vec<u32> {
     let mut gradients = Vec::new();
     let mut weights = weights.iter().rev();
@@ -106,7 +108,7 @@ fn backward(script: &mut Script, weights: &[u64], kept: Vec<(u32, u64)>) -> Vec<
     gradients
 }
 
-/// The norm of all gradients, then two scratch blocks for each weight.
+/// Takes the norm of all gradients, then two scratch blocks for each weight.
 fn adamw(script: &mut Script, weights: &[u64], gradients: &[u32]) {
     let norms: Vec<u32> = gradients.iter().map(|_| script.allocate(FLOAT_BYTES)).collect();
     let total = script.allocate(FLOAT_BYTES);

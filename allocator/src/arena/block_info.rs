@@ -7,12 +7,12 @@ use crate::category::Category;
 use crate::origin::ModulePath;
 use crate::stream::Stream;
 
-/// A live block, for reports of what is left over.
+/// A live block, as a report of left-over blocks shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockInfo {
     /// Offset of the block, or of its first piece if it is stitched.
     pub offset: usize,
-    /// Active bytes: the bytes that it takes.
+    /// Active bytes: the bytes that the block takes.
     pub size_bytes: usize,
     /// Bytes asked for.
     pub requested_bytes: usize,
@@ -20,11 +20,11 @@ pub struct BlockInfo {
     pub category: Category,
     /// Stream that owns the block.
     pub stream: Stream,
-    /// The line that asked for it.
+    /// The source line of the request.
     pub site: &'static Location<'static>,
-    /// The module that it belongs to; `None` if it was made outside of every model.
+    /// The module that the block belongs to; `None` outside of every model.
     pub module: Option<ModulePath>,
-    /// Counts up with every block and charge.
+    /// Serial number: counts up with every block and charge.
     pub serial: u64,
 }
 

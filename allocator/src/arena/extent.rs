@@ -1,13 +1,13 @@
 //! Ranges of the arena, and how sizes are rounded.
 
-/// Blocks start and end at multiples of this.
+/// Alignment of blocks: each one starts and ends at a multiple.
 pub const BLOCK_BYTES: usize = 512;
 
-/// The least length of the guard behind a block in checked mode; with the rest of the last 512
-/// bytes it is up to 575.
+/// Least length of the guard behind a block in checked mode. The rest of the last 512 bytes belongs
+/// to the guard too: it is up to 575 bytes long.
 pub(crate) const GUARD_BYTES: usize = 64;
 
-/// Bytes that a request takes: rounded up, and never nothing. `None` if that overflows.
+/// Bytes of a block for a request: rounded up, and at least [`BLOCK_BYTES`]. `None` on overflow.
 #[inline]
 pub fn active_bytes(requested_bytes: usize) -> Option<usize> {
     requested_bytes.max(1).checked_next_multiple_of(BLOCK_BYTES)
@@ -16,7 +16,7 @@ pub fn active_bytes(requested_bytes: usize) -> Option<usize> {
 /// A range of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
-    /// Offset of its first byte.
+    /// Offset of the first byte.
     pub offset: usize,
     /// Length in bytes.
     pub size_bytes: usize,
@@ -33,7 +33,7 @@ impl Extent {
         Extent { offset, size_bytes: page_ceil(self.end(), page_bytes) - offset }
     }
 
-    /// The whole pages inside the range; if there is none, an empty range at any offset.
+    /// The whole pages inside the range; an empty range at any offset if there are none.
     pub(crate) fn pages_inside(self, page_bytes: usize) -> Extent {
         let offset = page_ceil(self.offset, page_bytes);
         let end = page_floor(self.end(), page_bytes);
@@ -41,8 +41,8 @@ impl Extent {
     }
 }
 
-/// The end of the last whole page below an offset. A page is a power of two, which the compiler
-/// does not know: it would divide, and that takes longer than the rest of a request.
+/// The end of the last whole page below an offset. Uses a mask: the compiler does not know that a
+/// page is a power of two, and a division takes longer than the rest of a request.
 #[inline]
 pub(crate) fn page_floor(offset: usize, page_bytes: usize) -> usize {
     offset & !(page_bytes - 1)

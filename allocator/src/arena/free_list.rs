@@ -11,15 +11,16 @@ use crate::arena::layout::node::{NONE, Node};
 
 const STEP_BITS: usize = 8;
 const BINS_PER_POWER: usize = 1 << STEP_BITS;
-/// Sizes in blocks below this have a bin each.
+/// Sizes below this number of blocks have a bin each.
 const EXACT_BINS: usize = 2 * BINS_PER_POWER;
-/// Bins of one bitmap whose summary is a single word. They tell sizes up to 4 GiB apart.
+/// Number of bins: one for each bit of a bitmap whose summary is a single word. The bins tell sizes
+/// up to 4 GiB apart.
 const BIN_COUNT: usize = 64 * WORD_COUNT;
 const WORD_COUNT: usize = 64;
 const _: () = assert!(BIN_COUNT > EXACT_BINS);
 
-/// The child of a node whose holes come before it in the order, and the child whose holes come
-/// after.
+/// The two children of a node: holes below `LEFT` come before the node in the order, holes below
+/// `RIGHT` after.
 const LEFT: usize = 0;
 const RIGHT: usize = 1;
 /// The parent of a node.
@@ -37,7 +38,8 @@ impl Edge {
     const ROOT: Edge = Edge { parent: NONE, side: LEFT };
 }
 
-/// Holes that one set of streams used. Size, offset and links of a hole are in its node.
+/// Free list of the holes that one set of streams used. Size, offset and links of a hole are in its
+/// node.
 #[derive(Clone, Debug)]
 pub(crate) struct FreeList {
     roots: Box<[u32; BIN_COUNT]>,
@@ -145,8 +147,8 @@ impl FreeList {
         }
     }
 
-    /// Inserts a hole into a bin that has others: below the nodes of a higher priority, above the
-    /// rest. The rest is split into the nodes before it and the nodes after it.
+    /// Inserts a hole into a bin with other holes: below the nodes of a higher priority, above the
+    /// rest. The rest is split into the nodes before the hole and the nodes after the hole.
     fn insert_into_bin(&mut self, nodes: &mut [Node], bin: usize, slot: u32) {
         let (key, own_priority) = (nodes[slot as usize].key(), priority(slot));
         let (mut edge, mut at) = (Edge::ROOT, self.roots[bin]);
@@ -156,7 +158,7 @@ impl FreeList {
             at = node.links[edge.side];
         }
         self.set_child(nodes, bin, edge, slot);
-        // The edge below which each part of the rest goes on.
+        // Edges at which the next node of each part of the rest is attached.
         let mut ends = [LEFT, RIGHT].map(|side| Edge { parent: slot, side });
         while at != NONE {
             let side = nodes[at as usize].side_of(key);
@@ -194,7 +196,8 @@ impl FreeList {
         }
     }
 
-    /// Removes a hole from a bin that has others: its two subtrees are merged in its place.
+    /// Removes a hole from a bin with other holes. The two subtrees of the hole are merged in its
+    /// place.
     fn remove_from_bin(&mut self, nodes: &mut [Node], bin: usize, slot: u32) {
         let [mut before, mut after, parent] = nodes[slot as usize].links;
         let (mut edge, child) = match nodes.get(parent as usize) {
@@ -235,7 +238,7 @@ impl FreeList {
     /// Changes the size and offset of a hole.
     ///
     /// # Panics
-    /// If it is not listed.
+    /// If the hole is in no list.
     #[inline]
     pub(crate) fn resize(&mut self, nodes: &mut [Node], slot: u32, to: Extent) {
         let node = &mut nodes[slot as usize];
@@ -328,13 +331,13 @@ pub(crate) fn size_of_key(key: Key) -> usize {
 #[inline]
 fn bin_of(size_bytes: usize) -> usize {
     let blocks = size_bytes / BLOCK_BYTES;
-    // The shift is 0 below `EXACT_BINS`. From there on it leaves a leading one and the bits of the
-    // step, so that the bins of a power of two follow those of the one before.
+    // The shift is 0 below `EXACT_BINS`. For larger sizes the shift leaves a leading one and the
+    // bits of the step. So the bins of a power of two follow the bins of the power before.
     let shift = (blocks | BINS_PER_POWER).ilog2() as usize - STEP_BITS;
     (shift * BINS_PER_POWER + (blocks >> shift)).min(BIN_COUNT - 1)
 }
 
-/// Shuffles slots: an odd multiplier is a bijection, so no two are equal.
+/// Shuffles slots: an odd multiplier is a bijection, so no two priorities are equal.
 #[inline]
 fn priority(slot: u32) -> u32 {
     slot.wrapping_mul(0x9e37_79b1).rotate_left(15).wrapping_mul(0x85eb_ca77)
@@ -373,7 +376,7 @@ mod tests {
         #[test]
         fn agrees_with_an_ordered_set(
             ops in prop::collection::vec((0..3_u8, 1..400_usize, 0..60_u32), 1..300),
-            // Sizes up to 76 MiB, and up to 76 GiB, of which the largest share the last bin.
+            // Sizes up to 76 MiB, or up to 76 GiB: the largest of these share the last bin.
             grain_bytes in prop_oneof![Just(512_usize), Just(512 << 10)],
         ) {
             let (mut holes, mut nodes) = (FreeList::new(), nodes());

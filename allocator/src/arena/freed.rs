@@ -1,4 +1,4 @@
-//! Freed memory in checked mode: the bytes that each freed block left, and where it was freed.
+//! Freed memory in checked mode: the ranges that freed blocks left, and where each block was freed.
 
 use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
@@ -11,15 +11,15 @@ use crate::arena::layout::Layout;
 /// A block that was dropped.
 #[derive(Debug)]
 pub struct FreedBlock {
-    /// The block as it was, with the line that had asked for it.
+    /// The block as it was when it was live, with the source line of its request.
     pub block: BlockInfo,
-    /// Sequence number of its [`Free`](crate::Action::Free) in the history.
+    /// Sequence number of the block's [`Free`](crate::Action::Free) in the history.
     pub event: u64,
-    /// Backtrace of its drop, if the standard library captures them (`RUST_BACKTRACE=1`).
+    /// Backtrace of the drop, if the standard library captures backtraces (`RUST_BACKTRACE=1`).
     pub freed_at: Backtrace,
 }
 
-/// Freed ranges by offset, none of them in a live block.
+/// Freed ranges by offset. No range lies in a live block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Checks {
     freed: BTreeMap<usize, Freed>,
@@ -29,7 +29,7 @@ pub(crate) struct Checks {
 #[derive(Clone, Debug)]
 pub(crate) struct Freed {
     pub(crate) size_bytes: usize,
-    /// Index of its first byte in the block.
+    /// Index of the range's first byte in the block.
     pub(crate) index: usize,
     pub(crate) block: Arc<FreedBlock>,
 }

@@ -1,7 +1,7 @@
 //! Committed pages: those that have memory from the source.
 //!
-//! Mostly all pages up to an end are committed. The map below has the gaps: free pages that were
-//! given back.
+//! Usually all pages up to an end are committed. The map `missing` has the gaps: free pages that
+//! went back to the source.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ impl Pages {
         end <= self.end && self.missing_bytes == 0
     }
 
-    /// The pages that an extent needs and that are not committed, in order.
+    /// The pages of an extent that are not committed, in order.
     pub(crate) fn missing_in(&self, extent: Extent) -> Vec<Extent> {
         let pages = extent.pages_around(self.page_bytes);
         let (start, end) = (pages.offset, pages.end());
@@ -64,7 +64,7 @@ impl Pages {
         })
     }
 
-    /// [`committed_down`](Self::committed_down) in order.
+    /// [`committed_down`](Self::committed_down), with the lowest run first.
     pub(crate) fn committed_in(&self, extent: Extent) -> Vec<Extent> {
         let mut runs: Vec<Extent> = self.committed_down(extent).collect();
         runs.reverse();
@@ -76,7 +76,7 @@ impl Pages {
         self.committed_in(Extent { offset: 0, size_bytes: self.end })
     }
 
-    /// Adds whole pages, committed from now on.
+    /// Adds whole pages that were just committed.
     pub(crate) fn add(&mut self, run: Extent) {
         if run.offset >= self.end {
             if run.offset > self.end {
@@ -121,7 +121,7 @@ impl Pages {
     }
 
     /// # Panics
-    /// If what is missing is not made of whole pages below the end that do not touch.
+    /// If a gap is not made of whole pages, touches another gap, or reaches the end.
     pub(crate) fn check(&self) {
         let mut last_end = None;
         let mut missing_bytes = 0;

@@ -31,8 +31,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A request of this thread, of the current origin; `site` is its line if the origin names
-    /// none.
+    /// A request with this thread's current origin. `site` is its line if the origin names no line.
     #[inline]
     pub(crate) fn new(
         category: Category,
@@ -59,7 +58,7 @@ pub(crate) struct ArenaState {
     pub(crate) layout: Layout,
     pub(crate) views: Views,
     pub(crate) waits: StreamOrder,
-    /// Committed pages: all that live blocks lie on, and those that are cached.
+    /// Committed pages: the pages under live blocks, and cached pages.
     pub(crate) pages: Pages,
     /// End of the address range, a multiple of the page.
     pub(crate) limit_bytes: usize,
@@ -71,8 +70,8 @@ pub(crate) struct ArenaState {
     pub(crate) checks: Option<Box<Checks>>,
     pub(crate) request_count: u64,
     next_serial: u64,
-    /// Counts frees and waits, the events whose order decides. Not the history's count, which a
-    /// simulation begins anew.
+    /// Number of the next free or wait. The order of these events decides which waits are needed.
+    /// The history has a count of its own, which a simulation starts anew.
     next_event: u64,
 }
 
@@ -98,12 +97,12 @@ impl ArenaState {
             checks: None,
             request_count: 0,
             next_serial: 0,
-            // Event 0 comes before all of them.
+            // Event 0 comes before every free and wait.
             next_event: 1,
         }
     }
 
-    /// Bytes that a request takes. `None` if that overflows.
+    /// Bytes of the block for a request, guard included. `None` on overflow.
     #[inline]
     pub(crate) fn block_bytes(&self, requested_bytes: usize) -> Option<usize> {
         match self.checks {
@@ -124,7 +123,7 @@ impl ArenaState {
         self.layout.place(&PlaceQuery { size_bytes, stream, waits: &self.waits, stitches, tried })
     }
 
-    /// [`place`](Self::place) on a source that shows no page at a second address.
+    /// [`place`](Self::place) without stitching.
     pub(crate) fn place_whole(
         &self,
         size_bytes: usize,
@@ -161,7 +160,7 @@ impl ArenaState {
         self.pages.committed_bytes() - self.layout.touched_bytes()
     }
 
-    /// Free committed pages of up to `size_bytes`, the highest first, none of them in `except`.
+    /// Free committed pages of up to `size_bytes`, the highest first. No page lies in `except`.
     pub(crate) fn spare_pages(&self, size_bytes: usize, except: &[Extent]) -> Vec<Extent> {
         let page_bytes = self.statistics.page_bytes;
         let top = self.page_ceil(self.layout.top());
@@ -196,8 +195,8 @@ impl ArenaState {
         needed_bytes <= self.statistics.capacity_bytes.min(isize::MAX as usize)
     }
 
-    /// A large block that a request on the default stream could still get with an empty cache: the
-    /// largest that fills a hole, the pages that the capacity leaves, or the top.
+    /// Size of a large block that a request on the default stream could still get with an empty
+    /// cache: the largest block that fits a hole, the pages that the capacity leaves, or the top.
     pub(crate) fn largest_free_bytes(&self) -> usize {
         let Statistics { capacity_bytes, page_bytes, charged, .. } = self.statistics;
         // Holes are merged once: placing each candidate would merge a copy again.
@@ -232,8 +231,8 @@ impl ArenaState {
         candidates.into_iter().rev().filter(|&bytes| bytes > 0).find(could_be_had).unwrap_or(0)
     }
 
-    /// The place at the top and the streams to wait for there, if `place` would choose it after it
-    /// found no own hole. `None` does not say that it would not.
+    /// The place at the top and the streams to wait for there, if no own hole fits and `place`
+    /// would choose the top. `None` leaves the choice to `place`.
     #[inline]
     pub(crate) fn own_top(&self, size_bytes: usize, stream: Stream) -> Option<(Extent, StreamSet)> {
         let stitches = self.stitches && self.views.has_room();
@@ -254,7 +253,8 @@ impl ArenaState {
         live.serial
     }
 
-    /// Makes a place a live block, in `view` if it is stitched. Returns its slot and its serial.
+    /// Turns a place into a live block, in `view` if the block is stitched. Returns the block's
+    /// slot and serial.
     pub(crate) fn insert(
         &mut self,
         place: &mut Placement,
@@ -361,14 +361,14 @@ impl ArenaState {
         BlockInfo::of(self.layout.offset(slot), &self.layout.block(slot))
     }
 
-    /// Takes out what checked mode remembers of the bytes of the block in a slot, by their place in
-    /// the block.
+    /// Removes and returns the freed ranges of checked mode in the block in a slot, with their
+    /// place in the block.
     pub(crate) fn take_freed(&mut self, slot: u32) -> Vec<(usize, Freed)> {
         let pieces: Vec<Extent> = self.layout.pieces(slot).collect();
         self.checks.as_mut().map_or_else(Vec::new, |checks| checks.take_pieces(&pieces))
     }
 
-    /// The block that begins where the last piece of the one in a slot ends.
+    /// The block directly behind the last piece of the block in a slot.
     pub(crate) fn block_after(&self, slot: u32) -> Option<BlockInfo> {
         let end = self.layout.pieces(slot).last()?.end();
         let next = self.layout.live().find(|&(slot, _)| self.layout.offset(slot) == end);

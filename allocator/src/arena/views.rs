@@ -1,8 +1,9 @@
 //! Second addresses of pages, at which a stitched block lies in one piece.
 //!
-//! A view is a row of pages, mapped one after the other. It stays mapped when its block is freed,
-//! and the next block on the same pages finds it: a step that repeats maps nothing. Idle views go
-//! when their pages do, or the longest unused ones when there are too many.
+//! A view is a row of pages, mapped one after the other. The view stays mapped when its block is
+//! freed, and the next block on the same pages uses it: a step that repeats maps nothing. An idle
+//! view is unmapped when its pages go back to the source. If there are too many mappings, the
+//! longest unused views are unmapped first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -12,23 +13,23 @@ use crate::arena::layout::node::{Kind, NONE, Node};
 use crate::arena::layout::{Layout, PIECES_MAX};
 use crate::stream::StreamSet;
 
-/// A row of pages of the arena and where it is mapped.
+/// A row of pages of the arena, and the addresses at which the row is mapped.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     /// Whole pages, in order.
     pub(crate) pages: Vec<Extent>,
     /// Offset of the row in the range of views.
     pub(crate) offset: usize,
-    /// Fingerprint of its pages.
+    /// Fingerprint of the pages in the row.
     fingerprint: u64,
-    /// Its slot in the layout of addresses.
+    /// The slot of the row in the layout of addresses.
     slot: u32,
-    /// Number of live blocks in it.
+    /// Number of live blocks that use the row.
     users: u32,
     /// The next view with the same fingerprint, or `NONE`.
     next_of_fingerprint: u32,
-    /// Neighbours of an idle view: the view that became idle before it and the one after, or
-    /// `NONE`.
+    /// Neighbours of an idle view: the view that became idle before it and the view that became
+    /// idle after it, or `NONE`.
     idle: [u32; 2],
 }
 
@@ -37,13 +38,14 @@ pub(crate) struct View {
 pub(crate) struct Views {
     views: Vec<Option<View>>,
     vacant: Vec<u32>,
-    /// The first view of each fingerprint. Never walked, so its order has no say.
+    /// The first view of each fingerprint. The map is never iterated, so its order has no effect.
     by_pages: HashMap<u64, u32, BuildHasherDefault<FingerprintHasher>>,
     /// The idle views that became idle first and last, or `NONE`.
     idle: [u32; 2],
     mapping_count: usize,
-    /// The limit of `mapping_count`. When the mappings of views in use come near it, blocks are
-    /// stitched no more. Fixed when the allocator is made, and the same in a simulation.
+    /// The limit of `mapping_count`. When the mappings of views in use come near the limit, blocks
+    /// are no longer stitched. The limit is fixed when the allocator is made, and is the same in a
+    /// simulation.
     mappings_max: usize,
     /// Mappings of views in use.
     used_mapping_count: usize,
@@ -72,7 +74,7 @@ fn fingerprint(pages: impl Iterator<Item = Extent>) -> u64 {
     })
 }
 
-/// A fingerprint is a hash already.
+/// A hasher that returns the fingerprint unchanged: a fingerprint is a hash already.
 #[derive(Clone, Copy, Debug, Default)]
 struct FingerprintHasher(u64);
 
@@ -91,7 +93,8 @@ impl Hasher for FingerprintHasher {
 }
 
 impl Views {
-    /// No view in an address range of `range_bytes`, and at most `mappings_max` pieces of views.
+    /// An empty set of views in an address range of `range_bytes`, with room for `mappings_max`
+    /// pieces.
     pub(crate) fn new(range_bytes: usize, mappings_max: usize, page_bytes: usize) -> Views {
         let mut addresses = Layout::new(page_bytes);
         // A block behind the range makes it a hole: no view may lie beyond its end.
@@ -109,7 +112,7 @@ impl Views {
         }
     }
 
-    /// The mappings that there may be at once.
+    /// Largest number of mappings at once.
     pub(crate) fn mappings_max(&self) -> usize {
         self.mappings_max
     }
@@ -142,7 +145,7 @@ impl Views {
         self.views[index as usize].as_mut().expect("a view that is mapped")
     }
 
-    /// Offset in memory of the byte that is shown at an offset in the range of views.
+    /// Offset in memory of the byte that is mapped at `view_offset` in the range of views.
     pub(crate) fn page_offset(&self, view_offset: usize) -> Option<usize> {
         for view in self.views.iter().flatten() {
             let mut at = view.offset;
@@ -156,8 +159,8 @@ impl Views {
         None
     }
 
-    /// Free addresses for a row of pages: the smallest range that holds it, the lowest on ties.
-    /// `None` if there is none, or if there would be too many mappings.
+    /// Free addresses for a row of pages: the smallest range that holds the row, the lowest on
+    /// ties. `None` if no range does, or if there would be too many mappings.
     pub(crate) fn gap(&self, pages: &[Extent]) -> Option<Gap> {
         if self.mapping_count + pages.len() > self.mappings_max {
             return None;
@@ -167,7 +170,7 @@ impl Views {
         Some(Gap { hole, extent })
     }
 
-    /// Takes out the view that is idle longest, to make room; `None` if all are in use.
+    /// Removes and returns the view that is idle longest; `None` if all views are in use.
     pub(crate) fn take_longest_idle(&mut self) -> Option<View> {
         let [earliest, _] = self.idle;
         (earliest != NONE).then(|| self.take_out(earliest))
@@ -211,7 +214,7 @@ impl Views {
         }
     }
 
-    /// Puts a view at an end of the row of idle ones.
+    /// Puts a view at an end of the row of idle views.
     fn push_idle(&mut self, index: u32, end: usize) {
         let neighbour = std::mem::replace(&mut self.idle[end], index);
         let view = self.get_mut(index);
@@ -242,7 +245,7 @@ impl Views {
         })
     }
 
-    /// Takes out the views that show pages of a run, in which no live block is.
+    /// Removes and returns the views with pages in `run`. No live block lies in `run`.
     pub(crate) fn take_showing(&mut self, run: Extent) -> Vec<View> {
         let shows = |index: &u32| {
             let pages = &self.get(*index).pages;
@@ -281,8 +284,8 @@ impl Views {
     }
 
     /// # Panics
-    /// If views overlap, or a counter is not what a recount gives. `users` are the live blocks in
-    /// each view.
+    /// If views overlap, or a counter differs from its recount. `users` are the live blocks in each
+    /// view.
     pub(crate) fn check(&self, users: &BTreeMap<u32, usize>) {
         let (mut mapping_count, mut used_mapping_count, mut view_count) = (0, 0, 0);
         let idle: BTreeSet<u32> = self.idle().collect();
@@ -352,7 +355,7 @@ mod tests {
     fn rows_of_one_fingerprint_are_told_apart() {
         const PAGE: usize = 4096;
         let run = |offset, page_count| Extent { offset, size_bytes: page_count * PAGE };
-        // A number that is the fingerprint of what comes before it makes that be forgotten.
+        // A number that equals the fingerprint of the numbers before it cancels them.
         let forgets = fingerprint(std::iter::once(run(0, 1))) as usize;
         let rows = [vec![run(0, 2)], vec![run(0, 1), run(forgets, 2)]];
         let [first, second] = rows.each_ref().map(|row| fingerprint(row.iter().copied()));

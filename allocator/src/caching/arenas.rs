@@ -15,22 +15,22 @@ use crate::stream::Stream;
 ///
 /// An arena is for a thread, or a group of threads, that has nothing to do with the others: a data
 /// loader beside a training step ([`open`](Self::open)), or threads that feed a stream each
-/// ([`on`](Self::on)). Placement in one does not depend on what the others do. When one is short of
-/// memory, the caches of the others are trimmed, in the order in which they were opened, until the
-/// budget has the missing bytes; live blocks stay.
+/// ([`on`](Self::on)). Placement in one arena does not depend on the other arenas. When an arena is
+/// short of memory, the caches of the others are trimmed, in the order in which the arenas were
+/// opened, until the budget has the missing bytes. Live blocks stay.
 ///
 /// # Why a stream is no shard of one allocator
-/// Inside one allocator a free block of one stream serves every other, behind a wait, and merges
-/// with its neighbours of any stream. So its peak cannot be undercut, and each request and free
-/// reads and changes state that all streams share. Shards that serve a stream from what it freed
-/// itself would take a lock of their own, but then memory that is cached in one of them has a say
-/// in where others are placed, and the place depends on which thread came first. So the choice is
-/// the caller's: streams that one thread feeds in turn share an allocator and need the least
+/// Inside one allocator a free block of one stream serves every other stream, behind a wait, and
+/// merges with neighbours of any stream. So the peak of one allocator cannot be undercut. But each
+/// request and free reads and changes state that all streams share. Shards that serve each stream
+/// from its own freed memory would have a lock each. But then the cached memory of one shard would
+/// affect placement in the others, and a place would depend on which thread came first. So the
+/// caller chooses: streams that one thread feeds in turn share an allocator and need the least
 /// memory; threads that feed a stream each take an arena each, run without a common lock, and keep
-/// what they cached until another arena is short of it.
+/// cached memory until another arena is short of it.
 ///
-/// The failure of a request does depend on the other arenas, and a simulation of one arena knows
-/// nothing of them: give allocators that must be reproducible a source of their own.
+/// Other arenas can make a request fail, and a simulation of one arena knows nothing of the others.
+/// So give an allocator that must be reproducible a source of its own.
 ///
 /// # Examples
 /// ```
@@ -49,7 +49,8 @@ pub struct Arenas<S> {
     by_stream: Mutex<BTreeMap<Stream, CachingAllocator>>,
 }
 
-/// Weak, so that an arena goes with its last handle.
+/// A member of the list of arenas. Its reference is weak, so that an arena goes with its last
+/// handle.
 struct Member {
     arena: Weak<Shared>,
     _asked: Registration,
@@ -62,20 +63,20 @@ impl<S: MemorySource + 'static> Arenas<S> {
         Arenas { source, members: Arc::default(), by_stream }
     }
 
-    /// A new arena, which may use all that the others leave.
+    /// A new arena, which may use all memory that the other arenas leave.
     ///
     /// # Errors
-    /// The source has no such address ranges.
+    /// The source cannot reserve the address ranges.
     pub fn open(&self) -> Result<CachingAllocator, AllocError> {
         self.open_on(Stream::DEFAULT)
     }
 
-    /// The arena of a stream, opened when it is first asked for: its blocks are the stream's unless
-    /// one says otherwise, and it takes no lock of another's. It lives as long as this does, so a
-    /// thread may keep a handle or ask again.
+    /// The arena of a stream, opened at the first call. Its blocks belong to `stream` unless a
+    /// request names another stream, and its requests take no lock of another arena. The arena
+    /// lives as long as this value: a thread may keep a handle or call again.
     ///
     /// # Errors
-    /// The source has no such address ranges.
+    /// The source cannot reserve the address ranges.
     ///
     /// # Examples
     /// ```
@@ -107,7 +108,7 @@ impl<S: MemorySource + 'static> Arenas<S> {
         let (source, members) = (self.source.clone(), Arc::clone(&self.members));
         let asking = Arc::downgrade(arena.shared());
         let page_bytes = source.page_bytes();
-        // The caches of other arenas are asked last: they are of use to their owners.
+        // The caches of other arenas are trimmed last: they are of use to their owners.
         let asked = arena.on_shortage(i32::MAX, move |missing_bytes: usize| {
             // A block can share its first and its last page.
             let pages_bytes = missing_bytes.saturating_add(2 * page_bytes);
@@ -132,14 +133,14 @@ impl<S: MemorySource + 'static> Arenas<S> {
         self.source.used_bytes()
     }
 
-    /// The most bytes that they ever had committed at once.
+    /// Peak of [`used_bytes`](Self::used_bytes).
     pub fn used_bytes_peak(&self) -> usize {
         self.source.used_bytes_peak()
     }
 }
 
-/// The live arenas without the one that asks. The lock of the list is free again when they are
-/// trimmed, or dropped.
+/// The live arenas except the asking one. The lock of the list is free before the caller trims or
+/// drops the arenas.
 fn others(members: &Mutex<Vec<Member>>, asking: &Weak<Shared>) -> Vec<CachingAllocator> {
     let members = locked(members);
     let others = members.iter().filter(|member| !member.arena.ptr_eq(asking));

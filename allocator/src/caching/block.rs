@@ -8,19 +8,21 @@ use crate::source::Segment;
 pub(crate) struct Segments {
     /// The range in which pages are committed.
     pub(crate) memory: Segment,
-    /// The range in which pages are shown a second time, if the source can.
+    /// The range in which pages are mapped a second time, if the source can.
     pub(crate) views: Option<Segment>,
 }
 
 /// A block as its owner remembers it.
 ///
-/// The flag and the category are numbers. A value that a `bool` or an enum never has would mark the
-/// empty `Option` of a buffer, and a buffer that moves would be copied around that mark, in parts
-/// that have to wait for the writes before. With numbers the mark is the handle, a word of its own.
+/// The flag and the category are numbers. With a `bool` or an enum, an invalid value of that byte
+/// would mark an empty `Option` of a buffer. A buffer that moves would then be copied in parts
+/// around the byte, and these copies have to wait for earlier writes. With numbers the mark is the
+/// handle, a word of its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockRef {
     pub(crate) offset: usize,
-    /// Offset in its address range: the range of views if it is stitched, else the memory.
+    /// Offset in the block's address range: the range of views for a stitched block, else the
+    /// memory.
     pub(crate) range_offset: usize,
     is_stitched: u8,
     category: u8,
@@ -36,7 +38,7 @@ impl BlockRef {
         BlockRef { offset, range_offset: offset, is_stitched: 0, category, slot, serial }
     }
 
-    /// This block, shown in one piece at an offset in the range of views.
+    /// This block, mapped in one piece at an offset in the range of views.
     pub(crate) fn stitched_at(self, range_offset: usize) -> BlockRef {
         BlockRef { range_offset, is_stitched: 1, ..self }
     }

@@ -39,9 +39,9 @@ impl Buffer {
         block: BlockRef,
     ) -> Buffer {
         state.last_buffer.add(|| allocator.shared().clone());
-        // SAFETY: the pointer comes from an `Arc`, which `LastBuffer` holds until this buffer, too,
-        // has left; the copy is not used after that, and it is never dropped, so the count stays
-        // that of the handles that are.
+        // SAFETY: 1. the pointer comes from an `Arc`, which `LastBuffer` holds until this buffer,
+        // too, is gone. 2. The copy is not used after that. 3. The copy is never dropped, so the
+        // count remains the number of the handles that are dropped.
         let shared = unsafe { Arc::from_raw(Arc::as_ptr(allocator.shared())) };
         let allocator = ManuallyDrop::new(CachingAllocator::of(shared));
         Buffer { allocator, size_bytes, block }
@@ -84,7 +84,7 @@ impl Buffer {
         Some(unsafe { base.add(offset) })
     }
 
-    /// Ranges of the block in the allocator's memory, in order: one, or those of its pieces.
+    /// Ranges of the block in the allocator's memory, in order: one range, or one for each piece.
     pub fn pieces(&self) -> Vec<Range<usize>> {
         if !self.is_stitched() && !self.allocator.core().is_checked {
             let end = self.block.offset + active_bytes(self.size_bytes).unwrap_or(0);
@@ -105,8 +105,8 @@ impl Buffer {
         self.allocator.core().lock().origin(self.block.slot)
     }
 
-    /// Makes the block one of `module`: for the memory of a model, whose modules have no names
-    /// before the model is whole.
+    /// Assigns the block to `module`. For the memory of a model: its modules have no names before
+    /// the model is whole.
     pub fn set_module(&self, module: ModulePath) {
         self.allocator.core().lock().set_module(self.block.slot, module);
     }
@@ -117,12 +117,12 @@ impl Buffer {
         self.allocator.core().lock().record_use(self.block.slot, stream);
     }
 
-    /// Makes `to` wait for all streams that the block is for, or that
+    /// Makes `to` wait for the block's own stream and for all streams that
     /// [`record_use`](Self::record_use) named. From then on `to` owns the block, and the next owner
     /// of the memory waits for `to` alone.
     ///
     /// # Errors
-    /// A failure of the source; the block then has the streams that it had.
+    /// A failure of the source; the streams of the block are as before.
     #[track_caller]
     pub fn transfer_to(&self, to: Stream) -> Result<(), AllocError> {
         let block = self.block;
@@ -163,8 +163,8 @@ impl Buffer {
         &self.allocator
     }
 
-    /// Does `work` with the whole block, also with the bytes behind those asked for; `None` where
-    /// the processor cannot reach it. `block_bytes` is the length of the block.
+    /// Calls `work` with the whole block, including the bytes beyond the request; `None` where the
+    /// processor cannot reach the block. `block_bytes` is the length of the block.
     pub(crate) fn with_block<R>(
         &mut self,
         block_bytes: usize,

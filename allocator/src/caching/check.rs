@@ -9,9 +9,10 @@ impl CachingAllocator {
     /// Recounts everything, in time linear in the blocks.
     ///
     /// # Panics
-    /// If blocks and holes do not tile the memory up to the top, two holes that merge touch, a
-    /// block has no pages, a counter is not what a recount gives, `reserved` is not committed plus
-    /// charged bytes, or something is cached beyond the capacity. Each is a bug of this crate.
+    /// If blocks and holes do not tile the memory up to the top, two holes that should be merged
+    /// touch, a page of a live block is not committed, a counter differs from its recount,
+    /// `reserved` is not committed plus charged bytes, or bytes are cached beyond the capacity.
+    /// Each is a bug of this crate.
     pub fn check_invariants(&self) {
         let core = self.core();
         let locked = core.lock();

@@ -1,8 +1,8 @@
 //! Checked mode: guard bytes behind blocks, a pattern in freed memory, and owners of addresses.
 //!
 //! Checked mode finds bugs in code that reaches memory by its address: kernels, C libraries,
-//! `unsafe` code of the user. A broken law is such a bug, so it is a panic, with the sites of all
-//! blocks in question; safe code cannot cause one.
+//! `unsafe` code of the user. Such a bug is a panic that names the sites of all blocks in question.
+//! Safe code cannot cause the panic.
 
 use std::backtrace::Backtrace;
 use std::fmt;
@@ -14,8 +14,8 @@ use crate::arena::freed::FreedBlock;
 use crate::caching::CachingAllocator;
 use crate::caching::buffer::Buffer;
 
-/// Pairs of bytes, so that a value that is read from freed memory is a NaN in f16, bf16, f32 and
-/// f64, and a negative integer: reads of memory that was never written show in the results.
+/// Patterns of two bytes. A value read from freed memory is a NaN in f16, bf16, f32 and f64, and a
+/// negative integer, so reads of memory that was never written show in the results.
 const FREED: [u8; 2] = 0xfffd_u16.to_le_bytes();
 const GUARD: [u8; 2] = 0xfff9_u16.to_le_bytes();
 
@@ -24,9 +24,9 @@ const GUARD: [u8; 2] = 0xfff9_u16.to_le_bytes();
 pub enum Owner {
     /// A live block.
     Live(BlockInfo),
-    /// The bytes of a live block behind those that its owner asked for.
+    /// The guard of a live block: the bytes behind the requested bytes.
     Guard(BlockInfo),
-    /// Freed memory, with the block that was there last. Only in checked mode.
+    /// Freed memory, with the last block that lay there. Only in checked mode.
     Freed(Arc<FreedBlock>),
 }
 
@@ -37,11 +37,11 @@ enum Violation {
 }
 
 impl CachingAllocator {
-    /// The owner of the byte at an address: a live block or, in checked mode, the last one that was
-    /// freed there. `None` if the address is neither in this allocator's memory nor in its views,
-    /// or has no known owner. Takes time linear in the blocks.
+    /// The owner of the byte at an address: a live block or, in checked mode, the last block that
+    /// was freed there. `None` if the address is neither in this allocator's memory nor in its
+    /// views, or has no known owner. Takes time linear in the blocks.
     ///
-    /// A simulation answers for its own addresses, which are not those of the original.
+    /// A simulation answers for its own addresses, which differ from the addresses of the original.
     pub fn owner_of(&self, address: u64) -> Option<Owner> {
         let segments = &self.core().segments;
         let within = |start: u64, size_bytes: usize| {
@@ -71,10 +71,10 @@ impl CachingAllocator {
     }
 }
 
-/// Checks that a new block was not written to while it was free, and sets its guard.
+/// Checks that the memory of a new block was not written to while it was free. Sets the guard.
 ///
 /// # Panics
-/// If it was written to.
+/// If the memory was written to.
 #[cold]
 pub(crate) fn set_guard(mut buffer: Buffer) -> Buffer {
     let allocator = buffer.allocator().clone();
@@ -100,10 +100,10 @@ pub(crate) fn set_guard(mut buffer: Buffer) -> Buffer {
     buffer
 }
 
-/// Checks the guard of a block, and gives it back with the pattern of freed memory.
+/// Checks the guard of a block, and returns the block with the pattern of freed memory.
 ///
 /// # Panics
-/// If the guard was written to. The block is free then.
+/// If the guard was written to. The block is free by then.
 #[cold]
 pub(crate) fn take_back(buffer: &mut Buffer) {
     let allocator = buffer.allocator().clone();
@@ -136,14 +136,15 @@ pub(crate) fn take_back(buffer: &mut Buffer) {
     raise(broken.map(|index| Violation::GuardBroken { block, index, next }));
 }
 
-/// Fills bytes that begin at `index` of a block with a pattern that begins with the block.
+/// Fills bytes with a pattern. The bytes begin at `index` of a block; the pattern begins with the
+/// block.
 fn fill(bytes: &mut [u8], index: usize, pattern: [u8; 2]) {
     for (byte, index) in bytes.iter_mut().zip(index..) {
         *byte = pattern[index % 2];
     }
 }
 
-/// The first byte that a pattern, which begins here, does not have.
+/// Index of the first byte that differs from a pattern. The pattern begins with the bytes.
 fn first_other(bytes: &[u8], pattern: [u8; 2]) -> Option<usize> {
     bytes.iter().zip(pattern.iter().cycle()).position(|(byte, expected)| byte != expected)
 }

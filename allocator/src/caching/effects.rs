@@ -74,7 +74,7 @@ impl Effects<'_> {
         Ok(())
     }
 
-    /// Gives every free page back. Returns their bytes.
+    /// Releases every free page. Returns the released bytes.
     pub(crate) fn trim(&mut self, request: &Request) -> usize {
         let size_bytes = self.arena.free_page_bytes();
         self.release_cached(size_bytes, &[], request);
@@ -103,7 +103,7 @@ impl Effects<'_> {
         }
     }
 
-    /// Gives the cache back, and refuses for lack of memory. No second search is needed:
+    /// Releases the cache, and returns a refusal for lack of memory. No second search is needed:
     /// `needed_bytes` counts no cached page.
     #[cold]
     pub(crate) fn shortage(
@@ -121,7 +121,7 @@ impl Effects<'_> {
         self.wait_in_order(waits, request).map_err(Refusal::Wait)
     }
 
-    /// Makes the request's stream wait for others, where the source keeps streams in order.
+    /// Makes the request's stream wait for other streams, if the source keeps streams in order.
     pub(crate) fn wait_in_order(
         &mut self,
         waits: StreamSet,

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-/// One counted handle for all buffers of an allocator together, kept in its state while there are
-/// buffers: the last buffer keeps the allocator alive, and no other pays for a count of its own.
+/// One counted handle for all buffers of an allocator, kept in its state while there are buffers.
+/// The handle keeps the allocator alive up to its last buffer, so a buffer needs no count of its
+/// own.
 #[derive(Default)]
 pub(crate) struct LastBuffer {
     handle: Option<Arc<dyn Send + Sync>>,
@@ -20,7 +21,7 @@ impl LastBuffer {
         self.buffer_count += 1;
     }
 
-    /// Counts a buffer that is gone. Returns the handle with the last one, to be dropped without
+    /// Counts a buffer that is gone. With the last buffer, returns the handle, to be dropped after
     /// the lock.
     #[inline]
     #[must_use = "the last handle goes when the lock is free"]

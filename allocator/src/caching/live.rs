@@ -1,4 +1,4 @@
-//! Live blocks, whichever rules placed them.
+//! Live blocks, under the arena's own rules and under PyTorch's.
 
 use crate::arena::block_info::BlockInfo;
 use crate::arena::layout::node::Live;
@@ -6,7 +6,7 @@ use crate::caching::locked::State;
 use crate::statistics::{ModuleShare, shares};
 
 impl State {
-    /// Live blocks with the offset of each, or of its first piece, by address.
+    /// Live blocks in address order, with the offset of each block or of its first piece.
     pub(crate) fn live(&self) -> Vec<(usize, Live)> {
         self.rules.live(&self.arena)
     }
@@ -21,7 +21,7 @@ impl State {
     }
 
     /// 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923) over category, offset and size of every live
-    /// block, or piece of one, in address order.
+    /// block or piece of a block, in address order.
     pub(crate) fn layout_hash(&self) -> u64 {
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         let mut absorb = |bytes: &[u8]| {

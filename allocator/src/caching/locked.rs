@@ -48,7 +48,7 @@ pub(crate) struct State {
 pub(crate) struct Promised {
     /// The thread whose requests must not fail.
     pub(crate) to: ThreadId,
-    /// The capacity that was set meanwhile.
+    /// A capacity that was set during the promise.
     pub(crate) capacity_bytes: Option<usize>,
 }
 
@@ -70,7 +70,7 @@ impl Core {
     }
 
     /// Locks the state. A panic does not poison the lock: nothing can panic between two changes of
-    /// state that belong together, so that a source that panics leaves it whole.
+    /// state that belong together, so a panic in the source leaves the state whole.
     #[inline]
     pub(crate) fn lock(&self) -> LockedAllocator<'_> {
         let Core { source, has_streams, segments, state, .. } = self;
@@ -102,7 +102,7 @@ pub(crate) struct LockedAllocator<'a> {
 
 impl LockedAllocator<'_> {
     /// Counts a request, unless the allocator is sealed or promised to another thread. Returns true
-    /// if an injected fault makes it fail.
+    /// if an injected fault makes the request fail.
     #[inline]
     pub(crate) fn admit(&mut self, request: &Request) -> Result<bool, AllocError> {
         let State { seals, promised, .. } = &*self.state;
@@ -185,7 +185,7 @@ impl LockedAllocator<'_> {
         rules.set_module(effects.arena, slot, module);
     }
 
-    /// Notes that a stream works on a block that is not its own.
+    /// Notes that a stream works on a block of another stream.
     pub(crate) fn record_use(&mut self, slot: u32, stream: Stream) {
         let stream = self.ordered(stream);
         let (rules, effects) = self.parts();
@@ -193,8 +193,8 @@ impl LockedAllocator<'_> {
         *users = users.with(stream);
     }
 
-    /// Makes the request's stream wait for all streams that work on a block, and become its only
-    /// one.
+    /// Makes the request's stream wait for all streams that work on a block. The block then belongs
+    /// to the request's stream alone.
     pub(crate) fn transfer_to(&mut self, slot: u32, request: &Request) -> Result<(), AllocError> {
         let request = &Request { stream: self.ordered(request.stream), ..*request };
         let (rules, effects) = self.parts();
@@ -217,7 +217,7 @@ impl LockedAllocator<'_> {
         self.wait_for_users(StreamSet::of(self.ordered(on)), request)
     }
 
-    /// Raises a charge, or opens one first if `serial` is `None`; `request` is the growth.
+    /// Raises a charge by the bytes of `request`. Opens a new charge if `serial` is `None`.
     pub(crate) fn charge(
         &mut self,
         serial: Option<u64>,
@@ -259,7 +259,7 @@ impl LockedAllocator<'_> {
         self.enforce_capacity(Category::Other, site);
     }
 
-    /// Gives every free page back. Returns their bytes.
+    /// Releases every free page. Returns the released bytes.
     pub(crate) fn trim(&mut self, category: Category, site: &'static Location<'static>) -> usize {
         if self.state.promised.is_some() {
             return 0;
@@ -272,7 +272,7 @@ impl LockedAllocator<'_> {
         released_bytes + size_bytes
     }
 
-    /// The stream as the policy sees it: without an order to keep, all streams are one.
+    /// The stream for the policy: always the default stream if the source does not order streams.
     #[inline]
     fn ordered(&self, stream: Stream) -> Stream {
         if self.has_streams { stream } else { Stream::DEFAULT }

@@ -9,7 +9,7 @@ use crate::history::Action;
 use crate::source::{Mapping, PageRange, SourceError};
 
 impl Effects<'_> {
-    /// The view of a stitched place, mapped now if no earlier block left it.
+    /// The view of a stitched place. Maps the view unless an earlier block left it mapped.
     ///
     /// # Errors
     /// There are no addresses for the view, or the source failed; nothing is mapped then.
@@ -80,7 +80,7 @@ impl Effects<'_> {
         }
     }
 
-    /// Records the pieces of a stitched block. Returns its offset in the range of views.
+    /// Records the pieces of a stitched block. Returns the block's offset in the range of views.
     pub(crate) fn record_pieces(
         &mut self,
         place: &Placement,

@@ -56,10 +56,10 @@ use crate::source::{MemorySource, SourceError};
 use crate::statistics::Statistics;
 use crate::stream::Stream;
 
-/// A caching allocator within a budget. Clones are handles to the same one.
+/// A caching allocator within a budget. Clones are handles to the same allocator.
 ///
-/// Offsets are a function of the requests and frees alone, so to have them reproducible, let
-/// a single thread allocate and free; any thread may.
+/// Offsets depend only on the order of the requests and frees. Any thread may allocate and free,
+/// but offsets are reproducible only if a single thread does.
 #[derive(Clone)]
 pub struct CachingAllocator {
     shared: Arc<Shared>,
@@ -67,7 +67,7 @@ pub struct CachingAllocator {
 
 pub(crate) struct Shared {
     core: Core,
-    /// The stream of requests that name none.
+    /// The stream of requests that do not name one.
     stream: Stream,
     category: AtomicU8,
     reclaimers: Reclaimers,
@@ -77,7 +77,7 @@ impl CachingAllocator {
     /// An allocator over the whole of a source. Reserves address ranges, and no memory.
     ///
     /// # Errors
-    /// The source has no such address ranges.
+    /// The source cannot reserve the address ranges.
     ///
     /// # Panics
     /// If the page size is not a power of two of at least 512, or an address not a multiple of it.
@@ -88,8 +88,8 @@ impl CachingAllocator {
     /// [`new`](Self::new), with a choice of placement rules.
     ///
     /// # Errors
-    /// The source has no such address ranges, or pages that two segments of PyTorch's rules would
-    /// share: of more than 2 MiB, unless `large_segment_bytes` asks for less.
+    /// The source cannot reserve the address ranges, or two segments of PyTorch's rules would share
+    /// a page: its pages are over 2 MiB, or less with some `large_segment_bytes`.
     ///
     /// # Panics
     /// If the page size is not a power of two of at least 512, or an address not a multiple of it.
@@ -108,26 +108,25 @@ impl CachingAllocator {
         CachingAllocator::over(source, Policy::Pages, None, stream)
     }
 
-    /// An allocator that looks for bugs of code that reaches memory by its address.
+    /// An allocator that looks for bugs in code that reaches memory by its address.
     ///
-    /// - Each block has at least 64 guard bytes behind it, up to its end. They are verified when it
-    ///   is dropped. A write below a block hits the guard of the one before.
+    /// - Each block has at least 64 guard bytes behind it, up to its end. They are verified when
+    ///   the block is dropped. A write below a block hits the guard of the block before.
     /// - Memory that is freed gets a pattern, pairs of bytes that are a NaN in every float type,
     ///   which is verified when the memory is handed out again.
     /// - [`owner_of`](Self::owner_of) knows freed blocks too.
     ///
-    /// Guards and patterns need memory that the host can write, and work that is done when the call
-    /// that starts it returns: on a source with a fence, or without host memory, only `owner_of` is
-    /// left. Blocks are larger by their guards, so their places are not those of an unchecked
-    /// allocator, and more is reserved; [`simulate`](Self::simulate) copies the mode, so what it
-    /// predicts is still what happens.
+    /// Guards and patterns need memory that the host can write, and work that is done when its call
+    /// returns. On a source with a fence, or without host memory, only `owner_of` is left. Guards
+    /// make blocks larger, so places differ from an unchecked allocator's, and more is reserved.
+    /// [`simulate`](Self::simulate) copies the mode, so its predictions still hold.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     ///
     /// # Panics
-    /// As [`new`](Self::new); and the call that allocates or drops a block later, if a guard or
-    /// freed memory was written to: that is a bug in some unsafe code.
+    /// As [`new`](Self::new). Later calls that allocate or drop a block panic if a guard or freed
+    /// memory was written to: a bug in some unsafe code.
     pub fn checked(source: impl MemorySource + 'static) -> Result<CachingAllocator, AllocError> {
         CachingAllocator::over(source, Policy::Pages, Some(Box::default()), Stream::DEFAULT)
     }
@@ -144,7 +143,8 @@ impl CachingAllocator {
             "{page_bytes} is no page size"
         );
         // A segment that is released gives whole pages back, after the source waited for all work
-        // on them. What it shared with a neighbour would stay, and no stream would wait.
+        // on them. A page shared with a neighbour would stay, and no stream would wait for the work
+        // on it.
         if let Policy::Torch(settings) = &policy
             && !settings.fill_pages(page_bytes as u64)
         {
@@ -181,8 +181,8 @@ impl CachingAllocator {
         CachingAllocator { shared: Arc::new(Shared { core, stream, category, reclaimers }) }
     }
 
-    /// The stream of requests that name none: the default one, except in the [arena of another
-    /// stream](crate::Arenas::on).
+    /// The stream of requests that do not name one: the default stream, except in the [arena of
+    /// another stream](crate::Arenas::on).
     pub fn stream(&self) -> Stream {
         self.shared.stream
     }
@@ -205,11 +205,11 @@ impl CachingAllocator {
         self.allocate_on(self.shared.stream, category, size_bytes)
     }
 
-    /// A block of at least `size_bytes`, at a multiple of 512 bytes. A block of nothing is a block.
+    /// A block of at least `size_bytes`, at a multiple of 512 bytes. A size of 0 gives a block too.
     ///
     /// # Streams
-    /// Work that is enqueued on `stream` from now on may use the block at once. Where it was used
-    /// by other streams before, `stream` was made to wait for them.
+    /// Work that is enqueued on `stream` from now on may use the block at once. If other streams
+    /// used the memory before, `stream` was made to wait for them.
     ///
     /// # Errors
     /// Out of memory, sealed, or a failure of the source; nothing but the cache has changed.
@@ -306,7 +306,7 @@ impl CachingAllocator {
     }
 
     /// Orders two streams: work enqueued on `waiter` from now on starts after all work enqueued on
-    /// `on` so far. Memory that was given back before needs no second wait.
+    /// `on` so far. A block in memory that was freed before this call needs no second wait.
     ///
     /// # Errors
     /// A failure of the source.
@@ -336,10 +336,10 @@ impl CachingAllocator {
         Category::ALL[usize::from(self.shared.category.load(Ordering::Relaxed))]
     }
 
-    /// Counts bytes against the budget that something else takes.
+    /// Counts bytes that are taken elsewhere against the budget.
     ///
     /// # Errors
-    /// Out of memory or sealed; a charge of nothing is neither.
+    /// Out of memory or sealed. A charge of 0 bytes does not fail.
     #[track_caller]
     pub fn charge(&self, category: Category, size_bytes: usize) -> Result<Charge, AllocError> {
         let site = Location::caller();
@@ -376,15 +376,15 @@ impl CachingAllocator {
         Seal::new(self.clone())
     }
 
-    /// Gives every page under no live block back to the source, unless they are promised. Returns
-    /// their bytes.
+    /// Gives every page without live bytes back to the source, unless a promise holds the pages.
+    /// Returns the bytes of the pages.
     #[track_caller]
     pub fn trim(&self) -> usize {
         self.core().lock().trim(Category::Other, Location::caller())
     }
 
-    /// The error of a call for which the driver had no memory, although [`trim`](Self::trim) gave
-    /// the whole cache back: out of memory, with the arena as it is.
+    /// The error of a driver call that found no memory even after [`trim`](Self::trim): out of
+    /// memory, with the arena as it is.
     #[track_caller]
     pub fn refused_outside(&self, call: &'static str) -> AllocError {
         let (category, site) = (self.current_category(), Location::caller());
@@ -397,21 +397,21 @@ impl CachingAllocator {
         self.core().lock().state.arena.statistics.capacity_bytes
     }
 
-    /// The most mappings at once that show pages at a second address, as stitched blocks need. The
-    /// number decides where blocks lie. 0 where the source has none.
+    /// Largest number of mappings for stitched blocks at once. The number decides where blocks lie.
+    /// 0 if the source cannot map pages at a second address.
     pub fn mappings_max(&self) -> usize {
         self.core().lock().state.arena.views.mappings_max()
     }
 
-    /// Changes the budget. It may fall below what is reserved: the cache goes, live blocks stay,
-    /// nothing is cached until they fit again, and growth fails until then.
+    /// Changes the budget. If more is reserved, the cache goes and live blocks stay. Until the live
+    /// blocks fit again, nothing is cached and growth fails.
     #[track_caller]
     pub fn set_capacity(&self, bytes: usize) {
         self.core().lock().set_capacity(bytes, Location::caller());
     }
 
-    /// Makes the nth request from now fail, past the allocator's own retries, as out of memory.
-    /// Requests are `allocate`, `allocate_in`, `allocate_on` and everything that grows a charge.
+    /// Makes the nth request from now fail as out of memory; no retry of the allocator helps it.
+    /// Requests are `allocate`, `allocate_in`, `allocate_on` and each growth of a charge.
     pub fn inject_fault(&self, fault: Fault) {
         self.core().lock().state.fault = Some(fault);
     }
@@ -421,12 +421,12 @@ impl CachingAllocator {
         self.core().lock().state.fault = None;
     }
 
-    /// Requests so far, failed ones too, except those refused by a seal.
+    /// Number of requests so far, including failed ones, but not requests refused by a seal.
     pub fn request_count(&self) -> u64 {
         self.core().lock().state.arena.request_count
     }
 
-    /// Events so far: the sequence number of the next [`Record`](crate::Record).
+    /// Number of events so far: the sequence number of the next [`Record`](crate::Record).
     pub fn event_count(&self) -> u64 {
         self.core().lock().state.history.event_count()
     }
@@ -436,9 +436,9 @@ impl CachingAllocator {
         self.core().lock().state.history.snapshot()
     }
 
-    /// A copy of this allocator on a simulated device, in its state of now: blocks, committed
-    /// pages, charges, counters with their peaks, capacity and the current category, without
-    /// faults, seals and history.
+    /// A copy of this allocator on a simulated device: blocks, committed pages, charges, counters
+    /// with their peaks, capacity and the current category. Faults, seals and history are not
+    /// copied.
     pub fn simulate(&self) -> Simulation {
         Simulation::new(self)
     }
@@ -453,7 +453,7 @@ impl CachingAllocator {
         let request = Request::new(category, size_bytes, Stream::DEFAULT, site);
         let charged = {
             let mut locked = self.core().lock();
-            // A growth of nothing is no request.
+            // A growth of 0 bytes is no request.
             let injected = size_bytes > 0 && locked.admit(&request)?;
             locked.charge(serial, &request, injected)
         };
@@ -478,7 +478,7 @@ impl CachingAllocator {
         &self.shared
     }
 
-    /// A handle to what [`shared`](Self::shared) gave.
+    /// A handle to the value of [`shared`](Self::shared).
     pub(crate) fn of(shared: Arc<Shared>) -> CachingAllocator {
         CachingAllocator { shared }
     }

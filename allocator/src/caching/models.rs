@@ -17,8 +17,8 @@ use crate::stream::Stream;
 
 const PAGE_BYTES: usize = 4096;
 
-/// A simulated source that counts the segments that came back. Not a point at which threads
-/// switch, so not one of loom's counters.
+/// A simulated source that counts the segments that came back. The counter is not loom's, so that
+/// threads do not switch there.
 struct Counted {
     inner: SimSource,
     released: Arc<AtomicUsize>,
@@ -102,7 +102,7 @@ fn block_may_be_freed_while_another_thread_allocates() {
         let memory = allocator(1);
         let block = memory.allocate(PAGE_BYTES).expect("room for it");
         let one = thread::spawn(move || drop(block));
-        // Short or not, as the threads come.
+        // Memory may be short or not: the order of the threads decides.
         let offset = memory.allocate(PAGE_BYTES).ok().map(|block| block.offset());
         assert!(matches!(offset, None | Some(0)));
         one.join().expect("the other thread ends");
@@ -125,7 +125,7 @@ fn reclaimer_may_come_and_go_while_memory_is_short() {
             };
             drop(other.on_shortage(0, give));
         });
-        // The reclaimer is asked in time, or its hoard went with the registration, or will go.
+        // Either the reclaimer is asked in time, or its hoard goes with the registration.
         drop(memory.allocate(PAGE_BYTES));
         one.join().expect("the other thread ends");
         memory.allocate(PAGE_BYTES).expect("the hoard is gone");

@@ -9,7 +9,7 @@ use crate::source::SourceError;
 use crate::statistics::Statistics;
 
 impl LockedAllocator<'_> {
-    /// Gives the cache back before memory is said to be short.
+    /// Releases the cache before a request is refused for lack of memory.
     #[cold]
     pub(crate) fn shortage(
         &mut self,
@@ -55,7 +55,7 @@ impl LockedAllocator<'_> {
         }))
     }
 
-    /// The error of a driver's call that is none of the allocator's, for lack of memory.
+    /// The out-of-memory error of a driver call outside of the allocator.
     #[cold]
     pub(crate) fn refused_outside(
         &mut self,

@@ -1,8 +1,8 @@
 //! Blocks that one thread has allocated.
 //!
-//! Several models, a logger and a data loader may share an allocator. The blocks that a training
-//! step has left over then differ from those of its neighbours by the thread that asked for them,
-//! not by the time.
+//! Several models, a logger and a data loader may share an allocator. The thread that asked, not
+//! the time of the request, tells the left-over blocks of a training step from the blocks of the
+//! others.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -15,23 +15,25 @@ use crate::caching::CachingAllocator;
 thread_local! {
     /// Number of open [`OwnBlocks`] of this thread. Nothing is noted while there are none.
     static OPEN: Cell<usize> = const { Cell::new(0) };
-    /// The allocator and the serial number of each block of this thread since the first was opened.
+    /// The allocator and the serial number of each block of this thread since the first
+    /// [`OwnBlocks`] was opened.
     static NOTES: RefCell<Vec<(*const (), u64)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The blocks that this thread allocates while it lives; see [`CachingAllocator::own_blocks`].
+/// The blocks that this thread allocates while the value lives; see
+/// [`CachingAllocator::own_blocks`].
 #[derive(Debug)]
 pub struct OwnBlocks {
     allocator: CachingAllocator,
-    /// Index of its first note.
+    /// Index of the value's first note.
     start: usize,
-    /// The notes are of this thread.
+    /// The notes are thread-local.
     _not_send: PhantomData<*const ()>,
 }
 
 impl CachingAllocator {
-    /// Notes the blocks that this thread allocates until the value is dropped. Several must be
-    /// dropped in the opposite order.
+    /// Notes the blocks that this thread allocates until the value is dropped. Several values must
+    /// be dropped in the opposite order.
     ///
     /// ```
     /// use lowtide_allocator::{CachingAllocator, SimSource};

@@ -1,5 +1,5 @@
-//! The arena's own rules: any block in any hole, and stitched from the pages of several where no
-//! hole is large enough.
+//! The arena's own rules: a block goes into any hole, or is stitched from the pages of several
+//! holes if no hole is large enough.
 
 use std::cell::Cell;
 
@@ -16,8 +16,9 @@ use crate::source::SourceError;
 use crate::stream::StreamSet;
 
 impl Effects<'_> {
-    /// Serves almost every request of a steady state: a hole of its own stream, or the top, on
-    /// committed pages. `None` if the request needs [`allocate_in_pages`](Self::allocate_in_pages).
+    /// Serves almost every request of a steady state: from a hole of the request's own stream, or
+    /// at the top, on committed pages. `None` if the request needs
+    /// [`allocate_in_pages`](Self::allocate_in_pages).
     #[inline]
     pub(crate) fn allocate_ready(
         &mut self,
@@ -39,7 +40,8 @@ impl Effects<'_> {
         Ok(Some(BlockRef::whole(offset, slot, serial, request)))
     }
 
-    /// Takes the top where there is no own hole. Returns the slot of the block, to be described.
+    /// Inserts a block at the top if no own hole fits. Returns its slot; the caller describes the
+    /// block.
     #[inline(always)]
     fn insert_on_ready_top(
         &mut self,
@@ -81,8 +83,8 @@ impl Effects<'_> {
         }
     }
 
-    /// Serves a request whose pages the source could not show at a second address: the block is not
-    /// stitched.
+    /// Serves a request without stitching, after the source could not map the pages at a second
+    /// address.
     #[cold]
     fn allocate_whole(
         &mut self,
@@ -100,7 +102,8 @@ impl Effects<'_> {
         self.make_live(place, size_bytes, NONE, request)
     }
 
-    /// Makes a place with committed pages a live block, once its stream waits for all that it must.
+    /// Turns a place with committed pages into a live block. The stream of the block is made to
+    /// wait for the streams that used the place.
     fn make_live(
         &mut self,
         place: &mut Placement,
@@ -121,7 +124,7 @@ impl Effects<'_> {
         Ok(block.stitched_at(range_offset))
     }
 
-    /// Frees the block in a slot. Returns what it was.
+    /// Frees the block in a slot. Returns the block's properties.
     #[inline]
     pub(crate) fn free_in_pages(&mut self, slot: u32) -> Live {
         let Effects { arena, history, .. } = self;

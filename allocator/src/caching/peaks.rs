@@ -1,16 +1,16 @@
-//! Peaks of nested watches. Each counter keeps a single peak, so the peaks of watches are folded
-//! together from it.
+//! Peaks of nested watches. Each counter keeps a single peak; the peaks of all watches are computed
+//! from it by folds.
 
 use std::collections::BTreeMap;
 
 use crate::statistics::Statistics;
 
-/// Peaks of open watches, and the peaks that the counters had to forget for them.
+/// Peaks of open watches, and the peaks of the statistics up to the last fold.
 #[derive(Debug, Default)]
 pub(crate) struct WatchedPeaks {
     last_id: u64,
-    /// Peaks of the statistics up to the last fold; `None` while no watch is open, and the counters
-    /// themselves have them.
+    /// Peaks of the statistics up to the last fold. `None` while no watch is open: then the
+    /// counters have the peaks themselves.
     outer: Option<Box<Statistics>>,
     open: BTreeMap<u64, Peaks>,
 }
@@ -33,7 +33,8 @@ impl WatchedPeaks {
         self.last_id
     }
 
-    /// Notes the peaks since the last fold everywhere, and lets the counters begin again.
+    /// Adds the peaks since the last fold to all watches and to the statistics. The counters then
+    /// begin again.
     pub(crate) fn fold(&mut self, counters: &mut Statistics) {
         for peaks in self.open.values_mut() {
             peaks.allocated_bytes = peaks.allocated_bytes.max(counters.allocated.peak_bytes);
@@ -59,7 +60,7 @@ impl WatchedPeaks {
         }
     }
 
-    /// The counters with the peaks that they had to forget.
+    /// The counters with the peaks from before the last fold.
     pub(crate) fn whole(&self, counters: &Statistics) -> Statistics {
         let mut whole = *counters;
         if let Some(outer) = &self.outer {

@@ -1,11 +1,11 @@
 //! Page-locked host memory, handed out again only when the device is done with it.
 //!
-//! A copy between host and device runs by itself only if the host's side is page-locked, and it may
-//! still run when the block that it reads is dropped. So a dropped block that streams use is
-//! *pending*: it goes back to the cache when the host has waited for these streams. The host waits
-//! as late as possible, when the cache has nothing else and may not grow, so that a capacity of two
-//! batches is a ring of two. The moment of a wait follows from the requests alone: nothing asks how
-//! far the device has got.
+//! A copy between host and device is asynchronous only if the host's block is page-locked, and the
+//! copy may still run when the block is dropped. So a dropped block that streams use is *pending*:
+//! it goes back to the cache after the host has waited for these streams. The host waits as late as
+//! possible: when the cache has nothing else and may not grow. So a capacity of two batches is a
+//! ring of two. The moments of the waits follow from the requests alone: nothing asks for the
+//! progress of the device.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,12 +22,12 @@ use crate::source::{MemorySource, SourceError};
 use crate::statistics::{Counter, Statistics};
 use crate::stream::{Stream, StreamSet};
 
-/// A cache of page-locked blocks. Clones are handles to the same one.
+/// A cache of page-locked blocks. Clones are handles to the same cache.
 ///
 /// # Streams
-/// A block is for a stream, and for the streams that [`record_use`](PinnedBuffer::record_use)
-/// names. When it is handed out again the host has waited for all of them, so it may be written at
-/// once.
+/// A block is for one stream, and for the streams that [`record_use`](PinnedBuffer::record_use)
+/// names. Before the block is handed out again, the host has waited for all of them, so the new
+/// owner may write at once.
 ///
 /// # Examples
 /// ```
@@ -71,24 +71,24 @@ struct State {
 /// A dropped block.
 struct Pending {
     buffer: Buffer,
-    /// Streams that may still use it.
+    /// Streams that may still use the block.
     users: StreamSet,
-    /// Number of blocks that were dropped before.
+    /// Number of blocks that were dropped before this one.
     number: u64,
 }
 
 /// Caches made so far.
 static CACHES: AtomicU64 = AtomicU64::new(0);
 
-/// Contents of page-locked blocks so far: those that were allocated, and each time that one was
-/// to be written.
+/// Number of contents of page-locked blocks so far: one for each allocation, and one for each
+/// mutable borrow of the bytes.
 static CONTENTS: AtomicU64 = AtomicU64::new(0);
 
-/// Blocks that a device may still reach although it cannot be waited for any more: they stay until
-/// the process ends, here where a leak checker and a debugger find them.
+/// Blocks that a device may still use although the host can no longer wait for the device. They
+/// stay until the process ends, here where a leak checker and a debugger find them.
 static ABANDONED: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
 
-/// A page-locked block. Dropping it makes it pending.
+/// A page-locked block. A dropped block becomes pending.
 pub struct PinnedBuffer {
     /// The block; `None` only while the buffer is dropped.
     buffer: Option<Buffer>,
@@ -101,12 +101,12 @@ impl PinnedCache {
     /// A cache over a source of page-locked memory, for the streams of `fence`.
     ///
     /// The source has a host pointer and needs no fence of its own: a
-    /// [`LockedSource`](crate::LockedSource) over [`HostSource`](crate::HostSource), with the
-    /// operating system's lock where that is enough, and the driver's registration where the device
-    /// wants to know the pages.
+    /// [`LockedSource`](crate::LockedSource) over [`HostSource`](crate::HostSource). The lock is
+    /// the operating system's if that is enough, or the driver's registration if the device must
+    /// know the pages.
     ///
     /// # Errors
-    /// The source has no such address ranges.
+    /// The source cannot reserve the address ranges.
     pub fn new(
         source: impl MemorySource + 'static,
         fence: impl Fence + 'static,
@@ -120,7 +120,7 @@ impl PinnedCache {
         // The handle is weak: pending blocks keep the allocator, and the allocator keeps its
         // reclaimers.
         let pending = Arc::downgrade(&shared);
-        // Pending blocks are asked for first of all: their owners are gone.
+        // Pending blocks are reclaimed first: their owners are gone.
         let asked = allocator.on_shortage(i32::MIN, move |_: usize| {
             let Some(shared) = pending.upgrade() else { return 0 };
             match shared.wait_for_all() {
@@ -138,7 +138,7 @@ impl PinnedCache {
     ///
     /// # Errors
     /// Out of memory, with nothing pending; a lock that the system refuses; a wait that failed.
-    /// What was pending may have gone back to the cache.
+    /// Pending blocks may have gone back to the cache.
     #[track_caller]
     pub fn allocate(&self, stream: Stream, size_bytes: usize) -> Result<PinnedBuffer, AllocError> {
         let mut allocated = self.allocator.allocate_in(Category::Input, size_bytes);
@@ -162,26 +162,25 @@ impl PinnedCache {
         self.shared.id
     }
 
-    /// Waits for the streams of everything that is pending. Returns the bytes that went back to the
-    /// cache.
+    /// Waits for the streams of all pending blocks. Returns the bytes that went back to the cache.
     ///
     /// # Errors
-    /// A wait failed; what it was for is still pending.
+    /// A wait failed. The blocks that needed this wait are still pending.
     pub fn synchronize(&self) -> Result<usize, AllocError> {
         Ok(self.shared.wait_for_all()?)
     }
 
-    /// The allocator below, for its statistics, history, budget and `trim`. It counts pending
-    /// blocks as live.
+    /// The allocator below, for its statistics, history, budget and `trim`. The allocator counts
+    /// pending blocks as live.
     pub fn allocator(&self) -> &CachingAllocator {
         &self.allocator
     }
 
-    /// Does `wait`, in which the host waits for all that was enqueued on `stream` before, for
-    /// reasons of its own; blocks that were dropped before need no wait of theirs.
+    /// Calls `wait`, in which the host waits for all work enqueued on `stream` so far. The cache
+    /// makes use of the wait: blocks of the stream that were dropped before need no other wait.
     ///
     /// # Errors
-    /// The errors of `wait`; nothing is taken to be done then.
+    /// The errors of `wait`. After an error no block counts as finished.
     pub fn while_waiting<R, E>(
         &self,
         stream: Stream,
@@ -193,22 +192,23 @@ impl PinnedCache {
         Ok(waited)
     }
 
-    /// Dropped blocks that streams may still use.
+    /// Number of dropped blocks that streams may still use.
     pub fn pending_count(&self) -> usize {
         self.shared.lock().pending.len()
     }
 
-    /// Waits of the host for a stream.
+    /// Number of waits of the host for a stream.
     pub fn wait_count(&self) -> u64 {
         self.shared.lock().waits
     }
 
     /// The counters as `torch.cuda.host_memory_stats` names them.
     ///
-    /// `allocated_bytes` is what is page-locked, `active_bytes` and `active_requests` are blocks
-    /// with an owner or pending ones, as there. Left out are `allocations`, `num_host_alloc` and
-    /// `num_host_free`, which count blocks that the system was asked for (here it is asked for
-    /// pages), the `peak` of `active_requests`, and the times: nothing here reads a clock.
+    /// `allocated_bytes` counts page-locked bytes. `active_bytes` and `active_requests` count
+    /// pending blocks and blocks with an owner, as PyTorch does. Left out are `allocations`,
+    /// `num_host_alloc` and `num_host_free`, which count blocks that the system was asked for (this
+    /// cache asks for pages); the `peak` of `active_requests`; and the times, because nothing here
+    /// reads a clock.
     pub fn torch_named(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let Statistics { allocations, frees, allocated, reserved, .. } =
             self.allocator.statistics();
@@ -233,15 +233,15 @@ const ACTIVE: Names =
     ["active_bytes.current", "active_bytes.peak", "active_bytes.allocated", "active_bytes.freed"];
 
 impl Shared {
-    /// Waits once for each stream with pending blocks, in the order in which they were dropped,
-    /// and frees what is not used any more. Returns its bytes.
+    /// Waits once for each stream with pending blocks, in the order in which the blocks were
+    /// dropped, and frees blocks that no stream uses any more. Returns the freed bytes.
     fn wait_for_all(&self) -> Result<usize, SourceError> {
         let mut freed_bytes = 0;
         loop {
             let mut state = self.lock();
             let next = state.pending.iter().find_map(|pending| pending.users.iter().next());
             let Some(stream) = next else { break };
-            // The lock is held: a block that is dropped meanwhile is not covered by this wait.
+            // The lock is held: this wait does not cover a block that is dropped meanwhile.
             self.fence.wait_host(stream)?;
             state.waits += 1;
             freed_bytes += self.take_back(state, stream, u64::MAX);
@@ -249,14 +249,15 @@ impl Shared {
         Ok(freed_bytes)
     }
 
-    /// Frees what no stream but `stream` used of the blocks before number `end`. Returns its bytes.
+    /// Frees the blocks before number `end` that no stream but `stream` used. Returns the freed
+    /// bytes.
     fn take_back(&self, mut state: MutexGuard<'_, State>, stream: Stream, end: u64) -> usize {
         for pending in state.pending.iter_mut().filter(|pending| pending.number < end) {
             pending.users = pending.users.without(stream);
         }
         let is_done = |pending: &mut Pending| pending.users == StreamSet::EMPTY;
         let done: Vec<_> = state.pending.extract_if(.., is_done).collect();
-        // A drop takes the allocator's lock, so this one must be free.
+        // A drop takes the allocator's lock, so the lock of this state must be free.
         drop(state);
         done.iter().map(|pending| pending.buffer.size_bytes()).sum()
     }
@@ -268,8 +269,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The memory goes with the last block: the device must be done with it. A wait may tell of
-        // the failure of other work, so there are two.
+        // The memory goes with the last block, so the device must be done with it. The first wait
+        // may report the failure of other work, so there is a second one.
         if self.wait_for_all().is_err() && self.wait_for_all().is_err() {
             let pending = std::mem::take(&mut self.lock().pending);
             ABANDONED.lock().unwrap_or_else(PoisonError::into_inner).extend(pending);
@@ -292,18 +293,19 @@ impl PinnedBuffer {
         self.users.without(stream) != self.users
     }
 
-    /// The [number](PinnedCache::id) of the cache that it is of.
+    /// The [number](PinnedCache::id) of the cache that the block belongs to.
     pub fn cache_id(&self) -> u64 {
         self.shared.id
     }
 
-    /// A number for the bytes as they are now: another one after each
-    /// [`as_mut_slice`](Self::as_mut_slice), and never that of another block of this process.
+    /// A number for the current contents: it changes with each
+    /// [`as_mut_slice`](Self::as_mut_slice), and no other block of this process ever has it.
     pub fn contents_id(&self) -> u64 {
         self.contents
     }
 
-    /// Makes the host wait until no stream works on the block, so that it may be touched again.
+    /// Makes the host wait until no stream works on the block, so that the host may read and write
+    /// it.
     ///
     /// # Errors
     /// The device failed.
@@ -311,7 +313,7 @@ impl PinnedBuffer {
         self.users.iter().try_for_each(|stream| self.shared.fence.wait_host(stream))
     }
 
-    /// The bytes. Not to be read while the device writes them: see [`wait`](Self::wait).
+    /// The bytes. Must not be read while the device writes them: see [`wait`](Self::wait).
     ///
     /// # Panics
     /// If the processor cannot reach the source's memory.
@@ -319,7 +321,8 @@ impl PinnedBuffer {
         self.block().as_slice().expect("page-locked memory is the host's")
     }
 
-    /// The bytes, to be written. Not while the device reads them: see [`wait`](Self::wait).
+    /// The bytes, writable. Must not be written while the device reads them: see
+    /// [`wait`](Self::wait).
     ///
     /// # Panics
     /// If the processor cannot reach the source's memory.

@@ -6,8 +6,8 @@ use crate::torch::TorchSettings;
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "one for each allocator")]
 pub enum Policy {
-    /// Rules of this crate: one range, best fit, whole free pages stitched together. Needs the
-    /// least memory. To be chosen for everything but comparisons.
+    /// Rules of this crate: one range, best fit, whole free pages stitched together. They need the
+    /// least memory. Choose them for everything but comparisons.
     #[default]
     Pages,
     /// PyTorch's rules, for comparing a program with PyTorch. They take up to a seventh more memory

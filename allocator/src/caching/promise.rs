@@ -1,4 +1,4 @@
-//! Memory that is sure to be there: for a section that must not fail once it has begun to write.
+//! Promised memory, for a section that must not fail once it has begun to write.
 
 use std::panic::Location;
 use std::thread;
@@ -15,8 +15,8 @@ use crate::error::{AllocError, Tried};
 use crate::source::SourceError;
 use crate::stream::Stream;
 
-/// A guard: while it lives, requests of its thread cannot run out of memory, up to the promised
-/// bytes; see [`CachingAllocator::promise`].
+/// A guard that keeps promised bytes for the requests of its thread; see
+/// [`CachingAllocator::promise`].
 #[must_use = "the promise ends with the guard"]
 #[derive(Debug)]
 pub struct Promise {
@@ -25,13 +25,15 @@ pub struct Promise {
 }
 
 impl CachingAllocator {
-    /// Takes pages from the source until `reserved_bytes` are reserved in all, and keeps them for
-    /// this thread until the guard is dropped: nothing is given back, requests and charges of other
-    /// threads are out of memory, and a smaller capacity and injected faults wait until then.
+    /// Takes pages from the source until `reserved_bytes` are reserved in all, and keeps the pages
+    /// for this thread until the guard is dropped. Until then no page goes back, requests and
+    /// charges of other threads are out of memory, and injected faults and a smaller capacity have
+    /// no effect.
     ///
-    /// Requests of this thread are served meanwhile as long as no more is reserved: a
-    /// [simulation](Self::simulate) of the same requests from the same state gives that number.
-    /// Possible only where [`can_promise`](Self::can_promise), and one at a time.
+    /// Requests of this thread do not fail as long as no more than `reserved_bytes` is reserved. A
+    /// [simulation](Self::simulate) of the same requests from the same state gives the number.
+    /// There is at most one promise at a time, and none unless [`can_promise`](Self::can_promise)
+    /// is true.
     ///
     /// ```
     /// use lowtide_allocator::{CachingAllocator, SimSource};
@@ -47,7 +49,7 @@ impl CachingAllocator {
     /// ```
     ///
     /// # Errors
-    /// Out of memory, also while another promise is kept; a failure of the source. Nothing but the
+    /// Out of memory, also while another promise is open; a failure of the source. Nothing but the
     /// cache has changed.
     ///
     /// # Panics
@@ -60,7 +62,7 @@ impl CachingAllocator {
     }
 
     /// True if blocks are placed by the arena's own rules. PyTorch's rules reserve whole segments,
-    /// so that bytes alone do not bound a program.
+    /// so a number of bytes does not bound the needs of a program.
     pub fn can_promise(&self) -> bool {
         matches!(self.core().lock().state.rules, Rules::Pages)
     }
@@ -109,13 +111,13 @@ impl LockedAllocator<'_> {
         Ok(())
     }
 
-    /// True if a promise is kept for another thread.
+    /// True if another thread has a promise.
     #[cold]
     pub(crate) fn is_promised_elsewhere(&self) -> bool {
         self.state.promised.is_some_and(|promised| promised.to != thread::current().id())
     }
 
-    /// Keeps a capacity for the end of the promise. Returns false if none is kept.
+    /// Stores a capacity until the end of the promise. Returns false if there is no promise.
     pub(crate) fn defer_capacity(&mut self, capacity_bytes: usize) -> bool {
         match &mut self.state.promised {
             Some(promised) => {
@@ -128,9 +130,9 @@ impl LockedAllocator<'_> {
 }
 
 impl Effects<'_> {
-    /// Commits `size_bytes` more of pages, in gaps first and at the top last.
+    /// Commits pages of `size_bytes` more: first in gaps, then at the top.
     fn commit_more(&mut self, size_bytes: usize, request: &Request) -> Result<(), SourceError> {
-        // The rest that is no whole page is left for charges, which take no pages.
+        // The rest below a page is left for charges, which take no pages.
         let mut left_bytes = page_floor(size_bytes, self.arena.statistics.page_bytes);
         let everything = Extent { offset: 0, size_bytes: self.arena.limit_bytes };
         for run in self.arena.pages.missing_in(everything) {

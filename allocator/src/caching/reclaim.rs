@@ -1,4 +1,4 @@
-//! Reclaimers: holders of memory that give it back when it is short.
+//! Reclaimers: holders of memory that give it back when memory is short.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, Weak};
@@ -9,10 +9,10 @@ use crate::lock::sync::{Mutex, MutexGuard};
 /// A holder of memory that is useful but not needed: a cache of compiled kernels, a pool of
 /// staging buffers, another allocator on the same device.
 pub trait Reclaim: Send + Sync {
-    /// Frees memory that can be spared, ideally `missing_bytes` or more. Returns the bytes given
-    /// back, for the record: the allocator itself looks for room again. Called on the thread that
-    /// asked for memory, with no lock of the allocator held. Must not allocate from it: a request
-    /// of a reclaimer that is short asks no reclaimer.
+    /// Frees memory that can be spared, ideally `missing_bytes` or more. Returns the freed bytes,
+    /// for the record; the allocator itself searches again. Runs on the thread of the request,
+    /// while no lock of the allocator is held. Must not allocate from the allocator: a request of a
+    /// reclaimer asks no reclaimer.
     fn reclaim(&self, missing_bytes: usize) -> usize;
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Reclaimers {
 #[derive(Default)]
 struct List {
     next: u64,
-    /// Priority, number and reclaimer, by priority and then in the order of registration.
+    /// Priority, number and reclaimer, sorted by priority and then by registration.
     entries: Vec<(i32, u64, Arc<dyn Reclaim>)>,
     /// Threads on which reclaimers are being asked.
     asking: Vec<ThreadId>,
@@ -46,7 +46,7 @@ impl Reclaimers {
         Registration { list: Arc::downgrade(&self.list), id }
     }
 
-    /// The reclaimers to ask. A copy of the list, so that a reclaimer may register and unregister.
+    /// The reclaimers to ask. The list is copied, so that a reclaimer may register and unregister.
     pub(crate) fn round(&self) -> Round<'_> {
         let thread = thread::current().id();
         let mut list = locked(&self.list);
@@ -60,8 +60,8 @@ impl Reclaimers {
     }
 }
 
-/// A guard: while it lives, its thread asks reclaimers. A reclaimer that allocates does not ask
-/// itself.
+/// A guard for the time in which reclaimers run on its thread. A reclaimer that allocates then
+/// starts no second round.
 pub(crate) struct Round<'a> {
     list: &'a Mutex<List>,
     thread: ThreadId,
@@ -99,7 +99,7 @@ impl Drop for Registration {
                 let at = list.entries.iter().position(|&(_, id, _)| id == self.id);
                 at.map(|at| list.entries.remove(at))
             };
-            // The drop of a reclaimer may come back here, so the lock is free by now.
+            // The drop of a reclaimer may lock the list again, so the lock is free by now.
             drop(gone);
         }
     }
@@ -111,7 +111,7 @@ impl fmt::Debug for Registration {
     }
 }
 
-// The list is whole at every unlock, so a poisoned lock is taken over.
+// The list is whole at every unlock, so a poisoned lock is safe to use.
 fn locked(list: &Mutex<List>) -> MutexGuard<'_, List> {
     list.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The choice of placement rules, and the one place where it is asked.
+//! The choice of placement rules, and the only place that branches on it.
 
 use crate::arena::extent::Extent;
 use crate::arena::layout::node::Live;
@@ -11,8 +11,8 @@ use crate::origin::ModulePath;
 use crate::source::SourceError;
 use crate::stream::{Stream, StreamSet};
 
-/// The rules that place blocks. The state that decides is here and in [`ArenaState`]; [`Effects`]
-/// carries decisions out.
+/// The rules that place blocks. Their decisions depend on the state here and in [`ArenaState`];
+/// [`Effects`] carries decisions out.
 #[derive(Clone, Debug)]
 pub(crate) enum Rules {
     /// The arena's own rules.
@@ -48,7 +48,7 @@ impl Rules {
         }
     }
 
-    /// Frees the block in a slot. Returns what it was.
+    /// Frees the block in a slot. Returns the block's properties.
     #[inline]
     pub(crate) fn free(&mut self, effects: &mut Effects<'_>, slot: u32) -> Live {
         match self {
@@ -57,7 +57,7 @@ impl Rules {
         }
     }
 
-    /// Gives the cache of the rules themselves back to the arena. Returns its bytes.
+    /// Gives the cache of the rules themselves back to the arena. Returns the bytes.
     pub(crate) fn empty_cache(&mut self, effects: &mut Effects<'_>, request: &Request) -> usize {
         match self {
             // The arena caches free pages itself, and the rules have no cache of their own.
@@ -94,8 +94,9 @@ impl Rules {
         }
     }
 
-    /// The streams that work on a block once only `stream` uses it and has waited for the others.
-    /// PyTorch's rules go by the stream that asked first, so there it stays one of them.
+    /// The streams that work on a block after a transfer: `stream` uses the block and has waited
+    /// for the others. PyTorch's rules go by the stream that allocated the block, so all `users`
+    /// stay there.
     pub(crate) fn users_after_transfer(&self, users: StreamSet, stream: Stream) -> StreamSet {
         match self {
             Rules::Pages => StreamSet::of(stream),
@@ -115,7 +116,7 @@ impl Rules {
         }
     }
 
-    /// Live blocks with the offset of each, or of its first piece, by address.
+    /// Live blocks in address order, with the offset of each block or of its first piece.
     pub(crate) fn live(&self, arena: &ArenaState) -> Vec<(usize, Live)> {
         match self {
             Rules::Pages => {
@@ -126,7 +127,7 @@ impl Rules {
         }
     }
 
-    /// Live blocks with their offset and, if they are stitched, their pieces; by address.
+    /// Live blocks in address order, with their offset and, if they are stitched, their pieces.
     pub(crate) fn live_with_pieces(&self, arena: &ArenaState) -> Vec<(usize, Live, Vec<Extent>)> {
         match self {
             Rules::Pages => {
@@ -156,10 +157,11 @@ impl Rules {
         }
     }
 
-    /// A large block that the default stream could still get with `left_bytes` not reserved yet.
+    /// Size of a large block that the default stream could still get if `left_bytes` are not
+    /// reserved yet.
     pub(crate) fn largest_free_bytes(&self, arena: &ArenaState, left_bytes: usize) -> usize {
         match self {
-            // The arena knows the capacity itself, and that nothing cached has to stay.
+            // The arena knows the capacity, and that it can release its whole cache.
             Rules::Pages => arena.largest_free_bytes(),
             Rules::Torch(torch) => torch.largest_free_bytes(left_bytes),
         }

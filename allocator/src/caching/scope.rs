@@ -7,7 +7,8 @@ use crate::caching::CachingAllocator;
 use crate::category::Category;
 use crate::error::AllocError;
 
-/// A guard: while it lives, [`CachingAllocator::allocate`] uses its category; then the one before.
+/// A guard that sets the category of [`CachingAllocator::allocate`]. Its drop restores the category
+/// before.
 #[must_use = "the category ends with the scope"]
 #[derive(Debug)]
 pub struct CategoryScope {
@@ -27,7 +28,7 @@ impl Drop for CategoryScope {
     }
 }
 
-/// A guard: while it lives, every request is an error. Freed blocks are still cached.
+/// A guard that makes every request fail. Freed blocks are still cached.
 #[must_use = "the seal ends with the guard"]
 #[derive(Debug)]
 pub struct Seal {
@@ -47,7 +48,7 @@ impl Drop for Seal {
     }
 }
 
-/// Bytes that count against the budget with nothing behind them; dropping it gives them back.
+/// Bytes that count against the budget without a block. Dropping the charge returns them.
 #[must_use = "the charge ends with the guard"]
 pub struct Charge {
     allocator: CachingAllocator,
@@ -78,7 +79,7 @@ impl Charge {
         self.category
     }
 
-    /// Grows the charge to `bytes`; a charge that is as large already stays as it is.
+    /// Grows the charge to `bytes`. A charge of this size or more stays unchanged.
     ///
     /// # Errors
     /// As [`CachingAllocator::charge`]; the charge is as before.

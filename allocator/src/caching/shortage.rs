@@ -13,11 +13,11 @@ pub(crate) enum Refusal {
     Wait(SourceError),
 }
 
-/// A lack of memory, and what was tried against it.
+/// A lack of memory, with the rungs that were tried.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortage {
     pub(crate) needed_bytes: usize,
-    /// True for an injected fault, against which no rung helps.
+    /// True for an injected fault, which no rung helps.
     pub(crate) injected: bool,
     /// Rungs that were tried so far.
     pub(crate) tried: Tried,

@@ -7,7 +7,7 @@ use crate::source::sim_streams::{EarlyReuse, SimStreams, UsedBlock};
 use crate::stream::Stream;
 
 impl SimStreams {
-    /// A kernel on `stream` that uses `buffers`.
+    /// Runs a kernel on `stream` that uses `buffers`.
     ///
     /// # Errors
     /// A buffer lies where work on an earlier block may still run.
@@ -15,7 +15,7 @@ impl SimStreams {
         self.launch_on(stream, used_by(buffers))
     }
 
-    /// The host reads or writes `buffers`.
+    /// Notes that the host reads or writes `buffers`.
     ///
     /// # Errors
     /// Work on the bytes may still run: the host has not waited for its stream.
@@ -24,8 +24,8 @@ impl SimStreams {
     }
 }
 
-/// The blocks that a kernel uses, read before the clocks are locked: an allocator locks itself
-/// first and then the clocks.
+/// The blocks that a kernel uses. They are read before the clocks are locked, because an allocator
+/// takes its own lock first and then the lock of the clocks.
 fn used_by(buffers: &[&Buffer]) -> Vec<UsedBlock> {
     let used = |buffer: &&Buffer| {
         let shared = Arc::downgrade(buffer.allocator().shared());

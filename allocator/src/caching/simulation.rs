@@ -12,8 +12,8 @@ use crate::source::MemorySource;
 use crate::source::sim::SimSource;
 use crate::source::sim_streams::SimStreams;
 
-/// An allocator that takes the decisions the original would take, from the same state on. Blocks
-/// that were live then are live here too, until their copies are adopted and dropped.
+/// An allocator that takes the same decisions as the original, from the state of the copy on.
+/// Blocks that were live then are live here too, until their copies are adopted and dropped.
 #[derive(Debug)]
 pub struct Simulation {
     allocator: CachingAllocator,
@@ -65,8 +65,8 @@ impl Simulation {
         &self.allocator
     }
 
-    /// The copy of a block of the original: dropping it frees the block here. `None` if it was
-    /// adopted before, or was not live when the simulation was made.
+    /// The copy of a block of the original. Dropping the copy frees the block here. `None` if the
+    /// block was adopted before, or was not live when the simulation was made.
     pub fn adopt(&self, real: &Buffer) -> Option<Buffer> {
         let block = real.block();
         self.claim(real.allocator(), block.serial)?;
@@ -75,7 +75,7 @@ impl Simulation {
         Some(Buffer::new(&mut locked.state, &self.allocator, size_bytes, block))
     }
 
-    /// The copy of a charge of the original, with the bytes it had when the simulation was made.
+    /// The copy of a charge of the original, with the charge's bytes at the time of the copy.
     /// `None` as for [`adopt`](Self::adopt).
     pub fn adopt_charge(&self, real: &Charge) -> Option<Charge> {
         self.claim(real.allocator(), real.serial)?;

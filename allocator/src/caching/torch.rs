@@ -1,10 +1,10 @@
 //! PyTorch's placement under the allocator's front.
 //!
-//! [`TorchPolicy`] decides; its segments are blocks of the arena, which stands for the driver: a
-//! segment is committed when it is reserved and given back when it is released. PyTorch polls
-//! events; here the order of the program decides: a block that other streams used makes its own
-//! stream wait for them when it is freed, and is free at once. Expandable segments need a source of
-//! pages and are not used live.
+//! [`TorchPolicy`] decides. Its segments are blocks of the arena, which stands for the driver: a
+//! segment is committed when it is reserved and decommitted when it is released. PyTorch polls
+//! events; here the order of the program decides. When a block is freed that other streams used,
+//! its own stream is made to wait for them, and the block is free at once. Expandable segments need
+//! a source of pages and are not used live.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -32,8 +32,8 @@ pub(crate) struct TorchFront {
     vacant: Vec<u32>,
     /// Segments by offset, with their slots in the arena's layout.
     segments: BTreeMap<usize, u32>,
-    /// Number of blocks that were freed and may not be reused, because their own stream could not
-    /// be made to wait for the streams that used them.
+    /// Number of freed blocks that may not be reused, because their own stream could not be made to
+    /// wait for the streams that used them.
     stranded_count: usize,
 }
 
@@ -63,7 +63,7 @@ impl TorchFront {
         self.blocks[slot as usize].as_mut().expect("a live block")
     }
 
-    /// Bytes of segments.
+    /// Bytes of all segments.
     pub(crate) fn reserved_bytes(&self) -> usize {
         self.rules.reserved_bytes() as usize
     }
@@ -78,7 +78,7 @@ impl TorchFront {
         assert_eq!(rules_count, block_count, "blocks of the rules and the front");
     }
 
-    /// Bytes of segments with one more for a request that none of them has room for.
+    /// Bytes of all segments after one more segment for a request that fits in no segment.
     fn needed_bytes(&self, requested_bytes: u64) -> usize {
         if requested_bytes >= REQUEST_BYTES_END {
             return usize::MAX;
@@ -88,8 +88,8 @@ impl TorchFront {
         self.reserved_bytes().saturating_add(segment_bytes as usize)
     }
 
-    /// A large block that the default stream could still get with `room_bytes` more of segments:
-    /// the largest that fills a cached block, a segment of the room, or a small segment.
+    /// Size of a large block that the default stream could still get with `room_bytes` more of
+    /// segments: the largest of a cached block, a segment that fills the room, and a small segment.
     pub(crate) fn largest_free_bytes(&self, room_bytes: usize) -> usize {
         let room_bytes = (room_bytes as u64).min(REQUEST_BYTES_END - 1);
         let segments = self.rules.segments();
@@ -118,7 +118,7 @@ impl TorchFront {
     }
 }
 
-/// Room for segments, at addresses that no arena reaches.
+/// Room for segments, at addresses beyond every arena.
 struct Room(u64);
 
 impl SegmentSource for Room {
@@ -148,7 +148,7 @@ impl TorchFront {
             self.empty_cache(effects, request);
             return Err(effects.shortage(usize::MAX, Tried::default(), request));
         };
-        // PyTorch gives no block for nothing; here a block of nothing is a block.
+        // PyTorch gives no block for 0 bytes; this allocator does.
         let requested_bytes = request.size_bytes.max(1) as u64;
         let segments = &mut self.segments;
         let mut driver = Driver { effects, segments, request, failure: None };
@@ -157,7 +157,7 @@ impl TorchFront {
         let Ok(Some(placement)) = placed else {
             let charged_bytes = effects.arena.statistics.charged.current_bytes;
             let needed_bytes = self.needed_bytes(requested_bytes).saturating_add(charged_bytes);
-            // The rules have released what they could.
+            // The rules have released all cached segments that they could.
             let tried = Tried::default().with(Rung::Search).with(Rung::Trim);
             let short = Shortage { needed_bytes, injected: false, tried };
             return Err(failure.unwrap_or(Refusal::Short(short)));
@@ -169,7 +169,7 @@ impl TorchFront {
         Ok(BlockRef::whole(offset, slot, live.serial, request))
     }
 
-    /// Frees the block in a slot. Returns what it was.
+    /// Frees the block in a slot. Returns the block's properties.
     #[cold]
     pub(crate) fn free(&mut self, effects: &mut Effects<'_>, slot: u32) -> Live {
         let (offset, live) = *self.block(slot);
@@ -189,13 +189,13 @@ impl TorchFront {
             let freed = self.rules.free(offset as u64);
             debug_assert!(freed.is_ok(), "the block at {offset} is not the rules'");
         } else {
-            // A drop cannot fail, and memory that is out of order cannot be reused.
+            // A drop cannot fail, so memory whose streams are not ordered is never reused.
             self.stranded_count += 1;
         }
         live
     }
 
-    /// Releases every segment that is free. Returns their bytes.
+    /// Releases every free segment. Returns the released bytes.
     pub(crate) fn empty_cache(&mut self, effects: &mut Effects<'_>, request: &Request) -> usize {
         let before_bytes = self.reserved_bytes();
         let segments = &mut self.segments;
@@ -205,7 +205,7 @@ impl TorchFront {
     }
 }
 
-/// The arena as the driver that PyTorch's rules ask for segments.
+/// The arena, as the driver from which PyTorch's rules reserve segments.
 struct Driver<'a, 'b> {
     effects: &'a mut Effects<'b>,
     segments: &'a mut BTreeMap<usize, u32>,

@@ -6,18 +6,18 @@ impl Statistics {
     /// The counters as `torch.cuda.memory_stats` names them, for tools that read its output.
     ///
     /// Names and meanings are those of PyTorch's documentation of `memory_stats`:
-    /// - `allocated_bytes` and `active_bytes` are live blocks rounded up to 512 bytes, and equal: a
-    ///   block that is dropped can be used again at once, behind a wait if need be.
-    /// - `reserved_bytes` is what the capacity limits, charged bytes too.
+    /// - `allocated_bytes` and `active_bytes` are equal: live blocks rounded up to 512 bytes. A
+    ///   dropped block can be used again at once, behind a wait if need be.
+    /// - `reserved_bytes` counts all bytes that the capacity limits, charged bytes too.
     /// - `allocation` and `active` count blocks.
-    /// - `num_alloc_retries` and `num_ooms` mean what they mean there.
+    /// - `num_alloc_retries` and `num_ooms` mean the same as in PyTorch.
     ///
-    /// Left out, because there is nothing true to say:
+    /// Left out, because this allocator has no true value for them:
     /// - `small_pool` and `large_pool`: blocks of all sizes share one address range;
-    /// - `peak` of `allocation` and `active`: how many blocks there were at most is not counted;
-    /// - `segment`: there is one for ever;
-    /// - `inactive_split`, `inactive_split_bytes`: free pages go back one by one, whatever they
-    ///   were split from;
+    /// - `peak` of `allocation` and `active`: peaks of the number of blocks are not counted;
+    /// - `segment`: there is always one;
+    /// - `inactive_split`, `inactive_split_bytes`: free pages go back one by one, whatever block
+    ///   they were split from;
     /// - `oversize_allocations`, `oversize_segments`, `max_split_size`: there is no such rule;
     /// - `num_device_alloc`, `num_device_free`, `num_sync_all_streams`: `source_calls` counts all
     ///   calls together;

@@ -1,7 +1,8 @@
 //! Nested scopes that report their allocations, and the blocks that they left over.
 //!
-//! Requests count nothing for open watches: a peak of a watch is the largest of the peaks between
-//! the moments at which a watch opened or closed. So a request costs the same with and without.
+//! Requests count nothing for open watches. The peak of a watch is the largest of the peaks between
+//! the moments at which any watch opened or closed. So a request costs the same with and without
+//! watches.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +22,7 @@ pub struct Watch {
     name: String,
     id: u64,
     start: Statistics,
-    /// The last serial before the scope: its blocks have larger ones.
+    /// The last serial before the scope. Blocks of the scope have larger serials.
     serial: u64,
 }
 
@@ -30,15 +31,15 @@ pub struct Watch {
 pub struct WatchReport {
     /// Name of the watch.
     pub name: String,
-    /// Allocations that succeeded.
+    /// Number of allocations that succeeded.
     pub allocations: u64,
     /// Active bytes of these allocations.
     pub allocated_bytes: usize,
     /// Active bytes of blocks that were freed, blocks from before included.
     pub freed_bytes: usize,
-    /// The most bytes of live blocks at once, blocks from before included.
+    /// Peak of the bytes of live blocks, blocks from before included.
     pub allocated_bytes_peak: usize,
-    /// The most bytes reserved at once.
+    /// Peak of the reserved bytes.
     pub reserved_bytes_peak: usize,
     /// Growth of allocated and charged bytes since the start.
     pub net_bytes: ByCategory<isize>,
@@ -47,12 +48,12 @@ pub struct WatchReport {
 }
 
 impl CachingAllocator {
-    /// Watches what is allocated until [`finish`](Watch::finish), on all threads.
+    /// Watches all allocations of all threads until [`finish`](Watch::finish).
     ///
-    /// Watches nest, and may even overlap: each has its own peaks, and the peaks of
-    /// [`statistics`](Self::statistics) are as they would be without.
-    /// [`reset_peaks`](Self::reset_peaks) is for the statistics and does not touch open watches. On
-    /// a simulation a watch reports what it will report on the device.
+    /// Watches nest, and may even overlap. Each watch has its own peaks, and the peaks of
+    /// [`statistics`](Self::statistics) do not depend on watches.
+    /// [`reset_peaks`](Self::reset_peaks) does not touch open watches. On a simulation a watch
+    /// reports the values that it will report on the device.
     ///
     /// # Examples
     /// ```
@@ -91,7 +92,8 @@ impl Watch {
         let peaks = watches.of(self.id);
         let (start, end) = (&self.start, &arena.statistics);
         let allocated_bytes = end.allocated.total_bytes - start.allocated.total_bytes;
-        // Both are at most what a machine has, so the difference has a sign to spare.
+        // Both totals are at most the memory of a machine, so their difference fits a signed
+        // number.
         let net = |category: Category| {
             let current = |statistics: &Statistics| statistics.by_category[category].current_bytes;
             current(end) as isize - current(start) as isize
@@ -119,7 +121,7 @@ impl Drop for Watch {
 }
 
 impl WatchReport {
-    /// Bytes and blocks that are left over, by the line that asked for them, most bytes first.
+    /// Left-over bytes and number of left-over blocks by source line, most bytes first.
     pub fn by_site(&self) -> Vec<(&'static Location<'static>, usize, usize)> {
         let mut sites: BTreeMap<&'static Location<'static>, (usize, usize)> = BTreeMap::new();
         for block in &self.left_over {
@@ -129,7 +131,7 @@ impl WatchReport {
         }
         let mut rows: Vec<_> =
             sites.into_iter().map(|(site, (bytes, count))| (site, bytes, count)).collect();
-        // Stable, so equal sites stay in the order of the source.
+        // A stable sort: rows with equal bytes stay in the order of the source.
         rows.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
         rows
     }

@@ -9,11 +9,11 @@ use crate::caching::buffer::Buffer;
 use crate::caching::pinned::PinnedBuffer;
 use crate::stream::Stream;
 
-/// Work on the bytes of blocks, enqueued on a stream.
+/// Copies and fills of the bytes of blocks, enqueued on a stream.
 ///
 /// # Streams
-/// A block that is used on another stream than its own has to be told so, with
-/// [`Buffer::record_use`], and the stream has to wait for what was done to it before.
+/// A block that is used on another stream than its own needs a [`Buffer::record_use`], and the
+/// other stream has to wait for earlier work on the block.
 impl CudaStreams {
     /// Sets bytes of a block to a value.
     ///
@@ -29,8 +29,8 @@ impl CudaStreams {
         let (address, len) = self.place(block, range)?;
         let queue = self.queue(stream)?;
         self.device().call("cuMemsetD8Async", |table| {
-            // SAFETY: the bytes are of a live block of this device, which no reference of this
-            // process leads to.
+            // SAFETY: the bytes are of a live block of this device. No reference of this process
+            // leads to these bytes.
             unsafe { (table.fill)(address, value, len, queue) }
         })
     }
@@ -53,13 +53,14 @@ impl CudaStreams {
         }
         let queue = self.queue(stream)?;
         self.device().call("cuMemsetD32Async", |table| {
-            // SAFETY: the words are of a live block of this device, which no reference of this
-            // process leads to.
+            // SAFETY: the words are of a live block of this device. No reference of this process
+            // leads to these words.
             unsafe { (table.fill_words)(address, value, size_bytes / 4, queue) }
         })
     }
 
-    /// Copies bytes of a block to another one, or to others of the same that do not overlap.
+    /// Copies bytes of a block to another block, or to other bytes of the same block that do not
+    /// overlap.
     ///
     /// # Errors
     /// A range is not inside a block of this device, the lengths differ, or the driver refused.
@@ -74,13 +75,13 @@ impl CudaStreams {
         self.same_len(target, target_len, len)?;
         let queue = self.queue(stream)?;
         self.device().call("cuMemcpyDtoDAsync", |table| {
-            // SAFETY: both are bytes of live blocks of this device, which no reference of this
-            // process leads to.
+            // SAFETY: both are bytes of live blocks of this device. No reference of this process
+            // leads to these bytes.
             unsafe { (table.copy_within)(target, source, len, queue) }
         })
     }
 
-    /// Copies bytes of the host to a block, and waits until that is done.
+    /// Copies bytes of the host to a block, and waits until the copy is done.
     ///
     /// # Errors
     /// The range is not inside a block of this device or is not as long as `from`, or the driver
@@ -94,15 +95,16 @@ impl CudaStreams {
         let (address, len) = self.place(to.0, to.1)?;
         self.same_len(address, len, from.len())?;
         let enqueued = self.copy_in(stream, from.as_ptr().cast(), address, len);
-        // Waits even where the call failed: it may have told of earlier work, and be enqueued.
+        // Waits even if the call failed: the call may have reported earlier work, and may be
+        // enqueued.
         let done = self.synchronize(stream);
         enqueued.and(done)
     }
 
     /// Enqueues a copy of bytes of a page-locked block to a block, from byte `start` on.
     ///
-    /// The copy reads when it runs: the page-locked block must be for this stream, or have been
-    /// told of it, and must not be written before it has been [waited
+    /// The copy reads when it runs. So the page-locked block must be for this stream, or must have
+    /// recorded a use on it, and must not be written before it has been [waited
     /// for](PinnedBuffer::wait).
     ///
     /// # Errors
@@ -121,7 +123,8 @@ impl CudaStreams {
         self.copy_in(stream, bytes.as_ptr().cast(), address, len)
     }
 
-    /// Copies bytes of a block to the host and waits until that, and all before it, is done.
+    /// Copies bytes of a block to the host, and waits until the copy and all work before it are
+    /// done.
     ///
     /// # Errors
     /// The range is not inside a block of this device or is not as long as `to`, or the driver
@@ -137,8 +140,8 @@ impl CudaStreams {
         let target: *mut c_void = to.as_mut_ptr().cast();
         let queue = self.queue(stream)?;
         let enqueued = self.device().call("cuMemcpyDtoHAsync", |table| {
-            // SAFETY: 1. the source is inside a live block of this device. 2. The target has that
-            // many bytes, and is borrowed until the wait below is over.
+            // SAFETY: 1. the source is inside a live block of this device. 2. The target has `len`
+            // bytes, and is borrowed until the wait below is over.
             unsafe { (table.copy_out)(target, address, len, queue) }
         });
         // As in `upload`.
@@ -146,7 +149,7 @@ impl CudaStreams {
         enqueued.and(done)
     }
 
-    /// The caller sees to it that the bytes live until the copy is done.
+    /// The caller ensures that the bytes live until the copy is done.
     fn copy_in(
         &self,
         stream: Stream,
@@ -163,10 +166,10 @@ impl CudaStreams {
         })
     }
 
-    /// Address and length of bytes of a block.
+    /// Address and length of a range of bytes in a block.
     ///
     /// # Errors
-    /// `NotOfDevice`: they are not inside the block, or it is not of this device.
+    /// `NotOfDevice`: the range is not inside the block, or the block is not of this device.
     pub fn place(&self, block: &Buffer, range: Range<usize>) -> Result<(u64, usize), CudaError> {
         let address = block.address().saturating_add(range.start as u64);
         let size_bytes = range.end.saturating_sub(range.start);

@@ -12,7 +12,7 @@ use super::error::CudaError;
 use super::libraries::Libraries;
 use super::table::Table;
 
-/// An NVIDIA device. Clones are handles to the same one; the last one lets go of its context.
+/// An NVIDIA device. Clones are handles to the same device; the last handle releases its context.
 #[derive(Clone)]
 pub struct CudaDevice {
     shared: Arc<Shared>,
@@ -31,10 +31,10 @@ struct Shared {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Context(pub(super) CUcontext);
 
-// SAFETY: 1. the pointer is a name that only the driver follows. 2. The driver allows a context to
-// be current in any number of threads (CUDA Driver API, "Context Management").
+// SAFETY: 1. the pointer is an opaque handle that only the driver dereferences. 2. The driver
+// allows a context to be current in any number of threads (CUDA Driver API, "Context Management").
 unsafe impl Send for Context {}
-// SAFETY: a shared `Context` yields a copy of the name and nothing else; see `Send` for its use.
+// SAFETY: a shared `Context` yields a copy of the handle and nothing else; see `Send` for its use.
 unsafe impl Sync for Context {}
 
 /// Memory of a device at one moment.
@@ -46,7 +46,8 @@ pub struct DeviceMemory {
     pub free_bytes: usize,
 }
 
-/// The compute capability that a device's code is compiled for. In text `sm_` and both numbers.
+/// The compute capability that code for a device is compiled for. Its text is `sm_` and both
+/// numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Architecture {
     /// Number of the generation.
@@ -62,11 +63,10 @@ impl fmt::Display for Architecture {
 }
 
 impl CudaDevice {
-    /// The device with this number, by the driver that the environment leads to:
-    /// [`Libraries::from_environment`].
+    /// The device with this number, under the driver of [`Libraries::from_environment`].
     ///
     /// # Errors
-    /// There is no driver, no such device, or no context to be had on it.
+    /// There is no driver or no such device, or the driver gives no context on it.
     pub fn open(index: usize) -> Result<CudaDevice, CudaError> {
         CudaDevice::of(&Driver::open(&Libraries::from_environment())?, index)
     }
@@ -74,17 +74,17 @@ impl CudaDevice {
     /// The device with this number.
     ///
     /// # Errors
-    /// There is no such device, or no context to be had on it.
+    /// There is no such device, or the driver gives no context on it.
     pub fn of(driver: &Driver, index: usize) -> Result<CudaDevice, CudaError> {
         let count = driver.device_count()?;
         let ordinal = c_int::try_from(index).ok().filter(|_| index < count);
         let ordinal = ordinal.ok_or(CudaError::NoDevice { index, count })?;
         let mut device = 0;
-        // SAFETY: the driver writes one number, to a place for one.
+        // SAFETY: the driver writes one number, to a place for one number.
         let code = unsafe { (driver.table().device)(&mut device, ordinal) };
         driver.check("cuDeviceGet", code)?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: the driver writes one pointer, to a place for one; the device is its own.
+        // SAFETY: the driver writes one pointer, to a place for one pointer; the device is its own.
         let code = unsafe { (driver.table().context_retain)(&mut context, device) };
         driver.check("cuDevicePrimaryCtxRetain", code)?;
         let (driver, context, ranges) = (driver.clone(), Context(context), Mutex::default());
@@ -96,12 +96,12 @@ impl CudaDevice {
         self.shared.index
     }
 
-    /// The driver that it was opened with.
+    /// The driver with which the device was opened.
     pub fn driver(&self) -> &Driver {
         &self.shared.driver
     }
 
-    /// Its maker's name for it.
+    /// The name of the device, as its maker calls it.
     ///
     /// # Errors
     /// The driver refused.
@@ -109,7 +109,8 @@ impl CudaDevice {
         let mut text = [0_u8; 128];
         let (pointer, len) = (text.as_mut_ptr().cast::<c_char>(), text.len() as c_int);
         let name = self.driver().table().device_name;
-        // SAFETY: the driver writes at most as many bytes as the array has, and ends with a zero.
+        // SAFETY: the driver writes at most `len` bytes, the length of the array, and ends with a
+        // zero.
         let code = unsafe { name(pointer, len, self.shared.device) };
         self.driver().check("cuDeviceGetName", code)?;
         let name = CStr::from_bytes_until_nul(&text).unwrap_or_default();
@@ -139,20 +140,20 @@ impl CudaDevice {
     pub fn memory(&self) -> Result<DeviceMemory, CudaError> {
         let (mut free_bytes, mut total_bytes) = (0, 0);
         self.call("cuMemGetInfo", |table| {
-            // SAFETY: the driver writes one number each, to places for one.
+            // SAFETY: the driver writes two numbers, each to a place for one number.
             unsafe { (table.memory_info)(&mut free_bytes, &mut total_bytes) }
         })?;
         Ok(DeviceMemory { total_bytes, free_bytes })
     }
 
-    /// The calling thread waits until all work on the device is done, by whichever code it was
-    /// enqueued.
+    /// Makes the calling thread wait until all work on the device is done, no matter which code
+    /// enqueued it.
     ///
     /// # Errors
     /// Work failed, or the driver refused.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.call("cuCtxSynchronize", |table| {
-            // SAFETY: the function takes nothing and waits.
+            // SAFETY: the function takes no argument and waits.
             unsafe { (table.context_synchronize)() }
         })
     }
@@ -160,7 +161,7 @@ impl CudaDevice {
     pub(super) fn attribute(&self, attribute: CUdevice_attribute) -> Result<c_int, CudaError> {
         let mut value = 0;
         let read = self.driver().table().device_attribute;
-        // SAFETY: the driver writes one integer, to a place for one; the device is its own.
+        // SAFETY: the driver writes one integer, to a place for one integer; the device is its own.
         let code = unsafe { read(&mut value, attribute as c_int, self.raw()) };
         self.driver().check("cuDeviceGetAttribute", code)?;
         Ok(value)
@@ -174,8 +175,8 @@ impl CudaDevice {
         self.shared.context
     }
 
-    /// Makes a call of the driver with the device's context current, and puts back the context that
-    /// was current before. `name` is the function's, for the error.
+    /// Makes a call of the driver with the device's context current. Restores the context that was
+    /// current before. `name` is the name of the driver's function, for the error.
     ///
     /// # Errors
     /// `Call` with the code that `work` returned, or with the driver's own if it has no context.
@@ -190,9 +191,9 @@ impl CudaDevice {
         driver.check("cuCtxPushCurrent", pushed)?;
         let code = work();
         let mut popped = std::ptr::null_mut();
-        // Failing at this would undo nothing; a second try is all that there is to do.
+        // A failure here cannot be undone; a second try is the only remedy.
         for _ in 0..2 {
-            // SAFETY: the driver writes one pointer, to a place for one.
+            // SAFETY: the driver writes one pointer, to a place for one pointer.
             if unsafe { (table.context_pop)(&mut popped) } == 0 {
                 break;
             }
@@ -209,8 +210,8 @@ impl CudaDevice {
         self.make_call(name, || work(self.driver().table()))
     }
 
-    /// Runs `work` with the device's context current, and puts back what was current before: for
-    /// libraries that compute on the device.
+    /// Runs `work` with the device's context current, for libraries that compute on the device.
+    /// Restores the context that was current before.
     ///
     /// # Errors
     /// The driver refused; `work` has not run then.
@@ -255,7 +256,7 @@ impl CudaDevice {
         self.ranges().remove(&address);
     }
 
-    /// Whether bytes lie in an address range of one of this device's sources.
+    /// True if the bytes lie in an address range of a source of this device.
     pub(super) fn has(&self, address: u64, size_bytes: usize) -> bool {
         let ranges = self.ranges();
         let Some((&start, &len)) = ranges.range(..=address).next_back() else { return false };
@@ -268,7 +269,7 @@ impl CudaDevice {
     }
 }
 
-/// Equal if both are one device under one driver.
+/// Equal if both are the same device under the same driver.
 impl PartialEq for CudaDevice {
     fn eq(&self, other: &CudaDevice) -> bool {
         self.context() == other.context()
@@ -281,8 +282,8 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let release = self.driver.table().context_release;
         for _ in 0..2 {
-            // SAFETY: the context was retained once by this value, and whatever was made with it
-            // held this value until now.
+            // SAFETY: the context was retained once by this value, and everything that was made
+            // with the context held this value until now.
             if unsafe { release(self.device) } == 0 {
                 break;
             }

@@ -8,11 +8,11 @@ use super::libraries::searched;
 use crate::source::SourceError;
 use crate::stream::Stream;
 
-/// Why a device cannot be had, or did not do what it was asked.
+/// Reasons why a device cannot be opened, or a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// There is no driver on this machine, or in a folder that is not searched.
+    /// There is no driver on this machine, or only in a folder that is not searched.
     #[error(
         "no CUDA driver: looked for {} in {} and by the system's loader ({loader_message}); \
          LOWTIDE_CUDA_LIBS can name more folders",
@@ -22,12 +22,12 @@ pub enum CudaError {
     NoLibrary {
         /// File names that were looked for.
         names: Vec<&'static str>,
-        /// Folders looked into, before the loader was asked.
+        /// Folders that were searched before the loader was asked.
         folders: Vec<PathBuf>,
         /// Message of the system's loader about the last name.
         loader_message: String,
     },
-    /// A file is called like the driver and cannot be loaded.
+    /// A file has the driver's name and cannot be loaded.
     #[error("{path:?} cannot be loaded: {loader_message}")]
     BadLibrary {
         /// The file of the library.
@@ -35,7 +35,7 @@ pub enum CudaError {
         /// Message of the system's loader.
         loader_message: String,
     },
-    /// The driver is too old, or is none.
+    /// The driver is too old, or the library is no CUDA driver.
     #[error("{path:?} has no function {symbol}; drivers for CUDA 11 and later have it")]
     MissingSymbol {
         /// Path of the library's file.
@@ -43,21 +43,21 @@ pub enum CudaError {
         /// Name of the function that the library lacks.
         symbol: &'static str,
     },
-    /// There are fewer devices.
+    /// The machine has fewer devices.
     #[error("no CUDA device {index}: the driver has {count}")]
     NoDevice {
-        /// Which was asked for, from 0.
+        /// Index of the device that was asked for, from 0.
         index: usize,
-        /// How many there are.
+        /// Number of devices.
         count: usize,
     },
-    /// The device has no virtual memory management, or a page size that is none.
+    /// The device has no virtual memory management, or its page size is invalid.
     #[error("CUDA device {index} cannot map memory in pages")]
     NoVirtualMemory {
         /// The number of the device.
         index: usize,
     },
-    /// The stream has a queue already, or the queue is of another device.
+    /// The stream has a queue already, or the queue belongs to another device.
     #[error("{stream} has a queue already, or the queue is of another device")]
     StreamTaken {
         /// The stream in question.
@@ -86,26 +86,26 @@ pub enum CudaError {
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
 
-/// After these the driver's documentation (CUDA Driver API, "Data types used by CUDA driver",
-/// `cudaError_enum`) says that the context is unusable or the process has to be started again:
+/// Codes after which the context is unusable or the process has to be started again, by the
+/// driver's documentation (CUDA Driver API, "Data types used by CUDA driver", `cudaError_enum`):
 /// deinitialized, uncorrectable ECC error, uncorrectable NVLink error, illegal address, launch
 /// timeout, context destroyed, assert, hardware stack error, illegal instruction, misaligned
 /// address, invalid address space, invalid program counter, launch failed.
 const STICKY: [i32; 13] = [4, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719];
 
 impl CudaError {
-    /// Whether the device ran out of memory: less of it, or later, may do.
+    /// True if the device ran out of memory. A smaller request, or a later one, may succeed.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, CudaError::Call { code: OUT_OF_MEMORY, .. })
     }
 
-    /// Whether the device's context is lost: every later call fails too, whatever it asks for, and
-    /// only a new process has the device again.
+    /// True if the context of the device is lost. Every later call fails too, and only a new
+    /// process can use the device again.
     pub fn is_fault(&self) -> bool {
         matches!(self, CudaError::Call { code, .. } if STICKY.contains(code))
     }
 
-    /// The error in the allocator's type, for an operation on `size_bytes`.
+    /// The error as the allocator's type, for an operation on `size_bytes`.
     pub(super) fn of_source(&self, size_bytes: usize) -> SourceError {
         match *self {
             CudaError::Call { code: OUT_OF_MEMORY, .. } => SourceError::OutOfMemory { size_bytes },

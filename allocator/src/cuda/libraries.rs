@@ -1,4 +1,4 @@
-//! Where the libraries of CUDA are looked for, and how they are loaded.
+//! Finding and loading the libraries of CUDA.
 
 use std::env;
 use std::error::Error as _;
@@ -12,8 +12,9 @@ use thiserror::Error;
 
 /// Folders that are searched before the system's loader is asked.
 ///
-/// The driver's library comes with the driver, where the loader finds it; folders are for machines
-/// on which it does not, and for what `pip` installs (`nvidia-*` wheels).
+/// The driver's library comes with the driver, and the loader usually finds it. Folders are for
+/// machines on which the loader does not, and for libraries that `pip` installs (`nvidia-*`
+/// wheels).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Libraries {
     folders: Vec<PathBuf>,
@@ -23,11 +24,12 @@ impl Libraries {
     /// The variable that names folders, separated as in `PATH`.
     pub const VARIABLE: &'static str = "LOWTIDE_CUDA_LIBS";
 
-    /// The folders of [`VARIABLE`](Self::VARIABLE), then those of the `nvidia-*` wheels in the
-    /// Python environment that is active (`VIRTUAL_ENV`, else `CONDA_PREFIX`); without one, where
-    /// `pip` installs for a user (`PYTHONUSERBASE`, else `~/.local`) and for all (`/usr/local`).
-    /// Where the variable is not set, the interpreter that `python3` is comes before these: it says
-    /// itself where its packages are.
+    /// The folders of [`VARIABLE`](Self::VARIABLE), then the folders of the `nvidia-*` wheels.
+    /// Wheels are searched in the active Python environment (`VIRTUAL_ENV`, else `CONDA_PREFIX`).
+    /// Without an active environment they are searched where `pip` installs for a user
+    /// (`PYTHONUSERBASE`, else `~/.local`) and for all users (`/usr/local`). If the variable is not
+    /// set, the packages of the interpreter `python3` come before these: the interpreter prints
+    /// their folders.
     pub fn from_environment() -> Libraries {
         let named = env::var_os(Libraries::VARIABLE);
         let packages = if named.is_some() { Vec::new() } else { packages_of("python3") };
@@ -40,20 +42,21 @@ impl Libraries {
         Libraries { folders: folders.into_iter().collect() }
     }
 
-    /// In the order of the search.
+    /// The folders, in the order of the search.
     pub fn folders(&self) -> &[PathBuf] {
         &self.folders
     }
 
-    /// The first file with one of these names; folders count before names.
+    /// The first file with one of these names. The order of folders comes before the order of
+    /// names.
     pub fn find(&self, names: &[&str]) -> Option<PathBuf> {
         let paths =
             self.folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
         paths.into_iter().find(|path| path.exists())
     }
 
-    /// The first library with one of these names, and where it is: by its path, where it lies in
-    /// one of the folders, whatever it is; else as the system's loader finds it.
+    /// The first library with one of these names, and its path. A library in one of the folders is
+    /// loaded by its path, without a look elsewhere; else the system's loader searches by name.
     ///
     /// # Errors
     /// `NotFound`, `Unusable`.
@@ -75,20 +78,20 @@ impl Libraries {
         Err(MissingLibrary::NotFound { names: names.to_vec(), folders, loader_message })
     }
 
-    /// Loads a library of CUDA, or says what the system's loader says about it.
+    /// Loads a library of CUDA.
     ///
     /// # Errors
     /// The loader's message.
     pub fn open(path: &Path) -> Result<Library, String> {
-        // SAFETY: loading runs the library's own initialisation. It is one of CUDA's that the user
-        // installed or named, which is made to be loaded so.
+        // SAFETY: loading runs the library's own initialisation. The user installed or named the
+        // library of CUDA, and such libraries are made to be loaded so.
         let opened = unsafe { Library::new(path) };
-        // The loader's message is the cause of an error that names only the loader.
+        // The message of the loader is the cause of an error that names only the loader.
         opened
             .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
     }
 
-    /// The files of a folder, in the order of their names; none where there is no such folder.
+    /// The files of a folder, in the order of their names; empty if there is no such folder.
     pub fn entries(folder: &Path) -> Vec<PathBuf> {
         entries(folder)
     }
@@ -112,11 +115,11 @@ impl Libraries {
     }
 }
 
-/// Why a library that the driver does without is not used.
+/// Reasons why an optional library is not used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MissingLibrary {
-    /// The library is not on this machine, or in a folder that is not searched.
+    /// The library is not on this machine, or only in a folder that is not searched.
     #[error(
         "looked for {} in {} and by the system's loader ({loader_message})",
         names.join(", "),
@@ -125,7 +128,7 @@ pub enum MissingLibrary {
     NotFound {
         /// File names that were looked for.
         names: Vec<&'static str>,
-        /// Folders looked into, before the loader was asked.
+        /// Folders that were searched before the loader was asked.
         folders: Vec<PathBuf>,
         /// Message of the system's loader about the last name.
         loader_message: String,
@@ -157,7 +160,7 @@ pub(super) fn searched(folders: &[PathBuf]) -> String {
     folders.join(", ")
 }
 
-/// Below which Python's packages are, by the variables of the environment.
+/// Prefixes of the folders of Python's packages, by the variables of the environment.
 fn python_prefixes(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(active) = set("VIRTUAL_ENV").or_else(|| set("CONDA_PREFIX")) {
@@ -171,7 +174,7 @@ fn python_prefixes(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> 
 const ASK_PACKAGES: &str =
     "import site; print(*site.getsitepackages(), site.getusersitepackages(), sep='\\n')";
 
-/// Where an interpreter's packages are; nothing where it does not start.
+/// The folders of an interpreter's packages; empty if the interpreter does not start.
 fn packages_of(interpreter: &str) -> Vec<PathBuf> {
     let mut command = Command::new(interpreter);
     command.args(["-c", ASK_PACKAGES]).stdin(Stdio::null()).stderr(Stdio::null());
@@ -189,14 +192,14 @@ fn package_folders(prefix: &Path) -> Vec<PathBuf> {
     pythons.flat_map(|python| names.map(|name| python.join(name))).collect()
 }
 
-/// `nvidia/*/lib` below where packages are, sorted: `cu13` with CUDA 13, one folder for each
+/// `nvidia/*/lib` below a folder of packages, sorted: `cu13` with CUDA 13, one folder for each
 /// library with CUDA 12.
 fn wheel_folders(packages: &Path) -> Vec<PathBuf> {
     let wheels = entries(&packages.join("nvidia")).into_iter();
     wheels.map(|package| package.join("lib")).filter(|folder| folder.is_dir()).collect()
 }
 
-/// Paths of a folder's entries, sorted; none where the folder cannot be read.
+/// Paths of a folder's entries, sorted; empty if the folder cannot be read.
 pub(super) fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();

@@ -1,4 +1,4 @@
-//! Virtual memory of a device: addresses, physical pages, and which is shown where.
+//! Virtual memory of a device: addresses, physical pages, and mappings.
 
 use std::ffi::c_int;
 
@@ -12,10 +12,10 @@ use super::device::CudaDevice;
 use super::error::CudaError;
 use super::table::Handle;
 
-// The methods below change memory of the device alone, which no reference of this process leads to:
-// the processor cannot read it, and `Segment::opaque` has no pointer to it.
+// The methods below change memory of the device alone. No reference of this process leads to this
+// memory: the processor cannot read it, and `Segment::opaque` has no pointer to it.
 impl CudaDevice {
-    /// The size of a physical page, and whether there is such a thing.
+    /// The size of a physical page; an error if the device does not map memory in pages.
     pub(super) fn page_bytes(&self) -> Result<usize, CudaError> {
         let supported = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
         let mut page_bytes = 0;
@@ -32,7 +32,7 @@ impl CudaDevice {
         is_page.then_some(page_bytes).ok_or(CudaError::NoVirtualMemory { index: self.index() })
     }
 
-    /// Addresses with nothing behind them, at a multiple of the page.
+    /// Reserves addresses without memory, at a multiple of the page.
     pub(super) fn reserve(&self, size_bytes: usize, page_bytes: usize) -> Result<u64, CudaError> {
         let mut address = 0;
         self.call("cuMemAddressReserve", |table| {
@@ -43,17 +43,17 @@ impl CudaDevice {
         Ok(address)
     }
 
-    /// Gives addresses back, behind which nothing is any more.
+    /// Frees reserved addresses. No memory may be mapped there.
     pub(super) fn free_range(&self, address: u64, size_bytes: usize) -> Result<(), CudaError> {
         self.give_back("cuMemAddressFree", |table| {
-            // SAFETY: the driver refuses what is not a whole range, or has something behind it.
+            // SAFETY: the driver refuses anything but a whole range without mappings.
             unsafe { (table.address_free)(address, size_bytes) }
         })?;
         self.leave_range(address);
         Ok(())
     }
 
-    /// Physical memory of one page, shown nowhere.
+    /// Creates physical memory of one page, without a mapping.
     pub(super) fn create(&self, page_bytes: usize) -> Result<Handle, CudaError> {
         let (mut handle, properties) = (0, self.properties());
         self.call("cuMemCreate", |table| {
@@ -63,15 +63,16 @@ impl CudaDevice {
         Ok(handle)
     }
 
-    /// Gives physical memory back; the driver frees it when no address maps it.
+    /// Releases physical memory. The driver frees it when no address maps it.
     pub(super) fn release(&self, handle: Handle) -> Result<(), CudaError> {
         self.give_back("cuMemRelease", |table| {
-            // SAFETY: the handle is the caller's, who forgets it if this succeeds.
+            // SAFETY: the handle is the caller's, and the caller forgets the handle if this
+            // succeeds.
             unsafe { (table.release)(handle) }
         })
     }
 
-    /// Shows a physical page; nothing may read it before [`allow`](Self::allow).
+    /// Maps a physical page. No work may read the page before [`allow`](Self::allow).
     pub(super) fn show(
         &self,
         address: u64,
@@ -79,25 +80,25 @@ impl CudaDevice {
         handle: Handle,
     ) -> Result<(), CudaError> {
         self.call("cuMemMap", |table| {
-            // SAFETY: the driver refuses addresses that are not reserved or show something already.
+            // SAFETY: the driver refuses addresses that are not reserved or are mapped already.
             unsafe { (table.map)(address, page_bytes, 0, handle, 0) }
         })
     }
 
-    /// Makes shown pages readable and writable by the device.
+    /// Makes mapped pages readable and writable by the device.
     pub(super) fn allow(&self, address: u64, size_bytes: usize) -> Result<(), CudaError> {
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = CUmemAccessDesc { location: self.location(), flags };
         self.call("cuMemSetAccess", |table| {
-            // SAFETY: the driver reads one description, and the count says that it is one.
+            // SAFETY: the driver reads one description, and the count is 1.
             unsafe { (table.set_access)(address, size_bytes, &access, 1) }
         })
     }
 
-    /// Shows whole pages no more. The caller has waited for the work that uses them.
+    /// Unmaps whole pages. The caller has waited for the work that uses them.
     pub(super) fn hide(&self, address: u64, size_bytes: usize) -> Result<(), CudaError> {
         self.give_back("cuMemUnmap", |table| {
-            // SAFETY: the driver refuses parts of pages, and addresses that show nothing.
+            // SAFETY: the driver refuses parts of pages, and addresses without a mapping.
             unsafe { (table.unmap)(address, size_bytes) }
         })
     }

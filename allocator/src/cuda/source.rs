@@ -1,8 +1,8 @@
-//! Memory of a device, in physical pages that are shown where the allocator wants them.
+//! Memory of a device, in physical pages that are mapped where the allocator wants them.
 //!
-//! Each page has a physical handle of its own. That costs a few driver calls for each page of
-//! growth, and makes it possible to give back or to show elsewhere any page by itself: the driver
-//! neither unmaps a part of a mapping nor maps a part of a handle. A steady state makes no call.
+//! Each page has a physical handle of its own. This costs a few driver calls for each page of
+//! growth, and any page can be released or remapped alone: the driver neither unmaps a part of a
+//! mapping nor maps a part of a handle. A steady state makes no call.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,8 +16,8 @@ use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError, Virt
 
 /// Memory of an NVIDIA device.
 ///
-/// Its page is the driver's, 2 MiB on what there is today. New memory holds whatever it held
-/// before. Give it to an allocator behind an `Arc` to keep a handle for [`report`](Self::report).
+/// The page is the driver's, 2 MiB on today's devices. New memory holds arbitrary bytes. Give the
+/// source to an allocator behind an `Arc` to keep a handle for [`report`](Self::report).
 #[derive(Debug)]
 pub struct CudaSource {
     streams: CudaStreams,
@@ -34,7 +34,7 @@ pub struct MemoryReport {
     pub total_bytes: usize,
     /// Memory that is free.
     pub free_bytes: usize,
-    /// Memory that this source has put behind addresses.
+    /// Memory that this source has mapped for its ranges.
     pub committed_bytes: usize,
     /// Memory of all other owners: the context, modules and libraries of this process, other
     /// processes, other sources.
@@ -43,9 +43,9 @@ pub struct MemoryReport {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By their address.
+    /// The ranges by their address.
     ranges: BTreeMap<u64, Range>,
-    /// Physical memory that the driver did not take back yet.
+    /// Physical memory that the driver has refused to take back so far.
     unreleased: Vec<Handle>,
 }
 
@@ -54,12 +54,12 @@ struct Range {
     size_bytes: usize,
     /// Pages with memory of their own, by offset. Empty for a range of views.
     pages: BTreeMap<usize, Handle>,
-    /// Length of what is shown here of another range, by offset.
+    /// Lengths of the views of other ranges in this range, by offset.
     views: BTreeMap<usize, usize>,
 }
 
 impl CudaSource {
-    /// A source of all that is free on the device now, on the streams of that device.
+    /// A source of all memory that is free on the device now, on the streams of that device.
     ///
     /// # Errors
     /// The device does not map memory in pages, or the driver refused.
@@ -122,7 +122,7 @@ impl CudaSource {
         Ok(Segment::opaque(address, size_bytes))
     }
 
-    /// Puts new memory behind one page.
+    /// Maps new memory for one page.
     fn add_page(&self, state: &mut State, address: u64, offset: usize) -> Result<(), CudaError> {
         let handle = self.device().create(self.page_bytes)?;
         if let Err(error) = self.device().show(address + offset as u64, self.page_bytes, handle) {
@@ -133,13 +133,13 @@ impl CudaSource {
         Ok(())
     }
 
-    /// Takes the memory of pages away that no work uses any more. What the driver does not take
-    /// stays where it is, for the next commit.
+    /// Releases the memory of pages that no work uses any more. Pages that the driver does not
+    /// unmap keep their memory for the next commit.
     fn remove_pages(&self, state: &mut State, address: u64, offset: usize, size_bytes: usize) {
         let pages = &mut state.range_at(address).pages;
         let inside: Vec<usize> =
             pages.range(offset..offset + size_bytes).map(|(&at, _)| at).collect();
-        // Neighbours in one call; there may be gaps where a commit failed half way.
+        // Neighbours are unmapped in one call. There are gaps where a commit failed half way.
         for run in inside.chunk_by(|one, next| one + self.page_bytes == *next) {
             if self.device().hide(address + run[0] as u64, run.len() * self.page_bytes).is_err() {
                 continue;
@@ -157,12 +157,12 @@ impl CudaSource {
         }
     }
 
-    /// Asks again for what the driver did not take back.
+    /// Releases the memory that the driver has refused to take back so far.
     fn release_rest(&self, state: &mut State) {
         state.unreleased.retain(|&handle| self.device().release(handle).is_err());
     }
 
-    /// Shows views no more that overlap a place and that no work uses any more.
+    /// Unmaps views that overlap a place. No work uses them any more.
     fn remove_views(&self, state: &mut State, address: u64, offset: usize, size_bytes: usize) {
         let views = &mut state.range_at(address).views;
         let overlaps = |(&at, &len): (&usize, &usize)| {
@@ -176,8 +176,8 @@ impl CudaSource {
         }
     }
 
-    /// Everything of a range, and the range. What the driver keeps is asked for again when the
-    /// source is dropped.
+    /// Removes all pages and views of a range, and the range itself. If the driver refuses a part,
+    /// the source tries again when it is dropped.
     fn remove_range(&self, state: &mut State, address: u64) {
         let Some(range) = state.ranges.get(&address) else { return };
         let size_bytes = range.size_bytes;
@@ -234,7 +234,7 @@ impl MemorySource for CudaSource {
         let mut added = Vec::new();
         let mut result = Ok(());
         for offset in (start..start + size_bytes).step_by(self.page_bytes) {
-            // A page that the driver would not take back is still there.
+            // A page that the driver did not take back still has memory.
             if state.range_at(address).pages.contains_key(&offset) {
                 continue;
             }
@@ -271,11 +271,11 @@ impl MemorySource for CudaSource {
     }
 }
 
-// SAFETY: the processor reads no range of this source, which are all opaque, and `map` refuses one
-// that it could read.
+// SAFETY: the processor reads no range of this source: all ranges are opaque, and `map` refuses a
+// range that the processor could read.
 unsafe impl VirtualMemory for CudaSource {
     fn reserve_views(&self, capacity_bytes: usize) -> Result<Segment, SourceError> {
-        // Room for every page in a few views at once, and for what idle views leave between.
+        // Room for every page in a few views at once, and for gaps between idle views.
         self.reserve_range(capacity_bytes.max(self.total_bytes).saturating_mul(4))
     }
 
@@ -291,7 +291,7 @@ unsafe impl VirtualMemory for CudaSource {
         let (size_bytes, view_offset) = (pages.size_bytes(), mapping.view_offset());
         let view_address = views.address();
         let mut state = self.lock();
-        // A view that the driver would not unmap may be in the way.
+        // A view that the driver did not unmap may be in the way.
         self.remove_views(&mut state, view_address, view_offset, size_bytes);
         let shown = &state.range_at(segment.address()).pages;
         let inside = pages.offset()..pages.offset() + size_bytes;
@@ -327,7 +327,7 @@ unsafe impl VirtualMemory for CudaSource {
 
 impl Drop for CudaSource {
     fn drop(&mut self) {
-        // Allocators release their segments; this is for ranges reserved by hand.
+        // Allocators release their segments. Ranges that were reserved by hand are left.
         let mut state = self.lock();
         let addresses: Vec<u64> = state.ranges.keys().copied().collect();
         for address in addresses {

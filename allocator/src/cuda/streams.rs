@@ -15,10 +15,10 @@ use crate::source::SourceError;
 use crate::source::fence::Fence;
 use crate::stream::Stream;
 
-/// The queues that stand behind the [`Stream`]s of one device. Clones are handles to the same ones.
+/// The driver's queues behind the [`Stream`]s of one device. Clones are handles to the same queues.
 ///
-/// A queue is made when its stream is first used; it does not wait for the driver's default stream.
-/// A queue that was made elsewhere can be [adopted](Self::adopt) before.
+/// A queue is made when its stream is first used. It does not wait for the driver's default stream.
+/// A queue that was made elsewhere can be [adopted](Self::adopt) before the first use.
 #[derive(Clone)]
 pub struct CudaStreams {
     shared: Arc<Shared>,
@@ -32,12 +32,12 @@ struct Shared {
 #[derive(Default)]
 struct StreamQueues {
     by_stream: BTreeMap<Stream, StreamQueue>,
-    /// Made for a lane whose queue could not be made then.
+    /// Events that were made for a lane whose queue could not be made.
     spare: Vec<CUevent>,
 }
 
-/// A stream's queue, and the event that others wait for. One event is enough: a wait is for what
-/// was recorded when the wait was enqueued.
+/// A stream's queue, and the event that other streams wait for. One event is enough: a wait is for
+/// the record that was the last when the wait was enqueued.
 struct StreamQueue {
     queue: Queue,
     event: CUevent,
@@ -48,22 +48,22 @@ enum Queue {
     Adopted(Arc<CudaStream>),
 }
 
-// SAFETY: 1. the pointers are names that only the driver follows. 2. The driver allows streams and
-// events to be used from any thread, and the lanes are behind a lock.
+// SAFETY: 1. the pointers are opaque handles that only the driver dereferences. 2. The driver
+// allows streams and events to be used from any thread, and the lanes are behind a lock.
 unsafe impl Send for StreamQueues {}
 
 impl CudaStreams {
-    /// Streams of a device, none of which has a queue yet.
+    /// Streams of a device, all without a queue.
     pub fn new(device: &CudaDevice) -> CudaStreams {
         let shared = Shared { device: device.clone(), lanes: Mutex::default() };
         CudaStreams { shared: Arc::new(shared) }
     }
 
-    /// Lets a queue of cudarc's stand behind a stream, so that an allocator orders the work on it.
+    /// Puts a queue of cudarc's behind a stream, so that an allocator orders the work on it.
     ///
     /// # Errors
-    /// The stream has a queue already, the queue is of another device, or there is no event to be
-    /// had.
+    /// The stream has a queue already, the queue belongs to another device, or the driver makes no
+    /// event.
     pub fn adopt(&self, stream: Stream, queue: Arc<CudaStream>) -> Result<(), CudaError> {
         let mut lanes = self.shared.lock();
         let is_of_device = Context(queue.context().cu_ctx()) == self.device().context();
@@ -75,19 +75,19 @@ impl CudaStreams {
         Ok(())
     }
 
-    /// The device that the streams are of.
+    /// The device of the streams.
     pub fn device(&self) -> &CudaDevice {
         &self.shared.device
     }
 
-    /// The calling thread waits until all that was enqueued on a stream so far is done.
+    /// Makes the calling thread wait until all work that was enqueued on a stream so far is done.
     ///
     /// # Errors
     /// Work failed, or the driver refused.
     pub fn synchronize(&self, stream: Stream) -> Result<(), CudaError> {
-        // The lock is free again while this waits: others may enqueue meanwhile.
+        // The lock is free during the wait, so that other threads may enqueue.
         let queue = self.shared.lock().by_stream.get(&stream).map(StreamQueue::queue);
-        // Nothing was ever enqueued on a stream without one.
+        // A stream without a queue has no work.
         let Some(queue) = queue else { return Ok(()) };
         self.device().call("cuStreamSynchronize", |table| {
             // SAFETY: a queue lives as long as the streams, which `self` holds.
@@ -95,14 +95,14 @@ impl CudaStreams {
         })
     }
 
-    /// A stream's queue, which is made now if there is none. It lives as long as the streams, and
-    /// may be used without their lock: enqueueing is the driver's to keep apart.
+    /// A stream's queue, made now if the stream has none. The queue lives as long as the streams,
+    /// and may be used without their lock: the driver orders calls that enqueue.
     pub(super) fn queue(&self, stream: Stream) -> Result<CUstream, CudaError> {
         Ok(self.shared.lane(&mut self.shared.lock(), stream)?.queue())
     }
 
-    /// The driver's queue behind a stream, a `CUstream`, for libraries that enqueue work there. It
-    /// lives as long as these streams.
+    /// The driver's queue behind a stream, a `CUstream`, for libraries that enqueue work there. The
+    /// queue lives as long as these streams.
     ///
     /// # Errors
     /// The driver makes no queue.
@@ -150,7 +150,7 @@ impl Shared {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lane of a stream, made now if there is none.
+    /// The lane of a stream, made now if the stream has none.
     fn lane<'a>(
         &self,
         lanes: &'a mut StreamQueues,
@@ -173,7 +173,7 @@ impl Shared {
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
         let mut event = std::ptr::null_mut();
         self.device.call("cuEventCreate", |table| {
-            // SAFETY: the driver writes one pointer, to a place for one.
+            // SAFETY: the driver writes one pointer, to a place for one pointer.
             unsafe { (table.event_create)(&mut event, flags) }
         })?;
         Ok(event)
@@ -183,17 +183,17 @@ impl Shared {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         let mut queue = std::ptr::null_mut();
         self.device.call("cuStreamCreate", |table| {
-            // SAFETY: the driver writes one pointer, to a place for one.
+            // SAFETY: the driver writes one pointer, to a place for one pointer.
             unsafe { (table.stream_create)(&mut queue, flags) }
         })?;
         Ok(queue)
     }
 
-    /// A device that does not let go of an event keeps a few bytes; there is no caller to tell.
+    /// If the driver does not destroy the event, it keeps a few bytes; there is no caller to tell.
     fn destroy_event(&self, event: CUevent) {
         let _ = self.device.give_back("cuEventDestroy", |table| {
-            // SAFETY: the event is this value's own and not used again; the driver frees it when
-            // what was enqueued with it is done.
+            // SAFETY: the event is this value's own and not used again. The driver frees the event
+            // when all work that was enqueued with it is done.
             unsafe { (table.event_destroy)(event) }
         });
     }
@@ -207,8 +207,8 @@ impl Drop for Shared {
             self.destroy_event(lane.event);
             if let Queue::Own(queue) = lane.queue {
                 let _ = self.device.give_back("cuStreamDestroy", |table| {
-                    // SAFETY: the queue is this value's own and not used again; the driver frees it
-                    // when what was enqueued on it is done.
+                    // SAFETY: the queue is this value's own and not used again. The driver frees
+                    // the queue when all work that was enqueued on it is done.
                     unsafe { (table.stream_destroy)(queue) }
                 });
             }

@@ -1,9 +1,9 @@
 //! The functions of the driver for context, memory, streams and events, looked up once; and a macro
 //! that makes a table of the functions of a library.
 //!
-//! Types are cudarc's. Its own functions are not used: they look a library up at the first call and
-//! panic where it or a function is missing, and a code that the bindings do not know would be an
-//! enum without such a value. Here a code is an integer.
+//! Types are cudarc's. Its functions are not used: they look a library up at the first call, and
+//! panic if the library or a function is missing. With its types, a code that the bindings do not
+//! know would be an enum with an invalid value. Here a code is an integer.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
@@ -14,8 +14,8 @@ use cudarc::driver::sys::{
 /// Physical memory of a device.
 pub(super) type Handle = c_ulonglong;
 
-/// Stamps a table of functions of a C library and its loader from two lists: what every such
-/// library has, and what some have. Every function returns a code.
+/// Stamps a table of functions of a C library and its loader from two lists: functions that every
+/// such library has, and optional ones. Every function returns a code.
 ///
 /// Names are as in the library's documentation; loading is unsafe, as the types are not checked.
 #[macro_export]
@@ -39,8 +39,8 @@ macro_rules! function_table {
             /// The first function that the library does not have.
             ///
             /// # Safety
-            /// The library is the one that the list is of, so that its functions have these types,
-            /// and is never closed.
+            /// The library is the one that the list describes, so that its functions have these
+            /// types, and is never closed.
             pub(crate) unsafe fn load(
                 library: &$crate::cuda::Library,
             ) -> Result<$table, &'static str> {

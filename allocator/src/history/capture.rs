@@ -7,10 +7,10 @@ use crate::category::ByCategory;
 use crate::history::{Action, History, Record};
 use crate::statistics::Statistics;
 
-/// An allocator's history and its arena at the end of it: what a recording is made of.
+/// The input of a recording: an allocator's history, and its arena at the end of the history.
 ///
-/// Taking one costs as much as copying the records, of 64 bytes or so. Explaining, drawing and
-/// exporting it needs no lock of the allocator.
+/// A capture costs as much as copying the records, of 64 bytes or so. Explaining, drawing and
+/// exporting a capture needs no lock of the allocator.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Capture {
@@ -35,12 +35,12 @@ pub struct Capture {
 pub struct CapturedBlock {
     /// The block, as if it were allocated now; without a sequence number.
     pub record: Record,
-    /// The pieces of a stitched block, in order; none if it lies in one place.
+    /// The pieces of a stitched block, in order; empty if the block is not stitched.
     pub pieces: Vec<Extent>,
 }
 
 impl CachingAllocator {
-    /// Copies the books of the allocator: crate `lowtide-trace` explains, draws, exports and
+    /// Copies the books of the allocator. Crate `lowtide-trace` explains, draws, exports and
     /// replays them.
     pub fn capture(&self) -> Capture {
         let core = self.core();

@@ -17,39 +17,39 @@ use crate::stream::Stream;
 pub enum Action {
     /// A block became live.
     Allocate,
-    /// A block was dropped; the site is that of its allocation.
+    /// A block was dropped; the site is the site of its allocation.
     Free,
-    /// A piece of the stitched block of the record before, one for each, in order.
+    /// A piece of a stitched block. The pieces follow the record of their block, in order.
     Piece,
     /// The source put pages behind a range.
     Commit,
     /// The source took pages back.
     Decommit,
-    /// Pages were mapped at a second address; the offset is theirs, not the view's.
+    /// Pages were mapped at a second address. The offset is the offset of the pages, not of the
+    /// view.
     Map,
     /// Pages are no longer mapped at a second address.
     Unmap,
-    /// The stream waits for the one whose number is the offset.
+    /// The stream waits for another stream, whose number is the offset.
     Wait,
     /// Charged bytes rose by `size_bytes`.
     Charge,
     /// Charged bytes fell by `size_bytes`.
     Discharge,
-    /// A request failed; `size_bytes` is what it asked for, the offset what was left of the
-    /// capacity.
+    /// A request failed. `size_bytes` is the request; the offset is the rest of the capacity.
     OutOfMemory,
 }
 
 /// One event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Counts from 0 without gaps.
+    /// Number of the event: counts from 0 without gaps.
     pub sequence: u64,
     /// The kind of event.
     pub action: Action,
-    /// Category of the block or charge, or of the request that made the source move.
+    /// Category of the block or charge, or of the request that caused the source call.
     pub category: Category,
-    /// The stream on whose behalf it happened.
+    /// The stream of the block or of the request.
     pub stream: Stream,
     /// Offset of the block or pages; 0 for charges.
     pub offset: usize,
@@ -59,7 +59,7 @@ pub struct Record {
     pub requested_bytes: usize,
     /// Serial of the block or charge; 0 where there is none.
     pub serial: u64,
-    /// The line that asked for it.
+    /// The source line of the request.
     pub site: &'static Location<'static>,
     /// The module that ran; `None` outside of every model.
     pub module: Option<ModulePath>,
@@ -104,7 +104,7 @@ pub struct History {
 }
 
 impl History {
-    /// Oldest first.
+    /// The records, oldest first.
     pub fn records(&self) -> &[Record] {
         &self.records
     }
@@ -114,7 +114,7 @@ impl History {
         self.overwritten
     }
 
-    /// Times at which records were written, for one in 64 of them and the last one.
+    /// Times at which records were written: for one in 64 records, and for the last one.
     pub fn moments(&self) -> &[Moment] {
         &self.moments
     }

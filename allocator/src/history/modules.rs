@@ -1,4 +1,4 @@
-//! Live bytes by module: now, and at the moment when the most was in use.
+//! Live bytes by module: now, and at the peak.
 
 use std::collections::HashMap;
 
@@ -8,9 +8,9 @@ use crate::origin::ModulePath;
 use crate::statistics::{ModuleShare, shares};
 
 impl Capture {
-    /// The live blocks by module at the moment when the most was in use, charges included: the
-    /// earliest such moment after event `first_event`, as far back as the history goes. The state
-    /// now if there is no such event.
+    /// The live blocks by module at the peak of the bytes in use, charges included. Takes the
+    /// earliest such moment after event `first_event`, as far back as the history goes. Without
+    /// such an event, takes the state now.
     pub fn modules_at_peak(&self, first_event: u64) -> Vec<ModuleShare> {
         let records = self.history.records();
         let first = records.partition_point(|record| record.sequence < first_event);
@@ -27,7 +27,8 @@ impl Capture {
                 _ => {}
             }
         }
-        // Back from now: only what is live or was freed knows the module that was named last.
+        // Walks back from now: only a live block, or the free of a block, knows the module that was
+        // set last.
         let mut live: HashMap<u64, (Option<ModulePath>, u64)> = self
             .blocks
             .iter()

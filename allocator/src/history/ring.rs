@@ -5,18 +5,18 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::history::{History, Moment, Record};
 
-/// Records kept; older ones are overwritten. 131,072 of 56 bytes are 7 MiB.
+/// Number of records kept; older ones are overwritten. 131,072 records of 56 bytes are 7 MiB.
 const RING_RECORDS: usize = 1 << 17;
 
 /// Bytes of an allocator's history once it is full.
 pub const HISTORY_BYTES: usize =
     RING_RECORDS * (size_of::<Record>() + size_of::<Moment>() / RECORDS_PER_TIME as usize);
 
-/// Records from one reading of the clock to the next: a clock costs more than a record.
+/// Number of records from one reading of the clock to the next: a reading costs more than a record.
 const RECORDS_PER_TIME: u64 = 64;
 
-/// The last records. Grows to its full length before it wraps, so that a short-lived simulation is
-/// small.
+/// The last records. The ring grows to its full length before it wraps, so that a short-lived
+/// simulation is small.
 #[derive(Debug)]
 pub(crate) struct Ring {
     records: Vec<Record>,
@@ -38,7 +38,7 @@ impl Ring {
         }
     }
 
-    /// Events so far, the overwritten ones too.
+    /// Number of events so far, including overwritten ones.
     #[inline]
     pub(crate) fn event_count(&self) -> u64 {
         self.next_sequence

@@ -1,10 +1,10 @@
 //! The lock of an allocator.
 //!
-//! Work under the lock takes some ten nanoseconds, so taking it must cost little: one atomic
-//! exchange takes it and a plain store gives it back, where a lock that wakes its waiters needs a
-//! second exchange to find out if there are any. In return waiters have to look again and again.
-//! They look less and less often, which also leaves the owner's cache lines alone, and sleep at
-//! last: a source may take milliseconds. A panic gives the lock back and poisons nothing.
+//! Work under the lock takes some ten nanoseconds, so taking the lock must cost little. One atomic
+//! exchange takes it and a plain store releases it. A lock that wakes its waiters needs a second
+//! exchange to find out if there are any. The price is that waiters have to poll. They poll less
+//! and less often, which also leaves the owner's cache lines alone, and sleep at last: a source may
+//! take milliseconds. A panic releases the lock and poisons nothing.
 
 #![allow(unsafe_code, reason = "a lock hands out the one reference to what it guards")]
 
@@ -20,23 +20,23 @@ use crate::lock::sync::{AtomicBool, Ordering, relax};
 pub(crate) struct Lock<T> {
     taken: Alone,
     value: UnsafeCell<T>,
-    /// A cell by which loom finds two owners at once.
+    /// A cell with which loom detects two owners at once.
     #[cfg(lowtide_loom)]
     owner: loom::cell::UnsafeCell<()>,
 }
 
-/// The flag that waiters read shares no cache line, nor the pair that is fetched with it, with what
-/// the owner works on.
+/// The flag that waiters read. Its cache line, and the pair that is fetched with it, hold nothing
+/// that the owner works on.
 #[repr(align(128))]
 struct Alone(AtomicBool);
 
-// SAFETY: the value is reached through `Locked` alone, and at most one exists: `taken` goes from
-// false to true for one thread, and back when its `Locked` is dropped. Acquire and release order
-// what they do with the value. So the value moves between threads, and is never shared: `Send` is
-// enough.
+// SAFETY: the value is reached through `Locked` alone, and at most one `Locked` exists: `taken`
+// goes from false to true for one thread, and back when its `Locked` is dropped. Acquire and
+// release order the threads' accesses to the value. So the value moves between threads, and is
+// never shared: `Send` is enough.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
-/// The lock is held until this is dropped.
+/// A guard that holds the lock until it is dropped.
 pub(crate) struct Locked<'a, T> {
     lock: &'a Lock<T>,
     /// The guard may be sent and shared where a reference may.
@@ -55,7 +55,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Waits until no other thread has the lock. A thread that has it already waits for ever.
+    /// Waits until no other thread has the lock. A thread that has the lock already waits for ever.
     #[inline]
     pub(crate) fn lock(&self) -> Locked<'_, T> {
         if !self.try_take() {
@@ -85,8 +85,8 @@ impl<T> Lock<T> {
         }
     }
 
-    /// A look that leaves the flag's cache line where it is. A model may show it the same old value
-    /// for ever, so there everybody tries.
+    /// Polls the flag without taking its cache line. A loom model may return the same old value for
+    /// ever, so under loom every waiter tries to take the lock.
     fn looks_taken(&self) -> bool {
         !cfg!(lowtide_loom) && self.taken.0.load(Ordering::Relaxed)
     }

@@ -1,8 +1,8 @@
 //! Synchronisation for the allocator: `std`, or loom's models of it under `cfg(lowtide_loom)`.
 //!
-//! The models in `models.rs` explore the interleavings of the very code that ships, so that code
-//! must name these and not `std`. `Arc` is always `std`'s: loom's has no `Weak`, and does not turn
-//! into an `Arc` of a trait.
+//! The models in `models.rs` explore the interleavings of the very code that ships. So that code
+//! must name the types of this module and not those of `std`. `Arc` is always `std`'s: loom's has
+//! no `Weak`, and does not turn into an `Arc` of a trait.
 
 #[cfg(not(lowtide_loom))]
 pub(crate) use std::{
@@ -18,17 +18,17 @@ pub(crate) use loom::{
     thread,
 };
 
-/// Rounds in which a waiter keeps its processor, each twice as long as the one before.
+/// Number of rounds in which a waiter spins, each twice as long as the round before.
 #[cfg(not(lowtide_loom))]
 const SPIN_ROUNDS: u32 = 6;
-/// Rounds in which it offers the processor to others.
+/// Number of rounds in which a waiter yields the processor to other threads.
 #[cfg(not(lowtide_loom))]
 const YIELD_ROUNDS: u32 = 8;
-/// Sleeps get twice as long each time, from 1 µs up to about a millisecond.
+/// Number of doublings of the sleep, from 1 µs up to about a millisecond.
 #[cfg(not(lowtide_loom))]
 const SLEEP_DOUBLINGS_MAX: u32 = 10;
 
-/// Passes the time between two looks at what another thread has to do.
+/// Waits between two polls of a value that another thread changes.
 #[cfg(not(lowtide_loom))]
 pub(crate) fn relax(round: u32) {
     if round < SPIN_ROUNDS {

@@ -1,4 +1,5 @@
-//! Sources over sources: one hook for what may fail, one for what may not, and the forwarding.
+//! Adaptors: sources over other sources, with one hook for calls that may fail, one for calls that
+//! may not, and the forwarding.
 #![allow(unsafe_code, reason = "an adaptor maps what the source below maps")]
 
 use std::sync::Arc;
@@ -7,14 +8,14 @@ use crate::source::fence::Fence;
 use crate::source::{Mapping, MemorySource, PageRange, Segment, SourceError, VirtualMemory};
 use crate::stream::Stream;
 
-/// A source that changes what another one does.
+/// A source that changes the behaviour of another source.
 ///
-/// An implementor is a [`MemorySource`], a [`VirtualMemory`] where the source below has one,
-/// and a [`Fence`] where the source below has one: all calls are forwarded, those that can fail
-/// through [`attempt`](Self::attempt), the others through [`give_back`](Self::give_back). So an
-/// adaptor is what it adds, and adaptors stack in any order.
+/// An implementor is a [`MemorySource`]. It is also a [`VirtualMemory`] and a [`Fence`] if the
+/// source below has one. All calls are forwarded: calls that can fail through
+/// [`attempt`](Self::attempt), the others through [`give_back`](Self::give_back). So an adaptor
+/// contains only its own additions, and adaptors stack in any order.
 ///
-/// The hooks run under the lock of the allocator that calls: they must not call back into it.
+/// The hooks run under the lock of the calling allocator: they must not call back into it.
 ///
 /// # Examples
 /// ```
@@ -37,26 +38,27 @@ pub trait Adaptor: Send + Sync {
     /// The source below.
     fn inner(&self) -> &Self::Inner;
 
-    /// Bytes that may be committed at once; not more than the source below has.
+    /// Bytes that may be committed at once; at most the capacity of the source below.
     fn limit_bytes(&self) -> usize {
         self.inner().capacity_bytes()
     }
 
-    /// Makes a call that can fail, by calling `upstream`; as often as it likes, but never again
-    /// after it succeeded.
+    /// Makes a call that can fail, by calling `upstream`. May call `upstream` any number of times,
+    /// but never again after a success.
     ///
     /// # Errors
-    /// The error of `upstream`, or the adaptor's own. Nothing has changed then, above and below.
+    /// The error of `upstream`, or the adaptor's own. Nothing has changed then, neither above nor
+    /// below.
     ///
     /// # Panics
-    /// The allocator panics if this returns `Ok` although no call of `upstream` succeeded, or if it
-    /// calls `upstream` again after a success.
+    /// The allocator panics if `attempt` returns `Ok` although no call of `upstream` succeeded, or
+    /// if it calls `upstream` again after a success.
     fn attempt(&self, call: SourceCall, upstream: &mut Upstream<'_>) -> Result<(), SourceError> {
         let _ = call;
         upstream()
     }
 
-    /// Makes a call that gives something back and cannot fail, by calling `upstream` once.
+    /// Makes a call that gives memory back and cannot fail, by calling `upstream` once.
     fn give_back(&self, call: SourceCall, upstream: &mut dyn FnMut()) {
         let _ = call;
         upstream();
@@ -71,8 +73,8 @@ pub trait Adaptor: Send + Sync {
 /// Makes the call of an [`Adaptor::attempt`] to the source below.
 pub type Upstream<'a> = dyn FnMut() -> Result<(), SourceError> + 'a;
 
-/// A call of a [`MemorySource`], its [`VirtualMemory`] or its [`Fence`], by its numbers. Segments
-/// are named by their address.
+/// A call of a [`MemorySource`], its [`VirtualMemory`] or its [`Fence`], with its numbers. A
+/// segment is named by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceCall {
     /// [`MemorySource::reserve`].
@@ -114,7 +116,7 @@ pub enum SourceCall {
     Map {
         /// Offset of the pages in their segment.
         offset: usize,
-        /// Offset in the range of views at which they are shown.
+        /// Offset in the range of views at which the pages are mapped.
         view_offset: usize,
         /// Length in bytes.
         size_bytes: usize,
@@ -123,7 +125,7 @@ pub enum SourceCall {
     Unmap {
         /// Offset of the pages in their segment.
         offset: usize,
-        /// Offset in the range of views at which they were shown.
+        /// Offset in the range of views at which the pages were mapped.
         view_offset: usize,
         /// Length in bytes.
         size_bytes: usize,
@@ -143,7 +145,7 @@ pub enum SourceCall {
 }
 
 impl SourceCall {
-    /// Bytes that the call asks for; 0 where it asks for none.
+    /// Bytes that the call asks for; 0 if it asks for none.
     pub fn requested_bytes(self) -> usize {
         match self {
             SourceCall::Reserve { size_bytes }
@@ -165,7 +167,8 @@ impl SourceCall {
     }
 }
 
-/// A shared source is a source: several allocators over one device, or a handle kept to ask it.
+/// Makes a shared source a source, for several allocators over one device, or for a handle that is
+/// kept for queries.
 impl<S: MemorySource + ?Sized> Adaptor for Arc<S> {
     type Inner = S;
 
@@ -219,10 +222,10 @@ impl<A: Adaptor> MemorySource for A {
     }
 }
 
-// SAFETY: 1. `map` returns what `map` of the source below returned: `attempted` takes no answer of
+// SAFETY: 1. `map` returns the result of `map` of the source below: `attempted` takes no answer of
 // the adaptor for it. The source below keeps the obligations, and panics if `pages` names another
 // source than the one that reserved the range. 2. The adaptor's own code does not see the mapping.
-// 3. The range of views is that of the source below.
+// 3. The range of views is the range of the source below.
 unsafe impl<A: Adaptor> VirtualMemory for A {
     fn reserve_views(&self, capacity_bytes: usize) -> Result<Segment, SourceError> {
         let call = SourceCall::ReserveViews { capacity_bytes };
@@ -268,8 +271,8 @@ fn fence_below<A: Adaptor>(adaptor: &A) -> &dyn Fence {
     adaptor.inner().fence().expect("the source below had it when it was asked")
 }
 
-/// Makes a call of the source below through the adaptor. The result is that of the call: an `Ok`
-/// of the adaptor, which is safe code, proves nothing about memory.
+/// Makes a call of the source below through the adaptor. Returns the result of the call itself: an
+/// `Ok` of the adaptor, which is safe code, proves nothing about memory.
 ///
 /// # Panics
 /// If the adaptor makes the call again after a success, or returns `Ok` without a success.

@@ -6,17 +6,17 @@ use crate::stream::Stream;
 /// The order of work on different streams of a device.
 pub trait Fence: Send + Sync {
     /// Makes work that is enqueued on `waiter` from now on start after all work that was enqueued
-    /// on `on` so far. Enqueues; the caller does not wait.
+    /// on `on` so far. The wait itself is enqueued: the caller does not wait.
     ///
     /// # Errors
     /// The device failed. Nothing may be assumed about the order then.
     fn wait(&self, waiter: Stream, on: Stream) -> Result<(), SourceError>;
 
-    /// The calling thread waits until all that was enqueued on `on` so far is done. It stalls the
-    /// host, so it is for page-locked blocks, which the host itself is about to write, and for the
-    /// last rungs before a request fails.
+    /// Makes the calling thread wait until all work that was enqueued on `on` so far is done. The
+    /// wait stalls the host. So it is for page-locked blocks that the host is about to write, and
+    /// for the last rungs before a request fails.
     ///
     /// # Errors
-    /// The device failed. Nothing may be assumed about what is done then.
+    /// The device failed. No work may be assumed to be done then.
     fn wait_host(&self, on: Stream) -> Result<(), SourceError>;
 }

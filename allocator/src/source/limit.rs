@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
 use crate::source::{MemorySource, SourceError};
 
-/// A limit on what is committed of a source, over everyone who holds a clone.
+/// A limit on the committed bytes of a source, shared by all clones.
 ///
 /// A clone is a source of its own over the same memory and the same budget. So threads that have
-/// nothing to do with each other get an allocator each, over a clone each: they share one atomic
-/// count, and no lock. [`Arenas`](crate::Arenas) does that.
+/// nothing to do with each other get an allocator each, over a clone each. They share one atomic
+/// count, and no lock. [`Arenas`](crate::Arenas) works this way.
 ///
-/// Charges count in the budget of their allocator only: the source does not see them.
+/// Charges count in the budget of their own allocator only: the source does not see them.
 #[derive(Debug)]
 pub struct LimitSource<S> {
     inner: Arc<S>,
     budget: Arc<Budget>,
-    /// Ranges that this clone has committed.
+    /// Committed bytes of this clone.
     committed: Committed,
 }
 
@@ -47,7 +47,7 @@ impl<S: MemorySource> LimitSource<S> {
         self.budget.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that they ever had committed together.
+    /// Peak of [`used_bytes`](Self::used_bytes).
     pub fn used_bytes_peak(&self) -> usize {
         self.budget.used_bytes_peak.load(Ordering::Relaxed)
     }
@@ -59,7 +59,7 @@ impl<S: MemorySource> LimitSource<S> {
 }
 
 impl Budget {
-    /// Takes bytes out of the budget, if it has them. Returns what is used then.
+    /// Takes bytes out of the budget, if the budget has them. Returns the used bytes then.
     fn take(&self, bytes: usize) -> Option<usize> {
         // The order is relaxed: only the sum matters, and no other memory depends on it.
         let taken =
@@ -101,7 +101,8 @@ impl<S: MemorySource> Adaptor for LimitSource<S> {
             self.budget.give(size_bytes);
             return Err(error);
         }
-        // The thread that makes a sum the highest saw it above. What the source refused is in none.
+        // The thread that makes a sum the highest has seen that sum. Bytes that the source refused
+        // are in no sum.
         self.budget.used_bytes_peak.fetch_max(used_bytes, Ordering::Relaxed);
         self.committed.add(segment, size_bytes);
         Ok(())
@@ -125,7 +126,7 @@ impl Committed {
         self.lock(|by_segment| *by_segment.entry(segment).or_default() += size_bytes);
     }
 
-    /// Counts a call that gives something back. Returns the bytes.
+    /// Counts a call that gives memory back. Returns the bytes.
     pub(crate) fn note(&self, call: SourceCall) -> usize {
         match call {
             SourceCall::Decommit { segment, size_bytes, .. } => {
@@ -142,7 +143,7 @@ impl Committed {
         }
     }
 
-    // One change for each lock, so a poisoned one is whole.
+    // Each lock makes one change, so the value behind a poisoned lock is whole.
     fn lock<R>(&self, work: impl FnOnce(&mut BTreeMap<u64, usize>) -> R) -> R {
         work(&mut self.by_segment.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,4 +1,4 @@
-//! Pages that stay where they are: the seam to whatever locks host memory.
+//! Locks on host pages: the seam to the system or the driver, which lock the memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
 use crate::source::{MemorySource, SourceError, VirtualMemory};
 
-/// Locks host pages for a device or in memory: `mlock`, or the driver's registration
+/// Locks host pages in memory or for a device: `mlock`, or the driver's registration
 /// (`cuMemHostRegister`).
 ///
 /// Ranges are whole pages of the source, at their host address, and do not overlap.
@@ -17,30 +17,29 @@ pub trait PageLock: Send + Sync {
     /// The system or the driver refuses. Nothing is locked then.
     fn lock(&self, address: u64, size_bytes: usize) -> Result<(), SourceError>;
 
-    /// Unlocks pages that are locked: perhaps a part of what was locked in one call, never parts of
+    /// Unlocks pages that are locked: all or a part of the pages of one `lock` call, never parts of
     /// two calls.
     fn unlock(&self, address: u64, size_bytes: usize);
 }
 
-/// An adaptor over a source of host memory that locks what is committed.
+/// An adaptor over a source of host memory that locks committed pages.
 ///
-/// The source shows no pages at a second address: a lock belongs to the address that it was taken
-/// for.
+/// The source maps no pages at a second address, because a lock belongs to one address.
 #[derive(Debug)]
 pub struct LockedSource<S, L> {
     inner: S,
     lock: L,
-    /// Locked ranges of single calls: address to end.
+    /// Locked ranges, one for each call: start to end.
     locked: Mutex<BTreeMap<u64, u64>>,
 }
 
 impl<S: MemorySource, L: PageLock> LockedSource<S, L> {
-    /// `inner` is a source whose segments the processor can read.
+    /// Locks the pages of `inner`. The processor must be able to read its segments.
     pub fn new(inner: S, lock: L) -> LockedSource<S, L> {
         LockedSource { inner, lock, locked: Mutex::default() }
     }
 
-    /// Unlocks a range of addresses, a call for each lock that it meets.
+    /// Unlocks a range of addresses, with one call for each lock that the range meets.
     fn unlock(&self, address: u64, end: u64) {
         let mut locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
         let meets = locked.range(..end).filter(|&(_, &locked_end)| locked_end > address);
@@ -69,7 +68,8 @@ impl<S: MemorySource, L: PageLock> Adaptor for LockedSource<S, L> {
     fn attempt(&self, call: SourceCall, upstream: &mut Upstream<'_>) -> Result<(), SourceError> {
         let SourceCall::Commit { segment, offset, size_bytes } = call else { return upstream() };
         let address = segment + offset as u64;
-        // First, because it can be undone; host memory has its addresses before it is committed.
+        // The lock comes first, because it can be undone. Host memory has its addresses before the
+        // commit.
         self.lock.lock(address, size_bytes)?;
         if let Err(error) = upstream() {
             self.lock.unlock(address, size_bytes);

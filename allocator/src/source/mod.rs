@@ -1,4 +1,4 @@
-//! The seam to whatever has memory: a device, the operating system, or a simulation.
+//! The seam to memory: a device, the operating system, or a simulation.
 
 #![allow(unsafe_code, reason = "declares the trait whose implementors map memory")]
 
@@ -22,16 +22,16 @@ use thiserror::Error;
 
 use crate::source::fence::Fence;
 
-/// Mappings that the views of an allocator may have together, unless its source allows fewer. Linux
+/// Largest number of mappings for all views of an allocator, unless its source allows fewer. Linux
 /// lets a process have 65,530.
 pub(crate) const MAPPINGS_MAX: usize = 1 << 14;
 
 /// A source of memory.
 ///
 /// An allocator reserves a segment when it is made, and from then on only commits and decommits
-/// whole pages of it. It calls under its own lock: a source must not call back into the allocator
-/// that uses it. Sources that can show pages at a second address say so with
-/// [`virtual_memory`](Self::virtual_memory), those with streams with [`fence`](Self::fence).
+/// whole pages of this segment. The allocator calls under its own lock: a source must not call back
+/// into the allocator. A source that can map pages at a second address has
+/// [`virtual_memory`](Self::virtual_memory); a source with streams has a [`fence`](Self::fence).
 pub trait MemorySource: Send + Sync {
     /// Bytes that may be committed at once, over all segments. Asked once.
     fn capacity_bytes(&self) -> usize;
@@ -39,61 +39,62 @@ pub trait MemorySource: Send + Sync {
     /// Granularity of commit and decommit: a power of two, at least 512. Asked once.
     fn page_bytes(&self) -> usize;
 
-    /// Reserves address space, with nothing behind it yet. The segment starts at a multiple of 512
-    /// and should hold `size_bytes`. A longer segment has room for a capacity that is raised later;
-    /// a shorter one, where addresses are few, is an end that no block goes beyond.
+    /// Reserves address space without memory. The segment starts at a multiple of 512 and should
+    /// hold `size_bytes`. A longer segment has room for a capacity that is raised later. A shorter
+    /// segment, for systems with few addresses, limits where blocks can lie.
     ///
     /// # Errors
     /// There is no address range of that size. Nothing has changed.
     fn reserve(&self, size_bytes: usize) -> Result<Segment, SourceError>;
 
-    /// The segment is about to be dropped and none of its memory is in use.
+    /// Tells the source that the segment is about to be dropped. No memory of the segment is in
+    /// use.
     fn release(&self, segment: &Segment);
 
-    /// Puts memory behind whole pages that have none. What the memory holds is the source's
-    /// business; the device must be able to read and write it.
+    /// Backs whole pages that have no memory. The memory may hold any bytes; the device must be
+    /// able to read and write it.
     ///
     /// # Errors
     /// The source has no memory, or failed. Nothing has changed.
     fn commit(&self, segment: &Segment, pages: &PageRange) -> Result<(), SourceError>;
 
-    /// Takes the memory back from whole pages that have some. No block lies in them. Work that was
-    /// enqueued on a stream may still use them; the source waits for that first.
+    /// Releases the memory of whole pages that have some. No block lies in the pages. Work that was
+    /// enqueued on a stream may still use them; the source waits for that work first.
     fn decommit(&self, segment: &Segment, pages: &PageRange);
 
-    /// Bytes of the device that are neither free nor this source's: what its driver, libraries
-    /// and other programs have. Asked when a request failed, for the error to say.
+    /// Bytes of the device that are neither free nor in this source: the bytes of the driver, of
+    /// libraries and of other programs. An error of a failed request reports them.
     fn outside_bytes(&self) -> usize {
         0
     }
 
-    /// The way to show pages at a second address; `None` if the source cannot. Asked once.
+    /// The source's second addresses of pages; `None` if it cannot map pages twice. Asked once.
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None
     }
 
-    /// The way to make streams wait for each other; `None` if work is done when the call that
-    /// starts it returns, so that there is nothing to wait for. Asked once.
+    /// The source's order of streams; `None` if work is done when its call returns, so that no wait
+    /// is needed. Asked once.
     fn fence(&self) -> Option<&dyn Fence> {
         None
     }
 }
 
-/// A source's way to show pages of a segment at a second address.
+/// A source's ability to map pages of a segment at a second address.
 ///
-/// A page may be shown in many places at once. The allocator sees to it that live blocks share no
-/// byte, whatever address they are reached by.
+/// A page may be mapped at many places at once. The allocator ensures that live blocks share no
+/// byte, whatever addresses reach the byte.
 ///
-/// Most sources need not implement this trait: an [`Adaptor`](crate::Adaptor) has it where the
-/// source below has it, and [`MemorySource::virtual_memory`] may hand out that of another source.
+/// Most sources need not implement this trait: an [`Adaptor`](crate::Adaptor) has it if the source
+/// below does, and [`MemorySource::virtual_memory`] may return another source's.
 ///
 /// # Safety
 /// Once [`map`](Self::map) returned `Ok`, the allocator makes references to the bytes that are
-/// shown in a range of views, where the processor can read it. So for such a range:
-/// 1. `map` returns `Ok` only if the pages of `segment` are now shown in `views` at the place that
-///    the mapping names, whatever was shown there before. They stay there until the mapping is
-///    unmapped or another one is mapped to the same place. `map` panics or fails if a range belongs
-///    to another source.
+/// mapped in a range of views, if the processor can read it. So for such a range:
+/// 1. `map` returns `Ok` only if the pages of `segment` are now mapped in `views` at the place that
+///   the mapping names, whatever was mapped there before. They stay there until the mapping is
+///   unmapped or another one is mapped to the same place. `map` panics or fails if a range belongs
+///   to another source.
 /// 2. `map` and `unmap` change no other place. They use a [`Mapping`] only during the call.
 /// 3. [`reserve_views`](Self::reserve_views) returns a range made with
 ///    [`Segment::views_with_host_pointer`].
@@ -116,29 +117,29 @@ pub trait MemorySource: Send + Sync {
 /// }
 /// ```
 pub unsafe trait VirtualMemory: Send + Sync {
-    /// Reserves the address range that views lie in, with nothing mapped. It starts at a multiple
-    /// of the page and should be several times `capacity_bytes` long.
+    /// Reserves the address range for views, with nothing mapped. The range starts at a multiple of
+    /// the page and should be several times `capacity_bytes` long.
     ///
     /// # Errors
     /// There is no such address range.
     fn reserve_views(&self, capacity_bytes: usize) -> Result<Segment, SourceError>;
 
-    /// Shows committed pages of `segment` in `views`.
+    /// Maps committed pages of `segment` in `views`.
     ///
     /// # Errors
     /// The source failed, or has no more mappings. Nothing has changed.
     fn map(&self, segment: &Segment, views: &Segment, mapping: &Mapping)
     -> Result<(), SourceError>;
 
-    /// Shows them there no more. Work that was enqueued on a stream may still use the address; the
-    /// source waits for that first.
+    /// Unmaps the pages from `views`. Work that was enqueued on a stream may still use the address;
+    /// the source waits for that work first.
     fn unmap(&self, views: &Segment, mapping: &Mapping);
 }
 
 /// Whole pages of a segment.
 ///
-/// An allocator alone makes one, for its own segment, and only while no live block lies in them:
-/// that is what makes it safe to take their memory away.
+/// Only an allocator makes a range, for its own segment, and only while no live block lies in the
+/// pages. So it is safe to release their memory.
 #[derive(Debug)]
 pub struct PageRange {
     /// The number of the segment.
@@ -162,16 +163,16 @@ impl PageRange {
         self.size_bytes
     }
 
-    /// True if they are pages of this segment.
+    /// True if the pages belong to this segment.
     pub fn is_of(&self, segment: &Segment) -> bool {
         self.segment == segment.number
     }
 }
 
-/// Whole pages of a segment and where a view shows them.
+/// Whole pages of a segment, and the place where a view maps them.
 ///
-/// An allocator alone makes one, for its own segments, and only while no live block is at that
-/// place of the views: that is what makes it safe to map and unmap them.
+/// Only an allocator makes a mapping, for its own segments, and only while no live block is at that
+/// place of the views. So it is safe to map and unmap the pages.
 #[derive(Debug)]
 pub struct Mapping {
     pages: PageRange,
@@ -185,17 +186,17 @@ impl Mapping {
         Mapping { pages, views: views.number, view_offset }
     }
 
-    /// The pages that are shown.
+    /// The mapped pages.
     pub fn pages(&self) -> &PageRange {
         &self.pages
     }
 
-    /// Offset in the range of views at which they are shown.
+    /// Offset in the range of views at which the pages are mapped.
     pub fn view_offset(&self) -> usize {
         self.view_offset
     }
 
-    /// True if they are shown in this range.
+    /// True if the pages are mapped in this range.
     pub fn is_in(&self, views: &Segment) -> bool {
         self.views == views.number
     }
@@ -203,17 +204,17 @@ impl Mapping {
 
 /// A reserved address range, owned by the allocator that asked for it.
 pub struct Segment {
-    /// No other segment of the process ever has it. The address is not enough: any code can make an
-    /// [`opaque`](Self::opaque) segment with the address of another one.
+    /// Number that no other segment of the process ever has. The address is not unique: any code
+    /// can make an [`opaque`](Self::opaque) segment with the address of another one.
     number: u64,
     address: u64,
     size_bytes: usize,
-    /// The most mappings at once in a range of views.
+    /// Largest number of mappings at once in a range of views.
     mappings_max: usize,
     pub(crate) host: Option<HostRange>,
 }
 
-/// Memory that the processor can read, and what keeps it mapped.
+/// Memory that the processor can read, with the owner that keeps it mapped.
 pub(crate) struct HostRange {
     pub(crate) pointer: HostPointer,
     pub(crate) owner: Box<dyn Any + Send + Sync>,
@@ -229,12 +230,12 @@ pub(crate) enum HostKind {
     Views,
 }
 
-/// Start of a host segment; `host.rs` argues why it may cross threads.
+/// Start of a host segment. `host.rs` has the proof that it may cross threads.
 #[derive(Clone, Copy)]
 pub(crate) struct HostPointer(pub(crate) NonNull<u8>);
 
 impl Segment {
-    /// A range that the processor cannot read: a device's memory, or nothing at all.
+    /// A range that the processor cannot read: the memory of a device, or addresses without memory.
     pub fn opaque(address: u64, size_bytes: usize) -> Segment {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -251,24 +252,24 @@ impl Segment {
         self.size_bytes
     }
 
-    /// True if blocks may lie anywhere in it. The processor can read a range of views only where
-    /// something is mapped.
+    /// True if blocks may lie anywhere in the segment. The processor can read a range of views only
+    /// where memory is mapped.
     pub(crate) fn can_be_memory(&self) -> bool {
         self.host.as_ref().is_none_or(|host| host.kind == HostKind::Memory)
     }
 
-    /// The mappings that there may be in this range of views at once.
+    /// Largest number of mappings at once in this range of views.
     pub(crate) fn mappings_max(&self) -> usize {
         self.mappings_max
     }
 
-    /// Sets that, to [`MAPPINGS_MAX`] at most.
+    /// Sets the largest number of mappings, at most [`MAPPINGS_MAX`].
     pub(crate) fn with_mappings_max(mut self, count: usize) -> Segment {
         self.mappings_max = count.min(MAPPINGS_MAX);
         self
     }
 
-    /// The pointer to offset 0, where the processor can read the segment.
+    /// The pointer to offset 0, if the processor can read the segment.
     pub fn host_pointer(&self) -> Option<NonNull<u8>> {
         self.host.as_ref().map(|host| host.pointer.0)
     }
@@ -284,7 +285,7 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// Reasons for which a source cannot serve a call.
+/// Reasons why a source cannot serve a call.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SourceError {
@@ -294,29 +295,29 @@ pub enum SourceError {
         /// Bytes asked for.
         size_bytes: usize,
     },
-    /// The allocators of the process have taken their part of the mappings that the system allows
+    /// The allocators of the process have taken their share of the mappings that the system allows
     /// (`vm.max_map_count` on Linux).
     #[error("no mappings are left for allocators, of {limit_count} that the process may have")]
     MappingLimit {
         /// The limit for all mappings of the process.
         limit_count: usize,
     },
-    /// The system locks no more memory for this process: `RLIMIT_MEMLOCK` (`ulimit -l`), or the
-    /// memory of its control group.
+    /// The system locks no more memory for this process. Its limit is `RLIMIT_MEMLOCK` (`ulimit
+    /// -l`), or the memory of its control group.
     #[error(
         "no {size_bytes} more bytes can be locked in memory: RLIMIT_MEMLOCK allows {limit_bytes}"
     )]
     LockLimit {
         /// Bytes asked for.
         size_bytes: usize,
-        /// The limit, for all that the process has locked.
+        /// The limit of all memory that the process locks.
         limit_bytes: u64,
     },
     /// The device is lost to this process: work on it failed (an illegal address, a timeout, a
-    /// hardware error), and every later call fails too. Less memory would not have helped.
+    /// hardware error), and every later call fails too. The amount of memory is not the cause.
     #[error("the device is lost since {operation} at the latest, with code {code}")]
     DeviceFault {
-        /// The call that told of it; the work that failed may be older.
+        /// The call that reported the failure; the failed work may be older.
         operation: &'static str,
         /// The driver's code.
         code: i32,
@@ -326,9 +327,9 @@ pub enum SourceError {
     System {
         /// The call that failed.
         operation: &'static str,
-        /// Bytes it was about.
+        /// Bytes of the call.
         size_bytes: usize,
-        /// The system's own code, 0 where it gives none.
+        /// The system's own code; 0 if it gives none.
         code: i32,
     },
 }

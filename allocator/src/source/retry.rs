@@ -1,4 +1,4 @@
-//! A function to ask when a source fails.
+//! An adaptor that asks a callback when a source fails.
 
 use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
 use crate::source::{MemorySource, SourceError};
@@ -8,7 +8,7 @@ use crate::source::{MemorySource, SourceError};
 pub enum OnFailure {
     /// Call again, because something has changed.
     Retry,
-    /// Hand the failure on.
+    /// Return the failure to the caller.
     GiveUp,
 }
 
@@ -17,18 +17,19 @@ pub enum OnFailure {
 pub struct Failure {
     /// The call that failed.
     pub call: SourceCall,
-    /// Number of failures so far, from 1 on.
+    /// Number of failures of the call so far, from 1 on.
     pub attempts: u32,
     /// The last error.
     pub error: SourceError,
 }
 
-/// An adaptor that asks a callback about every failure of the source below, and calls again for as
-/// long as it says so, up to a bound.
+/// An adaptor that asks a callback about every failure of the source below. It calls again while
+/// the callback says so, up to a bound.
 ///
-/// The callback runs under the lock of the allocator: it can make room in the source (end a
-/// neighbour on the device, wait for one), but must not call the allocator. What an allocator could
-/// give back itself belongs into [`on_shortage`](crate::CachingAllocator::on_shortage).
+/// The callback runs under the lock of the allocator. It can make room in the source (end a
+/// neighbour on the device, or wait for one), but must not call the allocator. Memory that the
+/// allocator's own owners can free belongs into
+/// [`on_shortage`](crate::CachingAllocator::on_shortage).
 #[derive(Debug)]
 pub struct RetrySource<S, F> {
     inner: S,
@@ -41,7 +42,7 @@ where
     S: MemorySource,
     F: Fn(&Failure) -> OnFailure + Send + Sync,
 {
-    /// A call is made at most `attempts_max` times, and at least once.
+    /// Makes each call at most `attempts_max` times, and at least once.
     pub fn new(inner: S, attempts_max: u32, on_failure: F) -> RetrySource<S, F> {
         RetrySource { inner, attempts_max, on_failure }
     }

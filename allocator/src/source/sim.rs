@@ -1,4 +1,4 @@
-//! Simulated memory: addresses with nothing behind them, for a device that is not there.
+//! Simulated memory: addresses without memory, for a device that is not there.
 #![allow(unsafe_code, reason = "promises that the processor reads nothing here")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,19 +9,19 @@ use crate::source::{
     MAPPINGS_MAX, Mapping, MemorySource, PageRange, Segment, SourceError, VirtualMemory,
 };
 
-/// Segments lie this far apart, and are at least this long: room for any capacity.
+/// Distance between segments, and their least length: room for any capacity.
 const SEGMENT_BYTES: usize = 1 << 44;
 
-/// No simulated device is larger, whatever its capacity says.
+/// Largest size of a simulated device, whatever its capacity.
 const SEGMENT_BYTES_MAX: usize = 1 << 60;
 
-/// The page of `HostSource`, so that both behave alike unless told otherwise.
+/// The page size of `HostSource`, so that both place blocks alike by default.
 const PAGE_BYTES: usize = 64 << 10;
 
 /// A simulated device with a capacity and a page size. Its buffers have addresses and no memory.
 ///
-/// The source can show pages at a second address, as CUDA devices and the host on Linux can, and
-/// has no streams unless [`streams`](Self::streams) gives it some.
+/// The source can map pages at a second address, as CUDA devices and the host on Linux can. It has
+/// no streams unless [`streams`](Self::streams) adds them.
 #[derive(Debug)]
 pub struct SimSource {
     capacity_bytes: usize,
@@ -52,28 +52,28 @@ impl SimSource {
         self
     }
 
-    /// Sets what the device has beside the capacity, for errors to say.
+    /// Sets the bytes of the device beyond the capacity, for the texts of errors.
     #[must_use]
     pub fn outside_bytes(mut self, bytes: usize) -> SimSource {
         self.outside_bytes = bytes;
         self
     }
 
-    /// Gives the device streams, whose order the same handle watches over.
+    /// Gives the device streams. The same handle checks their order.
     #[must_use]
     pub fn streams(mut self, streams: &SimStreams) -> SimSource {
         self.streams = Some(streams.clone());
         self
     }
 
-    /// Takes away the ability to show pages at a second address.
+    /// Removes the ability to map pages at a second address.
     #[must_use]
     pub fn without_virtual_memory(self) -> SimSource {
         self.mappings_max(0)
     }
 
-    /// Sets how many mappings show pages at a second address at once; with 0 nothing can. 16,384
-    /// unless it is set, and at most.
+    /// Sets the largest number of mappings at second addresses. 0 removes the ability. Default and
+    /// maximum are 16,384.
     #[must_use]
     pub fn mappings_max(mut self, count: usize) -> SimSource {
         self.mappings_max = count;
@@ -118,8 +118,8 @@ impl MemorySource for SimSource {
     }
 }
 
-// SAFETY: the processor reads no range of this source, which are all opaque, and `map` refuses one
-// that it could read.
+// SAFETY: the processor reads no range of this source: all ranges are opaque, and `map` refuses a
+// range that the processor could read.
 unsafe impl VirtualMemory for SimSource {
     fn reserve_views(&self, _capacity_bytes: usize) -> Result<Segment, SourceError> {
         Ok(self.reserve(SEGMENT_BYTES)?.with_mappings_max(self.mappings_max))

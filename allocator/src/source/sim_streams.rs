@@ -12,16 +12,17 @@ use crate::source::SourceError;
 use crate::source::fence::Fence;
 use crate::stream::Stream;
 
-/// Streams of a [`SimSource`](crate::SimSource). Clones are handles to the same ones.
+/// Streams of a [`SimSource`](crate::SimSource). Clones are handles to the same streams.
 ///
-/// Every stream has a vector clock (Fidge 1988, Mattern 1989): how much of each stream's work is
-/// done before what it does next. [`launch`](Self::launch) stands for a kernel and remembers who
-/// used which bytes; if the work of an earlier owner of the same bytes need not be done by then,
-/// a real device would mix the two up, and the launch is an error.
+/// Every stream has a vector clock (Fidge 1988, Mattern 1989). The clock counts the work of each
+/// stream that is done before the stream's next work. [`launch`](Self::launch) stands for a kernel,
+/// and records which block used which bytes. If work for an earlier owner of the same bytes may
+/// still run by then, a real device would mix up the two blocks, so the launch is an error.
 ///
-/// The host has a clock too: what it does is done when it returns, a launch comes after all that
-/// the host has seen, and [`touch`](Self::touch) stands for a read or a write by the host, which
-/// must have waited for every stream that may still work on the same bytes.
+/// The host has a clock too. Work of the host is done when its call returns, and a launch comes
+/// after everything that the host has waited for. [`touch`](Self::touch) stands for a read or a
+/// write by the host, which must have waited for every stream that may still work on the same
+/// bytes.
 #[derive(Clone)]
 pub struct SimStreams {
     clocks: Arc<Lock<Clocks>>,
@@ -30,24 +31,24 @@ pub struct SimStreams {
 /// A block that work uses.
 pub(crate) struct UsedBlock {
     pub(crate) serial: u64,
-    /// The allocator's shared part, which tells allocators apart.
+    /// The allocator's shared part, which identifies the allocator.
     pub(crate) owner: Weak<dyn Send + Sync>,
     /// Ranges of the block in the allocator's memory.
     pub(crate) pieces: Vec<Range<usize>>,
 }
 
-/// Memory got a new owner while work of its last one could still be running.
+/// An error: memory got a new owner while work of its last owner could still run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct EarlyReuse {
     /// The stream whose launch came too early; `None` if the host touched the bytes.
     pub stream: Option<Stream>,
-    /// The block that it was for.
+    /// Serial of the block of the new owner.
     pub serial: u64,
     /// The first byte in question.
     pub offset: usize,
-    /// The stream that may not be done.
+    /// The stream whose work may still run.
     pub running_on: Stream,
-    /// Serial of the block that it works on.
+    /// Serial of the block that this work is for.
     pub previous_serial: u64,
 }
 
@@ -65,19 +66,19 @@ impl fmt::Display for EarlyReuse {
 
 type Clock = [u64; Stream::COUNT];
 
-/// A byte of an allocator's memory: several allocators may use the same streams.
+/// A byte of an allocator's memory. The allocator has a number: several may use the same streams.
 type ClockByte = (usize, usize);
 
 #[derive(Default)]
 struct Clocks {
-    /// Number of launches of every stream that happen before the next one of each stream.
+    /// Number of launches of every stream that happen before each stream's next launch.
     known: Vec<Clock>,
     /// Number of launches of every stream that the host has waited for.
     host: Option<Box<Clock>>,
-    /// Allocators by their number in a [`ClockByte`]. Held weakly: no other has the same address
-    /// meanwhile.
+    /// Allocators by their number in a [`ClockByte`]. The references are weak; they keep the
+    /// address, so that no other allocator gets it meanwhile.
     owners: Vec<Weak<dyn Send + Sync>>,
-    /// Start of a range of bytes to its last owner.
+    /// The last owner of each range of bytes, by the start of the range.
     uses: BTreeMap<ClockByte, Uses>,
 }
 
@@ -102,20 +103,20 @@ impl Default for SimStreams {
 struct Uses {
     end: usize,
     serial: u64,
-    /// The last launch of each stream, by the stream's count.
+    /// The last launch of each stream, as the stream's count of launches.
     launches: Vec<(Stream, u64)>,
 }
 
 impl SimStreams {
-    /// Streams on which nothing happened yet.
+    /// Streams without any work.
     pub fn new() -> SimStreams {
         SimStreams::default()
     }
 
-    /// A kernel on `stream` that uses blocks.
+    /// Launches a kernel on `stream` that uses blocks.
     ///
     /// # Errors
-    /// A block lies where earlier work on another one need not be done.
+    /// A block lies where earlier work on another block may still run.
     pub(crate) fn launch_on(&self, stream: Stream, used: Vec<UsedBlock>) -> Result<(), EarlyReuse> {
         let mut clocks = self.lock();
         let host = clocks.host.clone();
@@ -134,10 +135,10 @@ impl SimStreams {
         Ok(())
     }
 
-    /// The host reads or writes blocks.
+    /// Notes that the host reads or writes blocks.
     ///
     /// # Errors
-    /// Work on the bytes need not be done: the host has not waited for its stream.
+    /// Work on the bytes may still run: the host has not waited for its stream.
     pub(crate) fn touch_by_host(&self, used: Vec<UsedBlock>) -> Result<(), EarlyReuse> {
         let mut clocks = self.lock();
         for UsedBlock { serial, owner, pieces } in used {
@@ -183,7 +184,7 @@ impl Clocks {
         &mut self.known[stream.index()]
     }
 
-    /// A stream that was not met before has a clock now, as have those before it.
+    /// Gives a clock to a new stream and to all streams with a smaller number.
     fn know(&mut self, stream: Stream) {
         if self.known.len() <= stream.index() {
             self.known.resize(stream.index() + 1, [0; Stream::COUNT]);
@@ -199,7 +200,7 @@ impl Clocks {
         })
     }
 
-    /// The host uses a range of a block.
+    /// Checks that the host may use a range of a block.
     fn check_host(&mut self, serial: u64, range: Range<ClockByte>) -> Result<(), EarlyReuse> {
         self.split_at(range.start);
         self.split_at(range.end);
@@ -214,7 +215,7 @@ impl Clocks {
         Ok(())
     }
 
-    /// A launch uses a range for a block.
+    /// Makes a launch use a range on behalf of a block.
     fn take(
         &mut self,
         stream: Stream,
@@ -239,7 +240,7 @@ impl Clocks {
         }
         launches.extend(same_owner.into_iter().filter(|&(on, _)| on != stream));
         launches.sort_unstable();
-        // The last launch of a stream counts alone: those before it are done earlier.
+        // Only the last launch of each stream counts: earlier launches are done before it.
         launches.reverse();
         launches.dedup_by_key(|(on, _)| *on);
         let inside: Vec<ClockByte> =
@@ -252,7 +253,7 @@ impl Clocks {
         Ok(())
     }
 
-    /// Makes a place a border of the ranges.
+    /// Splits ranges so that one begins at this byte.
     fn split_at(&mut self, (owner, offset): ClockByte) {
         let before = self.uses.range_mut((owner, 0)..(owner, offset)).next_back();
         let Some((_, uses)) = before else { return };
@@ -265,7 +266,7 @@ impl Clocks {
 }
 
 impl Uses {
-    /// A stream whose launches need not be done for a stream with this clock.
+    /// A stream whose launches may still run, for a stream with this clock.
     fn running(&self, known: &Clock) -> Option<Stream> {
         let running = self.launches.iter().find(|(on, count)| known[on.index()] < *count);
         running.map(|&(on, _)| on)

@@ -29,7 +29,7 @@ pub enum BlockState {
 pub struct BlockLayout {
     /// First address.
     pub address: u64,
-    /// Size, with bytes beyond the request.
+    /// Size, including bytes beyond the request.
     pub size_bytes: u64,
     /// Bytes asked for; 0 for a free block.
     pub requested_bytes: u64,
@@ -53,24 +53,24 @@ impl AddressRange {
     }
 }
 
-/// A segment, or a part of an expandable one that has memory from end to end, and the blocks that
-/// tile it, in address order.
+/// A segment, or a part of an expandable segment that has memory from end to end, with its blocks
+/// in address order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentLayout {
     /// First address.
     pub address: u64,
-    /// Size: the sum of its blocks.
+    /// Size: the sum of the sizes of its blocks.
     pub size_bytes: u64,
-    /// The only stream whose requests it serves.
+    /// The only stream whose requests the segment serves.
     pub stream: StreamId,
-    /// The only requests it serves.
+    /// The only kind of requests that the segment serves.
     pub pool: Pool,
     /// Blocks without gaps, from `address` to the end.
     pub blocks: Vec<BlockLayout>,
 }
 
 impl SegmentLayout {
-    /// The sums of a segment in PyTorch's snapshot.
+    /// The sums that PyTorch's snapshot has for a segment.
     pub fn statistics(&self) -> SegmentStatistics {
         let mut statistics = SegmentStatistics::default();
         for block in &self.blocks {
@@ -95,9 +95,9 @@ impl SegmentLayout {
 pub struct SegmentStatistics {
     /// Bytes of blocks that have an owner (`allocated_size`).
     pub allocated_bytes: u64,
-    /// Bytes of these and of pending blocks (`active_size`).
+    /// Bytes of active and pending blocks (`active_size`).
     pub active_bytes: u64,
-    /// Bytes that were asked for active and pending blocks (`requested_size`).
+    /// Bytes requested for active and pending blocks (`requested_size`).
     pub requested_bytes: u64,
     /// Bytes of the largest free block.
     pub largest_free_bytes: u64,
@@ -108,23 +108,23 @@ pub struct SegmentStatistics {
 pub struct LiveBlock {
     /// Address, sizes and state.
     pub layout: BlockLayout,
-    /// Stream that allocated it.
+    /// Stream that allocated the block.
     pub stream: StreamId,
-    /// Requests that its segment serves.
+    /// The kind of requests that the block's segment serves.
     pub pool: Pool,
 }
 
-/// An expandable segment: addresses of which some have memory.
+/// An expandable segment: a range of addresses, only some of them with memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeLayout {
     /// Addresses of the segment; a multiple of the page.
     pub range: AddressRange,
-    /// Granularity in which it gets and gives back memory.
+    /// Granularity in which the segment gets and gives back memory.
     pub page_bytes: u64,
-    /// The only stream whose requests it serves.
+    /// The only stream whose requests the segment serves.
     pub stream: StreamId,
-    /// The only requests it serves.
+    /// The only kind of requests that the segment serves.
     pub pool: Pool,
-    /// The parts that have memory: whole pages, in address order, no two of them in touch.
+    /// The parts that have memory: whole pages, in address order. No two parts touch.
     pub mapped: Vec<SegmentLayout>,
 }

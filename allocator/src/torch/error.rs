@@ -15,16 +15,16 @@ pub enum TorchError {
     OutOfMemory {
         /// Bytes that the caller asked for.
         requested_bytes: u64,
-        /// The segment that the source, or the limit, refused.
+        /// Size of the segment that the source, or the limit, refused.
         segment_bytes: u64,
-        /// Bytes held from the source after all that could be released was.
+        /// Bytes still held from the source after the whole cache was released.
         reserved_bytes: u64,
         /// Bytes of live and pending blocks.
         active_bytes: u64,
         /// The limit of the settings.
         limit_bytes: Option<u64>,
     },
-    /// PyTorch refuses requests of an EiB or more before it looks anywhere.
+    /// PyTorch refuses requests of an EiB or more before any search.
     #[error("{requested_bytes} bytes asked, more than an exabyte")]
     TooLarge {
         /// Bytes that the caller asked for.
@@ -40,7 +40,7 @@ pub enum TorchError {
     },
 }
 
-/// Impossible segments: blocks that do not tile, free neighbours, pages that are not whole, or
+/// An impossible layout: blocks that do not tile their segment, free neighbours, parts of pages, or
 /// segments that overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the segment at {address:#x} overlaps another one, or its blocks do not tile it")]

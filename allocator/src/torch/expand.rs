@@ -1,8 +1,8 @@
 //! Expandable segments: ranges of addresses that get memory page by page.
 //!
 //! PyTorch's note *Expandable Segments* gives the reason: a segment that grows in place leaves no
-//! slivers at the ends of many segments. The arithmetic below decides where the next pages go, and
-//! which can go back.
+//! slivers at the ends of many segments. The arithmetic below decides where the next pages are
+//! mapped, and which pages can be unmapped.
 
 use super::block::AddressRange;
 use super::error::TorchError;
@@ -19,7 +19,8 @@ impl Heap {
         block.size_bytes + behind.map_or(0, |next| next.size_bytes)
     }
 
-    /// The lowest free or unmapped block from which on there is room without memory in it.
+    /// The lowest block at which a row of free and unmapped blocks holds the request. The row has
+    /// at least one unmapped block.
     fn lowest_room(&self, want: &Request) -> Option<Slot> {
         let of_stream = (want.stream, 0)..=(want.stream, u64::MAX);
         for &slot in self.unmapped(want.pool).range(of_stream).map(|(_, slot)| slot) {
@@ -36,21 +37,21 @@ impl Heap {
         None
     }
 
-    /// The addresses of the pages from the start of a block on that hold `size_bytes`.
+    /// The addresses of the pages that hold `size_bytes` from the start of a block.
     fn pages_of(&self, slot: Slot, size_bytes: u64) -> AddressRange {
         let address = self.block(slot).address;
         let size_bytes = size_bytes.next_multiple_of(self.range_around(address).1);
         AddressRange { address, size_bytes }
     }
 
-    /// Start and page of the expandable segment around an address.
+    /// Start and page size of the expandable segment around an address.
     fn range_around(&self, address: u64) -> (u64, u64) {
         let (&at, range) = self.ranges.range(..=address).next_back().expect("a range");
         (at, range.page_bytes)
     }
 
-    /// Gives memory to the first bytes of an unmapped block, which are whole pages. Returns the
-    /// free block that they are in now.
+    /// Gives memory to the first bytes of an unmapped block. The bytes are whole pages. Returns the
+    /// free block of these bytes.
     fn fill_pages(&mut self, slot: Slot, size_bytes: u64) -> Slot {
         self.pick(slot);
         if size_bytes < self.block(slot).size_bytes {
@@ -62,7 +63,7 @@ impl Heap {
         self.put_merged(slot)
     }
 
-    /// The pages that are wholly in a free block.
+    /// The pages that lie wholly in a free block.
     fn whole_pages(&self, slot: Slot) -> Option<AddressRange> {
         let block = self.block(slot);
         let (base, page_bytes) = self.range_around(block.address);
@@ -71,8 +72,7 @@ impl Heap {
         (address < end).then(|| AddressRange { address, size_bytes: end - address })
     }
 
-    /// Takes the memory from pages of a free block. Returns the unmapped block that they are in
-    /// now.
+    /// Takes the memory from pages of a free block. Returns the unmapped block of these pages.
     fn drain_pages(&mut self, mut slot: Slot, pages: AddressRange) -> Slot {
         self.pick(slot);
         let Block { address, .. } = *self.block(slot);
@@ -90,7 +90,7 @@ impl Heap {
         self.put_merged(slot)
     }
 
-    /// Forgets an expandable segment that has no memory any more.
+    /// Removes an expandable segment that has no memory any more.
     fn remove_empty_range(&mut self, slot: Slot) -> Option<AddressRange> {
         let Block { address, size_bytes, prev, next, backing, .. } = *self.block(slot);
         if (prev, next, backing) != (None, None, Backing::Nothing) {
@@ -110,8 +110,9 @@ impl Heap {
 }
 
 impl TorchPolicy {
-    /// Maps pages until there is a free block for the request, as low as possible, in a new range
-    /// where no addresses are left. Pages that were mapped before a refusal stay, and are free.
+    /// Maps pages until there is a free block for the request, as low as possible. Reserves a new
+    /// range if there are no addresses left. Pages that were mapped before a refusal stay, and are
+    /// free.
     pub(super) fn expand(
         &mut self,
         want: &Request,
@@ -156,8 +157,8 @@ impl TorchPolicy {
         pages.map(range).then(|| self.heap.fill_pages(slot, range.size_bytes))
     }
 
-    /// Unmaps the whole pages of a free block, and releases its range with the last of them.
-    /// Returns the bytes.
+    /// Unmaps the whole pages of a free block. Releases the range of the block if these were its
+    /// last pages. Returns the unmapped bytes.
     pub(super) fn unmap(&mut self, slot: Slot, source: &mut (impl SegmentSource + ?Sized)) -> u64 {
         let Some(range) = self.heap.whole_pages(slot) else { return 0 };
         let pages = source.pages().expect("the source of mapped pages takes them back");
@@ -173,7 +174,7 @@ impl TorchPolicy {
     /// Notes that the pages of `range` have memory, without a source.
     ///
     /// # Errors
-    /// `NotThere`, unless an unmapped block begins there and has these pages.
+    /// `NotThere`, unless an unmapped block begins at the start of `range` and has these pages.
     pub fn map_pages(&mut self, range: AddressRange) -> Result<(), TorchError> {
         let address = range.address;
         let slot = self.heap.block_around(address).filter(|&slot| {

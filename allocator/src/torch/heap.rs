@@ -1,7 +1,7 @@
-//! Segments, the blocks that tile them, and the ordered sets of those that are free.
+//! Segments, the blocks that tile them, and the ordered sets of free blocks.
 //!
-//! Blocks live in a slab and know their neighbours; a slot is reused after its block was merged
-//! away. The first block of a segment keeps its slot for as long as the segment is held.
+//! Blocks live in a slab and know their neighbours. The slot of a block that was merged away is
+//! reused. The first block of a segment keeps its slot while the segment is held.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -11,11 +11,12 @@ use super::block::{AddressRange, BlockState, Pool, StreamId};
 /// A slot of the slab.
 pub(super) type Slot = u32;
 
-/// Best fit is the first of these from (stream, wanted bytes, 0) on.
+/// Key of a free block: stream, size, address. The best fit is the first key from (stream, wanted
+/// bytes, 0) on.
 pub(super) type FreeKey = (StreamId, u64, u64);
 
-/// A hash of addresses by multiplication (Knuth, "Sorting and Searching", 6.4). The good high half
-/// is folded into the low one, which a table looks at.
+/// A hash of addresses by multiplication (Knuth, "Sorting and Searching", 6.4). The high half,
+/// which is well mixed, is folded into the low half, which a table uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AddressHasher(u64);
 
@@ -40,7 +41,7 @@ pub(super) enum Backing {
     Segment,
     /// Pages of an expandable segment.
     Pages,
-    /// Addresses of an expandable segment that have no memory. Always free.
+    /// Addresses of an expandable segment without memory. Always free.
     Nothing,
 }
 
@@ -57,7 +58,7 @@ pub(super) struct Block {
     pub(super) next: Option<Slot>,
     /// Other streams that used the block since it was allocated.
     pub(super) uses: Vec<StreamId>,
-    /// Number of searches of its pool before it became free.
+    /// Number of searches in the block's pool before the block became free.
     pub(super) born: u64,
 }
 
@@ -66,7 +67,7 @@ impl Block {
         self.address + self.size_bytes
     }
 
-    /// True if the block is not split, and not of an expandable segment: it can be released.
+    /// True if the block is a whole segment, not expandable. Such a block can be released.
     pub(super) fn is_whole(&self) -> bool {
         self.prev.is_none() && self.next.is_none() && self.backing == Backing::Segment
     }
@@ -101,7 +102,7 @@ pub(super) struct Heap {
     free: [BTreeMap<FreeKey, Slot>; 2],
     /// Blocks without memory, by stream and address.
     unmapped: [BTreeMap<(StreamId, u64), Slot>; 2],
-    /// Searches of each pool, which free blocks age by.
+    /// Number of searches in each pool. The age of a free block counts searches.
     pub(super) searches: [u64; 2],
     pub(super) reserved_bytes: u64,
 }
@@ -132,7 +133,7 @@ impl Heap {
         Slot::try_from(self.blocks.len() - 1).expect("fewer than 2^32 blocks")
     }
 
-    /// A block that is all of a segment or of a range, in no set yet.
+    /// Adds a block that is a whole segment or range, in no set yet.
     pub(super) fn insert_whole(
         &mut self,
         range: AddressRange,
@@ -158,7 +159,7 @@ impl Heap {
         })
     }
 
-    /// Adds a segment that is one block, in no set yet.
+    /// Adds a segment of one block, in no set yet.
     pub(super) fn add_segment(
         &mut self,
         address: u64,
@@ -173,7 +174,7 @@ impl Heap {
         slot
     }
 
-    /// Cuts a block that is in no set. Returns the rest, which is in no set either.
+    /// Splits a block that is in no set. Returns the rest, which is in no set either.
     pub(super) fn split(&mut self, slot: Slot, size_bytes: u64) -> Slot {
         let block = self.block(slot);
         let rest = Block {
@@ -194,7 +195,7 @@ impl Heap {
         rest
     }
 
-    /// Puts a block that is in no set among the free ones of its pool.
+    /// Inserts a block that is in no set into the free blocks of its pool.
     pub(super) fn put(&mut self, slot: Slot) {
         let block = &mut self.blocks[slot as usize];
         let pool = block.pool as usize;
@@ -207,7 +208,7 @@ impl Heap {
         }
     }
 
-    /// Removes a block from the free ones.
+    /// Removes a block from the free blocks.
     pub(super) fn pick(&mut self, slot: Slot) {
         let block = &self.blocks[slot as usize];
         let pool = block.pool as usize;
@@ -219,14 +220,14 @@ impl Heap {
         assert_eq!(was, Some(slot), "the block at {:#x} is among the free", block.address);
     }
 
-    /// Makes a block that is in no set a taken one.
+    /// Makes a block that is in no set active or pending.
     pub(super) fn take(&mut self, slot: Slot, requested_bytes: u64, state: BlockState) {
         let block = &mut self.blocks[slot as usize];
         (block.state, block.requested_bytes) = (state, requested_bytes);
         self.taken.insert(block.address, slot);
     }
 
-    /// Frees a taken block, together with its free neighbours.
+    /// Frees an active or pending block, and merges it with its free neighbours.
     pub(super) fn give(&mut self, slot: Slot) {
         let block = &mut self.blocks[slot as usize];
         block.uses.clear();
@@ -235,8 +236,8 @@ impl Heap {
         self.put_merged(slot);
     }
 
-    /// Puts a block that is in no set among the free ones, merged with its free neighbours of the
-    /// same backing. Returns the block that it became.
+    /// Inserts a block that is in no set into the free blocks, merged with its free neighbours of
+    /// the same backing. Returns the merged block.
     pub(super) fn put_merged(&mut self, slot: Slot) -> Slot {
         let Block { backing, prev, next, .. } = *self.block(slot);
         let merges = |heap: &Heap, at: &Slot| {
@@ -257,7 +258,7 @@ impl Heap {
         slot
     }
 
-    /// Appends the next block, which is in no set.
+    /// Appends the next block, which is in no set, to a block.
     fn absorb_next(&mut self, slot: Slot) {
         let gone = self.block(slot).next.expect("a next block");
         let Block { size_bytes, next, .. } = *self.block(gone);
@@ -270,7 +271,7 @@ impl Heap {
         self.vacant.push(gone);
     }
 
-    /// Forgets a segment that is one free block. Returns its size.
+    /// Removes a segment that is one free block. Returns its size.
     pub(super) fn remove_segment(&mut self, slot: Slot) -> u64 {
         let Block { address, size_bytes, .. } = *self.block(slot);
         assert!(self.block(slot).is_whole(), "the segment at {address:#x} is in one piece");
@@ -280,20 +281,20 @@ impl Heap {
         size_bytes
     }
 
-    /// Forgets a free block that has no neighbours.
+    /// Removes a free block that has no neighbours.
     pub(super) fn remove_whole(&mut self, slot: Slot) {
         self.pick(slot);
         self.vacant.push(slot);
     }
 
-    /// The blocks of a segment from its first one on.
+    /// The blocks of a segment, from its first block on.
     pub(super) fn chain(&self, first: Slot) -> impl Iterator<Item = (Slot, &Block)> {
         let start = Some((first, self.block(first)));
         let next = |(_, block): &(Slot, &Block)| block.next.map(|next| (next, self.block(next)));
         std::iter::successors(start, next)
     }
 
-    /// Slots in use: every block of every segment, and no other.
+    /// Number of slots in use: one for every block of every segment.
     pub(super) fn block_count(&self) -> usize {
         self.blocks.len() - self.vacant.len()
     }

@@ -13,7 +13,7 @@ impl From<&Block> for BlockLayout {
     }
 }
 
-/// Checks that the blocks tile their segment, and no two free ones touch.
+/// Checks that the blocks tile their segment, and that no two free blocks touch.
 fn check_tiles(layout: &SegmentLayout) -> Result<(), LayoutError> {
     let flaw = LayoutError { address: layout.address };
     let (mut at, mut was_free) = (layout.address, false);
@@ -29,8 +29,8 @@ fn check_tiles(layout: &SegmentLayout) -> Result<(), LayoutError> {
     if end == Some(at) && !layout.blocks.is_empty() { Ok(()) } else { Err(flaw) }
 }
 
-/// Checks that the parts are whole pages in order, with gaps between them, and of one stream and
-/// pool.
+/// Checks that the parts are whole pages in order with gaps between them, and have the stream and
+/// the pool of the range.
 fn check_pages(layout: &RangeLayout) -> Result<(), LayoutError> {
     let RangeLayout { range, page_bytes, stream, pool, ref mapped } = *layout;
     let flaw = LayoutError { address: range.address };
@@ -55,7 +55,7 @@ fn check_pages(layout: &RangeLayout) -> Result<(), LayoutError> {
 }
 
 impl Heap {
-    /// True if nothing is held between two addresses.
+    /// True if no segment lies between two addresses.
     pub(super) fn is_vacant(&self, address: u64, end: u64) -> bool {
         let segment = self.segments.range(..end).next_back();
         let segment_end =
@@ -65,7 +65,7 @@ impl Heap {
         segment_end.max(range_end).is_none_or(|end| end <= address)
     }
 
-    /// Adds a segment with the blocks it has.
+    /// Adds a segment with its blocks.
     pub(super) fn add_layout(&mut self, layout: &SegmentLayout) -> Result<(), LayoutError> {
         check_tiles(layout)?;
         let SegmentLayout { address, size_bytes, stream, pool, .. } = *layout;
@@ -77,7 +77,7 @@ impl Heap {
         Ok(())
     }
 
-    /// Cuts a block that is in no set into `blocks`, each in its set.
+    /// Splits a block that is in no set into `blocks`, each in its set.
     fn fill(&mut self, mut slot: Slot, blocks: &[BlockLayout]) {
         for (index, block) in blocks.iter().enumerate() {
             let is_last = index + 1 == blocks.len();
@@ -104,7 +104,7 @@ impl Heap {
         first
     }
 
-    /// Adds an expandable segment with the memory and the blocks it has.
+    /// Adds an expandable segment with its memory and blocks.
     pub(super) fn add_range_layout(&mut self, layout: &RangeLayout) -> Result<(), LayoutError> {
         check_pages(layout)?;
         let RangeLayout { range, page_bytes, stream, pool, ref mapped } = *layout;
@@ -132,7 +132,7 @@ impl Heap {
         Ok(())
     }
 
-    /// Segments, and parts of expandable ones that have memory, by address.
+    /// Segments, and the parts of expandable segments that have memory, by address.
     pub(super) fn layout(&self) -> Vec<SegmentLayout> {
         let segments = self.segments.values().flat_map(|&first| self.parts(first));
         let ranges = self.ranges.values().flat_map(|range| self.parts(range.first));
@@ -152,7 +152,7 @@ impl Heap {
         self.ranges.iter().map(layout).collect()
     }
 
-    /// A segment without the addresses that have no memory.
+    /// The parts of a segment that have memory.
     fn parts(&self, first: Slot) -> Vec<SegmentLayout> {
         let mut parts: Vec<SegmentLayout> = Vec::new();
         let mut is_open = false;

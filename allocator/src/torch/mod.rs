@@ -2,19 +2,19 @@
 //!
 //! The rules follow `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.h` of PyTorch
 //! (BSD-3, early 2026), as published; no code is shared. These rules place every block where
-//! PyTorch places it, so that its recorded traces replay address for address (crate
+//! PyTorch places it. So PyTorch's recorded traces replay address for address (crate
 //! `lowtide-trace`), and a policy can be compared with PyTorch's on the same requests.
 //!
 //! - A *segment* comes from a [`SegmentSource`]; *blocks* tile it. Small requests (at most 1 MiB)
-//!   and large ones live in two pools that never share a segment.
-//! - The smallest free block of the same stream that fits is taken, the lowest on ties.
-//! - The rest of it becomes a free block if it is at least 512 bytes in the small pool, or more
-//!   than 1 MiB in the large one. Else it stays with the block, as waste.
-//! - A freed block merges with its free neighbours. One that other streams used stays active until
-//!   [`complete_free`](TorchPolicy::complete_free) says that they have passed.
+//!   and large requests have a pool each. The two pools never share a segment.
+//! - A request takes the smallest free block of its stream that fits, the lowest on ties.
+//! - The rest of this block becomes a free block if it is at least 512 bytes in the small pool, or
+//!   more than 1 MiB in the large pool. A smaller rest stays with the block, as waste.
+//! - A freed block merges with its free neighbours. A block that other streams used stays active
+//!   until [`complete_free`](TorchPolicy::complete_free) says that these streams are done with it.
 //! - With expandable segments, a stream's requests share few long ranges of addresses. The lowest
-//!   ones that are free get memory, by pages of 2 MiB (small pool) or 20 MiB (large pool); free
-//!   pages lose it when the cache is emptied.
+//!   free addresses get memory, by pages of 2 MiB (small pool) or 20 MiB (large pool). Free pages
+//!   lose their memory when the cache is emptied.
 //!
 //! Private pools of graph captures and callbacks on a lack of memory are left out.
 

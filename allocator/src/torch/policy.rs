@@ -21,30 +21,31 @@ pub enum Freed {
 /// Counters of events so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TorchCounters {
-    /// Segments asked of the source, whether it gave them or not.
+    /// Number of requests for a segment to the source, including refused ones.
     pub reserve_calls: u64,
-    /// Segments given back to the source.
+    /// Number of segments given back to the source.
     pub release_calls: u64,
-    /// Runs of pages asked of the source, whether it gave them or not.
+    /// Number of requests for a run of pages to the source, including refused ones.
     pub map_calls: u64,
-    /// Runs of pages given back to the source.
+    /// Number of runs of pages given back to the source.
     pub unmap_calls: u64,
-    /// Requests that were tried again after the whole cache was released (`num_alloc_retries`).
+    /// Number of requests that were tried again after the whole cache was released
+    /// (`num_alloc_retries`).
     pub retries: u64,
-    /// Times that all streams were waited for (`num_sync_all_streams`).
+    /// Number of waits for all streams (`num_sync_all_streams`).
     pub synchronizations: u64,
-    /// Requests that failed for want of memory (`num_ooms`).
+    /// Number of requests that failed for lack of memory (`num_ooms`).
     pub failures: u64,
 }
 
-/// A block that was handed out, and what it took.
+/// A block that was allocated, and the memory that the request took from the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// First address.
     pub address: u64,
-    /// Size, with bytes beyond the request.
+    /// Size, including bytes beyond the request.
     pub size_bytes: u64,
-    /// Calls of the source for it, in order; none if the block came from the cache.
+    /// Calls of the source for the block, in order; none if the block came from the cache.
     pub source_calls: Vec<SourceCall>,
 }
 
@@ -54,20 +55,20 @@ pub(super) struct Request {
     pub(super) size_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) pool: Pool,
-    /// True if expandable segments are in force for it.
+    /// True if expandable segments are in force for the request.
     pub(super) is_expandable: bool,
     segment_bytes: u64,
 }
 
-/// PyTorch's caching allocator without the memory: it decides where blocks are.
+/// PyTorch's caching allocator without the memory: the policy decides where blocks lie.
 ///
-/// A front that has memory drives it: [`place`](Self::place) and [`free`](Self::free),
-/// [`record_use`](Self::record_use) and [`complete_free`](Self::complete_free) for streams, and
-/// [`empty_cache`](Self::empty_cache). A clone, over a source that simulates, tells what would
-/// happen.
+/// A front that has memory drives the policy. It calls [`place`](Self::place) and
+/// [`free`](Self::free); [`record_use`](Self::record_use) and
+/// [`complete_free`](Self::complete_free) for streams; and [`empty_cache`](Self::empty_cache). A
+/// clone over a simulated source predicts the effect of calls.
 ///
 /// Invariants: blocks tile their segment; a free block touches no free block of the same backing; a
-/// stream's blocks are in segments of that stream; what has no memory is whole pages of an
+/// stream's blocks are in segments of that stream; ranges without memory are whole pages of an
 /// expandable segment.
 #[derive(Clone, Debug)]
 pub struct TorchPolicy {
@@ -91,7 +92,7 @@ impl TorchPolicy {
         }
     }
 
-    /// Continues from `segments`.
+    /// A policy that continues from `segments`.
     ///
     /// # Errors
     /// If blocks do not tile their segment, or segments overlap.
@@ -107,11 +108,11 @@ impl TorchPolicy {
         Ok(policy)
     }
 
-    /// Adds an expandable segment to what is held.
+    /// Adds an expandable segment to the policy's segments.
     ///
     /// # Errors
-    /// If its parts are not whole pages, their blocks do not tile them, or it overlaps a segment.
-    /// The policy is as before.
+    /// If its parts are not whole pages, blocks do not tile a part, or the range overlaps a
+    /// segment. The policy is as before.
     pub fn restore_range(&mut self, range: &RangeLayout) -> Result<(), LayoutError> {
         self.heap.add_range_layout(range)?;
         range.mapped.iter().for_each(|part| self.count_taken(part));
@@ -127,13 +128,13 @@ impl TorchPolicy {
         }
     }
 
-    /// The address of a block of at least `requested_bytes` for `stream`; `None` for a request of
-    /// nothing, which gets no block.
+    /// The address of a block of at least `requested_bytes` for `stream`; `None` for a request of 0
+    /// bytes, which gets no block.
     ///
-    /// The ladder is PyTorch's: best fit; collect old segments; a new segment, or new pages of an
-    /// expandable one; release oversize blocks and try again; wait for all streams, release every
-    /// free segment and page and try again. Like PyTorch, it does not search the cache again after
-    /// the wait.
+    /// The ladder is PyTorch's: best fit; collect old segments; reserve a segment, or map pages of
+    /// an expandable one; release oversize blocks and try again; wait for all streams, release
+    /// every free segment and page and try again. Like PyTorch, the policy does not search the
+    /// cache again after the wait.
     ///
     /// # Errors
     /// `OutOfMemory` or `TooLarge`.
@@ -171,7 +172,7 @@ impl TorchPolicy {
         Ok(Some(self.hand_out(slot, &want, requested_bytes)))
     }
 
-    /// [`allocate`](Self::allocate), for a front that has to know the calls of the source.
+    /// [`allocate`](Self::allocate), for a front that needs the calls of the source.
     ///
     /// # Errors
     /// `OutOfMemory` or `TooLarge`.
@@ -203,7 +204,7 @@ impl TorchPolicy {
         let is_segment = |&slot: &Slot| self.heap.block(slot).backing == Backing::Segment;
         if !is_segment(&slot) {
             if want.is_expandable {
-                // A block that can grow in place counts with the size that it can grow to.
+                // A block that can grow in place counts with its size after growth.
                 for next in fits {
                     let is_better = self.heap.room_bytes(next) < self.heap.room_bytes(slot);
                     if !is_better || is_segment(&slot) {
@@ -215,7 +216,7 @@ impl TorchPolicy {
                 slot = fits.find(is_segment)?;
             }
         }
-        // A candidate that is refused ends the search: PyTorch looks at no other.
+        // A refused candidate ends the search: PyTorch looks at no other one.
         if !self.settings.accepts(want.size_bytes, self.heap.block(slot).size_bytes) {
             return None;
         }
@@ -243,7 +244,7 @@ impl TorchPolicy {
         want: &Request,
         source: &mut (impl SegmentSource + ?Sized),
     ) -> Option<Slot> {
-        // The limit counts a whole segment, also where expandable segments need less.
+        // The limit counts a whole segment, even if expandable segments need less.
         let after_bytes = self.heap.reserved_bytes + want.segment_bytes;
         if self.settings.limit_bytes.is_some_and(|limit_bytes| after_bytes > limit_bytes) {
             return None;
@@ -279,7 +280,7 @@ impl TorchPolicy {
             .ok_or(TorchError::NotThere { address, verb })
     }
 
-    /// Notes that `stream` uses the block at `address`; its own stream needs no note.
+    /// Notes that `stream` uses the block at `address`. The block's own stream needs no note.
     ///
     /// # Errors
     /// `NotThere`.
@@ -292,7 +293,7 @@ impl TorchPolicy {
         Ok(())
     }
 
-    /// Gives a block back, at once if only its own stream used it.
+    /// Frees a block. It is free at once if only its own stream used it.
     ///
     /// # Errors
     /// `NotThere`.
@@ -306,8 +307,8 @@ impl TorchPolicy {
         Ok(Freed::Pending)
     }
 
-    /// The owner gives a block back, but it stays active until
-    /// [`complete_free`](Self::complete_free), whichever streams used it.
+    /// Notes that the owner gives a block back. The block stays active until
+    /// [`complete_free`](Self::complete_free), even if no other stream used it.
     ///
     /// # Errors
     /// `NotThere`.
@@ -318,7 +319,7 @@ impl TorchPolicy {
         Ok(())
     }
 
-    /// Makes a pending block reusable: the streams that used it have passed.
+    /// Makes a pending block reusable: the streams that used it are done with it.
     ///
     /// # Errors
     /// `NotThere`.
@@ -342,7 +343,7 @@ impl TorchPolicy {
         self.heap.give(slot);
     }
 
-    /// Bytes held from the source.
+    /// Bytes of all segments that are held from the source.
     pub fn reserved_bytes(&self) -> u64 {
         self.heap.reserved_bytes
     }
@@ -368,12 +369,13 @@ impl TorchPolicy {
         self.settings = settings;
     }
 
-    /// The size of the block at `address`, if it is active or pending.
+    /// Size of the block at `address`; `None` if no active or pending block is there.
     pub fn block_bytes(&self, address: u64) -> Option<u64> {
         self.heap.taken.get(&address).map(|&slot| self.heap.block(slot).size_bytes)
     }
 
-    /// Size of the free block right behind the taken one at `address`; 0 if there is none.
+    /// Size of the free block directly behind the active or pending block at `address`; 0 if there
+    /// is none.
     pub fn free_bytes_after(&self, address: u64) -> u64 {
         let slot = self.heap.taken.get(&address);
         let next = slot.and_then(|&slot| self.heap.block(slot).next);
@@ -392,8 +394,8 @@ impl TorchPolicy {
         })
     }
 
-    /// Segments and parts of expandable ones that have memory, with their blocks, by address: the
-    /// list of PyTorch's snapshot.
+    /// Segments, and parts of expandable segments that have memory, with their blocks, by address.
+    /// PyTorch's snapshot has the same list.
     pub fn segments(&self) -> Vec<SegmentLayout> {
         self.heap.layout()
     }

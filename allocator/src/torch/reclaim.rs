@@ -7,11 +7,11 @@ use super::policy::{Request, TorchPolicy};
 use super::source::SegmentSource;
 
 impl TorchPolicy {
-    /// Waits for all streams, completes every pending free, and releases what is free
+    /// Waits for all streams, completes every pending free, and releases all cached memory
     /// (`torch.cuda.empty_cache`). Returns the bytes.
     ///
     /// # Panics
-    /// If pages were mapped and the source has none any more.
+    /// If pages are mapped, but the source no longer has [`pages`](SegmentSource::pages).
     pub fn empty_cache(&mut self, source: &mut (impl SegmentSource + ?Sized)) -> u64 {
         source.synchronize();
         self.counters.synchronizations += 1;
@@ -25,7 +25,7 @@ impl TorchPolicy {
     /// Blocks that are pending stay; [`empty_cache`](Self::empty_cache) waits for them.
     ///
     /// # Panics
-    /// If pages were mapped and the source has none any more.
+    /// If pages are mapped, but the source no longer has [`pages`](SegmentSource::pages).
     pub fn release_cached(&mut self, source: &mut (impl SegmentSource + ?Sized)) -> u64 {
         let mut released_bytes = 0;
         for pool in [Pool::Large, Pool::Small] {
@@ -44,7 +44,7 @@ impl TorchPolicy {
     /// Forgets the segment at `address` without telling a source. Returns its size.
     ///
     /// # Errors
-    /// `NotThere`, unless it is one free block.
+    /// `NotThere`, unless the segment is one free block.
     pub fn release_segment(&mut self, address: u64) -> Result<u64, TorchError> {
         let slot = self.heap.segments.get(&address).copied().filter(|&slot| {
             let block = self.heap.block(slot);
@@ -68,8 +68,9 @@ impl TorchPolicy {
         size_bytes
     }
 
-    /// Releases the free segments of the large pool that are at least of average age, until
-    /// reserved memory is below the threshold or none is left. Age counts searches of the pool.
+    /// Releases the free segments of the large pool that are at least of average age. Repeats this
+    /// until reserved memory is below the threshold or no segment is left. Age counts searches of
+    /// the pool.
     pub(super) fn collect_garbage(&mut self, source: &mut (impl SegmentSource + ?Sized)) {
         let Some(threshold_bytes) = self.settings.collect_above_bytes() else { return };
         let Some(target_bytes) = self.heap.reserved_bytes.checked_sub(threshold_bytes) else {
@@ -85,7 +86,7 @@ impl TorchPolicy {
         while reclaimed_bytes < target_bytes && !blocks.is_empty() {
             let total_age: u64 = blocks.iter().map(|(age, _)| age).sum();
             let mean_age = total_age as f64 / blocks.len() as f64;
-            // Does not stop at the target, lest collections become frequent.
+            // Does not stop at the target: otherwise collections become frequent.
             let (old, young) = blocks.into_iter().partition(|&(age, _)| age as f64 >= mean_age);
             let old: Vec<_> = old;
             for (_, slot) in old {
@@ -95,11 +96,12 @@ impl TorchPolicy {
         }
     }
 
-    /// Releases oversize blocks of the stream, if there is a split limit: the smallest one that is
-    /// enough, else the largest ones until together they are. Returns true if enough was released.
+    /// Releases oversize blocks of the stream, if there is a split limit: the smallest block that
+    /// is enough, else the largest blocks until their sum is enough. Returns true if enough was
+    /// released.
     ///
-    /// A block of an expandable segment is not released; where it is the smallest one that would
-    /// do, PyTorch looks at none above it.
+    /// A block of an expandable segment is not released. If such a block is the smallest one that
+    /// is enough, PyTorch looks at no larger block.
     pub(super) fn release_oversize(
         &mut self,
         want: &Request,

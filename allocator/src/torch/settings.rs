@@ -7,19 +7,19 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 /// `kMinBlockSize`: every block is a multiple of it.
 pub(super) const BLOCK_BYTES_MIN: u64 = KIB / 2;
-/// `kSmallSize`: the largest request of the small pool, and the largest tail that is not split off
-/// in the large one.
+/// `kSmallSize`: the largest request of the small pool, and the largest rest that the large pool
+/// does not split off.
 pub const SMALL_BYTES_MAX: u64 = MIB;
-/// `kSmallBuffer`: segments of the small pool.
+/// `kSmallBuffer`: size of the segments of the small pool.
 pub const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
-/// `kMinLargeAlloc`: from here on a segment is made to measure.
+/// `kMinLargeAlloc`: from this size on, a segment is as large as its request.
 pub const MADE_TO_MEASURE_BYTES_MIN: u64 = 10 * MIB;
-/// `kRoundLarge`: segments made to measure are multiples of it.
+/// `kRoundLarge`: granularity of segments that are as large as their request.
 const SEGMENT_GRAIN_BYTES: u64 = 2 * MIB;
-/// `kLargeBuffer`: segments of the large pool for lesser requests, the pages of its expandable
-/// segments, and the waste that a request of at least `max_split_bytes` may cause.
+/// `kLargeBuffer`: size of the segments of the large pool for smaller requests, of the pages of its
+/// expandable segments, and of the waste that a request of at least `max_split_bytes` may cause.
 const LARGE_SEGMENT_BYTES: u64 = 20 * MIB;
-/// PyTorch's "more than 1EB".
+/// PyTorch's "more than 1EB": requests from this size on are refused.
 pub const REQUEST_BYTES_END: u64 = 1 << 60;
 /// Powers of two that `roundup_power2_divisions` tells apart.
 pub const POWER2_INTERVALS: usize = 16;
@@ -27,10 +27,10 @@ pub const POWER2_INTERVALS: usize = 16;
 const _: () = assert!(SMALL_SEGMENT_BYTES.is_multiple_of(BLOCK_BYTES_MIN));
 const _: () = assert!(LARGE_SEGMENT_BYTES >= MADE_TO_MEASURE_BYTES_MIN);
 
-/// The knobs of `PYTORCH_CUDA_ALLOC_CONF` that decide about placement.
+/// The knobs of `PYTORCH_CUDA_ALLOC_CONF` that affect placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TorchSettings {
-    /// Blocks of at least this size are never split; `None`: all may be.
+    /// Blocks of at least this size are never split. `None`: every block may be split.
     pub max_split_bytes: Option<u64>,
     /// Bytes of a cached block that a request of at least `max_split_bytes` may waste.
     pub max_non_split_rounding_bytes: u64,
@@ -40,14 +40,15 @@ pub struct TorchSettings {
     /// Segments for requests over 1 and under 10 MiB, and the pages of expandable segments of the
     /// large pool; more than 10 MiB.
     pub large_segment_bytes: u64,
-    /// Reserved bytes over which old segments are collected, as a part of `limit_bytes`; 0 turns
-    /// it off, and so does the absence of a limit.
+    /// Reserved bytes above which old segments are collected, as a fraction of `limit_bytes`.
+    /// Nothing is collected with 0 or without a limit.
     pub garbage_collection_threshold: f64,
-    /// The most bytes that are reserved: PyTorch's memory fraction times the device's memory.
+    /// Limit of the reserved bytes: PyTorch's memory fraction times the device's memory.
     pub limit_bytes: Option<u64>,
-    /// `per_process_memory_fraction`: [`for_device`](Self::for_device) makes it a limit.
+    /// `per_process_memory_fraction`. [`for_device`](Self::for_device) turns the fraction into a
+    /// limit.
     pub memory_fraction: Option<f64>,
-    /// New memory is mapped page by page into few address ranges that grow, if the source
+    /// True if new memory is mapped page by page into few address ranges that grow, if the source
     /// [can](crate::torch::SegmentSource::pages).
     pub expandable_segments: bool,
 }
@@ -68,8 +69,8 @@ impl Default for TorchSettings {
 }
 
 impl TorchSettings {
-    /// The settings on a device with `device_bytes` of memory: a
-    /// [`memory_fraction`](Self::memory_fraction) below 1 becomes the limit, 1 lifts it.
+    /// The settings on a device with `device_bytes` of memory. A
+    /// [`memory_fraction`](Self::memory_fraction) below 1 becomes the limit; 1 removes the limit.
     #[must_use]
     pub fn for_device(mut self, device_bytes: u64) -> TorchSettings {
         if let Some(fraction) = self.memory_fraction {
@@ -79,10 +80,10 @@ impl TorchSettings {
         self
     }
 
-    /// The size of the block for a request of `requested_bytes`, if it is split off exactly.
+    /// Size of a block for a request of `requested_bytes`, if the block is split off exactly.
     ///
     /// # Panics
-    /// From an EiB on.
+    /// If the request is an EiB or more.
     pub fn round(&self, requested_bytes: u64) -> u64 {
         assert!(requested_bytes < REQUEST_BYTES_END, "{requested_bytes} bytes");
         if requested_bytes < BLOCK_BYTES_MIN {
@@ -96,13 +97,13 @@ impl TorchSettings {
         }
     }
 
-    /// The divisions that hold for a request of this size.
+    /// Number of divisions for a request of this size.
     pub fn divisions(&self, requested_bytes: u64) -> u64 {
         let doublings = requested_bytes.max(1).ilog2().saturating_sub(MIB.ilog2()) as usize;
         self.power2_divisions[doublings.min(POWER2_INTERVALS - 1)]
     }
 
-    /// The segment that is reserved for a block of `rounded_bytes`.
+    /// Size of the segment that is reserved for a block of `rounded_bytes`.
     pub fn segment_bytes(&self, rounded_bytes: u64) -> u64 {
         if rounded_bytes <= SMALL_BYTES_MAX {
             SMALL_SEGMENT_BYTES
@@ -113,14 +114,14 @@ impl TorchSettings {
         }
     }
 
-    /// True if every segment is whole pages of this size.
+    /// True if every segment consists of whole pages of this size.
     pub(crate) fn fill_pages(&self, page_bytes: u64) -> bool {
         let large_bytes = self.page_bytes(Pool::Large);
         let lengths = [SMALL_SEGMENT_BYTES, SEGMENT_GRAIN_BYTES, large_bytes];
         lengths.iter().all(|bytes| bytes.is_multiple_of(page_bytes))
     }
 
-    /// The pages that expandable segments of a pool grow by.
+    /// Size of the pages by which expandable segments of a pool grow.
     pub fn page_bytes(&self, pool: Pool) -> u64 {
         match pool {
             Pool::Small => SMALL_SEGMENT_BYTES,
@@ -129,7 +130,7 @@ impl TorchSettings {
     }
 
     /// True if the rest of a block behind a request becomes a block of its own. With expandable
-    /// segments PyTorch splits every block like those of the small pool, wherever it lies.
+    /// segments PyTorch splits every block by the rule of the small pool.
     pub(super) fn splits(&self, want: &Request, remainder_bytes: u64) -> bool {
         if want.pool == Pool::Small || want.is_expandable {
             remainder_bytes >= BLOCK_BYTES_MIN
@@ -138,7 +139,7 @@ impl TorchSettings {
         }
     }
 
-    /// True if the best fit may be taken.
+    /// True if the best fit may be used for a request.
     pub(super) fn accepts(&self, rounded_bytes: u64, block_bytes: u64) -> bool {
         if self.is_oversize(rounded_bytes) {
             block_bytes - rounded_bytes < self.max_non_split_rounding_bytes
@@ -152,7 +153,7 @@ impl TorchSettings {
         self.max_split_bytes.is_some_and(|max_split_bytes| size_bytes >= max_split_bytes)
     }
 
-    /// Reserved bytes above which old segments are collected; `None` if none are.
+    /// Reserved bytes above which old segments are collected; `None` if nothing is collected.
     pub(super) fn collect_above_bytes(&self) -> Option<u64> {
         let threshold = self.garbage_collection_threshold;
         self.limit_bytes.filter(|_| threshold > 0.0).map(|limit| (threshold * limit as f64) as u64)
@@ -166,7 +167,7 @@ pub(super) fn pool(rounded_bytes: u64) -> Pool {
 /// `size_bytes` rounded up to the next of the `divisions` equal steps between two powers of two.
 ///
 /// # Panics
-/// From an EiB on, or without divisions.
+/// If the size is an EiB or more, or `divisions` is 0.
 pub fn round_to_power2_division(size_bytes: u64, divisions: u64) -> u64 {
     assert!(size_bytes < REQUEST_BYTES_END && divisions > 0, "{size_bytes} in {divisions}");
     if size_bytes <= 1 || size_bytes.is_power_of_two() {

@@ -7,14 +7,14 @@ pub trait SegmentSource {
     /// The address of a new segment of `size_bytes`; `None` if there is no room.
     fn reserve(&mut self, size_bytes: u64) -> Option<u64>;
 
-    /// Takes back a segment that [`reserve`](Self::reserve) gave.
+    /// Releases a segment from [`reserve`](Self::reserve).
     fn release(&mut self, address: u64, size_bytes: u64);
 
-    /// Waits until every stream that used a pending block has passed: the policy is about to make
-    /// all of them free. A source without streams has nothing to wait for.
+    /// Waits until every stream that used a pending block is done with it: the policy is about to
+    /// make all pending blocks free. A source without streams has nothing to wait for.
     fn synchronize(&mut self) {}
 
-    /// The source of pages, if it can map them. Without one,
+    /// The source of pages; `None` if the source cannot map pages. Then
     /// [`expandable_segments`](crate::torch::TorchSettings::expandable_segments) has no effect, as
     /// on the platforms where PyTorch lacks them.
     fn pages(&mut self) -> Option<&mut dyn PageSource> {
@@ -25,19 +25,19 @@ pub trait SegmentSource {
 /// A source that can put memory behind addresses page by page.
 pub trait PageSource {
     /// Reserves addresses without memory for blocks of `stream`: a multiple of `page_bytes`, and
-    /// more than the device has memory, as pages move towards the end while holes are left behind
-    /// (PyTorch takes 9/8 of the device's memory). `None` if there are too few addresses.
+    /// more than the memory of the device, because pages move towards the end while holes are left
+    /// behind (PyTorch takes 9/8 of the device's memory). `None` if there are too few addresses.
     fn reserve_range(&mut self, page_bytes: u64, stream: StreamId) -> Option<AddressRange>;
 
-    /// Takes back a range, none of whose pages has memory.
+    /// Releases a range without memory.
     fn release_range(&mut self, range: AddressRange);
 
-    /// Puts memory behind whole pages of a range. Returns false if there was not enough: then no
-    /// page has any.
+    /// Puts memory behind whole pages of a range. Returns false if there was too little memory:
+    /// then no page has any.
     fn map(&mut self, pages: AddressRange) -> bool;
 
-    /// Takes the memory from pages that were mapped, by one call or by several. Their blocks are
-    /// free, but the stream may still be using them: the source waits for it.
+    /// Takes the memory from pages that were mapped, by one call or by several. The blocks in these
+    /// pages are free, but the stream may still use the pages: the source waits for it.
     fn unmap(&mut self, pages: AddressRange);
 }
 

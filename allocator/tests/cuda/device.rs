@@ -84,7 +84,7 @@ fn error_of_a_call_has_the_name_that_the_driver_gives_it() {
     for (code, name, is_fault) in [
         (ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", true),
         (INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", false),
-        // Not in the bindings.
+        // A code that the bindings do not have.
         (12345, "a code without a name", false),
     ] {
         gpu.pretend.fail("cuCtxSynchronize", code, 1, Repeat::Once);
@@ -170,7 +170,7 @@ fn current_context_of_a_thread_is_left_alone() {
     let (_, memory) = gpu.memory();
     drop(memory.allocate(PAGE_BYTES).unwrap());
     memory.trim();
-    // A stream of the other device, made without binding again, would be of the wrong one.
+    // A stream that is made without binding this device again would belong to the other device.
     assert_eq!(cudarc::driver::result::ctx::get_current().unwrap(), Some(other.cu_ctx()));
 }
 
@@ -180,7 +180,8 @@ fn cudarc_example_runs() {
     for seed in 0..10 {
         gpu.pretend.schedule(seed);
         let line = example::run(&gpu.device()).unwrap();
-        // Two blocks of 1 MiB in pages of 4 KiB. Each step the copy stream takes what both used.
+        // Two blocks of 1 MiB in pages of 4 KiB. In each step the copy stream takes a block that
+        // both streams used.
         assert!(line.starts_with("pretend GPU: 20 blocks by 2 calls of the source"), "{line}");
         assert!(line.contains("peak 2097152 bytes, outside 12288 bytes"), "{line}");
     }

@@ -77,7 +77,7 @@ impl MemorySource for Faulty {
     }
 }
 
-/// A step of a program with drawn numbers. Every block is written as soon as it is allocated.
+/// A step of a program with random numbers. Every block is written as soon as it is allocated.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Allocate(usize, usize),
@@ -86,7 +86,7 @@ enum Op {
     Free(usize),
 }
 
-/// Programs that do not depend on a seed of the run, for counting.
+/// Programs that do not depend on the seed of the run, so that failures can be counted.
 fn programs() -> Vec<Vec<Op>> {
     let mut state = 1_u64;
     let mut draw = |below: usize| {
@@ -106,14 +106,14 @@ fn programs() -> Vec<Vec<Op>> {
     (0..40).map(|_| program()).collect()
 }
 
-/// A live block, its stream, and the byte that all of it should be.
+/// A live block, its stream, and the byte that fills it.
 struct Written {
     block: Buffer,
     owner: Stream,
     value: u8,
 }
 
-/// Runs a program. Whether every block held what was written last when all work was done.
+/// Runs a program. Returns true if every block held its last bytes when all work was done.
 fn is_right(gpu: &Gpu, program: &[Op], fault: FenceFault, notes_uses: bool) -> bool {
     let streams = gpu.streams();
     let source = Faulty { inner: source(&streams), streams: streams.clone(), fault };
@@ -134,7 +134,7 @@ fn is_right(gpu: &Gpu, program: &[Op], fault: FenceFault, notes_uses: bool) -> b
                 let index = pick(index);
                 let Some(written) = live.get_mut(index) else { continue };
                 let on = stream(on);
-                // The user's own order: after the owner's work, and before its next.
+                // The user's own order: after the owner's work, and before the owner's next work.
                 streams.wait(on, written.owner).unwrap();
                 if notes_uses {
                     written.block.record_use(on);
@@ -169,10 +169,10 @@ fn is_right(gpu: &Gpu, program: &[Op], fault: FenceFault, notes_uses: bool) -> b
     })
 }
 
-/// Orders of work that each program is run in: as late as may be, and some that are drawn.
+/// Seeds of the orders of work for each program: as late as possible, and some random orders.
 const SEEDS: Range<u64> = 0..4;
 
-/// Whether some order of work shows a block that somebody else wrote.
+/// True if some order of work shows a block with bytes of another owner.
 fn is_found_out(gpu: &Gpu, program: &[Op], fault: FenceFault, notes_uses: bool) -> bool {
     SEEDS.into_iter().any(|seed| {
         gpu.pretend.schedule(seed);
@@ -194,8 +194,8 @@ fn fence_with_a_fault_is_found_out() {
     let programs = programs();
     for fault in [FenceFault::DoesNothing, FenceFault::WrongStream, FenceFault::WrongWay] {
         let found = programs.iter().filter(|program| is_found_out(&gpu, program, fault, true));
-        // Blocks that do not live to the end are not looked at, and waits that are not at fault
-        // often order what one at fault leaves open.
+        // Blocks that do not live to the end are not checked, and correct waits often order the
+        // work that a faulty wait leaves open.
         let found_count = found.count();
         assert!(found_count > programs.len() / 3, "{fault:?}: {found_count}");
     }

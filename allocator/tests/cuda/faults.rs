@@ -7,7 +7,7 @@ use lowtide_allocator::{Buffer, CachingAllocator, Category, PinnedCache, Repeat,
 use crate::common::PAGE_BYTES;
 use crate::gpu::{Gpu, stream};
 
-/// Objects that a program holds. All of them live until the driver works again.
+/// Objects of a program. All live until the driver works again.
 #[derive(Default)]
 struct Held {
     device: Option<CudaDevice>,
@@ -18,7 +18,8 @@ struct Held {
     blocks: Vec<Buffer>,
 }
 
-/// A little of everything that calls the driver. Goes on where something fails; how often it did.
+/// Makes every kind of driver call a few times. Continues after a failure; returns the number of
+/// failures.
 fn go(gpu: &Gpu, held: &mut Held) -> usize {
     let mut failures = 0;
     if let Err(error) = open(gpu, held) {
@@ -85,7 +86,7 @@ fn open(gpu: &Gpu, held: &mut Held) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Calls of the whole program, and of its part before everything is let go.
+/// Number of calls of the whole program, and of its part before the objects are dropped.
 fn call_counts(gpu: &Gpu) -> (u64, u64) {
     gpu.reset();
     let mut held = Held::default();
@@ -95,7 +96,8 @@ fn call_counts(gpu: &Gpu) -> (u64, u64) {
     (gpu.pretend.calls(""), before_the_end)
 }
 
-/// Codes that say nothing of memory, that memory is short, and one that the bindings do not know.
+/// Codes of different kinds: one says nothing of memory, one says that memory is short, and one is
+/// unknown to the bindings.
 const CODES: [i32; 3] = [1, 2, 12345];
 
 #[test]
@@ -143,7 +145,7 @@ fn device_that_is_lost_at_the_nth_call_hangs_nobody() {
         gpu.pretend.fail("", 700, nth, Repeat::Forever);
         let mut held = Held::default();
         assert!(go(&gpu, &mut held) > 0, "call {nth}");
-        // Nothing can be given back any more; what counts is that all of it ends.
+        // Nothing can be given back any more, but every drop must end.
         drop(held);
     }
     gpu.reset();

@@ -10,7 +10,7 @@ use crate::common::{PAGE_BYTES, PLENTY};
 /// Memory that a context takes on the pretend device.
 pub(crate) const CONTEXT_BYTES: usize = 3 * PAGE_BYTES;
 
-/// The device of a test that names no size.
+/// Capacity of the device of a test that gives no size.
 pub(crate) const DEVICE_BYTES: usize = 32 << 20;
 
 const DRIVER: TestDriver<'_> = TestDriver {
@@ -23,7 +23,7 @@ const DRIVER: TestDriver<'_> = TestDriver {
     context_bytes: CONTEXT_BYTES,
 };
 
-/// The pretend driver, or any, for one test at a time.
+/// The pretend driver, or any driver, for one test at a time.
 pub(crate) struct Gpu(Turn);
 
 impl Deref for Gpu {
@@ -35,12 +35,13 @@ impl Deref for Gpu {
 }
 
 impl Gpu {
-    /// A device of any driver; `None`, said aloud, where there is none.
+    /// Takes a device of any driver. Prints a skip and returns `None` if there is no driver.
     pub(crate) fn take() -> Option<Gpu> {
         DRIVER.take().map(Gpu)
     }
 
-    /// A pretend driver as after its start; `None`, said aloud, where it cannot be built.
+    /// Takes the pretend driver in its initial state. Prints a skip and returns `None` if it cannot
+    /// be built.
     pub(crate) fn pretend() -> Option<Gpu> {
         DRIVER.pretend().map(Gpu)
     }
@@ -49,7 +50,7 @@ impl Gpu {
         TestDriver { capacity_bytes, ..DRIVER }.pretend().map(Gpu)
     }
 
-    /// Kinds of objects that are left on the device, each with the number of them.
+    /// Kinds and numbers of objects that are left on the device.
     pub(crate) fn left(&self) -> Vec<(&'static str, u64)> {
         self.pretend.left()
     }
@@ -69,7 +70,7 @@ impl Gpu {
     }
 }
 
-/// A source that says that it has more than any program needs.
+/// A source with a stated capacity beyond the needs of any program.
 pub(crate) fn source(streams: &CudaStreams) -> Arc<CudaSource> {
     Arc::new(CudaSource::with_capacity(streams, PLENTY).unwrap())
 }

@@ -1,4 +1,4 @@
-//! Laws of CUDA sources, on the pretend driver; some of them on any, see `gpu`.
+//! Laws of CUDA sources on the pretend driver, and some on any driver; see `gpu`.
 
 #[expect(dead_code, reason = "some of what the other tests need")]
 #[path = "../it/common.rs"]

@@ -8,7 +8,7 @@ use crate::gpu::{Gpu, source, stream};
 
 const BATCH_BYTES: usize = 64 << 10;
 
-/// Streams whose host does not wait.
+/// Streams whose host waits return at once.
 struct Hasty(CudaStreams);
 
 impl Fence for Hasty {
@@ -21,7 +21,8 @@ impl Fence for Hasty {
     }
 }
 
-/// Sends batches to the device through a ring of two. How many arrived as they were written.
+/// Sends batches to the device through a ring of two. Returns the number of batches that arrived
+/// intact.
 fn arrived(streams: &CudaStreams, fence: impl Fence + 'static) -> usize {
     let memory = CachingAllocator::new(source(streams)).unwrap();
     let host = CudaHostSource::with_capacity(streams.device(), 2 * BATCH_BYTES);

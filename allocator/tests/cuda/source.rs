@@ -79,7 +79,7 @@ fn new_memory_holds_nothing_of_anybody_and_no_zeros() {
     }
 }
 
-/// A step that grows, shrinks, stitches and changes streams, and ends where it began.
+/// A step that grows, shrinks, stitches and changes streams, and ends in its initial state.
 fn step(memory: &CachingAllocator) {
     let other = stream(1);
     let mut blocks: Vec<Buffer> = (1..12).map(|n| memory.allocate(n * 3000).unwrap()).collect();
@@ -105,7 +105,7 @@ fn repeated_step_makes_no_driver_call_but_for_order() {
         || gpu.pretend.calls("cuEventRecord") + gpu.pretend.calls("cuStreamWaitEvent");
     let before = order_calls();
     (0..10).for_each(|_| step(&memory));
-    // A queue that has had no work is not waited for, so nothing at all is called here.
+    // A queue without work is not waited for, so no function is called here.
     assert_eq!((gpu.pretend.calls(""), order_calls()), (calls, before));
 }
 
@@ -150,7 +150,7 @@ fn stitched_block_is_one_range_of_bytes() {
         let mut back = vec![0; bytes.len()];
         streams.download(on, (&large, 0..bytes.len()), &mut back).unwrap();
         assert!(back == bytes);
-        // The pages are those of the holes: nobody else's bytes changed.
+        // The pages are pages of the holes: no other block's bytes changed.
         for (value, block) in &kept {
             let mut back = vec![0; 2 * PAGE_BYTES];
             streams.download(on, (block, 0..2 * PAGE_BYTES), &mut back).unwrap();
@@ -244,7 +244,7 @@ fn view_that_cannot_be_mapped_leaves_nothing_mapped_and_the_block_goes_to_the_to
         }
         let block = memory.allocate(3 * PAGE_BYTES).unwrap();
         assert_eq!(block.is_stitched(), fault.is_none(), "{fault:?}");
-        // Growth is paid with free pages, and a view maps its pages once more.
+        // Growth first gives free pages back, and a view maps its pages once more.
         let mapped = if fault.is_none() { 10 } else { 7 };
         let live = (gpu.pretend.live("mappings"), gpu.pretend.live("handles"));
         assert_eq!(live, (mapped, 7), "{fault:?}");

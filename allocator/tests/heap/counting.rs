@@ -1,4 +1,4 @@
-//! The system's allocator, which counts what each thread holds.
+//! The system's allocator, with a count of the bytes that each thread holds.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -16,31 +16,31 @@ fn count(bytes: isize) {
     PEAK_BYTES.set(PEAK_BYTES.get().max(live_bytes));
 }
 
-// SAFETY: every method hands its arguments on to `System` as they are, so what the caller promised
-// of them holds there; counting touches two cells of the thread and allocates nothing.
+// SAFETY: every method passes its arguments unchanged to `System`, so the caller's promises hold
+// there too. Counting touches two cells of the thread and allocates nothing.
 unsafe impl GlobalAlloc for Counting {
-    // SAFETY: the same promises that `System::alloc` asks of its caller.
+    // SAFETY: the caller keeps the promises of `System::alloc`.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's layout, as it is.
+        // SAFETY: the layout is the caller's, unchanged.
         unsafe { System.alloc(layout) }
     }
 
-    // SAFETY: the same promises that `System::dealloc` asks of its caller.
+    // SAFETY: the caller keeps the promises of `System::dealloc`.
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
         // SAFETY: the pointer came from `System` with this layout, see `alloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 
-    // SAFETY: the same promises that `System::alloc_zeroed` asks of its caller.
+    // SAFETY: the caller keeps the promises of `System::alloc_zeroed`.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's layout, as it is.
+        // SAFETY: the layout is the caller's, unchanged.
         unsafe { System.alloc_zeroed(layout) }
     }
 
-    // SAFETY: the same promises that `System::realloc` asks of its caller.
+    // SAFETY: the caller keeps the promises of `System::realloc`.
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size_bytes: usize) -> *mut u8 {
         count(size_bytes as isize - layout.size() as isize);
         // SAFETY: the pointer came from `System` with this layout, see `alloc`.
@@ -56,7 +56,7 @@ pub(crate) fn live_bytes() -> isize {
     LIVE_BYTES.get()
 }
 
-/// The most that this thread holds during `work`, beyond what it held before.
+/// Runs `work`. Returns its result and the peak of the thread's bytes beyond the bytes held before.
 pub(crate) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = LIVE_BYTES.get();
     PEAK_BYTES.set(before);

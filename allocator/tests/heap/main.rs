@@ -1,5 +1,5 @@
-//! Heap that the allocator itself takes, in bytes. The tests are a binary of their own, because its
-//! global allocator counts.
+//! Heap bytes of the allocator itself. The tests have a binary of their own, because its global
+//! allocator counts.
 
 #[expect(dead_code, reason = "some of what the tests of readers need")]
 mod counting;
@@ -13,7 +13,7 @@ use crate::counting::live_bytes;
 
 const PAGE_BYTES: usize = 4096;
 
-/// A step of a training, with everything that is open while it runs.
+/// A step of a training, with all guards open that a step has.
 fn step(memory: &CachingAllocator, pinned: &PinnedCache) {
     let stream = Stream::new(1).unwrap();
     let watch = memory.watch("step");
@@ -44,7 +44,7 @@ fn steps_that_repeat_take_no_more_of_the_heap() {
     let source = || SimSource::with_capacity(64 * PAGE_BYTES).page_bytes(PAGE_BYTES);
     let memory = CachingAllocator::new(source().streams(&streams)).unwrap();
     let pinned = PinnedCache::new(source().without_virtual_memory(), streams).unwrap();
-    // The ring of the history, once it is full, grows no more.
+    // The ring of the history no longer grows once it is full.
     let record_count = (HISTORY_BYTES / size_of::<Record>()) as u64;
     for memory in [&memory, pinned.allocator()] {
         while memory.event_count() < record_count {
@@ -55,7 +55,7 @@ fn steps_that_repeat_take_no_more_of_the_heap() {
         (0..count).for_each(|_| step(&memory, &pinned));
         live_bytes()
     };
-    // Vectors grow until they hold a step and the moments of the history.
+    // Vectors grow until they hold a step, and the moments of the history.
     let after_few = run(200);
     assert_eq!(run(200), after_few, "bytes of the heap after 200 steps and after 400");
 }

@@ -25,8 +25,8 @@ impl<S: MemorySource> Adaptor for Plain<S> {
     }
 }
 
-/// Every law that holds for every source: `make` gives new ones with `PLENTY` of memory, over a
-/// device with these streams.
+/// Checks every law that holds for every source. `make` makes sources with `PLENTY` of memory over
+/// a device with these streams.
 fn check_source<S: MemorySource + Clone + 'static>(make: impl Fn(&SimStreams) -> S) {
     check_same_program_same_offsets(&make);
     check_every_byte_comes_back(&make);
@@ -49,7 +49,8 @@ fn check_same_program_same_offsets<S: MemorySource + 'static>(make: &impl Fn(&Si
     assert_eq!((ours.allocated, ours.reserved), (plains.allocated, plains.reserved));
 }
 
-/// Commits and decommits match, and segments are released once, by what passes below the source.
+/// Checks the calls that reach the device: commits and decommits match, and segments are released
+/// once.
 fn check_every_byte_comes_back<S: MemorySource + Clone + 'static>(
     make: &impl Fn(&SimStreams) -> S,
 ) {
@@ -79,7 +80,7 @@ fn check_every_byte_comes_back<S: MemorySource + Clone + 'static>(
     assert_eq!(memory.statistics().reserved.current_bytes, 0);
 }
 
-/// Reuse across streams is made to wait, and the simulated device proves it, if it has streams.
+/// Checks that reuse across streams waits. The simulated device proves it, if it has streams.
 fn check_streams_are_kept_in_order<S: MemorySource + 'static>(make: &impl Fn(&SimStreams) -> S) {
     let streams = SimStreams::new();
     let source = make(&streams);
@@ -121,7 +122,7 @@ fn check_holes_are_stitched<S: MemorySource + 'static>(make: &impl Fn(&SimStream
     memory.check_invariants();
 }
 
-/// Any call below the source fails once: the request may fail, nothing else does.
+/// Makes each call below the source fail once: the request may fail, nothing else may.
 fn check_any_call_may_fail<S: MemorySource + Clone + 'static>(make: &impl Fn(&SimStreams) -> S) {
     let clean = FaultSource::new(make(&SimStreams::new()));
     World::new(clean.clone()).run(&fixed_program()).unwrap();
@@ -201,8 +202,8 @@ fn commit_that_fails_below_takes_nothing_from_the_budget() {
 
 #[test]
 fn arena_that_is_short_trims_the_others_and_no_more_than_needed() {
-    // One page is left, which is not enough. With those of the first there is room for four, and
-    // for a page at each end that a block may share.
+    // One page is left, which is not enough. With the pages of the first arena there is room for
+    // four, and for the two pages at the ends that a block may share.
     let arenas = Arenas::new(sim(), 18 * PAGE_BYTES);
     let [first, second, third] = [(); 3].map(|()| arenas.open().unwrap());
     drop(first.allocate(5 * PAGE_BYTES).unwrap());
@@ -222,7 +223,7 @@ fn arena_that_is_short_trims_the_others_and_no_more_than_needed() {
 
 #[test]
 fn arena_that_lacks_a_part_of_a_page_trims_the_others() {
-    // Half a page is left: more than is asked for, and less than a page.
+    // Half a page is left: more than the request, and less than a page.
     let arenas = Arenas::new(sim(), 8 * PAGE_BYTES + PAGE_BYTES / 2);
     let [first, second] = [(); 2].map(|()| arenas.open().unwrap());
     drop(first.allocate(8 * PAGE_BYTES).unwrap());
@@ -302,7 +303,7 @@ fn dropped_arena_returns_its_memory() {
 #[test]
 fn threads_in_their_arenas_never_exceed_the_common_budget() {
     const LIMIT_BYTES: usize = 64 * PAGE_BYTES;
-    /// Fails if more is committed below than the arenas may.
+    /// An adaptor that fails the test if the arenas commit more than their budget.
     struct Watched(SimSource, AtomicUsize);
     impl Adaptor for Watched {
         type Inner = SimSource;
@@ -416,7 +417,7 @@ fn co_tenant_comes_and_goes_by_its_script() {
     let first = memory.allocate(2 * PAGE_BYTES).unwrap(); // call 2, after the reservation
     let second = memory.allocate(PAGE_BYTES).unwrap(); // call 3
     // Call 4: the co-tenant wants eight pages and gets the seven that are left. Call 5, after the
-    // cache went back: it is gone.
+    // cache was released: the co-tenant is gone.
     let third = memory.allocate(7 * PAGE_BYTES).unwrap();
     assert_eq!(memory.statistics().retries, 1);
     drop((first, second, third));
@@ -426,14 +427,14 @@ fn co_tenant_comes_and_goes_by_its_script() {
 fn cache_makes_up_for_pages_that_a_co_tenant_takes_on_their_way() {
     let sim =
         SimSource::with_capacity(8 * PAGE_BYTES).page_bytes(PAGE_BYTES).without_virtual_memory();
-    // Calls: the reservation, four commits, and the one of the last request.
+    // Calls: the reservation, four commits, and the commit of the last request.
     let script = [Tenancy { from_call: 6, wanted_bytes: 2 * PAGE_BYTES }];
     let memory = CachingAllocator::new(CoTenantSource::new(sim, script)).unwrap();
     let pages = |count: usize| memory.allocate(count * PAGE_BYTES).unwrap();
     let (low, wall, high, top) = (pages(3), pages(1), pages(3), pages(1));
     drop((low, high));
-    // Four of six cached pages go back, and the co-tenant takes two of them before they are
-    // committed anew: the other two go back as well.
+    // Four of six cached pages go back. The co-tenant takes two of them before they are committed
+    // anew, so the other two cached pages go back as well.
     let _block = pages(4);
     assert_eq!(memory.statistics().retries, 1);
     assert_eq!(memory.statistics().reserved.current_bytes, 6 * PAGE_BYTES);

@@ -51,7 +51,8 @@ proptest! {
     }
 }
 
-/// A training step's shape: activations up, gradients on the way back down.
+/// A program like a training step: activations accumulate, then gradients are allocated in reverse
+/// order.
 fn train_step(memory: &CachingAllocator) {
     let mut activations: Vec<_> = (1..20_usize)
         .map(|layer| memory.allocate_in(Category::Activation, layer * 3_000).unwrap())
@@ -103,7 +104,7 @@ fn capacity_below_what_is_reserved_keeps_blocks_and_no_cache() {
 
     let error = memory.allocate(1).unwrap_err();
     assert_eq!(error.out_of_memory().unwrap().missing_bytes, 7 * PAGE_BYTES);
-    // A hole costs nothing, so it may be used even now.
+    // A hole needs no new memory, so it may be used even now.
     drop(low);
     let hole = memory.allocate(PAGE_BYTES).unwrap();
     drop((hole, high));

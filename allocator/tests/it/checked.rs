@@ -16,7 +16,7 @@ fn sim() -> CachingAllocator {
     CachingAllocator::checked(source).unwrap()
 }
 
-/// Another buffer's byte, reached as a wild pointer would: by distance.
+/// A pointer to another buffer's byte by its distance, as a wild pointer is.
 struct Wild(*mut u8);
 
 impl Wild {
@@ -29,8 +29,8 @@ impl Wild {
         reason = "plays the bug that is to be found, inside memory that is mapped"
     )]
     fn write(&self, distance: isize, byte: u8) {
-        // SAFETY: the tests stay inside the committed pages of an allocator that they keep, and
-        // hold no reference to its bytes meanwhile.
+        // SAFETY: the tests stay inside the committed pages of an allocator that they keep. They
+        // hold no reference to its bytes during the write.
         unsafe { self.0.wrapping_offset(distance).write_volatile(byte) };
     }
 }
@@ -80,7 +80,7 @@ fn write_after_free_is_found_when_the_memory_is_handed_out() {
         let event = memory.event_count();
         drop(block);
         wild.write(distance, 7);
-        // A small block takes the first half only.
+        // A small block takes only the first half.
         let message = panic_of(|| {
             let first = memory.allocate(size_bytes);
             let second = memory.allocate(size_bytes);
@@ -226,7 +226,7 @@ proptest! {
     }
 }
 
-/// Every block is written, to its last byte.
+/// Runs a program, and writes every block to its last byte.
 fn run_and_write(world: &mut World, program: &[Op]) {
     for &op in program {
         world.step(op).unwrap();

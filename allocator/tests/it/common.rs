@@ -6,13 +6,14 @@ use lowtide_allocator::{
 use proptest::prelude::*;
 
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// No program here comes near it.
+/// A capacity that no program here comes near.
 pub(crate) const PLENTY: usize = 1 << 40;
 
-/// Set in the process that runs the body of a test, so that a crash fails one test.
+/// Environment variable of the process that runs the body of a test, so that a crash fails one
+/// test.
 const CHILD: &str = "LOWTIDE_TEST_CHILD";
 
-/// Runs `body`, which is all of the test `name`, in a process that runs nothing else.
+/// Runs `body`, the whole test `name`, in a process that runs nothing else.
 pub(crate) fn in_a_process_of_its_own(name: &str, body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some() {
         return body();
@@ -27,7 +28,7 @@ pub(crate) fn in_a_process_of_its_own(name: &str, body: impl FnOnce()) {
     assert!(is_passed, "{}: {text}", output.status);
 }
 
-/// One step of a random program. Indices are taken modulo what is live.
+/// One step of a random program. Indices are taken modulo the number of live objects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
     Allocate(Category, usize),
@@ -39,7 +40,7 @@ pub(crate) enum Op {
     SetCapacity(usize),
 }
 
-/// An allocator and what a program holds of it.
+/// An allocator, and the objects that a program holds of it.
 pub(crate) struct World {
     pub(crate) memory: CachingAllocator,
     pub(crate) buffers: Vec<Buffer>,
@@ -59,7 +60,7 @@ impl World {
         World { memory, buffers: Vec::new(), charges: Vec::new() }
     }
 
-    /// Runs one step; the offset if it allocated.
+    /// Runs one step. Returns the offset if the step allocated.
     pub(crate) fn step(&mut self, op: Op) -> Result<Option<usize>, AllocError> {
         let pick = |index: usize, len: usize| (len > 0).then(|| index % len);
         match op {
@@ -95,7 +96,7 @@ impl World {
         Ok(None)
     }
 
-    /// Runs steps up to the first failure; the offsets of what was allocated.
+    /// Runs steps up to the first failure. Returns the offsets of the allocations.
     pub(crate) fn run(&mut self, program: &[Op]) -> Result<Vec<usize>, AllocError> {
         let mut offsets = Vec::new();
         for &op in program {
@@ -115,7 +116,7 @@ pub(crate) fn size_bytes() -> impl Strategy<Value = usize> {
     prop_oneof![0..600_usize, 0..6 * PAGE_BYTES, (0..40_usize).prop_map(|n| n * 1024)]
 }
 
-/// Steps that leave the capacity alone.
+/// Steps that do not change the capacity.
 pub(crate) fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => (category(), size_bytes()).prop_map(|(category, size)| Op::Allocate(category, size)),
@@ -131,7 +132,7 @@ pub(crate) fn program() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op(), 1..120)
 }
 
-/// A program with a little of everything, for tests that go through it request by request.
+/// A program with every kind of step, for tests that go through its requests one by one.
 pub(crate) fn fixed_program() -> Vec<Op> {
     use Category::{Activation, Gradient, Input, OptimizerState, Parameter, Workspace};
     vec![

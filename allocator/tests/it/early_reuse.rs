@@ -6,7 +6,7 @@ use lowtide_allocator::{
 use crate::common::{PAGE_BYTES, PLENTY};
 use crate::streams::{StreamOp, StreamWorld, stream};
 
-/// A fence with a fault of its own, over the streams that prove it.
+/// A fence with a fault, over streams that detect it.
 struct Faulty {
     inner: SimSource,
     streams: SimStreams,
@@ -71,7 +71,7 @@ fn with_fault(fault: FenceFault) -> StreamWorld {
     StreamWorld::of(CachingAllocator::new(source).unwrap(), streams)
 }
 
-/// Programs that do not depend on the seeds of proptest, for counting.
+/// Programs that do not depend on the seeds of proptest, so that failures can be counted.
 fn fixed_programs() -> Vec<Vec<StreamOp>> {
     let mut state = 1_u64;
     let mut draw = |below: usize| {

@@ -11,7 +11,7 @@ fn source() -> SimSource {
     SimSource::with_capacity(PLENTY).page_bytes(PAGE_BYTES)
 }
 
-/// State that a failed request must leave as it was: everything that is in use.
+/// State that a failed request must not change: all bytes in use.
 fn in_use(memory: &CachingAllocator) -> (u64, [usize; 3], Vec<usize>, u64) {
     let Statistics { requested, allocated, charged, by_category, allocations, .. } =
         memory.statistics();
@@ -20,7 +20,7 @@ fn in_use(memory: &CachingAllocator) -> (u64, [usize; 3], Vec<usize>, u64) {
     (memory.layout_hash(), whole, parts, allocations)
 }
 
-/// Runs the fixed program, skipping over what fails. Returns the errors.
+/// Runs the fixed program, and skips steps that fail. Returns the errors.
 fn run_over_failures(world: &mut World) -> Vec<AllocError> {
     let mut errors = Vec::new();
     for op in fixed_program() {
@@ -147,7 +147,7 @@ fn allocator_without_addresses_for_views_stitches_nothing_and_neither_does_its_s
     }
 }
 
-/// A source that shows no page at a second address, although it says that it can.
+/// A source that claims to map pages at a second address, but does not.
 struct Mapless(SimSource);
 
 impl Adaptor for Mapless {
@@ -200,7 +200,7 @@ fn torch_rules_refuse_pages_that_two_segments_would_share() {
 
 #[test]
 fn wait_that_fails_is_out_of_memory_outside_the_allocator_and_no_block() {
-    // In a hole of another stream, and at the top.
+    // First in a hole of another stream, then at the top.
     for in_hole in [true, false] {
         let streams = SimStreams::new();
         let faulty = FaultSource::new(source().streams(&streams));
@@ -219,7 +219,7 @@ fn wait_that_fails_is_out_of_memory_outside_the_allocator_and_no_block() {
         assert!(ledger.tried.is_empty(), "{:?}", ledger.tried);
         assert_eq!((in_use(&memory), memory.statistics().waits), (before, 0));
         memory.check_invariants();
-        // The wait is still owed.
+        // The failed wait must be made by the next request.
         let block = memory.allocate_on(other, Category::Other, 512).unwrap();
         streams.launch(other, &[&block]).unwrap();
         assert_eq!((block.offset(), memory.statistics().waits), (0, 1));
@@ -285,7 +285,7 @@ fn torch_rules_keep_the_code_of_a_system_that_fails() {
     memory.check_invariants();
 }
 
-/// A source whose system refuses every commit, written as somebody else would.
+/// A source whose system refuses every commit, written without this crate's helpers.
 struct Refusing;
 
 impl MemorySource for Refusing {

@@ -101,7 +101,7 @@ fn concurrent_threads_keep_the_invariants() {
                 assert!(buffer.as_slice().unwrap().iter().all(|&byte| byte == tag));
             }
         }
-        // Half of the blocks are freed by another thread.
+        // Another thread frees half of the blocks.
         held.split_off(held.len() / 2)
     };
     let rest: Vec<_> = thread::scope(|scope| {
@@ -121,7 +121,7 @@ fn concurrent_threads_keep_the_invariants() {
     assert_eq!(statistics.allocations, u64::from(THREADS) * ROUNDS as u64);
 }
 
-/// An adaptor that answers for the segment of another allocator.
+/// An adaptor that returns the segment of another allocator.
 struct Crossed {
     inner: HostSource,
     other: Segment,
@@ -168,7 +168,7 @@ fn pages_of_another_segment_cannot_be_taken_away() {
 
 const HOST_PAGE_BYTES: usize = 64 << 10;
 
-/// Pages of which every other one is free.
+/// Allocates pages, and frees every other one.
 fn with_holes(memory: &CachingAllocator, page_count: usize) -> Vec<Buffer> {
     let page = |_| memory.allocate(HOST_PAGE_BYTES).unwrap();
     let pages: Vec<Buffer> = (0..page_count).map(page).collect();
@@ -217,10 +217,10 @@ fn source_without_virtual_memory_stitches_nothing_and_takes_no_mappings() {
     });
 }
 
-/// Stitches blocks whose views have more mappings than an allocator may have.
+/// Stitches blocks whose views exceed the mappings of an allocator.
 fn many_views(memory: &CachingAllocator) -> Vec<Buffer> {
     let mut kept = with_holes(memory, 260);
-    // Other holes in each round, so that no view is found again.
+    // Each round has other holes, so that no view is found again.
     for _ in 0..3 {
         for page_count in 2..126 {
             drop(memory.allocate(page_count * HOST_PAGE_BYTES).unwrap());
@@ -235,7 +235,7 @@ fn many_views(memory: &CachingAllocator) -> Vec<Buffer> {
 fn simulation_knows_how_many_mappings_its_allocator_has() {
     let name = "host::simulation_knows_how_many_mappings_its_allocator_has";
     in_a_process_of_its_own(name, || {
-        // The later ones have few mappings, the last ones perhaps none.
+        // Later allocators have few mappings, the last ones perhaps none.
         let mut stitches = Vec::new();
         let mut memories = Vec::new();
         for index in 0..48 {
@@ -261,7 +261,7 @@ fn simulation_knows_how_many_mappings_its_allocator_has() {
 
 #[test]
 fn simulation_of_another_allocator_stitches_with_as_few_mappings() {
-    // Like the second host allocator of a process, which has a small share of the mappings.
+    // Few mappings, as for the second host allocator of a process, which has a small share.
     const COUNT: usize = 64;
     let memory =
         CachingAllocator::new(SimSource::with_capacity(1 << 30).mappings_max(COUNT)).unwrap();

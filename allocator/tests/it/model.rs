@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::common::{Op, PAGE_BYTES, PLENTY, World, category, op, program, size_bytes};
 
-/// The policy once more, as slowly and plainly as it can be said: sorted lists and scans.
+/// A slow and plain copy of the policy: sorted lists and scans.
 #[derive(Default)]
 struct Naive {
     /// Live blocks by the offset of their first piece: offset and size of each piece.
@@ -61,7 +61,8 @@ impl Naive {
         self.committed = self.touched();
     }
 
-    /// Gives up free pages for a growth, the highest first, and none that are about to be used.
+    /// Gives free pages back for a growth, the highest first, but no pages that are about to be
+    /// used.
     fn pay(&mut self, growth_bytes: usize, wanted: &BTreeSet<usize>) {
         let touched = self.touched();
         let is_free = |page: &&usize| !touched.contains(*page) && !wanted.contains(*page);
@@ -82,8 +83,8 @@ impl Naive {
         self.stitch(size_bytes, holes).unwrap_or_else(|| vec![(self.top(), size_bytes)])
     }
 
-    /// All whole pages of the largest holes while they are too few, then those of the smallest hole
-    /// that is left and has enough.
+    /// Takes all whole pages of the largest holes while these are too few, then pages of the
+    /// smallest remaining hole that has enough.
     fn stitch(&self, size_bytes: usize, holes: Vec<(usize, usize)>) -> Option<Vec<(usize, usize)>> {
         let run = |&(offset, bytes): &(usize, usize)| {
             let (start, end) = (pages(offset), (offset + bytes) / PAGE_BYTES * PAGE_BYTES);
@@ -155,7 +156,7 @@ impl Naive {
         }
     }
 
-    /// Foretells a step on `world`, which has not run it yet: whether it passes, and the offset.
+    /// Predicts a step that `world` has not run yet: true if the step succeeds, and the offset.
     fn step(&mut self, op: Op, world: &World) -> (bool, Option<usize>) {
         let passes = match op {
             Op::Allocate(_, size_bytes) => {
@@ -274,7 +275,7 @@ proptest! {
     }
 }
 
-/// A hole of each of `sizes` between blocks of 512 bytes, from offset 0 on.
+/// A world with a hole of each of `sizes` between blocks of 512 bytes, from offset 0 on.
 fn with_holes(sizes: &[usize]) -> World {
     let mut world = World::sim(PLENTY);
     for &size_bytes in sizes {
@@ -320,7 +321,7 @@ fn request_of_nothing_is_a_block() {
 #[test]
 fn layout_hash_is_the_one_of_every_other_run_and_machine() {
     let mut world = World::sim(PLENTY);
-    // The offset basis of FNV-1a: nothing was hashed.
+    // The offset basis of FNV-1a: the hash of nothing.
     assert_eq!(world.memory.layout_hash(), 0xcbf2_9ce4_8422_2325);
     world.step(Op::Allocate(Category::Parameter, 1000)).unwrap();
     world.step(Op::Charge(Category::Workspace, 1000)).unwrap();

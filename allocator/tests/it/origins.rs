@@ -61,7 +61,8 @@ fn out_of_memory_names_the_module_and_the_largest_ones() {
     assert!(row.contains(&format!("{} B", 6 * PAGE_BYTES)), "{text}");
 }
 
-/// Two modules, a block that is named late, and one that comes and goes at the peak.
+/// Allocates in two modules: also a block that gets its module late, and a block that exists only
+/// at the peak.
 fn recorded(memory: &CachingAllocator) -> Vec<lowtide_allocator::Buffer> {
     let weight = memory.allocate_in(Category::Parameter, 3000).unwrap();
     let outside = memory.allocate_in(Category::Input, 100).unwrap();

@@ -15,7 +15,7 @@ fn copies() -> [Stream; 2] {
     [Stream::new(3).unwrap(), Stream::new(5).unwrap()]
 }
 
-/// A cache of simulated host memory for that many batches.
+/// A cache of simulated host memory for `batches` batches.
 fn cache(streams: &SimStreams, batches: usize) -> PinnedCache {
     let source = SimSource::with_capacity(batches * BATCH_BYTES).page_bytes(PAGE_BYTES);
     PinnedCache::new(source.without_virtual_memory(), streams.clone()).unwrap()
@@ -154,7 +154,7 @@ fn faulty_streams() -> FaultSource<SimSource> {
     FaultSource::new(SimSource::with_capacity(1).streams(&SimStreams::new()))
 }
 
-/// A handle that forwards, so that the fence of a source can be a fence.
+/// A fence that forwards to the fence of a source.
 struct FenceOf(FaultSource<SimSource>);
 
 impl Fence for FenceOf {
@@ -214,7 +214,7 @@ fn host_statistics_have_the_names_and_sums_of_torch() {
     drop(held);
 }
 
-/// Which pages are locked; refuses beyond a limit, as the system does.
+/// A lock that records the locked pages, and refuses beyond a limit, as the system does.
 #[derive(Clone, Default)]
 struct LockLog {
     pages: Arc<Mutex<BTreeSet<u64>>>,
@@ -267,7 +267,7 @@ fn what_is_committed_is_locked_and_nothing_else() {
     memory.trim();
     assert_eq!(locked_bytes(), 0);
 
-    // Locked in one call, unlocked from the middle.
+    // Locked in one call, and unlocked from the middle.
     drop(memory.allocate(10 * PAGE_BYTES).unwrap());
     let [low, middle, high] = [3, 3, 4].map(|n| memory.allocate(n * PAGE_BYTES).unwrap());
     drop(middle);
@@ -311,7 +311,7 @@ fn lock_limit_is_named_and_pending_blocks_are_waited_for_first() {
     drop(held);
 }
 
-/// Locked memory of this process.
+/// Locked memory of this process, in KiB.
 #[cfg(target_os = "linux")]
 fn locked_kib() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -342,7 +342,7 @@ fn system_locks_what_it_allows_and_says_what_it_does_not() {
         }
         Err(error) => panic!("{error}"),
     }
-    // Nothing is mapped there.
+    // There is no mapping at this address.
     assert!(SystemLock.lock(1 << 16, SIZE_BYTES).is_err());
     assert_eq!(locked_kib(), before, "a refused lock leaves nothing locked");
 }
@@ -363,7 +363,7 @@ fn wait_of_the_host_takes_back_what_was_dropped_before_it_and_nothing_else() {
     cache
         .while_waiting(copy, || {
             streams.wait_host(copy)?;
-            // As somebody else may, meanwhile.
+            // Another thread may enqueue work during the wait.
             enqueue(&[copy]);
             Ok::<(), SourceError>(())
         })
@@ -371,7 +371,7 @@ fn wait_of_the_host_takes_back_what_was_dropped_before_it_and_nothing_else() {
     assert_eq!((cache.pending_count(), cache.wait_count()), (2, 0), "the first alone");
     let failed = cache.while_waiting(other, || Err::<(), &str>("lost"));
     assert_eq!((failed, cache.pending_count()), (Err("lost"), 2));
-    // What is handed out now was taken back, or waited for.
+    // Each block that is handed out now was taken back before, or is waited for.
     for _ in 0..4 {
         enqueue(&[other]);
     }

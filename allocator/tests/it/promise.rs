@@ -6,13 +6,13 @@ use proptest::prelude::*;
 use crate::common::{Op, PLENTY, World, program};
 use crate::simulation::twin_of;
 
-/// True for an operation of the promise's owner, which takes pages or gives them back.
+/// True for an operation of the promise's owner that takes pages or gives them back.
 fn is_own_business(op: &Op) -> bool {
     matches!(op, Op::Allocate(..) | Op::Free(_) | Op::Charge(..) | Op::Raise(..) | Op::Discharge(_))
 }
 
 proptest! {
-    /// Bytes that a simulation without a limit reserves are enough, whatever others do meanwhile.
+    /// The bytes that a simulation without a limit reserves are enough, whatever other threads do.
     #[test]
     fn requests_within_a_promise_never_fail(before in program(), after in program()) {
         let mut real = World::new(HostSource::with_capacity(4_000_000));

@@ -8,7 +8,7 @@ use lowtide_allocator::{
 
 use crate::common::PAGE_BYTES;
 
-/// Room for four blocks of a page.
+/// An allocator with room for four blocks of a page.
 fn small() -> CachingAllocator {
     let source = SimSource::with_capacity(4 * PAGE_BYTES).page_bytes(PAGE_BYTES);
     CachingAllocator::new(source).unwrap()
@@ -19,7 +19,7 @@ fn ledger(memory: &CachingAllocator, size_bytes: usize) -> OutOfMemory {
     error.out_of_memory().unwrap().clone()
 }
 
-/// Blocks that somebody keeps and can spare.
+/// A reclaimer that holds blocks that can be freed.
 #[derive(Clone, Default)]
 struct Hoard(Arc<Mutex<Vec<Buffer>>>);
 
@@ -41,7 +41,7 @@ impl Hoard {
     }
 }
 
-/// Calls of reclaimers: the name of the reclaimer, and the bytes that it was asked for.
+/// A log of reclaimer calls: name of the reclaimer, and bytes that it was asked for.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(&'static str, usize)>>>);
 
@@ -113,7 +113,8 @@ fn nobody_is_asked_while_the_allocator_can_help_itself() {
     let wall = memory.allocate(512).unwrap();
     drop(low);
     drop(memory.allocate(2 * PAGE_BYTES).unwrap());
-    // Takes what is cached beyond the top, then stitches what is left below it.
+    // The charge takes the cached pages beyond the top; the block is stitched from the pages left
+    // below.
     drop(memory.charge(Category::Other, PAGE_BYTES).unwrap());
     assert!(memory.allocate(3 * PAGE_BYTES).unwrap().is_stitched());
     assert_eq!(log.take(), [""; 0]);
@@ -135,7 +136,7 @@ fn search_follows_each_reclaimer_and_the_rest_is_not_asked() {
     assert_eq!(hoard.len(), 2);
     assert_eq!(memory.statistics().ooms, 0);
     assert_eq!(memory.request_count(), 5, "a search again is no request");
-    // A charge asks too.
+    // A charge asks reclaimers, too.
     let charge = memory.charge(Category::Workspace, PAGE_BYTES).unwrap();
     assert_eq!((log.take(), hoard.len()), (vec!["gives nothing"], 1));
     drop((block, charge, first, giver, last));
@@ -241,7 +242,7 @@ fn reclaimer_that_allocates_is_not_asked_by_itself() {
     let refused = Arc::new(Mutex::new(0));
     let forbidden = {
         let (memory, refused) = (memory.clone(), Arc::clone(&refused));
-        // Against the rules of `Reclaim`: it asks for as much as is missing.
+        // The reclaimer breaks the rules of `Reclaim`: it allocates the missing bytes.
         move |missing_bytes: usize| {
             let block = memory.allocate(missing_bytes);
             *refused.lock().unwrap() += usize::from(block.is_err());
@@ -253,7 +254,7 @@ fn reclaimer_that_allocates_is_not_asked_by_itself() {
     assert!(memory.allocate(5 * PAGE_BYTES).is_err());
     assert_eq!((*refused.lock().unwrap(), log.take()), (1, vec!["next"]));
     memory.check_invariants();
-    // The next shortage asks again.
+    // The next shortage asks the reclaimers again.
     assert!(memory.allocate(5 * PAGE_BYTES).is_err());
     assert_eq!((*refused.lock().unwrap(), log.take()), (2, vec!["next"]));
     drop((one, two));
@@ -272,7 +273,7 @@ fn reclaimer_of_one_allocator_may_use_another() {
             hoard.give(1)
         })
     };
-    // The host is short as well, and asks its own.
+    // The host is short as well, and asks its own reclaimers.
     let full = Mutex::new(Some(host.allocate(2 << 16).unwrap()));
     let make_room = host
         .on_shortage(0, move |_| full.lock().unwrap().take().map_or(0, |block| block.size_bytes()));

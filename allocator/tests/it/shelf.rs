@@ -10,13 +10,13 @@ pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const MAIN: StreamId = StreamId(0);
 pub(crate) const SIDE: StreamId = StreamId(1);
 
-/// A policy on a shelf; every step is followed by a check of both.
+/// A policy on a shelf. Every step is followed by a check of both.
 pub(crate) struct World<S> {
     pub(crate) policy: TorchPolicy,
     pub(crate) shelf: S,
 }
 
-/// A source that knows what it gave.
+/// A source that knows the bytes that it has given.
 pub(crate) trait Held: SegmentSource {
     fn held_bytes(&self) -> u64;
 }
@@ -41,7 +41,7 @@ impl<S: Held> World<S> {
     }
 }
 
-/// The lowest room from `from` on.
+/// The lowest gap from `from` on that holds `size_bytes`.
 fn lowest_gap(held: &BTreeMap<u64, u64>, from: u64, size_bytes: u64) -> u64 {
     let mut at = from;
     for (&address, &held_bytes) in held {
@@ -53,7 +53,7 @@ fn lowest_gap(held: &BTreeMap<u64, u64>, from: u64, size_bytes: u64) -> u64 {
     at
 }
 
-/// A device of some capacity that gives the lowest address with room.
+/// A device of limited capacity that gives the lowest address with room.
 #[derive(Clone, Debug)]
 pub(crate) struct Shelf {
     pub(crate) capacity_bytes: u64,
@@ -89,7 +89,7 @@ impl SegmentSource for Shelf {
     }
 }
 
-/// A device that maps pages, too, and notes everything that was asked of it.
+/// A device that also maps pages, and records all calls.
 #[derive(Clone, Debug)]
 pub(crate) struct PagedShelf {
     pub(crate) capacity_bytes: u64,
@@ -119,7 +119,7 @@ impl PagedShelf {
         self.held_bytes() + size_bytes <= self.capacity_bytes
     }
 
-    /// The pages that make up `range`, each with its length.
+    /// The pages that make up `range`: start and length of each.
     fn pages_in(&self, range: AddressRange) -> Vec<(u64, u64)> {
         let (&start, &(size, page)) = self.ranges.range(..=range.address).next_back().unwrap();
         assert!(range.end() <= start + size && range.size_bytes > 0, "{range:x?} is in a range");
@@ -129,7 +129,7 @@ impl PagedShelf {
         (0..count).map(|index| (range.address + index * page, page)).collect()
     }
 
-    /// What was asked since the last time.
+    /// Takes the calls since the last time.
     pub(crate) fn take_calls(&mut self) -> Vec<SourceCall> {
         std::mem::take(&mut self.calls)
     }
@@ -171,7 +171,8 @@ impl PageSource for PagedShelf {
     fn reserve_range(&mut self, page_bytes: u64, _stream: StreamId) -> Option<AddressRange> {
         let size_bytes = self.range_bytes.next_multiple_of(page_bytes);
         let held = self.ranges.iter().map(|(&at, &(size, _))| (at, size)).collect();
-        // Off the multiples of a page, as the driver's ranges can be.
+        // The range does not start at a multiple of the page, which the driver's ranges need not
+        // either.
         let address = lowest_gap(&held, (1 << 44) + 2 * MIB, size_bytes);
         self.ranges.insert(address, (size_bytes, page_bytes));
         let range = AddressRange { address, size_bytes };
@@ -189,7 +190,7 @@ impl PageSource for PagedShelf {
         self.calls.push(SourceCall::ReleaseRange(range));
     }
 
-    /// Page by page; those that were had before one could not be are given back.
+    /// Maps page by page. If a page cannot be mapped, the earlier pages of the call are unmapped.
     fn map(&mut self, pages: AddressRange) -> bool {
         let wanted = self.pages_in(pages);
         for (index, &(address, size_bytes)) in wanted.iter().enumerate() {

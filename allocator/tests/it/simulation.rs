@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use crate::common::{Op, PLENTY, World, fixed_program, program};
 
-/// A world on the simulation, holding the twins of everything that `real` holds.
+/// A world on the simulation, with a copy of every object of `real`.
 pub(crate) fn twin_of(real: &World) -> World {
     let simulation = real.memory.simulate();
     World {
@@ -22,7 +22,7 @@ proptest! {
     ) {
         let mut real = World::new(HostSource::with_capacity(capacity));
         for op in before {
-            // Failures are part of the state that is copied.
+            // Failures are part of the copied state.
             let _ = real.step(op);
         }
         let mut twin = twin_of(&real);

@@ -10,7 +10,8 @@ use crate::common::{Op, PAGE_BYTES, PLENTY, World, category};
 
 const HOST_PAGE_BYTES: usize = 64 << 10;
 
-/// A live block that fills `hole_bytes`-long holes apart: `count` of them below the top.
+/// Allocates live blocks with `count` holes of `hole_bytes` between them. All holes lie below the
+/// top.
 fn with_holes(memory: &CachingAllocator, hole_bytes: usize, count: usize) -> Vec<Buffer> {
     let row = (0..count).map(|_| {
         let hole = memory.allocate(hole_bytes).unwrap();
@@ -24,7 +25,7 @@ fn paged(page_bytes: usize) -> World {
     World::new(SimSource::with_capacity(PLENTY).page_bytes(page_bytes))
 }
 
-/// Sizes around a few pages, none, and a part of a block.
+/// Sizes around a few pages, 0, and sizes below a block.
 fn sizes(page_bytes: usize) -> impl Strategy<Value = usize> {
     let around = (0..5_usize, 0..3_usize)
         .prop_map(move |(n, extra)| (n * page_bytes + extra * 512).saturating_sub(512));
@@ -42,13 +43,13 @@ fn program(page_bytes: usize) -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..120)
 }
 
-/// Programs with the page that they are made for, from the smallest that there is.
+/// Programs with a page size each, from the smallest possible size on.
 fn paged_program() -> impl Strategy<Value = (usize, Vec<Op>)> {
     let page_bytes = prop::sample::select(vec![512, 1024, 64 << 10, 2 << 20]);
     page_bytes.prop_flat_map(|page_bytes| (Just(page_bytes), program(page_bytes)))
 }
 
-/// Every byte a function of the block and the place, so that no other block has the same row.
+/// Bytes that depend on the block and the index, so that no other block has the same bytes.
 fn pattern(buffer: &Buffer) -> impl Iterator<Item = u8> {
     let seed = buffer.serial().wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..buffer.size_bytes() as u64).map(move |at| (seed.wrapping_add(at * 0x1_0001) >> 24) as u8)
@@ -135,7 +136,7 @@ proptest! {
             world.step(op).unwrap();
             let after = world.memory.statistics();
             if after.reserved.current_bytes > before.reserved.current_bytes {
-                // No page is left to give: a charge may have taken a part of one.
+                // No page is left to release. A charge may have taken a part of a page.
                 let spare_bytes = world.memory.trim();
                 let waste = after.reserved.current_bytes - before.reserved.current_bytes;
                 prop_assert_eq!(spare_bytes, 0, "{:?} grew by {}", op, waste);
@@ -182,14 +183,14 @@ fn block_that_no_hole_holds_takes_pages_of_several() {
     let before = memory.statistics().reserved.current_bytes;
     let mut block = memory.allocate(3 * HOST_PAGE_BYTES).unwrap();
     assert!(block.is_stitched());
-    // Holes of one size are taken highest first, and only the lowest begins with a page.
+    // Holes of one size are taken from the highest down. Only the lowest hole begins at a page.
     let pieces = [5, 3, 0].map(|page| page * HOST_PAGE_BYTES..(page + 1) * HOST_PAGE_BYTES);
     assert_eq!(block.pieces(), pieces);
     assert_eq!(memory.statistics().reserved.current_bytes, before, "it costs nothing");
     write(&mut block);
     check_contents(&walls);
     check_contents(std::slice::from_ref(&block));
-    // What was written through the second address is there at the first.
+    // Bytes that are written at the second address appear at the first.
     let bytes = block.as_slice().unwrap().to_vec();
     drop(block);
     let holes = [0, 1, 2].map(|_| memory.allocate(2 * HOST_PAGE_BYTES).unwrap());
@@ -209,7 +210,7 @@ fn last_pages_come_from_the_smallest_hole_that_has_enough() {
         let hole = memory.allocate(pages * PAGE_BYTES).unwrap();
         (hole, memory.allocate(PAGE_BYTES).unwrap())
     });
-    // Holes of pages 0..5, 6..9, 10..12, 13..15 and 16..17.
+    // Holes at pages 0..5, 6..9, 10..12, 13..15 and 16..17.
     let _walls = row.map(|(_, wall)| wall);
     let pieces = |page_count: usize| {
         let block = memory.allocate(page_count * PAGE_BYTES).unwrap();
@@ -232,7 +233,7 @@ fn block_grows_over_the_top_from_the_next_page_on() {
     let mut walls = with_holes(&memory, page, 1);
     write(&mut walls[0]);
     let mut block = memory.allocate(3 * page).unwrap();
-    // The hole, then what lies beyond the page that the wall has begun.
+    // First the hole, then memory beyond the page that the wall has begun.
     assert_eq!(block.pieces(), [0..page, 2 * page..4 * page]);
     assert_eq!(block.address() % page as u64, 0);
     write(&mut block);
@@ -281,7 +282,7 @@ fn trim_takes_pages_of_holes_with_their_views_and_later_use_commits_them_again()
     block.as_mut_slice().unwrap().fill(1);
     drop(block);
     let reserved_bytes = memory.statistics().reserved.current_bytes;
-    // A hole of a page between two walls is a whole page only where it is aligned.
+    // A hole of a page between two walls is a whole page only if it is aligned.
     let trimmed_bytes = memory.trim();
     assert!(trimmed_bytes > 0);
     let after = memory.statistics();
@@ -312,7 +313,7 @@ fn block_has_at_most_128_pieces() {
 
 #[test]
 fn idle_views_make_room_when_mappings_run_out() {
-    // Each of these blocks takes about 126 mappings: 130 of them are the limit.
+    // Each of these blocks takes about 126 mappings: 130 blocks are the limit.
     let memory = paged(512).memory;
     let _walls = with_holes(&memory, 512, 200);
     for size in 100..300 {
@@ -393,7 +394,7 @@ fn twin_of_a_stitched_block_has_its_pieces() {
     assert_eq!(calls, memory.statistics().source_calls);
 }
 
-/// A step with stitched blocks; the errors of what failed.
+/// Runs a step with stitched blocks. Returns the errors.
 fn faulty_step(memory: &CachingAllocator) -> Vec<AllocError> {
     let mut errors = Vec::new();
     let mut allocate = |size_bytes: usize| {

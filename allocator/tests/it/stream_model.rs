@@ -10,7 +10,7 @@ use crate::streams::{StreamOp, StreamWorld, stream_program};
 const CELL: usize = 512;
 const PAGE: usize = PAGE_BYTES / CELL;
 
-/// Streams that may still use what is free, and when the last owner gave it back.
+/// Streams that may still use free memory, and the time at which its last owner freed it.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Marks {
     users: BTreeSet<usize>,
@@ -23,7 +23,7 @@ enum Cell {
     Free(Marks),
 }
 
-/// A hole: cells that the same streams used.
+/// A hole: adjacent cells that the same streams used.
 #[derive(Clone, Debug)]
 struct Hole {
     start: usize,
@@ -31,17 +31,17 @@ struct Hole {
     marks: Marks,
 }
 
-/// Placement on streams once more, cell by cell: who owns it, who may still use it.
+/// A naive copy of placement on streams, cell by cell: each cell has an owner or possible users.
 #[derive(Default)]
 struct Naive {
-    /// Up to the end of the last live block.
+    /// Cells up to the end of the last live block.
     cells: Vec<Cell>,
-    /// For each live block, in the order of the program's own list: its runs and its users.
+    /// Live blocks in the order of the program's own list: runs and users of each.
     blocks: Vec<(Vec<Range<usize>>, BTreeSet<usize>)>,
-    /// Streams that may still work beyond the last cell, each with the time of its last free there.
+    /// Streams that may still work beyond the last cell, with the time of their last free there.
     beyond: BTreeMap<usize, u64>,
     used_end: usize,
-    /// Waiter and awaited to when.
+    /// (Waiter, awaited stream) to the time of the last wait.
     waited: BTreeMap<(usize, usize), u64>,
     clock: u64,
     waits: Vec<(usize, usize)>,
@@ -63,7 +63,7 @@ impl Naive {
         holes
     }
 
-    /// Cells of a hole are as old as the youngest of them.
+    /// Gives the cells of a hole the age of the youngest cell.
     fn settle(&mut self) {
         for hole in self.holes() {
             self.cells[hole.start..hole.start + hole.len].fill(Cell::Free(hole.marks));
@@ -92,7 +92,7 @@ impl Naive {
         on != waiter && self.waited.get(&(waiter, on)).is_none_or(|&waited| waited <= since)
     }
 
-    /// Whoever has to be waited for, less those that others among them have waited for.
+    /// The streams to wait for, without streams that other streams among them have waited for.
     fn fewest(&self, waiter: usize, users: impl Iterator<Item = (usize, u64)>) -> BTreeSet<usize> {
         let mut left: BTreeMap<usize, u64> =
             users.filter(|&(on, since)| self.missing(waiter, on, since)).collect();
@@ -125,7 +125,7 @@ impl Naive {
     }
 
     fn best(&self, len: usize, on: usize, holes: &[Hole]) -> Option<(usize, BTreeSet<usize>)> {
-        // The best fit of each set of users, and of these one that needs no wait, if there is one.
+        // The best fit of each set of users; of these, one that needs no wait, if there is one.
         let mut fits: BTreeMap<_, &Hole> = BTreeMap::new();
         for hole in holes.iter().filter(|hole| hole.len >= len) {
             let best = fits.entry(&hole.marks.users).or_insert(hole);
@@ -140,7 +140,7 @@ impl Naive {
         ranked.min().map(|(_, _, start, waits)| (start, waits))
     }
 
-    /// Runs of cells for a block, and whom to wait for.
+    /// Runs of cells for a block, and the streams to wait for.
     fn place(&mut self, len: usize, on: usize) -> (Vec<Range<usize>>, BTreeSet<usize>) {
         let holes = self.holes();
         let own = holes.iter().filter(|hole| hole.marks.users == BTreeSet::from([on]));
@@ -180,7 +180,8 @@ impl Naive {
         left.sort_by_key(|hole| std::cmp::Reverse((hole.len, hole.start)));
         let (mut runs, mut waits, mut missing) = (Vec::new(), BTreeSet::new(), len);
         while missing > 0 && !left.is_empty() {
-            // All of the largest while it is too little, then the smallest that has enough.
+            // All of the largest holes while they are too small, then the smallest hole that is
+            // large enough.
             let enough = (0..left.len()).filter(|&index| run(left[index]) >= missing);
             let rest = enough.min_by_key(|&index| (left[index].len, left[index].start));
             let index = if run(left[0]) < missing { 0 } else { rest.unwrap() };
@@ -202,7 +203,7 @@ impl Naive {
         let (runs, waits) = self.place(requested_bytes.max(1).div_ceil(CELL), on);
         for awaited in waits {
             self.clock += 1;
-            // Work that the awaited stream has waited for is waited for too.
+            // A wait covers also the work that the awaited stream has waited for.
             let known: Vec<(usize, u64)> = self
                 .waited
                 .range((awaited, 0)..(awaited + 1, 0))
@@ -215,7 +216,7 @@ impl Naive {
             self.waited.insert((on, awaited), self.clock);
             self.waits.push((on, awaited));
         }
-        // What is skipped before the end of a page counts as if the new block's stream left it.
+        // Cells skipped before the end of a page count as freed by the new block's stream.
         let skipped = Marks { users: BTreeSet::from([on]), since: self.clock };
         for run in &runs {
             if run.end > self.cells.len() {
@@ -255,7 +256,7 @@ impl Naive {
                 self.blocks[index % count].1.insert(on);
             }
             StreamOp::Free(index) if count > 0 => self.free(index % count),
-            // Nothing that is cached or charged has a say.
+            // Cached and charged memory has no effect.
             _ => {}
         }
         Vec::new()

@@ -8,11 +8,12 @@ use proptest::prelude::*;
 
 use crate::common::{PAGE_BYTES, PLENTY};
 
-/// One step of a random program on streams. Indices are taken modulo what is live.
+/// One step of a random program on streams. Indices are taken modulo the number of live blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StreamOp {
     Allocate(usize, usize),
-    /// Work on another stream than the block's own, which is told of it and waits for the owner.
+    /// Work on another stream than the block's own. The block records the use, and the stream waits
+    /// for the owner.
     UseOn(usize, usize),
     /// Work on the block's own stream.
     Use(usize),
@@ -21,12 +22,12 @@ pub(crate) enum StreamOp {
     Trim,
 }
 
-/// Objects of a program. Every block is worked on as soon as it is allocated.
+/// Objects of a program. Each block is used as soon as it is allocated.
 pub(crate) struct StreamWorld {
     pub(crate) memory: CachingAllocator,
     streams: SimStreams,
     pub(crate) buffers: Vec<(Stream, Buffer)>,
-    /// The nth `UseOn` from now does not tell the allocator.
+    /// Number of the `UseOn` from now that is not reported to the allocator.
     pub(crate) forgotten: Option<usize>,
 }
 
@@ -48,7 +49,7 @@ impl StreamWorld {
         StreamWorld { memory, streams, buffers: Vec::new(), forgotten: None }
     }
 
-    /// Runs one step; the pieces if it allocated.
+    /// Runs one step. Returns the pieces if the step allocated.
     pub(crate) fn step(&mut self, op: StreamOp) -> Result<Vec<Range<usize>>, EarlyReuse> {
         let pick = |index: usize| index % self.buffers.len().max(1);
         match op {
@@ -108,7 +109,7 @@ impl StreamWorld {
         Ok(pieces)
     }
 
-    /// Waiter and awaited, in the order in which they were enqueued.
+    /// (Waiter, awaited stream) of all waits, in the order of enqueueing.
     pub(crate) fn waits(&self) -> Vec<(usize, usize)> {
         let history = self.memory.history();
         let waits = history.records().iter().filter(|record| record.action == Action::Wait);
@@ -182,7 +183,7 @@ proptest! {
         let mut many = StreamWorld::of(memory, SimStreams::new());
         let mut one = StreamWorld::new();
         for op in program {
-            // Streams of the program belong to no device here, so only its allocations count.
+            // The streams of the program belong to no device here, so only the allocations matter.
             let alone = match op {
                 StreamOp::Allocate(_, size_bytes) => StreamOp::Allocate(0, size_bytes),
                 StreamOp::UseOn(index, _) => StreamOp::Use(index),
@@ -261,7 +262,7 @@ proptest! {
         let waited_before = real.waits().len();
         for op in after {
             let pieces = real.step(op).unwrap();
-            // The simulation's streams are its own: only the decisions count.
+            // The simulation has its own streams: only the decisions are compared.
             let twin_pieces = twin.step(op).unwrap_or_else(|_| {
                 twin.buffers.last().unwrap().1.pieces()
             });
@@ -356,7 +357,7 @@ fn stream_waits_once_for_all_that_was_freed_before() {
         world.step(StreamOp::Allocate(2, 512)).unwrap();
     }
     assert_eq!(world.waits(), [(2, 1)]);
-    // What is freed later needs a wait of its own.
+    // A later free needs a wait of its own.
     world.step(StreamOp::Allocate(1, 512)).unwrap();
     world.step(StreamOp::Allocate(0, 512)).unwrap();
     drop(world.buffers.remove(6));
@@ -436,7 +437,7 @@ fn block_that_is_handed_over_is_its_new_streams_alone() {
     assert_eq!(world.waits(), [(0, 1)], "once");
     streams.launch(compute, &[&block]).unwrap();
     drop(block);
-    // Nobody has to wait for the copies any more.
+    // No stream has to wait for the copies any more.
     let again = memory.allocate_on(compute, Category::Other, PAGE_BYTES).unwrap();
     assert_eq!((again.offset(), world.waits().len()), (offset, 1));
     streams.launch(compute, &[&again]).unwrap();

@@ -14,14 +14,14 @@ impl Draw {
         (self.0 >> 33) as usize % count
     }
 
-    /// From 1 byte to 64 MiB, each power of two as likely as the others.
+    /// A size from 1 byte to 64 MiB; each power of two is equally likely.
     fn size_bytes(&mut self) -> usize {
         let power = self.below(27);
         ((1 << power) + self.below(1 << power)).min(64 << 20)
     }
 }
 
-/// Objects that a long program holds, and the number of requests that were refused.
+/// Objects of a long program, and the number of refused requests.
 struct Stress {
     memory: CachingAllocator,
     streams: Option<SimStreams>,
@@ -41,7 +41,7 @@ impl Stress {
         assert!(ledger.missing_bytes > 0, "{ledger}");
         assert!(ledger.reserved_bytes <= ledger.capacity_bytes, "{ledger}");
         self.refused += 1;
-        // Half of the blocks go, so that the program does not stay at the limit.
+        // Half of the blocks are freed, so that the program does not stay at the limit.
         self.buffers.truncate(self.buffers.len() / 2);
         self.charges.clear();
     }

@@ -19,7 +19,7 @@ impl World {
         World { policy: TorchPolicy::new(settings), shelf: Shelf::new(capacity_bytes) }
     }
 
-    /// Sizes of all blocks in address order, free ones negative.
+    /// Sizes of all blocks in address order. Sizes of free blocks are negative.
     fn blocks(&self) -> Vec<i64> {
         let segments = self.policy.segments();
         let blocks = segments.iter().flat_map(|segment| &segment.blocks);
@@ -43,7 +43,7 @@ fn requests_are_rounded_to_512_bytes() {
 
 #[test]
 fn powers_of_two_are_divided_into_steps() {
-    // The example in the documentation of `roundup_power2_divisions`.
+    // The example in PyTorch's documentation of `roundup_power2_divisions`.
     assert_eq!(round_to_power2_division(1200, 4), 1280);
     let cases = [
         (1024, 4, 1024),
@@ -67,7 +67,7 @@ fn divisions_hold_above_512_bytes_each() {
     assert_eq!(settings.round(2048), 2048);
     assert_eq!(settings.round(2049), 2560);
     assert_eq!(settings.round(5 * MIB + 1), 6 * MIB);
-    // 1 is no division, as in PyTorch.
+    // A value of 1 turns division off, as in PyTorch.
     let settings = TorchSettings { power2_divisions: [1; 16], ..TorchSettings::default() };
     assert_eq!(settings.round(5 * MIB + 1), 5 * MIB + 512);
 }
@@ -111,7 +111,7 @@ fn remainders_are_split_off_if_they_are_worth_it() {
     world.get(1000);
     assert_eq!(world.blocks(), [1024, -(2 * MIB as i64 - 1024)]);
 
-    // Exactly 1 MiB is too little in the large pool, and stays with the block.
+    // Exactly 1 MiB is too small to split off in the large pool, and stays with the block.
     let mut world = World::new(TorchSettings::default());
     world.get(11 * MIB);
     assert_eq!(world.blocks(), [12 * MIB as i64]);
@@ -197,7 +197,7 @@ fn block_that_another_stream_used_stays_active_until_it_passed() {
     world.policy.check_invariants();
     assert!(world.policy.complete_free(block).is_err());
     assert_eq!(world.get(512), block);
-    // The uses were of the block before.
+    // The recorded uses belonged to the previous block at this address.
     assert_eq!(world.policy.free(block), Ok(Freed::Completed));
 }
 
@@ -223,14 +223,14 @@ fn oversize_blocks_are_neither_split_nor_given_to_lesser_requests() {
     let large = world.get(50 * MIB);
     assert_eq!(world.blocks(), [50 * MIB as i64]);
     world.free(large);
-    // Lesser: a segment of its own.
+    // Below the split limit: the request gets a segment of its own.
     let lesser = world.get(29 * MIB);
     assert_eq!(world.policy.reserved_bytes(), 80 * MIB);
-    // Oversize, within the rounding of 20 MiB: the cached block, unsplit.
+    // Oversize, and within the rounding of 20 MiB: the request gets the cached block, unsplit.
     assert_eq!(world.get(30 * MIB + 1), large);
     assert_eq!(world.policy.block_bytes(large), Some(50 * MIB));
     world.free(large);
-    // Oversize, beyond the rounding.
+    // Oversize, and beyond the rounding.
     assert_ne!(world.get(30 * MIB), large);
     assert_eq!(world.policy.block_bytes(lesser), Some(30 * MIB));
 }
@@ -286,10 +286,10 @@ fn oversize_blocks_are_released_before_the_whole_cache() {
     for block in blocks {
         world.free(block);
     }
-    // Within the rounding of a cached block.
+    // The request is within the rounding of a cached block.
     world.get(34 * MIB);
     assert!(world.shelf.releases.is_empty());
-    // No block of 100 MiB: the largest ones until there is enough.
+    // There is no block of 100 MiB: the largest blocks are released until their sum is enough.
     world.get(100 * MIB);
     assert_eq!(world.shelf.releases, [60 * MIB, 50 * MIB]);
     assert_eq!(world.policy.counters().retries, 0);
@@ -312,7 +312,7 @@ fn old_segments_are_collected_above_the_threshold() {
     }
     world.try_get(10 * MIB, SIDE).unwrap();
     world.free(young);
-    // 64 of 100 MiB are reserved; nothing cached holds 36 MiB, so the older one goes.
+    // 64 of 100 MiB are reserved. No cached block holds 36 MiB, so the older block is released.
     world.get(36 * MIB);
     assert_eq!(world.shelf.releases, [30 * MIB]);
     assert_eq!(world.policy.reserved_bytes(), 70 * MIB);

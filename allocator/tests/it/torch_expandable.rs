@@ -1,4 +1,4 @@
-//! Expandable segments, rule by rule, and the cases of PyTorch's test-suite that have them.
+//! Expandable segments: each rule, and the cases of PyTorch's test suite about them.
 
 use lowtide_allocator::torch::{
     AddressRange, BlockState, LayoutError, Pool, SourceCall, TorchPolicy, TorchSettings,
@@ -25,7 +25,7 @@ impl World {
         self.policy.set_settings(TorchSettings { limit_bytes, ..settings });
     }
 
-    /// MiB mapped and unmapped since the last time; unmapped ones are negative.
+    /// MiB mapped and unmapped since the last call. Unmapped ones are negative.
     fn maps(&mut self) -> Vec<i64> {
         let mib = |pages: AddressRange| i64::try_from(pages.size_bytes / MIB).unwrap();
         let calls = self.shelf.take_calls();
@@ -80,7 +80,7 @@ fn emptied_cache_keeps_pages_that_are_used_in_part() {
     world.maps();
     world.free(blocks[0]);
     world.free(blocks[2]);
-    // The second of five pages is under the block of 10 MiB in part.
+    // The block of 10 MiB covers a part of the second of five pages.
     assert_eq!(world.policy.empty_cache(&mut world.shelf), 80 * MIB);
     world.policy.check_invariants();
     assert_eq!(world.maps(), [-20, -60]);
@@ -101,10 +101,10 @@ fn lowest_gap_is_filled_before_the_end_grows() {
     world.free(low);
     world.policy.empty_cache(&mut world.shelf);
     world.maps();
-    // Less than the hole has: a page of it.
+    // The request is smaller than the hole: a page of the hole is mapped.
     assert_eq!(world.get(15 * MIB), low);
     assert_eq!(world.maps(), [20]);
-    // What is free in front of pages without memory counts.
+    // Free memory in front of unmapped pages counts.
     assert_eq!(world.get(22 * MIB), low + 15 * MIB);
     assert_eq!(world.maps(), [20]);
     assert_eq!(world.get(20 * MIB), high + 20 * MIB);
@@ -115,7 +115,7 @@ fn block_that_can_grow_is_as_large_as_it_can_get() {
     let mut world = World::expandable(1 << 40);
     let hole = world.get(30 * MIB);
     world.get(5 * MIB);
-    // 5 MiB are left at the end, which can grow: the hole fits better.
+    // The 5 MiB left at the end can grow, so the hole fits better.
     world.free(hole);
     assert_eq!(world.get(3 * MIB), hole);
     assert_eq!(world.maps(), [40]);
@@ -138,7 +138,7 @@ fn source_without_pages_gives_ordinary_segments() {
     let (mut policy, mut shelf) = (TorchPolicy::new(settings), Shelf::new(1 << 40));
     policy.allocate(11 * MIB, MAIN, &mut shelf).unwrap();
     assert_eq!(shelf.held.values().copied().collect::<Vec<_>>(), [12 * MIB]);
-    // And they are not cut to measure.
+    // The segments are not cut to the size of the request.
     assert_eq!(policy.live_blocks().next().unwrap().layout.size_bytes, 12 * MIB);
 }
 
@@ -157,7 +157,7 @@ fn oversize_segments_are_released_past_expandable_ones() {
     for block in [a, b, c] {
         world.free(block);
     }
-    // The ladder runs with expandable blocks among the free ones.
+    // The ladder runs while expandable blocks are free.
     world.get(120 * MIB);
     assert_eq!(world.policy.reserved_bytes(), 120 * MIB);
 }
@@ -173,7 +173,7 @@ fn expandable_block_that_would_do_hides_the_segments_above_it() {
     world.set("expandable_segments:False,max_split_size_mb:40");
     world.shelf.take_calls();
     world.get(45 * MIB);
-    // The segment goes with the whole cache, not before it.
+    // The segment is released with the whole cache, not before it.
     let released = AddressRange { address: segment, size_bytes: 100 * MIB };
     let expected = [
         SourceCall::Refuse { size_bytes: 46 * MIB },
@@ -195,7 +195,7 @@ fn garbage_collection_spares_expandable_segments() {
     world.free(a);
     world.free(b);
     world.shelf.take_calls();
-    // 80 of 120 MiB are reserved: the segment goes, the pages stay and are added to.
+    // 80 of 120 MiB are reserved. The segment is released; the pages stay, and pages are added.
     assert_eq!(world.get(80 * MIB), b);
     let released = AddressRange { address: a, size_bytes: 40 * MIB };
     let mapped = AddressRange { address: b + 40 * MIB, size_bytes: 40 * MIB };
@@ -212,7 +212,7 @@ fn expandable_blocks_rest_while_the_setting_is_off() {
     assert_ne!(world.get(5 * MIB), block);
     assert_eq!(world.shelf.segments.len(), 1);
     world.set("expandable_segments:True");
-    // The segment's rest of 15 MiB is the best fit for 6, the range can get longer.
+    // The segment's rest of 15 MiB is the best fit for 6 MiB, because the range can grow.
     let segment = *world.shelf.segments.keys().next().unwrap();
     assert_eq!(world.get(6 * MIB), segment + 5 * MIB);
 }

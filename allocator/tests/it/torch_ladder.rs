@@ -1,4 +1,4 @@
-//! Attempts of a request, their order, and the point where the request fails.
+//! The rungs of a request, their order, and the point where the request fails.
 
 use lowtide_allocator::torch::{
     AddressRange, BlockState, Freed, SourceCall, TorchError, TorchPolicy, TorchSettings,
@@ -30,7 +30,8 @@ fn release(address: u64, size_bytes: u64) -> SourceCall {
 
 #[test]
 fn ladder_is_climbed_step_by_step() {
-    // Collection of old segments, a new one, oversize ones, all streams, the whole cache.
+    // The rungs: collection of old segments, a new segment, oversize blocks, all streams, the whole
+    // cache.
     let text = "max_split_size_mb:30,garbage_collection_threshold:0.13";
     let settings = parse_settings(text).unwrap();
     let settings = TorchSettings { limit_bytes: Some(1000 * MIB), ..settings };
@@ -40,7 +41,7 @@ fn ladder_is_climbed_step_by_step() {
     world.policy.record_use(side, SIDE).unwrap();
     assert_eq!(world.policy.free(side), Ok(Freed::Pending));
     world.policy.free(old).unwrap();
-    // Searches make the first one old.
+    // Searches make the first block old.
     let mut other = 0;
     for _ in 0..40 {
         let placed = world.policy.allocate(9 * MIB, SIDE, &mut world.shelf).unwrap();
@@ -91,7 +92,8 @@ fn fraction_of_the_device_is_the_limit() {
     world.policy.free(tensor).unwrap();
     world.policy.empty_cache(&mut world.shelf);
     world.shelf.take_calls();
-    // The driver adds nothing: half the device is the limit itself, so a byte more is refused.
+    // The driver takes nothing: half of the device is the limit itself, so one more byte is
+    // refused.
     let error = world.get(device_bytes / 2 + 1).unwrap_err();
     let TorchError::OutOfMemory { limit_bytes, reserved_bytes, .. } = error else { panic!() };
     assert_eq!((limit_bytes, reserved_bytes), (Some(device_bytes / 2), 0));
@@ -126,7 +128,7 @@ fn memory_in_halves_that_are_freed_serves_one_whole() {
 fn recorded_use_keeps_a_block_until_every_stream_has_passed() {
     let mut world = World::new(TorchSettings::default(), 20 * MIB);
     let block = world.get(20 * MIB).unwrap();
-    // A stream counts once, and the block's own one not at all.
+    // A stream counts once, and the block's own stream does not count.
     for stream in [MAIN, SIDE, SIDE] {
         world.policy.record_use(block, stream).unwrap();
     }
@@ -141,7 +143,7 @@ fn recorded_use_keeps_a_block_until_every_stream_has_passed() {
     world.policy.complete_free(block).unwrap();
     assert_eq!(world.policy.live_blocks().count(), 0);
     assert_eq!(world.get(20 * MIB), Ok(block));
-    // The clone goes on from before: the ladder waits, and releases what was pending.
+    // The clone continues from the state before: the ladder waits, and releases the pending block.
     let mut twin = World { policy: twin, shelf: world.shelf.clone() };
     twin.shelf.take_calls();
     assert!(twin.get(18 * MIB).is_ok());
@@ -151,7 +153,8 @@ fn recorded_use_keeps_a_block_until_every_stream_has_passed() {
 
 #[test]
 fn synchronized_block_that_fits_is_not_searched_for_again() {
-    // pytorch/pytorch#189504: the wait frees a part of a segment, and the request fails over it.
+    // pytorch/pytorch#189504: the wait frees a part of a segment, but the request fails all the
+    // same.
     let mut world = World::new(TorchSettings::default(), 20 * MIB);
     let [pending, _kept] = [8, 8].map(|mib| world.get(mib * MIB).unwrap());
     world.policy.record_use(pending, SIDE).unwrap();

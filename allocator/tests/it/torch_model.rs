@@ -1,4 +1,4 @@
-//! Random programs give the same addresses as a naive twin: lists, searched from end to end.
+//! Random programs give the same addresses as a naive policy, which searches lists from end to end.
 
 use lowtide_allocator::torch::{
     BlockState, Freed, SegmentSource, StreamId, TorchPolicy, TorchSettings,
@@ -14,7 +14,7 @@ enum Op {
     Free(usize),
     /// Another stream uses a block.
     Use(usize, StreamId),
-    /// The other streams of a pending block have passed.
+    /// The other streams of a pending block are done with it.
     Complete(usize),
     EmptyCache,
 }
@@ -250,7 +250,7 @@ impl Naive {
         Some(address)
     }
 
-    /// Whether it is pending now.
+    /// Frees a block. Returns true if the block is pending.
     fn free(&mut self, address: u64) -> bool {
         let (segment, index) = self.block(address);
         let block = &mut segment.blocks[index];

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use crate::common::{PLENTY, World, program};
 
-/// The keys of `torch.cuda.memory_stats` that are filled, as PyTorch's documentation builds them.
+/// The keys of `torch.cuda.memory_stats` that have values, built as in PyTorch's documentation.
 fn expected_keys() -> Vec<String> {
     let mut keys = vec!["num_alloc_retries".to_owned(), "num_ooms".to_owned()];
     for name in ["requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes"] {

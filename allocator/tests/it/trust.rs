@@ -11,7 +11,7 @@ use crate::common::in_a_process_of_its_own;
 
 const PAGE_BYTES: usize = 64 << 10;
 
-/// Four pages of which two that lie apart are free, so that a block of two is stitched.
+/// Allocates four pages and frees two that lie apart, so that a block of two pages is stitched.
 fn apart(memory: &CachingAllocator) -> Vec<Buffer> {
     let mut pages: Vec<Buffer> = (0..4).map(|_| memory.allocate(PAGE_BYTES).unwrap()).collect();
     pages.remove(2);
@@ -19,7 +19,7 @@ fn apart(memory: &CachingAllocator) -> Vec<Buffer> {
     pages
 }
 
-/// An adaptor that does not make the calls that map pages, and says that it did.
+/// An adaptor that omits the calls that map pages, but reports success.
 struct Silent(HostSource);
 
 impl Adaptor for Silent {
@@ -67,7 +67,7 @@ fn call_that_succeeded_is_not_made_again() {
     assert!(catch_unwind(AssertUnwindSafe(|| source.reserve(PAGE_BYTES))).is_err());
 }
 
-/// A source by hand over the host's, with one lie.
+/// A hand-written source over the host's, with one lie.
 struct Liar {
     inner: HostSource,
     other: SimSource,
@@ -77,11 +77,11 @@ struct Liar {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Lie {
-    /// Memory is a range of views.
+    /// The memory is a range of views.
     ViewsAreMemory,
-    /// Once the views are reserved, another source is to map.
+    /// Once the views are reserved, another source has to map.
     OtherMaps,
-    /// Pages are smaller than the host's.
+    /// The pages are smaller than the host's.
     SmallPages,
 }
 
@@ -168,7 +168,7 @@ fn parts_of_pages_are_not_taken_away() {
     assert!(rest.as_slice().unwrap().iter().all(|&byte| byte == 7), "another block's bytes");
 }
 
-/// A source that gives out numbers which are another segment's address.
+/// A source whose segments have the address of another segment.
 struct Forger {
     inner: HostSource,
     other: Segment,

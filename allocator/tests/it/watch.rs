@@ -105,15 +105,15 @@ fn dropped_watch_leaves_no_trace() {
     assert_eq!(before.allocated.peak_bytes, 3 * PAGE_BYTES);
 }
 
-/// The report that a watch should give, from every value that the counters ever had.
+/// The expected report of a watch, computed from every value of the counters.
 #[derive(Clone, Debug)]
 struct Model {
     allocated_bytes_peak: usize,
     reserved_bytes_peak: usize,
 }
 
-/// Watches around random parts of a program; each against the running maximum of counters that
-/// are read after every step, in a world where nobody watches.
+/// Opens and closes watches around random parts of a program. Compares each report with the running
+/// maximum of the counters after every step, in a world without watches.
 fn check_watches(program: &[(Op, u8)]) -> Result<(), TestCaseError> {
     let (mut world, mut plain) = (World::sim(PLENTY), World::sim(PLENTY));
     let mut open: Vec<(Watch, Model)> = Vec::new();
@@ -127,7 +127,7 @@ fn check_watches(program: &[(Op, u8)]) -> Result<(), TestCaseError> {
                 };
                 open.push((world.memory.watch("part"), model));
             }
-            // Not only the innermost one.
+            // Any open watch may end, not only the innermost one.
             1..=2 if !open.is_empty() => {
                 let (watch, model) = open.remove(usize::from(toggle) % open.len());
                 let report = watch.finish();

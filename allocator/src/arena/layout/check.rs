@@ -9,9 +9,8 @@ impl Layout {
     /// Recounts the layout.
     ///
     /// # Panics
-    /// If blocks and holes leave a gap or overlap, if a hole touches the top or another hole of
-    /// the same streams, if a piece belongs to no block, or if a list or a count is not what the
-    /// recount gives.
+    /// If blocks and holes do not tile the range up to the top, two holes of the same streams
+    /// touch, a piece belongs to no block, or the free lists do not match the holes.
     pub(crate) fn check(&self) {
         let (mut end, mut count, mut hole_count) = (0, 0, 0);
         // Pages with live bytes, and the first page that no node has counted yet.

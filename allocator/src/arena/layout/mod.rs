@@ -1,19 +1,20 @@
 //! Placement of blocks, as arithmetic on offsets.
 //!
 //! Live blocks and the holes between them tile the range from 0 to the *top*, the end of the last
-//! live block. Beyond it lies the wilderness, which has no end here. A request goes into the
-//! smallest hole that holds it, the lowest one on ties. If there is none and the source can map
-//! pages at a second address, the block is *stitched*: it takes the whole free pages of the largest
-//! holes, the highest on ties, then the pages that it still needs from the smallest hole that has
-//! them, and missing ones from the top. Else it goes to the top. So a place depends on the live
-//! blocks, on the streams that used the holes, and on the page size, and on nothing that is cached.
-//! (The addresses of views are a layout too, with a view for a block.)
+//! live block. Beyond the top lies the wilderness, which has no end here. A request goes into the
+//! smallest hole that holds it, the lowest one on ties. If no hole is large enough and the source
+//! can map pages at a second address, the block is *stitched*. A stitched block takes the whole
+//! free pages of the largest holes, the highest hole on ties. Once one hole has enough pages for
+//! the rest, the rest comes from the smallest such hole; if no hole has enough, from the top. If
+//! the block cannot be stitched, it goes to the top. So a place depends on the live blocks, on the
+//! streams that used the holes, and on the page size, but on nothing that is cached. (The addresses
+//! of views are a layout too, with a view for a block.)
 //!
-//! Two other rules lost. Cutting the last piece from the largest hole too shattered large holes:
-//! RMM's random blocks of up to 256 MiB had 12.4 pieces each instead of 6.8 (20,000 operations,
-//! 2026-11-21). Going to the top while it stays below the highest top ever stitches less, and takes
-//! two thirds of the time on such loads; but then a place depends on blocks that were live before,
-//! and a step that is tried again lies elsewhere than it was planned.
+//! Two other rules lost. Rule 1 cut the last piece from the largest hole too, and shattered large
+//! holes: RMM's random blocks of up to 256 MiB had 12.4 pieces each instead of 6.8 (20,000
+//! operations, 2026-11-21). Rule 2 went to the top while the top stayed below its peak. Rule 2
+//! stitches less and takes two thirds of the time on such loads, but a place then depends on blocks
+//! that were live before, so a repeated step gets other places than its plan.
 //!
 //! A hole remembers the streams that may still work on it. Holes of a request's own stream come
 //! first, then holes of other streams, which cost a wait, then neighbouring holes of different
@@ -42,12 +43,13 @@ pub(crate) struct Layout {
     vacant: Vec<u32>,
     first: u32,
     last: u32,
-    /// Holes by the set of streams that may still work on them. There are few sets, and mostly one.
+    /// Free lists by the set of streams that may still work on the holes. There are few sets,
+    /// mostly one.
     free_lists: Vec<(StreamSet, FreeList)>,
     /// Streams that may still work between the top and `used_end`.
     beyond: StreamSet,
-    /// The last event at which each stream gave memory there back. With one event for all, a stream
-    /// that is long idle would be waited for after every free of another.
+    /// For each stream, the last event at which it freed memory beyond the top. With one event for
+    /// all streams, every free of one stream would cause a wait for streams that are long idle.
     beyond_since: [u64; Stream::COUNT],
     /// The highest top so far.
     used_end: usize,
@@ -109,7 +111,7 @@ impl Layout {
         self.nodes[slot as usize].extent.offset
     }
 
-    /// The pieces of a block in order; one if it is not stitched.
+    /// The pieces of a block in order; one piece if the block is not stitched.
     pub(crate) fn pieces(&self, slot: u32) -> impl Iterator<Item = Extent> {
         let mut at = slot;
         std::iter::from_fn(move || {
@@ -125,8 +127,8 @@ impl Layout {
         self.free_lists.iter().map(|(_, holes)| holes.largest_bytes(&self.nodes)).max().unwrap_or(0)
     }
 
-    /// Rows of holes below the top that are at least a page long, from the top down. Holes of
-    /// different streams that touch are one row.
+    /// Rows of neighbouring holes below the top, from the top down. Each row is at least a page
+    /// long. Holes of different streams that touch are one row.
     pub(crate) fn page_holes(&self) -> impl Iterator<Item = Extent> {
         let mut slot = self.last;
         let rows = std::iter::from_fn(move || {
@@ -143,7 +145,7 @@ impl Layout {
         rows.filter(|row| row.size_bytes >= self.page_bytes)
     }
 
-    /// The next hole from the one in `slot` down; `slot` is then the node before it.
+    /// The first hole at or below the node in `slot`. Sets `slot` to the node before the hole.
     fn hole_down_from(&self, slot: &mut u32) -> Option<Extent> {
         while let Some(node) = self.nodes.get(*slot as usize) {
             *slot = node.previous;
@@ -192,8 +194,8 @@ impl Layout {
         self.free_lists[index].1.insert(&mut self.nodes, slot);
     }
 
-    /// A free list for a new set of streams: an empty one of another set if there is one, so that
-    /// there are no more lists than there were sets at once.
+    /// Adds a free list for a new set of streams. Reuses the empty list of another set, so that
+    /// there are never more lists than there were sets at once.
     #[cold]
     fn add_free_list(&mut self, streams: StreamSet) -> usize {
         let vacant = self.free_lists.iter().position(|(_, holes)| holes.len() == 0);
@@ -208,7 +210,7 @@ impl Layout {
     /// The free list of a set of streams.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the set has no free list.
     #[inline]
     fn free_list_of(&self, streams: StreamSet) -> usize {
         let index = self.free_lists.iter().position(|(set, _)| *set == streams);
@@ -229,7 +231,8 @@ impl Layout {
         self.free_lists[list].1.resize(&mut self.nodes, slot, to);
     }
 
-    /// Inserts a node behind another one, or as the first. Returns its slot.
+    /// Inserts a node behind `previous`, or as the first node if `previous` is `NONE`. Returns its
+    /// slot.
     #[inline]
     fn insert_node_after(&mut self, previous: u32, extent: Extent, kind: Kind) -> u32 {
         let next = match self.nodes.get(previous as usize) {

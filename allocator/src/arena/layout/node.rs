@@ -1,4 +1,4 @@
-//! The parts of an arena: holes, blocks, and the pieces of stitched ones.
+//! The parts of an arena: holes, blocks, and the pieces of stitched blocks.
 
 use std::panic::Location;
 
@@ -7,24 +7,24 @@ use crate::category::Category;
 use crate::origin::ModulePath;
 use crate::stream::{LastUse, Stream, StreamSet};
 
-/// No node, in a link.
+/// The link that leads to no node.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Properties of a live block, beside its place.
+/// Properties of a live block, apart from its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Live {
     pub(crate) requested_bytes: usize,
     /// Bytes of all pieces together.
     pub(crate) size_bytes: usize,
     pub(crate) category: Category,
-    /// Stream that owns it.
+    /// Stream that owns the block.
     pub(crate) stream: Stream,
-    /// Streams that have used it.
+    /// Streams that have used the block.
     pub(crate) users: StreamSet,
     pub(crate) site: &'static Location<'static>,
-    /// Module that it belongs to.
+    /// Module that the block belongs to.
     pub(crate) module: Option<ModulePath>,
-    /// Number that no other block has, so that a reused slot is not mistaken for the same block.
+    /// Serial number, unique to the block. It tells the block from a later one in the same slot.
     pub(crate) serial: u64,
     /// View in which a stitched block is mapped as a whole; `NONE` if it is not stitched.
     pub(crate) view: u32,
@@ -68,15 +68,15 @@ pub(crate) struct Node {
     /// | First | next piece | view        | slack and module                 |
     /// | Piece | next piece | first piece | slack and module                 |
     ///
-    /// Slots of nodes are `NONE` where there is none. The slack is the part of a whole block that
-    /// was not asked for.
+    /// A slot is `NONE` if there is no such node. The slack is the part of a whole block beyond the
+    /// request.
     pub(crate) links: [u32; 3],
-    /// Streams that may still work on a hole, which choose its free list; or that have used a
-    /// block.
+    /// Streams that may still work on a hole, which choose its free list. For a block: streams that
+    /// have used the block.
     pub(super) streams: StreamSet,
     /// The event at which the last owner of a hole gave it back, or the serial of a block.
     pub(super) number: u64,
-    /// The line that asked for a block; holes use neither this field nor the next two.
+    /// The source line of a block's request; holes use neither this field nor the next two.
     pub(super) site: &'static Location<'static>,
     pub(super) category: Category,
     pub(super) stream: Stream,
@@ -115,8 +115,8 @@ impl Node {
         }
     }
 
-    /// Writes the properties of the block that this node is, or is a piece of. Fields are written
-    /// one by one: a node that is built elsewhere and copied has to wait for its own narrow writes.
+    /// Writes the properties of the block to which this node belongs. Fields are written one by
+    /// one: a copy of a node that was just built would wait for the narrow writes to that node.
     #[inline(always)]
     pub(super) fn describe(&mut self, live: &Live) {
         let slack_bytes = live.size_bytes - live.requested_bytes;
@@ -130,7 +130,7 @@ impl Node {
         self.stream = live.stream;
     }
 
-    /// Sets the module of the block that this node is, or is the first piece of.
+    /// Sets the module of a block. The node is the whole block or its first piece.
     pub(super) fn set_module(&mut self, module: ModulePath) {
         debug_assert!(matches!(self.kind, Kind::Block | Kind::First), "{self:?}");
         let bits = ModulePath::to_bits(Some(module)) << SLACK_BITS;
@@ -154,7 +154,7 @@ impl Node {
         }
     }
 
-    /// The properties of a block of `size_bytes` that this node is, or is the first piece of.
+    /// Properties of a block of `size_bytes`. The node is the whole block or its first piece.
     #[inline]
     pub(super) fn live(&self, size_bytes: usize) -> Live {
         let packed = self.links[SLACK_AND_MODULE];

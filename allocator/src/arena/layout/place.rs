@@ -11,8 +11,8 @@ pub(crate) struct Placement {
     pub(crate) position: Position,
     /// Streams to wait for first.
     pub(crate) waits: StreamSet,
-    /// The layout with merged holes that the place is in, if holes had to be merged to find it: a
-    /// request that fails after all leaves its layout as it was.
+    /// A copy of the layout with merged holes, if the place lies in a merged hole. A request that
+    /// fails later leaves the arena's own layout unchanged.
     pub(super) merged: Option<Box<Layout>>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum Position {
 /// A piece of a stitched position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
-    /// The hole that it is cut from, or `NONE` for the top.
+    /// The hole that the piece is cut from, or `NONE` for the top.
     pub(super) hole: u32,
     pub(crate) extent: Extent,
 }
@@ -69,7 +69,7 @@ impl Placement {
 }
 
 impl Layout {
-    /// Makes a place a live block after an event. Returns its slot. The layout must not have
+    /// Turns a place into a live block after an event. Returns its slot. The layout must not have
     /// changed since the place was found.
     pub(crate) fn insert(&mut self, place: &mut Placement, live: &Live, event: u64) -> u32 {
         if let Some(merged) = place.merged.take() {
@@ -87,7 +87,7 @@ impl Layout {
         slot
     }
 
-    /// Writes the properties of the block in `slot`, or of the block that it is a piece of.
+    /// Writes the properties of the block to which the node in `slot` belongs.
     #[inline(always)]
     pub(crate) fn describe(&mut self, slot: u32, live: &Live) {
         self.nodes[slot as usize].describe(live);
@@ -118,20 +118,21 @@ impl Layout {
         first
     }
 
-    /// Makes the first bytes behind all blocks a block of `users`, to be described. Returns its
+    /// Inserts a block of `users` behind all blocks, to be described by the caller. Returns its
     /// slot.
     #[inline]
     pub(crate) fn insert_on_top(&mut self, extent: Extent, users: StreamSet, event: u64) -> u32 {
         self.insert_at_top(extent, Kind::Block, users, event)
     }
 
-    /// Inserts a node at or beyond the top. The gap below it becomes a hole of its users.
+    /// Inserts a node at or beyond the top. The gap below the node becomes a hole with the same
+    /// users.
     #[inline]
     fn insert_at_top(&mut self, extent: Extent, kind: Kind, users: StreamSet, event: u64) -> u32 {
         let gap = Extent { offset: self.top(), size_bytes: extent.offset - self.top() };
         if gap.size_bytes > 0 {
-            // The block has waited for all streams that used the gap, so that waiting for its users
-            // is enough.
+            // The block has waited for all streams that used the gap, so a wait for the block's
+            // users is enough.
             let slot = self.insert_node_after(self.last, gap, Kind::Hole);
             self.insert_hole(slot, LastUse { streams: users, since: event });
         }
@@ -139,7 +140,8 @@ impl Layout {
         self.insert_node_after(self.last, extent, kind)
     }
 
-    /// Makes the start of the hole in `slot` a block, to be described. Returns its slot.
+    /// Makes the start of the hole in `slot` a block, to be described by the caller. Returns its
+    /// slot.
     #[inline]
     pub(crate) fn insert_in_hole(&mut self, slot: u32, extent: Extent) -> u32 {
         self.cut(slot, extent, Kind::Block)
@@ -165,7 +167,7 @@ impl Layout {
         self.insert_node_after(previous, extent, kind)
     }
 
-    /// [`cut`](Self::cut) with a rest on the left side.
+    /// [`cut`](Self::cut) that leaves a rest on the left side.
     fn cut_inside(&mut self, slot: u32, extent: Extent, kind: Kind) -> u32 {
         let node = &self.nodes[slot as usize];
         let (hole, last_use) = (node.extent, node.last_use());
@@ -233,7 +235,7 @@ impl Layout {
         }
     }
 
-    /// Extends the hole in `slot`, which was `hole`, by an extent beside it.
+    /// Extends the hole in `slot` by an extent beside it. `hole` is the extent of the hole so far.
     #[inline]
     fn extend_hole(&mut self, slot: u32, extent: Extent, hole: Extent, last_use: LastUse) {
         let node = &mut self.nodes[slot as usize];
@@ -243,7 +245,7 @@ impl Layout {
         self.resize_hole(slot, Extent { offset: extent.offset, size_bytes });
     }
 
-    /// The hole in `slot`, if it is one, and the same streams used it.
+    /// Extent of the node in `slot`, if the node is a hole that the same streams used.
     #[inline]
     fn mergeable(&self, slot: u32, last_use: LastUse) -> Option<Extent> {
         let node = self.nodes.get(slot as usize)?;
@@ -251,7 +253,7 @@ impl Layout {
         is_alike.then_some(node.extent)
     }
 
-    /// Removes the last node, and the holes that are last then: the top falls.
+    /// Removes the last node, and the holes directly before it. The top falls.
     #[inline]
     fn remove_last(&mut self, slot: u32, last_use: LastUse) {
         self.used_end = self.used_end.max(self.nodes[slot as usize].extent.end());

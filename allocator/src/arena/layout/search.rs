@@ -16,7 +16,7 @@ pub(crate) struct PlaceQuery<'a> {
     pub(crate) size_bytes: usize,
     pub(crate) stream: Stream,
     pub(crate) waits: &'a StreamOrder,
-    /// True if the source can show pages at a second address.
+    /// True if the source can map pages at a second address.
     pub(crate) stitches: bool,
     /// Rungs that the search has tried, for the error of a request without a place.
     pub(crate) tried: &'a Cell<Tried>,
@@ -38,8 +38,9 @@ impl Layout {
         self.place_elsewhere(query)
     }
 
-    /// The start of the best fit among the holes of exactly the streams `own`. The best fit of a
-    /// stream's own holes is the place that `place` prefers, as it needs no wait.
+    /// Slot of the best fit among the holes of exactly the streams `own`, and the extent of the
+    /// block at the start of this hole. `place` prefers a stream's own holes, because they need no
+    /// wait.
     #[inline]
     pub(crate) fn own_hole(&self, size_bytes: usize, own: StreamSet) -> Option<(u32, Extent)> {
         let (_, holes) = self.free_lists.iter().find(|(set, _)| *set == own)?;
@@ -47,8 +48,8 @@ impl Layout {
         Some((slot, Extent { offset: self.nodes[slot as usize].extent.offset, size_bytes }))
     }
 
-    /// The place at the top and the streams to wait for there, if `place` would choose it after it
-    /// found no own hole. `None` does not say that it would not.
+    /// The place at the top and the streams to wait for there, if no own hole fits and `place`
+    /// would choose the top. `None` leaves the choice to `place`.
     #[inline]
     pub(crate) fn own_top(&self, query: &PlaceQuery) -> Option<(Extent, StreamSet)> {
         let &PlaceQuery { size_bytes, stream, stitches, .. } = query;
@@ -98,8 +99,8 @@ impl Layout {
         Some(Placement::new(Position::Top(extent), self.waits_beyond(query)))
     }
 
-    /// The best of the best fits of all free lists: one that needs no wait first, then the
-    /// smallest, then the lowest.
+    /// The best fit of all free lists. Holes that need no wait come first, then the smallest hole,
+    /// then the lowest.
     fn any_hole(&self, query: &PlaceQuery) -> Option<Placement> {
         let candidates = self.free_lists.iter().filter_map(|(_, holes)| {
             let slot = holes.best_fit(&self.nodes, query.size_bytes)?;
@@ -128,7 +129,8 @@ impl Layout {
         query.waits.fewest(query.stream, others, |on| self.beyond_since[on.index()])
     }
 
-    /// Pieces for a request that no hole holds: whole pages of holes, and the top for the rest.
+    /// Pieces for a request that is larger than every hole: whole pages of holes, and the top for
+    /// the rest.
     fn stitched(&self, query: &PlaceQuery) -> Option<Placement> {
         let page_bytes = self.page_bytes;
         if !query.stitches || query.size_bytes < page_bytes {
@@ -173,7 +175,8 @@ impl Layout {
         Some(Placement::new(Position::Stitched(parts), waits))
     }
 
-    /// The largest hole whose key is below `below`, the highest one on ties, if it has a page.
+    /// The largest hole whose key is below `below`, the highest one on ties. `None` if the hole is
+    /// shorter than a page.
     fn next_largest(&self, below: Key) -> Option<u32> {
         let lasts =
             self.free_lists.iter().filter_map(|(_, holes)| holes.last_below(&self.nodes, below));
@@ -182,8 +185,9 @@ impl Layout {
         (size_bytes >= self.page_bytes).then_some(largest)
     }
 
-    /// The whole pages of the smallest hole that has enough of them, the lowest one on ties.
-    /// `enough` are pages of one such hole: only holes before it in this order are searched.
+    /// The whole pages of the smallest hole that has at least `size_bytes` in whole pages, the
+    /// lowest hole on ties. `enough` has the pages of one such hole: only holes before this hole
+    /// are searched.
     fn smallest_run(&self, size_bytes: usize, enough: Part) -> Part {
         let end = self.nodes[enough.hole as usize].key();
         let mut from = key(size_bytes.max(self.page_bytes), 0);
@@ -257,23 +261,23 @@ impl Layout {
         page_count - usize::from(shares_first) - usize::from(shares_last)
     }
 
-    /// The end of the live bytes of the node in `slot`, or of the node before it if it is a hole.
-    /// Holes must not touch.
+    /// The end of the live bytes of the node in `slot`. If the node is a hole, the end of the node
+    /// before. Holes must not touch.
     #[inline]
     fn live_end_before(&self, slot: u32) -> usize {
         let Some(node) = self.nodes.get(slot as usize) else { return 0 };
         if node.kind == Kind::Hole { node.extent.offset } else { node.extent.end() }
     }
 
-    /// The start of the live bytes of the node in `slot`, or of the node after it if it is a hole.
-    /// Holes must not touch.
+    /// The start of the live bytes of the node in `slot`. If the node is a hole, the start of the
+    /// node after. Holes must not touch.
     #[inline]
     fn live_start_after(&self, slot: u32) -> usize {
         let Some(node) = self.nodes.get(slot as usize) else { return usize::MAX };
         if node.kind == Kind::Hole { node.extent.end() } else { node.extent.offset }
     }
 
-    /// True if a live byte lies at or beyond `offset`, in the node in `slot` or before it.
+    /// True if the node in `slot`, or a node before, has a live byte at or beyond `offset`.
     #[inline]
     fn is_live_from(&self, mut slot: u32, offset: usize) -> bool {
         while let Some(node) = self.nodes.get(slot as usize) {
@@ -288,7 +292,7 @@ impl Layout {
         false
     }
 
-    /// True if a live byte lies below `end`, in the node in `slot` or after it.
+    /// True if the node in `slot`, or a node after, has a live byte below `end`.
     #[inline]
     fn is_live_below(&self, mut slot: u32, end: usize) -> bool {
         while let Some(node) = self.nodes.get(slot as usize) {

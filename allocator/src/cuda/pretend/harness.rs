@@ -1,9 +1,9 @@
-//! How the tests of a crate come by a device: the pretend one, or the machine's own.
+//! The device of a crate's tests: the pretend one, or the machine's own.
 //!
-//! `LOWTIDE_TEST_DRIVER=system` makes tests that can do with any driver take the one that the
-//! environment leads to, which may be a real one; those that need the pretend one skip themselves.
-//! `LOWTIDE_PRETEND_SANITIZER=address` watches kernels as [`Watch::Addresses`] does, whatever a
-//! test asks for. A skip is a line `skipped: NAME: REASON`.
+//! With `LOWTIDE_TEST_DRIVER=system`, tests that run on any driver take the driver of the
+//! environment, which may be a real one, and tests that need the pretend driver skip themselves.
+//! With `LOWTIDE_PRETEND_SANITIZER=address`, kernels are watched as by [`Watch::Addresses`],
+//! whatever watch a test asks for. A skip is a line `skipped: NAME: REASON`.
 
 use std::env;
 use std::ops::Deref;
@@ -13,13 +13,15 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use super::{KernelFolder, Library, LibraryError, Pretend, Watch};
 use crate::cuda::{CudaDevice, Driver, Libraries};
 
-/// Which driver tests run on that can do with any: `system`, or the pretend one.
+/// Environment variable that chooses the driver for tests that run on any driver: `system` for the
+/// system's, else the pretend one.
 const DRIVER: &str = "LOWTIDE_TEST_DRIVER";
 
-/// Another watch than the tests' own.
+/// Environment variable that replaces the watch of the tests.
 const SANITIZER: &str = "LOWTIDE_PRETEND_SANITIZER";
 
-/// Where the workspace is, for tests that have been carried to another machine.
+/// Environment variable with the path of the workspace, for tests on another machine than the
+/// build's.
 const WORKSPACE: &str = "LOWTIDE_TEST_WORKSPACE";
 
 /// The driver that the tests of a crate run on. Each test takes it with [`TestDriver::take`] or
@@ -28,11 +30,11 @@ const WORKSPACE: &str = "LOWTIDE_TEST_WORKSPACE";
 pub struct TestDriver<'a> {
     /// The crate's folder, `env!("CARGO_MANIFEST_DIR")`.
     pub package: &'a str,
-    /// Where the pretend driver is built, `env!("CARGO_TARGET_TMPDIR")`.
+    /// Folder in which the pretend driver is built, `env!("CARGO_TARGET_TMPDIR")`.
     pub scratch: &'a str,
     /// Folders of kernels.
     pub kernels: &'a [KernelFolder<'a>],
-    /// How the kernels are compiled.
+    /// The way in which the kernels are compiled.
     pub watch: Watch,
     /// Capacity of a pretend device.
     pub capacity_bytes: usize,
@@ -43,11 +45,11 @@ pub struct TestDriver<'a> {
 }
 
 impl TestDriver<'_> {
-    /// Any driver, a real one where the tests run on the system's; `None`, said aloud, where there
-    /// is none.
+    /// Takes any driver: the system's if the tests run on it, else the pretend one. Prints a skip
+    /// and returns `None` if there is no driver.
     ///
     /// # Panics
-    /// The pretend driver has a mistake that the compiler finds.
+    /// If the compiler finds a mistake in the pretend driver.
     pub fn take(&self) -> Option<Turn> {
         if !is_on_system() {
             return self.pretend();
@@ -62,11 +64,11 @@ impl TestDriver<'_> {
         }
     }
 
-    /// The pretend driver as after its start; `None`, said aloud, where it cannot be built, or the
-    /// tests run on the system's.
+    /// Takes the pretend driver in its initial state. Prints a skip and returns `None` if the
+    /// driver cannot be built, or the tests run on the system's driver.
     ///
     /// # Panics
-    /// The pretend driver has a mistake that the compiler finds.
+    /// If the compiler finds a mistake in the pretend driver.
     pub fn pretend(&self) -> Option<Turn> {
         if is_on_system() {
             return skip("it needs the pretend driver, and the tests run on the system's");
@@ -77,11 +79,12 @@ impl TestDriver<'_> {
         Some(self.start(driver, one_by_one))
     }
 
-    /// The pretend driver with every access watched; `None`, said aloud, also where the sanitizer
-    /// watches, which knows nothing of barriers and of what is to be read only.
+    /// Takes the pretend driver with every access watched. Prints a skip and returns `None` in the
+    /// cases of [`pretend`](Self::pretend), and under the sanitizer, which checks neither barriers
+    /// nor read-only memory.
     ///
     /// # Panics
-    /// The pretend driver has a mistake that the compiler finds.
+    /// If the compiler finds a mistake in the pretend driver.
     pub fn watched(&self) -> Option<Turn> {
         if is_sanitized() {
             return skip("it needs every access to be watched, not the address sanitizer");
@@ -89,11 +92,11 @@ impl TestDriver<'_> {
         TestDriver { watch: Watch::Accesses, ..*self }.pretend()
     }
 
-    /// The folder of the pretend driver, for another process; `None`, said aloud, where it cannot
-    /// be built.
+    /// The folder of the pretend driver, for another process. Prints a skip and returns `None` if
+    /// the driver cannot be built.
     ///
     /// # Panics
-    /// The pretend driver has a mistake that the compiler finds.
+    /// If the compiler finds a mistake in the pretend driver.
     pub fn folder(&self) -> Option<PathBuf> {
         let package = self.package_folder();
         let sources = package.join("../xtask/pretend-gpu");
@@ -116,7 +119,7 @@ impl TestDriver<'_> {
         }
     }
 
-    /// The crate's folder, also where tests were carried to another machine.
+    /// The crate's folder, even if the tests run on another machine than the build's.
     pub fn package_folder(&self) -> PathBuf {
         let package = Path::new(self.package);
         match (env::var_os(WORKSPACE), package.file_name()) {
@@ -135,20 +138,20 @@ impl TestDriver<'_> {
     }
 }
 
-/// A driver for one test at a time. When it goes, nothing may be left on a pretend one, and no
-/// kernel may have lost it.
+/// A driver for one test at a time. When the guard is dropped, a pretend device must have no
+/// resources left, and no kernel may have lost it.
 #[derive(Debug)]
 pub struct Turn {
     /// Driver that the test calls.
     pub driver: Driver,
-    /// Its controls, if it is a pretend one.
+    /// Controls of the driver; without effect unless the driver is the pretend one.
     pub pretend: Controls,
     sizes_bytes: [usize; 3],
     _one_by_one: MutexGuard<'static, ()>,
 }
 
 impl Turn {
-    /// Makes a pretend device as after its start. Nothing may hold on to it from before.
+    /// Sets a pretend device to its initial state. No value may still use the device.
     pub fn reset(&self) {
         if let Some(pretend) = self.pretend.get() {
             let [capacity_bytes, page_bytes, context_bytes] = self.sizes_bytes;
@@ -161,7 +164,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let Some(pretend) = self.pretend.get() else { return };
         let (left, complaint) = (pretend.left(), pretend.complaint());
-        // A device that this test lost is not the next one's.
+        // The next test gets a new device, even if this test lost the old one.
         self.reset();
         if !std::thread::panicking() {
             assert_eq!(complaint, None, "a kernel lost the device");
@@ -170,7 +173,7 @@ impl Drop for Turn {
     }
 }
 
-/// The controls of the pretend driver, for who took one.
+/// The controls of the pretend driver, for a test that has taken one.
 #[derive(Debug)]
 pub struct Controls(Option<Pretend>);
 
@@ -181,7 +184,8 @@ impl Controls {
     }
 }
 
-/// For tests that took the device by [`TestDriver::pretend`]: on a real driver this panics.
+/// Gives the controls to tests that took the device by [`TestDriver::pretend`]. Panics on a real
+/// driver.
 impl Deref for Controls {
     type Target = Pretend;
 
@@ -190,13 +194,13 @@ impl Deref for Controls {
     }
 }
 
-/// Whether kernels run under the compiler's address sanitizer.
+/// True if kernels run under the compiler's address sanitizer.
 pub fn is_sanitized() -> bool {
     env::var_os(SANITIZER).is_some_and(|sanitizer| sanitizer == "address")
 }
 
-/// Keeps the context of a real driver's first device for the life of the process: to make and to
-/// drop one takes a fraction of a second, and each test would.
+/// Keeps the context of a real driver's first device for the life of the process. Otherwise each
+/// test would make and drop a context, which takes a fraction of a second.
 fn hold_context(driver: &Driver) {
     static HELD: OnceLock<Option<CudaDevice>> = OnceLock::new();
     if Pretend::of(driver).is_none() {
@@ -208,7 +212,7 @@ fn is_on_system() -> bool {
     env::var_os(DRIVER).is_some_and(|driver| driver == "system")
 }
 
-/// Devices are taken one after the other.
+/// Locks the driver, so that tests use it one after the other.
 fn one_by_one() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)

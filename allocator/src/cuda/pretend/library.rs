@@ -12,39 +12,39 @@ use thiserror::Error;
 
 use super::stand_in::{entries_of, is_of_source, names_in, stand_in};
 
-/// How closely kernels are watched.
+/// The checks that kernels run under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// Every access to memory: whether it is inside what the launch was given, aligned, written
-    /// before it is read where it is shared, and a barrier away from what other threads do. Some
-    /// ten times slower.
+    /// Checks every access to memory. An access must be aligned and inside the memory that the
+    /// launch was given; shared memory must be written before it is read; a barrier must separate
+    /// accesses of different threads. Some ten times slower.
     Accesses,
-    /// Every access to memory, by the compiler's address sanitizer: whether it is inside what the
-    /// launch was given, its block's shared memory, or a variable. The driver is watched, too. The
-    /// process has to be started with the sanitizer's library preloaded (`LD_PRELOAD`), and with
-    /// `ASAN_OPTIONS=halt_on_error=0:suppress_equal_pcs=0:detect_leaks=0`: a fault of a kernel ends
-    /// the device alone.
+    /// Checks every access to memory with the compiler's address sanitizer. An access must be
+    /// inside the memory that the launch was given, the shared memory of the block, or a variable.
+    /// The driver is checked too. Start the process with the sanitizer's library preloaded
+    /// (`LD_PRELOAD`), and with `ASAN_OPTIONS=halt_on_error=0:suppress_equal_pcs=0:detect_leaks=0`:
+    /// a fault of a kernel then ends the device alone.
     Addresses,
-    /// Nothing but barriers that not all threads reach.
+    /// Checks only that all threads reach each barrier.
     Barriers,
 }
 
-/// Inputs of a build: the pretend driver, and beside it kernels for the processor.
+/// Inputs of a build: the sources of the pretend driver, and kernels to compile for the processor.
 #[derive(Clone, Debug)]
 pub struct Library<'a> {
     /// The folder with the driver's sources, `xtask/pretend-gpu`.
     pub sources: &'a Path,
     /// Files of kernels.
     pub kernels: &'a [KernelFile],
-    /// How the kernels are compiled.
+    /// The way in which the kernels are compiled.
     pub watch: Watch,
 }
 
-/// Why there is no pretend driver.
+/// Reasons why there is no pretend driver.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LibraryError {
-    /// The machine is not one that the pretend driver is made for.
+    /// The pretend driver does not support this machine.
     #[error("the pretend driver is for Linux on x86-64")]
     OtherMachine,
     /// A file is not there, or cannot be written.
@@ -65,7 +65,7 @@ pub enum LibraryError {
         #[source]
         cause: io::Error,
     },
-    /// The compiler does not take a source.
+    /// The compiler rejects a source.
     #[error("{compiler} does not compile {file:?}:\n{message}")]
     Refused {
         /// Name of the compiler.
@@ -77,16 +77,17 @@ pub enum LibraryError {
     },
 }
 
-/// The name that the compiler has for what stands before the kernels of a file.
+/// The compiler's name for the text before the kernels of a file.
 const COMMON: &str = "common.cu";
 
-/// The libraries that the driver's file is, beside the driver.
+/// Further names of the driver's file, which stands for these libraries too.
 const OTHER_NAMES: [&str; 3] = ["libnvrtc.so.12", "libcublasLt.so.12", "libnccl.so.2"];
 
 const WARNINGS: [&str; 7] =
     ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"];
 
-/// Functions that kernels share are not used in every file, and pragmas are for another compiler.
+/// Warnings that are off: not every file uses all shared functions, and pragmas are for another
+/// compiler.
 const KERNEL_WARNINGS: [&str; 2] = ["-Wno-unused-function", "-Wno-unknown-pragmas"];
 
 /// Flags that report each access to the executor, and end the process at undefined operations.
@@ -95,16 +96,16 @@ const WATCH: [&str; 2] = [
     "-fno-sanitize-recover=alignment,bounds,integer-divide-by-zero,shift",
 ];
 
-/// For kernels and the driver. What is found is reported, and the process goes on.
+/// Flags for kernels and the driver. Errors are reported, and the process goes on.
 const ADDRESSES: [&str; 4] =
     ["-fsanitize=address", "-fsanitize-recover=address", "-fno-omit-frame-pointer", "-g1"];
 
 impl Library<'_> {
-    /// Builds what is not built yet below a folder, and returns where it is now: a folder for
+    /// Builds all missing parts below a folder. Returns the folder with the library, for
     /// [`Libraries::in_folders`](crate::cuda::Libraries::in_folders).
     ///
     /// # Errors
-    /// There is no compiler, or something to compile.
+    /// There is no compiler, or there is an error in a source.
     pub fn build(&self, below: &Path) -> Result<PathBuf, LibraryError> {
         if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
             return Err(LibraryError::OtherMachine);
@@ -142,13 +143,15 @@ impl Library<'_> {
         let all: Vec<&PathBuf> = driver.iter().chain(&library).collect();
         let folder = below.join(hash(all.iter().map(|path| path.as_os_str().as_encoded_bytes())));
         create(&folder)?;
-        // cudarc asks for `libcuda.so`: by this name it finds what is loaded already.
+        // cudarc asks for `libcuda.so`: under this name it finds the library that is loaded
+        // already.
         build.link(&driver, flags, "libcuda.so", &folder.join("libcuda.so.1"))?;
         build.link(&library, flags, "kernels.so", &folder.join("kernels.so"))?;
         for (name, image) in images {
             Build::put(&folder.join(format!("{name}.ptx")), |fresh| fs::write(fresh, image))?;
         }
-        // One file, so that all names are of one library: the compiler's code is for this driver.
+        // One file, so that all names belong to one library: code of this compiler is for this
+        // driver.
         let driver = folder.join("libcuda.so.1");
         for name in OTHER_NAMES {
             let into = folder.join(name);
@@ -158,7 +161,7 @@ impl Library<'_> {
     }
 }
 
-/// Texts of the driver to compile.
+/// Texts of the driver, to be compiled.
 struct Sources {
     files: BTreeMap<String, String>,
     headers: String,
@@ -172,19 +175,20 @@ pub struct KernelFile {
     pub name: String,
     /// Path of the file.
     pub path: PathBuf,
-    /// Text before that of the file: the type that it is compiled for, and what all files share.
+    /// Text before the text of the file: the type that the file is compiled for, and text that all
+    /// files share.
     pub common: String,
     /// Text of the file.
     pub source: String,
-    /// PTX that NVRTC made of both, where an archive has it.
+    /// PTX that NVRTC made of `common` and `source`, if an archive has it.
     pub ptx: Option<String>,
 }
 
-/// A folder of kernels, and the function that finds the files in it: the crate that launches
+/// A folder of kernels, with the function that reads its files: only the crate that launches the
 /// kernels knows how its sources are put together.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelFolder<'a> {
-    /// As seen from the folder of the crate that is tested.
+    /// Path of the folder, relative to the folder of the crate that is tested.
     pub path: &'a str,
     /// Reads the files in a folder and those below it.
     pub read: fn(&Path) -> Result<Vec<KernelFile>, LibraryError>,
@@ -196,18 +200,18 @@ impl KernelFile {
         format!("{}{}", self.common, self.source)
     }
 
-    /// Whether PTX was made of this text: an archive may be older than the source.
+    /// True if the PTX was compiled from this text. PTX in an archive may be older than the source.
     pub fn is_source_of(&self, ptx: &str) -> bool {
         is_of_source(ptx, &self.whole_source())
     }
 
-    /// The image that a driver loads: the PTX, or a stand-in that the pretend driver alone takes.
+    /// The image that a driver loads: the PTX, or a stand-in for the pretend driver.
     pub fn image(&self) -> String {
         self.ptx.clone().unwrap_or_else(|| stand_in(&self.name, &self.whole_source()))
     }
 
-    /// As the C++ compiler takes it, with the names of its kernels in an image. Nothing of one file
-    /// is seen by another.
+    /// The file as source for the C++ compiler, with the kernel names of `image`. The names of one
+    /// file are hidden from every other file.
     fn on_processor(&self, image: &str) -> String {
         let KernelFile { path, common, source, .. } = self;
         let path = path.display();
@@ -248,7 +252,7 @@ struct Build {
 }
 
 impl Build {
-    /// The object of a source, which is compiled if no build has done that.
+    /// The object of a source. Compiled now unless an earlier build has compiled it.
     fn object(
         &self,
         name: &str,
@@ -269,12 +273,12 @@ impl Build {
         command.args(WARNINGS).args(flags).args(KERNEL_WARNINGS).args(["-c", "-I"]);
         command.arg(&self.include).arg(&file);
         self.make(command, &file, &object)?;
-        // The source is not needed any more, and does no harm if it stays.
+        // The source is no longer needed; a file that stays does no harm.
         let _ = fs::remove_file(&file);
         Ok(object)
     }
 
-    /// The entries that the driver reads for a file without PTX, kept like objects.
+    /// The text that the driver reads for a file without PTX, kept like objects.
     fn entries(&self, kernels: &KernelFile) -> Result<String, LibraryError> {
         let source = kernels.whole_source();
         let of = hash([self.compiler.as_bytes(), source.as_bytes()].into_iter());
@@ -311,17 +315,18 @@ impl Build {
         self.make(command, into, into)
     }
 
-    /// Makes a file that is not the compiler's, likewise whole or not at all.
+    /// Makes a file without the compiler: like [`make`](Self::make), whole or not at all.
     fn put(into: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), LibraryError> {
         let fresh = fresh_for(into);
         let made = make(&fresh).and_then(|()| fs::rename(&fresh, into));
         made.map_err(|cause| of_file(into, cause))
     }
 
-    /// Runs the compiler. Others, who may build the same right now, see the whole file or none.
+    /// Runs the compiler. Another process that builds the same file at the same time sees the whole
+    /// file or none.
     fn make(&self, mut command: Command, file: &Path, into: &Path) -> Result<(), LibraryError> {
         let (compiler, fresh) = (self.compiler.clone(), fresh_for(into));
-        // A library that is preloaded into this process is not for the compiler.
+        // A library that is preloaded into this process must not be preloaded into the compiler.
         let output = command.env_remove("LD_PRELOAD").arg("-o").arg(&fresh).output();
         let output = output
             .map_err(|cause| LibraryError::NoCompiler { compiler: compiler.clone(), cause })?;
@@ -335,8 +340,8 @@ impl Build {
     }
 }
 
-/// Gives a file another name, unless another process was first: a library that a process has loaded
-/// has to stay the file that it was, or its other names would be of a second one.
+/// Gives a file another name, unless another process was first. A loaded library has to stay the
+/// same file, or its other names would belong to a second library.
 fn link_unless_there(from: &Path, into: &Path) -> io::Result<()> {
     match fs::hard_link(from, into) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -344,7 +349,7 @@ fn link_unless_there(from: &Path, into: &Path) -> io::Result<()> {
     }
 }
 
-/// A name beside a file's own that no other has: neither a process nor a thread.
+/// A fresh name beside a file, which no other process or thread uses.
 fn fresh_for(into: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let name = into.file_name().unwrap_or_default().to_string_lossy();

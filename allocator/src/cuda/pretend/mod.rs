@@ -1,9 +1,9 @@
 //! The controls of the pretend driver, which tests load in place of the real one.
 //!
-//! The pretend driver is a library with the driver's entry points, in `xtask/pretend-gpu`. Devices
-//! have memory of the host, of an exact capacity; work is queued and run as late as the driver's
-//! documentation allows, or in an order drawn from a seed; any call can be made to fail. Kernels
-//! run on the processor, compiled from the same source, and are told apart by the names in their
+//! The pretend driver is a library with the driver's entry points, in `xtask/pretend-gpu`. Its
+//! devices have host memory, of an exact capacity. Work is queued and runs as late as the driver's
+//! documentation allows, or in an order drawn from a seed. Any call can be made to fail. Kernels
+//! run on the processor, compiled from the same source; the driver finds them by the names in their
 //! image.
 
 mod harness;
@@ -20,14 +20,14 @@ pub use stand_in::stand_in;
 use super::device::Architecture;
 use super::driver::Driver;
 
-/// In which order threads run that nothing keeps in order.
+/// Order of the threads and blocks of a kernel between barriers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The first first.
+    /// From the first to the last.
     Forwards,
-    /// The last first.
+    /// From the last to the first.
     Backwards,
-    /// As drawn from a seed, anew for each block.
+    /// A random order, drawn anew for each block from this seed.
     Drawn(u32),
 }
 
@@ -55,7 +55,7 @@ impl fmt::Debug for Pretend {
 impl Pretend {
     /// The controls; `None` if the driver is a real one.
     pub fn of(driver: &Driver) -> Option<Pretend> {
-        // SAFETY: the library is loaded already, so nothing of it runs.
+        // SAFETY: the library is loaded already, so no initialisation runs.
         let library = unsafe { libloading::Library::new(driver.path()) }.ok()?;
         let pretend = Pretend {
             // SAFETY: only the pretend driver has a function of this name, and this type.
@@ -86,22 +86,25 @@ impl Pretend {
         Some(pretend)
     }
 
-    /// Forgets everything, and starts again with two devices of that capacity, page and context.
-    /// Nothing may hold on to the devices from before.
+    /// Sets the driver to its initial state, with two devices of this capacity, page size and
+    /// context size. No value may still use the old devices.
     pub fn reset(&self, capacity_bytes: usize, page_bytes: usize, context_bytes: usize) {
-        // SAFETY: the function takes numbers; what it unmaps has no owner, as the caller knows.
+        // SAFETY: the function takes numbers. The memory that it unmaps has no owner: the caller
+        // ensures it.
         unsafe { (self.reset)(capacity_bytes as u64, page_bytes as u64, context_bytes as u64) }
     }
 
-    /// Calls of a function of the driver since the reset; of all of them, if the name is empty.
+    /// Number of calls of a driver function since the reset; of all functions, if the name is
+    /// empty.
     pub fn calls(&self, function: &str) -> u64 {
         let name = text(function);
         // SAFETY: the function reads a string that ends with a zero.
         unsafe { (self.calls)(name.as_ptr()) }
     }
 
-    /// The nth call from now of a function, or of any if the name is empty, returns `code` and does
-    /// nothing; so do all later ones if it is repeated forever. An `nth` of 0 ends it.
+    /// Makes the nth call from now of a function, or of any function if the name is empty, return
+    /// `code` without an effect. With `Forever`, all later calls fail too. An `nth` of 0 ends the
+    /// fault.
     pub fn fail(&self, function: &str, code: i32, nth: u64, repeat: crate::fault::Repeat) {
         let name = text(function);
         let is_forever = c_int::from(repeat == crate::fault::Repeat::Forever);
@@ -109,41 +112,41 @@ impl Pretend {
         unsafe { (self.fail)(name.as_ptr(), code, nth, is_forever) }
     }
 
-    /// The nth call from now of a function does nothing and says that it did.
+    /// Makes the nth call from now of a function return success without an effect.
     pub fn lose(&self, function: &str, nth: u64) {
         self.fail(function, 0, nth, crate::fault::Repeat::Once);
     }
 
-    /// The devices say that they are of this architecture until the reset; before, they say none,
-    /// and nothing is compiled for them.
+    /// Sets the architecture of the devices until the reset. By default the devices name none, and
+    /// nothing is compiled for them.
     pub fn architecture(&self, architecture: Architecture) {
         let Architecture { major, minor } = architecture;
         // SAFETY: the function takes a number.
         unsafe { (self.capability)(u64::from(10 * major + minor)) }
     }
 
-    /// The driver says until the reset that it is of this version of CUDA: 1000 times the major
-    /// number and 10 times the minor one. Before, it is of 13.0; its cuBLASLt is of 12.8.
+    /// Sets the CUDA version of the driver until the reset: 1000 times the major number plus 10
+    /// times the minor number. The default is 13.0; the version of its cuBLASLt is 12.8.
     pub fn driver_version(&self, version: usize) {
         // SAFETY: the function takes a number.
         unsafe { (self.driver_version)(version as u64) }
     }
 
-    /// Each module and each handle of cuBLASLt takes so much of the first device, until the reset.
-    /// Nothing may be loaded yet.
+    /// Sets the bytes of the first device that each module and each handle of cuBLASLt takes, until
+    /// the reset. Nothing may be loaded yet.
     pub fn load_bytes(&self, size_bytes: usize) {
         // SAFETY: the function takes a number.
         unsafe { (self.load_bytes)(size_bytes as u64) }
     }
 
-    /// Work runs in an order that the seed draws; with 0, each stream as late as may be, and the
-    /// youngest stream first.
+    /// Sets the seed that draws the order of work. With 0, each stream runs as late as possible,
+    /// and the youngest stream first.
     pub fn schedule(&self, seed: u64) {
         // SAFETY: the function takes a number.
         unsafe { (self.schedule)(seed) }
     }
 
-    /// The order in which the threads and the blocks of a kernel run between barriers.
+    /// Sets the order in which the threads and the blocks of a kernel run between barriers.
     pub fn threads(&self, order: Order) {
         let order = match order {
             Order::Forwards => 0,
@@ -154,7 +157,7 @@ impl Pretend {
         unsafe { (self.threads)(order) }
     }
 
-    /// What is wrong with the kernel that lost the device; `None` if none did.
+    /// The error of the kernel that lost the device; `None` if no kernel did.
     pub fn complaint(&self) -> Option<String> {
         let mut text = [0_u8; 512];
         // SAFETY: the function writes at most as many bytes as the array has, and ends with a zero.
@@ -163,13 +166,14 @@ impl Pretend {
         (!text.is_empty()).then(|| text.into_owned())
     }
 
-    /// Another program has this much of the first device.
+    /// Makes another program take `bytes` of the first device.
     pub fn take(&self, bytes: usize) {
         // SAFETY: the function takes a number.
         unsafe { (self.take)(bytes as u64) }
     }
 
-    /// What was not given back, and how many of it: all that [`Pretend::live`] counts but bytes.
+    /// Kinds and counts of resources that were not given back: all counts of [`Pretend::live`]
+    /// except bytes.
     pub fn left(&self) -> Vec<(&'static str, u64)> {
         let kinds = [
             "handles", "mappings", "ranges", "host", "streams", "events", "contexts", "modules",
@@ -179,9 +183,9 @@ impl Pretend {
         counts.into_iter().filter(|&(_, count)| count > 0).collect()
     }
 
-    /// How many there are: `handles`, `mappings`, `ranges`, `host`, `streams`, `events`,
-    /// `contexts`, `modules`, `programs` (being compiled), `blas` (what cuBLASLt
-    /// knows products by), `queued` (work), or `bytes` of the first device in use.
+    /// The number of live resources of a kind: `handles`, `mappings`, `ranges`, `host`, `streams`,
+    /// `events`, `contexts`, `modules`, `programs` (being compiled), `blas` (descriptors of matrix
+    /// products in cuBLASLt), `queued` (work), or `bytes` of the first device in use.
     pub fn live(&self, what: &str) -> u64 {
         let name = text(what);
         // SAFETY: the function reads a string that ends with a zero.

@@ -9,20 +9,20 @@ fn of_source(source: &str) -> String {
     format!("// source {:016x}\n", source.bytes().fold(0xcbf2_9ce4_8422_2325, step))
 }
 
-/// An image for the pretend driver alone, of a file of kernels by its name: the driver runs what
-/// was compiled for the processor, which has to be of just this source.
+/// An image, for the pretend driver alone, that names a file of kernels. The driver runs the
+/// kernels that were compiled for the processor, which must come from exactly this source.
 pub fn stand_in(name: &str, source: &str) -> String {
     format!("{}// stands for {name}\n.version 8.0\n.target sm_80\n", of_source(source))
 }
 
-/// Whether an image was made of a source.
+/// True if an image was made from a source.
 pub(super) fn is_of_source(image: &str, source: &str) -> bool {
     image.starts_with(&of_source(source))
 }
 
-/// The text that the driver reads in place of compiled kernels: their names, and how many threads a
-/// block may have, from the source after the preprocessor. The driver asks the kernels that were
-/// compiled for the processor which parameters they take.
+/// The text that the driver reads in place of compiled kernels: the names of the kernels and the
+/// largest number of threads of a block, taken from the preprocessed source. The driver asks the
+/// kernels that were compiled for the processor for their parameters.
 pub(super) fn entries_of(source: &str, preprocessed: &str) -> String {
     let mut text = of_source(source) + "// parameters of the source\n.version 8.0\n.target sm_80\n";
     for kernel in preprocessed.split("__global__").skip(1) {

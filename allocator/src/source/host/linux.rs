@@ -1,4 +1,4 @@
-//! Shared anonymous mappings, whose pages `mremap` shows at a second address.
+//! Shared anonymous mappings, whose pages `mremap` can map at a second address.
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -17,21 +17,21 @@ pub(super) struct Range {
     len: usize,
 }
 
-// SAFETY: the range is an address and a length that are never changed; what lies there is reached
+// SAFETY: the range is an address and a length that are never changed. The memory there is reached
 // through `Buffer` under the usual borrow rules.
 unsafe impl Send for Range {}
-// SAFETY: every method is a system call on a part of the range that its caller vouches for, and the
+// SAFETY: every method is a system call on a part of the range that its caller vouches for. The
 // kernel orders such calls itself.
 unsafe impl Sync for Range {}
 
 impl Range {
-    /// Memory that is zero until it is written, with no swap set aside for it.
+    /// Memory that reads as zero until it is written, without reserved swap.
     pub(super) fn memory(len: usize) -> Result<Range, SourceError> {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         Range::new(len, ProtFlags::READ | ProtFlags::WRITE, flags)
     }
 
-    /// Addresses with nothing behind them.
+    /// Addresses without memory.
     pub(super) fn views(len: usize) -> Result<Range, SourceError> {
         Range::new(len, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
     }
@@ -52,16 +52,16 @@ impl Range {
         self.len
     }
 
-    /// Puts pages behind a part of a memory range now, not when it is first touched.
+    /// Backs a part of a memory range with pages now, not at the first touch.
     ///
     /// # Errors
-    /// `OutOfMemory` where the system can say so. Nothing has changed.
+    /// `OutOfMemory` if the system reports it. Nothing has changed.
     pub(super) fn populate(&self, offset: usize, size_bytes: usize) -> Result<(), SourceError> {
         let start = self.at(offset, size_bytes);
         // SAFETY: 1. the range lies inside the mapping. 2. Populating changes no byte.
         let populated = unsafe { mm::madvise(start, size_bytes, Advice::LinuxPopulateWrite) };
         match populated {
-            // Kernels before 5.14 do not know the advice: there the pages come on first touch.
+            // Kernels before 5.14 do not know the advice: there a page comes with its first touch.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(_) => {
                 self.give_back(offset, size_bytes);
@@ -70,19 +70,19 @@ impl Range {
         }
     }
 
-    /// Gives pages of a memory range to the system, wherever they are shown.
+    /// Gives pages of a memory range to the system, at whatever addresses they are mapped.
     pub(super) fn give_back(&self, offset: usize, size_bytes: usize) {
         let start = self.at(offset, size_bytes);
-        // SAFETY: 1. the range lies inside the mapping and no live block in it: the caller's
-        // `PageRange` says so. So no reference sees its bytes change. 2. It stays mapped and reads
-        // as zero.
+        // SAFETY: 1. the range lies inside the mapping, and no live block lies in the range: the
+        // caller's `PageRange` says so. So no reference sees its bytes change. 2. The range stays
+        // mapped and reads as zero.
         let result = unsafe { mm::madvise(start, size_bytes, Advice::LinuxRemove) };
-        // The system may refuse for pages that are locked in memory: they stay resident,
-        // which costs memory but breaks nothing.
+        // The system may refuse pages that are locked in memory: they stay resident, which costs
+        // memory but breaks nothing.
         debug_assert!(result.is_ok(), "madvise({offset}, {size_bytes}): {result:?}");
     }
 
-    /// Shows a part of `memory` in this range of views.
+    /// Maps a part of `memory` in this range of views.
     pub(super) fn show(
         &self,
         memory: &Range,
@@ -93,22 +93,22 @@ impl Range {
         let (from, to) = (memory.at(offset, size_bytes), self.at(view_offset, size_bytes));
         let flags = MremapFlags::MAYMOVE;
         // SAFETY: 1. an old length of 0 leaves the shared mapping at `from` as it is and maps its
-        // pages a second time. 2. What it replaces at `to` is a part of this range where no live
-        // block is: the `Mapping` that the caller got says so.
+        // pages a second time. 2. The mapping replaces a part of this range without a live block:
+        // the `Mapping` that the caller got says so.
         let shown = unsafe { mm::mremap_fixed(from, 0, size_bytes, flags, to) };
         shown.map_err(|error| failure("mremap", size_bytes, error))?;
-        // Page tables now, in one call, instead of a fault for each small page. Kernels before 5.14
-        // do not know the advice; they take the faults.
+        // Fills page tables now, in one call, instead of with a fault for each small page. Kernels
+        // before 5.14 do not know the advice; they take the faults.
         // SAFETY: populating changes no byte, and `show` has just mapped the range.
         let _ = unsafe { mm::madvise(to, size_bytes, Advice::LinuxPopulateWrite) };
         Ok(())
     }
 
-    /// Shows nothing there any more.
+    /// Unmaps a part of this range of views.
     pub(super) fn hide(&self, view_offset: usize, size_bytes: usize) {
         let at = self.at(view_offset, size_bytes);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: it replaces a part of this range of views in which no live block is: the
+        // SAFETY: the new mapping replaces a part of this range of views without a live block: the
         // `Mapping` that the caller got says so.
         let result = unsafe { mm::mmap_anonymous(at, size_bytes, ProtFlags::empty(), flags) };
         // A view that stays costs addresses but breaks nothing: mapping over it replaces it.
@@ -116,7 +116,7 @@ impl Range {
     }
 
     /// # Panics
-    /// If the part is not inside.
+    /// If the part is not inside the range.
     fn at(&self, offset: usize, size_bytes: usize) -> *mut c_void {
         let is_inside = offset <= self.len && size_bytes <= self.len - offset;
         assert!(is_inside, "{size_bytes} at {offset} in a range of {}", self.len);
@@ -139,8 +139,8 @@ pub struct SystemLock;
 
 impl PageLock for SystemLock {
     fn lock(&self, address: u64, size_bytes: usize) -> Result<(), SourceError> {
-        // SAFETY: locking changes no byte and no mapping, wherever the range is; where nothing is
-        // mapped the system refuses.
+        // SAFETY: locking changes no byte and no mapping, wherever the range is. The system refuses
+        // a range without a mapping.
         let locked = unsafe { mm::mlock(pointer_to(address), size_bytes) };
         locked.map_err(|error| {
             // A part may be locked. There is nothing to do if that fails too.

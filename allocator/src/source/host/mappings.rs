@@ -2,22 +2,22 @@
 //!
 //! Linux limits the mappings of a process (`vm.max_map_count`, 65,530 by default). A process that
 //! has reached the limit cannot even start a thread. So a quarter is left to the rest of the
-//! process, and each allocator takes a fixed share of the others when it is made. A share never
-//! changes: other allocators have no influence on where an allocator places its blocks, and a
-//! simulation copies the share.
+//! process, and each allocator takes a fixed share of the remaining mappings when it is made. A
+//! share never changes: other allocators have no influence on where an allocator places its blocks,
+//! and a simulation copies the share.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::source::{MAPPINGS_MAX, SourceError};
 
-/// The default of Linux, for a system that does not say its limit.
+/// Linux's default, for a system that does not tell its limit.
 const LIMIT_COUNT: usize = 65_530;
 
 /// The share of an allocator if another one has a full share. It is enough for a step that stitches
 /// a few large blocks.
 const SMALL_SHARE: usize = 512;
 
-/// Small shares that are left when a full one is taken.
+/// Number of small shares that are left when a full one is taken.
 const SMALL_SHARES_MIN: usize = 16;
 
 /// The mappings of one range of views, given back on drop.
@@ -26,17 +26,17 @@ pub(super) struct Share {
     mapping_count: usize,
 }
 
-/// The mappings for the views of all allocators.
+/// The mappings that the views of all allocators share.
 struct Pool {
     limit_count: usize,
     left_count: Mutex<usize>,
 }
 
 impl Share {
-    /// A full share if enough is left for small ones then, else a small one.
+    /// A full share if enough is left for small shares then, else a small share.
     ///
     /// # Errors
-    /// There is neither.
+    /// There is neither a full nor a small share left.
     pub(super) fn take() -> Result<Share, SourceError> {
         let pool = Pool::of_this_process();
         let taken = pool.change(|left_count| {
@@ -47,7 +47,7 @@ impl Share {
         taken.ok_or(SourceError::MappingLimit { limit_count: pool.limit_count })
     }
 
-    /// The most pieces of all views together.
+    /// Largest number of pieces of all views together.
     pub(super) fn mapping_count(&self) -> usize {
         self.mapping_count
     }

@@ -1,16 +1,16 @@
 //! System memory.
 //!
-//! The memory is a shared anonymous mapping on Linux, whose pages can be shown at a second address,
-//! so that free pages that lie apart serve one large block. That costs nothing where the memory is
-//! used: a shared mapping has the same small pages as a private one, and reads, writes and first
-//! touches are equally fast (within the noise of 20 % of a machine that was not quiet, 2026-11-21:
-//! 18 to 26 GB/s for `a[i] += b[i]` over 256 MiB, 15 to 37 ns for a random read, both kinds in
-//! turns). Showing 2 MiB elsewhere takes 4 µs a mapping and 0.5 ms for the page tables, a quarter
-//! of what it takes to touch new memory, and only the first time: views stay. Huge pages made
-//! neither kind faster there; on a machine whose free pages had become scattered they did, by 18 %
-//! (6.5 against 7.9 ms for the same sum over 128 MiB, which its last-level cache holds in part,
-//! 2026-11-22), and Linux gives a shared mapping none unless the machine is set to. Elsewhere
-//! memory is a private mapping, and blocks are never stitched.
+//! On Linux the memory is a shared anonymous mapping. Its pages can be mapped at a second address,
+//! so that free pages that lie apart serve one large block. Such memory is as fast to use: a shared
+//! mapping has the same small pages as a private one, and reads, writes and first touches are
+//! equally fast (within the noise of 20 % of a machine that was not quiet, 2026-11-21: 18 to 26
+//! GB/s for `a[i] += b[i]` over 256 MiB, 15 to 37 ns for a random read, both kinds in turns).
+//! Mapping 2 MiB elsewhere takes 4 µs a mapping and 0.5 ms for the page tables, a quarter of the
+//! time to touch new memory, and only once: views stay. Huge pages made neither kind faster there.
+//! On a machine with scattered free pages huge pages were faster by 18 % (6.5 against 7.9 ms for
+//! the same sum over 128 MiB, which its last-level cache holds in part, 2026-11-22), but Linux
+//! gives a shared mapping none unless the machine is set to. On other systems memory is a private
+//! mapping, and blocks are never stitched.
 #![allow(unsafe_code, reason = "turns mapped memory into pointers and gives pages back to the OS")]
 
 #[cfg(target_os = "linux")]
@@ -47,16 +47,16 @@ use crate::source::{Mapping, VirtualMemory};
 /// A multiple of every page size in use on Linux, so that offsets do not depend on the machine.
 const PAGE_BYTES: usize = 64 << 10;
 
-/// Two of these fit into the 47 bits of address that a process has on the narrowest machines.
+/// Two such segments fit into 47 bits, the narrowest address space of a process.
 const SEGMENT_BYTES_MAX: usize = 1 << 45;
 
-/// Addresses for views, whatever the capacity: room for pages that are shown in several places.
+/// Least length of a range of views, for any capacity: room for pages with several addresses.
 #[cfg(target_os = "linux")]
 const VIEW_BYTES_MIN: usize = 1 << 36;
 
 // SAFETY: 1. the pointer is only an address into a mapping that its segment's owner keeps alive on
-// whatever thread. 2. Memory behind it is reached through `Buffer`, which hands out references
-// under the usual borrow rules, each for bytes that no other live buffer has.
+// whatever thread. 2. Memory behind the pointer is reached through `Buffer`, which hands out
+// references under the usual borrow rules, each for bytes that no other live buffer has.
 unsafe impl Send for HostPointer {}
 // SAFETY: a shared `HostPointer` only yields a copy of the address; see `Send` for the memory.
 unsafe impl Sync for HostPointer {}
@@ -80,14 +80,14 @@ impl Segment {
         Segment::of_host(pointer, size_bytes, owner, HostKind::Memory)
     }
 
-    /// A range of views that the processor can read and write where something is mapped, in at most
+    /// A range of views. The processor can read and write the mapped parts. There are at most
     /// `mappings_max` mappings at once.
     ///
     /// # Safety
     /// Until `owner` is dropped:
     /// 1. Only the allocator that gets this segment reads or writes the range.
     /// 2. Only a [`VirtualMemory::map`](crate::VirtualMemory::map) that keeps its obligations maps
-    ///    something there. What it maps is initialised and may be read and written.
+    ///   memory there. Mapped memory is initialised and may be read and written.
     pub unsafe fn views_with_host_pointer(
         pointer: NonNull<u8>,
         size_bytes: usize,
@@ -134,9 +134,9 @@ struct HostViews {
 
 /// System memory with a capacity.
 ///
-/// Pages have 64 KiB on every machine. New memory reads as zero, reused memory does not; memory
-/// that went back to the system with a decommit reads as zero again on Linux. A process that forks
-/// shares the memory with its child there.
+/// Pages have 64 KiB on every machine. New memory reads as zero, reused memory does not. Memory
+/// that was decommitted reads as zero again on Linux. There a process that forks shares the memory
+/// with its child.
 #[derive(Clone, Copy, Debug)]
 pub struct HostSource {
     capacity_bytes: usize,
@@ -149,25 +149,24 @@ impl HostSource {
         HostSource { capacity_bytes: bytes, maps_pages: cfg!(target_os = "linux") }
     }
 
-    /// As much as the system lets this process take, see [`MemoryLimit`]. Where it does not say
-    /// (outside Linux), the limit is 1 TiB and the system's own.
+    /// A source with the [`MemoryLimit`] of this process. If the system does not tell (outside
+    /// Linux), the capacity is 1 TiB, and the system may refuse earlier.
     pub fn system() -> HostSource {
         HostSource::with_capacity(MemoryLimit::of_this_process().bytes)
     }
 
-    /// Takes away the ability to show pages at a second address, and with it the addresses and the
-    /// mappings that it takes: for memory that is allocated once and whole.
+    /// Removes the ability to map pages at a second address, and so the need for its addresses and
+    /// mappings. For memory that is allocated once and whole.
     #[must_use]
     pub fn without_virtual_memory(mut self) -> HostSource {
         self.maps_pages = false;
         self
     }
 
-    /// A source of this memory, locked by the operating system: committed pages are never swapped
-    /// out.
+    /// A source whose committed pages the operating system locks: they are never swapped out.
     ///
     /// # Errors
-    /// Commits fail with [`SourceError::LockLimit`] where the system allows no more.
+    /// Commits fail with [`SourceError::LockLimit`] if the system locks no more memory.
     #[cfg(target_os = "linux")]
     pub fn locked(self) -> LockedSource<HostSource, SystemLock> {
         LockedSource::new(self, SystemLock)
@@ -188,18 +187,20 @@ impl MemorySource for HostSource {
         let (pointer, len) = (range.pointer(), range.len());
         // SAFETY: 1. all of the mapping is readable, writable and zero-filled on first use, until
         // `range` unmaps it on drop, and `range` is the owner. 2. The address is not given to
-        // anything else. 3. `decommit` takes only whole pages that a `PageRange` of it names.
+        // anything else. 3. `decommit` takes only whole pages that a `PageRange` of the segment
+        // names.
         Ok(unsafe { Segment::with_host_pointer(pointer, len, Box::new(range)) })
     }
 
     fn release(&self, _segment: &Segment) {
-        // The mapping goes with the segment that owns it: no caller of this can free it early.
+        // The segment owns the mapping: no caller of `release` can free it early.
     }
 
     fn commit(&self, segment: &Segment, pages: &PageRange) -> Result<(), SourceError> {
         assert_whole_pages(pages, segment);
-        // The system puts pages behind the range on first touch, and cannot refuse then: it ends a
-        // process of a control group that is full. So there the pages are asked for now.
+        // The system backs the range with pages on first touch, and cannot refuse then: it ends a
+        // process whose control group is full. So pages are requested now if a control group sets a
+        // limit.
         if limiting_groups().is_empty() {
             return Ok(());
         }
@@ -218,14 +219,14 @@ impl MemorySource for HostSource {
     }
 }
 
-// SAFETY: 1. `map` shows the pages with one system call that replaces what is there, or fails. It
-// downcasts both segments to types of this module, so it panics for those of another source. 2.
+// SAFETY: 1. `map` maps the pages with one system call that replaces the old mapping, or fails. It
+// downcasts both segments to types of this module, so it panics for segments of another source. 2.
 // `map` and `unmap` change only the pages that the mapping names. They check that these are whole
 // pages of the system. 3. `reserve_views` uses `views_with_host_pointer`.
 #[cfg(target_os = "linux")]
 unsafe impl VirtualMemory for HostSource {
     fn reserve_views(&self, capacity_bytes: usize) -> Result<Segment, SourceError> {
-        // Room for every page in a few views at once, and for what idle views leave between.
+        // Room for every page in a few views at once, and for gaps between idle views.
         let size_bytes = capacity_bytes.saturating_mul(4).clamp(VIEW_BYTES_MIN, SEGMENT_BYTES_MAX);
         let size_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
         if address_quota().is_some_and(|quota_bytes| size_bytes > quota_bytes) {
@@ -236,8 +237,8 @@ unsafe impl VirtualMemory for HostSource {
         let (pointer, len, mappings_max) = (range.pointer(), range.len(), share.mapping_count());
         let owner = Box::new(HostViews { range, _share: share });
         // SAFETY: 1. the address is not given to anything else, and `owner` unmaps the range on
-        // drop. 2. Only `map` below maps something there: pages of a memory range, which are
-        // readable, writable and initialised.
+        // drop. 2. Only `map` below maps memory there: pages of a memory range, which are readable,
+        // writable and initialised.
         Ok(unsafe { Segment::views_with_host_pointer(pointer, len, mappings_max, owner) })
     }
 
@@ -261,8 +262,8 @@ unsafe impl VirtualMemory for HostSource {
 }
 
 /// # Panics
-/// If these are not whole pages of the segment. The system rounds a length up, so a part of a page
-/// would change the bytes of another block.
+/// If the pages are not whole pages of the segment. The system rounds a length up, so a part of a
+/// page would change the bytes of another block.
 fn assert_whole_pages(pages: &PageRange, segment: &Segment) {
     assert!(pages.is_of(segment), "{pages:?} are pages of another segment than {segment:?}");
     assert!(is_whole(pages.offset(), pages.size_bytes()), "{pages:?} are parts of pages");
@@ -281,10 +282,10 @@ fn is_whole(offset: usize, size_bytes: usize) -> bool {
     offset.is_multiple_of(PAGE_BYTES) && size_bytes.is_multiple_of(PAGE_BYTES)
 }
 
-/// Addresses for at least `size_bytes`. More is room for a capacity that is raised and for blocks
-/// that lie apart: as much as the machine has memory, but no more than a quarter of what a limit
-/// on addresses leaves, and where the system refuses that (as it may when it is set to promise no
-/// more memory than it has), what is needed.
+/// Reserves addresses for at least `size_bytes`. Tries a longer range first, as room for a larger
+/// capacity and for blocks that lie apart: the memory of the machine, but at most a quarter of the
+/// addresses that a limit leaves. If the system refuses the longer range (as with strict
+/// overcommit), reserves `size_bytes`.
 fn reserve_some(size_bytes: usize) -> Result<Range, SourceError> {
     let wanted_bytes = address_quota().unwrap_or_else(|| System::here().physical_bytes());
     let size_bytes = size_bytes.min(SEGMENT_BYTES_MAX).next_multiple_of(PAGE_BYTES);
@@ -297,22 +298,22 @@ fn reserve_some(size_bytes: usize) -> Result<Range, SourceError> {
     Range::memory(size_bytes)
 }
 
-/// The addresses that one allocator may take without need, where addresses are limited: a quarter
-/// of those that are left.
+/// Bytes of addresses that one allocator may take without need, if addresses are limited: a quarter
+/// of the addresses that are left.
 fn address_quota() -> Option<usize> {
     let (used_bytes, limit_bytes) = address_space()?;
     Some(limit_bytes.saturating_sub(used_bytes) / 4)
 }
 
-/// The control groups that limit this process, as they were when it was first asked.
+/// The control groups that limit this process, as they were at the first call.
 fn limiting_groups() -> &'static [Group] {
     static GROUPS: OnceLock<Vec<Group>> = OnceLock::new();
     GROUPS.get_or_init(|| System::here().groups())
 }
 
 /// # Errors
-/// `OutOfMemory` if `size_bytes` more would fill a control group, but for a little that the process
-/// needs beside.
+/// `OutOfMemory` if `size_bytes` more would fill a control group, except for a small reserve for
+/// the rest of the process.
 fn check_room(size_bytes: usize) -> Result<(), SourceError> {
     const LEFT_BYTES: usize = 8 << 20;
     let is_enough = |room_bytes: usize| room_bytes >= size_bytes.saturating_add(LEFT_BYTES);

@@ -1,4 +1,4 @@
-//! Private anonymous mappings, where there is no way to show pages twice.
+//! Private anonymous mappings, for systems that cannot map pages twice.
 
 use std::ptr::NonNull;
 
@@ -11,14 +11,14 @@ use crate::source::SourceError;
 pub(super) struct Range(MmapRaw);
 
 impl Range {
-    /// Memory that is zero until it is written, with no swap set aside for it.
+    /// Memory that reads as zero until it is written, without reserved swap.
     pub(super) fn memory(len: usize) -> Result<Range, SourceError> {
         let mapping = MmapOptions::new().len(len).no_reserve_swap().map_anon();
         let mapping = mapping.map_err(|error| {
             let code = error.raw_os_error().unwrap_or(0);
             SourceError::System { operation: "mmap", size_bytes: len, code }
         })?;
-        // Raw from here on: a `MmapMut` would claim every byte for itself.
+        // Raw from here on: a `MmapMut` would claim exclusive access to every byte.
         Ok(Range(MmapRaw::from(mapping)))
     }
 
@@ -30,16 +30,17 @@ impl Range {
         self.0.len()
     }
 
-    /// Pages come when they are touched.
+    /// Does nothing: a page comes with its first touch.
     pub(super) fn populate(&self, _offset: usize, _size_bytes: usize) -> Result<(), SourceError> {
         Ok(())
     }
 
-    /// Gives pages to the system, where it takes the advice.
+    /// Gives pages to the system, if the system takes the advice.
     pub(super) fn give_back(&self, offset: usize, size_bytes: usize) {
-        // SAFETY: 1. the range lies inside the mapping (which is checked) and no live block in it:
-        // the `PageRange` that the caller got says so. So no reference sees its bytes change. 2. It
-        // stays mapped, and bytes read later are initialised (zero or what they were).
+        // SAFETY: 1. the range lies inside the mapping (which is checked), and no live block lies
+        // in the range: the `PageRange` that the caller got says so. So no reference sees its bytes
+        // change. 2. The range stays mapped, and bytes read later are initialised (zero or the old
+        // values).
         let result =
             unsafe { self.0.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, size_bytes) };
         debug_assert!(result.is_ok(), "madvise({offset}, {size_bytes}): {result:?}");

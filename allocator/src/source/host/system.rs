@@ -6,13 +6,13 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Stands in where the machine does not tell its memory: the system's own refusal is the limit.
+/// Stands in if the machine does not tell its memory. The system's own refusal is then the limit.
 const UNKNOWN_PHYSICAL_BYTES: usize = 1 << 40;
 
-/// The most memory that this process may take, and what says so.
+/// The largest amount of memory that this process may take, and the origin of the limit.
 ///
-/// A control group and a limit on address space count everything that a process has, so a part of
-/// theirs is left for code, heap, stacks and the memory of libraries: see [`LimitOrigin`].
+/// A control group and a limit on address space count everything that a process has. So a part of
+/// their limit is left for code, heap, stacks and libraries: see [`LimitOrigin`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// Bytes that an allocator may take.
@@ -25,10 +25,10 @@ pub struct MemoryLimit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimitOrigin {
-    /// The machine has no more. Nothing is subtracted: what others use is not counted.
+    /// The memory of the machine. Nothing is subtracted for other processes.
     Machine,
-    /// A control group of Linux (version 1 or 2) or one above it, less a margin: a sixteenth of the
-    /// limit, at least 64 MiB, at most half.
+    /// A control group of Linux (version 1 or 2), or a group above it, less a margin: a sixteenth
+    /// of the limit, at least 64 MiB, at most half.
     ControlGroup {
         /// Bytes that the system allows.
         limit_bytes: usize,
@@ -51,20 +51,21 @@ impl fmt::Display for LimitOrigin {
 }
 
 impl MemoryLimit {
-    /// The limit of this process, now.
+    /// The current limit of this process.
     pub fn of_this_process() -> MemoryLimit {
         System::here().limit(address_space())
     }
 }
 
-/// Memory that this process could get now without taking it from another: what the machine says is
-/// available, and what is left in its control groups. `None` where the system does not say.
+/// Memory that this process could get now without taking it from another process: the least of the
+/// machine's available memory and of the room in its control groups. `None` if the system does not
+/// tell.
 pub fn available_bytes() -> Option<usize> {
     System::here().available_bytes()
 }
 
-/// Bytes of memory that a control group charges this process with, now. `None` where the system
-/// does not say: only Linux does.
+/// Current memory of this process, as a control group charges it. `None` outside Linux, where the
+/// system does not tell.
 pub fn process_memory() -> Option<ProcessMemory> {
     System::here().process_memory()
 }
@@ -72,15 +73,15 @@ pub fn process_memory() -> Option<ProcessMemory> {
 /// Memory that a process takes of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Private memory that is no file's: heaps, stacks, static data that was written to.
+    /// Private memory without a file: heaps, stacks, static data that was written to.
     pub anonymous_bytes: usize,
-    /// Shared memory that is no file's, such as that of a [`HostSource`](crate::HostSource). A page
-    /// that is mapped twice counts twice.
+    /// Shared memory without a file, such as the memory of a [`HostSource`](crate::HostSource). A
+    /// page that is mapped twice counts twice.
     pub shared_bytes: usize,
-    /// Pages of the program and its libraries that are in memory. The system may drop them, and
-    /// then reads them again whenever they run.
+    /// Resident pages of the program and its libraries. The system may drop such a page, and reads
+    /// it again when its code runs.
     pub code_bytes: usize,
-    /// Tables that say where the pages are.
+    /// Page tables.
     pub page_table_bytes: usize,
 }
 
@@ -101,7 +102,7 @@ pub(super) struct Group {
 struct GroupNames {
     limit: &'static str,
     usage: &'static str,
-    /// Names in `memory.stat` of pages of files, which the system drops before it lacks memory.
+    /// Names in `memory.stat` of cached file pages, which the system drops before memory is short.
     files: [&'static str; 2],
 }
 
@@ -127,7 +128,8 @@ impl System {
         self.meminfo("MemTotal:").unwrap_or(UNKNOWN_PHYSICAL_BYTES)
     }
 
-    /// The least of the limits, `address_space` among them: used bytes and their limit.
+    /// The least of the limits. `address_space` is the used bytes and the limit of the address
+    /// space.
     fn limit(&self, address_space: Option<(usize, usize)>) -> MemoryLimit {
         let machine = MemoryLimit { bytes: self.physical_bytes(), origin: LimitOrigin::Machine };
         let group = self.groups().iter().map(Group::limit_bytes).min().map(|limit_bytes| {
@@ -186,8 +188,8 @@ impl System {
 }
 
 impl Group {
-    /// The group at `path` below `mount` and those above it, which limit it too. Inside a container
-    /// the path may be one of the host: of its folders only the root is there.
+    /// The group at `path` below `mount` and the groups above it, which limit it too. Inside a
+    /// container the path may be a path of the host; then only its root folder exists.
     fn all(mount: &Path, path: &str, names: &'static GroupNames) -> Vec<Group> {
         let path = Path::new(path.trim_start_matches('/'));
         let folders = path.ancestors().map(|path| mount.join(path));
@@ -199,8 +201,8 @@ impl Group {
         self.read(self.names.limit).unwrap_or(usize::MAX)
     }
 
-    /// Bytes that the processes of the group may still take, files not counted. `None` if the
-    /// system does not say.
+    /// Bytes that the processes of the group may still take, cached files not counted. `None` if
+    /// the system does not tell.
     pub(super) fn room_bytes(&self) -> Option<usize> {
         let stat = fs::read_to_string(self.folder.join("memory.stat")).ok()?;
         let of = |name: &str| {
@@ -214,8 +216,8 @@ impl Group {
         Some(self.limit_bytes().saturating_sub(used_bytes))
     }
 
-    /// The number in a file of the group; `None` for `max`, which is no limit, and for what
-    /// version 1 writes in its place.
+    /// The number in a file of the group; `None` for `max`, which means no limit, and for the
+    /// number that version 1 writes in its place.
     fn read(&self, name: &str) -> Option<usize> {
         let text = fs::read_to_string(self.folder.join(name)).ok()?;
         text.trim().parse().ok().filter(|&bytes| bytes < 1 << 62)
@@ -228,8 +230,8 @@ fn bytes_in(text: &str, name: &str) -> Option<usize> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()? << 10)
 }
 
-/// Resident bytes of files of which a part can be executed, by the text of `/proc/self/smaps`.
-/// Pages that were written to do not count: they are no longer the file's.
+/// Resident bytes of files with an executable part, from the text of `/proc/self/smaps`. Pages that
+/// were written to do not count: they no longer belong to the file.
 fn code_bytes(maps: &str) -> usize {
     let (mut programs, mut by_file) = (HashSet::new(), Vec::new());
     for line in maps.lines() {
@@ -251,7 +253,7 @@ fn code_bytes(maps: &str) -> usize {
     of_programs.map(|&(_, resident, anonymous)| usize::saturating_sub(resident, anonymous)).sum()
 }
 
-/// Bytes of address space that the process uses, and their limit, if there is one.
+/// Bytes of address space that the process uses, and their limit; `None` if there is no limit.
 #[cfg(target_os = "linux")]
 pub(super) fn address_space() -> Option<(usize, usize)> {
     use rustix::process::{Resource, getrlimit};

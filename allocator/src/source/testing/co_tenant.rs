@@ -6,21 +6,21 @@ use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
 use crate::source::limit::Committed;
 use crate::source::{MemorySource, SourceError};
 
-/// The bytes that the co-tenant wants from a call on.
+/// An entry of the script: the bytes that the co-tenant holds from one call onwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tenancy {
-    /// Number of the call, among those that can fail, from 1 on: the co-tenant has moved when it is
-    /// made.
+    /// The call from which the entry is in force, counted from 1 among the calls that can fail. The
+    /// co-tenant takes or gives back its memory before this call.
     pub from_call: u64,
-    /// Bytes that it wants to hold in all; 0 gives everything back.
+    /// Bytes that the co-tenant wants to hold in all; 0 gives everything back.
     pub wanted_bytes: usize,
 }
 
 /// An adaptor that takes memory away at scripted calls, as another process on the same device does.
-/// The capacity stays what it was, so the allocator learns of it by the failure of a commit.
+/// The capacity stays unchanged, so the allocator notices only when a commit fails.
 ///
-/// The co-tenant takes what it wants or, if that is less, what is left. It never fails and never
-/// waits, so a run is a function of the script and of the allocator's requests.
+/// The co-tenant takes the wanted bytes, or all bytes that are left if these are fewer. It never
+/// fails and never waits, so a run depends only on the script and on the allocator's requests.
 #[derive(Debug)]
 pub struct CoTenantSource<S> {
     inner: S,
@@ -33,7 +33,7 @@ pub struct CoTenantSource<S> {
 #[derive(Debug, Default)]
 struct State {
     calls: u64,
-    /// Entries of the script that are past.
+    /// Number of past entries of the script.
     past: usize,
     held_bytes: usize,
     committed_bytes: usize,

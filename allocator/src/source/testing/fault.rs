@@ -6,8 +6,8 @@ use crate::fault::Fault;
 use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
 use crate::source::{MemorySource, SourceError};
 
-/// An adaptor over a source whose nth call that can fail does so, with
-/// [`SourceError::OutOfMemory`]. Clones share the countdown, so a test can keep one and arm it.
+/// An adaptor over a source that makes the nth call that can fail end with
+/// [`SourceError::OutOfMemory`]. Clones share the countdown, so a test can keep a clone and arm it.
 #[derive(Debug)]
 pub struct FaultSource<S> {
     inner: Arc<S>,
@@ -36,7 +36,7 @@ impl<S: MemorySource> FaultSource<S> {
         self.lock(|state| state.armed = None);
     }
 
-    /// Calls so far that could have failed.
+    /// Number of calls so far that could have failed.
     pub fn call_count(&self) -> u64 {
         self.lock(|state| state.calls)
     }

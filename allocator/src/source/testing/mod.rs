@@ -1,4 +1,4 @@
-//! Adaptors for tests: a source that fails, that shares its device, that writes down its calls.
+//! Adaptors for tests: one fails, one shares its device, one records its calls.
 
 pub(crate) mod co_tenant;
 pub(crate) mod fault;

@@ -1,4 +1,4 @@
-//! A log of what a source was asked, for tests and tools.
+//! A log of the calls of a source, for tests and tools.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,23 +6,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::source::adaptor::{Adaptor, SourceCall, Upstream};
 use crate::source::{MemorySource, SourceError};
 
-/// Calls kept; older ones are dropped.
+/// Number of calls kept; older ones are dropped.
 const CALLS_MAX: usize = 1 << 16;
 
-/// An adaptor that remembers the last 65,536 calls, and how those that can fail ended. Clones share
-/// the source and the log, so keep one to read it.
+/// An adaptor that records the last 65,536 calls and their outcomes. Clones share the source and
+/// the log, so keep a clone to read the log.
 #[derive(Debug)]
 pub struct RecordingSource<S> {
     inner: Arc<S>,
     log: Arc<Mutex<VecDeque<CallRecord>>>,
 }
 
-/// A call and its end.
+/// A call and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallRecord {
     /// The call to the source.
     pub call: SourceCall,
-    /// The outcome; calls that cannot fail end well.
+    /// The outcome; always `Ok` for calls that cannot fail.
     pub outcome: Result<(), SourceError>,
 }
 
