@@ -1,4 +1,5 @@
-//! The cost of a capture: a copy of the books with a full history, and the recording made of it.
+//! The cost of a capture: a copy of the books with a full history, and its conversion to a
+//! recording.
 
 use std::hint::black_box;
 
@@ -6,9 +7,9 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_allocator::{Buffer, CachingAllocator, Category, SimSource};
 use lowtide_trace::Recording;
 
-/// Events before the first look.
+/// Number of events before the first capture.
 const EVENTS: u64 = 100_000;
-/// Live blocks then.
+/// Number of live blocks at the first capture.
 const LIVE: usize = 3_000;
 
 /// An allocator with `EVENTS` events behind it.

@@ -1,8 +1,8 @@
 //! The cost of a request and of a free by PyTorch's rules: in a random program, in a training step
-//! that repeats, and in recorded traces where there are some.
+//! that repeats, and in recorded traces if there are any.
 //!
 //! A C++ model of PyTorch's own structures (`std::set`, blocks on the heap) takes 117 to 156 ns for
-//! each on traces like these.
+//! each request and each free on similar traces.
 
 use std::fs;
 use std::path::Path;
@@ -17,14 +17,14 @@ use lowtide_trace::{Limits, Recording, Replay, RerunOptions, parse_settings, rea
 
 const MIB: u64 = 1 << 20;
 const OPERATIONS: usize = 10_000;
-/// Up to this many blocks are live.
+/// Largest number of live blocks.
 const SLOTS: usize = 1024;
-/// Tensors of a step; all live at its end.
+/// Number of tensors of a step; all are live at its end.
 const STEP_TENSORS: usize = 200;
 const SETTINGS: [(&str, &str); 2] =
     [("segments", ""), ("expandable_segments", "expandable_segments:True")];
 
-/// A device without end.
+/// A device with endless memory.
 #[derive(Default)]
 struct Endless(u64);
 
@@ -127,7 +127,7 @@ fn steady_step(criterion: &mut Criterion) {
                     policy.free(address).expect("a block");
                 }
             };
-            // The first steps leave the holes that the later ones fill.
+            // The first steps leave the holes that later steps fill.
             (0..20).for_each(|_| step(&mut policy));
             let calls = policy.counters();
             bencher.iter(|| step(&mut policy));
@@ -137,7 +137,7 @@ fn steady_step(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Through the allocator's front: the median of several runs.
+/// Runs recorded traces through the allocator's front, and takes the median of several runs.
 fn recorded_traces(_criterion: &mut Criterion) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/traces");
     for entry in fs::read_dir(&folder).expect("a folder of this crate") {

@@ -1,4 +1,4 @@
-//! Errors of readers: the problem, and the byte at which it is.
+//! Errors of readers, each with the byte offset of the problem.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use crate::recording::validate::RecordingProblem;
 #[derive(Debug, Error)]
 #[error("byte {offset}: {problem}")]
 pub struct TraceError {
-    /// Offset in the pickle; in the compressed file, if decompression failed.
+    /// Offset in the pickle, or in the compressed file if decompression failed.
     pub offset: u64,
     /// The problem at this offset.
     pub problem: TraceProblem,
@@ -39,11 +39,11 @@ pub enum TraceProblem {
     /// The pickle is not a memory snapshot: a value has another type than it should.
     #[error("{key} is {found}, not {expected}")]
     Type {
-        /// The key whose value it is.
+        /// The key of the value.
         key: &'static str,
-        /// The type that it should have.
+        /// The expected type.
         expected: &'static str,
-        /// The type that it has.
+        /// The type in the file.
         found: &'static str,
     },
     /// A key that a snapshot must have is absent.
@@ -55,7 +55,7 @@ pub enum TraceProblem {
     /// A number or a word makes no sense for its key.
     #[error("{key} cannot be {value}")]
     Value {
-        /// The key whose value it is.
+        /// The key of the value.
         key: &'static str,
         /// Value in the file.
         value: String,
@@ -63,18 +63,18 @@ pub enum TraceProblem {
     /// The recorded settings are refused.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// More than the limits allow.
+    /// The file exceeds a limit.
     #[error("more than {limit} {what}")]
     Limit {
-        /// The largest number that is allowed.
+        /// Largest number that is allowed.
         limit: u64,
-        /// The things that there are too many of.
+        /// The things that are limited.
         what: &'static str,
     },
-    /// The file unpacks to more than a snapshot would.
+    /// The file unpacks to more bytes than a snapshot would.
     #[error("more than {limit} bytes for each compressed one: decompress the file first")]
     Expansion {
-        /// Unpacked bytes that are allowed for each compressed one.
+        /// Number of unpacked bytes that are allowed for each compressed byte.
         limit: usize,
     },
     /// The compressed file ends in the middle.
@@ -89,7 +89,7 @@ pub enum TraceProblem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PickleProblem {
-    /// The bytes end before the pickle does.
+    /// The bytes end before the end of the pickle.
     #[error("the pickle ends in the middle")]
     Truncated,
     /// An instruction that plain data does not need; some of these run code.
@@ -98,10 +98,10 @@ pub enum PickleProblem {
     /// The first instruction does not name a protocol between 2 and 5.
     #[error("not a pickle of protocol 2 to 5")]
     Protocol,
-    /// Bytes follow the end.
+    /// Bytes follow the end of the pickle.
     #[error("the pickle has ended, the file has not")]
     Trailing,
-    /// An instruction needs more values than the stack has, or leaves some on it.
+    /// An instruction needs more values than the stack has, or the stack is not empty at the end.
     #[error("the stack of values does not fit the instruction")]
     Stack,
     /// An instruction works on a value of another kind.
@@ -112,22 +112,22 @@ pub enum PickleProblem {
         /// The kind that was found.
         found: &'static str,
     },
-    /// A number that does not fit 64 bits with a sign.
+    /// A number does not fit into a signed 64-bit integer.
     #[error("a number of {0} bytes is too long")]
     Number(u8),
-    /// Text that is not UTF-8.
+    /// Text is not UTF-8.
     #[error("the text is not UTF-8")]
     Text,
-    /// A value is recalled that was never memorised, or memorised under an absurd number.
+    /// A recalled value was never memorised, or a value is memorised under an absurd number.
     #[error("no value {0} in the memo")]
     Memo(u64),
-    /// A container is changed after it was put into another one, which could make a cycle.
+    /// A container changes after it was put into another one. This could make a cycle.
     #[error("a container changes after it was put into another one")]
     Sealed,
     /// Containers are nested too deep.
     #[error("nested too deep")]
     Depth,
-    /// The values take more memory than a file of this size may take, or than any file may.
+    /// The values take more memory than a file of this size, or any file, may take.
     #[error("its values take more than {limit_bytes} bytes of memory")]
     Memory {
         /// Memory that the file may take.
@@ -142,13 +142,14 @@ pub enum JsonProblem {
     /// A line is not JSON, or is of no known kind.
     #[error(transparent)]
     Line(#[from] serde_json::Error),
-    /// The first line does not say `lowtide-trace`, or another version than this crate reads.
+    /// The first line does not name `lowtide-trace`, or names another version than this crate
+    /// reads.
     #[error("not a trace of version {expected}")]
     Version {
         /// The version that this crate reads.
         expected: u32,
     },
-    /// A line comes after one that it has to come before.
+    /// A line comes after a line that it has to precede.
     #[error("{found} comes too late")]
     Order {
         /// The kind of line.
@@ -160,7 +161,7 @@ pub enum JsonProblem {
         /// Name of the key in the file.
         key: &'static str,
     },
-    /// The lines end before the last one, or within one.
+    /// The lines end before the last one, or in the middle of a line.
     #[error("the trace ends in the middle")]
     Cut,
     /// Lines follow the last one.

@@ -1,8 +1,8 @@
 //! Lives of blocks, and the levels after every event of a recording.
 //!
-//! A *moment* is the time between two events: moment 0 is before the first one, moment `m` after
-//! event `m - 1`. No file makes this code panic: a free of a block that no event allocated is
-//! passed over, an id that is given twice ends the older block, sums saturate.
+//! A *moment* is the time between two events: moment 0 is before the first event, moment `m` after
+//! event `m - 1`. No file makes this code panic: a free of an unknown block is skipped, a second
+//! block with the same id ends the first, and sums saturate.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use lowtide_allocator::torch::StreamId;
 
 use super::recording::{EventKind, RecordedBlock, Recording, Site};
 
-/// The number of bands: one for each category, and one for blocks without.
+/// Number of bands: one for each category, and one for blocks without a category.
 pub(super) const BANDS: usize = Category::ALL.len() + 1;
 /// The moment at which no life ends.
 pub(super) const NEVER: usize = usize::MAX;
@@ -26,7 +26,7 @@ pub(super) fn band_name(band: usize) -> &'static str {
     Category::ALL.get(band).map_or("unknown", |category| category.name())
 }
 
-/// A block from its first moment to the one at which it is gone.
+/// A block, from its first moment to the moment at which it is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Life {
     pub(super) id: u64,
@@ -35,10 +35,11 @@ pub(super) struct Life {
     pub(super) requested_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) category: Option<Category>,
-    /// An index that exists.
+    /// A valid index into the sites of the recording.
     pub(super) site: Option<u32>,
     pub(super) from: usize,
-    /// The moment from which on it only waits for other streams; [`NEVER`] if none was recorded.
+    /// The moment from which on the block only waits for other streams; [`NEVER`] if none was
+    /// recorded.
     pub(super) waits_from: usize,
     pub(super) to: usize,
 }
@@ -52,18 +53,18 @@ impl Life {
         self.from == 0 && self.to == NEVER
     }
 
-    /// True if it was allocated and freed within the recording.
+    /// True if the block was allocated and freed within the recording.
     pub(super) fn is_transient(&self) -> bool {
         self.from > 0 && self.to != NEVER
     }
 
-    /// True if events lie between the owner's free and its end.
+    /// True if events lie between the owner's free and the end of the block.
     pub(super) fn is_delayed(&self) -> bool {
         self.waits_from != NEVER && self.to > self.waits_from.saturating_add(1)
     }
 }
 
-/// The lives that an event began, left waiting, or ended.
+/// The lives that an event starts, turns to waiting, or ends.
 #[derive(Clone, Copy, Debug, Default)]
 struct Change {
     born: Option<usize>,
@@ -76,7 +77,7 @@ struct Change {
 pub(super) struct Levels {
     pub(super) live_bytes: u64,
     pub(super) requested_bytes: u64,
-    /// Live bytes that only wait for other streams.
+    /// Live bytes of blocks that only wait for other streams.
     pub(super) waiting_bytes: u64,
     pub(super) charged_bytes: u64,
     pub(super) charged_by_band: [u64; BANDS],
@@ -85,13 +86,14 @@ pub(super) struct Levels {
 }
 
 impl Levels {
-    /// Blocks and charges.
+    /// Bytes of blocks and charges.
     pub(super) fn in_use_bytes(&self) -> u64 {
         self.live_bytes.saturating_add(self.charged_bytes)
     }
 }
 
-/// The lives of a recording: first of blocks that were there at its start, then in order of birth.
+/// The lives of a recording: first the blocks that are live at its start, then the others in order
+/// of allocation.
 #[derive(Debug)]
 pub(super) struct Lives<'a> {
     pub(super) recording: &'a Recording,
@@ -103,7 +105,7 @@ impl<'a> Lives<'a> {
     pub(super) fn of(recording: &'a Recording) -> Lives<'a> {
         let changes = vec![Change::default(); recording.events.len()];
         let mut all = Lives { recording, lives: Vec::new(), changes };
-        // The map is never walked, so that the order of a hash decides nothing.
+        // The map is never iterated, so the order of a hash has no effect.
         let mut open: HashMap<u64, usize> = HashMap::new();
         for block in &recording.start {
             // The first of two blocks with one id can only end with the recording.
@@ -171,7 +173,7 @@ impl<'a> Lives<'a> {
         self.changes[event].gone = Some(life);
     }
 
-    /// Shows the levels at every moment, the first one included.
+    /// Calls `see` with the levels at every moment, the first one included.
     pub(super) fn walk(&self, mut see: impl FnMut(usize, &Levels)) {
         let mut levels =
             Levels { reserved_bytes: self.recording.start_reserved_bytes, ..Levels::default() };
@@ -204,7 +206,7 @@ impl<'a> Lives<'a> {
                     add(&mut levels.reserved_bytes, event.size_bytes);
                 }
                 EventKind::Discharge => {
-                    // No more than its category has.
+                    // At most the charged bytes of the category.
                     let level = &mut levels.charged_by_band[band(event.category)];
                     let gone_bytes = event.size_bytes.min(*level);
                     *level -= gone_bytes;
@@ -248,19 +250,19 @@ fn subtract(level_bytes: &mut u64, bytes: u64) {
     *level_bytes = level_bytes.saturating_sub(bytes);
 }
 
-/// Characters below which the beginning of a function's name says nothing.
+/// Least number of characters of a function's name: a shorter beginning says nothing.
 const FUNCTION_LEN_MIN: usize = 8;
 
 impl Site {
-    /// The site on one line, in printable characters only: text of a stranger must not steer a
-    /// terminal or turn the direction of the text around it. At most `len_max` characters: the end
-    /// of a long place and the beginning of a function, if there is room for it; the function alone
-    /// where the place is not known.
+    /// The site on one line, in at most `len_max` printable characters: text of a stranger must not
+    /// control a terminal or change the direction of the text around it. A long place keeps its
+    /// end. If there is room, the beginning of the function follows. If the place is unknown, the
+    /// function stands alone.
     pub(super) fn shown(&self, len_max: usize) -> String {
         if self.module.is_empty() {
             return self.line_shown(len_max);
         }
-        // The module gets half of the room at most: the line says more than a long path.
+        // The module gets at most half of the room: the line says more than a long path.
         let module = head(&printable(&self.module, usize::MAX), len_max.div_ceil(2));
         let room = len_max.saturating_sub(module.chars().count() + 1);
         if room == 0 { module } else { format!("{module} {}", self.line_shown(room)) }
@@ -288,7 +290,7 @@ impl Site {
     }
 }
 
-/// The beginning of a text that is longer.
+/// A text cut to its beginning, if it is longer than `len_max`.
 fn head(text: &str, len_max: usize) -> String {
     if text.chars().count() <= len_max {
         return text.to_owned();
@@ -297,7 +299,7 @@ fn head(text: &str, len_max: usize) -> String {
     format!("{head}…")
 }
 
-/// Printable characters of a text, see [`Site::shown`]; the end of a longer one.
+/// A text in printable characters, see [`Site::shown`]; a text over `len_max` keeps its end.
 pub(super) fn printable(text: &str, len_max: usize) -> String {
     let mut shown = String::new();
     for char in text.chars() {
@@ -315,7 +317,7 @@ pub(super) fn printable(text: &str, len_max: usize) -> String {
     format!("…{tail}")
 }
 
-/// Line breaks and marks of direction or invisible characters, after the general categories Zl, Zp
+/// True for line breaks, marks of direction and invisible characters: the general categories Zl, Zp
 /// and Cf of Unicode 16.
 fn is_format(char: char) -> bool {
     matches!(char,

@@ -1,5 +1,5 @@
-//! Heap that reading and explaining a file takes, in bytes: files made to take much are refused
-//! before they do. The tests are a binary of their own, because its allocator counts.
+//! Heap bytes for reading and explaining a file. Files that are made to take much memory are
+//! refused in time. The tests have a binary of their own, because its allocator counts.
 
 #[expect(dead_code, reason = "some of what the allocator's tests need")]
 #[path = "../../allocator/tests/heap/counting.rs"]
@@ -15,23 +15,23 @@ use lzma_rust2::{XzOptions, XzWriter};
 
 use crate::counting::peak_of;
 
-/// Does what `lowtide explain` does with a file, and returns the length of the words.
+/// Does the work of `lowtide explain` on a file. Returns the length of the text.
 fn explain(file: &[u8], limits: Limits) -> Result<usize, TraceError> {
     let snapshot = read_snapshot(file, limits)?;
     let device = Replay::busiest_device(&snapshot);
-    // A contradiction within the events is found after everything was read.
+    // A contradiction within the events is found only after the whole file was read.
     let recording = Recording::from_snapshot(&snapshot, device).unwrap_or_default();
     Ok(recording.explain().to_string().len())
 }
 
-/// As `xz` does it, fast.
+/// Compresses bytes as `xz` does, at its fastest level.
 fn xz(bytes: &[u8]) -> Vec<u8> {
     let mut writer = XzWriter::new(Vec::new(), XzOptions::with_preset(0)).expect("options");
     writer.write_all(bytes).expect("memory is writable");
     writer.finish().expect("memory is writable")
 }
 
-/// Between protocol 4 and the end.
+/// The instructions with protocol 4 in front and the end behind.
 fn pickle(instructions: &[u8]) -> Vec<u8> {
     [b"\x80\x04", instructions, b"."].concat()
 }
@@ -41,21 +41,21 @@ fn text(text: &str) -> Vec<u8> {
     [&[0x8c, u8::try_from(text.len()).expect("short")], text.as_bytes()].concat()
 }
 
-/// A dictionary of these keys; the values are instructions.
+/// A dictionary with these keys. The values are instructions.
 fn dictionary(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let entries = entries.iter().flat_map(|(key, value)| [text(key), value.to_vec()].concat());
     [b"}(".to_vec(), entries.collect(), b"u".to_vec()].concat()
 }
 
-/// A snapshot whose trace names the same events over and over, each time in two bytes, and a text
-/// of `padding_bytes` that nobody reads.
+/// A snapshot whose trace refers to the same events over and over, in two bytes each, with an
+/// unused text of `padding_bytes`.
 fn repeated_events(events: &[Vec<u8>], count: usize, padding_bytes: usize) -> Vec<u8> {
     let memorised =
         (0..).zip(events).flat_map(|(index, event)| [event, &[b'q', index][..]].concat());
     let names = (0..).zip(events).flat_map(|(index, _)| [b'h', index]);
     let padding_len = u32::try_from(padding_bytes).expect("not too long").to_le_bytes();
     let padding = [b"X".as_slice(), &padding_len, &b"-".repeat(padding_bytes)].concat();
-    // The events are first named in a list that nobody reads, so that they are in the memo.
+    // The events come first in an unused list, so that they are in the memo.
     let first = [b"](".to_vec(), memorised.collect(), padding, b"e".to_vec()].concat();
     let names = names.collect::<Vec<u8>>().repeat(count / events.len());
     let trace = [b"]](", &names[..], b"ea"].concat();
@@ -73,7 +73,7 @@ fn failure() -> Vec<Vec<u8>> {
     vec![dictionary(&[("action", &text("oom")), ("frames", &frames)])]
 }
 
-/// A segment and a block in it that come and go.
+/// A segment, and a block in it; both come and go.
 fn life() -> Vec<Vec<u8>> {
     let number = |value: u64| [b"\x8a\x08".as_slice(), &value.to_le_bytes()].concat();
     let event = |action: &str, size_bytes| {
@@ -90,7 +90,7 @@ fn life() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Pickles of about `size_bytes` that ask for as much memory as they can, by name.
+/// Pickles of about `size_bytes` that ask for as much memory as possible, with names.
 fn bombs(size_bytes: usize) -> Vec<(&'static str, Vec<u8>)> {
     let repeated = |unit: &[u8]| pickle(&unit.repeat(size_bytes / unit.len()));
     vec![
@@ -122,7 +122,7 @@ fn compressed_file_takes_memory_by_its_size_on_disk() {
     }
 }
 
-/// Bytes that the reader lets a pickle of this length take, beside the pickle itself.
+/// Bytes that the reader allows a pickle of this length, in addition to the pickle itself.
 fn allowed_bytes(len: usize) -> usize {
     const SLACK_BYTES: usize = 256 << 10;
     len * MEMORY_PER_BYTE + SLACK_BYTES
@@ -134,7 +134,7 @@ fn plain_file_takes_memory_by_its_size() {
         let (read, peak_bytes) = peak_of(|| explain(&bomb, Limits::default()));
         let per_byte = peak_bytes / bomb.len();
         println!("{name}: {per_byte} bytes for a byte, {:?}", read.map_err(|e| e.to_string()));
-        // The buffer that the file is read into has doubled.
+        // The buffer of the file may have doubled while it was filled.
         assert!(peak_bytes <= allowed_bytes(bomb.len()) + 2 * bomb.len(), "{name}: {per_byte}");
     }
 }

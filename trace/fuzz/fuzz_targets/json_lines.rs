@@ -1,5 +1,5 @@
-//! Lines of a stranger as a recording: refused, or one that holds its laws, is written back as it
-//! was, and can be exported.
+//! Lines of a stranger as a recording. They are refused, or give a recording that holds its laws,
+//! is written back unchanged, and can be exported.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Bytes of a stranger as a memory snapshot: refused, or read and imported; what is imported holds
-//! its laws, is exported, and survives as lines. Never a panic, never much memory.
+//! Bytes of a stranger as a memory snapshot. They are refused, or read and imported; the imported
+//! recording holds its laws, is exported, and survives as lines. Never a panic, never much memory.
 
 #![no_main]
 
@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use lowtide_trace::{Limits, Recording, Replay, Snapshot, read_snapshot};
 
 fuzz_target!(|bytes: &[u8]| {
-    // The limits of the command: what it may take, libFuzzer's own limit on memory must allow.
+    // The limits are the command's. libFuzzer's own memory limit must allow them.
     let Ok(snapshot) = read_snapshot(bytes, Limits::default()) else { return };
     let device = Replay::busiest_device(&snapshot);
     let Ok(recording) = Recording::from_snapshot(&snapshot, device) else { return };

@@ -1,4 +1,4 @@
-//! Advice that the numbers suggest. Each piece has a bound below which it is not given.
+//! Advice that follows from the numbers. Each piece has a bound below which it is not given.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::page::grouped;
 use super::{Explanation, Failure, Phase, PhaseShare};
 use crate::recording::{Recording, Site};
 
-/// Shares of the peak, in thousandths, below which a category is not mentioned.
+/// Shares of the peak, in thousandths. A category below its share is not mentioned.
 const ACTIVATION_PERMILLE: u64 = 400;
 const OPTIMIZER_STATE_PERMILLE: u64 = 250;
 const GRADIENT_PERMILLE: u64 = 200;
@@ -17,16 +17,17 @@ const WORKSPACE_PERMILLE: u64 = 150;
 const UNKNOWN_PERMILLE: u64 = 500;
 const ROUNDING_PERMILLE: u64 = 50;
 const WAITING_PERMILLE: u64 = 20;
-/// The most that is reserved, in thousandths of the most that is in use.
+/// Peak of reserved bytes, in thousandths of the peak of bytes in use.
 const RESERVED_PERMILLE: u64 = 1100;
-/// The most that is reserved, in thousandths of the capacity.
+/// Peak of reserved bytes, in thousandths of the capacity.
 const FULL_PERMILLE: u64 = 950;
-/// Calls in the last quarter of the events; fewer are the tail of something.
+/// Least number of source calls in the last quarter of the events. Fewer calls may be the last ones
+/// of a warm-up.
 const SOURCE_CALLS_MIN: u64 = 4;
-/// The page of CUDA's driver, for recordings that do not say theirs.
+/// The page size of CUDA's driver, for recordings that do not name theirs.
 const PAGE_BYTES: u64 = 2 << 20;
 
-/// A suggestion and the numbers that it rests on.
+/// A suggestion with the numbers behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Advice {
@@ -39,48 +40,48 @@ pub enum Advice {
     Missing {
         /// The failure that lacked the most.
         failure: Failure,
-        /// Bytes that it lacked.
+        /// Bytes that the request lacked.
         missing_bytes: u64,
     },
-    /// Blocks of a site are allocated all the time and never freed.
+    /// Blocks of a site are allocated throughout and never freed.
     Growth {
-        /// The line that asked for it.
+        /// The source line of the request.
         site: Site,
         /// The number of blocks.
         blocks: u64,
-        /// Bytes of these blocks.
+        /// Bytes of the blocks.
         bytes: u64,
     },
-    /// A category has much of the peak.
+    /// A category takes a large share of the peak.
     Category {
-        /// The category; `None` for bytes of no known one.
+        /// The category; `None` for bytes of unknown category.
         category: Option<Category>,
         /// Bytes of the category.
         bytes: u64,
-        /// Bytes in use in all.
+        /// All bytes in use.
         in_use_bytes: u64,
     },
     /// Much more is reserved than is in use.
     Reserved {
-        /// The most that was reserved.
+        /// Peak of reserved bytes.
         reserved_bytes: u64,
-        /// The most that was in use.
+        /// Peak of bytes in use.
         in_use_bytes: u64,
-        /// The most that the policy `pages` reserves for the same requests; `None` if that is the
-        /// recorded policy, it is not less, or the recording cannot be served.
+        /// Peak of reserved bytes for the same requests under the policy `pages`. `None` if this is
+        /// the recorded policy, the peak is not lower, or the recording cannot be served.
         pages_bytes: Option<u64>,
-        /// The most that PyTorch's rules with expandable segments reserve for the same requests;
-        /// `None` also if the recording has expandable segments.
+        /// Peak of reserved bytes for the same requests under PyTorch's rules with expandable
+        /// segments. `None` also if the recording has expandable segments.
         expandable_bytes: Option<u64>,
     },
-    /// No category was recorded, but the sites show which phase of the step asked.
+    /// No category was recorded, but the sites show the phases of the training step.
     Phases {
         /// Blocks at the peak, by phase.
         by_phase: Vec<PhaseShare>,
-        /// Bytes in use in all.
+        /// All bytes in use.
         in_use_bytes: u64,
     },
-    /// Rounding takes much.
+    /// Rounding of requests takes a large share of the memory.
     Rounding {
         /// Bytes of rounding at the peak.
         rounding_bytes: u64,
@@ -91,26 +92,26 @@ pub enum Advice {
     Waiting {
         /// Bytes that wait for another stream.
         waiting_bytes: u64,
-        /// Bytes in use in all.
+        /// All bytes in use.
         in_use_bytes: u64,
     },
     /// The source is still called, although a steady state needs no call.
     SourceCalls {
-        /// Calls in the last quarter of the events.
+        /// Number of calls in the last quarter of the events.
         last_quarter: u64,
-        /// Calls in all events.
+        /// Number of calls in all events.
         all: u64,
     },
-    /// Hardly anything of the capacity is left.
+    /// Hardly any of the capacity is left.
     Full {
-        /// The most that was reserved.
+        /// Peak of reserved bytes.
         reserved_bytes: u64,
         /// Bytes that may be reserved.
         capacity_bytes: u64,
     },
 }
 
-/// The advice that the numbers support, in the order of [`Advice`].
+/// The advice that follows from the numbers, in the order of [`Advice`].
 pub(super) fn advise(told: &Explanation, recording: &Recording) -> Vec<Advice> {
     let mut advice = failures(told);
     // Blocks of unknown sites have nothing in common.
@@ -168,7 +169,7 @@ pub(super) fn advise(told: &Explanation, recording: &Recording) -> Vec<Advice> {
     advice
 }
 
-/// Serves the recording of another policy again, to say what would have been reserved.
+/// Serves the recording again by other policies, and compares their reserved bytes.
 fn reserved(recording: &Recording, reserved_bytes: u64, in_use_bytes: u64) -> Advice {
     let replayed = |policy| {
         let bytes = recording.peak_reserved_bytes_by(policy);
@@ -197,7 +198,7 @@ fn failures(told: &Explanation) -> Vec<Advice> {
         let room_bytes = failure.free_bytes.saturating_add(failure.cached_bytes);
         failure.requested_bytes.saturating_sub(room_bytes)
     };
-    // The last of several that lack the same would come first otherwise.
+    // Reversed, because `max_by_key` returns the last of several failures that lack the same bytes.
     let most = told.failures.iter().rev().max_by_key(|failure| missing(failure));
     if let Some(failure) = most.filter(|failure| missing(failure) > 0) {
         let missing_bytes = missing(failure);
@@ -206,7 +207,7 @@ fn failures(told: &Explanation) -> Vec<Advice> {
     advice
 }
 
-/// True if there is a whole, and the part is at least `permille` thousandths of it.
+/// True if `whole` is not 0 and `part` is at least `permille` thousandths of it.
 fn is_at_least(part: u64, permille: u64, whole: u64) -> bool {
     whole > 0 && u128::from(part) * 1000 >= u128::from(permille) * u128::from(whole)
 }
@@ -216,7 +217,7 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "0.0 %".into();
     }
-    // Whole numbers round alike on every machine.
+    // Integer arithmetic rounds alike on every machine.
     let permille = (u128::from(part) * 1000 + u128::from(whole) / 2) / u128::from(whole);
     format!("{}.{} %", permille / 10, permille % 10)
 }
@@ -324,7 +325,7 @@ fn fmt_phases(
     Ok(())
 }
 
-/// A ratio with two digits after the point, 0 where the whole is nothing.
+/// A ratio with two digits after the point; 0 if `whole` is 0.
 pub(super) fn ratio(part: u64, whole: u64) -> String {
     let hundredths = (u128::from(part) * 100 + u128::from(whole) / 2)
         .checked_div(u128::from(whole))

@@ -14,11 +14,11 @@ use super::{
 use crate::lifetimes::{BANDS, Levels, Life, Lives, NEVER, band};
 use crate::recording::{EventKind, Recording, Site};
 
-/// The longest list in an explanation.
+/// Length of the longest list in an explanation.
 pub(super) const LIST_LEN_MAX: usize = 10;
 
 impl Recording {
-    /// Counts where the memory went. Takes a few passes over the events.
+    /// Counts the use of memory. Takes a few passes over the events.
     pub fn explain(&self) -> Explanation {
         let lives = Lives::of(self);
         let events = self.events.len();
@@ -54,11 +54,11 @@ impl Recording {
     }
 }
 
-/// The largest levels of a recording.
+/// The peaks of a recording.
 struct Tops {
     moment: usize,
     levels: Levels,
-    /// The moment and the bytes.
+    /// The moment and the bytes of the peak.
     reserved: (usize, u64),
     waiting_bytes_max: u64,
 }
@@ -194,7 +194,7 @@ fn failures(lives: &Lives) -> Vec<Failure> {
         let Some(index) = moment.checked_sub(1) else { return };
         let event = &lives.recording.events[index];
         let EventKind::OutOfMemory { free_bytes } = event.kind else { return };
-        // Finding a hole undoes all later events. Programs do not survive many failures.
+        // Finding the largest hole undoes all later events. Programs do not survive many failures.
         let is_counted = failures.len() < LIST_LEN_MAX;
         failures.push(Failure {
             event: index as u64,

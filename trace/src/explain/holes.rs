@@ -1,11 +1,11 @@
-//! The largest stretch without a block at some moment, from the segments at the end.
+//! The largest stretch without a block at a moment, computed from the segments at the end.
 
 use std::collections::BTreeMap;
 
 use crate::lifetimes::Lives;
 use crate::recording::EventKind;
 
-/// The size of the largest hole; `None` if the events after the moment do not lead to the recorded
+/// The size of the largest hole. `None` if the events after the moment do not lead to the recorded
 /// end.
 pub(super) fn largest_hole_bytes(lives: &Lives, moment: usize) -> Option<u64> {
     let mut ranges = ranges_at(lives, moment)?;
@@ -19,15 +19,15 @@ pub(super) fn largest_hole_bytes(lives: &Lives, moment: usize) -> Option<u64> {
             None => cut(&mut ranges, life.address, life.size_bytes)?,
         }
     }
-    // PyTorch's segments stay apart even where they touch.
+    // PyTorch's segments stay apart even if they touch.
     if lives.recording.policy != "torch" {
         ranges = joined(&ranges);
     }
     Some(ranges.iter().map(|(from, to)| to - from).max().unwrap_or(0))
 }
 
-/// Reserved ranges at a moment, first address to the one behind the last: those of the end, with
-/// the events undone from the last one on.
+/// Reserved ranges at a moment, from their first address to their end. Starts with the ranges at
+/// the end of the recording and undoes the events, the last one first.
 fn ranges_at(lives: &Lives, moment: usize) -> Option<BTreeMap<u64, u64>> {
     let mut ranges = BTreeMap::new();
     for range in &lives.recording.end {
@@ -50,7 +50,7 @@ fn ranges_at(lives: &Lives, moment: usize) -> Option<BTreeMap<u64, u64>> {
     Some(ranges)
 }
 
-/// Takes a range out; `None` if not all of it is there.
+/// Removes a range; `None` if `ranges` do not have all of it.
 fn cut(ranges: &mut BTreeMap<u64, u64>, address: u64, size_bytes: u64) -> Option<()> {
     let to = address.checked_add(size_bytes)?;
     let mut at = address;

@@ -1,7 +1,7 @@
 //! The use of memory in a recording, in numbers; [`Display`](std::fmt::Display) gives it in words.
 //!
-//! Live blocks and charged bytes are *in use*; bytes reserved beyond them are *cached*. Where
-//! several moments or items qualify, the earliest or the first in the recording is taken, so that a
+//! Live blocks and charged bytes are *in use*; bytes reserved beyond them are *cached*. If several
+//! moments or items qualify, the earliest or the first in the recording is taken, so that a
 //! recording always gives the same explanation.
 
 mod advice;
@@ -23,35 +23,36 @@ use super::recording::Site;
 pub struct Explanation {
     /// The policy's name.
     pub policy: String,
-    /// The budget; 0 if it is not known.
+    /// The budget; 0 if it is unknown.
     pub capacity_bytes: u64,
-    /// Granularity of the source; 0 if it is not known.
+    /// Granularity of the source; 0 if it is unknown.
     pub page_bytes: u64,
-    /// Events before the first one that are lost.
+    /// Number of lost events before the first event.
     pub lost_events: u64,
-    /// Events of the recording.
+    /// Number of events of the recording.
     pub events: u64,
     /// Time from the first event to the last.
     pub duration_us: u64,
-    /// The moment at which the most was in use.
+    /// The peak of the bytes in use.
     pub peak: Peak,
-    /// The moment at which the most was reserved.
+    /// The moment of the peak of reserved bytes.
     pub reserved_peak: Moment,
-    /// Bytes reserved at that moment.
+    /// Peak of reserved bytes.
     pub reserved_peak_bytes: u64,
-    /// Blocks that are there from the beginning to the end.
+    /// Blocks that are live from the beginning to the end.
     pub throughout: Group,
-    /// These blocks by category, in the order of [`Category::ALL`], the unknown last; none is
-    /// empty.
+    /// Blocks that are live throughout, by category, in the order of [`Category::ALL`], the unknown
+    /// category last. No category is empty.
     pub throughout_by_category: Vec<CategoryShare>,
-    /// Blocks that were allocated and freed in the recording, by site and category: those with the
-    /// largest block first, at most ten.
+    /// Blocks that were allocated and freed in the recording, by site and category. Rows with the
+    /// largest blocks come first; at most ten.
     pub transients: Vec<Transient>,
     /// Requests that failed, in order.
     pub failures: Vec<Failure>,
     /// Blocks that were allocated in the recording and never freed.
     pub unfreed: Group,
-    /// Blocks that were never freed, by site: at most ten, sites that grow first, then by bytes.
+    /// Blocks that were never freed, by site; at most ten. Sites that grow come first, then the
+    /// order is by bytes.
     pub unfreed_by_site: Vec<Unfreed>,
     /// Allocations, frees and calls of the source.
     pub churn: Churn,
@@ -61,12 +62,12 @@ pub struct Explanation {
     pub advice: Vec<Advice>,
 }
 
-/// A time between two events.
+/// A point in time between two events.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moment {
-    /// Index of the event before it; `None` before the first.
+    /// Index of the event before the moment; `None` before the first event.
     pub event: Option<u64>,
-    /// The share of all events that come before it: 0 to 1.
+    /// Share of all events that come before the moment: 0 to 1.
     pub fraction: f64,
 }
 
@@ -75,29 +76,29 @@ pub struct Moment {
 pub struct Group {
     /// The number of blocks.
     pub blocks: u64,
-    /// Their bytes.
+    /// The bytes of the blocks.
     pub bytes: u64,
 }
 
 /// Blocks and bytes of a category.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CategoryShare {
-    /// `None` where it is not recorded.
+    /// The category; `None` if it was not recorded.
     pub category: Option<Category>,
-    /// Number of its live blocks.
+    /// Number of live blocks of the category.
     pub blocks: u64,
-    /// Bytes of its blocks, and charged bytes where these count.
+    /// Bytes of the blocks, with charged bytes if these count.
     pub bytes: u64,
 }
 
 /// Blocks and bytes of a site.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SiteShare {
-    /// `None` if it is not known.
+    /// The site; `None` if it is unknown.
     pub site: Option<Site>,
-    /// Number of its live blocks.
+    /// Number of live blocks of the site.
     pub blocks: u64,
-    /// Bytes of these blocks.
+    /// Bytes of the blocks.
     pub bytes: u64,
 }
 
@@ -106,13 +107,13 @@ pub struct SiteShare {
 pub struct ModuleBytes {
     /// Path of the module, `(root)` for the model itself; empty for blocks of no module.
     pub module: String,
-    /// Number of its live blocks.
+    /// Number of live blocks of the module.
     pub blocks: u64,
-    /// Bytes of these blocks.
+    /// Bytes of the blocks.
     pub bytes: u64,
 }
 
-/// The moment at which the most was in use.
+/// The peak of the bytes in use.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Peak {
     /// The moment of the peak.
@@ -121,7 +122,7 @@ pub struct Peak {
     pub in_use_bytes: u64,
     /// Bytes of live blocks.
     pub live_bytes: u64,
-    /// Live blocks.
+    /// Number of live blocks.
     pub live_blocks: u64,
     /// Bytes that the owners of live blocks asked for.
     pub requested_bytes: u64,
@@ -131,16 +132,17 @@ pub struct Peak {
     pub reserved_bytes: u64,
     /// `reserved - in use`.
     pub cached_bytes: u64,
-    /// Live bytes that their owners gave back and other streams still used.
+    /// Live bytes that their owners gave back while other streams still used them.
     pub waiting_bytes: u64,
-    /// Blocks and charges, in the order of [`Category::ALL`], the unknown last; none is empty.
+    /// Blocks and charges, in the order of [`Category::ALL`], the unknown category last. No
+    /// category is empty.
     pub by_category: Vec<CategoryShare>,
-    /// Blocks by the phase of the training step that their sites show, in the order of [`Phase`];
-    /// empty where a category was recorded, or no site shows a phase.
+    /// Blocks by the phase of the training step that their sites show, in the order of [`Phase`].
+    /// Empty if a category was recorded, or if no site shows a phase.
     pub by_phase: Vec<PhaseShare>,
-    /// Blocks, most bytes first, at most ten.
+    /// Blocks by site, most bytes first; at most ten.
     pub by_site: Vec<SiteShare>,
-    /// Blocks, most bytes first, at most ten; empty where no modules are recorded.
+    /// Blocks by module, most bytes first; at most ten. Empty if no modules are recorded.
     pub by_module: Vec<ModuleBytes>,
     /// Number of sites that had live blocks.
     pub site_count: u64,
@@ -153,24 +155,24 @@ impl Peak {
     }
 }
 
-/// The blocks of a site that came and went.
+/// The blocks of a site that were allocated and freed in the recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transient {
     /// Category of the blocks.
     pub category: Option<Category>,
-    /// The line that asked for it.
+    /// The source line of the request.
     pub site: Option<Site>,
     /// The number of blocks.
     pub blocks: u64,
     /// Bytes of the largest block.
     pub size_bytes: u64,
-    /// The event that allocated the first of that size.
+    /// The event that allocated the first block of the largest size.
     pub allocated_event: u64,
-    /// The event that freed it.
+    /// The event that freed that block.
     pub freed_event: u64,
 }
 
-/// A request that failed, and the counters at that moment.
+/// A failed request, with the counters at that moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Index of the event.
@@ -179,16 +181,16 @@ pub struct Failure {
     pub requested_bytes: u64,
     /// Category of the request.
     pub category: Option<Category>,
-    /// The line that asked for it.
+    /// The source line of the request.
     pub site: Option<Site>,
-    /// Bytes that the device still had.
+    /// Free bytes of the device.
     pub free_bytes: u64,
     /// Bytes of blocks and charges.
     pub in_use_bytes: u64,
-    /// Bytes reserved and not in use.
+    /// Reserved bytes that are not in use.
     pub cached_bytes: u64,
-    /// The largest stretch of a segment without a block; `None` if the segments of that moment do
-    /// not follow from the recording.
+    /// Size of the largest stretch of a segment without a block. `None` if the recording does not
+    /// determine the segments at that moment.
     pub largest_hole_bytes: Option<u64>,
 }
 
@@ -202,18 +204,18 @@ impl Failure {
 /// Blocks of a site that were allocated in the recording and never freed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfreed {
-    /// `None` if it is not known.
+    /// The site; `None` if it is unknown.
     pub site: Option<Site>,
     /// Number of blocks.
     pub blocks: u64,
-    /// Bytes of these blocks.
+    /// Bytes of the blocks.
     pub bytes: u64,
-    /// Bytes by the quarter of the events in which they were allocated.
+    /// Bytes by the quarter of the events in which the blocks were allocated.
     pub bytes_by_quarter: [u64; 4],
 }
 
 impl Unfreed {
-    /// True if bytes were added in every quarter, as by a leak.
+    /// True if bytes were added in every quarter, as in a leak.
     pub fn is_growing(&self) -> bool {
         self.bytes_by_quarter.iter().all(|&bytes| bytes > 0)
     }
@@ -222,15 +224,15 @@ impl Unfreed {
 /// Allocations, frees and calls of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Churn {
-    /// Blocks that were allocated.
+    /// Number of blocks that were allocated.
     pub allocations: u64,
     /// Bytes of the blocks that were allocated.
     pub allocated_bytes: u64,
-    /// Blocks that were freed.
+    /// Number of blocks that were freed.
     pub frees: u64,
-    /// Times that the source gave memory or took it back.
+    /// Number of times that the source gave memory or took it back.
     pub source_calls: u64,
-    /// Calls of the source by quarters of the events.
+    /// Number of source calls by quarter of the events.
     pub source_calls_by_quarter: [u64; 4],
     /// Index of the event with the last call of the source.
     pub last_source_call: Option<u64>,
@@ -239,10 +241,11 @@ pub struct Churn {
 /// Blocks that waited for other streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
-    /// Streams that own blocks.
+    /// Number of streams that own blocks.
     pub streams: u64,
-    /// Blocks between whose return and whose reuse other events lie, or the end of the recording.
+    /// Number of blocks that waited: other events, or the end of the recording, come between their
+    /// free and their reuse.
     pub delayed_frees: u64,
-    /// The most that waited at once.
+    /// Largest number of bytes that waited at once.
     pub waiting_bytes_max: u64,
 }

@@ -1,4 +1,4 @@
-//! Lines of 80 columns, and numbers in them.
+//! Lines of 80 columns, and the numbers in them.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use super::advice::percent;
 use crate::recording::Site;
 
 const COLUMNS: usize = 80;
-/// Columns of the bars behind shares.
+/// Length of the longest bar, in columns.
 const BAR_COLUMNS: u64 = 30;
 
-/// Writes lines that fit.
+/// A writer of lines that fit into the columns.
 pub(super) struct Page<'a, 'f> {
     pub(super) f: &'a mut fmt::Formatter<'f>,
 }
@@ -29,7 +29,7 @@ impl Page<'_, '_> {
         self.item(&format!("  {name:<15} {:>12}  ", Bytes(bytes).to_string()), more)
     }
 
-    /// Writes a part of a whole, with a bar as long.
+    /// Writes a part of a whole, with a bar in proportion.
     pub(super) fn share(&mut self, name: &str, bytes: u64, whole_bytes: u64) -> fmt::Result {
         let part = u128::from(bytes) * u128::from(BAR_COLUMNS);
         // A sum that saturated is smaller than its parts.
@@ -45,13 +45,13 @@ impl Page<'_, '_> {
         self.line(&format!("{figures}{site}"))
     }
 
-    /// Wraps a text with the indent that it begins with.
+    /// Wraps a text and keeps its indent.
     pub(super) fn paragraph(&mut self, text: &str) -> fmt::Result {
         let indent = &text[..text.len() - text.trim_start().len()];
         self.item(indent, text.trim_start())
     }
 
-    /// Wraps a text behind `head`; the lines after the first are indented as far.
+    /// Wraps a text behind `head`. Later lines are indented by the length of `head`.
     pub(super) fn item(&mut self, head: &str, text: &str) -> fmt::Result {
         let room = COLUMNS - columns(head);
         let indent = " ".repeat(columns(head));
@@ -63,7 +63,7 @@ impl Page<'_, '_> {
                 line.clear();
                 start = &indent;
             }
-            // An empty word is a second space.
+            // An empty word stands for a second space.
             line.push_str(if line.is_empty() { "" } else { " " });
             line.push_str(word);
         }
@@ -75,7 +75,7 @@ impl Page<'_, '_> {
     }
 }
 
-/// A word, in pieces if it is longer than a line.
+/// A word, cut into pieces if it is longer than a line.
 fn pieces(word: &str, room: usize) -> Vec<&str> {
     let mut pieces = Vec::new();
     let (mut from, mut len) = (0, 0);
@@ -91,7 +91,7 @@ fn pieces(word: &str, room: usize) -> Vec<&str> {
     pieces
 }
 
-/// The end of a site that fits into `room` columns.
+/// The end of a site's text, as far as it fits into `room` columns.
 fn fitting(site: &Site, room: usize) -> String {
     let mut len = room;
     loop {
@@ -104,7 +104,7 @@ fn fitting(site: &Site, room: usize) -> String {
     }
 }
 
-/// Columns of a text on a terminal; from the Hangul letters on, characters may be two wide.
+/// Columns of a text on a terminal. Characters from the Hangul letters on may be two columns wide.
 fn columns(text: &str) -> usize {
     text.chars().map(char_columns).sum()
 }
@@ -113,7 +113,7 @@ fn char_columns(char: char) -> usize {
     if char >= '\u{1100}' && char != '…' { 2 } else { 1 }
 }
 
-/// A number and its noun, with an s or in its second form if there are several.
+/// A number with its noun. For several, the noun gets an s or takes its second form.
 pub(super) fn counted(count: u64, noun: &str) -> String {
     let (one, many) = match noun.split_once('|') {
         Some((one, many)) => (one, many.to_owned()),
@@ -122,7 +122,7 @@ pub(super) fn counted(count: u64, noun: &str) -> String {
     format!("{} {}", grouped(count), if count == 1 { one } else { &many })
 }
 
-/// Digits in threes.
+/// Digits in groups of three.
 pub(super) fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();

@@ -1,20 +1,20 @@
 //! Phases of a training step, read off the sites of a recording without categories.
 //!
-//! PyTorch's stacks tell them apart: a block of the backward pass comes from a thread of the
-//! autograd engine, which runs a node such as `MulBackward0`; a block of the optimizer comes from a
-//! file or function of that name. The rest of the program is forward passes and setup, which look
-//! alike.
+//! PyTorch's stacks show the phases. A block of the backward pass comes from a thread of the
+//! autograd engine, which runs a node such as `MulBackward0`. A block of the optimizer comes from a
+//! file or function with the optimizer's name. The rest of the program is forward passes and setup,
+//! which look alike.
 
 use std::fmt;
 
 use crate::pytorch::frames::{is_backward, is_native};
 use crate::recording::Site;
 
-/// The part of a training step that asked for a block, as far as the site shows it.
+/// The phase of a training step that a block was allocated in, as far as its site shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Phase {
-    /// The program, neither in a backward pass nor in the optimizer.
+    /// The program, outside of the backward pass and the optimizer.
     Forward,
     /// A node of the autograd graph, or the engine that runs it.
     Backward,
@@ -63,8 +63,8 @@ impl fmt::Display for Phase {
 pub struct PhaseShare {
     /// The phase of a step.
     pub phase: Phase,
-    /// Number of its live blocks.
+    /// Number of live blocks of the phase.
     pub blocks: u64,
-    /// Bytes of these blocks.
+    /// Bytes of the blocks.
     pub bytes: u64,
 }

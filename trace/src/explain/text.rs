@@ -10,7 +10,7 @@ use super::{CategoryShare, Explanation, Group, Peak};
 use crate::lifetimes::printable;
 use crate::recording::Site;
 
-/// Lines for sites that never freed, for large blocks and for failures.
+/// Number of lines for sites that never freed, for large blocks and for failures.
 const LINES: usize = 5;
 
 impl fmt::Display for Explanation {
@@ -78,7 +78,7 @@ impl Explanation {
             0 => "not known".into(),
             bytes => Bytes(bytes).to_string(),
         };
-        // A recording without times has 0 for each.
+        // A recording without times has 0 for each event.
         let within = match self.duration_us {
             0 => String::new(),
             us => format!(" in {}", duration(us)),

@@ -1,4 +1,4 @@
-//! Reading of snapshots: decompression and its limits.
+//! Reads snapshots: decompression and its limits.
 
 use std::io::{self, BufRead, Read};
 
@@ -10,29 +10,29 @@ use crate::error::{TraceError, TraceProblem};
 
 const XZ_MAGIC: [u8; 6] = *b"\xfd7zXZ\0";
 
-/// Unpacked bytes that are allowed for each compressed one. Snapshots of PyTorch have 30 to 50; a
-/// file with more can be read after it was decompressed.
+/// Number of unpacked bytes that are allowed for each compressed byte. Snapshots of PyTorch have 30
+/// to 50. A file with more can be decompressed first, and then be read.
 pub const PICKLE_PER_XZ_BYTE: usize = 128;
-/// Unpacked bytes that small files may have beyond that.
+/// Unpacked bytes that are allowed in addition, for small files.
 const XZ_SLACK_BYTES: u64 = 1 << 20;
-/// Bytes that are decompressed at a time.
+/// Number of bytes that are decompressed at a time.
 const PART_BYTES: u64 = 64 << 10;
 
-/// Bounds of what a file may ask of this machine.
+/// Limits of the resources that a file may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Size of the pickle, after decompression. A compressed one is also limited by its size on the
-    /// disk, see [`PICKLE_PER_XZ_BYTE`].
+    /// Size of the pickle, after decompression. The size of a compressed file is a second limit,
+    /// see [`PICKLE_PER_XZ_BYTE`].
     pub pickle_bytes: u64,
-    /// Bytes of heap for a pickle and its values, including those that the recording and its
-    /// explanation take later. A pickle is also limited by its own size, see
+    /// Bytes of heap for a pickle and its values, including the later memory of the recording and
+    /// its explanation. The size of the pickle is a second limit, see
     /// [`MEMORY_PER_BYTE`](super::pickle::MEMORY_PER_BYTE).
     pub memory_bytes: u64,
     /// Bytes that the decompressor may keep. Files of `xz -9` need 65 MiB.
     pub window_bytes: u64,
-    /// Size of a trace in JSON lines. Reading it takes up to six times as much memory.
+    /// Size of a trace in JSON lines. Reading the trace takes up to six times as much memory.
     pub json_bytes: u64,
-    /// Size of one of its lines.
+    /// Size of one line of such a trace.
     pub line_bytes: u64,
 }
 
@@ -51,10 +51,10 @@ impl Default for Limits {
 /// Reads a snapshot from a pickle, or from a pickle in an xz stream.
 ///
 /// # Errors
-/// If it cannot be read, is malformed, or is larger than `limits`.
+/// The file cannot be read, is malformed, or is larger than `limits`.
 pub fn read_snapshot(mut file: impl BufRead, limits: Limits) -> Result<Snapshot, TraceError> {
     let head = file.fill_buf().map_err(|error| TraceError::new(0, error.into()))?;
-    // A pickle begins with another byte, so the first one is enough to tell.
+    // A pickle begins with another byte than an xz stream, so the first byte decides.
     let bytes = if head.first() == XZ_MAGIC.first() {
         let window_kib = u32::try_from(limits.window_bytes >> 10).unwrap_or(u32::MAX - 1);
         let counted = Counted { file, read_bytes: 0 };
@@ -81,7 +81,7 @@ pub fn read_snapshot(mut file: impl BufRead, limits: Limits) -> Result<Snapshot,
     Snapshot::from_pickle_within(&bytes, Memory::of(bytes.len(), memory_bytes))
 }
 
-/// Reads `file` to its end, unless it unpacks to more than is allowed.
+/// Reads `file` to its end, unless it unpacks to more than the limit.
 fn read_within<R: Read>(
     file: &mut R,
     limits: Limits,
@@ -104,7 +104,7 @@ fn read_within<R: Read>(
     }
 }
 
-/// A file that knows how far it was read.
+/// A file that counts the bytes that were read.
 struct Counted<R> {
     file: R,
     read_bytes: usize,

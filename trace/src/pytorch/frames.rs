@@ -1,10 +1,10 @@
-//! Sites of the stacks in a pickle: the one line of each stack that says most.
+//! Sites of the stacks in a pickle: the most informative line of each stack.
 //!
-//! A stack goes from the allocator outwards: a dozen native frames of PyTorch, then those of the
-//! program, with frames of the interpreter between them. A [`Site`] is the innermost frame of best
-//! [`Rank`]: a line of the program before one of a package and one of PyTorch, Python before native
-//! code. A thread of the autograd engine runs no Python: there it is the node of the graph, such as
-//! `MulBackward0::apply`.
+//! A stack goes from the allocator outwards: a dozen native frames of PyTorch, then the frames of
+//! the program, with frames of the interpreter between them. A [`Site`] is the innermost frame of
+//! the best [`Rank`]. A line of the program ranks before a line of a package, a line of a package
+//! before a line of PyTorch, and Python before native code. A thread of the autograd engine runs no
+//! Python: its site is the node of the graph, such as `MulBackward0::apply`.
 
 use std::collections::HashMap;
 
@@ -14,17 +14,17 @@ use super::snapshot::{RECORD_KEYS_MAX, Record, wrong_type};
 use crate::error::{TraceError, TraceProblem};
 use crate::recording::Site;
 
-/// Names of C++ templates can be too long to read.
+/// Largest length of a site's text: names of C++ templates can be too long to read.
 const TEXT_BYTES_MAX: usize = 512;
-/// Bytes of an entry of a hash map at most, beside its key and value: maps double.
+/// Largest number of bytes of an entry of a hash map, without its key and value: maps double.
 const ENTRY_BYTES: usize = 48;
 
 /// Files of PyTorch and of the interpreter.
 const FOREIGN_FILES: [&str; 6] =
     ["/torch/", "c10/", "aten/", "torch/csrc/", "<frozen", "/contextlib.py"];
-/// Folders of installed packages: the user's own frames are to be read first.
+/// Folders of installed packages. Their frames rank behind the user's own frames.
 const PACKAGE_FOLDERS: [&str; 2] = ["site-packages/", "dist-packages/"];
-/// Functions that take the stack, or are the allocator.
+/// Functions that take the stack, or that belong to the allocator.
 const RECORDER_FUNCTIONS: [&str; 4] =
     ["unwind", "CapturedTraceback", "gather_with_cpp", "CUDACachingAllocator"];
 
@@ -36,23 +36,23 @@ const INTERPRETER_FUNCTIONS: [&str; 7] =
 const NATIVE_SUFFIXES: [&str; 9] =
     [".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".inl"];
 
-/// True if a file is native code, or none is named, as for code without debug information.
+/// True if a file is native code, or if its name is missing, as for code without debug information.
 pub(crate) fn is_native(file: &str) -> bool {
     matches!(file, "" | "??") || NATIVE_SUFFIXES.iter().any(|suffix| file.ends_with(suffix))
 }
 
-/// True if a native function runs in backward passes only: a node of the autograd graph, or the
-/// engine that adds gradients up. `Function<T>::apply` is the forward pass of a node in C++.
+/// True if a native function runs only in backward passes: a node of the autograd graph, or the
+/// engine that adds gradients up. In C++, `Function<T>::apply` is the forward pass of a node.
 pub(crate) fn is_backward(function: &str) -> bool {
     function.contains("torch::autograd::")
         && (function.contains("::apply(") || function.contains("Engine::evaluate_function"))
         && !function.contains("autograd::Function<")
 }
 
-/// The kinds of frame, those that say most first.
+/// The kinds of frame, the most informative first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// A line of the program in Python, or of one of PyTorch's optimizers, which says more than the
+    /// A line of the program in Python, or a line of PyTorch's optimizers, which says more than the
     /// line of the program that calls it.
     Program,
     /// A line of an installed package.
@@ -69,7 +69,7 @@ enum Rank {
     Native,
     /// Code that runs every program.
     Interpreter,
-    /// Code that takes the stack, or is the allocator.
+    /// Code that takes the stack, or that belongs to the allocator.
     Recorder,
 }
 
@@ -104,12 +104,12 @@ impl Rank {
     }
 }
 
-/// Sites by number, each of them once.
+/// Sites by number, each site once.
 pub(crate) struct Sites<'a> {
     document: &'a Document<'a>,
     sites: Vec<Site>,
     numbers: HashMap<Site, u32>,
-    /// Stacks are shared, and so are the frames in them.
+    /// Site numbers by stack: the records of stacks and of frames are shared.
     of_stack: HashMap<usize, Option<u32>>,
     rank_of_frame: HashMap<usize, Rank>,
 }
@@ -188,7 +188,7 @@ impl<'a> Sites<'a> {
         Ok(rank)
     }
 
-    /// The beginning of a text; empty if the value is no text.
+    /// The beginning of a text; empty if the value is not text.
     fn text(&self, record: &Record<'a>, key: &'static str) -> &'a str {
         match record.find(key) {
             Some(Value { kind: Kind::Text(index), .. }) => {
@@ -210,7 +210,7 @@ impl<'a> Sites<'a> {
         if let Some(&number) = self.numbers.get(&site) {
             return Ok(number);
         }
-        // Both the list and the map have the text, and either may double.
+        // The list and the map both have the text, and either may double.
         let site_bytes = 2 * size_of::<Site>() + site.file.len() + site.function.len();
         spend(memory, 2 * site_bytes + ENTRY_BYTES, frame)?;
         let number = self.sites.len() as u32;

@@ -1,10 +1,10 @@
 //! A [`Recording`] from a memory snapshot of PyTorch.
 //!
-//! The snapshot is worked through backwards for the state at its beginning, then forwards to give
-//! every block an id. A trace has the size of a request, not of its block: the sizes of blocks at
-//! the end are known, the others are those of a replay where it agrees with the recording, and the
-//! request rounded up where it does not. Markers (`snapshot` and what users write) are left out. A
-//! free that completes at once is one event.
+//! The events are undone from the last to the first, which gives the state at the beginning. Then
+//! they are applied forwards, and every block gets an id. A trace has the size of each request, but
+//! not of its block. The sizes of blocks at the end are known. Other sizes come from a replay, if
+//! the replay agrees with the recording; if not, the request is rounded up. Markers (`snapshot`,
+//! and notes of users) are left out. A free that completes at once is one event.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -19,17 +19,17 @@ use crate::recording::{
 };
 
 impl Recording {
-    /// A recording of one device of `snapshot`. The budget is not known; expandable segments become
+    /// A recording of one device of `snapshot`. The budget is unknown. Expandable segments become
     /// reserved and released ranges.
     ///
     /// # Errors
-    /// If there is no trace of the device, or the events do not lead to the recorded end.
+    /// The device has no trace, or the events do not lead to the recorded end.
     pub fn from_snapshot(snapshot: &Snapshot, device: usize) -> Result<Recording, ReplayError> {
         let trace = snapshot.device_traces.get(device).ok_or(ReplayError::NoTrace { device })?;
         let segments: Vec<&RecordedSegment> =
             snapshot.segments.iter().filter(|segment| segment.device == device).collect();
         let start = InitialState::for_import(&segments, trace, &snapshot.settings)?;
-        // A snapshot is read even if PyTorch's rules could not have led to it.
+        // A snapshot is imported even if PyTorch's rules could not have led to it.
         let replayed = Replay::new(snapshot, device).and_then(|mut replay| replay.block_sizes());
         let sizes = replayed.ok().flatten();
         let mut import = Import::new(snapshot, &segments);
@@ -53,7 +53,7 @@ struct Import<'a> {
     recording: Recording,
     /// Live blocks by address.
     live: HashMap<u64, RecordedBlock>,
-    /// Blocks at the end, and their sites.
+    /// Blocks at the end, with their sites.
     last: BTreeMap<u64, (&'a BlockLayout, Option<u32>)>,
     next_id: u64,
 }
@@ -77,8 +77,8 @@ impl<'a> Import<'a> {
         Import { snapshot, recording, live: HashMap::new(), last, next_id: 0 }
     }
 
-    /// Records the blocks of the start. `sizes` are more exact than the layout for blocks that are
-    /// freed later.
+    /// Records the blocks of the start. For blocks that are freed later, `sizes` are more exact
+    /// than the layout.
     fn start(
         &mut self,
         layout: &[SegmentLayout],
@@ -157,7 +157,8 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// Records a block. One that `is_last` at its address is still there at the end.
+    /// Records a block. If `is_last`, no later block lies at its address, and the block may be live
+    /// at the end.
     fn allocate(&mut self, event: &RecordedEvent, size_bytes: Option<u64>, is_last: bool) {
         let at_the_end = self.last.get(&event.address).filter(|_| is_last);
         let size_bytes = match at_the_end {
@@ -223,7 +224,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// A block that outlives the trace has its site at the end.
+    /// Gives the blocks of the start that are live at the end the sites that they have there.
     fn sites_of_the_start(&mut self) {
         let blocks = self.recording.end.iter().flat_map(|range| &range.blocks);
         let sites: HashMap<u64, Option<u32>> = blocks.map(|block| (block.id, block.site)).collect();
@@ -263,7 +264,7 @@ impl<'a> Import<'a> {
     }
 }
 
-/// The index of the last `Alloc` at each address that no free follows.
+/// The index of the last `Alloc` at each address without a later free.
 fn last_allocations(trace: &[RecordedEvent]) -> HashMap<u64, usize> {
     let mut lasts = HashMap::new();
     for (index, event) in trace.iter().enumerate() {

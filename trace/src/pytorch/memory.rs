@@ -1,10 +1,10 @@
-//! The memory that a file may take to read, as a budget that vectors grow within.
+//! The memory that a file may take while it is read, as a budget for growing vectors.
 
 use crate::error::PickleProblem;
 
-/// Bytes of heap that a byte of pickle may ask for. Snapshots of PyTorch ask for 10 to 30.
+/// Bytes of heap for each byte of pickle. Snapshots of PyTorch take 10 to 30.
 pub const MEMORY_PER_BYTE: usize = 48;
-/// Small pickles may ask for this much more.
+/// Bytes of heap in addition, for small pickles.
 const SLACK_BYTES: usize = 256 << 10;
 
 /// The rest of the budget of one file.
@@ -15,14 +15,14 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The budget of a pickle of `pickle_bytes`: by its size, and never more than `limit_bytes`.
+    /// The budget of a pickle of `pickle_bytes`, in proportion to its size, at most `limit_bytes`.
     pub(crate) fn of(pickle_bytes: usize, limit_bytes: u64) -> Memory {
         let by_size_bytes = pickle_bytes.saturating_mul(MEMORY_PER_BYTE) + SLACK_BYTES;
         let limit_bytes = usize::try_from(limit_bytes).unwrap_or(usize::MAX).min(by_size_bytes);
         Memory { limit_bytes, left_bytes: limit_bytes }
     }
 
-    /// Takes `bytes` from the rest.
+    /// Takes `bytes` from the budget.
     pub(crate) fn spend(&mut self, bytes: usize) -> Result<(), PickleProblem> {
         let left_bytes = self.left_bytes.checked_sub(bytes);
         let problem = PickleProblem::Memory { limit_bytes: self.limit_bytes };
@@ -30,8 +30,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes room for `more` elements, and pays for it. An empty vector gets exactly `more`, as
-    /// most are filled once; others double.
+    /// Reserves room for `more` elements and takes it from the budget. An empty vector gets room
+    /// for exactly `more` elements, because most vectors are filled once; other vectors double.
     pub(crate) fn reserve<T>(
         &mut self,
         vec: &mut Vec<T>,
@@ -47,7 +47,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Appends an element to a vector that grows one by one.
+    /// Appends an element to a vector that grows one element at a time.
     pub(crate) fn push<T>(&mut self, vec: &mut Vec<T>, value: T) -> Result<(), PickleProblem> {
         self.reserve(vec, 1)?;
         vec.push(value);

@@ -1,8 +1,8 @@
 //! A pickle machine for plain data: numbers, text, lists, tuples, dictionaries.
 //!
 //! Other objects are refused. Values lie in one arena and refer to each other by number, so neither
-//! reading nor dropping them recurses, and memory is bounded by [`MEMORY_PER_BYTE`] and an absolute
-//! limit. A container that was put into another one may not change any more, so that there are no
+//! reading nor dropping them recurses. Memory is bounded by [`MEMORY_PER_BYTE`] and an absolute
+//! limit. A container that was put into another one may no longer change, so that there are no
 //! cycles.
 
 use super::file::Limits;
@@ -12,14 +12,14 @@ use crate::error::{PickleProblem as Problem, TraceError, TraceProblem};
 pub use super::memory::MEMORY_PER_BYTE;
 pub use crate::error::PickleProblem;
 
-/// The deepest nesting of containers.
+/// Largest nesting of containers.
 const DEPTH_MAX: u8 = 64;
-/// A value and where it was made, or recalled from the memo.
+/// A value, with the place where it was made or recalled from the memo.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Value {
-    /// Offset of its instruction.
+    /// Offset of the instruction that made the value.
     pub offset: usize,
-    /// Its kind, with the value or a handle to it.
+    /// The kind of the value, with the value itself or a handle to it.
     pub kind: Kind,
 }
 
@@ -32,7 +32,7 @@ pub enum Kind {
     Bool(bool),
     /// A whole number.
     Int(i64),
-    /// Another number.
+    /// A floating-point number.
     Float(f64),
     /// Text; see [`Document::text`].
     Text(usize),
@@ -40,7 +40,7 @@ pub enum Kind {
     List(usize),
     /// A tuple; see [`Document::items`].
     Tuple(usize),
-    /// A dictionary; see [`Document::items`]: keys and values take turns.
+    /// A dictionary; see [`Document::items`]. Its keys and values alternate.
     Dict(usize),
 }
 
@@ -63,13 +63,13 @@ impl Kind {
 #[derive(Debug, Default)]
 struct Container {
     items: Vec<Value>,
-    /// True once it is in another container.
+    /// True once the container is inside another one.
     is_sealed: bool,
-    /// 1 more than the deepest item.
+    /// Depth: 1 more than the deepest item.
     depth: u8,
 }
 
-/// A pickle that was read. Values are handles into it.
+/// A pickle that was read. Values are handles into this document.
 #[derive(Debug)]
 pub struct Document<'a> {
     /// The outermost value.
@@ -82,7 +82,7 @@ impl<'a> Document<'a> {
     /// Reads a pickle of protocol 2 to 5 within the memory of [`Limits::default`].
     ///
     /// # Errors
-    /// If it is malformed, says more than plain data does, or takes too much memory.
+    /// The pickle is malformed, contains more than plain data, or takes too much memory.
     pub fn read(bytes: &'a [u8]) -> Result<Self, TraceError> {
         let mut memory = Memory::of(bytes.len(), Limits::default().memory_bytes);
         Document::read_within(bytes, &mut memory)
@@ -103,7 +103,7 @@ impl<'a> Document<'a> {
     /// The text of a [`Kind::Text`].
     ///
     /// # Panics
-    /// If `index` is of another document.
+    /// If `index` belongs to another document.
     pub fn text(&self, index: usize) -> &'a str {
         self.texts[index]
     }
@@ -111,7 +111,7 @@ impl<'a> Document<'a> {
     /// The items of a list, tuple or dictionary.
     ///
     /// # Panics
-    /// If `index` is of another document.
+    /// If `index` belongs to another document.
     pub fn items(&self, index: usize) -> &[Value] {
         &self.containers[index].items
     }
@@ -124,7 +124,7 @@ struct Machine<'a, 'm> {
     /// Offset of the current instruction.
     offset: usize,
     stack: Vec<Value>,
-    /// Heights of the stack at which marks were set.
+    /// Heights of the stack at its marks.
     marks: Vec<usize>,
     memo: Vec<Option<Value>>,
     containers: Vec<Container>,
@@ -149,7 +149,7 @@ impl<'a, 'm> Machine<'a, 'm> {
         }
     }
 
-    /// Runs one instruction. Returns the root after the last one.
+    /// Runs one instruction. After the last instruction, returns the root.
     fn step(&mut self) -> Step<Option<Value>> {
         self.offset = self.at;
         let [opcode] = self.read()?;
@@ -242,7 +242,7 @@ impl<'a, 'm> Machine<'a, 'm> {
         self.memory.push(&mut self.marks, self.stack.len())
     }
 
-    /// The lowest height that instructions may reach down to.
+    /// The lowest height of the stack that instructions may reach.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -358,7 +358,7 @@ impl<'a, 'm> Machine<'a, 'm> {
     fn memorise(&mut self, index: usize) -> Step {
         let top = self.stack.get(self.floor()..).and_then(<[Value]>::last).copied();
         let top = top.ok_or(Problem::Stack)?;
-        // Writers number densely; a memo longer than the bytes before it is an attack on memory.
+        // Writers number densely. A memo number larger than the offset is an attack on memory.
         if index > self.offset {
             return Err(Problem::Memo(index as u64));
         }
@@ -377,7 +377,7 @@ impl<'a, 'm> Machine<'a, 'm> {
     }
 }
 
-/// Checks that Python could hash a key.
+/// Checks that a key is hashable in Python.
 fn check_key(kind: Kind) -> Step {
     match kind {
         Kind::List(_) | Kind::Dict(_) => {

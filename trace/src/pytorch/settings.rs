@@ -1,8 +1,8 @@
 //! The text of `PYTORCH_ALLOC_CONF`, which was `PYTORCH_CUDA_ALLOC_CONF` before.
 //!
-//! After `c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp` of PyTorch (BSD-3,
-//! mid-2026), as published; no code is shared. Numbers are whole here, where PyTorch takes what
-//! stands before the first other character.
+//! The syntax follows `c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp` of
+//! PyTorch (BSD-3, mid-2026), as published; no code is shared. A number has to be whole here;
+//! PyTorch reads the digits before the first other character.
 
 use std::ops::RangeInclusive;
 
@@ -13,14 +13,13 @@ use thiserror::Error;
 
 const MIB: u64 = 1 << 20;
 
-/// A setting that PyTorch refuses, or one that leaves placement to the driver.
+/// A setting that PyTorch refuses, or that leaves placement to the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("byte {offset}: allocator setting {key}: {problem}")]
 pub struct SettingsError {
     /// Name of the setting.
     pub key: String,
-    /// Offset of the problem in the text; the length of the text if something is missing at the
-    /// end.
+    /// Offset of the problem in the text; the length of the text if it ends too early.
     pub offset: usize,
     /// The problem at this offset.
     pub problem: SettingsProblem,
@@ -30,23 +29,23 @@ pub struct SettingsError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SettingsProblem {
-    /// No such key.
+    /// The key is unknown.
     #[error("there is no such setting")]
     UnknownKey,
-    /// Another text stands where a separator must be.
+    /// Another text is in the place of a separator.
     #[error("{found:?} instead of {expected}")]
     Unexpected {
         /// The text that was found; empty at the end.
         found: String,
-        /// The separator that must be there.
+        /// The separator that the format requires at this place.
         expected: &'static str,
     },
-    /// The value is not among those that the key takes.
+    /// The value is not allowed for the key.
     #[error("{value:?} is not {expected}")]
     Value {
         /// Value in the text.
         value: String,
-        /// The values that the key takes.
+        /// The values that are allowed for the key.
         expected: &'static str,
     },
     /// `backend:cudaMallocAsync`: the driver places the blocks, by rules that are not published.
@@ -64,8 +63,8 @@ enum Unknown {
     Skip,
 }
 
-/// Reads the text of `PYTORCH_ALLOC_CONF`, such as `max_split_size_mb:200`. Keys of PyTorch that
-/// have no say in placement are checked, and ignored.
+/// Reads the text of `PYTORCH_ALLOC_CONF`, such as `max_split_size_mb:200`. Keys of PyTorch that do
+/// not affect placement are checked and ignored.
 ///
 /// # Errors
 /// Unknown keys; values that are malformed or out of range; backends other than `native`.
@@ -73,7 +72,7 @@ pub fn parse_settings(text: &str) -> Result<TorchSettings, SettingsError> {
     read(text, Unknown::Refuse)
 }
 
-/// Reads what a PyTorch of any age has taken: unknown keys are ignored.
+/// Reads settings that some version of PyTorch has accepted: unknown keys are ignored.
 pub(super) fn parse_recorded(text: &str) -> Result<TorchSettings, SettingsError> {
     read(text, Unknown::Skip)
 }
@@ -81,7 +80,7 @@ pub(super) fn parse_recorded(text: &str) -> Result<TorchSettings, SettingsError>
 fn read(text: &str, unknown: Unknown) -> Result<TorchSettings, SettingsError> {
     let mut parser = Parser { tokens: tokens(text), next: 0, end: text.len(), key: String::new() };
     let mut settings = TorchSettings::default();
-    // The lower bound of two others, wherever it stands.
+    // The size is a lower bound of two other settings, so it is read first, wherever it stands.
     while parser.next < parser.tokens.len() {
         parser.begin();
         if parser.key == "large_segment_size_mb" {
@@ -105,7 +104,7 @@ struct Token {
     text: String,
 }
 
-/// Separators, and the texts between them, without white space.
+/// The separators of a text, and the texts between them, without white space.
 fn tokens(text: &str) -> Vec<Token> {
     let mut tokens: Vec<Token> = Vec::new();
     let mut is_open = false;
@@ -144,7 +143,7 @@ impl Parser {
         self.key = self.take();
     }
 
-    /// An error at the token before.
+    /// An error at the previous token.
     fn error(&self, problem: SettingsProblem) -> SettingsError {
         let token = self.tokens.get(self.next.saturating_sub(1));
         let offset = token.map_or(self.end, |token| token.offset);
@@ -159,7 +158,7 @@ impl Parser {
         Err(self.error(SettingsProblem::Unexpected { found, expected }))
     }
 
-    /// Takes a value, if it is one.
+    /// Takes a value, if the token is valid.
     fn value<T>(
         &mut self,
         expected: &'static str,
@@ -202,7 +201,7 @@ impl Parser {
         Ok(())
     }
 
-    /// Settings that decide about locks, events and pinned memory.
+    /// Settings about locks, events and pinned memory.
     fn ignored(&mut self, unknown: Unknown) -> Result<(), SettingsError> {
         match self.key.as_str() {
             "release_lock_on_cudamalloc"
@@ -217,7 +216,8 @@ impl Parser {
                 self.whole("a power of two up to 128", |n| n.is_power_of_two() && n <= 128)
             }
             "pinned_reserve_segment_size_mb" => self.whole("more than 0", |n| n > 0),
-            // The source decides how long a range is; PyTorch only warns of what it cannot read.
+            // The source decides the length of a range. PyTorch only warns about values that it
+            // cannot read.
             "expandable_segments_reserve" | "expandable_segments_reserve_by_class" => self.skip(),
             _ if unknown == Unknown::Skip => self.skip(),
             _ => Err(self.error(SettingsProblem::UnknownKey)),
@@ -234,7 +234,7 @@ impl Parser {
         self.value(expected, read).map(drop)
     }
 
-    /// Any value, or any list in brackets.
+    /// Skips any value, or any list in brackets.
     fn skip(&mut self) -> Result<(), SettingsError> {
         self.colon()?;
         if self.take() == "[" {
@@ -327,7 +327,7 @@ impl Parser {
     }
 }
 
-/// Bytes of a number of mebibytes, at most those of the largest request.
+/// Bytes of a number of mebibytes, at most the largest request.
 fn mebibytes(text: &str) -> Option<u64> {
     let mebibytes: u64 = text.parse().ok()?;
     Some(mebibytes.saturating_mul(MIB).min(REQUEST_BYTES_END))

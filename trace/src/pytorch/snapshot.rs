@@ -13,11 +13,12 @@ use super::settings::parse_recorded;
 use crate::error::{PickleProblem, TraceError, TraceProblem};
 use crate::recording::Site;
 
-/// A record has about a dozen keys; more would make each look-up a walk.
+/// Largest number of keys of a record. A record has about a dozen keys; a look-up walks through all
+/// of them.
 pub(crate) const RECORD_KEYS_MAX: usize = 64;
-/// Bytes that each event and block takes later, as a part of a recording and of its explanation.
+/// Bytes that each event and block takes later, in a recording and in its explanation.
 const RECORD_BYTES: usize = 512;
-/// A failed request keeps the text of its site in an explanation.
+/// Bytes that a failed request takes later: an explanation keeps the text of its site.
 const FAILURE_BYTES: usize = 2048;
 
 /// A memory snapshot of PyTorch.
@@ -25,25 +26,25 @@ const FAILURE_BYTES: usize = 2048;
 pub struct Snapshot {
     /// Every segment at the end, by address within a device.
     pub segments: Vec<RecordedSegment>,
-    /// Events that led there, for each device.
+    /// The events before the end, for each device.
     pub device_traces: Vec<Vec<RecordedEvent>>,
-    /// The settings that decide about placement.
+    /// The settings that affect placement.
     pub settings: TorchSettings,
-    /// The innermost line of every stack that is not PyTorch's own; events and blocks name one by
-    /// its index.
+    /// The innermost line of every stack that is not PyTorch's own. Events and blocks have an index
+    /// into this list.
     pub sites: Vec<Site>,
 }
 
 /// A segment at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedSegment {
-    /// The device it is on.
+    /// Index of the device of the segment.
     pub device: usize,
-    /// (0, 0), or the private pool of a graph capture.
+    /// The private pool of a graph capture; (0, 0) for the default pool.
     pub pool_id: (i64, i64),
-    /// True if it grows in place.
+    /// True if the segment grows in place.
     pub is_expandable: bool,
-    /// Its address and its blocks.
+    /// The address and the blocks of the segment.
     pub layout: SegmentLayout,
     /// The site of each block as an index into [`Snapshot::sites`], if it is known.
     pub block_sites: Vec<Option<u32>>,
@@ -56,24 +57,24 @@ pub struct RecordedEvent {
     pub action: Action,
     /// Address of the block or segment; 0 for `Snapshot` and `Oom`.
     pub address: u64,
-    /// Bytes asked for; the whole size for segments.
+    /// Bytes asked for; for segments, the whole size.
     pub size_bytes: u64,
     /// The stream of the block or segment.
     pub stream: StreamId,
-    /// Bytes that the device still had, for `Oom`.
+    /// Free bytes of the device, for `Oom`.
     pub device_free_bytes: u64,
-    /// Microseconds since 1970 (UTC); 0 if it is not known.
+    /// Microseconds since 1970 (UTC); 0 if unknown.
     pub time_us: u64,
     /// Category of the memory, if the recorder knew it.
     pub category: Option<Category>,
-    /// The line that asked, as an index into [`Snapshot::sites`], if it is known.
+    /// The source line of the request, as an index into [`Snapshot::sites`], if it is known.
     pub site: Option<u32>,
 }
 
 /// The kinds of event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// A block was handed out.
+    /// A block was allocated.
     Alloc,
     /// The owner of a block gave it back.
     FreeRequested,
@@ -112,7 +113,7 @@ impl Action {
         })
     }
 
-    /// True if the event is about an address.
+    /// True if the event has an address.
     fn has_address(self) -> bool {
         !matches!(self, Action::Snapshot | Action::Oom | Action::UserDefined)
     }
@@ -123,7 +124,7 @@ impl Snapshot {
     /// ignored.
     ///
     /// # Errors
-    /// If it is malformed, is not a snapshot, or takes too much memory.
+    /// The pickle is malformed, is not a snapshot, or takes too much memory.
     pub fn from_pickle(bytes: &[u8]) -> Result<Snapshot, TraceError> {
         let memory = Memory::of(bytes.len(), Limits::default().memory_bytes);
         Snapshot::from_pickle_within(bytes, memory)
@@ -225,7 +226,7 @@ impl<'a> Reader<'a> {
             let problem = TraceProblem::Limit { limit, what: "keys in a record" };
             return Err(TraceError::new(value.offset, problem));
         }
-        // Lists can name one record many times, each time for a byte or two.
+        // Lists can refer to one record many times, with a byte or two for each reference.
         self.spend(RECORD_BYTES, value)?;
         Ok(Record { document: self.document, offset: value.offset, items })
     }
@@ -277,7 +278,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The block that must begin at `address`, and its site.
+    /// The block that must begin at `address`, with its site.
     fn block(
         &mut self,
         value: Value,
@@ -300,7 +301,7 @@ impl<'a> Reader<'a> {
             "inactive" => BlockState::Free,
             _ => return Err(wrong_value("state", state, state_offset)),
         };
-        // PyTorch leaves the last request's size in a free block; old versions write none at all.
+        // PyTorch leaves the size of the last request in a free block; old versions write no size.
         let requested_bytes = match record.find("requested_size") {
             _ if state == BlockState::Free => 0,
             Some(requested) => unsigned("requested_size", requested)?,
@@ -390,7 +391,7 @@ impl<'a> Reader<'a> {
         Ok(settings)
     }
 
-    /// Mebibytes, as text, → divisions.
+    /// A dictionary from mebibytes, as text, to divisions.
     fn divisions(&mut self, value: Value) -> Result<[u64; 16], TraceError> {
         const KEY: &str = "roundup_power2_divisions";
         let record = self.record(KEY, value)?;
@@ -413,8 +414,8 @@ fn too_much(value: Value, problem: PickleProblem) -> TraceError {
     TraceError::new(value.offset, problem.into())
 }
 
-/// The category of a name: one of ours, or one of the two more that PyTorch's profiler has; `None`
-/// for `unknown`.
+/// The category of a name: a category of this crate, or one of two more from PyTorch's profiler;
+/// `None` for `unknown`.
 fn category(text: &str) -> Option<Category> {
     match text {
         "temporary" => Some(Category::Workspace),
@@ -436,7 +437,7 @@ pub(crate) fn wrong_type(key: &'static str, expected: &'static str, value: Value
 }
 
 fn wrong_value(key: &'static str, value: impl ToString, offset: usize) -> TraceError {
-    // Text of a stranger is quoted, but neither at any length nor over several lines.
+    // Text of a stranger is quoted, cut to a short length and a single line.
     let value: String = value.to_string().escape_debug().take(60).collect();
     TraceError::new(offset, TraceProblem::Value { key, value })
 }

@@ -13,22 +13,22 @@ use crate::recording::{
 };
 
 impl Recording {
-    /// A recording of what an allocator did: the state before the oldest record that is left, every
-    /// event since, and the state at the end.
+    /// A recording of an allocator's history: the state before the oldest record that is left,
+    /// every event since, and the state at the end.
     pub fn of(capture: &Capture) -> Recording {
         Recording::since(capture, 0)
     }
 
-    /// A recording from event `first_event` on, as [`CachingAllocator::event_count`] counts them:
-    /// the state before it, and no word of what came earlier. Only what the history has overwritten
-    /// from `first_event` on counts as lost.
+    /// A recording from event `first_event` on, in the numbering of
+    /// [`CachingAllocator::event_count`]. It has the state before that event, and no earlier
+    /// events. Only events from `first_event` on that the history has overwritten count as lost.
     ///
     /// [`CachingAllocator::event_count`]: lowtide_allocator::CachingAllocator::event_count
     pub fn since(capture: &Capture, first_event: u64) -> Recording {
         let records = capture.history.records();
         let before = records.partition_point(|record| record.sequence < first_event);
         let records = &records[before..];
-        // Pieces belong to the record before them, and that one is gone.
+        // Pieces belong to the record before them, which is gone.
         let lost = records.iter().take_while(|record| record.action == Action::Piece).count();
         let records = &records[lost..];
         let part = Part { capture, records };
@@ -55,9 +55,9 @@ impl Recording {
         recording
     }
 
-    /// The index in [`events`](Recording::events) of a recording [`since`](Recording::since)
-    /// `first_event` at which event number `event` of the allocator stands, or would stand if it
-    /// belongs to another one, as pieces do.
+    /// The index of the allocator's event number `event` in [`events`](Recording::events) of a
+    /// recording [`since`](Recording::since) `first_event`. For an event that belongs to another
+    /// one, such as a piece: the index of the next event.
     pub fn index_since(capture: &Capture, first_event: u64, event: u64) -> u64 {
         let records = capture.history.records().iter();
         let own = records.filter(|record| (first_event..event).contains(&record.sequence));
@@ -65,7 +65,7 @@ impl Recording {
     }
 }
 
-/// The end of a capture from some record on.
+/// The end of a capture, from some record on.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     capture: &'a Capture,
@@ -127,8 +127,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The blocks before the first record: those that are live at the end or were freed, and were
-    /// not allocated in between.
+    /// The blocks before the first record: blocks that are live at the end or were freed, without
+    /// those that were allocated in between.
     fn start(self, sites: &mut Sites) -> Vec<RecordedBlock> {
         let new: HashSet<u64> = self.of(Action::Allocate).map(|record| record.serial).collect();
         let is_old = |record: &&Record| !new.contains(&record.serial);
@@ -140,7 +140,7 @@ impl<'a> Part<'a> {
 
     fn start_charges(self) -> Vec<(Category, u64)> {
         let mut charges = self.capture.charges;
-        // Discharges first: a sum may not fall below nothing on the way.
+        // Discharges come first: a sum must not fall below 0 on the way.
         for record in self.of(Action::Discharge) {
             charges[record.category] += record.size_bytes;
         }
@@ -205,7 +205,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// The event that a record becomes; `None` if it is about addresses and not about memory.
+/// The kind of a record's event; `None` if the record is about addresses and not about memory.
 fn kind(record: &Record) -> Option<EventKind> {
     Some(match record.action {
         Action::Allocate => EventKind::Allocate { id: record.serial },
@@ -219,18 +219,18 @@ fn kind(record: &Record) -> Option<EventKind> {
     })
 }
 
-/// A list with each line and module once. Lines are few and static, so their addresses tell them
-/// apart; equal lines of different code generation units are merged by their text.
+/// A list with each line and module once. Lines are few and static, so their addresses identify
+/// them. Equal lines of different code generation units are merged by their text.
 struct Sites {
     list: Vec<Site>,
     by_address: HashMap<(*const Location<'static>, Option<ModulePath>), u32>,
     by_name: HashMap<(&'static str, u32, u32, Option<ModulePath>), u32>,
-    /// Modules of blocks by serial; a block may get its module after it was allocated.
+    /// Modules of blocks by serial: a block may get its module after its allocation.
     modules: HashMap<u64, ModulePath>,
 }
 
 impl Sites {
-    /// `last` are the last records of blocks.
+    /// The list of sites, at first empty. `last` are the last records of blocks.
     fn new<'a>(last: impl Iterator<Item = &'a Record>) -> Sites {
         let modules = last.filter_map(|record| Some((record.serial, record.module?))).collect();
         let (list, by_address, by_name) = (Vec::new(), HashMap::new(), HashMap::new());
@@ -269,7 +269,7 @@ impl<'a> Clock<'a> {
         Clock { moments, next: 0 }
     }
 
-    /// The time of a record; records are asked for in order.
+    /// The time of a record. Calls must be in the order of the records.
     fn at(&mut self, sequence: u64) -> u64 {
         while self.moments.get(self.next).is_some_and(|moment| moment.sequence <= sequence) {
             self.next += 1;

@@ -1,4 +1,4 @@
-//! A stretch of an allocator's life in one form, recorded by this crate or by PyTorch.
+//! A period of an allocator's life in one form, recorded by this crate or by PyTorch.
 //!
 //! A recording holds the live blocks before the first event, every event, and the segments after
 //! the last one. Drawings, exports, explanations and replays start from it.
@@ -18,17 +18,18 @@ use lowtide_allocator::torch::{Pool, StreamId};
 pub struct Recording {
     /// The policy that placed the blocks, by name: `pages` or `torch`.
     pub policy: String,
-    /// The budget; 0 if it is not known.
+    /// The budget; 0 if unknown.
     pub capacity_bytes: u64,
-    /// Granularity of what the source gives; 0 if it is not known.
+    /// Granularity of the source; 0 if unknown.
     pub page_bytes: u64,
-    /// Events before the first one here that are lost.
+    /// Number of lost events before the first event.
     pub lost_events: u64,
-    /// Origins of requests; events and blocks name one by its index.
+    /// Origins of requests. Events and blocks have an index into this list.
     pub sites: Vec<Site>,
     /// Blocks that are live before the first event, by address.
     pub start: Vec<RecordedBlock>,
-    /// Ids of blocks at the start that their owners gave back already: only their `Free` follows.
+    /// Ids of blocks at the start that their owners have given back already. Only a `Free` of each
+    /// follows.
     pub start_pending: BTreeSet<u64>,
     /// Charged bytes before the first event, with their category.
     pub start_charges: Vec<(Category, u64)>,
@@ -36,24 +37,24 @@ pub struct Recording {
     pub start_reserved_bytes: u64,
     /// Events in order of time.
     pub events: Vec<TraceEvent>,
-    /// Segments after the last event, by address; free room between blocks is not listed.
+    /// Segments after the last event, by address. Free room between blocks is not listed.
     pub end: Vec<RecordedRange>,
-    /// Blocks that lie in several places of the segments: block id to its places, in order.
-    /// Every other block lies where its address says.
+    /// Blocks that lie in several places of the segments: block id → its pieces, in order. Every
+    /// other block lies at its address.
     pub pieces: BTreeMap<u64, Vec<Piece>>,
-    /// Address of a segment in [`Recording::end`] to what else PyTorch says of it; segments that
-    /// are not here have the default.
+    /// Address of a segment in [`Recording::end`] → its other properties in PyTorch's snapshot. A
+    /// segment without an entry has the defaults.
     pub segment_kinds: BTreeMap<u64, SegmentKind>,
 }
 
-/// Properties of a segment in PyTorch's snapshot, beside its place.
+/// Properties of a segment in PyTorch's snapshot, apart from its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentKind {
-    /// Requests that it serves.
+    /// The kind of requests that the segment serves.
     pub pool: Pool,
-    /// (0, 0), or the private pool of a graph capture.
+    /// The private pool of a graph capture; (0, 0) for the default pool.
     pub pool_id: (i64, i64),
-    /// True if it grows and shrinks in place.
+    /// True if the segment grows and shrinks in place.
     pub is_expandable: bool,
 }
 
@@ -63,37 +64,36 @@ impl Default for SegmentKind {
     }
 }
 
-/// A line of source code, and the module of a model on whose behalf it ran: the same line in two
+/// A line of source code, and the module of a model for which the line ran. The same line in two
 /// modules is two sites.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Site {
-    /// The file as the compiler or the interpreter names it.
+    /// The file, as the compiler or the interpreter names it.
     pub file: String,
-    /// The line, from 1; 0 if it is not known.
+    /// The line, from 1; 0 if unknown.
     pub line: u32,
-    /// The function, where it is known.
+    /// The function, if it is known.
     pub function: String,
-    /// The module of the model that ran, `(root)` for the model itself; empty where none is
-    /// recorded.
+    /// The module of the model that ran, `(root)` for the model itself; empty if none is recorded.
     pub module: String,
 }
 
 /// A live block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedBlock {
-    /// Number of the block, given once; its free has the same.
+    /// Number of the block, unique in the recording. Its free has the same number.
     pub id: u64,
     /// Address on the device.
     pub address: u64,
-    /// Bytes that it takes.
+    /// Bytes that the block takes.
     pub size_bytes: u64,
-    /// Bytes asked for.
+    /// Bytes that were requested.
     pub requested_bytes: u64,
-    /// Stream that owns it.
+    /// Stream that owns the block.
     pub stream: StreamId,
-    /// `None` where it is not recorded.
+    /// Category; `None` if it was not recorded.
     pub category: Option<Category>,
-    /// Index into [`Recording::sites`]; `None` if it is not known.
+    /// Index into [`Recording::sites`]; `None` if the site is unknown.
     pub site: Option<u32>,
 }
 
@@ -106,16 +106,16 @@ pub struct Piece {
     pub size_bytes: u64,
 }
 
-/// A segment and the live blocks, or pieces of them, in it.
+/// A segment, with its live blocks or pieces of live blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedRange {
     /// First address.
     pub address: u64,
     /// Length in bytes.
     pub size_bytes: u64,
-    /// The stream it belongs to, or the default one.
+    /// The stream that the segment belongs to, or the default stream.
     pub stream: StreamId,
-    /// Blocks by address. A block in several pieces has an entry for each piece that lies here,
+    /// Blocks by address. A block in several pieces has an entry for each piece in this segment,
     /// with the piece's address and size.
     pub blocks: Vec<RecordedBlock>,
 }
@@ -123,22 +123,23 @@ pub struct RecordedRange {
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
-    /// Microseconds since 1970 (UTC); between two events whose time was taken it is interpolated.
+    /// Microseconds since 1970 (UTC). Between two events with a recorded time, the time is
+    /// interpolated.
     pub time_us: u64,
     /// The kind of event.
     pub kind: EventKind,
-    /// Bytes that moved: the block's for `Allocate` and `Free`, whole pages for `Reserve` and
+    /// Bytes of the event: the block for `Allocate` and `Free`, whole pages for `Reserve` and
     /// `Release`, the growth for charges, the request for `OutOfMemory`.
     pub size_bytes: u64,
     /// Bytes that the caller asked for.
     pub requested_bytes: u64,
     /// Address of the block or of the range; 0 for charges and failed requests.
     pub address: u64,
-    /// The stream on whose behalf it happened.
+    /// The stream of the block or of the request.
     pub stream: StreamId,
-    /// `None` where it is not recorded.
+    /// Category; `None` if it was not recorded.
     pub category: Option<Category>,
-    /// Index into [`Recording::sites`]; `None` if it is not known.
+    /// Index into [`Recording::sites`]; `None` if the site is unknown.
     pub site: Option<u32>,
 }
 
@@ -150,7 +151,7 @@ pub enum EventKind {
         /// See [`RecordedBlock::id`].
         id: u64,
     },
-    /// The owner of a block gave it back, but other streams still use it.
+    /// The owner of a block gave the block back, but other streams still use it.
     FreeRequested {
         /// See [`RecordedBlock::id`].
         id: u64,
@@ -164,13 +165,13 @@ pub enum EventKind {
     Reserve,
     /// The source took memory back.
     Release,
-    /// Bytes of something else, a charge, count from now on.
+    /// Bytes taken elsewhere are charged from now on.
     Charge,
-    /// Charged bytes count no longer.
+    /// Charged bytes no longer count.
     Discharge,
-    /// A request failed; `free_bytes` is what the device still had.
+    /// A request failed.
     OutOfMemory {
-        /// Capacity less what was reserved.
+        /// Free bytes: the capacity minus the reserved bytes.
         free_bytes: u64,
     },
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// First address to end and owner.
+/// Ranges by first address, with end and owner.
 #[derive(Clone, Debug)]
 pub(crate) struct Spans<T>(BTreeMap<u64, (u64, T)>);
 
@@ -13,7 +13,7 @@ impl<T> Default for Spans<T> {
 }
 
 impl<T: Copy + PartialEq> Spans<T> {
-    /// Adds a range, unless it is empty or overlaps another one.
+    /// Adds a range, unless it is empty or overlaps another one. Returns true if it was added.
     #[must_use]
     pub(crate) fn insert(&mut self, address: u64, end: u64, owner: T) -> bool {
         let is_free = address < end && !self.overlaps(address, end);
@@ -27,7 +27,7 @@ impl<T: Copy + PartialEq> Spans<T> {
         self.0.range(..end).next_back().is_some_and(|(_, &(before, _))| before > address)
     }
 
-    /// Makes the range that begins at `address` one with those of the same owner that touch it.
+    /// Merges the range that begins at `address` with ranges of the same owner that touch it.
     pub(crate) fn merge_around(&mut self, address: u64) {
         let Some(&(end, owner)) = self.0.get(&address) else { return };
         if let Some(&(next_end, next_owner)) = self.0.get(&end)
@@ -45,7 +45,8 @@ impl<T: Copy + PartialEq> Spans<T> {
         }
     }
 
-    /// Takes a part out of one range, and returns the owner; `None` if no range has all of it.
+    /// Removes a part of one range, and returns the owner; `None` if no range contains the whole
+    /// part.
     pub(crate) fn cut(&mut self, address: u64, end: u64) -> Option<T> {
         let (first, last, owner) = self.around(address).filter(|&(_, last, _)| end <= last)?;
         if end <= address {
@@ -61,7 +62,7 @@ impl<T: Copy + PartialEq> Spans<T> {
         Some(owner)
     }
 
-    /// The range with `address` in it: start, end and owner.
+    /// The range that contains `address`: start, end and owner.
     pub(crate) fn around(&self, address: u64) -> Option<(u64, u64, T)> {
         self.last_from(address).filter(|&(_, end, _)| address < end)
     }

@@ -1,10 +1,10 @@
 //! Laws of every recording, checked from the first block to the last segment.
 //!
-//! - An id is given to one block. It is freed at most once, with the address and size it had.
-//! - Live blocks that are not in pieces are disjoint; the pieces of a block add up to it.
-//! - Charges of a category, and reserved bytes, never fall below nothing.
-//! - At the end the segments hold exactly the live blocks, at their places, and segments and
-//!   charges add up to the reserved bytes.
+//! - Each id belongs to one block. The block is freed at most once, with its address and size.
+//! - Live blocks that are not in pieces are disjoint; the pieces of a block add up to its size.
+//! - Charges of a category, and reserved bytes, never fall below 0.
+//! - At the end the segments hold exactly the live blocks, at their places. Segments and charges
+//!   add up to the reserved bytes.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -21,9 +21,9 @@ use crate::recording::{EventKind, Piece, RecordedBlock, RecordedRange, Recording
 pub struct RecordingError {
     /// The part of the recording.
     pub part: RecordingPart,
-    /// Index in this part, from 0.
+    /// Index in the list, from 0.
     pub index: u64,
-    /// The contradiction between events.
+    /// The contradiction.
     pub problem: RecordingProblem,
 }
 
@@ -58,27 +58,26 @@ impl fmt::Display for RecordingPart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RecordingProblem {
-    /// An id, a category or a segment comes twice.
+    /// An id, a category or a segment occurs twice.
     #[error("{id} was given before")]
     Duplicate {
-        /// The id, category or segment that comes twice.
+        /// The id, category or segment that occurs twice.
         id: u64,
     },
-    /// A block is freed, or there at the end, that is not live.
+    /// A block that is not live is freed, or is present at the end.
     #[error("no live block {id}")]
     NotLive {
         /// Id of the block in the recording.
         id: u64,
     },
-    /// A block is not where, or as large as, it was when it became live; or its pieces do not add
-    /// up.
+    /// A block has another place or size than when it became live, or its pieces do not add up.
     #[error("block {id} has changed")]
     Changed {
         /// Id of the block in the recording.
         id: u64,
     },
-    /// A range is empty, ends beyond the last address, overlaps another, is out of order, or asks
-    /// for more than it has.
+    /// A range is empty, ends beyond the last address, overlaps another range, is out of order, or
+    /// has a request larger than its size.
     #[error("nothing can be at {address:#x} like this")]
     Place {
         /// First address of the range.
@@ -90,13 +89,13 @@ pub enum RecordingProblem {
         /// Number of the site in the recording.
         site: u32,
     },
-    /// More bytes go than there were.
+    /// More bytes are removed than there were.
     #[error("{what} fall below nothing, or exceed all bounds")]
     Balance {
         /// The kind of bytes.
         what: &'static str,
     },
-    /// The end is not what the events lead to.
+    /// The end differs from the result of the events.
     #[error("{what} at the end are not those that the events lead to")]
     End {
         /// The things that differ.
@@ -107,10 +106,10 @@ pub enum RecordingProblem {
 use RecordingProblem as Problem;
 
 impl Recording {
-    /// Checks the laws, in time that is little more than linear.
+    /// Checks the laws, in little more than linear time.
     ///
     /// # Errors
-    /// The first thing that contradicts another.
+    /// The first contradiction.
     pub fn check(&self) -> Result<(), RecordingError> {
         let at = |part, index: usize| {
             move |problem| RecordingError { part, index: index as u64, problem }
@@ -158,8 +157,8 @@ struct Live {
     is_pending: bool,
 }
 
-/// The laws as a machine that takes one part of a recording after the other, in the order of the
-/// methods below.
+/// The laws as a state machine. It takes the parts of a recording in the order of the methods
+/// below.
 #[derive(Debug)]
 pub(crate) struct Laws {
     site_count: usize,
@@ -169,16 +168,17 @@ pub(crate) struct Laws {
     places: Spans<u64>,
     pieces: HashMap<u64, Vec<Piece>>,
     last_piece: Option<u64>,
-    /// Charged bytes by [`Category::index`]; the last are those without one.
+    /// Charged bytes by [`Category::index`]. The last entry is for charges without a category.
     charged_bytes: [u64; Category::ALL.len() + 1],
     categories_seen: [bool; Category::ALL.len()],
     reserved_bytes: u64,
     segments: Spans<()>,
     segment_bytes: u64,
-    /// The least address of the next segment; `block_end` is that of the next block in it.
+    /// The least possible address of the next segment. `block_end` is the least possible address of
+    /// the next block in a segment.
     segment_end: u64,
     block_end: u64,
-    /// Bytes of live blocks that the end has not shown.
+    /// Bytes of live blocks that the segments at the end have not shown yet.
     unseen: HashMap<u64, u64>,
     is_at_end: bool,
 }
@@ -208,7 +208,7 @@ impl Laws {
         self.site_count += 1;
     }
 
-    /// The next piece of a block; blocks come by id.
+    /// Takes the next piece of a block. Blocks come in the order of their ids.
     pub(crate) fn piece(&mut self, id: u64, piece: Piece) -> Result<(), Problem> {
         if self.last_piece.is_some_and(|last| id < last) {
             return Err(Problem::Duplicate { id });
@@ -287,7 +287,7 @@ impl Laws {
         Ok(())
     }
 
-    /// Takes the next segment, without its blocks, which follow one by one.
+    /// Takes the next segment, without its blocks. The blocks follow one by one.
     pub(crate) fn segment(&mut self, segment: &RecordedRange) -> Result<(), Problem> {
         self.begin_end();
         let RecordedRange { address, size_bytes, .. } = *segment;

@@ -1,7 +1,7 @@
 //! Serves a recording by PyTorch's rules with expandable segments.
 //!
-//! The allocator's front gives those rules no pages, so here they run alone, over a device that
-//! only counts.
+//! The allocator's front gives PyTorch's rules no pages. So here the rules run alone, over a device
+//! that only counts.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use lowtide_allocator::{Category, Stream, active_bytes};
 
 use super::{Op, RequestSequence, RerunFailure, RerunReport};
 
-/// The most memory of a device whose capacity is not limited.
+/// Memory of a device without a limit on its capacity.
 const CAPACITY_BYTES_MAX: u64 = 1 << 50;
 /// First address of the first range.
 const BASE: u64 = 1 << 30;
@@ -55,15 +55,15 @@ impl RequestSequence {
     }
 }
 
-/// A program being served.
+/// The state of a run.
 struct Run {
     rules: TorchPolicy,
     device: Device,
-    /// The addresses of each live block: blocks of the start can come in several parts.
+    /// The addresses of each live block. A block of the start can have several parts.
     live: Vec<Vec<u64>>,
-    /// Bytes that each live block counts as in use.
+    /// Bytes in use by each live block.
     sizes: Vec<u64>,
-    /// Offset at which each block begins, or began, from the first range on.
+    /// First offset of each block since its allocation, counted from the first range.
     offsets: Vec<Option<u64>>,
     charged: BTreeMap<Category, u64>,
     active_bytes: u64,
@@ -164,7 +164,7 @@ impl Run {
         size_bytes: usize,
         stream: Stream,
     ) -> Result<u64, RerunFailure> {
-        // PyTorch gives no block for nothing; in a recording a block of nothing is a block.
+        // PyTorch gives no block for 0 bytes. In a recording a request of 0 bytes has a block.
         let requested_bytes = size_bytes.max(1) as u64;
         let stream = StreamId(stream.index() as u64);
         match self.rules.allocate(requested_bytes, stream, &mut self.device) {
@@ -176,8 +176,8 @@ impl Run {
         }
     }
 
-    /// The capacity that a failed request lacked, found by bisection: its need depends on the free
-    /// memory before the end of its range.
+    /// The capacity that a failed request lacked. Found by bisection, because the request's need
+    /// depends on the free memory before the end of its range.
     fn missing_bytes(&self, requested_bytes: u64, stream: StreamId) -> u64 {
         let fits = |more_bytes: u64| {
             let (mut rules, mut device) = (self.rules.clone(), self.device.clone());
@@ -211,21 +211,21 @@ impl Run {
     }
 }
 
-/// A device that counts reserved bytes; ranges of addresses lie one after the other.
+/// A device that counts reserved bytes. Its ranges of addresses lie one after the other.
 #[derive(Clone)]
 struct Device {
     capacity_bytes: u64,
-    /// Segments, pages and charges.
+    /// Bytes of segments, pages and charges.
     held_bytes: u64,
     range_bytes: u64,
     next_address: u64,
-    /// Bytes that it gave, call by call.
+    /// Bytes that the source gave, call by call.
     given: Vec<u64>,
 }
 
 impl Device {
     fn new(capacity_bytes: u64) -> Device {
-        // As long as PyTorch makes a range: 9/8 of the device.
+        // The length that PyTorch gives a range: 9/8 of the device.
         let device_bytes = capacity_bytes.min(CAPACITY_BYTES_MAX);
         let range_bytes = device_bytes + device_bytes / 8;
         let (held_bytes, next_address, given) = (0, BASE, Vec::new());

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::recording::{EventKind, RecordedBlock, Recording};
 
-/// Pages of GPUs, for recordings that do not say.
+/// The page size of GPUs, for recordings that do not name theirs.
 const PAGE_BYTES: usize = 2 << 20;
 const TIMED_RUNS: usize = 5;
 
@@ -23,40 +23,40 @@ const TIMED_RUNS: usize = 5;
 pub struct RerunOptions {
     /// The rules of placement.
     pub policy: Policy,
-    /// The budget; unlimited if absent.
+    /// The budget; `None` for no limit.
     pub capacity_bytes: Option<u64>,
-    /// Page size; that of the recording, or 2 MiB, if absent.
+    /// Page size; `None` for the page size of the recording, or 2 MiB if it has none.
     pub page_bytes: Option<usize>,
 }
 
 /// The result of serving a recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RerunReport {
-    /// Events of the recording.
+    /// Number of events of the recording.
     pub events: u64,
-    /// Blocks that were asked for after the start.
+    /// Number of blocks that were allocated after the start.
     pub addresses_total: u64,
-    /// Blocks as far from the lowest address as recorded.
+    /// Number of blocks whose distance from the lowest address is as recorded.
     pub addresses_equal: u64,
-    /// Times that the recorded source gave memory.
+    /// Number of times that the recorded source gave memory.
     pub segments_total: u64,
-    /// Times that this source gave as much memory as the recorded one, call by call.
+    /// Number of times that this source gave as much memory as the recorded one, call by call.
     pub segments_equal: u64,
-    /// True if the live blocks at the end lie as far from the lowest address as recorded.
+    /// True if the distances of the live blocks at the end from the lowest address are as recorded.
     pub final_blocks_equal: bool,
-    /// The most bytes in use at once: requests, each rounded up to 512.
+    /// Peak of bytes in use: requests, each rounded up to 512.
     pub peak_active_bytes: u64,
-    /// The most bytes that the source had given at once, and charges.
+    /// Peak of the bytes from the source, charges included.
     pub peak_reserved_bytes: u64,
-    /// Calls of the source after the start.
+    /// Number of source calls after the start.
     pub source_calls: u64,
-    /// Waits of one stream for another that reuse made necessary.
+    /// Number of waits of one stream for another that reuse made necessary.
     pub waits: u64,
-    /// Blocks stitched from pages that lay apart.
+    /// Number of blocks that were stitched from pages that lie apart.
     pub stitches: u64,
-    /// Time for one request or free through the allocator's front: the median of several runs.
+    /// Time for one request or free through the allocator's front; the median of several runs.
     pub ns_per_op: f64,
-    /// The request at which it ended early for want of memory.
+    /// The request that ended the run early for lack of memory.
     pub failure: Option<RerunFailure>,
 }
 
@@ -78,25 +78,25 @@ pub enum RerunError {
     /// A number of the recording is too large for this machine.
     #[error("{value} bytes are more than this machine can address")]
     Number {
-        /// Bytes by the recording.
+        /// Bytes in the recording.
         value: u64,
     },
-    /// The recording wants more address space than can be simulated.
+    /// The recording needs more address space than a simulation has.
     #[error("the recording cannot be simulated")]
     Source(#[source] AllocError),
 }
 
-/// Requests and frees with the blocks numbered, so that serving them looks nothing up.
+/// Requests and frees with numbered blocks, so that serving them needs no look-up.
 struct RequestSequence {
     page_bytes: usize,
-    /// Blocks before the first op, by address; those without a number only hold a gap open.
+    /// Blocks before the first op, by address. Blocks without a number only keep a gap.
     start: Vec<(Option<usize>, usize, Stream, Category)>,
     start_charges: Vec<(Category, usize)>,
     ops: Vec<(u64, Op)>,
     block_count: usize,
-    /// The first blocks are those of the start.
+    /// The first blocks are the blocks of the start.
     start_count: usize,
-    /// Offset of each block in the recording, from its lowest address on.
+    /// Offset of each block in the recording, from its lowest address.
     offsets: Vec<u64>,
     segments: Vec<u64>,
 }
@@ -110,11 +110,11 @@ enum Op {
 }
 
 impl Recording {
-    /// Serves every request of the recording on a simulated device and compares.
+    /// Serves every request of the recording on a simulated device, and compares the results.
     ///
     /// # Errors
-    /// If sizes or addresses are beyond this machine's. A lack of memory is no error but a part of
-    /// the report.
+    /// Sizes or addresses are too large for this machine. A lack of memory is no error, but a part
+    /// of the report.
     pub fn rerun(&self, options: &RerunOptions) -> Result<RerunReport, RerunError> {
         let program = RequestSequence::compile(self, options)?;
         let (mut report, _) = program.run(options)?;
@@ -129,16 +129,16 @@ impl Recording {
         Ok(report)
     }
 
-    /// The most that the requests of the recording reserve without a limit; `None` if they cannot
-    /// be served.
+    /// Peak of the bytes that the requests of the recording reserve without a limit; `None` if they
+    /// cannot be served.
     pub(super) fn peak_reserved_bytes_by(&self, policy: Policy) -> Option<u64> {
         let options = RerunOptions { policy, ..RerunOptions::default() };
         let (report, _) = RequestSequence::compile(self, &options).ok()?.run(&options).ok()?;
         report.failure.is_none().then_some(report.peak_reserved_bytes)
     }
 
-    /// The least capacity, in whole pages and charges, within which every request is served, found
-    /// by bisection between what is in use at the peak and what is reserved without a limit.
+    /// The least capacity, in whole pages and charges, within which every request is served. Found
+    /// by bisection between the peak of bytes in use and the bytes reserved without a limit.
     ///
     /// # Errors
     /// As [`rerun`](Self::rerun).
@@ -148,7 +148,7 @@ impl Recording {
         let page_bytes = program.page_bytes as u64;
         let (report, _) = program.run(&unlimited)?;
         let mut enough = report.peak_reserved_bytes;
-        // One page below the least that could do.
+        // One page below the least possible capacity.
         let mut short = report.peak_active_bytes.saturating_sub(page_bytes);
         while enough - short > page_bytes {
             let steps = (enough - short) / page_bytes;
@@ -228,9 +228,9 @@ impl RequestSequence {
         number
     }
 
-    /// The blocks of the start. In a recording of this crate, what lies between them decides where
-    /// later ones go, so gaps are held open and stitched blocks come piece by piece. Recordings of
-    /// others placed theirs by other rules: there is nothing to keep.
+    /// The blocks of the start. In a recording of this crate, the gaps between them decide where
+    /// later blocks go. So gaps are kept, and stitched blocks come piece by piece. Recordings of
+    /// other allocators placed their blocks by other rules, so their gaps are not kept.
     fn start_with(
         &mut self,
         recording: &Recording,
@@ -343,11 +343,11 @@ impl RequestSequence {
     }
 }
 
-/// A program being served.
+/// The state of a run.
 struct Run {
     memory: CachingAllocator,
     buffers: Vec<Option<Buffer>>,
-    /// The blocks of the start, each in as many parts as it was recorded with.
+    /// The blocks of the start, each in its recorded parts.
     pieces: HashMap<usize, Vec<Buffer>>,
     offsets: Vec<Option<u64>>,
     charges: BTreeMap<Category, Vec<Charge>>,
@@ -405,7 +405,8 @@ impl Run {
         Ok(())
     }
 
-    /// Discharges bytes of any charges of the category: recordings do not say of which.
+    /// Discharges bytes from any charges of the category, because a recording does not name the
+    /// charge.
     fn discharge(&mut self, category: Category, size_bytes: usize) -> Result<(), AllocError> {
         let charges = self.charges.entry(category).or_default();
         let mut left_bytes = size_bytes;
@@ -423,7 +424,8 @@ impl Run {
     }
 }
 
-/// Streams of a recording can have any number; those beyond the last one share it.
+/// Streams by their number in the recording. If a recording has more streams than an allocator, the
+/// extra ones share the last stream.
 #[derive(Default)]
 struct Streams(BTreeMap<StreamId, Stream>);
 

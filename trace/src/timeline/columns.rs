@@ -1,7 +1,7 @@
 //! Numbers as text: columns of variable-length integers in base64.
 //!
-//! Seven bits a byte, low ones first, the high bit says that more follow (LEB128, as in DWARF);
-//! signed ones alternate (0, -1, 1, -2, …). Base64 after RFC 4648, padded.
+//! Each byte has seven bits, low ones first, and the high bit if more bytes follow (LEB128, as in
+//! DWARF). Signed numbers alternate (0, -1, 1, -2, …). Base64 is RFC 4648's, padded.
 
 /// A column of numbers.
 #[derive(Debug, Default)]

@@ -1,12 +1,12 @@
-//! A recording as one page that draws itself: no network, no other file.
+//! A recording as one page that draws itself, without network and other files.
 //!
-//! The page holds the recording in columns and computes the rest; what it shows first is also
-//! written out as text. Every string from the recording is escaped twice over: unprintable
-//! characters become visible ones, and the data is JSON in which `<`, `>` and `&` are escapes.
+//! The page holds the recording in columns and computes the rest. Its first view is also written as
+//! text. Every string from the recording is escaped twice: unprintable characters become visible
+//! ones, and the data is JSON in which `<`, `>` and `&` are escaped.
 //!
-//! [`Recording::write_timeline`] writes the whole page. A page that shows more than memory, such as
-//! the report of a training, takes the drawing from [`Recording::timeline_element`] and puts it
-//! together with [`STYLE`], [`FORMAT_SCRIPT`] and [`SCRIPT`]: one palette and one drawing for all.
+//! [`Recording::write_timeline`] writes the whole page. A page with more content than memory, such
+//! as the report of a training, takes the drawing from [`Recording::timeline_element`] and combines
+//! it with [`STYLE`], [`FORMAT_SCRIPT`] and [`SCRIPT`]: one palette and one drawing for all.
 
 mod columns;
 
@@ -21,7 +21,7 @@ use self::columns::Column;
 use super::lifetimes::{BANDS, Lives, NEVER, band, band_name, printable};
 use super::recording::{EventKind, Recording};
 
-/// Palette as variables of CSS, light and dark, styles of every page (letters, tables, buttons),
+/// Palette as variables of CSS, light and dark; styles of every page (letters, tables, buttons);
 /// and the look of the drawing.
 pub const STYLE: &str = concat!(include_str!("base.css"), include_str!("timeline.css"));
 
@@ -47,42 +47,43 @@ pub const POLICY: &str =
 const PAGE: &str = include_str!("page.html");
 const PAGE_STYLE: &str = include_str!("page.css");
 const ELEMENT: &str = include_str!("element.html");
-/// The largest integer below which the page has every other: its numbers are doubles.
+/// Largest integer in the page. Its numbers are doubles, which hold every integer up to this one.
 const NUMBER_MAX: u64 = (1 << 53) - 1;
 const SITE_LEN_MAX: usize = 240;
 
-/// Notes of a program on a recording, drawn over it.
+/// Notes of a program about a recording, drawn over it.
 ///
-/// Moments are given as the index of the event that comes next, in [`Recording::events`].
+/// A moment is the index of the next event in [`Recording::events`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TimelineNotes {
-    /// The peak of reserved bytes that was planned for: a line, as the budget is one.
+    /// Planned peak of reserved bytes. It is drawn as a line, like the budget.
     pub planned_peak_bytes: Option<u64>,
-    /// The start and name of each phase (forward, backward, optimizer), in order; a phase ends
-    /// where the next one begins.
+    /// Start and name of each phase (forward, backward, optimizer), in order. A phase ends at the
+    /// start of the next one.
     pub phases: Vec<(u64, String)>,
-    /// Moments to point at.
+    /// Moments to mark.
     pub marks: Vec<TimelineMark>,
 }
 
-/// A moment to point at, such as the end of an attempt that was rolled back.
+/// A marked moment, such as the end of an attempt that was rolled back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TimelineMark {
-    /// Index of the event that it is about. On a failed request there is one flag for both.
+    /// Index of the event of the mark. A mark on a failed request shares the request's flag.
     pub event: u64,
     /// A few words beside the flag.
     pub label: String,
-    /// Text under the pointer.
+    /// Text of the tooltip.
     pub text: String,
 }
 
 impl Recording {
-    /// Writes a page for a browser: bytes in use by category over time, the blocks under them, what
-    /// was reserved, failed requests, and who held what at any moment. Needs nothing but itself;
-    /// the same recording gives the same bytes. Counts above 2^53 − 1 are shown as that.
+    /// Writes a page for a browser: bytes in use by category over time, the blocks behind these
+    /// bytes, reserved bytes, failed requests, and the owners of memory at any moment. The page
+    /// needs no other file; the same recording gives the same bytes. Counts above 2^53 − 1 are
+    /// shown as 2^53 − 1.
     ///
     /// # Errors
-    /// If `out` fails.
+    /// Writing to `out` fails.
     pub fn write_timeline(&self, mut out: impl Write) -> io::Result<()> {
         let element = element(self, &TimelineNotes::default(), "timeline");
         filled(PAGE, |name| match name {
@@ -95,8 +96,8 @@ impl Recording {
         .try_for_each(|part| out.write_all(part.as_bytes()))
     }
 
-    /// The drawing and its data as an element for a page of the caller's own, one to a page. It
-    /// shows itself when [`SCRIPT`] runs.
+    /// The drawing and its data as an element for a page of the caller; at most one for each page.
+    /// The element appears when [`SCRIPT`] runs.
     pub fn timeline_element(&self, notes: &TimelineNotes) -> String {
         element(self, notes, "timeline embedded")
     }
@@ -110,7 +111,7 @@ fn element(recording: &Recording, notes: &TimelineNotes, class: &str) -> String 
     .collect()
 }
 
-/// A template in parts, with something in the place of every `{{name}}`.
+/// The parts of a template, with every `{{name}}` replaced.
 fn filled(
     template: &'static str,
     fill: impl Fn(&str) -> String,
@@ -132,7 +133,7 @@ fn summary(recording: &Recording) -> String {
     })
 }
 
-/// One JSON object.
+/// The data of the page as one JSON object.
 fn data(recording: &Recording, notes: &TimelineNotes) -> String {
     let lives = Lives::of(recording);
     let mut streams: Vec<StreamId> = lives.lives.iter().map(|life| life.stream).collect();
@@ -178,7 +179,8 @@ fn data(recording: &Recording, notes: &TimelineNotes) -> String {
     text + "}"
 }
 
-/// Kind and time of every event, and size and owner of events that are not about blocks.
+/// Columns of all events: kind and time, and for events that are not about blocks also size and
+/// owner.
 fn event_columns(recording: &Recording, start_us: u64) -> BTreeMap<&'static str, Column> {
     let mut columns: BTreeMap<&'static str, Column> = BTreeMap::new();
     let names = ["kind", "time", "otherSize", "otherBand", "otherSite", "oomFree"];
@@ -197,7 +199,7 @@ fn event_columns(recording: &Recording, start_us: u64) -> BTreeMap<&'static str,
             EventKind::OutOfMemory { .. } => 7,
         };
         push("kind", kind);
-        // Order is what counts; a clock that was set back stands still here.
+        // Only the order counts: time stands still here while a clock was set back.
         push("time", number(event.time_us.saturating_sub(before_us)));
         before_us = before_us.max(event.time_us);
         if kind >= 3 {
@@ -213,9 +215,9 @@ fn event_columns(recording: &Recording, start_us: u64) -> BTreeMap<&'static str,
     columns
 }
 
-/// Lives in order of birth; ages are moments, 0 for a life without end. Three columns have 0 for
-/// none and are one more than their value: moments up to the owner's free, requests that do not
-/// fill their block, sites.
+/// Columns of lives in order of birth. Ages are in moments; 0 is a life without end. Three columns
+/// use 0 for none, and otherwise hold their value plus one: moments up to the owner's free,
+/// requests that do not fill their block, and sites.
 fn block_columns(lives: &Lives, streams: &[StreamId]) -> BTreeMap<&'static str, Column> {
     let mut columns: BTreeMap<&'static str, Column> = BTreeMap::new();
     let names = ["from", "age", "wait", "size", "requested", "stream", "band", "site", "address"];
@@ -256,7 +258,7 @@ fn modules(recording: &Recording) -> (Vec<String>, Vec<String>) {
     (names, sites)
 }
 
-/// A note, as JSON.
+/// The text of a note, as JSON.
 fn shown(text: &str) -> String {
     escaped_json(&printable(text, usize::MAX))
 }

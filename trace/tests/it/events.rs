@@ -1,7 +1,7 @@
 use lowtide_allocator::torch::StreamId;
 use lowtide_trace::{Action, RecordedEvent};
 
-/// An event of a trace that says no more than it must.
+/// An event with only the required fields of a trace.
 pub(crate) fn recorded_event(
     action: Action,
     address: u64,

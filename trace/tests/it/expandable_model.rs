@@ -1,5 +1,5 @@
-//! Random programs over expandable segments do what a naive twin does, call by call; what the twin
-//! recorded replays exactly.
+//! Random programs over expandable segments: a naive policy makes the same calls, and its recording
+//! replays exactly.
 
 use std::collections::BTreeSet;
 
@@ -60,13 +60,13 @@ fn settings() -> impl Strategy<Value = TorchSettings> {
     })
 }
 
-/// The policy and the twin side by side.
+/// The policy and the naive policy side by side.
 struct Pair {
     policy: TorchPolicy,
     shelf: PagedShelf,
     naive: Naive,
     live: Vec<u64>,
-    /// Size of every block handed out, in turn.
+    /// Sizes of the allocated blocks, in order.
     sizes: Vec<u64>,
 }
 
@@ -158,7 +158,7 @@ proptest! {
         policy.empty_cache(&mut shelf);
         prop_assert_eq!((policy.reserved_bytes(), policy.active_bytes()), (0, 0));
         prop_assert_eq!(shelf.held_bytes(), 0);
-        // Only ranges whose first page was refused are left: nothing of them is in the cache.
+        // Only ranges whose first page was refused are left: they have no memory in the cache.
         prop_assert!(policy.ranges().iter().all(|range| range.mapped.is_empty()));
     }
 
@@ -177,7 +177,7 @@ proptest! {
             ranges.iter().flat_map(|range| &range.mapped).map(|part| part.address).collect();
         let mut segments = pair.policy.segments();
         segments.retain(|segment| !paged.contains(&segment.address));
-        // Uses are not part of a layout.
+        // A layout does not contain uses.
         pair.naive.live.values_mut().for_each(|live| live.uses.clear());
         let mut restored = TorchPolicy::restore(pair.naive.settings.clone(), &segments).unwrap();
         for range in &ranges {
@@ -201,13 +201,13 @@ proptest! {
     ) {
         let mut settings = settings;
         settings.expandable_segments = true;
-        // A request that has to release memory does not search again. That it did so cannot be told
-        // from an empty cache before it, and matters if there are pending or oversize blocks.
+        // A request that has to release memory does not search again. Its recording looks like an
+        // empty cache before the request. The difference matters with pending or oversize blocks.
         let has_plenty = settings.max_split_bytes.is_some() || has_uses;
         let capacity_bytes = if has_plenty { 1 << 40 } else { capacity_mib * MIB };
         settings.limit_bytes = settings.limit_bytes.filter(|_| !has_plenty);
         let mut shelf = PagedShelf::new(capacity_bytes);
-        // Where a range ends is not recorded.
+        // The end of a range is not recorded.
         shelf.range_bytes = 1 << 40;
         let mut pair = Pair::new(settings, shelf);
         for &op in &program {
@@ -222,7 +222,7 @@ proptest! {
             let mut snapshot = whole.clone();
             let events = &mut snapshot.device_traces[0];
             let mut cut = cut.min(events.len());
-            // The pages and the block they are for are one event of the allocator.
+            // The pages and their block are one event of the allocator.
             while cut > 0 && events[cut - 1].action == Action::SegmentMap {
                 cut -= 1;
             }
@@ -252,7 +252,7 @@ fn pages_that_were_mapped_in_vain_replay() {
     let settings = parse_settings("expandable_segments:True").unwrap();
     let mut pair = Pair::new(settings, PagedShelf::new(60 * MIB));
     let [main, side] = [0, 1].map(StreamId);
-    // The first page without memory, the second one free, and a page of another stream.
+    // The first page is unmapped, the second page is free, and another stream has a page.
     let before = [
         Op::Allocate(20 * MIB, main),
         Op::Allocate(10 * MIB, main),
@@ -264,7 +264,7 @@ fn pages_that_were_mapped_in_vain_replay() {
     ];
     before.into_iter().for_each(|op| pair.step(op));
     let recorded = pair.naive.events.len();
-    // The first page is mapped, a third one is refused; then everything is released.
+    // The first page is mapped and a third page is refused; then everything is released.
     pair.step(Op::Allocate(60 * MIB, main));
     let actions: Vec<Action> =
         pair.naive.events[recorded..].iter().map(|event| event.action).collect();
@@ -272,6 +272,6 @@ fn pages_that_were_mapped_in_vain_replay() {
     assert_eq!(actions, [map, unmap, unmap, map, Action::Alloc]);
     let report = Replay::new(&pair.naive.snapshot(), 0).unwrap().run().unwrap();
     assert!(report.is_exact() && report.first_difference.is_none(), "{report:?}");
-    // The one in vain was not for the policy to ask.
+    // The policy never asks for the page that was mapped in vain.
     assert_eq!((report.segments_total, report.segments_equal), (4, 4));
 }

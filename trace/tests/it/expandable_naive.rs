@@ -1,7 +1,7 @@
-//! A naive twin of PyTorch's rules with expandable segments.
+//! A naive copy of PyTorch's rules with expandable segments.
 //!
-//! The twin has no blocks that are split or merged: it knows which pages have memory and what is
-//! live, and whatever is between is free.
+//! The naive policy does not split or merge blocks. It stores the pages that have memory and the
+//! live ranges; everything between them is free.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ pub(crate) struct Live {
     pub(crate) uses: BTreeSet<StreamId>,
 }
 
-/// A segment, or a range of which some pages have memory.
+/// A segment, or a range in which some pages have memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
     pub(crate) address: u64,
@@ -39,16 +39,16 @@ impl Region {
     }
 }
 
-/// Free bytes in a row that have memory.
+/// Consecutive free bytes that have memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Area {
     pub(crate) stream: StreamId,
     pub(crate) size: u64,
     pub(crate) address: u64,
     pub(crate) is_paged: bool,
-    /// Covers a segment.
+    /// True if the area covers a whole segment.
     pub(crate) is_whole: bool,
-    /// With the addresses behind it that have no memory.
+    /// Bytes of the area and of the addresses without memory behind it.
     pub(crate) room: u64,
 }
 
@@ -70,7 +70,7 @@ impl Naive {
         self.events.push(recorded_event(action, address, size_bytes, stream));
     }
 
-    /// Spans of a region that have memory.
+    /// Spans of a region with memory.
     pub(crate) fn mapped(&self, region: &Region) -> Vec<(u64, u64)> {
         let Some(page) = region.page else { return vec![(region.address, region.end())] };
         let mut spans: Vec<(u64, u64)> = Vec::new();
@@ -83,7 +83,7 @@ impl Naive {
         spans
     }
 
-    /// Spans of a region that have no memory.
+    /// Spans of a region without memory.
     pub(crate) fn unmapped(&self, region: &Region) -> Vec<(u64, u64)> {
         let mut at = region.address;
         let mut spans = Vec::new();
@@ -117,7 +117,7 @@ impl Naive {
         areas
     }
 
-    /// All streams' free areas, in the order of PyTorch's pools.
+    /// The free areas of all streams, in the order of PyTorch's pools.
     pub(crate) fn areas(&self, pool: Pool) -> Vec<Area> {
         let regions = self.regions.iter().filter(|region| region.pool == pool);
         let mut areas: Vec<Area> = regions.flat_map(|region| self.areas_of(region)).collect();
@@ -167,8 +167,8 @@ impl Naive {
         Some(Area { stream, size: segment, address, is_paged, is_whole, room: segment })
     }
 
-    /// The lowest place of a request that maps missing pages: an unmapped span or the free area in
-    /// front of one, with enough addresses behind it where nothing is live.
+    /// The lowest place of a request that maps missing pages: an unmapped span, or the free area in
+    /// front of an unmapped span. No live block may lie on the addresses of the request.
     pub(crate) fn lowest_room(
         &self,
         size: u64,
@@ -318,7 +318,7 @@ impl Naive {
         Some(area.address)
     }
 
-    /// Whether it is pending now.
+    /// Frees a block. Returns true if the block is pending.
     pub(crate) fn free(&mut self, address: u64) -> bool {
         let live = self.live.get_mut(&address).unwrap();
         live.is_pending = true;
@@ -348,7 +348,7 @@ impl Naive {
         pending.map(|(&address, _)| address).collect()
     }
 
-    /// Every span that has memory, with its blocks.
+    /// Every span with memory, with its blocks.
     pub(crate) fn segments(&self) -> Vec<(SegmentLayout, bool)> {
         let mut segments = Vec::new();
         for region in &self.regions {

@@ -1,4 +1,4 @@
-//! The numbers of an explanation are those of a recount, and its words fit a terminal.
+//! The numbers of an explanation agree with a recount, and its words fit a terminal.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ fn sum<'a>(lives: impl IntoIterator<Item = &'a Lived>) -> (u64, u64) {
         .fold((0, 0), |(blocks, bytes), life| (blocks + 1, bytes + life.block.size_bytes))
 }
 
-/// Counts every number again, moment by moment.
+/// Recounts every number, moment by moment.
 fn check_numbers(recording: &Recording) {
     let told = recording.explain();
     let all = lives(recording);
@@ -125,7 +125,7 @@ fn check_lifetimes(recording: &Recording, told: &Explanation, all: &[Lived]) {
     assert_eq!(told.failures.len(), recording.events.iter().filter(is_oom).count());
 }
 
-/// Every line fits, and nothing in it steers the terminal.
+/// Checks that every line fits, and that no character controls the terminal.
 fn check_text(recording: &Recording) -> String {
     let text = recording.explain().to_string();
     for line in text.lines() {
@@ -246,7 +246,7 @@ fn same_recording_gives_the_same_words() {
     assert_eq!(training(3000).explain().to_string(), training(3000).explain().to_string());
 }
 
-/// Blocks of these sizes, every other one freed, then a request that fails, then more of all.
+/// A recording: blocks of these sizes, every other one freed, a failed request, then more blocks.
 fn with_holes(sizes: &[u64]) -> Recording {
     let mut recorder = Recorder::new(64 * MIB, &[("a.rs", 1, "")]);
     let ids: Vec<u64> =
@@ -266,13 +266,13 @@ fn hole_at_a_failure_is_found_behind_what_happened_later() {
     let sizes = [3 * MIB, 20 * MIB, 11 * MIB, 5 * MIB, 9 * MIB, 2 * MIB];
     let recording = with_holes(&sizes);
     let failure = &recording.explain().failures[0];
-    // One segment of 64 MiB; 14 of it were never used.
+    // One segment of 64 MiB, in which 14 MiB were never used.
     assert_eq!(failure.largest_hole_bytes, Some(14 * MIB));
     assert_eq!((failure.in_use_bytes, failure.cached_bytes), (27 * MIB, 37 * MIB));
     assert!(failure.is_for_fragmentation());
     check_text(&recording);
 
-    // Segments of PyTorch stay apart, those of this crate are one range.
+    // PyTorch's segments stay apart; segments of this crate are one range.
     let mut apart = recording.clone();
     let whole = apart.end.remove(0);
     for (offset, size_bytes) in [(0, 60 * MIB), (60 * MIB, whole.size_bytes - 60 * MIB)] {
@@ -284,14 +284,14 @@ fn hole_at_a_failure_is_found_behind_what_happened_later() {
     apart.policy = "torch".into();
     assert_eq!(hole(&apart), Some(11 * MIB));
 
-    // Where the end contradicts the events, nothing is claimed.
+    // If the end contradicts the events, there is no largest hole.
     let mut wrong = recording;
     wrong.end[0].size_bytes -= 100 * MIB;
     assert_eq!(hole(&wrong), None);
     assert!(check_text(&wrong).contains("hole not known."), "{}", check_text(&wrong));
 }
 
-/// What is suggested of a recording with one block of each size, live at the same time.
+/// The advice on a recording with one block of each size, all live at the same time.
 fn advice_of(blocks: &[(Category, u64, u64)], reserved_bytes: u64) -> Vec<Advice> {
     let mut recording = Recording { page_bytes: 1, ..Recording::default() };
     recording.start_reserved_bytes = reserved_bytes;

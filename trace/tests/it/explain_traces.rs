@@ -1,4 +1,4 @@
-//! What is said of recorded traces of PyTorch is what a naive walk over their events finds.
+//! Explanations of recorded PyTorch traces agree with a naive walk over their events.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,7 +18,7 @@ struct Block {
 /// One moment of the walk: the live blocks by address.
 type Moment = BTreeMap<u64, Block>;
 
-/// The live blocks before the first event: those at the end, with every event undone.
+/// The live blocks before the first event: the blocks at the end, with every event undone.
 fn start(snapshot: &Snapshot) -> Moment {
     let mut live = Moment::new();
     for segment in &snapshot.segments {
@@ -33,7 +33,7 @@ fn start(snapshot: &Snapshot) -> Moment {
         match event.action {
             Action::Alloc => drop(live.remove(&event.address)),
             Action::FreeCompleted => {
-                // The site that asked for the block is not known.
+                // The site of the block's request is unknown.
                 let block = Block { requested_bytes: event.size_bytes, site: None };
                 live.insert(event.address, block);
             }
@@ -43,8 +43,7 @@ fn start(snapshot: &Snapshot) -> Moment {
     live
 }
 
-/// Calls `see` with the number of the event, as recordings count them, and the live blocks after
-/// it.
+/// Calls `see` for each event, with its index in a recording and the live blocks after it.
 fn walk(snapshot: &Snapshot, mut see: impl FnMut(Option<u64>, &Moment)) {
     let mut live = start(snapshot);
     see(None, &live);
@@ -81,8 +80,8 @@ fn by_site(snapshot: &Snapshot, live: &Moment) -> HashMap<Option<Site>, (u64, u6
     sums
 }
 
-/// Fails unless `bytes` are the requests and what rounding can add to them: up to 511 bytes each,
-/// and a tail of up to 1 MiB to large ones.
+/// Checks that `bytes` are the requests plus possible rounding: up to 511 bytes each, and a tail of
+/// up to 1 MiB for large requests.
 #[track_caller]
 fn check_rounded(bytes: u64, (blocks, requested_bytes): (u64, u64)) {
     let beyond_bytes = bytes.checked_sub(requested_bytes).expect("no block is less than asked for");
@@ -109,7 +108,7 @@ fn explanation_of_a_recorded_trace_is_that_of_a_naive_walk() {
         assert_eq!(told.events, events, "{name}");
         assert_eq!(told.peak.live_blocks, at_peak.len() as u64, "{name}");
         assert_eq!(told.peak.requested_bytes, requested_bytes, "{name}");
-        // Rounding may move the peak, by less than it takes.
+        // Rounding may move the peak, by less than its own bytes.
         assert!(most - requested_bytes <= told.peak.rounding_bytes(), "{name}: {most}");
 
         let sites = by_site(&snapshot, &at_peak);
@@ -138,7 +137,7 @@ fn explanation_of_a_recorded_trace_is_that_of_a_naive_walk() {
     }
 }
 
-/// By its own words, what the site of a block in these traces says of the phase.
+/// The phase that the text of a site shows in these traces.
 fn phase(site: Option<&Site>) -> Phase {
     match site {
         None => Phase::Unknown,

@@ -1,4 +1,4 @@
-//! What is written for PyTorch's tools is what they read, and leads back to where it began.
+//! PyTorch's tools can read the exports, and an import of an export gives the recording again.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(crate) fn pickle(recording: &Recording) -> Vec<u8> {
     bytes
 }
 
-/// The state that a viewer should show first.
+/// The state that a viewer should show before the first event.
 fn beginning(recording: &Recording) -> Beginning {
     let mut blocks = BTreeMap::new();
     for block in &recording.start {
@@ -84,7 +84,7 @@ proptest! {
                     other => other,
                 };
                 let site = event.site.map(|site| recording.sites[site as usize].clone());
-                // A snapshot does not say how large a block was that is gone.
+                // A snapshot does not contain the size of a block that is gone.
                 let place = (event.address, event.requested_bytes);
                 (kind, place, event.time_us, event.stream, event.category, site)
             });
@@ -93,7 +93,7 @@ proptest! {
             (events.collect::<Vec<_>>(), start.collect::<Vec<_>>())
         };
         prop_assert_eq!(shape(&imported, &new), shape(&recording, &old));
-        // Reserved bytes agree in sum: neighbouring segments may have become one.
+        // The sums of the reserved bytes agree: neighbouring segments may have been merged.
         let held = |recording: &Recording| {
             recording.end.iter().map(|range| range.size_bytes).sum::<u64>()
         };
@@ -185,7 +185,8 @@ fn recordings_that_no_viewer_can_follow_are_refused() {
     assert!(matches!(error, ExportError::Number { number } if number == 1 << 63), "{error}");
 }
 
-/// A recording with every kind of entry, and what the viewer says after one change to its export.
+/// Exports a recording with every kind of entry, makes one change, and checks the viewer's
+/// complaint.
 #[track_caller]
 fn check_fault(expected: &str, change: impl FnOnce(&mut Value)) {
     let category = Some(lowtide_allocator::Category::Input);
@@ -289,7 +290,7 @@ fn strict_unpickler_knows_no_other_instruction() {
     let good = pickle(&recording);
     let known = b"\x80\x95(N\x88\x89KMJ\x8aG\x8cX}])\x85\x86\x87tldaesuqr\x94hj.";
     for opcode in 0..=u8::MAX {
-        // Instead of the end.
+        // The opcode replaces the end.
         let mut bytes = good.clone();
         *bytes.last_mut().unwrap() = opcode;
         let problem = unpickle(&bytes).err();
@@ -346,7 +347,7 @@ fn expandable_segments_are_imported() {
         },
         block_sites: Vec::new(),
     };
-    // Three pages; the middle one was unmapped, and the block behind it mapped the last one.
+    // Three pages: the middle one is unmapped, and the block behind it has mapped the last one.
     let snapshot = Snapshot {
         segments: vec![
             segment(
@@ -372,7 +373,7 @@ fn expandable_segments_are_imported() {
     assert_eq!(recording.check(), Ok(()));
     assert_eq!(recording.start_reserved_bytes, PAGE);
     let start: Vec<_> = recording.start.iter().map(|b| (b.address, b.size_bytes)).collect();
-    // No tail: expandable segments split off everything.
+    // There is no tail: expandable segments split off every rest.
     assert_eq!(start, [(base, 1024), (base + 1024, 1024)]);
     let kinds: Vec<_> = recording.events.iter().map(|event| event.kind).collect();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! A recording as lines of JSON comes back as it was, or with an error that has an offset.
+//! A recording as lines of JSON is read back unchanged, or gives an error with an offset.
 
 use lowtide_allocator::Category;
 use lowtide_trace::{JsonProblem, Limits, Recording, TraceError, TraceProblem};
@@ -16,7 +16,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Recording, TraceError> {
     Recording::read_json_lines(bytes, Limits::default())
 }
 
-/// One of each.
+/// A recording with one item of each kind.
 fn fixed() -> Recording {
     let allocate = |grains| Op::Allocate {
         grains,
@@ -99,7 +99,7 @@ proptest! {
         let mut elsewhere = lines.clone();
         elsewhere.swap(from, to);
         if let Ok(read) = read(&elsewhere.concat()) {
-            // Sites, events of charges and the like may stand anywhere among themselves.
+            // Sites, events of charges and similar lines may be in any order among themselves.
             prop_assert_eq!(read.check(), Ok(()));
             prop_assert_eq!(read == recording, lines[from] == lines[to]);
         }
@@ -145,7 +145,8 @@ fn trace_cut_anywhere_is_an_error_within_it() {
     }
 }
 
-/// Replaces a text in the first line that says `what`; the error begins there, and reads so.
+/// Replaces a text in the first line that contains `what`. The error must begin there, with the
+/// expected text.
 #[track_caller]
 fn check_error(what: &str, (old, new): (&str, &str), expected: &str) {
     let mut lines = lines();
@@ -225,7 +226,7 @@ fn sizes_are_limited_before_they_are_spent() {
         let error = read(json_bytes, line_bytes).expect_err("too much");
         assert!(matches!(error.problem, TraceProblem::Limit { .. }), "{error}");
     }
-    // A line without an end is not read to the end.
+    // A line without an end is not read completely.
     let endless = std::io::BufReader::new(std::io::repeat(b' '));
     let error = Recording::read_json_lines(endless, Limits::default()).expect_err("too much");
     assert!(matches!(error.problem, TraceProblem::Limit { .. }), "{error}");

@@ -1,4 +1,4 @@
-//! PyTorch's own tools take what is exported. Without PyTorch this is skipped.
+//! PyTorch's own tools can read the exports. Skipped on machines without PyTorch.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use lowtide_trace::Recording;
 
 use crate::recordings::{Op, run};
 
-/// A program with every kind of event that has a place in a snapshot.
+/// A recording with every kind of event that a snapshot can hold.
 fn recording() -> Recording {
     let allocate = |index: usize| Op::Allocate {
         grains: 1 + index as u64 * 7 % 60,

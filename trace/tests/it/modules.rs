@@ -5,7 +5,8 @@ use lowtide_trace::{EventKind, Limits, Recording, Site};
 
 use crate::common::{PLENTY, World};
 
-/// Blocks of two modules, one that is named late, and one that comes and goes at the peak.
+/// Allocates in two modules: also a block that gets its module late, and a block that exists only
+/// at the peak.
 fn recorded(memory: &CachingAllocator) -> Vec<Buffer> {
     let origin = |path: &str| Origin { module: Some(ModulePath::new(path)), site: None };
     let weight = memory.allocate_in(Category::Parameter, 3000).unwrap();

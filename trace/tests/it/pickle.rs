@@ -4,7 +4,7 @@ use lowtide_trace::pickle::{Document, Kind, MEMORY_PER_BYTE, PickleProblem, Valu
 use lowtide_trace::{TraceError, TraceProblem};
 use proptest::prelude::*;
 
-/// Between protocol 2 and the end.
+/// The instructions with protocol 2 in front and the end behind.
 fn pickle(instructions: &[u8]) -> Vec<u8> {
     [b"\x80\x02", instructions, b"."].concat()
 }
@@ -196,7 +196,7 @@ fn containers_nest_only_so_deep() {
 #[test]
 fn memory_is_bounded_by_the_size_of_the_pickle() {
     const COUNT: usize = 1 << 16;
-    // A value takes less than a byte may ask for, a container more.
+    // A value takes fewer bytes than a byte of pickle may ask for; a container takes more.
     const { assert!(size_of::<Value>() < MEMORY_PER_BYTE) };
     let values = pickle(&[vec![b'('], vec![b'N'; COUNT], vec![b'l']].concat());
     assert!(Document::read(&values).is_ok());
@@ -206,7 +206,7 @@ fn memory_is_bounded_by_the_size_of_the_pickle() {
         assert!(matches!(problem(&error), PickleProblem::Memory { .. }), "{error}");
         assert!(error.offset < COUNT as u64);
     }
-    // Numbers in the memo that grow as fast as they may.
+    // Memo numbers that grow as fast as possible.
     let memo: Vec<u8> = (0..COUNT as u32)
         .flat_map(|n| [b"Nr".as_slice(), &(6 * n).to_le_bytes()].concat())
         .collect();

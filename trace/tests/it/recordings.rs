@@ -10,19 +10,19 @@ use proptest::prelude::*;
 const GRAIN_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 16 * GRAIN_BYTES;
 
-/// One thing that happens. Indices are taken modulo what there is.
+/// One operation. Indices are taken modulo the number of objects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
     Reserve {
         pages: u64,
         stream: u64,
     },
-    /// A segment gets longer, if there is room behind it.
+    /// A segment grows, if there is room behind it.
     Grow {
         index: usize,
         pages: u64,
     },
-    /// Free memory at the end of a segment goes, up to `pages` pages.
+    /// Free memory at the end of a segment is released, up to `pages` pages.
     Shrink {
         index: usize,
         pages: u64,
@@ -33,7 +33,7 @@ pub(crate) enum Op {
         category: Option<Category>,
         site: Option<u32>,
     },
-    /// In as many places as there are holes.
+    /// A block that lies in several holes, at most one piece in each.
     Scatter {
         grains: u64,
         slack_bytes: u64,
@@ -69,17 +69,17 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Recordings that hold their laws, with a little of everything.
+/// Recordings that hold their laws, with every kind of operation.
 pub(crate) fn recording() -> impl Strategy<Value = Recording> {
     let ops = |len| prop::collection::vec(op(), 0..len);
     (ops(60), ops(120)).prop_map(|(before, during)| run(&before, &during))
 }
 
-/// What is recorded of `during`, after `before`.
+/// The recording of `during`, after `before`.
 pub(crate) fn run(before: &[Op], during: &[Op]) -> Recording {
     let mut world = World::default();
     before.iter().for_each(|&op| world.step(op));
-    // Charges of nobody have no place in the state at the start.
+    // Charges without a category have no place in the state at the start.
     world.charges.remove(&None);
     world.begin();
     during.iter().for_each(|&op| world.step(op));
@@ -102,7 +102,7 @@ struct Live {
 
 #[derive(Default)]
 struct World {
-    /// Address to length in bytes and stream.
+    /// Segments: address to length in bytes and stream.
     segments: BTreeMap<u64, (u64, u64)>,
     live: Vec<Live>,
     charges: BTreeMap<Option<Category>, u64>,
@@ -112,7 +112,7 @@ struct World {
 }
 
 impl World {
-    /// Holes of a segment, or of all of them.
+    /// Holes of a segment, or of all segments.
     fn holes(&self, of: Option<u64>) -> Vec<Piece> {
         let mut taken: Vec<Piece> = self.live.iter().flat_map(|live| live.places.clone()).collect();
         taken.sort_by_key(|piece| piece.address);
@@ -164,7 +164,7 @@ impl World {
     fn step(&mut self, op: Op) {
         match op {
             Op::Reserve { pages, stream } => {
-                // Some touch, some do not.
+                // Some segments touch, others do not.
                 let address = self.next_address + PAGE_BYTES * (1 + self.next_id % 3);
                 let size_bytes = pages * PAGE_BYTES;
                 self.next_address = address + size_bytes - PAGE_BYTES * (self.next_id % 2);
@@ -280,7 +280,7 @@ impl World {
         self.live.push(Live { block, places, is_pending: false });
     }
 
-    /// What is there now is the start.
+    /// Makes the present state the start of the recording.
     fn begin(&mut self) {
         let recording = &mut self.recording;
         recording.policy = "test".to_owned();

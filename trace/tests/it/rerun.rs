@@ -7,7 +7,7 @@ use crate::common::{Op, PAGE_BYTES, PLENTY, World, program};
 use crate::expandable_naive::Naive;
 use crate::shelf::PagedShelf;
 
-/// Adds up the bytes that a recording says are live, and checks that it contradicts itself nowhere.
+/// Adds up the live bytes of a recording, and checks that it does not contradict itself.
 fn recount(recording: &Recording) -> (u64, u64) {
     let mut live: std::collections::BTreeMap<u64, u64> =
         recording.start.iter().map(|block| (block.id, block.size_bytes)).collect();
@@ -107,7 +107,7 @@ proptest! {
             let statistics = world.memory.statistics();
             let reserved = statistics.reserved.current_bytes - statistics.charged.current_bytes;
             prop_assert_eq!(reserved as u64, alone.reserved_bytes());
-            // Within a segment, blocks lie where the rules alone put them.
+            // Within a segment, blocks lie where the rules alone place them.
             let inside = |address: u64| address % (2 << 20);
             let mut placed: Vec<u64> =
                 world.buffers.iter().map(|buffer| inside(buffer.offset() as u64)).collect();
@@ -119,7 +119,7 @@ proptest! {
     }
 }
 
-/// The most that the naive twin of the rules reserves, by the events of a snapshot of one stream.
+/// Peak of the bytes that the naive rules reserve for the events of a snapshot of one stream.
 fn naive_peak_bytes(recording: &Recording, settings: &TorchSettings) -> u64 {
     let mut naive = Naive::new(settings.clone(), PagedShelf::new(1 << 40));
     let mut addresses = std::collections::HashMap::new();
@@ -167,7 +167,7 @@ fn expandable_segments_reserve_what_their_naive_twin_does() {
         assert!(least_bytes <= report.peak_reserved_bytes, "{name}");
         assert_eq!(served(least_bytes), None, "{name}");
         let failure = served(least_bytes - (2 << 20)).expect("too little");
-        // With what it lacked, the request that failed is served, and with a byte less it is not.
+        // The failed request succeeds with its missing bytes, and fails with one byte less.
         let enough = least_bytes - (2 << 20) + failure.missing_bytes;
         let event = |failure: Option<RerunFailure>| failure.and_then(|failure| failure.event);
         assert!(event(served(enough)).is_none_or(|event| Some(event) > failure.event), "{name}");
@@ -175,7 +175,7 @@ fn expandable_segments_reserve_what_their_naive_twin_does() {
     }
 }
 
-/// Segments one after the other.
+/// A source that places segments one after the other.
 struct Bump(u64);
 
 impl SegmentSource for Bump {

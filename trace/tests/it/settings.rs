@@ -34,7 +34,7 @@ fn settings_are_read_as_pytorch_reads_them() {
     }
     assert_eq!(parse(""), TorchSettings::default());
     assert_eq!(parse(" roundup_power2_divisions : 4 ,").power2_divisions, [4; 16]);
-    // The last one holds.
+    // The last of two equal keys holds.
     assert!(!parse("expandable_segments:True,expandable_segments:False").expandable_segments);
 }
 
@@ -47,7 +47,7 @@ fn intervals_of_divisions_are_filled_as_pytorch_fills_them() {
     expected[3] = 2;
     expected[4..].fill(16);
     assert_eq!(of("[2:8,8:2,>:16]"), expected);
-    // Sizes from the last interval on are in it; `>` alone leaves out the first one.
+    // Sizes above the last interval belong to it; `>` alone leaves the first interval out.
     assert_eq!(of("[1048576:4]"), [4; 16]);
     assert_eq!((of("[>:4]")[0], of("[>:4]")[1]), (0, 4));
     assert_eq!(of("[1:0]"), [0; 16]);
@@ -69,7 +69,7 @@ fn large_segments_bound_the_other_sizes_wherever_they_stand() {
         "\"63\" is not a whole number of at least large_segment_size_mb",
     );
     assert_eq!(parse("max_split_size_mb:20").max_split_bytes, Some(20 * MIB));
-    // More than any request.
+    // The limit is larger than any request.
     assert_eq!(parse("max_split_size_mb:99999999999999999").max_split_bytes, Some(1 << 60));
 }
 

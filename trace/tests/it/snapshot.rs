@@ -1,4 +1,4 @@
-//! A pickle becomes a snapshot, or an error that names key and offset; a snapshot replays exactly.
+//! A pickle becomes a snapshot, or an error that names key and offset. A snapshot replays exactly.
 
 use lowtide_allocator::torch::{BlockState, TorchPolicy, TorchSettings};
 use lowtide_trace::pickle::PickleProblem;
@@ -10,7 +10,7 @@ use lowtide_trace::{
 use crate::events::recorded_event;
 use crate::shelf::{MAIN, MIB, Shelf};
 
-/// Written by `fixtures/make_snapshot.py`.
+/// A pickle that was written by `fixtures/make_snapshot.py`.
 const MIXED: &[u8] = include_bytes!("../fixtures/mixed.pickle");
 const MIXED_XZ: &[u8] = include_bytes!("../fixtures/mixed.pickle.xz");
 
@@ -87,7 +87,7 @@ fn replay_sees_what_another_allocator_did() {
     assert_eq!(report.first_difference, Some(0));
 }
 
-/// A snapshot of a policy's state, after these events.
+/// A snapshot of a policy's state after these events.
 fn recorded(policy: &TorchPolicy, events: &[(Action, u64, u64)]) -> Snapshot {
     let record = |layout| {
         let (device, pool_id, is_expandable) = (0, (0, 0), false);
@@ -113,13 +113,13 @@ fn tail_that_nothing_shows_is_inferred_from_what_was_not_taken() {
     };
     let [hole, behind, _last] = [4, 8, 8].map(|mib| get(&mut policy, mib * MIB));
     let other = get(&mut policy, 10 * MIB);
-    // The first block gets half a MiB more than it asks for, and what is behind it becomes free.
+    // The first block gets half a MiB more than its request, and the rest behind it becomes free.
     policy.free(hole).unwrap();
     let asked_bytes = 4 * MIB - MIB / 2;
     assert_eq!(get(&mut policy, asked_bytes), hole);
     policy.free(behind).unwrap();
     policy.free(other).unwrap();
-    // Here the trace begins. Without the tail, the 8 MiB that are free would seem to be 8.5.
+    // Here the trace begins. Without the tail, the free 8 MiB would seem to be 8.5 MiB.
     let taken_bytes = 8 * MIB + MIB / 4;
     assert_eq!(get(&mut policy, taken_bytes), other);
     policy.free(hole).unwrap();
@@ -135,7 +135,7 @@ fn tail_that_nothing_shows_is_inferred_from_what_was_not_taken() {
     assert_eq!(report.inferred_blocks, 1);
     let recording = Recording::from_snapshot(&snapshot, 0).unwrap();
     let block = recording.start.iter().find(|block| block.address == hole).unwrap();
-    // As much as the recording proves: what is behind it was too small for the request.
+    // The recording proves this size: the free memory behind was too small for the request.
     assert_eq!(block.size_bytes, asked_bytes + (8 * MIB + MIB / 2 - taken_bytes) + 512);
 }
 
@@ -146,7 +146,7 @@ fn imported_block_is_as_large_as_the_policy_made_it() {
     let [hole, _last] = [4, 8]
         .map(|mib| policy.allocate(mib * MIB, MAIN, &mut shelf).expect("room").expect("a block"));
     policy.free(hole).unwrap();
-    // Less than 1 MiB stays with the block.
+    // A rest below 1 MiB stays with the block.
     let asked_bytes = 4 * MIB - MIB / 2;
     let events = [Action::Alloc, Action::FreeRequested, Action::FreeCompleted]
         .map(|action| (action, hole, asked_bytes));
@@ -177,7 +177,7 @@ fn trace_that_contradicts_its_end_is_refused() {
 #[test]
 fn private_pools_do_not_mix_with_others() {
     let mut snapshot = mixed();
-    // All that happened on stream 7 happened in a graph's pool on stream 0 instead.
+    // All events of stream 7 are moved to a graph's pool on stream 0.
     for segment in &mut snapshot.segments {
         if segment.layout.stream.0 == 7 {
             segment.pool_id = (0, 1);
@@ -249,7 +249,7 @@ fn sizes_are_limited_before_they_are_spent() {
     assert!(matches!(error.problem, TraceProblem::Io(_)), "{error}");
 }
 
-/// A pickle of a dictionary with these instructions for values.
+/// A pickle of a dictionary. The values are instructions.
 fn dictionary(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let mut bytes = b"}(".to_vec();
     for (key, value) in entries {
@@ -342,7 +342,7 @@ fn site_is_the_innermost_line_of_the_program() {
     let long = "x".repeat(255);
     check(&[("f", &long, 1)], Some(("f", &long, 1)));
 
-    // Frames of the interpreter, with lines where its debug information is installed.
+    // Frames of the interpreter, with lines, as with its debug information installed.
     let eval = ("_PyEval_EvalFrameDefault", "/usr/src/python3.12/Python/ceval.c", 57);
     let call = ("cfunction_vectorcall", "/usr/src/python3.12/Objects/methodobject.c", 4);
     let operator = ("at::_ops::mul_Tensor::call(at::Tensor const&)", "??", 0);
@@ -367,7 +367,8 @@ fn site_is_the_innermost_line_of_the_program() {
 
 #[test]
 fn few_bytes_do_not_become_much_text() {
-    // 10,000 stacks of a frame each, that differ in the line and share two texts of 500 bytes.
+    // 10,000 stacks of one frame each. The frames differ in the line and share two texts of 500
+    // bytes.
     let name = [b"X\xf4\x01\0\0".as_slice(), &b"n".repeat(500), b"q\0"].concat();
     let event = |line: u16| {
         let name = if line == 1 { name.clone() } else { b"h\0".to_vec() };
@@ -409,7 +410,8 @@ fn segments_that_their_blocks_do_not_fill_are_refused() {
 
 #[test]
 fn few_bytes_do_not_become_many_records() {
-    // A thousand lists of one list of a thousand times the same event: a million in 7 kB.
+    // A thousand references to one list of a thousand references to one event: a million events in
+    // 7 kB.
     let event = dictionary(&[("action", b"\x8c\x08snapshot")]);
     let inner = [b"](".as_slice(), &event, b"\x94", &b"h\x00".repeat(999), b"e\x94"].concat();
     let outer = [b"](".as_slice(), &inner, &b"h\x01".repeat(999), b"e"].concat();

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Everything that can happen, once.
+/// One event of each kind.
 pub(crate) const EVERY_KIND: [EventKind; 8] = [
     EventKind::Allocate { id: 1 },
     EventKind::FreeRequested { id: 1 },
@@ -19,7 +19,7 @@ pub(crate) const EVERY_KIND: [EventKind; 8] = [
     EventKind::OutOfMemory { free_bytes: 9 },
 ];
 
-/// Makes a recording by doing things; first fit, segments of 64 MiB.
+/// Makes a recording from operations: first fit, in segments of 64 MiB.
 pub(crate) struct Recorder {
     pub(crate) recording: Recording,
     now_us: u64,
@@ -157,8 +157,8 @@ const SITES: [(&str, u32, &str); 10] = [
     ("src/train/loss.rs", 33, "cross_entropy"),
 ];
 
-/// Steps of training until there are `event_count` events: a saw tooth of activations, with an
-/// allocation that grows by a little each step and one request that is too large.
+/// A recording of training steps with `event_count` events: a saw tooth of activations, an
+/// allocation that grows a little in each step, and one request that is too large.
 pub(crate) fn training(event_count: usize) -> Recording {
     use Category::{Activation, Gradient, Input, OptimizerState, Other, Parameter, Workspace};
     const LAYERS: u64 = 12;
@@ -220,7 +220,7 @@ pub(crate) fn maybe_category() -> impl Strategy<Value = Option<Category>> {
     prop::option::of(crate::common::category())
 }
 
-/// Blocks that are born and die in any order; with some events that contradict the others.
+/// Recordings with blocks that are allocated and freed in any order. Some events contradict others.
 pub(crate) fn recording() -> impl Strategy<Value = Recording> {
     let step = (0..12_u8, 0..40_u64, 1..50_000_u64, 0..600_u64, maybe_category(), 0..6_u32);
     let steps = prop::collection::vec(step, 0..120);
@@ -285,7 +285,7 @@ pub(crate) fn recording() -> impl Strategy<Value = Recording> {
     )
 }
 
-/// A block's life, found by looking for its end event by event.
+/// A block's life, found by a search for its last event.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Lived {
     pub(crate) block: RecordedBlock,
@@ -300,7 +300,7 @@ impl Lived {
     }
 }
 
-/// The slow twin of what the crate computes about blocks.
+/// A slow computation of the crate's lives of blocks.
 pub(crate) fn lives(recording: &Recording) -> Vec<Lived> {
     let mut blocks: Vec<(usize, RecordedBlock)> =
         recording.start.iter().map(|block| (0, block.clone())).collect();
@@ -330,7 +330,7 @@ pub(crate) fn lives(recording: &Recording) -> Vec<Lived> {
     blocks.into_iter().map(live).collect()
 }
 
-/// Charged bytes by category, unknown last, counted from the start again.
+/// Charged bytes by category, the unknown category last, counted from the start of the recording.
 pub(crate) fn charges_at(recording: &Recording, moment: usize) -> [u64; 8] {
     let mut charges = [0_u64; 8];
     let band = |category: Option<Category>| category.map_or(7, |category| category as usize);
@@ -358,7 +358,7 @@ pub(crate) fn reserved_at(recording: &Recording, moment: usize) -> u64 {
     })
 }
 
-/// A recording of one event and nothing else.
+/// A recording of one event.
 pub(crate) fn one_event(kind: EventKind, size_bytes: u64) -> Recording {
     let event = TraceEvent {
         time_us: 5,
@@ -373,7 +373,7 @@ pub(crate) fn one_event(kind: EventKind, size_bytes: u64) -> Recording {
     Recording { events: vec![event], ..Recording::default() }
 }
 
-/// One of each, with the largest numbers that there are.
+/// A recording with one item of each kind, with the largest possible numbers.
 pub(crate) fn largest() -> Recording {
     let mut recording = one_event(EventKind::Allocate { id: 1 }, u64::MAX);
     recording.start_reserved_bytes = u64::MAX;

@@ -1,4 +1,4 @@
-//! The page holds the recording and nothing that a stranger could have slipped in.
+//! The page holds the recording and no text that a stranger could have injected.
 
 use std::io::{self, Write};
 
@@ -18,7 +18,7 @@ fn page(recording: &Recording) -> String {
     String::from_utf8(bytes).expect("text")
 }
 
-/// Reads what the page's scripts read.
+/// Reads the data in the way of the page's scripts.
 struct Data(String);
 
 impl Data {
@@ -110,7 +110,7 @@ fn integers(bytes: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// Compares the columns, as a script reads them, with a recount.
+/// Compares the columns, read in the way of a script, with a recount.
 fn check_data(recording: &Recording) {
     let data = Data::of(recording);
     let expected = lives(recording);
@@ -248,7 +248,7 @@ fn element_for_another_page_holds_the_same_data_and_what_is_known_beyond_it() {
     assert!(phases.starts_with(r#"[[0,"forward"],[80,"\u003c/script\u003e\\u{202e}"]]"#));
     assert!(data.after("marks").starts_with(r#"[[7,"again","\u003cb\u003ewhy"#));
     assert_eq!(element.matches("</script>").count(), 1);
-    // The page alone has the same element, without notes.
+    // The plain page has the same element, without notes.
     assert_eq!(Data::of(&recording).number("planned"), 0);
     assert_eq!(element, recording.timeline_element(&notes), "the same again");
 }
@@ -258,13 +258,13 @@ fn palette_has_a_colour_for_every_category_in_light_and_dark() {
     for band in 0..=Category::ALL.len() {
         assert_eq!(STYLE.matches(&format!("--band-{band}: #")).count(), 2, "band {band}");
     }
-    // One for each: where a script paints pixels it reads six digits.
+    // One colour for each band. Scripts that paint pixels read six digits.
     let colours = STYLE.split("--").filter(|part| part.starts_with("band-"));
     for colour in colours.filter_map(|part| part.split_once(": ")).map(|(_, value)| value) {
         let digits = colour.trim_start_matches('#');
         assert!(digits[..6].chars().all(|digit| digit.is_ascii_hexdigit()), "{colour}");
     }
-    // Functions that the scripts of a page share are written once.
+    // Functions that the scripts of a page share are defined once.
     for function in ["formatBytes", "formatTime", "stepFor", "count"] {
         let definition = format!("function {function}(");
         assert!(FORMAT_SCRIPT.contains(&definition) && !SCRIPT.contains(&definition), "{function}");

@@ -1,4 +1,4 @@
-//! Recorded traces replay exactly, from wherever they begin, and survive every format.
+//! Recorded traces replay exactly from any start, and survive every format.
 
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -65,7 +65,7 @@ fn segments(snapshot: &Snapshot) -> Vec<(RecordedSegment, Vec<Option<&Site>>)> {
     snapshot.segments.iter().map(segment).collect()
 }
 
-/// Events with their sites. A free that completes at once has one time, that of its completion.
+/// Events with their sites. A free that completes at once has the time of its completion.
 fn events(snapshot: &Snapshot, device: usize) -> Vec<(RecordedEvent, Option<&Site>)> {
     let mut events = snapshot.device_traces[device].clone();
     for index in 1..events.len() {
@@ -82,7 +82,7 @@ fn events(snapshot: &Snapshot, device: usize) -> Vec<(RecordedEvent, Option<&Sit
     events.iter().map(|event| (RecordedEvent { site: None, ..*event }, site(event))).collect()
 }
 
-/// From a snapshot to a recording, and from there through every format.
+/// Converts a snapshot to a recording, and the recording to every format and back.
 pub(crate) fn check_formats(first: &Snapshot, device: usize) -> Recording {
     let recording = Recording::from_snapshot(first, device).expect("a recording");
     assert_eq!(recording.check(), Ok(()));
@@ -101,7 +101,7 @@ pub(crate) fn check_formats(first: &Snapshot, device: usize) -> Recording {
     {
         assert_eq!(again, RecordedSegment { device: 0, ..segment });
         for (site, again) in sites.into_iter().zip(sites_again) {
-            // A block that was handed out in the trace has the site of its event there.
+            // A block that was allocated in the trace has the site of its event.
             assert!(site.is_none() || again.is_some());
         }
     }

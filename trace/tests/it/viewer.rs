@@ -41,7 +41,7 @@ impl Value {
 
     pub(crate) fn int(&self, key: &str) -> Result<i64, String> {
         match self.get(key)? {
-            // Numbers of the viewer are doubles.
+            // The viewer's numbers are doubles.
             Value::Int(int) if int.abs() <= 1 << 53 => Ok(*int),
             other => Err(format!("{key} is {other:?}")),
         }
@@ -60,7 +60,7 @@ impl Value {
 }
 
 /// Reads the instructions that `unpickle` of PyTorch's `MemoryViz.js` knows, and no others. A value
-/// is copied when it is memorised, so containers have to be complete by then.
+/// is copied when it is memorised, so containers must be complete by then.
 pub(crate) fn unpickle(bytes: &[u8]) -> Result<Value, String> {
     let mut at = 0;
     let mut take = |len: usize| {
@@ -183,7 +183,7 @@ fn pairs(items: Vec<Value>) -> Result<Vec<(Value, Value)>, String> {
     Ok(pairs)
 }
 
-/// A segment while a viewer goes backwards, in the viewer's order.
+/// A segment while the viewer goes backwards, in the viewer's order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Segment {
     address: i64,
@@ -194,7 +194,7 @@ struct Segment {
 /// The state that a viewer shows before the first event.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Beginning {
-    /// Address to requested bytes, and whether the block waits for another stream.
+    /// Address to requested bytes, and true if the block waits for another stream.
     pub(crate) blocks: BTreeMap<i64, (i64, bool)>,
     pub(crate) reserved_bytes: i64,
 }
@@ -204,7 +204,8 @@ struct View {
     blocks: BTreeMap<i64, (i64, bool)>,
 }
 
-/// Goes through a snapshot as the viewer does, and refuses what it stumbles over or shows wrongly.
+/// Goes through a snapshot as the viewer does. Refuses snapshots on which the viewer fails or shows
+/// wrong numbers.
 pub(crate) fn check(root: &Value) -> Result<Beginning, String> {
     root.get("allocator_settings")?;
     root.get("external_annotations")?.items()?;
@@ -332,7 +333,8 @@ impl View {
         }
         let behind = self.segments.iter().position(|held| held.address > range.address);
         if !merges {
-            // The viewer's `splice(-1, 0, segment)`: not at the end, but before the last one.
+            // The viewer's `splice(-1, 0, segment)` inserts before the last element, not at the
+            // end.
             let at = behind.unwrap_or(self.segments.len().saturating_sub(1));
             self.segments.insert(at, range);
             return Ok(());

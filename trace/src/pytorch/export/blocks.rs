@@ -7,7 +7,7 @@ use super::segments::SnapshotSegment;
 use super::{Export, ExportError, shares};
 use crate::recording::RecordedBlock;
 
-/// A block as it is written.
+/// A block of the snapshot.
 struct Block {
     address: u64,
     size_bytes: u64,
@@ -62,7 +62,7 @@ impl<'a> Export<'a> {
         Ok(())
     }
 
-    /// The live blocks of a segment, and free ones between them.
+    /// The live blocks of a segment, with free blocks between them.
     fn tile(&self, segment: &SnapshotSegment<'_>) -> Result<Vec<Block>, ExportError> {
         let free = |address: u64, end: u64| Block {
             address,
@@ -98,7 +98,7 @@ impl<'a> Export<'a> {
         Ok(blocks)
     }
 
-    /// Bytes asked for of a block, or of the piece of it that lies here.
+    /// Requested bytes of a block, or of its piece at this address.
     fn request(&self, block: &RecordedBlock) -> u64 {
         let RecordedBlock { id, address, size_bytes, requested_bytes, .. } = *block;
         let (Some(pieces), Some(&whole_bytes)) =

@@ -1,4 +1,4 @@
-//! The trace: one entry or two for each event.
+//! The trace of the snapshot: one or two entries for each event.
 
 use lowtide_allocator::Category;
 use lowtide_allocator::torch::StreamId;
@@ -8,7 +8,7 @@ use super::segments::Segments;
 use super::{Export, shares};
 use crate::recording::{EventKind, TraceEvent};
 
-/// The parts of an entry of the trace that its event does not have.
+/// The parts of a trace entry that its event does not have.
 struct Entry {
     action: Word,
     /// The address and its key.
@@ -83,8 +83,8 @@ impl<'a> Export<'a> {
         self.pickle.end_list(&list);
     }
 
-    /// The entries of an event about a block: for each of its pieces, each with its share of the
-    /// request, these actions.
+    /// Writes the entries of an event about a block: `actions` for each of its pieces, each piece
+    /// with its share of the request.
     fn moves(&mut self, list: &mut Batches, event: &TraceEvent, id: u64, actions: &[Word]) {
         let recording = self.recording;
         let mut write = |address: u64, size_bytes: u64| {
@@ -115,7 +115,7 @@ impl<'a> Export<'a> {
         self.rest(event.stream, event.time_us, event.category, event.site);
     }
 
-    /// An event without a category, for a trace that has none.
+    /// Writes an event without a category, in a trace where all events have one.
     fn marker(&mut self) {
         let time_us = self.recording.events.last().map_or(0, |event| event.time_us);
         let pickle = &mut self.pickle;

@@ -1,9 +1,9 @@
 //! A recording as a memory snapshot of PyTorch, for `torch.cuda._memory_viz` and its viewer.
 //!
-//! The keys are those of `torch/csrc/cuda/memory_snapshot.cpp`. Viewers count on three things:
-//! blocks tile their segments, free room as inactive blocks; going backwards from the last state,
-//! every free finds its block; if one event has a category, one event has the category `unknown`.
-//! Charges have no address and are left out. The device is number 0.
+//! The keys are those of `torch/csrc/cuda/memory_snapshot.cpp`. Viewers rely on three things.
+//! Blocks tile their segments, with free room as inactive blocks. Every free finds its block if a
+//! viewer goes backwards from the last state. If one event has a category, one event has the
+//! category `unknown`. Charges have no address and are left out. The device is number 0.
 
 mod blocks;
 mod entries;
@@ -27,13 +27,13 @@ pub enum ExportError {
     /// The file cannot be written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Pickles of snapshots have numbers of 64 bits with a sign.
+    /// A number does not fit into a signed 64-bit integer, as pickles of snapshots need.
     #[error("{number} is too large for a snapshot")]
     Number {
         /// Number of the recording.
         number: u64,
     },
-    /// A range is not there after it was reserved, or is there after it was released.
+    /// A range is missing after it was reserved, or present after it was released.
     #[error("event {event} contradicts the segments that follow, at {address:#x}")]
     Segment {
         /// Index in the events.
@@ -49,18 +49,19 @@ pub enum ExportError {
     },
 }
 
-/// The file of a frame that is a module of the model, not a line.
+/// The file name of a frame that stands for a module of the model.
 const MODULE_FILE: &str = "(module)";
 
 impl Recording {
     /// Writes a pickle of protocol 2 in one piece. The recording has to hold its laws (see
-    /// [`check`](Recording::check)), or a viewer will stumble over it.
+    /// [`check`](Recording::check)); otherwise viewers fail.
     ///
     /// # Errors
-    /// If segments and blocks contradict each other, a number has 64 bits, or writing fails.
+    /// Segments and blocks contradict each other, a number does not fit into 63 bits, or writing
+    /// fails.
     pub fn write_pickle(&self, mut file: impl Write) -> Result<(), ExportError> {
         let segments = Segments::of(self)?;
-        // An event has about 60 bytes, and a free is two.
+        // An event takes about 60 bytes, and a free has two entries.
         let mut export = Export {
             recording: self,
             pickle: PickleWriter::new(4096 + 100 * self.events.len()),
@@ -83,13 +84,13 @@ struct Export<'a> {
     recording: &'a Recording,
     pickle: PickleWriter,
     phrases: Phrases,
-    /// Stacks that were written, by site.
+    /// Memo numbers of the stacks that were written, by site.
     stacks: Vec<Option<Memo>>,
     texts: HashMap<&'a str, Memo>,
     no_frames: Option<Memo>,
     /// Blocks that wait for other streams.
     pending: HashSet<u64>,
-    /// Bytes asked for of live blocks in pieces, by id.
+    /// Requested bytes of live blocks in pieces, by id.
     requested: HashMap<u64, u64>,
     has_categories: bool,
 }
@@ -102,7 +103,7 @@ impl<'a> Export<'a> {
         self.pickle.item(&mut traces);
         self.trace(segments);
         self.pickle.end_list(&traces);
-        // Segments follow the trace, which shows what is pending.
+        // Segments follow the trace, because the trace shows which blocks are pending.
         self.pickle.word(Word::Segments);
         let mut list = self.pickle.begin_list();
         for segment in &segments.end {
@@ -135,7 +136,7 @@ impl<'a> Export<'a> {
         pickle.end_dict();
     }
 
-    /// Writes a stack of the line and, outside of it, the module; or an empty one.
+    /// Writes a stack of the line and, around the line, the module; or an empty stack.
     fn frames(&mut self, site: Option<u32>) {
         let sites = &self.recording.sites;
         let Some((index, site)) = site.and_then(|site| Some((site, sites.get(site as usize)?)))
@@ -184,7 +185,7 @@ impl<'a> Export<'a> {
     }
 }
 
-/// The share of a request that lies in each piece: the first pieces are full.
+/// The pieces with their shares of a request: the first pieces are full.
 fn shares(pieces: &[Piece], requested_bytes: u64) -> impl Iterator<Item = Piece> + '_ {
     let mut left_bytes = requested_bytes;
     pieces.iter().map(move |piece| {

@@ -1,8 +1,10 @@
-//! Writes pickles of plain data, with the few instructions that every reader of snapshots knows.
+//! A writer of pickles of plain data, with the few instructions that every reader of snapshots
+//! supports.
 //!
-//! The protocol is 2. Words that come again and again are written once and recalled by number.
+//! The protocol is 2. Frequent words are written once and recalled by number.
 
-/// PyTorch's viewer passes a batch as the arguments of one call, and their number is limited.
+/// Largest number of items in a batch. PyTorch's viewer passes a batch as the arguments of one
+/// call, and the number of arguments is limited.
 const BATCH_ITEMS_MAX: usize = 1000;
 
 /// The number under which a value can be recalled.
@@ -13,11 +15,11 @@ pub(super) struct Memo(u32);
 #[derive(Debug, Default)]
 pub(super) struct Batches(usize);
 
-/// A row of words as bytes, once it has been written.
+/// The bytes of a row of words, once the row has been written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Phrase(Vec<u8>);
 
-/// Bytes of a pickle, and what can be recalled.
+/// The bytes of a pickle, and the values that can be recalled.
 #[derive(Debug)]
 pub(super) struct PickleWriter {
     bytes: Vec<u8>,
@@ -70,7 +72,7 @@ impl PickleWriter {
         PickleWriter { bytes, memo_count: 0, words: [None; Word::COUNT], too_large: None }
     }
 
-    /// The whole pickle. The error is a number that does not fit into 64 bits with a sign.
+    /// The whole pickle. The error is a number that does not fit into a signed 64-bit integer.
     pub(super) fn finish(mut self) -> Result<Vec<u8>, u64> {
         self.bytes.push(b'.');
         self.too_large.map_or(Ok(self.bytes), Err)
@@ -86,7 +88,8 @@ impl PickleWriter {
         }
     }
 
-    /// Writes words, copied from `phrase` if it has them: most of a trace is made of a few phrases.
+    /// Writes words. Copies them from `phrase` if it has them: most of a trace consists of a few
+    /// phrases.
     pub(super) fn phrase(&mut self, phrase: &mut Phrase, words: &[Word]) {
         if phrase.0.is_empty() {
             words.iter().for_each(|&word| self.word(word));
@@ -127,7 +130,7 @@ impl PickleWriter {
             self.bytes.push(b'J');
             self.bytes.extend(small.to_le_bytes());
         } else {
-            // As few bytes as hold the number and its sign.
+            // The fewest bytes that hold the number and its sign.
             let magnitude = if number < 0 { !number } else { number };
             let len = (72 - magnitude.leading_zeros()) as usize / 8;
             self.bytes.extend([0x8a, len as u8]);
@@ -147,12 +150,12 @@ impl PickleWriter {
         });
     }
 
-    /// Makes a pair of the two values before.
+    /// Makes a pair of the last two values.
     pub(super) fn pair(&mut self) {
         self.bytes.push(0x86);
     }
 
-    /// Begins a dictionary: keys and values follow in turns, then [`end_dict`](Self::end_dict).
+    /// Begins a dictionary. Keys and values follow in turns, then [`end_dict`](Self::end_dict).
     pub(super) fn begin_dict(&mut self) {
         self.bytes.extend(b"}(");
     }
@@ -183,7 +186,7 @@ impl PickleWriter {
         }
     }
 
-    /// Remembers the value that was written last.
+    /// Memorises the value that was written last.
     pub(super) fn memorise(&mut self) -> Memo {
         let memo = Memo(self.memo_count);
         self.memo_count += 1;
@@ -208,7 +211,7 @@ impl PickleWriter {
     }
 }
 
-/// A truth value that says its name where it is passed.
+/// A boolean with a readable name at the call site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Truth {
     True,

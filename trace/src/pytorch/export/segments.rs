@@ -1,10 +1,11 @@
 //! Segments of a recording and their events, in PyTorch's words.
 //!
 //! A viewer goes backwards from the last state. A segment that was reserved in one piece and
-//! released in one piece is `segment_alloc` and `segment_free`, which name it exactly. Ranges that
-//! grow and shrink, so that a block can lie in what was reserved at two times, are `segment_map`
-//! and `segment_unmap`, which name a part. A trace has one kind or the other: where a whole segment
-//! goes back behind all others, the viewer's list gets out of order, and it finds no parts.
+//! released in one piece becomes `segment_alloc` and `segment_free`, which name the segment
+//! exactly. Ranges that grow and shrink become `segment_map` and `segment_unmap`, which name a
+//! part: a block in them can lie across two reservations. A trace has only one of the two kinds. If
+//! a whole segment behind all others were released in a trace of parts, the viewer's list would get
+//! out of order, and the viewer would find no parts.
 
 use lowtide_allocator::torch::StreamId;
 
@@ -12,7 +13,7 @@ use super::ExportError;
 use crate::recording::spans::Spans;
 use crate::recording::{EventKind, Piece, RecordedBlock, Recording, SegmentKind, TraceEvent};
 
-/// A segment as it is written.
+/// A segment of the snapshot.
 #[derive(Debug)]
 pub(super) struct SnapshotSegment<'a> {
     pub(super) address: u64,
@@ -22,7 +23,7 @@ pub(super) struct SnapshotSegment<'a> {
     pub(super) blocks: Vec<&'a RecordedBlock>,
 }
 
-/// Ranges that touch, as one.
+/// Ranges that touch, merged into one.
 #[derive(Clone, Copy, Debug)]
 struct Cluster {
     address: u64,
@@ -30,11 +31,11 @@ struct Cluster {
     is_expandable: bool,
 }
 
-/// The segments at the end, and the ranges that events are about.
+/// The segments at the end, and the ranges of the events.
 #[derive(Debug)]
 pub(super) struct Segments<'a> {
     clusters: Vec<Cluster>,
-    /// True if events are about parts of segments.
+    /// True if the events name parts of segments.
     pub(super) has_parts: bool,
     pub(super) end: Vec<SnapshotSegment<'a>>,
 }
@@ -67,7 +68,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// Marks the clusters whose events are not about whole segments.
+    /// Marks the clusters whose events do not name whole segments.
     fn find_expandable(&mut self, recording: &Recording) -> Result<(), ExportError> {
         let mut held = Spans::default();
         for segment in &recording.end {
@@ -107,7 +108,7 @@ impl<'a> Segments<'a> {
         Ok(())
     }
 
-    /// Marks the cluster of a block that lies in no single range: its segment grew.
+    /// Marks the cluster of a block that lies in no single range, because its segment grew.
     fn mark_if_between(&mut self, held: &Spans<()>, block: &Piece) {
         let block_end = end(block.address, block.size_bytes);
         let is_inside = |(_, end, ()): (u64, u64, ())| block_end <= end;
@@ -116,7 +117,8 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// Lists the segments at the end. Neighbours of one stream in a segment that grows are one.
+    /// Lists the segments at the end of the recording. Adjacent ranges of an expandable segment
+    /// with the same stream become one segment.
     fn list_end(&mut self, recording: &'a Recording) {
         for range in &recording.end {
             let is_part = self.is_part(range.address);
@@ -143,7 +145,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// Checks that a viewer can go backwards.
+    /// Checks that a viewer can go backwards through the events.
     fn rewind_parts(&self, recording: &Recording) -> Result<(), ExportError> {
         let mut held = Spans::default();
         for segment in &self.end {

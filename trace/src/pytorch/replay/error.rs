@@ -1,4 +1,4 @@
-//! Errors of a replay, and the addresses that all of it makes up.
+//! Errors of a replay, and the made-up addresses of its modules.
 
 use lowtide_allocator::torch::LayoutError;
 use thiserror::Error;
@@ -10,7 +10,7 @@ pub(crate) const MADE_UP_ADDRESS: u64 = 1 << 62;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ReplayError {
-    /// The snapshot says nothing of the device.
+    /// The snapshot has no trace of the device.
     #[error("no trace of device {device}")]
     NoTrace {
         /// Index of the device in the snapshot.
@@ -26,10 +26,10 @@ pub enum ReplayError {
         /// The contradiction, as a clause.
         problem: &'static str,
     },
-    /// A block or segment cannot be where it is recorded.
+    /// The recorded place of a block or segment is impossible.
     #[error("what is recorded at {address:#x} cannot be there")]
     Impossible {
-        /// The block or segment.
+        /// Address of the block or segment.
         address: u64,
     },
 }

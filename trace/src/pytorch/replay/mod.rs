@@ -1,4 +1,4 @@
-//! Runs a recorded trace through PyTorch's rules and compares.
+//! Runs a recorded trace through PyTorch's rules, and compares the results.
 
 pub(crate) mod error;
 pub(crate) mod offers;
@@ -20,7 +20,7 @@ use self::report::ReplayReport;
 use self::start::InitialState;
 use super::snapshot::{Action, RecordedEvent, Snapshot};
 
-/// The most restarts with another guess at the size of a block.
+/// Largest number of restarts with another guess of a block's size.
 const GUESSES_MAX: usize = 64;
 
 /// A trace of one device, from its reconstructed start to its recorded end.
@@ -33,7 +33,7 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// The device with the longest trace, the first of them.
+    /// The device with the longest trace; the first one on ties.
     pub fn busiest_device(snapshot: &Snapshot) -> usize {
         let traces = snapshot.device_traces.iter().enumerate();
         traces.rev().max_by_key(|(_, trace)| trace.len()).map_or(0, |(device, _)| device)
@@ -42,7 +42,7 @@ impl Replay {
     /// Reconstructs the state before the first event of `device`.
     ///
     /// # Errors
-    /// If the events do not lead to the recorded end, or what they say of pages cannot be.
+    /// The events do not lead to the recorded end, or their pages are impossible.
     pub fn new(snapshot: &Snapshot, device: usize) -> Result<Replay, ReplayError> {
         let trace = snapshot.device_traces.get(device).ok_or(ReplayError::NoTrace { device })?;
         let segments = snapshot.segments.iter().filter(|segment| segment.device == device);
@@ -54,7 +54,7 @@ impl Replay {
         }
         let events: Vec<RecordedEvent> =
             trace.iter().map(|event| RecordedEvent { stream: pools.of(event), ..*event }).collect();
-        // The limit was the recorded source's, which decided by it already. Old snapshots lack the
+        // There is no limit: the recorded source has applied it already. Old snapshots lack the
         // setting of expandable segments, but their events show it.
         let maps = events.iter().any(|event| event.action == Action::SegmentMap);
         let settings = TorchSettings {
@@ -66,15 +66,15 @@ impl Replay {
         Ok(Replay { settings, events, end, start })
     }
 
-    /// Runs every event and compares.
+    /// Runs every event, and compares the results with the recording.
     ///
     /// # Errors
-    /// If the reconstructed start has blocks that overlap.
+    /// The reconstructed start has blocks that overlap.
     pub fn run(&mut self) -> Result<ReplayReport, ReplayError> {
         Ok(self.settle()?.report)
     }
 
-    /// The size of every block; `None` if the policy does not do what is recorded.
+    /// The size of every block; `None` if the policy differs from the recording.
     pub(super) fn block_sizes(&mut self) -> Result<Option<BlockSizes>, ReplayError> {
         let pass = self.settle()?;
         if !pass.report.is_exact() {
@@ -86,7 +86,7 @@ impl Replay {
         Ok(Some(BlockSizes { at_the_start, handed_out: pass.sizes }))
     }
 
-    /// Runs to the end, after the guesses that this takes.
+    /// Runs to the end, restarting with other guesses as needed.
     fn settle(&mut self) -> Result<Pass, ReplayError> {
         let mut guesses = 0;
         let mut pass = loop {
@@ -129,17 +129,17 @@ impl Replay {
     }
 }
 
-/// Sizes of blocks that a trace does not state.
+/// Sizes of blocks that a trace does not contain.
 #[derive(Debug, Default)]
 pub(super) struct BlockSizes {
     /// Sizes of blocks at the start, by address.
     pub(super) at_the_start: BTreeMap<u64, u64>,
-    /// Sizes of blocks by `Alloc`, in order.
+    /// Sizes of the blocks of `Alloc` events, in order.
     pub(super) handed_out: Vec<u64>,
 }
 
-/// Corrects a guess after the policy took a block that the recording did not take: the free block
-/// may have been assumed too large, because the block before it is larger than guessed. Returns
+/// Corrects a guess after the policy took another block than the recording. The cause may be a free
+/// block that was assumed too large, because the block before it is larger than guessed. Returns
 /// false if no larger guess is possible.
 fn refute(start: &mut InitialState, pass: &Pass, event: &RecordedEvent) -> bool {
     let Some(address) = pass.last_address.filter(|_| event.action == Action::Alloc) else {

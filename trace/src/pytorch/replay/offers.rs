@@ -9,19 +9,19 @@ use lowtide_allocator::torch::{
 use super::ranges::Era;
 use crate::pytorch::replay::error::MADE_UP_ADDRESS;
 
-/// A source that gives the recorded segments, ranges and pages, and made-up ones where the policy
-/// asks for others.
+/// A source that gives the recorded segments, ranges and pages. If the policy asks for others, the
+/// source makes them up.
 pub(crate) struct Offers {
     /// Segments and ranges: address → size.
     held: BTreeMap<u64, u64>,
-    /// Segments that were recorded as reserved and not yet asked for: address and size.
+    /// Recorded segments that the policy has not asked for yet: address and size.
     pub(crate) segments: VecDeque<(u64, u64)>,
-    /// Pages that were recorded as mapped and not yet asked for.
+    /// Recorded pages that the policy has not asked for yet.
     pub(crate) pages: VecDeque<AddressRange>,
-    /// Ranges that events begin, in order.
+    /// Ranges that come with an event, in order.
     eras: VecDeque<Era>,
     made_up: u64,
-    /// Number of segments and runs of pages that were asked for as recorded.
+    /// Number of segments and runs of pages that the policy asked for as recorded.
     pub(crate) equal: u64,
 }
 
@@ -42,7 +42,7 @@ impl Offers {
         Some(address)
     }
 
-    /// Takes the next range that `is_it` accepts, which is held from now on.
+    /// Takes the next range that `is_it` accepts. The range is held from now on.
     fn begin_era(&mut self, is_it: impl Fn(&Era) -> bool) -> Option<Era> {
         let at = self.eras.iter().position(is_it)?;
         let AddressRange { address, size_bytes } = self.eras[at].range;
@@ -52,7 +52,7 @@ impl Offers {
     }
 
     /// Offers pages. If they begin a second range of their stream and pool, the policy gets the
-    /// range at once: the request for which it was reserved is not recorded if it failed.
+    /// range at once: the request that reserved it is not recorded if the request failed.
     pub(crate) fn offer(
         &mut self,
         policy: &mut TorchPolicy,
@@ -64,8 +64,8 @@ impl Offers {
         self.begin_era(begins).is_none_or(|era| restore(policy, &era))
     }
 
-    /// Maps pages that were recorded as mapped in vain: their request then failed, or went on to
-    /// release others. Returns true if they could be mapped.
+    /// Maps pages for which the recording has no block: their request failed, or went on to release
+    /// other pages. Returns true if the pages could be mapped.
     pub(crate) fn force_map(&mut self, policy: &mut TorchPolicy, pages: AddressRange) -> bool {
         if policy.map_pages(pages).is_ok() {
             return true;
@@ -76,7 +76,7 @@ impl Offers {
         restore(policy, &era) && policy.map_pages(pages).is_ok()
     }
 
-    /// Unmaps pages that were recorded as unmapped. Returns true if they could be.
+    /// Unmaps pages that were recorded as unmapped. Returns true on success.
     pub(crate) fn force_unmap(&mut self, policy: &mut TorchPolicy, pages: AddressRange) -> bool {
         let unmapped = policy.unmap_pages(pages);
         if let Ok(Some(empty)) = unmapped {
@@ -86,7 +86,7 @@ impl Offers {
     }
 }
 
-/// Gives the policy a range without memory. Returns true if it could be there.
+/// Gives the policy a range without memory. Returns true if the range fits.
 fn restore(policy: &mut TorchPolicy, era: &Era) -> bool {
     let Era { range, page_bytes, stream, pool, .. } = *era;
     let layout = RangeLayout { range, page_bytes, stream, pool, mapped: Vec::new() };
@@ -95,7 +95,7 @@ fn restore(policy: &mut TorchPolicy, era: &Era) -> bool {
 
 impl SegmentSource for Offers {
     fn reserve(&mut self, size_bytes: u64) -> Option<u64> {
-        // The offer need not be the first: PyTorch can let another thread in while the driver
+        // The offer need not be the first one: PyTorch can let another thread in while the driver
         // works.
         let fits = |&(_, offered_bytes): &(u64, u64)| offered_bytes == size_bytes;
         let offer = self.segments.iter().position(fits).and_then(|at| self.segments.remove(at));

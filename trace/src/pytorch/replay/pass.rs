@@ -1,4 +1,4 @@
-//! One run over the events, compared with what was recorded.
+//! One run over the events, compared with the recording.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,21 @@ use super::offers::Offers;
 use super::report::ReplayReport;
 use crate::pytorch::snapshot::{Action, RecordedEvent};
 
-/// The policy, and the comparison so far.
+/// The policy, with the comparison so far.
 pub(crate) struct Pass {
     pub(crate) policy: TorchPolicy,
     offers: Offers,
-    /// Recorded address → address of the policy, where they differ.
+    /// Recorded address → address of the policy, for blocks whose addresses differ.
     moved: BTreeMap<u64, u64>,
     active_bytes: u64,
     pub(crate) last_address: Option<u64>,
-    /// Sizes of the blocks that were handed out, in order.
+    /// Sizes of the allocated blocks, in order.
     pub(crate) sizes: Vec<u64>,
     pub(crate) report: ReplayReport,
 }
 
 impl Pass {
-    /// A pass from a start at which `active_bytes` are in use.
+    /// A pass from a start with `active_bytes` in use.
     pub(crate) fn new(policy: TorchPolicy, offers: Offers, active_bytes: u64) -> Pass {
         let report = ReplayReport {
             peak_active_bytes: active_bytes,
@@ -76,15 +76,15 @@ impl Pass {
         self.report.segments_equal = self.offers.equal;
     }
 
-    /// Maps pages that no block follows: they belong to a request that did not get all it needed,
-    /// and the policy is not asked for them.
+    /// Maps pages that no block follows. They belong to a request that failed for lack of memory,
+    /// and the policy never sees this request.
     fn map_in_vain(&mut self) -> bool {
         let pages = std::mem::take(&mut self.offers.pages);
         self.report.segments_total -= pages.len() as u64;
         pages.into_iter().all(|pages| self.offers.force_map(&mut self.policy, pages))
     }
 
-    /// The address at which the policy has the block of an event.
+    /// Address of an event's block in the policy.
     fn at(&self, event: &RecordedEvent) -> u64 {
         self.moved.get(&event.address).copied().unwrap_or(event.address)
     }
@@ -96,7 +96,7 @@ impl Pass {
         for pages in std::mem::take(&mut self.offers.pages) {
             self.offers.force_map(&mut self.policy, pages);
         }
-        // A request of nothing, or of an exabyte, gets no block; none of these is recorded.
+        // A request of 0 bytes, or of an exabyte, gets no block; neither is recorded.
         let Ok(Some(address)) = placed else {
             self.last_address = None;
             return false;

@@ -6,7 +6,7 @@ use lowtide_allocator::torch::{SegmentLayout, StreamId};
 
 use crate::pytorch::snapshot::{RecordedEvent, RecordedSegment};
 
-/// Stream numbers for private pools, which share memory with no other pool.
+/// Stream numbers for private pools. A private pool shares memory with no other pool.
 #[derive(Default)]
 pub(crate) struct PoolStreams {
     ids: BTreeMap<((i64, i64), StreamId), StreamId>,

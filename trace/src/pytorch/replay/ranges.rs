@@ -1,13 +1,13 @@
-//! Address ranges of expandable segments, which a snapshot does not have.
+//! Address ranges of expandable segments. A snapshot does not contain them.
 //!
-//! A snapshot has the pages that were mapped and unmapped, and those that have memory at the end,
-//! but neither the start nor the length of a range. PyTorch maps the lowest addresses first: new
-//! pages begin where mapped ones end, or where a range begins. A range is given back with its last
-//! page.
+//! A snapshot has the pages that were mapped and unmapped, and the pages that have memory at the
+//! end, but neither the start nor the length of a range. PyTorch maps the lowest addresses first:
+//! new pages begin at the end of mapped pages, or at the start of a range. A range is released with
+//! its last page.
 //!
-//! The end of a range is recorded nowhere. PyTorch makes a range longer than the memory of the
-//! device, so it is taken to go on to where something else begins. The end matters where a hole
-//! among the blocks is larger than the rest of the addresses, or where these are used up.
+//! The end of a range is not recorded. PyTorch makes a range longer than the memory of the device,
+//! so the range is assumed to reach to the next segment or range. The end matters if a hole among
+//! the blocks is larger than the rest of the addresses, or if the addresses are used up.
 
 use std::collections::BTreeMap;
 
@@ -16,25 +16,27 @@ use lowtide_allocator::torch::{AddressRange, Pool, SMALL_BYTES_MAX, StreamId, To
 use crate::pytorch::replay::error::{MADE_UP_ADDRESS, ReplayError};
 use crate::pytorch::snapshot::{Action, RecordedEvent};
 
-/// Addresses behind the last page of a range, if they are free: more than any device has memory.
+/// Bytes of addresses behind the last page of a range, if they are free: more than the memory of
+/// any device.
 pub(crate) const TAIL_BYTES: u64 = 1 << 50;
 
-/// A range, from its first page to its last.
+/// A range, from its first page to its last page.
 #[derive(Clone, Debug)]
 pub(crate) struct Era {
     pub(crate) range: AddressRange,
     pub(crate) page_bytes: u64,
     pub(crate) stream: StreamId,
     pub(crate) pool: Pool,
-    /// True if it was there before the first event; else it comes with an event.
+    /// True if the range was there before the first event; false if it comes with an event.
     pub(crate) is_at_start: bool,
-    /// True if the stream and pool had another range when it came, whose addresses did not suffice
-    /// for a request, perhaps one that failed.
+    /// True if the stream and pool had another range when this one came. The addresses of the other
+    /// range were too few for a request, which may have failed.
     pub(crate) is_second: bool,
-    /// The event from which on it has pages; `died` is the one that takes the last.
+    /// Index of the event that maps the first pages. `died` is the event that unmaps the last
+    /// pages.
     pub(crate) born: usize,
     died: usize,
-    /// Runs of pages that have memory, while events are gone through: address → end.
+    /// Runs of pages that have memory at the current event: address → end.
     mapped: BTreeMap<u64, u64>,
 }
 
@@ -69,11 +71,11 @@ impl Era {
     }
 }
 
-/// The pool of each event that maps or unmaps pages, by its index, as far as requests tell it.
+/// The pool of each event that maps or unmaps pages, by event index, as far as requests show it.
 pub(crate) fn pools(events: &[RecordedEvent], settings: &TorchSettings) -> BTreeMap<usize, Pool> {
     let of_request = |bytes: u64| if bytes <= SMALL_BYTES_MAX { Pool::Small } else { Pool::Large };
     let mut pools = BTreeMap::new();
-    // Pages are mapped for the next request of the stream, even if it fails.
+    // Pages are mapped for the next request of the stream, even if the request fails.
     let mut next_request: BTreeMap<StreamId, Pool> = BTreeMap::new();
     for (index, event) in events.iter().enumerate().rev() {
         match event.action {
@@ -86,7 +88,7 @@ pub(crate) fn pools(events: &[RecordedEvent], settings: &TorchSettings) -> BTree
             _ => {}
         }
     }
-    // Pools of addresses so far.
+    // Pools by address so far.
     let mut hints: BTreeMap<u64, Pool> = BTreeMap::new();
     for (index, event) in events.iter().enumerate() {
         match event.action {
@@ -120,7 +122,7 @@ pub(crate) struct Mapped {
     pub(crate) pool: Pool,
 }
 
-/// The ranges in order of their first page; `others` are the addresses of ordinary segments.
+/// The ranges, in the order of their first pages. `others` are the addresses of ordinary segments.
 pub(crate) fn eras(
     start: &[Mapped],
     events: &[RecordedEvent],
@@ -177,8 +179,8 @@ pub(crate) fn eras(
     Ok(eras)
 }
 
-/// The range that gets these pages, if there is one already: they begin where its pages end, or
-/// where it begins. The first pages of a range that was there at the start may have no memory.
+/// The existing range that gets these pages: they begin where its pages end, or where the range
+/// begins. The first pages of a range that was there at the start may have no memory.
 fn era_of(pages: &Mapped, eras: &[Era]) -> Option<usize> {
     let address = pages.pages.address;
     let of_key = || eras.iter().enumerate().filter(|(_, era)| era.is_of(pages));
@@ -195,7 +197,7 @@ fn era_of(pages: &Mapped, eras: &[Era]) -> Option<usize> {
     (next.is_at_start && next.is_of(pages)).then_some(at)
 }
 
-/// The address at which something else begins behind the pages of a range.
+/// The address of the next range or segment behind the pages of a range.
 fn end_of(era: &Era, eras: &[Era], others: &[u64]) -> u64 {
     let end = era.range.end();
     let at_that_time = |other: &&Era| other.born <= era.died && era.born <= other.died;

@@ -1,12 +1,12 @@
 //! The state at the beginning of a trace.
 //!
-//! A snapshot holds the state at its end and what led there. Undoing the events from the last to
-//! the first gives every segment and every taken block at the beginning; the rest was free. One
-//! thing the events do not say: a free records what was requested, not how large the block was. In
-//! the large pool up to 1 MiB behind the request may belong to the block ([`Tail`]). Where no more
-//! than that is between two blocks it must, because free blocks are larger. Else the first block
-//! that is cut from the free one behind shows where that began; if there is none, the replay
-//! settles it. Blocks of expandable segments have no tails.
+//! A snapshot holds the state at its end and the events before it. Undoing the events from the last
+//! to the first gives every segment and every taken block at the beginning; the rest was free. The
+//! events do not contain the size of a freed block, only the size of its request. In the large pool
+//! up to 1 MiB behind the request may belong to the block ([`Tail`]). If the gap to the next block
+//! is at most 1 MiB, the whole gap belongs to the block, because free blocks are larger. Otherwise
+//! the next block that is cut from the free block behind shows where the free block began. If there
+//! is no such block, the replay decides. Blocks of expandable segments have no tails.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,16 +20,16 @@ use crate::pytorch::replay::error::{MADE_UP_ADDRESS, ReplayError};
 use crate::pytorch::snapshot::{Action, RecordedEvent, RecordedSegment};
 use crate::recording::spans::Spans;
 
-/// A taken block while events are undone.
+/// A taken block, while events are undone.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     requested_bytes: u64,
-    /// Known if it is still there at the end.
+    /// Bytes of the block; known if the block is still live at the end.
     size_bytes: Option<u64>,
     state: BlockState,
 }
 
-/// The owner of a segment, or of pages in a row of an expandable one.
+/// The owner of a segment, or of consecutive pages of an expandable segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
     stream: StreamId,
@@ -37,18 +37,18 @@ struct Held {
     is_paged: bool,
 }
 
-/// Free memory behind a block whose size is not known; part of it may belong to the block.
+/// Free memory behind a block of unknown size. A part of the memory may belong to the block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tail {
     /// Address of the block.
     pub(crate) address: u64,
-    /// The least address at which it can end.
+    /// The least possible end of the block.
     pub(crate) end: u64,
-    /// The next block, or the end of the segment.
+    /// Start of the next block, or end of the segment.
     gap_end: u64,
-    /// The most bytes that it may have beyond that.
+    /// Largest number of bytes that the block may have beyond its request.
     pub(crate) extra_bytes_max: u64,
-    /// The bytes that it is taken to have beyond that.
+    /// Bytes that the block is assumed to have beyond its request.
     pub(crate) extra_bytes: u64,
 }
 
@@ -63,8 +63,8 @@ pub(crate) struct InitialState {
 }
 
 impl InitialState {
-    /// Undoes `events`, which led to `end`, of which some are `expandable`, and finds the ranges
-    /// that pages belong to.
+    /// Undoes `events`, which led to the segments `end`, and finds the ranges of the pages. The
+    /// segments in `expandable` are expandable.
     pub(crate) fn for_replay(
         end: &[SegmentLayout],
         expandable: &[bool],
@@ -85,9 +85,9 @@ impl InitialState {
         Ok(start)
     }
 
-    /// Undoes `events`, by whichever allocator recorded: pages need not be such that a policy could
-    /// have asked for them, and may come to a segment that is not expandable. Nothing is guessed of
-    /// their pools and ranges; all count as of the large one.
+    /// Undoes `events` of any allocator. The pages need not fit PyTorch's rules, and may belong to
+    /// a segment that is not expandable. The pools and ranges of pages are not guessed: all pages
+    /// count as pages of the large pool.
     pub(crate) fn for_import(
         segments: &[&RecordedSegment],
         events: &[RecordedEvent],
@@ -104,7 +104,7 @@ impl InitialState {
         Ok(start)
     }
 
-    /// `pool_of` tells the pool of an event that maps or unmaps pages.
+    /// Undoes all events. `pool_of` returns the pool of an event that maps or unmaps pages.
     fn rewind(
         &mut self,
         events: &[RecordedEvent],
@@ -144,7 +144,7 @@ impl InitialState {
         Ok(start)
     }
 
-    /// Adds a segment or pages, which become one with pages that they touch. Returns false if the
+    /// Adds a segment or pages. Pages are merged with pages that they touch. Returns false if the
     /// addresses are held already.
     fn hold(&mut self, address: u64, size_bytes: u64, held: Held) -> bool {
         let end = address.saturating_add(size_bytes);
@@ -155,7 +155,7 @@ impl InitialState {
         is_held
     }
 
-    /// Takes out a segment or pages. An error if they are not held, or have blocks.
+    /// Removes a segment or pages. Fails if they are not held, or have blocks.
     fn let_go(&mut self, address: u64, size_bytes: u64) -> Result<(), &'static str> {
         let end = address.saturating_add(size_bytes);
         if self.held.cut(address, end).is_none() {
@@ -199,7 +199,7 @@ impl InitialState {
             }
             Action::SegmentMap => self.let_go(address, size_bytes)?,
             Action::SegmentFree | Action::SegmentUnmap => {
-                // Segments of the large pool are never this small.
+                // Segments of the large pool are larger than this.
                 let is_small = size_bytes == SMALL_SEGMENT_BYTES;
                 let of_size = if is_small { Pool::Small } else { Pool::Large };
                 let is_paged = action == Action::SegmentUnmap;
@@ -213,8 +213,8 @@ impl InitialState {
         Ok(())
     }
 
-    /// The pool of pages that no request shows: the pool of pages that they touch or lie between;
-    /// else the large one, whose pages make up most memory.
+    /// The pool of pages without a request: the pool of the pages that they touch or lie between;
+    /// else the large pool, whose pages make up most memory.
     fn pool_around(&self, event: &RecordedEvent) -> Pool {
         let end = event.address.saturating_add(event.size_bytes);
         let is_like =
@@ -249,7 +249,7 @@ impl InitialState {
         Ok(())
     }
 
-    /// Gives every block its least size, and finds the blocks that may be larger.
+    /// Gives every block its least size, and finds blocks that may be larger.
     fn settle_sizes(&mut self, settings: &TorchSettings) -> Result<(), ReplayError> {
         let addresses: Vec<u64> = self.taken.keys().copied().collect();
         for (index, &address) in addresses.iter().enumerate() {
@@ -273,7 +273,7 @@ impl InitialState {
             let Some(gap_bytes) = room_bytes.checked_sub(size_bytes) else {
                 return Err(impossible);
             };
-            // Blocks of expandable segments are cut to measure.
+            // Blocks of expandable segments are cut to their exact size.
             let has_tail = held.pool == Pool::Large && !settings.expandable_segments;
             let is_tail =
                 has_tail && (gap_bytes <= SMALL_BYTES_MAX || settings.is_oversize(size_bytes));
@@ -289,8 +289,8 @@ impl InitialState {
         Ok(())
     }
 
-    /// Finds the ends of blocks: the first block that is cut from behind a live one begins where it
-    /// ends.
+    /// Finds the ends of blocks: the first block that is cut from the free memory behind a live
+    /// block begins at the live block's end.
     fn find_evidence(&mut self, events: &[RecordedEvent]) {
         let mut open: BTreeMap<u64, Tail> = self.tails.clone();
         let ends: BTreeMap<u64, u64> = open.values().map(|tail| (tail.address, tail.end)).collect();
@@ -317,18 +317,18 @@ impl InitialState {
         }
     }
 
-    /// The tail that ends at `address`, as far as is known.
+    /// The tail that ends at `address`, by current knowledge.
     pub(crate) fn tail_before(&mut self, address: u64) -> Option<&mut Tail> {
         let (_, tail) = self.tails.range_mut(..=address).next_back()?;
         (tail.end + tail.extra_bytes == address).then_some(tail)
     }
 
-    /// Segments and pages that are held, with the blocks in them.
+    /// Held segments and pages, with their blocks.
     pub(crate) fn held(&self) -> Vec<SegmentLayout> {
         self.layouts(|_| true)
     }
 
-    /// Segments that came as a whole, with their blocks, free ones in the gaps.
+    /// Segments that were reserved as a whole, with their blocks, and with free blocks in the gaps.
     pub(crate) fn segments(&self) -> Vec<SegmentLayout> {
         self.layouts(|held| !held.is_paged)
     }
@@ -345,7 +345,7 @@ impl InitialState {
         ranges
     }
 
-    /// The ranges that the events begin.
+    /// The ranges that come with an event.
     pub(crate) fn eras_to_come(&self) -> VecDeque<Era> {
         self.eras.iter().filter(|era| !era.is_at_start).cloned().collect()
     }
@@ -357,7 +357,8 @@ impl InitialState {
         held.map(|(address, end, held)| self.layout(address, end, held, &extra)).collect()
     }
 
-    /// A segment with its blocks, each with its `extra` bytes by address.
+    /// A segment with its blocks. `extra` has the bytes of each block beyond its request, by
+    /// address.
     fn layout(
         &self,
         address: u64,
@@ -390,7 +391,7 @@ impl InitialState {
         SegmentLayout { address, size_bytes: end - address, stream, pool, blocks }
     }
 
-    /// Bytes in use at the start, in requests rounded up to 512 bytes.
+    /// Bytes in use at the start: requests, each rounded up to 512.
     pub(crate) fn active_bytes(&self) -> u64 {
         self.taken.values().map(|taken| taken.requested_bytes.next_multiple_of(512)).sum()
     }

@@ -1,4 +1,4 @@
-//! The lines for serde: an object with one key, which is the kind of the line.
+//! The lines of the format for serde: an object with one key, the kind of the line.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use crate::recording::{
     EventKind, Piece, RecordedBlock, RecordedRange, Recording, SegmentKind, Site, TraceEvent,
 };
 
-/// The first line, as far as every version has it.
+/// The part of the first line that every version has.
 #[derive(Deserialize)]
 pub(super) struct Magic<'a> {
     #[serde(borrow)]

@@ -1,10 +1,10 @@
 //! A recording as lines of JSON, without loss.
 //!
-//! The first line says what the file is; one line each follows for sites, pieces, blocks at the
-//! start, charges at the start, events, and segments with the live blocks in them, in this order;
-//! the last line counts them, so that a file that was cut is not taken for a shorter one. Every
-//! line ends with a line feed. Keys without a value are left out, and unknown ones are an error: a
-//! reader must not lose what it does not understand.
+//! The first line names the format. One line each follows for sites, pieces, blocks at the start,
+//! charges at the start, events, and segments with their live blocks, in this order. The last line
+//! counts the lines, so that a cut file is not taken for a shorter one. Every line ends with a line
+//! feed. Keys without a value are left out. Unknown keys are an error: a reader must not lose data
+//! that it does not understand.
 
 mod lines;
 mod reader;
@@ -18,17 +18,17 @@ use lines::{Block, Counts, Header, Line, Range};
 
 /// The format that the first line names.
 const FORMAT: &str = "lowtide-trace";
-/// Readers refuse every other version.
+/// The version of the format. Readers refuse every other version.
 const VERSION: u32 = 1;
-/// Bytes of lines that are written at once.
+/// Number of bytes that are written at once.
 const BUFFER_BYTES: usize = 64 << 10;
 
 impl Recording {
-    /// Writes the recording as lines of JSON. One that holds its laws (see
-    /// [`check`](Recording::check)) is read back as it was.
+    /// Writes the recording as lines of JSON. A recording that holds its laws (see
+    /// [`check`](Recording::check)) is read back unchanged.
     ///
     /// # Errors
-    /// If writing fails.
+    /// Writing fails.
     pub fn write_json_lines(&self, file: impl Write) -> io::Result<()> {
         let mut writer = Writer { file, buffer: Vec::with_capacity(2 * BUFFER_BYTES) };
         writer.json(&Header::of(self))?;
@@ -62,7 +62,7 @@ impl Recording {
         writer.finish()
     }
 
-    /// Reads what [`write_json_lines`](Recording::write_json_lines) wrote.
+    /// Reads the lines of [`write_json_lines`](Recording::write_json_lines).
     ///
     /// # Errors
     /// The file cannot be read, is malformed, contradicts itself, or is larger than `limits`. The

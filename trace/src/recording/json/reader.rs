@@ -1,4 +1,4 @@
-//! A recording from its lines, each of which is checked against the lines before.
+//! A reader of recordings. Each line is checked against the lines before it.
 
 use std::io::{BufRead, Read};
 
@@ -74,7 +74,7 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// A line that begins at `offset`.
+/// Parses a line that begins at `offset`.
 fn parse<'a, T: Deserialize<'a>>(line: &'a [u8], offset: usize) -> Result<T, TraceError> {
     serde_json::from_slice(line).map_err(|error| {
         let within = error.column().saturating_sub(1).min(line.len());
@@ -82,7 +82,7 @@ fn parse<'a, T: Deserialize<'a>>(line: &'a [u8], offset: usize) -> Result<T, Tra
     })
 }
 
-/// An empty recording, and the bytes that are reserved at its start.
+/// An empty recording, and the reserved bytes at its start.
 fn header(line: &[u8], offset: usize) -> Result<(Recording, u64), TraceError> {
     let magic: Magic<'_> = parse(line, offset)?;
     if magic.format != FORMAT || magic.version != u64::from(VERSION) {
