@@ -7,9 +7,9 @@ use lowtide_tensor::{DType, Device, Shape, Tensor};
 use crate::error::Result;
 use crate::parallel::stages::run::note_buffer;
 
-/// A shared handle to what a layer keeps from step to step beside its parameters, such as running
-/// statistics. Passes read it as their attempt has it, and
-/// [`commit_buffers`](crate::commit_buffers) writes it.
+/// A shared handle to a tensor that a layer keeps between steps without training it, such as
+/// running statistics. A pass reads the value in its attempt, and
+/// [`commit_buffers`](crate::commit_buffers) writes the attempt's value to the tensor.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     id: BufferId,
@@ -20,7 +20,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Every element `value`.
+    /// A buffer whose elements are all `value`.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -56,22 +56,22 @@ impl Buffer {
         self.is_elsewhere
     }
 
-    /// The identity: the key of its updates.
+    /// Identity of the buffer, and key of its updates.
     pub fn id(&self) -> BufferId {
         self.id
     }
 
-    /// The tensor with its values.
+    /// The tensor of the buffer.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
 
-    /// The tensor with its values, to write or to replace.
+    /// The tensor of the buffer, to write or to replace.
     pub fn value_mut(&mut self) -> &mut Tensor {
         &mut self.value
     }
 
-    /// The value as the attempt of `pass` has it.
+    /// The value of the buffer in the attempt of `pass`.
     #[track_caller]
     pub fn current(&self, pass: &Pass) -> Tensor {
         note_buffer(self.id);

@@ -6,8 +6,7 @@ use lowtide_tensor::Tensor;
 use crate::error::Result;
 use crate::module::Parameters;
 
-/// Writes the buffers of `model` as the passes of an attempt updated them, in place. Allocates
-/// nothing.
+/// Writes the updates of an attempt to the buffers of `model`, in place. Allocates nothing.
 ///
 /// # Errors
 /// `Frozen`, `Shape` or `DType` for an update that does not fit; then nothing was written.

@@ -24,16 +24,16 @@ pub enum NnError {
         /// Shape of the parameter.
         expected: Shape,
     },
-    /// A state is not what the optimizer keeps under this name.
+    /// A state tensor differs from the one that the optimizer keeps under this name.
     #[error("{name}: {problem}")]
     State {
         /// Name of the state tensor.
         name: String,
-        /// How the file or state differs from what was expected.
+        /// The difference between the file or state and the expected one.
         problem: WeightsProblem,
     },
-    /// The blocks of a [stage](crate::parallel::run_stage) have run: no error, but how the code of
-    /// its model is left.
+    /// The blocks of a [stage](crate::parallel::run_stage) have run. This is no failure: it ends
+    /// the forward code of the stage's model.
     #[error("this stage of the model ends here")]
     EndOfStage,
     /// The parameters have the values of their average.
@@ -65,17 +65,17 @@ pub enum NnError {
         /// The error of the parser.
         source: safetensors::SafeTensorError,
     },
-    /// A weights file does not hold what the model has under this name.
+    /// A tensor of a weights file differs from the model's tensor of this name.
     #[error("{}: {name}: {problem}", path.display())]
     Weights {
         /// Path of the file.
         path: PathBuf,
         /// Name of the parameter or buffer.
         name: String,
-        /// How the file or state differs from what was expected.
+        /// The difference between the file or state and the expected one.
         problem: WeightsProblem,
     },
-    /// A parameter is not whole here: other ranks have parts of it.
+    /// A parameter is divided: this rank has only a part.
     #[error("{name} is divided among ranks, and this one has only a part of it")]
     Divided {
         /// Name of the parameter.
@@ -84,24 +84,24 @@ pub enum NnError {
     /// Adapters do not fit the model.
     #[error(transparent)]
     Adapter(#[from] AdapterProblem),
-    /// The model cannot be pruned so.
+    /// The model cannot be pruned in the requested way.
     #[error(transparent)]
     Prune(#[from] PruneProblem),
 }
 
-/// Why a model cannot be pruned so.
+/// Reasons why a model cannot be pruned.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PruneProblem {
-    /// No parameter, or no group of channels, is called so.
+    /// No parameter, or no group of channels, has this name.
     #[error("nothing to prune is called `{target}`; there are {}", list(names))]
     NoMatch {
-        /// The target that was asked for.
+        /// The target as the caller gave it.
         target: String,
         /// Names of the parameters or groups that could be pruned.
         names: Vec<String>,
     },
-    /// The inputs of a weight do not divide into runs.
+    /// The inputs of a weight do not divide into runs of equal length.
     #[error("{name}: {inputs} inputs are no multiple of {of}")]
     Inputs {
         /// Name of the parameter.
@@ -111,7 +111,7 @@ pub enum PruneProblem {
         /// Length of a run.
         of: usize,
     },
-    /// A channel is none of the group's.
+    /// The group has no channel with this index.
     #[error("{group}: there is no channel {channel} of {len}")]
     Channel {
         /// Name of the group.
@@ -129,14 +129,14 @@ pub enum PruneProblem {
         /// Channels of the group.
         len: usize,
     },
-    /// A group names channels that a tensor does not have.
+    /// A group names slices that a tensor does not have.
     #[error("{group}: {name} is not of {len} channels along dimension {axis}")]
     Group {
         /// Name of the group.
         group: String,
         /// Name of the parameter or buffer.
         name: String,
-        /// The dimension that the channels are along.
+        /// The dimension of the channels.
         axis: usize,
         /// Channels of the group.
         len: usize,
@@ -149,24 +149,24 @@ pub enum PruneProblem {
     },
 }
 
-/// Why a model cannot be adapted, or a file's adapters are not its.
+/// Reasons why a model cannot be adapted, or cannot take the adapters of a file.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AdapterProblem {
-    /// No linear layer is called so.
+    /// No linear layer has this name.
     #[error("no linear layer is called `{target}`; there are {}", endings(layers))]
     NoMatch {
-        /// The target that was asked for.
+        /// The target as the caller gave it.
         target: String,
-        /// The linear layers that there are.
+        /// Names of the linear layers of the model.
         layers: Vec<String>,
     },
     /// The pattern is no regular expression.
     #[error("`{pattern}`: {source}")]
     Pattern {
-        /// The target that was asked for.
+        /// The pattern as the caller gave it.
         pattern: String,
-        /// Where it is wrong.
+        /// The place of the problem.
         source: Box<regex::Error>,
     },
     /// The layer has an adapter already.
@@ -178,19 +178,19 @@ pub enum AdapterProblem {
     /// The model has no adapters.
     #[error("no layer has an adapter")]
     Absent,
-    /// The weight is also another parameter, which a merge would change too.
+    /// The weight is also another parameter. A merge would change both.
     #[error("the weight of {name} is also another parameter, such as an embedding")]
     Shared {
         /// Name of the layer.
         name: String,
     },
-    /// The weight is quantised, where a merge would be rounded again.
+    /// The weight is quantised. A merge would round it again.
     #[error("the weight of {name} is quantised; decode it before a merge")]
     Quantized {
         /// Name of the layer.
         name: String,
     },
-    /// The config of the adapters asks for what there is not here.
+    /// The config of the adapters asks for a feature that is not supported.
     #[error("{}: `{field}` is {value}, which is not known here", path.display())]
     Unsupported {
         /// Path of the file.
@@ -210,20 +210,21 @@ pub enum AdapterProblem {
     },
 }
 
-/// How a file and a model or its optimizer differ.
+/// Differences between a file and a model or its optimizer.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WeightsProblem {
     /// The model has the parameter, the file does not.
     #[error("missing from the file")]
     Missing,
-    /// The file has it, the model does not.
+    /// The file has the tensor, the model does not.
     #[error("not known to this model")]
     Unknown,
     /// The file has more than one tensor of this name.
     #[error("more than once in the file")]
     Twice,
-    /// A count of updates that is no count, or differs from that of the other parameters.
+    /// The count of updates is not a whole number, or differs from the count of the other
+    /// parameters.
     #[error("not the count of updates that the other parameters had")]
     Steps,
     /// The shapes differ.
@@ -251,7 +252,7 @@ impl From<TensorError> for NnError {
 }
 
 impl NnError {
-    /// This error as the error type of `autograd`, for a segment of a pass.
+    /// This error as an [`AutogradError`], for a segment of a pass.
     pub fn into_autograd(self) -> AutogradError {
         match self {
             NnError::Autograd(error) => error,
@@ -274,7 +275,7 @@ pub type NnResult<T, E = NnError> = std::result::Result<T, E>;
 
 pub(crate) use NnResult as Result;
 
-/// Names, as far as a line has room.
+/// The first names of a list, in one line.
 fn list(names: &[String]) -> String {
     const SHOWN_MAX: usize = 12;
     let more = if names.len() > SHOWN_MAX { " .." } else { "" };
@@ -285,7 +286,8 @@ fn list(names: &[String]) -> String {
     }
 }
 
-/// The ends of names, each once, as far as a line has room. A model has one name for each layer.
+/// The last parts of names, each once, at most `SHOWN_MAX`, in one line. Full names would repeat
+/// for every block.
 fn endings(names: &[String]) -> String {
     const SHOWN_MAX: usize = 12;
     let mut shown: Vec<&str> = Vec::new();

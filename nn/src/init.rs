@@ -1,9 +1,10 @@
-//! Initial values, distributed as those of `torch.nn.init` (from random numbers of our own).
+//! Initial values with the distributions of `torch.nn.init`. The random numbers differ from
+//! PyTorch's.
 //!
-//! Each fills a tensor in place from a key: the same key, the same values, whatever the threads.
-//! The first two dimensions of a weight are outputs and inputs, the rest is the kernel's window, as
-//! in PyTorch. What does not depend on the shape is the tensor's own: [`Tensor::uniform_`],
-//! [`Tensor::normal_`], and [`Tensor::fill_`] for constants.
+//! Each function fills a tensor in place. The values depend on the key alone, not on the number of
+//! threads. The first two dimensions of a weight are outputs and inputs, the rest is the kernel's
+//! window, as in PyTorch. Distributions that do not depend on the shape are methods of the tensor:
+//! [`Tensor::uniform_`], [`Tensor::normal_`], and [`Tensor::fill_`] for constants.
 
 use std::f64::consts::{SQRT_2, TAU};
 
@@ -16,14 +17,13 @@ use lowtide_tensor::{
 use crate::checks::check_option;
 use crate::error::Result;
 
-/// The bound of the uniform distribution that PyTorch's linear and convolution layers start from,
-/// weights and bias alike: `kaiming_uniform_(a = √5)` is `1 / √fan_in`
-/// (`torch.nn.Linear.reset_parameters`).
+/// The bound of PyTorch's uniform distribution for weights and biases of linear and convolution
+/// layers: `kaiming_uniform_(a = √5)` is `1 / √fan_in` (`torch.nn.Linear.reset_parameters`).
 pub fn default_bound(fan_in: usize) -> f64 {
     1.0 / (fan_in.max(1) as f64).sqrt()
 }
 
-/// Which variance the initial weights preserve: that of values or of gradients.
+/// The variance that the initial weights preserve: the variance of values, or of gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fan {
     /// Keeps the variance of values in the forward pass.
@@ -37,20 +37,20 @@ pub enum Fan {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Nonlinearity {
-    /// Nothing, or a sigmoid.
+    /// No activation, or a sigmoid.
     Linear,
     /// The hyperbolic tangent.
     Tanh,
     /// `max(x, 0)`.
     Relu,
-    /// Leaky ReLU with its slope.
+    /// Leaky ReLU with this slope.
     LeakyRelu(f64),
-    /// See [`crate::SELU`].
+    /// The activation [`crate::SELU`].
     Selu,
 }
 
 impl Nonlinearity {
-    /// The gain: the factor on the standard deviation.
+    /// The gain: the factor of the standard deviation.
     pub fn gain(self) -> f64 {
         match self {
             Nonlinearity::Linear => 1.0,
@@ -62,7 +62,7 @@ impl Nonlinearity {
     }
 }
 
-/// Inputs and outputs of each element of a weight: `[O, I, window..]`.
+/// The fan in and the fan out of a weight, `[O, I, window..]`.
 fn fans(op: &'static str, weight: &Tensor) -> Result<[usize; 2]> {
     let shape = weight.shape();
     let &[outputs, inputs, ref window @ ..] = &**shape else {
@@ -72,7 +72,8 @@ fn fans(op: &'static str, weight: &Tensor) -> Result<[usize; 2]> {
     Ok([inputs * window, outputs * window])
 }
 
-/// Uniform with the standard deviation `gain · √(2 / (fan_in + fan_out))` (Glorot & Bengio 2010).
+/// Draws from the uniform distribution with the standard deviation `gain · √(2 / (fan_in +
+/// fan_out))` (Glorot & Bengio 2010).
 ///
 /// # Errors
 /// `Shape` with less than two dimensions, `DType`, `Frozen`.
@@ -81,7 +82,7 @@ pub fn xavier_uniform_(weight: &mut Tensor, key: RandomKey, gain: f64) -> Result
     Ok(weight.uniform_(key, -bound, bound)?)
 }
 
-/// Normal with the standard deviation of [`xavier_uniform_`].
+/// Draws from the normal distribution with the standard deviation of [`xavier_uniform_`].
 ///
 /// # Errors
 /// The errors of [`xavier_uniform_`].
@@ -95,7 +96,7 @@ fn xavier(op: &'static str, weight: &Tensor, gain: f64) -> Result<f64> {
     Ok(gain * (2.0 / (inputs + outputs).max(1) as f64).sqrt())
 }
 
-/// Uniform with the standard deviation `gain / √fan` (He et al. 2015).
+/// Draws from the uniform distribution with the standard deviation `gain / √fan` (He et al. 2015).
 ///
 /// # Errors
 /// `Shape` with less than two dimensions, `DType`, `Frozen`.
@@ -109,7 +110,7 @@ pub fn kaiming_uniform_(
     Ok(weight.uniform_(key, -bound, bound)?)
 }
 
-/// Normal with the standard deviation of [`kaiming_uniform_`].
+/// Draws from the normal distribution with the standard deviation of [`kaiming_uniform_`].
 ///
 /// # Errors
 /// The errors of [`kaiming_uniform_`].
@@ -129,11 +130,11 @@ fn kaiming(op: &'static str, weight: &Tensor, fan: Fan, before: Nonlinearity) ->
     Ok(before.gain() / (fan.max(1) as f64).sqrt())
 }
 
-/// A normal distribution without what lies outside `range`, where each value is drawn again.
+/// Draws from a normal distribution; a value outside `range` is drawn again.
 ///
 /// # Errors
-/// `Option` for a negative deviation or an empty range, `DType`, `Frozen`, `OutOfMemory` (8 bytes
-/// an element for the time of the call; so for the functions below).
+/// `Option` for a negative deviation or an empty range, `DType`, `Frozen`, `OutOfMemory`. The call
+/// takes 8 bytes an element of scratch memory, as do the functions below.
 pub fn truncated_normal_(
     tensor: &mut Tensor,
     key: RandomKey,
@@ -151,9 +152,9 @@ pub fn truncated_normal_(
     })
 }
 
-/// A standard normal number between two ends.
+/// A standard normal number from `from` to `to`.
 fn draw_between(key: RandomKey, place: u64, from: f64, to: f64) -> f64 {
-    /// Enough for a range that holds a tenth of the distribution.
+    /// Enough tries for a range with a tenth of the probability.
     const TRIES: u64 = 64;
     for attempt in 0..TRIES {
         let [a, b, ..] = key.op("draw").step(attempt).block(place);
@@ -162,11 +163,12 @@ fn draw_between(key: RandomKey, place: u64, from: f64, to: f64) -> f64 {
             return normal;
         }
     }
-    // A range out in a tail: halve it until the distribution function has the drawn value.
+    // The range lies in a tail. Bisection finds the number whose distribution function has the
+    // drawn value.
     let below = |x: f64| libm::erfc(-x / SQRT_2) / 2.0;
     let u = f64::from(key.op("tail").uniform(place));
     let (mut left, mut right) = (from.max(-39.0), to.min(39.0));
-    // In the upper tail 1 - tiny would be 1: mirror it.
+    // In the upper tail the distribution function would round to 1, so the range is mirrored.
     let is_upper = left > 0.0;
     if is_upper {
         (left, right) = (-right, -left);
@@ -185,8 +187,9 @@ fn box_muller(a: u32, b: u32) -> f64 {
     (-2.0 * unit(a).ln()).sqrt() * (TAU * unit(b)).cos()
 }
 
-/// Rows (or columns, if they are fewer) that are orthogonal and of length `gain`, in a direction
-/// drawn evenly (Saxe, McClelland & Ganguli 2014). All but the first dimension count as columns.
+/// Fills a matrix with orthogonal rows (or columns, if they are fewer) of length `gain`, in a
+/// direction drawn uniformly (Saxe, McClelland & Ganguli 2014). All dimensions but the first count
+/// as columns.
 ///
 /// # Errors
 /// `Shape` with less than two dimensions, `DType`, `Frozen`, `OutOfMemory`.
@@ -195,7 +198,8 @@ pub fn orthogonal_(weight: &mut Tensor, key: RandomKey, gain: f64) -> Result<()>
     let rows = weight.shape()[0];
     let columns = weight.element_count() / rows.max(1);
     fill(weight, "orthogonal", |values| {
-        // `count` vectors of `len` numbers; `v · step + k · stride` is element `k` of vector `v`.
+        // `count` vectors of `len` numbers. Element `k` of vector `v` is at `v · step + k ·
+        // stride`.
         let (count, len) = (rows.min(columns), rows.max(columns));
         let (step, stride) = if rows <= columns { (columns, 1) } else { (1, columns) };
         for (index, value) in values.iter_mut().enumerate() {
@@ -203,7 +207,7 @@ pub fn orthogonal_(weight: &mut Tensor, key: RandomKey, gain: f64) -> Result<()>
             *value = box_muller(a, b);
         }
         for v in 0..count {
-            // Gram and Schmidt, twice: what one pass leaves by rounding, the second takes.
+            // Gram-Schmidt, twice: the second pass removes the rounding errors of the first.
             for earlier in (0..v).chain(0..v) {
                 let at = |vector: usize, k: usize| vector * step + k * stride;
                 let dot: f64 = (0..len).map(|k| values[at(v, k)] * values[at(earlier, k)]).sum();
@@ -218,10 +222,10 @@ pub fn orthogonal_(weight: &mut Tensor, key: RandomKey, gain: f64) -> Result<()>
     })
 }
 
-/// 1 on the diagonal of a matrix and 0 elsewhere: a linear layer that copies.
+/// Sets the diagonal of a matrix to 1 and the rest to 0: a linear layer that copies its input.
 ///
 /// # Errors
-/// `Shape` unless a matrix, `DType`, `Frozen`, `OutOfMemory`.
+/// `Shape` unless the weight is a matrix, `DType`, `Frozen`, `OutOfMemory`.
 pub fn eye_(weight: &mut Tensor) -> Result<()> {
     let &[rows, columns] = &**weight.shape() else {
         let (left, right) = (*weight.shape(), [1, 1].into());
@@ -231,8 +235,8 @@ pub fn eye_(weight: &mut Tensor) -> Result<()> {
     Ok(weight.copy_(&eye)?)
 }
 
-/// 1 where an output channel takes the input channel of its number in the middle of the window, 0
-/// elsewhere: a convolution that copies, in each of `groups`.
+/// Makes a convolution that copies its input, in each of `groups`: output channel k has a 1 for
+/// input channel k in the middle of the window, and 0 elsewhere.
 ///
 /// # Errors
 /// `Shape` unless there are three to five dimensions whose first is a multiple of `groups`,
@@ -244,7 +248,7 @@ pub fn dirac_(weight: &mut Tensor, groups: usize) -> Result<()> {
         return Err(TensorError::Shape { op: "dirac", left: shape, right }.into());
     }
     let window: usize = shape[2..].iter().product();
-    // The middle, rounded down, of every dimension of the window.
+    // The index of the middle of the window; each dimension is halved and rounded down.
     let middle = shape[2..].iter().fold(0, |at, &len| at * len + len / 2);
     let (per_group, inputs) = (shape[0] / groups, shape[1]);
     fill(weight, "dirac", move |values| {
@@ -258,10 +262,12 @@ pub fn dirac_(weight: &mut Tensor, groups: usize) -> Result<()> {
     })
 }
 
-/// Normal with `deviation`, and in each column a share of zeros, rounded up (Martens 2010).
+/// Draws from the normal distribution with `deviation`, and sets a share of each column to zero,
+/// rounded up (Martens 2010).
 ///
 /// # Errors
-/// `Option` for a share outside 0 to 1, `Shape` unless a matrix, `DType`, `Frozen`, `OutOfMemory`.
+/// `Option` for a share outside 0 to 1, `Shape` unless the weight is a matrix, `DType`, `Frozen`,
+/// `OutOfMemory`.
 pub fn sparse_(weight: &mut Tensor, key: RandomKey, share: f64, deviation: f64) -> Result<()> {
     check_option("share", share, "0..=1", |x| (0.0..=1.0).contains(&x))?;
     let &[rows, columns] = &**weight.shape() else {
@@ -283,7 +289,7 @@ pub fn sparse_(weight: &mut Tensor, key: RandomKey, share: f64, deviation: f64) 
     })
 }
 
-/// Values computed one after the other in f64, and converted.
+/// A kernel that computes values one after the other in f64, and converts them.
 struct Fill<F> {
     name: &'static str,
     values: F,
@@ -328,8 +334,8 @@ fn not_a_float(op: &'static str, dtype: DType) -> TensorError {
     TensorError::DType { op, left: dtype, right: DType::F32 }
 }
 
-/// Fills a tensor of a device that does not compute the values itself. The copy from the host is
-/// made once, before the first step.
+/// Fills a tensor of a device that does not compute the values itself. The values are copied from
+/// the host once, before the first step.
 fn fill_from_host(tensor: &mut Tensor, values: impl FnOnce(&mut [f64])) -> Result<()> {
     if tensor.device().is_simulated() {
         return Ok(());

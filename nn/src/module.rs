@@ -13,9 +13,10 @@ use crate::node::{Node, Nodes, Visitor};
 use crate::parallel::features::branch::Shared;
 use crate::parameter::Parameter;
 
-/// The things that a model owns, one kind at a time. Everything with [`Nodes`] has these methods.
+/// Access to everything that a model owns, one kind at a time. Every type with [`Nodes`] has these
+/// methods.
 pub trait Parameters: Nodes {
-    /// Shows every parameter once, with PyTorch's name for it (`layers.0.weight`).
+    /// Shows every parameter once to a visitor, under PyTorch's name (`layers.0.weight`).
     fn visit(&mut self, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
         self.visit_nodes(&mut Visitor::new(&mut |name, node| {
             if let Node::Parameter(parameter) = node {
@@ -24,7 +25,7 @@ pub trait Parameters: Nodes {
         }));
     }
 
-    /// Shows every buffer once, with PyTorch's name for it (`layers.1.running_mean`).
+    /// Shows every buffer once to a visitor, under PyTorch's name (`layers.1.running_mean`).
     fn visit_buffers(&mut self, visitor: &mut dyn FnMut(&str, &mut Buffer)) {
         self.visit_nodes(&mut Visitor::new(&mut |name, node| {
             if let Node::Buffer(buffer) = node {
@@ -33,9 +34,9 @@ pub trait Parameters: Nodes {
         }));
     }
 
-    /// Shows what becomes of the tensors that each block saves for backward, in the order in which
-    /// blocks run; a block is a [`Segment`](crate::Segment). `None` is the policy of the segment
-    /// around it. The results have the same bits under every policy.
+    /// Shows the policy of each block's saved tensors to a visitor, in the order in which blocks
+    /// run; a block is a [`Segment`](crate::Segment). `None` takes the policy of the enclosing
+    /// segment. The results have the same bits under every policy.
     fn visit_policies(&mut self, visitor: &mut dyn FnMut(&mut Option<SavedPolicy>)) {
         self.visit_nodes(&mut Visitor::new(&mut |_, node| {
             if let Node::Block(policy) = node {
@@ -44,9 +45,9 @@ pub trait Parameters: Nodes {
         }));
     }
 
-    /// Shows every linear layer once, with its name (`layers.0.q_proj`; empty for a module that is
-    /// one): what can be [adapted](crate::adapt). A layer whose weight is computed from others is
-    /// not shown.
+    /// Shows every linear layer once to a visitor, with its name (`layers.0.q_proj`; empty if the
+    /// module itself is the layer). These layers can be [adapted](crate::adapt). A layer whose
+    /// weight another module computes is not shown.
     fn visit_linears(&mut self, visitor: &mut dyn FnMut(&str, &mut Linear)) {
         self.visit_nodes(&mut Visitor::new(&mut |name, node| {
             if let Node::Linear(linear) = node {
@@ -55,7 +56,7 @@ pub trait Parameters: Nodes {
         }));
     }
 
-    /// Shows what several ranks can [share](crate::parallel::share_layers).
+    /// Shows the layers that several ranks can [share](crate::parallel::share_layers) to a visitor.
     fn visit_shared(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         self.visit_nodes(&mut Visitor::new(&mut |_, node| {
             if let Node::Shared(show) = node {
@@ -64,13 +65,14 @@ pub trait Parameters: Nodes {
         }));
     }
 
-    /// Gives all blocks one policy.
+    /// Sets one policy for all blocks.
     fn set_policy(&mut self, policy: Option<SavedPolicy>) {
         self.visit_policies(&mut |slot| slot.clone_from(&policy));
     }
 
-    /// Shows the value of every parameter, beside it the [part](Parameter::part) of one that is
-    /// divided, as `layers.0.weight.part`, then the value of every buffer: all that is stored.
+    /// Shows all tensors that are stored to a visitor: the value of every parameter, then the value
+    /// of every buffer. The [part](Parameter::part) of a divided parameter follows its value, as
+    /// `layers.0.weight.part`.
     fn visit_tensors(&mut self, visitor: &mut dyn FnMut(&str, &mut Tensor)) {
         self.visit(&mut |name, parameter| {
             visitor(name, parameter.value_mut());
@@ -81,12 +83,13 @@ pub trait Parameters: Nodes {
         self.visit_buffers(&mut |name, buffer| visitor(name, buffer.value_mut()));
     }
 
-    /// Gives every parameter the float type `dtype`, right after the module was made: layers are
-    /// made in f32. Buffers of floats, such as running statistics, become f64 for f64 and f32 for
-    /// all other types. Identities stay. Handles that were cloned before keep the old values.
+    /// Converts every parameter to the float type `dtype`. Call this right after the module is
+    /// made: layers are made in f32. Buffers of floats, such as running statistics, become f64 for
+    /// f64 and f32 for every other type. Identities stay. Handles that were cloned before keep the
+    /// old values.
     ///
     /// # Errors
-    /// `DType` unless a float type, `OutOfMemory`; then nothing was changed.
+    /// `DType` unless `dtype` is a float type, `OutOfMemory`; then nothing has changed.
     fn set_dtype(&mut self, dtype: DType) -> Result<()> {
         let statistics = dtype.computed();
         let (mut parameters, mut buffers) = (BTreeMap::new(), BTreeMap::new());
@@ -108,10 +111,11 @@ pub trait Parameters: Nodes {
     }
 }
 
-/// The methods are the same for all: no module has its own.
+/// Gives every module the default methods; no module overrides them.
 impl<M: Nodes> Parameters for M {}
 
-/// Adds what `convert` gives under `id`, which may stand in several places; the first error stays.
+/// Stores the result of `convert` under `id`. Skips an `id` that has a result already, for a tensor
+/// in several places of a model. Keeps the first error.
 pub(crate) fn keep<K: Ord>(
     converted: &mut BTreeMap<K, Tensor>,
     id: K,
@@ -127,7 +131,7 @@ pub(crate) fn keep<K: Ord>(
     }
 }
 
-/// `value` as it is stored in `dtype`; integers stay what they are.
+/// `value` converted to `dtype`. Integers stay as they are.
 fn in_dtype(value: &Tensor, dtype: DType) -> Result<Tensor> {
     if !dtype.is_float() {
         let op = "set_dtype";
@@ -138,21 +142,22 @@ fn in_dtype(value: &Tensor, dtype: DType) -> Result<Tensor> {
     Ok(if is_same { value.clone() } else { value.to_dtype(dtype)? })
 }
 
-/// A function of one value with parameters.
+/// A function of one value, with parameters.
 pub trait Module: Parameters {
-    /// The value of the function for `input`, recorded by `pass`.
+    /// The output for `input`, recorded by `pass`.
     ///
     /// # Errors
-    /// Shapes that do not fit, `OutOfMemory`.
+    /// Errors of shapes that do not fit, `OutOfMemory`.
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var>;
 }
 
-/// [`Module::forward`] of the submodule `name`: memory and random numbers are its own.
+/// [`Module::forward`] of the submodule `name`. Memory counts for the submodule, and random numbers
+/// depend on its name.
 pub(crate) fn forward_in(pass: &Pass, name: &str, module: &impl Module, x: Var) -> Result<Var> {
     pass.within(name, || module.forward(pass, x))
 }
 
-/// Shows each parameter once, also a parameter that several layers of a model share.
+/// Shows each parameter once to a visitor, even if several layers share it.
 pub(crate) fn visit_once(
     parameters: &mut dyn Parameters,
     visitor: &mut dyn FnMut(&str, &mut Parameter),

@@ -1,4 +1,4 @@
-//! The one method that names what a module owns: [`Nodes`].
+//! The trait with the one method that names everything that a module owns: [`Nodes`].
 
 use lowtide_autograd::SavedPolicy;
 
@@ -8,12 +8,12 @@ use crate::layers::linear::Linear;
 use crate::parallel::features::branch::Shared;
 use crate::parameter::Parameter;
 
-/// Anything that owns parameters, buffers or modules, and names them.
+/// A type that owns parameters, buffers or modules, and names them.
 ///
-/// [`parameters!`](crate::parameters) implements it from a list of fields. By hand it is a line for
-/// each field. Everything else that is asked of a model, in [`Parameters`](crate::Parameters),
-/// comes from this method: a field that it names is trained, stored, adapted, recomputed and
-/// shared by ranks, and a field that it leaves out is none of these.
+/// [`parameters!`](crate::parameters) implements this trait from a list of fields. A manual
+/// implementation has one line for each field. All methods of [`Parameters`](crate::Parameters) use
+/// this list: a field on it is trained, stored, adapted, recomputed and shared by ranks; a field
+/// that is missing is not.
 ///
 /// ```
 /// use lowtide_nn::{BatchNorm1d, Linear, Nodes, Parameters, Visitor};
@@ -42,34 +42,34 @@ use crate::parameter::Parameter;
 /// # Ok::<(), lowtide_nn::NnError>(())
 /// ```
 pub trait Nodes {
-    /// Shows everything that the module owns to `visitor`, under PyTorch's names
-    /// (`layers.0.weight`), once and in a fixed order, that of PyTorch's `state_dict`.
+    /// Shows everything that the module owns to `visitor`, once, under PyTorch's names
+    /// (`layers.0.weight`) and in the order of PyTorch's `state_dict`.
     fn visit_nodes(&mut self, visitor: &mut Visitor<'_>);
 }
 
-/// One thing that a module owns.
+/// A single part of a module.
 pub enum Node<'a> {
     /// A parameter with values of floats.
     Parameter(&'a mut Parameter),
     /// A buffer, such as running statistics or a part of a weight in few bits.
     Buffer(&'a mut Buffer),
-    /// A linear layer, which can be [adapted](crate::adapt). Its own parameters and buffers are the
-    /// nodes that follow.
+    /// A linear layer, which can be [adapted](crate::adapt). Its parameters and buffers follow as
+    /// nodes of their own.
     Linear(&'a mut Linear),
-    /// The policy of a block, a [`Segment`](crate::Segment). What the block owns follows.
+    /// The policy of a block, a [`Segment`](crate::Segment). The nodes of the block follow.
     Block(&'a mut Option<SavedPolicy>),
-    /// A function that shows what several ranks can [share](crate::parallel::share_layers) of the
-    /// module.
+    /// A function that shows the parts of the module that several ranks can
+    /// [share](crate::parallel::share_layers).
     Shared(&'a mut ShowShared<'a>),
 }
 
-/// A function that calls another one with each thing that ranks can share.
+/// A function that shows every [`Shared`] part of a module to a visitor.
 type ShowShared<'a> = dyn FnMut(&mut dyn FnMut(Shared<'_>)) + 'a;
 
-/// The receiver of [`Nodes::visit_nodes`]: it knows the name of the module that is visited, and
-/// calls a function for each node with the node's whole name.
+/// The receiver of [`Nodes::visit_nodes`]. It keeps the name of the current module, and calls a
+/// function for each node with the full name of the node.
 pub struct Visitor<'a> {
-    /// The name of the module.
+    /// Full name of the current module.
     name: String,
     show: &'a mut dyn FnMut(&str, Node<'_>),
 }
@@ -81,15 +81,14 @@ impl<'a> Visitor<'a> {
     }
 
     /// Shows a field of the module: a parameter, a buffer, a module, or an option or a vector of
-    /// these. The elements of a vector are called `{name}0`, `{name}1` and so on, or by an array of
-    /// names. The nodes of a module with an empty name are called as if they were this module's.
+    /// these. The elements of a vector have the names `{name}0`, `{name}1` and so on, or the names
+    /// of an array. With an empty name, the nodes of the field are named like nodes of this module.
     pub fn field<N, F: Field<N> + ?Sized>(&mut self, name: N, field: &mut F) {
         field.show(name, self);
     }
 
-    /// Shows the parameters and buffers of a module that is used as it is, such as a teacher: it is
-    /// stored, but its layers are not adapted, its blocks not recomputed, and ranks do not share
-    /// it.
+    /// Shows only the parameters and buffers of a module, such as a teacher. The module is stored,
+    /// but its layers get no adapters, its blocks are not recomputed, and ranks do not share it.
     pub fn values(&mut self, name: &str, module: &mut (impl Nodes + ?Sized)) {
         self.within(name, |visitor| {
             module.visit_nodes(&mut Visitor::new(&mut |name, node| match node {
@@ -99,12 +98,12 @@ impl<'a> Visitor<'a> {
         });
     }
 
-    /// Shows a single node of the module; an empty name stands for the module itself.
+    /// Shows a single node of the module. An empty name means the module itself.
     pub fn node(&mut self, name: &str, node: Node<'_>) {
         self.within(name, |visitor| (visitor.show)(&visitor.name, node));
     }
 
-    /// Runs `show` with the name of the module `name` in this one.
+    /// Runs `show` with the name of the submodule `name`.
     fn within(&mut self, name: &str, show: impl FnOnce(&mut Self)) {
         let len = self.name.len();
         if len > 0 && !name.is_empty() {
@@ -116,7 +115,7 @@ impl<'a> Visitor<'a> {
     }
 }
 
-/// A field of a module under a name N: one string, or one for each part.
+/// A field of a module. The name N is a string, or a string for each part of the field.
 pub trait Field<N> {
     /// Shows the nodes of the field under `name`.
     fn show(&mut self, name: N, visitor: &mut Visitor<'_>);
@@ -128,7 +127,7 @@ impl<M: Nodes + ?Sized> Field<&str> for M {
     }
 }
 
-/// A weight in few bits is shown as its buffers.
+/// A quantised parameter is shown as its buffers.
 impl Field<&str> for Parameter {
     fn show(&mut self, name: &str, visitor: &mut Visitor<'_>) {
         match &mut self.quantized {
@@ -138,7 +137,7 @@ impl Field<&str> for Parameter {
     }
 }
 
-/// The tensors of a weight in few bits are buffers, called by the parts of the format.
+/// The tensors of a quantised weight are buffers, named by the parts of the format.
 impl Nodes for QuantizedWeight {
     fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         self.parts_mut().for_each(|(part, buffer)| visitor.field(part, buffer));
@@ -159,7 +158,7 @@ impl<N, F: Field<N>> Field<N> for Option<F> {
     }
 }
 
-/// Elements are called `{name}0`, `{name}1` and so on.
+/// Elements have the names `{name}0`, `{name}1` and so on.
 impl<F: for<'n> Field<&'n str>> Field<&str> for Vec<F> {
     fn show(&mut self, name: &str, visitor: &mut Visitor<'_>) {
         for (index, field) in self.iter_mut().enumerate() {
@@ -168,7 +167,7 @@ impl<F: for<'n> Field<&'n str>> Field<&str> for Vec<F> {
     }
 }
 
-/// Each element has a name of its own.
+/// A vector with a fixed name for each element.
 impl<N, F: Field<N>, const COUNT: usize> Field<[N; COUNT]> for Vec<F> {
     fn show(&mut self, names: [N; COUNT], visitor: &mut Visitor<'_>) {
         for (name, field) in names.into_iter().zip(self) {
@@ -177,11 +176,11 @@ impl<N, F: Field<N>, const COUNT: usize> Field<[N; COUNT]> for Vec<F> {
     }
 }
 
-/// Implements [`Nodes`] for a module from its fields, in the order of PyTorch's `state_dict`:
-/// `parameters!(Block { norm, up as "mlp.0", convs as NAMES })`, and `parameters!(Tanh {})` for a
-/// module that owns nothing. A field has the name that it has in Rust unless another follows: see
-/// [`Visitor::field`]. With `, shared by METHOD` after the fields, that method shows what ranks can
-/// share of the module itself: see [`Node::Shared`].
+/// Implements [`Nodes`] for a module. Fields are listed in the order of PyTorch's `state_dict`, as
+/// in `parameters!(Block { norm, up as "mlp.0", convs as NAMES })`; `parameters!(Tanh {})` is for a
+/// module without fields. The name of a field is its Rust name, unless `as` gives another; see
+/// [`Visitor::field`]. After `, shared by METHOD`, the method shows the parts of the module that
+/// ranks can share; see [`Node::Shared`].
 ///
 /// ```
 /// use lowtide_nn::{Linear, Parameter, Parameters, parameters};

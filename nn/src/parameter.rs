@@ -14,29 +14,30 @@ use crate::parallel::features::sum::{Sum, with_summed_gradient};
 use crate::parallel::sharded::gather::Sharded;
 use crate::parallel::stages::run::{is_surveying, note_leaf};
 
-/// A cheap shared handle to a trainable tensor: clones see the same values and the same
-/// gradient.
+/// A cheap shared handle to a trainable tensor. Clones share the values and the gradient.
 #[derive(Clone, Debug)]
 pub struct Parameter {
     id: LeafId,
     value: Tensor,
     frozen: Arc<AtomicBool>,
-    /// The codes of a parameter in few bits. The value then has the shape and the type alone.
+    /// The quantised values of a parameter. The tensor `value` then has only the shape and the
+    /// type.
     pub(crate) quantized: Option<Box<QuantizedWeight>>,
-    /// The part that this rank has of a divided parameter. The value then has the shape and the
-    /// type alone.
+    /// The part of a divided parameter on this rank. The tensor `value` then has only the shape and
+    /// the type.
     pub(crate) sharded: Option<Box<Sharded>>,
-    /// True if another rank has the values. The value here then has the shape and the type alone.
+    /// True if another rank has the values. The tensor `value` then has only the shape and the
+    /// type.
     pub(crate) is_elsewhere: bool,
-    /// The place of the value in the whole parameter, where ranks share it.
+    /// The shard of the whole parameter that `value` is, if ranks share the parameter.
     pub(crate) shard: Option<Arc<Shard>>,
-    /// The sum over ranks for the gradient, where each rank has the whole parameter and computes a
-    /// part of its gradient.
+    /// The sum over ranks for the gradient, if each rank has the whole parameter and computes a
+    /// part of the gradient.
     pub(crate) gradient_sum: Option<Arc<dyn Sum>>,
 }
 
 impl Parameter {
-    /// Uniform numbers from `[-bound, bound)` of `key`'s stream, f32.
+    /// A parameter of f32, uniform in `[-bound, bound)` and drawn from the stream of `key`.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -52,7 +53,7 @@ impl Parameter {
         Ok(Parameter::new(value))
     }
 
-    /// Every element `value`, f32.
+    /// A parameter of f32 whose elements are all `value`.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -77,24 +78,24 @@ impl Parameter {
         }
     }
 
-    /// The identity: the key of its gradient and of its optimizer state.
+    /// Identity of the parameter, and key of its gradient and of its optimizer state.
     pub fn id(&self) -> LeafId {
         self.id
     }
 
-    /// The tensor with its values. A parameter [in few bits](crate::quantize_all),
-    /// [divided](crate::parallel::divide) or [elsewhere](Parameter::is_elsewhere) has the shape and
-    /// the type here alone.
+    /// The tensor of the parameter. If the parameter is [quantised](crate::quantize_all),
+    /// [divided](crate::parallel::divide) or [elsewhere](Parameter::is_elsewhere), the tensor has
+    /// the shape and the type but no values.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
 
-    /// The tensor with its values, to write or to replace.
+    /// The tensor of the parameter, to write or to replace.
     pub fn value_mut(&mut self) -> &mut Tensor {
         &mut self.value
     }
 
-    /// The part that this rank has of a [divided](crate::parallel::divide) parameter.
+    /// The part on this rank, if the parameter is [divided](crate::parallel::divide).
     ///
     /// # Shapes
     /// `[n]`
@@ -107,32 +108,32 @@ impl Parameter {
         self.sharded.as_deref_mut().map(|sharded| &mut sharded.own)
     }
 
-    /// The place of the value in the whole parameter, if ranks
-    /// [share](crate::parallel::share_layers) it: value, gradient and state have the shape of this
-    /// rank's part.
+    /// The shard of the whole parameter on this rank, if ranks
+    /// [share](crate::parallel::share_layers) the parameter. Value, gradient and states have the
+    /// shape of the shard.
     pub fn shard(&self) -> Option<&Shard> {
         self.shard.as_deref()
     }
 
-    /// True if the parameter is with [another stage](crate::parallel::keep_own) of a pipeline: here
-    /// it has no value, no gradient and no state.
+    /// True if [another stage](crate::parallel::keep_own) of a pipeline has the parameter. Here the
+    /// parameter has no values, no gradient and no states.
     pub fn is_elsewhere(&self) -> bool {
         self.is_elsewhere
     }
 
-    /// This parameter with another value, such as a part of its own, to show it to a visitor.
+    /// This parameter with another value, such as a part of its value, to show it to a visitor.
     #[must_use]
     pub fn with_value(&self, value: Tensor) -> Parameter {
         let (id, frozen) = (self.id, Arc::clone(&self.frozen));
         Parameter { id, frozen, ..Parameter::new(value) }
     }
 
-    /// The value in a pass, where its gradient is collected unless it is frozen. One [in few
-    /// bits](crate::quantize_all) is decoded as a whole, one that is
-    /// [divided](crate::parallel::divide) is put together by all ranks.
+    /// The value in a pass. The pass collects its gradient, unless the parameter is frozen. A
+    /// [quantised](crate::quantize_all) parameter is decoded as a whole. A
+    /// [divided](crate::parallel::divide) parameter is gathered from all ranks.
     ///
     /// # Errors
-    /// `Consumed` after backward; `OutOfMemory` for what is decoded or put together.
+    /// `Consumed` after backward; `OutOfMemory` for a value that is decoded or gathered.
     #[track_caller]
     pub fn var(&self, pass: &Pass) -> Result<Var> {
         note_leaf(self.id);
@@ -155,7 +156,8 @@ impl Parameter {
         }
     }
 
-    /// Replaces the value by `weight`, frozen; the shape and the type stay.
+    /// Replaces the value by the quantised `weight` and freezes the parameter. The shape and the
+    /// type stay.
     pub(crate) fn set_quantized(&mut self, weight: QuantizedWeight) -> Result<()> {
         let value = stand_in(&self.value)?;
         *self = Parameter { quantized: Some(Box::new(weight)), ..Parameter::new(value) };
@@ -163,9 +165,9 @@ impl Parameter {
         Ok(())
     }
 
-    /// Excludes the parameter from training, through all its handles: it has no gradient, no
-    /// optimizer state, and nothing is saved for backward on its account (`requires_grad_(False)`
-    /// in PyTorch).
+    /// Excludes the parameter from training, through all its handles. A frozen parameter has no
+    /// gradient and no optimizer states, and no tensors are saved for its gradient
+    /// (`requires_grad_(False)` in PyTorch).
     pub fn freeze(&self) {
         self.frozen.store(true, Ordering::Relaxed);
     }
@@ -181,8 +183,8 @@ impl Parameter {
     }
 }
 
-/// A tensor with the shape and the type of a weight, and one element, for a weight whose values are
-/// elsewhere.
+/// A tensor of one element, expanded to the shape and the type of `weight`, for a weight whose
+/// values are stored elsewhere.
 pub(crate) fn stand_in(weight: &Tensor) -> Result<Tensor> {
     stand_in_on(weight.device(), weight)
 }

@@ -7,7 +7,7 @@ pub(crate) fn is_like(name: &str, pattern: &str) -> bool {
     let mut parts: Vec<&str> = rest.split('*').collect();
     let tail = parts.pop().unwrap_or_default();
     for part in parts {
-        // The earliest place leaves the most for what follows.
+        // The earliest match leaves the most text for the rest of the pattern.
         let Some(at) = name.find(part) else { return false };
         name = &name[at + part.len()..];
     }

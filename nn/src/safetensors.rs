@@ -1,4 +1,4 @@
-//! Weights to and from safetensors files, under PyTorch's names.
+//! Reads and writes weights in safetensors files, under PyTorch's names.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -13,20 +13,20 @@ use safetensors::tensor::{Dtype, SafeTensors, View};
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
 
-/// Writes every parameter and every buffer of `model` to `path`: beside it first, then renamed, so
-/// that a file of that name is always whole.
+/// Writes every parameter and every buffer of `model` to `path`. The file is written under another
+/// name and then renamed, so that a file at `path` is always complete.
 ///
 /// # Errors
-/// `File`; a file that was there before is untouched.
+/// `File`; a file that was at `path` before is unchanged.
 pub fn save(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     write_file(path, &to_safetensors(model)?)
 }
 
-/// Every parameter and every buffer of `model`, as the contents of a file of [`save`]. Beside the
-/// contents it takes the bytes of the largest tensor twice, for a moment.
+/// Every parameter and every buffer of `model`, in the format of a file of [`save`]. In addition to
+/// the result, takes twice the bytes of the largest tensor for a moment.
 ///
 /// # Errors
-/// The error of a device that fails to copy; `ValueUnavailable` on a simulated one; `Divided`.
+/// Errors of a copy from the device; `ValueUnavailable` on a simulated device; `Divided`.
 pub fn to_safetensors(model: &mut dyn Parameters) -> Result<Vec<u8>> {
     let mut divided = None;
     model.visit(&mut |name, parameter| {
@@ -44,7 +44,7 @@ pub fn to_safetensors(model: &mut dyn Parameters) -> Result<Vec<u8>> {
     serialized(&entries, None)
 }
 
-/// A tensor in the form of the file: type, shape and bytes.
+/// A tensor in the form of the file: type, shape and content.
 pub(crate) struct Entry {
     dtype: Dtype,
     dims: Vec<usize>,
@@ -53,26 +53,26 @@ pub(crate) struct Entry {
 
 enum Content {
     Bytes(Vec<u8>),
-    /// Copied when it is written, so that of all tensors one copy is there at a time.
+    /// A tensor that is copied when the file is written. Only one copy exists at a time.
     Tensor(Tensor),
 }
 
 impl Entry {
     pub(crate) fn of(tensor: &Tensor) -> Self {
-        // Native order is little-endian on every machine this runs on, which the format wants.
+        // The format is little-endian, and so is every supported machine.
         const { assert!(cfg!(target_endian = "little"), "safetensors files are little-endian") };
         let (dtype, dims) = (file_dtype(tensor.dtype()), tensor.shape().to_vec());
         Entry { dtype, dims, content: Content::Tensor(tensor.clone()) }
     }
 
-    /// One number.
+    /// A tensor of one number.
     pub(crate) fn scalar(value: f32) -> Self {
         let content = Content::Bytes(value.to_le_bytes().to_vec());
         Entry { dtype: Dtype::F32, dims: Vec::new(), content }
     }
 }
 
-/// An entry that is being written, and where it says that it could not be read.
+/// An entry of a file, with the place for an error that occurs while it is read.
 struct Written<'a> {
     entry: &'a Entry,
     failure: &'a RefCell<Option<NnError>>,
@@ -91,7 +91,7 @@ impl View for Written<'_> {
         match &self.entry.content {
             Content::Bytes(bytes) => Cow::Borrowed(bytes),
             Content::Tensor(tensor) => Cow::Owned(tensor.to_bytes().unwrap_or_else(|error| {
-                // The first one is reported, and what is written is thrown away.
+                // The first error is reported, and the written bytes are thrown away.
                 self.failure.borrow_mut().get_or_insert(error.into());
                 Vec::new()
             })),
@@ -106,7 +106,7 @@ impl View for Written<'_> {
     }
 }
 
-/// `entries` and `metadata` as the contents of a file.
+/// `entries` and `metadata` in the format of a safetensors file.
 pub(crate) fn serialized(
     entries: &BTreeMap<String, Entry>,
     metadata: Option<HashMap<String, String>>,
@@ -119,7 +119,7 @@ pub(crate) fn serialized(
     failure.into_inner().map_or(Ok(contents), Err)
 }
 
-/// Writes the contents of a file beside its place first.
+/// Writes a file under another name and renames it to `path`.
 pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     write_beside(path, bytes).map_err(|source| NnError::File { path: path.to_owned(), source })
 }
@@ -138,7 +138,7 @@ fn file_dtype(dtype: DType) -> Dtype {
     }
 }
 
-/// The type that is stored as `dtype`, if there is one.
+/// The element type that a file stores as `dtype`, if there is one.
 pub(crate) fn dtype_of_file(dtype: Dtype) -> Option<DType> {
     DType::ALL.into_iter().find(|&ours| file_dtype(ours) == dtype)
 }
@@ -152,21 +152,20 @@ fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
         file.sync_all()?;
         fs::rename(&beside, path)
     };
-    // An unfinished file is of no use, and the error to report is the first one.
+    // The unfinished file is removed. The error to report is the error of the write.
     write().inspect_err(|_| drop(fs::remove_file(&beside)))
 }
 
 /// Reads every parameter and every buffer of `model` from `path`, in place.
 ///
 /// # Errors
-/// `File`, `Format`, and `Weights` when names, shapes or types differ: the model is then as
-/// before.
+/// `File`, `Format`, and `Weights` if names, shapes or types differ. The model is then as before.
 pub fn load(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     from_safetensors(model, mapped(path)?.bytes(), path)
 }
 
-/// The file `path`, which is read where it is looked at: one that is larger than memory, or that
-/// says so, is refused by its header.
+/// Maps the file `path` into memory. Pages are read only when they are used, so a check of the
+/// header can refuse a file that is larger than memory.
 ///
 /// # Errors
 /// `File`.
@@ -174,11 +173,11 @@ pub(crate) fn mapped(path: &Path) -> Result<MappedFile> {
     MappedFile::open(path).map_err(|source| NnError::File { path: path.to_owned(), source })
 }
 
-/// The tensors in the contents of a safetensors file, whose header was checked: lengths, offsets
-/// and shapes fit each other and the contents, and each name is there once. Errors name `path`.
+/// The tensors of a safetensors file. The header is checked: lengths, offsets and shapes agree with
+/// each other and with the contents, and no name occurs twice. Errors name `path`.
 ///
 /// # Errors
-/// `Format`; `Weights` for a name that is there twice.
+/// `Format`; `Weights` for a name that occurs twice.
 pub fn parse_safetensors<'a>(bytes: &'a [u8], path: &Path) -> Result<SafeTensors<'a>> {
     let format = |source| NnError::Format { path: path.to_owned(), source };
     let file = SafeTensors::deserialize(bytes).map_err(format)?;
@@ -192,8 +191,8 @@ pub fn parse_safetensors<'a>(bytes: &'a [u8], path: &Path) -> Result<SafeTensors
     }
 }
 
-/// A name that a header, which is a JSON object, has twice: the format does not allow it, and its
-/// parser takes the last one.
+/// A name that occurs twice in a header, which is a JSON object. The format does not allow this,
+/// but its parser silently takes the last entry.
 fn name_twice(header: &[u8]) -> Option<String> {
     let (mut names, mut depth, mut at) = (BTreeSet::new(), 0_usize, 0);
     while let Some(&byte) = header.get(at) {
@@ -206,7 +205,7 @@ fn name_twice(header: &[u8]) -> Option<String> {
                 at += text_len(&header[at..]);
                 let is_name = header[at..].trim_ascii_start().first() == Some(&b':');
                 if depth == 1 && is_name {
-                    // Escapes may write the same name in another way.
+                    // Two names that differ only in escapes are equal.
                     let name: String = serde_json::from_slice(&header[start..at]).ok()?;
                     if let Some(name) = names.replace(name) {
                         return Some(name);
@@ -219,7 +218,7 @@ fn name_twice(header: &[u8]) -> Option<String> {
     None
 }
 
-/// Bytes of a JSON text after its first quotation mark, the last one among them.
+/// Number of bytes of a JSON string after its opening quotation mark, including the closing one.
 fn text_len(json: &[u8]) -> usize {
     let mut is_escaped = false;
     let end = json.iter().position(|&byte| {
@@ -230,13 +229,14 @@ fn text_len(json: &[u8]) -> usize {
     end.map_or(json.len(), |end| end + 1)
 }
 
-/// [`load`] without a copy: parameters become parts of the file, which the CPU reads when they are
-/// used and which cost no memory of the device ([`Tensor::from_mapped`]), and are frozen. So are
-/// the tensors of [quantised](crate::quantize) layers; other buffers are copied, for training
-/// writes them. What lies askew in the file is copied too, and everything on an NVIDIA device.
+/// [`load`] without a copy: parameters become views of the file and are frozen. The CPU reads them
+/// when they are used, and they take no memory of the device ([`Tensor::from_mapped`]). The tensors
+/// of [quantised](crate::quantize) layers are views too. Other buffers are copied, since training
+/// writes them. Tensors that are not aligned in the file are copied too; on an NVIDIA device all
+/// tensors are copied.
 ///
 /// # Errors
-/// The errors of [`load`], and `OutOfMemory` for what is copied: the model is then as before.
+/// The errors of [`load`], and `OutOfMemory` for the copies. The model is then as before.
 pub fn map(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     let mapped = mapped(path)?;
     let file = parse_safetensors(mapped.bytes(), path)?;
@@ -277,11 +277,11 @@ pub fn map(model: &mut dyn Parameters, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads every parameter and every buffer of `model` from the contents of a file of [`save`], in
-/// place. Errors name `path`.
+/// Reads every parameter and every buffer of `model` in place, from bytes in the format of a file
+/// of [`save`]. Errors name `path`.
 ///
 /// # Errors
-/// The errors of [`load`] but `File`: the model is then as before.
+/// The errors of [`load`] except `File`. The model is then as before.
 pub fn from_safetensors(model: &mut dyn Parameters, bytes: &[u8], path: &Path) -> Result<()> {
     let file = parse_safetensors(bytes, path)?;
     check(model, &file, path)?;

@@ -1,60 +1,60 @@
-//! Learning rates over time, as `torch.optim.lr_scheduler`.
+//! Learning rates over time, as in `torch.optim.lr_scheduler`.
 //!
-//! A [`Schedule`] is a pure function of the step: resuming needs no state, and going back gives
-//! the same rate. PyTorch multiplies step by step where it has no closed form; the rates agree
-//! up to rounding. [`Plateau`] alone looks at a metric and has state.
+//! A [`Schedule`] is a pure function of the step: resuming needs no state, and a repeated step has
+//! the same rate. PyTorch multiplies step by step if it has no closed form; the rates agree up to
+//! rounding. Only [`Plateau`] depends on a metric and has state.
 
 use std::f64::consts::PI;
 
 use crate::checks::check_option;
 use crate::error::Result;
 
-/// The learning rate as a function of the step; `base` is the optimizer's own.
+/// The learning rate as a function of the step. `base` is the optimizer's own learning rate.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// `base`.
+    /// The constant rate `base`.
     Constant,
-    /// From `base · from` to `base · to` in a straight line over `steps`, then `base · to`
-    /// (`LinearLR`; a warm-up ends at 1).
+    /// Linear from `base · from` to `base · to` over `steps`, then `base · to` (`LinearLR`; a
+    /// warm-up has `to` = 1).
     Linear {
         /// Factor of step 0.
         from: f64,
         /// Factor from step `steps` on.
         to: f64,
-        /// Steps from the first factor to the last.
+        /// Number of steps from the first factor to the last.
         steps: u64,
     },
-    /// Half a cosine from `base` to `floor` over `steps`, then `floor` (`CosineAnnealingLR` up to
-    /// its end; Loshchilov & Hutter 2017).
+    /// Half a cosine from `base` to `floor` over `steps`, then `floor` (`CosineAnnealingLR`, which
+    /// PyTorch continues periodically; Loshchilov & Hutter 2017).
     Cosine {
-        /// Steps of the half wave.
+        /// Number of steps of the half cosine.
         steps: u64,
-        /// The last rate.
+        /// The rate at the end.
         floor: f64,
     },
-    /// Half cosines one after the other, each `growth` times as long as the one before
-    /// (`CosineAnnealingWarmRestarts`; Loshchilov & Hutter 2017).
+    /// A sequence of half cosines from `base` to `floor`, each `growth` times as long as the
+    /// previous one (`CosineAnnealingWarmRestarts`; Loshchilov & Hutter 2017).
     CosineRestarts {
-        /// Steps of the first half wave, at least 1.
+        /// Number of steps of the first half cosine, at least 1.
         first: u64,
-        /// How much longer each is than the last, at least 1.
+        /// Ratio of the length of a half cosine to the previous length, at least 1.
         growth: u64,
-        /// The rate at the end of each.
+        /// The rate at the end of each half cosine.
         floor: f64,
     },
-    /// `base · factorᵏ` after `k` times `every` steps (`StepLR`).
+    /// `base · factorᵏ` from step `k · every` on (`StepLR`).
     Step {
-        /// Steps between two falls, at least 1.
+        /// Number of steps between two reductions, at least 1.
         every: u64,
-        /// The factor of each fall.
+        /// The factor of each reduction.
         factor: f64,
     },
-    /// `base · factorᵏ` once `k` of the milestones are reached (`MultiStepLR`).
+    /// `base · factorᵏ` after `k` of the milestones (`MultiStepLR`).
     Milestones {
-        /// Steps at which the rate falls, in rising order.
+        /// Steps at which the rate is reduced, in ascending order.
         at: Vec<u64>,
-        /// The factor of each fall.
+        /// The factor of each reduction.
         factor: f64,
     },
     /// `base · factorˢᵗᵉᵖ` (`ExponentialLR`).
@@ -64,27 +64,27 @@ pub enum Schedule {
     },
     /// `base · (1 - step / steps)ᵖᵒʷᵉʳ`, then 0 (`PolynomialLR`).
     Polynomial {
-        /// Steps until 0.
+        /// Number of steps until the rate is 0.
         steps: u64,
-        /// 1 is a straight line.
+        /// The exponent; 1 gives a straight line.
         power: f64,
     },
-    /// Up to `base` and down again in one run (`OneCycleLR` with `base` as its `max_lr`; Smith &
-    /// Topin 2018): from `base / start_divisor` along half a cosine to `base`, along another to
-    /// `base / start_divisor / end_divisor`.
+    /// One cycle up to `base` and down again (`OneCycleLR` with `base` as its `max_lr`; Smith &
+    /// Topin 2018). The rate rises along half a cosine from `base / start_divisor` to `base`, then
+    /// falls along half a cosine to `base / start_divisor / end_divisor`.
     OneCycle {
-        /// Steps of the whole run, at least 1.
+        /// Number of steps of the whole run, at least 1.
         steps: u64,
-        /// Share of the steps that rise, 0.3 in PyTorch.
+        /// Fraction of the steps in which the rate rises; 0.3 in PyTorch.
         rising: f64,
-        /// 25 in PyTorch.
+        /// Ratio of `base` to the first rate; 25 in PyTorch.
         start_divisor: f64,
-        /// 10,000 in PyTorch.
+        /// Ratio of the first rate to the last rate; 10,000 in PyTorch.
         end_divisor: f64,
     },
-    /// One after the other, each counting from where it starts (`SequentialLR`).
+    /// Schedules in sequence. Each counts steps from its own start (`SequentialLR`).
     Sequence {
-        /// The schedules with the number of steps that each lasts.
+        /// Each schedule with its number of steps.
         parts: Vec<(Schedule, u64)>,
         /// The schedule after the parts.
         last: Box<Schedule>,
@@ -92,15 +92,15 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// `self` after a straight line from `base · from` to `base` over `steps`.
+    /// This schedule after a warm-up: a straight line from `base · from` to `base` over `steps`.
     #[must_use]
     pub fn after_warm_up(self, from: f64, steps: u64) -> Schedule {
         let warm_up = Schedule::Linear { from, to: 1.0, steps };
         Schedule::Sequence { parts: vec![(warm_up, steps)], last: Box::new(self) }
     }
 
-    /// `Ok` if [`Schedule::learning_rate`] is finite and not negative at every step, for any
-    /// `base` that is.
+    /// `Ok` if [`Schedule::learning_rate`] is finite and not negative at every step, for every
+    /// `base` that is finite and not negative.
     ///
     /// # Errors
     /// `Option` for the first value out of range.
@@ -137,7 +137,7 @@ impl Schedule {
         }
     }
 
-    /// The learning rate of `step`, counted from 0. Meaningful where [`Schedule::check`] passes.
+    /// The learning rate of `step`, counted from 0. Valid if [`Schedule::check`] succeeds.
     pub fn learning_rate(&self, base: f64, step: u64) -> f64 {
         match self {
             Schedule::Constant => base,
@@ -163,7 +163,7 @@ impl Schedule {
             }
             &Schedule::Exponential { factor } => base * power(factor, step),
             &Schedule::Polynomial { steps, power } => {
-                // 0⁰ is 1, but the end is 0.
+                // `0⁰` would be 1, but the rate ends at 0.
                 let left = 1.0 - progress(step, steps);
                 if left == 0.0 { 0.0 } else { base * left.powf(power) }
             }
@@ -171,7 +171,7 @@ impl Schedule {
                 let (start, last) = (base / start_divisor, steps.saturating_sub(1) as f64);
                 let (peak, at) = (rising * steps as f64 - 1.0, (step as f64).min(last));
                 if at <= peak {
-                    // A peak at step 0 has no way up.
+                    // With the peak at step 0 there is no rise.
                     let risen = if peak == 0.0 { 1.0 } else { at / peak };
                     return half_wave(start, base, risen);
                 }
@@ -192,46 +192,46 @@ impl Schedule {
     }
 }
 
-/// How much of `steps` is done, at most 1; all of nothing.
+/// Fraction of `steps` that is done, at most 1; 1 if `steps` is 0.
 fn progress(step: u64, steps: u64) -> f64 {
     if step >= steps { 1.0 } else { step as f64 / steps as f64 }
 }
 
-/// From one value to the other along half a cosine.
+/// The value on half a cosine from one value to the other.
 fn half_wave(from: f64, to: f64, progress: f64) -> f64 {
     to + (from - to) * (1.0 + (PI * progress).cos()) / 2.0
 }
 
-/// `factorᵏ`; beyond 2^31 times it is 0 or 1.
+/// `factorᵏ` for `count` k. An exponent above 2^31 is replaced by 2^31, with a result of 0 or 1.
 fn power(factor: f64, count: u64) -> f64 {
     factor.powi(i32::try_from(count).unwrap_or(i32::MAX))
 }
 
-/// PyTorch's options and defaults for `ReduceLROnPlateau`, except that the threshold is always
-/// relative.
+/// Options of [`Plateau`] with the defaults of `ReduceLROnPlateau`, except that the threshold is
+/// always relative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlateauOptions {
-    /// The direction in which a metric gets better.
+    /// The direction in which the metric improves.
     pub better: Better,
-    /// The factor of a fall, above 0 and below 1.
+    /// The factor of a reduction, above 0 and below 1.
     pub factor: f64,
-    /// Observations without an improvement that are tolerated.
+    /// Number of observations without an improvement before a reduction.
     pub patience: u64,
-    /// The share by which a metric must be better to count.
+    /// Relative change of the metric that counts as an improvement.
     pub threshold: f64,
-    /// Observations after a reduction that do not count.
+    /// Number of observations after a reduction that are ignored.
     pub cooldown: u64,
-    /// The rate never falls below.
+    /// Smallest learning rate.
     pub floor: f64,
 }
 
-/// Which way a metric improves.
+/// The direction in which a metric improves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Better {
-    /// Lower values are better, as of a loss.
+    /// Lower values are better, as for a loss.
     #[default]
     Lower,
-    /// Higher values are better, as of an accuracy.
+    /// Higher values are better, as for an accuracy.
     Higher,
 }
 
@@ -248,26 +248,26 @@ impl Default for PlateauOptions {
     }
 }
 
-/// Lowers the learning rate when a metric has stopped getting better (`ReduceLROnPlateau`).
+/// Reduces the learning rate when a metric stops improving (`ReduceLROnPlateau`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plateau {
     options: PlateauOptions,
     state: PlateauState,
 }
 
-/// The memory of a [`Plateau`], to store and to go on from.
+/// The state of a [`Plateau`], which can be stored and resumed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlateauState {
     /// The best metric so far.
     pub best: Option<f64>,
-    /// Observations since it improved.
+    /// Number of observations since the last improvement.
     pub bad_count: u64,
-    /// Observations that still do not count.
+    /// Number of observations that are still ignored.
     pub cooldown_left: u64,
 }
 
 impl Plateau {
-    /// A schedule that has seen nothing yet.
+    /// A plateau without observations.
     ///
     /// # Errors
     /// `Option` for a value out of range.
@@ -276,7 +276,7 @@ impl Plateau {
         Plateau::resume(options, state)
     }
 
-    /// A schedule that goes on from `state`.
+    /// A plateau that continues from `state`.
     ///
     /// # Errors
     /// `Option` for a value out of range.
@@ -287,17 +287,17 @@ impl Plateau {
         Ok(Plateau { options, state })
     }
 
-    /// The memory of the schedule.
+    /// The state, to be stored.
     pub fn state(&self) -> PlateauState {
         self.state
     }
 
-    /// The learning rate after a metric has been measured at `learning_rate`. NaN is no
-    /// improvement.
+    /// The learning rate after an observation of the metric; `learning_rate` is the rate before.
+    /// NaN is no improvement.
     pub fn observe(&mut self, metric: f64, learning_rate: f64) -> f64 {
         let PlateauOptions { better, factor, patience, threshold, cooldown, floor } = self.options;
         let state = &mut self.state;
-        // PyTorch compares with best · (1 ± threshold), whatever the sign of the best.
+        // PyTorch compares with best · (1 ± threshold), also if the best is negative.
         let is_better = !metric.is_nan()
             && state.best.is_none_or(|best| match better {
                 Better::Lower => metric < best * (1.0 - threshold),
@@ -316,7 +316,7 @@ impl Plateau {
         }
         (state.cooldown_left, state.bad_count) = (cooldown, 0);
         let lower = (learning_rate * factor).max(floor);
-        // A fall of less than 1e-8 is none, as PyTorch's `eps`.
+        // A reduction of at most 1e-8 is skipped, as with PyTorch's `eps`.
         if learning_rate - lower > 1e-8 { lower } else { learning_rate }
     }
 }

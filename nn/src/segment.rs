@@ -1,4 +1,5 @@
-//! Blocks of a model as segments: what each saves for backward is kept, recomputed or offloaded.
+//! Blocks of a model as segments: the saved tensors of each block are kept, recomputed or
+//! offloaded.
 
 use std::ops::Range;
 
@@ -9,10 +10,10 @@ use crate::module::Module;
 use crate::node::{Node, Nodes, Visitor};
 use crate::parallel::stages::run::run_own;
 
-/// A block of a model, with what becomes of the tensors that it saves for backward: see
+/// A block of a model with the policy of its saved tensors; see
 /// [`Parameters::visit_policies`](crate::Parameters::visit_policies). A trainer's plan may
-/// recompute the first blocks of a model that has them, to the same bits; a pipeline
-/// [cuts](crate::parallel::run_stage) it between them.
+/// recompute the first blocks of a model, with the same bits. A pipeline
+/// [cuts](crate::parallel::run_stage) a model between blocks.
 ///
 /// ```
 /// use lowtide_autograd::{Pass, Var};
@@ -53,23 +54,23 @@ pub struct Segment<B> {
 }
 
 impl<B: Clone + 'static> Segment<B> {
-    /// The block with the policy of the segment around it.
+    /// A block that follows the policy of the enclosing segment.
     pub fn new(block: B) -> Self {
         Segment { block, policy: None }
     }
 
-    /// The block that runs under the policy.
+    /// The block that the segment runs.
     pub fn block(&self) -> &B {
         &self.block
     }
 
-    /// The block, to be changed.
+    /// The block, for changes.
     pub fn block_mut(&mut self) -> &mut B {
         &mut self.block
     }
 
-    /// `run(block, pass, inputs)` under the policy; a second time in backward, perhaps. So it
-    /// depends on nothing else that changes.
+    /// Runs `run(block, pass, inputs)` under the policy. Backward may call `run` again, so `run`
+    /// must not depend on anything else that changes.
     ///
     /// # Errors
     /// The errors of `run`.
@@ -99,19 +100,19 @@ impl<B: Module + Clone + 'static> Module for Segment<B> {
 }
 
 impl<B: Nodes> Nodes for Segment<B> {
-    /// The block's own policy comes before those of the blocks inside.
+    /// The policy of the block comes before the policies of the blocks inside.
     fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         visitor.node("", Node::Block(&mut self.policy));
         visitor.field("", &mut self.block);
     }
 }
 
-/// Runs blocks one after the other; the path of each is `{prefix}{index}`. Those that are
-/// recomputed [with the one before](SavedPolicy::RecomputeWithPrevious) are one segment with it.
-/// Between two blocks a model can be cut: see [`run_stage`](crate::parallel::run_stage).
+/// Runs blocks in sequence, each under the path `{prefix}{index}`. A block that is recomputed [with
+/// the previous one](SavedPolicy::RecomputeWithPrevious) is in the segment of the previous block. A
+/// model can be cut between two blocks: see [`run_stage`](crate::parallel::run_stage).
 ///
 /// # Errors
-/// The errors of `run`; `EndOfStage` where a stage ends.
+/// The errors of `run`; `EndOfStage` at the end of a stage.
 pub fn run_blocks<B: Clone + 'static>(
     prefix: &str,
     blocks: &[Segment<B>],
@@ -122,7 +123,7 @@ pub fn run_blocks<B: Clone + 'static>(
     run_own(blocks.len(), pass, input, |own, x| run_some(prefix, blocks, own, pass, x, run.clone()))
 }
 
-/// [`run_blocks`] of a range of them.
+/// [`run_blocks`] for a range of the blocks.
 fn run_some<B: Clone + 'static>(
     prefix: &str,
     blocks: &[Segment<B>],
@@ -162,7 +163,7 @@ fn run_some<B: Clone + 'static>(
     Ok(x)
 }
 
-/// [`run_blocks`] of modules.
+/// [`run_blocks`] for blocks that are modules.
 pub(crate) fn forward_blocks<B: Module + Clone + 'static>(
     prefix: &str,
     blocks: &[Segment<B>],

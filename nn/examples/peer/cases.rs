@@ -1,10 +1,11 @@
 //! Single operations at the shapes of the CNNs and the GPT, forward and backward.
 //!
-//! Their "loss" is the mean magnitude of the first result, so that equal ones show equal work.
+//! The "loss" of an operation is the mean magnitude of its first result: equal losses show equal
+//! work.
 
 use super::measure::Workload;
 
-/// An operation: its name, the parts of it that run, and their sizes.
+/// An operation: its name, the part of it that runs, and its sizes.
 pub(crate) struct Op {
     pub(crate) workload: Workload,
     pub(crate) part: Part,
@@ -17,7 +18,7 @@ pub(crate) enum Part {
     Conv,
     ConvToInput,
     ConvToWeight,
-    /// 2x2: `[B, C, side]`.
+    /// Sizes of a max pool 2x2: `[B, C, side]`.
     MaxPool,
     MaxPoolBackward,
     /// Sizes of rows: `[N, C]`.
@@ -25,7 +26,7 @@ pub(crate) enum Part {
     LayerNormBackward,
     Gelu,
     GeluBackward,
-    /// Causal: `[B, heads, T, D]`.
+    /// Sizes of causal attention: `[B, heads, T, D]`.
     Attention,
     AttentionBackward,
 }

@@ -1,10 +1,10 @@
-//! One training step of a workload that is also written in PyTorch, burn, candle and dfdx, timed:
+//! Times one training step of a workload that is also written in PyTorch, burn, candle and dfdx:
 //!
 //! ```text
 //! cargo run --release -p lowtide-nn --example peer -- w1-simplecnn 2
 //! ```
 //!
-//! All start from the same numbers, so that equal losses show equal work.
+//! All programs start from the same numbers, so that equal losses show equal work.
 
 mod cases;
 mod measure;
@@ -114,7 +114,7 @@ fn option<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
     arguments.get(at + 1).map(String::as_str)
 }
 
-/// The element type that the arguments ask for.
+/// The element type in the arguments.
 fn dtype(arguments: &[String]) -> DType {
     match option(arguments, "--dtype") {
         None | Some("f32") => DType::F32,
@@ -153,8 +153,8 @@ fn mlp(device: &Device) -> Result<Sequential> {
     Ok(model.then(linear(512, 512)?).then(ReLU).then(linear(512, 10)?))
 }
 
-/// The parameters in their order from the streams 1, 2, 3, ...; a bias has its weight's bound, an
-/// embedding one of its own, and normalisations keep their ones and zeros.
+/// Fills the parameters in order, from the streams 1, 2, 3, ... A bias has the bound of its weight,
+/// and an embedding has its own bound. Normalisations keep their ones and zeros.
 fn fill(device: &Device, model: &mut impl Parameters) -> Result<()> {
     const EMBEDDING_BOUND: f32 = 0.035;
     let (mut stream, mut bound, mut result) = (0, None, Ok(()));
@@ -227,7 +227,7 @@ fn train<const N: usize>(
     })
 }
 
-/// Two tensors from the first two streams.
+/// Two tensors, from the first two streams.
 fn two<const N: usize>(device: &Device, shape: [usize; N]) -> Result<[Tensor; 2]> {
     let len = shape.iter().product();
     let of = |stream| Tensor::from_slice(device, shape, &uniform(stream, len, 1.0));

@@ -3,7 +3,8 @@
 use std::fs;
 use std::time::Instant;
 
-/// Streams of the data; parameters take 1, 2, 3, ... in the order of creation.
+/// Streams of the inputs and labels. Parameters take the streams 1, 2, 3, ... in the order of
+/// creation.
 pub(crate) const X: u64 = 1001;
 pub(crate) const Y: u64 = 1002;
 
@@ -16,18 +17,18 @@ fn mix(stream: u64, i: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Floats uniform in `[-bound, bound)`.
+/// Floats that are uniform in `[-bound, bound)`.
 pub(crate) fn uniform(stream: u64, len: usize, bound: f32) -> Vec<f32> {
     let unit = |i| (mix(stream, i) >> 40) as f32 * (1.0 / 8_388_608.0) - 1.0;
     (0..len as u64).map(|i| unit(i) * bound).collect()
 }
 
-/// Whole numbers in `0..modulo`.
+/// Integers that are uniform in `0..modulo`.
 pub(crate) fn integers(stream: u64, len: usize, modulo: u32) -> Vec<i64> {
     (0..len as u64).map(|i| i64::from((mix(stream, i) >> 32) as u32 % modulo)).collect()
 }
 
-/// A workload: its name, and the time that it is measured for.
+/// A workload: its name, its batch and its number of steps.
 pub(crate) struct Workload {
     pub(crate) name: &'static str,
     pub(crate) batch: usize,
@@ -36,7 +37,7 @@ pub(crate) struct Workload {
     pub(crate) giga: Option<(&'static str, f64)>,
 }
 
-/// Memory of this process under a name of `/proc/self/status`, in MiB; 0 where there is none.
+/// Memory of this process under a key of `/proc/self/status`, in MiB; 0 if the key is missing.
 fn status_mb(key: &str) -> f64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with(key)).unwrap_or_default();
@@ -66,8 +67,9 @@ pub(crate) fn measure<E>(
     measure_prepared(peer, workload, threads, || Ok(()), |()| step())
 }
 
-/// As [`measure`], with what is made before each step and dropped after it, both untimed: the
-/// forward pass that a backward one consumes. Memory and busy cores count it.
+/// [`measure`] with a preparation before each step, for example the forward pass of a timed
+/// backward pass. Its result is dropped after the step. Preparation and drop are not timed, but
+/// memory and busy cores include them.
 pub(crate) fn measure_prepared<P, E>(
     peer: &str,
     workload: &Workload,
@@ -75,7 +77,7 @@ pub(crate) fn measure_prepared<P, E>(
     mut prepare: impl FnMut() -> Result<P, E>,
     mut step: impl FnMut(&mut P) -> Result<f32, E>,
 ) -> Result<(), E> {
-    // The peak counts from here; where that is not possible, from the start.
+    // Resets the peak of memory. If the file is not writable, the peak counts from the start.
     let _ = fs::write("/proc/self/clear_refs", "5");
     let base_mb = status_mb("VmRSS");
     let mut losses = Vec::new();

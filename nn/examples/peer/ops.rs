@@ -11,7 +11,7 @@ use crate::measure::{measure, uniform};
 /// Runs an operation once more.
 type Run = Box<dyn FnMut() -> Result<Tensor>>;
 
-/// Measures the operation of this name; false if there is none.
+/// Measures the operation `name`; false if there is no such operation.
 pub(crate) fn measure_op(device: &Device, name: &str, threads: usize) -> Result<bool> {
     let Some(op) = find(name) else { return Ok(false) };
     let mut run = op.prepare(device)?;
@@ -22,7 +22,7 @@ pub(crate) fn measure_op(device: &Device, name: &str, threads: usize) -> Result<
 }
 
 impl Op {
-    /// The operands, from streams 1, 2 and 3, and the operation over them.
+    /// Fills the operands from streams 1, 2 and 3, and returns the operation on them.
     fn prepare(&self, device: &Device) -> Result<Run> {
         let fill = |stream: u64, dims: &[usize]| {
             Tensor::from_slice(device, dims, &uniform(stream, dims.iter().product(), 1.0))

@@ -14,10 +14,10 @@ use crate::lora::targets::Targets;
 use crate::module::Parameters;
 use crate::parameter::Parameter;
 
-/// Puts the weights of the layers of `targets` in few bits, one after the other, so that a layer's
-/// floats are there twice at most: as f32 on the host, and as codes. Biases stay. Quantised weights
-/// have no gradient and are buffers, `{layer}.weight.codes` and the like. Layers that are
-/// quantised already are left alone. Returns the names of the layers.
+/// Quantises the weights of the linear layers in `targets`, one layer after the other. Only the
+/// layer at hand is in memory twice: as f32 on the host and as codes. Biases stay. Quantised
+/// weights have no gradient and are buffers with names such as `{layer}.weight.codes`. A layer that
+/// is quantised already stays as it is. Returns the names of the layers.
 ///
 /// ```
 /// use lowtide_nn::{LoraOptions, Parameters, Targets, adapt, models::Mlp, quantize};
@@ -34,9 +34,9 @@ use crate::parameter::Parameter;
 /// ```
 ///
 /// # Errors
-/// `Adapter` for targets that match no layer, with the layers that there are, and `Shape` for one
-/// whose rows are no whole blocks: then nothing was changed. `OutOfMemory`: the layers before are
-/// quantised.
+/// `Adapter` for targets that match no layer; the error lists the layers of the model. `Shape` for
+/// a layer whose rows are not a whole number of blocks. After both, nothing has changed.
+/// `OutOfMemory`: the layers before are quantised.
 pub fn quantize(
     model: &mut dyn Parameters,
     targets: &Targets,
@@ -61,11 +61,12 @@ pub fn quantize(
     Ok(names)
 }
 
-/// Puts every weight of a model in few bits that is not to be trained any more: those of all linear
-/// layers, as [`quantize`] does, and convolutions, tables of embeddings and all else that has rows,
-/// which are decoded as a whole when they are used. Biases and norms stay, as do weights that the
-/// format has no whole blocks for, and those that others are computed from, as in
-/// [`WeightNorm`](crate::WeightNorm). Returns the names of what is quantised now.
+/// Quantises every weight of a model, for a model that is not trained any more. Linear layers are
+/// quantised as by [`quantize`]. Convolutions, embedding tables and other parameters with rows are
+/// quantised too, and decoded as a whole when they are used. Biases and norms keep their type, as
+/// do weights whose rows are not a whole number of blocks and weights that other weights are
+/// computed from, as in [`WeightNorm`](crate::WeightNorm). Returns the names of the quantised
+/// weights.
 ///
 /// # Errors
 /// `OutOfMemory`: the weights before are quantised.
@@ -80,7 +81,7 @@ pub fn quantize_all(model: &mut dyn Parameters, format: QuantFormat) -> Result<V
         }
     });
     outcome?;
-    // One that stands in several places is encoded once.
+    // A parameter in several places of the model is encoded once.
     let mut encoded = BTreeMap::new();
     let mut outcome = Ok(());
     model.visit(&mut |name, parameter| {
@@ -95,9 +96,9 @@ pub fn quantize_all(model: &mut dyn Parameters, format: QuantFormat) -> Result<V
     outcome.map(|()| names)
 }
 
-/// Sets what the linear layers multiply whose weights are in [`QuantFormat::Int8Rows`]; all else,
-/// such as convolutions, decodes its weights as before. Files of weights do not keep it. Returns
-/// the names of these layers: none where no such weight is.
+/// Sets the number type of products in linear layers with weights in [`QuantFormat::Int8Rows`].
+/// Other layers, such as convolutions, still decode their weights. Weights files do not store this
+/// setting. Returns the names of the layers with such weights.
 ///
 /// ```
 /// use lowtide_autograd::Pass;
@@ -124,7 +125,8 @@ pub fn set_activations(model: &mut dyn Parameters, activations: Activations) -> 
     names
 }
 
-/// Puts a parameter in few bits, if it has rows; what is encoded already is taken from there.
+/// Quantises a parameter, if its shape has rows that fit the format. A parameter in `encoded` is
+/// not encoded again.
 fn quantize_once(
     parameter: &mut Parameter,
     format: QuantFormat,
@@ -141,8 +143,8 @@ fn quantize_once(
     Ok(true)
 }
 
-/// A weight as a matrix of a row for each position of its first dimension; `None` if it has no rows
-/// that `format` has blocks for.
+/// A weight as a matrix with a row for each position of its first dimension; `None` if `format` has
+/// no blocks for such rows.
 fn rows(weight: &Tensor, format: QuantFormat) -> Result<Option<Tensor>> {
     let Some((&rows, others)) = weight.shape().split_first() else { return Ok(None) };
     let shape = Shape::new(&[rows, others.iter().product()]);

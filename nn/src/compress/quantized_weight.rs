@@ -10,15 +10,15 @@ use crate::error::Result;
 /// The type of the numbers that a linear layer with a quantised weight multiplies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
-    /// Floats: a panel of the weight is decoded at a time. The nearest to the layer as it was, and
-    /// for every format.
+    /// Floats: a panel of the weight is decoded at a time. The result is nearest to the result of
+    /// the original layer. For every format.
     #[default]
     Float,
-    /// Integers, for weights in [`QuantFormat::Int8Rows`]: each row of the input is put in 8 bits
-    /// by its largest magnitude, in every forward pass anew. Faster on a CPU with instructions for
-    /// bytes where layers have some hundred features and more; of small ones it takes longer to
-    /// round the input than to multiply it. For inference: the inputs are rounded, which backward
-    /// leaves out of account. NVIDIA devices have no kernel for it.
+    /// Integers, for weights in [`QuantFormat::Int8Rows`]. Every forward pass converts each row of
+    /// the input to 8 bits, scaled by the largest magnitude of the row. Faster on a CPU with
+    /// instructions for bytes if a layer has some hundred features or more; in a smaller layer the
+    /// rounding of the input takes longer than the product. For inference: the inputs are rounded,
+    /// and backward ignores the rounding. NVIDIA devices have no kernel for this.
     Int8,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct QuantizedWeight {
 }
 
 impl QuantizedWeight {
-    /// `weight` in few bits.
+    /// Quantises `weight`.
     pub(crate) fn encode(weight: &Tensor, format: QuantFormat) -> Result<Self> {
         let _scope = weight.device().category(Category::Parameter);
         Self::of(&Quantized::encode(weight, format)?)

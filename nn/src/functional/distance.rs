@@ -1,4 +1,4 @@
-//! Distances and norms of vectors, which lie along one dimension.
+//! Distances and norms of vectors along one dimension.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{AvgPool, Axis, PadMode, Pool2dGeometry, Shape, TensorError};
@@ -6,8 +6,8 @@ use lowtide_tensor::{AvgPool, Axis, PadMode, Pool2dGeometry, Shape, TensorError}
 use crate::checks::check_option;
 use crate::error::Result;
 
-/// `max(x, low)` whose gradient passes as if nothing had been raised, as where PyTorch clamps
-/// outside of the graph: what lies below `low` can still grow.
+/// `max(x, low)` with the gradient of `x`, as where PyTorch clamps outside of the graph: a value
+/// below `low` can still grow.
 pub(crate) fn raised(x: Var, low: f64) -> Result<Var> {
     // dx = dy
     Ok(Var::apply("raised", [x], |[x], _| {
@@ -15,8 +15,8 @@ pub(crate) fn raised(x: Var, low: f64) -> Result<Var> {
     })?)
 }
 
-/// `Σ a·b / (max(‖a‖, ε) · max(‖b‖, ε))` along `axis`, `torch.nn.functional.cosine_similarity`;
-/// ε is 1e-8 there. As there, the gradient takes no notice of the maximum.
+/// `Σ a·b / (max(‖a‖, ε) · max(‖b‖, ε))` along `axis`, `torch.nn.functional.cosine_similarity`,
+/// where ε is 1e-8. The gradient ignores both maxima, as in PyTorch.
 ///
 /// # Shapes
 /// `a, b: [.., D, ..]`, broadcast, `→ [.., ..]`
@@ -27,14 +27,14 @@ pub fn cosine_similarity(a: Var, b: Var, axis: impl Into<Axis>, eps: f64) -> Res
     check_option("eps", eps, "[0, ∞)", |eps| eps >= 0.0)?;
     let (axis, dtype) = (axis.into(), a.value().dtype());
     if dtype != dtype.computed() && dtype == b.value().dtype() {
-        // One rounding, at the end: that of a norm alone is that of the quotient.
+        // The result is rounded once, at the end. Rounded norms would give another quotient.
         let [a, b] = [a, b].map(|x| x.to_dtype(dtype.computed()));
         return Ok(cosine_similarity(a?, b?, axis, eps)?.to_dtype(dtype)?);
     }
     let (left, right) = (*a.shape(), *b.shape());
     let op = "cosine_similarity";
     let shape = left.broadcast(&right).ok_or(TensorError::Shape { op, left, right })?;
-    // Without dimensions there is one vector of one number.
+    // A tensor without dimensions counts as one vector of one number.
     let shape = if shape.is_empty() { Shape::new(&[1]) } else { shape };
     let [a, b] = [a.expand(shape)?, b.expand(shape)?];
     let norm = |x: &Var| raised(x.clone().norm(&[axis], 2.0)?, eps);
@@ -44,8 +44,8 @@ pub fn cosine_similarity(a: Var, b: Var, axis: impl Into<Axis>, eps: f64) -> Res
     Ok(y)
 }
 
-/// `‖a - b + ε‖` of order p along the last dimension, `torch.nn.functional.pairwise_distance`; p is
-/// 2 and ε 1e-6 there.
+/// `‖a - b + ε‖` of order p along the last dimension, `torch.nn.functional.pairwise_distance`,
+/// where p is 2 and ε is 1e-6.
 ///
 /// # Shapes
 /// `a, b: [.., D]`, broadcast, `→ [..]`
@@ -56,11 +56,11 @@ pub fn pairwise_distance(a: Var, b: Var, order: f64, eps: f64) -> Result<Var> {
     Ok(a.sub(b)?.add_scalar(eps)?.norm(&[-1], order)?)
 }
 
-/// `x / max(‖x‖, ε)` with the norm of order p along `axis`, `torch.nn.functional.normalize`; p is 2
-/// and ε 1e-12 there.
+/// `x / max(‖x‖, ε)` with the norm of order p along `axis`, `torch.nn.functional.normalize`, where
+/// p is 2 and ε is 1e-12.
 ///
 /// # Shapes
-/// `x: [.., D, ..]` of `x`'s shape
+/// `x: [.., D, ..] → [.., D, ..]`
 ///
 /// # Errors
 /// `Axis`, `DType`, `OutOfMemory`.
@@ -69,14 +69,14 @@ pub fn normalize(x: Var, order: f64, axis: impl Into<Axis>, eps: f64) -> Result<
     Ok(x.div(norm)?)
 }
 
-/// How [`local_response_norm`] weighs the channels around; PyTorch's defaults.
+/// Options of [`local_response_norm`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LocalResponseOptions {
-    /// A factor for the mean of the squares.
+    /// Factor of the mean of the squares.
     pub alpha: f64,
     /// The exponent of the divisor.
     pub beta: f64,
-    /// Added to the mean before the power.
+    /// Term that is added to the scaled mean before the power.
     pub k: f64,
 }
 
@@ -86,9 +86,10 @@ impl Default for LocalResponseOptions {
     }
 }
 
-/// `x[c] / (k + α · mean of x[i]²)^β` over the `channel_count` channels i around c, of which those
-/// that are missing count as 0, `torch.nn.functional.local_response_norm` (Krizhevsky, Sutskever
-/// and Hinton, "ImageNet classification with deep convolutional neural networks", 2012).
+/// `x[c] / (k + α · mean of x[i]²)^β` over the `channel_count` channels i around c,
+/// `torch.nn.functional.local_response_norm`. Channels beyond the first and the last count as 0.
+/// Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolutional neural
+/// networks" (2012).
 ///
 /// # Shapes
 /// `x: [N, C, ..]`, with at least one dimension of places, `→ [N, C, ..]`

@@ -1,4 +1,4 @@
-//! Points of images and volumes.
+//! Values of images and volumes at arbitrary points.
 
 use lowtide_autograd::{AutogradResult, Needs, Saved, Var};
 use lowtide_tensor::{Corners, DType, Tensor, TensorError, TensorResult};
@@ -6,38 +6,38 @@ use lowtide_tensor::{Corners, DType, Tensor, TensorError, TensorResult};
 use crate::error::Result;
 use crate::functional::images::CUBIC;
 
-/// How [`grid_sample`] makes the value of a point of those around it.
+/// Interpolations of [`grid_sample`]: the value of a point from the pixels around it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GridMode {
-    /// Four pixels, or eight voxels, by their distance.
+    /// The four nearest pixels, or eight voxels, weighted by distance.
     #[default]
     Bilinear,
-    /// The nearest pixel, of two equally near ones the one at an even place.
+    /// The nearest pixel. Of two pixels at the same distance, the pixel with the even index.
     Nearest,
     /// Sixteen pixels, or 64 voxels, by Keys' cubic convolution.
     Bicubic,
 }
 
-/// The values around an image.
+/// The values outside of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GridPadding {
-    /// Pixels of 0: points far outside are 0.
+    /// Pixels of 0: a point far outside has the value 0.
     #[default]
     Zeros,
-    /// The outermost pixels.
+    /// The nearest pixel of the border.
     Border,
-    /// The image, mirrored again and again.
+    /// The image, mirrored at its edges again and again.
     Reflection,
 }
 
-/// How [`grid_sample`] reads an image; PyTorch's defaults.
+/// Options of [`grid_sample`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GridOptions {
-    /// The value of a point between pixels.
+    /// The interpolation between pixels.
     pub mode: GridMode,
-    /// The values around the image.
+    /// The values outside of the image.
     pub padding: GridPadding,
-    /// The places of -1 and 1: the middles of the outermost pixels, or their outer edges.
+    /// The positions of -1 and 1: the centers of the outermost pixels, or their outer edges.
     pub corners: Corners,
 }
 
@@ -49,7 +49,7 @@ impl Default for GridOptions {
 }
 
 impl GridOptions {
-    /// The place among `len` pixels of a coordinate between -1 and 1.
+    /// Converts a coordinate between -1 and 1 to a position among `len` pixels.
     fn place(self, coordinate: Var, len: usize) -> Result<Var> {
         let len = len as f64;
         let place = match self.corners {
@@ -58,11 +58,11 @@ impl GridOptions {
                 coordinate.add_scalar(1.0)?.mul_scalar(0.5 * len)?.sub_scalar(0.5)?
             }
         };
-        // Four pixels may lie on both sides of the edge: their own places are moved.
+        // The four pixels may lie on both sides of the edge: each pixel is moved inside on its own.
         if self.mode == GridMode::Bicubic { Ok(place) } else { self.inside(place, len) }
     }
 
-    /// A place that lies in the image, if there is something else than zeros around it.
+    /// Moves a position into the image, by the padding. Zeros around the image leave the position.
     fn inside(self, place: Var, len: f64) -> Result<Var> {
         let place = match self.padding {
             GridPadding::Zeros => return Ok(place),
@@ -79,7 +79,7 @@ impl GridOptions {
     }
 }
 
-/// A place mirrored at `low` and at `low + span` until it lies between.
+/// Mirrors a position at `low` and at `low + span` until it lies between the two.
 fn reflected(place: Var, low: f64, span: f64) -> Result<Var> {
     let distance = place.sub_scalar(low)?.abs()?;
     let turns = distance.value().div_floor_scalar(span)?;
@@ -89,14 +89,14 @@ fn reflected(place: Var, low: f64, span: f64) -> Result<Var> {
     Ok(turned.where_cond(&is_turned, within)?.add_scalar(low)?)
 }
 
-/// Pixels along one dimension, with their weights, if they have any.
+/// A pixel for each point along one dimension, with its weight. The nearest pixel has no weight.
 struct Pixels {
     places: Tensor,
     weight: Option<Var>,
 }
 
 impl GridOptions {
-    /// The pixels around each `place: [N, P]` among `len`.
+    /// The pixels around each `place: [N, P]`, a position among `len` pixels.
     fn pixels(self, place: Var, len: usize) -> Result<Vec<Pixels>> {
         if self.mode == GridMode::Nearest {
             return Ok(vec![Pixels { places: place.value().round()?, weight: None }]);
@@ -122,7 +122,7 @@ impl GridOptions {
     }
 }
 
-/// [`cubic`] of a distance that is below 1 for the two pixels in the middle.
+/// [`cubic`] of a distance. The distance is below 1 for offsets 0 and 1, else between 1 and 2.
 fn cubic_of(x: Var, offset: i32) -> Result<Var> {
     let a = CUBIC;
     Ok(match offset {
@@ -137,19 +137,20 @@ fn cubic_of(x: Var, offset: i32) -> Result<Var> {
     })
 }
 
-/// The pixels around all points: along each dimension several, whose products are the corners. A
-/// corner says which pixel it is along each dimension, from the first on.
+/// The pixels around all points: a few along each dimension. A corner is one pixel of each
+/// dimension. An index list names a corner: entry k is the pixel's index among the pixels of
+/// dimension k.
 struct Around {
     sizes: Vec<usize>,
     padding: GridPadding,
-    /// The place of each pixel along each dimension, as numbers of the image's type.
+    /// The index of each pixel along each dimension, in the image's type.
     places: Vec<Vec<Tensor>>,
-    /// Weights of those, in the same order; none of the nearest pixel.
+    /// Weights of the pixels, in the order of `places`; empty for the nearest pixel.
     weights: Vec<Vec<Tensor>>,
 }
 
 impl Around {
-    /// All combinations, the last dimension's pixel changing first.
+    /// All corners; the pixel of the last dimension changes first.
     fn corners(&self) -> Vec<Vec<usize>> {
         let mut corners = vec![Vec::new()];
         for pixels in &self.places {
@@ -162,7 +163,7 @@ impl Around {
         corners
     }
 
-    /// The places of a corner in the image, row by row, `[N, P]`.
+    /// The row-major index of a corner's pixel in the image, `[N, P]`.
     fn index(&self, corner: &[usize]) -> TensorResult<Tensor> {
         let along = |axis: usize| {
             let last = self.sizes[axis] as f64 - 1.0;
@@ -176,7 +177,8 @@ impl Around {
         Ok(index)
     }
 
-    /// Where a corner has zeros, if the image has zeros around it, `[N, P]`.
+    /// The mask of points whose corner lies outside of the image, `[N, P]`; `None` unless the
+    /// padding is zeros.
     fn is_outside(&self, corner: &[usize]) -> TensorResult<Option<Tensor>> {
         if self.padding != GridPadding::Zeros {
             return Ok(None);
@@ -194,8 +196,8 @@ impl Around {
         Ok(is_outside)
     }
 
-    /// The product of a corner's weights, `[N, P]`, without that along one of the dimensions;
-    /// `None` where it has no factor.
+    /// The product of a corner's weights, `[N, P]`, except for dimension `without`. `None` if no
+    /// factor is left.
     fn weight(&self, corner: &[usize], without: Option<usize>) -> TensorResult<Option<Tensor>> {
         let mut product: Option<Tensor> = None;
         for (axis, weights) in self.weights.iter().enumerate() {
@@ -211,7 +213,7 @@ impl Around {
         Ok(product)
     }
 
-    /// `x: [N, C, P]` times the weight of each point, 0 outside.
+    /// `x: [N, C, P]` times the corner's weight of each point; 0 if the corner lies outside.
     fn weighted(&self, corner: &[usize], x: &Tensor) -> TensorResult<Tensor> {
         let is_outside =
             self.is_outside(corner)?.map(|outside| outside.unsqueeze(1)).transpose()?;
@@ -228,7 +230,7 @@ impl Around {
         }
     }
 
-    /// The pixels of a corner, `x: [N, C, pixels] → [N, C, P]`.
+    /// The values of a corner's pixels, `x: [N, C, pixels] → [N, C, P]`.
     fn values(&self, corner: &[usize], x: &Tensor) -> TensorResult<Tensor> {
         x.gather(2, &self.places_in(corner, x)?)
     }
@@ -239,7 +241,7 @@ impl Around {
         index.unsqueeze(1)?.expand(shape)
     }
 
-    /// `y[n, c, p] = Σ w · x[n, c, index]` over the corners of the points.
+    /// `y[n, c, p] = Σ w · x[n, c, index]` over the corners of each point.
     fn sum(&self, x: &Tensor) -> TensorResult<Tensor> {
         let mut sum: Option<Tensor> = None;
         for corner in self.corners() {
@@ -255,7 +257,7 @@ impl Around {
         Ok(sum.expect("a point has a corner"))
     }
 
-    /// `dx[n, c, index] += w · dy[n, c, p]` of all corners.
+    /// `dx[n, c, index] += w · dy[n, c, p]` over all corners.
     fn image_gradient(&self, dy: &Tensor, x: &Tensor) -> TensorResult<Tensor> {
         let mut dx = Tensor::zeros(dy.device(), *x.shape(), dy.dtype())?;
         for corner in self.corners() {
@@ -265,9 +267,9 @@ impl Around {
         Ok(dx)
     }
 
-    /// The gradient of each weight: `Σ dy · x[index] · (the corner's weights along other
-    /// dimensions)` over the channels and over the corners that the weight belongs to, in the
-    /// weights' order.
+    /// The gradient of each weight, in the order of the weights: `Σ dy · x[index] · (the corner's
+    /// weights along the other dimensions)`. The sum runs over the channels and over the corners
+    /// with that weight.
     fn weight_gradients(&self, dy: &Tensor, x: &Tensor) -> TensorResult<Vec<Tensor>> {
         let zeros = |weight: &Tensor| Tensor::zeros(dy.device(), *weight.shape(), dy.dtype());
         let along = |weights: &Vec<Tensor>| -> TensorResult<Vec<Tensor>> {
@@ -291,9 +293,10 @@ impl Around {
     }
 }
 
-/// The weighted sums of the pixels around points, `image: [N, C, pixels] → [N, C, P]`, by `around`,
-/// a list for each dimension of `sizes`. Backward gathers the corners again, one at a time: kept
-/// are the image and what the points are along single dimensions, which has no channels.
+/// The weighted sums of the pixels around points, `image: [N, C, pixels] → [N, C, P]`. `around` has
+/// a list of pixels for each dimension of `sizes`. Backward gathers the corners again, one at a
+/// time. Saved tensors are the image, and the pixels and weights along each dimension, which have
+/// no channels.
 fn sum_of_corners(
     image: Var,
     around: Vec<Vec<Pixels>>,
@@ -344,20 +347,21 @@ fn sum_of_corners(
     })?)
 }
 
-/// The values of images or volumes at points, `torch.nn.functional.grid_sample` (Jaderberg and
-/// others, "Spatial transformer networks", 2015). A point is a column, a row and, in volumes, a
-/// slice: each from -1 at the left, the top or the front to 1.
+/// The values of images or volumes at points, `torch.nn.functional.grid_sample` (Jaderberg et al.,
+/// "Spatial transformer networks", 2015). A point has coordinates for its column, its row and, in
+/// volumes, its slice. A coordinate is -1 at the left, top or front edge and 1 at the opposite
+/// edge.
 ///
 /// # Shapes
 /// `x: [N, C, H, W], grid: [N, H', W', 2] → [N, C, H', W']`;
 /// `x: [N, C, D, H, W], grid: [N, D', H', W', 3] → [N, C, D', H', W']`
 ///
 /// # Errors
-/// `Shape`, also for images without pixels; `DType`, `OutOfMemory`.
+/// `Shape`, also for images without pixels; `DType`; `OutOfMemory`.
 pub fn grid_sample(x: Var, grid: Var, options: GridOptions) -> Result<Var> {
     let dtype = x.value().dtype();
     if dtype != dtype.computed() {
-        // One rounding, at the end.
+        // The result is rounded once, at the end.
         let [x, grid] = [x, grid].map(|x| x.to_dtype(dtype.computed()));
         return Ok(grid_sample(x?, grid?, options)?.to_dtype(dtype)?);
     }
@@ -374,7 +378,7 @@ pub fn grid_sample(x: Var, grid: Var, options: GridOptions) -> Result<Var> {
     }
     let points = to.iter().product();
     let image = x.reshape([samples, channels, pixels])?;
-    // Points begin with the last dimension.
+    // The first coordinate of a point belongs to the last dimension.
     let along = |axis: usize| {
         let coordinate = grid.clone().select(rank + 1, rank - 1 - axis)?;
         let coordinate = coordinate.reshape([samples, points])?;

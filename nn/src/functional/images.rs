@@ -1,4 +1,4 @@
-//! Images, sequences and volumes in another size.
+//! Resizes images, sequences and volumes, and shuffles their channels.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{Corners, DType, Shape, Tensor, TensorError};
@@ -6,48 +6,53 @@ use lowtide_tensor::{Corners, DType, Shape, Tensor, TensorError};
 use crate::checks::check_option;
 use crate::error::Result;
 
-/// The constant of Keys' cubic convolution that PyTorch has ("Cubic convolution interpolation for
-/// digital image processing", 1981).
+/// The constant of Keys' cubic convolution in PyTorch ("Cubic convolution interpolation for digital
+/// image processing", 1981).
 pub(crate) const CUBIC: f64 = -0.75;
 
-/// Keys' own, which PyTorch takes where it avoids aliases.
+/// Keys' own constant. PyTorch uses it with `antialias=True`.
 const CUBIC_ANTIALIAS: f64 = -0.5;
 
-/// The size of a result, along each of the last dimensions.
+/// The size of the result along each resized dimension.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sizes {
-    /// The numbers of places.
+    /// The number of places.
     To(Vec<usize>),
-    /// Multiples of the input's, rounded down; places then lie at exactly these factors, as in
-    /// PyTorch with `scale_factor`.
+    /// Factors of the input's sizes; the products are rounded down. The positions of the places use
+    /// exactly these factors, as in PyTorch with `scale_factor`.
     By(Vec<f64>),
 }
 
-/// How [`resize`] makes a place of others; each dimension on its own.
+/// Modes of [`resize`]: the formula of a new place. Each dimension is resized on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeMode {
-    /// The place whose middle is nearest: PyTorch's `nearest-exact`.
+    /// The input place with the nearest center: PyTorch's `nearest-exact`.
     Nearest,
-    /// The last place that begins at or before it: PyTorch's `nearest`, in f32 as there.
+    /// The last input place that begins at or before the new place: PyTorch's `nearest`, computed
+    /// in f32 as in PyTorch.
     Before,
-    /// Two places, by their distance: `linear`, `bilinear`, `trilinear`.
+    /// Two places, weighted by distance: `linear`, `bilinear`, `trilinear`.
     Linear(Corners),
     /// Four places, by Keys' cubic convolution: `bicubic`.
     Cubic(Corners),
-    /// As `Linear`, but where the result is smaller of all places below, without aliases: PyTorch's
-    /// `antialias=True`, whose places at aligned corners lie half a place further.
+    /// `Linear` without aliasing, PyTorch's `antialias=True`: each place of a smaller result
+    /// averages all input places below it. With aligned corners the places are half a place
+    /// further, as in PyTorch.
     LinearAntialias(Corners),
-    /// As `Cubic`, likewise, with Keys' own constant of -0.5, as in PyTorch and Pillow.
+    /// `Cubic` without aliasing, like `LinearAntialias`, with Keys' own constant of -0.5, as in
+    /// PyTorch and Pillow.
     CubicAntialias(Corners),
-    /// The mean of all places below: `area`.
+    /// The mean of all input places below the new place: `area`.
     Area,
 }
 
-/// The places that a place of the result is made of, with their weights: one list for each of them.
+/// The input places of each place of the result, along one dimension. Entry k has the index and the
+/// weight of the k-th input place, for every place of the result.
 struct Taps(Vec<(Vec<i64>, Vec<f64>)>);
 
 impl Taps {
-    /// For `from` places and `to` of the result, which lie `scale` apart.
+    /// The taps for `from` input places and `to` places of the result; `scale` input places per
+    /// place.
     fn new(mode: ResizeMode, [from, to]: [usize; 2], scale: f64) -> Self {
         let last = from as i64 - 1;
         let source = |place: usize, corners: Corners| match corners {
@@ -60,7 +65,7 @@ impl Taps {
             for place in 0..to {
                 for (index, (at, weight)) in weights(place).into_iter().enumerate() {
                     if taps.len() <= index {
-                        // Places before may have had fewer: the others weigh nothing.
+                        // Earlier places have fewer taps: their weight here is 0.
                         taps.push((vec![0; place], vec![0.0; place]));
                     }
                     taps[index].0.push(at.clamp(0, last));
@@ -79,7 +84,7 @@ impl Taps {
                 Corners::Aligned => 0.0,
                 Corners::Centers => scale,
             };
-            // The weights are stretched over what lies below a place, never shrunk.
+            // The weights are stretched over the input below a place, never shrunk.
             let (middle, stretch) = ((place as f64 + 0.5) * step, step.max(1.0));
             let ends = [-reach, reach].map(|reach| (middle + reach * stretch + 0.5) as i64);
             let range = ends[0].max(0)..ends[1].min(from as i64);
@@ -117,7 +122,7 @@ impl Taps {
     }
 }
 
-/// The weight of a place at this distance, by the constant `a`; 0 from 2 on.
+/// Weight of an input place at this distance, by the constant `a`; 0 from a distance of 2 on.
 fn cubic(x: f64, a: f64) -> f64 {
     match x {
         x if x <= 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
@@ -126,20 +131,20 @@ fn cubic(x: f64, a: f64) -> f64 {
     }
 }
 
-/// Another size of the last dimensions, `torch.nn.functional.interpolate`. For images,
-/// [`Var::upsample2d`] does PyTorch's `nearest` and `bilinear` in one kernel.
+/// Resizes the last dimensions, `torch.nn.functional.interpolate`. For images, [`Var::upsample2d`]
+/// does PyTorch's `nearest` and `bilinear` in one kernel.
 ///
 /// # Shapes
-/// `x: [N, C, ..]` with one to three dimensions of places, for each of which `sizes` has an entry,
-/// `→ [N, C, ..]`
+/// `x: [N, C, ..] → [N, C, ..]`, with one to three dimensions to resize; `sizes` has an entry for
+/// each.
 ///
 /// # Errors
-/// `Shape` for another number of dimensions and for none of something, `DType`, `OutOfMemory`;
+/// `Shape` for a wrong number of dimensions or sizes and for a size of 0; `DType`; `OutOfMemory`;
 /// `Option` for a factor that is not positive.
 pub fn resize(x: Var, sizes: &Sizes, mode: ResizeMode) -> Result<Var> {
     let (shape, left) = (*x.shape(), x.value().dtype());
     if ![ResizeMode::Nearest, ResizeMode::Before].contains(&mode) && !left.is_float() {
-        // Weights are no integers.
+        // Weights are not integers.
         return Err(TensorError::DType { op: "resize", left, right: DType::F32 }.into());
     }
     let count = match sizes {
@@ -150,7 +155,7 @@ pub fn resize(x: Var, sizes: &Sizes, mode: ResizeMode) -> Result<Var> {
         let right = Shape::new(&vec![1; count.min(3) + 2]);
         return Err(TensorError::Shape { op: "resize", left: shape, right }.into());
     }
-    // One rounding to a half type, at the end.
+    // A half type is rounded once, at the end.
     let mut y = if left.is_float() { x.to_dtype(left.computed())? } else { x };
     for place in 0..count {
         let (axis, from) = (place + 2, shape[place + 2]);
@@ -170,7 +175,8 @@ pub fn resize(x: Var, sizes: &Sizes, mode: ResizeMode) -> Result<Var> {
         }
         y = match mode {
             ResizeMode::Area => {
-                // An image that keeps its width, over the means of its windows.
+                // The dimensions before and after `axis` become batch and width, and the height is
+                // pooled.
                 let shape = *y.shape();
                 let [before, after] =
                     [&shape[..axis], &shape[axis + 1..]].map(|part| part.iter().product());
@@ -208,7 +214,7 @@ fn weighted(x: Var, axis: usize, Taps(taps): Taps) -> Result<Var> {
     Ok(sum.unwrap_or(x))
 }
 
-/// `r²` channels become r times the height and the width, `torch.nn.PixelShuffle` (Shi and others,
+/// Turns `r²` channels into r times the height and the width, `torch.nn.PixelShuffle` (Shi et al.,
 /// "Real-time single image super-resolution", 2016).
 ///
 /// # Shapes
@@ -232,7 +238,7 @@ pub fn pixel_shuffle(x: Var, factor: usize) -> Result<Var> {
     Ok(x.reshape(&split[..])?.permute(&order)?.reshape(&shape[..])?)
 }
 
-/// Takes [`pixel_shuffle`] back, `torch.nn.PixelUnshuffle`.
+/// The inverse of [`pixel_shuffle`], `torch.nn.PixelUnshuffle`.
 ///
 /// # Shapes
 /// `x: [.., C, H·r, W·r] → [.., C·r², H, W]`
@@ -253,7 +259,7 @@ pub fn pixel_unshuffle(x: Var, factor: usize) -> Result<Var> {
     Ok(x.reshape(&split[..])?.permute(&order)?.reshape(&shape[..])?)
 }
 
-/// The channels of all groups in turn, `torch.nn.ChannelShuffle` (Zhang and others, "ShuffleNet",
+/// Interleaves the channels of the groups, `torch.nn.ChannelShuffle` (Zhang et al., "ShuffleNet",
 /// 2018).
 ///
 /// # Shapes

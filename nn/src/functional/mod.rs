@@ -1,4 +1,4 @@
-//! Functions of tensors that are no layers.
+//! Functions of tensors without layers, and the layers of volumes.
 
 pub(crate) mod distance;
 pub(crate) mod dropout;

@@ -1,4 +1,4 @@
-//! The largest values of windows together with where they stand, and the way back.
+//! Max pooling that also returns the position of each maximum, and the inverse.
 
 use lowtide_autograd::{Needs, Var};
 use lowtide_tensor::{DType, MaxPool, Pool2dGeometry, Shape, Tensor, TensorError, TensorResult};
@@ -6,9 +6,9 @@ use lowtide_tensor::{DType, MaxPool, Pool2dGeometry, Shape, Tensor, TensorError,
 use crate::error::Result;
 use crate::functional::volumes::{MaxPool3dOptions, Pool3dGeometry};
 
-/// The largest value of each window of images and its place in its image, `row · W + column` as
+/// The largest value of each window of images, and its place in its image, `row · W + column` as
 /// i64: `torch.nn.functional.max_pool2d` with `return_indices`. A sequence is an image of one row.
-/// A byte for each result is kept for backward, as without places.
+/// Backward keeps a byte for each result, as without places.
 ///
 /// # Shapes
 /// `x: [B, C, H, W] → [B, C, H', W']` twice
@@ -36,7 +36,7 @@ pub fn max_pool2d_with_places(
     Ok((y, places.expect("the operation ran")))
 }
 
-/// Places in the image of places in windows, which count along the kernel.
+/// Converts places within windows, which count along the kernel, to places in the image.
 fn places_of(
     winners: &Tensor,
     x: Shape,
@@ -46,7 +46,7 @@ fn places_of(
     let (device, out) = (winners.device(), *winners.shape());
     let winners = winners.to_dtype(DType::I64)?;
     let columns = window.kernel[1] as f64;
-    // The first place of each window, before the image where there is padding.
+    // The first place of each window. It lies before the image if there is padding.
     let start = |axis: usize| {
         let (step, before) = (window.stride[axis] as f64, window.padding[axis] as f64);
         let starts = Tensor::arange(device, 0.0..out[2 + axis] as f64, 1.0, DType::I64)?;
@@ -82,8 +82,8 @@ pub fn adaptive_max_pool2d_with_places(x: Var, size: [usize; 2]) -> Result<(Var,
     Ok((y, places.expect("the operation ran")))
 }
 
-/// A pool of volumes as one of images and one along the depth, of images that are as wide as a
-/// slice has pixels; the places from those of both.
+/// Pools volumes in two steps: all slices as images, then along the depth, with each slice
+/// flattened to one row of an image. The places are combined from both steps.
 fn in_turns(
     op: &'static str,
     x: Var,
@@ -146,11 +146,12 @@ pub fn adaptive_max_pool3d_with_places(x: Var, size: [usize; 3]) -> Result<(Var,
     in_turns("adaptive_max_pool3d_with_places", x, of_images, along)
 }
 
-/// Values at their places, and 0 at all others: `torch.nn.functional.max_unpool1d`, `max_unpool2d`
-/// and `max_unpool3d`. Of several values for one place one counts, and each gets the gradient.
+/// Writes values to their places, and 0 to all other places: `torch.nn.functional.max_unpool1d`,
+/// `max_unpool2d` and `max_unpool3d`. If several values have one place, only one value is written,
+/// but all get the gradient of the place.
 ///
 /// # Shapes
-/// `x: [B, C, ..]`, `places` of i64 like it, `→ [B, C, size[0], ..]`
+/// `x: [B, C, ..]`, `places: [B, C, ..]` of i64, `→ [B, C, size[0], ..]`
 ///
 /// # Errors
 /// `Shape`, `Index` for a place outside, `DType`, `OutOfMemory`.

@@ -1,4 +1,4 @@
-//! Volumes, `[B, C, D, H, W]`: their convolutions and pools, made of those of images.
+//! Convolutions and pools of volumes, `[B, C, D, H, W]`, made of convolutions and pools of images.
 
 use std::num::NonZeroUsize;
 
@@ -10,16 +10,16 @@ use lowtide_tensor::{
 
 use crate::error::Result;
 
-/// How a convolution of volumes reads its input; depth, height and width. PyTorch's defaults.
+/// Options of a convolution of volumes, in the order depth, height, width, with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv3dGeometry {
     /// Distance between two windows.
     pub stride: [usize; 3],
-    /// Zeros on both sides.
+    /// Number of zeros on each side.
     pub padding: [usize; 3],
     /// Distance between two elements of a window.
     pub dilation: [usize; 3],
-    /// Parts of the channels that have each their own outputs.
+    /// Number of groups that the channels are split into. Each group computes its own outputs.
     pub groups: usize,
 }
 
@@ -29,9 +29,9 @@ impl Default for Conv3dGeometry {
     }
 }
 
-/// The cross-correlation of volumes with `w`, plus `b` for each channel of the result,
-/// `torch.nn.functional.conv3d`: for each slice of the kernel a convolution of images, whose batch
-/// holds the slices of the volume below it.
+/// The cross-correlation of volumes with `w`, plus `b` for each output channel,
+/// `torch.nn.functional.conv3d`. Each slice of the kernel is a convolution of images; its batch
+/// holds the slices of the volume under that slice of the kernel.
 ///
 /// # Shapes
 /// `x: [B, I, D, H, W]`, `w: [O, I / groups, KD, KH, KW]`, `b: [O]`, `→ [B, O, D', H', W']`
@@ -41,7 +41,7 @@ impl Default for Conv3dGeometry {
 pub fn conv3d(x: Var, w: Var, b: Option<Var>, geometry: Conv3dGeometry) -> Result<Var> {
     let dtype = x.value().dtype();
     if dtype.is_float() && dtype != dtype.computed() && w.value().dtype() == dtype {
-        // One rounding, of the sum over the slices.
+        // The sum over the slices is rounded once.
         let wide = |x: Var| x.to_dtype(dtype.computed());
         let (x, w, b) = (wide(x)?, wide(w)?, b.map(wide).transpose()?);
         return Ok(conv3d(x, w, b, geometry)?.to_dtype(dtype)?);
@@ -86,31 +86,31 @@ pub fn conv3d(x: Var, w: Var, b: Option<Var>, geometry: Conv3dGeometry) -> Resul
     Ok(sum.reshape([batch, slices, outputs, rows, columns])?.transpose(1, 2)?)
 }
 
-/// Size, stride and padding of the windows of a pool; depth, height and width.
+/// Size, stride and padding of the windows of a pool, in the order depth, height, width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool3dGeometry {
-    /// Size.
+    /// Size of a window.
     pub kernel: [usize; 3],
     /// Distance between two windows.
     pub stride: [usize; 3],
-    /// Places on both sides.
+    /// Number of places on each side.
     pub padding: [usize; 3],
 }
 
 impl Pool3dGeometry {
-    /// Cubes of `kernel` side by side.
+    /// Adjacent cubes with edges of `kernel` places.
     pub fn cube(kernel: usize) -> Self {
         Pool3dGeometry { kernel: [kernel; 3], stride: [kernel; 3], padding: [0; 3] }
     }
 
-    /// The windows of the images.
+    /// The windows of the slices, as images.
     pub(crate) fn flat(self) -> Pool2dGeometry {
         let [kernel, stride, padding] =
             [self.kernel, self.stride, self.padding].map(|[_, rows, columns]| [rows, columns]);
         Pool2dGeometry { kernel, stride, padding }
     }
 
-    /// The windows along the depth, of images that are as wide as a slice has pixels.
+    /// The windows along the depth, for images whose rows are flattened slices.
     pub(crate) fn deep(self) -> Pool2dGeometry {
         let Pool3dGeometry { kernel: [kernel, ..], stride: [stride, ..], padding: [padding, ..] } =
             self;
@@ -118,8 +118,8 @@ impl Pool3dGeometry {
     }
 }
 
-/// A pool of volumes as one of images, and one along the depth: the largest and the mean of a box
-/// are those of its slices' largest and means.
+/// Pools volumes in two steps: all slices as images, then along the depth. The maximum of a box is
+/// the maximum of its slices' maxima, and the same holds for means.
 fn in_turns(
     op: &'static str,
     x: Var,
@@ -130,7 +130,7 @@ fn in_turns(
     let &[batch, channels, depth, height, width] = &left[..] else {
         return Err(TensorError::Shape { op, left, right: Shape::new(&[1; 5]) }.into());
     };
-    // One rounding to a half type, of the result and of its gradient.
+    // The result and its gradient are rounded to a half type once.
     let x = if dtype.is_float() { x.to_dtype(dtype.computed())? } else { x };
     let y = of_images(x.reshape([batch, channels * depth, height, width])?)?;
     let (rows, columns) = (y.shape()[2], y.shape()[3]);
@@ -140,12 +140,12 @@ fn in_turns(
     if dtype.is_float() { Ok(y.to_dtype(dtype)?) } else { Ok(y) }
 }
 
-/// The choices of a pool by the largest value; PyTorch's defaults.
+/// Options of [`max_pool3d`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxPool3dOptions {
-    /// Distance between two places of a window; depth, height and width.
+    /// Distance between two places of a window, in the order depth, height, width.
     pub dilation: [usize; 3],
-    /// How sizes are rounded: down, or up with windows that end outside of the padded input.
+    /// Rounding of the output size: down, or up with windows that end outside of the padded input.
     pub rounding: SizeRounding,
 }
 
@@ -180,7 +180,7 @@ pub fn max_pool3d(x: Var, window: Pool3dGeometry, options: MaxPool3dOptions) -> 
 /// `Shape`, `DType`, `OutOfMemory`.
 pub fn avg_pool3d(x: Var, window: Pool3dGeometry, options: AvgPool) -> Result<Var> {
     let pool = |x: Var, window, options| -> Result<Var> { Ok(x.avg_pool2d(window, options)?) };
-    // A number that sums are divided by divides the last of them.
+    // A fixed divisor divides only the final sum.
     let of_images = match options.divisor {
         Divisor::Exactly(_) => AvgPool { divisor: Divisor::Exactly(NonZeroUsize::MIN), ..options },
         _ => options,
@@ -189,7 +189,7 @@ pub fn avg_pool3d(x: Var, window: Pool3dGeometry, options: AvgPool) -> Result<Va
     in_turns("avg_pool3d", x, |x| pool(x, window.flat(), of_images), along_depth)
 }
 
-/// The means of windows that divide x into `size` parts, `torch.nn.functional.adaptive_avg_pool3d`.
+/// The mean of each of `size` windows that cover x, `torch.nn.functional.adaptive_avg_pool3d`.
 ///
 /// # Shapes
 /// `x: [B, C, D, H, W] → [B, C, size[0], size[1], size[2]]`
@@ -205,7 +205,7 @@ pub fn adaptive_avg_pool3d(x: Var, size: [usize; 3]) -> Result<Var> {
     in_turns("adaptive_avg_pool3d", x, of_images, along)
 }
 
-/// The largest values of windows that divide x into `size` parts,
+/// The largest value of each of `size` windows that cover x,
 /// `torch.nn.functional.adaptive_max_pool3d`.
 ///
 /// # Shapes

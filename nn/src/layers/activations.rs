@@ -27,7 +27,7 @@ macro_rules! activations {
 activations! {
     /// `x · Φ(x)` with the error function, `torch.nn.GELU`.
     GELU(x) x.gelu();
-    /// The rectifier `max(x, 0)`, in place where the buffer is free to reuse; `torch.nn.ReLU`.
+    /// The rectifier `max(x, 0)`, in place if the buffer can be reused; `torch.nn.ReLU`.
     ReLU(x) x.relu();
     /// `x / (1 + exp(-x))`, `torch.nn.SiLU`.
     SiLU(x) x.silu();
@@ -35,11 +35,11 @@ activations! {
     Tanh(x) x.tanh();
     /// `1 / (1 + exp(-x))`, `torch.nn.Sigmoid`.
     Sigmoid(x) x.sigmoid();
-    /// `ln(1 + exp(x))`, and x above 20, `torch.nn.Softplus`.
+    /// `ln(1 + exp(x))`, or x if x is above 20, `torch.nn.Softplus`.
     Softplus(x) x.softplus(1.0, 20.0);
-    /// `x`, and `exp(x) - 1` below 0, `torch.nn.ELU`.
+    /// `x`, or `exp(x) - 1` below 0, `torch.nn.ELU`.
     ELU(x) x.elu(1.0);
-    /// [`GELU`] by a hyperbolic tangent, `torch.nn.GELU(approximate="tanh")`.
+    /// [`GELU`] approximated with a hyperbolic tangent, `torch.nn.GELU(approximate="tanh")`.
     TanhGELU(x) x.gelu_tanh();
     /// `x · tanh(ln(1 + exp(x)))`, `torch.nn.Mish`.
     Mish(x) x.mish();
@@ -47,7 +47,7 @@ activations! {
     Hardswish(x) x.hardswish();
     /// `clamp(x + 3, 0, 6) / 6`, `torch.nn.Hardsigmoid`.
     Hardsigmoid(x) x.hardsigmoid();
-    /// `scale · x`, and `scale · α (exp(x) - 1)` below 0, with the constants of Klambauer et al.,
+    /// `scale · x`, or `scale · α (exp(x) - 1)` below 0, with the constants of Klambauer et al.,
     /// "Self-normalizing neural networks" (2017), `torch.nn.SELU`.
     SELU(x) x.selu();
     /// `x / (1 + |x|)`, `torch.nn.Softsign`.
@@ -60,7 +60,7 @@ activations! {
     ReLU6(x) x.hardtanh(0.0, 6.0);
 }
 
-/// `x`, and `slope · x` below 0, `torch.nn.LeakyReLU`.
+/// `x`, or `slope · x` below 0, `torch.nn.LeakyReLU`.
 #[derive(Clone, Copy, Debug)]
 pub struct LeakyReLU(pub f64);
 
@@ -78,7 +78,7 @@ impl Module for LeakyReLU {
     }
 }
 
-/// `clamp(x, low, high)`, `torch.nn.Hardtanh`; from -1 to 1 by default.
+/// `clamp(x, low, high)`, `torch.nn.Hardtanh`; the default is -1 to 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardtanh(pub [f64; 2]);
 
@@ -92,7 +92,7 @@ parameters!(Hardtanh {});
 
 impl Module for Hardtanh {
     /// # Errors
-    /// `Option` where the first number is above the second, `OutOfMemory`.
+    /// `Option` if the first number is above the second, `OutOfMemory`.
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
         let [low, high] = self.0;
         check_option("max_val", high, "[min_val, ∞)", |high| high >= low)?;
@@ -100,7 +100,7 @@ impl Module for Hardtanh {
     }
 }
 
-/// `x` above the first number, else the second, `torch.nn.Threshold`.
+/// `x` if it is above the first number, else the second number, `torch.nn.Threshold`.
 #[derive(Clone, Copy, Debug)]
 pub struct Threshold(pub f64, pub f64);
 
@@ -113,7 +113,7 @@ impl Module for Threshold {
     }
 }
 
-/// `x`, and 0 where it is not farther than this from 0, `torch.nn.Hardshrink`; 1/2 by default.
+/// `x`, or 0 if `|x|` is at most this number, `torch.nn.Hardshrink`; the default is 1/2.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardshrink(pub f64);
 
@@ -132,7 +132,7 @@ impl Module for Hardshrink {
     }
 }
 
-/// `x` moved towards 0 by this and no farther, `torch.nn.Softshrink`; 1/2 by default.
+/// `x` moved towards 0 by this number, at most to 0, `torch.nn.Softshrink`; the default is 1/2.
 #[derive(Clone, Copy, Debug)]
 pub struct Softshrink(pub f64);
 
@@ -149,15 +149,15 @@ impl Module for Softshrink {
     /// `Option` for a negative number, `OutOfMemory`.
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
         check_option("lambd", self.0, "[0, ∞)", |lambda| lambda >= 0.0)?;
-        // dx = 0 where |x| is at most this, also where it is exactly this, and dy elsewhere
+        // dx = 0 where |x| is at most this number, equality included, and dy elsewhere
         let is_near = input.value().abs()?.le_scalar(self.0)?;
         let near = input.clone().detach().clamp(-self.0, self.0)?;
         Ok(input.sub(near)?.masked_fill(&is_near, 0.0)?)
     }
 }
 
-/// The first half along a dimension times the sigmoid of the second, `torch.nn.GLU` (Dauphin et
-/// al. 2017); a negative number counts from the last dimension, also in the layers below.
+/// The first half along a dimension times the sigmoid of the second half, `torch.nn.GLU` (Dauphin
+/// et al. 2017). A negative dimension counts from the last, also in the layers below.
 #[derive(Clone, Copy, Debug)]
 pub struct GLU(pub isize);
 
@@ -168,7 +168,7 @@ impl Module for GLU {
     /// `input: [.., 2 N, ..] → [.., N, ..]`
     ///
     /// # Errors
-    /// `Index` for a dimension that is not there, `Shape` for an odd one, `OutOfMemory`.
+    /// `Index` for a dimension that does not exist, `Shape` for an odd length, `OutOfMemory`.
     fn forward(&self, _: &Pass, input: Var) -> Result<Var> {
         let axis = Axis::from(self.0).index("glu", input.shape().len());
         let axis = axis.map_err(AutogradError::from)?;

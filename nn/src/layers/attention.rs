@@ -1,4 +1,4 @@
-//! Attention of a sequence to itself or to another.
+//! Attention of a sequence to itself or to another sequence.
 //!
 //! Vaswani et al., "Attention is all you need" (2017); groups of queries that share keys and
 //! values: Ainslie et al., "GQA: training generalized multi-query transformer models from
@@ -24,35 +24,32 @@ use crate::node::parameters;
 use crate::parallel::features::branch::{Branch, Shared};
 use crate::parameter::Parameter;
 
-/// How a [`MultiHeadAttention`] is built.
+/// Options of a [`MultiHeadAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MultiHeadOptions {
-    /// Features of each position; a multiple of the heads.
+    /// Number of features of each position; a multiple of the heads.
     pub width: usize,
-    /// Heads of queries.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values, a divisor of the heads of queries; by default one for each of
-    /// those.
+    /// Number of heads of keys and values, a divisor of `heads`; by default equal to `heads`.
     pub groups: usize,
-    /// Which positions a position attends to.
+    /// The causal mask: positions that a position does not attend to.
     pub causal: Causal,
     /// Dropout probability of the attention weights.
     pub dropout: f64,
-    /// Rotates the queries and keys of each head by their positions, both counted from 0. Only two
-    /// tables of `T · R / 2` numbers are saved for backward in addition.
+    /// Rotates the queries and keys of each head by their positions, both counted from 0. Backward
+    /// keeps only two more tables, of `T · R / 2` numbers each.
     pub rotary: Option<RotaryEmbedding>,
     /// True if the linear layers have biases.
     pub bias: bool,
-    /// True if there is a learned key and value that every query attends to beside the others,
-    /// `add_bias_kv`.
+    /// True if every query also attends to one learned key and value, `add_bias_kv`.
     pub learned_key: bool,
-    /// True if there is a key and value of zeros that every query attends to beside the others,
-    /// `add_zero_attn`.
+    /// True if every query also attends to one key and value of zeros, `add_zero_attn`.
     pub zero_key: bool,
 }
 
 impl MultiHeadOptions {
-    /// Every position attends to all, every head has keys of its own, and there is no rotation.
+    /// Options with no causal mask, no grouped heads, no dropout, no rotation and no added keys.
     pub fn new(width: usize, heads: usize) -> Self {
         MultiHeadOptions {
             width,
@@ -77,28 +74,28 @@ struct Masking {
 /// The keys and values that a sequence attends to.
 pub struct AttentionMemory {
     keys: Var,
-    /// The sequence of the values, if that is not the keys'.
+    /// The sequence of the values, if it is not the sequence of the keys.
     values: Option<Var>,
 }
 
 impl AttentionMemory {
-    /// Keys and values of sequences of their own, both `[B, S, D]`.
+    /// Keys and values from two sequences, both `[B, S, D]`.
     pub fn parts(keys: Var, values: Var) -> Self {
         AttentionMemory { keys, values: Some(values) }
     }
 }
 
 impl From<Var> for AttentionMemory {
-    /// One sequence, which gives keys and values.
+    /// Keys and values from one sequence.
     fn from(keys: Var) -> Self {
         AttentionMemory { keys, values: None }
     }
 }
 
-/// Attention with several heads, `torch.nn.MultiheadAttention` with `batch_first=True`:
-/// [`Module::forward`] to the sequence itself, [`MultiHeadAttention::attend`] to another. With
-/// fewer groups than heads the rows of `in_proj_weight` are those of all queries, then of all keys,
-/// then of all values.
+/// Attention with several heads, `torch.nn.MultiheadAttention` with `batch_first=True`.
+/// [`Module::forward`] attends to the sequence itself, [`MultiHeadAttention::attend`] to another
+/// sequence. The rows of `in_proj_weight` belong to all queries, then all keys, then all values,
+/// also with fewer groups than heads.
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
     in_proj_weight: Parameter,
@@ -110,12 +107,12 @@ pub struct MultiHeadAttention {
 }
 
 impl MultiHeadAttention {
-    /// A layer with a weight of Glorot's uniform distribution for the inputs, and biases of zero; a
-    /// learned key and value are from Glorot's normal distribution.
+    /// A layer with input weights from Glorot's uniform distribution and biases of zero. A learned
+    /// key and value are from Glorot's normal distribution.
     ///
     /// # Errors
-    /// `Option` unless the groups divide the heads, the heads the width, the dropout is in `[0, 1)`
-    /// and heads of this width can be rotated; `OutOfMemory`.
+    /// `Option` unless the groups divide the heads, the heads divide the width, the dropout is in
+    /// `[0, 1)` and the rotation fits the width of a head; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: MultiHeadOptions) -> Result<Self> {
         let MultiHeadOptions { width, heads, groups, dropout, rotary, bias, .. } = options;
         let learned = options.learned_key;
@@ -158,8 +155,9 @@ impl MultiHeadAttention {
         })
     }
 
-    /// [`Module::forward`] with a mask of the keys that a query attends to, beside the causal
-    /// mask of the options: true where it does, or numbers that are added to the scores.
+    /// [`Module::forward`] with a mask of the keys that a query attends to, in addition to the
+    /// causal mask of the options. The mask has truth values, true for attended keys, or numbers
+    /// that are added to the scores.
     ///
     /// # Shapes
     /// `input: [B, T, D] → [B, T, D]`; the mask broadcasts to `[B, heads, T, T]`
@@ -179,8 +177,8 @@ impl MultiHeadAttention {
         self.project(pass, y)
     }
 
-    /// Attention of the queries of `input` to keys and values of `memory`; the mask as in
-    /// [`MultiHeadAttention::forward_masked`].
+    /// Attention of the queries of `input` to the keys and values of `memory`. The mask is like the
+    /// mask of [`MultiHeadAttention::forward_masked`].
     ///
     /// # Shapes
     /// `input: [B, T, D]`, `memory: [B, S, D] → [B, T, D]`; the mask broadcasts to
@@ -203,9 +201,10 @@ impl MultiHeadAttention {
         self.project(pass, y)
     }
 
-    /// [`MultiHeadAttention::attend`] with the weights of all keys as a second result, those of a
-    /// learned key and of zeros last: `need_weights`. They are a tensor of their own, and backward
-    /// keeps it: use this to look at weights, not to train long sequences.
+    /// [`MultiHeadAttention::attend`] with the attention weights as a second result:
+    /// `need_weights`. The weights of the learned key and of the key of zeros are last. The weights
+    /// are a tensor of their own, which backward keeps: use this to inspect weights, not to train
+    /// on long sequences.
     ///
     /// # Shapes
     /// `input: [B, T, D]`, `memory: [B, S, D] → [B, T, D], [B, heads, T, S]`
@@ -225,7 +224,7 @@ impl MultiHeadAttention {
         let (shape, keys) = (*q.shape(), memory.shape()[1]);
         let [batch, queries, width] = [shape[0], shape[1], self.head_width()];
         let mask = with_causal(mask, q.value().device(), [queries, keys], causal)?;
-        // Keys and values of a group for each of its queries.
+        // Repeats the keys and values of a group for each query head of the group.
         let parts = memory.reshape([batch, keys, 2 * groups, width])?.transpose(1, 2)?;
         let of_heads = |first: usize| -> Result<Var> {
             let group = parts.clone().narrow(1, first, groups)?;
@@ -249,8 +248,8 @@ impl MultiHeadAttention {
         Ok((self.project(pass, y)?, weights))
     }
 
-    /// Queries `[B, T, heads · D]`, and keys and values side by side, with those that the layer
-    /// adds behind.
+    /// Queries `[B, T, heads · D]`, and keys and values side by side. The keys and values that the
+    /// layer adds are last.
     fn projected(&self, pass: &Pass, input: Var, memory: AttentionMemory) -> Result<[Var; 2]> {
         let MultiHeadOptions { heads, groups, zero_key, .. } = self.options;
         let head_width = self.head_width();
@@ -299,13 +298,14 @@ impl MultiHeadAttention {
         Ok([q, Var::cat(rows, 1)?])
     }
 
-    /// Features of a head.
+    /// Number of features of a head.
     fn head_width(&self) -> usize {
         let rows = self.in_proj_weight.value().shape()[0];
         rows / (self.options.heads + 2 * self.options.groups)
     }
 
-    /// The heads, by groups; a learned key and value are left whole, and so is the layer then.
+    /// Shows the heads, by groups, to a visitor. With a learned key and value the layer stays
+    /// whole.
     fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         let (width, is_learned) = (self.head_width(), self.bias_k.is_some());
         let MultiHeadOptions { heads, groups, .. } = self.options;
@@ -322,13 +322,13 @@ impl MultiHeadAttention {
         visitor(Shared::Branch(if is_learned { branch.whole() } else { branch }));
     }
 
-    /// Keys that the layer adds to those of the memory.
+    /// Number of keys that the layer adds to the keys of the memory.
     fn added_keys(&self) -> usize {
         usize::from(self.bias_k.is_some()) + usize::from(self.options.zero_key)
     }
 
-    /// The mask of the memory's keys, the causal one in it, where the layer adds keys: open for
-    /// those. Where it adds none, the mask itself.
+    /// The masking of all keys. If the layer adds keys, its mask combines the causal mask with
+    /// `mask` and is open for the added keys. Otherwise it is `mask` and the causal option.
     fn mask_of_all_keys(&self, [q, memory]: [&Var; 2], mask: Option<&Tensor>) -> Result<Masking> {
         let (causal, added) = (self.options.causal, self.added_keys());
         if added == 0 {
@@ -341,7 +341,7 @@ impl MultiHeadAttention {
         Ok(Masking { mask, causal: Causal::No })
     }
 
-    /// The first `turned` of `heads` parts of each position, rotated by its angles.
+    /// Rotates the first `turned` of `heads` parts of each position by the angles of the position.
     fn turn(&self, x: Var, counts: [usize; 2]) -> Result<Var> {
         match self.options.rotary {
             Some(rotary) => rotary.turn_heads(x, counts),

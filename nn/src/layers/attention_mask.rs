@@ -4,8 +4,8 @@ use lowtide_tensor::{Causal, DType, Device, Shape, Tensor, TensorError};
 
 use crate::error::Result;
 
-/// The attention mask of padded sequences: true where `padding` is false, for all heads and
-/// queries.
+/// The attention mask of padded sequences, for all heads and queries: true where `padding` is
+/// false.
 ///
 /// # Shapes
 /// `padding: [B, S]` of truth values `→ [B, 1, 1, S]`
@@ -20,7 +20,7 @@ pub fn key_padding_mask(padding: &Tensor) -> Result<Tensor> {
     Ok(padding.logical_not()?.reshape([batch, 1, 1, len])?)
 }
 
-/// The mask, closed too where the causal one is.
+/// The mask `mask`, also closed where the causal mask is closed.
 pub(super) fn with_causal(
     mask: Option<Tensor>,
     device: &Device,
@@ -41,13 +41,13 @@ pub(super) fn with_causal(
     Ok(Some(open.where_cond(&mask, &closed)?))
 }
 
-/// The mask of `keys` keys with `added` more behind them, which are open for all queries.
+/// A mask of `keys` keys, extended by `added` keys that are open for all queries.
 pub(super) fn with_open_keys(mask: &Tensor, keys: usize, added: usize) -> Result<Tensor> {
     let before = mask.shape().split_last().map_or(&[][..], |(_, before)| before);
     let of = |len: usize| [before, &[len]].concat();
     let value = if mask.dtype() == DType::Bool { 1.0 } else { 0.0 };
     let open = Tensor::full(mask.device(), &of(added)[..], mask.dtype(), value)?;
-    // A mask that is alike for all keys is not alike for those.
+    // A mask that broadcasts over the keys must be expanded: the added keys differ.
     let mask = match mask.shape().last() {
         None | Some(1) => mask.expand(&of(keys)[..])?,
         _ => mask.clone(),

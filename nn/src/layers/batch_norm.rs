@@ -25,12 +25,12 @@ struct BatchNorm {
     eps: f64,
 }
 
-/// Statistics over all batches so far.
+/// Running statistics: the mean and the variance of each channel over all batches so far.
 #[derive(Clone, Debug)]
 pub(super) struct Running {
     pub(super) mean: Buffer,
     pub(super) variance: Buffer,
-    /// How many batches.
+    /// Number of batches so far.
     batches: Buffer,
 }
 
@@ -40,12 +40,12 @@ parameters!(Running {
     batches as "num_batches_tracked",
 });
 
-/// How running statistics move towards those of a batch.
+/// The momentum of running statistics: the weight of a new batch.
 #[derive(Clone, Copy, Debug)]
 enum Momentum {
-    /// By this share of the difference.
+    /// A fixed weight, in `[0, 1]`.
     Share(f64),
-    /// So that all batches count alike.
+    /// A weight of 1 / (number of batches): the statistics are the means over all batches.
     Mean,
 }
 
@@ -59,7 +59,8 @@ impl Running {
         })
     }
 
-    /// Moves towards the mean and the variance of a batch of `count` elements for each channel.
+    /// Moves the running statistics towards the mean and the variance of `batch`, which has `count`
+    /// elements for each channel.
     fn update(
         &self,
         pass: &Pass,
@@ -69,13 +70,13 @@ impl Running {
     ) -> Result<()> {
         let buffers = [&self.mean, &self.variance, &self.batches];
         let [mean, variance, batches] = buffers.map(|buffer| buffer.current(pass));
-        // A recomputed segment updates buffers only in its first run, and reads the same ones in
-        // the same order in each.
+        // A recomputed segment updates buffers only in its first run. Every run reads the same
+        // buffers in the same order.
         if pass.is_recomputing() {
             return Ok(());
         }
         let batches = batches.add_scalar(1.0)?;
-        // A batch without elements has no statistics to move towards, and counts.
+        // A batch without elements is counted, but leaves the mean and the variance.
         if count > 0 {
             let (mut mean, mut variance) = (mean.copied()?, variance.copied()?);
             match momentum {
@@ -83,7 +84,8 @@ impl Running {
                     mean.update_running_(&mut variance, batch, count, share)?;
                 }
                 Momentum::Mean => {
-                    // All of each difference, and then the share that is known to the device.
+                    // Computes the full move first and then scales it: the share is a tensor on the
+                    // device.
                     let (mut batch_mean, mut batch_variance) = (mean.copied()?, variance.copied()?);
                     batch_mean.update_running_(&mut batch_variance, batch, count, 1.0)?;
                     let share = batches.to_dtype(mean.dtype())?.reciprocal()?;
@@ -98,8 +100,8 @@ impl Running {
         Ok(())
     }
 
-    /// Moves by `share` towards the mean and the variance that `batch` gives, of `count` elements
-    /// for each channel, and does not count them as a batch.
+    /// Moves the running statistics by `share` towards the mean and the variance that `batch`
+    /// returns, of `count` elements for each channel. The number of batches stays.
     pub(super) fn follow(
         &self,
         pass: &Pass,
@@ -108,7 +110,7 @@ impl Running {
         share: f64,
     ) -> Result<()> {
         let [mean, variance] = [&self.mean, &self.variance].map(|buffer| buffer.current(pass));
-        // As in `update`.
+        // As in `update`: only the first run of a segment updates buffers.
         if pass.is_recomputing() {
             return Ok(());
         }
@@ -164,14 +166,15 @@ macro_rules! batch_norms {
     ($($(#[$doc:meta])* $name:ident, $op:literal, $ranks:expr, $shape:literal;)*) => {$(
         $(#[$doc])*
         ///
-        /// In training the statistics are the batch's, and the running ones (buffers, which
-        /// [`crate::commit_buffers`] writes) move towards them; in evaluation those are used.
+        /// Training normalises with the statistics of the batch and moves the running statistics
+        /// towards them. Running statistics are buffers, which [`crate::commit_buffers`] writes.
+        /// Evaluation normalises with the running statistics.
         #[derive(Clone, Debug)]
         pub struct $name(BatchNorm);
 
         impl $name {
             /// A layer of `channels` channels, with a weight of ones and a bias of zeros; eps is
-            /// 1e-5, the momentum of the running statistics 0.1.
+            /// 1e-5, the momentum is 0.1.
             ///
             /// # Errors
             /// `OutOfMemory`.
@@ -202,7 +205,8 @@ macro_rules! batch_norms {
                 self
             }
 
-            /// This layer with another momentum of the running statistics: the share of the batch.
+            /// This layer with another momentum of the running statistics: the weight of a new
+            /// batch.
             #[must_use]
             pub fn with_momentum(mut self, momentum: f64) -> Self {
                 self.0.momentum = Momentum::Share(momentum);
@@ -217,8 +221,8 @@ macro_rules! batch_norms {
                 self
             }
 
-            /// This layer without running statistics, `track_running_stats=False`: in evaluation
-            /// too the statistics are the batch's.
+            /// This layer without running statistics, `track_running_stats=False`: evaluation also
+            /// uses the statistics of the batch.
             #[must_use]
             pub fn without_running_statistics(mut self) -> Self {
                 self.0.running = None;

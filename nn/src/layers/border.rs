@@ -1,11 +1,12 @@
-//! Padding around the input of a convolution, if it is not the same number of zeros on both sides.
+//! Padding around the input of a convolution, for padding that is not zeros or not equal on both
+//! sides.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::PadMode;
 
 use crate::error::Result;
 
-/// Places around the last `N` dimensions.
+/// Numbers of places added around the last `N` dimensions, and their values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Border<const N: usize> {
     amounts: [[usize; 2]; N],
@@ -13,17 +14,17 @@ pub(super) struct Border<const N: usize> {
 }
 
 impl<const N: usize> Border<N> {
-    /// The border of a layer whose padding is in `mode`: `padding`, which becomes 0, or that which
-    /// it had.
+    /// The border of a layer whose padding is in `mode`. Its amounts are the amounts of `own`, or
+    /// else `padding`, which becomes 0.
     pub(super) fn in_mode(own: Option<Self>, padding: &mut [usize; N], mode: PadMode) -> Self {
         let padding = std::mem::replace(padding, [0; N]);
         let amounts = own.map_or(padding.map(|both| [both; 2]), |border| border.amounts);
         Border { amounts, mode }
     }
 
-    /// Padding that keeps the size with a stride of 1; an odd number has one more behind than
-    /// before. Equal numbers of zeros on both sides are the convolution's own `padding`, which
-    /// needs no copy of the input.
+    /// Padding that keeps the size with a stride of 1. If a total is odd, the extra place is at the
+    /// end. If all totals are even, `padding` is set instead: the convolution pads with zeros
+    /// itself and needs no copy of the input.
     pub(super) fn same(
         kernel: [usize; N],
         dilation: [usize; N],

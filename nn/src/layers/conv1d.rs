@@ -55,8 +55,8 @@ impl Conv1d {
         Ok(Conv1d { weight, bias: None, geometry, border: None })
     }
 
-    /// This layer with padding in `mode` instead of zeros, PyTorch's `padding_mode`. The padded
-    /// input is a tensor of its own.
+    /// This layer with padding in `mode` instead of zeros, PyTorch's `padding_mode`. The input is
+    /// copied into a padded tensor.
     #[must_use]
     pub fn with_padding_mode(mut self, mode: PadMode) -> Self {
         let mut padding = [self.geometry.padding];
@@ -65,7 +65,7 @@ impl Conv1d {
         self
     }
 
-    /// This layer with as much padding as keeps the input's size, PyTorch's `padding="same"`.
+    /// This layer, padded so that the output has the size of the input, PyTorch's `padding="same"`.
     ///
     /// # Errors
     /// `Option` for a stride other than 1.

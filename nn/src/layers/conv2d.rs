@@ -57,8 +57,8 @@ impl Conv2d {
         Ok(Conv2d { weight, bias: None, geometry, border: None })
     }
 
-    /// This layer with padding in `mode` instead of zeros, PyTorch's `padding_mode`. The padded
-    /// input is a tensor of its own.
+    /// This layer with padding in `mode` instead of zeros, PyTorch's `padding_mode`. The input is
+    /// copied into a padded tensor.
     #[must_use]
     pub fn with_padding_mode(mut self, mode: PadMode) -> Self {
         let padding = &mut self.geometry.padding;
@@ -66,7 +66,7 @@ impl Conv2d {
         self
     }
 
-    /// This layer with as much padding as keeps the input's size, PyTorch's `padding="same"`.
+    /// This layer, padded so that the output has the size of the input, PyTorch's `padding="same"`.
     ///
     /// # Errors
     /// `Option` for a stride other than 1.

@@ -1,5 +1,5 @@
-//! Three-dimensional transposed convolution, made of that of images; x: [B, I, D, H, W],
-//! W: [I, O / groups, KD, KH, KW], y: [B, O, D', H', W'].
+//! Three-dimensional transposed convolution, made of transposed convolutions of images; x: [B, I,
+//! D, H, W], W: [I, O / groups, KD, KH, KW], y: [B, O, D', H', W'].
 
 use std::ops::Range;
 
@@ -13,19 +13,20 @@ use crate::module::Module;
 use crate::node::parameters;
 use crate::parameter::Parameter;
 
-/// How a transposed convolution of volumes walks; depth, height and width. The numbers are those of
-/// the convolution whose gradient it is; PyTorch's defaults.
+/// Options of a transposed convolution of volumes, in the order depth, height, width, with
+/// PyTorch's defaults. The options are those of the convolution whose gradient this operation
+/// computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvTranspose3dGeometry {
-    /// Step between inputs in the result, at least 1.
+    /// Distance in the result between the windows of two inputs, at least 1.
     pub stride: [usize; 3],
-    /// Positions left out on each side of the result.
+    /// Number of positions cut from each side of the result.
     pub padding: [usize; 3],
-    /// Positions more at the end of the result, less than the stride.
+    /// Number of positions added at the end of the result, less than the stride.
     pub output_padding: [usize; 3],
-    /// Step between the taps of the kernel, at least 1.
+    /// Distance between the elements of the kernel, at least 1.
     pub dilation: [usize; 3],
-    /// Independent convolutions side by side; divides both channel counts.
+    /// Number of independent convolutions; divides the numbers of input and output channels.
     pub groups: usize,
 }
 
@@ -42,7 +43,7 @@ impl Default for ConvTranspose3dGeometry {
 }
 
 impl ConvTranspose3dGeometry {
-    /// The walk through the images.
+    /// The options for the slices, as images.
     fn flat(self) -> ConvTranspose2dGeometry {
         let flat = |[_, rows, columns]: [usize; 3]| [rows, columns];
         ConvTranspose2dGeometry {
@@ -54,8 +55,8 @@ impl ConvTranspose3dGeometry {
         }
     }
 
-    /// `D' = (D - 1) stride - 2 padding + dilation (KD - 1) + output_padding + 1`, if there is such
-    /// a result.
+    /// `D' = (D - 1) stride - 2 padding + dilation (KD - 1) + output_padding + 1`; `None` if that
+    /// is not valid.
     fn depth(&self, depth: usize, kernel: usize) -> Option<usize> {
         if self.output_padding[0] >= self.stride[0] || self.dilation[0] == 0 {
             return None;
@@ -67,17 +68,18 @@ impl ConvTranspose3dGeometry {
     }
 }
 
-/// The transposed convolution of volumes with `w`, plus `b` for each channel of the result,
-/// `torch.nn.functional.conv_transpose3d`: for each slice of the kernel a transposed convolution of
-/// images, whose results are added where they belong along the depth. Takes memory for one more
+/// The transposed convolution of volumes with `w`, plus `b` for each output channel,
+/// `torch.nn.functional.conv_transpose3d`. Each slice of the kernel is a transposed convolution of
+/// images; its result is added at its positions along the depth. Takes the memory of one more
 /// result.
 ///
 /// # Shapes
 /// `x: [B, I, D, H, W]`, `w: [I, O / groups, KD, KH, KW]`, `b: [O]`, `→ [B, O, D', H', W']` with
-/// `D' = (D - 1) stride - 2 padding + dilation (KD - 1) + output_padding + 1`, and so H' and W'
+/// `D' = (D - 1) stride - 2 padding + dilation (KD - 1) + output_padding + 1`; the formulas of `H'`
+/// and `W'` are alike.
 ///
 /// # Errors
-/// `Shape`, also where nothing would be left; `DType`, `OutOfMemory`.
+/// `Shape`, also for an empty result; `DType`, `OutOfMemory`.
 pub fn conv_transpose3d(
     x: Var,
     w: Var,
@@ -86,7 +88,7 @@ pub fn conv_transpose3d(
 ) -> Result<Var> {
     let dtype = x.value().dtype();
     if dtype.is_float() && dtype != dtype.computed() && w.value().dtype() == dtype {
-        // One rounding, of the sum over the slices.
+        // The sum over the slices is rounded once.
         let wide = |x: Var| x.to_dtype(dtype.computed());
         let (x, w, b) = (wide(x)?, wide(w)?, b.map(wide).transpose()?);
         return Ok(conv_transpose3d(x, w, b, geometry)?.to_dtype(dtype)?);
@@ -115,7 +117,7 @@ pub fn conv_transpose3d(
                 pass.constant(Tensor::zeros(&device, shape, dtype)?)
             }
         };
-        // Padding takes slices away from both ends.
+        // Padding removes slices at both ends.
         let kept: Vec<usize> = (0..depth).filter(|&at| place(at).is_some()).collect();
         let (Some(&first), Some(&last)) = (kept.first(), kept.last()) else {
             sum = Some(before);
@@ -135,7 +137,7 @@ pub fn conv_transpose3d(
     Ok(y.add(b.reshape([outputs, 1, 1, 1])?)?)
 }
 
-/// `sum` with `part` added at every `step`-th of `positions` along axis 1. Nothing is kept.
+/// `sum` with `part` added at every `step`-th of `positions` along axis 1. Saves nothing.
 fn added(sum: Var, part: Var, positions: Range<usize>, step: usize) -> Result<Var> {
     Ok(Var::apply("conv_transpose3d", [sum, part], |[sum, part], _| {
         let y = if sum.is_reusable() { sum } else { sum.copied()? };

@@ -1,12 +1,12 @@
-//! Attention of one sequence to another, on tensors as products make them.
+//! Attention of one sequence to another, on tensors in the layout of linear layers.
 
 use lowtide_autograd::{Needs, Saved, Var};
 use lowtide_tensor::{Attention, AttentionOptions, Shape, Tensor, TensorError};
 
 use crate::error::Result;
 
-/// Attention of the queries `q` to the keys and values of `memory`, which are side by side in each
-/// position. Beside the operands, y and one number for each query are saved for backward.
+/// Attention of the queries `q` to the keys and values of `memory`. Each position of `memory` holds
+/// its keys, then its values. Backward keeps the operands, y and one number for each query.
 ///
 /// # Shapes
 /// `q: [B, T, heads · D]`, `memory: [B, S, 2 · groups · D] → [B, T, heads · D]`
@@ -48,7 +48,7 @@ pub(crate) fn cross_attention(
     })?)
 }
 
-/// The view `[B, H, T, D]` of `[B, T, H · D]`.
+/// `x: [B, T, H · D]` as a view `[B, H, T, D]`.
 fn by_heads(x: &Tensor, heads: usize) -> lowtide_tensor::TensorResult<Tensor> {
     let left = *x.shape();
     let mismatch = TensorError::Shape { op: "cross_attention", left, right: Shape::new(&[heads]) };
@@ -59,7 +59,7 @@ fn by_heads(x: &Tensor, heads: usize) -> lowtide_tensor::TensorResult<Tensor> {
     x.reshape([batch, len, heads, width / heads])?.transpose(1, 2)
 }
 
-/// The views `[B, G, S, D]` of keys and values.
+/// The keys and the values of `memory` as views `[B, G, S, D]`.
 fn keys_and_values(memory: &Tensor, groups: usize) -> lowtide_tensor::TensorResult<[Tensor; 2]> {
     let all = by_heads(memory, 2 * groups)?;
     Ok([all.narrow(1, 0, groups)?, all.narrow(1, groups, groups)?])

@@ -1,4 +1,4 @@
-//! Rows of a table; x: [..] of indices, W: [V, D], y: [.., D].
+//! Lookup of rows of a table; x: [..] of indices, W: [V, D], y: [.., D].
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
@@ -15,7 +15,7 @@ use crate::parameter::Parameter;
 pub struct Embedding {
     weight: Parameter,
     padding: Option<usize>,
-    /// The rows of the table that this rank has.
+    /// The rows of the table on this rank, if ranks share the table.
     pub(crate) share: Option<VocabularyShare>,
 }
 
@@ -35,22 +35,23 @@ impl Embedding {
         Embedding { weight, padding: None, share: None }
     }
 
-    /// This layer with a row for padding, `padding_idx`: zeros now, and no gradient ever.
+    /// This layer with a row for padding, `padding_idx`. The row is set to zeros and never gets a
+    /// gradient.
     ///
     /// # Errors
-    /// `Index` for a row that there is not.
+    /// `Index` for a row outside of the table.
     pub fn with_padding(mut self, row: usize) -> Result<Self> {
         self.weight.value().select(0, row)?.zero_()?;
         self.padding = Some(row);
         Ok(self)
     }
 
-    /// Features of each vector.
+    /// Number of features of each vector.
     pub fn width(&self) -> usize {
         self.weight.value().shape()[1]
     }
 
-    /// Vectors of the table, or those of them that this rank has.
+    /// Number of rows of the table on this rank.
     pub(crate) fn rows(&self) -> usize {
         self.weight.value().shape()[0]
     }
@@ -59,12 +60,12 @@ impl Embedding {
         &self.weight
     }
 
-    /// The rows that this rank has of a table that ranks [share](crate::parallel::share_layers).
+    /// The rows on this rank, if ranks [share](crate::parallel::share_layers) the table.
     pub fn vocabulary(&self) -> Option<&VocabularyShare> {
         self.share.as_ref()
     }
 
-    /// The table in a pass, or what this rank has of it.
+    /// The table in a pass; on a rank that shares the table, its rows of the table.
     ///
     /// # Errors
     /// `Consumed` after backward.
@@ -85,7 +86,7 @@ impl Module for Embedding {
             None => table.embedding(&index)?,
         };
         let Some(row) = self.padding else { return Ok(y) };
-        // Rows that the mask leaves out are constants: they have no gradient.
+        // Lookups of the padding row become constants, which have no gradient.
         let is_padding = index.eq_scalar(row as f64)?.unsqueeze(-1)?;
         Ok(y.clone().detach().where_cond(&is_padding, y)?)
     }

@@ -1,4 +1,4 @@
-//! Rows of a table, reduced over bags; x: [B, L] or [N] of indices, W: [V, D], y: [B, D].
+//! Lookup of rows of a table, reduced over bags; x: [B, L] or [N] of indices, W: [V, D], y: [B, D].
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Needs, Pass, Var};
@@ -14,16 +14,16 @@ use crate::parameter::Parameter;
 /// The reduction of the rows of a bag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BagReduction {
-    /// Their sum, or the sum of their products with weights.
+    /// The sum of the rows, with weights the sum of weight times row.
     Sum,
-    /// Their mean: PyTorch's default.
+    /// The mean of the rows: PyTorch's default.
     #[default]
     Mean,
-    /// The largest of each feature; the first of equal ones gets the gradient.
+    /// The largest value of each feature. The first of equal values gets the gradient.
     Max,
 }
 
-/// How [`embedding_bag`] reduces; PyTorch's defaults.
+/// Options of [`embedding_bag`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BagOptions {
     /// The reduction of the rows.
@@ -32,28 +32,29 @@ pub struct BagOptions {
     pub padding: Option<usize>,
 }
 
-/// Which indices are a bag.
+/// The way in which indices are grouped into bags.
 #[derive(Clone, Copy, Debug)]
 pub enum Bags<'a> {
     /// Each row of indices `[B, L]`.
     Rows,
-    /// The indices `[N]` from each of these places `[B]` of i64 up to the next, `offsets`. The
-    /// first place is 0, and places do not decrease.
+    /// A bag holds the indices `[N]` from its place up to the next bag's place. The places are
+    /// `[B]` of i64, `offsets`; the first is 0, and they do not decrease.
     From(&'a Tensor),
 }
 
-/// Rows of a table, reduced over bags of them, `torch.nn.functional.embedding_bag`. A bag without
-/// rows is 0. `weights`, one for each index, are for sums. Half types are reduced in f32.
+/// Looks up rows of a table and reduces them over bags, `torch.nn.functional.embedding_bag`. A bag
+/// without rows gives 0. `weights` has a factor for each index, for sums only. Half types are
+/// reduced in f32.
 ///
-/// Takes memory for all rows of all bags. Kept for backward are the indices, with weights also the
-/// rows and the weights, and of the largest the place of each.
+/// Takes memory for all rows of all bags. Saved tensors are the indices; with weights also the rows
+/// and the weights; for [`BagReduction::Max`] also the place of each largest value.
 ///
 /// # Shapes
-/// `table: [V, D]`, `index: [B, L]` or `[N]` of i64, `weights` like it, `→ [B, D]`
+/// `table: [V, D]`, `index: [B, L]` or `[N]` of i64, `weights` of the shape of `index`, `→ [B, D]`
 ///
 /// # Errors
-/// `Shape`, also of weights for another reduction than the sum; `Index` for a row that there is not
-/// and for a first place that is not 0; `DType`, `OutOfMemory`.
+/// `Shape`, also for weights with another reduction than the sum; `Index` for an index outside of
+/// the table and for a first place that is not 0; `DType`, `OutOfMemory`.
 pub fn embedding_bag(
     table: Var,
     index: &Tensor,
@@ -111,7 +112,7 @@ pub fn embedding_bag(
             let y = largest(hidden(rows, f64::NEG_INFINITY)?, &bag, count)?;
             match &is_padding {
                 None => y,
-                // A bag of padding alone.
+                // A bag that holds only padding gives 0.
                 Some(_) => {
                     let counts = rows_in_bags([&index, &bag], is_padding.as_ref(), count, wide)?;
                     y.masked_fill(&counts.eq_scalar(0.0)?.unsqueeze(1)?, 0.0)?
@@ -122,7 +123,7 @@ pub fn embedding_bag(
     Ok(y.to_dtype(dtype)?)
 }
 
-/// `x / counts`, for whose gradient the counts are enough.
+/// `x / counts`. Backward keeps only the counts.
 fn divided(x: Var, counts: &Tensor) -> Result<Var> {
     Ok(Var::apply("embedding_bag_mean", [x], |[x], save| {
         let (y, saved) = (x.div(counts)?, save.keep(counts));
@@ -132,8 +133,8 @@ fn divided(x: Var, counts: &Tensor) -> Result<Var> {
     })?)
 }
 
-/// The largest of each feature in each bag, 0 in those without rows. What backward needs is the
-/// place of the first row that has it.
+/// The largest value of each feature in each bag; 0 in a bag without rows. Backward keeps the index
+/// of the first row with the largest value.
 fn largest(rows: Var, bag: &Tensor, count: usize) -> Result<Var> {
     Ok(Var::apply("embedding_bag_max", [rows], |[rows], save| {
         let (device, len, width) = (rows.device(), rows.shape()[0], rows.shape()[1]);
@@ -146,7 +147,7 @@ fn largest(rows: Var, bag: &Tensor, count: usize) -> Result<Var> {
             let places = places.unsqueeze(1)?.expand([len, width])?;
             let is_smaller = rows.lt(&y.index_select(0, bag)?)?;
             let places = places.masked_fill(&is_smaller, len as f64)?;
-            // The row behind the last, in a bag without rows.
+            // A bag without rows gets the index after the last row.
             let none = Tensor::full(device, [count, width], DType::I64, len as f64)?;
             let first = none.scatter_reduce(0, &bags, &places, amin, Existing::Included)?;
             Some(save.keep(&first))
@@ -163,19 +164,19 @@ fn largest(rows: Var, bag: &Tensor, count: usize) -> Result<Var> {
     })?)
 }
 
-/// The bag of each of `len` indices in each of `count` rows.
+/// The bag of each index, for `count` bags of `len` indices.
 fn bag_of_rows(device: &Device, count: usize, len: usize) -> Result<Tensor> {
     let rows = Tensor::arange(device, 0.0..count as f64, 1.0, DType::I64)?;
     Ok(rows.unsqueeze(1)?.expand([count, len])?.reshape([count * len])?)
 }
 
-/// The bag of each of `len` indices: how many bags begin at or before it, less one.
+/// The bag of each of `len` indices: the number of bags that begin at or before the index, less 1.
 fn bag_of_starts(starts: &Tensor, len: usize) -> Result<Tensor> {
     let places = Tensor::arange(starts.device(), 0.0..len as f64, 1.0, DType::I64)?;
     Ok(starts.searchsorted(&places, Side::Right)?.sub_scalar(1.0)?)
 }
 
-/// How many indices of each bag are not padding.
+/// The number of indices in each bag that are not padding.
 fn rows_in_bags(
     [index, bag]: [&Tensor; 2],
     is_padding: Option<&Tensor>,
@@ -197,11 +198,11 @@ pub struct EmbeddingBag {
 }
 
 impl EmbeddingBag {
-    /// A table of `rows` vectors of `width`, from the standard normal distribution; a row for
+    /// A table of `rows` vectors of `width`, from the standard normal distribution. The row for
     /// padding is zeros.
     ///
     /// # Errors
-    /// `Index` for a row of padding that there is not, `OutOfMemory`.
+    /// `Index` for a row of padding outside of the table, `OutOfMemory`.
     pub fn new(
         device: &Device,
         key: RandomKey,
@@ -216,7 +217,7 @@ impl EmbeddingBag {
         Ok(EmbeddingBag { weight: Parameter::new(weight), options })
     }
 
-    /// [`Module::forward`] of any bags, and of weights; see [`embedding_bag`].
+    /// [`Module::forward`] for any bags and with weights; see [`embedding_bag`].
     ///
     /// # Errors
     /// The errors of [`embedding_bag`].

@@ -1,4 +1,4 @@
-//! Each channel of each sample on its own; x, y: [N, C, ..].
+//! Normalisation of each channel of each sample on its own; x, y: [N, C, ..].
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, Shape, Tensor, TensorError};
@@ -61,7 +61,7 @@ impl InstanceNorm {
             return Ok(input.batch_norm_fixed([mean, variance], weight, bias, self.eps)?);
         }
         let count = left.element_count() / (left[0] * left[1]).max(1);
-        // A batch without elements has no statistics to move towards.
+        // A batch without elements leaves the running statistics.
         if left.element_count() > 0 {
             let batch = || mean_statistics(input.value());
             running.follow(pass, batch, count, self.momentum)?;
@@ -70,8 +70,8 @@ impl InstanceNorm {
     }
 }
 
-/// The means over the samples of the mean and of the variance of each channel. A half type is
-/// copied for them.
+/// The mean and the variance of each channel of each sample, averaged over the samples. A half type
+/// is copied to f32 first.
 fn mean_statistics(x: &Tensor) -> Result<[Tensor; 2]> {
     let x = x.to_dtype(x.dtype().computed())?;
     let places: Vec<usize> = (2..x.shape().len()).collect();
@@ -86,8 +86,8 @@ macro_rules! instance_norms {
     ($($(#[$doc:meta])* $name:ident, $op:literal, $rank:literal, $shape:literal;)*) => {$(
         $(#[$doc])*
         ///
-        /// Evaluation does as training unless there are
-        /// [running statistics](Self::with_running_statistics).
+        /// Evaluation computes as training does, unless the layer has [running
+        /// statistics](Self::with_running_statistics).
         #[derive(Clone, Debug)]
         pub struct $name(InstanceNorm);
 
@@ -120,9 +120,9 @@ macro_rules! instance_norms {
             }
 
             /// This layer with running statistics, `track_running_stats=True`: buffers, which
-            /// [`crate::commit_buffers`] writes and evaluation normalises with. In training they
-            /// move towards the means over the samples of their means and unbiased variances. As
-            /// in PyTorch the buffer that counts batches stays 0.
+            /// [`crate::commit_buffers`] writes and which evaluation normalises with. Training
+            /// moves them towards the means and the unbiased variances of the channels, averaged
+            /// over the samples. The buffer that counts batches stays 0, as in PyTorch.
             ///
             /// # Errors
             /// `OutOfMemory`.
@@ -132,7 +132,7 @@ macro_rules! instance_norms {
             }
 
             /// This layer with another momentum of the running statistics, 0.1 by default: the
-            /// share of the batch.
+            /// weight of a new batch.
             #[must_use]
             pub fn with_momentum(self, momentum: f64) -> Self {
                 $name(InstanceNorm { momentum, ..self.0 })

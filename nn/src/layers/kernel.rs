@@ -1,6 +1,6 @@
-//! Initial parameters of convolutions, as in PyTorch: uniform, within a bound by the inputs of an
-//! output. PyTorch counts all dimensions of the weight but the first one, for transposed
-//! convolutions too.
+//! Initial parameters of convolutions, as in PyTorch: uniform, with a bound that depends on the fan
+//! in of the weight. The fan in is the product of all dimensions but the first, also for transposed
+//! convolutions.
 
 use lowtide_tensor::{Device, RandomKey};
 
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::init;
 use crate::parameter::Parameter;
 
-/// A weight of this shape, from `key`'s stream "weight".
+/// A weight of this shape, drawn from `key`'s stream "weight".
 #[track_caller]
 pub(crate) fn weight<const N: usize>(
     device: &Device,
@@ -19,7 +19,8 @@ pub(crate) fn weight<const N: usize>(
     Parameter::uniform(device, key.op("weight"), shape, bound)
 }
 
-/// A bias for each of `outputs` channels of a layer with this weight, from `key`'s stream "bias".
+/// A bias for each of `outputs` channels of a layer with this weight, drawn from `key`'s stream
+/// "bias".
 #[track_caller]
 pub(crate) fn bias(
     device: &Device,

@@ -14,13 +14,13 @@ use crate::parallel::features::layer_share::{BranchShare, LayerShare};
 use crate::parallel::features::vocabulary::VocabularyShare;
 use crate::parameter::Parameter;
 
-/// A fully connected layer, `torch.nn.Linear`; perhaps with an [adapter](crate::adapt).
+/// A fully connected layer, `torch.nn.Linear`. It can have an [adapter](crate::adapt).
 #[derive(Clone, Debug)]
 pub struct Linear {
     weight: LinearWeight,
     bias: Option<Parameter>,
     adapter: Option<Adapter>,
-    /// The part of the layer that this rank has, where ranks share it.
+    /// The part of the layer on this rank, if ranks share the layer.
     pub(crate) share: Option<LayerShare>,
 }
 
@@ -69,13 +69,13 @@ impl Linear {
         Linear { weight: LinearWeight::new(weight), bias, adapter: None, share: None }
     }
 
-    /// The weight, `[O, I]`. The weight of a [quantised](Linear::quantize) layer has the shape and
-    /// the type, but no values of its own.
+    /// The weight, `[O, I]`. If the layer is [quantised](Linear::quantize), this parameter has the
+    /// shape and the type of the weight, but no values.
     pub fn weight(&self) -> &Parameter {
         &self.weight.parameter
     }
 
-    /// The weight, to show or to replace.
+    /// The weight, to show to a visitor or to replace.
     pub(super) fn weight_mut(&mut self) -> &mut Parameter {
         &mut self.weight.parameter
     }
@@ -98,13 +98,13 @@ impl Linear {
         self.adapter = adapter;
     }
 
-    /// The weight without the adapter.
+    /// The weight without the change of the adapter.
     pub(crate) fn base(&self) -> &LinearWeight {
         &self.weight
     }
 
-    /// The weight in a pass with the adapter's change, `[O, I]`: for a loss that takes the weight
-    /// of an output layer. An adapter's dropout has no place in it.
+    /// The weight in a pass including the adapter's change, `[O, I]`, for a loss that takes the
+    /// weight of an output layer. The dropout of an adapter is not applied.
     ///
     /// # Errors
     /// `Consumed` after backward, `OutOfMemory`.
@@ -115,24 +115,25 @@ impl Linear {
         }
     }
 
-    /// Puts the weight in few bits, for good: it has no gradient any more, and its floats are freed
-    /// unless others hold them. The bias stays. See [`crate::quantize`] for whole models.
+    /// Quantises the weight. The weight has no gradient any more, and its floats are freed unless
+    /// other handles hold them. The bias stays. See [`crate::quantize`] for whole models.
     ///
     /// # Errors
-    /// `Shape` for rows that are no whole blocks, `OutOfMemory`; then nothing was changed.
+    /// `Shape` for rows that are not a whole number of blocks, `OutOfMemory`. The layer is then as
+    /// before.
     pub fn quantize(&mut self, format: QuantFormat) -> Result<()> {
         self.weight.quantize(format)
     }
 
-    /// Takes a weight that was quantised elsewhere, such as one that was stored.
+    /// Replaces the weight by a quantised weight, such as one from a file.
     ///
     /// # Errors
-    /// `Shape` unless it has the shape of this layer's, `OutOfMemory`.
+    /// `Shape` unless `weight` has the shape of this layer's weight, `OutOfMemory`.
     pub fn set_quantized(&mut self, weight: &Quantized) -> Result<()> {
         self.weight.set_quantized(weight)
     }
 
-    /// Decodes the weight to floats of this type, frozen; nothing to do unless it is quantised.
+    /// Decodes a quantised weight to a frozen parameter of this type. A weight of floats stays.
     ///
     /// # Errors
     /// `DType`, `OutOfMemory`.
@@ -140,25 +141,25 @@ impl Linear {
         self.weight.dequantize(dtype)
     }
 
-    /// The weight in few bits, if it is.
+    /// The quantised weight; `None` if the weight is not quantised.
     ///
     /// # Errors
-    /// `DType` where the type of a scale was changed.
+    /// `DType` if the type of a scale was changed.
     pub fn quantized(&self) -> Option<Result<Quantized>> {
         self.weight.quantized.as_ref().map(QuantizedWeight::get)
     }
 
-    /// Sets the type of the numbers that the layer multiplies, until its weight is decoded or
-    /// another one. See [`crate::set_activations`] for whole models.
+    /// Sets the type of the numbers that the layer multiplies. The setting lasts until the weight
+    /// is decoded or replaced. See [`crate::set_activations`] for whole models.
     ///
     /// # Errors
-    /// For [`Activations::Int8`] `Format` unless the weight is in [`QuantFormat::Int8Rows`], and
-    /// `DType` for a weight of floats.
+    /// For [`Activations::Int8`]: `Format` unless the format of the weight is
+    /// [`QuantFormat::Int8Rows`], and `DType` for a weight of floats.
     pub fn set_activations(&mut self, activations: Activations) -> Result<()> {
         self.weight.set_activations(activations)
     }
 
-    /// How the weight is quantised, if it is.
+    /// The format of the weight, if it is quantised.
     pub(crate) fn format(&self) -> Option<QuantFormat> {
         self.weight.quantized.as_ref().map(QuantizedWeight::format)
     }
@@ -175,7 +176,7 @@ impl Linear {
         }
     }
 
-    /// The rows that this rank has of an output layer that ranks
+    /// The rows on this rank, if the layer is an output layer that ranks
     /// [share](crate::parallel::share_layers).
     pub fn vocabulary(&self) -> Option<&VocabularyShare> {
         match &self.share {
@@ -184,9 +185,10 @@ impl Linear {
         }
     }
 
-    /// The input x of the branch that this layer ends. Where ranks
-    /// [share](crate::parallel::share_layers) the branch, the gradient of x is summed over them.
-    /// Everything that the branch reads, but for parameters, has to come through here.
+    /// The input x of the branch that this layer ends. If ranks
+    /// [share](crate::parallel::share_layers) the branch, the gradient of x is summed over the
+    /// ranks. Every input that the branch reads, except parameters, has to come through this
+    /// function.
     ///
     /// # Errors
     /// `Consumed` after backward.
@@ -194,7 +196,7 @@ impl Linear {
         self.branch().map_or(Ok(x.clone()), |share| share.input(x))
     }
 
-    /// The part of x, along a dimension, that belongs to the heads or features of this rank.
+    /// The part of x, along a dimension, for the heads or features of this rank.
     ///
     /// # Errors
     /// `Consumed` after backward.
@@ -202,8 +204,8 @@ impl Linear {
         self.branch().map_or(Ok(x.clone()), |share| share.own_units(x, axis))
     }
 
-    /// Runs a function that draws random numbers in the branch that this layer ends: each rank's
-    /// numbers are its own.
+    /// Runs a function that draws random numbers in the branch that this layer ends. Each rank
+    /// draws its own numbers.
     pub fn within_branch<T>(&self, pass: &Pass, run: impl FnOnce() -> T) -> T {
         match self.branch() {
             Some(share) => share.within(pass, run),
@@ -229,7 +231,7 @@ impl Nodes for Linear {
     }
 }
 
-/// The names are PEFT's.
+/// Parameter names are PEFT's.
 impl Nodes for Adapter {
     fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         visitor.field("lora_A.weight", &mut self.a);

@@ -11,7 +11,8 @@ use crate::parameter::{Parameter, stand_in};
 /// A weight `[O, I]`: a parameter, or codes in few bits.
 #[derive(Clone, Debug)]
 pub(crate) struct LinearWeight {
-    /// The weight. Beside a quantised one it has the shape and the type, but no values.
+    /// The weight. If the weight is quantised, this parameter has only its shape and type, no
+    /// values.
     pub(super) parameter: Parameter,
     pub(super) quantized: Option<QuantizedWeight>,
 }
@@ -21,7 +22,7 @@ impl LinearWeight {
         LinearWeight { parameter, quantized: None }
     }
 
-    /// The tensor of the weight. A quantised weight has the shape and the type here alone.
+    /// The tensor of the weight. If the weight is quantised, the tensor has no values.
     pub(crate) fn value(&self) -> &Tensor {
         self.parameter.value()
     }
@@ -34,7 +35,7 @@ impl LinearWeight {
         }
     }
 
-    /// The weight in a pass; a quantised one is decoded as a whole.
+    /// The weight in a pass. A quantised weight is decoded as a whole.
     pub(crate) fn var(&self, pass: &Pass) -> Result<Var> {
         match &self.quantized {
             Some(weight) => Ok(pass.constant(weight.get()?.decode(self.value().dtype())?)),
@@ -42,7 +43,8 @@ impl LinearWeight {
         }
     }
 
-    /// Copies the rows from `first` on to `rows`, in the type of `rows`. Allocates nothing.
+    /// Copies rows of the weight, from row `first` on, to `rows` and in the type of `rows`.
+    /// Allocates nothing.
     pub(crate) fn copy_rows(&self, first: usize, rows: &mut Tensor) -> Result<()> {
         match &self.quantized {
             Some(weight) => weight.get()?.decode_rows_into(first, rows)?,
@@ -67,7 +69,7 @@ impl LinearWeight {
         self.replace(QuantizedWeight::of(weight)?)
     }
 
-    /// Leaves the shape and the type of the parameter, beside `quantized`.
+    /// Sets the quantised weight, and replaces the parameter by one without values.
     fn replace(&mut self, quantized: QuantizedWeight) -> Result<()> {
         let parameter = Parameter::new(stand_in(self.value())?);
         parameter.freeze();

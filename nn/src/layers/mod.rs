@@ -2,7 +2,7 @@
 //!
 //! A layer is a struct that owns its parameters and the layers inside it, lists them in
 //! `parameters!`, and computes in [`Module::forward`](crate::Module::forward).
-//! A new one is a file here, a line below and a line of re-exports in `lib.rs`.
+//! A new layer needs a file in this folder, a line below and a line of re-exports in `lib.rs`.
 
 pub(crate) mod activations;
 pub(crate) mod attention;

@@ -1,4 +1,4 @@
-//! Normalisation of the parts of each sample.
+//! Normalisation of parts of each sample.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::Device;
@@ -8,10 +8,10 @@ use crate::module::Module;
 use crate::node::parameters;
 use crate::parameter::Parameter;
 
-/// PyTorch's addend to the variance.
+/// The number that PyTorch adds to the variance.
 const EPS: f64 = 1e-5;
 
-/// The parameters that there are, in a pass.
+/// The parameters in a pass, each `None` if it is absent.
 pub(super) fn optional<const N: usize>(
     parameters: [&Option<Parameter>; N],
     pass: &Pass,
@@ -33,8 +33,8 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// A layer over the last dimensions, which are `shape`, with a weight of ones and a bias of
-    /// zeros; eps is 1e-5.
+    /// A layer over the last dimensions, whose sizes are `shape`, with a weight of ones and a bias
+    /// of zeros; eps is 1e-5.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -75,7 +75,7 @@ impl Module for LayerNorm {
     }
 }
 
-/// Root mean square 1 over the last dimensions, `torch.nn.RMSNorm`.
+/// Scales to root mean square 1 over the last dimensions, `torch.nn.RMSNorm`.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     weight: Option<Parameter>,
@@ -84,8 +84,8 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// A layer over the last dimensions, which are `shape`, with a weight of ones; eps is the
-    /// spacing of the f32 at 1.
+    /// A layer over the last dimensions, whose sizes are `shape`, with a weight of ones; eps is the
+    /// distance from 1 to the next f32.
     ///
     /// # Errors
     /// `OutOfMemory`.

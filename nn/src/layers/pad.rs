@@ -1,4 +1,4 @@
-//! More places around the input.
+//! Padding around the input.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::PadMode;
@@ -7,18 +7,19 @@ use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
 
-/// More places around the last dimensions: `torch.nn.ZeroPad2d`, `ConstantPad1d`,
-/// `ReflectionPad2d`, `ReplicationPad1d`, `CircularPad2d` and their kin.
+/// Pads the last dimensions: `torch.nn.ZeroPad2d`, `ConstantPad1d`, `ReflectionPad2d`,
+/// `ReplicationPad1d`, `CircularPad2d` and similar layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pad {
-    /// How many before and after, for each of the last dimensions: the last entry is for the last.
+    /// Numbers of elements added before and after, for each of the last dimensions. The last entry
+    /// belongs to the last dimension.
     pub amounts: Vec<[usize; 2]>,
     /// The values of the padding.
     pub mode: PadMode,
 }
 
 impl Pad {
-    /// Zeros before and after, for each of the last dimensions.
+    /// Padding with zeros before and after, for each of the last dimensions.
     pub fn zeros(amounts: &[[usize; 2]]) -> Self {
         Pad { amounts: amounts.to_vec(), mode: PadMode::Constant(0.0) }
     }

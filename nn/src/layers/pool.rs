@@ -26,7 +26,7 @@ impl Module for MaxPool1d {
 pub struct AvgPool1d {
     /// Size and stride of the windows.
     pub window: Pool1dGeometry,
-    /// How the edges are padded and counted; the default is PyTorch's.
+    /// Padding at the edges, and the divisor of the means; PyTorch's defaults.
     pub options: AvgPool,
 }
 
@@ -45,7 +45,7 @@ impl Module for AvgPool1d {
 pub struct MaxPool2d(pub Pool2dGeometry);
 
 impl MaxPool2d {
-    /// Square windows of `kernel` side by side.
+    /// Adjacent square windows with edges of `kernel` places.
     pub fn square(kernel: usize) -> Self {
         MaxPool2d(Pool2dGeometry::square(kernel))
     }
@@ -66,12 +66,12 @@ impl Module for MaxPool2d {
 pub struct AvgPool2d {
     /// Size and stride of the windows.
     pub window: Pool2dGeometry,
-    /// How the edges are padded and counted; the default is PyTorch's.
+    /// Padding at the edges, and the divisor of the means; PyTorch's defaults.
     pub options: AvgPool,
 }
 
 impl AvgPool2d {
-    /// Square windows of `kernel` side by side.
+    /// Adjacent square windows with edges of `kernel` places.
     pub fn square(kernel: usize) -> Self {
         AvgPool2d { window: Pool2dGeometry::square(kernel), options: AvgPool::default() }
     }
@@ -87,7 +87,7 @@ impl Module for AvgPool2d {
     }
 }
 
-/// The means of this many windows that cover the sequence, `torch.nn.AdaptiveAvgPool1d`.
+/// The means of this number of windows that cover the sequence, `torch.nn.AdaptiveAvgPool1d`.
 #[derive(Clone, Copy, Debug)]
 pub struct AdaptiveAvgPool1d(pub usize);
 
@@ -101,7 +101,7 @@ impl Module for AdaptiveAvgPool1d {
     }
 }
 
-/// The largest values of this many windows that cover the sequence,
+/// The largest values of this number of windows that cover the sequence,
 /// `torch.nn.AdaptiveMaxPool1d`.
 #[derive(Clone, Copy, Debug)]
 pub struct AdaptiveMaxPool1d(pub usize);
@@ -116,8 +116,7 @@ impl Module for AdaptiveMaxPool1d {
     }
 }
 
-/// The means of this many (rows, columns) of windows that cover the image,
-/// `torch.nn.AdaptiveAvgPool2d`.
+/// The means of (rows, columns) windows that cover the image, `torch.nn.AdaptiveAvgPool2d`.
 #[derive(Clone, Copy, Debug)]
 pub struct AdaptiveAvgPool2d(pub [usize; 2]);
 
@@ -131,7 +130,7 @@ impl Module for AdaptiveAvgPool2d {
     }
 }
 
-/// The largest values of this many (rows, columns) of windows that cover the image,
+/// The largest values of (rows, columns) windows that cover the image,
 /// `torch.nn.AdaptiveMaxPool2d`.
 #[derive(Clone, Copy, Debug)]
 pub struct AdaptiveMaxPool2d(pub [usize; 2]);

@@ -10,14 +10,15 @@ use crate::module::Module;
 use crate::node::parameters;
 use crate::parameter::Parameter;
 
-/// `x`, and `a · x` up to 0, `torch.nn.PReLU`.
+/// `x` above 0, else `a · x`, `torch.nn.PReLU`.
 #[derive(Clone, Debug)]
 pub struct PReLU {
     weight: Parameter,
 }
 
 impl PReLU {
-    /// A slope for each of `channels`, or one for all if there is one; they start from 1/4.
+    /// A slope for each of `channels` channels; one slope for all channels if `channels` is 1.
+    /// Slopes start at 1/4.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -30,7 +31,7 @@ parameters!(PReLU { weight });
 
 impl Module for PReLU {
     /// # Shapes
-    /// `input: [B, C, ..] → [B, C, ..]`, any with one slope
+    /// `input: [B, C, ..] → [B, C, ..]`; a layer with one slope takes any shape
     ///
     /// # Errors
     /// `Shape`, `DType`, `OutOfMemory`.
@@ -61,7 +62,7 @@ impl Module for PReLU {
     }
 }
 
-/// `a: [C]` as it broadcasts to `[B, C, ..]` with `rank` dimensions.
+/// `a: [C]` reshaped to broadcast to `[B, C, ..]` with `rank` dimensions.
 fn along_channels(a: &Tensor, rank: usize) -> lowtide_tensor::TensorResult<Tensor> {
     let mut dims = vec![1; rank];
     if a.element_count() != 1 {

@@ -1,4 +1,4 @@
-//! Learned numbers that are added to attention scores by the distance of a key from its query.
+//! Learned numbers that are added to attention scores, by the distance between query and key.
 //!
 //! Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text
 //! transformer" (2020): T5.
@@ -14,37 +14,38 @@ use crate::error::Result;
 use crate::node::parameters;
 use crate::parameter::Parameter;
 
-/// The sides of a query on which the distance of a key counts.
+/// Sides of a query on which distances are told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelativeSides {
-    /// Keys before and after the query, with half of the numbers for either side: an encoder.
+    /// Both sides, with half of the buckets each: for an encoder.
     Both,
-    /// Keys before the query. Keys after the query share the number of distance 0: a decoder, whose
-    /// queries do not see them.
+    /// Keys before the query. All keys after the query share the bucket of distance 0: for a
+    /// decoder, which masks these keys.
     Before,
 }
 
-/// How a [`RelativePositionBias`] is built.
+/// Options of a [`RelativePositionBias`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelativePositionOptions {
-    /// Heads of the attention.
+    /// Number of attention heads.
     pub heads: usize,
-    /// Numbers of each head. The first half of a side's is for the distances 0, 1, and so on, one
-    /// each; the other half for ranges that grow with the distance.
+    /// Number of buckets, each with a number for each head. In the first half of a side's buckets,
+    /// each bucket holds one distance: 0, 1, and so on. In the second half, each bucket holds a
+    /// range of distances, and ranges grow with the distance.
     pub buckets: usize,
-    /// From this distance on, all keys of a side share its last number.
+    /// From this distance on, all keys of a side share the last bucket of the side.
     pub distance_max: usize,
-    /// The sides of a query on which the distance of a key counts.
+    /// Sides of a query on which distances are told apart.
     pub sides: RelativeSides,
 }
 
 impl RelativePositionOptions {
-    /// T5's 32 numbers for distances up to 128.
+    /// T5's 32 buckets for distances up to 128.
     pub fn new(heads: usize, sides: RelativeSides) -> Self {
         RelativePositionOptions { heads, buckets: 32, distance_max: 128, sides }
     }
 
-    /// The number for a key at `key` and a query at `query`.
+    /// The bucket of a query at position `query` and a key at position `key`.
     fn bucket(&self, query: usize, key: usize) -> usize {
         let after = key.saturating_sub(query);
         let (side, first, distance) = match self.sides {
@@ -56,7 +57,8 @@ impl RelativePositionOptions {
         if distance < exact {
             return first + distance;
         }
-        // In f32, as in T5: rounding decides about a distance at the border of two ranges.
+        // Computed in f32, as in T5: the rounding decides the bucket of a distance between two
+        // ranges.
         let growth = libm::logf(distance as f32 / exact as f32);
         let growth_max = libm::log(self.distance_max as f64 / exact as f64) as f32;
         let range = (growth / growth_max * (side - exact) as f32) as usize;
@@ -64,8 +66,8 @@ impl RelativePositionOptions {
     }
 }
 
-/// A table of numbers, one for each range of distances and each head, that are added to attention
-/// scores. `weight` is `[buckets, H]`, T5's `relative_attention_bias`.
+/// A table of numbers that are added to attention scores, one number for each bucket of distances
+/// and each head. `weight` is `[buckets, H]`, T5's `relative_attention_bias`.
 ///
 /// ```
 /// use lowtide_autograd::Pass;
@@ -89,8 +91,8 @@ impl RelativePositionBias {
     /// A table from the standard normal distribution.
     ///
     /// # Errors
-    /// `Option` unless a side has at least two numbers and the largest distance is beyond those
-    /// that have a number each; `OutOfMemory`.
+    /// `Option` unless a side has at least two buckets and the largest distance is above every
+    /// distance with a bucket of its own; `OutOfMemory`.
     pub fn new(device: &Device, key: RandomKey, options: RelativePositionOptions) -> Result<Self> {
         let RelativePositionOptions { heads, buckets, distance_max, sides } = options;
         let side = if sides == RelativeSides::Both { buckets / 2 } else { buckets };
@@ -107,8 +109,7 @@ impl RelativePositionBias {
         Ok(RelativePositionBias { weight: Parameter::new(weight), options })
     }
 
-    /// The numbers that are added to the scores of `queries` and `keys` that both start at position
-    /// 0.
+    /// The numbers to add to the scores of `queries` and `keys`, both counted from position 0.
     ///
     /// # Shapes
     /// `[1, H, T, S]`

@@ -1,9 +1,9 @@
 //! Rotary position embeddings: queries and keys are rotated by their positions, so that a score
-//! depends on the distance of two positions, and there is nothing to learn.
+//! depends on the distance between two positions. Nothing is learned.
 //!
 //! Su et al., "RoFormer: enhanced transformer with rotary position embedding" (2021).
 //!
-//! `B` batch, `T` positions, `H` heads, `D` features of a head, of which `R` are rotated.
+//! `B` batch, `T` positions, `H` heads, `D` features of a head, `R` rotated features of a head.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{DType, Device, Tensor};
@@ -15,53 +15,55 @@ use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
 
-/// Rotates pair `i` of a row at position `t`, counted from 0, by `t · base^(-2i / R)`. Attention
-/// layers rotate each of their heads; as a layer by itself it rotates the rows of its input.
+/// Rotates pair `i` of a row at position `t`, counted from 0, by the angle `t · base^(-2i / R)`. An
+/// attention layer applies the rotation to each head. As a layer of its own it rotates the rows of
+/// its input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryEmbedding {
-    /// The base of the angles: the larger, the slower later pairs rotate.
+    /// The base of the angles. A larger base makes later pairs rotate more slowly.
     pub base: f64,
-    /// Which numbers are a pair. Weights of models that were trained under one convention are not
-    /// those of the other.
+    /// The convention that pairs the features of a head. Weights trained under one convention do
+    /// not work under the other.
     pub pairs: RotaryPairs,
-    /// How many features of a head are rotated, from the first on; all of them if absent.
+    /// Number of rotated features at the start of a head; all features if absent.
     pub turned: Option<usize>,
-    /// How the angles are made smaller for longer sequences, if they are.
+    /// The rule that scales the angles down for longer sequences, if any.
     pub scaling: Option<RotaryScaling>,
 }
 
-/// How angles are made smaller, so that a model takes longer sequences than it was trained with.
+/// Rules that scale the angles down, for sequences longer than the sequences in training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RotaryScaling {
-    /// All of them are divided by `factor`, as if positions were closer. Chen et al., "Extending
-    /// context window of large language models via positional interpolation" (2023).
+    /// Divides all angles by `factor`, as if positions were closer. Chen et al., "Extending context
+    /// window of large language models via positional interpolation" (2023).
     Linear {
         /// The divisor of the angles.
         factor: f64,
     },
-    /// As in Llama 3.1: a pair that turns at most `turns[0]` times in `context` positions has its
-    /// angles divided by `factor`, one that turns at least `turns[1]` times keeps them, and between
-    /// these the share that is divided falls with the number of turns.
+    /// The rule of Llama 3.1. A pair that makes at most `turns[0]` turns in `context` positions has
+    /// its angles divided by `factor`. A pair that makes at least `turns[1]` turns keeps its
+    /// angles. In between, the two are mixed linearly in the number of turns.
     ByTurns {
         /// The divisor of the angles of slow pairs.
         factor: f64,
-        /// The length of the sequences that the model was first trained with.
+        /// Length of the sequences of the original training.
         context: usize,
-        /// Up to how many turns a pair is slow, and from how many on it is fast.
+        /// Limits of turns: a pair with at most the first number is slow, a pair with at least the
+        /// second number is fast.
         turns: [f64; 2],
     },
-    /// YaRN: as [`RotaryScaling::ByTurns`], but between slow and fast pairs the share that is
-    /// divided grows evenly with the pair's number, from a whole one to a whole one, and cosines
-    /// and sines are multiplied. Peng et al., "YaRN: efficient context window extension of large
+    /// YaRN: like [`RotaryScaling::ByTurns`], but between fast and slow pairs the mix is linear in
+    /// the index of the pair, with the limits rounded to whole indices. Cosines and sines are
+    /// multiplied by `attention`. Peng et al., "YaRN: efficient context window extension of large
     /// language models" (2023).
     Yarn {
         /// The divisor of the angles of slow pairs.
         factor: f64,
-        /// The length of the sequences that the model was first trained with.
+        /// Length of the sequences of the original training.
         context: usize,
-        /// Up to how many turns a pair is slow, and from how many on it is fast; 1 and 32 in the
-        /// paper.
+        /// Limits of turns: a pair with at most the first number is slow, a pair with at least the
+        /// second number is fast. 1 and 32 in the paper.
         turns: [f64; 2],
         /// The factor of cosines and sines; `0.1 ln(factor) + 1` in the paper.
         attention: f64,
@@ -100,7 +102,7 @@ impl RotaryScaling {
         }
     }
 
-    /// `rates` in f64, the angles of position 1, as this makes them.
+    /// Scales `rates`, the f64 angles of position 1.
     fn scaled(&self, rates: &Tensor, base: f64) -> Result<Tensor> {
         let factor = self.factor();
         let (context, [slow, fast]) = match *self {
@@ -119,17 +121,17 @@ impl RotaryScaling {
     }
 }
 
-/// The factor of the rate of each of `pairs` pairs.
+/// YaRN's factor for the angle of each of `pairs` pairs.
 fn yarn_scales(factor: f64, context: usize, turns: [f64; 2], pairs: usize, base: f64) -> Vec<f64> {
     let dim = 2.0 * pairs as f64;
-    // The index of the pair, a fraction, that makes this number of turns in the context.
+    // The fractional index of the pair that makes this number of turns in the context.
     let pair = |turns: f64| {
         let positions = context as f64 / (turns * std::f64::consts::TAU);
         dim * libm::log(positions) / (2.0 * libm::log(base))
     };
     let low = libm::floor(pair(turns[1])).max(0.0);
     let high = libm::ceil(pair(turns[0])).min(dim - 1.0);
-    // Where both are one pair, the share jumps at it.
+    // If both limits are the same pair, the mix jumps at this pair.
     let high = if high == low { high + 0.001 } else { high };
     let scale = |pair: usize| {
         let divided = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
@@ -139,7 +141,7 @@ fn yarn_scales(factor: f64, context: usize, turns: [f64; 2], pairs: usize, base:
 }
 
 impl RotaryEmbedding {
-    /// Rotates all features of a head, with a base of 10,000.
+    /// A rotation of all features of a head, with a base of 10,000.
     pub fn new(pairs: RotaryPairs) -> Self {
         RotaryEmbedding { base: 10_000.0, pairs, turned: None, scaling: None }
     }
@@ -147,8 +149,8 @@ impl RotaryEmbedding {
     /// `Ok` if heads of `width` features can be rotated.
     ///
     /// # Errors
-    /// `Option` unless the base and the factor of the scaling are positive and the rotated features
-    /// are even and at most `width`.
+    /// `Option` unless the base and the factor of the scaling are positive, and the number of
+    /// rotated features is even and at most `width`.
     pub fn check(&self, width: usize) -> Result<()> {
         check_option("base", self.base, "above 0", |base| base > 0.0 && base.is_finite())?;
         self.scaling.map_or(Ok(()), |scaling| scaling.check())?;
@@ -158,7 +160,7 @@ impl RotaryEmbedding {
         })
     }
 
-    /// The angles of position 1 in f64, of each pair of heads of `width` features: `[1, R / 2]`.
+    /// The angle of position 1 for each pair of a head of `width` features, in f64: `[1, R / 2]`.
     ///
     /// # Errors
     /// The errors of [`RotaryEmbedding::check`], `OutOfMemory`.
@@ -202,7 +204,7 @@ impl RotaryEmbedding {
     /// Rotates the first `turned` of `heads` parts of each position.
     pub(crate) fn turn_heads(&self, x: Var, counts: [usize; 2]) -> Result<Var> {
         let shape = *x.shape();
-        // Other ranks are an error of the operation, which names both shapes.
+        // Tensors of other ranks fail in the operation, whose error names both shapes.
         let len = shape.get(1).copied().unwrap_or_default();
         let width = shape.last().copied().unwrap_or_default() / counts[1].max(1);
         let value = x.value();
@@ -224,7 +226,7 @@ impl Module for RotaryEmbedding {
     }
 }
 
-/// The cosines and sines of some positions, to be used by all layers of a model in a pass.
+/// The cosines and sines of some positions, which all layers of a model can share in a pass.
 #[derive(Clone, Debug)]
 pub struct RotaryTables {
     cos: Tensor,
@@ -233,19 +235,19 @@ pub struct RotaryTables {
 }
 
 impl RotaryTables {
-    /// The tables of the `len` positions from `start` on: of those that continue a sequence.
+    /// The tables of `len` positions from `start` on, for positions that continue a sequence.
     ///
     /// # Errors
-    /// `Index` beyond the last position of these tables.
+    /// `Index` for a position beyond these tables.
     pub fn rows(&self, start: usize, len: usize) -> Result<Self> {
         let rows = |table: &Tensor| table.narrow(0, start, len);
         Ok(RotaryTables { cos: rows(&self.cos)?, sin: rows(&self.sin)?, pairs: self.pairs })
     }
 
-    /// Every row rotated by the angles of its position.
+    /// Rotates every row by the angles of its position.
     ///
     /// # Shapes
-    /// `x: [.., T, D] → [.., T, D]`, T and D those of the tables
+    /// `x: [.., T, D] → [.., T, D]`, with T and D of the tables
     ///
     /// # Errors
     /// `Shape`, `DType`, `OutOfMemory`.
@@ -253,11 +255,11 @@ impl RotaryTables {
         Ok(x.rotary(&self.cos, &self.sin, self.pairs)?)
     }
 
-    /// The first `turned` of `heads` parts of each position rotated by its angles: the queries and
-    /// keys of a tensor that holds the values as well.
+    /// Rotates the first `turned` of `heads` parts of each position by the angles of the position.
+    /// Use this for queries and keys in a tensor that also holds values.
     ///
     /// # Shapes
-    /// `x: [B, T, heads · D] → [B, T, heads · D]`, T and D those of the tables
+    /// `x: [B, T, heads · D] → [B, T, heads · D]`, with T and D of the tables
     ///
     /// # Errors
     /// `Shape`, `DType`, `OutOfMemory`.

@@ -1,4 +1,4 @@
-//! One module after the other.
+//! A chain of modules.
 
 use lowtide_autograd::{Pass, Var};
 
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::module::Module;
 use crate::node::{Nodes, Visitor};
 
-/// A chain of modules; parameters are named by position (`0.weight`).
+/// A chain of modules. Parameters are named by position (`0.weight`).
 #[derive(Default)]
 pub struct Sequential {
     layers: Vec<Box<dyn Layer>>,

@@ -1,4 +1,4 @@
-//! Weights whose largest singular value is 1.
+//! Layers with a weight that is divided by its largest singular value.
 //!
 //! Miyato, Kataoka, Koyama and Yoshida, "Spectral normalization for generative adversarial
 //! networks" (2018).
@@ -14,18 +14,18 @@ use crate::layers::weight_norm::{Weighted, visit_without_weight};
 use crate::module::Module;
 use crate::node::{Node, Nodes, Visitor};
 
-/// Rounds of the power iteration when a layer is made, as in PyTorch.
+/// Number of rounds of the power iteration when a layer is made, as in PyTorch.
 const FIRST_ITERATIONS: usize = 15;
 
-/// How [`SpectralNorm`] finds the largest singular value; PyTorch's defaults.
+/// Options of [`SpectralNorm`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpectralNormOptions {
-    /// The dimension of the weight that is the rows of the matrix, PyTorch's `dim`: 0, and 1 for
-    /// transposed convolutions, whose second dimension is the outputs.
+    /// The dimension of the weight that becomes the rows of the matrix, PyTorch's `dim`. 0 for most
+    /// layers; 1 for transposed convolutions, whose second dimension is the outputs.
     pub axis: usize,
-    /// Rounds of the power iteration in each forward pass of a training, at least 1.
+    /// Number of rounds of the power iteration in each forward pass in training, at least 1.
     pub iterations: usize,
-    /// The least norm that a vector is divided by.
+    /// Smallest norm that a vector is divided by.
     pub eps: f64,
 }
 
@@ -35,30 +35,30 @@ impl Default for SpectralNormOptions {
     }
 }
 
-/// A layer with the weight `w = W / σ`, where `σ = uᵀ W v` approaches the largest singular value of
-/// W as a matrix: `torch.nn.utils.parametrizations.spectral_norm`, under whose names its parameter
-/// (`parametrizations.weight.original`) and its buffers (`parametrizations.weight.0._u` and `_v`)
-/// are.
+/// A layer with the weight `w = W / σ`, where `σ = uᵀ W v` approximates the largest singular value
+/// of W as a matrix: `torch.nn.utils.parametrizations.spectral_norm`. Names are PyTorch's:
+/// `parametrizations.weight.original` for the parameter, `parametrizations.weight.0._u` and `_v`
+/// for the buffers.
 ///
-/// Each forward pass of a training does a round of the power iteration, `u = W v / ‖W v‖` and `v =
-/// Wᵀ u / ‖Wᵀ u‖`, which is no part of the gradient; the vectors go into the buffers when the step
-/// is committed. So a batch is never split in training. Evaluation takes them as they are.
+/// Each forward pass in training runs rounds of the power iteration, `u = W v / ‖W v‖` and `v = Wᵀ
+/// u / ‖Wᵀ u‖`, without a gradient. The vectors are written to the buffers when the step is
+/// committed. A batch is therefore never split in training. Evaluation uses the vectors of the
+/// buffers.
 ///
-/// For backward W and the vectors are kept, and w by the layer.
+/// Backward keeps W and the vectors; the layer also keeps w.
 #[derive(Clone, Debug)]
 pub struct SpectralNorm<M> {
     layer: M,
-    /// [rows] and [columns] of the matrix.
+    /// u, `[rows]`, and v, `[columns]`, of the matrix.
     vectors: [Buffer; 2],
     options: SpectralNormOptions,
 }
 
 impl<M: Weighted> SpectralNorm<M> {
-    /// The layer with its weight as W, and vectors that begin as drawn and then take fifteen
-    /// rounds.
+    /// The layer with its weight as W. The vectors are drawn at random, then take fifteen rounds.
     ///
     /// # Errors
-    /// As [`SpectralNorm::with`].
+    /// The errors of [`SpectralNorm::with`].
     pub fn new(layer: M, key: RandomKey) -> Result<Self> {
         Self::with(layer, key, SpectralNormOptions::default())
     }
@@ -73,7 +73,7 @@ impl<M: Weighted> SpectralNorm<M> {
         Axis::from(options.axis).index("spectral_norm", weight.shape().len())?;
         check_option("iterations", options.iterations as f64, "[1, ∞)", |count| count >= 1.0)?;
         check_option("eps", options.eps, "[0, ∞)", |eps| eps >= 0.0)?;
-        // In f64, so that layers begin alike on every device.
+        // Computed in f64, so that the vectors are equal on every device.
         let matrix = as_matrix(&weight, options.axis)?.to_dtype(DType::F64)?;
         let drawn = |name, len| -> Result<Tensor> {
             let mut vector = Tensor::empty(weight.device(), [len], DType::F32)?;
@@ -92,7 +92,8 @@ impl<M: Weighted> SpectralNorm<M> {
         Ok(SpectralNorm { layer, vectors: [u?, v?], options })
     }
 
-    /// The vectors for this pass, which the buffers get when its attempt is committed.
+    /// The vectors of this pass. In training, the power iteration updates them, and the buffers get
+    /// them when the attempt is committed.
     fn vectors(&self, pass: &Pass, weight: &Tensor) -> Result<[Tensor; 2]> {
         let dtype = weight.dtype();
         let current = self.vectors.each_ref().map(|vector| vector.current(pass).to_dtype(dtype));
@@ -101,7 +102,7 @@ impl<M: Weighted> SpectralNorm<M> {
         if !pass.is_training() {
             return Ok(current);
         }
-        // Each part of a batch would have vectors of its own.
+        // Parts of a batch would each compute other vectors.
         pass.couple_samples();
         let SpectralNormOptions { axis, iterations, eps } = self.options;
         let found = iterated(&as_matrix(weight, axis)?, current, iterations, eps)?;
@@ -112,19 +113,19 @@ impl<M: Weighted> SpectralNorm<M> {
     }
 }
 
-/// The order of dimensions in which one of them is the first.
+/// An order of dimensions with `axis` first.
 fn with_first(rank: usize, axis: usize) -> Vec<usize> {
     std::iter::once(axis).chain((0..rank).filter(|&other| other != axis)).collect()
 }
 
-/// One dimension as rows, all others as columns.
+/// The weight as a matrix: dimension `axis` as rows, all others as columns.
 fn as_matrix(weight: &Tensor, axis: usize) -> Result<Tensor> {
     let (rank, rows) = (weight.shape().len(), weight.shape()[axis]);
     let columns = with_first(rank, axis)[1..].iter().map(|&other| weight.shape()[other]).product();
     Ok(weight.permute(&with_first(rank, axis))?.reshape([rows, columns])?)
 }
 
-/// A matrix of that kind as a weight of this shape.
+/// A matrix of [`as_matrix`] as a weight of this shape.
 fn as_weight(matrix: &Tensor, shape: &[usize], axis: usize) -> Result<Tensor> {
     let order = with_first(shape.len(), axis);
     let sizes: Vec<usize> = order.iter().map(|&dim| shape[dim]).collect();
@@ -138,7 +139,7 @@ fn normalized(vector: &Tensor, eps: f64) -> Result<Tensor> {
     Ok(vector.div(&vector.norm_keep(&[0], 2.0)?.maximum_scalar(eps)?)?)
 }
 
-/// Rounds of the power iteration.
+/// The vectors after some rounds of the power iteration.
 fn iterated(
     matrix: &Tensor,
     [mut u, mut v]: [Tensor; 2],
@@ -152,7 +153,7 @@ fn iterated(
     Ok([u, v])
 }
 
-/// `w = W / σ` with `σ = uᵀ W v`, of which u and v are constants.
+/// `w = W / σ` with `σ = uᵀ W v`, where u and v are constants.
 fn spectral_norm(weight: Var, [u, v]: [Tensor; 2], axis: usize) -> Result<Var> {
     Ok(Var::apply("spectral_norm", [weight], |[weight], save| {
         let of = |error: NnError| error.into_autograd();
@@ -173,7 +174,7 @@ fn spectral_norm(weight: Var, [u, v]: [Tensor; 2], axis: usize) -> Result<Var> {
 
 impl<M: Weighted> Nodes for SpectralNorm<M> {
     fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
-        // PyTorch's order: what is left of the layer, then the parametrisation.
+        // PyTorch's order: the rest of the layer, then the parametrisation.
         visit_without_weight(&mut self.layer, visitor);
         let weight = Node::Parameter(self.layer.weight_mut());
         visitor.node("parametrizations.weight.original", weight);

@@ -1,4 +1,4 @@
-//! Layers of encoders and decoders of sequences.
+//! Encoder and decoder layers of transformers.
 //!
 //! Vaswani et al., "Attention is all you need" (2017); normalisation before the branches instead of
 //! after the sums: Xiong et al., "On layer normalization in the transformer architecture" (2020).
@@ -18,17 +18,17 @@ use crate::module::{Module, forward_in};
 use crate::node::parameters;
 use crate::parallel::features::branch::{Branch, Shared};
 
-/// Where a layer normalises.
+/// The place of the normalisations in a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormPlace {
-    /// The sum of input and branch; PyTorch's default (`norm_first=False`).
+    /// Normalises the sum of input and branch; PyTorch's default (`norm_first=False`).
     #[default]
     After,
-    /// The input of the branch (`norm_first=True`); trains without a warm-up.
+    /// Normalises the input of the branch (`norm_first=True`). Trains without a warm-up.
     Before,
 }
 
-/// The function between the two linear layers.
+/// Activation functions between the two linear layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HiddenActivation {
     /// `max(x, 0)`; PyTorch's default.
@@ -38,24 +38,24 @@ pub enum HiddenActivation {
     Gelu,
 }
 
-/// How the layers of a transformer are built.
+/// Options of the layers of a transformer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TransformerOptions {
-    /// Features of each position; a multiple of the heads.
+    /// Number of features of each position; a multiple of the heads.
     pub width: usize,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: usize,
-    /// Hidden features between the two linear layers.
+    /// Number of hidden features between the two linear layers.
     pub hidden: usize,
     /// Dropout probability of the attention weights, of the hidden features and of each branch.
     pub dropout: f64,
-    /// The function between the two linear layers.
+    /// The activation function between the two linear layers.
     pub activation: HiddenActivation,
-    /// Where a layer normalises.
+    /// The place of the normalisations in a layer.
     pub norm: NormPlace,
-    /// Added to the variance in normalisation.
+    /// The number that is added to the variance in a normalisation.
     pub eps: f64,
-    /// Which positions a position attends to in self-attention.
+    /// The causal mask of self-attention.
     pub causal: Causal,
     /// Rotates queries and keys by their positions in self-attention.
     pub rotary: Option<RotaryEmbedding>,
@@ -64,8 +64,8 @@ pub struct TransformerOptions {
 }
 
 impl TransformerOptions {
-    /// PyTorch's defaults: 2048 hidden features, dropout 0.1, ReLU, normalisation after the sums.
-    /// Every position attends to all.
+    /// PyTorch's defaults: 2048 hidden features, dropout 0.1, ReLU, normalisation after the sums,
+    /// no causal mask.
     pub fn new(width: usize, heads: usize) -> Self {
         TransformerOptions {
             width,
@@ -113,7 +113,7 @@ struct Residual<'a> {
 }
 
 impl Residual<'_> {
-    /// The sum of x and the branch of x.
+    /// The sum of x and the branch of x. The normalisation comes before or after, by `place`.
     fn around(self, pass: &Pass, x: Var, branch: impl FnOnce(Var) -> Result<Var>) -> Result<Var> {
         let [norm_name, dropout_name] = self.names;
         let normed = |x| forward_in(pass, norm_name, self.norm, x);
@@ -122,7 +122,7 @@ impl Residual<'_> {
             NormPlace::Before => normed(x.clone())?,
         };
         let y = branch(input)?;
-        // Added to the branch, whose buffer nothing else needs.
+        // The branch comes first: the sum can reuse its buffer.
         let sum = pass.within(dropout_name, || self.dropout.forward(pass, y))?.add(x)?;
         match self.place {
             NormPlace::After => normed(sum),
@@ -131,7 +131,7 @@ impl Residual<'_> {
     }
 }
 
-/// The two linear layers, whose names are those of the layer that they are part of.
+/// The two linear layers. Their names have no prefix within the layer that contains them.
 #[derive(Clone, Debug)]
 struct FeedForward {
     linear1: Linear,
@@ -151,7 +151,7 @@ impl FeedForward {
         })
     }
 
-    /// The hidden features.
+    /// Shows the hidden features to a visitor.
     fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         visitor(Shared::Branch(Branch::hidden([&self.linear1], &mut self.linear2)));
     }
@@ -199,8 +199,7 @@ impl TransformerEncoderLayer {
         })
     }
 
-    /// [`Module::forward`] with a mask of attention, as [`MultiHeadAttention::forward_masked`]
-    /// takes it.
+    /// [`Module::forward`] with an attention mask, as in [`MultiHeadAttention::forward_masked`].
     ///
     /// # Errors
     /// `Shape`, `DType`, `OutOfMemory`.
@@ -240,7 +239,7 @@ pub struct TransformerDecoderLayer {
 }
 
 impl TransformerDecoderLayer {
-    /// A layer initialised from `key`; its cross-attention has no causal mask.
+    /// A layer initialised from `key`. Cross-attention has no causal mask.
     ///
     /// # Errors
     /// The errors of [`TransformerEncoderLayer::new`].
@@ -258,8 +257,8 @@ impl TransformerDecoderLayer {
         })
     }
 
-    /// The layer on `input` with `memory`, the encoder's output. The masks are those of
-    /// self-attention and of cross-attention, as [`MultiHeadAttention::attend`] takes them.
+    /// Runs the layer on `input` and `memory`, the encoder's output. The first mask is for
+    /// self-attention, the second for cross-attention, as in [`MultiHeadAttention::attend`].
     ///
     /// # Shapes
     /// `input: [B, T, D]`, `memory: [B, S, D] → [B, T, D]`

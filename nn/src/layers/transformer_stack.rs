@@ -1,5 +1,5 @@
-//! Stacks of the layers of encoders and decoders, with a normalisation at the end, and both
-//! together.
+//! Stacks of encoder and decoder layers with a normalisation at the end, and a transformer of both
+//! stacks.
 //!
 //! `B` batch, `T` positions, `S` positions of the encoder's sequence, `D` width.
 
@@ -26,7 +26,7 @@ macro_rules! stacks {
         }
 
         impl $name {
-            /// `count` layers and a normalisation of what comes out of the last.
+            /// A stack of `count` layers, with a normalisation of the last layer's output.
             ///
             /// # Errors
             /// The errors of [`TransformerEncoderLayer::new`].
@@ -49,7 +49,7 @@ macro_rules! stacks {
                 $name { norm: None, ..self }
             }
 
-            /// The output of the last layer, normalised.
+            /// `x`, normalised if the stack has a normalisation.
             fn normalised(&self, pass: &Pass, x: Var) -> Result<Var> {
                 match &self.norm {
                     Some(norm) => forward_in(pass, "norm", norm, x),
@@ -63,15 +63,15 @@ macro_rules! stacks {
 }
 
 stacks! {
-    /// Encoder layers one after the other, `torch.nn.TransformerEncoder`.
+    /// A chain of encoder layers, `torch.nn.TransformerEncoder`.
     TransformerEncoder of TransformerEncoderLayer;
-    /// Decoder layers one after the other, `torch.nn.TransformerDecoder`.
+    /// A chain of decoder layers, `torch.nn.TransformerDecoder`.
     TransformerDecoder of TransformerDecoderLayer;
 }
 
 impl TransformerEncoder {
-    /// [`Module::forward`] with a mask of attention, as
-    /// [`crate::MultiHeadAttention::forward_masked`] takes it.
+    /// [`Module::forward`] with an attention mask, as in
+    /// [`crate::MultiHeadAttention::forward_masked`].
     ///
     /// # Errors
     /// `Shape`, `DType`, `OutOfMemory`.
@@ -97,7 +97,7 @@ impl Module for TransformerEncoder {
 }
 
 impl TransformerDecoder {
-    /// All layers on `input` with `memory`; see [`TransformerDecoderLayer::decode`].
+    /// Runs all layers on `input` and `memory`; see [`TransformerDecoderLayer::decode`].
     ///
     /// # Errors
     /// `Shape`, `DType`, `OutOfMemory`.
@@ -120,15 +120,15 @@ impl TransformerDecoder {
     }
 }
 
-/// Which positions attend to which in a [`Transformer`]; each mask as
-/// [`crate::MultiHeadAttention::forward_masked`] takes it.
+/// The attention masks of a [`Transformer`], each in the form of
+/// [`crate::MultiHeadAttention::forward_masked`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TransformerMasks<'a> {
-    /// The mask of the encoder's sequence to itself.
+    /// Mask of the self-attention in the encoder.
     pub source: Option<&'a Tensor>,
-    /// The mask of the decoder's sequence to itself.
+    /// Mask of the self-attention in the decoder.
     pub target: Option<&'a Tensor>,
-    /// The mask of the decoder's sequence to the encoder's result.
+    /// Mask of the decoder's attention to the encoder's output.
     pub memory: Option<&'a Tensor>,
 }
 
@@ -141,9 +141,9 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// A model with these numbers of encoder and decoder layers, 6 of each in PyTorch by default.
-    /// All matrices are from Glorot's uniform distribution. A causal mask of the options is the
-    /// decoder's alone.
+    /// A model with these numbers of encoder and decoder layers; PyTorch's default is 6 and 6. All
+    /// matrices are drawn from Glorot's uniform distribution. A causal mask in the options is used
+    /// only in the decoder.
     ///
     /// # Errors
     /// The errors of [`TransformerEncoderLayer::new`].
@@ -169,7 +169,7 @@ impl Transformer {
         Ok(model)
     }
 
-    /// The decoder on `target` with what the encoder makes of `source`.
+    /// The output of the decoder for `target`, which attends to the encoder's output for `source`.
     ///
     /// # Shapes
     /// `source: [B, S, D]`, `target: [B, T, D] → [B, T, D]`

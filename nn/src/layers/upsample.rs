@@ -1,4 +1,4 @@
-//! Images in another size; x: [B, C, H, W], y: [B, C, H', W'].
+//! Resizes images; x: [B, C, H, W], y: [B, C, H', W'].
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Interpolation, Resize};
@@ -7,17 +7,17 @@ use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
 
-/// Images in another size, `torch.nn.Upsample` in two dimensions.
+/// Resizes images, `torch.nn.Upsample` in two dimensions.
 #[derive(Clone, Copy, Debug)]
 pub struct Upsample {
     /// The size of the result.
     pub size: Resize,
-    /// How pixels are interpolated.
+    /// The interpolation of pixels.
     pub interpolation: Interpolation,
 }
 
 impl Upsample {
-    /// Height and width times `factor`, by the nearest pixel: PyTorch's default.
+    /// Multiplies height and width by `factor`, with the nearest pixel: PyTorch's default.
     pub fn by(factor: f64) -> Self {
         Upsample { size: Resize::By([factor; 2]), interpolation: Interpolation::Nearest }
     }

@@ -1,4 +1,4 @@
-//! Weights as a length and a direction.
+//! Layers with a weight that is split into lengths and directions.
 //!
 //! Salimans and Kingma, "Weight normalization: a simple reparameterization to accelerate training
 //! of deep neural networks" (2016).
@@ -13,12 +13,12 @@ use crate::module::Module;
 use crate::node::{Node, Nodes, Visitor};
 use crate::parameter::Parameter;
 
-/// A layer whose weight can be computed from others: one of its parameters is called `weight`.
+/// A layer whose weight another module can compute. One of its parameters has the name `weight`.
 pub trait Weighted: Nodes {
     /// The layer's own weight.
     fn weight(&self) -> &Parameter;
 
-    /// The layer's own weight, to show or to replace.
+    /// The layer's own weight, to show to a visitor or to replace.
     fn weight_mut(&mut self) -> &mut Parameter;
 
     /// [`Module::forward`] with another weight of this shape.
@@ -28,8 +28,8 @@ pub trait Weighted: Nodes {
     fn forward_with(&self, pass: &Pass, weight: Var, input: Var) -> Result<Var>;
 }
 
-/// [`Weighted`] for a layer with a `weight` and perhaps a `bias`: the result of the input with
-/// variables of both.
+/// Implements [`Weighted`] for a layer with a `weight` and an optional `bias`. The expression
+/// computes the output from the input and the variables of both.
 macro_rules! weighted {
     ($layer:ident, |$self:ident, $input:ident, $weight:ident, $bias:ident| $y:expr) => {
         impl crate::layers::weight_norm::Weighted for $layer {
@@ -65,11 +65,11 @@ impl Weighted for Linear {
     }
 }
 
-/// A layer with the weight `w = g · v / ‖v‖`, where the norms are those of all slices along one
-/// dimension: `torch.nn.utils.parametrizations.weight_norm`, under whose names the parameters are,
+/// A layer with the weight `w = g · v / ‖v‖`, with one norm for each slice along one dimension:
+/// `torch.nn.utils.parametrizations.weight_norm`. Names are PyTorch's:
 /// `parametrizations.weight.original0` for g and `original1` for v.
 ///
-/// For backward v, g and the norms are kept, and w by the layer.
+/// Backward keeps v, g and the norms; the layer also keeps w.
 #[derive(Clone, Debug)]
 pub struct WeightNorm<M> {
     layer: M,
@@ -78,8 +78,8 @@ pub struct WeightNorm<M> {
 }
 
 impl<M: Weighted> WeightNorm<M> {
-    /// The layer with its weight as v and the norms of its slices along the first dimension as g,
-    /// so that the first w is that weight.
+    /// The layer with its weight as v, and with the norms of the slices along the first dimension
+    /// as g. The first w is therefore the layer's weight.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -122,14 +122,14 @@ fn weight_norm(v: Var, g: Var, axis: usize) -> Result<Var> {
     })?)
 }
 
-/// All dimensions but one.
+/// All dimensions but `axis`.
 fn others(weight: &Tensor, axis: usize) -> Vec<usize> {
     (0..weight.shape().len()).filter(|&other| other != axis).collect()
 }
 
 impl<M: Weighted> Nodes for WeightNorm<M> {
     fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
-        // PyTorch's order: what is left of the layer, then the parametrisation.
+        // PyTorch's order: the rest of the layer, then the parametrisation.
         visit_without_weight(&mut self.layer, visitor);
         visitor.field("parametrizations.weight.original0", &mut self.lengths);
         let weight = Node::Parameter(self.layer.weight_mut());
@@ -137,8 +137,8 @@ impl<M: Weighted> Nodes for WeightNorm<M> {
     }
 }
 
-/// Shows everything of a layer but its weight, which is computed from others: so the layer is no
-/// linear layer that can be adapted, and ranks do not share it.
+/// Shows everything of a layer but its weight, which another module computes. The layer is not
+/// shown as a linear layer, so it gets no adapter and ranks do not share it.
 pub(super) fn visit_without_weight(layer: &mut impl Weighted, visitor: &mut Visitor<'_>) {
     layer.visit_nodes(&mut Visitor::new(&mut |name, node| match node {
         Node::Parameter(_) if name == "weight" => {}

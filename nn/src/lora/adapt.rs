@@ -1,4 +1,4 @@
-//! Adapters given to the linear layers of a model, and taken away.
+//! Adds adapters to the linear layers of a model, and removes them.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,10 @@ use crate::lora::options::LoraOptions;
 use crate::lora::targets::Targets;
 use crate::module::Parameters;
 
-/// Freezes every parameter of `model` and gives the layers of [`LoraOptions::targets`] adapters,
-/// which change nothing yet: B is 0, and A from `key` as `torch.nn.Linear` draws its weights. They
-/// are f32, or f64 where the weight is. Returns the names of the layers.
+/// Freezes every parameter of `model` and gives adapters to the layers of [`LoraOptions::targets`].
+/// The adapters do not change the outputs yet: B is 0, and A is drawn from `key` like the weights
+/// of `torch.nn.Linear`. Adapters are f32, or f64 if the weight is f64. Returns the names of the
+/// layers.
 ///
 /// ```
 /// use lowtide_nn::{LoraOptions, Parameters, adapt, merge, models::Mlp};
@@ -33,8 +34,8 @@ use crate::module::Parameters;
 /// ```
 ///
 /// # Errors
-/// `Option`; `Adapter` for targets that match no layer, with the layers that there are, and for a
-/// layer that has an adapter; `OutOfMemory`. The model is then as before.
+/// `Option`; `Adapter` for targets that match no layer (the error lists the layers of the model)
+/// and for a layer that has an adapter already; `OutOfMemory`. The model is then as before.
 pub fn adapt(
     model: &mut dyn Parameters,
     key: RandomKey,
@@ -46,14 +47,14 @@ pub fn adapt(
     Ok(names)
 }
 
-/// The linear layers of `model` that `targets` names, in the model's order.
+/// Names of the linear layers that match `targets`, in the order of the model.
 pub(crate) fn matched(model: &mut dyn Parameters, targets: &Targets) -> Result<Vec<String>> {
     let mut layers = Vec::new();
     model.visit_linears(&mut |name, _| layers.push(name.to_owned()));
     targets.among(&layers)
 }
 
-/// [`adapt`] of the layers of these names.
+/// [`adapt`] for the layers with these names.
 pub(super) fn adapt_layers(
     model: &mut dyn Parameters,
     key: RandomKey,
@@ -85,7 +86,7 @@ pub(super) fn adapt_layers(
     Ok(())
 }
 
-/// The names of the layers that have an adapter.
+/// Names of the layers that have an adapter.
 pub fn adapted(model: &mut dyn Parameters) -> Vec<String> {
     let mut names = Vec::new();
     model.visit_linears(&mut |name, layer| {
@@ -96,7 +97,7 @@ pub fn adapted(model: &mut dyn Parameters) -> Vec<String> {
     names
 }
 
-/// Takes the adapters away; the base is as it was, and frozen.
+/// Removes the adapters. The weights are as before [`adapt`], and frozen.
 pub fn remove_adapters(model: &mut dyn Parameters) {
     model.visit_linears(&mut |_, layer| layer.set_adapter(None));
 }

@@ -11,23 +11,24 @@ use crate::layers::linear_weight::LinearWeight;
 use crate::lora::options::LoraOptions;
 use crate::parameter::Parameter;
 
-/// Elements of the rows of a weight that norms and merges work on at a time.
+/// Largest number of elements in a panel: norms and merges work on one panel of rows at a time.
 const PANEL_LEN: usize = 1 << 20;
 
 /// The two matrices that LoRA adds to a frozen [`Linear`](crate::Linear): `y = W x + b + s · B (A
-/// drop(x))`. Clones share the parameters, as those of layers do.
+/// drop(x))`. Clones share the parameters, like clones of a layer.
 #[derive(Clone, Debug)]
 pub struct Adapter {
     pub(crate) a: Parameter,
     pub(crate) b: Parameter,
     pub(crate) magnitude: Option<Parameter>,
     pub(crate) scale: f64,
-    /// The probability of dropout, in training, of what A sees.
+    /// Probability of the dropout before A in training.
     pub(crate) dropout: f64,
 }
 
 impl Adapter {
-    /// An adapter that leaves the layer's function as it is: B is 0, and the magnitude that of W.
+    /// An adapter that does not change the layer's function: B is 0, and the magnitude is the row
+    /// norms of W.
     pub(crate) fn new(
         weight: &LinearWeight,
         key: RandomKey,
@@ -66,12 +67,12 @@ impl Adapter {
         &self.b
     }
 
-    /// The magnitudes of the rows, `[O]`, with DoRA.
+    /// The magnitudes of the rows, `[O]`; `None` without DoRA.
     pub fn magnitude(&self) -> Option<&Parameter> {
         self.magnitude.as_ref()
     }
 
-    /// The layer's result with the adapter.
+    /// The output of the layer with the adapter.
     pub(crate) fn forward(
         &self,
         pass: &Pass,
@@ -86,7 +87,7 @@ impl Adapter {
             let y = weight.product(pass, x, bias()?)?;
             return Ok(y.add(self.low_rank(pass, dropped)?)?);
         };
-        // m / ‖W + s B A‖, which PEFT takes as a constant but for m.
+        // m / ‖W + s B A‖. As in PEFT, only m has a gradient.
         let norms = pass.constant(self.row_norms(weight)?);
         let factor = magnitude.var(pass)?.div(norms)?;
         if !is_dropping {
@@ -98,7 +99,7 @@ impl Adapter {
                 None => y,
             });
         }
-        // As in PEFT, only the change sees what dropout left:
+        // As in PEFT, dropout changes only the input of the added terms:
         // W x + b + (m / ‖·‖ - 1) · W drop(x) + m / ‖·‖ · s · B A drop(x).
         let y = weight.product(pass, x, bias()?)?;
         let factor = factor.to_dtype(y.value().dtype())?;
@@ -107,8 +108,8 @@ impl Adapter {
         Ok(y.add(base.mul(factor.add_scalar(-1.0)?)?)?.add(change)?)
     }
 
-    /// `s · B (A x)`, in the type of x, as under autocast: nothing of the size of x is made in the
-    /// adapter's own type.
+    /// `s · B (A x)`, in the type of x as under autocast: no tensor of the size of x is made in the
+    /// adapter's type.
     fn low_rank(&self, pass: &Pass, x: Var) -> Result<Var> {
         let a = self.a.var(pass)?.to_dtype(x.value().dtype())?;
         let hidden = x.linear(a, None)?.mul_scalar(self.scale)?;
@@ -116,9 +117,9 @@ impl Adapter {
         Ok(hidden.linear(b, None)?)
     }
 
-    /// The weight of the layer with the adapter: `W + s B A`, by rows `m / ‖W + s B A‖` times that
-    /// with DoRA. For heads whose weight a loss takes; it is a whole layer, kept for backward by
-    /// what uses it.
+    /// The weight of the layer with the adapter: `W + s B A`. With DoRA each row is multiplied by
+    /// `m / ‖W + s B A‖`. A loss that takes the weight of an output layer uses this. The result has
+    /// the size of the whole weight, and its user keeps it for backward.
     pub(crate) fn weight(&self, pass: &Pass, weight: &LinearWeight) -> Result<Var> {
         let whole = weight.var(pass)?;
         let dtype = whole.value().dtype();
@@ -131,10 +132,11 @@ impl Adapter {
         Ok(sum.mul(factor.to_dtype(dtype)?)?)
     }
 
-    /// `‖W + s B A‖` of each row, `[O]`, over a panel of rows at a time.
+    /// `‖W + s B A‖` of each row, `[O]`. Computes one panel of rows at a time.
     fn row_norms(&self, weight: &LinearWeight) -> Result<Tensor> {
         let scaled = self.b.value().mul_scalar(self.scale)?;
-        // A quantised layer has only the shape and the type of the weight there.
+        // `weight.value()` has no values if the weight is quantised; only its shape and type are
+        // used.
         let device = scaled.device();
         let (rows, dtype) = (weight.value().shape()[0], weight.value().dtype().computed());
         let norms = Tensor::empty(device, [rows], dtype)?;
@@ -146,7 +148,7 @@ impl Adapter {
         Ok(norms)
     }
 
-    /// `W + s B A` of some rows, in the scratch. Allocates nothing.
+    /// `W + s B A` of some rows, in scratch memory. Allocates nothing.
     fn sum_rows(
         &self,
         weight: &LinearWeight,
@@ -161,7 +163,7 @@ impl Adapter {
         Ok(sum)
     }
 
-    /// The tensors that a merge of this adapter needs, made beforehand.
+    /// Allocates and computes the tensors that a merge of this adapter needs.
     pub(crate) fn merge_plan(&self, weight: &LinearWeight) -> Result<MergePlan> {
         weight.value().check_writable("merge")?;
         let scaled = self.b.value().mul_scalar(self.scale)?;
@@ -172,8 +174,8 @@ impl Adapter {
         Ok(MergePlan { scaled, factor })
     }
 
-    /// Writes the merged weight in place, a panel of rows at a time. Allocates nothing, so that
-    /// nothing can fail half-way for lack of memory.
+    /// Writes the merged weight in place, one panel of rows at a time. Allocates nothing, so that a
+    /// merge cannot run out of memory half-way.
     pub(crate) fn merge_into(
         &self,
         weight: &LinearWeight,
@@ -215,18 +217,18 @@ fn parameter(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
     Ok(Tensor::empty_in(device, Category::Parameter, shape, dtype)?)
 }
 
-/// Rows of a panel of the weight.
+/// Number of rows of a panel of the weight.
 fn panel_rows(weight: &Tensor) -> usize {
     let [rows, inputs] = [weight.shape()[0], weight.shape()[1]];
     (PANEL_LEN / inputs.max(1)).clamp(1, rows.max(1))
 }
 
-/// Elements of a panel of the weight.
+/// Number of elements of a panel of the weight.
 pub(crate) fn panel_len(weight: &Tensor) -> usize {
     panel_rows(weight) * weight.shape()[1]
 }
 
-/// The first row and the rows of each panel.
+/// The first row and the number of rows of each panel.
 fn panels(weight: &Tensor) -> impl Iterator<Item = (usize, usize)> + use<> {
     let (rows, step) = (weight.shape()[0], panel_rows(weight));
     (0..rows).step_by(step).map(move |first| (first, step.min(rows - first)))

@@ -1,4 +1,5 @@
-//! Adapters to and from PEFT's folders: `adapter_config.json` and `adapter_model.safetensors`.
+//! Reads and writes adapters in PEFT's folders: `adapter_config.json` and
+//! `adapter_model.safetensors`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -18,14 +19,15 @@ use crate::safetensors::{Entry, dtype_of_file, mapped, parse_safetensors, serial
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// The prefix of PEFT's names.
+/// The prefix of PEFT's parameter names.
 const PREFIX: &str = "base_model.model.";
 
-/// Writes the adapters of `model` to `folder`, which is made if need be, as PEFT does:
-/// `PeftModel.from_pretrained` reads them. `base` is what the model was loaded from.
+/// Writes the adapters of `model` to `folder` in PEFT's format, for `PeftModel.from_pretrained`.
+/// Creates the folder if it does not exist. `base` names the model or path that the weights come
+/// from.
 ///
 /// # Errors
-/// `Adapter` where there are none, `File`, and those of a copy from the device.
+/// `Adapter` if the model has no adapters, `File`, and errors of a copy from the device.
 pub fn save_adapters(
     model: &mut dyn Parameters,
     options: &LoraOptions,
@@ -48,13 +50,14 @@ pub fn save_adapters(
     write_file(&folder.join(CONFIG), config.as_bytes())
 }
 
-/// Reads adapters that [`save_adapters`] or PEFT wrote: layers without get them, and those of a
-/// model that has the same ones are overwritten. The rest of the model is frozen.
+/// Reads adapters that [`save_adapters`] or PEFT wrote. Adds the adapters to a model without
+/// adapters, or overwrites the values if the model has adapters on the same layers. All other
+/// parameters are frozen.
 ///
 /// # Errors
-/// `File`, `Format`; `Adapter` for a config that says what there is not here; `Weights` for names
-/// or shapes that do not fit, also of a model with other adapters; `OutOfMemory`. The model is then
-/// as before.
+/// `File`, `Format`; `Adapter` for a config with a feature that is not supported; `Weights` for
+/// names or shapes that do not fit the model or its adapters; `OutOfMemory`. The model is then as
+/// before.
 pub fn load_adapters(model: &mut dyn Parameters, folder: &Path) -> Result<LoraOptions> {
     let options = read_config(&folder.join(CONFIG))?;
     options.check()?;
@@ -103,14 +106,14 @@ fn frozen(model: &mut dyn Parameters) -> Vec<bool> {
     frozen
 }
 
-/// The first of `names` that no linear layer of `model` has.
+/// The first of `names` that is no linear layer of `model`.
 fn missing_layer(model: &mut dyn Parameters, names: &[String]) -> Option<String> {
     let mut layers = Vec::new();
     model.visit_linears(&mut |name, _| layers.push(name.to_owned()));
     names.iter().find(|name| !layers.contains(name)).cloned()
 }
 
-/// Sets the adapters' values to those of the file, all or none.
+/// Copies the values of the file to the adapters: all values, or none after an error.
 fn read_into(model: &mut dyn Parameters, file: &SafeTensors<'_>, path: &Path) -> Result<()> {
     let mut values = BTreeMap::new();
     let mut outcome = Ok(());
@@ -166,7 +169,7 @@ fn read_into(model: &mut dyn Parameters, file: &SafeTensors<'_>, path: &Path) ->
     Ok(outcome?)
 }
 
-/// Shows the parameters of the adapters under the names of the model.
+/// Shows the parameters of the adapters to a visitor, under the names of the model.
 fn visit_adapters(model: &mut dyn Parameters, visitor: &mut dyn FnMut(&str, &mut Parameter)) {
     model.visit_linears(&mut |layer, linear| {
         if let Some(adapter) = linear.adapter_mut() {
@@ -178,7 +181,7 @@ fn visit_adapters(model: &mut dyn Parameters, visitor: &mut dyn FnMut(&str, &mut
     });
 }
 
-/// The layers that a file has adapters of.
+/// Names of the layers whose adapters are in the file.
 fn layers_of(file: &SafeTensors<'_>, path: &Path) -> Result<Vec<String>> {
     let mut layers = Vec::new();
     for name in file.names() {
@@ -196,7 +199,7 @@ fn layers_of(file: &SafeTensors<'_>, path: &Path) -> Result<Vec<String>> {
     }
 }
 
-/// Checks that the adapters of a file are of the rank that their config says, before any is
+/// Checks the rank of the adapters in a file against the rank in the config, before memory is
 /// allocated.
 fn check_rank(
     model: &mut dyn Parameters,
@@ -219,7 +222,7 @@ fn check_rank(
     outcome
 }
 
-/// PEFT's config with every field that decides what the adapters do.
+/// PEFT's config with every field that changes the function of the adapters.
 fn config_of(options: &LoraOptions, base: Option<&str>) -> Value {
     let targets = match &options.targets {
         Targets::AllLinear => json!("all-linear"),
@@ -248,13 +251,14 @@ fn config_of(options: &LoraOptions, base: Option<&str>) -> Value {
     })
 }
 
-/// PEFT has integers for whole numbers.
+/// A JSON number. Whole numbers are integers, as in PEFT.
 fn number(value: f64) -> Value {
     if value.fract() == 0.0 && value.abs() < 1e15 { json!(value as i64) } else { json!(value) }
 }
 
-/// Fields that have to say nothing, since what else they say is not here. `fan_in_fan_out` is not
-/// among them: it says how the base is stored, which A and B do not depend on.
+/// Fields that must be empty, since the features that they turn on are not supported.
+/// `fan_in_fan_out` may have any value: it describes how the base stores its weights, and A and B
+/// do not depend on that.
 const EMPTY: [&str; 9] = [
     "modules_to_save",
     "layers_to_transform",
@@ -294,7 +298,7 @@ fn read_config(path: &Path) -> Result<LoraOptions> {
     is("peft_type", kind, kind.and_then(Value::as_str) == Some("LORA"))?;
     let bias = config.get("bias");
     is("bias", bias, bias.is_none_or(|bias| bias.as_str() == Some("none")))?;
-    // The others change the base.
+    // Other initialisations change the base.
     let start = config.get("init_lora_weights");
     let is_plain = start.is_none_or(|start| start.is_boolean() || start == "gaussian");
     is("init_lora_weights", start, is_plain)?;

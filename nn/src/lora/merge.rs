@@ -1,4 +1,4 @@
-//! Adapters added to the weights that they adapt.
+//! Merges adapters into the weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,13 @@ use crate::lora::adapt::{adapted, remove_adapters};
 use crate::lora::adapter::{MergePlan, panel_len};
 use crate::module::Parameters;
 
-/// Adds what the adapters do to the weights, in place and rounded once, and takes them away. It
-/// takes `s B` of all layers and a panel of rows, at most 8 MiB of f32 or two rows. Returns the
-/// names of the layers.
+/// Adds the adapters' changes to the weights and removes the adapters. Weights are written in place
+/// and rounded once. Takes memory for `s B` of all layers and for a panel of rows, at most 8 MiB of
+/// f32 or two rows. Returns the names of the layers.
 ///
 /// # Errors
-/// `Adapter` where no layer has an adapter, and for a weight that is another parameter too, such as
-/// a tied embedding, or is [quantised](crate::quantize); `Frozen`, `ReadOnly`, `OutOfMemory`. The
+/// `Adapter` if no layer has an adapter, and for a weight that is [quantised](crate::quantize) or
+/// is also another parameter, such as a tied embedding; `Frozen`, `ReadOnly`, `OutOfMemory`. The
 /// model is then as before.
 pub fn merge(model: &mut dyn Parameters) -> Result<Vec<String>> {
     let names = adapted(model);
@@ -62,7 +62,7 @@ pub fn merge(model: &mut dyn Parameters) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// `Ok` if no adapted weight is another parameter too.
+/// `Ok` if no adapted weight is also another parameter.
 fn check_unshared(model: &mut dyn Parameters) -> Result<()> {
     let mut ids = BTreeMap::new();
     model.visit_linears(&mut |name, layer| {

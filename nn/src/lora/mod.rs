@@ -1,9 +1,9 @@
-//! Low-rank adapters: fine-tuning of a frozen model by two small matrices beside each weight.
+//! Low-rank adapters, which fine-tune a frozen model with two small matrices for each weight.
 //!
-//! Hu et al., "LoRA: low-rank adaptation of large language models" (2021); the scale of ranks:
-//! Kalajdzievski, "A rank stabilization scaling factor for fine-tuning with LoRA" (2023);
-//! magnitudes: Liu et al., "DoRA: weight-decomposed low-rank adaptation" (2024). Names, defaults
-//! and files are those of PEFT.
+//! Hu et al., "LoRA: low-rank adaptation of large language models" (2021). Scale by the rank:
+//! Kalajdzievski, "A rank stabilization scaling factor for fine-tuning with LoRA" (2023).
+//! Magnitudes: Liu et al., "DoRA: weight-decomposed low-rank adaptation" (2024). Names, defaults
+//! and files are PEFT's.
 
 pub(crate) mod adapt;
 pub(crate) mod adapter;

@@ -1,4 +1,4 @@
-//! How a model is adapted.
+//! Options of adapters.
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -7,29 +7,30 @@ use crate::checks::check_option;
 use crate::error::Result;
 use crate::lora::targets::Targets;
 
-/// Ranks above are no adapter's: A and B would be larger than the weights.
+/// Largest rank. With a higher rank, A and B would be larger than the weights.
 pub(super) const RANK_MAX: usize = 1 << 16;
 
-/// How a model is adapted: PEFT's `LoraConfig`.
+/// Options of a model's adapters: PEFT's `LoraConfig`.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct LoraOptions {
-    /// Rows of A, PEFT's `r`.
+    /// Number of rows of A, PEFT's `r`.
     pub rank: usize,
     /// The numerator of the scale.
     pub alpha: f64,
-    /// Which linear layers get an adapter.
+    /// The linear layers that get an adapter.
     pub targets: Targets,
-    /// Dropout probability of what A sees, in training.
+    /// Probability of the dropout before A in training.
     pub dropout: f64,
-    /// How the scale depends on the rank.
+    /// The formula of the scale.
     pub scaling: LoraScaling,
-    /// True if the magnitudes of the weight's rows are trained beside their directions. It costs a
-    /// result of the layer for backward, and a product over the whole weight in each pass.
+    /// True if the magnitudes of the weight's rows are trained separately from the directions
+    /// (DoRA). In addition, backward keeps one output of the layer, and each pass computes a
+    /// product over the whole weight.
     pub dora: bool,
 }
 
-/// How the scale of an adapter depends on its rank.
+/// Formulas of the scale of an adapter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum LoraScaling {
@@ -54,7 +55,7 @@ impl Default for LoraOptions {
 }
 
 impl LoraOptions {
-    /// The factor of what the adapter adds.
+    /// The factor s of the adapters.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         match self.scaling {

@@ -1,4 +1,4 @@
-//! Which linear layers get an adapter.
+//! The choice of linear layers that get an adapter.
 
 use regex::Regex;
 #[cfg(feature = "serde")]
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{AdapterProblem, Result};
 
-/// Names of output layers, which PEFT's `all-linear` leaves out.
+/// Names of output layers. PEFT's `all-linear` leaves them out.
 const OUTPUT_LAYERS: [&str; 5] = ["lm_head", "embed_out", "head", "score", "classifier"];
 
-/// Which linear layers, by name: PEFT's `target_modules`.
+/// Targets of adapters: a choice of linear layers by name, PEFT's `target_modules`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[cfg_attr(feature = "serde", serde(from = "Spelling", into = "Spelling"))]
 pub enum Targets {
-    /// All but the output layer, see [`is_output_layer`].
+    /// All linear layers but the output layer; see [`is_output_layer`].
     #[default]
     AllLinear,
-    /// Layers with one of these names, or whose name ends with one after a dot: `q_proj`.
+    /// Layers whose name is one of these, or ends with a dot and one of these: `q_proj`.
     Endings(Vec<String>),
-    /// Layers whose whole name a regular expression matches: `layers\.[0-3]\..*_proj`.
+    /// Layers with a name that matches the regular expression as a whole: `layers\.[0-3]\..*_proj`.
     Pattern(String),
 }
 
@@ -30,7 +30,7 @@ impl From<&str> for Targets {
     }
 }
 
-/// How files spell it.
+/// The form of targets in files.
 #[cfg(feature = "serde")]
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -61,7 +61,7 @@ impl From<Targets> for Spelling {
 }
 
 impl Targets {
-    /// The layers among `layers` that these targets name.
+    /// The names in `layers` that match these targets.
     ///
     /// # Errors
     /// `Adapter` for targets that match no layer.
@@ -79,7 +79,7 @@ impl Targets {
                 if names.is_empty() { none("all-linear") } else { Ok(names) }
             }
             Targets::Endings(endings) => {
-                // PEFT passes over endings without a layer; they are mistakes.
+                // PEFT ignores endings that match no layer. Here such an ending is an error.
                 let is_lost = |ending: &&String| !layers.iter().any(|name| ends_with(name, ending));
                 match endings.iter().find(is_lost) {
                     Some(ending) => none(ending),
@@ -101,8 +101,8 @@ impl Targets {
     }
 }
 
-/// True if a layer is an output layer by its name, which then ends with `lm_head`, `embed_out`,
-/// `head`, `score` or `classifier`.
+/// True if the name is an output layer's: it is `lm_head`, `embed_out`, `head`, `score` or
+/// `classifier`, or ends with a dot and one of these.
 pub fn is_output_layer(name: &str) -> bool {
     OUTPUT_LAYERS.iter().any(|output| ends_with(name, output))
 }

@@ -1,4 +1,4 @@
-//! Losses that are put together from operations.
+//! Losses that are composed of operations.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{Shape, Tensor, TensorError};
@@ -11,10 +11,10 @@ use crate::loss::terms::{
 };
 use crate::loss::{Loss, counted, total};
 
-/// How [`nll`] reads labels; PyTorch's defaults.
+/// Options of [`nll`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct NllOptions<'a> {
-    /// Targets with this value do not count.
+    /// The label of targets that do not count.
     pub ignore_index: i64,
     /// A factor for each class: `[C]`, of the input's type.
     pub weight: Option<&'a Tensor>,
@@ -26,9 +26,9 @@ impl Default for NllOptions<'_> {
     }
 }
 
-/// `-x[label]` of logarithms x of probabilities, summed over the batch, `torch.nn.NLLLoss`. The
-/// count is the sum of the weights of the labels. [`crate::cross_entropy`] takes the logarithm as
-/// well, and keeps less.
+/// `-x[label]` of log-probabilities x, summed over the batch, `torch.nn.NLLLoss`. The count is the
+/// sum of the weights of the labels. [`crate::cross_entropy`] also computes the logarithms, and
+/// saves less.
 ///
 /// # Shapes
 /// `logarithms: [N, C, ..]`, `labels: [N, ..]` of i64
@@ -41,9 +41,9 @@ pub fn nll(logarithms: Var, labels: &Tensor, options: NllOptions<'_>) -> Result<
     Ok(Loss { sum, count })
 }
 
-/// `1 - cos(a, b)` where the target is 1 and `max(0, cos(a, b) - margin)` where it is -1, summed
-/// over the batch, `torch.nn.CosineEmbeddingLoss`. As there,
-/// `cos(a, b) = Σ a·b / √((Σ a² + ε) · (Σ b² + ε))` with ε = 1e-12.
+/// `1 - cos(a, b)` if the target is 1 and `max(0, cos(a, b) - margin)` if the target is -1, summed
+/// over the batch, `torch.nn.CosineEmbeddingLoss`. As in PyTorch, `cos(a, b) = Σ a·b / √((Σ a² + ε)
+/// · (Σ b² + ε))` with ε = 1e-12.
 ///
 /// # Shapes
 /// `a, b: [N, D]`, `target: [N]` of a's type
@@ -54,10 +54,10 @@ pub fn cosine_embedding(a: Var, b: Var, target: &Tensor, margin: f64) -> Result<
     total(terms::cosine_embedding(a, b, target, margin)?)
 }
 
-/// `1 - (2 Σ p·t + s) / (Σ p + Σ t + s)` of each sample's and class's probabilities p and targets
-/// t, summed over samples and classes (Milletari, Navab and Ahmadi, "V-Net", 2016, without
-/// squares). A smoothing s of 1 is usual; it makes an empty target that was found to be so count
-/// as 0. The count is that of samples and classes.
+/// `1 - (2 Σ p·t + s) / (Σ p + Σ t + s)`, where p are the probabilities and t the targets of one
+/// sample and class; summed over samples and classes (Milletari, Navab and Ahmadi, "V-Net", 2016,
+/// without squares). A smoothing s of 1 is usual. With it, the loss is 0 if both target and
+/// prediction are empty. The count is the number of samples times the number of classes.
 ///
 /// # Shapes
 /// `probabilities, target: [N, C, ..]`
@@ -79,7 +79,7 @@ pub fn dice(probabilities: Var, target: &Tensor, smoothing: f64) -> Result<Loss>
     counted(left[0] * left[1], loss.sum_all()?)
 }
 
-/// [`terms::gaussian_nll`], summed. The count is that of the elements.
+/// The sum of [`terms::gaussian_nll`]. The count is the number of elements.
 ///
 /// # Errors
 /// The errors of [`terms::gaussian_nll`].
@@ -92,7 +92,7 @@ pub fn gaussian_nll(
     total(terms::gaussian_nll(input, target, variance, options)?)
 }
 
-/// [`terms::poisson_nll`], summed. The count is that of the elements.
+/// The sum of [`terms::poisson_nll`]. The count is the number of elements.
 ///
 /// # Errors
 /// The errors of [`terms::poisson_nll`].
@@ -100,7 +100,7 @@ pub fn poisson_nll(input: Var, target: Var, options: PoissonNllOptions) -> Resul
     total(terms::poisson_nll(input, target, options)?)
 }
 
-/// [`terms::margin_ranking`], summed. The count is that of the pairs.
+/// The sum of [`terms::margin_ranking`]. The count is the number of pairs.
 ///
 /// # Errors
 /// The errors of [`terms::margin_ranking`].
@@ -108,7 +108,7 @@ pub fn margin_ranking(a: Var, b: Var, target: &Tensor, margin: f64) -> Result<Lo
     total(terms::margin_ranking(a, b, target, margin)?)
 }
 
-/// [`terms::triplet_margin`], summed. The count is that of the triplets.
+/// The sum of [`terms::triplet_margin`]. The count is the number of triplets.
 ///
 /// # Errors
 /// The errors of [`terms::triplet_margin`].
@@ -121,7 +121,7 @@ pub fn triplet_margin(
     total(terms::triplet_margin(anchor, positive, negative, options)?)
 }
 
-/// [`terms::hinge_embedding`], summed. The count is that of the elements.
+/// The sum of [`terms::hinge_embedding`]. The count is the number of elements.
 ///
 /// # Errors
 /// The errors of [`terms::hinge_embedding`].
@@ -129,7 +129,7 @@ pub fn hinge_embedding(input: Var, target: &Tensor, margin: f64) -> Result<Loss>
     total(terms::hinge_embedding(input, target, margin)?)
 }
 
-/// [`terms::soft_margin`], summed. The count is that of the elements.
+/// The sum of [`terms::soft_margin`]. The count is the number of elements.
 ///
 /// # Errors
 /// The errors of [`terms::soft_margin`].
@@ -137,7 +137,7 @@ pub fn soft_margin(input: Var, target: &Tensor) -> Result<Loss> {
     total(terms::soft_margin(input, target)?)
 }
 
-/// [`terms::multi_margin`], summed. The count is that of the labels, also with weights, as in
+/// The sum of [`terms::multi_margin`]. The count is the number of labels, even with weights, as in
 /// PyTorch.
 ///
 /// # Errors
@@ -146,7 +146,7 @@ pub fn multi_margin(input: Var, labels: &Tensor, options: MultiMarginOptions<'_>
     total(terms::multi_margin(input, labels, options)?)
 }
 
-/// [`terms::multilabel_soft_margin`], summed. The count is that of the samples.
+/// The sum of [`terms::multilabel_soft_margin`]. The count is the number of samples.
 ///
 /// # Errors
 /// The errors of [`terms::multilabel_soft_margin`].
@@ -158,8 +158,8 @@ pub fn multilabel_soft_margin(
     total(terms::multilabel_soft_margin(input, target, weight)?)
 }
 
-/// [`terms::ctc`], each divided by the length of its target, or by 1 if that is 0, and summed. The
-/// count is that of the samples, so that the mean is PyTorch's `reduction="mean"`.
+/// The sum of [`terms::ctc`], each term divided by the length of its target, or by 1 if the length
+/// is 0. The count is the number of samples, so that the mean is PyTorch's `reduction="mean"`.
 ///
 /// # Errors
 /// The errors of [`terms::ctc`].

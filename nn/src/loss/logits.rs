@@ -1,4 +1,4 @@
-//! Logits that an output layer need not have computed yet, and what students learn of teachers.
+//! Logits that the loss can compute in chunks, and losses of distillation and likelihood.
 //!
 //! Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network" (2015).
 //!
@@ -17,36 +17,36 @@ use crate::parallel::features::vocabulary::VocabularyShare;
 /// The logits of a model: `[N, C]`, or `[.., C]` of sequences.
 #[derive(Clone)]
 pub enum Logits {
-    /// All of them.
+    /// The logits as one tensor.
     Whole(Var),
-    /// The logits of an output layer that is left to the loss, which computes them in chunks: with
-    /// a large vocabulary they are never there as a whole.
+    /// The input and the weight of an output layer. The loss computes the logits in chunks, so that
+    /// the logits of a large vocabulary never exist as a whole.
     Linear {
         /// The input of the layer, `[.., D]`.
         input: Var,
-        /// Its weight, `[C, D]`.
+        /// The weight of the layer, `[C, D]`.
         weight: Var,
     },
-    /// The logits of an output layer that ranks [share](crate::parallel::share_layers), left to the
-    /// loss.
+    /// The input and the weight of an output layer that ranks
+    /// [share](crate::parallel::share_layers). The loss computes the logits.
     Shared {
         /// The input of the layer, `[.., D]`.
         input: Var,
-        /// The rows of its weight that this rank has, `[n, D]`.
+        /// The rows of the layer's weight on this rank, `[n, D]`.
         weight: Var,
-        /// Which rows these are.
+        /// The share of this rank: the range of its rows.
         share: VocabularyShare,
     },
 }
 
-/// Chunks of rows at most: each adds to the whole gradient of the weight.
+/// Largest number of chunks: every chunk adds to the full gradient of the weight.
 const CHUNKS_MAX: usize = 8;
-/// With fewer rows products do not pay.
+/// Smallest number of rows in a chunk: products with fewer rows are slow.
 const CHUNK_ROWS_MIN: usize = 16;
 
 impl Logits {
-    /// The logits of an output layer with this weight, or with these rows of it where ranks share
-    /// it.
+    /// The logits of an output layer. `weight` is the whole weight, or the rows on this rank if
+    /// ranks share the layer.
     pub fn of(input: Var, weight: Var, share: Option<&VocabularyShare>) -> Logits {
         match share.cloned() {
             Some(share) => Logits::Shared { input, weight, share },
@@ -63,7 +63,7 @@ impl Logits {
         }
     }
 
-    /// All of them, `[.., C]`.
+    /// The logits as one tensor, `[.., C]`.
     ///
     /// # Errors
     /// `Shape`, `OutOfMemory`.
@@ -75,7 +75,7 @@ impl Logits {
         }
     }
 
-    /// The cross-entropy with labels, of which -100 does not count: the bits of
+    /// The cross-entropy with labels. Labels of -100 do not count. The result has the bits of
     /// [`cross_entropy`](crate::cross_entropy) or
     /// [`linear_cross_entropy`](crate::linear_cross_entropy).
     ///
@@ -83,7 +83,7 @@ impl Logits {
     /// `labels: [..]` of i64
     ///
     /// # Errors
-    /// The errors of the two.
+    /// The errors of these two functions.
     pub fn cross_entropy(self, labels: &Tensor) -> Result<Loss> {
         match self {
             Logits::Whole(logits) if logits.shape().len() == 2 => cross_entropy(logits, labels),
@@ -95,17 +95,16 @@ impl Logits {
         }
     }
 
-    /// The cross-entropy with labels in chunks, as
-    /// [`linear_cross_entropy`](crate::linear_cross_entropy) has it, unless the logits are all
-    /// there.
+    /// The cross-entropy with labels. Logits that are not computed yet are computed in chunks, as
+    /// in [`linear_cross_entropy`](crate::linear_cross_entropy).
     ///
     /// # Shapes
     /// `labels: [..]` of i64
     ///
     /// # Errors
     /// The errors of [`cross_entropy_with`](crate::cross_entropy_with) and
-    /// [`linear_cross_entropy`](crate::linear_cross_entropy); `Index` for a label outside the
-    /// classes where ranks share the output layer.
+    /// [`linear_cross_entropy`](crate::linear_cross_entropy); `Index` for a label outside of the
+    /// classes if ranks share the output layer.
     pub fn cross_entropy_in_chunks(
         self,
         labels: &Tensor,
@@ -127,8 +126,8 @@ impl Logits {
         }
     }
 
-    /// The logarithm of the probability of each sequence of labels: `Σ ln softmax(logits)[label]`
-    /// over its positions, but for those whose label is -100.
+    /// The log-probability of each sequence of labels: `Σ ln softmax(logits)[label]` over the
+    /// positions whose label is not -100.
     ///
     /// # Shapes
     /// `labels: [B, T]` of i64 `→ [B]`
@@ -163,7 +162,7 @@ impl Logits {
         }
     }
 
-    /// The logits of one sequence, `[1, T, C]`.
+    /// The logits of the sequence at `index`, `[1, T, C]`.
     fn sequence(&self, index: usize) -> Result<Logits> {
         let of_one = |x: &Var| x.clone().narrow(0, index, 1);
         Ok(match self {
@@ -179,12 +178,13 @@ impl Logits {
     }
 
     /// `T² · KL(softmax(teacher / T) ‖ softmax(logits / T))`, summed over the rows whose label is
-    /// not -100, where T is the temperature: the gradient stays as large as that of a cross-entropy
-    /// as T grows. No gradient flows to the teacher. With [`Logits::Linear`] on both sides an
-    /// eighth is there at a time, which backward computes again.
+    /// not -100, where T is the temperature. The factor T² keeps the gradient as large as the
+    /// gradient of a cross-entropy when T grows. No gradient flows to the teacher. With
+    /// [`Logits::Linear`] on both sides, only an eighth of the logits exists at a time, and
+    /// backward recomputes it.
     ///
     /// # Shapes
-    /// the same rows and classes on both sides; `labels: [..]` of i64
+    /// Both sides have equal rows and classes; `labels: [..]` of i64
     ///
     /// # Errors
     /// `Option` unless the temperature is above 0; `Shape`, `DType`, `OutOfMemory`.
@@ -211,7 +211,7 @@ impl Logits {
     }
 }
 
-/// With all but the last dimension as one.
+/// x as a matrix: the last dimension as columns, all others merged into rows.
 fn in_rows(x: Var) -> Result<Var> {
     let shape = *x.shape();
     let features = shape.last().copied().unwrap_or_default();
@@ -222,7 +222,7 @@ fn in_rows(x: Var) -> Result<Var> {
     Ok(x.reshape([rows, features])?)
 }
 
-/// The loss of rows `[N, C]` on both sides, without those that are `ignored: [N, 1]`.
+/// The loss of logits and teacher, both `[N, C]`, without the rows marked in `ignored: [N, 1]`.
 fn softened_kl(logits: Var, teacher: Tensor, ignored: &Tensor, temperature: f64) -> Result<Var> {
     let (left, right) = (*logits.shape(), *teacher.shape());
     if left != right {
@@ -240,7 +240,7 @@ fn softened_kl(logits: Var, teacher: Tensor, ignored: &Tensor, temperature: f64)
     Ok(sum.mul_scalar(temperature * temperature)?)
 }
 
-/// `x / T`, in half types in f32.
+/// `x / T`. Half types are converted to f32.
 fn softened(x: Var, temperature: f64) -> Result<Var> {
     let wide = match x.value().dtype() {
         DType::F64 => x,
@@ -249,7 +249,7 @@ fn softened(x: Var, temperature: f64) -> Result<Var> {
     Ok(if temperature == 1.0 { wide } else { wide.mul_scalar(1.0 / temperature)? })
 }
 
-/// [`softened_kl`] of two linear layers, by chunks of rows.
+/// [`softened_kl`] of two linear layers, in chunks of rows.
 fn chunked(
     [input, weight]: [Var; 2],
     teacher: [Tensor; 2],

@@ -1,4 +1,5 @@
-//! Losses as (sum, count): a batch in micro-batches is divided once, by the count of the whole.
+//! Losses as a sum and a count: with micro-batches, the total sum is divided by the total count
+//! once.
 
 pub(crate) mod compositions;
 pub(crate) mod logits;
@@ -18,7 +19,7 @@ use crate::error::Result;
 pub struct Loss {
     /// The sum over all targets that count.
     pub sum: Var,
-    /// The number of these targets (or the sum of their weights), as one element on the device.
+    /// Number of targets that count (or the sum of their weights), as one element on the device.
     pub count: Tensor,
 }
 
@@ -33,12 +34,12 @@ impl Loss {
     }
 }
 
-/// How [`cross_entropy_with`] reads labels; PyTorch's defaults.
+/// Options of [`cross_entropy_with`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropyOptions<'a> {
-    /// Targets with this value do not count.
+    /// The label of targets that do not count.
     pub ignore_index: i64,
-    /// How much of each label is spread evenly over all classes, from 0 to 1.
+    /// Fraction of each label that is spread evenly over all classes, from 0 to 1.
     pub label_smoothing: f64,
     /// A factor for each class: `[C]`, of the logits' type.
     pub weight: Option<&'a Tensor>,
@@ -78,15 +79,15 @@ pub fn cross_entropy_with(
 }
 
 /// `-Σ target · log softmax(logits)` over the classes, summed over the batch,
-/// `torch.nn.CrossEntropyLoss` with probabilities for targets. The count is that of the positions,
-/// also with weights, as in PyTorch. No gradient flows to the target.
+/// `torch.nn.CrossEntropyLoss` with probabilities for targets. The count is the number of
+/// positions, even with weights, as in PyTorch. No gradient flows to the target.
 ///
 /// # Shapes
 /// `logits, target: [N, C, ..]`
 ///
 /// # Errors
-/// `Shape`, `DType`, `OutOfMemory`; `Option` for a smoothing outside `[0, 1]` and for a label to
-/// ignore.
+/// `Shape`, `DType`, `OutOfMemory`; `Option` for a smoothing outside `[0, 1]` and for an
+/// `ignore_index` other than -100.
 pub fn soft_cross_entropy(
     logits: Var,
     target: &Tensor,
@@ -94,7 +95,7 @@ pub fn soft_cross_entropy(
 ) -> Result<Loss> {
     let CrossEntropyOptions { ignore_index, label_smoothing: smoothing, weight } = options;
     check_smoothing(smoothing)?;
-    // There is no label to ignore.
+    // There are no labels, so none can be ignored.
     check_option("ignore_index", ignore_index as f64, "{-100}", |index| index == -100.0)?;
     let shape = *logits.shape();
     let positions = shape.iter().enumerate().filter(|(axis, _)| *axis != 1);
@@ -107,9 +108,9 @@ pub(crate) fn check_smoothing(smoothing: f64) -> Result<()> {
     check_option("label_smoothing", smoothing, "[0, 1]", |share| (0.0..=1.0).contains(&share))
 }
 
-/// [`cross_entropy`] of `input · weightᵀ + bias`, the output layer of a classifier, chunk by chunk:
-/// the logits are never materialised as a whole, and only the operands are saved; backward
-/// recomputes the logits. Worth it for many classes, as in a language model.
+/// [`cross_entropy`] of `input · weightᵀ + bias`, the output layer of a classifier, in chunks. The
+/// logits never exist as a whole; backward keeps only the operands and recomputes the logits. Use
+/// this for many classes, as in a language model.
 ///
 /// # Shapes
 /// `input: [.., D]`, `weight: [C, D]`, `bias: [C]`, `labels: [..]` of i64
@@ -152,8 +153,8 @@ pub fn l1(input: Var, target: &Tensor) -> Result<Loss> {
     pair_loss(input, target, PairLoss::AbsoluteError)
 }
 
-/// The square up to a distance of `beta` (PyTorch's default is 1), then the distance, summed,
-/// `torch.nn.SmoothL1Loss`; see [`PairLoss::SmoothL1`].
+/// Quadratic up to a distance of `beta` (PyTorch's default is 1), then linear in the distance;
+/// summed, `torch.nn.SmoothL1Loss`; see [`PairLoss::SmoothL1`].
 ///
 /// # Errors
 /// The errors of [`pair_loss`], and `Option` for a negative `beta`.
@@ -162,8 +163,8 @@ pub fn smooth_l1(input: Var, target: &Tensor, beta: f64) -> Result<Loss> {
     pair_loss(input, target, PairLoss::SmoothL1 { beta })
 }
 
-/// The square up to a distance of `delta` (PyTorch's default is 1), then `delta` times the
-/// distance, summed, `torch.nn.HuberLoss`; see [`PairLoss::Huber`].
+/// Quadratic up to a distance of `delta` (PyTorch's default is 1), then `delta` times linear in the
+/// distance; summed, `torch.nn.HuberLoss`; see [`PairLoss::Huber`].
 ///
 /// # Errors
 /// The errors of [`pair_loss`], and `Option` unless `delta` is positive.
@@ -180,8 +181,8 @@ pub fn bce(probabilities: Var, target: &Tensor) -> Result<Loss> {
     pair_loss(probabilities, target, PairLoss::BinaryCrossEntropy)
 }
 
-/// `t · (ln t - x)` of logarithms x of probabilities, summed, `torch.nn.KLDivLoss`; divide by the
-/// batch instead of the count for `batchmean`.
+/// `t · (ln t - x)` of log-probabilities x, summed, `torch.nn.KLDivLoss`. For `batchmean`, divide
+/// the sum by the batch instead of the count.
 ///
 /// # Errors
 /// The errors of [`pair_loss`].
@@ -189,13 +190,13 @@ pub fn kl_divergence(logarithms: Var, target: &Tensor) -> Result<Loss> {
     pair_loss(logarithms, target, PairLoss::KlDivergence)
 }
 
-/// A loss of each element and its target, summed: `torch.nn.MSELoss`, `L1Loss`, `SmoothL1Loss`,
-/// `HuberLoss`, `BCELoss`, `BCEWithLogitsLoss` and `KLDivLoss`, by their formula. The count is
-/// that of the elements, so that the mean is PyTorch's `reduction="mean"`. No gradient flows to the
-/// target.
+/// The sum of a loss over all elements and their targets. `loss` selects the formula of
+/// `torch.nn.MSELoss`, `L1Loss`, `SmoothL1Loss`, `HuberLoss`, `BCELoss`, `BCEWithLogitsLoss` or
+/// `KLDivLoss`. The count is the number of elements, so that the mean is PyTorch's
+/// `reduction="mean"`. No gradient flows to the target.
 ///
 /// # Shapes
-/// `input: [..]`; the target broadcasts to it.
+/// `input: [..]`; the target broadcasts to the shape of the input.
 ///
 /// # Errors
 /// `Shape`, `DType`, `OutOfMemory`.
@@ -217,14 +218,14 @@ pub fn bce_with_logits(
     counted(len, logits.pair_loss_weighted(target, loss, positive_weight)?)
 }
 
-/// `sum` over `len` elements.
+/// A loss with the sum `sum` and the count `len`.
 pub(crate) fn counted(len: usize, sum: Var) -> Result<Loss> {
     let value = sum.value();
     let count = Tensor::full(value.device(), [], value.dtype(), len as f64)?;
     Ok(Loss { sum, count })
 }
 
-/// The sum and the number of terms. Those of half types are added up in f32.
+/// The sum and the number of terms. Half types are summed in f32.
 pub(crate) fn total(terms: Var) -> Result<Loss> {
     let (len, dtype) = (terms.value().element_count(), terms.value().dtype().computed());
     counted(len, terms.to_dtype(dtype)?.sum_all()?)

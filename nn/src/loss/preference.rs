@@ -1,4 +1,4 @@
-//! Losses of pairs of answers, one of which was preferred.
+//! Losses of pairs of answers, one preferred and one rejected.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::Tensor;
@@ -7,14 +7,14 @@ use crate::checks::check_option;
 use crate::error::Result;
 use crate::loss::{Loss, counted};
 
-/// `-ln sigmoid(beta · ((c - c') - (r - r')))` of the logarithms of the probabilities of chosen
-/// answers c and rejected ones r, with those that a reference gives, c' and r': direct preference
-/// optimisation (Rafailov et al., "Direct preference optimization: your language model is secretly
-/// a reward model", 2023). No gradient flows to the reference. Summed over the pairs, with what is
-/// in the sigmoid for each.
+/// Direct preference optimisation, `-ln sigmoid(beta · ((c - c') - (r - r')))`, summed over the
+/// pairs (Rafailov et al., "Direct preference optimization: your language model is secretly a
+/// reward model", 2023). c and r are the model's log-probabilities of the chosen and the rejected
+/// answer, c' and r' those of a reference model. No gradient flows to the reference. Also returns
+/// the argument of the sigmoid for each pair.
 ///
 /// # Shapes
-/// all `[B]`
+/// All tensors are `[B]`.
 ///
 /// # Errors
 /// `Option` unless beta is above 0; `Shape`, `DType`, `OutOfMemory`.

@@ -1,8 +1,8 @@
-//! Losses before they are summed: one number for each target, PyTorch's `reduction="none"`. The
-//! function of the same name in the crate's root sums these numbers, and counts them.
+//! Losses before the sum: one term for each target, PyTorch's `reduction="none"`. The function with
+//! the same name in the crate's root sums and counts these terms.
 //!
-//! Targets that are a [`Var`] have a gradient; a [`Tensor`] has none. Types are those of the input;
-//! operands broadcast.
+//! A target that is a [`Var`] has a gradient, a target that is a [`Tensor`] has none. All operands
+//! have the type of the input and broadcast.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{DType, PairLoss, Tensor, TensorError};
@@ -33,7 +33,7 @@ pub fn bce_with_logits(
     Ok(logits.pair_loss_terms(target, PairLoss::BinaryCrossEntropyOfLogits, positive_weight)?)
 }
 
-/// `-weight[label] · x[label]`, 0 where the label is ignored; see [`crate::nll`].
+/// `-weight[label] · x[label]`, or 0 if the label is ignored; see [`crate::nll`].
 ///
 /// # Shapes
 /// `logarithms: [N, C, ..]`, `labels: [N, ..]` of i64, `→ [N, ..]`
@@ -69,8 +69,8 @@ fn check_labels(op: &'static str, x: &Var, labels: &Tensor) -> Result<()> {
     }
 }
 
-/// `-log softmax(logits)[label]`, 0 where the label is ignored; see [`crate::cross_entropy_with`].
-/// Unlike the sum, it keeps a tensor of the logits' size beside them for backward.
+/// `-log softmax(logits)[label]`, or 0 if the label is ignored; see [`crate::cross_entropy_with`].
+/// Unlike the summed loss, it saves one more tensor of the logits' size for backward.
 ///
 /// # Shapes
 /// `logits: [N, C, ..]`, `labels: [N, ..]` of i64, `→ [N, ..]`
@@ -105,7 +105,7 @@ fn by_class(x: Var, weight: Option<&Tensor>) -> Result<Var> {
 }
 
 /// `-Σ target · log softmax(logits)` over the classes; see [`crate::soft_cross_entropy`]. The
-/// target has a gradient. It keeps tensors of the logits' size beside them for backward.
+/// target has a gradient. Saves more tensors of the logits' size for backward.
 ///
 /// # Shapes
 /// `logits, target: [N, C, ..] → [N, ..]`
@@ -160,12 +160,12 @@ pub fn cosine_embedding(a: Var, b: Var, target: &Tensor, margin: f64) -> Result<
     Ok(alike.mul(pass.constant(is_alike?))?.add(apart.mul(pass.constant(is_apart?))?)?)
 }
 
-/// How [`gaussian_nll`] reads variances; PyTorch's defaults.
+/// Options of [`gaussian_nll`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GaussianNllOptions {
     /// True if the constant `ln(2π) / 2` is added.
     pub full: bool,
-    /// The least variance.
+    /// Smallest variance.
     pub eps: f64,
 }
 
@@ -176,12 +176,12 @@ impl Default for GaussianNllOptions {
 }
 
 /// `(ln v + (x - t)² / v) / 2` with `v = max(variance, ε)`, the negative log-likelihood of targets
-/// under normal distributions, `torch.nn.GaussianNLLLoss`. As there, the gradient takes no notice
-/// of the maximum, so that a variance below ε can grow.
+/// under normal distributions, `torch.nn.GaussianNLLLoss`. As in PyTorch, the gradient ignores the
+/// maximum, so that a variance below ε can grow.
 ///
 /// # Shapes
-/// `input, target: [..]`, broadcast; the variance broadcasts to them, or has all their dimensions
-/// but the last, `→ [..]`
+/// `input, target: [..]`, broadcast, `→ [..]`; the variance broadcasts to this shape or is without
+/// the last dimension
 ///
 /// # Errors
 /// `Shape`, `DType`, `OutOfMemory`; `Option` unless ε is positive.
@@ -207,14 +207,14 @@ pub fn gaussian_nll(
     Ok(if full { terms.add_scalar(0.5 * (2.0 * std::f64::consts::PI).ln())? } else { terms })
 }
 
-/// How [`poisson_nll`] reads its input; PyTorch's defaults.
+/// Options of [`poisson_nll`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PoissonNllOptions {
     /// True if the input is the logarithm of the rate.
     pub log_input: bool,
-    /// True if Stirling's approximation of `ln t!` is added, where t is greater than 1.
+    /// True if Stirling's approximation of `ln t!` is added for targets t above 1.
     pub full: bool,
-    /// Added to a rate before its logarithm.
+    /// The number that is added to a rate before its logarithm.
     pub eps: f64,
 }
 
@@ -224,7 +224,7 @@ impl Default for PoissonNllOptions {
     }
 }
 
-/// `exp(x) - t · x` of logarithms x of rates, `x - t · ln(x + ε)` of rates, the negative
+/// `exp(x) - t · x` if x is the logarithm of a rate, else `x - t · ln(x + ε)`; the negative
 /// log-likelihood of counts t under Poisson distributions, `torch.nn.PoissonNLLLoss`.
 ///
 /// # Shapes
@@ -242,7 +242,8 @@ pub fn poisson_nll(input: Var, target: Var, options: PoissonNllOptions) -> Resul
     if !full {
         return Ok(terms);
     }
-    // t ln t - t + ln(2πt) / 2 = (t + 1/2) ln t - t + ln(2π) / 2; where it does not count, of 1.
+    // t ln t - t + ln(2πt) / 2 = (t + 1/2) ln t - t + ln(2π) / 2. A target of at most 1 is computed
+    // as 1, then masked.
     let is_small = target.value().le_scalar(1.0)?;
     let t = target.maximum_scalar(1.0)?;
     let constant = 0.5 * (2.0 * std::f64::consts::PI).ln();
@@ -250,18 +251,18 @@ pub fn poisson_nll(input: Var, target: Var, options: PoissonNllOptions) -> Resul
     Ok(terms.add(factorial.add_scalar(constant)?.masked_fill(&is_small, 0.0)?)?)
 }
 
-/// `max(0, -t · (a - b) + margin)`: where the target t is 1, a should rank higher than b, and lower
-/// where it is -1; `torch.nn.MarginRankingLoss`, whose margin is 0.
+/// `max(0, -t · (a - b) + margin)`: a should rank higher than b if the target t is 1, and lower if
+/// t is -1; `torch.nn.MarginRankingLoss`, where the margin is 0.
 ///
 /// # Shapes
 /// `a, b, target: [..]`, broadcast, `→ [..]`
 ///
 /// # Errors
-/// `Shape`, `DType` unless they are of one float type, `OutOfMemory`.
+/// `Shape`, `DType` unless all operands have one float type, `OutOfMemory`.
 pub fn margin_ranking(a: Var, b: Var, target: &Tensor, margin: f64) -> Result<Var> {
     let left = a.value().dtype();
     if !left.is_float() {
-        // Margins are no integers.
+        // Margins are not integers.
         let (op, right) = ("margin_ranking", DType::F32);
         return Err(TensorError::DType { op, left, right }.into());
     }
@@ -269,17 +270,18 @@ pub fn margin_ranking(a: Var, b: Var, target: &Tensor, margin: f64) -> Result<Va
     Ok(a.sub(b)?.mul(target)?.add_scalar(margin)?.relu()?)
 }
 
-/// How [`triplet_margin`] measures; PyTorch's defaults.
+/// Options of [`triplet_margin`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TripletMarginOptions {
-    /// How much farther the negative should be.
+    /// Wanted minimum of (distance to the negative - distance to the positive).
     pub margin: f64,
     /// The order of the norm.
     pub order: f64,
-    /// Added to each difference, see [`pairwise_distance`].
+    /// The number that is added to each difference; see [`pairwise_distance`].
     pub eps: f64,
-    /// True if the distance to the negative is that from the positive where that is less (Balntas
-    /// and others, "Learning local feature descriptors with triplets", 2016).
+    /// True if the distance from the positive to the negative replaces the distance from the anchor
+    /// to the negative where it is smaller (Balntas et al., "Learning local feature descriptors
+    /// with triplets", 2016).
     pub swap: bool,
 }
 
@@ -289,8 +291,8 @@ impl Default for TripletMarginOptions {
     }
 }
 
-/// `max(0, d(anchor, positive) - d(anchor, negative) + margin)` with d as of
-/// [`pairwise_distance`], `torch.nn.TripletMarginLoss`.
+/// `max(0, d(anchor, positive) - d(anchor, negative) + margin)`, where d is [`pairwise_distance`],
+/// `torch.nn.TripletMarginLoss`.
 ///
 /// # Shapes
 /// `anchor, positive, negative: [.., D]`, broadcast, `→ [..]`
@@ -314,8 +316,9 @@ pub fn triplet_margin(
     Ok(near.sub(far)?.add_scalar(margin)?.relu()?)
 }
 
-/// `x` where the target is 1 and `max(0, margin - x)` where it is -1, of distances x,
-/// `torch.nn.HingeEmbeddingLoss`, whose margin is 1; both together for other targets, as there.
+/// `x` if the target is 1 and `max(0, margin - x)` if the target is -1, for distances x;
+/// `torch.nn.HingeEmbeddingLoss`, where the margin is 1. For any other target the sum of both, as
+/// in PyTorch.
 ///
 /// # Shapes
 /// `input, target: [..]`, broadcast, `→ [..]`
@@ -331,8 +334,8 @@ pub fn hinge_embedding(input: Var, target: &Tensor, margin: f64) -> Result<Var> 
     Ok(input.masked_fill(&target.eq_scalar(-1.0)?, 0.0)?.add(apart)?)
 }
 
-/// `ln(1 + exp(-t · x))` for targets of 1 and -1, `torch.nn.SoftMarginLoss`. Any x is right: no
-/// exponential overflows.
+/// `ln(1 + exp(-t · x))` for targets of 1 and -1, `torch.nn.SoftMarginLoss`. Exact for large x too:
+/// no exponential overflows.
 ///
 /// # Shapes
 /// `input, target: [..]`, broadcast, `→ [..]`
@@ -344,12 +347,12 @@ pub fn soft_margin(input: Var, target: &Tensor) -> Result<Var> {
     Ok(input.mul(target)?.logsigmoid()?.neg()?)
 }
 
-/// How [`multi_margin`] weighs classes; PyTorch's defaults.
+/// Options of [`multi_margin`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct MultiMarginOptions<'a> {
-    /// How much greater the label's input should be.
+    /// Wanted minimum of (input of the label - any other input).
     pub margin: f64,
-    /// The exponent of what is missing to the margin: PyTorch has 1 and 2.
+    /// The exponent of the shortfall from the margin. PyTorch accepts 1 and 2.
     pub order: f64,
     /// A factor for each label: `[C]`, of the input's type.
     pub weight: Option<&'a Tensor>,
@@ -386,10 +389,10 @@ pub fn multi_margin(input: Var, labels: &Tensor, options: MultiMarginOptions<'_>
 }
 
 /// `-1/C · Σ weight[c] · (t[c] · ln σ(x[c]) + (1 - t[c]) · ln(1 - σ(x[c])))` over the classes,
-/// `torch.nn.MultiLabelSoftMarginLoss`. Any x is right.
+/// `torch.nn.MultiLabelSoftMarginLoss`. No exponential overflows.
 ///
 /// # Shapes
-/// `input, target: [.., C]`, `weight: [C]` or as the input, `→ [..]`
+/// `input, target: [.., C]`, `weight: [C]` or of the input's shape, `→ [..]`
 ///
 /// # Errors
 /// `Shape`, `DType`, `OutOfMemory`.
@@ -403,26 +406,26 @@ pub fn multilabel_soft_margin(input: Var, target: &Tensor, weight: Option<&Tenso
     Ok(terms.mean(&[-1])?)
 }
 
-/// How [`ctc`] reads its operands; PyTorch's defaults.
+/// Options of [`ctc`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CtcOptions {
-    /// The class that stands for no label.
+    /// The class of the blank, which stands for no label.
     pub blank: usize,
-    /// True if a target that needs more steps than there are has a loss of 0, and no gradient,
-    /// instead of an infinite one.
+    /// True if a target that needs more steps than its sequence has gives a loss of 0 and no
+    /// gradient, instead of an infinite loss.
     pub zero_infinity: bool,
 }
 
-/// The negative logarithm of the probability of each target, over all alignments with the steps,
-/// `torch.nn.functional.ctc_loss`; see [`Tensor::ctc_loss`]. Losses are in f32 or f64.
+/// The negative log-probability of each target, over all alignments with the steps,
+/// `torch.nn.functional.ctc_loss`; see [`Tensor::ctc_loss`]. Losses are f32 or f64.
 ///
 /// # Shapes
-/// `logarithms: [T, N, C]`, a `log_softmax`; `targets: [N, S]` of i64, and the `lengths` that count
-/// of both, `[N]` of i64, `→ [N]`
+/// `logarithms: [T, N, C]`, a `log_softmax`; `targets: [N, S]` of i64; `lengths`, `[N]` of i64
+/// each, for the valid steps and labels; `→ [N]`
 ///
 /// # Errors
-/// `Shape`, `DType`, `OutOfMemory`, `Label` for a label that is no class, `Index` for a length
-/// beyond T or S and for a blank that is no class.
+/// `Shape`, `DType`, `OutOfMemory`, `Label` for a label outside of the classes, `Index` for a
+/// length above T or S and for a blank outside of the classes.
 pub fn ctc(
     logarithms: Var,
     targets: &Tensor,

@@ -1,4 +1,4 @@
-//! An image classifier of several blocks: convolution 3x3, ReLU, max pool 2x2; then linear.
+//! An image classifier of three blocks (convolution 3x3, ReLU, max pool 2x2) and a linear layer.
 //!
 //! `B` batch, `C` input channels, `H W` image, `L` classes.
 
@@ -14,7 +14,7 @@ use crate::models::groups::{channels, flattened};
 use crate::module::{Module, forward_in};
 use crate::node::parameters;
 
-/// The images that a [`DeepCnn`] takes, and its size.
+/// The image shape and the sizes of a [`DeepCnn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeepCnnShape {
     /// Input channels, height and width of an image; height and width are halved three times.
@@ -31,8 +31,8 @@ impl DeepCnnShape {
         DeepCnnShape { image: [3, 64, 64], channels: [32, 64, 128], classes: 10 };
 }
 
-/// Three blocks of convolution 3x3 with padding, ReLU and max pool 2x2, and a linear layer:
-/// `torch.nn.Sequential`, whose layers with parameters are `0`, `3`, `6` and `10`.
+/// Three blocks of convolution 3x3 with padding, ReLU and max pool 2x2, then a linear layer, as a
+/// `torch.nn.Sequential`. The layers with parameters are `0`, `3`, `6` and `10`.
 #[derive(Clone, Debug)]
 pub struct DeepCnn {
     convs: Vec<Conv2d>,
@@ -54,14 +54,14 @@ impl DeepCnn {
     }
 }
 
-/// The names of the convolutions, and that of the linear layer.
+/// Names of the convolutions and of the linear layer.
 const CONVS: [&str; 3] = ["0", "3", "6"];
 const LINEAR: &str = "10";
 
 parameters!(DeepCnn { convs as CONVS, linear as LINEAR });
 
 impl Prunable for DeepCnn {
-    /// `0`, `3` and `6`: the channels of each convolution.
+    /// The channels of each convolution, as groups `0`, `3` and `6`.
     fn groups(&self) -> Vec<Group> {
         let group = |index: usize| {
             let next = match CONVS.get(index + 1) {

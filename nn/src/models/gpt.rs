@@ -1,6 +1,6 @@
-//! A decoder of text: pre-norm blocks of causal attention and a GELU layer, with learned positions.
+//! A language model of pre-norm blocks, each with causal attention and a hidden layer with GELU.
 //! Radford et al., "Language models are unsupervised multitask learners" (2019), with the exact
-//! GELU. Instead of learned positions it may have rotary embeddings.
+//! GELU. Positions are learned embeddings or rotary embeddings.
 //!
 //! `B` batch, `T` positions, `D` width, `V` vocabulary.
 
@@ -24,36 +24,36 @@ use crate::parallel::features::branch::{Branch, Shared};
 use crate::parallel::features::vocabulary::VocabularyShare;
 use crate::segment::{Segment, run_blocks};
 
-/// How large a [`Gpt`] is.
+/// The sizes of a [`Gpt`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GptShape {
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Positions at most: the context length.
+    /// Largest number of positions: the context length.
     pub context: usize,
-    /// Features of each position; a multiple of the heads.
+    /// Number of features of each position; a multiple of the heads.
     pub width: usize,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: usize,
     /// Number of blocks.
     pub blocks: usize,
 }
 
 impl GptShape {
-    /// GPT-2's smallest: 124,439,808 parameters with a shared table.
+    /// GPT-2 small: 124,439,808 parameters with a tied output layer.
     pub const GPT2: GptShape =
         GptShape { vocabulary: 50_257, context: 1024, width: 768, heads: 12, blocks: 12 };
-    /// GPT-2 medium: 354,823,168 parameters with a shared table.
+    /// GPT-2 medium: 354,823,168 parameters with a tied output layer.
     pub const GPT2_MEDIUM: GptShape =
         GptShape { width: 1024, heads: 16, blocks: 24, ..GptShape::GPT2 };
-    /// GPT-2 large: 774,030,080 parameters with a shared table.
+    /// GPT-2 large: 774,030,080 parameters with a tied output layer.
     pub const GPT2_LARGE: GptShape =
         GptShape { width: 1280, heads: 20, blocks: 36, ..GptShape::GPT2 };
-    /// GPT-2 XL: 1,557,611,200 parameters with a shared table.
+    /// GPT-2 XL: 1,557,611,200 parameters with a tied output layer.
     pub const GPT2_XL: GptShape = GptShape { width: 1600, heads: 25, blocks: 48, ..GptShape::GPT2 };
 }
 
-/// Attention and a hidden layer of four times the width, each added to its input.
+/// Attention, then a hidden layer of four times the width. Each is added to its input.
 #[derive(Clone, Debug)]
 struct Block {
     ln1: LayerNorm,
@@ -66,10 +66,10 @@ struct Block {
     dropout: f64,
 }
 
-/// How positions are encoded.
+/// The encoding of positions.
 #[derive(Clone, Debug)]
 enum Positions {
-    /// A table of learned embeddings, which are added to those of the tokens.
+    /// A table of learned embeddings, which are added to the token embeddings.
     Learned(Embedding),
     /// Rotary embeddings in every block, for heads of this width.
     Rotary(RotaryEmbedding, usize),
@@ -82,7 +82,7 @@ pub struct Gpt {
     pos: Positions,
     blocks: Vec<Segment<Block>>,
     norm: LayerNorm,
-    /// Absent where the output layer is the table of tokens.
+    /// The output layer; `None` if the token table is also the output layer.
     head: Option<Linear>,
     dropout: f64,
 }
@@ -102,12 +102,12 @@ impl Block {
         })
     }
 
-    /// Features of a head.
+    /// Number of features of a head.
     fn head_width(&self) -> usize {
         self.qkv.weight().value().shape()[0] / (3 * self.heads).max(1)
     }
 
-    /// Heads and hidden features.
+    /// Shows the heads and the hidden features to a visitor.
     fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         let (heads, width) = (self.heads, self.head_width());
         let packed = [0, 1, 2].map(|part| (part * heads * width, width));
@@ -141,7 +141,7 @@ impl Block {
             packed = tables.turn_heads(packed, [2 * heads, 3 * heads])?;
         }
         let seen = packed.self_attention([heads, heads], None, options)?;
-        // Added to the branch, whose buffer nothing else needs.
+        // The branch comes first: the sum can reuse its buffer.
         let x = self.drop("proj", pass, forward_in(pass, "proj", &self.proj, seen)?)?.add(input)?;
         let hidden = forward_in(pass, "ln2", &self.ln2, x.clone())?;
         let hidden = self.down.branch_input(hidden)?;
@@ -151,8 +151,8 @@ impl Block {
 }
 
 impl Gpt {
-    /// A model of `shape` with an output layer of its own, without a bias, initialised from `key`
-    /// as its layers are.
+    /// A model of `shape` with a separate output layer without a bias. Each layer is initialised
+    /// from `key` with its own default.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -172,9 +172,9 @@ impl Gpt {
         })
     }
 
-    /// A model of `shape` whose output layer is the table of tokens, initialised from `key` as
-    /// GPT-2 was: normal with a deviation of 0.02, divided by the square root of the number of
-    /// branches for the layers that end one.
+    /// A model of `shape` with the token table as output layer, initialised from `key` like GPT-2:
+    /// normal with a deviation of 0.02, which is divided by the square root of the number of
+    /// branches in layers that end a branch.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -200,8 +200,8 @@ impl Gpt {
         Ok(model)
     }
 
-    /// This model with rotary embeddings instead of its table of positions: sequences may have any
-    /// length.
+    /// This model with rotary embeddings instead of the table of positions. Sequences may then have
+    /// any length.
     ///
     /// # Errors
     /// `Option` unless heads of this width can be rotated.
@@ -216,7 +216,7 @@ impl Gpt {
         Ok(self)
     }
 
-    /// This model with dropout of the sum of the embeddings, of the attention weights and of each
+    /// This model with dropout of the summed embeddings, of the attention weights and of each
     /// branch.
     ///
     /// # Errors
@@ -233,13 +233,13 @@ impl Gpt {
 
 parameters!(Gpt { tok, pos, blocks as "blocks.", norm, head }, shared by vocabulary);
 
-/// The ends of the names of a block's groups.
+/// Last parts of the names of a block's groups.
 const HEADS: &str = "heads";
 const HIDDEN: &str = "up";
 
 impl Prunable for Gpt {
-    /// `blocks.0.heads`, the attention heads of a block, `blocks.0.up`, its hidden features, and so
-    /// on.
+    /// The attention heads of each block, `blocks.0.heads` and so on, and its hidden features,
+    /// `blocks.0.up` and so on.
     fn groups(&self) -> Vec<Group> {
         let of_block = |(index, segment): (usize, &Segment<Block>)| {
             let (block, name) = (segment.block(), format!("blocks.{index}"));
@@ -301,9 +301,9 @@ impl Gpt {
         forward_in(pass, "norm", &self.norm, x)
     }
 
-    /// The cross-entropy of [`Module::forward`] with the tokens that follow, by
-    /// [`linear_cross_entropy`](crate::linear_cross_entropy): the logits, the largest tensor of a
-    /// step, are never materialised as a whole.
+    /// The cross-entropy of the logits with the next tokens, by
+    /// [`linear_cross_entropy`](crate::linear_cross_entropy). The logits, the largest tensor of a
+    /// step, never exist as a whole.
     ///
     /// # Shapes
     /// `tokens: [B, T]` of i64, `labels: [B, T]` of i64
@@ -320,7 +320,7 @@ impl Gpt {
         self.logits(pass, tokens)?.cross_entropy_in_chunks(labels, options)
     }
 
-    /// The logits, left to the loss, which takes them in chunks.
+    /// The logits in a form that lets the loss compute them in chunks.
     ///
     /// # Shapes
     /// `tokens: [B, T]` of i64 `→ [B, T, V]`
@@ -332,12 +332,12 @@ impl Gpt {
         Ok(Logits::of(input, weight, self.output_share()))
     }
 
-    /// The rows that this rank has of the output layer, where ranks share it.
+    /// The rows of the output layer on this rank; `None` if ranks do not share the layer.
     fn output_share(&self) -> Option<&VocabularyShare> {
         self.head.as_ref().map_or(self.tok.vocabulary(), Linear::vocabulary)
     }
 
-    /// The table of tokens and the output layer.
+    /// Shows the token table and the output layer to a visitor.
     fn vocabulary(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         visitor(Shared::Vocabulary { table: &mut self.tok, head: self.head.as_mut() });
     }
@@ -352,7 +352,7 @@ impl Gpt {
 
 impl Module for Gpt {
     /// # Shapes
-    /// `input: [B, T]` of i64, T at most the context where positions are learned, `→ [B, T, V]`
+    /// `input: [B, T]` of i64 `→ [B, T, V]`. With learned positions T is at most the context.
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         if self.output_share().is_some() {
             return self.logits(pass, input)?.whole();

@@ -14,28 +14,29 @@ use crate::layers::recurrent::{Lstm, LstmState, RecurrentOptions};
 use crate::module::{Module, Parameters, forward_in};
 use crate::node::parameters;
 
-/// How large an [`LstmModel`] is.
+/// The sizes of an [`LstmModel`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LstmModelShape {
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Features of each token.
+    /// Number of features of each token.
     pub width: usize,
-    /// Features of the hidden state.
+    /// Number of features of the hidden state.
     pub hidden: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Dropout probability: after the table, between layers, and before the output layer.
+    /// Dropout probability after the table, between layers and before the output layer.
     pub dropout: f64,
 }
 
 impl LstmModelShape {
-    /// The example's defaults with the 33,278 words of WikiText-2: 13,987,678 parameters.
+    /// The defaults of PyTorch's example with the 33,278 words of WikiText-2: 13,987,678
+    /// parameters.
     pub const USUAL: LstmModelShape =
         LstmModelShape { vocabulary: 33_278, width: 200, hidden: 200, layers: 2, dropout: 0.2 };
 }
 
-/// A table, LSTM layers, and a linear layer to the vocabulary.
+/// A table of tokens, LSTM layers, and a linear layer to the vocabulary.
 #[derive(Clone, Debug)]
 pub struct LstmModel {
     encoder: Embedding,
@@ -45,8 +46,8 @@ pub struct LstmModel {
 }
 
 impl LstmModel {
-    /// A model of `shape`, initialised from `key` as the example does it: table and output layer
-    /// uniform up to 0.1.
+    /// A model of `shape`, initialised from `key` as in PyTorch's example: the table and the output
+    /// layer are uniform in ±0.1.
     ///
     /// # Errors
     /// `Option` without layers or with a dropout outside `[0, 1]`; `OutOfMemory`.
@@ -77,8 +78,8 @@ impl LstmModel {
         Ok(model)
     }
 
-    /// [`Module::forward`] from the states `start` instead of zeros, and the states at the end, for
-    /// sequences that go on in the next batch.
+    /// [`Module::forward`] from the states `start` instead of zeros. Also returns the last states,
+    /// for sequences that continue in the next batch.
     ///
     /// # Shapes
     /// `input: [B, T]` of i64 `→ [B, T, V]`

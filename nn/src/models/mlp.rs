@@ -10,16 +10,16 @@ use crate::models::groups::hidden;
 use crate::module::{Module, forward_in};
 use crate::node::{Nodes, Visitor};
 
-/// A perceptron of several layers: `torch.nn.Sequential` of linear layers with ReLU in between, so
-/// that the layers are called `0`, `2`, `4` and so on. 784-512-512-10 has 669,706 parameters.
+/// A multilayer perceptron: `torch.nn.Sequential` of linear layers with ReLU in between. The linear
+/// layers are `0`, `2`, `4` and so on. 784-512-512-10 has 669,706 parameters.
 #[derive(Clone, Debug)]
 pub struct Mlp {
     layers: Vec<Linear>,
 }
 
 impl Mlp {
-    /// Layers between each two of `widths`, initialised from `key`. With less than two widths it
-    /// returns its input.
+    /// A linear layer from each of `widths` to the next, initialised from `key`. With fewer than
+    /// two widths the model returns its input.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -40,7 +40,7 @@ impl Nodes for Mlp {
 }
 
 impl Prunable for Mlp {
-    /// `0`, `2` and so on: the features of each layer but the last.
+    /// The outputs of each layer but the last, as groups `0`, `2` and so on.
     fn groups(&self) -> Vec<Group> {
         let group = |(index, layer): (usize, &Linear)| {
             let names = [2 * index, 2 * index + 2].map(|name| name.to_string());

@@ -1,5 +1,5 @@
 //! Residual networks: He, Zhang, Ren and Sun, "Deep residual learning for image recognition"
-//! (2016), in torchvision's form, whose bottleneck strides in its 3x3 convolution.
+//! (2016). As in torchvision, the stride of a bottleneck is in its 3x3 convolution.
 //!
 //! `B` batch, `C` input channels, `H W` image, `L` classes.
 
@@ -18,12 +18,12 @@ use crate::module::{Module, Parameters, forward_in};
 use crate::node::{Field, Visitor, parameters};
 use crate::segment::{Segment, forward_blocks};
 
-/// The kind of the blocks of a [`ResNet`].
+/// Kinds of blocks of a [`ResNet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResNetBlock {
     /// Two convolutions 3x3.
     Basic,
-    /// Convolutions 1x1, 3x3 and 1x1, the last to four times the channels.
+    /// Convolutions 1x1, 3x3 and 1x1; the last multiplies the channels by four.
     Bottleneck,
 }
 
@@ -36,14 +36,14 @@ impl ResNetBlock {
     }
 }
 
-/// How large a [`ResNet`] is.
+/// The sizes of a [`ResNet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResNetShape {
-    /// The kind of its blocks.
+    /// The kind of the blocks.
     pub block: ResNetBlock,
-    /// Blocks in each of the four layers.
+    /// Number of blocks in each of the four layers.
     pub blocks: [usize; 4],
-    /// Channels of the first layer; each further layer has twice the channels of the one before.
+    /// Number of channels of the first layer. Each further layer doubles the channels.
     pub width: usize,
     /// Number of classes.
     pub classes: usize,
@@ -68,8 +68,8 @@ struct ConvNorm {
 }
 
 impl ConvNorm {
-    /// With padding that keeps the size for a stride of 1, initialised for ReLU and for the
-    /// variance of the gradients.
+    /// A convolution whose padding keeps the size at stride 1. The weights are initialised for ReLU
+    /// and preserve the variance of the gradients.
     fn new(
         device: &Device,
         key: RandomKey,
@@ -101,11 +101,11 @@ impl Field<[&str; 2]> for ConvNorm {
     }
 }
 
-/// The names of the convolutions and normalisations of a block.
+/// Names of the convolutions and normalisations of a block.
 const NAMES: [[&str; 2]; 3] = [["conv1", "bn1"], ["conv2", "bn2"], ["conv3", "bn3"]];
 const DOWNSAMPLE: [&str; 2] = ["downsample.0", "downsample.1"];
 
-/// Convolutions with a shortcut, which has a convolution of its own where the shape changes.
+/// Convolutions with a shortcut. If the shape changes, the shortcut is a convolution.
 #[derive(Clone, Debug)]
 struct Block {
     convs: Vec<ConvNorm>,
@@ -144,7 +144,7 @@ impl Block {
 parameters!(Block { convs as NAMES, downsample as DOWNSAMPLE });
 
 impl Block {
-    /// The channels between two convolutions.
+    /// The groups of channels between consecutive convolutions.
     fn groups(&self) -> impl Iterator<Item = Group> {
         let between = self.convs.iter().zip(NAMES.windows(2));
         between.take(self.convs.len() - 1).map(|(conv, names)| {
@@ -169,12 +169,12 @@ impl Module for Block {
             Some(downsample) => downsample.forward(DOWNSAMPLE, pass, input)?,
             None => input,
         };
-        // Added to the branch, whose buffer nothing else needs.
+        // The branch comes first: the sum can reuse its buffer.
         Ok(x.add(past)?.relu()?)
     }
 }
 
-/// An image classifier, `torchvision.models.resnet18` and its siblings.
+/// An image classifier, `torchvision.models.resnet18` and similar models.
 #[derive(Clone, Debug)]
 pub struct ResNet {
     stem: ConvNorm,
@@ -185,7 +185,7 @@ pub struct ResNet {
 const LAYERS: [&str; 4] = ["layer1.", "layer2.", "layer3.", "layer4."];
 
 impl ResNet {
-    /// A network of `shape` for colour images, initialised from `key` as torchvision does it.
+    /// A network of `shape` for colour images, initialised from `key` as in torchvision.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -212,8 +212,8 @@ impl ResNet {
 parameters!(ResNet { stem as NAMES[0], layers as LAYERS, fc });
 
 impl Prunable for ResNet {
-    /// `layer1.0.conv1` and so on: the channels within each block. Those that blocks are added to
-    /// stay.
+    /// The channels within each block, such as `layer1.0.conv1`. The channels of the sums of blocks
+    /// and shortcuts are in no group.
     fn groups(&self) -> Vec<Group> {
         let mut groups = Vec::new();
         for (layer, blocks) in LAYERS.into_iter().zip(&self.layers) {

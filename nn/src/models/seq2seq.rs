@@ -1,6 +1,6 @@
 //! A transformer from one sequence to another: Vaswani et al., "Attention is all you need" (2017).
 //!
-//! `B` batch, `S` positions of the source, `T` of the target, `D` width, `V` target vocabulary.
+//! `B` batch, `S` source positions, `T` target positions, `D` width, `V` target vocabulary.
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
@@ -18,22 +18,22 @@ use crate::layers::transformer_stack::{TransformerDecoder, TransformerEncoder};
 use crate::module::{Module, Parameters, forward_in};
 use crate::node::parameters;
 
-/// How large a [`Seq2Seq`] is.
+/// The sizes of a [`Seq2Seq`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seq2SeqShape {
-    /// Tokens in the vocabulary of the source.
+    /// Number of tokens in the source vocabulary.
     pub source_vocabulary: usize,
-    /// Tokens in the vocabulary of the target.
+    /// Number of tokens in the target vocabulary.
     pub target_vocabulary: usize,
-    /// Positions at most, of either sequence.
+    /// Largest number of positions of a source or target.
     pub context: usize,
-    /// Layers of the encoder and of the decoder.
+    /// Number of layers of the encoder and of the decoder.
     pub layers: [usize; 2],
-    /// How a layer is built; the decoder is causal whatever this says.
+    /// Options of each layer. The decoder is always causal.
     pub options: TransformerOptions,
 }
 
-/// Positions as sines and cosines, added to the rows of a table that are scaled by `√D`.
+/// Sines and cosines of positions, which are added to token embeddings scaled by `√D`.
 #[derive(Clone, Debug)]
 struct Positions {
     table: Buffer,
@@ -42,7 +42,7 @@ struct Positions {
 }
 
 impl Positions {
-    /// `sin(t / 10000^(2k / D))` and `cos` of the same, in turn, as `[context, 1, D]`.
+    /// Alternates `sin(t / 10000^(2k / D))` and `cos(t / 10000^(2k / D))`, as `[context, 1, D]`.
     fn new(device: &Device, shape: &Seq2SeqShape) -> Result<Self> {
         let &Seq2SeqShape { context, options: TransformerOptions { width, dropout, .. }, .. } =
             shape;
@@ -61,7 +61,7 @@ impl Positions {
         Ok(Positions { table, dropout: Dropout::new(dropout)?, scale })
     }
 
-    /// `tokens: [B, T] → [B, T, D]`
+    /// Embeds `tokens: [B, T]` as `[B, T, D]`, with positions and dropout.
     fn embed(&self, pass: &Pass, table: &Embedding, tokens: &Tensor) -> Result<Var> {
         let (left, all) = (*tokens.shape(), self.table.current(pass));
         let &[_, len] = &*left else {
@@ -75,9 +75,9 @@ impl Positions {
     }
 }
 
-/// An encoder and a decoder with tables of tokens, under the names of PyTorch's tutorial on
-/// translation (`Seq2SeqTransformer`). With 512 features, 8 heads, 512 hidden features, 3 layers
-/// each and vocabularies of 19,214 and 10,837 tokens it has 33,570,389 parameters.
+/// An encoder and a decoder with token tables, under the names of PyTorch's translation tutorial
+/// (`Seq2SeqTransformer`). The model has 33,570,389 parameters with 512 features, 8 heads, 512
+/// hidden features, 3 layers each and vocabularies of 19,214 and 10,837 tokens.
 #[derive(Clone, Debug)]
 pub struct Seq2Seq {
     encoder: TransformerEncoder,
@@ -89,7 +89,7 @@ pub struct Seq2Seq {
 }
 
 impl Seq2Seq {
-    /// A model of `shape`, initialised from `key`: matrices by Glorot's uniform distribution.
+    /// A model of `shape`, initialised from `key`. Matrices are from Glorot's uniform distribution.
     ///
     /// # Errors
     /// `Option` unless the heads divide the width and the dropout is in `[0, 1)`; `OutOfMemory`.
@@ -116,15 +116,16 @@ impl Seq2Seq {
         Ok(model)
     }
 
-    /// The logits of each next token of `target`. `padding` is true where source and target are
-    /// padded; no position attends to those.
+    /// The logits of the next token at each position of `target`. `padding` is true at the padding
+    /// of source and target; no position attends to padding.
     ///
     /// # Shapes
     /// `source: [B, S]`, `target: [B, T]` of i64 `→ [B, T, V]`; `padding: [B, S], [B, T]` of truth
     /// values
     ///
     /// # Errors
-    /// `Shape`; `Index` for a token or a position that the model does not have; `OutOfMemory`.
+    /// `Shape`; `Index` for a token outside of the vocabulary or a position outside of the context;
+    /// `OutOfMemory`.
     pub fn logits(
         &self,
         pass: &Pass,

@@ -14,7 +14,7 @@ use crate::models::groups::{channels, flattened};
 use crate::module::{Module, forward_in};
 use crate::node::parameters;
 
-/// The images that a [`SimpleCnn`] takes, and its width.
+/// The image shape and the width of a [`SimpleCnn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimpleCnnShape {
     /// Input channels, height and width of an image.
@@ -25,7 +25,7 @@ pub struct SimpleCnnShape {
     pub classes: usize,
 }
 
-/// conv 3x3 with padding, ReLU, max pool 2x2, linear.
+/// Convolution 3x3 with padding, ReLU, max pool 2x2, then a linear layer.
 #[derive(Clone, Debug)]
 pub struct SimpleCnn {
     conv: Conv2d,
@@ -50,7 +50,7 @@ impl SimpleCnn {
 parameters!(SimpleCnn { conv, linear });
 
 impl Prunable for SimpleCnn {
-    /// `conv`: the channels of the convolution.
+    /// The channels of the convolution, as group `conv`.
     fn groups(&self) -> Vec<Group> {
         vec![channels("conv", &self.conv, flattened("linear", &self.linear, &self.conv))]
     }

@@ -15,14 +15,14 @@ use crate::module::{Module, forward_in};
 use crate::node::parameters;
 use crate::segment::Segment;
 
-/// How large a [`UNet`] is.
+/// The sizes of a [`UNet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UNetShape {
-    /// Channels of an image.
+    /// Number of channels of an image.
     pub channels: usize,
-    /// Channels at full size; each halving of the size doubles them.
+    /// Number of channels at full size. Each halving of the size doubles the channels.
     pub width: usize,
-    /// Classes of a pixel.
+    /// Number of classes of a pixel.
     pub classes: usize,
 }
 
@@ -31,7 +31,7 @@ impl UNetShape {
     pub const USUAL: UNetShape = UNetShape { channels: 3, width: 64, classes: 2 };
 }
 
-/// Twice a convolution 3x3, batch normalisation and ReLU.
+/// Convolution 3x3, batch normalisation and ReLU, twice.
 #[derive(Clone, Debug)]
 struct DoubleConv {
     conv1: Conv2d,
@@ -72,8 +72,8 @@ impl Module for DoubleConv {
     }
 }
 
-/// A transposed convolution to twice the size, concatenation with the features of the same size on
-/// the way down, and two convolutions.
+/// A transposed convolution to twice the size, a concatenation with the features of that size from
+/// the down path, and two convolutions.
 #[derive(Clone, Debug)]
 struct Up {
     up: ConvTranspose2d,
@@ -90,7 +90,8 @@ impl Up {
         })
     }
 
-    /// `x` from the level below, `beside` from the way down, of twice the size or one pixel more.
+    /// Joins `x` from the level below with `beside` from the down path. `beside` is twice as large
+    /// as `x`, or one pixel more.
     fn forward(&self, pass: &Pass, x: Var, beside: Var) -> Result<Var> {
         let mut x = forward_in(pass, "up", &self.up, x)?;
         let missing = |axis: usize| beside.shape()[axis].saturating_sub(x.shape()[axis]);
@@ -105,8 +106,8 @@ impl Up {
 
 parameters!(Up { up, conv });
 
-/// A network that halves the size of an image four times and doubles it as often, under the names
-/// of the widespread implementation `milesial/Pytorch-UNet` on PyTorch Hub (`unet_carvana`).
+/// A network that halves the size of an image four times and doubles it four times. Names are those
+/// of `milesial/Pytorch-UNet` on PyTorch Hub (`unet_carvana`).
 #[derive(Clone, Debug)]
 pub struct UNet {
     inc: Segment<DoubleConv>,
@@ -115,10 +116,10 @@ pub struct UNet {
     outc: Conv2d,
 }
 
-/// How often the size is halved.
+/// Number of halvings of the size.
 const HALVINGS: usize = 4;
 
-/// The names of the blocks on the way down, and on the way up.
+/// Names of the blocks in the down path and in the up path.
 const DOWNS: [&str; HALVINGS] = [
     "down1.maxpool_conv.1",
     "down2.maxpool_conv.1",

@@ -22,24 +22,24 @@ use crate::parallel::features::branch::{Branch, Shared};
 use crate::parameter::Parameter;
 use crate::segment::{Segment, forward_blocks};
 
-/// How large a [`ViT`] is.
+/// The sizes of a [`ViT`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ViTShape {
     /// Height and width of an image; a multiple of the patch.
     pub image: usize,
     /// Height and width of a patch.
     pub patch: usize,
-    /// Features of each patch; a multiple of the heads.
+    /// Number of features of each patch; a multiple of the heads.
     pub width: usize,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: usize,
-    /// Hidden features between the two linear layers of a block.
+    /// Number of hidden features between the two linear layers of a block.
     pub hidden: usize,
     /// Number of blocks.
     pub blocks: usize,
     /// Number of classes.
     pub classes: usize,
-    /// Dropout probability, in attention as elsewhere.
+    /// Dropout probability, also of attention weights.
     pub dropout: f64,
 }
 
@@ -57,10 +57,10 @@ impl ViTShape {
     };
 }
 
-/// torchvision's addend to the variance.
+/// The number that torchvision adds to the variance.
 const EPS: f64 = 1e-6;
 
-/// Attention and two linear layers, each after a normalisation and added to its input.
+/// Attention, then two linear layers. Each takes the normalised input, and the input is added.
 #[derive(Clone, Debug)]
 struct Block {
     ln_1: LayerNorm,
@@ -97,13 +97,13 @@ impl Block {
 }
 
 impl Block {
-    /// The hidden features.
+    /// Shows the hidden features to a visitor.
     fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         visitor(Shared::Branch(Branch::hidden([&self.up], &mut self.down)));
     }
 }
 
-/// Sets each parameter of a layer by its name.
+/// Sets each parameter of a layer, by its name.
 fn fill(
     layer: &mut impl Parameters,
     mut set: impl FnMut(&str, &mut Tensor) -> Result<()>,
@@ -127,7 +127,7 @@ impl Module for Block {
         let drop = |name: &str, x| pass.within(name, || self.dropout.forward(pass, x));
         let x = forward_in(pass, "ln_1", &self.ln_1, input.clone())?;
         let x = forward_in(pass, "self_attention", &self.self_attention, x)?;
-        // Added to the branch, whose buffer nothing else needs.
+        // The branch comes first: the sum can reuse its buffer.
         let x = drop("dropout", x)?.add(input)?;
         let y = forward_in(pass, "ln_2", &self.ln_2, x.clone())?;
         let y = forward_in(pass, "mlp.0", &self.up, self.down.branch_input(y)?)?.gelu()?;
@@ -137,7 +137,7 @@ impl Module for Block {
     }
 }
 
-/// An image classifier, `torchvision.models.vit_b_16` and its siblings.
+/// An image classifier, `torchvision.models.vit_b_16` and similar models.
 #[derive(Clone, Debug)]
 pub struct ViT {
     class_token: Parameter,
@@ -152,8 +152,8 @@ pub struct ViT {
 const BLOCKS: &str = "encoder.layers.encoder_layer_";
 
 impl ViT {
-    /// A model of `shape` for colour images, initialised from `key` as torchvision does it: the
-    /// last layer and the class token are zeros.
+    /// A model of `shape` for colour images, initialised from `key` as in torchvision: the last
+    /// layer and the class token are zeros.
     ///
     /// # Errors
     /// `Option` unless the heads divide the width and the dropout is in `[0, 1)`; `OutOfMemory`.
@@ -201,7 +201,8 @@ parameters!(ViT {
 });
 
 impl Prunable for ViT {
-    /// `encoder.layers.encoder_layer_0.mlp.0` and so on: the hidden features of each block.
+    /// The hidden features of each block, as groups `encoder.layers.encoder_layer_0.mlp.0` and so
+    /// on.
     fn groups(&self) -> Vec<Group> {
         let group = |(index, segment): (usize, &Segment<Block>)| {
             let group = hidden("mlp.0", &segment.block().up, ["mlp.0", "mlp.3"]);

@@ -9,17 +9,17 @@ use crate::error::Result;
 use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
-/// PyTorch's options and defaults.
+/// Options of [`Adadelta`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdadeltaOptions {
-    /// Factor of the update, which has its size from the updates before.
+    /// Factor of the update. The previous updates determine the size of the update.
     pub learning_rate: f64,
     /// Decay rate of both means of squares, `ρ`.
     pub smoothing: f64,
-    /// Added to both means of squares.
+    /// The number that is added to both means of squares.
     pub eps: f64,
-    /// Weight decay, added to the gradient.
+    /// Weight decay, which is added to the gradient.
     pub weight_decay: f64,
 }
 
@@ -71,7 +71,7 @@ impl UpdateRule for AdadeltaOptions {
     }
 }
 
-/// The constants of a step, in the order of [`KnownFormula::Adadelta`].
+/// The coefficients of an update, in the order of [`KnownFormula::Adadelta`].
 #[derive(Clone, Copy)]
 struct Formula([f64; 5]);
 

@@ -1,5 +1,5 @@
-//! Adafactor (Shazeer & Stern 2018), `torch.optim.Adafactor`: the mean square of a matrix is kept
-//! as its rows' and its columns'.
+//! Adafactor (Shazeer & Stern 2018), `torch.optim.Adafactor`. For a matrix, only the mean squares
+//! of its rows and columns are kept.
 
 use lowtide_tensor::{
     DType, Float, KnownFormula, KnownNorms, NormFormula, Shape, Tensor, UpdateFormula,
@@ -13,21 +13,22 @@ use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, Scratch, StateSpec, UpdateRule, UpdateStep, update_jobs};
 use crate::optim::slots::{block_bytes, norm_partials_bytes};
 
-/// PyTorch's options and defaults.
+/// Options of [`Adafactor`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdafactorOptions {
-    /// The largest step size: the step is relative to the parameter's root mean square, and from
-    /// step `1 / learning_rate²` on it shrinks with the root of the step.
+    /// Largest step size, relative to the root mean square of the parameter. From step `1 /
+    /// learning_rate²` on, the step size is 1 / √t instead.
     pub learning_rate: f64,
-    /// `t` to the power of this is how much of a new square is taken in step `t`; not above 0.
+    /// Exponent of `w = t^beta2_decay`, the weight of the new square in step `t`; not above 0.
     pub beta2_decay: f64,
-    /// Keeps quotients finite; the machine epsilon of the parameter's type if absent.
+    /// The number that keeps quotients finite; the machine epsilon of the parameter's type if
+    /// absent.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub eps: Option<f64>,
-    /// The root mean square that a smaller parameter is taken to have.
+    /// Lower bound of the root mean square of a parameter in the step size.
     pub scale_min: f64,
-    /// An update of a larger root mean square is scaled down to it.
+    /// Largest root mean square of an update. A larger update is scaled down to this value.
     pub clip: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
@@ -46,8 +47,8 @@ impl Default for AdafactorOptions {
     }
 }
 
-/// Adafactor, with `w = t^beta2_decay` and means over the last dimension (rows) and the last but
-/// one (columns); tensors with fewer than two dimensions keep their whole mean square `v`:
+/// Adafactor, with `w = t^beta2_decay`. `row` are means over the last dimension, `col` means over
+/// the last but one. A tensor with fewer than two dimensions keeps the whole mean square `v`:
 ///
 /// ```text
 /// row = row + w (mean(g²) - row),  col = col + w (mean(g²) - col),  v = row · col / mean(row)
@@ -131,10 +132,10 @@ impl UpdateRule for AdafactorOptions {
 }
 
 impl AdafactorOptions {
-    /// Makes the gradient the update before its scaling; the new states.
+    /// Turns the gradient into the unscaled update. Returns the new states.
     fn prepare_update(&self, job: &mut Job) -> Result<Vec<Tensor>> {
         let eps = self.eps.unwrap_or_else(|| epsilon(job.parameter.dtype()));
-        // How much of the old mean is left.
+        // The weight of the old mean.
         let keep = 1.0 - (job.at.number as f64).powf(self.beta2_decay);
         let (g, rank) = (&mut job.gradient, job.parameter.shape().len());
         let (new_states, mut v) = match &job.states[..] {
@@ -168,13 +169,13 @@ impl AdafactorOptions {
     }
 }
 
-/// The shapes of the means over rows and over columns, if there are both.
+/// The shapes of the means over rows and over columns; `None` for fewer than two dimensions.
 fn factors(parameter: &Tensor) -> Option<[Shape; 2]> {
     let rank = parameter.shape().len();
     (rank >= 2).then(|| [rank - 1, rank - 2].map(|axis| with_one(parameter.shape(), axis)))
 }
 
-/// The shape of the mean of the rows' means.
+/// The shape of the mean over the means of the rows.
 fn row_mean_shape(parameter: &Tensor) -> Shape {
     let rank = parameter.shape().len();
     with_one(&with_one(parameter.shape(), rank - 1), rank - 2)
@@ -186,7 +187,7 @@ fn with_one(shape: &Shape, axis: usize) -> Shape {
     Shape::new(&dims)
 }
 
-/// `mean(x²)` along `axis`, which stays as one of length 1; without a tensor of the squares.
+/// `mean(x²)` along `axis`, which keeps length 1. No tensor of squares is made.
 fn mean_square(x: &Tensor, axis: usize) -> Result<Tensor> {
     let mut mean = x.norm_keep(&[axis], 2.0)?;
     mean.pow_scalar_(2.0)?;
@@ -199,14 +200,14 @@ trait Lerped: Sized {
 }
 
 impl Lerped for Tensor {
-    /// [`Tensor::lerp_`] of an unshared tensor.
+    /// [`Tensor::lerp_`] for a tensor that is not shared.
     fn lerped(mut self, end: &Tensor, weight: f64) -> Result<Self> {
         self.lerp_(end, weight)?;
         Ok(self)
     }
 }
 
-/// The distance from 1 to the next number of a type.
+/// The distance from 1 to the next larger number of a type.
 fn epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON,
@@ -216,7 +217,7 @@ fn epsilon(dtype: DType) -> f64 {
     }
 }
 
-/// The norms of parameter and update.
+/// The formula of the norms of parameter and update.
 #[derive(Clone, Copy)]
 struct Norms;
 
@@ -234,7 +235,7 @@ impl NormFormula<0, 2> for Norms {
     }
 }
 
-/// The constants of a step, in the order of [`KnownFormula::Adafactor`].
+/// The coefficients of an update, in the order of [`KnownFormula::Adafactor`].
 #[derive(Clone, Copy)]
 struct Formula([f64; 5]);
 

@@ -9,19 +9,19 @@ use crate::error::Result;
 use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
-/// PyTorch's options and defaults.
+/// Options of [`Adagrad`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdagradOptions {
     /// Learning rate.
     pub learning_rate: f64,
-    /// By how much the step size shrinks: over `1 + decay · (t - 1)` in step `t`.
+    /// Decay of the learning rate: step `t` divides the rate by `1 + decay · (t - 1)`.
     pub learning_rate_decay: f64,
-    /// Weight decay, added to the gradient.
+    /// Weight decay, which is added to the gradient.
     pub weight_decay: f64,
-    /// Where the sum of squares starts.
+    /// Initial value of the sum of squares.
     pub initial_sum: f64,
-    /// Added to the divisor, so that it is never 0.
+    /// The number that is added to the divisor, so that the divisor is never 0.
     pub eps: f64,
 }
 
@@ -81,7 +81,7 @@ impl UpdateRule for AdagradOptions {
     }
 }
 
-/// The constants of a step, in the order of [`KnownFormula::Adagrad`].
+/// The coefficients of an update, in the order of [`KnownFormula::Adagrad`].
 #[derive(Clone, Copy)]
 struct Formula([f64; 4]);
 

@@ -1,4 +1,4 @@
-//! Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019), as `torch.optim`.
+//! Adam (Kingma & Ba 2015) and AdamW (Loshchilov & Hutter 2019), as in `torch.optim`.
 
 use lowtide_tensor::{AdamUpdate, Tensor};
 #[cfg(feature = "serde")]
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, StateSpec, UpdateRule, UpdateStep, update_jobs};
 
-/// PyTorch's options and defaults for Adam.
+/// Options of [`Adam`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdamOptions {
@@ -17,9 +17,9 @@ pub struct AdamOptions {
     pub learning_rate: f64,
     /// Decay rates of the means of the gradient and of its square.
     pub betas: [f64; 2],
-    /// Added to the divisor, so that it is never 0.
+    /// The number that is added to the divisor, so that the divisor is never 0.
     pub eps: f64,
-    /// Weight decay, and where it acts: coupled is Adam, decoupled AdamW.
+    /// Weight decay: coupled for Adam, decoupled for AdamW.
     pub weight_decay: WeightDecay,
 }
 
@@ -41,19 +41,18 @@ impl AdamOptions {
     }
 }
 
-/// Where weight decay acts.
+/// Kinds of weight decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum WeightDecay {
-    /// Added to the gradient: Adam.
+    /// Decay that is added to the gradient: Adam.
     Coupled(f64),
-    /// Taken from the weights beside the gradient: AdamW.
+    /// Decay that shrinks the weights directly: AdamW.
     Decoupled(f64),
 }
 
 impl WeightDecay {
-    /// The factor of the parameter that is added to its gradient, and the factor that the parameter
-    /// keeps.
+    /// The weight of the parameter in the gradient, and the factor that shrinks the parameter.
     pub(super) fn parts(self, learning_rate: f64) -> (f64, f64) {
         match self {
             WeightDecay::Coupled(decay) => (decay, 1.0),
@@ -112,8 +111,8 @@ impl AdamOptions {
     }
 }
 
-/// Adam's correction of a mean that starts at 0, after `number` steps: `1 - βᵗ`.
+/// Adam's correction `1 - βᵗ` of a mean that starts at 0, after `number` updates.
 pub(super) fn bias_correction(beta: f64, number: u64) -> f64 {
-    // The power of a step count beyond 2^31 is 0 to any float.
+    // βᵗ is 0 in every float type for more than 2^31 updates.
     1.0 - beta.powi(i32::try_from(number).unwrap_or(i32::MAX))
 }

@@ -10,17 +10,17 @@ use crate::optim::adam::bias_correction;
 use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
-/// PyTorch's options and defaults.
+/// Options of [`Adamax`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct AdamaxOptions {
-    /// Learning rate, the largest step of an element.
+    /// Learning rate, which is the largest step of an element.
     pub learning_rate: f64,
-    /// Decay rates of the gradient's mean and of its largest magnitude.
+    /// Decay rates of the mean of the gradient and of its largest magnitude.
     pub betas: [f64; 2],
-    /// Added to magnitudes, so that the divisor is never 0.
+    /// The number that is added to magnitudes, so that the divisor is never 0.
     pub eps: f64,
-    /// Weight decay, added to the gradient.
+    /// Weight decay, which is added to the gradient.
     pub weight_decay: f64,
 }
 
@@ -30,7 +30,7 @@ impl Default for AdamaxOptions {
     }
 }
 
-/// Adamax, Adam by the largest magnitude instead of the mean square:
+/// Adamax, which is Adam with the largest magnitude instead of the mean square:
 ///
 /// ```text
 /// g = grad + weight_decay · p
@@ -71,7 +71,7 @@ impl UpdateRule for AdamaxOptions {
     }
 }
 
-/// The constants of a step, in the order of [`KnownFormula::Adamax`].
+/// The coefficients of an update, in the order of [`KnownFormula::Adamax`].
 #[derive(Clone, Copy)]
 struct Formula([f64; 6]);
 

@@ -9,12 +9,12 @@ use crate::optim::adam::AdamOptions;
 use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
-/// The options of [`Amsgrad`], which are Adam's.
+/// Options of [`Amsgrad`], with Adam's defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(transparent))]
 pub struct AmsgradOptions(pub AdamOptions);
 
-/// [`crate::optim::Adam`] whose divisor never falls: the mean square is the largest so far.
+/// [`crate::optim::Adam`] with the largest mean square so far, so that the divisor never falls.
 ///
 /// ```text
 /// m and v as Adam's,  w = max(w, v)

@@ -1,4 +1,4 @@
-//! An optimizer that goes up instead of down.
+//! An optimizer that ascends the loss instead of descending.
 
 use lowtide_autograd::Gradients;
 use lowtide_tensor::Tensor;
@@ -9,10 +9,10 @@ use crate::optim::optimizer::{
     Optimizer, OptimizerMemory, OptimizerState, Scheduled, Stateful, Update,
 };
 
-/// An optimizer that makes the loss larger: it gets the negatives of the gradients, `maximize=True`
-/// of PyTorch's optimizers. Weight decay still makes parameters smaller.
+/// An optimizer that maximises the loss: the inner optimizer gets the negated gradients, as with
+/// `maximize=True` of PyTorch's optimizers. Weight decay still shrinks the parameters.
 ///
-/// Gradients are negated in place where nothing else holds them. All parameters are updated at
+/// Gradients are negated in place if no other handle holds them. All parameters are updated at
 /// once: [`Optimizer::can_fuse`] is false.
 #[derive(Clone, Debug)]
 pub struct Ascending<O>(pub O);
@@ -24,7 +24,8 @@ impl<O: Optimizer> Optimizer for Ascending<O> {
         mut gradients: Gradients,
     ) -> Result<Update<'_>> {
         for gradient in gradients.iter_mut() {
-            // A gradient that is a view of one number, as that of a mean is, becomes a tensor.
+            // A gradient that is a broadcast view, such as the gradient of a mean, becomes a new
+            // tensor.
             if gradient.is_reusable() { gradient.neg_()? } else { *gradient = gradient.neg()? }
         }
         self.0.prepare(parameters, gradients)

@@ -19,25 +19,26 @@ use crate::optim::rule::{StateSpec, reserve_for};
 use crate::optim::slots::{StateKind, block_bytes, take_states};
 use crate::parameter::Parameter;
 
-/// The operation's name, as errors show it.
+/// Name of the operation in errors.
 const NAME: &str = "average";
-/// The name of the average among the states of a parameter.
+/// Name of the average among the states of a parameter.
 const SUFFIX: &str = "ema";
 
-/// An optimizer that also keeps an exponential moving average of the parameters, in f32 or f64:
-/// `average = average + (1 - decay) (p - average)` after each update, and `p` itself after the
-/// first (`torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn`).
+/// An optimizer that also keeps an exponential moving average of the parameters, in f32 or f64.
+/// After each update `average = average + (1 - decay) (p - average)`; after the first update the
+/// average is `p` (`torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn`).
 #[derive(Clone, Debug)]
 pub struct Averaged<O> {
     optimizer: O,
     decay: f64,
     averages: BTreeMap<LeafId, Tensor>,
-    /// While swapped, the values of parameters whose type cannot hold their average.
+    /// The values of parameters whose type is narrower than the average's, while the two are
+    /// swapped.
     swapped: Option<BTreeMap<LeafId, Tensor>>,
 }
 
 impl<O: Optimizer> Averaged<O> {
-    /// `decay` of the average is kept in each update.
+    /// Wraps `optimizer`. `decay` is the fraction of the average that stays in each update.
     ///
     /// # Errors
     /// `Option` unless `decay` is from 0 to 1.
@@ -46,7 +47,7 @@ impl<O: Optimizer> Averaged<O> {
         Ok(Averaged { optimizer, decay, averages: BTreeMap::new(), swapped: None })
     }
 
-    /// A job for the average of each parameter that is trained.
+    /// A job for the average of each parameter that is not frozen.
     fn jobs(&self, parameters: &mut dyn Parameters) -> Result<Vec<Job>> {
         let mut jobs = Vec::new();
         let mut result = Ok(());
@@ -61,7 +62,7 @@ impl<O: Optimizer> Averaged<O> {
         Ok(jobs)
     }
 
-    /// The optimizer below.
+    /// The inner optimizer.
     pub fn optimizer(&self) -> &O {
         &self.optimizer
     }
@@ -71,10 +72,10 @@ impl<O: Optimizer> Averaged<O> {
         self.swapped.is_some()
     }
 
-    /// Exchanges the parameters' values and their averages, for an evaluation; a second call
-    /// exchanges them back, to the same bits. Takes memory for the largest parameter, and while
-    /// swapped for the values of all parameters of half types. Parameters without an average yet
-    /// keep their values.
+    /// Exchanges the values of the parameters with their averages, for an evaluation. A second call
+    /// exchanges them back, with the same bits. Takes memory for the largest parameter; while
+    /// swapped, also for the values of all parameters of half types. A parameter without an average
+    /// keeps its value.
     ///
     /// # Errors
     /// `OutOfMemory`, `Frozen`; then nothing is exchanged.
@@ -104,7 +105,7 @@ impl<O: Optimizer> Averaged<O> {
                 half.map(|(id, value, _)| Ok((*id, value.copied()?))).collect::<Result<_>>()?
             }
         };
-        // Nothing below can fail.
+        // The code below cannot fail.
         let back = self.swapped.take();
         for (id, mut value, mut average) in all {
             if is_wide(&value) {
@@ -171,10 +172,10 @@ impl<O: Optimizer> Optimizer for Averaged<O> {
     }
 }
 
-/// The update of one parameter after the other.
+/// An update of one parameter at a time, with the averages.
 struct Fused<'a> {
     update: Box<dyn FusedUpdate + 'a>,
-    /// Averages of parameters that were not updated yet.
+    /// The jobs of parameters that are not updated yet.
     jobs: Vec<Job>,
     averages: &'a mut BTreeMap<LeafId, Tensor>,
 }
@@ -291,7 +292,7 @@ fn key(parameter: &str) -> String {
     format!("{parameter}.{SUFFIX}")
 }
 
-/// The update of one average.
+/// The update of the average of one parameter.
 struct Job {
     id: LeafId,
     value: Tensor,

@@ -13,11 +13,11 @@ use crate::optim::optimizer::{
 };
 
 /// An optimizer for each of several models, such as generator and discriminator. The names of a
-/// model's parameters begin with the name of the model: `generator` has `generator.0.weight`.
-/// Parameters of models without an optimizer are left alone.
+/// model's parameters begin with the name of the model: `generator` has `generator.0.weight`. A
+/// parameter of a model without an optimizer is not updated.
 ///
-/// Number of updates and learning rate are those of the first model. Setting a learning rate
-/// changes those of the other models by the same factor.
+/// The number of updates and the learning rate are the first model's. Setting the learning rate
+/// multiplies the learning rates of the other models by the same factor.
 ///
 /// ```
 /// use lowtide_nn::optim::{Adam, AdamOptions, ByModel};
@@ -33,12 +33,12 @@ pub struct ByModel {
 }
 
 impl ByModel {
-    /// No model yet.
+    /// An optimizer without models.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With one more model, after those that are there.
+    /// This optimizer with one more model, after the models that it has.
     ///
     /// # Panics
     /// If the model has an optimizer already.
@@ -65,7 +65,7 @@ impl Optimizer for ByModel {
         for (model, optimizer) in &mut self.models {
             let mut own = OneModel { parameters: &mut *parameters, model };
             let gradients = own.take_gradients(&mut gradients);
-            // A model that took no part in a step has not made one.
+            // A model without gradients took no part in the step, and its number of updates stays.
             if !gradients.is_empty() {
                 updates.push(optimizer.prepare(&mut own, gradients)?);
             }
@@ -102,7 +102,7 @@ impl Stateful for ByModel {
         for (model, optimizer) in &self.models {
             let own = optimizer.memory(&mut OneModel { parameters: &mut *parameters, model });
             sum.state_bytes += own.state_bytes;
-            // All updates are prepared before the first is done.
+            // All updates are prepared before the first one is committed.
             sum.scratch_bytes += own.scratch_bytes;
         }
         sum
@@ -116,7 +116,7 @@ impl Stateful for ByModel {
             tensors.extend(state.tensors);
         }
         let (steps, learning_rate) = self.first().map_or((0, 0.0), |first| {
-            // Before a schedule of its own, as it is stored for each model.
+            // The learning rate without the schedule, as it is stored for each model.
             let (model, _) = &self.models[0];
             (first.steps(), models[model].learning_rate)
         });
@@ -155,7 +155,7 @@ impl Stateful for ByModel {
             match swapped {
                 Ok(is_swapped) => are_swapped.push(is_swapped),
                 Err(error) => {
-                    // Values and averages change places again without new memory.
+                    // Swapping back takes no new memory, so it cannot fail.
                     let back =
                         self.models.iter_mut().zip(are_swapped).filter(|(_, swapped)| *swapped);
                     for ((model, optimizer), _) in back {
@@ -193,12 +193,12 @@ impl Stateful for ByModel {
 pub struct OneModel<'a> {
     /// The parameters and buffers of all models.
     pub parameters: &'a mut dyn Parameters,
-    /// The model's name: the first part of its parameters' names.
+    /// Name of the model: the first part of its parameters' names.
     pub model: &'a str,
 }
 
 impl OneModel<'_> {
-    /// Takes the gradients of these parameters out of those of all.
+    /// Removes the gradients of this model's parameters from `all` and returns them.
     fn take_gradients(&mut self, all: &mut Gradients) -> Gradients {
         let mut own = Gradients::default();
         self.visit(&mut |_, parameter| {
@@ -221,7 +221,7 @@ impl Nodes for OneModel<'_> {
     }
 }
 
-/// True if a parameter's name is one of the model's.
+/// True if the parameter `name` belongs to the model.
 fn is_of(name: &str, model: &str) -> bool {
     name.strip_prefix(model).is_some_and(|rest| rest.starts_with('.'))
 }

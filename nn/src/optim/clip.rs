@@ -6,11 +6,11 @@ use lowtide_tensor::{Device, scale_and_check_finite, squared_norm};
 use crate::checks::check_option;
 use crate::error::Result;
 
-/// PyTorch's guard against division by zero.
+/// The number that PyTorch adds to the norm, against division by zero.
 const EPS: f64 = 1e-6;
 
-/// Makes every element lie in `-limit..=limit`, in place; `torch.nn.utils.clip_grad_value_`. NaN
-/// stays NaN.
+/// Clips every element to `-limit..=limit`, in place; `torch.nn.utils.clip_grad_value_`. NaN stays
+/// NaN.
 ///
 /// # Errors
 /// `Option` for a limit below 0.
@@ -19,9 +19,9 @@ pub fn clip_value(gradients: &mut Gradients, limit: f64) -> Result<()> {
     Ok(gradients.iter_mut().try_for_each(|gradient| gradient.clamp_(-limit, limit))?)
 }
 
-/// Shortens the gradients, taken as one vector, to `norm_max` if they are longer, in place;
-/// `torch.nn.utils.clip_grad_norm_`. The norm before. Waits for the device; a simulated one
-/// assumes a norm of 0.
+/// Scales the gradients, taken as one vector, down to the norm `norm_max` if they are longer, in
+/// place; `torch.nn.utils.clip_grad_norm_`. Returns the norm before. Waits for the device. On a
+/// simulated device the norm is 0.
 ///
 /// # Errors
 /// `Option` for a maximum below 0, `OutOfMemory`.
@@ -32,14 +32,14 @@ pub fn clip_norm(device: &Device, gradients: &mut Gradients, norm_max: f64) -> R
     Ok(norm)
 }
 
-/// [`clip_norm`] of gradients whose norm is known.
+/// [`clip_norm`] for gradients whose norm is known.
 ///
 /// # Errors
 /// `Option` for a maximum below 0.
 pub fn shorten(gradients: &mut Gradients, norm: f64, norm_max: f64) -> Result<()> {
     check_option("clip_norm", norm_max, "0..", |x| x >= 0.0)?;
     let Some(scale) = clip_scale(norm, norm_max) else { return Ok(()) };
-    // In few launches; what it says of the numbers is known.
+    // One launch scales many gradients. The check for finite values is not needed.
     let device = gradients.iter().next().map(|gradient| gradient.device().clone());
     if let Some(device) = device {
         scale_and_check_finite(&device, gradients.iter_mut(), scale)?;
@@ -47,7 +47,7 @@ pub fn shorten(gradients: &mut Gradients, norm: f64, norm_max: f64) -> Result<()
     Ok(())
 }
 
-/// The factor by which [`clip_norm`] shortens gradients of this norm, if they are longer than
+/// The factor of [`clip_norm`] for gradients of this norm; `None` if the norm is at most
 /// `norm_max`.
 pub fn clip_scale(norm: f64, norm_max: f64) -> Option<f64> {
     let scale = norm_max / (norm + EPS);

@@ -1,4 +1,4 @@
-//! Optimizer states to and from safetensors files.
+//! Reads and writes optimizer states in safetensors files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -17,22 +17,23 @@ use crate::optim::parts::Parts;
 use crate::parallel::features::shard::Shard;
 use crate::safetensors::{Entry, dtype_of_file, mapped, parse_safetensors, serialized, write_file};
 
-/// Before a parameter's name, as in PyTorch's `state_dict` of an optimizer by name.
+/// Prefix of a parameter's name, as in PyTorch's `state_dict` of an optimizer by name.
 const PREFIX: &str = "state.";
-/// After a parameter's name: PyTorch's count of its updates.
+/// Suffix of a parameter's name, for PyTorch's count of updates.
 const STEP: &str = ".step";
 const STEPS: &str = "steps";
 const LEARNING_RATE: &str = "learning_rate";
 
-/// Writes the state of `optimizer` to `path`: beside it first, then renamed, so that a file of that
-/// name is always whole.
+/// Writes the state of `optimizer` to `path`. The file is written under another name and then
+/// renamed, so that a file at `path` is always complete.
 ///
-/// Tensors are called `state.{parameter}.{state}`, with PyTorch's names for states, and
+/// The names of tensors are `state.{parameter}.{state}`, with PyTorch's names for states, and
 /// `state.{parameter}.step`, as `torch.distributed.checkpoint.state_dict` flattens them. The
-/// metadata has the exact `steps` and `learning_rate`; of several models, `{model}.steps` too.
+/// metadata holds the exact `steps` and `learning_rate`, and with several models also
+/// `{model}.steps` and `{model}.learning_rate`.
 ///
 /// # Errors
-/// `File`, `Format`, `Swapped`; a file that was there before is untouched.
+/// `File`, `Format`, `Swapped`; a file that was at `path` before is unchanged.
 pub fn save_state(
     optimizer: &dyn Stateful,
     parameters: &mut dyn Parameters,
@@ -41,10 +42,10 @@ pub fn save_state(
     write_file(path, &state_to_safetensors(optimizer, parameters)?)
 }
 
-/// The state of `optimizer`, as the contents of a file of [`save_state`].
+/// The state of `optimizer`, in the format of a file of [`save_state`].
 ///
 /// # Errors
-/// `Swapped`; what the device says of a copy.
+/// `Swapped`; errors of a copy from the device.
 pub fn state_to_safetensors(
     optimizer: &dyn Stateful,
     parameters: &mut dyn Parameters,
@@ -53,10 +54,10 @@ pub fn state_to_safetensors(
 }
 
 impl OptimizerState {
-    /// The contents of a file of [`save_state`], for an optimizer of these parameters.
+    /// This state in the format of a file of [`save_state`], for an optimizer of `parameters`.
     ///
     /// # Errors
-    /// The error of a device that fails to copy.
+    /// Errors of a copy from the device.
     pub fn to_safetensors(&self, parameters: &mut dyn Parameters) -> Result<Vec<u8>> {
         let mut entries = BTreeMap::new();
         parameters.visit(&mut |name, _| {
@@ -80,13 +81,13 @@ impl OptimizerState {
     }
 }
 
-/// Reads the state of `optimizer` from `path`. In a file without metadata, such as one made from
-/// PyTorch's, the counts of the parameters have to agree, and the learning rate stays.
+/// Reads the state of `optimizer` from `path`. A file without metadata, such as one made from a
+/// PyTorch state, must have the same count for all parameters; the learning rate then stays.
 ///
 /// # Errors
-/// `File`, `Format`, `OutOfMemory` (the new state is made beside the old one), and `Weights` with
-/// the name of the first tensor that does not fit parameters and options; the optimizer is then as
-/// before.
+/// `File`, `Format`, `OutOfMemory` (the new state is made while the old one exists), and `Weights`
+/// with the name of the first tensor that does not fit the parameters and options. The optimizer is
+/// then as before.
 pub fn load_state(
     optimizer: &mut dyn Stateful,
     parameters: &mut dyn Parameters,
@@ -99,7 +100,7 @@ pub fn load_state(
 /// `path`.
 ///
 /// # Errors
-/// The errors of [`load_state`] but `File`; the optimizer is then as before.
+/// The errors of [`load_state`] except `File`. The optimizer is then as before.
 pub fn state_from_safetensors(
     optimizer: &mut dyn Stateful,
     parameters: &mut dyn Parameters,
@@ -109,12 +110,12 @@ pub fn state_from_safetensors(
     set_state(optimizer, parameters, bytes, path, None)
 }
 
-/// [`state_from_safetensors`] for an optimizer that updates a [part](Part) of these parameters: of
-/// what the file has of all of them it takes that part.
+/// [`state_from_safetensors`] for an optimizer that updates a [part](Part) of these parameters.
+/// Reads only that part of each state.
 ///
 /// # Errors
-/// The errors of [`state_from_safetensors`], and `Strided` for parameters that are not contiguous;
-/// the optimizer is then as before.
+/// The errors of [`state_from_safetensors`], and `Strided` for parameters that are not contiguous.
+/// The optimizer is then as before.
 pub fn part_of_state_from_safetensors(
     optimizer: &mut dyn Stateful,
     parameters: &mut dyn Parameters,
@@ -125,9 +126,9 @@ pub fn part_of_state_from_safetensors(
     set_state(optimizer, &mut Parts::new(parameters, part)?, bytes, path, Some(part))
 }
 
-/// Reads the state of an optimizer of these parameters, or of a part of what the file has; states
-/// of parameters that are [elsewhere](crate::Parameter::is_elsewhere) are left out, and of those
-/// that ranks [share](crate::parallel::share_layers) it takes what this rank has.
+/// Reads the state of an optimizer of these parameters from a file, or only a `part` of each state.
+/// States of parameters that are [elsewhere](crate::Parameter::is_elsewhere) are skipped. Of a
+/// state that ranks [share](crate::parallel::share_layers), only the shard of this rank is read.
 fn set_state(
     optimizer: &mut dyn Stateful,
     parameters: &mut dyn Parameters,
@@ -144,7 +145,7 @@ fn set_state(
     let rate_of = |model: &str| text(&format!("{model}{LEARNING_RATE}"))?.parse::<f64>().ok();
     let exact = steps_of("");
     let learning_rate = rate_of("").unwrap_or(present.learning_rate);
-    // A model that the file says nothing of is missed by the optimizer.
+    // A model that the file does not name is an error of the optimizer.
     let models = present.models.keys().filter_map(|model| {
         let own = format!("{model}.");
         let pace = Pace { steps: steps_of(&own)?, learning_rate: rate_of(&own)? };
@@ -180,7 +181,7 @@ fn set_state(
             let Some(count) = count else { return wrong(name, WeightsProblem::Steps) };
             steps = steps.or(Some(count));
         } else {
-            // No state has a type or a rank that tensors do not have.
+            // A state has a type and a rank that a tensor can have.
             let shard = shards.get(parameter).filter(|shard| view.shape() == &**shard.shape());
             match read(device, view, part, shard)? {
                 Some(tensor) => tensors.insert(key.to_owned(), tensor),
@@ -198,14 +199,15 @@ fn set_state(
     })
 }
 
-/// A count as PyTorch has it: one f32.
+/// A count in PyTorch's form: one f32.
 fn step_count(view: &TensorView<'_>) -> Option<u64> {
     let bytes = <[u8; 4]>::try_from(view.data()).ok().filter(|_| view.dtype() == Dtype::F32)?;
     let count = f32::from_le_bytes(bytes);
     (count >= 0.0 && count.fract() == 0.0).then_some(count as u64)
 }
 
-/// The tensor of a file on `device`, or a part of it, unless there can be none of its type or rank.
+/// The tensor of a file on `device`, or a part or shard of it. `None` if tensors cannot have its
+/// type or rank.
 fn read(
     device: &Device,
     view: &TensorView<'_>,
@@ -217,7 +219,7 @@ fn read(
     let _scope = device.category(Category::OptimizerState);
     let shape = Shape::new(view.shape());
     if let Some(shard) = shard {
-        // The device need not have room for the whole.
+        // The device may be too small for the whole tensor.
         let host = Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
         let own = shard.own_of(&Tensor::from_bytes(&host, shape, dtype, view.data())?)?;
         return Ok(Some(own.to_device(device, Category::OptimizerState)?));

@@ -1,5 +1,5 @@
 //! LAMB: You et al. 2020, "Large batch optimization for deep learning: training BERT in 76
-//! minutes", algorithm 2 with the identity as its φ.
+//! minutes", algorithm 2 with the identity as φ.
 
 use lowtide_tensor::{
     Float, KnownFormula, KnownNorms, NormFormula, StateRange, Tensor, UpdateFormula,
@@ -14,7 +14,7 @@ use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, Scratch, StateSpec, UpdateRule, UpdateStep, update_jobs};
 use crate::optim::slots::{block_bytes, norm_partials_bytes};
 
-/// The paper's options, with its weight decay and epsilon as defaults.
+/// Options of [`Lamb`]. Weight decay and epsilon have the paper's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct LambOptions {
@@ -22,7 +22,7 @@ pub struct LambOptions {
     pub learning_rate: f64,
     /// Decay rates of the means of the gradient and of its square.
     pub betas: [f64; 2],
-    /// Added to the divisor, so that it is never 0.
+    /// The number that is added to the divisor, so that the divisor is never 0.
     pub eps: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
@@ -102,13 +102,13 @@ impl LambOptions {
     }
 }
 
-/// The constants of a step, in the order of [`KnownFormula::Lamb`], with both corrections taken out
-/// of the loop.
+/// The coefficients of an update, in the order of [`KnownFormula::Lamb`]. Both bias corrections are
+/// computed once, outside of the loop.
 #[derive(Clone, Copy)]
 struct Formula([f64; 9]);
 
 impl Formula {
-    /// The direction, and the new states.
+    /// The direction and the new states of an element.
     #[inline(always)]
     fn direction<T: Float>(&self, p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
         let [beta1, take1, beta2, take2, scale, root_scale, eps, decay, _] =
@@ -121,7 +121,7 @@ impl Formula {
 
 const RANGES: [StateRange; 2] = [StateRange::Signed, StateRange::Positive];
 
-/// The norms of parameter and direction.
+/// The norms of the parameter and of the direction.
 impl NormFormula<2, 2> for Formula {
     const NAME: &'static str = LambOptions::NAME;
     const FLOPS: f64 = 15.0;

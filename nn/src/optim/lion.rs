@@ -1,5 +1,5 @@
-//! Lion, the evolved sign momentum of Chen et al. 2023, "Symbolic discovery of optimization
-//! algorithms", with the defaults of its reference implementation.
+//! Lion: Chen et al. 2023, "Symbolic discovery of optimization algorithms", with the defaults of
+//! the reference implementation.
 
 use lowtide_tensor::{Float, KnownFormula, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
@@ -10,13 +10,14 @@ use crate::error::Result;
 use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
-/// Options and defaults of the paper's implementation.
+/// Options of [`Lion`], with the defaults of the paper's implementation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct LionOptions {
-    /// Learning rate: every element moves by it.
+    /// Learning rate, which is the step of every element.
     pub learning_rate: f64,
-    /// How much momentum is in the direction, and how much of it is kept.
+    /// Decay rates of the momentum: the first for the direction of the update, the second for the
+    /// stored momentum.
     pub betas: [f64; 2],
     /// Decoupled weight decay.
     pub weight_decay: f64,
@@ -65,7 +66,7 @@ impl UpdateRule for LionOptions {
     }
 }
 
-/// The constants of a step, in the order of [`KnownFormula::Lion`].
+/// The coefficients of an update, in the order of [`KnownFormula::Lion`].
 #[derive(Clone, Copy)]
 struct Formula([f64; 6]);
 

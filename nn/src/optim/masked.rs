@@ -1,4 +1,4 @@
-//! An optimizer that leaves pruned weights at zero.
+//! An optimizer that keeps pruned weights at zero.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -14,17 +14,17 @@ use crate::optim::optimizer::{
 };
 use crate::optim::slots::{StateKind, block_bytes, take_states};
 
-/// The name of a mask among the states of a parameter.
+/// Name of the mask among the states of a parameter.
 const SUFFIX: &str = "pruned";
 
-/// An optimizer that leaves pruned weights at zero: they have no gradient, as with
-/// `torch.nn.utils.prune`, and are set to zero after each update, so that a momentum from before
-/// does not move them either. What an optimizer computes of a whole tensor, such as a norm or the
-/// scale of a block in 8 bits, is that of the others.
+/// An optimizer that keeps pruned weights at zero. The gradients of pruned weights are set to zero,
+/// as with `torch.nn.utils.prune`. After each update the weights are set to zero, so that an old
+/// momentum does not move them. Pruned weights do not affect numbers that the optimizer computes
+/// from a whole tensor, such as a norm or the scale of a block in 8 bits.
 ///
-/// The masks are part of the state: checkpoints hold them as `{parameter}.pruned`, and a step that
-/// is rolled back leaves them alone, for nothing writes them. Gradients are masked in place where
-/// nothing else holds them. A trainer that clips gradients measures them before they are masked.
+/// The masks are part of the state: checkpoints hold them as `{parameter}.pruned`. No step writes
+/// the masks. Gradients are masked in place if no other handle holds them. A trainer that clips
+/// gradients measures the gradients before they are masked.
 #[derive(Clone, Debug)]
 pub struct Masked<O> {
     optimizer: O,
@@ -32,13 +32,13 @@ pub struct Masked<O> {
 }
 
 impl<O: Optimizer> Masked<O> {
-    /// Masks of a model that was [pruned](crate::prune::magnitude); none for an optimizer that gets
-    /// them with a [state](Stateful::set_state).
+    /// Wraps `optimizer` with the masks of a model that was [pruned](crate::prune::magnitude). With
+    /// empty masks, the optimizer can get masks from a [state](Stateful::set_state).
     pub fn new(optimizer: O, masks: Masks) -> Self {
         Masked { optimizer, masks }
     }
 
-    /// The optimizer below.
+    /// The inner optimizer.
     pub fn optimizer(&self) -> &O {
         &self.optimizer
     }
@@ -48,7 +48,7 @@ impl<O: Optimizer> Masked<O> {
         &self.masks
     }
 
-    /// The parameters that are pruned and trained, each with its mask.
+    /// A job for each parameter that has a mask and is not frozen.
     fn jobs(&self, parameters: &mut dyn Parameters) -> BTreeMap<LeafId, Job> {
         let mut jobs = BTreeMap::new();
         visit_once(parameters, &mut |_, parameter| {
@@ -62,16 +62,16 @@ impl<O: Optimizer> Masked<O> {
     }
 }
 
-/// A pruned parameter.
+/// A pruned parameter with its mask.
 struct Job {
     value: Tensor,
     mask: Tensor,
 }
 
 impl Job {
-    /// The gradient without that of what is pruned.
+    /// The gradient with zeros at the pruned weights.
     fn masked(&self, mut gradient: Tensor) -> Result<Tensor> {
-        // A gradient of another shape is an error of the optimizer.
+        // The optimizer reports a gradient of another shape.
         if gradient.shape() != self.mask.shape() {
             return Ok(gradient);
         }
@@ -128,7 +128,7 @@ impl<O: Optimizer> Optimizer for Masked<O> {
     }
 }
 
-/// The update of one parameter after the other.
+/// An update of one parameter at a time, with the masks.
 struct Fused<'a> {
     update: Box<dyn FusedUpdate + 'a>,
     jobs: BTreeMap<LeafId, Job>,
@@ -161,7 +161,7 @@ impl<O: Scheduled> Scheduled for Masked<O> {
 }
 
 impl<O: Stateful + Clone + 'static> Stateful for Masked<O> {
-    /// With the masks, which are there before the first update.
+    /// Memory of the inner optimizer and of the masks. The masks exist before the first update.
     fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory {
         let mut memory = self.optimizer.memory(parameters);
         visit_once(parameters, &mut |_, parameter| {
@@ -183,7 +183,7 @@ impl<O: Stateful + Clone + 'static> Stateful for Masked<O> {
     }
 
     /// # Errors
-    /// `State` also for a state without the mask of a parameter that has one here.
+    /// Also `State` if the parameter has a mask here but not in the state.
     fn set_state(
         &mut self,
         parameters: &mut dyn Parameters,
@@ -215,7 +215,7 @@ impl<O: Stateful + Clone + 'static> Stateful for Masked<O> {
         Ok(())
     }
 
-    /// Averages, which began before the model was pruned, perhaps, are masked.
+    /// Masks the averages too: an average may have started before the model was pruned.
     fn swap_averages(&mut self, parameters: &mut dyn Parameters) -> Result<bool> {
         let is_swapped = self.optimizer.swap_averages(parameters)?;
         if is_swapped {

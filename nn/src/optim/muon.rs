@@ -12,7 +12,7 @@ use crate::optim::rule::{Job, Scratch, StateSpec, UpdateRule, UpdateStep, update
 use crate::optim::sgd::Momentum;
 use crate::optim::slots::{block_bytes, norm_partials_bytes};
 
-/// PyTorch's options and defaults.
+/// Options of [`Muon`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct MuonOptions {
@@ -22,47 +22,48 @@ pub struct MuonOptions {
     pub weight_decay: f64,
     /// Momentum.
     pub momentum: f64,
-    /// Where the gradient is taken.
+    /// The kind of momentum.
     #[cfg_attr(feature = "serde", serde(rename = "nesterov"))]
     pub momentum_kind: Momentum,
-    /// `a`, `b` and `c` of the Newton-Schulz iteration.
+    /// Coefficients `a`, `b` and `c` of the Newton-Schulz iteration.
     pub coefficients: [f64; 3],
-    /// The norm that a smaller direction is taken to have.
+    /// Smallest norm that a direction is divided by.
     pub eps: f64,
-    /// Newton-Schulz iterations.
+    /// Number of Newton-Schulz iterations.
     pub iterations: usize,
-    /// How the learning rate depends on a matrix' shape.
+    /// The formula of the learning rate of a matrix.
     pub rate_scale: RateScale,
-    /// Which matrices are made orthogonal.
+    /// The rule for matrices.
     pub matrices: Matrices,
-    /// AdamW's options for all other parameters. The ratio of the two learning rates stays.
+    /// AdamW's options for all other parameters. A change of the learning rate keeps the ratio of
+    /// the two learning rates.
     pub others: AdamOptions,
 }
 
-/// How Muon's learning rate depends on the shape `[A, B]` of a matrix.
+/// Formulas of Muon's learning rate for a matrix of shape `[A, B]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum RateScale {
-    /// `√max(1, A / B)`, as in Jordan's own.
+    /// `√max(1, A / B)`, Jordan's formula.
     #[default]
     Original,
-    /// `0.2 √max(A, B)`, which makes updates as large as AdamW's, so that its learning rates fit
-    /// (Liu et al. 2025).
+    /// `0.2 √max(A, B)`, which makes updates as large as AdamW's. Learning rates of AdamW can then
+    /// be used (Liu et al. 2025).
     #[cfg_attr(feature = "serde", serde(rename = "match-rms-adamw"))]
     MatchRmsAdamW,
     /// `√(A / B)` (Bernstein 2025).
     SpectralUnclamped,
 }
 
-/// The rule for the matrices among the parameters.
+/// Rules for matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Matrices {
     /// Matrices are updated by Muon.
     #[default]
     Orthogonal,
-    /// Matrices are updated by AdamW like all else: for a group of embeddings and output layers,
-    /// which Muon is not meant for.
+    /// Matrices are updated by AdamW, like all other parameters. For a group of embeddings and
+    /// output layers, which Muon is not meant for.
     LikeOthers,
 }
 
@@ -83,7 +84,7 @@ impl Default for MuonOptions {
     }
 }
 
-/// Muon, for parameters of two dimensions:
+/// Muon, for parameters with two dimensions:
 ///
 /// ```text
 /// m = momentum · m + (1 - momentum) · g
@@ -92,8 +93,8 @@ impl Default for MuonOptions {
 /// p = p · (1 - learning_rate · weight_decay) - learning_rate · rate_scale · x
 /// ```
 ///
-/// The iteration is computed in f32 (PyTorch: in bf16) and brings the singular values near 1.
-/// Parameters of other ranks are updated by AdamW.
+/// The iteration is computed in f32 (in PyTorch: bf16) and brings the singular values near 1.
+/// Parameters with another number of dimensions are updated by AdamW.
 pub type Muon = PerParameter<MuonOptions>;
 
 impl UpdateRule for MuonOptions {
@@ -160,7 +161,7 @@ impl UpdateRule for MuonOptions {
     }
 
     fn commit(&self, jobs: &mut [Job], shared: &mut [Tensor]) -> lowtide_tensor::TensorResult<()> {
-        // Matrices first, so that each rule has its own run of jobs.
+        // Matrices come first, so that each rule gets a contiguous slice of jobs.
         jobs.sort_by_key(|job| !self.is_orthogonal(&job.parameter));
         let count = jobs.partition_point(|job| self.is_orthogonal(&job.parameter));
         let (matrices, others) = jobs.split_at_mut(count);
@@ -184,7 +185,7 @@ impl MuonOptions {
         self.matrices == Matrices::Orthogonal && parameter.shape().len() == 2
     }
 
-    /// Updates the momentum and makes the gradient the direction with singular values near 1.
+    /// Updates the momentum, and replaces the gradient by a direction with singular values near 1.
     fn orthogonalize(&self, job: &mut Job, shared: &[Tensor]) -> lowtide_tensor::TensorResult<()> {
         let Job { gradient, states, scratch, .. } = job;
         let momentum = &mut states[0];
@@ -208,7 +209,7 @@ impl MuonOptions {
             y.matmul_add_(&gram, &x)?;
             std::mem::swap(&mut x, &mut y);
         }
-        // After an even number it lies there already.
+        // After an even number of iterations the result is in the gradient already.
         if self.iterations % 2 == 1 { y.copy_(&x) } else { Ok(()) }
     }
 
@@ -225,8 +226,8 @@ impl MuonOptions {
     }
 }
 
-/// The elements of the workspace that matrices share, by their types: as large as the largest
-/// needs it.
+/// Number of elements of the workspaces that matrices share, one for each type. The largest matrix
+/// of a type determines the number.
 fn shared_lens<'a>(matrices: impl Iterator<Item = &'a Tensor>) -> Vec<(DType, usize)> {
     let mut lens = [(DType::F32, None), (DType::F64, None)];
     for matrix in matrices {
@@ -238,7 +239,8 @@ fn shared_lens<'a>(matrices: impl Iterator<Item = &'a Tensor>) -> Vec<(DType, us
     lens.into_iter().filter_map(|(dtype, len)| Some((dtype, len?))).collect()
 }
 
-/// `x`, the gradient, with its shorter dimension first; another one of its shape; and two squares.
+/// Tensors of the iteration: the gradient with its shorter dimension first, a second tensor of this
+/// shape, and two square matrices.
 fn workspace(gradient: &Tensor, shared: &[Tensor]) -> lowtide_tensor::TensorResult<[Tensor; 4]> {
     let is_tall = gradient.shape()[0] > gradient.shape()[1];
     let x = if is_tall { gradient.transpose(0, 1)? } else { gradient.clone() };
@@ -251,7 +253,7 @@ fn workspace(gradient: &Tensor, shared: &[Tensor]) -> lowtide_tensor::TensorResu
     Ok([x, y, square(first)?, square(first + short * short)?])
 }
 
-/// The direction's norm, from momentum and gradient.
+/// The formula of the norm of the direction, from momentum and gradient.
 #[derive(Clone, Copy)]
 struct UpdateDirection {
     momentum: f64,
@@ -276,7 +278,7 @@ impl NormFormula<0, 1> for UpdateDirection {
     }
 }
 
-/// The constants of a step, in the order of [`KnownFormula::Step`].
+/// The coefficients of an update, in the order of [`KnownFormula::Step`].
 #[derive(Clone, Copy)]
 struct Formula([f64; 2]);
 

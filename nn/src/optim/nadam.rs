@@ -10,19 +10,20 @@ use crate::optim::adam::{AdamOptions, WeightDecay, bias_correction};
 use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, StateSpec, UpdateRule, UpdateStep, update_jobs};
 
-/// PyTorch's options and defaults.
+/// Options of [`Nadam`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct NadamOptions {
-    /// Learning rate, before the momenta's factors.
+    /// Learning rate, before the factors of the momentum.
     pub learning_rate: f64,
-    /// Decay rates of the means of the gradient, which momentum approaches, and of its square.
+    /// Decay rates of the means of the gradient and of its square. The momentum approaches the
+    /// first rate.
     pub betas: [f64; 2],
-    /// Added to the divisor, so that it is never 0.
+    /// The number that is added to the divisor, so that the divisor is never 0.
     pub eps: f64,
-    /// Weight decay, and where it acts.
+    /// Weight decay, coupled or decoupled.
     pub weight_decay: WeightDecay,
-    /// How fast momentum grows from half of its decay rate to the whole.
+    /// Speed at which the momentum grows from half of the first decay rate to the whole.
     pub momentum_decay: f64,
 }
 
@@ -78,13 +79,14 @@ impl UpdateRule for NadamOptions {
 }
 
 impl NadamOptions {
-    /// The momentum of an update.
+    /// The momentum μ of the update `number`.
     fn momentum(&self, number: u64) -> f64 {
         self.betas[0] * (1.0 - 0.5 * 0.96_f64.powf(number as f64 * self.momentum_decay))
     }
 
-    /// The product of the momenta so far: made again for each update, because no file has to keep
-    /// it then. It ends where nothing is left of it, after 700 updates for a decay rate of 0.9.
+    /// The product of the momenta up to the update `number`. Recomputed for each update, so that no
+    /// file has to store it. The loop ends when the product is negligible, after 700 updates for a
+    /// decay rate of 0.9.
     fn momentum_product(&self, number: u64) -> f64 {
         let mut product = 1.0;
         for number in 1..=number {
@@ -108,7 +110,7 @@ impl NadamOptions {
     }
 }
 
-/// The constants of a step, in the order of [`KnownFormula::Nadam`].
+/// The coefficients of an update, in the order of [`KnownFormula::Nadam`].
 #[derive(Clone, Copy)]
 struct Formula([f64; 10]);
 

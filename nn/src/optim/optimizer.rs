@@ -11,11 +11,11 @@ use crate::commit::{check_buffers, commit_buffers};
 use crate::error::Result;
 use crate::module::Parameters;
 
-/// Updates the parameters of a model from gradients.
+/// An algorithm that updates the parameters of a model from gradients.
 pub trait Optimizer: Debug {
-    /// Checks every gradient and allocates whatever state is missing. Parameters without a
-    /// gradient are left alone, as in PyTorch. Nothing changes before [`Update::commit`];
-    /// dropping the update instead leaves everything as it was.
+    /// Checks every gradient and allocates the states that are missing. Parameters without a
+    /// gradient are not updated, as in PyTorch. Parameters and states do not change before
+    /// [`Update::commit`]. Dropping the update leaves them unchanged.
     ///
     /// # Errors
     /// `Gradient` for a shape that does not fit, `OutOfMemory`, `NoKernel` of the device.
@@ -25,15 +25,15 @@ pub trait Optimizer: Debug {
         gradients: Gradients,
     ) -> Result<Update<'_>>;
 
-    /// True if parameters can be updated one after the other, with the bits of one update of all.
-    /// False where the update of an element depends on other elements, or takes memory.
+    /// True if parameters can be updated one at a time, with the same bits as in one update of all.
+    /// False if the update of an element depends on other elements, or takes memory.
     fn can_fuse(&self) -> bool {
         false
     }
 
-    /// An update of one parameter after the other, of those that have one of `leaves`; `None`
-    /// unless [`can_fuse`](Optimizer::can_fuse). Allocates whatever state is missing; nothing
-    /// changes before the first [`FusedUpdate::apply`].
+    /// An update of one parameter at a time, for the parameters in `leaves`; `None` unless
+    /// [`can_fuse`](Optimizer::can_fuse). Allocates the states that are missing. Parameters and
+    /// states do not change before the first [`FusedUpdate::apply`].
     ///
     /// # Errors
     /// `OutOfMemory`, `NoKernel` of the device.
@@ -45,18 +45,18 @@ pub trait Optimizer: Debug {
         Ok(None)
     }
 
-    /// True if [parts](crate::optim::Parts) of parameters can be updated, with the bits of an
-    /// update of all. False where the update of an element depends on other elements or on its
-    /// place.
+    /// True if [parts](crate::optim::Parts) of parameters can be updated, with the same bits as in
+    /// an update of whole parameters. False if the update of an element depends on other elements
+    /// or on its index.
     fn can_update_parts(&self) -> bool {
         false
     }
 
-    /// Shows every tensor of the state in a fixed order: to freeze, hash or replace them.
+    /// Shows every state tensor to a visitor, in a fixed order, to freeze, hash or replace it.
     fn visit_state(&mut self, visitor: &mut dyn FnMut(&mut Tensor));
 
-    /// `prepare` and `commit`: one update from the gradients of `attempt`, which is used up, so
-    /// that there is nothing to set to zero. Buffers are written as well.
+    /// Calls `prepare` and `commit`: one update from the gradients of `attempt`, including its
+    /// buffer updates. The call consumes the attempt, so no gradients have to be set to zero.
     ///
     /// # Errors
     /// The errors of [`Optimizer::prepare`] and [`commit_buffers`].
@@ -71,39 +71,40 @@ pub trait Optimizer: Debug {
 
 /// An optimizer with a learning rate that changes from update to update.
 pub trait Scheduled: Optimizer {
-    /// The number of updates so far.
+    /// Number of updates so far.
     fn steps(&self) -> u64;
 
     /// The learning rate of the next update.
     fn learning_rate(&self) -> f64;
 
-    /// Sets the learning rate, for instance to what a [`crate::Plateau`] says; where the optimizer
-    /// has a [`crate::Schedule`], the schedule's `base`.
+    /// Sets the learning rate, for example to the rate of a [`crate::Plateau`]. With a
+    /// [`crate::Schedule`], sets the schedule's `base`.
     fn set_learning_rate(&mut self, learning_rate: f64);
 }
 
 /// An optimizer whose state can be stored, restored and cloned behind a box.
 pub trait Stateful: Scheduled {
-    /// Bytes of state and scratch for these parameters, as the allocator counts them (multiples
-    /// of 512), when all that are not frozen have a gradient. State is kept from the first update
-    /// on; scratch only lives in one.
+    /// Bytes of states and scratch memory for these parameters, as the allocator counts them
+    /// (multiples of 512), if every parameter that is not frozen has a gradient. States are kept
+    /// from the first update on. Scratch memory is freed after each update.
     fn memory(&self, parameters: &mut dyn Parameters) -> OptimizerMemory;
 
-    /// The state by name, as handles: `{parameter}.{state}` with PyTorch's names for states.
+    /// Handles to the state tensors by name: `{parameter}.{state}`, with PyTorch's names for
+    /// states.
     ///
     /// # Errors
     /// `Swapped`.
     fn state(&self, parameters: &mut dyn Parameters) -> Result<OptimizerState>;
 
-    /// Replaces the state by `state`, whose tensors become this optimizer's.
+    /// Replaces the state by `state`. The optimizer takes its tensors.
     ///
     /// # Errors
-    /// `State` with the tensor's name when it does not fit parameters and options, `Swapped`; the
-    /// optimizer is then as before.
+    /// `State` with the name of a tensor that does not fit the parameters and options, `Swapped`.
+    /// The optimizer is then as before.
     fn set_state(&mut self, parameters: &mut dyn Parameters, state: OptimizerState) -> Result<()>;
 
-    /// Exchanges the parameters' values and their averages; false from an optimizer that keeps no
-    /// averages. See [`Averaged::swap`](crate::optim::Averaged::swap).
+    /// Exchanges the values of the parameters with their averages. Returns false if the optimizer
+    /// keeps no averages. See [`Averaged::swap`](crate::optim::Averaged::swap).
     ///
     /// # Errors
     /// The errors of [`Averaged::swap`](crate::optim::Averaged::swap).
@@ -111,58 +112,58 @@ pub trait Stateful: Scheduled {
         Ok(false)
     }
 
-    /// The optimizer of one of several models, if this one is made of such: see
+    /// The optimizer of the model `_model`, if this optimizer has one for each model; see
     /// [`ByModel`](crate::optim::ByModel).
     fn of_model(&mut self, _model: &str) -> Option<&mut dyn Stateful> {
         None
     }
 
-    /// A clone that keeps its states in 8 bits, before the first update; `None` from an optimizer
-    /// that cannot, or does so already.
+    /// A clone with states in 8 bits, for use before the first update. `None` if the states cannot
+    /// be in 8 bits, or are already.
     fn eight_bit(&self) -> Option<Box<dyn Stateful>> {
         None
     }
 
-    /// A clone behind a box, so that a `Box<dyn Stateful>` can be cloned.
+    /// A boxed clone, so that a `Box<dyn Stateful>` can be cloned.
     fn boxed_clone(&self) -> Box<dyn Stateful>;
 }
 
-/// The state of an optimizer, apart from its options.
+/// The state of an optimizer without its options.
 #[derive(Clone, Debug)]
 pub struct OptimizerState {
-    /// Updates so far.
+    /// Number of updates so far.
     pub steps: u64,
-    /// The step size, before a schedule of the optimizer's own.
+    /// The learning rate without the optimizer's schedule.
     pub learning_rate: f64,
     /// The state tensors by name.
     pub tensors: BTreeMap<String, Tensor>,
-    /// The updates and step sizes of several models that have each their own: see
-    /// [`ByModel`](crate::optim::ByModel).
+    /// The number of updates and the learning rate of each model, for an optimizer of several
+    /// models; see [`ByModel`](crate::optim::ByModel).
     pub models: BTreeMap<String, Pace>,
 }
 
 impl OptimizerState {
-    /// How far it is, and how fast it goes.
+    /// The number of updates and the learning rate.
     pub fn pace(&self) -> Pace {
         Pace { steps: self.steps, learning_rate: self.learning_rate }
     }
 }
 
-/// The numbers of an optimizer's state.
+/// The number of updates and the learning rate of an optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// Updates so far.
+    /// Number of updates so far.
     pub steps: u64,
-    /// The step size, before a schedule of the optimizer's own.
+    /// The learning rate without the optimizer's schedule.
     pub learning_rate: f64,
 }
 
-/// The memory of an optimizer beside parameters and gradients.
+/// Memory of an optimizer beside parameters and gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OptimizerMemory {
-    /// Kept between updates.
+    /// Bytes that are kept between updates.
     pub state_bytes: usize,
-    /// Allocated and freed within one update.
+    /// Bytes that are allocated and freed within one update.
     pub scratch_bytes: usize,
 }
 
@@ -172,32 +173,32 @@ pub struct Update<'a> {
 }
 
 impl<'a> Update<'a> {
-    /// An update that `commit` applies; it must not allocate on a device.
+    /// An update that `commit` applies. The function must not allocate on a device.
     pub fn new(commit: impl FnOnce() -> Result<()> + 'a) -> Self {
         Update { commit: Box::new(commit) }
     }
 
-    /// Writes parameters and state in place.
+    /// Writes parameters and states in place.
     ///
     /// # Errors
-    /// `Frozen` when the parameters still are; then nothing was written. What a device reports
-    /// that fails in the middle; then some parameters are updated and some are not.
+    /// `Frozen` if a parameter is frozen; then nothing was written. An error of a device that fails
+    /// in the middle; then some parameters are updated and others are not.
     pub fn commit(self) -> Result<()> {
         (self.commit)()
     }
 }
 
-/// An update of one parameter after the other, while backward still computes gradients.
+/// An update of one parameter at a time, while backward still computes other gradients.
 pub trait FusedUpdate {
-    /// Writes one parameter and its state in place and allocates nothing. A leaf that has no
-    /// parameter, or a frozen one, is left alone.
+    /// Writes one parameter and its states in place. Allocates nothing. A leaf without a parameter
+    /// and a frozen parameter are skipped.
     ///
     /// # Errors
-    /// `Gradient` for a shape that does not fit, `Frozen`; then nothing was written. What a device
-    /// reports that fails.
+    /// `Gradient` for a shape that does not fit, `Frozen`; then nothing was written. An error of a
+    /// device that fails.
     fn apply(&mut self, leaf: LeafId, gradient: Tensor) -> Result<()>;
 
-    /// Counts the update. Parameters that were not given a gradient are left alone.
+    /// Counts the update. Parameters without a gradient stay as they are.
     ///
     /// # Errors
     /// The error of a device that fails.

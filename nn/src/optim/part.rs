@@ -1,4 +1,4 @@
-//! One of several equal parts of every parameter, as ranks divide them.
+//! Splits every parameter into parts of equal length, one for each rank.
 
 use std::ops::Range;
 
@@ -7,34 +7,36 @@ use lowtide_tensor::{Tensor, TensorError};
 
 use crate::error::Result;
 
-/// Whole blocks of the allocator, and addresses that vectors of any device can be read from.
+/// Number of elements that parts are aligned to: a whole number of the allocator's blocks, so that
+/// vector loads of every device are aligned.
 const ALIGN_LEN: usize = 256;
 
-/// One of several equal parts of every parameter: the elements, in row-major order, that one of
-/// several ranks updates, and keeps the optimizer's states of (ZeRO, Rajbhandari et al. 2020). The
-/// last parts of a parameter may be shorter, those of a small one empty.
+/// The elements of every parameter, in row-major order, that one of several ranks updates. The rank
+/// keeps the optimizer states only of these elements (ZeRO, Rajbhandari et al. 2020). Parts have
+/// equal lengths, but the last parts of a parameter may be shorter or empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// From 0 on.
+    /// Index of the part, from 0.
     pub index: usize,
-    /// How many there are.
+    /// Number of parts.
     pub count: usize,
 }
 
 impl Part {
-    /// Elements that each part of a parameter of `len` elements has, but for the last ones.
+    /// Number of elements of a part of a parameter of `len` elements. The last parts may have
+    /// fewer.
     pub fn len_of(self, len: usize) -> usize {
         len.div_ceil(self.count).next_multiple_of(ALIGN_LEN)
     }
 
-    /// Its elements of a parameter of `len` elements.
+    /// The range of this part in a parameter of `len` elements.
     pub fn range(self, len: usize) -> Range<usize> {
         let part_len = self.len_of(len);
         let end_of = |parts: usize| len.min(parts * part_len);
         end_of(self.index)..end_of(self.index + 1)
     }
 
-    /// Its elements of x, as a view.
+    /// This part of x, as a view.
     ///
     /// # Shapes
     /// `x: [..] -> [n]`
@@ -50,7 +52,7 @@ impl Part {
         Ok(x.view([x.element_count()])?.narrow(0, range.start, range.len())?)
     }
 
-    /// Leaves of each gradient its part, as a view.
+    /// Replaces each gradient by a view of this part.
     ///
     /// # Errors
     /// `Strided`.

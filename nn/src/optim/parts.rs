@@ -1,23 +1,23 @@
-//! The parameters of a model, of each of which one of several ranks updates a part.
+//! The parts of all parameters that one rank updates.
 
 use crate::error::Result;
 use crate::module::{Parameters, visit_once};
 use crate::node::{Node, Nodes, Visitor};
 use crate::optim::part::Part;
 
-/// A part of every parameter that is trained, in its place: what an optimizer that
-/// [can update parts](super::Optimizer::can_update_parts) is given. Buffers are left out.
+/// A part of every parameter that is not frozen, in the place of the parameter. For optimizers that
+/// [can update parts](super::Optimizer::can_update_parts). Buffers are left out.
 pub struct Parts<'a> {
     parameters: &'a mut dyn Parameters,
     part: Part,
 }
 
 impl<'a> Parts<'a> {
-    /// The part of the parameters; of parameters that are [divided](crate::parallel::divide), what
-    /// this rank has.
+    /// The part `part` of every parameter. A parameter that is [divided](crate::parallel::divide)
+    /// already gives the part of this rank.
     ///
     /// # Errors
-    /// `Strided` if a parameter that is trained is not contiguous.
+    /// `Strided` if a parameter that is not frozen is not contiguous.
     pub fn new(parameters: &'a mut dyn Parameters, part: Part) -> Result<Self> {
         let mut result = Ok(());
         visit_once(parameters, &mut |_, parameter| {

@@ -1,4 +1,4 @@
-//! The optimizer around an update rule: parameter groups, state tensors, steps and learning rate.
+//! The optimizer around an update rule: parameter groups, states, number of updates, learning rate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -18,15 +18,16 @@ use crate::parameter::Parameter;
 use crate::pattern::is_like;
 use crate::schedule::Schedule;
 
-/// Smaller parameters save little memory in 8 bits, and biases and norms need the precision.
+/// Smallest number of elements of a parameter whose states can be in 8 bits. Smaller parameters
+/// save little memory, and biases and norms need the precision.
 const QUANTIZED_LEN_MIN: usize = 4096;
 
-/// An optimizer that updates each parameter by a rule; parameter groups have rules of their own.
+/// An optimizer that updates each parameter by a rule. Each parameter group has its own rule.
 #[derive(Clone, Debug)]
 pub struct PerParameter<R> {
-    /// The first is for all parameters that match no other pattern.
+    /// Parameter groups. The first group has the parameters that match no pattern of another group.
     groups: Vec<Group<R>>,
-    /// The first group's, before the schedule.
+    /// Learning rate of the first group, without the schedule.
     learning_rate: f64,
     schedule: Schedule,
     slots: Slots,
@@ -40,7 +41,7 @@ struct Group<R> {
     /// Pattern of the parameters' names; `*` matches anything.
     pattern: String,
     rule: R,
-    /// The group's learning rate over the first group's.
+    /// Ratio of the group's learning rate to the first group's.
     rate_factor: f64,
 }
 
@@ -62,9 +63,9 @@ impl<R: UpdateRule> PerParameter<R> {
         })
     }
 
-    /// Adds a parameter group: other options for the parameters whose names match `pattern`, in
-    /// which `*` matches anything (`*.bias`). The first pattern that matches counts. The ratio of
-    /// the group's learning rate to the first one stays when a schedule changes the latter.
+    /// Adds a parameter group: options for the parameters whose names match `pattern`, in which `*`
+    /// matches anything (`*.bias`). The first pattern that matches counts. A schedule keeps the
+    /// ratio of the group's learning rate to the first group's.
     ///
     /// # Errors
     /// `Option` for a value out of range.
@@ -76,9 +77,9 @@ impl<R: UpdateRule> PerParameter<R> {
         Ok(self)
     }
 
-    /// Lets the learning rate follow `schedule` from update to update. It is a function of
-    /// [`Scheduled::steps`], so that a step that is rolled back or left out does not move it, and
-    /// an optimizer that was loaded goes on where it was.
+    /// Makes the learning rate follow `schedule`. The learning rate is a function of
+    /// [`Scheduled::steps`]: a step that is rolled back or skipped does not move it, and a loaded
+    /// optimizer continues where it was saved.
     ///
     /// # Errors
     /// `Option` for a value out of range.
@@ -93,15 +94,15 @@ impl<R: UpdateRule> PerParameter<R> {
         PerParameter { stochastic: Some(key), ..self }
     }
 
-    /// Keeps the states of parameters with 4,096 elements and more in 8 bits: a little over a
-    /// quarter of the memory (Dettmers et al. 2022, whose threshold this is). Parameters of f64
-    /// keep theirs, and so do states whose shape is not their parameter's.
+    /// Keeps the states of parameters with 4,096 elements or more in 8 bits, a little over a
+    /// quarter of the memory (Dettmers et al. 2022, with the paper's threshold). States of f64
+    /// parameters stay, and so do states whose shape differs from the parameter's.
     #[must_use]
     pub fn with_8bit_states(self) -> Self {
         PerParameter { quantized: true, ..self }
     }
 
-    /// Names, shapes and types of the states of the parameter called `name`.
+    /// Names, shapes and types of the states of the parameter `name`.
     fn state_kinds(&self, name: &str, parameter: &Tensor) -> Vec<StateKind> {
         let specs = self.groups[self.group(name)].rule.states(parameter);
         let quantized = self.quantized
@@ -112,13 +113,13 @@ impl<R: UpdateRule> PerParameter<R> {
         specs.iter().map(|spec| StateKind::new(spec, parameter, quantized)).collect()
     }
 
-    /// The index of the group of the parameter called `name`.
+    /// Index of the group of the parameter `name`.
     fn group(&self, name: &str) -> usize {
         let mut named = self.groups[1..].iter();
         named.position(|group| is_like(name, &group.pattern)).map_or(0, |index| index + 1)
     }
 
-    /// A job for each parameter that has a gradient, by group.
+    /// The jobs of each group: one for each parameter with a gradient.
     fn jobs(
         &self,
         parameters: &mut dyn Parameters,
@@ -142,8 +143,7 @@ impl<R: UpdateRule> PerParameter<R> {
         result.map(|()| jobs)
     }
 
-    /// The tensors that an update of this parameter writes, and its step, for a learning rate of
-    /// the first group.
+    /// The target of an update of the parameter `name`. `learning_rate` is the first group's.
     fn target(&self, name: &str, parameter: &Parameter, learning_rate: f64) -> Result<Target> {
         let (id, value, group) = (parameter.id(), parameter.value(), self.group(name));
         let kinds = self.state_kinds(name, value);
@@ -162,7 +162,8 @@ impl<R: UpdateRule> PerParameter<R> {
     }
 }
 
-/// An update of one parameter that waits for its gradient.
+/// The update of one parameter before its gradient is known: the tensors that the update writes,
+/// and its learning rate.
 struct Target {
     id: LeafId,
     group: usize,
@@ -172,7 +173,7 @@ struct Target {
 }
 
 impl Target {
-    /// With the gradient of the parameter called `name`.
+    /// The job that updates the parameter `name` from `gradient`.
     fn job(self, name: &str, gradient: Tensor) -> Result<Job> {
         let Target { id, parameter, states, at, .. } = self;
         let (found, expected) = (*gradient.shape(), *parameter.shape());
@@ -184,10 +185,10 @@ impl Target {
     }
 }
 
-/// The update of one parameter after the other.
+/// An update of one parameter at a time.
 struct Fused<'a, R> {
     optimizer: &'a mut PerParameter<R>,
-    /// With their names.
+    /// The targets by leaf, each with its name.
     targets: BTreeMap<LeafId, (String, Target)>,
 }
 

@@ -1,4 +1,5 @@
-//! RAdam, Adam that waits until its mean square is known (Liu et al. 2020), `torch.optim.RAdam`.
+//! RAdam (Liu et al. 2020), `torch.optim.RAdam`: Adam without the divisor until the variance of the
+//! mean square is known.
 
 use lowtide_tensor::{AdamUpdate, Float, KnownFormula, StateRange, Tensor, UpdateFormula};
 #[cfg(feature = "serde")]
@@ -9,7 +10,7 @@ use crate::optim::adam::{AdamOptions, bias_correction};
 use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, StateSpec, UpdateRule, UpdateStep, update_jobs};
 
-/// The options of [`Radam`], which are Adam's.
+/// Options of [`Radam`], with Adam's defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(transparent))]
 pub struct RadamOptions(pub AdamOptions);
@@ -61,14 +62,14 @@ impl RadamOptions {
         let (rate, root_scale, eps) = if terms > 5.0 {
             (rate * (known / all).sqrt() * correction2.sqrt(), 1.0, eps)
         } else {
-            // The divisor is 1.
+            // Without the root of the mean square, the divisor is 1.
             (rate, 0.0, 1.0)
         };
         Formula(AdamUpdate { betas: self.0.betas, coupled, keep, rate, root_scale, eps })
     }
 }
 
-/// Adam's update, whose divisor is the root of the mean square or 1.
+/// Adam's update. The divisor is the root of the mean square, or 1.
 #[derive(Clone, Copy)]
 struct Formula(AdamUpdate);
 

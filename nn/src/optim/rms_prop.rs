@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
-/// PyTorch's options and defaults.
+/// Options of [`RmsProp`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct RmsPropOptions {
@@ -17,29 +17,29 @@ pub struct RmsPropOptions {
     pub learning_rate: f64,
     /// Decay rate of the mean square, `α`.
     pub smoothing: f64,
-    /// Added to the divisor, so that it is never 0.
+    /// The number that is added to the divisor, so that the divisor is never 0.
     pub eps: f64,
-    /// Weight decay, added to the gradient.
+    /// Weight decay, which is added to the gradient.
     pub weight_decay: f64,
-    /// Momentum; 0 needs no state.
+    /// Momentum; 0 takes no state.
     pub momentum: f64,
-    /// The spread of the gradients, by which a gradient is divided.
+    /// The measure that a gradient is divided by.
     #[cfg_attr(feature = "serde", serde(rename = "centered"))]
     pub spread: Spread,
 }
 
-/// The measure of a gradient's size over time.
+/// Measures of a gradient's size over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(from = "bool", into = "bool"))]
 pub enum Spread {
     /// The root of the mean square.
     #[default]
     MeanSquare,
-    /// The root of the variance, `centered` in PyTorch; needs one state more.
+    /// The root of the variance, `centered` in PyTorch. Needs one more state.
     Variance,
 }
 
-/// From whether it is centered.
+/// Converts from `centered`.
 #[cfg(feature = "serde")]
 impl From<bool> for Spread {
     fn from(centered: bool) -> Self {
@@ -124,12 +124,12 @@ impl UpdateRule for RmsPropOptions {
 
 #[derive(Clone, Copy)]
 struct Formula {
-    /// In the order of [`KnownFormula::RmsProp`].
+    /// Coefficients in the order of [`KnownFormula::RmsProp`].
     constants: [f64; 6],
     spread: Spread,
 }
 
-/// States: the mean square, then the mean if there is one, then the momentum if there is one.
+/// States: the mean square, then the mean if `spread` needs it, then the momentum if it is not 0.
 impl<const STATES: usize> UpdateFormula<STATES, 0> for Formula {
     const NAME: &'static str = RmsPropOptions::NAME;
     const FLOPS: f64 = 6.0 + 4.0 * STATES as f64;

@@ -9,16 +9,17 @@ use crate::error::Result;
 use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, StateSpec, UpdateRule, update_jobs};
 
-/// PyTorch's options and defaults.
+/// Options of [`Rprop`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct RpropOptions {
-    /// Where the step size of each element starts; later it goes its own way, so that a schedule
-    /// has no effect.
+    /// Initial step size of each element. Each element then adapts its own step size, so that a
+    /// schedule has no effect.
     pub learning_rate: f64,
-    /// Factors of the step size where the gradient has changed its sign, and where it has not.
+    /// Factors of the step size: the first after a change of the gradient's sign, the second
+    /// otherwise.
     pub factors: [f64; 2],
-    /// The smallest and the largest step size.
+    /// Smallest and largest step size.
     pub step_range: [f64; 2],
 }
 
@@ -28,7 +29,7 @@ impl Default for RpropOptions {
     }
 }
 
-/// Rprop, of the signs of the gradient alone; for whole data sets, not for batches.
+/// Rprop, which uses only the signs of the gradient. For whole data sets, not for batches.
 ///
 /// ```text
 /// s = grad · g before:  η = η · η⁺ where s > 0, η · η⁻ where s < 0, within the range
@@ -68,7 +69,7 @@ impl UpdateRule for RpropOptions {
     }
 }
 
-/// The constants of a step, in the order of [`KnownFormula::Rprop`].
+/// The coefficients of an update, in the order of [`KnownFormula::Rprop`].
 #[derive(Clone, Copy)]
 struct Formula([f64; 5]);
 

@@ -1,5 +1,5 @@
-//! The rule by which an optimizer updates a parameter; [`crate::optim::PerParameter`] keeps the
-//! state for it.
+//! The rule by which an optimizer updates a parameter. [`crate::optim::PerParameter`] keeps the
+//! states.
 
 use std::fmt::Debug;
 
@@ -13,15 +13,15 @@ use crate::error::Result;
 
 /// The rule by which a [`crate::optim::PerParameter`] optimizer updates each of its parameters.
 pub trait UpdateRule: Clone + Debug + 'static {
-    /// The optimizer's name, as errors show it.
+    /// Name of the optimizer in errors.
     const NAME: &'static str;
 
-    /// True if the rule updates by a [`lowtide_tensor::KnownFormula`] alone: NVIDIA devices have
-    /// kernels for these.
+    /// True if every update of the rule is a [`lowtide_tensor::KnownFormula`]. NVIDIA devices have
+    /// kernels only for these formulas.
     const IS_KNOWN: bool = false;
 
-    /// True if the update of a parameter needs its own operands alone, element by element, so that
-    /// [`UpdateRule::prepare`] does nothing.
+    /// True if the update of an element needs only the element's own parameter, gradient and
+    /// states. [`UpdateRule::prepare`] then does nothing.
     const IS_ELEMENTWISE: bool = false;
 
     /// `Ok` if every option is in its range.
@@ -30,22 +30,23 @@ pub trait UpdateRule: Clone + Debug + 'static {
     /// `Option`.
     fn check(&self) -> Result<()>;
 
-    /// The initial learning rate; that of an update comes with [`UpdateStep`].
+    /// The initial learning rate. The learning rate of an update is in [`UpdateStep`].
     fn learning_rate(&self) -> f64;
 
-    /// The state tensors that are kept for a parameter between updates.
+    /// The states of a parameter that are kept between updates.
     fn states(&self, parameter: &Tensor) -> Vec<StateSpec>;
 
-    /// The memory that [`UpdateRule::prepare`] allocates for these parameters, when their gradients
-    /// have their types and are not shared.
+    /// The scratch memory of [`UpdateRule::prepare`] for these parameters, if each gradient has the
+    /// parameter's type and is not shared.
     fn scratch(&self, parameters: &[&Tensor]) -> Scratch {
         let _ = parameters;
         Scratch::default()
     }
 
-    /// Everything that can fail, for all parameters of an update: what has to be known of a whole
-    /// tensor before any element changes, and the memory that [`UpdateRule::commit`] works in. The
-    /// gradients may be used up, parameters and states are only read. The result is for `commit`.
+    /// Does everything that can fail, for all parameters of an update. Computes numbers that depend
+    /// on whole tensors, and allocates the scratch memory of [`UpdateRule::commit`]. May overwrite
+    /// gradients, and only reads parameters and states. The returned tensors are passed to
+    /// `commit`.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -54,14 +55,14 @@ pub trait UpdateRule: Clone + Debug + 'static {
         Ok(Vec::new())
     }
 
-    /// Writes parameters and states in place and allocates nothing.
+    /// Writes parameters and states in place. Allocates nothing.
     ///
     /// # Errors
-    /// None, as long as the operands are writable and the device does not fail.
+    /// None if the operands are writable and the device does not fail.
     fn commit(&self, jobs: &mut [Job], scratch: &mut [Tensor]) -> lowtide_tensor::TensorResult<()>;
 }
 
-/// The update of one parameter, with all its operands.
+/// The update of one parameter with all its operands.
 #[derive(Debug)]
 pub struct Job {
     pub(super) id: LeafId,
@@ -69,7 +70,8 @@ pub struct Job {
     pub parameter: Tensor,
     /// The parameter's gradient.
     pub gradient: Tensor,
-    /// As [`UpdateRule::states`] has them; new ones are zeros.
+    /// The states of the parameter, in the order of [`UpdateRule::states`]. A new state is all
+    /// zeros.
     pub states: Vec<Tensor>,
     /// Tensors that [`UpdateRule::prepare`] made for this parameter.
     pub scratch: Vec<Tensor>,
@@ -82,18 +84,18 @@ pub struct Job {
 pub struct UpdateStep {
     /// The number of the update, from 1 on.
     pub number: u64,
-    /// True for the first update of this parameter, when its states are all zeros.
+    /// True for the first update of this parameter, in which its states are all zeros.
     pub is_first: bool,
     /// The learning rate.
     pub learning_rate: f64,
-    /// How the parameter is rounded to its type.
+    /// The rounding of the parameter to its type.
     pub rounding: Rounding,
 }
 
-/// A state tensor of a parameter: f64 for parameters of f64, else f32.
+/// A state of a parameter: f64 for a parameter of f64, else f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSpec {
-    /// PyTorch's name in the optimizer's `state_dict`, where it has one.
+    /// PyTorch's name in the optimizer's `state_dict`, if PyTorch has this state.
     pub name: &'static str,
     /// Shape of the state.
     pub shape: StateShape,
@@ -102,23 +104,25 @@ pub struct StateSpec {
 /// The shape of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateShape {
-    /// The parameter's, element for element; may be kept in 8 bits, if all states of it are so.
+    /// The parameter's shape, one number for each element. Can be kept in 8 bits if all states of
+    /// the parameter have this shape.
     Parameter,
     /// A shape of its own, never in 8 bits.
     Own(Shape),
 }
 
-/// Bytes that an update takes beside the states, as the allocator counts them.
+/// Bytes of scratch memory of an update, as the allocator counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scratch {
-    /// Kept until the update is committed.
+    /// Bytes that are kept until the update is committed.
     pub held_bytes: usize,
-    /// The most at any time, with those.
+    /// Peak bytes, including `held_bytes`.
     pub peak_bytes: usize,
 }
 
 impl Scratch {
-    /// The scratch of one rule and then of `next`, which both hold until the commit.
+    /// The scratch memory of one rule followed by `next`. Both keep their held bytes until the
+    /// commit.
     #[must_use]
     pub fn then(self, next: Scratch) -> Scratch {
         Scratch {
@@ -139,7 +143,7 @@ impl StateSpec {
 }
 
 impl Job {
-    /// `Ok` if everything that the job will write may be written.
+    /// `Ok` if all tensors that the job writes are writable.
     #[track_caller]
     pub(super) fn check_writable(&self, op: &'static str) -> lowtide_tensor::TensorResult<()> {
         let mut written = [&self.parameter].into_iter().chain(&self.states);
@@ -154,7 +158,8 @@ impl Job {
         Err(TensorError::NoKernel { op: R::NAME, device: "cuda" })
     }
 
-    /// Makes the gradient an unshared tensor of the type that the parameter is computed in.
+    /// Converts the gradient to the type in which the parameter is computed, as a tensor that
+    /// nothing shares.
     pub(super) fn own_gradient(&mut self) -> lowtide_tensor::TensorResult<()> {
         let dtype = self.parameter.dtype().computed();
         if self.gradient.dtype() != dtype {
@@ -165,16 +170,16 @@ impl Job {
         Ok(())
     }
 
-    /// The states, `N` of them.
+    /// The `N` states.
     ///
     /// # Panics
-    /// With another number of them: a bug in the rule.
+    /// If the number of states differs, which is a bug of the rule.
     pub(super) fn states<const N: usize>(&self) -> &[Tensor; N] {
         self.states[..].try_into().expect("as many states as the rule keeps")
     }
 }
 
-/// Loads what updates of these parameters need, before the first of them is written.
+/// Loads the kernels of the updates before the first parameter is written.
 pub(super) fn reserve_for<'a>(
     parameters: impl Iterator<Item = &'a Tensor>,
 ) -> lowtide_tensor::TensorResult<()> {
@@ -188,7 +193,7 @@ pub(super) fn reserve_for<'a>(
     Ok(())
 }
 
-/// Updates all jobs by `formula(job)`, whose scalars are in the jobs' scratch.
+/// Updates all jobs, each by `formula(job)`. The scalars of a formula are in the job's scratch.
 pub(super) fn update_jobs<F, const STATES: usize, const SCALARS: usize>(
     jobs: &mut [Job],
     formula: impl Fn(&Job) -> F,

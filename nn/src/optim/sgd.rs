@@ -9,37 +9,37 @@ use crate::error::Result;
 use crate::optim::per_parameter::PerParameter;
 use crate::optim::rule::{Job, StateSpec, UpdateRule, UpdateStep, update_jobs};
 
-/// PyTorch's options and defaults; the learning rate has none there. In a file (feature `serde`)
-/// that leaves out keys, the momentum is 0.9 and the learning rate 0.05.
+/// Options of [`Sgd`], with PyTorch's defaults; PyTorch has no default learning rate. In a file
+/// (feature `serde`) a missing momentum is 0.9 and a missing learning rate is 0.05.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields, default = "SgdOptions::of_file"))]
 pub struct SgdOptions {
     /// Learning rate.
     pub learning_rate: f64,
-    /// Momentum; 0 needs no state.
+    /// Momentum; 0 takes no state.
     pub momentum: f64,
-    /// The share of the gradient that does not enter the momentum.
+    /// Fraction of the gradient that does not enter the momentum.
     pub dampening: f64,
-    /// Weight decay, added to the gradient.
+    /// Weight decay, which is added to the gradient.
     pub weight_decay: f64,
-    /// Where the gradient is taken.
+    /// The kind of momentum, `nesterov` in files.
     #[cfg_attr(feature = "serde", serde(rename = "nesterov"))]
     pub momentum_kind: Momentum,
 }
 
-/// How momentum enters a step.
+/// Kinds of momentum: the formula of the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(from = "bool", into = "bool"))]
 pub enum Momentum {
     /// The step is the momentum.
     #[default]
     Classical,
-    /// The step looks ahead: gradient plus momentum (Nesterov).
+    /// The step is the gradient plus the momentum (Nesterov).
     Nesterov,
 }
 
-/// From whether it is Nesterov's.
+/// Converts from `nesterov`.
 #[cfg(feature = "serde")]
 impl From<bool> for Momentum {
     fn from(nesterov: bool) -> Self {
@@ -55,13 +55,13 @@ impl From<Momentum> for bool {
 }
 
 impl SgdOptions {
-    /// The options of a file without keys.
+    /// The values of missing keys in a file.
     #[cfg(feature = "serde")]
     fn of_file() -> Self {
         SgdOptions { momentum: 0.9, ..SgdOptions::new(0.05) }
     }
 
-    /// Plain gradient descent.
+    /// Plain gradient descent, without momentum and weight decay.
     pub fn new(learning_rate: f64) -> Self {
         SgdOptions {
             learning_rate,
@@ -122,7 +122,7 @@ impl UpdateRule for SgdOptions {
 
 impl SgdOptions {
     fn formula(&self, at: UpdateStep) -> SgdUpdate {
-        // The first step takes the whole gradient.
+        // The first update takes the whole gradient.
         let (keep, take) =
             if at.is_first { (0.0, 1.0) } else { (self.momentum, 1.0 - self.dampening) };
         let (along_g, along_m) = match self.momentum_kind {

@@ -1,4 +1,4 @@
-//! The state tensors that an optimizer keeps for each parameter.
+//! The states that an optimizer keeps for each parameter.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use lowtide_tensor::{DType, Shape, Tensor, TensorError, update_norms_workspace_l
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::optim::rule::{StateShape, StateSpec};
 
-/// The state tensors of each parameter that was updated before.
+/// The states of each parameter that was updated at least once.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots(pub(super) BTreeMap<LeafId, Vec<Tensor>>);
 
 impl Slots {
-    /// The states of a parameter, or new zeros that are only stored by [`Slots::keep`]; and whether
-    /// they are new.
+    /// The states of a parameter, and true if they are new. New states are zeros; only
+    /// [`Slots::keep`] stores them.
     pub(super) fn states(
         &self,
         id: LeafId,
@@ -42,7 +42,7 @@ impl Slots {
     }
 }
 
-/// The name, shape and type of a state tensor.
+/// Name, shape and type of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StateKind {
     pub(super) name: &'static str,
@@ -51,7 +51,7 @@ pub(super) struct StateKind {
 }
 
 impl StateKind {
-    /// The name, shape and type of a state of `parameter` by its `spec`, in 8 bits if `quantized`.
+    /// The kind of a state of `parameter` from its `spec`, in 8 bits if `quantized`.
     pub(super) fn new(spec: &StateSpec, parameter: &Tensor, quantized: bool) -> Self {
         let (shape, dtype) = match spec.shape {
             StateShape::Own(shape) => (shape, parameter.dtype().computed()),
@@ -63,14 +63,14 @@ impl StateKind {
         StateKind { name: spec.name, shape, dtype }
     }
 
-    /// Its bytes as the allocator counts them.
+    /// Bytes of the state, as the allocator counts them.
     pub(super) fn size_bytes(&self) -> usize {
         block_bytes(self.shape.element_count(), self.dtype)
     }
 }
 
-/// The states of the parameter called `name` out of `tensors`: all of them or, if it was never
-/// updated, none.
+/// Takes the states of the parameter `name` out of `tensors`. Returns `None` if `tensors` has none
+/// of the states: the parameter was never updated.
 pub(super) fn take_states(
     name: &str,
     parameter: &Tensor,
@@ -111,8 +111,8 @@ pub(super) fn take_states(
     }
 }
 
-/// The bytes, as the allocator counts them, that a norm of some of these parameters takes while it
-/// is computed, for `norms` values.
+/// Bytes of the workspace of a norm over some of these parameters, for `norms` values, as the
+/// allocator counts them.
 pub(super) fn norm_partials_bytes<'a>(
     mut parameters: impl Iterator<Item = &'a Tensor>,
     norms: usize,
@@ -122,7 +122,7 @@ pub(super) fn norm_partials_bytes<'a>(
     len.filter(|&len| len > 0).map_or(0, |len| block_bytes(len, DType::F64))
 }
 
-/// The bytes of a tensor as the allocator counts them.
+/// Bytes of a tensor, as the allocator counts them.
 pub(super) fn block_bytes(len: usize, dtype: DType) -> usize {
     (len * dtype.size_bytes()).max(1).next_multiple_of(BLOCK_BYTES)
 }

@@ -1,5 +1,5 @@
-//! Models that several ranks share. A trainer divides them. A model has to run its blocks by
-//! [`run_blocks`](crate::run_blocks), and to show the layers that can be shared
+//! Models that several ranks share; a trainer divides the models. A model must run its blocks by
+//! [`run_blocks`](crate::run_blocks), and must show the layers that can be shared
 //! ([`Node::Shared`](crate::Node::Shared)).
 
 pub(crate) mod features;

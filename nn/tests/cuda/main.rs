@@ -1,4 +1,5 @@
-//! Every reference model and every layer on an NVIDIA device, which the pretend driver stands for.
+//! Trains every reference model and runs every layer on an NVIDIA device; the pretend driver can
+//! stand in for it.
 
 #[allow(dead_code, reason = "`it` uses the rest")]
 #[path = "../it/common.rs"]
@@ -25,9 +26,9 @@ use zoo::{Trained, ZOO, fill};
 
 const DRIVER: TestDriver<'_> = test_driver(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
 
-/// The types of parameters, with how far apart results of both devices may be, relative to their
-/// size and at least to 1: sums in another order, and for half types a few roundings, each of
-/// which steps and layers carry on.
+/// Types of parameters, with the tolerance between the two devices. The tolerance is relative to
+/// the value, and to 1 for smaller values. It covers sums in another order, and for half types a
+/// few roundings, which grow over steps and layers.
 const TYPES: [(DType, f64); 4] =
     [(DType::F32, 2e-5), (DType::F64, 1e-12), (DType::F16, 8e-3), (DType::BF16, 6e-2)];
 
@@ -42,8 +43,8 @@ fn wide(x: &Tensor) -> Vec<f64> {
     here.to_dtype(DType::F64).and_then(|x| x.to_vec()).expect("room")
 }
 
-/// The most that two lists of values are apart, relative to their size and at least to 1; NaN is
-/// far from everything.
+/// Largest difference between two lists of values, relative to the value, and to 1 for smaller
+/// values. NaN counts as infinitely far.
 fn apart(found: &[Vec<f64>], expected: &[Vec<f64>]) -> f64 {
     let lens = |lists: &[Vec<f64>]| lists.iter().map(Vec::len).collect::<Vec<_>>();
     assert_eq!(lens(found), lens(expected));
@@ -54,7 +55,7 @@ fn apart(found: &[Vec<f64>], expected: &[Vec<f64>]) -> f64 {
     })
 }
 
-/// Three steps: where values can be read, the losses and then the model's parameters.
+/// Trains three steps. On a real device, returns the losses and then the parameters.
 fn train(case: &mut dyn Trained, is_real: bool) -> Result<Vec<Vec<f64>>> {
     let mut optimizer = Sgd::new(SgdOptions { momentum: 0.9, ..SgdOptions::new(0.05) })?;
     let mut values = Vec::new();
@@ -74,7 +75,7 @@ fn train(case: &mut dyn Trained, is_real: bool) -> Result<Vec<Vec<f64>>> {
     Ok(values)
 }
 
-/// What is wrong with what ran on the device, if it is near none of `expected`.
+/// The complaint about results of the device; `None` if they are near one of `expected`.
 fn complaint(
     name: &str,
     found: Result<Vec<Vec<f64>>>,
@@ -108,13 +109,14 @@ fn every_model_trains_as_on_the_processor_in_every_type_and_in_the_planned_memor
             let name = format!("{name} in {dtype}");
             let there = device(&gpu);
             let expected = run(&cpu(), true).unwrap_or_else(|error| panic!("{name}: {error}"));
-            // Deep networks carry a rounding far: as far on either side of what is exact.
+            // In deep networks roundings grow: the tolerance is at least twice the error of the
+            // CPU.
             let tolerance = match dtype.size_bytes() {
                 2 => tolerance.max(2.0 * apart(&expected, &exact)),
                 _ => tolerance,
             };
-            // Where the processor rounds a value to the other side of a ReLU's kink, it is further
-            // from what is exact than the device.
+            // If the CPU rounds a value to the other side of a ReLU's kink, the CPU is further from
+            // the exact result than the device.
             let expected = [&expected[..], &exact];
             let expected = &expected[..if dtype == DType::F32 { 2 } else { 1 }];
             complaints.extend(complaint(&name, run(&there, true), expected, tolerance));
@@ -128,7 +130,7 @@ fn every_model_trains_as_on_the_processor_in_every_type_and_in_the_planned_memor
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
-/// The result of a layer, and the gradients of its input and parameters.
+/// The output of a layer, and the gradients of its input and parameters.
 fn pass(layer: Layer, x: &Tensor, dtype: DType) -> Result<Vec<Vec<f64>>> {
     let Layer { mut module, input, .. } = layer;
     module.set_dtype(dtype)?;

@@ -1,4 +1,4 @@
-//! Averages of weights: their formula, their exchange for the weights, and what it costs.
+//! Averages of weights: their formula, the swap with the weights, and the memory.
 
 use lowtide_allocator::{BLOCK_BYTES, Category, Fault, Repeat};
 use lowtide_autograd::Gradients;
@@ -49,7 +49,8 @@ fn averaging_leaves_training_alone() -> Outcome {
     for name in ["g1", "g2", "g3"] {
         step(&mut plain, &mut one, name)?;
         step(&mut averaged, &mut other, name)?;
-        // Looking at the average in between changes nothing. After the first update it is equal.
+        // A swap in between does not change the training. After the first update the average equals
+        // the weights.
         averaged.swap(&mut other)?;
         assert_eq!(all_bits(&mut other) == all_bits(&mut one), name == "g1");
         averaged.swap(&mut other)?;
@@ -136,7 +137,8 @@ fn a_fault_or_a_frozen_tensor_leaves_nothing_swapped() -> Outcome {
         let after = (bytes(&model), state_bits_of(&mut optimizer), memory.layout_hash());
         assert_eq!(after, before, "request {nth}");
     }
-    // Space for the largest f32 and f64, and the two of half types.
+    // Four allocations can fail: space for the largest f32 and f64, and the copies of two half
+    // types.
     assert_eq!(failures, 4);
     optimizer.swap(&mut model)?;
     model.0[3].1.value().freeze();

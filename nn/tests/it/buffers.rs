@@ -1,4 +1,4 @@
-//! Running statistics, and what is random only in training.
+//! Running statistics, and layers that are random only in training.
 
 use lowtide_autograd::{Attempt, Pass, SavedPolicy, Var};
 use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
@@ -24,7 +24,7 @@ fn close(found: &[f64], expected: &[f64]) {
     assert!(found.iter().zip(expected).all(near), "{found:?}, not {expected:?}");
 }
 
-/// Two channels of four samples: means 2 and 0, unbiased variances 20/3 and 2/3.
+/// A batch of four samples with two channels: means 2 and 0, unbiased variances 20/3 and 2/3.
 fn batch(device: &Device) -> lowtide_tensor::TensorResult<Tensor> {
     Tensor::from_slice(device, [4, 2], &[-1.0_f32, 1.0, 1.0, -1.0, 3.0, 0.0, 5.0, 0.0])
 }
@@ -51,7 +51,7 @@ fn running_statistics_move_once_for_each_pass_of_an_attempt_that_is_committed() 
     run(&model, &attempt)?;
     assert_eq!(buffers(&mut model)?, start, "before the commit");
     commit_buffers(&mut model, &attempt.take_buffer_updates())?;
-    // Twice r = 0.9 r + 0.1 · batch.
+    // r = 0.9 r + 0.1 · batch, twice.
     let twice = |start: f64, batch: f64| 0.81 * start + 0.19 * batch;
     let after = buffers(&mut model)?;
     close(&after[0].1, &[twice(0.0, 2.0), 0.0]);
@@ -187,7 +187,7 @@ fn running_statistics_of_instances_are_those_of_pytorch() -> Outcome {
     Ok(())
 }
 
-/// The input times a buffer that training reads.
+/// A module that multiplies its input by a buffer.
 #[derive(Clone)]
 struct Scaled {
     scale: Buffer,

@@ -1,4 +1,4 @@
-//! An optimizer for each of several models.
+//! Optimizers of several models.
 
 use lowtide_autograd::Gradients;
 use lowtide_nn::optim::{
@@ -12,7 +12,7 @@ use crate::common::{Named, Outcome, all_bits, cpu, f64s, state_bits};
 
 const NAMES: [&str; 3] = ["a.weight", "ab.weight", "b.weight"];
 
-/// A parameter of each of two models, and one of a model whose name begins like theirs.
+/// A parameter of each of two models, and one of a third model whose name starts like the others.
 fn models(device: &Device) -> Named {
     let parameter = |name: &str| Parameter::new(f64s(device, name, [2, 3]));
     Named(NAMES.iter().map(|name| ((*name).to_owned(), parameter(name))).collect())
@@ -80,7 +80,7 @@ fn a_file_has_the_pace_of_each_model_and_another_set_of_models_is_refused() -> O
         let own = gradients(&all, of, nth);
         optimizer.prepare(&mut all, own)?.commit()?;
     }
-    // The others keep their proportion.
+    // The learning rates of the other models keep their ratio to the first.
     optimizer.set_learning_rate(0.3);
     save_state(&optimizer, &mut all, &path)?;
     let mut other = by_model();

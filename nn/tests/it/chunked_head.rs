@@ -1,4 +1,4 @@
-//! The output layer and its cross-entropy chunk by chunk, against logits that are there as a whole.
+//! The output layer and its cross-entropy in chunks, against logits as a whole tensor.
 
 use lowtide_autograd::{Attempt, AutogradError, Pass};
 use lowtide_nn::models::Gpt;
@@ -58,7 +58,7 @@ fn a_language_models_loss_is_that_of_its_logits() -> Outcome {
     for mut model in [Gpt::new(&device, KEY, GPT)?, Gpt::gpt2(&device, KEY, GPT)?] {
         fill(&mut model);
         widen(&mut model);
-        // The label -100 is one that counts under the other options.
+        // Both options ignore the label -100. Below, `smooth` alone ignores another label instead.
         for options in [plain, LinearCrossEntropyOptions { ignore_index: -100, ..smooth }] {
             let expected = run(&device, &mut model, Head::Whole, options)?;
             let found = run(&device, &mut model, Head::Chunked, options)?;
@@ -69,7 +69,7 @@ fn a_language_models_loss_is_that_of_its_logits() -> Outcome {
                 assert!((found - expected).abs() <= 1e-12, "{found} {expected}");
             }
         }
-        // Every option arrives.
+        // The option `ignore_index` reaches the kernel: the label -100 is refused.
         let other = run(&device, &mut model, Head::Chunked, smooth);
         assert!(matches!(
             other,

@@ -21,7 +21,7 @@ pub(crate) fn cpu() -> Device {
 
 pub(crate) const KEY: RandomKey = RandomKey::new(3);
 
-/// Numbers from `[-1, 1)` that depend on `name` only.
+/// Numbers from `[-1, 1)` that depend only on `name`.
 pub(crate) fn values(name: &str, len: usize) -> Vec<f64> {
     let key = KEY.op(name);
     (0..len as u64).map(|i| 2.0 * f64::from(key.uniform(i)) - 1.0).collect()
@@ -38,7 +38,7 @@ pub(crate) fn f32s<const N: usize>(device: &Device, name: &str, shape: [usize; N
     Tensor::from_slice(device, shape, &values).expect("memory for a small tensor")
 }
 
-/// Two parameters and nothing to compute.
+/// A module of two parameters that computes nothing.
 #[derive(Clone)]
 pub(crate) struct Pair(pub(crate) [Parameter; 2]);
 
@@ -60,7 +60,7 @@ impl Nodes for Pair {
     }
 }
 
-/// Any number of parameters with names.
+/// A module of named parameters that computes nothing.
 #[derive(Clone)]
 pub(crate) struct Named(pub(crate) Vec<(String, Parameter)>);
 
@@ -70,7 +70,7 @@ impl Nodes for Named {
     }
 }
 
-/// The gradients of `Σ parameter · weight`: the weights.
+/// Gradients of `Σ parameter · weight`, which are the weights.
 pub(crate) fn gradients_are(pairs: &[(&Parameter, Tensor)]) -> Result<Gradients> {
     let attempt = Attempt::new();
     for (parameter, weights) in pairs {
@@ -102,7 +102,7 @@ pub(crate) fn names(model: &mut dyn Parameters) -> Vec<String> {
     names
 }
 
-/// The state tensors' bits in their order.
+/// The bits of all states, in order.
 pub(crate) fn state_bits(optimizer: &mut dyn Optimizer) -> Vec<Vec<u64>> {
     let mut all = Vec::new();
     optimizer.visit_state(&mut |tensor| all.push(bits(tensor)));
@@ -114,7 +114,7 @@ pub(crate) fn widen(model: &mut dyn Parameters) {
     model.set_dtype(lowtide_tensor::DType::F64).expect("memory");
 }
 
-/// `Σ y · weight` of the module's output, with weights that depend on its shape only.
+/// `Σ y · weight` over the module's output y. The weights depend only on the shape of y.
 pub(crate) fn weighted_sum(model: &dyn Module, pass: &Pass, x: Tensor) -> Result<Var> {
     let y = model.forward(pass, pass.constant(x))?;
     let weights = values("output", y.value().element_count());
@@ -122,7 +122,7 @@ pub(crate) fn weighted_sum(model: &dyn Module, pass: &Pass, x: Tensor) -> Result
     Ok(y.mul(pass.constant(weights))?.sum_all()?)
 }
 
-/// One of each kind of optimizer, by name, with all its options in use.
+/// An optimizer of each kind by name, with all its options in use.
 pub(crate) fn optimizers() -> Vec<(&'static str, Box<dyn Stateful>)> {
     let plain = SgdOptions { weight_decay: 0.1, ..SgdOptions::new(0.1) };
     let momentum = SgdOptions { momentum: 0.9, dampening: 0.2, ..plain };
@@ -136,7 +136,7 @@ pub(crate) fn optimizers() -> Vec<(&'static str, Box<dyn Stateful>)> {
     let adafactor = AdafactorOptions { weight_decay: 0.1, ..Default::default() };
     let averaged = Averaged::new(*adam(AdamOptions::default()), 0.9).expect("a share");
     let lion = LionOptions { weight_decay: 0.1, ..Default::default() };
-    // So quick that RAdam's mean square is known after a few updates.
+    // The decay is so fast that RAdam uses the mean square after a few updates.
     let quick = AdamOptions { betas: [0.9, 0.95], ..AdamOptions::adamw() };
     let (adadelta, adamax) = (AdadeltaOptions::default(), AdamaxOptions::default());
     let (nadam, rprop) = (NadamOptions::default(), RpropOptions::default());

@@ -1,4 +1,4 @@
-//! Models whose container names its fields by hand.
+//! Models that name their fields by hand.
 
 use lowtide_autograd::{Attempt, Pass, SavedPolicy, Var};
 use lowtide_nn::optim::{OneModel, Optimizer, Sgd, SgdOptions};
@@ -10,7 +10,7 @@ use lowtide_tensor::{Device, Tensor};
 
 use crate::common::{KEY, Outcome, cpu, f32s, names};
 
-/// A normalisation, a block and a linear layer, each of which owns another kind of thing.
+/// A normalisation, a block and a linear layer, which own different kinds of nodes.
 struct Net {
     norm: BatchNorm1d,
     block: Segment<Linear>,
@@ -41,7 +41,7 @@ impl Net {
         })
     }
 
-    /// A pass of training over a batch whose columns have the means 4.75, 4 and 3.
+    /// A training pass over a batch whose columns have the means 4.75, 4 and 3.
     fn train(&self, device: &Device) -> Result<Attempt> {
         const ROWS: [f32; 12] = [1.0, 5.0, 2.0, 8.0, 1.0, 0.0, 3.0, 3.0, 9.0, 7.0, 7.0, 1.0];
         let labels = Tensor::from_slice(device, [4], &[0_i64, 1, 1, 0])?;
@@ -165,7 +165,7 @@ fn one_of_several_models_shows_nodes_of_its_own_name_and_below() -> Outcome {
     Ok(())
 }
 
-/// Fields of each kind, and a module that is used as it is.
+/// Fields of each kind, and a module that is shown by its values only.
 struct Fields {
     one: Parameter,
     none: Option<Parameter>,

@@ -1,4 +1,4 @@
-//! Parameters of which a rank has a part: the numbers of whole ones, while they are there.
+//! Divided parameters: their results equal the results of whole parameters, and wholes are freed.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use lowtide_tensor::{Device, Tensor};
 
 use crate::common::{KEY, cpu};
 
-/// Other ranks, which have what is asked for.
+/// A gather that completes a part from known whole tensors, in place of other ranks.
 #[derive(Debug)]
 struct Others {
     wholes: Vec<Tensor>,
@@ -34,7 +34,7 @@ impl Gather for Others {
     }
 }
 
-/// Three layers of which the middle one is a block, and no two tensors of which have one shape.
+/// Three layers with a block in the middle. All tensors have different shapes.
 fn model(device: &Device) -> Result<Sequential> {
     let block = Sequential::new().then(ReLU).then(Linear::new(device, KEY.op("1"), 64, 48)?);
     Ok(Sequential::new()
@@ -92,7 +92,7 @@ fn a_step_by_parts_of_parameters_has_the_bits_of_one_by_wholes() -> Result<()> {
     Ok(())
 }
 
-/// A whole parameter of a block that is recomputed is there while the block runs.
+/// A block that is recomputed has whole parameters only while it runs.
 #[test]
 fn wholes_are_freed_where_blocks_are_recomputed() -> Result<()> {
     let peak = |policy: SavedPolicy| -> Result<usize> {
@@ -114,7 +114,7 @@ fn wholes_are_freed_where_blocks_are_recomputed() -> Result<()> {
     };
     let layer_bytes = 4 * 128 * 128;
     let own_bytes = 6 * (layer_bytes / 2 + 512);
-    // The first one is not kept: its input has no gradient.
+    // The first weight is not kept: the input of the first layer has no gradient.
     assert_eq!(peak(SavedPolicy::Keep)?, own_bytes + 5 * layer_bytes);
     assert_eq!(peak(SavedPolicy::Recompute)?, own_bytes + layer_bytes);
     Ok(())

@@ -1,4 +1,4 @@
-//! Layers and models in other float types than the one that they are made in.
+//! Layers and models in float types other than f32.
 
 use lowtide_autograd::{Attempt, Pass, Var};
 use lowtide_nn::models::{Gpt, GptShape, SimpleCnn};
@@ -21,7 +21,7 @@ fn bytes(model: &mut dyn Parameters) -> Vec<(String, DType, Vec<u8>)> {
     found
 }
 
-/// Forward, backward, and through a file into `fresh`, a module like `module`.
+/// Runs forward and backward, and loads a file of `module` into `fresh`, a module of the same kind.
 fn check(kind: &str, module: &mut dyn Module, fresh: &mut dyn Module, x: Tensor) -> Outcome {
     for dtype in TYPES {
         module.set_dtype(dtype)?;
@@ -88,7 +88,7 @@ fn statistics_of_half_types_stay_f32_and_integers_what_they_are() -> Outcome {
     Ok(())
 }
 
-/// One parameter under two names.
+/// Two parameters, which may be the same, under two names.
 struct Tied([Parameter; 2]);
 
 impl Nodes for Tied {

@@ -1,4 +1,4 @@
-//! Bags of rows against sums by hand; gradients from differences.
+//! Reduced bags of rows against sums by hand, and gradients against finite differences.
 
 use lowtide_autograd::{Pass, Var, check};
 use lowtide_nn::{
@@ -9,11 +9,11 @@ use lowtide_tensor::{DType, Tensor, TensorError};
 use crate::common::{KEY, Outcome, cpu, f64s, names, values};
 
 const WIDTH: usize = 3;
-/// A row twice in a bag, a bag of padding alone, and an empty one.
+/// Bags with a row twice, with only padding, and without rows.
 const INDEX: [i64; 8] = [1, 4, 1, 2, 2, 0, 3, 2];
 const STARTS: [i64; 5] = [0, 3, 5, 5, 7];
 
-/// The rows of each bag, with their weights.
+/// The rows of each bag, with the positions of their indices.
 fn bags() -> Vec<Vec<(usize, i64)>> {
     let ends = STARTS[1..].iter().copied().chain([INDEX.len() as i64]);
     let bag = |(start, end): (&i64, i64)| {

@@ -1,4 +1,4 @@
-//! Whole models in few bits.
+//! Whole models with quantised weights.
 
 use lowtide_autograd::Pass;
 use lowtide_nn::models::{DeepCnn, DeepCnnShape, Gpt, GptShape};
@@ -10,14 +10,14 @@ use crate::zoo::{ZOO, fill};
 
 const INT8: QuantFormat = QuantFormat::Int8Rows;
 
-/// The bytes of all that a model stores.
+/// Bytes of all tensors that a model stores.
 fn size_bytes(model: &mut dyn Parameters) -> usize {
     let mut bytes = 0;
     model.visit_tensors(&mut |_, tensor| bytes += tensor.size_bytes());
     bytes
 }
 
-/// All that a model stores.
+/// All tensors that a model stores.
 fn stored(model: &mut dyn Parameters) -> Vec<(String, Vec<u8>)> {
     let mut all = Vec::new();
     model.visit_tensors(&mut |name, tensor| {
@@ -99,7 +99,7 @@ fn weights_that_others_are_computed_from_stay_and_so_do_rows_that_are_no_blocks(
     let mut narrow = Linear::new(&device, KEY, 20, 8)?;
     assert_eq!(quantize_all(&mut narrow, QuantFormat::Q8_0)?, Vec::<String>::new());
     assert_eq!(quantize_all(&mut narrow, INT8)?, ["weight"]);
-    // Once more is nothing to do.
+    // A second call changes nothing.
     let before = stored(&mut narrow);
     quantize_all(&mut narrow, INT8)?;
     assert_eq!(stored(&mut narrow), before);

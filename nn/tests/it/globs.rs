@@ -1,11 +1,11 @@
-//! The crates below this one and this one can be imported by glob together.
+//! This crate and the crates below it can be imported by glob together.
 
 use lowtide_allocator::*;
 use lowtide_autograd::*;
 use lowtide_nn::*;
 use lowtide_tensor::*;
 
-/// `Result` is the standard library's here.
+/// `Result` is the standard library's `Result` here.
 fn ones(device: &Device) -> Result<Tensor, TensorError> {
     let _scope = device.category(Category::Input);
     Tensor::ones(device, [3, 2], DType::F32)

@@ -1,4 +1,4 @@
-//! The peak of a training step of GPT-2 124M by category, on the simulated device; the table of
+//! The peak of a training step of GPT-2 124M by category, on a simulated device, as in the table of
 //! the models' README.
 
 use lowtide_allocator::{Action, ByCategory, Category};
@@ -13,10 +13,10 @@ use lowtide_tensor::{DType, Device, DeviceKind, Rates, SimSpec, Tensor};
 use crate::common::{KEY, Outcome};
 
 const README: &str = include_str!("../../src/models/README.md");
-/// Sequences, and tokens of each.
+/// Number of sequences, and of tokens in each.
 const BATCH: [usize; 2] = [4, 1024];
 
-/// A machine like many; attention's scratch goes by its threads.
+/// A common machine. The scratch memory of attention depends on the number of threads.
 const SPEC: SimSpec = SimSpec {
     kind: DeviceKind::Cpu,
     capacity_bytes: 64 << 30,
@@ -28,11 +28,11 @@ const SPEC: SimSpec = SimSpec {
     rates: Rates::nominal(3e11, 5e10),
 };
 
-/// How the logits are computed.
+/// The ways to compute the logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Head {
     Whole,
-    /// Together with their loss.
+    /// In chunks, together with the loss.
     Chunked,
 }
 
@@ -59,7 +59,7 @@ fn step(
     optimizer.step(model, attempt)
 }
 
-/// Live bytes by category at the moment of the second step when they are most.
+/// Live bytes by category at the peak of the second step.
 fn peak(dtype: DType, policy: Option<SavedPolicy>, head: Head) -> Result<ByCategory<i64>> {
     let device = Device::sim(SPEC)?;
     let memory = device.allocator();

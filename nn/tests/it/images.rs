@@ -1,4 +1,4 @@
-//! Images in another size, points of images and volumes against slow twins; gradients from
+//! Resizing and sampling of images and volumes against naive versions, and gradients against finite
 //! differences.
 
 use std::slice::from_ref;
@@ -14,7 +14,7 @@ use lowtide_tensor::{AvgPool, Corners, DType, Device, Divisor, Tensor, TensorErr
 
 use crate::common::{Outcome, cpu, values};
 
-/// One device for all tensors of a test, each of which has a thread of its own.
+/// The device of all tensors of a test. Each test has its own thread.
 fn device() -> Device {
     thread_local!(static DEVICE: Device = cpu());
     DEVICE.with(Device::clone)
@@ -29,7 +29,7 @@ fn numbers(x: &Tensor) -> Vec<f64> {
     x.contiguous().expect("memory").to_vec::<f64>().expect("f64")
 }
 
-/// The result without a gradient, after its gradients were checked by differences.
+/// The result without a gradient. First checks the gradients by finite differences.
 fn checked(inputs: &[Tensor], f: impl Fn(Vec<Var>) -> Result<Var>) -> Result<Tensor> {
     let run = |vars| f(vars).map_err(NnError::into_autograd);
     let sum = |_: &Pass, vars: Vec<Var>| run(vars)?.sum_all();
@@ -50,7 +50,7 @@ fn assert_close(found: &Tensor, expected: &[f64], what: &str) {
     }
 }
 
-/// Keys' weight of a place at this distance, from the definition.
+/// Keys' weight of a place at this distance, by the definition.
 fn keys(distance: f64) -> f64 {
     let (a, x) = (-0.75, distance.abs());
     match x {
@@ -60,8 +60,8 @@ fn keys(distance: f64) -> f64 {
     }
 }
 
-/// A line in another size: for each place the sum over all places around, those beyond the ends
-/// being the ends, times the weight of the distance.
+/// A resized line: each place is the sum over all places nearby, times the weight of the distance.
+/// Places beyond the ends have the value of the end.
 fn resized_line(x: &[f64], to: usize, scale: f64, mode: ResizeMode) -> Vec<f64> {
     let last = x.len() as i64 - 1;
     let at = |place: i64| x[place.clamp(0, last) as usize];
@@ -225,7 +225,7 @@ fn shuffles_move_elements_as_their_formulas_say() -> Outcome {
     Ok(())
 }
 
-/// The pixel at a place, which may lie outside.
+/// The pixel at a place, which may lie outside of the image.
 fn pixel(image: &[f64], size: [usize; 2], at: [i64; 2], options: GridOptions) -> f64 {
     let mut inside = [0; 2];
     for axis in 0..2 {
@@ -242,7 +242,7 @@ fn pixel(image: &[f64], size: [usize; 2], at: [i64; 2], options: GridOptions) ->
     image[inside[0] * size[1] + inside[1]]
 }
 
-/// A place thrown back at the edges, one after the other.
+/// A position that is mirrored at the edges, one at a time, until it lies inside.
 fn mirrored(mut place: f64, len: usize, corners: Corners) -> f64 {
     let (low, high) = match corners {
         Corners::Aligned => (0.0, len as f64 - 1.0),
@@ -287,7 +287,7 @@ fn sampled(image: &[f64], size: [usize; 2], [x, y]: [f64; 2], options: GridOptio
     sum
 }
 
-/// PyTorch's values of a ramp of squares, `interpolate(x, .., antialias=True)`.
+/// PyTorch's values of `interpolate(x, .., antialias=True)` for a ramp of squares.
 #[test]
 fn resizing_without_aliases_weighs_all_places_below() -> Outcome {
     let ramp: Vec<f64> = (0..35_i32).map(|i| f64::from(i * i) / 100.0).collect();
@@ -404,7 +404,7 @@ fn resizing_without_aliases_weighs_all_places_below() -> Outcome {
 #[test]
 fn points_of_images_are_weighted_sums_of_the_pixels_around() -> Outcome {
     let (x, size) = (tensor("image", &[2, 2, 4, 5]), [4, 5]);
-    // Beyond the edges on all sides, three times as far as the image is wide.
+    // Points beyond all edges, up to three times the size of the image.
     let grid = tensor("grid", &[2, 3, 4, 2]).mul_scalar(3.0)?;
     let (images, points) = (numbers(&x), numbers(&grid));
     for mode in [GridMode::Bilinear, GridMode::Nearest, GridMode::Bicubic] {
@@ -415,7 +415,7 @@ fn points_of_images_are_weighted_sums_of_the_pixels_around() -> Outcome {
                 let y = checked(&inputs, |vars| {
                     let [x, grid] =
                         <[Var; 2]>::try_from(vars).unwrap_or_else(|_| panic!("two inputs"));
-                    // The place of a nearest pixel has no gradient.
+                    // With the nearest pixel, points have no gradient.
                     let grid = if mode == GridMode::Nearest { grid.detach() } else { grid };
                     grid_sample(x, grid, options)
                 });
@@ -458,7 +458,7 @@ fn conv3d_is_the_sum_over_the_kernel() -> Outcome {
                     .filter(|&place| place < [4, 3, 4][i])
             };
             let (Some(d), Some(r), Some(c)) = (place(0), place(1), place(2)) else { continue };
-            // A group for each two outputs, of one input each.
+            // Each group has two outputs and one input.
             let channel = sample * 2 + output / 2;
             sum += w[output * 12 + tap] * x[((channel * 4 + d) * 3 + r) * 4 + c];
         }
@@ -478,7 +478,7 @@ fn conv3d_is_the_sum_over_the_kernel() -> Outcome {
     Ok(())
 }
 
-/// The elements of each window of a volume of one channel, and the window's size with its padding.
+/// The elements of each window of a volume of one channel, and the size of the padded window.
 fn windows(x: &[f64], size: [usize; 3], window: Pool3dGeometry) -> Vec<(Vec<f64>, usize)> {
     let Pool3dGeometry { kernel, stride, padding } = window;
     let count: [usize; 3] =
@@ -522,7 +522,7 @@ fn pools_of_volumes_are_those_of_their_windows() -> Outcome {
         assert_close(&y, &all.iter().map(mean).collect::<Vec<_>>(), "avg_pool3d");
     }
 
-    // Every second place of a window: a window of the places between, moved.
+    // A window with dilation 2 holds every second place along the depth.
     let options = MaxPool3dOptions { dilation: [2, 1, 2], ..Default::default() };
     let line = Pool3dGeometry { kernel: [2, 1, 1], stride: [1; 3], padding: [0; 3] };
     let y = checked(from_ref(&x), |vars| max_pool3d(one(vars), line, options))?;

@@ -1,4 +1,4 @@
-//! Initial values are PyTorch's distribution and a function of the key.
+//! Initial values have PyTorch's distributions and depend only on the key.
 
 use lowtide_nn::init::{self, Fan, Nonlinearity, default_bound};
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
@@ -7,7 +7,7 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, RandomKey, Tensor};
 
 use crate::common::{KEY, Outcome, all_bits, cpu, f64s};
 
-/// Layers with their fan-in.
+/// Layers, each with its fan in.
 fn layers(device: &Device, key: RandomKey) -> Result<Vec<(Box<dyn Parameters>, usize)>> {
     let grouped = Conv2dGeometry { groups: 4, ..Default::default() };
     let conv = |geometry| Conv2d::new(device, key, [16, 64], [3, 5], geometry);
@@ -42,7 +42,7 @@ fn weights_and_biases_stay_within_the_bound_and_fill_it() -> Outcome {
             let [low, high] =
                 [f64::min, f64::max].map(|pick| values.iter().copied().fold(0.0, pick));
             assert!(-bound <= low && high <= bound, "{name}, fan-in {fan_in}: {low}..{high}");
-            // None of n values is in the outer tenth with probability 0.95^n, below 4% for 64.
+            // With probability 0.95^n, none of n values is in the outer tenth: below 4% for n = 64.
             assert!(low < -0.9 * bound && 0.9 * bound < high, "{name}: {low}..{high}, {bound}");
         }
     }
@@ -88,7 +88,7 @@ fn the_same_key_gives_the_same_bits_and_another_others() -> Outcome {
 
 #[test]
 fn parameters_of_one_model_are_independent() -> Outcome {
-    // The stream is the parameter's path: the same layer at two places starts differently.
+    // Initial values depend on the path: one layer at two paths starts differently.
     let device = cpu();
     let mut layer = Linear::new(&device, KEY, 3, 12)?;
     let [(_, weight), (_, bias)] = all_values(&mut layer).try_into().expect("two parameters");
@@ -111,7 +111,7 @@ fn leaving_the_bias_out_does_not_change_the_weight() -> Outcome {
     Ok(())
 }
 
-/// Mean and standard deviation.
+/// Mean and standard deviation of the values.
 fn moments(tensor: &Tensor) -> [f64; 2] {
     let values = tensor.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
     let count = values.len() as f64;
@@ -125,7 +125,7 @@ fn blank<const N: usize>(shape: [usize; N], dtype: DType) -> Tensor {
 
 #[test]
 fn glorots_and_hes_deviations_are_pytorchs() -> Outcome {
-    // 60 inputs and 200 outputs times a window of 6.
+    // 60 inputs and 200 outputs, each times a window of 6.
     let shape = [200, 60, 2, 3];
     type Case = (&'static str, f64, fn(&mut Tensor) -> lowtide_nn::NnResult<()>);
     let cases: [Case; 5] = [
@@ -145,7 +145,7 @@ fn glorots_and_hes_deviations_are_pytorchs() -> Outcome {
         let mut weight = blank(shape, DType::F32);
         fill(&mut weight)?;
         let [mean, deviation] = moments(&weight);
-        // 72,000 values: six standard errors of the mean, and of a deviation.
+        // 72,000 values: the bounds are six standard errors of the mean and of the deviation.
         assert!(mean.abs() < expected * 6.0 / 268.0, "{name}: {mean}");
         assert!((deviation / expected - 1.0).abs() < 6.0 / 379.0, "{name}: {deviation}");
     }
@@ -160,7 +160,7 @@ fn truncated_normals_stay_inside_in_the_middle_and_in_a_tail() -> Outcome {
         let mut x = blank([20_000], dtype);
         init::truncated_normal_(&mut x, KEY, [1.0, 0.5], [0.0, 2.0])?;
         let [mean, deviation] = moments(&x);
-        // The deviation of a standard normal between -2 and 2 is 0.8796.
+        // A standard normal between -2 and 2 has the deviation 0.8796.
         assert!((mean - 1.0).abs() < 0.02 && (deviation - 0.4398).abs() < 0.02, "{dtype}");
         let values = x.to_dtype(DType::F64)?.to_vec::<f64>()?;
         assert!(values.iter().all(|x| (0.0..=2.0).contains(x)), "{dtype}");
@@ -169,7 +169,7 @@ fn truncated_normals_stay_inside_in_the_middle_and_in_a_tail() -> Outcome {
         let mut x = blank([500], DType::F64);
         init::truncated_normal_(&mut x, KEY, [0.0, 1.0], range)?;
         assert!(x.to_vec::<f64>()?.iter().all(|x| (range[0]..=range[1]).contains(x)));
-        // Mills' ratio: beyond 8 the mean excess is nearly 1/8.
+        // By Mills' ratio, the mean excess beyond 8 is nearly 1/8.
         let [mean, _] = moments(&x);
         assert!((mean.abs() - 8.12).abs() < 0.03, "{mean}");
     }

@@ -1,4 +1,4 @@
-//! One layer of every kind, for the laws that hold for all of them.
+//! A list of layers of every kind, for laws that hold for all layers.
 
 use std::any::type_name;
 use std::collections::BTreeSet;
@@ -29,9 +29,9 @@ use crate::common::{KEY, cpu};
 
 pub(crate) const CNN: SimpleCnnShape = SimpleCnnShape { image: [2, 5, 4], channels: 3, classes: 4 };
 
-/// A layer with the shapes of an input for it and of its output.
+/// A layer, with the shapes of an input and of its output.
 pub(crate) struct Layer {
-    /// Its type.
+    /// Type of the layer.
     pub(crate) kind: &'static str,
     pub(crate) module: Box<dyn Module>,
     pub(crate) input: Vec<usize>,
@@ -48,13 +48,13 @@ fn layer<M: Module + 'static>(
     Layer { kind, module: Box::new(module), input: input.into(), output: output.into() }
 }
 
-/// One whose output has the shape of the input.
+/// A layer whose output has the shape of the input.
 fn same<M: Module + 'static>(module: M, shape: impl Into<Vec<usize>>) -> Layer {
     let shape = shape.into();
     layer(module, shape.clone(), shape)
 }
 
-/// One of every kind, and several of those with options.
+/// Layers of every kind, some with several options.
 pub(crate) fn all(device: &Device) -> Result<Vec<Layer>> {
     let chain = Sequential::new()
         .then(Linear::new(device, KEY.op("0"), 6, 5)?)
@@ -136,7 +136,7 @@ fn convolutions(device: &Device) -> Result<Vec<Layer>> {
     ])
 }
 
-/// Pools and resizing.
+/// Pools and resizing layers.
 fn pools() -> Vec<Layer> {
     let padded = Pool2dGeometry { kernel: [2, 3], stride: [1, 2], padding: [1, 1] };
     let line = Pool1dGeometry { kernel: 3, stride: 2, padding: 1 };
@@ -198,7 +198,7 @@ fn normalizations(device: &Device) -> Result<Vec<Layer>> {
     ])
 }
 
-/// Attention and recurrence.
+/// Attention and recurrent layers.
 fn of_sequences(device: &Device) -> Result<Vec<Layer>> {
     let plain = MultiHeadOptions::new(4, 2);
     let grouped = MultiHeadOptions { groups: 1, causal: Causal::UpperLeft, ..plain };
@@ -304,7 +304,7 @@ fn the_list_names_every_layer() -> std::result::Result<(), Box<dyn std::error::E
                 Some(kind.split([' ', '<']).next()?.to_owned())
             };
             written.extend(text.lines().filter_map(name));
-            // Layers that a macro stamps, `NAME(x) formula;` or `NAME, "op", ..;`.
+            // Layers in a macro call, as `NAME(x) formula;` or `NAME, "op", ..;`.
             let stamped = |line: &str| {
                 let line = line.strip_prefix("    ")?.strip_suffix(';')?;
                 let (name, _) = line.split_once("(x) ").or_else(|| line.split_once(", \""))?;
@@ -313,7 +313,7 @@ fn the_list_names_every_layer() -> std::result::Result<(), Box<dyn std::error::E
             written.extend(text.lines().filter_map(stamped));
         }
     }
-    // Their input is an index; the gradient of the table is that of every language model.
+    // The input of these two is an index. The language models check the gradient of their table.
     assert!(written.remove("Embedding") && written.remove("EmbeddingBag"));
     let device = cpu();
     let mut listed: BTreeSet<String> =

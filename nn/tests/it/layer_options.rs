@@ -1,4 +1,4 @@
-//! Changes that the options of layers make, against the layer that has none.
+//! Effects of layer options, compared with the plain layer.
 
 use lowtide_autograd::{Attempt, Pass, Var};
 use lowtide_nn::{
@@ -162,7 +162,7 @@ fn cells_without_biases_do_as_those_whose_biases_are_zero() -> Outcome {
     check(Box::new(Gru::new(&device, KEY, plain)?), Box::new(Gru::new(&device, KEY, bare)?))
 }
 
-/// The buffers of a layer after passes of training on each of these inputs.
+/// The buffers of a layer after a training pass on each of these inputs.
 fn statistics(layer: &mut dyn Module, inputs: &[Tensor]) -> NnResult<Vec<(String, Vec<f32>)>> {
     for x in inputs {
         let attempt = Attempt::new();
@@ -186,7 +186,7 @@ fn running_statistics_of_equal_batches_are_their_means() -> Outcome {
     let mut layer = BatchNorm2d::without_parameters(&device, 2)?.with_equal_batches();
     let found = statistics(&mut layer, &inputs)?;
     let each = inputs.map(|x| {
-        // All of the last batch.
+        // A momentum of 1 takes only the last batch.
         let mut layer = BatchNorm2d::without_parameters(&device, 2)?.with_momentum(1.0);
         statistics(&mut layer, &[x])
     });
@@ -220,7 +220,7 @@ fn without_running_statistics_evaluation_takes_the_batchs() -> Outcome {
     Ok(())
 }
 
-/// Attention by its definition, of keys and values `[B, S, D]` of one head.
+/// Attention of one head by the definition, for keys and values `[B, S, D]`.
 fn attention_by_hand([q, k, v]: [&Tensor; 3], open: impl Fn(usize, usize) -> bool) -> Vec<f32> {
     let read = |x: &Tensor| x.contiguous().expect("memory").to_vec::<f32>().expect("f32");
     let (batch, queries, width, keys) = (q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[1]);
@@ -258,7 +258,7 @@ fn keys_that_a_layer_adds_are_open_for_all_queries() -> Outcome {
     };
     let mut layer = MultiHeadAttention::new(&device, KEY, options)?;
     assert_eq!(names(&mut layer), ["in_proj_weight", "bias_k", "bias_v", "out_proj.weight"]);
-    // The identity in all projections.
+    // All projections are the identity.
     let eye = Tensor::eye(&device, 3, 3, DType::F32)?;
     let mut learned = Vec::new();
     layer.visit(&mut |name, parameter| match name {
@@ -287,7 +287,7 @@ fn keys_that_a_layer_adds_are_open_for_all_queries() -> Outcome {
             }
         }
     }
-    // One number for all keys closes none of those that are added.
+    // A mask that broadcasts over the keys does not close the added keys.
     let closed = Tensor::from_slice(&device, [1, 1], &[false])?;
     let y = layer.forward_masked(&pass, pass.constant(x.clone()), Some(&closed))?;
     let expected = attention_by_hand([&x, &k, &v], |_, key| key >= 4);
@@ -315,7 +315,7 @@ fn weights_of_attention_are_those_of_its_result() -> Outcome {
     let sums = weights.clone().sum(&[3])?;
     assert!(numbers(&sums).iter().all(|sum| (sum - 1.0).abs() < 1e-5));
     assert!(numbers(&weights.select(3, 1)?).iter().all(|&weight| weight == 0.0));
-    // One sequence for both is one memory.
+    // Equal sequences for keys and values give the result of one memory.
     let both = AttentionMemory::parts(keys.clone(), keys.clone());
     let both = numbers(&layer.attend(&pass, x.clone(), both, None)?);
     let one = numbers(&layer.attend(&pass, x.clone(), keys.clone(), None)?);

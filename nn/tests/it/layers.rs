@@ -30,15 +30,15 @@ fn outputs_have_the_documented_shapes() -> Outcome {
     Ok(())
 }
 
-/// How an input lies in its storage.
+/// The layout of an input in its storage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lies {
     Contiguous,
-    /// Every other element of a larger storage, from the second on.
+    /// Every second element of a larger storage, from the second element on.
     Strided,
     /// The dimensions in reverse order.
     Reversed,
-    /// One slice of the first dimension that is longer, seen as often as that is.
+    /// A single slice, broadcast along the first dimension.
     Broadcast,
 }
 
@@ -84,7 +84,7 @@ fn gradients_of_inputs_agree_with_differences_however_they_lie() -> Outcome {
     Ok(())
 }
 
-/// Moves element `at` of the `index`-th parameter by `by`.
+/// Adds `by` to element `at` of the parameter `index`.
 fn nudge(model: &mut dyn Module, index: usize, at: usize, by: f64) {
     let mut count = 0;
     model.visit(&mut |_, parameter| {
@@ -98,7 +98,7 @@ fn nudge(model: &mut dyn Module, index: usize, at: usize, by: f64) {
     });
 }
 
-/// `Σ y · weight` with that element moved.
+/// `Σ y · weight` after [`nudge`].
 fn moved(model: &mut dyn Module, x: &Tensor, index: usize, at: usize, by: f64) -> Result<f64> {
     nudge(model, index, at, by);
     let sum = weighted_sum(model, &Pass::no_grad(KEY), x.clone())?;
@@ -108,7 +108,7 @@ fn moved(model: &mut dyn Module, x: &Tensor, index: usize, at: usize, by: f64) -
 
 #[test]
 fn gradients_of_parameters_agree_with_differences() -> Outcome {
-    // Step and tolerances of torch.autograd.gradcheck.
+    // The step and the tolerances of torch.autograd.gradcheck.
     const STEP: f64 = 1e-6;
     let device = cpu();
     let mut checked = 0;
@@ -166,7 +166,7 @@ fn inputs_that_do_not_fit_are_errors_naming_the_operation() -> Outcome {
 
     let mut conv = Conv2d::new(&device, KEY, [2, 4], [3, 3], Conv2dGeometry::default())?;
     widen(&mut conv);
-    // Channels, rank, and a kernel larger than the image.
+    // A wrong number of channels, a wrong rank, and a kernel larger than the image.
     for wrong in [&[1, 3, 5, 5][..], &[2, 5, 5], &[1, 2, 2, 5]] {
         let (op, left, right) = shape_error(conv.forward(&pass, x(wrong)));
         assert_eq!((op, &left[..], &right[..]), ("conv2d", wrong, &[4, 2, 3, 3][..]));
@@ -229,7 +229,8 @@ fn a_layer_trains_the_parameters_it_was_given() -> Outcome {
     Ok(())
 }
 
-/// The samples of `x` in training, all at once or one after the other.
+/// The outputs for the samples of `x` in training, `part` samples at a time; and true if the pass
+/// couples samples.
 fn in_training(module: &dyn Module, x: &Tensor, part: usize) -> Result<(Vec<f32>, bool)> {
     let (attempt, mut values, mut couples) = (Attempt::new(), Vec::new(), false);
     for first in (0..x.shape()[0]).step_by(part) {
@@ -251,7 +252,7 @@ fn samples_alone_give_what_they_give_together_unless_the_pass_calls_them_coupled
         let is_coupling = kind.starts_with("BatchNorm") || kind == "SpectralNorm";
         assert_eq!(couples, is_coupling, "{kind}: only what follows batches couples");
         seen[usize::from(couples)] += 1;
-        // In the list it goes over the first axis, which is not that of samples then.
+        // Softmin in the list runs over axis 0, which is the axis of the samples.
         if !couples && kind != "Softmin" {
             let (alone, _) = in_training(&*module, &x, 1)?;
             let differs = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-5 * b.abs().max(1.0);

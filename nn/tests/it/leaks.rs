@@ -1,4 +1,4 @@
-//! What is alive after a step is what was alive before it.
+//! After a step, exactly the blocks are live that were live before the step.
 
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_nn::optim::{Optimizer, Sgd, SgdOptions};
@@ -17,7 +17,7 @@ fn step(case: &mut dyn Trained, optimizer: &mut Sgd, index: u64) -> lowtide_nn::
     optimizer.step(case.model(), attempt)
 }
 
-/// Live blocks: how many, and their bytes.
+/// Number of live blocks, and their bytes.
 fn live(device: &Device) -> (u64, usize) {
     let statistics = device.allocator().statistics();
     let blocks = statistics.allocations - statistics.frees;
@@ -34,7 +34,7 @@ fn check(
     let mut case = build(device)?;
     let options = SgdOptions { momentum: 0.9, ..SgdOptions::new(0.01) };
     let mut optimizer = Sgd::new(options)?;
-    // The first step makes the optimizer's state.
+    // The first step allocates the optimizer's states.
     step(&mut *case, &mut optimizer, 0)?;
     let start = live(device);
     for index in 1..=steps {

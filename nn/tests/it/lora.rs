@@ -1,4 +1,4 @@
-//! Low-rank adapters, beside PEFT 0.21.2: `fixtures/make_lora.py`.
+//! Low-rank adapters against PEFT 0.21.2: `fixtures/make_lora.py`.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/lora")
 }
 
-/// Two linear layers with names.
+/// A model of two named linear layers.
 #[derive(Clone)]
 struct Model {
     up: Linear,
@@ -37,7 +37,7 @@ impl Module for Model {
     }
 }
 
-/// The numbers of the script.
+/// The input numbers of `make_lora.py`.
 fn numbers(device: &Device, seed: usize, shape: &[usize]) -> Tensor {
     let of = |i: usize| ((29 * i + 13 * seed + i * i) % 61) as f64 / 32.0 - 30.0 / 32.0;
     let values: Vec<f64> = (0..shape.iter().product()).map(of).collect();
@@ -96,7 +96,7 @@ fn options(case: &str) -> LoraOptions {
     LoraOptions { rank, alpha, targets, scaling, dora: case == "dora", ..Default::default() }
 }
 
-/// The output in evaluation.
+/// The output of the model in evaluation.
 fn output(model: &Model, device: &Device) -> Result<Tensor> {
     let pass = Pass::eval();
     Ok(model.forward(&pass, pass.constant(numbers(device, 20, &[4, 6])))?.into_value())
@@ -186,12 +186,12 @@ fn folder_of_peft_is_read_and_written_again() -> Outcome {
     let mut again = self::model(&device)?;
     assert_eq!(load_adapters(&mut again, &own)?, read);
     assert_eq!(all_bits(&mut again), all_bits(&mut model));
-    // Over adapters that are there, whose scale is another's.
+    // Loads over existing adapters with another scale.
     let mut other = self::model(&device)?;
     adapt(&mut other, KEY, &LoraOptions { alpha: 9.0, ..read.clone() })?;
     load_adapters(&mut other, &own)?;
     reference.check("dora.output", &output(&other, &device)?);
-    // PyTorch's names of tensors, whatever their order.
+    // The file has PyTorch's tensor names, in any order.
     let tensors = |path: &Path| -> std::result::Result<Vec<(String, Vec<u8>)>, std::io::Error> {
         let bytes = std::fs::read(path.join("adapter_model.safetensors"))?;
         let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
@@ -319,17 +319,17 @@ fn frozen_weights_cost_no_state_and_keep_no_inputs() -> Outcome {
     };
     let (kept_all, state_all) = kept(false)?;
     let (kept_adapted, state_adapted) = kept(true)?;
-    // Inputs of three layers; the first is the caller's.
+    // The inputs of three layers. The input of the first layer is the caller's tensor.
     assert!(kept_all >= 3 * ROWS * 64 * 4, "{kept_all}");
-    // The result of A, and the sum.
+    // The output of A, and the sum.
     assert!(kept_adapted <= ROWS * 4 * 4 + 1024, "{kept_adapted}");
-    // Two moments of 2 · 4 · 64 numbers.
+    // Two moments for 2 · 4 · 64 numbers.
     assert_eq!(state_adapted, 2 * 2 * 4 * 64 * 4);
     assert!(state_all > 10 * state_adapted, "{state_all}");
     Ok(())
 }
 
-/// All bits of a step of an adapted model: loss and gradients.
+/// The bits of a step of an adapted model: loss and gradients.
 fn step_bits(case: &dyn Trained) -> Result<Vec<Vec<u8>>> {
     let attempt = Attempt::new();
     let pass = Pass::train(KEY, &attempt);
@@ -368,7 +368,7 @@ fn adapted_case(
         Err(NnError::Adapter(AdapterProblem::NoMatch { .. })) => return Ok(None),
         Err(error) => return Err(error),
     }
-    // So that A has a gradient too.
+    // With a nonzero B, A has a gradient too.
     case.model().visit(&mut |name, parameter| {
         if name.ends_with("lora_B.weight") {
             parameter.value_mut().fill_(0.125).expect("writable");
@@ -445,7 +445,7 @@ fn merge_that_fails_anywhere_leaves_the_model_as_it_was() -> Outcome {
     Ok(())
 }
 
-/// A layer whose weight is an embedding's too.
+/// A layer whose weight is also an embedding table.
 #[derive(Clone)]
 struct Tied {
     layer: Linear,

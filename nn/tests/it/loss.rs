@@ -1,4 +1,4 @@
-//! Losses are sums with counts, so that batches can be split.
+//! Losses are sums with counts, so that a batch can be split.
 
 use lowtide_autograd::{Attempt, AutogradError, LeafId, Pass};
 use lowtide_nn::{
@@ -21,12 +21,12 @@ fn labels(device: &Device) -> Tensor {
     Tensor::from_slice(device, [LABELS.len()], &LABELS).expect("memory")
 }
 
-/// `-log softmax(row)[label]`, as it is written.
+/// `-log softmax(row)[label]`, written literally.
 fn naive(row: &[f64], label: usize) -> f64 {
     -(row[label].exp() / row.iter().map(|x| x.exp()).sum::<f64>()).ln()
 }
 
-/// Values below 4, a few roundings each.
+/// Tolerance for values below 4, with a few roundings each.
 const TOLERANCE: f64 = 64.0 * f64::EPSILON;
 
 #[test]
@@ -153,7 +153,7 @@ fn labels_that_do_not_fit_are_errors() -> Outcome {
     Ok(())
 }
 
-/// `f` of f64 inputs against differences, and its value.
+/// The value of `f` for f64 inputs. First checks the gradients by finite differences.
 fn checked(
     f: impl Fn(Vec<lowtide_autograd::Var>) -> Result<lowtide_nn::Loss>,
     inputs: &[Tensor],
@@ -189,7 +189,7 @@ fn nll_is_the_formula_with_weights_and_ignored_labels() -> Outcome {
         let count: f64 = picked.iter().map(|&(_, label)| of(label)).sum();
         assert_near(found, [sum, count]);
     }
-    // The loss of logarithms is the cross-entropy, also with more dimensions.
+    // The loss of log-probabilities equals the cross-entropy, also with more dimensions.
     let pass = Pass::eval();
     let images = logits(&device).reshape([2, 3, CLASSES])?.transpose(1, 2)?;
     let labels = labels(&device).reshape([2, 3])?;
@@ -276,7 +276,7 @@ fn options_of_cross_entropy_that_cannot_be_meant_are_errors() {
         refused(hard, "label_smoothing");
         refused(soft, "label_smoothing");
     }
-    // Probabilities have no label that could be ignored.
+    // With probabilities as targets, no label can be ignored.
     let options = CrossEntropyOptions { ignore_index: 1, ..Default::default() };
     refused(soft_cross_entropy(x(), &shares, options).err(), "ignore_index");
 }

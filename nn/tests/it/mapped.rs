@@ -1,4 +1,4 @@
-//! Models whose weights lie in a file.
+//! Models whose weights are mapped from a file.
 
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_nn::Parameters;
@@ -45,7 +45,7 @@ fn mapped_model_is_the_saved_one_takes_no_memory_and_is_adapted() -> Outcome {
         assert_ne!(output(&mapped, &x)?, output(&stored, &x)?);
         map(&mut mapped, &path)?;
         assert_eq!(output(&mapped, &x)?, output(&stored, &x)?, "{format:?}");
-        // Running statistics are copied.
+        // Only the running statistics are copied.
         let after = device.allocator().statistics().requested.current_bytes;
         assert!(after - before < 2048, "{format:?}: {before} {after}");
         let few = if format.is_some() { 64 * 32 } else { 64 * 96 * 4 };

@@ -1,4 +1,5 @@
-//! Likelihoods, margins and distances: values from the definition, gradients from differences.
+//! Likelihoods, margins and distances: values against the definition, gradients against finite
+//! differences.
 
 use lowtide_autograd::{Attempt, LeafId, Pass, Var};
 use lowtide_nn::{
@@ -15,7 +16,7 @@ use crate::common::{KEY, Outcome, cpu, values};
 const ROWS: usize = 4;
 const COLS: usize = 3;
 
-/// One device for all tensors of a test, each of which has a thread of its own.
+/// The device of all tensors of a test. Each test has its own thread.
 fn device() -> Device {
     thread_local!(static DEVICE: Device = cpu());
     DEVICE.with(Device::clone)
@@ -29,7 +30,7 @@ fn at(x: &Tensor) -> Vec<f64> {
     x.to_vec::<f64>().expect("f64")
 }
 
-/// The gradients of `f` against differences, and `expected` for its values.
+/// Checks the values of `f` against `expected`, and its gradients against finite differences.
 fn check(
     f: impl Fn(Vec<Var>) -> Result<Var>,
     inputs: &[&Tensor],
@@ -56,7 +57,7 @@ fn three(vars: Vec<Var>) -> [Var; 3] {
     vars.try_into().unwrap_or_else(|_| panic!("three inputs"))
 }
 
-/// 1 and -1 in turn.
+/// Targets of 1, -1 and -1 in turn.
 fn signs() -> (Tensor, Vec<f64>) {
     let signs: Vec<f64> = (0..ROWS * COLS).map(|i| [1.0, -1.0, -1.0][i % 3]).collect();
     (Tensor::from_slice(&device(), [ROWS, COLS], &signs).expect("memory"), signs)
@@ -85,13 +86,13 @@ fn gaussian_nll_is_the_logarithm_of_the_density() -> Outcome {
         terms::gaussian_nll(x, t, v, full)
     };
     check(run, &[&x, &t, &variance], expected)?;
-    // One variance for a row.
+    // The variance can be one number for each row.
     let of_rows = variance.select(1, 0)?;
     let wide = of_rows.unsqueeze(1)?.expand([ROWS, COLS])?.contiguous()?;
     let expected = at(&x).into_iter().zip(at(&t)).zip(at(&wide));
     let expected = expected.map(|((x, t), v)| -density(x, t, v).ln());
     check(run, &[&x, &t, &of_rows], expected)?;
-    // Negative variances count as ε.
+    // Negative variances are raised to ε.
     let options = GaussianNllOptions { eps: 0.5, ..full };
     let pass = Pass::eval();
     let [x, t] = [x, t].map(|x| pass.constant(x));
@@ -145,7 +146,7 @@ fn margins_of_elements_are_their_formulas() -> Outcome {
     check(hinge, &[&a], expected)?;
     let soft = |mut vars: Vec<Var>| terms::soft_margin(vars.remove(0), &target);
     check(soft, &[&a], zip().map(|((a, _), t)| (-t * a).exp().ln_1p()))?;
-    // Large ones do not overflow.
+    // Large inputs do not overflow.
     let large = Pass::eval().constant(target.mul_scalar(-1e6)?);
     assert_eq!(at(terms::soft_margin(large, &target)?.value()), [1e6; ROWS * COLS]);
     Ok(())
@@ -285,7 +286,7 @@ fn distances_are_their_formulas() -> Outcome {
         cosine_similarity(a, b, -1, 1e-8)
     };
     check(run, &[&a, &b], (0..ROWS).map(cosine))?;
-    // Nothing divided by ε.
+    // Zero vectors are divided by ε.
     let zeros = Pass::eval().constant(Tensor::zeros(&device(), [2, COLS], DType::F64)?);
     let similar = cosine_similarity(zeros.clone(), zeros.clone(), 1, 1e-8)?;
     assert_eq!(at(similar.value()), [0.0; 2]);
@@ -293,7 +294,7 @@ fn distances_are_their_formulas() -> Outcome {
     Ok(())
 }
 
-/// The rounding of a norm alone would be that of the quotient.
+/// A rounded norm would change the quotient.
 #[test]
 fn cosine_similarity_of_half_types_rounds_once() -> Outcome {
     let run = |dtype: DType| -> Result<Vec<Vec<f64>>> {
@@ -338,7 +339,7 @@ fn local_response_norm_is_the_formula_at_the_edges_too() -> Outcome {
     Ok(())
 }
 
-/// Alignments of two steps: `b` is blank, and the target is one label a.
+/// Alignments of two steps: `b` is the blank, and the target is the single label a.
 #[test]
 fn ctc_divides_by_the_length_and_leaves_out_what_is_impossible() -> Outcome {
     let x = Tensor::from_slice(&device(), [2, 2, 3], &values("x", 12))?.log_softmax(2)?;

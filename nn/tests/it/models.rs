@@ -1,4 +1,4 @@
-//! The language model, and the table that it starts from.
+//! The language model and its table of tokens.
 
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_nn::models::{Gpt, GptShape};
@@ -65,7 +65,7 @@ fn gradients_of_parameters_agree_with_differences() -> Outcome {
     for (name, parameter) in parameters {
         let gradient = gradients.get(parameter.id()).expect("it counts").to_vec::<f64>()?;
         let values = parameter.value().reshape([gradient.len()])?;
-        // One element in seven, and the last.
+        // Checks every seventh element, and the last.
         for at in (0..gradient.len()).filter(|at| at % 7 == 3 || at + 1 == gradient.len()) {
             let mut element = values.narrow(0, at, 1)?;
             let start = element.copied()?;
@@ -94,7 +94,7 @@ fn an_embedding_starts_from_the_standard_normal_distribution() -> Outcome {
     table.visit(&mut |_, weight| values = weight.value().to_vec::<f32>().expect("f32"));
     let mean = values.iter().sum::<f32>() / 5000.0;
     let square = values.iter().map(|x| x * x).sum::<f32>() / 5000.0;
-    // Five standard errors.
+    // The bounds are five standard errors.
     assert!(mean.abs() < 0.07 && (square - 1.0).abs() < 0.1, "{mean} {square}");
     Ok(())
 }

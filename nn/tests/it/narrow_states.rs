@@ -1,4 +1,4 @@
-//! Parameters of bf16 and states of 8 bits.
+//! Parameters of bf16, and states in 8 bits.
 
 use std::error::Error;
 
@@ -24,7 +24,8 @@ fn steps_too_small_for_bf16_are_lost_but_for_stochastic_rounding() -> Outcome {
         let values = model.0[0].value().to_dtype(DType::F64)?.to_vec::<f64>()?;
         Ok(values.iter().sum::<f64>() / 4096.0)
     };
-    // 64 steps of 1/2048; the values of bf16 below 1 are 1/256 apart.
+    // 64 steps of 1/2048. Values of bf16 just below 1 are 1/256 apart, so nearest rounding never
+    // moves.
     let options = SgdOptions::new(1.0 / 2048.0);
     assert_eq!(end(&mut Sgd::new(options)?)?, 1.0);
     let mean = end(&mut Sgd::new(options)?.with_stochastic_rounding(RandomKey::new(5)))?;
@@ -32,7 +33,8 @@ fn steps_too_small_for_bf16_are_lost_but_for_stochastic_rounding() -> Outcome {
     Ok(())
 }
 
-/// `½ Σ (p - goal)²` by an optimizer, from 0; the mean distance at the end, and the state's bytes.
+/// Minimises `½ Σ (p - goal)²` from 0. Returns the mean distance at the end, and the bytes of the
+/// states.
 fn descend(
     mut optimizer: impl Stateful,
     steps: usize,
@@ -66,9 +68,9 @@ fn states_of_8_bits_lead_to_the_same_goal_with_a_quarter_of_the_memory() -> Outc
         (descend(Sgd::new(sgd)?, 150)?, descend(Sgd::new(sgd)?.with_8bit_states(), 150)?),
     ];
     for ([exact, exact_bytes], [quantized, bytes]) in runs {
-        // Blocks of 512 bytes, and the small parameter keeps its f32.
+        // Blocks have 512 bytes, and the states of the small parameter stay f32.
         assert!(bytes < 0.28 * exact_bytes, "{bytes} {exact_bytes}");
-        // From a mean distance of 1/2.
+        // The mean distance at the start is 1/2.
         assert!(exact < 0.02 && quantized < 0.02, "{exact} {quantized}");
         assert_ne!(exact, quantized);
     }

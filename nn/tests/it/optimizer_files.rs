@@ -1,4 +1,4 @@
-//! Optimizer states to files and back.
+//! Optimizer states are written to files and read back.
 
 use std::path::{Path, PathBuf};
 
@@ -79,7 +79,7 @@ fn states_of_8_bits_and_half_types_survive_a_file() -> Outcome {
         };
         assert_eq!(bytes(&mut other), bytes(&mut optimizer));
         assert_eq!(bytes(&mut other)[0].len(), 20 * 260);
-        // Another way of keeping them is another optimizer.
+        // An optimizer with states in f32 refuses states in 8 bits.
         let mut wide = Lamb::new(LambOptions::default())?;
         let error = load_state(&mut wide, &mut model, &path).unwrap_err();
         assert!(error.to_string().contains("state.w.exp_avg: shape [20, 260]"), "{error}");
@@ -100,7 +100,7 @@ fn names_are_pytorchs_and_the_exact_numbers_are_in_the_header() -> Outcome {
     let mut names: Vec<String> =
         SafeTensors::deserialize(&bytes)?.names().into_iter().map(str::to_owned).collect();
     names.sort();
-    // `a` has never been updated.
+    // `a` was never updated.
     assert_eq!(names, ["state.b.exp_avg", "state.b.exp_avg_sq", "state.b.step"]);
     let (_, header) = SafeTensors::read_metadata(&bytes)?;
     let metadata = header.metadata().clone().expect("numbers");
@@ -108,7 +108,7 @@ fn names_are_pytorchs_and_the_exact_numbers_are_in_the_header() -> Outcome {
     Ok(())
 }
 
-/// A file of f64 tensors, and of PyTorch's counts in f32.
+/// Writes a file of f64 tensors and of PyTorch's f32 counts.
 fn write(path: &Path, tensors: &[(&str, &[usize], &[f64])]) -> Outcome {
     let entry = |(name, dims, values): &(&str, &[usize], &[f64])| {
         let is_step = name.ends_with("step");

@@ -1,4 +1,4 @@
-//! Parts of an update beside an optimizer's formula: schedules, clipping, frozen parameters.
+//! Features around an optimizer's formula: schedules, clipping, frozen parameters.
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Attempt, Gradients, Pass};
@@ -109,7 +109,7 @@ fn a_frozen_parameter_costs_no_memory_and_does_not_move() -> Outcome {
         assert_eq!(of(Category::Gradient).peak_bytes, 0, "{name}");
         assert_eq!(of(Category::OptimizerState).peak_bytes, 0, "{name}");
 
-        // The first layer alone stays frozen.
+        // Unfreezes all layers but the first.
         let mut weights = Vec::new();
         model.visit(&mut |_, parameter| weights.push(parameter.clone()));
         weights[2..].iter().for_each(|parameter| parameter.unfreeze());
@@ -118,7 +118,7 @@ fn a_frozen_parameter_costs_no_memory_and_does_not_move() -> Outcome {
         let after: Vec<_> = weights.iter().map(|parameter| bits(parameter.value())).collect();
         assert_eq!(after[..2], before[..2], "{name}");
         assert_ne!(after[2], before[2], "{name}");
-        // The gradients of one weight of 64 x 64 and one bias, and of the outputs.
+        // Gradients of one weight of 64 x 64, one bias and the outputs.
         assert!(of(Category::Gradient).peak_bytes < 2 * 64 * 64 * 4, "{name}");
         let declared = optimizer.memory(&mut model).state_bytes;
         assert_eq!(of(Category::OptimizerState).current_bytes, declared, "{name}");
@@ -168,7 +168,7 @@ fn an_ascending_optimizer_gets_the_negatives_of_the_gradients() -> Outcome {
         for step in 0..3 {
             let gradients = |model: &Pair, sign: f64| -> Result<Gradients, NnError> {
                 let a = f64s(&device, &format!("a{step}"), [2, 3]).mul_scalar(sign)?;
-                // The gradient of a mean: one number for all elements.
+                // A broadcast gradient, like the gradient of a mean.
                 let b = Tensor::full(&device, [], DType::F64, 0.5 * sign)?.expand([5])?;
                 let mut gradients = Gradients::default();
                 gradients.insert(model.0[0].id(), a);

@@ -22,7 +22,7 @@ fn boxed<O: Stateful + 'static>(optimizer: Result<O>) -> Result<Box<dyn Stateful
     Ok(Box::new(optimizer?))
 }
 
-/// The runs of `make_optimizers.py`, by name, from their learning rates.
+/// The runs of `make_optimizers.py` by name, each as a function of the learning rate.
 const OPTIMIZERS: [(&str, Build); 11] = [
     ("sgd", |rate| boxed(Sgd::new(SgdOptions::new(rate)))),
     ("momentum", |rate| {
@@ -66,7 +66,7 @@ fn check(dtype: DType, allowed: f64) -> Outcome {
             widen(case.model());
         }
         if name == "muon" {
-            // PyTorch's takes matrices alone.
+            // PyTorch's Muon takes only matrices.
             case.model().visit(&mut |_, parameter| {
                 if parameter.value().shape().len() != 2 {
                     parameter.freeze();

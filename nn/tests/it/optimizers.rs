@@ -1,4 +1,4 @@
-//! The optimizers against their formulas, one number at a time, in f64.
+//! Optimizers against their formulas, element by element, in f64.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::torch_optimizers;
 
 const STEPS: usize = 5;
 
-/// One number's update by the formulas of PyTorch's documentation: (p, g, t, lr) to p.
+/// The update of one element by the formula in PyTorch's documentation: (p, g, t, lr) to p.
 type Naive = Box<dyn FnMut(f64, f64, usize, f64) -> f64>;
 
 fn naive_sgd(options: SgdOptions) -> Naive {
@@ -53,7 +53,7 @@ fn naive_adam(options: AdamOptions) -> Naive {
     })
 }
 
-/// Adam's weight decay: the parameter, and its gradient.
+/// Adam's weight decay: returns the parameter and its gradient.
 fn pulled(weight_decay: WeightDecay, p: f64, g: f64, lr: f64) -> [f64; 2] {
     match weight_decay {
         WeightDecay::Coupled(decay) => [p, g + decay * p],
@@ -299,7 +299,8 @@ fn adagrad_and_lion(checks: &mut Vec<Check>) -> Result<()> {
 fn relatives_of_adam(checks: &mut Vec<Check>) -> Result<()> {
     let adam = AdamOptions::default();
     let coupled = AdamOptions { weight_decay: WeightDecay::Coupled(0.1), ..adam };
-    // So quick that RAdam's mean square is known within the five steps, and AMSGrad's falls.
+    // The decay is so fast that RAdam uses the mean square within five steps, and that AMSGrad's
+    // mean square falls.
     let quick = AdamOptions { betas: [0.5, 0.9], eps: 1e-3, ..adam };
     let quicker = AdamOptions { betas: [0.5, 0.6], eps: 1e-3, ..adam };
     for options in [adam, coupled, AdamOptions::adamw(), quick, quicker] {
@@ -393,7 +394,7 @@ fn groups_have_options_of_their_own_and_move_together() -> Outcome {
         let pairs = x.to_vec::<f64>()?.into_iter().zip(y.to_vec::<f64>()?);
         Ok(pairs.into_iter().all(|(x, y)| (x - y).abs() < 1e-14))
     };
-    // The factor of 3 is rounded.
+    // The product with the factor 3 is rounded.
     assert!(close(model.0[1].value(), twins[1].0[1].value())?);
     assert!(!close(model.0[1].value(), twins[0].0[1].value())?);
     Ok(())
@@ -419,7 +420,7 @@ fn defaults_are_pytorchs() {
 #[test]
 fn a_learning_rate_of_zero_moves_nothing_but_counts() -> Outcome {
     let device = cpu();
-    // Rprop's rate is where its step sizes start, and those have a least one.
+    // Rprop's learning rate is its initial step size, which has a lower bound.
     for (name, mut optimizer) in optimizers().into_iter().filter(|(name, _)| *name != "rprop") {
         let mut model = Pair::new(&device);
         let before = all_bits(&mut model);
@@ -441,7 +442,7 @@ fn a_parameter_without_gradient_is_left_alone() -> Outcome {
         let gradients = gradients_are(&[(&model.0[0], f64s(&device, "g", [2, 3]))])?;
         optimizer.prepare(&mut model, gradients)?.commit()?;
         assert_ne!(bits(model.0[0].value()), a, "{name}");
-        // Not even decayed.
+        // A parameter without a gradient is not decayed either.
         assert_eq!(bits(model.0[1].value()), b, "{name}");
         assert_eq!(model.0[1].value().version(), version, "{name}");
         let mut alone = Named(vec![("a".to_owned(), model.0[0].clone())]);
@@ -449,7 +450,7 @@ fn a_parameter_without_gradient_is_left_alone() -> Outcome {
         optimizer.visit_state(&mut |_| states += 1);
         let mut expected = optimizer.memory(&mut alone).state_bytes / 512;
         if name.ends_with("averaged") {
-            // The average is of all parameters, whether they move or not.
+            // The average covers all parameters, even those that are not updated.
             expected += 1;
         }
         assert_eq!(states, expected, "{name}: a block each");
@@ -468,7 +469,8 @@ fn momentum_of_a_parameter_starts_with_its_own_first_gradient() -> Outcome {
     optimizer.prepare(&mut model, gradients)?.commit()?;
     let gradients = gradients_are(&[(&model.0[0], a), (&model.0[1], b.clone())])?;
     optimizer.prepare(&mut model, gradients)?.commit()?;
-    // b's momentum is its gradient, undamped, although this is the optimizer's second step.
+    // The momentum of b starts as its undamped gradient, although this is the optimizer's second
+    // step.
     assert_eq!(state_bits(&mut optimizer)[1], bits(&b));
     Ok(())
 }

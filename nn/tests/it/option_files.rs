@@ -1,4 +1,4 @@
-//! Options of optimizers to files and back.
+//! Options of optimizers are written to files and read back.
 
 use lowtide_nn::optim::{
     AdadeltaOptions, AdafactorOptions, AdagradOptions, AdamOptions, AdamaxOptions, AmsgradOptions,

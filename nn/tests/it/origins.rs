@@ -1,4 +1,4 @@
-//! Origins of the memory of every reference model: a module of its own and a line outside of
+//! The memory of every reference model has an origin: a module of the model and a line outside of
 //! autograd.
 
 use lowtide_allocator::{Action, Category, ModulePath, Origin, Record};
@@ -23,7 +23,7 @@ fn every_block_of_a_step_names_a_module_and_no_line_of_autograd() -> Outcome {
             let attempt = Attempt::new();
             let pass = Pass::train(KEY, &attempt);
             let scope = device.category(Category::Activation);
-            // As a trainer does: what no submodule makes is the model's.
+            // As in a trainer, memory that no submodule allocates counts for the model itself.
             let model = Origin { module: Some(ModulePath::ROOT), site: None }.enter();
             let loss = case.loss(&pass)?;
             drop((scope, model));
@@ -38,10 +38,10 @@ fn every_block_of_a_step_names_a_module_and_no_line_of_autograd() -> Outcome {
                 assert!(!record.site.file().contains("autograd/src"), "{name}: {record:?}");
                 assert!(record.module.is_some(), "{name}: {record:?}");
             }
-            // Each module with parameters has gradients.
+            // Every module with parameters has gradients.
             for module in &modules[1..] {
                 let mut gradients = made.iter().filter(|record| record.module == Some(*module));
-                // The embedding of positions there is added by the model itself.
+                // The model itself adds the embedding of positions of this module.
                 let is_added = (name, module.path()) == ("vit_b_16", "encoder");
                 assert!(
                     gradients.any(|record| record.category == Category::Gradient) || is_added,

@@ -1,4 +1,4 @@
-//! Sequences of several lengths without their padding. Numbers are those of PyTorch 2.15 in f64.
+//! Sequences of several lengths without padding, against numbers of PyTorch 2.15 in f64.
 
 use lowtide_autograd::{Attempt, Pass, Var};
 use lowtide_nn::{
@@ -28,7 +28,7 @@ fn counted(device: &Device, shape: &[usize], [step, modulus]: [usize; 2]) -> Ten
     Tensor::from_slice(device, shape, &numbers)
 }
 
-/// Parameters that `counted` makes, in the order of their visit.
+/// The layer with parameters from `counted`, in the order of the visit.
 fn filled<M: Parameters>(mut layer: M) -> Result<M> {
     widen(&mut layer);
     let (mut index, mut outcome) = (0, Ok(()));
@@ -58,14 +58,13 @@ fn sums(tensors: &[Tensor]) -> Result<[f64; 3]> {
     Ok(sums)
 }
 
-/// The results of a layer in order: outputs with their padding, and states.
+/// Runs a layer. Returns its padded outputs, then its states.
 type Run<'a> = &'a dyn Fn(&Pass, &PackedSequence, Option<[Var; 2]>) -> Result<Vec<Var>>;
 
-/// Where states begin, by their numbers: those of the layer's cells, of h and of c.
+/// Sizes of the start states, if any: the number of cells, and the features of h and of c.
 type Starts = Option<[usize; 3]>;
 
-/// The sums of results, of the gradients of the input and of the parameters, and of those of the
-/// states at the start.
+/// Sums of the results, of the gradients of the input, of the parameters, and of the start states.
 fn found(
     device: &Device,
     layer: &mut dyn Parameters,

@@ -1,4 +1,4 @@
-//! Names, sharing and stand-ins of parameters.
+//! Names, sharing and simulation of parameters.
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Attempt, Pass};
@@ -60,7 +60,7 @@ fn parameters_count_as_parameters() -> Outcome {
     cnn.visit(&mut |name, parameter| {
         assert_eq!(parameter.value().category(), Category::Parameter, "{name}");
     });
-    // Four blocks, all of them below 512 bytes but the linear layer's weight of 4 · 27 floats.
+    // Four blocks. All are below 512 bytes except the linear layer's weight of 4 · 27 floats.
     let by_category = device.allocator().statistics().by_category;
     assert_eq!(by_category[Category::Parameter].current_bytes, 4 * 512);
     Ok(())
@@ -86,7 +86,7 @@ fn clones_share_values_and_identity() -> Outcome {
     Ok(())
 }
 
-/// One training step; on a simulated device only its allocations.
+/// One training step. On a simulated device, only allocations happen.
 fn step(
     model: &mut impl Module,
     optimizer: &mut impl Optimizer,
@@ -107,7 +107,7 @@ fn a_simulated_copy_makes_the_same_allocations_and_touches_nothing_real() -> Out
     let device = cpu();
     let mut model = SimpleCnn::new(&device, KEY, SHAPE)?;
     let mut optimizer = Adam::new(AdamOptions::default())?;
-    // From the start, and in mid-run with state.
+    // Two rounds: without optimizer states, then with states.
     for _ in 0..2 {
         let sim = device.simulate();
         let mut copy = model.clone();

@@ -1,4 +1,4 @@
-//! Activations and losses against PyTorch in f64, also where they bend; see the fixtures' README.
+//! Activations and losses against PyTorch in f64, also at their kinks; see the fixtures' README.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ fn numbers(text: &str, head: &str) -> Vec<f64> {
 
 fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{what}");
-    // PyTorch computes these with a sixth, and with a smallest divisor, that are rounded to f32.
+    // PyTorch's formulas use 1/6 or a smallest divisor, rounded to f32.
     let tolerance = match what {
         "Hardsigmoid dx" | "Hardswish dx" | "bce dx" => 1e-7,
         _ => 1e-12,
@@ -75,7 +75,7 @@ fn activations_have_pytorchs_values_and_slopes_where_they_bend() -> Outcome {
     let x = Tensor::from_slice(&device, [x.len()], &x)?;
     for (name, mut module) in activations(&device)? {
         widen(&mut *module);
-        // A value whose buffer is shared, and one whose buffer is not.
+        // With and without another handle to the value's buffer.
         for is_free in [false, true] {
             let (attempt, leaf) = (Attempt::new(), LeafId::new());
             let pass = Pass::train(KEY, &attempt);
@@ -101,7 +101,7 @@ fn activations_have_pytorchs_values_and_slopes_where_they_bend() -> Outcome {
     Ok(())
 }
 
-/// `((step · i) mod modulus - ⌊modulus / 2⌋) / 8`, `[6, 5]`.
+/// `((step · i) mod modulus - ⌊modulus / 2⌋) / 8` as a list for the shape `[6, 5]`.
 fn pattern(step: i64, modulus: i64) -> Vec<f64> {
     (0..30).map(|i| ((step * i) % modulus - modulus / 2) as f64 / 8.0).collect()
 }
@@ -117,7 +117,7 @@ struct Inputs {
     signs: Tensor,
 }
 
-/// The layers of `make_layers.py`.
+/// The inputs of `make_layers.py`.
 fn inputs(device: &Device) -> lowtide_tensor::TensorResult<Inputs> {
     let (x, mut t) = (pattern(7, 31), pattern(11, 29));
     t[0] = x[0];
@@ -143,7 +143,7 @@ fn inputs(device: &Device) -> lowtide_tensor::TensorResult<Inputs> {
 
 type Of = fn(Var, &Inputs) -> Result<Loss>;
 
-/// With whether the input is a probability.
+/// Cases: the name, true if the input is a probability, and the loss.
 const CASES: [(&str, bool, Of); 12] = [
     ("cross_entropy", false, |x, of| cross_entropy(x, &of.labels)),
     ("cross_entropy_all", false, |x, of| {

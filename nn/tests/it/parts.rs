@@ -1,4 +1,4 @@
-//! Parts of parameters, updated by one optimizer each.
+//! Parts of parameters, with an optimizer for each part.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use lowtide_tensor::{DType, Device, RandomKey};
 use crate::common::{Named, Outcome, all_bits, cpu, f32s, optimizers};
 use crate::prune::gradients;
 
-/// Parameters of which the last parts are whole, shorter, and empty.
+/// A model whose last parts are whole, shorter or empty.
 fn model(device: &Device) -> Named {
     let weight = Parameter::new(f32s(device, "weight", [40, 33]));
     let bias = Parameter::new(f32s(device, "bias", [7]));
@@ -24,7 +24,7 @@ fn parts(count: usize) -> impl Iterator<Item = Part> {
     (0..count).map(move |index| Part { index, count })
 }
 
-/// Updates that part by the gradients of this name.
+/// Updates a part of the parameters; `name` determines the gradients.
 fn update_part(
     optimizer: &mut dyn Optimizer,
     model: &mut Named,
@@ -75,7 +75,7 @@ fn parts_that_are_updated_apart_have_the_bits_of_wholes_and_their_state() -> Out
                 }
                 assert_eq!(all_bits(&mut one), all_bits(&mut many), "{name}, step {step}");
                 if step == "1" {
-                    // A file has the state of all parts: it is taken apart as it was.
+                    // A file has the states of whole parameters. Each optimizer reads its part.
                     let file = state_to_safetensors(&whole, &mut one)?;
                     for (optimizer, part) in apart.iter_mut().zip(parts(count)) {
                         let states = |optimizer: &mut Box<dyn Stateful>| {
@@ -109,7 +109,8 @@ fn states_of_a_part_take_its_share() -> Outcome {
     assert_eq!(all, 2 * (11 * 512 + 512 + 8 * 512));
     for part in parts(4) {
         let own = whole.memory(&mut Parts::new(&mut model(&device), part)?).state_bytes;
-        // Parts of 512 and 256 elements; one that is empty takes a block.
+        // The parts of `weight` and `bias`; `table` has parts of 256 elements. An empty part takes
+        // a block.
         let weight = [512, 512, 296, 0][part.index];
         let bias = [7, 0, 0, 0][part.index];
         let blocks = [weight, bias, 256].map(|len: usize| (4 * len).div_ceil(512).max(1));

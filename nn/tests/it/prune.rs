@@ -1,4 +1,4 @@
-//! Pruned weights: which they are, and that they stay zero.
+//! Pruning of weights: the choice of the weights, and that pruned weights stay zero.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,7 @@ fn smallest_weights_of_all_or_of_each_parameter_become_zero_and_ties_go_by_place
         Ok::<_, NnError>(named(vec![("a", a), ("b", b), ("bias", bias)]))
     };
     let mut of_all = model()?;
-    // -0, 1, and of three that are 2 the first two.
+    // Prunes -0, 1, and the first two of three values of magnitude 2.
     let masks = prune::magnitude(&mut of_all, &options(0.4, Scope::Global))?;
     assert_eq!(floats(&of_all, 0), [0.0, 8.0, 0.0, 9.0]);
     let b = floats(&of_all, 1);
@@ -60,7 +60,7 @@ fn smallest_weights_of_all_or_of_each_parameter_become_zero_and_ties_go_by_place
     let masks = prune::magnitude(&mut of_each, &options(0.5, Scope::PerParameter))?;
     assert_eq!(floats(&of_each, 0), [0.0, 8.0, 0.0, 9.0]);
     assert_eq!(mask(&masks, &of_each, 1)?, Some(vec![false, true, false, true, false, true]));
-    // What is zero already counts.
+    // Weights that are zero already count.
     let before = all_bits(&mut of_each);
     prune::magnitude(&mut of_each, &options(0.5, Scope::PerParameter))?;
     assert_eq!(all_bits(&mut of_each), before);
@@ -80,7 +80,7 @@ fn any_fraction_of_any_type_is_that_of_a_sorted_list() -> Outcome {
     let device = cpu();
     for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
         for fraction in [0.001, 0.3, 0.5, 0.97, 1.0] {
-            // In steps of 1/64, so that there are ties, over many orders.
+            // In steps of 1/64 over many orders of magnitude, so that there are ties.
             let coarse = |name: &str, shape: [usize; 2]| {
                 let values = values(name, shape[0] * shape[1]).into_iter();
                 let values: Vec<f64> =
@@ -133,7 +133,7 @@ fn n_of_m_keeps_the_largest_of_each_run_along_the_inputs() -> Outcome {
     Ok(())
 }
 
-/// A model with a weight large enough for states in 8 bits, and its masks.
+/// A model with a weight that is large enough for states in 8 bits, and the masks of the model.
 fn pruned(device: &Device) -> Result<(Named, Masks), NnError> {
     let mut model = named(vec![
         ("weight", f32s(device, "weight", [64, 80])),
@@ -156,13 +156,13 @@ pub(crate) fn gradients(model: &Named, name: &str) -> Gradients {
     gradients
 }
 
-/// An update by the gradients of this name.
+/// Prepares and commits an update; `name` determines the gradients.
 fn update(optimizer: &mut dyn Optimizer, model: &mut Named, name: &str) -> Result<(), NnError> {
     let gradients = gradients(model, name);
     optimizer.prepare(model, gradients)?.commit()
 }
 
-/// Every optimizer, and some that keep states in 8 bits.
+/// Every kind of optimizer, and some with states in 8 bits.
 fn every_optimizer() -> Vec<(String, Box<dyn Stateful>)> {
     let mut all = Vec::new();
     for (name, optimizer) in optimizers() {
@@ -179,7 +179,7 @@ fn pruned_weights_are_exact_zeros_after_ten_steps_of_every_optimizer() -> Outcom
     let device = cpu();
     for (name, mut plain) in every_optimizer() {
         let (mut model, masks) = pruned(&device)?;
-        // A momentum from before, of all weights.
+        // The momentum before pruning covers all weights.
         let warm = gradients(&model, "before");
         plain.prepare(&mut model, warm)?.commit()?;
         masks.apply(&mut model)?;
@@ -279,7 +279,7 @@ fn dropped_update_leaves_weights_states_and_masks_alone() -> Outcome {
     assert_eq!(all_bits(&mut model.clone()), before);
     assert_eq!(mask_bytes(&optimizer), masks_before);
     assert_eq!((optimizer.steps(), device.allocator().layout_hash()), (1, live));
-    // Frozen, as a step has them until its end: nothing is written.
+    // A commit of frozen parameters fails and writes nothing, as at the end of a step.
     model.0[0].1.value().freeze();
     assert!(update(&mut optimizer, &mut model, "1").is_err());
     model.0[0].1.value().unfreeze();
@@ -310,7 +310,7 @@ fn masks_are_stored_with_the_state_and_training_goes_on_to_the_same_bits() -> Ou
     }
     assert_eq!(all_bits(&mut other), all_bits(&mut model));
 
-    // A state without the masks is none of a pruned model.
+    // A state without masks does not fit a pruned model.
     let mut plain = Adam::new(AdamOptions::adamw())?;
     update(&mut plain, &mut other, "3")?;
     let state = plain.state(&mut other)?;

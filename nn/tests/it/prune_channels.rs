@@ -1,4 +1,4 @@
-//! Channels and heads that are taken out of models.
+//! Removing channels and heads from models.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ fn tokens(device: &Device) -> Tensor {
     Tensor::from_slice(device, [2, 5], &[1_i64, 2, 3, 4, 5, 10, 9, 8, 7, 6]).expect("memory")
 }
 
-/// Everything that a model stores, by name.
+/// All tensors that a model stores, by name.
 fn stored(model: &mut dyn Parameters) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
     let mut all = BTreeMap::new();
     model.visit_tensors(&mut |name, value| {
@@ -60,12 +60,13 @@ fn output(model: &impl Module, input: &Tensor) -> Result<Vec<f64>, NnError> {
     Ok(model.forward(&pass, pass.constant(input.clone()))?.value().to_vec::<f64>()?)
 }
 
-/// Channels that are all zero can be taken out of every group: the outputs stay.
+/// Checks that channels of zeros can be removed from every group without changing the outputs.
 #[track_caller]
 fn check_zeros<M: Prunable + Module>(mut model: M, input: Tensor, group_count: usize) -> Outcome {
     widen(&mut model);
     assert_eq!(model.groups().len(), group_count);
-    // The next layer's weights are random, not 0: only the weights that compute a channel are 0.
+    // Weights of the next layer stay random: only the weights that compute a channel are set to
+    // zero.
     let removed = [0, 2];
     for group in model.groups() {
         for slice in group.made_by.iter().chain(group.followed_by.iter().filter(|s| s.axis == 0)) {
@@ -111,7 +112,7 @@ fn channels_that_are_zero_leave_with_the_outputs_unchanged() -> Outcome {
     let resnet = ResNet::new(&device, KEY, bottleneck)?;
     check_zeros(resnet, f64s(&device, "large", [2, 3, 32, 32]), 8)?;
     let mut vit = ViT::new(&device, KEY, VIT)?;
-    // Its last layer begins with zeros.
+    // The last layer starts with zeros, so it gets random weights.
     vit.visit(&mut |name, own| {
         if name == "heads.head.weight" {
             *own.value_mut() = f32s(&device, "head", [3, 8]);
@@ -133,7 +134,7 @@ fn kept_channels_hold_their_exact_values() -> Outcome {
         let row_bytes = bytes.len() / shape[0];
         bytes.chunks(row_bytes).map(<[u8]>::to_vec).collect::<Vec<_>>()
     };
-    // Heads of three features: 0 and 2 stay of the queries, the keys and the values.
+    // Heads have three features. Heads 0 and 2 of the queries, keys and values stay.
     let kept: Vec<usize> =
         (0..3).flat_map(|part| [0, 1, 2, 6, 7, 8].map(|at| 12 * part + at)).collect();
     for own in ["blocks.0.qkv.weight", "blocks.0.qkv.bias"] {
@@ -161,7 +162,7 @@ fn least_norms_go_by_l1_or_l2_and_ties_by_place() -> Outcome {
     let device = cpu();
     let model = || {
         let mut model = Mlp::new(&device, KEY, &[2, 4, 2])?;
-        // L1: 4, 3.5, 4, 9; L2: 2.8, 3.5, 4, 6.4
+        // Norms of the rows. L1: 4, 3.5, 4, 9; L2: 2.8, 3.5, 4, 6.4
         let rows = [2.0_f32, 2.0, 0.0, 3.5, 4.0, 0.0, 5.0, 4.0];
         let weight = Tensor::from_slice(&device, [4, 2], &rows)?;
         model.visit(&mut |name, own| match name {
@@ -177,7 +178,7 @@ fn least_norms_go_by_l1_or_l2_and_ties_by_place() -> Outcome {
         (Norm::L2, 0.49, vec![1, 2, 3]),
         (Norm::L2, 0.5, vec![2, 3]),
         (Norm::L2, 0.75, vec![3]),
-        // One stays in any case.
+        // At least one channel stays.
         (Norm::L1, 1.0, vec![3]),
         (Norm::L1, 0.0, vec![0, 1, 2, 3]),
     ] {
@@ -203,7 +204,7 @@ fn sizes_shrink_as_the_formula_says() -> Outcome {
     };
     prune::channels(&mut cnn, &half)?;
     assert_eq!(size_bytes(&mut cnn), cnn_bytes(3));
-    // The bytes that a model of that shape takes.
+    // The bytes of a new model of that shape.
     let cut = in_use();
     drop(cnn);
     let _fresh = SimpleCnn::new(&device, KEY, SimpleCnnShape { channels: 3, ..CNN })?;
@@ -250,7 +251,7 @@ fn pruned_model_is_saved_and_read_into_one_of_the_original_shape() -> Outcome {
     let mut other = ResNet::new(&device, RandomKey::new(99), RESNET)?;
     prune::load(&mut other, &path)?;
     assert_eq!(stored(&mut other), stored(&mut resnet));
-    // Another model's file.
+    // The file of another model.
     let error = prune::load(&mut SimpleCnn::new(&device, KEY, CNN)?, &path).unwrap_err();
     assert!(matches!(error, NnError::Weights { .. }), "{error}");
     Ok(())
@@ -266,7 +267,7 @@ fn pruned_models_are_trained_by_a_new_optimizer() -> Outcome {
     let mut losses = Vec::new();
     for step in 0..12 {
         if step == 2 {
-            // The optimizer goes on: parameters that were cut begin anew, the others go on.
+            // The optimizer continues. Parameters that were cut start without states.
             prune::channels(&mut model, &ChannelOptions::default())?;
         }
         let attempt = Attempt::new();
@@ -340,7 +341,7 @@ fn what_cannot_be_cut_is_an_error_that_changes_nothing() -> Outcome {
     Ok(())
 }
 
-/// A model whose group is not what it has.
+/// A model with groups that do not fit its tensors.
 struct Wrong(Mlp);
 
 parameters!(Wrong { 0 as "" });

@@ -15,8 +15,8 @@ use safetensors::SafeTensors;
 use crate::common::{KEY, Outcome, cpu};
 
 const STEPS: u64 = 10;
-/// Rounding moves a loss by 4e-7 at most, the smallest mistake a parameter by 1.6e-4: the
-/// fixtures' README.
+/// By the fixtures' README, rounding changes a loss by at most 4e-7, and the smallest mistake
+/// changes a parameter by 1.6e-4.
 const TOLERANCE: f64 = 1e-5;
 
 struct Fixture(Vec<u8>);
@@ -42,7 +42,7 @@ impl Fixture {
     }
 }
 
-/// PyTorch's name for a parameter of `model`, whose own may be a position.
+/// Converts a parameter name of `model`, which may be a position, to PyTorch's name.
 type Rename = fn(&str) -> String;
 
 fn simple_cnn(device: &Device) -> lowtide_nn::NnResult<(Box<dyn Module>, Rename)> {
@@ -143,7 +143,7 @@ fn adamw_trains_as_in_pytorch() -> Outcome {
 
 #[test]
 fn the_runs_differ_by_more_than_the_tolerance() {
-    // Otherwise the four tests above would not tell the optimizers apart.
+    // Without this distance, the four tests above could not tell the optimizers apart.
     let fixture = Fixture::read();
     let runs = ["sgd", "sgd_nesterov", "adam", "adamw"];
     let weights = runs.map(|run| fixture.f32s(&format!("{run}.linear.weight")));

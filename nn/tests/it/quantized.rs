@@ -1,4 +1,4 @@
-//! Linear layers in few bits, and adapters over them: QLoRA.
+//! Quantised linear layers, and adapters over them: QLoRA.
 
 use lowtide_autograd::{Attempt, LeafId, Pass, SavedPolicy};
 use lowtide_nn::models::{Gpt, GptShape};
@@ -33,7 +33,7 @@ fn each_linear(model: &mut Sequential, mut change: impl FnMut(&mut Linear) -> Re
     });
 }
 
-/// Three AdamW steps of adapters: the output and all their values.
+/// Trains adapters for three AdamW steps. Returns the bits of the output and of the adapters.
 fn trained_bits(model: &mut Sequential, x: &Tensor) -> Result<Vec<Vec<u8>>> {
     let mut optimizer = Adam::new(AdamOptions { learning_rate: 0.01, ..AdamOptions::adamw() })?;
     let mut all = Vec::new();
@@ -93,7 +93,7 @@ fn quantised_layers_have_buffers_instead_of_weights_and_cost_no_gradient() -> Ou
     let targets = Targets::Endings(vec!["0".to_owned()]);
     quantize(&mut model, &targets, format)?;
     let after = device.allocator().statistics().requested.current_bytes;
-    // 4 bits and what belongs to them instead of 32 for each element.
+    // Each element takes 4 bits and its share of the scales, instead of 32 bits.
     assert!(before - after > 64 * 96 * 4 - 64 * 96 / 2 - 2048, "{before} {after}");
     assert_eq!(names(&mut model), ["0.bias", "2.weight"]);
     let mut buffers = Vec::new();
@@ -107,12 +107,12 @@ fn quantised_layers_have_buffers_instead_of_weights_and_cost_no_gradient() -> Ou
     let before = device.allocator().statistics().requested.current_bytes;
     let y = model.forward(&pass, pass.constant(x))?.sum_all()?;
     let kept = device.allocator().statistics().requested.current_bytes - before;
-    // The bias and the second layer want gradients: of the result of ReLU, once.
+    // The bias and the second layer have gradients. The output of ReLU is saved once.
     assert!(kept <= 512 * 96 * 4 + 4096, "{kept}");
     pass.backward(y)?;
     assert_eq!(attempt.into_gradients().len(), 2);
 
-    // Again changes nothing, and a file knows it.
+    // A second call changes nothing, and a file stores the quantised weights.
     quantize(&mut model, &targets, format)?;
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("model.safetensors");
@@ -160,7 +160,7 @@ fn gpt(device: &Device, dtype: DType) -> Result<Gpt> {
     Ok(model)
 }
 
-/// Loss and gradients of a step, and the bytes that forward leaves and that the step takes at most.
+/// The loss and the gradients of a step, the bytes that forward keeps, and the peak of the step.
 fn step(model: &Gpt, device: &Device) -> Result<(Vec<Vec<u8>>, [usize; 2])> {
     let tokens = Tensor::from_slice(device, [2, 8], &[3_i64; 16])?;
     let memory = device.allocator();
@@ -227,7 +227,7 @@ fn int8_activations_give_products_of_integers_and_the_gradients_of_floats() -> O
     let device = cpu();
     let x = f32s(&device, "x", [5, 64]);
     let mut model = model(&device)?;
-    // Nothing is in int8 yet.
+    // No weight is in int8 yet.
     assert!(set_activations(&mut model, Activations::Int8).is_empty());
     quantize(&mut model, &Targets::AllLinear, QuantFormat::Int8Rows)?;
     let step = |model: &Sequential| -> Result<_> {
@@ -259,7 +259,8 @@ fn int8_activations_give_products_of_integers_and_the_gradients_of_floats() -> O
     }
     assert!(integers[0].to_bytes()? == expected.to_bytes()?);
     assert!(integers[0].to_bytes()? != floats[0].to_bytes()?);
-    // Straight-through: of the same weights, and nearly everywhere of the same places of ReLU.
+    // The gradient is straight-through: the weights are the same, and ReLU is open at nearly the
+    // same places.
     let [far, all] = [integers[1].sub(&floats[1])?, floats[1].clone()].map(|x| x.mul(&x));
     let [far, all] = [far?, all?].map(|x| x.sum_all()?.item::<f32>());
     assert!(far? < 0.05 * all?);
@@ -286,7 +287,7 @@ fn int8_activations_are_for_weights_in_int8() -> Outcome {
     layer.set_activations(Activations::Float)?;
     let refused = layer.set_activations(Activations::Int8).expect_err("floats");
     assert!(refused.to_string().contains("f32"), "{refused}");
-    // They go with the weight.
+    // Decoding the weight resets the activations.
     layer.quantize(QuantFormat::Int8Rows)?;
     layer.set_activations(Activations::Int8)?;
     layer.dequantize(DType::F32)?;

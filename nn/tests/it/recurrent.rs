@@ -1,4 +1,4 @@
-//! States of LSTM and GRU, and what they do not take.
+//! States, directions and errors of LSTM and GRU.
 
 use lowtide_autograd::{Attempt, AutogradError, Pass, Var, check};
 use lowtide_nn::{
@@ -29,7 +29,7 @@ fn values(var: &Var) -> Vec<f64> {
     var.value().to_vec::<f64>().expect("f64 on the CPU")
 }
 
-/// `[B, T, D]` of two parts along T.
+/// Two parts `[B, T, D]`, concatenated along T.
 fn joined(parts: [&Var; 2]) -> Result<Vec<f64>> {
     Ok(Tensor::cat(&parts.map(Var::value), 1)?.to_vec::<f64>()?)
 }
@@ -65,7 +65,7 @@ fn walking_backward_is_walking_the_reverse() -> Outcome {
     let device = cpu();
     let options = RecurrentOptions { layers: 1, directions: Directions::Both, ..TWO_LAYERS };
     let mut model = Lstm::new(&device, KEY, options)?;
-    // Both directions with the parameters of the first.
+    // The backward direction gets the parameters of the forward direction.
     let mut first = Vec::new();
     model.visit(&mut |name, parameter| {
         if let Some(source) = name.ends_with("_reverse").then(|| first.remove(0)) {
@@ -92,7 +92,7 @@ fn gradients_of_inputs_and_states_agree_with_differences() -> Outcome {
     let lstm = prepared(Lstm::new(&device, KEY, options)?);
     let gru = prepared(Gru::new(&device, KEY, options)?);
     let states = || f64s(&device, "states", [4, 2, 2]);
-    // Outputs and both states; then the states alone.
+    // The loss weighs outputs and states. First both count, then only the states.
     let forward = |counts: [f64; 2]| {
         let lstm = lstm.clone();
         move |pass: &Pass, inputs: Vec<Var>| {
@@ -170,7 +170,8 @@ fn what_does_not_fit_is_an_error_that_names_the_layer() -> Outcome {
 
 #[test]
 fn half_types_give_what_f32_does_within_their_rounding() -> Outcome {
-    // Eight bits of mantissa, states of order 1, and a few roundings at each of three positions.
+    // Tolerance for eight bits of mantissa, states near 1, and a few roundings at each of three
+    // positions.
     const TOLERANCE: f64 = 16.0 / 256.0;
     let device = cpu();
     let x = f64s(&device, "x", [2, 3, 3]);
@@ -205,7 +206,7 @@ fn half_types_give_what_f32_does_within_their_rounding() -> Outcome {
     Ok(())
 }
 
-/// Gives one model the values of another's parameters, which are called as they are with `_l0`.
+/// Copies the values of a layer's parameters to a cell. The layer's names have the suffix `_l0`.
 fn copy_from_layer(cell: &mut dyn Parameters, layer: &mut dyn Parameters) {
     let mut all = std::collections::BTreeMap::new();
     layer.visit(&mut |name, parameter| {
@@ -301,7 +302,7 @@ fn projected_states_are_the_cells_times_the_projection() -> Outcome {
     assert_eq!(y.shape()[..], [2, 5, 4]);
     assert_eq!([ends.h.shape()[..].to_vec(), ends.c.shape()[..].to_vec()], [[4, 2, 2], [4, 2, 4]]);
 
-    // A sequence in two parts is the whole, forward.
+    // Running a sequence in two parts equals running the whole.
     let forward = RecurrentOptions { directions: Directions::Forward, ..options };
     let layer = prepared(Lstm::with_projection(&device, KEY, forward, 2)?);
     let part = |start, len| x.narrow(1, start, len).map(|x| pass.constant(x));
@@ -311,7 +312,7 @@ fn projected_states_are_the_cells_times_the_projection() -> Outcome {
     assert_eq!(joined([&first, &second])?, values(&whole));
     assert_eq!([values(&last.h), values(&last.c)], [values(&ends.h), values(&ends.c)]);
 
-    // One step from zeros: what a cell without a projection gives, times the projection.
+    // One step from zeros equals the step of an LSTM without a projection, times the projection.
     let single = RecurrentOptions { layers: 1, ..forward };
     let mut layer = prepared(Lstm::with_projection(&device, KEY, single, 2)?);
     let mut projection = None;
@@ -322,7 +323,7 @@ fn projected_states_are_the_cells_times_the_projection() -> Outcome {
         _ => drop(all.insert(name.to_owned(), parameter.value().clone())),
     });
     plain.visit(&mut |name, parameter| match name {
-        // The term of the state before, which is zeros.
+        // This weight multiplies the state before, which is zeros.
         "weight_hh_l0" => {}
         _ => *parameter.value_mut() = all[name].clone(),
     });

@@ -7,7 +7,7 @@ use lowtide_tensor::{DType, Tensor};
 
 use crate::common::{KEY, cpu};
 
-/// A layer whose number of bucket b is `10 · b + head`.
+/// A layer whose number for bucket b is `10 · b + head`.
 fn numbered(options: RelativePositionOptions) -> Result<RelativePositionBias> {
     let device = cpu();
     let mut layer = RelativePositionBias::new(&device, KEY, options)?;
@@ -28,7 +28,8 @@ fn bias(options: RelativePositionOptions, lens: [usize; 2]) -> Result<Vec<f32>> 
 
 #[test]
 fn distances_have_the_numbers_that_t5_gives_them() -> Result<()> {
-    // `T5Attention._relative_position_bucket` of transformers 5.24, of distances to the query 0.
+    // Expected buckets are those of `T5Attention._relative_position_bucket` in transformers 5.24,
+    // for query 0.
     let options = RelativePositionOptions::new(1, RelativeSides::Both);
     let found = bias(options, [1, 200])?;
     for (distance, bucket) in [
@@ -53,7 +54,7 @@ fn distances_have_the_numbers_that_t5_gives_them() -> Result<()> {
     ] {
         assert_eq!(found[distance], 10.0 * bucket as f32, "{distance}");
     }
-    // Distances of keys before the query, which is the last.
+    // The last query has keys before it at every distance.
     let options = RelativePositionOptions { sides: RelativeSides::Before, ..options };
     let found = bias(options, [200, 200])?;
     let last = &found[199 * 200..];

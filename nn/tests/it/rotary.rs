@@ -1,4 +1,4 @@
-//! Positions as angles: the layer and attention with it against numbers computed one by one.
+//! Rotary positions: the layer and its use in attention against numbers computed one by one.
 
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_nn::models::Gpt;
@@ -14,7 +14,7 @@ use crate::zoo::{GPT, fill};
 
 const BOTH: [RotaryPairs; 2] = [RotaryPairs::Interleaved, RotaryPairs::HalfSplit];
 
-/// One row at `position`, by complex numbers: `(a + ib) · exp(iφ)` for each pair.
+/// Rotates a row at `position` by complex numbers: `(a + ib) · exp(iφ)` for each pair.
 fn turn(row: &mut [f64], position: usize, rotary: &RotaryEmbedding) {
     let count = rotary.turned.unwrap_or(row.len());
     for pair in 0..count / 2 {
@@ -65,7 +65,7 @@ fn linear(x: &[f64], w: &[f64], b: &[f64]) -> Vec<f64> {
     x.chunks(width).flat_map(row).collect()
 }
 
-/// Attention of one sequence to itself, number by number.
+/// Self-attention of one sequence, computed number by number.
 fn naive(x: &[f64], parameters: &[Vec<f64>], options: &MultiHeadOptions) -> Vec<f64> {
     let MultiHeadOptions { width, heads, groups, causal, rotary, .. } = *options;
     let rotary = rotary.expect("it turns");
@@ -123,7 +123,7 @@ fn attention_turns_queries_and_keys_of_every_head_and_no_values() -> Outcome {
             let pass = Pass::eval();
             let y = layer.forward(&pass, pass.constant(x.clone()))?.value().to_vec::<f64>()?;
             assert_close(&y, &naive(&x.to_vec::<f64>()?, &parameters, &options));
-            // Attention to a sequence that is the same, where nothing depends on the order.
+            // Without a causal mask, cross-attention to the sequence itself gives self-attention.
             if causal == Causal::No {
                 let own = || pass.constant(x.clone());
                 let cross = layer.attend(&pass, own(), own(), None)?;
@@ -140,7 +140,7 @@ fn scores_depend_on_how_far_positions_are_apart() -> Outcome {
     for pairs in BOTH {
         let rotary = RotaryEmbedding::new(pairs);
         let pass = Pass::eval();
-        // One query and one key at every position.
+        // Every position has the same query and the same key.
         let rows = |name| f64s(&device, name, [1, 8]).expand([40, 8]);
         let turned = |name| -> Result<Tensor> {
             Ok(rotary.forward(&pass, pass.constant(rows(name)?))?.into_value())
@@ -192,7 +192,7 @@ fn half_types_turn_as_f32_does_within_their_rounding() -> Outcome {
     let expected = run(DType::F32)?;
     for (dtype, unit) in [(DType::BF16, 1.0 / 256.0), (DType::F16, 1.0 / 2048.0)] {
         for (found, expected) in run(dtype)?.iter().zip(&expected) {
-            // Rounding of x, of the table and of the result, where values are below 2.
+            // Tolerance for the roundings of x, of the table and of the result; values are below 2.
             assert!((found - expected).abs() <= 4.0 * unit, "{dtype}: {found} {expected}");
         }
     }
@@ -229,7 +229,7 @@ fn layers_of_a_transformer_turn_in_attention_to_their_own_sequence() -> Outcome 
     let device = cpu();
     let plain = TransformerOptions { hidden: 6, dropout: 0.0, ..TransformerOptions::new(4, 2) };
     let rotary = Some(RotaryEmbedding::new(RotaryPairs::HalfSplit));
-    // Elements in another order, so that only positions can tell them apart.
+    // Reversing the input tests the order: only positions can tell the elements apart.
     let x = f32s(&device, "x", [1, 4, 4]);
     let pass = Pass::eval();
     let differs = |run: &dyn Fn(Tensor) -> Result<Tensor>| -> Result<bool> {
@@ -248,7 +248,7 @@ fn layers_of_a_transformer_turn_in_attention_to_their_own_sequence() -> Outcome 
             Ok(decoder.decode(&pass, x, memory, [None, None])?.into_value())
         };
         assert_eq!(differs(&decode)?, expected);
-        // Positions of the memory are those of another sequence, and do not count.
+        // Positions of the memory do not count: they belong to another sequence.
         let of_memory = |memory| {
             let (x, memory) = (pass.constant(x.clone()), pass.constant(memory));
             decoder
@@ -282,11 +282,11 @@ fn a_language_model_that_turns_has_no_table_of_positions_and_takes_any_length() 
     Ok(())
 }
 
-/// The angles of position 1, by the tables of one position more.
+/// The angles of position 1, from tables of two positions.
 fn rates(rotary: &RotaryEmbedding, width: usize) -> Result<Vec<f64>> {
     let device = cpu();
     let tables = rotary.tables(&device, [2, width], DType::F64)?;
-    // A turn of (1, 0) leaves the cosine and the sine.
+    // Rotating (1, 0) gives the cosine and the sine.
     let ones: Vec<f64> = (0..2 * width).map(|at| f64::from(at % width < width / 2)).collect();
     let x = Tensor::from_slice(&device, [1, 2, width], &ones)?;
     let y = tables.turn(Pass::eval().constant(x))?.value().to_vec::<f64>()?;
@@ -301,7 +301,7 @@ fn scaled_angles_are_smaller_for_pairs_that_turn_slowly() -> Outcome {
     let linear = Some(RotaryScaling::Linear { factor: 4.0 });
     let divided: Vec<f64> = before.iter().map(|rate| rate / 4.0).collect();
     assert_close(&rates(&RotaryEmbedding { scaling: linear, ..plain }, 8)?, &divided);
-    // In 20 positions the pairs turn 3.18, 1.01, 0.318 and 0.101 times.
+    // In 20 positions, the pairs make 3.18, 1.01, 0.318 and 0.101 turns.
     let by_turns = RotaryScaling::ByTurns { factor: 4.0, context: 20, turns: [0.2, 2.0] };
     let found = rates(&RotaryEmbedding { scaling: Some(by_turns), ..plain }, 8)?;
     let expected: Vec<f64> = before
@@ -314,7 +314,8 @@ fn scaled_angles_are_smaller_for_pairs_that_turn_slowly() -> Outcome {
     assert_close(&found, &expected);
     assert_close(&[found[0], found[3]], &[before[0], divided[3]]);
     assert!(divided[1] < found[1] && found[1] < before[1], "{found:?}");
-    // The numbers of the pairs that turn 2 and 0.2 times are 0.40 and 2.40: from 0 to 3.
+    // The fractional indices for 2 and 0.2 turns are 0.40 and 2.40: the mix runs from pair 0 to
+    // pair 3.
     let (factor, context, turns) = (4.0, 20, [0.2, 2.0]);
     let yarn = RotaryScaling::Yarn { factor, context, turns, attention: 1.1 };
     let shares = [0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0];

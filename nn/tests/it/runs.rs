@@ -9,11 +9,11 @@ use crate::zoo::{Trained, ZOO, fill};
 
 const RUNS: &str = include_str!("../fixtures/runs.txt");
 
-/// How far a loss may be off, relative, and a parameter where its largest element is of order 1.
+/// Tolerance of a loss, relative, and of a parameter whose largest element is near 1.
 fn tolerance(name: &str, dtype: DType) -> f64 {
     match (name, dtype) {
         (_, DType::F64) => 1e-10,
-        // A rounding may put a maximum on its other side, which a narrow bottleneck amplifies.
+        // A rounding can move a maximum to another element, and a narrow bottleneck amplifies this.
         ("resnet50", _) => 2e-3,
         _ => 1e-5,
     }
@@ -21,9 +21,9 @@ fn tolerance(name: &str, dtype: DType) -> f64 {
 
 pub(crate) struct Run {
     pub(crate) learning_rate: f64,
-    /// Before each step.
+    /// The loss before each step.
     losses: Vec<f64>,
-    /// Norm and, in f32, elements of each parameter after the last step.
+    /// The norm and, in f32, some elements of each parameter after the last step.
     parameters: Vec<(&'static str, Vec<f64>)>,
 }
 
@@ -32,7 +32,7 @@ fn numbers<'a>(words: impl Iterator<Item = &'a str>) -> Vec<f64> {
 }
 
 impl Run {
-    /// The one called `name` in `text`.
+    /// The run `name` in `text`.
     pub(crate) fn read(text: &'static str, name: &str, dtype: DType) -> Self {
         let head = format!("run {name} ");
         let mut lines = text.lines().skip_while(|line| !line.starts_with(&head));
@@ -56,8 +56,8 @@ impl Run {
         }
     }
 
-    /// The largest errors of a loss, relative, and of a parameter when `optimizer` trains the same
-    /// model on the same data.
+    /// The largest error of a loss, relative, and of a parameter when `optimizer` trains the model
+    /// on the data of this run.
     pub(crate) fn errors(
         &self,
         name: &str,
@@ -91,13 +91,13 @@ impl Run {
     }
 }
 
-/// As the script samples them.
+/// The norm and six elements, sampled as in the script.
 fn sampled(values: &[f64]) -> impl Iterator<Item = f64> {
     let norm = values.iter().map(|x| x * x).sum::<f64>().sqrt();
     [norm].into_iter().chain((0..6).map(|j| values[(7919 * j + 13) % values.len()]))
 }
 
-/// The errors of a model's run.
+/// The largest errors of the run of a model.
 fn errors(index: usize, dtype: DType) -> Result<[f64; 2], Box<dyn std::error::Error>> {
     let (name, build) = ZOO[index];
     let run = Run::read(RUNS, name, dtype);

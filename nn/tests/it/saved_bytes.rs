@@ -1,4 +1,4 @@
-//! Bytes that layers and models keep for backward, next to PyTorch; the table of the models'
+//! Bytes that layers and models save for backward, compared with PyTorch; the table of the models'
 //! README.
 
 use std::collections::BTreeSet;
@@ -56,7 +56,7 @@ const WITHOUT_ROW: [&str; 19] = [
     "TransformerEncoder",
 ];
 
-/// A layer under PyTorch's conditions: its input needs a gradient, and so do its parameters.
+/// A layer whose input and parameters need gradients, as in PyTorch's measurement.
 struct OfLayer<F>(F);
 
 impl<F> Nodes for OfLayer<F> {
@@ -232,7 +232,7 @@ fn model(device: &Device, name: &str) -> Result<(Box<dyn Module>, Vec<usize>)> {
     })
 }
 
-/// Bytes that only the record of `layer` on an input of `shape` keeps alive.
+/// Bytes that only the record of the layer `name` keeps alive.
 fn saved_bytes(name: &str) -> Result<usize> {
     let device = cpu();
     let (layer, shape) = simple_layer(&device, name)?;
@@ -248,7 +248,7 @@ fn saved_bytes(name: &str) -> Result<usize> {
         pass.input(uniform(&device, 1, &shape)?)?
     };
     drop(layer.forward(&pass, x)?);
-    // The new running statistics are no part of the record.
+    // New running statistics are not part of the record.
     drop(attempt.take_buffer_updates());
     Ok(live() - before)
 }
@@ -290,7 +290,7 @@ fn no_layer_keeps_more_than_pytorch() -> Outcome {
     Ok(())
 }
 
-/// Bytes with separators, 73,728.
+/// Bytes with separators, such as 73,728.
 fn grouped(bytes: usize) -> String {
     let digits = bytes.to_string();
     let mut text = String::new();
@@ -312,7 +312,7 @@ fn the_table_in_the_readme_is_what_is_measured() -> Outcome {
     Ok(())
 }
 
-/// A parameter does not count, whatever a record keeps of it.
+/// Parameters do not count as saved bytes, even if the record keeps them.
 #[test]
 fn what_is_measured_leaves_parameters_out() -> Outcome {
     let device = cpu();

@@ -40,7 +40,7 @@ fn expected(name: &str) -> Vec<f64> {
 }
 
 fn assert_close(name: &str, step: usize, found: f64, expected: f64) {
-    // PyTorch multiplies step by step: 40 roundings.
+    // PyTorch multiplies step by step, with up to 40 roundings.
     assert!((found - expected).abs() <= 1e-15, "{name}, step {step}: {found}, not {expected}");
 }
 
@@ -79,7 +79,7 @@ fn plateaus_fall_when_pytorchs_do() {
     for (name, options, sign) in [("plateau", lower, 1.0), ("plateau_higher", higher, -1.0)] {
         let (mut plateau, mut rate) = (Plateau::new(options).unwrap(), BASE);
         for (step, (metric, expected)) in metrics.iter().zip(expected(name)).enumerate() {
-            // Going on from the stored state is the same as going on.
+            // A plateau that is resumed from its state continues without a difference.
             plateau = Plateau::resume(options, plateau.state()).unwrap();
             rate = plateau.observe(sign * metric, rate);
             assert_close(name, step, rate, expected);

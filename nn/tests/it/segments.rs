@@ -10,7 +10,7 @@ use lowtide_tensor::{Conv2dGeometry, DType, Device, Tensor};
 use crate::common::{KEY, Outcome, cpu};
 use crate::zoo::{Trained, ZOO, fill, uniform};
 
-/// Whether a pass recomputes what is cheap.
+/// The treatment of cheap results in a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cheap {
     Kept,
@@ -22,7 +22,7 @@ fn pass_of(attempt: &Attempt, cheap: Cheap) -> Pass {
     if cheap == Cheap::Recomputed { pass.with_cheap_recomputed() } else { pass }
 }
 
-/// All bits that a step makes: loss, gradients, buffers.
+/// The bits of a step: loss, gradients and buffers.
 fn step_bits(case: &mut dyn Trained, cheap: Cheap) -> Result<Vec<Vec<u8>>> {
     let attempt = Attempt::new();
     let pass = pass_of(&attempt, cheap);
@@ -37,7 +37,7 @@ fn step_bits(case: &mut dyn Trained, cheap: Cheap) -> Result<Vec<Vec<u8>>> {
     Ok(all)
 }
 
-/// Bytes that the forward pass leaves alive on the device, and those at the peak of a step.
+/// Bytes that the forward pass keeps on the device, and peak bytes of the step.
 fn memory_bytes(case: &mut dyn Trained, device: &Device, cheap: Cheap) -> Result<[usize; 2]> {
     let memory = device.allocator();
     let before = memory.statistics().requested.current_bytes;
@@ -81,7 +81,8 @@ fn every_policy_gives_the_same_bits() -> Outcome {
     Ok(())
 }
 
-/// Also inside of blocks that are recomputed or offloaded; known beforehand to the byte.
+/// Results are also recomputed inside of blocks that are recomputed or offloaded. The simulated
+/// device predicts the memory to the byte.
 #[test]
 fn cheap_results_of_every_model_are_recomputed_to_the_same_bits() -> Outcome {
     for (name, build) in ZOO {
@@ -108,7 +109,7 @@ fn cheap_results_of_every_model_are_recomputed_to_the_same_bits() -> Outcome {
     Ok(())
 }
 
-/// A block with everything that a second run could do twice: random numbers, running statistics.
+/// A block in which a second run could repeat side effects: random numbers, running statistics.
 fn block(device: &Device, index: usize) -> Result<Sequential> {
     let geometry = Conv2dGeometry { padding: [1, 1], ..Default::default() };
     let key = KEY.op(&index.to_string());
@@ -119,8 +120,8 @@ fn block(device: &Device, index: usize) -> Result<Sequential> {
         .then(ReLU))
 }
 
-/// All bits of a step of two blocks inside of one segment, each one of its own; and the bytes that
-/// the forward pass leaves alive.
+/// The bits of a step of two blocks inside of one segment, each block in a segment of its own; and
+/// the bytes that the forward pass keeps.
 fn nested_bits(
     device: &Device,
     blocks: &[Sequential; 2],
@@ -151,7 +152,7 @@ fn nested_bits(
         pass.backward_seeded(loss, 0.5)?;
     }
     let (gradients, updates) = attempt.into_parts();
-    // Two statistics of each block, and the count of batches.
+    // Gradients of 4 parameters and updates of 3 buffers for each of the two blocks.
     assert_eq!((gradients.len(), updates.len()), (8, 6));
     for tensor in gradients.iter().chain(updates.iter().map(|(_, value)| value)) {
         all.push(tensor.to_bytes()?);
@@ -173,7 +174,7 @@ fn nested_segments_with_dropout_and_batch_normalisation_give_the_same_bits() -> 
         for inner in &policies {
             let (found, kept) = nested_bits(&device, &blocks, &[outer.clone(), inner.clone()])?;
             assert!(found == expected, "{outer:?} around {inner:?}");
-            // The inner policy counts, unless the outer one runs it all again.
+            // The inner policy decides, unless the outer policy recomputes all blocks.
             let saves = *outer == SavedPolicy::Recompute || *inner != SavedPolicy::Keep;
             assert_eq!(kept < most, saves, "{outer:?} around {inner:?}: {kept} of {most}");
         }
@@ -182,7 +183,7 @@ fn nested_segments_with_dropout_and_batch_normalisation_give_the_same_bits() -> 
     Ok(())
 }
 
-/// The bytes of each policy are known beforehand, to the byte.
+/// A simulated device predicts the memory of each policy to the byte.
 #[test]
 fn a_simulated_device_predicts_what_each_policy_takes() -> Outcome {
     let mut checked = 0;
@@ -236,7 +237,7 @@ fn a_policy_can_be_given_to_single_blocks() -> Outcome {
 
 #[test]
 fn dropout_changes_the_loss_of_those_that_have_it() -> Outcome {
-    // Otherwise the bits above would say little about random numbers.
+    // Without an effect of dropout, equal bits would say little about random numbers.
     let device = cpu();
     let mut with_dropout = 0;
     for (name, build) in ZOO {
@@ -253,8 +254,9 @@ fn dropout_changes_the_loss_of_those_that_have_it() -> Outcome {
     Ok(())
 }
 
-/// A GPT of twelve narrow blocks with dropout, of which the first ten are recomputed, `at_once` at
-/// once: the bits of a step, and the bytes that forward leaves and the most that backward takes.
+/// A step of a GPT of twelve narrow blocks with dropout. The first ten blocks are recomputed in
+/// groups of `at_once`. Returns the bits of the gradients, the bytes that forward keeps, and the
+/// peak of backward.
 fn gpt_in_runs(device: &Device, host: &Device, at_once: usize) -> Result<(Vec<u32>, [usize; 2])> {
     let shape = GptShape { vocabulary: 11, context: 8, width: 16, heads: 2, blocks: 12 };
     let mut model = Gpt::gpt2(device, KEY, shape)?.with_dropout(0.2)?;
@@ -265,7 +267,7 @@ fn gpt_in_runs(device: &Device, host: &Device, at_once: usize) -> Result<(Vec<u3
             10.. => None,
             _ if at_once == 0 => None,
             _ if index % at_once > 0 => Some(SavedPolicy::RecomputeWithPrevious),
-            // The inputs of the second run wait on the host.
+            // The inputs of the second group wait on the host.
             _ if index == at_once => Some(SavedPolicy::RecomputeFrom(offload.clone())),
             _ => Some(SavedPolicy::Recompute),
         };

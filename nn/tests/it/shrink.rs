@@ -1,4 +1,4 @@
-//! Students, preferences and pruned weights beside PyTorch: `fixtures/make_shrink.py`.
+//! Distillation, preferences and pruned weights against PyTorch: `fixtures/make_shrink.py`.
 
 use lowtide_autograd::{Attempt, Pass, Var};
 use lowtide_nn::models::{Gpt, GptShape};
@@ -21,7 +21,7 @@ fn expected(name: &str) -> Vec<f64> {
     line.map(|value| value.parse().expect("a number")).collect()
 }
 
-/// The script's numbers.
+/// The numbers of the script.
 fn numbers(count: usize, seed: u64) -> Vec<f64> {
     let next = |state: &mut u64| {
         *state = (*state * 1_103_515_245 + 12345) % (1 << 31);
@@ -42,12 +42,12 @@ fn assert_close(found: &[f64], expected: &[f64], tolerance: f64) {
     }
 }
 
-/// A parameter in a pass.
+/// A parameter with these values.
 fn leaf(device: &Device, values: &[f64], shape: &[usize]) -> Result<Parameter> {
     Ok(Parameter::new(Tensor::from_slice(device, lowtide_tensor::Shape::new(shape), values)?))
 }
 
-/// `(1 - a) CE + a T² KL`, as the trainer puts it together.
+/// `(1 - a) CE + a T² KL`, the loss of the trainer.
 fn loss_of(student: Logits, teacher: Logits, labels: &Tensor, [t, a]: [f64; 2]) -> Result<Var> {
     let soft = student.clone().distillation(teacher, labels, t)?.sum.mul_scalar(a)?;
     Ok(soft.add(student.cross_entropy(labels)?.sum.mul_scalar(1.0 - a)?)?)
@@ -144,7 +144,8 @@ fn ten_steps_of_a_pruned_model_are_pytorchs() -> Outcome {
     Ok(())
 }
 
-/// Features and weights of a student and a teacher over `rows` rows, 11 classes.
+/// Inputs and weights of the output layers of a student and a teacher, for `rows` rows and 11
+/// classes.
 fn linear(device: &Device, rows: usize) -> [Tensor; 4] {
     [
         f64s(device, "x", [rows, 5]),
@@ -162,7 +163,7 @@ fn labels(device: &Device, rows: usize) -> Result<Tensor> {
 #[test]
 fn chunks_of_linear_logits_are_the_whole_ones() -> Outcome {
     let device = cpu();
-    // One chunk, several, and a short last one.
+    // One chunk, several chunks, and a short last chunk.
     for rows in [1, 16, 70, 200] {
         let [x, w, tx, tw] = linear(&device, rows);
         let labels = labels(&device, rows)?;
@@ -226,7 +227,7 @@ fn gradients_of_distillation_and_of_log_likelihoods_are_those_of_differences() -
                 let logits = if is_whole { Logits::Whole(logits.whole()?) } else { logits };
                 let each = logits.log_likelihoods(&sequences)?;
                 assert_eq!(each.shape()[..], [2]);
-                // Each with a factor of its own.
+                // Each sequence has its own factor.
                 let factors = Tensor::from_slice(each.value().device(), [2], &[1.0_f64, -2.5])?;
                 let factors = each.pass().constant(factors);
                 Ok(each.mul(factors)?.sum_all()?)

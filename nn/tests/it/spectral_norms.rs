@@ -1,5 +1,4 @@
-//! Weights whose largest singular value is 1, beside PyTorch 2.15's
-//! `torch.nn.utils.parametrizations.spectral_norm`.
+//! Spectral normalisation against PyTorch 2.15's `torch.nn.utils.parametrizations.spectral_norm`.
 
 use lowtide_autograd::{Attempt, Pass, SavedPolicy};
 use lowtide_nn::{
@@ -10,13 +9,13 @@ use lowtide_tensor::{ConvTranspose1dGeometry, Device, Tensor};
 
 use crate::common::{KEY, Outcome, cpu, names, widen};
 
-/// Small numbers, equal in both libraries.
+/// Numbers that are exact in both libraries.
 fn numbers(device: &Device, shape: &[usize], of: impl Fn(usize) -> f64) -> Tensor {
     let values: Vec<f64> = (0..shape.iter().product()).map(of).collect();
     Tensor::from_slice(device, shape, &values).expect("memory for a small tensor")
 }
 
-/// The layer with a weight of numbers, no bias, and vectors whose elements are equal.
+/// The layer with counted numbers as weight, no bias, and vectors of equal elements.
 fn filled<M: Module>(mut layer: M) -> M {
     widen(&mut layer);
     layer.visit(&mut |name, parameter| {
@@ -39,7 +38,7 @@ fn near(found: &[f64], expected: &[f64], what: &str) {
     }
 }
 
-/// PyTorch's results: sums of the results of two steps, and then the gradient of the weight, both
+/// PyTorch's results: the sums of the outputs of two steps, the gradient of the weight, both
 /// vectors, and the sum of squares in evaluation.
 struct Expected<'a> {
     sums: [f64; 2],
@@ -176,7 +175,8 @@ fn options_that_say_nothing_are_errors() -> Outcome {
     Ok(())
 }
 
-/// Gradients and buffers of a segment that runs one layer twice, from vectors that have far to go.
+/// Gradients and buffers of a segment that runs one layer twice. The vectors start far from the
+/// result.
 fn bits_under(policy: SavedPolicy) -> NnResult<Vec<Vec<u8>>> {
     let device = cpu();
     let layer = filled(SpectralNorm::new(Linear::new(&device, KEY, 3, 3)?, KEY)?);
@@ -195,7 +195,7 @@ fn bits_under(policy: SavedPolicy) -> NnResult<Vec<Vec<u8>>> {
 #[test]
 fn layer_that_is_computed_again_divides_by_the_same_number() -> Outcome {
     let kept = bits_under(SavedPolicy::Keep)?;
-    // Weight and bias, and both vectors.
+    // Gradients of weight and bias, and both vectors.
     assert_eq!(kept.len(), 4);
     assert_eq!(bits_under(SavedPolicy::Recompute)?, kept);
     Ok(())

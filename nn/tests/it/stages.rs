@@ -1,4 +1,4 @@
-//! Models cut between their blocks: what can be cut, and that the stages are the model.
+//! Models cut between blocks: the places of cuts, and equal results of the stages and the whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,9 @@ use lowtide_nn::parallel::{StageEnd, Survey, keep_own, run_stage, survey};
 use lowtide_nn::{Linear, Module, NnError, NnResult, Parameters, Segment, parameters, run_blocks};
 use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, SimSpec, Tensor};
 
-/// Four blocks: two of a run, past which goes what is before them, and two more, past the first of
-/// which goes what comes out of the run where that is wanted. The last layer is the first one, too.
+/// A model of four blocks: a run of two, then two single blocks. The input of the run is also added
+/// to its output. With `passes_by`, the input of the third block is also added to its output. The
+/// first layer is used again at the end.
 #[derive(Clone)]
 struct Net {
     first: Linear,
@@ -87,7 +88,8 @@ fn a_survey_tells_what_each_block_uses_and_where_a_stage_can_begin() {
         assert_eq!(found.cuts.block_count(), 4);
         assert_eq!(found.cuts.input(2).map(|meta| meta.shape.to_vec()), Some(vec![3, 5]));
         let begin: Vec<bool> = found.sections.iter().map(|section| section.can_begin).collect();
-        // What is before the first block is computed again where it is needed; a block is not.
+        // Code before the first block can be computed again in a later stage, the output of a block
+        // cannot.
         assert_eq!(begin, [true, true, !passes_by, true]);
         let used = |section: usize, prefixes: &[&str], net: &mut Net| {
             let ids = prefixes.iter().flat_map(|prefix| ids(net, prefix)).collect();
@@ -102,8 +104,8 @@ fn a_survey_tells_what_each_block_uses_and_where_a_stage_can_begin() {
     }
 }
 
-/// The results of all stages: the result of the last, and the gradients of each parameter, added
-/// up.
+/// Runs all stages. Returns the output of the last stage, and the sum of the stages' gradients for
+/// each parameter.
 fn by_stages(whole: &Net, bounds: &[usize], x: &Tensor) -> (Vec<f32>, Vec<Vec<f32>>) {
     let device = x.device();
     let found = surveyed(whole);
@@ -173,7 +175,8 @@ fn stages_one_after_the_other_are_the_model() {
     }
 }
 
-/// What is elsewhere takes no memory here, has no gradient, and no value that anything reads.
+/// A parameter of another stage takes no memory here and has no gradient, and its values are not
+/// read.
 #[test]
 fn what_is_elsewhere_takes_no_memory() {
     let device = Device::cpu(CpuOptions::default()).expect("a device");

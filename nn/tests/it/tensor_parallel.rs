@@ -1,5 +1,5 @@
-//! Models whose heads, hidden features and vocabulary are with several ranks: the gradients are
-//! those of one.
+//! Models whose heads, hidden features and vocabulary are shared by ranks: the gradients equal
+//! those on one rank.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Barrier, Mutex};
@@ -18,7 +18,7 @@ use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
 use crate::common::{KEY, cpu, f64s, values};
 
-/// Ranks that add up by turns.
+/// The meeting point of ranks in threads, at which values are summed.
 #[derive(Debug)]
 struct Meeting {
     barrier: Barrier,
@@ -48,14 +48,14 @@ impl Sum for ByTurns {
     }
 }
 
-/// Loss, gradients by name, and what else is looked at.
+/// Loss, gradients by name, and the tensor that is compared too.
 type Outcome = (f64, BTreeMap<String, Vec<f64>>, Vec<f64>);
 
-/// The loss of a model, and what else is looked at.
+/// Returns the loss of a model, and a tensor that is compared too.
 type Run<'a, M> = dyn Fn(&M, &Device, &Pass) -> NnResult<(Loss, Tensor)> + 'a;
 
-/// The results of one rank of `count`; gradients as those of whole parameters, where others' parts
-/// are NaN.
+/// The results of rank `index` of `count`. Gradients have the shapes of whole parameters, with NaN
+/// in the shards of other ranks.
 fn outcome<M: Parameters>(
     build: &dyn Fn(&Device) -> NnResult<M>,
     (index, count): (usize, usize),
@@ -98,8 +98,8 @@ fn outcome<M: Parameters>(
     Ok((total, by_name, seen.to_vec::<f64>()?))
 }
 
-/// Runs it on one rank and on several: the loss, what is seen, and the gradients are the same, and
-/// those of what each rank has for itself have the same bits on all.
+/// Runs `run` on one rank and on several. Compares loss, tensor and gradients. Gradients of
+/// parameters that every rank has as a whole must have equal bits on all ranks.
 fn check<M: Parameters>(
     counts: &[usize],
     build: impl Fn(&Device) -> NnResult<M> + Sync,
@@ -202,7 +202,7 @@ fn with_fewer_heads_than_ranks_each_has_all_of_them() {
 
 #[test]
 fn logits_of_a_shared_vocabulary_are_those_of_the_whole_one() {
-    // A loss that takes all logits, and a loss of sequences.
+    // Returns a loss that takes all logits, and likelihoods of sequences.
     let run = |model: &Gpt, device: &Device, pass: &Pass| {
         let input = tokens(device, "input", [3, 7], SHAPE.vocabulary);
         let labels = tokens(device, "labels", [3, 7], SHAPE.vocabulary);
@@ -249,7 +249,7 @@ fn an_image_model_on_several_ranks_has_the_gradients_of_one() {
     let build =
         |device: &Device| {
             let mut model = ViT::new(device, KEY, shape)?;
-            // The head and the class token begin with zeros, through which no gradient comes.
+            // The head and the class token start with zeros and would pass no gradient on.
             let mut outcome = Ok(());
             model.visit(&mut |name, parameter| {
                 outcome = std::mem::replace(&mut outcome, Ok(()))
@@ -354,7 +354,7 @@ fn what_cannot_be_shared_stays_whole_and_memory_that_lacks_changes_nothing()
     for (before, after) in before.into_iter().zip(after) {
         assert_eq!(before?, after?);
     }
-    // Saved by itself it would not be the model.
+    // A file of one rank would not hold the model.
     share_layers(&mut model, &device, (0, 2), &sum()).expect("memory");
     let error = lowtide_nn::to_safetensors(&mut model).expect_err("it has parts");
     assert!(error.to_string().contains("divided among ranks"), "{error}");

@@ -1,5 +1,5 @@
-//! Every optimizer beside PyTorch's, in f64: parameters and states after five updates, and the
-//! states' names.
+//! Every optimizer against PyTorch in f64: parameters and states after five updates, and the names
+//! of states.
 
 use std::path::Path;
 
@@ -118,8 +118,8 @@ fn parameters_and_states_are_pytorchs_after_five_updates() -> Outcome {
             let expected = tensor(&format!("{case}.{name}"))?;
             assert_eq!(found.shape(), expected.shape(), "{case}.{name}");
             for (x, y) in found.to_vec::<f64>()?.into_iter().zip(expected.to_vec::<f64>()?) {
-                // Values are below 4, and the orders of operations differ; Newton-Schulz doubles
-                // an error several times.
+                // Values are below 4, and the orders of operations differ. Newton-Schulz doubles an
+                // error several times.
                 assert!((x - y).abs() <= 1e-12, "{case}.{name}: {x}, not {y}");
             }
         }
@@ -127,7 +127,7 @@ fn parameters_and_states_are_pytorchs_after_five_updates() -> Outcome {
     Ok(())
 }
 
-/// The parameters after three updates, computed in `dtype` with gradients of `gradient_dtype`.
+/// The parameters after three updates in `dtype`, with gradients of `gradient_dtype`.
 fn narrow_run(
     optimizer: &mut dyn Stateful,
     dtype: DType,
@@ -163,14 +163,14 @@ fn narrow_run(
 fn parameters_of_other_types_follow_those_of_f64() -> Outcome {
     let types = [
         (DType::F32, DType::F32, 1e-4),
-        // The parameter is rounded in each step, the gradient too or not.
+        // The parameter is rounded in each step, and the gradient may be rounded too.
         (DType::BF16, DType::BF16, 4.0 / 128.0),
         (DType::BF16, DType::F32, 4.0 / 128.0),
         (DType::F16, DType::F16, 4.0 / 1024.0),
     ];
     for (dtype, gradient_dtype, allowed) in types {
         for ((case, mut exact), (_, mut narrow)) in cases()?.into_iter().zip(cases()?) {
-            // Its epsilon depends on the type.
+            // Adafactor's epsilon depends on the type.
             if case == "adafactor" && dtype != DType::F32 {
                 continue;
             }

@@ -16,7 +16,7 @@ fn gradients(device: &Device, model: &Pair) -> Result<Gradients> {
     gradients_are(&[(&model.0[0], a), (&model.0[1], b)])
 }
 
-/// Everything that an update may change.
+/// All values that an update may change.
 type State = (Vec<(String, Vec<u64>)>, Vec<Vec<u64>>, u64, Vec<u64>);
 
 fn state(model: &mut Pair, optimizer: &mut dyn Stateful) -> State {
@@ -29,7 +29,7 @@ fn an_update_that_is_dropped_leaves_everything_as_it_was() -> Outcome {
     for (name, mut optimizer) in optimizers() {
         let device = cpu();
         let mut model = Pair::new(&device);
-        // Without state yet, and with.
+        // Two rounds: without states, then with states.
         for round in 0..2 {
             let before = (state(&mut model, &mut *optimizer), device.allocator().layout_hash());
             let gradients = gradients(&device, &model)?;
@@ -69,7 +69,7 @@ fn a_fault_in_any_request_of_prepare_leaves_everything_as_it_was() -> Outcome {
         let device = cpu();
         let memory = device.allocator();
         let mut model = Pair::new(&device);
-        // Without state yet, and with.
+        // Two rounds: without states, then with states.
         for round in 0..2 {
             let before = (state(&mut model, &mut *optimizer), memory.layout_hash());
             let mut failures = 0;
@@ -84,7 +84,7 @@ fn a_fault_in_any_request_of_prepare_leaves_everything_as_it_was() -> Outcome {
                 assert!(error.out_of_memory().is_some_and(|ledger| ledger.injected), "{error}");
                 failures += 1;
             }
-            // One request for each state tensor of each of the two parameters; scratch is more.
+            // One request for each state of both parameters, and more for scratch memory.
             let OptimizerMemory { state_bytes, scratch_bytes } = optimizer.memory(&mut model);
             let blocks = if round == 0 { state_bytes / BLOCK_BYTES } else { 0 };
             match scratch_bytes {
@@ -123,7 +123,7 @@ fn a_frozen_parameter_is_an_error_and_nothing_is_written() -> Outcome {
     for (name, mut optimizer) in optimizers() {
         let device = cpu();
         let mut model = Pair::new(&device);
-        // The last one: those before it must not be written either.
+        // Only the last parameter is frozen: the parameters before it must not be written either.
         model.0.last().unwrap().value().freeze();
         let before = state(&mut model, &mut *optimizer);
         let gradients = gradients(&device, &model)?;
@@ -147,7 +147,7 @@ fn a_gradient_of_another_shape_is_an_error_naming_the_parameter() -> Outcome {
         let device = cpu();
         let mut model = Pair::new(&device);
         let gradients = gradients(&device, &model)?;
-        // The parameter with a value that its gradient does not fit any more.
+        // The parameter gets a value that its gradient does not fit.
         *model.0[1].value_mut() = f64s(&device, "longer", [6]);
         let before = (state(&mut model, &mut *optimizer), device.allocator().layout_hash());
         let error = optimizer.prepare(&mut model, gradients).err().expect("5 is not 6");
@@ -181,7 +181,7 @@ fn memory_tells_what_an_update_takes() -> Outcome {
     for (name, mut optimizer) in optimizers() {
         let device = cpu();
         let memory = device.allocator();
-        // Sizes around a block: 1, 129 and 0 elements of f32 and an odd matrix.
+        // Sizes around a block of 512 bytes: 1, 129 and 0 elements of f32, and an odd matrix.
         let sizes = [&[1][..], &[129], &[0], &[33, 17], &[]];
         let parameters =
             sizes.map(|shape| Tensor::zeros(&device, shape, lowtide_tensor::DType::F32));
@@ -218,7 +218,7 @@ fn memory_tells_what_an_update_takes() -> Outcome {
     Ok(())
 }
 
-/// Any number of parameters, named by position.
+/// A module of parameters that are named by position.
 struct List(Vec<Parameter>);
 
 parameters!(List { 0 as "" });

@@ -1,4 +1,4 @@
-//! Masks, attention to another sequence, and layers of encoders and decoders.
+//! Masks, cross-attention, and encoder and decoder layers.
 
 use lowtide_autograd::{Attempt, Pass, Var, check};
 use lowtide_nn::{
@@ -145,7 +145,7 @@ fn shapes_that_do_not_fit_are_errors() -> Outcome {
         }
         _ => false,
     };
-    // Another width, another batch, and a mask of another length.
+    // Errors: another width, another batch, and a mask of another length.
     assert!(is_shape(attention.attend(&pass, x([1, 2, 4]), x([1, 3, 5]), None).err()));
     assert!(is_shape(attention.attend(&pass, x([1, 2, 4]), x([2, 3, 4]), None).err()));
     let padding = Tensor::from_slice(&device, [1, 2], &[false, true])?;

@@ -1,4 +1,4 @@
-//! Transposed convolutions of volumes, points of volumes, and places of the largest values.
+//! Transposed convolutions of volumes, points of volumes, and places of maxima.
 
 use std::slice::from_ref;
 
@@ -25,7 +25,7 @@ fn numbers(x: &Tensor) -> Vec<f64> {
     x.contiguous().expect("memory").to_vec::<f64>().expect("f64")
 }
 
-/// The result without a gradient, after its gradients were checked by differences.
+/// The result without a gradient. First checks the gradients by finite differences.
 fn checked(inputs: &[Tensor], f: impl Fn(Vec<Var>) -> Result<Var>) -> Result<Tensor> {
     let run = |vars| f(vars).map_err(NnError::into_autograd);
     let sum = |_: &Pass, vars: Vec<Var>| {
@@ -131,7 +131,7 @@ fn transposed_convolutions_that_there_cannot_be_are_errors() -> Outcome {
     Ok(())
 }
 
-/// The value at a place between voxels, where those outside are 0.
+/// The value at a position between voxels; voxels outside are 0.
 fn between(volume: &[f64], size: [usize; 3], at: [f64; 3]) -> f64 {
     let mut sum = 0.0;
     for corner in 0..8 {
@@ -197,7 +197,7 @@ fn points_of_volumes_are_means_of_the_voxels_around() -> Outcome {
         assert_close(y.value(), &nearest.collect::<Vec<_>>(), "nearest");
     }
     let pass = Pass::eval();
-    // In the middle slice of three a volume is an image.
+    // At the middle of three slices, a volume equals an image.
     let corners = Corners::Aligned;
     let cubic = GridOptions { mode: GridMode::Bicubic, corners, ..Default::default() };
     let flat = grid.select(1, 0)?.narrow(3, 0, 2)?;
@@ -218,7 +218,8 @@ fn points_of_volumes_keep_nothing_for_each_of_their_corners() -> Outcome {
     let (channels, points) = (256, 8 * 8 * 8);
     let x = tensor(&device, "volume", &[1, channels, 4, 4, 4]);
     let grid = tensor(&device, "grid", &[1, 8, 8, 8, 3]);
-    // A result's bytes: the 64 corners of a point were as many before.
+    // Bytes of the result. An earlier version kept a tensor of this size for each of the 64
+    // corners.
     let result_bytes = channels * points * size_of::<f64>();
     for padding in [GridPadding::Zeros, GridPadding::Border, GridPadding::Reflection] {
         let options = GridOptions { mode: GridMode::Bicubic, padding, ..Default::default() };
@@ -272,7 +273,7 @@ fn a_fixed_divisor_divides_the_sums_of_boxes() -> Outcome {
     let mean = AvgPool::default();
     let fixed = AvgPool { divisor: Divisor::Exactly(5.try_into()?), ..mean };
     let y = checked(from_ref(&x), |vars| avg_pool3d(one(vars), window, fixed))?;
-    // Every place counts in the mean, so that the sum is 12 of it.
+    // Padding counts in the mean, so a sum is 12 times the mean.
     let sums = avg_pool3d(pass.constant(x), window, mean)?.mul_scalar(12.0 / 5.0)?;
     assert_close(&y, &numbers(sums.value()), "divisor");
     Ok(())
@@ -313,7 +314,7 @@ fn largest_values_stand_at_their_places_and_go_back_there() -> Outcome {
         expected[index / 6 * 24 + place as usize] = *value;
     }
     assert_close(&back, &expected, "max_unpool");
-    // Two values for one place both get the gradient.
+    // Two values with one place both get the gradient.
     let twice = Tensor::zeros(&device, [1, 2, 2, 3], DType::I64)?;
     let leaf = lowtide_autograd::LeafId::new();
     let attempt = lowtide_autograd::Attempt::new();

@@ -1,4 +1,4 @@
-//! Weights as lengths and directions.
+//! Weights that are split into lengths and directions.
 
 use lowtide_autograd::{Pass, Var, check};
 use lowtide_nn::{
@@ -24,10 +24,10 @@ fn check_as_before(layer: impl Weighted + Module + Clone, x: &Tensor) -> Outcome
         for (a, b) in y.iter().zip(&before) {
             assert!((a - b).abs() < 1e-5, "along {axis}: {a}, not {b}");
         }
-        // The length alone says how long a weight is.
+        // The size of the direction does not change the weight.
         normed.visit(&mut |name, parameter| {
             if name.ends_with("original1") {
-                // The layer itself keeps the storage that both have.
+                // The layer keeps the storage that both layers share.
                 *parameter.value_mut() = parameter.value().mul_scalar(4.0).expect("memory");
             }
         });

@@ -1,4 +1,5 @@
-//! Weights files: what goes out comes back, and a mistake changes neither model nor file.
+//! Weights files: a loaded file equals the saved model, and an error changes neither model nor
+//! file.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +20,7 @@ fn cnn(device: &Device, seed: u64) -> SimpleCnn {
     SimpleCnn::new(device, RandomKey::new(seed), SHAPE).expect("memory")
 }
 
-/// The names in a folder, sorted.
+/// The file names in a folder, sorted.
 fn entries(folder: &Path) -> std::io::Result<Vec<String>> {
     let names = fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().display().to_string()));
     let mut names = names.collect::<std::io::Result<Vec<_>>>()?;
@@ -45,7 +46,7 @@ fn what_is_saved_is_loaded_bit_for_bit() -> Outcome {
 
 #[test]
 fn tensors_of_every_type_are_loaded_bit_for_bit() -> Outcome {
-    /// One tensor, kept as a buffer, which may be of any type.
+    /// A model of one buffer, which may have any type.
     struct Holder(Buffer);
     parameters!(Holder { 0 as "held" });
     let device = cpu();
@@ -90,7 +91,7 @@ fn a_frozen_parameter_is_an_error_and_nothing_is_loaded() -> Outcome {
     let (mut one, mut other) = (cnn(&device, 1), cnn(&device, 2));
     save(&mut one, &path)?;
     let before = all_bits(&mut other);
-    // The last one that is visited stays frozen.
+    // Freezes the parameter that is visited last.
     other.visit(&mut |name, parameter| {
         if name == "linear.bias" {
             parameter.value().freeze();
@@ -162,7 +163,7 @@ fn the_file_is_an_ordinary_safetensors_file_with_pytorchs_names() -> Outcome {
 
 #[test]
 fn a_file_of_pytorch_is_loaded() -> Outcome {
-    // The fixture holds `initial.conv.weight` and more under other prefixes: cut it down to one.
+    // Keeps only the tensors under `initial.` of the fixture, without this prefix.
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let bytes = fs::read(fixture.join("simple_cnn.safetensors"))?;
     let file = SafeTensors::deserialize(&bytes)?;
@@ -184,7 +185,7 @@ fn a_file_of_pytorch_is_loaded() -> Outcome {
     Ok(())
 }
 
-/// Named parameters of any kind.
+/// Named parameters.
 struct Named(Vec<(&'static str, Parameter)>);
 
 impl Named {
@@ -199,8 +200,8 @@ impl Nodes for Named {
     }
 }
 
-/// Loads a file of `saved` into a model with parameters `a` and `b`; the parameter and what is
-/// wrong with it.
+/// Loads a file of `saved` into a model with parameters `a` and `b`. Returns the name of a
+/// parameter and its problem.
 fn problem_with(device: &Device, saved: Vec<(&'static str, Tensor)>) -> (String, WeightsProblem) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("model.safetensors");
@@ -307,7 +308,7 @@ fn a_file_survives_a_save_that_fails() -> Outcome {
     let path = folder.path().join("model");
     save(&mut cnn(&device, 1), &path)?;
     let before = fs::read(&path)?;
-    // What is in the way of the file beside cannot be replaced by it.
+    // A folder has the name of the unfinished file, so that file cannot be created.
     fs::create_dir(folder.path().join("model.partial"))?;
     check_save_fails(&path);
     assert_eq!(fs::read(&path)?, before);

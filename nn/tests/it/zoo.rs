@@ -1,5 +1,4 @@
-//! One small example of every reference model, with numbers that `fixtures/make_models.py` makes
-//! as well.
+//! A small example of every reference model. `fixtures/make_models.py` makes the same numbers.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::models::{
@@ -15,7 +14,7 @@ use lowtide_tensor::{Device, Tensor};
 
 use crate::common::KEY;
 
-/// The streams of inputs, targets and states; those of parameters count from 1.
+/// Streams of inputs, targets and states. Parameters have streams 1, 2, 3, ...
 const X: u64 = 1001;
 const Y: u64 = 1002;
 const H: u64 = 1003;
@@ -45,7 +44,7 @@ fn integers(stream: u64, len: usize, modulo: u64) -> Vec<i64> {
     words(stream, len).map(|word| ((word >> 32) % modulo) as i64).collect()
 }
 
-/// Parameter k, in the order in which the model shows them, from stream k.
+/// Fills parameter k, in the order of the visit, from stream k.
 pub(crate) fn fill(model: &mut dyn Parameters) {
     let mut stream = 0;
     model.visit(&mut |name, parameter| {
@@ -65,10 +64,10 @@ pub(crate) fn fill(model: &mut dyn Parameters) {
     });
 }
 
-/// A model and what it is trained on.
+/// A model together with its training data.
 pub(crate) trait Trained {
     fn model(&mut self) -> &mut dyn Parameters;
-    /// Whether it has blocks, with policies of what they save.
+    /// True if the model has blocks, and thus policies of saved tensors.
     fn has_blocks(&mut self) -> bool {
         let mut has_blocks = false;
         self.model().visit_policies(&mut |_| has_blocks = true);
@@ -102,7 +101,8 @@ fn like<M: Parameters + Clone>(model: &M, x: &Tensor) -> Result<Tensor> {
     Ok(x.to_dtype(dtype)?)
 }
 
-/// Logits of `x`, the classes last or second, against labels.
+/// Trains `model` on the cross-entropy of its logits with `labels`. Classes are in the last or the
+/// second dimension.
 fn classified<M: Module + Clone + 'static>(
     model: M,
     x: Tensor,
@@ -193,10 +193,10 @@ const RECURRENT: RecurrentOptions = RecurrentOptions {
     directions: Directions::Both,
 };
 
-/// Outputs and a state at the end, from an input and the states at the start.
+/// Runs a recurrent layer on an input and start states. Returns outputs and one of the last states.
 type RunOf<M> = fn(&M, &Pass, Var, [Var; 2]) -> Result<(Var, Var)>;
 
-/// The mean square distance to a target, and the mean square of the states at the ends.
+/// The loss is the mean square distance to a target plus the mean square of the last states.
 fn recurrent<M: Parameters + Clone + 'static>(
     device: &Device,
     model: M,
@@ -208,7 +208,7 @@ fn recurrent<M: Parameters + Clone + 'static>(
         let [x, y, start] = [like(model, &x)?, like(model, &y)?, like(model, &start)?];
         let start = [start.select(0, 0)?, start.select(0, 1)?].map(|start| pass.constant(start));
         let (out, ends) = run(model, pass, pass.constant(x), start)?;
-        // Losses of half types are in f32.
+        // For half types, the loss is f32.
         let loss = mse(out, &y)?.mean()?;
         let of_ends = ends.clone().mul(ends)?.mean_all()?.to_dtype(loss.value().dtype())?;
         Ok(loss.add(of_ends)?)
@@ -259,8 +259,8 @@ fn unet(device: &Device) -> Result<Box<dyn Trained>> {
 
 type Build = fn(&Device, f64) -> Result<Box<dyn Trained>>;
 
-/// Every model by the name of its run, to be built with a probability of dropout, which those
-/// without dropout ignore.
+/// All models by the name of their run. The argument is a dropout probability, which models without
+/// dropout ignore.
 pub(crate) const ZOO: [(&str, Build); 16] = [
     ("mlp", |device, _| {
         let x = uniform(device, X, &[8, 12])?;

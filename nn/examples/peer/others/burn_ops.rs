@@ -1,9 +1,9 @@
 //! The single operations of `cases.rs` in burn, over its flex backend.
 //!
-//! burn has a function for each forward operation and for the gradients of convolution, pooling
-//! and GELU: those that its autodiff calls, two of them in the backend only. The gradients of layer
-//! norm and attention are made by autodiff from many operations. What is timed is `backward` of
-//! `y * dy`, so also a tensor of ones as large as y, and its product with dy.
+//! burn has a function for each forward operation and for the gradients of convolution, pooling and
+//! GELU; its autodiff calls these functions, two of which are only in the backend. For layer norm
+//! and attention, autodiff computes the gradients from many operations. Here `backward` of `y * dy`
+//! is timed, which includes a tensor of ones of y's size and its product with dy.
 
 mod harness;
 
@@ -22,7 +22,7 @@ use burn_flex::{Flex, FlexTensor};
 use harness::{Part, Session, uniform};
 
 fn main() {
-    // Its products use AVX-512 if the feature `x86-v4` is on, as it is here.
+    // Products use AVX-512 if the feature `x86-v4` is on, as it is here.
     let session = Session::from_arguments("burn-flex-avx512");
     match session.part() {
         Part::Conv | Part::ConvToInput | Part::ConvToWeight => conv(&session),
@@ -63,7 +63,7 @@ fn max_pool(session: &Session) {
     let [batch, channels, side] = session.sizes();
     let x = tensor::<4>(data(1, [batch, channels, side, side]));
     let dy = tensor::<4>(data(2, [batch, channels, side / 2, side / 2]));
-    // As in training: with the indices.
+    // Computes the indices too, as in training.
     let forward = || max_pool2d_with_indices(x.clone(), MaxPoolOptions::new([2, 2]));
     let (_, indices) = forward();
     match session.part() {
@@ -115,8 +115,8 @@ fn attend(session: &Session) {
     time(session, || attention(q.clone(), k.clone(), v.clone(), None, None, causal));
 }
 
-/// dq, dk and dv. Of operations: under autodiff `attention` consists of more, whose gradients took
-/// a fifth longer.
+/// dq, dk and dv of attention written as operations. Under autodiff, `attention` consists of more
+/// operations, and its gradients took a fifth longer.
 fn attend_backward(session: &Session) {
     let dims @ [batch, heads, time, width] = session.sizes();
     let [q, k, v] = [1, 2, 3].map(|stream| leaf(data::<4>(stream, dims)));
@@ -147,7 +147,7 @@ fn leaf<const N: usize>(data: TensorData) -> Tensor<N> {
     constant(data).require_grad()
 }
 
-/// flex computes at once, so that nothing has to be waited for.
+/// flex computes synchronously, so nothing has to be waited for.
 fn time<const N: usize>(session: &Session, mut run: impl FnMut() -> Tensor<N>) {
     let Ok(()) = session.measure(|| Ok::<_, Infallible>(run()), |y| Ok(values(y.into_data())));
 }
@@ -156,7 +156,7 @@ fn time_in_flex(session: &Session, mut run: impl FnMut() -> FlexTensor) {
     let Ok(()) = session.measure(|| Ok::<_, Infallible>(run()), |y| Ok(values(y.into_data())));
 }
 
-/// `leaf`'s gradient counts as the first result.
+/// The gradient of `leaf` counts as the first result.
 fn time_backward<const M: usize, const N: usize>(
     session: &Session,
     leaf: &Tensor<M>,

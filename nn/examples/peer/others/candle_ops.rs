@@ -1,12 +1,12 @@
 //! The single operations of `cases.rs` in candle.
 //!
-//! candle has no functions for gradients. Those of one operation are the calls that its
-//! `backprop.rs` makes; those of several, layer norm and attention, are `backward` of a loss whose
-//! gradient is `dy`, so that adding `dy` to zeros is timed too, as it is for each operation of the
-//! graph.
+//! candle has no functions for gradients. The gradient of a single operation is timed as the calls
+//! in candle's `backprop.rs`. Layer norm and attention consist of several operations; for them
+//! `backward` of a loss with the gradient `dy` is timed. This includes adding `dy` to zeros, which
+//! candle does for each operation of the graph.
 //!
-//! Its gradient of max pooling is a quarter of what it should be, and so its "loss": each dy is
-//! multiplied with the mean of the window's mask. The work is the same.
+//! candle's gradient of max pooling is a quarter of the correct one, and so is its "loss": each dy
+//! is multiplied with the mean of the window's mask. The work is the same.
 
 mod harness;
 
@@ -18,7 +18,7 @@ use candle_nn::ops;
 use harness::{Part, Session, uniform};
 
 fn main() -> Result<()> {
-    // Its products use AVX-512 if `gemm` is told to, as it is here.
+    // Products use AVX-512 if `gemm` is configured so, as it is here.
     let session = Session::from_arguments("candle-avx512");
     match session.part() {
         Part::Conv | Part::ConvToInput | Part::ConvToWeight => conv(&session),
@@ -49,7 +49,7 @@ fn conv(session: &Session) -> Result<()> {
     }
 }
 
-/// candle keeps no indices: the gradient compares x with the maxima.
+/// The gradient compares x with the maxima, since candle keeps no indices.
 fn max_pool(session: &Session) -> Result<()> {
     let [batch, channels, side] = session.sizes();
     let x = tensor(1, &[batch, channels, side, side])?;
@@ -77,7 +77,7 @@ fn layer_norm(session: &Session) -> Result<()> {
     session.measure(|| ops::layer_norm(&x, &w, &b, EPS), values)
 }
 
-/// dx, dw and db. The forward pass is the one of many operations: the other has no gradient.
+/// dx, dw and db, of the layer norm made of many operations: the fused one has no gradient.
 fn layer_norm_backward(session: &Session) -> Result<()> {
     let [rows, columns] = session.sizes();
     let (x, dy) = (variable(1, &[rows, columns])?, tensor(2, &[rows, columns])?);
@@ -101,7 +101,7 @@ fn gelu(session: &Session) -> Result<()> {
     }
 }
 
-/// Written as operations: `flash_attn` took three times as long.
+/// Attention written as operations: `flash_attn` took three times as long.
 fn attention(session: &Session) -> Result<()> {
     let dims: [usize; 4] = session.sizes();
     let (q, k, v) = (tensor(1, &dims)?, tensor(2, &dims)?, tensor(3, &dims)?);
@@ -118,7 +118,7 @@ fn attention_backward(session: &Session) -> Result<()> {
     time_backward(session, &q, &dy, || ops::softmax(&scores(&q, &k, &mask)?, D::Minus1)?.matmul(&v))
 }
 
-/// Scores of keys behind the query are -∞.
+/// Scores, with -∞ for keys after the query.
 fn scores(q: &Tensor, k: &Tensor, mask: &Tensor) -> Result<Tensor> {
     let scale = 1.0 / (q.dim(D::Minus1)? as f64).sqrt();
     (q * scale)?.matmul(&k.t()?)?.broadcast_add(mask)
@@ -131,7 +131,7 @@ fn causal(time: usize) -> Result<Tensor> {
     Tensor::from_vec(mask.collect(), (time, time), &Cpu)
 }
 
-/// `leaf`'s gradient counts as the first result.
+/// The gradient of `leaf` counts as the first result.
 fn time_backward(
     session: &Session,
     leaf: &Tensor,
@@ -145,7 +145,7 @@ fn time_backward(
     )
 }
 
-/// A number whose gradient is `dy`; nothing reads it, so it is 0.
+/// A scalar whose gradient is `dy`. Nothing reads its value, which is 0.
 struct Loss {
     dy: Tensor,
 }

@@ -1,10 +1,10 @@
 //! The single operations of `cases.rs` in dfdx.
 //!
-//! Gradients come from its tape alone. What is timed is `backward` of a loss whose gradient is dy,
-//! so also a copy of dy to the tape. Shapes are types, hence the sizes as constants.
+//! dfdx computes gradients only from its tape. Here `backward` of a loss with the gradient dy is
+//! timed, which includes a copy of dy to the tape. Shapes are types, so sizes are constants.
 //!
-//! Its gradient of GELU is wrong, and so its "loss": it has 1/√π where 1/√(2π) belongs. The work is
-//! the same.
+//! dfdx's gradient of GELU is wrong, and so is its "loss": the formula has 1/√π instead of 1/√(2π).
+//! The work is the same.
 
 mod harness;
 
@@ -102,7 +102,7 @@ fn time<S: ConstShape>(session: &Session, mut run: impl FnMut() -> Leaf<S>) {
     let Ok(()) = session.measure(|| Ok::<_, Infallible>(run()), |y| Ok(y.as_vec()));
 }
 
-/// `leaf`'s gradient counts as the first result.
+/// The gradient of `leaf` counts as the first result.
 fn time_backward<S: ConstShape>(
     session: &Session,
     leaf: &Leaf<S>,
@@ -117,7 +117,7 @@ fn time_backward<S: ConstShape>(
     );
 }
 
-/// A number whose gradient is `dy`; nothing reads it, so it is 0.
+/// A scalar whose gradient is `dy`. Nothing reads its value, which is 0.
 fn loss<S: ConstShape>(y: Traced<S>, dy: Vec<f32>) -> Traced<Rank0> {
     let (y, mut tape) = y.split_tape();
     let loss = y.device().zeros::<Rank0>();

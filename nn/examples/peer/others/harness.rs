@@ -1,4 +1,4 @@
-//! The parts that the programs here share: the command line, the numbers and the measurement.
+//! Code that the programs of this folder share: command line, numbers and measurement.
 
 #[path = "../cases.rs"]
 pub(crate) mod cases;
@@ -11,7 +11,7 @@ pub(crate) use measure::uniform;
 
 use measure::measure_prepared;
 
-/// One operation to be measured in one library.
+/// A measurement of one operation in one library.
 pub(crate) struct Session {
     peer: &'static str,
     op: &'static cases::Op,
@@ -19,7 +19,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// From `PROGRAM WORKLOAD THREADS`; to be called before anything starts a thread.
+    /// Reads the arguments `PROGRAM WORKLOAD THREADS`. Call this before any thread starts.
     pub(crate) fn from_arguments(peer: &'static str) -> Self {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         let op = arguments.first().and_then(|name| cases::find(name));
@@ -29,8 +29,9 @@ impl Session {
             eprintln!("usage: PROGRAM WORKLOAD THREADS, WORKLOAD one of {}", names.join(", "));
             std::process::exit(2);
         };
-        // SAFETY: no other thread may read the environment meanwhile, and there is none yet: `main`
-        // calls this first, and the libraries start their pools when an operation first needs them.
+        // SAFETY: no other thread may read the environment at the same time, and there is no other
+        // thread: `main` calls this first, and the libraries start their pools when an operation
+        // first needs them.
         unsafe { std::env::set_var("RAYON_NUM_THREADS", threads.to_string()) };
         Self { peer, op, threads }
     }
@@ -39,19 +40,19 @@ impl Session {
         self.op.part
     }
 
-    /// The sizes that [`Part`] lists.
+    /// The sizes, as listed in [`Part`].
     pub(crate) fn sizes<const N: usize>(&self) -> [usize; N] {
         self.op.dims.try_into().expect("each part has its number of sizes")
     }
 
-    /// An operation that the library cannot express: said in the report, never silent.
+    /// Reports an operation that the library cannot express, so that it is not missing silently.
     #[allow(dead_code, reason = "burn and candle have them all")]
     pub(crate) fn unsupported(&self, why: &str) {
         let (peer, name) = (self.peer, self.op.workload.name);
         println!(r#"{{"peer":"{peer}","workload":"{name}","unsupported":"{why}"}}"#);
     }
 
-    /// Times `run` until its result is dropped; `values` reads the first.
+    /// Times `run` including the drop of its result. `values` reads the first result.
     pub(crate) fn measure<T, E>(
         &self,
         mut run: impl FnMut() -> Result<T, E>,
@@ -60,8 +61,8 @@ impl Session {
         self.measure_backward(|| Ok(()), |()| run(), values)
     }
 
-    /// As [`Self::measure`] for a gradient that only comes with a graph: `forward` makes it anew
-    /// before each step, and it is dropped after it, both untimed.
+    /// [`Self::measure`] for a gradient that needs a graph. `forward` makes the graph before each
+    /// step, and the graph is dropped after the step; both are not timed.
     pub(crate) fn measure_backward<P, T, E>(
         &self,
         mut forward: impl FnMut() -> Result<P, E>,
@@ -74,7 +75,7 @@ impl Session {
     }
 }
 
-/// The mean magnitude.
+/// The mean magnitude of the values.
 fn magnitude(values: &[f32]) -> f32 {
     let sum: f64 = values.iter().map(|value| f64::from(value.abs())).sum();
     (sum / values.len() as f64) as f32

@@ -52,7 +52,7 @@ pub(super) fn vgg11(device: &Device) -> Result<Sequential> {
     Ok(model.then(linear(512)?).then(ReLU).then(linear(10)?))
 }
 
-/// An inverted residual block.
+/// An inverted residual block of MobileNetV2.
 #[derive(Clone)]
 struct Inverted {
     layers: Sequential,
@@ -83,7 +83,7 @@ impl MobileNetV2 {
         };
         let mut features = unit(Sequential::new(), [3, 32], [3, 2, 1, 1])?.then(ReLU6);
         let mut inputs = 32;
-        // The paper's table 2: expansion, channels, blocks, stride of the first.
+        // Table 2 of the paper: expansion, channels, blocks, stride of the first block.
         for [expansion, outputs, blocks, stride] in [
             [1, 16, 1, 1],
             [6, 24, 2, 2],
@@ -140,7 +140,7 @@ impl Module for ChannelNorm {
     }
 }
 
-/// Depthwise 7x7, normalisation, a hidden layer of four times the channels, a learned scale.
+/// Depthwise 7x7, normalisation, a hidden layer of four times the channels, and a learned scale.
 #[derive(Clone)]
 struct ConvNeXtBlock {
     depthwise: Conv2d,
@@ -212,7 +212,7 @@ impl Module for ConvNeXt {
     }
 }
 
-/// Layers whose result goes behind their input, channel after channel.
+/// Layers whose output is concatenated to their input along the channels.
 #[derive(Clone)]
 struct Dense {
     layers: Sequential,
@@ -273,8 +273,8 @@ impl Module for DenseNet {
 }
 
 /// Radford, Metz and Chintala, "Unsupervised representation learning with deep convolutional
-/// generative adversarial networks" (2016), 32 channels at the largest size. One loss trains both:
-/// images of the generator are to be taken for real, real ones for made.
+/// generative adversarial networks" (2016), 32 channels at the largest size. One loss trains both
+/// networks: generated images have the label real, and real images have the label generated.
 pub(super) struct Dcgan {
     generator: Sequential,
     discriminator: Sequential,

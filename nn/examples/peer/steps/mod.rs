@@ -1,15 +1,16 @@
-//! Whole training steps of well-known networks, small enough for a processor:
+//! Times whole training steps of well-known networks, small enough for a CPU:
 //!
 //! ```text
 //! cargo run --release -p lowtide-nn --example peer -- step resnet18 2 [--dtype bf16]
 //! ```
 //!
-//! `torch_steps.py` has the same networks. All parameters with two dimensions or more start
-//! uniform by the size of what they multiply, from a stream that their name gives; biases are 0,
-//! and all else is 1. So equal losses show equal work.
+//! `torch_steps.py` has the same networks. Parameters with two dimensions or more start uniform.
+//! The bound depends on their size, and the stream depends on their name. Biases start at 0 and all
+//! other parameters at 1. Equal losses therefore show equal work.
 //!
-//! The program that compares them reads the memory of this one from outside: it waits for a line
-//! on its input before the first steps, and for one more before those that are timed.
+//! The program that compares the two reads the memory of this process from outside. This process
+//! therefore waits for a line of input before the first steps, and for another before the timed
+//! steps.
 
 mod images;
 mod sequences;
@@ -27,7 +28,7 @@ use lowtide_tensor::{DType, Device, Tensor};
 use crate::KEY;
 use crate::measure::{X, Y, integers, uniform};
 
-/// All names, which `torch_steps.py` has as well.
+/// Names of all networks. `torch_steps.py` has the same names.
 pub(crate) const NAMES: [&str; 12] = [
     "resnet18",
     "vgg11",
@@ -43,20 +44,20 @@ pub(crate) const NAMES: [&str; 12] = [
     "lstm",
 ];
 
-/// How many steps the memory is looked at in, and the losses compared.
+/// Number of first steps, in which memory is measured and losses are compared.
 const FIRST_STEPS: usize = 3;
 
-/// How long steps are timed, and how many at least.
+/// Smallest total time and smallest number of the timed steps.
 const TIME: Duration = Duration::from_millis(2500);
 const STEPS_MIN: usize = 5;
 
-/// A network with its batch.
+/// A network together with its batch.
 trait Trained: Parameters {
     /// The loss of the batch.
     fn loss(&self, pass: &Pass) -> Result<Var>;
 }
 
-/// A network that gives logits for labels.
+/// A network that computes logits, with inputs and labels.
 struct Labelled<M> {
     model: M,
     x: Tensor,
@@ -78,7 +79,7 @@ impl<M: Module> Trained for Labelled<M> {
     }
 }
 
-/// Where a network and its batch are made.
+/// The device and the type that a network and its batch are made in.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     device: &'a Device,
@@ -86,7 +87,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// `model` with its parameters, to classify images of this shape.
+    /// `model` with filled parameters, as a classifier of images of this shape.
     fn of_images<M: Module + 'static>(
         self,
         model: M,
@@ -99,7 +100,7 @@ impl Place<'_> {
         self.filled(Labelled { model, x, labels })
     }
 
-    /// `model` with its parameters, to predict what follows each token of rows of this shape.
+    /// `model` with filled parameters, as a predictor of the next token for inputs of this shape.
     fn of_tokens<M: Module + 'static>(
         self,
         model: M,
@@ -121,7 +122,7 @@ impl Place<'_> {
         Ok(Tensor::from_slice(self.device, shape, &values)?)
     }
 
-    /// `model` with the values that every program gives its parameters.
+    /// `model` with the initial values that every program gives its parameters.
     fn filled<M: Trained + 'static>(self, mut model: M) -> Result<Box<dyn Trained>> {
         let mut result = Ok(());
         model.visit(&mut |name, parameter| {
@@ -143,7 +144,7 @@ impl Place<'_> {
         Ok(Box::new(model))
     }
 
-    /// The network of that name with its batch, and the name of its optimizer.
+    /// The network `name` with its batch, and the name of its optimizer.
     fn prepare(self, name: &str) -> Result<(Box<dyn Trained>, &'static str)> {
         let Place { device, .. } = self;
         Ok(match name {
@@ -199,13 +200,13 @@ impl Place<'_> {
     }
 }
 
-/// The stream of random numbers of a parameter: its name's FNV-1a hash (Fowler, Noll and Vo).
+/// The stream of a parameter's random numbers: the FNV-1a hash of its name (Fowler, Noll and Vo).
 fn stream(name: &str) -> u64 {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
     name.bytes().fold(0xCBF2_9CE4_8422_2325, mix)
 }
 
-/// Trains the network of that name, and prints lines of JSON.
+/// Trains the network `name`, and prints lines of JSON.
 pub(crate) fn run(device: &Device, name: &str, dtype: DType) -> Result<()> {
     let (mut model, optimizer) = Place { device, dtype }.prepare(name)?;
     let mut optimizer: Box<dyn Optimizer> = match optimizer {
@@ -221,7 +222,7 @@ pub(crate) fn run(device: &Device, name: &str, dtype: DType) -> Result<()> {
         optimizer.step(model.as_mut(), attempt)?;
         Ok(value.to_dtype(DType::F32)?.item::<f32>()?)
     };
-    // Memory that making the network left free is no memory of the steps.
+    // Cached memory from making the network must not count as memory of the steps.
     device.allocator().trim();
     println!("{{\"ready\":true}}");
     wait();

@@ -10,7 +10,8 @@ use lowtide_tensor::{AttentionOptions, Causal, Conv1dGeometry, Device, PadMode};
 
 use crate::KEY;
 
-/// A dilated convolution to gates and values, and convolutions to what is added and what is kept.
+/// A dilated convolution to gates and values, and convolutions to the residual and to the skip
+/// output.
 struct Gated {
     dilated: Conv1d,
     residual: Conv1d,
@@ -21,7 +22,7 @@ struct Gated {
 parameters!(Gated { dilated, residual, skip });
 
 /// Van den Oord et al., "WaveNet: a generative model for raw audio" (2016): two stacks of 8
-/// dilations, 64 channels, 128 that are kept, for 256 values of a sample.
+/// dilations, 64 channels, 128 skip channels, for 256 values of a sample.
 pub(super) struct WaveNet {
     table: Embedding,
     layers: Vec<Gated>,
@@ -29,7 +30,7 @@ pub(super) struct WaveNet {
     out: Conv1d,
 }
 
-/// The names of the layers.
+/// Names of the layers.
 const LAYERS: [&str; 16] = [
     "layers.0",
     "layers.1",
@@ -143,7 +144,7 @@ impl Module for Bert {
     }
 }
 
-/// Queries of 8 heads, keys and values of 4, and a gated hidden layer.
+/// Attention with 8 query heads and 4 heads of keys and values, and a gated hidden layer.
 struct LlamaLayer {
     norm1: RmsNorm,
     q: Linear,

@@ -1,10 +1,11 @@
-//! The operations of `operations.txt`, one after the other, as lines of JSON:
+//! Runs the operations of `operations.txt` in sequence and prints lines of JSON:
 //!
 //! ```text
 //! cargo run --release -p lowtide-nn --example peer -- sweep 2 [--dtype bf16] [--only TEXT]
 //! ```
 //!
-//! With `--turns` lines of input name the operations, so that programs can take turns.
+//! With `--turns`, each line of input names an operation to measure, so that programs can take
+//! turns.
 
 mod run;
 
@@ -14,14 +15,14 @@ use lowtide_tensor::{DType, Device, Tensor, TensorResult as Result};
 
 const OPERATIONS: &str = include_str!("operations.txt");
 
-/// How long an operation is measured, and how often at least and at most.
+/// Largest total time of an operation, and its smallest and largest number of runs.
 const TIME: Duration = Duration::from_millis(250);
 const RUNS: std::ops::RangeInclusive<usize> = 5..=300;
 
 /// Runs an operation once more.
 type Run = Box<dyn FnMut() -> Result<Tensor>>;
 
-/// A line of the list.
+/// A line of `operations.txt`.
 struct Line<'a> {
     network: &'a str,
     layer: &'a str,
@@ -41,7 +42,7 @@ impl<'a> Line<'a> {
         Line { network, layer, operation, sizes: words.map(size).collect() }
     }
 
-    /// The size of that name.
+    /// The size `name` of the operation.
     fn size(&self, name: &str) -> usize {
         let defaults = [("s", 1), ("p", 0), ("d", 1), ("g", 1)];
         let found = self.sizes.iter().chain(&defaults).find(|(own, _)| *own == name);
@@ -49,7 +50,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The operations of the list: each part of each line with its name.
+/// All operations: each part of each line, with its name.
 fn operations() -> impl Iterator<Item = (String, Line<'static>, &'static str)> {
     let lines = OPERATIONS.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.flat_map(|text| {
@@ -60,7 +61,7 @@ fn operations() -> impl Iterator<Item = (String, Line<'static>, &'static str)> {
     })
 }
 
-/// The names of the operations that have `only` in them.
+/// The names of the operations whose name contains `only`.
 pub(crate) fn names(only: &str) -> impl Iterator<Item = String> {
     operations().map(|(name, ..)| name).filter(move |name| name.contains(only))
 }
@@ -73,7 +74,7 @@ pub(crate) fn turns(device: &Device, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-/// Measures the operation of that name.
+/// Measures the operation `name`.
 pub(crate) fn measure(device: &Device, dtype: DType, name: &str) -> Result<()> {
     let found = operations().find(|(other, ..)| other == name);
     let (_, line, part) = found.unwrap_or_else(|| panic!("no operation is called `{name}`"));

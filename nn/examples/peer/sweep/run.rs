@@ -1,4 +1,4 @@
-//! The operations in lowtide.
+//! The operations of the sweep, in lowtide.
 
 use lowtide_tensor::{
     AttentionOptions, Causal, Conv2dGeometry, ConvTranspose2dGeometry, DType, Device,
@@ -11,10 +11,10 @@ use crate::measure::{integers, uniform};
 const EPS: f64 = 1e-5;
 
 impl Line<'_> {
-    /// The part of the operation that is measured.
+    /// The parts of the operation that are measured.
     pub(super) fn parts(&self) -> &'static [&'static str] {
         match self.operation {
-            // Images and tokens need no gradient.
+            // Inputs that are images or tokens need no gradient.
             "conv" if self.size("c") == 3 => &["forward", "to-weight"],
             "conv" | "conv-transpose" | "linear" => &["forward", "to-input", "to-weight"],
             "add" => &["forward"],
@@ -22,7 +22,7 @@ impl Line<'_> {
         }
     }
 
-    /// A part of the operation over operands of streams 1, 2, 3, ..
+    /// Fills the operands of a part from streams 1, 2, 3, ... and returns the part as a function.
     pub(super) fn prepare(&self, part: &str, device: &Device, dtype: DType) -> Result<Run> {
         let fill = |stream: u64, dims: &[usize]| {
             let numbers = uniform(stream, dims.iter().product(), 1.0);
@@ -39,7 +39,7 @@ impl Line<'_> {
         }
     }
 
-    /// Height and width; of a sequence the first is always `one`.
+    /// A size for height and width. For a sequence, the height is `one`.
     fn pair(&self, name: &str, one: usize) -> [usize; 2] {
         let size = self.size(name);
         if self.size("h") == 1 { [one, size] } else { [size, size] }

@@ -1,4 +1,4 @@
-//! Channels of the least norm.
+//! Removes the channels with the smallest norms.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,19 +13,19 @@ use crate::error::{PruneProblem, Result};
 use crate::pattern::is_like;
 use crate::safetensors::{from_safetensors, mapped, parse_safetensors};
 
-/// Which channels [`channels`] takes out.
+/// Options of [`channels`]: the choice of the channels that are removed.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct ChannelOptions {
-    /// The share of each group's channels that is taken out, rounded down; one stays in any case.
+    /// Fraction of each group's channels that is removed, rounded down. At least one channel stays.
     pub fraction: f64,
-    /// By what channels are compared.
+    /// The norm by which channels are compared.
     pub norm: Norm,
     /// Patterns of groups' names, in which `*` matches anything.
     pub groups: Vec<String>,
 }
 
-/// The norm of what computes a channel.
+/// Norms of the weights that compute a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "lowercase"))]
 pub enum Norm {
@@ -42,10 +42,10 @@ impl Default for ChannelOptions {
     }
 }
 
-/// Takes the channels of the least norm out of each group, of equal ones the first: the model gets
-/// smaller, and so are the files that it is saved to; see [`remove`](crate::prune::remove). A
-/// model of the original shape reads them by [`load`](crate::prune::load). On a simulated device,
-/// where there are no values, all norms are equal.
+/// Removes the channels with the smallest norms from each group; of equal norms, the first channel.
+/// The model and its files get smaller; see [`remove`](crate::prune::remove). A model of the
+/// original shape reads such a file with [`load`](crate::prune::load). A simulated device has no
+/// values: there all norms are equal.
 ///
 /// ```
 /// use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
@@ -62,8 +62,8 @@ impl Default for ChannelOptions {
 /// ```
 ///
 /// # Errors
-/// `Option` for a fraction outside `[0, 1]`; `Prune` for a pattern that matches no group; those of
-/// [`remove`](crate::prune::remove). The model is then as before.
+/// `Option` for a fraction outside `[0, 1]`; `Prune` for a pattern that matches no group; the
+/// errors of [`remove`](crate::prune::remove). The model is then as before.
 pub fn channels(
     model: &mut (impl Prunable + ?Sized),
     options: &ChannelOptions,
@@ -72,7 +72,7 @@ pub fn channels(
     keep(model, options.norm, &kept)
 }
 
-/// How many channels of each group [`channels`] would leave.
+/// The number of channels that [`channels`] would keep in each group.
 ///
 /// # Errors
 /// `Option` for a fraction outside `[0, 1]`; `Prune` for a pattern that matches no group.
@@ -98,10 +98,11 @@ pub fn left(
     Ok(left)
 }
 
-/// [`channels`] of these groups, down to these numbers of channels. A group with no more stays.
+/// Reduces each named group to the given number of channels, as [`channels`] does. A group with no
+/// more channels than the given number stays as it is.
 ///
 /// # Errors
-/// `Prune` for a name of no group and for 0 channels; those of [`remove`](crate::prune::remove).
+/// `Prune` for an unknown group and for 0 channels; the errors of [`remove`](crate::prune::remove).
 /// The model is then as before.
 pub fn keep(
     model: &mut (impl Prunable + ?Sized),
@@ -122,7 +123,8 @@ pub fn keep(
         }
         let norms = norms(model, &group, norm)?;
         let mut order: Vec<usize> = (0..group.len).collect();
-        // Stable: of equal ones the first comes first. NaN is the largest.
+        // The sort is stable: of equal norms, the first channel comes first. NaN is the largest
+        // norm.
         order.sort_by(|&a, &b| norms[a].total_cmp(&norms[b]));
         let removed: BTreeSet<usize> = order.drain(..group.len.saturating_sub(kept)).collect();
         order.sort_unstable();
@@ -133,7 +135,7 @@ pub fn keep(
     Ok(cuts)
 }
 
-/// The norm of each channel, or its square: only their order counts.
+/// The norm of each channel, or the square of the norm: only the order counts.
 fn norms(model: &mut (impl Prunable + ?Sized), group: &Group, norm: Norm) -> Result<Vec<f64>> {
     let mut norms = vec![0.0; group.len];
     let mut outcome = Ok(());
@@ -150,7 +152,7 @@ fn norms(model: &mut (impl Prunable + ?Sized), group: &Group, norm: Norm) -> Res
 fn add_norms(norms: &mut [f64], value: &Tensor, slice: &Slice, norm: Norm) -> Result<()> {
     let Slice { axis, first, width, .. } = *slice;
     let shape = value.shape();
-    // Groups that do not fit are an error of the cut.
+    // A group that does not fit the tensor is an error in the cut that follows.
     if axis >= shape.len() {
         return Ok(());
     }
@@ -175,12 +177,12 @@ fn add_norms(norms: &mut [f64], value: &Tensor, slice: &Slice, norm: Norm) -> Re
     Ok(())
 }
 
-/// Reads a file of a model that was pruned into one of the original shape: groups are cut to the
-/// lengths of the file first.
+/// Reads a file of a pruned model into a model of the original shape. First cuts the groups to the
+/// lengths in the file.
 ///
 /// # Errors
-/// The errors of [`load`](crate::load) and [`remove`](crate::prune::remove); the model is then as
-/// before, or cut, with its own values.
+/// The errors of [`load`](crate::load) and [`remove`](crate::prune::remove). The model is then as
+/// before, or it is cut and has its old values.
 pub fn load(model: &mut impl Prunable, path: &Path) -> Result<()> {
     let mapped = mapped(path)?;
     let file = parse_safetensors(mapped.bytes(), path)?;
@@ -197,7 +199,7 @@ pub fn load(model: &mut impl Prunable, path: &Path) -> Result<()> {
         });
         let found = file.tensor(&slice.tensor).ok();
         let found = found.and_then(|view| view.shape().get(slice.axis).copied());
-        // A tensor that is missing or larger is an error of the load.
+        // A tensor that is missing or larger in the file is an error of the load.
         let cut = dim.zip(found).and_then(|(dim, found)| dim.checked_sub(found)).unwrap_or(0);
         let removed: BTreeSet<usize> = (group.len.saturating_sub(cut / step)..group.len).collect();
         if !removed.is_empty() && removed.len() < group.len {

@@ -1,4 +1,4 @@
-//! Channels taken out of a model: every tensor that has something of a channel becomes smaller.
+//! Removes channels from a model: every tensor with a slice of a removed channel becomes smaller.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,39 +45,39 @@ pub trait Prunable: Parameters {
     /// The channels that can be taken out, each kind as a group with a name of its own.
     fn groups(&self) -> Vec<Group>;
 
-    /// Channels were taken out of the group: there are `len` left. For numbers of the model's own
-    /// that shapes do not say, such as that of heads.
+    /// Tells the model that `len` channels of the group are left. A model implements this if it has
+    /// a number that no shape gives, such as the number of heads.
     fn resized(&mut self, group: &str, len: usize) {
         let _ = (group, len);
     }
 }
 
-/// Channels of a kind, and what of which tensors is a channel's: it is cut together. What is
-/// called a channel here may be a hidden feature or an attention head, too.
+/// A group of channels, with the slices of tensors that belong to each channel. Removing a channel
+/// cuts all of its slices. A channel may also be a hidden feature or an attention head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Its name, such as that of the layer that computes the channels.
+    /// The name of the group, such as the name of the layer that computes the channels.
     pub name: String,
-    /// Channels that there are.
+    /// Number of channels in the group.
     pub len: usize,
-    /// The weights that compute a channel; their norm says how much the channel counts.
+    /// Slices of the weights that compute a channel. The norm of these slices ranks the channels.
     pub made_by: Vec<Slice>,
     /// Other parts of tensors that belong to a channel: gain, bias and running statistics of a norm
     /// that follows, and the inputs of the next layer.
     pub followed_by: Vec<Slice>,
 }
 
-/// The part of a tensor that belongs to each channel: `width` positions along a dimension, the
-/// first channel's from `first` on.
+/// The part of a tensor that belongs to each channel: `width` positions along dimension `axis`. The
+/// positions of the first channel begin at `first`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// Name of the parameter or buffer.
     pub tensor: String,
-    /// The dimension that the channels are along.
+    /// The dimension of the channels.
     pub axis: usize,
-    /// Positions before the first channel.
+    /// Number of positions before the first channel.
     pub first: usize,
-    /// Positions of a channel.
+    /// Number of positions of a channel.
     pub width: usize,
 }
 
@@ -86,14 +86,14 @@ pub struct Slice {
 pub struct Cut {
     /// Name of the group.
     pub group: String,
-    /// Channels that there were.
+    /// Number of channels before the cut.
     pub len: usize,
-    /// Channels that are left, by their indices of before.
+    /// The channels that are left, by their indices before the cut.
     pub kept: Vec<usize>,
 }
 
 impl Group {
-    /// A group of `len` channels, with what computes them.
+    /// A group of `len` channels, with the slices of the weights that compute each channel.
     pub fn new(
         name: impl Into<String>,
         len: usize,
@@ -103,7 +103,7 @@ impl Group {
         Group { name: name.into(), len, made_by, followed_by: Vec::new() }
     }
 
-    /// With what else is a channel's.
+    /// This group with further slices of each channel.
     #[must_use]
     pub fn with(mut self, slices: impl IntoIterator<Item = Slice>) -> Self {
         self.followed_by.extend(slices);
@@ -126,33 +126,34 @@ impl Group {
 }
 
 impl Slice {
-    /// A position along `axis` for each channel, which has nothing else.
+    /// One position along `axis` for each channel, from position 0 on.
     pub fn new(tensor: impl Into<String>, axis: usize) -> Self {
         Slice { tensor: tensor.into(), axis, first: 0, width: 1 }
     }
 
-    /// With `width` positions for each channel, as a layer after a flattening has.
+    /// This slice with `width` positions for each channel, as in a layer after a flattening.
     #[must_use]
     pub fn of_width(self, width: usize) -> Self {
         Slice { width, ..self }
     }
 
-    /// With the first channel after `first` positions.
+    /// This slice with the first channel at position `first`.
     #[must_use]
     pub fn from(self, first: usize) -> Self {
         Slice { first, ..self }
     }
 }
 
-/// Takes channels out of a group, by their indices: every tensor that has something of them is
-/// replaced by a smaller one, whose values are those of before. Parameters get new identities, so
-/// that an optimizer begins anew with them. Handles and clones of the model that were made before
-/// keep the old values of those, and share the parameters that are not cut. It takes the memory of
-/// the new tensors while the old are there.
+/// Removes the channels with these indices from a group. Every tensor with a slice of a removed
+/// channel is replaced by a smaller tensor with the remaining values. A parameter that is cut gets
+/// a new identity, so that an optimizer starts without state for it. Handles and clones of the
+/// model that were made before keep the old tensors, and share the parameters that are not cut. The
+/// old tensors are freed only after the new ones are allocated.
 ///
 /// # Errors
-/// `Prune` for a name of no group, an index of no channel, all channels, a layer with an adapter or
-/// in few bits, and groups that do not fit the model; `OutOfMemory`. The model is then as before.
+/// `Prune` for an unknown group, an unknown index, a group that would be empty, a layer that has an
+/// adapter or is quantised, and a group that does not fit the model; `OutOfMemory`. The model is
+/// then as before.
 pub fn remove(model: &mut (impl Prunable + ?Sized), group: &str, channels: &[usize]) -> Result<()> {
     let mut groups = model.groups();
     let Some(index) = groups.iter().position(|known| known.name == group) else {
@@ -170,7 +171,7 @@ pub fn remove(model: &mut (impl Prunable + ?Sized), group: &str, channels: &[usi
     remove_all(model, &[(group, removed)])
 }
 
-/// [`remove`] of several groups at once: all of them or none.
+/// [`remove`] for several groups at once: cuts all groups, or none after an error.
 pub(super) fn remove_all(
     model: &mut (impl Prunable + ?Sized),
     cuts: &[(Group, BTreeSet<usize>)],
@@ -202,8 +203,8 @@ fn check_layers(
     outcome
 }
 
-/// The smaller tensors in place of those that are cut. A parameter that stands in several places is
-/// cut once, by its first name in a group.
+/// The smaller tensors that replace the tensors that are cut. A parameter in several places of the
+/// model is cut once, under its first name in a group.
 struct Smaller {
     parameters: BTreeMap<LeafId, Parameter>,
     buffers: BTreeMap<BufferId, Buffer>,

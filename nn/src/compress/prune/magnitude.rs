@@ -1,4 +1,4 @@
-//! Weights of the least magnitude.
+//! Prunes the weights with the smallest magnitudes.
 
 use std::collections::BTreeMap;
 
@@ -13,28 +13,28 @@ use crate::error::{PruneProblem, Result};
 use crate::module::{Parameters, visit_once};
 use crate::pattern::is_like;
 
-/// Which weights [`magnitude`] prunes.
+/// Options of [`magnitude`]: the choice of the weights that are pruned.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(deny_unknown_fields, default))]
 pub struct MagnitudeOptions {
-    /// The share of the weights that is pruned, from 0 to 1; weights that are zero already count,
-    /// so that pruning once more by the same fraction changes nothing.
+    /// Fraction of the weights that is pruned, from 0 to 1. Weights that are zero already count:
+    /// pruning again with the same fraction changes nothing.
     pub fraction: f64,
-    /// Among which weights the smallest are found.
+    /// The set of weights that are ranked together.
     pub scope: Scope,
     /// Patterns of parameters' names, in which `*` matches anything. Parameters of one dimension,
     /// biases and the gains of norms, are never pruned.
     pub targets: Vec<String>,
 }
 
-/// Among which weights the smallest are found.
+/// Sets of weights that are ranked together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Scope {
-    /// Among all of them: layers with small weights lose more.
+    /// The smallest weights of the whole model: layers with small weights lose more.
     #[default]
     Global,
-    /// Among those of each parameter: all lose the same share.
+    /// The smallest weights of each parameter: all parameters lose the same share.
     PerParameter,
 }
 
@@ -45,9 +45,10 @@ impl Default for MagnitudeOptions {
     }
 }
 
-/// Sets the weights of the least magnitude to zero, of equal ones the first, and returns their
-/// masks: [`Masked`](crate::optim::Masked) keeps them zero in training. NaN counts as the largest.
-/// Values are read on the host, one parameter at a time.
+/// Sets the weights with the smallest magnitudes to zero and returns their masks. Of equal
+/// magnitudes, the first weights are pruned; NaN counts as the largest.
+/// [`Masked`](crate::optim::Masked) keeps the weights zero in training. Values are read on the
+/// host, one parameter at a time.
 ///
 /// ```
 /// use lowtide_nn::optim::{Adam, AdamOptions, Masked};
@@ -88,12 +89,12 @@ pub fn magnitude(model: &mut dyn Parameters, options: &MagnitudeOptions) -> Resu
     applied(model, masks)
 }
 
-/// Keeps the `kept` largest of each `of` weights that follow each other along the inputs, axis 1 of
-/// a weight, as 2:4 for matrix units that skip zeros.
+/// Keeps the `kept` largest of every `of` consecutive weights along the inputs (axis 1) and prunes
+/// the others. An example is 2:4, for matrix units that skip zeros.
 ///
 /// # Errors
-/// `Option` unless `kept` is less than `of`; `Prune` for a target whose inputs are no multiple of
-/// `of`, and those of [`magnitude`]. The model is then as before.
+/// `Option` unless `kept` is less than `of`; `Prune` for a target whose number of inputs is no
+/// multiple of `of`; the errors of [`magnitude`]. The model is then as before.
 pub fn n_of_m(
     model: &mut dyn Parameters,
     [kept, of]: [usize; 2],
@@ -140,7 +141,7 @@ fn matched(model: &mut dyn Parameters, targets: &[String]) -> Result<Vec<Target>
     Ok(all)
 }
 
-/// The magnitudes in row-major order, as integers of the same order: the bits of |x| in f64.
+/// The magnitudes in row-major order, as integers that sort alike: the bits of |x| in f64.
 fn magnitudes(value: &Tensor) -> Result<Vec<u64>> {
     Ok(match value.dtype() {
         DType::F64 => value.to_vec::<f64>()?.into_iter().map(|x| x.abs().to_bits()).collect(),
@@ -151,16 +152,17 @@ fn magnitudes(value: &Tensor) -> Result<Vec<u64>> {
     })
 }
 
-/// Where pruning stops: everything below, and the first of those that are equal.
+/// The threshold of pruning. Every magnitude below `key` is pruned, and so are the first
+/// `equal_left` magnitudes that equal `key`.
 struct Limit {
     key: u64,
     equal_left: usize,
 }
 
 impl Limit {
-    /// The limit below which there are `count` magnitudes; `None` for none. It is found by its
-    /// digits of 16 bits, from the highest on, in a table of their counts: the magnitudes are never
-    /// there all at once.
+    /// The limit that prunes `count` magnitudes; `None` if `count` is 0. Finds the limit digit by
+    /// digit, 16 bits each, from the highest on: one table counts the magnitudes by the digit. The
+    /// magnitudes of all parameters are never in memory at once.
     fn find(parameters: &[Target], count: usize) -> Result<Option<Limit>> {
         if count == 0 {
             return Ok(None);
@@ -185,7 +187,7 @@ impl Limit {
         Ok(Some(Limit { key, equal_left: left }))
     }
 
-    /// True if the next element, of this magnitude, is pruned.
+    /// True if the next element is pruned; `key` is its magnitude.
     fn takes(&mut self, key: u64) -> bool {
         let is_equal = key == self.key && self.equal_left > 0;
         self.equal_left -= usize::from(is_equal);
@@ -193,7 +195,7 @@ impl Limit {
     }
 }
 
-/// The mask of a parameter, unless nothing is pruned.
+/// The mask of a parameter; `None` if no element is pruned.
 fn mask(value: &Tensor, pruned: &[bool]) -> Result<Option<Tensor>> {
     if !pruned.contains(&true) {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Which weights are pruned: a byte for each element.
+//! Masks of pruned weights: a byte for each element.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use lowtide_tensor::Tensor;
 use crate::error::Result;
 use crate::module::{Parameters, visit_once};
 
-/// Which elements of which parameters are pruned. Clones share the masks, which nothing writes.
-/// They are of truth values, true where an element is pruned, a byte for each: a quarter of a
-/// parameter of f32. Parameters of which nothing is pruned have none.
+/// The masks of a model: one for each parameter that has pruned elements. A mask is a tensor of
+/// truth values, true where an element is pruned. Each element takes a byte, a quarter of an
+/// element of f32. Clones share the masks, which nothing writes.
 #[derive(Clone, Debug, Default)]
 pub struct Masks(pub(crate) BTreeMap<LeafId, Tensor>);
 
@@ -20,7 +20,7 @@ impl Masks {
         self.0.get(&parameter)
     }
 
-    /// Parameters that have a mask.
+    /// Number of parameters that have a mask.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -35,14 +35,14 @@ impl Masks {
         self.0.values().map(Tensor::size_bytes).sum()
     }
 
-    /// These masks and those of `other`, which count for parameters that have both.
+    /// These masks and the masks of `other`. A parameter with two masks takes the mask of `other`.
     #[must_use]
     pub fn with(mut self, other: Masks) -> Masks {
         self.0.extend(other.0);
         self
     }
 
-    /// Sets what is pruned to zero, in place, and allocates nothing.
+    /// Sets the pruned elements to zero, in place. Allocates nothing.
     ///
     /// # Errors
     /// `Frozen`, `ReadOnly`: then nothing is written.

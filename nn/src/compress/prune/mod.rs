@@ -1,10 +1,10 @@
-//! Smaller models: weights that are zero and stay so, and channels and heads that are taken out.
+//! Smaller models: weights that stay zero, and channels and heads that are removed.
 //!
 //! Weights by magnitude: Han et al., "Learning both weights and connections for efficient neural
 //! networks" (2015), `torch.nn.utils.prune`'s `l1_unstructured` and `global_unstructured`. N of M:
 //! Mishra et al., "Accelerating sparse deep neural networks" (2021). Channels by the norm of their
-//! filters: Li et al., "Pruning filters for efficient ConvNets" (2017); what has to be cut
-//! together is Torch-Pruning's group: Fang et al., "DepGraph: towards any structural pruning"
+//! filters: Li et al., "Pruning filters for efficient ConvNets" (2017). Groups of slices that are
+//! cut together, as in Torch-Pruning: Fang et al., "DepGraph: towards any structural pruning"
 //! (2023).
 
 mod channels;

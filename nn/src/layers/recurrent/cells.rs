@@ -1,4 +1,4 @@
-//! One step of a recurrence: x: [B, I], h: [B, H].
+//! Cells that run one step of a recurrence: x: [B, I], h: [B, H].
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Device, RandomKey, Shape, Tensor, TensorError};
@@ -11,12 +11,12 @@ use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
 
-/// How a single cell is built.
+/// Options of a single cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CellOptions {
-    /// Features of the input.
+    /// Number of features of the input.
     pub inputs: usize,
-    /// Features of the state.
+    /// Number of features of the state.
     pub hidden: usize,
     /// True if the cell adds biases.
     pub bias: bool,
@@ -29,7 +29,7 @@ impl CellOptions {
     }
 }
 
-/// A cell with its sizes.
+/// The parameters of one cell, with the cell's options.
 #[derive(Clone, Debug)]
 struct Single {
     cell: Cell,
@@ -44,7 +44,7 @@ impl Single {
         Ok(Single { cell, options })
     }
 
-    /// The input's part of the gates as a sequence of one, `[B, 1, G · H]`.
+    /// `x W_ihᵀ + b_ih` as a sequence of one position, `[B, 1, G · H]`.
     fn projected(&self, op: &'static str, pass: &Pass, x: Var) -> Result<Var> {
         let left = *x.shape();
         if left.len() != 2 {
@@ -54,7 +54,7 @@ impl Single {
         self.cell.projected(pass, x.unsqueeze(1)?)
     }
 
-    /// A state that fits `projected`, or zeros.
+    /// The state, checked against `projected`, or zeros.
     fn start(
         &self,
         op: &'static str,
@@ -80,12 +80,12 @@ impl Single {
 
 parameters!(Single { cell as "" });
 
-/// One step of an LSTM, `torch.nn.LSTMCell`; gates and saved numbers as in [`super::Lstm`].
+/// One step of an LSTM, `torch.nn.LSTMCell`, with the gates and saved tensors of [`super::Lstm`].
 #[derive(Clone, Debug)]
 pub struct LstmCell(Single);
 
 impl LstmCell {
-    /// A cell initialised from `key`, uniform up to `1 / √H`.
+    /// A cell with uniform values in `±1 / √H`, drawn from `key`.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -93,7 +93,7 @@ impl LstmCell {
         Ok(LstmCell(Single::new(device, key, 4, options)?))
     }
 
-    /// The states h and c after `input`, from those before it or zeros.
+    /// The states h and c after `input`. Without `state`, the step starts from zeros.
     ///
     /// # Shapes
     /// `input: [B, I] → [B, H], [B, H]`
@@ -119,12 +119,12 @@ impl LstmCell {
     }
 }
 
-/// One step of a GRU, `torch.nn.GRUCell`; gates as in [`super::Gru`].
+/// One step of a GRU, `torch.nn.GRUCell`, with the gates of [`super::Gru`].
 #[derive(Clone, Debug)]
 pub struct GruCell(Single);
 
 impl GruCell {
-    /// A cell initialised from `key`, uniform up to `1 / √H`.
+    /// A cell with uniform values in `±1 / √H`, drawn from `key`.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -132,7 +132,7 @@ impl GruCell {
         Ok(GruCell(Single::new(device, key, 3, options)?))
     }
 
-    /// The state after `input`, from the one before it or zeros.
+    /// The state after `input`. Without `state`, the step starts from zeros.
     ///
     /// # Shapes
     /// `input: [B, I] → [B, H]`
@@ -157,7 +157,7 @@ pub struct RnnCell {
 }
 
 impl RnnCell {
-    /// A cell initialised from `key`, uniform up to `1 / √H`.
+    /// A cell with uniform values in `±1 / √H`, drawn from `key`.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -170,7 +170,7 @@ impl RnnCell {
         Ok(RnnCell { single: Single::new(device, key, 1, options)?, activation })
     }
 
-    /// The state after `input`, from the one before it or zeros.
+    /// The state after `input`. Without `state`, the step starts from zeros.
     ///
     /// # Shapes
     /// `input: [B, I] → [B, H]`
@@ -193,7 +193,7 @@ parameters!(RnnCell { single as "" });
 
 impl Module for LstmCell {
     /// # Shapes
-    /// `input: [B, I] → [B, H]`, the state h from zeros
+    /// `input: [B, I] → [B, H]`, the state h after a step from zeros
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         let [h, _] = self.step(pass, input, None)?;
         Ok(h)
@@ -202,7 +202,7 @@ impl Module for LstmCell {
 
 impl Module for GruCell {
     /// # Shapes
-    /// `input: [B, I] → [B, H]`, the state from zeros
+    /// `input: [B, I] → [B, H]`, the state after a step from zeros
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         self.step(pass, input, None)
     }
@@ -210,7 +210,7 @@ impl Module for GruCell {
 
 impl Module for RnnCell {
     /// # Shapes
-    /// `input: [B, I] → [B, H]`, the state from zeros
+    /// `input: [B, I] → [B, H]`, the state after a step from zeros
     fn forward(&self, pass: &Pass, input: Var) -> Result<Var> {
         self.step(pass, input, None)
     }

@@ -10,15 +10,16 @@ use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
 
-/// Gates of a cell: reset, update and new.
+/// Number of gates of a cell: reset, update and new.
 const GATES: usize = 3;
 
-/// Layers of GRU cells; `weight_ih_l0` holds the reset, update and new gates one after the other.
+/// Layers of GRU cells. `weight_ih_l0` holds the rows of the reset gate, the update gate and the
+/// new gate, in this order.
 #[derive(Clone, Debug)]
 pub struct Gru(Stack);
 
 impl Gru {
-    /// Layers initialised from `key`, uniform up to `1 / √H`.
+    /// Layers with uniform values in `±1 / √H`, drawn from `key`.
     ///
     /// # Errors
     /// `Option` without layers or with a dropout outside `[0, 1]`; `OutOfMemory`.
@@ -26,14 +27,14 @@ impl Gru {
         Ok(Gru(Stack::new(device, key, GATES, None, options)?))
     }
 
-    /// [`Module::forward`] from the states `start: [L · S, B, H]` instead of zeros, and the states
-    /// at the ends: layer by layer, and forward before backward.
+    /// [`Module::forward`] from the states `start: [L · S, B, H]` instead of zeros. Also returns
+    /// the last states, ordered by layer, with the forward direction first.
     ///
     /// # Shapes
     /// `input: [B, T, I] → [B, T, S · H], [L · S, B, H]`
     ///
     /// # Errors
-    /// `Shape`, also without a position; `DType`, `OutOfMemory`.
+    /// `Shape`, also for a sequence without positions; `DType`, `OutOfMemory`.
     pub fn run(&self, pass: &Pass, input: Var, start: Option<Var>) -> Result<(Var, Var)> {
         let hidden = self.0.options.hidden;
         let mut ends = Vec::with_capacity(self.0.len());
@@ -49,11 +50,11 @@ impl Gru {
         Ok((y, Var::stack(ends, 0)?))
     }
 
-    /// [`Gru::run`] on sequences of several lengths: each one ends where it ends, and the second
-    /// direction begins there.
+    /// [`Gru::run`] on sequences of several lengths. The last state of a sequence is the state at
+    /// its own end, and the backward direction starts at that end.
     ///
     /// # Shapes
-    /// `input` of `[N, I]` to `[N, S · H]`, and `[L · S, B, H]` in the order of the batch
+    /// `input: [N, I] → [N, S · H]`, and states `[L · S, B, H]` in the order of the batch
     ///
     /// # Errors
     /// `Shape`, `DType`, `OutOfMemory`.

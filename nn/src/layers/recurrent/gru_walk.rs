@@ -1,4 +1,4 @@
-//! One GRU cell along a sequence, and back.
+//! Runs one GRU cell along a sequence, with its gradient.
 //!
 //! Cho et al., "Learning phrase representations using RNN encoder-decoder for statistical machine
 //! translation" (2014), in the form of cuDNN and PyTorch. With x and u the thirds of
@@ -13,7 +13,7 @@ use lowtide_tensor::Tensor;
 use super::stack::{Direction, product_over_positions};
 use crate::error::Result;
 
-/// The views of the thirds of `gates: [.., 3H]` along its last dimension.
+/// Views of the thirds of `gates: [.., 3H]` along the last dimension.
 fn thirds(gates: &Tensor) -> lowtide_tensor::TensorResult<[Tensor; 3]> {
     let axis = gates.shape().len() - 1;
     let len = gates.shape()[axis] / 3;
@@ -21,9 +21,9 @@ fn thirds(gates: &Tensor) -> lowtide_tensor::TensorResult<[Tensor; 3]> {
     Ok([part(0)?, part(1)?, part(2)?])
 }
 
-/// The results of a walk.
+/// The tensors that a forward walk computes.
 struct States {
-    /// The gates after their functions, `[B, T, 3H]`.
+    /// The gates after their activation functions, `[B, T, 3H]`.
     gates: Tensor,
     /// u_n at each position, `[B, T, H]`.
     u: Tensor,
@@ -31,7 +31,7 @@ struct States {
     y: Tensor,
 }
 
-/// Turns `gates`, which hold `x W_ihᵀ + b_ih`, into states.
+/// Computes the states in place of `gates`, which hold `x W_ihᵀ + b_ih`.
 fn forward(
     gates: Tensor,
     [weight, bias, h]: [&Tensor; 3],
@@ -62,9 +62,9 @@ fn forward(
     Ok(States { gates, u: all_u, y })
 }
 
-/// The gradients of the gates before their functions over the gates, of u_n over u, and that of
-/// the state before the first position. `dy` is that of each position's h; `dh` that of the state
-/// after the last.
+/// Overwrites `gates` with the gradients of the gates before their activation functions, and `u`
+/// with the gradient of u_n. Returns the gradient of the state before the first position. `dy` is
+/// the gradient of h at each position, `dh` the gradient of the last state.
 fn backward(
     States { gates, u: all_u, y }: &States,
     [weight, start]: [&Tensor; 2],
@@ -87,7 +87,7 @@ fn backward(
         let here = gates.select(1, at)?;
         let [mut r, mut z, mut n] = thirds(&here)?;
         let mut u = all_u.select(1, at)?;
-        // dz = dh · (h before - n), dn = dh · (1 - z), and h before has dh · z
+        // dz = dh · (h_before - n), dn = dh · (1 - z), dh_before = dh · z
         let mut dz = h_before.sub(&n)?;
         dz.mul_(&dh)?;
         dz.sigmoid_backward_(&z)?;
@@ -110,7 +110,8 @@ fn backward(
     Ok(dh)
 }
 
-/// The gradients of W_hh and b_hh: r and z have those of the gates, n has that of u_n.
+/// The gradients of W_hh and b_hh. The rows of r and z use the gradients in `gates`, the rows of n
+/// use the gradient of u_n.
 fn of_recurrence(
     States { gates, u, y }: &States,
     h: &Tensor,
@@ -131,11 +132,12 @@ fn of_recurrence(
     Ok(gradients)
 }
 
-/// The cell along `projected = x W_ihᵀ + b_ih` from the state `h`.
+/// Runs the cell over all positions, from the state `h`. The product with the input weight is done
+/// already: `projected = x W_ihᵀ + b_ih`.
 ///
 /// # Shapes
-/// `projected: [B, T, 3H]`, `weight: [3H, H]`, `bias: [3H]`, `h: [B, H]` to the h of all
-/// positions `[B, T, H]`, and the one after the last `[B, H]`.
+/// `projected: [B, T, 3H]`, `weight: [3H, H]`, `bias: [3H]`, `h: [B, H]` → the states of all
+/// positions `[B, T, H]` and the last state `[B, H]`
 #[track_caller]
 pub(super) fn gru_walk(
     projected: Var,

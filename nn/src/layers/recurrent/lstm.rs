@@ -11,16 +11,16 @@ use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
 
-/// Gates of a cell: input, forget, cell and output.
+/// Number of gates of a cell: input, forget, cell and output.
 const GATES: usize = 4;
 
-/// Layers of LSTM cells; `weight_ih_l0` holds the input, forget, cell and output gates one after
-/// the other. Six numbers are saved for backward for each element of the output, which is one of
-/// them, and the input.
+/// Layers of LSTM cells. `weight_ih_l0` holds the rows of the input gate, the forget gate, the cell
+/// gate and the output gate, in this order. Backward keeps the input and six numbers for each
+/// element of the output; one of the six is the output itself.
 #[derive(Clone, Debug)]
 pub struct Lstm(Stack);
 
-/// The states of all cells: layer by layer, and forward before backward.
+/// The states of all cells, ordered by layer, with the forward direction first.
 #[derive(Clone)]
 pub struct LstmState {
     /// The hidden states h, `[L · S, B, H]`.
@@ -30,7 +30,7 @@ pub struct LstmState {
 }
 
 impl Lstm {
-    /// Layers initialised from `key`, uniform up to `1 / √H`.
+    /// Layers with uniform values in `±1 / √H`, drawn from `key`.
     ///
     /// # Errors
     /// `Option` without layers or with a dropout outside `[0, 1]`; `OutOfMemory`.
@@ -38,14 +38,15 @@ impl Lstm {
         Ok(Lstm(Stack::new(device, key, GATES, None, options)?))
     }
 
-    /// [`Lstm::new`] with hidden states of `projected` numbers, which `weight_hr_l0` computes from
-    /// the states of the cell, `proj_size` (Sak, Senior and Beaufays, "Long short-term memory
-    /// recurrent neural network architectures for large scale acoustic modeling", 2014). H is then
-    /// P in the shapes of outputs and of h. Every operation of a step is recorded: about twice the
-    /// numbers that are kept for backward without a projection.
+    /// [`Lstm::new`] with hidden states of `projected` numbers, `proj_size`: `weight_hr_l0`
+    /// computes a hidden state from the cell's state (Sak, Senior and Beaufays, "Long short-term
+    /// memory recurrent neural network architectures for large scale acoustic modeling", 2014). The
+    /// shapes of outputs and of h then have P in the place of H. Every operation of a step is
+    /// recorded, so backward keeps about twice the numbers that it keeps without a projection.
     ///
     /// # Errors
-    /// `Option` also unless `projected` is from 1 to below the hidden size.
+    /// The errors of [`Lstm::new`]; `Option` also unless `projected` is at least 1 and below the
+    /// hidden size.
     pub fn with_projection(
         device: &Device,
         key: RandomKey,
@@ -58,13 +59,13 @@ impl Lstm {
         Ok(Lstm(Stack::new(device, key, GATES, Some(projected), options)?))
     }
 
-    /// [`Module::forward`] from the states `start` instead of zeros, and the states at the ends.
+    /// [`Module::forward`] from the states `start` instead of zeros. Also returns the last states.
     ///
     /// # Shapes
     /// `input: [B, T, I] → [B, T, S · H]`
     ///
     /// # Errors
-    /// `Shape`, also without a position; `DType`, `OutOfMemory`.
+    /// `Shape`, also for a sequence without positions; `DType`, `OutOfMemory`.
     pub fn run(
         &self,
         pass: &Pass,
@@ -94,11 +95,11 @@ impl Lstm {
         Ok((y, LstmState { h: Var::stack(h, 0)?, c: Var::stack(c, 0)? }))
     }
 
-    /// [`Lstm::run`] on sequences of several lengths, as
+    /// [`Lstm::run`] on sequences of several lengths, like
     /// [`Gru::run_packed`](crate::Gru::run_packed).
     ///
     /// # Shapes
-    /// `input` of `[N, I]` to `[N, S · H]`; states in the order of the batch
+    /// `input: [N, I] → [N, S · H]`, and states in the order of the batch
     ///
     /// # Errors
     /// `Shape`, `DType`, `OutOfMemory`.
@@ -141,8 +142,8 @@ impl Lstm {
     }
 }
 
-/// A cell whose states are projected along `projected: [B, T, 4H]`: all states `[B, T, P]`, and the
-/// last ones.
+/// Runs a cell with projected states along `projected: [B, T, 4H]`. Returns all states `[B, T, P]`
+/// and the last states.
 fn projected_walk(
     projected: Var,
     [weight, bias]: [Var; 2],

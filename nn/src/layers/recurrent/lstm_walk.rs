@@ -1,4 +1,4 @@
-//! One LSTM cell along a sequence, and back.
+//! Runs one LSTM cell along a sequence, with its gradient.
 //!
 //! Hochreiter and Schmidhuber, "Long short-term memory" (1997), with the forget gate of Gers,
 //! Schmidhuber and Cummins (2000). With i, f, g and o the quarters of
@@ -13,7 +13,7 @@ use lowtide_tensor::Tensor;
 use super::stack::{Direction, product_over_positions};
 use crate::error::Result;
 
-/// The views of the quarters of `gates: [.., 4H]` along its last dimension.
+/// Views of the quarters of `gates: [.., 4H]` along the last dimension.
 fn quarters(gates: &Tensor) -> lowtide_tensor::TensorResult<[Tensor; 4]> {
     let axis = gates.shape().len() - 1;
     let len = gates.shape()[axis] / 4;
@@ -21,18 +21,18 @@ fn quarters(gates: &Tensor) -> lowtide_tensor::TensorResult<[Tensor; 4]> {
     Ok([part(0)?, part(1)?, part(2)?, part(3)?])
 }
 
-/// The results of a walk.
+/// The tensors that a forward walk computes.
 struct States {
-    /// The gates after their functions, `[B, T, 4H]`.
+    /// The gates after their activation functions, `[B, T, 4H]`.
     gates: Tensor,
-    /// c at each position, `[T, B, H]`: one is made from the one before, and views of one storage
-    /// have to lie apart for that.
+    /// c at each position, `[T, B, H]`. Position is the first dimension so that the views of two
+    /// positions do not interleave: a step reads one view and writes the next.
     c: Tensor,
     /// h at each position, `[B, T, H]`.
     y: Tensor,
 }
 
-/// Turns `gates`, which hold `x W_ihᵀ + b_ih`, into states.
+/// Computes the states in place of `gates`, which hold `x W_ihᵀ + b_ih`.
 fn forward(
     mut gates: Tensor,
     [weight, bias, h, c]: [&Tensor; 4],
@@ -64,9 +64,9 @@ fn forward(
     Ok(States { gates, c: all_c, y })
 }
 
-/// The gradients of the gates before their functions, over the gates themselves, and those of the
-/// states before the first position. `dy` is that of each position's h; `dh` and `dc` are those of
-/// the states after the last.
+/// Overwrites `gates` with the gradients of the gates before their activation functions. Returns
+/// the gradients of the states before the first position. `dy` is the gradient of h at each
+/// position; `dh` and `dc` are the gradients of the last states.
 fn backward(
     [gates, all_c]: [&Tensor; 2],
     [weight, start]: [&Tensor; 2],
@@ -94,7 +94,7 @@ fn backward(
         dh.mul_(&tanh)?;
         dh.sigmoid_backward_(&o)?;
         o.copy_(&dh)?;
-        // di = dc · g, dg = dc · i, df = dc · c before, and c before has dc · f
+        // di = dc · g, dg = dc · i, df = dc · c_before, dc_before = dc · f
         let (mut di, mut dg, mut df) = (dc.mul(&g)?, dc.mul(&i)?, dc.mul(&c_before)?);
         dc.mul_(&f)?;
         di.sigmoid_backward_(&i)?;
@@ -108,11 +108,11 @@ fn backward(
     Ok([dh, dc])
 }
 
-/// The cell along `projected = x W_ihᵀ + b_ih` from the states `h` and `c`.
+/// Runs the cell along `projected = x W_ihᵀ + b_ih` from the states `h` and `c`.
 ///
 /// # Shapes
-/// `projected: [B, T, 4H]`, `weight: [4H, H]`, `bias: [4H]`, `h, c: [B, H]` to the h of all
-/// positions `[B, T, H]`, and the h and c after the last `[B, H]`.
+/// `projected: [B, T, 4H]`, `weight: [4H, H]`, `bias: [4H]`, `h, c: [B, H]` → h of all positions
+/// `[B, T, H]`, and the last h and c `[B, H]`
 #[track_caller]
 pub(super) fn lstm_walk(
     projected: Var,
@@ -130,7 +130,7 @@ pub(super) fn lstm_walk(
         let last_h = states.y.select(1, last)?.copied()?;
         let outputs = vec![states.y.clone(), last_h, states.c.select(0, last)?.copied()?];
         let saved = [&states.gates, &states.c, &weight, &h, &c].map(|x| save.keep(x));
-        // The states before all positions but the first.
+        // Holds the state before each position but the first. A single position has none.
         let saved_y = (states.y.shape()[1] > 1).then(|| save.keep(&states.y));
         drop(states);
         let rule = move |dys: Vec<Option<Tensor>>, needs: Needs| {
@@ -147,7 +147,7 @@ pub(super) fn lstm_walk(
             let [dh, dc] =
                 backward([&gates, &all_c], [&weight, &c], dy.as_ref(), after, direction)?;
             drop(all_c);
-            // dW_hh = Σ dgatesᵀ · h before
+            // dW_hh = Σ dgatesᵀ · h_before
             let dweight = if needs.input(1) {
                 let before = match &y {
                     Some(y) => direction.states_before(y, &h)?,

@@ -1,6 +1,6 @@
-//! Layers that walk along a sequence with a state: LSTM, GRU and RNN.
+//! Recurrent layers, which run along a sequence with a state: LSTM, GRU and RNN.
 //!
-//! `B` batch, `T` positions, `I` inputs, `H` numbers of a state, `L` layers, `S` directions.
+//! `B` batch, `T` positions, `I` input features, `H` state features, `L` layers, `S` directions.
 
 mod cells;
 mod gru;

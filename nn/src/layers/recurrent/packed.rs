@@ -1,7 +1,8 @@
 //! Sequences of several lengths without their padding, `torch.nn.utils.rnn`.
 //!
-//! `N` elements of all sequences together. The longest sequence is first. What the sequences have
-//! at position 0 comes first, then what they have at position 1, and so on.
+//! `N` is the number of elements of all sequences together. Sequences are sorted from the longest
+//! to the shortest. The data holds the elements of all sequences at position 0, then the elements
+//! at position 1, and so on.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_tensor::{Shape, Tensor, TensorError};
@@ -10,38 +11,38 @@ use super::stack::{Cell, Direction, Stack};
 use crate::checks::check_option;
 use crate::error::Result;
 
-/// A batch of sequences of several lengths without their padding, for which layers compute nothing.
+/// A batch of sequences of several lengths without padding, so that layers do not compute padding.
 /// [`PackedSequence::pack`] and [`PackedSequence::padded`] are `pack_padded_sequence` and
 /// `pad_packed_sequence`.
 #[derive(Clone)]
 pub struct PackedSequence {
     data: Var,
-    /// In the order of the batch.
+    /// Length of each sequence, in the order of the batch.
     lengths: Vec<usize>,
-    /// The sequences from the longest to the shortest, if that is not the order of the batch.
+    /// The order from the longest sequence to the shortest; `None` if the batch has this order.
     order: Option<Order>,
 }
 
-/// Another order of sequences.
+/// A permutation of the sequences of a batch.
 #[derive(Clone)]
 struct Order {
-    /// The sequence of the batch at each place.
+    /// The index in the batch of each sorted sequence.
     sorted: Vec<usize>,
-    /// The place of each sequence of the batch.
+    /// The sorted place of each sequence of the batch.
     places: Vec<usize>,
 }
 
-/// Consecutive positions at which the same number of sequences have an element.
+/// Consecutive positions with the same number of sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
-    /// How many positions.
+    /// Number of positions in the run.
     len: usize,
-    /// How many sequences: the first ones.
+    /// Number of sequences with an element at these positions: the longest sequences.
     batch: usize,
 }
 
-/// The sequences from the longest to the shortest, those of one length in the batch's order; `None`
-/// if they are already so.
+/// The order from the longest sequence to the shortest; sequences of equal length stay in the order
+/// of the batch. `None` if the batch has this order already.
 fn order_of(lengths: &[usize]) -> Option<Order> {
     if lengths.is_sorted_by(|a, b| a >= b) {
         return None;
@@ -54,15 +55,15 @@ fn order_of(lengths: &[usize]) -> Option<Order> {
 }
 
 impl PackedSequence {
-    /// The first `lengths[b]` elements of each sequence b, whatever order the lengths have
+    /// Packs the first `lengths[b]` elements of each sequence b. Lengths need not be sorted
     /// (`enforce_sorted=False`).
     ///
     /// # Shapes
-    /// `input: [B, T, ..]`, the data `[N, ..]`
+    /// `input: [B, T, ..]`; the data is `[N, ..]`
     ///
     /// # Errors
-    /// `Option` for a length that is 0 or beyond T, `Shape` unless there is a length for each
-    /// sequence; `OutOfMemory`.
+    /// `Option` for a length of 0 or above T, `Shape` unless there is one length for each sequence;
+    /// `OutOfMemory`.
     #[track_caller]
     pub fn pack(input: Var, lengths: &[usize]) -> Result<Self> {
         let left = *input.shape();
@@ -83,14 +84,14 @@ impl PackedSequence {
         Ok(packed)
     }
 
-    /// All elements, the padding of each sequence being `padding`; `len` positions or, if absent,
-    /// those of the longest sequence.
+    /// The sequences as one tensor, padded with `padding` to `len` positions, or to the longest
+    /// sequence if `len` is absent.
     ///
     /// # Shapes
     /// The data `[N, ..] → [B, T, ..]`
     ///
     /// # Errors
-    /// `Option` for fewer positions than the longest sequence has; `OutOfMemory`.
+    /// `Option` if `len` is less than the longest sequence; `OutOfMemory`.
     #[track_caller]
     pub fn padded(&self, pass: &Pass, padding: f64, len: Option<usize>) -> Result<Var> {
         let longest = self.longest();
@@ -118,7 +119,7 @@ impl PackedSequence {
         &self.lengths
     }
 
-    /// These sequences with other elements, such as the vectors of an embedding.
+    /// These sequences with other elements, for example after an embedding.
     ///
     /// # Errors
     /// `Shape` unless `data` is `[N, ..]`.
@@ -134,12 +135,12 @@ impl PackedSequence {
         self.lengths.iter().copied().max().unwrap_or(0)
     }
 
-    /// The sequence of the batch at place `place`.
+    /// The index in the batch of the sequence at sorted place `place`.
     fn sequence(&self, place: usize) -> usize {
         self.order.as_ref().map_or(place, |order| order.sorted[place])
     }
 
-    /// The row of each element among the rows of all sequences with `len` positions.
+    /// The row of each element in the unpacked batch, if each sequence has `len` rows.
     fn rows(&self, len: usize) -> Result<Tensor> {
         let mut rows = Vec::with_capacity(self.lengths.iter().sum());
         for position in 0..self.longest() {
@@ -164,7 +165,8 @@ impl PackedSequence {
         runs
     }
 
-    /// `states: [L · S, B, H]` of the batch from the longest sequence to the shortest.
+    /// Sorts `states: [L · S, B, H]` from the order of the batch to the order from the longest
+    /// sequence to the shortest.
     pub(super) fn sorted(&self, op: &'static str, states: Var) -> Result<Var> {
         let (left, batch) = (*states.shape(), self.lengths.len());
         if left.len() != 3 || left[1] != batch {
@@ -188,8 +190,8 @@ impl PackedSequence {
 }
 
 impl Stack {
-    /// All layers on packed sequences. `walk` runs one cell, whose index among all cells it gets,
-    /// along its direction, from `[N, I]` to `[N, H]`.
+    /// Runs all layers on packed sequences. `walk` gets the index of a cell, the cell, its
+    /// direction and `[N, I]`, and returns `[N, H]`.
     pub(super) fn forward_packed(
         &self,
         op: &'static str,
@@ -203,15 +205,16 @@ impl Stack {
             return Err(TensorError::Shape { op, left, right }.into());
         }
         if self.has_dropout() && pass.is_training() {
-            // Rows of different samples are side by side, so that numbers do not count by samples.
+            // Consecutive rows belong to different samples, so dropout cannot number its elements
+            // by sample.
             pass.couple_samples();
         }
         input.with_data(self.layers(pass, input.data.clone(), walk)?)
     }
 }
 
-/// [`Cell::projected`] of `data: [N, I]`: a part `[B, T, G · H]` for each run. A part has a storage
-/// of its own, so that a walk can use it up.
+/// [`Cell::projected`] of `data: [N, I]`, as one part `[B, T, G · H]` for each run. Each part has
+/// its own storage, so that a walk can reuse it in place.
 pub(super) fn projected_runs(
     pass: &Pass,
     cell: &Cell,
@@ -229,11 +232,11 @@ pub(super) fn projected_runs(
     parts.map(project).collect()
 }
 
-/// A walk along packed sequences from the states `start`, each `[B, H]` from the longest sequence
-/// to the shortest: the outputs `[N, H]` and the states at the ends.
+/// Runs a cell along packed sequences, from the states `start`, each `[B, H]`, sorted from the
+/// longest sequence to the shortest. Returns the outputs `[N, H]` and the last states.
 ///
-/// `walk` gets one part of `projected` and the states before it, and returns the part's outputs
-/// `[B, T, H]` and the states after it.
+/// `walk` gets one part of `projected` and the states before the part. Returns the outputs of the
+/// part, `[B, T, H]`, and the states after the part.
 pub(super) fn walk_packed<const N: usize>(
     packed: &PackedSequence,
     direction: Direction,
@@ -244,7 +247,7 @@ pub(super) fn walk_packed<const N: usize>(
     let runs = packed.runs();
     let mut parts: Vec<Option<Var>> = projected.into_iter().map(Some).collect();
     let mut outputs: Vec<Option<Var>> = vec![None; runs.len()];
-    // How many sequences end with a run.
+    // The number of sequences that end with a run.
     let ending = |index: usize| runs[index].batch - runs.get(index + 1).map_or(0, |run| run.batch);
     let mut one = |index: usize, state: [Var; N]| -> Result<[Var; N]> {
         let Run { len, batch } = runs[index];
@@ -277,7 +280,7 @@ pub(super) fn walk_packed<const N: usize>(
             ended.map(joined)
         }
         Direction::Backward => {
-            // Sequences join as the walk meets their last elements.
+            // In the backward direction a sequence joins at its last element.
             let sizes: Vec<usize> = (0..runs.len()).rev().map(ending).collect();
             let joining = start.map(|start| start.split_with_sizes(0, &sizes));
             let mut state: [Option<Var>; N] = std::array::from_fn(|_| None);
@@ -299,7 +302,7 @@ pub(super) fn walk_packed<const N: usize>(
     Ok((joined(outputs)?, all_of(ends)?))
 }
 
-/// Parts one after the other; one part is not copied.
+/// Concatenates parts. A single part is not copied.
 fn joined(parts: Vec<Var>) -> Result<Var> {
     Ok(match <[Var; 1]>::try_from(parts) {
         Ok([only]) => only,
@@ -307,7 +310,7 @@ fn joined(parts: Vec<Var>) -> Result<Var> {
     })
 }
 
-/// The values of all, or the first error.
+/// The values of all results, or the first error.
 fn all_of<const N: usize>(results: [Result<Var>; N]) -> Result<[Var; N]> {
     let values = results.into_iter().collect::<Result<Vec<Var>>>()?;
     Ok(<[Var; N]>::try_from(values).unwrap_or_else(|_| unreachable!("as many as results")))

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::module::Module;
 use crate::node::parameters;
 
-/// The function of a cell's state, `nonlinearity`.
+/// The activation function of a cell, `nonlinearity`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RnnActivation {
     /// The hyperbolic tangent.
@@ -19,7 +19,7 @@ pub enum RnnActivation {
     Relu,
 }
 
-/// Layers of cells with one number for each feature: `h = f(x W_ihᵀ + b_ih + h W_hhᵀ + b_hh)`.
+/// Layers of Elman's cells: `h = f(x W_ihᵀ + b_ih + h W_hhᵀ + b_hh)`.
 #[derive(Clone, Debug)]
 pub struct Rnn {
     stack: Stack,
@@ -27,7 +27,7 @@ pub struct Rnn {
 }
 
 impl Rnn {
-    /// Layers initialised from `key`, uniform up to `1 / √H`.
+    /// Layers with uniform values in `±1 / √H`, drawn from `key`.
     ///
     /// # Errors
     /// `Option` without layers or with a dropout outside `[0, 1]`; `OutOfMemory`.
@@ -40,14 +40,14 @@ impl Rnn {
         Ok(Rnn { stack: Stack::new(device, key, 1, None, options)?, activation })
     }
 
-    /// [`Module::forward`] from the states `start: [L · S, B, H]` instead of zeros, and the states
-    /// at the ends: layer by layer, and forward before backward.
+    /// [`Module::forward`] from the states `start: [L · S, B, H]` instead of zeros. Also returns
+    /// the last states, ordered by layer, with the forward direction first.
     ///
     /// # Shapes
     /// `input: [B, T, I] → [B, T, S · H], [L · S, B, H]`
     ///
     /// # Errors
-    /// `Shape`, also without a position; `DType`, `OutOfMemory`.
+    /// `Shape`, also for a sequence without positions; `DType`, `OutOfMemory`.
     pub fn run(&self, pass: &Pass, input: Var, start: Option<Var>) -> Result<(Var, Var)> {
         let hidden = self.stack.options.hidden;
         let mut ends = Vec::with_capacity(self.stack.len());
@@ -63,11 +63,11 @@ impl Rnn {
         Ok((y, Var::stack(ends, 0)?))
     }
 
-    /// [`Rnn::run`] on sequences of several lengths, as
+    /// [`Rnn::run`] on sequences of several lengths, like
     /// [`Gru::run_packed`](crate::Gru::run_packed).
     ///
     /// # Shapes
-    /// `input` of `[N, I]` to `[N, S · H]`, and `[L · S, B, H]` in the order of the batch
+    /// `input: [N, I] → [N, S · H]`, and states `[L · S, B, H]` in the order of the batch
     ///
     /// # Errors
     /// `Shape`, `DType`, `OutOfMemory`.
@@ -95,7 +95,8 @@ impl Rnn {
     }
 }
 
-/// A cell along `projected: [B, T, H]` from the state `h: [B, H]`: all states, and the last.
+/// Runs a cell along `projected: [B, T, H]` from the state `h: [B, H]`. Returns all states and the
+/// last state.
 pub(super) fn rnn_walk(
     activation: RnnActivation,
     [weight, bias]: [Var; 2],

@@ -17,7 +17,8 @@ pub enum Directions {
     /// From the first position to the last.
     #[default]
     Forward,
-    /// Both, with parameters of their own; the outputs stand one after the other.
+    /// Both directions, with separate parameters. The outputs of both are concatenated along the
+    /// features.
     Both,
 }
 
@@ -30,12 +31,12 @@ impl Directions {
     }
 }
 
-/// How a recurrent layer is built.
+/// Options of a recurrent layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecurrentOptions {
-    /// Features of each position of the input.
+    /// Number of features of each position of the input.
     pub inputs: usize,
-    /// Features of the hidden state.
+    /// Number of features of the hidden state.
     pub hidden: usize,
     /// Number of layers.
     pub layers: usize,
@@ -43,20 +44,20 @@ pub struct RecurrentOptions {
     pub dropout: f64,
     /// The directions of each layer.
     pub directions: Directions,
-    /// True if cells add biases, `bias`.
+    /// True if cells add biases.
     pub bias: bool,
 }
 
 impl RecurrentOptions {
-    /// One layer, forward, PyTorch's defaults.
+    /// One layer in the forward direction with biases and without dropout, PyTorch's defaults.
     pub fn new(inputs: usize, hidden: usize) -> Self {
         let (layers, directions) = (1, Directions::Forward);
         RecurrentOptions { inputs, hidden, layers, dropout: 0.0, directions, bias: true }
     }
 }
 
-/// The parameters of one layer and direction: `W_ih: [G · H, I]`, `W_hh: [G · H, H]` for G gates,
-/// and perhaps a bias for each; with projected states `W_hh: [G · H, P]` and `W_hr: [P, H]`.
+/// The parameters of one layer and direction: `W_ih: [G · H, I]` and `W_hh: [G · H, H]` for G
+/// gates, each with an optional bias. With projected states `W_hh: [G · H, P]` and `W_hr: [P, H]`.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
     weight_ih: Parameter,
@@ -64,7 +65,7 @@ pub(super) struct Cell {
     bias_ih: Option<Parameter>,
     bias_hh: Option<Parameter>,
     weight_hr: Option<Parameter>,
-    /// `_l0`, `_l0_reverse` and so on.
+    /// End of the parameter names: `_l0`, `_l0_reverse` and so on.
     suffix: String,
 }
 
@@ -74,14 +75,14 @@ pub(super) struct CellShape {
     pub(super) gates: usize,
     pub(super) inputs: usize,
     pub(super) hidden: usize,
-    /// Numbers of a state that is projected.
+    /// Number of features of a projected state; `None` without a projection.
     pub(super) projected: Option<usize>,
     /// True if the cell adds biases.
     pub(super) bias: bool,
 }
 
 impl Cell {
-    /// A cell with uniform values up to `1 / √H`.
+    /// A cell with uniform values in `±1 / √H`.
     pub(super) fn new(
         device: &Device,
         key: RandomKey,
@@ -109,7 +110,7 @@ impl Cell {
         Ok(x.linear(self.weight_ih.var(pass)?, bias)?)
     }
 
-    /// The recurrent weight and the bias or zeros, in the type of `x`.
+    /// The recurrent weight and its bias, in the type of `x`. Without a bias, zeros.
     pub(super) fn recurrent(&self, pass: &Pass, x: &Var) -> Result<[Var; 2]> {
         let (device, dtype) = (x.value().device(), x.value().dtype());
         let weight = in_type(&self.weight_hh, pass, dtype)?;
@@ -120,7 +121,7 @@ impl Cell {
         Ok([weight, bias])
     }
 
-    /// The projection of states, in the type of `x`, if there is one.
+    /// The projection weight in the type of `x`; `None` without a projection.
     pub(super) fn projection(&self, pass: &Pass, x: &Var) -> Result<Option<Var>> {
         let dtype = x.value().dtype();
         self.weight_hr.as_ref().map(|weight| in_type(weight, pass, dtype)).transpose()
@@ -132,18 +133,18 @@ fn in_type(parameter: &Parameter, pass: &Pass, dtype: DType) -> Result<Var> {
     Ok(if var.value().dtype() == dtype { var } else { var.to_dtype(dtype)? })
 }
 
-/// Layers of cells. Each layer has one for each direction.
+/// Layers of cells, with one cell for each layer and direction.
 #[derive(Clone, Debug)]
 pub(super) struct Stack {
     pub(super) options: RecurrentOptions,
-    /// Numbers of a state that is projected.
+    /// Number of features of a projected state; `None` without a projection.
     pub(super) projected: Option<usize>,
     cells: Vec<Cell>,
     dropout: Dropout,
 }
 
 impl Stack {
-    /// With uniform values up to `1 / √H`, as `torch.nn.RNNBase` has them.
+    /// A stack with uniform values in `±1 / √H`, as in `torch.nn.RNNBase`.
     pub(super) fn new(
         device: &Device,
         key: RandomKey,
@@ -164,8 +165,8 @@ impl Stack {
         Ok(Stack { options, projected, cells, dropout: Dropout::new(dropout)? })
     }
 
-    /// All layers on `input: [B, T, I]`. `walk` runs one cell, whose index among all cells it gets,
-    /// along its direction, and returns the outputs `[B, T, H]`.
+    /// Runs all layers on `input: [B, T, I]`. `walk` gets the index of a cell, the cell, its
+    /// direction and its input, and returns the outputs `[B, T, H]`.
     pub(super) fn forward(
         &self,
         op: &'static str,
@@ -181,7 +182,7 @@ impl Stack {
         self.layers(pass, input, walk)
     }
 
-    /// All layers on `[.., I]`, however elements lie in the other dimensions.
+    /// Runs all layers on `[.., I]`, with any leading dimensions.
     pub(super) fn layers(
         &self,
         pass: &Pass,
@@ -213,13 +214,13 @@ impl Stack {
         self.options.dropout > 0.0 && self.options.layers > 1
     }
 
-    /// Cells in all layers.
+    /// Number of cells in all layers.
     pub(super) fn len(&self) -> usize {
         self.cells.len()
     }
 }
 
-/// The order in which a cell meets positions.
+/// The order in which a cell visits the positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Forward,
@@ -235,13 +236,13 @@ impl Direction {
         }
     }
 
-    /// The position met last, of `len`.
+    /// The position of `0..len` that is visited last.
     pub(super) fn last(self, len: usize) -> usize {
         if self == Direction::Forward { len - 1 } else { 0 }
     }
 
-    /// The states before each position of a walk that gives the states `y: [B, T, H]`: `start: [B,
-    /// H]` at the first, and the state of the position before at all others.
+    /// The state before each position, for a walk with the states `y: [B, T, H]`: `start: [B, H]`
+    /// before the first position, and else the state of the previous position.
     pub(super) fn states_before(
         self,
         y: &Tensor,
@@ -264,7 +265,7 @@ pub(super) fn product_over_positions(
     rows(x)?.transpose(0, 1)?.matmul(&rows(y)?)
 }
 
-/// The start of each cell, of `[cells, B, H]`, or zeros of `[B, H]`.
+/// The start state of a cell from `[cells, B, H]`, or zeros of `shape`.
 pub(super) fn start_of(
     pass: &Pass,
     state: Option<&Var>,

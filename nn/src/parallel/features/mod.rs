@@ -1,12 +1,11 @@
 //! Tensor parallelism: several ranks share the attention heads, the hidden features and the
 //! vocabulary of a model (Megatron-LM, Shoeybi et al. 2019).
 //!
-//! Ranks share branches: layers whose outputs are heads or hidden features, the units, and a linear
-//! layer whose inputs the units are, which ends the branch. A rank has some units; all ranks have
-//! the same samples. The results of the last layer for the units of each rank are summed over the
-//! ranks in the forward pass. The gradient of the branch's input is summed in the backward pass.
-//! Each rank computes everything else, such as norms and the sums of branches, for itself, to the
-//! same bits.
+//! Ranks share branches. A branch has layers whose outputs are units (heads or hidden features),
+//! and a linear layer at the end, whose inputs are the units. Each rank has some units, and all
+//! ranks have the same samples. The forward pass sums the output of the last layer over the ranks.
+//! The backward pass sums the gradient of the branch's input. Each rank computes everything else,
+//! such as norms and the sums of branches, for itself, with the same bits.
 
 pub(crate) mod branch;
 pub(crate) mod layer_share;

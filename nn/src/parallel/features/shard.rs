@@ -1,4 +1,4 @@
-//! The part of a parameter that one of several ranks has.
+//! The shard of a parameter on one of several ranks.
 
 use std::ops::Range;
 
@@ -6,15 +6,15 @@ use lowtide_tensor::{Shape, Tensor};
 
 use crate::error::Result;
 
-/// Runs of positions along a dimension.
+/// Positions of units along a dimension. Each run holds positions of every unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Runs {
     pub(super) axis: usize,
-    /// The first position of each run, and the positions that a unit has in it.
+    /// The first position of each run, and the number of positions of a unit in the run.
     pub(super) runs: Vec<(usize, usize)>,
 }
 
-/// The part of a parameter that one of several ranks has, as positions along a dimension.
+/// The shard of a parameter on one of several ranks, as positions along a dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     pub(super) shape: Shape,
@@ -24,12 +24,12 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The shape of the whole.
+    /// The shape of the whole parameter.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The part of rank `index` of a `whole` of this shape, in memory of its own.
+    /// The shard of rank `index`, copied from the whole parameter.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -43,10 +43,10 @@ impl Shard {
         }
     }
 
-    /// Writes the part of rank `index` to its places in `whole`.
+    /// Writes the shard of rank `index` to its positions in `whole`.
     ///
     /// # Errors
-    /// The errors of a device's copy.
+    /// Errors of a copy on the device.
     pub fn put(&self, whole: &Tensor, index: usize, own: &Tensor) -> Result<()> {
         let (axis, mut first) = (self.runs.axis, 0);
         for place in self.places(index) {
@@ -57,7 +57,7 @@ impl Shard {
         Ok(())
     }
 
-    /// The part of this rank of a whole.
+    /// The shard of this rank, copied from the whole parameter.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -65,7 +65,7 @@ impl Shard {
         self.of(whole, self.rank.0)
     }
 
-    /// The shape of the part of rank `index`.
+    /// The shape of the shard of rank `index`.
     pub fn shape_of(&self, index: usize) -> Shape {
         let mut shape = self.shape.to_vec();
         shape[self.runs.axis] = self.places(index).map(|place| place.len()).sum();
@@ -78,8 +78,8 @@ impl Shard {
     }
 }
 
-/// The units of one of several ranks. The first ranks have one more where the division leaves a
-/// rest.
+/// The units of one of several ranks. If the ranks do not divide the units, the first ranks get one
+/// unit more.
 pub(super) fn units_of((index, count): (usize, usize), units: usize) -> Range<usize> {
     let start_of = |rank: usize| units / count * rank + rank.min(units % count);
     start_of(index)..start_of(index + 1)

@@ -1,4 +1,4 @@
-//! A model whose branches and vocabulary ranks share.
+//! Splits the branches and the vocabulary of a model among ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::parallel::features::shard::{Runs, Shard, units_of};
 use crate::parallel::features::sum::Sum;
 use crate::parallel::features::vocabulary::VocabularyShare;
 
-/// Divides the branches and the vocabulary of a model among ranks, keeps the part of rank `index`
-/// of `count` on `device`, and moves everything else there. The model may be on another device
-/// before, such as the host, which has room for it. A branch with fewer units than ranks, or with
-/// adapters or weights in few bits, stays whole on each rank. Returns the number of branches that
-/// are shared.
+/// Splits the branches and the vocabulary of a model among `count` ranks. Keeps the part of rank
+/// `index` on `device`, and moves everything else to `device` as a whole. Before the call the model
+/// may be on another device that has room for it, such as the host. A branch stays whole on each
+/// rank if it has fewer units than ranks, adapters or quantised weights. Returns the number of
+/// shared branches.
 ///
 /// # Errors
-/// `OutOfMemory` of `device`; nothing has changed then.
+/// `OutOfMemory` of `device`; the model is then as before.
 pub fn share_layers(
     model: &mut dyn Parameters,
     device: &Device,
@@ -104,7 +104,7 @@ pub fn share_layers(
     Ok(branches)
 }
 
-/// Replaces the `sum` of the [shared](share_layers) layers of `model`.
+/// Replaces the [`Sum`] of the [shared](share_layers) layers of `model`.
 pub fn set_sum(model: &mut dyn Parameters, sum: &Arc<dyn Sum>) {
     let set = |share: &mut Option<LayerShare>| match share {
         Some(LayerShare::End(share)) => share.sum = Arc::clone(sum),

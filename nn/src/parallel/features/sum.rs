@@ -1,4 +1,4 @@
-//! Sums over ranks, in the forward pass and of gradients.
+//! Sums over ranks of tensors and of gradients.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use lowtide_tensor::Tensor;
 
 use crate::error::{NnError, Result};
 
-/// A sum over ranks.
+/// An all-reduce that sums over ranks.
 pub trait Sum: Debug + Send + Sync {
-    /// Replaces x, which is contiguous, by its sum over the ranks. All ranks call it in the same
-    /// order, with the same shapes.
+    /// Replaces x, which is contiguous, by the sum of x over the ranks. All ranks call this in the
+    /// same order and with the same shapes.
     ///
     /// # Errors
     /// Errors of the communication.
     fn sum(&self, x: &mut Tensor) -> Result<()>;
 }
 
-/// Replaces y, which no other operation has seen, by its sum over the ranks.
+/// Replaces y by the sum of y over the ranks. No other operation may have used y.
 pub(super) fn sum_in_place(sum: &dyn Sum, y: &Var) -> Result<()> {
     sum.sum(&mut y.value().clone())
 }
 
-/// x, with a gradient that is summed over the ranks, of which each computes a part.
+/// x, with a gradient that is summed over the ranks. Each rank computes a part of the gradient.
 pub(crate) fn with_summed_gradient(sum: &Arc<dyn Sum>, x: Var) -> Result<Var> {
     let sum = Arc::clone(sum);
     let rule = move |dy: Tensor, _: Needs| {

@@ -1,4 +1,4 @@
-//! A vocabulary whose rows are with several ranks: tables of tokens, and losses of output layers.
+//! A vocabulary whose rows are split among ranks: tables of tokens, and losses of output layers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use crate::loss::{LinearCrossEntropyOptions, Loss, check_smoothing};
 use crate::parallel::features::shard::units_of;
 use crate::parallel::features::sum::{Sum, sum_in_place, with_summed_gradient};
 
-/// The rows of a vocabulary that this rank has.
+/// The rows of a vocabulary on this rank.
 #[derive(Clone, Debug)]
 pub struct VocabularyShare {
     pub(super) sum: Arc<dyn Sum>,
     pub(super) rank: (usize, usize),
-    /// Rows of all ranks together.
+    /// Number of rows of all ranks.
     pub(super) len: usize,
 }
 
-/// Chunks of rows at most: each adds to the whole gradient of the weight.
+/// Largest number of chunks: every chunk adds to the full gradient of the weight.
 const CHUNKS_MAX: usize = 8;
-/// With fewer rows products do not pay.
+/// Smallest number of rows in a chunk: products with fewer rows are slow.
 const CHUNK_ROWS_MIN: usize = 16;
 
 impl VocabularyShare {
-    /// The rows of all ranks.
+    /// Number of rows of all ranks.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -35,8 +35,9 @@ impl VocabularyShare {
         units_of(self.rank, self.len)
     }
 
-    /// The own rows that `index` names, and true where it names another rank's row, which stands as
-    /// row 0. An index of no row at all is out of range here, too.
+    /// Converts an index of the vocabulary to an index among the rows of this rank. An index of
+    /// another rank's row becomes 0, and the second tensor is true there. An index outside of the
+    /// vocabulary becomes one that is out of range here too.
     ///
     /// # Shapes
     /// `index: [..]` of i64 `→ [..]` of i64, `[..]` of bool
@@ -51,7 +52,7 @@ impl VocabularyShare {
         Ok((own, is_others))
     }
 
-    /// The rows of `table`, of which this rank has its own.
+    /// Looks up rows of the table. `table` holds only the rows of this rank.
     ///
     /// # Shapes
     /// `index: [..]` of i64, `table: [n, D] → [.., D]`
@@ -82,7 +83,7 @@ impl VocabularyShare {
     }
 
     /// The cross-entropy of rows with their labels. This rank computes the logits of its own
-    /// classes, a chunk of rows at a time, and again in backward. Ranks exchange three numbers of
+    /// classes in chunks of rows, and recomputes them in backward. Ranks exchange three numbers for
     /// each row: the logarithm of the sum of exponentials, the logit of the label, and the sum of
     /// the logits.
     ///
@@ -136,8 +137,8 @@ impl VocabularyShare {
     }
 }
 
-/// Three numbers of each row: the logarithm of the sum of exponentials of the own logits; the logit
-/// of the label, or 0 where another rank has it; and the sum of the own logits.
+/// Three numbers for each row: the logarithm of the sum of exponentials of this rank's logits, the
+/// logit of the label (0 if another rank has the label), and the sum of this rank's logits.
 ///
 /// # Shapes
 /// `input: [N, D]`, `weight: [n, D]`, `labels: [N] → [3, N]`

@@ -1,4 +1,4 @@
-//! A model whose parameters are divided among ranks.
+//! Divides the parameters of a model among ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +12,15 @@ use crate::optim::part::Part;
 use crate::parallel::sharded::gather::{Gather, Sharded};
 use crate::parameter::{Parameter, stand_in_on};
 
-/// Divides `model` among ranks: each parameter becomes its `part` on `device`. Buffers and weights
-/// in few bits are moved there as a whole. The model may be on another device before, such as the
-/// host, which has room for it. From then on a parameter is whole only from its
-/// [use](Parameter::var) in a pass to its last use in backward; blocks that are recomputed free it
-/// in between. An optimizer updates the parts, by [`Parts`](crate::optim::Parts).
+/// Divides `model` among ranks: each parameter keeps only its `part`, on `device`. Buffers and
+/// quantised weights move to `device` as a whole. Before the call the model may be on another
+/// device that has room for it, such as the host. After the call a parameter is whole only from its
+/// [use](Parameter::var) in a pass until its last use in backward. A block that is recomputed frees
+/// the whole parameter between its two runs. An optimizer updates the parts, by
+/// [`Parts`](crate::optim::Parts).
 ///
 /// # Errors
-/// `OutOfMemory` of `device`; nothing has changed then.
+/// `OutOfMemory` of `device`; the model is then as before.
 pub fn divide(
     model: &mut dyn Parameters,
     device: &Device,
@@ -49,7 +50,7 @@ pub fn divide(
     Ok(())
 }
 
-/// The parameter with its part alone.
+/// A copy of the parameter that keeps only the part.
 fn of_part(
     parameter: &Parameter,
     device: &Device,
@@ -66,7 +67,7 @@ fn of_part(
     Ok(divided)
 }
 
-/// Replaces the `gather` by which the parameters of a [divided](divide) model are put together.
+/// Replaces the [`Gather`] of a [divided](divide) model.
 pub fn set_gather(model: &mut dyn Parameters, gather: &Arc<dyn Gather>) {
     model.visit(&mut |_, parameter| {
         if let Some(sharded) = &mut parameter.sharded {

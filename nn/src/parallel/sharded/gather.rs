@@ -1,4 +1,4 @@
-//! A parameter of which a rank has a part, put together when it is used.
+//! Divided parameters, which are gathered from all ranks when they are used.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,28 +9,28 @@ use lowtide_tensor::Tensor;
 use crate::error::Result;
 use crate::optim::part::Part;
 
-/// Collects the parts of parameters from all ranks.
+/// An all-gather of the parts of a parameter.
 pub trait Gather: Debug + Send + Sync {
-    /// Completes `whole`, in which this rank's part is at its place, with the parts of the other
-    /// ranks. Parts have `part_len` elements in row-major order and follow each other by rank; the
-    /// last ones may be shorter. All ranks call it in the same order.
+    /// Fills `whole` with the parts of the other ranks; the part of this rank is already in its
+    /// place. Parts have `part_len` elements in row-major order and are ordered by rank. The last
+    /// parts may be shorter. All ranks call this in the same order.
     ///
     /// # Errors
     /// Errors of the communication.
     fn gather(&self, whole: &mut Tensor, part_len: usize) -> Result<()>;
 }
 
-/// The part of a parameter that this rank has.
+/// The part of a parameter on this rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Sharded {
     pub(super) part: Part,
-    /// Shape `[n]`.
+    /// The elements of the part, `[n]`.
     pub(crate) own: Tensor,
     pub(super) gather: Arc<dyn Gather>,
 }
 
 impl Sharded {
-    /// The whole parameter in memory of its own, with the shape and the type of `like`.
+    /// The whole parameter as a new tensor, with the shape and the type of `like`.
     #[track_caller]
     pub(crate) fn whole(&self, like: &Tensor) -> Result<Tensor> {
         let (device, len) = (self.own.device(), like.element_count());

@@ -1,5 +1,5 @@
-//! Parameters of which each of several ranks has a part, and which are whole only while they are
-//! used (ZeRO-3, Rajbhandari et al. 2020).
+//! Parameters that are divided among ranks and are whole only while they are used (ZeRO-3,
+//! Rajbhandari et al. 2020).
 
 mod divide;
 pub(crate) mod gather;

@@ -1,4 +1,4 @@
-//! A model of which a rank has the parameters of its stage.
+//! Keeps only the parameters of one stage of a model on a rank.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use crate::error::Result;
 use crate::module::{Parameters, keep};
 use crate::parameter::stand_in_on;
 
-/// Keeps the parameters of `model` that are `own` on `device`, and stand-ins for the others: their
-/// shapes and types, without values, gradients and states. Buffers and weights in few bits are
-/// moved there as a whole; only buffers that are `own` are updated. The model may be on another
-/// device before, such as the host, which has room for it.
+/// Keeps the parameters of `model` that are in `own`, on `device`. Every other parameter becomes a
+/// stand-in with its shape and type, without values, gradient and states. Buffers and quantised
+/// weights move to `device` as a whole; only buffers in `own` are updated. Before the call the
+/// model may be on another device that has room for it, such as the host.
 ///
 /// # Errors
-/// `OutOfMemory` of `device`; nothing has changed then.
+/// `OutOfMemory` of `device`; the model is then as before.
 pub fn keep_own(
     model: &mut dyn Parameters,
     device: &Device,

@@ -1,10 +1,10 @@
-//! Models of which a rank runs some blocks: the stages of a pipeline (Huang et al. 2019).
+//! Pipeline stages: each rank runs some blocks of a model (Huang et al. 2019).
 //!
-//! A model runs its blocks by [`run_blocks`](crate::run_blocks), or has each of them in a
-//! [`Segment`](crate::Segment): it can be cut between these blocks. A stage runs the whole code of
-//! a model. Code before its first block is computed with [stand-ins](keep_own) of parameters, for
-//! its shapes alone; then the block gets the value that the stage before has sent. After the
-//! stage's last block an error leaves the code.
+//! A model runs its blocks by [`run_blocks`](crate::run_blocks), or has each block in a
+//! [`Segment`](crate::Segment). A model can be cut between these blocks. A stage runs the code of
+//! the whole model. Code before its first block runs with [stand-ins](keep_own) of parameters, and
+//! only the shapes count; then the first block gets the value from the previous stage. After the
+//! last block of the stage, an error ends the code.
 
 mod keep_own;
 pub(crate) mod run;

@@ -1,4 +1,4 @@
-//! A forward pass over the blocks of a stage, and over all blocks to survey them.
+//! Runs the blocks of a stage in a forward pass, or surveys all blocks.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,58 +10,58 @@ use lowtide_tensor::{Device, Tensor};
 
 use crate::error::{NnError, Result};
 
-/// The values between blocks, for a batch of one shape.
+/// Shapes and types of the values between blocks, for a batch of one shape.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cuts {
     /// The input of each block.
     inputs: Vec<TensorMeta>,
-    /// The output of the last block of each run of blocks, by the number of blocks up to there.
+    /// The output of each run of blocks. The key is the number of blocks up to the end of the run.
     results: BTreeMap<usize, TensorMeta>,
 }
 
 impl Cuts {
-    /// Shape and type of what goes into block `index` of the model, if there is one.
+    /// Shape and type of the input of block `index`; `None` if the model has fewer blocks.
     pub fn input(&self, index: usize) -> Option<TensorMeta> {
         self.inputs.get(index).copied()
     }
 
-    /// The number of blocks.
+    /// Number of blocks.
     pub fn block_count(&self) -> usize {
         self.inputs.len()
     }
 }
 
-/// A block of a model, with the code from there to the next one; the first has the code before it,
-/// too.
+/// A block of a model, with the code between this block and the next. The first section also has
+/// the code before the first block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section {
     /// The parameters that the section reads.
     pub leaves: BTreeSet<LeafId>,
-    /// The parameters that the section's result depends on: they have a gradient in it.
+    /// The parameters that the section's output depends on, and that therefore get a gradient.
     pub trained: BTreeSet<LeafId>,
     /// The buffers that the section reads or writes.
     pub buffers: BTreeSet<BufferId>,
-    /// Simulated time of the section's forward pass.
+    /// Simulated time of the section's forward pass, in seconds.
     pub seconds: f64,
-    /// True if a stage can begin here: everything from here on depends on earlier results through
-    /// the input of this block alone.
+    /// True if a stage can begin here: the rest of the model depends on earlier results only
+    /// through the input of this block.
     pub can_begin: bool,
 }
 
-/// The blocks of a model, as a forward pass shows them.
+/// The blocks of a model, as found in a forward pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Survey {
     /// The values between blocks.
     pub cuts: Cuts,
-    /// The model, block by block.
+    /// The sections of the model, one for each block.
     pub sections: Vec<Section>,
 }
 
-/// The ends of a stage: its output, and the gradient of its input.
+/// Results of a stage: its output, and the gradient of its input.
 pub struct StageEnd {
-    /// The input of the next stage; absent where the model has come to its own end.
+    /// The input of the next stage; `None` for the last stage.
     pub output: Option<Var>,
-    /// The gradient of the stage's input, once backward has computed it.
+    /// The gradient of the stage's input; `None` until backward has computed it.
     pub input_gradient: Rc<RefCell<Option<Tensor>>>,
 }
 
@@ -77,10 +77,10 @@ enum Course {
 
 struct Surveying {
     device: Device,
-    /// Simulated time of the sections before this one.
+    /// Simulated time at the end of the previous section, in seconds.
     seconds: Cell<f64>,
     found: RefCell<Survey>,
-    /// The input of each block, from which the record begins anew, and the value that it replaced.
+    /// The input of each block, as a new input of the record. `outputs` has the values before.
     inputs: RefCell<Vec<Var>>,
     outputs: RefCell<Vec<Var>>,
     is_in_block: Cell<bool>,
@@ -89,7 +89,7 @@ struct Surveying {
 struct Staging {
     blocks: Range<usize>,
     cuts: Cuts,
-    /// Blocks of the model that the code has come past.
+    /// Number of blocks of the model that the code has passed.
     passed: Cell<usize>,
     input: RefCell<Option<Tensor>>,
     input_gradient: Rc<RefCell<Option<Tensor>>>,
@@ -97,7 +97,7 @@ struct Staging {
     is_in_block: Cell<bool>,
 }
 
-/// Sets the mode of this thread for as long as it lives.
+/// Sets the mode of this thread until it is dropped.
 struct Entered(Option<Rc<Course>>);
 
 impl Entered {
@@ -112,9 +112,9 @@ impl Drop for Entered {
     }
 }
 
-/// Runs `forward`, a whole model on tensors of the simulated `device` in a pass that records, and
-/// returns the needs of its blocks. The gradients of the pass are worth nothing then. Frozen
-/// parameters count as others do.
+/// Runs `forward`, a whole model on tensors of the simulated `device` in a pass that records.
+/// Returns the sections of the model. The gradients of the pass are not valid. Frozen parameters
+/// are treated like all others.
 ///
 /// # Errors
 /// The errors of `forward`; `Autograd`.
@@ -131,8 +131,8 @@ pub fn survey<E: From<NnError>>(
     Ok(surveying.finish(&pass, loss)?)
 }
 
-/// The values between blocks in `forward`, a whole model on tensors of the simulated `device`, in
-/// any pass.
+/// The shapes and types of the values between blocks in `forward`, a whole model on tensors of the
+/// simulated `device`, in any pass.
 ///
 /// # Errors
 /// The errors of `forward`.
@@ -157,10 +157,10 @@ fn surveying(device: &Device) -> Rc<Course> {
     }))
 }
 
-/// Runs `work`, the forward pass of a whole model, as the stage of these `blocks`. The first of
-/// them gets `input`, unless it is the first block of the model. After the last one the code ends
-/// with `EndOfStage`, unless it is the last block of the model. `cuts` are those of a [survey] of a
-/// batch of the same shape.
+/// Runs `work`, the forward pass of a whole model, as the stage with these `blocks`. The first of
+/// these blocks gets `input`, unless it is the first block of the model. After the last of these
+/// blocks the code ends with `EndOfStage`, unless it is the last block of the model. `cuts` come
+/// from a [survey] of a batch of the same shape.
 pub fn run_stage<R>(
     blocks: Range<usize>,
     cuts: &Cuts,
@@ -185,8 +185,8 @@ pub fn run_stage<R>(
     (done, StageEnd { output, input_gradient: Rc::clone(&staging.input_gradient) })
 }
 
-/// Runs this stage's blocks among the next `count` blocks of a model; all of them, outside of a
-/// stage.
+/// Runs the blocks of this stage among the next `count` blocks of a model. Outside of a stage, runs
+/// all `count` blocks.
 pub(crate) fn run_own(
     count: usize,
     pass: &Pass,
@@ -205,12 +205,12 @@ pub(crate) fn run_own(
     }
 }
 
-/// Notes that the running section uses a parameter.
+/// Notes that the current section uses a parameter.
 pub(crate) fn note_leaf(leaf: LeafId) {
     noting(|section| _ = section.leaves.insert(leaf));
 }
 
-/// Notes that the running section uses a buffer.
+/// Notes that the current section uses a buffer.
 pub(crate) fn note_buffer(buffer: BufferId) {
     noting(|section| _ = section.buffers.insert(buffer));
 }
@@ -220,7 +220,7 @@ fn noting(note: impl FnOnce(&mut Section)) {
         if let Some(Course::Survey(surveying)) = course.as_deref() {
             let mut found = surveying.found.borrow_mut();
             if found.sections.is_empty() {
-                // Before the first block.
+                // The code before the first block belongs to the first section.
                 found.sections.push(Section { can_begin: true, ..Section::default() });
             }
             note(found.sections.last_mut().expect("there is one"));
@@ -255,7 +255,7 @@ impl Surveying {
         Ok(x)
     }
 
-    /// The input of the next block, without what it depends on.
+    /// The input of the next block, cut off from the record before.
     fn begin_block(&self, pass: &Pass, x: Var) -> Result<Var> {
         let is_first = self.inputs.borrow().is_empty();
         let mut found = self.found.borrow_mut();
@@ -290,12 +290,14 @@ impl Surveying {
         // The code before the first block belongs to the first section.
         let before = outputs.remove(0);
         found.sections[0].trained.extend(pass.dependencies(&before, &[])?.leaves);
-        // The result of a section is the input of the next one; the last one's is the loss.
+        // The output of a section is the input of the next section. The output of the last section
+        // is the loss.
         outputs.push(loss);
         for (index, output) in outputs.iter().enumerate() {
             let found_in = pass.dependencies(output, &inputs)?;
             found.sections[index].trained.extend(found_in.leaves);
-            // The blocks in between would have to send on what goes past them.
+            // An output depends on an earlier section directly. A stage that began in between would
+            // have to forward that value, so no stage can begin there.
             let first = found_in.inputs.first().copied().unwrap_or(index);
             found.sections[first + 1..=index].iter_mut().for_each(|of| of.can_begin = false);
         }
@@ -337,7 +339,7 @@ impl Staging {
         Ok(x)
     }
 
-    /// The input that the stage before has sent.
+    /// The input from the previous stage.
     fn begin(&self, pass: &Pass) -> Result<Var> {
         let input = self.input.take().expect("a stage after the first has an input");
         if !pass.is_recording() {
