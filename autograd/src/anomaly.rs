@@ -9,7 +9,7 @@ use lowtide_tensor::{DType, Tensor};
 
 use crate::error::{AutogradError, Result, Site};
 
-/// The direction in which a value appeared that is not finite.
+/// The direction of the pass in which a value became infinite or NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// The forward pass: an output of the operation.
@@ -29,7 +29,7 @@ pub struct Anomaly {
     pub module: Option<ModulePath>,
     /// Forward for the result of the operation, backward for its gradient.
     pub phase: Phase,
-    /// True if a NaN is among the values; false if they hold only infinities.
+    /// True if the values contain a NaN; false if they contain only infinities.
     pub has_nan: bool,
 }
 

@@ -18,7 +18,8 @@ use crate::meta::TensorMeta;
 pub struct LeafId(u64);
 
 impl LeafId {
-    /// An identity that no other leaf of this process has; later ones compare greater.
+    /// An identity that no other leaf of this process has. Identities compare in the order of
+    /// creation.
     #[expect(clippy::new_without_default, reason = "every call gives another value")]
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -31,7 +32,8 @@ impl LeafId {
 pub struct BufferId(u64);
 
 impl BufferId {
-    /// An identity that no other buffer of this process has; later ones compare greater.
+    /// An identity that no other buffer of this process has. Identities compare in the order of
+    /// creation.
     #[expect(clippy::new_without_default, reason = "every call gives another value")]
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -72,7 +74,7 @@ impl Attempt {
     }
 
     /// A new attempt that continues from the sums and buffer updates of this one without changing
-    /// them. In the new attempt only those leaves have a gradient that its own passes add to.
+    /// them. Only leaves that its own passes add to have a gradient in the new attempt.
     #[must_use]
     pub fn trial(&self) -> Self {
         Attempt(Rc::new(Shared {
@@ -85,7 +87,7 @@ impl Attempt {
     }
 
     /// The leaves that passes of this attempt have used so far, in the order in which the leaves
-    /// were made. The loss decides which of them get a gradient.
+    /// were made. The loss decides which leaves get a gradient.
     pub fn leaves(&self) -> Vec<LeafId> {
         self.0.leaves.borrow().keys().copied().collect()
     }
@@ -118,22 +120,23 @@ impl Attempt {
         self.0.casts.borrow_mut().close();
     }
 
-    /// Takes the gradients out. Passes that still run begin new sums. The buffer updates stay with
-    /// the other handles.
+    /// Takes the gradients out. Passes that are still running begin new sums. The buffer updates
+    /// stay with the other handles.
     pub fn into_gradients(self) -> Gradients {
         self.0.leaves.take();
         self.0.casts.take();
         self.0.gradients.take()
     }
 
-    /// Takes the gradients and the buffer updates out. Passes that still run begin new ones.
+    /// Takes the gradients and the buffer updates out. Passes that are still running begin new sums
+    /// and updates.
     pub fn into_parts(self) -> (Gradients, BufferUpdates) {
         self.0.leaves.take();
         self.0.casts.take();
         (self.0.gradients.take(), self.0.buffers.take())
     }
 
-    /// Takes the buffer updates out. Passes that still run begin new ones.
+    /// Takes the buffer updates out. Passes that are still running begin new updates.
     pub fn take_buffer_updates(&self) -> BufferUpdates {
         self.0.buffers.take()
     }
@@ -148,7 +151,7 @@ impl Attempt {
         self.0.buffers.borrow_mut().0.insert(buffer, value);
     }
 
-    /// The gradient of `leaf` as summed so far.
+    /// The sum of the gradients of `leaf` so far.
     pub fn gradient(&self, leaf: LeafId) -> Option<Tensor> {
         self.0.gradients.borrow().get(leaf).cloned()
     }
@@ -169,9 +172,9 @@ impl Attempt {
         self.len() == 0
     }
 
-    /// Adds `gradient` to the sum of `leaf`. The first gradient is moved in, later ones are added
-    /// in place and freed. A sum of one pass keeps a half type; the second pass turns it into f32,
-    /// because small contributions would be rounded away.
+    /// Adds `gradient` to the sum of `leaf`. The first gradient is moved in; later gradients are
+    /// added in place and freed. A sum of one pass keeps a half type; a gradient from a second pass
+    /// turns the sum into f32, because small contributions would be rounded away.
     pub(crate) fn accumulate(
         &self,
         pass: PassNumber,

@@ -1,4 +1,4 @@
-//! Backward: from one number, or from several values of any shape.
+//! Backward passes from a scalar loss, or from several outputs of any shape.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
@@ -19,7 +19,7 @@ use crate::var::Var;
 pub struct Dependencies {
     /// Leaves, such as parameters.
     pub leaves: BTreeSet<LeafId>,
-    /// Indices into the inputs that the caller asked about.
+    /// Indices into the inputs of [`Pass::dependencies`].
     pub inputs: BTreeSet<usize>,
 }
 
@@ -47,9 +47,9 @@ impl Pass {
     /// [`Pass::backward_seeded`] that gives each gradient to `take` as soon as it is complete, so
     /// that only some gradients exist at a time.
     ///
-    /// A gradient is complete when this pass will add nothing to it any more. It includes the
-    /// contributions of earlier passes of the attempt, and leaves the attempt. No operation reads
-    /// the leaf any more, so `take` may write the leaf.
+    /// A gradient is complete when this pass will not add to it any more. The gradient includes the
+    /// contributions of earlier passes of the attempt, and is taken out of the attempt. No
+    /// operation reads the leaf any more, so `take` may write the leaf.
     ///
     /// # Errors
     /// As for [`Pass::backward`]; errors of `take`.

@@ -11,8 +11,9 @@ use crate::error::Result;
 
 /// Chooses the type that the inputs of each operation are converted to.
 pub trait CastPolicy {
-    /// The type that the float inputs of `op` are converted to before it runs, or `None` to leave
-    /// them alone. `inputs` are the types of all inputs in order. Integers are never converted.
+    /// The type that the float inputs of `op` are converted to before `op` runs, or `None` to leave
+    /// the inputs alone. `inputs` are the types of all inputs in order. Integers are never
+    /// converted.
     fn dtype(&self, op: &str, inputs: &[DType]) -> Option<DType>;
 }
 
@@ -38,7 +39,7 @@ impl std::fmt::Debug for Cast {
 }
 
 impl Casts {
-    /// `value` as `dtype`: the kept cast, if `leaf` has not changed since that was made.
+    /// `value` as `dtype`: the kept cast, unless `leaf` has changed since that cast.
     #[track_caller]
     pub(crate) fn get(&mut self, leaf: LeafId, value: &Tensor, dtype: DType) -> Result<Tensor> {
         if self.is_closed {

@@ -35,18 +35,18 @@ pub enum SavedPolicy {
     Offload(Offload),
     /// As [`SavedPolicy::Recompute`], and the segment's inputs wait in another device's memory.
     RecomputeFrom(Offload),
-    /// As [`SavedPolicy::Recompute`], in one segment with the block before, in models that run
-    /// their blocks in such groups. Fewer inputs stay, and backward needs more memory at a time.
+    /// As [`SavedPolicy::Recompute`], in one segment with the previous block. For models that run
+    /// their blocks in groups. Fewer inputs stay, and backward needs more memory at a time.
     RecomputeWithPrevious,
 }
 
-/// The function of a segment. It reads only its inputs, leaves, the pass that it is given, and
-/// captured tensors that nothing writes in between, so that a second run gives the same results.
+/// The function of a segment. The function reads only its inputs, leaves, its pass, and captured
+/// tensors that nothing writes between the runs, so that a second run gives the same results.
 type Function = dyn Fn(&Pass, Vec<Var>) -> Result<Vec<Var>>;
 
 impl Pass {
-    /// Runs `segment` on `inputs` under `policy`. The segment may use only the pass and the values
-    /// that it is given.
+    /// Runs `segment` on `inputs` under `policy`. The segment may use only its arguments: the pass
+    /// and the values.
     ///
     /// # Errors
     /// `Passes` for a value of another pass; errors of `segment`.
@@ -183,7 +183,7 @@ impl Pass {
         Ok(outputs)
     }
 
-    /// A pass with this one's settings that records no operations, but its reads in `journal`.
+    /// A pass with the settings of this pass. Records no operations, and notes reads in `journal`.
     fn shadow(&self, journal: Rc<RefCell<Journal>>) -> Pass {
         Pass(Rc::new(Inner {
             mode: Mode::Shadow,

@@ -29,7 +29,7 @@ impl Journal {
         self.leaves.push(LeafRead { leaf, version: value.version() });
     }
 
-    /// The leaves in the order of the reads. A leaf that was read twice stands there twice.
+    /// The leaves in the order of the reads. A leaf that was read twice occurs twice.
     pub(crate) fn leaves(&self) -> Vec<LeafId> {
         self.leaves.iter().map(|read| read.leaf).collect()
     }

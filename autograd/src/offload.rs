@@ -1,4 +1,4 @@
-//! The choice of saved tensors that wait in another device's memory, and of that device.
+//! The choice of the saved tensors that are moved to another device's memory, and of that device.
 
 use lowtide_tensor::{Device, Tensor};
 

@@ -53,8 +53,8 @@ pub(crate) struct Inner {
 pub(crate) enum Mode {
     /// Operations are not recorded.
     Silent,
-    /// Operations are not recorded, but values know whether they need gradients: the first run of a
-    /// segment that backward recomputes.
+    /// Operations are not recorded, but values still have a flag for the need of a gradient: the
+    /// first run of a segment that backward recomputes.
     Shadow,
     /// Operations are recorded on the tape. `backward` takes the tape, so that values that outlive
     /// backward do not keep it alive.
@@ -97,14 +97,14 @@ impl Pass {
         Self::new(Mode::Silent, settings, None)
     }
 
-    /// A pass that keeps nothing, in training mode. Values are those of [`Pass::train`]; there are
-    /// no gradients and no buffer updates.
+    /// A pass that keeps nothing, in training mode. Values equal those of [`Pass::train`]; there
+    /// are no gradients and no buffer updates.
     pub fn no_grad(key: RandomKey) -> Self {
         Self::new(Mode::Silent, Settings::training(key), None)
     }
 
-    /// [`Pass::no_grad`] that adds its buffer updates to `attempt`, for estimating running
-    /// statistics anew.
+    /// [`Pass::no_grad`] that adds its buffer updates to `attempt`, to estimate running statistics
+    /// again.
     pub fn buffers_only(key: RandomKey, attempt: &Attempt) -> Self {
         Self::new(Mode::Silent, Settings::training(key), Some(attempt.clone()))
     }
@@ -183,7 +183,7 @@ impl Pass {
         self
     }
 
-    /// The turn that this pass is part of, if several models are trained one after the other.
+    /// The turn that this pass belongs to, if several models are trained one after the other.
     pub fn turn(&self) -> Option<Turn> {
         self.0.settings.borrow().turn.clone()
     }
@@ -193,8 +193,8 @@ impl Pass {
         self.0.settings.borrow().training
     }
 
-    /// True if backward is recomputing a segment. Random numbers and buffers are those of the first
-    /// run. Other side effects of a module should not happen a second time.
+    /// True if backward is recomputing a segment. Random numbers and buffers are equal to the first
+    /// run's. Other side effects of a module should not happen a second time.
     pub fn is_recomputing(&self) -> bool {
         self.0.replay.is_some()
     }
@@ -217,11 +217,11 @@ impl Pass {
     }
 
     /// Declares that results from here on depend on several samples of the batch together, so that
-    /// a part of a batch gives other results than the whole. [`Var::batch_norm`] declares it; a
-    /// loss that compares samples has to.
+    /// a part of a batch gives other results than the whole. [`Var::batch_norm`] calls this; a loss
+    /// that compares samples must call it.
     #[track_caller]
     pub fn couple_samples(&self) {
-        // Taken outside of the closure, where the caller would be this line.
+        // Taken outside of the closure: inside, the caller would be this line.
         let site = Location::caller();
         let here = || Coupling { path: self.path(), site };
         self.0.settings.borrow().coupling.borrow_mut().get_or_insert_with(here);
@@ -263,7 +263,7 @@ impl Pass {
         }
     }
 
-    /// The key of the whole pass. [`Pass::draw`] derives one for each operation.
+    /// The key of the whole pass. [`Pass::draw`] derives a key for each operation.
     pub fn key(&self) -> RandomKey {
         self.0.settings.borrow().key
     }

@@ -67,7 +67,7 @@ impl Recipe {
 #[derive(Default)]
 pub(crate) struct Recipes(Vec<KnownResult>);
 
-/// A result with its recipe. The recipe holds as long as the result is not written.
+/// A result with its recipe. The recipe is valid as long as the result is not written.
 pub(crate) struct KnownResult {
     watch: StorageWatch,
     element_count: usize,
@@ -116,9 +116,9 @@ impl Saver {
         self.cheap_store().map(|_| Source::Kept(self.keep(x)))
     }
 
-    /// Adds the recipe of the result `y`: `recompute` gives its bits from `sources` at little cost,
-    /// so that the record need not keep `y` for other operations. Does nothing if a source is
-    /// `None`.
+    /// Adds the recipe of the result `y`: `recompute` computes `y` from `sources`, with the same
+    /// bits and at little cost. The record then need not keep `y` for other operations. Does
+    /// nothing if a source is `None`.
     pub(crate) fn add_recipe(
         &self,
         y: &Tensor,

@@ -13,7 +13,7 @@ pub struct Needs {
     leaves: bool,
 }
 
-/// The first input of those that share one bit.
+/// Index of the last bit, which all inputs from this index on share.
 const LAST_BIT: usize = u64::BITS as usize - 1;
 
 impl Needs {

@@ -10,7 +10,7 @@ use crate::recipe::Recipe;
 use crate::rule::Needs;
 use crate::store::{Store, StoredTensor};
 
-/// Keeps tensors for the rule of one operation, where the policy of the pass puts them.
+/// Keeps tensors for the rule of one operation, in the place that the policy of the pass chooses.
 pub struct Saver {
     pass: Pass,
     op: &'static str,
@@ -30,8 +30,8 @@ impl Saver {
         self.needs.is_some()
     }
 
-    /// True if the rule may be asked for the gradient of input `index`. If not, tensors that only
-    /// that gradient needs need not be kept.
+    /// True if the rule may have to compute the gradient of input `index`. If not, tensors that
+    /// only this gradient reads need not be kept.
     pub fn needs(&self, index: usize) -> bool {
         self.needs.is_some_and(|needs| needs.input(index))
     }

@@ -146,7 +146,7 @@ impl Store {
 
 /// The outcome of evicting one tensor.
 enum Eviction {
-    /// Something beside the record holds the tensor, or wrote it: it is tried again later.
+    /// Something beside the record holds the tensor, or wrote it. Eviction is tried again later.
     InUse,
     /// The tensor is on the host now.
     Moved,

@@ -15,7 +15,7 @@ pub(crate) struct Taking<'a> {
     take: &'a mut Take<'a>,
     /// The leaves that only this walk still adds to; all leaves if absent.
     own: Option<BTreeSet<LeafId>>,
-    /// The leaves by the first node that adds to them. The walk reaches that node last.
+    /// Leaves by the first node that adds to their gradient. The walk reaches this node last.
     by_first_node: BTreeMap<usize, Vec<LeafId>>,
 }
 

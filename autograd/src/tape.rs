@@ -23,7 +23,8 @@ pub(crate) struct Edge {
 pub(crate) type Hook = Box<dyn FnOnce(Tensor) -> Result<Tensor>>;
 
 struct Node {
-    /// The module and line that recorded the node. Memory of its rule counts for them.
+    /// The module and line that recorded the node. Memory of the node's rule counts for this
+    /// origin.
     origin: Origin,
     kind: Kind,
 }
@@ -126,13 +127,14 @@ pub(crate) struct Ancestors {
     pub(crate) sources: BTreeSet<usize>,
 }
 
-/// One backward walk over a tape. Only gradients in flight take memory, so the walk needs memory in
-/// proportion to the width of the graph, not to its length.
+/// One backward walk over a tape. Only gradients in flight take memory, so the memory of the walk
+/// is in proportion to the width of the graph, not to its length.
 pub(crate) struct Walk<'a, 't> {
     tape: Tape,
     /// Absent if the gradients of leaves are not collected.
     attempt: Option<(&'a Attempt, PassNumber)>,
-    /// Present if only some values are asked for: for each node, true if it leads to one of them.
+    /// Present if only some gradients are wanted. For each node, true if the node depends on a
+    /// wanted value.
     needed: Option<Vec<bool>>,
     pending: BTreeMap<Edge, Tensor>,
     wanted: BTreeMap<Edge, Option<Tensor>>,
@@ -167,7 +169,7 @@ impl<'a, 't> Walk<'a, 't> {
         self
     }
 
-    /// Sets whether a gradient that is not finite is an error that names the operation.
+    /// Makes a gradient that is not finite an error that names the operation, if the flag is true.
     pub(crate) fn looking_for_anomalies(self, looks_for_anomalies: bool) -> Self {
         Walk { looks_for_anomalies, ..self }
     }

@@ -5,8 +5,9 @@ use std::rc::Rc;
 
 use crate::attempt::LeafId;
 
-/// The part of a step that trains one of several models, as the generator of a GAN. The leaves of
-/// the other models are constants in its passes: nothing is computed or saved for their gradients.
+/// The part of a step that trains one of several models, such as the generator of a GAN. The leaves
+/// of the other models are constants in its passes: nothing is computed or saved for their
+/// gradients.
 #[derive(Clone, Debug)]
 pub struct Turn {
     model: Rc<str>,

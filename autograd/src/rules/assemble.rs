@@ -1,5 +1,5 @@
-//! Named ways of joining, splitting and multiplying tensors, composed of other operations. Each
-//! keeps for backward what those operations keep.
+//! Named ways of joining, splitting and multiplying tensors, composed of other operations. Only
+//! these other operations save tensors for backward.
 
 use lowtide_tensor::{Axis, PadMode, RANK_MAX, Shape, TensorError};
 
@@ -223,9 +223,9 @@ impl Var {
         self.permute(&order)
     }
 
-    /// [`Var::pad`] in which a negative amount removes positions. Positions are removed before
-    /// padding, except in the modes that reflect or replicate, which pad the whole input first.
-    /// Both as in PyTorch.
+    /// [`Var::pad`] with negative amounts, which remove positions. Positions are removed before
+    /// padding. In the modes that reflect or replicate, the whole input is padded first. Both
+    /// orders are PyTorch's.
     ///
     /// # Errors
     /// `Shape` if `amounts` names more dimensions than there are, or removes more positions than
@@ -334,9 +334,9 @@ impl Var {
         a.matmul(b)?.reshape(&[rows, columns].concat()[..])
     }
 
-    /// The product of a chain of matrices in the order that takes the fewest multiplications;
-    /// `torch.linalg.multi_dot`. The first operand may be a vector, which counts as a row, and the
-    /// last one too, as a column.
+    /// The product of a chain of matrices in the order with the fewest multiplications;
+    /// `torch.linalg.multi_dot`. The first operand may be a vector, which counts as a row. The last
+    /// operand may be a vector, which counts as a column.
     ///
     /// # Shapes
     /// `[A, B], [B, C], .., [Y, Z] → [A, Z]`

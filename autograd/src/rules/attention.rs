@@ -106,9 +106,9 @@ impl Var {
         })
     }
 
-    /// [`Var::rotary`] of the first `rotated` of the `heads` heads that one tensor packs at each
-    /// position: of queries and keys, but not of values. It runs in place if the input's buffer is
-    /// free. Backward keeps only the tables.
+    /// [`Var::rotary`] for the first `rotated` of the `heads` heads that one tensor packs at each
+    /// position. Use this to rotate queries and keys, but not values. Runs in place if the input's
+    /// buffer is free. Backward keeps only the tables.
     ///
     /// # Shapes
     /// `[B, T, heads · D] → [B, T, heads · D]`; the tables as for [`Var::rotary`]

@@ -199,7 +199,7 @@ impl Var {
             return Err(fault(equation, "has a result with a letter twice, or one of no operand"));
         }
 
-        // A dimension of length 1 is stretched to the other length of its label by leaving it out.
+        // Leaving out a dimension of length 1 stretches it to the other length of its label.
         for operand in &mut labelled {
             let is_short = |label: Label| {
                 operand.size(label) == 1 && sizes.get(&label).is_some_and(|&n| n != 1)

@@ -30,7 +30,7 @@ impl Var {
         })
     }
 
-    /// `|self|` with the sign of `other`. The gradient of `other` is 0, and that of `self` is 0
+    /// `|self|` with the sign of `other`. The gradient of `other` is 0. The gradient of `self` is 0
     /// where `self` is 0.
     #[track_caller]
     pub fn copysign(self, other: Var) -> Result<Var> {
@@ -132,8 +132,8 @@ impl Var {
         })
     }
 
-    /// The larger of `self` and `other`; if one is NaN, the other one. Equal values share the
-    /// gradient.
+    /// The larger of `self` and `other`; if one value is NaN, the other value. Equal values share
+    /// the gradient.
     #[track_caller]
     pub fn fmax(self, other: Var) -> Result<Var> {
         // If both are NaN, `self` is chosen.
@@ -148,7 +148,7 @@ impl Var {
         )
     }
 
-    /// The smaller of `self` and `other`; otherwise as [`Var::fmax`].
+    /// The smaller of `self` and `other`, with NaN and gradients as in [`Var::fmax`].
     #[track_caller]
     pub fn fmin(self, other: Var) -> Result<Var> {
         either(

@@ -8,15 +8,15 @@ use crate::rules::when;
 use crate::saved::{Saved, Saver};
 use crate::var::Var;
 
-/// The gradient of the logits. It is written over the logits if nothing else needs them, so that no
-/// second tensor of their size exists.
+/// The gradient of the logits. If nothing else needs the logits, the gradient overwrites them, so
+/// that no second tensor of their size exists.
 fn cross_entropy_backward(
     dy: &Tensor,
     mut logits: Tensor,
     labels: &Tensor,
     labelling: &Labelling<'_>,
 ) -> Result<Tensor> {
-    // Recomputed instead of kept: the logits are there anyway.
+    // Recomputed instead of kept: the logits are kept anyway.
     let log_sum_exp = logits.cross_entropy_with(labels, labelling)?.log_sum_exp;
     let mut operands = [labels, &log_sum_exp, dy].into_iter().chain(labelling.weight);
     if logits.is_reusable() && operands.all(|x| x.layout().is_contiguous()) {
@@ -247,7 +247,7 @@ impl Var {
 struct SavedPairs {
     loss: PairLoss,
     weight: Option<Saved>,
-    /// None for the divergences, whose gradient does not read x.
+    /// The input x. `None` for a divergence, because its gradient does not read x.
     x: Option<Saved>,
     x_shape: Shape,
     target: Saved,

@@ -206,7 +206,8 @@ impl Var {
             |inputs, save| {
                 let (x, w, b) = (&inputs[0], &inputs[1], inputs.get(2));
                 let y = x.linear(w, b)?;
-                // The gradient of w reads x, and that of x reads w. Neither is kept without need.
+                // The gradient of w reads x, and the gradient of x reads w. An operand is kept only
+                // if the gradient that reads it is needed.
                 let saved_x = save.needs(1).then(|| save.keep(x));
                 let saved_w = save.needs(0).then(|| save.keep(w));
                 let has_bias = b.is_some();

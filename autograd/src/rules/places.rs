@@ -82,7 +82,7 @@ impl Places {
     }
 
     /// A tensor of shape `x` with the elements of `dy` summed at their places. Half types are
-    /// summed in f32, as the operations do that return a new tensor.
+    /// summed in f32, as in the operations that return a new tensor.
     fn sums(&self, dy: &Tensor, x: Shape) -> Result<Tensor> {
         let mut dx = Tensor::zeros(dy.device(), x, dy.dtype())?;
         if dy.dtype().computed() != dy.dtype() {

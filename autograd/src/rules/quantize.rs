@@ -17,7 +17,7 @@ impl Var {
 
     /// [`Var::linear_quantized`] as a product of integers, which quantises x to 8 bits too; see
     /// [`Tensor::linear_int8`]. The gradient ignores the rounding of x (straight-through, as in
-    /// LLM.int8()): dx equals that of [`Var::linear_quantized`].
+    /// LLM.int8()): dx equals the dx of [`Var::linear_quantized`].
     #[track_caller]
     pub fn linear_int8(self, w: &Quantized, b: Option<Var>) -> Result<Var> {
         product(self, w, b, Tensor::linear_int8)

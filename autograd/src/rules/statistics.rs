@@ -153,7 +153,7 @@ impl Var {
         })
     }
 
-    /// The covariances of the variables, each of which is a row of observations; see
+    /// The covariances of variables. Each row of `self` has the observations of one variable; see
     /// [`Tensor::cov`]. Frequencies and weights get no gradient.
     #[track_caller]
     pub fn cov(self, covariance: Covariance<'_>) -> Result<Var> {
@@ -176,7 +176,7 @@ impl Var {
         })
     }
 
-    /// The correlations of the variables, each of which is a row of observations; see
+    /// The correlations of variables. Each row of `self` has the observations of one variable; see
     /// [`Tensor::corrcoef`].
     #[track_caller]
     pub fn corrcoef(self) -> Result<Var> {

@@ -181,7 +181,7 @@ impl Var {
         parts("chunk", self, axis, |x| x.chunk(axis, count))
     }
 
-    /// The elements whose position along `b` is that along `a` plus `offset`; see
+    /// The elements whose position along `b` is the position along `a` plus `offset`; see
     /// [`Tensor::diagonal`].
     #[track_caller]
     pub fn diagonal(self, offset: isize, a: impl Into<Axis>, b: impl Into<Axis>) -> Result<Var> {

@@ -33,7 +33,7 @@ fn a_negative_dimension_has_the_gradient_of_the_one_it_is() -> Outcome {
         |x, axis| x.unsqueeze(axis),
     ];
     for (number, call) in calls.into_iter().enumerate() {
-        // Both count the new dimension, too.
+        // Operations 17 and 19 count the new dimension too.
         let rank = if matches!(number, 17 | 19) { 4 } else { 3 };
         for axis in 0..rank {
             let found = |axis: Axis| -> Result<Vec<u32>> {

@@ -1,4 +1,4 @@
-//! Cheap recomputation: which results are dropped, that they come back with their bits, and at what
+//! Cheap recomputation: the results that are dropped, the equal bits of recomputed results, and the
 //! cost.
 
 use lowtide_allocator::BLOCK_BYTES;

@@ -212,8 +212,8 @@ fn operations_said_to_have_no_float_result_have_none() -> Outcome {
     Ok(())
 }
 
-/// Whether the result needs a gradient, and the gradients of the inputs, of which those are leaves
-/// that `wanted` selects.
+/// True if the result needs a gradient, and the gradients of the inputs. Inputs that `wanted`
+/// selects are leaves, all others are constants.
 fn gradients(
     device: &Device,
     (index, case): (usize, &Case),

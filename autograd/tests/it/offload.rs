@@ -1,4 +1,5 @@
-//! Offloading of saved tensors: which tensors move, when, and what stays on the device.
+//! Offloading of saved tensors: the tensors that move, the time of a move, and the tensors that
+//! stay.
 
 use lowtide_allocator::BLOCK_BYTES;
 use lowtide_autograd::{
@@ -141,7 +142,7 @@ fn only_what_the_record_alone_holds_goes_and_only_once() -> Outcome {
     let (none, expected) = run(&SavedPolicy::Keep)?;
     let (away, found) = run(&SavedPolicy::Offload(to(&host)))?;
     assert_eq!((none, found), (0, expected));
-    // The result of relu, which was saved twice, and the product, which the second one saved.
+    // One copy of the result of relu, which two rules saved, and one of the product.
     assert_eq!(away, 2 * BLOCK_BYTES);
     Ok(())
 }

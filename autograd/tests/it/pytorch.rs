@@ -104,7 +104,8 @@ fn the_gradient_of_a_remainder_counts_divisions_that_are_nearly_whole() -> Outco
     Ok(())
 }
 
-/// The gradients of `inputs` through `f` in bf16, and those through `f` in f32 rounded once.
+/// The gradients of `inputs` through `f` in bf16, and the gradients through `f` in f32, rounded
+/// once.
 fn in_bf16_and_rounded(
     shapes: &[&[usize]],
     f: impl Fn(Vec<Var>) -> Result<Var>,

@@ -95,7 +95,7 @@ fn run(x: &Tensor, layers: &[Layer; 3], shape: &Shape) -> Result<Bits> {
 }
 
 fn model(device: &Device) -> [Layer; 3] {
-    // Two layers draw under one path.
+    // The first and the last layer draw under one path.
     ["layer", "other", "layer"].map(|name| Layer::new(device, name))
 }
 

@@ -17,7 +17,7 @@ fn leaves(dtype: DType) -> Leaves {
     })
 }
 
-/// The product of `x` and one leaf after the other. At each of `cuts` the rest is a recomputed
+/// Multiplies `x` by one leaf after the other. At each of `cuts`, the rest becomes a recomputed
 /// segment.
 fn chain(pass: &Pass, mut x: Var, uses: &[usize], cuts: &[usize], leaves: &Leaves) -> Result<Var> {
     for (at, &leaf) in uses.iter().enumerate() {

@@ -7,7 +7,7 @@ fn index(device: &Device, shape: &[usize], values: &[i64]) -> lowtide_tensor::Te
     Tensor::from_slice(device, shape, values)
 }
 
-/// Places along an axis of length 3, some of them twice.
+/// Places along an axis of length 3; some places occur twice.
 const PLACES: [i64; 8] = [2, 0, 0, 1, 2, 2, 0, 1];
 
 pub(super) fn indices(cases: &mut Cases) {
@@ -75,7 +75,7 @@ pub(super) fn indices(cases: &mut Cases) {
 const ARRIVALS: [Arrival; 2] = [Arrival::Replace, Arrival::Add];
 
 pub(super) fn places(cases: &mut Cases) {
-    // Some places stand twice. One index has fewer dimensions and is broadcast.
+    // Some places occur twice. One index has fewer dimensions and is broadcast.
     let pairs = |device: &Device| -> Result<[Tensor; 2]> {
         let rows = index(device, &[2, 1], &[1, 0])?;
         Ok([rows, index(device, &[3], &[2, 0, 2])?])

@@ -270,8 +270,8 @@ fn rules_agree_with_differences_on_reversed_inputs() -> Outcome {
     check_all(Lies::Reversed)
 }
 
-/// Rules whose derivative jumps at ties, where finite differences say nothing. Their gradients are
-/// compared with those of a contiguous input instead.
+/// Rules whose derivative jumps at ties, where finite differences are useless. Their gradients are
+/// compared with the gradients of a contiguous input instead.
 const JUMP_AT_TIES: [&str; 39] = [
     "adaptive_max_pool2d",
     "amax",
@@ -325,7 +325,7 @@ fn gradients_at(case: &Case, inputs: &[Tensor]) -> Result<Vec<Vec<f64>>> {
     Ok(leaves.into_iter().map(gradient).collect::<lowtide_tensor::TensorResult<_>>()?)
 }
 
-/// Each input in turn is one slice that is expanded along a dimension.
+/// Broadcasts each input, one input after the other, from one slice along a dimension.
 #[test]
 fn rules_agree_with_differences_on_broadcast_inputs() -> Outcome {
     let device = cpu();

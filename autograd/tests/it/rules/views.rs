@@ -34,7 +34,7 @@ pub(super) fn of_parts(cases: &mut Cases) {
     for (offset, a, b) in [(0, 0, 1), (1, 1, 2), (-1, 2, 0), (1, 0, 2), (7, 1, 2)] {
         cases.unary("diagonal", SHAPE, AROUND_ZERO, move |x| x.diagonal(offset, a, b));
     }
-    // Windows that overlap (more and fewer windows than their length), touch, and stand apart.
+    // Windows that overlap (more windows than their length, and fewer), touch, or have gaps.
     for (len, axis, window, step) in
         [(7, 0, 2, 1), (5, 1, 4, 1), (7, 0, 3, 2), (6, 1, 2, 2), (7, 0, 2, 3)]
     {

@@ -1,4 +1,5 @@
-//! The bytes that each rule saves for backward, beside PyTorch's: the table of the rules' README.
+//! The bytes that each rule saves for backward, compared with PyTorch: the table of the rules'
+//! README.
 
 mod table;
 
